@@ -13,6 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from predict.adapters.pool import ServedAdapter
+from predict.adapters.store import MAX_NAME, AdapterStore, Placement
+from predict.adapters.weights import base_of, check_spec, num_pages_for, with_pages
 from predict.config.engine import EngineConfig, check_params
 from predict.config.model import DTYPE_BYTES
 from predict.device import devices, library
@@ -58,7 +61,7 @@ from predict.loading.program import load_program
 from predict.nn.cache_formats import kv_format_of
 from predict.nn.decoder import Decoder
 from predict.nn.hf_config import ConfigReader
-from predict.nn.inputs import LayerCache, fields_with
+from predict.nn.inputs import Field, LayerCache, fields_with
 from predict.nn.places import fields_of, placing_of
 from predict.nn.spec import DecoderSpec
 from predict.request import RequestOutput, SamplingParams
@@ -204,6 +207,7 @@ class LLM:
         self._draft_cost = 0.0  # of a step of the draft model, in steps of the model
         self.backend = self.platform.backend
         self.decoder: Decoder | None = None  # in dynamic mode
+        self.adapters: AdapterStore | None = None  # where requests may name some
         self.platform.make_current()
         self._release_idle_memory()
         with self.platform.explained_out_of_memory(LESS_MEMORY):
@@ -242,12 +246,13 @@ class LLM:
                 prefix_caching=config.cache.shares_prefixes,
                 chunked_prefill=config.scheduling.chunked_prefill,
                 separate_steps=config.cache.attention == "block",
+                adapters=None if self.adapters is None else self.adapters.pool,
                 placing=placing_of(self.spec, config.scheduling.max_length),
             )
         )
         sampler = Sampler(self.backend, config.model.seed, eos_token_ids, self._verifier())
         proposer, policy = self._speculation(draft_runner, sampler, num_blocks)
-        fields = fields_of(self.spec)
+        fields = self._fields()
         self.engine = Engine(scheduler, runner, sampler, eos_token_ids, proposer, policy, fields)
         self._ids = itertools.count()
         self._compiler: Guides | None = None
@@ -285,16 +290,34 @@ class LLM:
                 own = opened[0].num_bytes
             self._draft_cost = opened[-1].num_bytes / own
         decoders = [weights.read() for weights in opened]
+        if config.model.mode == "dynamic":
+            decoders[0] = self._with_adapters(decoders[0], opened[0])
         networks += [partial(dynamic_forward, self.backend, decoder) for decoder in decoders]
         if config.model.mode == "dynamic":
             self.decoder = decoders[0]
         return networks[0], networks[1] if self.draft is not None else None
 
+    def _fields(self) -> tuple[Field, ...]:
+        return fields_of(self.spec, self.config.adapters.is_used)
+
+    def _with_adapters(self, decoder: Decoder, weights: Weights) -> Decoder:
+        """The decoder with pages for adapters, those of the flags loaded."""
+        config, platform = self.config, self.platform
+        if not config.adapters.is_used:
+            return decoder
+        check_spec(self.spec)
+        num_pages = config.adapters.max_loras * num_pages_for(config.adapters.max_lora_rank)
+        decoder = with_pages(decoder, num_pages, config.model.dtype, platform.place)
+        placement = Placement(config.model.dtype, platform.place, platform.gpu)
+        base = base_of(weights.plan, weights.names)
+        self.adapters = AdapterStore(decoder, weights.plan, base, config.adapters, placement)
+        return decoder
+
     def _runner(
         self, forward: Forward, copy_blocks: CopyBlocks, target: Runner | None = None
     ) -> Runner:
         """target: its runner, for a draft model."""
-        fields = fields_with() if target is not None else fields_of(self.spec)
+        fields = fields_with() if target is not None else self._fields()
         if self.device is None:
             return HostRunner(forward, copy_blocks, self.platform.place, fields)
         from predict.device.cuda import left_queued
@@ -426,7 +449,29 @@ class LLM:
             None
             if params.guide is None
             else self._guides().states(params.guide, params.num_samples),
+            None if params.adapter is None else self._served(params.adapter),
         )
+
+    def _served(self, name: str) -> ServedAdapter:
+        if self.adapters is None:
+            raise UserError(
+                f"adapter is {name[:MAX_NAME]!r}, and this model serves none; start it with "
+                "lora_modules"
+            )
+        return self.adapters.get(name)
+
+    def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:
+        """Reads a LoRA adapter that requests may name from now on. Raises UserError."""
+        self._updatable().load(name, directory)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forgets an adapter; requests that run go on to their ends. Raises UserError."""
+        self._updatable().unload(name)
+
+    def _updatable(self) -> AdapterStore:
+        if self.adapters is None or not self.config.adapters.allow_adapter_updates:
+            raise UserError("adapters are fixed; start with allow_adapter_updates to change them")
+        return self.adapters
 
     def _guides(self) -> Guides:
         """What compiles guides; made when the first one comes."""

@@ -105,6 +105,7 @@ class SamplingParams:
     best_of: int | None = None  # samples of which the n likeliest are returned; None: n
     logprobs: int | None = None  # of each token, and of so many likeliest ones; None: none
     prompt_logprobs: int | None = None  # likewise, of the prompt's tokens but the first
+    adapter: str | None = None  # name of a loaded one; None: the model alone
     # What the answer's text must be: JSON of a schema, a regular expression, ... (predict.Guide).
     guide: Guide | None = None
     # Beam search as HF transformers 5 has it (predict.engine.beams); processors before see
@@ -133,6 +134,8 @@ class SamplingParams:
         early = self.early_stopping
         if not (isinstance(early, bool) or (isinstance(early, str) and early == "never")):
             raise bounds.refusal("early_stopping", early, "False, True, 'never'")
+        if not (self.adapter is None or isinstance(self.adapter, str)):
+            raise bounds.refusal("adapter", self.adapter, "a name, or None")
         checked["guide"] = None if self.guide is None else Guide.of(self.guide)
         checked["logit_bias"] = bounds.logit_bias(self.logit_bias)
         checked["bad_words"] = bounds.bad_words(self.bad_words)

@@ -2,6 +2,7 @@
 // clang-format off: attention.inl uses what gemm.inl defines
 #include "gemm.inl"
 #include "block.inl"
+#include "adapters.inl"
 #include "kv_rows.inl"
 #include "attention.inl"
 #include "rope.inl"
@@ -55,22 +56,30 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
   const Ending<T> ending(block, p.post_norm, p.out.bias, hidden, out, num_tokens, hidden_size,
                          shared);
 
+  const Addend<T> qkv_addend(p.adapters, Adapted::kQkv, p.qkv.low_rank, begin, num_tokens,
+                             hidden_size, {block.q_size(), block.kv_size(), block.kv_size()},
+                             shared);
+  const Addend<T> out_addend(p.adapters, Adapted::kOut, p.out.low_rank, begin, num_tokens, q_size,
+                             {hidden_size}, shared);
+  const Kept<T> input(ending, block.norm, hidden, qkv_addend.any(), num_tokens, shared);
   const PackedRows normed = make_rows(kernels.qkv, shared, num_tokens, Fill::kByRow);
   const PackedRows attended = make_rows(kernels.out, shared, num_tokens, Fill::kByColumns);
   float* qkv = shared.take<float>(num_tokens * qkv_size);
   Query* q = shared.take<Query>(num_tokens * q_size);
   // Heads can be packed one by one where they begin at a cache line of the packed row.
-  const bool packs_heads = dim % 32 == 0;
+  const bool packs_heads = dim % 32 == 0 && !out_addend.any();
   float* mixed = packs_heads ? nullptr : shared.take<float>(num_tokens * q_size);
   float* zeros = shared.take<float>(q_size);
   for (int64_t i = 0; i < q_size; ++i) zeros[i] = 0.0f;
   const int64_t used = batch.cu_seqlens_q[batch.num_seqs];
 
   parallel([&](Team& team) {
-    take_rows(team, normed, hidden, block.norm, p.norm, ending.kept);
+    take_rows(team, normed, hidden, block.norm, p.norm, input.kept);
     complete_rows(team, normed);
+    shrink(team, qkv_addend, input.rows, hidden_size);
     gemm(team, kernels.qkv, normed,
-         [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
+         [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, float* tile) {
+           qkv_addend.add(row, num, column, num_columns, tile);
            store_tile(tile, row, num, column, num_columns, static_cast<const T*>(p.qkv.bias),
                       static_cast<const float*>(nullptr), qkv, qkv_size);
          });
@@ -93,7 +102,12 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
       });
     }
     complete_rows(team, attended);
-    gemm(team, kernels.out, attended, ending);
+    shrink(team, out_addend, mixed, q_size);
+    gemm(team, kernels.out, attended,
+         [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, float* tile) {
+           out_addend.add(row, num, column, num_columns, tile);
+           ending(row, num, column, num_columns, tile);
+         });
     ending.complete(team);
   });
 }

@@ -295,7 +295,7 @@ inline void for_panels(Team& team, const GemmKernels& kernels, const PackedRows&
 
 // store(row, num_rows, column, num_columns, tile): tile is [num_rows][kPanel], complete products of
 // rows [row, row + num_rows) and output columns [column, column + num_columns). Each (row, column)
-// comes exactly once, on some thread. No barrier inside.
+// comes exactly once, on some thread; the tile may be changed. No barrier inside.
 template <class Store>
 inline void gemm(Team& team, const Gemm& gemm, const PackedRows& rows, Store&& store) {
   const GemmKernels& kernels = *gemm.kernels;
@@ -307,7 +307,7 @@ inline void gemm(Team& team, const Gemm& gemm, const PackedRows& rows, Store&& s
         for (int i = 0; i < job.num_panels; ++i) {
           const int64_t column = job.panels[i] * kPanel;
           store(job.first_row(), num_rows, column, std::min(kPanel, weight.out_features - column),
-                static_cast<const float*>(job.out + i * num_rows * kPanel));
+                job.out + i * num_rows * kPanel);
         }
       });
 }
@@ -322,8 +322,8 @@ inline void gemm_halves(Team& team, const Gemm& gemm, const PackedRows& rows, St
   internal::for_panels(team, kernels, rows, weight, halves, halves, [&](const PanelJob& job) {
     kernels.run(job);
     const int64_t tile_floats = job.num_rows() * kPanel;
-    store(job.first_row(), job.num_rows(), job.panels[0] * kPanel, kPanel,
-          static_cast<const float*>(job.out), static_cast<const float*>(job.out + tile_floats));
+    store(job.first_row(), job.num_rows(), job.panels[0] * kPanel, kPanel, job.out,
+          job.out + tile_floats);
   });
 }
 

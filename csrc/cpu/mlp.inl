@@ -2,11 +2,12 @@
 namespace regatta::cpu::REGATTA_ISA {
 
 // function(gate) * up of two tiles of products, or function(up) of one, into columns of the rows
-// that `down` multiplies. bias: the gate's, and `up_offset` behind it up's; or null.
+// that `down` multiplies; and into `kept` [rows, width], unless null. bias: the gate's, and
+// `up_offset` behind it up's; or null.
 template <Function kFunction, class T>
 void activate_tiles(const Activation& of, const PackedRows& rows, int64_t row, int64_t num_rows,
                     int64_t column, const float* first, const float* up, const T* bias,
-                    int64_t up_offset) {
+                    int64_t up_offset, float* kept = nullptr) {
   constexpr int kLanes = Vec::kLanes;
   const bool plain = of.is_plain();
   float values[kPanel];
@@ -23,6 +24,7 @@ void activate_tiles(const Activation& of, const PackedRows& rows, int64_t row, i
       store(values + j, plain ? apply<kFunction>(x) * u : gated<kFunction>(of, x, u));
     }
     pack_columns(rows, row + i, column, values, kPanel);
+    if (kept) copy_row(values, kept + (row + i) * rows.width + column, kPanel);
   }
 }
 

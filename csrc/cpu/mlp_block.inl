@@ -2,6 +2,7 @@
 // clang-format off: the others use what gemm.inl defines
 #include "gemm.inl"
 #include "block.inl"
+#include "adapters.inl"
 #include "functions.inl"
 #include "mlp.inl"
 // clang-format on
@@ -28,25 +29,38 @@ void mlp_block_piece(const MlpBlockParams& p, const Gemm& gate_up, const Gemm& d
   const Ending<T> ending(p.block, p.post_norm, p.down.bias, hidden,
                          static_cast<T*>(p.out) + begin * hidden_size, num_rows, hidden_size,
                          shared);
+  const int64_t halves = activation.gated ? intermediate : 0;
+  const Addend<T> up_addend(p.adapters, Adapted::kGateUp, p.gate_up.low_rank, begin, num_rows,
+                            hidden_size, {halves, intermediate}, shared);
+  const Addend<T> down_addend(p.adapters, Adapted::kDown, p.down.low_rank, begin, num_rows,
+                              intermediate, {hidden_size}, shared);
+  const Kept<T> kept(ending, p.block.norm, input, up_addend.any(), num_rows, shared);
+  float* inner = fused && down_addend.any() ? shared.take<float>(num_rows * intermediate) : nullptr;
+  const float* activated = fused ? inner : products;
+  const int64_t activated_stride = fused ? intermediate : up_size;
   parallel([&](Team& team) {
-    take_rows(team, normed, input, p.block.norm, p.norm, ending.kept);
+    take_rows(team, normed, input, p.block.norm, p.norm, kept.kept);
     complete_rows(team, normed);
+    shrink(team, up_addend, kept.rows, hidden_size);
     if (fused && activation.gated) {
       gemm_halves(team, gate_up, normed,
-                  [&](int64_t row, int64_t num, int64_t column, int64_t, const float* gate,
-                      const float* up) {
+                  [&](int64_t row, int64_t num, int64_t column, int64_t, float* gate, float* up) {
+                    up_addend.add(row, num, column, kPanel, gate);
+                    up_addend.add(row, num, intermediate + column, kPanel, up);
                     activate_tiles<kFunction>(activation, active, row, num, column, gate, up, bias,
-                                              intermediate);
+                                              intermediate, inner);
                   });
     } else if (fused) {
       gemm(team, gate_up, normed,
-           [&](int64_t row, int64_t num, int64_t column, int64_t, const float* tile) {
-             activate_tiles<kFunction>(activation, active, row, num, column, tile, nullptr, bias,
-                                       0);
+           [&](int64_t row, int64_t num, int64_t column, int64_t, float* tile) {
+             up_addend.add(row, num, column, kPanel, tile);
+             activate_tiles<kFunction>(activation, active, row, num, column, tile, nullptr, bias, 0,
+                                       inner);
            });
     } else {
       gemm(team, gate_up, normed,
-           [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
+           [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, float* tile) {
+             up_addend.add(row, num, column, num_columns, tile);
              store_tile(tile, row, num, column, num_columns, bias,
                         static_cast<const float*>(nullptr), products, up_size);
            });
@@ -58,7 +72,12 @@ void mlp_block_piece(const MlpBlockParams& p, const Gemm& gate_up, const Gemm& d
       });
     }
     complete_rows(team, active);
-    gemm(team, down, active, ending);
+    shrink(team, down_addend, activated, activated_stride);
+    gemm(team, down, active,
+         [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, float* tile) {
+           down_addend.add(row, num, column, num_columns, tile);
+           ending(row, num, column, num_columns, tile);
+         });
     ending.complete(team);
   });
 }

@@ -87,6 +87,9 @@ enum StepField : uint8_t {
   kLogitIndices,
   kMaxLens,
   kNumStepFields,
+  // Where requests have adapters, in a network that has no other optional fields.
+  kAdapterIds = kNumStepFields,
+  kAdapterPages,
 };
 
 inline void check_step(const std::vector<paddle::Tensor>& step) {

@@ -178,6 +178,7 @@ void take(AttentionBlock* block, Setting& setting) {
   setting.field("qkv", &block->qkv);
   setting.field("out", &block->out);
   setting.field("kv_format", &block->kv_format);
+  setting.field("adapters", &block->adapters);
 }
 
 void take(LatentAttentionBlock* block, Setting& setting) {
@@ -216,6 +217,7 @@ void take(MlpBlock* block, Setting& setting) {
   setting.field("residual", &block->residual);
   setting.field("gate_up", &block->gate_up);
   setting.field("down", &block->down);
+  setting.field("adapters", &block->adapters);
 }
 
 void take(ExpertBlock* block, Setting& setting) {

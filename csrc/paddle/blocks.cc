@@ -13,6 +13,9 @@
 //     norm, router [E, H], its bias [E]?, correction [E]?, of E experts gate_up's tensors, gate_up
 //     bias?, down's tensors, down bias?; the shared MLP's gate_up's and down's tensors?, its gate
 //     [1, H]?, post norm?
+// A block with adapters has behind the bias of each linear A [pages, parts, kPageRanks, K] and B
+// [pages, kPageRanks, N] of all adapters (regatta/adapters.h); step then ends in adapter_ids [T]
+// and adapter_pages [S, kNumAdapted, R], or has neither where no request has an adapter.
 // caches: of attention block after attention block, as regatta/kv_format.h has them. step: the
 // tensors of predict.nn.inputs.FIELDS. Without attention both may be empty. rows: these alone are
 // the output of the only attention block, and of what follows it.
@@ -101,6 +104,26 @@ class Weights {
     return weights;
   }
 
+  // What adapters add to a linear of so many parts.
+  LowRankWeights low_rank(const char* name, int64_t parts, int64_t in_features,
+                          int64_t out_features, bool is_there) {
+    LowRankWeights weights;
+    if (!is_there) return weights;
+    const TensorView& a = matrix(name, {-1, parts, kPageRanks, in_features});
+    weights.a = a.data;
+    weights.num_pages = a.shape[0];
+    weights.b = matrix(name, {weights.num_pages, kPageRanks, out_features}).data;
+    if (num_pages_ >= 0 && num_pages_ != weights.num_pages) {
+      fail(std::string(name) + " has " + std::to_string(weights.num_pages) +
+           " pages of adapters, and the linears before it " + std::to_string(num_pages_));
+    }
+    num_pages_ = weights.num_pages;
+    return weights;
+  }
+
+  // Of adapters; below 0 without.
+  int64_t num_pages() const { return num_pages_; }
+
   // Of so many experts: all tensors have one more dimension, the first.
   LinearWeights experts(const char* name, SchemeId scheme, int64_t num_experts,
                         int64_t out_features, bool has_bias) {
@@ -152,6 +175,7 @@ class Weights {
   Views& views_;
   DType dtype_;
   bool on_cpu_;
+  int64_t num_pages_ = -1;
 };
 
 AttentionBlockParams attention_params(const AttentionBlock& block, int64_t hidden_size, DType dtype,
@@ -162,10 +186,14 @@ AttentionBlockParams attention_params(const AttentionBlock& block, int64_t hidde
   p.hidden_size = hidden_size;
   p.norm = weights.norm("norm", block.norm, hidden_size);
   p.qkv = weights.linear("qkv", block.qkv, block.qkv_size(), block.qkv_bias);
+  p.qkv.low_rank =
+      weights.low_rank("qkv's adapters", 3, hidden_size, block.qkv_size(), block.adapters);
   const bool whole = block.qk_norm_whole;
   p.q_norm = weights.norm("q norm", block.qk_norm, whole ? block.q_size() : block.head_dim);
   p.k_norm = weights.norm("k norm", block.qk_norm, whole ? block.kv_size() : block.head_dim);
   p.out = weights.linear("out", block.out, hidden_size, block.out_bias);
+  p.out.low_rank =
+      weights.low_rank("out's adapters", 1, block.q_size(), hidden_size, block.adapters);
   if (block.sinks) {
     p.sinks = static_cast<const float*>(weights.table("sinks", {block.num_heads}).data);
   }
@@ -221,7 +249,11 @@ MlpBlockParams mlp_params(const MlpBlock& block, int64_t hidden_size, DType dtyp
   p.hidden_size = hidden_size;
   p.norm = weights.norm("norm", block.norm, hidden_size);
   p.gate_up = weights.linear("gate_up", block.gate_up, block.up_size(), block.up_bias);
+  p.gate_up.low_rank = weights.low_rank("gate_up's adapters", block.activation.gated ? 2 : 1,
+                                        hidden_size, block.up_size(), block.adapters);
   p.down = weights.linear("down", block.down, hidden_size, block.down_bias);
+  p.down.low_rank =
+      weights.low_rank("down's adapters", 1, block.intermediate_size, hidden_size, block.adapters);
   p.post_norm = weights.norm("post norm", block.post_norm, hidden_size);
   return p;
 }
@@ -273,6 +305,35 @@ struct Step {
                      tree_mask, num_tokens, place);
   }
 };
+
+// The adapters of a step's tokens, for blocks that have room for `num_pages` pages of them.
+AdapterRows adapter_rows(const std::vector<paddle::Tensor>& step, int64_t num_pages,
+                         int64_t num_tokens, const phi::Place& place) {
+  AdapterRows rows;
+  if (num_pages < 0 || step.size() < kNumStepFields + 2) return rows;
+  const TensorView ids =
+      checked_view(step[kAdapterIds], "adapter_ids", DType::kInt32, {num_tokens}, place);
+  const TensorView pages = checked_view(step[kAdapterPages], "adapter_pages", DType::kInt32,
+                                        {-1, kNumAdapted, -1}, place);
+  rows.ids = static_cast<const int32_t*>(ids.data);
+  rows.pages = static_cast<const int32_t*>(pages.data);
+  rows.num_adapters = pages.shape[0];
+  rows.max_pages = pages.shape[2];
+  return rows;
+}
+
+// Fails for an adapter or a page that is not there.
+void check_adapters(const AdapterRows& rows, int64_t num_tokens, int64_t num_pages) {
+  const auto check = [](const char* name, const int32_t* values, int64_t count, int64_t end) {
+    const int32_t* const wrong =
+        std::find_if(values, values + count, [&](int32_t value) { return value >= end; });
+    if (wrong == values + count) return;
+    fail(std::string(name) + " holds " + std::to_string(*wrong) + " (allowed: below " +
+         std::to_string(end) + ")");
+  };
+  check("adapter_ids", rows.ids, num_tokens, rows.num_adapters);
+  check("adapter_pages", rows.pages, rows.num_adapters * kNumAdapted * rows.max_pages, num_pages);
+}
 
 // The blocks' params, with all but their inputs and outputs.
 std::vector<BlockParams> params_of(const std::string& text, const std::vector<int>& order,
@@ -356,6 +417,7 @@ void attention_on_cpu(Params& params, const TensorView& wanted, int64_t width) {
 
 void run_on_cpu(std::vector<BlockParams>& params, const TensorView& wanted, int64_t width,
                 DType dtype) {
+  std::vector<int32_t> wanted_ids;  // of the wanted rows' adapters
   for (BlockParams& block : params) {
     if (with_attention(block, [&](auto& p) { attention_on_cpu(p, wanted, width); })) continue;
     if (auto* experts = std::get_if<ExpertBlockParams>(&block)) {
@@ -366,6 +428,12 @@ void run_on_cpu(std::vector<BlockParams>& params, const TensorView& wanted, int6
       if (mlp.before_rows != nullptr && mlp.block.parallel) {
         before = rows_of(wanted, mlp.before, mlp.num_before, width, dtype);
         mlp.before = before.data();
+      }
+      if (mlp.adapters.ids != nullptr && wanted.data != nullptr) {
+        wanted_ids.resize(mlp.num_tokens);
+        const auto* const rows = static_cast<const int32_t*>(wanted.data);
+        for (int64_t i = 0; i < mlp.num_tokens; ++i) wanted_ids[i] = mlp.adapters.ids[rows[i]];
+        mlp.adapters.ids = wanted_ids.data();
       }
       throw_if_error(cpu::mlp_block(mlp));
     }
@@ -424,6 +492,10 @@ std::vector<paddle::Tensor> blocks(const paddle::Tensor& hidden,
   if (std::any_of(params.begin(), params.end(), is_attention)) {
     inputs = Step(step, tree_mask, num_tokens, place);
   }
+  const AdapterRows adapters = adapter_rows(step, list.num_pages(), num_tokens, place);
+  if (adapters.ids != nullptr && device.is_cpu()) {
+    check_adapters(adapters, num_tokens, list.num_pages());
+  }
   TensorView wanted;
   if (rows) {
     check_rows(params);
@@ -445,6 +517,7 @@ std::vector<paddle::Tensor> blocks(const paddle::Tensor& hidden,
       attention.num_rows = num_rows;
     };
     const bool is_set = with_attention(block, set_attention);
+    if (auto* attention = std::get_if<AttentionBlockParams>(&block)) attention->adapters = adapters;
     if (auto* experts = std::get_if<ExpertBlockParams>(&block)) {
       experts->num_tokens = num_rows;
       experts->hidden = input;
@@ -456,6 +529,7 @@ std::vector<paddle::Tensor> blocks(const paddle::Tensor& hidden,
       mlp.before = before;
       mlp.before_rows = before == x.data ? static_cast<const int32_t*>(wanted.data) : nullptr;
       mlp.num_before = num_tokens;
+      mlp.adapters = adapters;
       mlp.out = output;
     }
     before = std::exchange(input, output);

@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass, fields
 from typing import Any
 
+from predict.config.adapters import AdaptersConfig
 from predict.config.cache import KV_FORMATS, CacheConfig
 from predict.config.model import ModelConfig
 from predict.config.quantization import QuantizationConfig
@@ -23,6 +24,7 @@ TOPICS = {
     "scheduling": SchedulingConfig,
     "quantization": QuantizationConfig,
     "speculation": SpeculationConfig,
+    "adapters": AdaptersConfig,
 }
 # The topic of each setting; no two topics have one of the same name.
 TOPIC_OF = {field.name: name for name, topic in TOPICS.items() for field in fields(topic)}
@@ -42,6 +44,7 @@ class EngineConfig:
     scheduling: SchedulingConfig
     quantization: QuantizationConfig
     speculation: SpeculationConfig
+    adapters: AdaptersConfig
 
     def __init__(self, **settings: Any) -> None:
         for name in settings:
@@ -59,6 +62,11 @@ class EngineConfig:
             raise UserError(
                 f"quant_type {self.quantization.quant_type} has a {brought} cache, and "
                 f"cachekv_int8_type is {given}; give one of the two"
+            )
+        if self.adapters.is_used and self.model.mode == "static":
+            raise UserError(
+                "adapters of requests (lora_modules) need mode dynamic; or merge one with "
+                "--lora_path, which an export takes, too"
             )
         method = self.speculation.speculate_method
         if method is not None:

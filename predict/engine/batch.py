@@ -7,7 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
+from predict.adapters.pool import AdapterPool
 from predict.engine.scheduler import ScheduledBatch, ScheduledSpan
+from predict.nn.blocks import ADAPTED
 from predict.nn.inputs import ForwardInputs
 from predict.nn.places import Placing
 
@@ -66,6 +68,20 @@ def placed(
     """Inputs of spans with the fields that depend on where their requests' tokens stand."""
     places = [span.request.places or placing.of(span.request.prompt_token_ids) for span in spans]
     return placing.placed(inputs, places)
+
+
+def adapted(
+    inputs: ForwardInputs, spans: Sequence[ScheduledSpan], pool: AdapterPool
+) -> ForwardInputs:
+    """Inputs of spans with what their requests' adapters are, and where these lie."""
+    adapters = [span.request.adapter for span in spans]
+    pages = np.full((len(spans), len(ADAPTED), pool.max_pages), -1, np.int32)
+    for row, adapter in enumerate(adapters):
+        if adapter is not None:
+            pages[row] = pool.table(adapter)
+    rows = [-1 if adapter is None else row for row, adapter in enumerate(adapters)]
+    ids = np.repeat(np.array(rows, np.int32), np.diff(inputs.cu_seqlens_q))
+    return inputs._replace(adapter_ids=ids, adapter_pages=pages)
 
 
 def span_inputs(spans: Sequence[Span], block_size: int) -> ForwardInputs:

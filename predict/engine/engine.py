@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
-from predict.engine.batch import placed, span_inputs
+from predict.engine.batch import adapted, placed, span_inputs
 from predict.engine.beams import Candidates
 from predict.engine.choices import Row
 from predict.engine.draft_policy import DraftPolicy
@@ -383,6 +383,8 @@ class Engine:
         inputs = span_inputs(spans, config.block_size)
         if config.placing is not None:
             inputs = placed(inputs, spans, config.placing)
+        if config.adapters is not None:
+            inputs = adapted(inputs, spans, config.adapters)
         rows = [
             Row(span.request, span.draft_token_ids[:index])
             for span in spans

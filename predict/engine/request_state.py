@@ -26,6 +26,7 @@ from predict.request import (
 from predict.system import bounds
 
 if TYPE_CHECKING:
+    from predict.adapters.pool import ServedAdapter
     from predict.engine.logprobs import LogprobRecord
     from predict.text.answer_text import AnswerText
     from predict.text.guides import GuideState
@@ -51,6 +52,7 @@ class Request:
     """
 
     __slots__ = (
+        "adapter",
         "answer",
         "arrival_index",
         "arrival_time",
@@ -89,8 +91,10 @@ class Request:
         *,
         arrival_time: float | None = None,
         cache_salt: bytes = b"",
+        adapter: ServedAdapter | None = None,
     ) -> None:
         self.request_id = request_id
+        self.adapter = adapter  # held by the pool of adapters while the request runs
         try:
             self.prompt_token_ids = bounds.prompt_token_ids(prompt_token_ids)
         except UserError as error:
@@ -113,7 +117,7 @@ class Request:
         self.leader: Request | None = None
         # Requests share cached blocks only under the same salt: an adapter that changes keys and
         # values, or a tenant who must not probe another's prompts, sets its own.
-        self.cache_salt = cache_salt
+        self.cache_salt = cache_salt + (b"" if adapter is None else adapter.salt)
         # Where its tokens stand, for a network that asks; set by Scheduler.add.
         self.places: Places | None = None
         self.arrival_index = -1  # order of Scheduler.add

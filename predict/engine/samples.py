@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
+from predict.adapters.pool import ServedAdapter
 from predict.engine.failures import explained
 from predict.engine.logprobs import LogprobRecord
 from predict.engine.request_state import Request
@@ -78,6 +79,7 @@ class Samples:
         streamed: bool = False,
         fail: Callable[[Request, str], None] = mark_failed,
         guide: Future[list[GuideState]] | None = None,
+        adapter: ServedAdapter | None = None,
     ):
         """streamed: `pieces` will be asked for. fail: see Engine.fail.
 
@@ -89,7 +91,7 @@ class Samples:
         self.prompt_index = prompt_index
         self._tokenizer = tokenizer
         self.requests = [
-            Request(new_id(), prompt_token_ids, sample_params(params, index))
+            Request(new_id(), prompt_token_ids, sample_params(params, index), adapter=adapter)
             for index in range(params.num_samples)
         ]
         self._num_sent = [0] * len(self.requests)

@@ -27,6 +27,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from predict.adapters.pool import AdapterPool, ServedAdapter
 from predict.engine.beams import Candidates
 from predict.engine.block_manager import BlockManager, num_blocks_for
 from predict.engine.failures import RequestError, explained
@@ -54,6 +55,7 @@ class SchedulerConfig:
     chunked_prefill: bool = True  # False: a prompt runs whole in one step
     separate_steps: bool = False  # no step has both prompts and decoding requests; they take turns
     cache_salt: bytes = b""
+    adapters: AdapterPool | None = None  # of a network whose requests may have adapters
     placing: Placing | None = None  # of a network to which a token's place is not its number
 
     def __post_init__(self) -> None:
@@ -261,6 +263,11 @@ class Scheduler:
         """Running requests whose next step is one token, in arrival order."""
         return [r for r in self._running if len(r.token_ids) - r.num_computed_tokens == 1]
 
+    @property
+    def _adapters(self) -> AdapterPool:
+        assert self.config.adapters is not None  # see add()
+        return self.config.adapters
+
     def has_unfinished(self) -> bool:
         """Whether `schedule` has anything to do."""
         return bool(self._requests)
@@ -303,6 +310,8 @@ class Scheduler:
                 f"{config.num_blocks} (allowed: {config.num_blocks * config.block_size} tokens in "
                 "all); lower max_length or max_new_tokens, or give the cache more blocks"
             )
+        if request.adapter is not None:
+            self._check_adapter(request, request.adapter)
         if config.placing is not None:
             request.places = config.placing.of(request.prompt_token_ids)
             if request.places.runs_whole:
@@ -315,6 +324,16 @@ class Scheduler:
         self._num_added += 1
         self._requests[request.request_id] = request
         self._waiting.append(request)
+
+    def _check_adapter(self, request: Request, adapter: ServedAdapter) -> None:
+        """Raises UserError for an adapter that never has room."""
+        pool = self.config.adapters
+        most = 0 if pool is None else min(pool.num_pages, pool.max_pages)
+        if adapter.num_pages > most:
+            raise UserError(
+                f"request {request.request_id}: its adapter {adapter.name} has "
+                f"{adapter.num_pages} pages (allowed: up to {most}); raise --max_lora_rank"
+            )
 
     def _check_whole(self, request: Request) -> None:
         """Raises UserError where a prompt that sees itself both ways cannot run in one span."""
@@ -416,6 +435,9 @@ class Scheduler:
         for request in self._waiting:
             if request.block_ids:
                 raise RuntimeError(f"{request!r} waits and has blocks")
+        if self.config.adapters is not None:
+            owners = {request.owner for request in self._running}
+            self.config.adapters.check(Counter(each.adapter for each in owners if each.adapter))
         self.block_manager.check(held)
 
     def advance(self, batch: ScheduledBatch) -> None:
@@ -716,7 +738,9 @@ class Scheduler:
             )
             grows = request.num_slots * (num_blocks < request.max_num_blocks)
             wanted = headroom + grows if self._running else 0
-            if not blocks.can_allocate(num_blocks - len(cached) + wanted, cached):
+            if not blocks.can_allocate(num_blocks - len(cached) + wanted, cached) or (
+                request.adapter is not None and not self._adapters.hold(request.adapter)
+            ):
                 self._head_is_blocked = True
                 return
             blocks.acquire(cached)
@@ -877,6 +901,8 @@ class Scheduler:
 
     def _release_all(self, request: Request) -> None:
         """Releases an added request, its beams included."""
+        if request.adapter is not None and request.status is RequestStatus.RUNNING:
+            self._adapters.release(request.adapter)
         group = request.beam_group
         if group is None:
             self._release(request)

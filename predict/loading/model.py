@@ -52,6 +52,7 @@ class Weights:
     source: WeightSource
     layout: Layout
     platform: Platform
+    names: WeightNames
 
     @property
     def num_bytes(self) -> int:
@@ -120,7 +121,7 @@ def open_weights(
         layout = layout_of(reader, checkpoint, source, settings, plan)
         checkpoint.check(expected_tensors(plan, layout), (*plan.ignored, *layout.ignored))
         say_what_is_left_out(names, checkpoint)
-    weights = Weights(config, plan, source, layout, platform)
+    weights = Weights(config, plan, source, layout, platform, names)
     check_schemes(weights)
     return weights
 

@@ -13,6 +13,9 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 NormKind = Literal["rms", "layer"]
 Function = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
 NORM_KINDS: tuple[NormKind, ...] = get_args(NormKind)  # numbered as in csrc/include
+# Linears that adapters of requests change (predict.adapters), in the operators' order.
+ADAPTED = ("qkv", "out", "gate_up", "down")
+PAGE_RANKS = 8  # ranks of a page of adapters
 FUNCTIONS: tuple[Function, ...] = get_args(Function)
 PositionKind = Literal["rotary", "alibi", "none"]
 Placement = Literal["output", "sum"]

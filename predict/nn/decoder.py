@@ -23,6 +23,18 @@ Tree = TypeVar("Tree")
 
 
 @dataclass(frozen=True, slots=True)
+class LowRank:
+    """What adapters add to a linear: x A^T B of the pages that a row's adapter has.
+
+    In the model's dtype; scales are in b. Each part of the outputs has an A of its own.
+    """
+
+    a: Tensor  # [pages, parts, PAGE_RANKS, in_features]
+    b: Tensor  # [pages, PAGE_RANKS, out_features]
+    part_sizes: tuple[int, ...]  # output features
+
+
+@dataclass(frozen=True, slots=True)
 class Linear:
     """y = x W^T + bias; `tensors` is what the scheme made of W [out_features, in_features].
 
@@ -36,6 +48,7 @@ class Linear:
     in_features: int
     out_features: int
     num_experts: int = 0
+    low_rank: LowRank | None = None
 
 
 @dataclass(frozen=True, slots=True)

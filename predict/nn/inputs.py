@@ -1,7 +1,8 @@
 """ForwardInputs: everything that one decoder step reads besides weights and caches, from one table.
 
-Dims: T tokens, B requests, L logit rows, M blocks per request. The dynamic call, the exported
-program's InputSpecs and the static feeds are all made from `FIELDS`, so they cannot disagree.
+Dims: T tokens, B requests, L logit rows, M blocks per request, R pages of the largest adapter. The
+dynamic call, the exported program's InputSpecs and the static feeds are all made from `FIELDS`, so
+they cannot disagree.
 Optional fields are there for networks that read them (see predict.nn.places) and None for others,
 who then spend nothing on them.
 """
@@ -14,6 +15,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 
 import numpy as np
+
+from predict.nn.blocks import ADAPTED
 
 if TYPE_CHECKING:
     from paddle.static import InputSpec
@@ -62,6 +65,20 @@ class ForwardInputs(NamedTuple):
     max_lens: Annotated[
         Any, Field("int32", (2,), "longest span, longest context", padding=1, on_host=True)
     ]
+    # The first of the optional ones: the operator of blocks finds them there.
+    adapter_ids: Annotated[
+        Any,
+        Field("int32", ("T",), "row of adapter_pages; -1: no adapter", padding=-1, optional=True),
+    ] = None
+    adapter_pages: Annotated[
+        Any,
+        Field(
+            *("int32", ("B", len(ADAPTED), "R")),
+            "pages of the request's adapter for each linear, -1 behind them",
+            padding=-1,
+            optional=True,
+        ),
+    ] = None
     block_positions: Annotated[
         Any, Field("int32", ("T",), "positions in the second dimension", optional=True)
     ] = None
@@ -145,7 +162,7 @@ def empty_example(
     block_tables_width: int = 1, fields: Sequence[Field] = fields_with()
 ) -> ForwardInputs:
     """NumPy inputs of the smallest legal step: one token, one request, slot -1."""
-    sizes = {"T": 1, "B": 1, "B+1": 2, "L": 1, "M": block_tables_width}
+    sizes = {"T": 1, "B": 1, "B+1": 2, "L": 1, "M": block_tables_width, "R": 1}
     arrays = [np.full(field.sized(sizes), field.padding, field.dtype) for field in fields]
     return of_fields(fields, arrays)._replace(cu_seqlens_q=np.arange(2, dtype=np.int32))
 

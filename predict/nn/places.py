@@ -114,6 +114,7 @@ def placing_of(spec: DecoderSpec, num_positions: int) -> Placing | None:
     return None
 
 
-def fields_of(spec: DecoderSpec) -> tuple[Field, ...]:
-    """The rows of predict.nn.inputs.FIELDS that a network reads."""
-    return fields_with(() if spec.prefix is None else ("block_positions", "prefix_lens"))
+def fields_of(spec: DecoderSpec, adapters: bool = False) -> tuple[Field, ...]:
+    """The rows of predict.nn.inputs.FIELDS that a network reads. adapters: whether it has some."""
+    optional = () if spec.prefix is None else ("block_positions", "prefix_lens")
+    return fields_with(optional + (("adapter_ids", "adapter_pages") if adapters else ()))

@@ -284,17 +284,24 @@ def latent_attention_block(
     return _Run.of([(attention,)], [cache], ropes)(hidden, inputs, tree_mask, rows)
 
 
-def mlp_block(hidden: Tensor, mlp: Mlp, before: Tensor | None = None) -> Tensor:
+def mlp_block(
+    hidden: Tensor,
+    mlp: Mlp,
+    before: Tensor | None = None,
+    inputs: ForwardInputs | None = None,
+    rows: Tensor | None = None,
+) -> Tensor:
     """The block's output [T, H] for hidden [T, H].
 
-    before: what the block ahead read, for one that stands parallel to it.
+    before: what the block ahead read, for one that stands parallel to it. inputs: of requests with
+    adapters; rows: none then, all tokens.
     """
     import paddle
 
     # In a call of its own a parallel one has no block ahead. A traced program takes no empty lists.
     if mlp.block.parallel or not paddle.in_dynamic_mode():
-        return composed.mlp_block(_OPS, hidden, mlp, before)
-    return _Run.of([(mlp,)], [()], ())(hidden, None)[0]
+        return composed.mlp_block(_OPS, hidden, mlp, before, inputs, rows)
+    return _Run.of([(mlp,)], [()], ())(hidden, inputs)[0]
 
 
 def expert_block(hidden: Tensor, experts: Experts) -> Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from predict.nn.blocks import Norm
+from predict.nn.blocks import ADAPTED, Norm
 from predict.nn.decoder import Attention, Experts, LatentAttention, Mlp
 
 if TYPE_CHECKING:
@@ -36,12 +36,13 @@ def attention_block(
     """
     block = attention.block
     x = normed(ops, hidden, attention.norm, block.norm)
-    qkv = normed(ops, ops.linear(x, attention.qkv), attention.qk_norm, block.qk_norm)
+    qkv = linear(ops, x, attention.qkv, "qkv", inputs)
+    qkv = normed(ops, qkv, attention.qk_norm, block.qk_norm)
     q, written = ops.rope_and_cache_write(qkv, attention, cache, ropes, inputs)
     mixed = ops.paged_attention(q, attention, tuple(written), inputs, tree_mask)
     if rows is not None:
         mixed, hidden, x = (ops.take(each, rows) for each in (mixed, hidden, x))
-    made = ops.linear(mixed, attention.out)
+    made = linear(ops, mixed, attention.out, "out", inputs, rows)
     return _sum(ops, hidden, x, made, attention), written
 
 
@@ -70,15 +71,24 @@ def latent_attention_block(
     return _sum(ops, hidden, x, made, attention), written
 
 
-def mlp_block(ops: ModuleType, hidden: Tensor, mlp: Mlp, before: Tensor | None = None) -> Tensor:
+def mlp_block(
+    ops: ModuleType,
+    hidden: Tensor,
+    mlp: Mlp,
+    before: Tensor | None = None,
+    inputs: ForwardInputs | None = None,
+    rows: Tensor | None = None,
+) -> Tensor:
     """The block's output [T, H] for hidden [T, H].
 
-    before: what the block ahead read, for one that stands parallel to it.
+    before: what the block ahead read, for one that stands parallel to it. inputs: of requests with
+    adapters; rows: [T] int32, which of their tokens hidden has; None: all.
     """
     block = mlp.block
     x = normed(ops, before if block.parallel else hidden, mlp.norm, block.norm)
-    inner = ops.activate(ops.linear(x, mlp.gate_up), block.activation)
-    made = ops.linear(inner, mlp.down)
+    made = linear(ops, x, mlp.gate_up, "gate_up", inputs, rows)
+    inner = ops.activate(made, block.activation)
+    made = linear(ops, inner, mlp.down, "down", inputs, rows)
     return _sum(ops, hidden, x, made, mlp)
 
 
@@ -119,8 +129,26 @@ def layer(
         elif isinstance(block, Experts):
             hidden = ops.expert_block(hidden, block)
         else:
-            hidden = ops.mlp_block(hidden, block, before)
+            hidden = ops.mlp_block(hidden, block, before, inputs, rows)
     return hidden, written
+
+
+def linear(
+    ops: ModuleType,
+    x: Tensor,
+    weights: Linear,
+    name: str,
+    inputs: ForwardInputs | None,
+    rows: Tensor | None = None,
+) -> Tensor:
+    """The product of x [T, K], with what the adapters of `inputs` add to it, [T, N].
+
+    name: which of ADAPTED it is. rows: as mlp_block's.
+    """
+    if weights.low_rank is None or inputs is None or inputs.adapter_ids is None:
+        return ops.linear(x, weights)
+    ids = inputs.adapter_ids if rows is None else ops.take(inputs.adapter_ids, rows)
+    return ops.adapted_linear(x, weights, ids, inputs.adapter_pages[:, ADAPTED.index(name)])
 
 
 def embed(ops: ModuleType, inputs: ForwardInputs, embedding: Embedding, head: Linear) -> Tensor:

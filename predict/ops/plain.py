@@ -117,6 +117,31 @@ def _linear(x: Tensor, weights: Linear) -> Tensor:
     return out if weights.bias is None else out + weights.bias.astype("float32")
 
 
+def adapted_linear(x: Tensor, weights: Linear, ids: Tensor, pages: Tensor) -> Tensor:
+    """As `linear`, with what adapters add. ids [T]: rows of pages [B, R], below 0 none.
+
+    pages: of weights.low_rank, below 0 none. Each row is multiplied by all pages, of which its own
+    count.
+    """
+    import paddle
+
+    low_rank = weights.low_rank
+    assert low_rank is not None
+    count, parts, ranks, width = low_rank.a.shape
+    own = paddle.gather(pages, paddle.clip(ids, min=0))
+    own = paddle.where(ids.unsqueeze(-1) < 0, paddle.full_like(own, -1), own)
+    numbers = paddle.arange(count, dtype="int32")
+    has = (own.unsqueeze(-1) == numbers).astype("float32").sum(axis=1)  # [T, pages]
+    a = low_rank.a.astype("float32").reshape([-1, width])
+    sums = paddle.matmul(x.astype("float32"), a, transpose_y=True)
+    sums = sums.reshape([-1, count, parts, ranks]) * has.reshape([-1, count, 1, 1])
+    sums = sums.transpose([0, 2, 1, 3]).reshape([-1, parts, count * ranks])
+    b = low_rank.b.astype("float32").reshape([count * ranks, -1])
+    columns = paddle.split(b, list(low_rank.part_sizes), axis=1)
+    added = [paddle.matmul(sums[:, part], each) for part, each in enumerate(columns)]
+    return (_linear(x, weights) + paddle.concat(added, axis=-1)).astype(x.dtype)
+
+
 def _rotate(x: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
     """Rotates the first R dims of x [T, heads, D]; angles [T, R]. See predict.nn.blocks."""
     import paddle
@@ -512,12 +537,19 @@ def latent_attention_block(
     )
 
 
-def mlp_block(hidden: Tensor, mlp: Mlp, before: Tensor | None = None) -> Tensor:
+def mlp_block(
+    hidden: Tensor,
+    mlp: Mlp,
+    before: Tensor | None = None,
+    inputs: ForwardInputs | None = None,
+    rows: Tensor | None = None,
+) -> Tensor:
     """The block's output [T, H] for hidden [T, H].
 
-    before: what the block ahead read, for one that stands parallel to it.
+    before: what the block ahead read, for one that stands parallel to it. inputs, rows: see
+    predict.ops.composed.mlp_block.
     """
-    return composed.mlp_block(_OPS, hidden, mlp, before)
+    return composed.mlp_block(_OPS, hidden, mlp, before, inputs, rows)
 
 
 def route(x: Tensor, weights: Experts) -> tuple[Tensor, Tensor]:

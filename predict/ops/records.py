@@ -62,6 +62,8 @@ def record(weights: BlockWeights) -> str:
     stored = {name: linear.scheme for name, linear in linears.items() if linear is not None}
     if isinstance(weights, (Attention, LatentAttention)):
         stored["kv_format"] = weights.kv_format
+    if any(linear is not None and linear.low_rank is not None for linear in linears.values()):
+        stored["adapters"] = "1"
     return text_of(weights.block, **stored)
 
 
@@ -122,7 +124,9 @@ def _slot_names(block: Block) -> tuple[str, ...]:
 
 def _of_slot(weights: Linear | HeadMatrices | NormWeights | Tensor) -> list[Tensor]:
     if isinstance(weights, Linear):
-        return [*weights.tensors] if weights.bias is None else [*weights.tensors, weights.bias]
+        bias = [] if weights.bias is None else [weights.bias]
+        low_rank = [] if weights.low_rank is None else [weights.low_rank.a, weights.low_rank.b]
+        return [*weights.tensors, *bias, *low_rank]
     if isinstance(weights, NormWeights):
         return [weights.weight] if weights.bias is None else [weights.weight, weights.bias]
     if isinstance(weights, HeadMatrices):

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -434,4 +434,4 @@ def test_an_expert_with_changes_of_its_own_is_refused_on_a_gpu(field: str, said:
     plain = Quantized(np.zeros((2, 4), np.int8), np.ones(2, np.float32))
     check_gpu_expert(plain, plan)
     with pytest.raises(UserError, match=f"experts.3.down_proj has .*{said}.*--device cpu"):
-        check_gpu_expert(replace(plain, **{field: np.ones(4)}), plan)
+        check_gpu_expert(replace(plain, **cast("dict[str, Any]", {field: np.ones(4)})), plan)

@@ -8,6 +8,7 @@
 #include <variant>
 
 #include "regatta/activate.h"
+#include "regatta/adapters.h"
 #include "regatta/attention.h"
 #include "regatta/norm.h"
 #include "regatta/scheme.h"
@@ -73,6 +74,7 @@ struct AttentionBlock {
   // How its weights and its cache are stored.
   SchemeId qkv = SchemeId::kDense, out = SchemeId::kDense;
   KvFormat kv_format = KvFormat::kDense;
+  bool adapters = false;  // whether its linears have room for adapters
 
   int64_t q_size() const { return num_heads * head_dim; }
   int64_t kv_size() const { return num_kv_heads * head_dim; }
@@ -114,6 +116,7 @@ struct MlpBlock {
   Placement post_norm_of = Placement::kOutput;
   Residual residual;
   SchemeId gate_up = SchemeId::kDense, down = SchemeId::kDense;
+  bool adapters = false;
 
   int64_t up_size() const { return intermediate_size * (activation.gated ? 2 : 1); }
 };
@@ -157,6 +160,7 @@ struct NormWeights {
 struct LinearWeights {
   const TensorView* tensors = nullptr;  // as many as the scheme has
   const void* bias = nullptr;           // [out_features] or null
+  LowRankWeights low_rank;              // of adapters, where the block has them
 };
 
 // Tensors are of one dtype but those that schemes and the cache's format store.
@@ -176,6 +180,7 @@ struct AttentionBlockParams {
   const int32_t* positions = nullptr;     // [T]
   const int32_t* slot_mapping = nullptr;  // [T]
   AttentionBatch batch;
+  AdapterRows adapters;
   // [L] those of hidden_out, or null: all. As many as tokens are all of them, as many as spans the
   // last ones of each, unless there are trees. On a GPU.
   const int32_t* rows = nullptr;
@@ -220,6 +225,7 @@ struct MlpBlockParams {
   int64_t num_before = 0;
   NormWeights norm, post_norm;
   LinearWeights gate_up, down;
+  AdapterRows adapters;
   void* out = nullptr;  // [T, H]
 
   const void* input() const { return block.parallel ? before : hidden; }

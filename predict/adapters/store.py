@@ -1,0 +1,130 @@
+"""The adapters that requests may name: loaded, kept in host memory, written into pages by need."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from predict.adapters.pool import AdapterPool, ServedAdapter
+from predict.adapters.weights import (
+    check_servable,
+    num_pages_for,
+    on_host,
+    paged,
+    pools_of,
+    targets,
+    write_pages,
+)
+from predict.config.adapters import AdaptersConfig
+from predict.errors import UserError, nearest
+from predict.loading.adapters import Adapter, Base, fitted, read_adapter
+from predict.nn.decoder import Decoder
+from predict.nn.weights import WeightPlan
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+    from predict.device.devices import Device
+
+MAX_NAME = 200  # characters
+Values = list["tuple[Tensor, Tensor] | None"]  # of each linear
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a model's weights are. place, gpu: None on the CPU."""
+
+    dtype: str
+    place: Any = None
+    gpu: Device | None = None
+
+
+class AdapterStore:
+    """Adapters by name, over the decoder's pages. Not thread-safe.
+
+    The values of the last max_cpu_loras that were used stay on the host; others are read again.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        plan: WeightPlan,
+        base: Base,
+        config: AdaptersConfig,
+        placement: Placement,
+    ):
+        """decoder: of `with_pages`. plan, base: of the checkpoint that it was read from."""
+        self.plan, self.base, self.config, self.placement = plan, base, config, placement
+        self._pools = pools_of(decoder)
+        most = num_pages_for(config.max_lora_rank)
+        self.pool = AdapterPool(config.max_loras * most, most, self._write)
+        self._by_name: dict[str, ServedAdapter] = {}
+        self._adapters: dict[ServedAdapter, Adapter] = {}
+        self._values: OrderedDict[ServedAdapter, Values] = OrderedDict()  # used longest ago first
+        for name, directory in config.directories.items():
+            self.load(name, directory)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the adapters that requests may name, in the order of loading."""
+        return list(self._by_name)
+
+    def load(self, name: str, directory: str | os.PathLike[str]) -> ServedAdapter:
+        """Reads an adapter, which requests may name from now on.
+
+        Raises UserError for one that does not fit the model or the pages, and for a name in use.
+        """
+        if not name or len(name) > MAX_NAME or not name.isprintable():
+            raise UserError(
+                f"an adapter's name is {name[:MAX_NAME]!r} (allowed: 1 to {MAX_NAME} printable "
+                "characters)"
+            )
+        if name in self._by_name:
+            raise UserError(f"an adapter {name!r} is loaded already; unload it first")
+        adapter = fitted(read_adapter(Path(directory)), self.base)
+        check_servable(adapter, self.plan)
+        rank, most = adapter.max_rank, self.config.max_lora_rank
+        if rank > most:
+            raise UserError(
+                f"{directory}: the adapter has rank {rank} (allowed: up to {most}); raise "
+                "--max_lora_rank"
+            )
+        served = ServedAdapter(name, num_pages_for(rank), targets(adapter, self.plan))
+        self._keep(served, self._read(adapter, served.num_pages))
+        self._adapters[served] = adapter
+        self._by_name[name] = served
+        return served
+
+    def unload(self, name: str) -> None:
+        """Takes the name away; requests that run go on to their ends. Raises UserError."""
+        served = self.get(name)
+        del self._by_name[name]
+        self.pool.forget(served)
+
+    def get(self, name: str) -> ServedAdapter:
+        """The adapter of a name. Raises UserError for an unknown one."""
+        if name in self._by_name:
+            return self._by_name[name]
+        guess = nearest(name, self._by_name)
+        known = ", ".join(list(self._by_name)[:20]) or "none"
+        hint = f"; did you mean {guess}?" if guess else ""
+        raise UserError(f"adapter is {name[:MAX_NAME]!r} (loaded: {known}){hint}")
+
+    def _read(self, adapter: Adapter, num_pages: int) -> Values:
+        return on_host(paged(adapter, self.plan, num_pages), self.placement.dtype)
+
+    def _keep(self, served: ServedAdapter, values: Values) -> None:
+        self._values[served] = values
+        while len(self._values) > self.config.max_cpu_loras:
+            self._values.popitem(last=False)
+
+    def _write(self, served: ServedAdapter, pages: list[int]) -> None:
+        """Fills pages of the pools; see AdapterPool."""
+        values = self._values.get(served)
+        if values is None:
+            values = self._read(self._adapters[served], served.num_pages)
+            self._keep(served, values)
+        self._values.move_to_end(served)
+        write_pages(values, self._pools, pages, self.placement.place, self.placement.gpu)

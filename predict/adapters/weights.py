@@ -1,0 +1,225 @@
+"""Where adapters lie beside a decoder's linears, and one adapter as it lies there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from predict.device.place import put_row, tensor_at
+from predict.errors import UserError
+from predict.loading.adapters import Adapter, Base, LowRank
+from predict.nn.blocks import ADAPTED, PAGE_RANKS, AttentionBlock, Block, MlpBlock
+from predict.nn.decoder import Attention, BlockWeights, Decoder, Linear, Mlp
+from predict.nn.decoder import LowRank as Pages
+from predict.nn.spec import DecoderSpec
+from predict.nn.weights import LinearPlan, WeightNames, WeightPlan
+from predict.ops import records
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from paddle import Tensor
+    from predict.device.devices import Device
+
+MERGE = "merge it with --lora_path"
+
+
+def part_sizes(block: Block, name: str, out_features: int) -> tuple[int, ...]:
+    """Output features of each part of a linear: queries, keys and values; gate and up."""
+    if name in ("out", "down"):
+        return (out_features,)
+    if isinstance(block, AttentionBlock):
+        kv_size = block.num_kv_heads * block.head_dim
+        return (block.num_heads * block.head_dim, kv_size, kv_size)
+    assert isinstance(block, MlpBlock)
+    return (block.intermediate_size,) * (2 if block.activation.gated else 1)
+
+
+def page_values(plan: WeightPlan) -> int:
+    """Values that a page of all linears has."""
+    return PAGE_RANKS * sum(
+        len(part_sizes(block, name, linear.out_features)) * linear.in_features + linear.out_features
+        for block, name, linear in adapted_plans(plan)
+    )
+
+
+def base_of(plan: WeightPlan, names: WeightNames) -> Base:
+    """The network's linears as adapters name them, however its checkpoint stores them."""
+    shapes = dict(plan.matrices())
+    for _, _, linear in adapted_plans(plan):
+        for prefix, size in zip(linear.prefixes, linear.part_sizes, strict=True):
+            shape = (linear.in_features, size) if linear.transposed else (size, linear.in_features)
+            shapes[f"{prefix}.weight"] = shape
+    return Base.of(plan, names, shapes)
+
+
+def num_pages_for(rank: int) -> int:
+    """Pages of an adapter of this rank."""
+    return max(-(-rank // PAGE_RANKS), 1)
+
+
+def check_spec(spec: DecoderSpec) -> None:
+    """Raises UserError for a network whose requests can have no adapters."""
+    for block in spec.blocks():
+        if isinstance(block, AttentionBlock) and not records.is_fused(block):
+            reason = "a prefix mask, positions in two dimensions, or norms with factors per head"
+        elif block.kind == "latent_attention":
+            reason = "latent attention"
+        else:
+            continue
+        raise UserError(f"requests of a model with {reason} can have no adapter; {MERGE}")
+
+
+def adapted_plans(plan: WeightPlan) -> Iterator[tuple[Block, str, LinearPlan]]:
+    """Blocks, names and plans of the linears that adapters may change, in the decoder's order."""
+    for block in plan.blocks():
+        if isinstance(block.block, (AttentionBlock, MlpBlock)):
+            for name, linear in block.linears():
+                if name in ADAPTED:
+                    yield block.block, name, linear
+
+
+def with_pages(decoder: Decoder, num_pages: int, dtype: str, place: Any) -> Decoder:
+    """The decoder with room for adapters in so many pages. place: a GPU's; None for the CPU."""
+
+    def zeros(shape: list[int]) -> Tensor:
+        import paddle
+
+        made = paddle.zeros(shape, dtype)
+        return made if place is None else made._copy_to(place, True)
+
+    def pooled(linear: Linear, block: Block, name: str) -> Linear:
+        sizes = part_sizes(block, name, linear.out_features)
+        a = zeros([num_pages, len(sizes), PAGE_RANKS, linear.in_features])
+        b = zeros([num_pages, PAGE_RANKS, linear.out_features])
+        return replace(linear, low_rank=Pages(a, b, sizes))
+
+    def changed(weights: BlockWeights) -> BlockWeights:
+        if isinstance(weights, Attention):
+            qkv, out = pooled(weights.qkv, weights.block, "qkv"), weights.out
+            return replace(weights, qkv=qkv, out=pooled(out, weights.block, "out"))
+        if isinstance(weights, Mlp):
+            up, down = pooled(weights.gate_up, weights.block, "gate_up"), weights.down
+            return replace(weights, gate_up=up, down=pooled(down, weights.block, "down"))
+        return weights
+
+    return replace(decoder, layers=tuple(tuple(map(changed, layer)) for layer in decoder.layers))
+
+
+def pools_of(decoder: Decoder) -> list[Pages]:
+    """What `with_pages` made, in the decoder's order."""
+    found = []
+    for weights in decoder.blocks():
+        for name in ADAPTED:
+            linear = getattr(weights, name, None)
+            if isinstance(linear, Linear) and linear.low_rank is not None:
+                found.append(linear.low_rank)
+    return found
+
+
+@dataclass(frozen=True)
+class PagedLinear:
+    """What an adapter adds to one linear, page by page, in host memory."""
+
+    a: npt.NDArray[np.float32]  # [pages, parts, PAGE_RANKS, in_features]
+    b: npt.NDArray[np.float32]  # [pages, PAGE_RANKS, out_features]
+
+
+def check_servable(adapter: Adapter, plan: WeightPlan) -> None:
+    """Raises UserError for an adapter, fitted, that changes more than low-rank products can."""
+    known = {prefix for _, _, linear in adapted_plans(plan) for prefix in linear.prefixes}
+    other = [name for name in adapter.linears if name not in known]
+    if other or adapter.replaced:
+        name = (other or list(adapter.replaced))[0]
+        raise UserError(
+            f"{adapter.directory}: the adapter changes {name}, and beside a model that serves "
+            f"others it may change the linears of attention and MLPs alone; {MERGE}"
+        )
+    special = [name for name, linear in adapter.linears.items() if not linear.is_plain]
+    if special:
+        raise UserError(
+            f"{adapter.directory}: {special[0]} has a magnitude (DoRA) or a bias of its own, which "
+            f"no low-rank product adds; {MERGE}"
+        )
+
+
+def targets(adapter: Adapter, plan: WeightPlan) -> tuple[bool, ...]:
+    """Which of ADAPTED the adapter changes, in any layer."""
+    changed = {
+        name
+        for _, name, linear in adapted_plans(plan)
+        if any(prefix in adapter.linears for prefix in linear.prefixes)
+    }
+    return tuple(name in changed for name in ADAPTED)
+
+
+def paged(adapter: Adapter, plan: WeightPlan, num_pages: int) -> list[PagedLinear | None]:
+    """An adapter's values for each of `adapted_plans`; None where it changes none of the name.
+
+    Zeros in a layer that it leaves as it is: pages hold what was there before. Raises UserError for
+    values that are not finite.
+    """
+    changed = dict(zip(ADAPTED, targets(adapter, plan), strict=True))
+    return [
+        _paged(linear, part_sizes(block, name, linear.out_features), adapter.linears, num_pages)
+        if changed[name]
+        else None
+        for block, name, linear in adapted_plans(plan)
+    ]
+
+
+def _paged(
+    plan: LinearPlan, sizes: tuple[int, ...], found: Mapping[str, LowRank], num_pages: int
+) -> PagedLinear:
+    ranks = num_pages * PAGE_RANKS
+    a = np.zeros((len(sizes), ranks, plan.in_features), np.float32)
+    b = np.zeros((plan.out_features, ranks), np.float32)
+    ends = np.cumsum(sizes)
+    start = 0
+    for prefix, size in zip(plan.prefixes, plan.part_sizes, strict=True):
+        end = start + size
+        if prefix in found:
+            rows, columns = found[prefix].factors()
+            b[start:end, : len(rows)] = columns
+            for part, last in enumerate(ends):
+                # Where one matrix makes all parts, each has its A.
+                if last > start and last - sizes[part] < end:
+                    a[part, : len(rows)] = rows
+        start = end
+    order = plan.row_order()
+    if order is not None:
+        b = b[order]
+    return PagedLinear(
+        np.ascontiguousarray(a.reshape(len(sizes), num_pages, PAGE_RANKS, -1).swapaxes(0, 1)),
+        np.ascontiguousarray(b.T.reshape(num_pages, PAGE_RANKS, -1)),
+    )
+
+
+def write_pages(
+    linears: list[tuple[Tensor, Tensor] | None],
+    pools: list[Pages],
+    pages: list[int],
+    place: Any,
+    gpu: Device | None,
+) -> None:
+    """Copies an adapter's tensors (a and b of each linear, on the host) into pages of the pools."""
+    for values, pool in zip(linears, pools, strict=True):
+        if values is None:
+            continue  # its table has no pages for a linear that no layer changes
+        for whole, part in ((pool.a, values[0]), (pool.b, values[1])):
+            there = part if place is None else part._copy_to(place, True)
+            for index, page in enumerate(pages):
+                put_row(whole, page, there[index], gpu)
+
+
+def on_host(linears: list[PagedLinear | None], dtype: str) -> list[tuple[Tensor, Tensor] | None]:
+    """The values as tensors of the model's dtype."""
+    return [
+        None
+        if each is None
+        else (tensor_at(each.a, None).astype(dtype), tensor_at(each.b, None).astype(dtype))
+        for each in linears
+    ]

@@ -1,0 +1,47 @@
+"""Adapters that requests may name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from predict.config.checks import check_fields
+from predict.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptersConfig:
+    """Adapters of requests. Raises UserError for other values."""
+
+    lora_modules: tuple[str, ...] = ()  # name=path each
+    allow_adapter_updates: bool = False  # adapters may come and go while requests run
+    max_loras: int = 8  # of max_lora_rank, on the device at once
+    max_lora_rank: int = 16
+    max_cpu_loras: int = 64  # whose values stay in the host's memory
+
+    def __post_init__(self) -> None:
+        check_fields(self, choices={})
+        for name in ("max_loras", "max_lora_rank", "max_cpu_loras"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)} (allowed: 1 or more)")
+        self.directories  # noqa: B018 - what it refuses is refused here
+
+    @property
+    def directories(self) -> dict[str, str]:
+        """The adapters' folders by their names. Raises UserError."""
+        found: dict[str, str] = {}
+        for text in self.lora_modules:
+            name, equals, path = text.partition("=")
+            if not (name and equals and path):
+                raise UserError(
+                    f"lora_modules has {text!r} (allowed: name=path, the path of an adapter's "
+                    "folder)"
+                )
+            if name in found:
+                raise UserError(f"lora_modules names two adapters {name!r}; give each its own name")
+            found[name] = path
+        return found
+
+    @property
+    def is_used(self) -> bool:
+        """Whether requests may name adapters."""
+        return bool(self.lora_modules) or self.allow_adapter_updates

@@ -1,0 +1,69 @@
+"""LoRA adapters in PEFT's form, random ones, for tests and benchmarks of the CPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+LINEARS = {
+    "q_proj": "self_attn",
+    "k_proj": "self_attn",
+    "v_proj": "self_attn",
+    "o_proj": "self_attn",
+    "gate_proj": "mlp",
+    "up_proj": "mlp",
+    "down_proj": "mlp",
+}
+
+
+def shapes_of(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """[out, in] of each linear of a Llama-shaped config."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    query = config["num_attention_heads"] * config["head_dim"]
+    key = config["num_key_value_heads"] * config["head_dim"]
+    return {
+        "q_proj": (query, hidden),
+        "k_proj": (key, hidden),
+        "v_proj": (key, hidden),
+        "o_proj": (hidden, query),
+        "gate_proj": (inner, hidden),
+        "up_proj": (inner, hidden),
+        "down_proj": (hidden, inner),
+    }
+
+
+def write_adapter(
+    directory: Path,
+    config: dict[str, Any],
+    rank: int,
+    seed: int,
+    targets: Sequence[str] = tuple(LINEARS),
+    layers: Sequence[int] | None = None,
+    scale: float = 0.3,
+) -> Path:
+    """Writes an adapter of a Llama-shaped model; returns the directory. layers: None for all."""
+    generator = np.random.default_rng(seed)
+    tensors: dict[str, Any] = {}
+    for layer in range(config["num_hidden_layers"]) if layers is None else layers:
+        for name in targets:
+            out, width = shapes_of(config)[name]
+            at = f"base_model.model.model.layers.{layer}.{LINEARS[name]}.{name}"
+            a = generator.standard_normal((rank, width), np.float32) / np.sqrt(width)
+            b = generator.standard_normal((out, rank), np.float32) * scale / np.sqrt(rank)
+            tensors[f"{at}.lora_A.weight"] = a.astype(np.float32)
+            tensors[f"{at}.lora_B.weight"] = b.astype(np.float32)
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, directory / "adapter_model.safetensors")
+    settings = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "target_modules": list(targets),
+    }
+    (directory / "adapter_config.json").write_text(json.dumps(settings))
+    return directory
