@@ -12,13 +12,16 @@
 // folded norm; for weight-only schemes and few rows on sm_90 the output times the next norm's
 // weight beside them, so that the next product scales its rows; behind a block that norms or scales
 // what it made, the next block's normed input (sum_norm.h). Else, and for many rows, a norm
-// precedes the first product. Functions other than a gate's SiLU are a launch of their own. All but
+// precedes the first product. Functions other than a gate's SiLU are a launch of their own. What
+// adapters add to a product is its residual, made by two launches ahead of it. All but
 // the first launch of a call may overlap the end of the one ahead (PDL, common.cuh).
 #include <algorithm>
+#include <initializer_list>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "cuda/adapters/adapters.h"
 #include "cuda/attention/latent/latent.h"
 #include "cuda/experts/experts.h"
 #include "cuda/norm/sum_norm.h"
@@ -175,6 +178,14 @@ struct LatentScratch {
   void* workspace;
 };
 
+// Of blocks whose rows have adapters (cuda/adapters/adapters.h).
+struct AdapterScratch {
+  float* sums;
+  float* squares;
+  void* added;   // [T, N]: what adapters add to a product, and its residual
+  int32_t* ids;  // [L] of the rows that are the output
+};
+
 struct BlocksScratch {
   void* normed;     // [T, H]
   void* qkv;        // [T, (Hq + 2 Hkv) D]
@@ -187,6 +198,7 @@ struct BlocksScratch {
   float* sumsq;     // [T, sumsq_per_row()]
   ExpertScratch experts;
   LatentScratch latent;
+  AdapterScratch adapters;
   std::vector<AttentionSpace> attention;
   ProductScratch product;
   int64_t total;
@@ -240,6 +252,10 @@ struct BlocksScratch {
     latent.values = take(sizes.values);
     latent.ends = static_cast<int32_t*>(words(sizes.latent_heads));
     latent.workspace = sizes.latent_workspace == 0 ? nullptr : arena.take(sizes.latent_workspace);
+    adapters.sums = static_cast<float*>(words(sizes.sums));
+    adapters.squares = static_cast<float*>(words(sizes.squares));
+    adapters.added = take(sizes.added);
+    adapters.ids = static_cast<int32_t*>(words(sizes.ids));
     product.take(arena, resources.blas);
     total = arena.used();
   }
@@ -257,6 +273,8 @@ struct BlocksScratch {
     int64_t logits = 0, tokens = 0, pairs = 0, counts = 0;  // of 4 bytes
     int64_t latent_made = 0, q_normed = 0, latent_q = 0, q_nope = 0, q_rope = 0, q_latent = 0;
     int64_t values = 0, latent_heads = 0, latent_workspace = 0;
+    int64_t sums = 0, squares = 0, ids = 0;  // of 4 bytes
+    int64_t added = 0;
 
     void add_rows(int64_t count, int64_t hidden_size, DType dtype) {
       rows = std::max(rows, count);
@@ -273,6 +291,17 @@ struct BlocksScratch {
     }
   }
 
+  // Of a linear of these rows, where they may have adapters.
+  static void add_adapters(const AdapterRows& adapters, int64_t rows, int64_t in_features,
+                           int64_t parts, int64_t out_features, Sizes& sizes) {
+    if (adapters.ids == nullptr) return;
+    const int64_t pieces = rows * shrink_splits(in_features);
+    sizes.sums = std::max(sizes.sums, pieces * parts * adapters.max_pages * kPageRanks);
+    sizes.squares = std::max(sizes.squares, pieces);
+    sizes.added = std::max(sizes.added, rows * out_features);
+    sizes.ids = std::max(sizes.ids, rows);
+  }
+
   void add(const AttentionBlockParams& a, const AttentionLimits& limits, Arena& arena,
            Sizes& sizes) {
     const AttentionBlock& block = a.block;
@@ -285,6 +314,8 @@ struct BlocksScratch {
     product.count(block.qkv, a.dtype, rows, a.hidden_size, block.qkv_size(), false,
                   !norms_ahead(rows));
     product.count(block.out, a.dtype, rows, block.q_size(), a.hidden_size, false, false);
+    add_adapters(a.adapters, rows, a.hidden_size, 3, block.qkv_size(), sizes);
+    add_adapters(a.adapters, rows, block.q_size(), 1, a.hidden_size, sizes);
     const bool known =
         std::any_of(attention.begin(), attention.end(),
                     [&](const AttentionSpace& space) { return space.serves(block); });
@@ -361,8 +392,11 @@ struct BlocksScratch {
     const int64_t rows = m.num_tokens;
     sizes.add_rows(rows, m.hidden_size, m.dtype);
     sizes.inner = std::max(sizes.inner, rows * block.intermediate_size);
-    const bool folds = is_gates_silu(block.activation);
+    const bool folds = is_gates_silu(block.activation) && m.adapters.ids == nullptr;
     if (!folds) sizes.functions = std::max(sizes.functions, rows * block.up_size());
+    const int64_t parts = block.activation.gated ? 2 : 1;
+    add_adapters(m.adapters, rows, m.hidden_size, parts, block.up_size(), sizes);
+    add_adapters(m.adapters, rows, block.intermediate_size, 1, m.hidden_size, sizes);
     if (m.before_rows != nullptr) sizes.some = std::max(sizes.some, rows * m.hidden_size);
     add_ending(block, rows * m.hidden_size, sizes);
     product.count(block.gate_up, m.dtype, rows, m.hidden_size, block.up_size(), folds,
@@ -488,14 +522,78 @@ class Blocks {
     return norm(p, launch_);
   }
 
+  // What the adapters of `rows` add to a product, and `residual` or null, becomes its residual.
+  // x: [rows, in_features] it multiplies, behind an RMS norm of this weight unless that is null.
+  Status add_adapters(Product& product, const LowRankWeights& weights, const AdapterRows& rows,
+                      Adapted which, std::initializer_list<int64_t> part_sizes, const void* x,
+                      const void* norm_weight, const void* residual, DType dtype) {
+    ShrinkParams down;
+    down.x = x;
+    down.norm_weight = norm_weight;
+    down.rows = rows;
+    down.which = which;
+    down.weights = weights;
+    down.num_rows = product.num_rows;
+    down.in_features = product.in_features;
+    down.num_parts = static_cast<int64_t>(part_sizes.size());
+    down.sums = s_.adapters.sums;
+    down.squares = s_.adapters.squares;
+    down.dtype = dtype;
+    const Status status = shrink(down, launch_);
+    if (!status.ok()) return status;
+    ExpandParams up;
+    up.sums = down.sums;
+    up.squares = norm_weight == nullptr ? nullptr : down.squares;
+    up.epsilon = product.epsilon;
+    up.rows = rows;
+    up.which = which;
+    up.weights = weights;
+    up.num_rows = down.num_rows;
+    up.in_features = down.in_features;
+    up.out_features = product.out_features;
+    up.num_parts = down.num_parts;
+    int64_t end = 0, part = 0;
+    for (const int64_t size : part_sizes) up.part_ends[part++] = end += size;
+    up.residual = residual;
+    up.out = s_.adapters.added;
+    up.dtype = dtype;
+    product.residual = up.out;
+    return expand(up, launch_);
+  }
+
+  // The same of a block's first product, behind take_norm().
+  Status add_adapters_of_input(Product& first, const LowRankWeights& weights,
+                               const AdapterRows& rows, Adapted which,
+                               std::initializer_list<int64_t> part_sizes, const BlockView& block,
+                               const void* input, DType dtype) {
+    const Handed handed = block.parallel ? Handed::kNothing : handed_;
+    const bool by_factor = block.norm.is_plain_rms() && handed != Handed::kNormed;
+    const void* const x = !block.norm.is_there || by_factor ? input : s_.normed;
+    const void* const norm_weight = by_factor ? block.norm_weights.weight : nullptr;
+    return add_adapters(first, weights, rows, which, part_sizes, x, norm_weight, nullptr, dtype);
+  }
+
+  // The adapters of the rows that are the output of attention ahead.
+  AdapterRows of_wanted(AdapterRows rows) const {
+    if (are_wanted_) rows.ids = s_.adapters.ids;
+    return rows;
+  }
+
   // Runs a block's last product, whose `out` is the block's output, and what follows it. source:
   // the residual's rows. hands: whether the next block may have its norm from here.
   Status end_block(Product& last, const BlockView& block, const void* source, bool hands_norm,
-                   DType dtype) {
+                   DType dtype, const AdapterRows& rows, Adapted which,
+                   const LowRankWeights& low_rank) {
+    if (rows.ids != nullptr) {
+      const void* const residual = block.ends_in_product() ? source : nullptr;
+      const Status status = add_adapters(last, low_rank, rows, which, {last.out_features}, last.x,
+                                         nullptr, residual, dtype);
+      if (!status.ok()) return status;
+    }
     const Handed handed = hands_norm ? hands(block, dtype, last.num_rows) : Handed::kNothing;
     handed_ = handed;
     if (block.ends_in_product()) {
-      last.residual = source;
+      if (rows.ids == nullptr) last.residual = source;
       if (handed == Handed::kSumsq || handed == Handed::kScaled) last.sumsq_out = s_.sumsq;
       if (handed == Handed::kScaled) {
         last.scaled_out = s_.normed;
@@ -593,6 +691,11 @@ class Blocks {
     qkv.in_features = a.hidden_size;
     qkv.out_features = block.qkv_size();
     Status status = take_norm(qkv, view, a.hidden, a.dtype);
+    if (status.ok() && a.adapters.ids != nullptr) {
+      status = add_adapters_of_input(qkv, a.qkv.low_rank, a.adapters, Adapted::kQkv,
+                                     {block.q_size(), block.kv_size(), block.kv_size()}, view,
+                                     a.hidden, a.dtype);
+    }
     if (!status.ok()) return status;
     status = cuda::run(qkv, a.dtype, a.dtype, s_.product, launch_);
     if (!status.ok()) return status;
@@ -616,6 +719,12 @@ class Blocks {
           rope_and_paged_attention(rope, attended, limits_, space.memory, space.bytes, between);
     }
     if (!status.ok()) return status;
+    are_wanted_ = some;
+    if (some && a.adapters.ids != nullptr) {
+      status = gather_rows(
+          {a.rows, a.adapters.ids, s_.adapters.ids, a.num_rows, rows, 1, DType::kFloat32}, launch_);
+      if (!status.ok()) return status;
+    }
 
     Product out;
     out.name = "out";
@@ -627,7 +736,8 @@ class Blocks {
     out.num_rows = lasts ? a.num_rows : rows;
     out.in_features = block.q_size();
     out.out_features = a.hidden_size;
-    status = end_block(out, view, source, !some, a.dtype);
+    status = end_block(out, view, source, !some, a.dtype,
+                       lasts ? of_wanted(a.adapters) : a.adapters, Adapted::kOut, a.out.low_rank);
     if (!status.ok() || !some || lasts) return status;
     return gather_rows({a.rows, s_.some, a.hidden_out, a.num_rows, rows, a.hidden_size, a.dtype},
                        launch_);
@@ -679,7 +789,7 @@ class Blocks {
     out.in_features = block.mixed_size();
     out.out_features = l.hidden_size;
     const void* source = block.residual.source == Source::kNormed ? s_.normed : l.hidden;
-    status = end_block(out, view, source, !some, l.dtype);
+    status = end_block(out, view, source, !some, l.dtype, {}, Adapted::kOut, {});
     if (!status.ok() || !some) return status;
     return gather_rows({l.rows, s_.some, l.hidden_out, l.num_rows, rows, l.hidden_size, l.dtype},
                        launch_);
@@ -788,11 +898,22 @@ class Blocks {
     down.num_rows = rows;
     down.in_features = block.intermediate_size;
     down.out_features = m.hidden_size;
-    if (is_gates_silu(block.activation)) gate_up.next = &down;
+    const AdapterRows adapters = of_wanted(m.adapters);
+    if (adapters.ids != nullptr) {
+      const int64_t inner = block.intermediate_size;
+      const bool gated = block.activation.gated;
+      status = gated ? add_adapters_of_input(gate_up, m.gate_up.low_rank, adapters,
+                                             Adapted::kGateUp, {inner, inner}, view, input, m.dtype)
+                     : add_adapters_of_input(gate_up, m.gate_up.low_rank, adapters,
+                                             Adapted::kGateUp, {inner}, view, input, m.dtype);
+      if (!status.ok()) return status;
+    } else if (is_gates_silu(block.activation)) {
+      gate_up.next = &down;
+    }
     status = run_up(gate_up, block.activation, s_.functions, m.dtype);
     if (!status.ok()) return status;
     const void* source = block.residual.source == Source::kNormed ? s_.normed : m.hidden;
-    return end_block(down, view, source, true, m.dtype);
+    return end_block(down, view, source, true, m.dtype, adapters, Adapted::kDown, m.down.low_rank);
   }
 
   // e.hidden -> e.out.
@@ -936,7 +1057,8 @@ class Blocks {
     up.gated = activation.gated;
     up.activates = !activation.gated;
     up.function = activation.function;
-    if (activation.is_plain() && cuda::makes_function(up, dtype)) {
+    // What adapters add comes ahead of the function.
+    if (up.residual == nullptr && activation.is_plain() && cuda::makes_function(up, dtype)) {
       return cuda::run(up, dtype, dtype, s_.product, launch_);
     }
     up.gated = up.activates = false;
@@ -953,6 +1075,7 @@ class Blocks {
   const Launch& launch_;
   const BlockParams* next_ = nullptr;
   Handed handed_ = Handed::kNothing;
+  bool are_wanted_ = false;  // attention ahead has made some rows alone
 };
 
 }  // namespace

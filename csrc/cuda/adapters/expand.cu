@@ -1,0 +1,178 @@
+// See adapters.h: each row's sums times the B of its adapter, and the residual.
+//
+// Architectures: all; float32, bf16, fp16.
+// Algorithm: a block has a stretch of columns and up to kTokens rows. First it adds up the pieces
+// that shrink() left of their sums, and the norm's factor, in shared memory; then each thread owns
+// 16 bytes of columns (one column, where parts or rows are odd) and goes over the pages of row
+// after row: B comes from L1 where rows beside each other have the same adapter. Every sum's order
+// is the row's alone. Bound: the bytes of B, and of the output for many rows. Source: own.
+#include <type_traits>
+
+#include "cuda/adapters/adapters.h"
+#include "cuda/common.cuh"
+
+namespace regatta::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int64_t kFewRows = 64;
+constexpr int kManyTokens = 16;
+constexpr size_t kMostShared = 96 << 10;
+
+template <class T>
+struct Args {
+  const float* sums;
+  const float* squares;
+  float epsilon;
+  const T* b;
+  const int32_t* ids;
+  const int32_t* pages;
+  const T* residual;
+  T* out;
+  int num_rows, in_features, out_features, num_parts, max_pages, num_pages, which, splits;
+  int part_ends[kMaxAdaptedParts - 1];  // of columns; no less than all, where there are fewer parts
+};
+
+// The pages of a row's adapter, or null.
+template <class T>
+__device__ __forceinline__ const int32_t* pages_of(const Args<T>& args, int row) {
+  const int id = args.ids[row];
+  if (id < 0) return nullptr;
+  return args.pages + (static_cast<int64_t>(id) * kNumAdapted + args.which) * args.max_pages;
+}
+
+// made [count, parts, R, kPageRanks]: the rows' sums whole, times the norm's factor.
+template <class T>
+__device__ __forceinline__ void add_pieces(const Args<T>& args, int first, int count, float* made) {
+  const int of_row = args.num_parts * args.max_pages * static_cast<int>(kPageRanks);
+  for (int i = threadIdx.x; i < count * of_row; i += kThreads) {
+    const int row = first + i / of_row, at = i % of_row;
+    const int32_t* pages = pages_of(args, row);
+    const int number = at / static_cast<int>(kPageRanks) % args.max_pages;
+    // Behind the adapter's last page, and of other rows, nothing was written.
+    if (pages == nullptr || pages[number] < 0 || pages[number] >= args.num_pages) continue;
+    float sum = 0.f, square = 0.f;
+    for (int split = 0; split < args.splits; ++split) {
+      const int64_t piece = static_cast<int64_t>(row) * args.splits + split;
+      sum += args.sums[piece * of_row + at];
+      if (args.squares != nullptr) square += args.squares[piece];
+    }
+    if (args.squares != nullptr) sum *= rsqrtf(square / args.in_features + args.epsilon);
+    made[i] = sum;
+  }
+}
+
+// grid: (stretches of columns, tiles of rows).
+template <class T, bool kVector, int kTokens>
+__global__ void __launch_bounds__(kThreads) expand_kernel(const Args<T> args) {
+  constexpr int kUnit = kVector ? Vec16<T>::kSize : 1;
+  extern __shared__ float made[];
+  const int first = blockIdx.y * kTokens;
+  const int count = min(kTokens, args.num_rows - first);
+  const int column = (blockIdx.x * kThreads + threadIdx.x) * kUnit;
+  pdl_trigger();
+  pdl_wait();
+  add_pieces(args, first, count, made);
+  __syncthreads();
+  if (column >= args.out_features) return;
+  const int part = (column >= args.part_ends[0]) + (column >= args.part_ends[1]);
+  const int of_part = args.max_pages * static_cast<int>(kPageRanks);
+  for (int t = 0; t < count; ++t) {
+    const int row = first + t;
+    const int64_t at = static_cast<int64_t>(row) * args.out_features + column;
+    float sum[kUnit] = {};
+    const int32_t* pages = pages_of(args, row);
+    const float* sums = made + (t * args.num_parts + part) * of_part;
+    for (int number = 0; pages != nullptr && number < args.max_pages; ++number) {
+      const int page = pages[number];
+      if (page < 0 || page >= args.num_pages) break;
+      const T* b = args.b + static_cast<int64_t>(page) * kPageRanks * args.out_features + column;
+#pragma unroll
+      for (int r = 0; r < kPageRanks; ++r) {
+        const float factor = sums[number * kPageRanks + r];
+        const T* from = b + static_cast<int64_t>(r) * args.out_features;
+        if constexpr (kVector) {
+          const Vec16<T> values = load16(from);
+#pragma unroll
+          for (int i = 0; i < kUnit; ++i) sum[i] = fmaf(factor, values.get(i), sum[i]);
+        } else {
+          sum[0] = fmaf(factor, Traits<T>::to_float(*from), sum[0]);
+        }
+      }
+    }
+    if constexpr (kVector) {
+      Vec16<T> out = {};
+      if (args.residual != nullptr) out = load16(args.residual + at);
+#pragma unroll
+      for (int i = 0; i < kUnit; ++i) {
+        if (args.residual == nullptr || pages != nullptr) out.set(i, out.get(i) + sum[i]);
+      }
+      store16(args.out + at, out);
+    } else {
+      const float source = args.residual == nullptr ? 0.f : Traits<T>::to_float(args.residual[at]);
+      args.out[at] = Traits<T>::from_float(source + sum[0]);
+    }
+  }
+}
+
+template <class T, bool kVector, int kTokens>
+Status run_tokens(const Args<T>& args, const Launch& launch_on) {
+  constexpr int kUnit = kVector ? Vec16<T>::kSize : 1;
+  LaunchConfig config;
+  config.grid = dim3(static_cast<unsigned>(ceil_div(args.out_features, kThreads * kUnit)),
+                     static_cast<unsigned>(ceil_div(args.num_rows, kTokens)));
+  config.block = dim3(kThreads);
+  config.shared_bytes =
+      sizeof(float) * kTokens * args.num_parts * args.max_pages * static_cast<size_t>(kPageRanks);
+  config.stream = launch_on.stream;
+  config.pdl = launch_on.pdl;
+  return launch(expand_kernel<T, kVector, kTokens>, config, "expand", args);
+}
+
+template <class T, bool kVector>
+Status run_vector(const Args<T>& args, const Launch& launch_on) {
+  const size_t of_row = sizeof(float) * args.num_parts * args.max_pages * kPageRanks;
+  const bool few = args.num_rows <= kFewRows || kManyTokens * of_row > kMostShared;
+  return few ? run_tokens<T, kVector, 1>(args, launch_on)
+             : run_tokens<T, kVector, kManyTokens>(args, launch_on);
+}
+
+template <class T>
+Status run(const ExpandParams& p, const Launch& launch_on) {
+  Args<T> args = {};
+  args.sums = p.sums;
+  args.squares = p.squares;
+  args.epsilon = p.epsilon;
+  args.b = static_cast<const T*>(p.weights.b);
+  args.ids = p.rows.ids;
+  args.pages = p.rows.pages;
+  args.residual = static_cast<const T*>(p.residual);
+  args.out = static_cast<T*>(p.out);
+  args.num_rows = static_cast<int>(p.num_rows);
+  args.in_features = static_cast<int>(p.in_features);
+  args.out_features = static_cast<int>(p.out_features);
+  args.num_parts = static_cast<int>(p.num_parts);
+  args.max_pages = static_cast<int>(p.rows.max_pages);
+  args.num_pages = static_cast<int>(p.weights.num_pages);
+  args.which = static_cast<int>(p.which);
+  args.splits = static_cast<int>(shrink_splits(p.in_features));
+  bool whole = p.out_features % Vec16<T>::kSize == 0;
+  for (int i = 0; i + 1 < kMaxAdaptedParts; ++i) {
+    const int64_t end = i < p.num_parts ? p.part_ends[i] : p.out_features;
+    args.part_ends[i] = static_cast<int>(end);
+    whole = whole && end % Vec16<T>::kSize == 0;
+  }
+  return whole ? run_vector<T, true>(args, launch_on) : run_vector<T, false>(args, launch_on);
+}
+
+}  // namespace
+
+Status expand(const ExpandParams& p, const Launch& launch_on) {
+  if (p.num_rows == 0) return {};
+  if (p.num_parts > kMaxAdaptedParts) return Status::error("expand: too many parts");
+  return dispatch_dtype(p.dtype, "expand", [&](auto* t) {
+    return run<std::remove_pointer_t<decltype(t)>>(p, launch_on);
+  });
+}
+
+}  // namespace regatta::cuda
