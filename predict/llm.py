@@ -341,6 +341,8 @@ class LLM:
             max_drafts=0 if self.draft is None else num_drafts,
             shelf=target.shelf if isinstance(target, GpuRunner) else None,
             fields=fields,
+            adapter_pages=0 if self.adapters is None else self.adapters.pool.max_pages,
+            always_adapted=config.model.batch_invariant,
         )
 
     def _speculation(

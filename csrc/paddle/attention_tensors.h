@@ -87,10 +87,9 @@ enum StepField : uint8_t {
   kLogitIndices,
   kMaxLens,
   kNumStepFields,
-  // Where requests have adapters, in a network that has no other optional fields.
-  kAdapterIds = kNumStepFields,
-  kAdapterPages,
 };
+// Behind them where requests have adapters: such networks have no other optional fields.
+constexpr int kAdapterIds = kNumStepFields, kAdapterPages = kNumStepFields + 1;
 
 inline void check_step(const std::vector<paddle::Tensor>& step) {
   if (step.size() >= kNumStepFields) return;

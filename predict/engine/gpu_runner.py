@@ -87,6 +87,7 @@ class GraphShape(NamedTuple):
     verified: bool = False  # drafts stand by TopP + window verification
     guided: bool = False  # masks come behind the network, and the choice in a graph of its own
     follows: bool = False  # begins where a verification got
+    adapted: bool = False  # requests have adapters
 
 
 def graph_shape(inputs: ForwardInputs) -> GraphShape | None:
@@ -507,12 +508,15 @@ class GpuRunner:
         max_drafts: int = 0,
         shelf: Shelf | None = None,
         fields: Sequence[Field] = fields_with(),
+        adapter_pages: int = 0,
+        always_adapted: bool = False,
     ):
         """max_length: tokens of the longest sequence, which bounds every replay of a graph.
 
         max_rows: logit rows of a step, where drafts make more of them than max_num_seqs.
         max_drafts: that a draft model leaves on `shelf` for a step. shelf: the target's, for a
-        draft model's runner. fields: that the network reads.
+        draft model's runner. fields: that the network reads. adapter_pages: of the largest adapter.
+        always_adapted: steps without adapters run as those with some, which gives the same bits.
         """
         import paddle
 
@@ -521,6 +525,8 @@ class GpuRunner:
         self.device = device
         self.max_length = max_length
         self.layout = Layout(fields)
+        self._adapter_pages = adapter_pages
+        self._always_adapted = always_adapted
         self.max_blocks = -(-max_length // block_size)
         self._block_size = block_size
         self.vocab_size = vocab_size
@@ -764,8 +770,14 @@ class GpuRunner:
             verified=wanted.verifier is not None,
             guided=wanted.guided,
             follows=wanted.plan is not None,
+            adapted=self._is_adapted(inputs),
         )
         return graph_for(shape, self.graphs, self._num_met)
+
+    def _is_adapted(self, inputs: ForwardInputs) -> bool:
+        """Whether the network has to look for adapters."""
+        ids = inputs.adapter_ids
+        return ids is not None and (self._always_adapted or bool((ids >= 0).any()))
 
     def _admit(self, adjustments: Sequence[Adjustment], rows: Sequence[Row]) -> None:
         if self._history is None:
@@ -807,7 +819,9 @@ class GpuRunner:
         limits = int(inputs.max_lens[0]), int(inputs.max_lens[1])
         num_rows, adjusted = len(wanted.choices), wanted.adjustments is not None
         with paddle.no_grad():
-            rows, logits = self._network(buffer, *limits, num_rows, wanted.raw)
+            rows, logits = self._network(
+                buffer, *limits, num_rows, wanted.raw, self._is_adapted(inputs)
+            )
 
         def choose() -> None:
             with paddle.no_grad():
@@ -837,6 +851,7 @@ class GpuRunner:
         max_context_len: int,
         num_rows: int,
         raw: bool,
+        adapted: bool,
     ) -> tuple[Tensor | None, Tensor]:
         """Logits of the first `num_rows` rows, to draw tokens from, and those to keep of all.
 
@@ -845,6 +860,8 @@ class GpuRunner:
         choices, _, *plan = buffer.tensors[self.layout.num_fields :]
         self._max_lens_array[:] = max_query_len, max_context_len
         inputs = self.layout.inputs(buffer, self._max_lens)
+        if not adapted:
+            inputs = inputs._replace(adapter_ids=None, adapter_pages=None)
         if plan:
             assert isinstance(self._outlet, Shelf)
             ops.follow_drafts(inputs, choices, plan[0], self._outlet.tokens, self._block_size)
@@ -912,6 +929,7 @@ class GpuRunner:
         size, num_tokens = shape.num_seqs, shape.num_tokens
         num_rows = num_tokens if shape.all_rows else size
         dims = {"T": num_tokens, "B": size, "B+1": size + 1, "M": self.max_blocks, "L": num_rows}
+        dims["R"] = self._adapter_pages
         shapes = [field.sized(dims) for _, field in self.layout.device]
         shapes += sampling_shapes(num_rows)
         if shape.follows:
@@ -943,7 +961,7 @@ class GpuRunner:
             self._choose(buffer, logits, shape.adjusted, shape.guided, verifier)
 
         def step() -> Tensor | None:
-            drawn, logits = self._network(buffer, *limits, num_rows, shape.raw)
+            drawn, logits = self._network(buffer, *limits, num_rows, shape.raw, shape.adapted)
             if shape.guided:
                 rows[:] = [drawn]
                 return logits

@@ -56,7 +56,7 @@ def test_graphs_write_and_read_the_optional_fields_of_the_network(optional: Sequ
     fields = fields_with(optional)
     layout = Layout(fields)
     shape = GraphShape(4, 4, 1, True)
-    sizes = {"T": 4, "B": 4, "B+1": 5, "M": 3, "L": 4}
+    sizes = {"T": 4, "B": 4, "B+1": 5, "M": 3, "L": 4, "R": 2}
     arrays = [np.full(field.sized(sizes), 9, np.int32) for _, field in layout.device]
     step = empty_example(2, fields)
     step = step._replace(**{name: np.array([7], np.int32) for name in optional})
