@@ -18,6 +18,7 @@
 #include "cuda/sampling/finish_logits.h"
 #include "kernel.h"
 #include "regatta/cuda_ops.h"
+#include "rows.h"
 
 namespace regatta::cuda {
 namespace {
@@ -141,30 +142,35 @@ Status add(const AddParams& params, const Launch& on) {
 
 namespace {
 
+// What experts made of row `m`; see MadeOfParts.
 template <class T>
-void norm_row(const Norm& norm, const NormWeights& weights, std::vector<float>* row) {
-  const auto* const weight = static_cast<const T*>(weights.weight);
-  const auto* const bias = static_cast<const T*>(weights.bias);
-  const auto width = static_cast<float>(row->size());
-  float mean = 0.f, squares = 0.f;
-  if (norm.kind == NormKind::kLayer) {
-    for (float x : *row) mean += x / width;
+void sum_parts(const MadeOfParts& parts, const T* made, int64_t m, std::vector<float>* row) {
+  const auto width = static_cast<int64_t>(row->size());
+  std::fill(row->begin(), row->end(), 0.f);
+  for (int64_t j = m * parts.top_k; j < (m + 1) * parts.top_k; ++j) {
+    const T* const part = made + parts.places[j] * width;
+    for (int64_t i = 0; i < width; ++i) (*row)[i] += parts.shares[j] * to_float(part[i]);
   }
-  for (float x : *row) squares += (x - mean) * (x - mean);
-  const float scale = 1.f / std::sqrt(squares / width + norm.epsilon);
-  for (size_t i = 0; i < row->size(); ++i) {
-    const float factor = to_float(weight[i]) + (norm.plus_one ? 1.f : 0.f);
-    (*row)[i] = ((*row)[i] - mean) * scale * factor + (bias == nullptr ? 0.f : to_float(bias[i]));
-  }
+  round_row<T>(row);
+  if (parts.shared == nullptr) return;
+  const T* const shared = static_cast<const T*>(parts.shared) + m * width;
+  const float gate = parts.shared_gate == nullptr ? 1.f : parts.shared_gate[m];
+  for (int64_t i = 0; i < width; ++i) (*row)[i] += gate * to_float(shared[i]);
+  round_row<T>(row);
 }
 
 template <class T>
-void sum_norm_row(const SumNormParams& p, int64_t first) {
+void sum_norm_row(const SumNormParams& p, int64_t m) {
+  const int64_t first = m * p.width;
   const T* const source = static_cast<const T*>(p.source) + first;
-  const T* const made = static_cast<const T*>(p.made) + first;
+  const T* const made = static_cast<const T*>(p.made);
   T* const out = static_cast<T*>(p.out) + first;
   std::vector<float> row(p.width);
-  for (int64_t i = 0; i < p.width; ++i) row[i] = to_float(made[i]);
+  if (p.parts.places != nullptr) {
+    sum_parts(p.parts, made, m, &row);
+  } else {
+    read_row(made + first, p.width, row.data());
+  }
   const auto add = [&] {
     for (int64_t i = 0; i < p.width; ++i) {
       row[i] = p.made_scale * row[i] + p.source_scale * to_float(source[i]);
@@ -174,13 +180,11 @@ void sum_norm_row(const SumNormParams& p, int64_t first) {
   if (of_sum) add();
   if (p.post_norm.is_there) norm_row<T>(p.post_norm, p.post_weights, &row);
   if (!of_sum) add();
-  for (int64_t i = 0; i < p.width; ++i) {
-    from_float(row[i], &out[i]);
-    row[i] = to_float(out[i]);
-  }
+  write_row(row.data(), p.width, out);
   if (!p.next_norm.is_there) return;
+  round_row<T>(&row);
   norm_row<T>(p.next_norm, p.next_weights, &row);
-  for (int64_t i = 0; i < p.width; ++i) from_float(row[i], static_cast<T*>(p.normed) + first + i);
+  write_row(row.data(), p.width, static_cast<T*>(p.normed) + first);
 }
 
 }  // namespace
@@ -189,7 +193,7 @@ Status sum_norm(const SumNormParams& params, const Launch& on) {
   return queue(on.stream, "sum_norm", [p = params] {
     return dispatch(p.dtype, "sum_norm", [&](auto* like) {
       for (int64_t m = 0; m < p.num_rows; ++m) {
-        sum_norm_row<ElementOf<decltype(like)>>(p, m * p.width);
+        sum_norm_row<ElementOf<decltype(like)>>(p, m);
       }
       return Status();
     });

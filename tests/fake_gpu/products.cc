@@ -11,22 +11,10 @@
 #include "regatta/cuda_ops.h"
 #include "regatta/gemm.h"
 #include "regatta/round_weight.h"
+#include "rows.h"
 
 namespace regatta::cuda {
 namespace {
-
-float dot(const float* x, const float* y, int64_t size) {
-  constexpr int kLanes = 16;  // sums side by side, for the compiler's vectors
-  float sums[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) sums[lane] += x[i + lane] * y[i + lane];
-  }
-  float sum = 0.f;
-  for (; i < size; ++i) sum += x[i] * y[i];
-  for (const float each : sums) sum += each;
-  return sum;
-}
 
 constexpr float kFp8Max = 448.f, kInt8Max = 127.f;
 
@@ -126,15 +114,20 @@ const float* weight_row(const GemmParams& p, int64_t n, std::vector<float>* room
   return room->data();
 }
 
+// Rows of x, first .. end - 1.
+struct Rows {
+  int64_t first, end;
+};
+
 template <class T, class Out>
-void finish(const GemmParams& p, const std::vector<float>& products) {
+void finish(const GemmParams& p, Rows rows, const std::vector<float>& products) {
   const int64_t width = p.gated ? p.out_features / 2 : p.out_features;
   const int64_t columns = gemm_sumsq_columns(p.num_rows);
   const int64_t num_sums = ceil_div(p.out_features, columns);
   const auto value = [](const void* values, int64_t i) {
     return values == nullptr ? 0.f : to_float(static_cast<const T*>(values)[i]);
   };
-  for (int64_t m = 0; m < p.num_rows; ++m) {
+  for (int64_t m = rows.first; m < rows.end; ++m) {
     float scale = 1.f;
     if (p.sumsq != nullptr) {
       float sum = 0.f;
@@ -143,7 +136,7 @@ void finish(const GemmParams& p, const std::vector<float>& products) {
     }
     if (p.sumsq_out != nullptr) std::memset(p.sumsq_out + m * num_sums, 0, num_sums * 4);
     for (int64_t n = 0; n < width; ++n) {
-      const float* product = products.data() + m * p.out_features + n;
+      const float* product = products.data() + (m - rows.first) * p.out_features + n;
       float y = scale * product[0] + value(p.bias, n);
       if (p.gated)
         y = y / (1.f + std::exp(-y)) * (scale * product[width] + value(p.bias, width + n));
@@ -161,18 +154,77 @@ void finish(const GemmParams& p, const std::vector<float>& products) {
 }
 
 template <class T>
-void multiply(const GemmParams& p) {
-  std::vector<float> products(p.num_rows * p.out_features), weight_room;
-  std::vector<std::vector<float>> rooms(p.num_rows);
-  std::vector<const float*> rows;
-  for (int64_t m = 0; m < p.num_rows; ++m) rows.push_back(x_row<T>(p, m, &rooms[m]));
+void multiply(const GemmParams& p, Rows rows) {
+  const int64_t count = rows.end - rows.first;
+  std::vector<float> products(count * p.out_features), weight_room;
+  std::vector<std::vector<float>> rooms(count);
+  std::vector<const float*> x;
+  for (int64_t i = 0; i < count; ++i) x.push_back(x_row<T>(p, rows.first + i, &rooms[i]));
   for (int64_t n = 0; n < p.out_features; ++n) {
     const float* weight = weight_row<T>(p, n, &weight_room);
-    for (int64_t m = 0; m < p.num_rows; ++m) {
-      products[m * p.out_features + n] = dot(rows[m], weight, p.in_features);
+    for (int64_t i = 0; i < count; ++i) {
+      products[i * p.out_features + n] = dot(x[i], weight, p.in_features);
     }
   }
-  p.out_dtype == DType::kFloat32 ? finish<T, float>(p, products) : finish<T, T>(p, products);
+  p.out_dtype == DType::kFloat32 ? finish<T, float>(p, rows, products)
+                                 : finish<T, T>(p, rows, products);
+}
+
+// With the weight of group `g`, whose rows keep their numbers.
+GemmParams of_group(const GemmParams& p, int64_t g) {
+  const int64_t size = p.operands == GemmOperands::kDense ? dtype_size(p.dtype) : 1;
+  const int64_t weight_bytes =
+      is_packed(p.operands)
+          ? packed_weight_bytes(p.out_features, p.in_features, p.operands, p.group_size)
+          : p.out_features * p.in_features * size;
+  const int64_t num_scales = p.scale_rows == 0 ? p.out_features
+                                               : ceil_div(p.out_features, p.scale_rows) *
+                                                     ceil_div(p.in_features, kScaleBlock);
+  GemmParams own = p;
+  own.weight = static_cast<const char*>(p.weight) + g * weight_bytes;
+  if (p.bias != nullptr) {
+    own.bias = static_cast<const char*>(p.bias) + g * p.out_features * dtype_size(p.dtype);
+  }
+  if (p.weight_scale != nullptr) own.weight_scale += g * num_scales;
+  return own;
+}
+
+template <class T>
+Status multiply_groups(const GemmParams& p) {
+  int64_t first = 0;
+  for (int64_t g = 0; g < p.num_groups; ++g) {
+    const int64_t end = p.group_ends[g];
+    if (end < first || end > p.num_rows) {
+      return Status::error("gemm: group " + std::to_string(g) + " ends at row " +
+                           std::to_string(end) + " (allowed: " + std::to_string(first) + " to " +
+                           std::to_string(p.num_rows) + ")");
+    }
+    if (end > first) multiply<T>(of_group(p, g), {first, end});
+    first = end;
+  }
+  if (first == p.num_rows) return {};
+  return Status::error("gemm: the last group ends at row " + std::to_string(first) + " of " +
+                       std::to_string(p.num_rows));
+}
+
+constexpr int64_t kMaxGroups = 512;  // as cuda/gemm/tiles.h
+
+// What no kernel of csrc/cuda/gemm takes either, and functions: gemm_makes_function() has none.
+Status check(const GemmParams& p) {
+  if (p.activates || (p.gated && p.function != Function::kSilu)) {
+    return Status::error("gemm: the fake GPU has no function but a gate's SiLU");
+  }
+  if (p.gated && (p.residual != nullptr || p.sumsq_out != nullptr)) {
+    return Status::error("gemm: a gated product takes no residual and gives no sumsq");
+  }
+  if (p.num_groups == 0) return {};
+  if (p.group_ends == nullptr) return Status::error("gemm: groups of rows need group_ends");
+  if (p.num_groups > kMaxGroups) return Status::error("gemm: more than 512 groups of rows");
+  if (p.residual != nullptr || p.sumsq != nullptr || p.sumsq_out != nullptr ||
+      p.scaled_out != nullptr) {
+    return Status::error("gemm: groups of rows take no residual, norm or sums of squares");
+  }
+  return {};
 }
 
 // One row to codes; see QuantizeRowsParams.
@@ -232,9 +284,13 @@ Status create_blas(void** blas) {
 int64_t gemm_scratch_bytes(const GemmParams&) { return 0; }
 
 Status gemm(const GemmParams& params, const GemmResources&, const char*, CUstream_st* stream) {
+  const Status status = check(params);
+  if (!status.ok()) return status;
   return queue(stream, "gemm", [p = params] {
     return dispatch(p.dtype, "gemm", [&](auto* type) {
-      multiply<ElementOf<decltype(type)>>(p);
+      using T = ElementOf<decltype(type)>;
+      if (p.num_groups > 0) return multiply_groups<T>(p);
+      multiply<T>(p, {0, p.num_rows});
       return Status();
     });
   });
