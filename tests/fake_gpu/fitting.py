@@ -22,7 +22,10 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "rows_are_quantized",
         "logits_are_near",
     ),
-    "gpu/test_latent.py": ("prefill_spans-128",),
+    # The plain twin takes long where more than a few heads meet long spans.
+    "gpu/test_latent.py": tuple(
+        f"prefill_spans-{heads}" for heads in ("16", "32", "128", "queries")
+    ),
     "gpu/test_memory.py": ("share_that_is_asked_for",),
     "gpu/test_ops.py": ("",),
     "gpu/test_paddle_graphs.py": ("",),

@@ -22,9 +22,12 @@ MOVED = (
     "tests/speculative/test_speculative.py",
     "tests/text/test_stop_strings.py",
 )
-# The runs of pytest, by name: importing Paddle takes longer than many a file.
+LONGEST = ("tests/gpu/test_engine.py", "tests/gpu/test_experts.py")
+# The runs of pytest, by name: importing Paddle takes longer than many a file. The last two take as
+# long as the first.
 COMMANDS = {
-    "tests of the GPU": ("tests/gpu",),
+    "tests of the GPU": ("tests/gpu", *(f"--ignore={path}" for path in LONGEST)),
+    "longest tests of the GPU": LONGEST,
     "tests of the engine": ("-p", "tests.fake_gpu.everywhere", *MOVED),
 }
 Result = subprocess.CompletedProcess[str]
@@ -32,7 +35,7 @@ Result = subprocess.CompletedProcess[str]
 
 @pytest.fixture(scope="module")
 def results(fake_gpu: Path, request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Result]]]:
-    """Those of the selected runs, which go side by side."""
+    """Those of the selected runs, as many side by side as there are cores."""
     environment = {
         name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ
     }
@@ -41,11 +44,14 @@ def results(fake_gpu: Path, request: pytest.FixtureRequest) -> Iterator[dict[str
     environment |= {libraries.ENVIRONMENT: str(fake_gpu), "FAKE_CUDA_LATE": "1"}
 
     cores = sorted(os.sched_getaffinity(0))
+    free = iter(cores)
 
-    def run(words: tuple[str, ...], core: int) -> Result:
-        # One core each: threads that wait for one another on cores that others use take twice
-        # the time. The process inherits it from this thread, which runs nothing else.
-        os.sched_setaffinity(0, {core})
+    # One core each: threads that wait for one another on cores that others use take twice the
+    # time. Processes inherit it from their thread, which runs nothing else.
+    def take_core() -> None:
+        os.sched_setaffinity(0, {next(free)})
+
+    def run(words: tuple[str, ...]) -> Result:
         return subprocess.run(
             [
                 *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
@@ -60,10 +66,10 @@ def results(fake_gpu: Path, request: pytest.FixtureRequest) -> Iterator[dict[str
         )
 
     selected = [item.name for item in request.session.items if item.path == request.path]
-    with ThreadPoolExecutor(len(COMMANDS)) as executor:
+    with ThreadPoolExecutor(min(len(cores), len(COMMANDS)), initializer=take_core) as executor:
         yield {
-            name: executor.submit(run, words, cores[number % len(cores)])
-            for number, (name, words) in enumerate(COMMANDS.items())
+            name: executor.submit(run, words)
+            for name, words in COMMANDS.items()
             if f"test_passes_on_the_fake_gpu[{name}]" in selected
         }
 
