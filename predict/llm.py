@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from predict.adapters.pool import ServedAdapter
 from predict.adapters.store import MAX_NAME, AdapterStore, Placement
-from predict.adapters.weights import base_of, check_spec, num_pages_for, with_pages
+from predict.adapters.weights import base_of, check_spec, num_pages_for, page_values, with_pages
 from predict.config.engine import EngineConfig, check_params
 from predict.config.model import DTYPE_BYTES
 from predict.device import devices, library
@@ -275,7 +275,7 @@ class LLM:
         if self.draft is not None:
             opened.append(open_weights(*self.draft, self.platform))
         if opened:
-            check_memory(opened)
+            check_memory(opened, adapter_bytes=self._adapter_bytes(opened[0]))
         networks: list[Network] = []
         if config.model.mode == "static":
             loaded = None if self.platform.compiled is None else library.require()
@@ -300,12 +300,20 @@ class LLM:
     def _fields(self) -> tuple[Field, ...]:
         return fields_of(self.spec, self.config.adapters.is_used)
 
+    def _adapter_bytes(self, weights: Weights) -> int:
+        """Bytes of the pages for adapters."""
+        config = self.config
+        if not config.adapters.is_used:
+            return 0
+        check_spec(self.spec)
+        num_pages = config.adapters.max_loras * num_pages_for(config.adapters.max_lora_rank)
+        return num_pages * page_values(weights.plan) * DTYPE_BYTES[config.model.dtype]
+
     def _with_adapters(self, decoder: Decoder, weights: Weights) -> Decoder:
         """The decoder with pages for adapters, those of the flags loaded."""
         config, platform = self.config, self.platform
         if not config.adapters.is_used:
             return decoder
-        check_spec(self.spec)
         num_pages = config.adapters.max_loras * num_pages_for(config.adapters.max_lora_rank)
         decoder = with_pages(decoder, num_pages, config.model.dtype, platform.place)
         placement = Placement(config.model.dtype, platform.place, platform.gpu)

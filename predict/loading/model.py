@@ -223,21 +223,25 @@ def load_decoder(
     return weights.read(on_layer)
 
 
-def check_memory(opened: Sequence[Weights], with_cache: bool = True) -> None:
+def check_memory(
+    opened: Sequence[Weights], with_cache: bool = True, adapter_bytes: int = 0
+) -> None:
     """Raises UserError with the arithmetic where there is no room for a model and its draft's.
 
     opened: the model's weights, then those of the draft model where there is one. with_cache:
-    whether a CPU must hold the cache too, which an export does without.
+    whether a CPU must hold the cache too, which an export does without. adapter_bytes: of the pages
+    beside the weights.
     """
     try:
-        _check_memory(opened, with_cache)
+        _check_memory(opened, with_cache, adapter_bytes)
     except UserError as error:
-        raise UserError(f"{error}{_what_fits(opened, with_cache)}") from None
+        fits = _what_fits(opened, with_cache, adapter_bytes)
+        raise UserError(f"{error}{fits}") from None
 
 
-def _check_memory(opened: Sequence[Weights], with_cache: bool) -> None:
+def _check_memory(opened: Sequence[Weights], with_cache: bool, adapter_bytes: int) -> None:
     first, *others = opened
-    needed = sum(weights.num_bytes for weights in opened)
+    needed = sum(weights.num_bytes for weights in opened) + adapter_bytes
     draft = others[0].plan.spec if others else None
     gpu = first.platform.gpu
     if gpu is None:
@@ -248,7 +252,7 @@ def _check_memory(opened: Sequence[Weights], with_cache: bool) -> None:
     check_gpu_memory(first.config, first.plan.spec, devices.memory_info(gpu), needed, draft, beside)
 
 
-def _what_fits(opened: Sequence[Weights], with_cache: bool) -> str:
+def _what_fits(opened: Sequence[Weights], with_cache: bool, adapter_bytes: int) -> str:
     """The end of a message: which quant_types there is room for, where one may be chosen."""
     first, *others = opened
     if not first.layout.is_rounded:
@@ -259,7 +263,7 @@ def _what_fits(opened: Sequence[Weights], with_cache: bool) -> str:
         weights = replace(first, layout=Online(first.source, settings, first.plan))
         try:
             check_schemes(weights)
-            _check_memory([weights, *others], with_cache)
+            _check_memory([weights, *others], with_cache, adapter_bytes)
         except UserError:
             continue
         fitting.append(f"{name} ({mib(weights.num_bytes)} MiB of weights)")

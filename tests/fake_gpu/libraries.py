@@ -21,7 +21,7 @@ FOLDER = build.BUILD_DIR.parent / "fake_gpu"
 ENVIRONMENT = "REGATTA_FAKE_GPU"  # names FOLDER: tests/gpu runs over the libraries there
 RUNTIME_NAME = "libfake_cuda.so"
 TEST_OPS_NAME = "libtest_ops.so"  # of tests/gpu/ops
-LAUNCHERS = ("kernels", "products", "experts", "latents")  # here, in the kernels' place
+LAUNCHERS = ("kernels", "products", "experts", "latents", "adapters")  # here, in the kernels' place
 HOST_SOURCES = ("composed.cu", "blocks.cu", "product.cu")  # of csrc/cuda: they launch no kernel
 # Registrations are slow to compile for Paddle's headers: so many sources include all of them.
 NUM_UNITS = 2
