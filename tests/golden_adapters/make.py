@@ -122,9 +122,7 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
         values = torch.randn(tensor.shape, generator=generator)
         if ".lora_A." in name:
             tensor.copy_(values / tensor.shape[1] ** 0.5)
-        elif ".lora_B." in name and name.endswith("weight"):
-            tensor.copy_(values)
-        elif ".lora_embedding_" in name:
+        elif (".lora_B." in name and name.endswith("weight")) or ".lora_embedding_" in name:
             tensor.copy_(values)
         elif ".lora_magnitude_vector." in name:
             tensor.mul_(1 + 0.3 * values)

@@ -87,7 +87,8 @@ class LowRank:
     def added_to(self, weight: Floats) -> Floats:
         """The changed matrix, of one [out, in], which it may write over."""
         a, b = self.factors()
-        weight += b @ a
+        with np.errstate(over="ignore", invalid="ignore"):  # the sum is looked at
+            weight += b @ a
         if self.magnitude is not None:
             lengths = np.linalg.norm(weight, axis=1)
             weight *= (self.magnitude.read() / np.maximum(lengths, MIN_NORM))[:, None]
