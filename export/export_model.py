@@ -28,6 +28,7 @@ if __package__ in (None, ""):  # run as a script: import from the checkout, not 
 
 from predict.cli.command import run_command
 from predict.cli.flags import FLAGS, Flag, FlagValues, parse_flags
+from predict.cli.identity import PATHS
 from predict.cli.run_config import PredictorConfig
 from predict.config.engine import EngineConfig
 from predict.device.devices import check_static
@@ -88,10 +89,7 @@ def export_model(
         check_folder(
             "output_path",
             output_path,
-            folders={
-                name: config.settings[name]
-                for name in ("model_name_or_path", "draft_model_name_or_path")
-            },
+            folders={name: config.settings.get(name) for name in PATHS},
             overwrite=_check_replaced if overwrite else None,
         )
 

@@ -40,6 +40,7 @@ from predict.bench.record import (
 )
 from predict.cli.command import run_command
 from predict.cli.flags import FLAGS, Flag, FlagValues, parse_flags
+from predict.cli.identity import PATHS
 from predict.cli.run_config import PredictorConfig
 from predict.config.engine import EngineConfig
 from predict.config.schemes import scheme_info
@@ -439,10 +440,7 @@ def parse(argv: Sequence[str]) -> tuple[EngineConfig, Plan, Outputs, tuple[str, 
     )
     outputs = Outputs(flags["output_file"], flags["plot"])
     engine = config.engine
-    folders = {
-        name: engine.settings[name] for name in ("model_name_or_path", "draft_model_name_or_path")
-    }
-    outputs.check(folders=folders)
+    outputs.check(folders={name: engine.settings.get(name) for name in PATHS})
     return engine, plan, outputs, config.notes
 
 

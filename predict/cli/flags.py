@@ -199,7 +199,10 @@ _COMPAT = "Known from PaddleNLP"
 _ALIASES = tuple(alias for row in SCHEMES.values() for alias in row.aliases)
 QUANT_TYPES = (*SCHEMES, "a8w8c8", "a8w8c8_fp8", FP8_WINT4, *_ALIASES)
 _NO_EAGLE = not_yet("inference_with_reference, lookahead and draft_model work.")
-_NO_ADAPTER = not_yet("Merge the adapter into the weights first and pass the merged directory.")
+_NO_REFT = not_yet(
+    "ReFT edits hidden states of chosen tokens of a prompt, which is no change of weights and no "
+    "operator here does: PaddleNLP's reft_predictor.py runs it. LoRA adapters run: --lora_path."
+)
 
 # fmt: off
 FLAGS: tuple[Flag, ...] = (
@@ -407,8 +410,8 @@ FLAGS: tuple[Flag, ...] = (
          "Hidden states of all positions, for eagle and mtp.",
          availability=_NO_EAGLE),
     Flag(_ADAPTERS, "lora_path", "str", None,
-         "Directory of a LoRA adapter.",
-         availability=_NO_ADAPTER),
+         "Directory of a LoRA adapter, PaddleNLP's or PEFT's: added to the weights while they are "
+         "read, ahead of any rounding."),
     Flag(_ADAPTERS, "prefix_path", "str", None,
          "Directory of prefix-tuning parameters.",
          availability=not_yet("Full checkpoints run: leave --prefix_path out.")),
@@ -417,10 +420,10 @@ FLAGS: tuple[Flag, ...] = (
          availability=not_yet("Full checkpoints run: leave --export_precache out.")),
     Flag(_ADAPTERS, "reft", "bool", False,
          "Use a ReFT adapter.",
-         availability=_NO_ADAPTER),
+         availability=_NO_REFT),
     Flag(_ADAPTERS, "reft_path", "str", None,
          "Directory of a ReFT adapter.",
-         availability=_NO_ADAPTER),
+         availability=_NO_REFT),
     Flag(_BENCH, "benchmark", "bool", False,
          "Measure speed: every prompt padded to src_length, decoded to max_length without an "
          "early stop, warm-up apart. A data file is answered first when given."),

@@ -23,6 +23,7 @@ OPERATIONAL = (
 )
 # Digests stand for what these lead to.
 PATHS = ("model_name_or_path", "draft_model_name_or_path", "lora_path", "prefix_path")
+LARGE = ("model_name_or_path", "draft_model_name_or_path")
 WEIGHT_SUFFIXES = (".safetensors", ".pdparams", ".pdiparams", ".bin", ".gguf")
 READ_SUFFIXES = (".json", ".model", ".jinja", ".tiktoken")
 READ_NAMES = ("merges.txt", "vocab.txt")
@@ -54,16 +55,19 @@ def run_inputs(
     for name in PATHS:
         directory = config.engine.settings.get(name)
         if directory is not None:
-            inputs[f"content of --{name}"] = folder_digest(Path(directory))
+            is_small = name not in LARGE
+            inputs[f"content of --{name}"] = folder_digest(Path(directory), is_small)
     return inputs
 
 
-def folder_digest(directory: Path) -> str:
-    """A hash of the files of a model or adapter: of large ones, sizes and samples of their bytes.
+def folder_digest(directory: Path, is_small: bool = False) -> str:
+    """A hash of the files of a model or adapter: of weights, sizes and samples of their bytes.
 
-    Reading every byte of a large checkpoint would take minutes. Raises UserError.
+    Reading every byte of a large checkpoint would take minutes. is_small: every byte counts
+    nevertheless. Raises UserError.
     """
     from predict.loading.checkpoint import add_samples
+    from predict.loading.manifest import FileDigest
 
     state = hashlib.sha256()
     try:
@@ -73,10 +77,12 @@ def folder_digest(directory: Path) -> str:
             if not (is_weights or is_read) or not path.is_file():
                 continue
             state.update(f"{path.name} {path.stat().st_size}\n".encode())
-            if is_weights:
-                add_samples(state, path)
-            else:
+            if not is_weights:
                 state.update(hashlib.sha256(path.read_bytes()).digest())
+            elif is_small:
+                state.update("".join(FileDigest.of(path).sha256).encode())
+            else:
+                add_samples(state, path)
     except OSError as error:
         raise UserError(f"cannot read {error.filename}: {error.strerror}") from None
     return state.hexdigest()

@@ -13,11 +13,12 @@ from typing import Any
 from predict.cli.flags import FlagValues
 from predict.config.cache import KV_FORMATS
 from predict.config.engine import EngineConfig, check_params
+from predict.config.model import DTYPES
 from predict.device.devices import default_name, on_cpu
 from predict.errors import UserError
 from predict.loading.generation_config import DRAWING, FILE, Recommended, read_recommended
 from predict.request import EarlyStopping, SamplingParams
-from predict.system.files import find_model_dir
+from predict.system.files import find_model_dir, read_json_object
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +43,9 @@ class PredictorConfig:
         Raises UserError where flags exclude each other, a value is out of range, or the model
         directory does not exist.
         """
+        flags, notes = _with_adapter(flags)
         _check_rules(flags)
         directory = find_model_dir(flags["model_name_or_path"])
-        notes = [*flags.notes]
         if directory != Path(flags["model_name_or_path"]):
             notes.append(f"{flags['model_name_or_path']} was found in {directory}")
         if flags["mode"] == "static":
@@ -99,6 +100,9 @@ def _num_sequences(flags: FlagValues) -> int:
     return int(flags["batch_size"]) * max(beams, 1)
 
 
+LORA_CONFIG = "lora_config.json"  # PaddleNLP's
+
+
 # Flags that are EngineConfig fields of the same name and meaning.
 _SAME_NAME = (
     "mode",
@@ -113,6 +117,7 @@ _SAME_NAME = (
     "mla_use_matrix_absorption",
     "num_cache_blocks",
     "load_format",
+    "lora_path",
     "quant_type",
     "moe_quant_type",
     "weightonly_group_size",
@@ -377,6 +382,24 @@ def _cache_type(flags: FlagValues) -> str | None:
 def _draft_dir(flags: FlagValues) -> str | None:
     name = flags["draft_model_name_or_path"]
     return None if name is None else str(find_model_dir(name, "draft_model_name_or_path"))
+
+
+def _with_adapter(flags: FlagValues) -> tuple[FlagValues, list[str]]:
+    """The flags with the adapter's directory found, and notes: PaddleNLP's adapters have a dtype.
+
+    Theirs is the run's where --dtype is left out, as in PaddleNLP.
+    """
+    notes, name = [*flags.notes], flags["lora_path"]
+    if name is None:
+        return flags, notes
+    directory = find_model_dir(name, "lora_path", "lora_config.json or adapter_config.json")
+    changed: dict[str, Any] = {"lora_path": str(directory)}
+    path = directory / LORA_CONFIG
+    dtype = read_json_object(path, missing_ok=True).get("dtype")
+    if flags["dtype"] is None and dtype in DTYPES and flags["mode"] == "dynamic":
+        changed["dtype"] = dtype
+        notes.append(f"--dtype is {dtype}, that of {path}")
+    return replace(flags, values={**flags.values, **changed}), notes
 
 
 def _prefix_caching(flags: FlagValues) -> bool:

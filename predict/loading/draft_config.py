@@ -55,6 +55,7 @@ def read_draft(
         model_name_or_path=path,
         mode="dynamic",
         model_type=None,
+        lora_path=None,
         quant_type=config.speculation.draft_model_quant_type,
         moe_quant_type=None,
         weightonly_group_size=-1,

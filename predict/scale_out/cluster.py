@@ -133,7 +133,7 @@ def _silent() -> Iterator[None]:
 
 def on_workers(config: EngineConfig) -> EngineConfig:
     """The config with names of files that hold in another process's folder, too."""
-    names = ("model_name_or_path", "draft_model_name_or_path", "chat_template")
+    names = ("model_name_or_path", "draft_model_name_or_path", "lora_path", "chat_template")
     paths = {name: config.settings[name] for name in names}
     return config.changed(
         **{n: os.path.abspath(path) for n, path in paths.items() if path and os.path.exists(path)}

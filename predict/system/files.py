@@ -202,7 +202,7 @@ def _not_utf8(error: UnicodeDecodeError) -> str:
     return f"not UTF-8 text (byte {error.start + 1} is 0x{byte:02x}); save it as UTF-8"
 
 
-def find_model_dir(name: str, flag: str = "model_name_or_path") -> Path:
+def find_model_dir(name: str, flag: str = "model_name_or_path", holds: str = "config.json") -> Path:
     """The local directory that --model_name_or_path, or another flag, means.
 
     A directory as given; else, for a name such as meta-llama/Llama-2-7b-chat, the one below
@@ -212,7 +212,7 @@ def find_model_dir(name: str, flag: str = "model_name_or_path") -> Path:
     if Path(name).is_dir():
         return Path(name)
     if Path(name).is_file():
-        raise UserError(f"--{flag} {name} is a file; pass the directory that holds config.json")
+        raise UserError(f"--{flag} {name} is a file; pass the directory that holds {holds}")
     relative = Path(name)
     looked: list[str] = [name]
     hub_name = _hub_name(name)

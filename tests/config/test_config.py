@@ -112,7 +112,7 @@ def test_wrong_words_are_refused_with_the_nearest_right_one(words: list[str], sa
 
 # What is not in this release: flag, value, and a word of what works in its place.
 REFUSED = [
-    ("lora_path", "x", "Merge"),
+    ("reft_path", "x", "--lora_path"),
     ("prefix_path", "x", "Full checkpoints"),
     ("export_precache", "true", "Full checkpoints"),
     ("speculate_method", "eagle", "lookahead"),
@@ -134,8 +134,8 @@ def test_asking_for_what_is_the_default_anyway_is_no_request() -> None:
 
 
 def test_one_cell_makes_a_flag_available() -> None:
-    flags = [replace(f, availability=WORKS) if f.name == "lora_path" else f for f in FLAGS]
-    assert parse_flags(["--lora_path", "x"], flags)["lora_path"] == "x"
+    flags = [replace(f, availability=WORKS) if f.name == "prefix_path" else f for f in FLAGS]
+    assert parse_flags(["--prefix_path", "x"], flags)["prefix_path"] == "x"
 
 
 def test_flags_without_effect_are_accepted_with_a_note() -> None:
