@@ -167,7 +167,7 @@ def _export(config: EngineConfig, output_path: Path, signals: Signals | None) ->
     config = with_stored_cache(config, reader)
     kv_format = kv_format_of(config.kv_format)
     kv_format.check_spec(spec)
-    scales = head_scales(kv_format, source, spec)
+    scales = head_scales(kv_format, source, spec, config.quantization.use_fake_parameter)
     backend = platform.backend
     import paddle
 

@@ -185,7 +185,8 @@ class LLM:
         kv_format.check_spec(self.spec)
         if self.device is not None:
             kv_format.check_gpu(devices.driver_info().gpus[self.device.index].capability)
-        kv_scales = head_scales(kv_format, config.model.model_name_or_path, self.spec)
+        fake = config.quantization.use_fake_parameter
+        kv_scales = head_scales(kv_format, config.model.model_name_or_path, self.spec, fake)
         max_length = config.scheduling.max_length
         if max_length > self.spec.max_context:
             print(

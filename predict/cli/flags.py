@@ -383,8 +383,8 @@ FLAGS: tuple[Flag, ...] = (
          "Likewise, of experts alone; when not given, --quant_type is theirs too.",
          choices=(*SCHEMES, FP8_WINT4, *_ALIASES)),
     Flag(_QUANT, "use_fake_parameter", "bool", False,
-         "Dummy quantization scales, to measure speed.",
-         availability=not_yet("--load_format dummy measures speed with random weights.")),
+         "To measure speed: scales that a calibrated checkpoint, or --cachekv_int8_type static, "
+         "would read from files and does not find are made up. Answers mean nothing then."),
     Flag(_SPECULATE, "speculate_method", "str", None,
          "Where draft tokens come from.",
          choices=("inference_with_reference", "lookahead", "draft_model", "eagle", "mtp"),

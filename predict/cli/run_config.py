@@ -122,6 +122,7 @@ _SAME_NAME = (
     "moe_quant_type",
     "weightonly_group_size",
     "lm_head_quant_type",
+    "use_fake_parameter",
     "speculate_method",
     "speculate_max_draft_token_num",
     "speculate_max_ngram_size",

@@ -50,6 +50,7 @@ class QuantSettings:
     block_size: int = -1  # rows and columns per scale of a8w8_fp8; -1: a row
     head_scheme: str | None = None  # of the LM head; None: it stays dense
     skip: tuple[str, ...] = ()  # linears whose names contain one of these stay dense
+    fake: bool = False  # scales that a calibrated checkpoint lacks are made up
 
     @property
     def types(self) -> str:
@@ -68,6 +69,7 @@ class QuantizationConfig:
     moe_quant_type: str | None = None  # of experts; None: as quant_type has it
     lm_head_quant_type: str | None = None  # None: the LM head stays dense
     skip_list_names: tuple[str, ...] = ()  # linears with one of these in their name stay dense
+    use_fake_parameter: bool = False  # scales that are missing are made up, to measure speed
 
     def __post_init__(self) -> None:
         check_fields(self, choices={})
@@ -110,6 +112,7 @@ class QuantizationConfig:
             block_size=-1 if self.weight_block_size is None else self.weight_block_size[0],
             head_scheme=scheme(self.lm_head_quant_type),
             skip=self.skip_list_names,
+            fake=self.use_fake_parameter,
         )
 
     @property

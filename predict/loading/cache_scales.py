@@ -19,14 +19,15 @@ SCALES_FILE = "cachekv_scales.json"
 
 
 def head_scales(
-    kv_format: KvFormat, directory: str | Path, spec: DecoderSpec
+    kv_format: KvFormat, directory: str | Path, spec: DecoderSpec, fake: bool = False
 ) -> list[HeadScales] | None:
     """Scales of each layer from the directory's cachekv_scales.json; None where it takes none.
 
     The file is PaddleNLP's: "<model>.layers.N.self_attn.cachek_matmul.activation_quanter" (and
     cachev) holds the largest |x| of each query head, or of each key/value head; heads of a group
     share theirs. Without it the scales are the checkpoint's k_scale and v_scale, where it has them.
-    fp8 does without both: e4m3 reaches 448, so that its scales are then 1.
+    fp8 does without both: e4m3 reaches 448, so that its scales are then 1; so are int8_static's
+    where they may be made up (fake).
     Raises UserError where int8_static finds none, or a layer's values are missing or wrong.
     """
     if kv_format.scales != "head":
@@ -38,7 +39,7 @@ def head_scales(
         stored = _tensor_scales(kv_format, path.parent, spec)
         if stored is not None:
             return stored
-        if kv_format.name == "fp8":
+        if kv_format.name == "fp8" or fake:
             ones = [1.0] * spec.num_kv_heads
             return [HeadScales(ones, ones)] * spec.num_layers
         raise UserError(

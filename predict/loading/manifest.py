@@ -197,6 +197,7 @@ def _are_settings(value: dict[str, Any]) -> bool:
         "group_size": lambda v: type(v) is int and v in GROUP_SIZES,
         "block_size": lambda v: type(v) is int and v in (-1, 128),
         "head_scheme": lambda v: v is None or v in known_schemes(),
+        "fake": lambda v: type(v) is bool,
         "skip": lambda v: isinstance(v, list) and all(isinstance(name, str) for name in v),
     }
     return all(name in kinds and kinds[name](item) for name, item in value.items())

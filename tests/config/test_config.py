@@ -119,7 +119,6 @@ REFUSED = [
     ("return_full_hidden_states", "true", "draft_model"),
     ("avx_type", "fp16_int8", "bf16"),
     ("model_type", "llama-img2txt", "gemma3 and mistral3"),
-    ("use_fake_parameter", "true", "--load_format dummy"),
 ]
 
 
@@ -130,7 +129,7 @@ def test_features_of_later_releases_are_refused_by_name(name: str, value: str, t
 
 
 def test_asking_for_what_is_the_default_anyway_is_no_request() -> None:
-    parse_flags(["--speculate_max_draft_token_num", "1", "--use_fake_parameter", "false"])
+    parse_flags(["--speculate_max_draft_token_num", "1", "--export_precache", "false"])
 
 
 def test_one_cell_makes_a_flag_available() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from export.export_model import export_model
 from predict import LLM, EngineConfig
 from predict.errors import UserError
 from predict.loading.adapters import read_adapter
@@ -39,7 +40,6 @@ PICKLE = "lora_model_state.pdparams"
 SCALING = ALPHA / RANK
 
 
-@pytest.mark.parametrize("operators", ["reference", "fused"], indirect=True)
 @pytest.mark.parametrize("case", adapter_folders.CASES)
 def test_merged_adapter_gives_the_text_of_peft(case: str, operators: dict[str, Any]) -> None:
     wanted = golden(case)
@@ -47,6 +47,21 @@ def test_merged_adapter_gives_the_text_of_peft(case: str, operators: dict[str, A
         config(wanted["base"], lora_path=str(ADAPTERS / case), max_length=MAX_LENGTH, **operators)
     )
     assert greedy(llm, wanted["prompts"], len(wanted["greedy"][0])) == wanted["greedy"]
+
+
+@pytest.mark.parametrize("case", ["gpt2", "tied_head"])
+def test_exported_model_has_the_adapter(
+    case: str, operators: dict[str, Any], tmp_path: Path
+) -> None:
+    wanted = golden(case)
+    settings = config(
+        wanted["base"], lora_path=str(ADAPTERS / case), max_length=MAX_LENGTH, **operators
+    )
+    export_model(settings, tmp_path / "static")
+    static = settings.changed(
+        model_name_or_path=str(tmp_path / "static"), mode="static", lora_path=None
+    )
+    assert greedy(LLM(static), wanted["prompts"], len(wanted["greedy"][0])) == wanted["greedy"]
 
 
 @pytest.fixture(scope="module")

@@ -767,6 +767,29 @@ def test_floats_that_are_no_codes_are_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.parametrize("missing", [("act",), ("weight",), ("act", "weight")])
+@pytest.mark.parametrize("is_calibrated", [True, False])
+def test_scales_that_are_missing_can_be_made_up(
+    tmp_path: Path, missing: tuple[str, ...], is_calibrated: bool
+) -> None:
+    """Of codes, and of floats that nobody calibrated; those that are there stay."""
+    paddlenlp_model(tmp_path)
+    if not is_calibrated:
+        tiny.write(tmp_path)
+        announce(tmp_path, {"quant_type": "a8w8"})
+    for kind in missing:
+        (tmp_path / f"{kind}_scales.json").unlink()
+    layout, plan = open_layout(tmp_path, fake=True)
+    read = layout.read(named_linears(plan.layers[1]).out)
+    assert read.codes.dtype == np.int8
+    assert read.act_scale == pytest.approx((10.0 if "act" in missing else 8.0) / 127)
+    made_up = is_calibrated and "weight" in missing
+    assert bool(np.all(read.scale == np.float32(1 / 127))) == made_up
+    assert answer(tmp_path, use_fake_parameter=True)
+    with pytest.raises(UserError, match="is missing, and"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("file", "text", "said"),
     [

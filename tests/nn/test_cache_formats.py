@@ -357,6 +357,15 @@ def test_scale_file_that_does_not_fit_is_refused(tmp_path: Path, case: str) -> N
         head_scales(kv_format_of("int8_static"), tmp_path, SPEC)
 
 
+def test_missing_scales_can_be_made_up(tmp_path: Path) -> None:
+    layers = head_scales(kv_format_of("int8_static"), tmp_path, SPEC, fake=True)
+    assert layers is not None
+    assert len(layers) == SPEC.num_layers
+    assert layers[0].key == [1.0] * SPEC.num_kv_heads
+    write_scales(tmp_path, paddle_nlp_scales())
+    assert head_scales(kv_format_of("int8_static"), tmp_path, SPEC, fake=True) != layers
+
+
 def test_unknown_format_names_the_known_ones(compiled: Library) -> None:
     with pytest.raises(UserError, match=", ".join(KV_FORMATS)):
         kv_format_of("int5")

@@ -4,8 +4,9 @@ act_scales.json: "<stem>.activation_quanter": largest |x| of a linear's input; w
 "<stem>.weight_quanter": largest |w| of each output feature (a8w8), or of all (a8w8_fp8). A stem is
 "<model>.layers.N.self_attn.q_proj"; only what follows "layers." is compared, and o_proj.layer,
 down_proj.layer are PaddleNLP's names of the linears that have shift_bias and smooth_weight [K].
-A linear that neither file names is stored in float. Where shift is on, norms have biases: a norm's
-bias is the shift of the linears that read it.
+A linear that neither file names is stored in float; where scales may be made up
+(--use_fake_parameter), all linears have some once both files are missing. Where shift is on, norms
+have biases: a norm's bias is the shift of the linears that read it.
 
 The tensors have Hugging Face's names and [out, in] matrices, as `quant` writes them, or as
 predict.loading.paddle_checkpoint shows PaddleNLP's own.
@@ -14,34 +15,46 @@ predict.loading.paddle_checkpoint shows PaddleNLP's own.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from predict.config.quantization import parse_quant_type
+from predict.config.quantization import QuantSettings, parse_quant_type
 from predict.config.schemes import SCHEMES, scheme_info
 from predict.device.place import to_float32
 from predict.errors import UserError
+from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts._stored import Array, Part, Shape, Stored
 from predict.loading.layouts.online import DENSE
+from predict.loading.sources import WeightSource
 from predict.nn.weights import LinearPlan, WeightPlan
-from predict.schemes import Quantized
+from predict.schemes import Quantized, scheme_of
 from predict.system.files import FLOAT32_MAX, read_json_object
 
 ACT_FILE, WEIGHT_FILE = "act_scales.json", "weight_scales.json"
 ACT_ENDING, WEIGHT_ENDING = ".activation_quanter", ".weight_quanter"
 SHIFT, SMOOTH = "shift_bias", "smooth_weight"
 INT8_MAX, E4M3_MAX = 127.0, 448.0
+FAKE_ACT, FAKE_WEIGHT = 10.0, 1.0  # largest values that are as good as any to measure speed
 AGAIN = "calibrate again with quant/run_quantization.py"
 
 
 class PaddleNlp(Stored):
     """See predict.loading.layouts.Layout."""
 
-    def __init__(self, config: Mapping[str, Any], where: str, *stored: Any):
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        where: str,
+        checkpoint: Checkpoint,
+        source: WeightSource,
+        settings: QuantSettings,
+        plan: WeightPlan,
+    ):
         """config: the quantization_config. where: for errors."""
-        super().__init__(*stored)
+        super().__init__(checkpoint, source, settings, plan)
         kind = parse_quant_type(str(config["quant_type"]))
         if kind.expert_scheme is not None:
             raise UserError(
@@ -58,10 +71,16 @@ class PaddleNlp(Stored):
             )
         self.floats = info.codes == "e4m3"
         directory = self.checkpoint.directory
-        self.act = read_scales(directory / ACT_FILE, ACT_ENDING)
-        self.weight = read_scales(directory / WEIGHT_FILE, WEIGHT_ENDING)
+        self.fake = settings.fake
+        self.act = self._scales(directory / ACT_FILE, ACT_ENDING)
+        self.weight = self._scales(directory / WEIGHT_FILE, WEIGHT_ENDING)
+        if self.fake:
+            stems = self.act.keys() | self.weight.keys() or {
+                stem_of(prefix) for linear in plan.linears() for prefix in linear.prefixes
+            }
+            self.act = {**dict.fromkeys(stems, FAKE_ACT), **self.act}
+            self.weight = {**dict.fromkeys(stems, FAKE_WEIGHT), **self.weight}
         self.schemes = frozenset({self.quantized})
-        plan: WeightPlan = stored[-1]
         self.norm_biases = {
             prefix: norm.weight.removesuffix(".weight") + ".bias"
             for block in plan.blocks()
@@ -70,6 +89,9 @@ class PaddleNlp(Stored):
             if norm is block.slots.get("norm") and slot in ("qkv", "gate_up")
             for prefix in linear.prefixes
         }
+
+    def _scales(self, path: Path, ending: str) -> dict[str, Any]:
+        return {} if self.fake and not path.exists() else read_scales(path, ending)
 
     def part_scheme(self, part: Part) -> str:
         """See Stored."""
@@ -113,9 +135,15 @@ class PaddleNlp(Stored):
             )
         limit = np.float32(E4M3_MAX if fp8 else INT8_MAX)
         scale = largest / limit
-        return Quantized(
-            self._codes(part, fp8),
-            scale if fp8 else np.broadcast_to(scale, (part.out_features,)).copy(),
+        codes = self._codes(part, fp8)
+        if codes is None:
+            floats = to_float32(self.checkpoint.read(part["weight"]))
+            weight = scheme_of(self.quantized).quantize(floats, -1)
+        else:
+            spread = scale if fp8 else np.broadcast_to(scale, (part.out_features,)).copy()
+            weight = Quantized(codes, spread)
+        return replace(
+            weight,
             act_scale=float(act[0] / limit),
             shift=self._shift(part),
             smooth=self._vector(part[SMOOTH]),
@@ -133,8 +161,11 @@ class PaddleNlp(Stored):
         own = self._vector(part[SHIFT])
         return self._vector(self.norm_biases.get(part.prefix)) if own is None else own
 
-    def _codes(self, part: Part, fp8: bool) -> Array:
-        """Codes are stored as int8 or e4m3, or as floats of the same values (PaddleNLP's way)."""
+    def _codes(self, part: Part, fp8: bool) -> Array | None:
+        """Codes are stored as int8 or e4m3, or as floats of the same values (PaddleNLP's way).
+
+        None where they are other floats, and scales may be made up.
+        """
         from predict.schemes._e4m3 import VALUES, encode
 
         values = self.checkpoint.read(part["weight"])
@@ -144,6 +175,8 @@ class PaddleNlp(Stored):
         floats = to_float32(values)
         codes: Array = encode(floats) if fp8 else floats.clip(-INT8_MAX, INT8_MAX).astype(np.int8)
         if not np.array_equal(VALUES[codes] if fp8 else codes, floats):
+            if self.fake:
+                return None
             raise UserError(
                 f"{self.checkpoint.directory}: {part['weight']} holds {stored} numbers that are "
                 f"no {self.quantized} codes, though {WEIGHT_FILE} has its scales; {AGAIN}"
