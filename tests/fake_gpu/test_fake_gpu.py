@@ -17,6 +17,7 @@ from tests.support.paths import ROOT
 
 # Tests of the engine whose engines are moved to the GPU.
 MOVED = (
+    "tests/test_adapters.py",
     "tests/test_async_llm.py",
     "tests/engine/test_samples.py",
     "tests/speculative/test_speculative.py",
