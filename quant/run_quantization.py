@@ -107,9 +107,9 @@ def run(
 
 
 def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summary:
-    from predict.loading.checkpoint import checkpoint_digest
+    from predict.loading.arrays import num_bytes
+    from predict.loading.checkpoint import Checkpoint, checkpoint_digest
     from predict.loading.model import read_spec
-    from predict.loading.paddle_checkpoint import open_checkpoint
     from predict.loading.platform import platform_of
     from predict.loading.sources import CheckpointSource, check_sizes
     from predict.models import weight_names
@@ -128,7 +128,7 @@ def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summar
         )
     names = weight_names(reader)
     check_layers(plan_weights(spec, names), reader)
-    checkpoint = open_checkpoint(source_dir)
+    checkpoint = Checkpoint(source_dir)
     check_sizes(spec, names, checkpoint)
     plan = plan_weights(spec, names)
     source = CheckpointSource(checkpoint)
@@ -188,7 +188,7 @@ def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summar
     with signals.held("the checkpoint is complete in a moment"):
         write_config(config, source_dir, plan)
         state.remove()
-    before = sum(_num_bytes(info) for info in checkpoint.tensors.values())
+    before = sum(map(num_bytes, checkpoint.tensors.values()))
     return Summary(before, after, sum(map(len, sequences)), loss)
 
 
@@ -333,16 +333,6 @@ def _mean_loss(scale_files: Sequence[Path]) -> dict[str, float]:
         for kind, value in read_layer_scales(path)["loss"].items():
             found.setdefault(kind, []).append(value)
     return {kind: sum(values) / len(values) for kind, values in found.items()}
-
-
-def _num_bytes(info: Any) -> int:
-    import math
-
-    import numpy as np
-
-    from predict.loading.checkpoint import NUMPY_DTYPES
-
-    return int(math.prod(info.shape) * np.dtype(NUMPY_DTYPES[info.dtype]).itemsize)
 
 
 def _digest(sequences: Sequence[TokenIds]) -> str:

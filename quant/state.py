@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from predict.errors import UserError
-from predict.loading.checkpoint import read_header
+from predict.loading.safetensors_reader import read_header
 from predict.system.files import json_type, open_regular, read_json_object
 from predict.system.outputs import sync_folder, write_whole
 from quant.grids import Array

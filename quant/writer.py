@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.loading import safetensors_writer as safetensors_file
-from predict.loading.checkpoint import NUMPY_DTYPES, Checkpoint, read_header
+from predict.loading.arrays import NUMPY_DTYPES
+from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts import compressed_tensors, paddlenlp
+from predict.loading.safetensors_reader import read_header
 from predict.nn.hf_config import ConfigReader
 from predict.nn.weights import WeightPlan
 from predict.system.outputs import sync_folder, whole_file, write_whole

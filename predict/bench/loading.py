@@ -110,7 +110,7 @@ def write_checkpoint(model: Path, folder: Path, seed: int = 0) -> None:
 
     from predict.config.quantization import QuantSettings
     from predict.loading.build import expected_tensors
-    from predict.loading.checkpoint import INDEX
+    from predict.loading.formats import INDEX
     from predict.loading.layouts.online import Online
     from predict.loading.model import read_spec
     from predict.loading.safetensors_writer import write

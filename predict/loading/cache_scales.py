@@ -91,10 +91,11 @@ def _tensor_scales(
     """
     from predict.device.place import to_float32
     from predict.loading.checkpoint import Checkpoint
+    from predict.loading.formats import format_of
     from predict.loading.layouts import cache_scheme
     from predict.nn.hf_config import ConfigReader
 
-    if not any(directory.glob("*.safetensors")):
+    if format_of(directory) is None:
         return None
     scheme = cache_scheme(ConfigReader.from_dir(directory))
     if kv_format.name != ("int8_static" if scheme == "static" else "fp8"):

@@ -9,41 +9,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from predict.errors import UserError
+from predict.loading.arrays import Part, StoredArray
 from predict.nn.hf_config import ConfigReader
 
 IN_ONE = re.compile(r"(model\.layers\.\d+)\.self_attn_mlp\.(qkv_gate_up|o)_proj\.(weight|bias)")
 LAST_MLP = ("mlp.", "post_attention_layernorm.")
-Indices: TypeAlias = "npt.NDArray[np.int64] | slice"
 
 
-class Part(NamedTuple):
-    """Rows and columns of a tensor [out, in], or elements of one [out]."""
+def parts_of(tensors: Mapping[str, StoredArray], directory: Path) -> dict[str, StoredArray]:
+    """The array of each name that the network asks for.
 
-    tensor: str
-    rows: Indices = slice(None)
-    columns: slice = slice(None)
-
-    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        """The part's, of a tensor of this shape."""
-        empty = np.broadcast_to(np.empty((), np.uint8), whole)
-        return self.of(empty).shape
-
-    def of(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The part of the tensor's values."""
-        part = values[self.rows]
-        return part if values.ndim == 1 else np.ascontiguousarray(part[:, self.columns])
-
-
-def parts_of(shapes: Mapping[str, tuple[int, ...]], directory: Path) -> dict[str, Part]:
-    """What to read for each name that the network asks for.
-
-    shapes: [out, in], by names that begin with "model.". Raises UserError for shapes that are not
+    tensors: [out, in], by names that begin with "model.". Raises UserError for shapes that are not
     those of the family.
     """
     config = ConfigReader.from_dir(directory)
@@ -60,21 +40,21 @@ def parts_of(shapes: Mapping[str, tuple[int, ...]], directory: Path) -> dict[str
         "o.bias": (hidden,),
     }
     last, before = f"model.layers.{num_layers - 1}.", f"model.layers.{num_layers - 2}.blocks.2."
-    has_last_mlp = f"{last}mlp.down_proj.weight" in shapes
-    parts: dict[str, Part] = {}
-    for name, shape in shapes.items():
+    has_last_mlp = f"{last}mlp.down_proj.weight" in tensors
+    parts: dict[str, StoredArray] = {}
+    for name, array in tensors.items():
         match = IN_ONE.fullmatch(name)
         if match is None:
             is_moved = has_last_mlp and name.startswith(tuple(last + each for each in LAST_MLP))
-            parts[before + name.removeprefix(last) if is_moved else name] = Part(name)
+            parts[before + name.removeprefix(last) if is_moved else name] = array
             continue
         layer, product, kind = match.groups()
-        if shape != in_one[f"{product}.{kind}"]:
+        if array.shape != in_one[f"{product}.{kind}"]:
             raise UserError(
-                f"{directory}: {name} has the shape {list(shape)}, and config.json says "
+                f"{directory}: {name} has the shape {list(array.shape)}, and config.json says "
                 f"{list(in_one[f'{product}.{kind}'])}; the two do not belong to one model"
             )
-        cut = _inputs(name, hidden, inner, num_heads) if product != "o" else _outputs(name, inner)
+        cut = _outputs(array, inner) if product == "o" else _inputs(array, hidden, inner, num_heads)
         parts.update({f"{layer}.{linear}.{kind}": part for linear, part in cut})
     for name in list(parts):  # the one norm of a parallel layer is both its blocks'
         layer, _, kind = name.partition(".input_layernorm.")
@@ -83,15 +63,19 @@ def parts_of(shapes: Mapping[str, tuple[int, ...]], directory: Path) -> dict[str
     return parts
 
 
-def _inputs(name: str, hidden: int, inner: int, num_heads: int) -> Iterator[tuple[str, Part]]:
+def _inputs(
+    array: StoredArray, hidden: int, inner: int, num_heads: int
+) -> Iterator[tuple[str, Part]]:
     rows = np.arange(3 * hidden, dtype=np.int64).reshape(num_heads, 3, -1)
     for number, kind in enumerate("qkv"):
-        yield f"self_attn.{kind}_proj", Part(name, rows[:, number].reshape(-1))
-    yield "mlp.gate_proj", Part(name, slice(3 * hidden, 3 * hidden + inner))
-    yield "mlp.up_proj", Part(name, slice(3 * hidden + inner, None))
+        yield f"self_attn.{kind}_proj", Part(array, rows[:, number].reshape(-1))
+    yield "mlp.gate_proj", Part(array, slice(3 * hidden, 3 * hidden + inner))
+    yield "mlp.up_proj", Part(array, slice(3 * hidden + inner, None))
 
 
-def _outputs(name: str, inner: int) -> Iterator[tuple[str, Part]]:
-    yield "self_attn.o_proj", Part(name, columns=slice(inner, None))
-    if name.endswith(".weight"):  # one bias for both products: attention's
-        yield "mlp.down_proj", Part(name, columns=slice(0, inner))
+def _outputs(array: StoredArray, inner: int) -> Iterator[tuple[str, StoredArray]]:
+    if len(array.shape) == 1:  # one bias for both products: attention's
+        yield "self_attn.o_proj", array
+        return
+    yield "self_attn.o_proj", Part(array, columns=slice(inner, None))
+    yield "mlp.down_proj", Part(array, columns=slice(0, inner))

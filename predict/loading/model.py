@@ -26,7 +26,6 @@ from predict.loading.memory import (
     mib,
     weight_bytes,
 )
-from predict.loading.paddle_checkpoint import open_checkpoint
 from predict.loading.platform import Platform
 from predict.loading.sources import (
     CheckpointSource,
@@ -107,7 +106,7 @@ def open_weights(
         layout: Layout = Online(source, settings, plan)
         expected_tensors(plan, layout)  # whether the group size divides
     else:
-        checkpoint = open_checkpoint(config.model.model_name_or_path)
+        checkpoint = Checkpoint(config.model.model_name_or_path)
         names = names.found_in(checkpoint.tensors)
         check_sizes(spec, names, checkpoint)
         plan = plan_weights(spec, names)

@@ -1,46 +1,59 @@
-"""PaddleNLP's own checkpoints, seen as if Hugging Face had written them.
+"""PaddleNLP's own checkpoints, seen as if Hugging Face had written them, and the other way round.
 
 Names begin with the family ("llama.layers.0...") in place of "model.", matrices are [in, out], and
-linears with shift and smooth keep theirs below ".layer". Files: *.safetensors, or
-model_state.pdparams, a pickle (see predict.loading.pdparams).
+linears with shift and smooth keep theirs below ".layer". Queries, keys and values may be of one
+matrix, head by head (`qkv_proj`: the queries of a key head, its key, its value, then the next
+one's), gate and up of another (`gate_up_fused_proj`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from predict.errors import UserError
-from predict.loading.checkpoint import PARAMS, Checkpoint, TensorInfo, listed
-from predict.loading.ernie import Part, parts_of
-from predict.loading.pdparams import PickledArray, read_params
+from predict.loading.arrays import FLOAT_DTYPES, Part, StoredArray, Turned, listed
+from predict.loading.ernie import parts_of
+from predict.nn.hf_config import ConfigReader
 
 # The family that stands ahead of the table of tokens. Hugging Face's first OPT has "decoder" there.
 FAMILY = re.compile(
     r"(?!model\.|decoder\.)([a-z0-9_]+\.)(embed_tokens|embeddings\.word_embeddings)\.weight"
 )
+# Families that Hugging Face's names do not begin with "model." in: by PaddleNLP's table of tokens,
+# what its names begin with, and what Hugging Face's do.
+OTHERS = {
+    "bloom.word_embeddings.weight": ("bloom.", "transformer."),
+    "qwen.wte.weight": ("qwen.", "transformer."),
+    "chatglm.transformer.word_embeddings.weight": ("chatglm.transformer.", "transformer."),
+    "chatglm_v2.embedding.word_embeddings.weight": ("chatglm_v2.", "transformer."),
+}
 ERNIE = "ernie."
-NOT_TRANSPOSED = ("embed_tokens.weight", "_embeddings.weight")
+OWN_FUSED = ("gpt.",)  # whose names here are of matrices in one, too
+NOT_TRANSPOSED = ("embed_tokens.weight", "_embeddings.weight", "wte.weight")
+QKV = re.compile(r"(.*\.self_attn)\.qkv_proj\.(weight|bias)")
+GATE_UP = re.compile(r"(.*)\.gate_up_fused_proj\.(weight|bias)")
 
 
-def open_checkpoint(directory: str | Path) -> Checkpoint:
-    """The directory's checkpoint, whoever wrote it; raises UserError as Checkpoint does."""
-    directory = Path(directory)
-    if not list(directory.glob("*.safetensors*")) and (directory / PARAMS).exists():
-        return PaddleCheckpoint(directory, read_params(directory / PARAMS))
-    checkpoint = Checkpoint(directory)
-    return PaddleCheckpoint(directory) if family_prefix(checkpoint.tensors) else checkpoint
+def prefixes_of(names: Iterable[str]) -> tuple[str, str]:
+    """What names begin with in PaddleNLP's files, and in Hugging Face's in its place.
+
+    Empty where the names are not PaddleNLP's.
+    """
+    for name in names:
+        if name in OTHERS:
+            return OTHERS[name]
+        if match := FAMILY.fullmatch(name):
+            return match[1], "model."
+    return "", ""
 
 
-def family_prefix(names: Iterable[str]) -> str:
-    """What names begin with in PaddleNLP's files, the point included; empty in others."""
-    return next((match[1] for match in map(FAMILY.fullmatch, names) if match), "")
+def has_family(names: Iterable[str]) -> bool:
+    """Whether names are PaddleNLP's."""
+    return bool(prefixes_of(names)[0])
 
 
 def is_turned(name: str) -> bool:
@@ -48,59 +61,115 @@ def is_turned(name: str) -> bool:
     return name.endswith(".weight") and not name.endswith(NOT_TRANSPOSED)
 
 
-class PaddleCheckpoint(Checkpoint):
-    """A Checkpoint whose names and shapes are Hugging Face's; `read` turns matrices round."""
+def _turned(name: str, array: StoredArray) -> StoredArray:
+    return Turned(array) if is_turned(name) and len(array.shape) == 2 else array
 
-    def __init__(self, directory: Path, params: dict[str, PickledArray] | None = None):
-        """params: the tensors, where there are no safetensors files."""
-        self.params = params
-        if params is None:
-            super().__init__(directory)
-        else:
-            self.directory = directory
-            self.tensors = {
-                name: TensorInfo(array.file, array.dtype, array.shape, 0)
-                for name, array in params.items()
+
+def as_hugging_face(stored: Mapping[str, StoredArray], directory: Path) -> dict[str, StoredArray]:
+    """PaddleNLP's tensors under Hugging Face's names, matrices [out, in], one for each linear.
+
+    Raises UserError where a name stands for two tensors, or a shape is not that of config.json.
+    """
+    prefix, ours = prefixes_of(stored)
+    seen: dict[str, StoredArray] = {}
+    names: dict[str, str] = {}  # in the files
+    for name, array in stored.items():
+        known = _hugging_face_name(name, prefix, ours)
+        if known in names:
+            raise UserError(
+                f"{directory}: {listed([name, names[known]])} are two names of one tensor"
+            )
+        names[known] = name
+        seen[known] = _turned(known, array)
+    if prefix == ERNIE:
+        return parts_of(seen, directory)
+    return seen if prefix in OWN_FUSED else _split(seen, directory)
+
+
+def _hugging_face_name(name: str, prefix: str, ours: str) -> str:
+    known = name.replace("_proj.layer.", "_proj.")
+    return ours + known.removeprefix(prefix) if name.startswith(prefix) else known
+
+
+def _split(seen: Mapping[str, StoredArray], directory: Path) -> dict[str, StoredArray]:
+    """The tensors, those of several linears replaced by the linears' own."""
+    split: dict[str, StoredArray] = {}
+    for name, array in seen.items():
+        if match := QKV.fullmatch(name):
+            parts = _heads(name, array, directory)
+            made: dict[str, StoredArray] = {
+                f"{match[1]}.{kind}_proj.{match[2]}": part for kind, part in parts
             }
-        self.stored: dict[str, str] = {}  # names in the files
-        prefix = family_prefix(self.tensors)
-        seen = {}
-        for name, info in self.tensors.items():
-            ours = name.replace("_proj.layer.", "_proj.")
-            if prefix and name.startswith(prefix):
-                ours = "model." + ours.removeprefix(prefix)
-            shape = info.shape[::-1] if is_turned(ours) else info.shape
-            seen[ours] = TensorInfo(info.file, info.dtype, shape, info.offset)
-            if ours in self.stored:
+        elif match := GATE_UP.fullmatch(name):
+            half, rest = divmod(array.shape[0], 2)
+            if rest:
                 raise UserError(
-                    f"{directory}: {listed([name, self.stored[ours]])} are two names of one tensor"
+                    f"{directory}: {name} has {array.shape[0]} outputs, and gate and up have as "
+                    "many each; copy the checkpoint again"
                 )
-            self.stored[ours] = name
-        self.tensors = seen
-        self.parts: dict[str, Part] = {}  # by name, where tensors are read in parts
-        if prefix == ERNIE:
-            self.parts = parts_of({name: info.shape for name, info in seen.items()}, directory)
-            self.tensors = {
-                name: replace(seen[part.tensor], shape=part.shape(seen[part.tensor].shape))
-                for name, part in self.parts.items()
+            made = {
+                f"{match[1]}.gate_proj.{match[2]}": Part(array, slice(0, half)),
+                f"{match[1]}.up_proj.{match[2]}": Part(array, slice(half, None)),
             }
-            self.whole = seen
-
-    def lies_in_file(self, name: str) -> bool:
-        """See Checkpoint."""
-        return False
-
-    def read(self, name: str) -> npt.NDArray[Any]:
-        """See Checkpoint."""
-        if name in self.parts:
-            part = self.parts[name]
-            return part.of(self._read_whole(part.tensor, self.whole[part.tensor]))
-        return self._read_whole(name, self.tensors[name])
-
-    def _read_whole(self, name: str, info: TensorInfo) -> npt.NDArray[Any]:
-        turned = is_turned(name)
-        if self.params is not None:
-            values = self.params[self.stored[name]].read()
         else:
-            values = replace(info, shape=info.shape[:: -1 if turned else 1]).read()
-        return np.ascontiguousarray(values.T) if turned else values
+            made = {name: array}
+        twice = sorted(made.keys() & split.keys())
+        if twice:
+            raise UserError(f"{directory}: {listed(twice)} stands alone and in {name}; keep one")
+        split.update(made)
+    return split
+
+
+def _heads(name: str, array: StoredArray, directory: Path) -> Iterator[tuple[str, Part]]:
+    """Queries, keys and values of a matrix that has them by key heads."""
+    config = ConfigReader.from_dir(directory)
+    num_heads = config.get_int("num_attention_heads")
+    num_kv_heads = config.get_int("num_key_value_heads", num_heads)
+    num_rows = array.shape[0]
+    if num_kv_heads < 1 or num_heads % num_kv_heads or num_rows % (num_heads + 2 * num_kv_heads):
+        raise UserError(
+            f"{directory}: {name} has {num_rows} outputs, which are not those of {num_heads} query "
+            f"heads and {num_kv_heads} key/value heads; the file and config.json do not belong to "
+            "one model"
+        )
+    rows = np.arange(num_rows, dtype=np.int64).reshape(
+        num_kv_heads, num_heads // num_kv_heads + 2, -1
+    )
+    for kind, cut in (("q", slice(0, -2)), ("k", slice(-2, -1)), ("v", slice(-1, None))):
+        yield kind, Part(array, rows[:, cut].reshape(-1))
+
+
+def as_paddle(
+    tensors: Mapping[str, StoredArray], config: ConfigReader
+) -> Mapping[str, StoredArray]:
+    """Hugging Face's tensors under PaddleNLP's names, matrices [in, out].
+
+    Raises UserError for a family whose names PaddleNLP's do not follow, and for tensors that are
+    no floats, which PaddleNLP has other names of.
+    """
+    codes = [name for name, array in tensors.items() if array.dtype not in FLOAT_DTYPES]
+    if codes:
+        raise UserError(
+            f"{config.path.parent}: {listed(codes)} are codes of a quantized checkpoint, which has "
+            "no form in PaddleNLP's layout; convert the unquantized checkpoint, or use --format hf"
+        )
+    model_type = config.get_str("model_type")
+    prefix, ours = next(
+        (
+            (prefix, ours)
+            for table, (prefix, ours) in OTHERS.items()
+            if ours + table.removeprefix(prefix) in tensors and prefix.split(".")[0] == model_type
+        ),
+        (f"{model_type}.", "model."),
+    )
+    made: dict[str, StoredArray] = {}
+    for name, array in tensors.items():
+        known = prefix + name.removeprefix(ours) if name.startswith(ours) else name
+        made[known] = _turned(name, array)
+    back = [_hugging_face_name(name, prefix, ours) for name in made]
+    if prefixes_of(made) != (prefix, ours) or back != list(tensors) or prefix == ERNIE:
+        raise UserError(
+            f"{config.path.parent}: tensors of model_type {model_type} have no names in "
+            "PaddleNLP's layout that are known here; use --format hf"
+        )
+    return made

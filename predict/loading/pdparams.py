@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.errors import UserError
-from predict.loading.checkpoint import NUMPY_DTYPES, checked_shape
+from predict.loading.arrays import NUMPY_DTYPES, Place, checked_shape
 from predict.loading.pickle_machine import (
+    PADDLE,
     Array,
     Dtype,
     Machine,
@@ -44,6 +45,11 @@ class PickledArray:
     pieces: tuple[Piece, ...]  # one behind the other
     is_fortran: bool = False
 
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """See StoredArray."""
+        return tuple((self.file, piece.offset) for piece in self.pieces)
+
     def read(self) -> npt.NDArray[Any]:
         """The values, a copy; bfloat16 as uint16. Raises UserError for a file that has changed."""
         with open_regular(self.file) as file:
@@ -60,7 +66,13 @@ def read_params(path: Path) -> dict[str, PickledArray]:
     """
     try:
         with open_regular(path) as file:
-            value = Machine(file, os.fstat(file.fileno()).st_size).run()
+            if file.read(2) == b"PK":
+                raise RefusedError(
+                    "it is a zip archive, as PyTorch writes; if it is PyTorch's, call it "
+                    "pytorch_model.bin"
+                )
+            file.seek(0)
+            value = Machine(file, os.fstat(file.fileno()).st_size, PADDLE).run()
         if not isinstance(value, dict):
             raise RefusedError(f"it holds {kind_of(value)}, not names and arrays")
         return _arrays(value, path)

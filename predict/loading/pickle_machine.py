@@ -1,9 +1,9 @@
-"""A stack machine for the pickles that paddle.save writes, which runs nothing that they say.
+"""A stack machine for pickles of tensors, which runs nothing that they say.
 
 A pickle is a program: it may name any function of any module and call it. The machine here is our
-own. It knows the operations that Paddle's own files need and, of the functions that a pickle may
-name, those in CALLS. None of them is ever called: what they stand for is rebuilt from their
-arguments. Everything else is refused by its name.
+own. It knows the operations that the files of a `Dialect` need and, of the functions that a pickle
+may name, those of its `calls`. None of them is ever called: what they stand for is rebuilt from
+their arguments. Everything else is refused by its name.
 
 Bytes and texts stay in the file, as `Piece`s: neither a claim of a size nor a value that a memo
 repeats a thousand times takes memory. Protocol 2 spells bytes as latin-1 text in UTF-8.
@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from predict.errors import UserError
-from predict.loading.checkpoint import checked_shape
+from predict.loading.arrays import checked_shape
 
 # The safetensors dtype of a NumPy dtype's code; Paddle stores bfloat16 as uint16.
 DTYPES = {
@@ -55,12 +55,26 @@ class Piece:
 
 
 class RefusedError(Exception):
-    """What is wrong with a file, for read_params to say with its name."""
+    """What is wrong with a file, for its reader to say with its name."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What the pickles of one program hold beside plain values.
+
+    calls: by a function's name, what makes of its arguments what it stands for. types: names that
+    are never called. operations: those that others' pickles do not have, or mean otherwise.
+    """
+
+    writer: str
+    calls: Mapping[str, Callable[[Machine, tuple[Any, ...]], Any]]
+    types: frozenset[str] = frozenset()
+    operations: Mapping[bytes, Callable[[Machine], None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Named:
-    """A function or class of CALLS, or one of TYPES."""
+    """A function or class of a dialect."""
 
     name: str
 
@@ -91,8 +105,10 @@ class Scalar:
 class Machine:
     """Runs one pickle. `stack` is the part above the last mark; `below` are the parts under it."""
 
-    def __init__(self, file: BinaryIO, size: int):
-        self.file, self.size = file, size
+    def __init__(self, file: BinaryIO, size: int, dialect: Dialect):
+        """size: where the pickle, which begins where `file` stands, ends at the latest."""
+        self.file, self.size, self.dialect = file, size, dialect
+        self.operations = {**OPERATIONS, **dialect.operations}
         self.stack: list[Any] = []
         self.below: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
@@ -107,19 +123,14 @@ class Machine:
             code = self._bytes(1)
             if code == b".":
                 return self._end()
-            operation = OPERATIONS.get(code)
+            operation = self.operations.get(code)
             if operation is None:
                 raise RefusedError(f"{self._unknown(code)}; {INSTEAD}")
             operation(self)
         raise RefusedError(f"it has more than {MAX_OPERATIONS} operations")
 
     def _start(self) -> None:
-        head = self.file.read(2)
-        if head == b"PK":
-            raise RefusedError(
-                "it is a zip archive, as PyTorch writes; convert it to safetensors where it was "
-                "made"
-            )
+        head = self.file.read(min(2, self.size - self.file.tell()))
         if len(head) < 2 or head[:1] != b"\x80":
             raise RefusedError("it does not begin as a pickle of protocol 2 or later")
         if head[1] not in PROTOCOLS:
@@ -145,10 +156,11 @@ class Machine:
         called = ""
         if name == "INST":  # the only one of these that names what it calls
             called = f" calls {self.line()}.{self.line()}: it"
-        return f"its operation {name} at byte {at}{called} is not one that Paddle's files have"
+        writer = self.dialect.writer
+        return f"its operation {name} at byte {at}{called} is not one that {writer}'s files have"
 
     def _bytes(self, count: int) -> bytes:
-        data = self.file.read(count)
+        data = self.file.read(min(count, self.size - self.file.tell()))
         if len(data) < count:
             raise RefusedError(f"it is cut short at byte {self.size}; copy it again")
         return data
@@ -163,7 +175,7 @@ class Machine:
 
     def line(self) -> str:
         """The text up to the next line end."""
-        data = self.file.readline(MAX_TEXT_BYTES)
+        data = self.file.readline(min(MAX_TEXT_BYTES, self.size - self.file.tell()))
         if not data.endswith(b"\n"):
             raise RefusedError(f"it has no line end behind byte {self.file.tell() - len(data)}")
         return data[:-1].decode("utf-8", "backslashreplace")
@@ -277,7 +289,7 @@ class Machine:
     def find(self, module: str, name: str) -> None:
         """GLOBAL and STACK_GLOBAL: names a function or class."""
         full = f"{module}.{name}"
-        if full not in CALLS and full not in TYPES:
+        if full not in self.dialect.calls and full not in self.dialect.types:
             raise RefusedError(f"it asks for {visible_name(full)}; {INSTEAD}")
         self.push(Named(full))
 
@@ -291,9 +303,11 @@ class Machine:
         arguments, named = self.pop(), self.pop()
         if not isinstance(named, Named) or not isinstance(arguments, tuple):
             raise RefusedError(f"it calls {kind_of(named)} with {kind_of(arguments)}")
-        made = CALLS.get(named.name)
+        made = self.dialect.calls.get(named.name)
         if made is None:
-            raise RefusedError(f"it calls {named.name}, which Paddle's files only name")
+            raise RefusedError(
+                f"it calls {named.name}, which {self.dialect.writer}'s files only name"
+            )
         self.push(made(self, arguments))
 
     def build(self) -> None:
@@ -428,10 +442,12 @@ def _empty(kind: Callable[[], Any], name: str) -> Callable[[Machine, tuple[Any, 
     return made
 
 
-TYPES = ("numpy.ndarray",)
 _BUILTINS = ("builtins", "__builtin__")  # of Python 3 and, in protocol 2, of Python 2
 _NUMPY = ("numpy.core", "numpy._core")  # NumPy 1 and 2
-CALLS: Mapping[str, Callable[[Machine, tuple[Any, ...]], Any]] = {
+COMMON_CALLS: Mapping[str, Callable[[Machine, tuple[Any, ...]], Any]] = {
+    "collections.OrderedDict": _empty(dict, "OrderedDict"),
+}
+NUMPY_CALLS: Mapping[str, Callable[[Machine, tuple[Any, ...]], Any]] = {
     "numpy.dtype": _dtype,
     **{f"{core}.multiarray._reconstruct": _new_array for core in _NUMPY},
     **{f"{core}.multiarray.scalar": _scalar for core in _NUMPY},
@@ -439,8 +455,8 @@ CALLS: Mapping[str, Callable[[Machine, tuple[Any, ...]], Any]] = {
     "_codecs.encode": _latin1,
     **{f"{module}.tuple": _tuple for module in _BUILTINS},
     **{f"{module}.bytes": _empty(lambda: Piece(0, 0), "bytes") for module in _BUILTINS},
-    "collections.OrderedDict": _empty(dict, "OrderedDict"),
 }
+PADDLE = Dialect("Paddle", {**COMMON_CALLS, **NUMPY_CALLS}, frozenset({"numpy.ndarray"}))
 
 # By a pickle's code. Pickles of protocols 0 and 1 have others, as have those with objects.
 OPERATIONS: Mapping[bytes, Callable[[Machine], None]] = {
@@ -501,7 +517,8 @@ def kind_of(value: Any) -> str:
     """What a value of the machine is, for messages."""
     if isinstance(value, Piece) and value.is_text:
         return "a text"
-    return KINDS.get(type(value), "a number")
+    known = KINDS.get(type(value)) or getattr(value, "kind", "a number")
+    return str(known)
 
 
 def piece_bytes(file: BinaryIO, piece: Piece) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from predict.loading.checkpoint import NUMPY_DTYPES
+from predict.loading.arrays import NUMPY_DTYPES
 from predict.system.outputs import whole_file
 
 ALIGNMENT = 8  # bytes; the header is padded to it with spaces, as the format's own writer does

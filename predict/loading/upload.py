@@ -145,16 +145,16 @@ class DeviceCheckpointSource(CheckpointSource):
 
     def _stored_as(self, names: tuple[str, ...]) -> str | None:
         """The dtype of the matrices; None where their files are not to be copied as they are."""
-        dtypes = {STORED_AS.get(self.checkpoint.tensors[name].dtype) for name in names}
-        in_files = all(self.checkpoint.lies_in_file(name) for name in names)
-        return dtypes.pop() if len(dtypes) == 1 and in_files else None
+        found = [self.checkpoint.in_file(name) for name in names]
+        dtypes = {None if info is None else STORED_AS.get(info.dtype) for info in found}
+        return dtypes.pop() if len(dtypes) == 1 else None
 
     def _uploaded(self, names: tuple[str, ...], shape: tuple[int, int], dtype: str) -> Tensor:
         import paddle
 
         tensor = paddle.empty(list(shape), dtype)
-        infos = [self.checkpoint.tensors[name] for name in names]
-        self.uploader.upload(tensor, (Piece(i.file, i.offset, i.num_bytes) for i in infos))
+        found = [info for name in names if (info := self.checkpoint.in_file(name))]
+        self.uploader.upload(tensor, (Piece(i.file, i.offset, i.num_bytes) for i in found))
         return tensor
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from safetensors.numpy import load_file, save_file
 
-from predict.loading.checkpoint import INDEX, PARAMS
+from predict.loading.formats import INDEX, PARAMS
 from tests.hostile.case import Case, Prepare, Sandbox
 from tests.support.pickles import PAYLOADS
 

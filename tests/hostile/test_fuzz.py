@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from predict.cli.data import read_data_file
 from predict.errors import UserError
 from predict.loading.cache_scales import head_scales
-from predict.loading.checkpoint import INDEX, PARAMS
+from predict.loading.checkpoint import Checkpoint
+from predict.loading.formats import INDEX, PARAMS
 from predict.loading.manifest import load_manifest
 from predict.loading.model import read_spec
-from predict.loading.paddle_checkpoint import open_checkpoint
 from predict.nn.cache_formats import kv_format_of
 from predict.system.files import read_text
 from predict.text.chat_template import JinjaTemplate
@@ -160,7 +160,7 @@ def read_cache_scales(folder: Path) -> None:
 
 def read_checkpoint(folder: Path) -> None:
     """Every tensor, as it would be read for a model."""
-    checkpoint = open_checkpoint(folder)
+    checkpoint = Checkpoint(folder)
     for name in list(checkpoint.tensors)[:3]:
         checkpoint.read(name)
 

@@ -15,7 +15,7 @@ import pytest
 import paddle
 from predict.errors import UserError
 from predict.loading import pickle_machine
-from predict.loading.paddle_checkpoint import open_checkpoint
+from predict.loading.checkpoint import Checkpoint
 from predict.loading.pdparams import read_params
 from tests.support.pickles import PAYLOADS, Calls
 
@@ -114,7 +114,7 @@ def test_nothing_that_a_pickle_says_is_run(tmp_path: Path, name: str) -> None:
     payload = PAYLOADS[name]
     assert payload.says in refused(tmp_path, payload.made(marker))
     with pytest.raises(UserError):
-        open_checkpoint(tmp_path)
+        Checkpoint(tmp_path)
     assert not marker.exists()
 
 

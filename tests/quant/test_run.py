@@ -19,7 +19,8 @@ from safetensors.numpy import load_file, save_file
 
 from predict import EngineConfig
 from predict.errors import UserError
-from predict.loading.checkpoint import PARAMS, Checkpoint
+from predict.loading.checkpoint import Checkpoint
+from predict.loading.formats import PARAMS
 from predict.loading.paddle_checkpoint import is_turned
 from predict.loading.sources import CheckpointSource
 from predict.nn.weights import plan_weights

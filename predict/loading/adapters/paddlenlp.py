@@ -19,9 +19,10 @@ from predict.errors import UserError
 from predict.loading.adapters.peft import number_of, rank_of
 from predict.loading.adapters.record import Adapter, AdapterConfig, LowRank
 from predict.loading.adapters.values import StoredTensor, Values
-from predict.loading.checkpoint import MAX_SHOWN, listed, read_header
+from predict.loading.arrays import MAX_SHOWN, listed
 from predict.loading.paddle_checkpoint import is_turned
 from predict.loading.pdparams import read_params
+from predict.loading.safetensors_reader import read_header
 from predict.system.files import read_json_object
 from predict.system.settings import setting
 

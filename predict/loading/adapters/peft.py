@@ -16,7 +16,8 @@ from typing import Any
 from predict.errors import UserError
 from predict.loading.adapters.record import Adapter, AdapterConfig, LowRank
 from predict.loading.adapters.values import Values
-from predict.loading.checkpoint import MAX_SHOWN, TensorInfo, listed, read_header
+from predict.loading.arrays import MAX_SHOWN, TensorInfo, listed
+from predict.loading.safetensors_reader import read_header
 from predict.system.files import read_json_object
 from predict.system.settings import pattern, setting, texts
 

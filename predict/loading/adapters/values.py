@@ -11,14 +11,14 @@ import numpy.typing as npt
 
 from predict.device.place import to_float32
 from predict.errors import UserError
-from predict.loading.checkpoint import FLOAT_DTYPES, MAX_SHOWN
+from predict.loading.arrays import FLOAT_DTYPES, MAX_SHOWN
 
 Shape = tuple[int, ...]
 Floats = npt.NDArray[np.float32]
 
 
 class StoredTensor(Protocol):
-    """A tensor in a file: predict.loading.checkpoint.TensorInfo, or a pickle's PickledArray."""
+    """A tensor in a file: predict.loading.arrays.TensorInfo, or a pickle's PickledArray."""
 
     @property
     def file(self) -> Path:

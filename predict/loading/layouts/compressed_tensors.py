@@ -18,7 +18,7 @@ import numpy as np
 
 from predict.config.schemes import FP8_BLOCK, SCHEMES, scheme_info
 from predict.errors import UserError
-from predict.loading.checkpoint import FLOAT_DTYPES
+from predict.loading.arrays import FLOAT_DTYPES
 from predict.loading.layouts._stored import (
     Array,
     Part,

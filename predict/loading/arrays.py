@@ -1,0 +1,322 @@
+"""Tensors that lie in files: what the readers of all formats give, each read when it is asked for.
+
+A format's reader gives arrays by name. Views of other arrays turn, cut and join them: a checkpoint
+in parts, or with matrices in one, is read as any other, one tensor at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from predict.errors import UserError
+from predict.system.files import json_type, open_regular
+
+# bfloat16 has no NumPy dtype; Paddle reads uint16 arrays as bfloat16.
+NUMPY_DTYPES: dict[str, Any] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": np.uint16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+    "F8_E4M3": np.uint8,
+    "F8_E5M2": np.uint8,
+    "F8_E8M0": np.uint8,
+}
+FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+MAX_LISTED = 12
+MAX_SHOWN = 100  # characters of a name or value from a file
+MAX_DIMS = 32
+MAX_TENSOR_BYTES = 2**63 - 1
+Indices: TypeAlias = "npt.NDArray[np.int64] | slice"
+Shape: TypeAlias = "tuple[int, ...]"
+Place: TypeAlias = "tuple[Path, int]"  # a file, and a byte in it
+
+
+class StoredArray(Protocol):
+    """One tensor, not read yet."""
+
+    @property
+    def dtype(self) -> str:
+        """Safetensors' name of it."""
+
+    @property
+    def shape(self) -> Shape:
+        """Sizes as `read` gives them."""
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where its bytes begin, file by file."""
+
+    def read(self) -> npt.NDArray[Any]:
+        """The values, bfloat16 as uint16, float8 as uint8; maybe a view of more than them.
+
+        Raises UserError where a file has changed.
+        """
+
+
+def item_bytes(dtype: str) -> int:
+    """Bytes of a value of a safetensors dtype."""
+    return np.dtype(NUMPY_DTYPES[dtype]).itemsize
+
+
+def num_bytes(array: StoredArray) -> int:
+    """Bytes of the values."""
+    return math.prod(array.shape) * item_bytes(array.dtype)
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor whose values lie in a file as they are read, one behind the other."""
+
+    file: Path
+    dtype: str
+    shape: Shape
+    offset: int  # bytes from the start of the file
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensor in the file."""
+        return num_bytes(self)
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """See StoredArray."""
+        return ((self.file, self.offset),)
+
+    def read(self) -> npt.NDArray[Any]:
+        """See StoredArray. A copy that the caller may free at once.
+
+        Not a memory map: its pages would count as this process's memory until the last tensor.
+        """
+        count = math.prod(self.shape)
+        with open_regular(self.file) as file:
+            file.seek(self.offset)
+            values = np.fromfile(file, NUMPY_DTYPES[self.dtype], count)
+        if values.size != count:
+            raise UserError(f"{self.file} is shorter than when it was opened; copy it again")
+        return values.reshape(self.shape)
+
+    def piece(self, index: int) -> TensorInfo:
+        """The tensor at `index` along the first axis."""
+        shape = self.shape[1:]
+        size = math.prod(shape) * item_bytes(self.dtype)
+        return TensorInfo(self.file, self.dtype, shape, self.offset + index * size)
+
+
+@dataclass(frozen=True, eq=False)
+class Turned:
+    """A matrix [out, in] that is stored as [in, out]."""
+
+    array: StoredArray
+
+    @property
+    def dtype(self) -> str:
+        """See StoredArray."""
+        return self.array.dtype
+
+    @property
+    def shape(self) -> Shape:
+        """See StoredArray."""
+        return self.array.shape[::-1]
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """See StoredArray."""
+        return self.array.places
+
+    def read(self) -> npt.NDArray[Any]:
+        """See StoredArray."""
+        return self.array.read().T
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Rows and columns of a matrix [out, in], or elements of a vector [out]."""
+
+    array: StoredArray
+    rows: Indices = field(default_factory=lambda: slice(None))
+    columns: slice = field(default_factory=lambda: slice(None))
+
+    @property
+    def dtype(self) -> str:
+        """See StoredArray."""
+        return self.array.dtype
+
+    @property
+    def shape(self) -> Shape:
+        """See StoredArray."""
+        cuts: tuple[Indices, ...] = (self.rows, self.columns)
+        sizes = (
+            len(np.empty(size, np.bool_)[cut])
+            for size, cut in zip(self.array.shape, cuts, strict=False)
+        )
+        return (*sizes, *self.array.shape[2:])
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """See StoredArray."""
+        return self.array.places
+
+    def read(self) -> npt.NDArray[Any]:
+        """See StoredArray."""
+        values = self.array.read()[self.rows]
+        return values if values.ndim == 1 else values[:, self.columns]
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """What lies at an index of an array's first axis."""
+
+    array: StoredArray
+    index: int
+
+    @property
+    def dtype(self) -> str:
+        """See StoredArray."""
+        return self.array.dtype
+
+    @property
+    def shape(self) -> Shape:
+        """See StoredArray."""
+        return self.array.shape[1:]
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """See StoredArray."""
+        return self.array.places
+
+    def read(self) -> npt.NDArray[Any]:
+        """See StoredArray."""
+        piece: npt.NDArray[Any] = self.array.read()[self.index]
+        return piece
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """Arrays of one dtype, one behind the other along an axis.
+
+    blocks: each array holds so many matrices, side by side along the axis; all the first ones come
+    first. Raises ValueError where the arrays do not fit together.
+    """
+
+    arrays: tuple[StoredArray, ...]
+    axis: int
+    blocks: int = 1
+
+    def __post_init__(self) -> None:
+        across = {(a.dtype, a.shape[: self.axis] + a.shape[self.axis + 1 :]) for a in self.arrays}
+        if len(across) != 1:
+            kinds = " and ".join(
+                sorted({f"{a.dtype} {list(a.shape)}"[:MAX_SHOWN] for a in self.arrays})
+            )
+            raise ValueError(f"its parts do not fit together: {kinds}")
+        if any(array.shape[self.axis] % self.blocks for array in self.arrays):
+            raise ValueError(f"a part does not hold {self.blocks} matrices side by side")
+
+    @property
+    def dtype(self) -> str:
+        """See StoredArray."""
+        return self.arrays[0].dtype
+
+    @property
+    def shape(self) -> Shape:
+        """See StoredArray."""
+        sizes = list(self.arrays[0].shape)
+        sizes[self.axis] = sum(array.shape[self.axis] for array in self.arrays)
+        return tuple(sizes)
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """See StoredArray."""
+        return tuple(place for array in self.arrays for place in array.places)
+
+    def read(self) -> npt.NDArray[Any]:
+        """See StoredArray."""
+        whole = np.empty(self.shape, NUMPY_DTYPES[self.dtype])
+        step = self.shape[self.axis] // self.blocks
+        at = 0
+        for array in self.arrays:  # one part at a time beside the whole
+            size = array.shape[self.axis] // self.blocks
+            for block, values in enumerate(np.split(array.read(), self.blocks, self.axis)):
+                begin = block * step + at
+                cut = (slice(None),) * self.axis + (slice(begin, begin + size),)
+                whole[cut] = values
+            at += size
+        return whole
+
+
+@dataclass(frozen=True, eq=False)
+class Same:
+    """An array that several files hold, each whole. `name` is for messages."""
+
+    arrays: tuple[StoredArray, ...]
+    name: str
+
+    @property
+    def dtype(self) -> str:
+        """See StoredArray."""
+        return self.arrays[0].dtype
+
+    @property
+    def shape(self) -> Shape:
+        """See StoredArray."""
+        return self.arrays[0].shape
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """See StoredArray."""
+        return tuple(place for array in self.arrays for place in array.places)
+
+    def read(self) -> npt.NDArray[Any]:
+        """See StoredArray. Raises UserError where the files do not agree, bit by bit."""
+        first, *others = self.arrays
+        values = first.read()
+        for other in others:
+            if other.dtype != first.dtype or other.read().tobytes() != values.tobytes():
+                files = [array.places[0][0].name for array in (first, other)]
+                raise UserError(
+                    f"{first.places[0][0].parent}: {files[0]} and {files[1]} hold different values "
+                    f"of {self.name[:MAX_SHOWN]}, which all parts must have alike; the files are "
+                    "not of one checkpoint, or this tensor is split in a way that is not known "
+                    "here: merge it with PaddleNLP's tools/merge_tp_and_pp_params.py"
+                )
+        return values
+
+
+def checked_shape(shape: Any, dtype: str) -> tuple[Shape, int]:
+    """A shape that a file claims, and the bytes of a tensor of that shape and safetensors dtype.
+
+    Raises ValueError that says what is wrong with it.
+    """
+    if not isinstance(shape, (list, tuple)):
+        raise ValueError(f"is {json_type(shape)}, not a list of sizes")
+    if len(shape) > MAX_DIMS:
+        raise ValueError(f"has {len(shape)} dimensions (at most {MAX_DIMS} are read)")
+    for size in shape:
+        if type(size) is not int or size < 0:
+            shown = size if isinstance(size, (bool, int, float)) else json_type(size)
+            raise ValueError(f"has the size {shown}; sizes are whole numbers, 0 or more")
+    item = item_bytes(dtype)
+    # Empty dimensions apart: NumPy multiplies the others, too.
+    if math.prod(max(size, 1) for size in shape) * item > MAX_TENSOR_BYTES:
+        raise ValueError("has more elements than 64 bits count")
+    return tuple(shape), math.prod(shape) * item
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first names, and how many more there are."""
+    names = list(names)
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(name[:MAX_SHOWN] for name in names[:MAX_LISTED]) + more

@@ -1,0 +1,160 @@
+"""PaddleNLP's checkpoints in parts, one file for each rank of a training on several cards.
+
+`model_state.tp00.pdparams`: a part of each split tensor, and the others whole; `_pp00` and so on:
+the tensors of a stage of the pipeline. Matrices are [in, out]. What splits how is PaddleNLP's: a
+column-parallel linear by its outputs, a row-parallel one by its inputs, tables of tokens by rows.
+Where a linear holds two or three matrices side by side, each rank has its part of each of them;
+only queries, keys and values that lie head by head are split as one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from predict.errors import UserError
+from predict.loading.arrays import Joined, Same, StoredArray, listed
+from predict.loading.pdparams import read_params
+from predict.nn.hf_config import ConfigReader
+
+PARTS = ("model_state.tp*.pdparams", "model_state.pp*.pdparams")
+NAME = re.compile(r"model_state\.(?:tp(\d{2,4}))?_?(?:pp(\d{2,4}))?\.pdparams")
+UNKNOWN = "chatglm_v2."  # its versions split the MLP in two ways, and files do not tell which
+INSTEAD = "merge the parts with PaddleNLP's tools/merge_tp_and_pp_params.py"
+
+
+class Split(NamedTuple):
+    """How a tensor is split: along the columns or the rows of [in, out], `blocks` side by side."""
+
+    is_column: bool
+    blocks: int = 1
+
+
+COLUMN, ROW = Split(True), Split(False)
+# By the last name of a linear or table; the first pattern that fits its end.
+SPLITS: tuple[tuple[str, Split], ...] = (
+    (r"gate_up_fused_proj", Split(True, 2)),
+    (r"c_attn", Split(True, 3)),
+    (r"experts\.\d+\.w2", ROW),  # Mixtral's; w2 of the first Qwen is its gate
+    (r"(q|k|v|qkv|gate|up|q_b|kv_b)_proj|query_key_value", COLUMN),
+    (r"linear1|dense_h_to_4h|w1|w2|w3|lm_head", COLUMN),
+    (r"(o|out|down|c)_proj|linear2|dense|dense_4h_to_h", ROW),
+    (r"embed_tokens|word_embeddings|wte", ROW),
+)
+KEYS = re.compile(r".*\.[kv]_proj")
+
+
+def merged_parts(directory: Path) -> dict[str, StoredArray]:
+    """The tensors of a directory's parts, merged. Raises UserError where a part is missing."""
+    grid = _grid(directory)
+    num_stages = 1 + max(stage for _, stage in grid)
+    ranks = [
+        _stages_of(directory, [grid[rank, stage] for stage in range(num_stages)])
+        for rank in range(1 + max(rank for rank, _ in grid))
+    ]
+    if len(ranks) == 1:
+        return ranks[0]
+    for rank, tensors in enumerate(ranks):
+        other = sorted(tensors.keys() ^ ranks[0].keys())
+        if other:
+            raise UserError(
+                f"{directory}: the parts of ranks 0 and {rank} do not hold the same tensors; only "
+                f"one has {listed(other)}; the files are not of one checkpoint"
+            )
+    config = ConfigReader.from_dir(directory)
+    _check_degree(config, len(ranks))
+    return {name: _joined(name, [rank[name] for rank in ranks], config) for name in ranks[0]}
+
+
+def _grid(directory: Path) -> dict[tuple[int, int], Path]:
+    """Files by rank and stage of the pipeline, all there."""
+    paths = sorted({path for pattern in PARTS for path in directory.glob(pattern)})
+    found = {path: NAME.fullmatch(path.name) for path in paths}
+    strange = [path.name for path, match in found.items() if match is None]
+    if strange:
+        raise UserError(
+            f"{directory}: {listed(strange)} cannot be merged here (read are "
+            "model_state.tpNN.pdparams, model_state.ppNN.pdparams and "
+            f"model_state.tpNN_ppNN.pdparams); {INSTEAD}"
+        )
+    kinds = {(match[1] is None, match[2] is None) for match in found.values() if match}
+    grid = {(int(m[1] or 0), int(m[2] or 0)): path for path, m in found.items() if m}
+    if len(kinds) > 1 or len(grid) < len(paths):
+        names = listed(path.name for path in paths)
+        raise UserError(f"{directory} holds parts of several checkpoints: {names}; keep one")
+    (no_rank, no_stage), *_ = kinds
+    last = [max(position[axis] for position in grid) for axis in (0, 1)]
+    missing = []
+    for rank in range(last[0] + 1):
+        for stage in range(last[1] + 1):
+            if (rank, stage) not in grid:
+                numbers = (f"tp{rank:02d}" * (not no_rank), f"pp{stage:02d}" * (not no_stage))
+                missing.append(f"model_state.{'_'.join(filter(None, numbers))}.pdparams")
+    if missing:
+        raise UserError(f"{directory} lacks {listed(missing)}; complete the copy")
+    return grid
+
+
+def _stages_of(directory: Path, paths: Sequence[Path]) -> dict[str, StoredArray]:
+    """The tensors of one rank; what several stages hold (a tied table) must be the same."""
+    found: dict[str, list[StoredArray]] = {}
+    for path in paths:
+        for name, array in read_params(path).items():
+            found.setdefault(name, []).append(array)
+    return {
+        name: arrays[0] if len(arrays) == 1 else Same(tuple(arrays), name)
+        for name, arrays in found.items()
+    }
+
+
+def _check_degree(config: ConfigReader, num_ranks: int) -> None:
+    degree = config.values.get("tensor_parallel_degree")
+    if type(degree) is int and degree > 1 and degree != num_ranks:
+        raise UserError(
+            f"{config.path}: tensor_parallel_degree is {degree}, and there are parts of "
+            f"{num_ranks} ranks; complete the copy"
+        )
+
+
+def _joined(name: str, parts: Sequence[StoredArray], config: ConfigReader) -> StoredArray:
+    split = split_of(name, parts[0].shape, len(parts), config)
+    if split is None:
+        return Same(tuple(parts), name)
+    axis = len(parts[0].shape) - 1 if split.is_column else 0
+    try:
+        return Joined(tuple(parts), axis, split.blocks)
+    except ValueError as error:
+        raise UserError(f"{config.path.parent}: {name} cannot be merged: {error}") from None
+
+
+def split_of(
+    name: str, shape: tuple[int, ...], num_ranks: int, config: ConfigReader
+) -> Split | None:
+    """How a tensor is split over the ranks; None where each of them has it whole.
+
+    shape: of a part. Raises UserError for a family whose way of splitting is not known.
+    """
+    if name.startswith(UNKNOWN):
+        raise UserError(
+            f"{config.path.parent}: parts of the family {UNKNOWN.rstrip('.')} are not merged here; "
+            f"{INSTEAD}"
+        )
+    stem, _, kind = name.rpartition(".")
+    rules = (each for ends, each in SPLITS if re.fullmatch(rf"(?:.*\.)?(?:{ends})", stem))
+    split = next(rules, None)
+    is_table = stem == "lm_head" or stem.endswith(("embed_tokens", "word_embeddings", "wte"))
+    if split is None or kind not in ("weight", "bias") or not shape:
+        return None
+    if not split.is_column and kind == "bias":
+        return None  # it is added once, behind the sum over the ranks
+    if KEYS.fullmatch(stem):
+        heads = config.get_int("num_attention_heads", 1)
+        if config.get_int("num_key_value_heads", heads) % num_ranks:
+            return None
+    if stem == "lm_head" and config.get_bool("tie_word_embeddings", False):
+        split = ROW  # it is the table of tokens
+    if is_table and shape[-1 if split.is_column else 0] == config.get_int("vocab_size"):
+        return None
+    return split
