@@ -42,6 +42,7 @@ def sections() -> list[tuple[str, str, Sequence[Flag]]]:
     from predict.bench.serving.__main__ import FLAGS as SERVING
     from predict.bench.serving.hostile import FLAGS as HOSTILE
     from predict.bench.throughput import OWN_FLAGS
+    from predict.convert import FLAGS as CONVERT
     from predict.flask_server import OWN_FLAGS as FLASK_SERVER
     from predict.serve_ray import OWN_FLAGS as SERVE_RAY
     from predict.server.flags import OWN_FLAGS as SERVER
@@ -83,6 +84,11 @@ def sections() -> list[tuple[str, str, Sequence[Flag]]]:
             "quant/run_quantization.py",
             "Quantizes with calibration data. The first argument may be a JSON file of flags.",
             QUANTIZE,
+        ),
+        (
+            "predict.convert",
+            "Writes a checkpoint in another layout. The folders to read and to write come first.",
+            CONVERT,
         ),
         ("quant/evaluate.py", "Measures what quantization costs.", EVALUATE),
         (

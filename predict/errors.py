@@ -50,3 +50,11 @@ def one_of(name: str, got: object, allowed: Iterable[str]) -> UserError:
     guess = nearest(str(got), allowed)
     hint = f"; did you mean {guess}?" if guess else ""
     return UserError(f"{name} {got!r} is not known (allowed: {', '.join(allowed)}){hint}")
+
+
+def flag_word(flag: str) -> str:
+    """A flag as a command line has it; capitals name what stands there without one (FROM, TO).
+
+    What is one already stays.
+    """
+    return flag if flag.isupper() or flag.startswith("--") else f"--{flag}"

@@ -310,7 +310,7 @@ def _embed(
 def _others(plan: WeightPlan, source: CheckpointSource, dtype: str) -> Any:
     """Tensors that belong to no layer: embedding, last norm and LM head."""
     from predict.device.place import to_float32
-    from quant.writer import as_stored
+    from predict.loading.safetensors_writer import as_stored
 
     spec = plan.spec
     names = {plan.embedding: (spec.vocab_size, spec.hidden_size)}

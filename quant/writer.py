@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.loading import safetensors_writer as safetensors_file
-from predict.loading.arrays import NUMPY_DTYPES
+from predict.loading.arrays import NUMPY_DTYPES, STORED_DTYPES
 from predict.loading.checkpoint import Checkpoint
+from predict.loading.companions import copy_companions
 from predict.loading.layouts import compressed_tensors, paddlenlp
 from predict.loading.safetensors_reader import read_header
+from predict.loading.safetensors_writer import as_stored
 from predict.nn.hf_config import ConfigReader
 from predict.nn.weights import WeightPlan
-from predict.system.outputs import sync_folder, whole_file, write_whole
+from predict.system.outputs import sync_folder, write_whole
 from quant.calibrate import QuantizedLayer
 from quant.config import QuantConfig
 from quant.layer import KINDS, LayerWeights
@@ -28,9 +29,6 @@ from quant.state import read_layer_scales
 Tensors = dict[str, tuple[str, npt.NDArray[Any]]]
 
 MAX_SHARD_BYTES = 4 << 30
-STORED_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-# What a checkpoint has besides tensors and config.json.
-COPIED = ("*.json", "*.model", "merges.txt", "vocab.txt", "*.jinja", "*.tiktoken", "*.txt")
 # What an older checkpoint has, and the next one may lack; and what a killed run left half written.
 WRITTEN = (
     "model.safetensors",
@@ -39,19 +37,6 @@ WRITTEN = (
     *("act_scales.json", "weight_scales.json", "cachekv_scales.json"),
     ".*.part",
 )
-NOT_COPIED = ("*.index.json", "config.json", "heldout.txt", "calibration.txt")
-
-
-def as_stored(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
-    """float32 values in a safetensors dtype; bfloat16 as uint16, half to even."""
-    values = np.ascontiguousarray(values, np.float32)
-    if dtype == "F32":
-        return values
-    if dtype == "F16":
-        return values.astype(np.float16)
-    bits = values.view(np.uint32)
-    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
-    return rounded.astype(np.uint16)
 
 
 def float_dtype(config: QuantConfig, checkpoint: Checkpoint, plan: WeightPlan) -> str:
@@ -178,11 +163,7 @@ def write_tensors(
         index_json = {"metadata": {"total_size": total}, "weight_map": names}
         _write_json(output / "model.safetensors.index.json", index_json)
     _write_scales(config, scale_files)
-    for pattern in COPIED:
-        for path in sorted(source.glob(pattern)):
-            if not any(path.match(other) for other in NOT_COPIED):
-                with path.open("rb") as original, whole_file(output / path.name) as copy:
-                    shutil.copyfileobj(original, copy)
+    copy_companions(source, output)
     return total
 
 

@@ -35,6 +35,7 @@ NUMPY_DTYPES: dict[str, Any] = {
     "F8_E8M0": np.uint8,
 }
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+STORED_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # of --dtype
 MAX_LISTED = 12
 MAX_SHOWN = 100  # characters of a name or value from a file
 MAX_DIMS = 32

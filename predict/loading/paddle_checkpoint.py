@@ -23,16 +23,17 @@ from predict.nn.hf_config import ConfigReader
 FAMILY = re.compile(
     r"(?!model\.|decoder\.)([a-z0-9_]+\.)(embed_tokens|embeddings\.word_embeddings)\.weight"
 )
-# Families that Hugging Face's names do not begin with "model." in: by PaddleNLP's table of tokens,
-# what its names begin with, and what Hugging Face's do.
+# Families whose names begin with "transformer." in Hugging Face's files: by PaddleNLP's name of the
+# table of tokens, what its names begin with.
 OTHERS = {
-    "bloom.word_embeddings.weight": ("bloom.", "transformer."),
-    "qwen.wte.weight": ("qwen.", "transformer."),
-    "chatglm.transformer.word_embeddings.weight": ("chatglm.transformer.", "transformer."),
-    "chatglm_v2.embedding.word_embeddings.weight": ("chatglm_v2.", "transformer."),
+    "bloom.word_embeddings.weight": "bloom.",
+    "qwen.wte.weight": "qwen.",
+    "chatglm.transformer.word_embeddings.weight": "chatglm.transformer.",
+    "chatglm_v2.embedding.word_embeddings.weight": "chatglm_v2.",
 }
+OTHERS_BASE = "transformer."
 ERNIE = "ernie."
-OWN_FUSED = ("gpt.",)  # whose names here are of matrices in one, too
+OWN_FUSED = ("gpt.", "phi3.")  # whose names here are of matrices in one, too
 NOT_TRANSPOSED = ("embed_tokens.weight", "_embeddings.weight", "wte.weight")
 QKV = re.compile(r"(.*\.self_attn)\.qkv_proj\.(weight|bias)")
 GATE_UP = re.compile(r"(.*)\.gate_up_fused_proj\.(weight|bias)")
@@ -45,7 +46,7 @@ def prefixes_of(names: Iterable[str]) -> tuple[str, str]:
     """
     for name in names:
         if name in OTHERS:
-            return OTHERS[name]
+            return OTHERS[name], OTHERS_BASE
         if match := FAMILY.fullmatch(name):
             return match[1], "model."
     return "", ""
@@ -147,21 +148,16 @@ def as_paddle(
     Raises UserError for a family whose names PaddleNLP's do not follow, and for tensors that are
     no floats, which PaddleNLP has other names of.
     """
-    codes = [name for name, array in tensors.items() if array.dtype not in FLOAT_DTYPES]
-    if codes:
-        raise UserError(
-            f"{config.path.parent}: {listed(codes)} are codes of a quantized checkpoint, which has "
-            "no form in PaddleNLP's layout; convert the unquantized checkpoint, or use --format hf"
-        )
     model_type = config.get_str("model_type")
-    prefix, ours = next(
-        (
-            (prefix, ours)
-            for table, (prefix, ours) in OTHERS.items()
-            if ours + table.removeprefix(prefix) in tensors and prefix.split(".")[0] == model_type
-        ),
-        (f"{model_type}.", "model."),
-    )
+    if model_type == "bloom" and "word_embeddings.weight" in tensors:
+        # The first BLOOM's files leave the base out, which all libraries allow.
+        tensors = {OTHERS_BASE + name: array for name, array in tensors.items()}
+    others = [
+        (prefix, OTHERS_BASE)
+        for table, prefix in OTHERS.items()
+        if table.startswith(model_type) and OTHERS_BASE + table.removeprefix(prefix) in tensors
+    ]
+    prefix, ours = others[0] if others else (f"{model_type}.", "model.")
     made: dict[str, StoredArray] = {}
     for name, array in tensors.items():
         known = prefix + name.removeprefix(ours) if name.startswith(ours) else name
@@ -171,5 +167,11 @@ def as_paddle(
         raise UserError(
             f"{config.path.parent}: tensors of model_type {model_type} have no names in "
             "PaddleNLP's layout that are known here; use --format hf"
+        )
+    codes = [name for name, array in tensors.items() if array.dtype not in FLOAT_DTYPES]
+    if codes:
+        raise UserError(
+            f"{config.path.parent}: {listed(codes)} are codes of a quantized checkpoint, which has "
+            "no form in PaddleNLP's layout; convert the unquantized checkpoint, or use --format hf"
         )
     return made

@@ -1,43 +1,104 @@
-"""Writing safetensors files from NumPy arrays, with the dtypes that NumPy lacks."""
+"""Writing safetensors files, one tensor in memory at a time, with the dtypes that NumPy lacks."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from predict.loading.arrays import NUMPY_DTYPES
+from predict.loading.arrays import NUMPY_DTYPES, Place, Shape, StoredArray, num_bytes
 from predict.system.outputs import whole_file
 
 ALIGNMENT = 8  # bytes; the header is padded to it with spaces, as the format's own writer does
+METADATA = {"format": "pt"}  # which transformers asks for
+
+
+@dataclass(frozen=True, eq=False)
+class _InMemory:
+    """An array that needs no reading."""
+
+    dtype: str
+    values: npt.NDArray[Any]
+
+    @property
+    def shape(self) -> Shape:
+        """See StoredArray."""
+        return self.values.shape
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """See StoredArray."""
+        return ()
+
+    def read(self) -> npt.NDArray[Any]:
+        """See StoredArray."""
+        return self.values
 
 
 def write(
     path: Path,
     tensors: Mapping[str, tuple[str, npt.NDArray[Any]]],
-    metadata: Mapping[str, str] | None = None,
+    metadata: Mapping[str, str] = METADATA,
 ) -> None:
     """Writes name -> (safetensors dtype, array); bfloat16 as uint16, e4m3 as uint8.
 
-    metadata: default {"format": "pt"}, which transformers asks for. The file appears whole, under
-    its name, at the end, when its bytes are on the disk. Raises ValueError where an array does not
-    have the dtype's NumPy type.
+    The file appears whole, under its name, at the end, when its bytes are on the disk. Raises
+    ValueError where an array does not have the dtype's NumPy type.
     """
-    header: dict[str, Any] = {"__metadata__": dict(metadata or {"format": "pt"})}
-    end = 0
-    for name, (dtype, array) in tensors.items():
-        if array.dtype != np.dtype(NUMPY_DTYPES[dtype]):
-            raise ValueError(f"{name}: {dtype} needs {NUMPY_DTYPES[dtype]}, got {array.dtype}")
-        begin, end = end, end + array.nbytes
-        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % ALIGNMENT)
+    write_stored(path, {name: _InMemory(*each) for name, each in tensors.items()}, metadata)
+
+
+def write_stored(
+    path: Path,
+    arrays: Mapping[str, StoredArray],
+    metadata: Mapping[str, str] = METADATA,
+    on_written: Callable[[], None] = lambda: None,
+) -> None:
+    """As `write`, each array read when it is its turn. on_written: called behind each."""
+    head = header(arrays, metadata)
     with whole_file(path) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.flush()  # tofile writes past Python's buffer
-        for _, array in tensors.values():
-            np.ascontiguousarray(array).tofile(file)
+        file.write(head)
+        for name, array in arrays.items():
+            values = np.asarray(array.read(), order="C")
+            if values.dtype != np.dtype(NUMPY_DTYPES[array.dtype]) or values.shape != array.shape:
+                raise ValueError(
+                    f"{name}: {array.dtype} {list(array.shape)} needs "
+                    f"{NUMPY_DTYPES[array.dtype]}, got {values.dtype} {list(values.shape)}"
+                )
+            file.flush()  # tofile writes past Python's buffer
+            values.tofile(file)
+            on_written()
+
+
+def header(arrays: Mapping[str, StoredArray], metadata: Mapping[str, str] = METADATA) -> bytes:
+    """What a file of these arrays begins with; their values follow, one behind the other."""
+    made: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, array in arrays.items():
+        begin, end = end, end + num_bytes(array)
+        made[name] = {
+            "dtype": array.dtype,
+            "shape": list(array.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(made, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def as_stored(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
+    """float32 values in a safetensors dtype; bfloat16 as uint16, half to even."""
+    values = np.asarray(values, np.float32, order="C")
+    if dtype == "F32":
+        return values
+    if dtype == "F16":
+        return values.astype(np.float16)
+    bits = values.view(np.uint32)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    not_numbers = np.isnan(values)  # whose bits would carry into the sign
+    return np.where(not_numbers, bits >> 16 | 0x40, rounded).astype(np.uint16)

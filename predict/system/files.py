@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from predict.errors import UserError, quoted
+from predict.errors import UserError, flag_word, quoted
 
 MAX_JSON_DEPTH = 64  # lists and objects inside one another
 MAX_JSON_DIGITS = 300
@@ -212,7 +212,9 @@ def find_model_dir(name: str, flag: str = "model_name_or_path", holds: str = "co
     if Path(name).is_dir():
         return Path(name)
     if Path(name).is_file():
-        raise UserError(f"--{flag} {name} is a file; pass the directory that holds {holds}")
+        raise UserError(
+            f"{flag_word(flag)} {name} is a file; pass the directory that holds {holds}"
+        )
     relative = Path(name)
     looked: list[str] = [name]
     hub_name = _hub_name(name)

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
-from predict.errors import UserError
+from predict.errors import UserError, flag_word
 
 # A folder with one of these, beside weights, holds a model, an adapter or an exported program.
 MODEL_FILES = ("config.json", "manifest.json", "adapter_config.json", "lora_config.json")
@@ -41,40 +41,41 @@ def check_output(
     flag: the output's own, without dashes. files: inputs and other outputs by flag. folders: of
     models and adapters, by flag. Links are followed. Nothing is created or emptied.
     """
+    flag = flag_word(flag)
     path = Path(path)
     real = Path(os.path.realpath(path))
     try:
         os.lstat(real.with_name(f".{real.name}.12345678.part"))  # as whole_file will call it
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            raise UserError(f"--{flag} {path} cannot be written: {error.strerror}") from None
+            raise UserError(f"{flag} {path} cannot be written: {error.strerror}") from None
     for other, name in (files or {}).items():
         if name is not None and _same(real, Path(name)):
             raise UserError(
-                f"--{flag} {path} is the file of --{other}, too; choose another --{flag}"
+                f"{flag} {path} is the file of {flag_word(other)}, too; choose another {flag}"
             )
     for other, name in (folders or {}).items():
         if name is not None and _is_in(real, Path(os.path.realpath(name))):
             raise UserError(
-                f"--{flag} {path} lies in the folder of --{other} {name}, whose files must stay as "
-                f"they are; choose another --{flag}"
+                f"{flag} {path} lies in the folder of {flag_word(other)} {name}, whose "
+                f"files must stay as they are; choose another {flag}"
             )
     if path.is_dir():
-        raise UserError(f"--{flag} {path} is a directory; give the name of a file")
+        raise UserError(f"{flag} {path} is a directory; give the name of a file")
     if is_special(path):
         if not os.access(path, os.W_OK):
-            raise UserError(f"--{flag} {path} cannot be written: permission denied")
+            raise UserError(f"{flag} {path} cannot be written: permission denied")
         return
     if not path.parent.is_dir():
         raise UserError(
-            f"--{flag} {path}: the directory {path.parent} does not exist; create it first"
+            f"{flag} {path}: the directory {path.parent} does not exist; create it first"
         )
     _refuse_model_folder(flag, path, real.parent)
     if real.exists() and not os.access(real, os.W_OK):
-        raise UserError(f"--{flag} {path} cannot be written: permission denied")
+        raise UserError(f"{flag} {path} cannot be written: permission denied")
     if not os.access(real.parent, os.W_OK):
         raise UserError(
-            f"--{flag} {path} cannot be written: no permission to create files in {real.parent}"
+            f"{flag} {path} cannot be written: no permission to create files in {real.parent}"
         )
 
 
@@ -91,19 +92,20 @@ def check_folder(
     models and adapters, by flag. overwrite: where --overwrite was given, says whether what is there
     may be replaced: raises UserError where not. Links are followed. Nothing is created or removed.
     """
+    flag = flag_word(flag)
     path = Path(path)
     real = Path(os.path.realpath(path))
     check_place(flag, path, folders)
     if real.is_dir() and os.path.ismount(real):
         raise UserError(
-            f"--{flag} {path} is where a file system is mounted, and the folder is put in its "
+            f"{flag} {path} is where a file system is mounted, and the folder is put in its "
             f"place whole; give the name of a folder below it"
         )
     if real.is_dir() and any(real.iterdir()):
         if overwrite is None:
             raise UserError(
-                f"--{flag} {path} is not empty; add --overwrite to replace an earlier export "
-                f"there, or choose another --{flag}"
+                f"{flag} {path} is not empty; add --overwrite to replace an earlier export "
+                f"there, or choose another {flag}"
             )
         overwrite(real)
 
@@ -113,6 +115,7 @@ def check_place(flag: str, path: Path, folders: Mapping[str, str | Path | None])
 
     folders: of models and adapters, by flag. Nothing is created.
     """
+    flag = flag_word(flag)
     real = Path(os.path.realpath(path))
     for other, name in folders.items():
         if name is None:
@@ -120,26 +123,26 @@ def check_place(flag: str, path: Path, folders: Mapping[str, str | Path | None])
         model = Path(os.path.realpath(name))
         if real == model:
             raise UserError(
-                f"--{flag} {path} is the folder of --{other}, which must stay as it is; choose "
-                f"another --{flag}"
+                f"{flag} {path} is the folder of {flag_word(other)}, which must stay as "
+                f"it is; choose another {flag}"
             )
         if real.is_relative_to(model) or model.is_relative_to(real):
             where = "lies in" if real.is_relative_to(model) else "holds"
             raise UserError(
-                f"--{flag} {path} {where} the folder of --{other} {name}, whose files must stay as "
-                f"they are; choose another --{flag}"
+                f"{flag} {path} {where} the folder of {flag_word(other)} {name}, whose "
+                f"files must stay as they are; choose another {flag}"
             )
     _refuse_model_folder(flag, path, real.parent)
     if not real.exists() and os.path.lexists(real):
-        raise UserError(f"--{flag} {path} is a link that leads nowhere; remove it")
+        raise UserError(f"{flag} {path} is a link that leads nowhere; remove it")
     if real.exists() and not real.is_dir():
-        raise UserError(f"--{flag} {path} is a file; give the name of a folder")
+        raise UserError(f"{flag} {path} is a file; give the name of a folder")
     ancestor = next(folder for folder in real.parents if os.path.lexists(folder))
     if not ancestor.is_dir():
-        raise UserError(f"--{flag} {path}: {ancestor} is a file, not a folder")
+        raise UserError(f"{flag} {path}: {ancestor} is a file, not a folder")
     if not os.access(ancestor, os.W_OK | os.X_OK):
         raise UserError(
-            f"--{flag} {path} cannot be written: no permission to create files in {ancestor}"
+            f"{flag} {path} cannot be written: no permission to create files in {ancestor}"
         )
 
 
@@ -325,11 +328,12 @@ def _is_in(real: Path, folder: Path) -> bool:
 
 def _refuse_model_folder(flag: str, path: Path, folder: Path) -> None:
     """Raises UserError where `folder`, which `path` lies in, is a model's."""
+    flag = flag_word(flag)
     markers = [name for name in MODEL_FILES if (folder / name).is_file()]
     if markers and any(True for pattern in WEIGHTS for _ in folder.glob(pattern)):
         raise UserError(
-            f"--{flag} {path} lies in {folder}, which holds a model ({markers[0]}); choose "
-            f"another --{flag}"
+            f"{flag} {path} lies in {folder}, which holds a model ({markers[0]}); choose "
+            f"another {flag}"
         )
 
 
@@ -343,13 +347,14 @@ def _same(real: Path, other: Path) -> bool:
 
 
 def _lock(flag: str, path: Path, lock: Path) -> int:
+    flag = flag_word(flag)
     while True:
         try:
             descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         except OSError as error:
             raise UserError(
-                f"--{flag} {path} cannot be locked ({lock}: {error.strerror or error}); choose "
-                f"another --{flag}"
+                f"{flag} {path} cannot be locked ({lock}: {error.strerror or error}); "
+                f"choose another {flag}"
             ) from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -357,8 +362,8 @@ def _lock(flag: str, path: Path, lock: Path) -> int:
             holder = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
             os.close(descriptor)
             raise UserError(
-                f"--{flag} {path} is being written by process {holder}; wait for it, or choose "
-                f"another --{flag}"
+                f"{flag} {path} is being written by process {holder}; wait for it, or "
+                f"choose another {flag}"
             ) from None
         except OSError:  # a file system without locks: nothing to hold
             return descriptor

@@ -1,0 +1,106 @@
+"""A checkpoint in another layout: `python -m predict.convert FROM TO --format hf`.
+
+FROM is a folder of any format that is read. TO becomes one with safetensors files: of Hugging
+Face's layout, or of PaddleNLP's. One tensor is in memory at a time. A run that was interrupted, or
+killed, goes on where it was when the same command is given again.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from predict.system.interpreter import check_interpreter
+
+if __name__ == "__main__":
+    check_interpreter()
+
+from predict.cli.command import run_command
+from predict.cli.flags import Flag, FlagValues, parse_flags
+from predict.errors import UserError
+from predict.system.console import show
+from predict.system.files import find_model_dir
+from predict.system.outputs import check_place, locked
+from predict.system.signals import Signals
+
+PROG = "python -m predict.convert"
+USAGE = "FROM TO --format {hf,paddle} [--flag [VALUE] ...]"
+GROUP = "Conversion"
+# fmt: off
+FLAGS = (
+    Flag(GROUP, "format", "str", None,
+         "The layout to write: hf, Hugging Face's names and [out, in] matrices; paddle, "
+         "PaddleNLP's names and [in, out] matrices. Needed.", choices=("hf", "paddle")),
+    Flag(GROUP, "dtype", "str", None,
+         "What tensors of floating point become. Default: they stay as they are, bit by bit.",
+         choices=("float32", "bfloat16", "float16")),
+    Flag(GROUP, "max_shard_size", "str", "5GB",
+         "Bytes of a file at the most; a larger tensor has a file of its own. KB, MB, GB, KiB, "
+         "MiB and GiB are known."),
+    Flag(GROUP, "progress", "bool", None,
+         "Show a bar. Default: when stderr is a terminal."),
+)
+# fmt: on
+
+
+def parse(argv: Sequence[str]) -> tuple[FlagValues, Path, Path]:
+    """The flags and the two folders of a command line. Raises UserError."""
+    num_folders = next((i for i, word in enumerate(argv) if word.startswith("-")), len(argv))
+    folders, words = argv[:num_folders], argv[num_folders:]
+    flags = parse_flags(words, FLAGS, PROG, __doc__ or "", USAGE)
+    if len(folders) != 2:
+        raise UserError(f"{len(folders)} folders where two are needed; write {PROG} {USAGE}")
+    if flags["format"] is None:
+        raise UserError("--format is missing (allowed: hf, paddle)")
+    return flags, find_model_dir(folders[0], "FROM"), Path(folders[1])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    return run_command(
+        lambda signals: run(sys.argv[1:] if argv is None else argv, signals),
+        "interrupted; the same command goes on after the last whole file",
+    )
+
+
+def run(argv: Sequence[str], signals: Signals) -> int:
+    """Converts as a command line says. Raises UserError."""
+    from predict.loading.conversion import Conversion, Options, parse_size
+    from predict.system.progress import Progress
+
+    flags, source, target = parse(argv)
+    options = Options(flags["format"], flags["dtype"], parse_size(flags["max_shard_size"]))
+    check_place("TO", target, {"FROM": source})
+    conversion = Conversion(source, options)
+    try:
+        target.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with (
+            locked("TO", target),
+            Progress(conversion.num_tensors, flags["progress"], unit="tensor") as bar,
+        ):
+
+            def on_tensor() -> None:
+                bar.on_finished()
+                signals.check()
+
+            summary = conversion.run(target, on_tensor)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise
+        raise UserError(
+            f"TO {target} cannot be written: {error.strerror}; when it can, the same command goes "
+            "on after the last whole file",
+            exit_code=1,
+        ) from None
+    kept = f", of which {summary.num_kept} were there" if summary.num_kept else ""
+    show(
+        f"{target}: {summary.num_tensors} tensors, {summary.num_bytes / 2**30:.3f} GiB in "
+        f"{summary.num_shards} files{kept}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
