@@ -10,9 +10,7 @@ Every file is whole, and on the disk, before state.json names it, so a run may s
 from __future__ import annotations
 
 import contextlib
-import io
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,8 +20,10 @@ from typing import Any
 import numpy as np
 
 from predict.errors import UserError
+from predict.loading.arrays import TensorInfo
+from predict.loading.npy import read_npy
 from predict.loading.safetensors_reader import read_header
-from predict.system.files import json_type, open_regular, read_json_object
+from predict.system.files import json_type, read_json_object
 from predict.system.outputs import sync_folder, write_whole
 from quant.grids import Array
 
@@ -90,21 +90,20 @@ class RunState:
     def read_hidden(self, layer: int, shape: tuple[int, int]) -> Array:
         """A layer's inputs, mapped; raises UserError where they are gone.
 
-        The file's header is compared with the one that `new_hidden` writes, not interpreted, and
-        its size is checked before it is mapped: a page behind the end would be a SIGBUS.
+        The file's size is checked before it is mapped: a page behind the end would be a SIGBUS.
         """
         path = self.hidden_path(layer)
-        header = _npy_header(shape)
-        wanted = len(header) + math.prod(shape) * np.dtype(np.float32).itemsize
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            same = file.read(len(header)) == header
-        if not same or size != wanted:
+        anew = "add --overwrite_output_dir to begin anew"
+        try:
+            found = read_npy(path)
+        except UserError as error:
+            raise UserError(f"{error}, or {anew}") from None
+        if not isinstance(found, TensorInfo) or (found.dtype, found.shape) != ("F32", shape):
             raise UserError(
-                f"{path} is not the array of float32 {list(shape)}, {wanted} bytes, that this run "
-                f"wrote ({size} bytes); add --overwrite_output_dir to begin anew"
+                f"{path} holds {found.dtype} {list(found.shape)}, and this run wrote float32 "
+                f"{list(shape)}; {anew}"
             )
-        return np.memmap(path, np.float32, "r", offset=len(header), shape=shape)
+        return np.memmap(path, np.float32, "r", offset=found.offset, shape=shape)
 
     def finish_layer(self, layer: int) -> None:
         """Records that `layer`'s results and its successor's inputs are written."""
@@ -184,14 +183,6 @@ def read_layer_scales(path: Path) -> dict[str, dict[str, Any]]:
             if not all(type(number) in (int, float) for number in numbers):
                 raise UserError(f"{path}: {kind!r} has no numbers for {name[:80]!r}")
     return found
-
-
-def _npy_header(shape: tuple[int, ...]) -> bytes:
-    """What an .npy file of float32 begins with."""
-    file = io.BytesIO()
-    values = {"descr": "<f4", "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, values)
-    return file.getvalue()
 
 
 def _delete(folder: Path) -> None:

@@ -52,6 +52,7 @@ def read_zip_directory(file: BinaryIO, size: int) -> dict[str, ZipEntry]:
         raise ZipError(f"its directory has {num_bytes} bytes (at most {MAX_DIRECTORY_BYTES})")
     data = _read(file, start, num_bytes)
     entries: dict[str, ZipEntry] = {}
+    spans: list[tuple[int, int, str]] = []  # first byte of the header, end, name
     at = 0
     for _ in range(count):
         central, at = _central_entry(data, at)
@@ -65,9 +66,14 @@ def read_zip_directory(file: BinaryIO, size: int) -> dict[str, ZipEntry]:
                 f"the archive's directory begins at byte {start}"
             )
         entries[name] = ZipEntry(offset, central.num_bytes)
+        spans.append((central.header, offset + central.num_bytes, name))
     if at != len(data):
         raise ZipError(f"{len(data) - at} bytes follow the last entry of its directory")
-    _check_apart(entries)
+    end, last = 0, ""
+    for begin, next_end, name in sorted(spans):
+        if begin < end:
+            raise ZipError(f"entries {last!r} and {name!r} overlap")
+        end, last = next_end, name
     return entries
 
 
@@ -197,16 +203,8 @@ def _first_byte(file: BinaryIO, central: _Central, start: int) -> int:
         raise ZipError(f"entry {central.name[:80]!r} begins at byte {central.header}, too late")
     fields = _LOCAL.unpack(_read(file, central.header, _LOCAL.size))
     name_size, extra_size = fields[-2:]
-    name = _read(file, central.header + _LOCAL.size, name_size)
-    if fields[0] != b"PK\x03\x04" or name != central.name or fields[2] & _ENCRYPTED or fields[3]:
+    is_plain = fields[0] == b"PK\x03\x04" and not fields[2] & _ENCRYPTED and not fields[3]
+    name = file.read(name_size) if name_size == len(central.name) else b""
+    if not is_plain or name != central.name:
         raise ZipError(f"entry {central.name[:80]!r} is another one than the directory says")
     return int(central.header + _LOCAL.size + name_size + extra_size)
-
-
-def _check_apart(entries: dict[str, ZipEntry]) -> None:
-    """Raises ZipError where entries share bytes."""
-    end, last = 0, ""
-    for name, entry in sorted(entries.items(), key=lambda item: item[1].offset):
-        if entry.offset < end:
-            raise ZipError(f"entries {last!r} and {name!r} overlap")
-        end, last = entry.offset + entry.num_bytes, name

@@ -56,6 +56,7 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
             *("--data_file", "{data}", "--output_file", "{out}", "--device", "cpu"),
         ),
     ),
+    "convert": ("predict.convert", ("{model}", "{out}", "--format", "hf")),
     "recipe": ("quant.run_quantization", ()),
     "kernels": ("predict.bench.kernels", ()),
     "throughput": (

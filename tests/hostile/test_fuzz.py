@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import re
 import shutil
 import struct
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from predict.loading.checkpoint import Checkpoint
 from predict.loading.formats import INDEX, PARAMS
 from predict.loading.manifest import load_manifest
 from predict.loading.model import read_spec
+from predict.loading.npy import read_npy
 from predict.nn.cache_formats import kv_format_of
 from predict.system.files import read_text
 from predict.text.chat_template import JinjaTemplate
@@ -32,7 +34,9 @@ from quant.state import RunState
 from tests.support import tiny
 from tests.support.limits import cpu_seconds
 from tests.support.manifests import MANIFEST
+from tests.support.stored_formats import torch_file
 
+TORCH = "pytorch_model.bin"
 CORPUS = Path(__file__).parent / "corpus"
 MAX_SECONDS = 10.0  # of processor time for one file; most take milliseconds
 HIDDEN_SHAPE = (3, 4)
@@ -172,6 +176,50 @@ def cut_checkpoint(folder: Path, *kept: str) -> None:
             (folder / name).unlink(missing_ok=True)
 
 
+def changed_torch(data: bytes, dice: random.Random) -> bytes:
+    """An archive with bytes changed in its pickle, in its directory, or anywhere."""
+    directory = data.index(b"PK\x01\x02")
+    kind = dice.randrange(4)
+    if kind == 0:
+        return changed_bytes(data, dice)
+    if kind == 1:
+        return data[:directory] + changed_bytes(data[directory:], dice)
+    if kind == 2:  # one field of one record, the rest in order
+        starts = [at for mark in (b"PK\x01\x02", b"PK\x03\x04") for at in places(data, mark)]
+        at, width = dice.choice(starts) + dice.randrange(4, 46), dice.choice((1, 2, 4))
+        value = dice.choice((0, 1, 255, 2**15, 2**32 - 1, dice.randrange(2**16)))
+        return data[:at] + value.to_bytes(4, "little")[:width] + data[at + width :]
+    begin = data.index(b"\x80\x02ccollections")  # of the pickle, whose length stays
+    end = data.index(b"PK", begin)
+    changed = changed_pickle(data[begin:end], dice)[: end - begin]
+    return data[:begin] + changed.ljust(end - begin, b".") + data[end:]
+
+
+def places(data: bytes, mark: bytes) -> list[int]:
+    """Where a mark stands in the data."""
+    return [match.start() for match in re.finditer(re.escape(mark), data)]
+
+
+def prepare_torch(folder: Path) -> None:
+    """A small file of torch.save."""
+    cut_checkpoint(folder)
+    values = {f"t{i}": np.arange(6, dtype=np.float32).reshape(2, 3) for i in range(3)}
+    (folder / TORCH).write_bytes(torch_file(values))
+
+
+def prepare_parts(folder: Path) -> None:
+    """A small state_dict in two parts."""
+    cut_checkpoint(folder)
+    for rank in range(2):
+        values = {f"llama.layers.{i}.mlp.up_proj.weight": np.ones((4, 2)) for i in range(3)}
+        (folder / f"model_state.tp0{rank}.pdparams").write_bytes(pickle.dumps(values, protocol=4))
+
+
+def read_array(folder: Path) -> None:
+    """The array of an .npy file."""
+    read_npy(folder / "a.npy").read()
+
+
 def prepare_params(folder: Path) -> None:
     """A small state_dict as Paddle 2.1 and later write it."""
     cut_checkpoint(folder)
@@ -220,6 +268,17 @@ READERS = {
     ),
     "index": Reader(INDEX, read_checkpoint, changed_json, prepare_index, 150),
     "pdparams": Reader(PARAMS, read_checkpoint, changed_pickle, prepare_params, 400),
+    "torch": Reader(TORCH, read_checkpoint, changed_torch, prepare_torch, 400),
+    "parts": Reader(
+        "model_state.tp01.pdparams", read_checkpoint, changed_pickle, prepare_parts, 100
+    ),
+    "array": Reader(
+        "a.npy",
+        read_array,
+        changed_bytes,
+        lambda folder: np.save(folder / "a.npy", np.arange(6.0).reshape(2, 3)),
+        150,
+    ),
     "npy": Reader("calibration/hidden-00001.npy", read_state, changed_bytes, write_state),
     "state": Reader("calibration/state.json", read_state, changed_json, write_state, 100),
     "layer": Reader("calibration/layer-00000.json", read_state, changed_json, write_state, 100),

@@ -26,15 +26,20 @@ def _touch(marker: Path) -> str:
     return f"touch {marker}"
 
 
+def marks(marker: Path) -> tuple[Callable[[str], int], str]:
+    """A function that writes a file, and its argument."""
+    import os
+
+    return os.system, _touch(marker)
+
+
 def _text(text: str) -> bytes:
     return b"X" + struct.pack("<I", len(text.encode())) + text.encode()
 
 
 def by_reduce(marker: Path, protocol: int = 2) -> bytes:
     """os.system(...) as a value beside a good array."""
-    import os
-
-    values = {"a": np.zeros(2, np.float32), "b": Calls(os.system, _touch(marker))}
+    values = {"a": np.zeros(2, np.float32), "b": Calls(*marks(marker))}
     return pickle.dumps(values, protocol=protocol)
 
 
@@ -100,9 +105,7 @@ def nested(marker: Path) -> bytes:
 
 def in_an_array(marker: Path) -> bytes:
     """An array of objects, whose pickle holds the call."""
-    import os
-
-    values = np.array([Calls(os.system, _touch(marker))], dtype=object)
+    values = np.array([Calls(*marks(marker))], dtype=object)
     return pickle.dumps({"a": values}, protocol=2)
 
 
