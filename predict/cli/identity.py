@@ -24,7 +24,7 @@ OPERATIONAL = (
 # Digests stand for what these lead to.
 PATHS = ("model_name_or_path", "draft_model_name_or_path", "lora_path", "prefix_path")
 LARGE = ("model_name_or_path", "draft_model_name_or_path")
-WEIGHT_SUFFIXES = (".safetensors", ".pdparams", ".pdiparams", ".bin", ".gguf")
+WEIGHT_SUFFIXES = (".safetensors", ".pdparams", ".pdiparams", ".bin", ".pt", ".gguf")
 READ_SUFFIXES = (".json", ".model", ".jinja", ".tiktoken")
 READ_NAMES = ("merges.txt", "vocab.txt")
 

@@ -24,6 +24,7 @@ WEIGHTS = (
     "*.pdparams",
     "*.pdiparams",
     "*.bin",
+    "*.pt",
     "*.gguf",
     "*.safetensors.index.json",
 )
