@@ -208,13 +208,13 @@ class Piece:
 class Joined:
     """Arrays of one dtype, one behind the other along an axis.
 
-    blocks: each array holds so many matrices, side by side along the axis; all the first ones come
-    first. Raises ValueError where the arrays do not fit together.
+    widths: each array holds matrices of these sizes, side by side along the axis: all the first
+    ones come first. Empty: one. Raises ValueError where the arrays do not fit together.
     """
 
     arrays: tuple[StoredArray, ...]
     axis: int
-    blocks: int = 1
+    widths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         across = {(a.dtype, a.shape[: self.axis] + a.shape[self.axis + 1 :]) for a in self.arrays}
@@ -223,8 +223,11 @@ class Joined:
                 sorted({f"{a.dtype} {list(a.shape)}"[:MAX_SHOWN] for a in self.arrays})
             )
             raise ValueError(f"its parts do not fit together: {kinds}")
-        if any(array.shape[self.axis] % self.blocks for array in self.arrays):
-            raise ValueError(f"a part does not hold {self.blocks} matrices side by side")
+        sizes = {array.shape[self.axis] for array in self.arrays}
+        if self.widths and (sizes != {sum(self.widths)} or min(self.widths) < 0):
+            raise ValueError(
+                f"a part does not hold {len(self.widths)} matrices of {list(self.widths)} outputs"
+            )
 
     @property
     def dtype(self) -> str:
@@ -246,15 +249,14 @@ class Joined:
     def read(self) -> npt.NDArray[Any]:
         """See StoredArray."""
         whole = np.empty(self.shape, NUMPY_DTYPES[self.dtype])
-        step = self.shape[self.axis] // self.blocks
-        at = 0
-        for array in self.arrays:  # one part at a time beside the whole
-            size = array.shape[self.axis] // self.blocks
-            for block, values in enumerate(np.split(array.read(), self.blocks, self.axis)):
-                begin = block * step + at
-                cut = (slice(None),) * self.axis + (slice(begin, begin + size),)
-                whole[cut] = values
-            at += size
+        target, at = np.moveaxis(whole, self.axis, 0), 0
+        for index, array in enumerate(self.arrays):  # one part at a time beside the whole
+            values, first = np.moveaxis(array.read(), self.axis, 0), 0
+            for width in self.widths or (len(values),):
+                begin = first * len(self.arrays) + index * width if self.widths else at
+                target[begin : begin + width] = values[first : first + width]
+                first += width
+            at += len(values)
         return whole
 
 

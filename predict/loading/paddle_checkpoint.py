@@ -23,12 +23,13 @@ from predict.nn.hf_config import ConfigReader
 FAMILY = re.compile(
     r"(?!model\.|decoder\.)([a-z0-9_]+\.)(embed_tokens|embeddings\.word_embeddings)\.weight"
 )
+CHATGLM = "chatglm.transformer."
 # Families whose names begin with "transformer." in Hugging Face's files: by PaddleNLP's name of the
 # table of tokens, what its names begin with.
 OTHERS = {
     "bloom.word_embeddings.weight": "bloom.",
     "qwen.wte.weight": "qwen.",
-    "chatglm.transformer.word_embeddings.weight": "chatglm.transformer.",
+    "chatglm.transformer.word_embeddings.weight": CHATGLM,
     "chatglm_v2.embedding.word_embeddings.weight": "chatglm_v2.",
 }
 OTHERS_BASE = "transformer."
@@ -84,6 +85,9 @@ def as_hugging_face(stored: Mapping[str, StoredArray], directory: Path) -> dict[
         seen[known] = _turned(known, array)
     if prefix == ERNIE:
         return parts_of(seen, directory)
+    if prefix == CHATGLM and "lm_head.weight" not in seen:
+        # PaddleNLP leaves out what is the table of tokens, Hugging Face's files have both.
+        seen["lm_head.weight"] = seen["transformer.word_embeddings.weight"]
     return seen if prefix in OWN_FUSED else _split(seen, directory)
 
 

@@ -21,28 +21,30 @@ from predict.nn.hf_config import ConfigReader
 
 PARTS = ("model_state.tp*.pdparams", "model_state.pp*.pdparams")
 NAME = re.compile(r"model_state\.(?:tp(\d{2,4}))?_?(?:pp(\d{2,4}))?\.pdparams")
-UNKNOWN = "chatglm_v2."  # its versions split the MLP in two ways, and files do not tell which
+CHATGLM_V2 = "chatglm_v2."
+OLDER = re.compile(r".*\.self_attention\.(query|key|value)\.(weight|bias)")
 INSTEAD = "merge the parts with PaddleNLP's tools/merge_tp_and_pp_params.py"
 
 
 class Split(NamedTuple):
-    """How a tensor is split: along the columns or the rows of [in, out], `blocks` side by side."""
+    """How a tensor is split, along the columns or the rows of [in, out]; see Joined.widths."""
 
     is_column: bool
-    blocks: int = 1
+    widths: tuple[int, ...] = ()
 
 
-COLUMN, ROW = Split(True), Split(False)
-# By the last name of a linear or table; the first pattern that fits its end.
-SPLITS: tuple[tuple[str, Split], ...] = (
-    (r"gate_up_fused_proj", Split(True, 2)),
-    (r"c_attn", Split(True, 3)),
-    (r"experts\.\d+\.w2", ROW),  # Mixtral's; w2 of the first Qwen is its gate
-    (r"(q|k|v|qkv|gate|up|q_b|kv_b)_proj|query_key_value", COLUMN),
-    (r"linear1|dense_h_to_4h|w1|w2|w3|lm_head", COLUMN),
-    (r"(o|out|down|c)_proj|linear2|dense|dense_4h_to_h", ROW),
-    (r"embed_tokens|word_embeddings|wte", ROW),
+# By the last name of a linear or table, the first pattern that fits its end: whether it is split
+# by columns, and how many matrices of one size lie side by side in it.
+RULES: tuple[tuple[str, bool, int], ...] = (
+    (r"gate_up_fused_proj", True, 2),
+    (r"c_attn", True, 3),
+    (r"experts\.\d+\.w2", False, 1),  # Mixtral's; w2 of the first Qwen is its gate
+    (r"(q|k|v|qkv|gate|up|q_b|kv_b)_proj|query_key_value", True, 1),
+    (r"linear1|dense_h_to_4h|w1|w2|w3|lm_head|output_layer", True, 1),
+    (r"(o|out|down|c)_proj|linear2|dense|dense_4h_to_h", False, 1),
+    (r"embed_tokens|word_embeddings|wte", False, 1),
 )
+TABLES = re.compile(r"(?:.*\.)?(?:lm_head|output_layer|embed_tokens|word_embeddings|wte)")
 KEYS = re.compile(r".*\.[kv]_proj")
 
 
@@ -65,6 +67,12 @@ def merged_parts(directory: Path) -> dict[str, StoredArray]:
             )
     config = ConfigReader.from_dir(directory)
     _check_degree(config, len(ranks))
+    older = [name for name in ranks[0] if name.startswith(CHATGLM_V2) and OLDER.fullmatch(name)]
+    if older:
+        raise UserError(
+            f"{directory}: {listed(older)} are of a version of ChatGLM2 whose parts are not merged "
+            f"here; {INSTEAD}"
+        )
     return {name: _joined(name, [rank[name] for rank in ranks], config) for name in ranks[0]}
 
 
@@ -124,7 +132,7 @@ def _joined(name: str, parts: Sequence[StoredArray], config: ConfigReader) -> St
         return Same(tuple(parts), name)
     axis = len(parts[0].shape) - 1 if split.is_column else 0
     try:
-        return Joined(tuple(parts), axis, split.blocks)
+        return Joined(tuple(parts), axis, split.widths)
     except ValueError as error:
         raise UserError(f"{config.path.parent}: {name} cannot be merged: {error}") from None
 
@@ -134,27 +142,39 @@ def split_of(
 ) -> Split | None:
     """How a tensor is split over the ranks; None where each of them has it whole.
 
-    shape: of a part. Raises UserError for a family whose way of splitting is not known.
+    shape: of a part. Raises UserError for a split that is not known.
     """
-    if name.startswith(UNKNOWN):
-        raise UserError(
-            f"{config.path.parent}: parts of the family {UNKNOWN.rstrip('.')} are not merged here; "
-            f"{INSTEAD}"
-        )
     stem, _, kind = name.rpartition(".")
-    rules = (each for ends, each in SPLITS if re.fullmatch(rf"(?:.*\.)?(?:{ends})", stem))
-    split = next(rules, None)
-    is_table = stem == "lm_head" or stem.endswith(("embed_tokens", "word_embeddings", "wte"))
-    if split is None or kind not in ("weight", "bias") or not shape:
+    rules = (rule for rule in RULES if re.fullmatch(rf"(?:.*\.)?(?:{rule[0]})", stem))
+    _, is_column, blocks = next(rules, ("", False, 0))
+    if not blocks or kind not in ("weight", "bias") or not shape:
         return None
-    if not split.is_column and kind == "bias":
+    if not is_column and kind == "bias":
         return None  # it is added once, behind the sum over the ranks
     if KEYS.fullmatch(stem):
         heads = config.get_int("num_attention_heads", 1)
         if config.get_int("num_key_value_heads", heads) % num_ranks:
             return None
     if stem == "lm_head" and config.get_bool("tie_word_embeddings", False):
-        split = ROW  # it is the table of tokens
-    if is_table and shape[-1 if split.is_column else 0] == config.get_int("vocab_size"):
-        return None
-    return split
+        is_column = False  # it is the table of tokens
+    size = shape[-1 if is_column else 0]
+    if TABLES.fullmatch(stem):
+        rows = config.get_int("vocab_size", aliases=("padded_vocab_size",))
+        return None if size == rows else Split(is_column)
+    if name.startswith(CHATGLM_V2):
+        return _of_chatglm_v2(name, size, num_ranks, config)
+    return Split(is_column, (size // blocks,) * blocks if blocks > 1 else ())
+
+
+def _of_chatglm_v2(name: str, size: int, num_ranks: int, config: ConfigReader) -> Split:
+    """A rank has its part of each of queries, keys, values, gate and up.
+
+    Older versions had one linear for each of the first three, and split gate and up as one.
+    """
+    if name.endswith(("dense.weight", "dense_4h_to_h.weight")):
+        return Split(False)
+    if "dense_h_to_4h" in name:
+        return Split(True, (size // 2, size // 2))
+    queries = config.get_int("hidden_size") // num_ranks
+    keys = (size - queries) // 2
+    return Split(True, (queries, keys, keys))

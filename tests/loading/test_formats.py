@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from predict.loading.formats import FORMATS
 from predict.loading.safetensors_reader import read_header
 from predict.loading.torch_file import read_torch
 from tests.support import stored_formats, tiny
-from tests.support.stored_formats import WRITERS, write_model
+from tests.support.stored_formats import WRITERS, change_params, write_model
 
 PROMPTS = ["hello", "you are", "a"]
 PART = "model_state.tp01.pdparams"
@@ -28,13 +27,6 @@ def refused(folder: Path) -> str:
     with pytest.raises(UserError) as caught:
         Checkpoint(folder)
     return str(caught.value)
-
-
-def change_params(path: Path, change: Any) -> None:
-    """Another content of a file of paddle.save."""
-    values = pickle.loads(path.read_bytes())
-    change(values)
-    path.write_bytes(pickle.dumps(values, protocol=4))
 
 
 @pytest.mark.parametrize("name", WRITERS)

@@ -93,6 +93,13 @@ def paddle_file(tensors: Tensors) -> bytes:
     return pickle.dumps(values, protocol=4)
 
 
+def change_params(path: Path, change: Any) -> None:
+    """Another content of a file of paddle.save."""
+    values = pickle.loads(path.read_bytes())
+    change(values)
+    path.write_bytes(pickle.dumps(values, protocol=4))
+
+
 def in_shards(tensors: Tensors, num_shards: int) -> list[Tensors]:
     """Shards of odd sizes: 1 tensor, 2, and so on, and the rest in the last one."""
     names = list(tensors)
