@@ -44,6 +44,7 @@ def sections() -> list[tuple[str, str, Sequence[Flag]]]:
     from predict.bench.throughput import OWN_FLAGS
     from predict.convert import FLAGS as CONVERT
     from predict.flask_server import OWN_FLAGS as FLASK_SERVER
+    from predict.merge_lora_params import FLAGS as MERGE
     from predict.serve_ray import OWN_FLAGS as SERVE_RAY
     from predict.server.flags import OWN_FLAGS as SERVER
     from quant.config import FLAGS as QUANTIZE
@@ -89,6 +90,11 @@ def sections() -> list[tuple[str, str, Sequence[Flag]]]:
             "predict.convert",
             "Writes a checkpoint in another layout. The folders to read and to write come first.",
             CONVERT,
+        ),
+        (
+            "predict/merge_lora_params.py",
+            "Writes a model with a LoRA adapter merged. Takes PaddleNLP's flags.",
+            MERGE,
         ),
         ("quant/evaluate.py", "Measures what quantization costs.", EVALUATE),
         (

@@ -7,7 +7,6 @@ killed, goes on where it was when the same command is given again.
 
 from __future__ import annotations
 
-import errno
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,10 +18,10 @@ if __name__ == "__main__":
 
 from predict.cli.command import run_command
 from predict.cli.flags import Flag, FlagValues, parse_flags
+from predict.cli.writing import INTERRUPTED, write_checkpoint
 from predict.errors import UserError
-from predict.system.console import show
 from predict.system.files import find_model_dir
-from predict.system.outputs import check_place, locked
+from predict.system.outputs import check_place
 from predict.system.signals import Signals
 
 PROG = "python -m predict.convert"
@@ -61,44 +60,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     return run_command(
         lambda signals: run(sys.argv[1:] if argv is None else argv, signals),
-        "interrupted; the same command goes on after the last whole file",
+        INTERRUPTED,
     )
 
 
 def run(argv: Sequence[str], signals: Signals) -> int:
     """Converts as a command line says. Raises UserError."""
     from predict.loading.conversion import Conversion, Options, parse_size
-    from predict.system.progress import Progress
 
     flags, source, target = parse(argv)
     options = Options(flags["format"], flags["dtype"], parse_size(flags["max_shard_size"]))
     check_place("TO", target, {"FROM": source})
-    conversion = Conversion(source, options)
-    try:
-        target.absolute().parent.mkdir(parents=True, exist_ok=True)
-        with (
-            locked("TO", target),
-            Progress(conversion.num_tensors, flags["progress"], unit="tensor") as bar,
-        ):
-
-            def on_tensor() -> None:
-                bar.on_finished()
-                signals.check()
-
-            summary = conversion.run(target, on_tensor)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
-            raise
-        raise UserError(
-            f"TO {target} cannot be written: {error.strerror}; when it can, the same command goes "
-            "on after the last whole file",
-            exit_code=1,
-        ) from None
-    kept = f", of which {summary.num_kept} were there" if summary.num_kept else ""
-    show(
-        f"{target}: {summary.num_tensors} tensors, {summary.num_bytes / 2**30:.3f} GiB in "
-        f"{summary.num_shards} files{kept}"
-    )
+    write_checkpoint(Conversion(source, options), "TO", target, signals, flags["progress"])
     return 0
 
 

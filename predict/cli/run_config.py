@@ -101,6 +101,7 @@ def _num_sequences(flags: FlagValues) -> int:
 
 
 LORA_CONFIG = "lora_config.json"  # PaddleNLP's
+ADAPTER_FILES = f"{LORA_CONFIG} or adapter_config.json"  # what an adapter's folder holds
 
 
 # Flags that are EngineConfig fields of the same name and meaning.
@@ -393,7 +394,7 @@ def _with_adapter(flags: FlagValues) -> tuple[FlagValues, list[str]]:
     notes, name = [*flags.notes], flags["lora_path"]
     if name is None:
         return flags, notes
-    directory = find_model_dir(name, "lora_path", "lora_config.json or adapter_config.json")
+    directory = find_model_dir(name, "lora_path", ADAPTER_FILES)
     changed: dict[str, Any] = {"lora_path": str(directory)}
     path = directory / LORA_CONFIG
     dtype = read_json_object(path, missing_ok=True).get("dtype")

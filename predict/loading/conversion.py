@@ -133,15 +133,18 @@ class Conversion:
     def __init__(self, source: Path, options: Options):
         self.source, self.options = source, options
         self.config = ConfigReader.from_dir(source)
-        self.checkpoint = Checkpoint(source)
+        self.checkpoint = self._open()
         self.metadata = METADATA if options.layout == "hf" else PADDLE_METADATA
         self.shards = list(_shards(self._cast(self._arrays()), options.max_shard_bytes))
-        self.inputs = {
+        self.inputs: dict[str, Any] = {
             "source": checkpoint_digest(source),
             "format": options.layout,
             "dtype": options.dtype,
             "max_shard_size": options.max_shard_bytes,
         }
+
+    def _open(self) -> Checkpoint:
+        return Checkpoint(self.source)
 
     @property
     def num_tensors(self) -> int:

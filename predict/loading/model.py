@@ -14,10 +14,10 @@ from predict.config.engine import EngineConfig
 from predict.config.schemes import SCHEMES, check_support
 from predict.device import devices
 from predict.errors import UserError
-from predict.loading.adapters import Base, MergedCheckpoint, read_adapter
+from predict.loading.adapters.model import with_adapter
 from predict.loading.build import build_decoder, expected_tensors
 from predict.loading.checkpoint import Checkpoint
-from predict.loading.layouts import Layout, layout_of, stored_method
+from predict.loading.layouts import Layout, layout_of
 from predict.loading.layouts.online import Online
 from predict.loading.memory import (
     check_cpu_memory,
@@ -123,33 +123,6 @@ def open_weights(
     weights = Weights(config, plan, source, layout, platform, names)
     check_schemes(weights)
     return weights
-
-
-def with_adapter(
-    directory: str,
-    checkpoint: Checkpoint,
-    plan: WeightPlan,
-    names: WeightNames,
-    reader: ConfigReader,
-) -> tuple[MergedCheckpoint, WeightPlan]:
-    """The checkpoint with the adapter of `directory` merged, and the plan that reads it.
-
-    The plan is another one where the LM head of a tied model becomes a matrix of its own. Raises
-    UserError for an adapter that does not fit, and for a checkpoint that is quantized already.
-    """
-    adapter = read_adapter(directory)
-    method = stored_method(reader, checkpoint)
-    if method is not None:
-        raise UserError(
-            f"{reader.path} says that the weights are quantized ({method}), and an adapter is "
-            "added before that: merge it into the unquantized checkpoint (predict/"
-            "merge_lora_params.py) and quantize the result, or give the unquantized one with "
-            "--quant_type"
-        )
-    merged = MergedCheckpoint(checkpoint, adapter, Base.of(plan, names, checkpoint.shapes))
-    if merged.adapter.unties_head:
-        plan = plan_weights(replace(plan.spec, tie_word_embeddings=False), names)
-    return merged, plan
 
 
 def check_schemes(weights: Weights) -> None:
