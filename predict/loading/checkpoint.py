@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from predict.device.place import to_float32
 from predict.errors import UserError
-from predict.loading.arrays import FLOAT_DTYPES, Piece, Shape, StoredArray, TensorInfo, listed
+from predict.loading.arrays import FLOAT_DTYPES, Piece, StoredArray, TensorInfo, listed
 from predict.loading.formats import format_of, known_format
 from predict.loading.paddle_checkpoint import as_hugging_face, has_family
 
@@ -49,11 +49,6 @@ class Checkpoint:
         """The tensors by Hugging Face's names and in its shapes, those of experts as stored."""
         return as_hugging_face(self.stored, self.directory) if self.is_paddle else self.stored
 
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        """The tensors' shapes, by name."""
-        return {name: array.shape for name, array in self.tensors.items()}
-
     def check(self, expected: Mapping[str, tuple[int, ...]], ignored: Iterable[str]) -> None:
         """Raises one UserError listing every missing, unexpected and wrongly shaped tensor.
 
@@ -78,6 +73,11 @@ class Checkpoint:
             raise UserError(
                 f"{self.directory}: the tensors do not fit config.json; {'; '.join(problems)}"
             )
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The tensors' shapes, by name."""
+        return {name: array.shape for name, array in self.tensors.items()}
 
     def in_file(self, name: str) -> TensorInfo | None:
         """Where a file has the tensor's bytes as `read` gives them; None where none has."""
@@ -117,14 +117,20 @@ def one_by_one(tensors: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
     """
     seen: dict[str, StoredArray] = {}
     for name, array in tensors.items():
-        match = STACKED.fullmatch(name)
-        if match is None or not array.shape or array.shape[0] > MAX_EXPERTS:
-            seen[name] = array
-            continue
-        before, linear, ending = match.groups()
-        for expert, piece in enumerate(_pieces(array)):
-            seen[f"{before}.{expert}.{linear}.{ENDINGS[ending]}"] = piece
+        seen.update(stacked_pieces(name, array) or {name: array})
     return seen
+
+
+def stacked_pieces(name: str, array: StoredArray) -> dict[str, StoredArray]:
+    """The tensors of the experts whose tensors one has, behind one another; empty for others."""
+    match = STACKED.fullmatch(name)
+    if match is None or not array.shape or array.shape[0] > MAX_EXPERTS:
+        return {}
+    before, linear, ending = match.groups()
+    return {
+        f"{before}.{expert}.{linear}.{ENDINGS[ending]}": piece
+        for expert, piece in enumerate(_pieces(array))
+    }
 
 
 def _pieces(array: StoredArray) -> Iterator[StoredArray]:

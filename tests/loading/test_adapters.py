@@ -414,10 +414,10 @@ def test_folder_without_an_adapter_is_refused(model: Path, tmp_path: Path) -> No
         (folder / name).write_text("{}")
         with pytest.raises(UserError, match=message):
             load(folder, model)
-    pickled = write_peft(tmp_path / "bin", {})
-    (pickled / "adapter_model.safetensors").rename(pickled / "adapter_model.bin")
-    with pytest.raises(UserError, match="a pickle that is not read"):
-        load(pickled, model)
+    bare = write_peft(tmp_path / "bare", {})
+    (bare / "adapter_model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"adapter_model\.safetensors is missing"):
+        load(bare, model)
     with pytest.raises(UserError, match="hold no tensors"):
         load(write_peft(tmp_path / "empty", {}), model)
 

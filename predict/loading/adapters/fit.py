@@ -8,8 +8,8 @@ from typing import NoReturn
 
 from predict.errors import UserError
 from predict.loading.adapters.record import Adapter, LowRank
-from predict.loading.adapters.values import Shape, Values
-from predict.loading.arrays import MAX_SHOWN, listed
+from predict.loading.adapters.values import Values
+from predict.loading.arrays import MAX_SHOWN, Shape, listed
 from predict.nn.weights import WeightNames, WeightPlan
 
 # What names of one network may begin with in one file and not in another.

@@ -6,6 +6,7 @@ or to codes of a quantized linear, comes after.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,21 +14,32 @@ import numpy as np
 from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading.adapters.fit import BIAS, WEIGHT, Base, fitted
-from predict.loading.adapters.record import Adapter
-from predict.loading.adapters.values import Floats
+from predict.loading.adapters.record import Adapter, LowRank
+from predict.loading.adapters.values import Floats, Values
 from predict.loading.arrays import FLOAT_DTYPES, Place, Shape, StoredArray
-from predict.loading.checkpoint import Checkpoint
+from predict.loading.checkpoint import Checkpoint, stacked_pieces
 
 
-@dataclass(frozen=True)
-class MergedArray:
-    """A tensor as an adapter changes it, float32. See StoredArray."""
+@dataclass(frozen=True, eq=False)
+class Merged:
+    """A tensor with what an adapter changes of it. Raises UserError where it is stored as codes."""
 
     name: str
-    array: StoredArray  # what it changes
-    adapter: Adapter
+    array: StoredArray
+    whole: Values | None  # stands for the tensor
+    linear: LowRank | None  # is added to it
 
-    dtype = "F32"
+    def __post_init__(self) -> None:
+        if self.array.dtype not in FLOAT_DTYPES:
+            raise UserError(
+                f"the adapter changes {self.name}, which is stored as {self.array.dtype}; merge it "
+                "into the unquantized checkpoint"
+            )
+
+    @property
+    def dtype(self) -> str:
+        """See StoredArray."""
+        return "F32"
 
     @property
     def shape(self) -> Shape:
@@ -40,49 +52,91 @@ class MergedArray:
         return self.array.places
 
     def read(self) -> Floats:
-        """See StoredArray. Raises UserError for values that are not finite then."""
-        whole = self.adapter.replaced.get(self.name)
-        # Some files give arrays that cannot be written to, and the product is added in place.
-        values = whole.read() if whole else np.require(to_float32(self.array.read()), None, "W")
-        linear = self.adapter.linears.get(self.name.rpartition(".")[0])
-        if linear is None:
+        """See StoredArray. Raises UserError for values that are not finite."""
+        values = self._before()
+        if self.linear is None:
             return values
         if self.name.endswith(BIAS):
-            return linear.added_to_bias(values)
-        if not linear.is_transposed:
-            return self._checked(linear.added_to(values))
-        merged = linear.added_to(np.ascontiguousarray(values.T))
-        return self._checked(np.ascontiguousarray(merged.T))
-
-    def _checked(self, values: Floats) -> Floats:
+            values = self.linear.added_to_bias(values)
+        elif self.linear.is_transposed:
+            values = self.linear.added_to(np.require(values.T, requirements=("C", "W"))).T
+        else:
+            # Some files give arrays that cannot be written to, and the product is added in place.
+            values = self.linear.added_to(np.require(values, requirements="W"))
         if not np.isfinite(values).all():
             raise UserError(
-                f"{self.adapter.directory}: {self.name} with the adapter merged holds values that "
-                "are not finite; the adapter, or the model, is damaged"
+                f"{self.linear.a.where}: {self.name} with the adapter merged holds values that are "
+                "not finite; the adapter, or the model, is damaged"
             )
         return values
 
+    def _before(self) -> Floats:
+        return to_float32(self.array.read()) if self.whole is None else self.whole.read()
+
+
+@dataclass(frozen=True, eq=False)
+class Stacked:
+    """Tensors of one shape, one behind the other along a new first axis."""
+
+    pieces: tuple[StoredArray, ...]
+
+    @property
+    def dtype(self) -> str:
+        """See StoredArray."""
+        return "F32"
+
+    @property
+    def shape(self) -> Shape:
+        """See StoredArray."""
+        return (len(self.pieces), *self.pieces[0].shape)
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """See StoredArray."""
+        return tuple(place for piece in self.pieces for place in piece.places)
+
+    def read(self) -> Floats:
+        """See StoredArray."""
+        whole = np.empty(self.shape, np.float32)
+        for row, piece in zip(whole, self.pieces, strict=True):
+            row[...] = to_float32(piece.read())
+        return whole
+
 
 class MergedCheckpoint(Checkpoint):
-    """The checkpoint `under`, changed by an adapter that was fitted to it.
+    """The checkpoint `under`, changed by an adapter that is fitted to it.
 
     Raises UserError where the adapter changes what is not stored in float.
     """
 
     def __init__(self, under: Checkpoint, adapter: Adapter, base: Base):
-        self.directory = under.directory
-        self.stored, self.is_paddle = under.stored, under.is_paddle
+        self.directory, self.stored = under.directory, under.stored
+        self.is_paddle = under.is_paddle
+        self.under, self.base = under, base
         self.adapter = fitted(adapter, base)
         self.tensors = dict(under.tensors)
         if self.adapter.unties_head:
             self.tensors[base.head] = under.tensors[base.embedding]
         linears = self.adapter.linears
         biases = {name + BIAS for name, linear in linears.items() if linear.bias is not None}
-        for name in {*(name + WEIGHT for name in linears), *self.adapter.replaced, *biases}:
-            array = self.tensors[name]
-            if array.dtype not in FLOAT_DTYPES:
-                raise UserError(
-                    f"{self.directory}: the adapter changes {name}, which is stored as "
-                    f"{array.dtype}; merge it into the unquantized checkpoint"
-                )
-            self.tensors[name] = MergedArray(name, array, self.adapter)
+        self.changed = {*(name + WEIGHT for name in linears), *self.adapter.replaced, *biases}
+        for name in self.changed:
+            whole = self.adapter.replaced.get(name)
+            linear = linears.get(name.rpartition(".")[0])
+            is_bias = name.endswith(BIAS) and name not in biases
+            self.tensors[name] = Merged(
+                name, self.tensors[name], whole, None if is_bias else linear
+            )
+
+    def as_hugging_face(self) -> Mapping[str, StoredArray]:
+        """See Checkpoint."""
+        arrays: dict[str, StoredArray] = {}
+        for name, array in self.under.as_hugging_face().items():
+            pieces = stacked_pieces(name, array)
+            if self.changed.isdisjoint(pieces):
+                arrays[name] = self.tensors.get(name, array)
+            else:
+                arrays[name] = Stacked(tuple(self.tensors[piece] for piece in pieces))
+        if self.adapter.unties_head:
+            arrays[self.base.head] = self.tensors[self.base.head]
+        return arrays

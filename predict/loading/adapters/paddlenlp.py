@@ -18,8 +18,8 @@ from typing import Any
 from predict.errors import UserError
 from predict.loading.adapters.peft import number_of, rank_of
 from predict.loading.adapters.record import Adapter, AdapterConfig, LowRank
-from predict.loading.adapters.values import StoredTensor, Values
-from predict.loading.arrays import MAX_SHOWN, listed
+from predict.loading.adapters.values import Values
+from predict.loading.arrays import MAX_SHOWN, StoredArray, listed
 from predict.loading.paddle_checkpoint import is_turned
 from predict.loading.pdparams import read_params
 from predict.loading.safetensors_reader import read_header
@@ -51,9 +51,9 @@ def read(directory: Path) -> Adapter:
         if match is None:
             if not name.endswith((".weight", ".bias")):
                 raise UserError(
-                    f"{parts[0].file}: {name[:MAX_SHOWN]} is no tensor of a LoRA adapter (known: "
-                    f"lora_A, lora_B, lora_AB, and tensors of the model's, .weight or .bias); "
-                    f"{MERGE}"
+                    f"{parts[0].places[0][0]}: {name[:MAX_SHOWN]} is no tensor of a LoRA adapter "
+                    "(known: lora_A, lora_B, lora_AB, and tensors of the model's, .weight or "
+                    f".bias); {MERGE}"
                 )
             ours = model_name(name)
             replaced[ours] = Values(name, parts, turned=is_turned(ours))
@@ -113,26 +113,25 @@ def _linear(
 ) -> LowRank:
     uses_mixer = setting(raw, "lora_use_mixer", False, CONFIG, bool)
     wanted = ("a", "b", "mixer") if uses_mixer else ("a", "b")
-    files = sorted({str(part.file) for values in found.values() for part in values.parts})
     names = {ours: f"lora_{theirs}" for theirs, ours in FIELDS.items()}
     missing = [names[key] for key in wanted if key not in found]
     if missing or len(found) > len(wanted):
         what = f"no {' and no '.join(missing)}" if missing else f"a {names['mixer']}"
         raise UserError(
-            f"{files[0]}: {name[:MAX_SHOWN]} has {what}, and {CONFIG} has lora_use_mixer "
-            f"{str(uses_mixer).lower()}; the two do not belong together: save the adapter again"
+            f"{next(iter(found.values())).where}: its linear has {what}, and {CONFIG} has "
+            f"lora_use_mixer {str(uses_mixer).lower()}; the two do not belong together: save the "
+            "adapter again"
         )
     rank = config.r * (2 if setting(raw, "loraga", False, CONFIG, bool) else 1)
-    for key, shape in (("a", found["a"].shape[:1]), ("mixer", (rank, rank))):
-        if key in found and found[key].shape[: len(shape)] != ((rank,) if key == "a" else shape):
-            raise UserError(
-                f"{found[key].where} has the shape {list(found[key].shape[::-1])}, and {CONFIG} "
-                f"says that the rank is {rank}; the two do not belong together"
-            )
+    if found["a"].shape[:1] != (rank,):
+        raise UserError(
+            f"{found['a'].where} has the shape {list(found['a'].shape[::-1])}, and {CONFIG} says "
+            f"that the rank is {rank}; the two do not belong together"
+        )
     return LowRank(name, found["a"], found["b"], scaling, found.get("mixer"))
 
 
-def _tensors(directory: Path) -> dict[str, tuple[StoredTensor, ...]]:
+def _tensors(directory: Path) -> dict[str, tuple[StoredArray, ...]]:
     """The folder's tensors, those of tensor-parallel ranks side by side."""
     one = directory / f"{STEM}.pdparams"
     stored = sorted(directory.glob(f"{SAFETENSORS}*.safetensors"))
@@ -151,8 +150,8 @@ def _tensors(directory: Path) -> dict[str, tuple[StoredTensor, ...]]:
     return _of_ranks(directory, {path: match.groups() for path, match in ranks.items()})
 
 
-def _of_one_rank(files: list[Any], directory: Path) -> dict[str, tuple[StoredTensor, ...]]:
-    tensors: dict[str, tuple[StoredTensor, ...]] = {}
+def _of_one_rank(files: list[Any], directory: Path) -> dict[str, tuple[StoredArray, ...]]:
+    tensors: dict[str, tuple[StoredArray, ...]] = {}
     for file in files:
         twice = [name for name in file if name in tensors]
         if twice:
@@ -165,12 +164,12 @@ def _of_one_rank(files: list[Any], directory: Path) -> dict[str, tuple[StoredTen
 
 def _of_ranks(
     directory: Path, ranks: Mapping[Path, tuple[str | None, ...]]
-) -> dict[str, tuple[StoredTensor, ...]]:
+) -> dict[str, tuple[StoredArray, ...]]:
     """Tensors of files tpNN: a part of each. Pipeline stages ppNN have tensors of their own."""
     by_stage: dict[str, dict[int, Path]] = {}
     for path, (tensor_rank, number) in ranks.items():
         by_stage.setdefault(number or "", {})[int(tensor_rank or 0)] = path
-    stages: list[dict[str, tuple[StoredTensor, ...]]] = []
+    stages: list[dict[str, tuple[StoredArray, ...]]] = []
     for files in by_stage.values():
         lacking = [f"tp{rank:02d}" for rank in range(max(files) + 1) if rank not in files]
         if lacking:
@@ -190,7 +189,7 @@ def _of_ranks(
     sizes = {len(next(iter(stage.values()), ())) for stage in stages}
     if len(sizes) > 1:
         raise UserError(f"{directory}: pipeline stages have different tensor-parallel degrees")
-    joined: dict[str, tuple[StoredTensor, ...]] = {}
+    joined: dict[str, tuple[StoredArray, ...]] = {}
     for stage in stages:
         twice = [name for name in stage if name in joined]
         if twice:

@@ -1,14 +1,15 @@
-"""Adapters as Hugging Face's PEFT saves them: adapter_config.json, adapter_model.safetensors.
+"""Adapters as Hugging Face's PEFT saves them.
 
-Names begin with "base_model.model."; lora_A is [r, in], lora_B [out, r], lora_embedding_A
-[r, num], lora_embedding_B [width, r]. What is not of LoRA is a tensor of the model's, whole.
+adapter_config.json stands beside adapter_model.safetensors, or adapter_model.bin. Names begin with
+"base_model.model."; lora_A is [r, in], lora_B [out, r], lora_embedding_A [r, num], lora_embedding_B
+[width, r]. What is not of LoRA is a tensor of the model's, whole.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,17 @@ from typing import Any
 from predict.errors import UserError
 from predict.loading.adapters.record import Adapter, AdapterConfig, LowRank
 from predict.loading.adapters.values import Values
-from predict.loading.arrays import MAX_SHOWN, TensorInfo, listed
+from predict.loading.arrays import MAX_SHOWN, StoredArray, listed
 from predict.loading.safetensors_reader import read_header
+from predict.loading.torch_file import read_torch
 from predict.system.files import read_json_object
 from predict.system.settings import pattern, setting, texts
 
-CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+READERS: dict[str, Callable[[Path], Mapping[str, StoredArray]]] = {
+    WEIGHTS: read_header,
+    "adapter_model.bin": read_torch,  # what PEFT wrote at first
+}
 BASE = "base_model.model."
 # "default" is the name that an adapter has in memory; some tools save it.
 FACTOR = re.compile(
@@ -66,18 +72,15 @@ def read(directory: Path) -> Adapter:
     path = directory / CONFIG
     raw = read_json_object(path)
     config = _config(raw, path)
-    weights = directory / WEIGHTS
-    if not weights.exists():
-        is_pickled = (directory / PICKLED).exists()
+    weights = next((path for name in READERS if (path := directory / name).exists()), None)
+    if weights is None:
         raise UserError(
-            f"{weights} is missing, and {CONFIG} stands beside "
-            + (f"{PICKLED}, a pickle that is not read: save it with " if is_pickled else "it: ")
-            + ("safe_serialization=True" if is_pickled else "complete the copy")
+            f"{directory / WEIGHTS} is missing, and {CONFIG} stands there; complete the copy"
         )
     linears: dict[str, Found] = {}
     replaced: dict[str, Values] = {}
-    for name, info in read_header(weights).items():
-        _sort(name, info, linears, replaced)
+    for name, array in READERS[weights.name](weights).items():
+        _sort(name, array, linears, replaced)
     _check_saved(raw, replaced, path)
     ranks = Patterns(raw, path)
     return Adapter(
@@ -133,10 +136,10 @@ def number_of(config: Mapping[str, Any], key: str, default: float, where: str) -
 
 
 def _sort(
-    name: str, info: TensorInfo, linears: dict[str, Found], replaced: dict[str, Values]
+    name: str, array: StoredArray, linears: dict[str, Found], replaced: dict[str, Values]
 ) -> None:
     """Puts one tensor of the file where it belongs. Raises UserError for what is of no LoRA."""
-    values = Values(name, (info,))
+    values = Values(name, (array,))
     plain = name.removeprefix(BASE).replace(".modules_to_save.default.", ".")
     match = FACTOR.fullmatch(plain)
     if match is None:
@@ -234,6 +237,6 @@ def _check_saved(raw: Mapping[str, Any], replaced: Mapping[str, Values], path: P
     ]
     if lacking:
         raise UserError(
-            f"{path}: modules_to_save names {listed(lacking)}, and {WEIGHTS} has no tensor of "
+            f"{path}: modules_to_save names {listed(lacking)}, and the adapter has no tensor of "
             "it; save the adapter again"
         )

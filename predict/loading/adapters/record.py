@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from predict.errors import UserError
-from predict.loading.adapters.values import Floats, Shape, Values
+from predict.loading.adapters.values import Floats, Values
+from predict.loading.arrays import Shape
 
 MIN_NORM = 1e-12  # rows of zeros stay zeros
 

@@ -3,37 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from predict.device.place import to_float32
 from predict.errors import UserError
-from predict.loading.arrays import FLOAT_DTYPES, MAX_SHOWN
+from predict.loading.arrays import FLOAT_DTYPES, MAX_SHOWN, Shape, StoredArray
 
-Shape = tuple[int, ...]
 Floats = npt.NDArray[np.float32]
-
-
-class StoredTensor(Protocol):
-    """A tensor in a file: predict.loading.arrays.TensorInfo, or a pickle's PickledArray."""
-
-    @property
-    def file(self) -> Path:
-        """Where it lies."""
-
-    @property
-    def dtype(self) -> str:
-        """Safetensors' name."""
-
-    @property
-    def shape(self) -> Shape:
-        """As the file has it."""
-
-    def read(self) -> npt.NDArray[np.generic]:
-        """The values, bfloat16 as uint16."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +19,7 @@ class Values:
     """A tensor of an adapter, read when it is asked for. Raises UserError where it is no float."""
 
     name: str  # as its file has it
-    parts: tuple[StoredTensor, ...]  # one, or one of each tensor-parallel rank
+    parts: tuple[StoredArray, ...]  # one, or one of each tensor-parallel rank
     turned: bool = False  # the file's rows are columns here
     axis: int | None = None  # of the file's tensors, along which the parts follow one another
 
@@ -49,7 +27,7 @@ class Values:
         for part in self.parts:
             if part.dtype not in FLOAT_DTYPES:
                 raise UserError(
-                    f"{part.file}: {self.name[:MAX_SHOWN]} has dtype {part.dtype}; an adapter's "
+                    f"{self.where} has dtype {part.dtype}; an adapter's "
                     f"tensors must be one of {', '.join(FLOAT_DTYPES)}"
                 )
 
@@ -65,7 +43,7 @@ class Values:
     @property
     def where(self) -> str:
         """File and name, for messages."""
-        return f"{self.parts[0].file}: {self.name[:MAX_SHOWN]}"
+        return f"{self.parts[0].places[0][0]}: {self.name[:MAX_SHOWN]}"
 
     def fitted_to(self, shape: Shape) -> Values | None:
         """The tensor of this shape, whichever way its parts make it up; None where none does."""
