@@ -72,6 +72,7 @@ def write_stored(
                 )
             file.flush()  # tofile writes past Python's buffer
             values.tofile(file)
+            del values  # before the next one is read
             on_written()
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -169,7 +170,25 @@ def test_families_of_paddlenlp_alone_have_no_other_layout(tmp_path: Path) -> Non
         run(GOLDEN / "gpt_paddlenlp", tmp_path / "to", "hf")
 
 
-def test_a_killed_run_goes_on_behind_its_last_whole_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["bin", "pdparams of 2 ranks, fused", "safetensors in shards"])
+@pytest.mark.parametrize("layout", ["hf", "paddle"])
+def test_one_tensor_is_in_memory_at_a_time(tmp_path: Path, name: str, layout: str) -> None:
+    tensors = write_model(tmp_path / "from", name, intermediate_size=8192)
+    largest = max(values.nbytes for values in tensors.values())
+    assert sum(values.nbytes for values in tensors.values()) > 6 * largest
+    conversion = Conversion(tmp_path / "from", Options(layout, None, 1 << 40))
+    tracemalloc.start()
+    conversion.run(tmp_path / "to")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # gate and up are one tensor of the file; it, or its parts and it, and what is cut out of it.
+    assert most < (4.5 if "fused" in name else 2.5) * largest
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_that_is_ended_goes_on_behind_its_last_whole_file(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     tiny.write(tmp_path / "from", {"num_hidden_layers": 40})
     source, killed = tmp_path / "from", tmp_path / "killed"
     words = ["--format", "paddle", "--max_shard_size", "20KB"]
@@ -178,8 +197,8 @@ def test_a_killed_run_goes_on_behind_its_last_whole_file(tmp_path: Path) -> None
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
     while len(list(killed.glob("*.safetensors"))) < 3 and process.poll() is None:
         time.sleep(0.001)
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    os.kill(process.pid, number)
+    assert process.wait() == (-number if number == signal.SIGKILL else 128 + number)
     done = {path.name: path.stat().st_mtime_ns for path in killed.glob("*.safetensors")}
     whole = contents(tmp_path / "whole")
     assert 3 <= len(done) < sum(name.endswith(".safetensors") for name in whole)
