@@ -136,8 +136,12 @@ def test_interrupted_merge_goes_on_with_the_same_adapter_alone(
     other = write_peft(tmp_path / "other", peft_tensors(factors(rank=2)), {"r": 2})
     inputs = {"adapter": folder_digest(adapter, is_small=True)}
     left = iter(range(12))
+
+    def stop() -> None:
+        next(left)
+
     with pytest.raises(StopIteration):
-        Merging(model, adapter, 100_000, inputs=inputs).run(out, lambda: next(left) and None)
+        Merging(model, adapter, 100_000, inputs=inputs).run(out, stop)
     assert list(out.glob("model-*.safetensors"))
     words = ("--max_shard_size", "100KB")
     assert merge(model, other, out, *words) == 2

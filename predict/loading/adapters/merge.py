@@ -53,25 +53,19 @@ class Merged:
 
     def read(self) -> Floats:
         """See StoredArray. Raises UserError for values that are not finite."""
-        values = self._before()
+        values = self.array.read() if self.whole is None else self.whole.read()
         if self.linear is None:
-            return values
+            return to_float32(values)
         if self.name.endswith(BIAS):
-            values = self.linear.added_to_bias(values)
-        elif self.linear.is_transposed:
-            values = self.linear.added_to(np.require(values.T, requirements=("C", "W"))).T
+            merged = self.linear.added_to_bias(to_float32(values))
         else:
-            # Some files give arrays that cannot be written to, and the product is added in place.
-            values = self.linear.added_to(np.require(values, requirements="W"))
-        if not np.isfinite(values).all():
+            merged = self.linear.added_to(values)
+        if not np.isfinite(merged).all():
             raise UserError(
                 f"{self.linear.a.where}: {self.name} with the adapter merged holds values that are "
                 "not finite; the adapter, or the model, is damaged"
             )
-        return values
-
-    def _before(self) -> Floats:
-        return to_float32(self.array.read()) if self.whole is None else self.whole.read()
+        return merged
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,17 +6,23 @@ the base checkpoint's linears once `predict.loading.adapters.fit` has found them
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading.adapters.values import Floats, Values
 from predict.loading.arrays import Shape
 
 MIN_NORM = 1e-12  # rows of zeros stay zeros
+BLOCK_ROWS = 64  # of a matrix: as float32 they stay in a core's cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,15 +91,23 @@ class LowRank:
             b = b @ self.mixer.read()
         return a, b * np.float32(self.scaling)
 
-    def added_to(self, weight: Floats) -> Floats:
-        """The changed matrix, of one [out, in], which it may write over."""
+    def added_to(self, weight: npt.NDArray[Any]) -> Floats:
+        """The changed matrix, new and in float32, as the base stores it; weight: any float's."""
         a, b = self.factors()
+        left, right = (a.T, b.T) if self.is_transposed else (b, a)
         with np.errstate(over="ignore", invalid="ignore"):  # the sum is looked at
-            weight += b @ a
+            made: Floats = left @ right
+
+        def add(first: int) -> None:
+            rows = slice(first, first + BLOCK_ROWS)
+            np.add(made[rows], to_float32(weight[rows]), out=made[rows])
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(add, range(0, len(made), BLOCK_ROWS)))
         if self.magnitude is not None:
-            lengths = np.linalg.norm(weight, axis=1)
-            weight *= (self.magnitude.read() / np.maximum(lengths, MIN_NORM))[:, None]
-        return weight
+            lengths = np.linalg.norm(made, axis=0 if self.is_transposed else 1, keepdims=True)
+            made *= self.magnitude.read().reshape(lengths.shape) / np.maximum(lengths, MIN_NORM)
+        return made
 
     def added_to_bias(self, bias: Floats) -> Floats:
         """The changed bias [out]."""
