@@ -24,6 +24,7 @@ from predict.nn.blocks import (
 from predict.nn.spec import DecoderSpec
 
 JOINED_GATE_UP = "mlp.experts.{expert}.gate_up_proj"
+SEPARATE_GATE = ".mlp.experts.0.gate_proj."
 
 
 @dataclass(frozen=True)
@@ -109,9 +110,26 @@ class WeightNames:
     def found_in(self, tensors: Collection[str]) -> WeightNames:
         """The names as a checkpoint of these tensors has them."""
         joined = f".{JOINED_GATE_UP}.weight".format(expert=0)
-        has_joined = any(name.endswith(joined) for name in tensors)
-        names = self._with_joined_experts() if has_joined else self
+        names = self
+        if any(name.endswith(joined) for name in tensors):
+            names = self._with_joined_experts()
+        elif any(SEPARATE_GATE in name for name in tensors):
+            names = self._with_joined_experts().with_separate_experts()
         return names._with_found_base(tensors)
+
+    def with_separate_experts(self) -> WeightNames:
+        """Where a family joins an expert's gate and up: two matrices [out, in], and not in turns.
+
+        Quantized checkpoints have them so: of rows in turns, codes would be in another order.
+        """
+        if self.expert_gate_up != (JOINED_GATE_UP,):
+            return self
+        return replace(
+            self,
+            expert_gate_up=WeightNames().expert_gate_up,
+            expert_rows="stacked",
+            experts_transposed=False,
+        )
 
     def _with_joined_experts(self) -> WeightNames:
         """As transformers 5 has them in memory: an expert's gate and up are one matrix."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from predict.config.schemes import FP8_BLOCK, SCHEMES, scheme_info
+from predict.config.schemes import FP8_BLOCK, SCHEMES, SchemeInfo, scheme_info
 from predict.errors import UserError
 from predict.loading.arrays import FLOAT_DTYPES
 from predict.loading.layouts._stored import (
@@ -311,11 +311,13 @@ def config(
     block: bool = False,
     per_tensor: bool = False,
     ignore: Sequence[str] = ("lm_head",),
+    dynamic: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The quantization_config of a checkpoint whose linears `linear_tensors` made.
 
     group_size: of the weight-only schemes, -1 per channel. block, per_tensor: of a8w8_fp8. ignore:
-    names of linears that stay dense.
+    names of linears that stay dense. dynamic: targets whose activation scales are not static, where
+    others' are.
     """
     info = scheme_info(scheme)
     weights: dict[str, Any] = {
@@ -333,30 +335,41 @@ def config(
         weights["strategy"] = "tensor"
     inputs: dict[str, Any] | None = None
     if info.activations is not None:
-        inputs = {
-            "num_bits": 8,
-            "type": "float" if info.activations == "e4m3" else "int",
-            "symmetric": True,
-            "strategy": "tensor" if static else "token",
-            "dynamic": not static,
-        }
-        if block and not static:
-            inputs |= {"strategy": "group", "group_size": FP8_BLOCK[1]}
+        inputs = _activations(info, static, block)
     integers = FLOATS if info.codes == "e4m3" else INTS
     layout = PACKED if info.has_groups else integers
+
+    def group(targets: Sequence[str], inputs: dict[str, Any] | None) -> dict[str, Any]:
+        return {
+            "targets": list(targets),
+            "weights": dict(weights),
+            "input_activations": inputs,
+            "output_activations": None,
+            "format": layout,
+        }
+
+    groups = {"group_0": group(["Linear"], inputs)}
+    if static and dynamic:
+        groups["group_1"] = group(dynamic, _activations(info, False, block))
     return {
         "quant_method": "compressed-tensors",
         "format": layout,
         "quantization_status": "compressed",
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "weights": weights,
-                "input_activations": inputs,
-                "output_activations": None,
-                "format": layout,
-            }
-        },
+        "config_groups": groups,
         "ignore": list(ignore),
         "kv_cache_scheme": None,
     }
+
+
+def _activations(info: SchemeInfo, static: bool, block: bool) -> dict[str, Any]:
+    """How a config group says that activations are quantized."""
+    inputs = {
+        "num_bits": 8,
+        "type": "float" if info.activations == "e4m3" else "int",
+        "symmetric": True,
+        "strategy": "tensor" if static else "token",
+        "dynamic": not static,
+    }
+    if block and not static:
+        inputs |= {"strategy": "group", "group_size": FP8_BLOCK[1]}
+    return inputs
