@@ -7,6 +7,7 @@ inputs, mean(x x^T): the same loss over every calibration token, without keeping
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from quant.grids import Array, Sharing, WeightGrid, round_to_nearest
 
@@ -31,6 +32,28 @@ def shared(values: Array, sharing: Sharing | None) -> Array:
     return result
 
 
+def candidate_scales(mean_abs: Array, sharing: Sharing | None = None) -> Array:
+    """Channel scales that the search tries, [NUM_STEPS, K]; the first is 1.
+
+    mean_abs: [K] mean of |x|. sharing: see `shared`.
+    """
+    importance = np.maximum(shared(mean_abs, sharing), np.float32(1e-8))
+    scales = [np.ones(len(mean_abs), np.float32)]
+    for step in range(1, NUM_STEPS):
+        scale = importance ** np.float32(step / NUM_STEPS)
+        scale = scale / np.sqrt(scale.max() * scale.min())
+        scales.append(np.clip(scale, np.float32(1e-4), np.float32(1e4)))
+    return np.stack(scales)
+
+
+def scale_losses(
+    weight: Array, hessian: Array, grid: WeightGrid, scales: Array
+) -> npt.NDArray[np.float64]:
+    """What rounding weight [N, K] * s (inputs / s) loses, of each of the scales [S, K]."""
+    rounded = (round_to_nearest(weight * s, grid).plain() / s for s in scales)
+    return np.array([output_error(each - weight, hessian) for each in rounded])
+
+
 def search_scale(
     weight: Array,
     hessian: Array,
@@ -40,22 +63,13 @@ def search_scale(
 ) -> tuple[Array, float, float]:
     """Channel scales s [K] for which rounding weight * s (inputs / s) loses least.
 
-    weight: [N, K], all linears that read the input. mean_abs: [K] mean of |x|. sharing: see
-    `shared`. Returns s, its loss and the loss of s = 1; s is 1 where nothing does better.
+    weight: [N, K], all linears that read the input. mean_abs, sharing: see `candidate_scales`.
+    Returns s, its loss and the loss of s = 1; s is 1 where nothing does better.
     """
-    importance = np.maximum(shared(mean_abs, sharing), np.float32(1e-8))
-    best = np.ones(weight.shape[1], np.float32)
-    plain_loss = output_error(round_to_nearest(weight, grid).plain() - weight, hessian)
-    best_loss = plain_loss
-    for step in range(1, NUM_STEPS):
-        scale = importance ** np.float32(step / NUM_STEPS)
-        scale = scale / np.sqrt(scale.max() * scale.min())
-        scale = np.clip(scale, np.float32(1e-4), np.float32(1e4))
-        rounded = round_to_nearest(weight * scale, grid).plain() / scale
-        loss = output_error(rounded - weight, hessian)
-        if loss < best_loss:
-            best, best_loss = scale, loss
-    return best, best_loss, plain_loss
+    scales = candidate_scales(mean_abs, sharing)
+    losses = scale_losses(weight, hessian, grid, scales)
+    best = int(losses.argmin())
+    return scales[best], float(losses[best]), float(losses[0])
 
 
 def search_clip(weight: Array, hessian: Array, grid: WeightGrid) -> Array:

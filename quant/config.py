@@ -86,6 +86,9 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_PTQ, "do_ptq", "bool", False,
          "Calibrate static activation scales (a8w8, a8w8_fp8); without it they are found at run "
          "time for each token. Weight-only types need none."),
+    Flag(_PTQ, "static_experts", "bool", False,
+         "Static activation scales for routed experts too, which then run on a CPU alone; without "
+         "it each of their tokens finds its own."),
     Flag(_PTQ, "ptq_step", "int", 32,
          "Calibration batches for activation and cache scales."),
     Flag(_PTQ, "act_quant_method", "str", "avg",
@@ -218,6 +221,11 @@ RULES: tuple[Rule, ...] = (
         "--shift is for static activation scales; add --do_ptq",
     ),
     Rule(
+        lambda f: f["static_experts"] and not (f["do_ptq"] and _scheme(f).has_static_scales),
+        "--static_experts is about static activation scales, and --quant_type is {quant_type}, "
+        "--do_ptq {do_ptq}; use a8w8 or a8w8_fp8 with --do_ptq, or leave --static_experts out",
+    ),
+    Rule(
         lambda f: f["shift_all_linears"] and not f["shift"],
         "--shift_all_linears needs --shift",
     ),
@@ -297,6 +305,7 @@ class QuantConfig:
     weight_search: bool = True
     skip: tuple[str, ...] = ()
     do_ptq: bool = False
+    static_experts: bool = False
     ptq_step: int = 32
     act_method: str = "avg"
     cache_method: str = "avg"
@@ -359,6 +368,11 @@ class QuantConfig:
     def static_activations(self) -> bool:
         """Whether activation scales are calibrated."""
         return self.do_ptq and self.info.has_static_scales
+
+    @property
+    def scatters_groups(self) -> bool:
+        """Whether GPTQ's groups are of columns that lie apart."""
+        return self.do_gptq and self.act_order and not self.static_groups and self.group_size != -1
 
     @property
     def uses_moments(self) -> bool:
@@ -428,6 +442,7 @@ class QuantConfig:
             weight_search=flags["weight_search"],
             skip=tuple(flags["skip_list_names"]),
             do_ptq=flags["do_ptq"],
+            static_experts=flags["static_experts"],
             ptq_step=flags["ptq_step"],
             act_method=flags["act_quant_method"],
             cache_method=flags["cachekv_quant_method"].removesuffix("_headwise"),

@@ -116,6 +116,7 @@ def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summar
     from predict.nn.weights import plan_weights
     from predict.system.progress import Progress
     from quant.layer import check_layers
+    from quant.methods import check_methods
     from quant.state import RunState
     from quant.writer import float_dtype, write_config, write_tensors
 
@@ -129,10 +130,14 @@ def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summar
     names = weight_names(reader)
     check_layers(plan_weights(spec, names), reader)
     checkpoint = Checkpoint(source_dir)
+    names = names.found_in(checkpoint.tensors)
     check_sizes(spec, names, checkpoint)
     plan = plan_weights(spec, names)
+    written = plan_weights(spec, names.with_separate_experts())
     source = CheckpointSource(checkpoint)
     check(config, plan, checkpoint, source)
+    for note in check_methods(config, written):
+        say(f"note: {note}")
     sequences = read_calibration(config) if config.needs_data else []
     state = RunState.open(
         config.output_path,
@@ -166,7 +171,7 @@ def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summar
             for _ in range(state.num_done):
                 bar.on_finished()
             for index in range(state.num_done, spec.num_layers):
-                _quantize_layer(index, plan, source, quantizer, sequences, state, dtype)
+                _quantize_layer(index, plan, written, source, quantizer, sequences, state, dtype)
                 state.finish_layer(index)
                 bar.on_finished()
                 signals.check()
@@ -186,7 +191,7 @@ def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summar
         raise
     loss = _mean_loss(scale_files)
     with signals.held("the checkpoint is complete in a moment"):
-        write_config(config, source_dir, plan)
+        write_config(config, source_dir, written)
         state.remove()
     before = sum(map(num_bytes, checkpoint.tensors.values()))
     return Summary(before, after, sum(map(len, sequences)), loss)
@@ -202,7 +207,7 @@ def check(config: QuantConfig, plan: WeightPlan, checkpoint: Any, source: Checkp
     checkpoint.check(expected_tensors(plan, layout), plan.ignored)
     skipped = 0
     for linear in plan.linears():
-        if config.skips(linear.prefixes):
+        if linear.head_parts or config.skips(linear.prefixes):
             skipped += 1
         else:
             check_group_size(linear, config.group_size)
@@ -243,6 +248,7 @@ def describe(config: QuantConfig, summary: Summary) -> str:
 def _quantize_layer(
     index: int,
     plan: WeightPlan,
+    written: WeightPlan,
     source: CheckpointSource,
     quantizer: LayerQuantizer,
     sequences: Sequence[TokenIds],
@@ -255,7 +261,7 @@ def _quantize_layer(
     from quant.writer import layer_tensors
 
     spec, config = plan.spec, quantizer.config
-    layer = LayerWeights.read(index, plan.layers[index], spec, source)
+    layer = LayerWeights.read(index, plan, source, written)
     batches: Batches | None = None
     output = None
     if sequences:
@@ -268,6 +274,8 @@ def _quantize_layer(
             output = state.new_hidden(index + 1, shape)
     ropes = _ropes(plan, max(map(len, sequences), default=1))
     result = quantizer.quantize(layer, batches, ropes, output)
+    for note in result.notes:
+        say(f"warning: {note}")
     if output is not None:
         output.flush()  # type: ignore[attr-defined]  # a memory map
     tensors, scales = layer_tensors(result, config, dtype)

@@ -6,6 +6,7 @@ are returned multiply the weight's columns and divide the input.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,24 +95,32 @@ def a8w8_error(inputs: Array, weight: Array, scale: Array) -> float:
 
 
 def piecewise_search(
-    inputs: Array,
+    readers: Sequence[tuple[Array, Array]],
     act_absmax: Array,
-    weight: Array,
+    weight_absmax: Array,
     search: PiecewiseSearch,
     sharing: Sharing | None = None,
 ) -> tuple[Array, float]:
-    """The scales [K] with the least `a8w8_error` on sampled inputs [T, K], and that error.
+    """The scales [K] with the least `a8w8_error` of all readers together, and that error.
 
-    Starts from one alpha for all and improves piece after piece, so it is never worse than
-    SmoothQuant's alpha 0.5.
+    readers: of each linear of this input, sampled inputs [T, K] and its weight [N, K]; their errors
+    count by their rows. weight_absmax: [K], of all of them. Starts from one alpha for all and
+    improves piece after piece, so it is never worse than SmoothQuant's alpha 0.5.
     """
+    total = sum(len(inputs) for inputs, _ in readers)
+
+    def error_of(scale: Array) -> float:
+        errors = (len(inputs) * a8w8_error(inputs, weight, scale) for inputs, weight in readers)
+        return sum(errors) / total
+
+    weight = weight_absmax[None]
     largest = shared_max(act_absmax, sharing)
     rank = np.argsort(np.argsort(largest, kind="stable"), kind="stable")
     # Channels that share a scale have to be in one piece: that of the last of them.
     rank = shared_max(rank, sharing).astype(np.int64)
     counts = range(1, search.num_pieces + 1) if search.search_piece else (search.num_pieces,)
     best = smooth_scale(act_absmax, weight, ALPHA, sharing)
-    best_error = a8w8_error(inputs, weight, best)
+    best_error = error_of(best)
     candidates = {
         float(alpha): smooth_scale(act_absmax, weight, float(alpha), sharing)
         for alpha in search.alphas
@@ -126,7 +135,7 @@ def piecewise_search(
                 # The factor only matters between pieces.
                 for factor in search.factors if count > 1 else (np.float32(1.0),):
                     tried = np.where(members, candidate * factor, scale)
-                    tried_error = a8w8_error(inputs, weight, tried)
+                    tried_error = error_of(tried)
                     if tried_error < error:
                         scale, error = tried, tried_error
         if error < best_error:

@@ -33,6 +33,7 @@ class InputStats:
     """Statistics per input channel of one linear, over the first batches."""
 
     def __init__(self, in_features: int, wanted: Wanted) -> None:
+        self.in_features = in_features
         self.wanted = wanted
         self.num_batches = 0
         self._hessian = Hessian(in_features) if wanted.hessian else None
@@ -59,6 +60,11 @@ class InputStats:
             count = max(1, SAMPLE_ROWS // self.wanted.sample)
             rows = np.linspace(0, len(inputs) - 1, min(count, len(inputs))).round().astype(int)
             self._sample.append(inputs[rows])
+
+    @property
+    def num_rows(self) -> int:
+        """Inputs that the second moments are of."""
+        return 0 if self._hessian is None else self._hessian.num_rows
 
     def rescale(self, scale: Array) -> None:
         """Makes these the statistics of the inputs divided by scale [K]."""

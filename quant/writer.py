@@ -23,11 +23,12 @@ from predict.nn.weights import WeightPlan
 from predict.system.outputs import sync_folder, write_whole
 from quant.calibrate import QuantizedLayer
 from quant.config import QuantConfig
-from quant.layer import KINDS, LayerWeights
+from quant.layer import LayerWeights
 from quant.state import read_layer_scales
 
 Tensors = dict[str, tuple[str, npt.NDArray[Any]]]
 
+EXPERTS = r"re:.*\.experts\.\d+\."  # compressed-tensors' name of routed experts' linears
 MAX_SHARD_BYTES = 4 << 30
 # What an older checkpoint has, and the next one may lack; and what a killed run left half written.
 WRITTEN = (
@@ -61,15 +62,18 @@ def layer_tensors(
     scales: dict[str, Any] = {"act": {}, "weight": {}, "cache": {}, "loss": layer.loss}
     for name, values in weights.vectors.items():
         tensors[name] = (dtype, as_stored(values, dtype))
-    for kind in KINDS:
-        linear = weights.linears[kind]
+    for table in weights.tables.values():
+        kept = "F32" if table.plan.is_float32 else dtype
+        values = table.values.reshape(table.plan.stored_shape)
+        tensors[table.plan.name] = (kept, as_stored(values, kept))
+    for key, linear in weights.linears.items():
         borders = np.cumsum(linear.plan.part_sizes)[:-1]
         matrices = np.split(linear.weight, borders)
         for index, prefix in enumerate(linear.plan.prefixes):
-            if kind not in layer.quantized:
+            if key not in layer.quantized:
                 tensors[prefix + ".weight"] = (dtype, as_stored(matrices[index], dtype))
                 continue
-            part = layer.quantized[kind][index]
+            part = layer.quantized[key][index]
             if config.shift:  # only PaddleNLP's layout has a place for it
                 tensors.update(paddlenlp.linear_tensors(prefix, part))
                 act, weight = paddlenlp.scale_entries(stem(weights, prefix), part)
@@ -85,7 +89,7 @@ def layer_tensors(
             ):
                 tensors[prefix + ".bias"] = (kept, as_stored(bias, kept))
     if layer.key_range is not None and layer.value_range is not None:
-        attention = stem(weights, weights.linears["qkv"].plan.prefixes[0].rpartition(".")[0])
+        attention = stem(weights, weights.attention_name)
         group = weights.spec.num_heads // weights.spec.num_kv_heads
         for letter, ranges in (("k", layer.key_range), ("v", layer.value_range)):
             # PaddleNLP lists every query head: the cache's head that it reads.
@@ -100,7 +104,7 @@ def stem(weights: LayerWeights, prefix: str) -> str:
 
 
 def quantization_config(config: QuantConfig, plan: WeightPlan) -> dict[str, Any]:
-    """What config.json says of the quantized checkpoint."""
+    """What config.json says of the quantized checkpoint. plan: of the names that are written."""
     if config.shift:
         return {
             "quant_type": config.scheme + "c8" * config.cachekv,
@@ -108,12 +112,6 @@ def quantization_config(config: QuantConfig, plan: WeightPlan) -> dict[str, Any]
             "smooth": config.smooth,
             "shift_smooth_all_linears": config.shift_all,
         }
-    skipped = [
-        prefix
-        for linear in plan.linears()
-        if config.skips(linear.prefixes)
-        for prefix in linear.prefixes
-    ]
     made = compressed_tensors.config(
         config.scheme,
         group_size=config.group_size,
@@ -121,14 +119,30 @@ def quantization_config(config: QuantConfig, plan: WeightPlan) -> dict[str, Any]
         static=config.static_activations,
         block=config.weight_method == "blockwise",
         per_tensor=config.per_tensor,
-        ignore=["lm_head", *skipped],
+        ignore=["lm_head", *_kept_matrices(config, plan)],
+        dynamic=() if config.static_experts or not _has_experts(plan) else (EXPERTS,),
     )
     if config.do_gptq and config.act_order:
         # "group": readers have to gather inputs by weight_g_idx; "weight": by nothing.
-        scattered = config.group_size != -1 and not config.static_groups
-        order = "group" if scattered else "weight"
+        order = "group" if config.scatters_groups else "weight"
         made["config_groups"]["group_0"]["weights"]["actorder"] = order
     return made
+
+
+def _has_experts(plan: WeightPlan) -> bool:
+    return any(linear.is_expert for linear in plan.linears())
+
+
+def _kept_matrices(config: QuantConfig, plan: WeightPlan) -> list[str]:
+    """Names of the matrices within layers that stay in floating point."""
+    kept = [
+        prefix
+        for linear in plan.linears()
+        if linear.head_parts or config.skips(linear.prefixes)
+        for prefix in linear.prefixes
+    ]
+    tables = (table for block in plan.blocks() for table in block.tables())
+    return kept + [t.name.removesuffix(".weight") for t in tables if len(t.shape) > 1]
 
 
 def write_tensors(

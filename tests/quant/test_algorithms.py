@@ -189,12 +189,12 @@ def test_channels_that_share_a_scale_get_one(
 ) -> None:
     sharing = np.arange(COLUMNS) % (COLUMNS // 2)
     grid = WeightGrid(4, 64)
-    absmax = np.abs(inputs).max(axis=0)
+    absmax, largest = np.abs(inputs).max(axis=0), np.abs(weight).max(axis=0)
     search = PiecewiseSearch(num_pieces=2)
     scales = (
         search_scale(weight, hessian, np.abs(inputs).mean(axis=0), grid, sharing)[0],
         smooth_scale(absmax, weight, sharing=sharing),
-        piecewise_search(inputs[:64], absmax, weight, search, sharing)[0],
+        piecewise_search([(inputs[:64], weight)], absmax, largest, search, sharing)[0],
     )
     for scale in scales:
         assert np.array_equal(scale[: COLUMNS // 2], scale[COLUMNS // 2 :])
@@ -228,7 +228,7 @@ def test_smooth_makes_int8_better_and_the_search_better_still(
     plain = a8w8_error(inputs, weight, np.ones(COLUMNS, np.float32))
     smoothed = a8w8_error(inputs, weight, smooth_scale(act, weight))
     search = PiecewiseSearch(num_pieces=3, search_piece=True)
-    _, searched = piecewise_search(inputs, act, weight, search)
+    _, searched = piecewise_search([(inputs, weight)], act, np.abs(weight).max(axis=0), search)
     assert smoothed < plain
     assert searched <= smoothed
 

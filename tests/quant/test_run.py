@@ -187,7 +187,7 @@ def test_scaling_an_input_keeps_the_layers_function(
     spec, reader = read_spec(directory)
     plan = plan_weights(spec, family_of(reader).WEIGHTS)
     source = CheckpointSource(Checkpoint(directory))
-    layer = LayerWeights.read(1, plan.layers[1], spec, source)
+    layer = LayerWeights.read(1, plan, source)
     hidden = np.random.default_rng(0).normal(0, 1, (30, spec.hidden_size)).astype(np.float32)
     ropes = [paddle.to_tensor(rope_table(spec.ropes[0], spec.head_dim, 64, spec.max_position))]
     before = run_layer(reference, layer.records(None), hidden, (12, 18), ropes)
