@@ -26,13 +26,13 @@ from predict.engine.engine import Engine
 from predict.engine.kv_cache import allocate_caches
 from predict.engine.runner import (
     CopyBlocks,
+    DynamicForward,
     Forward,
     HostRunner,
     Runner,
+    Within,
     block_copier,
-    dynamic_forward,
     static_forward,
-    within,
 )
 from predict.engine.sampler import Sampler
 from predict.engine.samples import FailedPrompt, Samples, StreamOutput
@@ -293,7 +293,7 @@ class LLM:
         decoders = [weights.read() for weights in opened]
         if config.model.mode == "dynamic":
             decoders[0] = self._with_adapters(decoders[0], opened[0])
-        networks += [partial(dynamic_forward, self.backend, decoder) for decoder in decoders]
+        networks += [partial(DynamicForward, self.backend, decoder) for decoder in decoders]
         if config.model.mode == "dynamic":
             self.decoder = decoders[0]
         return networks[0], networks[1] if self.draft is not None else None
@@ -334,9 +334,9 @@ class LLM:
 
         config = self.config
         if config.model.mode == "static" and target is None and self.device.is_plugin:
-            forward = within(left_queued, forward)
+            forward = Within(left_queued, forward)
         if config.model.batch_invariant:
-            forward = within(library.require().batch_invariant, forward)
+            forward = Within(library.require().batch_invariant, forward)
         num_drafts = 0 if target is not None else max_draft_rows(config)
         return GpuRunner(
             forward,

@@ -52,6 +52,10 @@ UNITS = {
     "input_tokens_per_s": "tokens/s",
     "output_tokens_per_s": "tokens/s",
 }
+EXPERT_UNITS = {
+    "prompt_experts": "distinct experts of a layer and step of prompts",
+    "decode_experts": "distinct experts of a layer and step of decoding",
+}
 SHORT = {
     "ttft_ms": "TTFT",
     "tpot_ms": "TPOT",
@@ -62,6 +66,7 @@ HEADER = (
     f"{'case':<16}{'TTFT, ms':>11}{'TPOT, ms':>11}{'in, tokens/s':>14}{'out, tokens/s':>15}"
     f"{'share of limit':>20}"
 )
+EXPERT_HEADER = f"{'experts, prompts/decode':>26}"
 PEER_HEADER = f"  {'peer':<26}{'times as good':>13}"
 
 
@@ -76,11 +81,15 @@ def number_text(metric: str, value: float | None) -> str:
 def cases_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """One line per row of predict.bench.record, after a line of heads.
 
-    All rows have all columns; those of a peer are left out where no row has one.
+    All rows have all columns; those of experts and of a peer are left out where no row has one.
     """
-    with_peers = any("peer" in row for row in rows)
-    lines = [HEADER + (PEER_HEADER if with_peers else "")]
-    lines += [_own(row) + (_peer(row) if with_peers else "") for row in rows]
+    columns = [(HEADER, _own)]
+    if any(name in row["values"] for row in rows for name in EXPERT_UNITS):
+        columns.append((EXPERT_HEADER, _experts))
+    if any("peer" in row for row in rows):
+        columns.append((PEER_HEADER, _peer))
+    lines = ["".join(header for header, _ in columns)]
+    lines += ["".join(text(row) for _, text in columns) for row in rows]
     return "\n".join(lines)
 
 
@@ -90,6 +99,11 @@ def _own(row: Mapping[str, Any]) -> str:
     share = values.get("share_of_limit")
     limit = "-" if share is None else f"{share_text(share)} of {row['limit']}"
     return f"{row['name']:<16}{ttft:>11}{tpot:>11}{read:>14}{written:>15}{limit:>20}"
+
+
+def _experts(row: Mapping[str, Any]) -> str:
+    shown = (number_text(name, row["values"].get(name)) for name in EXPERT_UNITS)
+    return f"{' / '.join(shown):>26}"
 
 
 def _peer(row: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +43,13 @@ class Cost:
             cache_bytes_per_token=kv_format_of(kv_format).bytes_per_token(spec, DTYPE_BYTES[dtype]),
             read_share=lambda count: spec.read_weights(count) / spec.num_matmul_weights,
         )
+
+    def choosing(self, spec: DecoderSpec, num_experts: float | None) -> Cost:
+        """The same where a layer's step was seen to choose so many experts; None: as it is."""
+        if num_experts is None:
+            return self
+        share = spec.weights_of_experts(num_experts) / spec.num_matmul_weights
+        return replace(self, read_share=lambda num_tokens: share)
 
     def read_bytes(self, num_tokens: int) -> float:
         """Bytes of weights that a step of so many tokens must read."""

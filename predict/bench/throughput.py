@@ -22,7 +22,7 @@ if __name__ == "__main__":
 
 import numpy as np
 
-from predict.bench.cases import UNITS, Case, cases_table, parse_cases
+from predict.bench.cases import EXPERT_UNITS, UNITS, Case, cases_table, parse_cases
 from predict.bench.ceilings import Limits, share_text
 from predict.bench.cost import Cost, linear_bytes, program_bytes
 from predict.bench.outputs import Outputs, output_flags
@@ -38,6 +38,7 @@ from predict.bench.record import (
     record,
     suite,
 )
+from predict.bench.routing import ROUTINGS, Routing, check_routing, counted, counts_experts, skew
 from predict.cli.command import run_command
 from predict.cli.flags import FLAGS, Flag, FlagValues, parse_flags
 from predict.cli.identity import PATHS
@@ -45,6 +46,7 @@ from predict.cli.run_config import PredictorConfig
 from predict.config.engine import EngineConfig
 from predict.config.schemes import scheme_info
 from predict.errors import UserError
+from predict.nn.blocks import ExpertBlock
 from predict.nn.spec import DecoderSpec
 from predict.request import RequestMetrics, RequestOutput, SamplingParams
 from predict.system.console import say, show
@@ -67,6 +69,10 @@ OWN_FLAGS = (
     Flag(GROUP, "output_len", "int", 64, "Tokens that each request decodes."),
     Flag(GROUP, "repetitions", "int", 5,
          "Timed repetitions of the latency part; 0: only one run of all requests."),
+    Flag(GROUP, "routing", "str", None,
+         "Which experts routers of random weights choose (--load_format dummy): uniform, all alike "
+         "often, as when not given; skewed, some far more often, as in trained models.",
+         choices=ROUTINGS),
     Flag(GROUP, "copy_edits", "float", 0.05,
          "Share of a copied text's tokens that are not the prompt's."),
     Flag(GROUP, "draft_agreement", "float", 0.7,
@@ -95,6 +101,12 @@ RATE_METHOD = (
     "TTFT and TPOT are medians over its requests, their waiting included. Share of the limit: "
     "least time that the device's measured limits allow for the whole run, over the time it took."
 )
+COUNTED_STEPS = 16
+EXPERTS = (
+    " Experts: distinct ones of a layer and step, means over layers and steps of one more run, "
+    "block by block, where the router's plain twin chooses by the hidden states of each block. A "
+    "decoding step is taken to read so many."
+)
 DRAFTS = "The same requests with and without drafts, in turns; see predict.bench.speculation."
 
 
@@ -109,6 +121,7 @@ class Plan:
     copy_edits: float = 0.05
     draft_agreement: float = 0.7
     peers: str | None = None  # file or folder; None: the checkout's own
+    routing: Routing | None = None  # of random weights
 
 
 def random_prompts(
@@ -126,6 +139,18 @@ def timed(llm: LLM, prompts: list[list[int]], output_len: int) -> tuple[float, l
     start = time.perf_counter()
     outputs = llm.generate(prompts, params)
     return time.perf_counter() - start, outputs
+
+
+def count_experts(llm: LLM, plan: Plan, case: Case) -> dict[str, float]:
+    """Distinct experts that a layer chooses in a step: means over layers and steps, untimed.
+
+    Of prompts and tokens of the case's kind; of at most COUNTED_STEPS decoding steps.
+    """
+    batch = min(plan.batch_size, case.num_requests)
+    prompts = random_prompts(llm.spec, plan.seed, batch, case.input_len, 2_000_000)
+    with counted(llm) as chosen:
+        timed(llm, prompts, min(case.output_len, 1 + COUNTED_STEPS))
+    return chosen.means()
 
 
 def num_runs(case: Case, batch_size: int, repetitions: int) -> int:
@@ -254,6 +279,8 @@ DETAILS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("decode_bandwidth_share", "  share of measured bandwidth", _share),
     ("prefill_gflops", "prefill, GFLOP/s", "{:,.0f}".format),
     ("prefill_flops_share", "  share of measured ceiling", _share),
+    ("prompt_experts", "distinct experts a layer, prompts", "{:.1f}".format),
+    ("decode_experts", "  decoding", "{:.1f}".format),
     ("measured_bandwidth_gbs", "measured read bandwidth, GB/s", "{:.1f}".format),
     ("measured_bandwidth_spread", "  its highest over its lowest", "{:.2f}".format),
     ("measured_gflops_ceiling", "measured arithmetic ceiling, GFLOP/s", "{:,.0f}".format),
@@ -304,17 +331,23 @@ def measure_cases(llm: LLM, config: EngineConfig, plan: Plan, cost: Cost) -> lis
     Those of a shared host move: what is timed is held against the mean of what was there beside it.
     """
     rows = []
-    total = sum(num_runs(case, plan.batch_size, plan.repetitions) for case in plan.cases)
+    counts = counts_experts(llm)
+    total = sum(num_runs(case, plan.batch_size, plan.repetitions) + counts for case in plan.cases)
     with Progress(total, unit="run", label="measuring") as progress:
         for case in plan.cases:
             batch = min(plan.batch_size, case.num_requests)
+            experts = count_experts(llm, plan, case) if counts else {}
+            if counts:
+                progress.on_finished()
+            own_cost = cost.choosing(llm.spec, experts.get("decode_experts"))
             limits = None
             if llm.device is None:
                 context = case.input_len + case.output_len / 2
-                limits = Limits(config.model.dtype, cost.decode_bytes(batch, context))
+                limits = Limits(config.model.dtype, own_cost.decode_bytes(batch, context))
             beside = limits.sample if limits else lambda: None
             row = measure(llm, plan, case, beside, progress.on_finished)
-            add_rates(row, case, plan.batch_size, cost)
+            add_rates(row, case, plan.batch_size, own_cost)
+            row["values"] |= experts
             if limits is not None:
                 add_shares(row, limits.mean, config.quantization.settings.scheme)
                 row["values"]["measured_bandwidth_spread"] = limits.spread
@@ -338,10 +371,16 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
     """
     from predict.bench.speculation import measure_drafts, replaced
     from predict.llm import LLM
+    from predict.loading.model import read_spec
 
     check_measured(config.model.device)
+    if plan.routing is not None:
+        spec, _ = read_spec(config.model.model_name_or_path)
+        check_routing(config, any(isinstance(block, ExpertBlock) for block in spec.blocks()))
     llm = LLM(config)
     startup = process_age_seconds()
+    if plan.routing == "skewed":
+        skew(llm, plan.seed)
     device = cpu_device() if llm.device is None else gpu_device(llm.device.index)
     peers = read_peers(
         plan.peers,
@@ -404,8 +443,13 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
         "speculate_max_draft_token_num": config.speculation.speculate_max_draft_token_num,
         "operators": "compiled" if llm.platform.compiled else "plain Paddle",
     }
+    method = METHOD if plan.repetitions else RATE_METHOD
+    units = UNITS
+    if counts_experts(llm):
+        settings["routing"] = plan.routing or "as the weights have it"
+        method, units = method + EXPERTS, UNITS | EXPERT_UNITS
     made = {
-        "throughput": suite(rows, UNITS, command, METHOD if plan.repetitions else RATE_METHOD),
+        "throughput": suite(rows, units, command, method),
         "process": suite(process, {}, command, "As the system counts them."),
         **suites,
     }
@@ -437,6 +481,7 @@ def parse(argv: Sequence[str]) -> tuple[EngineConfig, Plan, Outputs, tuple[str, 
         copy_edits=flags["copy_edits"],
         draft_agreement=flags["draft_agreement"],
         peers=flags["peers"],
+        routing=flags["routing"],
     )
     outputs = Outputs(flags["output_file"], flags["plot"])
     engine = config.engine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -147,10 +148,16 @@ BlockCopies = Sequence[tuple[int, int]]
 CopyBlocks = Callable[[BlockCopies], None]
 
 
-def dynamic_forward(backend: ModuleType, decoder: Decoder, caches: Sequence[LayerCache]) -> Forward:
-    """Calls the decoder operator by operator."""
-    bound = backend.BoundLayers(decoder.layers, caches, decoder.ropes)
-    return lambda inputs: forward(backend, decoder, inputs, caches, bound=bound)[0]
+class DynamicForward:
+    """Calls the decoder operator by operator, over caches of its own. See Forward."""
+
+    def __init__(self, backend: ModuleType, decoder: Decoder, caches: Sequence[LayerCache]):
+        self.backend, self.decoder, self.caches = backend, decoder, caches
+        self._bound = backend.BoundLayers(decoder.layers, caches, decoder.ropes)
+
+    def __call__(self, inputs: ForwardInputs) -> Tensor:
+        """Logits [L, vocab_size]."""
+        return forward(self.backend, self.decoder, inputs, self.caches, bound=self._bound)[0]
 
 
 def static_forward(program: Any, caches: Sequence[LayerCache]) -> Forward:
@@ -164,14 +171,17 @@ def static_forward(program: Any, caches: Sequence[LayerCache]) -> Forward:
     return run
 
 
-def within(context: Callable[[], AbstractContextManager[None]], forward: Forward) -> Forward:
-    """`forward`, in a context of its own each time."""
+@dataclass(frozen=True)
+class Within:
+    """`forward`, in a context of its own each time. See Forward."""
 
-    def run(inputs: ForwardInputs) -> Tensor:
-        with context():
-            return forward(inputs)
+    context: Callable[[], AbstractContextManager[None]]
+    forward: Forward
 
-    return run
+    def __call__(self, inputs: ForwardInputs) -> Tensor:
+        """Logits [L, vocab_size]."""
+        with self.context():
+            return self.forward(inputs)
 
 
 def block_copier(

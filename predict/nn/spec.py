@@ -190,6 +190,12 @@ class DecoderSpec:
 
         return self._matmul_weights(count)
 
+    def weights_of_experts(self, num_experts: float) -> int:
+        """Elements of the matrices that a step reads which chooses so many experts of a layer."""
+        return self._matmul_weights(
+            lambda _, slot: num_experts if isinstance(slot, LinearSlot) and slot.num_experts else 1
+        )
+
     def _matmul_weights(self, count: Callable[[Block, LinearSlot | HeadSlot], float]) -> int:
         """Elements of layers' linears, each `count` times, and of the LM head."""
         linears = (

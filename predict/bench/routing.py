@@ -1,0 +1,260 @@
+"""Which experts a run chooses: made for random weights, and counted in any.
+
+A fused operator keeps its choice to itself. So one run of a case besides goes block by block, with
+the engine's own operators, and the router's plain twin chooses by the hidden states that each
+expert block gets there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from predict.config.engine import EngineConfig
+from predict.device.place import place_tensor, put_row, to_float32
+from predict.engine.runner import DynamicForward, Within
+from predict.errors import UserError
+from predict.nn import decoder as network
+from predict.nn.blocks import ExpertBlock, Router
+from predict.nn.decoder import Experts, Layer, Linear, NormWeights
+from predict.nn.inputs import ForwardInputs, LayerCache
+from predict.ops import composed
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+    from predict.llm import LLM
+
+Array = npt.NDArray[np.float32]
+Routing = Literal["uniform", "skewed"]
+ROUTINGS: tuple[Routing, ...] = ("uniform", "skewed")
+Step = Literal["prompt", "decode"]
+
+# Of the experts by popularity, shares fall as 1 / rank^EXPONENT. Of 64 experts that is 5.7 bits of
+# entropy, and the first has 4.3 times the mean; trained models lie on both sides of it.
+EXPONENT = 0.5
+MOST = 0.45  # of the tokens, to one expert: a logit that is as often below 0 wins at most half
+FIT_ROWS, FIT_ROUNDS, FIT_RATE = 4096, 40, 0.2
+
+
+def check_routing(config: EngineConfig, has_experts: bool) -> None:
+    """Raises UserError where the routers cannot be made."""
+    if config.model.load_format != "dummy":
+        raise UserError(
+            "--routing makes routers of random weights, and these are stored ones; add "
+            "--load_format dummy, or leave --routing out"
+        )
+    if not has_experts:
+        raise UserError(
+            f"--routing is of experts, and {config.model.model_name_or_path} has none; leave it out"
+        )
+
+
+def wanted_shares(num_experts: int, top_k: int) -> npt.NDArray[np.float64]:
+    """The share of the tokens that each expert gets, the most popular first: they sum to top_k."""
+    most = max(MOST, top_k / num_experts)
+    falling = np.arange(1, num_experts + 1) ** -EXPONENT
+    cut = np.zeros(num_experts, bool)
+    while True:  # what is cut off goes to the others
+        rest = (top_k - most * np.count_nonzero(cut)) / max(falling[~cut].sum(), 1e-9)
+        shares: npt.NDArray[np.float64] = np.where(cut, most, falling * rest)
+        if (shares <= most + 1e-9).all():
+            return shares
+        cut |= shares > most
+
+
+@cache
+def spreads(router: Router) -> tuple[float, ...]:
+    """How far each expert's logits spread, so that its share of random tokens is `wanted_shares`'.
+
+    An expert whose logit spreads wider is more often among the largest. Experts by number; the most
+    popular ones stand in groups in turn. Found by drawing tokens, choosing, and changing spreads.
+    """
+    count, groups = router.num_experts, router.num_groups
+    rank = np.arange(count).reshape(-1, groups).T.reshape(-1)  # of each expert
+    wanted = wanted_shares(count, router.top_k)[rank]
+    drawn = np.random.default_rng(0).standard_normal((FIT_ROWS, count)).astype(np.float32)
+    plain = replace(router, bias=False, correction=False)
+    found = np.ones(count)
+    for _ in range(FIT_ROUNDS):
+        ids = choose(drawn, np.diag(found).astype(np.float32), plain)
+        share = np.bincount(ids.reshape(-1), minlength=count) / FIT_ROWS
+        found *= (wanted / np.maximum(share, 1 / FIT_ROWS)) ** FIT_RATE
+        found = np.clip(found / np.sqrt(np.mean(found**2)), 1e-3, None)
+    return tuple(found.tolist())
+
+
+def choose(
+    rows: Array,
+    weight: Array,
+    router: Router,
+    bias: Array | None = None,
+    correction: Array | None = None,
+) -> npt.NDArray[np.int32]:
+    """The experts [T, top_k] of rows [T, H] by a router's weight [E, H], on the host."""
+    import paddle
+    from predict.ops import plain
+
+    def on_host(values: Array | None) -> Tensor | None:
+        return None if values is None else paddle.to_tensor(values, place=paddle.CPUPlace())
+
+    none = Linear("dense", (), None, 0, 0, router.num_experts)
+    block = ExpertBlock(router, 1)
+    weights = Experts(block, on_host(weight), none, none, None, on_host(bias), on_host(correction))
+    with paddle.no_grad():
+        ids: npt.NDArray[np.int32] = plain.route(on_host(rows), weights)[0].numpy()
+    return ids
+
+
+def skew(llm: LLM, seed: int) -> None:
+    """Makes the routers' choice skewed: rows of their weights, in place, as long as `spreads` says.
+
+    Which experts are popular differs from layer to layer. The bias and the correction of random
+    weights, which would count for every token alike, are left: they are small.
+    """
+    assert llm.decoder is not None  # check_routing
+    generator = np.random.default_rng(seed)
+    for block in llm.decoder.blocks():
+        if isinstance(block, Experts):
+            router = block.block.router
+            numbers = np.arange(router.num_experts).reshape(router.num_groups, -1)
+            order = generator.permuted(generator.permutation(numbers), axis=1).reshape(-1)
+            rows = to_float32(block.router.numpy())
+            lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+            scale = np.array(spreads(router), np.float32)[order][:, None]
+            _replace(block.router, rows / lengths * lengths.mean() * scale, llm)
+
+
+def _replace(tensor: Tensor, rows: Array, llm: LLM) -> None:
+    """Writes rows [N, K] to a tensor, in its memory and its dtype."""
+    import paddle
+
+    dtype, gpu = str(tensor.dtype).removeprefix("paddle."), llm.device
+    made = (
+        paddle.to_tensor(rows).astype(dtype)
+        if gpu is None
+        else place_tensor(rows, dtype, gpu.place())
+    )
+    for index in range(len(rows)):
+        put_row(tensor, index, made[index], gpu)
+
+
+@dataclass
+class ChosenExperts:
+    """Distinct experts of each expert block and step so far."""
+
+    counts: dict[Step, list[int]] = field(default_factory=lambda: {"prompt": [], "decode": []})
+
+    def add(self, step: Step, ids: npt.NDArray[np.int32]) -> None:
+        """Takes the choice [T, top_k] of one block in one step."""
+        self.counts[step].append(len(np.unique(ids)))
+
+    def means(self) -> dict[str, float]:
+        """The mean over blocks and steps, of prompts and of decoding, where there were any."""
+        return {
+            f"{step}_experts": sum(counts) / len(counts)
+            for step, counts in self.counts.items()
+            if counts
+        }
+
+
+class BlockByBlock:
+    """A backend's operators, the layers of which run block by block; experts are counted."""
+
+    def __init__(self, backend: ModuleType, chosen: ChosenExperts):
+        self._backend, self._chosen = backend, chosen
+        self._ops: Any = self  # what a module is taken for
+        self.step: Step = "prompt"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def expert_block(self, hidden: Tensor, weights: Experts) -> Tensor:
+        """The backend's, whose choice is counted."""
+        self._chosen.add(self.step, chosen_by(hidden, weights))
+        made: Tensor = self._backend.expert_block(hidden, weights)
+        return made
+
+    def layers(
+        self, hidden: Tensor, layers: Sequence[Layer], caches: Sequence[LayerCache], *step: Any
+    ) -> tuple[Tensor, list[Tensor]]:
+        """As the backend's."""
+        written: list[Tensor] = []
+        for layer, of_layer in zip(layers, caches, strict=True):
+            hidden, tensors = composed.layer(self._ops, hidden, layer, of_layer, *step)
+            written += tensors
+        return hidden, written
+
+    def last_layer(
+        self,
+        hidden: Tensor,
+        layer: Layer,
+        caches: LayerCache,
+        ropes: Sequence[Tensor],
+        inputs: ForwardInputs,
+        *tree_mask: Any,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """As the backend's."""
+        step = ropes, inputs, *(tree_mask or (None,)), inputs.logit_indices
+        return composed.layer(self._ops, hidden, layer, caches, *step)
+
+
+def chosen_by(hidden: Tensor, weights: Experts) -> npt.NDArray[np.int32]:
+    """The experts [T, top_k] that an expert block chooses for hidden [T, H]."""
+    import paddle
+    from predict.ops import plain
+
+    def on_host(values: Any) -> Tensor:
+        return paddle.to_tensor(to_float32(values.numpy()), place=paddle.CPUPlace())
+
+    block, x = weights.block, on_host(hidden)
+    with paddle.no_grad():
+        if weights.norm is not None and block.norm is not None:
+            bias = None if weights.norm.bias is None else on_host(weights.norm.bias)
+            norm = NormWeights(on_host(weights.norm.weight), bias)
+            # The router reads values of the model's dtype.
+            x = plain.norm(x, norm, block.norm).astype(hidden.dtype).astype("float32")
+    own = (weights.router_bias, weights.correction)
+    return choose(
+        x.numpy(),
+        to_float32(weights.router.numpy()),
+        block.router,
+        *(None if part is None else to_float32(part.numpy()) for part in own),
+    )
+
+
+@contextmanager
+def counted(llm: LLM) -> Iterator[ChosenExperts]:
+    """The engine running block by block, without graphs, and counting."""
+    runner: Any = llm.engine.runner
+    forward, chosen = runner.forward, ChosenExperts()
+    inner = forward.forward if isinstance(forward, Within) else forward
+    assert isinstance(inner, DynamicForward)  # counts_experts
+    operators: Any = BlockByBlock(inner.backend, chosen)
+
+    def run(inputs: ForwardInputs) -> Tensor:
+        operators.step = "decode" if int(inputs.max_lens[0]) == 1 else "prompt"
+        return network.forward(operators, inner.decoder, inputs, inner.caches)[0]
+
+    pool = getattr(runner, "pool", None)
+    runner.forward = run
+    if pool is not None:
+        runner.pool = None
+    try:
+        yield chosen
+    finally:
+        runner.forward = forward
+        if pool is not None:
+            runner.pool = pool
+
+
+def counts_experts(llm: LLM) -> bool:
+    """Whether the network chooses experts, and runs block by block."""
+    has_experts = any(isinstance(block, ExpertBlock) for block in llm.spec.blocks())
+    return has_experts and llm.decoder is not None
