@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from predict.schemes import Quantized, Scheme
 
 
+MAX_HOLES = 8  # experts that a message names
+
+
 def check_sizes(spec: DecoderSpec, names: WeightNames, checkpoint: Checkpoint) -> None:
     """Raises UserError where config.json's main sizes are not those of the checkpoint's tensors.
 
@@ -43,9 +46,14 @@ def check_sizes(spec: DecoderSpec, names: WeightNames, checkpoint: Checkpoint) -
     counts = {b.router.num_experts for b in spec.blocks() if isinstance(b, ExpertBlock)}
     experts = _numbers(f"{names.layer}{names.expert_down[0]}", read, "{expert}")
     if counts and experts and counts != {len(experts)}:
+        # A hole has a name; a shorter row of experts is another model's.
+        numbers = [str(number) for number in range(max(counts))]
+        holes = [number for number in numbers if number not in experts]
+        is_shorter = numbers[-1] not in experts
+        without = "" if is_shorter or not holes else f", without {', '.join(holes[:MAX_HOLES])}"
         problems.append(
             f"the number of experts is {', '.join(map(str, sorted(counts)))}, and the tensors are "
-            f"those of {len(experts)}"
+            f"those of {len(experts)}{without}"
         )
     wanted = (spec.vocab_size, spec.embedding.width or spec.hidden_size)
     if embedding is not None and embedding.shape != wanted:

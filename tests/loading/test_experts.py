@@ -27,6 +27,7 @@ from predict.loading.sources import CheckpointSource
 from predict.models import weight_names
 from predict.nn.weights import LinearPlan, WeightPlan, plan_weights
 from predict.schemes import Quantized, scheme_of
+from quant.writer import read_tensors
 from tests.support import tiny
 from tests.support.golden import GOLDEN, check_greedy, config
 from tests.support.schemes import logits_of, relative_error
@@ -167,6 +168,92 @@ def test_missing_experts_are_named(tmp_path: Path) -> None:
     said = r"1 missing: model\.layers\.1\.block_sparse_moe\.experts\.3\.w2\.weight"
     with pytest.raises(UserError, match=said):
         LLM(config(changed("mixtral_8x7b", tmp_path / "model", tensors)))
+
+
+# Of each family: the keys of its numbers of experts and of those that are chosen, and what holds
+# the second product of the experts.
+OF_FAMILY = {
+    "mixtral_8x7b": ("num_local_experts", "num_experts_per_tok", "experts.3.w2.weight"),
+    "qwen2_moe_a2_7b": ("num_experts", "num_experts_per_tok", "experts.3.down_proj.weight"),
+    "qwen3_moe_30b": ("num_local_experts", "num_experts_per_tok", "experts.3.down_proj.weight"),
+    "olmoe_7b": ("num_experts", "num_experts_per_tok", "experts.3.down_proj.weight"),
+    "glm4_moe_355b": ("n_routed_experts", "num_experts_per_tok", "experts.3.down_proj.weight"),
+    "ernie4_5_moe_21b": ("moe_num_experts", "moe_k", "experts.3.down_proj.weight"),
+    "gpt_oss_20b": ("num_local_experts", "num_experts_per_tok", "experts.down_proj"),
+    "deepseek_v2": ("n_routed_experts", "num_experts_per_tok", "experts.3.down_proj.weight"),
+    "deepseek_v3": ("n_routed_experts", "num_experts_per_tok", "experts.3.down_proj.weight"),
+}
+
+
+def value_of(case: str, key: str) -> Any:
+    return json.loads((GOLDEN / case / "config.json").read_text())[key]
+
+
+@pytest.mark.parametrize("case", list(OF_FAMILY))
+def test_numbers_of_experts_that_do_not_fit_are_refused_in_every_family(
+    case: str, tmp_path: Path
+) -> None:
+    count, top_k, _ = OF_FAMILY[case]
+    num_experts = value_of(case, count)
+    with pytest.raises(UserError, match=r"experts cannot be chosen of the [0-9]+ in"):
+        read_spec(changed(case, tmp_path / "chosen", **{top_k: num_experts + 1}))
+    # So many more that groups divide them, too.
+    more = 2 * num_experts
+    said = rf"number of experts is {more}, and the tensors are those of {num_experts};"
+    with pytest.raises(UserError, match=said):
+        LLM(config(changed(case, tmp_path / "more", **{count: more})))
+    for key, wrong in ((count, 0), (count, "many"), (top_k, 0), (top_k, -1), (top_k, 1.5)):
+        with pytest.raises(UserError, match=f"'{key}' is {wrong!r} .allowed: a"):
+            read_spec(changed(case, tmp_path / f"{key}{wrong}", **{key: wrong}))
+
+
+@pytest.mark.parametrize("case", list(OF_FAMILY))
+def test_an_unknown_scoring_function_is_refused_in_every_family(case: str, tmp_path: Path) -> None:
+    for number, name in enumerate(("tanh", 3, ["softmax"])):
+        folder = changed(case, tmp_path / str(number), scoring_func=name)
+        with pytest.raises(UserError, match=r"'scoring_func' is .* .allowed: (softmax|sigmoid)"):
+            read_spec(folder)
+
+
+@pytest.mark.parametrize("case", list(OF_FAMILY))
+@pytest.mark.parametrize("part", ["experts", "router"])
+def test_a_missing_tensor_of_experts_is_named_in_every_family(
+    case: str, part: str, tmp_path: Path
+) -> None:
+    ending = OF_FAMILY[case][2] if part == "experts" else ".gate.weight"
+    if case == "gpt_oss_20b" and part == "router":
+        ending = "router.weight"
+    path = changed(case, tmp_path / "model") / "model.safetensors"
+    tensors = read_tensors(path)
+    (name,) = (name for name in tensors if "layers.1." in name and name.endswith(ending))
+    del tensors[name]
+    write(path, tensors)
+    wanted = r"experts\.[0-9]+\.down_proj" if case == "gpt_oss_20b" else re.escape(name)
+    wanted = re.escape(name) if part == "router" else wanted
+    said = f"missing: .*{wanted}"
+    if case == "deepseek_v2" and part == "experts":  # one layer alone has any
+        said = r"number of experts is 12, and the tensors are those of 11, without 3;"
+    with pytest.raises(UserError, match=said):
+        LLM(config(tmp_path / "model"))
+
+
+@pytest.mark.parametrize("case", ["deepseek_v2", "deepseek_v3", "glm4_moe_355b"])
+def test_groups_that_contradict_are_refused_in_every_family_with_groups(
+    case: str, tmp_path: Path
+) -> None:
+    method = {"topk_method": "group_limited_greedy"} if case == "deepseek_v2" else {}
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"n_group": 5, "topk_group": 1}, "12 experts do not divide into 5 groups"),
+        ({"n_group": 4, "topk_group": 5}, "5 groups of 4 cannot be chosen"),
+        (
+            {"n_group": 4, "topk_group": 1, "num_experts_per_tok": 4},
+            "4 experts cannot be chosen of the 3 in 1 of 4 groups",
+        ),
+    ]
+    for number, (changes, said) in enumerate(wrong):
+        folder = changed(case, tmp_path / str(number), **changes | method)
+        with pytest.raises(UserError, match=f"do not go together: {said}"):
+            read_spec(folder)
 
 
 def test_a_tensor_of_absurdly_many_experts_is_not_taken_apart(tmp_path: Path) -> None:
