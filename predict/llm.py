@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from predict.adapters.pool import ServedAdapter
-from predict.adapters.store import MAX_NAME, AdapterStore, Placement
+from predict.adapters.store import AdapterStore, Placement
 from predict.adapters.weights import base_of, check_spec, num_pages_for, page_values, with_pages
 from predict.config.engine import EngineConfig, check_params
 from predict.config.model import DTYPE_BYTES
@@ -464,11 +464,7 @@ class LLM:
         )
 
     def _served(self, name: str) -> ServedAdapter:
-        if self.adapters is None:
-            raise UserError(
-                f"adapter is {name[:MAX_NAME]!r}, and this model serves none; start it with "
-                "lora_modules"
-            )
+        assert self.adapters is not None  # see check_params
         return self.adapters.get(name)
 
     def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:

@@ -18,8 +18,8 @@ from predict.adapters.weights import (
     targets,
     write_pages,
 )
-from predict.config.adapters import AdaptersConfig
-from predict.errors import UserError, nearest
+from predict.config.adapters import MAX_NAME, AdaptersConfig, unknown
+from predict.errors import UserError
 from predict.loading.adapters import Adapter, Base, fitted, read_adapter
 from predict.nn.decoder import Decoder
 from predict.nn.weights import WeightPlan
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from paddle import Tensor
     from predict.device.devices import Device
 
-MAX_NAME = 200  # characters
 Values = list["tuple[Tensor, Tensor] | None"]  # of each linear
 
 
@@ -105,12 +104,10 @@ class AdapterStore:
 
     def get(self, name: str) -> ServedAdapter:
         """The adapter of a name. Raises UserError for an unknown one."""
-        if name in self._by_name:
-            return self._by_name[name]
-        guess = nearest(name, self._by_name)
-        known = ", ".join(list(self._by_name)[:20]) or "none"
-        hint = f"; did you mean {guess}?" if guess else ""
-        raise UserError(f"adapter is {name[:MAX_NAME]!r} (loaded: {known}){hint}")
+        found = self._by_name.get(name)
+        if found is None:
+            raise unknown(name, list(self._by_name))  # which another thread may change meanwhile
+        return found
 
     def _read(self, adapter: Adapter, num_pages: int) -> Values:
         return on_host(paged(adapter, self.plan, num_pages), self.placement.dtype)

@@ -28,7 +28,7 @@ from predict.system.files import (
 )
 from predict.system.ranges import RANGES, check_range
 
-Kind = Literal["str", "int", "float", "bool", "ints", "strs", "json", "texts"]
+Kind = Literal["str", "int", "float", "bool", "ints", "strs", "json", "texts", "pairs"]
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class Flag:
                 return self._choose(text)
             _check_text(text, self.kind)
             value = _PARSERS[self.kind](text)
-            if self.kind == "strs":  # some name folders
-                for part in value:
+            if self.kind in ("strs", "pairs"):  # some name folders
+                for part in value if self.kind == "strs" else (value,):
                     check_name("", part)
             if self.name in RANGES:
                 for number in value if self.kind == "ints" else (value,):
@@ -142,6 +142,7 @@ _KIND_WORDS = {
     "strs": "names separated by commas",
     "json": "JSON",
     "texts": 'a text or a JSON list of texts, ["...", ...]',
+    "pairs": "a name and a folder, as name=path",
 }
 
 
@@ -170,6 +171,13 @@ def _parse_ints(text: str) -> list[int]:
     return values
 
 
+def _parse_pair(text: str) -> str:
+    name, _, path = text.partition("=")
+    if not (name and path):
+        raise ValueError(text)
+    return text
+
+
 _PARSERS: Mapping[str, Any] = {
     "int": _parse_int,
     "float": float,
@@ -179,6 +187,7 @@ _PARSERS: Mapping[str, Any] = {
     "json": _parse_json,
     # A text may begin with a bracket; a list of texts begins with two characters.
     "texts": lambda text: _parse_json(text) if text.startswith('["') else [text],
+    "pairs": _parse_pair,  # one of the words behind the flag
 }
 
 
@@ -412,6 +421,18 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_ADAPTERS, "lora_path", "str", None,
          "Directory of a LoRA adapter, PaddleNLP's or PEFT's: added to the weights while they are "
          "read, ahead of any rounding."),
+    Flag(_ADAPTERS, "lora_modules", "pairs", None,
+         "LoRA adapters that requests may name, each with its folder, as sql=adapters/sql "
+         "chat=adapters/chat: requests of one batch may each have their own.",
+         null_words=()),
+    Flag(_ADAPTERS, "max_loras", "int", 8,
+         "Adapters of --max_lora_rank that lie on the device at once; requests with others wait "
+         "until there is room."),
+    Flag(_ADAPTERS, "max_lora_rank", "int", 16,
+         "Largest rank of an adapter that requests may name."),
+    Flag(_ADAPTERS, "max_cpu_loras", "int", 64,
+         "Adapters whose values stay in the host's memory; others are read again when they are "
+         "needed."),
     Flag(_ADAPTERS, "prefix_path", "str", None,
          "Directory of prefix-tuning parameters.",
          availability=not_yet("Full checkpoints run: leave --prefix_path out.")),
@@ -502,7 +523,7 @@ def build_parser(
             type=flag.parse,
             help=_help_text(flag).replace("%", "%%") if _is_listed(flag) else argparse.SUPPRESS,
             metavar=_metavar(flag),
-            **({"nargs": "?", "const": True} if flag.kind == "bool" else {}),
+            **_NUM_WORDS.get(flag.kind, {}),
         )
     return parser
 
@@ -555,8 +576,11 @@ def with_file(argv: Sequence[str], flags: Sequence[Flag]) -> list[str]:
     kinds = {name: flag.kind for flag in flags for name in (flag.name, *flag.aliases)}
     path, found = Path(words[0]), []
     for name, value in read_json_object(path).items():
-        if value is not None:
-            found.append(f"--{name}={_word_of(value, kinds.get(name, 'str'), path, name)}")
+        if value is None:
+            continue
+        kind = kinds.get(name, "str")
+        each = value if kind == "pairs" and isinstance(value, list) else [value]
+        found += [f"--{name}={_word_of(one, kind, path, name)}" for one in each]
     return [*found, *words[1:]]
 
 
@@ -616,6 +640,11 @@ def _metavar(flag: Flag) -> str:
     return _METAVARS[flag.kind]
 
 
+# Words behind a flag, where it is not one; a flag of pairs may come again.
+_NUM_WORDS: Mapping[str, Mapping[str, Any]] = {
+    "bool": {"nargs": "?", "const": True},
+    "pairs": {"nargs": "+", "action": "extend"},
+}
 _METAVARS: Mapping[str, str] = {
     "str": "TEXT",
     "int": "N",
@@ -625,6 +654,7 @@ _METAVARS: Mapping[str, str] = {
     "strs": "NAME,NAME",
     "json": "JSON",
     "texts": "TEXT",
+    "pairs": "NAME=PATH",
 }
 
 

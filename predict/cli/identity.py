@@ -20,10 +20,14 @@ OPERATIONAL = (
     "max_num_batched_tokens",
     "num_cache_blocks",
     "gpu_memory_utilization",
+    "max_loras",
+    "max_lora_rank",
+    "max_cpu_loras",
 )
 # Digests stand for what these lead to.
 PATHS = ("model_name_or_path", "draft_model_name_or_path", "lora_path", "prefix_path")
 LARGE = ("model_name_or_path", "draft_model_name_or_path")
+ADAPTERS = ("lora_modules", "allow_adapter_updates")  # likewise
 WEIGHT_SUFFIXES = (".safetensors", ".pdparams", ".pdiparams", ".bin", ".pt", ".gguf")
 READ_SUFFIXES = (".json", ".model", ".jinja", ".tiktoken")
 READ_NAMES = ("merges.txt", "vocab.txt")
@@ -42,7 +46,7 @@ def run_inputs(
     params = config.sampling_params
     values = {field.name: getattr(params, field.name) for field in fields(params)}
     for name, value in {**values, **config.engine.settings}.items():
-        if name not in (*OPERATIONAL, *PATHS):
+        if name not in (*OPERATIONAL, *PATHS, *ADAPTERS):
             inputs[name] = _plain(value)
     inputs["prompts of --data_file"] = _digest(
         json.dumps([item.src, item.tgt, _plain(item.sampling)], sort_keys=True).encode()
@@ -57,6 +61,8 @@ def run_inputs(
         if directory is not None:
             is_small = name not in LARGE
             inputs[f"content of --{name}"] = folder_digest(Path(directory), is_small)
+    for name, path in config.engine.adapters.directories.items():
+        inputs[f"content of adapter {name}"] = folder_digest(Path(path), is_small=True)
     return inputs
 
 

@@ -56,6 +56,11 @@ OTHER_NAMES: Mapping[str, str] = {
     "beam_size": "num_beams",
     "beam_width": "num_beams",
     "random_seed": "seed",
+    "lora": "adapter",
+    "lora_name": "adapter",
+    "lora_request": "adapter",
+    "adapter_name": "adapter",
+    "adapter_id": "adapter",
 }
 # Asked for elsewhere, and not here.
 UNSUPPORTED = (

@@ -72,8 +72,10 @@ class PredictorConfig:
                 skip_list_names=_tuple(flags["skip_list_names"]) or (),
                 cachekv_int8_type=_cache_type(flags),
                 draft_model_name_or_path=_draft_dir(flags),
+                lora_modules=_tuple(flags["lora_modules"]) or (),
                 **{name: flags[name] for name in _SAME_NAME},
             )
+            _check_adapters(engine)
             sampling_params = _sampling_params(flags, max_length)
             check_params(sampling_params, engine)
         except ValueError as error:
@@ -130,6 +132,9 @@ _SAME_NAME = (
     "speculate_verify_window",
     "speculate_max_candidate_len",
     "draft_model_quant_type",
+    "max_loras",
+    "max_lora_rank",
+    "max_cpu_loras",
     "seed",
     "chat_template",
 )
@@ -402,6 +407,16 @@ def _with_adapter(flags: FlagValues) -> tuple[FlagValues, list[str]]:
         changed["dtype"] = dtype
         notes.append(f"--dtype is {dtype}, that of {path}")
     return replace(flags, values={**flags.values, **changed}), notes
+
+
+def _check_adapters(engine: EngineConfig) -> None:
+    """Raises UserError where a folder of --lora_modules is missing: before any weight is read."""
+    for name, path in engine.adapters.directories.items():
+        if not Path(path).is_dir():
+            raise UserError(
+                f"--lora_modules {name}={path}: {path} is no folder; give an adapter's, with its "
+                "adapter_config.json or lora_config.json"
+            )
 
 
 def _prefix_caching(flags: FlagValues) -> bool:

@@ -52,6 +52,7 @@ def checked_outputs(config: PredictorConfig) -> list[tuple[str, str]]:
         "chat_template": None if template is None or not os.path.isfile(template) else template,
     }
     folders = {name: engine.settings.get(name) for name in PATHS}
+    folders |= {f"lora_modules {name}": p for name, p in engine.adapters.directories.items()}
     outputs: list[tuple[str, str]] = []
     if answers_prompts(config):
         check_output("output_file", config.output_file, files=files, folders=folders)

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from predict.config.checks import check_fields
-from predict.errors import UserError
+from predict.errors import UserError, nearest
+
+MAX_NAME = 200  # characters of an adapter's name
+MAX_SHOWN = 20  # names in a message
+
+
+def unknown(name: str, known: Iterable[str]) -> UserError:
+    """The error for a name that no adapter has."""
+    known = list(known)
+    guess = nearest(name[:MAX_NAME], known)
+    hint = f"; did you mean {guess}?" if guess else ""
+    names = ", ".join(known[:MAX_SHOWN]) or "none"
+    return UserError(f"adapter is {name[:MAX_NAME]!r} (loaded: {names}){hint}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +33,6 @@ class AdaptersConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, choices={})
-        for name in ("max_loras", "max_lora_rank", "max_cpu_loras"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)} (allowed: 1 or more)")
         self.directories  # noqa: B018 - what it refuses is refused here
 
     @property
@@ -40,6 +50,16 @@ class AdaptersConfig:
                 raise UserError(f"lora_modules names two adapters {name!r}; give each its own name")
             found[name] = path
         return found
+
+    def check_name(self, name: str) -> None:
+        """Raises UserError where a request may never name this adapter."""
+        if not self.is_used:
+            raise UserError(
+                f"adapter is {name[:MAX_NAME]!r}, and this model serves none; start it with "
+                "lora_modules, or leave adapter out"
+            )
+        if not self.allow_adapter_updates and name not in self.directories:
+            raise unknown(name, self.directories)
 
     @property
     def is_used(self) -> bool:

@@ -117,6 +117,8 @@ def check_params(params: SamplingParams, config: EngineConfig) -> None:
             f"{batch_size}, which is batch_size: each beam is a sequence of it); lower "
             "num_beams or raise batch_size"
         )
+    if params.adapter is not None:
+        config.adapters.check_name(params.adapter)
     method = config.speculation.speculate_method
     if method is not None:
         check_features(method, config.settings, params)

@@ -75,6 +75,9 @@ RANGES: Mapping[str, Range] = {
     "speculate_max_ngram_size": Range(1, MAX_LENGTH),
     "speculate_verify_window": Range(1, 14),
     "speculate_max_candidate_len": Range(2, 10),
+    "max_loras": Range(1, 1 << 12),
+    "max_lora_rank": Range(1, 1 << 12),
+    "max_cpu_loras": Range(1, MAX_COUNT),
     "seed": Range(0, MAX_INT64),  # reaches the sampling op as int64
     # shares, seconds
     "gpu_memory_utilization": _share(above=True),

@@ -231,6 +231,10 @@ def never(config: EngineConfig, tokenizer: Tokenizer | None) -> Any:
         (["--logit_bias", "{7: 1}"], "'{7: 1}' is not valid JSON at column 2"),
         (["--bad_words", '"word"'], "allowed: a sequence of words"),
         (["--typical_p", "0"], "typical_p 0.0 is not supported"),
+        (["--lora_modules", "a=/no/such/folder"], "/no/such/folder is no folder"),
+        (["--lora_modules", "a=x", "b"], "'b' is not a name and a folder, as name=path"),
+        (["--lora_modules", "a=x", "a=y"], "lora_modules names two adapters 'a'"),
+        (["--max_loras", "0"], "0 is not supported (allowed: a whole number from 1 to 4096)"),
         (
             ["--model_name_or_path", str(DEMO), "--bad_words", "[[5], [1, 99999]]"],
             "bad_words has token id 99999, which is outside the vocabulary",
@@ -407,6 +411,32 @@ def test_another_data_file_or_model_is_not_resumed(run: Runs, tmp_path: Path) ->
     assert "the content of --model_name_or_path changed" in run.err
     (model / "model.safetensors").unlink()
     assert run("--resume", model=model) == 0
+
+
+def test_a_run_with_other_adapters_is_not_resumed(run: Runs, tmp_path: Path) -> None:
+    for name in ("sql", "chat"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_model.safetensors").write_bytes(name.encode())
+    modules = [f"{name}={tmp_path / name}" for name in ("sql", "chat")]
+    assert run("--lora_modules", *modules, make=stopping_before(0, KeyboardInterrupt())) == 130
+    words = ("--resume", "--lora_modules")
+    assert run(*words, modules[0], make=never) == 2
+    assert "the content of adapter chat changed" in run.err
+    assert run(*words, f"sql={tmp_path / 'chat'}", modules[1], make=never) == 2
+    assert "the content of adapter sql changed" in run.err
+    (tmp_path / "sql").rename(tmp_path / "moved")
+    moved = f"sql={tmp_path / 'moved'}"
+    (tmp_path / "moved" / "adapter_model.safetensors").write_bytes(b"lqs")
+    assert run(*words, moved, modules[1], make=never) == 2
+    (tmp_path / "moved" / "adapter_model.safetensors").write_bytes(b"sql")
+    assert run(*words, moved, modules[1], "--max_loras", "3", "--max_cpu_loras", "1") == 0
+
+
+def test_no_result_lies_in_an_adapter_s_folder(run: Runs, tmp_path: Path) -> None:
+    (tmp_path / "sql").mkdir()
+    words = ("--lora_modules", f"sql={tmp_path / 'sql'}")
+    assert run(*words, "--output_file", str(tmp_path / "sql" / "out.json"), make=never) == 2
+    assert "lies in the folder of --lora_modules sql" in run.err
 
 
 def test_resume_without_a_journal_runs_everything_and_says_so(run: Runs) -> None:
@@ -669,6 +699,27 @@ def test_a_contradiction_in_a_line_names_the_line(run: Runs) -> None:
     assert run("--data_file", str(file), src=None) == 2
     assert "line 2 of own.jsonl: stop '' is not supported" in run.err
     assert run.llm is None
+
+
+def test_a_line_may_name_an_adapter_and_an_unknown_one_names_the_line(run: Runs) -> None:
+    file = run.folder / "own.jsonl"
+    file.write_text('{"src": "a"}\n{"src": "b", "adapter": "sql"}\n')
+    words = ("--data_file", str(file))
+    assert run(*words, src=None, make=never) == 2
+    assert "line 2 of own.jsonl: adapter is 'sql', and this model serves none" in run.err
+    for name in ("sql", "chat"):
+        (run.folder / name).mkdir()
+    modules = ("--lora_modules", f"sql={run.folder / 'sql'}", f"chat={run.folder / 'chat'}")
+    assert run(*words, *modules, src=None) == 0
+    assert run.llm is not None
+    assert [params.adapter for params in run.llm.calls[0][1]] == [None, "sql"]
+    file.write_text('{"src": "a", "adapter": "sqk"}\n{"src": "b", "adapter": 3}\n')
+    assert run(*words, *modules, src=None, make=never) == 2
+    said = "line 1 of own.jsonl: adapter is 'sqk' (loaded: sql, chat); did you mean sql?"
+    assert said in run.err
+    file.write_text('{"src": "b", "adapter": 3}\n')
+    assert run(*words, *modules, src=None, make=never) == 2
+    assert "line 1 of own.jsonl: adapter 3 is not supported (allowed: a name, or None)" in run.err
 
 
 def answers(*outputs: CompletionOutput) -> RequestOutput:

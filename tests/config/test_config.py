@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 
 import predict
-from predict.cli.flags import FLAGS, WORKS, Flag, markdown_table, not_yet, parse_flags
+from predict.cli.flags import (
+    FLAGS,
+    WORKS,
+    Flag,
+    markdown_table,
+    not_yet,
+    parse_flags,
+    with_file,
+)
 from predict.cli.run_config import RULES, PredictorConfig
 from predict.config.engine import TOPIC_OF, TOPICS, EngineConfig
 from predict.device import devices
@@ -135,6 +143,24 @@ def test_asking_for_what_is_the_default_anyway_is_no_request() -> None:
 def test_one_cell_makes_a_flag_available() -> None:
     flags = [replace(f, availability=WORKS) if f.name == "prefix_path" else f for f in FLAGS]
     assert parse_flags(["--prefix_path", "x"], flags)["prefix_path"] == "x"
+
+
+def test_adapters_may_stand_behind_one_flag_or_several_in_either_spelling() -> None:
+    wanted = ["sql=a/sql", "chat=b=c"]
+    for words in (
+        ["--lora_modules", *wanted, "--max_loras", "3"],
+        ["--lora-modules", wanted[0], "--max-loras=3", f"--lora-modules={wanted[1]}"],
+    ):
+        flags = parse_flags(words)
+        assert (flags["lora_modules"], flags["max_loras"]) == (wanted, 3)
+    assert parse_flags([])["lora_modules"] is None
+
+
+def test_a_file_of_flags_lists_adapters(tmp_path: Path) -> None:
+    file = tmp_path / "flags.json"
+    file.write_text('{"lora_modules": ["sql=a,b", "chat=c"], "max_loras": 2}')
+    flags = parse_flags(with_file([str(file)], FLAGS), FLAGS)
+    assert (flags["lora_modules"], flags["max_loras"]) == (["sql=a,b", "chat=c"], 2)
 
 
 def test_flags_without_effect_are_accepted_with_a_note() -> None:
