@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from predict.config.engine import EngineConfig
 from predict.engine.samples import Samples, StreamOutput
@@ -26,6 +26,7 @@ from predict.request import RequestOutput, SamplingParams
 
 Event = StreamOutput | RequestOutput | BaseException  # the last two are an answer's last ones
 Command = Callable[[LLM], None]
+T = TypeVar("T")
 
 
 class AsyncAnswer:
@@ -208,19 +209,31 @@ class AsyncLLM:
 
     async def stats(self) -> EngineStats:
         """Counts so far, between two steps."""
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[EngineStats] = loop.create_future()
+        return await self._told(LLM.stats)
 
-        def read(llm: LLM) -> None:
+    async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:
+        """Reads a LoRA adapter, between two steps; see LLM.load_adapter."""
+        await self._told(lambda llm: llm.load_adapter(name, directory))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forgets one, between two steps; see LLM.unload_adapter."""
+        await self._told(lambda llm: llm.unload_adapter(name))
+
+    async def _told(self, ask: Callable[[LLM], T]) -> T:
+        """What the LLM says between two steps; raises what it raises."""
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[T] = loop.create_future()
+
+        def tell(llm: LLM) -> None:
             settle: Callable[[], None]
             try:
-                settle = partial(result.set_result, llm.stats())
+                settle = partial(result.set_result, ask(llm))
             except Exception as error:
                 settle = partial(result.set_exception, error)
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
                 loop.call_soon_threadsafe(lambda: None if result.done() else settle())
 
-        if not self._post(read):
+        if not self._post(tell):
             self._model()  # raises
         return await result
 

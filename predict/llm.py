@@ -112,6 +112,10 @@ class EngineStats:
     num_mask_steps: int = 0  # steps with masks of guides
     mask_seconds: float = 0.0  # that they took on the host
     num_forced_tokens: int = 0  # that guides forced, and that took no step of their own
+    num_adapters: int = 0  # that requests may name
+    num_adapter_pages: int = 0
+    num_used_adapter_pages: int = 0  # that an adapter lies in
+    num_adapters_written: int = 0  # into their pages
 
 
 def as_several(prompts: Prompt | Sequence[PromptOrError]) -> Sequence[PromptOrError]:
@@ -667,6 +671,7 @@ class LLM:
     def stats(self) -> EngineStats:
         """Counts so far."""
         scheduler = self.engine.scheduler
+        pool = None if self.adapters is None else self.adapters.pool
         return EngineStats(
             num_steps=scheduler.stats.num_steps,
             num_prompt_tokens=scheduler.stats.num_prompt_tokens,
@@ -684,6 +689,10 @@ class LLM:
             num_mask_steps=self.engine.sampler.masks.stats.num_steps,
             mask_seconds=self.engine.sampler.masks.stats.seconds,
             num_forced_tokens=self.engine.draft_stats.num_forced,
+            num_adapters=0 if self.adapters is None else len(self.adapters.names),
+            num_adapter_pages=0 if pool is None else pool.num_pages,
+            num_used_adapter_pages=0 if pool is None else pool.num_used_pages,
+            num_adapters_written=0 if pool is None else pool.num_written,
         )
 
     def __repr__(self) -> str:

@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from predict.cli.command import run_command
-from predict.cli.flags import Flag, FlagValues, no_effect, parse_flags, with_file
+from predict.cli.flags import Flag, FlagValues, no_effect, not_here, parse_flags, with_file
 from predict.errors import UserError
 from predict.scale_out.flags import RAY_FLAGS
 from predict.server.flags import FLAGS as SERVER
@@ -51,12 +51,15 @@ OWN_FLAGS = (
          "Processes that speak HTTP and tokenize."),
     *RAY_FLAGS,
 )  # fmt: skip
-_PROXY = no_effect("connections are taken by Ray Serve's proxy.")
+_FIXED = not_here("replicas come and go, each with the adapters of --lora_modules.")
+# Rows of the server that mean something else here.
+_OTHERS = {
+    "max_connections": no_effect("connections are taken by Ray Serve's proxy."),
+    "allow_adapter_updates": _FIXED,
+    "adapter_root": _FIXED,
+}
 SERVE_FLAGS = (
-    *(
-        replace(flag, availability=_PROXY) if flag.name == "max_connections" else flag
-        for flag in SERVER
-    ),
+    *(replace(flag, availability=_OTHERS.get(flag.name, flag.availability)) for flag in SERVER),
     *OWN_FLAGS,
 )
 

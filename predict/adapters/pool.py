@@ -63,6 +63,11 @@ class AdapterPool:
         """Pages that `hold` can take; those of adapters that nobody holds are among them."""
         return len(self._free) + sum(len(self._pages[each]) for each in self._idle)
 
+    @property
+    def num_used_pages(self) -> int:
+        """Pages that an adapter lies in, held or not."""
+        return self.num_pages - len(self._free)
+
     def hold(self, adapter: ServedAdapter) -> bool:
         """Makes sure that the adapter has its pages until `release`; False: there is no room now.
 

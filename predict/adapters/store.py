@@ -7,6 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from predict.adapters.pool import AdapterPool, ServedAdapter
 from predict.adapters.weights import (
@@ -18,7 +19,7 @@ from predict.adapters.weights import (
     targets,
     write_pages,
 )
-from predict.config.adapters import MAX_NAME, AdaptersConfig, unknown
+from predict.config.adapters import AdaptersConfig, check_adapter_name, unknown
 from predict.errors import UserError
 from predict.loading.adapters import Adapter, Base, fitted, read_adapter
 from predict.nn.decoder import Decoder
@@ -29,6 +30,15 @@ if TYPE_CHECKING:
     from predict.device.devices import Device
 
 Values = list["tuple[Tensor, Tensor] | None"]  # of each linear
+Stamp = list[tuple[str, int, int]]  # of a folder's files: name, bytes, time of the last change
+
+
+def stamp_of(directory: Path) -> Stamp:
+    """What tells whether files of a folder were changed; nothing where there is none."""
+    if not directory.is_dir():
+        return []
+    found = [(entry.name, entry.stat()) for entry in os.scandir(directory)]
+    return sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in found)
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,9 @@ class AdapterStore:
         most = num_pages_for(config.max_lora_rank)
         self.pool = AdapterPool(config.max_loras * most, most, self._write)
         self._by_name: dict[str, ServedAdapter] = {}
-        self._adapters: dict[ServedAdapter, Adapter] = {}
+        # Also of those that were unloaded, for as long as a request has one.
+        self._adapters: WeakKeyDictionary[ServedAdapter, Adapter] = WeakKeyDictionary()
+        self._stamps: WeakKeyDictionary[ServedAdapter, Stamp] = WeakKeyDictionary()
         self._values: OrderedDict[ServedAdapter, Values] = OrderedDict()  # used longest ago first
         for name, directory in config.directories.items():
             self.load(name, directory)
@@ -75,13 +87,10 @@ class AdapterStore:
 
         Raises UserError for one that does not fit the model or the pages, and for a name in use.
         """
-        if not name or len(name) > MAX_NAME or not name.isprintable():
-            raise UserError(
-                f"an adapter's name is {name[:MAX_NAME]!r} (allowed: 1 to {MAX_NAME} printable "
-                "characters)"
-            )
+        check_adapter_name(name)
         if name in self._by_name:
             raise UserError(f"an adapter {name!r} is loaded already; unload it first")
+        stamp = stamp_of(Path(directory))
         adapter = fitted(read_adapter(Path(directory)), self.base)
         check_servable(adapter, self.plan)
         rank, most = adapter.max_rank, self.config.max_lora_rank
@@ -92,7 +101,7 @@ class AdapterStore:
             )
         served = ServedAdapter(name, num_pages_for(rank), targets(adapter, self.plan))
         self._keep(served, self._read(adapter, served.num_pages))
-        self._adapters[served] = adapter
+        self._adapters[served], self._stamps[served] = adapter, stamp
         self._by_name[name] = served
         return served
 
@@ -100,6 +109,8 @@ class AdapterStore:
         """Takes the name away; requests that run go on to their ends. Raises UserError."""
         served = self.get(name)
         del self._by_name[name]
+        if served in self._values:
+            self._values.move_to_end(served, last=False)  # the first to go
         self.pool.forget(served)
 
     def get(self, name: str) -> ServedAdapter:
@@ -121,7 +132,13 @@ class AdapterStore:
         """Fills pages of the pools; see AdapterPool."""
         values = self._values.get(served)
         if values is None:
-            values = self._read(self._adapters[served], served.num_pages)
+            adapter = self._adapters[served]
+            if stamp_of(adapter.directory) != self._stamps[served]:
+                raise UserError(
+                    f"{adapter.directory}: files of adapter {served.name!r} have changed since it "
+                    "was loaded; unload it, and load it again"
+                )
+            values = self._read(adapter, served.num_pages)
             self._keep(served, values)
         self._values.move_to_end(served)
         write_pages(values, self._pools, pages, self.placement.place, self.placement.gpu)

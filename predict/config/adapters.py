@@ -12,6 +12,15 @@ MAX_NAME = 200  # characters of an adapter's name
 MAX_SHOWN = 20  # names in a message
 
 
+def check_adapter_name(name: str) -> None:
+    """Raises UserError for a text that can be no adapter's name."""
+    if not name or len(name) > MAX_NAME or not name.isprintable():
+        raise UserError(
+            f"an adapter's name is {name[:MAX_NAME]!r} (allowed: 1 to {MAX_NAME} printable "
+            "characters)"
+        )
+
+
 def unknown(name: str, known: Iterable[str]) -> UserError:
     """The error for a name that no adapter has."""
     known = list(known)
@@ -46,6 +55,7 @@ class AdaptersConfig:
                     f"lora_modules has {text!r} (allowed: name=path, the path of an adapter's "
                     "folder)"
                 )
+            check_adapter_name(name)
             if name in found:
                 raise UserError(f"lora_modules names two adapters {name!r}; give each its own name")
             found[name] = path

@@ -31,16 +31,27 @@ from predict.server.metrics import Metrics
 from predict.server.model_text import ModelText
 from predict.server.openapi import document
 from predict.server.paddle_bodies import FlaskBody, NativeBody
-from predict.server.protocol import Body, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from predict.server.protocol import (
+    Body,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    LoadAdapterBody,
+    TokenizeBody,
+    UnloadAdapterBody,
+)
 from predict.server.routes import routers
+from predict.server.served_models import ServedModels
 
 BODIES: tuple[type[Body], ...] = (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
     FlaskBody,
+    LoadAdapterBody,
     NativeBody,
     TokenizeBody,
+    UnloadAdapterBody,
 )
 CLIENT_GONE = 499  # for the log: the client did not wait for a status
 SWITCH_SECONDS = 0.0005  # after which a thread that tokenizes lets the event loop go on
@@ -78,6 +89,7 @@ def create_app(
         metrics or Metrics(),
         Admission(config),
         ModelText(front, config),
+        ServedModels(config),
         log if config.access_log else None,
         package_version(),
     )
@@ -256,7 +268,7 @@ _ROUTES = frozenset(
     (
         *("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize"),
         *("/health", "/ready", "/version", "/metrics", "/v2/health/live", "/v2/health/ready"),
-        *("/", "/openapi.json", "/api/chat"),
+        *("/", "/openapi.json", "/api/chat", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
         *("/v1/chat/completions/completions", "/v1/chat/completions/chat/completions"),
     )
 )

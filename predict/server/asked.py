@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from predict.config.engine import check_params
-from predict.errors import UserError, one_of, quoted
+from predict.errors import UserError, quoted
 from predict.guide import Guide
 from predict.request import SAMPLING_KEYS, SamplingParams
 from predict.server.config import ServerConfig
@@ -27,7 +27,7 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "min_length": ("min_length", "min_tokens"),
 }
 _GUIDE = re.compile(r"guide\b(\.\w+)?")  # at the beginning of what is said of one
-_ELSEWHERE = ("guide", "logprobs")  # fields whose meaning a route finds
+_ELSEWHERE = ("adapter", "guide", "logprobs")  # fields whose meaning a route finds
 MAX_PARTS = 1024  # of a message's content
 MAX_TEMPLATE_VALUES = 64
 # Names that a template has from the server alone.
@@ -47,6 +47,11 @@ class Asked(NamedTuple):
             param = self.names["guide"]
             return invalid(param, _GUIDE.sub(lambda _: param, message, count=1))
         return refused(error, self.names)
+
+
+def known_fields() -> dict[str, str]:
+    """What requests call fields of SamplingParams, before a form has names of its own."""
+    return {**{field: field for field in SAMPLING_KEYS}, "adapter": "model"}
 
 
 def given_params(body: GenerationBody) -> tuple[dict[str, Any], dict[str, str]]:
@@ -89,7 +94,7 @@ def asked_of(
         raise invalid(
             "stop", f"stop has {len(given['stop'])} texts (allowed: at most {config.max_stop})"
         )
-    known = {**{field: field for field in SAMPLING_KEYS}, **names}
+    known = {**known_fields(), **names}
     guide = None if form is None else form.guide
     known["guide"] = "guide" if form is None else form.param
     try:
@@ -275,17 +280,3 @@ def template_values(values: object, effort: str | None) -> dict[str, Any]:
                 "null)",
             )
     return dict(values) if effort is None else {"reasoning_effort": effort, **values}
-
-
-def check_model(name: str | None, config: ServerConfig) -> str:
-    """The model's name as answers have it. Raises ApiError 404 for a model that is not here."""
-    if name is None:
-        return config.model_names[0]
-    if name not in config.model_names:
-        raise ApiError(
-            404,
-            str(one_of("model", name[:200], config.model_names)),
-            param="model",
-            code="model_not_found",
-        )
-    return name

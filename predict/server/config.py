@@ -39,6 +39,7 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = ()  # of CORS; empty: no header of it is ever sent
     served_model_names: tuple[str, ...] = ()  # empty: the name of the model's folder
     chat_page: bool = True  # whether / shows it
+    adapter_root: str | None = None  # that clients load adapters from; None: they load none
 
     # what the texts of an answer mean: names of predict.text's tables, auto or none
     tool_call_parser: str = "auto"
@@ -65,7 +66,9 @@ class ServerConfig:
     log_requests: bool = False  # prompts and answers in it too
 
     def __post_init__(self) -> None:
-        check_fields(self, choices={}, others=("engine", "sampling_defaults"))
+        check_fields(
+            self, choices={}, files=("adapter_root",), others=("engine", "sampling_defaults")
+        )
         object.__setattr__(self, "api_keys", tuple(dict.fromkeys(self.api_keys)))
         for key in self.api_keys:
             if not key or not key.isascii() or not key.isprintable() or " " in key:
@@ -89,7 +92,27 @@ class ServerConfig:
                 f"--max_schema_bytes {self.max_schema_bytes} is more than the engine takes "
                 f"(allowed: at most {MAX_SCHEMA_BYTES}); lower it"
             )
+        self._check_adapters()
         check_params(self.params({}), self.engine)
+
+    def _check_adapters(self) -> None:
+        if self.engine.adapters.allow_adapter_updates != (self.adapter_root is not None):
+            given, missing = "--allow_adapter_updates", "--adapter_root"
+            if self.adapter_root is not None:
+                given, missing = missing, given
+            raise UserError(
+                f"{given} needs {missing}: clients load adapters of that folder alone; add "
+                f"{missing}, or leave {given} out"
+            )
+        if self.adapter_root is not None and not os.path.isdir(self.adapter_root):
+            raise UserError(f"--adapter_root {self.adapter_root} is no folder; make it first")
+        for name in self.model_names:
+            if name in self.engine.adapters.directories:
+                raise UserError(
+                    f"--lora_modules has an adapter {name!r}, which is the model's name too; "
+                    "requests name the one they mean: give it another name, or the model "
+                    "(--served_model_name)"
+                )
 
     def params(self, given: Mapping[str, Any]) -> SamplingParams:
         """The parameters of a request that says these fields. Raises UserError."""

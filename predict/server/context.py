@@ -17,6 +17,7 @@ from predict.server.lifecycle import Lifecycle
 from predict.server.limits import Admission, Held
 from predict.server.metrics import Metrics
 from predict.server.model_text import ModelText
+from predict.server.served_models import ServedModels
 from predict.server.wire import ModelInfo
 
 RECORD = "regatta.record"  # the key of a request's Record in its ASGI scope
@@ -45,9 +46,9 @@ class Context:
     metrics: Metrics
     admission: Admission
     model_text: ModelText
+    models: ServedModels
     log: AccessLog | None  # None: nothing is logged
     version: str
-    started: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def retry_after(self) -> str:

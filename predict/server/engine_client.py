@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 
@@ -26,10 +26,12 @@ from predict.server.wire import (
     Add,
     AnswerMetrics,
     AskStats,
+    Changed,
     Ended,
     Failed,
     FromEngine,
     FromFront,
+    LoadAdapter,
     Messages,
     ModelInfo,
     Ready,
@@ -38,10 +40,12 @@ from predict.server.wire import (
     Step,
     Stop,
     Told,
+    UnloadAdapter,
     frame,
 )
 
 __all__ = [
+    "AdapterFailed",
     "Answer",
     "AnswerMetrics",
     "Engine",
@@ -57,6 +61,10 @@ END_SECONDS = 10.0  # that a process may take to end after its last word
 
 class EngineDied(RuntimeError):  # noqa: N818  # a state, as the wait for it is named
     """The engine's process has ended: no request can be answered any more."""
+
+
+class AdapterFailed(RuntimeError):  # noqa: N818  # likewise
+    """An adapter could not be loaded or unloaded, and nobody knows better; all is as before."""
 
 
 class Answer(Protocol):
@@ -120,6 +128,18 @@ class Engine(Protocol):
 
     async def stats(self) -> Stats:
         """Counts, between two steps. Raises EngineDied."""
+
+    async def load_adapter(self, name: str, directory: str) -> None:
+        """Has the engine load an adapter, which requests may name once this returns.
+
+        Raises UserError for one that does not fit, AdapterFailed, EngineDied.
+        """
+
+    async def unload_adapter(self, name: str) -> None:
+        """Has it forget one: requests that are added from now on may not name it.
+
+        Those before go on to their ends. Raises UserError, AdapterFailed, EngineDied.
+        """
 
 
 class EngineProcess:
@@ -280,7 +300,7 @@ class EngineClient(asyncio.Protocol):
         self._messages: Messages[FromEngine] = Messages(FromEngine)
         self._transport: asyncio.Transport | None = None
         self._answers: dict[int, ClientAnswer] = {}  # unfinished
-        self._questions: dict[int, asyncio.Future[Stats]] = {}
+        self._questions: dict[int, asyncio.Future[Any]] = {}
         self._num_asked = 0  # answers and questions, for their ids
         self._num_in_flight = 0
         self._info: ModelInfo | None = None
@@ -354,15 +374,34 @@ class EngineClient(asyncio.Protocol):
 
     async def stats(self) -> Stats:
         """See Engine."""
+        told: Told = await self._ask(AskStats)
+        return told.stats
+
+    async def load_adapter(self, name: str, directory: str) -> None:
+        """See Engine."""
+        self._check(await self._ask(lambda number: LoadAdapter(number, name, directory)))
+
+    async def unload_adapter(self, name: str) -> None:
+        """See Engine."""
+        self._check(await self._ask(lambda number: UnloadAdapter(number, name)))
+
+    def _check(self, changed: Changed) -> None:
+        if changed.refused is not None:
+            raise UserError(changed.refused)
+        if changed.failed is not None:
+            raise AdapterFailed(changed.failed)
+
+    async def _ask(self, question: Callable[[int], FromFront]) -> Any:
+        """The message that answers a question, which has this number. Raises EngineDied."""
         self._num_asked += 1
-        question = self._num_asked
-        future: asyncio.Future[Stats] = self.loop.create_future()
-        self._send(AskStats(question))
-        self._questions[question] = future
+        number = self._num_asked
+        future: asyncio.Future[Any] = self.loop.create_future()
+        self._send(question(number))
+        self._questions[number] = future
         try:
             return await future
         finally:
-            self._questions.pop(question, None)
+            self._questions.pop(number, None)
 
     async def stop(self) -> None:
         """Has the engine's process leave, and waits until it has; what runs is broken off."""
@@ -409,10 +448,10 @@ class EngineClient(asyncio.Protocol):
                     answer.take(pieces)
             for ended in message.ended:
                 self._end(ended)
-        elif isinstance(message, Told):
+        elif isinstance(message, (Told, Changed)):
             question = self._questions.pop(message.question, None)
             if question is not None and not question.done():
-                question.set_result(message.stats)
+                question.set_result(message)
         elif isinstance(message, Ready):
             self._info = message.info
             self._loaded.set_result(None)

@@ -28,10 +28,12 @@ from predict.server.wire import (
     Add,
     AnswerMetrics,
     AskStats,
+    Changed,
     Ended,
     Failed,
     FromEngine,
     FromFront,
+    LoadAdapter,
     Messages,
     ModelInfo,
     Ready,
@@ -40,6 +42,7 @@ from predict.server.wire import (
     Step,
     Stop,
     Told,
+    UnloadAdapter,
     frame,
 )
 from predict.system.console import say
@@ -183,6 +186,21 @@ class EngineLoop:
         elif isinstance(message, AskStats):
             self._send()  # first, what the counts know of
             self._link.send(Told(message.question, stats_of(self._llm)))
+        elif isinstance(message, (LoadAdapter, UnloadAdapter)):
+            self._link.send(self._changed(message))
+
+    def _changed(self, message: LoadAdapter | UnloadAdapter) -> Changed:
+        """Loads or unloads an adapter; whatever fails, requests go on."""
+        try:
+            if isinstance(message, LoadAdapter):
+                self._llm.load_adapter(message.name, message.directory)
+            else:
+                self._llm.unload_adapter(message.name)
+        except UserError as error:
+            return Changed(message.question, refused=str(error))
+        except Exception as error:
+            return Changed(message.question, failed=f"{type(error).__name__}: {error}")
+        return Changed(message.question)
 
     def _add(self, message: Add) -> None:
         try:

@@ -20,6 +20,7 @@ CPU_BATCH_SIZE, GPU_BATCH_SIZE = 32, 256
 _SERVER = "Server"
 _LIMITS = "Limits of a server"
 _LOGS = "What a server says"
+_ADAPTERS = "Adapters"
 _ENGINE = "Other than in the predictor"
 
 # fmt: off
@@ -82,6 +83,12 @@ OWN_FLAGS: tuple[Flag, ...] = (
          "Write a line of JSON on stderr for each request."),
     Flag(_LOGS, "log_requests", "bool", False,
          "Write prompts and answers into these lines too. They may be secret."),
+    Flag(_ADAPTERS, "allow_adapter_updates", "bool", False,
+         "Let clients load and unload adapters while requests run: POST /v1/load_lora_adapter and "
+         "/v1/unload_lora_adapter. Needs --adapter_root."),
+    Flag(_ADAPTERS, "adapter_root", "str", None,
+         "Folder that clients load adapters from; nothing outside of it is read, whatever links "
+         "lead there."),
     # Rows of the predictor that mean something else to a server.
     Flag(_ENGINE, "batch_size", "int", None,
          f"Sequences decoded together; when not given, {CPU_BATCH_SIZE} on the CPU and "

@@ -27,7 +27,7 @@ SAMPLING = (
 )
 # Flags that become fields of ServerConfig of the same name.
 _SAME_NAME = (
-    *("host", "port", "chat_page", "tool_call_parser", "reasoning_parser"),
+    *("host", "port", "chat_page", "adapter_root", "tool_call_parser", "reasoning_parser"),
     *("max_body_bytes", "max_prompts", "max_answers", "max_stop", "max_schema_bytes"),
     *("max_queue", "max_connections", "request_timeout", "body_timeout", "keep_alive_timeout"),
     *("retry_after", "drain_timeout", "tokenizer_threads", "access_log", "log_requests"),
@@ -44,7 +44,8 @@ def server_config(
     environment: where a key may stand. Raises UserError.
     """
     run = PredictorConfig.from_flags(_engine_flags(flags))
-    engine, notes = run.engine, [*run.notes]
+    notes = [*run.notes]
+    engine = run.engine.changed(allow_adapter_updates=flags["allow_adapter_updates"])
     if flags["batch_size"] is None:
         size = GPU_BATCH_SIZE if kind_of(engine.model.device) == "gpu" else CPU_BATCH_SIZE
         engine = engine.changed(batch_size=size)
@@ -79,6 +80,11 @@ def server_config(
         notes.append(
             f"--host {config.host} lets other machines in, and no --api_key is set: whoever "
             "reaches the port may ask"
+        )
+    if engine.adapters.allow_adapter_updates and not config.api_keys:
+        notes.append(
+            "--allow_adapter_updates without --api_key: whoever reaches the port may load and "
+            "unload adapters"
         )
     return config, notes
 

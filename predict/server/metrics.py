@@ -43,12 +43,16 @@ _COUNTERS = (
     ("num_mask_steps", "guided_steps", "Steps with masks of guides."),
     ("mask_seconds", "guided_mask_seconds", "Seconds that these masks took on the host."),
     ("num_forced_tokens", "guided_forced_tokens", "Tokens that guides forced, without a step."),
+    ("num_adapters_written", "adapters_written", "Adapters that were written into their pages."),
 )
 _GAUGES = (
     ("num_running", "num_requests_running", "Sequences in the batch."),
     ("num_waiting", "num_requests_waiting", "Sequences in the engine's queue."),
     ("num_cache_blocks", "kv_cache_blocks", "Blocks of the KV cache."),
     ("num_used_blocks", "kv_cache_used_blocks", "Blocks that unfinished requests hold."),
+    ("num_adapters", "adapters_loaded", "Adapters that requests may name."),
+    ("num_adapter_pages", "adapter_pages", "Pages for adapters, of eight ranks each."),
+    ("num_used_adapter_pages", "adapter_used_pages", "Pages that an adapter lies in."),
     ("peak_memory_bytes", "engine_peak_memory_bytes", "Largest memory of the engine so far."),
 )
 

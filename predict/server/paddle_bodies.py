@@ -16,9 +16,8 @@ from starlette.responses import Response
 
 from predict.engine.samples import StreamOutput
 from predict.errors import UserError
-from predict.request import SAMPLING_KEYS
 from predict.server.answers import DONE, Identity, chat_completion, gathered, to_json, usage_fields
-from predict.server.asked import Asked, check_model
+from predict.server.asked import Asked, known_fields
 from predict.server.context import Context, record_of
 from predict.server.errors import ApiError, invalid, refused
 from predict.server.protocol import (
@@ -128,14 +127,16 @@ def is_native(value: Mapping[str, Any]) -> bool:
     return not NATIVE_FIELDS.isdisjoint(value)
 
 
-def _asked(context: Context, body: Body, names: Mapping[str, str]) -> Asked:
-    """The parameters of a body, whose fields have these names. Raises ApiError 400."""
+def _asked(context: Context, body: FlaskBody | NativeBody, names: Mapping[str, str]) -> Asked:
+    """The parameters of a body, whose fields have these names. Raises ApiError 400, 404."""
+    model = context.models.find(body.model)
     given = {field: getattr(body, name) for field, name in names.items()}
     given = {field: value for field, value in given.items() if value is not None}
     if given.get("top_p") == 0 and not isinstance(given["top_p"], bool):
         del given["top_p"]  # PaddleNLP's way to say greedy
         given["temperature"] = 0.0
-    known = {**{field: field for field in SAMPLING_KEYS}, **names}
+    given["adapter"] = model.adapter
+    known = {**known_fields(), **names}
     try:
         return Asked(context.config.params(given), known)
     except UserError as error:
@@ -355,7 +356,7 @@ async def flask_answered(context: Context, request: Request, value: dict[str, An
     """The answer to a body of flask_server.py's form at /v1/chat/completions. Raises ApiError."""
     body = parsed(FlaskBody, value)
     # PaddleNLP's clients send its folder's name, or nothing.
-    model = check_model(body.model, context.config)
+    model = context.models.find(body.model).name
     job = await flask_job(context, body)
     if body.stream is False:
         async with Run(context, request, job, streamed=False) as run:
@@ -371,7 +372,6 @@ async def old_flask_answered(context: Context, request: Request, value: dict[str
     """The answer to a body of /api/chat. Raises ApiError."""
     with paddle_errors():
         body = parsed(FlaskBody, value)
-        check_model(body.model, context.config)
         job = await flask_job(context, body)
     return Stream(Run(context, request, job, streamed=True), job, OldFlaskLines())
 
@@ -380,7 +380,6 @@ async def native_answered(context: Context, request: Request, value: dict[str, A
     """The answer to a body of llm/server's form. Raises ApiError."""
     with paddle_errors():
         body = parsed(NativeBody, value)
-        check_model(body.model, context.config)
         job = await native_job(context, body)
         record = record_of(request)
         if isinstance(body.timeout, (int, float)) and body.timeout > 0:

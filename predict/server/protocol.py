@@ -20,9 +20,10 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from predict.config.adapters import MAX_NAME as MAX_ADAPTER_NAME
 from predict.errors import nearest, quoted
 from predict.server.errors import ApiError, invalid
-from predict.system.files import json_type
+from predict.system.files import MAX_PATH, json_type
 
 MAX_MESSAGES = 2048
 MAX_NAME = 256  # characters of names and ids in messages
@@ -77,6 +78,8 @@ ToolChoice = Annotated[Any, _optional({"enum": ["none", "auto", "required"]}, {"
 Name = Annotated[str, Field(max_length=MAX_NAME)]
 FullName = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 ModelName = Annotated[str, Field(max_length=1024)]
+AdapterName = Annotated[str, Field(min_length=1, max_length=MAX_ADAPTER_NAME)]
+AdapterPath = Annotated[str, Field(min_length=1, max_length=MAX_PATH)]
 
 
 class FirstOnly(FailFast):
@@ -356,6 +359,24 @@ class DetokenizeBody(Body):
 
     model: ModelName | None = None
     tokens: Annotated[Any, WithJsonSchema(dict(_IDS))]
+
+
+class LoadAdapterBody(Body):
+    """An adapter to be loaded."""
+
+    lora_name: AdapterName  # what requests will call it, as their model
+    lora_path: AdapterPath  # its folder, absolute or from the server's --adapter_root on
+
+    refused: ClassVar[Mapping[str, tuple[tuple[Any, ...], str]]] = {
+        "load_inplace": ((False,), "unload the adapter first"),
+    }
+
+
+class UnloadAdapterBody(Body):
+    """An adapter to be taken away."""
+
+    lora_name: AdapterName
+    ignored: ClassVar[frozenset[str]] = frozenset({"lora_int_id"})
 
 
 def parsed(model: type[ModelT], value: Mapping[str, Any]) -> ModelT:

@@ -69,6 +69,10 @@ class Stats(msgspec.Struct, frozen=True):
     num_mask_steps: int = 0  # steps with masks of guides
     mask_seconds: float = 0.0  # that they took on the host
     num_forced_tokens: int = 0  # that guides forced, and that took no step of their own
+    num_adapters: int = 0  # that requests may name
+    num_adapter_pages: int = 0
+    num_used_adapter_pages: int = 0  # that an adapter lies in
+    num_adapters_written: int = 0  # into their pages
 
 
 # From the front to the engine.
@@ -102,11 +106,26 @@ class AskStats(msgspec.Struct, tag=True, array_like=True):
     question: int
 
 
+class LoadAdapter(msgspec.Struct, tag=True, array_like=True):
+    """A folder with an adapter that later messages may name; Changed answers it."""
+
+    question: int
+    name: str
+    directory: str
+
+
+class UnloadAdapter(msgspec.Struct, tag=True, array_like=True):
+    """An adapter that no later message names; Changed answers it."""
+
+    question: int
+    name: str
+
+
 class Stop(msgspec.Struct, tag=True, array_like=True):
     """The last message: the engine's process leaves with 0."""
 
 
-FromFront = Start | Add | Abort | AskStats | Stop
+FromFront = Start | Add | Abort | AskStats | LoadAdapter | UnloadAdapter | Stop
 
 # From the engine to the front.
 
@@ -147,7 +166,15 @@ class Told(msgspec.Struct, tag=True, array_like=True):
     stats: Stats
 
 
-FromEngine = Ready | Failed | Step | Told
+class Changed(msgspec.Struct, tag=True, array_like=True):
+    """What came of LoadAdapter or UnloadAdapter; where it was not done all is as before."""
+
+    question: int
+    refused: str | None = None  # a UserError's text
+    failed: str | None = None  # another error's
+
+
+FromEngine = Ready | Failed | Step | Told | Changed
 
 _ENCODER = msgspec.msgpack.Encoder()
 

@@ -21,6 +21,10 @@ STATS = Stats(
     num_cache_blocks=50,
     num_used_blocks=10,
     peak_memory_bytes=1 << 20,
+    num_adapters=5,
+    num_adapter_pages=16,
+    num_used_adapter_pages=6,
+    num_adapters_written=9,
 )
 INFO = ModelInfo(
     model_type="llama",
@@ -71,6 +75,10 @@ def test_the_engines_counts_are_shown_as_it_told_them() -> None:
         "spec_decode_num_draft_tokens_total": 8,
         "spec_decode_num_accepted_tokens_total": 6,
         "spec_decode_draft_acceptance_rate": 0.75,
+        "adapters_loaded": 5,
+        "adapter_pages": 16,
+        "adapter_used_pages": 6,
+        "adapters_written_total": 9,
         "engine_up": 1,
     }.items():
         assert found[f"regatta_{name}"] == value

@@ -13,12 +13,15 @@ from predict.request import CompletionOutput, Logprob, RequestMetrics, RequestOu
 from predict.server.wire import (
     Abort,
     Add,
+    Changed,
     Ended,
     FromEngine,
     FromFront,
+    LoadAdapter,
     Messages,
     Step,
     Stop,
+    UnloadAdapter,
     frame,
 )
 
@@ -28,6 +31,7 @@ ADDED = [
         SamplingParams(),
         SamplingParams(stop=("a", "b"), logit_bias={5: -1.5}, bad_words=("x", (1, 2)), n=2),
         SamplingParams(num_beams=2, early_stopping="never"),
+        SamplingParams(adapter="sql"),
         SamplingParams(num_beams=2, early_stopping=True),
         SamplingParams(guide=Guide(json_schema={"type": "object"})),
         SamplingParams(guide=Guide(choice=("yes", "no"))),
@@ -49,7 +53,13 @@ SAID = Step([(1, [StreamOutput("a", (5,), None), StreamOutput("", (), "stop", 1)
 
 @given(st.lists(st.integers(0, 300), max_size=8))
 def test_messages_are_whole_however_they_are_cut(cuts: list[int]) -> None:
-    sent: list[FromFront] = [*ADDED, Abort(9), Stop()]
+    sent: list[FromFront] = [
+        *ADDED,
+        LoadAdapter(3, "é", "/a"),
+        UnloadAdapter(4, "é"),
+        Abort(9),
+        Stop(),
+    ]
     data = b"".join(map(frame, sent))
     messages: Messages[FromFront] = Messages(FromFront)
     got: list[FromFront] = []
@@ -62,7 +72,12 @@ def test_messages_are_whole_however_they_are_cut(cuts: list[int]) -> None:
 
 def test_an_answers_end_has_everything() -> None:
     messages: Messages[FromEngine] = Messages(FromEngine)
-    said = [SAID, Step([], [Ended(1, None, OUTPUT), Ended(2, None, refused="why")])]
+    said = [
+        SAID,
+        Changed(3),
+        Changed(4, "why"),
+        Step([], [Ended(1, None, OUTPUT), Ended(2, None, refused="why")]),
+    ]
     assert messages.take(b"".join(map(frame, said))) == said
 
 

@@ -119,6 +119,8 @@ class ScriptedEngine:
         self.num_added = 0
         self.added: list[tuple[list[int], SamplingParams, bool]] = []
         self.answers: list[ScriptedAnswer] = []
+        self.adapters: dict[str, str] = {}  # loaded: folders by name
+        self.adapter_error: Exception | None = None  # of the next changes
         self.info = ModelInfo(
             *("llama", "float32", "cpu", "dynamic", vocab_size, 256, 8, 64, 16, (1,), None),
             *("bfloat16", None, 0.1),
@@ -151,6 +153,20 @@ class ScriptedEngine:
         if self.failure is not None:
             raise EngineDied(self.failure)
         return Stats(*(0 for _ in Stats.__struct_fields__))
+
+    async def load_adapter(self, name: str, directory: str) -> None:
+        if self.failure is not None:
+            raise EngineDied(self.failure)
+        if self.adapter_error is not None:
+            raise self.adapter_error
+        self.adapters[name] = directory
+
+    async def unload_adapter(self, name: str) -> None:
+        if self.failure is not None:
+            raise EngineDied(self.failure)
+        if self.adapter_error is not None:
+            raise self.adapter_error
+        del self.adapters[name]
 
     def die(self, why: str) -> None:
         """Ends it: whoever waits hears of it."""

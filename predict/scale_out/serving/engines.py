@@ -31,10 +31,12 @@ from predict.system.console import say
 
 LOST = (RayError, RayServeException)  # what calls to a replica that has died raise
 COUNT_SECONDS = 4.0  # that replicas may take to tell their counts
+FIXED = "adapters of replicas are fixed; give them with --lora_modules"
 NUM_RUNS = 2  # of a request, at most
 # Fields of Stats that hold now, and not since the start.
 _OF_NOW = {
     *("num_running", "num_waiting", "num_cache_blocks", "num_used_blocks", "peak_memory_bytes"),
+    *("num_adapters", "num_adapter_pages", "num_used_adapter_pages"),
 }
 
 
@@ -238,6 +240,14 @@ class Engines:
         self._counts |= {each.replica: each.stats for each in told}
         past = [stats for name, stats in self._counts.items() if name not in names]
         return summed([each.stats for each in told], past)
+
+    async def load_adapter(self, name: str, directory: str) -> None:
+        """Raises UserError: a replica that comes later would not know the adapter."""
+        raise UserError(FIXED)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Raises UserError."""
+        raise UserError(FIXED)
 
     def broken_off(self, has_begun: bool) -> ApiError:
         """The error for an answer whose replica has died."""

@@ -13,7 +13,6 @@ from predict.server.asked import (
     Asked,
     Form,
     asked_of,
-    check_model,
     form_of,
     template_values,
 )
@@ -32,6 +31,7 @@ from predict.server.paddle_bodies import (
 from predict.server.protocol import ChatBody, parsed
 from predict.server.routes._common import body_of, json_response, log_answer, logprob_texts
 from predict.server.runs import Job, Run, Stream
+from predict.server.served_models import ServedModel
 from predict.server.turns import Turn, turn_of
 from predict.text.deltas import Parser
 
@@ -59,17 +59,17 @@ def router(context: Context) -> APIRouter:
 
 async def answered(context: Context, request: Request, body: ChatBody) -> Response:
     """The answer to a body. Raises ApiError."""
-    model = check_model(body.model, context.config)
+    model = context.models.find(body.model)
     texts = context.model_text
     use = texts.use_of(body.tools, body.tool_choice, body.parallel_tool_calls)
     values = template_values(body.chat_template_kwargs, body.reasoning_effort)
     given = form_of(body, context.config)
-    _asked(context, body, None)  # what is wrong is told before anything is rendered
+    _asked(context, body, model, None)  # what is wrong is told before anything is rendered
     turn = await turn_of(context, body.messages, values, body.tools, use)
-    asked = _asked(context, body, texts.form(given, use, turn.prompt))
+    asked = _asked(context, body, model, texts.form(given, use, turn.prompt))
     job = Job([turn.token_ids], asked.params, asked.refused)
     identity = Identity(
-        "chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion", model
+        "chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion", model.name
     )
     logprobs = logprob_texts(context, asked.params.logprobs)
     kept = _kept_text(context, turn, job)
@@ -93,8 +93,8 @@ async def answered(context: Context, request: Request, body: ChatBody) -> Respon
     return json_response(chat_completion(identity, output, job.usage, make_parser, logprobs, whole))
 
 
-def _asked(context: Context, body: ChatBody, form: Form | None) -> Asked:
-    extra: dict[str, Any] = {}
+def _asked(context: Context, body: ChatBody, model: ServedModel, form: Form | None) -> Asked:
+    extra: dict[str, Any] = {"adapter": model.adapter}
     if body.logprobs:
         extra["logprobs"] = 0 if body.top_logprobs is None else body.top_logprobs
     elif body.top_logprobs is not None and body.top_logprobs != 0:

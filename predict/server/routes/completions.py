@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from predict.server.answers import CompletionEvents, Identity, completion
-from predict.server.asked import Asked, asked_of, check_model, form_of, given_params
+from predict.server.asked import Asked, asked_of, form_of, given_params
 from predict.server.context import Context
 from predict.server.errors import invalid
 from predict.server.openapi import errors, takes
@@ -17,6 +17,7 @@ from predict.server.paddle_bodies import NativeBody, is_native, native_answered
 from predict.server.protocol import CompletionBody, parsed
 from predict.server.routes._common import body_of, json_response, log_answer, logprob_texts
 from predict.server.runs import Job, Run, Stream, check_prompts
+from predict.server.served_models import ServedModel
 from predict.system.bounds import is_integer
 from predict.system.files import json_type
 
@@ -43,15 +44,15 @@ def router(context: Context) -> APIRouter:
 
 async def completed(context: Context, request: Request, body: CompletionBody) -> Response:
     """The answer to a body. Raises ApiError."""
-    model = check_model(body.model, context.config)
+    model = context.models.find(body.model)
     is_measured_alone = bool(body.echo) and body.max_tokens == 0
     if is_measured_alone and body.stream:
         raise invalid("stream", "max_tokens 0 with echo measures the prompt, which is no stream")
-    asked = _asked(context, body)
+    asked = _asked(context, body, model)
     params = asked.params
     prompts = await _prompts(context, body)
     job = Job(prompts, params, asked.refused)
-    identity = Identity("cmpl", "text_completion", model)
+    identity = Identity("cmpl", "text_completion", model.name)
     logprobs = logprob_texts(context, params.logprobs)
     echoed = None
     if body.echo:
@@ -77,8 +78,8 @@ async def completed(context: Context, request: Request, body: CompletionBody) ->
     )
 
 
-def _asked(context: Context, body: CompletionBody) -> Asked:
-    extra: dict[str, Any] = {}
+def _asked(context: Context, body: CompletionBody, model: ServedModel) -> Asked:
+    extra: dict[str, Any] = {"adapter": model.adapter}
     if body.logprobs is not None:
         extra["logprobs"] = body.logprobs
         if body.echo:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from predict.errors import UserError
-from predict.server.asked import check_model, template_values
+from predict.server.asked import template_values
 from predict.server.context import Context
 from predict.server.errors import invalid
 from predict.server.openapi import errors, takes
@@ -28,7 +28,7 @@ def router(context: Context) -> APIRouter:
         """The token ids of a text, or of a conversation as the model reads it."""
         async with body_of(context, request) as value:
             body = parsed(TokenizeBody, value)
-            check_model(body.model, context.config)
+            context.models.find(body.model)
             ids = await _token_ids(context, body)
         length = context.config.engine.scheduling.max_length
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": length, "tokens": ids}
@@ -42,7 +42,7 @@ def router(context: Context) -> APIRouter:
         """The text of token ids, special tokens written out."""
         async with body_of(context, request) as value:
             body = parsed(DetokenizeBody, value)
-            check_model(body.model, context.config)
+            context.models.find(body.model)
             most = context.config.engine.scheduling.max_length
             try:
                 ids = items("tokens", body.tokens, most, "a list of token ids")
