@@ -78,7 +78,7 @@ def test_an_answers_end_has_everything() -> None:
         Changed(4, "why"),
         Step([], [Ended(1, None, OUTPUT), Ended(2, None, refused="why")]),
     ]
-    assert messages.take(b"".join(map(frame, said))) == said
+    assert messages.take(b"".join(frame(each) for each in said)) == said
 
 
 def test_what_is_no_message_is_refused() -> None:
