@@ -14,6 +14,7 @@ from predict.config.quantization import parse_quant_type
 from predict.config.schemes import GROUP_SIZES, SchemeInfo, find, scheme_info
 from predict.device.devices import kind_of
 from predict.errors import UserError
+from predict.gguf.files import gguf_of
 from predict.system.files import find_model_dir
 
 PROG = "run_quantization.py"
@@ -422,6 +423,11 @@ class QuantConfig:
         if flags["weight_quant_method"] == "groupwise" and group_size == -1:
             group_size = GROUP_SIZE
         model = find_model_dir(flags["model_name_or_path"])
+        if gguf_of(model) is not None:
+            raise UserError(
+                f"--model_name_or_path {model} is GGUF, which is quantized already, or not "
+                "calibrated from; pass the directory of the model's safetensors files"
+            )
         output = Path(flags["output_path"])
         return cls(
             model_name_or_path=str(model),

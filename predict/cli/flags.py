@@ -216,7 +216,8 @@ _NO_REFT = not_yet(
 # fmt: off
 FLAGS: tuple[Flag, ...] = (
     Flag(_MODEL, "model_name_or_path", "str", None,
-         "Directory of the checkpoint or, with --mode static, of the exported model. A hub name "
+         "Directory of the checkpoint, a GGUF file or, with --mode static, directory of the "
+         "exported model. A hub name "
          "is found in $REGATTA_MODEL_DIR and in the local Hugging Face and PaddleNLP caches; "
          "nothing is downloaded. Required."),
     Flag(_MODEL, "dtype", "str", None,
@@ -411,7 +412,7 @@ FLAGS: tuple[Flag, ...] = (
          "The same: a draft stands when it is among this many likeliest tokens within top_p, 2 to "
          "10; 5 when only the flag above is given."),
     Flag(_SPECULATE, "draft_model_name_or_path", "str", None,
-         "Directory of the draft model: a smaller checkpoint with the same tokens."),
+         "Directory, or GGUF file, of the draft model: a smaller checkpoint with the same tokens."),
     Flag(_SPECULATE, "draft_model_quant_type", "str", None,
          "Rounds the draft model's weights while they are read; --quant_type is the model's.",
          choices=QUANT_TYPES),

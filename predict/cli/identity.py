@@ -13,6 +13,7 @@ from typing import Any
 from predict.cli.data import DataItem
 from predict.cli.run_config import PredictorConfig
 from predict.errors import TokenizerError, UserError
+from predict.gguf.files import parts_of
 
 # How much runs together, and in how much memory: what a run may be resumed with other values of.
 OPERATIONAL = (
@@ -69,15 +70,15 @@ def run_inputs(
 def folder_digest(directory: Path, is_small: bool = False) -> str:
     """A hash of the files of a model or adapter: of weights, sizes and samples of their bytes.
 
-    Reading every byte of a large checkpoint would take minutes. is_small: every byte counts
-    nevertheless. Raises UserError.
+    directory: a folder, or a GGUF file, which goes with its parts. Reading every byte of a large
+    checkpoint would take minutes. is_small: every byte counts nevertheless. Raises UserError.
     """
     from predict.loading.checkpoint import add_samples
     from predict.loading.manifest import FileDigest
 
     state = hashlib.sha256()
     try:
-        for path in sorted(directory.iterdir()):
+        for path in sorted(directory.iterdir() if directory.is_dir() else parts_of(directory)):
             is_weights = path.suffix in WEIGHT_SUFFIXES
             is_read = path.suffix in READ_SUFFIXES or path.name in READ_NAMES
             if not (is_weights or is_read) or not path.is_file():

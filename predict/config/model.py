@@ -19,7 +19,7 @@ LOAD_FORMATS = ("auto", "dummy")
 class ModelConfig:
     """Which model runs, where, and by which operators. Raises UserError for other values."""
 
-    model_name_or_path: str  # directory of a model, or of an exported one
+    model_name_or_path: str  # directory of a model, or of an exported one; a GGUF file
     dtype: str = "float32"  # float32 | bfloat16 | float16
     device: str = "cpu"  # cpu | gpu | gpu:N | another type that Paddle has registered
     mode: str = "dynamic"  # dynamic | static

@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from predict.device.place import to_float32
 from predict.errors import UserError
+from predict.gguf.described import read_model_json
+from predict.gguf.files import gguf_of
 from predict.loading.arrays import FLOAT_DTYPES, Piece, StoredArray, TensorInfo, listed
 from predict.loading.formats import format_of, known_format
 from predict.loading.paddle_checkpoint import as_hugging_face, has_family
@@ -142,12 +144,16 @@ def _pieces(array: StoredArray) -> Iterator[StoredArray]:
 def checkpoint_digest(directory: str | Path) -> str:
     """A hash of config.json and of the tensors' names, shapes, places and samples of their bytes.
 
-    Reading every byte of a large checkpoint would take minutes. A directory without tensors
-    (--load_format dummy) has its config.json alone. Raises UserError for files that cannot be read.
+    Reading every byte of a large checkpoint would take minutes. directory: a folder, or a GGUF
+    file. One without tensors (--load_format dummy) has its config.json alone. Raises UserError for
+    files that cannot be read.
     """
     directory = Path(directory)
     try:
-        state = hashlib.sha256((directory / "config.json").read_bytes())
+        if gguf_of(directory) is None:
+            state = hashlib.sha256((directory / "config.json").read_bytes())
+        else:
+            state = hashlib.sha256(repr(read_model_json(directory, "config.json")).encode())
         found = format_of(directory)
         stored = found.open(directory) if found else {}
         files: set[Path] = set()

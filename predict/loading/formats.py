@@ -12,6 +12,7 @@ from pathlib import Path
 
 from predict.errors import UserError
 from predict.loading.arrays import MAX_SHOWN, StoredArray, listed
+from predict.loading.gguf_tensors import read_gguf_model
 from predict.loading.parallel_parts import PARTS, merged_parts
 from predict.loading.pdparams import read_params
 from predict.loading.safetensors_reader import read_header
@@ -38,7 +39,9 @@ class Format:
     is_paddle: bool = False
 
     def is_in(self, directory: Path) -> bool:
-        """Whether a directory has files of this format."""
+        """Whether a directory has files of this format, or is one."""
+        if directory.is_file():
+            return any(directory.match(pattern) for pattern in self.files)
         return any(True for pattern in self.files for _ in directory.glob(pattern))
 
 
@@ -93,6 +96,7 @@ FORMATS = (
         "pytorch_model.bin.index.json",
         read_torch,
     ),
+    Format("llama.cpp's GGUF", ("*.gguf",), read_gguf_model),
 )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from predict.errors import UserError
+from predict.gguf.files import ENDING
 from predict.request import SamplingParams
 from predict.system.files import read_json_object
 
@@ -49,9 +50,11 @@ class Recommended:
 def read_recommended(path: str | Path) -> Recommended | None:
     """What a generation_config.json, or the one of a folder, recommends; None when there is none.
 
-    Raises UserError naming file and key.
+    A GGUF file has none. Raises UserError naming file and key.
     """
     path = Path(path)
+    if path.suffix == ENDING and path.is_file():
+        return None
     if path.is_dir():
         path = path / FILE
         if not path.exists():

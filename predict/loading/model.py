@@ -18,6 +18,7 @@ from predict.loading.adapters.model import with_adapter
 from predict.loading.build import build_decoder, expected_tensors
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts import Layout, layout_of
+from predict.loading.layouts.gguf import Target
 from predict.loading.layouts.online import Online
 from predict.loading.memory import (
     check_cpu_memory,
@@ -117,7 +118,7 @@ def open_weights(
             from predict.loading.upload import DeviceCheckpointSource
 
             source = DeviceCheckpointSource(checkpoint, config.model.dtype, gpu)
-        layout = layout_of(reader, checkpoint, source, settings, plan)
+        layout = layout_of(reader, checkpoint, source, settings, plan, target_of(config, platform))
         checkpoint.check(expected_tensors(plan, layout), (*plan.ignored, *layout.ignored))
         say_what_is_left_out(names, checkpoint)
     weights = Weights(config, plan, source, layout, platform, names)
@@ -125,19 +126,26 @@ def open_weights(
     return weights
 
 
-def check_schemes(weights: Weights) -> None:
-    """Raises UserError for a linear whose scheme does not run where the weights go."""
-    config, platform = weights.config, weights.platform
+def target_of(config: EngineConfig, platform: Platform) -> Target:
+    """What weights of this config are for."""
     capability = None
     if platform.gpu is not None:
         capability = devices.driver_info().gpus[platform.gpu.index].capability
+    model = config.model
+    return Target(model.device, platform.compiled is not None, model.dtype, capability)
+
+
+def check_schemes(weights: Weights) -> None:
+    """Raises UserError for a linear whose scheme does not run where the weights go."""
+    config, platform = weights.config, weights.platform
+    target = target_of(config, platform)
     for linear in (*weights.plan.linears(), weights.plan.head):
         check_support(
             weights.layout.scheme(linear),
-            config.model.device,
-            platform.compiled is not None,
-            config.model.dtype,
-            capability,
+            target.device,
+            target.compiled,
+            target.dtype,
+            target.capability,
             weights.layout.group_size(linear),
             linear.in_features,
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from predict.errors import UserError
+from predict.gguf.described import described_in, read_model_json
 from predict.nn.blocks import (
     Activation,
     AttentionBlock,
@@ -20,7 +21,6 @@ from predict.nn.blocks import (
 )
 from predict.nn.rope import METHODS
 from predict.nn.spec import DecoderSpec, HeadSpec, RopeSpec
-from predict.system.files import read_json_object
 from predict.system.ranges import Range
 
 # What the field's tools wrote before "rope_type" had settled names.
@@ -125,15 +125,18 @@ class ConfigReader:
 
     @classmethod
     def from_dir(cls, directory: str | Path) -> ConfigReader:
-        """Reads a directory's config.json; raises UserError where it is missing or broken."""
-        path = Path(directory) / "config.json"
+        """Reads a directory's config.json, or what a GGUF file says in its place.
+
+        Raises UserError where it is missing or broken.
+        """
+        path = described_in(directory, "config.json")
         if not path.exists():
             raise UserError(
                 f"{path} does not exist; --model_name_or_path must be a checkpoint directory with "
-                "config.json, safetensors and tokenizer files"
+                "config.json, safetensors and tokenizer files, or a GGUF file"
             )
         # NaN and Infinity are read, so that the message can name the field that has them.
-        return cls(read_json_object(path, constants=True), path)
+        return cls(read_model_json(directory, "config.json", constants=True), path)
 
     def text_config(self, defaults: Mapping[str, Any] | None = None) -> ConfigReader:
         """The reader of a multimodal model's `text_config`.

@@ -25,12 +25,20 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from predict.errors import UserError
 from predict.schemes._quantized import Quantized
-from predict.schemes._rounding import RoundWeight, round_on_host
+from predict.schemes._rounding import RoundWeight, for_row_blocks, round_on_host
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
-__all__ = ["Quantized", "RoundWeight", "Scheme", "known_schemes", "round_on_host", "scheme_of"]
+__all__ = [
+    "Quantized",
+    "RoundWeight",
+    "Scheme",
+    "for_row_blocks",
+    "known_schemes",
+    "round_on_host",
+    "scheme_of",
+]
 
 
 class Scheme(Protocol):

@@ -203,15 +203,17 @@ def _not_utf8(error: UnicodeDecodeError) -> str:
 
 
 def find_model_dir(name: str, flag: str = "model_name_or_path", holds: str = "config.json") -> Path:
-    """The local directory that --model_name_or_path, or another flag, means.
+    """The local directory or GGUF file that --model_name_or_path, or another flag, means.
 
-    A directory as given; else, for a name such as meta-llama/Llama-2-7b-chat, the one below
+    As given; else, for a name such as meta-llama/Llama-2-7b-chat, the directory below
     $REGATTA_MODEL_DIR, the newest snapshot in the Hugging Face cache, or PaddleNLP's own cache.
     Raises UserError saying where it was looked for.
     """
     if Path(name).is_dir():
         return Path(name)
     if Path(name).is_file():
+        if Path(name).suffix == ".gguf" and holds == "config.json":
+            return Path(name)
         raise UserError(
             f"{flag_word(flag)} {name} is a file; pass the directory that holds {holds}"
         )

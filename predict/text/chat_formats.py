@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from predict.system.files import read_json_object
+from predict.gguf.described import read_model_json
 
 # What templates below begin with: `system` (none where there is no such message), and `turns`.
 _SYSTEM = (
@@ -258,7 +258,7 @@ def format_name(folder: Path, special_tokens: Mapping[str, str]) -> str | None:
 
 
 def _read(folder: Path, name: str) -> dict[str, Any]:
-    return read_json_object(folder / name, missing_ok=True, constants=True)
+    return read_model_json(folder, name, missing_ok=True, constants=True)
 
 
 def _names(folder: Path, config: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from predict.errors import UserError
+from predict.gguf.described import described_in, read_model_json
 from predict.system.files import json_type, read_json_object, read_text
 from predict.text.chat_formats import FORMATS, format_name
 from predict.text.conversation import Message
@@ -265,9 +266,9 @@ def _from_folder(
     for name in (PADDLE_FILE, JINJA_FILE):
         if (folder / name).is_file():
             return _from_file(folder / name, special_tokens, frame)
-    path = folder / "tokenizer_config.json"
-    source = read_json_object(path, missing_ok=True).get("chat_template")
-    return None if not source else _jinja(source, special_tokens, path)
+    name = "tokenizer_config.json"
+    source = read_model_json(folder, name, missing_ok=True).get("chat_template")
+    return None if not source else _jinja(source, special_tokens, described_in(folder, name))
 
 
 def _from_file(

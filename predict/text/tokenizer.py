@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from predict.errors import UserError
+from predict.gguf.described import described_in, read_model_json
+from predict.gguf.files import ENDING, gguf_of
+from predict.gguf.opened import open_gguf
+from predict.gguf.tokens import has_tokenizer
 from predict.system.files import json_type, read_json_object
 from predict.text.backends import chatglm, tiktoken_file
 from predict.text.backends.added import CONFIG_FILE, MAX_TOKEN_ID, added_by_config
 from predict.text.backends.base import Backend, Guarded, try_backend
 from predict.text.backends.fast import FastBackend
+from predict.text.backends.gguf_vocabulary import gguf_backend
 from predict.text.backends.sentencepiece_model import Dialect, SentencePieceBackend
 
 if TYPE_CHECKING:
@@ -54,12 +59,15 @@ class Tokenizer:
 
     @staticmethod
     def exists(path: str | Path) -> bool:
-        """Whether the folder holds a tokenizer that `from_dir` reads."""
-        return any((Path(path) / name).is_file() for name in FILES)
+        """Whether the folder, or the GGUF file, holds a tokenizer that `from_dir` reads."""
+        file = gguf_of(path)
+        if file is not None and not described_in(path, FAST_FILE).is_file():
+            return has_tokenizer(open_gguf(file))
+        return any(described_in(path, name).is_file() for name in FILES)
 
     @classmethod
     def from_dir(cls, path: str | Path, chat_template: str | None = None) -> Tokenizer:
-        """The tokenizer of a checkpoint folder.
+        """The tokenizer of a checkpoint folder, or of a GGUF file.
 
         `chat_template` is the flag's value: None keeps the tokenizer's own, "none" turns it off, a
         file, a folder or the name of a published format replaces it. Raises UserError when a file
@@ -68,7 +76,7 @@ class Tokenizer:
         from predict.text.chat_template import load_chat_template, stop_tokens
 
         folder = Path(path)
-        config = read_json_object(folder / CONFIG_FILE, missing_ok=True)
+        config = read_model_json(folder, CONFIG_FILE, missing_ok=True)
         special_tokens: Mapping[str, str] = _special_tokens(folder, config)
         _check_switches(folder, config)
         path = _file_of(folder)
@@ -160,9 +168,9 @@ def _check_switches(folder: Path, config: Mapping[str, Any]) -> None:
 def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Role -> text from tokenizer_config.json, else special_tokens_map.json."""
     found: dict[str, str] = {}
-    path = folder / "special_tokens_map.json"
-    files = ((path, read_json_object(path, missing_ok=True)), (folder / CONFIG_FILE, config))
-    for path, values in files:
+    name = "special_tokens_map.json"
+    files = ((name, read_model_json(folder, name, missing_ok=True)), (CONFIG_FILE, config))
+    for name, values in files:
         for role, value in values.items():
             if not role.endswith("_token") or value is None:
                 continue
@@ -171,8 +179,8 @@ def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
                 found[role] = text
             elif role in SPECIAL_ROLES:
                 raise UserError(
-                    f"{path}: {role} is {json_type(value)} (allowed: a text, an object whose "
-                    "content is a text, null)"
+                    f"{described_in(folder, name)}: {role} is {json_type(value)} (allowed: a "
+                    "text, an object whose content is a text, null)"
                 )
     return found
 
@@ -181,8 +189,8 @@ def _config_eos_token_ids(folder: Path) -> list[int]:
     """The ids that generation_config.json and config.json end a text with."""
     ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        value = read_json_object(path, missing_ok=True, constants=True).get("eos_token_id")
+        path = described_in(folder, name)
+        value = read_model_json(folder, name, True, constants=True).get("eos_token_id")
         values = [] if value is None else value if isinstance(value, list) else [value]
         whole = all(isinstance(i, int) and not isinstance(i, bool) for i in values)
         if not whole or len(values) > MAX_EOS_IDS:
@@ -197,9 +205,13 @@ def _config_eos_token_ids(folder: Path) -> list[int]:
 
 def _file_of(folder: Path) -> Path:
     """The tokenizer's file; UserError naming what was looked for when the folder has none."""
+    file = gguf_of(folder)
+    if file is not None and not described_in(folder, FAST_FILE).is_file():
+        return file
     for name in FILES:
-        if (folder / name).is_file():
-            return folder / name
+        path = described_in(folder, name)
+        if path.is_file():
+            return path
     raise UserError(
         f"{folder} has no tokenizer (looked for {', '.join(FILES)}); copy the tokenizer files of "
         "the checkpoint beside its weights"
@@ -213,6 +225,9 @@ def _backend(
 
     The special tokens include those that config files do not name, and the family's own code does.
     """
+    if path.suffix == ENDING:
+        made, roles = gguf_backend(path, config, special_tokens)
+        return made, roles, ("", "")
     if path.name == FAST_FILE:
         return FastBackend.from_json(path, config, special_tokens), special_tokens, ("", "")
     family = _rank_family(path)

@@ -8,17 +8,21 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from predict.config.engine import EngineConfig
 from predict.config.quantization import QuantSettings, parse_quant_type
 from predict.config.schemes import scheme_info
 from predict.errors import UserError
+from predict.gguf.files import gguf_of
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.sources import WeightSource
 from predict.nn.hf_config import ConfigReader
 from predict.nn.weights import LinearPlan, WeightPlan
 from predict.schemes import Quantized
+
+if TYPE_CHECKING:
+    from predict.loading.layouts.gguf import Target
 
 __all__ = ["Layout", "cache_scheme", "layout_of", "with_stored_cache"]
 
@@ -78,13 +82,19 @@ def layout_of(
     source: WeightSource,
     settings: QuantSettings,
     plan: WeightPlan,
+    target: Target | None = None,
 ) -> Layout:
     """The layout that config.json announces, else a dense one, rounded where `settings` ask for it.
 
-    Raises UserError where config.json names an unknown layout, or contradicts the settings.
+    target: what the weights are for; a GGUF file's codes are kept where that can hold them. Raises
+    UserError where config.json names an unknown layout, or contradicts the settings.
     """
     from predict.loading.layouts.online import Online
 
+    if gguf_of(checkpoint.directory) is not None:
+        from predict.loading.layouts import gguf
+
+        return gguf.Gguf(checkpoint, source, settings, plan, target or gguf.Target())
     config = quantization_config(reader)
     if config is None:
         return Online(source, settings, plan)

@@ -53,11 +53,13 @@ class SentencePieceBackend:
         config: Mapping[str, Any],
         special_tokens: Mapping[str, str],
         dialect: Dialect,
+        read: Callable[[], bytes] | None = None,
     ) -> None:
+        """`read` gives the model; without it `path` is its file, with config files beside it."""
         import sentencepiece
 
         def load() -> None:
-            proto = path.read_bytes()
+            proto = read() if read else path.read_bytes()
             # Text after a special token gets no dummy prefix unless `legacy`; text that is decoded
             # behind other text keeps the spaces that the beginning of a text loses.
             self._prefixed = sentencepiece.SentencePieceProcessor(model_proto=proto)
@@ -80,7 +82,7 @@ class SentencePieceBackend:
         }
         own = self._own_special_tokens()
         self.special_tokens = {**own, **dialect.roles, **marks, **special_tokens}
-        self._added = self._added_tokens(path.parent, config)
+        self._added = self._added_tokens(None if read else path.parent, config)
         self._by_id = {token.token_id: token for token in self._added.values()}
         self._by_id |= {token.token_id: token for token in self._spelled()}
         self._splitter = Splitter(
@@ -203,17 +205,20 @@ class SentencePieceBackend:
         roles["unk_token"] = model.unk_id()
         return {role: model.id_to_piece(i) for role, i in roles.items() if i >= 0}
 
-    def _added_tokens(self, folder: Path, config: Mapping[str, Any]) -> dict[str, AddedToken]:
+    def _added_tokens(
+        self, folder: Path | None, config: Mapping[str, Any]
+    ) -> dict[str, AddedToken]:
         """Text -> token: what the config files add, and the roles found in the model itself."""
         added: dict[str, AddedToken] = {}
-        path = folder / "added_tokens.json"
-        for content, token_id in read_json_object(path, missing_ok=True).items():
+        path = (folder or Path()) / "added_tokens.json"
+        found = {} if folder is None else read_json_object(path, missing_ok=True)
+        for content, token_id in found.items():
             special = content in self.special_tokens.values()
             where = f"{path}: {content!r}"
             added[checked_content(content, where)] = AddedToken(
                 content, checked_token_id(token_id, where), special
             )
-        added |= added_by_config(folder, config)
+        added |= added_by_config(path.parent, config)
         for token_id, content in enumerate(self._dialect.appended, self._end_id):
             added[content] = AddedToken(content, token_id, True)
         for content in self.special_tokens.values():

@@ -1,0 +1,307 @@
+"""What GGUF files call models: one table, from llama.cpp's names to config.json and its tensors.
+
+A row says which of our families an architecture is, what its tensors are called there beside
+what most are called, and how llama.cpp's converter changed values: rows of queries and keys in
+neighbouring pairs (`permuted`), norms with 1 added (`plus_one`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from predict.errors import UserError
+from predict.gguf.metadata import Metadata
+
+Values = dict[str, Any]
+# What tensors are called in most families, without ".weight" and ".bias": in the file, to us.
+TENSORS: Mapping[str, str] = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+LAYER_TENSORS: Mapping[str, str] = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{expert}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{expert}.up_proj",
+    "ffn_down_exps": "mlp.experts.{expert}.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+# Read into config.json, or of no use: cos and sin are made here.
+UNREAD = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+NORMS_AROUND = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+ONE_NORM = {"attn_norm": "input_layernorm"}
+FUSED_GATE_UP = {"ffn_up": "mlp.gate_up_proj"}
+GEMMA_LOCAL_BASE = 10000.0
+# Layers of the models whose scores llama.cpp scales by the width of the hidden states.
+GEMMA2_27B, GEMMA3_27B = 46, 62
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A row of the table."""
+
+    model_type: str | Callable[[Metadata], str]
+    config: Callable[[Metadata], Values] = lambda data: {}
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    permuted: bool = False
+    plus_one: bool = False
+    layer_norm: bool = False  # with a mean, and an epsilon of its own name
+
+    def family(self, data: Metadata) -> str:
+        """The model_type."""
+        return self.model_type if isinstance(self.model_type, str) else self.model_type(data)
+
+    def names(self, model_type: str) -> Mapping[str, str]:
+        """What a layer's tensors are called, in the file and to us."""
+        return {**LAYER_TENSORS, **self.tensors, **BY_FAMILY.get(model_type, {})}
+
+
+# Of architectures that are one of several families.
+BY_FAMILY: Mapping[str, Mapping[str, str]] = {
+    "mixtral": {
+        "ffn_gate_inp": "block_sparse_moe.gate",
+        "ffn_gate_exps": "block_sparse_moe.experts.{expert}.w1",
+        "ffn_up_exps": "block_sparse_moe.experts.{expert}.w3",
+        "ffn_down_exps": "block_sparse_moe.experts.{expert}.w2",
+    },
+}
+
+
+def _llama_family(data: Metadata) -> str:
+    if data.whole("{arch}.expert_count", 0):
+        return "mixtral"
+    return "mistral" if data.whole("{arch}.attention.sliding_window", 0) else "llama"
+
+
+def _llama(data: Metadata) -> Values:
+    return {
+        **_biases(data),
+        "num_local_experts": data.optional("{arch}.expert_count"),
+        "num_experts_per_tok": data.optional("{arch}.expert_used_count"),
+    }
+
+
+def _biases(data: Metadata) -> Values:
+    return {
+        "attention_bias": data.has_tensor("blk.0.attn_q.bias"),
+        "mlp_bias": data.has_tensor("blk.0.ffn_up.bias"),
+    }
+
+
+def _qwen_moe(renormalize: bool) -> Callable[[Metadata], Values]:
+    def config(data: Metadata) -> Values:
+        return {
+            "num_experts": data.whole("{arch}.expert_count"),
+            "num_experts_per_tok": data.whole("{arch}.expert_used_count"),
+            "moe_intermediate_size": data.whole("{arch}.expert_feed_forward_length"),
+            "shared_expert_intermediate_size": data.optional(
+                "{arch}.expert_shared_feed_forward_length"
+            ),
+            "norm_topk_prob": renormalize,
+        }
+
+    return config
+
+
+def _olmoe(data: Metadata) -> Values:
+    return {
+        "num_experts": data.whole("{arch}.expert_count"),
+        "num_experts_per_tok": data.whole("{arch}.expert_used_count"),
+        "norm_topk_prob": False,
+    }
+
+
+def _windows(data: Metadata) -> Values:
+    """Which layers have a window, where the file says so: a list, or every how many have none."""
+    key = "{arch}.attention.sliding_window_pattern"
+    value = data.file.metadata.get(data.key(key))
+    if value is None:
+        return {}
+    if isinstance(value, int):
+        return {"sliding_window_pattern": data.whole(key)}
+    kinds = ("full_attention", "sliding_attention")
+    return {"layer_types": [kinds[bool(each)] for each in data.numbers(key)]}
+
+
+def _gemma2(data: Metadata) -> Values:
+    return {
+        **_windows(data),
+        **_gemma_scores(data, GEMMA2_27B),
+        "attn_logit_softcapping": data.real("{arch}.attn_logit_softcapping", 50.0) or None,
+        "final_logit_softcapping": data.real("{arch}.final_logit_softcapping", 30.0) or None,
+        "sliding_window": data.whole("{arch}.attention.sliding_window", 4096),
+    }
+
+
+def _gemma3(data: Metadata) -> Values:
+    return {
+        **_windows(data),
+        **_gemma_scores(data, GEMMA3_27B),
+        "final_logit_softcapping": data.real("{arch}.final_logit_softcapping", 0.0) or None,
+        "sliding_window": data.whole("{arch}.attention.sliding_window", 4096),
+        "rope_local_base_freq": data.real("{arch}.rope.freq_base_swa", GEMMA_LOCAL_BASE),
+        "rope_theta": data.real("{arch}.rope.freq_base", 1e6),
+    }
+
+
+def _gemma_scores(data: Metadata, layers: int) -> Values:
+    """The square of what scores are divided by, which most files leave to llama.cpp's code."""
+    scale = data.real("{arch}.attention.scale", 0.0)
+    if scale > 0:
+        return {"query_pre_attn_scalar": scale**-2}
+    heads = data.whole("{arch}.attention.head_count")
+    width = data.whole("{arch}.embedding_length") / max(heads, 1)
+    is_wide = data.whole("{arch}.block_count") == layers
+    return {
+        "query_pre_attn_scalar": width if is_wide else data.whole("{arch}.attention.key_length")
+    }
+
+
+def _phi3(data: Metadata) -> Values:
+    return {
+        "original_max_position_embeddings": data.optional(
+            "{arch}.rope.scaling.original_context_length"
+        ),
+    }
+
+
+def _starcoder2(data: Metadata) -> Values:
+    return {"use_bias": data.has_tensor("blk.0.attn_q.bias")}
+
+
+def _stablelm(data: Metadata) -> Values:
+    return {
+        "use_parallel_residual": data.flag("{arch}.use_parallel_residual", False)
+        or not data.has_tensor("blk.0.ffn_norm.weight"),
+        "use_qkv_bias": data.has_tensor("blk.0.attn_q.bias"),
+        "qk_layernorm": data.has_tensor("blk.0.attn_q_norm.weight"),
+    }
+
+
+def _granite(data: Metadata) -> Values:
+    return {
+        **_biases(data),
+        "embedding_multiplier": data.real("{arch}.embedding_scale"),
+        "residual_multiplier": data.real("{arch}.residual_scale"),
+        "attention_multiplier": data.real("{arch}.attention.scale"),
+        "logits_scaling": data.real("{arch}.logit_scale"),
+    }
+
+
+def _minicpm(data: Metadata) -> Values:
+    depth = math.sqrt(max(data.whole("{arch}.block_count"), 1))
+    width = data.whole("{arch}.embedding_length")
+    scale = data.real("{arch}.logit_scale")
+    if scale <= 0:
+        raise UserError(
+            f"{data.file.path}: minicpm.logit_scale is {scale} (allowed: a number above 0)"
+        )
+    return {
+        "scale_emb": data.real("{arch}.embedding_scale"),
+        "scale_depth": data.real("{arch}.residual_scale") * depth,
+        "dim_model_base": width / scale,
+    }
+
+
+def _cohere(data: Metadata) -> Values:
+    return {
+        "logit_scale": data.real("{arch}.logit_scale"),
+        "use_qk_norm": data.has_tensor("blk.0.attn_q_norm.weight"),
+    }
+
+
+def _with_biases(data: Metadata) -> Values:
+    return {"attention_bias": data.has_tensor("blk.0.attn_q.bias")}
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture(_llama_family, _llama, permuted=True),
+    "internlm2": Architecture("llama", _biases, permuted=True),  # its three matrices are apart
+    "qwen2": Architecture("qwen2"),
+    "qwen2moe": Architecture("qwen2_moe", _qwen_moe(renormalize=False)),
+    "qwen3": Architecture("qwen3", _with_biases),
+    "qwen3moe": Architecture("qwen3_moe", _qwen_moe(renormalize=True)),
+    "gemma": Architecture("gemma", plus_one=True),
+    "gemma2": Architecture("gemma2", _gemma2, NORMS_AROUND, plus_one=True),
+    "gemma3": Architecture("gemma3_text", _gemma3, NORMS_AROUND, plus_one=True),
+    "phi2": Architecture(
+        "phi",
+        tensors={
+            "output_norm": "model.final_layernorm",
+            "attn_output": "self_attn.dense",
+            "ffn_up": "mlp.fc1",
+            "ffn_down": "mlp.fc2",
+        },
+        layer_norm=True,
+    ),
+    "phi3": Architecture("phi3", _phi3, FUSED_GATE_UP),
+    "olmo2": Architecture(
+        "olmo2",
+        _with_biases,
+        {
+            "post_attention_norm": "post_attention_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+        },
+    ),
+    "olmoe": Architecture("olmoe", _olmoe),
+    "starcoder2": Architecture(
+        "starcoder2", _starcoder2, {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}, layer_norm=True
+    ),
+    "stablelm": Architecture(
+        "stablelm",
+        _stablelm,
+        {
+            "attn_q_norm": "self_attn.q_layernorm.norms.{head}",
+            "attn_k_norm": "self_attn.k_layernorm.norms.{head}",
+        },
+        layer_norm=True,
+    ),
+    "granite": Architecture("granite", _granite, permuted=True),
+    "minicpm": Architecture("minicpm", _minicpm, permuted=True),
+    "command-r": Architecture("cohere", _cohere, layer_norm=True),
+    "ernie4_5": Architecture(
+        "ernie4_5", lambda data: {"use_bias": data.has_tensor("blk.0.attn_q.bias")}
+    ),
+    "glm4": Architecture(
+        "glm4",
+        _with_biases,
+        {
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+            **FUSED_GATE_UP,
+        },
+    ),
+}
+
+
+def architecture_of(data: Metadata) -> Architecture:
+    """The row of the file; raises UserError naming the known ones."""
+    row = ARCHITECTURES.get(data.arch)
+    if row is None:
+        raise UserError(
+            f"{data.file.path} is of the architecture {data.arch[:80]!r}, which is not supported "
+            f"as GGUF (known: {', '.join(ARCHITECTURES)}); use the model's safetensors files"
+        )
+    return row

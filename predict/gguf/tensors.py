@@ -1,0 +1,112 @@
+"""Tensors of a GGUF file under Hugging Face's names, and how each becomes one of theirs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from predict.gguf.architectures import TENSORS, UNREAD, Architecture, architecture_of
+from predict.gguf.config import config_of
+from predict.gguf.metadata import Metadata
+from predict.gguf.reader import GgufFile, GgufTensor
+
+LAYER = re.compile(r"blk\.([0-9]{1,4})\.([a-z0-9_]+)\.(weight|bias)")
+TOP = re.compile(r"([a-z_]+)\.(weight|bias)")
+NORM = re.compile(r".*_norm\.weight")
+MAX_PIECES = 4096  # of one tensor: experts or heads
+# What a tensor's ending is to us, where it is neither .weight nor .bias.
+WITHOUT_ENDING = {
+    "self_attn.sinks": "self_attn.sinks",
+    "mlp.gate.e_score_correction_bias": "mlp.gate.e_score_correction_bias",
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a tensor's values come from, and what makes them those of Hugging Face."""
+
+    tensor: GgufTensor
+    shape: tuple[int, ...]
+    heads: int = 0  # of rows that lie in neighbouring pairs and go back into halves; 0: they do not
+    offset: float = 0.0  # added to the values
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of blocks."""
+        return math.prod(self.tensor.shape[:-1])
+
+    def row_order(self) -> npt.NDArray[np.int64] | None:
+        """Which rows of the file are the tensor's, in order; None: as they are.
+
+        Rotary dims i and i + R / 2 of a head stand side by side in the file.
+        """
+        if not self.heads:
+            return None
+        size = self.shape[0] // self.heads
+        rows = np.arange(self.shape[0]).reshape(self.heads, size // 2, 2)
+        return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(-1)
+
+
+def sources_of(file: GgufFile) -> dict[str, Source]:
+    """The tensors by Hugging Face's names; those that are not known keep the file's."""
+    data = Metadata(file)
+    row, config = architecture_of(data), config_of(file)
+    names = row.names(config["model_type"])
+    found: dict[str, Source] = {}
+    for name, tensor in file.tensors.items():
+        if name not in UNREAD:
+            for ours, source in _sources(name, tensor, names, row, config):
+                found[ours] = source
+    return found
+
+
+def _sources(
+    name: str,
+    tensor: GgufTensor,
+    names: Mapping[str, str],
+    row: Architecture,
+    config: Mapping[str, Any],
+) -> Iterator[tuple[str, Source]]:
+    layer, top = LAYER.fullmatch(name), TOP.fullmatch(name)
+    stem = ending = ""
+    if layer and layer[2] in names:
+        stem, ending = f"model.layers.{layer[1]}.{names[layer[2]]}", layer[3]
+    elif top and top[1] in TENSORS:
+        stem, ending = row.tensors.get(top[1], TENSORS[top[1]]), top[2]
+    source = Source(tensor, tensor.shape, offset=-1.0 if row.plus_one and _is_norm(name) else 0.0)
+    if not stem:
+        yield name, source
+    elif "{" in stem and len(tensor.shape) > 1 and tensor.shape[0] <= MAX_PIECES:
+        for number, piece in enumerate(_pieces(tensor)):
+            yield f"{stem}.{ending}".format(expert=number, head=number), Source(piece, piece.shape)
+    elif layer and layer[2] == "ffn_gate_inp_shexp":
+        yield f"{stem}.{ending}", replace(source, shape=(1, *tensor.shape[-1:]))
+    else:
+        heads = _heads(layer[2], tensor, config) if layer and row.permuted else 0
+        short = next((s for s in WITHOUT_ENDING if stem.endswith(s)), None)
+        yield stem if short else f"{stem}.{ending}", replace(source, heads=heads)
+
+
+def _is_norm(name: str) -> bool:
+    return NORM.fullmatch(name) is not None
+
+
+def _heads(stem: str, tensor: GgufTensor, config: Mapping[str, Any]) -> int:
+    """Heads whose rows are out of order; 0 for other tensors."""
+    key = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(stem)
+    heads = config[key] if key else 0
+    # Sizes that do not go together are found and named when tensors and config are compared.
+    return heads if heads > 0 and tensor.shape[0] % (2 * heads) == 0 else 0
+
+
+def _pieces(tensor: GgufTensor) -> Iterator[GgufTensor]:
+    """The tensors that lie one behind the other in this one, along its first axis."""
+    first = replace(tensor, shape=tensor.shape[1:])
+    for index in range(tensor.shape[0]):
+        yield replace(first, offset=tensor.offset + index * first.num_bytes)

@@ -1,0 +1,110 @@
+"""Tensors of GGUF files as a checkpoint has them: names, rows, norms and shapes of Hugging Face.
+
+Types of blocks become float32 where they are read; layouts.gguf may keep their codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from predict.device.place import to_float32
+from predict.errors import UserError
+from predict.gguf.files import gguf_of
+from predict.gguf.opened import open_gguf
+from predict.gguf.reader import PLAIN
+from predict.gguf.tensors import Source, sources_of
+from predict.loading.arrays import NUMPY_DTYPES, Place, Shape, StoredArray, TensorInfo
+from predict.schemes import for_row_blocks
+from predict.system.files import open_regular
+
+
+def read_gguf_model(model: Path) -> Mapping[str, StoredArray]:
+    """The tensors of a GGUF file, or of the one model in a folder, by Hugging Face's names.
+
+    Raises UserError where the file is damaged, or of a model that is not known.
+    """
+    file = gguf_of(model)
+    if file is None:
+        raise UserError(f"{model} holds no GGUF file of a model; pass the file")
+    return {name: _array(source) for name, source in sources_of(open_gguf(file)).items()}
+
+
+def _array(source: Source) -> StoredArray:
+    tensor = source.tensor
+    if tensor.kind in PLAIN and not source.heads and not source.offset:
+        return TensorInfo(tensor.file, PLAIN[tensor.kind], source.shape, tensor.offset)
+    return GgufArray(source)
+
+
+@dataclass(frozen=True, eq=False)
+class GgufArray:
+    """A tensor of blocks, or one whose values or rows are not Hugging Face's as they lie."""
+
+    source: Source
+
+    @property
+    def kind(self) -> str:
+        """The name that ggml has for its type."""
+        return self.source.tensor.kind
+
+    @property
+    def dtype(self) -> str:
+        """See StoredArray."""
+        return "F32" if self.source.offset else PLAIN.get(self.kind, "F32")
+
+    @property
+    def shape(self) -> Shape:
+        """See StoredArray."""
+        return self.source.shape
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """See StoredArray."""
+        return ((self.source.tensor.file, self.source.tensor.offset),)
+
+    def read(self) -> npt.NDArray[Any]:
+        """See StoredArray."""
+        blocks = self.blocks()
+        if self.kind in PLAIN:
+            values: npt.NDArray[Any] = blocks.view(NUMPY_DTYPES[PLAIN[self.kind]])
+        else:
+            values = _dequantized(blocks, self.source)
+        if self.source.offset:
+            values = to_float32(values) + np.float32(self.source.offset)
+        return values.reshape(self.shape)
+
+    def blocks(self) -> npt.NDArray[np.uint8]:
+        """Bytes of the rows [rows, row_bytes], in Hugging Face's order."""
+        tensor = self.source.tensor
+        with open_regular(tensor.file) as file:
+            file.seek(tensor.offset)
+            data = np.fromfile(file, np.uint8, tensor.num_bytes)
+        if data.size != tensor.num_bytes:
+            raise UserError(f"{tensor.file} is shorter than when it was opened; copy it again")
+        rows = data.reshape(self.source.num_rows, tensor.row_bytes)
+        order = self.source.row_order()
+        if order is None:
+            return rows
+        if len(tensor.shape) == 1:  # a bias: a row of one value each
+            return np.ascontiguousarray(data.reshape(len(order), -1)[order]).reshape(1, -1)
+        return rows[order]
+
+
+def _dequantized(blocks: npt.NDArray[np.uint8], source: Source) -> npt.NDArray[np.float32]:
+    """float32 [rows, columns] of rows of blocks."""
+    import gguf
+
+    kind = gguf.GGMLQuantizationType[source.tensor.kind]
+    values = np.empty((len(blocks), source.tensor.shape[-1]), np.float32)
+
+    def work(rows: slice) -> None:
+        values[rows] = gguf.quants.dequantize(blocks[rows], kind)
+
+    for_row_blocks(len(blocks), values.shape[1], work)
+    return values

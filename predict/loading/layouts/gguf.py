@@ -1,0 +1,342 @@
+"""GGUF's types of blocks: codes and scales of rows, kept where a scheme holds the same values.
+
+A value is code * scale, or code * scale + minimum, of 32 values (a sub-block) or of a whole block.
+Ours is (code - zero) * scale with float32 scales and zeros: zero = -minimum / scale, which gives
+the values of the file but for float32's own rounding. Types with scales for every 16 values (Q2_K,
+Q6_K) or with values from a grid become floats. Source: ggml's src/ggml-quants.c.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from predict.config.quantization import QuantSettings
+from predict.config.schemes import check_support, find
+from predict.errors import UserError
+from predict.gguf.reader import PLAIN
+from predict.loading.checkpoint import Checkpoint
+from predict.loading.gguf_tensors import GgufArray
+from predict.loading.layouts._stored import Part, Shape, Stored, parts_of
+from predict.loading.layouts.online import DENSE, Online
+from predict.loading.sources import WeightSource
+from predict.nn.weights import LinearPlan, WeightPlan
+from predict.schemes import Quantized, for_row_blocks
+
+Array = npt.NDArray[Any]
+Blocks = npt.NDArray[np.uint8]
+INT4, INT8 = find("int4").name, find("int8").name
+MIDDLE = 8  # of 4-bit codes
+
+
+class Codes(NamedTuple):
+    """What blocks [M, bytes] hold: values are codes * scale, or codes * scale + minimum."""
+
+    codes: Array  # int8 [M, block]
+    scale: npt.NDArray[np.float32]  # [M, groups]
+    minimum: npt.NDArray[np.float32] | None = None  # [M, groups]
+
+
+class Kind(NamedTuple):
+    """A type of blocks that a scheme holds."""
+
+    scheme: str
+    group_size: int
+    unpack: Callable[[Blocks], Codes]
+    has_minimum: bool = False
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the weights are for: what its operators hold decides which codes are kept."""
+
+    device: str = "cpu"
+    compiled: bool = False
+    dtype: str = "float32"
+    capability: tuple[int, int] | None = None  # of a GPU
+
+    def holds(self, kinds: Sequence[Kind], in_features: int) -> bool:
+        """Whether a linear of parts of these kinds keeps the values that the file has."""
+        scheme = INT8 if any(kind.scheme == INT8 for kind in kinds) else INT4
+        size = min(kind.group_size for kind in kinds)
+        if self.compiled and self.device != "cpu":
+            # Scales are of the model's dtype there, and zeros whole numbers.
+            is_exact = scheme == INT4 and not any(kind.has_minimum for kind in kinds)
+            if not is_exact or self.dtype != "float16":
+                return False
+        try:
+            check_support(
+                scheme,
+                self.device,
+                self.compiled,
+                self.dtype,
+                self.capability,
+                -1 if size == in_features else size,
+                in_features,
+            )
+        except UserError:
+            return False
+        return in_features % size == 0
+
+
+def _half(blocks: Blocks, at: int) -> npt.NDArray[np.float32]:
+    """[M, 1], a float16 at that byte."""
+    values = np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16)
+    return values.astype(np.float32)
+
+
+def _nibbles(data: Blocks) -> Array:
+    """[M, 2 n] of bytes [M, n]: the lower halves of all, then the upper ones."""
+    return np.concatenate([data & 15, data >> 4], axis=1)
+
+
+def _fifth_bits(data: Blocks) -> Array:
+    """[M, 32] of the bits of four bytes, the lowest first, in a code's fifth place."""
+    return np.unpackbits(data, axis=1, bitorder="little") << 4
+
+
+def _q4_0(blocks: Blocks) -> Codes:
+    return Codes(_nibbles(blocks[:, 2:]).view(np.int8) - np.int8(MIDDLE), _half(blocks, 0))
+
+
+def _q4_1(blocks: Blocks) -> Codes:
+    return Codes(_nibbles(blocks[:, 4:]).view(np.int8), _half(blocks, 0), _half(blocks, 2))
+
+
+def _q5_0(blocks: Blocks) -> Codes:
+    codes = _nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
+    return Codes(codes.view(np.int8) - np.int8(16), _half(blocks, 0))
+
+
+def _q5_1(blocks: Blocks) -> Codes:
+    codes = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
+    return Codes(codes.view(np.int8), _half(blocks, 0), _half(blocks, 2))
+
+
+def _q8_0(blocks: Blocks) -> Codes:
+    return Codes(np.ascontiguousarray(blocks[:, 2:]).view(np.int8), _half(blocks, 0))
+
+
+def _k_scales(blocks: Blocks) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Scales and minimums [M, 8] of Q4_K and Q5_K: six bits each, in bytes 4 to 15."""
+    low, high, mixed = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scales = np.concatenate([low & 63, (mixed & 15) | (low >> 6) << 4], axis=1)
+    minimums = np.concatenate([high & 63, (mixed >> 4) | (high >> 6) << 4], axis=1)
+    return _half(blocks, 0) * scales, -_half(blocks, 2) * minimums
+
+
+def _k_codes(data: Blocks) -> Array:
+    """[M, 256] of 128 bytes: of 32 bytes the lower halves, then the upper ones, and so on."""
+    quarters = data.reshape(len(data), 4, 1, 32)
+    return np.concatenate([quarters & 15, quarters >> 4], axis=2).reshape(len(data), -1)
+
+
+def _q4_k(blocks: Blocks) -> Codes:
+    return Codes(_k_codes(blocks[:, 16:]).view(np.int8), *_k_scales(blocks))
+
+
+def _q5_k(blocks: Blocks) -> Codes:
+    bits = blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    codes = _k_codes(blocks[:, 48:]) | bits.reshape(len(blocks), -1) << 4
+    return Codes(codes.view(np.int8), *_k_scales(blocks))
+
+
+def _q3_k(blocks: Blocks) -> Codes:
+    """Codes times the scales of 16 values are whole numbers of -124 to 128: less, and they fit."""
+    masks, low, packed = blocks[:, :32], blocks[:, 32:96], blocks[:, 96:108]
+    count = len(blocks)
+    pairs = low.reshape(count, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
+    bits = masks[:, None] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    codes = pairs.reshape(count, 8, 32).astype(np.int8) - np.int8(4) * (1 - bits).astype(np.int8)
+    four = np.concatenate([packed[:, :8] & 15, packed[:, :8] >> 4], axis=1)
+    two = packed[:, None, 8:] >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
+    scales = (four | two.reshape(count, -1) << 4).astype(np.int16) - 32
+    products = codes.reshape(count, 16, 16) * scales[:, :, None]
+    return Codes((-products).astype(np.int8).reshape(count, -1), -_half(blocks, 108))
+
+
+def _tq2_0(blocks: Blocks) -> Codes:
+    parts = blocks[:, :64].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
+    codes = (parts & 3).reshape(len(blocks), -1)
+    return Codes(codes.view(np.int8) - np.int8(1), _half(blocks, 64))
+
+
+IQ4_VALUES = np.array(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
+)
+MXFP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+
+
+def _iq4_nl(blocks: Blocks) -> Codes:
+    return Codes(IQ4_VALUES[_nibbles(blocks[:, 2:])], _half(blocks, 0))
+
+
+def _iq4_xs(blocks: Blocks) -> Codes:
+    count = len(blocks)
+    high = np.ascontiguousarray(blocks[:, 2:4]).view(np.uint16)
+    two = high >> np.arange(0, 16, 2, dtype=np.uint16) & 3
+    four = np.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], axis=2).reshape(count, -1)
+    scales = (four | two << 4).astype(np.int16) - 32
+    codes = _nibbles(blocks[:, 8:].reshape(-1, 16)).reshape(count, -1)
+    return Codes(IQ4_VALUES[codes], _half(blocks, 0) * scales.astype(np.float32))
+
+
+def _mxfp4(blocks: Blocks) -> Codes:
+    exponents = blocks[:, :1].astype(np.float32)  # of twice the values' scale
+    return Codes(MXFP4_VALUES[_nibbles(blocks[:, 1:])], np.exp2(exponents - 128))
+
+
+KINDS: Mapping[str, Kind] = {
+    "Q4_0": Kind(INT4, 32, _q4_0),
+    "Q4_1": Kind(INT4, 32, _q4_1, has_minimum=True),
+    "Q5_0": Kind(INT8, 32, _q5_0),
+    "Q5_1": Kind(INT8, 32, _q5_1, has_minimum=True),
+    "Q8_0": Kind(INT8, 32, _q8_0),
+    "Q3_K": Kind(INT8, 128, _q3_k),
+    "Q4_K": Kind(INT4, 32, _q4_k, has_minimum=True),
+    "Q5_K": Kind(INT8, 32, _q5_k, has_minimum=True),
+    "TQ2_0": Kind(INT4, 128, _tq2_0),
+    "IQ4_NL": Kind(INT8, 32, _iq4_nl),
+    "IQ4_XS": Kind(INT8, 32, _iq4_xs),
+    "MXFP4": Kind(INT8, 32, _mxfp4),
+}
+
+
+class Gguf(Stored):
+    """See Layout. A linear keeps its codes where all its parts can; others are read as floats.
+
+    Where flags ask for a scheme, all are floats that it rounds. Says on stderr what became of
+    linears that are not stored as floats.
+    """
+
+    ignored: tuple[str, ...] = ()
+    is_rounded = True  # flags may ask for another scheme
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        source: WeightSource,
+        settings: QuantSettings,
+        plan: WeightPlan,
+        target: Target,
+    ):
+        super().__init__(checkpoint, source, settings, plan)
+        self.head = plan.head
+        self.head_scheme = settings.head_scheme
+        self.target = target
+        self.is_asked = settings.scheme is not None or settings.expert_scheme is not None
+        if self.is_asked:
+            self.online = Online(source, settings, plan)
+        self._say(plan)
+
+    def _array(self, part: Part) -> GgufArray | None:
+        """The part's blocks; None where it has none: an adapter may have been merged into it."""
+        array = self.checkpoint.tensors.get(part["weight"])
+        return array if isinstance(array, GgufArray) else None
+
+    def _kind(self, part: Part) -> Kind | None:
+        array = self._array(part)
+        return None if array is None else KINDS.get(array.kind)
+
+    def _in_float(self, plan: LinearPlan) -> bool:
+        """See Stored."""
+        if self.is_asked or plan.is_stored_otherwise or plan.head_parts:
+            return True
+        if plan == self.head and self.head_scheme is not None:
+            return True
+        kinds = [self._kind(part) for part in parts_of(plan)]
+        found = [kind for kind in kinds if kind is not None]
+        return len(found) < len(kinds) or not self.target.holds(found, plan.in_features)
+
+    def scheme(self, plan: LinearPlan) -> str:
+        """See Layout."""
+        return self.online.scheme(plan) if self._in_float(plan) else super().scheme(plan)
+
+    def part_scheme(self, part: Part) -> str:
+        """See Stored."""
+        kind = self._kind(part)
+        return DENSE if kind is None else kind.scheme
+
+    def part_group_size(self, part: Part) -> int:
+        """See Stored."""
+        kind = self._kind(part)
+        return -1 if kind is None else kind.group_size
+
+    def part_expected(self, part: Part) -> Mapping[str, Shape]:
+        """See Stored."""
+        return {part["weight"]: (part.out_features, part.in_features)}
+
+    def read_part(self, part: Part) -> Quantized:
+        """See Stored."""
+        array, kind = self._array(part), self._kind(part)
+        assert array is not None and kind is not None  # noqa: PT018  (else it is read in float)
+        rows, tensor = array.blocks(), array.source.tensor
+        groups = part.in_features // kind.group_size
+        codes = np.empty((part.out_features, part.in_features), np.int8)
+        scale = np.empty((part.out_features, groups), np.float32)
+        zero = np.empty_like(scale) if kind.has_minimum or kind.scheme == INT4 else None
+
+        def work(span: slice) -> None:
+            found = kind.unpack(rows[span].reshape(-1, tensor.block_bytes))
+            made = as_quantized(found, kind, (-1, groups, kind.group_size))
+            codes[span], scale[span] = made.codes, made.scale
+            if zero is not None:
+                zero[span] = made.zero
+
+        for_row_blocks(len(rows), part.in_features, work)
+        if not np.isfinite(scale).all() or not (zero is None or np.isfinite(zero).all()):
+            raise UserError(
+                f"{tensor.file}: {part.prefix} has scales that are not finite; the file is "
+                "damaged: copy it, or quantize it, again"
+            )
+        return Quantized(codes, scale, zero)
+
+    def _say(self, plan: WeightPlan) -> None:
+        """What becomes of the linears' types, in one line on stderr."""
+        fates: Counter[str] = Counter()
+        for linear in (*plan.linears(), plan.head):
+            arrays = [self._array(part) for part in parts_of(linear)]
+            kinds = {array.kind for array in arrays if array is not None}
+            if kinds <= set(PLAIN):
+                continue
+            name = self.scheme(linear)
+            fate = self.target.dtype if name == DENSE else name
+            if not self._in_float(linear):
+                fate = f"kept as {fate}"
+            elif name != DENSE:
+                fate = f"rounded to {fate}"
+            fates[f"{'+'.join(sorted(kinds))} {fate}"] += 1
+        if fates:
+            listed = ", ".join(f"{count} {fate}" for fate, count in fates.items())
+            print(f"regatta: {self.checkpoint.directory.name}: linears: {listed}", file=sys.stderr)
+
+
+def as_quantized(found: Codes, kind: Kind, shape: tuple[int, int, int]) -> Quantized:
+    """Codes of blocks as rows of a scheme. shape: rows, groups of a row, values of a group."""
+    count, groups, _ = shape
+    codes = found.codes.reshape(shape)
+    scale = _by_group(found.scale, codes.shape[0], groups)
+    if found.minimum is None:
+        if kind.scheme != INT4:
+            return Quantized(codes.reshape(count, -1), scale)
+        shifted = codes + np.int8(MIDDLE)
+        return Quantized(shifted.reshape(count, -1), scale, np.full_like(scale, MIDDLE))
+    minimum = _by_group(found.minimum, codes.shape[0], groups)
+    flat = scale == 0  # all values are the minimum: the scale becomes that, and codes 1
+    zero = np.where(flat, np.float32(0), -minimum / np.where(flat, np.float32(1), scale))
+    if flat.any():
+        codes = np.where(flat[:, :, None], np.int8(1), codes)
+        scale = np.where(flat, minimum, scale)
+    return Quantized(codes.reshape(count, -1), scale, zero)
+
+
+def _by_group(values: npt.NDArray[np.float32], rows: int, groups: int) -> npt.NDArray[np.float32]:
+    """[rows, groups]; values that blocks of several groups share are repeated."""
+    each = values.reshape(rows, -1)
+    return np.repeat(each, groups // each.shape[1], axis=1)

@@ -1,0 +1,262 @@
+"""GGUF files of golden and tiny checkpoints, written as llama.cpp's converter writes them.
+
+Names of tensors are those of the gguf package's own table, keys those of its writer.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from gguf.tensor_mapping import get_tensor_name_map
+from safetensors.numpy import load_file
+
+from predict.loading.checkpoint import Checkpoint
+
+Array = npt.NDArray[Any]
+Types = gguf.GGMLQuantizationType
+# By model_type: ggml's architecture.
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen2_moe": "qwen2moe",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "phi": "phi2",
+    "phi3": "phi3",
+    "olmo2": "olmo2",
+    "olmoe": "olmoe",
+    "starcoder2": "starcoder2",
+    "stablelm": "stablelm",
+    "granite": "granite",
+    "minicpm": "minicpm",
+    "cohere": "command-r",
+    "ernie4_5": "ernie4_5",
+    "glm4": "glm4",
+}
+PERMUTED = ("llama", "granite", "minicpm")
+PLUS_ONE = ("gemma", "gemma2", "gemma3")
+LAYER_NORM = ("phi2", "starcoder2", "stablelm", "command-r")
+EXPERT = re.compile(r"(model\.layers\.\d+\.)(.*\.experts)\.(\d+)\.(.*)\.weight")
+
+
+def read_tensors(directory: Path) -> dict[str, Array]:
+    """The directory's tensors in float32, experts' one by one."""
+    checkpoint = Checkpoint(directory)
+    return {name: checkpoint.read_float((name,)) for name in checkpoint.tensors}
+
+
+def as_float32(values: Array) -> npt.NDArray[np.float32]:
+    if values.dtype == np.uint16:
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32)
+
+
+def permuted(values: Array, heads: int) -> Array:
+    """Rows of each head's halves in turns, as llama.cpp rotates them."""
+    shape = (heads, 2, len(values) // heads // 2, *values.shape[1:])
+    return values.reshape(shape).swapaxes(1, 2).reshape(values.shape)
+
+
+def gguf_tensors(directory: Path, config: Mapping[str, Any]) -> dict[str, Array]:
+    """The tensors by GGUF's names, as the converter of the architecture changes them."""
+    arch = ARCHITECTURES[config["model_type"]]
+    number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    table = get_tensor_name_map(number, config["num_hidden_layers"])
+    heads = config["num_attention_heads"]
+    keys = config.get("num_key_value_heads") or heads
+    made: dict[str, Array] = {}
+    stacked: dict[str, dict[int, Array]] = {}  # parts by their number
+    for name, stored in read_tensors(directory).items():
+        values = as_float32(stored)
+        if arch in PERMUTED and re.search(r"[qk]_proj\.", name):
+            values = permuted(values, heads if ".q_proj" in name else keys)
+        if arch in PLUS_ONE and name.endswith("norm.weight"):
+            values = values + 1
+        found = EXPERT.fullmatch(name)
+        if found:
+            layer, where, number_of, linear = found.groups()
+            stacked.setdefault(f"{layer}{where}.{linear}.weight", {})[int(number_of)] = values
+            continue
+        if name.endswith("shared_expert_gate.weight"):
+            values = values.reshape(-1)
+        head = re.fullmatch(r"(.*_layernorm)\.norms\.(\d+)(\.weight)", name)
+        if head:
+            stacked.setdefault(head[1] + head[3], {})[int(head[2])] = values
+            continue
+        made[name] = values
+    for name, parts in stacked.items():
+        made[name] = np.stack([parts[i] for i in sorted(parts)])
+    return {mapped(table, name): values for name, values in made.items()}
+
+
+def mapped(table: Any, name: str) -> str:
+    found = table.get_name(name, try_suffixes=(".weight", ".bias"))
+    assert found is not None, name
+    return str(found)
+
+
+def writer_of(path: Path, config: Mapping[str, Any]) -> gguf.GGUFWriter:
+    """A writer with the metadata of the network; tokens and tensors are the caller's."""
+    arch = ARCHITECTURES[config["model_type"]]
+    writer = gguf.GGUFWriter(path, arch)
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    head_dim = config.get("head_dim") or hidden // heads
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    partial = config.get("partial_rotary_factor")
+    if partial is None:
+        partial = {"phi": 0.5, "stablelm": 0.25, "glm4": 0.5}.get(config["model_type"], 1.0)
+    writer.add_rope_dimension_count(int(head_dim * partial))
+    epsilon = config.get("layer_norm_eps") or config.get("norm_epsilon")
+    if arch in LAYER_NORM:
+        writer.add_layer_norm_eps(epsilon or 1e-5)
+    else:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    add_rope(writer, config)
+    add_family(writer, arch, config)
+    return writer
+
+
+def rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The rotary settings of layers without a window, as transformers 5 has them."""
+    rope: dict[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return {"rope_theta": config.get("rope_theta", 10000.0), **rope.get("full_attention", rope)}
+
+
+def add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    scaling = rope_of(config)
+    writer.add_rope_freq_base(scaling["rope_theta"])
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if kind in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        writer.add_rope_scaling_factor(scaling["factor"])
+    if kind == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(
+            scaling.get("original_max_position_embeddings", config["max_position_embeddings"])
+        )
+    if kind == "longrope":
+        original, context = (config[f"{name}max_position_embeddings"] for name in ("original_", ""))
+        writer.add_rope_scaling_orig_ctx_len(original)
+        longer = context / original
+        writer.add_rope_scaling_attn_factors(
+            math.sqrt(1 + math.log(longer) / math.log(original)) if longer > 1 else 1.0
+        )
+
+
+def add_family(writer: gguf.GGUFWriter, arch: str, config: Mapping[str, Any]) -> None:
+    """Keys of single architectures."""
+    experts = config.get("num_local_experts") or config.get("num_experts")
+    if experts:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        if arch.endswith("moe") and arch != "olmoe":
+            writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if arch == "qwen2moe":
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    if arch in ("gemma2", "gemma3"):
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_attention_scale(config["query_pre_attn_scalar"] ** -0.5)
+        for key, add in (
+            ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
+            ("final_logit_softcapping", writer.add_final_logit_softcapping),
+        ):
+            if config.get(key) or arch == "gemma2":
+                add(config.get(key) or 0.0)
+        pattern = config.get("sliding_window_pattern")
+        if config.get("layer_types"):
+            pattern = [kind == "sliding_attention" for kind in config["layer_types"]]
+        if pattern:
+            writer.add_sliding_window_pattern(pattern)
+    if arch in ("llama", "phi3", "starcoder2") and config.get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
+    if arch == "stablelm":
+        writer.add_parallel_residual(config.get("use_parallel_residual", False))
+    if arch == "granite":
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+    if arch == "minicpm":
+        writer.add_embedding_scale(config["scale_emb"])
+        writer.add_residual_scale(config["scale_depth"] / math.sqrt(config["num_hidden_layers"]))
+        writer.add_logit_scale(config["hidden_size"] / config["dim_model_base"])
+    if arch == "command-r":
+        writer.add_logit_scale(config["logit_scale"])
+
+
+def small_tensors(config: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
+    """Factors of rotary frequencies: Phi 3's, or as Llama 3's converter makes them."""
+    scaling = rope_of(config)
+    if scaling.get("rope_type", scaling.get("type")) == "longrope":
+        yield "rope_factors_long.weight", np.array(scaling["long_factor"], np.float32)
+        yield "rope_factors_short.weight", np.array(scaling["short_factor"], np.float32)
+    if scaling.get("rope_type") != "llama3":
+        return
+    dim, theta = config["head_dim"], scaling["rope_theta"]
+    low = scaling["original_max_position_embeddings"] / scaling["low_freq_factor"]
+    high = scaling["original_max_position_embeddings"] / scaling["high_freq_factor"]
+    factors = []
+    for i in range(0, dim, 2):
+        length = 2 * math.pi * theta ** (i / dim)
+        if length < high:
+            factors.append(1.0)
+        elif length > low:
+            factors.append(scaling["factor"])
+        else:
+            smooth = (
+                scaling["original_max_position_embeddings"] / length - scaling["low_freq_factor"]
+            ) / (scaling["high_freq_factor"] - scaling["low_freq_factor"])
+            factors.append(1 / ((1 - smooth) / scaling["factor"] + smooth))
+    yield "rope_freqs.weight", np.array(factors, np.float32)
+
+
+def add_tensor(writer: gguf.GGUFWriter, name: str, values: Array, kind: Types) -> None:
+    """Adds a tensor, matrices whose rows are whole blocks of the type in that type."""
+    block, _ = gguf.GGML_QUANT_SIZES[kind]
+    if values.ndim < 2 or values.shape[-1] % block or "norm" in name or "ffn_gate_inp" in name:
+        kind = Types.F32
+    made = gguf.quants.quantize(np.ascontiguousarray(values, np.float32), kind)
+    writer.add_tensor(name, made, raw_dtype=kind)
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def convert(directory: Path, path: Path, kind: Types = Types.F32) -> Path:
+    """Writes the directory's checkpoint as GGUF, matrices of a type; no tokens."""
+    config = json.loads((directory / "config.json").read_text())
+    writer = writer_of(path, config)
+    if isinstance(config.get("eos_token_id"), int):
+        writer.add_eos_token_id(config["eos_token_id"])
+    for name, values in (*gguf_tensors(directory, config).items(), *small_tensors(config)):
+        add_tensor(writer, name, values, kind)
+    finish(writer)
+    return path
+
+
+def tensor_files(directory: Path) -> dict[str, Array]:
+    """Tensors of a directory as safetensors have them."""
+    return {k: v for file in directory.glob("*.safetensors") for k, v in load_file(file).items()}
