@@ -32,6 +32,7 @@ from predict.text.chat_template import JinjaTemplate
 from predict.text.tokenizer import Tokenizer
 from quant.state import RunState
 from tests.support import tiny
+from tests.support.damage import changed_bytes
 from tests.support.limits import cpu_seconds
 from tests.support.manifests import MANIFEST
 from tests.support.stored_formats import torch_file
@@ -53,28 +54,6 @@ OPERATIONS = (
     *(b"\x85", b"\x86", b"\x87", b"K\x00", b"J\xff\xff\xff\xff", b"\x8a\x09" + b"\xff" * 9),
     *(b"cnumpy\nndarray\n", b"cnumpy\ndtype\n", b"c_codecs\nencode\n", b"\x8c\x01a", b"C\x02ab"),
 )
-
-
-def changed_bytes(data: bytes, dice: random.Random) -> bytes:
-    """Some bits flipped, a part cut, doubled, moved or replaced."""
-    made = bytearray(data)
-    for _ in range(dice.randint(1, 4)):
-        at, length = dice.randrange(len(made) + 1), dice.choice((1, 2, 8, 40))
-        kind = dice.randrange(6)
-        if kind == 0 and at < len(made):
-            made[at] ^= 1 << dice.randrange(8)
-        elif kind == 1:
-            del made[at:]
-        elif kind == 2:
-            del made[at : at + length]
-        elif kind == 3:
-            made[at : at + length] = dice.randbytes(length)
-        elif kind == 4:
-            made[at:at] = made[dice.randrange(len(made) + 1) :][:length]
-        else:
-            number = dice.choice((0, 1, 2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1))
-            made[at : at + 8] = struct.pack("<Q", number)
-    return bytes(made)
 
 
 def changed_pickle(data: bytes, dice: random.Random) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,9 @@ ARCHITECTURES = {
     "cohere": "command-r",
     "ernie4_5": "ernie4_5",
     "glm4": "glm4",
+    "internlm2": "internlm2",
 }
-PERMUTED = ("llama", "granite", "minicpm")
+PERMUTED = ("llama", "granite", "minicpm", "internlm2")
 PLUS_ONE = ("gemma", "gemma2", "gemma3")
 LAYER_NORM = ("phi2", "starcoder2", "stablelm", "command-r")
 EXPERT = re.compile(r"(model\.layers\.\d+\.)(.*\.experts)\.(\d+)\.(.*)\.weight")
@@ -79,8 +80,8 @@ def gguf_tensors(directory: Path, config: Mapping[str, Any]) -> dict[str, Array]
     keys = config.get("num_key_value_heads") or heads
     made: dict[str, Array] = {}
     stacked: dict[str, dict[int, Array]] = {}  # parts by their number
-    for name, stored in read_tensors(directory).items():
-        values = as_float32(stored)
+    tensors = {name: as_float32(held) for name, held in read_tensors(directory).items()}
+    for name, values in with_parts(tensors, heads, keys).items():
         if arch in PERMUTED and re.search(r"[qk]_proj\.", name):
             values = permuted(values, heads if ".q_proj" in name else keys)
         if arch in PLUS_ONE and name.endswith("norm.weight"):
@@ -100,6 +101,20 @@ def gguf_tensors(directory: Path, config: Mapping[str, Any]) -> dict[str, Array]
     for name, parts in stacked.items():
         made[name] = np.stack([parts[i] for i in sorted(parts)])
     return {mapped(table, name): values for name, values in made.items()}
+
+
+def with_parts(tensors: dict[str, Array], heads: int, keys: int) -> dict[str, Array]:
+    """InternLM 2's queries, keys and values apart, under Llama's names; others as they are."""
+    made: dict[str, Array] = {}
+    for name, values in tensors.items():
+        if "wqkv" not in name:
+            made[name] = values
+            continue
+        layer = name.removesuffix("attention.wqkv.weight") + "self_attn."
+        groups = values.reshape(keys, heads // keys + 2, -1, values.shape[-1])
+        for part, rows in (("q", groups[:, :-2]), ("k", groups[:, -2]), ("v", groups[:, -1])):
+            made[f"{layer}{part}_proj.weight"] = rows.reshape(-1, values.shape[-1])
+    return made
 
 
 def mapped(table: Any, name: str) -> str:
@@ -245,11 +260,18 @@ def finish(writer: gguf.GGUFWriter) -> None:
     writer.close()
 
 
-def convert(directory: Path, path: Path, kind: Types = Types.F32) -> Path:
-    """Writes the directory's checkpoint as GGUF, matrices of a type; no tokens."""
+def convert(
+    directory: Path,
+    path: Path,
+    kind: Types = Types.F32,
+    add_tokens: Callable[[gguf.GGUFWriter], None] | None = None,
+) -> Path:
+    """Writes the directory's checkpoint as GGUF, matrices of a type. add_tokens: its tokenizer."""
     config = json.loads((directory / "config.json").read_text())
     writer = writer_of(path, config)
-    if isinstance(config.get("eos_token_id"), int):
+    if add_tokens is not None:
+        add_tokens(writer)
+    elif isinstance(config.get("eos_token_id"), int):
         writer.add_eos_token_id(config["eos_token_id"])
     for name, values in (*gguf_tensors(directory, config).items(), *small_tensors(config)):
         add_tensor(writer, name, values, kind)

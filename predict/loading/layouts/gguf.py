@@ -284,7 +284,7 @@ class Gguf(Stored):
 
         def work(span: slice) -> None:
             found = kind.unpack(rows[span].reshape(-1, tensor.block_bytes))
-            made = as_quantized(found, kind, (-1, groups, kind.group_size))
+            made = as_quantized(found, kind, groups)
             codes[span], scale[span] = made.codes, made.scale
             if zero is not None:
                 zero[span] = made.zero
@@ -317,17 +317,17 @@ class Gguf(Stored):
             print(f"regatta: {self.checkpoint.directory.name}: linears: {listed}", file=sys.stderr)
 
 
-def as_quantized(found: Codes, kind: Kind, shape: tuple[int, int, int]) -> Quantized:
-    """Codes of blocks as rows of a scheme. shape: rows, groups of a row, values of a group."""
-    count, groups, _ = shape
-    codes = found.codes.reshape(shape)
-    scale = _by_group(found.scale, codes.shape[0], groups)
+def as_quantized(found: Codes, kind: Kind, groups: int) -> Quantized:
+    """Codes of blocks as rows of a scheme. groups: of a row."""
+    codes = found.codes.reshape(-1, groups, kind.group_size)
+    count = len(codes)
+    scale = _by_group(found.scale, count, groups)
     if found.minimum is None:
         if kind.scheme != INT4:
             return Quantized(codes.reshape(count, -1), scale)
         shifted = codes + np.int8(MIDDLE)
         return Quantized(shifted.reshape(count, -1), scale, np.full_like(scale, MIDDLE))
-    minimum = _by_group(found.minimum, codes.shape[0], groups)
+    minimum = _by_group(found.minimum, count, groups)
     flat = scale == 0  # all values are the minimum: the scale becomes that, and codes 1
     zero = np.where(flat, np.float32(0), -minimum / np.where(flat, np.float32(1), scale))
     if flat.any():

@@ -1,0 +1,249 @@
+"""Models from GGUF files: the same greedy tokens as from safetensors, with all that flags ask."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from predict import LLM, EngineConfig
+from predict.cli.identity import folder_digest
+from predict.errors import UserError
+from predict.gguf.architectures import ARCHITECTURES as KNOWN
+from predict.loading.checkpoint import checkpoint_digest
+from predict.loading.model import read_spec
+from predict.loading.paddle_checkpoint import open_checkpoint
+from tests.support import tiny
+from tests.support.gguf_blocks import KINDS, Types, random_blocks, values_of
+from tests.support.gguf_models import (
+    ARCHITECTURES,
+    add_tensor,
+    convert,
+    finish,
+    gguf_tensors,
+    mapped,
+    permuted,
+    writer_of,
+)
+from tests.support.golden import CASES, GOLDEN, check_greedy, config, greedy, runs
+
+# Layers with experts and layers without: llama.cpp has no such Qwen, and no converter writes them.
+NOT_CONVERTED = ("qwen2_moe_sparse", "qwen3_moe_window")
+# A rotary base that grows with the context is in no GGUF.
+NOT_ROTATED = ("llama_rope_dynamic",)
+FAMILIES = [
+    case
+    for case in CASES
+    if json.loads((GOLDEN / case / "config.json").read_text())["model_type"] in ARCHITECTURES
+    and case not in (*NOT_CONVERTED, *NOT_ROTATED)
+]
+PROMPTS = [[1], list(range(3, 20)), [5, 6, 7, 100, 9, 11] * 6]
+WIDE = {
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+}
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_families_give_the_golden_tokens(case: str, tmp_path: Path) -> None:
+    path = convert(GOLDEN / case, tmp_path / "x.gguf")
+    for max_length, which in runs(case):
+        settings = config(str(path), inference_model=True, max_length=max_length)
+        check_greedy(LLM(settings), case, which)
+
+
+def test_each_architecture_has_a_golden_case() -> None:
+    families = {
+        json.loads((GOLDEN / case / "config.json").read_text())["model_type"] for case in FAMILIES
+    }
+    assert {ARCHITECTURES[name] for name in families} == set(KNOWN)
+
+
+def in_blocks(directory: Path, path: Path, kind: str) -> Path:
+    """A model whose layers' matrices are random blocks of a type, in GGUF and in safetensors."""
+    tiny.write(directory, {**WIDE, "num_hidden_layers": 1})
+    values = json.loads((directory / "config.json").read_text())
+    writer = writer_of(path, values)
+    writer.add_eos_token_id(values["eos_token_id"])
+    held = load_file(directory / "model.safetensors")
+    table = gguf.tensor_mapping.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 1)
+    heads = {"q_proj": values["num_attention_heads"], "k_proj": values["num_key_value_heads"]}
+    for seed, (name, tensor) in enumerate(sorted(held.items())):
+        if "layers" not in name or tensor.ndim < 2:
+            add_tensor(writer, mapped(table, name), tensor, Types.F32)
+            continue
+        blocks = random_blocks(kind, *tensor.shape, seed)
+        held[name] = values_of(blocks, kind)
+        linear = name.split(".")[-2]
+        if linear in heads:
+            blocks = permuted(blocks, heads[linear])
+        writer.add_tensor(mapped(table, name), blocks, raw_dtype=Types[kind])
+    finish(writer)
+    save_file(held, directory / "model.safetensors")
+    return path
+
+
+def tokens_of(model: Path, **settings: Any) -> list[list[int]]:
+    values = {"dtype": "float32", "max_length": 96, "inference_model": True, **settings}
+    return greedy(LLM(EngineConfig(model_name_or_path=str(model), **values)), PROMPTS, 12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_type_gives_the_tokens_of_its_values(kind: str, tmp_path: Path) -> None:
+    path = in_blocks(tmp_path / "m", tmp_path / "x.gguf", kind)
+    assert tokens_of(path) == tokens_of(tmp_path / "m")
+
+
+@pytest.mark.parametrize("inference_model", [True, False], ids=["compiled", "plain"])
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0"])
+def test_a_quant_type_rounds_the_values(
+    kind: str, inference_model: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = in_blocks(tmp_path / "m", tmp_path / "x.gguf", kind)
+    settings = {
+        "quant_type": "weight_only_int4",
+        "weightonly_group_size": 64,
+        "inference_model": inference_model,
+    }
+    rounded = tokens_of(path, **settings)
+    assert f"x.gguf: linears: 4 {kind} rounded to weight_only_int4" in capsys.readouterr().err
+    assert rounded == tokens_of(tmp_path / "m", **settings)
+
+
+def test_what_became_of_types_is_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tiny.write(tmp_path / "m", WIDE)
+    values = json.loads((directory / "config.json").read_text())
+    path = tmp_path / "x.gguf"
+    writer = writer_of(path, values)
+    for name, tensor in gguf_tensors(directory, values).items():
+        kind = Types.Q4_0 if "ffn" in name else Types.Q8_0
+        if name == "blk.1.attn_v.weight":
+            blocks = random_blocks("Q6_K", *tensor.shape)
+            writer.add_tensor(name, blocks, raw_dtype=Types.Q6_K)
+        else:
+            add_tensor(writer, name, tensor, kind)
+    finish(writer)
+    LLM(str(path), dtype="bfloat16", max_length=64, inference_model=True)
+    said = [line for line in capsys.readouterr().err.splitlines() if "x.gguf" in line]
+    assert said == [
+        "regatta: x.gguf: linears: 4 Q8_0 kept as weight_only_int8, "
+        "4 Q4_0 kept as weight_only_int4, 1 Q6_K+Q8_0 bfloat16"
+    ]
+
+
+def test_an_lm_head_is_kept_or_rounded(tmp_path: Path) -> None:
+    path = convert(tiny.write(tmp_path / "m"), tmp_path / "x.gguf", Types.Q8_0)
+    settings = {"dtype": "float32", "max_length": 64, "inference_model": True}
+    kept = LLM(str(path), **settings)
+    assert kept.decoder.head.linear.scheme == "weight_only_int8"
+    rounded = LLM(str(path), lm_head_quant_type="weight_only_int4", **settings)
+    assert rounded.decoder.head.linear.scheme == "weight_only_int4"
+
+
+def test_experts_keep_their_codes(tmp_path: Path) -> None:
+    case = "qwen3_moe_30b"
+    path = convert(GOLDEN / case, tmp_path / "x.gguf", Types.Q8_0)
+    llm = LLM(str(path), dtype="float32", max_length=64, inference_model=True)
+    experts = [block for layer in llm.decoder.layers for block in layer if hasattr(block, "router")]
+    assert {block.gate_up.scheme for block in experts} == {"weight_only_int8"}
+    plain = LLM(str(path), dtype="float32", max_length=64)
+    assert greedy(llm, PROMPTS, 8) == greedy(plain, PROMPTS, 8)
+
+
+def test_a_split_model_is_read_from_its_first_part(tmp_path: Path) -> None:
+    directory = tiny.write(tmp_path / "m")
+    values = json.loads((directory / "config.json").read_text())
+    tensors = gguf_tensors(directory, values)
+    (tmp_path / "parts").mkdir()
+    halves = [dict(list(tensors.items())[i::2]) for i in range(2)]
+    for number, half in enumerate(halves):
+        path = tmp_path / "parts" / f"m-{number + 1:05}-of-00002.gguf"
+        writer = writer_of(path, values)
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", 2)
+        writer.add_int32("split.tensors.count", len(tensors))
+        for name, tensor in half.items():
+            add_tensor(writer, name, tensor, Types.F32)
+        finish(writer)
+    wanted = tokens_of(directory)
+    assert tokens_of(tmp_path / "parts" / "m-00001-of-00002.gguf") == wanted
+    assert tokens_of(tmp_path / "parts") == wanted
+
+
+def test_an_unknown_architecture_is_refused_with_the_list(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "mamba")
+    writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
+    finish(writer)
+    with pytest.raises(UserError, match=r"architecture 'mamba'.*known: llama, .*qwen3moe"):
+        read_spec(tmp_path / "x.gguf")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda w: w.add_head_count(0), "num_attention_heads"),
+        (lambda w: w.add_head_count([4, 4, 2]), "attention.head_count is a list of 3"),
+        (lambda w: w.add_block_count(100_000), "num_hidden_layers"),
+        (lambda w: w.add_layer_norm_rms_eps(float("nan")), "layer_norm_rms_epsilon is nan"),
+        (lambda w: w.add_string("llama.embedding_length", "64"), "embedding_length is '64'"),
+        (lambda w: w.add_string("llama.rope.scaling.type", "su"), "'none', 'linear', 'yarn'"),
+        (lambda w: w.add_value_length(48), "do not go together"),
+        (lambda w: w.add_rope_dimension_count(3), "must be even"),
+    ],
+    ids=["no heads", "heads by layer", "layers", "not a number", "a text", "rope", "values", "odd"],
+)
+def test_metadata_out_of_range_are_named(change: Any, said: str, tmp_path: Path) -> None:
+    values = {**tiny.CONFIG}
+    path = tmp_path / "x.gguf"
+    writer = writer_of(path, values)
+    kept = {key: value for keys in writer.kv_data for key, value in keys.items()}
+    writer.kv_data = [{}]
+    change(writer)
+    writer.kv_data = [{**kept, **writer.kv_data[0]}]
+    writer.add_tensor("token_embd.weight", np.zeros((199, 64), np.float32))
+    finish(writer)
+    with pytest.raises(UserError, match=said):
+        read_spec(path)
+
+
+def test_tensors_that_do_not_fit_the_metadata_are_named(tmp_path: Path) -> None:
+    directory = tiny.write(tmp_path / "m")
+    values = json.loads((directory / "config.json").read_text())
+    writer = writer_of(tmp_path / "x.gguf", {**values, "intermediate_size": 64})
+    for name, tensor in gguf_tensors(directory, values).items():
+        add_tensor(writer, name, tensor, Types.F32)
+    finish(writer)
+    with pytest.raises(UserError, match=r"mlp.gate_proj.weight \[96, 64\] instead of \[64, 64\]"):
+        LLM(str(tmp_path / "x.gguf"), dtype="float32", max_length=64)
+
+
+def test_digests_cover_the_file(tmp_path: Path) -> None:
+    path = convert(tiny.write(tmp_path / "m"), tmp_path / "x.gguf")
+    before = checkpoint_digest(path), folder_digest(path)
+    assert before == (checkpoint_digest(path), folder_digest(path))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert all(a != b for a, b in zip(before, (checkpoint_digest(path), folder_digest(path)),
+                                      strict=True))  # fmt: skip
+
+
+def test_norms_of_gemma_lose_the_one_that_was_added(tmp_path: Path) -> None:
+    path = convert(GOLDEN / "gemma_2b", tmp_path / "x.gguf")
+    name = "model.layers.0.input_layernorm.weight"
+    ours, theirs = open_checkpoint(path), open_checkpoint(GOLDEN / "gemma_2b")
+    np.testing.assert_allclose(
+        ours.read_float((name,)),
+        (theirs.read(name).astype(np.uint32) << 16).view(np.float32),
+        atol=1e-7,
+    )
