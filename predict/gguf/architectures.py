@@ -14,6 +14,7 @@ from typing import Any
 
 from predict.errors import UserError
 from predict.gguf.metadata import Metadata
+from predict.gguf.rope import scaling_of
 
 Values = dict[str, Any]
 # What tensors are called in most families, without ".weight" and ".bias": in the file, to us.
@@ -232,6 +233,19 @@ def _cohere(data: Metadata) -> Values:
     }
 
 
+def _gpt_oss(data: Metadata) -> Values:
+    scaling = scaling_of(data)
+    return {
+        **_windows(data),
+        "intermediate_size": data.whole("{arch}.expert_feed_forward_length"),
+        "num_local_experts": data.whole("{arch}.expert_count"),
+        "num_experts_per_tok": data.whole("{arch}.expert_used_count"),
+        "sliding_window": data.whole("{arch}.attention.sliding_window", 128),
+        # Its own code does not round where the ramp begins and ends.
+        "rope_scaling": {**scaling, "truncate": False} if scaling else {"rope_type": "default"},
+    }
+
+
 def _with_biases(data: Metadata) -> Values:
     return {"attention_bias": data.has_tensor("blk.0.attn_q.bias")}
 
@@ -277,6 +291,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "attn_k_norm": "self_attn.k_layernorm.norms.{head}",
         },
         layer_norm=True,
+    ),
+    "gpt-oss": Architecture(
+        "gpt_oss",
+        _gpt_oss,
+        {
+            "attn_sinks": "self_attn.sinks",
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_gate_inp": "mlp.router",
+        },
     ),
     "granite": Architecture("granite", _granite, permuted=True),
     "minicpm": Architecture("minicpm", _minicpm, permuted=True),

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from array import array
 from typing import Any
 
 from predict.errors import UserError
 from predict.gguf.architectures import architecture_of
 from predict.gguf.metadata import Metadata
-from predict.gguf.reader import GgufFile, GgufTensor
+from predict.gguf.reader import GgufFile
+from predict.gguf.rope import scaling_of
 
 # Of tokens that end a text: an answer's end, a turn's, a message's.
 ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
-MAX_FACTORS = 1 << 10  # frequencies of a head; the network's own limit is below
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
@@ -48,7 +46,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "eos_token_id": end_ids(data),
         "rope_theta": data.real("{arch}.rope.freq_base", 10000.0),
         **_rotated(data, head_dim, heads),
-        "rope_scaling": _scaling(data),
+        "rope_scaling": scaling_of(data),
         **row.config(data),
     }
     return {name: value for name, value in values.items() if value is not None}
@@ -67,61 +65,3 @@ def _rotated(data: Metadata, head_dim: int | None, heads: int) -> dict[str, Any]
     if rotated is None or rotated == whole or not whole:
         return {}
     return {"partial_rotary_factor": rotated / whole}
-
-
-def _scaling(data: Metadata) -> dict[str, Any] | None:
-    """rope_scaling: by the method's name, or by factors that a tensor has for each frequency."""
-    original = data.optional("{arch}.rope.scaling.original_context_length")
-    context = data.whole("{arch}.context_length")
-    if data.has_tensor("rope_freqs.weight"):  # what Llama 3's factors come to
-        factors = _factors(data, "rope_freqs.weight")
-        return {
-            "rope_type": "longrope",
-            "short_factor": factors,
-            "long_factor": factors,
-            "attention_factor": 1.0,
-            "original_max_position_embeddings": original or context,
-        }
-    if data.has_tensor("rope_factors_long.weight"):
-        return {
-            "rope_type": "longrope",
-            "short_factor": _factors(data, "rope_factors_short.weight"),
-            "long_factor": _factors(data, "rope_factors_long.weight"),
-            "attention_factor": data.real("{arch}.rope.scaling.attn_factor", 1.0),
-            "original_max_position_embeddings": original or context,
-        }
-    old = data.real("{arch}.rope.scale_linear", 0.0)  # of before there were methods
-    data.must_be("{arch}.rope.scaling.type", ("none", "linear", "yarn"))
-    method = data.text("{arch}.rope.scaling.type", "linear" if old else "none")
-    factor = data.real("{arch}.rope.scaling.factor", old or 1.0)
-    if method == "none" or not factor:
-        return None
-    values = {"rope_type": method, "factor": factor}
-    if method == "linear":
-        return values
-    temperature = data.real(
-        "{arch}.rope.scaling.attn_factor", data.real("{arch}.rope.scaling.yarn_attn_factor", 1.0)
-    )
-    return {
-        **values,
-        "original_max_position_embeddings": original or context,
-        "beta_fast": data.real("{arch}.rope.scaling.yarn_beta_fast", 32.0),
-        "beta_slow": data.real("{arch}.rope.scaling.yarn_beta_slow", 1.0),
-        "attention_factor": temperature * (1 + 0.1 * math.log(max(factor, 1.0))),
-    }
-
-
-def _factors(data: Metadata, name: str) -> list[float]:
-    """The values of a small tensor."""
-    tensor: GgufTensor = data.tensor(name)
-    count = math.prod(tensor.shape)
-    if tensor.kind != "F32" or count > MAX_FACTORS:
-        raise UserError(
-            f"{data.file.path}: {name} has {count} values of type {tensor.kind} (allowed: F32, "
-            f"{MAX_FACTORS} at most); convert the model again"
-        )
-    values = array("f")
-    with tensor.file.open("rb") as file:
-        file.seek(tensor.offset)
-        values.frombytes(file.read(tensor.num_bytes))
-    return values.tolist()

@@ -36,7 +36,7 @@ def gguf_of(model: str | Path) -> Path | None:
             f"{path} holds {len(firsts)} GGUF models ({', '.join(f.name for f in firsts[:8])}); "
             "pass one of the files"
         )
-    return (firsts or found or [None])[0]
+    return next(iter(firsts or found), None)
 
 
 def _number(file: Path) -> int:

@@ -61,9 +61,9 @@ class Metadata:
         """A finite number: float32's, as JSON would write it."""
         value = self._get(key, default)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value):  # type: ignore[arg-type]
+        if not is_number or not math.isfinite(value):
             raise self._wrong(key, value, "a number")
-        return _shortest(float(value))  # type: ignore[arg-type]
+        return _shortest(float(value))
 
     def numbers(self, key: str) -> list[Any]:
         """A list of numbers or of truth values."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from predict.gguf.architectures import ARCHITECTURES as KNOWN
 from predict.loading.checkpoint import checkpoint_digest
 from predict.loading.model import read_spec
 from predict.loading.paddle_checkpoint import open_checkpoint
+from predict.nn.decoder import Decoder, Experts
 from tests.support import tiny
 from tests.support.gguf_blocks import KINDS, Types, random_blocks, values_of
 from tests.support.gguf_models import (
@@ -36,11 +38,13 @@ from tests.support.golden import CASES, GOLDEN, check_greedy, config, greedy, ru
 NOT_CONVERTED = ("qwen2_moe_sparse", "qwen3_moe_window")
 # A rotary base that grows with the context is in no GGUF.
 NOT_ROTATED = ("llama_rope_dynamic",)
+# Their experts' limit is not the one that llama.cpp has for all of the family.
+OTHER_LIMIT = ("gpt_oss_20b", "gpt_oss_mxfp4")
 FAMILIES = [
     case
     for case in CASES
     if json.loads((GOLDEN / case / "config.json").read_text())["model_type"] in ARCHITECTURES
-    and case not in (*NOT_CONVERTED, *NOT_ROTATED)
+    and case not in (*NOT_CONVERTED, *NOT_ROTATED, *OTHER_LIMIT)
 ]
 PROMPTS = [[1], list(range(3, 20)), [5, 6, 7, 100, 9, 11] * 6]
 WIDE = {
@@ -60,9 +64,22 @@ def test_families_give_the_golden_tokens(case: str, tmp_path: Path) -> None:
         check_greedy(LLM(settings), case, which)
 
 
+def test_gpt_oss_gives_the_tokens_of_its_safetensors(tmp_path: Path) -> None:
+    directory = tmp_path / "m"
+    shutil.copytree(GOLDEN / "gpt_oss_20b", directory)
+    values = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**values, "swiglu_limit": 7.0}))
+    wanted = tokens_of(directory)
+    assert tokens_of(convert(directory, tmp_path / "x.gguf")) == wanted
+    # MXFP4 is of experts' matrices, whose codes 8 bits hold.
+    path = convert(directory, tmp_path / "mxfp4.gguf", Types.MXFP4)
+    assert tokens_of(path) == tokens_of(path, inference_model=False)
+
+
 def test_each_architecture_has_a_golden_case() -> None:
     families = {
-        json.loads((GOLDEN / case / "config.json").read_text())["model_type"] for case in FAMILIES
+        json.loads((GOLDEN / case / "config.json").read_text())["model_type"]
+        for case in (*FAMILIES, *OTHER_LIMIT)
     }
     assert {ARCHITECTURES[name] for name in families} == set(KNOWN)
 
@@ -80,7 +97,8 @@ def in_blocks(directory: Path, path: Path, kind: str) -> Path:
         if "layers" not in name or tensor.ndim < 2:
             add_tensor(writer, mapped(table, name), tensor, Types.F32)
             continue
-        blocks = random_blocks(kind, *tensor.shape, seed)
+        rows, columns = tensor.shape
+        blocks = random_blocks(kind, rows, columns, seed)
         held[name] = values_of(blocks, kind)
         linear = name.split(".")[-2]
         if linear in heads:
@@ -141,20 +159,28 @@ def test_what_became_of_types_is_said_in_one_line(
     ]
 
 
+def decoder_of(path: Path, **settings: Any) -> Decoder:
+    llm = LLM(str(path), dtype="float32", max_length=64, inference_model=True, **settings)
+    assert llm.decoder is not None
+    return llm.decoder
+
+
+def scheme_of_head(path: Path, **settings: Any) -> str:
+    return decoder_of(path, **settings).head.linear.scheme
+
+
 def test_an_lm_head_is_kept_or_rounded(tmp_path: Path) -> None:
     path = convert(tiny.write(tmp_path / "m"), tmp_path / "x.gguf", Types.Q8_0)
-    settings = {"dtype": "float32", "max_length": 64, "inference_model": True}
-    kept = LLM(str(path), **settings)
-    assert kept.decoder.head.linear.scheme == "weight_only_int8"
-    rounded = LLM(str(path), lm_head_quant_type="weight_only_int4", **settings)
-    assert rounded.decoder.head.linear.scheme == "weight_only_int4"
+    assert scheme_of_head(path) == "weight_only_int8"
+    assert scheme_of_head(path, lm_head_quant_type="weight_only_int4") == "weight_only_int4"
 
 
 def test_experts_keep_their_codes(tmp_path: Path) -> None:
     case = "qwen3_moe_30b"
     path = convert(GOLDEN / case, tmp_path / "x.gguf", Types.Q8_0)
     llm = LLM(str(path), dtype="float32", max_length=64, inference_model=True)
-    experts = [block for layer in llm.decoder.layers for block in layer if hasattr(block, "router")]
+    blocks = [block for layer in decoder_of(path).layers for block in layer]
+    experts = [block for block in blocks if isinstance(block, Experts)]
     assert {block.gate_up.scheme for block in experts} == {"weight_only_int8"}
     plain = LLM(str(path), dtype="float32", max_length=64)
     assert greedy(llm, PROMPTS, 8) == greedy(plain, PROMPTS, 8)

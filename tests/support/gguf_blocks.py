@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gguf
 import numpy as np
 import numpy.typing as npt
 from gguf.quants import _type_traits
 
-Types = gguf.GGMLQuantizationType
+Types: Any = gguf.GGMLQuantizationType
 KINDS = tuple(kind.name for kind in _type_traits)
 # Bytes of a block where float16 scales lie; types without one have scales of other kinds.
 SCALES = {

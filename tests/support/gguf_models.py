@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 from predict.loading.checkpoint import Checkpoint
 
 Array = npt.NDArray[Any]
-Types = gguf.GGMLQuantizationType
+Types: Any = gguf.GGMLQuantizationType
 # By model_type: ggml's architecture.
 ARCHITECTURES = {
     "llama": "llama",
@@ -46,11 +46,12 @@ ARCHITECTURES = {
     "ernie4_5": "ernie4_5",
     "glm4": "glm4",
     "internlm2": "internlm2",
+    "gpt_oss": "gpt-oss",
 }
 PERMUTED = ("llama", "granite", "minicpm", "internlm2")
 PLUS_ONE = ("gemma", "gemma2", "gemma3")
 LAYER_NORM = ("phi2", "starcoder2", "stablelm", "command-r")
-EXPERT = re.compile(r"(model\.layers\.\d+\.)(.*\.experts)\.(\d+)\.(.*)\.weight")
+EXPERT = re.compile(r"(model\.layers\.\d+\.)(.*\.experts)\.(\d+)\.(.*)\.(weight|bias)")
 
 
 def read_tensors(directory: Path) -> dict[str, Array]:
@@ -88,8 +89,8 @@ def gguf_tensors(directory: Path, config: Mapping[str, Any]) -> dict[str, Array]
             values = values + 1
         found = EXPERT.fullmatch(name)
         if found:
-            layer, where, number_of, linear = found.groups()
-            stacked.setdefault(f"{layer}{where}.{linear}.weight", {})[int(number_of)] = values
+            layer, where, number_of, linear, ending = found.groups()
+            stacked.setdefault(f"{layer}{where}.{linear}.{ending}", {})[int(number_of)] = values
             continue
         if name.endswith("shared_expert_gate.weight"):
             values = values.reshape(-1)
@@ -104,17 +105,30 @@ def gguf_tensors(directory: Path, config: Mapping[str, Any]) -> dict[str, Array]
 
 
 def with_parts(tensors: dict[str, Array], heads: int, keys: int) -> dict[str, Array]:
-    """InternLM 2's queries, keys and values apart, under Llama's names; others as they are."""
+    """InternLM 2's queries, keys and values apart, under Llama's names; gpt-oss' gate and up."""
     made: dict[str, Array] = {}
     for name, values in tensors.items():
+        if "experts" in name and "gate_up_proj" in name:
+            for start, part in enumerate(("gate_proj", "up_proj")):
+                made[name.replace("gate_up_proj", part)] = values[..., start::2].T
+            continue
+        if "sinks" in name:
+            made[name + ".weight"] = values
+            continue
         if "wqkv" not in name:
-            made[name] = values
+            made[name] = values.T if is_turned(name, tensors) else values
             continue
         layer = name.removesuffix("attention.wqkv.weight") + "self_attn."
         groups = values.reshape(keys, heads // keys + 2, -1, values.shape[-1])
         for part, rows in (("q", groups[:, :-2]), ("k", groups[:, -2]), ("v", groups[:, -1])):
             made[f"{layer}{part}_proj.weight"] = rows.reshape(-1, values.shape[-1])
     return made
+
+
+def is_turned(name: str, tensors: Mapping[str, Array]) -> bool:
+    """Whether a matrix of gpt-oss lies as [in, out]."""
+    joined = name.replace("down_proj", "gate_up_proj")
+    return "experts" in name and name.endswith("down_proj.weight") and joined in tensors
 
 
 def mapped(table: Any, name: str) -> str:
@@ -183,6 +197,8 @@ def add_family(writer: gguf.GGUFWriter, arch: str, config: Mapping[str, Any]) ->
     if experts:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
+        if arch == "gpt-oss":
+            writer.add_expert_feed_forward_length(config["intermediate_size"])
         if arch.endswith("moe") and arch != "olmoe":
             writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if arch == "qwen2moe":
@@ -201,7 +217,7 @@ def add_family(writer: gguf.GGUFWriter, arch: str, config: Mapping[str, Any]) ->
             pattern = [kind == "sliding_attention" for kind in config["layer_types"]]
         if pattern:
             writer.add_sliding_window_pattern(pattern)
-    if arch in ("llama", "phi3", "starcoder2") and config.get("sliding_window"):
+    if arch in ("llama", "phi3", "starcoder2", "gpt-oss") and config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
     if arch == "stablelm":
         writer.add_parallel_residual(config.get("use_parallel_residual", False))
