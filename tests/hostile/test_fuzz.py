@@ -33,6 +33,8 @@ from predict.text.tokenizer import Tokenizer
 from quant.state import RunState
 from tests.support import tiny
 from tests.support.damage import changed_bytes
+from tests.support.gguf_models import convert
+from tests.support.gguf_tokens import add_byte_level
 from tests.support.limits import cpu_seconds
 from tests.support.manifests import MANIFEST
 from tests.support.stored_formats import torch_file
@@ -148,6 +150,31 @@ def read_checkpoint(folder: Path) -> None:
         checkpoint.read(name)
 
 
+def read_gguf_model(folder: Path) -> None:
+    """All that a GGUF file says: a network, a tokenizer, tensors."""
+    read_spec(folder)
+    read_tokenizer(folder)
+    read_checkpoint(folder)
+
+
+def changed_gguf(data: bytes, dice: random.Random) -> bytes:
+    """Bytes as above in the part that holds metadata and places, mostly among the first keys."""
+    end = data.index(b"output_norm.weight") + 2000
+    start = dice.randrange(dice.choice((1000, end)))
+    window = slice(start, start + 300)
+    return data[:start] + changed_bytes(data[window], dice) + data[start + 300 :]
+
+
+def prepare_gguf(folder: Path) -> None:
+    """A GGUF file in place of all others."""
+    source = tiny.write(folder / "source", {"vocab_size": 512})
+    convert(source, folder / "x.gguf", add_tokens=lambda w: add_byte_level(w, folder, "gpt-2"))
+    shutil.rmtree(source)
+    for path in folder.iterdir():
+        if path.suffix != ".gguf":
+            path.unlink()
+
+
 def cut_checkpoint(folder: Path, *kept: str) -> None:
     """Leaves only the named ones of the files with tensors."""
     for name in (INDEX, PARAMS, "model.safetensors", "small.safetensors"):
@@ -258,6 +285,7 @@ READERS = {
         lambda folder: np.save(folder / "a.npy", np.arange(6.0).reshape(2, 3)),
         150,
     ),
+    "gguf": Reader("x.gguf", read_gguf_model, changed_gguf, prepare_gguf, 150),
     "npy": Reader("calibration/hidden-00001.npy", read_state, changed_bytes, write_state),
     "state": Reader("calibration/state.json", read_state, changed_json, write_state, 100),
     "layer": Reader("calibration/layer-00000.json", read_state, changed_json, write_state, 100),
