@@ -33,7 +33,6 @@ from predict.cli.run_config import PredictorConfig
 from predict.config.engine import EngineConfig
 from predict.device.devices import check_static
 from predict.errors import EXIT_FAILURE, EXIT_USAGE, UserError
-from predict.gguf.files import gguf_of
 from predict.system.console import say, show
 from predict.system.files import read_json_object
 from predict.system.outputs import check_folder, locked, whole_folder
@@ -233,43 +232,16 @@ def _copy_files(
 ) -> None:
     """Copies what else a run reads. program: the name of a file that is the export's own."""
     from predict.loading.cache_scales import SCALES_FILE, save_head_scales
+    from predict.loading.companions import write_described
 
     for pattern in COPIED:
         for path in sorted(source.glob(pattern)):
             own = path.name == program or any(path.match(other) for other in NOT_COPIED)
             if path.is_file() and not own:
                 shutil.copyfile(path, folder / path.name)
-    file = gguf_of(source)
-    if file is not None:
-        _write_description(file, source, folder)
+    write_described(source, folder)
     if scales is not None and not (source / SCALES_FILE).exists():
         save_head_scales(kv_format, folder, scales)
-
-
-def _write_description(file: Path, source: Path, folder: Path) -> None:
-    """Writes what a GGUF file says of its model into files as other models have them."""
-    from predict.gguf.described import (
-        OF_TOKENIZER,
-        STANDS_FOR,
-        TOKENIZER,
-        described_in,
-        read_model_json,
-    )
-    from predict.gguf.opened import open_gguf
-    from predict.gguf.tokens import has_tokenizer
-    from predict.text.backends.gguf_vocabulary import write_tokenizer
-
-    for name in OF_TOKENIZER:
-        path = described_in(source, name)
-        if path.is_file() and path != file:
-            shutil.copyfile(path, folder / name)
-    values = {name: read_model_json(file, name) for name in STANDS_FOR}
-    if described_in(source, TOKENIZER).is_file():
-        del values["tokenizer_config.json"]  # the one beside the file was copied
-    elif has_tokenizer(open_gguf(file)):
-        write_tokenizer(file, folder)
-    for name, value in values.items():
-        (folder / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def _name_family(reader: ConfigReader, folder: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 from predict import LLM
 from predict.device.place import to_float32
 from predict.errors import UserError
+from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts.gguf import KINDS as KEPT
 from predict.loading.layouts.gguf import Target, as_quantized
-from predict.loading.paddle_checkpoint import open_checkpoint
 from tests.support import tiny
 from tests.support.gguf_blocks import KINDS, Types, random_blocks, values_of
 from tests.support.gguf_models import convert, finish, writer_of
@@ -36,7 +36,7 @@ def write(path: Path, kind: str, blocks: np.ndarray) -> Path:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_type_is_read_as_the_package_reads_it(kind: str, tmp_path: Path) -> None:
     blocks = random_blocks(kind, ROWS, COLUMNS)
-    checkpoint = open_checkpoint(write(tmp_path / "x.gguf", kind, blocks))
+    checkpoint = Checkpoint(write(tmp_path / "x.gguf", kind, blocks))
     assert checkpoint.tensors[OURS].shape == (ROWS, COLUMNS)
     wanted = values_of(blocks, kind)
     assert np.isfinite(wanted).all()
@@ -47,7 +47,7 @@ def test_every_type_is_read_as_the_package_reads_it(kind: str, tmp_path: Path) -
 def test_plain_types_are_read_as_they_are(kind: str, tmp_path: Path) -> None:
     dtype = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I32": np.int32}[kind]
     values = np.arange(64).reshape(4, 16).astype(dtype)
-    checkpoint = open_checkpoint(write(tmp_path / "x.gguf", kind, values))
+    checkpoint = Checkpoint(write(tmp_path / "x.gguf", kind, values))
     assert checkpoint.tensors[OURS].dtype == kind
     np.testing.assert_array_equal(checkpoint.read(OURS), values)
 
@@ -104,8 +104,8 @@ def test_codes_are_kept_where_operators_hold_them_exactly(target: Target, kept: 
 
 def test_scales_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     path = convert(tiny.write(tmp_path / "m"), tmp_path / "x.gguf", Types.Q8_0)
-    checkpoint = open_checkpoint(path)
-    offset = checkpoint.tensors["model.layers.1.self_attn.o_proj.weight"].offset
+    checkpoint = Checkpoint(path)
+    ((_, offset),) = checkpoint.tensors["model.layers.1.self_attn.o_proj.weight"].places
     data = bytearray(path.read_bytes())
     data[offset : offset + 2] = np.array([np.inf], np.float16).tobytes()
     path.write_bytes(data)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from export.export_model import main as export_main
+from predict.convert import main as convert_main
 from predict.predictor import main as predict_main
 from quant.run_quantization import main as quantize_main
 from tests.support import tiny
@@ -72,6 +73,27 @@ def test_an_export_runs_as_the_file_does(kind: str, tokenizer: str, tmp_path: Pa
     argv = ["--model_name_or_path", str(path), "--output_path", str(exported), *FLAGS, *words]
     assert export_main(argv) == 0
     assert outputs(exported, tmp_path / "b.json", "--mode", "static", *words) == wanted
+
+
+@pytest.mark.parametrize("tokenizer", ["byte_level", "sentencepiece_legacy"])
+def test_a_converted_file_is_a_checkpoint_of_hugging_face(tokenizer: str, tmp_path: Path) -> None:
+    folder = tiny.TOKENIZER.parent / tokenizer
+    path = convert(
+        safetensors(tmp_path / "m"),
+        tmp_path / "x.gguf",
+        Types.Q4_0,
+        lambda writer: (
+            add_byte_level(writer, folder, "gpt-2")
+            if tokenizer == "byte_level"
+            else add_sentencepiece(writer, folder)
+        ),
+    )
+    made = tmp_path / "made"
+    assert convert_main([str(path), str(made), "--format", "hf"]) == 0
+    assert (made / "model.safetensors").is_file()
+    words = ("--inference_model",)
+    wanted = outputs(path, tmp_path / "a.json", *words)
+    assert outputs(made, tmp_path / "b.json", *words) == wanted
 
 
 def test_quantization_takes_no_gguf(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,9 +16,8 @@ from predict import LLM, EngineConfig
 from predict.cli.identity import folder_digest
 from predict.errors import UserError
 from predict.gguf.architectures import ARCHITECTURES as KNOWN
-from predict.loading.checkpoint import checkpoint_digest
+from predict.loading.checkpoint import Checkpoint, checkpoint_digest
 from predict.loading.model import read_spec
-from predict.loading.paddle_checkpoint import open_checkpoint
 from predict.nn.decoder import Decoder, Experts
 from tests.support import tiny
 from tests.support.gguf_blocks import KINDS, Types, random_blocks, values_of
@@ -267,7 +266,7 @@ def test_digests_cover_the_file(tmp_path: Path) -> None:
 def test_norms_of_gemma_lose_the_one_that_was_added(tmp_path: Path) -> None:
     path = convert(GOLDEN / "gemma_2b", tmp_path / "x.gguf")
     name = "model.layers.0.input_layernorm.weight"
-    ours, theirs = open_checkpoint(path), open_checkpoint(GOLDEN / "gemma_2b")
+    ours, theirs = Checkpoint(path), Checkpoint(GOLDEN / "gemma_2b")
     np.testing.assert_allclose(
         ours.read_float((name,)),
         (theirs.read(name).astype(np.uint32) << 16).view(np.float32),
