@@ -65,10 +65,11 @@ def write_stored(
         file.write(head)
         for name, array in arrays.items():
             values = np.asarray(array.read(), order="C")
-            if values.dtype != np.dtype(NUMPY_DTYPES[array.dtype]) or values.shape != array.shape:
+            dtype = np.dtype(NUMPY_DTYPES[array.dtype])
+            if values.dtype != dtype or values.shape != array.shape:
                 raise ValueError(
                     f"{name}: {array.dtype} {list(array.shape)} needs "
-                    f"{NUMPY_DTYPES[array.dtype]}, got {values.dtype} {list(values.shape)}"
+                    f"{dtype}, got {values.dtype} {list(values.shape)}"
                 )
             file.flush()  # tofile writes past Python's buffer
             values.tofile(file)

@@ -201,10 +201,10 @@ def test_numbers_of_experts_that_do_not_fit_are_refused_in_every_family(
     more = 2 * num_experts
     said = rf"number of experts is {more}, and the tensors are those of {num_experts};"
     with pytest.raises(UserError, match=said):
-        LLM(config(changed(case, tmp_path / "more", **{count: more})))
+        LLM(config(changed(case, tmp_path / "more", None, **{count: more})))
     for key, wrong in ((count, 0), (count, "many"), (top_k, 0), (top_k, -1), (top_k, 1.5)):
         with pytest.raises(UserError, match=f"'{key}' is {wrong!r} .allowed: a"):
-            read_spec(changed(case, tmp_path / f"{key}{wrong}", **{key: wrong}))
+            read_spec(changed(case, tmp_path / f"{key}{wrong}", None, **{key: wrong}))
 
 
 @pytest.mark.parametrize("case", list(OF_FAMILY))

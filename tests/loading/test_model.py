@@ -118,7 +118,7 @@ def test_quantized_matrix_that_is_stored_otherwise_is_refused(
 def stored(folder: Path) -> dict[str, tuple[str, Any]]:
     """The tensors of a checkpoint by the names in its file, as `write` takes them."""
     checkpoint = Checkpoint(folder)
-    return {name: (info.dtype, checkpoint.read(name)) for name, info in checkpoint.tensors.items()}
+    return {name: (array.dtype, array.read()) for name, array in checkpoint.stored.items()}
 
 
 @pytest.mark.parametrize("case", ["gemma3_4b", "mistral3_24b"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -72,7 +74,7 @@ def test_messages_are_whole_however_they_are_cut(cuts: list[int]) -> None:
 
 def test_an_answers_end_has_everything() -> None:
     messages: Messages[FromEngine] = Messages(FromEngine)
-    said = [
+    said: list[Any] = [
         SAID,
         Changed(3),
         Changed(4, "why"),
