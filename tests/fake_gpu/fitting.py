@@ -10,6 +10,7 @@ import pytest
 # Words in the names of tests that need real kernels or memory, start processes without the fake,
 # or take long in plain loops.
 LEFT_OUT: dict[str, tuple[str, ...]] = {
+    "gpu/test_adapters.py": ("layers_of",),  # as gpu/test_ops.py
     "gpu/test_batch_invariant.py": ("",),
     "gpu/test_beams.py": ("copied_blocks",),
     "gpu/test_device.py": ("out_of_memory", "process_ends", "another_streams_event"),
