@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from predict.cli.data import read_data_file
 from predict.errors import UserError
+from predict.loading.adapters import Base, fitted, read_adapter
 from predict.loading.cache_scales import head_scales
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.formats import INDEX, PARAMS
@@ -32,6 +33,14 @@ from predict.text.chat_template import JinjaTemplate
 from predict.text.tokenizer import Tokenizer
 from quant.state import RunState
 from tests.support import tiny
+from tests.support.adapter_folders import (
+    Q,
+    factors,
+    paddlenlp_tensors,
+    peft_tensors,
+    write_paddlenlp,
+    write_peft,
+)
 from tests.support.damage import changed_bytes
 from tests.support.gguf_models import convert
 from tests.support.gguf_tokens import add_byte_level
@@ -226,6 +235,41 @@ def read_array(folder: Path) -> None:
     read_npy(folder / "a.npy").read()
 
 
+LORA_BASE = Base(
+    {name: values.shape for name, values in tiny.tensors(tiny.CONFIG).items()},
+    frozenset({"model.embed_tokens.weight"}),
+    frozenset(),
+    "model.embed_tokens.weight",
+    "lm_head.weight",
+    is_tied=False,
+)
+
+
+def read_lora(folder: Path) -> None:
+    """An adapter, fitted to the tiny model, and its factors."""
+    adapter = fitted(read_adapter(folder / "lora"), LORA_BASE)
+    for linear in adapter.linears.values():
+        linear.factors()
+
+
+def prepare_peft(folder: Path) -> None:
+    """A small adapter of PEFT's."""
+    changes = {"rank_pattern": {"q_proj": 4}, "alpha_pattern": {".*down_proj": 2}}
+    write_peft(folder / "lora", peft_tensors(factors()), changes)
+
+
+def prepare_lora(folder: Path) -> None:
+    """A small adapter of PaddleNLP's, in two parts."""
+    tensors = {
+        name: values if "lora_A" in name else np.split(values, 2, axis=1)[0].copy()
+        for name, values in paddlenlp_tensors(factors(names=(Q,))).items()
+    }
+    write_paddlenlp(folder / "lora", {})
+    for rank in range(2):
+        path = folder / "lora" / f"lora_model_state.tp0{rank}.pdparams"
+        path.write_bytes(pickle.dumps(tensors, protocol=4))
+
+
 def prepare_params(folder: Path) -> None:
     """A small state_dict as Paddle 2.1 and later write it."""
     cut_checkpoint(folder)
@@ -286,6 +330,12 @@ READERS = {
         150,
     ),
     "gguf": Reader("x.gguf", read_gguf_model, changed_gguf, prepare_gguf, 150),
+    "peft_config": Reader("lora/adapter_config.json", read_lora, changed_json, prepare_peft, 150),
+    "peft": Reader("lora/adapter_model.safetensors", read_lora, changed_header, prepare_peft, 200),
+    "lora_config": Reader("lora/lora_config.json", read_lora, changed_json, prepare_lora, 150),
+    "lora": Reader(
+        "lora/lora_model_state.tp01.pdparams", read_lora, changed_pickle, prepare_lora, 200
+    ),
     "npy": Reader("calibration/hidden-00001.npy", read_state, changed_bytes, write_state),
     "state": Reader("calibration/state.json", read_state, changed_json, write_state, 100),
     "layer": Reader("calibration/layer-00000.json", read_state, changed_json, write_state, 100),

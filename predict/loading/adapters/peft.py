@@ -56,7 +56,7 @@ OTHER_METHODS = {
     "kasa_config": "is of KaSA",
     "monteclora_config": "is of MonteCLoRA",
 }
-MAX_RANK = 1 << 16
+MAX_RANK, MAX_ALPHA = 1 << 16, 1e9
 
 
 @dataclass
@@ -132,7 +132,16 @@ def rank_of(config: Mapping[str, Any], key: str, default: int | None, where: str
 
 def number_of(config: Mapping[str, Any], key: str, default: float, where: str) -> float:
     """A number out of a config file. Raises UserError."""
-    return float(setting(config, key, default, where, int, float))
+    return checked_number(setting(config, key, default, where, int, float), f"{where}: {key}")
+
+
+def checked_number(value: Any, what: str) -> float:
+    """The number that scales a product. Raises UserError for others; what: names it."""
+    if type(value) not in (int, float) or not abs(value) <= MAX_ALPHA:
+        raise UserError(
+            f"{what} is {repr(value)[:MAX_SHOWN]}; it must be a number, {MAX_ALPHA:g} at most"
+        )
+    return float(value)
 
 
 def _sort(
@@ -177,13 +186,9 @@ class Patterns:
         given = setting(raw, key, {}, self.where, dict)
         made = []
         for text, value in given.items():
-            if type(value) not in (int, float) or not math.isfinite(value):
-                raise UserError(
-                    f"{self.where}: {key} has {repr(value)[:MAX_SHOWN]} for {text[:MAX_SHOWN]!r}; "
-                    "it must be a number"
-                )
+            number = checked_number(value, f"{self.where}: {key} of {text[:MAX_SHOWN]!r}")
             pattern(text, f"{self.where}: {key}")
-            made.append((re.compile(rf"(?:.*\.)?(?:{text})"), value))
+            made.append((re.compile(rf"(?:.*\.)?(?:{text})"), number))
         return made
 
     def rank(self, name: str, default: int) -> float:

@@ -85,11 +85,21 @@ class LowRank:
         return self.magnitude is None and self.bias is None and not self.is_table
 
     def factors(self) -> tuple[Floats, Floats]:
-        """A [r, in] and B [out, r], scaling and mixer in B: what is added is B @ A."""
+        """A [r, in] and B [out, r], scaling and mixer in B: what is added is B @ A.
+
+        Raises UserError for values that are not finite.
+        """
         a, b = self.a.read(), self.b.read()
-        if self.mixer is not None:
-            b = b @ self.mixer.read()
-        return a, b * np.float32(self.scaling)
+        with np.errstate(over="ignore", invalid="ignore"):
+            if self.mixer is not None:
+                b = b @ self.mixer.read()
+            b = b * np.float32(self.scaling)
+        if not np.isfinite(b).all():
+            raise UserError(
+                f"{self.b.where} times its scaling {self.scaling:g} is more than float32 holds; "
+                "the adapter is damaged: copy it, or train it, again"
+            )
+        return a, b
 
     def added_to(self, weight: npt.NDArray[Any]) -> Floats:
         """The changed matrix, new and in float32, as the base stores it; weight: any float's."""
@@ -111,7 +121,10 @@ class LowRank:
 
     def added_to_bias(self, bias: Floats) -> Floats:
         """The changed bias [out]."""
-        return bias if self.bias is None else bias + np.float32(self.scaling) * self.bias.read()
+        if self.bias is None:
+            return bias
+        with np.errstate(over="ignore", invalid="ignore"):  # the sum is looked at
+            return bias + np.float32(self.scaling) * self.bias.read()
 
 
 @dataclass(frozen=True)
