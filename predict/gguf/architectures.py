@@ -55,6 +55,10 @@ NORMS_AROUND = {
 ONE_NORM = {"attn_norm": "input_layernorm"}
 FUSED_GATE_UP = {"ffn_up": "mlp.gate_up_proj"}
 GEMMA_LOCAL_BASE = 10000.0
+# What newer files have in place of one matrix, kv_b_proj: [heads, latent, key] and [heads, value,
+# latent].
+KEYS_OF_LATENTS, VALUES_OF_LATENTS = "self_attn.k_b_proj", "self_attn.v_b_proj"
+SOFTMAX, SIGMOID = 1, 2  # of a router's scores
 # Layers of the models whose scores llama.cpp scales by the width of the hidden states.
 GEMMA2_27B, GEMMA3_27B = 46, 62
 
@@ -68,6 +72,7 @@ class Architecture:
     tensors: Mapping[str, str] = field(default_factory=dict)
     permuted: bool = False
     plus_one: bool = False
+    latent: bool = False  # keys and values of latents: sizes of heads are the row's to tell
     layer_norm: bool = False  # with a mean, and an epsilon of its own name
 
     def family(self, data: Metadata) -> str:
@@ -246,6 +251,54 @@ def _gpt_oss(data: Metadata) -> Values:
     }
 
 
+def _is_sigmoid(data: Metadata) -> bool:
+    data.must_be("{arch}.expert_gating_func", (SOFTMAX, SIGMOID))
+    return data.whole("{arch}.expert_gating_func", SOFTMAX) == SIGMOID
+
+
+def _deepseek_family(data: Metadata) -> str:
+    return "deepseek_v3" if _is_sigmoid(data) else "deepseek_v2"
+
+
+def _deepseek(data: Metadata) -> Values:
+    rotated = data.whole("{arch}.rope.dimension_count")
+    # Files whose keys are the latents themselves have the sizes of heads under other names.
+    key = data.optional("{arch}.attention.key_length_mla") or data.whole(
+        "{arch}.attention.key_length"
+    )
+    value = data.optional("{arch}.attention.value_length_mla") or data.whole(
+        "{arch}.attention.value_length"
+    )
+    groups = data.whole("{arch}.expert_group_count", 0)
+    method = "noaux_tc" if _is_sigmoid(data) else "group_limited_greedy"
+    scaling = scaling_of(data)
+    if scaling and scaling["rope_type"] == "yarn":
+        del scaling["attention_factor"]  # of the scores, by what follows
+        temperature = 10 * data.real("{arch}.rope.scaling.yarn_log_multiplier", 0.0)
+        scaling |= {"mscale": temperature, "mscale_all_dim": temperature}
+    return {
+        "num_key_value_heads": data.whole("{arch}.attention.head_count"),
+        "attention_bias": data.has_tensor("blk.0.attn_output.bias"),
+        "q_lora_rank": data.whole("{arch}.attention.q_lora_rank", 0) or None,
+        "kv_lora_rank": data.whole("{arch}.attention.kv_lora_rank"),
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": key - rotated,
+        "v_head_dim": value,
+        "rope_scaling": scaling,
+        "n_routed_experts": data.whole("{arch}.expert_count"),
+        "num_experts_per_tok": data.whole("{arch}.expert_used_count"),
+        "moe_intermediate_size": data.whole("{arch}.expert_feed_forward_length"),
+        "n_shared_experts": data.whole("{arch}.expert_shared_count", 0),
+        "first_k_dense_replace": data.whole("{arch}.leading_dense_block_count", 0),
+        "routed_scaling_factor": data.real("{arch}.expert_weights_scale", 0.0) or 1.0,
+        "norm_topk_prob": data.flag("{arch}.expert_weights_norm", False),
+        "topk_method": method if groups > 1 or _is_sigmoid(data) else "greedy",
+        "n_group": groups or None,
+        "topk_group": data.whole("{arch}.expert_group_used_count", 0) or None,
+        "num_nextn_predict_layers": 0,
+    }
+
+
 def _with_biases(data: Metadata) -> Values:
     return {"attention_bias": data.has_tensor("blk.0.attn_q.bias")}
 
@@ -291,6 +344,25 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "attn_k_norm": "self_attn.k_layernorm.norms.{head}",
         },
         layer_norm=True,
+    ),
+    "deepseek2": Architecture(
+        _deepseek_family,
+        _deepseek,
+        {
+            "attn_q_a": "self_attn.q_a_proj",
+            "attn_q_a_norm": "self_attn.q_a_layernorm",
+            "attn_q_b": "self_attn.q_b_proj",
+            "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+            "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+            "attn_kv_b": "self_attn.kv_b_proj",
+            "attn_k_b": KEYS_OF_LATENTS,
+            "attn_v_b": VALUES_OF_LATENTS,
+            "exp_probs_b": "mlp.gate.e_score_correction_bias",
+            "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+            "ffn_up_shexp": "mlp.shared_experts.up_proj",
+            "ffn_down_shexp": "mlp.shared_experts.down_proj",
+        },
+        latent=True,
     ),
     "gpt-oss": Architecture(
         "gpt_oss",

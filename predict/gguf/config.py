@@ -19,8 +19,8 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     data = Metadata(file)
     row = architecture_of(data)
     heads = data.whole("{arch}.attention.head_count")
-    head_dim = data.optional("{arch}.attention.key_length")
-    if head_dim != data.optional("{arch}.attention.value_length"):
+    head_dim = None if row.latent else data.optional("{arch}.attention.key_length")
+    if not row.latent and head_dim != data.optional("{arch}.attention.value_length"):
         raise UserError(
             f"{file.path}: keys of {head_dim} values and values of "
             f"{data.optional('{arch}.attention.value_length')} do not go together in {data.arch}; "
@@ -45,7 +45,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "bos_token_id": data.optional("tokenizer.ggml.bos_token_id"),
         "eos_token_id": end_ids(data),
         "rope_theta": data.real("{arch}.rope.freq_base", 10000.0),
-        **_rotated(data, head_dim, heads),
+        **({} if row.latent else _rotated(data, head_dim, heads)),
         "rope_scaling": scaling_of(data),
         **row.config(data),
     }

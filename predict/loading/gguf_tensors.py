@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from predict.device.place import to_float32
 from predict.errors import UserError
+from predict.gguf.architectures import KEYS_OF_LATENTS, VALUES_OF_LATENTS
 from predict.gguf.files import gguf_of
 from predict.gguf.opened import open_gguf
 from predict.gguf.reader import PLAIN
@@ -32,7 +33,23 @@ def read_gguf_model(model: Path) -> Mapping[str, StoredArray]:
     file = gguf_of(model)
     if file is None:
         raise UserError(f"{model} holds no GGUF file of a model; pass the file")
-    return {name: _array(source) for name, source in sources_of(open_gguf(file)).items()}
+    arrays = {name: _array(source) for name, source in sources_of(open_gguf(file)).items()}
+    return _with_latents(arrays)
+
+
+def _with_latents(arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
+    """The arrays, those of keys and of values that latents become in one."""
+    made = dict(arrays)
+    for name, keys in arrays.items():
+        if not name.endswith(f"{KEYS_OF_LATENTS}.weight"):
+            continue
+        values = name.replace(KEYS_OF_LATENTS, VALUES_OF_LATENTS)
+        whole = name.replace(KEYS_OF_LATENTS, "self_attn.kv_b_proj")
+        if values not in arrays or len(keys.shape) != 3 or len(arrays[values].shape) != 3:
+            continue  # named when tensors and config are compared
+        del made[name], made[values]
+        made.setdefault(whole, FromLatents(keys, arrays[values]))
+    return made
 
 
 def _array(source: Source) -> StoredArray:
@@ -94,6 +111,41 @@ class GgufArray:
         if len(tensor.shape) == 1:  # a bias: a row of one value each
             return np.ascontiguousarray(data.reshape(len(order), -1)[order]).reshape(1, -1)
         return rows[order]
+
+
+@dataclass(frozen=True, eq=False)
+class FromLatents:
+    """kv_b_proj [heads * (key + value), latent] of its two parts, head by head."""
+
+    keys: StoredArray  # [heads, latent, key]
+    values: StoredArray  # [heads, value, latent]
+
+    @property
+    def dtype(self) -> str:
+        """See StoredArray."""
+        return "F32"
+
+    @property
+    def shape(self) -> Shape:
+        """See StoredArray."""
+        heads, latent, key = self.keys.shape
+        return (heads * (key + self.values.shape[1]), latent)
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """See StoredArray."""
+        return (*self.keys.places, *self.values.places)
+
+    def read(self) -> npt.NDArray[Any]:
+        """See StoredArray. Raises UserError where the parts do not fit together."""
+        keys, values = (to_float32(part.read()) for part in (self.keys, self.values))
+        if keys.shape[:2] != (values.shape[0], values.shape[2]):
+            raise UserError(
+                f"{self.places[0][0]}: keys {list(keys.shape)} and values {list(values.shape)} of "
+                "latents do not fit together; convert the model again"
+            )
+        whole: npt.NDArray[Any] = np.concatenate([keys.transpose(0, 2, 1), values], axis=1)
+        return whole.reshape(self.shape)
 
 
 def _dequantized(blocks: npt.NDArray[np.uint8], source: Source) -> npt.NDArray[np.float32]:

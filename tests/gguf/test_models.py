@@ -35,8 +35,8 @@ from tests.support.golden import CASES, GOLDEN, check_greedy, config, greedy, ru
 
 # Layers with experts and layers without: llama.cpp has no such Qwen, and no converter writes them.
 NOT_CONVERTED = ("qwen2_moe_sparse", "qwen3_moe_window")
-# A rotary base that grows with the context is in no GGUF.
-NOT_ROTATED = ("llama_rope_dynamic",)
+# A rotary base that grows with the context is in no GGUF, nor DeepSeek rotated in halves.
+NOT_ROTATED = ("llama_rope_dynamic", "deepseek_v3_halves")
 # Their experts' limit is not the one that llama.cpp has for all of the family.
 OTHER_LIMIT = ("gpt_oss_20b", "gpt_oss_mxfp4")
 FAMILIES = [

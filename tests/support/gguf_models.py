@@ -47,6 +47,8 @@ ARCHITECTURES = {
     "glm4": "glm4",
     "internlm2": "internlm2",
     "gpt_oss": "gpt-oss",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
 }
 PERMUTED = ("llama", "granite", "minicpm", "internlm2")
 PLUS_ONE = ("gemma", "gemma2", "gemma3")
@@ -79,10 +81,16 @@ def gguf_tensors(directory: Path, config: Mapping[str, Any]) -> dict[str, Array]
     table = get_tensor_name_map(number, config["num_hidden_layers"])
     heads = config["num_attention_heads"]
     keys = config.get("num_key_value_heads") or heads
+    rows = config.get("qk_nope_head_dim", 0)
     made: dict[str, Array] = {}
     stacked: dict[str, dict[int, Array]] = {}  # parts by their number
-    tensors = {name: as_float32(held) for name, held in read_tensors(directory).items()}
-    for name, values in with_parts(tensors, heads, keys).items():
+    drafting = f"model.layers.{config['num_hidden_layers']}."  # what makes drafts stays behind
+    tensors = {
+        name: as_float32(held)
+        for name, held in read_tensors(directory).items()
+        if not name.startswith(drafting)
+    }
+    for name, values in with_parts(tensors, heads, keys, rows).items():
         if arch in PERMUTED and re.search(r"[qk]_proj\.", name):
             values = permuted(values, heads if ".q_proj" in name else keys)
         if arch in PLUS_ONE and name.endswith("norm.weight"):
@@ -104,7 +112,9 @@ def gguf_tensors(directory: Path, config: Mapping[str, Any]) -> dict[str, Array]
     return {mapped(table, name): values for name, values in made.items()}
 
 
-def with_parts(tensors: dict[str, Array], heads: int, keys: int) -> dict[str, Array]:
+def with_parts(
+    tensors: dict[str, Array], heads: int, keys: int, head_rows: int = 0
+) -> dict[str, Array]:
     """InternLM 2's queries, keys and values apart, under Llama's names; gpt-oss' gate and up."""
     made: dict[str, Array] = {}
     for name, values in tensors.items():
@@ -114,6 +124,15 @@ def with_parts(tensors: dict[str, Array], heads: int, keys: int) -> dict[str, Ar
             continue
         if "sinks" in name:
             made[name + ".weight"] = values
+            continue
+        if "e_score_correction_bias" in name:
+            made[name.replace("e_score_correction_bias", "e_score_correction.bias")] = values
+            continue
+        if "kv_b_proj" in name:
+            both = values.reshape(heads, -1, values.shape[-1])
+            keys_b, values_b = both[:, :head_rows], both[:, head_rows:]
+            made[name.replace("kv_b_proj", "k_b_proj")] = keys_b.swapaxes(1, 2)
+            made[name.replace("kv_b_proj", "v_b_proj")] = values_b
             continue
         if "wqkv" not in name:
             made[name] = values.T if is_turned(name, tensors) else values
@@ -143,6 +162,8 @@ def writer_of(path: Path, config: Mapping[str, Any]) -> gguf.GGUFWriter:
     writer = gguf.GGUFWriter(path, arch)
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim") or hidden // heads
+    if arch == "deepseek2":
+        return latent_writer(writer, config)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(hidden)
     writer.add_block_count(config["num_hidden_layers"])
@@ -162,6 +183,43 @@ def writer_of(path: Path, config: Mapping[str, Any]) -> gguf.GGUFWriter:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     add_rope(writer, config)
     add_family(writer, arch, config)
+    return writer
+
+
+def latent_writer(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> gguf.GGUFWriter:
+    """The metadata of a network with latent attention, whose sizes are those of heads."""
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(1)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    rotated = config["qk_rope_head_dim"]
+    writer.add_rope_dimension_count(rotated)
+    if config.get("q_lora_rank"):
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_kv_lora_rank(config["kv_lora_rank"])
+    writer.add_key_length(config["kv_lora_rank"] + rotated)
+    writer.add_value_length(config["kv_lora_rank"])
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + rotated)
+    writer.add_value_length_mla(config["v_head_dim"])
+    writer.add_expert_count(config.get("n_routed_experts") or config["num_local_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    writer.add_expert_weights_norm(config["norm_topk_prob"])
+    is_third = config["model_type"] == "deepseek_v3"
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType(2 if is_third else 1))
+    if is_third or config.get("topk_method") == "group_limited_greedy":
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
+    add_rope(writer, config)
+    scaling = rope_of(config)
+    if scaling.get("mscale_all_dim"):
+        writer.add_rope_scaling_yarn_log_mul(0.1 * scaling["mscale_all_dim"])
     return writer
 
 
