@@ -75,6 +75,21 @@ def test_gpt_oss_gives_the_tokens_of_its_safetensors(tmp_path: Path) -> None:
     assert tokens_of(path) == tokens_of(path, inference_model=False)
 
 
+def test_older_files_have_the_sizes_of_heads_of_latents_under_their_own_names(
+    tmp_path: Path,
+) -> None:
+    values = json.loads((GOLDEN / "deepseek_v2_lite" / "config.json").read_text())
+    path = tmp_path / "x.gguf"
+    writer = writer_of(path, values)
+    (keys,) = writer.kv_data
+    for name in ("key_length", "value_length"):
+        keys[f"deepseek2.attention.{name}"] = keys.pop(f"deepseek2.attention.{name}_mla")
+    writer.add_tensor("token_embd.weight", np.zeros((211, 32), np.float32))
+    finish(writer)
+    wanted, _ = read_spec(GOLDEN / "deepseek_v2_lite")
+    assert read_spec(path)[0].attention == wanted.attention
+
+
 def test_each_architecture_has_a_golden_case() -> None:
     families = {
         json.loads((GOLDEN / case / "config.json").read_text())["model_type"]
