@@ -62,16 +62,7 @@ def from_safetensors(answers: Any) -> list[str]:
     return list(answers(None))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "bin in shards",
-        "pdparams in shards",
-        "pdparams of 2 ranks and 3 stages",
-        "pdparams of 2 ranks, fused",
-        "Paddle's safetensors, fused, in shards",
-    ],
-)
+@pytest.mark.parametrize("name", WRITERS)
 def test_each_format_answers_as_safetensors_do(
     answers: Any, from_safetensors: list[str], name: str
 ) -> None:

@@ -211,6 +211,13 @@ def test_entries_that_overlap_are_refused(tmp_path: Path) -> None:
     assert "overlap" in refused(tmp_path, bytes(made))
 
 
+def test_an_entry_of_4_gb_in_a_small_archive_is_refused(tmp_path: Path) -> None:
+    made = bytearray(GOOD)
+    struct.pack_into("<II", made, GOOD.rindex(b"PK\x01\x02") + 20, 0xFFFFFFF0, 0xFFFFFFF0)
+    said = refused(tmp_path, bytes(made))
+    assert "entry 'archive/data/0' should have 4294967280 bytes" in said
+
+
 def test_sizes_of_64_bits_are_read_and_believed_no_more_than_others(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "big.zip", "w") as archive:
         pickled = state_pickle({"a": tensor_pickle("0", "FloatStorage", 6, (6,), (1,))})
