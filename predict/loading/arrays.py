@@ -7,6 +7,7 @@ in parts, or with matrices in one, is read as any other, one tensor at a time.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -143,6 +144,60 @@ class Turned:
         return self.array.read().T
 
 
+class LastRead:
+    """The values of the array that was read last, for those that are cut out of it in turns.
+
+    They are kept until they were asked for as often as was said, or another array is.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._array: StoredArray | None = None
+        self._values: npt.NDArray[Any] | None = None
+        self._left = 0
+
+    def read(self, array: StoredArray, num_uses: int) -> npt.NDArray[Any]:
+        """The array's values, which stay as they are; num_uses: how often they will be wanted."""
+        with self._lock:
+            values = self._values
+            if values is None or self._array is not array:
+                self._array = self._values = None  # before the next ones take their place
+                values = array.read()
+                self._array, self._values, self._left = array, values, num_uses
+            self._left -= 1
+            if self._left < 1:
+                self._array = self._values = None
+            return values
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """An array that `num_uses` others are cut out of, read once for those that follow closely."""
+
+    array: StoredArray
+    last: LastRead
+    num_uses: int
+
+    @property
+    def dtype(self) -> str:
+        """See StoredArray."""
+        return self.array.dtype
+
+    @property
+    def shape(self) -> Shape:
+        """See StoredArray."""
+        return self.array.shape
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """See StoredArray."""
+        return self.array.places
+
+    def read(self) -> npt.NDArray[Any]:
+        """See StoredArray. Not to be changed: others get the same values."""
+        return self.last.read(self.array, self.num_uses)
+
+
 @dataclass(frozen=True, eq=False)
 class Part:
     """Rows and columns of a matrix [out, in], or elements of a vector [out]."""
@@ -172,9 +227,9 @@ class Part:
         return self.array.places
 
     def read(self) -> npt.NDArray[Any]:
-        """See StoredArray."""
-        values = self.array.read()[self.rows]
-        return values if values.ndim == 1 else values[:, self.columns]
+        """See StoredArray. A copy: of the whole others may be cut out."""
+        cut = (self.rows, self.columns)[: len(self.array.shape)]
+        return np.array(self.array.read()[cut], order="C")
 
 
 @dataclass(frozen=True, eq=False)

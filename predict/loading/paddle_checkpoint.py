@@ -15,7 +15,15 @@ from pathlib import Path
 import numpy as np
 
 from predict.errors import UserError
-from predict.loading.arrays import FLOAT_DTYPES, Part, StoredArray, Turned, listed
+from predict.loading.arrays import (
+    FLOAT_DTYPES,
+    LastRead,
+    Part,
+    Shared,
+    StoredArray,
+    Turned,
+    listed,
+)
 from predict.loading.ernie import parts_of
 from predict.nn.hf_config import ConfigReader
 
@@ -99,9 +107,10 @@ def _hugging_face_name(name: str, prefix: str, ours: str) -> str:
 def _split(seen: Mapping[str, StoredArray], directory: Path) -> dict[str, StoredArray]:
     """The tensors, those of several linears replaced by the linears' own."""
     split: dict[str, StoredArray] = {}
+    last = LastRead()
     for name, array in seen.items():
         if match := QKV.fullmatch(name):
-            parts = _heads(name, array, directory)
+            parts = _heads(name, Shared(array, last, 3), directory)
             made: dict[str, StoredArray] = {
                 f"{match[1]}.{kind}_proj.{match[2]}": part for kind, part in parts
             }
@@ -112,9 +121,10 @@ def _split(seen: Mapping[str, StoredArray], directory: Path) -> dict[str, Stored
                     f"{directory}: {name} has {array.shape[0]} outputs, and gate and up have as "
                     "many each; copy the checkpoint again"
                 )
+            both = Shared(array, last, 2)
             made = {
-                f"{match[1]}.gate_proj.{match[2]}": Part(array, slice(0, half)),
-                f"{match[1]}.up_proj.{match[2]}": Part(array, slice(half, None)),
+                f"{match[1]}.gate_proj.{match[2]}": Part(both, slice(0, half)),
+                f"{match[1]}.up_proj.{match[2]}": Part(both, slice(half, None)),
             }
         else:
             made = {name: array}

@@ -14,6 +14,7 @@ from predict import LLM, SamplingParams
 from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint, checkpoint_digest
 from predict.loading.formats import FORMATS
+from predict.loading.pdparams import PickledArray
 from predict.loading.safetensors_reader import read_header
 from predict.loading.torch_file import read_torch
 from tests.support import stored_formats, tiny
@@ -205,3 +206,28 @@ def test_the_digest_covers_the_files_of_each_format(tmp_path: Path, name: str) -
     data[-3000] ^= 1  # a value
     largest.write_bytes(data)
     assert checkpoint_digest(tmp_path) != first
+
+
+def test_matrices_in_one_are_read_once_for_those_that_are_cut_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = write_model(tmp_path, "pdparams, fused")
+    checkpoint = Checkpoint(tmp_path)
+    read: list[tuple[int, ...]] = []
+    original = PickledArray.read
+
+    def counted(array: PickledArray) -> Any:
+        read.append(array.shape)
+        return original(array)
+
+    monkeypatch.setattr(PickledArray, "read", counted)
+    for kind in "qkv":
+        name = f"model.layers.0.self_attn.{kind}_proj.weight"
+        np.testing.assert_array_equal(checkpoint.read(name), wanted[name])
+    assert read == [(64, 256)]
+    names = [f"model.layers.{layer}.mlp.gate_proj.weight" for layer in (0, 1, 0)]
+    for name in names:  # in another order each is read anew
+        values = checkpoint.read(name)
+        values += 1  # its own: no other one changes
+    assert read[1:] == [(64, 192)] * 3
+    np.testing.assert_array_equal(checkpoint.read(names[0]), wanted[names[0]])
