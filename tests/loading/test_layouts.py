@@ -849,7 +849,7 @@ def test_integer_codes_of_another_dtype_are_named(tmp_path: Path) -> None:
 
 
 def test_written_dtypes_must_fit_their_arrays(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"x: BF16 \[2\] needs .*uint16.*, got float32"):
+    with pytest.raises(ValueError, match=r"x: BF16 \[2\] needs uint16, got float32"):
         safetensors_file.write(tmp_path / "x.safetensors", {"x": ("BF16", np.ones(2, np.float32))})
 
 
