@@ -119,8 +119,8 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, eq=False)
-class Turned:
-    """A matrix [out, in] that is stored as [in, out]."""
+class View:
+    """An array made of another one; as it is here, that one."""
 
     array: StoredArray
 
@@ -132,12 +132,26 @@ class Turned:
     @property
     def shape(self) -> Shape:
         """See StoredArray."""
-        return self.array.shape[::-1]
+        return self.array.shape
 
     @property
     def places(self) -> tuple[Place, ...]:
         """See StoredArray."""
         return self.array.places
+
+    def read(self) -> npt.NDArray[Any]:
+        """See StoredArray."""
+        return self.array.read()
+
+
+@dataclass(frozen=True, eq=False)
+class Turned(View):
+    """A matrix [out, in] that is stored as [in, out]."""
+
+    @property
+    def shape(self) -> Shape:
+        """See StoredArray."""
+        return self.array.shape[::-1]
 
     def read(self) -> npt.NDArray[Any]:
         """See StoredArray."""
@@ -159,8 +173,8 @@ class LastRead:
     def read(self, array: StoredArray, num_uses: int) -> npt.NDArray[Any]:
         """The array's values, which stay as they are; num_uses: how often they will be wanted."""
         with self._lock:
-            values = self._values
-            if values is None or self._array is not array:
+            values = self._values if self._array is array else None
+            if values is None:
                 self._array = self._values = None  # before the next ones take their place
                 values = array.read()
                 self._array, self._values, self._left = array, values, num_uses
@@ -171,27 +185,11 @@ class LastRead:
 
 
 @dataclass(frozen=True, eq=False)
-class Shared:
+class Shared(View):
     """An array that `num_uses` others are cut out of, read once for those that follow closely."""
 
-    array: StoredArray
     last: LastRead
     num_uses: int
-
-    @property
-    def dtype(self) -> str:
-        """See StoredArray."""
-        return self.array.dtype
-
-    @property
-    def shape(self) -> Shape:
-        """See StoredArray."""
-        return self.array.shape
-
-    @property
-    def places(self) -> tuple[Place, ...]:
-        """See StoredArray."""
-        return self.array.places
 
     def read(self) -> npt.NDArray[Any]:
         """See StoredArray. Not to be changed: others get the same values."""
@@ -199,17 +197,11 @@ class Shared:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class Part(View):
     """Rows and columns of a matrix [out, in], or elements of a vector [out]."""
 
-    array: StoredArray
     rows: Indices = field(default_factory=lambda: slice(None))
     columns: slice = field(default_factory=lambda: slice(None))
-
-    @property
-    def dtype(self) -> str:
-        """See StoredArray."""
-        return self.array.dtype
 
     @property
     def shape(self) -> Shape:
@@ -221,11 +213,6 @@ class Part:
         )
         return (*sizes, *self.array.shape[2:])
 
-    @property
-    def places(self) -> tuple[Place, ...]:
-        """See StoredArray."""
-        return self.array.places
-
     def read(self) -> npt.NDArray[Any]:
         """See StoredArray. A copy: of the whole others may be cut out."""
         cut = (self.rows, self.columns)[: len(self.array.shape)]
@@ -233,26 +220,15 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class Piece(View):
     """What lies at an index of an array's first axis."""
 
-    array: StoredArray
     index: int
-
-    @property
-    def dtype(self) -> str:
-        """See StoredArray."""
-        return self.array.dtype
 
     @property
     def shape(self) -> Shape:
         """See StoredArray."""
         return self.array.shape[1:]
-
-    @property
-    def places(self) -> tuple[Place, ...]:
-        """See StoredArray."""
-        return self.array.places
 
     def read(self) -> npt.NDArray[Any]:
         """See StoredArray."""
