@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from predict.adapters.pool import AdapterPool
 from predict.engine.beams import Candidates, likeliest, num_candidates
 from predict.engine.request_state import Request, RequestStatus
 from predict.engine.scheduler import ScheduledBatch, Scheduler, SchedulerConfig
@@ -32,6 +33,7 @@ def config(
     chunked_prefill: bool = True,
     separate_steps: bool = False,
     placing: Placing | None = None,
+    adapters: AdapterPool | None = None,
 ) -> SchedulerConfig:
     return SchedulerConfig(
         max_num_seqs=max_num_seqs,
@@ -44,6 +46,7 @@ def config(
         chunked_prefill=chunked_prefill,
         separate_steps=separate_steps,
         placing=placing,
+        adapters=adapters,
     )
 
 
@@ -65,8 +68,14 @@ class Cache:
         )
 
 
-def prefix_hashes(token_ids: Sequence[int]) -> list[int]:
-    hashes, last = [], 17
+def first_hash(request: Request) -> int:
+    """What all that a request computes depends on: its adapter, whose name is a number."""
+    return 17 if request.adapter is None else 19 + int(request.adapter.name)
+
+
+def prefix_hashes(token_ids: Sequence[int], last: int = 17) -> list[int]:
+    """last: of the request, see first_hash."""
+    hashes = []
     for token_id in token_ids:
         last = hash((last, token_id))
         hashes.append(last)
@@ -77,13 +86,14 @@ def next_token(prefix_hash: int) -> int:
     return (prefix_hash >> 7) % VOCAB
 
 
-def expected_output(prompt: Sequence[int], params: SamplingParams, max_length: int) -> list[int]:
+def expected_output(request: Request, max_length: int) -> list[int]:
     """What the model answers when nothing else runs; written without the code under test."""
+    prompt, params, first = request.prompt_token_ids, request.sampling_params, first_hash(request)
     tokens, output = list(prompt), list[int]()
     limit = min(max_length, params.max_length or max_length) - len(prompt)
     limit = min(limit, params.max_new_tokens or limit)
     while len(output) < limit:
-        token_id = next_token(prefix_hashes(tokens)[-1])
+        token_id = next_token(prefix_hashes(tokens, first)[-1])
         tokens.append(token_id)
         output.append(token_id)
         stops = (*(() if params.ignore_eos else EOS), *params.stop_token_ids)
@@ -97,14 +107,13 @@ def token_log_probs(prefix_hash: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.array([-((prefix_hash >> 7 * i) % 61) / 8 for i in range(VOCAB)], np.float32)
 
 
-def expected_search(
-    prompt: Sequence[int], params: SamplingParams, max_length: int
-) -> list[tuple[list[int], float]]:
+def expected_search(request: Request, max_length: int) -> list[tuple[list[int], float]]:
     """(tokens, score) of the answers of a beam search, in the words of transformers' own.
 
     That keeps num_beams rows from the start, all but one at -1e9, and as many places for finished
     sequences.
     """
+    prompt, params, first = request.prompt_token_ids, request.sampling_params, first_hash(request)
     limit = min(max_length, params.max_length or max_length) - len(prompt)
     limit = min(limit, params.max_new_tokens or limit)
     num_beams = params.num_beams
@@ -115,7 +124,8 @@ def expected_search(
     scores[0] = 0
     done = [(-1e9, False, list[int]())] * num_beams
     for length in range(1, limit + 1):
-        table = np.stack([token_log_probs(prefix_hashes([*prompt, *row])[-1]) for row in running])
+        last = [prefix_hashes([*prompt, *row], first)[-1] for row in running]
+        table = np.stack([token_log_probs(each) for each in last])
         totals = (table + scores[:, None]).ravel()
         order = np.argsort(-totals, kind="stable")[:keep]
         rows = [[*running[i // VOCAB], int(i % VOCAB)] for i in order]
@@ -173,7 +183,7 @@ def execute(
                 assert not isinstance(entry, Candidates)
                 tokens[position] = entry if isinstance(entry, int) else entry[0]
         assert span.samples == (end == len(tokens))
-        hashes = prefix_hashes(tokens[:end])
+        hashes = prefix_hashes(tokens[:end], first_hash(span.request))
         for position in range(span.start):
             assert cache.slots[cache.slot(span.block_ids, position)] == hashes[position]
         for position in range(span.start, end):
@@ -214,13 +224,16 @@ class Simulation:
 
     def add(self, prompt: list[int], params: SamplingParams) -> None:
         request_id = len(self.requests)
-        added = Request(request_id, prompt, params)
+        added = self._request(request_id, prompt, params)
         try:
             self.scheduler.add(added)
         except UserError:  # nothing but a search whose beams together fill more than the cache
             assert params.num_beams > 1
             return
         self.requests[request_id] = self.unfinished[request_id] = added
+
+    def _request(self, request_id: int, prompt: list[int], params: SamplingParams) -> Request:
+        return Request(request_id, prompt, params)
 
     def abort(self, request_id: int) -> None:
         aborted = self.scheduler.abort(request_id)
@@ -305,16 +318,12 @@ class Simulation:
                 if each.finish_reason == "abort":
                     assert each.output_token_ids == []
                     continue
-                answers = expected_search(
-                    each.prompt_token_ids, each.sampling_params, self.limits.max_length
-                )
+                answers = expected_search(each, self.limits.max_length)
                 found = each.beam_group.returned
                 assert [(answer.token_ids, answer.score) for answer in found] == answers
                 assert each.output_token_ids == answers[0][0]
                 continue
-            output = expected_output(
-                each.prompt_token_ids, each.sampling_params, self.limits.max_length
-            )
+            output = expected_output(each, self.limits.max_length)
             assert len(each.token_times) == each.num_output_tokens
             if each.finish_reason == "abort":
                 assert each.output_token_ids == output[: each.num_output_tokens]
@@ -340,7 +349,7 @@ class Simulation:
                 continue
             tokens = list(each.token_ids)
             for _ in range(self.rng.randrange(4)):
-                tokens.append(next_token(prefix_hashes(tokens)[-1]))
+                tokens.append(next_token(prefix_hashes(tokens, first_hash(each))[-1]))
             guesses = tokens[each.num_tokens :]
             drafts[each.request_id] = guesses + [1] * self.rng.randrange(3)
         return drafts

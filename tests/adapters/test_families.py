@@ -1,0 +1,90 @@
+"""Adapters beside the linears of every family, however its checkpoint stores them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from predict.errors import UserError
+from predict.llm import LLM
+from predict.request import RequestOutput, SamplingParams
+from tests.support.family_adapters import write_family_adapter
+from tests.support.golden import CASES, config, golden, runs
+
+# Whose attention takes no adapter, and what its refusal names.
+REFUSED = {
+    **dict.fromkeys(
+        ("deepseek_v2", "deepseek_v2_dense", "deepseek_v2_lite", "deepseek_v3"), "latent attention"
+    ),
+    "deepseek_v3_halves": "latent attention",
+    **dict.fromkeys(
+        ("chatglm_6b", "cohere_qk_norm", "stablelm_12b"), "norms with factors per head"
+    ),
+    "gpt_oss_mxfp4": "mxfp4",  # no merging to compare with
+}
+# PaddleNLP's own checkpoints, whose adapters are of its form: tests/loading has them.
+OTHERS = frozenset(
+    ("ernie_3_5_se", "ernie_3_5_se_parallel", "gpt_paddlenlp", "gpt_paddlenlp_fused")
+)
+# Each stores its linears in another way: fused, in groups, in rows of heads, turned, of experts.
+QUICK = frozenset(
+    {
+        *("baichuan_7b", "bloom_7b", "cohere_35b", "falcon_40b", "gpt2_small", "gpt_neox_pythia"),
+        *("internlm2_7b", "mixtral_8x7b", "opt_350m", "phi3_mini", "phi_2", "qwen3_moe_30b"),
+        *("chatglm_2_6b", "qwen2_moe_sparse", "gemma3_text_1b", "mistral3_24b"),
+    }
+)
+PARAMS = SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True, logprobs=2)
+
+
+def served(case: str, **settings: Any) -> LLM:
+    length, _ = runs(case)[0]
+    made = config(case, dtype="float32", max_length=length, attention="append", batch_size=4)
+    return LLM(made.changed(**{"inference_model": True, **settings}))
+
+
+def likelihoods(output: RequestOutput) -> list[float]:
+    (answer,) = output.outputs
+    assert answer.logprobs is not None
+    return [next(iter(step.values())).logprob for step in answer.logprobs]
+
+
+@pytest.mark.parametrize("inference_model", [True, False])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in CASES
+        if case not in OTHERS and case not in REFUSED
+    ],
+)
+def test_a_family_answers_as_with_the_adapter_merged(
+    tmp_path: Path, case: str, inference_model: bool
+) -> None:
+    folders = [write_family_adapter(tmp_path / str(seed), case, seed) for seed in (1, 2)]
+    modules = tuple(f"{folder.name}={folder}" for folder in folders)
+    llm = served(case, lora_modules=modules, inference_model=inference_model)
+    prompts = golden(case)["prompts"][:2]
+    names = ("1", "2", None)
+    each = [replace(PARAMS, adapter=name) for name in names for _ in prompts]
+    together = llm.generate(prompts * len(names), each)
+    found: list[list[RequestOutput]] = [together[:2], together[2:4], together[4:]]
+    assert [list(out.token_ids) for out in found[2]] == [
+        answer[:6] for answer in golden(case)["greedy"][:2]
+    ]
+    for folder, ours in zip(folders, found[:2], strict=True):
+        merged = served(case, lora_path=str(folder), inference_model=inference_model)
+        for one, other in zip(ours, merged.generate(prompts, PARAMS), strict=True):
+            assert one.token_ids == other.token_ids
+            assert likelihoods(one) == pytest.approx(likelihoods(other), abs=2e-4)
+        assert [out.token_ids for out in ours] != [out.token_ids for out in found[2]]
+
+
+@pytest.mark.parametrize("case", [case for case in REFUSED if case != "gpt_oss_mxfp4"])
+def test_a_network_that_takes_no_adapter_says_so_by_name(tmp_path: Path, case: str) -> None:
+    folder = write_family_adapter(tmp_path / "a", case, 1)
+    with pytest.raises(UserError, match=f"{REFUSED[case]}.* can have no adapter; .*--lora_path"):
+        served(case, lora_modules=(f"a={folder}",))

@@ -1,0 +1,56 @@
+"""LoRA adapters of golden checkpoints: of every linear of attention and MLPs, however stored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from tests.support.golden import GOLDEN
+
+# Parts of names of matrices that are no linears of attention or MLPs, or of other networks.
+OTHERS = (
+    *("embed", "wte", "wpe", "lm_head", "output_layer", "output.weight", "norm", "project"),
+    *("expert", "router", ".mlp.gate.", "block_sparse_moe", "vision_tower", "multi_modal"),
+)
+TRANSPOSED = ("gpt2",)  # stored [in, out]
+
+
+def linears_of(case: str) -> dict[str, tuple[int, int]]:
+    """[out, in] of each linear, by its name in the checkpoint."""
+    found: dict[str, tuple[int, int]] = {}
+    for path in sorted((GOLDEN / case).glob("*.safetensors")):
+        with safe_open(path, "np") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no dict
+                shape = file.get_slice(name).get_shape()
+                is_matrix = len(shape) == 2 and name.endswith(".weight")
+                if is_matrix and not any(part in name for part in OTHERS):
+                    out, width = shape[::-1] if case.startswith(TRANSPOSED) else shape
+                    found[name.removesuffix(".weight")] = (out, width)
+    return found
+
+
+def write_family_adapter(directory: Path, case: str, seed: int, rank: int = 5) -> Path:
+    """Writes an adapter of a golden checkpoint; returns the directory."""
+    generator = np.random.default_rng(seed)
+    tensors: dict[str, Any] = {}
+    for name, (out, width) in linears_of(case).items():
+        a = generator.standard_normal((rank, width)) / np.sqrt(width)
+        b = generator.standard_normal((out, rank)) * 0.3 / np.sqrt(rank)
+        tensors[f"base_model.model.{name}.lora_A.weight"] = a.astype(np.float32)
+        tensors[f"base_model.model.{name}.lora_B.weight"] = b.astype(np.float32)
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, directory / "adapter_model.safetensors")
+    settings = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "target_modules": "all-linear",
+        "fan_in_fan_out": case.startswith(TRANSPOSED),
+    }
+    (directory / "adapter_config.json").write_text(json.dumps(settings))
+    return directory
