@@ -12,18 +12,8 @@ import pytest
 from predict.llm import LLM
 from predict.request import RequestOutput, SamplingParams
 from tests.support import tiny
-from tests.support.adapters import write_adapter
+from tests.support.adapters import SEVEN, write_seven
 
-# By name: rank, and what it changes.
-ADAPTERS: dict[str, dict[str, Any]] = {
-    "four": {"rank": 4},
-    "eight": {"rank": 8, "targets": ("q_proj", "v_proj")},
-    "sixteen": {"rank": 16, "layers": (1,)},
-    "odd": {"rank": 13, "targets": ("o_proj", "down_proj")},
-    "wide": {"rank": 64},
-    "gates": {"rank": 16, "targets": ("gate_proj", "k_proj")},
-    "late": {"rank": 24, "targets": ("up_proj", "q_proj"), "layers": (0,)},
-}
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True, logprobs=3)
 PROMPTS = [[5, 9, 11, 30], [5, 9, 11, 30, 7, 8], [101, 3], [77], [14, 15, 16, 17, 18], [60, 61]]
 
@@ -35,11 +25,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("adapters")
-    return {
-        name: write_adapter(root / name, tiny.CONFIG, seed=index, **form)
-        for index, (name, form) in enumerate(ADAPTERS.items())
-    }
+    return write_seven(tmp_path_factory.mktemp("adapters"), tiny.CONFIG)
 
 
 def serving(model: Path, folders: dict[str, Path], **settings: Any) -> LLM:
@@ -86,7 +72,7 @@ def steps(output: RequestOutput) -> Any:
 
 
 @pytest.mark.parametrize("inference_model", [True, False])
-@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("name", SEVEN)
 def test_an_adapter_answers_as_the_model_with_it_merged(
     model: Path, folders: dict[str, Path], name: str, inference_model: bool
 ) -> None:
@@ -114,7 +100,7 @@ def test_a_mixed_batch_gives_each_what_it_has_alone(
 ) -> None:
     llm = serving(model, folders, dtype=dtype, quant_type=quant_type, prefix_caching=False)
     logits = logits_of(llm, monkeypatch)
-    names = [None, *ADAPTERS]
+    names = [None, *SEVEN]
     answers(llm, names)
     together = list(logits.values())
     assert len(together) == len(names) == llm.config.scheduling.batch_size

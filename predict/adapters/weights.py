@@ -47,9 +47,12 @@ def page_values(plan: WeightPlan) -> int:
 
 
 def base_of(plan: WeightPlan, names: WeightNames) -> Base:
-    """The network's linears as adapters name them, however its checkpoint stores them."""
-    shapes = dict(plan.matrices())
-    for _, _, linear in adapted_plans(plan):
+    """The network's tensors as adapters name them, however its checkpoint stores them.
+
+    With those that no request's adapter may change: `check_servable` says so.
+    """
+    shapes: dict[str, tuple[int, ...]] = {**dict(plan.matrices()), **dict(plan.small_tensors())}
+    for linear in plan.stored_linears():
         for prefix, size in zip(linear.prefixes, linear.part_sizes, strict=True):
             shape = (linear.in_features, size) if linear.transposed else (size, linear.in_features)
             shapes[f"{prefix}.weight"] = shape

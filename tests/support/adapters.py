@@ -19,6 +19,16 @@ LINEARS = {
     "up_proj": "mlp",
     "down_proj": "mlp",
 }
+# By name: rank, and what it changes.
+SEVEN: dict[str, dict[str, Any]] = {
+    "four": {"rank": 4},
+    "eight": {"rank": 8, "targets": ("q_proj", "v_proj")},
+    "sixteen": {"rank": 16, "layers": (1,)},
+    "odd": {"rank": 13, "targets": ("o_proj", "down_proj")},
+    "wide": {"rank": 64},
+    "gates": {"rank": 16, "targets": ("gate_proj", "k_proj")},
+    "late": {"rank": 24, "targets": ("up_proj", "q_proj"), "layers": (0,)},
+}
 
 
 def shapes_of(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
@@ -67,3 +77,11 @@ def write_adapter(
     }
     (directory / "adapter_config.json").write_text(json.dumps(settings))
     return directory
+
+
+def write_seven(root: Path, config: dict[str, Any]) -> dict[str, Path]:
+    """Writes the adapters of SEVEN; their folders by name."""
+    return {
+        name: write_adapter(root / name, config, seed=index, **form)
+        for index, (name, form) in enumerate(SEVEN.items())
+    }
