@@ -17,6 +17,7 @@ from predict.device import library
 from predict.system import host
 from tests.fake_gpu import libraries
 from tests.fake_gpu.libraries import ENVIRONMENT
+from tests.support import tiny
 from tests.support.cpu_kernels import CANDIDATES, force, refusal
 from tests.support.golden import OPERATORS
 from tests.support.paths import DEMO
@@ -103,6 +104,12 @@ def operators(request: pytest.FixtureRequest) -> dict[str, Any]:
     if request.param == "fused":
         request.getfixturevalue("compiled")
     return OPERATORS[request.param]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama without a tokenizer."""
+    return tiny.write(tmp_path_factory.mktemp("tiny") / "model")
 
 
 @pytest.fixture(scope="session")

@@ -19,11 +19,6 @@ PROMPTS = [[5, 9, 11, 30], [5, 9, 11, 30, 7, 8], [101, 3], [77], [14, 15, 16, 17
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return write_seven(tmp_path_factory.mktemp("adapters"), tiny.CONFIG)
 
@@ -74,11 +69,11 @@ def steps(output: RequestOutput) -> Any:
 @pytest.mark.parametrize("inference_model", [True, False])
 @pytest.mark.parametrize("name", SEVEN)
 def test_an_adapter_answers_as_the_model_with_it_merged(
-    model: Path, folders: dict[str, Path], name: str, inference_model: bool
+    tiny_model: Path, folders: dict[str, Path], name: str, inference_model: bool
 ) -> None:
-    llm = serving(model, {name: folders[name]}, inference_model=inference_model)
-    merged = LLM(model, dtype="float32", lora_path=folders[name], max_length=64, batch_size=8)
-    base = LLM(model, dtype="float32", max_length=64, batch_size=8)
+    llm = serving(tiny_model, {name: folders[name]}, inference_model=inference_model)
+    merged = LLM(tiny_model, dtype="float32", lora_path=folders[name], max_length=64, batch_size=8)
+    base = LLM(tiny_model, dtype="float32", max_length=64, batch_size=8)
     ours = answers(llm, [name] * 3)
     theirs = merged.generate(PROMPTS[:3], GREEDY)
     plain = base.generate(PROMPTS[:3], GREEDY)
@@ -92,13 +87,13 @@ def test_an_adapter_answers_as_the_model_with_it_merged(
 @pytest.mark.parametrize("quant_type", [None, "weight_only_int8", "weight_only_int4", "a8w8"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_mixed_batch_gives_each_what_it_has_alone(
-    model: Path,
+    tiny_model: Path,
     folders: dict[str, Path],
     dtype: str,
     quant_type: str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    llm = serving(model, folders, dtype=dtype, quant_type=quant_type, prefix_caching=False)
+    llm = serving(tiny_model, folders, dtype=dtype, quant_type=quant_type, prefix_caching=False)
     logits = logits_of(llm, monkeypatch)
     names = [None, *SEVEN]
     answers(llm, names)
@@ -109,7 +104,7 @@ def test_a_mixed_batch_gives_each_what_it_has_alone(
         answers(llm, [name], [PROMPTS[index % len(PROMPTS)]])
         (alone,) = logits.values()
         np.testing.assert_array_equal(alone, together[index])
-    without = serving(model, {}, dtype=dtype, quant_type=quant_type)
+    without = serving(tiny_model, {}, dtype=dtype, quant_type=quant_type)
     plain = logits_of(without, monkeypatch)
     without.generate(PROMPTS[:1], GREEDY)
     np.testing.assert_array_equal(next(iter(plain.values())), together[0])

@@ -21,7 +21,14 @@ from predict.engine.scheduler import ScheduledBatch, Scheduler, SchedulerConfig
 from predict.errors import UserError
 from predict.nn.blocks import ADAPTED
 from predict.request import SamplingParams
-from tests.support.scheduler_traffic import EOS, Simulation, config, request, run_random
+from tests.support.scheduler_traffic import (
+    EOS,
+    Simulation,
+    config,
+    random_config,
+    request,
+    run_random,
+)
 
 NUM_NAMES = 7
 MOST_UNFINISHED = 24  # a longer queue is looked through at every step, and finds nothing more
@@ -110,23 +117,23 @@ class AdapterSimulation(Simulation):
         self.num_blocked += head is not None and head.num_pages > self.pool.num_free_pages
 
 
-def limits_of(num_pages: int, max_pages: int, **settings: int | bool) -> SchedulerConfig:
-    store = FakeStore(num_pages, max_pages)
-    return config(adapters=store.pool, **settings)  # type: ignore[arg-type]
-
-
 @pytest.mark.no_cover
 @pytest.mark.parametrize("num_events", [2500, pytest.param(25_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", ["drafts", "ahead"])
 def test_thousands_of_arrivals_aborts_loads_and_unloads(mode: str, num_events: int) -> None:
-    limits = limits_of(
-        *(3, 2), max_num_seqs=8, max_num_batched_tokens=24, max_length=32, num_blocks=20
+    pool = FakeStore(3, 2).pool
+    limits = config(
+        max_num_seqs=8,
+        max_num_batched_tokens=24,
+        max_length=32,
+        num_blocks=20,
+        adapters=pool,
     )
     found = run_random(
         limits, 11, num_events, mode == "drafts", mode == "ahead", kind=AdapterSimulation
     )
     assert isinstance(found, AdapterSimulation)
-    limits.adapters.check({})  # type: ignore[union-attr]
+    pool.check({})
     requests = found.requests.values()
     reasons = [each.finish_reason for each in requests]
     stats = found.scheduler.stats
@@ -146,23 +153,8 @@ def test_thousands_of_arrivals_aborts_loads_and_unloads(mode: str, num_events: i
 @st.composite
 def any_limits(draw: st.DrawFn) -> SchedulerConfig:
     max_pages = draw(st.integers(1, 3))
-    max_num_seqs = draw(st.integers(1, 6))
-    max_length = draw(st.integers(8, 40))
-    block_size = draw(st.sampled_from([1, 2, 4, 5]))
-    least = -(-max_length // block_size)
-    return limits_of(
-        max_pages * draw(st.integers(1, 3)),
-        max_pages,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 24)),
-        max_length=max_length,
-        block_size=block_size,
-        num_blocks=least + draw(st.integers(0, 2 * least)),
-        reserve_full=draw(st.booleans()),
-        prefix_caching=draw(st.booleans()),
-        chunked_prefill=draw(st.booleans()),
-        separate_steps=draw(st.booleans()),
-    )
+    num_pages = max_pages * draw(st.integers(1, 3))
+    return random_config(draw, FakeStore(num_pages, max_pages).pool)
 
 
 @pytest.mark.no_cover

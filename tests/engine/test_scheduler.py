@@ -16,7 +16,7 @@ from predict.errors import UserError
 from predict.nn.places import PrefixPlacing, StepPlacing
 from predict.nn.spec import PrefixSpec, RopeSpec
 from predict.request import FinishReason, SamplingParams
-from tests.support.scheduler_traffic import EOS, config, request, run_random
+from tests.support.scheduler_traffic import EOS, config, random_config, request, run_random
 
 
 def scheduled(batch: ScheduledBatch | None) -> list[tuple[int, int, int]]:
@@ -592,24 +592,6 @@ def test_drafts_never_take_a_block_that_a_decode_needs() -> None:
 
 
 # --- properties ---
-
-
-def random_config(draw: st.DrawFn) -> SchedulerConfig:
-    max_num_seqs = draw(st.integers(1, 6))
-    block_size = draw(st.sampled_from([1, 2, 4, 5]))
-    max_length = draw(st.integers(8, 40))
-    least = -(-max_length // block_size)
-    return config(
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 24)),
-        max_length=max_length,
-        block_size=block_size,
-        num_blocks=least + draw(st.integers(0, 2 * least)),
-        reserve_full=draw(st.booleans()),
-        prefix_caching=draw(st.booleans()),
-        chunked_prefill=draw(st.booleans()),
-        separate_steps=draw(st.booleans()),
-    )
 
 
 @pytest.mark.no_cover

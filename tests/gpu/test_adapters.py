@@ -21,7 +21,7 @@ from predict.ops import compiled as ops
 from predict.ops import plain as reference
 from predict.request import RequestOutput, SamplingParams
 from tests.support import tiny
-from tests.support.adapters import write_adapter
+from tests.support.adapters import SEVEN, write_seven
 from tests.support.block_forms import FORMS, blocks_of, layer_of
 from tests.support.gpu_operands import (
     DTYPES,
@@ -181,30 +181,15 @@ def test_layers_of_llama(
         check_layers(operands, plain, layers, step, hidden_size)
 
 
-FOLDERS: dict[str, dict[str, Any]] = {
-    "four": {"rank": 4},
-    "eight": {"rank": 8, "targets": ("q_proj", "v_proj")},
-    "sixteen": {"rank": 16, "layers": (1,)},
-    "odd": {"rank": 13, "targets": ("o_proj", "down_proj")},
-    "wide": {"rank": 64},
-    "gates": {"rank": 16, "targets": ("gate_proj", "k_proj")},
-}
+FOLDERS = list(SEVEN)[:6]  # one for each prompt
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True, logprobs=3)
 PROMPTS = [[5, 9, 11, 30], [5, 9, 11, 30, 7, 8], [101, 3], [77], [14, 15, 16, 17, 18], [60, 61]]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("adapters")
-    return {
-        name: write_adapter(root / name, tiny.CONFIG, seed=index, **form)
-        for index, (name, form) in enumerate(FOLDERS.items())
-    }
+    folders = write_seven(tmp_path_factory.mktemp("adapters"), tiny.CONFIG)
+    return {name: folders[name] for name in FOLDERS}
 
 
 def serving(model: Path, folders: dict[str, Path], **settings: Any) -> LLM:
@@ -222,13 +207,13 @@ def steps(output: RequestOutput) -> Any:
 
 
 def test_answers_are_those_of_merged_models(
-    gpu: devices.Device, model: Path, folders: dict[str, Path]
+    gpu: devices.Device, tiny_model: Path, folders: dict[str, Path]
 ) -> None:
-    llm = serving(model, folders, dtype="float32")
+    llm = serving(tiny_model, folders, dtype="float32")
     names = [*FOLDERS]
     together = llm.generate(PROMPTS, [replace(GREEDY, adapter=name) for name in names])
     for index, name in enumerate(names):
-        merged = serving(model, {}, dtype="float32", lora_path=folders[name])
+        merged = serving(tiny_model, {}, dtype="float32", lora_path=folders[name])
         (wanted,) = merged.generate([PROMPTS[index]], GREEDY)
         (tokens, found), (wanted_tokens, theirs) = steps(together[index]), steps(wanted)
         assert tokens == wanted_tokens
@@ -240,7 +225,7 @@ def test_answers_are_those_of_merged_models(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_mixed_batch_gives_each_what_it_has_alone(
     gpu: devices.Device,
-    model: Path,
+    tiny_model: Path,
     folders: dict[str, Path],
     dtype: str,
     quant_type: str | None,
@@ -248,7 +233,7 @@ def test_a_mixed_batch_gives_each_what_it_has_alone(
     if dtype == "float32" and quant_type is not None:
         pytest.skip("quantized weights run with 16-bit activations on GPUs")
     settings = {"batch_invariant": True, "prefix_caching": False}
-    llm = serving(model, folders, dtype=dtype, quant_type=quant_type, **settings)
+    llm = serving(tiny_model, folders, dtype=dtype, quant_type=quant_type, **settings)
     names = [None, *FOLDERS]
     prompts = [PROMPTS[index % len(PROMPTS)] for index in range(len(names))]
     together = llm.generate(prompts, [replace(GREEDY, adapter=name) for name in names])
@@ -258,10 +243,10 @@ def test_a_mixed_batch_gives_each_what_it_has_alone(
 
 
 def test_batches_with_and_without_adapters_have_graphs_of_their_own(
-    gpu: devices.Device, model: Path, folders: dict[str, Path]
+    gpu: devices.Device, tiny_model: Path, folders: dict[str, Path]
 ) -> None:
-    llm = serving(model, folders, dtype="bfloat16")
-    plain = serving(model, {}, dtype="bfloat16")
+    llm = serving(tiny_model, folders, dtype="bfloat16")
+    plain = serving(tiny_model, {}, dtype="bfloat16")
     for _ in range(2):
         llm.generate([PROMPTS[0]], replace(GREEDY, adapter="wide"))
         (without,) = llm.generate([PROMPTS[0]], GREEDY)

@@ -47,6 +47,23 @@ def shapes_of(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
     }
 
 
+Products = dict[str, tuple[Any, Any]]  # A [rank, in] and B [out, rank], by the linear's name
+
+
+def save_products(directory: Path, products: Products, rank: int, **settings: Any) -> Path:
+    """Writes an adapter of these products, in PEFT's form; returns the directory."""
+    tensors = {
+        f"base_model.model.{name}.lora_{letter}.weight": values.astype(np.float32)
+        for name, pair in products.items()
+        for letter, values in zip("AB", pair, strict=True)
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, directory / "adapter_model.safetensors")
+    made = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, **settings}
+    (directory / "adapter_config.json").write_text(json.dumps(made))
+    return directory
+
+
 def write_adapter(
     directory: Path,
     config: dict[str, Any],
@@ -58,25 +75,14 @@ def write_adapter(
 ) -> Path:
     """Writes an adapter of a Llama-shaped model; returns the directory. layers: None for all."""
     generator = np.random.default_rng(seed)
-    tensors: dict[str, Any] = {}
+    products: Products = {}
     for layer in range(config["num_hidden_layers"]) if layers is None else layers:
         for name in targets:
             out, width = shapes_of(config)[name]
-            at = f"base_model.model.model.layers.{layer}.{LINEARS[name]}.{name}"
             a = generator.standard_normal((rank, width), np.float32) / np.sqrt(width)
             b = generator.standard_normal((out, rank), np.float32) * scale / np.sqrt(rank)
-            tensors[f"{at}.lora_A.weight"] = a.astype(np.float32)
-            tensors[f"{at}.lora_B.weight"] = b.astype(np.float32)
-    directory.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, directory / "adapter_model.safetensors")
-    settings = {
-        "peft_type": "LORA",
-        "r": rank,
-        "lora_alpha": 2 * rank,
-        "target_modules": list(targets),
-    }
-    (directory / "adapter_config.json").write_text(json.dumps(settings))
-    return directory
+            products[f"model.layers.{layer}.{LINEARS[name]}.{name}"] = (a, b)
+    return save_products(directory, products, rank, target_modules=list(targets))
 
 
 def write_seven(root: Path, config: dict[str, Any]) -> dict[str, Path]:

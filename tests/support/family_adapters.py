@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors import safe_open
-from safetensors.numpy import save_file
 
+from tests.support.adapters import Products, save_products
 from tests.support.golden import GOLDEN
 
 # Parts of names of matrices that are no linears of attention or MLPs, or of other networks.
@@ -37,20 +35,11 @@ def linears_of(case: str) -> dict[str, tuple[int, int]]:
 def write_family_adapter(directory: Path, case: str, seed: int, rank: int = 5) -> Path:
     """Writes an adapter of a golden checkpoint; returns the directory."""
     generator = np.random.default_rng(seed)
-    tensors: dict[str, Any] = {}
+    products: Products = {}
     for name, (out, width) in linears_of(case).items():
         a = generator.standard_normal((rank, width)) / np.sqrt(width)
-        b = generator.standard_normal((out, rank)) * 0.3 / np.sqrt(rank)
-        tensors[f"base_model.model.{name}.lora_A.weight"] = a.astype(np.float32)
-        tensors[f"base_model.model.{name}.lora_B.weight"] = b.astype(np.float32)
-    directory.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, directory / "adapter_model.safetensors")
-    settings = {
-        "peft_type": "LORA",
-        "r": rank,
-        "lora_alpha": 2 * rank,
-        "target_modules": "all-linear",
-        "fan_in_fan_out": case.startswith(TRANSPOSED),
-    }
-    (directory / "adapter_config.json").write_text(json.dumps(settings))
-    return directory
+        products[name] = (a, generator.standard_normal((out, rank)) * 0.3 / np.sqrt(rank))
+    is_turned = case.startswith(TRANSPOSED)
+    return save_products(
+        directory, products, rank, target_modules="all-linear", fan_in_fan_out=is_turned
+    )

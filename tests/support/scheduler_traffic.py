@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
 from predict.adapters.pool import AdapterPool
 from predict.engine.beams import Candidates, likeliest, num_candidates
@@ -46,6 +47,26 @@ def config(
         chunked_prefill=chunked_prefill,
         separate_steps=separate_steps,
         placing=placing,
+        adapters=adapters,
+    )
+
+
+def random_config(draw: st.DrawFn, adapters: AdapterPool | None = None) -> SchedulerConfig:
+    """Limits of any kind, small enough that something is always short."""
+    max_num_seqs = draw(st.integers(1, 6))
+    block_size = draw(st.sampled_from([1, 2, 4, 5]))
+    max_length = draw(st.integers(8, 40))
+    least = -(-max_length // block_size)
+    return config(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 24)),
+        max_length=max_length,
+        block_size=block_size,
+        num_blocks=least + draw(st.integers(0, 2 * least)),
+        reserve_full=draw(st.booleans()),
+        prefix_caching=draw(st.booleans()),
+        chunked_prefill=draw(st.booleans()),
+        separate_steps=draw(st.booleans()),
         adapters=adapters,
     )
 
