@@ -30,6 +30,11 @@ class Span(Protocol):
         ...
 
     @property
+    def num_prefix_tokens(self) -> int:
+        """Tokens of a tuned prefix, which the cache has before the sequence's own."""
+        ...
+
+    @property
     def block_ids(self) -> Sequence[int]:
         """The sequence's blocks, as far as the span's end."""
         ...
@@ -92,7 +97,8 @@ def span_inputs(spans: Sequence[Span], block_size: int) -> ForwardInputs:
         return _inputs_of_one(spans[0], block_size)
     lengths = np.fromiter((s.num_tokens for s in spans), np.int32, len(spans))
     starts = np.fromiter((s.start for s in spans), np.int32, len(spans))
-    context_lens = starts + lengths
+    before = np.fromiter((s.num_prefix_tokens for s in spans), np.int32, len(spans))
+    context_lens = before + starts + lengths
     cu_seqlens = np.zeros(len(spans) + 1, np.int32)
     np.cumsum(lengths, out=cu_seqlens[1:])
 
@@ -106,7 +112,7 @@ def span_inputs(spans: Sequence[Span], block_size: int) -> ForwardInputs:
     num_tokens = int(cu_seqlens[-1])
     row_of = np.repeat(np.arange(len(spans)), lengths)
     positions = np.arange(num_tokens, dtype=np.int32) + (starts - cu_seqlens[:-1])[row_of]
-    blocks, offsets = np.divmod(positions, block_size)
+    blocks, offsets = np.divmod(positions + before[row_of], block_size)
     num_logits = np.fromiter((s.num_logits for s in spans), np.int32, len(spans))
     # Token t of a span has a logit row when fewer than num_logits tokens follow it.
     following = cu_seqlens[1:][row_of] - 1 - np.arange(num_tokens, dtype=np.int32)
@@ -152,14 +158,15 @@ def _unmistakable(rows: list[int], num_tokens: int, lasts: list[int]) -> list[in
 
 def _inputs_of_one(span: Span, block_size: int) -> ForwardInputs:
     """`span_inputs` of one span of many tokens, for which a GPU waits: a prompt that came alone."""
-    start, length = span.start, span.num_tokens
+    length = span.num_tokens
+    start = span.num_prefix_tokens + span.start  # in the cache
     end = start + length
     blocks = np.array(span.block_ids[: -(-end // block_size)], np.int32)
     slots = blocks[start // block_size :, None] * block_size + np.arange(block_size, dtype=np.int32)
     skipped = start % block_size
     return ForwardInputs(
         token_ids=np.array(span.token_ids, np.int32),
-        positions=np.arange(start, end, dtype=np.int32),
+        positions=np.arange(span.start, span.start + length, dtype=np.int32),
         slot_mapping=slots.reshape(-1)[skipped : skipped + length],
         cu_seqlens_q=np.array((0, length), np.int32),
         context_lens=np.array((end,), np.int32),
@@ -181,11 +188,12 @@ def _inputs_of_few(spans: Sequence[Span], block_size: int) -> ForwardInputs:
     max_len = 0
     for span in spans:
         first, length, start, blocks = borders[-1], span.num_tokens, span.start, span.block_ids
-        end = start + length
+        begin = span.num_prefix_tokens + start  # in the cache
+        end = begin + length
         token_ids += span.token_ids
-        for position in range(start, end):
-            positions.append(position)
-            slots.append(blocks[position // block_size] * block_size + position % block_size)
+        positions += range(start, start + length)
+        for place in range(begin, end):
+            slots.append(blocks[place // block_size] * block_size + place % block_size)
         borders.append(first + length)
         context_lens.append(end)
         logit_rows += range(first + length - span.num_logits, first + length)

@@ -87,6 +87,7 @@ class BlockManager:
         token_ids: Sequence[int],
         digests: list[bytes] | None = None,
         salt: bytes = b"",
+        offset: int = 0,
     ) -> tuple[list[int], int]:
         """(block_ids, num_cached_tokens) of the longest cached prefix of `token_ids`.
 
@@ -97,15 +98,16 @@ class BlockManager:
         `digests` holds those of the sequence's leading blocks and is extended in place. A caller
         keeps one list per sequence (token lists only grow), so that each token is hashed once
         however often the sequence is scheduled. `salt` separates sequences of one manager; it
-        must not change over a sequence's life.
+        must not change over a sequence's life. `offset`: slots of the first block that hold what
+        all sequences of that salt begin with, and no token.
         """
         if not self.prefix_caching:
             return [], 0
         digests = [] if digests is None else digests
         block_ids: list[int] = []
-        for index in range((len(token_ids) - 1) // self.block_size):
+        for index in range((offset + len(token_ids) - 1) // self.block_size):
             # One block at a time: a miss on the first spares hashing a long prompt.
-            hashed = self._hashed_bytes(digests, token_ids, index, salt)
+            hashed = self._hashed_bytes(digests, token_ids, index, salt, offset)
             block_id = self._block_of.get(digests[index])
             if block_id is None:
                 break
@@ -114,7 +116,7 @@ class BlockManager:
             if content is None or content[1] != hashed:
                 break
             block_ids.append(block_id)
-        return block_ids, len(block_ids) * self.block_size
+        return block_ids, max(len(block_ids) * self.block_size - offset, 0)
 
     def can_allocate(self, num_new_blocks: int, shared: Sequence[int] = ()) -> bool:
         """Whether `acquire(shared)` followed by `allocate(num_new_blocks)` would succeed."""
@@ -162,17 +164,18 @@ class BlockManager:
         first: int,
         last: int,
         salt: bytes = b"",
+        offset: int = 0,
     ) -> None:
         """Makes blocks `first`..`last - 1` of a sequence, now fully computed, matchable.
 
-        `block_ids`, `token_ids`, `digests`, `salt` (see `match_prefix`) belong to the sequence,
-        from its beginning. The blocks must not be written again. A block whose prefix is cached
-        elsewhere already (two sequences computed it at the same time) stays private.
+        `block_ids`, `token_ids`, `digests`, `salt`, `offset` (see `match_prefix`) belong to the
+        sequence, from its beginning. The blocks must not be written again. A block whose prefix is
+        cached elsewhere already (two sequences computed it at the same time) stays private.
         """
         if not self.prefix_caching:
             return
         for index in range(first, last):
-            hashed = self._hashed_bytes(digests, token_ids, index, salt)
+            hashed = self._hashed_bytes(digests, token_ids, index, salt, offset)
             digest, block_id = digests[index], block_ids[index]
             if digest not in self._block_of:
                 self._block_of[digest] = block_id
@@ -221,12 +224,17 @@ class BlockManager:
         self._cached_free.clear()
 
     def _hashed_bytes(
-        self, digests: list[bytes], token_ids: Sequence[int], index: int, salt: bytes
+        self,
+        digests: list[bytes],
+        token_ids: Sequence[int],
+        index: int,
+        salt: bytes,
+        offset: int,
     ) -> bytes:
         """What the digest of block `index` is made of; appends it when `digests` ends there."""
         parent = digests[index - 1] if index else self._root(salt)
-        begin = index * self.block_size
-        hashed = parent + array("i", token_ids[begin : begin + self.block_size]).tobytes()
+        end = (index + 1) * self.block_size - offset
+        hashed = parent + array("i", token_ids[max(end - self.block_size, 0) : end]).tobytes()
         if index == len(digests):
             digests.append(_digest(hashed))
         return hashed

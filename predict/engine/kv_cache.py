@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
+
+from predict.device.place import place_tensor
+from predict.nn.blocks import AttentionBlock, Positions
 from predict.nn.cache_formats import HeadScales, kv_format_of
-from predict.nn.inputs import LayerCache
+from predict.nn.decoder import Attention, Linear
+from predict.nn.inputs import LayerCache, empty_example, to_tensors
 from predict.nn.spec import DecoderSpec
 
 
@@ -37,3 +45,40 @@ def allocate_caches(
         return tuple(made)
 
     return [layer(index) for index in range(len(spec.attention))]
+
+
+def write_rows(
+    backend: ModuleType,
+    caches: Sequence[LayerCache],
+    rows: npt.NDArray[np.float32],
+    slots: npt.NDArray[np.int32],
+    kv_format: str,
+    dtype: str,
+    place: Any,
+) -> None:
+    """Writes keys and values to slots of all layers, in place, as a step of the network does.
+
+    rows: [layers, 2 (keys, values), heads, T, D], rounded to `dtype` first, as a step's are. slots
+    [T]. place: of the caches, None on a CPU. By the step's own operator: no position turns these
+    keys.
+    """
+    import paddle
+
+    place = paddle.CPUPlace() if place is None else place
+    num_heads, num_tokens, head_dim = rows.shape[2:]
+    block = AttentionBlock(num_heads, num_heads, head_dim, 1.0, positions=Positions(kind="none"))
+    nothing = cast(Linear, None)  # the operator has no product
+    attention = Attention(block, nothing, nothing, kv_format=kv_format)
+    inputs = to_tensors(
+        empty_example()._replace(
+            token_ids=np.zeros(num_tokens, np.int32),
+            positions=np.zeros(num_tokens, np.int32),
+            slot_mapping=slots,
+        ),
+        place,
+    )
+    queries = np.zeros((num_tokens, num_heads * head_dim), np.float32)
+    for cache, of_layer in zip(caches, rows, strict=True):
+        keys, values = (each.swapaxes(0, 1).reshape(num_tokens, -1) for each in of_layer)
+        qkv = place_tensor(np.concatenate([queries, keys, values], axis=1), dtype, place)
+        backend.rope_and_cache_write(qkv, attention, cache, (), inputs)

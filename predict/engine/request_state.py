@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from predict.adapters.prefixes import NO_PREFIX, ServedPrefix
 from predict.engine.beams import Candidates, Hypothesis, num_candidates
 from predict.engine.stopping import finish_reason
 from predict.errors import UserError
@@ -47,8 +48,8 @@ class Request:
     `token_ids` is prompt then output and only ever grows; a preemption keeps it whole. Its last
     `num_placeholders` entries are negative: tokens that a running step is about to yield. The keys
     and values of its first `num_computed_tokens` tokens lie in the cache blocks `block_ids`, in
-    order. Raises UserError for an empty prompt, and for a token id that is no whole number of
-    0..2**31 - 1.
+    order, behind those of its `prefix`, which has none of these tokens. Raises UserError for an
+    empty prompt, and for a token id that is no whole number of 0..2**31 - 1.
     """
 
     __slots__ = (
@@ -75,6 +76,7 @@ class Request:
         "num_preemptions",
         "num_published_blocks",
         "places",
+        "prefix",
         "prompt_token_ids",
         "request_id",
         "sampling_params",
@@ -92,8 +94,10 @@ class Request:
         arrival_time: float | None = None,
         cache_salt: bytes = b"",
         adapter: ServedAdapter | None = None,
+        prefix: ServedPrefix = NO_PREFIX,
     ) -> None:
         self.request_id = request_id
+        self.prefix = prefix
         self.adapter = adapter  # held by the pool of adapters while the request runs
         try:
             self.prompt_token_ids = bounds.prompt_token_ids(prompt_token_ids)
@@ -117,7 +121,7 @@ class Request:
         self.leader: Request | None = None
         # Requests share cached blocks only under the same salt: an adapter that changes keys and
         # values, or a tenant who must not probe another's prompts, sets its own.
-        self.cache_salt = cache_salt + (b"" if adapter is None else adapter.salt)
+        self.cache_salt = cache_salt + (b"" if adapter is None else adapter.salt) + prefix.salt
         # Where its tokens stand, for a network that asks; set by Scheduler.add.
         self.places: Places | None = None
         self.arrival_index = -1  # order of Scheduler.add

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from predict.adapters.pool import ServedAdapter
+from predict.adapters.prefixes import NO_PREFIX, ServedPrefix
 from predict.engine.failures import explained
 from predict.engine.logprobs import LogprobRecord
 from predict.engine.request_state import Request
@@ -80,6 +81,7 @@ class Samples:
         fail: Callable[[Request, str], None] = mark_failed,
         guide: Future[list[GuideState]] | None = None,
         adapter: ServedAdapter | None = None,
+        prefix: ServedPrefix = NO_PREFIX,
     ):
         """streamed: `pieces` will be asked for. fail: see Engine.fail.
 
@@ -91,7 +93,11 @@ class Samples:
         self.prompt_index = prompt_index
         self._tokenizer = tokenizer
         self.requests = [
-            Request(new_id(), prompt_token_ids, sample_params(params, index), adapter=adapter)
+            Request(
+                *(new_id(), prompt_token_ids, sample_params(params, index)),
+                adapter=adapter,
+                prefix=prefix,
+            )
             for index in range(params.num_samples)
         ]
         self._num_sent = [0] * len(self.requests)

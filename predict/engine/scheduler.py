@@ -12,6 +12,10 @@ Why it never runs out of blocks and never starves a request:
 - waiting requests are admitted in arrival order only, and a preempted one returns to the front:
   running, then waiting, is always the order of arrival.
 
+A request with a tuned prefix (predict.adapters.prefixes) has that in the cache before its own
+tokens: its table begins with the prefix's whole blocks, which it shares, and a copy of the partial
+one. Counts of tokens are of its own, and those of blocks of both.
+
 A beam search (predict.engine.beams) is one request until its prompt is computed. Then its beams, in
 its place, are requests that decode as all others do; the group decides after each step which of
 them go on and fork. Forked beams share all blocks; before a beam writes into a block that others
@@ -28,6 +32,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from predict.adapters.pool import AdapterPool, ServedAdapter
+from predict.adapters.prefixes import ServedPrefix, prefix_in
 from predict.engine.beams import Candidates
 from predict.engine.block_manager import BlockManager, num_blocks_for
 from predict.engine.failures import RequestError, explained
@@ -111,6 +116,11 @@ class ScheduledSpan(NamedTuple):
     num_prompt_logits: int = 0  # leading rows to project as well, for the prompt's logprobs
 
     @property
+    def num_prefix_tokens(self) -> int:
+        """Tokens of a tuned prefix in the cache before the request's own."""
+        return self.request.prefix.num_tokens
+
+    @property
     def token_ids(self) -> list[int]:
         """The span's tokens, drafts included (a new list of num_tokens)."""
         end = self.start + self.num_tokens - len(self.draft_token_ids)
@@ -186,11 +196,10 @@ def _wants_prompt_logits(request: Request) -> bool:
 def _waits_for_leader(request: Request, block_size: int) -> bool:
     """Whether blocks of its prompt are about to come from another request with the same one."""
     leader = request.leader
-    return (
-        leader is not None
-        and leader.status is RequestStatus.RUNNING
-        and leader.num_published_blocks < (leader.num_prompt_tokens - 1) // block_size
-    )
+    if leader is None or leader.status is not RequestStatus.RUNNING:
+        return False
+    num_tokens = leader.prefix.num_tokens + leader.num_prompt_tokens
+    return leader.num_published_blocks < (num_tokens - 1) // block_size
 
 
 def _prompt_span(request: Request, start: int, num_tokens: int) -> ScheduledSpan:
@@ -238,6 +247,7 @@ class Scheduler:
         self._requests: dict[int, Request] = {}  # unfinished, by id
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # in arrival order
+        self._pinned: list[int] = []  # blocks of prefixes
         self._scheduled: ScheduledBatch | None = None  # the last one, until it is advanced
         self._advanced: deque[ScheduledBatch] = deque()  # oldest first, their results still unknown
         # Planned and not in a batch yet: their blocks are in the beams' tables already.
@@ -264,9 +274,34 @@ class Scheduler:
         return [r for r in self._running if len(r.token_ids) - r.num_computed_tokens == 1]
 
     @property
+    def _num_unpinned(self) -> int:
+        return self.config.num_blocks - len(self._pinned)
+
+    @property
     def _adapters(self) -> AdapterPool:
         assert self.config.adapters is not None  # see add()
         return self.config.adapters
+
+    def pin_prefix(self, name: str, num_tokens: int) -> ServedPrefix:
+        """A prefix that requests may have, with blocks for good; the caller is to write them.
+
+        Raises UserError where they leave the cache without a free one.
+        """
+        block_size, free = self.config.block_size, self.block_manager.num_free_blocks
+        num_blocks = num_blocks_for(num_tokens, block_size)
+        if num_blocks >= free:
+            raise UserError(
+                f"prefix {name or 'of prefix_path'} has {num_tokens} tokens, which take "
+                f"{num_blocks} blocks of {block_size} tokens, and the cache has {free} free ones "
+                f"(allowed: up to {free - 1}); raise num_cache_blocks"
+            )
+        block_ids = self.block_manager.allocate(num_blocks)
+        self._pinned += block_ids
+        return prefix_in(name, num_tokens, block_ids, block_size)
+
+    def _num_blocks(self, request: Request, num_tokens: int) -> int:
+        """Blocks of a request of so many tokens of its own, those of its prefix included."""
+        return num_blocks_for(request.prefix.num_tokens + num_tokens, self.config.block_size)
 
     def has_unfinished(self) -> bool:
         """Whether `schedule` has anything to do."""
@@ -284,36 +319,42 @@ class Scheduler:
             raise UserError(f"request id {request.request_id} is in use by an unfinished request")
         if request.status is not RequestStatus.WAITING or request.arrival_index >= 0:
             raise UserError(f"{request!r} was added before; make a new Request to run it again")
+        prefix = request.prefix
         try:
             max_num_tokens = max_total_tokens(
-                request.num_prompt_tokens, request.sampling_params, config.max_length
+                request.num_prompt_tokens,
+                request.sampling_params,
+                config.max_length - prefix.num_tokens,
             )
         except UserError as error:
-            raise UserError(f"request {request.request_id}: {error}") from None
+            less = f" ({config.max_length} less {prefix.num_tokens} of its prefix)"
+            why = f"{error}{less if prefix.num_tokens else ''}"
+            raise UserError(f"request {request.request_id}: {why}") from None
         num_beams = request.sampling_params.num_beams
         if num_beams > config.max_num_seqs:
             raise UserError(
                 f"request {request.request_id}: num_beams {num_beams} is more than the batch holds "
                 f"(allowed: 1 to {config.max_num_seqs}); lower num_beams or raise batch_size"
             )
-        max_num_blocks = num_blocks_for(max_num_tokens, config.block_size)
+        max_num_blocks = self._num_blocks(request, max_num_tokens)
         if num_beams > 1:
             # The blocks that the prompt fills are shared to the end, all others may part.
-            num_shared = request.num_prompt_tokens // config.block_size
+            num_shared = (prefix.num_tokens + request.num_prompt_tokens) // config.block_size
             max_num_blocks += (num_beams - 1) * (max_num_blocks - num_shared)
-        if max_num_blocks > config.num_blocks:
+        num_own, num_free = max_num_blocks - len(prefix.block_ids), self._num_unpinned
+        if num_own > num_free:
             of_beams = f" of {num_beams} beams" if num_beams > 1 else ""
             raise UserError(
                 f"request {request.request_id}: {request.num_prompt_tokens} prompt tokens and up "
                 f"to {max_num_tokens - request.num_prompt_tokens} output tokens{of_beams} need "
-                f"{max_num_blocks} cache blocks of {config.block_size} tokens, the cache has "
-                f"{config.num_blocks} (allowed: {config.num_blocks * config.block_size} tokens in "
+                f"{num_own} cache blocks of {config.block_size} tokens, the cache has "
+                f"{num_free} (allowed: {num_free * config.block_size} tokens in "
                 "all); lower max_length or max_new_tokens, or give the cache more blocks"
             )
         if request.adapter is not None:
             self._check_adapter(request, request.adapter)
         if config.placing is not None:
-            request.places = config.placing.of(request.prompt_token_ids)
+            request.places = config.placing.of(request.prompt_token_ids, prefix.num_tokens)
             if request.places.runs_whole:
                 self._check_whole(request)
         request.max_num_tokens = max_num_tokens
@@ -408,7 +449,8 @@ class Scheduler:
             num_tokens=num_tokens,
             num_samples=sum(span.samples for span in spans),
             preempted=tuple(preempted),
-            block_copies=tuple(copies),
+            # A block that went to another since an attempt that failed has the last one's content.
+            block_copies=tuple((a, b) for b, a in {b: a for a, b in copies}.items()),
         )
         return self._scheduled
 
@@ -426,7 +468,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Raises RuntimeError unless every block is free, or in the tables of those who hold it."""
-        held: Counter[int] = Counter()
+        held: Counter[int] = Counter(self._pinned)
         for request in self._running:
             held.update(request.block_ids)
         for request in self._requests.values():
@@ -521,7 +563,8 @@ class Scheduler:
                 if not advanced:
                     # Accepted drafts behind the last token are no part of the request.
                     request.num_computed_tokens = min(computed, len(request.token_ids))
-                if computed // block_size > request.num_published_blocks:
+                num_full = (request.prefix.num_tokens + computed) // block_size
+                if num_full > request.num_published_blocks:
                     self._publish(request, min(computed, request.num_known_tokens))
             if reason is not None:
                 if request.status is RequestStatus.PREEMPTED:
@@ -612,9 +655,9 @@ class Scheduler:
                     # Of all beams with the first; the others follow it.
                     if request is group.beams[0] and not self._grow_beams(group, preempted, copies):
                         break
-                elif num_tokens > len(request.block_ids) * block_size and not self._grow(
-                    request, preempted
-                ):
+                elif request.prefix.num_tokens + num_tokens > len(
+                    request.block_ids
+                ) * block_size and not self._grow(request, preempted):
                     break
                 spans.append(ScheduledSpan(request, 1, start, request.block_ids, True))
         except Exception as error:
@@ -638,11 +681,12 @@ class Scheduler:
             limit = min(len(drafts), num_spare, request.max_num_tokens - num_tokens - 1)
             if limit <= 0:
                 continue
-            missing = num_blocks_for(num_tokens + limit, block_size) - len(request.block_ids)
+            missing = self._num_blocks(request, num_tokens + limit) - len(request.block_ids)
             if missing > 0:
                 num_new = min(missing, self.block_manager.num_free_blocks)
                 request.block_ids += self.block_manager.allocate(num_new)
-                limit = min(limit, len(request.block_ids) * block_size - num_tokens)
+                room = len(request.block_ids) * block_size - request.prefix.num_tokens
+                limit = min(limit, room - num_tokens)
             num_spare -= limit
             spans[index] = span._replace(
                 num_tokens=1 + limit, draft_token_ids=tuple(drafts[:limit])
@@ -722,35 +766,39 @@ class Scheduler:
             shares = _shares_blocks(request)
             if config.prefix_caching and shares and _waits_for_leader(request, config.block_size):
                 return
-            cached: list[int] = []
+            prefix = request.prefix
+            shared = list(prefix.block_ids)
             num_cached = 0
             if shares and not _wants_prompt_logits(request):
                 cached, num_cached = blocks.match_prefix(
-                    request.token_ids, request.block_digests, _salt(request)
+                    request.token_ids, request.block_digests, _salt(request), prefix.num_partial
                 )
+                shared += cached
             num_tokens = self._chunk(request, num_cached, budget, len(spans) == num_decodes, spans)
             if num_tokens == 0:
                 return
             num_blocks = (
                 request.max_num_blocks
                 if config.reserve_full
-                else num_blocks_for(len(request.token_ids), config.block_size)
+                else self._num_blocks(request, len(request.token_ids))
             )
             grows = request.num_slots * (num_blocks < request.max_num_blocks)
             wanted = headroom + grows if self._running else 0
-            if not blocks.can_allocate(num_blocks - len(cached) + wanted, cached) or (
+            if not blocks.can_allocate(num_blocks - len(shared) + wanted, shared) or (
                 request.adapter is not None and not self._adapters.hold(request.adapter)
             ):
                 self._head_is_blocked = True
                 return
-            blocks.acquire(cached)
-            request.block_ids = cached + blocks.allocate(num_blocks - len(cached))
+            blocks.acquire(shared)
+            request.block_ids = shared + blocks.allocate(num_blocks - len(shared))
+            if prefix.partial is not None and len(shared) == len(prefix.block_ids):
+                self._copies.append((prefix.partial, request.block_ids[len(shared)]))
             if request.beam_group is not None:
-                num_own = num_blocks_for(len(request.token_ids), config.block_size)
+                num_own = self._num_blocks(request, len(request.token_ids))
                 request.beam_group.spare_block_ids = request.block_ids[num_own:]
                 del request.block_ids[num_own:]
             request.num_computed_tokens = num_cached
-            request.num_published_blocks = len(cached)
+            request.num_published_blocks = len(shared)
             if request.first_scheduled_time is None:
                 request.first_scheduled_time = time.perf_counter()
                 request.num_cached_tokens = num_cached
@@ -780,7 +828,8 @@ class Scheduler:
         all but the last get a copy of it.
         """
         blocks, block_size = self.block_manager, self.config.block_size
-        last = [beam.num_computed_tokens // block_size for beam in group.beams]
+        num_before = group.request.prefix.num_tokens
+        last = [(num_before + beam.num_computed_tokens) // block_size for beam in group.beams]
         held = [
             b.block_ids[i] for b, i in zip(group.beams, last, strict=True) if i < len(b.block_ids)
         ]
@@ -808,7 +857,7 @@ class Scheduler:
             if beam is group.request or beam in beams:
                 self._num_beams += 1
                 beam = beam.fork(-self._num_beams)
-                beam.max_num_blocks = num_blocks_for(beam.max_num_tokens, self.config.block_size)
+                beam.max_num_blocks = self._num_blocks(beam, beam.max_num_tokens)
                 self.block_manager.acquire(beam.block_ids)
             beams.append(beam)
         for beam, (_, token_id) in zip(beams, going_on, strict=True):
@@ -840,27 +889,30 @@ class Scheduler:
 
     def _publish(self, request: Request, num_computed: int) -> None:
         """Lets others match the blocks that `num_computed` tokens, all known, fill."""
-        block_size = self.config.block_size
-        num_full = num_computed // block_size
+        block_size, prefix = self.config.block_size, request.prefix
+        num_full = (prefix.num_tokens + num_computed) // block_size
         if not _shares_blocks(request):
             request.num_published_blocks = num_full
             return
+        first_own = len(prefix.block_ids)
         self.block_manager.publish(
-            request.block_ids,
+            request.block_ids[first_own:] if first_own else request.block_ids,
             request.token_ids,
             request.block_digests,
-            request.num_published_blocks,
-            num_full,
+            request.num_published_blocks - first_own,
+            num_full - first_own,
             _salt(request),
+            prefix.num_partial,
         )
-        if request.num_published_blocks < request.num_prompt_tokens // block_size:
+        num_prompt_tokens = prefix.num_tokens + request.num_prompt_tokens
+        if request.num_published_blocks < num_prompt_tokens // block_size:
             self._head_is_blocked = False  # it may share this prompt
         request.num_published_blocks = num_full
 
     def _trim(self, request: Request) -> None:
         """Gives back the blocks that only rejected drafts needed."""
         if not self.config.reserve_full:
-            num_blocks = num_blocks_for(len(request.token_ids), self.config.block_size)
+            num_blocks = self._num_blocks(request, len(request.token_ids))
             self.block_manager.free(request.block_ids[num_blocks:])
             del request.block_ids[num_blocks:]
 

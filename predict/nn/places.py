@@ -31,6 +31,7 @@ class Places(NamedTuple):
 
     first_row: int = 0  # of the rotary tables: that of place 0
     prefix: Prefix | None = None
+    num_before: int = 0  # tokens of a tuned prefix, which stand nowhere, and which all tokens see
 
     @property
     def runs_whole(self) -> bool:
@@ -41,8 +42,11 @@ class Places(NamedTuple):
 class Placing(Protocol):
     """How a network places the tokens of requests."""
 
-    def of(self, prompt_token_ids: Sequence[int]) -> Places:
-        """The places of a prompt and of what is generated behind it."""
+    def of(self, prompt_token_ids: Sequence[int], num_before: int = 0) -> Places:
+        """The places of a prompt and of what is generated behind it.
+
+        num_before: tokens of a tuned prefix, which the cache has before them.
+        """
         ...
 
     def placed(self, inputs: ForwardInputs, places: Sequence[Places]) -> ForwardInputs:
@@ -56,14 +60,15 @@ class PrefixPlacing:
 
     spec: PrefixSpec
 
-    def of(self, prompt_token_ids: Sequence[int]) -> Places:
+    def of(self, prompt_token_ids: Sequence[int], num_before: int = 0) -> Places:
         """See Placing."""
         first: dict[int, int] = {}  # place of a token's first occurrence
         for place, token in enumerate(prompt_token_ids):
             first.setdefault(token, place)
         num_tokens = first.get(self.spec.end_id, len(prompt_token_ids))
         masks = (first[token] for token in self.spec.mask_ids if token in first)
-        return Places(prefix=Prefix(num_tokens, next(masks, max(num_tokens - 1, 0))))
+        mask_row = next(masks, max(num_tokens - 1, 0))
+        return Places(prefix=Prefix(num_tokens, mask_row), num_before=num_before)
 
     def placed(self, inputs: ForwardInputs, places: Sequence[Places]) -> ForwardInputs:
         """See Placing."""
@@ -75,7 +80,7 @@ class PrefixPlacing:
         return inputs._replace(
             positions=np.where(positions < ends, positions, mask_rows),
             block_positions=np.maximum(positions - ends + 1, 0),
-            prefix_lens=lens,
+            prefix_lens=lens + np.array([each.num_before for each in places], np.int32),
         )
 
 
@@ -86,7 +91,7 @@ class StepPlacing:
     rope: RopeSpec
     num_positions: int  # rows of one part
 
-    def of(self, prompt_token_ids: Sequence[int]) -> Places:
+    def of(self, prompt_token_ids: Sequence[int], num_before: int = 0) -> Places:
         """See Placing."""
         return Places(self.num_positions * step_of(self.rope, len(prompt_token_ids)))
 

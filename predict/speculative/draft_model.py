@@ -54,6 +54,7 @@ class DraftSpan(NamedTuple):
     block_ids: Sequence[int]
     num_logits: int
     num_prompt_logits: int = 0
+    num_prefix_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from predict.adapters.pool import AdapterPool
+from predict.adapters.prefixes import NO_PREFIX, ServedPrefix
 from predict.engine.beams import Candidates, likeliest, num_candidates
 from predict.engine.request_state import Request, RequestStatus
 from predict.engine.scheduler import ScheduledBatch, Scheduler, SchedulerConfig
@@ -103,14 +104,22 @@ def prefix_hashes(token_ids: Sequence[int], last: int = 17) -> list[int]:
     return hashes
 
 
+def contents(prefix: ServedPrefix) -> list[int]:
+    """Tokens that nobody writes, which stand for a tuned prefix's keys and values."""
+    return [VOCAB + sum(prefix.name.encode()) + i for i in range(prefix.num_tokens)]
+
+
 def next_token(prefix_hash: int) -> int:
     return (prefix_hash >> 7) % VOCAB
 
 
 def expected_output(request: Request, max_length: int) -> list[int]:
-    """What the model answers when nothing else runs; written without the code under test."""
+    """What the model answers when nothing else runs; written without the code under test.
+
+    max_length does not count a tuned prefix.
+    """
     prompt, params, first = request.prompt_token_ids, request.sampling_params, first_hash(request)
-    tokens, output = list(prompt), list[int]()
+    tokens, output = [*contents(request.prefix), *prompt], list[int]()
     limit = min(max_length, params.max_length or max_length) - len(prompt)
     limit = min(limit, params.max_new_tokens or limit)
     while len(output) < limit:
@@ -145,8 +154,8 @@ def expected_search(request: Request, max_length: int) -> list[tuple[list[int], 
     scores[0] = 0
     done = [(-1e9, False, list[int]())] * num_beams
     for length in range(1, limit + 1):
-        last = [prefix_hashes([*prompt, *row], first)[-1] for row in running]
-        table = np.stack([token_log_probs(each) for each in last])
+        texts = [[*contents(request.prefix), *prompt, *row] for row in running]
+        table = np.stack([token_log_probs(prefix_hashes(text, first)[-1]) for text in texts])
         totals = (table + scores[:, None]).ravel()
         order = np.argsort(-totals, kind="stable")[:keep]
         rows = [[*running[i // VOCAB], int(i % VOCAB)] for i in order]
@@ -204,14 +213,17 @@ def execute(
                 assert not isinstance(entry, Candidates)
                 tokens[position] = entry if isinstance(entry, int) else entry[0]
         assert span.samples == (end == len(tokens))
-        hashes = prefix_hashes(tokens[:end], first_hash(span.request))
-        for position in range(span.start):
+        before = contents(span.request.prefix)
+        hashes = prefix_hashes([*before, *tokens[:end]], first_hash(span.request))
+        first = len(before) + span.start
+        for position in range(first):
             assert cache.slots[cache.slot(span.block_ids, position)] == hashes[position]
-        for position in range(span.start, end):
+        for position in range(first, len(hashes)):
             slot = cache.slot(span.block_ids, position)
             assert slot not in writes, "two writers"
             assert scheduler.block_manager.ref_count(slot // cache.block_size) == 1
             writes[slot] = hashes[position]
+        del hashes[: len(before)]
         if span.samples and span.request.beam_group is not None:
             count = num_candidates(span.request.sampling_params, EOS)
             sampled.append(likeliest(token_log_probs(hashes[-1]), count))
@@ -254,7 +266,16 @@ class Simulation:
         self.requests[request_id] = self.unfinished[request_id] = added
 
     def _request(self, request_id: int, prompt: list[int], params: SamplingParams) -> Request:
-        return Request(request_id, prompt, params)
+        return Request(request_id, prompt, params, prefix=self.prefix())
+
+    def prefix(self) -> ServedPrefix:
+        """Of the next request."""
+        return NO_PREFIX
+
+    @property
+    def pinned(self) -> set[int]:
+        """Blocks that no request owns, and that are used."""
+        return set()
 
     def abort(self, request_id: int) -> None:
         aborted = self.scheduler.abort(request_id)
@@ -312,7 +333,7 @@ class Simulation:
     def check(self) -> None:
         manager = self.scheduler.block_manager
         owned = {b for r in self.unfinished.values() for b in blocks_of(r)}
-        assert manager.num_used_blocks == len(owned)
+        assert manager.num_used_blocks == len(owned | self.pinned)
         assert manager.num_free_blocks + manager.num_used_blocks == self.limits.num_blocks
         assert self.scheduler.has_unfinished() == bool(self.unfinished)
         order = sorted(self.unfinished.values(), key=lambda r: r.arrival_index)
@@ -332,19 +353,20 @@ class Simulation:
                 self.step(drafts=False)
         assert not self.unfinished
         assert not self.ahead
-        assert self.scheduler.block_manager.num_used_blocks == 0
+        assert self.scheduler.block_manager.num_used_blocks == len(self.pinned)
         assert sorted(self.ended) == sorted(self.requests)
         for each in self.requests.values():
+            max_length = self.limits.max_length - each.prefix.num_tokens
             if each.beam_group is not None:
                 if each.finish_reason == "abort":
                     assert each.output_token_ids == []
                     continue
-                answers = expected_search(each, self.limits.max_length)
+                answers = expected_search(each, max_length)
                 found = each.beam_group.returned
                 assert [(answer.token_ids, answer.score) for answer in found] == answers
                 assert each.output_token_ids == answers[0][0]
                 continue
-            output = expected_output(each, self.limits.max_length)
+            output = expected_output(each, max_length)
             assert len(each.token_times) == each.num_output_tokens
             if each.finish_reason == "abort":
                 assert each.output_token_ids == output[: each.num_output_tokens]
@@ -368,10 +390,10 @@ class Simulation:
         for each in self.unfinished.values():
             if each.beam_group is not None:
                 continue
-            tokens = list(each.token_ids)
+            tokens = [*contents(each.prefix), *each.token_ids]
             for _ in range(self.rng.randrange(4)):
                 tokens.append(next_token(prefix_hashes(tokens, first_hash(each))[-1]))
-            guesses = tokens[each.num_tokens :]
+            guesses = tokens[each.prefix.num_tokens + each.num_tokens :]
             drafts[each.request_id] = guesses + [1] * self.rng.randrange(3)
         return drafts
 

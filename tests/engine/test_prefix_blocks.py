@@ -1,0 +1,144 @@
+"""Tuned prefixes in the scheduler: whole blocks shared and pinned, the partial one copied."""
+
+import random
+
+import pytest
+
+from predict.adapters.prefixes import NO_PREFIX, ServedPrefix
+from predict.engine.batch import span_inputs
+from predict.engine.request_state import Request
+from predict.engine.scheduler import Scheduler, SchedulerConfig
+from predict.errors import UserError
+from predict.request import SamplingParams
+from tests.support import scheduler_traffic
+from tests.support.scheduler_traffic import EOS, config
+
+
+def request(request_id: int, prompt: list[int], prefix: ServedPrefix, beams: int = 1) -> Request:
+    params = SamplingParams(max_new_tokens=4, ignore_eos=True, num_beams=beams)
+    return Request(request_id, prompt, params, prefix=prefix)
+
+
+def run(scheduler: Scheduler, token_id: int = 5) -> list[tuple[int, int]]:
+    """Runs a step; its copies."""
+    batch = scheduler.schedule()
+    assert batch is not None
+    scheduler.update(batch, [token_id] * batch.num_samples, EOS)
+    scheduler.check()
+    return list(batch.block_copies)
+
+
+def test_tables_begin_with_whole_blocks_and_a_copy_of_the_partial_one() -> None:
+    scheduler = Scheduler(config())
+    prefix = scheduler.pin_prefix("p", 10)  # of blocks of 4: two, and two tokens
+    one, two = request(0, [1, 2, 3], prefix), request(1, [4, 2, 3], prefix)
+    scheduler.add(one)
+    scheduler.add(two)
+    batch = scheduler.schedule()
+    assert batch is not None
+    own = [one.block_ids[2], two.block_ids[2]]
+    assert batch.block_copies == tuple((prefix.partial, block) for block in own)
+    assert [span.block_ids[:2] for span in batch.spans] == [list(prefix.block_ids)] * 2
+    assert len({*own, *prefix.all_block_ids}) == 5
+    inputs = span_inputs(batch.spans, 4)
+    assert inputs.positions.tolist() == [0, 1, 2, 0, 1, 2]
+    assert inputs.context_lens.tolist() == [13, 13]
+    first = [own[0] * 4 + 2, own[0] * 4 + 3, one.block_ids[3] * 4]
+    assert inputs.slot_mapping.tolist()[:3] == first
+    scheduler.update(batch, [5, 5], EOS)
+    scheduler.check()
+    assert run(scheduler) == []
+
+
+def test_blocks_behind_a_prefix_are_shared_under_it_alone() -> None:
+    scheduler = Scheduler(config())
+    prefix, other = scheduler.pin_prefix("p", 6), scheduler.pin_prefix("q", 6)
+    prompt = [1, 2, 3, 1, 2, 3, 1]
+    scheduler.add(request(0, prompt, prefix))
+    while scheduler.has_unfinished():
+        run(scheduler)
+    again, none = request(1, prompt, prefix), request(2, prompt, NO_PREFIX)
+    others = request(3, prompt, other)
+    for each in (again, none, others):
+        scheduler.add(each)
+    copies = run(scheduler)
+    # 2 + 4 tokens fill the copy and a block; the last one is computed.
+    assert [each.num_cached_tokens for each in (again, none, others)] == [6, 0, 0]
+    assert copies == [(other.partial, others.block_ids[1])]
+
+
+def test_whole_prefixes_need_no_copies() -> None:
+    scheduler = Scheduler(config())
+    prefix = scheduler.pin_prefix("p", 8)
+    assert prefix.partial is None
+    scheduler.add(request(0, [1, 2, 3], prefix))
+    assert run(scheduler) == []
+
+
+def test_a_request_that_no_cache_beside_prefixes_holds_is_refused() -> None:
+    scheduler = Scheduler(config(num_blocks=6))
+    prefix = scheduler.pin_prefix("p", 10)
+    scheduler.add(request(0, [1] * 6, prefix))  # 10 + 10 tokens: 5 blocks, 2 of them the prefix's
+    with pytest.raises(UserError, match=r"need 4 cache blocks of 4 tokens, the cache has 3 "):
+        scheduler.add(request(1, [1] * 7, prefix))
+    with pytest.raises(UserError, match=r"allowed: prompts of at most 21 tokens.*32 less 10 of it"):
+        scheduler.add(request(2, [1] * 22, prefix))
+    with pytest.raises(UserError, match=r"12 tokens, which take 3 blocks .* the cache has 3 free"):
+        scheduler.pin_prefix("q", 12)
+
+
+class PrefixSimulation(scheduler_traffic.Simulation):
+    """Requests with one of a few prefixes, or none."""
+
+    def __init__(self, limits: SchedulerConfig, rng: random.Random) -> None:
+        super().__init__(limits, rng)
+        self.prefixes = [
+            self.scheduler.pin_prefix(name, num_tokens)
+            for name, num_tokens in zip("abc", (1, limits.block_size, 7), strict=True)
+        ]
+        for prefix in self.prefixes:
+            hashes = scheduler_traffic.prefix_hashes(scheduler_traffic.contents(prefix))
+            for place, value in enumerate(hashes):
+                self.cache.slots[self.cache.slot(prefix.all_block_ids, place)] = value
+
+    def prefix(self) -> ServedPrefix:
+        return self.rng.choice([NO_PREFIX, *self.prefixes])
+
+    @property
+    def pinned(self) -> set[int]:
+        return {block for prefix in self.prefixes for block in prefix.all_block_ids}
+
+    def check(self) -> None:
+        super().check()
+        self.scheduler.check()
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize("mode", ["plain", "drafts", "ahead"])
+def test_any_traffic_with_prefixes_keeps_every_promise(mode: str) -> None:
+    num_hits = num_preemptions = num_copies = 0
+    for seed in range(80):
+        rng = random.Random(seed)
+        block_size = rng.choice([1, 2, 4, 5])
+        pinned = 1 + 1 + -(-7 // block_size)
+        limits = config(
+            max_num_seqs=rng.randint(1, 6),
+            max_num_batched_tokens=rng.randint(6, 30),
+            max_length=32,
+            block_size=block_size,
+            num_blocks=pinned + -(-32 // block_size) + rng.randint(0, 12),
+            reserve_full=rng.random() < 0.2,
+            prefix_caching=rng.random() < 0.8,
+            chunked_prefill=rng.random() < 0.7,
+            separate_steps=rng.random() < 0.3,
+        )
+        simulation = scheduler_traffic.run_random(
+            limits, seed, 60, mode == "drafts", mode == "ahead", kind=PrefixSimulation
+        )
+        stats = simulation.scheduler.stats
+        num_hits += stats.num_prefix_hit_tokens
+        num_preemptions += stats.num_preemptions
+        num_copies += simulation.num_copies
+    assert num_hits > 1000
+    assert num_preemptions > 40
+    assert num_copies > 1000
