@@ -1,0 +1,215 @@
+"""Files of prefix tuning: what PaddleNLP saves is read, anything else refused before any work."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import predict.llm
+from predict import LLM
+from predict.errors import UserError
+from predict.loading.model import read_spec
+from predict.loading.prefix import read_prefix
+from predict.nn.spec import DecoderSpec
+from tests.golden.prefixes import random_prefix
+from tests.support import tiny
+from tests.support.prefixes import encoded, encoder_weights, save_params, write_config
+
+SHAPE, LENGTH = (2, 2, 32), 5  # of tests.support.tiny
+VALUES = random_prefix(SHAPE, LENGTH, 0)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def spec(model: Path) -> DecoderSpec:
+    return read_spec(str(model), None)[0]
+
+
+def read(path: Path, spec: DecoderSpec, dtype: str = "float32", max_length: int = 64) -> Any:
+    return read_prefix(path, spec, dtype, max_length).values
+
+
+def npy(values: Any) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, values, allow_pickle=True)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_an_array_of_numpy_is_read(
+    tmp_path: Path, spec: DecoderSpec, dtype: Any, order: Any
+) -> None:
+    path = tmp_path / "any name.npy"
+    path.write_bytes(npy(np.asarray(VALUES.astype(dtype), order=order)))
+    np.testing.assert_array_equal(read(path, spec), VALUES)
+
+
+def test_paddles_bfloat16_is_read(tmp_path: Path, spec: DecoderSpec) -> None:
+    bits = (VALUES.view(np.uint32) >> 16).astype(np.uint16)
+    np.save(tmp_path / "pre_caches.npy", bits)
+    np.testing.assert_array_equal(read(tmp_path, spec), VALUES)
+
+
+@pytest.mark.parametrize("inner", [None, 24])
+def test_the_encoders_weights_make_the_prefix(
+    tmp_path: Path, spec: DecoderSpec, inner: int | None
+) -> None:
+    weights = encoder_weights(SHAPE, LENGTH, inner)
+    save_params(tmp_path / "prefix_model_state.pdparams", weights)
+    write_config(
+        tmp_path, num_prefix_tokens=LENGTH, prefix_projection=inner is not None, dtype="float16"
+    )
+    np.testing.assert_allclose(read(tmp_path, spec), encoded(weights, SHAPE), rtol=1e-5, atol=1e-5)
+
+
+HEADER = "{'descr': '<f4', 'fortran_order': False, 'shape': (%s), }"
+
+
+def with_header(text: str, data: bytes = b"") -> bytes:
+    head = (text + "\n").encode("latin-1")
+    return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + data
+
+
+class Runs:
+    def __reduce__(self) -> Any:
+        return os.system, ("true",)
+
+
+HOSTILE = {
+    "a pickle": (pickle.dumps(Runs()), "does not begin as one of version 1, 2 or 3"),
+    "an array of objects": (npy(np.array([Runs(), 1], object)), r"dtype '\|O', Python's objects"),
+    "a structure": (npy(np.zeros(3, [("a", "f4")])), r"its header is \"{'descr': \[\('a'"),
+    "whole numbers": (
+        npy(np.zeros((2, 2, 2, 5, 32), np.int32)),
+        "has dtype I32; an adapter",
+    ),
+    "nothing": (b"", "is not a .npy file of numbers"),
+    "a mark alone": (b"\x93NUMPY\x01\x00", "its header is ''"),
+    "another version": (b"\x93NUMPY\x09\x00" + b"\0" * 64, "does not begin as one of version"),
+    "a header beyond the file": (
+        b"\x93NUMPY\x01\x00\xff\xff{}",
+        "header claims 65535 bytes",
+    ),
+    "a header of 4 GiB": (
+        b"\x93NUMPY\x02\x00\xff\xff\xff\xff{}",
+        "header claims 4294967295 ",
+    ),
+    "code for a header": (with_header("__import__('os')"), "its header is"),
+    "a deep header": (with_header("(" * 900), "its header is"),
+    "sizes beyond 64 bits": (
+        with_header(HEADER % "2, 2, 2, 9223372036854775807, 9223372036854775807"),
+        "more elements than 64 bits count",
+    ),
+    "a product that wraps around": (
+        with_header(HEADER % "4294967296, 4294967296, 1, 1, 4"),
+        "more elements than 64 bits count",
+    ),
+    "negative sizes": (with_header(HEADER % "2, 2, -2, 5, 32"), "its header is"),
+    "a terabyte": (
+        with_header(HEADER % "2, 2, 2, 4294967296, 32"),
+        r"needs 4398046511104 bytes, and 0 follow the header",
+    ),
+    "too few bytes": (npy(VALUES)[:-4], "needs 5120 bytes, and 5116 follow"),
+    "too many bytes": (npy(VALUES) + b"more", "needs 5120 bytes, and 5124 follow"),
+    "four dimensions": (npy(VALUES[0]), r"shape \[2, 2, 5, 32\], and this model takes \[2, 2, 2,"),
+    "other layers": (npy(np.concatenate([VALUES, VALUES])), "trained for another model"),
+    "query heads": (npy(np.tile(VALUES, (1, 1, 2, 1, 1))), r"\[2, 2, 4, 5, 32\].*another model"),
+    "other head_dim": (npy(VALUES[..., :16]), "trained for another model"),
+    "no tokens": (npy(VALUES[:, :, :, :0]), "a prefix of 0 tokens"),
+    "too many tokens": (npy(np.tile(VALUES, (1, 1, 1, 13, 1))), r"of 65 tokens, and max_length is"),
+    "NaN": (npy(np.where(VALUES > 2, np.nan, VALUES)), "values that are not finite"),
+    "infinity": (npy(np.where(VALUES > 2, np.inf, VALUES)), "values that are not finite"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_arrays_are_refused_before_any_work(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    content, said = HOSTILE[name]
+    (tmp_path / "pre_caches.npy").write_bytes(content)
+    refuse_to_work(monkeypatch)
+    for path in (tmp_path, tmp_path / "pre_caches.npy"):
+        with pytest.raises(UserError, match=said):
+            LLM(model, max_length=64, prefix_path=path)
+
+
+def refuse_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("work began")
+
+    for name in ("open_weights", "allocate_caches", "write_rows"):
+        monkeypatch.setattr(predict.llm, name, fail)
+    monkeypatch.setattr(os, "system", fail)
+
+
+@pytest.mark.parametrize(
+    ("changes", "config", "said"),
+    [
+        ({"0.weight": None, "1.weight": np.zeros(1)}, {}, "0.weight is not there"),
+        ({"0.weight": np.zeros((5, 9), np.float32)}, {}, r"0.weight has shape \[5, 9\]"),
+        ({"0.weight": np.full((5, 256), np.nan, np.float32)}, {}, "values that are not finite"),
+        ({"0.weight": np.zeros((5, 256), np.int64)}, {}, "has dtype I64"),
+        ({}, {"num_prefix_tokens": None}, "has no num_prefix_tokens"),
+        ({}, {"num_prefix_tokens": 6}, r"0.weight has shape \[5, 256\].*\[6, 256\]"),
+        ({}, {"num_prefix_tokens": 1 << 62}, "max_length is 64"),
+        ({}, {"num_prefix_tokens": -1}, "a prefix of -1 tokens"),
+        ({}, {"num_prefix_tokens": "5"}, "num_prefix_tokens is '5'"),
+        ({}, {"prefix_projection": True}, "lacks 1.bias"),
+    ],
+)
+def test_hostile_weights_are_refused_before_any_work(
+    tmp_path: Path,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    config: dict[str, Any],
+    said: str,
+) -> None:
+    weights = {**encoder_weights(SHAPE, LENGTH, None), **changes}
+    stored = {name: value for name, value in weights.items() if value is not None}
+    save_params(tmp_path / "prefix_model_state.pdparams", stored)
+    values = {"num_prefix_tokens": LENGTH, "prefix_projection": False, **config}
+    write_config(tmp_path, **values)
+    refuse_to_work(monkeypatch)
+    with pytest.raises(UserError, match=said):
+        LLM(model, max_length=64, prefix_path=tmp_path)
+
+
+def test_a_pickle_that_runs_something_is_refused(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prefix_model_state.pdparams").write_bytes(pickle.dumps({"0.weight": Runs()}))
+    write_config(tmp_path, num_prefix_tokens=LENGTH)
+    refuse_to_work(monkeypatch)
+    with pytest.raises(UserError, match="not a file of arrays that Paddle saved"):
+        LLM(model, max_length=64, prefix_path=tmp_path)
+
+
+def test_values_beyond_the_models_dtype_are_refused(tmp_path: Path, spec: DecoderSpec) -> None:
+    np.save(tmp_path / "pre_caches.npy", VALUES * 1e5)
+    read(tmp_path, spec, "bfloat16")
+    with pytest.raises(UserError, match=r"values up to .*float16 ends at 65504"):
+        read(tmp_path, spec, "float16")
+
+
+def test_folders_without_a_whole_prefix_are_refused(tmp_path: Path, spec: DecoderSpec) -> None:
+    with pytest.raises(UserError, match=r"neither pre_caches.npy nor prefix_model_state.pdparams"):
+        read(tmp_path, spec)
+    (tmp_path / "prefix_model_state.tp00.pdparams").touch()
+    with pytest.raises(UserError, match=r"tp00.pdparams, of which each is a part"):
+        read(tmp_path, spec)
+    os.mkfifo(tmp_path / "pre_caches.npy")
+    with pytest.raises(UserError, match="it is a pipe"):
+        read(tmp_path, spec)
