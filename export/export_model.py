@@ -28,7 +28,7 @@ if __package__ in (None, ""):  # run as a script: import from the checkout, not 
 
 from predict.cli.command import run_command
 from predict.cli.flags import FLAGS, Flag, FlagValues, parse_flags
-from predict.cli.identity import PATHS
+from predict.cli.identity import input_paths
 from predict.cli.run_config import PredictorConfig
 from predict.config.engine import EngineConfig
 from predict.device.devices import check_static
@@ -66,6 +66,7 @@ OF_A_RUN = (
     *("frequency_penalty", "no_repeat_ngram_size", "logit_bias", "bad_words", "stop"),
     *("stop_token_ids", "include_stop_str_in_output", "num_return_sequences", "best_of"),
     *("logprobs", "prompt_logprobs", "min_length", "speculate_method"),
+    *("prefix_path", "export_precache"),
 )
 
 
@@ -89,7 +90,7 @@ def export_model(
         check_folder(
             "output_path",
             output_path,
-            folders={name: config.settings.get(name) for name in PATHS},
+            folders=input_paths(config),
             overwrite=_check_replaced if overwrite else None,
         )
 

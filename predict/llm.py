@@ -13,17 +13,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from predict.adapters.pool import ServedAdapter
+from predict.adapters.prefixes import NO_PREFIX, ServedPrefix
 from predict.adapters.store import AdapterStore, Placement
 from predict.adapters.weights import base_of, check_spec, num_pages_for, page_values, with_pages
 from predict.config.engine import EngineConfig, check_params
 from predict.config.model import DTYPE_BYTES
 from predict.device import devices, library
 from predict.device.devices import Device
+from predict.engine.block_manager import num_blocks_for
 from predict.engine.draft_policy import Costs, DraftPolicy
 from predict.engine.drafts import DraftNetwork, Follower, Proposer, SpeculativeConfig
 from predict.engine.engine import Engine
-from predict.engine.kv_cache import allocate_caches
+from predict.engine.kv_cache import allocate_caches, write_rows
 from predict.engine.runner import (
     CopyBlocks,
     DynamicForward,
@@ -57,6 +61,7 @@ from predict.loading.model import (
     read_spec,
 )
 from predict.loading.platform import platform_of
+from predict.loading.prefix import StoredPrefix, read_prefix
 from predict.loading.program import load_program
 from predict.nn.cache_formats import kv_format_of
 from predict.nn.decoder import Decoder
@@ -192,6 +197,7 @@ class LLM:
         fake = config.quantization.use_fake_parameter
         kv_scales = head_scales(kv_format, config.model.model_name_or_path, self.spec, fake)
         max_length = config.scheduling.max_length
+        stored_prefixes = self._read_prefixes()
         if max_length > self.spec.max_context:
             print(
                 f"regatta: --max_length is {max_length}, and the model was made for "
@@ -217,7 +223,7 @@ class LLM:
         self._release_idle_memory()
         with self.platform.explained_out_of_memory(LESS_MEMORY):
             network, draft_network = self._load_networks(reader)
-        num_blocks = self._num_cache_blocks()
+        num_blocks = self._num_cache_blocks(self._num_prefix_blocks(stored_prefixes))
         with self.platform.explained_out_of_memory(LESS_MEMORY):
             caches = allocate_caches(
                 self.spec,
@@ -255,6 +261,10 @@ class LLM:
                 placing=placing_of(self.spec, config.scheduling.max_length),
             )
         )
+        self.prefixes = {
+            name: self._served_prefix(name, stored, scheduler, caches)
+            for name, stored in stored_prefixes.items()
+        }
         sampler = Sampler(self.backend, config.model.seed, eos_token_ids, self._verifier())
         proposer, policy = self._speculation(draft_runner, sampler, num_blocks)
         fields = self._fields()
@@ -325,6 +335,45 @@ class LLM:
         base = base_of(weights.plan, weights.names)
         self.adapters = AdapterStore(decoder, weights.plan, base, config.adapters, placement)
         return decoder
+
+    def _read_prefixes(self) -> dict[str, StoredPrefix]:
+        """The prefixes of the flags by name. Raises UserError for one that does not fit."""
+        config = self.config
+        found = {
+            name: read_prefix(path, self.spec, config.model.dtype, config.scheduling.max_length)
+            for name, path in config.adapters.prefixes.items()
+        }
+        num_blocks, given = self._num_prefix_blocks(found), config.cache.num_cache_blocks
+        if given is not None and num_blocks >= given:
+            raise UserError(
+                f"the prefixes take {num_blocks} blocks of {config.cache.block_size} tokens, and "
+                f"num_cache_blocks is {given} (allowed: {num_blocks + 1} and more); raise "
+                "--num_cache_blocks"
+            )
+        return found
+
+    def _num_prefix_blocks(self, stored: Mapping[str, StoredPrefix]) -> int:
+        block_size = self.config.cache.block_size
+        return sum(num_blocks_for(each.num_tokens, block_size) for each in stored.values())
+
+    def _served_prefix(
+        self, name: str, stored: StoredPrefix, scheduler: Scheduler, caches: Sequence[LayerCache]
+    ) -> ServedPrefix:
+        """A prefix in blocks of the caches, written."""
+        block_size = self.config.cache.block_size
+        prefix = scheduler.pin_prefix(name, stored.num_tokens)
+        blocks = np.array(prefix.all_block_ids, np.int32)
+        slots = blocks[:, None] * block_size + np.arange(block_size, dtype=np.int32)
+        write_rows(
+            self.backend,
+            caches,
+            stored.values,
+            slots.reshape(-1)[: stored.num_tokens].astype(np.int32),
+            self.config.kv_format,
+            self.config.model.dtype,
+            self.platform.place,
+        )
+        return prefix
 
     def _runner(
         self, forward: Forward, copy_blocks: CopyBlocks, target: Runner | None = None
@@ -407,16 +456,18 @@ class LLM:
         if self.device is not None and self.device.is_plugin:
             devices.release_cached(self.device)
 
-    def _num_cache_blocks(self) -> int:
+    def _num_cache_blocks(self, num_pinned: int) -> int:
         draft = None if self.draft is None else self.draft.spec
         if self.device is None:
-            return num_cache_blocks(self.config, self.spec, self.platform.free_bytes(), draft)
+            free_bytes = self.platform.free_bytes()
+            return num_cache_blocks(self.config, self.spec, free_bytes, draft, num_pinned)
         return num_gpu_cache_blocks(
             self.config,
             self.spec,
             devices.memory_info(self.device),
             workspace_bytes(self.config, self.spec, draft),
             draft,
+            num_pinned,
         )
 
     def _load_tokenizer(self) -> Tokenizer | None:
@@ -452,6 +503,7 @@ class LLM:
                 "stop needs a text, and this model was loaded without a tokenizer; use "
                 "stop_token_ids"
             )
+        adapter, prefix = self._named(params.adapter)
         return Samples(
             self._token_ids(prompt),
             params,
@@ -464,16 +516,25 @@ class LLM:
             None
             if params.guide is None
             else self._guides().states(params.guide, params.num_samples),
-            None if params.adapter is None else self._served(params.adapter),
+            adapter,
+            prefix,
         )
 
-    def _served(self, name: str) -> ServedAdapter:
+    def _named(self, name: str | None) -> tuple[ServedAdapter | None, ServedPrefix]:
+        """The adapter or the prefix of a name; without one the prefix of all others' requests."""
+        if name is None:
+            return None, self.prefixes.get("", NO_PREFIX)
+        if name in self.prefixes:
+            return None, self.prefixes[name]
         assert self.adapters is not None  # see check_params
-        return self.adapters.get(name)
+        return self.adapters.get(name), NO_PREFIX
 
     def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:
         """Reads a LoRA adapter that requests may name from now on. Raises UserError."""
-        self._updatable().load(name, directory)
+        store = self._updatable()
+        if name and name in self.prefixes:
+            raise UserError(f"a prefix {name!r} is loaded already; give the adapter another name")
+        store.load(name, directory)
 
     def unload_adapter(self, name: str) -> None:
         """Forgets an adapter; requests that run go on to their ends. Raises UserError."""

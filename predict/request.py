@@ -105,7 +105,8 @@ class SamplingParams:
     best_of: int | None = None  # samples of which the n likeliest are returned; None: n
     logprobs: int | None = None  # of each token, and of so many likeliest ones; None: none
     prompt_logprobs: int | None = None  # likewise, of the prompt's tokens but the first
-    adapter: str | None = None  # name of a loaded one; None: the model alone
+    # Name of a loaded one, or of a prefix; None: the model, behind a prefix without a name.
+    adapter: str | None = None
     # What the answer's text must be: JSON of a schema, a regular expression, ... (predict.Guide).
     guide: Guide | None = None
     # Beam search as HF transformers 5 has it (predict.engine.beams); processors before see

@@ -41,7 +41,7 @@ from predict.bench.record import (
 from predict.bench.routing import ROUTINGS, Routing, check_routing, counted, counts_experts, skew
 from predict.cli.command import run_command
 from predict.cli.flags import FLAGS, Flag, FlagValues, parse_flags
-from predict.cli.identity import PATHS
+from predict.cli.identity import input_paths
 from predict.cli.run_config import PredictorConfig
 from predict.config.engine import EngineConfig
 from predict.config.schemes import scheme_info
@@ -485,7 +485,7 @@ def parse(argv: Sequence[str]) -> tuple[EngineConfig, Plan, Outputs, tuple[str, 
     )
     outputs = Outputs(flags["output_file"], flags["plot"])
     engine = config.engine
-    outputs.check(folders={name: engine.settings.get(name) for name in PATHS})
+    outputs.check(folders=input_paths(engine))
     return engine, plan, outputs, config.notes
 
 

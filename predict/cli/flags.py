@@ -434,12 +434,12 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_ADAPTERS, "max_cpu_loras", "int", 64,
          "Adapters whose values stay in the host's memory; others are read again when they are "
          "needed."),
-    Flag(_ADAPTERS, "prefix_path", "str", None,
-         "Directory of prefix-tuning parameters.",
-         availability=not_yet("Full checkpoints run: leave --prefix_path out.")),
+    Flag(_ADAPTERS, "prefix_path", "texts", None,
+         "A tuned prefix: the folder that PaddleNLP saved, or a .npy file. A JSON list has "
+         "several: a path alone for requests that name none, name=path for those that name it as "
+         "their adapter. --max_length counts it."),
     Flag(_ADAPTERS, "export_precache", "bool", False,
-         "Feed the caches of prefix tuning.",
-         availability=not_yet("Full checkpoints run: leave --export_precache out.")),
+         "As PaddleNLP's: --prefix_path is to be there. An export takes any prefix without it."),
     Flag(_ADAPTERS, "reft", "bool", False,
          "Use a ReFT adapter.",
          availability=_NO_REFT),

@@ -12,6 +12,7 @@ from typing import Any
 
 from predict.cli.data import DataItem
 from predict.cli.run_config import PredictorConfig
+from predict.config.engine import EngineConfig
 from predict.errors import TokenizerError, UserError
 from predict.gguf.files import parts_of
 
@@ -26,10 +27,11 @@ OPERATIONAL = (
     "max_cpu_loras",
 )
 # Digests stand for what these lead to.
-PATHS = ("model_name_or_path", "draft_model_name_or_path", "lora_path", "prefix_path")
+FOLDERS = ("model_name_or_path", "draft_model_name_or_path", "lora_path")
+PATHS = (*FOLDERS, "prefix_path")
 LARGE = ("model_name_or_path", "draft_model_name_or_path")
 ADAPTERS = ("lora_modules", "allow_adapter_updates")  # likewise
-WEIGHT_SUFFIXES = (".safetensors", ".pdparams", ".pdiparams", ".bin", ".pt", ".gguf")
+WEIGHT_SUFFIXES = (".safetensors", ".pdparams", ".pdiparams", ".bin", ".pt", ".gguf", ".npy")
 READ_SUFFIXES = (".json", ".model", ".jinja", ".tiktoken")
 READ_NAMES = ("merges.txt", "vocab.txt")
 
@@ -57,21 +59,28 @@ def run_inputs(
         b"failed" if isinstance(ids, TokenizerError) else array("q", ids).tobytes()
         for ids in token_ids
     )
-    for name in PATHS:
-        directory = config.engine.settings.get(name)
-        if directory is not None:
-            is_small = name not in LARGE
-            inputs[f"content of --{name}"] = folder_digest(Path(directory), is_small)
+    for name, path in input_paths(config.engine).items():
+        inputs[f"content of --{name}"] = folder_digest(Path(path), name not in LARGE)
     for name, path in config.engine.adapters.directories.items():
         inputs[f"content of adapter {name}"] = folder_digest(Path(path), is_small=True)
     return inputs
 
 
+def input_paths(config: EngineConfig) -> dict[str, str]:
+    """Folders, and files of prefixes, that an engine reads, by flag."""
+    settings = config.settings
+    found = {name: settings[name] for name in FOLDERS if settings.get(name) is not None}
+    for name, path in config.adapters.prefixes.items():
+        found[f"prefix_path {name}".strip()] = path
+    return found
+
+
 def folder_digest(directory: Path, is_small: bool = False) -> str:
     """A hash of the files of a model or adapter: of weights, sizes and samples of their bytes.
 
-    directory: a folder, or a GGUF file, which goes with its parts. Reading every byte of a large
-    checkpoint would take minutes. is_small: every byte counts nevertheless. Raises UserError.
+    directory: a folder, a prefix's file, or a GGUF file, which goes with its parts. Reading every
+    byte of a large checkpoint would take minutes. is_small: every byte counts nevertheless. Raises
+    UserError.
     """
     from predict.loading.checkpoint import add_samples
     from predict.loading.manifest import FileDigest

@@ -73,6 +73,7 @@ class PredictorConfig:
                 cachekv_int8_type=_cache_type(flags),
                 draft_model_name_or_path=_draft_dir(flags),
                 lora_modules=_tuple(flags["lora_modules"]) or (),
+                prefix_path=_tuple(flags["prefix_path"]) or (),
                 **{name: flags[name] for name in _SAME_NAME},
             )
             _check_adapters(engine)
@@ -300,6 +301,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         lambda f: f["mode"] == "static" and f["load_format"] == "dummy",
         "--load_format dummy makes weights for --mode dynamic; an exported model brings its own",
+    ),
+    Rule(
+        lambda f: f["export_precache"] and not f["prefix_path"] and not f.values.get("output_path"),
+        "--export_precache needs --prefix_path: the folder or the .npy file of a tuned prefix",
     ),
     Rule(
         lambda f: f["benchmark_file"] is not None and not f["benchmark"],

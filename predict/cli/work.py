@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from predict.cli.data import DataItem, built_in_items, read_data_file
-from predict.cli.identity import PATHS, run_inputs
+from predict.cli.identity import input_paths, run_inputs
 from predict.cli.journal import journal_path
 from predict.cli.prompts import prepare_params, prepare_prompts
 from predict.cli.results import Results, open_results
@@ -51,7 +51,7 @@ def checked_outputs(config: PredictorConfig) -> list[tuple[str, str]]:
         "data_file": config.data_file,
         "chat_template": None if template is None or not os.path.isfile(template) else template,
     }
-    folders = {name: engine.settings.get(name) for name in PATHS}
+    folders = input_paths(engine)
     folders |= {f"lora_modules {name}": p for name, p in engine.adapters.directories.items()}
     outputs: list[tuple[str, str]] = []
     if answers_prompts(config):

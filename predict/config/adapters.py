@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from predict.config.checks import check_fields
 from predict.errors import UserError, nearest
+from predict.system.files import check_name as check_file_name
 
 MAX_NAME = 200  # characters of an adapter's name
 MAX_SHOWN = 20  # names in a message
@@ -39,10 +41,19 @@ class AdaptersConfig:
     max_loras: int = 8  # of max_lora_rank, on the device at once
     max_lora_rank: int = 16
     max_cpu_loras: int = 64  # whose values stay in the host's memory
+    # Of prefix tuning, folders or .npy files: name=path of what requests may name, a path alone of
+    # what all others have.
+    prefix_path: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.prefix_path, (str, os.PathLike)):
+            object.__setattr__(self, "prefix_path", (os.fsdecode(self.prefix_path),))
         check_fields(self, choices={})
-        self.directories  # noqa: B018 - what it refuses is refused here
+        both = sorted(self.directories.keys() & self.prefixes.keys())
+        if both:
+            raise UserError(
+                f"lora_modules and prefix_path both name {both[0]!r}; give each its own name"
+            )
 
     @property
     def directories(self) -> dict[str, str]:
@@ -62,14 +73,38 @@ class AdaptersConfig:
         return found
 
     def check_name(self, name: str) -> None:
-        """Raises UserError where a request may never name this adapter."""
-        if not self.is_used:
+        """Raises UserError where a request may never name this adapter, or this prefix."""
+        if not (self.is_used or self.names):
             raise UserError(
                 f"adapter is {name[:MAX_NAME]!r}, and this model serves none; start it with "
                 "lora_modules, or leave adapter out"
             )
-        if not self.allow_adapter_updates and name not in self.directories:
-            raise unknown(name, self.directories)
+        if not self.allow_adapter_updates and name not in self.names:
+            raise unknown(name, self.names)
+
+    @property
+    def prefixes(self) -> dict[str, str]:
+        """The prefixes' paths by their names, "" for that of requests without. Raises UserError."""
+        found: dict[str, str] = {}
+        for text in self.prefix_path:
+            name, equals, path = text.partition("=")
+            if not equals or "/" in name:  # a path alone, perhaps with a = in it
+                name, path = "", text
+            elif not (name and path):
+                raise UserError(f"prefix_path has {text!r} (allowed: path, or name=path)")
+            else:
+                check_adapter_name(name)
+            check_file_name("prefix_path", path)
+            if name in found:
+                which = f"two prefixes {name!r}" if name else "two prefixes without a name"
+                raise UserError(f"prefix_path has {which}; give each its own name, as name=path")
+            found[name] = path
+        return found
+
+    @property
+    def names(self) -> list[str]:
+        """Adapters and prefixes that requests may name from the start."""
+        return [*self.directories, *filter(None, self.prefixes)]
 
     @property
     def is_used(self) -> bool:

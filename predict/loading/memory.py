@@ -43,13 +43,14 @@ def num_cache_blocks(
     spec: DecoderSpec,
     free_bytes: int | None = None,
     draft: DecoderSpec | None = None,
+    num_pinned: int = 0,
 ) -> int:
     """Blocks to allocate after the weights are in place.
 
     Enough for `batch_size` sequences of `max_length` tokens; with blocks that grow on demand, as
     much of that as the free memory allows. free_bytes: memory for cache and workspace; default the
-    machine's available memory. draft: a second model with a cache for the same tokens. Raises
-    UserError with the arithmetic when too little fits.
+    machine's available memory. draft: a second model with a cache for the same tokens. num_pinned:
+    blocks of prefixes, besides. Raises UserError with the arithmetic when too little fits.
     """
     per_token = bytes_per_token(config, spec, draft)
     per_block = per_token * config.cache.block_size
@@ -69,7 +70,7 @@ def num_cache_blocks(
     fits = budget // per_block
     per_seq = config.max_blocks_per_seq
     wanted = config.scheduling.batch_size * per_seq
-    least = wanted if config.cache.reserve_full else per_seq
+    least = num_pinned + (wanted if config.cache.reserve_full else per_seq)
     if fits < least:
         share = f"{config.cache.gpu_memory_utilization:.0%}"
         way_out = f"lower --max_length ({config.scheduling.max_length})"
@@ -85,7 +86,7 @@ def num_cache_blocks(
         )
     if config.cache.shares_prefixes:
         wanted *= PREFIX_CACHE_SHARE
-    return min(wanted, fits)
+    return min(wanted + num_pinned, fits)
 
 
 def num_gpu_cache_blocks(
@@ -94,6 +95,7 @@ def num_gpu_cache_blocks(
     memory: MemoryInfo,
     workspace_bytes: int,
     draft: DecoderSpec | None = None,
+    num_pinned: int = 0,
 ) -> int:
     """`num_cache_blocks` for a GPU whose weights are in place.
 
@@ -106,7 +108,7 @@ def num_gpu_cache_blocks(
         return config.cache.num_cache_blocks
     per_seq = config.max_blocks_per_seq
     wanted = config.scheduling.batch_size * per_seq
-    least = wanted if config.cache.reserve_full else per_seq
+    least = num_pinned + (wanted if config.cache.reserve_full else per_seq)
     capacity = cache_capacity(
         memory.total,
         memory.free + memory.held,
@@ -118,7 +120,7 @@ def num_gpu_cache_blocks(
     )
     if config.cache.shares_prefixes:
         wanted *= PREFIX_CACHE_SHARE
-    return min(wanted, capacity // config.cache.block_size)
+    return min(wanted + num_pinned, capacity // config.cache.block_size)
 
 
 def check_gpu_memory(

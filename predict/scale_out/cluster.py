@@ -135,8 +135,12 @@ def on_workers(config: EngineConfig) -> EngineConfig:
     """The config with names of files that hold in another process's folder, too."""
     names = ("model_name_or_path", "draft_model_name_or_path", "lora_path", "chat_template")
     paths = {name: config.settings[name] for name in names}
-    modules = config.adapters.directories.items()
+    modules, prefixes = config.adapters.directories.items(), config.adapters.prefixes.items()
     return config.changed(
+        prefix_path=tuple(
+            f"{name}={os.path.abspath(path)}" if name else os.path.abspath(path)
+            for name, path in prefixes
+        ),
         lora_modules=tuple(f"{name}={os.path.abspath(path)}" for name, path in modules),
         **{n: os.path.abspath(path) for n, path in paths.items() if path and os.path.exists(path)},
     )

@@ -107,9 +107,10 @@ class ServerConfig:
         if self.adapter_root is not None and not os.path.isdir(self.adapter_root):
             raise UserError(f"--adapter_root {self.adapter_root} is no folder; make it first")
         for name in self.model_names:
-            if name in self.engine.adapters.directories:
+            if name in self.engine.adapters.names:
+                flag = "lora_modules" if name in self.engine.adapters.directories else "prefix_path"
                 raise UserError(
-                    f"--lora_modules has an adapter {name!r}, which is the model's name too; "
+                    f"--{flag} has an adapter {name!r}, which is the model's name too; "
                     "requests name the one they mean: give it another name, or the model "
                     "(--served_model_name)"
                 )

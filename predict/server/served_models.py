@@ -31,7 +31,7 @@ class ServedModels:
         self._config = config
         self._started = int(time.time())
         # By name: when they were loaded, in seconds since 1970.
-        self._adapters = dict.fromkeys(config.engine.adapters.directories, self._started)
+        self._adapters = dict.fromkeys(config.engine.adapters.names, self._started)
         self._changing = asyncio.Lock()
 
     def find(self, name: str | None) -> ServedModel:

@@ -121,8 +121,6 @@ def test_wrong_words_are_refused_with_the_nearest_right_one(words: list[str], sa
 # What is not in this release: flag, value, and a word of what works in its place.
 REFUSED = [
     ("reft_path", "x", "--lora_path"),
-    ("prefix_path", "x", "Full checkpoints"),
-    ("export_precache", "true", "Full checkpoints"),
     ("speculate_method", "eagle", "lookahead"),
     ("return_full_hidden_states", "true", "draft_model"),
     ("avx_type", "fp16_int8", "bf16"),
@@ -137,12 +135,12 @@ def test_features_of_later_releases_are_refused_by_name(name: str, value: str, t
 
 
 def test_asking_for_what_is_the_default_anyway_is_no_request() -> None:
-    parse_flags(["--speculate_max_draft_token_num", "1", "--export_precache", "false"])
+    parse_flags(["--speculate_max_draft_token_num", "1", "--reft", "false"])
 
 
 def test_one_cell_makes_a_flag_available() -> None:
-    flags = [replace(f, availability=WORKS) if f.name == "prefix_path" else f for f in FLAGS]
-    assert parse_flags(["--prefix_path", "x"], flags)["prefix_path"] == "x"
+    flags = [replace(f, availability=WORKS) if f.name == "reft_path" else f for f in FLAGS]
+    assert parse_flags(["--reft_path", "x"], flags)["reft_path"] == "x"
 
 
 def test_adapters_may_stand_behind_one_flag_or_several_in_either_spelling() -> None:
@@ -218,6 +216,7 @@ def test_the_table_has_every_flag() -> None:
         (["--top_p", "1.5"], "a probability"),
         (["--mode", "static", "--load_format", "dummy"], "brings its own"),
         (["--benchmark_file", "x"], "needs --benchmark"),
+        (["--export_precache", "true"], "needs --prefix_path"),
         (["--benchmark", "--max_length", "1024"], "no room for output"),
         (["--total_request_num", "0"], "a whole number from 1 to"),
         (["--block_size", "24"], "block_size 24 is not supported"),
@@ -460,34 +459,30 @@ def test_nothing_here_imports_paddle() -> None:
 
 
 PAGE_COMMANDS = [
-    ("--inference_model --dtype float16 --block_attn", None),
-    ("--inference_model --dtype float16", None),
-    ("--dtype float16 --max_length 1024 --mode dynamic --inference_model", None),
-    ("--inference_model --dtype float16 --mode static", None),
-    ("--dtype float16 --max_length 1024 --mode static --inference_model", None),
-    ("--inference_model --dtype float16 --block_attn --device xpu", None),
-    ("--inference_model --dtype float16 --quant_type weight_only_int8", None),
-    ("--inference_model --dtype float16 --block_attn --quant_type a8w8", None),
-    ("--inference_model --dtype float16 --cachekv_int8_type dynamic", None),
-    ("--inference_model --export_precache true --prefix_path /p --dtype float16", "--prefix_path"),
+    "--inference_model --dtype float16 --block_attn",
+    "--inference_model --dtype float16",
+    "--dtype float16 --max_length 1024 --mode dynamic --inference_model",
+    "--inference_model --dtype float16 --mode static",
+    "--dtype float16 --max_length 1024 --mode static --inference_model",
+    "--inference_model --dtype float16 --block_attn --device xpu",
+    "--inference_model --dtype float16 --quant_type weight_only_int8",
+    "--inference_model --dtype float16 --block_attn --quant_type a8w8",
+    "--inference_model --dtype float16 --cachekv_int8_type dynamic",
+    "--inference_model --export_precache true --prefix_path /p --dtype float16",
 ]
 
 
-@pytest.mark.parametrize(("command", "refused"), PAGE_COMMANDS)
+@pytest.mark.parametrize("command", PAGE_COMMANDS)
 def test_commands_pasted_from_the_pages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, refused: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     name = "meta-llama/Llama-2-7b-chat"
     exported(tmp_path / name, dtype="float16")
     monkeypatch.setenv("REGATTA_MODEL_DIR", str(tmp_path))
     words = ["--model_name_or_path", name, *command.split()]
-    if refused is None:
-        config = PredictorConfig.from_flags(parse_flags(words))
-        assert config.engine.model.inference_model
-        assert config.engine.model.dtype == "float16"
-    else:
-        with pytest.raises(UserError, match=f"^{refused}.*is not available in this release"):
-            parse_flags(words)
+    config = PredictorConfig.from_flags(parse_flags(words))
+    assert config.engine.model.inference_model
+    assert config.engine.model.dtype == "float16"
 
 
 def exported(directory: Path, **changes: Any) -> Path:

@@ -1,0 +1,254 @@
+"""Tuned prefixes: attention over [prefix; prompt] as NumPy has it, however it is computed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from export.export_model import export_model
+from predict import LLM, SamplingParams
+from predict.device import library
+from predict.errors import UserError
+from predict.nn.cache_formats import kv_format_of
+from tests.golden.prefixes import random_prefix
+from tests.support import quantized_caches, tiny
+from tests.support.golden import config, golden
+from tests.support.prefixes import ENTRIES, NAMED, TINY, check, npy, write_prefix
+
+MODELS = sorted({entry["model"] for entry in ENTRIES})
+SETTINGS: dict[str, Any] = {
+    "attention": "append",
+    "max_length": 192,
+    "batch_size": 3,
+    "block_size": 16,
+}
+
+
+def num_pinned(llm: LLM) -> int:
+    return sum(len(prefix.all_block_ids) for prefix in llm.prefixes.values())
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_answers_equal_attention_over_prefix_and_prompt(
+    name: str, operators: dict[str, Any], tmp_path: Path
+) -> None:
+    entry = NAMED[name]
+    path = npy(tmp_path / "prefix", entry)
+    llm = LLM(config(entry["model"], **SETTINGS, **operators, prefix_path=path))
+    for _ in range(2):
+        check(llm, entry)
+        llm.engine.scheduler.check()
+        assert llm.stats().num_used_blocks == num_pinned(llm) == -(-entry["num_tokens"] // 16)
+    # A prompt that sees itself both ways shares nothing.
+    assert (llm.stats().num_prefix_hit_tokens > 0) == (entry["model"] != "chatglm_6b")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_an_exported_program_takes_any_prefix(
+    model: str, operators: dict[str, Any], tmp_path: Path
+) -> None:
+    changes = {**SETTINGS, **operators}
+    export_model(config(model, **changes), tmp_path / "static")
+    entries = [entry for entry in ENTRIES if entry["model"] == model]
+    named = [f"p{e['num_tokens']}={npy(tmp_path / str(e['num_tokens']), e)}" for e in entries]
+    llm = LLM(config(tmp_path / "static", mode="static", **changes, prefix_path=tuple(named)))
+    for _ in range(2):
+        for entry in entries:
+            check(llm, entry, f"p{entry['num_tokens']}")
+
+
+@pytest.mark.parametrize(
+    "composition",
+    [
+        {"batch_size": 1, "attention": "reserved"},
+        {"batch_size": 3, "attention": "reserved", "block_size": 32},
+        {"batch_size": 3, "attention": "block", "block_size": 64},
+        {"batch_size": 16},
+        {"batch_size": 5, "max_num_batched_tokens": 7},
+        {"batch_size": 4, "chunked_prefill": False},
+        {"batch_size": 4, "prefix_caching": False},
+        {"speculate_method": "inference_with_reference", "speculate_max_draft_token_num": 4},
+    ],
+)
+def test_prefixes_and_none_share_batches(
+    composition: dict[str, Any], compiled: library.Library, tmp_path: Path
+) -> None:
+    entries = [entry for entry in ENTRIES if entry["model"] == "llama_gqa"]
+    named = tuple(f"{e['num_tokens']}={npy(tmp_path / str(e['num_tokens']), e)}" for e in entries)
+    settings = {**SETTINGS, "inference_model": True, **composition}
+    llm = LLM(config("llama_gqa", **settings, prefix_path=named))
+    plain = golden("llama_gqa")
+    params = SamplingParams(max_new_tokens=24, temperature=0.0, ignore_eos=True)
+    prompts, wanted, each = [], [], []
+    for index in range(4):
+        for entry in entries:
+            prompts.append(entry["prompts"][index])
+            wanted.append(entry["greedy"][index])
+            each.append(replace(params, adapter=str(entry["num_tokens"])))
+        prompts.append(plain["prompts"][index + 1])
+        wanted.append(plain["greedy"][index + 1][:24])
+        each.append(params)
+    for _ in range(2):
+        outputs = llm.generate(prompts, each)
+        assert [list(output.token_ids) for output in outputs] == wanted
+        llm.engine.scheduler.check()
+
+
+def test_requests_that_are_preempted_get_their_prefix_again(
+    compiled: library.Library, tmp_path: Path
+) -> None:
+    entry = NAMED["llama_gqa, 21 tokens"]
+    settings = {**SETTINGS, "inference_model": True, "num_cache_blocks": 2 + 11, "batch_size": 4}
+    llm = LLM(config("llama_gqa", **settings, prefix_path=npy(tmp_path, entry)))
+    check(llm, entry)
+    assert llm.stats().num_preemptions > 0
+
+
+def test_beams_and_samples_begin_with_the_prefix(compiled: library.Library, tmp_path: Path) -> None:
+    path = write_prefix(tmp_path / "prefix", TINY, 21)
+    model = tiny.write(tmp_path / "model")
+    beams = SamplingParams(num_beams=3, n=3, max_new_tokens=12, ignore_eos=True)
+    samples = SamplingParams(n=3, seed=5, max_new_tokens=12, ignore_eos=True)
+    prompt = [5, 9, 11, 30, 7, 8]
+    found = []
+    # Blocks that hold the whole prefix, and blocks that beams part in.
+    for settings in ({"block_size": 128}, {"block_size": 16}, {"block_size": 16, "batch_size": 4}):
+        changes: dict[str, Any] = {**SETTINGS, "dtype": "float32", "batch_size": 8, **settings}
+        llm = LLM(model, inference_model=True, prefix_path=str(path), **changes)
+        outputs = llm.generate([prompt] * 3, [beams, samples, beams])
+        found.append([[answer.token_ids for answer in output.outputs] for output in outputs])
+        llm.engine.scheduler.check()
+    assert found[0] == found[1] == found[2]
+    assert found[0][0] == found[0][2]
+    assert len({*found[0][0]}) == len({*found[0][1]}) == 3
+    without = LLM(model, inference_model=True, **{**changes, "batch_size": 8})
+    assert [a.token_ids for a in without.generate([prompt], beams)[0].outputs] != found[0][0]
+
+
+@pytest.mark.parametrize("cache_type", [None, *quantized_caches.CACHE_TYPES])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_cache_holds_a_prefix_as_its_format_rounds_it(
+    compiled: library.Library, tmp_path: Path, cache_type: str | None, fused: bool, dtype: str
+) -> None:
+    model = quantized_caches.model(tmp_path / "model", {})
+    path = write_prefix(tmp_path / "prefix", TINY, 21)
+    changes = {"cachekv_int8_type": cache_type, "dtype": dtype, "inference_model": fused}
+    written: list[Any] = []
+    copied = LLM.__dict__["_served_prefix"]
+
+    def recorded(self: LLM, name: str, stored: Any, scheduler: Any, caches: Any) -> Any:
+        written.append(caches)
+        return copied(self, name, stored, scheduler, caches)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LLM, "_served_prefix", recorded)
+        llm = LLM(quantized_caches.config(model, prefix_path=path, **changes))
+    import paddle
+
+    row, blocks = kv_format_of(llm.config.kv_format), llm.prefixes[""].all_block_ids
+    for cache, layer in zip(written[0], random_prefix(TINY, 21, 0), strict=True):
+        for which in range(2):
+            scale: Any = cache[2 + which] if row.scales != "none" else None
+            rows = paddle.to_tensor(layer[which])  # [heads, P, D]
+            given = None if row.scales != "head" else scale.unsqueeze(-1)
+            codes, own = row.quantize(rows, given)
+            wanted = row.unpack(codes, own, 32).numpy()
+            stored = paddle.gather(cache[which], paddle.to_tensor(blocks)).astype(codes.dtype)
+            stored = stored.transpose([1, 0, 2, 3]).flatten(1, 2)[:, :21]
+            if row.scales == "token":
+                tall = paddle.gather(scale, paddle.to_tensor(blocks))
+                given = tall.swapaxes(0, 1).flatten(1, 2)[:, :21]
+            found = row.unpack(stored, given, 32).numpy()
+            np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("cache_type", quantized_caches.CACHE_TYPES)
+def test_quantized_caches_give_one_text_behind_a_prefix(
+    compiled: library.Library, tmp_path: Path, cache_type: str
+) -> None:
+    model = quantized_caches.model(tmp_path / "model", {})
+    path = write_prefix(tmp_path / "prefix", TINY, 21)
+    changes = {"cachekv_int8_type": cache_type, "prefix_path": path}
+    texts = [
+        quantized_caches.greedy(LLM(quantized_caches.config(model, **changes, **composition)))
+        for composition in (
+            {"batch_size": 1},
+            {"batch_size": 4, "attention": "append", "block_size": 64},
+            {"batch_size": 5, "attention": "append", "max_num_batched_tokens": 7},
+            {"batch_size": 5, "attention": "append", "num_cache_blocks": 11},
+        )
+    ]
+    export_model(quantized_caches.config(model, cachekv_int8_type=cache_type), tmp_path / "static")
+    static = quantized_caches.config(tmp_path / "static", mode="static", **changes)
+    texts.append(quantized_caches.greedy(LLM(static)))
+    assert all(text == texts[0] for text in texts)
+    del changes["prefix_path"]
+    assert quantized_caches.greedy(LLM(quantized_caches.config(model, **changes))) != texts[0]
+
+
+def test_max_length_counts_the_prefix(tmp_path: Path) -> None:
+    model, path = tiny.write(tmp_path / "model"), write_prefix(tmp_path / "prefix", TINY, 21)
+    llm = LLM(model, dtype="float32", max_length=32, block_size=16, prefix_path=path)
+    (output,) = llm.generate([5, 6, 7], SamplingParams(temperature=0.0, ignore_eos=True))
+    assert len(output.token_ids) == 32 - 21 - 3
+    with pytest.raises(UserError, match=r"prompt has 11 tokens.*is 11.*\(32 less 21 of its prefix"):
+        llm.generate([list(range(11))], SamplingParams(temperature=0.0))
+
+
+def test_a_request_gets_what_it_names_alone(tmp_path: Path) -> None:
+    model = tiny.write(tmp_path / "model")
+    one, two = (write_prefix(tmp_path / f"p{n}", TINY, 5, n) for n in (1, 2))
+    settings: dict[str, Any] = {"dtype": "float32", "max_length": 48, "block_size": 16}
+    greedy = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True)
+
+    def text(llm: LLM, name: str | None = None) -> Any:
+        return llm.generate([5, 9, 11], replace(greedy, adapter=name))[0].token_ids
+
+    both = LLM(model, **settings, prefix_path=(str(one), f"two={two / 'pre_caches.npy'}"))
+    assert text(both) == text(LLM(model, **settings, prefix_path=one)) != text(both, "two")
+    assert text(both, "two") == text(LLM(model, **settings, prefix_path=two))
+    with pytest.raises(UserError, match=r"adapter is 'three' \(loaded: two\)"):
+        text(both, "three")
+    with pytest.raises(UserError, match=r"adapter is '' \(loaded: two\)"):
+        text(both, "")
+
+
+@pytest.mark.parametrize(
+    ("paths", "settings", "said"),
+    [
+        (("a=x", "a=y"), {}, "two prefixes 'a'"),
+        (("x", "y"), {}, "two prefixes without a name"),
+        (("a=",), {}, r"has 'a=' \(allowed: path, or name=path\)"),
+        (("=x",), {}, r"has '=x' \(allowed"),
+        (("",), {}, "is empty"),
+        (("a=x",), {"lora_modules": ("a=z",)}, "both name 'a'"),
+        (
+            ("x",),
+            {
+                "speculate_method": "draft_model",
+                "draft_model_name_or_path": "d",
+                "inference_model": True,
+                "attention": "append",
+            },
+            "second model, which they are not for",
+        ),
+        (("x",), {}, "neither a folder nor a .npy file"),
+    ],
+)
+def test_what_names_no_prefix_is_refused(
+    tmp_path: Path, paths: tuple[str, ...], settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        LLM(tiny.write(tmp_path), **settings, prefix_path=paths)
+
+
+def test_too_few_blocks_for_a_prefix_are_refused(tmp_path: Path) -> None:
+    model, path = tiny.write(tmp_path / "model"), write_prefix(tmp_path / "prefix", TINY, 21)
+    settings: dict[str, Any] = {"block_size": 16, "max_length": 32, "prefix_path": path}
+    with pytest.raises(UserError, match=r"take 2 blocks .* num_cache_blocks is 2 \(allowed: 3 and"):
+        LLM(model, **settings, num_cache_blocks=2)
