@@ -94,6 +94,10 @@ class ServedModels:
                     param="lora_name",
                     code="model_not_found",
                 )
+            if name in self._config.engine.adapters.prefixes:
+                raise invalid(
+                    "lora_name", f"{name!r} is a prefix, which stays; give an adapter's name"
+                )
             created = self._adapters.pop(name)  # no request comes behind the message
             try:
                 await engine.unload_adapter(name)

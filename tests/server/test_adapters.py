@@ -234,6 +234,26 @@ def test_without_the_flag_adapters_are_fixed() -> None:
         assert names(client) == ["test", "fixed"]
 
 
+def test_prefixes_are_models_that_stay(root: Path) -> None:
+    made = config_of(TOKENIZER)
+    engine = made.engine.changed(
+        prefix_path=("somewhere", "tuned=elsewhere"), allow_adapter_updates=True
+    )
+    made = replace(made, engine=engine, adapter_root=str(root))
+    with (
+        ScriptedServer(made, lambda prompt, params: ["a"]) as server,
+        httpx.Client(base_url=server.url, timeout=SECONDS) as client,
+    ):
+        assert names(client) == ["test", "tuned"]
+        for model, adapter in (("tuned", "tuned"), ("test", None)):
+            assert client.post("/v1/completions", json={"prompt": "x", "model": model}).is_success
+            assert server.engine.added[-1][1].adapter == adapter
+        assert load(client, "tuned", "sql").status_code == 400
+        answer = client.post(UNLOAD, json={"lora_name": "tuned"})
+        assert answer.status_code == 400
+        assert "is a prefix, which stays" in answer.json()["error"]["message"]
+
+
 def test_a_key_is_needed_where_there_is_one(root: Path) -> None:
     with (
         scripted(root, api_keys=("secret",)) as server,
@@ -257,6 +277,8 @@ def test_flags_that_let_clients_load_stand_together(tmp_path: Path, model: Path)
     assert any("without --api_key" in note for note in notes)
     with pytest.raises(UserError, match="the model's name too"):
         server_config(parse([*words, "--lora_modules", f"{model.name}={tmp_path}"]), {})
+    with pytest.raises(UserError, match=r"--prefix_path has an adapter .*the model's name too"):
+        server_config(parse([*words, "--prefix_path", f"{model.name}={tmp_path}"]), {})
 
 
 # With a model
