@@ -306,6 +306,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError("--output_path is needed: the directory to write the static model to")
         if flags["mode"] != "dynamic":
             raise UserError("--mode static runs an exported model; leave --mode out when exporting")
+        if flags["lora_modules"]:
+            raise UserError(
+                "--lora_modules lets requests choose, and an exported program has one set of "
+                "weights; merge an adapter with --lora_path, or leave --lora_modules out"
+            )
         config = PredictorConfig.from_flags(flags)
         for note in (*config.notes, *_notes(flags)):
             say(f"note: {note}")

@@ -145,6 +145,12 @@ EXPORTS = [
     Case("export without --output_path", "export", ("--output_path", ""),
          says=("--output_path is needed",)),
     Case("export with --mode static", "export", ("--mode", "static"), says=("leave --mode out",)),
+    Case(
+        "export with adapters of requests",
+        "export",
+        ("--lora_modules", "sql={model}"),
+        says=("merge an adapter with --lora_path",),
+    ),
     Case("export, flag mistyped", "export", ("--overwrit",), says=("did you mean --overwrite",)),
     Case("export into a full folder", "export", prepare=out_holds("notes.txt"),
          says=("is not empty", "--overwrite")),
