@@ -64,11 +64,6 @@ def test_exported_model_has_the_adapter(
     assert greedy(LLM(static), wanted["prompts"], len(wanted["greedy"][0])) == wanted["greedy"]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write(tmp_path_factory.mktemp("model"))
-
-
 def check_same(model: Path, adapter: Path, changed: Mapping[str, Array], work: Path) -> None:
     """Asserts that the adapter makes of the model what these tensors make of it."""
     wanted = logits_of(merged_model(work / "merged", model, changed))
@@ -78,9 +73,11 @@ def check_same(model: Path, adapter: Path, changed: Mapping[str, Array], work: P
 
 
 @pytest.mark.parametrize("name", [PICKLE, "peft_model.safetensors"])
-def test_paddlenlp_folder_adds_a_b_times_scaling(model: Path, name: str, tmp_path: Path) -> None:
+def test_paddlenlp_folder_adds_a_b_times_scaling(
+    tiny_model: Path, name: str, tmp_path: Path
+) -> None:
     folder = write_paddlenlp(tmp_path / "lora", {name: paddlenlp_tensors(factors())})
-    check_same(model, folder, with_products(factors(), SCALING), tmp_path)
+    check_same(tiny_model, folder, with_products(factors(), SCALING), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -94,14 +91,14 @@ def test_paddlenlp_folder_adds_a_b_times_scaling(model: Path, name: str, tmp_pat
     ],
 )
 def test_paddlenlp_variants_have_their_own_scaling(
-    model: Path, changes: dict[str, Any], scaling: float, tmp_path: Path
+    tiny_model: Path, changes: dict[str, Any], scaling: float, tmp_path: Path
 ) -> None:
     tensors = paddlenlp_tensors(factors())
     folder = write_paddlenlp(tmp_path / "lora", {PICKLE: tensors}, changes)
-    check_same(model, folder, with_products(factors(), scaling), tmp_path)
+    check_same(tiny_model, folder, with_products(factors(), scaling), tmp_path)
 
 
-def test_paddlenlp_mixer_stands_between_the_factors(model: Path, tmp_path: Path) -> None:
+def test_paddlenlp_mixer_stands_between_the_factors(tiny_model: Path, tmp_path: Path) -> None:
     tensors, changed = paddlenlp_tensors(factors()), tiny.tensors(tiny.CONFIG)
     for name, theirs in (
         (Q, Q.replace("model.", "llama.")),
@@ -112,10 +109,12 @@ def test_paddlenlp_mixer_stands_between_the_factors(model: Path, tmp_path: Path)
         a, b = tensors[f"{theirs}.lora_A"], tensors[f"{theirs}.lora_B"]
         changed[f"{name}.weight"] = changed[f"{name}.weight"] + SCALING * (a @ mixer @ b).T
     folder = write_paddlenlp(tmp_path / "lora", {PICKLE: tensors}, {"lora_use_mixer": True})
-    check_same(model, folder, changed, tmp_path)
+    check_same(tiny_model, folder, changed, tmp_path)
 
 
-def test_paddlenlp_lora_ga_takes_away_what_training_began_with(model: Path, tmp_path: Path) -> None:
+def test_paddlenlp_lora_ga_takes_away_what_training_began_with(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     begun, ended = factors(), {n: (2 * a, b + 1) for n, (a, b) in factors().items()}
     both = {
         name: (
@@ -125,7 +124,7 @@ def test_paddlenlp_lora_ga_takes_away_what_training_began_with(model: Path, tmp_
         for name in begun
     }
     folder = write_paddlenlp(tmp_path / "lora", {PICKLE: paddlenlp_tensors(both)}, {"loraga": True})
-    check_same(model, folder, with_products(both, SCALING), tmp_path)
+    check_same(tiny_model, folder, with_products(both, SCALING), tmp_path)
 
 
 def parts(tensors: Mapping[str, Any], cut: Mapping[str, int], rank: int, of: int) -> dict[str, Any]:
@@ -139,7 +138,9 @@ def parts(tensors: Mapping[str, Any], cut: Mapping[str, int], rank: int, of: int
 
 
 @pytest.mark.parametrize("degree", [2, 4])
-def test_tensor_parallel_parts_are_one_adapter(model: Path, degree: int, tmp_path: Path) -> None:
+def test_tensor_parallel_parts_are_one_adapter(
+    tiny_model: Path, degree: int, tmp_path: Path
+) -> None:
     """Columns of q_proj's B, rows of down_proj's A, and of the embedding: whichever were cut."""
     tensors = paddlenlp_tensors(factors())
     table = tiny.tensors(tiny.CONFIG, seed=5)
@@ -156,18 +157,18 @@ def test_tensor_parallel_parts_are_one_adapter(model: Path, degree: int, tmp_pat
     }
     changes = {"tensor_parallel_degree": degree}
     folder = write_paddlenlp(tmp_path / "lora", files, changes)
-    check_same(model, folder, changed, tmp_path)
+    check_same(tiny_model, folder, changed, tmp_path)
 
 
-def test_pipeline_stages_are_one_adapter(model: Path, tmp_path: Path) -> None:
+def test_pipeline_stages_are_one_adapter(tiny_model: Path, tmp_path: Path) -> None:
     tensors = paddlenlp_tensors(factors())
     stages = [{n: v for n, v in tensors.items() if f"layers.{layer}." in n} for layer in (0, 1)]
     files = {f"lora_model_state.pp{i:02d}.pdparams": stage for i, stage in enumerate(stages)}
     folder = write_paddlenlp(tmp_path / "lora", files)
-    check_same(model, folder, with_products(factors(), SCALING), tmp_path)
+    check_same(tiny_model, folder, with_products(factors(), SCALING), tmp_path)
 
 
-def test_paddlenlp_trainable_modules_replace_tensors(model: Path, tmp_path: Path) -> None:
+def test_paddlenlp_trainable_modules_replace_tensors(tiny_model: Path, tmp_path: Path) -> None:
     other = tiny.tensors(tiny.CONFIG, seed=7)
     gate = "layers.1.mlp.gate_proj.weight"
     tensors = {
@@ -180,7 +181,7 @@ def test_paddlenlp_trainable_modules_replace_tensors(model: Path, tmp_path: Path
     changed = with_products(factors(), SCALING)
     for name in ("model.embed_tokens.weight", f"model.{gate}"):
         changed[name] = other[name]
-    check_same(model, folder, changed, tmp_path)
+    check_same(tiny_model, folder, changed, tmp_path)
 
 
 def test_experts_linears_take_adapters(tmp_path: Path) -> None:
@@ -200,12 +201,12 @@ def test_experts_linears_take_adapters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SETTINGS if on_this_cpu(name)])
-def test_products_are_added_before_rounding(model: Path, name: str, tmp_path: Path) -> None:
+def test_products_are_added_before_rounding(tiny_model: Path, name: str, tmp_path: Path) -> None:
     """Codes of the sum, whatever quantizes it; the model's own dtype has 8 bits here."""
     changes = {**SETTINGS[name], "inference_model": True}
     folder = write_peft(tmp_path / "lora", peft_tensors(factors()))
-    merged = merged_model(tmp_path / "merged", model, with_products(factors(), SCALING))
-    got = logits_of(model, lora_path=str(folder), **changes)
+    merged = merged_model(tmp_path / "merged", tiny_model, with_products(factors(), SCALING))
+    got = logits_of(tiny_model, lora_path=str(folder), **changes)
     np.testing.assert_array_equal(got, logits_of(merged, **changes))
 
 
@@ -324,11 +325,11 @@ HOSTILE_PEFT: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], dict[s
 
 
 @pytest.mark.parametrize("case", list(HOSTILE_PEFT))
-def test_hostile_peft_folder_is_refused(case: str, model: Path, tmp_path: Path) -> None:
+def test_hostile_peft_folder_is_refused(case: str, tiny_model: Path, tmp_path: Path) -> None:
     change, config, message = HOSTILE_PEFT[case]
     folder = write_peft(tmp_path, change(peft_tensors(factors())), config)
     with pytest.raises(UserError, match=message):
-        load(folder, model)
+        load(folder, tiny_model)
 
 
 HOSTILE_PADDLENLP: dict[
@@ -348,7 +349,11 @@ HOSTILE_PADDLENLP: dict[
         {},
         r"has the shape \[4, 63\], and .*q_proj of the model needs \[4, 64\]",
     ),
-    "unknown target": (lambda t: _renamed(t, "q_proj", "qkv_proj"), {}, "which the model has not"),
+    "unknown target": (
+        lambda t: _renamed(t, "q_proj", "qkv_proj"),
+        {},
+        "which the model has not",
+    ),
     "NaN": (lambda t: _changed(t, Q_A, _holed), {}, "holds 1 values that are not finite"),
     "scales of activations": (
         lambda t: {**t, f"{Q}.activation_quanter._scale": np.ones(1, np.float32)},
@@ -363,18 +368,18 @@ HOSTILE_PADDLENLP: dict[
 
 
 @pytest.mark.parametrize("case", list(HOSTILE_PADDLENLP))
-def test_hostile_paddlenlp_folder_is_refused(case: str, model: Path, tmp_path: Path) -> None:
+def test_hostile_paddlenlp_folder_is_refused(case: str, tiny_model: Path, tmp_path: Path) -> None:
     change, config, message = HOSTILE_PADDLENLP[case]
     folder = write_paddlenlp(tmp_path, {PICKLE: change(paddlenlp_tensors(factors()))}, config)
     with pytest.raises(UserError, match=message):
-        load(folder, model)
+        load(folder, tiny_model)
 
 
 def _tp(rank: int) -> str:
     return f"lora_model_state.tp{rank:02d}.pdparams"
 
 
-def test_tensor_parallel_files_must_belong_together(model: Path, tmp_path: Path) -> None:
+def test_tensor_parallel_files_must_belong_together(tiny_model: Path, tmp_path: Path) -> None:
     tensors = paddlenlp_tensors(factors())
     other = {**tensors, f"{Q.replace('model', 'llama')}.lora_A": np.ones((64, 4), np.float32)}
     fewer = _without(tensors, "lora_B")
@@ -396,30 +401,30 @@ def test_tensor_parallel_files_must_belong_together(model: Path, tmp_path: Path)
     ):
         folder = write_paddlenlp(tmp_path / str(number), files)
         with pytest.raises(UserError, match=message):
-            load(folder, model)
+            load(folder, tiny_model)
 
 
-def test_folder_without_an_adapter_is_refused(model: Path, tmp_path: Path) -> None:
+def test_folder_without_an_adapter_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is no folder"):
-        load(tmp_path / "nowhere", model)
+        load(tmp_path / "nowhere", tiny_model)
     with pytest.raises(UserError, match="neither of adapter_config"):
-        load(model, model)
+        load(tiny_model, tiny_model)
     both = write_peft(tmp_path / "both", peft_tensors(factors()))
     write_paddlenlp(both, {PICKLE: paddlenlp_tensors(factors())})
     with pytest.raises(UserError, match="both of"):
-        load(both, model)
+        load(both, tiny_model)
     for name, message in (("vera_config.json", "VeRA"), ("prefix_config.json", "--prefix_path")):
         folder = tmp_path / name
         folder.mkdir()
         (folder / name).write_text("{}")
         with pytest.raises(UserError, match=message):
-            load(folder, model)
+            load(folder, tiny_model)
     bare = write_peft(tmp_path / "bare", {})
     (bare / "adapter_model.safetensors").unlink()
     with pytest.raises(UserError, match=r"adapter_model\.safetensors is missing"):
-        load(bare, model)
+        load(bare, tiny_model)
     with pytest.raises(UserError, match="hold no tensors"):
-        load(write_peft(tmp_path / "empty", {}), model)
+        load(write_peft(tmp_path / "empty", {}), tiny_model)
 
 
 def test_adapter_of_a_quantized_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -429,13 +434,13 @@ def test_adapter_of_a_quantized_checkpoint_is_refused(tmp_path: Path) -> None:
             load(folder, GOLDEN.parent / "golden_quantized" / case)
 
 
-def test_adapter_needs_a_checkpoint_to_change(model: Path, tmp_path: Path) -> None:
+def test_adapter_needs_a_checkpoint_to_change(tiny_model: Path, tmp_path: Path) -> None:
     for settings, message in (
         ({"load_format": "dummy"}, "makes weights up"),
         ({"mode": "static"}, "export the model with --lora_path"),
     ):
         with pytest.raises(UserError, match=message):
-            load(tmp_path, model, **settings)
+            load(tmp_path, tiny_model, **settings)
 
 
 def test_reading_an_adapter_reads_no_values(tmp_path: Path) -> None:
@@ -449,9 +454,9 @@ def test_reading_an_adapter_reads_no_values(tmp_path: Path) -> None:
         adapter.linears[Q].factors()
 
 
-def test_truncated_adapter_is_refused(model: Path, tmp_path: Path) -> None:
+def test_truncated_adapter_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     folder = write_peft(tmp_path, peft_tensors(factors()))
     path = folder / "adapter_model.safetensors"
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(UserError, match="not a whole safetensors file"):
-        load(folder, model)
+        load(folder, tiny_model)

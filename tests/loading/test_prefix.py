@@ -18,7 +18,6 @@ from predict.loading.model import read_spec
 from predict.loading.prefix import read_prefix
 from predict.nn.spec import DecoderSpec
 from tests.golden.prefixes import random_prefix
-from tests.support import tiny
 from tests.support.prefixes import encoded, encoder_weights, save_params, write_config
 
 SHAPE, LENGTH = (2, 2, 32), 5  # of tests.support.tiny
@@ -26,13 +25,8 @@ VALUES = random_prefix(SHAPE, LENGTH, 0)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def spec(model: Path) -> DecoderSpec:
-    return read_spec(str(model), None)[0]
+def spec(tiny_model: Path) -> DecoderSpec:
+    return read_spec(str(tiny_model), None)[0]
 
 
 def read(path: Path, spec: DecoderSpec, dtype: str = "float32", max_length: int = 64) -> Any:
@@ -135,14 +129,14 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_arrays_are_refused_before_any_work(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     content, said = HOSTILE[name]
     (tmp_path / "pre_caches.npy").write_bytes(content)
     refuse_to_work(monkeypatch)
     for path in (tmp_path, tmp_path / "pre_caches.npy"):
         with pytest.raises(UserError, match=said):
-            LLM(model, max_length=64, prefix_path=path)
+            LLM(tiny_model, max_length=64, prefix_path=path)
 
 
 def refuse_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +165,7 @@ def refuse_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_hostile_weights_are_refused_before_any_work(
     tmp_path: Path,
-    model: Path,
+    tiny_model: Path,
     monkeypatch: pytest.MonkeyPatch,
     changes: dict[str, Any],
     config: dict[str, Any],
@@ -184,17 +178,17 @@ def test_hostile_weights_are_refused_before_any_work(
     write_config(tmp_path, **values)
     refuse_to_work(monkeypatch)
     with pytest.raises(UserError, match=said):
-        LLM(model, max_length=64, prefix_path=tmp_path)
+        LLM(tiny_model, max_length=64, prefix_path=tmp_path)
 
 
 def test_a_pickle_that_runs_something_is_refused(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "prefix_model_state.pdparams").write_bytes(pickle.dumps({"0.weight": Runs()}))
     write_config(tmp_path, num_prefix_tokens=LENGTH)
     refuse_to_work(monkeypatch)
     with pytest.raises(UserError, match="not a file of arrays that Paddle saved"):
-        LLM(model, max_length=64, prefix_path=tmp_path)
+        LLM(tiny_model, max_length=64, prefix_path=tmp_path)
 
 
 def test_values_beyond_the_models_dtype_are_refused(tmp_path: Path, spec: DecoderSpec) -> None:
