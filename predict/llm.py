@@ -17,8 +17,15 @@ import numpy as np
 
 from predict.adapters.pool import ServedAdapter
 from predict.adapters.prefixes import NO_PREFIX, ServedPrefix
-from predict.adapters.store import AdapterStore, Placement
-from predict.adapters.weights import base_of, check_spec, num_pages_for, page_values, with_pages
+from predict.adapters.store import AdapterStore
+from predict.adapters.weights import (
+    Placement,
+    base_of,
+    check_spec,
+    num_pages_for,
+    page_values,
+    with_pages,
+)
 from predict.config.engine import EngineConfig, check_params
 from predict.config.model import DTYPE_BYTES
 from predict.device import devices, library
@@ -330,8 +337,13 @@ class LLM:
         if not config.adapters.is_used:
             return decoder
         num_pages = config.adapters.max_loras * num_pages_for(config.adapters.max_lora_rank)
-        decoder = with_pages(decoder, num_pages, config.model.dtype, platform.place)
-        placement = Placement(config.model.dtype, platform.place, platform.gpu)
+        placement = Placement(
+            config.model.dtype,
+            platform.place,
+            platform.gpu,
+            is_packed=platform.compiled is not None and platform.gpu is None,
+        )
+        decoder = with_pages(decoder, num_pages, placement)
         base = base_of(weights.plan, weights.names)
         self.adapters = AdapterStore(decoder, weights.plan, base, config.adapters, placement)
         return decoder

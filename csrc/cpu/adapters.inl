@@ -15,7 +15,7 @@ class Addend {
   Addend(const AdapterRows& rows, Adapted which, const LowRankWeights& weights, int64_t begin,
          int64_t num_rows, int64_t in_features, std::initializer_list<int64_t> part_sizes,
          Scratch& scratch)
-      : width_(in_features) {
+      : width_(in_features), packed_width_((in_features + kPackedIn - 1) / kPackedIn * kPackedIn) {
     if (rows.ids == nullptr || weights.a == nullptr) return;
     for (const int64_t size : part_sizes) {
       if (size == 0) continue;
@@ -23,6 +23,7 @@ class Addend {
       out_features_ += size;
     }
     part_begin_[num_parts_] = out_features_;
+    num_groups_ = (out_features_ + kPackedOut - 1) / kPackedOut;
     a_ = static_cast<const T*>(weights.a);
     b_ = static_cast<const T*>(weights.b);
     pages_ = scratch.take<const int32_t*>(num_rows);
@@ -49,7 +50,7 @@ class Addend {
         const Job& job = jobs_[i];
         for (int64_t part = 0; part < num_parts_; ++part) {
           const int64_t at = pages_[job.row][job.page] * num_parts_ + part;
-          page_sums(x + job.row * stride, a_ + at * kPageRanks * width_,
+          page_sums(x + job.row * stride, a_ + at * kPageRanks * packed_width_,
                     sums_ + job.row * row_sums() + (job.page * num_parts_ + part) * kPageRanks);
         }
       }
@@ -66,11 +67,12 @@ class Addend {
       const float* sums = sums_ + (row + i) * row_sums();
       for (int64_t page = 0; page < max_pages_ && pages[page] >= 0; ++page) {
         for (int64_t part = 0; part < num_parts_; ++part) {
-          const int64_t first = std::max(column, part_begin_[part]);
-          const int64_t last = std::min(column + num_columns, part_begin_[part + 1]);
+          const int64_t first = std::max(column, part_begin_[part]) - column;
+          const int64_t last = std::min(column + num_columns, part_begin_[part + 1]) - column;
+          const int64_t at = pages[page] * num_groups_ + column / kPackedOut;
           add_page(sums + (page * num_parts_ + part) * kPageRanks,
-                   b_ + pages[page] * kPageRanks * out_features_ + first, last - first,
-                   tile + i * kPanel + first - column);
+                   b_ + at * kPageRanks * kPackedOut + first, last - first,
+                   tile + i * kPanel + first);
         }
       }
     }
@@ -85,39 +87,56 @@ class Addend {
 
   template <class X>
   void page_sums(const X* x, const T* a, float* sums) const {
+    static_assert(kPackedIn % Vec::kLanes == 0);
     Vec made[kPageRanks];
     for (Vec& each : made) each = zero();
+    const auto add = [&](Vec value, const T* from) REGATTA_LAMBDA_INLINE {
+      for (int r = 0; r < kPageRanks; ++r) {
+        made[r] = fma(value, load(from + r * kPackedIn), made[r]);
+      }
+    };
+    // Lanes of x behind the row's end are 0, as what is packed there.
     for_lanes(
-        width_,
-        [&](int64_t k) REGATTA_LAMBDA_INLINE {
-          const Vec value = load(x + k);
-          for (int r = 0; r < kPageRanks; ++r) {
-            made[r] = fma(value, load(a + r * width_ + k), made[r]);
-          }
-        },
-        [&](int64_t k, int n) REGATTA_LAMBDA_INLINE {
-          const Vec value = load_n(x + k, n);
-          for (int r = 0; r < kPageRanks; ++r) {
-            made[r] = fma(value, load_n(a + r * width_ + k, n), made[r]);
-          }
-        });
+        width_, [&](int64_t k) REGATTA_LAMBDA_INLINE { add(load(x + k), packed(a, k)); },
+        [&](int64_t k, int n) REGATTA_LAMBDA_INLINE { add(load_n(x + k, n), packed(a, k)); });
     for (int r = 0; r < kPageRanks; ++r) sums[r] = reduce_add(made[r]);
   }
 
-  // values[0 .. count) += sums B, B's rows out_features apart.
+  // The first rank's values from column k on.
+  static const T* packed(const T* a, int64_t k) {
+    return a + k / kPackedIn * kPageRanks * kPackedIn + k % kPackedIn;
+  }
+
+  // values[0 .. count) += sums B, of columns in one group. Asks for the group behind it: each row's
+  // adapter is a stream of its own, and few of them at a time are found by the hardware.
   void add_page(const float* sums, const T* b, int64_t count, float* values) const {
-    for (int64_t j = 0; j < count; j += Vec::kLanes) {
-      const int n = lanes_left(count - j);
-      Vec value = load_n(values + j, n);
-      for (int r = 0; r < kPageRanks; ++r) {
-        value = fma(set1(sums[r]), load_n(b + r * out_features_ + j, n), value);
-      }
-      store_n(values + j, value, n);
+    static_assert(kPackedOut == kPanel);
+    constexpr int64_t kLine = kLineBytes / sizeof(T);
+    for (int64_t i = 0; i < kPageRanks * kPackedOut; i += kLine) {
+      __builtin_prefetch(b + kPageRanks * kPackedOut + i);
     }
+    const auto add = [&](Vec value, auto&& from) REGATTA_LAMBDA_INLINE {
+      for (int r = 0; r < kPageRanks; ++r) value = fma(set1(sums[r]), from(r), value);
+      return value;
+    };
+    for_lanes(
+        count,
+        [&](int64_t j) REGATTA_LAMBDA_INLINE {
+          store(values + j, add(load(values + j), [&](int r) REGATTA_LAMBDA_INLINE {
+                  return load(b + r * kPackedOut + j);
+                }));
+        },
+        [&](int64_t j, int n) REGATTA_LAMBDA_INLINE {
+          const auto rest = [&](int r)
+                                REGATTA_LAMBDA_INLINE { return load_n(b + r * kPackedOut + j, n); };
+          store_n(values + j, add(load_n(values + j, n), rest), n);
+        });
   }
 
   static constexpr int kMaxParts = 3;
-  int64_t width_, out_features_ = 0, num_parts_ = 0, max_pages_ = 0;
+  int64_t width_, packed_width_;  // of inputs
+  int64_t num_groups_ = 0;        // of kPackedOut outputs
+  int64_t out_features_ = 0, num_parts_ = 0, max_pages_ = 0;
   int64_t part_begin_[kMaxParts + 1] = {};
   const T *a_ = nullptr, *b_ = nullptr;
   const int32_t** pages_ = nullptr;  // [rows] of each row's adapter; null: it has none

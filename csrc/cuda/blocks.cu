@@ -21,7 +21,7 @@
 #include <variant>
 #include <vector>
 
-#include "cuda/adapters/adapters.h"
+#include "cuda/adapters/low_rank.h"
 #include "cuda/attention/latent/latent.h"
 #include "cuda/experts/experts.h"
 #include "cuda/norm/sum_norm.h"
@@ -178,7 +178,7 @@ struct LatentScratch {
   void* workspace;
 };
 
-// Of blocks whose rows have adapters (cuda/adapters/adapters.h).
+// Of blocks whose rows have adapters (cuda/adapters/low_rank.h).
 struct AdapterScratch {
   float* sums;
   float* squares;

@@ -13,8 +13,8 @@
 //     norm, router [E, H], its bias [E]?, correction [E]?, of E experts gate_up's tensors, gate_up
 //     bias?, down's tensors, down bias?; the shared MLP's gate_up's and down's tensors?, its gate
 //     [1, H]?, post norm?
-// A block with adapters has behind the bias of each linear A [pages, parts, kPageRanks, K] and B
-// [pages, kPageRanks, N] of all adapters (regatta/adapters.h); step then ends in adapter_ids [T]
+// A block with adapters has behind the bias of each linear A and B of all adapters
+// (LowRankWeights of regatta/adapters.h); step then ends in adapter_ids [T]
 // and adapter_pages [S, kNumAdapted, R], or has neither where no request has an adapter.
 // caches: of attention block after attention block, as regatta/kv_format.h has them. step: the
 // tensors of predict.nn.inputs.FIELDS. Without attention both may be empty. rows: these alone are
@@ -109,10 +109,16 @@ class Weights {
                           int64_t out_features, bool is_there) {
     LowRankWeights weights;
     if (!is_there) return weights;
-    const TensorView& a = matrix(name, {-1, parts, kPageRanks, in_features});
+    using Shape = std::vector<int64_t>;
+    const int64_t groups_in = (in_features + kPackedIn - 1) / kPackedIn;
+    const int64_t groups_out = (out_features + kPackedOut - 1) / kPackedOut;
+    const TensorView& a = matrix(name, on_cpu_ ? Shape{-1, parts, groups_in, kPageRanks, kPackedIn}
+                                               : Shape{-1, parts, kPageRanks, in_features});
     weights.a = a.data;
     weights.num_pages = a.shape[0];
-    weights.b = matrix(name, {weights.num_pages, kPageRanks, out_features}).data;
+    weights.b = matrix(name, on_cpu_ ? Shape{a.shape[0], groups_out, kPageRanks, kPackedOut}
+                                     : Shape{a.shape[0], kPageRanks, out_features})
+                    .data;
     if (num_pages_ >= 0 && num_pages_ != weights.num_pages) {
       fail(std::string(name) + " has " + std::to_string(weights.num_pages) +
            " pages of adapters, and the linears before it " + std::to_string(num_pages_));

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from predict.adapters.pool import AdapterPool, ServedAdapter
 from predict.adapters.weights import (
+    Placement,
     check_servable,
     num_pages_for,
     on_host,
@@ -27,7 +27,6 @@ from predict.nn.weights import WeightPlan
 
 if TYPE_CHECKING:
     from paddle import Tensor
-    from predict.device.devices import Device
 
 Values = list["tuple[Tensor, Tensor] | None"]  # of each linear
 Stamp = list[tuple[str, int, int]]  # of a folder's files: name, bytes, time of the last change
@@ -39,15 +38,6 @@ def stamp_of(directory: Path) -> Stamp:
         return []
     found = [(entry.name, entry.stat()) for entry in os.scandir(directory)]
     return sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in found)
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where a model's weights are. place, gpu: None on the CPU."""
-
-    dtype: str
-    place: Any = None
-    gpu: Device | None = None
 
 
 class AdapterStore:
@@ -121,7 +111,7 @@ class AdapterStore:
         return found
 
     def _read(self, adapter: Adapter, num_pages: int) -> Values:
-        return on_host(paged(adapter, self.plan, num_pages), self.placement.dtype)
+        return on_host(paged(adapter, self.plan, num_pages), self.placement)
 
     def _keep(self, served: ServedAdapter, values: Values) -> None:
         self._values[served] = values
@@ -141,4 +131,4 @@ class AdapterStore:
             values = self._read(adapter, served.num_pages)
             self._keep(served, values)
         self._values.move_to_end(served)
-        write_pages(values, self._pools, pages, self.placement.place, self.placement.gpu)
+        write_pages(values, self._pools, pages, self.placement)

@@ -11,7 +11,15 @@ import numpy as np
 from predict.device.place import put_row, tensor_at
 from predict.errors import UserError
 from predict.loading.adapters import Adapter, Base, LowRank
-from predict.nn.blocks import ADAPTED, PAGE_RANKS, AttentionBlock, Block, MlpBlock
+from predict.nn.blocks import (
+    ADAPTED,
+    PACKED_IN,
+    PACKED_OUT,
+    PAGE_RANKS,
+    AttentionBlock,
+    Block,
+    MlpBlock,
+)
 from predict.nn.decoder import Attention, BlockWeights, Decoder, Linear, Mlp
 from predict.nn.decoder import LowRank as Pages
 from predict.nn.spec import DecoderSpec
@@ -85,20 +93,32 @@ def adapted_plans(plan: WeightPlan) -> Iterator[tuple[Block, str, LinearPlan]]:
                     yield block.block, name, linear
 
 
-def with_pages(decoder: Decoder, num_pages: int, dtype: str, place: Any) -> Decoder:
-    """The decoder with room for adapters in so many pages. place: a GPU's; None for the CPU."""
+@dataclass(frozen=True)
+class Placement:
+    """Where a model's weights are. place, gpu: None on the CPU. is_packed: for its operators."""
+
+    dtype: str
+    place: Any = None
+    gpu: Device | None = None
+    is_packed: bool = False
+
+
+def with_pages(decoder: Decoder, num_pages: int, placement: Placement) -> Decoder:
+    """The decoder with room for adapters in so many pages."""
 
     def zeros(shape: list[int]) -> Tensor:
         import paddle
 
-        made = paddle.zeros(shape, dtype)
-        return made if place is None else made._copy_to(place, True)
+        made = paddle.zeros(shape, placement.dtype)
+        return made if placement.place is None else made._copy_to(placement.place, True)
 
     def pooled(linear: Linear, block: Block, name: str) -> Linear:
         sizes = part_sizes(block, name, linear.out_features)
-        a = zeros([num_pages, len(sizes), PAGE_RANKS, linear.in_features])
-        b = zeros([num_pages, PAGE_RANKS, linear.out_features])
-        return replace(linear, low_rank=Pages(a, b, sizes))
+        a = [num_pages, len(sizes), PAGE_RANKS, linear.in_features]
+        b = [num_pages, PAGE_RANKS, linear.out_features]
+        if placement.is_packed:
+            a, b = packed_shape(a, PACKED_IN), packed_shape(b, PACKED_OUT)
+        return replace(linear, low_rank=Pages(zeros(a), zeros(b), sizes))
 
     def changed(weights: BlockWeights) -> BlockWeights:
         if isinstance(weights, Attention):
@@ -110,6 +130,20 @@ def with_pages(decoder: Decoder, num_pages: int, dtype: str, place: Any) -> Deco
         return weights
 
     return replace(decoder, layers=tuple(tuple(map(changed, layer)) for layer in decoder.layers))
+
+
+def packed_shape(shape: list[int], group: int) -> list[int]:
+    """[..., ranks, columns] packed by groups of columns: [..., groups, ranks, group]."""
+    *front, ranks, columns = shape
+    return [*front, -(-columns // group), ranks, group]
+
+
+def packed(values: npt.NDArray[np.float32], group: int) -> npt.NDArray[np.float32]:
+    """The values as the CPU's operators have them, zeros behind the last column."""
+    *front, groups, ranks, _ = packed_shape(list(values.shape), group)
+    padding = [(0, 0)] * (values.ndim - 1) + [(0, groups * group - values.shape[-1])]
+    columns = np.pad(values, padding).reshape(*front, ranks, groups, group)
+    return np.ascontiguousarray(columns.swapaxes(-3, -2))
 
 
 def pools_of(decoder: Decoder) -> list[Pages]:
@@ -205,24 +239,28 @@ def write_pages(
     linears: list[tuple[Tensor, Tensor] | None],
     pools: list[Pages],
     pages: list[int],
-    place: Any,
-    gpu: Device | None,
+    placement: Placement,
 ) -> None:
     """Copies an adapter's tensors (a and b of each linear, on the host) into pages of the pools."""
     for values, pool in zip(linears, pools, strict=True):
         if values is None:
             continue  # its table has no pages for a linear that no layer changes
         for whole, part in ((pool.a, values[0]), (pool.b, values[1])):
-            there = part if place is None else part._copy_to(place, True)
+            there = part if placement.place is None else part._copy_to(placement.place, True)
             for index, page in enumerate(pages):
-                put_row(whole, page, there[index], gpu)
+                put_row(whole, page, there[index], placement.gpu)
 
 
-def on_host(linears: list[PagedLinear | None], dtype: str) -> list[tuple[Tensor, Tensor] | None]:
-    """The values as tensors of the model's dtype."""
+def on_host(
+    linears: list[PagedLinear | None], placement: Placement
+) -> list[tuple[Tensor, Tensor] | None]:
+    """The values as tensors of the model's dtype, as its operators take them."""
+
+    def tensor(values: npt.NDArray[np.float32], group: int) -> Tensor:
+        values = packed(values, group) if placement.is_packed else values
+        return tensor_at(values, None).astype(placement.dtype)
+
     return [
-        None
-        if each is None
-        else (tensor_at(each.a, None).astype(dtype), tensor_at(each.b, None).astype(dtype))
+        None if each is None else (tensor(each.a, PACKED_IN), tensor(each.b, PACKED_OUT))
         for each in linears
     ]

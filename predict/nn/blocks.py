@@ -16,6 +16,7 @@ NORM_KINDS: tuple[NormKind, ...] = get_args(NormKind)  # numbered as in csrc/inc
 # Linears that adapters of requests change (predict.adapters), in the operators' order.
 ADAPTED = ("qkv", "out", "gate_up", "down")
 PAGE_RANKS = 8  # ranks of a page of adapters
+PACKED_IN, PACKED_OUT = 16, 32  # columns that the CPU's operators have side by side in one
 FUNCTIONS: tuple[Function, ...] = get_args(Function)
 PositionKind = Literal["rotary", "alibi", "none"]
 Placement = Literal["output", "sum"]

@@ -26,7 +26,8 @@ Tree = TypeVar("Tree")
 class LowRank:
     """What adapters add to a linear: x A^T B of the pages that a row's adapter has.
 
-    In the model's dtype; scales are in b. Each part of the outputs has an A of its own.
+    In the model's dtype; scales are in b. Each part of the outputs has an A of its own. For the
+    CPU's compiled operators both are packed (predict.adapters.weights.packed).
     """
 
     a: Tensor  # [pages, parts, PAGE_RANKS, in_features]

@@ -1,5 +1,5 @@
-// The launchers of cuda/adapters/adapters.h as plain loops. See kernels.cc.
-#include "cuda/adapters/adapters.h"
+// The launchers of cuda/adapters/low_rank.h as plain loops. See kernels.cc.
+#include "cuda/adapters/low_rank.h"
 
 #include <cmath>
 #include <cstdint>

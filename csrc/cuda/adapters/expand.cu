@@ -1,4 +1,4 @@
-// See adapters.h: each row's sums times the B of its adapter, and the residual.
+// See low_rank.h: each row's sums times the B of its adapter, and the residual.
 //
 // Architectures: all; float32, bf16, fp16.
 // Algorithm: a block has a stretch of columns and up to kTokens rows. First it adds up the pieces
@@ -8,7 +8,7 @@
 // is the row's alone. Bound: the bytes of B, and of the output for many rows. Source: own.
 #include <type_traits>
 
-#include "cuda/adapters/adapters.h"
+#include "cuda/adapters/low_rank.h"
 #include "cuda/common.cuh"
 
 namespace regatta::cuda {

@@ -1,4 +1,4 @@
-// See adapters.h: each row times the A of its adapter.
+// See low_rank.h: each row times the A of its adapter.
 //
 // Architectures: all; float32, bf16, fp16.
 // Algorithm: a block has one page of one part, a piece of kColumns columns, and up to kTokens rows;
@@ -8,7 +8,7 @@
 // Punica's (2023).
 #include <type_traits>
 
-#include "cuda/adapters/adapters.h"
+#include "cuda/adapters/low_rank.h"
 #include "cuda/common.cuh"
 
 namespace regatta::cuda {

@@ -26,10 +26,12 @@ struct AdapterRows {
   int64_t max_pages = 0;           // R
 };
 
-// What all adapters add to one linear, in the activations' dtype; scales are in `b`.
+// What all adapters add to one linear, in the activations' dtype; scales are in `b`. The CPU's are
+// packed, so that what is read together lies together: columns in groups, zeros behind the last.
+constexpr int64_t kPackedIn = 16, kPackedOut = 32;
 struct LowRankWeights {
-  const void* a = nullptr;  // [pages, parts, kPageRanks, K]
-  const void* b = nullptr;  // [pages, kPageRanks, N]
+  const void* a = nullptr;  // [pages, parts, kPageRanks, K]; the CPU's [.., K / 16, kPageRanks, 16]
+  const void* b = nullptr;  // [pages, kPageRanks, N]; the CPU's [pages, N / 32, kPageRanks, 32]
   int64_t num_pages = 0;
 };
 
