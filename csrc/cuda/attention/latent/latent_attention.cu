@@ -1,8 +1,8 @@
 // See latent.h: attention over latents of a paged cache.
 //
 // Architectures: all; the mma kernel runs on sm_80 and later, for bf16 and fp16, L and L + R
-// multiples of 32 and L up to 512, else the plain one. A row is a token's query of one head; rows of a span lie token
-// after token, its heads side by side. Algorithm of the mma kernel
+// multiples of 32 and L up to 512, else the plain one. A row is a token's query of one head; rows
+// of a span lie token after token, its heads side by side. Algorithm of the mma kernel
 //   1. A block takes up to kM rows of one span and a part of its context. Latents come through
 //      shared memory in tiles of kTile tokens, two ahead of each other; each is read once for all
 //      rows, as key with all its values and as value with the first L.
