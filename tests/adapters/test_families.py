@@ -52,13 +52,13 @@ def likelihoods(output: RequestOutput) -> list[float]:
     return [next(iter(step.values())).logprob for step in answer.logprobs]
 
 
-@pytest.mark.parametrize("inference_model", [True, False])
 @pytest.mark.parametrize(
-    "case",
+    ("case", "inference_model"),
     [
-        pytest.param(case, marks=() if case in QUICK else pytest.mark.slow)
+        pytest.param(case, compiled, marks=() if case in QUICK else pytest.mark.slow)
         for case in CASES
         if case not in OTHERS and case not in REFUSED
+        for compiled in ((True, False) if case in QUICK else (True,))
     ],
 )
 def test_a_family_answers_as_with_the_adapter_merged(
