@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,24 +13,14 @@ from predict.config.quantization import QuantSettings
 from predict.config.schemes import FP8_BLOCK, GROUP_SIZES, scheme_info
 from predict.device.place import to_float32
 from predict.errors import UserError
-from predict.loading.arrays import MAX_SHOWN
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts.online import DENSE, Online
 from predict.loading.sources import WeightSource
 from predict.nn.weights import LinearPlan, WeightPlan
 from predict.schemes import Quantized
-from predict.system.files import json_type
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
-MAX_PATTERN, MAX_REPEATS = 500, 5
-KINDS = {
-    bool: "true, false",
-    int: "a whole number",
-    str: "a text",
-    list: "a list",
-    dict: "an object",
-}
 
 
 @dataclass(frozen=True)
@@ -155,49 +144,6 @@ class Stored:
                 "checkpoint is damaged: copy it, or quantize it, again"
             )
         return values
-
-
-def setting(config: Mapping[str, Any], key: str, default: Any, where: str, *kinds: type) -> Any:
-    """A value of a quantization_config, which must be of one of the kinds; null is the default.
-
-    Raises UserError.
-    """
-    value = config.get(key)
-    if value is None:
-        return default
-    if type(value) not in kinds:
-        allowed = ", ".join(KINDS[kind] for kind in kinds)
-        raise UserError(f"{where}: {key} is {repr(value)[:MAX_SHOWN]} (allowed: {allowed})")
-    return value
-
-
-def texts(config: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
-    """A list of texts of a quantization_config; empty where there is none. Raises UserError."""
-    values = setting(config, key, [], where, list)
-    for value in values:
-        if not isinstance(value, str):
-            raise UserError(f"{where}: {key} holds {json_type(value)}; it must hold texts alone")
-    return tuple(values)
-
-
-def pattern(text: str, where: str) -> re.Pattern[str]:
-    """A file's regular expression for names of linears. Raises UserError.
-
-    Python's have no time limit, and some that repeat what repeats take ages for a short name.
-    """
-    parts = re.findall(r"\\.|\[(?:\\.|[^\]])*\]|\)?(?:[*+]|\{\d*,?\d*\})|.", text, re.DOTALL)
-    repeats = [part for part in parts if part[-1] in "*+}" and part[0] in ")*+{"]
-    if len(text) > MAX_PATTERN or len(repeats) > MAX_REPEATS or any(p[0] == ")" for p in repeats):
-        raise UserError(
-            f"{where}: the pattern {text[:MAX_SHOWN]!r} may take too long (allowed: "
-            f"{MAX_PATTERN} characters, {MAX_REPEATS} repetitions, none of them of a group)"
-        )
-    try:
-        return re.compile(text)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise UserError(
-            f"{where}: {text[:MAX_SHOWN]!r} is no regular expression: {error}"
-        ) from None
 
 
 def parts_of(plan: LinearPlan) -> list[Part]:
