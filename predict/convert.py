@@ -18,7 +18,7 @@ if __name__ == "__main__":
 
 from predict.cli.command import run_command
 from predict.cli.flags import Flag, FlagValues, parse_flags
-from predict.cli.writing import INTERRUPTED, write_checkpoint
+from predict.cli.writing import INTERRUPTED, write_checkpoint, writing_flags
 from predict.errors import UserError
 from predict.system.files import find_model_dir
 from predict.system.outputs import check_place
@@ -35,11 +35,7 @@ FLAGS = (
     Flag(GROUP, "dtype", "str", None,
          "What tensors of floating point become. Default: they stay as they are, bit by bit.",
          choices=("float32", "bfloat16", "float16")),
-    Flag(GROUP, "max_shard_size", "str", "5GB",
-         "Bytes of a file at the most; a larger tensor has a file of its own. KB, MB, GB, KiB, "
-         "MiB and GiB are known."),
-    Flag(GROUP, "progress", "bool", None,
-         "Show a bar. Default: when stderr is a terminal."),
+    *writing_flags(GROUP),
 )
 # fmt: on
 

@@ -22,7 +22,7 @@ from predict.adapters.weights import (
     Placement,
     base_of,
     check_spec,
-    num_pages_for,
+    num_pool_pages,
     page_values,
     with_pages,
 )
@@ -328,22 +328,24 @@ class LLM:
         if not config.adapters.is_used:
             return 0
         check_spec(self.spec)
-        num_pages = config.adapters.max_loras * num_pages_for(config.adapters.max_lora_rank)
-        return num_pages * page_values(weights.plan) * DTYPE_BYTES[config.model.dtype]
+        return (
+            num_pool_pages(config.adapters)
+            * page_values(weights.plan)
+            * DTYPE_BYTES[config.model.dtype]
+        )
 
     def _with_adapters(self, decoder: Decoder, weights: Weights) -> Decoder:
         """The decoder with pages for adapters, those of the flags loaded."""
         config, platform = self.config, self.platform
         if not config.adapters.is_used:
             return decoder
-        num_pages = config.adapters.max_loras * num_pages_for(config.adapters.max_lora_rank)
         placement = Placement(
             config.model.dtype,
             platform.place,
             platform.gpu,
             is_packed=platform.compiled is not None and platform.gpu is None,
         )
-        decoder = with_pages(decoder, num_pages, placement)
+        decoder = with_pages(decoder, num_pool_pages(config.adapters), placement)
         base = base_of(weights.plan, weights.names)
         self.adapters = AdapterStore(decoder, weights.plan, base, config.adapters, placement)
         return decoder

@@ -25,7 +25,7 @@ from predict.cli.command import run_command
 from predict.cli.flags import Flag, no_effect, parse_flags
 from predict.cli.identity import folder_digest
 from predict.cli.run_config import ADAPTER_FILES
-from predict.cli.writing import INTERRUPTED, write_checkpoint
+from predict.cli.writing import INTERRUPTED, write_checkpoint, writing_flags
 from predict.errors import UserError
 from predict.system.console import say
 from predict.system.files import find_model_dir
@@ -47,11 +47,7 @@ FLAGS = (
     Flag(GROUP, "dtype", "str", None,
          "What tensors of floating point become. Default: those that the model has.",
          choices=("float32", "bfloat16", "float16")),
-    Flag(GROUP, "max_shard_size", "str", "5GB",
-         "Bytes of a file at the most; a larger tensor has a file of its own. KB, MB, GB, KiB, "
-         "MiB and GiB are known."),
-    Flag(GROUP, "progress", "bool", None,
-         "Show a bar. Default: when stderr is a terminal."),
+    *writing_flags(GROUP),
     Flag(GROUP, "device", "str", "cpu",
          "Where PaddleNLP computes.",
          availability=no_effect("products are added on the CPU, as files are read.")),

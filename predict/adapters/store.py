@@ -13,6 +13,7 @@ from predict.adapters.weights import (
     Placement,
     check_servable,
     num_pages_for,
+    num_pool_pages,
     on_host,
     paged,
     pools_of,
@@ -58,7 +59,7 @@ class AdapterStore:
         self.plan, self.base, self.config, self.placement = plan, base, config, placement
         self._pools = pools_of(decoder)
         most = num_pages_for(config.max_lora_rank)
-        self.pool = AdapterPool(config.max_loras * most, most, self._write)
+        self.pool = AdapterPool(num_pool_pages(config), most, self._write)
         self._by_name: dict[str, ServedAdapter] = {}
         # Also of those that were unloaded, for as long as a request has one.
         self._adapters: WeakKeyDictionary[ServedAdapter, Adapter] = WeakKeyDictionary()

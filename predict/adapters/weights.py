@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from predict.config.adapters import AdaptersConfig
 from predict.device.place import put_row, tensor_at
 from predict.errors import UserError
 from predict.loading.adapters import Adapter, Base, LowRank
@@ -18,6 +19,7 @@ from predict.nn.blocks import (
     PAGE_RANKS,
     AttentionBlock,
     Block,
+    LinearSlot,
     MlpBlock,
 )
 from predict.nn.decoder import Attention, BlockWeights, Decoder, Linear, Mlp
@@ -35,21 +37,17 @@ if TYPE_CHECKING:
 MERGE = "merge it with --lora_path"
 
 
-def part_sizes(block: Block, name: str, out_features: int) -> tuple[int, ...]:
+def part_sizes(block: Block, name: str, hidden_size: int) -> tuple[int, ...]:
     """Output features of each part of a linear: queries, keys and values; gate and up."""
-    if name in ("out", "down"):
-        return (out_features,)
-    if isinstance(block, AttentionBlock):
-        kv_size = block.num_kv_heads * block.head_dim
-        return (block.num_heads * block.head_dim, kv_size, kv_size)
-    assert isinstance(block, MlpBlock)
-    return (block.intermediate_size,) * (2 if block.activation.gated else 1)
+    slots = (slot for slot in block.slots(hidden_size) if isinstance(slot, LinearSlot))
+    return next(slot.part_sizes for slot in slots if slot.name == name)
 
 
 def page_values(plan: WeightPlan) -> int:
     """Values that a page of all linears has."""
+    hidden = plan.spec.hidden_size
     return PAGE_RANKS * sum(
-        len(part_sizes(block, name, linear.out_features)) * linear.in_features + linear.out_features
+        len(part_sizes(block, name, hidden)) * linear.in_features + linear.out_features
         for block, name, linear in adapted_plans(plan)
     )
 
@@ -70,6 +68,11 @@ def base_of(plan: WeightPlan, names: WeightNames) -> Base:
 def num_pages_for(rank: int) -> int:
     """Pages of an adapter of this rank."""
     return max(-(-rank // PAGE_RANKS), 1)
+
+
+def num_pool_pages(config: AdaptersConfig) -> int:
+    """Pages for all adapters that lie on the device at once."""
+    return config.max_loras * num_pages_for(config.max_lora_rank)
 
 
 def check_spec(spec: DecoderSpec) -> None:
@@ -112,8 +115,8 @@ def with_pages(decoder: Decoder, num_pages: int, placement: Placement) -> Decode
         made = paddle.zeros(shape, placement.dtype)
         return made if placement.place is None else made._copy_to(placement.place, True)
 
-    def pooled(linear: Linear, block: Block, name: str) -> Linear:
-        sizes = part_sizes(block, name, linear.out_features)
+    def pooled(linear: Linear, block: Block, name: str, hidden_size: int) -> Linear:
+        sizes = part_sizes(block, name, hidden_size)
         a = [num_pages, len(sizes), PAGE_RANKS, linear.in_features]
         b = [num_pages, PAGE_RANKS, linear.out_features]
         if placement.is_packed:
@@ -122,11 +125,14 @@ def with_pages(decoder: Decoder, num_pages: int, placement: Placement) -> Decode
 
     def changed(weights: BlockWeights) -> BlockWeights:
         if isinstance(weights, Attention):
-            qkv, out = pooled(weights.qkv, weights.block, "qkv"), weights.out
-            return replace(weights, qkv=qkv, out=pooled(out, weights.block, "out"))
+            hidden = weights.out.out_features
+            qkv = pooled(weights.qkv, weights.block, "qkv", hidden)
+            return replace(weights, qkv=qkv, out=pooled(weights.out, weights.block, "out", hidden))
         if isinstance(weights, Mlp):
-            up, down = pooled(weights.gate_up, weights.block, "gate_up"), weights.down
-            return replace(weights, gate_up=up, down=pooled(down, weights.block, "down"))
+            hidden = weights.down.out_features
+            up = pooled(weights.gate_up, weights.block, "gate_up", hidden)
+            down = pooled(weights.down, weights.block, "down", hidden)
+            return replace(weights, gate_up=up, down=down)
         return weights
 
     return replace(decoder, layers=tuple(tuple(map(changed, layer)) for layer in decoder.layers))
@@ -199,9 +205,9 @@ def paged(adapter: Adapter, plan: WeightPlan, num_pages: int) -> list[PagedLinea
     Zeros in a layer that it leaves as it is: pages hold what was there before. Raises UserError for
     values that are not finite.
     """
-    changed = dict(zip(ADAPTED, targets(adapter, plan), strict=True))
+    changed, hidden = dict(zip(ADAPTED, targets(adapter, plan), strict=True)), plan.spec.hidden_size
     return [
-        _paged(linear, part_sizes(block, name, linear.out_features), adapter.linears, num_pages)
+        _paged(linear, part_sizes(block, name, hidden), adapter.linears, num_pages)
         if changed[name]
         else None
         for block, name, linear in adapted_plans(plan)

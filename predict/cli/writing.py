@@ -6,6 +6,7 @@ import errno
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from predict.cli.flags import Flag
 from predict.errors import EXIT_FAILURE, UserError, flag_word
 from predict.system.console import show
 from predict.system.outputs import locked
@@ -16,6 +17,19 @@ if TYPE_CHECKING:
     from predict.loading.conversion import Conversion
 
 INTERRUPTED = "interrupted; the same command goes on after the last whole file"
+
+
+def writing_flags(group: str) -> tuple[Flag, Flag]:
+    """The flags of every command that writes a checkpoint: how large its files are, and a bar."""
+    size = (
+        "Bytes of a file at the most; a larger tensor has a file of its own. KB, MB, GB, KiB, "
+        "MiB and GiB are known."
+    )
+    bar = "Show a bar. Default: when stderr is a terminal."
+    return (
+        Flag(group, "max_shard_size", "str", "5GB", size),
+        Flag(group, "progress", "bool", None, bar),
+    )
 
 
 def write_checkpoint(

@@ -49,8 +49,13 @@ HEADS = (8, 2, 64)
 def with_pages(operands: Operands, layer: Layer) -> Layer:
     """The plain layer with random pages."""
 
+    attention, mlp = layer
+    assert isinstance(attention, Attention)
+    assert isinstance(mlp, Mlp)
+    hidden = attention.out.out_features
+
     def pooled(linear: Linear, block: Any, name: str) -> Linear:
-        sizes = part_sizes(block, name, linear.out_features)
+        sizes = part_sizes(block, name, hidden)
         width = linear.in_features
         a = operands.tensor(
             NUM_PAGES, len(sizes), PAGE_RANKS, width, scale=width**-0.5 / PAGE_RANKS
@@ -58,9 +63,6 @@ def with_pages(operands: Operands, layer: Layer) -> Layer:
         b = operands.tensor(NUM_PAGES, PAGE_RANKS, linear.out_features).plain
         return replace(linear, low_rank=LowRank(a, b, sizes))
 
-    attention, mlp = layer
-    assert isinstance(attention, Attention)
-    assert isinstance(mlp, Mlp)
     with operands.on_cpu():
         return (
             replace(
