@@ -1,10 +1,9 @@
 // The launchers of cuda/adapters/low_rank.h as plain loops. See kernels.cc.
-#include "cuda/adapters/low_rank.h"
-
 #include <cmath>
 #include <cstdint>
 #include <vector>
 
+#include "cuda/adapters/low_rank.h"
 #include "kernel.h"
 #include "rows.h"
 
