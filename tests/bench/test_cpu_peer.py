@@ -21,13 +21,23 @@ from predict.bench.cpu_peer.gguf_file import architecture, write_gguf
 from predict.bench.cpu_peer.kinds import Kind
 from predict.bench.cpu_peer.shapes import (
     check_peer_has,
+    experts_of,
     folder_of,
     known_shapes,
     num_parameters,
     sizes_of,
 )
 from predict.bench.cpu_peer.sides import started
-from predict.bench.cpu_peer.turns import OURS, PEER, Beside, table, take_turns, turn_line
+from predict.bench.cpu_peer.turns import (
+    OURS,
+    PEER,
+    Beside,
+    experts_line,
+    side_rows,
+    table,
+    take_turns,
+    turn_line,
+)
 from predict.bench.peers import Peer, Work, read_peers
 from predict.device import library
 from predict.errors import UserError
@@ -57,6 +67,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window": 16,
         "sliding_window_pattern": 2,
         "hidden_activation": "gelu_pytorch_tanh",
+    },
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 64,
+        "norm_topk_prob": True,
     },
 }
 SPEC = llama_spec(
@@ -121,13 +139,15 @@ def test_types_that_the_peer_has_nothing_alike_are_refused(name: str, message: s
 @pytest.mark.parametrize(
     ("shape", "num_weights"),
     [
+        ("experts-64-top-6", 1_003_776_512),
+        ("experts-8-top-2", 999_427_072),
         ("gemma-3-1b", 999_885_952),
         ("llama-3-8b", 8_030_261_248),
         ("llama-3.2-1b", 1_235_814_400),
         ("qwen2.5-0.5b", 494_032_768),
     ],
 )
-def test_shapes_have_the_published_number_of_weights(shape: str, num_weights: int) -> None:
+def test_shapes_have_as_many_weights_as_they_should(shape: str, num_weights: int) -> None:
     assert shape in known_shapes()
     spec, _ = read_spec(folder_of(shape))
     check_peer_has(spec, shape)
@@ -136,7 +156,7 @@ def test_shapes_have_the_published_number_of_weights(shape: str, num_weights: in
 
 def test_a_shape_is_a_name_or_a_folder(tiny: Path) -> None:
     assert folder_of(str(tiny)) == tiny
-    with pytest.raises(UserError, match=r"qwen2\.5-0\.5b, a folder with a config"):
+    with pytest.raises(UserError, match="qwen3-30b-a3b, a folder with a config"):
         folder_of("qwen-9t")
 
 
@@ -189,6 +209,36 @@ def test_the_peers_file_says_which_layers_of_a_gemma_have_windows(tmp_path: Path
         )
     }
     assert list(found.values()) == [512, [True] * 5 + [False, True], 1e6, 1e4]
+
+
+@pytest.mark.parametrize("tiny", ["mixtral", "qwen3_moe"], indirect=True)
+def test_the_peers_file_has_the_experts(tiny: Path, tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf", reason="needs gguf: pip install -e '.[bench]'")
+    spec, _ = read_spec(tiny)
+    experts = experts_of(spec)
+    assert experts is not None
+    check_peer_has(spec, "tiny")
+    path = tmp_path / "x.gguf"
+    write_gguf(path, spec, "Q4_0", "Q8_0", "BF16")
+    reader = gguf.GGUFReader(path)
+    assert sum(int(tensor.n_elements) for tensor in reader.tensors) == num_parameters(spec)
+    # Our own reader finds the same network in it.
+    again, _ = read_spec(path)
+    assert again.layers == spec.layers
+    name = architecture(spec)
+    found = reader.get_field(f"{name}.expert_used_count").contents()
+    assert found == experts.router.top_k
+
+
+@pytest.mark.parametrize("tiny", ["qwen3_moe"], indirect=True)
+@pytest.mark.parametrize("changed", [{"norm_topk_prob": False}, {"mlp_only_layers": [1]}], ids=str)
+def test_experts_that_the_peer_would_compute_otherwise_are_refused(
+    tiny: Path, changed: dict[str, Any]
+) -> None:
+    config = json.loads((tiny / "config.json").read_text())
+    (tiny / "config.json").write_text(json.dumps({**config, **changed}))
+    with pytest.raises(UserError, match="is not measured beside"):
+        check_peer_has(read_spec(tiny)[0], "tiny")
 
 
 @pytest.mark.parametrize(
@@ -269,6 +319,16 @@ def test_the_ratio_is_that_of_turns_on_a_machine_that_slows_down() -> None:
         "out 15.6 / 7.8 tokens/s, 2.00"
     )
     assert cases[0].times_as_good("tpot_ms", 0.999).low is None
+
+
+def test_experts_are_said_of_both_sides_and_written() -> None:
+    cases, _ = measured(2)
+    counts = {"prompt_experts": 7.96, "decode_experts": 2.0}
+    cases[0].experts = {OURS: counts, PEER: {**counts, "decode_experts": 2.25}}
+    assert experts_line(cases[0]).endswith("ours / llama.cpp: prompt 8.0 / 8.0, decode 2.0 / 2.2")
+    first, second, _ = side_rows(cases, PEER)
+    assert first["values"]["decode_experts"] == 2.25
+    assert "decode_experts" not in second["values"]
 
 
 def test_what_others_take_of_the_processors_is_neither_ours_nor_idle() -> None:

@@ -21,12 +21,13 @@ from predict.bench.cases import UNITS, Case, parse_cases
 from predict.bench.cpu_peer.gguf_file import write_gguf
 from predict.bench.cpu_peer.kinds import HEAD, NONE, QUANTIZED, Kind
 from predict.bench.cpu_peer.others import Others
-from predict.bench.cpu_peer.shapes import check_peer_has, folder_of, sizes_of
+from predict.bench.cpu_peer.shapes import check_peer_has, experts_of, folder_of, sizes_of
 from predict.bench.cpu_peer.sides import Side, started
 from predict.bench.cpu_peer.turns import (
     OURS,
     PEER,
     Beside,
+    experts_line,
     most_others,
     ratio_rows,
     side_rows,
@@ -183,6 +184,13 @@ def measure_kind(
                 1,
             )
         cases = [Beside(shape, kind, case, sizes_of(spec)) for case in plan.cases]
+        if (experts := experts_of(spec)) is not None:
+            router = experts.router
+            sizes = {"num_experts": router.num_experts, "top_k": router.top_k}
+            for beside in cases:
+                question = {"experts_of": str(beside.case), **sizes}
+                beside.experts = {OURS: ours.ask(question), PEER: peer.ask(question)}
+                say(experts_line(beside))
 
         def on_turn(beside: Beside, turn: int) -> None:
             progress.on_finished()

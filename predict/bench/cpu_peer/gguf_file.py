@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from predict.bench.cpu_peer.shapes import plain_attention
+from predict.bench.cpu_peer.shapes import experts_of, plain_attention
 from predict.nn.spec import DecoderSpec
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def architecture(spec: DecoderSpec) -> str:
     if first.post_norm:
         return "gemma3"
     if first.qk_norm:
-        return "qwen3"
+        return "qwen3" if experts_of(spec) is None else "qwen3moe"
     return "qwen2" if first.qkv_bias else "llama"
 
 
@@ -43,7 +43,7 @@ def tensors(
 
     dense_type: of an embedding that is not the head's too.
     """
-    hidden, inner = spec.hidden_size, spec.intermediate_size
+    hidden, experts = spec.hidden_size, experts_of(spec)
     queries, keys = (heads * spec.head_dim for heads in (spec.num_heads, spec.num_kv_heads))
     table = (spec.vocab_size, hidden)
     if spec.tie_word_embeddings:
@@ -69,9 +69,14 @@ def tensors(
         if plain_attention(spec)[0].post_norm:
             yield f"{start}.post_attention_norm.weight", (hidden,), "F32"
             yield f"{start}.post_ffw_norm.weight", (hidden,), "F32"
-        yield f"{start}.ffn_gate.weight", (inner, hidden), layer_type
-        yield f"{start}.ffn_up.weight", (inner, hidden), layer_type
-        yield f"{start}.ffn_down.weight", (hidden, inner), layer_type
+        if experts is None:
+            count, inner, ending = [], spec.intermediate_size, ""
+        else:
+            count, inner, ending = [experts.router.num_experts], experts.intermediate_size, "_exps"
+            yield f"{start}.ffn_gate_inp.weight", (*count, hidden), "F32"
+        yield f"{start}.ffn_gate{ending}.weight", (*count, inner, hidden), layer_type
+        yield f"{start}.ffn_up{ending}.weight", (*count, inner, hidden), layer_type
+        yield f"{start}.ffn_down{ending}.weight", (*count, hidden, inner), layer_type
 
 
 def write_gguf(
@@ -92,6 +97,10 @@ def write_gguf(
     writer.add_rope_dimension_count(spec.ropes[0].rotary_dim or spec.head_dim)
     writer.add_rope_freq_base(spec.ropes[0].theta)
     _add_windows(writer, spec)
+    if (experts := experts_of(spec)) is not None:
+        writer.add_expert_count(experts.router.num_experts)
+        writer.add_expert_used_count(experts.router.top_k)
+        writer.add_expert_feed_forward_length(experts.intermediate_size)
     norm = spec.head.norm
     assert norm is not None
     writer.add_layer_norm_rms_eps(norm.epsilon)
@@ -145,11 +154,12 @@ def _values(
         return np.ones(shape, np.float32)
     import gguf
 
-    key = (shape[1], kind)
+    inner = shape[-1]
+    key = (inner, kind)
     if key not in patterns:
         generator = np.random.default_rng(len(patterns))
-        rows = generator.standard_normal((DISTINCT_ROWS, shape[1]), np.float32)
+        rows = generator.standard_normal((DISTINCT_ROWS, inner), np.float32)
         quantized = gguf.quants.quantize(rows * 0.02, gguf.GGMLQuantizationType[kind])
         patterns[key] = quantized
     pattern = patterns[key]
-    return np.resize(pattern, (shape[0], pattern.shape[1]))
+    return np.resize(pattern, (*shape[:-1], pattern.shape[1]))

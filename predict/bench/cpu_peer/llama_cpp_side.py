@@ -6,8 +6,10 @@ samples in Python. Tokens are chosen greedily, by NumPy.
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,8 @@ from predict.errors import UserError
 MICRO_BATCH = 512  # tokens of a pass: llama.cpp's own default
 CONTEXT_STEP = 256  # llama.cpp rounds a sequence's context up to so many tokens
 WARM_UP_TOKENS = 4  # as predict.bench.throughput has it
+COUNTED_TOKENS = 9  # of a run in which experts are counted: the prompt's, and eight steps
+SORTED_EXPERTS = b"ffn_moe_argsort"  # llama.cpp's name for a layer's experts, the best first
 
 
 class Peer:
@@ -30,9 +34,14 @@ class Peer:
         self._settings: Mapping[str, Any] = {}
 
     def answer(self, question: dict[str, Any]) -> Mapping[str, Any]:
-        """Loads a file, or times a case."""
+        """Loads a file, counts the experts of a case, or times one."""
         if "file" in question:
             return self._load(question)
+        if "experts_of" in question:
+            (case,) = parse_cases([question["experts_of"]])
+            counter = ExpertCounter(question["num_experts"], question["top_k"])
+            CaseRun(self._model, case, self._settings, counter).count()
+            return counter.means()
         (case,) = parse_cases([question["case"]])
         if case not in self._runs:
             self._runs[case] = CaseRun(self._model, case, self._settings)
@@ -64,11 +73,50 @@ def _never_map(llama_cpp: Any, params: Any) -> None:
         params.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
 
 
+class ExpertCounter:
+    """Distinct experts of each layer and step, from what llama.cpp shows of its graph."""
+
+    def __init__(self, num_experts: int, top_k: int) -> None:
+        import llama_cpp
+
+        self._num_experts, self._top_k = num_experts, top_k
+        self._counts: dict[str, list[int]] = {"prompt_experts": [], "decode_experts": []}
+        self._ggml = ctypes.CDLL(str(Path(llama_cpp.__file__).parent / "lib" / "libggml-base.so"))
+        for name, result in (("name", "char_p"), ("data", "void_p")):
+            function = getattr(self._ggml, f"ggml_get_{name}")
+            function.restype, function.argtypes = getattr(ctypes, f"c_{result}"), [ctypes.c_void_p]
+        self._ggml.ggml_nelements.restype = ctypes.c_int64
+        self._ggml.ggml_nelements.argtypes = [ctypes.c_void_p]
+        self.callback = llama_cpp.ggml_backend_sched_eval_callback(self._see)  # kept alive here
+        self.step = "prompt_experts"
+
+    def means(self) -> dict[str, float]:
+        """Over layers and steps, of prompts and of decoding, where there were any."""
+        return {step: float(np.mean(counts)) for step, counts in self._counts.items() if counts}
+
+    def _see(self, tensor: int, is_question: bool, _: Any) -> bool:
+        """Called for each tensor ahead of its making, to say whether it is wanted, and behind."""
+        if not self._ggml.ggml_get_name(tensor).startswith(SORTED_EXPERTS):
+            return not is_question
+        if not is_question:
+            size = self._ggml.ggml_nelements(tensor)
+            data = ctypes.cast(self._ggml.ggml_get_data(tensor), ctypes.POINTER(ctypes.c_int32))
+            experts = np.ctypeslib.as_array(data, shape=(size,)).reshape(-1, self._num_experts)
+            self._counts[self.step].append(len(np.unique(experts[:, : self._top_k])))
+        return True
+
+
 class CaseRun:
     """A context for the requests of one case."""
 
-    def __init__(self, model: Any, case: Case, settings: Mapping[str, Any]) -> None:
-        """settings: num_threads, cache_type (a name of GGML's)."""
+    def __init__(
+        self,
+        model: Any,
+        case: Case,
+        settings: Mapping[str, Any],
+        counter: ExpertCounter | None = None,
+    ) -> None:
+        """settings: num_threads, cache_type (a name of GGML's). counter: for `count` alone."""
         import llama_cpp
 
         self._api = llama_cpp
@@ -84,6 +132,9 @@ class CaseRun:
         cache_type = getattr(llama_cpp, f"GGML_TYPE_{settings['cache_type']}")
         params.type_k = params.type_v = cache_type
         params.offload_kqv = params.op_offload = False
+        self._counter = counter
+        if counter is not None:
+            params.cb_eval = counter.callback
         self._context = llama_cpp.llama_init_from_model(model, params)
         if not self._context:
             raise UserError(f"llama.cpp makes no context for {case}")
@@ -93,15 +144,10 @@ class CaseRun:
     def timed(self, turn: int) -> dict[str, float | None]:
         """TTFT, TPOT and rates of the case, as predict.bench.throughput defines them."""
         case = self._case
-        generator = np.random.default_rng((turn, case.num_requests, case.input_len))
+        generator = self._generator(turn)
 
         def run(output_len: int) -> float:
-            size = (case.num_requests, case.input_len)
-            prompts = generator.integers(0, self._vocab_size, size).tolist()
-            self._api.llama_memory_clear(self._memory, True)
-            start = time.perf_counter()
-            self._answer(prompts, output_len)
-            return time.perf_counter() - start
+            return self._run(generator, output_len)
 
         run(min(case.output_len, WARM_UP_TOKENS))
         first = run(1)
@@ -114,6 +160,22 @@ class CaseRun:
             "output_tokens_per_s": case.num_requests * case.output_len / whole,
         }
 
+    def count(self) -> None:
+        """Answers prompts of the case's kind, untimed."""
+        self._run(self._generator(0), min(self._case.output_len, COUNTED_TOKENS))
+
+    def _generator(self, turn: int) -> np.random.Generator:
+        return np.random.default_rng((turn, self._case.num_requests, self._case.input_len))
+
+    def _run(self, generator: np.random.Generator, output_len: int) -> float:
+        """Seconds of answering as many prompts of random token ids."""
+        size = (self._case.num_requests, self._case.input_len)
+        prompts = generator.integers(0, self._vocab_size, size).tolist()
+        self._api.llama_memory_clear(self._memory, True)
+        start = time.perf_counter()
+        self._answer(prompts, output_len)
+        return time.perf_counter() - start
+
     def _answer(self, prompts: Sequence[Sequence[int]], output_len: int) -> None:
         """Reads the prompts in one call, then decodes; every request gets all its tokens."""
         length, numbers = self._case.input_len, range(len(prompts))
@@ -124,6 +186,8 @@ class CaseRun:
         ]
         self._decode(places)
         tokens = [self._greedy((request + 1) * length - 1) for request in numbers]
+        if self._counter is not None:
+            self._counter.step = "decode_experts"
         for step in range(output_len - 1):
             self._decode([(tokens[request], length + step, request, True) for request in numbers])
             tokens = [self._greedy(request) for request in numbers]

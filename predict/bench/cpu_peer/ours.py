@@ -11,7 +11,7 @@ from predict.bench.cost import Cost, linear_bytes
 from predict.bench.cpu_peer.shapes import num_parameters
 from predict.bench.cpu_peer.sides import serve
 from predict.bench.record import cpu_device, own_versions
-from predict.bench.throughput import Plan, measure
+from predict.bench.throughput import Plan, count_experts, measure
 from predict.config.engine import EngineConfig
 from predict.device import library
 from predict.errors import UserError
@@ -28,9 +28,11 @@ class Ours:
         self._limits: Limits | None = None
 
     def answer(self, question: dict[str, Any]) -> Mapping[str, Any]:
-        """Loads, samples the machine's limits, or times a case."""
+        """Loads, samples the machine's limits, counts the experts of a case, or times one."""
         if "settings" in question:
             return self._load(question["settings"], question["num_threads"])
+        if "experts_of" in question:
+            return self._count(question["experts_of"])
         if "limits_of" in question:
             return self._sample(question["limits_of"])
         return self._time(question["case"], question["turn"])
@@ -58,12 +60,21 @@ class Ours:
         self._limits.sample()
         return self._limits.samples[-1]
 
+    def _count(self, name: str) -> Mapping[str, Any]:
+        assert self._llm is not None
+        plan = _plan(name, 0)
+        return count_experts(self._llm, plan, plan.cases[0])
+
     def _time(self, name: str, turn: int) -> Mapping[str, Any]:
         assert self._llm is not None
-        (case,) = parse_cases([name])
-        plan = Plan(cases=(case,), batch_size=case.num_requests, repetitions=1, seed=turn)
-        values = measure(self._llm, plan, case)["values"]
+        plan = _plan(name, turn)
+        values = measure(self._llm, plan, plan.cases[0])["values"]
         return {metric: values[metric] for metric in UNITS}
+
+
+def _plan(name: str, seed: int) -> Plan:
+    (case,) = parse_cases([name])
+    return Plan(cases=(case,), batch_size=case.num_requests, repetitions=1, seed=seed)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from predict.errors import UserError, one_of
-from predict.nn.blocks import AttentionBlock, LinearSlot, NormSlot
+from predict.nn.blocks import AttentionBlock, ExpertBlock, LinearSlot, NormSlot, TableSlot
 from predict.nn.spec import DecoderSpec
 from predict.system.files import read_json_object
 
@@ -15,7 +15,7 @@ SHAPES = Path(__file__).resolve().parents[3] / "examples" / "shapes"
 CONFIG = "config.json"
 # Families that gguf_file has a layout for.
 GEMMAS = ("gemma3", "gemma3_text")
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", *GEMMAS)
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", *GEMMAS, "mixtral", "qwen3_moe")
 # Fields of a spec by which a file says whose numbers it has.
 SIZES = (
     *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_layers"),
@@ -53,24 +53,32 @@ def plain_attention(spec: DecoderSpec) -> list[AttentionBlock]:
     return [block for block in spec.attention if isinstance(block, AttentionBlock)]
 
 
+def experts_of(spec: DecoderSpec) -> ExpertBlock | None:
+    """The experts of layer after layer, which are alike in what is measured; None without any."""
+    return next((block for block in spec.blocks() if isinstance(block, ExpertBlock)), None)
+
+
 def num_parameters(spec: DecoderSpec) -> int:
     """All elements of a network's weights, by which both sides must agree on its sizes."""
     head = spec.vocab_size * spec.hidden_size
     embedding = 0 if spec.tie_word_embeddings else head
-    vectors = spec.hidden_size  # of the last norm
+    others = spec.hidden_size  # of the last norm
     for block in spec.blocks():
         for slot in block.slots(spec.hidden_size):
             if isinstance(slot, NormSlot):
-                vectors += slot.size
+                others += slot.size
+            elif isinstance(slot, TableSlot):
+                others += math.prod(slot.shape)
             elif isinstance(slot, LinearSlot) and slot.has_bias:
-                vectors += sum(slot.part_sizes)
-    return spec.num_matmul_weights + embedding + vectors
+                others += sum(slot.part_sizes)
+    return spec.num_matmul_weights + embedding + others
 
 
 def check_peer_has(spec: DecoderSpec, shape: str) -> None:
     """Raises UserError for a network that gguf_file has no layout for."""
     methods = {rope.method for rope in spec.ropes}
-    attention = plain_attention(spec)
+    attention, experts = plain_attention(spec), experts_of(spec)
+    inner = spec.intermediate_size if experts is None else experts.intermediate_size
     lacking = {
         f"layers of {spec.model_type}": spec.model_type not in MODEL_TYPES,
         "biases of the output projection or the MLP": any(
@@ -85,13 +93,16 @@ def check_peer_has(spec: DecoderSpec, shape: str) -> None:
             not math.isclose(block.softmax_scale, block.head_dim**-0.5) for block in attention
         ),
         f"{', '.join(sorted(methods))} positions": methods - {"default", "llama3"},
-        "rows that are not of whole blocks of 32": spec.hidden_size % 32
-        or spec.intermediate_size % 32,
+        "layers without experts among those with some": experts is not None
+        and sum(isinstance(block, ExpertBlock) for block in spec.blocks()) < spec.num_layers,
+        "weights of experts that do not sum to 1": experts is not None
+        and not experts.router.renormalize,
+        "rows that are not of whole blocks of 32": spec.hidden_size % 32 or inner % 32,
     }
     for what, has in lacking.items():
         if has:
             raise UserError(
                 f"--shapes {shape} has {what}, which is not measured beside llama.cpp "
-                f"(allowed: {', '.join(known_shapes())}, and folders of a Llama, Qwen2, Qwen3 or "
-                "Gemma 3)"
+                f"(allowed: {', '.join(known_shapes())}, and folders of a Llama, Qwen2, Qwen3, "
+                "Gemma 3, Mixtral or Qwen3-MoE)"
             )

@@ -31,6 +31,8 @@ class Beside:
     bandwidth_gbs: dict[str, list[float]] = field(default_factory=dict)  # side -> beside its turns
     # Side -> processors that others took meanwhile, a number per turn where the system says it.
     others: dict[str, list[float]] = field(default_factory=dict)
+    # Side -> distinct experts of a layer, of prompts and of decoding, where there are experts.
+    experts: dict[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -166,6 +168,15 @@ def table(cases: Sequence[Beside], confidence: float) -> str:
     return "\n".join(lines)
 
 
+def experts_line(beside: Beside) -> str:
+    """How many experts a layer chooses on both sides, by which they do as much work."""
+    of_steps = []
+    for step in beside.experts[OURS]:
+        ours, peer = (beside.experts[side][step] for side in (OURS, PEER))
+        of_steps.append(f"{step.removesuffix('_experts')} {ours:.1f} / {peer:.1f}")
+    return f"{beside.name}: distinct experts of a layer, ours / llama.cpp: {', '.join(of_steps)}"
+
+
 def side_rows(cases: Sequence[Beside], side: str) -> list[Row]:
     """One side's numbers, as predict.bench.record and a file of peers have them."""
     rows = []
@@ -173,6 +184,7 @@ def side_rows(cases: Sequence[Beside], side: str) -> list[Row]:
         samples = beside.samples[side]
         values = {metric: statistics.median(each) for metric, each in samples.items()}
         values["measured_bandwidth_gbs"] = statistics.mean(beside.bandwidth_gbs[side])
+        values |= beside.experts.get(side, {})
         if side in beside.others:
             values["processors_of_others"] = statistics.mean(beside.others[side])
         rows.append(
