@@ -1,7 +1,8 @@
 """The process in which llama.cpp is timed: see predict.bench.cpu_peer.sides.
 
 Of llama-cpp-python it takes the bindings alone, not their Llama class, which copies logits and
-samples in Python. Tokens are chosen greedily, by NumPy.
+samples in Python. Tokens are chosen greedily, by NumPy, but random ones are read next: a network of
+random weights may choose the same ones in all requests, and then the same experts.
 """
 
 from __future__ import annotations
@@ -173,10 +174,12 @@ class CaseRun:
         prompts = generator.integers(0, self._vocab_size, size).tolist()
         self._api.llama_memory_clear(self._memory, True)
         start = time.perf_counter()
-        self._answer(prompts, output_len)
+        self._answer(prompts, output_len, generator)
         return time.perf_counter() - start
 
-    def _answer(self, prompts: Sequence[Sequence[int]], output_len: int) -> None:
+    def _answer(
+        self, prompts: Sequence[Sequence[int]], output_len: int, generator: np.random.Generator
+    ) -> None:
         """Reads the prompts in one call, then decodes; every request gets all its tokens."""
         length, numbers = self._case.input_len, range(len(prompts))
         places = [
@@ -185,12 +188,15 @@ class CaseRun:
             for at in range(length)
         ]
         self._decode(places)
-        tokens = [self._greedy((request + 1) * length - 1) for request in numbers]
+        for request in numbers:
+            self._greedy((request + 1) * length - 1)
         if self._counter is not None:
             self._counter.step = "decode_experts"
         for step in range(output_len - 1):
+            tokens = generator.integers(0, self._vocab_size, len(prompts)).tolist()
             self._decode([(tokens[request], length + step, request, True) for request in numbers])
-            tokens = [self._greedy(request) for request in numbers]
+            for request in numbers:
+                self._greedy(request)
 
     def _decode(self, places: Sequence[tuple[int, int, int, bool]]) -> None:
         """One call of (token, position, request, whether its logits are wanted)."""
