@@ -54,6 +54,13 @@ OWN_FLAGS = (
         False,
         "Replace an earlier export in --output_path, once the new one is whole.",
     ),
+    Flag(
+        "Adapters",
+        "enable_lora",
+        "bool",
+        False,
+        "The program takes LoRA adapters of requests: its runs may have --lora_modules.",
+    ),
 )
 # Weights live in the program; everything else of a checkpoint goes along.
 COPIED = ("*.json", "*.model", "merges.txt", "vocab.txt", "*.jinja", "*.tiktoken")
@@ -67,6 +74,7 @@ OF_A_RUN = (
     *("stop_token_ids", "include_stop_str_in_output", "num_return_sequences", "best_of"),
     *("logprobs", "prompt_logprobs", "min_length", "speculate_method"),
     *("prefix_path", "export_precache"),
+    *("lora_modules", "max_loras", "max_lora_rank", "max_cpu_loras"),
 )
 
 
@@ -75,11 +83,13 @@ def export_model(
     output_path: Path,
     overwrite: bool = False,
     signals: Signals | None = None,
+    enable_lora: bool = False,
 ) -> None:
     """Writes the static model of `config` to `output_path`, a new or an empty folder.
 
     It comes to be there whole, at the end; until then it is a folder beside. overwrite: replaces an
     earlier export. signals: those that end the run, which wait while the folder is put in place.
+    enable_lora: the program takes adapters of requests.
     Raises UserError where the checkpoint cannot be read or the folder not written.
     """
     with kept():
@@ -104,7 +114,7 @@ def export_model(
     check()
     with _parents(output_path), locked("output_path", output_path):
         check()  # again: another process may have written it in between
-        _export(config, output_path, signals)
+        _export(config, output_path, signals, enable_lora)
 
 
 @contextlib.contextmanager
@@ -150,7 +160,10 @@ def _check_replaced(folder: Path) -> None:
             )
 
 
-def _export(config: EngineConfig, output_path: Path, signals: Signals | None) -> None:
+def _export(
+    config: EngineConfig, output_path: Path, signals: Signals | None, enable_lora: bool
+) -> None:
+    from predict.adapters.weights import check_spec
     from predict.device import library
     from predict.loading.cache_scales import head_scales
     from predict.loading.exported import check_program
@@ -158,6 +171,7 @@ def _export(config: EngineConfig, output_path: Path, signals: Signals | None) ->
     from predict.loading.model import load_decoder, read_spec
     from predict.loading.platform import platform_of
     from predict.loading.program import save_program
+    from predict.nn.adapter_pages import page_tensors
     from predict.nn.cache_formats import kv_format_of
     from predict.system.progress import Progress
 
@@ -168,8 +182,11 @@ def _export(config: EngineConfig, output_path: Path, signals: Signals | None) ->
     config = with_stored_cache(config, reader)
     kv_format = kv_format_of(config.kv_format)
     kv_format.check_spec(spec)
+    if enable_lora:
+        check_spec(spec)
     scales = head_scales(kv_format, source, spec, config.quantization.use_fake_parameter)
     backend = platform.backend
+    pages = page_tensors(spec, -1, platform.packs_pages) if enable_lora else None
     import paddle
 
     platform.make_current()
@@ -191,13 +208,16 @@ def _export(config: EngineConfig, output_path: Path, signals: Signals | None) ->
                     folder,
                     config.model.model_prefix,
                     config.kv_format,
+                    pages,
                 )
             if signals is not None:
                 signals.check()
             _stage("writing the other files")
             _copy_files(source, folder, f"{config.model.model_prefix}.json", kv_format, scales)
             _name_family(reader, folder)
-            manifest = _manifest(config, spec, decoder, folder, paddle.__version__, abi)
+            manifest = _manifest(
+                config, spec, decoder, folder, paddle.__version__, abi, enable_lora
+            )
             try:
                 check_program(manifest, spec, folder, config.model.model_prefix)
             except UserError as error:  # Paddle does not notice that a disk is full
@@ -259,9 +279,10 @@ def _manifest(
     folder: Path,
     paddle_version: str,
     library_abi: int | None,
+    enable_lora: bool,
 ) -> Manifest:
     """What the export in `folder` is, its files' digests included."""
-    from predict.loading.manifest import FORMAT, FileDigest, Manifest
+    from predict.loading.manifest import ADAPTERS, FORMAT, FileDigest, Manifest
     from predict.nn.decoder import layer_schemes
 
     rounded = dataclasses.asdict(config.quantization.settings)
@@ -283,6 +304,7 @@ def _manifest(
         eos_token_ids=list(spec.eos_token_ids),
         model_type=spec.model_type,
         kv_format=config.kv_format,
+        adapters=ADAPTERS if enable_lora else None,
         files={path.name: FileDigest.of(path) for path in sorted(folder.iterdir())},
     )
 
@@ -306,15 +328,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError("--output_path is needed: the directory to write the static model to")
         if flags["mode"] != "dynamic":
             raise UserError("--mode static runs an exported model; leave --mode out when exporting")
-        if flags["lora_modules"]:
+        if flags["lora_modules"] and not flags["enable_lora"]:
             raise UserError(
-                "--lora_modules lets requests choose, and an exported program has one set of "
-                "weights; merge an adapter with --lora_path, or leave --lora_modules out"
+                "--lora_modules names adapters of requests, and a program takes them only when "
+                "exported with --enable_lora; add it, merge one adapter with --lora_path, or leave "
+                "--lora_modules out"
             )
         config = PredictorConfig.from_flags(flags)
         for note in (*config.notes, *_notes(flags)):
             say(f"note: {note}")
-        export_model(config.engine, Path(flags["output_path"]), flags["overwrite"], signals)
+        folder, enable_lora = Path(flags["output_path"]), flags["enable_lora"]
+        export_model(config.engine, folder, flags["overwrite"], signals, enable_lora)
         show(f"The static model is in {flags['output_path']}.")
         return 0
 

@@ -22,9 +22,9 @@ from predict.adapters.weights import (
     Placement,
     base_of,
     check_spec,
+    empty_pages,
     num_pool_pages,
-    page_values,
-    with_pages,
+    pool_bytes,
 )
 from predict.config.engine import EngineConfig, check_params
 from predict.config.model import DTYPE_BYTES
@@ -56,6 +56,7 @@ from predict.loading.exported import check_export
 from predict.loading.generation_config import read_recommended
 from predict.loading.layouts import with_stored_cache
 from predict.loading.memory import (
+    check_page_memory,
     max_draft_rows,
     num_cache_blocks,
     num_gpu_cache_blocks,
@@ -65,17 +66,20 @@ from predict.loading.model import (
     Weights,
     check_memory,
     open_weights,
+    plan_of,
     read_spec,
 )
 from predict.loading.platform import platform_of
 from predict.loading.prefix import StoredPrefix, read_prefix
 from predict.loading.program import load_program
+from predict.nn.adapter_pages import with_pages
 from predict.nn.cache_formats import kv_format_of
 from predict.nn.decoder import Decoder
 from predict.nn.hf_config import ConfigReader
 from predict.nn.inputs import Field, LayerCache, fields_with
 from predict.nn.places import fields_of, placing_of
 from predict.nn.spec import DecoderSpec
+from predict.nn.weights import WeightNames, WeightPlan
 from predict.request import RequestOutput, SamplingParams
 from predict.speculative import proposer_of
 from predict.system.bounds import is_integer, prompt_token_ids
@@ -292,63 +296,62 @@ class LLM:
 
         config = self.config
         opened: list[Weights] = []
+        adapter_bytes = self._adapter_bytes()
         if config.model.mode == "dynamic":
             opened.append(open_weights(config, self.spec, reader, self.platform))
         if self.draft is not None:
             opened.append(open_weights(*self.draft, self.platform))
         if opened:
-            check_memory(opened, adapter_bytes=self._adapter_bytes(opened[0]))
+            check_memory(opened, adapter_bytes=adapter_bytes)
         networks: list[Network] = []
         if config.model.mode == "static":
             loaded = None if self.platform.compiled is None else library.require()
             abi = None if loaded is None else loaded.metadata.abi
-            check_export(config, self.spec, paddle.__version__, abi)
+            manifest = check_export(config, self.spec, paddle.__version__, abi)
+            if manifest.adapters is not None:
+                self.adapters = self._adapter_store(*plan_of(self.spec, reader))
             directory = Path(config.model.model_name_or_path)
             program = load_program(directory, config.model.model_prefix, self.platform.device)
-            networks.append(partial(static_forward, program))
+            pages = () if self.adapters is None else self.adapters.pools
+            networks.append(partial(static_forward, program, pages=pages))
+        elif config.adapters.is_used:
+            self.adapters = self._adapter_store(opened[0].plan, opened[0].names)
         if self.draft is not None:
             own = DTYPE_BYTES[config.model.dtype] * self.spec.num_matmul_weights
             if config.model.mode == "dynamic":
                 own = opened[0].num_bytes
             self._draft_cost = opened[-1].num_bytes / own
         decoders = [weights.read() for weights in opened]
-        if config.model.mode == "dynamic":
-            decoders[0] = self._with_adapters(decoders[0], opened[0])
+        if config.model.mode == "dynamic" and self.adapters is not None:
+            decoders[0] = with_pages(decoders[0], self.adapters.pools)
         networks += [partial(DynamicForward, self.backend, decoder) for decoder in decoders]
         if config.model.mode == "dynamic":
             self.decoder = decoders[0]
         return networks[0], networks[1] if self.draft is not None else None
 
     def _fields(self) -> tuple[Field, ...]:
-        return fields_of(self.spec, self.config.adapters.is_used)
+        return fields_of(self.spec, self.adapters is not None)
 
-    def _adapter_bytes(self, weights: Weights) -> int:
-        """Bytes of the pages for adapters."""
-        config = self.config
-        if not config.adapters.is_used:
+    def _adapter_bytes(self) -> int:
+        """Bytes of the pages for adapters. Raises UserError for a network that takes none."""
+        config = self.config.adapters
+        if not config.is_used:
             return 0
         check_spec(self.spec)
-        return (
-            num_pool_pages(config.adapters)
-            * page_values(weights.plan)
-            * DTYPE_BYTES[config.model.dtype]
-        )
+        num_bytes = pool_bytes(self.spec, num_pool_pages(config), self.config.model.dtype)
+        check_page_memory(config, num_bytes, self.platform.free_bytes())
+        return num_bytes
 
-    def _with_adapters(self, decoder: Decoder, weights: Weights) -> Decoder:
-        """The decoder with pages for adapters, those of the flags loaded."""
-        config, platform = self.config, self.platform
-        if not config.adapters.is_used:
-            return decoder
-        placement = Placement(
-            config.model.dtype,
-            platform.place,
-            platform.gpu,
-            is_packed=platform.compiled is not None and platform.gpu is None,
-        )
-        decoder = with_pages(decoder, num_pool_pages(config.adapters), placement)
-        base = base_of(weights.plan, weights.names)
-        self.adapters = AdapterStore(decoder, weights.plan, base, config.adapters, placement)
-        return decoder
+    def _adapter_store(self, plan: WeightPlan, names: WeightNames) -> AdapterStore:
+        """Pages for adapters, and those of the flags, which must fit: no weight is read yet."""
+        platform, adapters = self.platform, self.config.adapters
+        check_spec(self.spec)
+        if not adapters.is_used:  # by a program that takes some: it reads a page, and no adapter's
+            adapters = replace(adapters, max_loras=1, max_lora_rank=1)
+        dtype = self.config.model.dtype
+        placement = Placement(dtype, platform.place, platform.gpu, platform.packs_pages)
+        pools = empty_pages(self.spec, num_pool_pages(adapters), placement)
+        return AdapterStore(pools, plan, base_of(plan, names), adapters, placement)
 
     def _read_prefixes(self) -> dict[str, StoredPrefix]:
         """The prefixes of the flags by name. Raises UserError for one that does not fit."""
@@ -418,7 +421,8 @@ class LLM:
             shelf=target.shelf if isinstance(target, GpuRunner) else None,
             fields=fields,
             adapter_pages=0 if self.adapters is None else self.adapters.pool.max_pages,
-            always_adapted=config.model.batch_invariant,
+            # A program takes all of its inputs, and what a draft model runs has no adapters.
+            always_adapted=config.model.batch_invariant or config.model.mode == "static",
         )
 
     def _speculation(

@@ -16,14 +16,13 @@ from predict.adapters.weights import (
     num_pool_pages,
     on_host,
     paged,
-    pools_of,
     targets,
     write_pages,
 )
 from predict.config.adapters import AdaptersConfig, check_adapter_name, unknown
 from predict.errors import UserError
 from predict.loading.adapters import Adapter, Base, fitted, read_adapter
-from predict.nn.decoder import Decoder
+from predict.nn.decoder import LowRank
 from predict.nn.weights import WeightPlan
 
 if TYPE_CHECKING:
@@ -42,22 +41,25 @@ def stamp_of(directory: Path) -> Stamp:
 
 
 class AdapterStore:
-    """Adapters by name, over the decoder's pages. Not thread-safe.
+    """Adapters by name, over pages beside a network's linears. Not thread-safe.
 
     The values of the last max_cpu_loras that were used stay on the host; others are read again.
     """
 
     def __init__(
         self,
-        decoder: Decoder,
+        pools: list[LowRank],
         plan: WeightPlan,
         base: Base,
         config: AdaptersConfig,
         placement: Placement,
     ):
-        """decoder: of `with_pages`. plan, base: of the checkpoint that it was read from."""
+        """pools: of `empty_pages`. plan, base: of the network.
+
+        Raises UserError for an adapter of `config` that does not fit; see `load`.
+        """
         self.plan, self.base, self.config, self.placement = plan, base, config, placement
-        self._pools = pools_of(decoder)
+        self.pools = pools
         most = num_pages_for(config.max_lora_rank)
         self.pool = AdapterPool(num_pool_pages(config), most, self._write)
         self._by_name: dict[str, ServedAdapter] = {}
@@ -132,4 +134,4 @@ class AdapterStore:
             values = self._read(adapter, served.num_pages)
             self._keep(served, values)
         self._values.move_to_end(served)
-        write_pages(values, self._pools, pages, self.placement)
+        write_pages(values, self.pools, pages, self.placement)

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from predict.config.adapters import AdaptersConfig
+from predict.config.model import DTYPE_BYTES
 from predict.device.place import put_row, tensor_at
 from predict.errors import UserError
 from predict.loading.adapters import Adapter, Base, LowRank
-from predict.nn.blocks import (
-    ADAPTED,
-    PACKED_IN,
-    PACKED_OUT,
-    PAGE_RANKS,
-    AttentionBlock,
-    Block,
-    LinearSlot,
-    MlpBlock,
+from predict.nn.adapter_pages import (
+    low_ranks,
+    packed_shape,
+    page_tensors,
+    paged_slots,
+    part_sizes,
+    takes_adapters,
 )
-from predict.nn.decoder import Attention, BlockWeights, Decoder, Linear, Mlp
+from predict.nn.blocks import ADAPTED, PACKED_IN, PACKED_OUT, PAGE_RANKS, AttentionBlock, Block
 from predict.nn.decoder import LowRank as Pages
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import LinearPlan, WeightNames, WeightPlan
@@ -35,21 +34,6 @@ if TYPE_CHECKING:
     from predict.device.devices import Device
 
 MERGE = "merge it with --lora_path"
-
-
-def part_sizes(block: Block, name: str, hidden_size: int) -> tuple[int, ...]:
-    """Output features of each part of a linear: queries, keys and values; gate and up."""
-    slots = (slot for slot in block.slots(hidden_size) if isinstance(slot, LinearSlot))
-    return next(slot.part_sizes for slot in slots if slot.name == name)
-
-
-def page_values(plan: WeightPlan) -> int:
-    """Values that a page of all linears has."""
-    hidden = plan.spec.hidden_size
-    return PAGE_RANKS * sum(
-        len(part_sizes(block, name, hidden)) * linear.in_features + linear.out_features
-        for block, name, linear in adapted_plans(plan)
-    )
 
 
 def base_of(plan: WeightPlan, names: WeightNames) -> Base:
@@ -75,6 +59,11 @@ def num_pool_pages(config: AdaptersConfig) -> int:
     return config.max_loras * num_pages_for(config.max_lora_rank)
 
 
+def pool_bytes(spec: DecoderSpec, num_pages: int, dtype: str) -> int:
+    """Bytes of so many pages of all linears."""
+    return num_pages * DTYPE_BYTES[dtype] * sum(slot.page_values for slot in paged_slots(spec))
+
+
 def check_spec(spec: DecoderSpec) -> None:
     """Raises UserError for a network whose requests can have no adapters."""
     for block in spec.blocks():
@@ -90,7 +79,7 @@ def check_spec(spec: DecoderSpec) -> None:
 def adapted_plans(plan: WeightPlan) -> Iterator[tuple[Block, str, LinearPlan]]:
     """Blocks, names and plans of the linears that adapters may change, in the decoder's order."""
     for block in plan.blocks():
-        if isinstance(block.block, (AttentionBlock, MlpBlock)):
+        if takes_adapters(block.block):
             for name, linear in block.linears():
                 if name in ADAPTED:
                     yield block.block, name, linear
@@ -106,8 +95,8 @@ class Placement:
     is_packed: bool = False
 
 
-def with_pages(decoder: Decoder, num_pages: int, placement: Placement) -> Decoder:
-    """The decoder with room for adapters in so many pages."""
+def empty_pages(spec: DecoderSpec, num_pages: int, placement: Placement) -> list[Pages]:
+    """Room for adapters in so many pages, of each of `paged_slots`."""
 
     def zeros(shape: list[int]) -> Tensor:
         import paddle
@@ -115,33 +104,8 @@ def with_pages(decoder: Decoder, num_pages: int, placement: Placement) -> Decode
         made = paddle.zeros(shape, placement.dtype)
         return made if placement.place is None else made._copy_to(placement.place, True)
 
-    def pooled(linear: Linear, block: Block, name: str, hidden_size: int) -> Linear:
-        sizes = part_sizes(block, name, hidden_size)
-        a = [num_pages, len(sizes), PAGE_RANKS, linear.in_features]
-        b = [num_pages, PAGE_RANKS, linear.out_features]
-        if placement.is_packed:
-            a, b = packed_shape(a, PACKED_IN), packed_shape(b, PACKED_OUT)
-        return replace(linear, low_rank=Pages(zeros(a), zeros(b), sizes))
-
-    def changed(weights: BlockWeights) -> BlockWeights:
-        if isinstance(weights, Attention):
-            hidden = weights.out.out_features
-            qkv = pooled(weights.qkv, weights.block, "qkv", hidden)
-            return replace(weights, qkv=qkv, out=pooled(weights.out, weights.block, "out", hidden))
-        if isinstance(weights, Mlp):
-            hidden = weights.down.out_features
-            up = pooled(weights.gate_up, weights.block, "gate_up", hidden)
-            down = pooled(weights.down, weights.block, "down", hidden)
-            return replace(weights, gate_up=up, down=down)
-        return weights
-
-    return replace(decoder, layers=tuple(tuple(map(changed, layer)) for layer in decoder.layers))
-
-
-def packed_shape(shape: list[int], group: int) -> list[int]:
-    """[..., ranks, columns] packed by groups of columns: [..., groups, ranks, group]."""
-    *front, ranks, columns = shape
-    return [*front, -(-columns // group), ranks, group]
+    shapes = page_tensors(spec, num_pages, placement.is_packed)
+    return low_ranks(spec, [zeros(shape) for shape in shapes.values()])
 
 
 def packed(values: npt.NDArray[np.float32], group: int) -> npt.NDArray[np.float32]:
@@ -150,17 +114,6 @@ def packed(values: npt.NDArray[np.float32], group: int) -> npt.NDArray[np.float3
     padding = [(0, 0)] * (values.ndim - 1) + [(0, groups * group - values.shape[-1])]
     columns = np.pad(values, padding).reshape(*front, ranks, groups, group)
     return np.ascontiguousarray(columns.swapaxes(-3, -2))
-
-
-def pools_of(decoder: Decoder) -> list[Pages]:
-    """What `with_pages` made, in the decoder's order."""
-    found = []
-    for weights in decoder.blocks():
-        for name in ADAPTED:
-            linear = getattr(weights, name, None)
-            if isinstance(linear, Linear) and linear.low_rank is not None:
-                found.append(linear.low_rank)
-    return found
 
 
 @dataclass(frozen=True)

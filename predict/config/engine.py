@@ -63,11 +63,6 @@ class EngineConfig:
                 f"quant_type {self.quantization.quant_type} has a {brought} cache, and "
                 f"cachekv_int8_type is {given}; give one of the two"
             )
-        if self.adapters.is_used and self.model.mode == "static":
-            raise UserError(
-                "adapters of requests (lora_modules) need mode dynamic; or merge one with "
-                "--lora_path, which an export takes, too"
-            )
         method = self.speculation.speculate_method
         if method is not None:
             check_features(method, self.settings)

@@ -15,7 +15,7 @@ from predict.engine.logprobs import LogprobTable, measure
 from predict.engine.request_state import num_wanted
 from predict.engine.sampler import Sampler
 from predict.nn.cache_formats import KvFormat
-from predict.nn.decoder import Decoder, forward
+from predict.nn.decoder import Decoder, LowRank, forward
 from predict.nn.inputs import (
     Field,
     ForwardInputs,
@@ -160,9 +160,15 @@ class DynamicForward:
         return forward(self.backend, self.decoder, inputs, self.caches, bound=self._bound)[0]
 
 
-def static_forward(program: Any, caches: Sequence[LayerCache]) -> Forward:
-    """Runs a program that `predict.loading.program.load_program` loaded."""
+def static_forward(
+    program: Any, caches: Sequence[LayerCache], pages: Sequence[LowRank] = ()
+) -> Forward:
+    """Runs a program that `predict.loading.program.load_program` loaded.
+
+    pages: of adapters, where the program takes some.
+    """
     tensors = [tensor for cache in caches for tensor in cache]
+    tensors += [tensor for each in pages for tensor in (each.a, each.b)]
 
     def run(inputs: ForwardInputs) -> Tensor:
         logits: Tensor = program.run([*inputs.given, *tensors])[0]

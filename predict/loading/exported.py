@@ -19,7 +19,9 @@ from predict.loading.manifest import (
 from predict.loading.parameter_file import check_parameters
 from predict.loading.program import PROGRAM_ENDINGS
 from predict.loading.program_check import ProgramFile, TensorType, read_program
+from predict.nn.adapter_pages import page_tensors
 from predict.nn.cache_formats import kv_format_of
+from predict.nn.inputs import Field
 from predict.nn.places import fields_of
 from predict.nn.rope import num_tables
 from predict.nn.spec import DecoderSpec
@@ -28,11 +30,12 @@ from predict.ops.records import STORED, read_records, settings_of
 
 def check_export(
     config: EngineConfig, spec: DecoderSpec, paddle_version: str, library_abi: int | None
-) -> None:
-    """Raises UserError where the export of `config` is not whole, not ours, or not for this run.
+) -> Manifest:
+    """The manifest of the export of `config`, once all of the export is looked at.
 
-    From what is cheapest and says most: fields, flags, config.json, operators, tensors, digests.
-    spec: of the export's config.json. library_abi: of the loaded library, None without one.
+    Raises UserError where it is not whole, not ours, or not for this run. From what
+    is cheapest and says most: fields, flags, config.json, operators, tensors, digests. spec: of the
+    export's config.json. library_abi: of the loaded library, None without one.
     """
     directory = Path(config.model.model_name_or_path)
     manifest = load_manifest(directory)
@@ -40,6 +43,7 @@ def check_export(
     check_spec(manifest, directory, spec)
     check_program(manifest, spec, directory, config.model.model_prefix)
     check_files(manifest, directory)
+    return manifest
 
 
 def check_program(manifest: Manifest, spec: DecoderSpec, directory: Path, prefix: str) -> None:
@@ -75,7 +79,7 @@ def _misfits(manifest: Manifest, spec: DecoderSpec, program: ProgramFile) -> Ite
     if len(inputs) != len(wanted):
         yield (
             f"it takes {len(inputs)} inputs, and {manifest.num_layers} num_layers of kv_format "
-            f"{manifest.kv_format} make {len(wanted)}"
+            f"{manifest.kv_format}, {_with_adapters(manifest)} adapters, make {len(wanted)}"
         )
     else:
         different = [pair for pair in zip(inputs, wanted, strict=True) if pair[0] != pair[1]]
@@ -88,11 +92,27 @@ def _misfits(manifest: Manifest, spec: DecoderSpec, program: ProgramFile) -> Ite
     logits, *caches = program.outputs
     if logits != TensorType("float32", (-1, manifest.vocab_size)):
         yield f"its logits are {logits}, and vocab_size is {manifest.vocab_size}"
-    num_caches = len(inputs) - len(fields_of(spec))
+    num_caches = len(inputs) - len(_fields(manifest, spec)) - len(_pages(manifest, spec))
     if len(caches) != num_caches:
         yield f"it returns {len(caches)} cache tensors and takes {num_caches}"
     yield from _parameter_misfits(manifest, spec, program)
     yield from _call_misfits(manifest, spec, program)
+
+
+def _with_adapters(manifest: Manifest) -> str:
+    return "without" if manifest.adapters is None else "with"
+
+
+def _fields(manifest: Manifest, spec: DecoderSpec) -> tuple[Field, ...]:
+    return fields_of(spec, manifest.adapters is not None)
+
+
+def _pages(manifest: Manifest, spec: DecoderSpec) -> dict[str, list[int]]:
+    """Names and shapes of the pages that the program takes."""
+    if manifest.adapters is None:
+        return {}
+    is_packed = manifest.device == "cpu" and manifest.library_abi is not None
+    return page_tensors(spec, -1, is_packed)
 
 
 def _expected_inputs(manifest: Manifest, spec: DecoderSpec) -> dict[str, TensorType]:
@@ -100,14 +120,19 @@ def _expected_inputs(manifest: Manifest, spec: DecoderSpec) -> dict[str, TensorT
         field.name: TensorType(
             field.dtype, tuple(size if isinstance(size, int) else -1 for size in field.shape)
         )
-        for field in fields_of(spec)
+        for field in _fields(manifest, spec)
     }
     row = kv_format_of(manifest.kv_format)
-    return fields | {
+    caches = {
         f"{tensor.name}_{layer}": TensorType(tensor.dtype, tuple(tensor.shape))
         for layer, block in enumerate(spec.attention)
         for tensor in row.tensors(block.cache_rows, None, manifest.block_size, manifest.dtype)
     }
+    pages = {
+        name: TensorType(manifest.dtype, tuple(shape))
+        for name, shape in _pages(manifest, spec).items()
+    }
+    return fields | caches | pages
 
 
 def _parameter_misfits(
@@ -177,6 +202,12 @@ def _block_misfits(
         kv_format = settings.pop("kv_format", manifest.kv_format)
         if kv_format != manifest.kv_format:
             yield f"a block has kv_format {kv_format}, not {manifest.kv_format}"
+        adapted = settings.pop("adapters", "0") == "1"
+        if adapted != (manifest.adapters is not None and kind in ("attention", "mlp")):
+            yield (
+                f"a block of kind {kind} is {'with' if adapted else 'without'} adapters, and the "
+                f"program {_with_adapters(manifest)} them"
+            )
         alike = [fields for known_kind, fields in known if known_kind == kind]
         if not alike:
             yield f"it has a block of kind {kind}, and config.json has none"

@@ -23,6 +23,7 @@ from predict.config.model import DTYPES
 from predict.config.quantization import QuantSettings
 from predict.config.schemes import GROUP_SIZES
 from predict.errors import UserError, nearest
+from predict.nn.blocks import ADAPTED, PAGE_RANKS
 from predict.nn.spec import DecoderSpec
 from predict.schemes import known_schemes
 from predict.system.files import json_type, read_json_object
@@ -30,9 +31,14 @@ from predict.system.files import json_type, read_json_object
 FILE_NAME = "manifest.json"
 FORMAT = 2
 EXPORT = "export it again with export/export_model.py"
+# What a program that takes adapters was made for. Pages, adapters and ranks may be any number.
+ADAPTERS = {"slots": list(ADAPTED), "page_ranks": PAGE_RANKS}
 # A file is digested in parts of this size, side by side: 1.8 GB/s a core, 16 GB in parts.
 PART_BYTES = 1 << 26
 _READ_BYTES = 1 << 20
+
+
+_MAY_LACK = ("adapters",)  # null then: an export without says what it said before there were any
 
 
 @dataclass(frozen=True)
@@ -86,19 +92,25 @@ class Manifest:
     head_scheme: str = "dense"  # of the LM head
     rounded: dict[str, Any] = field(default_factory=dict)  # the export's own QuantSettings
     kv_format: str = "dense"
+    adapters: dict[str, Any] | None = None  # ADAPTERS where requests may have some
     files: dict[str, FileDigest] = field(default_factory=dict)  # all but the manifest, by name
     digest: str = field(default="", compare=False)  # SHA-256 of all fields above, as read
 
     def save(self, directory: Path) -> None:
         """Writes manifest.json, its digest made anew."""
-        values = {**dataclasses.asdict(self), "digest": self.own_digest}
+        values = {**self._values, "digest": self.own_digest}
         text = json.dumps(values, indent=2)
         (directory / FILE_NAME).write_text(text + "\n", encoding="utf-8")
 
     @property
+    def _values(self) -> dict[str, Any]:
+        values = dataclasses.asdict(self)
+        return {k: v for k, v in values.items() if not (k in _MAY_LACK and v is None)}
+
+    @property
     def own_digest(self) -> str:
         """SHA-256 of all fields but `digest`, which finds an edit of any."""
-        values = {k: v for k, v in dataclasses.asdict(self).items() if k != "digest"}
+        values = {name: value for name, value in self._values.items() if name != "digest"}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
@@ -157,6 +169,9 @@ _KINDS: Mapping[str, _Kind] = {
         lambda value: isinstance(value, dict) and _are_settings(value),
     ),
     "kv_format": _one_of(KV_FORMATS.values()),
+    "adapters": _Kind(
+        f"null, or {json.dumps(ADAPTERS)}", lambda value: value is None or _is_adapters(value)
+    ),
     "files": _Kind(
         "an object of file names, without folders, with num_bytes and a list sha256 of a digest "
         "for each 64 MiB",
@@ -175,6 +190,10 @@ def _is_token(value: Any) -> bool:
 
 def _is_sha256(value: Any) -> bool:
     return isinstance(value, str) and len(value) == 64 and {*value} <= {*"0123456789abcdef"}
+
+
+def _is_adapters(value: Any) -> bool:
+    return json.dumps(value, sort_keys=True) == json.dumps(ADAPTERS, sort_keys=True)
 
 
 def _is_file_name(name: str) -> bool:
@@ -220,6 +239,8 @@ def load_manifest(directory: str | Path) -> Manifest:
             hint = f"; did you mean {guess}?" if guess else ""
             raise UserError(f"{path} has the field {name[:60]!r}, which is not known{hint}")
     for name, kind in _KINDS.items():
+        if name not in values and name in _MAY_LACK:
+            continue
         if name not in values:
             raise UserError(f"{path} lacks the field {name!r}; {EXPORT}")
         value = values[name]
@@ -297,6 +318,11 @@ def check_manifest(
     if manifest.kv_format != config.kv_format:
         problems.append(
             f"its KV cache is {manifest.kv_format}, --cachekv_int8_type asks for {config.kv_format}"
+        )
+    if config.adapters.is_used and manifest.adapters is None:
+        problems.append(
+            "it takes no adapters of requests, and --lora_modules or --allow_adapter_updates asks "
+            "for them (an export with --enable_lora takes them; --lora_path merges one)"
         )
     problems += _quantization_problems(manifest, config.quantization.settings)
     if manifest.max_length < config.scheduling.max_length:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from predict.config.adapters import AdaptersConfig
 from predict.config.engine import EngineConfig
 from predict.config.model import DTYPE_BYTES
 from predict.config.schemes import scheme_info
@@ -155,6 +156,16 @@ def check_gpu_memory(
         num_tokens=num_tokens,
         utilization=config.cache.gpu_memory_utilization,
     )
+
+
+def check_page_memory(config: AdaptersConfig, num_bytes: int, available: int) -> None:
+    """Raises UserError where the pages of adapters alone are more than `available` bytes."""
+    if num_bytes > available:
+        raise UserError(
+            f"the pages of adapters do not fit: --max_loras {config.max_loras} of --max_lora_rank "
+            f"{config.max_lora_rank} take {mib(num_bytes)} MiB, and {mib(available)} MiB of memory "
+            "are free; lower one of the two"
+        )
 
 
 def check_cpu_memory(

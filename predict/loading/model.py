@@ -252,6 +252,12 @@ def _what_fits(opened: Sequence[Weights], with_cache: bool, adapter_bytes: int) 
     return f"; it fits with --quant_type {' or '.join(fitting)}"
 
 
+def plan_of(spec: DecoderSpec, reader: ConfigReader) -> tuple[WeightPlan, WeightNames]:
+    """The plan and the names of a network whose checkpoint is not there: its family's."""
+    names = weight_names(reader).found_in(())
+    return plan_weights(spec, names), names
+
+
 def read_spec(
     directory: str | Path, model_type: str | None = None
 ) -> tuple[DecoderSpec, ConfigReader]:

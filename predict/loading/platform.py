@@ -70,6 +70,11 @@ class Platform:
         """The operators where they are the compiled ones, which pack weights."""
         return self.backend if is_compiled(self.backend) else None
 
+    @property
+    def packs_pages(self) -> bool:
+        """Whether the operators read pages of adapters packed; see predict.nn.adapter_pages."""
+        return self.device.is_cpu and self.compiled is not None
+
     def make_current(self) -> None:
         """Makes the device Paddle's default; another model may have set its own since."""
         paddle = library.import_paddle()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from predict.device import library
 from predict.device.devices import Device
 from predict.errors import UserError
 from predict.nn import decoder as network
+from predict.nn.adapter_pages import low_ranks, with_pages
 from predict.nn.cache_formats import kv_format_of
 from predict.nn.decoder import Decoder, map_tensors
 from predict.nn.inputs import cache_tensors, input_specs, of_fields
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 TRACED_MODULES = (
     "dataclasses",
+    "predict.nn.adapter_pages",
     "predict.nn.decoder",
     "predict.nn.inputs",
     "predict.nn.cache_formats",
@@ -44,18 +47,20 @@ def save_program(
     directory: Path,
     prefix: str,
     kv_format: str = "dense",
+    pages: Mapping[str, Sequence[int]] | None = None,
 ) -> None:
     """Traces the decoder and writes `<prefix>.json` and `<prefix>.pdiparams` into `directory`.
 
     The program's inputs are `fields_of` the network, then the cache tensors of each layer i
-    (key_cache_i, value_cache_i, ...: predict.nn.cache_formats), updated in place; output 0 is the
-    logits.
+    (key_cache_i, value_cache_i, ...: predict.nn.cache_formats), updated in place, then `pages`;
+    output 0 is the logits. pages: `page_tensors` of a network that takes adapters.
     """
     from paddle.static import InputSpec
 
     import paddle
 
-    row, fields = kv_format_of(kv_format), fields_of(spec)
+    row, fields = kv_format_of(kv_format), fields_of(spec, pages is not None)
+    counts = [row.num_tensors(block.cache_rows) for block in spec.attention]
 
     class Program(paddle.nn.Layer):
         """Holds every tensor of the tree as a buffer, so that tracing sees it as a parameter."""
@@ -69,12 +74,12 @@ def save_program(
             tensor.name = path
             self.register_buffer(path, tensor)
 
-        def forward(
-            self, inputs: list[Tensor], caches: list[Tensor]
-        ) -> tuple[Tensor, list[Tensor]]:
+        def forward(self, inputs: list[Tensor], held: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+            """held: the caches' tensors, then those of pages."""
             traced = map_tensors(decoder, lambda path, tensor: getattr(self, path))
-            counts = [row.num_tensors(block.cache_rows) for block in spec.attention]
-            by_layer = cache_tensors(caches, counts)
+            if pages is not None:
+                traced = with_pages(traced, low_ranks(spec, held[sum(counts) :]))
+            by_layer = cache_tensors(held, counts)
             return network.forward(backend, traced, of_fields(fields, inputs), by_layer)
 
     cache_specs = [
@@ -82,11 +87,15 @@ def save_program(
         for layer, block in enumerate(spec.attention)
         for t in row.tensors(block.cache_rows, None, block_size, dtype)
     ]
+    page_specs = [
+        InputSpec([None if n < 0 else n for n in shape], dtype, name)
+        for name, shape in (pages or {}).items()
+    ]
     # Nothing below branches on a tensor's value: Paddle's rewriting of Python source is not needed.
     paddle.jit.ignore_module([importlib.import_module(name) for name in TRACED_MODULES])
     program = Program()
     program.eval()
-    input_spec = [input_specs(fields), cache_specs]
+    input_spec = [input_specs(fields), [*cache_specs, *page_specs]]
     traced = paddle.jit.to_static(program, input_spec=input_spec, full_graph=True)
     with warnings.catch_warnings():
         # reshape looks whether a tensor is on an XPU, which a traced one does not know.
@@ -95,7 +104,7 @@ def save_program(
 
 
 def load_program(directory: Path, prefix: str, device: Device) -> Any:
-    """A paddle.inference predictor whose `run` takes its fields, then the caches, in that order.
+    """A paddle.inference predictor; `run` takes its fields, the caches and pages, in that order.
 
     Of files that `predict.loading.exported.check_export` has passed. device: what it was
     exported for. Raises UserError where Paddle does not take the program.

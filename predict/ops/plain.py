@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -127,17 +128,19 @@ def adapted_linear(x: Tensor, weights: Linear, ids: Tensor, pages: Tensor) -> Te
 
     low_rank = weights.low_rank
     assert low_rank is not None
-    count, parts, ranks, width = low_rank.a.shape
+    _, parts, ranks, width = low_rank.a.shape
     own = paddle.gather(pages, paddle.clip(ids, min=0))
     own = paddle.where(ids.unsqueeze(-1) < 0, paddle.full_like(own, -1), own)
-    numbers = paddle.arange(count, dtype="int32")
+    # A traced program takes any number of tokens and of pages.
+    numbers = paddle.arange(paddle.shape(low_rank.a)[0], dtype="int32")
     has = (own.unsqueeze(-1) == numbers).astype("float32").sum(axis=1)  # [T, pages]
     a = low_rank.a.astype("float32").reshape([-1, width])
     sums = paddle.matmul(x.astype("float32"), a, transpose_y=True)
-    sums = sums.reshape([-1, count, parts, ranks]) * has.reshape([-1, count, 1, 1])
-    sums = sums.transpose([0, 2, 1, 3]).reshape([-1, parts, count * ranks])
-    b = low_rank.b.astype("float32").reshape([count * ranks, -1])
-    columns = paddle.split(b, list(low_rank.part_sizes), axis=1)
+    sums = sums.reshape([0, -1, parts, ranks]) * has.unsqueeze([-1, -2])
+    sums = sums.transpose([0, 2, 1, 3]).reshape([0, parts, -1])
+    b = low_rank.b.astype("float32").reshape([-1, sum(low_rank.part_sizes)])
+    ends = [0, *accumulate(low_rank.part_sizes)]
+    columns = [b[:, start:end] for start, end in pairwise(ends)]
     added = [paddle.matmul(sums[:, part], each) for part, each in enumerate(columns)]
     return (_linear(x, weights) + paddle.concat(added, axis=-1)).astype(x.dtype)
 

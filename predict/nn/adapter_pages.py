@@ -1,0 +1,106 @@
+"""Pages of adapters beside a network's linears: what there are, in what order, of what shapes.
+
+The operators, an exported program's inputs and what fills the pages (predict.adapters) all follow
+`paged_slots`. A page has room for PAGE_RANKS ranks of a linear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from predict.nn.blocks import (
+    ADAPTED,
+    PACKED_IN,
+    PACKED_OUT,
+    PAGE_RANKS,
+    AttentionBlock,
+    Block,
+    LinearSlot,
+    MlpBlock,
+)
+from predict.nn.decoder import Attention, BlockWeights, Decoder, LowRank, Mlp
+from predict.nn.spec import DecoderSpec
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+
+@dataclass(frozen=True)
+class PagedSlot:
+    """A linear that adapters may change. name: its place in the decoder's tree, joined by "_"."""
+
+    name: str
+    part_sizes: tuple[int, ...]  # output features of queries, keys, values; of gate and up
+    in_features: int
+
+    @property
+    def page_values(self) -> int:
+        """Values of a page, unpacked."""
+        return PAGE_RANKS * (len(self.part_sizes) * self.in_features + sum(self.part_sizes))
+
+    def tensors(self, num_pages: int, is_packed: bool) -> list[tuple[str, list[int]]]:
+        """Names and shapes of A and B, see LowRank. is_packed: for the CPU's compiled operators."""
+        a = [num_pages, len(self.part_sizes), PAGE_RANKS, self.in_features]
+        b = [num_pages, PAGE_RANKS, sum(self.part_sizes)]
+        if is_packed:
+            a, b = packed_shape(a, PACKED_IN), packed_shape(b, PACKED_OUT)
+        return [(f"{self.name}_low_rank_a", a), (f"{self.name}_low_rank_b", b)]
+
+
+def takes_adapters(block: Block) -> bool:
+    """Whether adapters may change the linears of a block."""
+    return isinstance(block, (AttentionBlock, MlpBlock))
+
+
+def part_sizes(block: Block, name: str, hidden_size: int) -> tuple[int, ...]:
+    """Output features of each part of a linear: queries, keys and values; gate and up."""
+    slots = (slot for slot in block.slots(hidden_size) if isinstance(slot, LinearSlot))
+    return next(slot.part_sizes for slot in slots if slot.name == name)
+
+
+def paged_slots(spec: DecoderSpec) -> Iterator[PagedSlot]:
+    """The linears that adapters may change, in the decoder's order."""
+    for index, layer in enumerate(spec.layers):
+        for number, block in enumerate(layer):
+            for slot in block.slots(spec.hidden_size) if takes_adapters(block) else ():
+                if isinstance(slot, LinearSlot) and slot.name in ADAPTED:
+                    name = f"layers_{index}_{number}_{slot.name}"
+                    yield PagedSlot(name, slot.part_sizes, slot.in_features)
+
+
+def page_tensors(spec: DecoderSpec, num_pages: int, is_packed: bool) -> dict[str, list[int]]:
+    """Names and shapes of A and B of each linear; -1 pages: so many as a run gives."""
+    return {
+        name: shape
+        for slot in paged_slots(spec)
+        for name, shape in slot.tensors(num_pages, is_packed)
+    }
+
+
+def low_ranks(spec: DecoderSpec, tensors: Sequence[Tensor]) -> list[LowRank]:
+    """The tensors of `page_tensors`, by linear."""
+    pairs = zip(tensors[::2], tensors[1::2], strict=True)
+    slots = zip(paged_slots(spec), pairs, strict=True)
+    return [LowRank(a, b, slot.part_sizes) for slot, (a, b) in slots]
+
+
+def with_pages(decoder: Decoder, pages: Iterable[LowRank]) -> Decoder:
+    """The decoder with room for adapters. pages: of `low_ranks`."""
+    left = iter(pages)
+
+    def changed(weights: BlockWeights) -> BlockWeights:
+        if not isinstance(weights, (Attention, Mlp)):
+            return weights
+        names = [name for name in ADAPTED if hasattr(weights, name)]
+        linears = {name: replace(getattr(weights, name), low_rank=next(left)) for name in names}
+        return replace(weights, **linears)
+
+    return replace(decoder, layers=tuple(tuple(map(changed, layer)) for layer in decoder.layers))
+
+
+def packed_shape(shape: Sequence[int], group: int) -> list[int]:
+    """[..., ranks, columns] packed by groups of columns: [..., groups, ranks, group]."""
+    *front, ranks, columns = shape
+    return [*front, -(-columns // group), ranks, group]
