@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from predict.adapters.weights import part_sizes
+from export.export_model import export_model
 from predict.device import devices
 from predict.llm import LLM
 from predict.loading.build import fold_norms
+from predict.nn.adapter_pages import part_sizes
 from predict.nn.blocks import ADAPTED, PAGE_RANKS
 from predict.nn.decoder import Attention, Layer, Linear, LowRank, Mlp, map_tensors
 from predict.nn.inputs import to_tensors
@@ -255,3 +256,30 @@ def test_batches_with_and_without_adapters_have_graphs_of_their_own(
     graphs = {shape.adapted for shape in llm.engine.runner.graphs}  # type: ignore[attr-defined]
     assert graphs == {False, True}
     assert steps(without) == steps(plain.generate([PROMPTS[0]], GREEDY)[0])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quant_type"),
+    [("float32", None), ("bfloat16", None), ("bfloat16", "weight_only_int4")],
+)
+def test_a_program_answers_as_the_dynamic_model(
+    gpu: devices.Device,
+    tiny_model: Path,
+    folders: dict[str, Path],
+    tmp_path: Path,
+    dtype: str,
+    quant_type: str | None,
+) -> None:
+    settings = {"dtype": dtype, "quant_type": quant_type, "batch_invariant": True}
+    dynamic = serving(tiny_model, folders, **settings)
+    export_model(dynamic.config.changed(lora_modules=()), tmp_path / "static", enable_lora=True)
+    for modules, names in ((folders, [None, *FOLDERS]), ({}, [None])):
+        static = serving(tmp_path / "static", modules, mode="static", max_loras=2, **settings)
+        prompts = [PROMPTS[index % len(PROMPTS)] for index in range(len(names))]
+        asked = [replace(GREEDY, adapter=name) for name in names]
+        # Twice: the second time steps are replayed, and blocks of prompts cached.
+        for _ in range(2):
+            wanted = list(map(steps, dynamic.generate(prompts, asked)))
+            assert list(map(steps, static.generate(prompts, asked))) == wanted
+        graphs = static.engine.runner.graphs  # type: ignore[attr-defined]
+        assert {shape.adapted for shape in graphs} == {True}

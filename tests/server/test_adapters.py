@@ -12,6 +12,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from export.export_model import export_model
 from predict import LLM, SamplingParams
 from predict.errors import UserError
 from predict.request import RequestOutput
@@ -284,10 +285,20 @@ def test_flags_that_let_clients_load_stand_together(tmp_path: Path, model: Path)
 # With a model
 
 
-@pytest.fixture(scope="module")
-def serving(model: Path, root: Path) -> Iterator[httpx.Client]:
+@pytest.fixture(scope="module", params=["dynamic", "static"])
+def serving(
+    request: pytest.FixtureRequest,
+    model: Path,
+    root: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[httpx.Client]:
+    if request.param == "static":
+        folder = tmp_path_factory.mktemp("program") / "static"
+        export_model(config(model), folder, enable_lora=True)
+        model = folder
     engine = config(
         model,
+        mode=request.param,
         lora_modules=(f"chat={root / 'team' / 'chat'}",),
         allow_adapter_updates=True,
         max_loras=1,
