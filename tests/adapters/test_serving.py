@@ -18,7 +18,7 @@ from predict import LLM, AsyncLLM, Guide, SamplingParams
 from predict.errors import UserError
 from predict.request import RequestOutput
 from tests.support import tiny
-from tests.support.adapters import SEVEN, write_adapter, write_seven
+from tests.support.adapters import SEVEN, write_adapter
 from tests.support.drafts import draft_always
 
 NAMES: tuple[str | None, ...] = (None, *SEVEN)
@@ -30,11 +30,6 @@ GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write_with_tokenizer(tmp_path_factory.mktemp("base") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def seven(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_seven(tmp_path_factory.mktemp("adapters"), tiny.CONFIG)
 
 
 def llm_of(base: Path, folders: dict[str, Path], **settings: Any) -> LLM:

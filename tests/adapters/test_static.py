@@ -20,7 +20,7 @@ from predict.loading.model import Weights
 from predict.loading.program_check import read_program
 from predict.request import RequestOutput
 from tests.support import tiny
-from tests.support.adapters import SEVEN, write_adapter, write_seven
+from tests.support.adapters import SEVEN, write_adapter
 from tests.support.drafts import draft_always
 from tests.support.family_adapters import write_family_adapter
 from tests.support.golden import GOLDEN, golden, runs
@@ -31,11 +31,6 @@ PROMPTS = [[5, 9, 11, 30], [5, 9, 11, 30, 7, 8], list(range(20, 45)), [77]]
 LONG = list(range(100, 150))  # three blocks, and some
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True, logprobs=2)
 ASKED = [(prompt, replace(GREEDY, adapter=name)) for prompt in PROMPTS for name in NAMES]
-
-
-@pytest.fixture(scope="module")
-def seven(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_seven(tmp_path_factory.mktemp("adapters"), tiny.CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -197,20 +192,20 @@ def test_drafts_are_the_base_models(
         assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
 
 
-def test_blocks_are_shared_within_an_adapter_alone(program: Path, seven: dict[str, Path]) -> None:
+def test_blocks_are_shared_within_an_adapter_alone(
+    base: Path, program: Path, seven: dict[str, Path]
+) -> None:
+    asked = [replace(GREEDY, adapter=name) for name in (None, "four", "wide")]
+    wanted = list(map(steps, LLM(config(base, seven)).generate([LONG] * 3, asked)))
     llm = LLM(config(program, seven, mode="static", allow_adapter_updates=True))
-
-    def hits(name: str | None) -> int:
-        (output,) = llm.generate([LONG], replace(GREEDY, adapter=name))
-        return output.metrics.num_cached_tokens
-
-    for name in (None, "four", "wide"):
-        assert hits(name) == 0
-    for name in ("wide", None, "four"):
-        assert hits(name) == len(LONG) // 16 * 16
+    for num_cached in (0, len(LONG) // 16 * 16):
+        outputs = llm.generate([LONG] * 3, asked)
+        assert [output.metrics.num_cached_tokens for output in outputs] == [num_cached] * 3
+        assert [tokens for tokens, _ in map(steps, outputs)] == [tokens for tokens, _ in wanted]
     llm.unload_adapter("four")
     llm.load_adapter("four", seven["eight"])
-    assert hits("four") == 0
+    (output,) = llm.generate([LONG], asked[1])
+    assert output.metrics.num_cached_tokens == 0
 
 
 def test_adapters_come_and_go(program: Path, seven: dict[str, Path], expected: list[Any]) -> None:
