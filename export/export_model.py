@@ -105,6 +105,7 @@ def export_model(
         )
 
     check_static(config.model.device)
+    _check_adapters(config, enable_lora)
     prefix = config.model.model_prefix
     if not prefix or prefix != Path(prefix).name or prefix.startswith("."):
         raise UserError(
@@ -115,6 +116,16 @@ def export_model(
     with _parents(output_path), locked("output_path", output_path):
         check()  # again: another process may have written it in between
         _export(config, output_path, signals, enable_lora)
+
+
+def _check_adapters(config: EngineConfig, enable_lora: bool) -> None:
+    """Raises UserError for adapters of requests that the program would not take."""
+    if config.adapters.is_used and not enable_lora:
+        raise UserError(
+            "--lora_modules names adapters of requests, and a program takes them only when "
+            "exported with --enable_lora; add it, merge one adapter with --lora_path, or leave "
+            "--lora_modules out"
+        )
 
 
 @contextlib.contextmanager
@@ -328,13 +339,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError("--output_path is needed: the directory to write the static model to")
         if flags["mode"] != "dynamic":
             raise UserError("--mode static runs an exported model; leave --mode out when exporting")
-        if flags["lora_modules"] and not flags["enable_lora"]:
-            raise UserError(
-                "--lora_modules names adapters of requests, and a program takes them only when "
-                "exported with --enable_lora; add it, merge one adapter with --lora_path, or leave "
-                "--lora_modules out"
-            )
         config = PredictorConfig.from_flags(flags)
+        _check_adapters(config.engine, flags["enable_lora"])
         for note in (*config.notes, *_notes(flags)):
             say(f"note: {note}")
         folder, enable_lora = Path(flags["output_path"]), flags["enable_lora"]

@@ -320,6 +320,8 @@ def test_a_manifest_that_says_otherwise_is_refused(program: Path, tmp_path: Path
 
 
 def test_an_export_of_a_network_that_takes_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="exported with --enable_lora; add it"):
+        export_model(config(GOLDEN / "qwen2", allow_adapter_updates=True), tmp_path / "static")
     for case, said in (("deepseek_v2_lite", "latent attention"), ("chatglm_6b", "prefix mask")):
         with pytest.raises(UserError, match=f"{said}.*can have no adapter; merge it"):
             export_model(config(GOLDEN / case), tmp_path / case, enable_lora=True)

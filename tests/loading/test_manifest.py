@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from predict.config.engine import EngineConfig
 from predict.errors import UserError
 from predict.loading.manifest import (
+    ADAPTERS,
     FILE_NAME,
     FileDigest,
     Manifest,
@@ -43,6 +44,8 @@ def test_fitting_export_passes_and_survives_the_disk(tmp_path: Path) -> None:
         ({}, "3.3.1", 2, "operators of ABI 1, and the library has 2"),
         ({}, "3.3.1", None, "not built here"),
         ({"inference_model": False}, "3.3.1", 1, "pass --inference_model true"),
+        ({"lora_modules": ("a=x",)}, "3.3.1", 1, "it takes no adapters .* with --enable_lora"),
+        ({"allow_adapter_updates": True}, "3.3.1", 1, "it takes no adapters of requests"),
         ({"quant_type": "wint8"}, "3.3.1", 1, "weights are dense, --quant_type asks for weight_o"),
         ({"lm_head_quant_type": "wint8"}, "3.3.1", 1, "LM head is dense, --lm_head_quant_type"),
     ],
@@ -123,3 +126,13 @@ def test_every_part_of_a_large_file_is_digested(
     path.write_bytes(data[:2100] + b"!" + data[2101:])
     with pytest.raises(UserError, match="is not as it was exported: its SHA-256"):
         check_files(manifest, tmp_path)
+
+
+def test_adapters_stand_in_a_manifest_that_takes_them_alone(tmp_path: Path) -> None:
+    MANIFEST.save(tmp_path)
+    assert "adapters" not in (tmp_path / FILE_NAME).read_text()
+    manifest = dataclasses.replace(MANIFEST, adapters=ADAPTERS)
+    manifest.save(tmp_path)
+    assert load_manifest(tmp_path) == manifest
+    check_manifest(manifest, CONFIG.changed(lora_modules=("a=x",)), "3.3.1", 1)
+    check_manifest(manifest, CONFIG, "3.3.1", 1)
