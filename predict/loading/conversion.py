@@ -28,10 +28,16 @@ from predict.loading.arrays import (
     StoredArray,
     num_bytes,
 )
+from predict.loading.baichuan import as_baichuan
 from predict.loading.checkpoint import Checkpoint, checkpoint_digest
 from predict.loading.companions import copy_companions
 from predict.loading.formats import INDEX
 from predict.loading.paddle_checkpoint import as_paddle
+from predict.loading.paddle_config import (
+    as_hugging_face_config,
+    as_paddle_config,
+    is_alibi_llama,
+)
 from predict.loading.safetensors_writer import METADATA, as_stored, header, write_stored
 from predict.nn.hf_config import ConfigReader
 from predict.system.files import read_json_object
@@ -172,7 +178,10 @@ class Conversion:
                 f"{self.config.path}: Hugging Face's library has no family like PaddleNLP's "
                 f"{self.config.values['model_type']}; use --format paddle"
             )
-        return checkpoint.as_hugging_face()
+        tensors = checkpoint.as_hugging_face()
+        if is_alibi_llama(self.config.values):  # Hugging Face's Llama would leave ALiBi out
+            return as_baichuan(tensors, self.config)
+        return tensors
 
     def _cast(self, arrays: Mapping[str, StoredArray]) -> Mapping[str, StoredArray]:
         """The tensors in the dtype that was asked for."""
@@ -246,6 +255,8 @@ class Conversion:
         to_hugging_face = self.options.layout == "hf"
         unfused = FUSED if self.checkpoint.is_paddle and to_hugging_face else ()
         values = {k: v for k, v in self.config.values.items() if k not in (*PARALLEL, *unfused)}
+        if self.checkpoint.is_paddle == to_hugging_face:
+            values = (as_hugging_face_config if to_hugging_face else as_paddle_config)(values)
         dtype = self.options.dtype or values.get("dtype") or values.get("torch_dtype")
         own = "torch_dtype" if to_hugging_face else "dtype"
         known = [key for key in ("dtype", "torch_dtype") if key in values]

@@ -3,7 +3,8 @@
 Names begin with the family ("llama.layers.0...") in place of "model.", matrices are [in, out], and
 linears with shift and smooth keep theirs below ".layer". Queries, keys and values may be of one
 matrix, head by head (`qkv_proj`: the queries of a key head, its key, its value, then the next
-one's), gate and up of another (`gate_up_fused_proj`).
+one's), gate and up of another (`gate_up_fused_proj`). OPT has other names of its layers, too;
+Baichuan is a Llama there. A head that is the table of tokens is [vocab, hidden] like the table.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from predict.errors import UserError
 from predict.loading.arrays import (
     FLOAT_DTYPES,
+    Joined,
     LastRead,
     Part,
     Shared,
@@ -24,6 +26,7 @@ from predict.loading.arrays import (
     Turned,
     listed,
 )
+from predict.loading.baichuan import as_llama
 from predict.loading.ernie import parts_of
 from predict.nn.hf_config import ConfigReader
 
@@ -39,11 +42,32 @@ OTHERS = {
     "qwen.wte.weight": "qwen.",
     "chatglm.transformer.word_embeddings.weight": CHATGLM,
     "chatglm_v2.embedding.word_embeddings.weight": "chatglm_v2.",
+    "embedding.word_embeddings.weight": "",  # ChatGLM2's, saved without its head
 }
 OTHERS_BASE = "transformer."
-ERNIE = "ernie."
+ERNIE, OPT = "ernie.", "opt."
 OWN_FUSED = ("gpt.", "phi3.")  # whose names here are of matrices in one, too
-NOT_TRANSPOSED = ("embed_tokens.weight", "_embeddings.weight", "wte.weight")
+NOT_TRANSPOSED = (
+    *("embed_tokens.weight", "embed_positions.weight", "_embeddings.weight", "wte.weight"),
+)
+# OPT's modules as PaddleNLP calls them, and as Hugging Face does: those of a layer, and others.
+OPT_MODULE = re.compile(r"(decoder\.layers\.\d+\.)(\w+)(\.\w+)")
+OPT_LAYER = {
+    "norm1": "self_attn_layer_norm",
+    "norm2": "final_layer_norm",
+    "linear1": "fc1",
+    "linear2": "fc2",
+}
+OPT_OTHERS = {
+    "embeddings.word_embeddings": "decoder.embed_tokens",
+    "embeddings.position_embeddings": "decoder.embed_positions",
+    "embeddings.project_in": "decoder.project_in",
+}
+HEAD, HEAD_TABLE = "lm_head.weight", "lm_head.decoder_weight"
+TABLE_HEADS = (OPT, "bloom.", CHATGLM)  # whose head is a table of tokens, called HEAD_TABLE
+# ChatGLM2's and 3's before PaddleNLP 2.6.
+SEPARATE = re.compile(r"(.*\.self_attention\.)(query|key|value)\.(weight|bias)")
+TAKING_TURNS = (".mlp.dense_h_to_4h.weight", ".mlp.dense_h_to_4h.bias")
 QKV = re.compile(r"(.*\.self_attn)\.qkv_proj\.(weight|bias)")
 GATE_UP = re.compile(r"(.*)\.gate_up_fused_proj\.(weight|bias)")
 
@@ -81,27 +105,87 @@ def as_hugging_face(stored: Mapping[str, StoredArray], directory: Path) -> dict[
     Raises UserError where a name stands for two tensors, or a shape is not that of config.json.
     """
     prefix, ours = prefixes_of(stored)
+    table = _table_shape(stored)
     seen: dict[str, StoredArray] = {}
     names: dict[str, str] = {}  # in the files
     for name, array in stored.items():
-        known = _hugging_face_name(name, prefix, ours)
+        known = hugging_face_name(name, prefix, ours)
         if known in names:
             raise UserError(
                 f"{directory}: {listed([name, names[known]])} are two names of one tensor"
             )
         names[known] = name
-        seen[known] = _turned(known, array)
+        seen[known] = array if _is_table(name, array, table) else _turned(known, array)
     if prefix == ERNIE:
         return parts_of(seen, directory)
-    if prefix == CHATGLM and "lm_head.weight" not in seen:
+    if prefix == CHATGLM and HEAD not in seen:
         # PaddleNLP leaves out what is the table of tokens, Hugging Face's files have both.
-        seen["lm_head.weight"] = seen["transformer.word_embeddings.weight"]
+        seen[HEAD] = seen["transformer.word_embeddings.weight"]
+    if ours == OTHERS_BASE:
+        return _with_joined_linears(seen, directory)
     return seen if prefix in OWN_FUSED else _split(seen, directory)
 
 
-def _hugging_face_name(name: str, prefix: str, ours: str) -> str:
+def _table_shape(stored: Mapping[str, StoredArray]) -> tuple[int, ...]:
+    """The shape of the table of tokens; () where none is known by its name."""
+    tables = (a.shape for name, a in stored.items() if name in OTHERS or FAMILY.fullmatch(name))
+    return next(tables, ())
+
+
+def _is_table(name: str, array: StoredArray, table: tuple[int, ...]) -> bool:
+    """Whether a head is stored as the table of tokens that it is: in a tied model it may be."""
+    if name == HEAD_TABLE:
+        return True
+    return name == HEAD and array.shape == table and table != table[::-1]
+
+
+def hugging_face_name(name: str, prefix: str, ours: str) -> str:
+    """A name of PaddleNLP's that begins with `prefix`, as Hugging Face has it: with `ours`."""
+    if name == HEAD_TABLE:
+        return HEAD
     known = name.replace("_proj.layer.", "_proj.")
-    return ours + known.removeprefix(prefix) if name.startswith(prefix) else known
+    if not name.startswith(prefix):
+        return known
+    known = known.removeprefix(prefix)
+    return ours + (_opt_name(known, to_paddle=False) if prefix == OPT else known)
+
+
+def _opt_name(name: str, to_paddle: bool) -> str:
+    """A tensor of OPT's by what the other library calls its module. name: without the prefix."""
+    match = OPT_MODULE.fullmatch(name)
+    names = OPT_LAYER if match else OPT_OTHERS
+    if to_paddle:
+        names = {theirs: ours for ours, theirs in names.items()}
+    before, module, kind = match.groups() if match else ("", *name.rpartition(".")[::2])
+    return f"{before}{names.get(module, module)}{kind if match else f'.{kind}'}"
+
+
+def _with_joined_linears(
+    seen: Mapping[str, StoredArray], directory: Path
+) -> dict[str, StoredArray]:
+    """ChatGLM2's tensors as they are since PaddleNLP 2.6.
+
+    Before, queries, keys and values had a matrix each, and the rows of gate and up took turns.
+    """
+    if not any(map(SEPARATE.fullmatch, seen)):
+        return dict(seen)
+    made: dict[str, StoredArray] = {}
+    for name, array in seen.items():
+        match = SEPARATE.fullmatch(name)
+        if match is None:
+            turns = name.endswith(TAKING_TURNS) and array.shape[0] % 2 == 0
+            rows = np.arange(array.shape[0]).reshape(-1, 2).T.reshape(-1) if turns else None
+            made[name] = array if rows is None else Part(array, rows)
+        elif match[2] == "query":
+            parts = [f"{match[1]}{each}.{match[3]}" for each in ("query", "key", "value")]
+            try:
+                joined = Joined(tuple(seen[part] for part in parts), axis=0)
+            except (KeyError, ValueError) as error:
+                raise UserError(
+                    f"{directory}: {listed(parts)} do not make up one matrix: {error}"
+                ) from None
+            made[f"{match[1]}query_key_value.{match[3]}"] = joined
+    return made
 
 
 def _split(seen: Mapping[str, StoredArray], directory: Path) -> dict[str, StoredArray]:
@@ -163,9 +247,9 @@ def as_paddle(
     no floats, which PaddleNLP has other names of.
     """
     model_type = config.get_str("model_type")
-    if model_type == "bloom" and "word_embeddings.weight" in tensors:
-        # The first BLOOM's files leave the base out, which all libraries allow.
-        tensors = {OTHERS_BASE + name: array for name, array in tensors.items()}
+    tensors = _with_base(tensors, model_type)
+    if model_type == "baichuan":
+        model_type, tensors = "llama", as_llama(tensors, config)
     others = [
         (prefix, OTHERS_BASE)
         for table, prefix in OTHERS.items()
@@ -174,9 +258,11 @@ def as_paddle(
     prefix, ours = others[0] if others else (f"{model_type}.", "model.")
     made: dict[str, StoredArray] = {}
     for name, array in tensors.items():
-        known = prefix + name.removeprefix(ours) if name.startswith(ours) else name
-        made[known] = _turned(name, array)
-    back = [_hugging_face_name(name, prefix, ours) for name in made]
+        if name == HEAD and prefix in TABLE_HEADS:
+            made[HEAD_TABLE] = array
+        else:
+            made[_paddle_name(name, prefix, ours)] = _turned(name, array)
+    back = [hugging_face_name(name, prefix, ours) for name in made]
     if prefixes_of(made) != (prefix, ours) or back != list(tensors) or prefix == ERNIE:
         raise UserError(
             f"{config.path.parent}: tensors of model_type {model_type} have no names in "
@@ -189,3 +275,27 @@ def as_paddle(
             "no form in PaddleNLP's layout; convert the unquantized checkpoint, or use --format hf"
         )
     return made
+
+
+def _with_base(tensors: Mapping[str, StoredArray], model_type: str) -> Mapping[str, StoredArray]:
+    """The tensors, with the base in front of names that lack it.
+
+    The first files of BLOOM and OPT leave it out, which all libraries allow.
+    """
+    for first, table, base in (
+        ("bloom", "word_embeddings.weight", OTHERS_BASE),
+        ("opt", "decoder.embed_tokens.weight", "model."),
+    ):
+        if model_type == first and table in tensors:
+            return {
+                name if name.startswith("lm_head.") else base + name: array
+                for name, array in tensors.items()
+            }
+    return tensors
+
+
+def _paddle_name(name: str, prefix: str, ours: str) -> str:
+    if not name.startswith(ours):
+        return name
+    known = name.removeprefix(ours)
+    return prefix + (_opt_name(known, to_paddle=True) if prefix == OPT else known)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from predict.errors import UserError
 from predict.loading.arrays import Joined, Same, StoredArray, listed
+from predict.loading.paddle_checkpoint import HEAD_TABLE
 from predict.loading.pdparams import read_params
 from predict.nn.hf_config import ConfigReader
 
@@ -40,7 +41,7 @@ RULES: tuple[tuple[str, bool, int], ...] = (
     (r"c_attn", True, 3),
     (r"experts\.\d+\.w2", False, 1),  # Mixtral's; w2 of the first Qwen is its gate
     (r"(q|k|v|qkv|gate|up|q_b|kv_b)_proj|query_key_value", True, 1),
-    (r"linear1|dense_h_to_4h|w1|w2|w3|lm_head|output_layer", True, 1),
+    (r"linear1|dense_h_to_4h|w1|w2|w3|lm_head|output_layer|project_in|project_out", True, 1),
     (r"(o|out|down|c)_proj|linear2|dense|dense_4h_to_h", False, 1),
     (r"embed_tokens|word_embeddings|wte", False, 1),
 )
@@ -145,6 +146,8 @@ def split_of(
     shape: of a part. Raises UserError for a split that is not known.
     """
     stem, _, kind = name.rpartition(".")
+    if name == HEAD_TABLE:
+        return _of_table(shape[0], False, config)
     rules = (rule for rule in RULES if re.fullmatch(rf"(?:.*\.)?(?:{rule[0]})", stem))
     _, is_column, blocks = next(rules, ("", False, 0))
     if not blocks or kind not in ("weight", "bias") or not shape:
@@ -159,11 +162,16 @@ def split_of(
         is_column = False  # it is the table of tokens
     size = shape[-1 if is_column else 0]
     if TABLES.fullmatch(stem):
-        rows = config.get_int("vocab_size", aliases=("padded_vocab_size",))
-        return None if size == rows else Split(is_column)
+        return _of_table(size, is_column, config)
     if name.startswith(CHATGLM_V2):
         return _of_chatglm_v2(name, size, num_ranks, config)
     return Split(is_column, (size // blocks,) * blocks if blocks > 1 else ())
+
+
+def _of_table(size: int, is_column: bool, config: ConfigReader) -> Split | None:
+    """Of a table whose part has so many tokens: whole where the ranks do not divide them."""
+    tokens = config.get_int("vocab_size", aliases=("padded_vocab_size",))
+    return None if size == tokens else Split(is_column)
 
 
 def _of_chatglm_v2(name: str, size: int, num_ranks: int, config: ConfigReader) -> Split:

@@ -45,7 +45,7 @@ def _is_first(config: ConfigReader) -> bool:
 
 def spec(config: ConfigReader) -> DecoderSpec:
     """See predict.models.Family."""
-    return _first_spec(config) if _is_first(config) else _later_spec(config)
+    return _first_spec(config) if _is_first(config) else later_spec(config)
 
 
 def _first_spec(config: ConfigReader) -> DecoderSpec:
@@ -97,7 +97,8 @@ def _first_spec(config: ConfigReader) -> DecoderSpec:
     )
 
 
-def _later_spec(config: ConfigReader) -> DecoderSpec:
+def later_spec(config: ConfigReader) -> DecoderSpec:
+    """ChatGLM2's, ChatGLM3's and the first GLM-4's."""
     for key in ("rmsnorm", "post_layer_norm", "original_rope"):
         config.must_be(key, True)
     config.must_be("tie_word_embeddings", False)
@@ -137,7 +138,7 @@ def _later_spec(config: ConfigReader) -> DecoderSpec:
         vocab_size=config.get_int("vocab_size", aliases=("padded_vocab_size",)),
         hidden_size=hidden_size,
         layers=(layer,) * config.get_int("num_hidden_layers", aliases=("num_layers",)),
-        max_position=config.get_int("seq_length", 2048),
+        max_position=config.get_int("seq_length", 2048, aliases=("max_sequence_length",)),
         ropes=(RopeSpec(theta=theta, rotary_dim=head_dim // 2),),
         head=HeadSpec(norm),
     )

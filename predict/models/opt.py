@@ -1,6 +1,6 @@
 """OPT: LayerNorm, biases, ReLU, learned positions; the 350M one norms its sums instead."""
 
-from predict.nn.blocks import Activation, AttentionBlock, MlpBlock, Norm, Positions
+from predict.nn.blocks import Activation, AttentionBlock, Function, MlpBlock, Norm, Positions
 from predict.nn.hf_config import ConfigReader, decoder_spec
 from predict.nn.spec import DecoderSpec, EmbeddingSpec, HeadSpec
 from predict.nn.weights import WeightNames
@@ -24,6 +24,14 @@ WEIGHTS = WeightNames(
 POSITION_OFFSET = 2  # rows of the table that stand ahead of position 0
 
 
+def _function(config: ConfigReader) -> Function:
+    if config.values.get("activation_function") is not None:
+        return config.activation("activation_function")
+    # PaddleNLP's "gelu" stands for the tanh approximation.
+    function = config.activation(default="relu")
+    return "gelu_tanh" if function == "gelu" else function
+
+
 def spec(config: ConfigReader) -> DecoderSpec:
     """See predict.models.Family."""
     config.must_be("layer_norm_elementwise_affine", True)
@@ -31,7 +39,7 @@ def spec(config: ConfigReader) -> DecoderSpec:
     width = config.get_int("word_embed_proj_dim", hidden_size)
     num_heads, bias = config.get_int("num_attention_heads"), config.get_bool("enable_bias", True)
     norm = Norm("layer", 1e-5, bias=True)
-    before = config.get_bool("do_layer_norm_before", True)
+    before = config.get_bool("do_layer_norm_before", config.get_bool("normalize_before", True))
     norms = {"norm": norm} if before else {"norm": None, "post_norm": norm, "post_norm_of": "sum"}
     layer = (
         AttentionBlock(
@@ -46,7 +54,7 @@ def spec(config: ConfigReader) -> DecoderSpec:
         ),
         MlpBlock(
             config.get_int("intermediate_size", aliases=("ffn_dim",)),
-            Activation(config.activation("activation_function", "relu"), gated=False),
+            Activation(_function(config), gated=False),
             up_bias=bias,
             down_bias=bias,
             **norms,

@@ -283,6 +283,17 @@ class ConfigReader:
             factors[key] = tuple(map(float, values))
         return factors
 
+    def _paddlenlp_scaling(self, head_dim: int, theta: float) -> dict[str, Any]:
+        """PaddleNLP's rope_scaling_type and rope_scaling_factor as rope_scaling has them."""
+        kind = self.get_str("rope_scaling_type")
+        factor = self.get_float("factor", 1.0, aliases=("rope_scaling_factor",))
+        if kind == "ntk":  # another base, whatever the length
+            base = self.get_float("rope_theta", theta)
+            return {"rope_theta": base * factor ** (head_dim / (head_dim - 2))}
+        if kind not in ("linear", "dynamic_ntk"):
+            raise self.wrong("rope_scaling_type", "linear, ntk, dynamic_ntk, null")
+        return {"rope_type": kind, "factor": factor}
+
     def rope(
         self, head_dim: int, theta: float = 10000.0, partial: float = 1.0, kind: str | None = None
     ) -> RopeSpec:
@@ -297,6 +308,8 @@ class ConfigReader:
             block = block[kind]
         if not isinstance(block, dict):
             raise self.wrong(key, "an object, null")
+        if not block and self.values.get("rope_scaling_type") is not None:
+            block = self._paddlenlp_scaling(head_dim, theta)
         nested = ConfigReader(block, self.path, key)
         name = "rope_type" if "rope_type" in block else "type"
         method = nested.get_str(name, "default")
@@ -437,6 +450,7 @@ def decoder_spec(config: ConfigReader, tied: bool = False, **changes: Any) -> De
 
     tied: whether embedding and head are one where config.json does not say.
     """
+    config.must_be("use_long_sequence_strategies", False)  # PaddleNLP's other positions
     vocab_size = changes.get("vocab_size") or config.get_int("vocab_size")
     values: dict[str, Any] = {
         "model_type": config.get_str("model_type"),

@@ -32,7 +32,8 @@ QUANTIZED = ROOT / "tests" / "golden_quantized"
 FAMILIES = (
     *("llama_gqa", "llama_sharded", "qwen2_tied", "qwen2_moe_sparse", "qwen3_moe_30b"),
     *("mixtral_8x7b", "gemma2_9b", "deepseek_v2_lite", "bloom_odd_heads", "chatglm_6b"),
-    *("chatglm_2_6b", "qwen_7b", "phi3_mini", "gpt_oss_20b"),
+    *("chatglm_2_6b", "qwen_7b", "phi3_mini", "gpt_oss_20b", "opt_125m", "opt_350m", "gemma_2b"),
+    *("qwen2_moe_a2_7b", "qwen_long", "chatglm_glm4"),
 )
 
 

@@ -20,7 +20,7 @@ from predict.loading.adapters.peft import number_of, rank_of
 from predict.loading.adapters.record import Adapter, AdapterConfig, LowRank
 from predict.loading.adapters.values import Values
 from predict.loading.arrays import MAX_SHOWN, StoredArray, listed
-from predict.loading.paddle_checkpoint import is_turned
+from predict.loading.paddle_checkpoint import hugging_face_name, is_turned
 from predict.loading.pdparams import read_params
 from predict.loading.safetensors_reader import read_header
 from predict.system.files import read_json_object
@@ -60,7 +60,8 @@ def read(directory: Path) -> Adapter:
             continue
         # The mixer, too, is multiplied from the other side where the matrices are [out, in].
         values = Values(name, parts, turned=True)
-        linears.setdefault(model_name(match[1]), {})[FIELDS[match[2]]] = values
+        linear = model_name(f"{match[1]}.weight").removesuffix(".weight")
+        linears.setdefault(linear, {})[FIELDS[match[2]]] = values
     return Adapter(
         directory,
         config,
@@ -70,9 +71,9 @@ def read(directory: Path) -> Adapter:
 
 
 def model_name(name: str) -> str:
-    """Hugging Face's name of what PaddleNLP calls `name`: "model." in place of the family's."""
+    """Hugging Face's name of the tensor that PaddleNLP calls `name`; "model." begins it."""
     family, _, rest = name.partition(".")
-    return name if family == HEAD or not rest else f"model.{rest}".replace("_proj.layer", "_proj")
+    return name if family == HEAD or not rest else hugging_face_name(name, f"{family}.", "model.")
 
 
 def _config(raw: Mapping[str, Any], path: Path) -> AdapterConfig:

@@ -1,0 +1,100 @@
+"""Baichuan's checkpoints as PaddleNLP has them: a Llama's, and the way back where that has ALiBi.
+
+Baichuan has queries, keys and values in one matrix, one behind the other. The heads of Baichuan 2
+have rows of any length, which its own code brings to 1; PaddleNLP's Llama does not, so that they
+have length 1 in the file. H hidden size, V tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from predict.device.place import to_float32
+from predict.errors import UserError
+from predict.loading.arrays import Joined, LastRead, Part, Shared, StoredArray, View
+from predict.loading.safetensors_writer import as_stored
+from predict.nn.hf_config import ConfigReader
+
+PACKED = re.compile(r"(.*\.self_attn)\.W_pack\.weight")
+QUERIES = re.compile(r"(.*\.self_attn)\.q_proj\.weight")
+HEAD = "lm_head.weight"
+# What the 13B models' config.json has in place of max_position_embeddings.
+LENGTH = "model_max_length"
+
+
+@dataclass(frozen=True, eq=False)
+class UnitRows(View):
+    """A matrix [V, H], each row divided by its length."""
+
+    def read(self) -> npt.NDArray[Any]:
+        """See StoredArray."""
+        values = to_float32(self.array.read())
+        lengths = np.sqrt(np.square(values).sum(1, keepdims=True))
+        return as_stored(values / np.maximum(lengths, 1e-12), self.dtype)
+
+
+def as_llama(tensors: Mapping[str, StoredArray], config: ConfigReader) -> dict[str, StoredArray]:
+    """Baichuan's tensors [out, in], one for each linear. Raises UserError for other shapes."""
+    is_second = config.values.get("z_loss_weight") is not None
+    made: dict[str, StoredArray] = {}
+    last = LastRead()
+    for name, array in tensors.items():
+        match = PACKED.fullmatch(name)
+        if match is None:
+            made[name] = UnitRows(array) if is_second and name == HEAD else array
+            continue
+        size, rest = divmod(array.shape[0], 3)
+        if rest:
+            raise UserError(
+                f"{config.path.parent}: {name} has {array.shape[0]} outputs, which are not those "
+                "of queries, keys and values alike; download the checkpoint again"
+            )
+        packed = Shared(array, last, 3)
+        for index, kind in enumerate("qkv"):
+            rows = slice(index * size, (index + 1) * size)
+            made[f"{match[1]}.{kind}_proj.weight"] = Part(packed, rows)
+    return made
+
+
+def as_baichuan(tensors: Mapping[str, StoredArray], config: ConfigReader) -> dict[str, StoredArray]:
+    """A Llama's tensors [out, in], queries, keys and values of a layer in one matrix.
+
+    Raises UserError where keys are not as many as queries.
+    """
+    made: dict[str, StoredArray] = {}
+    for name, array in tensors.items():
+        if match := QUERIES.fullmatch(name):
+            parts = tuple(tensors[f"{match[1]}.{kind}_proj.weight"] for kind in "qkv")
+            if len({part.shape for part in parts}) > 1:
+                raise UserError(
+                    f"{config.path}: alibi is true, and there are fewer key heads than query "
+                    "heads: no family of Hugging Face's has both; use --format paddle"
+                )
+            made[f"{match[1]}.W_pack.weight"] = Joined(parts, axis=0)
+        elif not name.endswith((".k_proj.weight", ".v_proj.weight")):
+            made[name] = array
+    return made
+
+
+def llama_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Baichuan's config.json as PaddleNLP has it."""
+    made = {**values, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    made.pop("z_loss_weight", None)
+    if values.get("max_position_embeddings") is None:
+        made |= {"alibi": True, "max_position_embeddings": values.get(LENGTH, 4096)}
+    return made
+
+
+def baichuan_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json of PaddleNLP's Llama with ALiBi as its publisher has it."""
+    made = {**values, "model_type": "baichuan", "architectures": ["BaichuanForCausalLM"]}
+    length = made.pop("max_position_embeddings", 4096)
+    for key in ("alibi", "seq_length"):  # PaddleNLP's seq_length is that of training
+        made.pop(key, None)
+    return {**made, LENGTH: length}
