@@ -17,6 +17,7 @@ from predict.text.backends.added import CONFIG_FILE, MAX_TOKEN_ID, added_by_conf
 from predict.text.backends.base import Backend, Guarded, try_backend
 from predict.text.backends.fast import FastBackend
 from predict.text.backends.gguf_vocabulary import gguf_backend
+from predict.text.backends.merges_file import VOCABULARY, merges_backend
 from predict.text.backends.sentencepiece_model import Dialect, SentencePieceBackend
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ QWEN_FILE = "qwen.tiktoken"
 CHATGLM_FILE = "ice_text.model"
 SENTENCEPIECE_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
 # In the order in which they are looked for: the first that is there is read.
-FILES = (FAST_FILE, QWEN_FILE, CHATGLM_FILE, *SENTENCEPIECE_FILES)
+FILES = (FAST_FILE, QWEN_FILE, CHATGLM_FILE, *SENTENCEPIECE_FILES, VOCABULARY)
 CHATGLM_CLASSES = ("ChatGLMTokenizer", "ChatGLMv2Tokenizer")
 REPLACEMENT = "\ufffd"
 # Prompt tokens decoded before a continuation: enough for the longest UTF-8 sequence in byte tokens.
@@ -230,6 +231,9 @@ def _backend(
         return made, roles, ("", "")
     if path.name == FAST_FILE:
         return FastBackend.from_json(path, config, special_tokens), special_tokens, ("", "")
+    if path.name == VOCABULARY:
+        made, roles = merges_backend(path, _model_type(path.parent), config)
+        return made, {**special_tokens, **roles}, ("", "")
     family = _rank_family(path)
     if family is not None:
         found = added_by_config(path.parent, config)

@@ -14,6 +14,7 @@ from predict.system.files import json_type
 CONFIG_FILE = "tokenizer_config.json"
 MAX_TOKEN_ID = 1 << 22  # config.json's vocab_size ends there too
 MAX_ADDED_CHARACTERS = 512  # of one added token
+SWITCHES = ("special", "lstrip", "rstrip", "normalized", "single_word")
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class AddedToken:
     special: bool
     lstrip: bool = False  # swallows whitespace on its left in the text
     rstrip: bool = False
+    normalized: bool = False  # it is looked for in the text as the normalizer leaves it
+    single_word: bool = False
 
 
 class Splitter:
@@ -92,12 +95,25 @@ def _added_token(key: str, entry: Any, where: str) -> AddedToken:
     where = f"{where}: {key[:40]!r}"
     if not isinstance(entry, dict):
         raise UserError(f"{where} is {json_type(entry)} (allowed: an object with content)")
-    switches = {name: entry.get(name) or False for name in ("special", "lstrip", "rstrip")}
+    return described_token(entry, checked_token_id(key, where), bool(entry.get("special")), where)
+
+
+def described_token(
+    entry: Mapping[str, Any], token_id: int, special: bool, where: str
+) -> AddedToken:
+    """A token as config files describe one. Raises UserError naming what is wrong."""
+    switches = {name: entry.get(name) for name in SWITCHES}
     for name, value in switches.items():
-        if not isinstance(value, bool):
+        if not isinstance(value, (bool, type(None))):
             raise UserError(f"{where}: {name} is {json_type(value)} (allowed: true, false)")
     return AddedToken(
-        checked_content(entry.get("content"), where), checked_token_id(key, where), **switches
+        checked_content(entry.get("content"), where),
+        token_id,
+        special,
+        bool(switches["lstrip"]),
+        bool(switches["rstrip"]),
+        not special if switches["normalized"] is None else bool(switches["normalized"]),
+        bool(switches["single_word"]),
     )
 
 
