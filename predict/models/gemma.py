@@ -17,6 +17,7 @@ def gemma_norm(config: ConfigReader) -> Norm:
 
 def gemma_like(config: ConfigReader, **changes: Any) -> DecoderSpec:
     """`llama_like` with what all Gemmas share."""
+    config.must_be("alibi", False)  # which PaddleNLP's Gemma has a field for
     given = config.values.get("hidden_activation") is not None
     return llama_like(
         config,

@@ -12,6 +12,7 @@ from predict.bench import loading
 from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
 from tests.support import tiny
+from tests.support.golden import GOLDEN
 
 
 def test_a_checkpoint_of_the_models_shape_is_written_and_measured(
@@ -34,6 +35,21 @@ def test_a_checkpoint_of_the_models_shape_is_written_and_measured(
     assert row[0] == "weight_only_int4:32"
     assert float(row[1]) == pytest.approx(run["ready_s"], abs=0.006)
     assert loading.main(words) == 2  # the folder is not empty
+
+
+@pytest.mark.parametrize(
+    "case", ["mixtral_8x7b", "qwen2_moe_a2_7b", "gpt_oss_20b", "deepseek_v3", "ernie4_5_moe_21b"]
+)
+def test_checkpoints_with_experts_are_written_and_read(tmp_path: Path, case: str) -> None:
+    written = tmp_path / "written"
+    loading.write_checkpoint(GOLDEN / case, written)
+    found, wanted = Checkpoint(written).shapes, Checkpoint(GOLDEN / case).shapes
+    assert found.items() <= wanted.items()
+    assert any(".experts.1." in name for name in found)
+    settings = {"device": "cpu", "inference_model": True, "max_length": 64}
+    for changes in ({}, {"quant_type": "weight_only_int8"}):
+        run = loading.time_one({"model_name_or_path": str(written), **settings, **changes})
+        assert run["engine_s"] > 0
 
 
 @pytest.mark.parametrize(
