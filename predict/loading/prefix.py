@@ -3,10 +3,17 @@
 As PaddleNLP saves them: pre_caches.npy, or prefix_config.json and prefix_model_state.pdparams, from
 which PaddleNLP's PrefixModel makes the same array (after Li and Liang, 2021). A folder has one of
 the two, or both. Keys are as the cache has them: nothing rotates them.
+
+A training on several cards leaves prefix_model_state.tp00.pdparams and so on, a part of the encoder
+in each. There, each rank cuts its heads' share out of what the whole encoder makes: one piece of
+the features, which it reads as all layers of its heads. So the heads of rank r are those of the
+r-th piece, and pre_caches.npy beside such files, which reads the features as one rank would, is
+not what was trained.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +22,7 @@ import numpy as np
 
 from predict.errors import UserError
 from predict.loading.adapters.values import Floats, Values
-from predict.loading.arrays import StoredArray, listed
+from predict.loading.arrays import Joined, Same, StoredArray, listed
 from predict.loading.npy import read_npy
 from predict.loading.pdparams import read_params
 from predict.nn.spec import DecoderSpec
@@ -24,6 +31,9 @@ from predict.system.settings import setting
 
 PRE_CACHES = "pre_caches.npy"
 CONFIG, STATE = "prefix_config.json", "prefix_model_state.pdparams"
+PART = re.compile(r"prefix_model_state\.tp(\d\d|[1-9]\d{2,3})\.pdparams")
+# Along which axis the parts of ranks follow one another; what is not here each rank has whole.
+PART_AXES = {"0.weight": 0, "1.weight": 1, "1.bias": 0, "3.weight": 0}
 LARGEST = {"float32": 3.4028234663852886e38, "bfloat16": 3.3895313892515355e38, "float16": 65504.0}
 WHAT = "[num_layers, 2, num_kv_heads, prefix_len, head_dim]"
 
@@ -86,7 +96,7 @@ def _kept(spec: DecoderSpec, path: Path) -> tuple[int, int, int]:
 
 
 def _source(path: Path) -> Path:
-    """The file with the prefix: the path itself, or what the folder has."""
+    """The file with the prefix: the path itself, or what the folder has; of parts the first."""
     if not path.is_dir():
         if path.suffix != ".npy":
             raise UserError(
@@ -94,15 +104,15 @@ def _source(path: Path) -> Path:
                 f"PaddleNLP saved, or the {PRE_CACHES} in it"
             )
         return path
-    for name in (PRE_CACHES, STATE):
-        if (path / name).exists():
-            return path / name
-    ranks = sorted(each.name for each in path.glob("prefix_model_state.tp*.pdparams"))
-    if ranks:
+    parts = sorted(each for each in path.iterdir() if PART.fullmatch(each.name))
+    if parts and (path / STATE).exists():
         raise UserError(
-            f"{path} has {listed(ranks)}, of which each is a part; save the prefix again with "
-            f"merge_tensor_parallel, or put its {PRE_CACHES} there"
+            f"{path} has {STATE} and {listed(each.name for each in parts)}, which are of two "
+            "savings; keep one of them"
         )
+    for found in (*parts, path / PRE_CACHES, path / STATE):
+        if found.exists():
+            return found
     raise UserError(f"{path} has neither {PRE_CACHES} nor {STATE}: it holds no prefix")
 
 
@@ -121,7 +131,8 @@ def _from_state(path: Path, kept: tuple[int, int, int], max_length: int) -> Floa
     """What PaddleNLP's encoder makes of its weights: [layers, 2, heads, tokens, head_dim].
 
     An embedding of the tokens' numbers holds it all; or one of a token's keys does, and two
-    products with a tanh between them make the rest of it.
+    products with a tanh between them make the rest of it. path: of the weights, or of the first of
+    the parts that ranks have saved.
     """
     num_layers, num_heads, head_dim = kept
     config_path = path.parent / CONFIG
@@ -129,31 +140,95 @@ def _from_state(path: Path, kept: tuple[int, int, int], max_length: int) -> Floa
     where = str(config_path)
     num_tokens = setting(config, "num_prefix_tokens", None, where, int)
     projects = setting(config, "prefix_projection", False, where, bool)
+    degree = setting(config, "tensor_parallel_degree", -1, where, int)
     if num_tokens is None:
         raise UserError(f"{where} has no num_prefix_tokens; save the prefix again")
     _check_length(path, num_tokens, max_length)
-    stored = read_params(path)
-    width = num_heads * head_dim
-    total = num_layers * 2 * width
+    stored, num_ranks = read_params(path), 1
+    if PART.fullmatch(path.name):
+        parts = _parts(path.parent, degree)
+        stored, num_ranks = _merged(parts), len(parts)
+    if num_heads % num_ranks:
+        raise UserError(
+            f"{path.parent} has the parts of {num_ranks} ranks, and this model has {num_heads} "
+            "heads of keys, which they cannot share out; the prefix was trained for another model"
+        )
+    rows = _encoded(path, stored, num_tokens, num_heads * head_dim, num_layers, projects)
+    pieces = rows.reshape(num_tokens, num_ranks, 2, num_layers, num_heads // num_ranks, head_dim)
+    by_head = pieces.transpose(3, 2, 1, 4, 0, 5)  # [layers, 2, ranks, heads, tokens, head_dim]
+    return np.ascontiguousarray(by_head).reshape(num_layers, 2, num_heads, num_tokens, head_dim)
+
+
+def _encoded(
+    path: Path,
+    stored: Mapping[str, StoredArray],
+    num_tokens: int,
+    width: int,
+    num_layers: int,
+    projects: bool,
+) -> Floats:
+    """[num_tokens, 2 * num_layers * width] what the encoder makes of its weights."""
+    total = 2 * num_layers * width
     if not projects:
-        rows = _weight(path, stored, "0.weight", (num_tokens, total))
-    else:
-        inner = _inner_size(path, stored)
-        shapes = {
-            "0.weight": (num_tokens, width),
-            "1.weight": (width, inner),
-            "1.bias": (inner,),
-            "3.weight": (inner, total),
-            "3.bias": (total,),
-        }
-        # All shapes before any value.
-        weights = [_checked(path, stored, name, shape) for name, shape in shapes.items()]
-        embedding, first, first_bias, second, second_bias = (each.read() for each in weights)
-        rows = np.tanh(embedding @ first + first_bias) @ second + second_bias
-        if not np.isfinite(rows).all():
-            raise UserError(f"{path} makes values that are not finite; train the prefix again")
-    parts = rows.reshape(num_tokens, 2, num_layers, num_heads, head_dim)
-    return np.ascontiguousarray(parts.transpose(2, 1, 3, 0, 4))
+        return _checked(path, stored, "0.weight", (num_tokens, total)).read()
+    inner = _inner_size(path, stored)
+    shapes = {
+        "0.weight": (num_tokens, width),
+        "1.weight": (width, inner),
+        "1.bias": (inner,),
+        "3.weight": (inner, total),
+        "3.bias": (total,),
+    }
+    # All shapes before any value.
+    weights = [_checked(path, stored, name, shape) for name, shape in shapes.items()]
+    embedding, first, first_bias, second, second_bias = (each.read() for each in weights)
+    rows: Floats = np.tanh(embedding @ first + first_bias) @ second + second_bias
+    if not np.isfinite(rows).all():
+        raise UserError(f"{path} makes values that are not finite; train the prefix again")
+    return rows
+
+
+def _parts(folder: Path, degree: int) -> list[Path]:
+    """The files of all ranks in order. degree: how many the config says; below 2 nothing."""
+    found = {
+        int(match[1]): path
+        for path in sorted(folder.iterdir())
+        if (match := PART.fullmatch(path.name))
+    }
+    num_ranks = degree if degree > 1 else max(found) + 1
+    missing = [rank for rank in range(num_ranks) if rank not in found]
+    if missing:
+        lacking = listed(f"prefix_model_state.tp{rank:02d}.pdparams" for rank in missing)
+        raise UserError(f"{folder} lacks {lacking}; complete the copy")
+    if len(found) > num_ranks:
+        raise UserError(
+            f"{folder / CONFIG}: tensor_parallel_degree is {degree}, and there are parts of "
+            f"{len(found)} ranks; the files are not of one training: copy them again"
+        )
+    return [found[rank] for rank in range(num_ranks)]
+
+
+def _merged(paths: list[Path]) -> Mapping[str, StoredArray]:
+    """The encoder's weights, of the parts that the ranks have."""
+    ranks = [read_params(path) for path in paths]
+    for path, tensors in zip(paths, ranks, strict=True):
+        other = sorted(tensors.keys() ^ ranks[0].keys())
+        if other:
+            raise UserError(
+                f"{path} and {paths[0].name} do not hold the same tensors; only one has "
+                f"{listed(other)}; the files are not of one training: copy them again"
+            )
+    return {name: _joined(paths[0], name, tuple(rank[name] for rank in ranks)) for name in ranks[0]}
+
+
+def _joined(path: Path, name: str, parts: tuple[StoredArray, ...]) -> StoredArray:
+    axis = PART_AXES.get(name)
+    if axis is None:
+        return Same(parts, name)
+    try:
+        return Joined(parts, axis)
+    except (ValueError, IndexError) as error:
+        raise UserError(f"{path.parent}: {name} cannot be merged: {error}") from None
 
 
 def _inner_size(path: Path, stored: Mapping[str, StoredArray]) -> int:
@@ -177,9 +252,3 @@ def _checked(
             "was trained for another model"
         )
     return Values(name, (found,))
-
-
-def _weight(
-    path: Path, stored: Mapping[str, StoredArray], name: str, shape: tuple[int, ...]
-) -> Floats:
-    return _checked(path, stored, name, shape).read()

@@ -18,7 +18,14 @@ from predict.loading.model import read_spec
 from predict.loading.prefix import read_prefix
 from predict.nn.spec import DecoderSpec
 from tests.golden.prefixes import random_prefix
-from tests.support.prefixes import encoded, encoder_weights, save_params, write_config
+from tests.support.prefixes import (
+    encoded,
+    encoder_weights,
+    save_params,
+    split_weights,
+    trained,
+    write_config,
+)
 
 SHAPE, LENGTH = (2, 2, 32), 5  # of tests.support.tiny
 VALUES = random_prefix(SHAPE, LENGTH, 0)
@@ -65,6 +72,76 @@ def test_the_encoders_weights_make_the_prefix(
         tmp_path, num_prefix_tokens=LENGTH, prefix_projection=inner is not None, dtype="float16"
     )
     np.testing.assert_allclose(read(tmp_path, spec), encoded(weights, SHAPE), rtol=1e-5, atol=1e-5)
+
+
+def write_parts(
+    folder: Path, weights: dict[str, Any], num_ranks: int, degree: int | None = None
+) -> None:
+    """What the ranks of a training save, without merging."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank, part in enumerate(split_weights(weights, num_ranks)):
+        save_params(folder / f"prefix_model_state.tp{rank:02d}.pdparams", part)
+    write_config(
+        folder,
+        num_prefix_tokens=len(weights["0.weight"]),
+        prefix_projection="1.weight" in weights,
+        tensor_parallel_degree=num_ranks if degree is None else degree,
+    )
+
+
+@pytest.mark.parametrize("inner", [None, 24])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_parts_of_ranks_make_what_each_rank_had_in_training(
+    tmp_path: Path, spec: DecoderSpec, inner: int | None, num_ranks: int
+) -> None:
+    weights = encoder_weights(SHAPE, 6, inner)
+    write_parts(tmp_path, weights, num_ranks)
+    wanted = trained(weights, SHAPE, num_ranks)
+    np.testing.assert_allclose(read(tmp_path, spec), wanted, rtol=1e-5, atol=1e-5)
+    assert (num_ranks == 1) == np.allclose(wanted, encoded(weights, SHAPE), atol=1e-5)
+    # What PaddleNLP writes beside them is of one rank's order.
+    alone = tmp_path / "pre_caches.npy"
+    np.save(alone, encoded(weights, SHAPE))
+    np.testing.assert_allclose(read(tmp_path, spec), wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(read(alone, spec), encoded(weights, SHAPE))
+
+
+def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path, spec: DecoderSpec) -> None:
+    def refused(name: str, said: str) -> None:
+        with pytest.raises(UserError, match=said):
+            read(tmp_path / name, spec)
+
+    weights = encoder_weights(SHAPE, 6, 24)
+    part = split_weights(weights, 2)[1]
+
+    def with_second(name: str, **changes: Any) -> None:
+        write_parts(tmp_path / name, weights, 2)
+        own = {key: value for key, value in {**part, **changes}.items() if value is not None}
+        save_params(tmp_path / name / "prefix_model_state.tp01.pdparams", own)
+
+    write_parts(tmp_path / "missing", weights, 2)
+    (tmp_path / "missing" / "prefix_model_state.tp00.pdparams").unlink()
+    refused("missing", r"lacks prefix_model_state.tp00.pdparams; complete the copy")
+    write_parts(tmp_path / "fewer", weights, 2, degree=4)
+    refused("fewer", r"lacks prefix_model_state.tp02.pdparams, prefix_model_state.tp03.pdparams")
+    write_parts(tmp_path / "more", weights, 3, degree=2)
+    refused("more", "tensor_parallel_degree is 2, and there are parts of 3 ranks")
+    write_parts(tmp_path / "heads", weights, 3)
+    refused("heads", "parts of 3 ranks, and this model has 2 heads of keys")
+    with_second("bias", **{"3.bias": part["3.bias"] + 1})
+    refused("bias", "hold different values of 3.bias")
+    with_second("names", **{"1.bias": None})
+    refused("names", "do not hold the same tensors; only one has 1.bias")
+    with_second("sizes", **{"1.weight": part["1.weight"][:-1]})
+    refused("sizes", "1.weight cannot be merged: its parts do not fit together")
+    write_parts(tmp_path / "dims", {**weights, "1.weight": weights["1.bias"]}, 2)
+    refused("dims", "1.weight cannot be merged")
+    write_parts(tmp_path / "two", weights, 2)
+    save_params(tmp_path / "two" / "prefix_model_state.pdparams", weights)
+    refused("two", "which are of two savings; keep one of them")
+    write_parts(tmp_path / "short", weights, 2)
+    write_config(tmp_path / "short", num_prefix_tokens=5, prefix_projection=True)
+    refused("short", r"0.weight has shape \[6, 64\].*\[5, 64\]")
 
 
 HEADER = "{'descr': '<f4', 'fortran_order': False, 'shape': (%s), }"
@@ -200,9 +277,6 @@ def test_values_beyond_the_models_dtype_are_refused(tmp_path: Path, spec: Decode
 
 def test_folders_without_a_whole_prefix_are_refused(tmp_path: Path, spec: DecoderSpec) -> None:
     with pytest.raises(UserError, match=r"neither pre_caches.npy nor prefix_model_state.pdparams"):
-        read(tmp_path, spec)
-    (tmp_path / "prefix_model_state.tp00.pdparams").touch()
-    with pytest.raises(UserError, match=r"tp00.pdparams, of which each is a part"):
         read(tmp_path, spec)
     os.mkfifo(tmp_path / "pre_caches.npy")
     with pytest.raises(UserError, match="it is a pipe"):

@@ -75,6 +75,40 @@ def encoded(weights: dict[str, Floats], shape: tuple[int, int, int]) -> Floats:
     return found
 
 
+# Along which axis PaddleNLP's parallel layers split a weight: the table by tokens, the first
+# product by its outputs, the second by its inputs.
+SPLITS = {"0.weight": 0, "1.weight": 1, "1.bias": 0, "3.weight": 0}
+
+
+def split_weights(weights: dict[str, Floats], num_ranks: int) -> list[dict[str, Floats]]:
+    """What each of the ranks of a training has of an encoder's weights."""
+    parts: list[dict[str, Floats]] = [{} for _ in range(num_ranks)]
+    for name, value in weights.items():
+        axis = min(SPLITS.get(name, -1), value.ndim - 1)
+        pieces = [value] * num_ranks if name not in SPLITS else np.split(value, num_ranks, axis)
+        for part, piece in zip(parts, pieces, strict=True):
+            part[name] = piece
+    return parts
+
+
+def trained(weights: dict[str, Floats], shape: tuple[int, int, int], num_ranks: int) -> Floats:
+    """[layers, 2, heads, tokens, head_dim] what the ranks of a training see, side by side.
+
+    Each takes its piece of what the encoder makes for all layers of its heads.
+    """
+    num_layers, num_heads, head_dim = shape
+    rows = weights["0.weight"]
+    if "1.weight" in weights:
+        parts = split_weights(weights, num_ranks)
+        rows = np.concatenate([part["0.weight"] for part in parts])
+        inner = [np.tanh(rows @ part["1.weight"] + part["1.bias"]) for part in parts]
+        products = [each @ part["3.weight"] for each, part in zip(inner, parts, strict=True)]
+        rows = sum(products[1:], products[0]) + weights["3.bias"]
+    of_rank = (num_layers, num_heads // num_ranks, head_dim)
+    pieces = np.split(rows, num_ranks, axis=1)
+    return np.concatenate([encoded({"0.weight": each}, of_rank) for each in pieces], axis=2)
+
+
 def save_params(path: Path, weights: dict[str, npt.NDArray[Any]]) -> None:
     """What paddle.save makes of a layer's weights."""
     import paddle
