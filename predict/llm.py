@@ -234,7 +234,9 @@ class LLM:
         self._release_idle_memory()
         with self.platform.explained_out_of_memory(LESS_MEMORY):
             network, draft_network = self._load_networks(reader)
-        num_blocks = self._num_cache_blocks(self._num_prefix_blocks(stored_prefixes))
+        num_blocks = self._num_cache_blocks(
+            self._num_prefix_blocks(stored_prefixes) + self._num_draft_blocks()
+        )
         with self.platform.explained_out_of_memory(LESS_MEMORY):
             caches = allocate_caches(
                 self.spec,
@@ -268,6 +270,7 @@ class LLM:
                 prefix_caching=config.cache.shares_prefixes,
                 chunked_prefill=config.scheduling.chunked_prefill,
                 separate_steps=config.cache.attention == "block",
+                for_drafts=self.draft is not None,
                 adapters=None if self.adapters is None else self.adapters.pool,
                 placing=placing_of(self.spec, config.scheduling.max_length),
             )
@@ -372,6 +375,12 @@ class LLM:
     def _num_prefix_blocks(self, stored: Mapping[str, StoredPrefix]) -> int:
         block_size = self.config.cache.block_size
         return sum(num_blocks_for(each.num_tokens, block_size) for each in stored.values())
+
+    def _num_draft_blocks(self) -> int:
+        """Blocks that requests with a prefix have beside those of their tokens, for drafts."""
+        adapters = self.config.adapters
+        has_prefixes = bool(adapters.prefix_path) or adapters.allow_adapter_updates
+        return self.config.scheduling.batch_size if self.draft and has_prefixes else 0
 
     def _served_prefix(
         self, name: str, stored: StoredPrefix, scheduler: Scheduler, caches: Sequence[LayerCache]

@@ -16,7 +16,8 @@ from predict.errors import UserError
 from predict.nn.cache_formats import kv_format_of
 from tests.golden.prefixes import random_prefix
 from tests.support import quantized_caches, tiny
-from tests.support.golden import config, golden
+from tests.support.drafts import draft_always
+from tests.support.golden import GOLDEN, config, golden
 from tests.support.prefixes import ENTRIES, NAMED, TINY, check, npy, write_prefix
 
 MODELS = sorted({entry["model"] for entry in ENTRIES})
@@ -26,6 +27,17 @@ SETTINGS: dict[str, Any] = {
     "batch_size": 3,
     "block_size": 16,
 }
+
+
+DRAFTS: list[dict[str, Any]] = [
+    {"speculate_method": method, "speculate_max_draft_token_num": 4, **settings}
+    for method, settings in (
+        ("inference_with_reference", {}),
+        ("lookahead", {"speculate_max_ngram_size": 3}),
+        ("draft_model", {"draft_model_name_or_path": str(GOLDEN / "qwen2")}),
+        ("draft_model", {"draft_model_name_or_path": str(GOLDEN / "llama_gqa")}),
+    )
+]
 
 
 def num_pinned(llm: LLM) -> int:
@@ -71,7 +83,11 @@ def test_an_exported_program_takes_any_prefix(
         {"batch_size": 5, "max_num_batched_tokens": 7},
         {"batch_size": 4, "chunked_prefill": False},
         {"batch_size": 4, "prefix_caching": False},
-        {"speculate_method": "inference_with_reference", "speculate_max_draft_token_num": 4},
+        *DRAFTS,
+        {**DRAFTS[-1], "num_cache_blocks": 5 + 14, "batch_size": 6},
+        {**DRAFTS[-1], "prefix_caching": False, "max_num_batched_tokens": 24},
+        {**DRAFTS[-1], "batch_size": 3, "attention": "reserved"},
+        {**DRAFTS[-1], "attention": "block", "block_size": 64},
     ],
 )
 def test_prefixes_and_none_share_batches(
@@ -81,6 +97,7 @@ def test_prefixes_and_none_share_batches(
     named = tuple(f"{e['num_tokens']}={npy(tmp_path / str(e['num_tokens']), e)}" for e in entries)
     settings = {**SETTINGS, "inference_model": True, **composition}
     llm = LLM(config("llama_gqa", **settings, prefix_path=named))
+    draft_always(llm)
     plain = golden("llama_gqa")
     params = SamplingParams(max_new_tokens=24, temperature=0.0, ignore_eos=True)
     prompts, wanted, each = [], [], []
@@ -96,6 +113,50 @@ def test_prefixes_and_none_share_batches(
         outputs = llm.generate(prompts, each)
         assert [list(output.token_ids) for output in outputs] == wanted
         llm.engine.scheduler.check()
+    assert (llm.stats().num_draft_tokens > 0) == ("speculate_method" in composition)
+
+
+@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize("num_tokens", [5, 21, 64])
+def test_drafts_are_what_the_draft_model_says_without_the_prefix(
+    compiled: library.Library, tmp_path: Path, num_tokens: int, block_size: int
+) -> None:
+    path = write_prefix(tmp_path / "prefix", TINY, num_tokens)
+    model = tiny.write(tmp_path / "model")
+    settings: dict[str, Any] = {**SETTINGS, "dtype": "float32", "block_size": block_size}
+    drafts = {**DRAFTS[-1], "draft_model_name_or_path": str(model)}
+    llm = LLM(model, inference_model=True, prefix_path=(f"p={path}",), **settings, **drafts)
+    draft_always(llm)
+    seen: list[tuple[list[int], list[int]]] = []
+    assert llm.engine.proposer is not None
+    propose = llm.engine.proposer.propose
+
+    def recorded(requests: Any, limits: Any) -> Any:
+        found = propose(requests, limits)
+        seen.extend((list(r.token_ids), list(f)) for r, f in zip(requests, found, strict=True))
+        return found
+
+    llm.engine.proposer.propose = recorded  # type: ignore[method-assign]
+    params = SamplingParams(temperature=0.0, max_new_tokens=40, ignore_eos=True, adapter="p")
+    sampled = replace(params, n=2, temperature=0.8, seed=3)
+    prompts = [[5, 9, 11, 30], list(range(40, 77)), [5, 9, 11, 30], list(range(40, 73))]
+    asked = [params, params, replace(params, adapter=None), sampled]
+    outputs = [llm.generate(prompts, asked) for _ in range(2)]
+    alone = LLM(model, inference_model=True, prefix_path=(f"p={path}",), **settings)
+    wanted = alone.generate(prompts, asked)
+    for found in outputs:
+        for output, each in zip(found, wanted, strict=True):
+            assert [a.token_ids for a in output.outputs] == [a.token_ids for a in each.outputs]
+    greedy = [(tokens, each) for tokens, each in seen if tokens[:4] != prompts[3][:4]]
+    assert len(greedy) > 40
+    says = alone.generate(
+        [tokens for tokens, _ in greedy],
+        [replace(params, adapter=None, max_new_tokens=len(each)) for _, each in greedy],
+    )
+    assert [list(output.token_ids) for output in says] == [each for _, each in greedy]
+    # Where nothing is before the prompt both say the same.
+    assert llm.stats().num_accepted_draft_tokens > 0
+    assert llm.stats().num_used_blocks == num_pinned(llm)
 
 
 def test_requests_that_are_preempted_get_their_prefix_again(
@@ -227,16 +288,6 @@ def test_a_request_gets_what_it_names_alone(tmp_path: Path) -> None:
         (("=x",), {}, r"has '=x' \(allowed"),
         (("",), {}, "is empty"),
         (("a=x",), {"lora_modules": ("a=z",)}, "both name 'a'"),
-        (
-            ("x",),
-            {
-                "speculate_method": "draft_model",
-                "draft_model_name_or_path": "d",
-                "inference_model": True,
-                "attention": "append",
-            },
-            "second model, which they are not for",
-        ),
         (("x",), {}, "neither a folder nor a .npy file"),
     ],
 )

@@ -66,12 +66,6 @@ class EngineConfig:
         method = self.speculation.speculate_method
         if method is not None:
             check_features(method, self.settings)
-        if method == "draft_model" and self.adapters.prefix_path:
-            raise UserError(
-                "prefix_path has keys and values of the model, and speculate_method draft_model "
-                "has a second model, which they are not for; use speculate_method "
-                "inference_with_reference or lookahead"
-            )
 
     @classmethod
     def of(cls, model: EngineConfig | str | os.PathLike[str], **settings: Any) -> EngineConfig:

@@ -14,7 +14,8 @@ Why it never runs out of blocks and never starves a request:
 
 A request with a tuned prefix (predict.adapters.prefixes) has that in the cache before its own
 tokens: its table begins with the prefix's whole blocks, which it shares, and a copy of the partial
-one. Counts of tokens are of its own, and those of blocks of both.
+one. Counts of tokens are of its own, and those of blocks of both. Beside a draft model it has a
+block more where there is a partial one: then its own tokens fill whole blocks of the draft's cache.
 
 A beam search (predict.engine.beams) is one request until its prompt is computed. Then its beams, in
 its place, are requests that decode as all others do; the group decides after each step which of
@@ -60,6 +61,7 @@ class SchedulerConfig:
     chunked_prefill: bool = True  # False: a prompt runs whole in one step
     separate_steps: bool = False  # no step has both prompts and decoding requests; they take turns
     cache_salt: bytes = b""
+    for_drafts: bool = False  # a draft model's cache lies in blocks of the same numbers
     adapters: AdapterPool | None = None  # of a network whose requests may have adapters
     placing: Placing | None = None  # of a network to which a token's place is not its number
 
@@ -297,11 +299,11 @@ class Scheduler:
             )
         block_ids = self.block_manager.allocate(num_blocks)
         self._pinned += block_ids
-        return prefix_in(name, num_tokens, block_ids, block_size)
+        return prefix_in(name, num_tokens, block_ids, block_size, self.config.for_drafts)
 
     def _num_blocks(self, request: Request, num_tokens: int) -> int:
         """Blocks of a request of so many tokens of its own, those of its prefix included."""
-        return num_blocks_for(request.prefix.num_tokens + num_tokens, self.config.block_size)
+        return num_blocks_for(request.prefix.num_reserved + num_tokens, self.config.block_size)
 
     def has_unfinished(self) -> bool:
         """Whether `schedule` has anything to do."""
@@ -655,7 +657,7 @@ class Scheduler:
                     # Of all beams with the first; the others follow it.
                     if request is group.beams[0] and not self._grow_beams(group, preempted, copies):
                         break
-                elif request.prefix.num_tokens + num_tokens > len(
+                elif request.prefix.num_reserved + num_tokens > len(
                     request.block_ids
                 ) * block_size and not self._grow(request, preempted):
                     break
@@ -685,7 +687,7 @@ class Scheduler:
             if missing > 0:
                 num_new = min(missing, self.block_manager.num_free_blocks)
                 request.block_ids += self.block_manager.allocate(num_new)
-                room = len(request.block_ids) * block_size - request.prefix.num_tokens
+                room = len(request.block_ids) * block_size - request.prefix.num_reserved
                 limit = min(limit, room - num_tokens)
             num_spare -= limit
             spans[index] = span._replace(

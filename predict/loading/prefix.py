@@ -144,10 +144,8 @@ def _from_state(path: Path, kept: tuple[int, int, int], max_length: int) -> Floa
     if num_tokens is None:
         raise UserError(f"{where} has no num_prefix_tokens; save the prefix again")
     _check_length(path, num_tokens, max_length)
-    stored, num_ranks = read_params(path), 1
-    if PART.fullmatch(path.name):
-        parts = _parts(path.parent, degree)
-        stored, num_ranks = _merged(parts), len(parts)
+    paths = _parts(path.parent, degree) if PART.fullmatch(path.name) else [path]
+    stored, num_ranks = _merged(paths), len(paths)
     if num_heads % num_ranks:
         raise UserError(
             f"{path.parent} has the parts of {num_ranks} ranks, and this model has {num_heads} "
@@ -209,7 +207,7 @@ def _parts(folder: Path, degree: int) -> list[Path]:
 
 
 def _merged(paths: list[Path]) -> Mapping[str, StoredArray]:
-    """The encoder's weights, of the parts that the ranks have."""
+    """The encoder's weights, of one file or of the parts that the ranks have."""
     ranks = [read_params(path) for path in paths]
     for path, tensors in zip(paths, ranks, strict=True):
         other = sorted(tensors.keys() ^ ranks[0].keys())
@@ -218,6 +216,8 @@ def _merged(paths: list[Path]) -> Mapping[str, StoredArray]:
                 f"{path} and {paths[0].name} do not hold the same tensors; only one has "
                 f"{listed(other)}; the files are not of one training: copy them again"
             )
+    if len(ranks) == 1:
+        return ranks[0]
     return {name: _joined(paths[0], name, tuple(rank[name] for rank in ranks)) for name in ranks[0]}
 
 

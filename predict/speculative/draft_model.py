@@ -3,8 +3,10 @@
 Its cache lies in blocks of the same numbers as the target's: what a request's block table says of
 one cache holds for the other, so requests come, grow, are preempted and end without a word to the
 draft model, and a prompt whose blocks were found in the prefix cache is often there for both.
-Behind the target's blocks the draft's cache has one more for each request of a batch, for drafts
-that run past the blocks that the request owns.
+A tuned prefix is the target's alone: the draft's cache begins with the request's own tokens, in the
+blocks behind the prefix's (see predict.adapters.prefixes). Behind the target's blocks the draft's
+cache has one more for each request of a batch, for drafts that run past the blocks that the request
+owns.
 
 Each draft is drawn as the target will draw its token: with the request's parameters and the random
 number of that place in the output. Verification keeps what the target draws and so does not depend
@@ -21,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
+from predict.adapters.prefixes import draft_table
 from predict.engine.batch import span_inputs
 from predict.engine.choices import Row
 from predict.engine.drafts import (
@@ -115,7 +118,7 @@ class DraftModelProposer:
         starts = [self._num_cached(request) for request in requests]
         self._catch_up(requests, starts)
         tables = [
-            [*request.block_ids, self.network.num_blocks + index]
+            [*_table(request), self.network.num_blocks + index]
             for index, request in enumerate(requests)
         ]
         spans = [
@@ -140,7 +143,7 @@ class DraftModelProposer:
         for request, own, start in zip(requests, drafts, starts, strict=True):
             self._mark(request, start, request.num_tokens + len(own) - 1)
             # The last token's block may be the step's to come.
-            room = len(request.block_ids) * block_size
+            room = len(_table(request)) * block_size
             num_written = max(min(len(own) - 1, room - request.num_tokens), 0)
             self._states[request.request_id] = _State(
                 request.block_ids, min(request.num_tokens, room), num_written
@@ -159,7 +162,7 @@ class DraftModelProposer:
         # that the request had, and keeps.
         num_tokens = request.num_tokens + len(accepted_tokens(drafts, chosen))
         block_size = self.network.block_size
-        room = len(request.block_ids) * block_size
+        room = len(_table(request)) * block_size
         kept = min(room, -(-num_tokens // block_size) * block_size)
         state.num_known, state.drafts = min(num_tokens, room), []
         state.num_written = max(min(state.num_behind - 1, kept - num_tokens), 0)
@@ -179,7 +182,7 @@ class DraftModelProposer:
             if self._can_follow(each, limit)
         ]
         tables = [
-            [*each.request.block_ids, num_blocks + index] for index, (each, _) in enumerate(able)
+            [*_table(each.request), num_blocks + index] for index, (each, _) in enumerate(able)
         ]
         drafts: list[list[int]] = [[] for _ in able]
         spans = [
@@ -215,7 +218,7 @@ class DraftModelProposer:
         """Whether the cache has what is before, and room for what is behind."""
         request, num_drafts = verified.request, len(verified.drafts)
         state = self._states.get(request.request_id)
-        room = (len(request.block_ids) + 1) * self.network.block_size
+        room = (len(_table(request)) + 1) * self.network.block_size
         return (
             state is not None
             and state.block_ids is request.block_ids
@@ -255,7 +258,7 @@ class DraftModelProposer:
                 if count > 0:
                     end = starts[index] + count
                     tokens = request.token_ids[starts[index] : end]
-                    spans.append(DraftSpan(tokens, starts[index], request.block_ids, 0))
+                    spans.append(DraftSpan(tokens, starts[index], _table(request), 0))
                     self._mark(request, starts[index], end)
                     starts[index] = end
                     left -= count
@@ -267,15 +270,15 @@ class DraftModelProposer:
     def _num_cached(self, request: Request) -> int:
         """Leading tokens of the request, never the last, that lie in its blocks."""
         state = self._states.get(request.request_id)
-        block_size, block_ids = self.network.block_size, request.block_ids
+        block_size = self.network.block_size
         known = 0
         if state is not None:
             known = state.num_known + _num_alike(state.drafts, request.token_ids[state.num_known :])
-            if state.block_ids is block_ids:
+            if state.block_ids is request.block_ids:
                 return min(known, request.num_tokens - 1)
         count = 0
-        digests = request.block_digests
-        for index, block in enumerate(block_ids):
+        digests = _digests(request)
+        for index, block in enumerate(_table(request)):
             held = self._holds[block]
             if index < len(digests) and held == digests[index]:
                 count += block_size
@@ -289,17 +292,31 @@ class DraftModelProposer:
 
     def _mark(self, request: Request, start: int, end: int) -> None:
         """Notes whose tokens the blocks hold once those from `start` to `end` are written."""
-        block_size, digests = self.network.block_size, request.block_digests
-        # A block that the last step filled had no digest then.
-        last = min(-(-end // block_size), len(request.block_ids))
-        for index in range(max(start // block_size - 1, 0), last):
+        block_size, digests, table = self.network.block_size, _digests(request), _table(request)
+        last = min(-(-end // block_size), len(table))
+        # A block that the last step filled had no digest then; behind a prefix, the one before it.
+        for index in range(max(start // block_size - 2, 0), last):
             full = (index + 1) * block_size <= end and index < len(digests)
-            block = request.block_ids[index]
+            block = table[index]
             self._holds[block] = digests[index] if full else (request.request_id, index)
 
 
 # Tokens that a request may be behind in the step that yields its first draft.
 MOST_WITH_LOGITS = 15
+
+
+def _table(request: Request) -> list[int]:
+    """The blocks of the draft's cache that hold a request's tokens."""
+    return draft_table(request.block_ids, request.prefix)
+
+
+def _digests(request: Request) -> list[bytes]:
+    """Of the target's blocks with these numbers: equal ones have equal tokens in the draft's, too.
+
+    A block behind a partial one is full later for the target than for the draft.
+    """
+    digests = request.block_digests
+    return digests if request.prefix.partial is None else digests[1:]
 
 
 def _end(verified: Verified) -> int:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from predict.adapters.prefixes import NO_PREFIX, ServedPrefix
+from predict.adapters.prefixes import NO_PREFIX, ServedPrefix, draft_table
 from predict.engine.batch import span_inputs
 from predict.engine.request_state import Request
 from predict.engine.scheduler import Scheduler, SchedulerConfig
@@ -75,6 +75,19 @@ def test_whole_prefixes_need_no_copies() -> None:
     assert run(scheduler) == []
 
 
+def test_beside_a_draft_model_own_tokens_have_whole_blocks() -> None:
+    scheduler = Scheduler(config(for_drafts=True, max_num_batched_tokens=32))
+    partial, whole = scheduler.pin_prefix("p", 10), scheduler.pin_prefix("w", 8)
+    requests = [request(i, [1, 2, 3, 4], each) for i, each in enumerate((partial, whole))]
+    for each in requests:
+        scheduler.add(each)
+    for num_blocks in (1, 2, 2):
+        run(scheduler)
+        assert [len(draft_table(r.block_ids, r.prefix)) for r in requests] == [num_blocks] * 2
+    # The target alone would have its 16 tokens in 4 blocks.
+    assert [len(each.block_ids) for each in requests] == [5, 4]
+
+
 def test_a_request_that_no_cache_beside_prefixes_holds_is_refused() -> None:
     scheduler = Scheduler(config(num_blocks=6))
     prefix = scheduler.pin_prefix("p", 10)
@@ -111,16 +124,21 @@ class PrefixSimulation(scheduler_traffic.Simulation):
     def check(self) -> None:
         super().check()
         self.scheduler.check()
+        if self.limits.for_drafts:
+            for each in self.unfinished.values():
+                own = draft_table(each.block_ids, each.prefix)
+                assert len(own) * self.limits.block_size >= each.num_computed_tokens
+                assert not set(own) & self.pinned
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("mode", ["plain", "drafts", "ahead"])
+@pytest.mark.parametrize("mode", ["plain", "drafts", "ahead", "draft model"])
 def test_any_traffic_with_prefixes_keeps_every_promise(mode: str) -> None:
     num_hits = num_preemptions = num_copies = 0
     for seed in range(80):
         rng = random.Random(seed)
         block_size = rng.choice([1, 2, 4, 5])
-        pinned = 1 + 1 + -(-7 // block_size)
+        pinned = 1 + 1 + -(-7 // block_size) + (mode == "draft model")
         limits = config(
             max_num_seqs=rng.randint(1, 6),
             max_num_batched_tokens=rng.randint(6, 30),
@@ -131,9 +149,13 @@ def test_any_traffic_with_prefixes_keeps_every_promise(mode: str) -> None:
             prefix_caching=rng.random() < 0.8,
             chunked_prefill=rng.random() < 0.7,
             separate_steps=rng.random() < 0.3,
+            for_drafts=mode == "draft model",
         )
+        drafts = mode in ("drafts", "draft model")
         simulation = scheduler_traffic.run_random(
-            limits, seed, 60, mode == "drafts", mode == "ahead", kind=PrefixSimulation
+            *(limits, seed, 60, drafts, mode == "ahead"),
+            most_beams=1 if limits.for_drafts else 3,
+            kind=PrefixSimulation,
         )
         stats = simulation.scheduler.stats
         num_hits += stats.num_prefix_hit_tokens
@@ -141,4 +163,4 @@ def test_any_traffic_with_prefixes_keeps_every_promise(mode: str) -> None:
         num_copies += simulation.num_copies
     assert num_hits > 1000
     assert num_preemptions > 40
-    assert num_copies > 1000
+    assert num_copies > (400 if mode == "draft model" else 1000)

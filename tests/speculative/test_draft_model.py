@@ -13,6 +13,7 @@ import pytest
 
 import predict.ops.plain
 from predict import LLM, SamplingParams
+from predict.adapters.prefixes import NO_PREFIX, ServedPrefix, prefix_in
 from predict.engine.drafts import DraftNetwork
 from predict.engine.request_state import Request
 from predict.engine.sampler import Sampler
@@ -44,8 +45,10 @@ def make(num_blocks: int, ahead: bool = False, budget: int = 32) -> DraftModelPr
     )
 
 
-def request(number: int, tokens: list[int], block_ids: list[int]) -> Request:
-    made = Request(number, tokens, SamplingParams())
+def request(
+    number: int, tokens: list[int], block_ids: list[int], prefix: ServedPrefix = NO_PREFIX
+) -> Request:
+    made = Request(number, tokens, SamplingParams(), prefix=prefix)
     made.block_ids = block_ids
     return made
 
@@ -67,26 +70,37 @@ def check(proposer: DraftModelProposer, requests: list[Request], limits: list[in
 def test_requests_of_all_lengths_draft_together_and_roll_back(ahead: bool) -> None:
     """Verified at random, grown, preempted: each draft is read from a right cache."""
     random = np.random.default_rng(0)
-    proposer = make(64, ahead)
-    free = list(range(64))
+    proposer = make(80, ahead)
+    free = list(range(80))
     random.shuffle(free)
+    # Tuned prefixes, which the target alone has: in parts of a block, in whole blocks, in both.
+    prefixes = [NO_PREFIX]
+    for length in (5, 2 * BLOCK, BLOCK + 9):
+        pinned = [free.pop() for _ in range(-(-length // BLOCK))]
+        prefixes.append(prefix_in("p", length, pinned, BLOCK, for_drafts=True))
     requests: list[Request] = []
+
+    def own(each: Request) -> list[int]:
+        return each.block_ids[len(each.prefix.block_ids) :]
+
     for number in range(300):
         if len(requests) < 5 or random.random() < 0.1:
             tokens = random.integers(0, VOCABULARY, int(random.integers(1, 70))).tolist()
-            requests.append(request(number, tokens, []))
+            prefix = prefixes[number % len(prefixes)]
+            requests.append(request(number, tokens, list(prefix.block_ids), prefix))
         while len(requests) > 6:
             ended = requests.pop(int(random.integers(len(requests))))
             proposer.forget(ended.request_id)
-            free += ended.block_ids
+            free += own(ended)
         if random.random() < 0.1:
             preempted = requests[int(random.integers(len(requests)))]
-            free += preempted.block_ids
+            free += own(preempted)
             random.shuffle(free)
-            preempted.block_ids = []
+            preempted.block_ids = list(preempted.prefix.block_ids)
         for each in requests:
             # The last token's block may come with the step behind the drafts.
-            while len(each.block_ids) * BLOCK < each.num_tokens - int(random.integers(2)):
+            needed = each.prefix.num_reserved + each.num_tokens
+            while len(each.block_ids) * BLOCK < needed - int(random.integers(2)):
                 each.block_ids.append(free.pop())
         some = [each for each in requests if random.random() < 0.8]
         limits = random.integers(1, 16, len(some)).tolist()
@@ -99,7 +113,7 @@ def test_requests_of_all_lengths_draft_together_and_roll_back(ahead: bool) -> No
             if each.num_tokens > 130:
                 requests.remove(each)
                 proposer.forget(each.request_id)
-                free += each.block_ids
+                free += own(each)
 
 
 def test_prompts_longer_than_a_step_catch_up_in_chunks() -> None:
@@ -133,6 +147,25 @@ def test_blocks_of_a_cached_prefix_are_not_computed_again() -> None:
     thief = request(2, [9] * 20, [5, 3])
     check(proposer, [thief], [2])
     check(proposer, [other], [4])
+
+
+def test_blocks_behind_a_prefix_are_shared_where_the_target_s_are() -> None:
+    proposer = make(16)
+    runner = proposer.network.runner
+    assert isinstance(runner, CacheReader)
+    prefix = prefix_in("p", 20, [10, 11], BLOCK, for_drafts=True)  # a block, and 4 tokens
+    prompt = [token % VOCABULARY for token in range(60)]
+    digests = [b"12 tokens", b"28", b"44"]  # blocks of the target that are full, the copy's first
+    one = request(0, prompt, [10, 0, 1, 2, 3, 4], prefix)
+    one.block_digests = digests
+    check(proposer, [one], [4])
+    before = runner.num_tokens
+    other = request(1, [*prompt[:44], *prompt[:9]], [10, 0, 1, 2, 5, 6], prefix)
+    other.block_digests = list(digests)
+    check(proposer, [other], [4])
+    # Of its 53 tokens 32 lie in the shared blocks 1 and 2; none is written to them again.
+    assert runner.num_tokens - before == 53 - 32 + 3
+    check(proposer, [one, other], [4, 4])
 
 
 def write_draft(path: Path, **changes: Any) -> str:

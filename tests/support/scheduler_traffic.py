@@ -36,6 +36,7 @@ def config(
     separate_steps: bool = False,
     placing: Placing | None = None,
     adapters: AdapterPool | None = None,
+    for_drafts: bool = False,
 ) -> SchedulerConfig:
     return SchedulerConfig(
         max_num_seqs=max_num_seqs,
@@ -49,6 +50,7 @@ def config(
         separate_steps=separate_steps,
         placing=placing,
         adapters=adapters,
+        for_drafts=for_drafts,
     )
 
 
