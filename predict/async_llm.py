@@ -219,6 +219,14 @@ class AsyncLLM:
         """Forgets one, between two steps; see LLM.unload_adapter."""
         await self._told(lambda llm: llm.unload_adapter(name))
 
+    async def load_prefix(self, name: str, path: str | os.PathLike[str]) -> None:
+        """Writes a tuned prefix into the cache, between two steps; see LLM.load_prefix."""
+        await self._told(lambda llm: llm.load_prefix(name, path))
+
+    async def unload_prefix(self, name: str) -> None:
+        """Forgets one, between two steps; see LLM.unload_prefix."""
+        await self._told(lambda llm: llm.unload_prefix(name))
+
     async def _told(self, ask: Callable[[LLM], T]) -> T:
         """What the LLM says between two steps; raises what it raises."""
         loop = asyncio.get_running_loop()

@@ -26,6 +26,7 @@ from predict.adapters.weights import (
     num_pool_pages,
     pool_bytes,
 )
+from predict.config.adapters import check_adapter_name, unknown
 from predict.config.engine import EngineConfig, check_params
 from predict.config.model import DTYPE_BYTES
 from predict.device import devices, library
@@ -55,6 +56,7 @@ from predict.loading.draft_config import read_draft
 from predict.loading.exported import check_export
 from predict.loading.generation_config import read_recommended
 from predict.loading.layouts import with_stored_cache
+from predict.loading.manifest import Manifest
 from predict.loading.memory import (
     check_page_memory,
     max_draft_rows,
@@ -132,6 +134,8 @@ class EngineStats:
     num_adapter_pages: int = 0
     num_used_adapter_pages: int = 0  # that an adapter lies in
     num_adapters_written: int = 0  # into their pages
+    num_prefixes: int = 0  # tuned ones, that requests may have
+    num_prefix_blocks: int = 0  # of the cache, that they fill
 
 
 def as_several(prompts: Prompt | Sequence[PromptOrError]) -> Sequence[PromptOrError]:
@@ -230,6 +234,7 @@ class LLM:
         self.backend = self.platform.backend
         self.decoder: Decoder | None = None  # in dynamic mode
         self.adapters: AdapterStore | None = None  # where requests may name some
+        self._no_loras = self._why_no_loras()
         self.platform.make_current()
         self._release_idle_memory()
         with self.platform.explained_out_of_memory(LESS_MEMORY):
@@ -275,6 +280,8 @@ class LLM:
                 placing=placing_of(self.spec, config.scheduling.max_length),
             )
         )
+        self._caches = caches
+        # By name, "" for that of requests that name none.
         self.prefixes = {
             name: self._served_prefix(name, stored, scheduler, caches)
             for name, stored in stored_prefixes.items()
@@ -295,10 +302,9 @@ class LLM:
 
     def _load_networks(self, reader: ConfigReader) -> tuple[Network, Network | None]:
         """The network with its weights in place, and the draft model's where there is one."""
-        import paddle
-
         config = self.config
         opened: list[Weights] = []
+        manifest = self._checked_export() if config.model.mode == "static" else None
         adapter_bytes = self._adapter_bytes()
         if config.model.mode == "dynamic":
             opened.append(open_weights(config, self.spec, reader, self.platform))
@@ -307,17 +313,14 @@ class LLM:
         if opened:
             check_memory(opened, adapter_bytes=adapter_bytes)
         networks: list[Network] = []
-        if config.model.mode == "static":
-            loaded = None if self.platform.compiled is None else library.require()
-            abi = None if loaded is None else loaded.metadata.abi
-            manifest = check_export(config, self.spec, paddle.__version__, abi)
+        if manifest is not None:
             if manifest.adapters is not None:
                 self.adapters = self._adapter_store(*plan_of(self.spec, reader))
             directory = Path(config.model.model_name_or_path)
             program = load_program(directory, config.model.model_prefix, self.platform.device)
             pages = () if self.adapters is None else self.adapters.pools
             networks.append(partial(static_forward, program, pages=pages))
-        elif config.adapters.is_used:
+        elif self._no_loras is None:
             self.adapters = self._adapter_store(opened[0].plan, opened[0].names)
         if self.draft is not None:
             own = DTYPE_BYTES[config.model.dtype] * self.spec.num_matmul_weights
@@ -332,15 +335,43 @@ class LLM:
             self.decoder = decoders[0]
         return networks[0], networks[1] if self.draft is not None else None
 
+    def _checked_export(self) -> Manifest:
+        """The program's manifest. Raises UserError where the export is not for this run."""
+        import paddle
+
+        loaded = None if self.platform.compiled is None else library.require()
+        abi = None if loaded is None else loaded.metadata.abi
+        manifest = check_export(self.config, self.spec, paddle.__version__, abi)
+        if manifest.adapters is None and self._no_loras is None:
+            self._no_loras = (
+                "the exported program takes no adapters of requests; export it with --enable_lora"
+            )
+        return manifest
+
     def _fields(self) -> tuple[Field, ...]:
         return fields_of(self.spec, self.adapters is not None)
 
+    def _why_no_loras(self) -> str | None:
+        """Why requests can have no LoRA adapters; None where they can, a program's part aside.
+
+        Raises UserError where the flags name some that no request can have.
+        """
+        adapters = self.config.adapters
+        if not adapters.is_used:
+            return "adapters are fixed; start with allow_adapter_updates to change them"
+        try:
+            check_spec(self.spec)
+        except UserError as error:
+            if adapters.lora_modules:
+                raise
+            return str(error)
+        return None
+
     def _adapter_bytes(self) -> int:
-        """Bytes of the pages for adapters. Raises UserError for a network that takes none."""
+        """Bytes of the pages for adapters."""
         config = self.config.adapters
-        if not config.is_used:
+        if self._no_loras is not None:
             return 0
-        check_spec(self.spec)
         num_bytes = pool_bytes(self.spec, num_pool_pages(config), self.config.model.dtype)
         check_page_memory(config, num_bytes, self.platform.free_bytes())
         return num_bytes
@@ -359,10 +390,7 @@ class LLM:
     def _read_prefixes(self) -> dict[str, StoredPrefix]:
         """The prefixes of the flags by name. Raises UserError for one that does not fit."""
         config = self.config
-        found = {
-            name: read_prefix(path, self.spec, config.model.dtype, config.scheduling.max_length)
-            for name, path in config.adapters.prefixes.items()
-        }
+        found = {name: self._read_prefix(path) for name, path in config.adapters.prefixes.items()}
         num_blocks, given = self._num_prefix_blocks(found), config.cache.num_cache_blocks
         if given is not None and num_blocks >= given:
             raise UserError(
@@ -371,6 +399,10 @@ class LLM:
                 "--num_cache_blocks"
             )
         return found
+
+    def _read_prefix(self, path: str | os.PathLike[str]) -> StoredPrefix:
+        config = self.config
+        return read_prefix(Path(path), self.spec, config.model.dtype, config.scheduling.max_length)
 
     def _num_prefix_blocks(self, stored: Mapping[str, StoredPrefix]) -> int:
         block_size = self.config.cache.block_size
@@ -383,22 +415,31 @@ class LLM:
         return self.config.scheduling.batch_size if self.draft and has_prefixes else 0
 
     def _served_prefix(
-        self, name: str, stored: StoredPrefix, scheduler: Scheduler, caches: Sequence[LayerCache]
+        self,
+        name: str,
+        stored: StoredPrefix,
+        scheduler: Scheduler,
+        caches: Sequence[LayerCache],
+        is_late: bool = False,
     ) -> ServedPrefix:
-        """A prefix in blocks of the caches, written."""
+        """A prefix in blocks of the caches, written; is_late: see Scheduler.pin_prefix."""
         block_size = self.config.cache.block_size
-        prefix = scheduler.pin_prefix(name, stored.num_tokens)
+        prefix = scheduler.pin_prefix(name, stored.num_tokens, is_late)
         blocks = np.array(prefix.all_block_ids, np.int32)
         slots = blocks[:, None] * block_size + np.arange(block_size, dtype=np.int32)
-        write_rows(
-            self.backend,
-            caches,
-            stored.values,
-            slots.reshape(-1)[: stored.num_tokens].astype(np.int32),
-            self.config.kv_format,
-            self.config.model.dtype,
-            self.platform.place,
-        )
+        try:
+            write_rows(
+                self.backend,
+                caches,
+                stored.values,
+                slots.reshape(-1)[: stored.num_tokens].astype(np.int32),
+                self.config.kv_format,
+                self.config.model.dtype,
+                self.platform.place,
+            )
+        except BaseException:
+            scheduler.unpin_prefix(prefix)
+            raise
         return prefix
 
     def _runner(
@@ -549,12 +590,19 @@ class LLM:
 
     def _named(self, name: str | None) -> tuple[ServedAdapter | None, ServedPrefix]:
         """The adapter or the prefix of a name; without one the prefix of all others' requests."""
+        prefix = self.prefixes.get(name or "")  # which another thread may change meanwhile
         if name is None:
-            return None, self.prefixes.get("", NO_PREFIX)
-        if name in self.prefixes:
-            return None, self.prefixes[name]
-        assert self.adapters is not None  # see check_params
-        return self.adapters.get(name), NO_PREFIX
+            return None, prefix or NO_PREFIX
+        if name and prefix is not None:
+            return None, prefix
+        if self.adapters is not None and name in self.adapters.names:
+            return self.adapters.get(name), NO_PREFIX
+        raise unknown(name, self._names())
+
+    def _names(self) -> list[str]:
+        """Of adapters and prefixes that requests may name."""
+        adapters = [] if self.adapters is None else self.adapters.names
+        return [*adapters, *filter(None, list(self.prefixes))]
 
     def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:
         """Reads a LoRA adapter that requests may name from now on. Raises UserError."""
@@ -568,9 +616,39 @@ class LLM:
         self._updatable().unload(name)
 
     def _updatable(self) -> AdapterStore:
-        if self.adapters is None or not self.config.adapters.allow_adapter_updates:
-            raise UserError("adapters are fixed; start with allow_adapter_updates to change them")
+        self._check_updates()
+        if self.adapters is None:
+            raise UserError(self._no_loras or "")
         return self.adapters
+
+    def _check_updates(self) -> None:
+        if not self.config.adapters.allow_adapter_updates:
+            raise UserError("adapters are fixed; start with allow_adapter_updates to change them")
+
+    def load_prefix(self, name: str, path: str | os.PathLike[str]) -> None:
+        """Writes a tuned prefix into the cache, which requests may name from now on.
+
+        path: a folder or a .npy file, see predict.loading.prefix. Raises UserError, with all as it
+        was, for one that does not fit the model or beside what runs.
+        """
+        self._check_updates()
+        check_adapter_name(name)
+        if name in self._names():
+            raise UserError(f"{name!r} is loaded already; unload it first, or give another name")
+        stored = self._read_prefix(path)
+        self.platform.make_current()
+        scheduler = self.engine.scheduler
+        self.prefixes[name] = self._served_prefix(name, stored, scheduler, self._caches, True)
+
+    def unload_prefix(self, name: str) -> None:
+        """Forgets a prefix; its blocks are free once its last request has ended. Raises UserError.
+
+        That of requests that name none stays.
+        """
+        self._check_updates()
+        if not name or name not in self.prefixes:
+            raise unknown(name, [each for each in self.prefixes if each], "prefix")
+        self.engine.scheduler.unpin_prefix(self.prefixes.pop(name))
 
     def _guides(self) -> Guides:
         """What compiles guides; made when the first one comes."""
@@ -781,6 +859,8 @@ class LLM:
             num_adapter_pages=0 if pool is None else pool.num_pages,
             num_used_adapter_pages=0 if pool is None else pool.num_used_pages,
             num_adapters_written=0 if pool is None else pool.num_written,
+            num_prefixes=len(self.prefixes),
+            num_prefix_blocks=scheduler.num_pinned_blocks,
         )
 
     def __repr__(self) -> str:

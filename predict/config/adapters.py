@@ -23,13 +23,13 @@ def check_adapter_name(name: str) -> None:
         )
 
 
-def unknown(name: str, known: Iterable[str]) -> UserError:
-    """The error for a name that no adapter has."""
+def unknown(name: str, known: Iterable[str], what: str = "adapter") -> UserError:
+    """The error for a name that no adapter, or whatever it is, has."""
     known = list(known)
     guess = nearest(name[:MAX_NAME], known)
     hint = f"; did you mean {guess}?" if guess else ""
     names = ", ".join(known[:MAX_SHOWN]) or "none"
-    return UserError(f"adapter is {name[:MAX_NAME]!r} (loaded: {names}){hint}")
+    return UserError(f"{what} is {name[:MAX_NAME]!r} (loaded: {names}){hint}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class AdaptersConfig:
     """Adapters of requests. Raises UserError for other values."""
 
     lora_modules: tuple[str, ...] = ()  # name=path each
-    allow_adapter_updates: bool = False  # adapters may come and go while requests run
+    allow_adapter_updates: bool = False  # adapters and prefixes may come and go meanwhile
     max_loras: int = 8  # of max_lora_rank, on the device at once
     max_lora_rank: int = 16
     max_cpu_loras: int = 64  # whose values stay in the host's memory

@@ -189,6 +189,11 @@ def _num_left(request: Request) -> int:
     return len(request.token_ids) - request.num_computed_tokens
 
 
+def _num_own_blocks(request: Request) -> int:
+    """The most blocks of an added request, but for those that it shares with its prefix."""
+    return request.max_num_blocks - len(request.prefix.block_ids)
+
+
 def _wants_prompt_logits(request: Request) -> bool:
     """Whether logprobs of its prompt are wanted and not all there: then all of it must run."""
     record = request.logprobs
@@ -249,7 +254,8 @@ class Scheduler:
         self._requests: dict[int, Request] = {}  # unfinished, by id
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # in arrival order
-        self._pinned: list[int] = []  # blocks of prefixes
+        self._prefixes: dict[ServedPrefix, int] = {}  # pinned: unfinished requests with each
+        self._leaving: set[ServedPrefix] = set()  # of these: that no more requests may have
         self._scheduled: ScheduledBatch | None = None  # the last one, until it is advanced
         self._advanced: deque[ScheduledBatch] = deque()  # oldest first, their results still unknown
         # Planned and not in a batch yet: their blocks are in the beams' tables already.
@@ -276,18 +282,24 @@ class Scheduler:
         return [r for r in self._running if len(r.token_ids) - r.num_computed_tokens == 1]
 
     @property
+    def num_pinned_blocks(self) -> int:
+        """Blocks that prefixes fill."""
+        return sum(len(prefix.all_block_ids) for prefix in self._prefixes)
+
+    @property
     def _num_unpinned(self) -> int:
-        return self.config.num_blocks - len(self._pinned)
+        return self.config.num_blocks - self.num_pinned_blocks
 
     @property
     def _adapters(self) -> AdapterPool:
         assert self.config.adapters is not None  # see add()
         return self.config.adapters
 
-    def pin_prefix(self, name: str, num_tokens: int) -> ServedPrefix:
-        """A prefix that requests may have, with blocks for good; the caller is to write them.
+    def pin_prefix(self, name: str, num_tokens: int, is_late: bool = False) -> ServedPrefix:
+        """A prefix that requests may have, with blocks of its own; the caller is to write them.
 
-        Raises UserError where they leave the cache without a free one.
+        is_late: others are served already. Raises UserError where the cache is left without a free
+        block, and late with fewer than an unfinished request, or one of max_length, may need.
         """
         block_size, free = self.config.block_size, self.block_manager.num_free_blocks
         num_blocks = num_blocks_for(num_tokens, block_size)
@@ -297,9 +309,31 @@ class Scheduler:
                 f"{num_blocks} blocks of {block_size} tokens, and the cache has {free} free ones "
                 f"(allowed: up to {free - 1}); raise num_cache_blocks"
             )
+        left = self._num_unpinned - num_blocks
+        longest = self.config.max_blocks_per_seq + self.config.for_drafts
+        most = max([longest, *map(_num_own_blocks, self._requests.values())])
+        if is_late and most > left:
+            raise UserError(
+                f"prefix {name} has {num_tokens} tokens, which take {num_blocks} blocks of "
+                f"{block_size} tokens and leave {left}, and a request may need {most}; unload "
+                "another prefix, or raise num_cache_blocks"
+            )
         block_ids = self.block_manager.allocate(num_blocks)
-        self._pinned += block_ids
-        return prefix_in(name, num_tokens, block_ids, block_size, self.config.for_drafts)
+        prefix = prefix_in(name, num_tokens, block_ids, block_size, self.config.for_drafts)
+        self._prefixes[prefix] = 0
+        return prefix
+
+    def unpin_prefix(self, prefix: ServedPrefix) -> None:
+        """Gives up a prefix: its blocks are free once the last request that has it has ended."""
+        self._leaving.add(prefix)
+        self._free_unused(prefix)
+
+    def _free_unused(self, prefix: ServedPrefix) -> None:
+        if prefix in self._leaving and not self._prefixes[prefix]:
+            self._leaving.remove(prefix)
+            del self._prefixes[prefix]
+            self.block_manager.free(prefix.all_block_ids)
+            self._head_is_blocked = False
 
     def _num_blocks(self, request: Request, num_tokens: int) -> int:
         """Blocks of a request of so many tokens of its own, those of its prefix included."""
@@ -322,6 +356,11 @@ class Scheduler:
         if request.status is not RequestStatus.WAITING or request.arrival_index >= 0:
             raise UserError(f"{request!r} was added before; make a new Request to run it again")
         prefix = request.prefix
+        if prefix.num_tokens and (prefix not in self._prefixes or prefix in self._leaving):
+            raise UserError(
+                f"request {request.request_id}: its prefix {prefix.name} was unloaded before the "
+                "request was queued; name another one"
+            )
         try:
             max_num_tokens = max_total_tokens(
                 request.num_prompt_tokens,
@@ -365,6 +404,8 @@ class Scheduler:
             request.beam_group = BeamGroup(request)
         request.arrival_index = self._num_added
         self._num_added += 1
+        if prefix.num_tokens:
+            self._prefixes[prefix] += 1
         self._requests[request.request_id] = request
         self._waiting.append(request)
 
@@ -470,7 +511,10 @@ class Scheduler:
 
     def check(self) -> None:
         """Raises RuntimeError unless every block is free, or in the tables of those who hold it."""
-        held: Counter[int] = Counter(self._pinned)
+        held = Counter(block for prefix in self._prefixes for block in prefix.all_block_ids)
+        having = Counter(request.prefix for request in self._requests.values())
+        if any(having[prefix] != count for prefix, count in self._prefixes.items()):
+            raise RuntimeError("prefixes are not held by those who have them")
         for request in self._running:
             held.update(request.block_ids)
         for request in self._requests.values():
@@ -952,6 +996,9 @@ class Scheduler:
         request.finish_reason = reason
         request.finish_time = now
         del self._requests[request.request_id]
+        if request.prefix.num_tokens:
+            self._prefixes[request.prefix] -= 1
+            self._free_unused(request.prefix)
 
     def _release_all(self, request: Request) -> None:
         """Releases an added request, its beams included."""

@@ -319,10 +319,10 @@ def check_manifest(
         problems.append(
             f"its KV cache is {manifest.kv_format}, --cachekv_int8_type asks for {config.kv_format}"
         )
-    if config.adapters.is_used and manifest.adapters is None:
+    if config.adapters.lora_modules and manifest.adapters is None:
         problems.append(
-            "it takes no adapters of requests, and --lora_modules or --allow_adapter_updates asks "
-            "for them (an export with --enable_lora takes them; --lora_path merges one)"
+            "it takes no adapters of requests, and --lora_modules asks for some (an export with "
+            "--enable_lora takes them; --lora_path merges one)"
         )
     problems += _quantization_problems(manifest, config.quantization.settings)
     if manifest.max_length < config.scheduling.max_length:

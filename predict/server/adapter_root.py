@@ -1,4 +1,4 @@
-"""Where clients may have adapters loaded from: one folder, and nothing that links lead out to."""
+"""Where clients may have things loaded from: one folder, and nothing that links lead out to."""
 
 from __future__ import annotations
 
@@ -8,45 +8,46 @@ from predict.errors import UserError
 from predict.server.errors import ApiError, invalid
 from predict.system.files import check_name
 
-PARAM = "lora_path"
 
+def below_root(root: str, path: str, param: str, takes_files: bool = False) -> str:
+    """The folder of an adapter or prefix, links followed; path: absolute, or from `root` on.
 
-def adapter_folder(root: str, path: str) -> str:
-    """The folder of an adapter, links followed; path: absolute, or from `root` on.
-
-    Raises ApiError: 403 for what lies outside of `root`, whether or not it is there, 404 for no
-    folder.
+    param: the field with the path. takes_files: it may be a file instead. Raises ApiError: 403 for
+    what lies outside of `root`, whether or not it is there, 404 for nothing of the kind.
     """
     try:
-        check_name(PARAM, path)
+        check_name(param, path)
     except UserError as error:
-        raise invalid(PARAM, str(error)) from None
+        raise invalid(param, str(error)) from None
     root = os.path.realpath(root)
-    folder = os.path.realpath(os.path.join(root, path))
-    if not _lies_below(folder, root):
-        raise _outside(path)
-    if not os.path.isdir(folder):
+    found = os.path.realpath(os.path.join(root, path))
+    if not _lies_below(found, root):
+        raise _outside(param, path)
+    if takes_files and os.path.isfile(found):
+        return found
+    if not os.path.isdir(found):
+        kinds = "file and no folder" if takes_files else "folder"
         raise ApiError(
-            404, f"{PARAM} {path!r} is no folder below the server's --adapter_root", param=PARAM
+            404, f"{param} {path!r} is no {kinds} below the server's --adapter_root", param=param
         )
-    with os.scandir(folder) as found:
-        entries = list(found)
+    with os.scandir(found) as scanned:
+        entries = list(scanned)
     for entry in entries:
         if not _lies_below(os.path.realpath(entry.path), root):
-            raise _outside(os.path.join(path, entry.name))
+            raise _outside(param, os.path.join(path, entry.name))
         if not (entry.is_file() or entry.is_dir()):  # a pipe would be waited for
-            raise invalid(PARAM, f"{PARAM}: {entry.name!r} of {path!r} is no file")
-    return folder
+            raise invalid(param, f"{param}: {entry.name!r} of {path!r} is no file")
+    return found
 
 
 def _lies_below(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip("/") + "/")
 
 
-def _outside(path: str) -> ApiError:
+def _outside(param: str, path: str) -> ApiError:
     return ApiError(
         403,
-        f"{PARAM} {path!r} leads out of the folder that this server loads adapters from; give a "
+        f"{param} {path!r} leads out of the folder that this server loads adapters from; give a "
         "path below --adapter_root",
-        param=PARAM,
+        param=param,
     )

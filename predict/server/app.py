@@ -37,8 +37,10 @@ from predict.server.protocol import (
     CompletionBody,
     DetokenizeBody,
     LoadAdapterBody,
+    LoadPrefixBody,
     TokenizeBody,
     UnloadAdapterBody,
+    UnloadPrefixBody,
 )
 from predict.server.routes import routers
 from predict.server.served_models import ServedModels
@@ -49,9 +51,11 @@ BODIES: tuple[type[Body], ...] = (
     DetokenizeBody,
     FlaskBody,
     LoadAdapterBody,
+    LoadPrefixBody,
     NativeBody,
     TokenizeBody,
     UnloadAdapterBody,
+    UnloadPrefixBody,
 )
 CLIENT_GONE = 499  # for the log: the client did not wait for a status
 SWITCH_SECONDS = 0.0005  # after which a thread that tokenizes lets the event loop go on
@@ -269,6 +273,7 @@ _ROUTES = frozenset(
         *("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize"),
         *("/health", "/ready", "/version", "/metrics", "/v2/health/live", "/v2/health/ready"),
         *("/", "/openapi.json", "/api/chat", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+        *("/v1/load_prefix", "/v1/unload_prefix"),
         *("/v1/chat/completions/completions", "/v1/chat/completions/chat/completions"),
     )
 )

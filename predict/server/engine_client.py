@@ -32,6 +32,7 @@ from predict.server.wire import (
     FromEngine,
     FromFront,
     LoadAdapter,
+    LoadPrefix,
     Messages,
     ModelInfo,
     Ready,
@@ -41,6 +42,7 @@ from predict.server.wire import (
     Stop,
     Told,
     UnloadAdapter,
+    UnloadPrefix,
     frame,
 )
 
@@ -64,7 +66,7 @@ class EngineDied(RuntimeError):  # noqa: N818  # a state, as the wait for it is 
 
 
 class AdapterFailed(RuntimeError):  # noqa: N818  # likewise
-    """An adapter could not be loaded or unloaded, and nobody knows better; all is as before."""
+    """An adapter or prefix could not be loaded or unloaded, nobody knows why; all is as before."""
 
 
 class Answer(Protocol):
@@ -140,6 +142,12 @@ class Engine(Protocol):
 
         Those before go on to their ends. Raises UserError, AdapterFailed, EngineDied.
         """
+
+    async def load_prefix(self, name: str, path: str) -> None:
+        """As `load_adapter`, a tuned prefix, which takes blocks of the cache."""
+
+    async def unload_prefix(self, name: str) -> None:
+        """As `unload_adapter`, a prefix; its blocks are free once its last request has ended."""
 
 
 class EngineProcess:
@@ -384,6 +392,14 @@ class EngineClient(asyncio.Protocol):
     async def unload_adapter(self, name: str) -> None:
         """See Engine."""
         self._check(await self._ask(lambda number: UnloadAdapter(number, name)))
+
+    async def load_prefix(self, name: str, path: str) -> None:
+        """See Engine."""
+        self._check(await self._ask(lambda number: LoadPrefix(number, name, path)))
+
+    async def unload_prefix(self, name: str) -> None:
+        """See Engine."""
+        self._check(await self._ask(lambda number: UnloadPrefix(number, name)))
 
     def _check(self, changed: Changed) -> None:
         if changed.refused is not None:

@@ -28,12 +28,14 @@ from predict.server.wire import (
     Add,
     AnswerMetrics,
     AskStats,
+    Change,
     Changed,
     Ended,
     Failed,
     FromEngine,
     FromFront,
     LoadAdapter,
+    LoadPrefix,
     Messages,
     ModelInfo,
     Ready,
@@ -43,6 +45,7 @@ from predict.server.wire import (
     Stop,
     Told,
     UnloadAdapter,
+    UnloadPrefix,
     frame,
 )
 from predict.system.console import say
@@ -186,14 +189,18 @@ class EngineLoop:
         elif isinstance(message, AskStats):
             self._send()  # first, what the counts know of
             self._link.send(Told(message.question, stats_of(self._llm)))
-        elif isinstance(message, (LoadAdapter, UnloadAdapter)):
+        elif isinstance(message, (LoadAdapter, UnloadAdapter, LoadPrefix, UnloadPrefix)):
             self._link.send(self._changed(message))
 
-    def _changed(self, message: LoadAdapter | UnloadAdapter) -> Changed:
-        """Loads or unloads an adapter; whatever fails, requests go on."""
+    def _changed(self, message: Change) -> Changed:
+        """Loads or unloads an adapter or a prefix; whatever fails, requests go on."""
         try:
             if isinstance(message, LoadAdapter):
                 self._llm.load_adapter(message.name, message.directory)
+            elif isinstance(message, LoadPrefix):
+                self._llm.load_prefix(message.name, message.path)
+            elif isinstance(message, UnloadPrefix):
+                self._llm.unload_prefix(message.name)
             else:
                 self._llm.unload_adapter(message.name)
         except UserError as error:

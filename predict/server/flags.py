@@ -84,11 +84,12 @@ OWN_FLAGS: tuple[Flag, ...] = (
     Flag(_LOGS, "log_requests", "bool", False,
          "Write prompts and answers into these lines too. They may be secret."),
     Flag(_ADAPTERS, "allow_adapter_updates", "bool", False,
-         "Let clients load and unload adapters while requests run: POST /v1/load_lora_adapter and "
-         "/v1/unload_lora_adapter. Needs --adapter_root."),
+         "Let clients load and unload adapters and tuned prefixes while requests run: POST "
+         "/v1/load_lora_adapter, /v1/unload_lora_adapter, /v1/load_prefix, /v1/unload_prefix. "
+         "Needs --adapter_root."),
     Flag(_ADAPTERS, "adapter_root", "str", None,
-         "Folder that clients load adapters from; nothing outside of it is read, whatever links "
-         "lead there."),
+         "Folder that clients load adapters and prefixes from; nothing outside of it is read, "
+         "whatever links lead there."),
     # Rows of the predictor that mean something else to a server.
     Flag(_ENGINE, "batch_size", "int", None,
          f"Sequences decoded together; when not given, {CPU_BATCH_SIZE} on the CPU and "

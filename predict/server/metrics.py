@@ -53,6 +53,8 @@ _GAUGES = (
     ("num_adapters", "adapters_loaded", "Adapters that requests may name."),
     ("num_adapter_pages", "adapter_pages", "Pages for adapters, of eight ranks each."),
     ("num_used_adapter_pages", "adapter_used_pages", "Pages that an adapter lies in."),
+    ("num_prefixes", "prefixes_loaded", "Tuned prefixes that requests may have."),
+    ("num_prefix_blocks", "prefix_blocks", "Blocks of the KV cache that they fill."),
     ("peak_memory_bytes", "engine_peak_memory_bytes", "Largest memory of the engine so far."),
 )
 

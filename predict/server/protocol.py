@@ -379,6 +379,19 @@ class UnloadAdapterBody(Body):
     ignored: ClassVar[frozenset[str]] = frozenset({"lora_int_id"})
 
 
+class LoadPrefixBody(Body):
+    """A tuned prefix to be loaded."""
+
+    prefix_name: AdapterName  # what requests will call it, as their model
+    prefix_path: AdapterPath  # its folder or .npy file, as the path of an adapter
+
+
+class UnloadPrefixBody(Body):
+    """A tuned prefix to be taken away."""
+
+    prefix_name: AdapterName
+
+
 def parsed(model: type[ModelT], value: Mapping[str, Any]) -> ModelT:
     """A body as its model. Raises ApiError 400 that names the first field at fault."""
     try:

@@ -1,4 +1,4 @@
-"""The models that requests may name: the one that is served, by its names, and its adapters."""
+"""The models that requests may name: the one that is served, its adapters, its tuned prefixes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from predict.config.adapters import check_adapter_name
 from predict.errors import UserError, one_of
-from predict.server.adapter_root import adapter_folder
+from predict.server.adapter_root import below_root
 from predict.server.config import ServerConfig
 from predict.server.engine_client import AdapterFailed, Engine
 from predict.server.errors import ApiError, invalid
 
-MAX_ADAPTERS = 4096  # that are loaded: a client may name one folder again and again
+MAX_ADAPTERS = 4096  # that are loaded, and prefixes: a client may name one folder over and over
 MAX_SHOWN = 20  # names in a message
 
 
@@ -24,14 +24,38 @@ class ServedModel(NamedTuple):
     adapter: str | None  # of SamplingParams
 
 
+class Kind(NamedTuple):
+    """Something beside the model that requests may name. Fields of the bodies that change it."""
+
+    noun: str
+    name_field: str
+    path_field: str
+    unload_route: str
+    takes_files: bool = False  # else folders alone
+
+
+LORA = Kind("adapter", "lora_name", "lora_path", "/v1/unload_lora_adapter")
+PREFIX = Kind("prefix", "prefix_name", "prefix_path", "/v1/unload_prefix", takes_files=True)
+
+
+class Loaded(NamedTuple):
+    """What has a name."""
+
+    kind: Kind
+    created: int  # when it was loaded, in seconds since 1970
+
+
 class ServedModels:
-    """One event loop's. Adapters come and go one at a time, while requests run."""
+    """One event loop's. Adapters and prefixes come and go one at a time, while requests run."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
         self._started = int(time.time())
-        # By name: when they were loaded, in seconds since 1970.
-        self._adapters = dict.fromkeys(config.engine.adapters.names, self._started)
+        adapters = config.engine.adapters
+        self._loaded = {
+            name: Loaded(LORA if name in adapters.directories else PREFIX, self._started)
+            for name in adapters.names
+        }
         self._changing = asyncio.Lock()
 
     def find(self, name: str | None) -> ServedModel:
@@ -41,69 +65,75 @@ class ServedModels:
             return ServedModel(names[0], None)
         if name in names:
             return ServedModel(name, None)
-        if name in self._adapters:
+        if name in self._loaded:
             return ServedModel(name, name)
-        known = [*names, *self._adapters][:MAX_SHOWN]
+        known = [*names, *self._loaded][:MAX_SHOWN]
         raise ApiError(
             404, str(one_of("model", name[:200], known)), param="model", code="model_not_found"
         )
 
     def card(self, name: str) -> dict[str, Any]:
         """What /v1/models says of a name. Raises ApiError 404."""
-        model = self.find(name)
-        is_adapter = model.adapter is not None
+        self.find(name)
+        loaded = self._loaded.get(name)
         return {
             "id": name,
             "object": "model",
-            "created": self._adapters[name] if is_adapter else self._started,
+            "created": self._started if loaded is None else loaded.created,
             "owned_by": "regatta",
-            "parent": self._config.model_names[0] if is_adapter else None,
+            "parent": None if loaded is None else self._config.model_names[0],
             "max_model_len": self._config.engine.scheduling.max_length,
         }
 
     def cards(self) -> list[dict[str, Any]]:
         """Of all names, the base's first."""
-        return [self.card(name) for name in (*self._config.model_names, *self._adapters)]
+        return [self.card(name) for name in (*self._config.model_names, *self._loaded)]
 
-    async def load(self, engine: Engine, name: str, path: str) -> dict[str, Any]:
-        """Loads an adapter, which requests may name from then on; its card. Raises ApiError."""
+    async def load(self, engine: Engine, kind: Kind, name: str, path: str) -> dict[str, Any]:
+        """Loads something, which requests may name from then on; its card. Raises ApiError."""
         root = self._root()
         async with self._changing:
-            self._check_new(name)
-            folder = await asyncio.to_thread(adapter_folder, root, path)
+            self._check_new(kind, name)
+            found = await asyncio.to_thread(
+                below_root, root, path, kind.path_field, kind.takes_files
+            )
             try:
-                await engine.load_adapter(name, folder)
+                await (engine.load_prefix if kind is PREFIX else engine.load_adapter)(name, found)
             except UserError as error:
                 # Where the root lies is not for clients.
-                raise invalid("lora_path", str(error).replace(folder, path)) from None
+                raise invalid(kind.path_field, str(error).replace(found, path)) from None
             except AdapterFailed as error:
-                said = str(error).replace(folder, path)
-                raise ApiError(500, f"the adapter was not loaded: {said}") from None
-            self._adapters[name] = int(time.time())
+                said = str(error).replace(found, path)
+                raise ApiError(500, f"the {kind.noun} was not loaded: {said}") from None
+            self._loaded[name] = Loaded(kind, int(time.time()))
         return self.card(name)
 
-    async def unload(self, engine: Engine, name: str) -> None:
-        """Takes an adapter away; requests that run go on to their ends. Raises ApiError."""
+    async def unload(self, engine: Engine, kind: Kind, name: str) -> None:
+        """Takes something away; requests that run go on to their ends. Raises ApiError."""
         self._root()
         async with self._changing:
-            if name not in self._adapters:
-                known = ", ".join(list(self._adapters)[:MAX_SHOWN]) or "none"
+            loaded = self._loaded.get(name)
+            if loaded is None:
+                alike = [each for each, other in self._loaded.items() if other.kind is kind]
+                known = ", ".join(alike[:MAX_SHOWN]) or "none"
                 raise ApiError(
                     404,
-                    f"there is no adapter {name[:200]!r} (loaded: {known})",
-                    param="lora_name",
+                    f"there is no {kind.noun} {name[:200]!r} (loaded: {known})",
+                    param=kind.name_field,
                     code="model_not_found",
                 )
-            if name in self._config.engine.adapters.prefixes:
+            if loaded.kind is not kind:
                 raise invalid(
-                    "lora_name", f"{name!r} is a prefix, which stays; give an adapter's name"
+                    kind.name_field,
+                    f"{name!r} is of the kind {loaded.kind.noun}, and no {kind.noun}; "
+                    f"{loaded.kind.unload_route} unloads it",
                 )
-            created = self._adapters.pop(name)  # no request comes behind the message
+            del self._loaded[name]  # no request comes behind the message
             try:
-                await engine.unload_adapter(name)
+                await (engine.unload_prefix if kind is PREFIX else engine.unload_adapter)(name)
             except (UserError, AdapterFailed) as error:
-                self._adapters[name] = created
-                raise ApiError(500, f"the adapter was not unloaded: {error}") from None
+                self._loaded[name] = loaded
+                raise ApiError(500, f"the {kind.noun} was not unloaded: {error}") from None
 
     def _root(self) -> str:
         root = self._config.adapter_root
@@ -115,19 +145,20 @@ class ServedModels:
             )
         return root
 
-    def _check_new(self, name: str) -> None:
+    def _check_new(self, kind: Kind, name: str) -> None:
         try:
             check_adapter_name(name)
         except UserError as error:
-            raise invalid("lora_name", str(error)) from None
-        if name in self._adapters or name in self._config.model_names:
+            raise invalid(kind.name_field, str(error)) from None
+        if name in self._loaded or name in self._config.model_names:
             raise invalid(
-                "lora_name",
+                kind.name_field,
                 f"a model {name!r} is loaded already; unload it first, or give another name",
                 "already_loaded",
             )
-        if len(self._adapters) >= MAX_ADAPTERS:
+        if len(self._loaded) >= MAX_ADAPTERS:
             raise invalid(
-                "lora_name",
-                f"{len(self._adapters)} adapters are loaded (allowed: {MAX_ADAPTERS}); unload one",
+                kind.name_field,
+                f"{len(self._loaded)} adapters and prefixes are loaded (allowed: {MAX_ADAPTERS}); "
+                "unload one",
             )

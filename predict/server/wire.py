@@ -73,6 +73,8 @@ class Stats(msgspec.Struct, frozen=True):
     num_adapter_pages: int = 0
     num_used_adapter_pages: int = 0  # that an adapter lies in
     num_adapters_written: int = 0  # into their pages
+    num_prefixes: int = 0  # tuned ones, that requests may have
+    num_prefix_blocks: int = 0  # of the cache, that they fill
 
 
 # From the front to the engine.
@@ -121,11 +123,27 @@ class UnloadAdapter(msgspec.Struct, tag=True, array_like=True):
     name: str
 
 
+class LoadPrefix(msgspec.Struct, tag=True, array_like=True):
+    """A folder or file with a prefix that later messages may name; Changed answers it."""
+
+    question: int
+    name: str
+    path: str
+
+
+class UnloadPrefix(msgspec.Struct, tag=True, array_like=True):
+    """A prefix that no later message names; Changed answers it."""
+
+    question: int
+    name: str
+
+
 class Stop(msgspec.Struct, tag=True, array_like=True):
     """The last message: the engine's process leaves with 0."""
 
 
-FromFront = Start | Add | Abort | AskStats | LoadAdapter | UnloadAdapter | Stop
+Change = LoadAdapter | UnloadAdapter | LoadPrefix | UnloadPrefix
+FromFront = Start | Add | Abort | AskStats | Change | Stop
 
 # From the engine to the front.
 
@@ -167,7 +185,7 @@ class Told(msgspec.Struct, tag=True, array_like=True):
 
 
 class Changed(msgspec.Struct, tag=True, array_like=True):
-    """What came of LoadAdapter or UnloadAdapter; where it was not done all is as before."""
+    """What came of a Change; where it was not done all is as before."""
 
     question: int
     refused: str | None = None  # a UserError's text

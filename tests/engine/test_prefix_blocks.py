@@ -100,26 +100,78 @@ def test_a_request_that_no_cache_beside_prefixes_holds_is_refused() -> None:
         scheduler.pin_prefix("q", 12)
 
 
+def test_blocks_are_free_when_the_last_request_with_the_prefix_has_ended() -> None:
+    scheduler = Scheduler(config(max_num_seqs=1))
+    prefix, other = scheduler.pin_prefix("p", 10), scheduler.pin_prefix("q", 3)
+    runs, waits = request(0, [1, 2, 3], prefix), request(1, [4, 2], prefix)
+    scheduler.add(runs)
+    scheduler.add(waits)
+    run(scheduler)
+    scheduler.unpin_prefix(prefix)
+    scheduler.check()
+    assert scheduler.num_pinned_blocks == 4
+    with pytest.raises(UserError, match="its prefix p was unloaded before the request was queued"):
+        scheduler.add(request(2, [1], prefix))
+    scheduler.abort(0)
+    assert scheduler.num_pinned_blocks == 4
+    while scheduler.has_unfinished():
+        run(scheduler)
+    assert scheduler.num_pinned_blocks == scheduler.block_manager.num_used_blocks == 1
+    with pytest.raises(UserError, match="its prefix p was unloaded"):
+        scheduler.add(request(3, [1], prefix))
+    scheduler.unpin_prefix(other)
+    assert scheduler.block_manager.num_used_blocks == 0
+    # What others leave in the cache under a prefix that is gone is nobody's.
+    again = scheduler.pin_prefix("p", 10)
+    scheduler.add(request(4, [4, 2], again))
+    run(scheduler)
+    assert scheduler.stats.num_prefix_hit_tokens == 0
+
+
+def test_a_late_prefix_takes_no_block_that_a_request_may_need() -> None:
+    scheduler = Scheduler(config(num_blocks=20))  # 8 for 32 tokens
+    searching = request(0, [1] * 8, NO_PREFIX, beams=4)  # 3 blocks, of which they share 2
+    scheduler.add(searching)
+    scheduler.pin_prefix("p", 36, is_late=True)
+    with pytest.raises(UserError, match=r"take 4 blocks .* leave 7, and a request may need 8; unl"):
+        scheduler.pin_prefix("q", 13, is_late=True)
+    scheduler.pin_prefix("q", 12, is_late=True)
+    scheduler = Scheduler(config(num_blocks=20))
+    scheduler.add(request(0, [1] * 23, NO_PREFIX, beams=4))  # 7 blocks, of which they share 5
+    with pytest.raises(UserError, match=r"leave 12, and a request may need 13"):
+        scheduler.pin_prefix("p", 32, is_late=True)
+    scheduler.pin_prefix("p", 28, is_late=True)
+    while scheduler.has_unfinished():
+        scheduler.abort(0)
+    scheduler.pin_prefix("q", 16, is_late=True)
+
+
 class PrefixSimulation(scheduler_traffic.Simulation):
     """Requests with one of a few prefixes, or none."""
+
+    num_loaded = num_refused = 0
 
     def __init__(self, limits: SchedulerConfig, rng: random.Random) -> None:
         super().__init__(limits, rng)
         self.prefixes = [
-            self.scheduler.pin_prefix(name, num_tokens)
+            self.loaded(name, num_tokens, is_late=False)
             for name, num_tokens in zip("abc", (1, limits.block_size, 7), strict=True)
         ]
-        for prefix in self.prefixes:
-            hashes = scheduler_traffic.prefix_hashes(scheduler_traffic.contents(prefix))
-            for place, value in enumerate(hashes):
-                self.cache.slots[self.cache.slot(prefix.all_block_ids, place)] = value
+
+    def loaded(self, name: str, num_tokens: int, is_late: bool) -> ServedPrefix:
+        prefix = self.scheduler.pin_prefix(name, num_tokens, is_late)
+        hashes = scheduler_traffic.prefix_hashes(scheduler_traffic.contents(prefix))
+        for place, value in enumerate(hashes):
+            self.cache.slots[self.cache.slot(prefix.all_block_ids, place)] = value
+        return prefix
 
     def prefix(self) -> ServedPrefix:
         return self.rng.choice([NO_PREFIX, *self.prefixes])
 
     @property
     def pinned(self) -> set[int]:
-        return {block for prefix in self.prefixes for block in prefix.all_block_ids}
+        had = {each.prefix for each in self.unfinished.values()} | set(self.prefixes)
+        return {block for prefix in had for block in prefix.all_block_ids}
 
     def check(self) -> None:
         super().check()
@@ -164,3 +216,58 @@ def test_any_traffic_with_prefixes_keeps_every_promise(mode: str) -> None:
     assert num_hits > 1000
     assert num_preemptions > 40
     assert num_copies > (400 if mode == "draft model" else 1000)
+
+
+class ComingAndGoing(PrefixSimulation):
+    """Prefixes are loaded and unloaded between arrivals, whatever runs with them."""
+
+    def add(self, prompt: list[int], params: SamplingParams) -> None:
+        if self.prefixes and self.rng.random() < 0.3:
+            prefix = self.prefixes.pop(self.rng.randrange(len(self.prefixes)))
+            self.scheduler.unpin_prefix(prefix)
+        if self.rng.random() < 0.3:
+            self.num_loaded += 1
+            try:
+                made = self.loaded(f"{self.num_loaded}", self.rng.randint(1, 9), is_late=True)
+                self.prefixes.append(made)
+            except UserError:
+                self.num_refused += 1
+        self.check()
+        super().add(prompt, params)
+
+    def finish(self) -> None:
+        super().finish()
+        for prefix in self.prefixes:
+            self.scheduler.unpin_prefix(prefix)
+        assert self.scheduler.block_manager.num_used_blocks == 0
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize("mode", ["plain", "ahead", "draft model"])
+def test_prefixes_that_come_and_go_lose_no_block_and_starve_nobody(mode: str) -> None:
+    num_loaded = num_refused = num_preemptions = 0
+    for seed in range(60):
+        rng = random.Random(seed)
+        block_size = rng.choice([1, 2, 4, 5])
+        limits = config(
+            max_num_seqs=rng.randint(1, 6),
+            max_num_batched_tokens=rng.randint(6, 30),
+            max_length=32,
+            block_size=block_size,
+            num_blocks=3 - (-7 // block_size) - (-32 // block_size) + rng.randint(0, 16),
+            reserve_full=rng.random() < 0.2,
+            prefix_caching=rng.random() < 0.8,
+            chunked_prefill=rng.random() < 0.7,
+            for_drafts=mode == "draft model",
+        )
+        beams = 1 if limits.for_drafts else 3
+        simulation = scheduler_traffic.run_random(
+            *(limits, seed, 120, limits.for_drafts, mode == "ahead", beams), kind=ComingAndGoing
+        )
+        assert isinstance(simulation, ComingAndGoing)
+        num_loaded += simulation.num_loaded
+        num_refused += simulation.num_refused
+        num_preemptions += simulation.scheduler.stats.num_preemptions
+    assert num_loaded - num_refused > 100
+    assert num_refused > 100
+    assert num_preemptions > 40

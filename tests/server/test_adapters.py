@@ -235,7 +235,7 @@ def test_without_the_flag_adapters_are_fixed() -> None:
         assert names(client) == ["test", "fixed"]
 
 
-def test_prefixes_are_models_that_stay(root: Path) -> None:
+def test_prefixes_are_models_of_another_kind(root: Path) -> None:
     made = config_of(TOKENIZER)
     engine = made.engine.changed(
         prefix_path=("somewhere", "tuned=elsewhere"), allow_adapter_updates=True
@@ -252,7 +252,10 @@ def test_prefixes_are_models_that_stay(root: Path) -> None:
         assert load(client, "tuned", "sql").status_code == 400
         answer = client.post(UNLOAD, json={"lora_name": "tuned"})
         assert answer.status_code == 400
-        assert "is a prefix, which stays" in answer.json()["error"]["message"]
+        error = answer.json()["error"]
+        assert error["param"] == "lora_name"
+        assert "/v1/unload_prefix unloads it" in error["message"]
+        assert names(client) == ["test", "tuned"]
 
 
 def test_a_key_is_needed_where_there_is_one(root: Path) -> None:

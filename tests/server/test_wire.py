@@ -20,10 +20,12 @@ from predict.server.wire import (
     FromEngine,
     FromFront,
     LoadAdapter,
+    LoadPrefix,
     Messages,
     Step,
     Stop,
     UnloadAdapter,
+    UnloadPrefix,
     frame,
 )
 
@@ -59,6 +61,8 @@ def test_messages_are_whole_however_they_are_cut(cuts: list[int]) -> None:
         *ADDED,
         LoadAdapter(3, "é", "/a"),
         UnloadAdapter(4, "é"),
+        LoadPrefix(5, "é", "/a.npy"),
+        UnloadPrefix(6, "é"),
         Abort(9),
         Stop(),
     ]

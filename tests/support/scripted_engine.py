@@ -119,7 +119,8 @@ class ScriptedEngine:
         self.num_added = 0
         self.added: list[tuple[list[int], SamplingParams, bool]] = []
         self.answers: list[ScriptedAnswer] = []
-        self.adapters: dict[str, str] = {}  # loaded: folders by name
+        self.adapters: dict[str, str] = {}  # loaded, prefixes too: paths by name
+        self.prefixes: set[str] = set()
         self.adapter_error: Exception | None = None  # of the next changes
         self.info = ModelInfo(
             *("llama", "float32", "cpu", "dynamic", vocab_size, 256, 8, 64, 16, (1,), None),
@@ -167,6 +168,14 @@ class ScriptedEngine:
         if self.adapter_error is not None:
             raise self.adapter_error
         del self.adapters[name]
+
+    async def load_prefix(self, name: str, path: str) -> None:
+        await self.load_adapter(name, path)
+        self.prefixes.add(name)
+
+    async def unload_prefix(self, name: str) -> None:
+        await self.unload_adapter(name)
+        self.prefixes.remove(name)
 
     def die(self, why: str) -> None:
         """Ends it: whoever waits hears of it."""

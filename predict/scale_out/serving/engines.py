@@ -31,12 +31,13 @@ from predict.system.console import say
 
 LOST = (RayError, RayServeException)  # what calls to a replica that has died raise
 COUNT_SECONDS = 4.0  # that replicas may take to tell their counts
-FIXED = "adapters of replicas are fixed; give them with --lora_modules"
+FIXED = "adapters of replicas are fixed; give them with --lora_modules, prefixes with --prefix_path"
 NUM_RUNS = 2  # of a request, at most
 # Fields of Stats that hold now, and not since the start.
 _OF_NOW = {
     *("num_running", "num_waiting", "num_cache_blocks", "num_used_blocks", "peak_memory_bytes"),
     *("num_adapters", "num_adapter_pages", "num_used_adapter_pages"),
+    *("num_prefixes", "num_prefix_blocks"),
 }
 
 
@@ -246,6 +247,14 @@ class Engines:
         raise UserError(FIXED)
 
     async def unload_adapter(self, name: str) -> None:
+        """Raises UserError."""
+        raise UserError(FIXED)
+
+    async def load_prefix(self, name: str, path: str) -> None:
+        """Raises UserError, as for an adapter."""
+        raise UserError(FIXED)
+
+    async def unload_prefix(self, name: str) -> None:
         """Raises UserError."""
         raise UserError(FIXED)
 
