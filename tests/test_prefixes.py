@@ -388,7 +388,7 @@ def test_prefixes_are_loaded_where_adapters_cannot_be(
     for entry in entries:
         name = f"p{entry['num_tokens']}"
         path = npy(tmp_path / name, entry)
-        with pytest.raises(UserError, match=r"mode dynamic|a prefix mask"):
+        with pytest.raises(UserError, match=r"--enable_lora|a prefix mask"):
             llm.load_adapter(name, path)
         llm.load_prefix(name, path)
         check(llm, entry, name)

@@ -256,6 +256,7 @@ class Scheduler:
         self._running: list[Request] = []  # in arrival order
         self._prefixes: dict[ServedPrefix, int] = {}  # pinned: unfinished requests with each
         self._leaving: set[ServedPrefix] = set()  # of these: that no more requests may have
+        self.num_pinned_blocks = 0  # that prefixes fill
         self._scheduled: ScheduledBatch | None = None  # the last one, until it is advanced
         self._advanced: deque[ScheduledBatch] = deque()  # oldest first, their results still unknown
         # Planned and not in a batch yet: their blocks are in the beams' tables already.
@@ -280,11 +281,6 @@ class Scheduler:
     def decoding(self) -> list[Request]:
         """Running requests whose next step is one token, in arrival order."""
         return [r for r in self._running if len(r.token_ids) - r.num_computed_tokens == 1]
-
-    @property
-    def num_pinned_blocks(self) -> int:
-        """Blocks that prefixes fill."""
-        return sum(len(prefix.all_block_ids) for prefix in self._prefixes)
 
     @property
     def _num_unpinned(self) -> int:
@@ -321,6 +317,7 @@ class Scheduler:
         block_ids = self.block_manager.allocate(num_blocks)
         prefix = prefix_in(name, num_tokens, block_ids, block_size, self.config.for_drafts)
         self._prefixes[prefix] = 0
+        self.num_pinned_blocks += num_blocks
         return prefix
 
     def unpin_prefix(self, prefix: ServedPrefix) -> None:
@@ -333,6 +330,7 @@ class Scheduler:
             self._leaving.remove(prefix)
             del self._prefixes[prefix]
             self.block_manager.free(prefix.all_block_ids)
+            self.num_pinned_blocks -= len(prefix.all_block_ids)
             self._head_is_blocked = False
 
     def _num_blocks(self, request: Request, num_tokens: int) -> int:
@@ -515,6 +513,8 @@ class Scheduler:
         having = Counter(request.prefix for request in self._requests.values())
         if any(having[prefix] != count for prefix, count in self._prefixes.items()):
             raise RuntimeError("prefixes are not held by those who have them")
+        if self.num_pinned_blocks != len(held):
+            raise RuntimeError(f"prefixes fill {len(held)} blocks, not {self.num_pinned_blocks}")
         for request in self._running:
             held.update(request.block_ids)
         for request in self._requests.values():

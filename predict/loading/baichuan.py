@@ -49,11 +49,11 @@ def as_llama(tensors: Mapping[str, StoredArray], config: ConfigReader) -> dict[s
         if match is None:
             made[name] = UnitRows(array) if is_second and name == HEAD else array
             continue
-        size, rest = divmod(array.shape[0], 3)
+        size, rest = divmod(array.shape[0] if array.shape else 1, 3)
         if rest:
             raise UserError(
-                f"{config.path.parent}: {name} has {array.shape[0]} outputs, which are not those "
-                "of queries, keys and values alike; download the checkpoint again"
+                f"{config.path.parent}: {name} has the shape {list(array.shape)}, whose rows are "
+                "not those of queries, keys and values alike; download the checkpoint again"
             )
         packed = Shared(array, last, 3)
         for index, kind in enumerate("qkv"):
@@ -65,18 +65,19 @@ def as_llama(tensors: Mapping[str, StoredArray], config: ConfigReader) -> dict[s
 def as_baichuan(tensors: Mapping[str, StoredArray], config: ConfigReader) -> dict[str, StoredArray]:
     """A Llama's tensors [out, in], queries, keys and values of a layer in one matrix.
 
-    Raises UserError where keys are not as many as queries.
+    Raises UserError where keys are not as many as queries: no family of theirs has that and ALiBi.
     """
     made: dict[str, StoredArray] = {}
     for name, array in tensors.items():
         if match := QUERIES.fullmatch(name):
-            parts = tuple(tensors[f"{match[1]}.{kind}_proj.weight"] for kind in "qkv")
-            if len({part.shape for part in parts}) > 1:
+            parts = [tensors.get(f"{match[1]}.{kind}_proj.weight") for kind in "qkv"]
+            there = tuple(part for part in parts if part is not None)
+            if len(there) < 3 or len({(part.dtype, part.shape) for part in there}) > 1:
                 raise UserError(
-                    f"{config.path}: alibi is true, and there are fewer key heads than query "
-                    "heads: no family of Hugging Face's has both; use --format paddle"
+                    f"{config.path}: alibi is true, and {name} has no keys and values of its own "
+                    "shape: Hugging Face's Baichuan has as many of them; use --format paddle"
                 )
-            made[f"{match[1]}.W_pack.weight"] = Joined(parts, axis=0)
+            made[f"{match[1]}.W_pack.weight"] = Joined(there, axis=0)
         elif not name.endswith((".k_proj.weight", ".v_proj.weight")):
             made[name] = array
     return made

@@ -65,7 +65,7 @@ OPT_OTHERS = {
 }
 HEAD, HEAD_TABLE = "lm_head.weight", "lm_head.decoder_weight"
 TABLE_HEADS = (OPT, "bloom.", CHATGLM)  # whose head is a table of tokens, called HEAD_TABLE
-# ChatGLM2's and 3's before PaddleNLP 2.6.
+# Of PaddleNLP's first checkpoints of ChatGLM2.
 SEPARATE = re.compile(r"(.*\.self_attention\.)(query|key|value)\.(weight|bias)")
 TAKING_TURNS = (".mlp.dense_h_to_4h.weight", ".mlp.dense_h_to_4h.bias")
 QKV = re.compile(r"(.*\.self_attn)\.qkv_proj\.(weight|bias)")
@@ -163,9 +163,10 @@ def _opt_name(name: str, to_paddle: bool) -> str:
 def _with_joined_linears(
     seen: Mapping[str, StoredArray], directory: Path
 ) -> dict[str, StoredArray]:
-    """ChatGLM2's tensors as they are since PaddleNLP 2.6.
+    """ChatGLM2's tensors as Hugging Face has them, and PaddleNLP's later checkpoints.
 
-    Before, queries, keys and values had a matrix each, and the rows of gate and up took turns.
+    In the first ones, queries, keys and values have a matrix each, and the rows of gate and up take
+    turns.
     """
     if not any(map(SEPARATE.fullmatch, seen)):
         return dict(seen)
@@ -173,9 +174,7 @@ def _with_joined_linears(
     for name, array in seen.items():
         match = SEPARATE.fullmatch(name)
         if match is None:
-            turns = name.endswith(TAKING_TURNS) and array.shape[0] % 2 == 0
-            rows = np.arange(array.shape[0]).reshape(-1, 2).T.reshape(-1) if turns else None
-            made[name] = array if rows is None else Part(array, rows)
+            made[name] = _halves(array) if name.endswith(TAKING_TURNS) else array
         elif match[2] == "query":
             parts = [f"{match[1]}{each}.{match[3]}" for each in ("query", "key", "value")]
             try:
@@ -186,6 +185,14 @@ def _with_joined_linears(
                 ) from None
             made[f"{match[1]}query_key_value.{match[3]}"] = joined
     return made
+
+
+def _halves(array: StoredArray) -> StoredArray:
+    """All the even rows, then all the odd ones; a shape without them is refused elsewhere."""
+    num_rows = array.shape[0] if array.shape else 0
+    if not num_rows or num_rows % 2:
+        return array
+    return Part(array, np.arange(num_rows).reshape(-1, 2).T.reshape(-1))
 
 
 def _split(seen: Mapping[str, StoredArray], directory: Path) -> dict[str, StoredArray]:

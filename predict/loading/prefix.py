@@ -16,13 +16,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from predict.errors import UserError
 from predict.loading.adapters.values import Floats, Values
-from predict.loading.arrays import Joined, Same, StoredArray, listed
+from predict.loading.arrays import MAX_LISTED, Joined, Same, StoredArray, listed
 from predict.loading.npy import read_npy
 from predict.loading.pdparams import read_params
 from predict.nn.spec import DecoderSpec
@@ -194,7 +195,8 @@ def _parts(folder: Path, degree: int) -> list[Path]:
         if (match := PART.fullmatch(path.name))
     }
     num_ranks = degree if degree > 1 else max(found) + 1
-    missing = [rank for rank in range(num_ranks) if rank not in found]
+    # The first ones: a hostile config may claim any number.
+    missing = list(islice((rank for rank in range(num_ranks) if rank not in found), MAX_LISTED))
     if missing:
         lacking = listed(f"prefix_model_state.tp{rank:02d}.pdparams" for rank in missing)
         raise UserError(f"{folder} lacks {lacking}; complete the copy")

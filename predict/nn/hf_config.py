@@ -289,6 +289,8 @@ class ConfigReader:
         factor = self.get_float("factor", 1.0, aliases=("rope_scaling_factor",))
         if kind == "ntk":  # another base, whatever the length
             base = self.get_float("rope_theta", theta)
+            if head_dim < 4:
+                raise self.wrong("rope_scaling_type", "linear, null with heads of 2")
             return {"rope_theta": base * factor ** (head_dim / (head_dim - 2))}
         if kind not in ("linear", "dynamic_ntk"):
             raise self.wrong("rope_scaling_type", "linear, ntk, dynamic_ntk, null")

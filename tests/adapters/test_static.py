@@ -6,7 +6,6 @@ import itertools
 import json
 import shutil
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -283,7 +282,7 @@ def test_a_program_without_adapters_starts_where_prefixes_may_be_loaded(
     bare: Path, seven: dict[str, Path]
 ) -> None:
     llm = LLM(config(bare, mode="static", allow_adapter_updates=True))
-    with pytest.raises(UserError, match="exported program takes no adapters .*--enable_lora"):
+    with pytest.raises(UserError, match=r"exported program takes no adapters .*--enable_lora"):
         llm.load_adapter("four", seven["four"])
 
 

@@ -233,7 +233,7 @@ def trained() -> tuple[dict[str, int], list[tuple[str, str]]]:
     )
     tokenizer.train_from_iterator(slices, trainer)
     model = json.loads(tokenizer.to_str())["model"]
-    return model["vocab"], [tuple(merge) for merge in model["merges"]]
+    return model["vocab"], [(left, right) for left, right in model["merges"]]
 
 
 def numbered(value: Any, size: int) -> Any:
@@ -272,7 +272,8 @@ def reader(family: Family, source: Path, folder: Path) -> Any:
         return getattr(transformers, family.reader).from_pretrained(folder)
     vocab = json.loads((folder / "vocab.json").read_text())
     lines = (folder / "merges.txt").read_text().split("\n")[1:-1]
-    made = Tokenizer(models.BPE(vocab, [tuple(line.split(" ")) for line in lines]))
+    merges = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
+    made = Tokenizer(models.BPE(vocab, merges))
     made.pre_tokenizer, made.decoder = family.published, decoders.ByteLevel()
     made.add_special_tokens(list(family.in_vocabulary))
     made.save(str(folder / "tokenizer.json"))

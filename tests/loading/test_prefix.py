@@ -124,6 +124,8 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path, spec: Dec
     refused("missing", r"lacks prefix_model_state.tp00.pdparams; complete the copy")
     write_parts(tmp_path / "fewer", weights, 2, degree=4)
     refused("fewer", r"lacks prefix_model_state.tp02.pdparams, prefix_model_state.tp03.pdparams")
+    write_parts(tmp_path / "claims", weights, 2, degree=1 << 62)
+    refused("claims", r"lacks prefix_model_state.tp02.pdparams, ")
     write_parts(tmp_path / "more", weights, 3, degree=2)
     refused("more", "tensor_parallel_degree is 2, and there are parts of 3 ranks")
     write_parts(tmp_path / "heads", weights, 3)
