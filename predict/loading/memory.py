@@ -262,6 +262,9 @@ def workspace_bytes(
     # Logits: graphs of a few sizes keep theirs; those of steps with drafts share.
     num_rows = 3 * config.scheduling.batch_size + max_draft_rows(config)
     total = _step_bytes(config, spec, num_rows)
+    if config.adapters.is_used:
+        values = 2 * spec.intermediate_size  # what adapters add to gate and up
+        total += _num_step_tokens(config) * values * DTYPE_BYTES[config.model.dtype]
     if draft is not None:
         block = config.cache.block_size * kv_format_of("dense").bytes_per_token(
             draft, DTYPE_BYTES[config.model.dtype]
@@ -278,9 +281,14 @@ def _step_bytes(config: EngineConfig, spec: DecoderSpec, num_rows: int) -> int:
     chosen = max((b.router.top_k for b in spec.blocks() if isinstance(b, ExpertBlock)), default=0)
     per_token = 4 * spec.hidden_size + of_attention + 4 * spec.intermediate_size
     per_token += chosen * (2 * spec.hidden_size + 4 * spec.intermediate_size)  # rows by expert
-    num_tokens = max(config.token_budget, config.scheduling.max_length)
     logits = num_rows * spec.vocab_size * 4
-    return num_tokens * per_token * DTYPE_BYTES[config.model.dtype] + logits + (512 << 20)
+    step = _num_step_tokens(config) * per_token * DTYPE_BYTES[config.model.dtype]
+    return step + logits + (512 << 20)
+
+
+def _num_step_tokens(config: EngineConfig) -> int:
+    """Tokens of a step, at most."""
+    return max(config.token_budget, config.scheduling.max_length)
 
 
 def max_draft_rows(config: EngineConfig) -> int:
