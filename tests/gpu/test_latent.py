@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from predict.device import devices
+from predict.device import devices, library
 from predict.nn.blocks import HeadSlot, LatentAttentionBlock, LinearSlot, Norm, NormSlot
 from predict.nn.decoder import HeadMatrices, LatentAttention, NormWeights, map_tensors
+from predict.nn.inputs import to_tensors
 from predict.nn.rope import rope_table
 from predict.nn.spec import RopeSpec
 from predict.ops import compiled as ops
@@ -129,3 +130,37 @@ def test_parts_of_a_context_are_added_up(gpu: devices.Device) -> None:
             hidden.plain, [(weights,)], [(plain_cache,)], (rope,), step.plain
         )
     compare(got, wanted, "bfloat16", ROUNDINGS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", ["16 heads", "odd sizes", "128 heads"])
+def test_a_decoded_token_does_not_depend_on_a_prompt_beside_it(
+    gpu: devices.Device, dtype: str, form: str
+) -> None:
+    operands, block = Operands(gpu, dtype), FORMS[form]
+    with operands.on_cpu():
+        weights = weights_of(operands, block)
+        placed = on_gpu(operands, weights)
+    table = rope_table(RopeSpec(), block.qk_rope_head_dim, POSITIONS, POSITIONS)
+    ropes = (operands.placed(table),)
+    heads = Heads(block.num_heads, 1, block.latent_size)
+    step = Step(operands, [Span(300, 1), Span(70, 40)], heads, 32)
+    both = step.arrays
+    alone = both._replace(
+        **{name: getattr(both, name)[:1] for name in ("token_ids", "positions", "slot_mapping")},
+        cu_seqlens_q=both.cu_seqlens_q[:2],
+        context_lens=both.context_lens[:1],
+        block_tables=both.block_tables[:1],
+        logit_indices=both.logit_indices[:1],
+        max_lens=np.array([1, 301]),
+    )
+    values = numpy_of(operands.tensor(step.num_tokens, HIDDEN).plain)
+    rows = []
+    with library.require().batch_invariant():
+        for arrays in (both, alone):
+            hidden = operands.both(values[: len(arrays.token_ids)]).device
+            inputs = to_tensors(arrays, gpu.place())
+            caches = [(step.caches()[1][0],)]
+            made, _ = ops.layers(hidden, [(placed,)], caches, ropes, inputs)
+            rows.append(numpy_of(made)[0])
+    np.testing.assert_array_equal(*rows)

@@ -1,8 +1,9 @@
 // See latent.h: attention over latents of a paged cache.
 //
 // Architectures: all; the mma kernel runs on sm_80 and later, for bf16 and fp16, L and L + R
-// multiples of 32 and L up to 512, else the plain one. A row is a token's query of one head; rows
-// of a span lie token after token, its heads side by side. Algorithm of the mma kernel
+// multiples of 32 and L up to 512, where its tiles fit into shared memory; else the plain one. A
+// row is a token's query of one head; rows of a span lie token after token, its heads side by side.
+// Algorithm of the mma kernel
 //   1. A block takes up to kM rows of one span and a part of its context. Latents come through
 //      shared memory in tiles of kTile tokens, two ahead of each other; each is read once for all
 //      rows, as key with all its values and as value with the first L.
@@ -416,18 +417,26 @@ __global__ void __launch_bounds__(kThreads) latent_attention_plain_kernel(const 
   }
 }
 
-bool takes_mma(const LatentAttentionParams& p) {
-  int device = 0, major = 0;
+// Rows of a block of the mma kernel: all heads of a token that is decoded, or 64, whose tiles of
+// tokens are smaller; 0: the plain kernel's. What DeepSeek's 576 values take of shared memory
+// Hopper has for all of them, sm_80 for 64 rows alone, and others for none. A row's bits follow
+// from the tile of tokens: in the batch-invariant mode it is one.
+int rows_of_block(const LatentAttentionParams& p, const AttentionLimits& limits) {
+  int device = 0, major = 0, shared = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  return major >= 8 && p.dtype != DType::kFloat32 && p.latent_rank % 32 == 0 &&
-         (p.latent_rank + p.rope_size) % 32 == 0 && p.latent_rank <= kMaxRank && p.rope_size <= 64;
-}
-
-// Rows of a block: all heads of a token that is decoded, or 64.
-int rows_of_block(const LatentAttentionParams& p, const AttentionLimits& limits) {
-  const int64_t rows = p.num_heads * limits.max_query_len;
-  return rows <= 16 ? 16 : rows <= 32 ? 32 : 64;
+  cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  const int size = static_cast<int>(p.latent_rank + p.rope_size);
+  if (major < 8 || p.dtype == DType::kFloat32 || p.latent_rank % 32 != 0 || size % 32 != 0 ||
+      p.latent_rank > kMaxRank || p.rope_size > 64) {
+    return 0;
+  }
+  constexpr int64_t kOwn = 1024;  // the kernel's variables, up to where its tiles are aligned
+  const auto fits = [&](int64_t bytes) { return bytes + kOwn <= shared; };
+  const int64_t rows = is_batch_invariant ? 64 : p.num_heads * limits.max_query_len;
+  if (rows <= 16 && fits(Shape<16, 64>::bytes(size))) return 16;
+  if (rows <= 32 && fits(Shape<32, 64>::bytes(size))) return 32;
+  return fits(Shape<64, 32>::bytes(size)) ? 64 : 0;
 }
 
 int64_t most_items(const LatentAttentionParams& p, int rows) {
@@ -437,8 +446,9 @@ int64_t most_items(const LatentAttentionParams& p, int rows) {
 
 // How many parts a context has: those that keep all multiprocessors busy.
 int num_parts(const LatentAttentionParams& p, const AttentionLimits& limits) {
-  if (!takes_mma(p) || is_batch_invariant) return 1;
-  const int64_t items = std::max<int64_t>(1, most_items(p, rows_of_block(p, limits)));
+  const int rows = rows_of_block(p, limits);
+  if (rows == 0 || is_batch_invariant) return 1;
+  const int64_t items = std::max<int64_t>(1, most_items(p, rows));
   const int64_t most = std::min<int64_t>(kMaxParts, ceil_div(limits.max_context_len, kLeastPart));
   return static_cast<int>(std::clamp<int64_t>(num_multiprocessors() / items, 1, most));
 }
@@ -464,15 +474,15 @@ Status run(const Args& a, const LatentAttentionParams& p, const AttentionLimits&
   config.stream = launch_on.stream;
   config.pdl = launch_on.pdl;
   if constexpr (sizeof(T) == 2) {
-    if (takes_mma(p)) {
-      switch (rows_of_block(p, limits)) {
-        case 16:
-          return run_mma<T, 16, 64>(a, p, config);
-        case 32:
-          return run_mma<T, 32, 64>(a, p, config);
-        default:
-          return run_mma<T, 64, 32>(a, p, config);
-      }
+    switch (rows_of_block(p, limits)) {
+      case 16:
+        return run_mma<T, 16, 64>(a, p, config);
+      case 32:
+        return run_mma<T, 32, 64>(a, p, config);
+      case 64:
+        return run_mma<T, 64, 32>(a, p, config);
+      default:
+        break;
     }
   }
   config.grid = dim3(static_cast<unsigned>(p.num_heads * p.batch.num_tokens));
