@@ -337,7 +337,10 @@ Status sum_norm(const SumNormParams& p, const Launch& launch_on) {
     auto* const whole = parts ? sum_norm_kernel<T, true, true> : sum_norm_kernel<T, true, false>;
     auto* const any = parts ? sum_norm_kernel<T, false, true> : sum_norm_kernel<T, false, false>;
     auto* const kernel = p.width % 8 == 0 ? whole : any;
-    config.shared_bytes = static_cast<size_t>(p.width * 4);
+    // launch() raises the limit for more than 48 KB, and does not know of the kernel's own
+    // variables.
+    const auto bytes = static_cast<size_t>(p.width * 4);
+    config.shared_bytes = bytes > (47 << 10) ? std::max<size_t>(bytes, 49 << 10) : bytes;
     return launch(kernel, config, "sum_norm", a);
   });
 }
