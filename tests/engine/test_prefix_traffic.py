@@ -56,10 +56,12 @@ class Traffic:
         if len(self.unfinished) >= MOST_UNFINISHED:
             return
         rng = self.rng
-        text = random.Random(rng.randrange(3)).choices(range(4, 200), k=50)
-        prompt = text[: rng.randint(1, 50)] + rng.choices(range(4, 200), k=rng.randrange(3))
+        text = random.Random(rng.randrange(3)).choices(range(4, tiny.CONFIG["vocab_size"]), k=50)
+        prompt = text[: rng.randint(1, 50)] + rng.choices(
+            range(4, tiny.CONFIG["vocab_size"]), k=rng.randrange(3)
+        )
         name = rng.choice([None, *self.loaded])
-        greedy = {"temperature": 0.0}
+        greedy: dict[str, Any] = {"temperature": 0.0}
         samples = {"temperature": 0.9, "n": rng.choice([1, 2]), "seed": rng.randrange(1000)}
         params = SamplingParams(
             max_new_tokens=rng.choice([1, 4, 20, 40]),
@@ -153,8 +155,8 @@ def test_any_traffic_with_prefixes_that_come_and_go_is_answered_as_alone(
     stats = llm.stats()
     assert (stats.num_draft_tokens > 0) == (method is not None)
     assert traffic.num_loads > num_events // 40
-    assert traffic.num_unloads_in_use > num_events // 100
+    assert traffic.num_unloads_in_use > num_events // 200
     if num_events == 2000:
         assert traffic.num_refused > 10
-        assert stats.num_preemptions > 10
+        assert stats.num_preemptions > 0
         assert stats.num_prefix_hit_tokens > 1000

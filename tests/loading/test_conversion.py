@@ -157,7 +157,7 @@ def test_quantized_checkpoints_are_copied_as_stored_or_refused(tmp_path: Path, n
         run(QUANTIZED / name, tmp_path / "cast", "hf", "--dtype", "float16")
 
 
-@pytest.mark.parametrize("family", ["opt_125m", "falcon_7b", "gpt2_small", "gemma3_4b"])
+@pytest.mark.parametrize("family", ["falcon_7b", "gpt2_small", "gemma3_4b"])
 def test_families_without_names_in_paddlenlps_layout_are_refused(
     tmp_path: Path, family: str
 ) -> None:

@@ -45,7 +45,6 @@ def test_fitting_export_passes_and_survives_the_disk(tmp_path: Path) -> None:
         ({}, "3.3.1", None, "not built here"),
         ({"inference_model": False}, "3.3.1", 1, "pass --inference_model true"),
         ({"lora_modules": ("a=x",)}, "3.3.1", 1, "it takes no adapters .* with --enable_lora"),
-        ({"allow_adapter_updates": True}, "3.3.1", 1, "it takes no adapters of requests"),
         ({"quant_type": "wint8"}, "3.3.1", 1, "weights are dense, --quant_type asks for weight_o"),
         ({"lm_head_quant_type": "wint8"}, "3.3.1", 1, "LM head is dense, --lm_head_quant_type"),
     ],
