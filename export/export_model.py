@@ -183,7 +183,7 @@ def _export(
     from predict.loading.platform import platform_of
     from predict.loading.program import save_program
     from predict.nn.adapter_pages import page_tensors
-    from predict.nn.cache_formats import kv_format_of
+    from predict.nn.cache_formats import cache_format
     from predict.system.progress import Progress
 
     source = Path(config.model.model_name_or_path)
@@ -191,8 +191,7 @@ def _export(
     spec, reader = read_spec(source, config.model.model_type)
     spec = spec.with_latent_form(config.model.latent_form)
     config = with_stored_cache(config, reader)
-    kv_format = kv_format_of(config.kv_format)
-    kv_format.check_spec(spec)
+    kv_format = cache_format(config.kv_format, spec)
     if enable_lora:
         check_spec(spec)
     scales = head_scales(kv_format, source, spec, config.quantization.use_fake_parameter)

@@ -75,7 +75,7 @@ from predict.loading.platform import platform_of
 from predict.loading.prefix import StoredPrefix, read_prefix
 from predict.loading.program import load_program
 from predict.nn.adapter_pages import with_pages
-from predict.nn.cache_formats import kv_format_of
+from predict.nn.cache_formats import DENSE, cache_format
 from predict.nn.decoder import Decoder
 from predict.nn.hf_config import ConfigReader
 from predict.nn.inputs import Field, LayerCache, fields_with
@@ -205,8 +205,7 @@ class LLM:
         spec, reader = read_spec(config.model.model_name_or_path, config.model.model_type)
         self.spec = spec.with_latent_form(config.model.latent_form)
         self.config = config = _with_whole_prompts(with_stored_cache(config, reader), self.spec)
-        kv_format = kv_format_of(config.kv_format)
-        kv_format.check_spec(self.spec)
+        kv_format = cache_format(config.kv_format, self.spec)
         if self.device is not None:
             kv_format.check_gpu(devices.driver_info().gpus[self.device.index].capability)
         fake = config.quantization.use_fake_parameter
@@ -251,7 +250,7 @@ class LLM:
                 config.kv_format,
                 kv_scales,
             )
-            copy_blocks = block_copier(self.backend, caches, kv_format_of(config.kv_format))
+            copy_blocks = block_copier(self.backend, caches, kv_format)
             runner = self._runner(network(caches), copy_blocks)
             draft_runner = None
             if self.draft is not None and draft_network is not None:
@@ -259,7 +258,7 @@ class LLM:
                 draft_caches = allocate_caches(
                     self.draft.spec, num_draft_blocks, config.cache.block_size, config.model.dtype
                 )
-                draft_copies = block_copier(self.backend, draft_caches, kv_format_of("dense"))
+                draft_copies = block_copier(self.backend, draft_caches, DENSE)
                 draft_runner = self._runner(draft_network(draft_caches), draft_copies, runner)
         if self.platform.compiled is not None:
             # From here on the step's own tensors come and go; the weights are in place.

@@ -362,7 +362,7 @@ class Model:
         from predict.llm import LLM
         from predict.loading.cache_scales import head_scales
         from predict.loading.model import read_spec
-        from predict.nn.cache_formats import kv_format_of
+        from predict.nn.cache_formats import cache_format
         from predict.nn.places import placing_of
 
         spec, _ = read_spec(config.model.model_name_or_path)
@@ -376,7 +376,8 @@ class Model:
         self.config = config = self.llm.config  # a checkpoint may bring its cache type
         self.placing = placing_of(spec, config.scheduling.max_length)
         self.place = self.llm.platform.device.place()
-        scales = head_scales(kv_format_of(config.kv_format), config.model.model_name_or_path, spec)
+        kv_format = cache_format(config.kv_format, spec)
+        scales = head_scales(kv_format, config.model.model_name_or_path, spec)
         self.caches = allocate_caches(
             spec,
             -(-config.scheduling.src_length // config.cache.block_size),

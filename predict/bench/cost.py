@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from predict.bench.cases import Case
 from predict.config.engine import EngineConfig
 from predict.config.model import DTYPE_BYTES
-from predict.nn.cache_formats import kv_format_of
+from predict.nn.cache_formats import cache_format
 from predict.nn.spec import DecoderSpec
 
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ class Cost:
             head_flops_per_row=2 * head,
             attention_flops_per_pair=sum(block.pair_flops for block in spec.attention),
             decode_flops_per_pair=sum(block.decode_pair_flops for block in spec.attention),
-            cache_bytes_per_token=kv_format_of(kv_format).bytes_per_token(spec, DTYPE_BYTES[dtype]),
+            cache_bytes_per_token=cache_format(kv_format, spec).bytes_per_token(
+                spec, DTYPE_BYTES[dtype]
+            ),
             read_share=lambda count: spec.read_weights(count) / spec.num_matmul_weights,
         )
 

@@ -354,8 +354,7 @@ def _caches(sizes: Sizes, batch: Batch, kv_format: KvFormat) -> list[list[Any]]:
 
 def _row_bytes(sizes: Sizes, kv_format: KvFormat) -> int:
     """Of the key or value of one head and token, with its scales."""
-    row = kv_format.row_bytes(sizes.shape.head_dim, sizes.value_bytes)
-    return row + (4 * kv_format.scale_floats if kv_format.scales == "token" else 0)
+    return kv_format.row_bytes(sizes.shape.head_dim, sizes.value_bytes) + kv_format.scale_bytes
 
 
 def _cache_bytes(sizes: Sizes, batch: Batch, kv_format: KvFormat) -> float:

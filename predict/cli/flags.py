@@ -378,7 +378,7 @@ FLAGS: tuple[Flag, ...] = (
          choices=QUANT_TYPES),
     Flag(_QUANT, "cachekv_int8_type", "str", None,
          "KV cache in 8 bits: dynamic (int8, a scale per head and token), static (int8, scales "
-         "of cachekv_scales.json), fp8; or in 4: int4.",
+         "of cachekv_scales.json), fp8, which latents take too; or in 4: int4.",
          choices=CACHE_TYPES),
     Flag(_QUANT, "weightonly_group_size", "int", -1,
          "Input features per scale of weight-only types (32, 64 or 128); -1 is one group."),

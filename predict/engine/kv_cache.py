@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from predict.device.place import place_tensor
 from predict.nn.blocks import AttentionBlock, Positions
-from predict.nn.cache_formats import HeadScales, kv_format_of
+from predict.nn.cache_formats import HeadScales, cache_format
 from predict.nn.decoder import Attention, Linear
 from predict.nn.inputs import LayerCache, empty_example, to_tensors
 from predict.nn.spec import DecoderSpec
@@ -32,7 +32,7 @@ def allocate_caches(
     """
     import paddle
 
-    row = kv_format_of(kv_format)
+    row = cache_format(kv_format, spec)
 
     def layer(index: int) -> LayerCache:
         kept = spec.attention[index].cache_rows

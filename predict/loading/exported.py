@@ -20,7 +20,7 @@ from predict.loading.parameter_file import check_parameters
 from predict.loading.program import PROGRAM_ENDINGS
 from predict.loading.program_check import ProgramFile, TensorType, read_program
 from predict.nn.adapter_pages import page_tensors
-from predict.nn.cache_formats import kv_format_of
+from predict.nn.cache_formats import cache_format
 from predict.nn.inputs import Field
 from predict.nn.places import fields_of
 from predict.nn.rope import num_tables
@@ -122,7 +122,7 @@ def _expected_inputs(manifest: Manifest, spec: DecoderSpec) -> dict[str, TensorT
         )
         for field in _fields(manifest, spec)
     }
-    row = kv_format_of(manifest.kv_format)
+    row = cache_format(manifest.kv_format, spec)
     caches = {
         f"{tensor.name}_{layer}": TensorType(tensor.dtype, tuple(tensor.shape))
         for layer, block in enumerate(spec.attention)

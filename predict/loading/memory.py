@@ -13,7 +13,7 @@ from predict.config.schemes import scheme_info
 from predict.device.devices import kind_of
 from predict.errors import UserError
 from predict.nn.blocks import ExpertBlock
-from predict.nn.cache_formats import kv_format_of
+from predict.nn.cache_formats import cache_format, kv_format_of
 from predict.nn.rope import num_tables
 from predict.nn.spec import DecoderSpec
 from predict.system.host import available_memory_bytes
@@ -35,7 +35,7 @@ def bytes_per_token(
 ) -> int:
     """Bytes of cache that one token takes over all layers, those of a draft model included."""
     element = DTYPE_BYTES[config.model.dtype]
-    own = kv_format_of(config.kv_format).bytes_per_token(spec, element)
+    own = cache_format(config.kv_format, spec).bytes_per_token(spec, element)
     return own if draft is None else own + kv_format_of("dense").bytes_per_token(draft, element)
 
 

@@ -14,7 +14,7 @@ from predict.device.devices import Device
 from predict.errors import UserError
 from predict.nn import decoder as network
 from predict.nn.adapter_pages import low_ranks, with_pages
-from predict.nn.cache_formats import kv_format_of
+from predict.nn.cache_formats import cache_format
 from predict.nn.decoder import Decoder, map_tensors
 from predict.nn.inputs import cache_tensors, input_specs, of_fields
 from predict.nn.places import fields_of
@@ -59,7 +59,7 @@ def save_program(
 
     import paddle
 
-    row, fields = kv_format_of(kv_format), fields_of(spec, pages is not None)
+    row, fields = cache_format(kv_format, spec), fields_of(spec, pages is not None)
     counts = [row.num_tensors(block.cache_rows) for block in spec.attention]
 
     class Program(paddle.nn.Layer):

@@ -159,11 +159,15 @@ Slot: TypeAlias = LinearSlot | HeadSlot | TableSlot | NormSlot | HeadNormSlot
 
 
 class CacheRows(NamedTuple):
-    """What a block keeps of each token in the cache: a row of `size` values of each head."""
+    """What a block keeps of each token in the cache: a row of `size` values of each head.
+
+    tail: the last values of a row, which no format makes codes of.
+    """
 
     name: str
     num_heads: int
     size: int
+    tail: int = 0
 
 
 def key_value_rows(num_kv_heads: int, head_dim: int) -> tuple[CacheRows, ...]:
@@ -331,7 +335,8 @@ class LatentAttentionBlock:
     @property
     def cache_rows(self) -> tuple[CacheRows, ...]:
         """What the block keeps of each token."""
-        return (CacheRows("latent", 1, self.latent_size),)
+        # Rotated values are not normed, and few: codes would save little and cost more.
+        return (CacheRows("latent", 1, self.latent_size, tail=self.qk_rope_head_dim),)
 
     @property
     def q_size(self) -> int:

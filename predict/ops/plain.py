@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from predict.nn.blocks import Activation, Function, Norm, Positions, Router
-from predict.nn.cache_formats import kv_format_of
+from predict.nn.cache_formats import LATENT_FORMATS, kv_format_of
 from predict.nn.decoder import NormWeights
 from predict.ops import composed
 from predict.ops.plain_sampling import *  # noqa: F403
@@ -200,19 +200,22 @@ def rope_and_cache_write(
         q = _turned(q, ropes[q_table], places, inputs)
         k = _turned(k, ropes[places.table], places, inputs)
     q = q.reshape([-1, heads * dim]).astype(qkv.dtype)
-    return q, _write((k, v), cache, kv_format_of(attention.kv_format), inputs)
+    return q, _write((k, v), cache, [kv_format_of(attention.kv_format)] * 2, inputs)
 
 
 def _write(
-    new: Sequence[Tensor], cache: LayerCache, kv_format: KvFormat, inputs: ForwardInputs
+    new: Sequence[Tensor], cache: LayerCache, formats: Sequence[KvFormat], inputs: ForwardInputs
 ) -> list[Tensor]:
-    """Puts rows [T, heads, D] of each kind into the cache, in place, and returns its tensors."""
+    """Puts rows [T, heads, D] of each kind into the cache, in place, and returns its tensors.
+
+    formats: of each kind; those with scales come first.
+    """
     import paddle
 
     keep = paddle.nonzero(inputs.slot_mapping >= 0).reshape([-1])
     slots = paddle.gather(inputs.slot_mapping, keep).astype("int64")
     written, of_scales = [], []
-    for which, made in enumerate(new):
+    for which, (made, kv_format) in enumerate(zip(new, formats, strict=True)):
         num_heads, block_size = cache[which].shape[1:3]
         indices = (
             (slots // block_size).unsqueeze(1),
@@ -437,7 +440,9 @@ def turn_and_keep_latents(
     shared = _turned(row[:, rank:].unsqueeze(1), table, block.positions, inputs)
     row = paddle.concat([kept.unsqueeze(1), shared], axis=-1)
     q = paddle.concat([parts[..., :own], turned], axis=-1).flatten(1).astype(q.dtype)
-    return q, _write((row,), cache, kv_format_of(attention.kv_format), inputs)
+    kinds = kv_format_of(attention.kv_format, LATENT_FORMATS).kinds(block.cache_rows)
+    new = paddle.split(row, [rows.size for rows, _ in kinds], axis=-1)
+    return q, _write(new, cache, [each for _, each in kinds], inputs)
 
 
 def latent_attention(
@@ -455,8 +460,12 @@ def latent_attention(
 
     block = attention.block
     heads, rank, own = block.num_heads, block.kv_lora_rank, block.qk_nope_head_dim
-    kv_format = kv_format_of(attention.kv_format)
-    latents = _context(cache, 0, 1, kv_format, block.latent_size, inputs)
+    kinds = kv_format_of(attention.kv_format, LATENT_FORMATS).kinds(block.cache_rows)
+    contexts = [
+        _context(cache, which, len(kinds), each, rows.size, inputs)
+        for which, (rows, each) in enumerate(kinds)
+    ]
+    latents = paddle.concat(contexts, axis=-1)
     key_up = attention.kv_b.key_up.astype("float32")
     value_up = attention.kv_b.value_up.astype("float32")
     if block.form == "expanded":
