@@ -2,7 +2,8 @@
 //
 // What:    out = softmax(q . k * scale, causal, window) . v for each (token, query head) row.
 // Layout:  K and V of one block and KV head are block_size rows, values or codes (kv_rows.inl); q
-//          rows are D values, out rows as many or fewer: the first ones of a row of V count.
+//          rows are D values, out rows as many or fewer: the first ones of a row of V count. Of
+//          latents in fp8 a row of K ends in a tail that lies elsewhere, as values.
 // How:     a tile of rows (tokens * query heads of one KV head) walks its context in chunks of 64
 //          positions: arrange K transposed and V (for vdpbf16ps both in pairs), multiply, online
 //          softmax (Milakov and Gimelshein 2018), multiply, as in FlashAttention. A partial result
@@ -317,7 +318,8 @@ struct AttentionJob {
   PagedCache cache;
   AttentionPlan plan;
   int64_t num_heads, num_kv_heads, head_dim;
-  int64_t value_dim;  // at most head_dim; rows of V lie as far apart as K's
+  int64_t value_dim;     // at most head_dim; rows of V lie as far apart as K's
+  int64_t tail_dim = 0;  // with Rows::kTail: the last values of a row of K, which cache.tail has
   float softmax_scale;
   int64_t window;
   float softcap = 0.0f;           // see PagedAttentionParams
@@ -363,6 +365,7 @@ struct ChunkRun {
 // Where a chunk's K rows lie, and the cache lines that they cover. V's are at a fixed distance.
 struct ChunkRows {
   const char* keys[kChunk];
+  const char* tails[kChunk];  // with Rows::kTail
   ChunkRun runs[kChunk];
   const char** lines;  // at most kChunk * (lines of a row + 1)
   int64_t num_runs, num_lines;
@@ -399,7 +402,8 @@ struct UnitBuffers {
         folded_states(scratch.take<RowState>(job.plan.max_unit_rows)),
         positions(scratch.take<int32_t>(job.plan.max_tile_rows)),
         depths(scratch.take<int32_t>(job.plan.max_tile_rows)) {
-    const int64_t row_lines = Rows::row_bytes(job.head_dim) / kLineBytes + 1;
+    int64_t row_lines = Rows::row_bytes(job.head_dim - job.tail_dim) / kLineBytes + 1;
+    if constexpr (Rows::kTail) row_lines += Rows::Tail::row_bytes(job.tail_dim) / kLineBytes + 1;
     for (ChunkRows& rows : chunk_rows) {
       rows.lines = scratch.take<const char*>(kChunk * row_lines);
     }
@@ -436,7 +440,8 @@ class UnitWorker {
       : job_(job),
         group_(job.group()),
         padded_(job.padded_dim()),
-        row_bytes_(Rows::row_bytes(job.head_dim)),
+        key_dim_(job.head_dim - job.tail_dim),
+        row_bytes_(Rows::row_bytes(key_dim_)),
         value_offset_(static_cast<const char*>(job.cache.value) -
                       static_cast<const char*>(job.cache.key)),
         buffers_(job, scratch) {}
@@ -558,15 +563,31 @@ class UnitWorker {
       const int64_t run = block_size - offset < end - j ? block_size - offset : end - j;
       const int64_t row = (table_[block] * job_.num_kv_heads + first_head_) * block_size + offset;
       const char* key = static_cast<const char*>(job_.cache.key) + row * row_bytes_;
-      for (int64_t i = 0; i < run; ++i) rows->keys[j + i] = key + i * row_bytes_;
+      add_rows(key, row_bytes_, run, rows->keys + j, rows);
+      if constexpr (Rows::kTail) {
+        const int64_t bytes = Rows::Tail::row_bytes(job_.tail_dim);
+        add_rows(static_cast<const char*>(job_.cache.tail) + row * bytes, bytes, run,
+                 rows->tails + j, rows);
+      }
       rows->runs[rows->num_runs++] = {j, run, row};
-      const int64_t lines = (run * row_bytes_ + kLineBytes - 1) / kLineBytes;
-      for (int64_t i = 0; i < lines; ++i) rows->lines[rows->num_lines + i] = key + i * kLineBytes;
-      rows->num_lines += lines;
       j += run;
     }
-    for (int64_t j = 0; j < first; ++j) rows->keys[j] = rows->keys[first];
-    for (int64_t j = end; j < kChunk; ++j) rows->keys[j] = rows->keys[end - 1];
+    spread_ends(first, end, rows->keys);
+    if constexpr (Rows::kTail) spread_ends(first, end, rows->tails);
+  }
+
+  // Adjacent rows from `from` on, and the cache lines that they cover.
+  static void add_rows(const char* from, int64_t bytes, int64_t count, const char** to,
+                       ChunkRows* rows) {
+    for (int64_t i = 0; i < count; ++i) to[i] = from + i * bytes;
+    const int64_t lines = (count * bytes + kLineBytes - 1) / kLineBytes;
+    for (int64_t i = 0; i < lines; ++i) rows->lines[rows->num_lines + i] = from + i * kLineBytes;
+    rows->num_lines += lines;
+  }
+
+  static void spread_ends(int64_t first, int64_t end, const char** rows) {
+    for (int64_t j = 0; j < first; ++j) rows[j] = rows[first];
+    for (int64_t j = end; j < kChunk; ++j) rows[j] = rows[end - 1];
   }
 
   // The unit's rows against one split. Chunks from `wanted_end` on are not worth fetching ahead.
@@ -596,7 +617,7 @@ class UnitWorker {
           load_scales(*now, h);
           fetch_scales(*ahead, is_last ? 0 : h + 1);
         }
-        run_chunk(chunk, seen, h, now->keys,
+        run_chunk(chunk, seen, h, *now,
                   {ahead->lines, is_last ? 0 : head_offset(h + 1), ahead->num_lines});
       }
     }
@@ -616,7 +637,7 @@ class UnitWorker {
   void load_scales(const ChunkRows& rows, int64_t h) {
     const PagedCache& cache = job_.cache;
     ChunkScales& scales = buffers_.scales;
-    if (!kv_format_info(cache.format).token_scales) {
+    if (!has_token_scales()) {
       const float unit = cache.format == KvFormat::kFp8 ? kE4m3Unit : 1.0f;
       const Vec key = set1(cache.key_scale[first_head_ + h] * unit);
       const Vec value = set1(cache.value_scale[first_head_ + h] * unit);
@@ -638,6 +659,12 @@ class UnitWorker {
       copy_scales(cache.key_scale, row, run, scales.key, scales.key_offset);
       copy_scales(cache.value_scale, row, run, scales.value, scales.value_offset);
     }
+    if constexpr (Rows::kTail) {
+      for (int64_t j = 0; j < kChunk; j += kLanes) {
+        store(scales.key + j, load(scales.key + j) * set1(kE4m3Unit));
+        store(scales.value + j, load(scales.value + j) * set1(kE4m3Unit));
+      }
+    }
     if constexpr (Rows::kOffset) {
       const Vec middle = set1(kCode4Middle);
       for (int64_t j = 0; j < kChunk; j += kLanes) {
@@ -646,6 +673,10 @@ class UnitWorker {
         store(scales.value_offset + j, load(scales.value_offset + j) / value + middle);
       }
     }
+  }
+
+  bool has_token_scales() const {
+    return Rows::kTail || kv_format_info(job_.cache.format).token_scales;
   }
 
   // offsets: the minima.
@@ -669,7 +700,7 @@ class UnitWorker {
   // Asks for the scales of the next chunk, or of this one's next head.
   void fetch_scales(const ChunkRows& rows, int64_t h) const {
     const KvFormatInfo& info = kv_format_info(job_.cache.format);
-    if (!info.token_scales || rows.num_lines == 0) return;
+    if (!has_token_scales() || rows.num_lines == 0) return;
     for (int64_t i = 0; i < rows.num_runs; ++i) {
       const ChunkRun& run = rows.runs[i];
       const int64_t at = (run.row + h * job_.cache.block_size) * info.scale_floats;
@@ -685,8 +716,9 @@ class UnitWorker {
   ptrdiff_t head_offset(int64_t h) const { return h * job_.cache.block_size * row_bytes_; }
 
   // The rows of the unit's h-th KV head against one chunk, of which `seen` positions count.
-  void run_chunk(int64_t chunk, int64_t seen, int64_t h, const char* const* rows,
+  void run_chunk(int64_t chunk, int64_t seen, int64_t h, const ChunkRows& rows,
                  const FetchAhead& ahead_keys) {
+    const char* const* keys = rows.keys;
     // Where one block of rows takes the chunk, it does so in pieces that stay in L1 with what is
     // made of them and fetched ahead. The same sums in the same order: the same bits.
     const int64_t piece = rows_ <= kSoftmaxRows ? piece_positions() : kChunk;
@@ -701,21 +733,21 @@ class UnitWorker {
       if (columns == 0) continue;
       for (int64_t i = 0; i < pieces; ++i) {
         if (!keys_arranged) {
-          arrange_keys<Rows>(rows + i * piece, head_offset(h), piece_end(seen, i, piece),
-                             job_.head_dim, ahead_keys.part(i, 2 * pieces), buffers_.keys);
+          arrange_keys<Rows>(keys + i * piece, head_offset(h), piece_end(seen, i, piece), key_dim_,
+                             ahead_keys.part(i, 2 * pieces), buffers_.keys);
+          arrange_tails(rows.tails + i * piece, piece_end(seen, i, piece));
         }
-        score_rows(h * rows_ + begin, end - begin, i * piece, piece_end(columns, i, piece),
-                   ahead_values.part(i, 2 * pieces));
+        score_piece(h * rows_ + begin, end - begin, i * piece, piece_end(columns, i, piece),
+                    ahead_values.part(i, 2 * pieces));
       }
       keys_arranged = true;
-      if constexpr (Rows::kScaled) scale_rows(h * rows_ + begin, end - begin, columns);
       if (job_.softcap != 0.0f || job_.slopes) bend_rows(chunk, h, begin, end, columns);
       mask_rows(chunk, begin, end, columns);
       float scales[kSoftmaxRows];
       weigh_rows(h * rows_ + begin, static_cast<int>(end - begin), columns, scales);
       for (int64_t i = 0; i < pieces; ++i) {
         if (!values_arranged) {
-          arrange_values<Rows>(rows + i * piece, head_offset(h) + value_offset_,
+          arrange_values<Rows>(keys + i * piece, head_offset(h) + value_offset_,
                                piece_end(seen, i, piece), job_.value_dim, padded_,
                                ahead_keys.part(pieces + i, 2 * pieces), buffers_.values);
         }
@@ -759,18 +791,39 @@ class UnitWorker {
     return newest + 1 - chunk < kChunk ? newest + 1 - chunk : kChunk;
   }
 
-  // scores[rows][column ..] = q . k for the arranged keys.
-  void score_rows(int64_t row, int64_t rows, int64_t column, int64_t columns, FetchAhead ahead) {
+  // Tails behind the keys that arrange_keys made of codes.
+  void arrange_tails([[maybe_unused]] const char* const* tails, [[maybe_unused]] int64_t count) {
+    if constexpr (Rows::kTail) {
+      arrange_keys<typename Rows::Tail>(tails, 0, count, job_.tail_dim, FetchAhead(),
+                                        buffers_.keys + key_dim_ * kChunk);
+    }
+  }
+
+  // scores[rows][column ..] of the arranged keys: of the values that codes stand for, and of tails.
+  void score_piece(int64_t row, int64_t rows, int64_t column, int64_t columns, FetchAhead ahead) {
+    score_rows(row, rows, column, columns, 0, key_dim_, nullptr, ahead);
+    if constexpr (Rows::kScaled) scale_rows(row, rows, column, columns);
+    if constexpr (Rows::kTail) {
+      float ones[kSoftmaxRows];
+      for (float& one : ones) one = 1.0f;
+      score_rows(row, rows, column, columns, key_dim_, job_.tail_dim, ones, FetchAhead());
+    }
+  }
+
+  // scores[rows][column ..] = q . k over `dims` dims from `dim` on; with scales, of each row, they
+  // are added to what is there times that.
+  void score_rows(int64_t row, int64_t rows, int64_t column, int64_t columns, int64_t dim,
+                  int64_t dims, const float* scales, FetchAhead ahead) {
     const int num_vecs = static_cast<int>((columns + kLanes - 1) / kLanes);
     constexpr int64_t kPerStep = Factor<kDot>::kPerStep;
     const int64_t groups = (rows + kRegisterRows - 1) / kRegisterRows;
     for (int64_t i = 0; i < groups; ++i) {
       const int64_t first = rows * i / groups;
       Product<kDot>::columns(static_cast<int>(rows * (i + 1) / groups - first), num_vecs,
-                             buffers_.q + (row + first) * job_.head_dim, job_.head_dim,
-                             buffers_.keys, kChunk * kPerStep, job_.head_dim / kPerStep,
-                             buffers_.scores + first * kChunk + column, kChunk, nullptr,
-                             ahead.part(i, groups));
+                             buffers_.q + (row + first) * job_.head_dim + dim, job_.head_dim,
+                             buffers_.keys + dim * kChunk, kChunk * kPerStep, dims / kPerStep,
+                             buffers_.scores + first * kChunk + column, kChunk,
+                             scales ? scales + first : nullptr, ahead.part(i, groups));
     }
   }
 
@@ -791,14 +844,15 @@ class UnitWorker {
   }
 
   // scores := those of the values that the codes stand for.
-  void scale_rows(int64_t row, int64_t rows, int64_t columns) {
+  void scale_rows(int64_t row, int64_t rows, int64_t column, int64_t columns) {
     const int num_vecs = static_cast<int>((columns + kLanes - 1) / kLanes);
     for (int64_t r = 0; r < rows; ++r) {
-      float* scores = buffers_.scores + r * kChunk;
+      float* scores = buffers_.scores + r * kChunk + column;
       for (int v = 0; v < num_vecs; ++v) {
-        Vec score = load(scores + v * kLanes) * load(buffers_.scales.key + v * kLanes);
+        const float* scales = buffers_.scales.key + column + v * kLanes;
+        Vec score = load(scores + v * kLanes) * load(scales);
         if constexpr (Rows::kOffset) {
-          const Vec offset = load(buffers_.scales.key_offset + v * kLanes);
+          const Vec offset = load(buffers_.scales.key_offset + column + v * kLanes);
           score = fma(offset, set1(buffers_.query_sums[row + r]), score);
         }
         store(scores + v * kLanes, score);
@@ -918,7 +972,9 @@ class UnitWorker {
   }
 
   const AttentionJob& job_;
-  const int64_t group_, padded_, row_bytes_;
+  const int64_t group_, padded_;
+  const int64_t key_dim_;  // values of a row of K, its tail apart
+  const int64_t row_bytes_;
   const ptrdiff_t value_offset_;  // bytes from a K row to its V row
   UnitBuffers<Rows> buffers_;
   // Of the open unit:

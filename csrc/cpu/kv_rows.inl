@@ -42,6 +42,7 @@ constexpr bool uses_dot() {
 
 // What a kind of rows offers:
 //   kDot, kScaled (scales apply), kOffset (and offsets), kCodePairs (codes become pairs, by Reader)
+//   kTail              a key's last AttentionJob::tail_dim values are rows of kind Tail, elsewhere
 //   row_bytes(D)
 //   units(row, u, n)   without kCodePairs: n <= kLanes units from unit u on; a unit is a float, or
 //                      with kDot the bits of a pair of bf16
@@ -53,6 +54,7 @@ constexpr bool uses_dot() {
 template <class T>
 struct DenseRows {
   static constexpr bool kDot = uses_dot<T>(), kScaled = false, kOffset = false, kCodePairs = false;
+  static constexpr bool kTail = false;
   static int64_t row_bytes(int64_t head_dim) { return head_dim * static_cast<int64_t>(sizeof(T)); }
 
   static REGATTA_INLINE Vec units(const char* row, int64_t u, int n) {
@@ -74,7 +76,7 @@ enum class Codes { k8, k4, kE4m3 };
 template <Codes kCodes, bool kUsesDot>
 struct CodeRows {
   static constexpr bool kDot = kUsesDot, kScaled = true, kOffset = kCodes == Codes::k4;
-  static constexpr bool kCodePairs = kDot;
+  static constexpr bool kCodePairs = kDot, kTail = false;
 #if REGATTA_HAS_BF16_DOT
   using Reader =
       std::conditional_t<kCodes == Codes::k4, PairReader4, PairReader8<kCodes == Codes::kE4m3>>;
@@ -89,6 +91,13 @@ struct CodeRows {
     if constexpr (kCodes == Codes::k4) return load_codes4(codes, i, n);
     if constexpr (kCodes == Codes::kE4m3) return load_e4m3(codes, i, n);
   }
+};
+
+// Latents in fp8, of a scale per token.
+template <class T>
+struct LatentCodeRows : CodeRows<Codes::kE4m3, uses_dot<T>()> {
+  static constexpr bool kTail = true;
+  using Tail = DenseRows<T>;
 };
 
 // fn(reader) with the reader of a cache's rows; T is the activations' dtype.
@@ -156,6 +165,40 @@ inline uint8_t e4m3_of(float x) {
   return static_cast<uint8_t>(sign | (magnitude < 0x3c800000u ? tiny : normal - (120u << 3)));
 }
 
+// codes[i] = e4m3 of x[i] * factor, saturating.
+inline void store_e4m3(const float* x, int64_t dim, float factor, uint8_t* codes) {
+  for (int64_t i = 0; i < dim; ++i) {
+    const float value = x[i] * factor;
+    codes[i] = e4m3_of(value < -448.0f ? -448.0f : value > 448.0f ? 448.0f : value);
+  }
+}
+
+// The largest |x| of a row, and not less than kLeastKvRange.
+inline float largest_of_row(const float* x, int64_t dim) {
+  float least, largest;
+  row_range(x, dim, &least, &largest);
+  largest = -least > largest ? -least : largest;
+  return largest > kLeastKvRange ? largest : kLeastKvRange;
+}
+
+// Codes and scale of row `row` of latents in fp8 := x [L].
+inline void store_latent_codes(const PagedCache& cache, int64_t row, const float* x, int64_t rank) {
+  const float largest = largest_of_row(x, rank);
+  cache.key_scale[row] = largest / 448.0f;
+  store_e4m3(x, rank, 448.0f / largest, static_cast<uint8_t*>(cache.key) + row * rank);
+}
+
+// x [L] := what those stand for.
+inline void load_latent_codes(const PagedCache& cache, int64_t row, int64_t rank, float* x) {
+  constexpr int kLanes = Vec::kLanes;
+  const uint8_t* codes = static_cast<const uint8_t*>(cache.key) + row * rank;
+  const Vec scale = set1(cache.key_scale[row] * kE4m3Unit);
+  for (int64_t i = 0; i < rank; i += kLanes) {
+    const int n = static_cast<int>(rank - i < kLanes ? rank - i : kLanes);
+    store_n(x + i, load_e4m3(codes, i, n) * scale, n);
+  }
+}
+
 // Row `row` of the cache (counted over blocks, heads and slots) := x [D]. `codes`: D + 1 bytes.
 inline void store_cache_row(const PagedCache& cache, bool is_key, int64_t row, int64_t head,
                             const float* x, int64_t dim, uint8_t* codes) {
@@ -169,19 +212,11 @@ inline void store_cache_row(const PagedCache& cache, bool is_key, int64_t row, i
       return store_row_codes(x, dim, 0.0f, 1.0f / scales[head], -127.0f, 127.0f, 128,
                              to + row * dim);
     case KvFormat::kInt8Dynamic:
-      row_range(x, dim, &least, &largest);
-      largest = -least > largest ? -least : largest;
-      largest = largest > kLeastKvRange ? largest : kLeastKvRange;
+      largest = largest_of_row(x, dim);
       scales[row] = largest / 127.0f;
       return store_row_codes(x, dim, 0.0f, 127.0f / largest, -127.0f, 127.0f, 128, to + row * dim);
-    case KvFormat::kFp8: {
-      const float factor = 1.0f / scales[head];
-      for (int64_t i = 0; i < dim; ++i) {
-        const float value = x[i] * factor;
-        to[row * dim + i] = e4m3_of(value < -448.0f ? -448.0f : value > 448.0f ? 448.0f : value);
-      }
-      return;
-    }
+    case KvFormat::kFp8:
+      return store_e4m3(x, dim, 1.0f / scales[head], to + row * dim);
     case KvFormat::kInt4: {
       row_range(x, dim, &least, &largest);
       float extent = largest - least;

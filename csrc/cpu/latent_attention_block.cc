@@ -38,8 +38,13 @@ namespace regatta::cpu {
 namespace {
 
 const char* refuse_pairs(const LatentAttentionBlockParams& params) {
-  const char* reason = refuse_odd_head_dim(params.dtype, params.block.latent_size());
-  return reason ? reason : refuse_odd_head_dim(params.dtype, params.block.q_head_size());
+  const LatentAttentionBlock& block = params.block;
+  const bool dense = block.kv_format == KvFormat::kDense;
+  for (const int64_t size :
+       {dense ? block.latent_size() : block.kv_lora_rank, block.q_head_size()}) {
+    if (const char* reason = refuse_odd_head_dim(params.dtype, size)) return reason;
+  }
+  return nullptr;
 }
 
 const OpTable<LatentAttentionBlockParams> kLatentAttentionBlock(

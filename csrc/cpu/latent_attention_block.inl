@@ -104,8 +104,9 @@ class LatentAttention {
     Query* queries = scratch_.take<Query>(num_tokens_ * heads_ * width);
     const std::vector<PackedRows> own = rows_of_heads(kernels_.key_absorb);
     const std::vector<PackedRows> latents = rows_of_heads(kernels_.value_up);
-    const AttentionJob job = make_attention_job(p_.batch, batch_, p_.cache, heads_, 1, width,
-                                                p_.block.softmax_scale, -1, scratch_, rank_);
+    AttentionJob job = make_attention_job(p_.batch, batch_, p_.cache, heads_, 1, width,
+                                          p_.block.softmax_scale, -1, scratch_, rank_);
+    if (!is_dense()) job.tail_dim = rotated_;
     parallel([&](Team& team) {
       project(team);
       for_tokens(team, [&](int64_t token) {
@@ -124,9 +125,11 @@ class LatentAttention {
                        static_cast<const Query*>(nullptr), queries + h * width, heads_ * width);
           });
       team.barrier();
-      attend<T>(team, job, queries, [&](int64_t token, int64_t head, const float* values) {
+      const auto take = [&](int64_t token, int64_t head, const float* values) {
         pack_columns(latents[head], token, 0, values, rank_);
-      });
+      };
+      is_dense() ? attend_rows<DenseRows<T>>(team, job, queries, take)
+                 : attend_rows<LatentCodeRows<T>>(team, job, queries, take);
       team.for_each(num_tokens_ - used_, [&](int64_t i) {
         for (const PackedRows& rows : latents) pack_row(rows, used_ + i, zeros_);
       });
@@ -184,6 +187,8 @@ class LatentAttention {
  private:
   // Keys and values of some heads: beyond this they take turns in L3. Measured on Zen 4.
   static constexpr int64_t kMaxExpandedBytes = int64_t{16} << 20;
+
+  bool is_dense() const { return p_.cache.format == KvFormat::kDense; }
 
   const float* query(int64_t token, int64_t head) const {
     return queries_ + token * query_stride_ + head * (own_ + rotated_);
@@ -254,26 +259,43 @@ class LatentAttention {
   void keep_latent(int64_t token, const float* latent, float* normed) const {
     const int64_t slot = p_.slot_mapping[begin_ + token];
     if (slot < 0) return;
-    T* to = static_cast<T*>(p_.cache.key) + slot * (rank_ + rotated_);
     norm_row(latent, row_norm<T>(p_.block.kv_a_norm, p_.kv_a_norm), normed, rank_);
-    copy_row(normed, to, rank_);
-    rotate(token, latent + rank_, to + rank_);
+    if (is_dense()) {
+      copy_row(normed, latent_of(slot), rank_);
+    } else {
+      store_latent_codes(p_.cache, slot, normed, rank_);
+    }
+    rotate(token, latent + rank_, tail_of(slot));
   }
 
-  // Where the latent of a position of a span lies.
-  const T* latent_at(int64_t span, int64_t position) const {
+  // A slot's latent in a dense cache, and its R values in any.
+  T* latent_of(int64_t slot) const {
+    return static_cast<T*>(p_.cache.key) + slot * (rank_ + rotated_);
+  }
+  T* tail_of(int64_t slot) const {
+    return is_dense() ? latent_of(slot) + rank_ : static_cast<T*>(p_.cache.tail) + slot * rotated_;
+  }
+
+  int64_t slot_of(int64_t span, int64_t position) const {
     const int64_t block = position / p_.cache.block_size;
     const int64_t id = batch_.block_tables[span * batch_.max_blocks + block];
-    const int64_t slot = (id - block) * p_.cache.block_size + position;
-    return static_cast<const T*>(p_.cache.key) + slot * (rank_ + rotated_);
+    return (id - block) * p_.cache.block_size + position;
   }
 
   // Rows of the last block of a context that are behind its end stay as they are: none sees them.
   void pack_contexts(Team& team, const ExpandedContexts& contexts, const PackedRows& rows) const {
+    Scratch::Scope scope(team.scratch());
+    float* read = team.scratch().take<float>(rank_);
     team.for_each(static_cast<int64_t>(contexts.blocks.size()), [&](int64_t i) {
       const ExpandedContexts::Block& block = contexts.blocks[i];
       for (int64_t j = 0; j < block.count; ++j) {
-        pack_columns(rows, i * kChunk + j, 0, latent_at(block.span, block.first + j), rank_);
+        const int64_t row = i * kChunk + j, slot = slot_of(block.span, block.first + j);
+        if (is_dense()) {
+          pack_columns(rows, row, 0, latent_of(slot), rank_);
+        } else {
+          load_latent_codes(p_.cache, slot, rank_, read);
+          pack_columns(rows, row, 0, read, rank_);
+        }
       }
     });
   }
@@ -312,16 +334,17 @@ class LatentAttention {
       team.for_each(cache.num_blocks, [&](int64_t i) {
         const ExpandedContexts::Block& block = contexts.blocks[i];
         for (int64_t j = 0; j < block.count; ++j) {
-          const T* shared = latent_at(block.span, block.first + j) + rank_;
+          const T* shared = tail_of(slot_of(block.span, block.first + j));
           for (int64_t h = first; h < first + count; ++h) {
             copy_row(shared, row_of(keys, i * kChunk + j, h) + own_, rotated_);
           }
         }
       });
       team.barrier();
-      attend<T>(team, job, queries, [&](int64_t token, int64_t head, const float* mixed) {
-        take_values(token, first + head, 0, mixed, value_dim_);
-      });
+      attend_rows<DenseRows<T>>(team, job, queries,
+                                [&](int64_t token, int64_t head, const float* mixed) {
+                                  take_values(token, first + head, 0, mixed, value_dim_);
+                                });
     });
   }
 

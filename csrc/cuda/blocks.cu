@@ -128,6 +128,8 @@ LatentAttentionParams latent_attention_params(const LatentAttentionBlockParams& 
   LatentAttentionParams a;
   a.dtype = l.dtype;
   a.cache = l.cache.key;
+  a.tail = l.cache.tail;
+  a.scales = l.cache.key_scale;
   a.block_size = l.cache.block_size;
   a.batch = l.batch;
   a.num_heads = l.block.num_heads;
@@ -832,6 +834,8 @@ class Blocks {
     p.positions = l.positions;
     p.slot_mapping = l.slot_mapping;
     p.cache = l.cache.key;
+    p.tail = l.cache.tail;
+    p.scales = l.cache.key_scale;
     p.q_nope = x.q_nope;
     p.q_rope = x.q_rope;
     p.head_ends = x.ends;

@@ -67,12 +67,23 @@ inline PagedCache cache_of(const TensorView* caches, KvFormat format, DType dtyp
 }
 
 // A layer's cache of latents [num_blocks, 1, block_size, row]; values are the first ones of keys.
-inline PagedCache latent_cache_of(const TensorView& latents, DType dtype, int64_t latent_size) {
-  check(latents, "latent_cache", dtype, {-1, 1, -1, latent_size});
+// As codes of `rank` values: these, their tails of `tail` values, and scales.
+inline PagedCache latent_cache_of(const TensorView* caches, KvFormat format, DType dtype,
+                                  int64_t rank, int64_t tail) {
+  const TensorView& latents = caches[0];
+  const bool dense = format == KvFormat::kDense;
+  check(latents, "latent_cache", dense ? dtype : DType::kUInt8,
+        {-1, 1, -1, dense ? rank + tail : rank});
   PagedCache cache;
   cache.key = cache.value = const_cast<void*>(latents.data);
   cache.num_blocks = latents.shape[0];
   cache.block_size = latents.shape[2];
+  cache.format = format;
+  if (dense) return cache;
+  check(caches[1], "latent_tail_cache", dtype, {cache.num_blocks, 1, cache.block_size, tail});
+  check(caches[2], "latent_scale", DType::kFloat32, {cache.num_blocks, 1, cache.block_size});
+  cache.tail = const_cast<void*>(caches[1].data);
+  cache.key_scale = cache.value_scale = static_cast<float*>(const_cast<void*>(caches[2].data));
   return cache;
 }
 

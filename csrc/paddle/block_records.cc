@@ -272,9 +272,9 @@ void check(const LatentAttentionBlock& block) {
       positions.query_table >= 0) {
     fail("blocks: latents have other positions (allowed: rotary, one table, one dimension)");
   }
-  if (block.kv_format != KvFormat::kDense) {
+  if (block.kv_format != KvFormat::kDense && block.kv_format != KvFormat::kFp8) {
     fail("blocks: latents have kv_format " + std::string(kv_format_info(block.kv_format).name) +
-         " (allowed: dense)");
+         " (allowed: dense, fp8)");
   }
 }
 

@@ -243,7 +243,8 @@ LatentAttentionBlockParams latent_attention_params(const LatentAttentionBlock& b
   p.rope_cache = static_cast<const float*>(table.data);
   p.rotary_dim = table.shape[1];
   p.num_positions = table.shape[0];
-  p.cache = latent_cache_of(*caches.take("a cache", 1), dtype, block.latent_size());
+  p.cache = latent_cache_of(caches.take("a cache", num_latent_tensors(block.kv_format)),
+                            block.kv_format, dtype, block.kv_lora_rank, block.qk_rope_head_dim);
   return p;
 }
 

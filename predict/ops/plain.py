@@ -441,7 +441,8 @@ def turn_and_keep_latents(
     row = paddle.concat([kept.unsqueeze(1), shared], axis=-1)
     q = paddle.concat([parts[..., :own], turned], axis=-1).flatten(1).astype(q.dtype)
     kinds = kv_format_of(attention.kv_format, LATENT_FORMATS).kinds(block.cache_rows)
-    new = paddle.split(row, [rows.size for rows, _ in kinds], axis=-1)
+    ends = list(accumulate(rows.size for rows, _ in kinds))
+    new = [row[..., begin:end] for begin, end in pairwise([0, *ends])]
     return q, _write(new, cache, [each for _, each in kinds], inputs)
 
 

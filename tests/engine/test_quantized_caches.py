@@ -16,14 +16,14 @@ from predict.loading.manifest import load_manifest
 from predict.loading.memory import bytes_per_token, check_cpu_memory, num_cache_blocks
 from predict.loading.model import read_spec
 from tests.support import tiny
-from tests.support.quantized_caches import CACHE_TYPES, PROMPTS, SHAPES, config, greedy, model
-
-COMPOSITIONS: tuple[dict[str, Any], ...] = (
-    {"batch_size": 1},
-    {"batch_size": 4, "attention": "block", "block_size": 64},
-    {"batch_size": 5, "attention": "append", "max_num_batched_tokens": 7},
-    # Too few blocks for five sequences at once: some are preempted and computed again.
-    {"batch_size": 5, "attention": "append", "num_cache_blocks": 8},
+from tests.support.quantized_caches import (
+    CACHE_TYPES,
+    COMPOSITIONS,
+    PROMPTS,
+    SHAPES,
+    config,
+    greedy,
+    model,
 )
 
 

@@ -8,6 +8,7 @@
 
 #include "cuda/attention/latent/latent.h"
 #include "kernel.h"
+#include "regatta/kv_format.h"
 #include "rows.h"
 
 namespace regatta::cuda {
@@ -15,13 +16,20 @@ namespace {
 
 // The first `width` values of a row, normed.
 template <class T>
-void norm_to(const void* x, const void* weight, int64_t width, float epsilon, T* out) {
+std::vector<float> normed(const T* x, const void* weight, int64_t width, float epsilon) {
   std::vector<float> row(width);
-  read_row(static_cast<const T*>(x), width, row.data());
+  read_row(x, width, row.data());
   Norm norm;
   norm.epsilon = epsilon;
   norm_row<T>(norm, {weight, nullptr}, &row);
-  write_row(row.data(), width, out);
+  return row;
+}
+
+void write_codes(const std::vector<float>& row, uint8_t* codes, float* scale) {
+  float largest = kLeastKvRange;
+  for (const float x : row) largest = std::max(largest, std::fabs(x));
+  *scale = largest / kFp8Max;
+  for (size_t i = 0; i < row.size(); ++i) codes[i] = to_e4m3(row[i] * (kFp8Max / largest));
 }
 
 // angles: size / 2 cosines, then as many sines.
@@ -43,9 +51,18 @@ void write_token(const LatentWriteParams& p, int64_t token) {
   const float* const angles = p.rope_cache + position * p.rope_size;
   const T* const latent = static_cast<const T*>(p.latents) + token * p.latent_stride;
   if (const int64_t slot = p.slot_mapping[token]; slot >= 0) {
-    T* const to = static_cast<T*>(p.cache) + slot * (p.latent_rank + p.rope_size);
-    norm_to(latent, p.norm_weight, p.latent_rank, p.epsilon, to);
-    rotate(latent + p.latent_rank, angles, p.rope_size, p.interleaved, to + p.latent_rank);
+    T* tail = nullptr;
+    if (p.scales == nullptr) {
+      T* const to = static_cast<T*>(p.cache) + slot * (p.latent_rank + p.rope_size);
+      write_row(normed<T>(latent, p.norm_weight, p.latent_rank, p.epsilon).data(), p.latent_rank,
+                to);
+      tail = to + p.latent_rank;
+    } else {
+      write_codes(normed<T>(latent, p.norm_weight, p.latent_rank, p.epsilon),
+                  static_cast<uint8_t*>(p.cache) + slot * p.latent_rank, p.scales + slot);
+      tail = static_cast<T*>(p.tail) + slot * p.rope_size;
+    }
+    rotate(latent + p.latent_rank, angles, p.rope_size, p.interleaved, tail);
   }
   for (int64_t h = 0; h < p.num_heads; ++h) {
     const int64_t row = h * p.num_tokens + token;
@@ -82,7 +99,14 @@ std::vector<float> latents_of(const LatentAttentionParams& p, const Span& span) 
   std::vector<float> latents(span.context * size);
   for (int64_t at = 0; at < span.context; ++at) {
     const int64_t slot = table[at / p.block_size] * p.block_size + at % p.block_size;
-    read_row(static_cast<const T*>(p.cache) + slot * size, size, latents.data() + at * size);
+    float* const to = latents.data() + at * size;
+    if (p.scales == nullptr) {
+      read_row(static_cast<const T*>(p.cache) + slot * size, size, to);
+      continue;
+    }
+    const uint8_t* const codes = static_cast<const uint8_t*>(p.cache) + slot * p.latent_rank;
+    for (int64_t i = 0; i < p.latent_rank; ++i) to[i] = from_e4m3(codes[i]) * p.scales[slot];
+    read_row(static_cast<const T*>(p.tail) + slot * p.rope_size, p.rope_size, to + p.latent_rank);
   }
   return latents;
 }
@@ -127,8 +151,9 @@ Status norm_columns(const NormColumnsParams& params, const Launch& on) {
     return dispatch(p.dtype, "norm_columns", [&](auto* like) {
       using T = ElementOf<decltype(like)>;
       for (int64_t m = 0; m < p.num_rows; ++m) {
-        norm_to(static_cast<const T*>(p.x) + m * p.stride, p.weight, p.width, p.epsilon,
-                static_cast<T*>(p.out) + m * p.width);
+        const T* const x = static_cast<const T*>(p.x) + m * p.stride;
+        write_row(normed<T>(x, p.weight, p.width, p.epsilon).data(), p.width,
+                  static_cast<T*>(p.out) + m * p.width);
       }
       return Status();
     });

@@ -1,6 +1,7 @@
-// What several of the plain loops do with a row of values.
+// What several of the plain loops do with a row of values or codes.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -9,6 +10,29 @@
 #include "regatta/types.h"
 
 namespace regatta::cuda {
+
+constexpr float kFp8Max = 448.f;
+
+inline float from_e4m3(uint8_t code) {
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  const float magnitude = exponent == 0
+                              ? std::ldexp(static_cast<float>(mantissa), -9)
+                              : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+  if ((code & 127) == 127) return NAN;
+  return code & 128 ? -magnitude : magnitude;
+}
+
+// Rounded to even; above the largest, the largest.
+inline uint8_t to_e4m3(float x) {
+  if (std::isnan(x)) return 127;
+  const float magnitude = std::min(std::fabs(x), kFp8Max);
+  int exponent = 0;  // magnitude in [2^(exponent - 1), 2^exponent)
+  std::frexp(magnitude, &exponent);
+  exponent = std::max(exponent, -5);
+  // The mantissa's 8 is the exponent's lowest bit: what is rounded up carries into it.
+  const auto mantissa = static_cast<int>(std::nearbyint(std::ldexp(magnitude, 4 - exponent)));
+  return static_cast<uint8_t>(((exponent + 5) * 8 + mantissa) | (std::signbit(x) ? 128 : 0));
+}
 
 inline float dot(const float* x, const float* y, int64_t size) {
   constexpr int kLanes = 16;  // sums side by side, for the compiler's vectors

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from predict import LLM
 from predict.device import devices, library
 from predict.nn.blocks import HeadSlot, LatentAttentionBlock, LinearSlot, Norm, NormSlot
 from predict.nn.decoder import HeadMatrices, LatentAttention, NormWeights, map_tensors
@@ -16,6 +18,7 @@ from predict.nn.rope import rope_table
 from predict.nn.spec import RopeSpec
 from predict.ops import compiled as ops
 from predict.ops import plain as reference
+from tests.support.golden import GOLDEN
 from tests.support.gpu_operands import (
     BLOCK_SIZES,
     Heads,
@@ -27,6 +30,9 @@ from tests.support.gpu_operands import (
     numpy_of,
     prefill_spans,
 )
+from tests.support.latents import check_codes, coded_pool, rows_of_cache
+from tests.support.quantized_caches import config, greedy
+from tests.support.tolerances import assert_close
 
 DTYPES = ("float32", "bfloat16", "float16")
 HIDDEN, POSITIONS = 128, 6000
@@ -76,76 +82,123 @@ def on_gpu(operands: Operands, weights: LatentAttention) -> LatentAttention:
     return map_tensors(replace(weights, kv_b=turned), placed)
 
 
+class Problem:
+    """A block and a step over a cache of its latents, on the CPU and on the GPU."""
+
+    def __init__(self, operands: Operands, form: str, kv_format: str, spans: Sequence[Span]):
+        import paddle
+
+        block = FORMS[form]
+        self.operands = operands
+        with operands.on_cpu():
+            self.weights = replace(weights_of(operands, block), kv_format=kv_format)
+            self.placed = on_gpu(operands, self.weights)
+        table = rope_table(RopeSpec(), block.qk_rope_head_dim, POSITIONS, POSITIONS)
+        self.ropes = (paddle.to_tensor(table, place=paddle.CPUPlace()),)
+        self.device_ropes = (operands.placed(table),)
+        heads = Heads(block.num_heads, 1, block.latent_size)
+        self.block_size = BLOCK_SIZES[len(form) % len(BLOCK_SIZES)]
+        self.step = Step(operands, spans, heads, self.block_size)
+        self.hidden = operands.tensor(self.step.num_tokens, HIDDEN)
+
+    def caches(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """What requests kept before the step: plain, and the GPU's."""
+        pool = self.step.pools[0]
+        if self.weights.kv_format == "dense":
+            cache = self.operands.both(pool)
+            return (cache.plain,), (cache.device,)
+        with self.operands.on_cpu():
+            codes, tail, scale = coded_pool(pool, self.weights, self.operands.dtype)
+            plain = codes, tail.astype("float32"), scale
+            place = self.operands.gpu.place()
+            return plain, tuple(part._copy_to(place, True) for part in (codes, tail, scale))
+
+    def on_device(self) -> tuple[Any, tuple[Any, ...]]:
+        """The block's output, and its cache brought to the CPU."""
+        out, written = ops.layers(
+            self.hidden.device,
+            [(self.placed,)],
+            [self.caches()[1]],
+            self.device_ropes,
+            self.step.device,
+        )
+        return out, tuple(part.cpu() for part in written)
+
+    def on_plain_twin(self, read: tuple[Any, ...] | None = None) -> tuple[Any, tuple[Any, ...]]:
+        """The same by plain operators; read: a cache to which they write nothing."""
+        cache, inputs = self.caches()[0], self.step.plain
+        with self.operands.on_cpu():
+            if read is not None:
+                cache = tuple(
+                    mine.astype(plain.dtype) for mine, plain in zip(read, cache, strict=True)
+                )
+                inputs = inputs._replace(slot_mapping=inputs.slot_mapping * 0 - 1)
+            out, written = reference.layers(
+                self.hidden.plain, [(self.weights,)], [cache], self.ropes, inputs
+            )
+        return out, tuple(written)
+
+    def rows(self, cache: tuple[Any, ...]) -> Any:
+        """float32 [T, L + R]: what the step's own tokens left in a cache."""
+        slots = self.step.arrays.slot_mapping[self.step.arrays.slot_mapping >= 0]
+        with self.operands.on_cpu():
+            rows = rows_of_cache(cache, self.weights)
+        return rows[slots // self.block_size, 0, slots % self.block_size]
+
+
+def spans_of(make: Any, form: str) -> list[Span]:
+    spans: list[Span] = make(BLOCK_SIZES[len(form) % len(BLOCK_SIZES)])
+    if FORMS[form].num_heads > 64:
+        spans = [span for span in spans if span.cached + span.new < 1000][:6]
+    return spans
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("make", [decode_spans, prefill_spans])
 def test_latent_attention_equals_the_plain_twin(
     gpu: devices.Device, dtype: str, form: str, make: Any
 ) -> None:
-    import paddle
-
-    operands, block = Operands(gpu, dtype), FORMS[form]
-    with operands.on_cpu():
-        weights = weights_of(operands, block)
-    with operands.on_cpu():
-        placed = on_gpu(operands, weights)
-    table = rope_table(RopeSpec(), block.qk_rope_head_dim, POSITIONS, POSITIONS)
-    ropes = (paddle.to_tensor(table, place=paddle.CPUPlace()),), (operands.placed(table),)
-    heads = Heads(block.num_heads, 1, block.latent_size)
-    size = BLOCK_SIZES[len(form) % len(BLOCK_SIZES)]
-    spans = make(size)
-    if block.num_heads > 64:
-        spans = [span for span in spans if span.cached + span.new < 1000][:6]
-    step = Step(operands, spans, heads, size)
-    hidden = operands.tensor(step.num_tokens, HIDDEN)
-    (plain_cache, _), (cache, _) = step.caches()
-    got, written = ops.layers(hidden.device, [(placed,)], [(cache,)], ropes[1], step.device)
-    with operands.on_cpu():
-        wanted, kept = reference.layers(
-            hidden.plain, [(weights,)], [(plain_cache,)], ropes[0], step.plain
-        )
+    problem = Problem(Operands(gpu, dtype), form, "dense", spans_of(make, form))
+    got, written = problem.on_device()
+    wanted, kept = problem.on_plain_twin()
     compare(got, wanted, dtype, ROUNDINGS)
     compare(written[0], kept[0], dtype, ROUNDINGS)
 
 
-def test_parts_of_a_context_are_added_up(gpu: devices.Device) -> None:
-    import paddle
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("make", [decode_spans, prefill_spans])
+def test_codes_of_latents_are_written_and_read_as_by_the_plain_twin(
+    gpu: devices.Device, dtype: str, form: str, make: Any
+) -> None:
+    problem = Problem(Operands(gpu, dtype), form, "fp8", spans_of(make, form))
+    got, written = problem.on_device()
+    # Of the same codes: one beside the middle of two falls to either.
+    compare(got, problem.on_plain_twin(read=written)[0], dtype, ROUNDINGS)
+    rank = FORMS[form].kv_lora_rank
+    rows, wanted = (problem.rows(kept) for kept in (written, problem.on_plain_twin()[1]))
+    check_codes(rows[:, :rank], wanted[:, :rank], 1e-3 if dtype == "float32" else 0.1)
+    assert_close(rows[:, rank:], wanted[:, rank:], dtype, ROUNDINGS)
 
-    operands, block = Operands(gpu, "bfloat16"), FORMS["16 heads"]
-    with operands.on_cpu():
-        weights = weights_of(operands, block)
-        placed = on_gpu(operands, weights)
-    table = rope_table(RopeSpec(), block.qk_rope_head_dim, POSITIONS, POSITIONS)
-    heads = Heads(block.num_heads, 1, block.latent_size)
-    step = Step(operands, [Span(5000, 1), Span(3, 1), Span(1023, 1)], heads, 64)
-    hidden = operands.tensor(3, HIDDEN)
-    (plain_cache, _), (cache, _) = step.caches()
-    got, _ = ops.layers(
-        hidden.device, [(placed,)], [(cache,)], (operands.placed(table),), step.device
-    )
+
+@pytest.mark.parametrize("kv_format", ["dense", "fp8"])
+def test_parts_of_a_context_are_added_up(gpu: devices.Device, kv_format: str) -> None:
+    spans = [Span(5000, 1), Span(3, 1), Span(1023, 1)]
+    problem = Problem(Operands(gpu, "bfloat16"), "16 heads", kv_format, spans)
+    got, written = problem.on_device()
     assert np.isfinite(numpy_of(got)).all()
-    with operands.on_cpu():
-        rope = paddle.to_tensor(table)
-        wanted, _ = reference.layers(
-            hidden.plain, [(weights,)], [(plain_cache,)], (rope,), step.plain
-        )
-    compare(got, wanted, "bfloat16", ROUNDINGS)
+    compare(got, problem.on_plain_twin(read=written)[0], "bfloat16", ROUNDINGS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", ["16 heads", "odd sizes", "128 heads"])
+@pytest.mark.parametrize("kv_format", ["dense", "fp8"])
 def test_a_decoded_token_does_not_depend_on_a_prompt_beside_it(
-    gpu: devices.Device, dtype: str, form: str
+    gpu: devices.Device, dtype: str, form: str, kv_format: str
 ) -> None:
-    operands, block = Operands(gpu, dtype), FORMS[form]
-    with operands.on_cpu():
-        weights = weights_of(operands, block)
-        placed = on_gpu(operands, weights)
-    table = rope_table(RopeSpec(), block.qk_rope_head_dim, POSITIONS, POSITIONS)
-    ropes = (operands.placed(table),)
-    heads = Heads(block.num_heads, 1, block.latent_size)
-    step = Step(operands, [Span(300, 1), Span(70, 40)], heads, 32)
-    both = step.arrays
+    problem = Problem(Operands(gpu, dtype), form, kv_format, [Span(300, 1), Span(70, 40)])
+    both = problem.step.arrays
     alone = both._replace(
         **{name: getattr(both, name)[:1] for name in ("token_ids", "positions", "slot_mapping")},
         cu_seqlens_q=both.cu_seqlens_q[:2],
@@ -154,13 +207,26 @@ def test_a_decoded_token_does_not_depend_on_a_prompt_beside_it(
         logit_indices=both.logit_indices[:1],
         max_lens=np.array([1, 301]),
     )
-    values = numpy_of(operands.tensor(step.num_tokens, HIDDEN).plain)
-    rows = []
+    values, rows = numpy_of(problem.hidden.plain), []
     with library.require().batch_invariant():
         for arrays in (both, alone):
-            hidden = operands.both(values[: len(arrays.token_ids)]).device
-            inputs = to_tensors(arrays, gpu.place())
-            caches = [(step.caches()[1][0],)]
-            made, _ = ops.layers(hidden, [(placed,)], caches, ropes, inputs)
+            hidden = problem.operands.both(values[: len(arrays.token_ids)]).device
+            made, _ = ops.layers(
+                hidden,
+                [(problem.placed,)],
+                [problem.caches()[1]],
+                problem.device_ropes,
+                to_tensors(arrays, gpu.place()),
+            )
             rows.append(numpy_of(made)[0])
     np.testing.assert_array_equal(*rows)
+
+
+def test_engine_gives_the_same_text_from_a_cache_of_codes(gpu: devices.Device) -> None:
+    """A prefix that is cached, and one that is computed."""
+    prompt = [[5, *range(7, 52), 3]]
+    settings: dict[str, Any] = {"cachekv_int8_type": "fp8", "attention": "append"}
+    llm = LLM(config(GOLDEN / "deepseek_v2", device="gpu", **settings))
+    first = greedy(llm, prompt)
+    assert greedy(llm, prompt) == first
+    assert llm.stats().num_prefix_hit_tokens == 32

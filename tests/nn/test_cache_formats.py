@@ -14,7 +14,14 @@ from predict.device.library import Library
 from predict.errors import UserError
 from predict.loading.cache_scales import head_scales
 from predict.nn.blocks import key_value_rows
-from predict.nn.cache_formats import FORMATS, KV_FORMATS, KvFormat, kv_format_of
+from predict.nn.cache_formats import (
+    FORMATS,
+    KV_FORMATS,
+    LATENT_FORMATS,
+    CacheTensor,
+    KvFormat,
+    kv_format_of,
+)
 from tests.support.attention import Problem, Shape, attention, rope_table, rotated
 from tests.support.cpu_kernels import (
     CANDIDATES,
@@ -29,6 +36,7 @@ from tests.support.cpu_kernels import (
     tensor,
     threads,
 )
+from tests.support.latents import block_of
 from tests.support.records import attention_of, llama_spec
 from tests.support.tolerances import assert_close
 
@@ -490,3 +498,31 @@ def test_tree_whose_children_come_first_is_refused(compiled: Library) -> None:
     )
     with pytest.raises(ValueError, match=r"last bit of tree_mask\[1\] is 2 \(allowed: 1, the"):
         problem.run(compiled, int32([[1], [7], [7]]))
+
+
+def test_latents_in_fp8_are_codes_tails_and_scales() -> None:
+    kept = block_of(4, (64, 32, 16, 32)).cache_rows
+    fp8 = kv_format_of("fp8", LATENT_FORMATS)
+    tensors = fp8.tensors(kept, 7, 16, "bfloat16")
+    assert tensors == (
+        CacheTensor("latent_cache", (7, 1, 16, 64), "uint8"),
+        CacheTensor("latent_tail_cache", (7, 1, 16, 16), "bfloat16"),
+        CacheTensor("latent_scale", (7, 1, 16), "float32"),
+    )
+    assert fp8.num_tensors(kept) == len(fp8.paged(tensors)) == 3
+    dense = kv_format_of("dense", LATENT_FORMATS).tensors(kept, None, 16, "bfloat16")
+    assert dense == (CacheTensor("latent_cache", (-1, 1, 16, 80), "bfloat16"),)
+
+
+@pytest.mark.parametrize("size", [1e-20, 1.0, 3e4])
+def test_codes_of_latents_keep_four_bits_of_each_value(size: float) -> None:
+    fp8 = kv_format_of("fp8", LATENT_FORMATS)
+    rows = size * normal(np.random.default_rng(2), 50, 96)
+    rows[3] = 0.0
+    codes, scale = fp8.quantize(tensor(rows, "float32"), None)
+    assert scale is not None
+    assert (numpy32(scale) > 0).all()
+    got = numpy32(fp8.unpack(codes, scale, 96))
+    step = np.maximum(np.abs(rows) / 16, numpy32(scale)[:, None] / 1024)
+    assert (np.abs(got - rows) <= 1.001 * step).all()
+    np.testing.assert_allclose(np.abs(got).max(axis=1), np.abs(rows).max(axis=1), rtol=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,18 +11,27 @@ import pytest
 
 from predict.device.library import Library
 from predict.nn.blocks import LatentAttentionBlock, LatentForm, Norm, Positions, Residual
+from predict.nn.cache_formats import LATENT_FORMATS
 from predict.nn.decoder import map_tensors
 from predict.nn.inputs import ForwardInputs
 from predict.ops import compiled as ops
 from predict.ops import plain
 from predict.ops.records import text_of
 from tests.support.cpu_kernels import DTYPES, Array, int32, normal, numpy32, tensor, threads
-from tests.support.latents import RMS, LatentBatch, Latents, block_of
+from tests.support.latents import (
+    RMS,
+    LatentBatch,
+    Latents,
+    block_of,
+    check_codes,
+    rows_of_cache,
+)
 from tests.support.tolerances import BLOCK_ROUNDINGS, assert_close
 
 OPERATOR = "latent_attention_block"  # whose candidates the fixture `candidate` goes through
 HIDDEN = 72
 FORMS: tuple[LatentForm, ...] = ("absorbed", "expanded")
+KV_FORMATS = tuple(row.name for row in LATENT_FORMATS)
 # Heads: powers of two and not; sizes that fill vectors and panels, and that do not.
 BLOCKS = {
     "published": block_of(4, (64, 32, 16, 32), 48),
@@ -45,26 +55,49 @@ BLOCKS = {
 SPANS = ((1, 1), (1, 70), (5, 5), (1, 530), (37, 90), (0, 0), (65, 128))
 
 
-def run(
-    backend: Any, latents: Latents, given: LatentBatch, hidden: Array, mask: Any = None
-) -> tuple[Array, Array]:
-    """The block's output and the cache behind the step."""
+def step(
+    backend: Any,
+    latents: Latents,
+    given: LatentBatch,
+    hidden: Array,
+    mask: Any = None,
+    read: Sequence[Any] | None = None,
+) -> tuple[Array, Sequence[Any]]:
+    """The block's output and the cache behind the step.
+
+    read: a cache that holds the step's own latents too; nothing is written then.
+    """
     compiled = backend is ops
     dtype = latents.dtype if compiled else "float32"
     weights = latents.packed() if compiled else latents.weights
     if not compiled:
         weights = map_tensors(weights, lambda _, part: part.astype("float32"))
-    cache = tuple(part.astype(dtype) for part in given.cache(latents.dtype))
+    cache = given.cache(latents.dtype, latents) if read is None else read
+    codes = latents.weights.kv_format != "dense"
+    values = [part.astype(dtype) for part in cache[codes : 1 + codes]]
+    cache = (cache[0], *values, cache[2]) if codes else tuple(values)
     inputs = ForwardInputs(*given.batch.step()[:8])
+    if read is not None:
+        inputs = inputs._replace(slot_mapping=inputs.slot_mapping * 0 - 1)
     ropes = latents.ropes(given.longest + 1)
     out, written = backend.latent_attention_block(
         tensor(hidden, latents.dtype).astype(dtype), weights, cache, ropes, inputs, mask
     )
-    return numpy32(out), numpy32(written[0])
+    return numpy32(out), written
 
 
-def case_of(name: str, dtype: str, form: LatentForm) -> tuple[Latents, LatentBatch, Array]:
-    latents = Latents.of(BLOCKS[name], dtype, HIDDEN).in_form(form)
+def run(
+    backend: Any, latents: Latents, given: LatentBatch, hidden: Array, mask: Any = None
+) -> tuple[Array, Array]:
+    """The block's output and the rows of the cache behind the step."""
+    out, written = step(backend, latents, given, hidden, mask)
+    return out, rows_of_cache(written, latents.weights)
+
+
+def case_of(
+    name: str, dtype: str, form: LatentForm, kv_format: str = "dense"
+) -> tuple[Latents, LatentBatch, Array]:
+    latents = Latents.of(BLOCKS[name], dtype, HIDDEN).in_form(form).in_format(kv_format)
     given = LatentBatch.of(latents.block, SPANS, 16)
     return latents, given, normal(np.random.default_rng(5), given.batch.shape.num_tokens, HIDDEN)
 
@@ -93,20 +126,51 @@ def test_compiled_block_equals_its_plain_twin(
         close(got, wanted, dtype)
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["published", "odd sizes", "everything else"])
+def test_codes_are_written_and_read_as_by_the_plain_twin(
+    compiled: Library, candidate: str, name: str, dtype: str, form: LatentForm
+) -> None:
+    latents, given, hidden = case_of(name, dtype, form, "fp8")
+    if candidate == "avx512_bf16" and dtype == "bfloat16" and latents.block.latent_size % 2:
+        with pytest.raises(ValueError, match="head_dim is odd"):
+            run(ops, latents, given, hidden)
+        return
+    got, written = step(ops, latents, given, hidden)
+    # Of the same codes: one beside the middle of two falls to either.
+    close(got, step(plain, latents, given, hidden, read=written)[0], dtype)
+
+    def kept(cache: Sequence[Any]) -> Array:
+        rows = given.batch.context_rows(rows_of_cache(cache, latents.weights))
+        return np.concatenate([each for each in rows if len(each)])[:, 0]
+
+    rows, wanted = kept(written), kept(step(plain, latents, given, hidden)[1])
+    rank = latents.block.kv_lora_rank
+    check_codes(rows[:, :rank], wanted[:, :rank], 1e-3 if dtype == "float32" else 0.1)
+    close(rows[:, rank:], wanted[:, rank:], dtype)
+
+
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
 @pytest.mark.parametrize("backend", [ops, plain])
 @pytest.mark.parametrize("name", list(BLOCKS))
-def test_forms_differ_by_rounding_alone(compiled: Library, backend: Any, name: str) -> None:
-    absorbed, expanded = (run(backend, *case_of(name, "float32", form)) for form in FORMS)
+def test_forms_differ_by_rounding_alone(
+    compiled: Library, backend: Any, name: str, kv_format: str
+) -> None:
+    absorbed, expanded = (
+        run(backend, *case_of(name, "float32", form, kv_format)) for form in FORMS
+    )
     assert_close(absorbed[0], expanded[0], "float32", BLOCK_ROUNDINGS)
     np.testing.assert_array_equal(absorbed[1], expanded[1])
 
 
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_has_the_same_bits_alone_and_on_any_number_of_threads(
-    compiled: Library, dtype: str, form: LatentForm
+    compiled: Library, dtype: str, form: LatentForm, kv_format: str
 ) -> None:
-    latents, given, hidden = case_of("published", dtype, form)
+    latents, given, hidden = case_of("published", dtype, form, kv_format)
     together, _ = run(ops, latents, given, hidden)
     with threads(compiled, 1):
         np.testing.assert_array_equal(run(ops, latents, given, hidden)[0], together)
@@ -138,10 +202,13 @@ def test_a_long_prompt_equals_its_chunks(compiled: Library, form: LatentForm, si
     np.testing.assert_array_equal(np.concatenate(chunks), whole[3:])
 
 
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("backend", [ops, plain])
-def test_a_draft_sees_its_ancestors(compiled: Library, backend: Any, form: LatentForm) -> None:
-    latents = Latents.of(BLOCKS["published"], "float32", HIDDEN).in_form(form)
+def test_a_draft_sees_its_ancestors(
+    compiled: Library, backend: Any, form: LatentForm, kv_format: str
+) -> None:
+    latents = Latents.of(BLOCKS["published"], "float32", HIDDEN).in_form(form).in_format(kv_format)
     given = LatentBatch.of(latents.block, ((3, 40), (7, 67)), 16)
     hidden = normal(np.random.default_rng(6), 10, HIDDEN)
     # Bits of ancestors: 0 - (1 - (3, 4), 2 - (5 - 6)); a chain of three before it.
@@ -160,7 +227,7 @@ def test_a_draft_sees_its_ancestors(compiled: Library, backend: Any, form: Laten
     out, _ = backend.latent_attention_block(
         tensor(hidden[[3 + i for i in line]], "float32"),
         weights,
-        alone.cache("float32"),
+        alone.cache("float32", latents),
         latents.ropes(80),
         inputs,
         None,
@@ -213,7 +280,7 @@ BLOCK_TEXT = text_of(BLOCKS["published"], qkv_a="dense", q_b="dense", out="dense
         ("form=cheaper", "form=cheap", r"form is 'cheap' .allowed: cheaper, absorbed, expanded"),
         ("q_lora_rank=48", "q_lora_rank=0", r"q_a_norm without q_lora_rank"),
         ("positions.kind=rotary", "positions.kind=none", r"latents have other positions"),
-        ("out=dense", "out=dense kv_format=fp8", r"latents have kv_format fp8 .allowed: dense"),
+        ("out=dense", "out=dense kv_format=int4", r"have kv_format int4 .allowed: dense, fp8"),
     ],
 )
 def test_what_a_record_cannot_be_is_named(compiled: Library, old: str, new: str, said: str) -> None:

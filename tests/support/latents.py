@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from predict.nn.blocks import (
     NormSlot,
     Positions,
 )
+from predict.nn.cache_formats import LATENT_FORMATS, kv_format_of
 from predict.nn.decoder import HeadMatrices, LatentAttention, Linear, NormWeights
 from predict.nn.rope import rope_table
 from predict.nn.spec import RopeSpec
@@ -87,6 +89,9 @@ class Latents:
         block = replace(self.block, form=form)
         return replace(self, block=block, weights=replace(self.weights, block=block))
 
+    def in_format(self, kv_format: str) -> Latents:
+        return replace(self, weights=replace(self.weights, kv_format=kv_format))
+
     def packed(self) -> LatentAttention:
         """The weights as the CPU's operators read them."""
         w = self.weights
@@ -116,6 +121,42 @@ class Latents:
         return [tensor(rope_table(RopeSpec(), size, num_positions, num_positions), "float32")]
 
 
+def coded_pool(pool: Array, latents: LatentAttention, dtype: str) -> tuple[Any, ...]:
+    """A pool [N, 1, S, L + R] as codes, tails and scales.
+
+    What nobody wrote, NaN, holds any code and scales that would spread.
+    """
+    rank = latents.block.kv_lora_rank
+    written = ~np.isnan(pool[..., 0])
+    rows = tensor(np.nan_to_num(pool[..., :rank]), "float32")
+    codes, scale = kv_format_of(latents.kv_format, LATENT_FORMATS).quantize(rows, None)
+    assert scale is not None
+    noise = np.random.default_rng(3).integers(0, 256, codes.shape).astype(np.uint8)
+    return (
+        tensor(np.where(written[..., None], codes.numpy(), noise), "uint8"),
+        tensor(pool[..., rank:], dtype),
+        tensor(np.where(written, scale.numpy(), np.nan), "float32"),
+    )
+
+
+def rows_of_cache(cache: Sequence[Any], latents: LatentAttention) -> Array:
+    """float32 [N, 1, S, L + R] of a layer's cache, which is on the CPU."""
+    row, *others = cache
+    if latents.kv_format == "dense":
+        return numpy32(row)
+    kv_format = kv_format_of(latents.kv_format, LATENT_FORMATS)
+    values = kv_format.unpack(row, others[1], latents.block.kv_lora_rank)
+    return np.concatenate([numpy32(values), numpy32(others[0])], axis=-1)
+
+
+def check_codes(got: Array, wanted: Array, share: float) -> None:
+    """Rows [T, L] of codes: at most that share of them beside the wanted code, none further off."""
+    size = np.abs(wanted).max(axis=-1, keepdims=True)
+    apart = np.abs(got - wanted) / size
+    assert apart.max() <= 1.05 * 32 / 448  # between the two largest codes
+    assert np.mean(apart > 4e-3) <= share
+
+
 @dataclass(frozen=True)
 class LatentBatch:
     """A step over a cache with the latents before it; slots of nobody hold NaN."""
@@ -132,11 +173,14 @@ class LatentBatch:
         past = [normal(rng, context, 1, block.latent_size) for _, context in spans]
         return cls(Batch.of(shape), past)
 
-    def cache(self, dtype: str) -> tuple[Any, ...]:
-        """What requests kept before the step."""
+    def cache(self, dtype: str, latents: Latents | None = None) -> tuple[Any, ...]:
+        """What requests kept before the step, in the format of these latents; default dense."""
         spans = self.batch.shape.spans
         kept = [rows[: len(rows) - new] for rows, (new, _) in zip(self.past, spans, strict=True)]
-        return (tensor(self.batch.filled_cache(kept), dtype),)
+        pool = self.batch.filled_cache(kept)
+        if latents is None or latents.weights.kv_format == "dense":
+            return (tensor(pool, dtype),)
+        return coded_pool(pool, latents.weights, dtype)
 
     @property
     def longest(self) -> int:

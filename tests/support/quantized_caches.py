@@ -16,6 +16,14 @@ SHAPES: dict[str, dict[str, Any]] = {
     "window, head_dim 20": {"model_type": "mistral", "sliding_window": 24, "head_dim": 20},
 }
 PROMPTS = [[5 + i, *range(7, 7 + 9 * i), 3] for i in range(1, 6)]
+# Ways to cut the same requests into steps.
+COMPOSITIONS: tuple[dict[str, Any], ...] = (
+    {"batch_size": 1},
+    {"batch_size": 4, "attention": "block", "block_size": 64},
+    {"batch_size": 5, "attention": "append", "max_num_batched_tokens": 7},
+    # Too few blocks for five sequences at once: some are preempted and computed again.
+    {"batch_size": 5, "attention": "append", "num_cache_blocks": 8},
+)
 
 
 def model(directory: Path, changes: dict[str, Any]) -> Path:

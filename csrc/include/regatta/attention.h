@@ -26,6 +26,8 @@ struct PagedCache {
   // per token, given where they are per head.
   float* key_scale = nullptr;
   float* value_scale = nullptr;
+  // Of latents in fp8, whose keys and values are codes alike, both with key_scale.
+  void* tail = nullptr;  // [num_blocks, 1, block_size, R] of the activations' dtype
 };
 
 // Which tokens a step computes and where each request's context lies.

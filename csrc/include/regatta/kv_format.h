@@ -1,4 +1,4 @@
-// How keys and values lie in the paged cache: the twin of predict/nn/cache_formats.py. No
+// How keys, values and latents lie in the paged cache: the twin of predict/nn/cache_formats.py. No
 // framework.
 //
 //   format        a row of D values           scale tensors                          x =
@@ -12,6 +12,10 @@
 // Scales are float32. Codes are rounded to nearest even: int8 in -127..127, int4 in 0..15, e4m3
 // saturates at 448. Per token: scale = max|x| / 127, or (max - min) / 15, both with 1e-30 as the
 // least numerator, so that a row of zeros has codes of zero and a scale that is not.
+//
+// Latents are dense, or fp8 with scales of their own: L bytes e4m3, and their tail of R values,
+// which are rotated and not normed, as it is, in a tensor of the activations' dtype. Their scales
+// are [num_blocks, 1, block_size], made by each write: max|x| / 448, with the same least numerator.
 #pragma once
 
 #include <cstdint>
@@ -56,6 +60,9 @@ inline bool parse_kv_format(const char* name, KvFormat* format) {
 constexpr int num_kv_tensors(KvFormat format, int num_kinds) {
   return kv_format_info(format).scale_floats ? 2 * num_kinds : num_kinds;
 }
+
+// The same of a block that keeps latents: these, or codes, tails and scales.
+constexpr int num_latent_tensors(KvFormat format) { return format == KvFormat::kDense ? 1 : 3; }
 
 // Bytes of one row, the key or value of one head and token. element_bytes: of the activations.
 constexpr int64_t kv_row_bytes(KvFormat format, int64_t head_dim, int64_t element_bytes) {

@@ -4,6 +4,9 @@
 // T tokens, Hq heads, L values of a latent and R of its rotated part, N of a head's query beside
 // those R, V of a head's output. Head-major tensors are [Hq, T, ...]: rows of one head are a group
 // of GemmParams. All memory is the device's.
+//
+// A cache's rows are L + R values. With scales they are codes (regatta/kv_format.h): L bytes e4m3
+// each, R values in the cache's tail, and a scale.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +38,9 @@ struct LatentWriteParams {
   const float* rope_cache = nullptr;      // [P, R]
   const int32_t* positions = nullptr;     // [T]
   const int32_t* slot_mapping = nullptr;  // [T]
-  void* cache = nullptr;                  // [blocks, block_size, L + R]
+  void* cache = nullptr;                  // [blocks, block_size, L + R], or L bytes
+  void* tail = nullptr;                   // [blocks, block_size, R]
+  float* scales = nullptr;                // [blocks, block_size]; null: rows are values
   void* q_nope = nullptr;                 // [Hq, T, N]
   void* q_rope = nullptr;                 // [Hq, T, R]
   int32_t* head_ends = nullptr;           // [Hq]: (head + 1) * T, as GemmParams::group_ends
@@ -50,7 +55,9 @@ struct LatentAttentionParams {
   DType dtype = DType::kBFloat16;
   const void* q_latent = nullptr;  // [Hq, T, L]
   const void* q_rope = nullptr;    // [Hq, T, R]
-  const void* cache = nullptr;     // [blocks, block_size, L + R]
+  const void* cache = nullptr;     // [blocks, block_size, L + R], or L bytes
+  const void* tail = nullptr;      // [blocks, block_size, R]
+  const float* scales = nullptr;   // [blocks, block_size]; null: rows are values
   int64_t block_size = 0;
   AttentionBatch batch;
   void* out = nullptr;  // [Hq, T, L]; rows of padding are left as they are

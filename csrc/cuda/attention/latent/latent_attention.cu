@@ -6,7 +6,8 @@
 // Algorithm of the mma kernel
 //   1. A block takes up to kM rows of one span and a part of its context. Latents come through
 //      shared memory in tiles of kTile tokens, two ahead of each other; each is read once for all
-//      rows, as key with all its values and as value with the first L.
+//      rows, as key with all its values and as value with the first L. Codes arrive as they are and
+//      become a tile of values, once for all rows too.
 //   2. Scores: warps share the tile's tokens; softmax: warps share the rows; output: each warp owns
 //      columns of it, in registers, for all rows.
 //   3. Few rows: the context is split, and a second launch adds the parts up by their sums.
@@ -34,6 +35,8 @@ struct Args {
   const void* q_latent;
   const void* q_rope;
   const void* cache;
+  const void* tail;     // of codes
+  const float* scales;  // of codes, null without
   void* out;
   float* partial;  // [parts, rows, L], null without parts
   float2* sums;    // [parts, rows]: largest score, sum of exponentials
@@ -104,19 +107,49 @@ struct Span {
   __device__ __forceinline__ int last(int i) const { return tree ? context : before + i + 1; }
 };
 
-template <int kM, int kTile>
+// Two e4m3 codes, in bits 8 to 15 and 24 to 31, as halves of 1/256 of what they stand for. Exact,
+// subnormal ones too, and of no float8 unit.
+__device__ __forceinline__ __half2 e4m3_halves(uint32_t codes) {
+  return bit_cast<__half2>((codes & 0x80008000u) | (codes >> 1 & 0x3f803f80u));
+}
+constexpr float kE4m3Unit = 256.f;
+
+// Eight codes times a scale.
+template <class T>
+__device__ __forceinline__ Vec16<T> values_of_codes(uint2 codes, float scale) {
+  using Pair = typename Traits<T>::Pair;
+  const float unit = scale * kE4m3Unit;
+  Vec16<T> out;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    // A zero below each of two bytes.
+    const uint32_t two = __byte_perm(i < 2 ? codes.x : codes.y, 0, i % 2 ? 0x3424 : 0x1404);
+    const float2 x = __half22float2(e4m3_halves(two));
+    reinterpret_cast<Pair*>(out.v)[i] = Traits<T>::from_float2(make_float2(x.x * unit, x.y * unit));
+  }
+  return out;
+}
+
+template <int kM, int kTile, bool kCodes>
 struct Shape {
   static constexpr int kScoreStride = kTile + 4, kWeightStride = kTile + 8;
+  static constexpr int kTiles = kCodes ? 1 : kStages;  // of values
 
-  static constexpr int64_t bytes(int size) {  // of a latent
-    return int64_t{kM + kStages * kTile} * (size + 8) * 2 + kM * kScoreStride * 4 +
-           kM * kWeightStride * 2 + kM * 3 * 4 + 1024;
+  // Of codes of a token, without and with its scale.
+  static constexpr __host__ __device__ int row_bytes(int rank, int rope) { return rank + rope * 2; }
+  static constexpr __host__ __device__ int stage_bytes(int rank, int rope) {
+    return kCodes ? kTile * (row_bytes(rank, rope) + 4) : 0;
+  }
+  static constexpr int64_t bytes(int rank, int rope) {
+    return int64_t{kM + kTiles * kTile} * (rank + rope + 8) * 2 +
+           kStages * stage_bytes(rank, rope) + kM * kScoreStride * 4 + kM * kWeightStride * 2 +
+           kM * 3 * 4 + 1024;
   }
 };
 
-template <class T, int kM, int kTile>
+template <class T, int kM, int kTile, bool kCodes>
 __global__ void __launch_bounds__(kThreads, 1) latent_attention_kernel(const Args a) {
-  using S = Shape<kM, kTile>;
+  using S = Shape<kM, kTile, kCodes>;
   constexpr int kTilesM = kM / 16, kTilesN = kTile / 8;
   constexpr int kOwnM = kTilesM * kTilesN / kWarps;  // score tiles of a warp, one below the other
   static_assert(kOwnM >= 1);
@@ -124,8 +157,11 @@ __global__ void __launch_bounds__(kThreads, 1) latent_attention_kernel(const Arg
   __shared__ Item item;
   const int size = a.rank + a.rope, stride = size + 8;
   T* const q = reinterpret_cast<T*>(shared);
-  T* const latents = q + kM * stride;  // [stage, kTile, stride]
-  float* const scores = reinterpret_cast<float*>(latents + kStages * kTile * stride);
+  T* const latents = q + kM * stride;  // [kTiles, kTile, stride]
+  // [stage]: rows of codes and their tails [kTile, row_bytes], scales [kTile]
+  char* const stages = reinterpret_cast<char*>(latents + S::kTiles * kTile * stride);
+  const int row_bytes = S::row_bytes(a.rank, a.rope), stage_bytes = S::stage_bytes(a.rank, a.rope);
+  float* const scores = reinterpret_cast<float*>(stages + kStages * stage_bytes);
   T* const weights = reinterpret_cast<T*>(scores + kM * S::kScoreStride);
   float* const largest = reinterpret_cast<float*>(weights + kM * S::kWeightStride);
   float* const sums = largest + kM;
@@ -163,17 +199,64 @@ __global__ void __launch_bounds__(kThreads, 1) latent_attention_kernel(const Arg
   }
   for (int r = threadIdx.x; r < kM; r += kThreads) largest[r] = -INFINITY, sums[r] = 0.f;
   const int32_t* table = a.block_tables + static_cast<int64_t>(item.seq) * a.max_blocks;
-  const auto load = [&](int tile) {
+  const auto slot_of = [&](int p) {
+    return static_cast<int64_t>(table[p / a.block_size]) * a.block_size + p % a.block_size;
+  };
+  const auto load_values = [&](int tile) {
     T* to = latents + tile % kStages * kTile * stride;
     const int first = begin + tile * kTile;
     for (int i = threadIdx.x; i < kTile * units; i += kThreads) {
       const int t = i / units, at = i % units * 8, position = first + t;
       const bool inside = position < end;
-      const int p = inside ? position : begin;
-      const int64_t slot =
-          static_cast<int64_t>(table[p / a.block_size]) * a.block_size + p % a.block_size;
+      const int64_t slot = slot_of(inside ? position : begin);
       cp_async16(to + t * stride + at, static_cast<const T*>(a.cache) + slot * size + at,
                  inside ? 16 : 0);
+    }
+  };
+  // A warp per token; then four scales at a time, which lie in one block.
+  const auto load_codes = [&](int tile) {
+    char* const to = stages + tile % kStages * stage_bytes;
+    const int first = begin + tile * kTile;
+    for (int t = warp; t < kTile; t += kWarps) {
+      const bool inside = first + t < end;
+      const int64_t slot = slot_of(inside ? first + t : begin);
+      const char* codes = static_cast<const char*>(a.cache) + slot * a.rank;
+      const char* tail = static_cast<const char*>(a.tail) + slot * a.rope * 2 - a.rank;
+      for (int at = lane * 16; at < row_bytes; at += kWarp * 16) {
+        cp_async16(to + t * row_bytes + at, (at < a.rank ? codes : tail) + at, inside ? 16 : 0);
+      }
+    }
+    if (threadIdx.x < kTile / 4) {
+      const int position = first + static_cast<int>(threadIdx.x) * 4;
+      const bool inside = position < end;
+      cp_async16(to + kTile * row_bytes + threadIdx.x * 16,
+                 a.scales + slot_of(inside ? position : begin), inside ? 16 : 0);
+    }
+  };
+  const auto load = [&](int tile) {
+    if constexpr (kCodes) {
+      load_codes(tile);
+    } else {
+      load_values(tile);
+    }
+  };
+  // The tile of values of a stage's codes. Scales behind the last token may be anything.
+  const auto unpack = [&](int tile) {
+    const char* const from = stages + tile % kStages * stage_bytes;
+    const float* const scales = reinterpret_cast<const float*>(from + kTile * row_bytes);
+    for (int t = warp; t < kTile; t += kWarps) {
+      const float scale = begin + tile * kTile + t < end ? scales[t] : 0.f;
+      const char* const row = from + t * row_bytes;
+      for (int at = lane * 8; at < size; at += kWarp * 8) {
+        T* const to = latents + t * stride + at;
+        if (at < a.rank) {
+          const uint2 codes = *reinterpret_cast<const uint2*>(row + at);
+          *reinterpret_cast<Vec16<T>*>(to) = values_of_codes<T>(codes, scale);
+        } else {
+          *reinterpret_cast<uint4*>(to) =
+              *reinterpret_cast<const uint4*>(row + a.rank + (at - a.rank) * 2);
+        }
+      }
     }
   };
   if (num_tiles > 0) load(0);
@@ -185,7 +268,11 @@ __global__ void __launch_bounds__(kThreads, 1) latent_attention_kernel(const Arg
     cp_async_commit();
     cp_async_wait<1>();
     __syncthreads();
-    const T* const rows = latents + tile % kStages * kTile * stride;
+    if constexpr (kCodes) {
+      unpack(tile);
+      __syncthreads();
+    }
+    const T* const rows = latents + tile % S::kTiles * kTile * stride;
     // Scores.
     {
       const int n = warp % kTilesN, m0 = warp / kTilesN * kOwnM;
@@ -348,8 +435,33 @@ __global__ void __launch_bounds__(128) add_parts_kernel(const Args a) {
   }
 }
 
+// A slot's latent, value by value.
+template <class T, bool kCodes>
+struct Latent {
+  const T* values;  // of codes: so that values[L] is the first of the tail
+  const uint8_t* codes;
+  float unit;
+  int rank;
+
+  __device__ __forceinline__ Latent(const Args& a, int64_t slot) : rank(a.rank) {
+    if constexpr (kCodes) {
+      values = static_cast<const T*>(a.tail) + slot * a.rope - rank;
+      codes = static_cast<const uint8_t*>(a.cache) + slot * rank;
+      unit = a.scales[slot] * kE4m3Unit;
+    } else {
+      values = static_cast<const T*>(a.cache) + slot * (rank + a.rope);
+    }
+  }
+  __device__ __forceinline__ float operator[](int i) const {
+    if constexpr (kCodes) {
+      if (i < rank) return __low2float(e4m3_halves(uint32_t{codes[i]} << 8)) * unit;
+    }
+    return Traits<T>::to_float(values[i]);
+  }
+};
+
 // Any dtype and size: a block per row, a warp per score.
-template <class T>
+template <class T, bool kCodes>
 __global__ void __launch_bounds__(kThreads) latent_attention_plain_kernel(const Args a) {
   extern __shared__ float query[];  // [L + R], then the output [L]
   __shared__ float scores[kWarps];
@@ -374,7 +486,7 @@ __global__ void __launch_bounds__(kThreads) latent_attention_plain_kernel(const 
   const auto latent = [&](int p) {
     const int64_t slot =
         static_cast<int64_t>(table[p / a.block_size]) * a.block_size + p % a.block_size;
-    return static_cast<const T*>(a.cache) + slot * size;
+    return Latent<T, kCodes>(a, slot);
   };
   float largest = -INFINITY, sum = 0.f;
   const int own = token - span.start, end = span.last(own);
@@ -383,10 +495,9 @@ __global__ void __launch_bounds__(kThreads) latent_attention_plain_kernel(const 
     const int p = first + warp;
     float score = -INFINITY;
     if (p < end && span.sees(a, own, p)) {
-      const T* row = latent(p);
+      const Latent<T, kCodes> row = latent(p);
       float dot = 0.f;
-      for (int i = lane; i < size; i += kWarp)
-        dot = fmaf(query[i], Traits<T>::to_float(row[i]), dot);
+      for (int i = lane; i < size; i += kWarp) dot = fmaf(query[i], row[i], dot);
       score = warp_sum(dot) * a.scale_log2;
     }
     if (lane == 0) scores[warp] = score;
@@ -405,7 +516,7 @@ __global__ void __launch_bounds__(kThreads) latent_attention_plain_kernel(const 
       float y = out[i] * factor;
       for (int w = 0; w < kWarps; ++w) {
         if (scores[w] == -INFINITY) continue;
-        y = fmaf(weights[w], Traits<T>::to_float(latent(first + w)[i]), y);
+        y = fmaf(weights[w], latent(first + w)[i], y);
       }
       out[i] = y;
     }
@@ -417,6 +528,18 @@ __global__ void __launch_bounds__(kThreads) latent_attention_plain_kernel(const 
   }
 }
 
+// Of a block, for so many rows of a span, where a block may have so much shared memory; 0: none
+// fits.
+template <bool kCodes>
+int most_rows(const LatentAttentionParams& p, int64_t rows, int shared) {
+  const int rank = static_cast<int>(p.latent_rank), rope = static_cast<int>(p.rope_size);
+  constexpr int64_t kOwn = 1024;  // the kernel's variables, up to where its tiles are aligned
+  const auto fits = [&](int64_t bytes) { return bytes + kOwn <= shared; };
+  if (rows <= 16 && fits(Shape<16, 64, kCodes>::bytes(rank, rope))) return 16;
+  if (rows <= 32 && fits(Shape<32, 64, kCodes>::bytes(rank, rope))) return 32;
+  return fits(Shape<64, 32, kCodes>::bytes(rank, rope)) ? 64 : 0;
+}
+
 // Rows of a block of the mma kernel: all heads of a token that is decoded, or 64, whose tiles of
 // tokens are smaller; 0: the plain kernel's. What DeepSeek's 576 values take of shared memory
 // Hopper has for all of them, sm_80 for 64 rows alone, and others for none. A row's bits follow
@@ -426,17 +549,13 @@ int rows_of_block(const LatentAttentionParams& p, const AttentionLimits& limits)
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  const int size = static_cast<int>(p.latent_rank + p.rope_size);
-  if (major < 8 || p.dtype == DType::kFloat32 || p.latent_rank % 32 != 0 || size % 32 != 0 ||
-      p.latent_rank > kMaxRank || p.rope_size > 64) {
+  if (major < 8 || p.dtype == DType::kFloat32 || p.latent_rank % 32 != 0 ||
+      (p.latent_rank + p.rope_size) % 32 != 0 || p.latent_rank > kMaxRank || p.rope_size > 64 ||
+      p.block_size % 4 != 0) {
     return 0;
   }
-  constexpr int64_t kOwn = 1024;  // the kernel's variables, up to where its tiles are aligned
-  const auto fits = [&](int64_t bytes) { return bytes + kOwn <= shared; };
   const int64_t rows = is_batch_invariant ? 64 : p.num_heads * limits.max_query_len;
-  if (rows <= 16 && fits(Shape<16, 64>::bytes(size))) return 16;
-  if (rows <= 32 && fits(Shape<32, 64>::bytes(size))) return 32;
-  return fits(Shape<64, 32>::bytes(size)) ? 64 : 0;
+  return p.scales != nullptr ? most_rows<true>(p, rows, shared) : most_rows<false>(p, rows, shared);
 }
 
 int64_t most_items(const LatentAttentionParams& p, int rows) {
@@ -453,13 +572,13 @@ int num_parts(const LatentAttentionParams& p, const AttentionLimits& limits) {
   return static_cast<int>(std::clamp<int64_t>(num_multiprocessors() / items, 1, most));
 }
 
-template <class T, int kM, int kTile>
+template <class T, int kM, int kTile, bool kCodes>
 Status run_mma(const Args& a, const LatentAttentionParams& p, LaunchConfig config) {
   config.grid = dim3(static_cast<unsigned>(most_items(p, kM)), static_cast<unsigned>(a.parts));
   config.block = dim3(kThreads);
-  config.shared_bytes = static_cast<size_t>(Shape<kM, kTile>::bytes(a.rank + a.rope));
+  config.shared_bytes = static_cast<size_t>(Shape<kM, kTile, kCodes>::bytes(a.rank, a.rope));
   const Status status =
-      launch(latent_attention_kernel<T, kM, kTile>, config, "latent_attention", a);
+      launch(latent_attention_kernel<T, kM, kTile, kCodes>, config, "latent_attention", a);
   if (!status.ok() || a.parts == 1) return status;
   config.grid = dim3(static_cast<unsigned>(p.num_heads * p.batch.num_tokens));
   config.block = dim3(128);
@@ -467,7 +586,7 @@ Status run_mma(const Args& a, const LatentAttentionParams& p, LaunchConfig confi
   return launch(add_parts_kernel<T>, config, "latent_attention_parts", a);
 }
 
-template <class T>
+template <class T, bool kCodes>
 Status run(const Args& a, const LatentAttentionParams& p, const AttentionLimits& limits,
            const Launch& launch_on) {
   LaunchConfig config;
@@ -476,11 +595,11 @@ Status run(const Args& a, const LatentAttentionParams& p, const AttentionLimits&
   if constexpr (sizeof(T) == 2) {
     switch (rows_of_block(p, limits)) {
       case 16:
-        return run_mma<T, 16, 64>(a, p, config);
+        return run_mma<T, 16, 64, kCodes>(a, p, config);
       case 32:
-        return run_mma<T, 32, 64>(a, p, config);
+        return run_mma<T, 32, 64, kCodes>(a, p, config);
       case 64:
-        return run_mma<T, 64, 32>(a, p, config);
+        return run_mma<T, 64, 32, kCodes>(a, p, config);
       default:
         break;
     }
@@ -488,7 +607,7 @@ Status run(const Args& a, const LatentAttentionParams& p, const AttentionLimits&
   config.grid = dim3(static_cast<unsigned>(p.num_heads * p.batch.num_tokens));
   config.block = dim3(kThreads);
   config.shared_bytes = static_cast<size_t>(2 * p.latent_rank + p.rope_size) * 4;
-  return launch(latent_attention_plain_kernel<T>, config, "latent_attention", a);
+  return launch(latent_attention_plain_kernel<T, kCodes>, config, "latent_attention", a);
 }
 
 }  // namespace
@@ -508,6 +627,8 @@ Status latent_attention(const LatentAttentionParams& p, const AttentionLimits& l
   a.q_latent = p.q_latent;
   a.q_rope = p.q_rope;
   a.cache = p.cache;
+  a.tail = p.tail;
+  a.scales = p.scales;
   a.out = p.out;
   a.cu_seqlens_q = p.batch.cu_seqlens_q;
   a.context_lens = p.batch.context_lens;
@@ -529,7 +650,9 @@ Status latent_attention(const LatentAttentionParams& p, const AttentionLimits& l
     a.sums = reinterpret_cast<float2*>(a.partial + a.parts * rows * p.latent_rank);
   }
   return dispatch_dtype(p.dtype, "latent_attention", [&](auto* t) {
-    return run<std::remove_pointer_t<decltype(t)>>(a, p, limits, launch_on);
+    using T = std::remove_pointer_t<decltype(t)>;
+    return p.scales != nullptr ? run<T, true>(a, p, limits, launch_on)
+                               : run<T, false>(a, p, limits, launch_on);
   });
 }
 

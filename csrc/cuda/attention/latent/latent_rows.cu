@@ -1,11 +1,14 @@
 // See latent.h: norms of parts of rows, rotation, the cache write, and rows of heads.
 //
 // Architectures: all; float32, bf16, fp16. A block per token. Bound: bytes.
+#include <cuda_fp8.h>
+
 #include <algorithm>
 #include <type_traits>
 
 #include "cuda/attention/latent/latent.h"
 #include "cuda/common.cuh"
+#include "regatta/kv_format.h"
 
 namespace regatta::cuda {
 namespace {
@@ -45,7 +48,9 @@ struct WriteArgs {
   const float* rope_cache;
   const int32_t* positions;
   const int32_t* slot_mapping;
-  T* cache;
+  void* cache;
+  T* tail;
+  float* scales;
   T* q_nope;
   T* q_rope;
   int32_t* head_ends;
@@ -68,6 +73,24 @@ __device__ __forceinline__ float rotated(const T* x, const float* angles, int i,
   return second ? fmaf(b, cosine, a * sine) : fmaf(a, cosine, -b * sine);
 }
 
+// Codes of y(i) for i < rank, and their scale. By a block; `scratch` is in use until it begins.
+template <class Values>
+__device__ __forceinline__ void write_codes(const Values& y, int rank, uint8_t* codes, float* scale,
+                                            float* scratch) {
+  float largest = kLeastKvRange;
+  for (int i = threadIdx.x; i < rank; i += kThreads) largest = fmaxf(largest, fabsf(y(i)));
+  largest = warp_max(largest);
+  __syncthreads();
+  if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = largest;
+  __syncthreads();
+  for (int w = 0; w < kThreads / kWarp; ++w) largest = fmaxf(largest, scratch[w]);
+  const float factor = 448.f / largest;
+  for (int i = threadIdx.x; i < rank; i += kThreads) {
+    codes[i] = __nv_cvt_float_to_fp8(y(i) * factor, __NV_SATFINITE, __NV_E4M3);
+  }
+  if (threadIdx.x == 0) *scale = largest / 448.f;
+}
+
 template <class T>
 __global__ void __launch_bounds__(kThreads) latent_write_kernel(const WriteArgs<T> a) {
   __shared__ float scratch[kThreads / kWarp];
@@ -83,16 +106,25 @@ __global__ void __launch_bounds__(kThreads) latent_write_kernel(const WriteArgs<
   const float* angles = a.rope_cache + static_cast<int64_t>(position) * a.rope_size;
   const T* latent = a.latents + token * a.latent_stride;
   const float factor = rms_factor(latent, a.latent_rank, a.epsilon, scratch);
-  const int slot = a.slot_mapping[token];
+  const int64_t slot = a.slot_mapping[token];
   if (slot >= 0) {
-    const int size = a.latent_rank + a.rope_size;
-    T* to = a.cache + static_cast<int64_t>(slot) * size;
-    for (int i = threadIdx.x; i < size; i += kThreads) {
-      const float y = i < a.latent_rank ? Traits<T>::to_float(latent[i]) * factor *
-                                              Traits<T>::to_float(a.norm_weight[i])
-                                        : rotated(latent + a.latent_rank, angles, i - a.latent_rank,
-                                                  a.rope_size, a.interleaved);
-      to[i] = Traits<T>::from_float(y);
+    const int rank = a.latent_rank;
+    const auto normed = [&](int i) {
+      return Traits<T>::to_float(latent[i]) * factor * Traits<T>::to_float(a.norm_weight[i]);
+    };
+    T* tail;
+    if (a.scales != nullptr) {
+      write_codes(normed, rank, static_cast<uint8_t*>(a.cache) + slot * rank, a.scales + slot,
+                  scratch);
+      tail = a.tail + slot * a.rope_size;
+    } else {
+      T* to = static_cast<T*>(a.cache) + slot * (rank + a.rope_size);
+      for (int i = threadIdx.x; i < rank; i += kThreads) to[i] = Traits<T>::from_float(normed(i));
+      tail = to + rank;
+    }
+    for (int i = threadIdx.x; i < a.rope_size; i += kThreads) {
+      tail[i] =
+          Traits<T>::from_float(rotated(latent + rank, angles, i, a.rope_size, a.interleaved));
     }
   }
   const int head_size = a.nope_size + a.rope_size;
@@ -155,7 +187,9 @@ Status latent_write(const LatentWriteParams& p, const Launch& launch_on) {
     a.rope_cache = p.rope_cache;
     a.positions = p.positions;
     a.slot_mapping = p.slot_mapping;
-    a.cache = static_cast<T*>(p.cache);
+    a.cache = p.cache;
+    a.tail = static_cast<T*>(p.tail);
+    a.scales = p.scales;
     a.q_nope = static_cast<T*>(p.q_nope);
     a.q_rope = static_cast<T*>(p.q_rope);
     a.head_ends = p.head_ends;
