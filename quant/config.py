@@ -198,6 +198,11 @@ RULES: tuple[Rule, ...] = (
         "--output_path is needed: the directory to write the quantized checkpoint to",
     ),
     Rule(
+        lambda f: _scheme(f).group_size is not None,
+        "--quant_type {quant_type} has no calibration: its scales are powers of two; use "
+        "weight_only_int4, or round while reading with the engine's --quant_type",
+    ),
+    Rule(
         lambda f: f["do_ptq"] and f["do_gptq"],
         "--do_ptq and --do_gptq exclude each other: the first rounds to the nearest weights; leave "
         "one of them out",

@@ -43,7 +43,8 @@ int stored_offset(int bits) { return bits == 8 ? 128 : 0; }
 float usual_zero(int bits) { return bits == 8 ? 0.0f : 8.0f; }
 
 // One column of a panel: codes[0 .. K) to every 32nd quadruple. Returns the OR of all codes.
-uint8_t pack_column(const int8_t* codes, const QuantizedLayout& layout, uint8_t* out) {
+uint8_t pack_column(const int8_t* codes, const QuantizedLayout& layout, bool in_pairs,
+                    uint8_t* out) {
   const int64_t num_k = layout.in_features;
   uint8_t seen = 0;
   for (int64_t k = 0; k < num_k; k += 8, out += layout.bits == 8 ? 256 : 128) {
@@ -55,7 +56,10 @@ uint8_t pack_column(const int8_t* codes, const QuantizedLayout& layout, uint8_t*
       std::memcpy(out, eight, 4);
       std::memcpy(out + 128, eight + 4, 4);
     } else {
-      for (int j = 0; j < 4; ++j) out[j] = static_cast<uint8_t>(eight[j] | eight[4 + j] << 4);
+      for (int j = 0; j < 4; ++j) {
+        const int low = in_pairs ? j % 2 * 4 + j / 2 : j, high = in_pairs ? low + 2 : 4 + j;
+        out[j] = static_cast<uint8_t>(eight[low] | eight[high] << 4);
+      }
     }
   }
   return seen;
@@ -99,6 +103,12 @@ Status plan_pack_quantized(const PackQuantizedParams& p, QuantizedLayout* layout
     return Status::error("scheme '" + name + "' takes one scale per output channel, got " +
                          std::to_string(layout->num_groups) + " groups");
   }
+  if (info.is_mxfp4 && (layout->num_groups != layout->num_blocks() || p.zero)) {
+    return Status::error(
+        "scheme '" + name + "' takes a scale for each 32 inputs and no zero points, " + "got " +
+        std::to_string(layout->num_groups) + " groups for " + std::to_string(layout->in_features) +
+        " inputs" + (p.zero ? " and zero points" : ""));
+  }
   const int64_t count = layout->out_features * layout->num_groups;
   layout->has_zeros = false;
   for (int64_t i = 0; i < count; ++i) {
@@ -125,6 +135,7 @@ Status plan_pack_quantized(const PackQuantizedParams& p, QuantizedLayout* layout
 
 Status pack_quantized(const PackQuantizedParams& p) {
   const QuantizedLayout& layout = p.layout;
+  const SchemeInfo& info = scheme_info(p.scheme);
   std::atomic<int> seen{0};
   parallel([&](Team& team) {
     team.for_chunks(layout.num_panels(), 1, [&](int64_t panel, int64_t) {
@@ -136,7 +147,7 @@ Status pack_quantized(const PackQuantizedParams& p) {
       int codes_seen = 0;
       for (int64_t c = 0; c < columns; ++c) {
         const int8_t* codes = p.codes + (panel * kPanel + c) * layout.in_features;
-        codes_seen |= pack_column(codes, layout, out + 4 * c);
+        codes_seen |= pack_column(codes, layout, info.is_mxfp4, out + 4 * c);
       }
       seen.fetch_or(codes_seen, std::memory_order_relaxed);
       pack_scales(p, panel);

@@ -1,8 +1,9 @@
 // regatta_pack_quantized(codes [N, K] int8, scale [N] | [N, G], zero? [N, G]) {scheme, dtype}
 //     -> packed uint8, scales float32, as the kernels of the codes' device read them
 //
-// w = (codes - zero) * scale; without zero it is 0, of 4-bit codes 8. `dtype`: of the activations;
-// the CPU's layout is the same for all (regatta/pack_quantized.h).
+// w = (codes - zero) * scale; without zero it is 0, of 4-bit codes 8. Of e2m1 codes w is their
+// value times scale, without zero. `dtype`: of the activations; the CPU's layout is the same for
+// all (regatta/pack_quantized.h).
 #include "regatta/pack_quantized.h"
 
 #include <algorithm>
@@ -76,9 +77,13 @@ std::vector<paddle::Tensor> pack_on_gpu(const Device& device, const paddle::Tens
   if (in_groups &&
       (scale_view.shape[0] != rows || cuda::packed_group_size(operands, columns, groups) == 0)) {
     fail("scheme '" + std::string(info.name) + "' on a GPU takes groups of " +
-         (operands == GemmOperands::kWeightInt4 ? "32 columns, " : "") +
-         "64 columns, of a multiple of 128, or one group; got scales " + shape_string(scale_view) +
-         " for codes " + shape_string(codes_view));
+         (info.is_mxfp4 ? "32 columns"
+                        : std::string(operands == GemmOperands::kWeightInt4 ? "32 columns, " : "") +
+                              "64 columns, of a multiple of 128, or one group") +
+         "; got scales " + shape_string(scale_view) + " for codes " + shape_string(codes_view));
+  }
+  if (info.is_mxfp4 && zero_view.data != nullptr) {
+    fail("scheme '" + std::string(info.name) + "' takes no zero points");
   }
   if (info.activations != Activations::kFloat && columns % 16 != 0) {
     fail("scheme '" + std::string(info.name) +

@@ -38,7 +38,10 @@ from predict.system.signals import Signals
 PROG = "python -m predict.bench.loading"
 GROUP = "Loading benchmark"
 # Each as it is used: those of 4 bits with groups.
-TYPES = ["none", *(row.name + ":128" * (row.bits == 4) for row in SCHEMES.values())]
+TYPES = [
+    "none",
+    *(row.name + ":128" * (row.codes == "int4") for row in SCHEMES.values()),
+]
 # fmt: off
 FLAGS = (
     Flag(GROUP, "model_name_or_path", "str", None,

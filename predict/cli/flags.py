@@ -381,7 +381,8 @@ FLAGS: tuple[Flag, ...] = (
          "of cachekv_scales.json), fp8, which latents take too; or in 4: int4.",
          choices=CACHE_TYPES),
     Flag(_QUANT, "weightonly_group_size", "int", -1,
-         "Input features per scale of weight-only types (32, 64 or 128); -1 is one group."),
+         "Input features per scale of weight-only types (32, 64 or 128); -1 is one group. "
+         "weight_only_mxfp4 has 32 always."),
     Flag(_QUANT, "weight_block_size", "ints", None,
          "128,128: a scale per block of a8w8_fp8; when not given, per output feature."),
     Flag(_QUANT, "lm_head_quant_type", "str", None,

@@ -45,10 +45,11 @@ class SchemeInfo:
 
     name: str
     aliases: tuple[str, ...] = ()  # other spellings, of PaddleNLP's tools and of the field
-    codes: str | None  # int4 | int8 | e4m3; None: weights in the model's dtype
+    codes: str | None  # int4 | int8 | e2m1 | e4m3; None: weights in the model's dtype
     bits: int = 8  # of a stored code, where there are codes
     activations: str | None = None  # int8 | e4m3: as codes too; None: in the model's dtype
     has_groups: bool = False  # of input features, with a scale each
+    group_size: int | None = None  # the only one that its groups have; None: as flags ask
     has_blocks: bool = False  # of FP8_BLOCK, with a scale each
     has_static_scales: bool = False  # of activations, from calibration; else found at run time
     has_smooth: bool = False  # inputs may be shifted and smoothed before they become codes
@@ -85,6 +86,21 @@ _ROWS = (
         bits=4,
         has_groups=True,
         support=Support(cpu=True, gpu=TURING, mma_groups=(-1, 64, 128)),
+    ),
+    SchemeInfo(
+        name="weight_only_mxfp4",
+        aliases=("mxfp4",),
+        codes="e2m1",
+        bits=4,
+        has_groups=True,
+        group_size=32,
+        support=Support(
+            cpu=True,
+            gpu=HOPPER,
+            gpu_last=HOPPER,
+            hopper_groups=(-1, 32),
+            instead="--quant_type weight_only_int8 or weight_only_int4",
+        ),
     ),
     SchemeInfo(
         name="a8w8",

@@ -18,7 +18,7 @@ from predict.loading.adapters.model import with_adapter
 from predict.loading.build import build_decoder, expected_tensors
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts import Layout, layout_of
-from predict.loading.layouts.gguf import Target
+from predict.loading.layouts._target import Target
 from predict.loading.layouts.online import Online
 from predict.loading.memory import (
     check_cpu_memory,

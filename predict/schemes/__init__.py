@@ -8,10 +8,11 @@ which matrix they stand for (`plain`). What a checkpoint made elsewhere holds is
 Tensors of a compiled linear, always as many (one zero stands for "none"); packed and scales are the
 device's own layout of codes, scales and zeros (regatta_pack_quantized):
 
-    dense                                     weight
-    weight_only_int8, weight_only_int4, w4a8  packed, scales, act, perm int32 [K]
-    a8w8                                      packed, scales, act, smooth [K], shift [K]
-    a8w8_fp8                                  packed, scales, act
+    dense              weight
+    weight_only_*      packed, scales, act, perm int32 [K]
+    w4a8               alike
+    a8w8               packed, scales, act, smooth [K], shift [K]
+    a8w8_fp8           packed, scales, act
 
 act, float32 [1], is the static activation scale; 0: a scale per token is found at run time.
 """

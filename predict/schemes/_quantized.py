@@ -22,7 +22,7 @@ class Quantized:
     when a row is one group.
     """
 
-    codes: Any  # [N, K] int8 (4 bits: 0..15; 8 bits: -128..127), or uint8 bits of e4m3
+    codes: Any  # [N, K] int8 (4 bits: 0..15; 8 bits: -128..127; bits of e2m1), or uint8 of e4m3
     scale: (
         Any  # float32 [N, G]; [N]; e4m3 also [1], [ceil(N/128), G] or [N, G] with G = ceil(K/128)
     )

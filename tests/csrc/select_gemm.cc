@@ -25,6 +25,7 @@ const std::map<std::string, GemmOperands> kOperands = {
     {"weight_int8", GemmOperands::kWeightInt8},
     {"weight_int4", GemmOperands::kWeightInt4},
     {"weight_int8_groups", GemmOperands::kWeightInt8Groups},
+    {"weight_mxfp4", GemmOperands::kWeightMxfp4},
     {"w4a8", GemmOperands::kW4A8},
 };
 const std::map<std::string, DType> kDTypes = {

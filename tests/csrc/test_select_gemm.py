@@ -36,6 +36,7 @@ INT8 = "operands=int8 blas"
 PACKED8 = "operands=weight_int8 dtype=float16 blas matrix"
 PACKED4 = "operands=weight_int4 dtype=float16 blas matrix"
 PACKED_GROUPS = "operands=weight_int8_groups group_size=64 blas matrix"
+MXFP4 = "operands=weight_mxfp4 group_size=32 blas matrix"
 W4A8 = "operands=w4a8 blas matrix"
 
 
@@ -193,6 +194,12 @@ CASES = [
         },
     ),
     Case((90,), f"{PACKED4} in=2056 out=1536 groups=128", {8: PACKED_SMALL}),
+    Case(
+        (90,),
+        f"{MXFP4} in=2880 out=5760 groups=32",
+        {1: PACKED_VECTOR, 128: PACKED_VECTOR, 129: PACKED_SMALL, 1537: PACKED_LARGE},
+    ),
+    Case(BEFORE_HOPPER, f"{MXFP4} in=2880 out=5760 groups=32", {8: "", 65536: ""}),
     Case(
         (90,),
         f"{PACKED8} {EXPERTS} gated batch_invariant",

@@ -16,27 +16,11 @@
 namespace regatta::cuda {
 namespace {
 
-constexpr float kFp8Max = 448.f, kInt8Max = 127.f;
+constexpr float kInt8Max = 127.f;
 
-float from_e4m3(uint8_t code) {
-  const int exponent = code >> 3 & 15, mantissa = code & 7;
-  const float magnitude = exponent == 0
-                              ? std::ldexp(static_cast<float>(mantissa), -9)
-                              : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
-  if ((code & 127) == 127) return NAN;
-  return code & 128 ? -magnitude : magnitude;
-}
-
-// Rounded to even; above the largest, the largest.
-uint8_t to_e4m3(float x) {
-  if (std::isnan(x)) return 127;
-  const float magnitude = std::min(std::fabs(x), kFp8Max);
-  int exponent = 0;  // magnitude in [2^(exponent - 1), 2^exponent)
-  std::frexp(magnitude, &exponent);
-  exponent = std::max(exponent, -5);
-  // The mantissa's 8 is the exponent's lowest bit: what is rounded up carries into it.
-  const auto mantissa = static_cast<int>(std::nearbyint(std::ldexp(magnitude, 4 - exponent)));
-  return static_cast<uint8_t>((exponent + 5) * 8 + mantissa | (std::signbit(x) ? 128 : 0));
+float from_e2m1(uint8_t code) {
+  constexpr float kMagnitudes[8] = {0.f, .5f, 1.f, 1.5f, 2.f, 3.f, 4.f, 6.f};
+  return code & 8 ? -kMagnitudes[code & 7] : kMagnitudes[code & 7];
 }
 
 // A packed weight here: units of 16 rows by 128 columns of codes, a byte each, and behind them,
@@ -68,6 +52,7 @@ float packed_value(const GemmParams& p, int64_t row, int64_t column) {
   if (p.operands == GemmOperands::kWeightInt8) return code * p.weight_scale[row];
   float scale[2];
   std::memcpy(scale, weight + place.scale, 8);
+  if (p.operands == GemmOperands::kWeightMxfp4) return from_e2m1(weight[place.code]) * scale[0];
   return (code - scale[1]) * scale[0];
 }
 
@@ -481,6 +466,7 @@ Status gather_columns(const void* x, const int32_t* perm, void* out, int64_t num
 
 int64_t packed_group_size(GemmOperands operands, int64_t in_features, int64_t num_groups) {
   const int64_t widest = operands == GemmOperands::kWeightInt8Groups ? 64 : 128;
+  if (operands == GemmOperands::kWeightMxfp4) return in_features == 32 * num_groups ? 32 : 0;
   if (num_groups <= 1) return widest;
   const int64_t group = in_features / num_groups;
   if (in_features % num_groups != 0) return 0;

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 from predict import LLM
+from predict.config.schemes import scheme_info
 from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
+from predict.loading.layouts._target import Target
 from predict.loading.layouts.gguf import KINDS as KEPT
-from predict.loading.layouts.gguf import Target, as_quantized
+from predict.loading.layouts.gguf import as_quantized, holds
+from predict.schemes import scheme_of
 from tests.support import tiny
 from tests.support.gguf_blocks import KINDS, Types, random_blocks, values_of
 from tests.support.gguf_models import convert, finish, writer_of
@@ -59,14 +62,17 @@ def test_kept_codes_stand_for_the_same_values(kind: str) -> None:
     blocks = random_blocks(kind, ROWS, COLUMNS)
     made = as_quantized(row.unpack(blocks.reshape(-1, size)), row, groups=COLUMNS // row.group_size)
     wanted = values_of(blocks, kind)
-    assert made.codes.min() >= (0 if row.scheme == "weight_only_int4" else -128)
-    assert made.codes.max() <= (15 if row.scheme == "weight_only_int4" else 127)
+    is_4_bits = scheme_info(row.scheme).bits == 4
+    assert made.codes.min() >= (0 if is_4_bits else -128)
+    assert made.codes.max() <= (15 if is_4_bits else 127)
     if row.has_minimum:  # float32's own rounding, of the minimum as a multiple of the scale
         np.testing.assert_allclose(
             values_of_codes(made), wanted, rtol=0, atol=4e-7 * np.abs(wanted).max()
         )
     else:
-        np.testing.assert_array_equal(values_of_codes(made), wanted)
+        scheme = scheme_of(row.scheme)
+        got = scheme.plain(scheme.tensors(made, "float32", None)).numpy()
+        np.testing.assert_array_equal(got, wanted)
 
 
 @pytest.mark.parametrize("kind", [kind for kind, row in KEPT.items() if row.has_minimum])
@@ -92,14 +98,21 @@ ON_GPU = Target("gpu", compiled=True, dtype="float16", capability=(9, 0))
         (Target("cpu", compiled=True, dtype="bfloat16"), set(KEPT)),
         (Target("gpu", compiled=False, dtype="bfloat16"), set(KEPT)),
         # Scales are of the model's dtype there, zeros whole numbers, and 8 bits have wider groups.
-        (ON_GPU, {"Q4_0", "TQ2_0"}),
-        (Target("gpu", compiled=True, dtype="bfloat16", capability=(9, 0)), set()),
+        (ON_GPU, {"Q4_0", "TQ2_0", "MXFP4"}),
+        (Target("gpu", compiled=True, dtype="bfloat16", capability=(9, 0)), {"MXFP4"}),
         (Target("gpu", compiled=True, dtype="float16", capability=(8, 0)), {"TQ2_0"}),
     ],
     ids=["cpu", "plain operators", "hopper", "hopper in bfloat16", "ampere"],
 )
 def test_codes_are_kept_where_operators_hold_them_exactly(target: Target, kept: set[str]) -> None:
-    assert {kind for kind, row in KEPT.items() if target.holds([row], 512)} == kept
+    assert {kind for kind, row in KEPT.items() if holds(target, [row], 512)} == kept
+
+
+def test_parts_of_mxfp4_and_of_another_type_become_floats() -> None:
+    target = Target("cpu", compiled=True, dtype="bfloat16")
+    assert holds(target, [KEPT["MXFP4"], KEPT["MXFP4"]], 512)
+    assert holds(target, [KEPT["Q4_0"], KEPT["Q8_0"]], 512)
+    assert not holds(target, [KEPT["MXFP4"], KEPT["Q8_0"]], 512)
 
 
 def test_scales_that_are_no_numbers_are_refused(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_gpt_oss_gives_the_tokens_of_its_safetensors(tmp_path: Path) -> None:
     (directory / "config.json").write_text(json.dumps({**values, "swiglu_limit": 7.0}))
     wanted = tokens_of(directory)
     assert tokens_of(convert(directory, tmp_path / "x.gguf")) == wanted
-    # MXFP4 is of experts' matrices, whose codes 8 bits hold.
+    # MXFP4 is of experts' matrices, which keep their codes.
     path = convert(directory, tmp_path / "mxfp4.gguf", Types.MXFP4)
     assert tokens_of(path) == tokens_of(path, inference_model=False)
 

@@ -25,8 +25,8 @@ OF_HOPPER = {
     "dense_check": ("bfloat16", "float16", "float32"),
     "codes_check": ("products", "rows", "blas"),
     "groups_check": ("dense", "codes", "blocks"),
-    "packed_check": ("8 bits", "4 bits", "8 bits in groups", "w4a8"),
-    "packed_groups_check": ("8 bits", "4 bits", "8 bits in groups", "w4a8"),
+    "packed_check": ("8 bits", "4 bits", "8 bits in groups", "mxfp4", "w4a8"),
+    "packed_groups_check": ("8 bits", "4 bits", "8 bits in groups", "mxfp4", "w4a8"),
 }
 OF_EVERY_GPU = {
     "attention_check": ("spans", "trees", "dense", "int8_static", "int8_dynamic", "fp8", "int4"),

@@ -20,6 +20,8 @@ from predict.errors import UserError
 from predict.loading.build import check_gpu_expert
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts import compressed_tensors, layout_of, mxfp4
+from predict.loading.layouts._target import Target
+from predict.loading.memory import weight_bytes
 from predict.loading.model import read_spec
 from predict.loading.platform import Platform
 from predict.loading.safetensors_writer import write
@@ -389,13 +391,15 @@ def schemes_of(case: str, **settings: Any) -> tuple[set[str], set[str]]:
     return names
 
 
-def layout_and_plan(folder: Path, **settings: Any) -> tuple[Any, WeightPlan]:
+def layout_and_plan(
+    folder: Path, target: Target | None = None, **settings: Any
+) -> tuple[Any, WeightPlan]:
     spec, reader = read_spec(folder)
     checkpoint = Checkpoint(folder)
     plan = plan_weights(spec, weight_names(reader))
     source = CheckpointSource(checkpoint)
     asked = QuantizationConfig(**settings).settings
-    return layout_of(reader, checkpoint, source, asked, plan), plan
+    return layout_of(reader, checkpoint, source, asked, plan, target), plan
 
 
 @pytest.mark.parametrize(
@@ -448,17 +452,60 @@ def test_stored_experts_keep_their_scheme(tmp_path: Path) -> None:
 # MXFP4.
 
 
-def test_eight_bits_in_groups_of_32_hold_mxfp4_exactly() -> None:
+AMPERE = Target("gpu", compiled=True, dtype="bfloat16", capability=(8, 0))  # has no such kernels
+
+
+def test_mxfp4_is_kept_and_eight_bits_in_groups_of_32_hold_it_exactly() -> None:
     folder = GOLDEN / "gpt_oss_mxfp4"
-    floats, plan = layout_and_plan(folder)
+    floats, plan = layout_and_plan(folder, AMPERE)
+    kept, _ = layout_and_plan(folder)
     codes, _ = layout_and_plan(folder, quant_type="wint8", weightonly_group_size=32)
     linears = [linear for linear in plan.linears() if linear.is_expert]
     assert len(linears) == 2 * 7 * plan.spec.num_layers
+    scheme = scheme_of("weight_only_mxfp4")
     for linear in linears:
+        assert floats.scheme(linear) == "dense"
+        assert (kept.scheme(linear), kept.group_size(linear)) == (scheme.NAME, 32)
         wanted, weight = to_float32(floats.read(linear).codes), codes.read(linear)
         np.testing.assert_array_equal(values_of(weight), wanted)
+        tensors = scheme.tensors(kept.read(linear), "float32", None)
+        np.testing.assert_array_equal(scheme.plain(tensors).numpy(), wanted)
     exact = logits_of(folder, moe_quant_type="wint8", weightonly_group_size=32)
     np.testing.assert_allclose(exact, logits_of(folder), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("target", "settings", "scheme"),
+    [
+        (Target("cpu", compiled=True, dtype="bfloat16"), {}, "weight_only_mxfp4"),
+        (Target("gpu", True, "bfloat16", (9, 0)), {}, "weight_only_mxfp4"),
+        (Target("gpu", True, "float16", (9, 0)), {}, "weight_only_mxfp4"),
+        (Target("gpu", True, "float32", (9, 0)), {}, "dense"),
+        (Target("gpu", True, "bfloat16", (10, 0)), {}, "dense"),
+        (AMPERE, {}, "dense"),
+        (AMPERE, {"quant_type": "wint8", "moe_quant_type": "mxfp4"}, "weight_only_mxfp4"),
+        (Target(), {"lm_head_quant_type": "weight_only_int8"}, "weight_only_mxfp4"),
+        (Target(), {"quant_type": "wint4"}, "weight_only_int4"),
+    ],
+)
+def test_mxfp4_is_kept_where_operators_have_it_and_no_flag_asks_for_another(
+    target: Target, settings: dict[str, Any], scheme: str
+) -> None:
+    layout, plan = layout_and_plan(GOLDEN / "gpt_oss_mxfp4", target, **settings)
+    experts = {layout.scheme(linear) for linear in plan.linears() if linear.is_expert}
+    assert experts == {scheme}
+
+
+def test_kept_mxfp4_is_counted_at_4_bits() -> None:
+    folder = GOLDEN / "gpt_oss_mxfp4"
+    (kept, plan), (floats, _) = layout_and_plan(folder), layout_and_plan(folder, AMPERE)
+    values = sum(
+        linear.out_features * linear.in_features for linear in plan.linears() if linear.is_expert
+    )
+    saved = weight_bytes(plan, floats.scheme, "bfloat16") - weight_bytes(
+        plan, kept.scheme, "bfloat16"
+    )
+    assert saved == values * 2 - values // 2
 
 
 def test_mxfp4_is_rounded_as_flags_ask() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,11 @@ import pytest
 
 from predict.device.library import Library
 from predict.nn.blocks import Activation, ExpertBlock, GroupScore, Residual, Router, Scoring
-from predict.nn.decoder import Experts, Linear, map_tensors
+from predict.nn.decoder import Experts, Linear
 from predict.ops import compiled as ops
-from predict.ops import composed, plain
 from predict.schemes import Quantized
-from tests.support.cpu_kernels import DTYPES, Array, normal, numpy32, rounded, tensor, threads
-from tests.support.expert_blocks import FORMS, RMS, experts_of, hidden_of
+from tests.support.cpu_kernels import DTYPES, Array, normal, numpy32, tensor, threads
+from tests.support.expert_blocks import FORMS, RMS, experts_of, hidden_of, twin
 from tests.support.schemes import relative_error
 from tests.support.tolerances import BLOCK_ROUNDINGS, assert_close
 
@@ -32,22 +30,6 @@ QUANTIZED_ERROR = {"float32": 0.004, "bfloat16": 0.02}
 
 def run(weights: Experts, hidden: Array, dtype: str = "float32") -> Array:
     return numpy32(ops.expert_block(tensor(hidden, dtype), weights))
-
-
-def twin(weights: Experts, hidden: Array, dtype: str = "float32") -> Array:
-    """In float32, of values of `dtype`; what the norm makes is one, and the router reads that."""
-    wide = map_tensors(
-        weights, lambda _, part: part.astype("float32") if is_of(part, dtype) else part
-    )
-    operators: Any = SimpleNamespace(**vars(plain))
-    operators.norm = lambda *given: plain.norm(*given).astype(dtype).astype("float32")
-    return numpy32(
-        composed.expert_block(operators, tensor(rounded(hidden, dtype), "float32"), wide)
-    )
-
-
-def is_of(part: Any, dtype: str) -> bool:
-    return str(part.dtype).endswith(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -18,6 +18,7 @@ from predict.errors import UserError
 from predict.loading.manifest import load_manifest
 from predict.schemes import Quantized, known_schemes, scheme_of
 from predict.schemes._e4m3 import VALUES, encode
+from predict.schemes.weight_only_mxfp4 import TWICE, encoded
 from tests.support import tiny
 from tests.support.paths import ROOT
 from tests.support.schemes import SETTINGS, answer, logits_of, normal, on_this_cpu, relative_error
@@ -29,6 +30,7 @@ CASES = [
     ("weight_only_int4", -1, 0.12),
     ("weight_only_int4", 32, 0.10),
     ("weight_only_int4", 128, 0.12),
+    ("weight_only_mxfp4", 32, 0.13),
     ("a8w8", -1, 0.012),
     ("a8w8_fp8", -1, 0.045),
     ("a8w8_fp8", 128, 0.045),
@@ -103,6 +105,30 @@ def test_clipping_never_makes_int4_worse_than_absmax() -> None:
     absmax = (np.rint(grouped / scale) * scale).reshape(weight.shape)
     values = plain("weight_only_int4", scheme_of("weight_only_int4").quantize(weight, 128))
     assert relative_error(values, weight) < relative_error(absmax, weight)
+
+
+def test_e2m1_rounds_to_the_nearest_even() -> None:
+    values = TWICE / np.float32(2)
+    finite = np.sort(values)
+    numbers = np.linspace(-8, 8, 4097, dtype=np.float32)
+    got = values[encoded(numbers)]
+    nearest = np.abs(finite[:, None] - np.clip(numbers, -6, 6)).min(axis=0)
+    np.testing.assert_array_equal(np.abs(got - np.clip(numbers, -6, 6)), nearest)
+    middles = (finite[1:] + finite[:-1]) / 2
+    assert not (encoded(middles[middles != 0]) & 1).any()  # the mantissa
+    assert encoded(np.array([np.nan, np.inf, -np.inf], np.float32)).tolist() == [0, 7, 15]
+
+
+def test_values_of_mxfp4_are_kept() -> None:
+    """Scales are the largest that keep a group's largest value: 4 or 6 times one."""
+    rng = np.random.default_rng(2)
+    codes = rng.integers(0, 16, (24, 128)).astype(np.int8)
+    codes[:, ::32] = 7
+    scale = np.ldexp(np.float32(1), rng.integers(-20, 20, (24, 4)))
+    values = TWICE[codes] / np.float32(2) * np.repeat(scale, 32, axis=1)
+    made = scheme_of("weight_only_mxfp4").quantize(values, 32)
+    np.testing.assert_array_equal(made.scale, scale)
+    np.testing.assert_array_equal(plain("weight_only_mxfp4", made), values)
 
 
 def test_e4m3_rounds_to_the_nearest_even() -> None:
@@ -236,6 +262,12 @@ def test_group_that_does_not_divide_a_linear_is_named(tmp_path: Path) -> None:
         )
 
 
+def test_groups_of_mxfp4_that_do_not_divide_a_linear_are_named(tmp_path: Path) -> None:
+    tiny.write(tmp_path, {"intermediate_size": 72})
+    with pytest.raises(UserError, match=r"has groups of 32 .*not divide the 72 of .*down_proj"):
+        answer(tmp_path, quant_type="mxfp4")
+
+
 def test_names_to_skip_that_no_linear_has_are_named(tmp_path: Path) -> None:
     tiny.write(tmp_path)
     with pytest.raises(UserError, match=r"skip_list_names dwon is in the name of no linear .*q_p"):
@@ -245,6 +277,7 @@ def test_names_to_skip_that_no_linear_has_are_named(tmp_path: Path) -> None:
 def test_schemes_are_found_by_file_name() -> None:
     assert set(known_schemes()) == {
         "a8w8", "a8w8_fp8", "dense", "w4a8", "weight_only_int4", "weight_only_int8",
+        "weight_only_mxfp4",
     }  # fmt: skip
 
 

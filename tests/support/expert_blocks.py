@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from predict.config.schemes import scheme_info
 from predict.nn.blocks import (
     Activation,
     ExpertBlock,
@@ -17,10 +19,11 @@ from predict.nn.blocks import (
     Router,
     TableSlot,
 )
-from predict.nn.decoder import Experts, Linear, NormWeights
-from predict.ops import compiled
+from predict.nn.decoder import Experts, Linear, NormWeights, map_tensors
+from predict.ops import compiled, composed
+from predict.ops import plain as reference
 from predict.schemes import Quantized, scheme_of
-from tests.support.cpu_kernels import Array, normal, tensor
+from tests.support.cpu_kernels import Array, normal, numpy32, rounded, tensor
 
 RMS, LAYER = Norm(epsilon=1e-5), Norm("layer", 1e-5, bias=True)
 
@@ -89,6 +92,23 @@ def experts_of(
     return Experts(block, **packed), Experts(block, **plain)
 
 
+def twin(weights: Experts, hidden: Array, dtype: str = "float32") -> Array:
+    """What plain operators make of plain weights, in float32, of values of `dtype`.
+
+    What the norm makes is one, and the router reads that.
+    """
+
+    def is_of(part: Any) -> bool:
+        return str(part.dtype).endswith(dtype)
+
+    wide = map_tensors(weights, lambda _, part: part.astype("float32") if is_of(part) else part)
+    operators: Any = SimpleNamespace(**vars(reference))
+    operators.norm = lambda *given: reference.norm(*given).astype(dtype).astype("float32")
+    return numpy32(
+        composed.expert_block(operators, tensor(rounded(hidden, dtype), "float32"), wide)
+    )
+
+
 def _linears(
     slot: LinearSlot,
     scheme: str,
@@ -104,7 +124,8 @@ def _linears(
     packed, plain = [], []
     for _ in range(slot.num_experts or 1):
         values = normal(rng, num_outputs, num_inputs) * num_inputs**-0.5
-        weight = module.quantize(values, group_size if "int4" in scheme else -1)
+        size = group_size if "int4" in scheme else -1
+        weight = module.quantize(values, scheme_info(scheme).group_size or size)
         if slot.num_experts:
             weight = changed(weight, num_inputs)
         packed.append(module.tensors(weight, dtype, compiled))

@@ -25,6 +25,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "weight_only_int8 group": {"quant_type": "wint8", "weightonly_group_size": 32},
     "weight_only_int4": {"quant_type": "weight_only_int4"},
     "weight_only_int4 group": {"quant_type": "weight_only_int4", "weightonly_group_size": 32},
+    "weight_only_mxfp4": {"quant_type": "weight_only_mxfp4"},
     "a8w8": {"quant_type": "a8w8"},
     "a8w8_fp8": {"quant_type": "a8w8_fp8"},
     "a8w8_fp8 blocks": {"quant_type": "a8w8_fp8", "weight_block_size": (128, 128)},

@@ -107,7 +107,8 @@ __global__ void pack_kernel(const PackWeightParams p, const int group_size) {
       continue;
     }
     const T low = Traits<T>::from_float(scale);
-    const T high = Traits<T>::from_float(bits == 4 ? CodeMagic<T>::kValue + zero : zero);
+    const bool lifted = bits == 4 && p.operands != GemmOperands::kWeightMxfp4;
+    const T high = Traits<T>::from_float(lifted ? CodeMagic<T>::kValue + zero : zero);
     word = static_cast<uint32_t>(bit_cast<uint16_t>(high)) << 16 | bit_cast<uint16_t>(low);
   }
 }
@@ -180,7 +181,11 @@ __global__ void unpack_kernel(const uint8_t* packed, const float* weight_scale, 
       for (int j = 0; j < 4; ++j) {
         const GroupScale group = group_scale(blob[((q * 64 + j * 16) >> shift) * 8]);
         uint32_t a[4];
-        operands_of_int4<T>(w[j], group.zero, a);
+        if constexpr (kOperands == GemmOperands::kWeightMxfp4) {
+          operands_of_e2m1<T>(w[j], a);
+        } else {
+          operands_of_int4<T>(w[j], group.zero, a);
+        }
 #pragma unroll
         for (int i = 0; i < 4; ++i) a[i] = multiply_pair<T>(a[i], group.scale[i % 2]);
         put(4 * q + j, a);
@@ -251,6 +256,7 @@ Status copy_bytes(void* to, const void* from, int64_t bytes, CUstream_st* stream
 
 int64_t packed_group_size(GemmOperands operands, int64_t in_features, int64_t num_groups) {
   const int64_t widest = operands == GemmOperands::kWeightInt8Groups ? 64 : 128;
+  if (operands == GemmOperands::kWeightMxfp4) return in_features == 32 * num_groups ? 32 : 0;
   if (num_groups <= 1) return widest;
   if (in_features % num_groups != 0) return 0;
   const int64_t group = in_features / num_groups;
@@ -270,7 +276,7 @@ Status pack_weight(const PackWeightParams& p, CUstream_st* stream) {
     return Status::error("pack_weight: " + std::to_string(p.in_features) + " columns in " +
                          std::to_string(p.num_groups) +
                          " groups cannot be packed for a GPU (allowed: groups of 64 columns, of a "
-                         "multiple of 128, of weight_only_int4 32, or one group)");
+                         "multiple of 128, of weight_only_int4 32, or one group; of MXFP4 32)");
   }
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(
@@ -301,6 +307,7 @@ Status unpack_weight(const GemmParams& p, void* out, CUstream_st* stream) {
     using O = GemmOperands;
     return launch(p.operands == O::kWeightInt8         ? unpack_kernel<T, O::kWeightInt8>
                   : p.operands == O::kWeightInt8Groups ? unpack_kernel<T, O::kWeightInt8Groups>
+                  : p.operands == O::kWeightMxfp4      ? unpack_kernel<T, O::kWeightMxfp4>
                                                        : unpack_kernel<T, O::kWeightInt4>,
                   config, "unpack_weight", static_cast<const uint8_t*>(p.weight), p.weight_scale,
                   static_cast<T*>(out), p.out_features, p.in_features,

@@ -10,7 +10,7 @@
 //   4 bits  [2][32 lanes][16 bytes]: 16 bytes are four steps, a word each; a[i] in bits 4i .. 4i+3
 //           and 16 + 4i ..
 // Where groups of columns have scales, [groups][8][2] words of rows r and r + 8 follow: scale, and
-// above it the zero point (4 bits: magic + zero).
+// above it the zero point (4 bits: magic + zero; e2m1: nothing).
 //
 // For 8-bit activations (kW4A8) a step is 32 columns (mma m16n8k32), of which lane t owns 16
 // values: a[0..3] of four, at rows r, r + 8, r, r + 8 and columns c.., c.., c + 16.., c + 16..
@@ -30,7 +30,10 @@
 namespace regatta::cuda {
 
 __host__ __device__ constexpr int code_bits(GemmOperands packed) {
-  return packed == GemmOperands::kWeightInt4 || packed == GemmOperands::kW4A8 ? 4 : 8;
+  return packed == GemmOperands::kWeightInt4 || packed == GemmOperands::kWeightMxfp4 ||
+                 packed == GemmOperands::kW4A8
+             ? 4
+             : 8;
 }
 
 __host__ __device__ constexpr int unit_bytes(GemmOperands packed, int group_size) {
@@ -156,6 +159,21 @@ __device__ __forceinline__ float lifted_zero(uint32_t word) {
          (CodeMagic<T>::kValue - 64.f);
 }
 
+// a[0..3] of a step: the values of e2m1 codes, exact. Sign, exponent and mantissa lie in them as in
+// T, whose exponent's bias is larger.
+template <class T>
+__device__ __forceinline__ void operands_of_e2m1(uint32_t word, uint32_t (&a)[4]) {
+  constexpr bool kIsBf16 = std::is_same_v<T, __nv_bfloat16>;
+  constexpr int kShift = kIsBf16 ? 6 : 3;  // from the top of a pair's halves
+  constexpr uint32_t kMagnitude = 0x70007000 >> kShift;
+  constexpr uint32_t kBias = kIsBf16 ? 0x7e807e80 : 0x74007400;  // 2^126, 2^14
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t top = word << (12 - 4 * i);
+    a[i] = multiply_pair<T>(masked_or(top >> kShift, kMagnitude, top & 0x80008000), kBias);
+  }
+}
+
 template <class T>
 constexpr uint32_t kOnePair = std::is_same_v<T, __nv_bfloat16> ? 0x3f803f80 : 0x3c003c00;
 
@@ -183,6 +201,7 @@ __device__ __forceinline__ void operands_of_w4a8(uint32_t low, uint32_t high,
 template <GemmOperands kOperands, int kGroupSize>
 struct PackedFormat {
   static constexpr int kCodeBits = code_bits(kOperands);
+  static constexpr bool kIsE2m1 = kOperands == GemmOperands::kWeightMxfp4;
   static constexpr bool kGroups = kOperands != GemmOperands::kWeightInt8;  // have scales
   static constexpr int kColumns = kGroupSize;
   // Bytes of a value of x.
@@ -206,6 +225,8 @@ Status dispatch_packed(const GemmParams& p, const Run& run) {
                                   : run(PackedFormat<O::kWeightInt4, 128>());
     case O::kWeightInt8Groups:
       return run(PackedFormat<O::kWeightInt8Groups, 64>());
+    case O::kWeightMxfp4:
+      return run(PackedFormat<O::kWeightMxfp4, 32>());
     default:
       return p.group_size == 64 ? run(PackedFormat<O::kW4A8, 64>())
                                 : run(PackedFormat<O::kW4A8, 128>());
@@ -254,6 +275,8 @@ struct PackedCodes {
     if constexpr (F::kGroups) group = group_scale(scales[j * kScales / 4]);
     if constexpr (F::kCodeBits == 8) {
       operands_of_int8<T>(word(j, 0), word(j, 1), a);
+    } else if constexpr (F::kIsE2m1) {
+      operands_of_e2m1<T>(word(j, 0), a);
     } else {
       operands_of_int4<T>(word(j, 0), group.zero, a);
     }

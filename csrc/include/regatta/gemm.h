@@ -32,6 +32,7 @@ enum class GemmOperands : uint8_t {
   kWeightInt8,        // value = code * weight_scale[n]
   kWeightInt4,        // value = (code - zero) * scale, both of a row's group of columns
   kWeightInt8Groups,  // the same
+  kWeightMxfp4,       // value = e2m1 of the code * scale; groups of 32 columns
   // x int8 codes, value = code * x_scale[m]; weight packed by pack_weight():
   kW4A8,  // 4 bits, value = (code - zero) * scale as above
 };
@@ -112,7 +113,8 @@ struct QuantizeRowsParams {
 struct PackWeightParams {
   const int8_t* codes = nullptr;  // [N, K]: -128..127, or 0..15
   const float* scale = nullptr;   // [N, num_groups], but of kWeightInt8
-  // [N, num_groups] whole numbers: -128..128, or of 4 bits 0..16; null: 0, or of 4 bits 8.
+  // [N, num_groups] whole numbers: -128..128, or of 4 bits 0..16; null: 0, or of 4 bits 8. None of
+  // kWeightMxfp4.
   const float* zero = nullptr;
   uint8_t* packed = nullptr;  // packed_weight_bytes()
   int64_t out_features = 0, in_features = 0, num_groups = 1;
@@ -123,8 +125,8 @@ struct PackWeightParams {
 namespace cuda {
 
 // Columns of a group as packed: 128, 64 (kWeightInt8Groups: always), the scales of wider ones being
-// repeated, 32 (kWeightInt4), or 0 when groups of in_features / num_groups columns cannot be
-// packed.
+// repeated, 32 (kWeightInt4, kWeightMxfp4), or 0 when groups of in_features / num_groups columns
+// cannot be packed.
 int64_t packed_group_size(GemmOperands operands, int64_t in_features, int64_t num_groups);
 // The same from the last dimension of a packed weight [tiles, units, bytes].
 int64_t packed_unit_group_size(int64_t unit_bytes);

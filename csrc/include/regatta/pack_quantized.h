@@ -11,6 +11,9 @@ namespace regatta {
 //
 //   packed, 8 bits   uint8 [ceil(N/32), ceil(K/32) * 8, 32, 4]    4 codes along K, plus 128
 //   packed, 4 bits   uint8 [ceil(N/32), ceil(K/32) * 4, 32, 4]    byte j: k = j low, k = 4 + j high
+//   packed, e2m1     the same, but bytes 0 and 1 hold k = 0, 2, 4, 6 and bytes 2 and 3 k = 1, 3, 5,
+//   7,
+//                    each the low bits first: pairs along K are 16 bits apart
 //   scales           float32 [ceil(N/32), G, 32], or with zero points [ceil(N/32), G, 2, 32]:
 //                    the scales, then scale * zero of the codes as stored
 struct QuantizedLayout {
@@ -37,12 +40,13 @@ constexpr int quantized_bits(const SchemeInfo& info) {
   return info.activations == Activations::kE4M3 ? 0 : info.code_bits;
 }
 
-// w[n, k] = (codes[n, k] - zero[n, group of k]) * scale[n, group of k].
+// w[n, k] = (codes[n, k] - zero[n, group of k]) * scale[n, group of k]; of e2m1 codes their value
+// times that scale.
 struct PackQuantizedParams {
   SchemeId scheme = SchemeId::kDense;
   const int8_t* codes = nullptr;  // [N, K]: -128..127, or 0..15
   const float* scale = nullptr;   // [N, G]
-  const float* zero = nullptr;    // [N, G] or null: 0, of 4-bit codes 8
+  const float* zero = nullptr;    // [N, G] or null: 0, of 4-bit codes 8, of e2m1 none
   QuantizedLayout layout;
   uint8_t* packed = nullptr;  // outputs, of the layout's shapes
   float* scales = nullptr;

@@ -5,6 +5,7 @@
 //   dense_folded      weight times the norm's ahead of it; on a GPU (regatta/cuda_ops.h)
 //   weight_only_int8  packed, scales, unread, perm
 //   weight_only_int4  alike
+//   weight_only_mxfp4 alike
 //   w4a8              alike
 //   a8w8              packed, scales, static scale, smooth, shift
 //   a8w8_fp8          packed, scales, static scale; on a GPU
@@ -23,6 +24,7 @@ enum class SchemeId : uint8_t {
   kDenseFolded,
   kWeightOnlyInt8,
   kWeightOnlyInt4,
+  kWeightOnlyMxfp4,
   kW4A8,
   kA8W8,
   kA8W8Fp8,
@@ -42,6 +44,7 @@ struct SchemeInfo {
   Activations activations;
   bool has_groups;        // of input features, with a scale each; else one per output feature
   GemmOperands operands;  // how a GPU's products take them
+  bool is_mxfp4 = false;  // codes are e2m1, a scale for each 32 of them; no zero points
 };
 
 constexpr SchemeInfo kSchemes[] = {
@@ -49,6 +52,7 @@ constexpr SchemeInfo kSchemes[] = {
     {"dense_folded", 1, 0, Activations::kFloat, false, GemmOperands::kDense},
     {"weight_only_int8", 4, 8, Activations::kFloat, true, GemmOperands::kWeightInt8},
     {"weight_only_int4", 4, 4, Activations::kFloat, true, GemmOperands::kWeightInt4},
+    {"weight_only_mxfp4", 4, 4, Activations::kFloat, true, GemmOperands::kWeightMxfp4, true},
     {"w4a8", 4, 4, Activations::kInt8, true, GemmOperands::kW4A8},
     {"a8w8", 5, 8, Activations::kInt8, false, GemmOperands::kInt8},
     {"a8w8_fp8", 3, 8, Activations::kE4M3, false, GemmOperands::kFp8},

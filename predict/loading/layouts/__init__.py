@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from predict.config.engine import EngineConfig
 from predict.config.quantization import QuantSettings, parse_quant_type
@@ -16,13 +16,11 @@ from predict.config.schemes import scheme_info
 from predict.errors import UserError
 from predict.gguf.files import gguf_of
 from predict.loading.checkpoint import Checkpoint
+from predict.loading.layouts._target import Target
 from predict.loading.sources import WeightSource
 from predict.nn.hf_config import ConfigReader
 from predict.nn.weights import LinearPlan, WeightPlan
 from predict.schemes import Quantized
-
-if TYPE_CHECKING:
-    from predict.loading.layouts.gguf import Target
 
 __all__ = ["Layout", "cache_scheme", "layout_of", "with_stored_cache"]
 
@@ -86,15 +84,17 @@ def layout_of(
 ) -> Layout:
     """The layout that config.json announces, else a dense one, rounded where `settings` ask for it.
 
-    target: what the weights are for; a GGUF file's codes are kept where that can hold them. Raises
-    UserError where config.json names an unknown layout, or contradicts the settings.
+    target: what the weights are for; codes of a GGUF file, and of MXFP4, are kept where that can
+    hold them. Raises UserError where config.json names an unknown layout, or contradicts the
+    settings.
     """
+    target = target or Target()
     from predict.loading.layouts.online import Online
 
     if gguf_of(checkpoint.directory) is not None:
         from predict.loading.layouts import gguf
 
-        return gguf.Gguf(checkpoint, source, settings, plan, target or gguf.Target())
+        return gguf.Gguf(checkpoint, source, settings, plan, target)
     config = quantization_config(reader)
     if config is None:
         return Online(source, settings, plan)
@@ -115,7 +115,7 @@ def layout_of(
             "--quant_type"
         )
     kind = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    layout: StoredLayout = kind(config, where, checkpoint, source, settings, plan)
+    layout: StoredLayout = kind(config, where, checkpoint, source, settings, plan, target)
     if not layout.is_rounded:
         _check_same(settings, layout.schemes, where)
         _check_stored_as_used(layout, plan, where)

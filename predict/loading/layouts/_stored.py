@@ -14,6 +14,7 @@ from predict.config.schemes import FP8_BLOCK, GROUP_SIZES, scheme_info
 from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
+from predict.loading.layouts._target import Target
 from predict.loading.layouts.online import DENSE, Online
 from predict.loading.sources import WeightSource
 from predict.nn.weights import LinearPlan, WeightPlan
@@ -51,8 +52,10 @@ class Stored:
         source: WeightSource,
         settings: QuantSettings,
         plan: WeightPlan,
+        target: Target,
     ):
         self.checkpoint = checkpoint
+        self.target = target
         self.online = Online(source, QuantSettings(head_scheme=settings.head_scheme), plan)
 
     def part_scheme(self, part: Part) -> str:

@@ -222,6 +222,7 @@ class Group:
                 KINDS.get(str(row.activations), row.activations),
             ): row
             for row in SCHEMES.values()
+            if row.codes != "e2m1"  # theirs have names of their own, and another layout
         }
         scheme = schemes.get((kind, acts))
         problem = None

@@ -11,19 +11,19 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from predict.config.quantization import QuantSettings
-from predict.config.schemes import check_support, find
+from predict.config.schemes import find
 from predict.errors import UserError
 from predict.gguf.reader import PLAIN
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.gguf_tensors import GgufArray
 from predict.loading.layouts._stored import Part, Shape, Stored, parts_of
+from predict.loading.layouts._target import Target
 from predict.loading.layouts.online import DENSE, Online
 from predict.loading.sources import WeightSource
 from predict.nn.weights import LinearPlan, WeightPlan
@@ -31,14 +31,14 @@ from predict.schemes import Quantized, for_row_blocks
 
 Array = npt.NDArray[Any]
 Blocks = npt.NDArray[np.uint8]
-INT4, INT8 = find("int4").name, find("int8").name
+INT4, INT8, E2M1 = find("int4").name, find("int8").name, find("e2m1").name
 MIDDLE = 8  # of 4-bit codes
 
 
 class Codes(NamedTuple):
     """What blocks [M, bytes] hold: values are codes * scale, or codes * scale + minimum."""
 
-    codes: Array  # int8 [M, block]
+    codes: Array  # int8 [M, block]; of MXFP4 bits of e2m1
     scale: npt.NDArray[np.float32]  # [M, groups]
     minimum: npt.NDArray[np.float32] | None = None  # [M, groups]
 
@@ -52,37 +52,20 @@ class Kind(NamedTuple):
     has_minimum: bool = False
 
 
-@dataclass(frozen=True)
-class Target:
-    """What the weights are for: what its operators hold decides which codes are kept."""
-
-    device: str = "cpu"
-    compiled: bool = False
-    dtype: str = "float32"
-    capability: tuple[int, int] | None = None  # of a GPU
-
-    def holds(self, kinds: Sequence[Kind], in_features: int) -> bool:
-        """Whether a linear of parts of these kinds keeps the values that the file has."""
-        scheme = INT8 if any(kind.scheme == INT8 for kind in kinds) else INT4
-        size = min(kind.group_size for kind in kinds)
-        if self.compiled and self.device != "cpu":
-            # Scales are of the model's dtype there, and zeros whole numbers.
-            is_exact = scheme == INT4 and not any(kind.has_minimum for kind in kinds)
-            if not is_exact or self.dtype != "float16":
-                return False
-        try:
-            check_support(
-                scheme,
-                self.device,
-                self.compiled,
-                self.dtype,
-                self.capability,
-                -1 if size == in_features else size,
-                in_features,
-            )
-        except UserError:
+def holds(target: Target, kinds: Sequence[Kind], in_features: int) -> bool:
+    """Whether a linear of parts of these kinds keeps the values that the file has."""
+    schemes = {kind.scheme for kind in kinds}
+    if E2M1 in schemes and len(schemes) > 1:
+        return False  # no scheme has both kinds of codes
+    scheme = INT8 if INT8 in schemes else kinds[0].scheme
+    size = min(kind.group_size for kind in kinds)
+    if target.compiled and target.device != "cpu" and scheme != E2M1:
+        # Scales are of the model's dtype there, and zeros whole numbers.
+        is_exact = scheme == INT4 and not any(kind.has_minimum for kind in kinds)
+        if not is_exact or target.dtype != "float16":
             return False
-        return in_features % size == 0
+    group_size = -1 if size == in_features else size
+    return in_features % size == 0 and target.runs(scheme, group_size, in_features)
 
 
 def _half(blocks: Blocks, at: int) -> npt.NDArray[np.float32]:
@@ -170,7 +153,6 @@ def _tq2_0(blocks: Blocks) -> Codes:
 IQ4_VALUES = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
 )
-MXFP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 
 
 def _iq4_nl(blocks: Blocks) -> Codes:
@@ -188,8 +170,8 @@ def _iq4_xs(blocks: Blocks) -> Codes:
 
 
 def _mxfp4(blocks: Blocks) -> Codes:
-    exponents = blocks[:, :1].astype(np.float32)  # of twice the values' scale
-    return Codes(MXFP4_VALUES[_nibbles(blocks[:, 1:])], np.exp2(exponents - 128))
+    exponents = blocks[:, :1].astype(np.float32)
+    return Codes(_nibbles(blocks[:, 1:]).view(np.int8), np.exp2(exponents - 127))
 
 
 KINDS: Mapping[str, Kind] = {
@@ -204,7 +186,7 @@ KINDS: Mapping[str, Kind] = {
     "TQ2_0": Kind(INT4, 128, _tq2_0),
     "IQ4_NL": Kind(INT8, 32, _iq4_nl),
     "IQ4_XS": Kind(INT8, 32, _iq4_xs),
-    "MXFP4": Kind(INT8, 32, _mxfp4),
+    "MXFP4": Kind(E2M1, 32, _mxfp4),
 }
 
 
@@ -226,10 +208,9 @@ class Gguf(Stored):
         plan: WeightPlan,
         target: Target,
     ):
-        super().__init__(checkpoint, source, settings, plan)
+        super().__init__(checkpoint, source, settings, plan, target)
         self.head = plan.head
         self.head_scheme = settings.head_scheme
-        self.target = target
         self.is_asked = settings.scheme is not None or settings.expert_scheme is not None
         if self.is_asked:
             self.online = Online(source, settings, plan)
@@ -252,7 +233,7 @@ class Gguf(Stored):
             return True
         kinds = [self._kind(part) for part in parts_of(plan)]
         found = [kind for kind in kinds if kind is not None]
-        return len(found) < len(kinds) or not self.target.holds(found, plan.in_features)
+        return len(found) < len(kinds) or not holds(self.target, found, plan.in_features)
 
     def scheme(self, plan: LinearPlan) -> str:
         """See Layout."""

@@ -1,11 +1,12 @@
-"""MXFP4 checkpoints, as gpt-oss is published: experts' matrices in 4 bits, floats to us.
+"""MXFP4 checkpoints, as gpt-oss is published: experts' matrices in 4 bits, and kept so.
 
 blocks uint8 [N, K / 32, 16], two e2m1 codes a byte, the lower bits first; scales uint8 [N, K / 32]:
 a value is e2m1 * 2^(scale - 127). Source: OCP Microscaling Formats (MX) 1.0, 2023.
 
-Every value is a bfloat16 number, and flags round them as those of a dense checkpoint. In groups of
-32, weight_only_int8 holds them exactly: twice an e2m1 is a whole number of at most 12. The steps
-between e2m1 codes differ, so that weight_only_int4 does not.
+Where the target has no operators for such codes they become floats: every value is a bfloat16
+number. Flags round those as a dense checkpoint's. In groups of 32, weight_only_int8 holds them
+exactly: twice an e2m1 is a whole number of at most 12. The steps between e2m1 codes differ, so that
+weight_only_int4 does not.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ from predict.config.quantization import QuantSettings
 from predict.config.schemes import find
 from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
+from predict.loading.layouts._target import Target
 from predict.loading.layouts.online import Online
 from predict.loading.matrices import round_weight
 from predict.loading.sources import WeightSource
 from predict.nn.weights import LinearPlan, WeightPlan
 from predict.schemes import Quantized, scheme_of
+from predict.schemes.weight_only_mxfp4 import TWICE
 
 GROUP_SIZE = 32
 NO_NUMBER = 255  # of a scale
-MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by e2m1's three lower bits
-VALUES = np.array([*MAGNITUDES, *(-value for value in MAGNITUDES)], np.float32)
-PAIRS = np.stack([np.tile(VALUES, 16), np.repeat(VALUES, 16)], axis=1)  # [256, 2] of a byte
-EXACT = find("int8").name
+KEPT, EXACT = find("e2m1").name, find("int8").name
+BYTES = np.arange(256)
+CODES = np.stack([BYTES & 15, BYTES >> 4], axis=1).astype(np.int8)  # [256, 2] of a byte
 
 
 class Mxfp4:
@@ -49,21 +51,31 @@ class Mxfp4:
         source: WeightSource,
         settings: QuantSettings,
         plan: WeightPlan,
+        target: Target,
     ):
         """config: the quantization_config, which says nothing of how codes lie."""
         self.checkpoint = checkpoint
         self.online = Online(source, settings, plan)
+        self.target = target
+        self.is_asked = settings.scheme is not None or settings.expert_scheme is not None
 
     def _is_float(self, plan: LinearPlan) -> bool:
         return f"{plan.prefixes[0]}.blocks" not in self.checkpoint.tensors
 
+    def _is_kept(self, plan: LinearPlan) -> bool:
+        if self._is_float(plan):
+            return False
+        if self.is_asked:
+            return self.online.scheme(plan) == KEPT
+        return self.target.runs(KEPT, GROUP_SIZE, plan.in_features)
+
     def scheme(self, plan: LinearPlan) -> str:
         """See Layout."""
-        return self.online.scheme(plan)
+        return KEPT if self._is_kept(plan) else self.online.scheme(plan)
 
     def group_size(self, plan: LinearPlan) -> int:
         """See Layout."""
-        return self.online.group_size(plan)
+        return GROUP_SIZE if self._is_kept(plan) else self.online.group_size(plan)
 
     def expected(self, plan: LinearPlan) -> Mapping[str, tuple[int, ...]]:
         """See Layout. Raises UserError where groups do not divide the input features."""
@@ -101,10 +113,12 @@ class Mxfp4:
         scale = np.exp2(exponents.astype(np.float32) - 127)
         shape = (plan.out_features, plan.in_features)
         name, group_size = self.scheme(plan), self.group_size(plan)
+        if name == KEPT:
+            return Quantized(CODES[blocks].reshape(shape), scale)
+        twice = TWICE[CODES]
         if (name, group_size) == (EXACT, GROUP_SIZE):
-            codes = (2 * PAIRS).astype(np.int8)[blocks].reshape(shape)
-            return Quantized(codes, scale / 2)
-        values = PAIRS[blocks].reshape(*scale.shape, GROUP_SIZE)
+            return Quantized(twice[blocks].reshape(shape), scale / 2)
+        values = (twice / np.float32(2))[blocks].reshape(*scale.shape, GROUP_SIZE)
         values *= scale[:, :, None]
         return scheme_of(name).quantize(_bfloat16(values).reshape(shape), group_size, round_weight)
 
@@ -113,7 +127,7 @@ class Mxfp4:
         return self.online.bias(plan)
 
     def stored_bytes(self, plan: LinearPlan) -> int:
-        """See Layout: floats are made, and rounded, on the host."""
+        """See Layout: what is not kept becomes floats, and is rounded, on the host."""
         return self.online.stored_bytes(plan) if self._is_float(plan) else 0
 
 

@@ -63,7 +63,14 @@ class Online:
     def expected(self, plan: LinearPlan) -> Mapping[str, tuple[int, ...]]:
         """See Layout. Raises UserError where the group size does not divide the linear."""
         name = self.scheme(plan)
-        check_group_size(plan, self.group_size(plan) if scheme_info(name).has_groups else -1)
+        info = scheme_info(name)
+        if info.group_size is not None and plan.in_features % info.group_size:
+            raise UserError(
+                f"{name} has groups of {info.group_size} input features, which do not divide the "
+                f"{plan.in_features} of {plan.prefixes[0]}; use another --quant_type, or leave the "
+                "linear dense with --skip_list_names"
+            )
+        check_group_size(plan, self.group_size(plan) if info.has_groups else -1)
         return dense_tensors(plan)
 
     def read(self, plan: LinearPlan) -> Quantized:
@@ -106,7 +113,7 @@ class Online:
         """See Layout."""
         info = scheme_info(self.scheme(plan))
         if info.has_groups:
-            return self.settings.group_size
+            return info.group_size or self.settings.group_size
         return self.settings.block_size if info.has_blocks else -1
 
     def stored_bytes(self, plan: LinearPlan) -> int:

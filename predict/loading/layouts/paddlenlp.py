@@ -27,6 +27,7 @@ from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts._stored import Array, Part, Shape, Stored
+from predict.loading.layouts._target import Target
 from predict.loading.layouts.online import DENSE
 from predict.loading.sources import WeightSource
 from predict.nn.weights import LinearPlan, WeightPlan
@@ -52,9 +53,10 @@ class PaddleNlp(Stored):
         source: WeightSource,
         settings: QuantSettings,
         plan: WeightPlan,
+        target: Target,
     ):
         """config: the quantization_config. where: for errors."""
-        super().__init__(checkpoint, source, settings, plan)
+        super().__init__(checkpoint, source, settings, plan, target)
         kind = parse_quant_type(str(config["quant_type"]))
         if kind.expert_scheme is not None:
             raise UserError(

@@ -1,7 +1,7 @@
 // Checks products with packed weights of 8 and 4 bits, x of 16 bits and (w4a8) of 8, kernels and
 // tiles at random, against float references over odd shapes. For Hopper.
 //
-//   packed_check "8 bits"|"4 bits"|"8 bits in groups"|w4a8
+//   packed_check "8 bits"|"4 bits"|"8 bits in groups"|mxfp4|w4a8
 #include <cstring>
 
 #include "cuda/gemm/select.h"
@@ -29,13 +29,15 @@ PackedTiles random_shape(bool gated, Random& random) {
 // x of T, weight packed.
 template <class T>
 bool check_packed(GemmOperands operands, Case c, Random& random) {
-  const int bits = operands == GemmOperands::kWeightInt4 ? 4 : 8;
+  const bool mxfp4 = operands == GemmOperands::kWeightMxfp4;
+  const int bits = operands == GemmOperands::kWeightInt4 || mxfp4 ? 4 : 8;
   const bool in_groups = operands != GemmOperands::kWeightInt8;
   const int64_t groups = in_groups ? random_groups(operands, c.k, random) : 1;
-  const bool asymmetric = in_groups && random.below(2);
+  const bool asymmetric = in_groups && !mxfp4 && random.below(2);
   std::vector<float> xf = random.floats(c.m * c.k, 1.7f), scale(c.n * groups), zero(c.n * groups);
   for (float& v : scale) {
     v = (1.5f + random.uniform()) * (bits == 8 ? 0.01f : 0.15f) / std::sqrt(c.k);
+    if (mxfp4) v = random_power(random);
   }
   for (float& v : zero) {
     v = static_cast<float>(bits == 8    ? asymmetric ? random.below(257) - 128 : 0
@@ -46,7 +48,8 @@ bool check_packed(GemmOperands operands, Case c, Random& random) {
       random_codes(c.n * c.k, bits == 8 ? -128 : 0, bits == 8 ? 256 : 16, random);
   std::vector<float> rounded_scale = scale;
   rounded<T>(rounded_scale);
-  std::vector<float> wf = dequantized(codes, in_groups ? rounded_scale : scale, zero);
+  std::vector<float> wf = mxfp4 ? e2m1_dequantized(codes, scale)
+                                : dequantized(codes, in_groups ? rounded_scale : scale, zero);
   std::vector<float> w_rounded = wf;
   const std::vector<T> w_expected = rounded<T>(w_rounded);
   const GemmTile tile = random_tile(random);
@@ -183,7 +186,7 @@ int check_all(GemmOperands operands) {
     for (const auto& shape : kShapes) {
       if (w4a8 && shape[1] % 16 != 0) continue;
       for (int variant = 0; variant < (m <= 32 ? 4 : 2); ++variant) {
-        Case c = {m, shape[0], shape[1]};
+        Case c = {m, shape[0], columns_of(operands, shape[1])};
         c.gated = variant % 2 == 1 && c.n % 32 == 0;
         c.bias = random.below(2);
         c.residual = !c.gated && random.below(2);

@@ -4,7 +4,7 @@
 // batch-invariant mode an expert's rows have the bits that they have without the others. For
 // Hopper.
 //
-//   packed_groups_check "8 bits"|"4 bits"|"8 bits in groups"|w4a8
+//   packed_groups_check "8 bits"|"4 bits"|"8 bits in groups"|mxfp4|w4a8
 #include "cuda/gemm/select.h"
 #include "cuda/gemm/tiles.h"
 #include "cuda/host.h"
@@ -39,7 +39,8 @@ void make_weights(GemmOperands operands, const Case& c, Random& random, Operands
       operands == GemmOperands::kWeightInt8 || operands == GemmOperands::kWeightInt8Groups ? 8 : 4;
   const bool in_groups = operands != GemmOperands::kWeightInt8;
   const int64_t groups = in_groups ? random_groups(operands, c.k, random) : 1;  // of columns
-  const bool asymmetric = in_groups && random.below(2);
+  const bool mxfp4 = operands == GemmOperands::kWeightMxfp4;
+  const bool asymmetric = in_groups && !mxfp4 && random.below(2);
   const int64_t group_size = packed_group_size(operands, c.k, groups);
   const int64_t bytes = packed_weight_bytes(c.n, c.k, operands, group_size);
   o->weight = std::make_unique<Buffer<uint8_t>>(c.groups() * bytes);
@@ -54,6 +55,7 @@ void make_weights(GemmOperands operands, const Case& c, Random& random, Operands
     std::vector<float> scale(c.n * groups), zero(c.n * groups, bits == 4 ? 8.f : 0.f);
     for (float& v : scale) {
       v = (1.5f + random.uniform()) * (bits == 8 ? 0.01f : 0.15f) / std::sqrt(c.k);
+      if (mxfp4) v = random_power(random);
     }
     for (float& v : zero) {
       if (asymmetric)
@@ -81,7 +83,8 @@ void make_weights(GemmOperands operands, const Case& c, Random& random, Operands
     } else if (in_groups) {
       rounded<T>(scale);
     }
-    std::vector<float> values = dequantized(codes, scale, zero);
+    std::vector<float> values =
+        mxfp4 ? e2m1_dequantized(codes, scale) : dequantized(codes, scale, zero);
     o->wf.insert(o->wf.end(), values.begin(), values.end());
     if (in_groups && operands != GemmOperands::kW4A8) rounded<T>(values);
     o->wf_rounded.insert(o->wf_rounded.end(), values.begin(), values.end());
@@ -292,7 +295,7 @@ int check_all(GemmOperands operands) {
     for (const auto& shape : kShapes) {
       if (rows[1] * shape[0] * shape[1] > kMostValues) continue;
       for (int variant = 0; variant < 4; ++variant) {
-        Case c = {rows[0], shape[0], shape[1]};
+        Case c = {rows[0], shape[0], columns_of(operands, shape[1])};
         const int way = random.below(kEndWays);
         c.ends = random_ends(c.m, rows[1], way, random);
         c.gated = variant % 2 == 1 && c.n % 32 == 0;

@@ -13,8 +13,9 @@
 //      a time, turns them into the left operand of mma m16n8k16 and multiplies; x is the right
 //      operand, absent rows are zero. 8 bits: exactly, bit operations and one subtraction per pair.
 //      4 bits: bit operations alone, codes plus a constant; it leaves the sums of a group with the
-//      zero point, times the sum of x, and then the scale is applied. Codes of x: mma m16n8k32,
-//      whose integer sums of a group are scaled into floats.
+//      zero point, times the sum of x, and then the scale is applied. e2m1: bit operations and one
+//      multiplication per pair; the scale is applied to the sums of a group, too. Codes of x: mma
+//      m16n8k32, whose integer sums of a group are scaled into floats.
 //   3. The warps' sums meet in shared memory, where one more warp adds them in their order and
 //      finishes them, while the others are at the next slabs; after the last ones, all do.
 //   4. Of groups of rows with a weight each, blocks share the slabs of all tiles of 1, 4 or 8 rows
@@ -195,7 +196,7 @@ template <class T, class F, bool kEarly, class Done>
 __device__ __forceinline__ void multiply_values(float (&acc)[kSlabs][4], const char* weight,
                                                 int stride, const TokenRow& x, const Done& done) {
   const int lane = threadIdx.x % kWarp;
-  constexpr bool kLifted = F::kCodeBits == 4;
+  constexpr bool kLifted = F::kCodeBits == 4 && !F::kIsE2m1;
   constexpr int kQuads = F::kCodeBits / 2;  // of a slab
   constexpr int kGroups = kUnitColumns / F::kColumns;
   constexpr int kGroupSteps = 8 / kGroups;
@@ -233,6 +234,8 @@ __device__ __forceinline__ void multiply_values(float (&acc)[kSlabs][4], const c
       uint32_t a[4];
       if constexpr (kLifted) {
         lifted_int4<T>(w[step % 4], a);
+      } else if constexpr (F::kIsE2m1) {
+        operands_of_e2m1<T>(w[step % 4], a);
       } else {
         operands_of_int8<T>(w[step % 2 * 2], w[step % 2 * 2 + 1], a);
         if constexpr (F::kGroups) {

@@ -1,0 +1,65 @@
+// Scheme "weight_only_mxfp4": e2m1 codes with a scale for each 32 values of K, a power of two in
+// MXFP4 checkpoints (OCP Microscaling Formats 1.0). Packed as regatta/pack_quantized.h says.
+//
+// Products are those of the floats that codes and scales stand for; sums alone are rounded. So
+// activations are not rounded to int8 as beside integer codes: a code becomes its value by a look
+// into a table of 16, one instruction for 16 or 32 of them, and a group's sum is multiplied by its
+// scale. bfloat16 multiplies pairs (vdpbf16ps) where the CPU can; else it and float16 become float.
+// The nibbles of a pair along K are 16 bits apart, so that a shift puts both where the table is
+// asked from.
+//
+// Rows: 12 in a tile (2 on AVX2), sums of a group in registers and those of all groups in L1.
+// Bound: memory for few rows, the multipliers of bfloat16 for many (half as many products an
+// instruction as of int8).
+#include <algorithm>
+#include <type_traits>
+#include <utility>
+
+#include "gemm_quantized.h"
+
+#define REGATTA_INL "gemm_e2m1.inl"
+#include "foreach_isa.h"
+
+namespace regatta::cpu {
+namespace {
+
+constexpr SchemeId kId = SchemeId::kWeightOnlyMxfp4;
+
+// packed, scales, a [1] that weight-only schemes do not read, perm.
+Status check(const Weight& weight, DType) {
+  Status status = check_quantized(kId, weight);
+  if (!status.ok()) return status;
+  const QuantizedLayout layout = quantized_layout(kId, weight);
+  if (layout.has_zeros || layout.num_groups != layout.num_blocks()) {
+    return Status::error("scales of the weight_only_mxfp4 weight are " +
+                         shape_string(weight.tensors[1]) + ", expected one for each 32 of " +
+                         std::to_string(weight.in_features) + " inputs and no zero points");
+  }
+  return check_per_input(kId, weight, 3, "perm", DType::kInt32);
+}
+
+const GemmKernels* kernels(Isa isa, DType dtype, const Weight&) {
+  switch (isa) {
+    case Isa::kScalar:
+      return scalar::e2m1::kernels(dtype);
+    case Isa::kAvx2:
+      return avx2::e2m1::kernels(dtype);
+    case Isa::kAvx512:
+      return avx512::e2m1::kernels(dtype);
+    case Isa::kAvx512Bf16:
+      return avx512_bf16::e2m1::kernels(dtype);
+  }
+  return nullptr;
+}
+
+RowTransform transform(const Weight& weight, DType) {
+  RowTransform result;
+  result.perm = per_input<int32_t>(weight, 3);
+  return result;
+}
+
+constexpr Scheme kScheme = {kId, check, kernels, transform};
+const SchemeEntry kEntry(&kScheme);
+
+}  // namespace
+}  // namespace regatta::cpu
