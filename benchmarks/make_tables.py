@@ -295,13 +295,18 @@ SHAPE_NAMES = {
     "qwen2.5-0.5b": "Qwen2.5-0.5B shape",
     "gemma-3-1b": "Gemma-3-1B shape",
     "llama-3.2-1b": "Llama-3.2-1B shape",
+    "experts-8-top-2": "8 experts, 2 chosen",
+    "experts-64-top-6": "64 experts, 6 chosen",
 }
 KIND_NAMES = {"weight_only_int8": "int8", "weight_only_int4": "int4"}
 
 
-def latest_turns(device: str) -> str | Path | None:
-    """The latest file of a device that predict.bench.cpu_peer wrote; None before the first."""
-    files = sorted((HERE / device).glob("*.json"), reverse=True)
+def latest_turns(device: str, of: str = "") -> str | Path | None:
+    """The latest file of a device that predict.bench.cpu_peer wrote; None before the first.
+
+    of: what stands in its name behind the date.
+    """
+    files = sorted((HERE / device).glob(f"????-??-??{of}.json"), reverse=True)
     return next((f for f in files if {"regatta", "ratios"} <= set(_file(f)["suites"])), None)
 
 
@@ -411,12 +416,22 @@ def cpu_quantized() -> str:
     return kinds_table(zen4_quantized())
 
 
-def cpu_shapes() -> str:
-    """Published sizes on the Zen 4 host: the latest turns, whatever the weights."""
-    turns = latest_turns("zen4")
+def zen4_turns(of: str = "") -> str:
+    """The Zen 4 host's latest turns, whatever the weights."""
+    turns = latest_turns("zen4", of)
     assert turns is not None
     found = read_turns(turns)
     return kinds_table([b._replace(kind="bfloat16") if b.kind == "none" else b for b in found])
+
+
+def cpu_shapes() -> str:
+    """Published sizes."""
+    return zen4_turns()
+
+
+def cpu_experts() -> str:
+    """Networks with experts."""
+    return zen4_turns("-experts")
 
 
 def cpu_quantized_zen5() -> str:
@@ -543,6 +558,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "h100-groups": h100_groups,
     "cpu-bfloat16": cpu_bfloat16,
     "cpu-quantized": cpu_quantized,
+    "cpu-experts": cpu_experts,
     "cpu-shapes": cpu_shapes,
     "cpu-quantized-zen5": cpu_quantized_zen5,
     "cpu-backends": cpu_backends,
