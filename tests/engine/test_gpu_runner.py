@@ -249,7 +249,7 @@ def test_too_little_memory_is_said_before_weights_are_read(
 @pytest.mark.parametrize(
     ("free", "said"),
     [
-        (9, r"; it fits with --quant_type weight_only_int4 .\d+ MiB of weights. or w4a8 .\d+ MiB"),
+        (9, r"; it fits with --quant_type weight_only_int4 .\d+ MiB of weights. or weight_only_mx"),
         (
             12,
             r"; it fits with --quant_type weight_only_int8 .* or weight_only_int4 .* or a8w8_fp8 ",
