@@ -73,6 +73,8 @@ OWN_FLAGS = (
          "Which experts routers of random weights choose (--load_format dummy): uniform, all alike "
          "often, as when not given; skewed, some far more often, as in trained models.",
          choices=ROUTINGS),
+    Flag(GROUP, "request_adapters", "bool", True,
+         "With --lora_modules, request i has adapter i mod N of them. false: none has one."),
     Flag(GROUP, "copy_edits", "float", 0.05,
          "Share of a copied text's tokens that are not the prompt's."),
     Flag(GROUP, "draft_agreement", "float", 0.7,
@@ -122,6 +124,7 @@ class Plan:
     draft_agreement: float = 0.7
     peers: str | None = None  # file or folder; None: the checkout's own
     routing: Routing | None = None  # of random weights
+    adapters: tuple[str, ...] = ()  # of requests, in turn
 
 
 def random_prompts(
@@ -133,9 +136,16 @@ def random_prompts(
     return generator.integers(0, spec.vocab_size, (count, input_len)).tolist()
 
 
-def timed(llm: LLM, prompts: list[list[int]], output_len: int) -> tuple[float, list[RequestOutput]]:
-    """Seconds for all prompts at once, each decoding exactly `output_len` tokens."""
-    params = SamplingParams(max_new_tokens=output_len, ignore_eos=True, temperature=0.0)
+def timed(
+    llm: LLM, prompts: list[list[int]], output_len: int, adapters: Sequence[str] = ()
+) -> tuple[float, list[RequestOutput]]:
+    """Seconds for all prompts at once, each decoding exactly `output_len` tokens.
+
+    adapters: the requests', in turn; none for no adapters.
+    """
+    common = SamplingParams(max_new_tokens=output_len, ignore_eos=True, temperature=0.0)
+    own = [replace(common, adapter=name) for name in adapters] or [common]
+    params = [own[index % len(own)] for index in range(len(prompts))]
     start = time.perf_counter()
     outputs = llm.generate(prompts, params)
     return time.perf_counter() - start, outputs
@@ -149,7 +159,7 @@ def count_experts(llm: LLM, plan: Plan, case: Case) -> dict[str, float]:
     batch = min(plan.batch_size, case.num_requests)
     prompts = random_prompts(llm.spec, plan.seed, batch, case.input_len, 2_000_000)
     with counted(llm) as chosen:
-        timed(llm, prompts, min(case.output_len, 1 + COUNTED_STEPS))
+        timed(llm, prompts, min(case.output_len, 1 + COUNTED_STEPS), plan.adapters)
     return chosen.means()
 
 
@@ -178,7 +188,7 @@ def measure(
 
     def run(count: int, output_len: int) -> tuple[float, list[RequestMetrics]]:
         prompts = random_prompts(llm.spec, plan.seed, count, case.input_len, next(numbers))
-        seconds, outputs = timed(llm, prompts, output_len)
+        seconds, outputs = timed(llm, prompts, output_len, plan.adapters)
         on_run()
         return seconds, [output.metrics for output in outputs]
 
@@ -441,6 +451,8 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
         "repetitions": plan.repetitions,
         "speculate_method": config.speculation.speculate_method,
         "speculate_max_draft_token_num": config.speculation.speculate_max_draft_token_num,
+        "adapters": len(config.adapters.directories),
+        "request_adapters": bool(plan.adapters),
         "operators": "compiled" if llm.platform.compiled else "plain Paddle",
     }
     method = METHOD if plan.repetitions else RATE_METHOD
@@ -473,6 +485,7 @@ def parse(argv: Sequence[str]) -> tuple[EngineConfig, Plan, Outputs, tuple[str, 
     elif not flags.given("batch_size"):
         batch_size = max(case.num_requests for case in cases)
     config = engine_config(flags, cases, batch_size)
+    engine = config.engine
     plan = Plan(
         cases=cases,
         batch_size=batch_size,
@@ -482,9 +495,9 @@ def parse(argv: Sequence[str]) -> tuple[EngineConfig, Plan, Outputs, tuple[str, 
         draft_agreement=flags["draft_agreement"],
         peers=flags["peers"],
         routing=flags["routing"],
+        adapters=tuple(engine.adapters.directories) if flags["request_adapters"] else (),
     )
     outputs = Outputs(flags["output_file"], flags["plot"])
-    engine = config.engine
     outputs.check(folders=input_paths(engine))
     return engine, plan, outputs, config.notes
 
