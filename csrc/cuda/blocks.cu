@@ -13,8 +13,9 @@
 // weight beside them, so that the next product scales its rows; behind a block that norms or scales
 // what it made, the next block's normed input (sum_norm.h). Else, and for many rows, a norm
 // precedes the first product. Functions other than a gate's SiLU are a launch of their own. What
-// adapters add to a product is its residual, made by two launches ahead of it. All but
-// the first launch of a call may overlap the end of the one ahead (PDL, common.cuh).
+// adapters add to a product is its residual, made by two launches ahead of it; to the first product
+// of an MLP a launch behind it adds it, and makes the function. All but the first launch of a call
+// may overlap the end of the one ahead (PDL, common.cuh).
 #include <algorithm>
 #include <initializer_list>
 #include <utility>
@@ -186,6 +187,7 @@ struct AdapterScratch {
   float* squares;
   void* added;   // [T, N]: what adapters add to a product, and its residual
   int32_t* ids;  // [L] of the rows that are the output
+  SortedRows sorted;
 };
 
 struct BlocksScratch {
@@ -258,6 +260,9 @@ struct BlocksScratch {
     adapters.squares = static_cast<float*>(words(sizes.squares));
     adapters.added = take(sizes.added);
     adapters.ids = static_cast<int32_t*>(words(sizes.ids));
+    adapters.sorted.order = static_cast<int32_t*>(words(sizes.ids));
+    adapters.sorted.tiles = static_cast<RowTile*>(words(sizes.ids * sizeof(RowTile) / 4));
+    adapters.sorted.num_tiles = static_cast<int32_t*>(words(std::min<int64_t>(sizes.ids, 1)));
     product.take(arena, resources.blas);
     total = arena.used();
   }
@@ -293,14 +298,15 @@ struct BlocksScratch {
     }
   }
 
-  // Of a linear of these rows, where they may have adapters.
+  // Of a linear of these rows, where they may have adapters. residual: of the product, whose
+  // columns are as many; 0 without.
   static void add_adapters(const AdapterRows& adapters, int64_t rows, int64_t in_features,
-                           int64_t parts, int64_t out_features, Sizes& sizes) {
+                           int64_t parts, int64_t residual, Sizes& sizes) {
     if (adapters.ids == nullptr) return;
     const int64_t pieces = rows * shrink_splits(in_features);
     sizes.sums = std::max(sizes.sums, pieces * parts * adapters.max_pages * kPageRanks);
     sizes.squares = std::max(sizes.squares, pieces);
-    sizes.added = std::max(sizes.added, rows * out_features);
+    sizes.added = std::max(sizes.added, rows * residual);
     sizes.ids = std::max(sizes.ids, rows);
   }
 
@@ -397,7 +403,7 @@ struct BlocksScratch {
     const bool folds = is_gates_silu(block.activation) && m.adapters.ids == nullptr;
     if (!folds) sizes.functions = std::max(sizes.functions, rows * block.up_size());
     const int64_t parts = block.activation.gated ? 2 : 1;
-    add_adapters(m.adapters, rows, m.hidden_size, parts, block.up_size(), sizes);
+    add_adapters(m.adapters, rows, m.hidden_size, parts, 0, sizes);
     add_adapters(m.adapters, rows, block.intermediate_size, 1, m.hidden_size, sizes);
     if (m.before_rows != nullptr) sizes.some = std::max(sizes.some, rows * m.hidden_size);
     add_ending(block, rows * m.hidden_size, sizes);
@@ -524,15 +530,22 @@ class Blocks {
     return norm(p, launch_);
   }
 
-  // What the adapters of `rows` add to a product, and `residual` or null, becomes its residual.
+  // Sums of a product's rows with their adapters; what expand() needs to make outputs of them.
   // x: [rows, in_features] it multiplies, behind an RMS norm of this weight unless that is null.
-  Status add_adapters(Product& product, const LowRankWeights& weights, const AdapterRows& rows,
-                      Adapted which, std::initializer_list<int64_t> part_sizes, const void* x,
-                      const void* norm_weight, const void* residual, DType dtype) {
+  Status shrink_rows(const Product& product, const LowRankWeights& weights, const AdapterRows& rows,
+                     Adapted which, std::initializer_list<int64_t> part_sizes, const void* x,
+                     const void* norm_weight, DType dtype, ExpandParams* up) {
+    const SortedRows& sorted = s_.adapters.sorted;
+    if (takes_tiles(dtype) && sorted_ids_ != rows.ids) {
+      const Status status = sort_rows({rows, product.num_rows, sorted}, launch_);
+      if (!status.ok()) return status;
+      sorted_ids_ = rows.ids;
+    }
     ShrinkParams down;
     down.x = x;
     down.norm_weight = norm_weight;
     down.rows = rows;
+    down.sorted = sorted;
     down.which = which;
     down.weights = weights;
     down.num_rows = product.num_rows;
@@ -541,38 +554,40 @@ class Blocks {
     down.sums = s_.adapters.sums;
     down.squares = s_.adapters.squares;
     down.dtype = dtype;
-    const Status status = shrink(down, launch_);
-    if (!status.ok()) return status;
-    ExpandParams up;
-    up.sums = down.sums;
-    up.squares = norm_weight == nullptr ? nullptr : down.squares;
-    up.epsilon = product.epsilon;
-    up.rows = rows;
-    up.which = which;
-    up.weights = weights;
-    up.num_rows = down.num_rows;
-    up.in_features = down.in_features;
-    up.out_features = product.out_features;
-    up.num_parts = down.num_parts;
+    up->sums = down.sums;
+    up->squares = norm_weight == nullptr ? nullptr : down.squares;
+    up->epsilon = product.epsilon;
+    up->rows = rows;
+    up->sorted = sorted;
+    up->which = which;
+    up->weights = weights;
+    up->num_rows = down.num_rows;
+    up->in_features = down.in_features;
+    up->out_features = product.out_features;
+    up->num_parts = down.num_parts;
     int64_t end = 0, part = 0;
-    for (const int64_t size : part_sizes) up.part_ends[part++] = end += size;
-    up.residual = residual;
-    up.out = s_.adapters.added;
-    up.dtype = dtype;
-    product.residual = up.out;
-    return expand(up, launch_);
+    for (const int64_t size : part_sizes) up->part_ends[part++] = end += size;
+    up->dtype = dtype;
+    return shrink(down, launch_);
   }
 
   // The same of a block's first product, behind take_norm().
-  Status add_adapters_of_input(Product& first, const LowRankWeights& weights,
-                               const AdapterRows& rows, Adapted which,
-                               std::initializer_list<int64_t> part_sizes, const BlockView& block,
-                               const void* input, DType dtype) {
+  Status shrink_input(const Product& first, const LowRankWeights& weights, const AdapterRows& rows,
+                      Adapted which, std::initializer_list<int64_t> part_sizes,
+                      const BlockView& block, const void* input, DType dtype, ExpandParams* up) {
     const Handed handed = block.parallel ? Handed::kNothing : handed_;
     const bool by_factor = block.norm.is_plain_rms() && handed != Handed::kNormed;
     const void* const x = !block.norm.is_there || by_factor ? input : s_.normed;
     const void* const norm_weight = by_factor ? block.norm_weights.weight : nullptr;
-    return add_adapters(first, weights, rows, which, part_sizes, x, norm_weight, nullptr, dtype);
+    return shrink_rows(first, weights, rows, which, part_sizes, x, norm_weight, dtype, up);
+  }
+
+  // What adapters add, and `residual` or null, becomes the product's residual.
+  Status add_to(Product& product, ExpandParams& up, const void* residual) {
+    up.residual = residual;
+    up.out = s_.adapters.added;
+    product.residual = up.out;
+    return expand(up, launch_);
   }
 
   // The adapters of the rows that are the output of attention ahead.
@@ -587,9 +602,10 @@ class Blocks {
                    DType dtype, const AdapterRows& rows, Adapted which,
                    const LowRankWeights& low_rank) {
     if (rows.ids != nullptr) {
-      const void* const residual = block.ends_in_product() ? source : nullptr;
-      const Status status = add_adapters(last, low_rank, rows, which, {last.out_features}, last.x,
-                                         nullptr, residual, dtype);
+      ExpandParams up;
+      Status status = shrink_rows(last, low_rank, rows, which, {last.out_features}, last.x, nullptr,
+                                  dtype, &up);
+      if (status.ok()) status = add_to(last, up, block.ends_in_product() ? source : nullptr);
       if (!status.ok()) return status;
     }
     const Handed handed = hands_norm ? hands(block, dtype, last.num_rows) : Handed::kNothing;
@@ -694,9 +710,11 @@ class Blocks {
     qkv.out_features = block.qkv_size();
     Status status = take_norm(qkv, view, a.hidden, a.dtype);
     if (status.ok() && a.adapters.ids != nullptr) {
-      status = add_adapters_of_input(qkv, a.qkv.low_rank, a.adapters, Adapted::kQkv,
-                                     {block.q_size(), block.kv_size(), block.kv_size()}, view,
-                                     a.hidden, a.dtype);
+      ExpandParams up;
+      status = shrink_input(qkv, a.qkv.low_rank, a.adapters, Adapted::kQkv,
+                            {block.q_size(), block.kv_size(), block.kv_size()}, view, a.hidden,
+                            a.dtype, &up);
+      if (status.ok()) status = add_to(qkv, up, nullptr);
     }
     if (!status.ok()) return status;
     status = cuda::run(qkv, a.dtype, a.dtype, s_.product, launch_);
@@ -904,17 +922,11 @@ class Blocks {
     down.out_features = m.hidden_size;
     const AdapterRows adapters = of_wanted(m.adapters);
     if (adapters.ids != nullptr) {
-      const int64_t inner = block.intermediate_size;
-      const bool gated = block.activation.gated;
-      status = gated ? add_adapters_of_input(gate_up, m.gate_up.low_rank, adapters,
-                                             Adapted::kGateUp, {inner, inner}, view, input, m.dtype)
-                     : add_adapters_of_input(gate_up, m.gate_up.low_rank, adapters,
-                                             Adapted::kGateUp, {inner}, view, input, m.dtype);
-      if (!status.ok()) return status;
-    } else if (is_gates_silu(block.activation)) {
-      gate_up.next = &down;
+      status = run_adapted_up(gate_up, m, adapters, view, input);
+    } else {
+      if (is_gates_silu(block.activation)) gate_up.next = &down;
+      status = run_up(gate_up, block.activation, s_.functions, m.dtype);
     }
-    status = run_up(gate_up, block.activation, s_.functions, m.dtype);
     if (!status.ok()) return status;
     const void* source = block.residual.source == Source::kNormed ? s_.normed : m.hidden;
     return end_block(down, view, source, true, m.dtype, adapters, Adapted::kDown, m.down.low_rank);
@@ -1056,13 +1068,32 @@ class Blocks {
     return status.ok() ? cuda::run(down, e.dtype, e.dtype, s_.product, launch_) : status;
   }
 
+  // `up`, and a launch behind it that adds what adapters do and makes the function.
+  Status run_adapted_up(Product& up, const MlpBlockParams& m, const AdapterRows& adapters,
+                        const BlockView& view, const void* input) {
+    const Activation& activation = m.block.activation;
+    const int64_t inner = m.block.intermediate_size;
+    const auto shrunk = [&](std::initializer_list<int64_t> parts, ExpandParams* expanded) {
+      return shrink_input(up, m.gate_up.low_rank, adapters, Adapted::kGateUp, parts, view, input,
+                          m.dtype, expanded);
+    };
+    ExpandParams expanded;
+    Status status =
+        activation.gated ? shrunk({inner, inner}, &expanded) : shrunk({inner}, &expanded);
+    if (!status.ok()) return status;
+    expanded.out = std::exchange(up.out, s_.functions);
+    expanded.made = s_.functions;
+    expanded.activation = &activation;
+    status = cuda::run(up, m.dtype, m.dtype, s_.product, launch_);
+    return status.ok() ? expand(expanded, launch_) : status;
+  }
+
   // `up`, and the function of what it makes: by its epilogue, or of `functions` by another launch.
   Status run_up(Product& up, const Activation& activation, void* functions, DType dtype) {
     up.gated = activation.gated;
     up.activates = !activation.gated;
     up.function = activation.function;
-    // What adapters add comes ahead of the function.
-    if (up.residual == nullptr && activation.is_plain() && cuda::makes_function(up, dtype)) {
+    if (activation.is_plain() && cuda::makes_function(up, dtype)) {
       return cuda::run(up, dtype, dtype, s_.product, launch_);
     }
     up.gated = up.activates = false;
@@ -1079,7 +1110,8 @@ class Blocks {
   const Launch& launch_;
   const BlockParams* next_ = nullptr;
   Handed handed_ = Handed::kNothing;
-  bool are_wanted_ = false;  // attention ahead has made some rows alone
+  bool are_wanted_ = false;              // attention ahead has made some rows alone
+  const int32_t* sorted_ids_ = nullptr;  // of the rows that s.adapters.sorted has
 };
 
 }  // namespace

@@ -78,13 +78,17 @@ def placed(
 def adapted(
     inputs: ForwardInputs, spans: Sequence[ScheduledSpan], pool: AdapterPool
 ) -> ForwardInputs:
-    """Inputs of spans with what their requests' adapters are, and where these lie."""
+    """Inputs of spans with what their requests' adapters are, and where these lie.
+
+    Requests of one adapter have the same row of `adapter_pages`: the GPU multiplies rows of one
+    adapter together.
+    """
     adapters = [span.request.adapter for span in spans]
+    numbers = {adapter: row for row, adapter in enumerate(dict.fromkeys(filter(None, adapters)))}
     pages = np.full((len(spans), len(ADAPTED), pool.max_pages), -1, np.int32)
-    for row, adapter in enumerate(adapters):
-        if adapter is not None:
-            pages[row] = pool.table(adapter)
-    rows = [-1 if adapter is None else row for row, adapter in enumerate(adapters)]
+    for adapter, row in numbers.items():
+        pages[row] = pool.table(adapter)
+    rows = [-1 if adapter is None else numbers[adapter] for adapter in adapters]
     ids = np.repeat(np.array(rows, np.int32), np.diff(inputs.cu_seqlens_q))
     return inputs._replace(adapter_ids=ids, adapter_pages=pages)
 

@@ -1,6 +1,7 @@
 // The launchers of cuda/adapters/low_rank.h as plain loops. See kernels.cc.
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "cuda/adapters/low_rank.h"
@@ -50,7 +51,7 @@ template <class T>
 void expand_row(const ExpandParams& p, int64_t row) {
   const int64_t width = p.out_features, splits = shrink_splits(p.in_features);
   std::vector<float> out(width), b(width);
-  const auto* const residual = static_cast<const T*>(p.residual);
+  const auto* const residual = static_cast<const T*>(p.activation == nullptr ? p.residual : p.made);
   if (residual != nullptr) read_row(residual + row * width, width, out.data());
   float factor = 1.f, square = 0.f;
   for (int64_t i = 0; p.squares != nullptr && i < splits; ++i) {
@@ -73,12 +74,16 @@ void expand_row(const ExpandParams& p, int64_t row) {
       }
     }
   });
-  write_row(out.data(), width, static_cast<T*>(p.out) + row * width);
+  void* const to = p.activation == nullptr ? p.out : p.made;
+  write_row(out.data(), width, static_cast<T*>(to) + row * width);
 }
 
 }  // namespace
 
 int64_t shrink_splits(int64_t in_features) { return ceil_div(in_features, 48); }
+
+// The loops know each row's adapter.
+Status sort_rows(const SortRowsParams&, const Launch&) { return {}; }
 
 Status shrink(const ShrinkParams& params, const Launch& on) {
   return queue(on.stream, "shrink", [p = params] {
@@ -90,10 +95,15 @@ Status shrink(const ShrinkParams& params, const Launch& on) {
 }
 
 Status expand(const ExpandParams& params, const Launch& on) {
-  return queue(on.stream, "expand", [p = params] {
+  const std::optional<Activation> own =
+      params.activation == nullptr ? std::nullopt : std::optional(*params.activation);
+  return queue(on.stream, "expand", [p = params, own] {
+    const Activation* const activation = own ? &*own : nullptr;
     return dispatch(p.dtype, "expand", [&](auto* like) {
       for (int64_t row = 0; row < p.num_rows; ++row) expand_row<ElementOf<decltype(like)>>(p, row);
-      return Status();
+      if (activation == nullptr) return Status();
+      const int64_t width = p.out_features / (activation->gated ? 2 : 1);
+      return cpu::activate({p.made, p.out, p.num_rows, width, p.dtype, *activation});
     });
   });
 }

@@ -1,11 +1,19 @@
 // See low_rank.h: each row times the A of its adapter.
 //
 // Architectures: all; float32, bf16, fp16.
-// Algorithm: a block has one page of one part, a piece of kColumns columns, and up to kTokens rows;
-// each of its warps has one rank: its columns of A stay in registers while the rows beside each
-// other have the same adapter. Every sum's order is the row's alone: pieces are added up later, in
-// order. Bound: the bytes of A, once for rows beside each other. Source: own; gathering by row is
-// Punica's (2023).
+// Algorithm
+//   Tiles (16 bits): a block has a piece of kColumns columns, one part, and the up to 16 rows of an
+//   adapter that a tile holds. Its warps share the columns; each multiplies its own by the A of two
+//   pages, mma m16n8k16, a page being the eight columns of one: which columns of K are a step's is
+//   free, so a lane reads 16 bytes at a time. The warps' sums meet in shared memory. A is asked for
+//   while the launch ahead ends.
+//   Rows (float32; widths that are not whole units): a block has one page of one part, a piece of
+//   columns and up to kTokens rows; each of its warps has one rank, whose columns stay in registers
+//   while the rows beside each other have the same adapter.
+// Every sum's order is the row's alone: pieces are added up later, in order.
+// Bound: the bytes of A, once for each 16 rows of an adapter; latency for few. Source: own;
+// gathering by row is Punica's (2023).
+#include <algorithm>
 #include <type_traits>
 
 #include "cuda/adapters/low_rank.h"
@@ -18,6 +26,15 @@ constexpr int kThreads = static_cast<int>(kPageRanks) * kWarp;
 constexpr int kColumns = 2048;  // of K, that a block sums
 constexpr int64_t kFewRows = 64;
 
+// Of tiles.
+constexpr int kTileWarps = 8;
+constexpr int kTileThreads = kTileWarps * kWarp;
+constexpr int kWarpColumns = kColumns / kTileWarps;
+constexpr int kStepColumns = 32;
+constexpr int kSteps = kWarpColumns / kStepColumns;
+constexpr int kPair = 2;  // pages that a warp has at once
+constexpr unsigned kMostTileBlocks = 1024;
+
 template <class T>
 struct Args {
   const T* x;
@@ -28,6 +45,7 @@ struct Args {
   float* sums;
   float* squares;
   int num_rows, width, num_parts, max_pages, num_pages, which, splits;
+  SortedRows sorted;
 };
 
 // 16 bytes of a row from `first` on, what lies past its end as 0.
@@ -107,6 +125,149 @@ __global__ void __launch_bounds__(kThreads) shrink_kernel(const Args<T> args) {
   }
 }
 
+// grid: (pieces of parts, tiles).
+template <class T>
+__global__ void __launch_bounds__(kTileThreads, 2) shrink_tiles_kernel(const Args<T> args) {
+  __shared__ float shared_sums[kTileWarps][kPair][kTileRows * kPageRanks];
+  __shared__ float shared_squares[kTileWarps][kTileRows];
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int group = lane / 4, unit = lane % 4;
+  const int split = blockIdx.x % args.splits, part = blockIdx.x / args.splits;
+  const int column = split * kColumns + warp * kWarpColumns + unit * Vec16<T>::kSize;
+  pdl_trigger();
+  bool waited = false;
+  const int num_tiles = __ldcg(args.sorted.num_tiles);
+  for (int index = blockIdx.y; index < num_tiles; index += gridDim.y) {
+    const RowTile tile =
+        bit_cast<RowTile>(__ldcg(reinterpret_cast<const int4*>(args.sorted.tiles) + index));
+    if (tile.adapter < 0) continue;
+    int rows[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      rows[h] = __ldcg(args.sorted.order + tile.first + min(group + 8 * h, tile.count - 1));
+    }
+    const int32_t* pages =
+        args.pages +
+        (static_cast<int64_t>(tile.adapter) * kNumAdapted + args.which) * args.max_pages;
+    for (int number = 0; number < args.max_pages; number += kPair) {
+      uint4 a[kPair][kSteps];
+      bool is_there[kPair];
+#pragma unroll
+      for (int i = 0; i < kPair; ++i) {
+        const int page = number + i < args.max_pages ? pages[number + i] : -1;
+        is_there[i] = page >= 0 && page < args.num_pages;
+        const T* from =
+            args.a +
+            ((static_cast<int64_t>(is_there[i] ? page : 0) * args.num_parts + part) * kPageRanks +
+             group) *
+                args.width;
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s) {
+          const int at = column + s * kStepColumns;
+          a[i][s] = is_there[i] && at < args.width ? *reinterpret_cast<const uint4*>(from + at)
+                                                   : make_uint4(0, 0, 0, 0);
+        }
+      }
+      if (!is_there[0]) break;
+      if (args.norm_weight != nullptr) {
+#pragma unroll
+        for (int s = 0; s < kSteps; ++s) {
+          const int at = column + s * kStepColumns;
+          if (at >= args.width) continue;
+          const Vec16<T> norm = load16(args.norm_weight + at);
+#pragma unroll
+          for (int i = 0; i < kPair; ++i) {
+            Vec16<T> scaled = bit_cast<Vec16<T>>(a[i][s]);
+#pragma unroll
+            for (int e = 0; e < Vec16<T>::kSize; ++e) scaled.set(e, scaled.get(e) * norm.get(e));
+            a[i][s] = bit_cast<uint4>(scaled);
+          }
+        }
+      }
+      if (!waited) pdl_wait();
+      waited = true;
+      const bool sums_squares = args.norm_weight != nullptr && part == 0 && number == 0;
+      float sums[kPair][4] = {}, squares[2] = {};
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+        const int at = column + s * kStepColumns;
+        if (split * kColumns + warp * kWarpColumns + s * kStepColumns >= args.width) break;
+        uint4 x[2];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const T* from = args.x + static_cast<int64_t>(rows[h]) * args.width;
+          x[h] =
+              at < args.width ? *reinterpret_cast<const uint4*>(from + at) : make_uint4(0, 0, 0, 0);
+          if (!sums_squares) continue;
+          const Vec16<T> values = bit_cast<Vec16<T>>(x[h]);
+#pragma unroll
+          for (int e = 0; e < Vec16<T>::kSize; ++e) {
+            squares[h] = fmaf(values.get(e), values.get(e), squares[h]);
+          }
+        }
+        const uint32_t first[4] = {x[0].x, x[1].x, x[0].y, x[1].y};
+        const uint32_t second[4] = {x[0].z, x[1].z, x[0].w, x[1].w};
+#pragma unroll
+        for (int i = 0; i < kPair; ++i) {
+          mma_m16n8k16<T>(sums[i], first, a[i][s].x, a[i][s].y);
+          mma_m16n8k16<T>(sums[i], second, a[i][s].z, a[i][s].w);
+        }
+      }
+      __syncthreads();  // what was there has been read
+#pragma unroll
+      for (int i = 0; i < kPair; ++i) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          float* to = &shared_sums[warp][i][(group + 8 * h) * kPageRanks + 2 * unit];
+          to[0] = sums[i][2 * h], to[1] = sums[i][2 * h + 1];
+        }
+      }
+      if (sums_squares) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          squares[h] += __shfl_xor_sync(~0u, squares[h], 1);
+          squares[h] += __shfl_xor_sync(~0u, squares[h], 2);
+          if (unit == 0) shared_squares[warp][group + 8 * h] = squares[h];
+        }
+      }
+      __syncthreads();
+      constexpr int kOfPage = kTileRows * static_cast<int>(kPageRanks);
+      static_assert(kPair * kOfPage == kTileThreads);
+      const int i = threadIdx.x / kOfPage, at = threadIdx.x % kOfPage;
+      const int row_of_tile = at / static_cast<int>(kPageRanks);
+      if (row_of_tile < tile.count && (i == 0 || is_there[1])) {
+        float sum = 0.f, square = 0.f;
+#pragma unroll
+        for (int w = 0; w < kTileWarps; ++w) sum += shared_sums[w][i][at];
+        const int64_t piece =
+            static_cast<int64_t>(__ldcg(args.sorted.order + tile.first + row_of_tile)) *
+                args.splits +
+            split;
+        const int64_t of_page = (piece * args.num_parts + part) * args.max_pages + number + i;
+        args.sums[of_page * kPageRanks + at % static_cast<int>(kPageRanks)] = sum;
+        if (sums_squares && i == 0 && at % static_cast<int>(kPageRanks) == 0) {
+#pragma unroll
+          for (int w = 0; w < kTileWarps; ++w) square += shared_squares[w][row_of_tile];
+          args.squares[piece] = square;
+        }
+      }
+    }
+  }
+  if (!waited) pdl_wait();
+}
+
+template <class T>
+Status run_tiles(const Args<T>& args, int64_t num_adapters, const Launch& launch_on) {
+  LaunchConfig config;
+  const int64_t tiles = max_row_tiles(args.num_rows, num_adapters);
+  config.grid = dim3(static_cast<unsigned>(args.splits * args.num_parts),
+                     static_cast<unsigned>(std::min<int64_t>(tiles, kMostTileBlocks)));
+  config.block = dim3(kTileThreads);
+  config.stream = launch_on.stream;
+  config.pdl = launch_on.pdl;
+  return launch(shrink_tiles_kernel<T>, config, "shrink", args);
+}
+
 template <class T, bool kVector, int kTokens>
 Status run_tokens(const Args<T>& args, const Launch& launch_on) {
   LaunchConfig config;
@@ -141,8 +302,12 @@ Status run(const ShrinkParams& p, const Launch& launch_on) {
   args.num_pages = static_cast<int>(p.weights.num_pages);
   args.which = static_cast<int>(p.which);
   args.splits = static_cast<int>(shrink_splits(p.in_features));
-  return p.in_features % Vec16<T>::kSize == 0 ? run_vector<T, true>(args, launch_on)
-                                              : run_vector<T, false>(args, launch_on);
+  args.sorted = p.sorted;
+  const bool whole = p.in_features % Vec16<T>::kSize == 0;
+  if constexpr (takes_tiles(Traits<T>::dtype)) {
+    if (whole) return run_tiles<T>(args, p.rows.num_adapters, launch_on);
+  }
+  return whole ? run_vector<T, true>(args, launch_on) : run_vector<T, false>(args, launch_on);
 }
 
 }  // namespace
