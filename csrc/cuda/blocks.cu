@@ -530,18 +530,19 @@ class Blocks {
     return norm(p, launch_);
   }
 
-  // Sums of a product's rows with their adapters; what expand() needs to make outputs of them.
-  // x: [rows, in_features] it multiplies, behind an RMS norm of this weight unless that is null.
-  Status shrink_rows(const Product& product, const LowRankWeights& weights, const AdapterRows& rows,
-                     Adapted which, std::initializer_list<int64_t> part_sizes, const void* x,
-                     const void* norm_weight, DType dtype, ExpandParams* up) {
-    const SortedRows& sorted = s_.adapters.sorted;
-    if (takes_tiles(dtype) && sorted_ids_ != rows.ids) {
-      const Status status = sort_rows({rows, product.num_rows, sorted}, launch_);
-      if (!status.ok()) return status;
-      sorted_ids_ = rows.ids;
-    }
+  // What adapters do to a linear's products: the sums of its rows, and what is made of them.
+  struct Adding {
     ShrinkParams down;
+    ExpandParams up;
+  };
+
+  // Of `product`, whose rows are sorted by their adapters here. x: [rows, in_features] it
+  // multiplies, behind an RMS norm of this weight unless that is null.
+  Status adding_to(const Product& product, const LowRankWeights& weights, const AdapterRows& rows,
+                   Adapted which, std::initializer_list<int64_t> part_sizes, const void* x,
+                   const void* norm_weight, DType dtype, Adding* adding) {
+    const SortedRows& sorted = s_.adapters.sorted;
+    ShrinkParams& down = adding->down;
     down.x = x;
     down.norm_weight = norm_weight;
     down.rows = rows;
@@ -554,40 +555,44 @@ class Blocks {
     down.sums = s_.adapters.sums;
     down.squares = s_.adapters.squares;
     down.dtype = dtype;
-    up->sums = down.sums;
-    up->squares = norm_weight == nullptr ? nullptr : down.squares;
-    up->epsilon = product.epsilon;
-    up->rows = rows;
-    up->sorted = sorted;
-    up->which = which;
-    up->weights = weights;
-    up->num_rows = down.num_rows;
-    up->in_features = down.in_features;
-    up->out_features = product.out_features;
-    up->num_parts = down.num_parts;
+    ExpandParams& up = adding->up;
+    up.sums = down.sums;
+    up.squares = norm_weight == nullptr ? nullptr : down.squares;
+    up.epsilon = product.epsilon;
+    up.rows = rows;
+    up.sorted = sorted;
+    up.which = which;
+    up.weights = weights;
+    up.num_rows = down.num_rows;
+    up.in_features = down.in_features;
+    up.out_features = product.out_features;
+    up.num_parts = down.num_parts;
     int64_t end = 0, part = 0;
-    for (const int64_t size : part_sizes) up->part_ends[part++] = end += size;
-    up->dtype = dtype;
-    return shrink(down, launch_);
+    for (const int64_t size : part_sizes) up.part_ends[part++] = end += size;
+    up.dtype = dtype;
+    if (!takes_tiles(dtype) || sorted_ids_ == rows.ids) return {};
+    sorted_ids_ = rows.ids;
+    return sort_rows({rows, product.num_rows, sorted}, launch_);
   }
 
   // The same of a block's first product, behind take_norm().
-  Status shrink_input(const Product& first, const LowRankWeights& weights, const AdapterRows& rows,
-                      Adapted which, std::initializer_list<int64_t> part_sizes,
-                      const BlockView& block, const void* input, DType dtype, ExpandParams* up) {
+  Status adding_to_first(const Product& first, const LowRankWeights& weights,
+                         const AdapterRows& rows, Adapted which,
+                         std::initializer_list<int64_t> part_sizes, const BlockView& block,
+                         const void* input, DType dtype, Adding* adding) {
     const Handed handed = block.parallel ? Handed::kNothing : handed_;
     const bool by_factor = block.norm.is_plain_rms() && handed != Handed::kNormed;
     const void* const x = !block.norm.is_there || by_factor ? input : s_.normed;
     const void* const norm_weight = by_factor ? block.norm_weights.weight : nullptr;
-    return shrink_rows(first, weights, rows, which, part_sizes, x, norm_weight, dtype, up);
+    return adding_to(first, weights, rows, which, part_sizes, x, norm_weight, dtype, adding);
   }
 
   // What adapters add, and `residual` or null, becomes the product's residual.
-  Status add_to(Product& product, ExpandParams& up, const void* residual) {
-    up.residual = residual;
-    up.out = s_.adapters.added;
-    product.residual = up.out;
-    return expand(up, launch_);
+  Status add_ahead(Product& product, Adding& adding, const void* residual) {
+    adding.up.residual = residual;
+    adding.up.out = s_.adapters.added;
+    product.residual = adding.up.out;
+    return add_adapters(adding.down, adding.up, launch_);
   }
 
   // The adapters of the rows that are the output of attention ahead.
@@ -602,10 +607,10 @@ class Blocks {
                    DType dtype, const AdapterRows& rows, Adapted which,
                    const LowRankWeights& low_rank) {
     if (rows.ids != nullptr) {
-      ExpandParams up;
-      Status status = shrink_rows(last, low_rank, rows, which, {last.out_features}, last.x, nullptr,
-                                  dtype, &up);
-      if (status.ok()) status = add_to(last, up, block.ends_in_product() ? source : nullptr);
+      Adding adding;
+      Status status = adding_to(last, low_rank, rows, which, {last.out_features}, last.x, nullptr,
+                                dtype, &adding);
+      if (status.ok()) status = add_ahead(last, adding, block.ends_in_product() ? source : nullptr);
       if (!status.ok()) return status;
     }
     const Handed handed = hands_norm ? hands(block, dtype, last.num_rows) : Handed::kNothing;
@@ -710,11 +715,11 @@ class Blocks {
     qkv.out_features = block.qkv_size();
     Status status = take_norm(qkv, view, a.hidden, a.dtype);
     if (status.ok() && a.adapters.ids != nullptr) {
-      ExpandParams up;
-      status = shrink_input(qkv, a.qkv.low_rank, a.adapters, Adapted::kQkv,
-                            {block.q_size(), block.kv_size(), block.kv_size()}, view, a.hidden,
-                            a.dtype, &up);
-      if (status.ok()) status = add_to(qkv, up, nullptr);
+      Adding adding;
+      status = adding_to_first(qkv, a.qkv.low_rank, a.adapters, Adapted::kQkv,
+                               {block.q_size(), block.kv_size(), block.kv_size()}, view, a.hidden,
+                               a.dtype, &adding);
+      if (status.ok()) status = add_ahead(qkv, adding, nullptr);
     }
     if (!status.ok()) return status;
     status = cuda::run(qkv, a.dtype, a.dtype, s_.product, launch_);
@@ -1073,19 +1078,19 @@ class Blocks {
                         const BlockView& view, const void* input) {
     const Activation& activation = m.block.activation;
     const int64_t inner = m.block.intermediate_size;
-    const auto shrunk = [&](std::initializer_list<int64_t> parts, ExpandParams* expanded) {
-      return shrink_input(up, m.gate_up.low_rank, adapters, Adapted::kGateUp, parts, view, input,
-                          m.dtype, expanded);
+    Adding adding;
+    const auto set = [&](std::initializer_list<int64_t> parts) {
+      return adding_to_first(up, m.gate_up.low_rank, adapters, Adapted::kGateUp, parts, view, input,
+                             m.dtype, &adding);
     };
-    ExpandParams expanded;
-    Status status =
-        activation.gated ? shrunk({inner, inner}, &expanded) : shrunk({inner}, &expanded);
+    Status status = activation.gated ? set({inner, inner}) : set({inner});
+    if (status.ok()) status = shrink(adding.down, launch_);
     if (!status.ok()) return status;
-    expanded.out = std::exchange(up.out, s_.functions);
-    expanded.made = s_.functions;
-    expanded.activation = &activation;
+    adding.up.out = std::exchange(up.out, s_.functions);
+    adding.up.made = s_.functions;
+    adding.up.activation = &activation;
     status = cuda::run(up, m.dtype, m.dtype, s_.product, launch_);
-    return status.ok() ? expand(expanded, launch_) : status;
+    return status.ok() ? expand(adding.up, launch_) : status;
   }
 
   // `up`, and the function of what it makes: by its epilogue, or of `functions` by another launch.

@@ -108,4 +108,9 @@ Status expand(const ExpandParams& params, const Launch& on) {
   });
 }
 
+Status add_adapters(const ShrinkParams& down, const ExpandParams& up, const Launch& on) {
+  const Status status = shrink(down, on);
+  return status.ok() ? expand(up, on) : status;
+}
+
 }  // namespace regatta::cuda

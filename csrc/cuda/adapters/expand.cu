@@ -17,8 +17,8 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "cuda/activation/functions.cuh"
 #include "cuda/adapters/low_rank.h"
+#include "cuda/adapters/tiles.cuh"
 #include "cuda/common.cuh"
 
 namespace regatta::cuda {
@@ -30,9 +30,7 @@ constexpr int kManyTokens = 16;
 constexpr size_t kMostShared = 96 << 10;
 
 // Of tiles.
-constexpr int kWarpColumns = 64;
 constexpr int kTileWarps = 4;
-constexpr int kPair = 2;  // pages whose B is asked for ahead
 constexpr unsigned kMostTileBlocks = 1024;
 
 template <class T>
@@ -48,7 +46,6 @@ struct Args {
   int num_rows, in_features, out_features, num_parts, max_pages, num_pages, which, splits;
   int part_ends[kMaxAdaptedParts - 1];  // of columns; no less than all, where there are fewer parts
   SortedRows sorted;
-  Function function;  // of tiles, where these make it
 };
 
 // The pages of a row's adapter, or null.
@@ -133,197 +130,118 @@ __global__ void __launch_bounds__(kThreads) expand_kernel(const Args<T> args) {
   }
 }
 
-// What a tile's outputs are: residual and sums, a function of them, or one of gates and ups.
-enum class Ending : uint8_t { kSum, kFunction, kGated };
-
-// A lane's 8 columns of two ranks of a page, for each of a warp's stretches of columns.
-template <int kStretches>
-struct Columns {
-  uint4 ranks[kStretches][2];
-};
-
-// Operand b of eight products: the pair of both ranks of column j.
-__device__ __forceinline__ uint32_t pair_of_column(const uint4 (&ranks)[2], int j) {
-  const uint32_t low[4] = {ranks[0].x, ranks[0].y, ranks[0].z, ranks[0].w};
-  const uint32_t high[4] = {ranks[1].x, ranks[1].y, ranks[1].z, ranks[1].w};
-  return __byte_perm(low[j / 2], high[j / 2], j % 2 == 0 ? 0x5410 : 0x7632);
-}
-
+// The sums of a tile's rows with every page of its adapter, of parts `part` and behind, as
+// operands: pairs [num_parts, R, kTileRows, kRanks / 2].
 template <class T>
-__device__ __forceinline__ uint32_t word_of(float2 values) {
-  return bit_cast<uint32_t>(Traits<T>::from_float2(values));
+__device__ __forceinline__ void pack_sums(const Args<T>& args, const PageTables& tables,
+                                          const RowTile& tile, int part, int num_parts,
+                                          uint2* pairs) {
+  constexpr int kPieces = 8;  // that are asked for at once
+  const int of_part = args.max_pages * kPagePairs;
+  for (int i = threadIdx.x; i < num_parts * of_part; i += kTileWarps * kWarp) {
+    const int number = i % of_part / kPagePairs, row_number = i % kPagePairs / (kRanks / 2);
+    if (row_number >= tile.count || tables.page(tile.adapter, number) < 0) continue;
+    const int64_t first = static_cast<int64_t>(row_of(args.sorted, tile, row_number)) * args.splits;
+    const int own_part = part + i / of_part, rank = i % (kRanks / 2) * 2;
+    float2 sum = make_float2(0.f, 0.f);
+    float square = 0.f;
+    for (int split = 0; split < args.splits; split += kPieces) {
+      float2 more[kPieces];
+      float squares[kPieces];
+#pragma unroll
+      for (int j = 0; j < kPieces; ++j) {
+        const int64_t piece = first + min(split + j, args.splits - 1);
+        const int64_t page = (piece * args.num_parts + own_part) * args.max_pages + number;
+        more[j] = __ldcg(reinterpret_cast<const float2*>(args.sums + page * kRanks + rank));
+        squares[j] = args.squares == nullptr ? 0.f : __ldcg(args.squares + piece);
+      }
+#pragma unroll
+      for (int j = 0; j < kPieces; ++j) {
+        if (split + j >= args.splits) break;
+        sum.x += more[j].x, sum.y += more[j].y, square += squares[j];
+      }
+    }
+    if (args.squares != nullptr) {
+      const float factor = rsqrtf(square / args.in_features + args.epsilon);
+      sum.x *= factor, sum.y *= factor;
+    }
+    pairs[i] = rounded_pair<T>(sum);
+  }
 }
 
 // grid: (stretches of columns, tiles).
 template <class T, Ending kEnding>
 __global__ void __launch_bounds__(kTileWarps* kWarp, kEnding == Ending::kGated ? 3 : 4)
-    expand_tiles_kernel(const Args<T> args) {
-  constexpr bool kIsGated = kEnding == Ending::kGated;
-  constexpr int kStretches = kIsGated ? 2 : 1;
-  constexpr int kUnit = Vec16<T>::kSize;
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int group = lane / 4, unit = lane % 4;
-  const int width = args.out_features / kStretches;
-  const int first = (blockIdx.x * kTileWarps + warp) * kWarpColumns;
+    expand_tiles_kernel(const Args<T> args, const PageTables tables, const Outputs<T> to) {
+  extern __shared__ uint2 pairs[];
+  const int group = threadIdx.x % kWarp / 4;
+  const int block_first = blockIdx.x * kTileWarps * kStretchColumns;
+  const auto part_of = [&](int column) {
+    return (column >= args.part_ends[0]) + (column >= args.part_ends[1]);
+  };
+  // Those of the block's columns; gated, of gates and ups.
+  const int part = part_of(block_first);
+  const int last = min(block_first + kTileWarps * kStretchColumns, to.width) - 1;
+  const int num_parts = kEnding == Ending::kGated ? 2 : part_of(last) - part + 1;
+  Stretch<T, kEnding> stretch(to, block_first + threadIdx.x / kWarp * kStretchColumns);
+  const uint2* own = pairs;
+  if (kEnding != Ending::kGated) {
+    own += (part_of(min(stretch.first, to.width - 1)) - part) * args.max_pages * kPagePairs;
+  }
   pdl_trigger();
   bool waited = false;
   const int num_tiles = __ldcg(args.sorted.num_tiles);
-  for (int index = blockIdx.y; first < width && index < num_tiles; index += gridDim.y) {
-    const RowTile tile =
-        bit_cast<RowTile>(__ldcg(reinterpret_cast<const int4*>(args.sorted.tiles) + index));
-    int rows[2];
+  for (int index = blockIdx.y; index < num_tiles; index += gridDim.y) {
+    const RowTile tile = tile_at(args.sorted, index);
+    const int rows[2] = {row_of(args.sorted, tile, group), row_of(args.sorted, tile, group + 8)};
+    typename Stretch<T, kEnding>::Columns ahead[kPagesAhead];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      rows[h] = __ldcg(args.sorted.order + tile.first + min(group + 8 * h, tile.count - 1));
-    }
-    const int32_t* pages =
-        args.pages +
-        (static_cast<int64_t>(max(tile.adapter, 0)) * kNumAdapted + args.which) * args.max_pages;
-    const auto page_of = [&](int number) {
-      const int page = tile.adapter >= 0 && number < args.max_pages ? pages[number] : -1;
-      return page < args.num_pages ? page : -1;
-    };
-    const auto load = [&](int page, Columns<kStretches>& to) {
-      const int column = first + group * kUnit;
-#pragma unroll
-      for (int s = 0; s < kStretches; ++s) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const T* from =
-              args.b +
-              (static_cast<int64_t>(page) * kPageRanks + 2 * unit + r) * args.out_features +
-              s * width + column;
-          to.ranks[s][r] = page >= 0 && column < width ? *reinterpret_cast<const uint4*>(from)
-                                                       : make_uint4(0, 0, 0, 0);
-        }
-      }
-    };
-    Columns<kStretches> ahead[kPair];
-#pragma unroll
-    for (int i = 0; i < kPair; ++i) load(page_of(i), ahead[i]);
+    for (int i = 0; i < kPagesAhead; ++i) ahead[i] = stretch.load(tables.page(tile.adapter, i));
     if (!waited) pdl_wait();
     waited = true;
-
-    // The residual, asked for ahead of the products: columns 16 unit .. of both rows.
-    Vec16<T> source[kStretches][2][2];
-    const auto column_of = [&](int half) { return first + (2 * unit + half) * kUnit; };
-#pragma unroll
-    for (int s = 0; s < kStretches; ++s) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int64_t at = static_cast<int64_t>(rows[h]) * args.out_features + s * width;
-          source[s][h][half] = {};
-          if (args.residual != nullptr && column_of(half) < width) {
-            source[s][h][half] = load16(args.residual + at + column_of(half));
-          }
-        }
-      }
-    }
-    float factor[2] = {1.f, 1.f};
-    if (args.squares != nullptr && tile.adapter >= 0) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        float square = 0.f;
-#pragma unroll 4
-        for (int split = 0; split < args.splits; ++split) {
-          square += __ldcg(args.squares + static_cast<int64_t>(rows[h]) * args.splits + split);
-        }
-        factor[h] = rsqrtf(square / args.in_features + args.epsilon);
-      }
-    }
-    float sums[kStretches][8][4] = {};
-    const auto multiply = [&](int number, const Columns<kStretches>& columns) {
-#pragma unroll
-      for (int s = 0; s < kStretches; ++s) {
-        const int column = s * width + first;
-        const int part = (column >= args.part_ends[0]) + (column >= args.part_ends[1]);
-        float2 whole[2];  // of ranks 2 unit, 2 unit + 1 of both rows
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          whole[h] = make_float2(0.f, 0.f);
-#pragma unroll 4
-          for (int split = 0; split < args.splits; ++split) {
-            const int64_t piece = static_cast<int64_t>(rows[h]) * args.splits + split;
-            const int64_t of_page = (piece * args.num_parts + part) * args.max_pages + number;
-            const float2 more = __ldcg(
-                reinterpret_cast<const float2*>(args.sums + of_page * kPageRanks + 2 * unit));
-            whole[h].x += more.x, whole[h].y += more.y;
-          }
-          whole[h].x *= factor[h], whole[h].y *= factor[h];
-        }
-        uint32_t a[4];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const auto high = Traits<T>::from_float2(whole[h]);
-          const float2 kept = Traits<T>::to_float2(high);
-          a[h] = bit_cast<uint32_t>(high);
-          a[2 + h] = word_of<T>(make_float2(whole[h].x - kept.x, whole[h].y - kept.y));
-        }
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const uint32_t b = pair_of_column(columns.ranks[s], j);
-          mma_m16n8k16<T>(sums[s][j], a, b, b);
-        }
-      }
-    };
-#pragma unroll
-    for (int i = 0; i < kPair; ++i) {
-      if (page_of(i) >= 0) multiply(i, ahead[i]);
-    }
-    for (int number = kPair; page_of(number) >= 0; ++number) {
-      Columns<kStretches> columns;
-      load(page_of(number), columns);
-      multiply(number, columns);
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (group + 8 * h >= tile.count || column_of(half) >= width) continue;
-        float values[kStretches][kUnit];
-#pragma unroll
-        for (int s = 0; s < kStretches; ++s) {
-#pragma unroll
-          for (int j = 0; j < kUnit; ++j) {
-            values[s][j] = source[s][h][half].get(j) + sums[s][j][2 * h + half];
-          }
-        }
-        if constexpr (kEnding != Ending::kSum) apply(args.function, values[0]);
-        if constexpr (kIsGated) {
-#pragma unroll
-          for (int j = 0; j < kUnit; ++j) values[0][j] *= values[1][j];
-        }
-        Vec16<T> out;
-#pragma unroll
-        for (int j = 0; j < kUnit; ++j) out.set(j, values[0][j]);
-        store16(args.out + static_cast<int64_t>(rows[h]) * width + column_of(half), out);
-      }
-    }
+    stretch.begin(rows);
+    __syncthreads();  // what was there has been read
+    pack_sums(args, tables, tile, part, num_parts, pairs);
+    __syncthreads();
+    const int part_stride = args.max_pages * kPagePairs;
+    stretch.multiply_all(tables, tile.adapter, ahead, own, part_stride);
+    stretch.end(rows, tile.count);
   }
   if (!waited) pdl_wait();
 }
 
+// Of a tile's sums in shared memory.
+size_t pair_bytes(const ExpandParams& p) {
+  return sizeof(uint2) * static_cast<size_t>(p.num_parts * p.rows.max_pages * kPagePairs);
+}
+
 template <class T, Ending kEnding>
-Status run_tiles(const Args<T>& args, int64_t num_adapters, const Launch& launch_on) {
-  const int width = args.out_features / (kEnding == Ending::kGated ? 2 : 1);
-  const int64_t tiles = max_row_tiles(args.num_rows, num_adapters);
+Status run_tiles(const Args<T>& args, const ExpandParams& p, const Launch& launch_on) {
+  Outputs<T> to;
+  to.b = args.b;
+  to.residual = args.residual;
+  to.out = args.out;
+  to.out_features = args.out_features;
+  to.width = args.out_features / Stretch<T, kEnding>::kParts;
+  to.function = p.activation == nullptr ? Function::kSilu : p.activation->function;
+  const int64_t tiles = max_row_tiles(p.num_rows, p.rows.num_adapters);
   LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(width, kTileWarps * kWarpColumns)),
+  config.grid = dim3(static_cast<unsigned>(ceil_div(to.width, kTileWarps * kStretchColumns)),
                      static_cast<unsigned>(std::min<int64_t>(tiles, kMostTileBlocks)));
   config.block = dim3(kTileWarps * kWarp);
+  config.shared_bytes = pair_bytes(p);
   config.stream = launch_on.stream;
   config.pdl = launch_on.pdl;
-  return launch(expand_tiles_kernel<T, kEnding>, config, "expand", args);
+  return launch(expand_tiles_kernel<T, kEnding>, config, "expand", args,
+                tables_of(p.rows, p.which, p.weights.num_pages), to);
 }
 
 // Whether every unit of columns is whole, every stretch is of one part, and a function is a plain
 // one.
 bool fits_tiles(const ExpandParams& p) {
-  bool fits = p.out_features % kWarpColumns == 0;
+  bool fits = p.out_features % kStretchColumns == 0 && pair_bytes(p) <= kMostShared;
   fits = fits && (p.activation == nullptr || p.activation->is_plain());
-  for (int64_t i = 0; i < p.num_parts; ++i) fits = fits && p.part_ends[i] % kWarpColumns == 0;
+  for (int64_t i = 0; i < p.num_parts; ++i) fits = fits && p.part_ends[i] % kStretchColumns == 0;
   return fits;
 }
 
@@ -375,13 +293,11 @@ Status run(const ExpandParams& p, const Launch& launch_on) {
     whole = whole && end % Vec16<T>::kSize == 0;
   }
   args.sorted = p.sorted;
-  if (p.activation != nullptr) args.function = p.activation->function;
   if constexpr (takes_tiles(Traits<T>::dtype)) {
     if (fits_tiles(p)) {
-      const int64_t adapters = p.rows.num_adapters;
-      if (p.activation == nullptr) return run_tiles<T, Ending::kSum>(args, adapters, launch_on);
-      return p.activation->gated ? run_tiles<T, Ending::kGated>(args, adapters, launch_on)
-                                 : run_tiles<T, Ending::kFunction>(args, adapters, launch_on);
+      if (p.activation == nullptr) return run_tiles<T, Ending::kSum>(args, p, launch_on);
+      return p.activation->gated ? run_tiles<T, Ending::kGated>(args, p, launch_on)
+                                 : run_tiles<T, Ending::kFunction>(args, p, launch_on);
     }
   }
   if (p.activation != nullptr) args.out = static_cast<T*>(p.made);

@@ -79,6 +79,14 @@ struct ExpandParams {
 };
 Status expand(const ExpandParams& params, const Launch& launch);
 
+// Both in one launch, for few rows: whether it can be, on an sm_90, and that. What rows get then
+// differs in bits from what two launches make.
+bool adds_at_once_sm90(const ShrinkParams& down, const ExpandParams& up);
+Status add_adapters_sm90(const ShrinkParams& down, const ExpandParams& up, const Launch& launch);
+
+// Both, in one launch or two.
+Status add_adapters(const ShrinkParams& down, const ExpandParams& up, const Launch& launch);
+
 // Whether shrink() and expand() read `sorted`.
 constexpr bool takes_tiles(DType dtype) { return dtype != DType::kFloat32; }
 

@@ -17,6 +17,7 @@
 #include <type_traits>
 
 #include "cuda/adapters/low_rank.h"
+#include "cuda/adapters/tiles.cuh"
 #include "cuda/common.cuh"
 
 namespace regatta::cuda {
@@ -127,61 +128,42 @@ __global__ void __launch_bounds__(kThreads) shrink_kernel(const Args<T> args) {
 
 // grid: (pieces of parts, tiles).
 template <class T>
-__global__ void __launch_bounds__(kTileThreads, 2) shrink_tiles_kernel(const Args<T> args) {
-  __shared__ float shared_sums[kTileWarps][kPair][kTileRows * kPageRanks];
+__global__ void __launch_bounds__(kTileThreads, 2)
+    shrink_tiles_kernel(const Args<T> args, const PageTables tables) {
+  __shared__ float shared_sums[kTileWarps][kPair][kPageValues];
   __shared__ float shared_squares[kTileWarps][kTileRows];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int group = lane / 4, unit = lane % 4;
   const int split = blockIdx.x % args.splits, part = blockIdx.x / args.splits;
   const int column = split * kColumns + warp * kWarpColumns + unit * Vec16<T>::kSize;
+  const auto load = [&](const T* row, int step) {
+    const int at = column + step * kStepColumns;
+    return at < args.width ? *reinterpret_cast<const uint4*>(row + at) : make_uint4(0, 0, 0, 0);
+  };
   pdl_trigger();
   bool waited = false;
   const int num_tiles = __ldcg(args.sorted.num_tiles);
   for (int index = blockIdx.y; index < num_tiles; index += gridDim.y) {
-    const RowTile tile =
-        bit_cast<RowTile>(__ldcg(reinterpret_cast<const int4*>(args.sorted.tiles) + index));
-    if (tile.adapter < 0) continue;
-    int rows[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      rows[h] = __ldcg(args.sorted.order + tile.first + min(group + 8 * h, tile.count - 1));
-    }
-    const int32_t* pages =
-        args.pages +
-        (static_cast<int64_t>(tile.adapter) * kNumAdapted + args.which) * args.max_pages;
-    for (int number = 0; number < args.max_pages; number += kPair) {
+    const RowTile tile = tile_at(args.sorted, index);
+    const int rows[2] = {row_of(args.sorted, tile, group), row_of(args.sorted, tile, group + 8)};
+    for (int number = 0; tables.page(tile.adapter, number) >= 0; number += kPair) {
       uint4 a[kPair][kSteps];
-      bool is_there[kPair];
+      const bool is_pair = tables.page(tile.adapter, number + 1) >= 0;
 #pragma unroll
       for (int i = 0; i < kPair; ++i) {
-        const int page = number + i < args.max_pages ? pages[number + i] : -1;
-        is_there[i] = page >= 0 && page < args.num_pages;
-        const T* from =
-            args.a +
-            ((static_cast<int64_t>(is_there[i] ? page : 0) * args.num_parts + part) * kPageRanks +
-             group) *
-                args.width;
+        const int64_t page = tables.page(tile.adapter, number + i);
+        const T* from = args.a + ((page * args.num_parts + part) * kRanks + group) * args.width;
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) {
-          const int at = column + s * kStepColumns;
-          a[i][s] = is_there[i] && at < args.width ? *reinterpret_cast<const uint4*>(from + at)
-                                                   : make_uint4(0, 0, 0, 0);
+          a[i][s] = page >= 0 ? load(from, s) : make_uint4(0, 0, 0, 0);
         }
       }
-      if (!is_there[0]) break;
       if (args.norm_weight != nullptr) {
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) {
-          const int at = column + s * kStepColumns;
-          if (at >= args.width) continue;
-          const Vec16<T> norm = load16(args.norm_weight + at);
+          const uint4 norm = load(args.norm_weight, s);
 #pragma unroll
-          for (int i = 0; i < kPair; ++i) {
-            Vec16<T> scaled = bit_cast<Vec16<T>>(a[i][s]);
-#pragma unroll
-            for (int e = 0; e < Vec16<T>::kSize; ++e) scaled.set(e, scaled.get(e) * norm.get(e));
-            a[i][s] = bit_cast<uint4>(scaled);
-          }
+          for (int i = 0; i < kPair; ++i) a[i][s] = times<T>(a[i][s], norm);
         }
       }
       if (!waited) pdl_wait();
@@ -190,64 +172,43 @@ __global__ void __launch_bounds__(kTileThreads, 2) shrink_tiles_kernel(const Arg
       float sums[kPair][4] = {}, squares[2] = {};
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
-        const int at = column + s * kStepColumns;
-        if (split * kColumns + warp * kWarpColumns + s * kStepColumns >= args.width) break;
         uint4 x[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const T* from = args.x + static_cast<int64_t>(rows[h]) * args.width;
-          x[h] =
-              at < args.width ? *reinterpret_cast<const uint4*>(from + at) : make_uint4(0, 0, 0, 0);
-          if (!sums_squares) continue;
-          const Vec16<T> values = bit_cast<Vec16<T>>(x[h]);
-#pragma unroll
-          for (int e = 0; e < Vec16<T>::kSize; ++e) {
-            squares[h] = fmaf(values.get(e), values.get(e), squares[h]);
-          }
+          x[h] = load(args.x + static_cast<int64_t>(rows[h]) * args.width, s);
+          if (sums_squares) squares[h] = sum_of_squares<T>(x[h], squares[h]);
         }
-        const uint32_t first[4] = {x[0].x, x[1].x, x[0].y, x[1].y};
-        const uint32_t second[4] = {x[0].z, x[1].z, x[0].w, x[1].w};
 #pragma unroll
-        for (int i = 0; i < kPair; ++i) {
-          mma_m16n8k16<T>(sums[i], first, a[i][s].x, a[i][s].y);
-          mma_m16n8k16<T>(sums[i], second, a[i][s].z, a[i][s].w);
-        }
+        for (int i = 0; i < kPair; ++i) multiply_columns<T>(sums[i], x, a[i][s]);
       }
       __syncthreads();  // what was there has been read
 #pragma unroll
-      for (int i = 0; i < kPair; ++i) {
+      for (int h = 0; h < 2; ++h) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          float* to = &shared_sums[warp][i][(group + 8 * h) * kPageRanks + 2 * unit];
+        for (int i = 0; i < kPair; ++i) {
+          float* to = &shared_sums[warp][i][(group + 8 * h) * kRanks + 2 * unit];
           to[0] = sums[i][2 * h], to[1] = sums[i][2 * h + 1];
         }
-      }
-      if (sums_squares) {
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
+        if (sums_squares) {
           squares[h] += __shfl_xor_sync(~0u, squares[h], 1);
           squares[h] += __shfl_xor_sync(~0u, squares[h], 2);
           if (unit == 0) shared_squares[warp][group + 8 * h] = squares[h];
         }
       }
       __syncthreads();
-      constexpr int kOfPage = kTileRows * static_cast<int>(kPageRanks);
-      static_assert(kPair * kOfPage == kTileThreads);
-      const int i = threadIdx.x / kOfPage, at = threadIdx.x % kOfPage;
-      const int row_of_tile = at / static_cast<int>(kPageRanks);
-      if (row_of_tile < tile.count && (i == 0 || is_there[1])) {
+      static_assert(kPair * kPageValues == kTileThreads);
+      const int i = threadIdx.x / kPageValues, at = threadIdx.x % kPageValues;
+      if (at / kRanks < tile.count && (i == 0 || is_pair)) {
         float sum = 0.f, square = 0.f;
 #pragma unroll
         for (int w = 0; w < kTileWarps; ++w) sum += shared_sums[w][i][at];
-        const int64_t piece =
-            static_cast<int64_t>(__ldcg(args.sorted.order + tile.first + row_of_tile)) *
-                args.splits +
-            split;
+        const int64_t row = row_of(args.sorted, tile, at / kRanks);
+        const int64_t piece = row * args.splits + split;
         const int64_t of_page = (piece * args.num_parts + part) * args.max_pages + number + i;
-        args.sums[of_page * kPageRanks + at % static_cast<int>(kPageRanks)] = sum;
-        if (sums_squares && i == 0 && at % static_cast<int>(kPageRanks) == 0) {
+        args.sums[of_page * kRanks + at % kRanks] = sum;
+        if (sums_squares && i == 0 && at % kRanks == 0) {
 #pragma unroll
-          for (int w = 0; w < kTileWarps; ++w) square += shared_squares[w][row_of_tile];
+          for (int w = 0; w < kTileWarps; ++w) square += shared_squares[w][at / kRanks];
           args.squares[piece] = square;
         }
       }
@@ -257,7 +218,8 @@ __global__ void __launch_bounds__(kTileThreads, 2) shrink_tiles_kernel(const Arg
 }
 
 template <class T>
-Status run_tiles(const Args<T>& args, int64_t num_adapters, const Launch& launch_on) {
+Status run_tiles(const Args<T>& args, const PageTables& tables, int64_t num_adapters,
+                 const Launch& launch_on) {
   LaunchConfig config;
   const int64_t tiles = max_row_tiles(args.num_rows, num_adapters);
   config.grid = dim3(static_cast<unsigned>(args.splits * args.num_parts),
@@ -265,7 +227,7 @@ Status run_tiles(const Args<T>& args, int64_t num_adapters, const Launch& launch
   config.block = dim3(kTileThreads);
   config.stream = launch_on.stream;
   config.pdl = launch_on.pdl;
-  return launch(shrink_tiles_kernel<T>, config, "shrink", args);
+  return launch(shrink_tiles_kernel<T>, config, "shrink", args, tables);
 }
 
 template <class T, bool kVector, int kTokens>
@@ -305,7 +267,10 @@ Status run(const ShrinkParams& p, const Launch& launch_on) {
   args.sorted = p.sorted;
   const bool whole = p.in_features % Vec16<T>::kSize == 0;
   if constexpr (takes_tiles(Traits<T>::dtype)) {
-    if (whole) return run_tiles<T>(args, p.rows.num_adapters, launch_on);
+    if (whole) {
+      const PageTables tables = tables_of(p.rows, p.which, p.weights.num_pages);
+      return run_tiles<T>(args, tables, p.rows.num_adapters, launch_on);
+    }
   }
   return whole ? run_vector<T, true>(args, launch_on) : run_vector<T, false>(args, launch_on);
 }

@@ -29,10 +29,11 @@ __device__ float value_of(uint64_t word) {
   return __uint_as_float(ordered >> 31 ? ordered & 0x7fffffffu : ~ordered);
 }
 
-// Calls f(index, value) for this thread's share of a row.
+// Calls f(index, value) for this thread's share of a row: the same of every row.
 template <class F>
 __device__ void for_each(const float* row, int size, F&& f) {
-  const bool aligned = reinterpret_cast<uintptr_t>(row) % 16 == 0;
+  // Of odd sizes some rows begin in the middle of 16 bytes.
+  const bool aligned = size % 4 == 0 && reinterpret_cast<uintptr_t>(row) % 16 == 0;
   const int num_quads = aligned ? size / 4 : 0;
   for (int i = threadIdx.x; i < num_quads; i += kThreads) {
     const float4 x = reinterpret_cast<const float4*>(row)[i];
