@@ -36,8 +36,9 @@ namespace {
 // cuBLASLt neither leaves sums of squares nor takes them.
 constexpr int64_t kRowsNormedAhead = 129;
 
-// Up to so many rows a router's logits are made beside the norm.
-constexpr int64_t kRowsRouted = 128;
+// Up to so many rows a router's logits are made beside the norm, in as few blocks as there are
+// multiprocessors.
+constexpr int64_t kRowsRouted = 24;
 
 bool norms_ahead(int64_t rows) { return is_batch_invariant || rows >= kRowsNormedAhead; }
 
@@ -489,7 +490,7 @@ class Blocks {
     const bool plain = block.norm.is_plain_rms() && block.residual.source == Source::kInput;
     if (!plain || (folded && norms_ahead(first.num_rows))) {
       first.x = s_.normed;
-      return norm_rows_of(block, input, first, folded, dtype);
+      return norm_rows(block, input, first.num_rows, first.in_features, folded, dtype);
     }
     if (!folded && !carries) {  // by the product
       first.normed = s_.normed;
@@ -514,15 +515,16 @@ class Blocks {
     return row_sumsq(p, launch_.stream);
   }
 
-  Status norm_rows_of(const BlockView& block, const void* input, const Product& first, bool folded,
-                      DType dtype) {
+  // A block's input -> s.normed. folded: the norm's weight is in the product's.
+  Status norm_rows(const BlockView& block, const void* input, int64_t rows, int64_t width,
+                   bool folded, DType dtype) {
     NormParams p;
     p.x = input;
     p.weight = folded ? nullptr : block.norm_weights.weight;
     p.bias = block.norm_weights.bias;
     p.out = s_.normed;
-    p.num_tokens = first.num_rows;
-    p.hidden_size = first.in_features;
+    p.num_tokens = rows;
+    p.hidden_size = width;
     p.epsilon = block.norm.epsilon;
     p.dtype = dtype;
     p.kind = block.norm.kind;
@@ -543,9 +545,11 @@ class Blocks {
                    const void* norm_weight, DType dtype, Adding* adding) {
     const SortedRows& sorted = s_.adapters.sorted;
     ShrinkParams& down = adding->down;
+    ExpandParams& up = adding->up;
     down.x = x;
     down.norm_weight = norm_weight;
     down.rows = rows;
+    down.ready = up.ready = rows.ids != s_.adapters.ids;
     down.sorted = sorted;
     down.which = which;
     down.weights = weights;
@@ -555,7 +559,6 @@ class Blocks {
     down.sums = s_.adapters.sums;
     down.squares = s_.adapters.squares;
     down.dtype = dtype;
-    ExpandParams& up = adding->up;
     up.sums = down.sums;
     up.squares = norm_weight == nullptr ? nullptr : down.squares;
     up.epsilon = product.epsilon;
@@ -570,7 +573,7 @@ class Blocks {
     int64_t end = 0, part = 0;
     for (const int64_t size : part_sizes) up.part_ends[part++] = end += size;
     up.dtype = dtype;
-    if (!takes_tiles(dtype) || sorted_ids_ == rows.ids) return {};
+    if (!takes_tiles(dtype, product.num_rows) || sorted_ids_ == rows.ids) return {};
     sorted_ids_ = rows.ids;
     return sort_rows({rows, product.num_rows, sorted}, launch_);
   }
@@ -592,7 +595,8 @@ class Blocks {
     adding.up.residual = residual;
     adding.up.out = s_.adapters.added;
     product.residual = adding.up.out;
-    return add_adapters(adding.down, adding.up, launch_);
+    const Status status = shrink(adding.down, launch_);
+    return status.ok() ? expand(adding.up, launch_) : status;
   }
 
   // The adapters of the rows that are the output of attention ahead.
@@ -956,7 +960,12 @@ class Blocks {
     route.hidden_size = e.hidden_size;
     route.dtype = e.dtype;
     route.num_experts = router.num_experts;
-    Status status = cuda::route(route, launch_);
+    Status status;
+    if (by_product && block.norm.is_there && e.shared_gate == nullptr) {
+      status = norm_rows(view, e.hidden, e.num_tokens, e.hidden_size, false, e.dtype);
+    } else {
+      status = cuda::route(route, launch_);
+    }
     if (status.ok() && by_product) status = multiply_router(e);
     if (!status.ok()) return status;
     if (block.shared_size > 0) {
@@ -1087,7 +1096,7 @@ class Blocks {
     if (status.ok()) status = shrink(adding.down, launch_);
     if (!status.ok()) return status;
     adding.up.out = std::exchange(up.out, s_.functions);
-    adding.up.made = s_.functions;
+    adding.up.residual = s_.functions;
     adding.up.activation = &activation;
     status = cuda::run(up, m.dtype, m.dtype, s_.product, launch_);
     return status.ok() ? expand(adding.up, launch_) : status;

@@ -132,6 +132,11 @@ CASES = [
         f"{DENSE} {EXPERTS}",
         {8: VECTOR, 16: VECTOR, 17: SMALL, 4096: SMALL, 4097: LARGE, 65536: LARGE},
     ),
+    Case(
+        (90,),
+        f"{DENSE} in=768 out=2048 groups=128",
+        {16: VECTOR, 127: SMALL, 128: LARGE, 4096: LARGE, 65536: LARGE},
+    ),
     Case((90,), f"{DENSE} {FEW_EXPERTS} gated", {2: VECTOR, 3: VECTOR, 4: SMALL, 257: LARGE}),
     Case((90,), f"{DENSE} {EXPERTS} out_unaligned", {4097: SMALL}),
     Case((90,), f"{DENSE16} {EXPERTS} gated batch_invariant", {1: SMALL, 65536: SMALL}),

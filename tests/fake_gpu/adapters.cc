@@ -1,7 +1,6 @@
 // The launchers of cuda/adapters/low_rank.h as plain loops. See kernels.cc.
 #include <cmath>
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "cuda/adapters/low_rank.h"
@@ -48,10 +47,10 @@ void shrink_row(const ShrinkParams& p, int64_t row) {
 }
 
 template <class T>
-void expand_row(const ExpandParams& p, int64_t row) {
+Status expand_row(const ExpandParams& p, int64_t row) {
   const int64_t width = p.out_features, splits = shrink_splits(p.in_features);
   std::vector<float> out(width), b(width);
-  const auto* const residual = static_cast<const T*>(p.activation == nullptr ? p.residual : p.made);
+  const auto* const residual = static_cast<const T*>(p.residual);
   if (residual != nullptr) read_row(residual + row * width, width, out.data());
   float factor = 1.f, square = 0.f;
   for (int64_t i = 0; p.squares != nullptr && i < splits; ++i) {
@@ -74,8 +73,15 @@ void expand_row(const ExpandParams& p, int64_t row) {
       }
     }
   });
-  void* const to = p.activation == nullptr ? p.out : p.made;
-  write_row(out.data(), width, static_cast<T*>(to) + row * width);
+  if (p.activation == nullptr) {
+    write_row(out.data(), width, static_cast<T*>(p.out) + row * width);
+    return {};
+  }
+  std::vector<T> summed(width);
+  write_row(out.data(), width, summed.data());
+  const int64_t outputs = width / (p.activation->gated ? 2 : 1);
+  return cpu::activate(
+      {summed.data(), static_cast<T*>(p.out) + row * outputs, 1, outputs, p.dtype, *p.activation});
 }
 
 }  // namespace
@@ -94,23 +100,23 @@ Status shrink(const ShrinkParams& params, const Launch& on) {
   });
 }
 
-Status expand(const ExpandParams& params, const Launch& on) {
-  const std::optional<Activation> own =
-      params.activation == nullptr ? std::nullopt : std::optional(*params.activation);
-  return queue(on.stream, "expand", [p = params, own] {
-    const Activation* const activation = own ? &*own : nullptr;
-    return dispatch(p.dtype, "expand", [&](auto* like) {
-      for (int64_t row = 0; row < p.num_rows; ++row) expand_row<ElementOf<decltype(like)>>(p, row);
-      if (activation == nullptr) return Status();
-      const int64_t width = p.out_features / (activation->gated ? 2 : 1);
-      return cpu::activate({p.made, p.out, p.num_rows, width, p.dtype, *activation});
-    });
-  });
+// Of its own, since the caller's may be gone when the launch runs.
+static Activation activation_of(const ExpandParams& p) {
+  return p.activation == nullptr ? Activation() : *p.activation;
 }
 
-Status add_adapters(const ShrinkParams& down, const ExpandParams& up, const Launch& on) {
-  const Status status = shrink(down, on);
-  return status.ok() ? expand(up, on) : status;
+Status expand(const ExpandParams& params, const Launch& on) {
+  return queue(on.stream, "expand", [params, own = activation_of(params)] {
+    ExpandParams p = params;
+    if (p.activation != nullptr) p.activation = &own;
+    return dispatch(p.dtype, "expand", [&](auto* like) {
+      Status status;
+      for (int64_t row = 0; status.ok() && row < p.num_rows; ++row) {
+        status = expand_row<ElementOf<decltype(like)>>(p, row);
+      }
+      return status;
+    });
+  });
 }
 
 }  // namespace regatta::cuda

@@ -2,19 +2,16 @@
 //
 // Architectures: all; float32, bf16, fp16.
 // Algorithm
-//   Tiles (16 bits; units of columns that are whole and of one part): a warp has 64 columns, gated
-//   of gates and of ups, of the up to 16 rows of an adapter that a tile holds. It adds up the
-//   pieces that shrink() left of their sums, and multiplies them by B, mma m16n8k16: eight ranks of
-//   a page, and the same again times what rounding took from the sums. A lane reads 16 bytes of two
-//   ranks, so that eight products leave it 8 neighbouring columns, twice, of two rows. B of two
-//   pages is asked for while the launch ahead ends. Rows: a block has a stretch of columns and up
-//   to kTokens rows. First it adds up the pieces, and the norm's factor, in shared memory; then
-//   each thread owns 16 bytes of columns (one column, where parts or rows are odd) and goes over
-//   the pages of row after row: B comes from L1 where rows beside each other have the same adapter.
-//   A function is another launch.
-// Every sum's order is the row's alone.
-// Bound: the bytes of B, and of the output for many rows. Source: own.
-#include <algorithm>
+//   1. Tiles (16 bits, many rows; stretches of columns that are of one part): a block adds up the
+//      pieces that shrink() left of the sums of up to 16 rows of an adapter. Its warps have 64
+//      columns each, gated of gates and of ups, and multiply the sums by B, mma m16n8k16: eight
+//      ranks of a page, and the same again times what rounding took from the sums. A lane reads 16
+//      bytes of two ranks, so that eight products leave it 8 neighbouring columns, twice, of two
+//      rows.
+//   2. Rows (few; float32; odd columns): a thread has up to 16 bytes of a row's columns, gated of
+//      its gates and ups, adds up the row's pieces itself, and goes over the ranks of its adapter.
+//   B of two pages is asked for while the launch ahead ends. Every sum's order is the row's alone.
+// Bound: the bytes of B, and of the output for many rows; latency for few. Source: own.
 #include <type_traits>
 
 #include "cuda/adapters/low_rank.h"
@@ -25,109 +22,126 @@ namespace regatta::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int64_t kFewRows = 64;
-constexpr int kManyTokens = 16;
 constexpr size_t kMostShared = 96 << 10;
-
-// Of tiles.
 constexpr int kTileWarps = 4;
-constexpr unsigned kMostTileBlocks = 1024;
 
 template <class T>
 struct Args {
   const float* sums;
   const float* squares;
-  float epsilon;
-  const T* b;
   const int32_t* ids;
-  const int32_t* pages;
-  const T* residual;
-  T* out;
-  int num_rows, in_features, out_features, num_parts, max_pages, num_pages, which, splits;
+  float epsilon;
+  int in_features, num_parts, max_pages, splits;
   int part_ends[kMaxAdaptedParts - 1];  // of columns; no less than all, where there are fewer parts
+  bool ready;                           // ids may be read ahead of pdl_wait()
   SortedRows sorted;
+
+  __device__ __forceinline__ int part_of(int column) const {
+    return (column >= part_ends[0]) + (column >= part_ends[1]);
+  }
 };
 
-// The pages of a row's adapter, or null.
-template <class T>
-__device__ __forceinline__ const int32_t* pages_of(const Args<T>& args, int row) {
-  const int id = args.ids[row];
-  if (id < 0) return nullptr;
-  return args.pages + (static_cast<int64_t>(id) * kNumAdapted + args.which) * args.max_pages;
-}
+// Neighbouring values of a row.
+template <class T, int kCount>
+struct alignas(sizeof(T) * kCount) Unit {
+  T v[kCount];
+};
 
-// made [count, parts, R, kPageRanks]: the rows' sums whole, times the norm's factor.
-template <class T>
-__device__ __forceinline__ void add_pieces(const Args<T>& args, int first, int count, float* made) {
-  const int of_row = args.num_parts * args.max_pages * static_cast<int>(kPageRanks);
-  for (int i = threadIdx.x; i < count * of_row; i += kThreads) {
-    const int row = first + i / of_row, at = i % of_row;
-    const int32_t* pages = pages_of(args, row);
-    const int number = at / static_cast<int>(kPageRanks) % args.max_pages;
-    // Behind the adapter's last page, and of other rows, nothing was written.
-    if (pages == nullptr || pages[number] < 0 || pages[number] >= args.num_pages) continue;
-    float sum = 0.f, square = 0.f;
-    for (int split = 0; split < args.splits; ++split) {
-      const int64_t piece = static_cast<int64_t>(row) * args.splits + split;
-      sum += args.sums[piece * of_row + at];
-      if (args.squares != nullptr) square += args.squares[piece];
-    }
-    if (args.squares != nullptr) sum *= rsqrtf(square / args.in_features + args.epsilon);
-    made[i] = sum;
-  }
-}
-
-// grid: (stretches of columns, tiles of rows).
-template <class T, bool kVector, int kTokens>
-__global__ void __launch_bounds__(kThreads) expand_kernel(const Args<T> args) {
-  constexpr int kUnit = kVector ? Vec16<T>::kSize : 1;
-  extern __shared__ float made[];
-  const int first = blockIdx.y * kTokens;
-  const int count = min(kTokens, args.num_rows - first);
-  const int column = (blockIdx.x * kThreads + threadIdx.x) * kUnit;
+// grid: (rows, stretches of columns).
+template <class T, Ending kEnding, int kUnit>
+__global__ void __launch_bounds__(kThreads)
+    expand_rows_kernel(const Args<T> args, const PageTables tables, const Outputs<T> to) {
+  constexpr int kParts = kEnding == Ending::kGated ? 2 : 1;
+  using Columns = Unit<T, kUnit>;
+  const int64_t row = blockIdx.x;
+  const int column = (blockIdx.y * kThreads + threadIdx.x) * kUnit;
+  const bool is_inside = column < to.width;
   pdl_trigger();
-  pdl_wait();
-  add_pieces(args, first, count, made);
-  __syncthreads();
-  if (column >= args.out_features) return;
-  const int part = (column >= args.part_ends[0]) + (column >= args.part_ends[1]);
-  const int of_part = args.max_pages * static_cast<int>(kPageRanks);
-  for (int t = 0; t < count; ++t) {
-    const int row = first + t;
-    const int64_t at = static_cast<int64_t>(row) * args.out_features + column;
-    float sum[kUnit] = {};
-    const int32_t* pages = pages_of(args, row);
-    const float* sums = made + (t * args.num_parts + part) * of_part;
-    for (int number = 0; pages != nullptr && number < args.max_pages; ++number) {
-      const int page = pages[number];
-      if (page < 0 || page >= args.num_pages) break;
-      const T* b = args.b + static_cast<int64_t>(page) * kPageRanks * args.out_features + column;
+  if (!args.ready) pdl_wait();
+  const int adapter = args.ids[row];
+  Columns ranks[kPagesAhead][kParts][kRanks];
+  const auto load_page = [&](int page, Columns(&columns)[kParts][kRanks]) {
 #pragma unroll
-      for (int r = 0; r < kPageRanks; ++r) {
-        const float factor = sums[number * kPageRanks + r];
-        const T* from = b + static_cast<int64_t>(r) * args.out_features;
-        if constexpr (kVector) {
-          const Vec16<T> values = load16(from);
+    for (int s = 0; s < kParts; ++s) {
 #pragma unroll
-          for (int i = 0; i < kUnit; ++i) sum[i] = fmaf(factor, values.get(i), sum[i]);
-        } else {
-          sum[0] = fmaf(factor, Traits<T>::to_float(*from), sum[0]);
+      for (int r = 0; r < kRanks; ++r) {
+        const int64_t rank = static_cast<int64_t>(page) * kRanks + r;
+        const T* from = to.b + rank * to.out_features + s * to.width + column;
+        columns[s][r] = {};
+        if (page >= 0 && is_inside) columns[s][r] = *reinterpret_cast<const Columns*>(from);
+      }
+    }
+  };
+#pragma unroll
+  for (int i = 0; i < kPagesAhead; ++i) load_page(tables.page(adapter, i), ranks[i]);
+  if (args.ready) pdl_wait();
+  if (!is_inside) return;
+
+  Columns source[kParts] = {};
+  float sums[kParts][kUnit] = {};
+#pragma unroll
+  for (int s = 0; s < kParts; ++s) {
+    const T* from = to.residual + row * to.out_features + s * to.width + column;
+    if (to.residual != nullptr) source[s] = *reinterpret_cast<const Columns*>(from);
+  }
+  const int64_t first_piece = row * args.splits;
+  float factor = 1.f;
+  if (args.squares != nullptr && adapter >= 0) {
+    float square = 0.f;
+#pragma unroll 8
+    for (int split = 0; split < args.splits; ++split) {
+      square += __ldcg(args.squares + first_piece + split);
+    }
+    factor = rsqrtf(square / args.in_features + args.epsilon);
+  }
+  const auto multiply = [&](int number, const Columns(&columns)[kParts][kRanks]) {
+#pragma unroll
+    for (int s = 0; s < kParts; ++s) {
+      const int part = args.part_of(s * to.width + column);
+      float whole[kRanks] = {};
+#pragma unroll 4
+      for (int split = 0; split < args.splits; ++split) {
+        const int64_t piece = first_piece + split;
+        const int64_t of_page = (piece * args.num_parts + part) * args.max_pages + number;
+        const auto* from = reinterpret_cast<const float4*>(args.sums + of_page * kRanks);
+#pragma unroll
+        for (int i = 0; i < kRanks / 4; ++i) {
+          const float4 more = __ldcg(from + i);
+          whole[4 * i] += more.x, whole[4 * i + 1] += more.y;
+          whole[4 * i + 2] += more.z, whole[4 * i + 3] += more.w;
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < kRanks; ++r) {
+        const float sum = whole[r] * factor;
+#pragma unroll
+        for (int i = 0; i < kUnit; ++i) {
+          sums[s][i] = fmaf(sum, Traits<T>::to_float(columns[s][r].v[i]), sums[s][i]);
         }
       }
     }
-    if constexpr (kVector) {
-      Vec16<T> out = {};
-      if (args.residual != nullptr) out = load16(args.residual + at);
+  };
 #pragma unroll
-      for (int i = 0; i < kUnit; ++i) {
-        if (args.residual == nullptr || pages != nullptr) out.set(i, out.get(i) + sum[i]);
-      }
-      store16(args.out + at, out);
-    } else {
-      const float source = args.residual == nullptr ? 0.f : Traits<T>::to_float(args.residual[at]);
-      args.out[at] = Traits<T>::from_float(source + sum[0]);
-    }
+  for (int i = 0; i < kPagesAhead; ++i) {
+    if (tables.page(adapter, i) >= 0) multiply(i, ranks[i]);
   }
+  for (int i = kPagesAhead; tables.page(adapter, i) >= 0; ++i) {
+    load_page(tables.page(adapter, i), ranks[0]);
+    multiply(i, ranks[0]);
+  }
+#pragma unroll
+  for (int s = 0; s < kParts; ++s) {
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) sums[s][i] += Traits<T>::to_float(source[s].v[i]);
+  }
+  if constexpr (kEnding != Ending::kSum) apply(to.function, sums[0]);
+  Columns out;
+#pragma unroll
+  for (int i = 0; i < kUnit; ++i) {
+    const float up = kEnding == Ending::kGated ? sums[kParts - 1][i] : 1.f;
+    out.v[i] = Traits<T>::from_float(sums[0][i] * up);
+  }
+  *reinterpret_cast<Columns*>(to.out + row * to.width + column) = out;
 }
 
 // The sums of a tile's rows with every page of its adapter, of parts `part` and behind, as
@@ -176,17 +190,14 @@ __global__ void __launch_bounds__(kTileWarps* kWarp, kEnding == Ending::kGated ?
   extern __shared__ uint2 pairs[];
   const int group = threadIdx.x % kWarp / 4;
   const int block_first = blockIdx.x * kTileWarps * kStretchColumns;
-  const auto part_of = [&](int column) {
-    return (column >= args.part_ends[0]) + (column >= args.part_ends[1]);
-  };
   // Those of the block's columns; gated, of gates and ups.
-  const int part = part_of(block_first);
+  const int part = args.part_of(block_first);
   const int last = min(block_first + kTileWarps * kStretchColumns, to.width) - 1;
-  const int num_parts = kEnding == Ending::kGated ? 2 : part_of(last) - part + 1;
+  const int num_parts = kEnding == Ending::kGated ? 2 : args.part_of(last) - part + 1;
   Stretch<T, kEnding> stretch(to, block_first + threadIdx.x / kWarp * kStretchColumns);
   const uint2* own = pairs;
   if (kEnding != Ending::kGated) {
-    own += (part_of(min(stretch.first, to.width - 1)) - part) * args.max_pages * kPagePairs;
+    own += (args.part_of(min(stretch.first, to.width - 1)) - part) * args.max_pages * kPagePairs;
   }
   pdl_trigger();
   bool waited = false;
@@ -215,97 +226,64 @@ size_t pair_bytes(const ExpandParams& p) {
   return sizeof(uint2) * static_cast<size_t>(p.num_parts * p.rows.max_pages * kPagePairs);
 }
 
-template <class T, Ending kEnding>
-Status run_tiles(const Args<T>& args, const ExpandParams& p, const Launch& launch_on) {
-  Outputs<T> to;
-  to.b = args.b;
-  to.residual = args.residual;
-  to.out = args.out;
-  to.out_features = args.out_features;
-  to.width = args.out_features / Stretch<T, kEnding>::kParts;
-  to.function = p.activation == nullptr ? Function::kSilu : p.activation->function;
-  const int64_t tiles = max_row_tiles(p.num_rows, p.rows.num_adapters);
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(to.width, kTileWarps * kStretchColumns)),
-                     static_cast<unsigned>(std::min<int64_t>(tiles, kMostTileBlocks)));
-  config.block = dim3(kTileWarps * kWarp);
-  config.shared_bytes = pair_bytes(p);
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  return launch(expand_tiles_kernel<T, kEnding>, config, "expand", args,
+// Whether every part, and so every half of a gated linear, is of whole units of so many columns.
+bool is_of_units(const ExpandParams& p, int64_t unit) {
+  bool is_whole = p.out_features % unit == 0;
+  for (int64_t i = 0; i < p.num_parts; ++i) is_whole = is_whole && p.part_ends[i] % unit == 0;
+  return is_whole;
+}
+
+template <class T, Ending kEnding, int kUnit>
+Status run_rows(const Args<T>& args, const Outputs<T>& to, const ExpandParams& p,
+                LaunchConfig config) {
+  config.grid = dim3(static_cast<unsigned>(p.num_rows),
+                     static_cast<unsigned>(ceil_div(to.width, kThreads * kUnit)));
+  config.block = dim3(kThreads);
+  return launch(expand_rows_kernel<T, kEnding, kUnit>, config, "expand", args,
                 tables_of(p.rows, p.which, p.weights.num_pages), to);
 }
 
-// Whether every unit of columns is whole, every stretch is of one part, and a function is a plain
-// one.
-bool fits_tiles(const ExpandParams& p) {
-  bool fits = p.out_features % kStretchColumns == 0 && pair_bytes(p) <= kMostShared;
-  fits = fits && (p.activation == nullptr || p.activation->is_plain());
-  for (int64_t i = 0; i < p.num_parts; ++i) fits = fits && p.part_ends[i] % kStretchColumns == 0;
-  return fits;
-}
-
-template <class T, bool kVector, int kTokens>
-Status run_tokens(const Args<T>& args, const Launch& launch_on) {
-  constexpr int kUnit = kVector ? Vec16<T>::kSize : 1;
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(args.out_features, kThreads * kUnit)),
-                     static_cast<unsigned>(ceil_div(args.num_rows, kTokens)));
-  config.block = dim3(kThreads);
-  config.shared_bytes =
-      sizeof(float) * kTokens * args.num_parts * args.max_pages * static_cast<size_t>(kPageRanks);
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  return launch(expand_kernel<T, kVector, kTokens>, config, "expand", args);
-}
-
-template <class T, bool kVector>
-Status run_vector(const Args<T>& args, const Launch& launch_on) {
-  const size_t of_row = sizeof(float) * args.num_parts * args.max_pages * kPageRanks;
-  const bool few = args.num_rows <= kFewRows || kManyTokens * of_row > kMostShared;
-  return few ? run_tokens<T, kVector, 1>(args, launch_on)
-             : run_tokens<T, kVector, kManyTokens>(args, launch_on);
-}
-
-template <class T>
+template <class T, Ending kEnding>
 Status run(const ExpandParams& p, const Launch& launch_on) {
+  constexpr int kParts = kEnding == Ending::kGated ? 2 : 1;
+  constexpr int kUnit = Vec16<T>::kSize / kParts;
   Args<T> args = {};
   args.sums = p.sums;
   args.squares = p.squares;
-  args.epsilon = p.epsilon;
-  args.b = static_cast<const T*>(p.weights.b);
   args.ids = p.rows.ids;
-  args.pages = p.rows.pages;
-  args.residual = static_cast<const T*>(p.activation == nullptr ? p.residual : p.made);
-  args.out = static_cast<T*>(p.out);
-  args.num_rows = static_cast<int>(p.num_rows);
+  args.epsilon = p.epsilon;
   args.in_features = static_cast<int>(p.in_features);
-  args.out_features = static_cast<int>(p.out_features);
   args.num_parts = static_cast<int>(p.num_parts);
   args.max_pages = static_cast<int>(p.rows.max_pages);
-  args.num_pages = static_cast<int>(p.weights.num_pages);
-  args.which = static_cast<int>(p.which);
   args.splits = static_cast<int>(shrink_splits(p.in_features));
-  bool whole = p.out_features % Vec16<T>::kSize == 0;
   for (int i = 0; i + 1 < kMaxAdaptedParts; ++i) {
-    const int64_t end = i < p.num_parts ? p.part_ends[i] : p.out_features;
-    args.part_ends[i] = static_cast<int>(end);
-    whole = whole && end % Vec16<T>::kSize == 0;
+    args.part_ends[i] = static_cast<int>(i < p.num_parts ? p.part_ends[i] : p.out_features);
   }
+  args.ready = p.ready;
   args.sorted = p.sorted;
-  if constexpr (takes_tiles(Traits<T>::dtype)) {
-    if (fits_tiles(p)) {
-      if (p.activation == nullptr) return run_tiles<T, Ending::kSum>(args, p, launch_on);
-      return p.activation->gated ? run_tiles<T, Ending::kGated>(args, p, launch_on)
-                                 : run_tiles<T, Ending::kFunction>(args, p, launch_on);
+  Outputs<T> to = {};
+  to.b = static_cast<const T*>(p.weights.b);
+  to.residual = static_cast<const T*>(p.residual);
+  to.out = static_cast<T*>(p.out);
+  to.out_features = static_cast<int>(p.out_features);
+  to.width = to.out_features / kParts;
+  if (p.activation != nullptr) to.function = p.activation->function;
+  LaunchConfig config;
+  config.stream = launch_on.stream;
+  config.pdl = launch_on.pdl;
+  if constexpr (sizeof(T) == 2) {
+    const bool fits = is_of_units(p, kStretchColumns) && pair_bytes(p) <= kMostShared;
+    if (fits && takes_tiles(p.dtype, p.num_rows)) {
+      config.grid = dim3(static_cast<unsigned>(ceil_div(to.width, kTileWarps * kStretchColumns)),
+                         num_tile_blocks(p.num_rows));
+      config.block = dim3(kTileWarps * kWarp);
+      config.shared_bytes = pair_bytes(p);
+      return launch(expand_tiles_kernel<T, kEnding>, config, "expand", args,
+                    tables_of(p.rows, p.which, p.weights.num_pages), to);
     }
   }
-  if (p.activation != nullptr) args.out = static_cast<T*>(p.made);
-  const Status status =
-      whole ? run_vector<T, true>(args, launch_on) : run_vector<T, false>(args, launch_on);
-  if (!status.ok() || p.activation == nullptr) return status;
-  const int64_t width = p.out_features / (p.activation->gated ? 2 : 1);
-  return activate({p.made, p.out, p.num_rows, width, p.dtype, *p.activation}, launch_on);
+  return is_of_units(p, kUnit) ? run_rows<T, kEnding, kUnit>(args, to, p, config)
+                               : run_rows<T, kEnding, 1>(args, to, p, config);
 }
 
 }  // namespace
@@ -314,7 +292,10 @@ Status expand(const ExpandParams& p, const Launch& launch_on) {
   if (p.num_rows == 0) return {};
   if (p.num_parts > kMaxAdaptedParts) return Status::error("expand: too many parts");
   return dispatch_dtype(p.dtype, "expand", [&](auto* t) {
-    return run<std::remove_pointer_t<decltype(t)>>(p, launch_on);
+    using T = std::remove_pointer_t<decltype(t)>;
+    if (p.activation == nullptr) return run<T, Ending::kSum>(p, launch_on);
+    return p.activation->gated ? run<T, Ending::kGated>(p, launch_on)
+                               : run<T, Ending::kFunction>(p, launch_on);
   });
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/host.h"
 #include "regatta/activate.h"
 #include "regatta/adapters.h"
 #include "regatta/cuda_ops.h"
@@ -28,10 +29,10 @@ struct SortedRows {
   int32_t* num_tiles = nullptr;  // [1]
 };
 
-// Tiles of T rows, at most.
-inline int64_t max_row_tiles(int64_t num_rows, int64_t num_adapters) {
-  const int64_t used = std::min(num_rows, num_adapters + 1);
-  return used + (num_rows - used) / kTileRows;
+// Blocks for the tiles of T rows: enough for rows of a few adapters. Of more they take several.
+inline unsigned num_tile_blocks(int64_t num_rows) {
+  constexpr int64_t kAdapters = 8;
+  return static_cast<unsigned>(std::min(num_rows, ceil_div(num_rows, kTileRows) + kAdapters));
 }
 
 struct SortRowsParams {
@@ -46,6 +47,7 @@ struct ShrinkParams {
   const void* x = nullptr;            // [T, K]
   const void* norm_weight = nullptr;  // [K] of an RMS norm of x, whose factor expand() takes; null
   AdapterRows rows;
+  bool ready = false;  // rows.ids are not of the launches ahead
   SortedRows sorted;
   Adapted which = Adapted::kQkv;
   LowRankWeights weights;
@@ -64,30 +66,25 @@ struct ExpandParams {
   const float* squares = nullptr;  // null: without a norm
   float epsilon = 0.f;
   AdapterRows rows;
+  bool ready = false;
   SortedRows sorted;
   Adapted which = Adapted::kQkv;
   LowRankWeights weights;
   int64_t num_rows = 0, in_features = 0, out_features = 0, num_parts = 1;
   int64_t part_ends[kMaxAdaptedParts] = {};  // of columns
   const void* residual = nullptr;            // [T, N] or null
-  // Not null: `out` is this function of the sums; and they are of `made`, in the residual's place,
-  // which may be overwritten. Gated, gates are the first half of the columns.
+  // Not null: `out` is this plain function of the sums. Gated, gates are the first half of columns.
   const Activation* activation = nullptr;
-  void* made = nullptr;  // [T, N]
-  void* out = nullptr;   // [T, N], gated [T, N / 2]
+  void* out = nullptr;  // [T, N], gated [T, N / 2]
   DType dtype = DType::kBFloat16;
 };
 Status expand(const ExpandParams& params, const Launch& launch);
 
-// Both in one launch, for few rows: whether it can be, on an sm_90, and that. What rows get then
-// differs in bits from what two launches make.
-bool adds_at_once_sm90(const ShrinkParams& down, const ExpandParams& up);
-Status add_adapters_sm90(const ShrinkParams& down, const ExpandParams& up, const Launch& launch);
-
-// Both, in one launch or two.
-Status add_adapters(const ShrinkParams& down, const ExpandParams& up, const Launch& launch);
-
-// Whether shrink() and expand() read `sorted`.
-constexpr bool takes_tiles(DType dtype) { return dtype != DType::kFloat32; }
+// Whether shrink() and expand() read `sorted`, of so many rows. Rows of tiles get other bits than
+// rows alone.
+inline bool takes_tiles(DType dtype, int64_t num_rows) {
+  constexpr int64_t kFewRows = 64;
+  return dtype != DType::kFloat32 && (is_batch_invariant || num_rows > kFewRows);
+}
 
 }  // namespace regatta::cuda

@@ -2,18 +2,17 @@
 //
 // Architectures: all; float32, bf16, fp16.
 // Algorithm
-//   Tiles (16 bits): a block has a piece of kColumns columns, one part, and the up to 16 rows of an
-//   adapter that a tile holds. Its warps share the columns; each multiplies its own by the A of two
-//   pages, mma m16n8k16, a page being the eight columns of one: which columns of K are a step's is
-//   free, so a lane reads 16 bytes at a time. The warps' sums meet in shared memory. A is asked for
-//   while the launch ahead ends.
-//   Rows (float32; widths that are not whole units): a block has one page of one part, a piece of
-//   columns and up to kTokens rows; each of its warps has one rank, whose columns stay in registers
-//   while the rows beside each other have the same adapter.
-// Every sum's order is the row's alone: pieces are added up later, in order.
+//   1. Tiles (16 bits, many rows): a block has a piece of kColumns columns, one part, and the up to
+//      16 rows of an adapter that a tile holds. Its warps share the columns; each multiplies its
+//      own by the A of two pages, mma m16n8k16, a page being the eight columns of one: which
+//      columns of K are a step's is free, so a lane reads 16 bytes at a time. The warps' sums meet
+//      in shared memory.
+//   2. Rows (few; float32; widths that are not whole units): a block has a piece of columns of one
+//      page of one part, and one row. Each of its warps has one rank.
+//   A is asked for while the launch ahead ends. Every sum's order is the row's alone: pieces are
+//   added up later, in order.
 // Bound: the bytes of A, once for each 16 rows of an adapter; latency for few. Source: own;
 // gathering by row is Punica's (2023).
-#include <algorithm>
 #include <type_traits>
 
 #include "cuda/adapters/low_rank.h"
@@ -23,9 +22,8 @@
 namespace regatta::cuda {
 namespace {
 
-constexpr int kThreads = static_cast<int>(kPageRanks) * kWarp;
+constexpr int kThreads = kRanks * kWarp;
 constexpr int kColumns = 2048;  // of K, that a block sums
-constexpr int64_t kFewRows = 64;
 
 // Of tiles.
 constexpr int kTileWarps = 8;
@@ -34,7 +32,6 @@ constexpr int kWarpColumns = kColumns / kTileWarps;
 constexpr int kStepColumns = 32;
 constexpr int kSteps = kWarpColumns / kStepColumns;
 constexpr int kPair = 2;  // pages that a warp has at once
-constexpr unsigned kMostTileBlocks = 1024;
 
 template <class T>
 struct Args {
@@ -42,10 +39,10 @@ struct Args {
   const T* norm_weight;
   const T* a;
   const int32_t* ids;
-  const int32_t* pages;
   float* sums;
   float* squares;
-  int num_rows, width, num_parts, max_pages, num_pages, which, splits;
+  int width, num_parts, max_pages, splits;
+  bool ready;  // ids may be read ahead of pdl_wait()
   SortedRows sorted;
 };
 
@@ -64,65 +61,56 @@ __device__ __forceinline__ Vec16<T> load_unit(const T* row, int first, int width
   return unit;
 }
 
-// grid: (pages of parts of pieces, tiles of rows).
-template <class T, bool kVector, int kTokens>
-__global__ void __launch_bounds__(kThreads) shrink_kernel(const Args<T> args) {
+// grid: (rows, pages of parts of pieces).
+template <class T, bool kVector>
+__global__ void __launch_bounds__(kThreads, 2)
+    shrink_rows_kernel(const Args<T> args, const PageTables tables) {
   constexpr int kSize = Vec16<T>::kSize, kUnits = kColumns / kWarp / kSize;
   const int rank = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int split = blockIdx.x % args.splits;
-  const int part = blockIdx.x / args.splits % args.num_parts;
-  const int number = blockIdx.x / args.splits / args.num_parts;
-  const int first = blockIdx.y * kTokens;
-  const int count = min(kTokens, args.num_rows - first);
+  const int split = blockIdx.y % args.splits;
+  const int part = blockIdx.y / args.splits % args.num_parts;
+  const int number = blockIdx.y / args.splits / args.num_parts;
   const int column = split * kColumns + lane * kSize;
-  const bool sums_squares = args.norm_weight != nullptr && part == 0 && number == 0 && rank == 0;
+  const int64_t row = blockIdx.x;
   pdl_trigger();
-  pdl_wait();
-  float factor[kUnits][kSize];  // of A, times the norm's weight
-  int loaded = -1;
-  for (int t = 0; t < count; ++t) {
-    const int row = first + t, id = args.ids[row];
-    if (id < 0) continue;
-    const int page =
-        args.pages[(static_cast<int64_t>(id) * kNumAdapted + args.which) * args.max_pages + number];
-    if (page < 0 || page >= args.num_pages) continue;
-    if (page != loaded) {
-      loaded = page;
-      const int64_t at = (static_cast<int64_t>(page) * args.num_parts + part) * kPageRanks + rank;
+  if (!args.ready) pdl_wait();
+  const int page = tables.page(args.ids[row], number);
+  Vec16<T> a[kUnits];  // times the norm's weight
 #pragma unroll
-      for (int u = 0; u < kUnits; ++u) {
-        const int from = column + u * kWarp * kSize;
-        const Vec16<T> a = load_unit<kVector>(args.a + at * args.width, from, args.width);
+  for (int u = 0; u < kUnits; ++u) {
+    const int from = column + u * kWarp * kSize;
+    const int64_t at = (static_cast<int64_t>(page) * args.num_parts + part) * kRanks + rank;
+    a[u] = {};
+    if (page < 0) continue;
+    a[u] = load_unit<kVector>(args.a + at * args.width, from, args.width);
+    if (args.norm_weight == nullptr) continue;
+    const Vec16<T> norm = load_unit<kVector>(args.norm_weight, from, args.width);
 #pragma unroll
-        for (int i = 0; i < kSize; ++i) factor[u][i] = a.get(i);
-        if (args.norm_weight == nullptr) continue;
-        const Vec16<T> norm = load_unit<kVector>(args.norm_weight, from, args.width);
+    for (int i = 0; i < kSize; ++i) a[u].set(i, a[u].get(i) * norm.get(i));
+  }
+  if (args.ready) pdl_wait();
+  if (page < 0) return;
+  float dot = 0.f, square = 0.f;
 #pragma unroll
-        for (int i = 0; i < kSize; ++i) factor[u][i] *= norm.get(i);
-      }
+  for (int u = 0; u < kUnits; ++u) {
+    const int from = column + u * kWarp * kSize;
+    const Vec16<T> x = load_unit<kVector>(args.x + row * args.width, from, args.width);
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      const float value = x.get(i);
+      dot = fmaf(value, a[u].get(i), dot);
+      square = fmaf(value, value, square);
     }
-    const T* x = args.x + static_cast<int64_t>(row) * args.width;
-    float dot = 0.f, square = 0.f;
-#pragma unroll
-    for (int u = 0; u < kUnits; ++u) {
-      const Vec16<T> v = load_unit<kVector>(x, column + u * kWarp * kSize, args.width);
-#pragma unroll
-      for (int i = 0; i < kSize; ++i) {
-        const float value = v.get(i);
-        dot = fmaf(value, factor[u][i], dot);
-        if (sums_squares) square = fmaf(value, value, square);
-      }
-    }
-    dot = warp_sum(dot);
-    const int64_t piece = static_cast<int64_t>(row) * args.splits + split;
-    if (lane == 0) {
-      const int64_t of_page = (piece * args.num_parts + part) * args.max_pages + number;
-      args.sums[of_page * kPageRanks + rank] = dot;
-    }
-    if (sums_squares) {
-      square = warp_sum(square);
-      if (lane == 0) args.squares[piece] = square;
-    }
+  }
+  dot = warp_sum(dot);
+  const int64_t piece = row * args.splits + split;
+  if (lane == 0) {
+    const int64_t of_page = (piece * args.num_parts + part) * args.max_pages + number;
+    args.sums[of_page * kRanks + rank] = dot;
+  }
+  if (args.norm_weight != nullptr && part == 0 && number == 0 && rank == 0) {
+    square = warp_sum(square);
+    if (lane == 0) args.squares[piece] = square;
   }
 }
 
@@ -218,61 +206,38 @@ __global__ void __launch_bounds__(kTileThreads, 2)
 }
 
 template <class T>
-Status run_tiles(const Args<T>& args, const PageTables& tables, int64_t num_adapters,
-                 const Launch& launch_on) {
-  LaunchConfig config;
-  const int64_t tiles = max_row_tiles(args.num_rows, num_adapters);
-  config.grid = dim3(static_cast<unsigned>(args.splits * args.num_parts),
-                     static_cast<unsigned>(std::min<int64_t>(tiles, kMostTileBlocks)));
-  config.block = dim3(kTileThreads);
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  return launch(shrink_tiles_kernel<T>, config, "shrink", args, tables);
-}
-
-template <class T, bool kVector, int kTokens>
-Status run_tokens(const Args<T>& args, const Launch& launch_on) {
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(args.splits * args.num_parts * args.max_pages),
-                     static_cast<unsigned>(ceil_div(args.num_rows, kTokens)));
-  config.block = dim3(kThreads);
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  return launch(shrink_kernel<T, kVector, kTokens>, config, "shrink", args);
-}
-
-template <class T, bool kVector>
-Status run_vector(const Args<T>& args, const Launch& launch_on) {
-  return args.num_rows <= kFewRows ? run_tokens<T, kVector, 1>(args, launch_on)
-                                   : run_tokens<T, kVector, 16>(args, launch_on);
-}
-
-template <class T>
 Status run(const ShrinkParams& p, const Launch& launch_on) {
   Args<T> args = {};
   args.x = static_cast<const T*>(p.x);
   args.norm_weight = static_cast<const T*>(p.norm_weight);
   args.a = static_cast<const T*>(p.weights.a);
   args.ids = p.rows.ids;
-  args.pages = p.rows.pages;
   args.sums = p.sums;
   args.squares = p.squares;
-  args.num_rows = static_cast<int>(p.num_rows);
   args.width = static_cast<int>(p.in_features);
   args.num_parts = static_cast<int>(p.num_parts);
   args.max_pages = static_cast<int>(p.rows.max_pages);
-  args.num_pages = static_cast<int>(p.weights.num_pages);
-  args.which = static_cast<int>(p.which);
   args.splits = static_cast<int>(shrink_splits(p.in_features));
+  args.ready = p.ready;
   args.sorted = p.sorted;
+  const PageTables tables = tables_of(p.rows, p.which, p.weights.num_pages);
   const bool whole = p.in_features % Vec16<T>::kSize == 0;
-  if constexpr (takes_tiles(Traits<T>::dtype)) {
-    if (whole) {
-      const PageTables tables = tables_of(p.rows, p.which, p.weights.num_pages);
-      return run_tiles<T>(args, tables, p.rows.num_adapters, launch_on);
+  LaunchConfig config;
+  config.stream = launch_on.stream;
+  config.pdl = launch_on.pdl;
+  const auto pieces = static_cast<unsigned>(args.splits * args.num_parts);
+  if constexpr (sizeof(T) == 2) {
+    if (whole && takes_tiles(p.dtype, p.num_rows)) {
+      config.grid = dim3(pieces, num_tile_blocks(p.num_rows));
+      config.block = dim3(kTileThreads);
+      return launch(shrink_tiles_kernel<T>, config, "shrink", args, tables);
     }
   }
-  return whole ? run_vector<T, true>(args, launch_on) : run_vector<T, false>(args, launch_on);
+  config.grid =
+      dim3(static_cast<unsigned>(p.num_rows), pieces * static_cast<unsigned>(p.rows.max_pages));
+  config.block = dim3(kThreads);
+  auto* const kernel = whole ? shrink_rows_kernel<T, true> : shrink_rows_kernel<T, false>;
+  return launch(kernel, config, "shrink", args, tables);
 }
 
 }  // namespace

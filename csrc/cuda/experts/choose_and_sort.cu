@@ -19,7 +19,9 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kFewPairs = 4096;    // up to which every block counts all ids itself
 constexpr int kFewChunk = kWarps;  // pairs of a block: one for each warp
-constexpr int kManyChunk = 256;
+constexpr int kMostChunk = 256;
+constexpr int kManyPairs =
+    16384;  // from which on chunks are of the most pairs: all counts are read
 constexpr int kChooseWarps = 4;
 constexpr int kAloneTokens = 4, kAlonePairs = 64;  // of which one block chooses and sorts
 
@@ -43,14 +45,14 @@ __global__ void __launch_bounds__(kChooseWarps* kWarp) choose_kernel(const Choos
 }
 
 __global__ void __launch_bounds__(kThreads)
-    count_kernel(const int32_t* ids, int32_t* counts, int num_pairs, int num_experts) {
+    count_kernel(const int32_t* ids, int32_t* counts, int num_pairs, int num_experts, int chunk) {
   __shared__ int count[kMaxExperts];
   for (int e = threadIdx.x; e < num_experts; e += kThreads) count[e] = 0;
   __syncthreads();
   pdl_trigger();
   pdl_wait();
-  const int pair = blockIdx.x * kManyChunk + threadIdx.x;
-  if (pair < num_pairs) atomicAdd(&count[__ldcg(ids + pair)], 1);
+  const int thread = static_cast<int>(threadIdx.x), pair = blockIdx.x * chunk + thread;
+  if (thread < chunk && pair < num_pairs) atomicAdd(&count[__ldcg(ids + pair)], 1);
   __syncthreads();
   for (int e = threadIdx.x; e < num_experts; e += kThreads) {
     counts[static_cast<int64_t>(blockIdx.x) * num_experts + e] = count[e];
@@ -135,7 +137,7 @@ __device__ __forceinline__ void copy_row(const Args& a, int pair, int place) {
 }
 
 __global__ void __launch_bounds__(kThreads) sort_kernel(const Args a) {
-  __shared__ int all[kMaxExperts], ahead[kMaxExperts], ends[kMaxExperts], mine[kManyChunk];
+  __shared__ int all[kMaxExperts], ahead[kMaxExperts], ends[kMaxExperts], mine[kMostChunk];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int first = blockIdx.x * a.chunk, count = min(a.chunk, a.num_pairs - first);
   const int thread = static_cast<int>(threadIdx.x);
@@ -190,8 +192,17 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
+namespace {
+
+// Pairs of a block. Smaller ones keep more multiprocessors at work.
+int64_t chunk_of(int64_t num_pairs) {
+  return num_pairs <= kFewPairs ? kFewChunk : num_pairs < kManyPairs ? kMostChunk / 4 : kMostChunk;
+}
+
+}  // namespace
+
 int64_t sort_counts(int64_t num_pairs, int64_t num_experts) {
-  return num_pairs <= kFewPairs ? 0 : ceil_div(num_pairs, int64_t{kManyChunk}) * num_experts;
+  return num_pairs <= kFewPairs ? 0 : ceil_div(num_pairs, chunk_of(num_pairs)) * num_experts;
 }
 
 Status choose_and_sort(const ChooseAndSortParams& p, const Launch& launch_on) {
@@ -214,7 +225,7 @@ Status choose_and_sort(const ChooseAndSortParams& p, const Launch& launch_on) {
   a.num_pairs = static_cast<int>(pairs);
   a.top_k = static_cast<int>(router.top_k);
   a.num_experts = static_cast<int>(router.num_experts);
-  a.chunk = few ? kFewChunk : kManyChunk;
+  a.chunk = static_cast<int>(chunk_of(pairs));
   a.row_bytes = p.hidden_size * dtype_size(p.dtype);
   LaunchConfig config;
   config.block = dim3(kThreads);
@@ -230,8 +241,8 @@ Status choose_and_sort(const ChooseAndSortParams& p, const Launch& launch_on) {
   config.grid = dim3(static_cast<unsigned>(ceil_div(pairs, int64_t{a.chunk})));
   config.block = dim3(kThreads);
   if (!few) {
-    status =
-        launch(count_kernel, config, "count_experts", a.ids, p.counts, a.num_pairs, a.num_experts);
+    status = launch(count_kernel, config, "count_experts", a.ids, p.counts, a.num_pairs,
+                    a.num_experts, a.chunk);
     if (!status.ok()) return status;
   }
   return launch(sort_kernel, config, "sort_by_expert", a);

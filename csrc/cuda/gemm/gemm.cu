@@ -5,7 +5,6 @@
 #include <mutex>
 
 #include "cuda/common.cuh"
-#include "cuda/gemm/architecture.h"
 #include "cuda/gemm/select.h"
 #include "cuda/gemm/tiles.h"
 #include "regatta/gemm.h"
@@ -49,6 +48,18 @@ GemmArchitecture architecture_of(int device) {
   a.compute_capability = major * 10 + minor;
   a.shared_bytes = shared;
   return a;
+}
+
+// Of the current device, asked once: every product wants it.
+GemmArchitecture current_architecture() {
+  constexpr int kMaxDevices = 64;
+  static GemmArchitecture known[kMaxDevices];
+  static std::once_flag asked[kMaxDevices];
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return {};
+  if (device >= kMaxDevices) return architecture_of(device);
+  std::call_once(asked[device], [&] { known[device] = architecture_of(device); });
+  return known[device];
 }
 
 int64_t bytes_as_matrix(const GemmParams& p) {
@@ -122,17 +133,6 @@ Status run(GemmKernel kernel, const GemmParams& p, const GemmResources& resource
 }
 
 }  // namespace
-
-GemmArchitecture current_architecture() {
-  constexpr int kMaxDevices = 64;
-  static GemmArchitecture known[kMaxDevices];
-  static std::once_flag asked[kMaxDevices];
-  int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return {};
-  if (device >= kMaxDevices) return architecture_of(device);
-  std::call_once(asked[device], [&] { known[device] = architecture_of(device); });
-  return known[device];
-}
 
 int64_t gemm_matrix_bytes(const GemmParams& p) {
   if (column_of(p.operands) != GemmColumn::kPacked || !forced_quantized().empty()) return 0;
