@@ -261,9 +261,8 @@ struct BlocksScratch {
     adapters.squares = static_cast<float*>(words(sizes.squares));
     adapters.added = take(sizes.added);
     adapters.ids = static_cast<int32_t*>(words(sizes.ids));
-    adapters.sorted.order = static_cast<int32_t*>(words(sizes.ids));
-    adapters.sorted.tiles = static_cast<RowTile*>(words(sizes.ids * sizeof(RowTile) / 4));
-    adapters.sorted.num_tiles = static_cast<int32_t*>(words(std::min<int64_t>(sizes.ids, 1)));
+    adapters.sorted.tiles = static_cast<int32_t*>(words(sizes.tiles));
+    adapters.sorted.stride = static_cast<int>(sizes.tile_stride);
     product.take(arena, resources.blas);
     total = arena.used();
   }
@@ -281,7 +280,7 @@ struct BlocksScratch {
     int64_t logits = 0, tokens = 0, pairs = 0, counts = 0;  // of 4 bytes
     int64_t latent_made = 0, q_normed = 0, latent_q = 0, q_nope = 0, q_rope = 0, q_latent = 0;
     int64_t values = 0, latent_heads = 0, latent_workspace = 0;
-    int64_t sums = 0, squares = 0, ids = 0;  // of 4 bytes
+    int64_t sums = 0, squares = 0, ids = 0, tiles = 0, tile_stride = 0;  // of 4 bytes
     int64_t added = 0;
 
     void add_rows(int64_t count, int64_t hidden_size, DType dtype) {
@@ -309,6 +308,8 @@ struct BlocksScratch {
     sizes.squares = std::max(sizes.squares, pieces);
     sizes.added = std::max(sizes.added, rows * residual);
     sizes.ids = std::max(sizes.ids, rows);
+    sizes.tiles = std::max(sizes.tiles, tile_words(rows, adapters.max_pages));
+    sizes.tile_stride = tile_stride(adapters.max_pages);
   }
 
   void add(const AttentionBlockParams& a, const AttentionLimits& limits, Arena& arena,

@@ -147,15 +147,14 @@ __global__ void __launch_bounds__(kThreads)
 // The sums of a tile's rows with every page of its adapter, of parts `part` and behind, as
 // operands: pairs [num_parts, R, kTileRows, kRanks / 2].
 template <class T>
-__device__ __forceinline__ void pack_sums(const Args<T>& args, const PageTables& tables,
-                                          const RowTile& tile, int part, int num_parts,
-                                          uint2* pairs) {
+__device__ __forceinline__ void pack_sums(const Args<T>& args, const Tile& tile, int count,
+                                          int part, int num_parts, uint2* pairs) {
   constexpr int kPieces = 8;  // that are asked for at once
   const int of_part = args.max_pages * kPagePairs;
   for (int i = threadIdx.x; i < num_parts * of_part; i += kTileWarps * kWarp) {
     const int number = i % of_part / kPagePairs, row_number = i % kPagePairs / (kRanks / 2);
-    if (row_number >= tile.count || tables.page(tile.adapter, number) < 0) continue;
-    const int64_t first = static_cast<int64_t>(row_of(args.sorted, tile, row_number)) * args.splits;
+    if (row_number >= count || tile.page(number) < 0) continue;
+    const int64_t first = static_cast<int64_t>(tile.row(row_number)) * args.splits;
     const int own_part = part + i / of_part, rank = i % (kRanks / 2) * 2;
     float2 sum = make_float2(0.f, 0.f);
     float square = 0.f;
@@ -201,22 +200,32 @@ __global__ void __launch_bounds__(kTileWarps* kWarp, kEnding == Ending::kGated ?
   }
   pdl_trigger();
   bool waited = false;
-  const int num_tiles = __ldcg(args.sorted.num_tiles);
-  for (int index = blockIdx.y; index < num_tiles; index += gridDim.y) {
-    const RowTile tile = tile_at(args.sorted, index);
-    const int rows[2] = {row_of(args.sorted, tile, group), row_of(args.sorted, tile, group + 8)};
+  for (int index = blockIdx.y;; index += gridDim.y) {
+    const Tile tile(args.sorted, tables, index);
+    const int count = tile.count();
+    const int rows[2] = {tile.row(group), tile.row(group + 8)};
+    int pages[kPagesAhead];
+#pragma unroll
+    for (int i = 0; i < kPagesAhead; ++i) pages[i] = tile.page(i);
+    if (count == 0) break;
     typename Stretch<T, kEnding>::Columns ahead[kPagesAhead];
 #pragma unroll
-    for (int i = 0; i < kPagesAhead; ++i) ahead[i] = stretch.load(tables.page(tile.adapter, i));
+    for (int i = 0; i < kPagesAhead; ++i) ahead[i] = stretch.load(pages[i]);
     if (!waited) pdl_wait();
     waited = true;
     stretch.begin(rows);
     __syncthreads();  // what was there has been read
-    pack_sums(args, tables, tile, part, num_parts, pairs);
+    pack_sums(args, tile, count, part, num_parts, pairs);
     __syncthreads();
     const int part_stride = args.max_pages * kPagePairs;
-    stretch.multiply_all(tables, tile.adapter, ahead, own, part_stride);
-    stretch.end(rows, tile.count);
+#pragma unroll
+    for (int i = 0; i < kPagesAhead; ++i) {
+      if (pages[i] >= 0) stretch.multiply(ahead[i], own + i * kPagePairs, part_stride);
+    }
+    for (int i = kPagesAhead; tile.page(i) >= 0; ++i) {
+      stretch.multiply(stretch.load(tile.page(i)), own + i * kPagePairs, part_stride);
+    }
+    stretch.end(rows, count);
   }
   if (!waited) pdl_wait();
 }
@@ -275,7 +284,7 @@ Status run(const ExpandParams& p, const Launch& launch_on) {
     const bool fits = is_of_units(p, kStretchColumns) && pair_bytes(p) <= kMostShared;
     if (fits && takes_tiles(p.dtype, p.num_rows)) {
       config.grid = dim3(static_cast<unsigned>(ceil_div(to.width, kTileWarps * kStretchColumns)),
-                         num_tile_blocks(p.num_rows));
+                         static_cast<unsigned>(num_tile_blocks(p.num_rows)));
       config.block = dim3(kTileWarps * kWarp);
       config.shared_bytes = pair_bytes(p);
       return launch(expand_tiles_kernel<T, kEnding>, config, "expand", args,

@@ -17,22 +17,31 @@ namespace regatta::cuda {
 constexpr int kMaxAdaptedParts = 3;
 constexpr int kTileRows = 16;  // of one adapter, that are multiplied together
 
-// Rows of one adapter, or of none: `count` of SortedRows::order from `first` on.
-struct alignas(16) RowTile {
-  int32_t adapter, first, count, unused;
+// A call's rows by their adapters, in tiles: what sort_rows() leaves. A tile is one record, so that
+// a kernel waits for memory once before it asks for the adapter's pages:
+//   [0]                         rows of it; 0: there are no more tiles
+//   [kTileFirstRow + i]         row i, a row of the call for those that it has not
+//   [kTileFirstRow + kTileRows + which * R + n]   page n for a linear, below 0: no more of them
+constexpr int kTileFirstRow = 2;
+struct SortedRows {
+  int32_t* tiles = nullptr;
+  int stride = 0;  // of records
 };
 
-// A call's rows by their adapters: what sort_rows() leaves.
-struct SortedRows {
-  int32_t* order = nullptr;      // [T] rows
-  RowTile* tiles = nullptr;      // [T]: there are as many at most
-  int32_t* num_tiles = nullptr;  // [1]
-};
+constexpr int64_t tile_stride(int64_t max_pages) {
+  return round_up(kTileFirstRow + kTileRows + kNumAdapted * max_pages, 32);
+}
 
 // Blocks for the tiles of T rows: enough for rows of a few adapters. Of more they take several.
-inline unsigned num_tile_blocks(int64_t num_rows) {
+inline int64_t num_tile_blocks(int64_t num_rows) {
   constexpr int64_t kAdapters = 8;
-  return static_cast<unsigned>(std::min(num_rows, ceil_div(num_rows, kTileRows) + kAdapters));
+  return std::min(num_rows, ceil_div(num_rows, kTileRows) + kAdapters);
+}
+
+// Words of SortedRows::tiles: records for as many tiles as there may be, and for every block's
+// last.
+inline int64_t tile_words(int64_t num_rows, int64_t max_pages) {
+  return (num_rows + num_tile_blocks(num_rows)) * tile_stride(max_pages);
 }
 
 struct SortRowsParams {
@@ -83,7 +92,7 @@ Status expand(const ExpandParams& params, const Launch& launch);
 // Whether shrink() and expand() read `sorted`, of so many rows. Rows of tiles get other bits than
 // rows alone.
 inline bool takes_tiles(DType dtype, int64_t num_rows) {
-  constexpr int64_t kFewRows = 64;
+  constexpr int64_t kFewRows = 16;
   return dtype != DType::kFloat32 && (is_batch_invariant || num_rows > kFewRows);
 }
 

@@ -130,16 +130,18 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   };
   pdl_trigger();
   bool waited = false;
-  const int num_tiles = __ldcg(args.sorted.num_tiles);
-  for (int index = blockIdx.y; index < num_tiles; index += gridDim.y) {
-    const RowTile tile = tile_at(args.sorted, index);
-    const int rows[2] = {row_of(args.sorted, tile, group), row_of(args.sorted, tile, group + 8)};
-    for (int number = 0; tables.page(tile.adapter, number) >= 0; number += kPair) {
+  for (int index = blockIdx.y;; index += gridDim.y) {
+    const Tile tile(args.sorted, tables, index);
+    const int count = tile.count();
+    const int rows[2] = {tile.row(group), tile.row(group + 8)};
+    int pages[kPair] = {tile.page(0), tile.page(1)};
+    if (count == 0) break;
+    for (int number = 0; pages[0] >= 0; number += kPair) {
       uint4 a[kPair][kSteps];
-      const bool is_pair = tables.page(tile.adapter, number + 1) >= 0;
+      const bool is_pair = pages[1] >= 0;
 #pragma unroll
       for (int i = 0; i < kPair; ++i) {
-        const int64_t page = tables.page(tile.adapter, number + i);
+        const int64_t page = pages[i];
         const T* from = args.a + ((page * args.num_parts + part) * kRanks + group) * args.width;
 #pragma unroll
         for (int s = 0; s < kSteps; ++s) {
@@ -186,11 +188,11 @@ __global__ void __launch_bounds__(kTileThreads, 2)
       __syncthreads();
       static_assert(kPair * kPageValues == kTileThreads);
       const int i = threadIdx.x / kPageValues, at = threadIdx.x % kPageValues;
-      if (at / kRanks < tile.count && (i == 0 || is_pair)) {
+      if (at / kRanks < count && (i == 0 || is_pair)) {
         float sum = 0.f, square = 0.f;
 #pragma unroll
         for (int w = 0; w < kTileWarps; ++w) sum += shared_sums[w][i][at];
-        const int64_t row = row_of(args.sorted, tile, at / kRanks);
+        const int64_t row = tile.row(at / kRanks);
         const int64_t piece = row * args.splits + split;
         const int64_t of_page = (piece * args.num_parts + part) * args.max_pages + number + i;
         args.sums[of_page * kRanks + at % kRanks] = sum;
@@ -200,6 +202,8 @@ __global__ void __launch_bounds__(kTileThreads, 2)
           args.squares[piece] = square;
         }
       }
+#pragma unroll
+      for (int j = 0; j < kPair; ++j) pages[j] = tile.page(number + kPair + j);
     }
   }
   if (!waited) pdl_wait();
@@ -228,7 +232,7 @@ Status run(const ShrinkParams& p, const Launch& launch_on) {
   const auto pieces = static_cast<unsigned>(args.splits * args.num_parts);
   if constexpr (sizeof(T) == 2) {
     if (whole && takes_tiles(p.dtype, p.num_rows)) {
-      config.grid = dim3(pieces, num_tile_blocks(p.num_rows));
+      config.grid = dim3(pieces, static_cast<unsigned>(num_tile_blocks(p.num_rows)));
       config.block = dim3(kTileThreads);
       return launch(shrink_tiles_kernel<T>, config, "shrink", args, tables);
     }

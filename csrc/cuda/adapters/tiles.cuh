@@ -1,5 +1,5 @@
-// What the kernels of tiles share: an adapter's pages, sums of its rows as an operand, and what
-// becomes of 64 columns of outputs (see expand.cu).
+// What shrink.cu and expand.cu share: an adapter's pages, tiles, sums of their rows as an operand,
+// and what becomes of 64 columns of outputs.
 #pragma once
 
 #include <cstdint>
@@ -36,14 +36,25 @@ inline PageTables tables_of(const AdapterRows& rows, Adapted which, int64_t num_
           static_cast<int>(which)};
 }
 
-__device__ __forceinline__ RowTile tile_at(const SortedRows& sorted, int index) {
-  return bit_cast<RowTile>(__ldcg(reinterpret_cast<const int4*>(sorted.tiles) + index));
-}
+// A tile's record, of one linear.
+struct Tile {
+  const int32_t* record;
+  int max_pages, num_pages, which;
 
-// Row `number` of a tile's, the last one for those that it has not.
-__device__ __forceinline__ int row_of(const SortedRows& sorted, const RowTile& tile, int number) {
-  return __ldcg(sorted.order + tile.first + min(number, tile.count - 1));
-}
+  __device__ __forceinline__ Tile(const SortedRows& sorted, const PageTables& tables, int index)
+      : record(sorted.tiles + static_cast<int64_t>(index) * sorted.stride),
+        max_pages(tables.max_pages),
+        num_pages(tables.num_pages),
+        which(tables.which) {}
+  __device__ __forceinline__ int count() const { return __ldcg(record); }
+  __device__ __forceinline__ int row(int i) const { return __ldcg(record + kTileFirstRow + i); }
+  // As PageTables has them.
+  __device__ __forceinline__ int page(int number) const {
+    if (number >= max_pages) return -1;
+    const int page = __ldcg(record + kTileFirstRow + kTileRows + which * max_pages + number);
+    return page < num_pages ? page : -1;
+  }
+};
 
 // Two sums as an operand: both rounded, and what that took from them.
 template <class T>
@@ -146,19 +157,6 @@ struct Stretch {
         const uint32_t b = __byte_perm(evens[j / 2], odds[j / 2], j % 2 == 0 ? 0x5410 : 0x7632);
         mma_m16n8k16<T>(sums[s][j], a, b, b);
       }
-    }
-  }
-
-  // The same of all pages of an adapter. ahead: the columns of the first ones.
-  __device__ __forceinline__ void multiply_all(const PageTables& tables, int adapter,
-                                               const Columns (&ahead)[kPagesAhead],
-                                               const uint2* pairs, int part_stride) {
-#pragma unroll
-    for (int i = 0; i < kPagesAhead; ++i) {
-      if (tables.page(adapter, i) >= 0) multiply(ahead[i], pairs + i * kPagePairs, part_stride);
-    }
-    for (int i = kPagesAhead; tables.page(adapter, i) >= 0; ++i) {
-      multiply(load(tables.page(adapter, i)), pairs + i * kPagePairs, part_stride);
     }
   }
 
