@@ -84,6 +84,7 @@ def pivot(found: dict[str, Row], columns: Sequence[str], show: Show, first: str 
 H200 = ("h200/2026-11-22.json", "h200/2026-11-23.json")
 H200_SERVED = "h200/2026-11-24.json"
 H200_SHAPES = "h200/2026-11-25.json"
+H200_RUNS = "h200/2026-11-26.json"  # of benchmarks/add_runs.py
 H100_EXPERTS = "h100/2026-11-25.json"
 VLLM = "peers/vllm-0.26-h200.json"
 ZEN5, ZEN4, QUALITY = "zen5/2026-11-21.json", "zen4/2026-11-23.json", "quality/2026-11-21.json"
@@ -98,6 +99,36 @@ QUANTIZED_ORDER = (
 )
 BATCHES = ("1", "8", "32", "64", "128", "256")
 PROMPTS = ("512 tokens", "1,024 tokens", "8,000 tokens")
+
+
+MODEL_NAMES = {"qwen3-30b-a3b": "Qwen3-30B-A3B", "mixtral-8x7b": "Mixtral-8x7B"}
+
+
+class Run(NamedTuple):
+    """One case of a run that benchmarks/add_runs.py added."""
+
+    name: str  # of the run
+    case: str  # REQUESTSxINPUTxOUTPUT
+    settings: dict[str, Any]
+    row: Row
+
+    @property
+    def ms(self) -> Decimal:
+        """Per token, or of prompts alone to the first."""
+        values = self.row["values"]
+        return Decimal(values.get("tpot_ms", values["ttft_ms"]))
+
+
+def runs(suite: str) -> Iterator[Run]:
+    """The rows of a suite's runs; none before the first is added."""
+    held = _file(H200_RUNS)["suites"].get(suite, {"rows": ()})
+    for row in held["rows"]:
+        yield Run(row["run"], row["case"], held["runs"][row["run"]]["settings"], row)
+
+
+def milliseconds(value: Number) -> str:
+    """No more digits than repeat."""
+    return f"{value:.2f}" if value < 100 else f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
 
 
 def speed_up(ours: Number, peer: Number, unit: str) -> Number:
@@ -123,15 +154,41 @@ def h200_bfloat16() -> str:
     return markdown(head, body)
 
 
-def h200_quantized() -> str:
-    """Every type of weights, by batch and by prompt."""
-    merged: dict[str, Row] = {}
+def quantized_merged() -> dict[str, dict[str, Number]]:
+    """Of each type of weights the values by column; of two files' the later."""
+    merged: dict[str, dict[str, Number]] = {}
     for file in H200:
         for name, row in rows("quantized", file).items():
-            values = {**merged.get(name, {"values": {}})["values"], **row["values"]}
-            merged[name] = {"name": name, "values": values}
-    found = {name: merged[name] for name in QUANTIZED_ORDER} | rows("quantized", VLLM)
+            merged.setdefault(name, {}).update(row["values"])
+    return merged
+
+
+def h200_quantized() -> str:
+    """Every type of weights, by batch and by prompt."""
+    merged = quantized_merged()
+    found = {name: {"values": merged[name]} for name in QUANTIZED_ORDER} | rows("quantized", VLLM)
     return pivot(found, (*BATCHES, *PROMPTS), plain, "`--quant_type`")
+
+
+def h200_again() -> str:
+    """Some of them once more, beside what the table of all has."""
+    cases = {
+        **{f"{n}x128x129": n for n in BATCHES},
+        "1x1024x1": "1,024 tokens",
+        "1x8000x1": "8,000 tokens",
+    }
+    # As the table of all calls them; one scale of a row is stored like one of each group.
+    names = {"none": "none", "weight_only_int4": "weight_only_int4, groups of 128"}
+    merged = quantized_merged()
+    cells: dict[str, dict[str, str]] = {}
+    for run in runs("quantized"):
+        kind, column = run.settings["quant_type"], cases[run.case]
+        before = merged[names.get(kind, kind)].get(column)
+        beside = "" if before is None else f" ({plain(before)})"
+        cells.setdefault(kind, {})[column] = milliseconds(run.ms) + beside
+    columns = [c for c in cases.values() if any(c in line for line in cells.values())]
+    body = [[kind, *(line.get(c, "") for c in columns)] for kind, line in cells.items()]
+    return markdown(["`--quant_type`", *columns], body)
 
 
 def h200_prompts() -> str:
@@ -170,14 +227,73 @@ def h200_attention() -> str:
 
 
 def h200_long_contexts() -> str:
-    """Long contexts beside vLLM."""
+    """Long contexts beside vLLM, by cache; what was not measured again is of the older record."""
+    cases = {
+        "decode, 8 x 32,000": "8x32000x257",
+        "prompt of 32,000 tokens": "1x32000x1",
+        "prompt of 100,000 tokens": "1x100000x1",
+    }
+    caches = {"dense": "bfloat16", "int8_dynamic": "int8 per token", "fp8": "fp8"}
+    found = {(run.case, run.settings["kv_format"]): run.ms for run in runs("long_contexts")}
     peers = rows("long_contexts", VLLM)
     body = []
     for name, row in rows("long_contexts", H200[1]).items():
-        ours, peer = row["values"]["dynamic"], peers[name]["values"]["value"]
-        ratio = times(speed_up(ours, peer, row["unit"]))
-        body.append([f"{name}, {row['unit']}", plain(ours), plain(peer), ratio])
-    return markdown(["", "Regatta", "vLLM 0.26", "times as fast"], body)
+        peer, case = peers[name]["values"]["value"], cases.get(name, "")
+        ours = [found.get((case, cache)) for cache in caches]
+        file = H200[1] if ours[0] is None else H200_RUNS
+        first = row["values"]["dynamic"] if ours[0] is None else ours[0]
+        shown = ["" if value is None else milliseconds(value) for value in (first, *ours[1:])]
+        ratio = times(speed_up(first, peer, row["unit"]))
+        body.append([f"{name}, {row['unit']}", *shown, plain(peer), ratio, Path(file).stem])
+    head = [*(f"{cache} cache" for cache in caches.values()), "vLLM 0.26, bfloat16"]
+    return markdown(["", *head, "times as fast, bfloat16", "measured"], body)
+
+
+def h200_experts() -> str:
+    """Models with experts beside vLLM."""
+    columns = {"1x1024x1": "1,024 tokens", "1x8000x1": "8,000 tokens"}
+    peers = rows("experts", VLLM)
+    body = []
+    for run in runs("experts"):
+        model, kind = MODEL_NAMES[Path(run.settings["model"]).name], run.settings["quant_type"]
+        batch, _, _ = run.case.split("x")
+        column = columns.get(run.case, batch)
+        work = f"prompt of {column}" if run.case in columns else f"decode, batch {batch}"
+        peer = peers[model]["values"][column] if kind == "none" else None
+        share = "share_of_limit" if run.case in columns else "decode_bandwidth_share"
+        experts = "prompt_experts" if run.case in columns else "decode_experts"
+        body.append(
+            [
+                ", ".join((model, *(() if kind == "none" else (KIND_NAMES[kind],)), work)),
+                milliseconds(run.ms),
+                "" if peer is None else plain(peer),
+                "" if peer is None else times(Decimal(peer) / run.ms),
+                percent(run.row["values"][share]),
+                f"{run.row['values'][experts]:.1f}",
+            ]
+        )
+    head = ["ms", "Regatta", "vLLM 0.26", "times as fast", "share of the limit", "experts"]
+    return markdown(head, body)
+
+
+def h200_adapters() -> str:
+    """What adapters of requests cost; a cell is empty until its run is in the suite."""
+    columns = {
+        "base": "none",
+        "idle": "eight, not named",
+        "lora": "eight, in turn",
+        "fp8": "fp8, none",
+        "fp8_lora": "fp8, eight in turn",
+    }
+    cases = {f"{n}x128x129": n for n in ("1", "8", "32", "128")} | {"1x1024x1": "1,024 tokens"}
+    found = {(run.name, run.case): milliseconds(run.ms) for run in runs("adapters")}
+    ((_, peer),) = rows("adapters", VLLM).items()
+    body = []
+    for case, column in cases.items():
+        work = f"prompt of {column}" if case == "1x1024x1" else f"decode, batch {column}"
+        ours = (found.get((name, case), "") for name in columns)
+        body.append([work, *ours, plain(peer["values"][column])])
+    return markdown(["ms", *columns.values(), "vLLM 0.26, eight in turn"], body)
 
 
 def h200_guided() -> str:
@@ -544,11 +660,14 @@ TABLES: dict[str, Callable[[], str]] = {
     "headline-zh": headline_zh,
     "h200-bfloat16": h200_bfloat16,
     "h200-quantized": h200_quantized,
+    "h200-again": h200_again,
     "h200-prompts": h200_prompts,
     "h200-drafts": h200_drafts,
     "h200-batch-invariant": h200_batch_invariant,
     "h200-attention": h200_attention,
     "h200-long-contexts": h200_long_contexts,
+    "h200-experts": h200_experts,
+    "h200-adapters": h200_adapters,
     "h200-guided": h200_guided,
     "h200-served": h200_served,
     "h200-shapes": h200_shapes,
@@ -626,10 +745,7 @@ def plot_decode() -> Any:
     peers = {"vLLM 0.26, bfloat16": _vllm_decode()} | {
         name: row["values"] for name, row in rows("quantized", VLLM).items()
     }
-    ours: dict[str, dict[str, Number]] = {}
-    for file in H200:
-        for name, row in rows("quantized", file).items():
-            ours.setdefault(name, {}).update(row["values"])
+    ours = quantized_merged()
     ours["bfloat16"] = ours.pop("none")
     for group, style in ((ours, "-o"), (peers, "--x")):
         for name, values in group.items():
