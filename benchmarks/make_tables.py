@@ -280,10 +280,9 @@ def h200_adapters() -> str:
     """What adapters of requests cost; a cell is empty until its run is in the suite."""
     columns = {
         "base": "none",
-        "idle": "eight, not named",
         "lora": "eight, in turn",
-        "fp8": "fp8, none",
-        "fp8_lora": "fp8, eight in turn",
+        "none_beside_idle": "none, another GPU",
+        "idle": "eight, not named",
     }
     cases = {f"{n}x128x129": n for n in ("1", "8", "32", "128")} | {"1x1024x1": "1,024 tokens"}
     found = {(run.name, run.case): milliseconds(run.ms) for run in runs("adapters")}
