@@ -39,6 +39,7 @@ def sections() -> list[tuple[str, str, Sequence[Flag]]]:
     from predict.bench.guided import OWN_FLAGS as GUIDED
     from predict.bench.kernels import FLAGS as KERNELS
     from predict.bench.loading import FLAGS as LOADING
+    from predict.bench.random_adapters import FLAGS as RANDOM_ADAPTERS
     from predict.bench.serving.__main__ import FLAGS as SERVING
     from predict.bench.serving.hostile import FLAGS as HOSTILE
     from predict.bench.throughput import OWN_FLAGS
@@ -101,6 +102,11 @@ def sections() -> list[tuple[str, str, Sequence[Flag]]]:
             "predict.bench.throughput",
             "Measures an engine run. Takes the flags of the predictor, and these.",
             OWN_FLAGS,
+        ),
+        (
+            "predict.bench.random_adapters",
+            "Writes LoRA adapters of random weights, for a run that has requests of several.",
+            RANDOM_ADAPTERS,
         ),
         (
             "predict.bench.compare",
