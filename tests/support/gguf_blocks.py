@@ -34,6 +34,9 @@ SCALES = {
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
 }
+# NVFP4's scales are bytes, four at the start of a block: the codes of 0.03 to 0.12. Of random ones
+# a block in two hundred would do.
+NVFP4_SCALES = range(0x10, 0x21)
 WIDTH = 0.1  # about the standard deviation of values
 
 
@@ -52,6 +55,8 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> npt.NDAr
         values = generator.standard_normal((rows, columns), np.float32) * np.float32(WIDTH)
         return gguf.quants.quantize(values, Types.BF16)
     blocks = generator.integers(0, 256, (rows * columns // block, size), np.uint8)
+    if kind == "NVFP4":
+        blocks[:, :4] = generator.choice(NVFP4_SCALES, (len(blocks), 4))
     for at in SCALES.get(kind, ()):
         blocks[:, at : at + 2] = np.array([1.0], np.float16).view(np.uint8)
     if kind in SCALES:
