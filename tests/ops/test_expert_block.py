@@ -289,11 +289,11 @@ def test_a_row_does_not_depend_on_the_batch_or_the_threads(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_long_prompt_equals_its_parts(compiled: Library, dtype: str) -> None:
     """So many rows come in several pieces, and the products of each in several stripes."""
-    block = ExpertBlock(Router(16, 8), 512, norm=RMS, shared_size=64)
-    packed, _ = experts_of(block, 256, dtype)
-    hidden = hidden_of(4500, 256)
+    block = ExpertBlock(Router(16, 8), 256, norm=RMS, shared_size=64)
+    packed, _ = experts_of(block, 128, dtype)
+    hidden = hidden_of(5000, 128)
     whole = run(packed, hidden, dtype)
-    parts = [run(packed, hidden[begin : begin + 900], dtype) for begin in range(0, 4500, 900)]
+    parts = [run(packed, hidden[begin : begin + 1000], dtype) for begin in range(0, 5000, 1000)]
     np.testing.assert_array_equal(whole, np.concatenate(parts))
 
 
