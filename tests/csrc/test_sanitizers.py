@@ -1,17 +1,16 @@
 """The C++ code under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer.
 
-The thread pool is tested by a program of its own (native/thread_pool_test.cc): it compiles in
-seconds. The operators are tested by their own tests with the library that
-`python csrc/setup_cpu.py install --sanitize NAME` makes; that takes minutes.
+The operators are tested by some of their own tests (tests/support/sanitized.py) with the library
+that `python csrc/setup_cpu.py install --sanitize NAME` makes; that takes minutes. No work is shared
+here, for the builds to run in one process each: what the tests of one share is in test_thread_pool.
 """
 
 from __future__ import annotations
 
-import glob
+import itertools
 import os
 import re
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,35 +18,11 @@ import pytest
 import build
 from predict.device import library
 from tests.support import checkout
+from tests.support.paths import ROOT
+from tests.support.sanitized import covering
+from tests.support.sanitizers import environment
 
-ROOT = Path(__file__).resolve().parents[2]
-POOL_TEST = ROOT / "tests" / "native" / "thread_pool_test.cc"
-POOL_SOURCES = ("thread_pool", "dispatch", "cpu_info", "activate", "norm")
 REPORTS = ("ERROR: AddressSanitizer", "runtime error:", "DEADLYSIGNAL")
-
-
-def environment(sanitizers: Sequence[str]) -> dict[str, str]:
-    """What a process needs for a library of that build; skips the test where it cannot be had."""
-    try:
-        return build.sanitizer_environment(build.find_compiler(), build.find_paddle(), sanitizers)
-    except build.BuildError as error:
-        pytest.skip(str(error))
-
-
-def compile_pool_test(target: Path, sanitizers: Sequence[str]) -> Path:
-    """Compiles the thread pool's test with `sanitizers`; returns the program."""
-    environment(sanitizers)
-    sources = [POOL_TEST, *(build.CSRC / "cpu" / f"{name}.cc" for name in POOL_SOURCES)]
-    flags = [flag for flag in build.CXX_FLAGS if flag not in ("-O3", "-fPIC")]
-    flags += [*build.sanitizer_flags(sanitizers), f"-I{build.CSRC / 'include'}", f"-I{build.CSRC}"]
-    subprocess.run([build.find_compiler(), *flags, *map(str, sources), "-o", target], check=True)
-    return target
-
-
-def run_pool_test(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [program, *arguments], capture_output=True, text=True, timeout=300, check=False
-    )
 
 
 def own_races(output: str) -> list[str]:
@@ -85,6 +60,21 @@ SUMMARY: ThreadSanitizer: data race in {0}
 """
 
 
+def test_every_two_values_meet_in_the_combinations_that_run() -> None:
+    sizes = {"candidate": 4, "dtype": 3, "shape": 10, "scheme": 5}
+    rows = [
+        dict(zip(sizes, map(str, values), strict=True))
+        for values in itertools.product(*map(range, sizes.values()))
+    ]
+    chosen = [rows[index] for index in covering(rows)]
+    assert len(chosen) < len(rows) / 8
+    for left, right in itertools.combinations(sizes, 2):
+        assert len({(row[left], row[right]) for row in chosen}) == sizes[left] * sizes[right]
+    assert covering([{"shape": "1"}, {"shape": "2"}, {"shape": "1"}]) == [0, 1]
+    assert covering([{}]) == [0]
+    assert not covering([])
+
+
 def test_race_is_the_librarys_where_both_accesses_are() -> None:
     own, other = "libregatta_cpu.so", "libphi_core.so"
     assert len(own_races(RACE.format(own, own) * 2)) == 2
@@ -92,39 +82,13 @@ def test_race_is_the_librarys_where_both_accesses_are() -> None:
     assert not own_races(RACE.format(other, other))
 
 
-@pytest.fixture(scope="module")
-def thread_pool_test(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_pool_test(tmp_path_factory.mktemp("native") / "thread_pool_test", ["thread"])
-
-
-def test_thread_pool_has_no_races(thread_pool_test: Path) -> None:
-    process = run_pool_test(thread_pool_test)
-    assert process.returncode == 0, process.stderr
-    assert process.stdout.count(": ok") == 7
-
-
-def test_broken_rule_of_the_thread_pool_is_reported_as_a_race(thread_pool_test: Path) -> None:
-    process = run_pool_test(thread_pool_test, "race")
-    assert process.returncode != 0
-    assert "WARNING: ThreadSanitizer: data race" in process.stderr
-
-
-@pytest.mark.slow
-def test_thread_pool_and_its_forks_keep_to_their_memory(tmp_path: Path) -> None:
-    program = compile_pool_test(tmp_path / "thread_pool_test", ["address", "undefined"])
-    process = run_pool_test(program)
-    assert process.returncode == 0, process.stderr
-    assert process.stdout.count(": ok") == 8
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("sanitizers", [("address", "undefined"), ("thread",)], ids="-".join)
 def test_operators_pass_their_tests_under(sanitizers: tuple[str, ...]) -> None:
     variables = environment(sanitizers)
     result = build.build_cpu_library(sanitizers=sanitizers)
-    tests = [name for word in build.SANITIZED_TESTS.split() for name in glob.glob(word)]
     process = subprocess.run(
-        [*build.sanitized_pytest(sanitizers), "-x", "-s", *sorted(tests)],
+        [*build.sanitized_pytest(sanitizers), "-x", "-s", *build.SANITIZED_TESTS.split()],
         cwd=ROOT,
         env={**os.environ, **variables, "REGATTA_LIBRARY": str(result.library)},
         stdout=subprocess.PIPE,
