@@ -23,7 +23,7 @@ MOVED = (
     "tests/speculative/test_speculative.py",
     "tests/text/test_stop_strings.py",
 )
-LONGEST = ("tests/gpu/test_engine.py", "tests/gpu/test_experts.py")
+LONGEST = ("tests/gpu/test_engine.py", "tests/gpu/test_experts.py", "tests/gpu/test_isolation.py")
 # The runs of pytest, by name: importing Paddle takes longer than many a file. The last two take as
 # long as the first.
 COMMANDS = {
