@@ -130,7 +130,8 @@ void check_activate(int tokens, int size, Function function, bool gated, bool la
   }
   ActivateParams p;
   p.x = x.device, p.out = out.device, p.num_tokens = tokens, p.intermediate_size = size;
-  p.dtype = cuda::Traits<T>::dtype, p.function = function, p.gated = gated;
+  p.dtype = cuda::Traits<T>::dtype;
+  p.activation.function = function, p.activation.gated = gated;
   must(cuda::activate(p, {nullptr, true}));
   CHECK_CUDA(cudaDeviceSynchronize());
   out.download();
