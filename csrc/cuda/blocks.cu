@@ -156,7 +156,7 @@ struct AttentionSpace {
 // Of expert blocks; P rows of tokens and their experts.
 struct ExpertScratch {
   void* sorted;        // [P, H], then what the experts made
-  void* inner;         // [P, I]
+  void* inner;         // [P, I], or of few tokens [T, S + K I]
   void* functions;     // [P, 2 I], ahead of a function that is a launch of its own
   void* shared;        // [T, H]
   float* logits;       // [T, E]
@@ -375,7 +375,7 @@ struct BlocksScratch {
     const auto most = [](int64_t& size, int64_t values) { size = std::max(size, values); };
     sizes.add_rows(rows, e.hidden_size, e.dtype);
     most(sizes.sorted, pairs * e.hidden_size);
-    most(sizes.expert_inner, std::max(pairs * block.intermediate_size, rows * block.shared_size));
+    most(sizes.expert_inner, pairs * block.intermediate_size + rows * block.shared_size);
     const bool folds = is_gates_silu(block.activation) && block.activation.is_plain();
     if (!folds) {
       most(sizes.expert_functions,
@@ -462,11 +462,14 @@ class Blocks {
  private:
   // What a block of these rows may hand to the next.
   Handed hands(const BlockView& block, DType dtype, int64_t rows) const {
+    return hands(block, dtype, rows, block.ends_in_product());
+  }
+  Handed hands(const BlockView& block, DType dtype, int64_t rows, bool ends_in_product) const {
     if (next_ == nullptr) return Handed::kNothing;
     const BlockView next = view_of(*next_);
     // A router's launch makes the norm itself.
     if (next.parallel || next.of_experts || !next.norm.is_there) return Handed::kNothing;
-    if (!block.ends_in_product()) return Handed::kNormed;
+    if (!ends_in_product) return Handed::kNormed;
     if (!next.norm.is_plain_rms() || next.residual.source == Source::kNormed) {
       return Handed::kNothing;
     }
@@ -969,18 +972,15 @@ class Blocks {
     }
     if (status.ok() && by_product) status = multiply_router(e);
     if (!status.ok()) return status;
+    if (are_few(e)) return run_few(e, view);
     if (block.shared_size > 0) {
       status = run_shared(e);
       if (!status.ok()) return status;
     }
     ChooseAndSortParams sort;
-    sort.choose = {router,
-                   x.logits,
-                   e.router_bias,
-                   e.correction,
-                   x.ids,
-                   x.shares,
-                   static_cast<int>(e.num_tokens)};
+    sort.choose = choose_args(e);
+    sort.choose.ids = x.ids;
+    sort.choose.shares = x.shares;
     sort.x = s_.normed;
     sort.sorted = x.sorted;
     sort.ends = x.ends;
@@ -1002,6 +1002,59 @@ class Blocks {
     if (block.shared_gate) p.parts.shared_gate = x.shared_gate;
     const void* source = block.residual.source == Source::kNormed ? s_.normed : e.hidden;
     return sum(p, view, source, e.out, e.num_tokens, e.hidden_size, e.dtype);
+  }
+
+  ChooseArgs choose_args(const ExpertBlockParams& e) const {
+    ChooseArgs choose;
+    choose.router = e.block.router;
+    choose.logits = s_.experts.logits;
+    choose.bias = e.router_bias;
+    choose.correction = e.correction;
+    choose.num_tokens = static_cast<int>(e.num_tokens);
+    return choose;
+  }
+
+  // Whether a block's tokens go straight from the router's logits to its output.
+  static bool are_few(const ExpertBlockParams& e) {
+    const ExpertBlock& block = e.block;
+    const auto is_dense = [](SchemeId scheme) { return scheme == SchemeId::kDense; };
+    const auto is_whole = [](int64_t width) { return width % 8 == 0; };
+    const bool dense_shared =
+        block.shared_size == 0 || (is_dense(block.shared_gate_up) && is_dense(block.shared_down));
+    return !is_batch_invariant && block.activation.gated && !block.post_norm.is_there &&
+           is_dense(block.gate_up) && is_dense(block.down) && dense_shared &&
+           is_whole(e.hidden_size) && is_whole(block.intermediate_size) &&
+           is_whole(block.shared_size) && takes_few_tokens(block.router, e.num_tokens, e.dtype);
+  }
+
+  // s.normed and s.experts.logits -> e.out.
+  Status run_few(const ExpertBlockParams& e, const BlockView& view) {
+    const ExpertBlock& block = e.block;
+    FewTokensParams p;
+    p.choose = choose_args(e);
+    p.x = s_.normed;
+    p.gate_up = e.gate_up.tensors[0].data;
+    p.gate_up_bias = e.gate_up.bias;
+    p.down = e.down.tensors[0].data;
+    p.down_bias = e.down.bias;
+    if (block.shared_size > 0) {
+      p.shared_gate_up = e.shared_gate_up.tensors[0].data;
+      p.shared_down = e.shared_down.tensors[0].data;
+    }
+    if (block.shared_gate) p.shared_gate = s_.experts.shared_gate;
+    p.inner = s_.experts.inner;
+    p.source = block.residual.source == Source::kNormed ? s_.normed : e.hidden;
+    p.out = e.out;
+    handed_ = hands(view, e.dtype, e.num_tokens, true);
+    if (handed_ == Handed::kSumsq) p.sumsq_out = s_.sumsq;
+    p.source_scale = block.residual.input_scale;
+    p.made_scale = block.residual.output_scale;
+    p.hidden_size = e.hidden_size;
+    p.intermediate_size = block.intermediate_size;
+    p.shared_size = block.shared_size;
+    p.activation = block.activation;
+    p.dtype = e.dtype;
+    return few_tokens(p, launch_);
   }
 
   // The sorted rows -> what each pair's expert makes of it, in their place.

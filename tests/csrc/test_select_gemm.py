@@ -135,7 +135,7 @@ CASES = [
     Case(
         (90,),
         f"{DENSE} in=768 out=2048 groups=128",
-        {16: VECTOR, 127: SMALL, 128: LARGE, 4096: LARGE, 65536: LARGE},
+        {16: VECTOR, 17: SMALL, 4096: SMALL, 65536: LARGE},
     ),
     Case((90,), f"{DENSE} {FEW_EXPERTS} gated", {2: VECTOR, 3: VECTOR, 4: SMALL, 257: LARGE}),
     Case((90,), f"{DENSE} {EXPERTS} out_unaligned", {4097: SMALL}),

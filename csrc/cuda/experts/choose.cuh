@@ -6,16 +6,23 @@
 
 namespace regatta::cuda {
 
-constexpr int kPerLane = static_cast<int>(kMaxExperts) / kWarp;
-
 // The largest of the lanes' values and where it stands; of equal ones the lower place.
 __device__ __forceinline__ void warp_largest(float* value, int* at) {
+#if __CUDA_ARCH__ >= 800
+  // Whole numbers in the order of the values; 0 and -0 are one.
+  const uint32_t bits = __float_as_uint(*value + 0.f);
+  const uint32_t key = bits >> 31 ? ~bits : bits | 0x80000000u;
+  const uint32_t top = __reduce_max_sync(~0u, key);
+  *at = static_cast<int>(__reduce_min_sync(~0u, key == top ? static_cast<uint32_t>(*at) : ~0u));
+  *value = __uint_as_float(top >> 31 ? top ^ 0x80000000u : ~top);
+#else
 #pragma unroll
   for (int o = kWarp / 2; o > 0; o /= 2) {
     const float other = __shfl_xor_sync(~0u, *value, o);
     const int place = __shfl_xor_sync(~0u, *at, o);
     if (other > *value || (other == *value && place < *at)) *value = other, *at = place;
   }
+#endif
 }
 
 // Leaves -inf in `choice` [E] but for the experts of the chosen groups. By a warp.
@@ -47,13 +54,14 @@ __device__ __forceinline__ void choose_groups(const Router& router, float* choic
   __syncwarp();
 }
 
-// Chooses for one token. scores, choice: room for E values in shared memory, of this warp.
-__device__ __forceinline__ void choose(const ChooseArgs& a, int token, float* scores,
-                                       float* choice) {
+// Chooses for one token of these logits [E]: ids and shares [K], the best first. scores, choice:
+// room for E values in shared memory, of this warp. kPerLane: experts of a lane, at least E / 32.
+template <int kPerLane>
+__device__ __forceinline__ void choose_among(const ChooseArgs& a, const float* logits, int32_t* ids,
+                                             float* shares, float* scores, float* choice) {
   const int lane = threadIdx.x % kWarp;
   const Router& router = a.router;
   const int count = static_cast<int>(router.num_experts), top_k = static_cast<int>(router.top_k);
-  const float* logits = a.logits + static_cast<int64_t>(token) * count;
   float value[kPerLane], largest = -INFINITY;
   bool sound = true;
 #pragma unroll
@@ -65,8 +73,6 @@ __device__ __forceinline__ void choose(const ChooseArgs& a, int token, float* sc
     largest = fmaxf(largest, value[i]);
   }
   sound = __all_sync(~0u, sound);
-  int32_t* ids = a.ids + static_cast<int64_t>(token) * top_k;
-  float* shares = a.shares + static_cast<int64_t>(token) * top_k;
   if (!sound) {
     if (lane < top_k) ids[lane] = lane, shares[lane] = NAN;
     return;
@@ -124,6 +130,15 @@ __device__ __forceinline__ void choose(const ChooseArgs& a, int token, float* sc
     share = share / sum;
   }
   if (lane < top_k) ids[lane] = mine, shares[lane] = share * router.scale;
+}
+
+__device__ __forceinline__ void choose(const ChooseArgs& a, int token, int32_t* ids, float* shares,
+                                       float* scores, float* choice) {
+  const int64_t count = a.router.num_experts;
+  const float* logits = a.logits + token * count;
+  if (count <= 4 * kWarp) return choose_among<4>(a, logits, ids, shares, scores, choice);
+  if (count <= 8 * kWarp) return choose_among<8>(a, logits, ids, shares, scores, choice);
+  choose_among<kMaxExperts / kWarp>(a, logits, ids, shares, scores, choice);
 }
 
 }  // namespace regatta::cuda

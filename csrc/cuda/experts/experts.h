@@ -7,6 +7,7 @@
 
 #include "regatta/blocks.h"
 #include "regatta/cuda_ops.h"
+#include "regatta/gemm.h"
 
 namespace regatta::cuda {
 
@@ -33,8 +34,8 @@ struct ChooseArgs {
   const float* logits = nullptr;      // [T, E]
   const float* bias = nullptr;        // [E] of the logits, or null
   const float* correction = nullptr;  // [E] or null
-  int32_t* ids = nullptr;             // [T, K]: the best first
-  float* shares = nullptr;            // [T, K]
+  int32_t* ids = nullptr;             // [T, K]: the best first; null of few tokens
+  float* shares = nullptr;            // [T, K]; alike
   int num_tokens = 0;
 };
 
@@ -50,6 +51,33 @@ struct ChooseAndSortParams {
   int64_t hidden_size = 0;
   DType dtype = DType::kBFloat16;
 };
+// Few tokens' experts of 16-bit weights, shared ones with them: the choice, both products, the sum
+// of what they make by the shares, and the residual.
+constexpr int64_t kMostFewTokens = 4;
+
+struct FewTokensParams {
+  ChooseArgs choose;
+  const void* x = nullptr;               // [T, H]: normed
+  const void* gate_up = nullptr;         // [E, 2 I, H]
+  const void* gate_up_bias = nullptr;    // [E, 2 I] or null
+  const void* down = nullptr;            // [E, H, I]
+  const void* down_bias = nullptr;       // [E, H] or null
+  const void* shared_gate_up = nullptr;  // [2 S, H], where S is not 0
+  const void* shared_down = nullptr;     // [H, S]
+  const float* shared_gate = nullptr;    // [T] or null
+  void* inner = nullptr;                 // [T, S + K I]: room
+  const void* source = nullptr;          // [T, H]
+  void* out = nullptr;                   // [T, H] = source_scale * source + made_scale * sum
+  float* sumsq_out = nullptr;            // as GemmParams::sumsq_out, or null
+  float source_scale = 1.f, made_scale = 1.f;
+  int64_t hidden_size = 0, intermediate_size = 0, shared_size = 0;  // multiples of 8
+  Activation activation;                                            // gated
+  DType dtype = DType::kBFloat16;                                   // or float16
+};
+// Whether so many tokens' experts of such weights are few.
+bool takes_few_tokens(const Router& router, int64_t num_tokens, DType dtype);
+Status few_tokens(const FewTokensParams& params, const Launch& launch);
+
 // Values of ChooseAndSortParams::counts.
 int64_t sort_counts(int64_t num_pairs, int64_t num_experts);
 Status choose_and_sort(const ChooseAndSortParams& params, const Launch& launch);

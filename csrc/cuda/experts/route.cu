@@ -4,9 +4,9 @@
 // Algorithm: a warp owns an expert's row of the router's weight, times the norm's. 2,048 columns of
 // it stay in registers while the warp goes over the tokens of its block; each token's sum of
 // squares is made beside the product, and divides it in the end. A block more, or all of them where
-// no logits are wanted, writes the normed rows, a warp per token, and the logit of the shared
-// expert's gate. Every sum's order is the row's alone. Bound: the router's weight out of L2, once
-// for kTokens tokens. Source: own.
+// no logits are wanted, writes the normed rows, a warp per token (of few all of it), and the logit
+// of the shared expert's gate. Every sum's order is the row's alone, in the batch-invariant mode that
+// of normed rows too. Bound: the router's weight out of L2, once for kTokens tokens. Source: own.
 #include <algorithm>
 #include <type_traits>
 
@@ -28,6 +28,7 @@ struct Args {
   const T* norm_bias;    // or null
   float epsilon;
   bool layer, plus_one;
+  bool together;  // a block may norm a row, in an order of its own
   const T* weight;
   const T* shared_gate;
   T* normed;
@@ -149,7 +150,99 @@ __device__ __forceinline__ void write_normed(const Args<T>& a, int token) {
   if (threadIdx.x % kWarp == 0) a.shared_gate_out[token] = 1.f / (1.f + __expf(-dot));
 }
 
-// grid: (E / kWarps + 1, tiles of tokens). The last block of a tile writes the normed rows.
+// The same by a whole block, all of the row on its way at once.
+template <class T, bool kVector>
+__device__ __forceinline__ void write_normed_together(const Args<T>& a, int token) {
+  constexpr int kMost = 4, kSpan = kThreads * 8;  // units of a thread, and columns between them
+  __shared__ float sums[2][kWarps];
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, own = threadIdx.x * 8;
+  const int width = a.hidden_size;
+  float factors[kMost][8], x[kMost][8];
+#pragma unroll
+  for (int u = 0; u < kMost; ++u) norm_unit<kVector>(a, own + u * kSpan, factors[u]);
+  pdl_wait();
+#pragma unroll
+  for (int u = 0; u < kMost; ++u) {
+    load_unit<kVector>(a.x + static_cast<int64_t>(token) * width, own + u * kSpan, width, x[u]);
+  }
+  // Of all threads' values, in the order of the warps.
+  const auto total = [&](float value, float* of_warps) {
+    value = warp_sum(value);
+    if (lane == 0) of_warps[warp] = value;
+    __syncthreads();
+    float sum = 0.f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sum += of_warps[w];
+    return sum;
+  };
+  float mean = 0.f, factor = 1.f, square = 0.f, dot = 0.f;
+  if (a.layer) {
+    float sum = 0.f;
+#pragma unroll
+    for (int u = 0; u < kMost; ++u) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum += x[u][i];
+    }
+    mean = total(sum, sums[0]) / width;
+  }
+  if (a.norm_weight != nullptr) {
+#pragma unroll
+    for (int u = 0; u < kMost; ++u) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float d = own + u * kSpan + i < width ? x[u][i] - mean : 0.f;
+        square = fmaf(d, d, square);
+      }
+    }
+    factor = rsqrtf(total(square, sums[1]) / width + a.epsilon);
+  }
+#pragma unroll
+  for (int u = 0; u < kMost; ++u) {
+    const int first = own + u * kSpan;
+    float y[8], bias[8] = {}, gate[8] = {};
+    if (a.norm_bias != nullptr) load_unit<kVector>(a.norm_bias, first, width, bias);
+    if (a.shared_gate != nullptr) load_unit<kVector>(a.shared_gate, first, width, gate);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      y[i] = fmaf((x[u][i] - mean) * factor, factors[u][i], bias[i]);
+      dot = fmaf(Traits<T>::to_float(Traits<T>::from_float(y[i])), gate[i], dot);
+    }
+    store_unit<kVector>(a.normed + static_cast<int64_t>(token) * width, first, width, y);
+  }
+  if (a.shared_gate == nullptr) return;
+  __syncthreads();  // the sums are written again
+  dot = total(dot, sums[0]);
+  if (threadIdx.x == 0) a.shared_gate_out[token] = 1.f / (1.f + __expf(-dot));
+}
+constexpr int kMostTogether = 4 * kThreads * 8;  // columns
+
+// A chunk of an expert's weight times the norm's; adds to its sum, and to that of its products with
+// the norm's bias.
+template <class T, bool kVector>
+__device__ __forceinline__ void load_factors(const Args<T>& a, const T* weight, int first,
+                                             float (&w)[kUnits][8], float* whole, float* shift) {
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) {
+    const int at = first + u * kWarp * 8;
+    float norm[8];
+    load_unit<kVector>(weight, at, a.hidden_size, w[u]);
+    norm_unit<kVector>(a, at, norm);
+    if (a.norm_bias != nullptr) {
+      float bias[8];
+      load_unit<kVector>(a.norm_bias, at, a.hidden_size, bias);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) *shift = fmaf(w[u][i], bias[i], *shift);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      w[u][i] *= norm[i];
+      *whole += w[u][i];
+    }
+  }
+}
+
+// grid: (E / kWarps + 1, tiles of tokens). The last block of a tile writes the normed rows. What is
+// constant is asked for while the launch ahead ends.
 template <class T, bool kVector, int kTokens>
 __global__ void __launch_bounds__(kThreads) route_kernel(const Args<T> a) {
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
@@ -157,35 +250,27 @@ __global__ void __launch_bounds__(kThreads) route_kernel(const Args<T> a) {
   const int first = blockIdx.y * kTokens;
   const int count = min(kTokens, a.num_tokens - first);
   pdl_trigger();
-  pdl_wait();
   if (blockIdx.x == gridDim.x - 1) {
+    if (kTokens == 1 && a.together) {
+      write_normed_together<T, kVector>(a, first);
+      return;
+    }
+    pdl_wait();
     for (int t = warp; t < count; t += kWarps) write_normed<T, kVector>(a, first + t);
     return;
   }
-  if (expert >= a.num_experts) return;
+  if (expert >= a.num_experts) {
+    pdl_wait();
+    return;
+  }
   const T* weight = a.weight + static_cast<int64_t>(expert) * a.hidden_size;
   // Of x times the norm's weight, of x itself, of its squares; and of the weight alone.
   float dot[kTokens] = {}, sum[kTokens] = {}, square[kTokens] = {}, whole = 0.f, shift = 0.f;
+  float w[kUnits][8];
+  load_factors<T, kVector>(a, weight, lane * 8, w, &whole, &shift);
+  pdl_wait();
   for (int c = lane * 8; c < a.hidden_size; c += kChunk) {
-    float w[kUnits][8];
-#pragma unroll
-    for (int u = 0; u < kUnits; ++u) {
-      const int at = c + u * kWarp * 8;
-      float norm[8];
-      load_unit<kVector>(weight, at, a.hidden_size, w[u]);
-      norm_unit<kVector>(a, at, norm);
-      if (a.norm_bias != nullptr) {
-        float bias[8];
-        load_unit<kVector>(a.norm_bias, at, a.hidden_size, bias);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) shift = fmaf(w[u][i], bias[i], shift);
-      }
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        w[u][i] *= norm[i];
-        whole += w[u][i];
-      }
-    }
+    if (c >= kChunk) load_factors<T, kVector>(a, weight, c, w, &whole, &shift);
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
       if (t >= count) break;
@@ -255,6 +340,7 @@ Status run(const RouteParams& p, const Launch& launch_on) {
   a.normed = static_cast<T*>(p.normed);
   a.logits = p.logits;
   a.shared_gate_out = p.shared_gate_out;
+  a.together = !is_batch_invariant && p.hidden_size <= kMostTogether;
   a.num_tokens = static_cast<int>(p.num_tokens);
   a.hidden_size = static_cast<int>(p.hidden_size);
   a.num_experts = p.logits == nullptr ? 0 : static_cast<int>(p.num_experts);

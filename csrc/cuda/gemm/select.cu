@@ -396,14 +396,6 @@ const char* refuses_group_vector(const GemmProblem& p, const Architecture&) {
   return gemm_stream_sm80_refuses(p);
 }
 
-// Where columns are few, tiles that stay on their multiprocessors win as soon as experts have a
-// row.
-const char* refuses_few_group_rows(const GemmProblem& p, const Architecture&) {
-  if (p.num_rows < p.num_groups) return "some groups have no row";
-  if (p.in_features > 1024) return "columns are many";
-  return gemm_tiles_sm90_refuses(p);
-}
-
 constexpr int64_t kAny = int64_t{1} << 62;
 constexpr int64_t kRowsGroupTiles = 33;  // of a group on average
 constexpr int kAll = 999;                // architectures
@@ -440,8 +432,6 @@ constexpr GemmCandidate kCandidates[] = {
      true, true},
     {"tiles", kDense, K::kLargeDense, 90, 90, kRowsGroupTiles, kAny, kHopperShared,
      by_problem<gemm_tiles_sm90_refuses>, false, false, true},
-    {"tiles", kDense, K::kLargeDense, 90, 90, 1, kRowsGroupTiles - 1, kHopperShared,
-     refuses_few_group_rows, false, false, true},
     {"sm90", kDense, K::kSmallDense, 90, 90, 1, kAny, kHopperShared, by_problem<gemm_sm90_refuses>,
      true, true, true},
     {"stream", kDense, K::kStream, 80, kAll, 1, kAny, kStaticShared,

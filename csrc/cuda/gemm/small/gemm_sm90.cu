@@ -84,12 +84,21 @@ GemmTile choose_fast_tile(const GemmParams& p) {
     tile.features = tile.tokens == 128 && !huge ? 256 : tile.tokens <= 16 && huge ? 64 : 128;
     budget = tile.features == 256 ? 192 : huge ? 100 : tile.tokens == 64 ? 216 : 102;
   } else if (narrow) {
-    if (tile.tokens <= 32 && !deep) budget = 66;
-    if (tile.tokens >= 64) budget = 216;
-    // 128 blocks at least, and 256 of the smallest: they end sooner.
-    const int64_t want = tile.tokens <= 32 && !deep ? 256 : 128;
+    const bool few = tile.tokens <= 32 && !deep, dense = p.operands == GemmOperands::kDense;
+    // Twice the blocks, whose weights come out of L2 the second time.
+    const int64_t times = tile.tokens == 128 && !deep ? 2 : 1;
+    if (times == 2) tile.tokens = 64;
+    // As many blocks as multiprocessors, about. Of few rows 256, which end sooner: of 16 bits where
+    // each has 16 steps, as adding up among more costs more than it saves.
     const int64_t steps = ceil_div(width, kRowBytes);
-    while (tile.split < 8 && tiles * tile.split < want && steps >= 8 * tile.split) tile.split *= 2;
+    const auto splits = [&] {
+      const int64_t blocks = tiles * times * tile.split;
+      if (few && blocks < 256 && steps >= (dense ? 32 : 8) * tile.split) return true;
+      return blocks < (deep || !dense ? 128 : 100) && steps >= 8 * tile.split;
+    };
+    while (tile.split < 8 && splits()) tile.split *= 2;
+    if (few && (!dense || tiles * tile.split > num_multiprocessors())) budget = 66;
+    if (tile.tokens >= 64) budget = 216;
   } else {
     if (tile.tokens == 128) tile.features = 128, tile.split = 2;
     if (tile.tokens >= 64) budget = 216;
@@ -113,8 +122,10 @@ GemmTile choose_group_tile(const GemmParams& p) {
   const int64_t width = p.in_features * (p.operands == GemmOperands::kDense ? 2 : 1);  // bytes
   int budget = 66;  // KB of stages
   if (tiles >= 1024) {
-    tile.features = tile.tokens <= 16 ? 64 : 128;
-    budget = 100;
+    // One block of a multiprocessor has what more would have, and begins less often; of few columns
+    // two, one of which fetches while the other finishes.
+    tile.features = 128;
+    budget = width >= 3072 ? 208 : 100;
   } else {
     const int64_t steps = ceil_div(width, kRowBytes);
     while (tile.split < 8 && tiles * tile.split < 256 && steps >= 8 * tile.split) tile.split *= 2;
