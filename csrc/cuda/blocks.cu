@@ -18,6 +18,7 @@
 // may overlap the end of the one ahead (PDL, common.cuh).
 #include <algorithm>
 #include <initializer_list>
+#include <optional>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -972,7 +973,14 @@ class Blocks {
     }
     if (status.ok() && by_product) status = multiply_router(e);
     if (!status.ok()) return status;
-    if (are_few(e)) return run_few(e, view);
+    if (!is_batch_invariant && !block.post_norm.is_there) {
+      std::optional<FewTokensParams> few = few_tokens_params(e);
+      if (few && takes_few_tokens(*few)) {
+        handed_ = hands(view, e.dtype, e.num_tokens, true);
+        if (handed_ == Handed::kSumsq) few->sumsq_out = s_.sumsq;
+        return few_tokens(*few, launch_);
+      }
+    }
     if (block.shared_size > 0) {
       status = run_shared(e);
       if (!status.ok()) return status;
@@ -1014,22 +1022,15 @@ class Blocks {
     return choose;
   }
 
-  // Whether a block's tokens go straight from the router's logits to its output.
-  static bool are_few(const ExpertBlockParams& e) {
+  // What few_tokens() needs; nothing where the block's weights are not its kind.
+  std::optional<FewTokensParams> few_tokens_params(const ExpertBlockParams& e) const {
     const ExpertBlock& block = e.block;
-    const auto is_dense = [](SchemeId scheme) { return scheme == SchemeId::kDense; };
-    const auto is_whole = [](int64_t width) { return width % 8 == 0; };
-    const bool dense_shared =
-        block.shared_size == 0 || (is_dense(block.shared_gate_up) && is_dense(block.shared_down));
-    return !is_batch_invariant && block.activation.gated && !block.post_norm.is_there &&
-           is_dense(block.gate_up) && is_dense(block.down) && dense_shared &&
-           is_whole(e.hidden_size) && is_whole(block.intermediate_size) &&
-           is_whole(block.shared_size) && takes_few_tokens(block.router, e.num_tokens, e.dtype);
-  }
-
-  // s.normed and s.experts.logits -> e.out.
-  Status run_few(const ExpertBlockParams& e, const BlockView& view) {
-    const ExpertBlock& block = e.block;
+    const auto all_are = [&](SchemeId scheme) {
+      const bool shared = block.shared_gate_up == scheme && block.shared_down == scheme;
+      return block.gate_up == scheme && block.down == scheme && (block.shared_size == 0 || shared);
+    };
+    const bool codes = all_are(SchemeId::kA8W8Fp8);
+    if (!codes && !all_are(SchemeId::kDense)) return {};
     FewTokensParams p;
     p.choose = choose_args(e);
     p.x = s_.normed;
@@ -1037,6 +1038,16 @@ class Blocks {
     p.gate_up_bias = e.gate_up.bias;
     p.down = e.down.tensors[0].data;
     p.down_bias = e.down.bias;
+    if (codes) {
+      const auto set = [](const LinearWeights& weights, const float** scale, const float** act) {
+        *scale = static_cast<const float*>(weights.tensors[1].data);
+        *act = static_cast<const float*>(weights.tensors[2].data);
+      };
+      // Scales of blocks have a dimension more.
+      if (e.gate_up.tensors[1].rank != 2 || e.down.tensors[1].rank != 2) return {};
+      set(e.gate_up, &p.gate_up_scale, &p.gate_up_act);
+      set(e.down, &p.down_scale, &p.down_act);
+    }
     if (block.shared_size > 0) {
       p.shared_gate_up = e.shared_gate_up.tensors[0].data;
       p.shared_down = e.shared_down.tensors[0].data;
@@ -1045,8 +1056,6 @@ class Blocks {
     p.inner = s_.experts.inner;
     p.source = block.residual.source == Source::kNormed ? s_.normed : e.hidden;
     p.out = e.out;
-    handed_ = hands(view, e.dtype, e.num_tokens, true);
-    if (handed_ == Handed::kSumsq) p.sumsq_out = s_.sumsq;
     p.source_scale = block.residual.input_scale;
     p.made_scale = block.residual.output_scale;
     p.hidden_size = e.hidden_size;
@@ -1054,7 +1063,7 @@ class Blocks {
     p.shared_size = block.shared_size;
     p.activation = block.activation;
     p.dtype = e.dtype;
-    return few_tokens(p, launch_);
+    return p;
   }
 
   // The sorted rows -> what each pair's expert makes of it, in their place.

@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 
 from predict.device import cuda, devices, library
+from predict.device.place import put_row
 from predict.nn.blocks import Activation, ExpertBlock, LinearSlot, Norm, NormSlot, Router, TableSlot
 from predict.nn.decoder import Experts, Linear, NormWeights, map_tensors
 from predict.ops import compiled as ops
 from predict.ops import composed
 from predict.ops import plain as reference
+from predict.schemes import scheme_of
 from tests.support.gpu_operands import Operands, numpy_of
+from tests.support.gpu_products import runs_here
+from tests.support.schemes import relative_error
 from tests.support.tolerances import assert_close
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -46,6 +50,7 @@ HIDDEN = 128
 ROWS = (1, 3, 17, 150, 700)
 NUM_NOISES = 16
 ROUNDINGS = 6  # norm, product, function, product, sum
+CODES_DISTANCE = 0.03  # of what e4m3 experts make: 16 bits tip codes over
 
 
 def weights_of(operands: Operands, block: ExpertBlock, hidden: int) -> Experts:
@@ -118,6 +123,67 @@ def test_expert_blocks_equal_the_plain_twin(gpu: devices.Device, dtype: str, for
             clear = clear_rows(weights, hidden.plain, dtype)
         assert len(clear) >= rows // 3
         assert_close(got[clear], wanted[clear], dtype, ROUNDINGS)
+
+
+# Rows of several rounds of a warp, and of no whole ones.
+WIDE = ExpertBlock(Router(64, 6, renormalize=True), 776, shared_size=136, shared_gate=True)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_few_tokens_of_wide_experts_equal_the_plain_twin(gpu: devices.Device, dtype: str) -> None:
+    operands, hidden_size = Operands(gpu, dtype), 2312
+    with operands.on_cpu():
+        weights = weights_of(operands, WIDE, hidden_size)
+    placed = on_gpu(operands, weights)
+    for rows in (1, 2, 3, 4, 5):
+        hidden = operands.tensor(rows, hidden_size)
+        got = numpy_of(ops.expert_block(hidden.device, placed))
+        with operands.on_cpu():
+            wanted = numpy_of(reference.expert_block(hidden.plain, weights))
+            clear = clear_rows(weights, hidden.plain, dtype)
+        assert len(clear) > 0
+        assert_close(got[clear], wanted[clear], dtype, ROUNDINGS)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("hidden_size", "inner"), [(128, 48), (2320, 784)])
+def test_e4m3_experts_are_near_the_plain_twin(
+    gpu: devices.Device, dtype: str, hidden_size: int, inner: int
+) -> None:
+    if not runs_here("a8w8_fp8"):
+        pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
+    operands, module = Operands(gpu, dtype), scheme_of("a8w8_fp8")
+    with operands.on_cpu():
+        dense = weights_of(operands, ExpertBlock(Router(16, 3), inner), hidden_size)
+
+    def coded(linear: Linear, compiled: Any, on: devices.Device | None) -> Linear:
+        import paddle
+
+        experts = [module.quantize(one, -1) for one in linear.tensors[0].numpy()]
+        where = None if on is None else on.place()
+        parts = [module.tensors(one, dtype, compiled, where) for one in experts]
+        stacked = tuple(paddle.empty([len(parts), *one.shape], one.dtype) for one in parts[0])
+        for index, tensors in enumerate(parts):
+            for whole, part in zip(stacked, tensors, strict=True):
+                put_row(whole, index, part, on)
+        return replace(linear, scheme="a8w8_fp8", tensors=stacked)
+
+    def all_coded(of: Experts, compiled: Any, on: devices.Device | None) -> Experts:
+        gate_up, down = (coded(one, compiled, on) for one in (dense.gate_up, dense.down))
+        return replace(of, gate_up=gate_up, down=down)
+
+    with operands.on_cpu():
+        weights = all_coded(dense, None, None)
+    placed = all_coded(on_gpu(operands, dense), ops, gpu)
+    for rows in (1, 2, 3, 20):
+        hidden = operands.tensor(rows, hidden_size)
+        got = numpy_of(ops.expert_block(hidden.device, placed))
+        with operands.on_cpu():
+            wanted = numpy_of(reference.expert_block(hidden.plain, weights))
+            clear = clear_rows(weights, hidden.plain, dtype)
+        assert len(clear) > 0
+        made = numpy_of(hidden.plain)
+        assert relative_error((got - made)[clear], (wanted - made)[clear]) < CODES_DISTANCE
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -51,17 +51,21 @@ struct ChooseAndSortParams {
   int64_t hidden_size = 0;
   DType dtype = DType::kBFloat16;
 };
-// Few tokens' experts of 16-bit weights, shared ones with them: the choice, both products, the sum
-// of what they make by the shares, and the residual.
+// Few tokens' experts, shared ones with them: the choice, both products, the sum of what they make
+// by the shares, and the residual.
 constexpr int64_t kMostFewTokens = 4;
 
 struct FewTokensParams {
   ChooseArgs choose;
-  const void* x = nullptr;               // [T, H]: normed
-  const void* gate_up = nullptr;         // [E, 2 I, H]
-  const void* gate_up_bias = nullptr;    // [E, 2 I] or null
-  const void* down = nullptr;            // [E, H, I]
+  const void* x = nullptr;             // [T, H]: normed
+  const void* gate_up = nullptr;       // [E, 2 I, H] of dtype, or e4m3 codes where there are scales
+  const void* gate_up_bias = nullptr;  // [E, 2 I] or null
+  const float* gate_up_scale = nullptr;  // [E, 2 I], of codes
+  const float* gate_up_act = nullptr;    // [1], of codes: as QuantizeRowsParams::static_scale
+  const void* down = nullptr;            // [E, H, I], alike
   const void* down_bias = nullptr;       // [E, H] or null
+  const float* down_scale = nullptr;     // [E, H]
+  const float* down_act = nullptr;       // [1]
   const void* shared_gate_up = nullptr;  // [2 S, H], where S is not 0
   const void* shared_down = nullptr;     // [H, S]
   const float* shared_gate = nullptr;    // [T] or null
@@ -70,12 +74,12 @@ struct FewTokensParams {
   void* out = nullptr;                   // [T, H] = source_scale * source + made_scale * sum
   float* sumsq_out = nullptr;            // as GemmParams::sumsq_out, or null
   float source_scale = 1.f, made_scale = 1.f;
-  int64_t hidden_size = 0, intermediate_size = 0, shared_size = 0;  // multiples of 8
-  Activation activation;                                            // gated
-  DType dtype = DType::kBFloat16;                                   // or float16
+  int64_t hidden_size = 0, intermediate_size = 0, shared_size = 0;
+  Activation activation;
+  DType dtype = DType::kBFloat16;
 };
-// Whether so many tokens' experts of such weights are few.
-bool takes_few_tokens(const Router& router, int64_t num_tokens, DType dtype);
+// Whether the tokens are few, and few_tokens() takes them.
+bool takes_few_tokens(const FewTokensParams& params);
 Status few_tokens(const FewTokensParams& params, const Launch& launch);
 
 // Values of ChooseAndSortParams::counts.

@@ -8,14 +8,19 @@
 //   2. down: a warp makes a column of the output, which is one sum over all that were chosen: each
 //      product is weighed as it is added. The logits are two launches old, so it chooses and asks
 //      for weights while `up` ends.
-// Weights that two tokens choose are read twice, the second time out of L2. Bound: memory. Source:
-// own.
+// Weights that two tokens choose are read twice, the second time out of L2.
+// e4m3 weights: each block makes the codes of its rows itself, which are those of quantize_rows(),
+// and keeps them as halves of 1/256 of what they stand for. A product of two codes is exact in a
+// half then; two are added before they become a float.
+// Bound: memory. Source: own.
 #include <algorithm>
+#include <type_traits>
 
 #include "cuda/activation/functions.cuh"
 #include "cuda/common.cuh"
 #include "cuda/experts/choose.cuh"
 #include "cuda/experts/experts.h"
+#include "cuda/gemm/quantize_row.cuh"
 
 namespace regatta::cuda {
 namespace {
@@ -26,12 +31,25 @@ constexpr int kColumnWarps = 16;  // of a block of `down`: columns of a partial 
 constexpr int kUnits = 8;         // of 16 bytes that a lane of `down` asks for at once
 static_assert(gemm_sumsq_columns(kMostFewTokens) == kColumnWarps);
 
-template <class T>
+// Of the weights: T, or codes.
+template <class T, bool kCodes>
+using Element = std::conditional_t<kCodes, uint8_t, T>;
+template <class T, bool kCodes>
+constexpr int kUnit = 16 / static_cast<int>(sizeof(Element<T, kCodes>));  // values of 16 bytes
+
+constexpr int kMostVectors = 4;         // of a row that becomes codes: 8,192 columns
+constexpr float kHalfUnit = 1.f / 256;  // of codes as halves
+constexpr int64_t kMostCodeBytes = 80 * 1024;
+
+template <class T, bool kCodes>
 struct Args {
+  using Weight = Element<T, kCodes>;
   ChooseArgs choose;
   const T* x;
-  const T *gate_up, *gate_up_bias, *shared_gate_up;
-  const T *down, *down_bias, *shared_down;
+  const Weight *gate_up, *shared_gate_up, *down, *shared_down;
+  const T *gate_up_bias, *down_bias;
+  const float *gate_up_scale, *down_scale;  // [E, 2 I] and [E, H], of codes
+  const float *gate_up_act, *down_act;      // [1]: the scale of x's codes, or 0: each row's own
   const float* shared_gate;
   T* inner;
   const T* source;
@@ -49,11 +67,12 @@ struct Chosen {
   float shares[kMaxChosen];
 };
 
-// acc += the eight products of w and x, one after the other.
+// acc + the products of 16 bytes of weights and as many values of x, one after the other.
 template <class T>
-__device__ __forceinline__ float dot_unit(const uint4& w, const uint4& x, float acc) {
+__device__ __forceinline__ float dot_unit(const uint4& w, const T* x, float acc) {
   using Pair = typename Traits<T>::Pair;
-  const uint32_t ws[4] = {w.x, w.y, w.z, w.w}, xs[4] = {x.x, x.y, x.z, x.w};
+  const uint4 v = *reinterpret_cast<const uint4*>(x);
+  const uint32_t ws[4] = {w.x, w.y, w.z, w.w}, xs[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float2 a = Traits<T>::to_float2(bit_cast<Pair>(ws[i]));
@@ -61,6 +80,40 @@ __device__ __forceinline__ float dot_unit(const uint4& w, const uint4& x, float 
     acc = fmaf(a.y, b.y, fmaf(a.x, b.x, acc));
   }
   return acc;
+}
+
+__device__ __forceinline__ __half2 halves_of(uint32_t two_codes) {
+  return bit_cast<__half2>(
+      __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(two_codes), __NV_E4M3));
+}
+
+// Of codes; x: halves of kHalfUnit.
+__device__ __forceinline__ float dot_codes(const uint4& w, const __half* x, float acc) {
+  const uint4 first = *reinterpret_cast<const uint4*>(x);
+  const uint4 second = *reinterpret_cast<const uint4*>(x + 8);
+  const uint32_t ws[4] = {w.x, w.y, w.z, w.w};
+  const uint32_t xs[8] = {first.x,  first.y,  first.z,  first.w,
+                          second.x, second.y, second.z, second.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const __half2 low = __hmul2(halves_of(ws[i] & 0xffff), bit_cast<__half2>(xs[2 * i]));
+    const float2 y =
+        __half22float2(__hfma2(halves_of(ws[i] >> 16), bit_cast<__half2>(xs[2 * i + 1]), low));
+    acc += y.x + y.y;
+  }
+  return acc;
+}
+
+// Eight codes as halves of kHalfUnit.
+__device__ __forceinline__ void store_halves(__half* to, uint2 codes) {
+  const __half2 unit = __float2half2_rn(kHalfUnit);
+  const uint32_t words[2] = {codes.x, codes.y};
+  uint32_t halves[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    halves[i] = bit_cast<uint32_t>(__hmul2(halves_of(words[i / 2] >> i % 2 * 16 & 0xffff), unit));
+  }
+  *reinterpret_cast<uint4*>(to) = make_uint4(halves[0], halves[1], halves[2], halves[3]);
 }
 
 __device__ __forceinline__ float gate_of(const Activation& of, float gate, float up) {
@@ -79,11 +132,13 @@ __device__ __forceinline__ float gate_of(const Activation& of, float gate, float
   return 0.f;
 }
 
-// grid: (blocks, T). inner [T, S + K I]: shared, then those of each choice.
-template <class T, int kUnroll>
+// grid: (blocks, T). inner [T, S + K I]: shared, then those of each choice. Codes: no shared ones.
+template <class T, bool kCodes, int kUnroll>
 __global__ void __launch_bounds__(kUpWarps* kWarp, kUpBlocks)
-    few_tokens_up_kernel(const Args<T> a) {
-  constexpr int kRound = kWarp * 8 * kUnroll;
+    few_tokens_up_kernel(const Args<T, kCodes> a) {
+  using Weight = Element<T, kCodes>;
+  constexpr int kLane = kUnit<T, kCodes>, kRound = kWarp * kLane * kUnroll;
+  extern __shared__ __align__(16) __half x_codes[];  // [H], of codes
   __shared__ Chosen chosen;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int token = blockIdx.y;
@@ -91,23 +146,25 @@ __global__ void __launch_bounds__(kUpWarps* kWarp, kUpBlocks)
   const int items = shared + a.top_k * inner, stride = gridDim.x * kUpWarps;
   const uint64_t once = policy_evict_first();
   const uint4 zero = make_uint4(0, 0, 0, 0);
-  const T *gate = nullptr, *up = nullptr;
+  const Weight *gate = nullptr, *up = nullptr;
+  // The gate's row among those of all experts; its up is as many further on as there are gates.
+  const auto row_of = [&](int item) {
+    const int k = (item - shared) / inner;
+    return static_cast<int64_t>(chosen.ids[k]) * 2 * inner + (item - shared) % inner;
+  };
   const auto aim = [&](int item) {
-    if (item < shared) {
-      gate = a.shared_gate_up + static_cast<int64_t>(item) * width + lane * 8;
-      up = gate + static_cast<int64_t>(shared) * width;
-    } else {
-      const int k = (item - shared) / inner, row = (item - shared) % inner;
-      gate = a.gate_up + (static_cast<int64_t>(chosen.ids[k]) * 2 * inner + row) * width + lane * 8;
-      up = gate + static_cast<int64_t>(inner) * width;
-    }
+    const bool is_shared = item < shared;
+    gate = (is_shared ? a.shared_gate_up + static_cast<int64_t>(item) * width
+                      : a.gate_up + row_of(item) * width) +
+           lane * kLane;
+    up = gate + static_cast<int64_t>(is_shared ? shared : inner) * width;
   };
   uint4 next_gate[kUnroll], next_up[kUnroll];
   const auto load = [&](int k) {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const int at = k + u * kWarp * 8;
-      const bool inside = at + lane * 8 < width;
+      const int at = k + u * kWarp * kLane;
+      const bool inside = at + lane * kLane < width;
       next_gate[u] = inside ? bit_cast<uint4>(load16_once(gate + at, once)) : zero;
       next_up[u] = inside ? bit_cast<uint4>(load16_once(up + at, once)) : zero;
     }
@@ -128,7 +185,21 @@ __global__ void __launch_bounds__(kUpWarps* kWarp, kUpBlocks)
     aim(item);
     load(0);
   }
-  const T* x = a.x + static_cast<int64_t>(token) * width + lane * 8;
+  const T* x = a.x + static_cast<int64_t>(token) * width;
+  float x_scale = 1.f;
+  if constexpr (kCodes) {
+    using R = Row<T, RowKind::kPlain, kMostVectors, kUpWarps * kWarp>;
+    __shared__ QuantizeScratch scratch;
+    QuantizeRowsParams row;
+    row.width = width;
+    Vec16<T> values[kMostVectors], no_norm[R::kNumWeights] = {};
+    R::load(x, width, values);
+    x_scale = quantize_row<T, true, RowKind::kPlain, kMostVectors, kUpWarps * kWarp>(
+                  row, values, no_norm, __ldg(a.gate_up_act), scratch, 1,
+                  [&](int at, uint2 codes) { store_halves(x_codes + at, codes); }) /
+              kHalfUnit;
+    __syncthreads();
+  }
   T* to = a.inner + static_cast<int64_t>(token) * items;
   for (; item < items; item += stride) {
     float of_gate = 0.f, of_up = 0.f;
@@ -144,50 +215,95 @@ __global__ void __launch_bounds__(kUpWarps* kWarp, kUpBlocks)
       }
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        const int at = k + u * kWarp * 8;
-        const uint4 b = at + lane * 8 < width ? *reinterpret_cast<const uint4*>(x + at) : zero;
-        of_gate = dot_unit<T>(now_gate[u], b, of_gate);
-        of_up = dot_unit<T>(now_up[u], b, of_up);
+        const int at = k + u * kWarp * kLane + lane * kLane;
+        if (at >= width) break;
+        if constexpr (kCodes) {
+          of_gate = dot_codes(now_gate[u], x_codes + at, of_gate);
+          of_up = dot_codes(now_up[u], x_codes + at, of_up);
+        } else {
+          of_gate = dot_unit<T>(now_gate[u], x + at, of_gate);
+          of_up = dot_unit<T>(now_up[u], x + at, of_up);
+        }
       }
     }
     of_gate = warp_sum(of_gate);
     of_up = warp_sum(of_up);
     if (lane != 0) continue;
+    if constexpr (kCodes) {
+      of_gate *= x_scale * __ldg(a.gate_up_scale + row_of(item));
+      of_up *= x_scale * __ldg(a.gate_up_scale + row_of(item) + inner);
+    }
     if (a.gate_up_bias != nullptr && item >= shared) {
-      const int k = (item - shared) / inner, row = (item - shared) % inner;
-      const T* bias = a.gate_up_bias + static_cast<int64_t>(chosen.ids[k]) * 2 * inner + row;
-      of_gate += Traits<T>::to_float(bias[0]);
-      of_up += Traits<T>::to_float(bias[inner]);
+      of_gate += Traits<T>::to_float(a.gate_up_bias[row_of(item)]);
+      of_up += Traits<T>::to_float(a.gate_up_bias[row_of(item) + inner]);
     }
     to[item] = Traits<T>::from_float(gate_of(a.activation, of_gate, of_up));
   }
 }
 
-// Goes over the weights of one column, 16 bytes a step: the shared experts', then each choice's.
+// What `up` made for a token, [K, I], as halves of codes; scales[k] is of its k-th row's. By the
+// whole block.
 template <class T>
+__device__ __forceinline__ void make_codes(const Args<T, true>& a, const T* inner, __half* codes,
+                                           float* scales) {
+  __shared__ int largest[kMaxChosen];  // bits of floats, none of which is negative
+  const int width = a.intermediate_size, units = a.top_k * width / 8;
+  if (threadIdx.x < kMaxChosen) largest[threadIdx.x] = 0;
+  __syncthreads();
+  const float fixed = __ldg(a.down_act);
+  for (int first = threadIdx.x / kWarp * kWarp; first < units; first += blockDim.x) {
+    const int unit = first + static_cast<int>(threadIdx.x) % kWarp, last = first + kWarp - 1;
+    const bool inside = unit < units;
+    const Vec16<T> x[1] = {inside ? load16(inner + unit * 8)
+                                  : bit_cast<Vec16<T>>(make_uint4(0, 0, 0, 0))};
+    float own = largest_of(x);
+    if (last < units && first * 8 / width == last * 8 / width) {
+      own = warp_max(own);
+      if (unit == first) atomicMax(&largest[first * 8 / width], __float_as_int(own));
+    } else if (inside) {
+      atomicMax(&largest[unit * 8 / width], __float_as_int(own));
+    }
+  }
+  __syncthreads();
+  for (int unit = threadIdx.x; unit < units; unit += blockDim.x) {
+    const int k = unit * 8 / width;
+    const CodeScale by = code_scale<true>(fixed, __int_as_float(largest[k]), 1.f);
+    const Vec16<T> x = load16(inner + unit * 8);
+    float v[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = x.get(i);
+    store_halves(codes + unit * 8,
+                 make_uint2(four_codes<true>(v, by.factor), four_codes<true>(v + 4, by.factor)));
+    if (unit * 8 % width == 0) scales[k] = by.scale;
+  }
+  __syncthreads();
+}
+
+// Goes over the weights of one column, 16 bytes a step: the shared experts', then each choice's.
+template <class T, bool kCodes>
 struct Cursor {
-  const Args<T>& a;
+  const Args<T, kCodes>& a;
   const Chosen& chosen;
   int column, unit;  // of the segment
   int k = -1;        // whose; -1: the shared experts'
 
-  __device__ __forceinline__ Cursor(const Args<T>& args, const Chosen& of, int column, int first)
+  __device__ __forceinline__ Cursor(const Args<T, kCodes>& args, const Chosen& of, int column,
+                                    int first)
       : a(args), chosen(of), column(column), unit(first) {
     wrap();
   }
   __device__ __forceinline__ int size() const {
-    return (k < 0 ? a.shared_size : a.intermediate_size) / 8;
+    return (k < 0 ? a.shared_size : a.intermediate_size) / kUnit<T, kCodes>;
   }
   __device__ __forceinline__ void wrap() {
     while (k < a.top_k && unit >= size()) unit -= size(), ++k;
   }
   __device__ __forceinline__ bool is_inside() const { return k < a.top_k; }
-  __device__ __forceinline__ const T* weight() const {
-    return k < 0 ? a.shared_down + static_cast<int64_t>(column) * a.shared_size + unit * 8
-                 : a.down +
-                       (static_cast<int64_t>(chosen.ids[k]) * a.hidden_size + column) *
-                           a.intermediate_size +
-                       unit * 8;
+  __device__ __forceinline__ const Element<T, kCodes>* weight() const {
+    const int at = unit * kUnit<T, kCodes>;
+    if (k < 0) return a.shared_down + static_cast<int64_t>(column) * a.shared_size + at;
+    const int64_t row = static_cast<int64_t>(chosen.ids[k]) * a.hidden_size + column;
+    return a.down + row * a.intermediate_size + at;
   }
   __device__ __forceinline__ void advance() {
     unit += kWarp;
@@ -196,10 +312,14 @@ struct Cursor {
 };
 
 // grid: (ceil(H / kColumnWarps), T).
-template <class T>
-__global__ void __launch_bounds__(kColumnWarps* kWarp, 1) few_tokens_down_kernel(const Args<T> a) {
+template <class T, bool kCodes>
+__global__ void __launch_bounds__(kColumnWarps* kWarp, 1)
+    few_tokens_down_kernel(const Args<T, kCodes> a) {
+  constexpr int kLane = kUnit<T, kCodes>;
+  extern __shared__ __align__(16) __half inner_codes[];  // [K, I], of codes
   __shared__ Chosen chosen;
-  __shared__ float squares[kColumnWarps];
+  __shared__ float factors[kColumnWarps][kMaxChosen + 1];  // of a column: the shared ones' first
+  __shared__ float squares[kColumnWarps], scales[kMaxChosen];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int token = blockIdx.y;
   const int column = min(static_cast<int>(blockIdx.x) * kColumnWarps + warp, a.hidden_size - 1);
@@ -208,49 +328,63 @@ __global__ void __launch_bounds__(kColumnWarps* kWarp, 1) few_tokens_down_kernel
     choose(a.choose, token, chosen.ids, chosen.shares, chosen.scores, chosen.choice);
   }
   __syncthreads();
-  const float of_shared =
-      a.shared_gate == nullptr || a.shared_size == 0 ? 1.f : __ldcg(a.shared_gate + token);
+  const auto row_of = [&](int k) {
+    return static_cast<int64_t>(chosen.ids[k]) * a.hidden_size + column;
+  };
   const uint64_t once = policy_evict_first();
   const uint4 zero = make_uint4(0, 0, 0, 0);
-  Cursor<T> at(a, chosen, column, lane);
+  Cursor<T, kCodes> at(a, chosen, column, lane);
   uint4 next[kUnits];
-  float next_share[kUnits];
+  int next_k[kUnits];
   const auto load = [&] {
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
       const bool inside = at.is_inside();
       next[u] = inside ? bit_cast<uint4>(load16_once(at.weight(), once)) : zero;
-      next_share[u] = !inside ? 0.f : at.k < 0 ? of_shared : chosen.shares[at.k];
+      next_k[u] = at.k;
       at.advance();
     }
   };
   load();
+  float factor = lane < a.top_k ? chosen.shares[lane] : 0.f;
+  if (kCodes && lane < a.top_k) factor *= __ldg(a.down_scale + row_of(lane)) / kHalfUnit;
   pdl_trigger();
   pdl_wait();
   const int width = a.shared_size + a.top_k * a.intermediate_size;
   const T* inner = a.inner + static_cast<int64_t>(token) * width;
   const int64_t place = static_cast<int64_t>(token) * a.hidden_size + column;
   const float source = Traits<T>::to_float(a.source[place]);
+  if constexpr (kCodes) {
+    make_codes(a, inner, inner_codes, scales);
+    if (lane < a.top_k) factor *= scales[lane];
+  }
+  if (lane < a.top_k) factors[warp][lane + 1] = factor;
+  if (lane == 0) factors[warp][0] = a.shared_gate == nullptr ? 1.f : a.shared_gate[token];
+  __syncwarp();
   float sum = 0.f;
-  for (int first = lane * 8; first < width; first += kUnits * kWarp * 8) {
+  for (int first = lane * kLane; first < width; first += kUnits * kWarp * kLane) {
     uint4 now[kUnits];
-    float share[kUnits];
+    int k[kUnits];
 #pragma unroll
-    for (int u = 0; u < kUnits; ++u) now[u] = next[u], share[u] = next_share[u];
-    if (first + kUnits * kWarp * 8 < width) load();
+    for (int u = 0; u < kUnits; ++u) now[u] = next[u], k[u] = next_k[u];
+    if (first + kUnits * kWarp * kLane < width) load();
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
-      const int from = first + u * kWarp * 8;
+      const int from = first + u * kWarp * kLane;
       if (from >= width) break;
-      const uint4 x = *reinterpret_cast<const uint4*>(inner + from);
-      sum = fmaf(share[u], dot_unit<T>(now[u], x, 0.f), sum);
+      float y;
+      if constexpr (kCodes) {
+        y = dot_codes(now[u], inner_codes + from, 0.f);
+      } else {
+        y = dot_unit<T>(now[u], inner + from, 0.f);
+      }
+      sum = fmaf(factors[warp][k[u] + 1], y, sum);
     }
   }
   sum = warp_sum(sum);
   if (a.down_bias != nullptr) {
     for (int k = 0; k < a.top_k; ++k) {
-      const int64_t row = static_cast<int64_t>(chosen.ids[k]) * a.hidden_size + column;
-      sum = fmaf(chosen.shares[k], Traits<T>::to_float(a.down_bias[row]), sum);
+      sum = fmaf(chosen.shares[k], Traits<T>::to_float(a.down_bias[row_of(k)]), sum);
     }
   }
   const T y = Traits<T>::from_float(fmaf(a.made_scale, sum, a.source_scale * source));
@@ -267,17 +401,22 @@ __global__ void __launch_bounds__(kColumnWarps* kWarp, 1) few_tokens_down_kernel
   }
 }
 
-template <class T>
+template <class T, bool kCodes>
 Status run(const FewTokensParams& p, const Launch& launch_on) {
-  Args<T> a = {};
+  using Weight = Element<T, kCodes>;
+  Args<T, kCodes> a = {};
   a.choose = p.choose;
   a.x = static_cast<const T*>(p.x);
-  a.gate_up = static_cast<const T*>(p.gate_up);
+  a.gate_up = static_cast<const Weight*>(p.gate_up);
   a.gate_up_bias = static_cast<const T*>(p.gate_up_bias);
-  a.shared_gate_up = static_cast<const T*>(p.shared_gate_up);
-  a.down = static_cast<const T*>(p.down);
+  a.gate_up_scale = p.gate_up_scale;
+  a.gate_up_act = p.gate_up_act;
+  a.shared_gate_up = static_cast<const Weight*>(p.shared_gate_up);
+  a.down = static_cast<const Weight*>(p.down);
   a.down_bias = static_cast<const T*>(p.down_bias);
-  a.shared_down = static_cast<const T*>(p.shared_down);
+  a.down_scale = p.down_scale;
+  a.down_act = p.down_act;
+  a.shared_down = static_cast<const Weight*>(p.shared_down);
   a.shared_gate = p.shared_gate;
   a.inner = static_cast<T*>(p.inner);
   a.source = static_cast<const T*>(p.source);
@@ -300,25 +439,49 @@ Status run(const FewTokensParams& p, const Launch& launch_on) {
                      tokens);
   config.stream = launch_on.stream;
   config.pdl = launch_on.pdl;
-  const Status status = launch(few_tokens_up_kernel<T, 4>, config, "few_tokens_up", a);
+  if (kCodes) config.shared_bytes = p.hidden_size * sizeof(__half);
+  const Status status = launch(few_tokens_up_kernel<T, kCodes, 4>, config, "few_tokens_up", a);
   if (!status.ok()) return status;
   config.block = dim3(kColumnWarps * kWarp);
   config.grid = dim3(static_cast<unsigned>(ceil_div(p.hidden_size, int64_t{kColumnWarps})), tokens);
-  return launch(few_tokens_down_kernel<T>, config, "few_tokens_down", a);
+  if (kCodes) {
+    // launch() raises the limit for more than 48 KB, and does not know of the kernel's own
+    // variables.
+    const auto bytes = static_cast<size_t>(items) * sizeof(__half);
+    config.shared_bytes = bytes > (40 << 10) ? std::max<size_t>(bytes, 49 << 10) : bytes;
+  }
+  return launch(few_tokens_down_kernel<T, kCodes>, config, "few_tokens_down", a);
+}
+
+template <class T>
+Status run_type(const FewTokensParams& p, const Launch& launch_on) {
+  return p.gate_up_scale == nullptr ? run<T, false>(p, launch_on) : run<T, true>(p, launch_on);
 }
 
 }  // namespace
 
-bool takes_few_tokens(const Router& router, int64_t num_tokens, DType dtype) {
-  const int64_t pairs = num_tokens * router.top_k;
-  if (dtype == DType::kFloat32 || num_tokens > kMostFewTokens) return false;
+bool takes_few_tokens(const FewTokensParams& p) {
+  const Router& router = p.choose.router;
+  const int64_t tokens = p.choose.num_tokens, pairs = tokens * router.top_k;
+  if (p.dtype == DType::kFloat32 || tokens > kMostFewTokens || !p.activation.gated) return false;
+  if (router.num_groups > kWarp) return false;
   // Of tokens that choose at random one weight in eight is read twice, at most.
-  return num_tokens == 1 || 4 * (pairs - 1) <= router.num_experts;
+  if (tokens > 1 && 4 * (pairs - 1) > router.num_experts) return false;
+  const bool codes = p.gate_up_scale != nullptr;
+  const int64_t unit = codes ? 16 : 8;
+  const auto is_whole = [&](int64_t width) { return width % unit == 0; };
+  if (!is_whole(p.hidden_size) || !is_whole(p.intermediate_size) || !is_whole(p.shared_size)) {
+    return false;
+  }
+  // Codes' rows are kept whole.
+  return !codes || (p.shared_size == 0 && p.hidden_size <= kMostVectors * kQuantizeThreads * 8 &&
+                    router.top_k * p.intermediate_size * 2 <= kMostCodeBytes);
 }
 
 Status few_tokens(const FewTokensParams& p, const Launch& launch_on) {
   if (p.choose.num_tokens == 0) return {};
-  return p.dtype == DType::kBFloat16 ? run<__nv_bfloat16>(p, launch_on) : run<__half>(p, launch_on);
+  return p.dtype == DType::kBFloat16 ? run_type<__nv_bfloat16>(p, launch_on)
+                                     : run_type<__half>(p, launch_on);
 }
 
 }  // namespace regatta::cuda

@@ -5,8 +5,9 @@
 // it stay in registers while the warp goes over the tokens of its block; each token's sum of
 // squares is made beside the product, and divides it in the end. A block more, or all of them where
 // no logits are wanted, writes the normed rows, a warp per token (of few all of it), and the logit
-// of the shared expert's gate. Every sum's order is the row's alone, in the batch-invariant mode that
-// of normed rows too. Bound: the router's weight out of L2, once for kTokens tokens. Source: own.
+// of the shared expert's gate. Every sum's order is the row's alone, in the batch-invariant mode
+// that of normed rows too. Bound: the router's weight out of L2, once for kTokens tokens. Source:
+// own.
 #include <algorithm>
 #include <type_traits>
 

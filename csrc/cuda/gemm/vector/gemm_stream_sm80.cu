@@ -448,7 +448,12 @@ Status run_gemv(const GemmParams& p, cudaStream_t stream) {
   config.block = dim3(kThreads);
   config.stream = stream;
   config.pdl = p.dependent_launch;
-  return launch(gemv_stream_kernel<T, 4, 2>, config, "gemv_stream", static_cast<const T*>(p.weight),
+  // One block of a multiprocessor has as much on its way as two. Its registers leave no room beside
+  // a product's blocks: of few columns, which follow attention, alone.
+  const bool alone =
+      static_cast<int>(config.grid.x) <= num_multiprocessors() && p.in_features <= 4096;
+  auto* const kernel = alone ? gemv_stream_kernel<T, 8, 1> : gemv_stream_kernel<T, 4, 2>;
+  return launch(kernel, config, "gemv_stream", static_cast<const T*>(p.weight),
                 static_cast<const T*>(p.x), make_epilogue(p), static_cast<int>(p.in_features));
 }
 
