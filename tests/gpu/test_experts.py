@@ -47,7 +47,7 @@ BLOCKS = {
     "512 experts": ExpertBlock(Router(512, 10, renormalize=True), 16),
 }  # fmt: skip
 HIDDEN = 128
-ROWS = (1, 3, 17, 150, 700)
+ROWS = (1, 3, 8, 17, 150, 700)
 NUM_NOISES = 16
 ROUNDINGS = 6  # norm, product, function, product, sum
 CODES_DISTANCE = 0.03  # of what e4m3 experts make: 16 bits tip codes over
@@ -135,7 +135,7 @@ def test_few_tokens_of_wide_experts_equal_the_plain_twin(gpu: devices.Device, dt
     with operands.on_cpu():
         weights = weights_of(operands, WIDE, hidden_size)
     placed = on_gpu(operands, weights)
-    for rows in (1, 2, 3, 4, 5):
+    for rows in (1, 2, 5, 6):
         hidden = operands.tensor(rows, hidden_size)
         got = numpy_of(ops.expert_block(hidden.device, placed))
         with operands.on_cpu():

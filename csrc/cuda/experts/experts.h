@@ -53,7 +53,7 @@ struct ChooseAndSortParams {
 };
 // Few tokens' experts, shared ones with them: the choice, both products, the sum of what they make
 // by the shares, and the residual.
-constexpr int64_t kMostFewTokens = 4;
+constexpr int64_t kMostFewTokens = 8;
 
 struct FewTokensParams {
   ChooseArgs choose;

@@ -8,7 +8,8 @@
 //   2. down: a warp makes a column of the output, which is one sum over all that were chosen: each
 //      product is weighed as it is added. The logits are two launches old, so it chooses and asks
 //      for weights while `up` ends.
-// Weights that two tokens choose are read twice, the second time out of L2.
+// Weights that two tokens choose are read twice, the second time out of L2: all go through their
+// experts in the same order.
 // e4m3 weights: each block makes the codes of its rows itself, which are those of quantize_rows(),
 // and keeps them as halves of 1/256 of what they stand for. A product of two codes is exact in a
 // half then; two are added before they become a float.
@@ -60,12 +61,26 @@ struct Args {
   Activation activation;
 };
 
-// What a token's experts are.
+// A token's experts, in the order of their numbers.
 struct Chosen {
   float scores[kMaxExperts], choice[kMaxExperts];
   int32_t ids[kMaxChosen];
   float shares[kMaxChosen];
 };
+
+// By a warp.
+__device__ __forceinline__ void choose_in_order(const ChooseArgs& a, int token, Chosen* to) {
+  const int lane = threadIdx.x % kWarp, top_k = static_cast<int>(a.router.top_k);
+  choose(a, token, to->ids, to->shares, to->scores, to->choice);
+  __syncwarp();
+  const bool inside = lane < top_k;
+  const int id = inside ? to->ids[lane] : 0;
+  const float share = inside ? to->shares[lane] : 0.f;
+  int place = 0;
+  for (int j = 0; j < top_k; ++j) place += __shfl_sync(~0u, id, j) < id;
+  __syncwarp();
+  if (inside) to->ids[place] = id, to->shares[place] = share;
+}
 
 // acc + the products of 16 bytes of weights and as many values of x, one after the other.
 template <class T>
@@ -177,9 +192,7 @@ __global__ void __launch_bounds__(kUpWarps* kWarp, kUpBlocks)
   }
   pdl_wait();
   pdl_trigger();  // the logits are the next launch's, too
-  if (warp == 0) {
-    choose(a.choose, token, chosen.ids, chosen.shares, chosen.scores, chosen.choice);
-  }
+  if (warp == 0) choose_in_order(a.choose, token, &chosen);
   __syncthreads();
   if (!ahead && item < items) {
     aim(item);
@@ -282,28 +295,28 @@ __device__ __forceinline__ void make_codes(const Args<T, true>& a, const T* inne
 // Goes over the weights of one column, 16 bytes a step: the shared experts', then each choice's.
 template <class T, bool kCodes>
 struct Cursor {
-  const Args<T, kCodes>& a;
-  const Chosen& chosen;
+  const Args<T, kCodes>* args;
+  const int32_t* ids;
   int column, unit;  // of the segment
   int k = -1;        // whose; -1: the shared experts'
 
-  __device__ __forceinline__ Cursor(const Args<T, kCodes>& args, const Chosen& of, int column,
+  __device__ __forceinline__ Cursor(const Args<T, kCodes>& a, const int32_t* chosen, int column,
                                     int first)
-      : a(args), chosen(of), column(column), unit(first) {
+      : args(&a), ids(chosen), column(column), unit(first) {
     wrap();
   }
   __device__ __forceinline__ int size() const {
-    return (k < 0 ? a.shared_size : a.intermediate_size) / kUnit<T, kCodes>;
+    return (k < 0 ? args->shared_size : args->intermediate_size) / kUnit<T, kCodes>;
   }
   __device__ __forceinline__ void wrap() {
-    while (k < a.top_k && unit >= size()) unit -= size(), ++k;
+    while (k < args->top_k && unit >= size()) unit -= size(), ++k;
   }
-  __device__ __forceinline__ bool is_inside() const { return k < a.top_k; }
+  __device__ __forceinline__ bool is_inside() const { return k < args->top_k; }
   __device__ __forceinline__ const Element<T, kCodes>* weight() const {
     const int at = unit * kUnit<T, kCodes>;
-    if (k < 0) return a.shared_down + static_cast<int64_t>(column) * a.shared_size + at;
-    const int64_t row = static_cast<int64_t>(chosen.ids[k]) * a.hidden_size + column;
-    return a.down + row * a.intermediate_size + at;
+    if (k < 0) return args->shared_down + static_cast<int64_t>(column) * args->shared_size + at;
+    const int64_t row = static_cast<int64_t>(ids[k]) * args->hidden_size + column;
+    return args->down + row * args->intermediate_size + at;
   }
   __device__ __forceinline__ void advance() {
     unit += kWarp;
@@ -311,29 +324,29 @@ struct Cursor {
   }
 };
 
-// grid: (ceil(H / kColumnWarps), T).
+// grid: ceil(H / kColumnWarps). A warp has its column of all tokens, one after the other; the next
+// one's weights travel while it finishes one.
 template <class T, bool kCodes>
 __global__ void __launch_bounds__(kColumnWarps* kWarp, 1)
     few_tokens_down_kernel(const Args<T, kCodes> a) {
-  constexpr int kLane = kUnit<T, kCodes>;
+  constexpr int kLane = kUnit<T, kCodes>, kRound = kUnits * kWarp * kLane;
   extern __shared__ __align__(16) __half inner_codes[];  // [K, I], of codes
-  __shared__ Chosen chosen;
+  __shared__ Chosen chosen[kMostFewTokens];
   __shared__ float factors[kColumnWarps][kMaxChosen + 1];  // of a column: the shared ones' first
   __shared__ float squares[kColumnWarps], scales[kMaxChosen];
+  static_assert(kMostFewTokens <= kColumnWarps);
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int token = blockIdx.y;
+  const int tokens = a.choose.num_tokens;
   const int column = min(static_cast<int>(blockIdx.x) * kColumnWarps + warp, a.hidden_size - 1);
   const bool writes = static_cast<int>(blockIdx.x) * kColumnWarps + warp < a.hidden_size;
-  if (warp == 0) {
-    choose(a.choose, token, chosen.ids, chosen.shares, chosen.scores, chosen.choice);
-  }
+  if (warp < tokens) choose_in_order(a.choose, warp, &chosen[warp]);
   __syncthreads();
-  const auto row_of = [&](int k) {
-    return static_cast<int64_t>(chosen.ids[k]) * a.hidden_size + column;
+  const auto row_of = [&](int token, int k) {
+    return static_cast<int64_t>(chosen[token].ids[k]) * a.hidden_size + column;
   };
   const uint64_t once = policy_evict_first();
   const uint4 zero = make_uint4(0, 0, 0, 0);
-  Cursor<T, kCodes> at(a, chosen, column, lane);
+  Cursor<T, kCodes> at(a, chosen[0].ids, column, lane);
   uint4 next[kUnits];
   int next_k[kUnits];
   const auto load = [&] {
@@ -346,58 +359,67 @@ __global__ void __launch_bounds__(kColumnWarps* kWarp, 1)
     }
   };
   load();
-  float factor = lane < a.top_k ? chosen.shares[lane] : 0.f;
-  if (kCodes && lane < a.top_k) factor *= __ldg(a.down_scale + row_of(lane)) / kHalfUnit;
   pdl_trigger();
   pdl_wait();
   const int width = a.shared_size + a.top_k * a.intermediate_size;
-  const T* inner = a.inner + static_cast<int64_t>(token) * width;
-  const int64_t place = static_cast<int64_t>(token) * a.hidden_size + column;
-  const float source = Traits<T>::to_float(a.source[place]);
-  if constexpr (kCodes) {
-    make_codes(a, inner, inner_codes, scales);
-    if (lane < a.top_k) factor *= scales[lane];
-  }
-  if (lane < a.top_k) factors[warp][lane + 1] = factor;
-  if (lane == 0) factors[warp][0] = a.shared_gate == nullptr ? 1.f : a.shared_gate[token];
-  __syncwarp();
-  float sum = 0.f;
-  for (int first = lane * kLane; first < width; first += kUnits * kWarp * kLane) {
-    uint4 now[kUnits];
-    int k[kUnits];
-#pragma unroll
-    for (int u = 0; u < kUnits; ++u) now[u] = next[u], k[u] = next_k[u];
-    if (first + kUnits * kWarp * kLane < width) load();
-#pragma unroll
-    for (int u = 0; u < kUnits; ++u) {
-      const int from = first + u * kWarp * kLane;
-      if (from >= width) break;
-      float y;
-      if constexpr (kCodes) {
-        y = dot_codes(now[u], inner_codes + from, 0.f);
-      } else {
-        y = dot_unit<T>(now[u], inner + from, 0.f);
+  for (int token = 0; token < tokens; ++token) {
+    const T* inner = a.inner + static_cast<int64_t>(token) * width;
+    const int64_t place = static_cast<int64_t>(token) * a.hidden_size + column;
+    const float source = Traits<T>::to_float(a.source[place]);
+    float factor = lane < a.top_k ? chosen[token].shares[lane] : 0.f;
+    if constexpr (kCodes) {
+      make_codes(a, inner, inner_codes, scales);
+      if (lane < a.top_k) {
+        factor *= scales[lane] * __ldg(a.down_scale + row_of(token, lane)) / kHalfUnit;
       }
-      sum = fmaf(factors[warp][k[u] + 1], y, sum);
     }
-  }
-  sum = warp_sum(sum);
-  if (a.down_bias != nullptr) {
-    for (int k = 0; k < a.top_k; ++k) {
-      sum = fmaf(chosen.shares[k], Traits<T>::to_float(a.down_bias[row_of(k)]), sum);
-    }
-  }
-  const T y = Traits<T>::from_float(fmaf(a.made_scale, sum, a.source_scale * source));
-  if (writes && lane == 0) a.out[place] = y;
-  if (a.sumsq == nullptr) return;
-  const float rounded = writes ? Traits<T>::to_float(y) : 0.f;
-  if (lane == 0) squares[warp] = rounded * rounded;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    float total = 0.f;
+    if (lane < a.top_k) factors[warp][lane + 1] = factor;
+    if (lane == 0) factors[warp][0] = a.shared_gate == nullptr ? 1.f : a.shared_gate[token];
+    __syncwarp();
+    float sum = 0.f;
+    for (int round = 0; round < width; round += kRound) {
+      uint4 now[kUnits];
+      int k[kUnits];
 #pragma unroll
-    for (int w = 0; w < kColumnWarps; ++w) total += squares[w];
-    a.sumsq[static_cast<int64_t>(token) * gridDim.x + blockIdx.x] = total;
+      for (int u = 0; u < kUnits; ++u) now[u] = next[u], k[u] = next_k[u];
+      if (round + kRound < width) {
+        load();
+      } else if (token + 1 < tokens) {
+        at = Cursor<T, kCodes>(a, chosen[token + 1].ids, column, lane);
+        load();
+      }
+#pragma unroll
+      for (int u = 0; u < kUnits; ++u) {
+        const int from = round + (u * kWarp + lane) * kLane;
+        if (from >= width) break;
+        float y;
+        if constexpr (kCodes) {
+          y = dot_codes(now[u], inner_codes + from, 0.f);
+        } else {
+          y = dot_unit<T>(now[u], inner + from, 0.f);
+        }
+        sum = fmaf(factors[warp][k[u] + 1], y, sum);
+      }
+    }
+    sum = warp_sum(sum);
+    if (a.down_bias != nullptr) {
+      for (int k = 0; k < a.top_k; ++k) {
+        const float bias = Traits<T>::to_float(a.down_bias[row_of(token, k)]);
+        sum = fmaf(chosen[token].shares[k], bias, sum);
+      }
+    }
+    const T y = Traits<T>::from_float(fmaf(a.made_scale, sum, a.source_scale * source));
+    if (writes && lane == 0) a.out[place] = y;
+    const float rounded = writes ? Traits<T>::to_float(y) : 0.f;
+    if (lane == 0) squares[warp] = rounded * rounded;
+    __syncthreads();  // codes and factors have been read, too
+    if (threadIdx.x == 0 && a.sumsq != nullptr) {
+      float total = 0.f;
+#pragma unroll
+      for (int w = 0; w < kColumnWarps; ++w) total += squares[w];
+      a.sumsq[static_cast<int64_t>(token) * gridDim.x + blockIdx.x] = total;
+    }
+    __syncthreads();
   }
 }
 
@@ -448,7 +470,7 @@ Status run(const FewTokensParams& p, const Launch& launch_on) {
     // launch() raises the limit for more than 48 KB, and does not know of the kernel's own
     // variables.
     const auto bytes = static_cast<size_t>(items) * sizeof(__half);
-    config.shared_bytes = bytes > (40 << 10) ? std::max<size_t>(bytes, 49 << 10) : bytes;
+    config.shared_bytes = bytes > (8 << 10) ? std::max<size_t>(bytes, 49 << 10) : bytes;
   }
   return launch(few_tokens_down_kernel<T, kCodes>, config, "few_tokens_down", a);
 }
@@ -465,8 +487,8 @@ bool takes_few_tokens(const FewTokensParams& p) {
   const int64_t tokens = p.choose.num_tokens, pairs = tokens * router.top_k;
   if (p.dtype == DType::kFloat32 || tokens > kMostFewTokens || !p.activation.gated) return false;
   if (router.num_groups > kWarp) return false;
-  // Of tokens that choose at random one weight in eight is read twice, at most.
-  if (tokens > 1 && 4 * (pairs - 1) > router.num_experts) return false;
+  // Of tokens that choose at random one weight in four is asked for twice, at most.
+  if (tokens > 1 && 2 * (pairs - 1) > router.num_experts) return false;
   const bool codes = p.gate_up_scale != nullptr;
   const int64_t unit = codes ? 16 : 8;
   const auto is_whole = [&](int64_t width) { return width % unit == 0; };
