@@ -146,7 +146,7 @@ struct Cuts {
     int move = 0;
     if (snap != 0 && place->tile == 1) {
       move = -1;
-    } else if (snap != 0 && place->num_tiles - place->tile == 1) {
+    } else if (snap != 0 && place->tile > 0 && place->num_tiles - place->tile == 1) {
       move = 1;
     }
     place->tile += move;
