@@ -4,6 +4,7 @@
 // asked for, it is left out, and this file is compiled with REGATTA_WITHOUT_SMNN: all that others
 // call of such files, as refusals. The linker finds what is missing here. No kernels.
 #include "cuda/attention/attention.cuh"
+#include "cuda/attention/latent/latent_attention.cuh"
 #include "regatta/gemm.h"
 
 namespace regatta::cuda {
@@ -56,6 +57,10 @@ Status launch_attention_decode_sm90(const AttentionArgs&, DType, KvFormat, int,
 }
 Status launch_attention_prefill_sm90(const AttentionArgs&, DType, KvFormat, int, int64_t, int,
                                      const Launch&) {
+  return absent("90a");
+}
+Status launch_latent_attention_sm90(const LatentArgs&, const LatentPlan&, DType, int64_t,
+                                    const Launch&) {
   return absent("90a");
 }
 #endif

@@ -133,6 +133,7 @@ LatentAttentionParams latent_attention_params(const LatentAttentionBlockParams& 
   a.cache = l.cache.key;
   a.tail = l.cache.tail;
   a.scales = l.cache.key_scale;
+  a.num_blocks = l.cache.num_blocks;
   a.block_size = l.cache.block_size;
   a.batch = l.batch;
   a.num_heads = l.block.num_heads;

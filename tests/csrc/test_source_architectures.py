@@ -158,7 +158,11 @@ def test_all_that_others_call_of_a_source_is_defined_where_it_is_left_out() -> N
     for name, path in SOURCES.items():
         by_level.setdefault(build.oldest_architecture(path), []).append(name)
     assert set(defined) == set(by_level) - {""}
-    headers = (build.CSRC / "include" / "regatta" / "gemm.h", FILES["attention.cuh"])
+    headers = (
+        build.CSRC / "include" / "regatta" / "gemm.h",
+        FILES["attention.cuh"],
+        FILES["latent_attention.cuh"],
+    )
     declared = {
         function
         for header in headers

@@ -43,6 +43,9 @@ FORMS = {
     "odd sizes": LatentAttentionBlock(3, 24, 16, 8, 20, 0.1),
     "32 heads": LatentAttentionBlock(32, 64, 16, 32, 16, 0.1),
     "128 heads": LatentAttentionBlock(128, 512, 16, 64, 16, 0.05),
+    # Of Hopper's own kernel, as those are; its blocks are in sixteens and in sixty-fours.
+    "16 heads of DeepSeek": LatentAttentionBlock(16, 512, 16, 64, 16, 0.05),
+    "20 heads of 512 values": LatentAttentionBlock(20, 512, 16, 64, 16, 0.05),
     "queries of a rank": LatentAttentionBlock(
         20, 64, 32, 32, 48, 0.1, q_lora_rank=40, q_a_norm=Norm()
     ),
@@ -82,10 +85,30 @@ def on_gpu(operands: Operands, weights: LatentAttention) -> LatentAttention:
     return map_tensors(replace(weights, kv_b=turned), placed)
 
 
+def tree_masks(operands: Operands, spans: Sequence[Span]) -> Any:
+    """int32 [T, 1]: of each token its parent's bits, or none, and its own."""
+    masks: list[int] = []
+    for span in spans:
+        first = len(masks)
+        for token in range(span.new):
+            parent = operands.generator.integers(-1, token)
+            masks.append(1 << token | (masks[first + parent] if parent >= 0 else 0))
+    return np.array(masks, np.uint32).view(np.int32)[:, None]
+
+
 class Problem:
     """A block and a step over a cache of its latents, on the CPU and on the GPU."""
 
-    def __init__(self, operands: Operands, form: str, kv_format: str, spans: Sequence[Span]):
+    def __init__(
+        self,
+        operands: Operands,
+        form: str,
+        kv_format: str,
+        spans: Sequence[Span],
+        block_size: int = 0,
+        trees: bool = False,
+    ):
+        """block_size: 0 for one that the form has. trees: spans are trees of drafts."""
         import paddle
 
         block = FORMS[form]
@@ -97,9 +120,10 @@ class Problem:
         self.ropes = (paddle.to_tensor(table, place=paddle.CPUPlace()),)
         self.device_ropes = (operands.placed(table),)
         heads = Heads(block.num_heads, 1, block.latent_size)
-        self.block_size = BLOCK_SIZES[len(form) % len(BLOCK_SIZES)]
+        self.block_size = block_size or BLOCK_SIZES[len(form) % len(BLOCK_SIZES)]
         self.step = Step(operands, spans, heads, self.block_size)
         self.hidden = operands.tensor(self.step.num_tokens, HIDDEN)
+        self.trees = tree_masks(operands, spans) if trees else None
 
     def caches(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """What requests kept before the step: plain, and the GPU's."""
@@ -121,20 +145,24 @@ class Problem:
             [self.caches()[1]],
             self.device_ropes,
             self.step.device,
+            None if self.trees is None else self.operands.placed(self.trees),
         )
         return out, tuple(part.cpu() for part in written)
 
     def on_plain_twin(self, read: tuple[Any, ...] | None = None) -> tuple[Any, tuple[Any, ...]]:
         """The same by plain operators; read: a cache to which they write nothing."""
+        import paddle
+
         cache, inputs = self.caches()[0], self.step.plain
         with self.operands.on_cpu():
+            trees = None if self.trees is None else paddle.to_tensor(self.trees)
             if read is not None:
                 cache = tuple(
                     mine.astype(plain.dtype) for mine, plain in zip(read, cache, strict=True)
                 )
                 inputs = inputs._replace(slot_mapping=inputs.slot_mapping * 0 - 1)
             out, written = reference.layers(
-                self.hidden.plain, [(self.weights,)], [cache], self.ropes, inputs
+                self.hidden.plain, [(self.weights,)], [cache], self.ropes, inputs, trees
             )
         return out, tuple(written)
 
@@ -166,6 +194,18 @@ def test_latent_attention_equals_the_plain_twin(
     compare(written[0], kept[0], dtype, ROUNDINGS)
 
 
+@pytest.mark.parametrize("form", ["16 heads of DeepSeek", "20 heads of 512 values", "128 heads"])
+@pytest.mark.parametrize("block_size", [16, 64, 128])
+@pytest.mark.parametrize("trees", [False, True])
+def test_drafts_over_contexts_of_any_length_equal_the_plain_twin(
+    gpu: devices.Device, form: str, block_size: int, trees: bool
+) -> None:
+    contexts = (1, 63, 64, 65, 1000, *([] if form == "128 heads" else [5500]))
+    spans = [Span(max(0, length - 1 - i % 5), 1 + i % 5) for i, length in enumerate(contexts)]
+    problem = Problem(Operands(gpu, "bfloat16"), form, "dense", spans, block_size, trees)
+    compare(problem.on_device()[0], problem.on_plain_twin()[0], "bfloat16", ROUNDINGS)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("make", [decode_spans, prefill_spans])
@@ -182,17 +222,18 @@ def test_codes_of_latents_are_written_and_read_as_by_the_plain_twin(
     assert_close(rows[:, rank:], wanted[:, rank:], dtype, ROUNDINGS)
 
 
+@pytest.mark.parametrize("form", ["16 heads", "16 heads of DeepSeek"])
 @pytest.mark.parametrize("kv_format", ["dense", "fp8"])
-def test_parts_of_a_context_are_added_up(gpu: devices.Device, kv_format: str) -> None:
+def test_parts_of_a_context_are_added_up(gpu: devices.Device, form: str, kv_format: str) -> None:
     spans = [Span(5000, 1), Span(3, 1), Span(1023, 1)]
-    problem = Problem(Operands(gpu, "bfloat16"), "16 heads", kv_format, spans)
+    problem = Problem(Operands(gpu, "bfloat16"), form, kv_format, spans)
     got, written = problem.on_device()
     assert np.isfinite(numpy_of(got)).all()
     compare(got, problem.on_plain_twin(read=written)[0], "bfloat16", ROUNDINGS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("form", ["16 heads", "odd sizes", "128 heads"])
+@pytest.mark.parametrize("form", ["16 heads", "odd sizes", "128 heads", "16 heads of DeepSeek"])
 @pytest.mark.parametrize("kv_format", ["dense", "fp8"])
 def test_a_decoded_token_does_not_depend_on_a_prompt_beside_it(
     gpu: devices.Device, dtype: str, form: str, kv_format: str

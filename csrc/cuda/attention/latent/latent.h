@@ -58,7 +58,7 @@ struct LatentAttentionParams {
   const void* cache = nullptr;     // [blocks, block_size, L + R], or L bytes
   const void* tail = nullptr;      // [blocks, block_size, R]
   const float* scales = nullptr;   // [blocks, block_size]; null: rows are values
-  int64_t block_size = 0;
+  int64_t num_blocks = 0, block_size = 0;
   AttentionBatch batch;
   void* out = nullptr;  // [Hq, T, L]; rows of padding are left as they are
   int64_t num_heads = 0, latent_rank = 0, rope_size = 0;

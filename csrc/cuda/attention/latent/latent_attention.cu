@@ -1,9 +1,10 @@
 // See latent.h: attention over latents of a paged cache.
 //
-// Architectures: all; the mma kernel runs on sm_80 and later, for bf16 and fp16, L and L + R
-// multiples of 32 and L up to 512, where its tiles fit into shared memory; else the plain one. A
-// row is a token's query of one head; rows of a span lie token after token, its heads side by side.
-// Algorithm of the mma kernel
+// Architectures: all; on Hopper latent_attention_sm90.cu takes what it can. The mma kernel runs on
+// sm_80 and later, for bf16 and fp16, L and L + R multiples of 32 and L up to 512, where its tiles
+// fit into shared memory; else the plain one. REGATTA_KERNEL=latent_attention=sm80 forces these
+// two. A row is a token's query of one head; rows of a span lie token after token, its heads side
+// by side. Algorithm of the mma kernel
 //   1. A block takes up to kM rows of one span and a part of its context. Latents come through
 //      shared memory in tiles of kTile tokens, two ahead of each other; each is read once for all
 //      rows, as key with all its values and as value with the first L. Codes arrive as they are and
@@ -17,8 +18,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "cuda/attention/latent/latent.h"
-#include "cuda/common.cuh"
+#include "cuda/attention/latent/latent_attention.cuh"
 
 namespace regatta::cuda {
 namespace {
@@ -31,24 +31,6 @@ constexpr int kStages = 2;
 constexpr int kLeastPart = 256;  // tokens of a context, split
 constexpr int kMaxParts = 32;
 
-struct Args {
-  const void* q_latent;
-  const void* q_rope;
-  const void* cache;
-  const void* tail;     // of codes
-  const float* scales;  // of codes, null without
-  void* out;
-  float* partial;  // [parts, rows, L], null without parts
-  float2* sums;    // [parts, rows]: largest score, sum of exponentials
-  const int32_t* cu_seqlens_q;
-  const int32_t* context_lens;
-  const int32_t* block_tables;
-  const uint32_t* tree_mask;
-  int64_t tree_words, max_blocks;
-  int num_tokens, num_seqs, num_heads, rank, rope, block_size, parts;
-  float scale_log2;
-};
-
 // A block's rows: of span `seq`, from row `first` on.
 struct Item {
   int seq, first;
@@ -56,7 +38,7 @@ struct Item {
 
 // Tile `index` of kM rows over all spans; seq -1: there is none. By a warp.
 template <int kM>
-__device__ __forceinline__ Item find_item(const Args& a, int index) {
+__device__ __forceinline__ Item find_item(const LatentArgs& a, int index) {
   const int lane = threadIdx.x % kWarp;
   int before = 0;
   for (int s0 = 0; s0 < a.num_seqs; s0 += kWarp) {
@@ -82,30 +64,6 @@ __device__ __forceinline__ Item find_item(const Args& a, int index) {
   }
   return {-1, 0};
 }
-
-// Where a span lies, and what its tokens see.
-struct Span {
-  int start, length, context, before;
-  bool tree;
-
-  __device__ __forceinline__ Span(const Args& a, int seq) {
-    start = a.cu_seqlens_q[seq];
-    length = a.cu_seqlens_q[seq + 1] - start;
-    context = a.context_lens[seq];
-    before = context - length;
-    tree = a.tree_mask != nullptr && length <= 32 * a.tree_words;
-  }
-  // Whether token i of the span sees position p.
-  __device__ __forceinline__ bool sees(const Args& a, int i, int p) const {
-    if (!tree || p < before) return p <= before + i;
-    const int other = p - before;
-    if (other >= length) return false;
-    const uint32_t* words = a.tree_mask + (start + i) * a.tree_words;
-    return words[other / 32] >> other % 32 & 1;
-  }
-  // Positions that tokens up to i see at most.
-  __device__ __forceinline__ int last(int i) const { return tree ? context : before + i + 1; }
-};
 
 // Two e4m3 codes, in bits 8 to 15 and 24 to 31, as halves of 1/256 of what they stand for. Exact,
 // subnormal ones too, and of no float8 unit.
@@ -148,7 +106,7 @@ struct Shape {
 };
 
 template <class T, int kM, int kTile, bool kCodes>
-__global__ void __launch_bounds__(kThreads, 1) latent_attention_kernel(const Args a) {
+__global__ void __launch_bounds__(kThreads, 1) latent_attention_kernel(const LatentArgs a) {
   using S = Shape<kM, kTile, kCodes>;
   constexpr int kTilesM = kM / 16, kTilesN = kTile / 8;
   constexpr int kOwnM = kTilesM * kTilesN / kWarps;  // score tiles of a warp, one below the other
@@ -176,7 +134,7 @@ __global__ void __launch_bounds__(kThreads, 1) latent_attention_kernel(const Arg
   }
   __syncthreads();
   if (item.seq < 0) return;
-  const Span span(a, item.seq);
+  const LatentSpan span(a, item.seq);
   const int num_rows = min(kM, span.length * a.num_heads - item.first);
   const int last_token = (item.first + num_rows - 1) / a.num_heads;
   const int visible = span.last(last_token);
@@ -407,7 +365,7 @@ __global__ void __launch_bounds__(kThreads, 1) latent_attention_kernel(const Arg
 
 // The parts of a row added up, in their order. A block per row.
 template <class T>
-__global__ void __launch_bounds__(128) add_parts_kernel(const Args a) {
+__global__ void __launch_bounds__(128) add_parts_kernel(const LatentArgs a) {
   __shared__ float weights[kMaxParts];
   pdl_trigger();
   pdl_wait();
@@ -443,7 +401,7 @@ struct Latent {
   float unit;
   int rank;
 
-  __device__ __forceinline__ Latent(const Args& a, int64_t slot) : rank(a.rank) {
+  __device__ __forceinline__ Latent(const LatentArgs& a, int64_t slot) : rank(a.rank) {
     if constexpr (kCodes) {
       values = static_cast<const T*>(a.tail) + slot * a.rope - rank;
       codes = static_cast<const uint8_t*>(a.cache) + slot * rank;
@@ -462,7 +420,7 @@ struct Latent {
 
 // Any dtype and size: a block per row, a warp per score.
 template <class T, bool kCodes>
-__global__ void __launch_bounds__(kThreads) latent_attention_plain_kernel(const Args a) {
+__global__ void __launch_bounds__(kThreads) latent_attention_plain_kernel(const LatentArgs a) {
   extern __shared__ float query[];  // [L + R], then the output [L]
   __shared__ float scores[kWarps];
   const int size = a.rank + a.rope;
@@ -475,7 +433,7 @@ __global__ void __launch_bounds__(kThreads) latent_attention_plain_kernel(const 
   if (token >= a.cu_seqlens_q[a.num_seqs]) return;
   int seq = 0;
   while (a.cu_seqlens_q[seq + 1] <= token) ++seq;
-  const Span span(a, seq);
+  const LatentSpan span(a, seq);
   for (int i = threadIdx.x; i < size; i += kThreads) {
     query[i] = Traits<T>::to_float(
         i < a.rank ? static_cast<const T*>(a.q_latent)[index * a.rank + i]
@@ -572,8 +530,58 @@ int num_parts(const LatentAttentionParams& p, const AttentionLimits& limits) {
   return static_cast<int>(std::clamp<int64_t>(num_multiprocessors() / items, 1, most));
 }
 
+int architecture() {
+  int device = 0, major = 0, minor = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  return major * 10 + minor;
+}
+
+// Whether the sm90 kernel takes it: a function of the model and the cache, not of the batch.
+bool takes_sm90(const LatentAttentionParams& p) {
+  const int64_t block = p.block_size;
+  const bool fits_tiles = block >= 64 ? block % 64 == 0 : block >= 8 && (block & (block - 1)) == 0;
+  return architecture() == 90 && p.dtype != DType::kFloat32 && p.scales == nullptr &&
+         p.latent_rank == 512 && p.rope_size == 64 && fits_tiles && p.num_blocks > 0 &&
+         p.num_blocks * block <= INT32_MAX && forced_candidate("latent_attention") != "sm80";
+}
+
+// How the sm90 kernel shares a call out. Parts of equal work where blocks would be idle; not in the
+// batch-invariant mode, nor where many groups of rows read contexts that L2 does not hold: side by
+// side from the first token on they read them together.
+LatentPlan plan_sm90(const LatentAttentionParams& p, const AttentionLimits& limits, int num_sms) {
+  constexpr int64_t kLeastTiles = 2, kTile = 64;  // of keys: as its kernel's
+  constexpr int64_t kMaxGroups = 16;              // a multiprocessor's, that are worth looking for
+  constexpr int64_t kLongContext = 16384, kMaxLongGroups = 4;
+  LatentPlan plan;
+  plan.lanes = p.num_heads > kLatentRows ? 2 : 1;
+  const int64_t rows = p.num_heads * limits.max_query_len;  // of a span
+  const int64_t group_rows = kLatentRows * plan.lanes, units = num_sms / plan.lanes;
+  const int64_t groups = p.batch.num_tokens * p.num_heads / group_rows + p.batch.num_seqs;
+  const bool is_long = limits.max_context_len > kLongContext;
+  plan.reads_once = rows <= group_rows;
+  plan.shares = !is_batch_invariant &&
+                (plan.reads_once || groups <= units * (is_long ? kMaxLongGroups : kMaxGroups));
+  plan.place_rows = static_cast<int>(std::min<int64_t>(rows, kLatentRows));
+  const int64_t tiles = std::max<int64_t>(1, ceil_div(limits.max_context_len, kTile));
+  plan.units = static_cast<int>(plan.shares ? std::min(units, ceil_div(groups * tiles, kLeastTiles))
+                                            : groups);
+  return plan;
+}
+
+// Rows of partial results of all parts.
+int64_t partial_rows(const LatentAttentionParams& p, const AttentionLimits& limits) {
+  if (takes_sm90(p)) {
+    const LatentPlan plan = plan_sm90(p, limits, num_multiprocessors());
+    return plan.num_places() * plan.place_rows;
+  }
+  const int parts = num_parts(p, limits);
+  return parts == 1 ? 0 : parts * p.num_heads * p.batch.num_tokens;
+}
+
 template <class T, int kM, int kTile, bool kCodes>
-Status run_mma(const Args& a, const LatentAttentionParams& p, LaunchConfig config) {
+Status run_mma(const LatentArgs& a, const LatentAttentionParams& p, LaunchConfig config) {
   config.grid = dim3(static_cast<unsigned>(most_items(p, kM)), static_cast<unsigned>(a.parts));
   config.block = dim3(kThreads);
   config.shared_bytes = static_cast<size_t>(Shape<kM, kTile, kCodes>::bytes(a.rank, a.rope));
@@ -587,7 +595,7 @@ Status run_mma(const Args& a, const LatentAttentionParams& p, LaunchConfig confi
 }
 
 template <class T, bool kCodes>
-Status run(const Args& a, const LatentAttentionParams& p, const AttentionLimits& limits,
+Status run(const LatentArgs& a, const LatentAttentionParams& p, const AttentionLimits& limits,
            const Launch& launch_on) {
   LaunchConfig config;
   config.stream = launch_on.stream;
@@ -614,16 +622,13 @@ Status run(const Args& a, const LatentAttentionParams& p, const AttentionLimits&
 
 int64_t latent_attention_workspace_bytes(const LatentAttentionParams& p,
                                          const AttentionLimits& limits) {
-  const int parts = num_parts(p, limits);
-  if (parts == 1) return 0;
-  const int64_t rows = p.num_heads * p.batch.num_tokens;
-  return parts * rows * (p.latent_rank * 4 + static_cast<int64_t>(sizeof(float2)));
+  return partial_rows(p, limits) * (p.latent_rank * 4 + static_cast<int64_t>(sizeof(float2)));
 }
 
 Status latent_attention(const LatentAttentionParams& p, const AttentionLimits& limits,
                         void* workspace, const Launch& launch_on) {
   if (p.batch.num_tokens == 0) return {};
-  Args a = {};
+  LatentArgs a = {};
   a.q_latent = p.q_latent;
   a.q_rope = p.q_rope;
   a.cache = p.cache;
@@ -643,12 +648,16 @@ Status latent_attention(const LatentAttentionParams& p, const AttentionLimits& l
   a.rope = static_cast<int>(p.rope_size);
   a.block_size = static_cast<int>(p.block_size);
   a.scale_log2 = p.softmax_scale * 1.44269504f;
-  a.parts = num_parts(p, limits);
-  if (a.parts > 1) {
-    const int64_t rows = p.num_heads * p.batch.num_tokens;
+  const int64_t rows = partial_rows(p, limits);
+  if (rows > 0) {
     a.partial = static_cast<float*>(workspace);
-    a.sums = reinterpret_cast<float2*>(a.partial + a.parts * rows * p.latent_rank);
+    a.sums = reinterpret_cast<float2*>(a.partial + rows * p.latent_rank);
   }
+  if (takes_sm90(p)) {
+    return launch_latent_attention_sm90(a, plan_sm90(p, limits, num_multiprocessors()), p.dtype,
+                                        p.num_blocks * p.block_size, launch_on);
+  }
+  a.parts = num_parts(p, limits);
   return dispatch_dtype(p.dtype, "latent_attention", [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     return p.scales != nullptr ? run<T, true>(a, p, limits, launch_on)
