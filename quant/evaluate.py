@@ -393,7 +393,7 @@ class Model:
 
         import paddle
         from predict.nn.decoder import forward
-        from predict.nn.inputs import ForwardInputs, to_tensors
+        from predict.nn.inputs import ForwardInputs, max_lens_of, to_tensors
 
         length = len(window)
         positions = np.arange(length, dtype=np.int32)
@@ -406,7 +406,7 @@ class Model:
             context_lens=np.array([length], np.int32),
             block_tables=np.arange(num_blocks, dtype=np.int32)[None],
             logit_indices=positions,
-            max_lens=np.array([length, length], np.int32),
+            max_lens=max_lens_of([length], [length]),
         )
         if self.placing is not None:
             inputs = self.placing.placed(inputs, [self.placing.of(window.tolist())])

@@ -46,7 +46,7 @@ from predict.nn.decoder import (
     NormWeights,
 )
 from predict.nn.hf_config import ConfigReader
-from predict.nn.inputs import ForwardInputs, to_tensors
+from predict.nn.inputs import ForwardInputs, max_lens_of, to_tensors
 from predict.nn.spec import DecoderSpec, EmbeddingSpec
 from predict.nn.weights import BlockPlan, ExpertsPlan, LinearPlan, TablePlan, WeightPlan
 from predict.ops import composed
@@ -564,7 +564,7 @@ def _one_sequence(
             context_lens=np.array([length], np.int32),
             block_tables=np.arange(num_blocks, dtype=np.int32)[None],
             logit_indices=np.zeros(1, np.int32),
-            max_lens=np.array([length, length], np.int32),
+            max_lens=max_lens_of([length], [length]),
         ),
         place,
     )

@@ -63,6 +63,10 @@ Status launch_latent_attention_sm90(const LatentArgs&, const LatentPlan&, DType,
                                     const Launch&) {
   return absent("90a");
 }
+Status launch_attention_prefill_expanded_sm90(const AttentionArgs&, DType, const void*, int64_t,
+                                              int, const Launch&) {
+  return absent("90a");
+}
 #endif
 
 }  // namespace regatta::cuda

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "cuda/adapters/low_rank.h"
+#include "cuda/attention/latent/expanded.h"
 #include "cuda/attention/latent/latent.h"
 #include "cuda/experts/experts.h"
 #include "cuda/norm/sum_norm.h"
@@ -40,6 +41,10 @@ constexpr int64_t kRowsNormedAhead = 129;
 // Up to so many rows a router's logits are made beside the norm, in as few blocks as there are
 // multiprocessors.
 constexpr int64_t kRowsRouted = 24;
+
+// Keys and values of so many bytes are made of latents at a time, of as many heads as that allows.
+// On the host, predict/loading/memory.py has room for as much.
+constexpr int64_t kMaxExpandedBytes = int64_t{256} << 20;
 
 bool norms_ahead(int64_t rows) { return is_batch_invariant || rows >= kRowsNormedAhead; }
 
@@ -143,6 +148,40 @@ LatentAttentionParams latent_attention_params(const LatentAttentionBlockParams& 
   return a;
 }
 
+LatentSizes latent_sizes(const LatentAttentionBlock& block) {
+  return {block.kv_lora_rank, block.qk_rope_head_dim, block.qk_nope_head_dim, block.v_head_dim};
+}
+
+// What of a step a block of latent attention expands: the long spans, or nothing. The form
+// "expanded" is as "cheaper" here: what else it would expand costs more.
+struct Expansion {
+  int64_t rows = 0;      // tokens of their contexts; 0: nothing
+  int64_t heads = 0;     // at a time
+  bool is_all = false;   // no other span is there
+  AttentionLimits rest;  // of the spans that are absorbed
+
+  static Expansion of(const LatentAttentionBlockParams& l, const AttentionLimits& limits) {
+    const LatentAttentionBlock& block = l.block;
+    Expansion none;
+    none.rest = limits;
+    if (is_batch_invariant || block.form == LatentForm::kAbsorbed || limits.num_long_tokens == 0 ||
+        limits.max_short_len >= limits.max_query_len || l.batch.tree_mask != nullptr ||
+        !expands_latents(latent_sizes(block), l.dtype)) {
+      return none;
+    }
+    const int64_t row_bytes = limits.num_long_tokens * dtype_size(l.dtype);
+    const int64_t left = kMaxExpandedBytes - row_bytes * block.latent_size();
+    const int64_t most = left / (row_bytes * (block.qk_nope_head_dim + block.v_head_dim));
+    if (left < 0 || most == 0) return none;  // contexts without end
+    Expansion made;
+    made.rows = limits.num_long_tokens;
+    made.heads = ceil_div(block.num_heads, ceil_div(block.num_heads, most));
+    made.is_all = limits.max_short_len == 0;
+    made.rest = {std::max<int64_t>(limits.max_short_len, 1), limits.max_context_len};
+    return made;
+  }
+};
+
 // Attention's workspace; blocks of one shape share one (paged_attention_workspace_bytes()).
 struct AttentionSpace {
   AttentionBlock shape;
@@ -182,6 +221,13 @@ struct LatentScratch {
   void* values;    // [Hq, T, V]
   int32_t* ends;   // [Hq]
   void* workspace;
+  // Of long spans, S and Hg as in expanded.h.
+  void* latents;        // [S, L]
+  void* rope;           // [S, R]
+  void* keys;           // [S, Hg, N]
+  void* expanded;       // [S, Hg, V]: values
+  int32_t* first_rows;  // [B]
+  void* expanded_workspace;
 };
 
 // Of blocks whose rows have adapters (cuda/adapters/low_rank.h).
@@ -218,7 +264,7 @@ struct BlocksScratch {
       if (const auto* a = std::get_if<AttentionBlockParams>(&params)) {
         add(*a, limits, arena, sizes);
       } else if (const auto* l = std::get_if<LatentAttentionBlockParams>(&params)) {
-        add(*l, limits, sizes);
+        add(*l, Expansion::of(*l, limits), limits, sizes);
       } else if (const auto* e = std::get_if<ExpertBlockParams>(&params)) {
         add(*e, sizes);
       } else {
@@ -259,6 +305,13 @@ struct BlocksScratch {
     latent.values = take(sizes.values);
     latent.ends = static_cast<int32_t*>(words(sizes.latent_heads));
     latent.workspace = sizes.latent_workspace == 0 ? nullptr : arena.take(sizes.latent_workspace);
+    latent.latents = take(sizes.long_latents);
+    latent.rope = take(sizes.long_rope);
+    latent.keys = take(sizes.long_keys);
+    latent.expanded = take(sizes.long_values);
+    latent.first_rows = static_cast<int32_t*>(words(sizes.first_rows));
+    latent.expanded_workspace =
+        sizes.expanded_workspace == 0 ? nullptr : arena.take(sizes.expanded_workspace);
     adapters.sums = static_cast<float*>(words(sizes.sums));
     adapters.squares = static_cast<float*>(words(sizes.squares));
     adapters.added = take(sizes.added);
@@ -282,6 +335,8 @@ struct BlocksScratch {
     int64_t logits = 0, tokens = 0, pairs = 0, counts = 0;  // of 4 bytes
     int64_t latent_made = 0, q_normed = 0, latent_q = 0, q_nope = 0, q_rope = 0, q_latent = 0;
     int64_t values = 0, latent_heads = 0, latent_workspace = 0;
+    int64_t long_latents = 0, long_rope = 0, long_keys = 0, long_values = 0, first_rows = 0;
+    int64_t expanded_workspace = 0;
     int64_t sums = 0, squares = 0, ids = 0, tiles = 0, tile_stride = 0;  // of 4 bytes
     int64_t added = 0;
 
@@ -341,7 +396,8 @@ struct BlocksScratch {
     attention.push_back(space);
   }
 
-  void add(const LatentAttentionBlockParams& l, const AttentionLimits& limits, Sizes& sizes) {
+  void add(const LatentAttentionBlockParams& l, const Expansion& expansion,
+           const AttentionLimits& limits, Sizes& sizes) {
     const LatentAttentionBlock& block = l.block;
     const int64_t rows = l.batch.num_tokens, pairs = rows * block.num_heads;
     const auto most = [](int64_t& size, int64_t values) { size = std::max(size, values); };
@@ -351,23 +407,49 @@ struct BlocksScratch {
     if (block.q_lora_rank > 0) most(sizes.latent_q, rows * block.q_size());
     most(sizes.q_nope, pairs * block.qk_nope_head_dim);
     most(sizes.q_rope, pairs * block.qk_rope_head_dim);
-    most(sizes.q_latent, pairs * block.kv_lora_rank);
-    most(sizes.values, pairs * block.v_head_dim);
     most(sizes.q, rows * block.mixed_size());
     most(sizes.latent_heads, block.num_heads);
-    most(sizes.latent_workspace,
-         latent_attention_workspace_bytes(latent_attention_params(l), limits));
+    if (!expansion.is_all) add_absorbed(l, expansion.rest, sizes);
+    if (expansion.rows > 0) add_expanded(l, expansion, limits, sizes);
     if (l.rows != nullptr) most(sizes.some, rows * l.hidden_size);
     add_ending(block, rows * l.hidden_size, sizes);
     product.count(block.qkv_a, l.dtype, rows, l.hidden_size, block.a_size(), false, false);
     if (block.q_lora_rank > 0) {
       product.count(block.q_b, l.dtype, rows, block.q_lora_rank, block.q_size(), false, false);
     }
+    product.count(block.out, l.dtype, rows, block.mixed_size(), l.hidden_size, false, false);
+  }
+
+  void add_absorbed(const LatentAttentionBlockParams& l, const AttentionLimits& limits,
+                    Sizes& sizes) {
+    const LatentAttentionBlock& block = l.block;
+    const int64_t pairs = l.batch.num_tokens * block.num_heads;
+    sizes.q_latent = std::max(sizes.q_latent, pairs * block.kv_lora_rank);
+    sizes.values = std::max(sizes.values, pairs * block.v_head_dim);
+    sizes.latent_workspace =
+        std::max(sizes.latent_workspace,
+                 latent_attention_workspace_bytes(latent_attention_params(l), limits));
     product.count(SchemeId::kDense, l.dtype, pairs, block.qk_nope_head_dim, block.kv_lora_rank,
                   false, false, block.num_heads);
     product.count(SchemeId::kDense, l.dtype, pairs, block.kv_lora_rank, block.v_head_dim, false,
                   false, block.num_heads);
-    product.count(block.out, l.dtype, rows, block.mixed_size(), l.hidden_size, false, false);
+  }
+
+  void add_expanded(const LatentAttentionBlockParams& l, const Expansion& expansion,
+                    const AttentionLimits& limits, Sizes& sizes) {
+    const LatentAttentionBlock& block = l.block;
+    const int64_t rows = expansion.rows, rank = block.kv_lora_rank;
+    const int64_t keys = expansion.heads * block.qk_nope_head_dim;
+    const int64_t values = expansion.heads * block.v_head_dim;
+    const auto most = [](int64_t& size, int64_t count) { size = std::max(size, count); };
+    most(sizes.long_latents, rows * rank);
+    most(sizes.long_rope, rows * block.qk_rope_head_dim);
+    most(sizes.long_keys, rows * keys);
+    most(sizes.long_values, rows * values);
+    most(sizes.first_rows, l.batch.num_seqs);
+    most(sizes.expanded_workspace, expanded_attention_workspace_bytes(latent_sizes(block), limits));
+    product.count(SchemeId::kDense, l.dtype, rows, rank, keys, false, false);
+    product.count(SchemeId::kDense, l.dtype, rows, rank, values, false, false);
   }
 
   void add(const ExpertBlockParams& e, Sizes& sizes) {
@@ -778,7 +860,7 @@ class Blocks {
                        launch_);
   }
 
-  // l.hidden -> l.hidden_out, absorbed: queries and outputs go through each head's matrix.
+  // l.hidden -> l.hidden_out.
   Status run(const LatentAttentionBlockParams& l, const BlockView& view) {
     const LatentAttentionBlock& block = l.block;
     const LatentScratch& x = s_.latent;
@@ -799,18 +881,9 @@ class Blocks {
     if (!status.ok()) return status;
     status = latent_write(latent_write_params(l), launch_);
     if (!status.ok()) return status;
-    LatentAttentionParams attended = latent_attention_params(l);
-    status = multiply_heads(l, l.kv_b.key_absorb, x.q_nope, x.q_latent);
-    if (!status.ok()) return status;
-    attended.q_latent = x.q_latent;
-    attended.q_rope = x.q_rope;
-    attended.out = x.mixed;
-    status = latent_attention(attended, limits_, x.workspace, launch_);
-    if (!status.ok()) return status;
-    status = multiply_heads(l, l.kv_b.value_up, x.mixed, x.values);
-    if (!status.ok()) return status;
-    status = heads_to_rows(x.values, s_.mixed, rows, block.num_heads, block.v_head_dim, l.dtype,
-                           launch_);
+    const Expansion expansion = Expansion::of(l, limits_);
+    if (!expansion.is_all) status = attend_absorbed(l, expansion);
+    if (status.ok() && expansion.rows > 0) status = attend_expanded(l, expansion);
     if (!status.ok()) return status;
     const bool some = l.rows != nullptr && l.num_rows != rows;
     Product out;
@@ -828,6 +901,101 @@ class Blocks {
     if (!status.ok() || !some) return status;
     return gather_rows({l.rows, s_.some, l.hidden_out, l.num_rows, rows, l.hidden_size, l.dtype},
                        launch_);
+  }
+
+  // x.q_nope, x.q_rope and the cache -> s.mixed, of spans that are not expanded: queries and
+  // outputs go through each head's matrix.
+  Status attend_absorbed(const LatentAttentionBlockParams& l, const Expansion& expansion) {
+    const LatentAttentionBlock& block = l.block;
+    const LatentScratch& x = s_.latent;
+    Status status = multiply_heads(l, l.kv_b.key_absorb, x.q_nope, x.q_latent);
+    if (!status.ok()) return status;
+    LatentAttentionParams attended = latent_attention_params(l);
+    attended.q_latent = x.q_latent;
+    attended.q_rope = x.q_rope;
+    attended.out = x.mixed;
+    status = latent_attention(attended, expansion.rest, x.workspace, launch_);
+    if (!status.ok()) return status;
+    status = multiply_heads(l, l.kv_b.value_up, x.mixed, x.values);
+    if (!status.ok()) return status;
+    HeadsToRowsParams rows;
+    rows.x = x.values;
+    rows.out = s_.mixed;
+    rows.num_tokens = l.batch.num_tokens;
+    rows.num_heads = block.num_heads;
+    rows.width = block.v_head_dim;
+    rows.dtype = l.dtype;
+    if (expansion.rows > 0) rows.cu_seqlens_q = l.batch.cu_seqlens_q;
+    rows.num_seqs = l.batch.num_seqs;
+    rows.max_span_len = limits_.max_short_len;
+    return heads_to_rows(rows, launch_);
+  }
+
+  // The same of long spans: keys and values of their contexts, of some heads after others.
+  Status attend_expanded(const LatentAttentionBlockParams& l, const Expansion& expansion) {
+    const LatentAttentionBlock& block = l.block;
+    const LatentScratch& x = s_.latent;
+    GatherLatentsParams gathered;
+    gathered.dtype = l.dtype;
+    gathered.cache = l.cache.key;
+    gathered.tail = l.cache.tail;
+    gathered.scales = l.cache.key_scale;
+    gathered.block_size = l.cache.block_size;
+    gathered.batch = l.batch;
+    gathered.max_short_len = limits_.max_short_len;
+    gathered.num_long_tokens = expansion.rows;
+    gathered.latent_rank = block.kv_lora_rank;
+    gathered.rope_size = block.qk_rope_head_dim;
+    gathered.latents = x.latents;
+    gathered.rope = x.rope;
+    gathered.first_rows = x.first_rows;
+    Status status = gather_latents(gathered, launch_);
+    ExpandedAttentionParams attended;
+    attended.dtype = l.dtype;
+    attended.q_nope = x.q_nope;
+    attended.q_rope = x.q_rope;
+    attended.keys = x.keys;
+    attended.values = x.expanded;
+    attended.rope = x.rope;
+    attended.first_rows = x.first_rows;
+    attended.batch = l.batch;
+    attended.out = s_.mixed;
+    attended.num_heads = block.num_heads;
+    attended.sizes = latent_sizes(block);
+    attended.softmax_scale = block.softmax_scale;
+    for (int64_t first = 0; status.ok() && first < block.num_heads; first += expansion.heads) {
+      const int64_t count = std::min(expansion.heads, block.num_heads - first);
+      status = expand_heads(l, expansion.rows, l.kv_b.key_up, first, count, x.keys);
+      if (status.ok()) {
+        status = expand_heads(l, expansion.rows, l.kv_b.value_up, first, count, x.expanded);
+      }
+      if (!status.ok()) break;
+      attended.first_head = first;
+      attended.num_expanded_heads = count;
+      status = expanded_attention(attended, limits_, x.expanded_workspace, launch_);
+    }
+    return status;
+  }
+
+  // x.latents [S, L] by the matrices [heads, out, L] of some heads -> out [S, count, out].
+  Status expand_heads(const LatentAttentionBlockParams& l, int64_t rows, const TensorView& matrices,
+                      int64_t first, int64_t count, void* out) {
+    const int64_t width = matrices.shape[1], rank = matrices.shape[2];
+    TensorView some = matrices;
+    some.data =
+        static_cast<const char*>(matrices.data) + first * width * rank * dtype_size(l.dtype);
+    some.rank = 2;
+    some.shape[0] = count * width;
+    some.shape[1] = rank;
+    Product p;
+    p.name = "expanded";
+    p.weight = &some;
+    p.x = s_.latent.latents;
+    p.out = out;
+    p.num_rows = rows;
+    p.in_features = rank;
+    p.out_features = count * width;
+    return cuda::run(p, l.dtype, l.dtype, s_.product, launch_);
   }
 
   // The first columns of what the first product made, normed -> the queries.
@@ -1207,6 +1375,12 @@ Status blocks(const std::vector<BlockParams>& params, const AttentionLimits& lim
   for (const AttentionSpace& space : scratch.attention) {
     if (space.zeroed_bytes == 0) continue;
     status = cuda_status(cudaMemsetAsync(space.memory, 0, space.zeroed_bytes, launch_on.stream),
+                         "blocks");
+    if (!status.ok()) return status;
+  }
+  if (scratch.latent.expanded_workspace != nullptr) {
+    status = cuda_status(cudaMemsetAsync(scratch.latent.expanded_workspace, 0,
+                                         expanded_attention_zeroed_bytes(), launch_on.stream),
                          "blocks");
     if (!status.ok()) return status;
   }

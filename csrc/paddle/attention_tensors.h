@@ -3,6 +3,7 @@
 
 #include "common.h"
 #include "regatta/attention.h"
+#include "regatta/cuda_ops.h"
 
 namespace regatta::binding {
 
@@ -102,6 +103,15 @@ enum StepField : uint8_t {
 // Behind them where requests have adapters: such networks have no other optional fields.
 constexpr int kAdapterIds = kNumStepFields, kAdapterPages = kNumStepFields + 1;
 
+constexpr int64_t kNumMaxLens = 4;
+
+// What max_lens says, which is on the CPU.
+inline cuda::AttentionLimits limits_of(const paddle::Tensor& max_lens) {
+  const TensorView view = checked_view(max_lens, "max_lens", DType::kInt32, {kNumMaxLens});
+  const auto* lens = static_cast<const int32_t*>(view.data);
+  return {lens[0], lens[1], lens[2], lens[3]};
+}
+
 inline void check_step(const std::vector<paddle::Tensor>& step) {
   if (step.size() >= kNumStepFields) return;
   fail("step holds " + std::to_string(step.size()) + " tensors (allowed: those of " +
@@ -119,7 +129,7 @@ inline AttentionBatch batch_of(const paddle::Tensor& cu_seqlens_q,
   const TensorView tables =
       checked_view(block_tables, "block_tables", DType::kInt32, {lengths.shape[0], -1}, place);
   // On the CPU everywhere: launch choices for GPUs, which the host cannot ask for the lengths.
-  checked_view(max_lens, "max_lens", DType::kInt32, {2});
+  checked_view(max_lens, "max_lens", DType::kInt32, {kNumMaxLens});
   AttentionBatch batch;
   batch.cu_seqlens_q = static_cast<const int32_t*>(borders.data);
   batch.context_lens = static_cast<const int32_t*>(lengths.data);

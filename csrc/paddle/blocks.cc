@@ -548,8 +548,9 @@ std::vector<paddle::Tensor> blocks(const paddle::Tensor& hidden,
   if (!device.is_cpu()) {
     cuda::AttentionLimits limits;
     if (inputs.positions != nullptr) limits = limits_of(step[kMaxLens]);
+    const int64_t most_rows = std::max(num_tokens, limits.num_long_tokens);  // of a product
     const CudaResources resources =
-        resources_of(device, num_tokens, cuda::blocks_scratch_bytes(params, limits));
+        resources_of(device, most_rows, cuda::blocks_scratch_bytes(params, limits));
     throw_if_error(cuda::blocks(params, limits, resources.composed, launch_on(device)));
   }
 #endif

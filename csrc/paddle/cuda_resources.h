@@ -17,13 +17,6 @@ namespace regatta::binding {
 
 inline cuda::Launch launch_on(const Device& device) { return {device.stream, /*pdl=*/true}; }
 
-// The longest span and the longest context, which the caller keeps on the CPU.
-inline cuda::AttentionLimits limits_of(const paddle::Tensor& max_lens) {
-  const auto* lens =
-      static_cast<const int32_t*>(checked_view(max_lens, "max_lens", DType::kInt32, {2}).data);
-  return {lens[0], lens[1]};
-}
-
 // cuBLASLt's handle for a GPU, made at first use and kept; null where cuBLASLt is not there, said
 // once. Its own kernels serve any number of rows then, slower for many.
 inline void* blas_of(const Device& device) {

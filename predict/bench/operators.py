@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from predict.nn.blocks import FUNCTIONS, Activation, AttentionBlock, MlpBlock, Norm, key_value_rows
 from predict.nn.cache_formats import CacheTensor, KvFormat, kv_format_of
-from predict.nn.inputs import ForwardInputs
+from predict.nn.inputs import ForwardInputs, max_lens_of
 from predict.ops.records import text_of
 
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes per value
@@ -87,7 +88,7 @@ class Operands(Protocol):
     def int32(self, values: Any) -> Any:
         """An index tensor."""
 
-    def limits(self, values: Sequence[int]) -> Any:
+    def limits(self, values: npt.NDArray[np.int32]) -> Any:
         """An index tensor that is on the CPU everywhere."""
 
 
@@ -308,7 +309,7 @@ class Batch:
             sizes.make.int32(np.arange(num_seqs + 1) * span),
             sizes.make.int32(np.full(num_seqs, context)),
             sizes.make.int32(tables),
-            sizes.make.limits([span, context]),
+            sizes.make.limits(max_lens_of([span] * num_seqs, [context] * num_seqs)),
             sizes.make.int32(np.tile(positions, num_seqs)),
         )
 

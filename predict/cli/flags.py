@@ -289,7 +289,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag(_FUSED, "mla_use_matrix_absorption", "bool", None,
          "DeepSeek's attention over latents themselves (true), or over keys and values that are "
          "made of them (false); when not given, whichever takes fewer products, but over latents "
-         "with --batch_invariant and on a GPU. In static mode it is the exported model's."),
+         "with --batch_invariant. On a GPU false is as when not given: long spans alone, on "
+         "Hopper. In static mode it is the exported model's."),
     Flag(_FUSED, "num_cache_blocks", "int", None,
          "Blocks of the KV cache; when not given, what the batch needs or the memory holds."),
     Flag(_FUSED, "gpu_memory_utilization", "float", 0.9,

@@ -27,6 +27,7 @@ class ModelConfig:
     inference_model: bool = False  # compiled operators; False: plain-Paddle ones
     batch_invariant: bool = False  # on a GPU: every row's sums in an order of their own
     # Latent attention: True absorbed, False expanded, always; None: whichever takes fewer products.
+    # A GPU takes False as None.
     mla_use_matrix_absorption: bool | None = None
     model_type: str | None = None  # the family, where config.json names none: gpt-3, ernie-3.5-se
     load_format: str = "auto"  # auto | dummy (seeded random weights)

@@ -10,7 +10,7 @@ import numpy as np
 from predict.adapters.pool import AdapterPool
 from predict.engine.scheduler import ScheduledBatch, ScheduledSpan
 from predict.nn.blocks import ADAPTED
-from predict.nn.inputs import ForwardInputs
+from predict.nn.inputs import ForwardInputs, max_lens_of
 from predict.nn.places import Placing
 
 FEW_TOKENS = 32  # for which lists are made faster than arrays
@@ -141,7 +141,7 @@ def span_inputs(spans: Sequence[Span], block_size: int) -> ForwardInputs:
         context_lens=context_lens,
         block_tables=tables,
         logit_indices=logit_indices,
-        max_lens=np.array([lengths.max(), context_lens.max()], np.int32),
+        max_lens=max_lens_of(lengths.tolist(), context_lens.tolist()),
     )
 
 
@@ -176,7 +176,7 @@ def _inputs_of_one(span: Span, block_size: int) -> ForwardInputs:
         context_lens=np.array((end,), np.int32),
         block_tables=blocks[None],
         logit_indices=np.arange(length - max(1, span.num_logits), length),
-        max_lens=np.array((length, end), np.int32),
+        max_lens=max_lens_of((length,), (end,)),
     )
 
 
@@ -189,7 +189,7 @@ def _inputs_of_few(spans: Sequence[Span], block_size: int) -> ForwardInputs:
     logit_rows: list[int] = []
     prompt_rows: list[int] = []
     tables: list[Sequence[int]] = []
-    max_len = 0
+    lengths: list[int] = []
     for span in spans:
         first, length, start, blocks = borders[-1], span.num_tokens, span.start, span.block_ids
         begin = span.num_prefix_tokens + start  # in the cache
@@ -203,7 +203,7 @@ def _inputs_of_few(spans: Sequence[Span], block_size: int) -> ForwardInputs:
         logit_rows += range(first + length - span.num_logits, first + length)
         prompt_rows += range(first, first + span.num_prompt_logits)
         tables.append(blocks[: -(-end // block_size)])
-        max_len = max(max_len, length)
+        lengths.append(length)
     width = max(map(len, tables))
     if len(tables) > 1:
         tables = [[*table, *[-1] * (width - len(table))] for table in tables]
@@ -215,5 +215,5 @@ def _inputs_of_few(spans: Sequence[Span], block_size: int) -> ForwardInputs:
         *(np.array(borders, np.int32), np.array(context_lens, np.int32)),
         np.array(tables, np.int32),
         np.array(logit_rows, np.int32),
-        np.array((max_len, max(context_lens)), np.int32),
+        max_lens_of(lengths, context_lens),
     )

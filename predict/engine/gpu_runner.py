@@ -50,7 +50,7 @@ from predict.engine.runner import (
 from predict.engine.sampler import Sampler
 from predict.engine.token_history import NO_SLOT, TokenHistory
 from predict.engine.window import WindowVerifier, loose_drafts
-from predict.nn.inputs import FIELDS, Field, ForwardInputs, fields_with
+from predict.nn.inputs import FIELDS, Field, ForwardInputs, fields_with, max_lens_of
 from predict.ops import compiled as ops
 
 if TYPE_CHECKING:
@@ -542,8 +542,8 @@ class GpuRunner:
         size = self._max_rows + 2 * max_drafts
         self._last_tokens = paddle.zeros([size], "int32", device=device.place())
         # Operators read them when they are called, so that one tensor serves all steps.
-        self._max_lens = paddle.zeros([2], "int32", device=paddle.CPUPlace())
-        lens = (ctypes.c_int32 * 2).from_address(self._max_lens.data_ptr())
+        self._max_lens = paddle.to_tensor(max_lens_of([1], [1]), place=paddle.CPUPlace())
+        lens = (ctypes.c_int32 * len(self._max_lens)).from_address(self._max_lens.data_ptr())
         self._max_lens_array = np.ctypeslib.as_array(lens)
         self.shelf = Shelf(self._last_tokens, self._max_rows, self._stream)
         self._outlet: TokenRing | Shelf
@@ -816,11 +816,10 @@ class GpuRunner:
         self._write_wanted(buffer, wanted)
         cuda.copy_to_device(device, host, self._stream)
         self._copied.record(self._stream)
-        limits = int(inputs.max_lens[0]), int(inputs.max_lens[1])
         num_rows, adjusted = len(wanted.choices), wanted.adjustments is not None
         with paddle.no_grad():
             rows, logits = self._network(
-                buffer, *limits, num_rows, wanted.raw, self._is_adapted(inputs)
+                buffer, inputs.max_lens, num_rows, wanted.raw, self._is_adapted(inputs)
             )
 
         def choose() -> None:
@@ -847,8 +846,7 @@ class GpuRunner:
     def _network(
         self,
         buffer: InputBuffer,
-        max_query_len: int,
-        max_context_len: int,
+        max_lens: npt.NDArray[np.int32],
         num_rows: int,
         raw: bool,
         adapted: bool,
@@ -858,7 +856,7 @@ class GpuRunner:
         None in the place of no rows.
         """
         choices, _, *plan = buffer.tensors[self.layout.num_fields :]
-        self._max_lens_array[:] = max_query_len, max_context_len
+        self._max_lens_array[:] = max_lens
         inputs = self.layout.inputs(buffer, self._max_lens)
         if not adapted:
             inputs = inputs._replace(adapter_ids=None, adapter_pages=None)
@@ -954,14 +952,14 @@ class GpuRunner:
         # The run before the recording draws tokens over those of the step in front of this one.
         last_tokens = self._last_tokens.clone()
 
-        limits = shape.max_span, self.max_length
+        max_lens = np.array((shape.max_span, self.max_length, shape.max_span, 0), np.int32)
         rows: list[Tensor | None] = []  # of a step with guides
 
         def choose(logits: Tensor | None) -> None:
             self._choose(buffer, logits, shape.adjusted, shape.guided, verifier)
 
         def step() -> Tensor | None:
-            drawn, logits = self._network(buffer, *limits, num_rows, shape.raw, shape.adapted)
+            drawn, logits = self._network(buffer, max_lens, num_rows, shape.raw, shape.adapted)
             if shape.guided:
                 rows[:] = [drawn]
                 return logits

@@ -12,7 +12,7 @@ from predict.config.model import DTYPE_BYTES
 from predict.config.schemes import scheme_info
 from predict.device.devices import kind_of
 from predict.errors import UserError
-from predict.nn.blocks import ExpertBlock
+from predict.nn.blocks import ExpertBlock, LatentAttentionBlock
 from predict.nn.cache_formats import cache_format, kv_format_of
 from predict.nn.rope import num_tables
 from predict.nn.spec import DecoderSpec
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 
 CPU_DRAFT_ROWS, GPU_DRAFT_ROWS = 64, 256  # drafts of a step, at most
+# Of keys and values made of latents: kMaxExpandedBytes of csrc/cuda/blocks.cu, and what their
+# kernel keeps.
+EXPANDED_BYTES = (256 + 32) << 20
 # A shared pool larger than this many times the running sequences' need only feeds the prefix cache.
 PREFIX_CACHE_SHARE = 2
 # Of a rotary table's element while it is made: float64 angles, cosines, sines and their copies.
@@ -283,7 +286,11 @@ def _step_bytes(config: EngineConfig, spec: DecoderSpec, num_rows: int) -> int:
     per_token += chosen * (2 * spec.hidden_size + 4 * spec.intermediate_size)  # rows by expert
     logits = num_rows * spec.vocab_size * 4
     step = _num_step_tokens(config) * per_token * DTYPE_BYTES[config.model.dtype]
-    return step + logits + (512 << 20)
+    expands = any(
+        isinstance(block, LatentAttentionBlock) and block.form != "absorbed"
+        for block in spec.attention
+    )
+    return step + logits + (512 << 20) + (EXPANDED_BYTES if expands else 0)
 
 
 def _num_step_tokens(config: EngineConfig) -> int:

@@ -36,7 +36,6 @@ from predict.loading.sources import (
     check_sizes,
 )
 from predict.models import family_of, weight_names, with_family
-from predict.nn.blocks import LatentAttentionBlock
 from predict.nn.decoder import Decoder
 from predict.nn.hf_config import ConfigReader
 from predict.nn.spec import DecoderSpec
@@ -92,7 +91,6 @@ def open_weights(
 ) -> Weights:
     """The checkpoint of `config`. Raises UserError where it does not fit the device or flags."""
     check_positions(config, spec, reader)
-    check_latents(spec, platform)
     gpu = platform.gpu
     settings = config.quantization.settings
     names = weight_names(reader)
@@ -175,18 +173,6 @@ def check_positions(config: EngineConfig, spec: DecoderSpec, reader: ConfigReade
         raise UserError(
             f"max_length is {length}, and {reader.path} has learned positions of {rows} tokens; "
             f"use --max_length {rows} or less"
-        )
-
-
-def check_latents(spec: DecoderSpec, platform: Platform) -> None:
-    """Raises UserError for expanded latent attention on a GPU, whose operators always absorb."""
-    if platform.gpu is None or platform.compiled is None:
-        return
-    latents = (block for block in spec.attention if isinstance(block, LatentAttentionBlock))
-    if any(block.form == "expanded" for block in latents):
-        raise UserError(
-            "--mla_use_matrix_absorption false runs on a CPU alone; on a GPU latent attention is "
-            "absorbed: leave it out, or use --device cpu"
         )
 
 

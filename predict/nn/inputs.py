@@ -15,6 +15,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 
 import numpy as np
+import numpy.typing as npt
 
 from predict.nn.blocks import ADAPTED
 
@@ -62,9 +63,7 @@ class ForwardInputs(NamedTuple):
     ]
     block_tables: Annotated[Any, Field("int32", ("B", "M"), "block ids, -1 past the end")]
     logit_indices: Annotated[Any, Field("int32", ("L",), "rows of T to project to logits")]
-    max_lens: Annotated[
-        Any, Field("int32", (2,), "longest span, longest context", padding=1, on_host=True)
-    ]
+    max_lens: Annotated[Any, Field("int32", (4,), "what max_lens_of says", padding=1, on_host=True)]
     # The first of the optional ones: the operator of blocks finds them there.
     adapter_ids: Annotated[
         Any,
@@ -90,6 +89,25 @@ class ForwardInputs(NamedTuple):
     def given(self) -> list[Any]:
         """All but the optional ones that are None, in order."""
         return [value for value in self if value is not None]
+
+
+# Spans of so many tokens are long: on a GPU latent attention makes keys and values of their
+# contexts' latents (csrc/cuda/attention/latent/expanded.h), which as many tokens pay for.
+LONG_SPAN = 128
+
+
+def max_lens_of(lengths: Sequence[int], context_lens: Sequence[int]) -> npt.NDArray[np.int32]:
+    """[4]: longest span, longest context, longest span that is not long, tokens of long ones.
+
+    Tokens of long spans are those of their whole contexts. Of none it is 0. There is a span.
+    """
+    longest = max(lengths)
+    if longest < LONG_SPAN:
+        return np.array((longest, max(context_lens), longest, 0), np.int32)
+    short = max((length for length in lengths if length < LONG_SPAN), default=0)
+    pairs = zip(lengths, context_lens, strict=True)
+    in_long = sum(context for length, context in pairs if length >= LONG_SPAN)
+    return np.array((longest, max(context_lens), short, in_long), np.int32)
 
 
 FIELDS: tuple[Field, ...] = tuple(

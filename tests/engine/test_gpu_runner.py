@@ -42,7 +42,7 @@ from predict.loading.memory import (
 from predict.loading.model import Weights, check_memory
 from predict.loading.sources import RandomSource
 from predict.nn.cache_formats import kv_format_of
-from predict.nn.inputs import empty_example
+from predict.nn.inputs import empty_example, max_lens_of
 from predict.nn.weights import LinearPlan, WeightNames, plan_weights
 from tests.support.golden import GOLDEN
 from tests.support.records import llama_spec
@@ -82,7 +82,7 @@ def shape_of(lengths: list[int], num_logits: list[int]) -> GraphShape | None:
             cu_seqlens_q=borders,
             context_lens=np.array(lengths),
             logit_indices=np.concatenate(rows),
-            max_lens=np.array([max(lengths), 100]),
+            max_lens=max_lens_of(lengths, [100] * len(lengths)),
         )
     )
 

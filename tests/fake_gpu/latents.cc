@@ -1,4 +1,4 @@
-// The launchers of cuda/attention/latent/latent.h as plain loops. See kernels.cc.
+// The launchers of cuda/attention/latent/latent.h and expanded.h as plain loops. See kernels.cc.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/attention/latent/expanded.h"
 #include "cuda/attention/latent/latent.h"
 #include "kernel.h"
 #include "regatta/kv_format.h"
@@ -91,9 +92,9 @@ struct Span {
   }
 };
 
-// The latents of a request: [context, L + R].
-template <class T>
-std::vector<float> latents_of(const LatentAttentionParams& p, const Span& span) {
+// The latents of a request: [context, L + R]. Params have a cache and a batch.
+template <class T, class Params>
+std::vector<float> latents_of(const Params& p, const Span& span) {
   const int64_t size = p.latent_rank + p.rope_size;
   const int32_t* const table = p.batch.block_tables + span.seq * p.batch.max_blocks;
   std::vector<float> latents(span.context * size);
@@ -136,12 +137,43 @@ void attend(const LatentAttentionParams& p, const Span& span, const std::vector<
 }
 
 Status check_limits(const Span& span, const AttentionLimits& limits) {
-  if (span.length <= limits.max_query_len && span.context <= limits.max_context_len) return {};
-  return Status::error("latent_attention: request " + std::to_string(span.seq) + " has " +
-                       std::to_string(span.length) + " tokens in a context of " +
-                       std::to_string(span.context) + ", launched for " +
-                       std::to_string(limits.max_query_len) + " and " +
+  if (span.context <= limits.max_context_len) return {};
+  return Status::error("latent_attention: request " + std::to_string(span.seq) + " has a context " +
+                       "of " + std::to_string(span.context) + " tokens, launched for " +
                        std::to_string(limits.max_context_len));
+}
+
+// A long span's token of one head among those that are expanded.
+template <class T>
+void attend_expanded(const ExpandedAttentionParams& p, const Span& span, int64_t token,
+                     int64_t head) {
+  const LatentSizes& sizes = p.sizes;
+  const int64_t own = sizes.nope_size, turned = sizes.rope_size, wide = sizes.value_size;
+  const int64_t row = (p.first_head + head) * p.batch.num_tokens + span.start + token;
+  std::vector<float> query(own + turned), key(own + turned), value(wide), out(wide);
+  read_row(static_cast<const T*>(p.q_nope) + row * own, own, query.data());
+  read_row(static_cast<const T*>(p.q_rope) + row * turned, turned, query.data() + own);
+  const int64_t visible = span.context - span.length + token + 1, width = own + turned;
+  std::vector<float> scores(visible);
+  float largest = -INFINITY, sum = 0.f;
+  for (int64_t at = 0; at < visible; ++at) {
+    const int64_t from = p.first_rows[span.seq] + at;
+    const int64_t place = from * p.num_expanded_heads + head;
+    read_row(static_cast<const T*>(p.keys) + place * own, own, key.data());
+    read_row(static_cast<const T*>(p.rope) + from * turned, turned, key.data() + own);
+    scores[at] = p.softmax_scale * dot(query.data(), key.data(), width);
+    largest = std::max(largest, scores[at]);
+  }
+  for (int64_t at = 0; at < visible; ++at) {
+    const float weight = std::exp(scores[at] - largest);
+    sum += weight;
+    const int64_t place = (p.first_rows[span.seq] + at) * p.num_expanded_heads + head;
+    read_row(static_cast<const T*>(p.values) + place * wide, wide, value.data());
+    for (int64_t i = 0; i < wide; ++i) out[i] += weight * value[i];
+  }
+  for (float& x : out) x /= sum;
+  const int64_t to = (span.start + token) * p.num_heads + p.first_head + head;
+  write_row(out.data(), wide, static_cast<T*>(p.out) + to * wide);
 }
 
 }  // namespace
@@ -188,7 +220,7 @@ Status latent_attention(const LatentAttentionParams& params, const AttentionLimi
         const Span span{p.batch, seq};
         const Status status = check_limits(span, limits);
         if (!status.ok()) return status;
-        if (span.length == 0) continue;
+        if (span.length == 0 || span.length > limits.max_query_len) continue;
         const std::vector<float> latents = latents_of<T>(p, span);
         for (int64_t i = 0; i < p.num_heads * span.length; ++i) {
           const int64_t token = i % span.length;
@@ -201,16 +233,72 @@ Status latent_attention(const LatentAttentionParams& params, const AttentionLimi
   });
 }
 
-Status heads_to_rows(const void* x, void* out, int64_t num_tokens, int64_t num_heads, int64_t width,
-                     DType dtype, const Launch& on) {
-  return queue(on.stream, "heads_to_rows", [=] {
-    const int64_t bytes = width * dtype_size(dtype);
-    for (int64_t row = 0; row < num_heads * num_tokens; ++row) {
-      const int64_t place = row % num_tokens * num_heads + row / num_tokens;
-      std::memcpy(static_cast<char*>(out) + place * bytes,
-                  static_cast<const char*>(x) + row * bytes, bytes);
+Status heads_to_rows(const HeadsToRowsParams& params, const Launch& on) {
+  return queue(on.stream, "heads_to_rows", [p = params] {
+    const int64_t bytes = p.width * dtype_size(p.dtype);
+    const auto stays = [&](int64_t token) {
+      if (p.cu_seqlens_q == nullptr) return false;
+      const int32_t* const borders = p.cu_seqlens_q;
+      const int64_t seq = std::upper_bound(borders, borders + p.num_seqs + 1, token) - borders - 1;
+      return seq < p.num_seqs && borders[seq + 1] - borders[seq] > p.max_span_len;
+    };
+    for (int64_t row = 0; row < p.num_heads * p.num_tokens; ++row) {
+      const int64_t token = row % p.num_tokens;
+      if (stays(token)) continue;
+      const int64_t place = token * p.num_heads + row / p.num_tokens;
+      std::memcpy(static_cast<char*>(p.out) + place * bytes,
+                  static_cast<const char*>(p.x) + row * bytes, bytes);
     }
     return Status();
+  });
+}
+
+// Of any sizes: those of a kernel are tests/gpu's.
+bool expands_latents(const LatentSizes&, DType) { return true; }
+
+Status gather_latents(const GatherLatentsParams& params, const Launch& on) {
+  return queue(on.stream, "gather_latents", [p = params] {
+    return dispatch(p.dtype, "gather_latents", [&](auto* like) {
+      using T = ElementOf<decltype(like)>;
+      const int64_t rank = p.latent_rank, size = rank + p.rope_size;
+      int64_t row = 0;
+      for (int64_t seq = 0; seq < p.batch.num_seqs; ++seq) {
+        const Span span{p.batch, seq};
+        p.first_rows[seq] = static_cast<int32_t>(row);
+        if (span.length <= p.max_short_len) continue;
+        if (row + span.context > p.num_long_tokens) {
+          return Status::error("gather_latents: long spans have more tokens than " +
+                               std::to_string(p.num_long_tokens));
+        }
+        const std::vector<float> latents = latents_of<T>(p, span);
+        for (int64_t at = 0; at < span.context; ++at, ++row) {
+          const float* const from = latents.data() + at * size;
+          write_row(from, rank, static_cast<T*>(p.latents) + row * rank);
+          write_row(from + rank, p.rope_size, static_cast<T*>(p.rope) + row * p.rope_size);
+        }
+      }
+      return Status();
+    });
+  });
+}
+
+int64_t expanded_attention_workspace_bytes(const LatentSizes&, const AttentionLimits&) { return 0; }
+
+int64_t expanded_attention_zeroed_bytes() { return 0; }
+
+Status expanded_attention(const ExpandedAttentionParams& params, const AttentionLimits& limits,
+                          void*, const Launch& on) {
+  return queue(on.stream, "expanded_attention", [p = params, limits] {
+    return dispatch(p.dtype, "expanded_attention", [&](auto* like) {
+      for (int64_t seq = 0; seq < p.batch.num_seqs; ++seq) {
+        const Span span{p.batch, seq};
+        if (span.length <= limits.max_short_len) continue;
+        for (int64_t i = 0; i < p.num_expanded_heads * span.length; ++i) {
+          attend_expanded<ElementOf<decltype(like)>>(p, span, i % span.length, i / span.length);
+        }
+      }
+      return Status();
+    });
   });
 }
 

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from export.export_model import export_model
 from predict import LLM
 from predict.device import devices, library
-from predict.nn.blocks import HeadSlot, LatentAttentionBlock, LinearSlot, Norm, NormSlot
+from predict.nn import inputs
+from predict.nn.blocks import (
+    HeadSlot,
+    LatentAttentionBlock,
+    LatentForm,
+    LinearSlot,
+    Norm,
+    NormSlot,
+)
 from predict.nn.decoder import HeadMatrices, LatentAttention, NormWeights, map_tensors
-from predict.nn.inputs import to_tensors
+from predict.nn.inputs import max_lens_of, to_tensors
 from predict.nn.rope import rope_table
 from predict.nn.spec import RopeSpec
 from predict.ops import compiled as ops
@@ -46,6 +57,8 @@ FORMS = {
     # Of Hopper's own kernel, as those are; its blocks are in sixteens and in sixty-fours.
     "16 heads of DeepSeek": LatentAttentionBlock(16, 512, 16, 64, 16, 0.05),
     "20 heads of 512 values": LatentAttentionBlock(20, 512, 16, 64, 16, 0.05),
+    "16 heads as published": LatentAttentionBlock(16, 512, 128, 64, 128, 0.07),
+    "128 published": LatentAttentionBlock(128, 512, 128, 64, 128, 0.07),
     "queries of a rank": LatentAttentionBlock(
         20, 64, 32, 32, 48, 0.1, q_lora_rank=40, q_a_norm=Norm()
     ),
@@ -107,11 +120,13 @@ class Problem:
         spans: Sequence[Span],
         block_size: int = 0,
         trees: bool = False,
+        latent_form: LatentForm = "cheaper",
+        num_padding: int = 0,
     ):
         """block_size: 0 for one that the form has. trees: spans are trees of drafts."""
         import paddle
 
-        block = FORMS[form]
+        block = replace(FORMS[form], form=latent_form)
         self.operands = operands
         with operands.on_cpu():
             self.weights = replace(weights_of(operands, block), kv_format=kv_format)
@@ -121,7 +136,7 @@ class Problem:
         self.device_ropes = (operands.placed(table),)
         heads = Heads(block.num_heads, 1, block.latent_size)
         self.block_size = block_size or BLOCK_SIZES[len(form) % len(BLOCK_SIZES)]
-        self.step = Step(operands, spans, heads, self.block_size)
+        self.step = Step(operands, spans, heads, self.block_size, num_padding)
         self.hidden = operands.tensor(self.step.num_tokens, HIDDEN)
         self.trees = tree_masks(operands, spans) if trees else None
 
@@ -222,6 +237,66 @@ def test_codes_of_latents_are_written_and_read_as_by_the_plain_twin(
     assert_close(rows[:, rank:], wanted[:, rank:], dtype, ROUNDINGS)
 
 
+# Spans that latent attention expands where the GPU has a kernel for it, and others: LONG_SPAN.
+LONG_SPANS = {
+    "around the rule": [Span(0, 127), Span(0, 128), Span(0, 129)],
+    "mixed": [Span(300, 1), Span(0, 257), Span(40, 3), Span(0, 0), Span(77, 130), Span(0, 5)],
+    "alone": [Span(0, 300)],
+    "long ones": [Span(131, 128), Span(0, 256), Span(1, 385), Span(700, 200)],
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("form", ["16 heads as published", "128 published"])
+@pytest.mark.parametrize("kv_format", ["dense", "fp8"])
+@pytest.mark.parametrize("spans", LONG_SPANS)
+def test_long_spans_equal_the_plain_twin(
+    gpu: devices.Device, dtype: str, form: str, kv_format: str, spans: str
+) -> None:
+    problem = Problem(Operands(gpu, dtype), form, kv_format, LONG_SPANS[spans])
+    got, written = problem.on_device()
+    assert np.isfinite(numpy_of(got)).all()
+    compare(got, problem.on_plain_twin(read=written)[0], dtype, ROUNDINGS)
+
+
+@pytest.mark.parametrize(
+    ("form", "spans"),
+    [  # turns of heads, and blocks that share keys of one head
+        ("128 published", [Span(4900, 150), Span(7, 1)]),
+        ("16 heads as published", [Span(5000, 140)]),
+        ("16 heads as published", [Span(0, 4200), Span(4500, 1)]),
+    ],
+)
+def test_long_contexts_of_long_spans_equal_the_plain_twin(
+    gpu: devices.Device, form: str, spans: list[Span]
+) -> None:
+    problem = Problem(Operands(gpu, "bfloat16"), form, "dense", spans)
+    got, written = problem.on_device()
+    compare(got, problem.on_plain_twin(read=written)[0], "bfloat16", ROUNDINGS)
+
+
+def test_the_form_says_whether_long_spans_are_expanded(gpu: devices.Device) -> None:
+    """The rest of the step is the same for all of them, and near where they differ."""
+    spans = [Span(0, 128), Span(50, 20)]
+    forms: tuple[LatentForm, ...] = ("cheaper", "expanded", "absorbed")
+    cheaper, expanded, absorbed = (
+        numpy_of(
+            Problem(
+                Operands(gpu, "bfloat16"),
+                "16 heads as published",
+                "dense",
+                spans,
+                latent_form=form,
+                num_padding=3,
+            ).on_device()[0]
+        )[:148]
+        for form in forms
+    )
+    np.testing.assert_array_equal(cheaper, expanded)
+    assert not np.array_equal(cheaper[:128], absorbed[:128])
+    assert_close(cheaper, absorbed, "bfloat16", ROUNDINGS)
+
+
 @pytest.mark.parametrize("form", ["16 heads", "16 heads of DeepSeek"])
 @pytest.mark.parametrize("kv_format", ["dense", "fp8"])
 def test_parts_of_a_context_are_added_up(gpu: devices.Device, form: str, kv_format: str) -> None:
@@ -246,7 +321,7 @@ def test_a_decoded_token_does_not_depend_on_a_prompt_beside_it(
         context_lens=both.context_lens[:1],
         block_tables=both.block_tables[:1],
         logit_indices=both.logit_indices[:1],
-        max_lens=np.array([1, 301]),
+        max_lens=max_lens_of([1], [301]),
     )
     values, rows = numpy_of(problem.hidden.plain), []
     with library.require().batch_invariant():
@@ -271,3 +346,49 @@ def test_engine_gives_the_same_text_from_a_cache_of_codes(gpu: devices.Device) -
     first = greedy(llm, prompt)
     assert greedy(llm, prompt) == first
     assert llm.stats().num_prefix_hit_tokens == 32
+
+
+@pytest.mark.parametrize("attention", ["block", "append"])
+@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3"])
+def test_engine_gives_the_same_text_with_long_spans(
+    gpu: devices.Device, monkeypatch: pytest.MonkeyPatch, name: str, attention: str
+) -> None:
+    """Spans of tiny models are long here; on GPUs without a kernel of their sizes nothing changes.
+
+    Chunks of prompts that are computed in several steps have contexts before them.
+    """
+    settings: dict[str, Any] = {"attention": attention, "device": "gpu", "batch_size": 3}
+    if attention == "append":
+        settings["max_num_batched_tokens"] = 30
+    wanted = greedy(LLM(config(GOLDEN / name, **settings)))
+    monkeypatch.setattr(inputs, "LONG_SPAN", 20)
+    assert greedy(LLM(config(GOLDEN / name, **settings))) == wanted
+
+
+def test_exported_program_expands_long_spans(gpu: devices.Device, tmp_path: Path) -> None:
+    """A model of DeepSeek's head sizes, whose prompts are chunks, whole ones, and prefix hits."""
+    sizes = {
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "max_position_embeddings": 1024,
+    }
+    model = tmp_path / "model"
+    model.mkdir()
+    published = json.loads((GOLDEN / "deepseek_v2_lite" / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**published, **sizes}))
+    settings: dict[str, Any] = {
+        "device": "gpu",
+        "dtype": "bfloat16",
+        "attention": "append",
+        "batch_size": 2,
+        "max_length": 600,
+        "max_num_batched_tokens": 300,
+    }
+    prompts = [[5, *(7 + i % 40 for i in range(length)), 3] for length in (140, 500, 20, 510)]
+    made = config(model, load_format="dummy", **settings)
+    llm = LLM(made)
+    dynamic = greedy(llm, prompts)
+    export_model(made, tmp_path / "static")
+    assert greedy(LLM(config(tmp_path / "static", mode="static", **settings)), prompts) == dynamic

@@ -18,6 +18,7 @@ from predict.engine.logprobs import measure
 from predict.loading.build import fold_norms
 from predict.nn.blocks import Activation, Norm, NormKind, Positions
 from predict.nn.decoder import Attention, Layer, Mlp, NormWeights
+from predict.nn.inputs import max_lens_of
 from predict.ops import compiled as ops
 from predict.ops import plain as reference
 from tests.support.block_forms import FORMS, blocks_of, layer_of
@@ -491,7 +492,7 @@ def test_graph_replay_equals_eager_bit_for_bit(gpu: devices.Device, dtype: str) 
     rope, hidden = operands.ropes(heads), operands.tensor(7, 256).device
     contexts = [(1, 2, 15, 16, 17, 700, 5000), (40, 64, 65, 3, 900, 1, 4097), (5000,) * 7]
     steps = [Step(operands, [Span(n - 1, 1) for n in c], heads, 32) for c in contexts]
-    limits = paddle.to_tensor(np.array([1, 5000], np.int32), place=paddle.CPUPlace())
+    limits = paddle.to_tensor(max_lens_of([1], [5000]), place=paddle.CPUPlace())
     shape = (7, -(-5000 // 32))
     num_blocks = max(step.pools[0].shape[0] for step in steps)
     pool = (num_blocks, *steps[0].pools[0].shape[1:])

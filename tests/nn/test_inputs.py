@@ -84,5 +84,5 @@ def test_the_smallest_step_is_padding() -> None:
         "context_lens": [1],
         "block_tables": [[0, 0, 0]],
         "logit_indices": [0],
-        "max_lens": [1, 1],
+        "max_lens": [1, 1, 1, 1],
     }

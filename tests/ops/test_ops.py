@@ -11,7 +11,7 @@ import pytest
 from predict.device import library
 from predict.nn.blocks import Activation
 from predict.nn.decoder import Attention, BlockWeights, Linear, Mlp, map_tensors
-from predict.nn.inputs import ForwardInputs, HostTensors, empty_example, to_tensors
+from predict.nn.inputs import ForwardInputs, HostTensors, empty_example, max_lens_of, to_tensors
 from predict.nn.rope import rope_table
 from predict.nn.spec import RopeSpec
 from predict.ops import compiled as ops
@@ -95,7 +95,7 @@ def mixed_arrays() -> ForwardInputs:
         context_lens=context_lens,
         block_tables=tables,
         logit_indices=cu_seqlens[1:] - 1,
-        max_lens=np.array([lengths.max(), context_lens.max()]),
+        max_lens=max_lens_of(lengths, context_lens),
     )
 
 

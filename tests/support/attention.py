@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.device.library import Library
-from predict.nn.inputs import ForwardInputs
+from predict.nn.inputs import ForwardInputs, max_lens_of
 from tests.support.cpu_kernels import (
     Array,
     Wide,
@@ -100,7 +100,7 @@ class Batch:
 
     def index_tensors(self) -> tuple[Any, ...]:
         """cu_seqlens_q, context_lens, block_tables, max_lens."""
-        longest = [max(column) for column in zip(*self.shape.spans, strict=True)]
+        longest = max_lens_of(*zip(*self.shape.spans, strict=True))
         return tuple(
             int32(a) for a in (self.borders, self.context_lens, self.block_tables, longest)
         )

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from predict.device.devices import Device
 from predict.nn.decoder import Attention, Linear, Mlp, map_tensors
-from predict.nn.inputs import ForwardInputs, to_tensors
+from predict.nn.inputs import ForwardInputs, max_lens_of, to_tensors
 from predict.nn.rope import rope_table
 from predict.nn.spec import RopeSpec
 from tests.support.records import attention_of, mlp_of
@@ -236,7 +236,7 @@ class Step:
             context_lens=contexts,
             block_tables=tables,
             logit_indices=np.maximum(borders[1:] - 1, 0),
-            max_lens=np.array([max(1, lengths.max()), max(1, contexts.max())]),
+            max_lens=max_lens_of(np.maximum(lengths, 1), np.maximum(contexts, 1)),
         )
         if prefix_lens:
             second = np.concatenate([*(own % 7 for own in positions), padding])

@@ -84,6 +84,9 @@ struct AttentionArgs {
   float cap_log2, cap_exponent;
   const float* slopes;  // [Hq] or null
   const float* sinks;   // [Hq] or null
+  // Of keys and values made of latents, see latent/expanded.h: q is the part of each head's own,
+  // block_tables the first row of each span.
+  const void* shared_q;
 };
 
 // Whether scores are more than products.
@@ -346,6 +349,11 @@ Status launch_attention_prefill_sm80(const AttentionArgs& args, DType dtype, int
 Status launch_attention_prefill_sm90(const AttentionArgs& args, DType dtype, KvFormat format,
                                      int head_dim, int64_t num_cache_rows, int num_sms,
                                      const Launch& launch);
+// args.key [num_rows, Hkv * N] and args.value [num_rows, Hkv * V] of heads, shared_key [num_rows,
+// R].
+Status launch_attention_prefill_expanded_sm90(const AttentionArgs& args, DType dtype,
+                                              const void* shared_key, int64_t num_rows, int num_sms,
+                                              const Launch& launch);
 Status launch_attention_prefill_quantized_sm90(const AttentionArgs& args, DType dtype,
                                                KvFormat format, int head_dim, int num_sms,
                                                const Launch& launch);

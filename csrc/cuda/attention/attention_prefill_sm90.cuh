@@ -1,6 +1,7 @@
 // Attention of long spans on Hopper: wgmma with keys and values brought by the tensor copy engine.
 //
-// Architectures: sm_90a; bf16 and fp16; caches in any KV format; head_dim 64, 80, 96, 128, 256.
+// Architectures: sm_90a; bf16 and fp16; caches in any KV format; head_dim 64, 80, 96, 128, 256; and
+// keys and values made of latents, 192 and 128 columns wide (latent/expanded.h).
 // Algorithm
 //  1. Work items are (128 rows, KV head). A persistent block per multiprocessor takes them by a
 //     ticket counter, heaviest of each span first: a producer warp, three warps that bring queries
@@ -13,6 +14,8 @@
 //     into a two-stage ring of keys and one of values. Out of a quantized cache, all four warps of
 //     the producers copy codes to shared memory two tiles ahead, and write values of the
 //     activations' type into the ring. Head dims between panels of 64 columns leave columns unused.
+//     Keys and values made of latents are matrices of their own, no cache: a head is columns of
+//     them, a span rows behind each other, and the last columns of its keys are one for all heads.
 //  3. Consumers issue the logits of the next tile and the value product of this one together, and
 //     compute the next softmax while the products run. Two named barriers let the warpgroups take
 //     turns on the matrix units, so that one's softmax hides behind the other's products.
@@ -20,7 +23,7 @@
 //     shared memory (unused slots may hold NaN), unused keys are masked by selection.
 // Source: FlashAttention-3 (Shah et al., 2024); ours packs the rows of a KV group and pages through
 // the tensor copy engine.
-// Bound: 4 * D flops per visible (row, key) over the wgmma rate.
+// Bound: 2 * (D + V) flops per visible (row, key) over the wgmma rate.
 // Of quantized caches the producers bind it: making values of codes takes longer than the products.
 #pragma once
 
@@ -39,12 +42,16 @@ constexpr int kCutTiles = 4;
 constexpr int kLongSpans = 3;        // contexts of more spans are long
 constexpr int kLeastIdleTiles = 16;  // of a block at the end, that are worth the joining of pieces
 
-template <int D, KvFormat kFormat>
+// V: columns of values. Fewer than D: the last D - V of a key are all heads' (2. above).
+template <int D, KvFormat kFormat, int V>
 struct PrefillShape {
   static constexpr bool kDense = kFormat == KvFormat::kDense;
+  static constexpr bool kExpanded = V < D;
+  static_assert(!kExpanded || (kDense && V % 64 == 0 && D % 64 == 0));
   static constexpr int kRows = 128;                 // 64 per consumer warpgroup
-  static constexpr int kKeys = D > 128 ? 64 : 128;  // per tile
+  static constexpr int kKeys = V > 128 ? 64 : 128;  // per tile
   static constexpr int kPanels = (D + 63) / 64;     // of 64 columns, 128 bytes per row
+  static constexpr int kValuePanels = (V + 63) / 64;
   static constexpr int kStages = 2;
   static constexpr int kThreads = 384;
   // Threads that bring queries; over quantized caches they fill keys and values, too.
@@ -52,15 +59,17 @@ struct PrefillShape {
   static constexpr int kFillers = kDense ? 1 : 128;  // arrivals that fill a stage
   static constexpr int kQueryPanel = kRows * 128, kTilePanel = kKeys * 128;
   static constexpr int kQueryBytes = kPanels * kQueryPanel;
-  static constexpr int kTileBytes = kPanels * kTilePanel;
+  static constexpr int kTileBytes = kPanels * kTilePanel;  // of keys
+  static constexpr int kValueBytes = kValuePanels * kTilePanel;
   static constexpr int kQueryStages = D > 128 ? 1 : 2;  // what fits
   // Codes on their way: two tiles, and the scales of three.
   static constexpr int kRowBytes = kDense ? 0 : kFormat == KvFormat::kInt4 ? D / 2 : D;
   static constexpr int kCodeBytes = kKeys * kRowBytes;
   static constexpr int kScaleBytes =
       has_token_scales(kFormat) ? kKeys * scale_floats(kFormat) * 4 : 0;
-  static constexpr int kSharedBytes = kQueryStages * kQueryBytes + 2 * kStages * kTileBytes +
-                                      2 * kCodeBytes + 3 * kScaleBytes + 1024;  // 1024 to align
+  static constexpr int kSharedBytes = kQueryStages * kQueryBytes +
+                                      kStages * (kTileBytes + kValueBytes) + 2 * kCodeBytes +
+                                      3 * kScaleBytes + 1024;  // 1024 to align
 };
 
 // An item as the producer found it, or a piece of one.
@@ -172,7 +181,7 @@ __device__ __forceinline__ int fill_tiles(const AttentionArgs& args, PrefillItem
                                           uint8_t* keys, uint8_t* values, uint8_t* codes,
                                           uint64_t* key_full, uint64_t* key_empty,
                                           uint64_t* value_full, uint64_t* value_empty) {
-  using S = PrefillShape<D, kFormat>;
+  using S = PrefillShape<D, kFormat, D>;
   constexpr int kKeys = S::kKeys, kBytes = S::kRowBytes % 16 == 0 ? 16 : 8;  // at a time
   constexpr int kRowPieces = S::kRowBytes / kBytes, kPieces = kKeys * kRowPieces / 128;
   constexpr int kWords = kBytes / 4, kVectors = kFormat == KvFormat::kInt4 ? kWords : kWords / 2;
@@ -275,20 +284,24 @@ __device__ __forceinline__ int fill_tiles(const AttentionArgs& args, PrefillItem
   return filled + r.num_tiles;
 }
 
+struct PrefillMaps {
+  CUtensorMap key, value;
+  CUtensorMap shared_key;  // of the columns that are all heads', else unused
+};
+
 // kShaped: with a soft cap or slopes.
-template <class T, int D, KvFormat kFormat, bool kShaped>
-__global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
-    attention_prefill_sm90_kernel(const __grid_constant__ CUtensorMap key_map,
-                                  const __grid_constant__ CUtensorMap value_map,
+template <class T, int D, int V, KvFormat kFormat, bool kShaped>
+__global__ void __launch_bounds__(PrefillShape<D, kFormat, V>::kThreads, 1)
+    attention_prefill_sm90_kernel(const __grid_constant__ PrefillMaps maps,
                                   const AttentionArgs args, int box_tokens) {
 #ifdef REGATTA_SM90A
-  using S = PrefillShape<D, kFormat>;
+  using S = PrefillShape<D, kFormat, V>;
   constexpr int kKeys = S::kKeys;
   extern __shared__ uint8_t raw[];
   uint8_t* const shared = raw + (1024 - shared_address(raw) % 1024) % 1024;
   uint8_t* const keys = shared + S::kQueryStages * S::kQueryBytes;
   uint8_t* const values = keys + S::kStages * S::kTileBytes;
-  [[maybe_unused]] uint8_t* const codes = values + S::kStages * S::kTileBytes;
+  [[maybe_unused]] uint8_t* const codes = values + S::kStages * S::kValueBytes;
   __shared__ uint64_t key_full[S::kStages], key_empty[S::kStages];
   __shared__ uint64_t value_full[S::kStages], value_empty[S::kStages];
   __shared__ uint64_t item_full[S::kQueryStages], query_full[S::kQueryStages];
@@ -304,8 +317,8 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
   pdl_trigger();
   if (tid == 0) {
     if (S::kDense) {
-      tensor_map_prefetch(&key_map);
-      tensor_map_prefetch(&value_map);
+      tensor_map_prefetch(&maps.key);
+      tensor_map_prefetch(&maps.value);
     }
     for (int s = 0; s < S::kStages; ++s) {
       barrier_init(&key_full[s], S::kFillers);
@@ -321,6 +334,7 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
     barrier_init_fence();
   }
   __syncthreads();
+  if (S::kExpanded) pdl_wait();
   if (args.prefill_alone) {
     pdl_wait();
     const int64_t row = static_cast<int64_t>(args.num_heads) * D;
@@ -354,36 +368,53 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
           const int p = j * kKeys + lane * box_tokens;
           if (lane * box_tokens >= kKeys || p >= tile.context_len || p + box_tokens <= r.low)
             return -1;
+          if constexpr (S::kExpanded) return args.block_tables[tile.seq] + p;
           return ((table[p >> args.block_shift] * args.num_kv_heads + kv_head)
                   << args.block_shift) +
                  (p & ((1 << args.block_shift) - 1));
         };
-        auto copy = [&](uint8_t* to, const CUtensorMap* map, int row, uint64_t* full,
+        // from(panel): where it lies.
+        auto copy = [&](auto from, int panels, uint8_t* to, int row, uint64_t* full,
                         uint64_t* empty, int use) {
           barrier_wait(empty, (use & 1) ^ 1);
           const int boxes = __popc(__ballot_sync(~0u, row >= 0));
-          if (lane == 0) barrier_arrive_expect(full, boxes * box_tokens * S::kPanels * 128);
+          if (lane == 0) barrier_arrive_expect(full, boxes * box_tokens * panels * 128);
           __syncwarp();
           if (row >= 0) {
 #pragma unroll
-            for (int panel = 0; panel < S::kPanels; ++panel) {
-              tensor_load_2d(to + panel * S::kTilePanel + lane * box_tokens * 128, map, panel * 64,
-                             row, full, policy);
+            for (int panel = 0; panel < panels; ++panel) {
+              const auto [map, column] = from(panel);
+              tensor_load_2d(to + panel * S::kTilePanel + lane * box_tokens * 128, map, column, row,
+                             full, policy);
             }
           }
+        };
+        struct Source {
+          const CUtensorMap* map;
+          int column;
+        };
+        auto key_source = [&](int panel) -> Source {
+          if constexpr (S::kExpanded) {
+            if (panel >= S::kValuePanels) return {&maps.shared_key, panel * 64 - V};
+            return {&maps.key, kv_head * V + panel * 64};
+          }
+          return {&maps.key, panel * 64};
+        };
+        auto value_source = [&](int panel) -> Source {
+          return {&maps.value, (S::kExpanded ? kv_head * V : 0) + panel * 64};
         };
         int row = row_of_box(r.tile_last), value_row = -1;
         for (int i = 0; i <= r.num_tiles; ++i) {  // keys run one tile ahead of values
           const int next = i + 1 < r.num_tiles ? row_of_box(r.tile_last - i - 1) : -1;
           if (i < r.num_tiles) {
             const int at = tiles_done + i, s = at % S::kStages;
-            copy(keys + s * S::kTileBytes, &key_map, row, &key_full[s], &key_empty[s],
+            copy(key_source, S::kPanels, keys + s * S::kTileBytes, row, &key_full[s], &key_empty[s],
                  at / S::kStages);
           }
           if (i > 0) {
             const int at = tiles_done + i - 1, s = at % S::kStages;
-            copy(values + s * S::kTileBytes, &value_map, value_row, &value_full[s], &value_empty[s],
-                 at / S::kStages);
+            copy(value_source, S::kValuePanels, values + s * S::kValueBytes, value_row,
+                 &value_full[s], &value_empty[s], at / S::kStages);
           }
           value_row = row;
           row = next;
@@ -470,12 +501,25 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
         if (kv_head >= 0) {
           const T* q = static_cast<const T*>(args.q) + tile.token0 * token_stride +
                        static_cast<int64_t>(kv_head) * args.group * D;
+          [[maybe_unused]] const int64_t first_row =  // of head-major queries, in their two parts
+              static_cast<int64_t>(kv_head) * args.num_tokens + tile.token0;
+          if (S::kExpanded) q = static_cast<const T*>(args.q) + first_row * V;
+          [[maybe_unused]] const T* const shared_q =
+              static_cast<const T*>(args.shared_q) + first_row * (D - V);
           const int num_rows = tile.num_tokens * args.group, row_begin = tile.tile * S::kRows;
           for (int i = loader; i < S::kRows * (D / 8); i += S::kLoaders) {
             const int row = i / (D / 8), unit = i % (D / 8);
             const int r = row_begin + row, t = token_of_row(args, r);
-            const T* source =
-                r < num_rows ? q + t * token_stride + (r - t * args.group) * D + unit * 8 : q;
+            const T* source = q;
+            if (r < num_rows) {
+              if constexpr (S::kExpanded) {
+                source = unit < V / 8
+                             ? q + static_cast<int64_t>(r) * V + unit * 8
+                             : shared_q + static_cast<int64_t>(r) * (D - V) + (unit * 8 - V);
+              } else {
+                source = q + t * token_stride + (r - t * args.group) * D + unit * 8;
+              }
+            }
             cp_async16(shared + slot * S::kQueryBytes + unit / 8 * S::kQueryPanel + row * 128 +
                            ((unit ^ row) & 7) * 16,
                        source, r < num_rows ? 16 : 0);
@@ -499,7 +543,7 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
       asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
     }
     const int consumer = warpgroup - 1, thread = tid % 128, warp = thread / kWarp;
-    const int64_t token_stride = static_cast<int64_t>(args.num_heads) * D;
+    const int64_t token_stride = static_cast<int64_t>(args.num_heads) * V;
     if (consumer == 1) named_barrier_arrive(kTurnBarrier, 256);  // warpgroup 0 goes first
     // The item whose logits are computed, and its rows of this thread.
     int slot = 0;
@@ -508,7 +552,7 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
     [[maybe_unused]] float slopes[2];
     auto logit_unit = [&] { return kShaped ? 1.f : args.scale_log2; };  // of what s is then
     float largest[2], sum[2], rescale[2];
-    float s[kKeys / 2], out[D / 2];
+    float s[kKeys / 2], out[V / 2];
     uint32_t p[kKeys / 16][4];
     int at = 0;  // tiles whose logits have been asked for, over all items
 
@@ -548,10 +592,10 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
       wgmma_commit();
     };
     auto issue_values = [&](int stage) {
-      const uint64_t v0 = value_descriptor + stage * (S::kTileBytes >> 4);
+      const uint64_t v0 = value_descriptor + stage * (S::kValueBytes >> 4);
 #pragma unroll
       for (int k = 0; k < kKeys / 16; ++k) {
-        WgmmaRows<T, D>::run(out, p[k], v0 + k * (16 * 128 >> 4), 1);
+        WgmmaRows<T, V>::run(out, p[k], v0 + k * (16 * 128 >> 4), 1);
       }
       wgmma_commit();
     };
@@ -559,10 +603,10 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
       if constexpr (S::kDense) {                                         // else zeros already
         const int low = range.low - j * kKeys, high = context_len - j * kKeys;
         if (low <= 0 && high >= kKeys) return;
-        for (int i = thread; i < S::kTileBytes / 16; i += 128) {
+        for (int i = thread; i < S::kValueBytes / 16; i += 128) {
           const int row = i / 8 % kKeys;  // panel after panel, units of a row side by side
           if (row < low || row >= high) {
-            *reinterpret_cast<uint4*>(values + stage * S::kTileBytes + i * 16) =
+            *reinterpret_cast<uint4*>(values + stage * S::kValueBytes + i * 16) =
                 make_uint4(0, 0, 0, 0);
           }
         }
@@ -621,7 +665,7 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
     // Joins this warpgroup's results of a shared item with those of the other pieces, or leaves
     // them to who ends last and returns false.
     auto join = [&](const PrefillItem& item) {
-      constexpr int kFloats = D / 2 + 4;  // of a thread
+      constexpr int kFloats = V / 2 + 4;  // of a thread
       auto results = [&](int slot) {
         return args.partial_out + (static_cast<int64_t>(slot * 2 + consumer) * kFloats) * 128 +
                thread;
@@ -629,11 +673,11 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
       {
         float* const to = results(item.slot);
 #pragma unroll
-        for (int i = 0; i < D / 2; ++i) __stcg(to + i * 128, out[i]);
+        for (int i = 0; i < V / 2; ++i) __stcg(to + i * 128, out[i]);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          __stcg(to + (D / 2 + h) * 128, largest[h]);
-          __stcg(to + (D / 2 + 2 + h) * 128, sum[h]);
+          __stcg(to + (V / 2 + h) * 128, largest[h]);
+          __stcg(to + (V / 2 + 2 + h) * 128, sum[h]);
         }
       }
       __threadfence();
@@ -659,21 +703,21 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
       };
       each_piece([&](const float* from) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) top[h] = fmaxf(top[h], __ldcg(from + (D / 2 + h) * 128));
+        for (int h = 0; h < 2; ++h) top[h] = fmaxf(top[h], __ldcg(from + (V / 2 + h) * 128));
       });
 #pragma unroll
-      for (int i = 0; i < D / 2; ++i) out[i] = 0.f;
+      for (int i = 0; i < V / 2; ++i) out[i] = 0.f;
       sum[0] = sum[1] = 0.f;
       each_piece([&](const float* from) {
         float weight[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const float base = top[h] == -INFINITY ? 0.f : top[h] * logit_unit();
-          weight[h] = exp2_approx(fmaf(__ldcg(from + (D / 2 + h) * 128), logit_unit(), -base));
-          sum[h] = fmaf(weight[h], __ldcg(from + (D / 2 + 2 + h) * 128), sum[h]);
+          weight[h] = exp2_approx(fmaf(__ldcg(from + (V / 2 + h) * 128), logit_unit(), -base));
+          sum[h] = fmaf(weight[h], __ldcg(from + (V / 2 + 2 + h) * 128), sum[h]);
         }
 #pragma unroll
-        for (int i = 0; i < D / 2; ++i) {
+        for (int i = 0; i < V / 2; ++i) {
           out[i] = fmaf(weight[i / 2 & 1], __ldcg(from + i * 128), out[i]);
         }
       });
@@ -692,7 +736,7 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
         const float total = sum_with_sink(args, quad_sum(sum[h]), largest[h] * logit_unit(), head);
         const float scale = total > 0.f ? 1.f / total : 0.f;
 #pragma unroll
-        for (int n = 0; n < D / 8; ++n) {
+        for (int n = 0; n < V / 8; ++n) {
           *reinterpret_cast<uint32_t*>(query_unit(row, n) + lane % 4 * 4) =
               pack2<T>(out[4 * n + 2 * h] * scale, out[4 * n + 2 * h + 1] * scale);
         }
@@ -700,13 +744,13 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
       __syncwarp();  // a warp's rows are its own
       const int num_rows = tile.num_tokens * args.group;
       T* const destination = static_cast<T*>(args.out) + tile.token0 * token_stride +
-                             static_cast<int64_t>(kv_head) * args.group * D;
+                             static_cast<int64_t>(kv_head) * args.group * V;
 #pragma unroll 4
-      for (int i = lane; i < 16 * (D / 8); i += kWarp) {
-        const int row = warp * 16 + i / (D / 8), unit = i % (D / 8);
+      for (int i = lane; i < 16 * (V / 8); i += kWarp) {
+        const int row = warp * 16 + i / (V / 8), unit = i % (V / 8);
         const int r = tile.tile * S::kRows + consumer * 64 + row, t = token_of_row(args, r);
         if (r < num_rows) {
-          *reinterpret_cast<uint4*>(destination + t * token_stride + (r - t * args.group) * D +
+          *reinterpret_cast<uint4*>(destination + t * token_stride + (r - t * args.group) * V +
                                     unit * 8) = *reinterpret_cast<uint4*>(query_unit(row, unit));
         }
       }
@@ -716,7 +760,7 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
 
     for (int item = 0; start(item); ++item) {
 #pragma unroll
-      for (int i = 0; i < D / 2; ++i) out[i] = 0.f;
+      for (int i = 0; i < V / 2; ++i) out[i] = 0.f;
       barrier_wait(&key_full[at % S::kStages], at / S::kStages & 1);
       wgmma_pin(s);
       wgmma_fence();
@@ -750,7 +794,7 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
         release(&value_empty[value_stage]);
         if (__any_sync(~0u, rescale[0] != 1.f || rescale[1] != 1.f)) {  // rare in late tiles
 #pragma unroll
-          for (int n = 0; n < D / 2; ++n) out[n] *= rescale[n / 2 & 1];
+          for (int n = 0; n < V / 2; ++n) out[n] *= rescale[n / 2 & 1];
         }
         pack_weights();
       }
@@ -776,20 +820,10 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat>::kThreads, 1)
 #endif
 }
 
-// num_cache_rows: num_blocks * Hkv * block_size.
-template <class T, int D, KvFormat kFormat>
-Status run_attention_prefill_sm90(const AttentionArgs& args, int64_t num_cache_rows, int num_sms,
-                                  const Launch& launch_on) {
-  using S = PrefillShape<D, kFormat>;
-  const int box_tokens = std::min(1 << args.block_shift, S::kKeys);
-  CUtensorMap key_map = {}, value_map = {};
-  if constexpr (S::kDense) {
-    constexpr DType dtype = Traits<T>::dtype;
-    Status status = encode_cache(&key_map, args.key, dtype, num_cache_rows, D, box_tokens);
-    if (!status.ok()) return status;
-    status = encode_cache(&value_map, args.value, dtype, num_cache_rows, D, box_tokens);
-    if (!status.ok()) return status;
-  }
+// Of a kernel's blocks and of memory that they share.
+template <class S, class Kernel>
+Status launch_prefill(Kernel kernel, const PrefillMaps& maps, const AttentionArgs& args,
+                      int box_tokens, int num_sms, const Launch& launch_on) {
   const int64_t tiles =
       ceil_div(static_cast<int64_t>(args.num_tokens) * args.group, S::kRows) + args.num_seqs;
   LaunchConfig config;
@@ -800,10 +834,26 @@ Status run_attention_prefill_sm90(const AttentionArgs& args, int64_t num_cache_r
   config.shared_bytes = S::kSharedBytes;
   config.stream = launch_on.stream;
   config.pdl = launch_on.pdl;
-  auto* const kernel = shapes_scores(args) ? attention_prefill_sm90_kernel<T, D, kFormat, true>
-                                           : attention_prefill_sm90_kernel<T, D, kFormat, false>;
-  return launch(kernel, config, "paged_attention prefill_sm90", key_map, value_map, args,
-                box_tokens);
+  return launch(kernel, config, "paged_attention prefill_sm90", maps, args, box_tokens);
+}
+
+// num_cache_rows: num_blocks * Hkv * block_size.
+template <class T, int D, KvFormat kFormat>
+Status run_attention_prefill_sm90(const AttentionArgs& args, int64_t num_cache_rows, int num_sms,
+                                  const Launch& launch_on) {
+  using S = PrefillShape<D, kFormat, D>;
+  const int box_tokens = std::min(1 << args.block_shift, S::kKeys);
+  PrefillMaps maps = {};
+  if constexpr (S::kDense) {
+    constexpr DType dtype = Traits<T>::dtype;
+    Status status = encode_cache(&maps.key, args.key, dtype, num_cache_rows, D, box_tokens);
+    if (!status.ok()) return status;
+    status = encode_cache(&maps.value, args.value, dtype, num_cache_rows, D, box_tokens);
+    if (!status.ok()) return status;
+  }
+  auto* const kernel = shapes_scores(args) ? attention_prefill_sm90_kernel<T, D, D, kFormat, true>
+                                           : attention_prefill_sm90_kernel<T, D, D, kFormat, false>;
+  return launch_prefill<S>(kernel, maps, args, box_tokens, num_sms, launch_on);
 }
 
 }  // namespace regatta::cuda

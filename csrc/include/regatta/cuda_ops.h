@@ -58,6 +58,10 @@ struct Launch {
 struct AttentionLimits {
   int64_t max_query_len = 1;    // tokens of the longest span; 1 launches the decode kernel alone
   int64_t max_context_len = 1;  // tokens of the longest context
+  // Long spans, which latent attention may expand: those of more tokens than the first says, and
+  // the tokens of all their contexts; 0: there is none.
+  int64_t max_short_len = 1;
+  int64_t num_long_tokens = 0;
 };
 
 Status embedding(const EmbeddingParams& params, const Launch& launch);

@@ -64,13 +64,22 @@ struct LatentAttentionParams {
   int64_t num_heads = 0, latent_rank = 0, rope_size = 0;
   float softmax_scale = 1.f;
 };
+// Of the spans of at most limits.max_query_len tokens; rows of the others stay, or become anything.
 int64_t latent_attention_workspace_bytes(const LatentAttentionParams& params,
                                          const AttentionLimits& limits);
 Status latent_attention(const LatentAttentionParams& params, const AttentionLimits& limits,
                         void* workspace, const Launch& launch);
 
 // [T, Hq, width] of [Hq, T, width].
-Status heads_to_rows(const void* x, void* out, int64_t num_tokens, int64_t num_heads, int64_t width,
-                     DType dtype, const Launch& launch);
+struct HeadsToRowsParams {
+  const void* x = nullptr;
+  void* out = nullptr;
+  int64_t num_tokens = 0, num_heads = 0, width = 0;
+  DType dtype = DType::kBFloat16;
+  // [B + 1], where rows of spans of more tokens than max_span_len stay as they are; null: none do.
+  const int32_t* cu_seqlens_q = nullptr;
+  int64_t num_seqs = 0, max_span_len = 0;
+};
+Status heads_to_rows(const HeadsToRowsParams& params, const Launch& launch);
 
 }  // namespace regatta::cuda

@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "cuda/attention/latent/codes.cuh"
 #include "cuda/attention/latent/latent_attention.cuh"
 
 namespace regatta::cuda {
@@ -45,7 +46,8 @@ __device__ __forceinline__ Item find_item(const LatentArgs& a, int index) {
     const int s = s0 + lane;
     int tiles = 0;
     if (s < a.num_seqs) {
-      tiles = ((a.cu_seqlens_q[s + 1] - a.cu_seqlens_q[s]) * a.num_heads + kM - 1) / kM;
+      const int length = a.cu_seqlens_q[s + 1] - a.cu_seqlens_q[s];
+      if (length <= a.max_span_len) tiles = (length * a.num_heads + kM - 1) / kM;
     }
     int until = tiles;
 #pragma unroll
@@ -63,29 +65,6 @@ __device__ __forceinline__ Item find_item(const LatentArgs& a, int index) {
     before = __shfl_sync(~0u, until, kWarp - 1);
   }
   return {-1, 0};
-}
-
-// Two e4m3 codes, in bits 8 to 15 and 24 to 31, as halves of 1/256 of what they stand for. Exact,
-// subnormal ones too, and of no float8 unit.
-__device__ __forceinline__ __half2 e4m3_halves(uint32_t codes) {
-  return bit_cast<__half2>((codes & 0x80008000u) | (codes >> 1 & 0x3f803f80u));
-}
-constexpr float kE4m3Unit = 256.f;
-
-// Eight codes times a scale.
-template <class T>
-__device__ __forceinline__ Vec16<T> values_of_codes(uint2 codes, float scale) {
-  using Pair = typename Traits<T>::Pair;
-  const float unit = scale * kE4m3Unit;
-  Vec16<T> out;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    // A zero below each of two bytes.
-    const uint32_t two = __byte_perm(i < 2 ? codes.x : codes.y, 0, i % 2 ? 0x3424 : 0x1404);
-    const float2 x = __half22float2(e4m3_halves(two));
-    reinterpret_cast<Pair*>(out.v)[i] = Traits<T>::from_float2(make_float2(x.x * unit, x.y * unit));
-  }
-  return out;
 }
 
 template <int kM, int kTile, bool kCodes>
@@ -434,6 +413,7 @@ __global__ void __launch_bounds__(kThreads) latent_attention_plain_kernel(const 
   int seq = 0;
   while (a.cu_seqlens_q[seq + 1] <= token) ++seq;
   const LatentSpan span(a, seq);
+  if (span.length > a.max_span_len) return;
   for (int i = threadIdx.x; i < size; i += kThreads) {
     query[i] = Traits<T>::to_float(
         i < a.rank ? static_cast<const T*>(a.q_latent)[index * a.rank + i]
@@ -647,6 +627,7 @@ Status latent_attention(const LatentAttentionParams& p, const AttentionLimits& l
   a.rank = static_cast<int>(p.latent_rank);
   a.rope = static_cast<int>(p.rope_size);
   a.block_size = static_cast<int>(p.block_size);
+  a.max_span_len = static_cast<int>(limits.max_query_len);
   a.scale_log2 = p.softmax_scale * 1.44269504f;
   const int64_t rows = partial_rows(p, limits);
   if (rows > 0) {

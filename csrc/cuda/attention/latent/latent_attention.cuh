@@ -25,7 +25,8 @@ struct LatentArgs {
   const uint32_t* tree_mask;
   int64_t tree_words, max_blocks;
   int num_tokens, num_seqs, num_heads, rank, rope, block_size;
-  int parts;  // of the mma kernel
+  int parts;         // of the mma kernel
+  int max_span_len;  // longer spans are attended otherwise
   float scale_log2;
 };
 

@@ -53,6 +53,7 @@ static_assert(kLatentRows == kTile);  // queries and latents have the same panel
 constexpr int kReadyBarrier = 1, kFreeBarrier = 2, kGroupBarrier = 3;
 
 __device__ __forceinline__ int groups_of(const LatentArgs& a, const LatentPlan& plan, int length) {
+  if (length > a.max_span_len) return 0;
   const int rows = kLatentRows * plan.lanes;
   return (length * a.num_heads + rows - 1) / rows;
 }

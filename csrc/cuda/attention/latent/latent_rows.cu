@@ -142,12 +142,29 @@ __global__ void __launch_bounds__(kThreads) latent_write_kernel(const WriteArgs<
   }
 }
 
+// Whether a token's span has more than so many. Padding behind the last span has none.
+__device__ __forceinline__ bool is_in_longer(const int32_t* cu_seqlens_q, int num_seqs, int token,
+                                             int max_span_len) {
+  int low = 0, high = num_seqs;  // the first border behind the token
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (cu_seqlens_q[middle + 1] > token) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low < num_seqs && cu_seqlens_q[low + 1] - cu_seqlens_q[low] > max_span_len;
+}
+
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    heads_to_rows_kernel(const T* x, T* out, int num_tokens, int num_heads, int width) {
+    heads_to_rows_kernel(const T* x, T* out, int num_tokens, int num_heads, int width,
+                         const int32_t* cu_seqlens_q, int num_seqs, int max_span_len) {
   pdl_trigger();
   pdl_wait();
   const int token = blockIdx.x;
+  if (cu_seqlens_q != nullptr && is_in_longer(cu_seqlens_q, num_seqs, token, max_span_len)) return;
   T* to = out + static_cast<int64_t>(token) * num_heads * width;
   for (int i = threadIdx.x; i < num_heads * width; i += kThreads) {
     const int64_t row = static_cast<int64_t>(i / width) * num_tokens + token;
@@ -207,14 +224,15 @@ Status latent_write(const LatentWriteParams& p, const Launch& launch_on) {
   });
 }
 
-Status heads_to_rows(const void* x, void* out, int64_t num_tokens, int64_t num_heads, int64_t width,
-                     DType dtype, const Launch& launch_on) {
-  if (num_tokens == 0) return {};
-  return dispatch_dtype(dtype, "heads_to_rows", [&](auto* t) {
+Status heads_to_rows(const HeadsToRowsParams& p, const Launch& launch_on) {
+  if (p.num_tokens == 0) return {};
+  return dispatch_dtype(p.dtype, "heads_to_rows", [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    return launch(heads_to_rows_kernel<T>, rows_config(num_tokens, launch_on), "heads_to_rows",
-                  static_cast<const T*>(x), static_cast<T*>(out), static_cast<int>(num_tokens),
-                  static_cast<int>(num_heads), static_cast<int>(width));
+    return launch(heads_to_rows_kernel<T>, rows_config(p.num_tokens, launch_on), "heads_to_rows",
+                  static_cast<const T*>(p.x), static_cast<T*>(p.out),
+                  static_cast<int>(p.num_tokens), static_cast<int>(p.num_heads),
+                  static_cast<int>(p.width), p.cu_seqlens_q, static_cast<int>(p.num_seqs),
+                  static_cast<int>(p.max_span_len));
   });
 }
 
