@@ -13,6 +13,7 @@ import pytest
 
 from predict.device.library import Library
 from predict.nn.blocks import AttentionBlock, Norm
+from predict.nn.inputs import max_lens_of
 from predict.ops.records import text_of
 from tests.support.attention import (
     Batch,
@@ -663,7 +664,7 @@ def test_paged_attention_says_what_does_not_fit(compiled: Library, case: str) ->
         "borders": [0, 2, 3],
         "lengths": [20, 3],
         "tables": problem.batch.block_tables,
-        "longest": [2, 20],
+        "longest": max_lens_of([2, 1], [20, 3]),
         "tree_mask": None,
         "slopes": None,
         "prefix_lens": None,
