@@ -3,7 +3,6 @@
 // csrc/build.py compiles op_smNN.cu for the architectures that it can run on. Where none of them is
 // asked for, it is left out, and this file is compiled with REGATTA_WITHOUT_SMNN: all that others
 // call of such files, as refusals. The linker finds what is missing here. No kernels.
-#include "cuda/adapters/low_rank.h"
 #include "cuda/attention/attention.cuh"
 #include "cuda/attention/latent/latent_attention.cuh"
 #include "regatta/gemm.h"
@@ -21,7 +20,6 @@ namespace {
 
 #ifdef REGATTA_WITHOUT_SM80
 Status gemm_stream_sm80(const GemmParams&, bool, CUstream_st*) { return absent("80"); }
-Status gemv_low_rank(const GemmParams&, const ExpandParams&, CUstream_st*) { return absent("80"); }
 Status launch_attention_decode_sm80(const AttentionArgs&, DType, int, int, const Launch&) {
   return absent("80");
 }
@@ -36,9 +34,6 @@ Status gemm_codes_mma_sm89(const GemmParams&, const MmaTile&, CUstream_st*) { re
 
 #ifdef REGATTA_WITHOUT_SM90
 Status gemm_sm90(const GemmParams&, CUstream_st*) { return absent("90a"); }
-Status gemm_low_rank_sm90(const GemmParams&, const ExpandParams&, CUstream_st*) {
-  return absent("90a");
-}
 Status gemm_tiles_sm90(const GemmParams&, CUstream_st*) { return absent("90a"); }
 bool gemm_stream_codes_sm90_quantizes(const GemmParams&, const QuantizeRowsParams&) {
   return false;

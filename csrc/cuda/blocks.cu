@@ -13,10 +13,9 @@
 // weight beside them, so that the next product scales its rows; behind a block that norms or scales
 // what it made, the next block's normed input (sum_norm.h). Else, and for many rows, a norm
 // precedes the first product. Functions other than a gate's SiLU are a launch of their own. What
-// adapters add to a product takes two launches ahead of it, and is its residual; to the first
-// product of an MLP a launch behind it adds it, and makes the function. Products of few rows of 16
-// bits add it themselves, behind one launch. All but the first launch of a call may overlap the end
-// of the one ahead (PDL, common.cuh).
+// adapters add to a product is its residual, made by two launches ahead of it; to the first product
+// of an MLP a launch behind it adds it, and makes the function. All but the first launch of a call
+// may overlap the end of the one ahead (PDL, common.cuh).
 #include <algorithm>
 #include <initializer_list>
 #include <optional>
@@ -679,23 +678,13 @@ class Blocks {
     return adding_to(first, weights, rows, which, part_sizes, x, norm_weight, dtype, adding);
   }
 
-  // What adapters add, beside `residual` or null: by the product itself, or as its residual.
-  Status add_ahead(Product& product, Adding& adding, const void* residual, DType dtype) {
-    product.residual = residual;
-    if (take_term(product, adding.up, dtype)) return shrink(adding.down, launch_);
+  // What adapters add, and `residual` or null, becomes the product's residual.
+  Status add_ahead(Product& product, Adding& adding, const void* residual) {
     adding.up.residual = residual;
     adding.up.out = s_.adapters.added;
     product.residual = adding.up.out;
     const Status status = shrink(adding.down, launch_);
     return status.ok() ? expand(adding.up, launch_) : status;
-  }
-
-  // Leaves what adapters add to the product, where it can add it.
-  bool take_term(Product& product, const ExpandParams& term, DType dtype) {
-    if (!adds_low_rank(product, term, dtype)) return false;
-    term_ = term;
-    product.low_rank = &term_;
-    return true;
   }
 
   // The adapters of the rows that are the output of attention ahead.
@@ -713,9 +702,7 @@ class Blocks {
       Adding adding;
       Status status = adding_to(last, low_rank, rows, which, {last.out_features}, last.x, nullptr,
                                 dtype, &adding);
-      if (status.ok()) {
-        status = add_ahead(last, adding, block.ends_in_product() ? source : nullptr, dtype);
-      }
+      if (status.ok()) status = add_ahead(last, adding, block.ends_in_product() ? source : nullptr);
       if (!status.ok()) return status;
     }
     const Handed handed = hands_norm ? hands(block, dtype, last.num_rows) : Handed::kNothing;
@@ -824,7 +811,7 @@ class Blocks {
       status = adding_to_first(qkv, a.qkv.low_rank, a.adapters, Adapted::kQkv,
                                {block.q_size(), block.kv_size(), block.kv_size()}, view, a.hidden,
                                a.dtype, &adding);
-      if (status.ok()) status = add_ahead(qkv, adding, nullptr, a.dtype);
+      if (status.ok()) status = add_ahead(qkv, adding, nullptr);
     }
     if (!status.ok()) return status;
     status = cuda::run(qkv, a.dtype, a.dtype, s_.product, launch_);
@@ -1327,7 +1314,7 @@ class Blocks {
     return status.ok() ? cuda::run(down, e.dtype, e.dtype, s_.product, launch_) : status;
   }
 
-  // `up` with what adapters add and the function, or a launch behind it that makes both.
+  // `up`, and a launch behind it that adds what adapters do and makes the function.
   Status run_adapted_up(Product& up, const MlpBlockParams& m, const AdapterRows& adapters,
                         const BlockView& view, const void* input) {
     const Activation& activation = m.block.activation;
@@ -1340,14 +1327,6 @@ class Blocks {
     Status status = activation.gated ? set({inner, inner}) : set({inner});
     if (status.ok()) status = shrink(adding.down, launch_);
     if (!status.ok()) return status;
-    Product whole = up;
-    whole.gated = activation.gated;
-    whole.activates = !activation.gated;
-    whole.function = activation.function;
-    if (activation.is_plain() && cuda::makes_function(whole, m.dtype) &&
-        take_term(whole, adding.up, m.dtype)) {
-      return cuda::run(whole, m.dtype, m.dtype, s_.product, launch_);
-    }
     adding.up.out = std::exchange(up.out, s_.functions);
     adding.up.residual = s_.functions;
     adding.up.activation = &activation;
@@ -1379,7 +1358,6 @@ class Blocks {
   Handed handed_ = Handed::kNothing;
   bool are_wanted_ = false;              // attention ahead has made some rows alone
   const int32_t* sorted_ids_ = nullptr;  // of the rows that s.adapters.sorted has
-  ExpandParams term_;                    // of the product that is to run next
 };
 
 }  // namespace

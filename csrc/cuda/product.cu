@@ -174,9 +174,7 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
   }
   if (g.operands == GemmOperands::kDense) {
     status = check_dense(p, dtype);
-    if (!status.ok()) return status;
-    return p.low_rank != nullptr ? gemm_with_low_rank(g, *p.low_rank, launch_on.stream)
-                                 : gemm(g, scratch.gemm_, nullptr, launch_on.stream);
+    return status.ok() ? gemm(g, scratch.gemm_, nullptr, launch_on.stream) : status;
   }
   const int64_t unit = p.weight->shape[2];
   if (g.operands == GemmOperands::kWeightInt8 && !packed_unit_has_groups(unit)) {
@@ -209,14 +207,6 @@ bool makes_function(const Product& p, DType dtype) {
   g.weight = p.weight->data;
   const bool plain = p.gated && p.function == Function::kSilu;
   return plain || (g.operands == GemmOperands::kDense && gemm_makes_function(g));
-}
-
-bool adds_low_rank(const Product& p, const ExpandParams& term, DType dtype) {
-  GemmParams g = gemm_params(p, dtype, dtype);
-  g.operands = operands_of(p.scheme);
-  g.weight = p.weight->data;
-  if (p.norm_weight != nullptr) g.x = p.normed;
-  return gemm_adds_low_rank(g, term);
 }
 
 Status check_scratch(int64_t needed, const ComposedResources& resources, const char* what) {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <string>
 
-#include "cuda/adapters/low_rank.h"
 #include "cuda/host.h"
 #include "regatta/cuda_ops.h"
 #include "regatta/gemm.h"
@@ -63,9 +62,8 @@ struct Product {
   // sorted by expert (GemmParams::group_ends).
   int64_t num_groups = 0;
   const int32_t* group_ends = nullptr;
-  bool group_ends_ready = false;           // they are not of the launch ahead
-  QuantizeRowsParams coded;                // how x became codes already, if `codes` is not null
-  const ExpandParams* low_rank = nullptr;  // adds_low_rank(): what is added to its sums, or null
+  bool group_ends_ready = false;  // they are not of the launch ahead
+  QuantizeRowsParams coded;       // how x became codes already, if `codes` is not null
 };
 
 // Memory that products need beside their tensors, for the widest of them: first `count` each, then
@@ -99,9 +97,6 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
 
 // Whether run() makes the product's function, which is of a gate or not.
 bool makes_function(const Product& p, DType dtype);
-
-// Whether run() adds what adapters do, behind shrink().
-bool adds_low_rank(const Product& p, const ExpandParams& term, DType dtype);
 
 Status check_scratch(int64_t needed, const ComposedResources& resources, const char* what);
 

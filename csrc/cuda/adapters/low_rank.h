@@ -11,7 +11,6 @@
 #include "regatta/activate.h"
 #include "regatta/adapters.h"
 #include "regatta/cuda_ops.h"
-#include "regatta/gemm.h"
 
 namespace regatta::cuda {
 
@@ -96,17 +95,5 @@ inline bool takes_tiles(DType dtype, int64_t num_rows) {
   constexpr int64_t kFewRows = 16;
   return dtype != DType::kFloat32 && (is_batch_invariant || num_rows > kFewRows);
 }
-
-// Few rows' products that add it themselves, behind shrink(), and need no expand(): whether `gemm`
-// would be one of theirs, and the product. term: without residual, function and output, which are
-// the product's.
-bool gemm_adds_low_rank(const GemmParams& gemm, const ExpandParams& term);
-Status gemm_with_low_rank(const GemmParams& gemm, const ExpandParams& term, CUstream_st* stream);
-
-// The two that do, of one row and of up to kMostRowsAdding.
-constexpr int64_t kMostRowsAdding = 32;
-constexpr int64_t kMostPagesAdding = 8;
-Status gemv_low_rank(const GemmParams& gemm, const ExpandParams& term, CUstream_st* stream);
-Status gemm_low_rank_sm90(const GemmParams& gemm, const ExpandParams& term, CUstream_st* stream);
 
 }  // namespace regatta::cuda

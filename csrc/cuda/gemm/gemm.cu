@@ -3,9 +3,7 @@
 // Host code: what the device is, and the launches.
 #include <algorithm>
 #include <mutex>
-#include <optional>
 
-#include "cuda/adapters/low_rank.h"
 #include "cuda/common.cuh"
 #include "cuda/gemm/select.h"
 #include "cuda/gemm/tiles.h"
@@ -152,37 +150,6 @@ int64_t gemm_matrix_bytes(const GemmParams& p) {
 bool gemm_makes_function(const GemmParams& p) {
   if (!forced_candidate("linear").empty()) return false;
   return select_gemm(problem_of(p, {}), current_architecture()) != nullptr;
-}
-
-namespace {
-
-// The kernel that has a form which adds what adapters do, or none.
-std::optional<GemmKernel> adding_kernel(const GemmParams& p) {
-  const GemmCandidate* chosen = select_gemm(problem_of(p, {}), current_architecture());
-  if (chosen == nullptr) return {};
-  const bool vector = chosen->kernel == GemmKernel::kVectorDense && p.num_rows == 1;
-  const bool small = chosen->kernel == GemmKernel::kSmallDense && p.num_rows <= kMostRowsAdding;
-  if (!vector && !small) return {};
-  return chosen->kernel;
-}
-
-}  // namespace
-
-bool gemm_adds_low_rank(const GemmParams& p, const ExpandParams& term) {
-  if (is_batch_invariant || p.num_groups > 0 || p.operands != GemmOperands::kDense) return false;
-  if (p.out_dtype != p.dtype || term.rows.max_pages > kMostPagesAdding) return false;
-  // Eight outputs are of one part.
-  bool is_whole = p.out_features % 8 == 0;
-  for (int64_t i = 0; i < term.num_parts; ++i) is_whole = is_whole && term.part_ends[i] % 8 == 0;
-  return is_whole && adding_kernel(p).has_value();
-}
-
-Status gemm_with_low_rank(const GemmParams& p, const ExpandParams& term, CUstream_st* stream) {
-  if (p.num_rows == 0) return {};
-  const std::optional<GemmKernel> kernel = adding_kernel(p);
-  if (!kernel) return Status::error("gemm_with_low_rank: no kernel adds what adapters do");
-  return *kernel == GemmKernel::kVectorDense ? gemv_low_rank(p, term, stream)
-                                             : gemm_low_rank_sm90(p, term, stream);
 }
 
 Status gemm(const GemmParams& p, const GemmResources& resources, const char* force,

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "cuda/adapters/term.cuh"
 #include "cuda/gemm/gemm_epilogue.cuh"
 #include "cuda/gemm/gemm_tensor_map.cuh"
 #include "cuda/gemm/groups.cuh"
@@ -35,86 +34,6 @@ struct KernelParams {
   Groups groups;
 };
 
-struct AddingParams : KernelParams {
-  LowRankTerm term;
-};
-
-// What adapters add to a tile, in shared memory: the pages of each of kTokens rows, and their sums
-// in the columns' parts.
-template <int kTokens>
-struct TileTerm {
-  int* pages;   // [kTokens, R]
-  float* sums;  // [kTokens, parts, R * kRanks]
-  int max_pages, num_parts;
-
-  static int bytes(int max_pages, int num_parts) {
-    return kTokens * max_pages * (1 + num_parts * kRanks) * 4;
-  }
-  __device__ __forceinline__ TileTerm(const LowRankTerm& term, char* shared)
-      : pages(reinterpret_cast<int*>(shared)),
-        sums(reinterpret_cast<float*>(pages + kTokens * term.tables.max_pages)),
-        max_pages(term.tables.max_pages),
-        num_parts(term.num_parts) {}
-
-  // By a warp: finds the pages of `count` rows from token0 on, and asks for their B of columns
-  // first .. first + width - 1, of gates and ups where ups is not 0: so far is an up from its gate.
-  template <class T>
-  __device__ __forceinline__ void ask(const LowRankTerm& term, int token0, int count, int first,
-                                      int width, int ups) const {
-    const int lane = threadIdx.x % kWarp;
-    for (int i = lane; i < count * max_pages; i += kWarp) {
-      const int adapter = __ldcg(term.ids + token0 + i / max_pages);
-      pages[i] = term.tables.page(adapter, i % max_pages);
-    }
-    __syncwarp();
-    for (int i = lane; i < count * max_pages * kRanks; i += kWarp) {
-      const int page = pages[i / kRanks];
-      if (page < 0) continue;
-      const T* from = term.b_of<T>(page, i % kRanks, first);
-      for (int at = 0; at < width; at += 64) {
-        prefetch_l2(from + at);
-        if (ups != 0) prefetch_l2(from + ups + at);
-      }
-    }
-  }
-  // By the same warp, behind pdl_wait(): of the parts that these columns lie in.
-  __device__ __forceinline__ void add_up(const LowRankTerm& term, int token0, int count, int first,
-                                         int width, int ups) const {
-    const int lane = threadIdx.x % kWarp, ranks = max_pages * kRanks;
-    const int from = term.part_of(first);
-    const int last = min(ups + first + width, term.out_features) - 1;
-    const int parts = term.part_of(last) - from + 1;
-    for (int t = 0; t < count; ++t) {
-      const float factor = term.factor_of(token0 + t);
-      for (int i = lane; i < parts * ranks; i += kWarp) {
-        const int rank = i % ranks, part = from + i / ranks;
-        if (pages[t * max_pages + rank / kRanks] < 0) continue;
-        sums[(t * num_parts + part) * ranks + rank] = factor * term.sum_of(token0 + t, part, rank);
-      }
-    }
-  }
-  // What eight neighbouring outputs of token t get.
-  template <class T>
-  __device__ __forceinline__ void add(const LowRankTerm& term, int t, int column,
-                                      float (&to)[8]) const {
-    const int ranks = max_pages * kRanks;
-    const float* of_row = sums + (t * num_parts + term.part_of(column)) * ranks;
-    for (int number = 0; number < max_pages; ++number) {
-      const int page = pages[t * max_pages + number];
-      if (page < 0) return;
-      Vec16<T> b[kRanks];
-#pragma unroll
-      for (int r = 0; r < kRanks; ++r) b[r] = load16(term.b_of<T>(page, r, column));
-#pragma unroll
-      for (int r = 0; r < kRanks; ++r) {
-        const float sum = of_row[number * kRanks + r];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) to[i] = fmaf(sum, b[r].get(i), to[i]);
-      }
-    }
-  }
-};
-
 template <int kFeatures, int kTokens>
 struct Shape {
   static constexpr int kWeightBytes = kFeatures * kRowBytes;
@@ -126,12 +45,9 @@ struct Shape {
   // barriers and row scales, then stages aligned to the swizzle's 1024 bytes
   static constexpr int kHeadBytes = 1024;
   // `scales` floats travel with a stage.
-  static __host__ __device__ int body_bytes(int stages, int scales) {
-    const int body = stages * (kStageBytes + scales * 4);
-    return body > kPartialBytes ? body : kPartialBytes;
-  }
   static int shared_bytes(int stages, int scales) {
-    return 1024 + kHeadBytes + body_bytes(stages, scales);
+    const int body = stages * (kStageBytes + scales * 4);
+    return 1024 + kHeadBytes + (body > kPartialBytes ? body : kPartialBytes);
   }
 };
 
@@ -143,19 +59,15 @@ constexpr int kStageScales = !kBlocks   ? 0
 
 // T: of x and weight; Out: of bias, residual and out. kBlocks: scales of blocks of 128 columns,
 // which are a stage's; they travel behind the stages. kGrouped: a tile's rows are of one group.
-// Params: AddingParams where the product adds what adapters do.
-template <class T, class Out, int kFeatures, int kTokens, bool kGated, bool kBlocks, bool kGrouped,
-          class Params>
+template <class T, class Out, int kFeatures, int kTokens, bool kGated, bool kBlocks, bool kGrouped>
 __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures == 256 ? 1
                                                                        : kTokens <= 32 && !kBlocks
                                                                            ? 3
                                                                            : 2)
     gemm_sm90_kernel(const __grid_constant__ CUtensorMap weight_map,
-                     const __grid_constant__ CUtensorMap token_map, const Params p) {
+                     const __grid_constant__ CUtensorMap token_map, const KernelParams p) {
 #ifdef REGATTA_SM90A
   using S = Shape<kFeatures, kTokens>;
-  constexpr bool kAdds = std::is_same_v<Params, AddingParams>;
-  static_assert(!kAdds || (sizeof(T) == 2 && !kGrouped && kTokens <= kMostRowsAdding));
   constexpr int kElements = kRowBytes / sizeof(T);  // of k per stage
   // Whether a thread reads the scales and biases of its columns, which are the same for all of its
   // tokens, while it waits for the others' sums, and residuals a token ahead. Fewer tokens have no
@@ -204,13 +116,6 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures
     if (own.group < 0) return;
   }
   const int token0 = own.first, num_rows = own.end;  // rows from there on are not written
-  const auto tile_term = [&] {
-    if constexpr (kAdds) {
-      return TileTerm<kTokens>(p.term, stages + S::body_bytes(p.stages, 0));
-    } else {
-      return 0;
-    }
-  }();
   const auto& epilogue = epilogue_of<Out, kGrouped>(p.epilogue, own.group);
   const BlockScales blocks = kBlocks ? p.blocks.of_group(own.group) : p.blocks;
   __syncthreads();
@@ -288,19 +193,9 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures
     }
     __syncwarp();
   } else if (warp == kConsumers / kWarp + 1) {
-    const int count = min(kTokens, num_rows - token0);
-    constexpr int kOutputs = kGated ? kFeatures / 2 : kFeatures;
-    const int ups = kGated ? out_width : 0, first = tile * kOutputs;
-    if constexpr (kAdds) {
-      if (p.term.ready) tile_term.template ask<Out>(p.term, token0, count, first, kOutputs, ups);
-    }
     pdl_wait();
-    if constexpr (kAdds) {
-      if (!p.term.ready) tile_term.template ask<Out>(p.term, token0, count, first, kOutputs, ups);
-      tile_term.add_up(p.term, token0, count, first, kOutputs, ups);
-    }
     if constexpr (kTokens <= 32) {
-      warp_row_scales(epilogue, token0, count, row_scale);
+      warp_row_scales(epilogue, token0, min(kTokens, num_rows - token0), row_scale);
     } else {
       for (int t = lane; t < kTokens && token0 + t < num_rows; t += kWarp) {
         row_scale[t] = row_scale_of(epilogue, token0 + t);
@@ -430,19 +325,6 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures
       if constexpr (kReadsAhead) {
         squares = columns.finish(epilogue, v, row_scale[t], token0 + t, n0, out_width,
                                  kGated ? nullptr : &residual);
-      } else if constexpr (kAdds) {
-#pragma unroll
-        for (int part = 0; part < (kGated ? 2 : 1); ++part) {
-          float added[8] = {};
-          if (n0 < out_width) {
-            tile_term.template add<Out>(p.term, t, part * out_width + n0, added);
-          }
-#pragma unroll
-          for (int i = 0; i < 8; ++i) {
-            v[part * 8 + i] = fmaf(v[part * 8 + i], row_scale[t], added[i]);
-          }
-        }
-        squares = finish<Out>(epilogue, v, 1.f, token0 + t, n0, out_width);
       } else {
         squares = finish<Out>(epilogue, v, row_scale[t], token0 + t, n0, out_width);
       }
@@ -469,11 +351,8 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens>::kThreads, kFeatures
 #endif
 }
 
-// term: what adapters add, or null.
-template <class T, class Out, int kFeatures, int kTokens, bool kGated, bool kBlocks, bool kGrouped,
-          class Params = KernelParams>
-Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream,
-           const ExpandParams* term = nullptr) {
+template <class T, class Out, int kFeatures, int kTokens, bool kGated, bool kBlocks, bool kGrouped>
+Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   using S = Shape<kFeatures, kTokens>;
   constexpr cuuint32_t kElements = kRowBytes / sizeof(T);
   CUtensorMap weight_map, token_map;
@@ -482,7 +361,7 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream,
   status = encode_rows_map(&token_map, kMapType<T>, p.x, p.num_rows, p.in_features, kTokens);
   if (!status.ok()) return status;
 
-  Params kp = {};
+  KernelParams kp = {};
   kp.epilogue = make_epilogue(p);
   if (kBlocks) kp.blocks = make_block_scales(p);
   kp.groups = make_groups(p);
@@ -499,15 +378,11 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream,
                                           : ceil_div(p.num_rows, kTokens)));
   config.block = dim3(S::kThreads);
   config.shared_bytes = S::shared_bytes(tile.stages, kStageScales<kTokens, kBlocks, kGrouped>);
-  if constexpr (std::is_same_v<Params, AddingParams>) {
-    kp.term = make_term(*term);
-    config.shared_bytes += TileTerm<kTokens>::bytes(kp.term.tables.max_pages, kp.term.num_parts);
-  }
   config.stream = stream;
   config.pdl = p.dependent_launch;
   config.cluster_x = static_cast<unsigned>(tile.split);
-  return launch(gemm_sm90_kernel<T, Out, kFeatures, kTokens, kGated, kBlocks, kGrouped, Params>,
-                config, "gemm_sm90", weight_map, token_map, kp);
+  return launch(gemm_sm90_kernel<T, Out, kFeatures, kTokens, kGated, kBlocks, kGrouped>, config,
+                "gemm_sm90", weight_map, token_map, kp);
 }
 
 template <class T, class Out, int kFeatures, bool kGated, bool kBlocks, bool kGrouped>

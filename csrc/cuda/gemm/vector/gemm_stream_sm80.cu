@@ -18,9 +18,6 @@
 // Source: own; the load pattern of gemv is the classic one.
 //
 // Bound: memory, 3.22 ms for the 129 products of a Llama-3-8B decode step on an H200 (4.66 TB/s).
-#include <type_traits>
-
-#include "cuda/adapters/term.cuh"
 #include "cuda/gemm/gemm_epilogue.cuh"
 #include "cuda/gemm/groups.cuh"
 #include "cuda/gemm/select.h"
@@ -232,53 +229,12 @@ __device__ __forceinline__ void multiply(const uint4& w, const uint4& x, float& 
   }
 }
 
-struct NoTerm {};
-
-// What an adapter adds to two outputs of the one row. A lane has up to two ranks of it.
-template <class T>
-struct TermOfPair {
-  static constexpr int kEach = static_cast<int>(kMostPagesAdding * kPageRanks) / kWarp;
-  float b[2][kEach] = {};
-
-  __device__ __forceinline__ void load(const LowRankTerm& term, int low, int high) {
-    const int lane = threadIdx.x % kWarp, adapter = __ldcg(term.ids);
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int rank = i * kWarp + lane, page = term.tables.page(adapter, rank / kRanks);
-      if (page < 0) continue;
-      b[0][i] = Traits<T>::to_float(*term.b_of<T>(page, rank % kRanks, low));
-      b[1][i] = Traits<T>::to_float(*term.b_of<T>(page, rank % kRanks, high));
-    }
-  }
-  // This lane's share; behind pdl_wait().
-  __device__ __forceinline__ float2 share(const LowRankTerm& term, int low, int high) const {
-    const int lane = threadIdx.x % kWarp;
-    float2 sum = make_float2(0.f, 0.f);
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int rank = i * kWarp + lane;
-      if (rank / kRanks >= term.tables.max_pages) continue;
-      // What lies behind an adapter's last page may be anything.
-      if (b[0][i] != 0.f) {
-        sum.x = fmaf(b[0][i], term.sum_of(0, term.part_of(low), rank), sum.x);
-      }
-      if (b[1][i] != 0.f) {
-        sum.y = fmaf(b[1][i], term.sum_of(0, term.part_of(high), rank), sum.y);
-      }
-    }
-    const float factor = term.factor_of(0);
-    return make_float2(sum.x * factor, sum.y * factor);
-  }
-};
-
 // One token: a warp reads two rows of weight (gated: a gate and its up), 512 adjacent bytes of each
 // at a time, multiplies in float, and finishes its outputs by itself: no warp waits for another.
-// Term: LowRankTerm, or NoTerm.
-template <class T, int kUnroll, int kBlocks, class Term>
+template <class T, int kUnroll, int kBlocks>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     gemv_stream_kernel(const T* __restrict__ weight, const T* __restrict__ x, const Epilogue p,
-                       const int in_features, const Term term) {
-  constexpr bool kAdds = std::is_same_v<Term, LowRankTerm>;
+                       const int in_features) {
   constexpr int kRound = kWarp * 8 * kUnroll;
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
@@ -302,18 +258,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     }
   };
   load(0);
-  const int low_column = static_cast<int>(min(first, last));
-  const int high_column = static_cast<int>(min(p.gated ? width + first : first + 1, last));
-  TermOfPair<T> added;
   pdl_trigger();
-  if constexpr (kAdds) {
-    if (term.ready) added.load(term, low_column, high_column);
-  }
   pdl_wait();
-  if constexpr (kAdds) {
-    if (!term.ready) added.load(term, low_column, high_column);
-  }
-  float2 share = make_float2(0.f, 0.f);
   const int64_t n = first + lane;
   const bool writes = lane < (p.gated ? 1 : 2) && n < width;
   float residual = 0.f, bias = 0.f, bias_up = 0.f;
@@ -331,9 +277,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   for (int k = 0; k < in_features; k += kRound) {
     const Fragments<kUnroll> now = next;
     if (k + kRound < in_features) load(k + kRound);
-    if constexpr (kAdds) {  // while two rounds of weights travel
-      if (k == 0) share = added.share(term, low_column, high_column);
-    }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int at = k + u * kWarp * 8 + lane * 8;
@@ -358,13 +301,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     // From x itself: reading the partial sums, every warp the same ones, would cost more.
     scale = rsqrtf(warp_sum(acc_square) * p.inverse_width + p.epsilon);
   }
-  if constexpr (kAdds) {
-    acc_low = warp_sum(fmaf(acc_low, scale, share.x));
-    acc_high = warp_sum(fmaf(acc_high, scale, share.y));
-  } else {
-    acc_low = warp_sum(acc_low) * scale;
-    acc_high = warp_sum(acc_high) * scale;
-  }
+  acc_low = warp_sum(acc_low) * scale;
+  acc_high = warp_sum(acc_high) * scale;
   float values[1] = {(p.gated || lane == 0 ? acc_low : acc_high) + bias};
   if (p.gated || p.activates) apply(p.function, values);
   float y = p.gated ? values[0] * (acc_high + bias_up) : values[0] + residual;
@@ -503,8 +441,8 @@ Status run(const GemmParams& p, cudaStream_t stream) {
                 make_groups(p));
 }
 
-template <class T, class Term = NoTerm>
-Status run_gemv(const GemmParams& p, cudaStream_t stream, const Term& term = {}) {
+template <class T>
+Status run_gemv(const GemmParams& p, cudaStream_t stream) {
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(ceil_div(p.out_features, kTile)));
   config.block = dim3(kThreads);
@@ -514,11 +452,9 @@ Status run_gemv(const GemmParams& p, cudaStream_t stream, const Term& term = {})
   // a product's blocks: of few columns, which follow attention, alone.
   const bool alone =
       static_cast<int>(config.grid.x) <= num_multiprocessors() && p.in_features <= 4096;
-  auto* const kernel =
-      alone ? gemv_stream_kernel<T, 8, 1, Term> : gemv_stream_kernel<T, 4, 2, Term>;
+  auto* const kernel = alone ? gemv_stream_kernel<T, 8, 1> : gemv_stream_kernel<T, 4, 2>;
   return launch(kernel, config, "gemv_stream", static_cast<const T*>(p.weight),
-                static_cast<const T*>(p.x), make_epilogue(p), static_cast<int>(p.in_features),
-                term);
+                static_cast<const T*>(p.x), make_epilogue(p), static_cast<int>(p.in_features));
 }
 
 template <class T>
@@ -553,11 +489,6 @@ Status run_rows(const GemmParams& p, bool use_mma, cudaStream_t stream) {
 }
 
 }  // namespace
-
-Status gemv_low_rank(const GemmParams& p, const ExpandParams& term, CUstream_st* stream) {
-  return p.dtype == DType::kBFloat16 ? run_gemv<__nv_bfloat16>(p, stream, make_term(term))
-                                     : run_gemv<__half>(p, stream, make_term(term));
-}
 
 Status gemm_stream_sm80(const GemmParams& p, bool use_mma, CUstream_st* stream) {
   if (const char* reason = gemm_stream_sm80_refuses(p)) {
