@@ -625,13 +625,13 @@ class Blocks {
     return sort_rows({rows, product.num_rows, s_.adding.sorted}, launch_);
   }
 
-  // The same of a block's first product, behind take_norm().
+  // The same of a block's first product, behind take_norm(). Whatever was handed, rows of a plain
+  // norm are the input's: what is handed depends on where a step's layers are cut into calls.
   Status adding_to_first(const Product& first, const LowRankWeights& weights,
                          const AdapterRows& rows, Adapted which,
                          std::initializer_list<int64_t> part_sizes, const BlockView& block,
                          const void* input, DType dtype, Adding* adding) {
-    const Handed handed = block.parallel ? Handed::kNothing : handed_;
-    const bool by_factor = block.norm.is_plain_rms() && handed != Handed::kNormed;
+    const bool by_factor = block.norm.is_plain_rms();
     const void* const x = !block.norm.is_there || by_factor ? input : s_.normed;
     const void* const norm_weight = by_factor ? block.norm_weights.weight : nullptr;
     return adding_to(first, weights, rows, which, part_sizes, x, norm_weight, dtype, adding);

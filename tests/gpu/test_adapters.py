@@ -279,13 +279,16 @@ def test_a_program_answers_as_the_dynamic_model(
         assert {shape.adapted for shape in graphs} == {True}
 
 
-# Attention over latents, and attention that is a sequence of smaller operators.
-UNLIKE = ("deepseek_v2_lite", "deepseek_v3", "chatglm_6b", "cohere_qk_norm", "stablelm_12b")
+# Attention over latents, attention that is a sequence of smaller operators, experts.
+FAMILIES = (
+    *("deepseek_v2_lite", "deepseek_v3", "chatglm_6b", "cohere_qk_norm", "stablelm_12b"),
+    "qwen3_moe_30b",
+)
 
 
-@pytest.fixture(params=UNLIKE)
+@pytest.fixture(params=FAMILIES)
 def case(request: pytest.FixtureRequest) -> str:
-    """A checkpoint of UNLIKE."""
+    """A checkpoint of FAMILIES."""
     name: str = request.param
     return name
 
@@ -327,29 +330,47 @@ def test_a_familys_mixed_batch_gives_each_what_it_has_alone(
     gpu: devices.Device, case: str, two: dict[str, Path]
 ) -> None:
     settings = {"dtype": "bfloat16", "batch_invariant": True, "prefix_caching": False}
-    llm = serving_case(case, two, **settings)
-    bare = serving_case(case, {}, **settings)
+    # Prompts stand beside what is decoded, but where experts hand their sums on within a call.
+    has_experts = case.startswith("deepseek") or "moe" in case
+    llm = serving_case(case, two, batch_size=8 if has_experts else 4, **settings)
     prompts, params = asked(case, two)
+    lengths = [12, 3, 9, 12, 5, 12]
+    params = [replace(e, max_new_tokens=n) for e, n in zip(params, lengths, strict=True)]
     together = llm.generate(prompts, params)
     for prompt, each, output in zip(prompts, params, together, strict=True):
         (alone,) = llm.generate([prompt], each)
         assert steps(alone) == steps(output)
-        if each.adapter is None:
-            assert steps(bare.generate([prompt], each)[0]) == steps(output)
+
+
+def test_a_family_without_adapters_has_the_bits_of_one_that_takes_none(
+    gpu: devices.Device, case: str, two: dict[str, Path]
+) -> None:
+    llm, bare = (serving_case(case, each, dtype="bfloat16") for each in (two, {}))
+    prompts = golden(case)["prompts"][:2]
+    for prompt in prompts:
+        llm.generate([prompt], replace(GREEDY, adapter="5"))
+    for prompt in prompts:
+        (ours,), (theirs,) = (each.generate([prompt], GREEDY) for each in (llm, bare))
+        assert steps(ours) == steps(theirs)
 
 
 def test_a_familys_program_answers_as_the_dynamic_model(
     gpu: devices.Device, case: str, two: dict[str, Path], tmp_path: Path
 ) -> None:
-    settings = {"dtype": "bfloat16", "batch_invariant": True}
+    settings = {"dtype": "float32", "batch_invariant": True}
     dynamic = serving_case(case, two, **settings)
     folder = tmp_path / "static"
     export_model(dynamic.config.changed(lora_modules=()), folder, enable_lora=True)
     static = serving_case(folder, two, mode="static", **settings)
+    # Not bit for bit: a program cuts layers, and MLPs behind ChatGLM's attention, into other calls.
     # Twice: the second time steps are replayed, and blocks of prompts cached.
     for _ in range(2):
         wanted = list(map(steps, dynamic.generate(*asked(case, two))))
-        assert list(map(steps, static.generate(*asked(case, two)))) == wanted
+        found = list(map(steps, static.generate(*asked(case, two))))
+        for (tokens, mine), (others, theirs) in zip(found, wanted, strict=True):
+            assert tokens == others
+            for one, other in zip(mine, theirs, strict=True):
+                assert one == pytest.approx(other, abs=1e-3)
 
 
 def test_drafts_change_no_answer_of_a_family(
