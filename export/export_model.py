@@ -174,7 +174,6 @@ def _check_replaced(folder: Path) -> None:
 def _export(
     config: EngineConfig, output_path: Path, signals: Signals | None, enable_lora: bool
 ) -> None:
-    from predict.adapters.weights import check_spec
     from predict.device import library
     from predict.loading.cache_scales import head_scales
     from predict.loading.exported import check_program
@@ -192,8 +191,6 @@ def _export(
     spec = spec.with_latent_form(config.model.latent_form)
     config = with_stored_cache(config, reader)
     kv_format = cache_format(config.kv_format, spec)
-    if enable_lora:
-        check_spec(spec)
     scales = head_scales(kv_format, source, spec, config.quantization.use_fake_parameter)
     backend = platform.backend
     pages = page_tensors(spec, -1, platform.packs_pages) if enable_lora else None

@@ -21,7 +21,6 @@ from predict.adapters.store import AdapterStore
 from predict.adapters.weights import (
     Placement,
     base_of,
-    check_spec,
     empty_pages,
     num_pool_pages,
     pool_bytes,
@@ -233,7 +232,7 @@ class LLM:
         self.backend = self.platform.backend
         self.decoder: Decoder | None = None  # in dynamic mode
         self.adapters: AdapterStore | None = None  # where requests may name some
-        self._no_loras = self._why_no_loras()
+        self._takes_adapters = config.adapters.is_used  # a program may take none
         self.platform.make_current()
         self._release_idle_memory()
         with self.platform.explained_out_of_memory(LESS_MEMORY):
@@ -319,7 +318,7 @@ class LLM:
             program = load_program(directory, config.model.model_prefix, self.platform.device)
             pages = () if self.adapters is None else self.adapters.pools
             networks.append(partial(static_forward, program, pages=pages))
-        elif self._no_loras is None:
+        elif self._takes_adapters:
             self.adapters = self._adapter_store(opened[0].plan, opened[0].names)
         if self.draft is not None:
             own = DTYPE_BYTES[config.model.dtype] * self.spec.num_matmul_weights
@@ -341,35 +340,16 @@ class LLM:
         loaded = None if self.platform.compiled is None else library.require()
         abi = None if loaded is None else loaded.metadata.abi
         manifest = check_export(self.config, self.spec, paddle.__version__, abi)
-        if manifest.adapters is None and self._no_loras is None:
-            self._no_loras = (
-                "the exported program takes no adapters of requests; export it with --enable_lora"
-            )
+        self._takes_adapters = self._takes_adapters and manifest.adapters is not None
         return manifest
 
     def _fields(self) -> tuple[Field, ...]:
         return fields_of(self.spec, self.adapters is not None)
 
-    def _why_no_loras(self) -> str | None:
-        """Why requests can have no LoRA adapters; None where they can, a program's part aside.
-
-        Raises UserError where the flags name some that no request can have.
-        """
-        adapters = self.config.adapters
-        if not adapters.is_used:
-            return "adapters are fixed; start with allow_adapter_updates to change them"
-        try:
-            check_spec(self.spec)
-        except UserError as error:
-            if adapters.lora_modules:
-                raise
-            return str(error)
-        return None
-
     def _adapter_bytes(self) -> int:
         """Bytes of the pages for adapters."""
         config = self.config.adapters
-        if self._no_loras is not None:
+        if not self._takes_adapters:
             return 0
         num_bytes = pool_bytes(self.spec, num_pool_pages(config), self.config.model.dtype)
         check_page_memory(config, num_bytes, self.platform.free_bytes())
@@ -378,7 +358,6 @@ class LLM:
     def _adapter_store(self, plan: WeightPlan, names: WeightNames) -> AdapterStore:
         """Pages for adapters, and those of the flags, which must fit: no weight is read yet."""
         platform, adapters = self.platform, self.config.adapters
-        check_spec(self.spec)
         if not adapters.is_used:  # by a program that takes some: it reads a page, and no adapter's
             adapters = replace(adapters, max_loras=1, max_lora_rank=1)
         dtype = self.config.model.dtype
@@ -617,7 +596,9 @@ class LLM:
     def _updatable(self) -> AdapterStore:
         self._check_updates()
         if self.adapters is None:
-            raise UserError(self._no_loras or "")
+            raise UserError(
+                "the exported program takes no adapters of requests; export it with --enable_lora"
+            )
         return self.adapters
 
     def _check_updates(self) -> None:

@@ -3,6 +3,7 @@
 #include "gemm.inl"
 #include "block.inl"
 #include "kv_rows.inl"
+#include "adapters.inl"
 #include "attention.inl"
 #include "rope.inl"
 // clang-format on
@@ -82,9 +83,16 @@ class LatentAttention {
         ending_(params.block, params.post_norm, params.out.bias, hidden_,
                 static_cast<T*>(params.hidden_out) + piece.begin * params.hidden_size, num_tokens_,
                 params.hidden_size, scratch),
+        a_addend_(addend(params.qkv_a, Adapted::kQkv, params.hidden_size,
+                         {params.block.q_a_size(), params.block.latent_size()})),
+        q_addend_(
+            addend(params.q_b, Adapted::kQkv, params.block.q_lora_rank, {params.block.q_size()})),
+        out_addend_(
+            addend(params.out, Adapted::kOut, params.block.mixed_size(), {params.hidden_size})),
+        input_(ending_, params.block.norm, hidden_, a_addend_.any(), num_tokens_, scratch),
         normed_(make_rows(kernels.qkv_a, scratch, num_tokens_, Fill::kByRow)),
         attended_(make_rows(kernels.out, scratch, num_tokens_, Fill::kByColumns)),
-        packs_heads_(value_dim_ % kPanel == 0),
+        packs_heads_(value_dim_ % kPanel == 0 && !out_addend_.any()),
         a_(scratch.take<float>(num_tokens_ * params.block.a_size())),
         queries_(a_),
         query_stride_(params.block.a_size()) {
@@ -94,6 +102,7 @@ class LatentAttention {
     std::fill(zeros_, zeros_ + std::max(block.mixed_size(), rank_), 0.0f);
     if (block.q_lora_rank == 0) return;
     normed_q_ = make_rows(kernels.q_b, scratch, num_tokens_, Fill::kByRow);
+    if (q_addend_.any()) kept_q_ = scratch.take<float>(num_tokens_ * block.q_lora_rank);
     queries_ = scratch.take<float>(num_tokens_ * block.q_size());
     query_stride_ = block.q_size();
   }
@@ -188,6 +197,12 @@ class LatentAttention {
   // Keys and values of some heads: beyond this they take turns in L3. Measured on Zen 4.
   static constexpr int64_t kMaxExpandedBytes = int64_t{16} << 20;
 
+  Addend<T> addend(const LinearWeights& linear, Adapted which, int64_t in_features,
+                   std::initializer_list<int64_t> part_sizes) const {
+    return {p_.adapters, which,       linear.low_rank, begin_,
+            num_tokens_, in_features, part_sizes,      scratch_};
+  }
+
   bool is_dense() const { return p_.cache.format == KvFormat::kDense; }
 
   const float* query(int64_t token, int64_t head) const {
@@ -225,10 +240,12 @@ class LatentAttention {
   // Queries to queries_, latents to the cache; then a barrier.
   void project(Team& team) const {
     const LatentAttentionBlock& block = p_.block;
-    take_rows(team, normed_, hidden_, block.norm, p_.norm, ending_.kept);
+    take_rows(team, normed_, hidden_, block.norm, p_.norm, input_.kept);
     complete_rows(team, normed_);
+    shrink(team, a_addend_, input_.rows, p_.hidden_size);
     gemm(team, kernels_.qkv_a, normed_,
-         [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
+         [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, float* tile) {
+           a_addend_.add(row, num, column, num_columns, tile);
            store_tile(tile, row, num, column, num_columns, static_cast<const T*>(p_.qkv_a.bias),
                       static_cast<const float*>(nullptr), a_, block.a_size());
          });
@@ -241,13 +258,16 @@ class LatentAttention {
       if (block.q_lora_rank) {
         norm_row(from, q_norm, row, block.q_lora_rank);
         pack_row(normed_q_, token, row);
+        if (kept_q_) copy_row(row, kept_q_ + token * block.q_lora_rank, block.q_lora_rank);
       }
       keep_latent(token, from + block.a_size() - block.latent_size(), row);
     });
     if (block.q_lora_rank) {
       complete_rows(team, normed_q_);
+      shrink(team, q_addend_, kept_q_, block.q_lora_rank);
       gemm(team, kernels_.q_b, normed_q_,
-           [&](int64_t first, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
+           [&](int64_t first, int64_t num, int64_t column, int64_t num_columns, float* tile) {
+             q_addend_.add(first, num, column, num_columns, tile);
              store_tile(tile, first, num, column, num_columns, static_cast<const T*>(nullptr),
                         static_cast<const float*>(nullptr), queries_, query_stride_);
            });
@@ -366,7 +386,12 @@ class LatentAttention {
       });
     }
     complete_rows(team, attended_);
-    gemm(team, kernels_.out, attended_, ending_);
+    shrink(team, out_addend_, mixed_, p_.block.mixed_size());
+    gemm(team, kernels_.out, attended_,
+         [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, float* tile) {
+           out_addend_.add(row, num, column, num_columns, tile);
+           ending_(row, num, column, num_columns, tile);
+         });
     ending_.complete(team);
   }
 
@@ -379,13 +404,16 @@ class LatentAttention {
   const int64_t used_;  // tokens that are no padding
   const T* hidden_;
   const Ending<T> ending_;
+  const Addend<T> a_addend_, q_addend_, out_addend_;
+  const Kept<T> input_;
   const PackedRows normed_, attended_;
-  const bool packs_heads_;  // a head begins at a cache line of the packed row
+  const bool packs_heads_;  // a head begins at a cache line of the packed row, which alone is read
   float* a_;                // [tokens, a_size]
   float* queries_;          // [tokens, heads, N + R], tokens query_stride_ apart
   int64_t query_stride_;
   PackedRows normed_q_;
-  float* mixed_ = nullptr;  // [tokens, heads, V], unless packs_heads_
+  float* kept_q_ = nullptr;  // [tokens, q_lora_rank] where adapters read them
+  float* mixed_ = nullptr;   // [tokens, heads, V], unless packs_heads_
   float* zeros_ = nullptr;
 };
 

@@ -1,10 +1,12 @@
-// Rows times a stored weight, plus bias. The arithmetic is the scheme's (gemm_dense.cc).
+// Rows times a stored weight, plus bias, and what adapters add. The arithmetic is the scheme's
+// (gemm_dense.cc).
 #include "regatta/linear.h"
 
 #include <algorithm>
 
 #include "dispatch.h"
 #include "gemm.h"
+#include "regatta/blocks.h"
 
 #define REGATTA_INL "linear.inl"
 #include "foreach_isa.h"

@@ -1,5 +1,9 @@
 // See linear.cc.
+// clang-format off: adapters.inl uses what the others define
 #include "gemm.inl"
+#include "block.inl"
+#include "adapters.inl"
+// clang-format on
 
 namespace regatta::cpu::REGATTA_ISA {
 
@@ -13,11 +17,16 @@ Status linear_typed(const LinearParams& p, const Gemm& weight) {
     const int64_t num_rows = std::min(kMaxBlockRows, p.num_tokens - begin);
     Scratch::Scope block_scope(Scratch::mine());
     const PackedRows rows = make_rows(weight, Scratch::mine(), num_rows, Fill::kByRow);
+    const int64_t (&parts)[3] = p.part_sizes;
+    const Addend<T> addend(p.adapters, p.which, p.low_rank, begin, num_rows, p.in_features,
+                           {parts[0], parts[1], parts[2]}, Scratch::mine());
     parallel([&](Team& team) {
       pack_rows(team, rows, x + begin * p.in_features, p.in_features);
       complete_rows(team, rows);
+      shrink(team, addend, x + begin * p.in_features, p.in_features);
       gemm(team, weight, rows,
-           [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
+           [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, float* tile) {
+             addend.add(row, num, column, num_columns, tile);
              store_tile(tile, begin + row, num, column, num_columns, bias,
                         static_cast<const T*>(nullptr), out, p.out_features);
            });

@@ -23,7 +23,7 @@
 #include <variant>
 #include <vector>
 
-#include "cuda/adapters/low_rank.h"
+#include "cuda/adapters/adding.h"
 #include "cuda/attention/latent/expanded.h"
 #include "cuda/attention/latent/latent.h"
 #include "cuda/experts/experts.h"
@@ -230,15 +230,6 @@ struct LatentScratch {
   void* expanded_workspace;
 };
 
-// Of blocks whose rows have adapters (cuda/adapters/low_rank.h).
-struct AdapterScratch {
-  float* sums;
-  float* squares;
-  void* added;   // [T, N]: what adapters add to a product, and its residual
-  int32_t* ids;  // [L] of the rows that are the output
-  SortedRows sorted;
-};
-
 struct BlocksScratch {
   void* normed;     // [T, H]
   void* qkv;        // [T, (Hq + 2 Hkv) D]
@@ -251,7 +242,8 @@ struct BlocksScratch {
   float* sumsq;     // [T, sumsq_per_row()]
   ExpertScratch experts;
   LatentScratch latent;
-  AdapterScratch adapters;
+  AddingScratch adding;
+  int32_t* wanted_ids;  // [L] the adapters of the rows that are the output
   std::vector<AttentionSpace> attention;
   ProductScratch product;
   int64_t total;
@@ -312,12 +304,8 @@ struct BlocksScratch {
     latent.first_rows = static_cast<int32_t*>(words(sizes.first_rows));
     latent.expanded_workspace =
         sizes.expanded_workspace == 0 ? nullptr : arena.take(sizes.expanded_workspace);
-    adapters.sums = static_cast<float*>(words(sizes.sums));
-    adapters.squares = static_cast<float*>(words(sizes.squares));
-    adapters.added = take(sizes.added);
-    adapters.ids = static_cast<int32_t*>(words(sizes.ids));
-    adapters.sorted.tiles = static_cast<int32_t*>(words(sizes.tiles));
-    adapters.sorted.stride = static_cast<int>(sizes.tile_stride);
+    adding.take(arena, sizes.dtype);
+    wanted_ids = static_cast<int32_t*>(words(sizes.ids));
     product.take(arena, resources.blas);
     total = arena.used();
   }
@@ -337,13 +325,14 @@ struct BlocksScratch {
     int64_t values = 0, latent_heads = 0, latent_workspace = 0;
     int64_t long_latents = 0, long_rope = 0, long_keys = 0, long_values = 0, first_rows = 0;
     int64_t expanded_workspace = 0;
-    int64_t sums = 0, squares = 0, ids = 0, tiles = 0, tile_stride = 0;  // of 4 bytes
-    int64_t added = 0;
+    int64_t ids = 0;  // of 4 bytes
+    DType dtype = DType::kFloat32;
 
-    void add_rows(int64_t count, int64_t hidden_size, DType dtype) {
+    void add_rows(int64_t count, int64_t hidden_size, DType values) {
       rows = std::max(rows, count);
       hidden = hidden_size;
-      element = dtype_size(dtype);
+      element = dtype_size(values);
+      dtype = values;
       sumsq = std::max(sumsq, count * sumsq_per_row(hidden_size, count));
     }
   };
@@ -355,18 +344,12 @@ struct BlocksScratch {
     }
   }
 
-  // Of a linear of these rows, where they may have adapters. residual: of the product, whose
-  // columns are as many; 0 without.
-  static void add_adapters(const AdapterRows& adapters, int64_t rows, int64_t in_features,
-                           int64_t parts, int64_t residual, Sizes& sizes) {
-    if (adapters.ids == nullptr) return;
-    const int64_t pieces = rows * shrink_splits(in_features);
-    sizes.sums = std::max(sizes.sums, pieces * parts * adapters.max_pages * kPageRanks);
-    sizes.squares = std::max(sizes.squares, pieces);
-    sizes.added = std::max(sizes.added, rows * residual);
-    sizes.ids = std::max(sizes.ids, rows);
-    sizes.tiles = std::max(sizes.tiles, tile_words(rows, adapters.max_pages));
-    sizes.tile_stride = tile_stride(adapters.max_pages);
+  // Of a linear of these rows; see AddingScratch::count().
+  void add_adapters(const AdapterRows& rows, int64_t num_rows, int64_t in_features, int64_t parts,
+                    int64_t residual, Sizes& sizes) {
+    if (rows.ids == nullptr) return;
+    adding.count(rows, num_rows, in_features, parts, residual);
+    sizes.ids = std::max(sizes.ids, num_rows);
   }
 
   void add(const AttentionBlockParams& a, const AttentionLimits& limits, Arena& arena,
@@ -418,6 +401,11 @@ struct BlocksScratch {
       product.count(block.q_b, l.dtype, rows, block.q_lora_rank, block.q_size(), false, false);
     }
     product.count(block.out, l.dtype, rows, block.mixed_size(), l.hidden_size, false, false);
+    add_adapters(l.adapters, rows, l.hidden_size, 2, block.a_size(), sizes);
+    if (block.q_lora_rank > 0) {
+      add_adapters(l.adapters, rows, block.q_lora_rank, 1, block.q_size(), sizes);
+    }
+    add_adapters(l.adapters, rows, block.mixed_size(), 1, l.hidden_size, sizes);
   }
 
   void add_absorbed(const LatentAttentionBlockParams& l, const AttentionLimits& limits,
@@ -620,76 +608,52 @@ class Blocks {
     return norm(p, launch_);
   }
 
-  // What adapters do to a linear's products: the sums of its rows, and what is made of them.
-  struct Adding {
-    ShrinkParams down;
-    ExpandParams up;
-  };
+  // Whether no launch shortly ahead writes the rows' adapters. Behind attention of another operator
+  // they may be those of some rows.
+  bool are_inputs(const AdapterRows& rows) const {
+    return !std::holds_alternative<MlpBlockParams>(blocks_[0]) && rows.ids != s_.wanted_ids;
+  }
 
-  // Of `product`, whose rows are sorted by their adapters here. x: [rows, in_features] it
-  // multiplies, behind an RMS norm of this weight unless that is null.
+  // Of `product`, whose rows are sorted by their adapters here; see cuda::adding_to().
   Status adding_to(const Product& product, const LowRankWeights& weights, const AdapterRows& rows,
                    Adapted which, std::initializer_list<int64_t> part_sizes, const void* x,
                    const void* norm_weight, DType dtype, Adding* adding) {
-    const SortedRows& sorted = s_.adapters.sorted;
-    ShrinkParams& down = adding->down;
-    ExpandParams& up = adding->up;
-    down.x = x;
-    down.norm_weight = norm_weight;
-    down.rows = rows;
-    down.ready = up.ready = rows.ids != s_.adapters.ids;
-    down.sorted = sorted;
-    down.which = which;
-    down.weights = weights;
-    down.num_rows = product.num_rows;
-    down.in_features = product.in_features;
-    down.num_parts = static_cast<int64_t>(part_sizes.size());
-    down.sums = s_.adapters.sums;
-    down.squares = s_.adapters.squares;
-    down.dtype = dtype;
-    up.sums = down.sums;
-    up.squares = norm_weight == nullptr ? nullptr : down.squares;
-    up.epsilon = product.epsilon;
-    up.rows = rows;
-    up.sorted = sorted;
-    up.which = which;
-    up.weights = weights;
-    up.num_rows = down.num_rows;
-    up.in_features = down.in_features;
-    up.out_features = product.out_features;
-    up.num_parts = down.num_parts;
-    int64_t end = 0, part = 0;
-    for (const int64_t size : part_sizes) up.part_ends[part++] = end += size;
-    up.dtype = dtype;
+    *adding = cuda::adding_to(product, weights, rows, which, part_sizes, x, norm_weight,
+                              are_inputs(rows), dtype, s_.adding);
     if (!takes_tiles(dtype, product.num_rows) || sorted_ids_ == rows.ids) return {};
     sorted_ids_ = rows.ids;
-    return sort_rows({rows, product.num_rows, sorted}, launch_);
+    return sort_rows({rows, product.num_rows, s_.adding.sorted}, launch_);
   }
 
-  // The same of a block's first product, behind take_norm().
+  // The same of a block's first product, behind take_norm(). Whatever was handed, rows of a plain
+  // norm are the input's: what is handed depends on where a step's layers are cut into calls.
   Status adding_to_first(const Product& first, const LowRankWeights& weights,
                          const AdapterRows& rows, Adapted which,
                          std::initializer_list<int64_t> part_sizes, const BlockView& block,
                          const void* input, DType dtype, Adding* adding) {
-    const Handed handed = block.parallel ? Handed::kNothing : handed_;
-    const bool by_factor = block.norm.is_plain_rms() && handed != Handed::kNormed;
+    const bool by_factor = block.norm.is_plain_rms();
     const void* const x = !block.norm.is_there || by_factor ? input : s_.normed;
     const void* const norm_weight = by_factor ? block.norm_weights.weight : nullptr;
     return adding_to(first, weights, rows, which, part_sizes, x, norm_weight, dtype, adding);
   }
 
-  // What adapters add, and `residual` or null, becomes the product's residual.
   Status add_ahead(Product& product, Adding& adding, const void* residual) {
-    adding.up.residual = residual;
-    adding.up.out = s_.adapters.added;
-    product.residual = adding.up.out;
-    const Status status = shrink(adding.down, launch_);
-    return status.ok() ? expand(adding.up, launch_) : status;
+    return cuda::add_ahead(product, adding, residual, s_.adding, launch_);
+  }
+
+  // Whether some of attention's rows are the output, for what follows it; their adapters are kept.
+  template <class Attention>
+  Status keep_wanted(const Attention& a, bool some) {
+    are_wanted_ = some;
+    if (!some || a.adapters.ids == nullptr) return {};
+    return gather_rows(
+        {a.rows, a.adapters.ids, s_.wanted_ids, a.num_rows, a.batch.num_tokens, 1, DType::kFloat32},
+        launch_);
   }
 
   // The adapters of the rows that are the output of attention ahead.
   AdapterRows of_wanted(AdapterRows rows) const {
-    if (are_wanted_) rows.ids = s_.adapters.ids;
+    if (are_wanted_) rows.ids = s_.wanted_ids;
     return rows;
   }
 
@@ -836,12 +800,8 @@ class Blocks {
           rope_and_paged_attention(rope, attended, limits_, space.memory, space.bytes, between);
     }
     if (!status.ok()) return status;
-    are_wanted_ = some;
-    if (some && a.adapters.ids != nullptr) {
-      status = gather_rows(
-          {a.rows, a.adapters.ids, s_.adapters.ids, a.num_rows, rows, 1, DType::kFloat32}, launch_);
-      if (!status.ok()) return status;
-    }
+    status = keep_wanted(a, some);
+    if (!status.ok()) return status;
 
     Product out;
     out.name = "out";
@@ -875,6 +835,13 @@ class Blocks {
     first.in_features = l.hidden_size;
     first.out_features = block.a_size();
     Status status = take_norm(first, view, l.hidden, l.dtype);
+    if (status.ok() && l.adapters.ids != nullptr) {
+      Adding adding;
+      status = adding_to_first(first, l.qkv_a.low_rank, l.adapters, Adapted::kQkv,
+                               {block.q_a_size(), block.latent_size()}, view, l.hidden, l.dtype,
+                               &adding);
+      if (status.ok()) status = add_ahead(first, adding, nullptr);
+    }
     if (!status.ok()) return status;
     status = cuda::run(first, l.dtype, l.dtype, s_.product, launch_);
     if (status.ok() && block.q_lora_rank > 0) status = make_queries(l);
@@ -897,7 +864,10 @@ class Blocks {
     out.in_features = block.mixed_size();
     out.out_features = l.hidden_size;
     const void* source = block.residual.source == Source::kNormed ? s_.normed : l.hidden;
-    status = end_block(out, view, source, !some, l.dtype, {}, Adapted::kOut, {});
+    status = keep_wanted(l, some);
+    if (!status.ok()) return status;
+    status =
+        end_block(out, view, source, !some, l.dtype, l.adapters, Adapted::kOut, l.out.low_rank);
     if (!status.ok() || !some) return status;
     return gather_rows({l.rows, s_.some, l.hidden_out, l.num_rows, rows, l.hidden_size, l.dtype},
                        launch_);
@@ -1003,10 +973,9 @@ class Blocks {
     const LatentAttentionBlock& block = l.block;
     const LatentScratch& x = s_.latent;
     const int64_t rows = l.batch.num_tokens;
-    const Status status =
-        norm_columns({x.made, l.q_a_norm.weight, x.q_normed, rows, block.q_lora_rank,
-                      block.a_size(), block.q_a_norm.epsilon, l.dtype},
-                     launch_);
+    Status status = norm_columns({x.made, l.q_a_norm.weight, x.q_normed, rows, block.q_lora_rank,
+                                  block.a_size(), block.q_a_norm.epsilon, l.dtype},
+                                 launch_);
     if (!status.ok()) return status;
     Product q;
     q.name = "q_b";
@@ -1017,6 +986,13 @@ class Blocks {
     q.num_rows = rows;
     q.in_features = block.q_lora_rank;
     q.out_features = block.q_size();
+    if (l.adapters.ids != nullptr) {
+      Adding adding;
+      status = adding_to(q, l.q_b.low_rank, l.adapters, Adapted::kQkv, {q.out_features}, q.x,
+                         nullptr, l.dtype, &adding);
+      if (status.ok()) status = add_ahead(q, adding, nullptr);
+      if (!status.ok()) return status;
+    }
     return cuda::run(q, l.dtype, l.dtype, s_.product, launch_);
   }
 
@@ -1357,7 +1333,7 @@ class Blocks {
   const BlockParams* next_ = nullptr;
   Handed handed_ = Handed::kNothing;
   bool are_wanted_ = false;              // attention ahead has made some rows alone
-  const int32_t* sorted_ids_ = nullptr;  // of the rows that s.adapters.sorted has
+  const int32_t* sorted_ids_ = nullptr;  // of the rows that s.adding.sorted has
 };
 
 }  // namespace

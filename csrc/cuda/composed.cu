@@ -1,5 +1,6 @@
 // The composed operators beside a decoder's blocks (blocks.cu): attention, linear and logits as
 // sequences of the kernels beside this file. Host code alone.
+#include "cuda/adapters/adding.h"
 #include "cuda/host.h"
 #include "cuda/product.h"
 #include "regatta/abi.h"
@@ -40,6 +41,7 @@ Status check_num_tensors(const char* name, SchemeId scheme, int count) {
 }
 
 struct LinearScratch {
+  AddingScratch adding;
   ProductScratch product;
   int64_t total;
 
@@ -47,9 +49,27 @@ struct LinearScratch {
     Arena arena(resources.scratch);
     product.count(p.scheme, p.dtype, p.num_tokens, p.in_features, p.out_features, false, false);
     product.take(arena, resources.blas);
+    const auto parts = static_cast<int64_t>(
+        std::count_if(p.part_sizes, p.part_sizes + 3, [](int64_t size) { return size > 0; }));
+    adding.count(p.adapters, p.num_tokens, p.in_features, parts, p.out_features);
+    adding.take(arena, p.dtype);
     total = arena.used();
   }
 };
+
+// What adapters add to `product`, ahead of it.
+Status add_adapters(const LinearParams& p, const LinearScratch& s, Product& product,
+                    const Launch& launch_on) {
+  const int64_t (&parts)[3] = p.part_sizes;
+  Adding adding =
+      adding_to(product, p.low_rank, p.adapters, p.which, {parts[0], parts[1], parts[2]}, p.x,
+                nullptr, /*ready=*/false, p.dtype, s.adding);
+  if (takes_tiles(p.dtype, p.num_tokens)) {
+    const Status status = sort_rows({p.adapters, p.num_tokens, s.adding.sorted}, launch_on);
+    if (!status.ok()) return status;
+  }
+  return add_ahead(product, adding, nullptr, s.adding, launch_on);
+}
 
 }  // namespace
 
@@ -71,6 +91,10 @@ Status linear(const LinearParams& p, const ComposedResources& resources, const L
   product.num_rows = p.num_tokens;
   product.in_features = p.in_features;
   product.out_features = p.out_features;
+  if (p.adapters.ids != nullptr && p.num_tokens > 0) {
+    status = add_adapters(p, s, product, launch_on);
+    if (!status.ok()) return status;
+  }
   return run(product, p.dtype, p.dtype, s.product, launch_on);
 }
 

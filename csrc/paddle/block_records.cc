@@ -203,6 +203,7 @@ void take(LatentAttentionBlock* block, Setting& setting) {
   setting.field("q_b", &block->q_b);
   setting.field("out", &block->out);
   setting.field("kv_format", &block->kv_format);
+  setting.field("adapters", &block->adapters);
 }
 
 void take(MlpBlock* block, Setting& setting) {

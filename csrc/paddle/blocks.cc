@@ -28,6 +28,7 @@
 #include <cstring>
 #include <utility>
 
+#include "adapter_tensors.h"
 #include "attention_tensors.h"
 #include "block_records.h"
 #include "cuda_resources.h"
@@ -109,16 +110,9 @@ class Weights {
                           int64_t out_features, bool is_there) {
     LowRankWeights weights;
     if (!is_there) return weights;
-    using Shape = std::vector<int64_t>;
-    const int64_t groups_in = (in_features + kPackedIn - 1) / kPackedIn;
-    const int64_t groups_out = (out_features + kPackedOut - 1) / kPackedOut;
-    const TensorView& a = matrix(name, on_cpu_ ? Shape{-1, parts, groups_in, kPageRanks, kPackedIn}
-                                               : Shape{-1, parts, kPageRanks, in_features});
-    weights.a = a.data;
-    weights.num_pages = a.shape[0];
-    weights.b = matrix(name, on_cpu_ ? Shape{a.shape[0], groups_out, kPageRanks, kPackedOut}
-                                     : Shape{a.shape[0], kPageRanks, out_features})
-                    .data;
+    const TensorView* const pair = views_.take(name, 2);
+    weights =
+        low_rank_weights(pair[0], pair[1], name, parts, in_features, out_features, dtype_, on_cpu_);
     if (num_pages_ >= 0 && num_pages_ != weights.num_pages) {
       fail(std::string(name) + " has " + std::to_string(weights.num_pages) +
            " pages of adapters, and the linears before it " + std::to_string(num_pages_));
@@ -232,11 +226,19 @@ LatentAttentionBlockParams latent_attention_params(const LatentAttentionBlock& b
   p.hidden_size = hidden_size;
   p.norm = weights.norm("norm", block.norm, hidden_size);
   p.qkv_a = weights.linear("qkv_a", block.qkv_a, block.a_size(), block.a_bias);
+  p.qkv_a.low_rank =
+      weights.low_rank("qkv_a's adapters", 2, hidden_size, block.a_size(), block.adapters);
   p.q_a_norm = weights.norm("q_a norm", block.q_a_norm, block.q_lora_rank);
-  if (block.q_lora_rank > 0) p.q_b = weights.linear("q_b", block.q_b, block.q_size(), false);
+  if (block.q_lora_rank > 0) {
+    p.q_b = weights.linear("q_b", block.q_b, block.q_size(), false);
+    p.q_b.low_rank =
+        weights.low_rank("q_b's adapters", 1, block.q_lora_rank, block.q_size(), block.adapters);
+  }
   p.kv_a_norm = weights.norm("kv_a norm", block.kv_a_norm, block.kv_lora_rank);
   p.kv_b = weights.by_heads(block);
   p.out = weights.linear("out", block.out, hidden_size, block.out_bias);
+  p.out.low_rank =
+      weights.low_rank("out's adapters", 1, block.mixed_size(), hidden_size, block.adapters);
   p.post_norm = weights.norm("post norm", block.post_norm, hidden_size);
   const TensorView& table = weights.table("rope_cache", {-1, -1});
   check_rope_table(table, block.qk_rope_head_dim);
@@ -312,35 +314,6 @@ struct Step {
                      tree_mask, num_tokens, place);
   }
 };
-
-// The adapters of a step's tokens, for blocks that have room for `num_pages` pages of them.
-AdapterRows adapter_rows(const std::vector<paddle::Tensor>& step, int64_t num_pages,
-                         int64_t num_tokens, const phi::Place& place) {
-  AdapterRows rows;
-  if (num_pages < 0 || step.size() < kNumStepFields + 2) return rows;
-  const TensorView ids =
-      checked_view(step[kAdapterIds], "adapter_ids", DType::kInt32, {num_tokens}, place);
-  const TensorView pages = checked_view(step[kAdapterPages], "adapter_pages", DType::kInt32,
-                                        {-1, kNumAdapted, -1}, place);
-  rows.ids = static_cast<const int32_t*>(ids.data);
-  rows.pages = static_cast<const int32_t*>(pages.data);
-  rows.num_adapters = pages.shape[0];
-  rows.max_pages = pages.shape[2];
-  return rows;
-}
-
-// Fails for an adapter or a page that is not there.
-void check_adapters(const AdapterRows& rows, int64_t num_tokens, int64_t num_pages) {
-  const auto check = [](const char* name, const int32_t* values, int64_t count, int64_t end) {
-    const int32_t* const wrong =
-        std::find_if(values, values + count, [&](int32_t value) { return value >= end; });
-    if (wrong == values + count) return;
-    fail(std::string(name) + " holds " + std::to_string(*wrong) + " (allowed: below " +
-         std::to_string(end) + ")");
-  };
-  check("adapter_ids", rows.ids, num_tokens, rows.num_adapters);
-  check("adapter_pages", rows.pages, rows.num_adapters * kNumAdapted * rows.max_pages, num_pages);
-}
 
 // The blocks' params, with all but their inputs and outputs.
 std::vector<BlockParams> params_of(const std::string& text, const std::vector<int>& order,
@@ -499,9 +472,10 @@ std::vector<paddle::Tensor> blocks(const paddle::Tensor& hidden,
   if (std::any_of(params.begin(), params.end(), is_attention)) {
     inputs = Step(step, tree_mask, num_tokens, place);
   }
-  const AdapterRows adapters = adapter_rows(step, list.num_pages(), num_tokens, place);
-  if (adapters.ids != nullptr && device.is_cpu()) {
-    check_adapters(adapters, num_tokens, list.num_pages());
+  AdapterRows adapters;
+  if (list.num_pages() >= 0 && step.size() >= kNumStepFields + 2) {
+    adapters =
+        adapter_rows(step[kAdapterIds], step[kAdapterPages], list.num_pages(), num_tokens, device);
   }
   TensorView wanted;
   if (rows) {
@@ -518,13 +492,13 @@ std::vector<paddle::Tensor> blocks(const paddle::Tensor& hidden,
       attention.positions = inputs.positions;
       attention.slot_mapping = inputs.slot_mapping;
       attention.batch = inputs.batch;
+      attention.adapters = adapters;
       attention.hidden = input;
       attention.hidden_out = output;
       attention.rows = static_cast<const int32_t*>(wanted.data);
       attention.num_rows = num_rows;
     };
     const bool is_set = with_attention(block, set_attention);
-    if (auto* attention = std::get_if<AttentionBlockParams>(&block)) attention->adapters = adapters;
     if (auto* experts = std::get_if<ExpertBlockParams>(&block)) {
       experts->num_tokens = num_rows;
       experts->hidden = input;

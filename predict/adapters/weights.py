@@ -21,11 +21,10 @@ from predict.nn.adapter_pages import (
     part_sizes,
     takes_adapters,
 )
-from predict.nn.blocks import ADAPTED, PACKED_IN, PACKED_OUT, PAGE_RANKS, AttentionBlock, Block
+from predict.nn.blocks import ADAPTED, ADAPTED_ROWS, PACKED_IN, PACKED_OUT, PAGE_RANKS, Block
 from predict.nn.decoder import LowRank as Pages
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import LinearPlan, WeightNames, WeightPlan
-from predict.ops import records
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -64,24 +63,12 @@ def pool_bytes(spec: DecoderSpec, num_pages: int, dtype: str) -> int:
     return num_pages * DTYPE_BYTES[dtype] * sum(slot.page_values for slot in paged_slots(spec))
 
 
-def check_spec(spec: DecoderSpec) -> None:
-    """Raises UserError for a network whose requests can have no adapters."""
-    for block in spec.blocks():
-        if isinstance(block, AttentionBlock) and not records.is_fused(block):
-            reason = "a prefix mask, positions in two dimensions, or norms with factors per head"
-        elif block.kind == "latent_attention":
-            reason = "latent attention"
-        else:
-            continue
-        raise UserError(f"requests of a model with {reason} can have no adapter; {MERGE}")
-
-
 def adapted_plans(plan: WeightPlan) -> Iterator[tuple[Block, str, LinearPlan]]:
     """Blocks, names and plans of the linears that adapters may change, in the decoder's order."""
     for block in plan.blocks():
         if takes_adapters(block.block):
             for name, linear in block.linears():
-                if name in ADAPTED:
+                if name in ADAPTED_ROWS:
                     yield block.block, name, linear
 
 
@@ -130,9 +117,13 @@ def check_servable(adapter: Adapter, plan: WeightPlan) -> None:
     other = [name for name in adapter.linears if name not in known]
     if other or adapter.replaced:
         name = (other or list(adapter.replaced))[0]
+        # Operators multiply those of heads into queries and into what attention makes.
+        by_head = (linear.prefixes for linear in plan.linears() if linear.head_parts)
+        is_by_head = any(name in prefixes for prefixes in by_head)
+        but = ", not what makes keys and values of latents" if is_by_head else ""
         raise UserError(
             f"{adapter.directory}: the adapter changes {name}, and beside a model that serves "
-            f"others it may change the linears of attention and MLPs alone; {MERGE}"
+            f"others it may change the linears of attention and MLPs alone{but}; {MERGE}"
         )
     special = [name for name, linear in adapter.linears.items() if not linear.is_plain]
     if special:
@@ -145,23 +136,23 @@ def check_servable(adapter: Adapter, plan: WeightPlan) -> None:
 def targets(adapter: Adapter, plan: WeightPlan) -> tuple[bool, ...]:
     """Which of ADAPTED the adapter changes, in any layer."""
     changed = {
-        name
+        ADAPTED_ROWS[name]
         for _, name, linear in adapted_plans(plan)
         if any(prefix in adapter.linears for prefix in linear.prefixes)
     }
-    return tuple(name in changed for name in ADAPTED)
+    return tuple(row in changed for row in range(len(ADAPTED)))
 
 
 def paged(adapter: Adapter, plan: WeightPlan, num_pages: int) -> list[PagedLinear | None]:
-    """An adapter's values for each of `adapted_plans`; None where it changes none of the name.
+    """An adapter's values for each of `adapted_plans`; None where it changes none of the row.
 
     Zeros in a layer that it leaves as it is: pages hold what was there before. Raises UserError for
     values that are not finite.
     """
-    changed, hidden = dict(zip(ADAPTED, targets(adapter, plan), strict=True)), plan.spec.hidden_size
+    changed, hidden = targets(adapter, plan), plan.spec.hidden_size
     return [
         _paged(linear, part_sizes(block, name, hidden), adapter.linears, num_pages)
-        if changed[name]
+        if changed[ADAPTED_ROWS[name]]
         else None
         for block, name, linear in adapted_plans(plan)
     ]

@@ -19,7 +19,7 @@ if __name__ == "__main__":
 import numpy as np
 from safetensors.numpy import save_file
 
-from predict.adapters.weights import adapted_plans, check_spec
+from predict.adapters.weights import adapted_plans
 from predict.cli.command import run_command
 from predict.cli.flags import Flag, parse_flags
 from predict.errors import UserError
@@ -72,13 +72,12 @@ def write_adapter(plan: WeightPlan, directory: Path, rank: int, seed: int) -> No
 def write_adapters(model: str, output_dir: Path, num_adapters: int, rank: int, seed: int) -> str:
     """Writes adapters of a model's shape; returns the words after --lora_modules.
 
-    Raises UserError for a model whose requests can have none, and for counts below 1.
+    Raises UserError for counts below 1.
     """
     for name, value in (("num_adapters", num_adapters), ("rank", rank)):
         if value < 1:
             raise UserError(f"--{name} is {value} (allowed: 1 or more)")
     spec, reader = read_spec(model)
-    check_spec(spec)
     plan, _ = plan_of(spec, reader)
     words = []
     for index in range(num_adapters):

@@ -203,7 +203,7 @@ def _block_misfits(
         if kv_format != manifest.kv_format:
             yield f"a block has kv_format {kv_format}, not {manifest.kv_format}"
         adapted = settings.pop("adapters", "0") == "1"
-        if adapted != (manifest.adapters is not None and kind in ("attention", "mlp")):
+        if adapted != (manifest.adapters is not None and kind != "experts"):
             yield (
                 f"a block of kind {kind} is {'with' if adapted else 'without'} adapters, and the "
                 f"program {_with_adapters(manifest)} them"

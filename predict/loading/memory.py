@@ -12,6 +12,7 @@ from predict.config.model import DTYPE_BYTES
 from predict.config.schemes import scheme_info
 from predict.device.devices import kind_of
 from predict.errors import UserError
+from predict.nn.adapter_pages import paged_slots
 from predict.nn.blocks import ExpertBlock, LatentAttentionBlock
 from predict.nn.cache_formats import cache_format, kv_format_of
 from predict.nn.rope import num_tables
@@ -266,7 +267,9 @@ def workspace_bytes(
     num_rows = 3 * config.scheduling.batch_size + max_draft_rows(config)
     total = _step_bytes(config, spec, num_rows)
     if config.adapters.is_used:
-        values = 2 * spec.intermediate_size  # what adapters add to gate and up
+        # What adapters add to gate and up, and to the widest of the others.
+        others = (sum(s.part_sizes) for s in paged_slots(spec) if not s.name.endswith("gate_up"))
+        values = 2 * spec.intermediate_size + max(others, default=0)
         total += _num_step_tokens(config) * values * DTYPE_BYTES[config.model.dtype]
     if draft is not None:
         block = config.cache.block_size * kv_format_of("dense").bytes_per_token(

@@ -104,6 +104,13 @@ COMPILED: dict[str, Operator] = {
         lists=frozenset({1}),
         optional=frozenset({2}),  # bias
     ),
+    "3.regatta_adapted_linear": Operator(
+        7,
+        {"scheme": TEXT, "part_sizes": LIST, "which": LONG},
+        lists=frozenset({1}),
+        optional=frozenset({2}),  # bias
+    ),
+    "3.regatta_take_ids": Operator(2),
     "3.regatta_activate": Operator(
         1,
         {"function": LONG, "gated": BOOL} | dict.fromkeys(("clamp", "slope", "up_offset"), FLOAT),

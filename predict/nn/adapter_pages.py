@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from predict.nn.blocks import (
-    ADAPTED,
+    ADAPTED_ROWS,
     PACKED_IN,
     PACKED_OUT,
     PAGE_RANKS,
-    AttentionBlock,
     Block,
+    ExpertBlock,
     LinearSlot,
-    MlpBlock,
 )
-from predict.nn.decoder import Attention, BlockWeights, Decoder, LowRank, Mlp
+from predict.nn.decoder import BlockWeights, Decoder, LowRank
 from predict.nn.spec import DecoderSpec
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ class PagedSlot:
     """A linear that adapters may change. name: its place in the decoder's tree, joined by "_"."""
 
     name: str
-    part_sizes: tuple[int, ...]  # output features of queries, keys, values; of gate and up
+    part_sizes: tuple[int, ...]  # output features, as `part_sizes` has them
     in_features: int
 
     @property
@@ -50,12 +49,22 @@ class PagedSlot:
 
 
 def takes_adapters(block: Block) -> bool:
-    """Whether adapters may change the linears of a block."""
-    return isinstance(block, (AttentionBlock, MlpBlock))
+    """Whether adapters may change the linears of a block, those in ADAPTED_ROWS."""
+    return not isinstance(block, ExpertBlock)
+
+
+def adapted_slots(block: Block, hidden_size: int) -> Iterator[LinearSlot]:
+    """The linears of a block that adapters may change, in the block's order."""
+    for slot in block.slots(hidden_size) if takes_adapters(block) else ():
+        if isinstance(slot, LinearSlot) and slot.name in ADAPTED_ROWS:
+            yield slot
 
 
 def part_sizes(block: Block, name: str, hidden_size: int) -> tuple[int, ...]:
-    """Output features of each part of a linear: queries, keys and values; gate and up."""
+    """Output features of each part of a linear.
+
+    Queries, keys and values; q_a's (or queries) and latents; gate and up.
+    """
     slots = (slot for slot in block.slots(hidden_size) if isinstance(slot, LinearSlot))
     return next(slot.part_sizes for slot in slots if slot.name == name)
 
@@ -64,10 +73,9 @@ def paged_slots(spec: DecoderSpec) -> Iterator[PagedSlot]:
     """The linears that adapters may change, in the decoder's order."""
     for index, layer in enumerate(spec.layers):
         for number, block in enumerate(layer):
-            for slot in block.slots(spec.hidden_size) if takes_adapters(block) else ():
-                if isinstance(slot, LinearSlot) and slot.name in ADAPTED:
-                    name = f"layers_{index}_{number}_{slot.name}"
-                    yield PagedSlot(name, slot.part_sizes, slot.in_features)
+            for slot in adapted_slots(block, spec.hidden_size):
+                name = f"layers_{index}_{number}_{slot.name}"
+                yield PagedSlot(name, slot.part_sizes, slot.in_features)
 
 
 def page_tensors(spec: DecoderSpec, num_pages: int, is_packed: bool) -> dict[str, list[int]]:
@@ -91,10 +99,10 @@ def with_pages(decoder: Decoder, pages: Iterable[LowRank]) -> Decoder:
     left = iter(pages)
 
     def changed(weights: BlockWeights) -> BlockWeights:
-        if not isinstance(weights, (Attention, Mlp)):
-            return weights
-        names = [name for name in ADAPTED if hasattr(weights, name)]
-        linears = {name: replace(getattr(weights, name), low_rank=next(left)) for name in names}
+        names = [slot.name for slot in adapted_slots(weights.block, 1)]  # of any hidden size
+        linears: dict[str, Any] = {
+            name: replace(getattr(weights, name), low_rank=next(left)) for name in names
+        }
         return replace(weights, **linears)
 
     return replace(decoder, layers=tuple(tuple(map(changed, layer)) for layer in decoder.layers))

@@ -13,8 +13,10 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 NormKind = Literal["rms", "layer"]
 Function = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
 NORM_KINDS: tuple[NormKind, ...] = get_args(NormKind)  # numbered as in csrc/include
-# Linears that adapters of requests change (predict.adapters), in the operators' order.
+# Linears that adapters of requests change (predict.adapters), in the operators' order: a row of
+# pages each. Both products of latent attention's queries have one.
 ADAPTED = ("qkv", "out", "gate_up", "down")
+ADAPTED_ROWS = {name: row for row, name in enumerate(ADAPTED)} | {"qkv_a": 0, "q_b": 0}
 PAGE_RANKS = 8  # ranks of a page of adapters
 PACKED_IN, PACKED_OUT = 16, 32  # columns that the CPU's operators have side by side in one
 FUNCTIONS: tuple[Function, ...] = get_args(Function)

@@ -86,6 +86,11 @@ class ForwardInputs(NamedTuple):
     ] = None
 
     @property
+    def of_blocks(self) -> list[Any]:
+        """Those that the operator of blocks reads, in its order: `given`, less what some lack."""
+        return self._replace(block_positions=None, prefix_lens=None).given
+
+    @property
     def given(self) -> list[Any]:
         """All but the optional ones that are None, in order."""
         return [value for value in self if value is not None]

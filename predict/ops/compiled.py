@@ -104,6 +104,11 @@ def take(x: Tensor, rows: Tensor) -> Tensor:
     return _run()("regatta_embedding", rows, x, None, None, False, x.shape[1], 1.0)[0]
 
 
+def take_ids(ids: Tensor, rows: Tensor) -> Tensor:
+    """Those of rows [L] of ids [T] int32."""
+    return _run()("regatta_take_ids", ids, rows)[0]
+
+
 def add(a: Tensor, b: Tensor | None, a_scale: float = 1.0, b_scale: float = 1.0) -> Tensor:
     """a_scale * a + b_scale * b of a and b [T, N], rounded once; without b nothing is added."""
     return _run()("regatta_add", a, b, a_scale, b_scale)[0]
@@ -145,6 +150,20 @@ def linear(x: Tensor, weights: Linear) -> Tensor:
     """X [T, K] times the weight as `pack_dense` made it, plus bias. Returns [T, N]."""
     return _run()(
         "regatta_linear", x, weights.tensors, weights.bias, weights.scheme, weights.out_features
+    )[0]
+
+
+def adapted_linear(x: Tensor, weights: Linear, ids: Tensor, pages: Tensor, row: int) -> Tensor:
+    """As `linear`, with what adapters add.
+
+    ids [T]: of pages [B, rows, R], below 0 none. row: the linear's pages, of weights.low_rank;
+    below 0 none.
+    """
+    low_rank = weights.low_rank
+    assert low_rank is not None
+    return _run()(
+        *("regatta_adapted_linear", x, weights.tensors, weights.bias, low_rank.a, low_rank.b),
+        *(ids, pages, weights.scheme, list(low_rank.part_sizes), row),
     )[0]
 
 
@@ -289,18 +308,17 @@ def mlp_block(
     mlp: Mlp,
     before: Tensor | None = None,
     inputs: ForwardInputs | None = None,
-    rows: Tensor | None = None,
 ) -> Tensor:
     """The block's output [T, H] for hidden [T, H].
 
     before: what the block ahead read, for one that stands parallel to it. inputs: of requests with
-    adapters; rows: none then, all tokens.
+    adapters.
     """
     import paddle
 
     # In a call of its own a parallel one has no block ahead. A traced program takes no empty lists.
     if mlp.block.parallel or not paddle.in_dynamic_mode():
-        return composed.mlp_block(_OPS, hidden, mlp, before, inputs, rows)
+        return composed.mlp_block(_OPS, hidden, mlp, before, inputs)
     return _Run.of([(mlp,)], [()], ())(hidden, inputs)[0]
 
 
@@ -349,7 +367,7 @@ class _Run:
         rows: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Hidden [T, H], or [L, H] of rows, behind these layers, and their caches."""
-        step = [] if inputs is None else inputs.given
+        step = [] if inputs is None else inputs.of_blocks
         hidden, *written = _run()(
             *("regatta_blocks", hidden, self.weights, self.caches, step, tree_mask, rows),
             *(self.blocks, self.order),

@@ -1,8 +1,9 @@
 """Blocks as sequences of smaller operators, for any record.
 
 `ops` is a backend, predict.ops.compiled or predict.ops.plain: its norm, linear, activate, add,
-rope_and_cache_write, paged_attention, embedding and take are called; what experts and latents call
-predict.ops.plain alone has. T tokens, H hidden size.
+rope_and_cache_write, paged_attention, embedding and take are called, and of requests with adapters
+adapted_linear and take_ids; what experts and latents call predict.ops.plain alone has. T tokens,
+H hidden size.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from predict.nn.blocks import ADAPTED, Norm
+from predict.nn.blocks import ADAPTED_ROWS, Norm
 from predict.nn.decoder import Attention, Experts, LatentAttention, Mlp
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def attention_block(
     mixed = ops.paged_attention(q, attention, tuple(written), inputs, tree_mask)
     if rows is not None:
         mixed, hidden, x = (ops.take(each, rows) for each in (mixed, hidden, x))
-    made = linear(ops, mixed, attention.out, "out", inputs, rows)
+        inputs = _adapters_of(ops, inputs, rows)
+    made = linear(ops, mixed, attention.out, "out", inputs)
     return _sum(ops, hidden, x, made, attention), written
 
 
@@ -59,15 +61,17 @@ def latent_attention_block(
     """As `attention_block`; also calls `split`, `turn_and_keep_latents` and `latent_attention`."""
     block = attention.block
     x = normed(ops, hidden, attention.norm, block.norm)
-    q, latents = ops.split(ops.linear(x, attention.qkv_a), block.latent_size)
+    made = linear(ops, x, attention.qkv_a, "qkv_a", inputs)
+    q, latents = ops.split(made, block.latent_size)
     q = normed(ops, q, attention.q_a_norm, block.q_a_norm)
     if attention.q_b is not None:
-        q = ops.linear(q, attention.q_b)
+        q = linear(ops, q, attention.q_b, "q_b", inputs)
     q, written = ops.turn_and_keep_latents(q, latents, attention, cache, ropes, inputs)
     mixed = ops.latent_attention(q, attention, tuple(written), inputs, tree_mask)
     if rows is not None:
         mixed, hidden, x = (ops.take(each, rows) for each in (mixed, hidden, x))
-    made = ops.linear(mixed, attention.out)
+        inputs = _adapters_of(ops, inputs, rows)
+    made = linear(ops, mixed, attention.out, "out", inputs)
     return _sum(ops, hidden, x, made, attention), written
 
 
@@ -77,18 +81,17 @@ def mlp_block(
     mlp: Mlp,
     before: Tensor | None = None,
     inputs: ForwardInputs | None = None,
-    rows: Tensor | None = None,
 ) -> Tensor:
     """The block's output [T, H] for hidden [T, H].
 
     before: what the block ahead read, for one that stands parallel to it. inputs: of requests with
-    adapters; rows: [T] int32, which of their tokens hidden has; None: all.
+    adapters.
     """
     block = mlp.block
     x = normed(ops, before if block.parallel else hidden, mlp.norm, block.norm)
-    made = linear(ops, x, mlp.gate_up, "gate_up", inputs, rows)
+    made = linear(ops, x, mlp.gate_up, "gate_up", inputs)
     inner = ops.activate(made, block.activation)
-    made = linear(ops, inner, mlp.down, "down", inputs, rows)
+    made = linear(ops, inner, mlp.down, "down", inputs)
     return _sum(ops, hidden, x, made, mlp)
 
 
@@ -120,6 +123,7 @@ def layer(
     written: list[Tensor] = []
     before = hidden
     is_read_again = any(isinstance(block, Mlp) and block.block.parallel for block in blocks)
+    of_rows = inputs if rows is None else _adapters_of(ops, inputs, rows)
     for block in blocks:
         if isinstance(block, (Attention, LatentAttention)):
             before = ops.take(hidden, rows) if is_read_again and rows is not None else hidden
@@ -129,7 +133,7 @@ def layer(
         elif isinstance(block, Experts):
             hidden = ops.expert_block(hidden, block)
         else:
-            hidden = ops.mlp_block(hidden, block, before, inputs, rows)
+            hidden = ops.mlp_block(hidden, block, before, of_rows)
     return hidden, written
 
 
@@ -139,16 +143,21 @@ def linear(
     weights: Linear,
     name: str,
     inputs: ForwardInputs | None,
-    rows: Tensor | None = None,
 ) -> Tensor:
     """The product of x [T, K], with what the adapters of `inputs` add to it, [T, N].
 
-    name: which of ADAPTED it is. rows: as mlp_block's.
+    name: which of ADAPTED_ROWS it is.
     """
     if weights.low_rank is None or inputs is None or inputs.adapter_ids is None:
         return ops.linear(x, weights)
-    ids = inputs.adapter_ids if rows is None else ops.take(inputs.adapter_ids, rows)
-    return ops.adapted_linear(x, weights, ids, inputs.adapter_pages[:, ADAPTED.index(name)])
+    ids, pages = inputs.adapter_ids, inputs.adapter_pages
+    return ops.adapted_linear(x, weights, ids, pages, ADAPTED_ROWS[name])
+
+
+def _adapters_of(ops: ModuleType, inputs: ForwardInputs, rows: Tensor) -> ForwardInputs:
+    """The inputs, whose adapters are those of the tokens `rows`."""
+    ids = inputs.adapter_ids
+    return inputs if ids is None else inputs._replace(adapter_ids=ops.take_ids(ids, rows))
 
 
 def embed(ops: ModuleType, inputs: ForwardInputs, embedding: Embedding, head: Linear) -> Tensor:

@@ -62,6 +62,11 @@ def take(x: Tensor, rows: Tensor) -> Tensor:
     return paddle.gather(x, rows)
 
 
+def take_ids(ids: Tensor, rows: Tensor) -> Tensor:
+    """Those of rows [L] of ids [T] int32."""
+    return take(ids, rows)
+
+
 def add(a: Tensor, b: Tensor | None, a_scale: float = 1.0, b_scale: float = 1.0) -> Tensor:
     """a_scale * a + b_scale * b of a and b [T, N]; without b nothing is added."""
     scaled = a if a_scale == 1.0 else a * a_scale
@@ -118,18 +123,18 @@ def _linear(x: Tensor, weights: Linear) -> Tensor:
     return out if weights.bias is None else out + weights.bias.astype("float32")
 
 
-def adapted_linear(x: Tensor, weights: Linear, ids: Tensor, pages: Tensor) -> Tensor:
-    """As `linear`, with what adapters add. ids [T]: rows of pages [B, R], below 0 none.
+def adapted_linear(x: Tensor, weights: Linear, ids: Tensor, pages: Tensor, row: int) -> Tensor:
+    """As `linear`, with what adapters add.
 
-    pages: of weights.low_rank, below 0 none. Each row is multiplied by all pages, of which its own
-    count.
+    ids [T]: of pages [B, rows, R], below 0 none. row: the linear's pages, of weights.low_rank;
+    below 0 none. Each token is multiplied by all pages, of which its own count.
     """
     import paddle
 
     low_rank = weights.low_rank
     assert low_rank is not None
     _, parts, ranks, width = low_rank.a.shape
-    own = paddle.gather(pages, paddle.clip(ids, min=0))
+    own = paddle.gather(pages[:, row], paddle.clip(ids, min=0))
     own = paddle.where(ids.unsqueeze(-1) < 0, paddle.full_like(own, -1), own)
     # A traced program takes any number of tokens and of pages.
     numbers = paddle.arange(paddle.shape(low_rank.a)[0], dtype="int32")
@@ -562,7 +567,7 @@ def mlp_block(
     before: what the block ahead read, for one that stands parallel to it. inputs, rows: see
     predict.ops.composed.mlp_block.
     """
-    return composed.mlp_block(_OPS, hidden, mlp, before, inputs, rows)
+    return composed.mlp_block(_OPS, hidden, mlp, before, inputs)
 
 
 def route(x: Tensor, weights: Experts) -> tuple[Tensor, Tensor]:

@@ -14,20 +14,13 @@ from predict.request import RequestOutput, SamplingParams
 from tests.support.family_adapters import write_family_adapter
 from tests.support.golden import CASES, config, golden, runs
 
-# Whose attention takes no adapter, and what its refusal names.
-REFUSED = {
-    **dict.fromkeys(
-        ("deepseek_v2", "deepseek_v2_dense", "deepseek_v2_lite", "deepseek_v3"), "latent attention"
-    ),
-    "deepseek_v3_halves": "latent attention",
-    **dict.fromkeys(
-        ("chatglm_6b", "cohere_qk_norm", "stablelm_12b"), "norms with factors per head"
-    ),
-    "gpt_oss_mxfp4": "mxfp4",  # no merging to compare with
-}
-# PaddleNLP's own checkpoints, whose adapters are of its form: tests/loading has them.
+# PaddleNLP's own checkpoints, whose adapters are of its form: tests/loading has them. And one whose
+# weights are codes: there is no merging to compare with.
 OTHERS = frozenset(
-    ("ernie_3_5_se", "ernie_3_5_se_parallel", "gpt_paddlenlp", "gpt_paddlenlp_fused")
+    (
+        *("ernie_3_5_se", "ernie_3_5_se_parallel", "gpt_paddlenlp", "gpt_paddlenlp_fused"),
+        "gpt_oss_mxfp4",
+    )
 )
 # Each stores its linears in another way: fused, in groups, in rows of heads, turned, of experts.
 QUICK = frozenset(
@@ -35,6 +28,7 @@ QUICK = frozenset(
         *("baichuan_7b", "bloom_7b", "cohere_35b", "falcon_40b", "gpt2_small", "gpt_neox_pythia"),
         *("internlm2_7b", "mixtral_8x7b", "opt_350m", "phi3_mini", "phi_2", "qwen3_moe_30b"),
         *("chatglm_2_6b", "qwen2_moe_sparse", "gemma3_text_1b", "mistral3_24b"),
+        *("deepseek_v2_lite", "deepseek_v3", "chatglm_6b", "cohere_qk_norm", "stablelm_12b"),
     }
 )
 PARAMS = SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True, logprobs=2)
@@ -57,14 +51,15 @@ def likelihoods(output: RequestOutput) -> list[float]:
     [
         pytest.param(case, compiled, marks=() if case in QUICK else pytest.mark.slow)
         for case in CASES
-        if case not in OTHERS and case not in REFUSED
+        if case not in OTHERS
         for compiled in ((True, False) if case in QUICK else (True,))
     ],
 )
 def test_a_family_answers_as_with_the_adapter_merged(
     tmp_path: Path, case: str, inference_model: bool
 ) -> None:
-    folders = [write_family_adapter(tmp_path / str(seed), case, seed) for seed in (1, 2)]
+    ranks = {1: 5, 2: 12}  # by seed: one page, and two
+    folders = [write_family_adapter(tmp_path / str(s), case, s, rank) for s, rank in ranks.items()]
     modules = tuple(f"{folder.name}={folder}" for folder in folders)
     llm = served(case, lora_modules=modules, inference_model=inference_model)
     prompts = golden(case)["prompts"][:2]
@@ -83,8 +78,13 @@ def test_a_family_answers_as_with_the_adapter_merged(
         assert [out.token_ids for out in ours] != [out.token_ids for out in found[2]]
 
 
-@pytest.mark.parametrize("case", [case for case in REFUSED if case != "gpt_oss_mxfp4"])
-def test_a_network_that_takes_no_adapter_says_so_by_name(tmp_path: Path, case: str) -> None:
-    folder = write_family_adapter(tmp_path / "a", case, 1)
-    with pytest.raises(UserError, match=f"{REFUSED[case]}.* can have no adapter; .*--lora_path"):
+@pytest.mark.parametrize("case", ["deepseek_v2_lite", "deepseek_v3"])
+def test_what_makes_keys_and_values_of_latents_is_merged_alone(tmp_path: Path, case: str) -> None:
+    folder = write_family_adapter(tmp_path / "a", case, 1, with_heads=True)
+    said = r"changes model\.layers\.0\.self_attn\.kv_b_proj, .* alone, not what makes keys and "
+    with pytest.raises(UserError, match=said + "values of latents; merge it with --lora_path"):
         served(case, lora_modules=(f"a={folder}",))
+    prompts = golden(case)["prompts"][:1]
+    (merged,) = served(case, lora_path=str(folder)).generate(prompts, PARAMS)
+    (plain,) = served(case, lora_path=str(folder), inference_model=False).generate(prompts, PARAMS)
+    assert merged.token_ids == plain.token_ids

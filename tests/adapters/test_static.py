@@ -120,11 +120,16 @@ def test_a_program_answers_as_the_dynamic_model(
     assert ask(static, ASKED) == wanted
 
 
-# Matrices turned, rows in groups, parallel blocks, fused linears, experts, a text model within one.
+# Matrices turned, rows in groups, parallel blocks, fused linears, experts, a text model within one,
+# latents, attention of smaller operators.
 FAMILIES = (
     *("gpt2_small", "bloom_7b", "falcon_40b", "phi3_mini", "qwen3_moe_30b", "mistral3_24b"),
-    *("gemma3_text_1b", "internlm2_7b", "opt_350m"),
+    *("gemma3_text_1b", "internlm2_7b", "opt_350m", "deepseek_v2_lite", "deepseek_v3"),
+    *("chatglm_6b", "cohere_qk_norm", "stablelm_12b"),
 )
+# Whose MLPs are one operator, and in a program a sequence of smaller ones.
+IN_OTHER_ROUNDINGS = ("chatglm_6b",)
+TRACED = ("gpt2_small", "qwen3_moe_30b", "deepseek_v3", "chatglm_6b")  # of plain operators, too
 
 
 @pytest.mark.parametrize("case", FAMILIES)
@@ -132,7 +137,7 @@ FAMILIES = (
 def test_a_family_answers_as_in_dynamic_mode(
     tmp_path: Path, case: str, inference_model: bool
 ) -> None:
-    if not inference_model and case not in ("gpt2_small", "qwen3_moe_30b"):
+    if not inference_model and case not in TRACED:
         pytest.skip("plain operators take the same way for each")
     folders = {
         str(rank): write_family_adapter(tmp_path / str(rank), case, rank, rank) for rank in (5, 19)
@@ -146,7 +151,13 @@ def test_a_family_answers_as_in_dynamic_mode(
     ]
     wanted = ask(dynamic, asked)
     assert len({tokens for tokens, _ in wanted}) > len(prompts)
-    assert ask(exported(dynamic, tmp_path / "static"), asked) == wanted
+    found = ask(exported(dynamic, tmp_path / "static"), asked)
+    if case not in IN_OTHER_ROUNDINGS:
+        assert found == wanted
+    for (tokens, mine), (others, theirs) in zip(found, wanted, strict=True):
+        assert tokens == others
+        for one, other in zip(mine, theirs, strict=True):
+            assert one == pytest.approx(other, abs=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -324,13 +335,10 @@ def test_a_manifest_that_says_otherwise_is_refused(program: Path, tmp_path: Path
             LLM(config(folder, mode="static"))
 
 
-def test_an_export_of_a_network_that_takes_none_is_refused(tmp_path: Path) -> None:
+def test_an_export_says_whether_it_takes_adapters(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="exported with --enable_lora; add it"):
         export_model(config(GOLDEN / "qwen2", allow_adapter_updates=True), tmp_path / "static")
-    for case, said in (("deepseek_v2_lite", "latent attention"), ("chatglm_6b", "prefix mask")):
-        with pytest.raises(UserError, match=f"{said}.*can have no adapter; merge it"):
-            export_model(config(GOLDEN / case), tmp_path / case, enable_lora=True)
-        assert not (tmp_path / case).exists()
+    assert not (tmp_path / "static").exists()
 
 
 def test_the_commands_take_the_flags(

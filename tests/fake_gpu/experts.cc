@@ -92,6 +92,13 @@ Status route(const RouteParams& params, const Launch& on) {
   });
 }
 
+// The loops above and below serve any number of tokens.
+bool takes_few_tokens(const FewTokensParams&) { return false; }
+
+Status few_tokens(const FewTokensParams&, const Launch&) {
+  return Status::error("few_tokens: the fake GPU has no loops for it");
+}
+
 int64_t sort_counts(int64_t, int64_t) { return 0; }
 
 Status choose_and_sort(const ChooseAndSortParams& params, const Launch& on) {

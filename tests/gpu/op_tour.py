@@ -36,12 +36,15 @@ def tour(gpu: devices.Device, dtype: str) -> None:
     from predict.loading.build import fold_norms
     from predict.nn.blocks import Activation
     from predict.ops import compiled as ops
+    from tests.support.gpu_adapters import PAGES, pages_table, with_ranks
     from tests.support.gpu_operands import Heads, Operands, Span, Step
     from tests.support.records import head_of
 
     operands = Operands(gpu, dtype)
     weights = operands.on_gpu(operands.linear(72, 136, bias=True))
     odd = operands.on_gpu(operands.linear(131, 67))
+    plain = with_ranks(operands, operands.linear(72, 136, bias=True), (67, 61, 8))
+    adapted, pages = operands.on_gpu(plain), operands.placed(pages_table())
     head, norm = operands.on_gpu(operands.linear(72, 1003)), operands.tensor(72).device
     for source in (weights, odd):
         ops.pack_dense(source.tensors[0], "float32")
@@ -53,6 +56,11 @@ def tour(gpu: devices.Device, dtype: str) -> None:
         x, wide = operands.tensor(rows, 72).device, operands.tensor(rows, 131).device
         ops.linear(x, weights)
         ops.linear(wide, odd)
+        adapters = np.arange(rows, dtype=np.int32) % (len(PAGES) + 1) - 1
+        adapter_ids = operands.placed(adapters[::-1].copy())
+        adapter_ids = ops.take_ids(adapter_ids, operands.placed(np.arange(rows, dtype=np.int32)))
+        for row in range(pages.shape[1]):
+            ops.adapted_linear(x, adapted, adapter_ids, pages, row)
         ops.rms_norm(x, norm, x, 1e-5)
         ops.activate(operands.tensor(rows, 2 * 67).device, Activation())
         ids = operands.placed(operands.generator.integers(0, 1003, rows).astype(np.int32))

@@ -15,6 +15,7 @@ from export.export_model import export_model
 from predict import LLM
 from predict.device import devices, library
 from predict.nn import inputs
+from predict.nn.adapter_pages import adapted_slots
 from predict.nn.blocks import (
     HeadSlot,
     LatentAttentionBlock,
@@ -30,6 +31,7 @@ from predict.nn.spec import RopeSpec
 from predict.ops import compiled as ops
 from predict.ops import plain as reference
 from tests.support.golden import GOLDEN
+from tests.support.gpu_adapters import adapted, pooled, spoiled
 from tests.support.gpu_operands import (
     BLOCK_SIZES,
     Heads,
@@ -109,6 +111,16 @@ def tree_masks(operands: Operands, spans: Sequence[Span]) -> Any:
     return np.array(masks, np.uint32).view(np.int32)[:, None]
 
 
+def with_pages(operands: Operands, weights: LatentAttention) -> LatentAttention:
+    """The plain block with random pages of adapters."""
+    names = [slot.name for slot in adapted_slots(weights.block, HIDDEN)]
+    linears: dict[str, Any] = {
+        name: pooled(operands, getattr(weights, name), weights.block, name, HIDDEN)
+        for name in names
+    }
+    return replace(weights, **linears)
+
+
 class Problem:
     """A block and a step over a cache of its latents, on the CPU and on the GPU."""
 
@@ -122,6 +134,7 @@ class Problem:
         trees: bool = False,
         latent_form: LatentForm = "cheaper",
         num_padding: int = 0,
+        with_adapters: bool = False,
     ):
         """block_size: 0 for one that the form has. trees: spans are trees of drafts."""
         import paddle
@@ -130,13 +143,18 @@ class Problem:
         self.operands = operands
         with operands.on_cpu():
             self.weights = replace(weights_of(operands, block), kv_format=kv_format)
-            self.placed = on_gpu(operands, self.weights)
+            if with_adapters:
+                self.weights = with_pages(operands, self.weights)
+            placed = on_gpu(operands, self.weights)
+        self.placed = map_tensors(placed, spoiled)
         table = rope_table(RopeSpec(), block.qk_rope_head_dim, POSITIONS, POSITIONS)
         self.ropes = (paddle.to_tensor(table, place=paddle.CPUPlace()),)
         self.device_ropes = (operands.placed(table),)
         heads = Heads(block.num_heads, 1, block.latent_size)
         self.block_size = block_size or BLOCK_SIZES[len(form) % len(BLOCK_SIZES)]
         self.step = Step(operands, spans, heads, self.block_size, num_padding)
+        if with_adapters:
+            adapted(self.step)
         self.hidden = operands.tensor(self.step.num_tokens, HIDDEN)
         self.trees = tree_masks(operands, spans) if trees else None
 
@@ -224,6 +242,29 @@ def test_drafts_over_contexts_of_any_length_equal_the_plain_twin(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("make", [decode_spans, prefill_spans])
+def test_latent_attention_with_adapters_equals_the_plain_twin(
+    gpu: devices.Device, dtype: str, form: str, make: Any
+) -> None:
+    spans = [span for span in spans_of(make, form) if span.new]
+    problem = Problem(Operands(gpu, dtype), form, "dense", spans, with_adapters=True)
+    got, written = problem.on_device()
+    wanted, kept = problem.on_plain_twin()
+    compare(got, wanted, dtype, 2 * ROUNDINGS)
+    compare(written[0], kept[0], dtype, 2 * ROUNDINGS)
+    rows = problem.step.arrays.logit_indices
+    last, _ = ops.last_layer(
+        problem.hidden.device,
+        (problem.placed,),
+        problem.caches()[1],
+        problem.device_ropes,
+        problem.step.device,
+    )
+    assert_close(numpy_of(last), numpy_of(wanted)[rows], dtype, 2 * ROUNDINGS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("make", [decode_spans, prefill_spans])
 def test_codes_of_latents_are_written_and_read_as_by_the_plain_twin(
     gpu: devices.Device, dtype: str, form: str, make: Any
 ) -> None:
@@ -257,6 +298,18 @@ def test_long_spans_equal_the_plain_twin(
     got, written = problem.on_device()
     assert np.isfinite(numpy_of(got)).all()
     compare(got, problem.on_plain_twin(read=written)[0], dtype, ROUNDINGS)
+
+
+@pytest.mark.parametrize("form", ["16 heads as published", "128 published"])
+@pytest.mark.parametrize("spans", LONG_SPANS)
+def test_long_spans_with_adapters_equal_the_plain_twin(
+    gpu: devices.Device, form: str, spans: str
+) -> None:
+    operands = Operands(gpu, "bfloat16")
+    problem = Problem(operands, form, "dense", LONG_SPANS[spans], with_adapters=True)
+    got, written = problem.on_device()
+    assert np.isfinite(numpy_of(got)).all()
+    compare(got, problem.on_plain_twin(read=written)[0], "bfloat16", 2 * ROUNDINGS)
 
 
 @pytest.mark.parametrize(

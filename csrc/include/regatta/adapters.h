@@ -14,7 +14,8 @@ namespace regatta {
 
 constexpr int64_t kPageRanks = 8;  // ranks of a page; what an adapter has fewer is zero
 
-// The linears of a layer that adapters change; AdapterRows::pages has a row for each.
+// The linears of a layer that adapters change; AdapterRows::pages has a row for each. kQkv: of
+// latent attention qkv_a and q_b.
 enum class Adapted : uint8_t { kQkv, kOut, kGateUp, kDown };
 constexpr int64_t kNumAdapted = 4;
 

@@ -97,13 +97,15 @@ struct LatentAttentionBlock {
   Residual residual;
   SchemeId qkv_a = SchemeId::kDense, q_b = SchemeId::kDense, out = SchemeId::kDense;
   KvFormat kv_format = KvFormat::kDense;
+  bool adapters = false;  // whether its linears, those of heads apart, have room for adapters
 
   int64_t latent_size() const { return kv_lora_rank + qk_rope_head_dim; }
   int64_t q_head_size() const { return qk_nope_head_dim + qk_rope_head_dim; }
   int64_t q_size() const { return num_heads * q_head_size(); }
   int64_t mixed_size() const { return num_heads * v_head_dim; }
   // Outputs of the first product: q_a's (or the queries), then the latent's.
-  int64_t a_size() const { return (q_lora_rank ? q_lora_rank : q_size()) + latent_size(); }
+  int64_t q_a_size() const { return q_lora_rank ? q_lora_rank : q_size(); }
+  int64_t a_size() const { return q_a_size() + latent_size(); }
 };
 
 struct MlpBlock {
@@ -209,6 +211,7 @@ struct LatentAttentionBlockParams {
   const int32_t* positions = nullptr;     // [T]
   const int32_t* slot_mapping = nullptr;  // [T]
   AttentionBatch batch;
+  AdapterRows adapters;
   const int32_t* rows = nullptr;  // as AttentionBlockParams'
   int64_t num_rows = 0;
   void* hidden_out = nullptr;  // [T, H]; with rows [L, H]

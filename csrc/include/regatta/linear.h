@@ -1,6 +1,7 @@
-// Rows times a stored weight, plus bias.
+// Rows times a stored weight, plus bias, and what adapters add.
 #pragma once
 
+#include "regatta/adapters.h"
 #include "regatta/scheme.h"
 #include "regatta/types.h"
 
@@ -17,6 +18,11 @@ struct LinearParams {
   int64_t out_features;
   DType dtype;  // of x, bias and out
   SchemeId scheme;
+  // Of requests with adapters; else adapters.ids is null.
+  AdapterRows adapters = {};
+  Adapted which = Adapted::kQkv;
+  LowRankWeights low_rank = {};
+  int64_t part_sizes[3] = {};  // output features of each part, 0 behind the last
 };
 
 namespace cpu {

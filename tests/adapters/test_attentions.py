@@ -1,0 +1,136 @@
+"""Adapters beside attention over latents, and beside attention of smaller operators."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from predict.llm import LLM
+from predict.request import RequestOutput, SamplingParams
+from tests.support.drafts import draft_always
+from tests.support.family_adapters import write_family_adapter
+from tests.support.golden import config, golden
+
+LATENT = ("deepseek_v2_lite", "deepseek_v3")  # queries at once, and of a rank
+CASES = (*LATENT, "chatglm_6b", "cohere_qk_norm", "stablelm_12b")
+RANKS = (5, 12, 30)
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True, logprobs=2)
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> str:
+    """A checkpoint."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def folders(case: str, tmp_path: Path) -> dict[str, Path]:
+    return {str(r): write_family_adapter(tmp_path / str(r), case, r, r) for r in RANKS}
+
+
+def serving(case: str, folders: dict[str, Path], **settings: Any) -> LLM:
+    modules = tuple(f"{name}={path}" for name, path in folders.items())
+    defaults = {
+        "dtype": "float32",
+        "inference_model": True,
+        "attention": "append",
+        "batch_size": 8,
+        "max_lora_rank": 32,
+        "lora_modules": modules,
+    }
+    return LLM(config(case, **{**defaults, **settings}))
+
+
+def steps(output: RequestOutput) -> tuple[tuple[int, ...], list[dict[int, float]]]:
+    (answer,) = output.outputs
+    found = [{token: e.logprob for token, e in step.items()} for step in answer.logprobs or ()]
+    return answer.token_ids, found
+
+
+def asked(case: str, params: SamplingParams = GREEDY) -> list[tuple[list[int], SamplingParams]]:
+    """Prompts, each with every adapter and without."""
+    names = (None, *map(str, RANKS))
+    return [(p, replace(params, adapter=n)) for p in golden(case)["prompts"][:3] for n in names]
+
+
+def ask(llm: LLM, requests: list[tuple[list[int], SamplingParams]]) -> list[Any]:
+    found = llm.generate([prompt for prompt, _ in requests], [each for _, each in requests])
+    llm.engine.scheduler.check()
+    assert llm.stats().num_used_blocks == 0
+    return list(map(steps, found))
+
+
+COMPOSITIONS: dict[str, dict[str, Any]] = {
+    "room for one": {"max_loras": 1},
+    "small steps": {"max_num_batched_tokens": 32, "max_loras": 2},
+    "turns": {"attention": "block"},
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_each_gets_the_bits_that_it_has_alone(
+    case: str, folders: dict[str, Path], dtype: str
+) -> None:
+    settings = {"dtype": dtype, "prefix_caching": False}
+    llm, bare = serving(case, folders, **settings), serving(case, {}, **settings)
+    together = ask(llm, asked(case))
+    for (prompt, params), found in zip(asked(case), together, strict=True):
+        assert ask(llm, [(prompt, params)]) == [found]
+        if params.adapter is None:
+            assert ask(bare, [(prompt, params)]) == [found]
+    assert len({tokens for tokens, _ in together[: len(RANKS) + 1]}) == len(RANKS) + 1
+
+
+def test_steps_of_any_composition_answer_alike(case: str, folders: dict[str, Path]) -> None:
+    wanted = [tokens for tokens, _ in ask(serving(case, folders), asked(case))]
+    for settings in COMPOSITIONS.values():
+        llm = serving(case, folders, **settings)
+        for _ in range(2):  # the second time of blocks that are cached
+            assert [tokens for tokens, _ in ask(llm, asked(case))] == wanted
+
+
+def test_drafts_change_no_answer(case: str, folders: dict[str, Path]) -> None:
+    plain = replace(GREEDY, logprobs=None, max_new_tokens=12)
+    wanted = ask(serving(case, folders), asked(case, plain))
+    drafts = {"speculate_method": "inference_with_reference", "speculate_max_ngram_size": 2}
+    llm = serving(case, folders, speculate_max_draft_token_num=4, **drafts)
+    draft_always(llm)
+    assert ask(llm, asked(case, plain)) == wanted
+
+
+# Prompts of ChatGLM see themselves both ways: they share no blocks.
+@pytest.mark.parametrize("case", [case for case in CASES if case != "chatglm_6b"])
+def test_blocks_are_shared_within_an_adapter_alone(case: str, folders: dict[str, Path]) -> None:
+    llm = serving(case, folders, block_size=16)
+    prompt = (golden(case)["prompts"][0] * 40)[:40]
+
+    def hits(name: str | None) -> int:
+        (output,) = llm.generate([prompt], replace(GREEDY, adapter=name))
+        return output.metrics.num_cached_tokens
+
+    names = (None, "5", "12")
+    assert [hits(name) for name in names] == [0] * len(names)
+    assert min(hits(name) for name in names) > 0
+
+
+@pytest.mark.parametrize("absorbed", [True, False])
+@pytest.mark.parametrize("kv", [None, "fp8"])
+@pytest.mark.parametrize("case", LATENT)
+def test_each_form_of_latent_attention_answers_as_with_the_adapter_merged(
+    case: str, folders: dict[str, Path], absorbed: bool, kv: str | None
+) -> None:
+    settings = {"mla_use_matrix_absorption": absorbed, "cachekv_int8_type": kv}
+    llm = serving(case, folders, **settings)
+    prompts = golden(case)["prompts"][:2]
+    for name, folder in folders.items():
+        merged = serving(case, {}, lora_path=str(folder), **settings)
+        theirs = ask(merged, [(prompt, GREEDY) for prompt in prompts])
+        ours = ask(llm, [(prompt, replace(GREEDY, adapter=name)) for prompt in prompts])
+        for (tokens, one), (wanted, other) in zip(ours, theirs, strict=True):
+            assert tokens == wanted
+            for mine, merged_ones in zip(one, other, strict=True):
+                assert mine == pytest.approx(merged_ones, abs=5e-3 if kv else 2e-4)
