@@ -50,7 +50,9 @@ HIDDEN = 128
 ROWS = (1, 3, 8, 17, 150, 700)
 NUM_NOISES = 16
 ROUNDINGS = 6  # norm, product, function, product, sum
-CODES_DISTANCE = 0.03  # of what e4m3 experts make: 16 bits tip codes over
+# Of what e4m3 experts make. Activations of 16 bits tip codes over that float32 does not; kernels
+# that norm in another order, far fewer.
+CODES_DISTANCE, CODES_KERNEL_DISTANCE = 0.05, 0.02
 
 
 def weights_of(operands: Operands, block: ExpertBlock, hidden: int) -> Experts:
@@ -178,12 +180,15 @@ def test_e4m3_experts_are_near_the_plain_twin(
     for rows in (1, 2, 3, 20):
         hidden = operands.tensor(rows, hidden_size)
         got = numpy_of(ops.expert_block(hidden.device, placed))
+        with library.require().batch_invariant():  # other kernels, of few tokens
+            other = numpy_of(ops.expert_block(hidden.device, placed))
         with operands.on_cpu():
             wanted = numpy_of(reference.expert_block(hidden.plain, weights))
             clear = clear_rows(weights, hidden.plain, dtype)
         assert len(clear) > 0
-        made = numpy_of(hidden.plain)
-        assert relative_error((got - made)[clear], (wanted - made)[clear]) < CODES_DISTANCE
+        made = [(each - numpy_of(hidden.plain))[clear] for each in (got, other, wanted)]
+        assert relative_error(made[0], made[2]) < CODES_DISTANCE
+        assert relative_error(made[0], made[1]) < CODES_KERNEL_DISTANCE
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

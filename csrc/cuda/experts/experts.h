@@ -53,7 +53,8 @@ struct ChooseAndSortParams {
 };
 // Few tokens' experts, shared ones with them: the choice, both products, the sum of what they make
 // by the shares, and the residual.
-constexpr int64_t kMostFewTokens = 8;
+// More read too much twice where they choose alike.
+constexpr int64_t kMostFewTokens = 2;
 
 struct FewTokensParams {
   ChooseArgs choose;

@@ -61,25 +61,108 @@ struct Args {
   Activation activation;
 };
 
-// A token's experts, in the order of their numbers.
+// A token's experts: of several tokens in the order of their numbers.
 struct Chosen {
-  float scores[kMaxExperts], choice[kMaxExperts];
   int32_t ids[kMaxChosen];
   float shares[kMaxChosen];
 };
 
-// By a warp.
-__device__ __forceinline__ void choose_in_order(const ChooseArgs& a, int token, Chosen* to) {
-  const int lane = threadIdx.x % kWarp, top_k = static_cast<int>(a.router.top_k);
-  choose(a, token, to->ids, to->shares, to->scores, to->choice);
-  __syncwarp();
-  const bool inside = lane < top_k;
-  const int id = inside ? to->ids[lane] : 0;
-  const float share = inside ? to->shares[lane] : 0.f;
-  int place = 0;
-  for (int j = 0; j < top_k; ++j) place += __shfl_sync(~0u, id, j) < id;
-  __syncwarp();
-  if (inside) to->ids[place] = id, to->shares[place] = share;
+// Room to choose in.
+struct ChooseRoom {
+  alignas(16) float scores[kMaxExperts], choice[kMaxExperts];
+  float largest[kColumnWarps], sums[kColumnWarps];
+};
+
+// What choose() does, by a whole block, which it keeps waiting for less long: an expert's rank is
+// the number of those that come ahead of it.
+template <int kThreads>
+__device__ __forceinline__ void choose_together(const ChooseArgs& a, int token, ChooseRoom& room,
+                                                Chosen& to) {
+  constexpr int kEach = ceil_div(static_cast<int>(kMaxExperts), kThreads),
+                kWarps = kThreads / kWarp;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const Router& router = a.router;
+  const int count = static_cast<int>(router.num_experts), top_k = static_cast<int>(router.top_k);
+  const float* logits = a.logits + static_cast<int64_t>(token) * count;
+  const auto each = [&](auto&& body) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int e = static_cast<int>(threadIdx.x) + i * kThreads;
+      if (e < count) body(i, e);
+    }
+  };
+  float value[kEach], largest = -INFINITY, sum = 0.f;
+  bool sound = true;
+  each([&](int i, int e) {
+    value[i] = __ldcg(logits + e);
+    if (a.bias != nullptr) value[i] += __ldg(a.bias + e);
+    sound = sound && !isnan(value[i]);
+    largest = fmaxf(largest, value[i]);
+  });
+  largest = warp_max(largest);
+  if (lane == 0) room.largest[warp] = largest;
+  if (!__syncthreads_and(sound)) {
+    if (threadIdx.x < top_k) to.ids[threadIdx.x] = threadIdx.x, to.shares[threadIdx.x] = NAN;
+    __syncthreads();
+    return;
+  }
+  if (router.scoring == Scoring::kSoftmax) {
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) largest = fmaxf(largest, room.largest[w]);
+    each([&](int i, int) {
+      value[i] = expf(value[i] - largest);
+      sum += value[i];
+    });
+    sum = warp_sum(sum);
+    if (lane == 0) room.sums[warp] = sum;
+    __syncthreads();
+    sum = 0.f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sum += room.sums[w];
+    each([&](int i, int) { value[i] = value[i] / sum; });
+  } else {
+    each([&](int i, int) { value[i] = 1.f / (1.f + expf(-value[i])); });
+  }
+  each([&](int i, int e) {
+    room.scores[e] = value[i];
+    room.choice[e] = a.correction == nullptr ? value[i] : value[i] + __ldg(a.correction + e);
+  });
+  if (threadIdx.x < 4 && count % 4 > 0) {
+    const int e = count / 4 * 4 + static_cast<int>(threadIdx.x);
+    if (e >= count) room.choice[e] = -INFINITY;
+  }
+  __syncthreads();
+  if (router.top_groups < router.num_groups) {
+    if (warp == 0) choose_groups(router, room.choice);
+    __syncthreads();
+  }
+  each([&](int, int e) {
+    const float own = room.choice[e];
+    int rank = 0;
+    for (int j = 0; j < count; j += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(room.choice + j);
+      rank += four.x > own || (four.x == own && j < e);
+      rank += four.y > own || (four.y == own && j + 1 < e);
+      rank += four.z > own || (four.z == own && j + 2 < e);
+      rank += four.w > own || (four.w == own && j + 3 < e);
+    }
+    if (rank < top_k) to.ids[rank] = e;
+  });
+  __syncthreads();
+  if (warp == 0) {
+    const bool inside = lane < top_k;
+    const int id = inside ? to.ids[lane] : 0;
+    float share = inside ? room.scores[id] : 0.f;
+    if (router.renormalize) share = share / warp_sum(share);
+    int place = lane;
+    if (a.num_tokens > 1) {
+      place = 0;
+      for (int j = 0; j < top_k; ++j) place += __shfl_sync(~0u, id, j) < id;
+    }
+    __syncwarp();
+    if (inside) to.ids[place] = id, to.shares[place] = share * router.scale;
+  }
+  __syncthreads();
 }
 
 // acc + the products of 16 bytes of weights and as many values of x, one after the other.
@@ -154,6 +237,7 @@ __global__ void __launch_bounds__(kUpWarps* kWarp, kUpBlocks)
   using Weight = Element<T, kCodes>;
   constexpr int kLane = kUnit<T, kCodes>, kRound = kWarp * kLane * kUnroll;
   extern __shared__ __align__(16) __half x_codes[];  // [H], of codes
+  __shared__ ChooseRoom room;
   __shared__ Chosen chosen;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int token = blockIdx.y;
@@ -192,8 +276,7 @@ __global__ void __launch_bounds__(kUpWarps* kWarp, kUpBlocks)
   }
   pdl_wait();
   pdl_trigger();  // the logits are the next launch's, too
-  if (warp == 0) choose_in_order(a.choose, token, &chosen);
-  __syncthreads();
+  choose_together<kUpWarps * kWarp>(a.choose, token, room, chosen);
   if (!ahead && item < items) {
     aim(item);
     load(0);
@@ -295,32 +378,35 @@ __device__ __forceinline__ void make_codes(const Args<T, true>& a, const T* inne
 // Goes over the weights of one column, 16 bytes a step: the shared experts', then each choice's.
 template <class T, bool kCodes>
 struct Cursor {
-  const Args<T, kCodes>* args;
+  static constexpr int kSize = kUnit<T, kCodes>;
+  using Weight = Element<T, kCodes>;
+  const Args<T, kCodes>& a;
   const int32_t* ids;
-  int column, unit;  // of the segment
-  int k = -1;        // whose; -1: the shared experts'
+  const Weight* at;
+  int column, unit, units;  // of the segment
+  int k = -1;               // whose; -1: the shared experts'
 
-  __device__ __forceinline__ Cursor(const Args<T, kCodes>& a, const int32_t* chosen, int column,
-                                    int first)
-      : args(&a), ids(chosen), column(column), unit(first) {
-    wrap();
+  __device__ __forceinline__ Cursor(const Args<T, kCodes>& args, int column)
+      : a(args), column(column) {}
+  __device__ __forceinline__ void begin(const int32_t* chosen, int first) {
+    ids = chosen, unit = first, k = -1, units = a.shared_size / kSize;
+    at = a.shared_down + static_cast<int64_t>(column) * a.shared_size + unit * kSize;
+    if (unit >= units) wrap();
   }
-  __device__ __forceinline__ int size() const {
-    return (k < 0 ? args->shared_size : args->intermediate_size) / kUnit<T, kCodes>;
-  }
-  __device__ __forceinline__ void wrap() {
-    while (k < args->top_k && unit >= size()) unit -= size(), ++k;
-  }
-  __device__ __forceinline__ bool is_inside() const { return k < args->top_k; }
-  __device__ __forceinline__ const Element<T, kCodes>* weight() const {
-    const int at = unit * kUnit<T, kCodes>;
-    if (k < 0) return args->shared_down + static_cast<int64_t>(column) * args->shared_size + at;
-    const int64_t row = static_cast<int64_t>(ids[k]) * args->hidden_size + column;
-    return args->down + row * args->intermediate_size + at;
-  }
+  __device__ __forceinline__ bool is_inside() const { return k < a.top_k; }
   __device__ __forceinline__ void advance() {
-    unit += kWarp;
-    wrap();
+    unit += kWarp, at += kWarp * kSize;
+    if (unit >= units) wrap();
+  }
+
+ private:
+  __device__ __forceinline__ void wrap() {
+    while (k < a.top_k && unit >= units) {
+      unit -= units, ++k, units = a.intermediate_size / kSize;
+    }
+    if (k >= a.top_k) return;
+    const int64_t row = static_cast<int64_t>(ids[k]) * a.hidden_size + column;
+    at = a.down + row * a.intermediate_size + unit * kSize;
   }
 };
 
@@ -331,33 +417,35 @@ __global__ void __launch_bounds__(kColumnWarps* kWarp, 1)
     few_tokens_down_kernel(const Args<T, kCodes> a) {
   constexpr int kLane = kUnit<T, kCodes>, kRound = kUnits * kWarp * kLane;
   extern __shared__ __align__(16) __half inner_codes[];  // [K, I], of codes
+  __shared__ ChooseRoom room;
   __shared__ Chosen chosen[kMostFewTokens];
   __shared__ float factors[kColumnWarps][kMaxChosen + 1];  // of a column: the shared ones' first
   __shared__ float squares[kColumnWarps], scales[kMaxChosen];
-  static_assert(kMostFewTokens <= kColumnWarps);
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int tokens = a.choose.num_tokens;
   const int column = min(static_cast<int>(blockIdx.x) * kColumnWarps + warp, a.hidden_size - 1);
   const bool writes = static_cast<int>(blockIdx.x) * kColumnWarps + warp < a.hidden_size;
-  if (warp < tokens) choose_in_order(a.choose, warp, &chosen[warp]);
-  __syncthreads();
+  for (int token = 0; token < tokens; ++token) {
+    choose_together<kColumnWarps * kWarp>(a.choose, token, room, chosen[token]);
+  }
   const auto row_of = [&](int token, int k) {
     return static_cast<int64_t>(chosen[token].ids[k]) * a.hidden_size + column;
   };
   const uint64_t once = policy_evict_first();
   const uint4 zero = make_uint4(0, 0, 0, 0);
-  Cursor<T, kCodes> at(a, chosen[0].ids, column, lane);
+  Cursor<T, kCodes> cursor(a, column);
   uint4 next[kUnits];
   int next_k[kUnits];
   const auto load = [&] {
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
-      const bool inside = at.is_inside();
-      next[u] = inside ? bit_cast<uint4>(load16_once(at.weight(), once)) : zero;
-      next_k[u] = at.k;
-      at.advance();
+      const bool inside = cursor.is_inside();
+      next[u] = inside ? bit_cast<uint4>(load16_once(cursor.at, once)) : zero;
+      next_k[u] = cursor.k;
+      if (inside) cursor.advance();
     }
   };
+  cursor.begin(chosen[0].ids, lane);
   load();
   pdl_trigger();
   pdl_wait();
@@ -385,7 +473,7 @@ __global__ void __launch_bounds__(kColumnWarps* kWarp, 1)
       if (round + kRound < width) {
         load();
       } else if (token + 1 < tokens) {
-        at = Cursor<T, kCodes>(a, chosen[token + 1].ids, column, lane);
+        cursor.begin(chosen[token + 1].ids, lane);
         load();
       }
 #pragma unroll
@@ -465,12 +553,12 @@ Status run(const FewTokensParams& p, const Launch& launch_on) {
   const Status status = launch(few_tokens_up_kernel<T, kCodes, 4>, config, "few_tokens_up", a);
   if (!status.ok()) return status;
   config.block = dim3(kColumnWarps * kWarp);
-  config.grid = dim3(static_cast<unsigned>(ceil_div(p.hidden_size, int64_t{kColumnWarps})), tokens);
+  config.grid = dim3(static_cast<unsigned>(ceil_div(p.hidden_size, int64_t{kColumnWarps})));
   if (kCodes) {
     // launch() raises the limit for more than 48 KB, and does not know of the kernel's own
     // variables.
     const auto bytes = static_cast<size_t>(items) * sizeof(__half);
-    config.shared_bytes = bytes > (8 << 10) ? std::max<size_t>(bytes, 49 << 10) : bytes;
+    config.shared_bytes = bytes > (40 << 10) ? std::max<size_t>(bytes, 49 << 10) : bytes;
   }
   return launch(few_tokens_down_kernel<T, kCodes>, config, "few_tokens_down", a);
 }
@@ -487,8 +575,8 @@ bool takes_few_tokens(const FewTokensParams& p) {
   const int64_t tokens = p.choose.num_tokens, pairs = tokens * router.top_k;
   if (p.dtype == DType::kFloat32 || tokens > kMostFewTokens || !p.activation.gated) return false;
   if (router.num_groups > kWarp) return false;
-  // Of tokens that choose at random one weight in four is asked for twice, at most.
-  if (tokens > 1 && 2 * (pairs - 1) > router.num_experts) return false;
+  // Of tokens that choose at random one weight in eight is asked for twice, at most.
+  if (tokens > 1 && 4 * (pairs - 1) > router.num_experts) return false;
   const bool codes = p.gate_up_scale != nullptr;
   const int64_t unit = codes ? 16 : 8;
   const auto is_whole = [&](int64_t width) { return width % unit == 0; };

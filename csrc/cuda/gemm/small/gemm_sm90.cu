@@ -121,11 +121,13 @@ GemmTile choose_group_tile(const GemmParams& p) {
   const int64_t tiles = ceil_div(p.out_features, 64) * std::min(p.num_rows, p.num_groups);
   const int64_t width = p.in_features * (p.operands == GemmOperands::kDense ? 2 : 1);  // bytes
   int budget = 66;  // KB of stages
-  if (tiles >= 1024) {
+  if (tiles >= 512) {
     // One block of a multiprocessor has what more would have, and begins less often; of few columns
-    // two, one of which fetches while the other finishes.
+    // two or three, some of which fetch while others finish.
     tile.features = 128;
-    budget = width >= 3072 ? 208 : 100;
+    budget = width >= 3072 ? 208 : width >= 1024 ? 100 : 60;
+    // Many rows come out of L2 slowly: the next launch's weights may come beside them.
+    if (tile.tokens >= 64) tile.trigger = -1;
   } else {
     const int64_t steps = ceil_div(width, kRowBytes);
     while (tile.split < 8 && tiles * tile.split < 256 && steps >= 8 * tile.split) tile.split *= 2;
