@@ -132,7 +132,8 @@ GemmTile choose_group_tile(const GemmParams& p) {
     const int64_t steps = ceil_div(width, kRowBytes);
     while (tile.split < 8 && tiles * tile.split < 256 && steps >= 8 * tile.split) tile.split *= 2;
   }
-  tile.stages = std::min(kMaxStages, budget * 1024 / ((tile.features + tile.tokens) * kRowBytes));
+  tile.stages =
+      std::clamp(budget * 1024 / ((tile.features + tile.tokens) * kRowBytes), 3, kMaxStages);
   return tile;
 }
 
