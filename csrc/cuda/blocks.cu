@@ -886,8 +886,9 @@ class Blocks {
     attended.out = x.mixed;
     status = latent_attention(attended, expansion.rest, x.workspace, launch_);
     if (!status.ok()) return status;
-    status = multiply_heads(l, l.kv_b.value_up, x.mixed, x.values);
-    if (!status.ok()) return status;
+    const bool alone = l.batch.num_tokens == 1;  // whose heads are a row already
+    status = multiply_heads(l, l.kv_b.value_up, x.mixed, alone ? s_.mixed : x.values);
+    if (!status.ok() || alone) return status;
     HeadsToRowsParams rows;
     rows.x = x.values;
     rows.out = s_.mixed;
