@@ -101,7 +101,11 @@ BATCHES = ("1", "8", "32", "64", "128", "256")
 PROMPTS = ("512 tokens", "1,024 tokens", "8,000 tokens")
 
 
-MODEL_NAMES = {"qwen3-30b-a3b": "Qwen3-30B-A3B", "mixtral-8x7b": "Mixtral-8x7B"}
+MODEL_NAMES = {
+    "qwen3-30b-a3b": "Qwen3-30B-A3B",
+    "mixtral-8x7b": "Mixtral-8x7B",
+    "deepseek-v2-lite": "DeepSeek-V2-Lite",
+}
 
 
 class Run(NamedTuple):
@@ -256,15 +260,19 @@ def h200_experts() -> str:
     body = []
     for run in runs("experts"):
         model, kind = MODEL_NAMES[Path(run.settings["model"]).name], run.settings["quant_type"]
-        batch, _, _ = run.case.split("x")
+        name = model if kind == "none" else f"{model}, {KIND_NAMES[kind]}"
+        batch, length, _ = run.case.split("x")
         column = columns.get(run.case, batch)
         work = f"prompt of {column}" if run.case in columns else f"decode, batch {batch}"
-        peer = peers[model]["values"][column] if kind == "none" else None
+        if length == "8000" and run.case not in columns:
+            work, column = f"decode, {batch} x 8,000", ""
+        values = peers[name]["values"] if name in peers else {}
+        peer = values.get(column)
         share = "share_of_limit" if run.case in columns else "decode_bandwidth_share"
         experts = "prompt_experts" if run.case in columns else "decode_experts"
         body.append(
             [
-                ", ".join((model, *(() if kind == "none" else (KIND_NAMES[kind],)), work)),
+                f"{name}, {work}",
                 milliseconds(run.ms),
                 "" if peer is None else plain(peer),
                 "" if peer is None else times(Decimal(peer) / run.ms),
@@ -413,7 +421,7 @@ SHAPE_NAMES = {
     "experts-8-top-2": "8 experts, 2 chosen",
     "experts-64-top-6": "64 experts, 6 chosen",
 }
-KIND_NAMES = {"weight_only_int8": "int8", "weight_only_int4": "int4"}
+KIND_NAMES = {"weight_only_int8": "int8", "weight_only_int4": "int4", "a8w8_fp8": "fp8"}
 
 
 def latest_turns(device: str, of: str = "") -> str | Path | None:
