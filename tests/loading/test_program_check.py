@@ -93,9 +93,12 @@ def test_list_holds_what_exports_call_and_nothing_else(tmp_path: Path, compiled:
     if compiled and library.find() is None:
         pytest.skip("no compiled operators")
     called: set[str] = set()
-    for number, variant in enumerate(variants(tmp_path, compiled)):
+    exports = [(variant, False) for variant in variants(tmp_path, compiled)]
+    exports.append((exports[0][0], True))
+    exports.append((config(GOLDEN / "chatglm_6b", inference_model=compiled), True))
+    for number, (variant, enable_lora) in enumerate(exports):
         out = tmp_path / str(number)
-        export_model(variant, out)  # checks its program itself
+        export_model(variant, out, enable_lora=enable_lora)  # checks its program itself
         called |= {op["#"] for op in operators(json.loads((out / "model.json").read_text()))}
     assert called == {PARAMETER, *COMMON, *(COMPILED if compiled else PLAIN)}
 
