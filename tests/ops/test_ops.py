@@ -95,7 +95,7 @@ def mixed_arrays() -> ForwardInputs:
         context_lens=context_lens,
         block_tables=tables,
         logit_indices=cu_seqlens[1:] - 1,
-        max_lens=max_lens_of(lengths, context_lens),
+        max_lens=max_lens_of(list(lengths), context_lens.tolist()),
     )
 
 
