@@ -260,6 +260,7 @@ __global__ void __launch_bounds__(kThreads, 1) latent_attention_kernel(const Lat
         weights[r * S::kWeightStride + lane + i * kWarp] = Traits<T>::from_float(v[i]);
       }
       sum = warp_sum(sum);
+      __syncwarp();  // all have read the largest so far
       if (lane == 0) {
         const float factor = top == -INFINITY ? 1.f : exp2f(largest[r] - top);
         factors[r] = factor;
