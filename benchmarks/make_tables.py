@@ -253,12 +253,20 @@ def h200_long_contexts() -> str:
     return markdown(["", *head, "times as fast, bfloat16", "measured"], body)
 
 
+def by_model_and_size(run: Run) -> tuple[str, str, int, int]:
+    """Decoding first, by batch, then prompts by length."""
+    requests, length, tokens = map(int, run.case.split("x"))
+    place = requests if tokens > 1 else length * 1_000
+    model = Path(run.settings["model"]).name
+    return MODEL_NAMES[model], run.settings["quant_type"], place, length
+
+
 def h200_experts() -> str:
     """Models with experts beside vLLM."""
     columns = {"1x1024x1": "1,024 tokens", "1x8000x1": "8,000 tokens"}
     peers = rows("experts", VLLM)
     body = []
-    for run in runs("experts"):
+    for run in sorted(runs("experts"), key=by_model_and_size):
         model, kind = MODEL_NAMES[Path(run.settings["model"]).name], run.settings["quant_type"]
         name = model if kind == "none" else f"{model}, {KIND_NAMES[kind]}"
         batch, length, _ = run.case.split("x")
@@ -267,20 +275,18 @@ def h200_experts() -> str:
         if length == "8000" and run.case not in columns:
             work, column = f"decode, {batch} x 8,000", ""
         values = peers[name]["values"] if name in peers else {}
-        peer = values.get(column)
+        peer, found = values.get(column), run.row["values"]
         share = "share_of_limit" if run.case in columns else "decode_bandwidth_share"
-        experts = "prompt_experts" if run.case in columns else "decode_experts"
         body.append(
             [
                 f"{name}, {work}",
                 milliseconds(run.ms),
                 "" if peer is None else plain(peer),
                 "" if peer is None else times(Decimal(peer) / run.ms),
-                percent(run.row["values"][share]),
-                f"{run.row['values'][experts]:.1f}",
+                percent(found[share]) if share in found else "",
             ]
         )
-    head = ["ms", "Regatta", "vLLM 0.26", "times as fast", "share of the limit", "experts"]
+    head = ["ms", "Regatta", "vLLM 0.26", "times as fast", "share of the limit"]
     return markdown(head, body)
 
 
