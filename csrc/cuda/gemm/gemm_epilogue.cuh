@@ -262,7 +262,8 @@ struct Columns {
 };
 
 // What one output takes beside its sum: asked for ahead of it, and not looked at until it is
-// written.
+// written. Of products that make no function but a gate's SiLU (select.cu): code for others, which
+// nobody runs, would still have to be fetched around.
 template <class T>
 struct Output {
   float scale = 1.f, up_scale = 1.f;
@@ -291,10 +292,10 @@ struct Output {
   template <bool kGated>
   __device__ __forceinline__ float write(const Epilogue& p, float sum, float up, int64_t at) const {
     if (!inside) return 0.f;
-    float values[1] = {fmaf(sum, scale, Traits<T>::to_float(bias))};
-    if (kGated || p.activates) apply(p.function, values);
-    float y = values[0];
-    if (kGated) y *= fmaf(up, up_scale, Traits<T>::to_float(up_bias));
+    float y = fmaf(sum, scale, Traits<T>::to_float(bias));
+    if (kGated) {
+      y = apply<Function::kSilu>(y) * fmaf(up, up_scale, Traits<T>::to_float(up_bias));
+    }
     y += Traits<T>::to_float(residual);
     if (p.float_out) {
       static_cast<float*>(p.out)[at] = y;
