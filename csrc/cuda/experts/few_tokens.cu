@@ -21,6 +21,7 @@
 #include "cuda/common.cuh"
 #include "cuda/experts/choose.cuh"
 #include "cuda/experts/experts.h"
+#include "cuda/gemm/dot.cuh"
 #include "cuda/gemm/quantize_row.cuh"
 
 namespace regatta::cuda {
@@ -165,19 +166,8 @@ __device__ __forceinline__ void choose_together(const ChooseArgs& a, int token, 
   __syncthreads();
 }
 
-// acc + the products of 16 bytes of weights and as many values of x, one after the other.
-template <class T>
-__device__ __forceinline__ float dot_unit(const uint4& w, const T* x, float acc) {
-  using Pair = typename Traits<T>::Pair;
-  const uint4 v = *reinterpret_cast<const uint4*>(x);
-  const uint32_t ws[4] = {w.x, w.y, w.z, w.w}, xs[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 a = Traits<T>::to_float2(bit_cast<Pair>(ws[i]));
-    const float2 b = Traits<T>::to_float2(bit_cast<Pair>(xs[i]));
-    acc = fmaf(a.y, b.y, fmaf(a.x, b.x, acc));
-  }
-  return acc;
+__device__ __forceinline__ uint4 unit_at(const void* x) {
+  return *reinterpret_cast<const uint4*>(x);
 }
 
 __device__ __forceinline__ __half2 halves_of(uint32_t two_codes) {
@@ -187,8 +177,7 @@ __device__ __forceinline__ __half2 halves_of(uint32_t two_codes) {
 
 // Of codes; x: halves of kHalfUnit.
 __device__ __forceinline__ float dot_codes(const uint4& w, const __half* x, float acc) {
-  const uint4 first = *reinterpret_cast<const uint4*>(x);
-  const uint4 second = *reinterpret_cast<const uint4*>(x + 8);
+  const uint4 first = unit_at(x), second = unit_at(x + 8);
   const uint32_t ws[4] = {w.x, w.y, w.z, w.w};
   const uint32_t xs[8] = {first.x,  first.y,  first.z,  first.w,
                           second.x, second.y, second.z, second.w};
@@ -317,8 +306,8 @@ __global__ void __launch_bounds__(kUpWarps* kWarp, kUpBlocks)
           of_gate = dot_codes(now_gate[u], x_codes + at, of_gate);
           of_up = dot_codes(now_up[u], x_codes + at, of_up);
         } else {
-          of_gate = dot_unit<T>(now_gate[u], x + at, of_gate);
-          of_up = dot_unit<T>(now_up[u], x + at, of_up);
+          of_gate = dot_unit<T>(now_gate[u], unit_at(x + at), of_gate);
+          of_up = dot_unit<T>(now_up[u], unit_at(x + at), of_up);
         }
       }
     }
@@ -484,7 +473,7 @@ __global__ void __launch_bounds__(kColumnWarps* kWarp, 1)
         if constexpr (kCodes) {
           y = dot_codes(now[u], inner_codes + from, 0.f);
         } else {
-          y = dot_unit<T>(now[u], inner + from, 0.f);
+          y = dot_unit<T>(now[u], unit_at(inner + from), 0.f);
         }
         sum = fmaf(factors[warp][k[u] + 1], y, sum);
       }
