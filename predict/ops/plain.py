@@ -560,11 +560,10 @@ def mlp_block(
     mlp: Mlp,
     before: Tensor | None = None,
     inputs: ForwardInputs | None = None,
-    rows: Tensor | None = None,
 ) -> Tensor:
     """The block's output [T, H] for hidden [T, H].
 
-    before: what the block ahead read, for one that stands parallel to it. inputs, rows: see
+    before: what the block ahead read, for one that stands parallel to it. inputs: see
     predict.ops.composed.mlp_block.
     """
     return composed.mlp_block(_OPS, hidden, mlp, before, inputs)

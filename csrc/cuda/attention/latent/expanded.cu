@@ -1,6 +1,7 @@
 // See expanded.h: contexts out of the paged cache, and the call of the attention kernel.
 //
-// Architectures: bf16 and fp16; gathering all, attention sm_90. A warp per row. Bound: bytes.
+// Architectures: all, for bf16 and fp16; the attention kernel is sm_90's. A warp per row. Bound:
+// bytes.
 #include <type_traits>
 
 #include "cuda/attention/attention.cuh"
