@@ -38,7 +38,7 @@ WITHOUT_TWIN = {
 # What the compiled operators have within: arithmetic of `sample`, and steps of blocks.
 PARTS = {
     *("philox4x32", "uniform"),
-    *("route", "experts", "gate", "adapted_linear"),
+    *("route", "experts", "gate"),
     *("split", "turn_and_keep_latents", "latent_attention"),
 }
 
