@@ -233,6 +233,27 @@ def test_a_nan_stays_in_its_row_and_in_its_expert(gpu: devices.Device, dtype: st
     assert_close(got[:2], numpy_of(wanted), dtype, 1)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 9])
+@pytest.mark.parametrize("form", ["mixtral", "deepseek"])
+def test_infinite_logits_spoil_the_row_and_no_more(
+    gpu: devices.Device, form: str, rows: int
+) -> None:
+    operands = Operands(gpu, "bfloat16")
+    with operands.on_cpu():
+        weights = weights_of(operands, BLOCKS[form], HIDDEN)
+        router = numpy_of(weights.router)
+        router[3] = 0.0
+        router[3, 0] = 1e38
+        weights = replace(weights, router=operands.both(router).plain)
+        values = numpy_of(operands.tensor(rows, HIDDEN).plain)
+    values[0, 0] = 50.0  # its logit of expert 3 is infinite; those of other rows are 0
+    values[1:, 0] = 0.0
+    got = numpy_of(ops.expert_block(operands.both(values).device, on_gpu(operands, weights)))
+    assert np.isfinite(got[1:]).all()
+    softmax = BLOCKS[form].router.scoring == "softmax"  # is NaN then, a sigmoid 1
+    assert np.isnan(got[0]).all() if softmax else np.isfinite(got[0]).all()
+
+
 def test_graph_replay_equals_eager(gpu: devices.Device) -> None:
     operands = Operands(gpu, "bfloat16")
     with operands.on_cpu():

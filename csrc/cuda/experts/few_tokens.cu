@@ -74,7 +74,7 @@ struct ChooseRoom {
   float largest[kColumnWarps], sums[kColumnWarps];
 };
 
-// What choose() does, by a whole block, which it keeps waiting for less long: an expert's rank is
+// What choose() does, by a whole block, whose other warps would wait for one: an expert's rank is
 // the number of those that come ahead of it.
 template <int kThreads>
 __device__ __forceinline__ void choose_together(const ChooseArgs& a, int token, ChooseRoom& room,
@@ -126,7 +126,9 @@ __device__ __forceinline__ void choose_together(const ChooseArgs& a, int token, 
   }
   each([&](int i, int e) {
     room.scores[e] = value[i];
-    room.choice[e] = a.correction == nullptr ? value[i] : value[i] + __ldg(a.correction + e);
+    const float own = a.correction == nullptr ? value[i] : value[i] + __ldg(a.correction + e);
+    // Infinite logits make scores of NaN, which no order has a place for.
+    room.choice[e] = isnan(own) ? -INFINITY : own;
   });
   if (threadIdx.x < 4 && count % 4 > 0) {
     const int e = count / 4 * 4 + static_cast<int>(threadIdx.x);
