@@ -132,10 +132,13 @@ __device__ __forceinline__ void choose_among(const ChooseArgs& a, const float* l
   if (lane < top_k) ids[lane] = mine, shares[lane] = share * router.scale;
 }
 
-__device__ __forceinline__ void choose(const ChooseArgs& a, int token, int32_t* ids, float* shares,
-                                       float* scores, float* choice) {
-  const int64_t count = a.router.num_experts;
-  const float* logits = a.logits + token * count;
+// The same into the lists of all tokens.
+__device__ __forceinline__ void choose(const ChooseArgs& a, int token, float* scores,
+                                       float* choice) {
+  const int64_t count = a.router.num_experts, first = token * a.router.top_k;
+  const float* const logits = a.logits + token * count;
+  int32_t* const ids = a.ids + first;
+  float* const shares = a.shares + first;
   if (count <= 4 * kWarp) return choose_among<4>(a, logits, ids, shares, scores, choice);
   if (count <= 8 * kWarp) return choose_among<8>(a, logits, ids, shares, scores, choice);
   choose_among<kMaxExperts / kWarp>(a, logits, ids, shares, scores, choice);

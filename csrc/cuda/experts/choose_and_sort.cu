@@ -25,13 +25,6 @@ constexpr int kManyPairs =
 constexpr int kChooseWarps = 4;
 constexpr int kAloneTokens = 4, kAlonePairs = 64;  // of which one block chooses and sorts
 
-// To the lists of all tokens.
-__device__ __forceinline__ void choose_for(const ChooseArgs& a, int token, float* scores,
-                                           float* choice) {
-  const int64_t first = token * a.router.top_k;
-  choose(a, token, a.ids + first, a.shares + first, scores, choice);
-}
-
 struct Args {
   const int32_t* ids;
   const char* x;
@@ -48,7 +41,7 @@ __global__ void __launch_bounds__(kChooseWarps* kWarp) choose_kernel(const Choos
   const int warp = threadIdx.x / kWarp, token = blockIdx.x * kChooseWarps + warp;
   pdl_trigger();
   pdl_wait();
-  if (token < a.num_tokens) choose_for(a, token, scores[warp], choices[warp]);
+  if (token < a.num_tokens) choose(a, token, scores[warp], choices[warp]);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -177,7 +170,7 @@ __global__ void __launch_bounds__(kThreads)
   const int thread = static_cast<int>(threadIdx.x);
   pdl_trigger();
   pdl_wait();
-  if (warp < choice.num_tokens) choose_for(choice, warp, scores[warp], choices[warp]);
+  if (warp < choice.num_tokens) choose(choice, warp, scores[warp], choices[warp]);
   __syncthreads();
   if (thread < a.num_pairs) ids[thread] = a.ids[thread];
   __syncthreads();

@@ -124,37 +124,48 @@ __device__ __forceinline__ void norm_unit(const Args<T>& a, int first, float (&t
   for (int i = 0; i < 8; ++i) to[i] += a.plus_one ? 1.f : 0.f;
 }
 
+// Eight columns of a row, v, behind the norm with these factors. Returns `dot` and their products
+// with the shared gate.
+template <class T, bool kVector>
+__device__ __forceinline__ float write_unit(const Args<T>& a, int token, int first,
+                                            const float (&v)[8], const float (&factors)[8],
+                                            float mean, float factor, float dot) {
+  const int width = a.hidden_size;
+  float y[8], bias[8] = {}, gate[8] = {};
+  if (a.norm_bias != nullptr) load_unit<kVector>(a.norm_bias, first, width, bias);
+  if (a.shared_gate != nullptr) load_unit<kVector>(a.shared_gate, first, width, gate);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    y[i] = fmaf((v[i] - mean) * factor, factors[i], bias[i]);
+    dot = fmaf(Traits<T>::to_float(Traits<T>::from_float(y[i])), gate[i], dot);
+  }
+  store_unit<kVector>(a.normed + static_cast<int64_t>(token) * width, first, width, y);
+  return dot;
+}
+
 // One token's normed row, and what its shared gate lets through. By a warp.
 template <class T, bool kVector>
 __device__ __forceinline__ void write_normed(const Args<T>& a, int token) {
   const T* x = a.x + static_cast<int64_t>(token) * a.hidden_size;
-  T* to = a.normed + static_cast<int64_t>(token) * a.hidden_size;
   float mean = 0.f, factor = 1.f, dot = 0.f;
   if (a.norm_weight != nullptr) statistics<T, kVector>(a, x, &mean, &factor);
   for_units<kVector>(x, a.hidden_size, [&](int first, const float (&v)[8]) {
-    float y[8], bias[8] = {};
-    norm_unit<kVector>(a, first, y);
-    if (a.norm_bias != nullptr) load_unit<kVector>(a.norm_bias, first, a.hidden_size, bias);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) y[i] = fmaf((v[i] - mean) * factor, y[i], bias[i]);
-    store_unit<kVector>(to, first, a.hidden_size, y);
-    if (a.shared_gate == nullptr) return;
-    float gate[8];
-    load_unit<kVector>(a.shared_gate, first, a.hidden_size, gate);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      dot = fmaf(Traits<T>::to_float(Traits<T>::from_float(y[i])), gate[i], dot);
-    }
+    float factors[8];
+    norm_unit<kVector>(a, first, factors);
+    dot = write_unit<T, kVector>(a, token, first, v, factors, mean, factor, dot);
   });
   if (a.shared_gate == nullptr) return;
   dot = warp_sum(dot);
   if (threadIdx.x % kWarp == 0) a.shared_gate_out[token] = 1.f / (1.f + __expf(-dot));
 }
 
+constexpr int kUnitsTogether = 4;  // of a thread of a block that norms a row
+constexpr int kMostTogether = kUnitsTogether * kThreads * 8;
+
 // The same by a whole block, all of the row on its way at once.
 template <class T, bool kVector>
 __device__ __forceinline__ void write_normed_together(const Args<T>& a, int token) {
-  constexpr int kMost = 4, kSpan = kThreads * 8;  // units of a thread, and columns between them
+  constexpr int kMost = kUnitsTogether, kSpan = kThreads * 8;  // columns between units
   __shared__ float sums[2][kWarps];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, own = threadIdx.x * 8;
   const int width = a.hidden_size;
@@ -199,23 +210,13 @@ __device__ __forceinline__ void write_normed_together(const Args<T>& a, int toke
   }
 #pragma unroll
   for (int u = 0; u < kMost; ++u) {
-    const int first = own + u * kSpan;
-    float y[8], bias[8] = {}, gate[8] = {};
-    if (a.norm_bias != nullptr) load_unit<kVector>(a.norm_bias, first, width, bias);
-    if (a.shared_gate != nullptr) load_unit<kVector>(a.shared_gate, first, width, gate);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      y[i] = fmaf((x[u][i] - mean) * factor, factors[u][i], bias[i]);
-      dot = fmaf(Traits<T>::to_float(Traits<T>::from_float(y[i])), gate[i], dot);
-    }
-    store_unit<kVector>(a.normed + static_cast<int64_t>(token) * width, first, width, y);
+    dot = write_unit<T, kVector>(a, token, own + u * kSpan, x[u], factors[u], mean, factor, dot);
   }
   if (a.shared_gate == nullptr) return;
   __syncthreads();  // the sums are written again
   dot = total(dot, sums[0]);
   if (threadIdx.x == 0) a.shared_gate_out[token] = 1.f / (1.f + __expf(-dot));
 }
-constexpr int kMostTogether = 4 * kThreads * 8;  // columns
 
 // A chunk of an expert's weight times the norm's; adds to its sum, and to that of its products with
 // the norm's bias.
