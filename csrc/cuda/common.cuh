@@ -61,20 +61,25 @@ struct LaunchConfig {
   unsigned cluster_x = 1;  // blocks per cluster, along grid.x (sm_90 and later)
 };
 
-// Whether the current device overlaps dependent launches. Older ones must not be asked to.
-inline bool has_dependent_launch() {
+// Of the current device, times 10: 90 for sm_90; 0 where it cannot be asked. Asked once: launches
+// want it.
+inline int compute_capability() {
   constexpr int kMaxDevices = 64;
-  static std::atomic<signed char> known[kMaxDevices] = {};  // 0 not asked, 1 yes, -1 no
-  int device = 0, major = 0;
-  if (cudaGetDevice(&device) != cudaSuccess || device >= kMaxDevices) return false;
-  signed char answer = known[device].load(std::memory_order_relaxed);
-  if (answer == 0) {
+  static std::atomic<int> known[kMaxDevices] = {};
+  int device = 0, major = 0, minor = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || device >= kMaxDevices) return 0;
+  int capability = known[device].load(std::memory_order_relaxed);
+  if (capability == 0) {
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    answer = major >= 9 ? 1 : -1;
-    known[device].store(answer, std::memory_order_relaxed);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    capability = major * 10 + minor;
+    known[device].store(capability, std::memory_order_relaxed);
   }
-  return answer > 0;
+  return capability;
 }
+
+// Whether the current device overlaps dependent launches. Older ones must not be asked to.
+inline bool has_dependent_launch() { return compute_capability() >= 90; }
 
 inline int num_multiprocessors() {
   int device = 0, count = 0;

@@ -92,15 +92,9 @@ bool shares_items(const AttentionLimits& limits) { return limits.max_context_len
 }  // namespace
 
 bool expands_latents(const LatentSizes& sizes, DType dtype) {
-  if (dtype == DType::kFloat32 || sizes.latent_rank % 8 != 0 || sizes.nope_size != kKernelNope ||
-      sizes.rope_size != kKernelRope || sizes.value_size != kKernelValues) {
-    return false;
-  }
-  int device = 0, major = 0, minor = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  return major == 9 && minor == 0;
+  return dtype != DType::kFloat32 && sizes.latent_rank % 8 == 0 && sizes.nope_size == kKernelNope &&
+         sizes.rope_size == kKernelRope && sizes.value_size == kKernelValues &&
+         compute_capability() == 90;
 }
 
 Status gather_latents(const GatherLatentsParams& p, const Launch& launch_on) {

@@ -484,11 +484,10 @@ int most_rows(const LatentAttentionParams& p, int64_t rows, int shared) {
 // Hopper has for all of them, sm_80 for 64 rows alone, and others for none. A row's bits follow
 // from the tile of tokens: in the batch-invariant mode it is one.
 int rows_of_block(const LatentAttentionParams& p, const AttentionLimits& limits) {
-  int device = 0, major = 0, shared = 0;
+  int device = 0, shared = 0;
   cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  if (major < 8 || p.dtype == DType::kFloat32 || p.latent_rank % 32 != 0 ||
+  if (compute_capability() < 80 || p.dtype == DType::kFloat32 || p.latent_rank % 32 != 0 ||
       (p.latent_rank + p.rope_size) % 32 != 0 || p.latent_rank > kMaxRank || p.rope_size > 64 ||
       p.block_size % 4 != 0) {
     return 0;
@@ -511,19 +510,11 @@ int num_parts(const LatentAttentionParams& p, const AttentionLimits& limits) {
   return static_cast<int>(std::clamp<int64_t>(num_multiprocessors() / items, 1, most));
 }
 
-int architecture() {
-  int device = 0, major = 0, minor = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  return major * 10 + minor;
-}
-
 // Whether the sm90 kernel takes it: a function of the model and the cache, not of the batch.
 bool takes_sm90(const LatentAttentionParams& p) {
   const int64_t block = p.block_size;
   const bool fits_tiles = block >= 64 ? block % 64 == 0 : block >= 8 && (block & (block - 1)) == 0;
-  return architecture() == 90 && p.dtype != DType::kFloat32 && p.scales == nullptr &&
+  return compute_capability() == 90 && p.dtype != DType::kFloat32 && p.scales == nullptr &&
          p.latent_rank == 512 && p.rope_size == 64 && fits_tiles && p.num_blocks > 0 &&
          p.num_blocks * block <= INT32_MAX && forced_candidate("latent_attention") != "sm80";
 }
