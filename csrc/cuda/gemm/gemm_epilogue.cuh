@@ -262,8 +262,8 @@ struct Columns {
 };
 
 // What one output takes beside its sum: asked for ahead of it, and not looked at until it is
-// written. Of products that make no function but a gate's SiLU (select.cu): code for others, which
-// nobody runs, would still have to be fetched around.
+// written. Of products that make no function but a gate's SiLU (select.cu): code for others would
+// make the kernel longer, and slower where it is short.
 template <class T>
 struct Output {
   float scale = 1.f, up_scale = 1.f;
