@@ -140,7 +140,8 @@ def recorded(llm: Any) -> dict[str, Any]:
 
 def came_of(device: str, folder: Path) -> dict[str, Any]:
     """What `main` returns in a process of its own; of a fake GPU where this process has it."""
-    path = os.pathsep.join([str(ROOT), str(ROOT / "csrc")])
+    own = [str(ROOT), str(ROOT / "csrc")]
+    path = os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])
     process = subprocess.run(
         [sys.executable, "-m", "tests.support.added_fields", device, str(folder)],
         cwd=ROOT,

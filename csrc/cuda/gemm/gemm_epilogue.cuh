@@ -244,6 +244,17 @@ struct Columns {
     }
   }
 
+  // Those that lie there in a row, aligned to 16 bytes.
+  __device__ __forceinline__ void take(const float* scales, const float* biases) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4) {
+      const float4 s = *reinterpret_cast<const float4*>(scales + i);
+      const float4 b = *reinterpret_cast<const float4*>(biases + i);
+      scale[i] = s.x, scale[i + 1] = s.y, scale[i + 2] = s.z, scale[i + 3] = s.w;
+      bias[i] = b.x, bias[i + 1] = b.y, bias[i + 2] = b.z, bias[i + 3] = b.w;
+    }
+  }
+
   __device__ __forceinline__ float finish(const Epilogue& p, const float* v, float row_scale,
                                           int64_t t, int n0, int width,
                                           const Vec16<T>* residual) const {

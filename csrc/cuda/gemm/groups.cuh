@@ -83,6 +83,48 @@ __device__ __forceinline__ GroupTile find_group_tile(const Groups& groups, int i
   return {-1, 0, 0};
 }
 
+// What lies ahead of each group, in shared memory: [G + 1] each, the last one being that of all.
+struct Ahead {
+  int *rows, *tiles;
+
+  // The last group that begins at or ahead of this tile: the one that has it.
+  __device__ __forceinline__ int group_of(const Groups& groups, int tile) const {
+    int group = 0;
+    for (int next = groups.count; next - group > 1;) {
+      const int middle = (group + next) / 2;
+      (tiles[middle] <= tile ? group : next) = middle;
+    }
+    return group;
+  }
+};
+
+// tiles_of(rows): tiles of a group of so many. By a block of kThreads, which waits for all of it
+// afterwards. Behind pdl_wait(), or of ends that are ready.
+template <int kThreads, class TilesOf>
+__device__ __forceinline__ void count_ahead(const Groups& groups, const Ahead& ahead,
+                                            TilesOf&& tiles_of) {
+  for (int g = threadIdx.x; g < groups.count; g += kThreads) {
+    ahead.rows[g + 1] = __ldcg(groups.ends + g);
+  }
+  if (threadIdx.x == 0) ahead.rows[0] = ahead.tiles[0] = 0;
+  __syncthreads();
+  if (threadIdx.x >= kWarp) return;
+  int before = 0;
+  for (int first = 0; first < groups.count; first += kWarp) {
+    const int g = first + static_cast<int>(threadIdx.x);
+    const bool inside = g < groups.count;
+    int until = inside ? tiles_of(ahead.rows[g + 1] - ahead.rows[g]) : 0;
+#pragma unroll
+    for (int o = 1; o < kWarp; o *= 2) {
+      const int other = __shfl_up_sync(~0u, until, o);
+      if (static_cast<int>(threadIdx.x) >= o) until += other;
+    }
+    until += before;
+    if (inside) ahead.tiles[g + 1] = until;
+    before = __shfl_sync(~0u, until, kWarp - 1);
+  }
+}
+
 // The group of a row, by a whole warp; likewise.
 __device__ __forceinline__ int find_group(const Groups& groups, int row) {
   const int lane = threadIdx.x % kWarp;

@@ -156,6 +156,7 @@ struct GemmTile {
   int stages = 4;     // of 64 values of k in flight
   int split = 1;      // blocks of a cluster that share one tile's k: 1, 2, 4, 8; packed: to 8
   int trigger = 4;    // stages left to request when the next kernel may start; -1: at once
+  int blocks = 1;     // of groups, not packed: blocks of a multiprocessor, which stay
 };
 GemmTile choose_gemm_tile(const GemmParams& params);
 

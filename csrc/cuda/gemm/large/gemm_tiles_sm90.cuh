@@ -79,11 +79,6 @@ __device__ __forceinline__ Tile tile_of_pairs(int pairs, int tiles, int index, i
   return {((first + within % count) * kCluster + rank) * kTokens, within / count};
 }
 
-// What lies ahead of each group, in shared memory: [G + 1] each.
-struct Ahead {
-  int *rows, *tiles;
-};
-
 // Pairs of token tiles of a group; up to kTokens rows more have none, but pairs of tiles of
 // weights.
 __device__ __forceinline__ int pairs_of(int rows) {
@@ -95,30 +90,6 @@ __device__ __forceinline__ int tiles_of(int rows, int tiles) {
   return pairs * tiles + (rows > pairs * kCluster * kTokens ? (tiles + 1) / kCluster : 0);
 }
 
-// By the whole block; it waits for it afterwards.
-__device__ __forceinline__ void count_ahead(const KernelParams& p, const Ahead& ahead) {
-  for (int g = threadIdx.x; g < p.groups.count; g += kThreads) {
-    ahead.rows[g + 1] = __ldcg(p.groups.ends + g);
-  }
-  if (threadIdx.x == 0) ahead.rows[0] = ahead.tiles[0] = 0;
-  __syncthreads();
-  if (threadIdx.x >= kWarp) return;
-  int before = 0;
-  for (int first = 0; first < p.groups.count; first += kWarp) {
-    const int g = first + static_cast<int>(threadIdx.x);
-    const bool inside = g < p.groups.count;
-    int until = inside ? tiles_of(ahead.rows[g + 1] - ahead.rows[g], p.tiles) : 0;
-#pragma unroll
-    for (int o = 1; o < kWarp; o *= 2) {
-      const int other = __shfl_up_sync(~0u, until, o);
-      if (static_cast<int>(threadIdx.x) >= o) until += other;
-    }
-    until += before;
-    if (inside) ahead.tiles[g + 1] = until;
-    before = __shfl_sync(~0u, until, kWarp - 1);
-  }
-}
-
 template <bool kGrouped>
 __device__ __forceinline__ Tile tile_of(const KernelParams& p, const Ahead& ahead, int index,
                                         int rank) {
@@ -127,11 +98,7 @@ __device__ __forceinline__ Tile tile_of(const KernelParams& p, const Ahead& ahea
     t.group = 0, t.end = p.num_rows, t.wide = t.once = false;
     return t;
   }
-  int group = 0;  // the last one that begins at or ahead of this tile
-  for (int next = p.groups.count; next - group > 1;) {
-    const int middle = (group + next) / 2;
-    (ahead.tiles[middle] <= index ? group : next) = middle;
-  }
+  const int group = ahead.group_of(p.groups, index);
   const int begin = ahead.rows[group], end = ahead.rows[group + 1];
   const int pairs = pairs_of(end - begin), within = index - ahead.tiles[group];
   const int wide = within - pairs * p.tiles;
@@ -397,7 +364,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     ahead.rows = reinterpret_cast<int*>(base + kHeadBytes + S::kColumnBytes);
     ahead.tiles = ahead.rows + kMaxGroups + 1;
     if (!p.groups.ready) pdl_wait();
-    count_ahead(p, ahead);
+    count_ahead<kThreads>(p.groups, ahead, [&](int rows) { return tiles_of(rows, p.tiles); });
   }
 
   if (threadIdx.x == 0) {

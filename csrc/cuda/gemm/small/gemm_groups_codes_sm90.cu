@@ -1,13 +1,13 @@
 // gemm_sm90 of groups of rows and 8-bit codes: e4m3 and int8.
-#include "gemm_sm90.cuh"
+#include "gemm_groups_sm90.cuh"
 
 namespace regatta::cuda {
 namespace {
 
 template <class T>
 Status run_codes(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
-  return p.dtype == DType::kBFloat16 ? run_gemm_sm90<T, __nv_bfloat16, false, true>(p, tile, stream)
-                                     : run_gemm_sm90<T, __half, false, true>(p, tile, stream);
+  return p.dtype == DType::kBFloat16 ? run_groups_sm90<T, __nv_bfloat16>(p, tile, stream)
+                                     : run_groups_sm90<T, __half>(p, tile, stream);
 }
 
 }  // namespace

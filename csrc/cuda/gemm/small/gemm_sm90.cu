@@ -24,6 +24,7 @@
 // Sums of e4m3 products are 0.0003 of their size from exact ones (root mean square) where they go
 // to a float every 512 columns, else 0.0013 with 4,096 columns and 0.0029 with 14,336.
 #include "cuda/gemm/select.h"
+#include "cuda/gemm/tiles.h"
 #include "gemm_sm90.cuh"
 
 namespace regatta::cuda {
@@ -114,42 +115,28 @@ int most_tokens(const GemmParams& p) {
   return is_batch_invariant && p.operands != GemmOperands::kDense ? 64 : 128;
 }
 
-// Of groups: as a weight of as many rows as those of all groups that may have some.
+// Of groups, where k is never split: the mode makes no difference.
 GemmTile choose_group_tile(const GemmParams& p) {
   GemmTile tile;
-  tile.tokens = choose_group_tokens(p.num_rows, p.num_groups, 8, most_tokens(p));
-  const int64_t tiles = ceil_div(p.out_features, 64) * std::min(p.num_rows, p.num_groups);
-  const int64_t width = p.in_features * (p.operands == GemmOperands::kDense ? 2 : 1);  // bytes
-  int budget = 66;  // KB of stages
-  if (tiles >= 512) {
-    // One block of a multiprocessor has what more would have, and begins less often; of few columns
-    // two or three, some of which fetch while others finish.
-    tile.features = 128;
-    budget = width >= 3072 ? 208 : width >= 1024 ? 100 : 60;
-    // Many rows come out of L2 slowly: the next launch's weights may come beside them.
-    if (tile.tokens >= 64) tile.trigger = -1;
-  } else {
-    const int64_t steps = ceil_div(width, kRowBytes);
-    while (tile.split < 8 && tiles * tile.split < 256 && steps >= 8 * tile.split) tile.split *= 2;
-  }
+  tile.tokens = choose_group_tokens(p.num_rows, p.num_groups, 8, 64);
+  const int64_t tiles =
+      ceil_div(p.out_features, 128) * max_group_tiles(p.num_rows, p.num_groups, tile.tokens);
+  if (tiles >= 4 * num_multiprocessors()) tile.features = 128;
+  // KB of stages: the next launch's blocks fit beside these and fill theirs.
+  constexpr int kBudget = 104;
   tile.stages =
-      std::clamp(budget * 1024 / ((tile.features + tile.tokens) * kRowBytes), 3, kMaxStages);
+      std::clamp(kBudget * 1024 / ((tile.features + tile.tokens) * kRowBytes), 3, kMaxStages);
   return tile;
 }
 
-// k split as for 64 rows with one weight.
+// k split as for 64 rows.
 GemmTile choose_invariant_tile(const GemmParams& p) {
   GemmParams q = p;
   q.num_rows = 64;
-  q.num_groups = 0;
   GemmTile tile = choose_fast_tile(q);
   const int most = most_tokens(p);
   tile.tokens = 8;
   while (tile.tokens < p.num_rows && tile.tokens < most) tile.tokens *= 2;
-  if (p.num_groups > 0) {
-    tile.tokens = choose_group_tokens(p.num_rows, p.num_groups, 8, most);
-    tile.features = std::min(tile.features, 128);
-  }
   tile.stages = std::min(tile.stages, 216 * 1024 / ((tile.features + tile.tokens) * kRowBytes));
   return tile;
 }
@@ -157,8 +144,8 @@ GemmTile choose_invariant_tile(const GemmParams& p) {
 }  // namespace
 
 GemmTile choose_gemm_tile(const GemmParams& p) {
-  if (is_batch_invariant) return choose_invariant_tile(p);
-  return p.num_groups > 0 ? choose_group_tile(p) : choose_fast_tile(p);
+  if (p.num_groups > 0) return choose_group_tile(p);
+  return is_batch_invariant ? choose_invariant_tile(p) : choose_fast_tile(p);
 }
 
 Status gemm_sm90(const GemmParams& p, const GemmTile& tile, CUstream_st* stream) {
