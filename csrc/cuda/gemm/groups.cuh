@@ -11,6 +11,7 @@
 
 #include "cuda/common.cuh"
 #include "cuda/gemm/gemm_epilogue.cuh"
+#include "cuda/gemm/tiles.h"
 #include "regatta/gemm.h"
 
 namespace regatta::cuda {
@@ -81,6 +82,58 @@ __device__ __forceinline__ GroupTile find_group_tile(const Groups& groups, int i
     begin = __shfl_sync(~0u, ends[kEach - 1], kWarp - 1);
   }
   return {-1, 0, 0};
+}
+
+// Where the rows of groups end, and their tiles: in shared memory, for blocks that have many tiles.
+struct GroupTable {
+  int row_ends[kMaxGroups], tile_ends[kMaxGroups];
+
+  // The group of a tile, by a whole warp.
+  __device__ __forceinline__ int group_of(int tile, int count) const {
+    const int lane = threadIdx.x % kWarp;
+    int group = 0;  // as many end ahead of it
+    for (int g = 0; g < count; g += kWarp) {
+      const bool ends = g + lane < count && tile_ends[g + lane] <= tile;
+      group += __popc(__ballot_sync(~0u, ends));
+    }
+    return group;
+  }
+
+  // Tile `index` of kTokens rows, which there is, by a whole warp.
+  template <int kTokens>
+  __device__ __forceinline__ GroupTile tile(int index, int count) const {
+    const int group = group_of(index, count);
+    const int first_tile = group == 0 ? 0 : tile_ends[group - 1];
+    const int first_row = group == 0 ? 0 : row_ends[group - 1];
+    return {group, first_row + (index - first_tile) * kTokens, row_ends[group]};
+  }
+};
+
+// Makes the table of tiles of kTokens rows, by a whole block; it waits for it afterwards. Behind
+// pdl_wait(), or of ends that are ready.
+template <int kTokens>
+__device__ __forceinline__ void make_group_table(const Groups& groups, GroupTable* table) {
+  for (int g = threadIdx.x; g < groups.count; g += blockDim.x) {
+    table->row_ends[g] = __ldcg(groups.ends + g);
+  }
+  __syncthreads();
+  if (threadIdx.x >= kWarp) return;
+  int before = 0;
+  for (int first = 0; first < groups.count; first += kWarp) {
+    const int g = first + static_cast<int>(threadIdx.x);
+    int tiles = 0;
+    if (g < groups.count) {
+      const int begin = g == 0 ? 0 : table->row_ends[g - 1];
+      tiles = (table->row_ends[g] - begin + kTokens - 1) / kTokens;
+    }
+#pragma unroll
+    for (int o = 1; o < kWarp; o *= 2) {
+      const int other = __shfl_up_sync(~0u, tiles, o);
+      if (threadIdx.x >= o) tiles += other;
+    }
+    if (g < groups.count) table->tile_ends[g] = before + tiles;
+    before += __shfl_sync(~0u, tiles, kWarp - 1);
+  }
 }
 
 // The group of a row, by a whole warp; likewise.
