@@ -18,11 +18,13 @@
 // applied alike (alike_packed_tokens()).
 // Source: own; persistent blocks over ragged groups are what CUTLASS's grouped products have.
 //
-// Bound: memory. Of 4 bits in groups of 32 (0.625 bytes a value) 4.3 TB/s are 30 values a clock for
-// a multiprocessor, in groups of 128 35. For a slab's 64 values of a lane, an iteration of 4 bits
-// has 56 shifts and masks, half of what the integer pipe can do in that time, and 32 subtractions;
-// in groups of 32 columns 32 multiplications and 16 permutations of scales: 170 instructions, of
-// which two warps for each scheduler would have to issue 62 in 100 clocks. Hence two blocks.
+// Bound: memory, while a multiprocessor issues fast enough. A warp takes so many instructions for a
+// slab's 2,048 values of a stage, with up to 16 tokens: 4 bits in groups of 32 columns 208, of 128
+// 170 to 180, mxfp4 286, 8 bits 184, w4a8 124 to 131. Four schedulers that always issue so read, at
+// 1.755 GHz, 5.7, 5.6, 4.1, 10 and 7.7 TB/s; at 4.3 TB/s, 4 bits have to issue in three of four
+// clocks. A scheduler has two warps of a block, which wait for their products and for the two of
+// their warpgroup: hence two blocks. (Shifts and masks, 70 to 82 of those of int4, take two clocks
+// each.)
 #pragma once
 
 #include "cuda/gemm/groups.cuh"
@@ -109,7 +111,7 @@ struct GroupOutputs {
     }
   }
 
-  // Of a row whose first of them is element `at` of the output. Sums: of this row's scale.
+  // Those of a row, from element `at` of the output on; sums are scaled by the row's scale.
   __device__ __forceinline__ void write(const Epilogue& p, const float (&sum)[4],
                                         const float (&up)[4], int64_t at) const {
     float y[4];
@@ -143,7 +145,7 @@ __device__ __forceinline__ void copy_passes(
   const int lane = threadIdx.x % kWarp;
   const uint64_t once = policy_evict_first(), keep = policy_evict_last();
   const auto load_weight = [&](const BlockPasses& of, int step, int s) {
-    // Behind its bytes are expected, whichever lane asks for them.
+    // A stage's bytes are expected ahead of all copies, whichever lanes ask for them.
     if (lane == 0) {
       barrier_arrive_expect(&ring.full[s], S::kWeights + of.items * S::kParts * F::kUnitBytes);
     }
@@ -317,7 +319,7 @@ __global__ void __launch_bounds__(GroupShape<F, kTokens, kGated>::kThreads,
   __syncthreads();
 
   Passes<kTokens, S::kItems> passes = {table, p.groups.count, p.num_items, p.grain};
-  // A vote tells the compiler, of numbers from memory, that a warp's threads agree.
+  // A shuffle tells the compiler, of a number from memory, that a warp's threads agree.
   const int64_t total =
       static_cast<int64_t>(__shfl_sync(~0u, table.tile_ends[p.groups.count - 1], 0)) *
       passes.grains();
