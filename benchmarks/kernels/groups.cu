@@ -2,10 +2,15 @@
 // `top` of them at random, and every launch has tokens of its own. TB/s: of the weights of experts
 // that are taken; TFLOP/s: of rows.
 //
-//   groups [decode | prompt | chain | tune TOKENS ...] [bf16 | fp8 | blocks | int8] [MODEL]
+//   groups [decode | prompt | chain | tune TOKENS ...] [SCHEME ...] [MODEL]
+//   SCHEME: bf16, fp8, blocks, int8; of packed weights int4_32, int4_128 (columns that share a
+//   scale), weight_int8, mxfp4, w4a8; packed: the first four of these
 // chain: both products of a layer in turn, the second one's ends ready or not, and with and without
-// dependent launches. tune: the best tiles of gemm_sm90 for so many tokens.
+// dependent launches. tune: the tiles of gemm_sm90 for so many tokens, best first; of packed
+// weights those of every kernel. What is chosen comes ahead of them.
 #include "cuda/gemm/select.h"
+#include "cuda/gemm/tiles.h"
+#include "cuda/host.h"
 #include "timing.cuh"
 
 using namespace regatta;
@@ -24,8 +29,21 @@ constexpr Experts kModels[] = {{"Qwen3-30B-A3B", 128, 8, 2048, 768},
                                {"Qwen1.5-MoE", 60, 4, 2048, 1408},
                                {"gpt-oss-20b", 32, 4, 2880, 2880}};
 
-enum class Scheme { kDense, kFp8, kBlocks, kInt8 };
-constexpr const char* kSchemes[] = {"bf16", "fp8", "blocks", "int8"};
+struct Scheme {
+  const char* name;
+  GemmOperands operands;
+  int64_t group_size = 128, scale_rows = 0;
+};
+constexpr Scheme kSchemes[] = {{"bf16", GemmOperands::kDense},
+                               {"fp8", GemmOperands::kFp8},
+                               {"blocks", GemmOperands::kFp8, 128, kScaleBlock},
+                               {"int8", GemmOperands::kInt8},
+                               {"int4_32", GemmOperands::kWeightInt4, 32},
+                               {"int4_128", GemmOperands::kWeightInt4, 128},
+                               {"weight_int8", GemmOperands::kWeightInt8},
+                               {"mxfp4", GemmOperands::kWeightMxfp4, 32},
+                               {"w4a8", GemmOperands::kW4A8, 128}};
+constexpr int kFirstPacked = 4, kNumPacked = 4;  // that "packed" stands for
 
 constexpr int kLaunches = 16;  // of a graph, each with ends of its own
 constexpr double kMostBytes = 12e9;
@@ -93,7 +111,7 @@ struct Model {
   uint8_t *hidden, *inner, *out;     // x stays as it is: zeros take less power
   float *x_scale, *weight_scale;
 
-  Model(const Experts& e, Scheme k, int64_t most_tokens)
+  Model(const Experts& e, const Scheme& k, int64_t most_tokens)
       : experts(e), scheme(k), rows(most_tokens * e.top) {
     const double layer = static_cast<double>(bytes(0) + bytes(1)) * e.groups;
     const int layers = std::clamp(static_cast<int>(kMostBytes / layer), 1, 4);
@@ -124,19 +142,24 @@ struct Model {
   int64_t features(int product) const { return product == 0 ? 2 * experts.inner : experts.hidden; }
   int64_t depth(int product) const { return product == 0 ? experts.hidden : experts.inner; }
   int64_t bytes(int product) const {  // of an expert's weight
-    return features(product) * depth(product) * (scheme == Scheme::kDense ? 2 : 1);
+    if (is_packed(scheme.operands)) {
+      return packed_weight_bytes(features(product), depth(product), scheme.operands,
+                                 scheme.group_size);
+    }
+    return features(product) * depth(product) * (scheme.operands == GemmOperands::kDense ? 2 : 1);
   }
 
   GemmParams params(int product, int launch, int64_t tokens, const Routing& routing) const {
     GemmParams p;
-    p.operands = scheme == Scheme::kDense  ? GemmOperands::kDense
-                 : scheme == Scheme::kInt8 ? GemmOperands::kInt8
-                                           : GemmOperands::kFp8;
+    p.operands = scheme.operands;
     p.x = product == 0 ? hidden : inner;
     p.out = out;
     p.weight = weights[product][launch % weights[product].size()];
-    if (scheme != Scheme::kDense) p.x_scale = x_scale, p.weight_scale = weight_scale;
-    p.scale_rows = scheme == Scheme::kBlocks ? kScaleBlock : 0;
+    const bool x_codes = !is_packed(scheme.operands) && scheme.operands != GemmOperands::kDense;
+    if (x_codes || scheme.operands == GemmOperands::kW4A8) p.x_scale = x_scale;
+    if (x_codes || scheme.operands == GemmOperands::kWeightInt8) p.weight_scale = weight_scale;
+    p.scale_rows = scheme.scale_rows;
+    p.group_size = scheme.group_size;
     p.num_rows = tokens * experts.top;
     p.in_features = depth(product);
     p.out_features = features(product);
@@ -175,7 +198,10 @@ void time_candidates(const Model& model, const std::vector<int64_t>& all_tokens)
     const Routing routing(model.experts, tokens);
     for (int product = 0; product < 2; ++product) {
       printf("%6ld tokens, %5.1f experts, %-7s", tokens, routing.mean_experts, kProducts[product]);
-      for (const char* name : {"", "gemv", "sm90", "tiles"}) {
+      const std::vector<const char*> names =
+          is_packed(model.scheme.operands) ? std::vector<const char*>{""}
+                                           : std::vector<const char*>{"", "gemv", "sm90", "tiles"};
+      for (const char* name : names) {
         const double time =
             model.us(product, tokens, routing, [&](const GemmParams& p, cudaStream_t stream) {
               // Past the choice, which leaves rows that may share an expert to others.
@@ -261,17 +287,124 @@ void tune(const Model& model, int64_t tokens) {
   }
 }
 
+// A kernel's tile of packed weights.
+struct PackedWay {
+  std::string label;
+  Model::Run run;
+  double time = 0.;
+};
+
+PackedWay packed_way(const PackedGroupsTile& t) {
+  char label[64];
+  snprintf(label, sizeof(label), "%d tokens %d x %d KB grain %d trigger %d", t.tokens, t.blocks,
+           t.kilobytes, t.grain, t.trigger);
+  return {label, [t](const GemmParams& p, cudaStream_t stream) {
+            return gemm_packed_groups_sm90(p, t, stream);
+          }};
+}
+
+// The tiles of every kernel for p but those that differ in grains and triggers alone.
+std::vector<PackedWay> packed_ways(const GemmParams& p) {
+  std::vector<PackedWay> ways;
+  const int64_t mean = ceil_div(p.num_rows, p.num_groups);
+  const PackedGroupsTile chosen = choose_packed_groups_tile(p);
+  constexpr int kShared[][2] = {{1, 75}, {1, 112}, {1, 220}, {2, 56}, {2, 75}, {2, 112}, {3, 75}};
+  for (const int tokens : {chosen.tokens / 2, chosen.tokens, chosen.tokens * 2}) {
+    for (const auto& [blocks, kilobytes] : kShared) {
+      if (tokens < 8 || tokens > 128) continue;
+      ways.push_back(packed_way({tokens, blocks, kilobytes, chosen.grain, chosen.trigger}));
+    }
+  }
+  for (const int tokens : {1, 4, 8}) {
+    for (const int kilobytes : {112, 220}) {
+      if (mean > 8) continue;
+      const GemvTile t = {1, kilobytes, p.gated ? 4 : 3, tokens};
+      ways.push_back({"vector " + std::to_string(tokens) + " " + std::to_string(kilobytes) + " KB",
+                      [t](const GemmParams& q, cudaStream_t stream) {
+                        return gemv_packed_sm90(q, t, stream);
+                      }});
+    }
+  }
+  for (const PackedTileCost& shape : kPackedTiles) {
+    if (mean < 8 || !shape.grouped || (p.gated && !shape.gated)) continue;
+    const PackedTiles t = {shape.rows, shape.tokens};
+    ways.push_back({"large " + std::to_string(t.rows) + " x " + std::to_string(t.tokens),
+                    [t](const GemmParams& q, cudaStream_t stream) {
+                      return gemm_packed_tiles_sm90(q, t, stream);
+                    }});
+  }
+  return ways;
+}
+
+void tune_packed(const Model& model, int64_t tokens) {
+  const Routing routing(model.experts, tokens);
+  for (int product = 0; product < 2; ++product) {
+    GemmParams p = model.params(product, 0, tokens, routing);
+    const auto time = [&](PackedWay& way) {
+      way.time = model.us(product, tokens, routing, way.run);
+    };
+    std::vector<PackedWay> ways = packed_ways(p);
+    for (PackedWay& way : ways) time(way);
+    // Grains and triggers of the best one.
+    PackedGroupsTile best = choose_packed_groups_tile(p);
+    for (const int grain : {1, 2, 4}) {
+      for (const int trigger : {-1, 0, 4}) {
+        if ((p.gated && grain > 2) || (grain == best.grain && trigger == best.trigger)) continue;
+        PackedGroupsTile other = best;
+        other.grain = grain, other.trigger = trigger;
+        ways.push_back(packed_way(other));
+        time(ways.back());
+      }
+    }
+    std::sort(ways.begin(), ways.end(),
+              [](const PackedWay& a, const PackedWay& b) { return a.time < b.time; });
+    const GemmCandidate* candidate = select_gemm(p, {90, num_multiprocessors(), 227 << 10});
+    PackedWay chosen = {kernel_name(candidate->kernel), [](const GemmParams& q, cudaStream_t s) {
+                          return gemm(q, {}, nullptr, s);
+                        }};
+    time(chosen);
+    printf("%6ld tokens, %5.1f experts, %-7s chosen %s", tokens, routing.mean_experts,
+           kProducts[product], chosen.label.c_str());
+    if (candidate->kernel == GemmKernel::kSmallPacked) {
+      printf(" (%s)", packed_way(best).label.c_str());
+    }
+    model.print_rates(product, tokens, routing, chosen.time);
+    for (const PackedWay& way : ways) {
+      if (way.time > 0.) printf(" | %s %.1f", way.label.c_str(), way.time);
+    }
+    printf("\n");
+  }
+}
+
+void run_mode(const std::string& mode, const Model& model, const std::vector<int64_t>& tokens) {
+  printf("%s, %s: %ld experts, top %ld, hidden %ld, inner %ld, %zu layers in turn\n",
+         model.scheme.name, model.experts.name, model.experts.groups, model.experts.top,
+         model.experts.hidden, model.experts.inner, model.weights[0].size());
+  if (mode == "chain") return time_chain(model, tokens);
+  if (mode != "tune") return time_candidates(model, tokens);
+  for (const int64_t count : tokens) {
+    if (is_packed(model.scheme.operands)) {
+      tune_packed(model, count);
+    } else {
+      tune(model, count);
+    }
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   std::string mode = "decode", name;
-  Scheme scheme = Scheme::kDense;
+  std::vector<Scheme> schemes;
   std::vector<int64_t> tokens;
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
-    const auto* found = std::find(std::begin(kSchemes), std::end(kSchemes), word);
+    const auto* found = std::find_if(std::begin(kSchemes), std::end(kSchemes),
+                                     [&](const Scheme& s) { return word == s.name; });
     if (found != std::end(kSchemes)) {
-      scheme = static_cast<Scheme>(found - std::begin(kSchemes));
+      schemes.push_back(*found);
+    } else if (word == "packed") {
+      schemes.assign(kSchemes + kFirstPacked, kSchemes + kFirstPacked + kNumPacked);
     } else if (word == "decode" || word == "prompt" || word == "chain" || word == "tune") {
       mode = word;
     } else if (std::isdigit(word[0])) {
@@ -281,23 +414,18 @@ int main(int argc, char** argv) {
     }
   }
   if (tokens.empty() && mode == "prompt") tokens = {1024, 2048, 4096, 8192};
-  if (tokens.empty() && mode == "tune") tokens = {1, 8, 32, 128};
+  if (tokens.empty() && mode == "tune") tokens = {1, 2, 8, 32, 128};
+  if (schemes.empty()) schemes.push_back(kSchemes[0]);
   if (tokens.empty()) tokens = {1, 2, 4, 8, 16, 32, 64, 128, 256};
   setvbuf(stdout, nullptr, _IOLBF, 4096);
   cudaDeviceProp properties;
   CHECK_CUDA(cudaGetDeviceProperties(&properties, 0));
-  printf("%s, %s, us of a product\n", properties.name, kSchemes[static_cast<int>(scheme)]);
+  printf("%s, us of a product\n", properties.name);
   for (const Experts& experts : kModels) {
     if (!name.empty() && std::string(experts.name).find(name) == std::string::npos) continue;
-    const Model model(experts, scheme, *std::max_element(tokens.begin(), tokens.end()));
-    printf("%s: %ld experts, top %ld, hidden %ld, inner %ld, %zu layers in turn\n", experts.name,
-           experts.groups, experts.top, experts.hidden, experts.inner, model.weights[0].size());
-    if (mode == "chain") {
-      time_chain(model, tokens);
-    } else if (mode == "tune") {
-      for (const int64_t count : tokens) tune(model, count);
-    } else {
-      time_candidates(model, tokens);
+    for (const Scheme& scheme : schemes) {
+      run_mode(mode, Model(experts, scheme, *std::max_element(tokens.begin(), tokens.end())),
+               tokens);
     }
   }
   return 0;

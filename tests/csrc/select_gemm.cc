@@ -4,14 +4,16 @@
 //   select_gemm < FILE      a product and a GPU per line, as NAME=VALUE and NAME words; printed is
 //   the
 //                           row's number and its kernel, or "none" and what each candidate said
+//   select_gemm groups < FILE   likewise; printed is the tile of gemm_packed_groups_sm90: tokens,
+//                           blocks of a multiprocessor, their KiB, and slabs that go to one block
 #include <cstdio>
-#include <cstring>
 #include <iostream>
 #include <map>
 #include <sstream>
 #include <string>
 
 #include "cuda/gemm/select.h"
+#include "cuda/gemm/tiles.h"
 
 using namespace regatta;
 using namespace regatta::cuda;
@@ -100,12 +102,31 @@ bool read(const std::string& word, Question* question) {
   return true;
 }
 
+void print_choice(const Question& question) {
+  std::string reasons;
+  const GemmCandidate* chosen =
+      select_gemm(question.problem, question.architecture,
+                  question.force.empty() ? nullptr : question.force.c_str(), &reasons);
+  if (chosen == nullptr) {
+    std::printf("none %s\n", reasons.c_str());
+    return;
+  }
+  const auto row = chosen - gemm_candidates().begin();
+  std::printf("%d %s\n", static_cast<int>(row), kernel_name(chosen->kernel));
+}
+
+void print_groups_tile(const Question& question) {
+  const PackedGroupsTile tile =
+      choose_packed_groups_tile(question.problem, question.architecture.num_multiprocessors);
+  std::printf("%d %d %d %d\n", tile.tokens, tile.blocks, tile.kilobytes, tile.grain);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  const GemmCandidates rows = gemm_candidates();
-  if (argc > 1 && std::strcmp(argv[1], "table") == 0) {
-    for (const GemmCandidate& row : rows) {
+  const std::string mode = argc > 1 ? argv[1] : "";
+  if (mode == "table") {
+    for (const GemmCandidate& row : gemm_candidates()) {
       std::printf("%s %s %d %d %d\n", row.name, kernel_name(row.kernel), row.min_arch, row.max_arch,
                   row.is_alike);
     }
@@ -120,15 +141,7 @@ int main(int argc, char** argv) {
       std::fprintf(stderr, "select_gemm: %s is not known\n", word.c_str());
       return 1;
     }
-    std::string reasons;
-    const GemmCandidate* chosen =
-        select_gemm(question.problem, question.architecture,
-                    question.force.empty() ? nullptr : question.force.c_str(), &reasons);
-    if (chosen == nullptr) {
-      std::printf("none %s\n", reasons.c_str());
-    } else {
-      std::printf("%d %s\n", static_cast<int>(chosen - rows.begin()), kernel_name(chosen->kernel));
-    }
+    mode == "groups" ? print_groups_tile(question) : print_choice(question);
   }
   return 0;
 }

@@ -192,17 +192,18 @@ CASES = [
         f"{PACKED4} {EXPERTS}",
         {
             1: PACKED_VECTOR,
-            512: PACKED_VECTOR,
-            513: PACKED_SMALL,
+            16: PACKED_VECTOR,
+            17: PACKED_SMALL,
             6144: PACKED_SMALL,
             6145: PACKED_LARGE,
         },
     ),
     Case((90,), f"{PACKED4} in=2056 out=1536 groups=128", {8: PACKED_SMALL}),
+    Case((90,), f"{PACKED4} {FEW_EXPERTS}", {2: PACKED_VECTOR, 4: PACKED_VECTOR, 5: PACKED_SMALL}),
     Case(
         (90,),
         f"{MXFP4} in=2880 out=5760 groups=32",
-        {1: PACKED_VECTOR, 128: PACKED_VECTOR, 129: PACKED_SMALL, 1537: PACKED_LARGE},
+        {1: PACKED_VECTOR, 8: PACKED_VECTOR, 9: PACKED_SMALL, 1537: PACKED_LARGE},
     ),
     Case(BEFORE_HOPPER, f"{MXFP4} in=2880 out=5760 groups=32", {8: "", 65536: ""}),
     Case(
@@ -230,6 +231,26 @@ def test_every_candidate_is_chosen_by_some_case(gemm_choices: GemmChoices) -> No
     chosen = {choice.row for choice in choices if choice.kernel}
     unused = [row for i, row in enumerate(gemm_choices.table()) if i not in chosen]
     assert not unused
+
+
+# Of Qwen3-30B-A3B and Mixtral-8x7B: the product, rows, and the tile.
+GROUPS_TILES = [
+    ("in=2048 out=1536 groups=128 gated", 64, (8, 2, 75, 1)),
+    ("in=2048 out=1536 groups=128 gated", 256, (8, 2, 75, 2)),
+    ("in=768 out=2048 groups=128", 256, (8, 2, 75, 4)),
+    ("in=768 out=2048 groups=128", 1024, (16, 2, 75, 4)),
+    ("in=768 out=2048 groups=128", 4096, (64, 2, 112, 4)),
+    ("in=14336 out=4096 groups=8", 16, (8, 2, 75, 1)),
+    ("in=14336 out=4096 groups=8", 1024, (128, 1, 220, 1)),
+    ("in=14336 out=4096 groups=8 batch_invariant", 1024, (32, 2, 112, 2)),
+]
+
+
+@pytest.mark.parametrize(("product", "rows", "tile"), GROUPS_TILES)
+def test_tile_of_packed_groups_is_the_table_s(
+    product: str, rows: int, tile: tuple[int, ...], gemm_choices: GemmChoices
+) -> None:
+    assert gemm_choices.ask_groups_tiles([question(90, f"{PACKED4} {product}", rows)]) == [tile]
 
 
 @pytest.mark.parametrize("product", [QKV, GATE_UP])

@@ -57,6 +57,11 @@ class GemmChoices:
         assert len(output) == len(lines)
         return [_choice(line) for line in output]
 
+    def ask_groups_tiles(self, lines: Sequence[str]) -> list[tuple[int, ...]]:
+        """Returns tokens, blocks, KiB and grain of gemm_packed_groups_sm90's tile for each line."""
+        output = self._run("groups", input="\n".join(lines)).splitlines()
+        return [tuple(map(int, line.split())) for line in output]
+
     @functools.cache  # noqa: B019 - one object per session
     def table(self) -> tuple[Candidate, ...]:
         """Returns all candidates in their order."""

@@ -11,6 +11,7 @@
 
 #include "cuda/common.cuh"
 #include "cuda/gemm/gemm_epilogue.cuh"
+#include "cuda/gemm/tiles.h"
 #include "regatta/gemm.h"
 
 namespace regatta::cuda {
@@ -83,7 +84,35 @@ __device__ __forceinline__ GroupTile find_group_tile(const Groups& groups, int i
   return {-1, 0, 0};
 }
 
+// The ends of all groups into shared memory, and those of their tiles; tiles_of(rows): of a group
+// of so many. By a block, which waits for all of it afterwards. Behind pdl_wait(), or of ends that
+// are ready.
+template <class TilesOf>
+__device__ __forceinline__ void sum_group_tiles(const Groups& groups, int* row_ends, int* tile_ends,
+                                                TilesOf&& tiles_of) {
+  for (int g = threadIdx.x; g < groups.count; g += blockDim.x) {
+    row_ends[g] = __ldcg(groups.ends + g);
+  }
+  __syncthreads();
+  if (threadIdx.x >= kWarp) return;
+  int before = 0;
+  for (int first = 0; first < groups.count; first += kWarp) {
+    const int g = first + static_cast<int>(threadIdx.x);
+    const bool inside = g < groups.count;
+    int until = inside ? tiles_of(row_ends[g] - (g == 0 ? 0 : row_ends[g - 1])) : 0;
+#pragma unroll
+    for (int o = 1; o < kWarp; o *= 2) {
+      const int other = __shfl_up_sync(~0u, until, o);
+      if (static_cast<int>(threadIdx.x) >= o) until += other;
+    }
+    until += before;
+    if (inside) tile_ends[g] = until;
+    before = __shfl_sync(~0u, until, kWarp - 1);
+  }
+}
+
 // What lies ahead of each group, in shared memory: [G + 1] each, the last one being that of all.
+// For threads that look for tiles alone.
 struct Ahead {
   int *rows, *tiles;
 
@@ -98,31 +127,42 @@ struct Ahead {
   }
 };
 
-// tiles_of(rows): tiles of a group of so many. By a block of kThreads, which waits for all of it
-// afterwards. Behind pdl_wait(), or of ends that are ready.
-template <int kThreads, class TilesOf>
+template <class TilesOf>
 __device__ __forceinline__ void count_ahead(const Groups& groups, const Ahead& ahead,
                                             TilesOf&& tiles_of) {
-  for (int g = threadIdx.x; g < groups.count; g += kThreads) {
-    ahead.rows[g + 1] = __ldcg(groups.ends + g);
-  }
   if (threadIdx.x == 0) ahead.rows[0] = ahead.tiles[0] = 0;
-  __syncthreads();
-  if (threadIdx.x >= kWarp) return;
-  int before = 0;
-  for (int first = 0; first < groups.count; first += kWarp) {
-    const int g = first + static_cast<int>(threadIdx.x);
-    const bool inside = g < groups.count;
-    int until = inside ? tiles_of(ahead.rows[g + 1] - ahead.rows[g]) : 0;
-#pragma unroll
-    for (int o = 1; o < kWarp; o *= 2) {
-      const int other = __shfl_up_sync(~0u, until, o);
-      if (static_cast<int>(threadIdx.x) >= o) until += other;
+  sum_group_tiles(groups, ahead.rows + 1, ahead.tiles + 1, tiles_of);
+}
+
+// Where the rows of groups end, and their tiles: in shared memory, for warps that look for tiles.
+struct GroupTable {
+  int row_ends[kMaxGroups], tile_ends[kMaxGroups];
+
+  // The group of a tile, by a whole warp.
+  __device__ __forceinline__ int group_of(int tile, int count) const {
+    const int lane = threadIdx.x % kWarp;
+    int group = 0;  // as many end ahead of it
+    for (int g = 0; g < count; g += kWarp) {
+      const bool ends = g + lane < count && tile_ends[g + lane] <= tile;
+      group += __popc(__ballot_sync(~0u, ends));
     }
-    until += before;
-    if (inside) ahead.tiles[g + 1] = until;
-    before = __shfl_sync(~0u, until, kWarp - 1);
+    return group;
   }
+
+  // Tile `index` of kTokens rows, which there is, by a whole warp.
+  template <int kTokens>
+  __device__ __forceinline__ GroupTile tile(int index, int count) const {
+    const int group = group_of(index, count);
+    const int first_tile = group == 0 ? 0 : tile_ends[group - 1];
+    const int first_row = group == 0 ? 0 : row_ends[group - 1];
+    return {group, first_row + (index - first_tile) * kTokens, row_ends[group]};
+  }
+};
+
+template <int kTokens>
+__device__ __forceinline__ void make_group_table(const Groups& groups, GroupTable* table) {
+  sum_group_tiles(groups, table->row_ends, table->tile_ends,
+                  [](int rows) { return (rows + kTokens - 1) / kTokens; });
 }
 
 // The group of a row, by a whole warp; likewise.

@@ -29,13 +29,6 @@
 
 namespace regatta::cuda {
 
-__host__ __device__ constexpr int code_bits(GemmOperands packed) {
-  return packed == GemmOperands::kWeightInt4 || packed == GemmOperands::kWeightMxfp4 ||
-                 packed == GemmOperands::kW4A8
-             ? 4
-             : 8;
-}
-
 __host__ __device__ constexpr int unit_bytes(GemmOperands packed, int group_size) {
   return code_bits(packed) * 256 +
          (packed == GemmOperands::kWeightInt8 ? 0 : kUnitColumns / group_size * kUnitRows * 4);
@@ -200,6 +193,7 @@ __device__ __forceinline__ void operands_of_w4a8(uint32_t low, uint32_t high,
 // What a weight's operands are, and columns of a group.
 template <GemmOperands kOperands, int kGroupSize>
 struct PackedFormat {
+  static constexpr GemmOperands kPacked = kOperands;
   static constexpr int kCodeBits = code_bits(kOperands);
   static constexpr bool kIsE2m1 = kOperands == GemmOperands::kWeightMxfp4;
   static constexpr bool kGroups = kOperands != GemmOperands::kWeightInt8;  // have scales

@@ -396,6 +396,13 @@ const char* refuses_group_vector(const GemmProblem& p, const Architecture&) {
   return gemm_stream_sm80_refuses(p);
 }
 
+// Rows that share their group's weight are small tiles' too: there, one warp of a block adds and
+// finishes all outputs of a pass, with 8 rows for longer than its weights take to come.
+const char* refuses_packed_group_vector(const GemmProblem& p, const Architecture&) {
+  if (choose_group_vector_tokens(p.num_rows, p.num_groups) > 1) return "rows would share weights";
+  return gemv_packed_sm90_refuses(p);
+}
+
 constexpr int64_t kAny = int64_t{1} << 62;
 constexpr int64_t kRowsGroupTiles = 33;  // of a group on average
 constexpr int kAll = 999;                // architectures
@@ -473,8 +480,8 @@ constexpr GemmCandidate kCandidates[] = {
     {"packed", kPacked, K::kLargePacked, 90, 90, 65, kAny, kHopperShared, refuses_packed_tiles},
     {"packed", kPacked, K::kSmallPacked, 90, 90, 1, kAny, kHopperShared,
      by_problem<gemm_packed_sm90_refuses>, true},
-    {"packed", kPacked, K::kVectorPacked, 90, 90, 1, 4, kHopperShared,
-     by_problem<gemv_packed_sm90_refuses>, false, false, true},
+    {"packed", kPacked, K::kVectorPacked, 90, 90, 1, 1, kHopperShared, refuses_packed_group_vector,
+     false, false, true},
     {"packed", kPacked, K::kLargePacked, 90, 90, 49, kAny, kHopperShared,
      by_problem<gemm_packed_tiles_sm90_refuses>, false, false, true},
     {"packed", kPacked, K::kSmallPacked, 90, 90, 1, kAny, kHopperShared,

@@ -85,6 +85,10 @@ inline double large_tiles_fill(const GemmProblem& p, int num_multiprocessors) {
 
 constexpr int kUnitRows = 16, kUnitColumns = 128;  // packed_weight.cuh
 
+constexpr int code_bits(GemmOperands packed) {
+  return packed == GemmOperands::kWeightInt8 || packed == GemmOperands::kWeightInt8Groups ? 8 : 4;
+}
+
 // ----------------------------------------------------------------------------- gemm_packed_sm90
 
 constexpr int kMaxSplit = 8;           // blocks that share k
@@ -103,21 +107,11 @@ constexpr int alike_packed_tokens(GemmOperands operands) {
                                                                                               : 64;
 }
 
-// As many blocks as multiprocessors share k; of groups of rows in the batch-invariant mode, whose
-// number of blocks is that of the rows, none do.
+// As many blocks as multiprocessors share k.
 inline PackedSplit choose_packed_split(const GemmProblem& p, int num_multiprocessors) {
   PackedSplit chosen;
-  int64_t token_blocks;
-  if (p.num_groups > 0) {
-    const int most = p.is_batch_invariant ? alike_packed_tokens(p.operands) : 128;
-    chosen.tokens = choose_group_tokens(p.num_rows, p.num_groups, chosen.tokens, most);
-    token_blocks = max_group_tiles(p.num_rows, p.num_groups, chosen.tokens);
-  } else {
-    while (chosen.tokens < p.num_rows && chosen.tokens < 128) chosen.tokens *= 2;
-    token_blocks = ceil_div(p.num_rows, chosen.tokens);
-  }
-  chosen.blocks = ceil_div(p.out_features, kSmallPackedRows) * token_blocks;
-  if (p.num_groups > 0 && p.is_batch_invariant) return chosen;
+  while (chosen.tokens < p.num_rows && chosen.tokens < 128) chosen.tokens *= 2;
+  chosen.blocks = ceil_div(p.out_features, kSmallPackedRows) * ceil_div(p.num_rows, chosen.tokens);
   const int64_t parts = std::min<int64_t>(kMaxSplit, packed_units(p.in_features));
   chosen.split =
       static_cast<int>(std::clamp<int64_t>(num_multiprocessors / chosen.blocks, 1, parts));
@@ -130,6 +124,39 @@ inline double packed_split_cost(const GemmProblem& p, int num_multiprocessors) {
   const int64_t steps = ceil_div(packed_units(p.in_features), chosen.split);
   const int64_t waves = ceil_div(chosen.blocks * chosen.split, num_multiprocessors);
   return 11. + static_cast<double>(waves * steps) * .63;
+}
+
+// ----------------------------------------------------------------------- gemm_packed_groups_sm90
+
+// Blocks that have registers on a multiprocessor, and KiB of a block's shared memory where so many
+// fit.
+constexpr int packed_groups_fit(GemmOperands operands, int tokens) {
+  if (tokens <= (code_bits(operands) == 8 ? 8 : 16)) return 3;
+  return tokens <= (operands == GemmOperands::kW4A8 ? 32 : 64) ? 2 : 1;
+}
+constexpr int kPackedGroupsShared[] = {220, 112, 75};
+// What shares of slabs are rounded to costs this part of a block's time at most.
+constexpr double kPackedGrains = 8.;
+
+// Two blocks where they fit: of one, a scheduler has two warps, which wait for each other's
+// results. Of few tokens there is room for a third, the next launch's.
+inline PackedGroupsTile choose_packed_groups_tile(const GemmProblem& p, int num_multiprocessors) {
+  const int most = p.is_batch_invariant ? alike_packed_tokens(p.operands) : 128;
+  PackedGroupsTile tile;
+  tile.tokens = choose_group_tokens(p.num_rows, p.num_groups, 8, most);
+  const int fit = packed_groups_fit(p.operands, tile.tokens);
+  tile.blocks = std::min(fit, 2);
+  tile.kilobytes = kPackedGroupsShared[fit - 1];
+  // Rows choose their groups at random, about.
+  const auto rows = static_cast<double>(p.num_rows), groups = static_cast<double>(p.num_groups);
+  const double tiles = std::max(groups * (1. - std::exp(-rows / groups)), rows / tile.tokens);
+  const int64_t items = ceil_div(p.out_features, kUnitRows) / (p.gated ? 2 : 1);
+  tile.grain = p.gated ? 2 : 4;
+  while (tile.grain > 1 && tiles * static_cast<double>(ceil_div(items, tile.grain)) <
+                               kPackedGrains * tile.blocks * num_multiprocessors) {
+    tile.grain /= 2;
+  }
+  return tile;
 }
 
 // ----------------------------------------------------------------------- gemm_packed_tiles_sm90

@@ -231,6 +231,17 @@ Status gemm_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
 Status gemm_packed_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemm_packed_sm90(const GemmParams& params, const GemmTile& tile, CUstream_st* stream);
+// Launches of gemm_packed_groups_sm90: gemm_packed_sm90 of groups of rows.
+struct PackedGroupsTile {
+  int tokens = 8;       // of a group, at most: 8, 16, 32, 64, 128
+  int blocks = 1;       // of a multiprocessor
+  int kilobytes = 110;  // of shared memory, of a block
+  int grain = 4;        // slabs of 16 rows of weight that go to one block: 1, 2, 4; gated, 1, 2 pairs
+  int trigger = 4;      // stages left to request when the next kernel may start; -1: at once
+};
+PackedGroupsTile choose_packed_groups_tile(const GemmParams& params);
+Status gemm_packed_groups_sm90(const GemmParams& params, const PackedGroupsTile& tile,
+                               CUstream_st* stream);
 // Launches of gemv_packed_sm90.
 struct GemvTile {
   int cluster = 1;      // blocks that share what they read of x: 1, 2, 4

@@ -119,10 +119,10 @@ Operands make_operands(GemmOperands operands, const Case& c, Random& random) {
 // What the products of a case go through.
 struct Way {
   GemmKernel kernel;
-  bool forced = true;  // else: gemm()'s own choice, which `kernel` is
-  GemmTile tile;       // of kSmallPacked
-  GemvTile gemv;       // of kVectorPacked
-  PackedTiles tiles;   // of kLargePacked
+  bool forced = true;     // else: gemm()'s own choice, which `kernel` is
+  PackedGroupsTile tile;  // of kSmallPacked
+  GemvTile gemv;          // of kVectorPacked
+  PackedTiles tiles;      // of kLargePacked
   bool chosen_tile = false;
   bool ready = false, twice = false;
 
@@ -139,8 +139,7 @@ struct Way {
   // Whether codes times scales are rounded on the way to the tensor cores.
   bool rounds(const GemmParams& p) const {
     if (kernel != GemmKernel::kSmallPacked) return kernel != GemmKernel::kVectorPacked;
-    const int tokens =
-        forced && !chosen_tile ? tile.tokens : choose_packed_split(p, num_multiprocessors()).tokens;
+    const int tokens = forced && !chosen_tile ? tile.tokens : choose_packed_groups_tile(p).tokens;
     return tokens > 32 || p.group_size == 32;
   }
 
@@ -159,8 +158,8 @@ struct Way {
     } else if (kernel == GemmKernel::kLargePacked) {
       snprintf(text, sizeof(text), " tiles of %d x %d", tiles.rows, tiles.tokens);
     } else {
-      snprintf(text, sizeof(text), " tile of %d stages %d split %d trigger %d", tile.tokens,
-               tile.stages, tile.split, tile.trigger);
+      snprintf(text, sizeof(text), " tile of %d, %d blocks of %d KB, grain %d trigger %d",
+               tile.tokens, tile.blocks, tile.kilobytes, tile.grain, tile.trigger);
     }
     return text;
   }
@@ -174,19 +173,19 @@ struct Way {
       return chosen_tile ? gemm_packed_tiles_sm90(p, nullptr)
                          : gemm_packed_tiles_sm90(p, tiles, nullptr);
     }
-    return chosen_tile ? gemm_packed_sm90(p, nullptr) : gemm_packed_sm90(p, tile, nullptr);
+    return chosen_tile ? gemm_packed_sm90(p, nullptr) : gemm_packed_groups_sm90(p, tile, nullptr);
   }
 };
 
 Way random_way(const GemmParams& p, Random& random) {
-  constexpr int kTokens[] = {16, 32, 64, 128};
+  constexpr int kTokens[] = {8, 16, 32, 64, 128};
   Way way;
   std::vector<GemmKernel> kernels = {GemmKernel::kSmallPacked};
   if (gemv_packed_sm90_refuses(p) == nullptr) kernels.push_back(GemmKernel::kVectorPacked);
   if (gemm_packed_tiles_sm90_refuses(p) == nullptr) kernels.push_back(GemmKernel::kLargePacked);
   way.kernel = kernels[random.below(static_cast<int>(kernels.size()))];
-  way.tile = {kTokens[random.below(4)], kSmallPackedRows, 2 + random.below(3), 1 + random.below(8),
-              random.below(6) - 1};
+  way.tile = {kTokens[random.below(5)], 1 + random.below(3), 40 + random.below(180),
+              1 << random.below(3), random.below(8) - 1};
   constexpr int kVectorTokens[] = {1, 4, 8};
   way.gemv = {1, 60 + random.below(150), random.below(8), kVectorTokens[random.below(3)]};
   std::vector<PackedTiles> shapes;

@@ -49,11 +49,6 @@ constexpr int kMaxStages = 8;
 constexpr int kHeadBytes = 256;
 constexpr int kOrder = 1024;  // tokens that are worked on together
 
-// Of groups of rows, in shared memory.
-struct GroupTable {
-  int row_ends[kMaxGroups], tile_ends[kMaxGroups];
-};
-
 // A block's tile of kRows rows of weight and kTokens tokens.
 template <class F, int kRows, int kTokens, bool kGated, bool kGrouped>
 struct Shape {
@@ -127,43 +122,12 @@ __device__ __forceinline__ Tile tile_of(const KernelParams& p, int item) {
 // The same of groups, by a whole warp.
 template <int kOutRows, int kTokens>
 __device__ __forceinline__ Tile tile_of(const KernelParams& p, const GroupTable& table, int item) {
-  const int lane = threadIdx.x % kWarp;
-  int group = 0;  // as many end ahead of the item
-  for (int g = 0; g < p.groups.count; g += kWarp) {
-    const bool ends = g + lane < p.groups.count && table.tile_ends[g + lane] * p.row_blocks <= item;
-    group += __popc(__ballot_sync(~0u, ends));
-  }
+  const int group = table.group_of(item / p.row_blocks, p.groups.count);
   const int first_tile = group == 0 ? 0 : table.tile_ends[group - 1];
   const int first_row = group == 0 ? 0 : table.row_ends[group - 1];
   return tile_at<kOutRows, kTokens>(p.row_blocks, table.tile_ends[group] - first_tile,
                                     item - first_tile * p.row_blocks, first_row,
                                     table.row_ends[group], group);
-}
-
-// Makes the table of tiles of kTokens rows, by a whole block.
-template <int kTokens>
-__device__ __forceinline__ void make_table(const Groups& groups, GroupTable* table) {
-  for (int g = threadIdx.x; g < groups.count; g += blockDim.x) {
-    table->row_ends[g] = __ldcg(groups.ends + g);
-  }
-  __syncthreads();
-  if (threadIdx.x >= kWarp) return;
-  int before = 0;
-  for (int first = 0; first < groups.count; first += kWarp) {
-    const int g = first + static_cast<int>(threadIdx.x);
-    int tiles = 0;
-    if (g < groups.count) {
-      const int begin = g == 0 ? 0 : table->row_ends[g - 1];
-      tiles = (table->row_ends[g] - begin + kTokens - 1) / kTokens;
-    }
-#pragma unroll
-    for (int o = 1; o < kWarp; o *= 2) {
-      const int other = __shfl_up_sync(~0u, tiles, o);
-      if (threadIdx.x >= o) tiles += other;
-    }
-    if (g < groups.count) table->tile_ends[g] = before + tiles;
-    before += __shfl_sync(~0u, tiles, kWarp - 1);
-  }
 }
 
 // The part of k that an item is. Without divisions the compiler knows that a warp's threads agree,
@@ -370,7 +334,7 @@ __global__ void __launch_bounds__(Shape<F, kRows, kTokens, kGated, kGrouped>::kT
   };
   if (kGrouped && !p.groups.ready) pdl_wait();
   pdl_trigger();
-  if constexpr (kGrouped) make_table<kTokens>(p.groups, &table);
+  if constexpr (kGrouped) make_group_table<kTokens>(p.groups, &table);
   if (threadIdx.x == 0) {
     tensor_map_prefetch(&token_map);
     tensor_map_prefetch(&weight_map);

@@ -364,7 +364,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     ahead.rows = reinterpret_cast<int*>(base + kHeadBytes + S::kColumnBytes);
     ahead.tiles = ahead.rows + kMaxGroups + 1;
     if (!p.groups.ready) pdl_wait();
-    count_ahead<kThreads>(p.groups, ahead, [&](int rows) { return tiles_of(rows, p.tiles); });
+    count_ahead(p.groups, ahead, [&](int rows) { return tiles_of(rows, p.tiles); });
   }
 
   if (threadIdx.x == 0) {

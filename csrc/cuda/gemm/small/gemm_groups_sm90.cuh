@@ -142,8 +142,7 @@ __global__ void __launch_bounds__(Shape<kFeatures, kTokens, kBlocks>::kThreads,
     }
     barrier_init_fence();
   }
-  count_ahead<S::kThreads>(p.groups, ahead,
-                           [&](int rows) { return (rows + kTokens - 1) / kTokens * tiles; });
+  count_ahead(p.groups, ahead, [&](int rows) { return (rows + kTokens - 1) / kTokens * tiles; });
   __syncthreads();
   const int first = static_cast<int>(blockIdx.x), total = ahead.tiles[p.groups.count];
   if (first >= total) return;

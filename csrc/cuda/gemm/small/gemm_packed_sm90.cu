@@ -16,9 +16,8 @@
 //      12 of 132 without. The blocks of a tile send each other their sums through L2, a share for
 //      each to add and to finish;
 //   5. blocks have eight slabs, or fewer where that leaves none of the multiprocessors idle
-//      (spread());
-//   6. of groups of rows with a weight each, a block finds its tile of tokens on the device
-//      (groups.cuh); the slabs of a group are one more coordinate of the weight's map.
+//      (spread()).
+//   Rows in groups with a weight each have a kernel of their own (gemm_packed_groups_sm90.cuh).
 //   With int8 x, codes less zero points are int8 operands, and a group's integer sums are scaled
 //   into floats.
 // Source: own; biasing codes into a mantissa is what FasterTransformer and Marlin do. QServe and
@@ -30,59 +29,34 @@
 // What binds it beside that: converting 64 x 64 codes takes about 90 cycles (shifts and masks fill
 // the integer pipe), multiplying them with 32 tokens 64; and copies that are asked for slab by
 // slab.
-#include <algorithm>
-#include <type_traits>
-
-#include "cuda/gemm/gemm_epilogue.cuh"
-#include "cuda/gemm/gemm_tensor_map.cuh"
-#include "cuda/gemm/groups.cuh"
-#include "cuda/gemm/packed_weight.cuh"
-#include "cuda/gemm/select.h"
-#include "cuda/hopper.cuh"
-#include "cuda/wgmma.cuh"
-#include "regatta/gemm.h"
+#include "gemm_packed_sm90.cuh"
 
 namespace regatta::cuda {
 namespace {
 
-constexpr int kGroup = 128;  // threads of a warpgroup
-constexpr int kMaxStages = 16;
-constexpr int kRowBytes = 128;  // 64 values or 128 codes of x: one swizzled row
-constexpr int kHeadBytes = 1024;
 constexpr int kOrder = 8;  // tiles of tokens that are worked on together
 
 struct KernelParams {
   Epilogue epilogue;
-  int num_rows, num_units;       // units along k
-  int row_blocks, token_blocks;  // token_blocks: of groups at most
+  int num_rows, num_units;  // units along k
+  int row_blocks, token_blocks;
   int num_wide, narrow;  // row blocks from num_wide on have but so many slabs (gated: pairs)
   int num_blocks;        // that work
   int stages, split, trigger;
-  Groups groups;
 };
 
-constexpr int kSlabs = kSmallPackedRows / kUnitRows;  // a warp each; gated, gates and their ups
-constexpr int kConsumers = kSlabs * kWarp;
-
 template <class F, int kTokens>
-struct Shape {
-  static constexpr int kBoxes = F::kTokenSize;  // of x, of a stage
-  static constexpr int kBoxColumns = kUnitColumns / kBoxes;
-  static constexpr int kTokenBytes = kTokens * kRowBytes;  // of a box
-  static constexpr int kStageLoad = kBoxes * kTokenBytes + kSlabs * F::kUnitBytes;
-  static constexpr int kStageBytes = (kStageLoad + 1023) / 1024 * 1024;
+struct Shape : Stage<F, kTokens> {
+  using Base = Stage<F, kTokens>;
   static constexpr int kSumStride = kSlabs * kUnitRows + 4;  // floats per token; no conflicts
   static constexpr int kSumBytes = kTokens * kSumStride * 4;
   static constexpr int kPartBytes = kTokens * kSlabs * kUnitRows * 4;
-  static constexpr int kSums = F::kTokenSize == 1 ? kTokens / 2 : 0;  // of a group of codes
-  static constexpr int kAccumulators = kTokens / 2 + kSums;           // per thread
-  static constexpr int kBlocks =                                      // per multiprocessor
-      kAccumulators > (F::kTokenSize == 1 ? 64 : 32) ? 1 : 2;
-  // One more warp copies, another makes row scales; a warpgroup can give its registers away.
-  static constexpr bool kGives = kAccumulators > 64;
-  static constexpr int kThreads = kConsumers + (kGives ? kGroup : 2 * kWarp);
+  static constexpr int kBlocks =  // per multiprocessor
+      Base::kAccumulators > (F::kTokenSize == 1 ? 64 : 32) ? 1 : 2;
+  // One warp more copies, another makes row scales.
+  static constexpr int kThreads = kConsumers + (Base::kGives ? kGroup : 2 * kWarp);
   static int shared_bytes(int stages) {
-    return 1024 + kHeadBytes + std::max(stages * kStageBytes, kSumBytes);
+    return 1024 + kHeadBytes + std::max(stages * Base::kStageBytes, kSumBytes);
   }
 };
 
@@ -111,17 +85,6 @@ __device__ __forceinline__ float4 load_part(const float4* from) {
 __device__ __forceinline__ bool has_come(const float4& v) {
   return __float_as_uint(v.x) != 0 && __float_as_uint(v.y) != 0 && __float_as_uint(v.z) != 0 &&
          __float_as_uint(v.w) != 0;
-}
-
-// A thread's four sums of eight tokens by a slab, in shared memory.
-template <int kStride>
-__device__ __forceinline__ void store_sums(float* to, const float* v) {
-  to[0] = v[0], to[kStride] = v[1], to[8] = v[2], to[kStride + 8] = v[3];
-}
-
-__device__ __forceinline__ void load_four(float (&v)[4], const float* from) {
-  const float4 four = *reinterpret_cast<const float4*>(from);
-  v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
 }
 
 // *own, in shared memory, becomes the sum over the blocks of a tile, in the order of ranks. from:
@@ -186,10 +149,10 @@ struct FourOutputs {
     if (kGated) return;
     residual = norm = make_uint2(0, 0);
     if (p.residual != nullptr) {
-      residual = load_four(static_cast<const T*>(p.residual) + t * width + n, p.vector_out);
+      residual = load_four(static_cast<const T*>(p.residual) + t * width + n, inside, p.vector_out);
     }
     if (p.scaled_out != nullptr) {
-      norm = load_four(static_cast<const T*>(p.next_norm_weight) + n, p.vector_out);
+      norm = load_four(static_cast<const T*>(p.next_norm_weight) + n, inside, p.vector_out);
     }
   }
 
@@ -206,7 +169,7 @@ struct FourOutputs {
             fmaf(up[i], scale[4 + i], has_bias ? Traits<T>::to_float(bias[width + n + i]) : 0.f);
         y[i] = __fdividef(y[i], 1.f + __expf(-y[i])) * factor;
       } else {
-        y[i] += value_of(residual, i);
+        y[i] += value_of<T>(residual, i);
       }
     }
     float squares = 0.f;
@@ -218,51 +181,23 @@ struct FourOutputs {
       }
       return squares;
     }
-    write_four(p, static_cast<T*>(p.out) + at, y);
+    write_four(static_cast<T*>(p.out) + at, y, inside, p.vector_out);
     if constexpr (!kGated) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         y[i] = Traits<T>::to_float(Traits<T>::from_float(y[i]));
         if (i < inside) squares = fmaf(y[i], y[i], squares);
-        y[i] *= value_of(norm, i);
+        y[i] *= value_of<T>(norm, i);
       }
-      if (p.scaled_out != nullptr) write_four(p, static_cast<T*>(p.scaled_out) + at, y);
+      if (p.scaled_out != nullptr) {
+        write_four(static_cast<T*>(p.scaled_out) + at, y, inside, p.vector_out);
+      }
     }
     return squares;
   }
-
- private:
-  static __device__ __forceinline__ float value_of(const uint2& four, int i) {
-    return Traits<T>::to_float(
-        bit_cast<T>(static_cast<uint16_t>((i < 2 ? four.x : four.y) >> (i % 2 * 16))));
-  }
-
-  __device__ __forceinline__ uint2 load_four(const T* from, bool aligned) const {
-    if (inside == 4 && aligned) return __ldcg(reinterpret_cast<const uint2*>(from));
-    uint32_t v[4] = {};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i < inside) v[i] = __ldcg(reinterpret_cast<const uint16_t*>(from) + i);
-    }
-    return make_uint2(v[0] | v[1] << 16, v[2] | v[3] << 16);
-  }
-
-  __device__ __forceinline__ void write_four(const Epilogue& p, T* to, const float (&y)[4]) const {
-    T four[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) four[i] = Traits<T>::from_float(y[i]);
-    if (inside == 4 && p.vector_out) {
-      *reinterpret_cast<uint2*>(to) = bit_cast<uint2>(four);
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i < inside) to[i] = four[i];
-    }
-  }
 };
 
-template <class T, class F, int kTokens, bool kGated, bool kGrouped>
+template <class T, class F, int kTokens, bool kGated>
 __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>::kBlocks)
     gemm_packed_kernel(const __grid_constant__ CUtensorMap token_map,
                        const __grid_constant__ CUtensorMap wide_map,
@@ -284,14 +219,10 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
   const int rank = blockIdx.x % p.split;
   // Blocks of neighbouring rows and tokens run at the same time and share what they read in L2.
   const int index = blockIdx.x / p.split;
-  int token0 = 0, row_block = index % p.row_blocks;
-  if constexpr (!kGrouped) {
-    const int first = index / (kOrder * p.row_blocks) * kOrder;
-    const int order = min(kOrder, p.token_blocks - first);
-    const int within = index - first * p.row_blocks;
-    token0 = (first + within % order) * kTokens;
-    row_block = within / order;
-  }
+  const int first = index / (kOrder * p.row_blocks) * kOrder;
+  const int order = min(kOrder, p.token_blocks - first);
+  const int within = index - first * p.row_blocks;
+  const int token0 = (first + within % order) * kTokens, row_block = within / order;
   constexpr int kOutSlabs = kGated ? kSlabs / 2 : kSlabs;
   const int num_narrow = max(row_block - p.num_wide, 0);  // in front of this one
   const int slab0 = (row_block - num_narrow) * kOutSlabs + num_narrow * p.narrow;
@@ -300,21 +231,12 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
   const int num_steps =
       static_cast<int>(static_cast<int64_t>(p.num_units) * (rank + 1) / p.split) - step0;
 
-  if (kGrouped && !p.groups.ready) pdl_wait();
   if (p.trigger < 0) pdl_trigger();
   if (static_cast<int>(blockIdx.x) >= p.num_blocks) {
     // A multiprocessor without a block of this launch would get two of the next.
     pdl_wait();
     __nanosleep(kFillNanoseconds);
     return;
-  }
-  int group = 0, end = p.num_rows;  // the tile's, of tokens
-  bool is_read_again = p.token_blocks > 1;
-  if constexpr (kGrouped) {
-    const GroupTile tile = find_group_tile<kTokens>(p.groups, index / p.row_blocks);
-    if (tile.group < 0) return;
-    group = tile.group, token0 = tile.first, end = tile.end;
-    is_read_again = end - token0 > kTokens;
   }
   const int trigger_step = num_steps - 1 - p.trigger;
   if (threadIdx.x == kConsumers) {
@@ -331,16 +253,15 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
   if (warp >= kSlabs) {
     if constexpr (S::kGives) registers_give<40>();
     if (warp == kSlabs) {
-      const uint64_t once = is_read_again ? policy_evict_last() : policy_evict_first();
+      const uint64_t once = p.token_blocks > 1 ? policy_evict_last() : policy_evict_first();
       const uint64_t keep = policy_evict_last();
       const CUtensorMap* weight_map = row_block < p.num_wide ? &wide_map : &narrow_map;
-      const uint32_t stage_load =
-          S::kBoxes * S::kTokenBytes + items * (kGated ? 2 : 1) * F::kUnitBytes;
+      const uint32_t stage_load = S::kWeights + items * (kGated ? 2 : 1) * F::kUnitBytes;
       const auto load_weight = [&](int step, int s) {
         if (lane > 0) return;
         barrier_arrive_expect(&full[s], stage_load);
-        tensor_load_4d(stages + s * S::kStageBytes + S::kBoxes * S::kTokenBytes, weight_map, 0,
-                       (step0 + step) * 2, slab0, group * (kGated ? 2 : 1), &full[s], once);
+        tensor_load_4d(stages + s * S::kStageBytes + S::kWeights, weight_map, 0, (step0 + step) * 2,
+                       slab0, 0, &full[s], once);
       };
       const auto load_tokens = [&](int step, int s) {
         if (lane > 0) return;
@@ -371,9 +292,9 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
     } else if (warp == kSlabs + 1) {
       pdl_wait();
       if constexpr (kTokens <= 32) {
-        warp_row_scales(p.epilogue, token0, min(kTokens, end - token0), row_scale);
+        warp_row_scales(p.epilogue, token0, min(kTokens, p.num_rows - token0), row_scale);
       } else {
-        for (int t = lane; t < kTokens && token0 + t < end; t += kWarp) {
+        for (int t = lane; t < kTokens && token0 + t < p.num_rows; t += kWarp) {
           row_scale[t] = row_scale_of(p.epilogue, token0 + t);
         }
       }
@@ -384,141 +305,24 @@ __global__ void __launch_bounds__(Shape<F, kTokens>::kThreads, Shape<F, kTokens>
   }
 
   if constexpr (S::kGives) registers_take<232>();
-  float acc[kTokens / 2];
-#pragma unroll
-  for (int i = 0; i < kTokens / 2; ++i) acc[i] = 0.f;
   const int slab = warp % 4 * 2 + warp / 4;  // of the block's
   int has_slab = slab % kOutSlabs < items;   // else its sums are nobody's
   asm volatile("" : "+r"(has_slab));         // or the compiler finds it out at each step
-  int s = 0;
-  uint32_t phase = 0;
-  const auto advance = [&] {
-    if (++s == p.stages) s = 0, phase ^= 1;
-  };
   // Not at the barrier: warps that try it take from the block of the launch ahead.
   pdl_wait();
   barrier_wait(&full[0], 0);
-  const WgmmaTile tokens = wgmma_descriptor(stages);  // of the first stage
-  const char* units =                                 // likewise, this warp's
-      stages + S::kBoxes * S::kTokenBytes +
-      (slab % kOutSlabs + slab / kOutSlabs * items) * F::kUnitBytes;
-  // At least once: a way around the loop would set accumulators beside those in flight, for
-  // which the compiler makes each instruction wait for the one ahead.
-  int left = num_steps;
-  if constexpr (F::kTokenSize == 1) {
-    int sum[kTokens / 2];
-#pragma unroll
-    for (int i = 0; i < kTokens / 2; ++i) sum[i] = 0;
-    uint32_t a[2][2][4];  // one is made while the tensor cores read the other
-    W4A8Codes<F> codes;
-    codes.load(units, 0);
-    do {
-      const WgmmaTile b = tokens.at(s * S::kStageBytes);
-      const int offset = s * S::kStageBytes;
-      const int current = s;
-      advance();
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        constexpr bool kEach = F::kColumns == 64;  // half is a group
-        const float2 scale = codes.convert(a[half]);
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          Wgmma<int8_t, kTokens>::run(sum, a[half][k], b.at((2 * half + k) * 32),
-                                      k > 0 || (half > 0 && !kEach));
-        }
-        wgmma_commit();
-        if (half == 0) {
-          codes.load(units + offset, 1);
-        } else if (left > 1) {
-          barrier_wait(&full[s], phase);
-          codes.load(units + s * S::kStageBytes, 0);
-        }
-        if (half == 0 && !kEach) continue;
-        wgmma_wait<0>();
-        wgmma_pin(sum);
-        if (half == 1 && lane == 0) barrier_arrive(&empty[current]);
-#pragma unroll
-        for (int i = 0; i < kTokens / 2; ++i) {
-          acc[i] = fmaf(i % 4 < 2 ? scale.x : scale.y, static_cast<float>(sum[i]), acc[i]);
-        }
-      }
-    } while (--left > 0);
-  } else {
-    int previous = -1;
-    uint32_t a[2][4][4] = {};  // one is made while the tensor cores read the other
-    const auto release = [&](int stage) {
-      if (stage >= 0 && lane == 0) barrier_arrive(&empty[stage]);
-    };
-    // Of few tokens it is less to scale a group's sums than its operands, which are then not
-    // rounded.
-    constexpr bool kScalesSums = F::kGroups && F::kColumns >= 64 && kTokens <= 32;
-    float sum[kScalesSums ? kTokens / 2 : 1] = {};  // of a group
-    float2 scale = make_float2(0.f, 0.f);           // its rows'
-    const auto add_group = [&] {
-#pragma unroll
-      for (int i = 0; i < (kScalesSums ? kTokens / 2 : 0); ++i) {
-        acc[i] = fmaf(i % 4 < 2 ? scale.x : scale.y, sum[i], acc[i]);
-      }
-    };
-    PackedCodes<T, F> codes[2];  // of halves of a unit
-    codes[0].load(units, 0);
-    codes[1].load_second(units, codes[0]);
-    do {
-      const WgmmaTile b = tokens.at(s * S::kStageBytes);
-      const int current = s;
-      advance();
-      const char* next = units + s * S::kStageBytes;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const bool begins = half == 0 || F::kColumns == 64;  // a group
-        if (has_slab) codes[half].template convert<!kScalesSums>(a[half]);
-        if constexpr (kScalesSums) {
-          wgmma_wait<0>();
-          wgmma_pin(sum);
-          if (begins) add_group();
-          if (begins) scale = codes[half].group_scales();
-        }
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const WgmmaTile at = b.at(half * S::kTokenBytes + k * 32);
-          if constexpr (kScalesSums) {
-            Wgmma<T, kTokens>::run(sum, a[half][k], at, k > 0 || !begins);
-          } else {
-            Wgmma<T, kTokens>::run(acc, a[half][k], at, 1);
-          }
-        }
-        wgmma_commit();
-        if (kScalesSums && half == 0) release(previous);
-        if constexpr (!kScalesSums) {
-          wgmma_wait<1>();
-          if (half == 0) release(previous);
-        }
-        // The next unit's codes are asked for ahead of their use: warps are few. What takes longest
-        // decides when, the products of a half or the copies.
-        if (left > 1 && half == (kScalesSums ? 0 : 1)) {
-          barrier_wait(&full[s], phase);  // behind release(): of two stages, the copies wait for it
-          codes[0].load(next, 0);
-        }
-        if (left > 1 && half == 1) codes[1].load_second(next, codes[0]);
-      }
-      previous = current;
-    } while (--left > 0);
-    if constexpr (kScalesSums) {
-      wgmma_wait<0>();
-      wgmma_pin(sum);
-      add_group();
-    }
-  }
-  wgmma_wait<0>();
-  wgmma_pin(acc);
+  Ring ring = {full, empty, p.stages};
+  float acc[kTokens / 2];
+  multiply_slab<T, F, kTokens>(
+      acc, wgmma_descriptor(stages),
+      stages + S::kWeights + (slab % kOutSlabs + slab / kOutSlabs * items) * F::kUnitBytes,
+      has_slab, num_steps, ring);
 
   // A block finishes every split-th token, a warp at a time, four outputs by a lane; gated, two
   // tokens.
-  const auto& epilogue = epilogue_of<T, kGrouped>(p.epilogue, group);
+  const Epilogue& epilogue = p.epilogue;
   const int out_width = kGated ? epilogue.out_features / 2 : epilogue.out_features;
-  const int rows = min(kTokens, end - token0);
+  const int rows = min(kTokens, p.num_rows - token0);
   const int count = (rows - rank + p.split - 1) / p.split;  // that this block finishes
   constexpr int kAtOnce = kGated ? 2 : 1;
   const int quad = kGated ? lane % 16 : lane, n = slab0 * kUnitRows + quad * 4;
@@ -594,8 +398,8 @@ void spread(const GemmParams& p, int block_items, KernelParams* kp) {
   const int items = static_cast<int>(packed_tiles(p.out_features)) / (p.gated ? 2 : 1);
   kp->num_wide = kp->row_blocks;
   kp->narrow = block_items;
-  // Sums of squares are of more columns than a slab. Groups have a tile of tokens each, about.
-  if ((kp->token_blocks > 1 && p.num_groups == 0) || p.sumsq_out != nullptr) return;
+  // Sums of squares are of more columns than a slab.
+  if (kp->token_blocks > 1 || p.sumsq_out != nullptr) return;
   const int count = num_multiprocessors();
   if (kp->split * kp->token_blocks > count) return;
   const int most = static_cast<int>(ceil_div(items, count / (kp->split * kp->token_blocks)));
@@ -610,7 +414,7 @@ void spread(const GemmParams& p, int block_items, KernelParams* kp) {
   kp->row_blocks = kp->num_wide + static_cast<int>(ceil_div(std::max(left, 0), kp->narrow));
 }
 
-template <class T, class F, int kTokens, bool kGated, bool kGrouped>
+template <class T, class F, int kTokens, bool kGated>
 Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   using S = Shape<F, kTokens>;
   CUtensorMap token_map;
@@ -622,8 +426,7 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   kp.num_rows = static_cast<int>(p.num_rows);
   kp.num_units = static_cast<int>(packed_units(p.in_features));
   kp.row_blocks = static_cast<int>(ceil_div(packed_tiles(p.out_features), kSlabs));
-  kp.token_blocks = static_cast<int>(kGrouped ? max_group_tiles(p.num_rows, p.num_groups, kTokens)
-                                              : ceil_div(p.num_rows, kTokens));
+  kp.token_blocks = static_cast<int>(ceil_div(p.num_rows, kTokens));
   kp.split = std::min(tile.split, kMaxSplit);
   const int tiles = kp.row_blocks * kp.token_blocks;
   // A block has a step at least, and a place for its sums; blocks that wait for each other all run.
@@ -638,7 +441,6 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   if (status.ok()) status = encode_packed_map(&narrow_map, p, F::kUnitBytes, kp.narrow);
   if (!status.ok()) return status;
   kp.trigger = tile.trigger;
-  kp.groups = make_groups(p);
   kp.stages = std::max(
       2, std::min({tile.stages, kMaxStages, (226 * 1024 - kHeadBytes - 1024) / S::kStageBytes}));
   LaunchConfig config;
@@ -648,30 +450,24 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   config.shared_bytes = packed_shared_bytes(p, S::shared_bytes(kp.stages));
   config.stream = stream;
   config.pdl = p.dependent_launch;
-  return launch(gemm_packed_kernel<T, F, kTokens, kGated, kGrouped>, config, "gemm_packed",
-                token_map, wide_map, narrow_map, kp);
+  return launch(gemm_packed_kernel<T, F, kTokens, kGated>, config, "gemm_packed", token_map,
+                wide_map, narrow_map, kp);
 }
 
-template <class T, class F, bool kGated, bool kGrouped>
+template <class T, class F, bool kGated>
 Status run_tokens(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
-  return tile.tokens <= 16   ? run<T, F, 16, kGated, kGrouped>(p, tile, stream)
-         : tile.tokens == 32 ? run<T, F, 32, kGated, kGrouped>(p, tile, stream)
-         : tile.tokens == 64 ? run<T, F, 64, kGated, kGrouped>(p, tile, stream)
-                             : run<T, F, 128, kGated, kGrouped>(p, tile, stream);
-}
-
-template <class T, class F, bool kGrouped>
-Status run_gated(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
-  return p.gated ? run_tokens<T, F, true, kGrouped>(p, tile, stream)
-                 : run_tokens<T, F, false, kGrouped>(p, tile, stream);
+  return tile.tokens <= 16   ? run<T, F, 16, kGated>(p, tile, stream)
+         : tile.tokens == 32 ? run<T, F, 32, kGated>(p, tile, stream)
+         : tile.tokens == 64 ? run<T, F, 64, kGated>(p, tile, stream)
+                             : run<T, F, 128, kGated>(p, tile, stream);
 }
 
 template <class T>
 Status run_format(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   return dispatch_packed(p, [&](auto format) {
     using F = decltype(format);
-    return p.num_groups > 0 ? run_gated<T, F, true>(p, tile, stream)
-                            : run_gated<T, F, false>(p, tile, stream);
+    return p.gated ? run_tokens<T, F, true>(p, tile, stream)
+                   : run_tokens<T, F, false>(p, tile, stream);
   });
 }
 
@@ -679,9 +475,7 @@ GemmTile choose_tile(const GemmParams& p) {
   GemmTile tile;
   const bool codes = p.operands == GemmOperands::kW4A8;
   const int multiprocessors = num_multiprocessors();
-  GemmProblem problem(p);
-  problem.is_batch_invariant = is_batch_invariant;
-  const PackedSplit chosen = choose_packed_split(problem, multiprocessors);
+  const PackedSplit chosen = choose_packed_split(p, multiprocessors);
   tile.tokens = chosen.tokens;
   tile.split = chosen.split;
   tile.features = kSmallPackedRows;
@@ -703,13 +497,17 @@ Status gemm_packed_sm90(const GemmParams& p, const GemmTile& tile, CUstream_st* 
   if (const char* reason = gemm_packed_sm90_refuses(p)) {
     return Status::error(std::string("gemm_packed_sm90: ") + reason);
   }
+  if (p.num_groups > 0) {
+    return Status::error("gemm_packed_sm90: groups of rows have tiles of gemm_packed_groups_sm90");
+  }
   if (p.num_rows == 0) return {};
   return p.dtype == DType::kBFloat16 ? run_format<__nv_bfloat16>(p, tile, stream)
                                      : run_format<__half>(p, tile, stream);
 }
 
 Status gemm_packed_sm90(const GemmParams& p, CUstream_st* stream) {
-  return gemm_packed_sm90(p, choose_tile(p), stream);
+  return p.num_groups > 0 ? gemm_packed_groups_sm90(p, choose_packed_groups_tile(p), stream)
+                          : gemm_packed_sm90(p, choose_tile(p), stream);
 }
 
 }  // namespace regatta::cuda
