@@ -13,6 +13,7 @@
 // e4m3 weights: each block makes the codes of its rows itself, which are those of quantize_rows(),
 // and keeps them as halves of 1/256 of what they stand for. A product of two codes is exact in a
 // half then; two are added before they become a float.
+// Hopper has kernels of its own: few_tokens_sm90.cu.
 // Bound: memory. Source: own.
 #include <algorithm>
 

@@ -7,6 +7,7 @@
 #include <cuda_fp8.h>
 
 #include "cuda/experts/experts.h"
+#include "function_host.h"
 #include "logits.cuh"
 
 using namespace regatta;
@@ -97,28 +98,14 @@ Choice choose_on_host(const Router& router, const float* logits, const float* bi
   return choice;
 }
 
-double apply(Function function, double slope, double x) {
-  switch (function) {
-    case Function::kSilu:
-      return x / (1 + std::exp(-slope * x));
-    case Function::kGelu:
-      return x / 2 * (1 + std::erf(x / std::sqrt(2.)));
-    case Function::kGeluTanh:
-      return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-    case Function::kRelu:
-      return std::max(x, 0.);
-    case Function::kReluSquared:
-      return std::max(x, 0.) * std::max(x, 0.);
-  }
-  return NAN;
-}
-
 double gated(const Activation& of, double gate, double up) {
   if (of.clamp != 0.f) {
     gate = std::min<double>(gate, of.clamp);
     up = std::clamp<double>(up, -of.clamp, of.clamp);
   }
-  return apply(of.function, of.slope, gate) * (up + of.up_offset);
+  const bool sloped = of.function == Function::kSilu && of.slope != 1.f;
+  return (sloped ? gate / (1 + std::exp(-of.slope * gate)) : function_of(of.function, gate)) *
+         (up + of.up_offset);
 }
 
 float code_value(uint8_t code) {
