@@ -272,6 +272,7 @@ __global__ void __launch_bounds__(kDownThreads, 2)
   __shared__ Chosen chosen[kMostFewTokens];
   __shared__ uint64_t full[kDownWarps][kSlots];
   __shared__ float partial[2][kDownWarps][kTile];
+  __shared__ uint4 sources[kTile / 8];
   __shared__ float scales[kMostFewTokens][kMaxChosen];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const LanePlace own;
@@ -382,9 +383,10 @@ __global__ void __launch_bounds__(kDownThreads, 2)
       const int column = now * kTile + lane;
       const bool writes = warp == kDownWarps - 1 && lane < kTile && column < a.hidden_size;
       const int64_t place = static_cast<int64_t>(t) * a.hidden_size + column;
-      float source = 0.f, bias = 0.f;
+      if (writes && lane % 8 == 0) cp_async16(&sources[lane / 8], a.source + place);
+      cp_async_commit();
+      float bias = 0.f;
       if (writes) {
-        source = Traits<T>::to_float(a.source[place]);
         for (int k = 0; k < a.top_k && a.down_bias != nullptr; ++k) {
           const int64_t row = static_cast<int64_t>(chosen[t].ids[k]) * a.hidden_size + column;
           bias = fmaf(chosen[t].shares[k], Traits<T>::to_float(a.down_bias[row]), bias);
@@ -432,6 +434,7 @@ __global__ void __launch_bounds__(kDownThreads, 2)
         partial[buffer][warp][own.row] = sum_low;
         partial[buffer][warp][own.row + 8] = sum_high;
       }
+      cp_async_wait<0>();
       __syncthreads();
       if (warp != kDownWarps - 1) continue;
       float sum = bias;
@@ -439,6 +442,9 @@ __global__ void __launch_bounds__(kDownThreads, 2)
 #pragma unroll
         for (int w = 0; w < kDownWarps; ++w) sum += partial[buffer][w][lane];
       }
+      const float source =
+          writes ? Traits<T>::to_float(reinterpret_cast<const T*>(sources)[lane]) : 0.f;
+      __syncwarp();  // all have read
       const T y = Traits<T>::from_float(fmaf(a.made_scale, sum, a.source_scale * source));
       if (writes) a.out[place] = y;
       if (a.sumsq == nullptr) continue;
