@@ -846,11 +846,7 @@ class Blocks {
     status = cuda::run(first, l.dtype, l.dtype, s_.product, launch_);
     if (status.ok() && block.q_lora_rank > 0) status = make_queries(l);
     if (!status.ok()) return status;
-    status = latent_write(latent_write_params(l), launch_);
-    if (!status.ok()) return status;
-    const Expansion expansion = Expansion::of(l, limits_);
-    if (!expansion.is_all) status = attend_absorbed(l, expansion);
-    if (status.ok() && expansion.rows > 0) status = attend_expanded(l, expansion);
+    status = attend(l);
     if (!status.ok()) return status;
     const bool some = l.rows != nullptr && l.num_rows != rows;
     Product out;
@@ -873,6 +869,80 @@ class Blocks {
                        launch_);
   }
 
+  // What the first products made -> the cache and s.mixed.
+  Status attend(const LatentAttentionBlockParams& l) {
+    const Expansion expansion = Expansion::of(l, limits_);
+    const LatentWriteParams write = latent_write_params(l);
+    if (expansion.rows == 0 && takes_head_products(l, write)) return attend_few(l, write);
+    Status status = latent_write(write, launch_);
+    if (status.ok() && !expansion.is_all) status = attend_absorbed(l, expansion);
+    if (status.ok() && expansion.rows > 0) status = attend_expanded(l, expansion);
+    return status;
+  }
+
+  // Whether a step is one of few tokens, whose products by each head's matrix have a kernel. Not in
+  // the batch-invariant mode, where tokens are added up as they are in a prompt.
+  bool takes_head_products(const LatentAttentionBlockParams& l,
+                           const LatentWriteParams& write) const {
+    return !is_batch_invariant && l.batch.num_tokens <= kHeadProductTokens &&
+           l.kv_b.key_absorb.dtype == l.dtype && l.kv_b.value_up.dtype == l.dtype &&
+           takes_queries(write, queries_product(l, write)) && takes_head_product(values_product(l));
+  }
+
+  // Queries as the first product left them -> x.q_latent.
+  HeadProductParams queries_product(const LatentAttentionBlockParams& l,
+                                    const LatentWriteParams& write) const {
+    HeadProductParams p = head_product_params(l, l.kv_b.key_absorb);
+    p.x = write.q;
+    p.x_token_stride = write.q_stride;
+    p.x_head_stride = write.nope_size + write.rope_size;
+    p.out = s_.latent.q_latent;
+    p.out_token_stride = p.out_features;
+    p.out_head_stride = p.num_tokens * p.out_features;
+    return p;
+  }
+
+  // x.mixed -> s.mixed, whose rows have the heads side by side.
+  HeadProductParams values_product(const LatentAttentionBlockParams& l) const {
+    HeadProductParams p = head_product_params(l, l.kv_b.value_up);
+    p.x = s_.latent.mixed;
+    p.x_token_stride = p.in_features;
+    p.x_head_stride = p.num_tokens * p.in_features;
+    p.out = s_.mixed;
+    p.out_token_stride = p.num_heads * p.out_features;
+    p.out_head_stride = p.out_features;
+    return p;
+  }
+
+  HeadProductParams head_product_params(const LatentAttentionBlockParams& l,
+                                        const TensorView& matrices) const {
+    HeadProductParams p;
+    p.dtype = l.dtype;
+    p.weight = matrices.data;
+    p.num_tokens = l.batch.num_tokens;
+    p.num_heads = l.block.num_heads;
+    p.in_features = matrices.shape[2];
+    p.out_features = matrices.shape[1];
+    return p;
+  }
+
+  // attend() of few tokens: three launches, or four where attention has two.
+  Status attend_few(const LatentAttentionBlockParams& l, const LatentWriteParams& write) {
+    Status status = latent_write_and_queries(write, queries_product(l, write), launch_);
+    if (!status.ok()) return status;
+    status = attend_latents(l, limits_);
+    return status.ok() ? head_product(values_product(l), launch_) : status;
+  }
+
+  // x.q_latent, x.q_rope and the cache -> x.mixed.
+  Status attend_latents(const LatentAttentionBlockParams& l, const AttentionLimits& limits) {
+    LatentAttentionParams attended = latent_attention_params(l);
+    attended.q_latent = s_.latent.q_latent;
+    attended.q_rope = s_.latent.q_rope;
+    attended.out = s_.latent.mixed;
+    return latent_attention(attended, limits, s_.latent.workspace, launch_);
+  }
+
   // x.q_nope, x.q_rope and the cache -> s.mixed, of spans that are not expanded: queries and
   // outputs go through each head's matrix.
   Status attend_absorbed(const LatentAttentionBlockParams& l, const Expansion& expansion) {
@@ -880,11 +950,7 @@ class Blocks {
     const LatentScratch& x = s_.latent;
     Status status = multiply_heads(l, l.kv_b.key_absorb, x.q_nope, x.q_latent);
     if (!status.ok()) return status;
-    LatentAttentionParams attended = latent_attention_params(l);
-    attended.q_latent = x.q_latent;
-    attended.q_rope = x.q_rope;
-    attended.out = x.mixed;
-    status = latent_attention(attended, expansion.rest, x.workspace, launch_);
+    status = attend_latents(l, expansion.rest);
     if (!status.ok()) return status;
     const bool alone = l.batch.num_tokens == 1;  // whose heads are a row already
     status = multiply_heads(l, l.kv_b.value_up, x.mixed, alone ? s_.mixed : x.values);

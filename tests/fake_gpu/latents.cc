@@ -45,8 +45,9 @@ void rotate(const T* x, const float* angles, int64_t size, bool interleaved, T* 
   }
 }
 
+// copies: the queries' first values, too.
 template <class T>
-void write_token(const LatentWriteParams& p, int64_t token) {
+void write_token(const LatentWriteParams& p, int64_t token, bool copies) {
   const int64_t last = p.num_positions - 1;
   const int64_t position = std::clamp<int64_t>(p.positions[token], 0, last);
   const float* const angles = p.rope_cache + position * p.rope_size;
@@ -69,9 +70,26 @@ void write_token(const LatentWriteParams& p, int64_t token) {
     const int64_t row = h * p.num_tokens + token;
     const T* const q =
         static_cast<const T*>(p.q) + token * p.q_stride + h * (p.nope_size + p.rope_size);
-    std::copy(q, q + p.nope_size, static_cast<T*>(p.q_nope) + row * p.nope_size);
+    if (copies) std::copy(q, q + p.nope_size, static_cast<T*>(p.q_nope) + row * p.nope_size);
     rotate(q + p.nope_size, angles, p.rope_size, p.interleaved,
            static_cast<T*>(p.q_rope) + row * p.rope_size);
+  }
+}
+
+template <class T>
+void multiply_heads(const HeadProductParams& p) {
+  std::vector<float> x(p.in_features), row(p.in_features);
+  for (int64_t head = 0; head < p.num_heads; ++head) {
+    for (int64_t token = 0; token < p.num_tokens; ++token) {
+      read_row(static_cast<const T*>(p.x) + token * p.x_token_stride + head * p.x_head_stride,
+               p.in_features, x.data());
+      T* const out = static_cast<T*>(p.out) + token * p.out_token_stride + head * p.out_head_stride;
+      for (int64_t i = 0; i < p.out_features; ++i) {
+        const int64_t at = (head * p.out_features + i) * p.in_features;
+        read_row(static_cast<const T*>(p.weight) + at, p.in_features, row.data());
+        from_float(dot(x.data(), row.data(), p.in_features), out + i);
+      }
+    }
   }
 }
 
@@ -198,7 +216,38 @@ Status latent_write(const LatentWriteParams& params, const Launch& on) {
       for (int64_t h = 0; h < p.num_heads; ++h) {
         p.head_ends[h] = static_cast<int32_t>((h + 1) * p.num_tokens);
       }
-      for (int64_t t = 0; t < p.num_tokens; ++t) write_token<ElementOf<decltype(like)>>(p, t);
+      for (int64_t t = 0; t < p.num_tokens; ++t) {
+        write_token<ElementOf<decltype(like)>>(p, t, true);
+      }
+      return Status();
+    });
+  });
+}
+
+bool takes_head_product(const HeadProductParams& p) {
+  return p.dtype != DType::kFloat32 && p.in_features % 8 == 0;
+}
+
+bool takes_queries(const LatentWriteParams&, const HeadProductParams& product) {
+  return takes_head_product(product);
+}
+
+Status head_product(const HeadProductParams& params, const Launch& on) {
+  return queue(on.stream, "head_product", [p = params] {
+    return dispatch(p.dtype, "head_product", [&](auto* like) {
+      multiply_heads<ElementOf<decltype(like)>>(p);
+      return Status();
+    });
+  });
+}
+
+Status latent_write_and_queries(const LatentWriteParams& write, const HeadProductParams& product,
+                                const Launch& on) {
+  return queue(on.stream, "latent_write_and_queries", [w = write, p = product] {
+    return dispatch(p.dtype, "latent_write_and_queries", [&](auto* like) {
+      using T = ElementOf<decltype(like)>;
+      for (int64_t t = 0; t < w.num_tokens; ++t) write_token<T>(w, t, false);
+      multiply_heads<T>(p);
       return Status();
     });
   });

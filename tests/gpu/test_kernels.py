@@ -26,7 +26,7 @@ OF_HOPPER = {
     "codes_check": ("products", "rows", "blas"),
     "few_tokens_check": ("dense", "codes"),
     "groups_check": ("dense", "codes", "blocks"),
-    "latent_check": ("few", "many", "trees"),
+    "latent_check": ("few", "many", "trees", "heads"),
     "packed_check": ("8 bits", "4 bits", "8 bits in groups", "mxfp4", "w4a8"),
     "packed_groups_check": ("8 bits", "4 bits", "8 bits in groups", "mxfp4", "w4a8"),
 }

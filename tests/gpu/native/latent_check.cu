@@ -2,8 +2,12 @@
 // against the one that every GPU has (all rows) and against float64 (sampled rows), from a graph
 // again, and in the batch-invariant mode. Unused slots and the output hold NaN beforehand.
 //
-//   latent_check few|many|trees
+// And the products of few tokens by each head's matrix, and what is written ahead of attention, of
+// odd shapes, too, against float64; both ways of writing against each other, bit by bit.
+//
+//   latent_check few|many|trees|heads
 #include "latent_setup.cuh"
+#include "regatta/kv_format.h"
 
 using namespace regatta;
 using namespace regatta::native;
@@ -244,6 +248,311 @@ void check_trees() {
   }
 }
 
+// ------------------------------------------------------------------ what stands around attention
+
+// Reports of a LatentStep.
+struct StepReport {
+  const char* dtype;
+  LatentHeads h;
+  int64_t num_tokens;
+
+  void operator()(const char* what, double error, double tolerance) const {
+    const bool ok = error < tolerance;
+    failures += !ok, ++cases;
+    if (ok) return;
+    std::printf(
+        "FAILED %-8s %lld tokens, %d heads, %d + %d values, %d and %d of a head%s%s: %s %.1e\n",
+        dtype, static_cast<long long>(num_tokens), h.heads, h.rank, h.rope, h.nope, h.value,
+        h.interleaved ? "" : ", by halves", h.codes ? ", codes" : "", what, error);
+    std::fflush(stdout);
+  }
+};
+
+template <class T>
+std::vector<double> doubles(const Buffer<T>& buffer) {
+  std::vector<double> out;
+  for (const T x : buffer.host()) out.push_back(host_float(x));
+  return out;
+}
+
+bool is_nan(const std::vector<double>& x, int64_t from) {
+  return std::all_of(x.begin() + from, x.end(), [](double v) { return std::isnan(v); });
+}
+
+// A product's largest error of a row, of some rows, the last one among them; infinite where
+// something behind them was written.
+template <class T>
+double error_of_product(const LatentStep<T>& s, const std::vector<double>& x, int64_t x_token,
+                        int64_t x_head, const std::vector<double>& weight, int64_t in, int64_t outs,
+                        const std::vector<double>& got, int64_t out_token, int64_t out_head) {
+  std::vector<int64_t> some(s.pairs);
+  std::iota(some.begin(), some.end(), 0);
+  std::shuffle(some.begin(), some.end() - 1, std::mt19937(5));
+  some.erase(some.begin(), some.end() - std::min<int64_t>(s.pairs, 300));
+  double worst = is_nan(got, s.pairs * outs) ? 0 : INFINITY;
+#pragma omp parallel for reduction(max : worst)
+  for (size_t i = 0; i < some.size(); ++i) {
+    const int64_t head = some[i] / s.num_tokens, token = some[i] % s.num_tokens;
+    Error error;
+    for (int64_t o = 0; o < outs; ++o) {
+      double sum = 0;
+      for (int64_t k = 0; k < in; ++k) {
+        sum += x[token * x_token + head * x_head + k] * weight[(head * outs + o) * in + k];
+      }
+      error.add(got[token * out_token + head * out_head + o], sum);
+    }
+    worst = std::max(worst, error.value());
+  }
+  return worst;
+}
+
+// Of size `rope`, rotated by the row of the table for a token.
+template <class T>
+std::vector<double> turned(const LatentStep<T>& s, const double* x,
+                           const std::vector<double>& table, int32_t position) {
+  const int half = s.h.rope / 2;
+  const double* const row = &table[std::min<int64_t>(position, s.num_positions - 1) * s.h.rope];
+  std::vector<double> out(s.h.rope);
+  for (int i = 0; i < half; ++i) {
+    const int a = s.h.interleaved ? 2 * i : i, b = s.h.interleaved ? 2 * i + 1 : half + i;
+    out[a] = x[a] * row[i] - x[b] * row[half + i];
+    out[b] = x[b] * row[i] + x[a] * row[half + i];
+  }
+  return out;
+}
+
+// A cache of latents of either kind, NaN at first.
+template <class T>
+struct LatentCache {
+  Buffer<T> values, tail;
+  Buffer<uint8_t> codes;
+  Buffer<float> scales;
+
+  explicit LatentCache(const LatentStep<T>& s)
+      : values(s.num_slots * (s.h.rank + s.h.rope)),
+        tail(s.num_slots * s.h.rope),
+        codes(s.num_slots * s.h.rank),
+        scales(s.num_slots) {}
+  cuda::LatentWriteParams of(const LatentStep<T>& s) const {
+    return s.h.codes ? s.write(codes.data, tail.data, scales.data) : s.write(values.data);
+  }
+  bool operator==(const LatentCache& other) const {
+    return same_bits(values.host(), other.values.host()) &&
+           same_bits(tail.host(), other.tail.host()) && codes.host() == other.codes.host() &&
+           same_bits(scales.host(), other.scales.host());
+  }
+};
+
+double of_code(uint8_t code) {
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  if ((code & 127) == 127) return NAN;
+  const double x =
+      exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+  return code & 128 ? -x : x;
+}
+
+// Of what was written of each token; infinite where another slot was.
+template <class T>
+double error_of_cache(const LatentStep<T>& s, const LatentCache<T>& cache,
+                      const std::vector<double>& made, const std::vector<double>& table) {
+  const std::vector<double> weight = doubles(s.norm_weight);
+  const std::vector<int32_t> slots = s.slots.host(), positions = s.positions.host();
+  const int rank = s.h.rank, rope = s.h.rope;
+  const std::vector<double> rows = doubles(cache.values), tails = doubles(cache.tail);
+  const std::vector<uint8_t> codes = cache.codes.host();
+  const std::vector<float> scales = cache.scales.host();
+  const auto kept = [&](int64_t slot, int i) {
+    if (!s.h.codes) return rows[slot * (rank + rope) + i];
+    return i < rank ? of_code(codes[slot * rank + i]) * scales[slot]
+                    : tails[slot * rope + i - rank];
+  };
+  double worst = 0;
+  std::vector<bool> used(s.num_slots);
+  for (int64_t t = 0; t < s.num_tokens; ++t) {
+    if (slots[t] < 0) continue;
+    used[slots[t]] = true;
+    const double* const x = &made[t * s.stride + s.h.heads * (s.h.nope + rope)];
+    double sum = 0;
+    for (int i = 0; i < rank; ++i) sum += x[i] * x[i];
+    const double factor = 1 / std::sqrt(sum / rank + 1e-6);
+    const std::vector<double> tail = turned(s, x + rank, table, positions[t]);
+    Error latent, rest;
+    for (int i = 0; i < rank; ++i) latent.add(kept(slots[t], i), x[i] * factor * weight[i]);
+    for (int i = 0; i < rope; ++i) rest.add(kept(slots[t], rank + i), tail[i]);
+    // e4m3 has three bits behind the first.
+    worst = std::max({worst, latent.value() * (s.h.codes ? 0.1 : 1), rest.value()});
+  }
+  for (int64_t slot = 0; slot < s.num_slots; ++slot) {
+    for (int i = 0; i < rank + rope && !used[slot]; ++i) {
+      if (!std::isnan(kept(slot, i))) worst = INFINITY;
+    }
+  }
+  return worst;
+}
+
+template <class T>
+double error_of_queries(const LatentStep<T>& s, const std::vector<double>& made,
+                        const std::vector<double>& table) {
+  const std::vector<double> got = doubles(s.q_rope);
+  const std::vector<int32_t> positions = s.positions.host();
+  double worst = is_nan(got, s.pairs * s.h.rope) ? 0 : INFINITY;
+  for (int64_t pair = 0; pair < s.pairs; ++pair) {
+    const int64_t head = pair / s.num_tokens, token = pair % s.num_tokens;
+    const double* const x = &made[token * s.stride + head * (s.h.nope + s.h.rope) + s.h.nope];
+    const std::vector<double> wanted = turned(s, x, table, positions[token]);
+    Error error;
+    for (int i = 0; i < s.h.rope; ++i) error.add(got[pair * s.h.rope + i], wanted[i]);
+    worst = std::max(worst, error.value());
+  }
+  return worst;
+}
+
+template <class T>
+bool copies_queries(const LatentStep<T>& s) {
+  const std::vector<T> made = s.made.host(), got = s.q_nope.host();
+  bool same = true;
+  for (int64_t pair = 0; pair < s.pairs; ++pair) {
+    const int64_t head = pair / s.num_tokens, token = pair % s.num_tokens;
+    same &=
+        std::memcmp(&got[pair * s.h.nope], &made[token * s.stride + head * (s.h.nope + s.h.rope)],
+                    s.h.nope * sizeof(T)) == 0;
+  }
+  return same;
+}
+
+// Both launches, the second of what the first makes, three times in a graph.
+template <class T>
+std::vector<T> rows_of_graph(const LatentStep<T>& s, const LatentCache<T>& cache) {
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  CHECK_CUDA(cudaStreamCreate(&stream));
+  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+  for (int i = 0; i < 3; ++i) {
+    CHECK_STATUS(cuda::latent_write_and_queries(cache.of(s), s.queries(), {stream, true}));
+    CHECK_STATUS(cuda::head_product(s.outputs(s.q_latent.data), {stream, true}));
+  }
+  CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+  CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+  CHECK_CUDA(cudaMemset(s.q_latent.data, 0xff, s.q_latent.size * sizeof(T)));
+  CHECK_CUDA(cudaMemset(s.rows.data, 0xff, s.rows.size * sizeof(T)));
+  CHECK_CUDA(cudaDeviceSynchronize());
+  CHECK_CUDA(cudaGraphLaunch(exec, stream));
+  CHECK_CUDA(cudaStreamSynchronize(stream));
+  CHECK_CUDA(cudaGraphExecDestroy(exec));
+  CHECK_CUDA(cudaGraphDestroy(graph));
+  CHECK_CUDA(cudaStreamDestroy(stream));
+  return s.rows.host();
+}
+
+// Whether the first tokens have the same bits without the others.
+template <class T>
+bool is_alike_alone(const LatentStep<T>& s, const T* x, const std::vector<T>& rows,
+                    int64_t tokens) {
+  CHECK_CUDA(cudaMemset(s.rows.data, 0xff, s.rows.size * sizeof(T)));
+  cuda::HeadProductParams p = s.outputs(x);
+  p.num_tokens = tokens;
+  CHECK_STATUS(cuda::head_product(p, {}));
+  const std::vector<T> alone = s.rows.host();
+  return std::memcmp(alone.data(), rows.data(), tokens * s.h.heads * s.h.value * sizeof(T)) == 0;
+}
+
+// Tokens' slots, in no order; some tokens are padding.
+std::vector<int32_t> some_slots(int tokens, int64_t num_slots) {
+  std::vector<int32_t> slots(num_slots);
+  std::iota(slots.begin(), slots.end(), 0);
+  std::shuffle(slots.begin(), slots.end(), std::mt19937(9));
+  slots.resize(tokens);
+  for (int t = 5; t < tokens; t += 7) slots[t] = -1;
+  return slots;
+}
+
+template <class T>
+void check_writes(const LatentStep<T>& s, const StepReport& report, double tolerance) {
+  const std::vector<double> made = doubles(s.made), table = doubles(s.angles);
+  const LatentCache<T> cache(s);
+  CHECK_STATUS(cuda::latent_write(cache.of(s), {}));
+  report("queries", error_of_queries(s, made, table), tolerance);
+  report("latents", error_of_cache(s, cache, made, table), tolerance);
+  report("copied queries", copies_queries(s) ? 0 : INFINITY, 1);
+  if constexpr (sizeof(T) == 2) {
+    const LatentCache<T> other(s);
+    const std::vector<T> rotated = s.q_rope.host();
+    CHECK_CUDA(cudaMemset(s.q_rope.data, 0xff, s.q_rope.size * sizeof(T)));
+    CHECK_STATUS(cuda::latent_write_and_queries(other.of(s), s.queries(), {}));
+    const bool same = cache == other && same_bits(rotated, s.q_rope.host());
+    report("written beside the product", same ? 0 : INFINITY, 1);
+  }
+}
+
+template <class T>
+void check_products(const LatentStep<T>& s, const StepReport& report, double tolerance) {
+  const LatentHeads& h = s.h;
+  const LatentCache<T> cache(s);
+  const int64_t head_size = h.nope + h.rope;
+  CHECK_STATUS(cuda::latent_write_and_queries(cache.of(s), s.queries(), {}));
+  report("queries' product",
+         error_of_product(s, doubles(s.made), s.stride, head_size, doubles(s.key_absorb), h.nope,
+                          h.rank, doubles(s.q_latent), h.rank, s.num_tokens * h.rank),
+         tolerance);
+  const std::vector<double> value_up = doubles(s.value_up);
+  CHECK_STATUS(cuda::head_product(s.outputs(s.mixed.data), {}));
+  const std::vector<T> rows = s.rows.host();
+  report("values' product",
+         error_of_product(s, doubles(s.mixed), h.rank, s.num_tokens * h.rank, value_up, h.rank,
+                          h.value, doubles(s.rows), h.heads * h.value, h.value),
+         tolerance);
+  for (int64_t few : {int64_t{1}, s.num_tokens / 2}) {
+    if (few == 0) continue;
+    report("depends on the batch", is_alike_alone(s, s.mixed.data, rows, few) ? 0 : INFINITY, 1);
+  }
+  CHECK_STATUS(cuda::head_product(s.outputs(s.q_latent.data), {}));
+  const std::vector<T> behind = s.rows.host();
+  report("differs from a graph", same_bits(behind, rows_of_graph(s, cache)) ? 0 : INFINITY, 1);
+}
+
+template <class T>
+void check_step(const LatentHeads& h, int tokens, bool has_products = sizeof(T) == 2) {
+  constexpr double kTolerance = std::is_same_v<T, float>    ? 1e-5
+                                : std::is_same_v<T, __half> ? 1e-3
+                                                            : 5e-3;  // of a row
+  const int64_t num_slots = tokens + 3;
+  const LatentStep<T> s(h, some_slots(tokens, num_slots), num_slots);
+  const StepReport report = {dtype_name(cuda::Traits<T>::dtype), h, tokens};
+  if constexpr (sizeof(T) == 2) {
+    const LatentCache<T> cache(s);
+    if (has_products != (cuda::takes_queries(cache.of(s), s.queries()) &&
+                         cuda::takes_head_product(s.outputs(s.mixed.data)))) {
+      report("is taken, or is not", INFINITY, 1);
+      return;
+    }
+  }
+  if (has_products || sizeof(T) == 4) check_writes(s, report, kTolerance);
+  if constexpr (sizeof(T) == 2) {
+    if (has_products) check_products(s, report, kTolerance);
+  }
+}
+
+void check_heads() {
+  for (int tokens : {1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 100, 128}) {
+    for (int heads : {16, 128, 3, 40}) {
+      check_step<__nv_bfloat16>({heads}, tokens);
+    }
+    check_step<__half>({16, 512, 128, 64, 128, false}, tokens);
+    check_step<__nv_bfloat16>({128, 512, 16, 64, 16, true, true}, tokens);
+    check_step<__nv_bfloat16>({3, 24, 16, 8, 20}, tokens);
+    check_step<__half>({16, 64, 32, 32, 48, false, true}, tokens);
+    check_step<__nv_bfloat16>({20, 328, 120, 16, 130, false}, tokens);
+    check_step<float>({16, 512, 128, 64, 128}, tokens);
+    check_step<float>({3, 23, 7, 6, 20, true, true}, tokens);
+    check_step<float>({5, 96, 16, 32, 32, false}, tokens);
+  }
+  check_step<__nv_bfloat16>({4, 520, 128, 64, 128}, 9, false);
+  check_step<__nv_bfloat16>({4, 512, 136, 64, 128}, 9, false);
+  check_step<__nv_bfloat16>({4, 512, 128, 64, 33}, 9, false);
+  check_step<__nv_bfloat16>({4, 500, 128, 64, 128}, 9, false);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -254,8 +563,10 @@ int main(int argc, char** argv) {
     check_many();
   } else if (part == "trees") {
     check_trees();
+  } else if (part == "heads") {
+    check_heads();
   } else {
-    std::printf("latent_check few|many|trees\n");
+    std::printf("latent_check few|many|trees|heads\n");
     return 2;
   }
   std::printf("%d cases, %d failures\n", cases, failures);

@@ -51,6 +51,32 @@ struct LatentWriteParams {
 };
 Status latent_write(const LatentWriteParams& params, const Launch& launch);
 
+// out = x times each head's matrix, of few tokens. Token t of head h lies at t times the tokens'
+// stride and h times the heads'. The order of an output's sum does not depend on the batch.
+struct HeadProductParams {
+  DType dtype = DType::kBFloat16;
+  const void* x = nullptr;       // in_features values of each token and head
+  const void* weight = nullptr;  // [Hq, out_features, in_features]
+  void* out = nullptr;           // out_features values of each
+  int64_t x_token_stride = 0, x_head_stride = 0;
+  int64_t out_token_stride = 0, out_head_stride = 0;
+  int64_t num_tokens = 0, num_heads = 0, in_features = 0, out_features = 0;
+};
+// Up to so many tokens it is made for: two tiles of a block. Beyond, tiles of gemm() read x less
+// often, and copies of heads' rows are small beside the products.
+constexpr int64_t kHeadProductTokens = 128;
+// Whether the current device has a kernel for it: sm_80 and later, 16-bit values, up to 512 of them
+// in rows of 16 bytes.
+bool takes_head_product(const HeadProductParams& params);
+Status head_product(const HeadProductParams& params, const Launch& launch);
+
+// What a step of few tokens does ahead of attention, in one launch: latent_write(), but q_nope and
+// head_ends, and the product of queries where the first product left them. takes_queries(): whether
+// the current device has a kernel for both.
+bool takes_queries(const LatentWriteParams& write, const HeadProductParams& product);
+Status latent_write_and_queries(const LatentWriteParams& write, const HeadProductParams& product,
+                                const Launch& launch);
+
 struct LatentAttentionParams {
   DType dtype = DType::kBFloat16;
   const void* q_latent = nullptr;  // [Hq, T, L]

@@ -7,7 +7,7 @@
 //  1. Groups of rows and the tiles of keys they see, of all spans one behind the other, are cut
 //     into equal parts, one for each multiprocessor: a block may end one group and begin the next.
 //     What it computes of a group that it does not take alone it leaves in the workspace, and a
-//     second launch adds that up, in the order of the keys. In the batch-invariant mode, and where
+//     second launch adds that up, in a fixed order. In the batch-invariant mode, and where
 //     many prompts read long contexts, a block takes a group alone. More than 64 heads: two blocks
 //     take the same part, each for 64 rows of a group, so that L2 serves one of them.
 //  2. A producer warp copies tiles of 64 latents (boxes of 64 columns, 128-byte swizzle) into a
@@ -24,6 +24,7 @@
 // and sums in registers and one order of tiles. Bound: the cache's bytes for few heads; for many 2
 // (2 L + R) operations per row and token. A tile takes 2176 cycles of the matrix units and, beside
 // them, its softmax and what is left of its copy.
+#include <algorithm>
 #include <climits>
 
 #include "cuda/attention/attention_tensor_map.cuh"
@@ -77,6 +78,32 @@ __device__ __forceinline__ int weight_of(const LatentArgs& a, const LatentPlan& 
   return kTiles ? tiles_of(a, plan, span, group) : 1;
 }
 
+// Groups of span `seq`, and what counts of them. All lanes of a warp have spans side by side.
+struct Weighed {
+  int groups = 0, weight = 0;
+};
+template <bool kTiles>
+__device__ __forceinline__ Weighed weigh(const LatentArgs& a, const LatentPlan& plan, int seq) {
+  const int lane = threadIdx.x % kWarp;
+  Weighed own;
+  if (seq < a.num_seqs) {
+    const LatentSpan span(a, seq);
+    own.groups = groups_of(a, plan, span.length);
+    own.weight = !kTiles ? own.groups : own.groups == 1 ? tiles_of(a, plan, span, 0) : 0;
+  }
+  // Spans of several groups: all lanes add up their tiles.
+  for (unsigned many = kTiles ? __ballot_sync(~0u, own.groups > 1) : 0; many != 0;
+       many &= many - 1) {
+    const int holder = __ffs(many) - 1, count = __shfl_sync(~0u, own.groups, holder);
+    const LatentSpan span(a, seq - lane + holder);
+    int sum = 0;
+    for (int g = lane; g < count; g += kWarp) sum += tiles_of(a, plan, span, g);
+    sum = __reduce_add_sync(~0u, sum);
+    if (lane == holder) own.weight = sum;
+  }
+  return own;
+}
+
 // Place `index` over all groups of all spans, and in *total how many there are where it lies past
 // them. By a warp.
 template <bool kTiles>
@@ -85,38 +112,24 @@ __device__ __forceinline__ Place find_place(const LatentArgs& a, const LatentPla
   const int lane = threadIdx.x % kWarp;
   int before = 0;
   for (int s0 = 0; s0 < a.num_seqs; s0 += kWarp) {
-    int groups = 0, weight = 0;
-    if (s0 + lane < a.num_seqs) {
-      const LatentSpan span(a, s0 + lane);
-      groups = groups_of(a, plan, span.length);
-      weight = !kTiles ? groups : groups == 1 ? tiles_of(a, plan, span, 0) : 0;
-    }
-    // Spans of several groups: all lanes add up their tiles.
-    for (unsigned many = kTiles ? __ballot_sync(~0u, groups > 1) : 0; many != 0; many &= many - 1) {
-      const int holder = __ffs(many) - 1, count = __shfl_sync(~0u, groups, holder);
-      const LatentSpan span(a, s0 + holder);
-      int sum = 0;
-      for (int g = lane; g < count; g += kWarp) sum += tiles_of(a, plan, span, g);
-      sum = __reduce_add_sync(~0u, sum);
-      if (lane == holder) weight = sum;
-    }
-    const int until = before + warp_inclusive_scan(weight);
+    const Weighed own = weigh<kTiles>(a, plan, s0 + lane);
+    const int until = before + warp_inclusive_scan(own.weight);
     const unsigned has = __ballot_sync(~0u, until > index);
     if (has == 0) {
       before = __shfl_sync(~0u, until, kWarp - 1);
       continue;
     }
-    const int holder = __ffs(has) - 1, count = __shfl_sync(~0u, groups, holder);
-    int first = __shfl_sync(~0u, until - weight, holder);
+    const int holder = __ffs(has) - 1, count = __shfl_sync(~0u, own.groups, holder);
+    int first = __shfl_sync(~0u, until - own.weight, holder);
     const LatentSpan span(a, s0 + holder);
     for (int g0 = 0;; g0 += kWarp) {
-      const int own = g0 + lane < count ? weight_of<kTiles>(a, plan, span, g0 + lane) : 0;
-      const int end = first + warp_inclusive_scan(own);
+      const int weight = g0 + lane < count ? weight_of<kTiles>(a, plan, span, g0 + lane) : 0;
+      const int end = first + warp_inclusive_scan(weight);
       const unsigned inside = __ballot_sync(~0u, end > index);
       if (inside != 0) {
         const int owner = __ffs(inside) - 1;
-        const int begin = __shfl_sync(~0u, end - own, owner);
-        return {s0 + holder, g0 + owner, index - begin, __shfl_sync(~0u, own, owner)};
+        const int begin = __shfl_sync(~0u, end - weight, owner);
+        return {s0 + holder, g0 + owner, index - begin, __shfl_sync(~0u, weight, owner)};
       }
       first = __shfl_sync(~0u, end, kWarp - 1);
     }
@@ -690,55 +703,103 @@ __global__ void __launch_bounds__(kThreads, 1)
 #endif
 }
 
-// The pieces of a row of a group that is cut, added up in the order of their keys. Blocks: rows of
-// a group, cuts; the first cut of a group does all of it. A warp takes 128 columns.
+// The group of a row, among the tiles of all groups.
+struct GroupOfRow {
+  int row;  // of its span
+  int first, num_tiles;
+};
+
+// Of a token and a head. False: of padding, or of a span that is attended otherwise. By a warp.
+__device__ __forceinline__ bool find_group(const LatentArgs& a, const LatentPlan& plan, int token,
+                                           int head, GroupOfRow* found) {
+  const int lane = threadIdx.x % kWarp;
+  int before = 0;
+  for (int s0 = 0; s0 < a.num_seqs; s0 += kWarp) {
+    const int seq = s0 + lane;
+    const bool has =
+        seq < a.num_seqs && a.cu_seqlens_q[seq] <= token && token < a.cu_seqlens_q[seq + 1];
+    const Weighed own = weigh<true>(a, plan, seq);
+    const int until = before + warp_inclusive_scan(own.weight);
+    const unsigned holders = __ballot_sync(~0u, has);
+    if (holders == 0) {
+      before = __shfl_sync(~0u, until, kWarp - 1);
+      continue;
+    }
+    const int holder = __ffs(holders) - 1;
+    if (__shfl_sync(~0u, own.groups, holder) == 0) return false;
+    const LatentSpan span(a, s0 + holder);
+    found->row = (token - span.start) * a.num_heads + head;
+    const int group = found->row / (kLatentRows * plan.lanes);
+    int ahead = 0;
+    for (int g = lane; g < group; g += kWarp) ahead += tiles_of(a, plan, span, g);
+    found->first = __shfl_sync(~0u, until - own.weight, holder) + __reduce_add_sync(~0u, ahead);
+    found->num_tiles = tiles_of(a, plan, span, group);
+    return true;
+  }
+  return false;
+}
+
+// The pieces of each row of which a group was cut, added up: every kAddWarps-th one by a warp, in
+// the order of their keys, and then what warps have. Blocks: tokens and heads, with strides; 128
+// columns.
+constexpr int kAddWarps = 4, kAddColumns = 128;
+
 template <class T>
-__global__ void __launch_bounds__(kRank / 4)
+__global__ void __launch_bounds__(kAddWarps* kWarp)
     add_pieces_kernel(const LatentArgs a, const LatentPlan plan) {
+  __shared__ float4 sums[kAddWarps][kWarp];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int column = blockIdx.y * kAddColumns + lane * 4;
   pdl_trigger();
   pdl_wait();
-  const int part = blockIdx.y + 1;
   const Cuts cuts(a, plan);
-  Place place, other;
-  const int cut = cuts.at(a, plan, part, &place);
-  if (place.seq < 0 || place.tile == 0 || place.tile == place.num_tiles) return;
-  const int start = cut - place.tile;
-  if (cuts.at(a, plan, part - 1, &other) > start) return;
-  const int which_lane = blockIdx.x / plan.place_rows, r = blockIdx.x % plan.place_rows;
-  const int row = (place.group * plan.lanes + which_lane) * kLatentRows + r;
-  const LatentSpan span(a, place.seq);
-  if (row >= span.length * a.num_heads) return;
-
-  // Parts part - 1 to `end`, the first behind which the group ends.
-  const int end = (start + place.num_tiles - cuts.snap + cuts.size - 1) / cuts.size;
-  const int num_pieces = end - part + 1;
-  const auto row_of = [&](int piece) {  // in the workspace
-    return place_of(plan, part - 1 + piece, piece == 0, which_lane) * plan.place_rows + r;
-  };
-  float top = -INFINITY;
-  for (int i = lane; i < num_pieces; i += kWarp) top = fmaxf(top, a.sums[row_of(i)].x);
-  top = warp_max(top);
-  const float base = top == -INFINITY ? 0.f : top;
-  float total = 0.f;
-  for (int i = lane; i < num_pieces; i += kWarp) {
-    const float2 x = a.sums[row_of(i)];
-    total = fmaf(exp2_approx(x.x - base), x.y, total);
-  }
-  total = warp_sum(total);
-  const int column = warp * 128 + lane * 4;
-  float y[4] = {};
+  for (int pair = blockIdx.x; pair < a.num_tokens * a.num_heads; pair += gridDim.x) {
+    const int token = pair / a.num_heads, head = pair % a.num_heads;
+    GroupOfRow group;
+    if (!find_group(a, plan, token, head, &group)) continue;
+    // Of the parts that have some of it, the second one, and the one behind the last: cuts beside
+    // its ends were moved there.
+    const int second = (group.first + cuts.snap) / cuts.size + 1;
+    const int end = (group.first + group.num_tiles - cuts.snap + cuts.size - 1) / cuts.size;
+    if (second >= end) continue;  // a block has taken it alone
+    const int num_pieces = end - second + 1;
+    const int which_lane = group.row / kLatentRows % plan.lanes, r = group.row % kLatentRows;
+    const auto row_of = [&](int piece) {  // in the workspace
+      return place_of(plan, second - 1 + piece, piece == 0, which_lane) * plan.place_rows + r;
+    };
+    float top = -INFINITY;
+    for (int i = lane; i < num_pieces; i += kWarp) top = fmaxf(top, a.sums[row_of(i)].x);
+    top = warp_max(top);
+    const float base = top == -INFINITY ? 0.f : top;
+    float total = 0.f;
+    for (int i = lane; i < num_pieces; i += kWarp) {
+      const float2 x = a.sums[row_of(i)];
+      total = fmaf(exp2_approx(x.x - base), x.y, total);
+    }
+    total = warp_sum(total);
+    float4 y = make_float4(0.f, 0.f, 0.f, 0.f);
+    const auto add = [&](float weight, float4 x) {
+      y.x = fmaf(weight, x.x, y.x), y.y = fmaf(weight, x.y, y.y);
+      y.z = fmaf(weight, x.z, y.z), y.w = fmaf(weight, x.w, y.w);
+    };
 #pragma unroll 8
-  for (int i = 0; i < num_pieces; ++i) {
-    const int64_t at = row_of(i);
-    const float weight = exp2_approx(a.sums[at].x - base);
-    const float4 x = *reinterpret_cast<const float4*>(a.partial + at * kRank + column);
-    y[0] = fmaf(weight, x.x, y[0]), y[1] = fmaf(weight, x.y, y[1]);
-    y[2] = fmaf(weight, x.z, y[2]), y[3] = fmaf(weight, x.w, y[3]);
+    for (int i = warp; i < num_pieces; i += kAddWarps) {
+      const int64_t at = row_of(i);
+      add(exp2_approx(a.sums[at].x - base),
+          *reinterpret_cast<const float4*>(a.partial + at * kRank + column));
+    }
+    sums[warp][lane] = y;
+    __syncthreads();
+    if (warp == 0) {
+#pragma unroll
+      for (int w = 1; w < kAddWarps; ++w) add(1.f, sums[w][lane]);
+      const float scale = total > 0.f ? 1.f / total : 0.f;
+      const int64_t row = static_cast<int64_t>(head) * a.num_tokens + token;
+      *reinterpret_cast<uint2*>(static_cast<T*>(a.out) + row * kRank + column) =
+          make_uint2(pack2<T>(y.x * scale, y.y * scale), pack2<T>(y.z * scale, y.w * scale));
+    }
+    __syncthreads();
   }
-  const float scale = total > 0.f ? 1.f / total : 0.f;
-  *reinterpret_cast<uint2*>(static_cast<T*>(a.out) + span.index(a, row) * kRank + column) =
-      make_uint2(pack2<T>(y[0] * scale, y[1] * scale), pack2<T>(y[2] * scale, y[3] * scale));
 }
 
 template <class T>
@@ -758,9 +819,13 @@ Status run(const LatentArgs& a, const LatentPlan& plan, int64_t num_slots,
   status = launch(latent_attention_sm90_kernel<T>, config, "latent_attention sm90", map, a, plan,
                   box_tokens);
   if (!status.ok() || plan.num_places() == 0) return status;
-  config.grid = dim3(static_cast<unsigned>(plan.lanes * plan.place_rows),
-                     static_cast<unsigned>(plan.units - 1));
-  config.block = dim3(kRank / 4);
+  // Half of the threads of each multiprocessor, which are there together: more blocks would only
+  // look again where the cuts are.
+  constexpr int64_t kPairsAtOnce = 1024 / (kAddWarps * kWarp) * kAddColumns / kRank;
+  const int64_t pairs = static_cast<int64_t>(a.num_tokens) * a.num_heads;
+  config.grid = dim3(static_cast<unsigned>(std::min(pairs, kPairsAtOnce * num_multiprocessors())),
+                     kRank / kAddColumns);
+  config.block = dim3(kAddWarps * kWarp);
   config.shared_bytes = 0;
   return launch(add_pieces_kernel<T>, config, "latent_attention sm90 pieces", a, plan);
 }

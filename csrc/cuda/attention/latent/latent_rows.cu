@@ -1,14 +1,11 @@
 // See latent.h: norms of parts of rows, rotation, the cache write, and rows of heads.
 //
 // Architectures: all; float32, bf16, fp16. A block per token. Bound: bytes.
-#include <cuda_fp8.h>
-
-#include <algorithm>
 #include <type_traits>
 
 #include "cuda/attention/latent/latent.h"
+#include "cuda/attention/latent/latent_write.cuh"
 #include "cuda/common.cuh"
-#include "regatta/kv_format.h"
 
 namespace regatta::cuda {
 namespace {
@@ -40,105 +37,23 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <class T>
-struct WriteArgs {
-  const T* q;
-  const T* latents;
-  const T* norm_weight;
-  const float* rope_cache;
-  const int32_t* positions;
-  const int32_t* slot_mapping;
-  void* cache;
-  T* tail;
-  float* scales;
-  T* q_nope;
-  T* q_rope;
-  int32_t* head_ends;
-  int64_t q_stride, latent_stride;
-  int num_tokens, num_heads, latent_rank, rope_size, nope_size, num_positions;
-  float epsilon;
-  bool interleaved;
-};
-
-// Value i of R, rotated by the table's row.
-template <class T>
-__device__ __forceinline__ float rotated(const T* x, const float* angles, int i, int size,
-                                         bool interleaved) {
-  const int half = size / 2;
-  const int pair = interleaved ? i / 2 : i % half;
-  const bool second = interleaved ? i % 2 == 1 : i >= half;
-  const float a = Traits<T>::to_float(x[interleaved ? pair * 2 : pair]);
-  const float b = Traits<T>::to_float(x[interleaved ? pair * 2 + 1 : pair + half]);
-  const float cosine = angles[pair], sine = angles[half + pair];
-  return second ? fmaf(b, cosine, a * sine) : fmaf(a, cosine, -b * sine);
-}
-
-// Codes of y(i) for i < rank, and their scale. By a block; `scratch` is in use until it begins.
-template <class Values>
-__device__ __forceinline__ void write_codes(const Values& y, int rank, uint8_t* codes, float* scale,
-                                            float* scratch) {
-  float largest = kLeastKvRange;
-  for (int i = threadIdx.x; i < rank; i += kThreads) largest = fmaxf(largest, fabsf(y(i)));
-  largest = warp_max(largest);
-  __syncthreads();
-  if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = largest;
-  __syncthreads();
-  for (int w = 0; w < kThreads / kWarp; ++w) largest = fmaxf(largest, scratch[w]);
-  const float factor = 448.f / largest;
-  for (int i = threadIdx.x; i < rank; i += kThreads) {
-    codes[i] = __nv_cvt_float_to_fp8(y(i) * factor, __NV_SATFINITE, __NV_E4M3);
-  }
-  if (threadIdx.x == 0) *scale = largest / 448.f;
-}
-
-template <class T>
-__global__ void __launch_bounds__(kThreads) latent_write_kernel(const WriteArgs<T> a) {
-  __shared__ float scratch[kThreads / kWarp];
-  const int token = blockIdx.x;
+// The first warp takes the latent, the others the queries.
+template <class T, int V>
+__global__ void __launch_bounds__(kThreads) latent_write_kernel(const LatentWriteArgs<T> a) {
+  const int token = blockIdx.x, thread = static_cast<int>(threadIdx.x) - kWarp;
   pdl_trigger();
+  if (thread < 0) fetch_norm_weight(a);
   pdl_wait();
   if (token == 0) {
     for (int h = threadIdx.x; h < a.num_heads; h += kThreads) {
       a.head_ends[h] = (h + 1) * a.num_tokens;
     }
   }
-  const int position = min(max(a.positions[token], 0), a.num_positions - 1);
-  const float* angles = a.rope_cache + static_cast<int64_t>(position) * a.rope_size;
-  const T* latent = a.latents + token * a.latent_stride;
-  const float factor = rms_factor(latent, a.latent_rank, a.epsilon, scratch);
-  const int64_t slot = a.slot_mapping[token];
-  if (slot >= 0) {
-    const int rank = a.latent_rank;
-    const auto normed = [&](int i) {
-      return Traits<T>::to_float(latent[i]) * factor * Traits<T>::to_float(a.norm_weight[i]);
-    };
-    T* tail;
-    if (a.scales != nullptr) {
-      write_codes(normed, rank, static_cast<uint8_t*>(a.cache) + slot * rank, a.scales + slot,
-                  scratch);
-      tail = a.tail + slot * a.rope_size;
-    } else {
-      T* to = static_cast<T*>(a.cache) + slot * (rank + a.rope_size);
-      for (int i = threadIdx.x; i < rank; i += kThreads) to[i] = Traits<T>::from_float(normed(i));
-      tail = to + rank;
-    }
-    for (int i = threadIdx.x; i < a.rope_size; i += kThreads) {
-      tail[i] =
-          Traits<T>::from_float(rotated(latent + rank, angles, i, a.rope_size, a.interleaved));
-    }
-  }
-  const int head_size = a.nope_size + a.rope_size;
-  const T* q = a.q + token * a.q_stride;
-  for (int i = threadIdx.x; i < a.num_heads * head_size; i += kThreads) {
-    const int head = i / head_size, at = i % head_size;
-    const int64_t row = static_cast<int64_t>(head) * a.num_tokens + token;
-    if (at < a.nope_size) {
-      a.q_nope[row * a.nope_size + at] = q[i];
-    } else {
-      const float y = rotated(q + head * head_size + a.nope_size, angles, at - a.nope_size,
-                              a.rope_size, a.interleaved);
-      a.q_rope[row * a.rope_size + at - a.nope_size] = Traits<T>::from_float(y);
-    }
+  if (thread < 0) {
+    write_latent<T, V>(a, token);
+  } else {
+    rotate_queries<T, V>(a, token, thread, kThreads - kWarp);
+    copy_queries<T, V>(a, token, thread, kThreads - kWarp);
   }
 }
 
@@ -197,30 +112,11 @@ Status latent_write(const LatentWriteParams& p, const Launch& launch_on) {
   if (p.num_tokens == 0) return {};
   return dispatch_dtype(p.dtype, "latent_write", [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    WriteArgs<T> a = {};
-    a.q = static_cast<const T*>(p.q);
-    a.latents = static_cast<const T*>(p.latents);
-    a.norm_weight = static_cast<const T*>(p.norm_weight);
-    a.rope_cache = p.rope_cache;
-    a.positions = p.positions;
-    a.slot_mapping = p.slot_mapping;
-    a.cache = p.cache;
-    a.tail = static_cast<T*>(p.tail);
-    a.scales = p.scales;
-    a.q_nope = static_cast<T*>(p.q_nope);
-    a.q_rope = static_cast<T*>(p.q_rope);
-    a.head_ends = p.head_ends;
-    a.q_stride = p.q_stride;
-    a.latent_stride = p.latent_stride;
-    a.num_tokens = static_cast<int>(p.num_tokens);
-    a.num_heads = static_cast<int>(p.num_heads);
-    a.latent_rank = static_cast<int>(p.latent_rank);
-    a.rope_size = static_cast<int>(p.rope_size);
-    a.nope_size = static_cast<int>(p.nope_size);
-    a.num_positions = static_cast<int>(p.num_positions);
-    a.epsilon = p.epsilon;
-    a.interleaved = p.interleaved;
-    return launch(latent_write_kernel<T>, rows_config(p.num_tokens, launch_on), "latent_write", a);
+    constexpr int kUnit = 16 / static_cast<int>(sizeof(T));
+    auto* const kernel =
+        lies_in_units(p) ? latent_write_kernel<T, kUnit> : latent_write_kernel<T, 1>;
+    return launch(kernel, rows_config(p.num_tokens, launch_on), "latent_write",
+                  LatentWriteArgs<T>(p));
   });
 }
 
