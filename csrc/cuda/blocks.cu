@@ -1152,6 +1152,7 @@ class Blocks {
     p.parts.places = x.places;
     p.parts.shares = x.shares;
     p.parts.top_k = router.top_k;
+    p.parts.ready = true;  // both products came between
     if (block.shared_size > 0) p.parts.shared = x.shared;
     if (block.shared_gate) p.parts.shared_gate = x.shared_gate;
     const void* source = block.residual.source == Source::kNormed ? s_.normed : e.hidden;
