@@ -27,6 +27,11 @@ struct RouteParams {
 };
 Status route(const RouteParams& params, const Launch& launch);
 
+// The same of a step's tokens, by tensor cores: of normed rows as they are rounded. Whether it
+// takes them, and where there are few enough is faster than a product behind a norm.
+bool takes_route_step(const RouteParams& params);
+Status route_step(const RouteParams& params, const Launch& launch);
+
 // The choice that the logits make, as predict/nn/blocks.py has it. A row with a NaN goes to experts
 // 0, 1, ... with shares of NaN, so that it spoils nothing but itself.
 struct ChooseArgs {
