@@ -173,10 +173,12 @@ __device__ __forceinline__ Choice choose_among(const ChooseArgs& a, float (&valu
   int mine = 0;
   for (int j = 0; j < top_k; ++j) {
     const auto key = static_cast<uint32_t>(left[0] >> 32), at = static_cast<uint32_t>(left[0]);
-    bool is_best = key == warp_largest(key);
+    const uint32_t top = warp_largest(key);
+    bool is_best = key == top;
     unsigned best = __ballot_sync(~0u, is_best);
-    if ((best & (best - 1)) != 0) {  // equal ones of several lanes
-      is_best = is_best && at == warp_largest(is_best ? at : 0);
+    if ((best & (best - 1)) != 0) {                           // equal ones of several lanes
+      const uint32_t first = warp_largest(is_best ? at : 0);  // by all lanes
+      is_best = is_best && at == first;
       best = __ballot_sync(~0u, is_best);
     }
     const uint32_t chosen = __shfl_sync(~0u, at, __ffs(best) - 1);
