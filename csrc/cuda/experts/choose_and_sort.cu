@@ -303,12 +303,6 @@ int64_t chunk_of(int64_t num_pairs) {
   return num_pairs <= kFewPairs ? kFewChunk : num_pairs < kManyPairs ? kMostChunk / 4 : kMostChunk;
 }
 
-// Whether few pairs are chosen and sorted by one launch.
-bool sorts_together(const ChooseAndSortParams& p) {
-  const int most = compute_capability() == 90 ? kMostTogether : kTokensOfBlock;
-  return p.choose.num_tokens <= most && p.hidden_size * dtype_size(p.dtype) % 16 == 0;
-}
-
 Status run_together(const ChooseArgs& choice, const Args& a, LaunchConfig config) {
   int blocks = 1;  // of a cluster
   while (blocks < kMostBlocks && blocks * kTokensOfBlock < choice.num_tokens) blocks *= 2;
@@ -332,7 +326,18 @@ int64_t sort_counts(int64_t num_pairs, int64_t num_experts) {
   return num_pairs <= kFewPairs ? 0 : ceil_div(num_pairs, chunk_of(num_pairs)) * num_experts;
 }
 
+bool sorts_together(const ChooseAndSortParams& p) {
+  const int most = compute_capability() == 90 ? kMostTogether : kTokensOfBlock;
+  return p.choose.num_tokens <= most &&
+         sort_counts(p.choose.num_tokens * p.choose.router.top_k, 1) == 0 &&
+         p.hidden_size * dtype_size(p.dtype) % 16 == 0;
+}
+
 Status choose_and_sort(const ChooseAndSortParams& p, const Launch& launch_on) {
+  return choose_and_sort(p, sorts_together(p), launch_on);
+}
+
+Status choose_and_sort(const ChooseAndSortParams& p, bool together, const Launch& launch_on) {
   const Router& router = p.choose.router;
   if (router.num_experts > kMaxExperts || router.top_k > kMaxChosen || router.num_groups > kWarp) {
     return Status::error("choose_and_sort: at most " + std::to_string(kMaxExperts) + " experts, " +
@@ -358,7 +363,7 @@ Status choose_and_sort(const ChooseAndSortParams& p, const Launch& launch_on) {
   config.block = dim3(kThreads);
   config.stream = launch_on.stream;
   config.pdl = launch_on.pdl;
-  if (few && sorts_together(p)) return run_together(p.choose, a, config);
+  if (together) return run_together(p.choose, a, config);
   config.grid = dim3(static_cast<unsigned>(ceil_div(p.choose.num_tokens, kChooseWarps)));
   config.block = dim3(kChooseWarps * kWarp);
   Status status = dispatch_experts(router.num_experts, [&](auto per_lane) {

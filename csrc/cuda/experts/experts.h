@@ -92,4 +92,9 @@ Status few_tokens(const FewTokensParams& params, const Launch& launch);
 int64_t sort_counts(int64_t num_pairs, int64_t num_experts);
 Status choose_and_sort(const ChooseAndSortParams& params, const Launch& launch);
 
+// Whether one launch does all of it; else choose_and_sort() takes two, or of many pairs three. The
+// second form takes them where told to; the lists are the same.
+bool sorts_together(const ChooseAndSortParams& params);
+Status choose_and_sort(const ChooseAndSortParams& params, bool together, const Launch& launch);
+
 }  // namespace regatta::cuda
