@@ -42,6 +42,9 @@ constexpr int64_t kRowsNormedAhead = 129;
 // multiprocessors.
 constexpr int64_t kRowsRouted = 24;
 
+// From so many rows on both are by tensor cores, where those take them.
+constexpr int64_t kRowsOfStep = 3;
+
 // Keys and values of so many bytes are made of latents at a time, of as many heads as that allows.
 // On the host, predict/loading/memory.py has room for as much.
 constexpr int64_t kMaxExpandedBytes = int64_t{256} << 20;
@@ -1163,7 +1166,6 @@ class Blocks {
     const ExpertBlock& block = e.block;
     const Router& router = block.router;
     const ExpertScratch& x = s_.experts;
-    const bool by_product = e.num_tokens > kRowsRouted && !is_batch_invariant;
     RouteParams route;
     route.x = e.hidden;
     route.norm = block.norm;
@@ -1171,16 +1173,22 @@ class Blocks {
     route.normed = s_.normed;
     route.weight = e.router;
     route.shared_gate = e.shared_gate;
-    route.logits = by_product ? nullptr : x.logits;
+    route.logits = x.logits;
     route.shared_gate_out = x.shared_gate;
     route.num_tokens = e.num_tokens;
     route.hidden_size = e.hidden_size;
     route.dtype = e.dtype;
     route.num_experts = router.num_experts;
+    const bool is_step =
+        e.num_tokens >= kRowsOfStep && !is_batch_invariant && takes_route_step(route);
+    const bool by_product = !is_step && e.num_tokens > kRowsRouted && !is_batch_invariant;
     Status status;
-    if (by_product && block.norm.is_there && e.shared_gate == nullptr) {
+    if (is_step) {
+      status = route_step(route, launch_);
+    } else if (by_product && block.norm.is_there && e.shared_gate == nullptr) {
       status = norm_rows(view, e.hidden, e.num_tokens, e.hidden_size, false, e.dtype);
     } else {
+      if (by_product) route.logits = nullptr;
       status = cuda::route(route, launch_);
     }
     if (status.ok() && by_product) status = multiply_router(e);
@@ -1218,6 +1226,7 @@ class Blocks {
     p.parts.places = x.places;
     p.parts.shares = x.shares;
     p.parts.top_k = router.top_k;
+    p.parts.ready = true;  // both products came between
     if (block.shared_size > 0) p.parts.shared = x.shared;
     if (block.shared_gate) p.parts.shared_gate = x.shared_gate;
     const void* source = block.residual.source == Source::kNormed ? s_.normed : e.hidden;

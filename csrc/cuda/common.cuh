@@ -223,6 +223,12 @@ __device__ __forceinline__ Vec16<T> load16(const T* p) {
   return bit_cast<Vec16<T>>(x);
 }
 
+// Past L1 (ld.cg), for what other multiprocessors may have written since this one began the launch.
+template <class T>
+__device__ __forceinline__ Vec16<T> load16_l2(const T* p) {
+  return bit_cast<Vec16<T>>(__ldcg(reinterpret_cast<const uint4*>(p)));
+}
+
 // Policy word for load16_once: first to leave L2, so that what is read once does not push out what
 // is read again. (Copies of Hopper's take the same word.)
 __device__ __forceinline__ uint64_t policy_evict_first() {

@@ -277,15 +277,19 @@ __device__ __forceinline__ float4 load_cluster_float4(const float* shared, uint3
   return x;
 }
 
-// *shared of block `rank` of the cluster becomes x.
-__device__ __forceinline__ void store_cluster_float(const float* shared, uint32_t rank, float x) {
+// The word *shared of block `rank` of the cluster becomes x.
+__device__ __forceinline__ void store_cluster_word(const void* shared, uint32_t rank, uint32_t x) {
 #ifdef REGATTA_SM90
   uint32_t remote;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
                : "=r"(remote)
                : "r"(shared_address(shared)), "r"(rank));
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(x) : "memory");
+  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(remote), "r"(x) : "memory");
 #endif
+}
+
+__device__ __forceinline__ void store_cluster_float(const float* shared, uint32_t rank, float x) {
+  store_cluster_word(shared, rank, __float_as_uint(x));
 }
 
 // Two floats of shared memory, through a pointer that the compiler takes for any memory's.

@@ -92,6 +92,10 @@ Status route(const RouteParams& params, const Launch& on) {
   });
 }
 
+bool takes_route_step(const RouteParams& p) { return p.norm.is_there; }
+
+Status route_step(const RouteParams& params, const Launch& on) { return route(params, on); }
+
 // The loops above and below serve any number of tokens.
 bool takes_few_tokens(const FewTokensParams&) { return false; }
 

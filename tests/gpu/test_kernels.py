@@ -33,6 +33,7 @@ OF_HOPPER = {
 OF_EVERY_GPU = {
     "attention_check": ("spans", "trees", "dense", "int8_static", "int8_dynamic", "fp8", "int4"),
     "every_gpu_check": ("",),
+    "experts_check": ("lists", "routes", "sums"),
     "small_check": ("rows", "adjust", "sample"),
 }
 ALL = OF_HOPPER | OF_EVERY_GPU

@@ -6,34 +6,40 @@
 
 namespace regatta::cuda {
 
-// The largest of the lanes' values and where it stands; of equal ones the lower place.
-__device__ __forceinline__ void warp_largest(float* value, int* at) {
+__device__ __forceinline__ uint32_t warp_largest(uint32_t x) {
 #if __CUDA_ARCH__ >= 800
-  // Whole numbers in the order of the values; 0 and -0 are one.
-  const uint32_t bits = __float_as_uint(*value + 0.f);
-  const uint32_t key = bits >> 31 ? ~bits : bits | 0x80000000u;
-  const uint32_t top = __reduce_max_sync(~0u, key);
-  *at = static_cast<int>(__reduce_min_sync(~0u, key == top ? static_cast<uint32_t>(*at) : ~0u));
-  *value = __uint_as_float(top >> 31 ? top ^ 0x80000000u : ~top);
+  return __reduce_max_sync(~0u, x);
 #else
 #pragma unroll
-  for (int o = kWarp / 2; o > 0; o /= 2) {
-    const float other = __shfl_xor_sync(~0u, *value, o);
-    const int place = __shfl_xor_sync(~0u, *at, o);
-    if (other > *value || (other == *value && place < *at)) *value = other, *at = place;
-  }
+  for (int o = kWarp / 2; o > 0; o /= 2) x = max(x, __shfl_xor_sync(~0u, x, o));
+  return x;
 #endif
 }
 
-// Leaves -inf in `choice` [E] but for the experts of the chosen groups. By a warp.
+// Whole numbers in the order of the values, none of which is 0; 0 and -0 are one. NaN, for which no
+// order has a place, is as -inf.
+__device__ __forceinline__ uint32_t key_of(float value) {
+  const uint32_t bits = isnan(value) ? 0xff800000u : __float_as_uint(value + 0.f);
+  return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+__device__ __forceinline__ float value_of(uint32_t key) {
+  return __uint_as_float(key >> 31 ? key ^ 0x80000000u : ~key);
+}
+
+// Leaves -inf in `choice` [E] but for the experts of the chosen groups. By a warp, of which as many
+// lanes as there are for each go through a group.
 __device__ __forceinline__ void choose_groups(const Router& router, float* choice) {
   const int lane = threadIdx.x % kWarp;
   const int num_groups = static_cast<int>(router.num_groups);
   const int size = static_cast<int>(router.num_experts) / num_groups;
+  const int lanes = 1 << (31 - __clz(kWarp / num_groups));
+  const int group = lane / lanes;
+  float* const own = choice + group * size;
   float best = -INFINITY, second = -INFINITY;
-  if (lane < num_groups) {
-    for (int i = 0; i < size; ++i) {
-      const float c = choice[lane * size + i];
+  if (group < num_groups) {
+    for (int i = lane % lanes; i < size; i += lanes) {
+      const float c = own[i];
       if (c > best) {
         second = best, best = c;
       } else if (c > second) {
@@ -41,48 +47,93 @@ __device__ __forceinline__ void choose_groups(const Router& router, float* choic
       }
     }
   }
+  for (int o = 1; o < lanes; o *= 2) {
+    const float other = __shfl_xor_sync(~0u, best, o);
+    const float other_second = __shfl_xor_sync(~0u, second, o);
+    second = fmaxf(fminf(best, other), fmaxf(second, other_second));
+    best = fmaxf(best, other);
+  }
   const float score = router.group_score == GroupScore::kTopTwo ? best + second : best;
   int rank = 0;  // groups that come before this lane's
   for (int g = 0; g < num_groups; ++g) {
-    const float other = __shfl_sync(~0u, score, g);
-    if (other > score || (other == score && g < lane)) ++rank;
+    const float other = __shfl_sync(~0u, score, g * lanes);
+    if (other > score || (other == score && g < group)) ++rank;
   }
-  const unsigned chosen = __ballot_sync(~0u, lane < num_groups && rank < router.top_groups);
-  for (int e = lane; e < num_groups * size; e += kWarp) {
-    if ((chosen >> (e / size) & 1) == 0) choice[e] = -INFINITY;
+  if (group < num_groups && rank >= router.top_groups) {
+    for (int i = lane % lanes; i < size; i += lanes) own[i] = -INFINITY;
   }
   __syncwarp();
 }
 
-// Chooses for one token of these logits [E]: ids and shares [K], the best first. scores, choice:
-// room for E values in shared memory, of this warp. kPerLane: experts of a lane, at least E / 32.
+// A lane's experts are lane, lane + 32 and so on.
 template <int kPerLane>
-__device__ __forceinline__ void choose_among(const ChooseArgs& a, const float* logits, int32_t* ids,
-                                             float* shares, float* scores, float* choice) {
+__device__ __forceinline__ void load_logits(const ChooseArgs& a, int token,
+                                            float (&value)[kPerLane]) {
+  const int count = static_cast<int>(a.router.num_experts);
+  const float* const logits = a.logits + static_cast<int64_t>(token) * count;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int e = static_cast<int>(threadIdx.x) % kWarp + i * kWarp;
+    value[i] = e < count ? __ldcg(logits + e) : -INFINITY;
+    if (a.bias != nullptr && e < count) value[i] += __ldg(a.bias + e);
+  }
+}
+
+// One step, and those behind it, of sort_down().
+template <int kMerged, int kStep, int kCount>
+__device__ __forceinline__ void sort_step(uint64_t (&x)[kCount]) {
+#pragma unroll
+  for (int i = 0; i + kStep < kCount; ++i) {
+    const int from = i - kStep % kMerged;
+    const bool is_low = from >= 0 && from / kStep % 2 == 0;
+    if (is_low && i / (2 * kMerged) == (i + kStep) / (2 * kMerged)) {
+      const uint64_t low = x[i], high = x[i + kStep];
+      x[i] = low > high ? low : high;
+      x[i + kStep] = low > high ? high : low;
+    }
+  }
+  if constexpr (kStep > 1) {
+    sort_step<kMerged, kStep / 2>(x);
+  } else if constexpr (2 * kMerged < kCount) {
+    sort_step<2 * kMerged, 2 * kMerged>(x);
+  }
+}
+
+// The largest first; Batcher's merges of odd and even ones.
+template <int kCount>
+__device__ __forceinline__ void sort_down(uint64_t (&x)[kCount]) {
+  sort_step<1, 1>(x);
+}
+
+// What lane j < top_k has of a token: its j-th choice, the best first.
+struct Choice {
+  int id;
+  float share;
+};
+
+// Chooses for one token of these logits. scores, choice: room for E values in shared memory, of
+// this warp; `choice` where groups are chosen alone.
+template <int kPerLane>
+__device__ __forceinline__ Choice choose_among(const ChooseArgs& a, float (&value)[kPerLane],
+                                               float* scores, float* choice) {
   const int lane = threadIdx.x % kWarp;
   const Router& router = a.router;
   const int count = static_cast<int>(router.num_experts), top_k = static_cast<int>(router.top_k);
-  float value[kPerLane], largest = -INFINITY;
+  const auto is_there = [&](int i) { return lane + i * kWarp < count; };
+  float largest = -INFINITY;
   bool sound = true;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
-    const int e = lane + i * kWarp;
-    value[i] = e < count ? __ldcg(logits + e) : -INFINITY;
-    if (a.bias != nullptr && e < count) value[i] += __ldg(a.bias + e);
     sound = sound && !isnan(value[i]);
     largest = fmaxf(largest, value[i]);
   }
-  sound = __all_sync(~0u, sound);
-  if (!sound) {
-    if (lane < top_k) ids[lane] = lane, shares[lane] = NAN;
-    return;
-  }
+  if (!__all_sync(~0u, sound)) return {lane, NAN};
   if (router.scoring == Scoring::kSoftmax) {
-    largest = warp_max(largest);
+    largest = value_of(warp_largest(key_of(largest)));
     float sum = 0.f;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      value[i] = lane + i * kWarp < count ? expf(value[i] - largest) : 0.f;
+      value[i] = is_there(i) ? expf(value[i] - largest) : 0.f;
       sum += value[i];
     }
     sum = warp_sum(sum);
@@ -94,54 +145,63 @@ __device__ __forceinline__ void choose_among(const ChooseArgs& a, const float* l
   }
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
-    const int e = lane + i * kWarp;
-    if (e >= count) continue;
-    scores[e] = value[i];
-    choice[e] = a.correction == nullptr ? value[i] : value[i] + __ldg(a.correction + e);
+    if (!is_there(i)) continue;
+    scores[lane + i * kWarp] = value[i];
+    if (a.correction != nullptr) value[i] += __ldg(a.correction + lane + i * kWarp);
+  }
+  if (router.top_groups < router.num_groups) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (is_there(i)) choice[lane + i * kWarp] = value[i];
+    }
+    __syncwarp();
+    choose_groups(router, choice);
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (is_there(i)) value[i] = choice[lane + i * kWarp];
+    }
   }
   __syncwarp();
-  if (router.top_groups < router.num_groups) choose_groups(router, choice);
+  // A lane's experts, the best first, and of equal ones the first; behind them there is nothing.
+  uint64_t left[kPerLane];
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
-    const int e = lane + i * kWarp;
-    value[i] = e < count ? choice[e] : -INFINITY;
+    left[i] = static_cast<uint64_t>(is_there(i) ? key_of(value[i]) : 0) << 32 |
+              ~static_cast<uint32_t>(lane + i * kWarp);
   }
-  int mine = 0;  // lane j keeps the j-th choice
+  sort_down(left);
+  int mine = 0;
   for (int j = 0; j < top_k; ++j) {
-    float best = -INFINITY;
-    int at = 1 << 30;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      const int e = lane + i * kWarp;
-      if (e < count && (value[i] > best || at == 1 << 30)) best = value[i], at = e;
+    const auto key = static_cast<uint32_t>(left[0] >> 32), at = static_cast<uint32_t>(left[0]);
+    const uint32_t top = warp_largest(key);
+    bool is_best = key == top;
+    unsigned best = __ballot_sync(~0u, is_best);
+    if ((best & (best - 1)) != 0) {                           // equal ones of several lanes
+      const uint32_t first = warp_largest(is_best ? at : 0);  // by all lanes
+      is_best = is_best && at == first;
+      best = __ballot_sync(~0u, is_best);
     }
-    warp_largest(&best, &at);
-    if (lane == j) mine = at;
+    const uint32_t chosen = __shfl_sync(~0u, at, __ffs(best) - 1);
+    if (lane == j) mine = static_cast<int>(~chosen);
+    if (is_best) {
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      // A chosen one is no candidate any more; one of a group that is not chosen never was.
-      if (lane + i * kWarp == at) value[i] = -INFINITY;
+      for (int i = 0; i + 1 < kPerLane; ++i) left[i] = left[i + 1];
+      left[kPerLane - 1] = 0;
     }
   }
   float share = lane < top_k ? scores[mine] : 0.f;
   if (router.renormalize) {
     float sum = 0.f;  // in the order of the choices
-    for (int j = 0; j < top_k; ++j) sum += __shfl_sync(~0u, share, j);
+    for (int first = 0; first < top_k; first += 8) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float other = __shfl_sync(~0u, share, first + j);
+        if (first + j < top_k) sum += other;
+      }
+    }
     share = share / sum;
   }
-  if (lane < top_k) ids[lane] = mine, shares[lane] = share * router.scale;
-}
-
-// The same into the lists of all tokens.
-__device__ __forceinline__ void choose(const ChooseArgs& a, int token, float* scores,
-                                       float* choice) {
-  const int64_t count = a.router.num_experts, first = token * a.router.top_k;
-  const float* const logits = a.logits + token * count;
-  int32_t* const ids = a.ids + first;
-  float* const shares = a.shares + first;
-  if (count <= 4 * kWarp) return choose_among<4>(a, logits, ids, shares, scores, choice);
-  if (count <= 8 * kWarp) return choose_among<8>(a, logits, ids, shares, scores, choice);
-  choose_among<kMaxExperts / kWarp>(a, logits, ids, shares, scores, choice);
+  return {mine, share * router.scale};
 }
 
 }  // namespace regatta::cuda

@@ -27,6 +27,11 @@ struct RouteParams {
 };
 Status route(const RouteParams& params, const Launch& launch);
 
+// The same of a step's tokens, by tensor cores: of normed rows as they are rounded. Whether it
+// takes them, and where there are few enough is faster than a product behind a norm.
+bool takes_route_step(const RouteParams& params);
+Status route_step(const RouteParams& params, const Launch& launch);
+
 // The choice that the logits make, as predict/nn/blocks.py has it. A row with a NaN goes to experts
 // 0, 1, ... with shares of NaN, so that it spoils nothing but itself.
 struct ChooseArgs {
@@ -97,5 +102,10 @@ Status few_tokens_sm90(const FewTokensParams& params, const FewTokensRings& ring
 // Values of ChooseAndSortParams::counts.
 int64_t sort_counts(int64_t num_pairs, int64_t num_experts);
 Status choose_and_sort(const ChooseAndSortParams& params, const Launch& launch);
+
+// Whether one launch does all of it; else choose_and_sort() takes two, or of many pairs three. The
+// second form takes them where told to; the lists are the same.
+bool sorts_together(const ChooseAndSortParams& params);
+Status choose_and_sort(const ChooseAndSortParams& params, bool together, const Launch& launch);
 
 }  // namespace regatta::cuda

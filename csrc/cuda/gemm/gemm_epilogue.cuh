@@ -88,12 +88,6 @@ inline BlockScales make_block_scales(const GemmParams& p) {
   return b;
 }
 
-// Loads bypass L1 (ld.cg): within one launch, other multiprocessors may have written these values.
-template <class T>
-__device__ __forceinline__ Vec16<T> load16_l2(const T* p) {
-  return bit_cast<Vec16<T>>(__ldcg(reinterpret_cast<const uint4*>(p)));
-}
-
 // rsqrt(mean(x^2) + epsilon) of a row, from its partial sums in their order; or the scale of its
 // codes; 1 without them.
 __device__ __forceinline__ float row_scale_of(const Epilogue& p, int64_t row) {

@@ -37,6 +37,7 @@ struct Parts {
   int top_k;
   const T* shared;
   const float* shared_gate;
+  bool ready;
 };
 
 template <class T>
@@ -102,30 +103,10 @@ __device__ __forceinline__ void load_parts(const Args<T>& a, const Piece<T, kWho
   };
   const auto part = [&](int64_t place) { return a.made + place * a.width; };
   float x[8];
-  if constexpr (kWhole && sizeof(T) == 2) {
-    // Several rows are on their way at once.
-    constexpr int kAtOnce = 4;
-    for (int first = 0; first < p.top_k; first += kAtOnce) {
-      Vec16<T> rows[kAtOnce];
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        const int64_t at = row * p.top_k + min(first + j, p.top_k - 1);
-        rows[j] = load16(part(p.places[at]) + piece.first);
-      }
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        if (first + j >= p.top_k) break;
-        const float share = p.shares[row * p.top_k + first + j];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) y[i] = fmaf(share, rows[j].get(i), y[i]);
-      }
-    }
-  } else {
-    for (int j = 0; j < p.top_k; ++j) {
-      const int64_t at = row * p.top_k + j;
-      piece.load(part(p.places[at]), x);
-      add(x, p.shares[at]);
-    }
+  for (int j = 0; j < p.top_k; ++j) {
+    const int64_t at = row * p.top_k + j;
+    piece.load(part(p.places[at]), x);
+    add(x, p.shares[at]);
   }
   round();
   if (p.shared == nullptr) return;
@@ -232,43 +213,105 @@ __global__ void __launch_bounds__(1024) sum_norm_kernel(const Args<T> a) {
   });
 }
 
-// Rows of up to 1024 units of 16 bytes: one unit a thread, in registers; weights come ahead of the
-// wait for the launch before, and all that it made at once.
-template <class T, bool kParts>
-__global__ void __launch_bounds__(1024) sum_norm_unit_kernel(const Args<T> a) {
+// Where `kCount` of a row's parts lie, from `first` on, and their shares.
+template <int kCount>
+struct PartList {
+  int places[kCount];
+  float shares[kCount];
+
+  template <class T>
+  __device__ __forceinline__ void load(const Parts<T>& p, int first) {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      const int64_t at = static_cast<int64_t>(blockIdx.x) * p.top_k + min(first + j, p.top_k - 1);
+      places[j] = __ldcg(p.places + at);
+      shares[j] = __ldcg(p.shares + at);
+    }
+  }
+};
+
+// Of rows whose blocks have up to kThreads threads: parts that are on their way at once.
+template <int kThreads>
+constexpr int kPartsAtOnce = kThreads > 512 ? 4 : 8;
+
+// Rows of up to kThreads units of 16 bytes: one unit a thread, in registers; weights come ahead of
+// the wait for the launch before, and all that it made at once.
+template <class T, bool kParts, int kThreads>
+__global__ void __launch_bounds__(kThreads) sum_norm_unit_kernel(const Args<T> a) {
+  constexpr int kAtOnce = kPartsAtOnce<kThreads>;
   __shared__ float sums[4][32];
   const int first = static_cast<int>(threadIdx.x) * 8;
   const bool inside = first < a.width;
   const int64_t at = static_cast<int64_t>(blockIdx.x) * a.width + first;
   const bool has_post = a.post.weight != nullptr, has_next = a.next.weight != nullptr;
-  Vec16<T> weights[2] = {}, biases[2] = {}, made = {}, source = {};
-  const auto load = [&](const T* from, Vec16<T>* to) {
-    if (inside && from != nullptr) *to = load16(from + first);
+  const Parts<T>& parts = a.parts;
+  // As they came: single values would take a register each.
+  uint4 weights[2] = {}, biases[2] = {}, source = {}, shared = {};
+  const auto load = [&](const T* from, uint4* to) {
+    if (inside && from != nullptr) *to = bit_cast<uint4>(load16(from + first));
   };
+  const auto of = [](const uint4& bits, int i) { return bit_cast<Vec16<T>>(bits).get(i); };
   load(a.post.weight, &weights[0]);
   load(a.post.bias, &biases[0]);
   load(a.next.weight, &weights[1]);
   load(a.next.bias, &biases[1]);
+  PartList<kAtOnce> list;
+  float shared_gate = 1.f;
+  const auto load_rest = [&] {
+    if (inside) source = bit_cast<uint4>(load16_l2(a.source + at));
+    if constexpr (kParts) {
+      list.load(parts, 0);
+      if (inside && parts.shared != nullptr) shared = bit_cast<uint4>(load16_l2(parts.shared + at));
+      if (parts.shared_gate != nullptr) shared_gate = __ldcg(parts.shared_gate + blockIdx.x);
+    }
+  };
+  const bool ready = kParts && parts.ready;
   pdl_trigger();
+  if (ready) load_rest();
   pdl_wait();
-  if (inside) source = load16(a.source + at);
-  float y[8];
+  if (!ready) load_rest();
+  float y[8] = {};
   if constexpr (kParts) {
-    if (inside) load_parts(a, Piece<T, true>{first, 8}, y);
+    const auto round = [&] {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) y[i] = Traits<T>::to_float(Traits<T>::from_float(y[i]));
+    };
+    for (int from = 0; from < parts.top_k; from += kAtOnce) {
+      if (from > 0) list.load(parts, from);
+      uint4 rows[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const bool is_there = inside && from + j < parts.top_k;
+        const T* const row = a.made + list.places[j] * int64_t{a.width} + first;
+        rows[j] = is_there ? bit_cast<uint4>(load16(row)) : make_uint4(0, 0, 0, 0);
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (from + j >= parts.top_k) break;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) y[i] = fmaf(list.shares[j], of(rows[j], i), y[i]);
+      }
+    }
+    round();
+    if (parts.shared != nullptr) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) y[i] = fmaf(shared_gate, of(shared, i), y[i]);
+      round();
+    }
   } else {
-    if (inside) made = load16(a.made + at);
+    const Vec16<T> made = inside ? load16(a.made + at) : Vec16<T>{};
 #pragma unroll
     for (int i = 0; i < 8; ++i) y[i] = made.get(i);
   }
   const auto add = [&] {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) y[i] = fmaf(a.made_scale, y[i], a.source_scale * source.get(i));
+    for (int i = 0; i < 8; ++i) y[i] = fmaf(a.made_scale, y[i], a.source_scale * of(source, i));
   };
   // Of the block's values: what lies beside the row counts as nothing.
-  const auto total = [&](float of, float* scratch) {
-    return block_sum(inside ? of : 0.f, scratch);
+  const auto total = [&](float own, float* scratch) {
+    return block_sum(inside ? own : 0.f, scratch);
   };
-  const auto norm = [&](const RowNorm<T>& norm, const Vec16<T>& weight, const Vec16<T>& bias,
+  const auto norm = [&](const RowNorm<T>& norm, const uint4& weight, const uint4& bias,
                         float (*scratch)[32]) {
     float mean = 0.f, sum = 0.f;
     if (norm.layer) {
@@ -282,8 +325,8 @@ __global__ void __launch_bounds__(1024) sum_norm_unit_kernel(const Args<T> a) {
     const float scale = rsqrtf(total(sum, scratch[1]) / a.width + norm.epsilon);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const float factor = norm.plus_one ? 1.f + weight.get(i) : weight.get(i);
-      y[i] = fmaf((y[i] - mean) * scale, factor, bias.get(i));
+      const float factor = norm.plus_one ? 1.f + of(weight, i) : of(weight, i);
+      y[i] = fmaf((y[i] - mean) * scale, factor, of(bias, i));
     }
   };
   if (has_post && !a.post_of_sum) norm(a.post, weights[0], biases[0], sums);
@@ -310,8 +353,12 @@ Status sum_norm(const SumNormParams& p, const Launch& launch_on) {
     using T = std::remove_pointer_t<decltype(t)>;
     Args<T> a = {};
     a.made = static_cast<const T*>(p.made);
-    a.parts = {p.parts.places, p.parts.shares, static_cast<int>(p.parts.top_k),
-               static_cast<const T*>(p.parts.shared), p.parts.shared_gate};
+    a.parts = {p.parts.places,
+               p.parts.shares,
+               static_cast<int>(p.parts.top_k),
+               static_cast<const T*>(p.parts.shared),
+               p.parts.shared_gate,
+               p.parts.ready};
     a.source = static_cast<const T*>(p.source);
     a.out = static_cast<T*>(p.out);
     a.normed = static_cast<T*>(p.normed);
@@ -330,8 +377,11 @@ Status sum_norm(const SumNormParams& p, const Launch& launch_on) {
     const bool parts = p.parts.places != nullptr;
     if constexpr (sizeof(T) == 2) {
       if (p.width % 8 == 0 && p.width <= 8 * 1024) {
-        auto* const unit = parts ? sum_norm_unit_kernel<T, true> : sum_norm_unit_kernel<T, false>;
-        return launch(unit, config, "sum_norm", a);
+        auto* const some =
+            parts ? sum_norm_unit_kernel<T, true, 512> : sum_norm_unit_kernel<T, false, 512>;
+        auto* const most =
+            parts ? sum_norm_unit_kernel<T, true, 1024> : sum_norm_unit_kernel<T, false, 1024>;
+        return launch(config.block.x <= 512 ? some : most, config, "sum_norm", a);
       }
     }
     auto* const whole = parts ? sum_norm_kernel<T, true, true> : sum_norm_kernel<T, true, false>;

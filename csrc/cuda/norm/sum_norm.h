@@ -14,6 +14,7 @@ struct MadeOfParts {
   int64_t top_k = 0;
   const void* shared = nullptr;        // [num_rows, width] or null
   const float* shared_gate = nullptr;  // [num_rows] or null
+  bool ready = false;                  // all but `made` may be read ahead of pdl_wait(), and source
 };
 
 // total = source_scale * source + made_scale * made, where `post_norm` is of made or of the sum.
