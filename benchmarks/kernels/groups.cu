@@ -6,8 +6,9 @@
 //   SCHEME: bf16, fp8, blocks, int8; of packed weights int4_32, int4_128 (columns that share a
 //   scale), weight_int8, mxfp4, w4a8; packed: the first four of these
 // chain: both products of a layer in turn, the second one's ends ready or not, and with and without
-// dependent launches. tune: the tiles of gemm_sm90 for so many tokens, best first; of packed
-// weights those of every kernel. What is chosen comes ahead of them.
+// dependent launches. tune: the tiles of gemm_sm90 (tokens, features, stages, blocks, trigger) for
+// so many tokens, best first; of packed weights those of every kernel. What is chosen comes ahead
+// of them.
 #include "cuda/gemm/select.h"
 #include "cuda/gemm/tiles.h"
 #include "cuda/host.h"
@@ -239,11 +240,11 @@ void tune(const Model& model, int64_t tokens) {
     for (const int rows : {chosen.tokens / 2, chosen.tokens, chosen.tokens * 2}) {
       for (const int features : {64, 128}) {
         for (const int budget : {50, 66, 100, 146, 216}) {
-          for (const int split : {1, 2, 4}) {
+          for (const int blocks : {1, 2}) {
             for (const int trigger : {-1, 4}) {
               const GemmTile t = {rows, features, std::min(16, budget * 8 / (features + rows)),
-                                  split, trigger};
-              if (rows < 8 || rows > 128 || t.stages < 3) continue;
+                                  1,    trigger,  blocks};
+              if (rows < 8 || rows > 64 || t.stages < 3 || budget * blocks > 216) continue;
               all.push_back({time(t), t});
             }
           }
@@ -254,11 +255,11 @@ void tune(const Model& model, int64_t tokens) {
               [](const Timed& a, const Timed& b) { return a.time < b.time; });
     printf("%6ld tokens, %5.1f experts, %-7s chosen {%d, %d, %d, %d, %d}", tokens,
            routing.mean_experts, kProducts[product], chosen.tokens, chosen.features, chosen.stages,
-           chosen.split, chosen.trigger);
+           chosen.blocks, chosen.trigger);
     model.print_rates(product, tokens, routing, time(chosen));
     for (size_t i = 0; i < std::min<size_t>(6, all.size()); ++i) {
       const GemmTile& t = all[i].tile;
-      printf(" | {%d, %d, %d, %d, %d} %.1f", t.tokens, t.features, t.stages, t.split, t.trigger,
+      printf(" | {%d, %d, %d, %d, %d} %.1f", t.tokens, t.features, t.stages, t.blocks, t.trigger,
              all[i].time);
     }
     printf("\n");
