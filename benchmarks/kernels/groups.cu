@@ -49,6 +49,28 @@ constexpr int kFirstPacked = 4, kNumPacked = 4;  // that "packed" stands for
 constexpr int kLaunches = 16;  // of a graph, each with ends of its own
 constexpr double kMostBytes = 12e9;
 
+__global__ void fill_kernel(uint8_t* p, int64_t n, uint32_t seed) {
+  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < n;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    // As 16-bit values and as codes of moderate size.
+    p[i] = i % 2 == 1 ? (random_byte(i, seed) & 0x83) | 0x38 : random_byte(i, seed) & 0xbf;
+  }
+}
+
+uint8_t* filled(int64_t bytes, uint32_t seed) {
+  uint8_t* p;
+  CHECK_CUDA(cudaMalloc(&p, bytes));
+  fill_kernel<<<2048, 256>>>(p, bytes, seed);
+  return p;
+}
+
+float* ones(int64_t count) {
+  float* p;
+  CHECK_CUDA(cudaMalloc(&p, count * 4));
+  set_kernel<<<256, 256>>>(p, count, 1e-3f);
+  return p;
+}
+
 // Rows of each of kLaunches launches, as they lie by expert.
 struct Routing {
   int32_t* ends;            // [kLaunches, G] on the device
@@ -96,15 +118,15 @@ struct Model {
     const int layers = std::clamp(static_cast<int>(kMostBytes / layer), 1, 4);
     for (int i = 0; i < layers; ++i) {
       for (int product = 0; product < 2; ++product) {
-        weights[product].push_back(random_bytes(bytes(product) * e.groups, 2 * i + product));
+        weights[product].push_back(filled(bytes(product) * e.groups, 2 * i + product));
       }
     }
-    hidden = random_bytes(rows * e.hidden * 2, 98);
-    inner = random_bytes(rows * e.inner * 2, 99);
-    out = random_bytes(rows * std::max(e.hidden, e.inner) * 2, 97);
+    hidden = filled(rows * e.hidden * 2, 98);
+    inner = filled(rows * e.inner * 2, 99);
+    out = filled(rows * std::max(e.hidden, e.inner) * 2, 97);
     const int64_t blocks = ceil_div(std::max(e.hidden, e.inner), kScaleBlock);
-    x_scale = filled_floats(gemm_block_stride(rows) * blocks, kCodeScale);
-    weight_scale = filled_floats(e.groups * std::max(2 * e.inner, e.hidden) * blocks, kCodeScale);
+    x_scale = ones(gemm_block_stride(rows) * blocks);
+    weight_scale = ones(e.groups * std::max(2 * e.inner, e.hidden) * blocks);
     CHECK_CUDA(cudaDeviceSynchronize());
   }
   ~Model() {

@@ -101,30 +101,6 @@ static __global__ void set_kernel(float* p, int64_t n, float value) {
   }
 }
 
-static __global__ void random_bytes_kernel(uint8_t* p, int64_t n, uint32_t seed) {
-  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < n;
-       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    // As 16-bit values and as codes of moderate size.
-    p[i] = i % 2 == 1 ? (random_byte(i, seed) & 0x83) | 0x38 : random_byte(i, seed) & 0xbf;
-  }
-}
-
-inline uint8_t* random_bytes(int64_t bytes, uint32_t seed) {
-  uint8_t* p;
-  CHECK_CUDA(cudaMalloc(&p, bytes));
-  random_bytes_kernel<<<2048, 256>>>(p, bytes, seed);
-  return p;
-}
-
-constexpr float kCodeScale = 1e-3f;
-
-inline float* filled_floats(int64_t count, float value) {
-  float* p;
-  CHECK_CUDA(cudaMalloc(&p, count * 4));
-  set_kernel<<<256, 256>>>(p, count, value);
-  return p;
-}
-
 // Scratch for products of up to `rows` rows and `columns` rows of weight, gated ones too, and
 // cuBLASLt's handle, or null where there is none.
 inline cuda::GemmResources blas_resources(GemmOperands operands, int64_t rows, int64_t columns) {

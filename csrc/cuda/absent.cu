@@ -5,7 +5,6 @@
 // call of such files, as refusals. The linker finds what is missing here. No kernels.
 #include "cuda/attention/attention.cuh"
 #include "cuda/attention/latent/latent_attention.cuh"
-#include "cuda/experts/experts.h"
 #include "regatta/gemm.h"
 
 namespace regatta::cuda {
@@ -50,9 +49,6 @@ Status gemm_blas_codes_sm90(const GemmParams&, const GemmResources&, CUstream_st
 }
 Status gemm_blas_unfolded_sm90(const GemmParams&, const QuantizeRowsParams&, const GemmResources&,
                                CUstream_st*) {
-  return absent("90a");
-}
-Status few_tokens_sm90(const FewTokensParams&, const FewTokensRings&, const Launch&) {
   return absent("90a");
 }
 Status launch_attention_decode_sm90(const AttentionArgs&, DType, KvFormat, int,

@@ -24,7 +24,6 @@ HOPPER, FLOAT8, BFLOAT16 = (9, 0), (8, 9), (8, 0)
 OF_HOPPER = {
     "dense_check": ("bfloat16", "float16", "float32"),
     "codes_check": ("products", "rows", "blas"),
-    "few_tokens_check": ("dense", "codes"),
     "groups_check": ("dense", "codes", "blocks"),
     "latent_check": ("few", "many", "trees", "heads"),
     "packed_check": ("8 bits", "4 bits", "8 bits in groups", "mxfp4", "w4a8"),

@@ -86,18 +86,7 @@ struct FewTokensParams {
 };
 // Whether the tokens are few, and few_tokens() takes them.
 bool takes_few_tokens(const FewTokensParams& params);
-// By Hopper's kernels where they run, else by those of every GPU.
 Status few_tokens(const FewTokensParams& params, const Launch& launch);
-Status few_tokens_generic(const FewTokensParams& params, const Launch& launch);
-
-// What is on its way in the first launch of Hopper's.
-struct FewTokensRings {
-  int64_t piece = 1024;  // bytes of a gate's and its up's row, at most
-  int64_t depth = 0;     // such pieces of a warp, up to 6; 0: as the second launch leaves room
-  bool together = true;  // the second launch begins beside the first
-};
-Status few_tokens_sm90(const FewTokensParams& params, const FewTokensRings& rings,
-                       const Launch& launch);
 
 // Values of ChooseAndSortParams::counts.
 int64_t sort_counts(int64_t num_pairs, int64_t num_experts);

@@ -13,18 +13,19 @@
 // e4m3 weights: each block makes the codes of its rows itself, which are those of quantize_rows(),
 // and keeps them as halves of 1/256 of what they stand for. A product of two codes is exact in a
 // half then; two are added before they become a float.
-// Hopper has kernels of its own: few_tokens_sm90.cu.
 // Bound: memory. Source: own.
 #include <algorithm>
+#include <type_traits>
 
+#include "cuda/activation/functions.cuh"
 #include "cuda/common.cuh"
+#include "cuda/experts/choose.cuh"
 #include "cuda/experts/experts.h"
-#include "cuda/experts/few_tokens.cuh"
+#include "cuda/gemm/dot.cuh"
+#include "cuda/gemm/quantize_row.cuh"
 
 namespace regatta::cuda {
 namespace {
-
-using namespace few;
 
 constexpr int kUpWarps = 8;
 constexpr int kUpBlocks = 2;      // of a multiprocessor
@@ -32,11 +33,193 @@ constexpr int kColumnWarps = 16;  // of a block of `down`: columns of a partial 
 constexpr int kUnits = 8;         // of 16 bytes that a lane of `down` asks for at once
 static_assert(gemm_sumsq_columns(kMostFewTokens) == kColumnWarps);
 
-// Columns of `down`, of all choices, from where on sums by many warps are faster. Measured on an
-// H200: 11,264 gain, 28,672 lose. Hopper's own kernels are not measured above.
-constexpr int64_t kMostColumns = 12288, kMostColumnsSm90 = 12288;
-// What fits into shared memory beside the weights on their way, of Hopper's kernels.
-constexpr int64_t kMostMade = 40 << 10, kMostHidden = 32 << 10;
+// Of the weights: T, or codes.
+template <class T, bool kCodes>
+using Element = std::conditional_t<kCodes, uint8_t, T>;
+template <class T, bool kCodes>
+constexpr int kUnit = 16 / static_cast<int>(sizeof(Element<T, kCodes>));  // values of 16 bytes
+
+constexpr int kMostVectors = 4;          // of a row that becomes codes: 8,192 columns
+constexpr float kHalfUnit = 1.f / 256;   // of codes as halves
+constexpr int64_t kMostColumns = 12288;  // measured on an H200: 11,264 gain, 28,672 lose
+
+template <class T, bool kCodes>
+struct Args {
+  using Weight = Element<T, kCodes>;
+  ChooseArgs choose;
+  const T* x;
+  const Weight *gate_up, *shared_gate_up, *down, *shared_down;
+  const T *gate_up_bias, *down_bias;
+  const float *gate_up_scale, *down_scale;  // [E, 2 I] and [E, H], of codes
+  const float *gate_up_act, *down_act;      // [1]: the scale of x's codes, or 0: each row's own
+  const float* shared_gate;
+  T* inner;
+  const T* source;
+  T* out;
+  float* sumsq;
+  float source_scale, made_scale;
+  int hidden_size, intermediate_size, shared_size, top_k;
+  Activation activation;
+};
+
+// A token's experts: of several tokens in the order of their numbers.
+struct Chosen {
+  int32_t ids[kMaxChosen];
+  float shares[kMaxChosen];
+};
+
+// Room to choose in.
+struct ChooseRoom {
+  alignas(16) float scores[kMaxExperts], choice[kMaxExperts];
+  float largest[kColumnWarps], sums[kColumnWarps];
+};
+
+// What choose() does, by a whole block, whose other warps would wait for one: an expert's rank is
+// the number of those that come ahead of it.
+template <int kThreads>
+__device__ __forceinline__ void choose_together(const ChooseArgs& a, int token, ChooseRoom& room,
+                                                Chosen& to) {
+  constexpr int kEach = ceil_div(static_cast<int>(kMaxExperts), kThreads),
+                kWarps = kThreads / kWarp;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const Router& router = a.router;
+  const int count = static_cast<int>(router.num_experts), top_k = static_cast<int>(router.top_k);
+  const float* logits = a.logits + static_cast<int64_t>(token) * count;
+  const auto each = [&](auto&& body) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int e = static_cast<int>(threadIdx.x) + i * kThreads;
+      if (e < count) body(i, e);
+    }
+  };
+  float value[kEach], largest = -INFINITY, sum = 0.f;
+  bool sound = true;
+  each([&](int i, int e) {
+    value[i] = __ldcg(logits + e);
+    if (a.bias != nullptr) value[i] += __ldg(a.bias + e);
+    sound = sound && !isnan(value[i]);
+    largest = fmaxf(largest, value[i]);
+  });
+  largest = warp_max(largest);
+  if (lane == 0) room.largest[warp] = largest;
+  if (!__syncthreads_and(sound)) {
+    if (threadIdx.x < top_k) to.ids[threadIdx.x] = threadIdx.x, to.shares[threadIdx.x] = NAN;
+    __syncthreads();
+    return;
+  }
+  if (router.scoring == Scoring::kSoftmax) {
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) largest = fmaxf(largest, room.largest[w]);
+    each([&](int i, int) {
+      value[i] = expf(value[i] - largest);
+      sum += value[i];
+    });
+    sum = warp_sum(sum);
+    if (lane == 0) room.sums[warp] = sum;
+    __syncthreads();
+    sum = 0.f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sum += room.sums[w];
+    each([&](int i, int) { value[i] = value[i] / sum; });
+  } else {
+    each([&](int i, int) { value[i] = 1.f / (1.f + expf(-value[i])); });
+  }
+  each([&](int i, int e) {
+    room.scores[e] = value[i];
+    const float own = a.correction == nullptr ? value[i] : value[i] + __ldg(a.correction + e);
+    // Infinite logits make scores of NaN, which no order has a place for.
+    room.choice[e] = isnan(own) ? -INFINITY : own;
+  });
+  if (threadIdx.x < 4 && count % 4 > 0) {
+    const int e = count / 4 * 4 + static_cast<int>(threadIdx.x);
+    if (e >= count) room.choice[e] = -INFINITY;
+  }
+  __syncthreads();
+  if (router.top_groups < router.num_groups) {
+    if (warp == 0) choose_groups(router, room.choice);
+    __syncthreads();
+  }
+  each([&](int, int e) {
+    const float own = room.choice[e];
+    int rank = 0;
+    for (int j = 0; j < count; j += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(room.choice + j);
+      rank += four.x > own || (four.x == own && j < e);
+      rank += four.y > own || (four.y == own && j + 1 < e);
+      rank += four.z > own || (four.z == own && j + 2 < e);
+      rank += four.w > own || (four.w == own && j + 3 < e);
+    }
+    if (rank < top_k) to.ids[rank] = e;
+  });
+  __syncthreads();
+  if (warp == 0) {
+    const bool inside = lane < top_k;
+    const int id = inside ? to.ids[lane] : 0;
+    float share = inside ? room.scores[id] : 0.f;
+    if (router.renormalize) share = share / warp_sum(share);
+    int place = lane;
+    if (a.num_tokens > 1) {
+      place = 0;
+      for (int j = 0; j < top_k; ++j) place += __shfl_sync(~0u, id, j) < id;
+    }
+    __syncwarp();
+    if (inside) to.ids[place] = id, to.shares[place] = share * router.scale;
+  }
+  __syncthreads();
+}
+
+__device__ __forceinline__ uint4 unit_at(const void* x) {
+  return *reinterpret_cast<const uint4*>(x);
+}
+
+__device__ __forceinline__ __half2 halves_of(uint32_t two_codes) {
+  return bit_cast<__half2>(
+      __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(two_codes), __NV_E4M3));
+}
+
+// Of codes; x: halves of kHalfUnit.
+__device__ __forceinline__ float dot_codes(const uint4& w, const __half* x, float acc) {
+  const uint4 first = unit_at(x), second = unit_at(x + 8);
+  const uint32_t ws[4] = {w.x, w.y, w.z, w.w};
+  const uint32_t xs[8] = {first.x,  first.y,  first.z,  first.w,
+                          second.x, second.y, second.z, second.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const __half2 low = __hmul2(halves_of(ws[i] & 0xffff), bit_cast<__half2>(xs[2 * i]));
+    const float2 y =
+        __half22float2(__hfma2(halves_of(ws[i] >> 16), bit_cast<__half2>(xs[2 * i + 1]), low));
+    acc += y.x + y.y;
+  }
+  return acc;
+}
+
+// Eight codes as halves of kHalfUnit.
+__device__ __forceinline__ void store_halves(__half* to, uint2 codes) {
+  const __half2 unit = __float2half2_rn(kHalfUnit);
+  const uint32_t words[2] = {codes.x, codes.y};
+  uint32_t halves[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    halves[i] = bit_cast<uint32_t>(__hmul2(halves_of(words[i / 2] >> i % 2 * 16 & 0xffff), unit));
+  }
+  *reinterpret_cast<uint4*>(to) = make_uint4(halves[0], halves[1], halves[2], halves[3]);
+}
+
+__device__ __forceinline__ float gate_of(const Activation& of, float gate, float up) {
+  switch (of.function) {
+    case Function::kSilu:
+      return gated<Function::kSilu>(of, gate, up);
+    case Function::kGelu:
+      return gated<Function::kGelu>(of, gate, up);
+    case Function::kGeluTanh:
+      return gated<Function::kGeluTanh>(of, gate, up);
+    case Function::kRelu:
+      return gated<Function::kRelu>(of, gate, up);
+    case Function::kReluSquared:
+      return gated<Function::kReluSquared>(of, gate, up);
+  }
+  return 0.f;
+}
 
 // grid: (blocks, T). inner [T, S + K I]: shared, then those of each choice. Codes: no shared ones.
 template <class T, bool kCodes, int kUnroll>
@@ -45,7 +228,7 @@ __global__ void __launch_bounds__(kUpWarps* kWarp, kUpBlocks)
   using Weight = Element<T, kCodes>;
   constexpr int kLane = kUnit<T, kCodes>, kRound = kWarp * kLane * kUnroll;
   extern __shared__ __align__(16) __half x_codes[];  // [H], of codes
-  __shared__ ChooseRoom<false> room;
+  __shared__ ChooseRoom room;
   __shared__ Chosen chosen;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int token = blockIdx.y;
@@ -145,6 +328,44 @@ __global__ void __launch_bounds__(kUpWarps* kWarp, kUpBlocks)
   }
 }
 
+// What `up` made for a token, [K, I], as halves of codes; scales[k] is of its k-th row's. By the
+// whole block.
+template <class T>
+__device__ __forceinline__ void make_codes(const Args<T, true>& a, const T* inner, __half* codes,
+                                           float* scales) {
+  __shared__ int largest[kMaxChosen];  // bits of floats, none of which is negative
+  const int width = a.intermediate_size, units = a.top_k * width / 8;
+  if (threadIdx.x < kMaxChosen) largest[threadIdx.x] = 0;
+  __syncthreads();
+  const float fixed = __ldg(a.down_act);
+  for (int first = threadIdx.x / kWarp * kWarp; first < units; first += blockDim.x) {
+    const int unit = first + static_cast<int>(threadIdx.x) % kWarp, last = first + kWarp - 1;
+    const bool inside = unit < units;
+    const Vec16<T> x[1] = {inside ? load16(inner + unit * 8)
+                                  : bit_cast<Vec16<T>>(make_uint4(0, 0, 0, 0))};
+    float own = largest_of(x);
+    if (last < units && first * 8 / width == last * 8 / width) {
+      own = warp_max(own);
+      if (unit == first) atomicMax(&largest[first * 8 / width], __float_as_int(own));
+    } else if (inside) {
+      atomicMax(&largest[unit * 8 / width], __float_as_int(own));
+    }
+  }
+  __syncthreads();
+  for (int unit = threadIdx.x; unit < units; unit += blockDim.x) {
+    const int k = unit * 8 / width;
+    const CodeScale by = code_scale<true>(fixed, __int_as_float(largest[k]), 1.f);
+    const Vec16<T> x = load16(inner + unit * 8);
+    float v[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = x.get(i);
+    store_halves(codes + unit * 8,
+                 make_uint2(four_codes<true>(v, by.factor), four_codes<true>(v + 4, by.factor)));
+    if (unit * 8 % width == 0) scales[k] = by.scale;
+  }
+  __syncthreads();
+}
+
 // Goes over the weights of one column, 16 bytes a step: the shared experts', then each choice's.
 template <class T, bool kCodes>
 struct Cursor {
@@ -187,7 +408,7 @@ __global__ void __launch_bounds__(kColumnWarps* kWarp, 1)
     few_tokens_down_kernel(const Args<T, kCodes> a) {
   constexpr int kLane = kUnit<T, kCodes>, kRound = kUnits * kWarp * kLane;
   extern __shared__ __align__(16) __half inner_codes[];  // [K, I], of codes
-  __shared__ ChooseRoom<true> room;
+  __shared__ ChooseRoom room;
   __shared__ Chosen chosen[kMostFewTokens];
   __shared__ float factors[kColumnWarps][kMaxChosen + 1];  // of a column: the shared ones' first
   __shared__ float squares[kColumnWarps], scales[kMaxChosen];
@@ -283,7 +504,32 @@ __global__ void __launch_bounds__(kColumnWarps* kWarp, 1)
 
 template <class T, bool kCodes>
 Status run(const FewTokensParams& p, const Launch& launch_on) {
-  const Args<T, kCodes> a = make_args<T, kCodes>(p);
+  using Weight = Element<T, kCodes>;
+  Args<T, kCodes> a = {};
+  a.choose = p.choose;
+  a.x = static_cast<const T*>(p.x);
+  a.gate_up = static_cast<const Weight*>(p.gate_up);
+  a.gate_up_bias = static_cast<const T*>(p.gate_up_bias);
+  a.gate_up_scale = p.gate_up_scale;
+  a.gate_up_act = p.gate_up_act;
+  a.shared_gate_up = static_cast<const Weight*>(p.shared_gate_up);
+  a.down = static_cast<const Weight*>(p.down);
+  a.down_bias = static_cast<const T*>(p.down_bias);
+  a.down_scale = p.down_scale;
+  a.down_act = p.down_act;
+  a.shared_down = static_cast<const Weight*>(p.shared_down);
+  a.shared_gate = p.shared_gate;
+  a.inner = static_cast<T*>(p.inner);
+  a.source = static_cast<const T*>(p.source);
+  a.out = static_cast<T*>(p.out);
+  a.sumsq = p.sumsq_out;
+  a.source_scale = p.source_scale;
+  a.made_scale = p.made_scale;
+  a.hidden_size = static_cast<int>(p.hidden_size);
+  a.intermediate_size = static_cast<int>(p.intermediate_size);
+  a.shared_size = static_cast<int>(p.shared_size);
+  a.top_k = static_cast<int>(p.choose.router.top_k);
+  a.activation = p.activation;
   const auto tokens = static_cast<unsigned>(p.choose.num_tokens);
   const int64_t items = p.shared_size + p.choose.router.top_k * p.intermediate_size;
   LaunchConfig config;
@@ -299,7 +545,12 @@ Status run(const FewTokensParams& p, const Launch& launch_on) {
   if (!status.ok()) return status;
   config.block = dim3(kColumnWarps * kWarp);
   config.grid = dim3(static_cast<unsigned>(ceil_div(p.hidden_size, int64_t{kColumnWarps})));
-  if (kCodes) config.shared_bytes = dynamic_bytes(items * static_cast<int64_t>(sizeof(__half)));
+  if (kCodes) {
+    // launch() raises the limit for more than 48 KB, and does not know of the kernel's own
+    // variables.
+    const auto bytes = static_cast<size_t>(items) * sizeof(__half);
+    config.shared_bytes = bytes > (40 << 10) ? std::max<size_t>(bytes, 49 << 10) : bytes;
+  }
   return launch(few_tokens_down_kernel<T, kCodes>, config, "few_tokens_down", a);
 }
 
@@ -318,8 +569,8 @@ bool takes_few_tokens(const FewTokensParams& p) {
   // Of tokens that choose at random one weight in eight is asked for twice, at most.
   if (tokens > 1 && 4 * (pairs - 1) > router.num_experts) return false;
   const bool codes = p.gate_up_scale != nullptr;
-  const int64_t columns = p.shared_size + router.top_k * p.intermediate_size;
-  if (columns > (compute_capability() == 90 ? kMostColumnsSm90 : kMostColumns)) return false;
+  // Columns of down, of all choices: sums of more are faster by many warps.
+  if (p.shared_size + router.top_k * p.intermediate_size > kMostColumns) return false;
   const int64_t unit = codes ? 16 : 8;
   const auto is_whole = [&](int64_t width) { return width % unit == 0; };
   if (!is_whole(p.hidden_size) || !is_whole(p.intermediate_size) || !is_whole(p.shared_size)) {
@@ -330,13 +581,6 @@ bool takes_few_tokens(const FewTokensParams& p) {
 }
 
 Status few_tokens(const FewTokensParams& p, const Launch& launch_on) {
-  const int64_t made = p.shared_size + p.choose.router.top_k * p.intermediate_size;
-  const bool fits = p.choose.num_tokens * made <= kMostMade && p.hidden_size <= kMostHidden;
-  return compute_capability() == 90 && fits ? few_tokens_sm90(p, {}, launch_on)
-                                            : few_tokens_generic(p, launch_on);
-}
-
-Status few_tokens_generic(const FewTokensParams& p, const Launch& launch_on) {
   if (p.choose.num_tokens == 0) return {};
   return p.dtype == DType::kBFloat16 ? run_type<__nv_bfloat16>(p, launch_on)
                                      : run_type<__half>(p, launch_on);

@@ -4,7 +4,6 @@
 //
 //   small_check rows|adjust|sample
 #include "cuda/sampling/finish_logits.h"
-#include "function_host.h"
 #include "kv_host.h"
 #include "logits.cuh"
 #include "regatta/cuda_ops.h"
@@ -100,6 +99,22 @@ void check_norm(int tokens, int hidden, const Norm& norm) {
          norm.kind == NormKind::kLayer ? std::max(1e-4, tolerance<T>()) : tolerance<T>());
 }
 
+double apply(Function function, double x) {
+  switch (function) {
+    case Function::kSilu:
+      return x / (1 + std::exp(-x));
+    case Function::kGelu:
+      return x / 2 * (1 + std::erf(x / std::sqrt(2.)));
+    case Function::kGeluTanh:
+      return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    case Function::kRelu:
+      return std::max(x, 0.);
+    case Function::kReluSquared:
+      return std::max(x, 0.) * std::max(x, 0.);
+  }
+  return NAN;
+}
+
 // large: gates where exponentials are infinite or nothing.
 template <class T>
 void check_activate(int tokens, int size, Function function, bool gated, bool large) {
@@ -123,7 +138,7 @@ void check_activate(int tokens, int size, Function function, bool gated, bool la
   Error error;
   for (int t = 0; t < tokens; ++t) {
     for (int i = 0; i < size; ++i) {
-      const double gate = function_of(function, host_float(x.host[t * width + i]));
+      const double gate = apply(function, host_float(x.host[t * width + i]));
       error.add(host_float(out.host[t * size + i]),
                 gated ? gate * host_float(x.host[t * width + size + i]) : gate);
     }
