@@ -235,12 +235,12 @@ def test_every_candidate_is_chosen_by_some_case(gemm_choices: GemmChoices) -> No
 
 # Of Qwen3-30B-A3B and Mixtral-8x7B: the product, rows, and the tile.
 GROUPS_TILES = [
-    ("in=2048 out=1536 groups=128 gated", 64, (8, 2, 75, 1)),
-    ("in=2048 out=1536 groups=128 gated", 256, (8, 2, 75, 2)),
-    ("in=768 out=2048 groups=128", 256, (8, 2, 75, 4)),
-    ("in=768 out=2048 groups=128", 1024, (16, 2, 75, 4)),
+    ("in=2048 out=1536 groups=128 gated", 64, (8, 3, 75, 1)),
+    ("in=2048 out=1536 groups=128 gated", 256, (8, 3, 75, 2)),
+    ("in=768 out=2048 groups=128", 256, (8, 3, 75, 4)),
+    ("in=768 out=2048 groups=128", 1024, (16, 3, 75, 4)),
     ("in=768 out=2048 groups=128", 4096, (64, 2, 112, 4)),
-    ("in=14336 out=4096 groups=8", 16, (8, 2, 75, 1)),
+    ("in=14336 out=4096 groups=8", 16, (8, 3, 75, 1)),
     ("in=14336 out=4096 groups=8", 1024, (128, 1, 220, 1)),
     ("in=14336 out=4096 groups=8 batch_invariant", 1024, (32, 2, 112, 2)),
 ]

