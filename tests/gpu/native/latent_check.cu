@@ -379,8 +379,13 @@ double error_of_cache(const LatentStep<T>& s, const LatentCache<T>& cache,
     Error latent, rest;
     for (int i = 0; i < rank; ++i) latent.add(kept(slots[t], i), x[i] * factor * weight[i]);
     for (int i = 0; i < rope; ++i) rest.add(kept(slots[t], rank + i), tail[i]);
-    // e4m3 has three bits behind the first: a value is up to a sixteenth off.
-    worst = std::max({worst, latent.value() * (s.h.codes ? 0.04 : 1), rest.value()});
+    if (s.h.codes) {
+      // e4m3 has three bits behind the first: a value is up to a sixteenth off.
+      worst = std::max(worst, latent.value() < 1. / 16 ? 0. : HUGE_VAL);
+    } else {
+      worst = std::max(worst, latent.value());
+    }
+    worst = std::max(worst, rest.value());
   }
   for (int64_t slot = 0; slot < s.num_slots; ++slot) {
     for (int i = 0; i < rank + rope && !used[slot]; ++i) {
