@@ -220,15 +220,22 @@ def forward(
         on_gpu = paddle.get_device() != "cpu"
         borders = [0, 1, 4, last] if last > 4 and on_gpu else [0, last]
         for first, end in pairwise(borders if last else ()):
+            if bound is not None:
+                hidden = bound(hidden, inputs, tree_mask, (first, end))
+                continue
             hidden, its_written = backend.layers(
                 hidden, layers[first:end], caches[first:end], ropes, inputs, tree_mask
             )
             written += its_written
         # Behind the last cache write only the rows that logits are wanted of are of use.
-        hidden, last_written = backend.last_layer(
-            hidden, layers[-1], caches[-1], ropes, inputs, tree_mask
-        )
-        written += last_written
+        if bound is not None:
+            part = (last, last + 1)
+            hidden = bound(hidden, inputs, tree_mask, part, inputs.logit_indices)
+        else:
+            hidden, last_written = backend.last_layer(
+                hidden, layers[-1], caches[-1], ropes, inputs, tree_mask
+            )
+            written += last_written
     return backend.logits(hidden, decoder.head), written
 
 

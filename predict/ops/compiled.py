@@ -456,19 +456,39 @@ class BoundLayers:
     def __init__(
         self, layers: Sequence[Layer], caches: Sequence[LayerCache], ropes: Sequence[Tensor]
     ):
-        import paddle
-
-        self._kept = list(_runs(layers, caches, ropes))  # lists of where tensors lie keep none
-        on_cpu = paddle.get_device() == "cpu"
-        self._runs = [run.bound() for run in self._kept] if on_cpu else self._kept
+        self._layers, self._caches, self._ropes = layers, caches, ropes
+        self._kept: list[_Run | _ComposedRun] = []  # lists of where tensors lie keep none
+        self._runs: dict[tuple[int, int], list[_Run | _ComposedRun]] = {}
 
     def __call__(
-        self, hidden: Tensor, inputs: ForwardInputs, tree_mask: Tensor | None = None
+        self,
+        hidden: Tensor,
+        inputs: ForwardInputs,
+        tree_mask: Tensor | None = None,
+        part: tuple[int, int] | None = None,
+        rows: Tensor | None = None,
     ) -> Tensor:
-        """Hidden [T, H] behind the layers; the caches are modified in place."""
-        for run in self._runs:
-            hidden, _ = run(hidden, inputs, tree_mask)
+        """Hidden [T, H] behind the layers; the caches are modified in place.
+
+        part: the first layer and the one behind the last; None: all. rows: of one layer's output
+        these alone, [L, H].
+        """
+        for run in self._runs_of(part or (0, len(self._layers))):
+            hidden, _ = run(hidden, inputs, tree_mask, rows)
         return hidden
+
+    def _runs_of(self, part: tuple[int, int]) -> list[_Run | _ComposedRun]:
+        found = self._runs.get(part)
+        if found is None:
+            import paddle
+
+            some = slice(*part)
+            found = list(_runs(self._layers[some], self._caches[some], self._ropes))
+            self._kept += found
+            if paddle.get_device() == "cpu":
+                found = [run.bound() for run in found]
+            self._runs[part] = found
+        return found
 
 
 def logits(hidden: Tensor, head: Head, logit_indices: Tensor | None = None) -> Tensor:

@@ -693,10 +693,24 @@ class BoundLayers:
         self._layers, self._caches, self._ropes = layers, caches, ropes
 
     def __call__(
-        self, hidden: Tensor, inputs: ForwardInputs, tree_mask: Tensor | None = None
+        self,
+        hidden: Tensor,
+        inputs: ForwardInputs,
+        tree_mask: Tensor | None = None,
+        part: tuple[int, int] | None = None,
+        rows: Tensor | None = None,
     ) -> Tensor:
-        """Hidden [T, H] behind the layers; the caches are modified in place."""
-        return layers(hidden, self._layers, self._caches, self._ropes, inputs, tree_mask)[0]
+        """Hidden [T, H] behind the layers; the caches are modified in place.
+
+        part: the first layer and the one behind the last; None: all. rows: of one layer's output
+        these alone, [L, H].
+        """
+        some = slice(*(part or (0, len(self._layers))))
+        for layer, cache in zip(self._layers[some], self._caches[some], strict=True):
+            hidden, _ = composed.layer(
+                _OPS, hidden, layer, cache, self._ropes, inputs, tree_mask, rows
+            )
+        return hidden
 
 
 def embed(inputs: ForwardInputs, embedding: Embedding, head: Linear) -> Tensor:
