@@ -236,8 +236,8 @@ struct PackedGroupsTile {
   int tokens = 8;       // of a group, at most: 8, 16, 32, 64, 128
   int blocks = 1;       // of a multiprocessor
   int kilobytes = 110;  // of shared memory, of a block
-  int grain = 4;        // slabs of 16 rows of weight that go to one block: 1, 2, 4; gated, 1, 2 pairs
-  int trigger = 4;      // stages left to request when the next kernel may start; -1: at once
+  int grain = 4;    // slabs of 16 rows of weight that go to one block: 1, 2, 4; gated, 1, 2 pairs
+  int trigger = 4;  // stages left to request when the next kernel may start; -1: at once
 };
 PackedGroupsTile choose_packed_groups_tile(const GemmParams& params);
 Status gemm_packed_groups_sm90(const GemmParams& params, const PackedGroupsTile& tile,
