@@ -8,7 +8,7 @@ Every function raises the operator's own ValueError when shapes or dtypes do not
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
@@ -401,9 +401,8 @@ class _ComposedRun:
 
 
 def _runs(
-    layers: Sequence[Layer], caches: Sequence[LayerCache], ropes: Sequence[Tensor]
+    pairs: Iterable[tuple[Layer, LayerCache]], ropes: Sequence[Tensor]
 ) -> Iterator[_Run | _ComposedRun]:
-    pairs = zip(layers, caches, strict=True)
     for fused, alike in groupby(
         pairs, lambda pair: all(records.is_fused(w.block) for w in pair[0])
     ):
@@ -427,7 +426,7 @@ def layers(
     Returns hidden [T, H] and the caches (the tensors of layer after layer), modified in place.
     """
     written: list[Tensor] = []
-    for run in _runs(layers, caches, ropes):
+    for run in _runs(zip(layers, caches, strict=True), ropes):
         hidden, caches_out = run(hidden, inputs, tree_mask)
         written += caches_out
     return hidden, written
@@ -442,7 +441,7 @@ def last_layer(
     tree_mask: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """The last layer's output in the rows of inputs.logit_indices alone: [L, H]; and its cache."""
-    (run,) = _runs([layer], [cache], ropes)
+    (run,) = _runs([(layer, cache)], ropes)
     return run(hidden, inputs, tree_mask, inputs.logit_indices)
 
 
@@ -456,7 +455,7 @@ class BoundLayers:
     def __init__(
         self, layers: Sequence[Layer], caches: Sequence[LayerCache], ropes: Sequence[Tensor]
     ):
-        self._layers, self._caches, self._ropes = layers, caches, ropes
+        self._pairs, self._ropes = list(zip(layers, caches, strict=True)), ropes
         self._kept: list[_Run | _ComposedRun] = []  # lists of where tensors lie keep none
         self._runs: dict[tuple[int, int], list[_Run | _ComposedRun]] = {}
 
@@ -473,7 +472,7 @@ class BoundLayers:
         part: the first layer and the one behind the last; None: all. rows: of one layer's output
         these alone, [L, H].
         """
-        for run in self._runs_of(part or (0, len(self._layers))):
+        for run in self._runs_of(part or (0, len(self._pairs))):
             hidden, _ = run(hidden, inputs, tree_mask, rows)
         return hidden
 
@@ -482,8 +481,7 @@ class BoundLayers:
         if found is None:
             import paddle
 
-            some = slice(*part)
-            found = list(_runs(self._layers[some], self._caches[some], self._ropes))
+            found = list(_runs(self._pairs[slice(*part)], self._ropes))
             self._kept += found
             if paddle.get_device() == "cpu":
                 found = [run.bound() for run in found]

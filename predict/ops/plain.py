@@ -690,7 +690,7 @@ class BoundLayers:
     def __init__(
         self, layers: Sequence[Layer], caches: Sequence[LayerCache], ropes: Sequence[Tensor]
     ):
-        self._layers, self._caches, self._ropes = layers, caches, ropes
+        self._pairs, self._ropes = list(zip(layers, caches, strict=True)), ropes
 
     def __call__(
         self,
@@ -705,8 +705,7 @@ class BoundLayers:
         part: the first layer and the one behind the last; None: all. rows: of one layer's output
         these alone, [L, H].
         """
-        some = slice(*(part or (0, len(self._layers))))
-        for layer, cache in zip(self._layers[some], self._caches[some], strict=True):
+        for layer, cache in self._pairs[slice(*(part or (0, len(self._pairs))))]:
             hidden, _ = composed.layer(
                 _OPS, hidden, layer, cache, self._ropes, inputs, tree_mask, rows
             )
