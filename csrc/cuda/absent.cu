@@ -4,7 +4,9 @@
 // asked for, it is left out, and this file is compiled with REGATTA_WITHOUT_SMNN: all that others
 // call of such files, as refusals. The linker finds what is missing here. No kernels.
 #include "cuda/attention/attention.cuh"
+#include "cuda/attention/latent/latent.h"
 #include "cuda/attention/latent/latent_attention.cuh"
+#include "cuda/experts/experts.h"
 #include "regatta/gemm.h"
 
 namespace regatta::cuda {
@@ -24,6 +26,12 @@ Status launch_attention_decode_sm80(const AttentionArgs&, DType, int, int, const
   return absent("80");
 }
 Status launch_attention_prefill_sm80(const AttentionArgs&, DType, int, const Launch&) {
+  return absent("80");
+}
+bool takes_head_product(const HeadProductParams&) { return false; }
+bool takes_queries(const LatentWriteParams&, const HeadProductParams&) { return false; }
+Status head_product(const HeadProductParams&, const Launch&) { return absent("80"); }
+Status latent_write_and_queries(const LatentWriteParams&, const HeadProductParams&, const Launch&) {
   return absent("80");
 }
 #endif
@@ -51,6 +59,8 @@ Status gemm_blas_unfolded_sm90(const GemmParams&, const QuantizeRowsParams&, con
                                CUstream_st*) {
   return absent("90a");
 }
+bool takes_route_step(const RouteParams&) { return false; }
+Status route_step(const RouteParams&, const Launch&) { return absent("90a"); }
 Status launch_attention_decode_sm90(const AttentionArgs&, DType, KvFormat, int,
                                     const AttentionLimits&, int, const Launch&) {
   return absent("90a");
