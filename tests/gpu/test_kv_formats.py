@@ -26,7 +26,7 @@ from tests.support.gpu_operands import (
     Span,
     Step,
     attention_weights,
-    compare_rows,
+    compare_heads,
     decode_spans,
     numpy_of,
     prefill_spans,
@@ -96,7 +96,7 @@ def check_attention(
         wanted = reference.paged_attention(q.plain, attention, caches, step.plain)
     used = step.num_tokens - 3
     # Keys become 16-bit numbers, and so do values: two roundings more than in a dense cache.
-    compare_rows(got[:used], wanted, operands.dtype, roundings=4)
+    compare_heads(got[:used], wanted, heads, operands.dtype, roundings=4)
     assert (numpy_of(got[used:]) == 0).all()
 
 

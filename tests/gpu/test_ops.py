@@ -34,7 +34,7 @@ from tests.support.gpu_operands import (
     Step,
     attention_weights,
     compare,
-    compare_rows,
+    compare_heads,
     decode_spans,
     numpy_of,
     prefill_spans,
@@ -234,7 +234,7 @@ def check_attention(
     with operands.on_cpu():
         wanted = reference.paged_attention(q.plain, attention, caches, step.plain)
     used = step.num_tokens - num_padding
-    compare_rows(got[:used], wanted, dtype)
+    compare_heads(got[:used], wanted, heads, dtype)
     assert (numpy_of(got[used:]) == 0).all()
 
 

@@ -266,14 +266,18 @@ def attention_weights(operands: Operands, heads: Heads, qk_norm: bool = False) -
     return operands.layer(8, 8, heads, False, qk_norm)[0]
 
 
-def compare_rows(got: Any, wanted: Any, dtype: str, roundings: int = 2) -> None:
-    """Each token against its own size: one that sees few positions has the larger values.
+def compare_heads(got: Any, wanted: Any, heads: Heads, dtype: str, roundings: int = 2) -> None:
+    """Each head of a token against its own size, or the token's where that is larger.
 
+    A token that sees few positions has the larger values. A sink takes its head's weight away, so
+    that a token's few other heads have all its values, and the errors.
     roundings: the weights of the values are rounded as well as the result.
     """
     left, right = numpy_of(got), numpy_of(wanted)
-    size = np.sqrt(np.mean(right**2, axis=1, keepdims=True))
-    assert_close(left / size, right / size, dtype, roundings)
+    squares = np.square(right).reshape(len(right), heads.num_heads, heads.head_dim).mean(axis=2)
+    token = np.sqrt(squares.mean(axis=1, keepdims=True))
+    size = np.repeat(np.maximum(np.sqrt(squares), token), heads.head_dim, axis=1)
+    assert_close(left, right, dtype, roundings, size)
 
 
 def decode_spans(block: int) -> list[Span]:

@@ -30,11 +30,16 @@ BLOCK_ROUNDINGS = 4
 
 
 def assert_close(
-    got: npt.NDArray[np.float32], want: npt.ArrayLike, dtype: str, roundings: int = 1
+    got: npt.NDArray[np.float32],
+    want: npt.ArrayLike,
+    dtype: str,
+    roundings: int = 1,
+    size: npt.ArrayLike | None = None,
 ) -> None:
     """Raises AssertionError with the worst element unless `got` is within `dtype`'s tolerance.
 
     roundings: how many results on the way to `got`, itself included, were rounded to `dtype`.
+    size: in place of the root mean square, of one element or of all; shaped to go with `got`.
     """
     tolerance = TOLERANCES[dtype]
     expected = np.asarray(want, dtype=np.float64)
@@ -43,7 +48,7 @@ def assert_close(
         return
     assert np.isfinite(got).all(), f"{np.count_nonzero(~np.isfinite(got))} values are not finite"
     allowed = tolerance.relative * np.abs(expected)
-    allowed += tolerance.absolute * np.sqrt(np.mean(expected**2))
+    allowed += tolerance.absolute * (np.sqrt(np.mean(expected**2)) if size is None else size)
     allowed *= roundings
     excess = np.abs(got - expected) - allowed
     if excess.max() <= 0:
