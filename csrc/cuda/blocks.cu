@@ -617,12 +617,17 @@ class Blocks {
     return !std::holds_alternative<MlpBlockParams>(blocks_[0]) && rows.ids != s_.wanted_ids;
   }
 
-  // Of `product`, whose rows are sorted by their adapters here; see cuda::adding_to().
-  Status adding_to(const Product& product, const LowRankWeights& weights, const AdapterRows& rows,
+  // Of `product`, whose x is there; see cuda::adding_to(). Its rows are sorted by their adapters
+  // here. Of few rows shrink() makes its codes.
+  Status adding_to(Product& product, const LowRankWeights& weights, const AdapterRows& rows,
                    Adapted which, std::initializer_list<int64_t> part_sizes, const void* x,
                    const void* norm_weight, DType dtype, Adding* adding) {
     *adding = cuda::adding_to(product, weights, rows, which, part_sizes, x, norm_weight,
                               are_inputs(rows), dtype, s_.adding);
+    if (takes_codes(product.scheme)) {
+      const QuantizeRowsParams codes = quantization(product, s_.product, dtype);
+      if (shrink_quantizes(adding->down, codes)) adding->down.quantize = product.coded = codes;
+    }
     if (!takes_tiles(dtype, product.num_rows) || sorted_ids_ == rows.ids) return {};
     sorted_ids_ = rows.ids;
     return sort_rows({rows, product.num_rows, s_.adding.sorted}, launch_);
@@ -630,10 +635,9 @@ class Blocks {
 
   // The same of a block's first product, behind take_norm(). Whatever was handed, rows of a plain
   // norm are the input's: what is handed depends on where a step's layers are cut into calls.
-  Status adding_to_first(const Product& first, const LowRankWeights& weights,
-                         const AdapterRows& rows, Adapted which,
-                         std::initializer_list<int64_t> part_sizes, const BlockView& block,
-                         const void* input, DType dtype, Adding* adding) {
+  Status adding_to_first(Product& first, const LowRankWeights& weights, const AdapterRows& rows,
+                         Adapted which, std::initializer_list<int64_t> part_sizes,
+                         const BlockView& block, const void* input, DType dtype, Adding* adding) {
     const bool by_factor = block.norm.is_plain_rms();
     const void* const x = !block.norm.is_there || by_factor ? input : s_.normed;
     const void* const norm_weight = by_factor ? block.norm_weights.weight : nullptr;

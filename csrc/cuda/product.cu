@@ -108,9 +108,8 @@ Status check_dense(const Product& p, DType dtype) {
 
 }  // namespace
 
-// How activations become codes, the norm ahead of them included.
-QuantizeRowsParams quantization(const Product& p, const ProductScratch& scratch, DType dtype,
-                                GemmOperands operands) {
+QuantizeRowsParams quantization(const Product& p, const ProductScratch& scratch, DType dtype) {
+  const GemmOperands operands = operands_of(p.scheme);
   const auto optional = [&](int index) {
     const bool given = index < scheme_info(p.scheme).num_tensors && p.weight[index].shape[0] > 1;
     return given ? static_cast<const float*>(p.weight[index].data) : nullptr;
@@ -141,7 +140,7 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
   g.operands = operands_of(p.scheme);
   g.weight = p.weight->data;
   Status status;
-  if (g.operands == GemmOperands::kFp8 || g.operands == GemmOperands::kInt8) {
+  if (takes_codes(p.scheme)) {
     g.weight_scale = static_cast<const float*>(p.weight[1].data);
     if (p.weight[1].rank == 2) {
       g.scale_rows = p.weight[1].shape[0] == p.out_features ? 1 : kScaleBlock;
@@ -151,12 +150,12 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
       g.x_scale = p.coded.scale;
       return gemm(g, scratch.gemm_, nullptr, launch_on.stream);
     }
-    const QuantizeRowsParams q = quantization(p, scratch, dtype, g.operands);
+    const QuantizeRowsParams q = quantization(p, scratch, dtype);
     if (p.next == nullptr || p.num_groups != 0 || scratch.next_codes_ == nullptr ||
         g.operands != GemmOperands::kFp8 || p.next->scheme != p.scheme) {
       return gemm_quantized(g, q, scratch.gemm_, launch_on.stream);
     }
-    QuantizeRowsParams next = quantization(*p.next, scratch, dtype, g.operands);
+    QuantizeRowsParams next = quantization(*p.next, scratch, dtype);
     next.codes = scratch.next_codes_;
     next.scale = scratch.next_scale_;
     bool coded = false;
@@ -190,7 +189,7 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
     g.x = scratch.codes_;
   }
   if (to_codes) {
-    QuantizeRowsParams q = quantization(p, scratch, dtype, g.operands);
+    QuantizeRowsParams q = quantization(p, scratch, dtype);
     if (ordered) {
       q.x = g.x;
       q.norm_weight = nullptr, q.normalize = false;

@@ -19,6 +19,10 @@ constexpr int64_t kRowsWithoutScratch = 64;
 constexpr GemmOperands operands_of(SchemeId scheme) { return scheme_info(scheme).operands; }
 // And read as it is, weights alone being codes.
 constexpr bool is_packed(SchemeId scheme) { return regatta::is_packed(operands_of(scheme)); }
+// Whether activations are codes of the same kind.
+constexpr bool takes_codes(SchemeId scheme) {
+  return operands_of(scheme) == GemmOperands::kFp8 || operands_of(scheme) == GemmOperands::kInt8;
+}
 constexpr bool is_quantized(SchemeId scheme) { return scheme_info(scheme).code_bits != 0; }
 
 // Cuts one piece of memory into parts; with base null it only counts.
@@ -80,7 +84,7 @@ class ProductScratch {
   friend Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch& scratch,
                     const Launch& launch_on);
   friend QuantizeRowsParams quantization(const Product& p, const ProductScratch& scratch,
-                                         DType dtype, GemmOperands operands);
+                                         DType dtype);
 
   int64_t rows_ = 0, width_ = 0;  // of codes
   bool has_codes_ = false, has_fp8_ = false, has_order_ = false;
@@ -94,6 +98,9 @@ class ProductScratch {
 
 Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch& scratch,
            const Launch& launch_on);
+
+// How the activations of a product of codes become codes, the norm ahead of it included.
+QuantizeRowsParams quantization(const Product& p, const ProductScratch& scratch, DType dtype);
 
 // Whether run() makes the product's function, which is of a gate or not.
 bool makes_function(const Product& p, DType dtype);

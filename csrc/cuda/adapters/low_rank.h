@@ -11,6 +11,7 @@
 #include "regatta/activate.h"
 #include "regatta/adapters.h"
 #include "regatta/cuda_ops.h"
+#include "regatta/gemm.h"
 
 namespace regatta::cuda {
 
@@ -64,8 +65,12 @@ struct ShrinkParams {
   float* sums = nullptr;     // [T, shrink_splits(K), parts, R, kPageRanks]
   float* squares = nullptr;  // [T, shrink_splits(K)] of x; with a norm
   DType dtype = DType::kBFloat16;
+  // Of the linear's own product: with `codes` not null it also does what quantize_rows() does.
+  QuantizeRowsParams quantize;
 };
 int64_t shrink_splits(int64_t in_features);
+// Whether shrink() of these also makes the codes that `quantize` asks for: of few rows.
+bool shrink_quantizes(const ShrinkParams& params, const QuantizeRowsParams& quantize);
 Status shrink(const ShrinkParams& params, const Launch& launch);
 
 // out = residual + what the adapters add; or a function of it. The first fields are those of

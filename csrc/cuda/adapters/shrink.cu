@@ -8,7 +8,9 @@
 //      columns of K are a step's is free, so a lane reads 16 bytes at a time. The warps' sums meet
 //      in shared memory.
 //   2. Rows (few; float32; widths that are not whole units): a block has a piece of columns of one
-//      page of one part, and one row. Each of its warps has one rank.
+//      page of one part, and one row. Each of its warps has one rank. Where the linear's product
+//      takes codes, a block more makes those of each row: the product, behind these launches, would
+//      begin with it.
 //   A is asked for while the launch ahead ends. Every sum's order is the row's alone: pieces are
 //   added up later, in order.
 // Bound: the bytes of A, once for each 16 rows of an adapter; latency for few. Source: own;
@@ -18,6 +20,7 @@
 #include "cuda/adapters/low_rank.h"
 #include "cuda/adapters/tiles.cuh"
 #include "cuda/common.cuh"
+#include "cuda/gemm/quantize_row.cuh"
 
 namespace regatta::cuda {
 namespace {
@@ -61,18 +64,55 @@ __device__ __forceinline__ Vec16<T> load_unit(const T* row, int first, int width
   return unit;
 }
 
-// grid: (rows, pages of parts of pieces).
-template <class T, bool kVector>
+// Codes that shrink() makes. kVectors: pieces of a row that a thread has.
+struct NoCodes {
+  static constexpr int kVectors = 0;
+};
+template <bool kFp8Codes, RowKind kRowKind, int kPieces>
+struct Codes {
+  static constexpr bool kFp8 = kFp8Codes;
+  static constexpr RowKind kKind = kRowKind;
+  static constexpr int kVectors = kPieces;
+};
+constexpr int kFewVectors = 2, kMostVectors = 8;
+constexpr int64_t kMostQuantized = int64_t{kThreads} * 8 * kMostVectors;  // values of a row
+
+// Of a block's row.
+template <class T, class C>
+__device__ __forceinline__ void quantize(const QuantizeRowsParams& p) {
+  using R = Row<T, C::kKind, C::kVectors, kThreads>;
+  __shared__ QuantizeScratch scratch;
+  const int64_t row = blockIdx.x, width = p.width;
+  Vec16<T> x[C::kVectors], weight[R::kNumWeights] = {};
+  if constexpr (R::kKeepsWeight) R::load(p.norm_weight, static_cast<int>(width), weight);
+  const float fixed = p.static_scale != nullptr ? *p.static_scale : 0.f;
+  pdl_wait();
+  R::load(static_cast<const T*>(p.x) + row * width, static_cast<int>(width), x);
+  uint8_t* codes = static_cast<uint8_t*>(p.codes) + row * width;
+  const float scale = quantize_row<T, C::kFp8, C::kKind, C::kVectors, kThreads>(
+      p, x, weight, fixed, scratch, 1,
+      [&](int at, uint2 eight) { *reinterpret_cast<uint2*>(codes + at) = eight; });
+  if (threadIdx.x == 0) p.scale[row] = scale;
+}
+
+// grid: (rows, the row's codes where there are some and pages of parts of pieces).
+template <class T, bool kVector, class C>
 __global__ void __launch_bounds__(kThreads, 2)
-    shrink_rows_kernel(const Args<T> args, const PageTables tables) {
+    shrink_rows_kernel(const Args<T> args, const PageTables tables,
+                       const QuantizeRowsParams codes) {
   constexpr int kSize = Vec16<T>::kSize, kUnits = kColumns / kWarp / kSize;
+  constexpr bool kQuantizes = C::kVectors > 0;
+  pdl_trigger();
+  if constexpr (kQuantizes) {
+    if (blockIdx.y == 0) return quantize<T, C>(codes);
+  }
   const int rank = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int split = blockIdx.y % args.splits;
-  const int part = blockIdx.y / args.splits % args.num_parts;
-  const int number = blockIdx.y / args.splits / args.num_parts;
+  const int index = static_cast<int>(blockIdx.y) - kQuantizes;
+  const int split = index % args.splits;
+  const int part = index / args.splits % args.num_parts;
+  const int number = index / args.splits / args.num_parts;
   const int column = split * kColumns + lane * kSize;
   const int64_t row = blockIdx.x;
-  pdl_trigger();
   if (!args.ready) pdl_wait();
   const int page = tables.page(args.ids[row], number);
   Vec16<T> a[kUnits];  // times the norm's weight
@@ -210,6 +250,33 @@ __global__ void __launch_bounds__(kTileThreads, 2)
 }
 
 template <class T>
+using RowsKernel = void (*)(Args<T>, PageTables, QuantizeRowsParams);
+
+template <class T, bool kFp8, RowKind kKind>
+RowsKernel<T> coding_kernel(int64_t width) {
+  return width <= int64_t{kThreads} * 8 * kFewVectors
+             ? shrink_rows_kernel<T, true, Codes<kFp8, kKind, kFewVectors>>
+             : shrink_rows_kernel<T, true, Codes<kFp8, kKind, kMostVectors>>;
+}
+
+// whole: rows are of whole units, as those that become codes are.
+template <class T>
+RowsKernel<T> rows_kernel(const QuantizeRowsParams& q, bool whole) {
+  if constexpr (sizeof(T) == 2) {
+    if (q.codes != nullptr) {
+      const bool plain = row_kind(q) == RowKind::kPlain;
+      if (q.operands == GemmOperands::kFp8) {
+        return plain ? coding_kernel<T, true, RowKind::kPlain>(q.width)
+                     : coding_kernel<T, true, RowKind::kNorm>(q.width);
+      }
+      return plain ? coding_kernel<T, false, RowKind::kPlain>(q.width)
+                   : coding_kernel<T, false, RowKind::kNorm>(q.width);
+    }
+  }
+  return whole ? shrink_rows_kernel<T, true, NoCodes> : shrink_rows_kernel<T, false, NoCodes>;
+}
+
+template <class T>
 Status run(const ShrinkParams& p, const Launch& launch_on) {
   Args<T> args = {};
   args.x = static_cast<const T*>(p.x);
@@ -237,16 +304,23 @@ Status run(const ShrinkParams& p, const Launch& launch_on) {
       return launch(shrink_tiles_kernel<T>, config, "shrink", args, tables);
     }
   }
-  config.grid =
-      dim3(static_cast<unsigned>(p.num_rows), pieces * static_cast<unsigned>(p.rows.max_pages));
+  const unsigned codes = p.quantize.codes != nullptr;
+  config.grid = dim3(static_cast<unsigned>(p.num_rows),
+                     codes + pieces * static_cast<unsigned>(p.rows.max_pages));
   config.block = dim3(kThreads);
-  auto* const kernel = whole ? shrink_rows_kernel<T, true> : shrink_rows_kernel<T, false>;
-  return launch(kernel, config, "shrink", args, tables);
+  return launch(rows_kernel<T>(p.quantize, whole), config, "shrink", args, tables, p.quantize);
 }
 
 }  // namespace
 
 int64_t shrink_splits(int64_t in_features) { return ceil_div(in_features, kColumns); }
+
+bool shrink_quantizes(const ShrinkParams& p, const QuantizeRowsParams& q) {
+  static_assert(kThreads == kQuantizeThreads);
+  return p.num_rows > 0 && p.rows.max_pages > 0 && p.dtype != DType::kFloat32 &&
+         !takes_tiles(p.dtype, p.num_rows) && p.in_features % 8 == 0 &&
+         p.in_features <= kMostQuantized && row_kind(q) != RowKind::kAny && !q.blocks && !q.gated;
+}
 
 Status shrink(const ShrinkParams& p, const Launch& launch_on) {
   if (p.num_rows == 0 || p.rows.max_pages == 0) return {};
