@@ -200,7 +200,7 @@ struct AttentionSpace {
 // Of expert blocks; P rows of tokens and their experts.
 struct ExpertScratch {
   void* sorted;        // [P, H], then what the experts made
-  void* inner;         // [P, I], or of few tokens [T, S + K I]
+  void* inner;         // [P, I], or of a single token [S + K I]
   void* functions;     // [P, 2 I], ahead of a function that is a launch of its own
   void* shared;        // [T, H]
   float* logits;       // [T, E]
