@@ -58,7 +58,7 @@ struct ChooseAndSortParams {
 };
 // A single token's experts, shared ones with them: the choice, both products, the sum of what they
 // make by the shares, and the residual. Of two tokens sorted rows are faster (measured on an H200).
-struct FewTokensParams {
+struct OneTokenParams {
   ChooseArgs choose;
   const void* x = nullptr;             // [H]: normed
   const void* gate_up = nullptr;       // [E, 2 I, H] of dtype, or e4m3 codes where there are scales
@@ -81,9 +81,9 @@ struct FewTokensParams {
   Activation activation;
   DType dtype = DType::kBFloat16;
 };
-// Whether the token is a single one, and few_tokens() takes it.
-bool takes_few_tokens(const FewTokensParams& params);
-Status few_tokens(const FewTokensParams& params, const Launch& launch);
+// Whether the token is a single one, and one_token() takes it.
+bool takes_one_token(const OneTokenParams& params);
+Status one_token(const OneTokenParams& params, const Launch& launch);
 
 // Values of ChooseAndSortParams::counts.
 int64_t sort_counts(int64_t num_pairs, int64_t num_experts);

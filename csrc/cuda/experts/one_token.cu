@@ -213,7 +213,7 @@ __device__ __forceinline__ float gate_of(const Activation& of, float gate, float
 // inner [S + K I]: shared, then those of each choice. Codes: no shared ones.
 template <class T, bool kCodes, int kUnroll>
 __global__ void __launch_bounds__(kUpWarps* kWarp, kUpBlocks)
-    few_tokens_up_kernel(const Args<T, kCodes> a) {
+    one_token_up_kernel(const Args<T, kCodes> a) {
   using Weight = Element<T, kCodes>;
   constexpr int kLane = kUnit<T, kCodes>, kRound = kWarp * kLane * kUnroll;
   extern __shared__ __align__(16) __half x_codes[];  // [H], of codes
@@ -387,7 +387,7 @@ struct Cursor {
 // grid: ceil(H / kColumnWarps). A warp has a column.
 template <class T, bool kCodes>
 __global__ void __launch_bounds__(kColumnWarps* kWarp, 1)
-    few_tokens_down_kernel(const Args<T, kCodes> a) {
+    one_token_down_kernel(const Args<T, kCodes> a) {
   constexpr int kLane = kUnit<T, kCodes>, kRound = kUnits * kWarp * kLane;
   extern __shared__ __align__(16) __half inner_codes[];  // [K, I], of codes
   __shared__ ChooseRoom room;
@@ -470,7 +470,7 @@ __global__ void __launch_bounds__(kColumnWarps* kWarp, 1)
 }
 
 template <class T, bool kCodes>
-Status run(const FewTokensParams& p, const Launch& launch_on) {
+Status run(const OneTokenParams& p, const Launch& launch_on) {
   using Weight = Element<T, kCodes>;
   Args<T, kCodes> a = {};
   a.choose = p.choose;
@@ -505,7 +505,7 @@ Status run(const FewTokensParams& p, const Launch& launch_on) {
   config.stream = launch_on.stream;
   config.pdl = launch_on.pdl;
   if (kCodes) config.shared_bytes = p.hidden_size * sizeof(__half);
-  const Status status = launch(few_tokens_up_kernel<T, kCodes, 4>, config, "few_tokens_up", a);
+  const Status status = launch(one_token_up_kernel<T, kCodes, 4>, config, "one_token_up", a);
   if (!status.ok()) return status;
   config.block = dim3(kColumnWarps * kWarp);
   config.grid = dim3(static_cast<unsigned>(ceil_div(p.hidden_size, int64_t{kColumnWarps})));
@@ -515,17 +515,17 @@ Status run(const FewTokensParams& p, const Launch& launch_on) {
     const auto bytes = static_cast<size_t>(items) * sizeof(__half);
     config.shared_bytes = bytes > (40 << 10) ? std::max<size_t>(bytes, 49 << 10) : bytes;
   }
-  return launch(few_tokens_down_kernel<T, kCodes>, config, "few_tokens_down", a);
+  return launch(one_token_down_kernel<T, kCodes>, config, "one_token_down", a);
 }
 
 template <class T>
-Status run_type(const FewTokensParams& p, const Launch& launch_on) {
+Status run_type(const OneTokenParams& p, const Launch& launch_on) {
   return p.gate_up_scale == nullptr ? run<T, false>(p, launch_on) : run<T, true>(p, launch_on);
 }
 
 }  // namespace
 
-bool takes_few_tokens(const FewTokensParams& p) {
+bool takes_one_token(const OneTokenParams& p) {
   const Router& router = p.choose.router;
   if (p.dtype == DType::kFloat32 || p.choose.num_tokens > 1 || !p.activation.gated) {
     return false;
@@ -543,7 +543,7 @@ bool takes_few_tokens(const FewTokensParams& p) {
   return !codes || (p.shared_size == 0 && p.hidden_size <= kMostVectors * kQuantizeThreads * 8);
 }
 
-Status few_tokens(const FewTokensParams& p, const Launch& launch_on) {
+Status one_token(const OneTokenParams& p, const Launch& launch_on) {
   if (p.choose.num_tokens == 0) return {};
   return p.dtype == DType::kBFloat16 ? run_type<__nv_bfloat16>(p, launch_on)
                                      : run_type<__half>(p, launch_on);
