@@ -177,20 +177,6 @@ __device__ __forceinline__ int find_group(const Groups& groups, int row) {
   return group;
 }
 
-// How many tiles of kTokens rows there are, by a whole warp; likewise.
-template <int kTokens>
-__device__ __forceinline__ int count_group_tiles(const Groups& groups) {
-  int count = 0;
-#pragma unroll 4
-  for (int g = threadIdx.x % kWarp; g < groups.count; g += kWarp) {
-    const int begin = g == 0 ? 0 : __ldcg(groups.ends + g - 1);
-    count += (__ldcg(groups.ends + g) - begin + kTokens - 1) / kTokens;
-  }
-#pragma unroll
-  for (int o = kWarp / 2; o > 0; o /= 2) count += __shfl_xor_sync(~0u, count, o);
-  return count;
-}
-
 // What follows the product with the weight of a group, whose biases and scales are [G, N]. Without
 // groups, as it was.
 template <class Out, bool kGrouped>
