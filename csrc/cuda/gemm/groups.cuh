@@ -135,6 +135,7 @@ __device__ __forceinline__ void count_ahead(const Groups& groups, const Ahead& a
 }
 
 // Where the rows of groups end, and their tiles: in shared memory, for warps that look for tiles.
+// Not by pointers, as Ahead has them: gemm_packed_groups_sm90 has no registers for those.
 struct GroupTable {
   int row_ends[kMaxGroups], tile_ends[kMaxGroups];
 
