@@ -316,15 +316,12 @@ std::vector<PackedWay> packed_ways(const GemmParams& p) {
       ways.push_back(packed_way({tokens, blocks, kilobytes, chosen.grain, chosen.trigger}));
     }
   }
-  for (const int tokens : {1, 4, 8}) {
-    for (const int kilobytes : {112, 220}) {
-      if (mean > 8) continue;
-      const GemvTile t = {1, kilobytes, p.gated ? 4 : 3, tokens};
-      ways.push_back({"vector " + std::to_string(tokens) + " " + std::to_string(kilobytes) + " KB",
-                      [t](const GemmParams& q, cudaStream_t stream) {
-                        return gemv_packed_sm90(q, t, stream);
-                      }});
-    }
+  for (const int kilobytes : {112, 220}) {
+    if (mean > 8) continue;
+    const GemvTile t = {1, kilobytes, p.gated ? 4 : 3};
+    ways.push_back(
+        {"vector " + std::to_string(kilobytes) + " KB",
+         [t](const GemmParams& q, cudaStream_t stream) { return gemv_packed_sm90(q, t, stream); }});
   }
   for (const PackedTileCost& shape : kPackedTiles) {
     if (mean < 8 || !shape.grouped || (p.gated && !shape.gated)) continue;

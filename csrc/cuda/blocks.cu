@@ -200,7 +200,7 @@ struct AttentionSpace {
 // Of expert blocks; P rows of tokens and their experts.
 struct ExpertScratch {
   void* sorted;        // [P, H], then what the experts made
-  void* inner;         // [P, I], or of few tokens [T, S + K I]
+  void* inner;         // [P, I], or of a single token [S + K I]
   void* functions;     // [P, 2 I], ahead of a function that is a launch of its own
   void* shared;        // [T, H]
   float* logits;       // [T, E]
@@ -1198,11 +1198,11 @@ class Blocks {
     if (status.ok() && by_product) status = multiply_router(e);
     if (!status.ok()) return status;
     if (!is_batch_invariant && !block.post_norm.is_there) {
-      std::optional<FewTokensParams> few = few_tokens_params(e);
-      if (few && takes_few_tokens(*few)) {
+      std::optional<OneTokenParams> one = one_token_params(e);
+      if (one && takes_one_token(*one)) {
         handed_ = hands(view, e.dtype, e.num_tokens, true);
-        if (handed_ == Handed::kSumsq) few->sumsq_out = s_.sumsq;
-        return few_tokens(*few, launch_);
+        if (handed_ == Handed::kSumsq) one->sumsq_out = s_.sumsq;
+        return one_token(*one, launch_);
       }
     }
     if (block.shared_size > 0) {
@@ -1247,8 +1247,8 @@ class Blocks {
     return choose;
   }
 
-  // What few_tokens() needs; nothing where the block's weights are not its kind.
-  std::optional<FewTokensParams> few_tokens_params(const ExpertBlockParams& e) const {
+  // What one_token() needs; nothing where the block's weights are not its kind.
+  std::optional<OneTokenParams> one_token_params(const ExpertBlockParams& e) const {
     const ExpertBlock& block = e.block;
     const auto all_are = [&](SchemeId scheme) {
       const bool shared = block.shared_gate_up == scheme && block.shared_down == scheme;
@@ -1256,7 +1256,7 @@ class Blocks {
     };
     const bool codes = all_are(SchemeId::kA8W8Fp8);
     if (!codes && !all_are(SchemeId::kDense)) return {};
-    FewTokensParams p;
+    OneTokenParams p;
     p.choose = choose_args(e);
     p.x = s_.normed;
     p.gate_up = e.gate_up.tensors[0].data;

@@ -97,10 +97,10 @@ bool takes_route_step(const RouteParams& p) { return p.norm.is_there; }
 Status route_step(const RouteParams& params, const Launch& on) { return route(params, on); }
 
 // The loops above and below serve any number of tokens.
-bool takes_few_tokens(const FewTokensParams&) { return false; }
+bool takes_one_token(const OneTokenParams&) { return false; }
 
-Status few_tokens(const FewTokensParams&, const Launch&) {
-  return Status::error("few_tokens: the fake GPU has no loops for it");
+Status one_token(const OneTokenParams&, const Launch&) {
+  return Status::error("one_token: the fake GPU has no loops for it");
 }
 
 int64_t sort_counts(int64_t, int64_t) { return 0; }

@@ -39,7 +39,7 @@ struct ChooseArgs {
   const float* logits = nullptr;      // [T, E]
   const float* bias = nullptr;        // [E] of the logits, or null
   const float* correction = nullptr;  // [E] or null
-  int32_t* ids = nullptr;             // [T, K]: the best first; null of few tokens
+  int32_t* ids = nullptr;             // [T, K]: the best first; null of a single token
   float* shares = nullptr;            // [T, K]; alike
   int num_tokens = 0;
 };
@@ -56,14 +56,11 @@ struct ChooseAndSortParams {
   int64_t hidden_size = 0;
   DType dtype = DType::kBFloat16;
 };
-// Few tokens' experts, shared ones with them: the choice, both products, the sum of what they make
-// by the shares, and the residual.
-// Of two tokens sorted rows are faster (measured on an H200).
-constexpr int64_t kMostFewTokens = 1;
-
-struct FewTokensParams {
+// A single token's experts, shared ones with them: the choice, both products, the sum of what they
+// make by the shares, and the residual. Of two tokens sorted rows are faster (measured on an H200).
+struct OneTokenParams {
   ChooseArgs choose;
-  const void* x = nullptr;             // [T, H]: normed
+  const void* x = nullptr;             // [H]: normed
   const void* gate_up = nullptr;       // [E, 2 I, H] of dtype, or e4m3 codes where there are scales
   const void* gate_up_bias = nullptr;  // [E, 2 I] or null
   const float* gate_up_scale = nullptr;  // [E, 2 I], of codes
@@ -74,19 +71,19 @@ struct FewTokensParams {
   const float* down_act = nullptr;       // [1]
   const void* shared_gate_up = nullptr;  // [2 S, H], where S is not 0
   const void* shared_down = nullptr;     // [H, S]
-  const float* shared_gate = nullptr;    // [T] or null
-  void* inner = nullptr;                 // [T, S + K I]: room
-  const void* source = nullptr;          // [T, H]
-  void* out = nullptr;                   // [T, H] = source_scale * source + made_scale * sum
+  const float* shared_gate = nullptr;    // [1] or null
+  void* inner = nullptr;                 // [S + K I]: room
+  const void* source = nullptr;          // [H]
+  void* out = nullptr;                   // [H] = source_scale * source + made_scale * sum
   float* sumsq_out = nullptr;            // as GemmParams::sumsq_out, or null
   float source_scale = 1.f, made_scale = 1.f;
   int64_t hidden_size = 0, intermediate_size = 0, shared_size = 0;
   Activation activation;
   DType dtype = DType::kBFloat16;
 };
-// Whether the tokens are few, and few_tokens() takes them.
-bool takes_few_tokens(const FewTokensParams& params);
-Status few_tokens(const FewTokensParams& params, const Launch& launch);
+// Whether the token is a single one, and one_token() takes it.
+bool takes_one_token(const OneTokenParams& params);
+Status one_token(const OneTokenParams& params, const Launch& launch);
 
 // Values of ChooseAndSortParams::counts.
 int64_t sort_counts(int64_t num_pairs, int64_t num_experts);

@@ -135,6 +135,7 @@ __device__ __forceinline__ void count_ahead(const Groups& groups, const Ahead& a
 }
 
 // Where the rows of groups end, and their tiles: in shared memory, for warps that look for tiles.
+// Not by pointers, as Ahead has them: gemm_packed_groups_sm90 has no registers for those.
 struct GroupTable {
   int row_ends[kMaxGroups], tile_ends[kMaxGroups];
 
@@ -175,20 +176,6 @@ __device__ __forceinline__ int find_group(const Groups& groups, int row) {
     group += __popc(__ballot_sync(~0u, first + lane < groups.count && end <= row));
   }
   return group;
-}
-
-// How many tiles of kTokens rows there are, by a whole warp; likewise.
-template <int kTokens>
-__device__ __forceinline__ int count_group_tiles(const Groups& groups) {
-  int count = 0;
-#pragma unroll 4
-  for (int g = threadIdx.x % kWarp; g < groups.count; g += kWarp) {
-    const int begin = g == 0 ? 0 : __ldcg(groups.ends + g - 1);
-    count += (__ldcg(groups.ends + g) - begin + kTokens - 1) / kTokens;
-  }
-#pragma unroll
-  for (int o = kWarp / 2; o > 0; o /= 2) count += __shfl_xor_sync(~0u, count, o);
-  return count;
 }
 
 // What follows the product with the weight of a group, whose biases and scales are [G, N]. Without

@@ -396,10 +396,9 @@ const char* refuses_group_vector(const GemmProblem& p, const Architecture&) {
   return gemm_stream_sm80_refuses(p);
 }
 
-// Rows that share their group's weight are small tiles' too: there, one warp of a block adds and
-// finishes all outputs of a pass, with 8 rows for longer than its weights take to come.
+// The same, while rows hardly ever share a group, as birthdays go.
 const char* refuses_packed_group_vector(const GemmProblem& p, const Architecture&) {
-  if (choose_group_vector_tokens(p.num_rows, p.num_groups) > 1) return "rows would share weights";
+  if (p.num_rows * p.num_rows > 2 * p.num_groups) return "rows would share weights";
   return gemv_packed_sm90_refuses(p);
 }
 

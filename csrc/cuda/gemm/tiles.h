@@ -31,12 +31,6 @@ inline int choose_group_tokens(int64_t num_rows, int64_t num_groups, int least, 
   return tokens;
 }
 
-// Of gemv_packed_sm90: 1 while rows hardly ever share a group, as birthdays go.
-inline int choose_group_vector_tokens(int64_t num_rows, int64_t num_groups) {
-  if (num_rows * num_rows <= 2 * num_groups) return 1;
-  return choose_group_tokens(num_rows, num_groups, 4, 8);
-}
-
 // ------------------------------------------------------------------------------ gemm_tiles_sm90
 
 constexpr int kLargeTokens = 128;  // of a block

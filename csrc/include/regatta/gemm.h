@@ -247,7 +247,6 @@ struct GemvTile {
   int cluster = 1;      // blocks that share what they read of x: 1, 2, 4
   int kilobytes = 112;  // of shared memory
   int trigger = 4;      // stages left to request when the next kernel may start
-  int tokens = 8;       // of groups of rows: 1, 4 or 8 of one group
 };
 Status gemv_packed_sm90(const GemmParams& params, CUstream_st* stream);
 Status gemv_packed_sm90(const GemmParams& params, const GemvTile& tile, CUstream_st* stream);

@@ -153,8 +153,7 @@ struct Way {
     char text[120];
     if (chosen_tile) return " of its own tile";
     if (kernel == GemmKernel::kVectorPacked) {
-      snprintf(text, sizeof(text), " tile of %d, %d KB, trigger %d", gemv.tokens, gemv.kilobytes,
-               gemv.trigger);
+      snprintf(text, sizeof(text), " of %d KB, trigger %d", gemv.kilobytes, gemv.trigger);
     } else if (kernel == GemmKernel::kLargePacked) {
       snprintf(text, sizeof(text), " tiles of %d x %d", tiles.rows, tiles.tokens);
     } else {
@@ -186,8 +185,7 @@ Way random_way(const GemmParams& p, Random& random) {
   way.kernel = kernels[random.below(static_cast<int>(kernels.size()))];
   way.tile = {kTokens[random.below(5)], 1 + random.below(3), 40 + random.below(180),
               1 << random.below(3), random.below(8) - 1};
-  constexpr int kVectorTokens[] = {1, 4, 8};
-  way.gemv = {1, 60 + random.below(150), random.below(8), kVectorTokens[random.below(3)]};
+  way.gemv = {1, 60 + random.below(150), random.below(8)};
   std::vector<PackedTiles> shapes;
   for (const PackedTileCost& shape : kPackedTiles) {
     if (shape.grouped && (shape.gated || !p.gated)) shapes.push_back({shape.rows, shape.tokens});

@@ -297,39 +297,14 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
                 weight_map, token_map, kp);
 }
 
-template <class T, class Out, int kFeatures, bool kGated, bool kBlocks>
-Status run_tokens(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
-  switch (tile.tokens) {
-    case 8:
-      return run<T, Out, kFeatures, 8, kGated, kBlocks>(p, tile, stream);
-    case 16:
-      return run<T, Out, kFeatures, 16, kGated, kBlocks>(p, tile, stream);
-    case 32:
-      return run<T, Out, kFeatures, 32, kGated, kBlocks>(p, tile, stream);
-    case 64:
-      return run<T, Out, kFeatures, 64, kGated, kBlocks>(p, tile, stream);
-    default:
-      // No registers for the sums of 128 tokens beside a block's.
-      return run<T, Out, kFeatures, kBlocks ? 64 : 128, kGated, kBlocks>(p, tile, stream);
-  }
-}
-
-template <class T, class Out, bool kGated, bool kBlocks>
-Status run_features(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
-  switch (tile.features) {
-    case 64:
-      return run_tokens<T, Out, 64, kGated, kBlocks>(p, tile, stream);
-    case 128:
-      return run_tokens<T, Out, 128, kGated, kBlocks>(p, tile, stream);
-    default:
-      return run_tokens<T, Out, kBlocks ? 128 : 256, kGated, kBlocks>(p, tile, stream);
-  }
-}
-
 template <class T, class Out, bool kBlocks = false>
 Status run_gemm_sm90(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
-  return p.gated ? run_features<T, Out, true, kBlocks>(p, tile, stream)
-                 : run_features<T, Out, false, kBlocks>(p, tile, stream);
+  // No registers for the sums of 128 tokens beside a block's.
+  return dispatch_tile<kBlocks ? 128 : 256, kBlocks ? 64 : 128>(
+      tile, [&](auto features, auto tokens) {
+        return p.gated ? run<T, Out, features(), tokens(), true, kBlocks>(p, tile, stream)
+                       : run<T, Out, features(), tokens(), false, kBlocks>(p, tile, stream);
+      });
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// What gemm_sm90 and gemm_groups_sm90 share: stages of k in shared memory, and their sums.
+// What gemm_sm90 and gemm_groups_sm90 share: stages of k in shared memory, their sums, and the
+// kernel of a tile.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -110,6 +111,33 @@ struct StageSums {
     }
   }
 };
+
+// run(features, tokens) with those of a tile as constants; what is none of them counts as the most.
+template <int kMostFeatures, int kMostTokens, class Run>
+Status dispatch_tile(const GemmTile& tile, const Run& run) {
+  const auto run_tokens = [&](auto features) {
+    switch (tile.tokens) {
+      case 8:
+        return run(features, std::integral_constant<int, 8>());
+      case 16:
+        return run(features, std::integral_constant<int, 16>());
+      case 32:
+        return run(features, std::integral_constant<int, 32>());
+      case 64:
+        return run(features, std::integral_constant<int, 64>());
+      default:
+        return run(features, std::integral_constant<int, kMostTokens>());
+    }
+  };
+  switch (tile.features) {
+    case 64:
+      return run_tokens(std::integral_constant<int, 64>());
+    case 128:
+      return run_tokens(std::integral_constant<int, 128>());
+    default:
+      return run_tokens(std::integral_constant<int, kMostFeatures>());
+  }
+}
 
 }  // namespace
 }  // namespace regatta::cuda

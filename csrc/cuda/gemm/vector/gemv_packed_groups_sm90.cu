@@ -5,7 +5,7 @@ namespace regatta::cuda {
 
 Status gemv_packed_groups_sm90(const GemmParams& p, const GemvTile& tile, CUstream_st* stream) {
   return p.dtype == DType::kBFloat16 ? run_gemv_packed<__nv_bfloat16, true>(p, tile, stream)
-                                     : gemv_packed_groups_fp16_sm90(p, tile, stream);
+                                     : run_gemv_packed<__half, true>(p, tile, stream);
 }
 
 }  // namespace regatta::cuda

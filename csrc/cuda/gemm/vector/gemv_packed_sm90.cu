@@ -1,4 +1,4 @@
-// y = epilogue(x w^T) of 1 .. 8 rows, or of so many in groups with a weight each, with weights of 8
+// y = epilogue(x w^T) of 1 .. 8 rows, or of rows in groups with a weight each, with weights of 8
 // or 4 bits, activations of 16, or of 4 bits, activations of 8.
 //
 // Input: x [M, K] bf16 or fp16, or int8; weights as pack_weight() leaves them (packed_weight.cuh).
@@ -18,8 +18,8 @@
 //      m16n8k32, whose integer sums of a group are scaled into floats.
 //   3. The warps' sums meet in shared memory, where one more warp adds them in their order and
 //      finishes them, while the others are at the next slabs; after the last ones, all do.
-//   4. Of groups of rows with a weight each, blocks share the slabs of all tiles of 1, 4 or 8 rows
-//      of a group (groups.cuh), one tile's after the other's.
+//   4. Of groups of rows with a weight each, blocks share the slabs of all rows (groups.cuh), one
+//      row's after the other's; rows of one group read its weight again.
 // Source: own; Marlin showed that the tensor cores are the place for few rows, too.
 //
 // Bound: memory: 1.50 ms with 8 bits and 0.80 ms with 4 for the 128 layer products of a Llama-3-8B
@@ -38,13 +38,7 @@ GemvTile choose_tile(const GemmParams& p) {
   const bool passes = p.out_features > 2 * kUnitRows * num_multiprocessors();  // several
   GemvTile tile;
   tile.kilobytes = packed_shared_budget(p) / 1024;
-  if (p.num_groups > 0) {
-    tile.tokens = choose_group_vector_tokens(p.num_rows, p.num_groups);
-    // Nor do x and codes of 8 bits leave room for more than two stages beside the next launch.
-    if (code_bits(p.operands) == 8 && tile.tokens > 1) tile.kilobytes = 220;
-  } else {
-    tile.cluster = p.gated || (large && passes) ? 2 : 1;
-  }
+  if (p.num_groups == 0) tile.cluster = p.gated || (large && passes) ? 2 : 1;
   tile.trigger = p.gated ? 4 : 3;  // earlier, the next launch's copies delay this one's
   return tile;
 }

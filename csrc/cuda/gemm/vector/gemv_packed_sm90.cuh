@@ -1,5 +1,5 @@
 // The kernel of gemv_packed_sm90.cu, which says what it does, and its launch. A source for each
-// type of x, with and without groups: some fifty kernels each.
+// type of x, some fifty kernels each, and one for groups of rows.
 #pragma once
 
 #include <algorithm>
@@ -27,19 +27,8 @@ struct KernelParams {
   int stages, cluster;
   int trigger;  // stages left to ask for when the next launch may start
   Groups groups;
-  int tile_passes;  // of groups: over the slabs of a tile's weight
+  int row_passes;  // of groups: over the slabs of a row's weight
 };
-
-// A tile of at most kTokens rows of a group, and where these end, by a whole warp.
-template <int kTokens>
-__device__ __forceinline__ GroupTile tile_of(const Groups& groups, int index) {
-  if constexpr (kTokens > 1) {
-    GroupTile tile = find_group_tile<kTokens>(groups, index);
-    tile.end = min(tile.end, tile.first + kTokens);
-    return tile;
-  }
-  return {find_group(groups, index), index, index + 1};
-}
 
 constexpr int kSlabs = 2;  // that are multiplied at once: gated, gates and their ups
 
@@ -62,7 +51,7 @@ struct Shape {
 // What a block takes at a time, over all of k.
 struct Pass {
   int item, left;  // the first slab, or pair of them, and how many are left from there on
-  GroupTile rows;
+  GroupTile rows;  // of groups: one
 };
 
 // Outputs [kTokens, S::kRows] of a pass, by kThreads threads of which this is `thread`.
@@ -70,7 +59,8 @@ template <class T, class S, int kTokens, bool kGated, bool kGrouped, int kThread
 struct Finish {
   static constexpr int kCount = (kTokens * S::kRows + kThreads - 1) / kThreads;
   Output<T> outputs[kCount];
-  float row_scales[kGrouped ? kCount : 1];  // rows of groups have none in shared memory
+  float row_scale;  // a group's row has none in shared memory
+  static_assert(!kGrouped || kCount == 1);
 
   static __device__ __forceinline__ int token(int i, int thread) {
     return (i * kThreads + thread) / S::kRows;
@@ -92,7 +82,7 @@ struct Finish {
       outputs[i].inside = t < pass.rows.end - pass.rows.first && r < rows;
       outputs[i].template request<kGated>(p, t, n0 + r, width(p));
       if constexpr (kGrouped) {
-        row_scales[i] = outputs[i].inside ? row_scale_of(p, pass.rows.first + t) : 0.f;
+        row_scale = outputs[i].inside ? row_scale_of(p, pass.rows.first + t) : 0.f;
       }
     }
   }
@@ -100,7 +90,7 @@ struct Finish {
   // Adds the warps' sums in their order. wait() returns when they are there, done() is called when
   // they have been read.
   template <class Wait, class Done>
-  __device__ __forceinline__ void run(const Epilogue& p, const float* sums, const float* row_scale,
+  __device__ __forceinline__ void run(const Epilogue& p, const float* sums, const float* row_scales,
                                       const Pass& pass, int thread, const Wait& wait,
                                       const Done& done) {
     wait();
@@ -119,7 +109,7 @@ struct Finish {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const int t = token(i, thread), n = pass.item * kUnitRows + row(i, thread);
-      const float scale = kGrouped ? row_scales[i] : row_scale[min(t, kTokens - 1)];
+      const float scale = kGrouped ? row_scale : row_scales[min(t, kTokens - 1)];
       const int64_t at = static_cast<int64_t>(pass.rows.first + t) * width(p) + n;
       float square = outputs[i].template write<kGated>(p, sum[i] * scale, up[i] * scale, at);
       if (!kGated && p.sumsq_out != nullptr) {
@@ -271,12 +261,11 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kGated>::kThreads,
   const int warp = __shfl_sync(~0u, threadIdx.x / kWarp, 0);
   const int lane = threadIdx.x % kWarp;
   const int rank = blockIdx.x % p.cluster;
-  // This block's slabs or pairs of them; of groups, its passes over those of all tiles.
+  // This block's slabs or pairs of them; of groups, its passes over those of all rows.
   int num_items = p.num_items;
   if constexpr (kGrouped) {
     if (!p.groups.ready) pdl_wait();
-    const int tiles = kTokens == 1 ? p.num_rows : count_group_tiles<kTokens>(p.groups);
-    num_items = tiles * p.tile_passes;
+    num_items = p.num_rows * p.row_passes;
   }
   const int item0 = static_cast<int>(static_cast<int64_t>(num_items) * blockIdx.x / gridDim.x);
   const int items =
@@ -286,16 +275,16 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kGated>::kThreads,
   const int passes = kGrouped ? items : (most + kItems - 1) / kItems;
   if (kGrouped && passes == 0) return;
   const int steps = (p.num_units + kWarps - 1) / kWarps;
-  int known = -1;  // the last tile that this warp has looked for
-  GroupTile tile = {0, 0, p.num_rows};
+  int known = -1;  // the last row whose group this warp has looked for
+  GroupTile rows = {0, 0, p.num_rows};
   const auto pass_of = [&](int pass) -> Pass {  // by a whole warp
     if constexpr (kGrouped) {
-      const int index = (item0 + pass) / p.tile_passes;
-      const int item = (item0 + pass - index * p.tile_passes) * kItems;
-      if (index != known) tile = tile_of<kTokens>(p.groups, known = index);
-      return {item, p.num_items - item, tile};
+      const int row = (item0 + pass) / p.row_passes;
+      const int item = (item0 + pass - row * p.row_passes) * kItems;
+      if (row != known) rows = {find_group(p.groups, known = row), row, row + 1};
+      return {item, p.num_items - item, rows};
     } else {
-      return {item0 + pass * kItems, items - pass * kItems, tile};
+      return {item0 + pass * kItems, items - pass * kItems, rows};
     }
   };
 
@@ -475,10 +464,9 @@ Status run(const GemmParams& p, const GemvTile& tile, cudaStream_t stream) {
   kp.num_units = static_cast<int>(packed_units(p.in_features));
   kp.num_items = static_cast<int>(packed_tiles(kGated ? p.out_features / 2 : p.out_features));
   kp.groups = make_groups(p);
-  kp.tile_passes = static_cast<int>(ceil_div(kp.num_items, S::kItems));
-  const int64_t tiles = kGrouped ? max_group_tiles(p.num_rows, p.num_groups, kTokens) : 1;
-  int blocks = static_cast<int>(
-      std::min<int64_t>(num_multiprocessors(), kGrouped ? tiles * kp.tile_passes : kp.num_items));
+  kp.row_passes = static_cast<int>(ceil_div(kp.num_items, S::kItems));
+  int blocks = static_cast<int>(std::min<int64_t>(
+      num_multiprocessors(), kGrouped ? p.num_rows * kp.row_passes : kp.num_items));
   // Blocks of a cluster would have to go through the same rows.
   kp.cluster = kGrouped ? 1 : std::min(tile.cluster, blocks);
   kp.trigger = tile.trigger;
@@ -512,10 +500,13 @@ Status run_gated(const GemmParams& p, const GemvTile& tile, cudaStream_t stream)
 
 template <class T, class F, bool kGrouped>
 Status run_tokens(const GemmParams& p, const GemvTile& tile, cudaStream_t stream) {
-  const int64_t tokens = kGrouped ? tile.tokens : p.num_rows;
-  return tokens == 1   ? run_gated<T, F, 1, kGrouped>(p, tile, stream)
-         : tokens <= 4 ? run_gated<T, F, 4, kGrouped>(p, tile, stream)
-                       : run_gated<T, F, 8, kGrouped>(p, tile, stream);
+  if constexpr (kGrouped) {
+    return run_gated<T, F, 1, true>(p, tile, stream);
+  } else {
+    return p.num_rows == 1   ? run_gated<T, F, 1, false>(p, tile, stream)
+           : p.num_rows <= 4 ? run_gated<T, F, 4, false>(p, tile, stream)
+                             : run_gated<T, F, 8, false>(p, tile, stream);
+  }
 }
 
 template <class T, bool kGrouped>
@@ -529,6 +520,5 @@ Status run_gemv_packed(const GemmParams& p, const GemvTile& tile, cudaStream_t s
 // Of the other sources. p: what gemv_packed_sm90_refuses() lets through, with rows.
 Status gemv_packed_fp16_sm90(const GemmParams& p, const GemvTile& tile, CUstream_st* stream);
 Status gemv_packed_groups_sm90(const GemmParams& p, const GemvTile& tile, CUstream_st* stream);
-Status gemv_packed_groups_fp16_sm90(const GemmParams& p, const GemvTile& tile, CUstream_st* stream);
 
 }  // namespace regatta::cuda

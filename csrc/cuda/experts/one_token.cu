@@ -1,15 +1,13 @@
-// See experts.h: the experts of few tokens, from the router's logits to the block's output.
+// See experts.h: the experts of a single token, from the router's logits to the block's output.
 //
 // Architectures: all; bf16 and fp16. Two launches, each straight from the logits: no row is sorted
-// or copied, and each block chooses for its token itself.
+// or copied, and each block chooses itself.
 //   1. up: a warp makes a gate and its up, function and all; blocks stay, and a warp's next rows
 //      travel while it finishes its last. Rows of shared experts need no choice: they come first,
 //      and are asked for while the launch ahead ends.
 //   2. down: a warp makes a column of the output, which is one sum over all that were chosen: each
 //      product is weighed as it is added. The logits are two launches old, so it chooses and asks
 //      for weights while `up` ends.
-// Weights that two tokens choose are read twice, the second time out of L2: all go through their
-// experts in the same order.
 // e4m3 weights: each block makes the codes of its rows itself, which are those of quantize_rows(),
 // and keeps them as halves of 1/256 of what they stand for. A product of two codes is exact in a
 // half then; two are added before they become a float.
@@ -31,7 +29,7 @@ constexpr int kUpWarps = 8;
 constexpr int kUpBlocks = 2;      // of a multiprocessor
 constexpr int kColumnWarps = 16;  // of a block of `down`: columns of a partial sum of squares
 constexpr int kUnits = 8;         // of 16 bytes that a lane of `down` asks for at once
-static_assert(gemm_sumsq_columns(kMostFewTokens) == kColumnWarps);
+static_assert(gemm_sumsq_columns(1) == kColumnWarps);
 
 // Of the weights: T, or codes.
 template <class T, bool kCodes>
@@ -62,7 +60,7 @@ struct Args {
   Activation activation;
 };
 
-// A token's experts: of several tokens in the order of their numbers.
+// The token's experts, the best first.
 struct Chosen {
   int32_t ids[kMaxChosen];
   float shares[kMaxChosen];
@@ -77,14 +75,12 @@ struct ChooseRoom {
 // What choose() does, by a whole block, whose other warps would wait for one: an expert's rank is
 // the number of those that come ahead of it.
 template <int kThreads>
-__device__ __forceinline__ void choose_together(const ChooseArgs& a, int token, ChooseRoom& room,
-                                                Chosen& to) {
+__device__ __forceinline__ void choose_together(const ChooseArgs& a, ChooseRoom& room, Chosen& to) {
   constexpr int kEach = ceil_div(static_cast<int>(kMaxExperts), kThreads),
                 kWarps = kThreads / kWarp;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const Router& router = a.router;
   const int count = static_cast<int>(router.num_experts), top_k = static_cast<int>(router.top_k);
-  const float* logits = a.logits + static_cast<int64_t>(token) * count;
   const auto each = [&](auto&& body) {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
@@ -95,7 +91,7 @@ __device__ __forceinline__ void choose_together(const ChooseArgs& a, int token, 
   float value[kEach], largest = -INFINITY, sum = 0.f;
   bool sound = true;
   each([&](int i, int e) {
-    value[i] = __ldcg(logits + e);
+    value[i] = __ldcg(a.logits + e);
     if (a.bias != nullptr) value[i] += __ldg(a.bias + e);
     sound = sound && !isnan(value[i]);
     largest = fmaxf(largest, value[i]);
@@ -154,16 +150,9 @@ __device__ __forceinline__ void choose_together(const ChooseArgs& a, int token, 
   __syncthreads();
   if (warp == 0) {
     const bool inside = lane < top_k;
-    const int id = inside ? to.ids[lane] : 0;
-    float share = inside ? room.scores[id] : 0.f;
+    float share = inside ? room.scores[to.ids[lane]] : 0.f;
     if (router.renormalize) share = share / warp_sum(share);
-    int place = lane;
-    if (a.num_tokens > 1) {
-      place = 0;
-      for (int j = 0; j < top_k; ++j) place += __shfl_sync(~0u, id, j) < id;
-    }
-    __syncwarp();
-    if (inside) to.ids[place] = id, to.shares[place] = share * router.scale;
+    if (inside) to.shares[lane] = share * router.scale;
   }
   __syncthreads();
 }
@@ -221,17 +210,16 @@ __device__ __forceinline__ float gate_of(const Activation& of, float gate, float
   return 0.f;
 }
 
-// grid: (blocks, T). inner [T, S + K I]: shared, then those of each choice. Codes: no shared ones.
+// inner [S + K I]: shared, then those of each choice. Codes: no shared ones.
 template <class T, bool kCodes, int kUnroll>
 __global__ void __launch_bounds__(kUpWarps* kWarp, kUpBlocks)
-    few_tokens_up_kernel(const Args<T, kCodes> a) {
+    one_token_up_kernel(const Args<T, kCodes> a) {
   using Weight = Element<T, kCodes>;
   constexpr int kLane = kUnit<T, kCodes>, kRound = kWarp * kLane * kUnroll;
   extern __shared__ __align__(16) __half x_codes[];  // [H], of codes
   __shared__ ChooseRoom room;
   __shared__ Chosen chosen;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int token = blockIdx.y;
   const int width = a.hidden_size, inner = a.intermediate_size, shared = a.shared_size;
   const int items = shared + a.top_k * inner, stride = gridDim.x * kUpWarps;
   const uint64_t once = policy_evict_first();
@@ -267,12 +255,11 @@ __global__ void __launch_bounds__(kUpWarps* kWarp, kUpBlocks)
   }
   pdl_wait();
   pdl_trigger();  // the logits are the next launch's, too
-  choose_together<kUpWarps * kWarp>(a.choose, token, room, chosen);
+  choose_together<kUpWarps * kWarp>(a.choose, room, chosen);
   if (!ahead && item < items) {
     aim(item);
     load(0);
   }
-  const T* x = a.x + static_cast<int64_t>(token) * width;
   float x_scale = 1.f;
   if constexpr (kCodes) {
     using R = Row<T, RowKind::kPlain, kMostVectors, kUpWarps * kWarp>;
@@ -280,14 +267,13 @@ __global__ void __launch_bounds__(kUpWarps* kWarp, kUpBlocks)
     QuantizeRowsParams row;
     row.width = width;
     Vec16<T> values[kMostVectors], no_norm[R::kNumWeights] = {};
-    R::load(x, width, values);
+    R::load(a.x, width, values);
     x_scale = quantize_row<T, true, RowKind::kPlain, kMostVectors, kUpWarps * kWarp>(
                   row, values, no_norm, __ldg(a.gate_up_act), scratch, 1,
                   [&](int at, uint2 codes) { store_halves(x_codes + at, codes); }) /
               kHalfUnit;
     __syncthreads();
   }
-  T* to = a.inner + static_cast<int64_t>(token) * items;
   for (; item < items; item += stride) {
     float of_gate = 0.f, of_up = 0.f;
     for (int k = 0; k < width; k += kRound) {
@@ -308,8 +294,8 @@ __global__ void __launch_bounds__(kUpWarps* kWarp, kUpBlocks)
           of_gate = dot_codes(now_gate[u], x_codes + at, of_gate);
           of_up = dot_codes(now_up[u], x_codes + at, of_up);
         } else {
-          of_gate = dot_unit<T>(now_gate[u], unit_at(x + at), of_gate);
-          of_up = dot_unit<T>(now_up[u], unit_at(x + at), of_up);
+          of_gate = dot_unit<T>(now_gate[u], unit_at(a.x + at), of_gate);
+          of_up = dot_unit<T>(now_up[u], unit_at(a.x + at), of_up);
         }
       }
     }
@@ -324,15 +310,13 @@ __global__ void __launch_bounds__(kUpWarps* kWarp, kUpBlocks)
       of_gate += Traits<T>::to_float(a.gate_up_bias[row_of(item)]);
       of_up += Traits<T>::to_float(a.gate_up_bias[row_of(item) + inner]);
     }
-    to[item] = Traits<T>::from_float(gate_of(a.activation, of_gate, of_up));
+    a.inner[item] = Traits<T>::from_float(gate_of(a.activation, of_gate, of_up));
   }
 }
 
-// What `up` made for a token, [K, I], as halves of codes; scales[k] is of its k-th row's. By the
-// whole block.
+// What `up` made, [K, I], as halves of codes; scales[k] is of its k-th row's. By the whole block.
 template <class T>
-__device__ __forceinline__ void make_codes(const Args<T, true>& a, const T* inner, __half* codes,
-                                           float* scales) {
+__device__ __forceinline__ void make_codes(const Args<T, true>& a, __half* codes, float* scales) {
   __shared__ int largest[kMaxChosen];  // bits of floats, none of which is negative
   const int width = a.intermediate_size, units = a.top_k * width / 8;
   if (threadIdx.x < kMaxChosen) largest[threadIdx.x] = 0;
@@ -341,7 +325,7 @@ __device__ __forceinline__ void make_codes(const Args<T, true>& a, const T* inne
   for (int first = threadIdx.x / kWarp * kWarp; first < units; first += blockDim.x) {
     const int unit = first + static_cast<int>(threadIdx.x) % kWarp, last = first + kWarp - 1;
     const bool inside = unit < units;
-    const Vec16<T> x[1] = {inside ? load16(inner + unit * 8)
+    const Vec16<T> x[1] = {inside ? load16(a.inner + unit * 8)
                                   : bit_cast<Vec16<T>>(make_uint4(0, 0, 0, 0))};
     float own = largest_of(x);
     if (last < units && first * 8 / width == last * 8 / width) {
@@ -355,7 +339,7 @@ __device__ __forceinline__ void make_codes(const Args<T, true>& a, const T* inne
   for (int unit = threadIdx.x; unit < units; unit += blockDim.x) {
     const int k = unit * 8 / width;
     const CodeScale by = code_scale<true>(fixed, __int_as_float(largest[k]), 1.f);
-    const Vec16<T> x = load16(inner + unit * 8);
+    const Vec16<T> x = load16(a.inner + unit * 8);
     float v[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) v[i] = x.get(i);
@@ -377,10 +361,9 @@ struct Cursor {
   int column, unit, units;  // of the segment
   int k = -1;               // whose; -1: the shared experts'
 
-  __device__ __forceinline__ Cursor(const Args<T, kCodes>& args, int column)
-      : a(args), column(column) {}
-  __device__ __forceinline__ void begin(const int32_t* chosen, int first) {
-    ids = chosen, unit = first, k = -1, units = a.shared_size / kSize;
+  __device__ __forceinline__ Cursor(const Args<T, kCodes>& args, const int32_t* chosen, int column,
+                                    int first)
+      : a(args), ids(chosen), column(column), unit(first), units(a.shared_size / kSize) {
     at = a.shared_down + static_cast<int64_t>(column) * a.shared_size + unit * kSize;
     if (unit >= units) wrap();
   }
@@ -401,30 +384,26 @@ struct Cursor {
   }
 };
 
-// grid: ceil(H / kColumnWarps). A warp has its column of all tokens, one after the other; the next
-// one's weights travel while it finishes one.
+// grid: ceil(H / kColumnWarps). A warp has a column.
 template <class T, bool kCodes>
 __global__ void __launch_bounds__(kColumnWarps* kWarp, 1)
-    few_tokens_down_kernel(const Args<T, kCodes> a) {
+    one_token_down_kernel(const Args<T, kCodes> a) {
   constexpr int kLane = kUnit<T, kCodes>, kRound = kUnits * kWarp * kLane;
   extern __shared__ __align__(16) __half inner_codes[];  // [K, I], of codes
   __shared__ ChooseRoom room;
-  __shared__ Chosen chosen[kMostFewTokens];
+  __shared__ Chosen chosen;
   __shared__ float factors[kColumnWarps][kMaxChosen + 1];  // of a column: the shared ones' first
   __shared__ float squares[kColumnWarps], scales[kMaxChosen];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int tokens = a.choose.num_tokens;
   const int column = min(static_cast<int>(blockIdx.x) * kColumnWarps + warp, a.hidden_size - 1);
   const bool writes = static_cast<int>(blockIdx.x) * kColumnWarps + warp < a.hidden_size;
-  for (int token = 0; token < tokens; ++token) {
-    choose_together<kColumnWarps * kWarp>(a.choose, token, room, chosen[token]);
-  }
-  const auto row_of = [&](int token, int k) {
-    return static_cast<int64_t>(chosen[token].ids[k]) * a.hidden_size + column;
+  choose_together<kColumnWarps * kWarp>(a.choose, room, chosen);
+  const auto row_of = [&](int k) {
+    return static_cast<int64_t>(chosen.ids[k]) * a.hidden_size + column;
   };
   const uint64_t once = policy_evict_first();
   const uint4 zero = make_uint4(0, 0, 0, 0);
-  Cursor<T, kCodes> cursor(a, column);
+  Cursor<T, kCodes> cursor(a, chosen.ids, column, lane);
   uint4 next[kUnits];
   int next_k[kUnits];
   const auto load = [&] {
@@ -436,74 +415,62 @@ __global__ void __launch_bounds__(kColumnWarps* kWarp, 1)
       if (inside) cursor.advance();
     }
   };
-  cursor.begin(chosen[0].ids, lane);
   load();
   pdl_trigger();
   pdl_wait();
   const int width = a.shared_size + a.top_k * a.intermediate_size;
-  for (int token = 0; token < tokens; ++token) {
-    const T* inner = a.inner + static_cast<int64_t>(token) * width;
-    const int64_t place = static_cast<int64_t>(token) * a.hidden_size + column;
-    const float source = Traits<T>::to_float(a.source[place]);
-    float factor = lane < a.top_k ? chosen[token].shares[lane] : 0.f;
-    if constexpr (kCodes) {
-      make_codes(a, inner, inner_codes, scales);
-      if (lane < a.top_k) {
-        factor *= scales[lane] * __ldg(a.down_scale + row_of(token, lane)) / kHalfUnit;
-      }
+  const float source = Traits<T>::to_float(a.source[column]);
+  float factor = lane < a.top_k ? chosen.shares[lane] : 0.f;
+  if constexpr (kCodes) {
+    make_codes(a, inner_codes, scales);
+    if (lane < a.top_k) {
+      factor *= scales[lane] * __ldg(a.down_scale + row_of(lane)) / kHalfUnit;
     }
-    if (lane < a.top_k) factors[warp][lane + 1] = factor;
-    if (lane == 0) factors[warp][0] = a.shared_gate == nullptr ? 1.f : a.shared_gate[token];
-    __syncwarp();
-    float sum = 0.f;
-    for (int round = 0; round < width; round += kRound) {
-      uint4 now[kUnits];
-      int k[kUnits];
+  }
+  if (lane < a.top_k) factors[warp][lane + 1] = factor;
+  if (lane == 0) factors[warp][0] = a.shared_gate == nullptr ? 1.f : *a.shared_gate;
+  __syncwarp();
+  float sum = 0.f;
+  for (int round = 0; round < width; round += kRound) {
+    uint4 now[kUnits];
+    int k[kUnits];
 #pragma unroll
-      for (int u = 0; u < kUnits; ++u) now[u] = next[u], k[u] = next_k[u];
-      if (round + kRound < width) {
-        load();
-      } else if (token + 1 < tokens) {
-        cursor.begin(chosen[token + 1].ids, lane);
-        load();
-      }
+    for (int u = 0; u < kUnits; ++u) now[u] = next[u], k[u] = next_k[u];
+    if (round + kRound < width) load();
 #pragma unroll
-      for (int u = 0; u < kUnits; ++u) {
-        const int from = round + (u * kWarp + lane) * kLane;
-        if (from >= width) break;
-        float y;
-        if constexpr (kCodes) {
-          y = dot_codes(now[u], inner_codes + from, 0.f);
-        } else {
-          y = dot_unit<T>(now[u], unit_at(inner + from), 0.f);
-        }
-        sum = fmaf(factors[warp][k[u] + 1], y, sum);
+    for (int u = 0; u < kUnits; ++u) {
+      const int from = round + (u * kWarp + lane) * kLane;
+      if (from >= width) break;
+      float y;
+      if constexpr (kCodes) {
+        y = dot_codes(now[u], inner_codes + from, 0.f);
+      } else {
+        y = dot_unit<T>(now[u], unit_at(a.inner + from), 0.f);
       }
+      sum = fmaf(factors[warp][k[u] + 1], y, sum);
     }
-    sum = warp_sum(sum);
-    if (a.down_bias != nullptr) {
-      for (int k = 0; k < a.top_k; ++k) {
-        const float bias = Traits<T>::to_float(a.down_bias[row_of(token, k)]);
-        sum = fmaf(chosen[token].shares[k], bias, sum);
-      }
+  }
+  sum = warp_sum(sum);
+  if (a.down_bias != nullptr) {
+    for (int k = 0; k < a.top_k; ++k) {
+      sum = fmaf(chosen.shares[k], Traits<T>::to_float(a.down_bias[row_of(k)]), sum);
     }
-    const T y = Traits<T>::from_float(fmaf(a.made_scale, sum, a.source_scale * source));
-    if (writes && lane == 0) a.out[place] = y;
-    const float rounded = writes ? Traits<T>::to_float(y) : 0.f;
-    if (lane == 0) squares[warp] = rounded * rounded;
-    __syncthreads();  // codes and factors have been read, too
-    if (threadIdx.x == 0 && a.sumsq != nullptr) {
-      float total = 0.f;
+  }
+  const T y = Traits<T>::from_float(fmaf(a.made_scale, sum, a.source_scale * source));
+  if (writes && lane == 0) a.out[column] = y;
+  const float rounded = writes ? Traits<T>::to_float(y) : 0.f;
+  if (lane == 0) squares[warp] = rounded * rounded;
+  __syncthreads();
+  if (threadIdx.x == 0 && a.sumsq != nullptr) {
+    float total = 0.f;
 #pragma unroll
-      for (int w = 0; w < kColumnWarps; ++w) total += squares[w];
-      a.sumsq[static_cast<int64_t>(token) * gridDim.x + blockIdx.x] = total;
-    }
-    __syncthreads();
+    for (int w = 0; w < kColumnWarps; ++w) total += squares[w];
+    a.sumsq[blockIdx.x] = total;
   }
 }
 
 template <class T, bool kCodes>
-Status run(const FewTokensParams& p, const Launch& launch_on) {
+Status run(const OneTokenParams& p, const Launch& launch_on) {
   using Weight = Element<T, kCodes>;
   Args<T, kCodes> a = {};
   a.choose = p.choose;
@@ -530,18 +497,15 @@ Status run(const FewTokensParams& p, const Launch& launch_on) {
   a.shared_size = static_cast<int>(p.shared_size);
   a.top_k = static_cast<int>(p.choose.router.top_k);
   a.activation = p.activation;
-  const auto tokens = static_cast<unsigned>(p.choose.num_tokens);
   const int64_t items = p.shared_size + p.choose.router.top_k * p.intermediate_size;
   LaunchConfig config;
   config.block = dim3(kUpWarps * kWarp);
-  config.grid = dim3(static_cast<unsigned>(std::min(
-                         ceil_div(items, int64_t{kUpWarps}),
-                         ceil_div(int64_t{kUpBlocks} * num_multiprocessors(), int64_t{tokens}))),
-                     tokens);
+  const int64_t blocks = int64_t{kUpBlocks} * num_multiprocessors();
+  config.grid = dim3(static_cast<unsigned>(std::min(ceil_div(items, int64_t{kUpWarps}), blocks)));
   config.stream = launch_on.stream;
   config.pdl = launch_on.pdl;
   if (kCodes) config.shared_bytes = p.hidden_size * sizeof(__half);
-  const Status status = launch(few_tokens_up_kernel<T, kCodes, 4>, config, "few_tokens_up", a);
+  const Status status = launch(one_token_up_kernel<T, kCodes, 4>, config, "one_token_up", a);
   if (!status.ok()) return status;
   config.block = dim3(kColumnWarps * kWarp);
   config.grid = dim3(static_cast<unsigned>(ceil_div(p.hidden_size, int64_t{kColumnWarps})));
@@ -551,19 +515,19 @@ Status run(const FewTokensParams& p, const Launch& launch_on) {
     const auto bytes = static_cast<size_t>(items) * sizeof(__half);
     config.shared_bytes = bytes > (40 << 10) ? std::max<size_t>(bytes, 49 << 10) : bytes;
   }
-  return launch(few_tokens_down_kernel<T, kCodes>, config, "few_tokens_down", a);
+  return launch(one_token_down_kernel<T, kCodes>, config, "one_token_down", a);
 }
 
 template <class T>
-Status run_type(const FewTokensParams& p, const Launch& launch_on) {
+Status run_type(const OneTokenParams& p, const Launch& launch_on) {
   return p.gate_up_scale == nullptr ? run<T, false>(p, launch_on) : run<T, true>(p, launch_on);
 }
 
 }  // namespace
 
-bool takes_few_tokens(const FewTokensParams& p) {
+bool takes_one_token(const OneTokenParams& p) {
   const Router& router = p.choose.router;
-  if (p.dtype == DType::kFloat32 || p.choose.num_tokens > kMostFewTokens || !p.activation.gated) {
+  if (p.dtype == DType::kFloat32 || p.choose.num_tokens > 1 || !p.activation.gated) {
     return false;
   }
   if (router.num_groups > kWarp) return false;
@@ -579,7 +543,7 @@ bool takes_few_tokens(const FewTokensParams& p) {
   return !codes || (p.shared_size == 0 && p.hidden_size <= kMostVectors * kQuantizeThreads * 8);
 }
 
-Status few_tokens(const FewTokensParams& p, const Launch& launch_on) {
+Status one_token(const OneTokenParams& p, const Launch& launch_on) {
   if (p.choose.num_tokens == 0) return {};
   return p.dtype == DType::kBFloat16 ? run_type<__nv_bfloat16>(p, launch_on)
                                      : run_type<__half>(p, launch_on);
