@@ -103,7 +103,7 @@ RATE_METHOD = (
     "TTFT and TPOT are medians over its requests, their waiting included. Share of the limit: "
     "least time that the device's measured limits allow for the whole run, over the time it took."
 )
-COUNTED_STEPS = 16
+COUNTED_STEPS, COUNTED_TOKENS = 16, 1 << 14
 EXPERTS = (
     " Experts: distinct ones of a layer and step, means over layers and steps of one more run, "
     "block by block, where the router's plain twin chooses by the hidden states of each block. A "
@@ -154,13 +154,25 @@ def timed(
 def count_experts(llm: LLM, plan: Plan, case: Case) -> dict[str, float]:
     """Distinct experts that a layer chooses in a step: means over layers and steps, untimed.
 
-    Of prompts and tokens of the case's kind; of at most COUNTED_STEPS decoding steps.
+    Of prompts and tokens of the case's kind; of at most COUNTED_STEPS decoding steps. Of prompts
+    with more tokens than COUNTED_TOKENS the first few, and decoding behind short ones.
     """
     batch = min(plan.batch_size, case.num_requests)
-    prompts = random_prompts(llm.spec, plan.seed, batch, case.input_len, 2_000_000)
+    whole = min(batch, max(1, COUNTED_TOKENS // case.input_len))
+    output_len = min(case.output_len, 1 + COUNTED_STEPS)
+
+    def run(count: int, input_len: int, output_len: int) -> None:
+        prompts = random_prompts(llm.spec, plan.seed, count, input_len, 2_000_000)
+        timed(llm, prompts, output_len, plan.adapters)
+
     with counted(llm) as chosen:
-        timed(llm, prompts, min(case.output_len, 1 + COUNTED_STEPS), plan.adapters)
-    return chosen.means()
+        if whole == batch:
+            run(batch, case.input_len, output_len)
+            return chosen.means()
+        run(whole, case.input_len, 1)
+        of_prompts = chosen.means()
+        run(batch, max(2, COUNTED_TOKENS // batch), output_len)
+    return chosen.means() | of_prompts
 
 
 def num_runs(case: Case, batch_size: int, repetitions: int) -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from predict import LLM, EngineConfig
 from predict.bench import throughput
-from predict.bench.cases import cases_table
+from predict.bench.cases import Case, cases_table
 from predict.bench.cost import Cost
 from predict.bench.routing import (
     ChosenExperts,
@@ -151,6 +151,28 @@ def test_a_run_prints_and_writes_what_it_counted(
     assert second.endswith(" / -")
     assert "decode_experts" not in rows[1]["values"]
     assert made["settings"]["routing"] == "skewed"
+
+
+def test_of_many_long_prompts_a_few_are_counted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = llm_of(folder)
+    monkeypatch.setattr(throughput, "COUNTED_TOKENS", 16)
+    lengths = []
+
+    def timed(llm: Any, prompts: list[list[int]], output_len: int, adapters: Any) -> None:
+        lengths.append(([len(prompt) for prompt in prompts], output_len))
+        whole(llm, prompts, output_len, adapters)
+
+    whole = throughput.timed
+    monkeypatch.setattr(throughput, "timed", timed)
+    plan = throughput.Plan(cases=(), batch_size=4, repetitions=1, seed=0)
+    few = throughput.count_experts(llm, plan, Case(2, 8, 3))
+    assert lengths == [([8, 8], 3)]
+    many = throughput.count_experts(llm, plan, Case(9, 8, 3))
+    assert lengths[1:] == [([8, 8], 1), ([4] * 4, 3)]
+    assert few["prompt_experts"] == many["prompt_experts"]
+    assert few.keys() == many.keys() == {"prompt_experts", "decode_experts"}
 
 
 def test_a_decoding_step_reads_the_experts_that_were_counted(folder: Path) -> None:
