@@ -456,7 +456,7 @@ std::vector<paddle::Tensor> blocks(const paddle::Tensor& hidden,
                                    const paddle::optional<paddle::Tensor>& rows,
                                    const std::string& text, const std::vector<int>& order) {
   if (weights.empty()) fail("weights is empty (allowed: those of one block and more)");
-  const Device device = device_of(weights[0], "weights");
+  const Device device = device_of(hidden, "hidden");  // lists may be views
   const phi::Place& place = device.place;
   const TensorView x = view(hidden, "hidden", place);
   check_activation(x, "hidden");

@@ -216,9 +216,9 @@ def forward(
         hidden, written = backend.layers(hidden, layers, caches, ropes, inputs, tree_mask)
     else:
         last = len(layers) - 1
-        # A GPU is at work on the first layers while the host gathers the tensors of the others.
+        # A GPU is at work on the first layer while the host looks at the others.
         on_gpu = paddle.get_device() != "cpu"
-        borders = [0, 1, 4, last] if last > 4 and on_gpu else [0, last]
+        borders = [0, 1, last] if last > 1 and on_gpu else [0, last]
         for first, end in pairwise(borders if last else ()):
             if bound is not None:
                 hidden = bound(hidden, inputs, tree_mask, (first, end))

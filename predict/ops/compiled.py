@@ -448,8 +448,8 @@ def last_layer(
 class BoundLayers:
     """`layers` of always the same tensors, which are gathered once.
 
-    On the CPU the operator reads where they are from one list, in place of some hundred arguments:
-    a fourteenth of a small model's step.
+    The operator reads where they are from one list, in place of some hundred arguments: on the CPU
+    a fourteenth of a small model's step, on a GPU a millisecond of a prompt's.
     """
 
     def __init__(
@@ -479,13 +479,9 @@ class BoundLayers:
     def _runs_of(self, part: tuple[int, int]) -> list[_Run | _ComposedRun]:
         found = self._runs.get(part)
         if found is None:
-            import paddle
-
-            found = list(_runs(self._pairs[slice(*part)], self._ropes))
-            self._kept += found
-            if paddle.get_device() == "cpu":
-                found = [run.bound() for run in found]
-            self._runs[part] = found
+            runs = list(_runs(self._pairs[slice(*part)], self._ropes))
+            self._kept += runs
+            self._runs[part] = found = [run.bound() for run in runs]
         return found
 
 
