@@ -3,7 +3,6 @@
 // csrc/build.py compiles op_smNN.cu for the architectures that it can run on. Where none of them is
 // asked for, it is left out, and this file is compiled with REGATTA_WITHOUT_SMNN: all that others
 // call of such files, as refusals. The linker finds what is missing here. No kernels.
-#include "cuda/adapters/low_rank.h"
 #include "cuda/attention/attention.cuh"
 #include "cuda/attention/latent/latent.h"
 #include "cuda/attention/latent/latent_attention.cuh"
@@ -42,8 +41,6 @@ Status gemm_codes_mma_sm89(const GemmParams&, const MmaTile&, CUstream_st*) { re
 #endif
 
 #ifdef REGATTA_WITHOUT_SM90
-bool takes_add_rows(const ShrinkParams&, const ExpandParams&) { return false; }
-Status add_rows(const ShrinkParams&, const ExpandParams&, const Launch&) { return absent("90a"); }
 Status gemm_sm90(const GemmParams&, CUstream_st*) { return absent("90a"); }
 Status gemm_tiles_sm90(const GemmParams&, CUstream_st*) { return absent("90a"); }
 bool gemm_stream_codes_sm90_quantizes(const GemmParams&, const QuantizeRowsParams&) {

@@ -88,13 +88,8 @@ Status expand_row(const ExpandParams& p, int64_t row) {
 
 int64_t shrink_splits(int64_t in_features) { return ceil_div(in_features, 48); }
 
-// The launches of their own serve.
+// Codes are made by a launch of their own.
 bool shrink_quantizes(const ShrinkParams&, const QuantizeRowsParams&) { return false; }
-bool takes_add_rows(const ShrinkParams&, const ExpandParams&) { return false; }
-
-Status add_rows(const ShrinkParams&, const ExpandParams&, const Launch&) {
-  return Status::error("add_rows: the fake GPU has no loops for it");
-}
 
 // The loops know each row's adapter.
 Status sort_rows(const SortRowsParams&, const Launch&) { return {}; }

@@ -99,7 +99,6 @@ inline Status add_ahead(Product& product, Adding& adding, const void* residual,
   adding.up.residual = residual;
   adding.up.out = scratch.added;
   product.residual = adding.up.out;
-  if (takes_add_rows(adding.down, adding.up)) return add_rows(adding.down, adding.up, launch_on);
   const Status status = shrink(adding.down, launch_on);
   return status.ok() ? expand(adding.up, launch_on) : status;
 }

@@ -4,10 +4,10 @@
 // Algorithm
 //   1. Tiles (16 bits, many rows; stretches of columns that are of one part): a block adds up the
 //      pieces that shrink() left of the sums of up to 16 rows of an adapter. Its warps have 64
-//      columns each at a time, gated of gates and of ups, and multiply the sums by B, mma m16n8k16:
-//      eight ranks of a page, and the same again times what rounding took from the sums. A lane
-//      reads 16 bytes of two ranks, so that eight products leave it 8 neighbouring columns, twice,
-//      of two rows.
+//      columns each, gated of gates and of ups, and multiply the sums by B, mma m16n8k16: eight
+//      ranks of a page, and the same again times what rounding took from the sums. A lane reads 16
+//      bytes of two ranks, so that eight products leave it 8 neighbouring columns, twice, of two
+//      rows.
 //   2. Rows (few; float32; odd columns): a thread has up to 16 bytes of a row's columns, gated of
 //      its gates and ups, adds up the row's pieces itself, and goes over the ranks of its adapter.
 //   B of two pages is asked for while the launch ahead ends. Every sum's order is the row's alone.
@@ -144,18 +144,18 @@ __global__ void __launch_bounds__(kThreads)
   *reinterpret_cast<Columns*>(to.out + row * to.width + column) = out;
 }
 
-// The sums of a tile's rows with every page of its adapter as operands: pairs [num_parts, R,
-// kTileRows, kRanks / 2].
+// The sums of a tile's rows with every page of its adapter, of parts `part` and behind, as
+// operands: pairs [num_parts, R, kTileRows, kRanks / 2].
 template <class T>
 __device__ __forceinline__ void pack_sums(const Args<T>& args, const Tile& tile, int count,
-                                          uint2* pairs) {
+                                          int part, int num_parts, uint2* pairs) {
   constexpr int kPieces = 8;  // that are asked for at once
   const int of_part = args.max_pages * kPagePairs;
-  for (int i = threadIdx.x; i < args.num_parts * of_part; i += kTileWarps * kWarp) {
+  for (int i = threadIdx.x; i < num_parts * of_part; i += kTileWarps * kWarp) {
     const int number = i % of_part / kPagePairs, row_number = i % kPagePairs / (kRanks / 2);
     if (row_number >= count || tile.page(number) < 0) continue;
     const int64_t first = static_cast<int64_t>(tile.row(row_number)) * args.splits;
-    const int part = i / of_part, rank = i % (kRanks / 2) * 2;
+    const int own_part = part + i / of_part, rank = i % (kRanks / 2) * 2;
     float2 sum = make_float2(0.f, 0.f);
     float square = 0.f;
     for (int split = 0; split < args.splits; split += kPieces) {
@@ -164,7 +164,7 @@ __device__ __forceinline__ void pack_sums(const Args<T>& args, const Tile& tile,
 #pragma unroll
       for (int j = 0; j < kPieces; ++j) {
         const int64_t piece = first + min(split + j, args.splits - 1);
-        const int64_t page = (piece * args.num_parts + part) * args.max_pages + number;
+        const int64_t page = (piece * args.num_parts + own_part) * args.max_pages + number;
         more[j] = __ldcg(reinterpret_cast<const float2*>(args.sums + page * kRanks + rank));
         squares[j] = args.squares == nullptr ? 0.f : __ldcg(args.squares + piece);
       }
@@ -182,15 +182,22 @@ __device__ __forceinline__ void pack_sums(const Args<T>& args, const Tile& tile,
   }
 }
 
-// grid: (blocks that share the columns, tiles).
+// grid: (stretches of columns, tiles).
 template <class T, Ending kEnding>
 __global__ void __launch_bounds__(kTileWarps* kWarp, kEnding == Ending::kGated ? 3 : 4)
     expand_tiles_kernel(const Args<T> args, const PageTables tables, const Outputs<T> to) {
   extern __shared__ uint2 pairs[];
-  const int group = threadIdx.x % kWarp / 4, warp = threadIdx.x / kWarp;
-  const int part_stride = args.max_pages * kPagePairs;
-  const int first = (blockIdx.x * kTileWarps + warp) * kStretchColumns;
-  const int stride = gridDim.x * kTileWarps * kStretchColumns;
+  const int group = threadIdx.x % kWarp / 4;
+  const int block_first = blockIdx.x * kTileWarps * kStretchColumns;
+  // Those of the block's columns; gated, of gates and ups.
+  const int part = args.part_of(block_first);
+  const int last = min(block_first + kTileWarps * kStretchColumns, to.width) - 1;
+  const int num_parts = kEnding == Ending::kGated ? 2 : args.part_of(last) - part + 1;
+  Stretch<T, kEnding> stretch(to, block_first + threadIdx.x / kWarp * kStretchColumns);
+  const uint2* own = pairs;
+  if (kEnding != Ending::kGated) {
+    own += (args.part_of(min(stretch.first, to.width - 1)) - part) * args.max_pages * kPagePairs;
+  }
   pdl_trigger();
   bool waited = false;
   for (int index = blockIdx.y;; index += gridDim.y) {
@@ -201,36 +208,24 @@ __global__ void __launch_bounds__(kTileWarps* kWarp, kEnding == Ending::kGated ?
 #pragma unroll
     for (int i = 0; i < kPagesAhead; ++i) pages[i] = tile.page(i);
     if (count == 0) break;
-    Stretch<T, kEnding> stretch(to, first);
     typename Stretch<T, kEnding>::Columns ahead[kPagesAhead];
-    const auto load_ahead = [&] {
 #pragma unroll
-      for (int i = 0; i < kPagesAhead; ++i) ahead[i] = stretch.load(pages[i]);
-    };
-    load_ahead();
+    for (int i = 0; i < kPagesAhead; ++i) ahead[i] = stretch.load(pages[i]);
     if (!waited) pdl_wait();
     waited = true;
     stretch.begin(rows);
     __syncthreads();  // what was there has been read
-    pack_sums(args, tile, count, pairs);
+    pack_sums(args, tile, count, part, num_parts, pairs);
     __syncthreads();
-    while (true) {
-      // Of the stretch's columns; gated, of gates and ups.
-      const uint2* own = pairs;
-      if (kEnding != Ending::kGated) own += args.part_of(stretch.first) * part_stride;
+    const int part_stride = args.max_pages * kPagePairs;
 #pragma unroll
-      for (int i = 0; i < kPagesAhead; ++i) {
-        if (pages[i] >= 0) stretch.multiply(ahead[i], own + i * kPagePairs, part_stride);
-      }
-      for (int i = kPagesAhead; tile.page(i) >= 0; ++i) {
-        stretch.multiply(stretch.load(tile.page(i)), own + i * kPagePairs, part_stride);
-      }
-      stretch.end(rows, count);
-      stretch.first += stride;
-      if (stretch.first >= to.width) break;
-      load_ahead();
-      stretch.begin(rows);
+    for (int i = 0; i < kPagesAhead; ++i) {
+      if (pages[i] >= 0) stretch.multiply(ahead[i], own + i * kPagePairs, part_stride);
     }
+    for (int i = kPagesAhead; tile.page(i) >= 0; ++i) {
+      stretch.multiply(stretch.load(tile.page(i)), own + i * kPagePairs, part_stride);
+    }
+    stretch.end(rows, count);
   }
   if (!waited) pdl_wait();
 }
@@ -288,11 +283,8 @@ Status run(const ExpandParams& p, const Launch& launch_on) {
   if constexpr (sizeof(T) == 2) {
     const bool fits = is_of_units(p, kStretchColumns) && pair_bytes(p) <= kMostShared;
     if (fits && takes_tiles(p.dtype, p.num_rows)) {
-      // Of many tiles a block has several stretches, and the sums once for all of them.
-      const int64_t tiles = num_tile_blocks(p.num_rows);
-      const int64_t blocks = std::min(ceil_div(to.width, kTileWarps * kStretchColumns),
-                                      ceil_div(int64_t{8} * num_multiprocessors(), tiles));
-      config.grid = dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(tiles));
+      config.grid = dim3(static_cast<unsigned>(ceil_div(to.width, kTileWarps * kStretchColumns)),
+                         static_cast<unsigned>(num_tile_blocks(p.num_rows)));
       config.block = dim3(kTileWarps * kWarp);
       config.shared_bytes = pair_bytes(p);
       return launch(expand_tiles_kernel<T, kEnding>, config, "expand", args,

@@ -94,10 +94,6 @@ struct ExpandParams {
 };
 Status expand(const ExpandParams& params, const Launch& launch);
 
-// shrink() and expand() in one launch, of few rows on Hopper, with no function behind.
-bool takes_add_rows(const ShrinkParams& down, const ExpandParams& up);
-Status add_rows(const ShrinkParams& down, const ExpandParams& up, const Launch& launch);
-
 // Whether shrink() and expand() read `sorted`, of so many rows. Rows of tiles get other bits than
 // rows alone.
 inline bool takes_tiles(DType dtype, int64_t num_rows) {

@@ -18,13 +18,14 @@
 #include <type_traits>
 
 #include "cuda/adapters/low_rank.h"
-#include "cuda/adapters/row_codes.cuh"
 #include "cuda/adapters/tiles.cuh"
 #include "cuda/common.cuh"
+#include "cuda/gemm/quantize_row.cuh"
 
 namespace regatta::cuda {
 namespace {
 
+constexpr int kThreads = kRanks * kWarp;
 constexpr int kColumns = 2048;  // of K, that a block sums
 
 // Of tiles.
@@ -48,16 +49,62 @@ struct Args {
   SortedRows sorted;
 };
 
+// 16 bytes of a row from `first` on, what lies past its end as 0.
+template <bool kVector, class T>
+__device__ __forceinline__ Vec16<T> load_unit(const T* row, int first, int width) {
+  Vec16<T> unit = {};
+  if (kVector) {
+    if (first < width) unit = load16(row + first);
+  } else {
+#pragma unroll
+    for (int i = 0; i < Vec16<T>::kSize; ++i) {
+      if (first + i < width) unit.v[i] = row[first + i];
+    }
+  }
+  return unit;
+}
+
+// Codes that shrink() makes. kVectors: pieces of a row that a thread has.
+struct NoCodes {
+  static constexpr int kVectors = 0;
+};
+template <bool kFp8Codes, RowKind kRowKind, int kPieces>
+struct Codes {
+  static constexpr bool kFp8 = kFp8Codes;
+  static constexpr RowKind kKind = kRowKind;
+  static constexpr int kVectors = kPieces;
+};
+constexpr int kFewVectors = 2, kMostVectors = 8;
+constexpr int64_t kMostQuantized = int64_t{kThreads} * 8 * kMostVectors;  // values of a row
+
+// Of a block's row.
+template <class T, class C>
+__device__ __forceinline__ void quantize(const QuantizeRowsParams& p) {
+  using R = Row<T, C::kKind, C::kVectors, kThreads>;
+  __shared__ QuantizeScratch scratch;
+  const int64_t row = blockIdx.x, width = p.width;
+  Vec16<T> x[C::kVectors], weight[R::kNumWeights] = {};
+  if constexpr (R::kKeepsWeight) R::load(p.norm_weight, static_cast<int>(width), weight);
+  const float fixed = p.static_scale != nullptr ? *p.static_scale : 0.f;
+  pdl_wait();
+  R::load(static_cast<const T*>(p.x) + row * width, static_cast<int>(width), x);
+  uint8_t* codes = static_cast<uint8_t*>(p.codes) + row * width;
+  const float scale = quantize_row<T, C::kFp8, C::kKind, C::kVectors, kThreads>(
+      p, x, weight, fixed, scratch, 1,
+      [&](int at, uint2 eight) { *reinterpret_cast<uint2*>(codes + at) = eight; });
+  if (threadIdx.x == 0) p.scale[row] = scale;
+}
+
 // grid: (rows, the row's codes where there are some and pages of parts of pieces).
 template <class T, bool kVector, class C>
-__global__ void __launch_bounds__(kRowThreads, 2)
+__global__ void __launch_bounds__(kThreads, 2)
     shrink_rows_kernel(const Args<T> args, const PageTables tables,
                        const QuantizeRowsParams codes) {
   constexpr int kSize = Vec16<T>::kSize, kUnits = kColumns / kWarp / kSize;
   constexpr bool kQuantizes = C::kVectors > 0;
   pdl_trigger();
   if constexpr (kQuantizes) {
-    if (blockIdx.y == 0) return quantize<T, C>(codes, blockIdx.x);
+    if (blockIdx.y == 0) return quantize<T, C>(codes);
   }
   const int rank = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int index = static_cast<int>(blockIdx.y) - kQuantizes;
@@ -77,7 +124,9 @@ __global__ void __launch_bounds__(kRowThreads, 2)
     if (page < 0) continue;
     a[u] = load_unit<kVector>(args.a + at * args.width, from, args.width);
     if (args.norm_weight == nullptr) continue;
-    scale_unit(a[u], load_unit<kVector>(args.norm_weight, from, args.width));
+    const Vec16<T> norm = load_unit<kVector>(args.norm_weight, from, args.width);
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) a[u].set(i, a[u].get(i) * norm.get(i));
   }
   if (args.ready) pdl_wait();
   if (page < 0) return;
@@ -201,6 +250,33 @@ __global__ void __launch_bounds__(kTileThreads, 2)
 }
 
 template <class T>
+using RowsKernel = void (*)(Args<T>, PageTables, QuantizeRowsParams);
+
+template <class T, bool kFp8, RowKind kKind>
+RowsKernel<T> coding_kernel(int64_t width) {
+  return width <= int64_t{kThreads} * 8 * kFewVectors
+             ? shrink_rows_kernel<T, true, Codes<kFp8, kKind, kFewVectors>>
+             : shrink_rows_kernel<T, true, Codes<kFp8, kKind, kMostVectors>>;
+}
+
+// whole: rows are of whole units, as those that become codes are.
+template <class T>
+RowsKernel<T> rows_kernel(const QuantizeRowsParams& q, bool whole) {
+  if constexpr (sizeof(T) == 2) {
+    if (q.codes != nullptr) {
+      const bool plain = row_kind(q) == RowKind::kPlain;
+      if (q.operands == GemmOperands::kFp8) {
+        return plain ? coding_kernel<T, true, RowKind::kPlain>(q.width)
+                     : coding_kernel<T, true, RowKind::kNorm>(q.width);
+      }
+      return plain ? coding_kernel<T, false, RowKind::kPlain>(q.width)
+                   : coding_kernel<T, false, RowKind::kNorm>(q.width);
+    }
+  }
+  return whole ? shrink_rows_kernel<T, true, NoCodes> : shrink_rows_kernel<T, false, NoCodes>;
+}
+
+template <class T>
 Status run(const ShrinkParams& p, const Launch& launch_on) {
   Args<T> args = {};
   args.x = static_cast<const T*>(p.x);
@@ -231,21 +307,8 @@ Status run(const ShrinkParams& p, const Launch& launch_on) {
   const unsigned codes = p.quantize.codes != nullptr;
   config.grid = dim3(static_cast<unsigned>(p.num_rows),
                      codes + pieces * static_cast<unsigned>(p.rows.max_pages));
-  config.block = dim3(kRowThreads);
-  const auto launch_rows = [&](auto* kernel) {
-    return launch(kernel, config, "shrink", args, tables, p.quantize);
-  };
-  if constexpr (sizeof(T) == 2) {
-    const auto run_rows = [&](auto kind) {
-      return launch_rows(shrink_rows_kernel<T, true, decltype(kind)>);
-    };
-    if (whole && p.in_features <= kFewColumns) {
-      return dispatch_codes<kFewColumns>(p.quantize, run_rows);
-    }
-    if (whole) return dispatch_codes<kMostColumns>(p.quantize, run_rows);
-  }
-  return launch_rows(whole ? shrink_rows_kernel<T, true, NoCodes>
-                           : shrink_rows_kernel<T, false, NoCodes>);
+  config.block = dim3(kThreads);
+  return launch(rows_kernel<T>(p.quantize, whole), config, "shrink", args, tables, p.quantize);
 }
 
 }  // namespace
@@ -253,9 +316,10 @@ Status run(const ShrinkParams& p, const Launch& launch_on) {
 int64_t shrink_splits(int64_t in_features) { return ceil_div(in_features, kColumns); }
 
 bool shrink_quantizes(const ShrinkParams& p, const QuantizeRowsParams& q) {
+  static_assert(kThreads == kQuantizeThreads);
   return p.num_rows > 0 && p.rows.max_pages > 0 && p.dtype != DType::kFloat32 &&
          !takes_tiles(p.dtype, p.num_rows) && p.in_features % 8 == 0 &&
-         p.in_features <= kMostColumns && row_kind(q) != RowKind::kAny && !q.blocks && !q.gated;
+         p.in_features <= kMostQuantized && row_kind(q) != RowKind::kAny && !q.blocks && !q.gated;
 }
 
 Status shrink(const ShrinkParams& p, const Launch& launch_on) {

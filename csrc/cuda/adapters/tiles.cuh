@@ -89,7 +89,7 @@ struct Stretch {
   };
 
   const Outputs<T>& to;
-  int first;  // column
+  const int first;  // column
   Vec16<T> source[kParts][2][2];
   float sums[kParts][8][4];
 
