@@ -18,12 +18,16 @@ def gemma_norm(config: ConfigReader) -> Norm:
 def gemma_like(config: ConfigReader, **changes: Any) -> DecoderSpec:
     """`llama_like` with what all Gemmas share."""
     config.must_be("alibi", False)  # which PaddleNLP's Gemma has a field for
+    config.must_be("use_bidirectional_attention", False)
     given = config.values.get("hidden_activation") is not None
+    # The first ones' config.json says "gelu" of what they were trained with tanh-GELU.
+    is_first = not given and config.get_str("hidden_act", "gelu") == "gelu"
     return llama_like(
         config,
         norm=gemma_norm(config),
-        # The first ones' config.json says "gelu" of what they were trained with tanh-GELU.
-        activation=config.activation("hidden_activation") if given else "gelu_tanh",
+        activation="gelu_tanh"
+        if is_first
+        else config.activation("hidden_activation" if given else "hidden_act"),
         head_dim=config.get_int("head_dim", 256),
         embedding=EmbeddingSpec(scale=config.get_int("hidden_size") ** 0.5),
         tied=True,

@@ -14,21 +14,26 @@ WEIGHTS = WeightNames(
 )
 
 
-def attention_fields(config: ConfigReader) -> dict[str, Any]:
-    """Fields of Gemma 2's and 3's attention blocks."""
+def softcap_of(config: ConfigReader, key: str, default: float) -> float:
+    """The soft cap under the key; 0, which caps nothing, for null. default: where it is absent."""
+    return config.get_float("softcap", 0.0 if key in config.values else default, aliases=(key,))
+
+
+def attention_fields(config: ConfigReader, softcap: float = 0.0) -> dict[str, Any]:
+    """Fields of Gemma 2's and 3's attention blocks. softcap: where config.json does not say."""
     bias = config.get_bool("attention_bias", False)
     return {
         "qkv_bias": bias,
         "out_bias": bias,
         "softmax_scale": config.get_float("multiplier", 256, ("query_pre_attn_scalar",)) ** -0.5,
-        "softcap": config.get_float("softcap", 0.0, aliases=("attn_logit_softcapping",)),
+        "softcap": softcap_of(config, "attn_logit_softcapping", softcap),
         "post_norm": gemma_norm(config),
     }
 
 
-def head_of(config: ConfigReader) -> HeadSpec:
-    """Gemma 2's and 3's way to logits."""
-    softcap = config.get_float("softcap", 0.0, aliases=("final_logit_softcapping",))
+def head_of(config: ConfigReader, softcap: float = 0.0) -> HeadSpec:
+    """Gemma 2's and 3's way to logits; softcap likewise."""
+    softcap = softcap_of(config, "final_logit_softcapping", softcap)
     return HeadSpec(gemma_norm(config), softcap=softcap)
 
 
@@ -38,8 +43,8 @@ def spec(config: ConfigReader) -> DecoderSpec:
     window = config.get_int("sliding_window", 4096)
     return gemma_like(
         config,
-        attention=attention_fields(config),
+        attention=attention_fields(config, softcap=50.0),
         mlp={"post_norm": gemma_norm(config)},
         windows=[window if kind == "sliding_attention" else -1 for kind in kinds],
-        head=head_of(config),
+        head=head_of(config, softcap=30.0),
     )

@@ -2,12 +2,17 @@
 
 from typing import Any
 
-from predict.nn.blocks import Positions
+from predict.nn.blocks import Norm, Positions
 from predict.nn.hf_config import ConfigReader, llama_like
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import WeightNames
 
 WEIGHTS = WeightNames(gate_up=("mlp.gate_up_proj",))
+
+
+def glm_norm(config: ConfigReader) -> Norm:
+    """The norm of both generations."""
+    return Norm(epsilon=config.get_float("rms_norm_eps", 1.5625e-7))
 
 
 def glm_like(config: ConfigReader, **mlp: Any) -> DecoderSpec:
@@ -21,6 +26,7 @@ def glm_like(config: ConfigReader, **mlp: Any) -> DecoderSpec:
         attention={**attention, **mlp},
         mlp=mlp,
         head_dim=config.get_int("head_dim", 128),
+        norm=glm_norm(config),
         partial=0.5,
     )
 

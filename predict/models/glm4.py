@@ -1,7 +1,6 @@
 """GLM-4 0414: GLM with a norm behind each block, too."""
 
-from predict.models.glm import glm_like
-from predict.nn.blocks import Norm
+from predict.models.glm import glm_like, glm_norm
 from predict.nn.hf_config import ConfigReader
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import WeightNames
@@ -11,4 +10,4 @@ WEIGHTS = WeightNames(gate_up=("mlp.gate_up_proj",))
 
 def spec(config: ConfigReader) -> DecoderSpec:
     """See predict.models.Family."""
-    return glm_like(config, post_norm=Norm(epsilon=config.get_float("rms_norm_eps", 1e-5)))
+    return glm_like(config, post_norm=glm_norm(config))

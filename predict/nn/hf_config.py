@@ -122,6 +122,7 @@ class ConfigReader:
         self.values = values
         self.path = path
         self.inside = inside
+        self._reads_rope = False
 
     @classmethod
     def from_dir(cls, directory: str | Path) -> ConfigReader:
@@ -296,6 +297,17 @@ class ConfigReader:
             raise self.wrong("rope_scaling_type", "linear, ntk, dynamic_ntk, null")
         return {"rope_type": kind, "factor": factor}
 
+    def check_rope_is_read(self) -> None:
+        """Raises UserError where a scaling of positions is asked for, and nothing read it."""
+        if self._reads_rope:
+            return
+        for key in ("rope_parameters", "rope_scaling"):
+            block = self.values.get(key) or {}
+            kinds = [block.get(name) for name in ("rope_type", "type")] if block else []
+            if block and not set(kinds) <= {None, "default"}:
+                raise self.wrong(key, f"null: {self.values.get('model_type')} scales no positions")
+        self.must_be("rope_scaling_type", None)
+
     def rope(
         self, head_dim: int, theta: float = 10000.0, partial: float = 1.0, kind: str | None = None
     ) -> RopeSpec:
@@ -304,6 +316,7 @@ class ConfigReader:
         theta, partial: where config.json says neither. kind: of the layers that it is for, where
         rope_parameters has one for each.
         """
+        self._reads_rope = True
         key = "rope_parameters" if self.values.get("rope_parameters") else "rope_scaling"
         block = self.values.get(key) or {}
         if kind is not None and isinstance(block, dict) and kind in block:
@@ -453,6 +466,7 @@ def decoder_spec(config: ConfigReader, tied: bool = False, **changes: Any) -> De
     tied: whether embedding and head are one where config.json does not say.
     """
     config.must_be("use_long_sequence_strategies", False)  # PaddleNLP's other positions
+    config.check_rope_is_read()
     vocab_size = changes.get("vocab_size") or config.get_int("vocab_size")
     values: dict[str, Any] = {
         "model_type": config.get_str("model_type"),
