@@ -34,7 +34,7 @@ def assert_close(
     want: npt.ArrayLike,
     dtype: str,
     roundings: int = 1,
-    size: npt.ArrayLike | None = None,
+    size: npt.NDArray[np.float32] | None = None,
 ) -> None:
     """Raises AssertionError with the worst element unless `got` is within `dtype`'s tolerance.
 
