@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "csrc")]
@@ -18,6 +19,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "csrc")]
 import numpy as np  # noqa: E402
 
 from predict.device import devices  # noqa: E402
+
+if TYPE_CHECKING:
+    from tests.support.gpu_operands import Operands
 
 ROWS = (1, 3, 9, 17, 33, 65, 130)
 # head_dim, query heads, key/value heads, block size, window
@@ -29,6 +33,10 @@ ATTENTIONS = (
     (256, 4, 2, 16, 50),
     (40, 3, 1, 32, -1),
 )
+EXPERT_ROWS = (1, 8, 70)
+# Heads; kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim. Long spans are expanded with
+# the sizes that DeepSeek published, on GPUs with a kernel for them.
+LATENTS = ((3, 24, 16, 8, 20), (16, 64, 32, 32, 48), (16, 512, 128, 64, 128))
 
 
 def tour(gpu: devices.Device, dtype: str) -> None:
@@ -106,6 +114,55 @@ def tour(gpu: devices.Device, dtype: str) -> None:
             )
             ops.paged_attention(q, layer[0], tuple(caches), step.device).cpu()
             ops.copy_blocks(caches, [(0, 2), (1, 3)])
+    tour_experts(operands)
+    tour_latents(operands)
+
+
+def tour_experts(operands: Operands) -> None:
+    """Runs blocks of experts, one of them with a shared MLP beside them."""
+    from predict.nn.blocks import ExpertBlock, Router
+    from predict.ops import compiled as ops
+    from tests.support.gpu_experts import coded, on_gpu, weights_of
+    from tests.support.gpu_products import runs_here
+
+    plain = ExpertBlock(Router(12, 3, renormalize=True), 48)
+    shared = ExpertBlock(Router(5, 2), 48, shared_size=80, shared_gate=True)
+    has_codes = operands.dtype != "float32" and runs_here("a8w8_fp8")
+    for block in (plain, shared):
+        for scheme, hidden_size in (("dense", 72), ("a8w8_fp8", 80))[: 1 + has_codes]:
+            with operands.on_cpu():
+                dense = weights_of(operands, block, hidden_size)
+            is_dense = scheme == "dense"
+            placed = on_gpu(operands, dense) if is_dense else coded(operands, dense, scheme)[1]
+            for rows in EXPERT_ROWS:
+                ops.expert_block(operands.tensor(rows, hidden_size).device, placed)
+
+
+def tour_latents(operands: Operands) -> None:
+    """Runs latent attention: decoded tokens, a prompt, and one that is long enough to expand."""
+    from predict.nn.blocks import LatentAttentionBlock
+    from predict.nn.inputs import LONG_SPAN
+    from predict.nn.rope import rope_table
+    from predict.nn.spec import RopeSpec
+    from predict.ops import compiled as ops
+    from tests.support.gpu_latents import on_gpu, weights_of
+    from tests.support.gpu_operands import Heads, Span, Step
+
+    decode = [Span(n - 1, 1) for n in (1, 15, 16, 17, 200)]
+    mixed = [Span(0, 21), Span(40, 3), Span(0, 0), Span(33, 1)]
+    long = [Span(70, 1), Span(9, LONG_SPAN + 3), Span(0, 5)]
+    for sizes in LATENTS:
+        block = LatentAttentionBlock(*sizes, 0.1)
+        with operands.on_cpu():
+            placed = on_gpu(operands, weights_of(operands, block, 72))
+        size = block.qk_rope_head_dim
+        ropes = (operands.placed(rope_table(RopeSpec(), size, 2048, 2048)),)
+        heads = Heads(block.num_heads, 1, block.latent_size)
+        for spans in (decode, mixed, long):
+            step = Step(operands, spans, heads, 16, num_padding=2)
+            hidden = operands.tensor(step.num_tokens, 72).device
+            cache = (operands.both(step.pools[0]).device,)
+            ops.layers(hidden, [(placed,)], [cache], ropes, step.device)
 
 
 def read_beyond(gpu: devices.Device) -> None:

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 
 from predict.device import cuda, devices, library
-from predict.device.place import put_row
-from predict.nn.blocks import Activation, ExpertBlock, LinearSlot, Norm, NormSlot, Router, TableSlot
-from predict.nn.decoder import Experts, Linear, NormWeights, map_tensors
+from predict.nn.blocks import Activation, ExpertBlock, Norm, Router
+from predict.nn.decoder import Experts
 from predict.ops import compiled as ops
 from predict.ops import composed
 from predict.ops import plain as reference
-from predict.schemes import scheme_of
+from tests.support.gpu_experts import coded, on_gpu, weights_of
 from tests.support.gpu_operands import Operands, numpy_of
-from tests.support.gpu_products import runs_here
+from tests.support.gpu_products import DISTANCE, runs_here, skip_unless_product
 from tests.support.schemes import relative_error
 from tests.support.tolerances import assert_close
 
@@ -53,41 +52,6 @@ ROUNDINGS = 6  # norm, product, function, product, sum
 # Of what e4m3 experts make. Activations of 16 bits tip codes over that float32 does not; kernels
 # that norm in another order, far fewer.
 CODES_DISTANCE, CODES_KERNEL_DISTANCE = 0.05, 0.02
-
-
-def weights_of(operands: Operands, block: ExpertBlock, hidden: int) -> Experts:
-    """Random ones, float32 on the CPU, rounded to the dtype but for what stays float32."""
-
-    def stacked(slot: LinearSlot) -> Linear:
-        size, count = sum(slot.part_sizes), slot.num_experts
-        shape = (count, size, slot.in_features) if count else (size, slot.in_features)
-        weight = operands.tensor(*shape, scale=slot.in_features**-0.5).plain
-        bias = operands.tensor(*shape[:-1], scale=0.3).plain if slot.has_bias else None
-        return Linear("dense", (weight,), bias, slot.in_features, size, count)
-
-    slots: dict[str, Any] = {}
-    for slot in block.slots(hidden):
-        if isinstance(slot, LinearSlot):
-            slots[slot.name] = stacked(slot)
-        elif isinstance(slot, TableSlot):
-            scale = 0.3 if slot.is_float32 else 3.0 * hidden**-0.5
-            slots[slot.name] = operands.tensor(*slot.shape, scale=scale).plain
-        elif isinstance(slot, NormSlot):
-            weight = operands.tensor(slot.size, around=1.0, scale=0.1).plain
-            bias = operands.tensor(slot.size, scale=0.1).plain if slot.norm.bias else None
-            slots[slot.name] = NormWeights(weight, bias)
-    return Experts(block, **slots)
-
-
-def on_gpu(operands: Operands, weights: Experts) -> Experts:
-    """As the kernels take them: a router's terms stay float32."""
-
-    def placed(path: str, tensor: Any) -> Any:
-        stays = path in ("router_bias", "correction")
-        tensor = tensor if stays else tensor.astype(operands.dtype)
-        return tensor._copy_to(operands.gpu.place(), True)
-
-    return map_tensors(weights, placed)
 
 
 def clear_rows(weights: Experts, hidden: Any, dtype: str) -> np.ndarray[Any, Any]:
@@ -154,29 +118,10 @@ def test_e4m3_experts_are_near_the_plain_twin(
 ) -> None:
     if not runs_here("a8w8_fp8"):
         pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
-    operands, module = Operands(gpu, dtype), scheme_of("a8w8_fp8")
+    operands = Operands(gpu, dtype)
     with operands.on_cpu():
         dense = weights_of(operands, ExpertBlock(Router(16, 3), inner), hidden_size)
-
-    def coded(linear: Linear, compiled: Any, on: devices.Device | None) -> Linear:
-        import paddle
-
-        experts = [module.quantize(one, -1) for one in linear.tensors[0].numpy()]
-        where = None if on is None else on.place()
-        parts = [module.tensors(one, dtype, compiled, where) for one in experts]
-        stacked = tuple(paddle.empty([len(parts), *one.shape], one.dtype) for one in parts[0])
-        for index, tensors in enumerate(parts):
-            for whole, part in zip(stacked, tensors, strict=True):
-                put_row(whole, index, part, on)
-        return replace(linear, scheme="a8w8_fp8", tensors=stacked)
-
-    def all_coded(of: Experts, compiled: Any, on: devices.Device | None) -> Experts:
-        gate_up, down = (coded(one, compiled, on) for one in (dense.gate_up, dense.down))
-        return replace(of, gate_up=gate_up, down=down)
-
-    with operands.on_cpu():
-        weights = all_coded(dense, None, None)
-    placed = all_coded(on_gpu(operands, dense), ops, gpu)
+    weights, placed = coded(operands, dense, "a8w8_fp8")
     for rows in (1, 2, 3, 20):
         hidden = operands.tensor(rows, hidden_size)
         got = numpy_of(ops.expert_block(hidden.device, placed))
@@ -189,6 +134,37 @@ def test_e4m3_experts_are_near_the_plain_twin(
         made = [(each - numpy_of(hidden.plain))[clear] for each in (got, other, wanted)]
         assert relative_error(made[0], made[2]) < CODES_DISTANCE
         assert relative_error(made[0], made[1]) < CODES_KERNEL_DISTANCE
+
+
+@pytest.mark.parametrize("dtype", list(DISTANCE))
+@pytest.mark.parametrize(
+    ("scheme", "group_size"),
+    [
+        ("weight_only_int8", -1),
+        ("weight_only_int4", -1),
+        ("weight_only_int4", 64),
+        ("w4a8", -1),
+        ("w4a8", 64),
+        ("weight_only_mxfp4", 32),
+    ],
+)
+def test_experts_of_packed_codes_are_near_the_plain_twin(
+    gpu: devices.Device, scheme: str, group_size: int, dtype: str
+) -> None:
+    skip_unless_product(scheme, group_size)
+    operands, hidden_size = Operands(gpu, dtype), 256
+    with operands.on_cpu():
+        dense = weights_of(operands, ExpertBlock(Router(16, 3), 128), hidden_size)
+    weights, placed = coded(operands, dense, scheme, group_size)
+    for rows in (1, 8, 100):
+        hidden = operands.tensor(rows, hidden_size)
+        got = numpy_of(ops.expert_block(hidden.device, placed))
+        with operands.on_cpu():
+            wanted = numpy_of(reference.expert_block(hidden.plain, weights))
+            clear = clear_rows(weights, hidden.plain, dtype)
+        assert len(clear) > rows // 3
+        made = [(each - numpy_of(hidden.plain))[clear] for each in (got, wanted)]
+        assert relative_error(*made) < DISTANCE[dtype], rows
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -37,7 +37,15 @@ OF_EVERY_GPU = {
 }
 ALL = OF_HOPPER | OF_EVERY_GPU
 CASES = [(program, part) for program, parts in ALL.items() for part in parts]
-SMALL = ("spans", "dense", "int8_static", "int8_dynamic", "fp8", "int4")
+# For compute-sanitizer, with what makes few cases of a part: a word, or rounds of random ones.
+SMALL = [
+    *(
+        ("attention_check", part, "small")
+        for part in ("spans", "dense", "int8_static", "int8_dynamic", "fp8", "int4")
+    ),
+    ("experts_check", "lists", "20"),
+    ("experts_check", "sums", "3"),
+]
 
 
 def needed(program: str, part: str) -> tuple[int, int]:
@@ -93,13 +101,15 @@ def counted(output: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", SMALL)
-def test_attention_touches_only_its_own_memory(gpu: devices.Device, part: str) -> None:
+@pytest.mark.parametrize(("program", "part", "size"), SMALL)
+def test_kernels_touch_only_their_own_memory(
+    gpu: devices.Device, program: str, part: str, size: str
+) -> None:
     checker = sanitizer()
     if checker is None:
         pytest.skip("compute-sanitizer is neither on PATH nor beside nvcc")
-    program = compiled(gpu, "attention_check", part)
-    status, output = run(checker, "--error-exitcode", "9", program, part, "small")
+    path = compiled(gpu, program, part)
+    status, output = run(checker, "--error-exitcode", "9", path, part, size)
     assert status == 0, output
     assert "ERROR SUMMARY: 0 errors" in output
     assert counted(output), output

@@ -16,15 +16,8 @@ from predict import LLM
 from predict.device import devices, library
 from predict.nn import inputs
 from predict.nn.adapter_pages import adapted_slots
-from predict.nn.blocks import (
-    HeadSlot,
-    LatentAttentionBlock,
-    LatentForm,
-    LinearSlot,
-    Norm,
-    NormSlot,
-)
-from predict.nn.decoder import HeadMatrices, LatentAttention, NormWeights, map_tensors
+from predict.nn.blocks import LatentAttentionBlock, LatentForm, Norm
+from predict.nn.decoder import LatentAttention, map_tensors
 from predict.nn.inputs import max_lens_of, to_tensors
 from predict.nn.rope import rope_table
 from predict.nn.spec import RopeSpec
@@ -32,6 +25,7 @@ from predict.ops import compiled as ops
 from predict.ops import plain as reference
 from tests.support.golden import GOLDEN
 from tests.support.gpu_adapters import adapted, pooled, spoiled
+from tests.support.gpu_latents import on_gpu, weights_of
 from tests.support.gpu_operands import (
     BLOCK_SIZES,
     Heads,
@@ -65,39 +59,6 @@ FORMS = {
         20, 64, 32, 32, 48, 0.1, q_lora_rank=40, q_a_norm=Norm()
     ),
 }
-
-
-def weights_of(operands: Operands, block: LatentAttentionBlock) -> LatentAttention:
-    """Random ones, float32 on the CPU, rounded to the dtype."""
-
-    def norm(size: int) -> NormWeights:
-        return NormWeights(operands.tensor(size, around=1.0, scale=0.1).plain)
-
-    slots: dict[str, Any] = {}
-    for slot in block.slots(HIDDEN):
-        if isinstance(slot, NormSlot):
-            slots[slot.name] = norm(slot.size)
-        elif isinstance(slot, LinearSlot):
-            slots[slot.name] = operands.linear(slot.in_features, sum(slot.part_sizes))
-        elif isinstance(slot, HeadSlot):
-            heads, rank = block.num_heads, block.kv_lora_rank
-            keys, values = (
-                operands.tensor(heads, size, rank, scale=rank**-0.5).plain
-                for size in slot.part_sizes
-            )
-            slots[slot.name] = HeadMatrices(keys, values)
-    return LatentAttention(block, **slots)
-
-
-def on_gpu(operands: Operands, weights: LatentAttention) -> LatentAttention:
-    """As the kernels take them: with the first matrix of each head turned, too."""
-    keys = weights.kv_b.key_up
-    turned = replace(weights.kv_b, key_absorb=keys.transpose([0, 2, 1]).contiguous())
-
-    def placed(path: str, tensor: Any) -> Any:
-        return tensor.astype(operands.dtype)._copy_to(operands.gpu.place(), True)
-
-    return map_tensors(replace(weights, kv_b=turned), placed)
 
 
 def tree_masks(operands: Operands, spans: Sequence[Span]) -> Any:
@@ -142,7 +103,7 @@ class Problem:
         block = replace(FORMS[form], form=latent_form)
         self.operands = operands
         with operands.on_cpu():
-            self.weights = replace(weights_of(operands, block), kv_format=kv_format)
+            self.weights = replace(weights_of(operands, block, HIDDEN), kv_format=kv_format)
             if with_adapters:
                 self.weights = with_pages(operands, self.weights)
             placed = on_gpu(operands, self.weights)

@@ -21,6 +21,7 @@ from tests.support.gpu_products import (
     PRODUCT_DISTANCE,
     check_products,
     runs_here,
+    skip_unless_product,
 )
 from tests.support.layouts import CASES, GOLDEN, SCHEMES, open_layout
 from tests.support.schemes import SETTINGS, answer, logits_of, normal, relative_error
@@ -35,13 +36,6 @@ GPU_SETTINGS = {"device": "gpu", "inference_model": True, "attention": "append"}
 # compared with the same x below.
 CODES = ("a8w8", "a8w8_fp8", "w4a8")
 CODES_SHARE = 1.4
-
-
-def skip_unless_product(scheme: str, group_size: int) -> None:
-    if not runs_here(scheme):
-        pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
-    if group_size not in scheme_info(scheme).support.hopper_groups:
-        pytest.skip("predict.config.schemes.SCHEMES: not on GPUs")
 
 
 def skip_unless_here(name: str) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from predict.config.schemes import scheme_info
 from predict.device import devices
 from predict.schemes import Quantized, scheme_of
@@ -29,6 +31,14 @@ def runs_here(*schemes: str | None) -> bool:
         return False
     since = [scheme_info(scheme).support.gpu for scheme in schemes if scheme is not None]
     return all(first is not None and first <= capability for first in since)
+
+
+def skip_unless_product(scheme: str, group_size: int) -> None:
+    """Skips the test where this GPU has no product of the scheme in such groups."""
+    if not runs_here(scheme):
+        pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
+    if group_size not in scheme_info(scheme).support.hopper_groups:
+        pytest.skip("predict.config.schemes.SCHEMES: not on GPUs")
 
 
 def check_products(
