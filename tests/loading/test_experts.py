@@ -334,7 +334,9 @@ def test_stored_experts_answer_as_those_that_are_rounded_while_read(
     np.testing.assert_allclose(logits_of(folder), wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_float8_experts_in_blocks_are_read(tmp_path: Path) -> None:
+def float8_blocks(folder: Path) -> Path:
+    """A golden's experts and other linears in e4m3, a scale for each 128 x 128."""
+
     def write_linear(prefix: str, values: Any) -> dict[str, Any]:
         weight = scheme_of("a8w8_fp8").quantize(values, 128)
         return {
@@ -343,8 +345,28 @@ def test_float8_experts_in_blocks_are_read(tmp_path: Path) -> None:
         }
 
     settings = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    folder = quantized(tmp_path / "stored", write_linear, settings, "qwen3_moe_30b")
+    return quantized(folder, write_linear, settings, "qwen3_moe_30b")
+
+
+def test_float8_experts_in_blocks_are_read(tmp_path: Path) -> None:
+    folder = float8_blocks(tmp_path / "stored")
     assert relative_error(logits_of(folder), logits_of(GOLDEN / "qwen3_moe_30b")) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("settings", "experts", "others"),
+    [
+        ({"quant_type": "a8w8_fp8_wint4"}, "weight_only_int4", "a8w8_fp8"),
+        ({"moe_quant_type": "wint8"}, "weight_only_int8", "a8w8_fp8"),
+        ({"quant_type": "a8w8"}, "a8w8", "a8w8"),
+    ],
+)
+def test_float8_experts_become_what_flags_ask_for(
+    tmp_path: Path, settings: dict[str, Any], experts: str, others: str
+) -> None:
+    folder = float8_blocks(tmp_path / "stored")
+    assert schemes_of(folder, **settings) == ({experts}, {others})
+    assert relative_error(logits_of(folder, **settings), logits_of(GOLDEN / "qwen3_moe_30b")) < 0.4
 
 
 def test_an_expert_that_calibration_never_reached_has_its_columns_in_order(tmp_path: Path) -> None:
@@ -382,9 +404,9 @@ def test_an_expert_that_calibration_never_reached_has_its_columns_in_order(tmp_p
 # Schemes of experts alone.
 
 
-def schemes_of(case: str, **settings: Any) -> tuple[set[str], set[str]]:
+def schemes_of(folder: Path, **settings: Any) -> tuple[set[str], set[str]]:
     """Those of experts, and of the other linears of the layers."""
-    layout, plan = layout_and_plan(GOLDEN / case, **settings)
+    layout, plan = layout_and_plan(folder, **settings)
     names: tuple[set[str], set[str]] = set(), set()
     for linear in plan.linears():
         names[not linear.is_expert].add(layout.scheme(linear))
@@ -415,7 +437,20 @@ def layout_and_plan(
 def test_experts_may_have_a_scheme_of_their_own(
     settings: dict[str, Any], experts: str, others: str
 ) -> None:
-    assert schemes_of("qwen2_moe_a2_7b", **settings) == ({experts}, {others})
+    assert schemes_of(GOLDEN / "qwen2_moe_a2_7b", **settings) == ({experts}, {others})
+
+
+@pytest.mark.parametrize(
+    ("own", "experts"), [("", "weight_only_int8"), ("wint4", "weight_only_int4")]
+)
+def test_config_json_may_say_what_experts_become(tmp_path: Path, own: str, experts: str) -> None:
+    """As PaddleNLP writes it."""
+    asked = {"quant_type": "weight_only_int8", "moe_quant_type": own}
+    tensors = stored(GOLDEN / "qwen2_moe_a2_7b")
+    folder = changed("qwen2_moe_a2_7b", tmp_path / "made", tensors, quantization_config=asked)
+    assert schemes_of(folder) == ({experts}, {"weight_only_int8"})
+    with pytest.raises(UserError, match="--moe_quant_type asks for a8w8; leave"):
+        schemes_of(folder, moe_quant_type="a8w8")
 
 
 def test_experts_in_4_bits_beside_float8_answer(tmp_path: Path) -> None:

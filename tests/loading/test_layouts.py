@@ -25,7 +25,7 @@ from predict.loading.layouts import compressed_tensors, paddlenlp
 from predict.loading.layouts._stored import packed, unpacked
 from predict.nn.cache_formats import kv_format_of
 from predict.nn.weights import LinearPlan
-from predict.schemes import Quantized, scheme_of
+from predict.schemes import Quantized, _e4m3, scheme_of
 from predict.schemes._e4m3 import encode
 from tests.support import tiny
 from tests.support.layouts import CASES, GOLDEN, MIXED, SCHEMES, open_layout
@@ -302,7 +302,7 @@ def write_fp8(directory: Path, quantization: dict[str, Any], **scale_as: Any) ->
     return directory
 
 
-FP8_LAYOUTS = [
+FP8_LAYOUTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"quant_method": "fbgemm_fp8"}, {"ending": "weight_scale", "dtype": "F32", "shape": "rows"}),
     ({"quant_method": "fp8"}, {"ending": "weight_scale", "dtype": "F32", "shape": ()}),
     ({"quant_method": "fp8"}, {"ending": "weight_scale_inv", "dtype": "F32", "shape": (1,)}),
@@ -329,6 +329,46 @@ def test_float8_layouts_of_hugging_face_are_read(
     assert layout.scheme(named_linears(plan.layers[0]).qkv) == "a8w8_fp8"
     assert (read.act_scale is not None) == (quantization.get("activation_scheme") == "static")
     assert relative_error(logits_of(stored), logits_of(dense)) < 0.2
+
+
+@pytest.mark.parametrize(("quantization", "scale_as"), FP8_LAYOUTS)
+@pytest.mark.parametrize(
+    ("settings", "scheme"),
+    [
+        ({"scheme": "weight_only_int8"}, "weight_only_int8"),
+        ({"scheme": "weight_only_int4", "group_size": 32}, "weight_only_int4"),
+        ({"scheme": "a8w8"}, "a8w8"),
+        ({"skip": ("self_attn",)}, "dense"),
+    ],
+)
+def test_float8_codes_are_rounded_as_their_values(
+    tmp_path: Path,
+    quantization: dict[str, Any],
+    scale_as: dict[str, Any],
+    settings: dict[str, Any],
+    scheme: str,
+) -> None:
+    stored = write_fp8(tmp_path / "stored", quantization, **scale_as)
+    kept, plan = open_layout(stored)
+    layout, _ = open_layout(stored, **settings)
+    qkv = named_linears(plan.layers[0]).qkv
+    assert layout.scheme(qkv) == scheme
+    codes = kept.read(qkv)
+    scale = codes.scale.reshape(len(codes.scale), -1)
+    scale = np.repeat(scale, -(-len(codes.codes) // len(scale)), axis=0)[: len(codes.codes), :1]
+    wanted = scheme_of(scheme).quantize(
+        _e4m3.values_of(codes.codes) * scale, layout.group_size(qkv)
+    )
+    got = layout.read(qkv)
+    np.testing.assert_array_equal(got.codes, wanted.codes)
+    np.testing.assert_array_equal(got.scale, wanted.scale)
+
+
+def test_float8_codes_in_blocks_stay_so(tmp_path: Path) -> None:
+    quantization, scale_as = FP8_LAYOUTS[-1]
+    stored = write_fp8(tmp_path / "stored", quantization, **scale_as)
+    with pytest.raises(UserError, match="--weight_block_size cannot change"):
+        open_layout(stored, scheme="a8w8_fp8", block_size=128)
 
 
 # What is refused, before anything runs.

@@ -60,6 +60,7 @@ class StoredLayout(Layout, Protocol):
     """A layout of a checkpoint that is quantized already."""
 
     schemes: frozenset[str]  # of its quantized linears
+    reorders: bool  # it reads codes whose rows change places
 
 
 # By config.json's quant_method: module, class.
@@ -101,10 +102,15 @@ def layout_of(
     where = f"{reader.path}: quantization_config"
     method = config.get("quant_method")
     if method is None and "quant_type" in config:
-        asked = parse_quant_type(str(config["quant_type"])).scheme
         if stored_method(reader, checkpoint) is None:
-            _check_same(settings, frozenset({asked}), where)
-            return Online(source, replace(settings, scheme=asked), plan)
+            stored = parse_quant_type(str(config["quant_type"]))
+            experts = stored.expert_scheme
+            if config.get("moe_quant_type"):  # PaddleNLP's "" is none
+                own = parse_quant_type(str(config["moe_quant_type"]))
+                experts = own.expert_scheme or own.scheme
+            _check_same(settings, frozenset({stored.scheme, experts or stored.scheme}), where)
+            settings = replace(settings, scheme=stored.scheme, expert_scheme=experts)
+            return Online(source, settings, plan)
         module, name = PADDLENLP
     elif isinstance(method, str) and method in STORED:
         module, name = STORED[method]
@@ -118,6 +124,7 @@ def layout_of(
     layout: StoredLayout = kind(config, where, checkpoint, source, settings, plan, target)
     if not layout.is_rounded:
         _check_same(settings, layout.schemes, where)
+    if not layout.reorders:
         _check_stored_as_used(layout, plan, where)
     return layout
 

@@ -45,6 +45,7 @@ class Stored:
 
     ignored: tuple[str, ...] = (".bias",)  # `bias` reads what there is
     is_rounded = False
+    reorders = False
 
     def __init__(
         self,

@@ -3,20 +3,33 @@
 weight e4m3 [N, K]; its scale is weight_scale_inv (a factor in spite of its name) or weight_scale:
 [ceil(N / 128), ceil(K / 128)], [N, 1] or one number. Static activations: activation_scale or
 input_scale, one number.
+
+Codes are kept where flags ask for nothing else. Where they do, as PaddleNLP's a8w8_fp8_wint4 does
+of experts, the values that codes stand for are rounded as a dense checkpoint's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from predict.config.quantization import QuantSettings
 from predict.config.schemes import FP8_BLOCK, find
+from predict.device.place import to_float32
 from predict.errors import UserError
-from predict.loading.layouts._stored import Part, Shape, Stored
-from predict.loading.layouts.online import DENSE
-from predict.schemes import Quantized
+from predict.loading.checkpoint import Checkpoint
+from predict.loading.layouts._stored import Part, Shape, Stored, parts_of
+from predict.loading.layouts._target import Target
+from predict.loading.layouts.online import DENSE, Online
+from predict.loading.matrices import round_weight
+from predict.loading.sources import WeightSource
+from predict.nn.weights import LinearPlan, WeightPlan
+from predict.schemes import Quantized, scheme_of
+from predict.schemes._e4m3 import values_of
 from predict.system.settings import setting
 
 SCHEME = find("e4m3", "e4m3").name
@@ -28,12 +41,33 @@ class Fp8(Stored):
     """See predict.loading.layouts.Layout."""
 
     schemes = frozenset({SCHEME})
+    is_rounded = True
     # Scales of the cache are predict.loading.cache_scales.head_scales'.
     ignored = (".bias", ".k_scale", ".v_scale", ".input_scale_ub")
 
-    def __init__(self, config: Mapping[str, Any], where: str, *stored: Any):
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        where: str,
+        checkpoint: Checkpoint,
+        source: WeightSource,
+        settings: QuantSettings,
+        plan: WeightPlan,
+        target: Target,
+    ):
         """config: the quantization_config. where: for errors."""
-        super().__init__(*stored)
+        super().__init__(checkpoint, source, settings, plan, target)
+        if settings.block_size != -1:
+            raise UserError(
+                f"{where} says that the weights are stored as {SCHEME}, which --weight_block_size "
+                "cannot change; leave --weight_block_size out"
+            )
+        asked = settings.scheme or SCHEME
+        # What the checkpoint leaves in float stays so, unless flags ask for another type.
+        self.online = Online(
+            source, replace(settings, scheme=None if asked == SCHEME else asked), plan
+        )
+        self.of_codes = Online(source, replace(settings, scheme=asked), plan)
         block = setting(config, "weight_block_size", None, where, list)
         self.block = block is not None
         if block is not None and tuple(block) != FP8_BLOCK:
@@ -42,6 +76,42 @@ class Fp8(Stored):
             )
         self.static = setting(config, "activation_scheme", "dynamic", where, str) == "static"
         self.by_row = config.get("quant_method") == "fbgemm_fp8"
+
+    def _is_kept(self, plan: LinearPlan) -> bool:
+        """As it is stored, in codes or in float."""
+        return self._in_float(plan) or self.of_codes.scheme(plan) == SCHEME
+
+    def scheme(self, plan: LinearPlan) -> str:
+        """See Layout."""
+        return super().scheme(plan) if self._is_kept(plan) else self.of_codes.scheme(plan)
+
+    def group_size(self, plan: LinearPlan) -> int:
+        """See Layout."""
+        return super().group_size(plan) if self._is_kept(plan) else self.of_codes.group_size(plan)
+
+    def expected(self, plan: LinearPlan) -> Mapping[str, Shape]:
+        """See Layout."""
+        if not self._is_kept(plan):
+            self.of_codes.expected(plan)  # refuses groups that do not divide the linear
+        return super().expected(plan)
+
+    def read(self, plan: LinearPlan) -> Quantized:
+        """See Layout."""
+        if self._is_kept(plan):
+            return super().read(plan)
+        values = np.concatenate([self._values(part) for part in parts_of(plan)])
+        return scheme_of(self.scheme(plan)).quantize(values, self.group_size(plan), round_weight)
+
+    def _values(self, part: Part) -> npt.NDArray[np.float32]:
+        """What a part's codes stand for, [out_features, in_features]."""
+        if self.part_scheme(part) == DENSE:
+            return to_float32(self.checkpoint.read(part["weight"]))
+        stored = self.read_part(part)
+        values, scale = values_of(stored.codes), stored.scale
+        if self.block:
+            rows, columns = (np.arange(size) // FP8_BLOCK[0] for size in values.shape)
+            return values * scale[rows][:, columns]
+        return values * scale.reshape(-1, 1)
 
     def part_scheme(self, part: Part) -> str:
         """See Stored."""

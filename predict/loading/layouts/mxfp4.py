@@ -42,6 +42,7 @@ class Mxfp4:
     ignored: tuple[str, ...] = ()
     schemes: frozenset[str] = frozenset()
     is_rounded = True
+    reorders = True
 
     def __init__(
         self,

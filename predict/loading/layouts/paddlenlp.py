@@ -58,9 +58,10 @@ class PaddleNlp(Stored):
         """config: the quantization_config. where: for errors."""
         super().__init__(checkpoint, source, settings, plan, target)
         kind = parse_quant_type(str(config["quant_type"]))
-        if kind.expert_scheme is not None:
+        own = (kind.expert_scheme and config["quant_type"]) or config.get("moe_quant_type")
+        if own:
             raise UserError(
-                f"{where}: quant_type {config['quant_type']} with codes of experts in PaddleNLP's "
+                f"{where}: quant_type {own} with codes of experts in PaddleNLP's "
                 "own order is not supported; use the unquantized checkpoint and --quant_type"
             )
         self.quantized = kind.scheme
