@@ -38,9 +38,8 @@ from tests.support.golden import (
     greedy,
     runs,
 )
+from tests.support.golden_logits import LOGIT_TOLERANCE, check_logits
 from tests.support.paths import DEMO
-
-LOGIT_TOLERANCE = 1e-4  # of the largest logit: float32 sums in another order
 
 
 @pytest.mark.parametrize(("case", "operators"), GREEDY, indirect=["operators"])
@@ -73,27 +72,17 @@ def test_logits_equal_transformers(case: str, operators: dict[str, Any]) -> None
         )
 
 
-def check_logits(llm: LLM, case: str, which: slice) -> None:
-    expected = np.load(GOLDEN / case / "golden.npz")
-    prompts = golden(case)["prompts"][which]
-    width = llm.config.scheduling.max_length // 32
-    spans, start = [], 0
-    for number, prompt in enumerate(prompts):
-        request = Request(number, prompt, SamplingParams())
-        blocks = list(range(start, start + width))
-        spans.append(ScheduledSpan(request, len(prompt), 0, blocks, True))
-        start += width
-    batch = ScheduledBatch(tuple(spans), sum(s.num_tokens for s in spans), len(spans))
-    inputs = build_inputs(batch, 32, llm.engine.scheduler.config.placing)
-    wanted = expected["last_logits"][which]
-    if prompts[-1] == golden(case)["prompts"][golden(case)["tail_prompt"]]:
-        end, num_tail = inputs.cu_seqlens_q[-1], len(expected["tail_logits"])
-        rows = np.concatenate([inputs.logit_indices, np.arange(end - num_tail, end)])
-        inputs = inputs._replace(logit_indices=rows)
-        wanted = np.concatenate([wanted, expected["tail_logits"]])
-    logits = llm.engine.runner.execute(inputs).numpy()
-    tolerance = LOGIT_TOLERANCE * np.abs(wanted).max()
-    np.testing.assert_allclose(logits, wanted, atol=tolerance, rtol=0)
+@pytest.mark.parametrize("case", sorted(EVERY_WAY))
+def test_logits_of_block_attention_and_of_programs_equal_transformers(
+    case: str, compiled: library.Library, tmp_path: Path
+) -> None:
+    for number, (max_length, which) in enumerate(runs(case)):
+        settings: dict[str, Any] = {"batch_size": 8, "max_length": max_length}
+        settings |= {"attention": "block", "inference_model": True}
+        check_logits(LLM(config(case, **settings)), case, which)
+        folder = tmp_path / str(number)
+        export_model(config(case, **settings), folder)
+        check_logits(LLM(config(folder, mode="static", **settings)), case, which)
 
 
 @pytest.mark.parametrize("logn", [False, True])
@@ -149,7 +138,7 @@ def test_prompts_that_see_themselves_both_ways_must_fit_a_step(compiled: library
     assert roomy.engine.scheduler.config.max_num_batched_tokens == 700
 
 
-@pytest.mark.parametrize("case", ["chatglm_6b", "qwen_long"])
+@pytest.mark.parametrize("case", ["chatglm_6b", "qwen_long", "bloom_7b", "baichuan_13b"])
 def test_drafts_stand_where_the_prompt_says(case: str, operators: dict[str, Any]) -> None:
     llm = LLM(
         config(

@@ -29,6 +29,7 @@ from tests.support.golden import (
     greedy,
     runs,
 )
+from tests.support.golden_logits import check_logits
 from tests.support.gpu_engines import (
     FORMS,
     SETTINGS,
@@ -45,6 +46,13 @@ def test_greedy_text_equals_transformers(gpu: devices.Device, case: str, form: s
         llm = FORMS[form](LLM(config(case, batch_size=3, max_length=max_length, **SETTINGS)))
         check_greedy(llm, case, which)
         assert bool(runner_of(llm).graphs) == (form != "eager")
+
+
+@pytest.mark.parametrize("case", ON_GPU)
+def test_logits_equal_transformers(gpu: devices.Device, case: str) -> None:
+    for max_length, which in runs(case):
+        llm = LLM(config(case, batch_size=8, max_length=max_length, **SETTINGS))
+        check_logits(llm, case, which)
 
 
 @pytest.mark.parametrize("composition", list(COMPOSITIONS))

@@ -1,0 +1,48 @@
+"""Logits of a golden's prompts, as an engine's runner makes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from predict import LLM, SamplingParams
+from predict.engine.batch import build_inputs
+from predict.engine.request_state import Request
+from predict.engine.scheduler import ScheduledBatch, ScheduledSpan
+from tests.support.golden import GOLDEN, golden
+
+LOGIT_TOLERANCE = 1e-4  # of the largest logit: float32 sums in another order
+BLOCK_SIZE = 32
+
+
+def logits_and_wanted(
+    llm: LLM, case: str, which: slice = slice(None)
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[Any]]:
+    """Of all prompts in one step: the last rows, and the tail of the prompt that has one."""
+    expected = np.load(GOLDEN / case / "golden.npz")
+    prompts = golden(case)["prompts"][which]
+    width = llm.config.scheduling.max_length // BLOCK_SIZE
+    spans, start = [], 0
+    for number, prompt in enumerate(prompts):
+        request = Request(number, prompt, SamplingParams())
+        blocks = list(range(start, start + width))
+        spans.append(ScheduledSpan(request, len(prompt), 0, blocks, True))
+        start += width
+    batch = ScheduledBatch(tuple(spans), sum(s.num_tokens for s in spans), len(spans))
+    inputs = build_inputs(batch, BLOCK_SIZE, llm.engine.scheduler.config.placing)
+    wanted = expected["last_logits"][which]
+    if prompts[-1] == golden(case)["prompts"][golden(case)["tail_prompt"]]:
+        end, num_tail = inputs.cu_seqlens_q[-1], len(expected["tail_logits"])
+        rows = np.concatenate([inputs.logit_indices, np.arange(end - num_tail, end)])
+        inputs = inputs._replace(logit_indices=rows)
+        wanted = np.concatenate([wanted, expected["tail_logits"]])
+    return llm.engine.runner.execute(inputs).cpu().numpy(), wanted
+
+
+def check_logits(llm: LLM, case: str, which: slice = slice(None)) -> None:
+    """Raises AssertionError unless they are the golden's."""
+    logits, wanted = logits_and_wanted(llm, case, which)
+    tolerance = LOGIT_TOLERANCE * np.abs(wanted).max()
+    np.testing.assert_allclose(logits, wanted, atol=tolerance, rtol=0)
