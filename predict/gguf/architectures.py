@@ -155,8 +155,8 @@ def _gemma2(data: Metadata) -> Values:
     return {
         **_windows(data),
         **_gemma_scores(data, GEMMA2_27B),
-        "attn_logit_softcapping": data.real("{arch}.attn_logit_softcapping", 50.0) or None,
-        "final_logit_softcapping": data.real("{arch}.final_logit_softcapping", 30.0) or None,
+        "attn_logit_softcapping": data.real("{arch}.attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": data.real("{arch}.final_logit_softcapping", 30.0),
         "sliding_window": data.whole("{arch}.attention.sliding_window", 4096),
     }
 
@@ -165,7 +165,7 @@ def _gemma3(data: Metadata) -> Values:
     return {
         **_windows(data),
         **_gemma_scores(data, GEMMA3_27B),
-        "final_logit_softcapping": data.real("{arch}.final_logit_softcapping", 0.0) or None,
+        "final_logit_softcapping": data.real("{arch}.final_logit_softcapping", 0.0),
         "sliding_window": data.whole("{arch}.attention.sliding_window", 4096),
         "rope_local_base_freq": data.real("{arch}.rope.freq_base_swa", GEMMA_LOCAL_BASE),
         "rope_theta": data.real("{arch}.rope.freq_base", 1e6),

@@ -58,7 +58,7 @@ NUMBERS: dict[str, Range] = {
     "rms_norm_eps": _real(0.1),
     "layer_norm_eps": _real(0.1),
     "seq_length": _whole(1 << 26, low=2),
-    "softcap": _real(65536.0),
+    "softcap": _real(65536.0, above=False),
     "multiplier": _real(65536.0),
     "sliding_window_pattern": _whole(1024),
     "num_experts": _whole(512),  # what csrc/include/regatta/blocks.h has room for
