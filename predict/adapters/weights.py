@@ -13,6 +13,7 @@ from predict.config.model import DTYPE_BYTES
 from predict.device.place import put_row, tensor_at
 from predict.errors import UserError
 from predict.loading.adapters import Adapter, Base, LowRank
+from predict.loading.prefix import LARGEST
 from predict.nn.adapter_pages import (
     low_ranks,
     packed_shape,
@@ -204,9 +205,18 @@ def write_pages(
 def on_host(
     linears: list[PagedLinear | None], placement: Placement
 ) -> list[tuple[Tensor, Tensor] | None]:
-    """The values as tensors of the model's dtype, as its operators take them."""
+    """The values as tensors of the model's dtype, as its operators take them.
+
+    Raises UserError for a value that the dtype has not.
+    """
 
     def tensor(values: npt.NDArray[np.float32], group: int) -> Tensor:
+        largest = float(np.abs(values).max(initial=0.0))
+        if not largest <= LARGEST[placement.dtype]:
+            raise UserError(
+                f"the adapter has values up to {largest:g}, and {placement.dtype} ends at "
+                f"{LARGEST[placement.dtype]:g}; use another --dtype, or train the adapter again"
+            )
         values = packed(values, group) if placement.is_packed else values
         return tensor_at(values, None).astype(placement.dtype)
 

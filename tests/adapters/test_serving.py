@@ -322,3 +322,14 @@ def test_an_async_engine_changes_adapters_between_steps(base: Path, seven: dict[
                 await llm.generate(PROMPTS[0], replace(GREEDY, adapter="a"))
 
     asyncio.run(main())
+
+
+def test_values_that_the_dtype_has_not_are_refused(
+    base: Path, seven: dict[str, Path], tmp_path: Path
+) -> None:
+    name, source = next(iter(seven.items()))
+    folder = Path(shutil.copytree(source, tmp_path / name))
+    file = folder / "adapter_model.safetensors"
+    save_file({key: values * np.float32(1e7) for key, values in load_file(file).items()}, file)
+    with pytest.raises(UserError, match="float16 ends at 65504"):
+        llm_of(base, {name: folder}, dtype="float16")
