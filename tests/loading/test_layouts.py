@@ -371,6 +371,31 @@ def test_float8_codes_in_blocks_stay_so(tmp_path: Path) -> None:
         open_layout(stored, scheme="a8w8_fp8", block_size=128)
 
 
+@pytest.mark.parametrize(
+    ("settings", "scheme"),
+    [
+        ({}, "a8w8_fp8"),
+        ({"scheme": "a8w8_fp8"}, "a8w8_fp8"),
+        ({"scheme": "a8w8"}, "dense"),
+        ({"head_scheme": "weight_only_int8"}, "weight_only_int8"),
+    ],
+)
+def test_float8_codes_of_an_lm_head_are_kept_where_nothing_else_is_asked_for(
+    tmp_path: Path, settings: dict[str, Any], scheme: str
+) -> None:
+    stored = write_fp8(tmp_path / "stored", FP8_LAYOUTS[0][0], **FP8_LAYOUTS[0][1])
+    held = Checkpoint(stored)
+    made: dict[str, Any] = {n: (held.tensors[n].dtype, held.read(n)) for n in held.tensors}
+    head = scheme_of("a8w8_fp8").quantize(to_float32(made["lm_head.weight"][1]), -1)
+    made["lm_head.weight"] = "F8_E4M3", head.codes
+    made["lm_head.weight_scale"] = "F32", head.scale[:, None]
+    safetensors_file.write(stored / "model.safetensors", made)
+    layout, plan = open_layout(stored, **settings)
+    assert layout.scheme(plan.head) == scheme
+    if scheme == "a8w8_fp8":
+        np.testing.assert_array_equal(layout.read(plan.head).codes, head.codes)
+
+
 # What is refused, before anything runs.
 
 

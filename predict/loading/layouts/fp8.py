@@ -67,7 +67,9 @@ class Fp8(Stored):
         self.online = Online(
             source, replace(settings, scheme=None if asked == SCHEME else asked), plan
         )
-        self.of_codes = Online(source, replace(settings, scheme=asked), plan)
+        # So does an LM head that is stored in codes; beside other types it is dense, as ever.
+        head = settings.head_scheme or (SCHEME if asked == SCHEME else None)
+        self.of_codes = Online(source, replace(settings, scheme=asked, head_scheme=head), plan)
         block = setting(config, "weight_block_size", None, where, list)
         self.block = block is not None
         if block is not None and tuple(block) != FP8_BLOCK:
