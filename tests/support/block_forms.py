@@ -59,6 +59,10 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"norm": LAYER, "residual": Residual("normed", 2.5),
          "activation": Activation("gelu", False)},
     ),
+    "a window, ALiBi": (
+        {"positions": Positions("alibi"), "window": 15},
+        {},
+    ),
     "sinks": (
         {"sinks": True, "post_norm": RMS, "softcap": 5.0, "window": 15, "out_bias": True},
         {},
