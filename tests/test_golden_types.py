@@ -2,35 +2,72 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from predict import LLM
 from predict.device import library
 from tests.support.golden import EVERY_WAY, config, runs
-from tests.support.golden_logits import logits_and_wanted
+from tests.support.golden_logits import LOGIT_TOLERANCE, logits_and_wanted
 from tests.support.schemes import relative_error
 
-# How far logits may be from those in float32, relative to them: half as much again as the farthest
-# of all goldens, whose matrices of 32 to 96 columns round coarsely. Other logits altogether are 1.4
-# away.
-KINDS: dict[str, tuple[dict[str, Any], float]] = {
-    "bfloat16": ({"dtype": "bfloat16"}, 0.18),
-    "weight_only_int8": ({"quant_type": "weight_only_int8"}, 0.25),
-    "weight_only_int4": ({"quant_type": "weight_only_int4"}, 1.15),
-    "a8w8": ({"quant_type": "a8w8"}, 0.3),
-    "int8 cache": ({"cachekv_int8_type": "dynamic"}, 0.15),
+
+class Kind(NamedTuple):
+    """Settings, and how far logits may be from those in float32, relative to them.
+
+    Half as much again as the farthest of all goldens, whose matrices of 32 to 96 columns round
+    coarsely. Other logits altogether are 1.4 away. Rounding may send a token to another expert:
+    then one prompt's logits are far off, and those of the median prompt are not.
+    """
+
+    changes: dict[str, Any]
+    median: float  # of the rows
+    whole: float
+    twin: float = LOGIT_TOLERANCE  # of the largest logit: from plain operators, alike rounded
+
+
+KINDS: dict[str, Kind] = {
+    "bfloat16": Kind({"dtype": "bfloat16"}, 0.045, 0.18),
+    "weight_only_int8": Kind({"quant_type": "weight_only_int8"}, 0.07, 0.25),
+    "weight_only_int4": Kind({"quant_type": "weight_only_int4"}, 0.98, 1.15),
+    # An activation between two codes takes either.
+    "a8w8": Kind({"quant_type": "a8w8"}, 0.11, 0.3, twin=0.02),
+    "int8 cache": Kind({"cachekv_int8_type": "dynamic"}, 0.05, 0.15, twin=0.004),
 }
+# Whose median row is farther off, by how much. Plain operators are as far off with the same codes.
+FRAGILE = {"opt_350m": 1.7}
+
+
+def engine(case: str, max_length: int, kind: Kind, fused: bool = True) -> LLM:
+    settings = {"batch_size": 8, "inference_model": fused, "attention": "append", **kind.changes}
+    return LLM(config(case, max_length=max_length, **settings))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", sorted(EVERY_WAY))
 def test_a_family_is_near_its_logits(case: str, kind: str, compiled: library.Library) -> None:
-    changes, bound = KINDS[kind]
-    settings = {"batch_size": 8, "inference_model": True, "attention": "append", **changes}
+    bounds = KINDS[kind]
+    median = min(FRAGILE.get(case, 1.0) * bounds.median, bounds.whole)
     for max_length, which in runs(case):
-        llm = LLM(config(case, max_length=max_length, **settings))
-        logits, wanted = logits_and_wanted(llm, case, which)
+        logits, wanted = logits_and_wanted(engine(case, max_length, bounds), case, which)
         error = relative_error(logits, wanted)
-        assert 0 < error < bound, f"{error:.3f}"
+        assert 0 < error < bounds.whole, f"{error:.3f}"
+        rows = [relative_error(*pair) for pair in zip(logits, wanted, strict=True)]
+        assert np.median(rows) < median, f"{np.median(rows):.4f}"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "bfloat16"])
+@pytest.mark.parametrize("case", sorted(EVERY_WAY))
+def test_compiled_operators_give_the_plain_ones_logits(
+    case: str, kind: str, compiled: library.Library
+) -> None:
+    """Of the same codes. Four bits are too far from float32 for a wrong scale to show there."""
+    for max_length, which in runs(case):
+        got, wanted = (
+            logits_and_wanted(engine(case, max_length, KINDS[kind], fused), case, which)[0]
+            for fused in (True, False)
+        )
+        tolerance = KINDS[kind].twin * np.abs(wanted).max()
+        np.testing.assert_allclose(got, wanted, atol=tolerance, rtol=0)
