@@ -10,10 +10,9 @@ import numpy as np
 
 from predict.config.adapters import AdaptersConfig
 from predict.config.model import DTYPE_BYTES
-from predict.device.place import put_row, tensor_at
+from predict.device.place import check_holds, put_row, tensor_at
 from predict.errors import UserError
 from predict.loading.adapters import Adapter, Base, LowRank
-from predict.loading.prefix import LARGEST
 from predict.nn.adapter_pages import (
     low_ranks,
     packed_shape,
@@ -211,12 +210,7 @@ def on_host(
     """
 
     def tensor(values: npt.NDArray[np.float32], group: int) -> Tensor:
-        largest = float(np.abs(values).max(initial=0.0))
-        if not largest <= LARGEST[placement.dtype]:
-            raise UserError(
-                f"the adapter has values up to {largest:g}, and {placement.dtype} ends at "
-                f"{LARGEST[placement.dtype]:g}; use another --dtype, or train the adapter again"
-            )
+        check_holds(placement.dtype, values, "the adapter", "adapter")
         values = packed(values, group) if placement.is_packed else values
         return tensor_at(values, None).astype(placement.dtype)
 

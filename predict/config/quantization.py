@@ -40,6 +40,22 @@ def parse_quant_type(name: str) -> QuantType:
     raise one_of("quant_type", name, (*SCHEMES, "a8w8c8", "a8w8c8_fp8", FP8_WINT4))
 
 
+def expert_scheme(quant_type: str | None, moe_quant_type: str | None) -> str | None:
+    """The scheme that experts have of their own, None for that of the others.
+
+    Raises UserError for an unknown type, and for a moe_quant_type with a cache.
+    """
+    if moe_quant_type is None:
+        return None if quant_type is None else parse_quant_type(quant_type).expert_scheme
+    kind = parse_quant_type(moe_quant_type)
+    if kind.cache_type is not None:
+        raise UserError(
+            f"moe_quant_type {moe_quant_type} has a {kind.cache_type} cache, and experts "
+            "have none; leave c8 out of it, and set --cachekv_int8_type"
+        )
+    return kind.expert_scheme or kind.scheme
+
+
 @dataclass(frozen=True)
 class QuantSettings:
     """How linears are quantized while they are read, from flags."""
@@ -107,27 +123,13 @@ class QuantizationConfig:
 
         return QuantSettings(
             scheme=scheme(self.quant_type),
-            expert_scheme=self._expert_scheme,
+            expert_scheme=expert_scheme(self.quant_type, self.moe_quant_type),
             group_size=self.weightonly_group_size,
             block_size=-1 if self.weight_block_size is None else self.weight_block_size[0],
             head_scheme=scheme(self.lm_head_quant_type),
             skip=self.skip_list_names,
             fake=self.use_fake_parameter,
         )
-
-    @property
-    def _expert_scheme(self) -> str | None:
-        if self.moe_quant_type is None:
-            return (
-                None if self.quant_type is None else parse_quant_type(self.quant_type).expert_scheme
-            )
-        kind = parse_quant_type(self.moe_quant_type)
-        if kind.cache_type is not None:
-            raise UserError(
-                f"moe_quant_type {self.moe_quant_type} has a {kind.cache_type} cache, and experts "
-                "have none; leave c8 out of it, and set --cachekv_int8_type"
-            )
-        return kind.expert_scheme or kind.scheme
 
     @property
     def cache_type(self) -> str | None:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.device import cuda
+from predict.errors import UserError
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -47,6 +48,20 @@ def put_row(whole: Tensor, index: int, part: Tensor, gpu: Device | None) -> None
     size = part.size * part.element_size()
     stream = cuda.current_stream(gpu)
     cuda.copy_bytes(whole.data_ptr() + index * size, part.data_ptr(), size, stream)
+
+
+# The largest numbers.
+LARGEST = {"float32": 3.4028234663852886e38, "bfloat16": 3.3895313892515355e38, "float16": 65504.0}
+
+
+def check_holds(dtype: str, values: npt.NDArray[np.float32], what: str, kind: str) -> None:
+    """Raises UserError for a value that the dtype has not. what: holds them; kind: was trained."""
+    largest = float(np.abs(values).max(initial=0.0))
+    if not largest <= LARGEST[dtype]:
+        raise UserError(
+            f"{what} has values up to {largest:g}, and {dtype} ends at {LARGEST[dtype]:g}; use "
+            f"another --dtype, or train the {kind} again"
+        )
 
 
 def to_float32(array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:

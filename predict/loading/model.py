@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from predict.config.engine import EngineConfig
+from predict.config.quantization import QuantSettings
 from predict.config.schemes import SCHEMES, check_support
 from predict.device import devices
 from predict.errors import UserError
@@ -52,6 +53,7 @@ class Weights:
     layout: Layout
     platform: Platform
     names: WeightNames
+    layout_as: Callable[[QuantSettings], Layout]  # the one that other flags would give
 
     @property
     def num_bytes(self) -> int:
@@ -102,7 +104,11 @@ def open_weights(
             if gpu is None
             else DeviceRandomSource(config.model.seed, config.model.dtype, gpu)
         )
-        layout: Layout = Online(source, settings, plan)
+
+        def layout_as(settings: QuantSettings) -> Layout:
+            return Online(source, settings, plan)
+
+        layout = layout_as(settings)
         expected_tensors(plan, layout)  # whether the group size divides
     else:
         checkpoint = Checkpoint(config.model.model_name_or_path)
@@ -116,10 +122,15 @@ def open_weights(
             from predict.loading.upload import DeviceCheckpointSource
 
             source = DeviceCheckpointSource(checkpoint, config.model.dtype, gpu)
-        layout = layout_of(reader, checkpoint, source, settings, plan, target_of(config, platform))
+        target = target_of(config, platform)
+
+        def layout_as(settings: QuantSettings) -> Layout:
+            return layout_of(reader, checkpoint, source, settings, plan, target)
+
+        layout = layout_as(settings)
         checkpoint.check(expected_tensors(plan, layout), (*plan.ignored, *layout.ignored))
         say_what_is_left_out(names, checkpoint)
-    weights = Weights(config, plan, source, layout, platform, names)
+    weights = Weights(config, plan, source, layout, platform, names, layout_as)
     check_schemes(weights)
     return weights
 
@@ -226,8 +237,8 @@ def _what_fits(opened: Sequence[Weights], with_cache: bool, adapter_bytes: int) 
     fitting = []
     for name in SCHEMES:
         settings = replace(first.config.quantization.settings, scheme=name, expert_scheme=None)
-        weights = replace(first, layout=Online(first.source, settings, first.plan))
         try:
+            weights = replace(first, layout=first.layout_as(settings))
             check_schemes(weights)
             _check_memory([weights, *others], with_cache, adapter_bytes)
         except UserError:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from predict.device.place import check_holds
 from predict.errors import UserError
 from predict.loading.adapters.values import Floats, Values
 from predict.loading.arrays import MAX_LISTED, Joined, Same, StoredArray, listed
@@ -35,7 +36,6 @@ CONFIG, STATE = "prefix_config.json", "prefix_model_state.pdparams"
 PART = re.compile(r"prefix_model_state\.tp(\d\d|[1-9]\d{2,3})\.pdparams")
 # Along which axis the parts of ranks follow one another; what is not here each rank has whole.
 PART_AXES = {"0.weight": 0, "1.weight": 1, "1.bias": 0, "3.weight": 0}
-LARGEST = {"float32": 3.4028234663852886e38, "bfloat16": 3.3895313892515355e38, "float16": 65504.0}
 WHAT = "[num_layers, 2, num_kv_heads, prefix_len, head_dim]"
 
 
@@ -75,12 +75,7 @@ def read_prefix(path: str | Path, spec: DecoderSpec, dtype: str, max_length: int
         values = Values("the array", (array,)).read()
     else:
         values = _from_state(source, (num_layers, num_heads, head_dim), max_length)
-    largest = float(np.abs(values).max())
-    if not largest <= LARGEST[dtype]:
-        raise UserError(
-            f"{source} has values up to {largest:g}, and {dtype} ends at {LARGEST[dtype]:g}; use "
-            "another --dtype, or train the prefix again"
-        )
+    check_holds(dtype, values, str(source), "prefix")
     return StoredPrefix(source, values)
 
 

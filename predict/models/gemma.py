@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from predict.nn.blocks import Norm
+from predict.nn.blocks import Function, Norm
 from predict.nn.hf_config import ConfigReader, llama_like
 from predict.nn.spec import DecoderSpec, EmbeddingSpec
 from predict.nn.weights import WeightNames
@@ -15,19 +15,23 @@ def gemma_norm(config: ConfigReader) -> Norm:
     return Norm(epsilon=config.get_float("rms_norm_eps", 1e-6), plus_one=True)
 
 
+def gemma_activation(config: ConfigReader) -> Function:
+    """The function of all Gemmas' MLPs."""
+    if config.values.get("hidden_activation") is not None:
+        return config.activation("hidden_activation")
+    # The first ones' config.json says "gelu" of what they were trained with tanh-GELU.
+    is_first = config.get_str("hidden_act", "gelu") == "gelu"
+    return "gelu_tanh" if is_first else config.activation()
+
+
 def gemma_like(config: ConfigReader, **changes: Any) -> DecoderSpec:
     """`llama_like` with what all Gemmas share."""
     config.must_be("alibi", False)  # which PaddleNLP's Gemma has a field for
     config.must_be("use_bidirectional_attention", False)
-    given = config.values.get("hidden_activation") is not None
-    # The first ones' config.json says "gelu" of what they were trained with tanh-GELU.
-    is_first = not given and config.get_str("hidden_act", "gelu") == "gelu"
     return llama_like(
         config,
         norm=gemma_norm(config),
-        activation="gelu_tanh"
-        if is_first
-        else config.activation("hidden_activation" if given else "hidden_act"),
+        activation=gemma_activation(config),
         head_dim=config.get_int("head_dim", 256),
         embedding=EmbeddingSpec(scale=config.get_int("hidden_size") ** 0.5),
         tied=True,

@@ -303,8 +303,10 @@ class ConfigReader:
             return
         for key in ("rope_parameters", "rope_scaling"):
             block = self.values.get(key) or {}
-            kinds = [block.get(name) for name in ("rope_type", "type")] if block else []
-            if block and not set(kinds) <= {None, "default"}:
+            is_plain = isinstance(block, dict) and all(
+                block.get(name) in (None, "default") for name in ("rope_type", "type")
+            )
+            if not is_plain:
                 raise self.wrong(key, f"null: {self.values.get('model_type')} scales no positions")
         self.must_be("rope_scaling_type", None)
 

@@ -269,6 +269,7 @@ def test_types_that_there_is_room_for_are_named(
         Online(source, QuantSettings(), plan),
         platform,
         WeightNames(),
+        lambda asked: Online(source, asked, plan),
     )
     hopper = SimpleNamespace(gpus=[SimpleNamespace(capability=(9, 0))])
     now = MemoryInfo(total=40 * GIB, free=free * GIB, held=0, in_use=0, peak_in_use=0)

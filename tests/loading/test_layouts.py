@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from export.export_model import export_model
 from predict import LLM, EngineConfig
+from predict.config.quantization import QuantSettings
 from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading import safetensors_writer as safetensors_file
@@ -23,6 +25,8 @@ from predict.loading.cache_scales import head_scales
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts import compressed_tensors, paddlenlp
 from predict.loading.layouts._stored import packed, unpacked
+from predict.loading.model import open_weights, read_spec
+from predict.loading.platform import platform_of
 from predict.nn.cache_formats import kv_format_of
 from predict.nn.weights import LinearPlan
 from predict.schemes import Quantized, _e4m3, scheme_of
@@ -394,6 +398,24 @@ def test_float8_codes_of_an_lm_head_are_kept_where_nothing_else_is_asked_for(
     assert layout.scheme(plan.head) == scheme
     if scheme == "a8w8_fp8":
         np.testing.assert_array_equal(layout.read(plan.head).codes, head.codes)
+
+
+def test_the_size_of_other_types_is_that_of_what_is_stored(tmp_path: Path) -> None:
+    """A layer in float stays so beside float8, and is rounded with any other type."""
+    stored = write_fp8(tmp_path / "stored", FP8_LAYOUTS[0][0], **FP8_LAYOUTS[0][1])
+    held, dense = Checkpoint(stored), Checkpoint(tiny.write(tmp_path / "dense"))
+    made: dict[str, Any] = {
+        name: (held.tensors[name].dtype, held.read(name))
+        for name in held.tensors
+        if "layers.1." not in name
+    }
+    made |= {name: ("F32", dense.read(name)) for name in dense.tensors if "layers.1." in name}
+    safetensors_file.write(stored / "model.safetensors", made)
+    asked = EngineConfig(model_name_or_path=str(stored), inference_model=False)
+    weights = open_weights(asked, *read_spec(stored), platform_of("cpu", False))
+    as_float8 = replace(weights, layout=weights.layout_as(QuantSettings(scheme="a8w8_fp8")))
+    as_int8 = replace(weights, layout=weights.layout_as(QuantSettings(scheme="weight_only_int8")))
+    assert as_float8.num_bytes == weights.num_bytes > as_int8.num_bytes
 
 
 # What is refused, before anything runs.

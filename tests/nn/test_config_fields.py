@@ -29,6 +29,7 @@ def spec_of(case: str, **fields: Any) -> DecoderSpec:
     [
         ("qwen_7b", {"rope_scaling": LINEAR}),
         ("chatglm_6b", {"rope_scaling": LINEAR}),
+        ("chatglm_6b", {"rope_scaling": "linear"}),
         ("chatglm_2_6b", {"rope_scaling": LINEAR}),
         ("chatglm_2_6b", {"rope_scaling_type": "ntk"}),
         ("bloom_7b", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}),

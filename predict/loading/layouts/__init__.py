@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from predict.config.engine import EngineConfig
-from predict.config.quantization import QuantSettings, parse_quant_type
+from predict.config.quantization import QuantSettings, expert_scheme, parse_quant_type
 from predict.config.schemes import scheme_info
 from predict.errors import UserError
 from predict.gguf.files import gguf_of
@@ -103,14 +103,11 @@ def layout_of(
     method = config.get("quant_method")
     if method is None and "quant_type" in config:
         if stored_method(reader, checkpoint) is None:
-            stored = parse_quant_type(str(config["quant_type"]))
-            experts = stored.expert_scheme
-            if config.get("moe_quant_type"):  # PaddleNLP's "" is none
-                own = parse_quant_type(str(config["moe_quant_type"]))
-                experts = own.expert_scheme or own.scheme
-            _check_same(settings, frozenset({stored.scheme, experts or stored.scheme}), where)
-            settings = replace(settings, scheme=stored.scheme, expert_scheme=experts)
-            return Online(source, settings, plan)
+            kind, own = str(config["quant_type"]), config.get("moe_quant_type")
+            scheme = parse_quant_type(kind).scheme
+            experts = expert_scheme(kind, str(own) if own else None)  # PaddleNLP's "" is none
+            _check_same(settings, frozenset({scheme, experts or scheme}), where)
+            return Online(source, replace(settings, scheme=scheme, expert_scheme=experts), plan)
         module, name = PADDLENLP
     elif isinstance(method, str) and method in STORED:
         module, name = STORED[method]
@@ -120,8 +117,8 @@ def layout_of(
             f"{', '.join(STORED)}, and PaddleNLP's quant_type); use an unquantized checkpoint and "
             "--quant_type"
         )
-    kind = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    layout: StoredLayout = kind(config, where, checkpoint, source, settings, plan, target)
+    made = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    layout: StoredLayout = made(config, where, checkpoint, source, settings, plan, target)
     if not layout.is_rounded:
         _check_same(settings, layout.schemes, where)
     if not layout.reorders:

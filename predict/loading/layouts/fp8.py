@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from predict.config.quantization import QuantSettings
 from predict.config.schemes import FP8_BLOCK, find
-from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts._stored import Part, Shape, Stored, parts_of
@@ -106,8 +105,6 @@ class Fp8(Stored):
 
     def _values(self, part: Part) -> npt.NDArray[np.float32]:
         """What a part's codes stand for, [out_features, in_features]."""
-        if self.part_scheme(part) == DENSE:
-            return to_float32(self.checkpoint.read(part["weight"]))
         stored = self.read_part(part)
         values, scale = values_of(stored.codes), stored.scale
         if self.block:

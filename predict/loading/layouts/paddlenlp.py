@@ -58,11 +58,12 @@ class PaddleNlp(Stored):
         """config: the quantization_config. where: for errors."""
         super().__init__(checkpoint, source, settings, plan, target)
         kind = parse_quant_type(str(config["quant_type"]))
-        own = (kind.expert_scheme and config["quant_type"]) or config.get("moe_quant_type")
-        if own:
+        own = config.get("moe_quant_type")
+        if own or kind.expert_scheme is not None:
             raise UserError(
-                f"{where}: quant_type {own} with codes of experts in PaddleNLP's "
-                "own order is not supported; use the unquantized checkpoint and --quant_type"
+                f"{where}: quant_type {own or config['quant_type']} with codes of experts in "
+                "PaddleNLP's own order is not supported; use the unquantized checkpoint and "
+                "--quant_type"
             )
         self.quantized = kind.scheme
         info = scheme_info(self.quantized)
