@@ -138,10 +138,12 @@ def adapted_linear(x: Tensor, weights: Linear, ids: Tensor, pages: Tensor, row: 
     own = paddle.where(ids.unsqueeze(-1) < 0, paddle.full_like(own, -1), own)
     # A traced program takes any number of tokens and of pages.
     numbers = paddle.arange(paddle.shape(low_rank.a)[0], dtype="int32")
-    has = (own.unsqueeze(-1) == numbers).astype("float32").sum(axis=1)  # [T, pages]
+    has = (own.unsqueeze(-1) == numbers).astype("float32").sum(axis=1) > 0  # [T, pages]
     a = low_rank.a.astype("float32").reshape([-1, width])
     sums = paddle.matmul(x.astype("float32"), a, transpose_y=True)
-    sums = sums.reshape([0, -1, parts, ranks]) * has.unsqueeze([-1, -2])
+    sums = sums.reshape([0, -1, parts, ranks])
+    # Chosen and not multiplied: what overflows in another's page is no number times 0.
+    sums = paddle.where(has.unsqueeze([-1, -2]), sums, paddle.zeros_like(sums))
     sums = sums.transpose([0, 2, 1, 3]).reshape([0, parts, -1])
     b = low_rank.b.astype("float32").reshape([-1, sum(low_rank.part_sizes)])
     ends = [0, *accumulate(low_rank.part_sizes)]

@@ -84,6 +84,21 @@ def test_rows_get_what_their_adapters_add(
             np.testing.assert_array_equal(one.astype("float32").numpy()[0], got[number])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_overflow_reaches_the_rows_of_its_own_adapter_alone(dtype: str) -> None:
+    case = Case(dtype, 72, (24, 8), 9)
+    ids = paddle.to_tensor(np.array([-1, 0, 1, 2, 1, 2, -1, 2, 1], np.int32))
+    has_it = ids.numpy() == 2
+    before = case.plain()
+    wanted = reference.adapted_linear(case.x, before, ids, case.pages, 0).astype("float32")
+    page = int(case.pages[2, 0, 1])  # adapter 1 has another one
+    case.a[page] = paddle.full_like(case.a[page], 3e38)
+    for run, weights in ((reference, case.plain()), (ops, case.compiled())):
+        made = run.adapted_linear(case.x, weights, ids, case.pages, 0).astype("float32").numpy()
+        assert not np.isfinite(made[has_it]).all()
+        assert_close(made[~has_it], wanted.numpy()[~has_it], dtype, 2)
+
+
 def test_adapters_that_are_not_there_are_refused() -> None:
     case = Case("float32", 16, (24, 8), 3)
     weights = case.compiled()
