@@ -50,6 +50,7 @@ from predict.engine.samples import FailedPrompt, Samples, StreamOutput
 from predict.engine.scheduler import Scheduler, SchedulerConfig
 from predict.engine.window import WindowVerifier
 from predict.errors import TokenizerError, UserError, quoted
+from predict.loading.adapters import Base
 from predict.loading.cache_scales import head_scales
 from predict.loading.draft_config import read_draft
 from predict.loading.exported import check_export
@@ -80,7 +81,7 @@ from predict.nn.hf_config import ConfigReader
 from predict.nn.inputs import Field, LayerCache, fields_with
 from predict.nn.places import fields_of, placing_of
 from predict.nn.spec import DecoderSpec
-from predict.nn.weights import WeightNames, WeightPlan
+from predict.nn.weights import WeightPlan
 from predict.request import RequestOutput, SamplingParams
 from predict.speculative import proposer_of
 from predict.system.bounds import is_integer, prompt_token_ids
@@ -313,13 +314,16 @@ class LLM:
         networks: list[Network] = []
         if manifest is not None:
             if manifest.adapters is not None:
-                self.adapters = self._adapter_store(*plan_of(self.spec, reader))
+                plan, names = plan_of(self.spec, reader)
+                self.adapters = self._adapter_store(plan, base_of(plan, names, reader, None))
             directory = Path(config.model.model_name_or_path)
             program = load_program(directory, config.model.model_prefix, self.platform.device)
             pages = () if self.adapters is None else self.adapters.pools
             networks.append(partial(static_forward, program, pages=pages))
         elif self._takes_adapters:
-            self.adapters = self._adapter_store(opened[0].plan, opened[0].names)
+            plan, names = opened[0].plan, opened[0].names
+            base = base_of(plan, names, reader, opened[0].takes_turns)
+            self.adapters = self._adapter_store(plan, base)
         if self.draft is not None:
             own = DTYPE_BYTES[config.model.dtype] * self.spec.num_matmul_weights
             if config.model.mode == "dynamic":
@@ -355,7 +359,7 @@ class LLM:
         check_page_memory(config, num_bytes, self.platform.free_bytes())
         return num_bytes
 
-    def _adapter_store(self, plan: WeightPlan, names: WeightNames) -> AdapterStore:
+    def _adapter_store(self, plan: WeightPlan, base: Base) -> AdapterStore:
         """Pages for adapters, and those of the flags, which must fit: no weight is read yet."""
         platform, adapters = self.platform, self.config.adapters
         if not adapters.is_used:  # by a program that takes some: it reads a page, and no adapter's
@@ -363,7 +367,7 @@ class LLM:
         dtype = self.config.model.dtype
         placement = Placement(dtype, platform.place, platform.gpu, platform.packs_pages)
         pools = empty_pages(self.spec, num_pool_pages(adapters), placement)
-        return AdapterStore(pools, plan, base_of(plan, names), adapters, placement)
+        return AdapterStore(pools, plan, base, adapters, placement)
 
     def _read_prefixes(self) -> dict[str, StoredPrefix]:
         """The prefixes of the flags by name. Raises UserError for one that does not fit."""

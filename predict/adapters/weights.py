@@ -23,6 +23,7 @@ from predict.nn.adapter_pages import (
 )
 from predict.nn.blocks import ADAPTED, ADAPTED_ROWS, PACKED_IN, PACKED_OUT, PAGE_RANKS, Block
 from predict.nn.decoder import LowRank as Pages
+from predict.nn.hf_config import ConfigReader
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import LinearPlan, WeightNames, WeightPlan
 
@@ -35,17 +36,22 @@ if TYPE_CHECKING:
 MERGE = "merge it with --lora_path"
 
 
-def base_of(plan: WeightPlan, names: WeightNames) -> Base:
+def base_of(
+    plan: WeightPlan, names: WeightNames, config: ConfigReader, takes_turns: bool | None
+) -> Base:
     """The network's tensors as adapters name them, however its checkpoint stores them.
 
-    With those that no request's adapter may change: `check_servable` says so.
+    With those that no request's adapter may change: `check_servable` says so. takes_turns: see
+    Base.
     """
     shapes: dict[str, tuple[int, ...]] = {**dict(plan.matrices()), **dict(plan.small_tensors())}
     for linear in plan.stored_linears():
         for prefix, size in zip(linear.prefixes, linear.part_sizes, strict=True):
             shape = (linear.in_features, size) if linear.transposed else (size, linear.in_features)
             shapes[f"{prefix}.weight"] = shape
-    return Base.of(plan, names, shapes)
+            if linear.has_bias:
+                shapes[f"{prefix}.bias"] = (size,)
+    return Base.of(plan, names, shapes, config, takes_turns)
 
 
 def num_pages_for(rank: int) -> int:

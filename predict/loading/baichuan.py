@@ -18,10 +18,10 @@ import numpy.typing as npt
 from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading.arrays import Joined, LastRead, Part, Shared, StoredArray, View
+from predict.loading.fused import BAICHUAN, rows_of
 from predict.loading.safetensors_writer import as_stored
 from predict.nn.hf_config import ConfigReader
 
-PACKED = re.compile(r"(.*\.self_attn)\.W_pack\.weight")
 QUERIES = re.compile(r"(.*\.self_attn)\.q_proj\.weight")
 HEAD = "lm_head.weight"
 # What the 13B models' config.json has in place of max_position_embeddings.
@@ -45,20 +45,13 @@ def as_llama(tensors: Mapping[str, StoredArray], config: ConfigReader) -> dict[s
     made: dict[str, StoredArray] = {}
     last = LastRead()
     for name, array in tensors.items():
-        match = PACKED.fullmatch(name)
-        if match is None:
+        module, _, kind = name.rpartition(".")
+        cuts = rows_of(module, array.shape, lambda: config, BAICHUAN) if kind == "weight" else {}
+        if not cuts:
             made[name] = UnitRows(array) if is_second and name == HEAD else array
             continue
-        size, rest = divmod(array.shape[0] if array.shape else 1, 3)
-        if rest:
-            raise UserError(
-                f"{config.path.parent}: {name} has the shape {list(array.shape)}, whose rows are "
-                "not those of queries, keys and values alike; download the checkpoint again"
-            )
-        packed = Shared(array, last, 3)
-        for index, kind in enumerate("qkv"):
-            rows = slice(index * size, (index + 1) * size)
-            made[f"{match[1]}.{kind}_proj.weight"] = Part(packed, rows)
+        packed = Shared(array, last, len(cuts))
+        made |= {f"{linear}.weight": Part(packed, rows) for linear, rows in cuts.items()}
     return made
 
 

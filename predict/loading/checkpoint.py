@@ -17,7 +17,7 @@ from predict.gguf.described import read_model_json
 from predict.gguf.files import gguf_of
 from predict.loading.arrays import FLOAT_DTYPES, Piece, StoredArray, TensorInfo, listed
 from predict.loading.formats import format_of, known_format
-from predict.loading.paddle_checkpoint import as_hugging_face, has_family
+from predict.loading.paddle_checkpoint import as_hugging_face, has_family, takes_turns
 
 SAMPLE_BYTES, NUM_SAMPLES = 4096, 64
 STACKED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(|_bias|_blocks|_scales|_scale_inv)")
@@ -46,6 +46,11 @@ class Checkpoint:
         self.stored = found.open(self.directory)
         self.is_paddle = found.is_paddle or has_family(self.stored)
         self.tensors = one_by_one(self.as_hugging_face())
+
+    @property
+    def takes_turns(self) -> bool:
+        """See paddle_checkpoint.takes_turns."""
+        return self.is_paddle and takes_turns(self.stored)
 
     def as_hugging_face(self) -> Mapping[str, StoredArray]:
         """The tensors by Hugging Face's names and in its shapes, those of experts as stored."""

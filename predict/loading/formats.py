@@ -13,7 +13,7 @@ from pathlib import Path
 from predict.errors import UserError
 from predict.loading.arrays import MAX_SHOWN, StoredArray, listed
 from predict.loading.gguf_tensors import read_gguf_model
-from predict.loading.parallel_parts import PARTS, merged_parts
+from predict.loading.parallel_parts import merged_parts, patterns
 from predict.loading.pdparams import read_params
 from predict.loading.safetensors_reader import read_header
 from predict.loading.torch_file import read_torch
@@ -89,7 +89,7 @@ FORMATS = (
         read_params,
         is_paddle=True,
     ),
-    Format("PaddleNLP's tensor- and pipeline-parallel parts", PARTS, merged_parts, True),
+    Format("PaddleNLP's tensor- and pipeline-parallel parts", patterns(), merged_parts, True),
     sharded(
         "PyTorch's file",
         ("pytorch_model.bin", "pytorch_model-*-of-*.bin", "pytorch_model.pt", "model.pt"),

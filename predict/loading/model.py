@@ -54,6 +54,7 @@ class Weights:
     platform: Platform
     names: WeightNames
     layout_as: Callable[[QuantSettings], Layout]  # the one that other flags would give
+    takes_turns: bool = False  # see Checkpoint
 
     @property
     def num_bytes(self) -> int:
@@ -98,7 +99,7 @@ def open_weights(
     names = weight_names(reader)
     source: WeightSource
     if config.model.load_format == "dummy":
-        plan = plan_weights(spec, names)
+        plan, turns = plan_weights(spec, names), False
         source = (
             RandomSource(config.model.seed)
             if gpu is None
@@ -112,7 +113,7 @@ def open_weights(
         expected_tensors(plan, layout)  # whether the group size divides
     else:
         checkpoint = Checkpoint(config.model.model_name_or_path)
-        names = names.found_in(checkpoint.tensors)
+        names, turns = names.found_in(checkpoint.tensors), checkpoint.takes_turns
         check_sizes(spec, names, checkpoint)
         plan = plan_weights(spec, names)
         if config.model.lora_path is not None:
@@ -130,7 +131,7 @@ def open_weights(
         layout = layout_as(settings)
         checkpoint.check(expected_tensors(plan, layout), (*plan.ignored, *layout.ignored))
         say_what_is_left_out(names, checkpoint)
-    weights = Weights(config, plan, source, layout, platform, names, layout_as)
+    weights = Weights(config, plan, source, layout, platform, names, layout_as, turns)
     check_schemes(weights)
     return weights
 

@@ -10,10 +10,11 @@ Baichuan is a Llama there. A head that is the table of tokens is [vocab, hidden]
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from predict.errors import UserError
 from predict.loading.arrays import (
@@ -21,6 +22,7 @@ from predict.loading.arrays import (
     Joined,
     LastRead,
     Part,
+    Shape,
     Shared,
     StoredArray,
     Turned,
@@ -28,6 +30,7 @@ from predict.loading.arrays import (
 )
 from predict.loading.baichuan import as_llama
 from predict.loading.ernie import parts_of
+from predict.loading.fused import PADDLENLP, rows_of
 from predict.nn.hf_config import ConfigReader
 
 # The family that stands ahead of the table of tokens. Hugging Face's first OPT has "decoder" there.
@@ -67,9 +70,7 @@ HEAD, HEAD_TABLE = "lm_head.weight", "lm_head.decoder_weight"
 TABLE_HEADS = (OPT, "bloom.", CHATGLM)  # whose head is a table of tokens, called HEAD_TABLE
 # Of PaddleNLP's first checkpoints of ChatGLM2.
 SEPARATE = re.compile(r"(.*\.self_attention\.)(query|key|value)\.(weight|bias)")
-TAKING_TURNS = (".mlp.dense_h_to_4h.weight", ".mlp.dense_h_to_4h.bias")
-QKV = re.compile(r"(.*\.self_attn)\.qkv_proj\.(weight|bias)")
-GATE_UP = re.compile(r"(.*)\.gate_up_fused_proj\.(weight|bias)")
+TAKING_TURNS = ".mlp.dense_h_to_4h"
 
 
 def prefixes_of(names: Iterable[str]) -> tuple[str, str]:
@@ -168,13 +169,15 @@ def _with_joined_linears(
     In the first ones, queries, keys and values have a matrix each, and the rows of gate and up take
     turns.
     """
-    if not any(map(SEPARATE.fullmatch, seen)):
+    if not takes_turns(seen):
         return dict(seen)
     made: dict[str, StoredArray] = {}
     for name, array in seen.items():
         match = SEPARATE.fullmatch(name)
         if match is None:
-            made[name] = _halves(array) if name.endswith(TAKING_TURNS) else array
+            module = name.rpartition(".")[0]
+            rows = rows_in_turns(array.shape) if module.endswith(TAKING_TURNS) else None
+            made[name] = array if rows is None else Part(array, rows)
         elif match[2] == "query":
             parts = [f"{match[1]}{each}.{match[3]}" for each in ("query", "key", "value")]
             try:
@@ -187,12 +190,20 @@ def _with_joined_linears(
     return made
 
 
-def _halves(array: StoredArray) -> StoredArray:
-    """All the even rows, then all the odd ones; a shape without them is refused elsewhere."""
-    num_rows = array.shape[0] if array.shape else 0
+def takes_turns(names: Iterable[str]) -> bool:
+    """Whether tensors are of PaddleNLP's first checkpoints of ChatGLM2.
+
+    Their queries, keys and values have a matrix each, and rows of gate and up take turns.
+    """
+    return any(map(SEPARATE.fullmatch, names))
+
+
+def rows_in_turns(shape: Shape) -> npt.NDArray[np.int64] | None:
+    """All the even rows, then all the odd ones; None for a shape without, refused elsewhere."""
+    num_rows = shape[0] if shape else 0
     if not num_rows or num_rows % 2:
-        return array
-    return Part(array, np.arange(num_rows).reshape(-1, 2).T.reshape(-1))
+        return None
+    return np.arange(num_rows).reshape(-1, 2).T.reshape(-1)
 
 
 def _split(seen: Mapping[str, StoredArray], directory: Path) -> dict[str, StoredArray]:
@@ -200,49 +211,17 @@ def _split(seen: Mapping[str, StoredArray], directory: Path) -> dict[str, Stored
     split: dict[str, StoredArray] = {}
     last = LastRead()
     for name, array in seen.items():
-        if match := QKV.fullmatch(name):
-            parts = _heads(name, Shared(array, last, 3), directory)
-            made: dict[str, StoredArray] = {
-                f"{match[1]}.{kind}_proj.{match[2]}": part for kind, part in parts
-            }
-        elif match := GATE_UP.fullmatch(name):
-            half, rest = divmod(array.shape[0], 2)
-            if rest:
-                raise UserError(
-                    f"{directory}: {name} has {array.shape[0]} outputs, and gate and up have as "
-                    "many each; copy the checkpoint again"
-                )
-            both = Shared(array, last, 2)
-            made = {
-                f"{match[1]}.gate_proj.{match[2]}": Part(both, slice(0, half)),
-                f"{match[1]}.up_proj.{match[2]}": Part(both, slice(half, None)),
-            }
-        else:
-            made = {name: array}
+        module, _, kind = name.rpartition(".")
+        cuts = rows_of(module, array.shape, lambda: ConfigReader.from_dir(directory), PADDLENLP)
+        made: dict[str, StoredArray] = {name: array}
+        if cuts and kind in ("weight", "bias"):
+            whole = Shared(array, last, len(cuts))
+            made = {f"{module}.{kind}": Part(whole, rows) for module, rows in cuts.items()}
         twice = sorted(made.keys() & split.keys())
         if twice:
             raise UserError(f"{directory}: {listed(twice)} stands alone and in {name}; keep one")
         split.update(made)
     return split
-
-
-def _heads(name: str, array: StoredArray, directory: Path) -> Iterator[tuple[str, Part]]:
-    """Queries, keys and values of a matrix that has them by key heads."""
-    config = ConfigReader.from_dir(directory)
-    num_heads = config.get_int("num_attention_heads")
-    num_kv_heads = config.get_int("num_key_value_heads", num_heads)
-    num_rows = array.shape[0]
-    if num_kv_heads < 1 or num_heads % num_kv_heads or num_rows % (num_heads + 2 * num_kv_heads):
-        raise UserError(
-            f"{directory}: {name} has {num_rows} outputs, which are not those of {num_heads} query "
-            f"heads and {num_kv_heads} key/value heads; the file and config.json do not belong to "
-            "one model"
-        )
-    rows = np.arange(num_rows, dtype=np.int64).reshape(
-        num_kv_heads, num_heads // num_kv_heads + 2, -1
-    )
-    for kind, cut in (("q", slice(0, -2)), ("k", slice(-2, -1)), ("v", slice(-1, None))):
-        yield kind, Part(array, rows[:, cut].reshape(-1))
 
 
 def as_paddle(

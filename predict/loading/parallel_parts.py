@@ -16,14 +16,12 @@ from typing import NamedTuple
 
 from predict.errors import UserError
 from predict.loading.arrays import Joined, Same, StoredArray, listed
-from predict.loading.paddle_checkpoint import HEAD_TABLE
+from predict.loading.paddle_checkpoint import HEAD_TABLE, takes_turns
 from predict.loading.pdparams import read_params
 from predict.nn.hf_config import ConfigReader
 
-PARTS = ("model_state.tp*.pdparams", "model_state.pp*.pdparams")
-NAME = re.compile(r"model_state\.(?:tp(\d{2,4}))?_?(?:pp(\d{2,4}))?\.pdparams")
+MODEL = "model_state"
 CHATGLM_V2 = "chatglm_v2."
-OLDER = re.compile(r".*\.self_attention\.(query|key|value)\.(weight|bias)")
 INSTEAD = "merge the parts with PaddleNLP's tools/merge_tp_and_pp_params.py"
 
 
@@ -49,16 +47,46 @@ TABLES = re.compile(r"(?:.*\.)?(?:lm_head|output_layer|embed_tokens|word_embeddi
 KEYS = re.compile(r".*\.[kv]_proj")
 
 
+def patterns(stem: str = MODEL) -> tuple[str, str]:
+    """Of the names of files in parts."""
+    return f"{stem}.tp*.pdparams", f"{stem}.pp*.pdparams"
+
+
 def merged_parts(directory: Path) -> dict[str, StoredArray]:
     """The tensors of a directory's parts, merged. Raises UserError where a part is missing."""
-    grid = _grid(directory)
-    num_stages = 1 + max(stage for _, stage in grid)
-    ranks = [
-        _stages_of(directory, [grid[rank, stage] for stage in range(num_stages)])
-        for rank in range(1 + max(rank for rank, _ in grid))
-    ]
+    ranks = ranks_of(directory)
     if len(ranks) == 1:
         return ranks[0]
+    config = ConfigReader.from_dir(directory)
+    check_degree(config, len(ranks))
+    check_no_turns(directory, takes_turns(ranks[0]))
+    made: dict[str, StoredArray] = {}
+    for name, first in ranks[0].items():
+        split = split_of(name, first.shape, len(ranks), config)
+        made[name] = joined(name, [rank[name] for rank in ranks], split)
+    return made
+
+
+def check_no_turns(directory: Path, has_turns: bool) -> None:
+    """Raises UserError for parts of a model of which `takes_turns` holds."""
+    if has_turns:
+        raise UserError(
+            f"{directory} holds parts of a version of ChatGLM2 whose queries, keys and values are "
+            f"matrices of their own, and those are not merged here; {INSTEAD}"
+        )
+
+
+def ranks_of(directory: Path, stem: str = MODEL) -> list[dict[str, StoredArray]]:
+    """The tensors of each rank's parts. Raises UserError where a part is missing.
+
+    stem: of the files' names.
+    """
+    grid = _grid(directory, stem)
+    num_stages = 1 + max(stage for _, stage in grid)
+    ranks = [
+        _stages_of([grid[rank, stage] for stage in range(num_stages)])
+        for rank in range(1 + max(rank for rank, _ in grid))
+    ]
     for rank, tensors in enumerate(ranks):
         other = sorted(tensors.keys() ^ ranks[0].keys())
         if other:
@@ -66,27 +94,32 @@ def merged_parts(directory: Path) -> dict[str, StoredArray]:
                 f"{directory}: the parts of ranks 0 and {rank} do not hold the same tensors; only "
                 f"one has {listed(other)}; the files are not of one checkpoint"
             )
-    config = ConfigReader.from_dir(directory)
-    _check_degree(config, len(ranks))
-    older = [name for name in ranks[0] if name.startswith(CHATGLM_V2) and OLDER.fullmatch(name)]
-    if older:
-        raise UserError(
-            f"{directory}: {listed(older)} are of a version of ChatGLM2 whose parts are not merged "
-            f"here; {INSTEAD}"
-        )
-    return {name: _joined(name, [rank[name] for rank in ranks], config) for name in ranks[0]}
+    return ranks
 
 
-def _grid(directory: Path) -> dict[tuple[int, int], Path]:
+def joined(name: str, parts: Sequence[StoredArray], split: Split | None) -> StoredArray:
+    """The tensor of all ranks. Raises UserError where the parts do not fit together."""
+    if split is None:
+        return Same(tuple(parts), name)
+    axis = len(parts[0].shape) - 1 if split.is_column else 0
+    try:
+        return Joined(tuple(parts), axis, split.widths)
+    except ValueError as error:
+        directory = parts[0].places[0][0].parent
+        raise UserError(f"{directory}: {name} cannot be merged: {error}") from None
+
+
+def _grid(directory: Path, stem: str) -> dict[tuple[int, int], Path]:
     """Files by rank and stage of the pipeline, all there."""
-    paths = sorted({path for pattern in PARTS for path in directory.glob(pattern)})
-    found = {path: NAME.fullmatch(path.name) for path in paths}
+    name = re.compile(rf"{stem}\.(?:tp(\d{{2,4}}))?_?(?:pp(\d{{2,4}}))?\.pdparams")
+    paths = sorted({path for pattern in patterns(stem) for path in directory.glob(pattern)})
+    found = {path: name.fullmatch(path.name) for path in paths}
     strange = [path.name for path, match in found.items() if match is None]
     if strange:
         raise UserError(
             f"{directory}: {listed(strange)} cannot be merged here (read are "
-            "model_state.tpNN.pdparams, model_state.ppNN.pdparams and "
-            f"model_state.tpNN_ppNN.pdparams); {INSTEAD}"
+            f"{stem}.tpNN.pdparams, {stem}.ppNN.pdparams and "
+            f"{stem}.tpNN_ppNN.pdparams); {INSTEAD}"
         )
     kinds = {(match[1] is None, match[2] is None) for match in found.values() if match}
     grid = {(int(m[1] or 0), int(m[2] or 0)): path for path, m in found.items() if m}
@@ -100,13 +133,13 @@ def _grid(directory: Path) -> dict[tuple[int, int], Path]:
         for stage in range(last[1] + 1):
             if (rank, stage) not in grid:
                 numbers = (f"tp{rank:02d}" * (not no_rank), f"pp{stage:02d}" * (not no_stage))
-                missing.append(f"model_state.{'_'.join(filter(None, numbers))}.pdparams")
+                missing.append(f"{stem}.{'_'.join(filter(None, numbers))}.pdparams")
     if missing:
         raise UserError(f"{directory} lacks {listed(missing)}; complete the copy")
     return grid
 
 
-def _stages_of(directory: Path, paths: Sequence[Path]) -> dict[str, StoredArray]:
+def _stages_of(paths: Sequence[Path]) -> dict[str, StoredArray]:
     """The tensors of one rank; what several stages hold (a tied table) must be the same."""
     found: dict[str, list[StoredArray]] = {}
     for path in paths:
@@ -118,24 +151,14 @@ def _stages_of(directory: Path, paths: Sequence[Path]) -> dict[str, StoredArray]
     }
 
 
-def _check_degree(config: ConfigReader, num_ranks: int) -> None:
+def check_degree(config: ConfigReader, num_ranks: int) -> None:
+    """Raises UserError where a config says that there are other ranks."""
     degree = config.values.get("tensor_parallel_degree")
     if type(degree) is int and degree > 1 and degree != num_ranks:
         raise UserError(
             f"{config.path}: tensor_parallel_degree is {degree}, and there are parts of "
             f"{num_ranks} ranks; complete the copy"
         )
-
-
-def _joined(name: str, parts: Sequence[StoredArray], config: ConfigReader) -> StoredArray:
-    split = split_of(name, parts[0].shape, len(parts), config)
-    if split is None:
-        return Same(tuple(parts), name)
-    axis = len(parts[0].shape) - 1 if split.is_column else 0
-    try:
-        return Joined(tuple(parts), axis, split.widths)
-    except ValueError as error:
-        raise UserError(f"{config.path.parent}: {name} cannot be merged: {error}") from None
 
 
 def split_of(

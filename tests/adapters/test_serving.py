@@ -18,8 +18,10 @@ from predict import LLM, AsyncLLM, Guide, SamplingParams
 from predict.errors import UserError
 from predict.request import RequestOutput
 from tests.support import tiny
+from tests.support.adapter_folders import ADAPTERS, golden
 from tests.support.adapters import SEVEN, write_adapter
 from tests.support.drafts import draft_always
+from tests.support.golden import config
 
 NAMES: tuple[str | None, ...] = (None, *SEVEN)
 PROMPTS = [[5, 9, 11, 30], [5, 9, 11, 30, 7, 8], list(range(20, 45)), [77]]
@@ -290,6 +292,19 @@ def test_adapters_that_cannot_be_served_are_refused(
         llm.load_adapter("a", seven["eight"])
     with pytest.raises(UserError, match=r"adapter is 'aa' \(loaded: a\); did you mean a\?"):
         llm.unload_adapter("aa")
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("llama_biases", r"changes .*\.bias, and .*merge it with --lora_path"),
+        ("llama_lora_bias", "a bias of its own, which no low-rank product adds; merge it"),
+    ],
+)
+def test_adapters_with_biases_are_sent_to_be_merged(case: str, said: str) -> None:
+    wanted = golden(case)
+    with pytest.raises(UserError, match=said):
+        LLM(config(wanted["base"], max_length=64, lora_modules=(f"a={ADAPTERS / case}",)))
 
 
 def test_names_that_no_adapter_has_are_refused(base: Path, seven: dict[str, Path]) -> None:

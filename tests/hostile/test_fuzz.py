@@ -28,6 +28,7 @@ from predict.loading.manifest import load_manifest
 from predict.loading.model import read_spec
 from predict.loading.npy import read_npy
 from predict.nn.cache_formats import kv_format_of
+from predict.nn.hf_config import ConfigReader
 from predict.system.files import read_text
 from predict.text.chat_template import JinjaTemplate
 from predict.text.tokenizer import Tokenizer
@@ -242,6 +243,8 @@ LORA_BASE = Base(
     "model.embed_tokens.weight",
     "lm_head.weight",
     is_tied=False,
+    config=ConfigReader(tiny.CONFIG, Path("config.json")),
+    takes_turns=False,
 )
 
 

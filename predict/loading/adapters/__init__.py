@@ -4,7 +4,8 @@
 checkpoint's names with every shape checked, `MergedCheckpoint` the checkpoint with it merged.
 """
 
-from predict.loading.adapters.fit import Base, fitted
+from predict.loading.adapters.base import Base
+from predict.loading.adapters.fit import fitted
 from predict.loading.adapters.merge import MergedCheckpoint
 from predict.loading.adapters.read import read_adapter
 from predict.loading.adapters.record import Adapter, AdapterConfig, LowRank

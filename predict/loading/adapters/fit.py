@@ -3,48 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NoReturn
 
 from predict.errors import UserError
+from predict.loading.adapters.base import BIAS, WEIGHT, Base
+from predict.loading.adapters.crossing import crossed
 from predict.loading.adapters.record import Adapter, LowRank
 from predict.loading.adapters.values import Values
 from predict.loading.arrays import MAX_SHOWN, Shape, listed
-from predict.nn.weights import WeightNames, WeightPlan
-
-# What names of one network may begin with in one file and not in another.
-PREFIXES = ("base_model", "model", "transformer", "language_model")
-WEIGHT, BIAS = ".weight", ".bias"
-
-
-@dataclass(frozen=True)
-class Base:
-    """The tensors of a checkpoint that a network is made of."""
-
-    shapes: Mapping[str, Shape]
-    tables: frozenset[str]  # rows are taken from them
-    transposed: frozenset[str]  # stored [in, out]
-    embedding: str
-    head: str  # of a tied network, what its head would be called
-    is_tied: bool
-
-    @classmethod
-    def of(cls, plan: WeightPlan, names: WeightNames, shapes: Mapping[str, Shape]) -> Base:
-        """shapes: of the checkpoint's tensors; those that the plan does not read are left out."""
-        linears = list(plan.stored_linears())
-        transposed = {
-            prefix + WEIGHT for linear in linears if linear.transposed for prefix in linear.prefixes
-        }
-        read = {name for name, _ in (*plan.matrices(), *plan.small_tensors())}
-        read |= {p + end for each in linears for p in each.prefixes for end in (WEIGHT, BIAS)}
-        return cls(
-            {name: shape for name, shape in shapes.items() if name in read},
-            frozenset(name for name, _ in plan.matrices()),
-            frozenset(transposed),
-            plan.embedding,
-            names.head + WEIGHT,
-            plan.spec.tie_word_embeddings,
-        )
 
 
 def fitted(adapter: Adapter, base: Base) -> Adapter:
@@ -53,23 +20,18 @@ def fitted(adapter: Adapter, base: Base) -> Adapter:
     Raises UserError for targets that the base has not, shapes that are not its, and what would be
     changed twice.
     """
-    return _Fitting(adapter, base).fitted()
+    return _Fitting(crossed(adapter, base), base).fitted()
 
 
 class _Fitting:
     def __init__(self, adapter: Adapter, base: Base):
         self.adapter, self.base = adapter, base
-        self.shapes = dict(base.shapes)
-        if base.is_tied:
-            self.shapes[base.head] = base.shapes[base.embedding]
-        self.by_ending: dict[str, list[str]] = {}
-        for name in self.shapes:
-            self.by_ending.setdefault(_ending(name), []).append(name)
+        self.shapes = base.every_shape
 
     def fitted(self) -> Adapter:
         adapter, base = self.adapter, self.base
         wanted = [*(name + WEIGHT for name in adapter.linears), *adapter.replaced]
-        found = {name: self._find(name) for name in wanted}
+        found = {name: base.find(name) for name in wanted}
         unknown = [name for name, there in found.items() if there is None]
         if unknown:
             self._refuse_unknown(unknown)
@@ -90,12 +52,6 @@ class _Fitting:
             or (base.embedding in changed and not adapter.config.ties_embeddings)
         )
         return replace(adapter, linears=linears, replaced=replaced, unties_head=unties)
-
-    def _find(self, name: str) -> str | None:
-        if name in self.shapes:
-            return name
-        alike = self.by_ending.get(_ending(name), [])
-        return alike[0] if len(alike) == 1 else None
 
     def _refuse_unknown(self, unknown: list[str]) -> NoReturn:
         known = sorted({name.removesuffix(WEIGHT) for name in self._matrices()})
@@ -149,19 +105,10 @@ class _Fitting:
         )
 
     def _values(self, values: Values, shape: Shape, name: str) -> Values:
-        there = values.fitted_to(shape)
-        if there is None:
-            ranks = f" in each of {len(values.parts)} files" if len(values.parts) > 1 else ""
+        if values.shape != shape:
             raise UserError(
-                f"{values.where} has the shape {list(values.shape)}{ranks}, and {name} of the "
+                f"{values.where} has the shape {list(values.shape)}, and {name} of the "
                 f"model needs {list(shape)}; use the model that the adapter was trained on"
                 f"{self._trained_on()}"
             )
-        return there
-
-
-def _ending(name: str) -> str:
-    """A name without what differs between files of one network."""
-    parts = name.split(".")
-    first = next((i for i, part in enumerate(parts) if part not in PREFIXES), len(parts))
-    return ".".join(parts[first:])
+        return values

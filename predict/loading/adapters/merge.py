@@ -13,7 +13,8 @@ import numpy as np
 
 from predict.device.place import to_float32
 from predict.errors import UserError
-from predict.loading.adapters.fit import BIAS, WEIGHT, Base, fitted
+from predict.loading.adapters.base import BIAS, WEIGHT, Base
+from predict.loading.adapters.fit import fitted
 from predict.loading.adapters.record import Adapter, LowRank
 from predict.loading.adapters.values import Floats, Values
 from predict.loading.arrays import FLOAT_DTYPES, Place, Shape, StoredArray

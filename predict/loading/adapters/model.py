@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from predict.errors import UserError
-from predict.loading.adapters.fit import Base
+from predict.loading.adapters.base import Base
 from predict.loading.adapters.merge import MergedCheckpoint
 from predict.loading.adapters.read import read_adapter
 from predict.loading.arrays import StoredArray
@@ -44,7 +44,8 @@ def with_adapter(
             "merge_lora_params.py) and quantize the result, or give the unquantized one with "
             "--quant_type"
         )
-    merged = MergedCheckpoint(checkpoint, adapter, Base.of(plan, names, checkpoint.shapes))
+    base = Base.of(plan, names, checkpoint.shapes, reader, checkpoint.takes_turns)
+    merged = MergedCheckpoint(checkpoint, adapter, base)
     if merged.adapter.unties_head:
         plan = plan_weights(replace(plan.spec, tie_word_embeddings=False), names)
     return merged, plan

@@ -20,14 +20,22 @@ from predict.loading.adapters.peft import number_of, rank_of
 from predict.loading.adapters.record import Adapter, AdapterConfig, LowRank
 from predict.loading.adapters.values import Values
 from predict.loading.arrays import MAX_SHOWN, StoredArray, listed
+from predict.loading.formats import sharded
 from predict.loading.paddle_checkpoint import hugging_face_name, is_turned
+from predict.loading.parallel_parts import check_degree, patterns, ranks_of
 from predict.loading.pdparams import read_params
 from predict.loading.safetensors_reader import read_header
+from predict.nn.hf_config import ConfigReader
 from predict.system.files import read_json_object
 from predict.system.settings import setting
 
 CONFIG, STEM, SAFETENSORS = "lora_config.json", "lora_model_state", "peft_model"
-RANKS = re.compile(rf"{STEM}\.(?:tp(\d{{1,4}}))?_?(?:pp(\d{{1,4}}))?\.pdparams")
+SHARDS = sharded(
+    "unified checkpoint",
+    (f"{SAFETENSORS}.safetensors", f"{SAFETENSORS}-*.safetensors"),
+    f"{SAFETENSORS}.safetensors.index.json",
+    read_header,
+)
 FACTOR = re.compile(r"(.+)\.lora_(A|B|AB)")
 FIELDS = {"A": "a", "B": "b", "AB": "mixer"}
 HEAD = "lm_head"
@@ -46,7 +54,7 @@ def read(directory: Path) -> Adapter:
     scaling = _scaling(raw, config)
     linears: dict[str, dict[str, Values]] = {}
     replaced: dict[str, Values] = {}
-    for name, parts in _tensors(directory).items():
+    for name, parts in _tensors(directory, raw).items():
         match = FACTOR.fullmatch(name)
         if match is None:
             if not name.endswith((".weight", ".bias")):
@@ -132,68 +140,21 @@ def _linear(
     return LowRank(name, found["a"], found["b"], scaling, found.get("mixer"))
 
 
-def _tensors(directory: Path) -> dict[str, tuple[StoredArray, ...]]:
+def _tensors(directory: Path, raw: Mapping[str, Any]) -> dict[str, tuple[StoredArray, ...]]:
     """The folder's tensors, those of tensor-parallel ranks side by side."""
     one = directory / f"{STEM}.pdparams"
-    stored = sorted(directory.glob(f"{SAFETENSORS}*.safetensors"))
-    ranks = {path: match for path in directory.iterdir() if (match := RANKS.fullmatch(path.name))}
-    kinds = [bool(stored), one.exists(), bool(ranks)]
+    ranks = sorted({path for pattern in patterns(STEM) for path in directory.glob(pattern)})
+    kinds = [SHARDS.is_in(directory), one.exists(), bool(ranks)]
     if sum(kinds) != 1:
+        stored = sorted(path for pattern in SHARDS.files for path in directory.glob(pattern))
         found = listed([path.name for path in (*stored, one, *ranks) if path.exists()]) or "none"
         raise UserError(
             f"{directory} needs {STEM}.pdparams, or one such file of each tensor-parallel rank, or "
             f"{SAFETENSORS}.safetensors (found: {found}); keep the files of one kind"
         )
-    if stored:
-        return _of_one_rank([read_header(path) for path in stored], directory)
-    if one.exists():
-        return _of_one_rank([read_params(one)], directory)
-    return _of_ranks(directory, {path: match.groups() for path, match in ranks.items()})
-
-
-def _of_one_rank(files: list[Any], directory: Path) -> dict[str, tuple[StoredArray, ...]]:
-    tensors: dict[str, tuple[StoredArray, ...]] = {}
-    for file in files:
-        twice = [name for name in file if name in tensors]
-        if twice:
-            raise UserError(
-                f"{directory}: two files of the adapter hold {listed(twice)}; keep one of them"
-            )
-        tensors.update({name: (info,) for name, info in file.items()})
-    return tensors
-
-
-def _of_ranks(
-    directory: Path, ranks: Mapping[Path, tuple[str | None, ...]]
-) -> dict[str, tuple[StoredArray, ...]]:
-    """Tensors of files tpNN: a part of each. Pipeline stages ppNN have tensors of their own."""
-    by_stage: dict[str, dict[int, Path]] = {}
-    for path, (tensor_rank, number) in ranks.items():
-        by_stage.setdefault(number or "", {})[int(tensor_rank or 0)] = path
-    stages: list[dict[str, tuple[StoredArray, ...]]] = []
-    for files in by_stage.values():
-        lacking = [f"tp{rank:02d}" for rank in range(max(files) + 1) if rank not in files]
-        if lacking:
-            raise UserError(
-                f"{directory} has {listed(sorted(path.name for path in files.values()))}, and "
-                f"lacks {listed(lacking)}; complete the copy"
-            )
-        read = [read_params(files[rank]) for rank in range(len(files))]
-        for rank, params in enumerate(read):
-            if params.keys() != read[0].keys():
-                odd = sorted(params.keys() ^ read[0].keys())
-                raise UserError(
-                    f"{directory}: the files of rank 0 and {rank} do not hold the same tensors "
-                    f"(not in both: {listed(odd)}); copy them again"
-                )
-        stages.append({name: tuple(each[name] for each in read) for name in read[0]})
-    sizes = {len(next(iter(stage.values()), ())) for stage in stages}
-    if len(sizes) > 1:
-        raise UserError(f"{directory}: pipeline stages have different tensor-parallel degrees")
-    joined: dict[str, tuple[StoredArray, ...]] = {}
-    for stage in stages:
-        twice = [name for name in stage if name in joined]
-        if twice:
-            raise UserError(f"{directory}: two pipeline stages hold {listed(twice)}")
-        joined.update(stage)
-    return joined
+    if ranks:
+        parts = ranks_of(directory, STEM)
+        check_degree(ConfigReader(raw, directory / CONFIG), len(parts))
+        return {name: tuple(rank[name] for rank in parts) for name in parts[0]}
+    tensors = read_params(one) if one.exists() else SHARDS.open(directory)
+    return {name: (array,) for name, array in tensors.items()}

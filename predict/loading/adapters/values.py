@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,7 +10,17 @@ import numpy.typing as npt
 
 from predict.device.place import to_float32
 from predict.errors import UserError
-from predict.loading.arrays import FLOAT_DTYPES, MAX_SHOWN, Shape, StoredArray
+from predict.loading.arrays import (
+    FLOAT_DTYPES,
+    MAX_SHOWN,
+    Indices,
+    Part,
+    Place,
+    Shape,
+    StoredArray,
+    Turned,
+)
+from predict.loading.parallel_parts import Split, joined
 
 Floats = npt.NDArray[np.float32]
 
@@ -19,9 +30,8 @@ class Values:
     """A tensor of an adapter, read when it is asked for. Raises UserError where it is no float."""
 
     name: str  # as its file has it
-    parts: tuple[StoredArray, ...]  # one, or one of each tensor-parallel rank
+    parts: tuple[StoredArray, ...]  # one, or until `joined` one of each tensor-parallel rank
     turned: bool = False  # the file's rows are columns here
-    axis: int | None = None  # of the file's tensors, along which the parts follow one another
 
     def __post_init__(self) -> None:
         for part in self.parts:
@@ -33,11 +43,8 @@ class Values:
 
     @property
     def shape(self) -> Shape:
-        """Rows and columns as they are used; before `fitted_to` those of the first part."""
+        """Rows and columns as they are used; of the first part where there are several."""
         first = self.parts[0].shape
-        if self.axis is not None:
-            sizes = [part.shape[self.axis] for part in self.parts]
-            first = (*first[: self.axis], sum(sizes), *first[self.axis + 1 :])
         return first[::-1] if self.turned else first
 
     @property
@@ -45,34 +52,24 @@ class Values:
         """File and name, for messages."""
         return f"{self.parts[0].places[0][0]}: {self.name[:MAX_SHOWN]}"
 
-    def fitted_to(self, shape: Shape) -> Values | None:
-        """The tensor of this shape, whichever way its parts make it up; None where none does."""
-        for axis in (None, *range(len(self.parts[0].shape) if len(self.parts) > 1 else 0)):
-            fitted = replace(self, axis=axis)
-            if fitted.shape == shape and fitted._parts_agree():
-                return fitted
-        return None
+    def joined(self, split: Split | None) -> Values:
+        """The tensor of all parts, which the ranks have as `split` says.
 
-    def _parts_agree(self) -> bool:
-        """Whether the parts are alike, but along the axis."""
-        shapes = [list(part.shape) for part in self.parts]
-        if self.axis is not None:
-            for shape in shapes:
-                del shape[self.axis : self.axis + 1]
-        return all(shape == shapes[0] for shape in shapes)
+        Raises UserError where they do not fit together.
+        """
+        if len(self.parts) == 1:
+            return self
+        return replace(self, parts=(joined(self.name, self.parts, split),))
+
+    def cut(self, rows: Indices) -> Values:
+        """Some rows of it, as they are used."""
+        (array,) = self.parts
+        return Values(self.name, (Part(Turned(array) if self.turned else array, rows),))
 
     def read(self) -> Floats:
         """The values, an array of its own. Raises UserError for values that are not finite."""
-        parts = [to_float32(part.read()) for part in self.parts]
-        if self.axis is None:
-            if not all(np.array_equal(parts[0], part, equal_nan=True) for part in parts[1:]):
-                raise UserError(
-                    f"{self.where} is one tensor in all {len(parts)} tensor-parallel files, and "
-                    "its values differ; the files do not belong together: copy them again"
-                )
-            values = parts[0]
-        else:
-            values = np.concatenate(parts, axis=self.axis)
+        (array,) = self.parts
+        values = to_float32(array.read())
         wrong = int(np.count_nonzero(~np.isfinite(values)))
         if wrong:
             raise UserError(
@@ -80,3 +77,45 @@ class Values:
                 "or its training diverged: copy it, or train it, again"
             )
         return np.ascontiguousarray(values.T if self.turned else values)
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """A matrix that is made of others when it is read."""
+
+    shape: Shape
+    places: tuple[Place, ...]  # of the others
+    read: Callable[[], Floats]
+    dtype: str = "F32"
+
+
+def below_one_another(name: str, matrices: Sequence[Values]) -> Values:
+    """A matrix of others of as many columns."""
+    shape = (sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1])
+    return _computed(
+        name, matrices, shape, lambda: np.concatenate([matrix.read() for matrix in matrices])
+    )
+
+
+def in_blocks(
+    name: str, matrices: Sequence[Values], first_rows: Sequence[int], num_rows: int
+) -> Values:
+    """A matrix with others in it: from these rows on, one beside the other; else 0."""
+
+    def read() -> Floats:
+        whole, column = np.zeros(shape, np.float32), 0
+        for matrix, row in zip(matrices, first_rows, strict=True):
+            rows, columns = matrix.shape
+            whole[row : row + rows, column : column + columns] = matrix.read()
+            column += columns
+        return whole
+
+    shape = (num_rows, sum(matrix.shape[1] for matrix in matrices))
+    return _computed(name, matrices, shape, read)
+
+
+def _computed(
+    name: str, matrices: Sequence[Values], shape: Shape, read: Callable[[], Floats]
+) -> Values:
+    places = tuple(place for matrix in matrices for place in matrix.parts[0].places)
+    return Values(name, (Computed(shape, places, read),))
