@@ -27,8 +27,8 @@ def rows_of(module: str, shape: Shape, config: ReadConfig, table: Mapping[str, C
     shape: [rows, ...] of the module's matrix, or of something else that has its rows. config: of
     the model. table: PADDLENLP or ALL. Raises UserError for numbers of rows that no such model has.
     """
-    parent, _, name = module.rpartition(".")
-    cut = table.get(name)
+    parent = module.rpartition(".")[0]
+    cut = next((cut for end, cut in table.items() if module.endswith(f".{end}")), None)
     if cut is None or not shape:
         return {}
     parts = cut(shape[0], module, config)
@@ -63,9 +63,10 @@ def _alike(*names: str) -> Cut:
     return cut
 
 
+# By the ends of modules' names.
 PADDLENLP: Mapping[str, Cut] = {
-    "qkv_proj": _by_heads,
+    "self_attn.qkv_proj": _by_heads,
     "gate_up_fused_proj": _alike("gate_proj", "up_proj"),
 }
-BAICHUAN: Mapping[str, Cut] = {"W_pack": _alike("q_proj", "k_proj", "v_proj")}
+BAICHUAN: Mapping[str, Cut] = {"self_attn.W_pack": _alike("q_proj", "k_proj", "v_proj")}
 ALL: Mapping[str, Cut] = {**PADDLENLP, **BAICHUAN}

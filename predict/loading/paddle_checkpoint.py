@@ -195,7 +195,12 @@ def takes_turns(names: Iterable[str]) -> bool:
 
     Their queries, keys and values have a matrix each, and rows of gate and up take turns.
     """
-    return any(map(SEPARATE.fullmatch, names))
+    return bool(separate(names))
+
+
+def separate(names: Iterable[str]) -> list[str]:
+    """The tensors that only PaddleNLP's first checkpoints of ChatGLM2 have."""
+    return [name for name in names if SEPARATE.fullmatch(name)]
 
 
 def rows_in_turns(shape: Shape) -> npt.NDArray[np.int64] | None:
@@ -212,11 +217,11 @@ def _split(seen: Mapping[str, StoredArray], directory: Path) -> dict[str, Stored
     last = LastRead()
     for name, array in seen.items():
         module, _, kind = name.rpartition(".")
-        cuts = rows_of(module, array.shape, lambda: ConfigReader.from_dir(directory), PADDLENLP)
         made: dict[str, StoredArray] = {name: array}
-        if cuts and kind in ("weight", "bias"):
+        if kind in ("weight", "bias"):
+            cuts = rows_of(module, array.shape, lambda: ConfigReader.from_dir(directory), PADDLENLP)
             whole = Shared(array, last, len(cuts))
-            made = {f"{module}.{kind}": Part(whole, rows) for module, rows in cuts.items()}
+            made = {f"{each}.{kind}": Part(whole, rows) for each, rows in cuts.items()} or made
         twice = sorted(made.keys() & split.keys())
         if twice:
             raise UserError(f"{directory}: {listed(twice)} stands alone and in {name}; keep one")

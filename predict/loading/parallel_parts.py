@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from predict.errors import UserError
 from predict.loading.arrays import Joined, Same, StoredArray, listed
-from predict.loading.paddle_checkpoint import HEAD_TABLE, takes_turns
+from predict.loading.paddle_checkpoint import HEAD_TABLE, separate
 from predict.loading.pdparams import read_params
 from predict.nn.hf_config import ConfigReader
 
@@ -59,7 +59,7 @@ def merged_parts(directory: Path) -> dict[str, StoredArray]:
         return ranks[0]
     config = ConfigReader.from_dir(directory)
     check_degree(config, len(ranks))
-    check_no_turns(directory, takes_turns(ranks[0]))
+    check_no_turns(directory, separate(ranks[0]))
     made: dict[str, StoredArray] = {}
     for name, first in ranks[0].items():
         split = split_of(name, first.shape, len(ranks), config)
@@ -67,12 +67,12 @@ def merged_parts(directory: Path) -> dict[str, StoredArray]:
     return made
 
 
-def check_no_turns(directory: Path, has_turns: bool) -> None:
-    """Raises UserError for parts of a model of which `takes_turns` holds."""
-    if has_turns:
+def check_no_turns(directory: Path, older: Sequence[str]) -> None:
+    """Raises UserError for parts of tensors of a model of which `takes_turns` holds."""
+    if older:
         raise UserError(
-            f"{directory} holds parts of a version of ChatGLM2 whose queries, keys and values are "
-            f"matrices of their own, and those are not merged here; {INSTEAD}"
+            f"{directory}: {listed(older)} are of a version of ChatGLM2 whose parts are not merged "
+            f"here; {INSTEAD}"
         )
 
 

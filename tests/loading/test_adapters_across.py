@@ -18,6 +18,7 @@ import pytest
 
 from export.export_model import export_model
 from predict import LLM
+from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading.adapters import Adapter, Base, fitted, read_adapter
 from predict.loading.checkpoint import Checkpoint
@@ -36,7 +37,7 @@ from tests.support.adapter_folders import (
     write_peft,
 )
 from tests.support.golden import GOLDEN, config
-from tests.support.paddle_families import tensors_of, write_config
+from tests.support.paddle_families import older, tensors_of, write_config
 from tests.support.paddle_parts import ACTIONS, action_of, in_paddles_layout, whole
 from tests.support.schemes import logits_of
 from tests.support.stored_formats import Tensors, as_paddle, paddle_file
@@ -82,30 +83,9 @@ def with_products(tensors: Tensors, factors: Factors) -> Tensors:
     return made
 
 
-def older(tensors: Tensors) -> Tensors:
-    """PaddleNLP's first checkpoints of ChatGLM2, of the later ones."""
-    made: Tensors = {}
-    for name, values in tensors.items():
-        if "query_key_value" in name:
-            cuts = np.split(values, [32, 48], axis=-1)
-            for part, cut in zip(("query", "key", "value"), cuts, strict=True):
-                made[name.replace("query_key_value", part)] = cut
-        elif "dense_h_to_4h" in name:
-            turns = values.reshape(len(values), 2, -1).swapaxes(1, 2)
-            made[name] = turns.reshape(values.shape)
-        else:
-            made[name] = values
-    return made
-
-
 def floats_of(case: str) -> Tensors:
     """A golden checkpoint as PaddleNLP has it, in float32."""
-    return {
-        name: (values.astype(np.uint32) << 16).view(np.float32)
-        if dtype == "BF16"
-        else np.asarray(values, np.float32)
-        for name, (dtype, values) in tensors_of(case).items()
-    }
+    return {name: to_float32(values) for name, (_, values) in tensors_of(case).items()}
 
 
 class Model:
@@ -373,6 +353,17 @@ def test_keys_that_are_not_the_bases_are_refused(tmp_path: Path) -> None:
     adapter = write_paddlenlp(tmp_path / "a", {PICKLE: named(factors)})
     with pytest.raises(UserError, match=r"\[32, 4\], and 16 rows of .*query_key_value.* its own"):
         on(model.write(tmp_path / "base"), adapter)
+
+
+def test_gate_and_up_of_the_older_chatglm2_may_be_replaced(tmp_path: Path) -> None:
+    """The rows of a whole tensor take turns, too."""
+    model = MODELS["older chatglm2"]()
+    name = "chatglm_v2.encoder.layers.1.mlp.dense_h_to_4h.weight"
+    other = 0.1 * np.random.default_rng(3).standard_normal(model.tensors[name].shape, np.float32)
+    adapter = write_paddlenlp(tmp_path / "a", {PICKLE: {name: other}})
+    wanted = logits_of(Model({**model.tensors, name: other}, model._write).write(tmp_path / "m"))
+    found = logits_of(model.write(tmp_path / "base"), lora_path=str(adapter))
+    np.testing.assert_allclose(found, wanted, atol=2e-5 * np.abs(wanted).max(), rtol=0)
 
 
 def test_a_fused_matrix_may_be_replaced_whole(tmp_path: Path) -> None:

@@ -129,19 +129,14 @@ def test_queries_keys_and_values_of_opt_in_one_matrix_are_split(tmp_path: Path) 
 
 
 def test_linears_of_the_older_chatglm2_are_joined(tmp_path: Path) -> None:
-    def older(tensors: Stored) -> None:
-        for name, (dtype, values) in list(tensors.items()):
-            if "query_key_value" in name:
-                cuts = np.split(tensors.pop(name)[1], [32, 48], axis=-1)
-                for part, cut in zip(("query", "key", "value"), cuts, strict=True):
-                    tensors[name.replace("query_key_value", part)] = dtype, cut
-            elif "dense_h_to_4h" in name:
-                in_turns = values.reshape(len(values), 2, -1).swapaxes(1, 2)
-                tensors[name] = dtype, in_turns.reshape(values.shape)
-        for name in list(tensors):  # saved as the base model
-            tensors[name.removeprefix("chatglm_v2.")] = tensors.pop(name)
+    def change(tensors: Stored) -> None:
+        values = {name: each for name, (_, each) in tensors.items()}
+        (dtype,) = {dtype for dtype, _ in tensors.values()}
+        tensors.clear()
+        for name, each in paddle_families.older(values).items():  # saved as the base model
+            tensors[name.removeprefix("chatglm_v2.")] = dtype, each
 
-    write_params(tmp_path, "chatglm_2_6b", older)
+    write_params(tmp_path, "chatglm_2_6b", change)
     check_tokens(tmp_path, "chatglm_2_6b")
 
 

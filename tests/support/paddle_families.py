@@ -19,7 +19,7 @@ import numpy.typing as npt
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.safetensors_writer import write
 from tests.support.golden import GOLDEN
-from tests.support.stored_formats import paddle_file
+from tests.support.stored_formats import Tensors, paddle_file
 
 Stored = dict[str, tuple[str, npt.NDArray[Any]]]  # dtype of safetensors, values
 LLAMA_LINEARS = r"(q|k|v|o|gate|up|down)_proj|lm_head"
@@ -170,6 +170,22 @@ def _as_llama(case: str) -> Stored:
             made[name] = "F32", floats / np.linalg.norm(floats, axis=1, keepdims=True)
         else:
             made[name] = array.dtype, values
+    return made
+
+
+def older(tensors: Tensors) -> Tensors:
+    """PaddleNLP's first checkpoints of ChatGLM2, of the later ones."""
+    made: Tensors = {}
+    for name, values in tensors.items():
+        if "query_key_value" in name:
+            cuts = np.split(values, [32, 48], axis=-1)
+            for part, cut in zip(("query", "key", "value"), cuts, strict=True):
+                made[name.replace("query_key_value", part)] = cut
+        elif "dense_h_to_4h" in name:
+            turns = values.reshape(len(values), 2, -1).swapaxes(1, 2)
+            made[name] = turns.reshape(values.shape)
+        else:
+            made[name] = values
     return made
 
 

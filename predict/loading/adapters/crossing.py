@@ -43,12 +43,13 @@ def crossed(adapter: Adapter, base: Base) -> Adapter:
 
 def _takes_turns(adapter: Adapter, base: Base) -> bool:
     """Whether rows of gate and up take turns: its other linears tell, or else the base does."""
-    linears = [name for name, linear in adapter.linears.items() if _is_chatglm(linear.b)]
-    if takes_turns(name + WEIGHT for name in linears):
+    modules = [name for name, linear in adapter.linears.items() if _is_chatglm(linear.b)]
+    modules += [n.rpartition(".")[0] for n, each in adapter.replaced.items() if _is_chatglm(each)]
+    if takes_turns(name + WEIGHT for name in modules):
         return True
-    if any(name.endswith(".query_key_value") for name in linears):
+    if any(name.endswith(".query_key_value") for name in modules):
         return False
-    of_gate_and_up = [name for name in linears if name.endswith(TAKING_TURNS)]
+    of_gate_and_up = [name for name in modules if name.endswith(TAKING_TURNS)]
     if of_gate_and_up and base.takes_turns is None:
         raise UserError(
             f"{adapter.directory}: {of_gate_and_up[0]} may be of either version of ChatGLM2, whose "
@@ -84,7 +85,7 @@ def _of_all_ranks(adapter: Adapter, base: Base, has_turns: bool) -> Adapter:
     every = [*adapter.replaced.values(), *(linear.b for linear in adapter.linears.values())]
     if max((len(values.parts) for values in every), default=1) == 1:
         return adapter
-    check_no_turns(adapter.directory, has_turns)
+    check_no_turns(adapter.directory, [values.name for values in every] if has_turns else [])
     return replace(
         adapter,
         linears={name: joined(linear) for name, linear in adapter.linears.items()},
