@@ -7,7 +7,9 @@ expert block gets there.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -39,6 +41,7 @@ Step = Literal["prompt", "decode"]
 # Of the experts by popularity, shares fall as 1 / rank^EXPONENT. Of 64 experts that is 5.7 bits of
 # entropy, and the first has 4.3 times the mean; trained models lie on both sides of it.
 EXPONENT = 0.5
+ROWS_OF_A_THREAD = 512
 MOST = 0.45  # of the tokens, to one expert: a logit that is as often below 0 wins at most half
 FIT_ROWS, FIT_ROUNDS, FIT_RATE = 4096, 40, 0.2
 
@@ -206,27 +209,44 @@ class BlockByBlock:
 
 
 def chosen_by(hidden: Tensor, weights: Experts) -> npt.NDArray[np.int32]:
-    """The experts [T, top_k] that an expert block chooses for hidden [T, H]."""
+    """The experts [T, top_k] that an expert block chooses for hidden [T, H].
+
+    Many rows go to as many threads as there are CPU cores: plain Paddle takes one for an operator.
+    """
     import paddle
     from predict.ops import plain
 
-    def on_host(values: Any) -> Tensor:
-        return paddle.to_tensor(to_float32(values.numpy()), place=paddle.CPUPlace())
+    def values(tensor: Tensor) -> Array:
+        return to_float32(tensor.numpy())
 
-    block, x = weights.block, on_host(hidden)
-    with paddle.no_grad():
-        if weights.norm is not None and block.norm is not None:
-            bias = None if weights.norm.bias is None else on_host(weights.norm.bias)
-            norm = NormWeights(on_host(weights.norm.weight), bias)
-            # The router reads values of the model's dtype.
-            x = plain.norm(x, norm, block.norm).astype(hidden.dtype).astype("float32")
-    own = (weights.router_bias, weights.correction)
-    return choose(
-        x.numpy(),
-        to_float32(weights.router.numpy()),
-        block.router,
-        *(None if part is None else to_float32(part.numpy()) for part in own),
+    def on_host(found: Array) -> Tensor:
+        return paddle.to_tensor(found, place=paddle.CPUPlace())
+
+    block, rows, router = weights.block, values(hidden), values(weights.router)
+    bias, correction = (
+        None if own is None else values(own) for own in (weights.router_bias, weights.correction)
     )
+    norm: NormWeights | None = None
+    if weights.norm is not None and block.norm is not None:
+        own_bias = weights.norm.bias
+        norm = NormWeights(
+            on_host(values(weights.norm.weight)),
+            None if own_bias is None else on_host(values(own_bias)),
+        )
+
+    def part(x: Array) -> npt.NDArray[np.int32]:
+        if norm is not None and block.norm is not None:
+            with paddle.no_grad():
+                made = plain.norm(on_host(x), norm, block.norm)
+                # The router reads values of the model's dtype.
+                x = made.astype(hidden.dtype).astype("float32").numpy()
+        return choose(x, router, block.router, bias, correction)
+
+    parts = np.array_split(rows, -(-len(rows) // ROWS_OF_A_THREAD))
+    if len(parts) == 1:
+        return part(rows)
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        return np.concatenate(list(threads.map(part, parts)))
 
 
 @contextmanager
