@@ -65,6 +65,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "olmo2": EVEN | {"tie_word_embeddings": False},
     "starcoder2": EVEN | {"num_key_value_heads": 1},
     "granite": EVEN,
+    "smollm3": EVEN,
     "cohere": EVEN,
     "gemma3": TOKENS,
     "mistral3": TOKENS,
@@ -539,6 +540,28 @@ MODERN: dict[str, Case] = {
     "olmo2_gqa": Case(
         family="olmo2",
         config={"num_attention_heads": 4, "num_key_value_heads": 2},
+    ),
+    "smollm3_3b": Case(  # the second of every two layers without positions
+        family="smollm3",
+        config={
+            "num_hidden_layers": 4,
+            "no_rope_layer_interval": 2,
+            "rope_parameters": rope("default", rope_theta=5000000.0),
+        },
+        without=({"no_rope_layers": [1, 1, 1, 1]}, {"rope_parameters": PLAIN_ROPE}),
+        spelling=4,
+    ),
+    "smollm3_window": Case(  # layers without positions have windows
+        family="smollm3",
+        config={
+            "num_key_value_heads": 1,
+            "no_rope_layers": [1, 0],
+            "use_sliding_window": True,
+            "sliding_window": 24,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+        without=({"use_sliding_window": False, "layer_types": None}, {"no_rope_layers": [1, 1]}),
     ),
     "granite_8b": Case(
         family="granite",

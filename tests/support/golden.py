@@ -55,6 +55,7 @@ EVERY_WAY = frozenset(
         "qwen2_moe_a2_7b",
         "qwen3_moe_30b",
         "qwen_7b",
+        "smollm3_3b",
         "stablelm_12b",
         "qwen_long",
         "stablelm_3b",

@@ -1,0 +1,49 @@
+"""SmolLM3: Llama's shape, in every fourth layer of which attention knows no positions."""
+
+from dataclasses import replace
+
+from predict.models.qwen2 import windows
+from predict.nn.blocks import AttentionBlock, Positions
+from predict.nn.hf_config import ConfigReader, llama_like
+from predict.nn.spec import DecoderSpec
+from predict.nn.weights import WeightNames
+
+WEIGHTS = WeightNames()
+INTERVAL = "no_rope_layer_interval"
+
+
+def rotary_layers(config: ConfigReader) -> list[bool]:
+    """Whether each layer's attention rotates: no_rope_layers, whose 1 says that it does."""
+    count = config.get_int("num_hidden_layers")
+    flags, interval = config.values.get("no_rope_layers"), config.values.get(INTERVAL, 4)
+    if flags is None:
+        if type(interval) is not int or interval < 1:
+            raise config.wrong(INTERVAL, "a whole number from 1 on")
+        return [bool((index + 1) % interval) for index in range(count)]
+    if not isinstance(flags, list) or len(flags) < count or not set(flags) <= {0, 1}:
+        raise config.wrong("no_rope_layers", f"a list of {count} numbers, 0 or 1")
+    return [bool(flag) for flag in flags[:count]]
+
+
+def spec(config: ConfigReader) -> DecoderSpec:
+    """See predict.models.Family."""
+    rotates = rotary_layers(config)
+    bias, mlp_bias = config.get_bool("attention_bias", False), config.get_bool("mlp_bias", False)
+    made = llama_like(
+        config,
+        attention={"qkv_bias": bias, "out_bias": bias},
+        mlp={"up_bias": mlp_bias, "down_bias": mlp_bias},
+        windows=windows(config, lambda index: not rotates[index]),
+        theta=2e6,
+        tied=config.get_bool("tie_word_embeddings", True),
+    )
+    layers = tuple(
+        tuple(
+            replace(block, positions=Positions("none"))
+            if isinstance(block, AttentionBlock) and not rotates[index]
+            else block
+            for block in layer
+        )
+        for index, layer in enumerate(made.layers)
+    )
+    return replace(made, layers=layers)
