@@ -26,6 +26,8 @@ EVERY_WAY = frozenset(
         "chatglm_6b",
         "cohere_35b",
         "cohere_qk_norm",
+        "deepseek_v2_lite",
+        "deepseek_v3",
         "ernie4_5_0_3b",
         "ernie4_5_moe_21b",
         "ernie_3_5_se",
