@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from export.export_model import export_model
 from predict import LLM, EngineConfig
 from predict.device import library
 from predict.loading.build import build_decoder
-from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts import compressed_tensors
 from predict.loading.model import open_weights, read_spec
 from predict.loading.platform import platform_of
@@ -29,8 +26,19 @@ from predict.nn.blocks import LatentAttentionBlock
 from predict.nn.decoder import Decoder, LatentAttention
 from predict.nn.weights import LinearPlan
 from predict.schemes import scheme_of
-from predict.schemes._e4m3 import values_of
 from tests.support.expert_models import write_experts
+from tests.support.float8 import (
+    BLOCK,
+    CASE,
+    LATENTS,
+    SCALE,
+    Array,
+    Tensors,
+    plain_values,
+    stored,
+    with_codes_of,
+    written,
+)
 from tests.support.golden import CODED, GOLDEN, check_greedy, config, golden, greedy
 from tests.support.golden_logits import check_logits, logits_and_wanted
 from tests.support.layouts import open_layout
@@ -38,64 +46,7 @@ from tests.support.schemes import logits_of, relative_error
 from tests.support.stored_layouts import rounded
 from tests.support.stored_layouts import values_of as values_of_integers
 
-Tensors = dict[str, tuple[str, Any]]
-Array = npt.NDArray[Any]
-CASE = "deepseek_v3_fp8"
-LATENTS = re.compile(r".*\.kv_b_proj")
 EXPERTS = re.compile(r".*\.experts\.[0-9]+\.\w+_proj")
-SCALE = "_scale_inv"
-BLOCK = 128
-
-
-def stored(folder: Path) -> Tensors:
-    checkpoint = Checkpoint(folder)
-    return {name: (info.dtype, checkpoint.read(name)) for name, info in checkpoint.tensors.items()}
-
-
-def written(folder: Path, source: Path, tensors: Tensors, quantization: Any = None) -> Path:
-    """A copy of the source with other tensors, and another quantization_config where one is given.
-
-    The last one is left out of config.json where no tensor is of codes.
-    """
-    shutil.copytree(source, folder)
-    write(folder / "model.safetensors", tensors)
-    path = folder / "config.json"
-    values = json.loads(path.read_text())
-    if quantization is not None:
-        values["quantization_config"] = quantization
-    if all(dtype != "F8_E4M3" for dtype, _ in tensors.values()):
-        values.pop("quantization_config", None)
-    path.write_text(json.dumps(values))
-    return folder
-
-
-def values_of_blocks(codes: Array, scale: Array) -> Array:
-    """What codes stand for, block by block."""
-    values = values_of(codes)
-    assert scale.shape == tuple(-(-size // BLOCK) for size in codes.shape)
-    for (row, column), factor in np.ndenumerate(scale):
-        rows, columns = (slice(at * BLOCK, (at + 1) * BLOCK) for at in (row, column))
-        values[rows, columns] *= factor
-    return values
-
-
-def plain_values(tensors: Tensors) -> dict[str, Array]:
-    """The matrices of codes, by the names of their linears."""
-    return {
-        name.removesuffix(".weight"): values_of_blocks(codes, tensors[name + SCALE][1])
-        for name, (dtype, codes) in tensors.items()
-        if dtype == "F8_E4M3"
-    }
-
-
-def with_codes_of(tensors: Tensors, kept: re.Pattern[str]) -> Tensors:
-    """The tensors, every matrix of codes but those of these linears in float32."""
-    made = dict(tensors)
-    for name, values in plain_values(tensors).items():
-        if not kept.fullmatch(name):
-            made[f"{name}.weight"] = "F32", values
-            del made[f"{name}.weight{SCALE}"]
-    return made
 
 
 def decoder_of(folder: Path) -> Decoder:
