@@ -109,7 +109,9 @@ def test_the_first_qwen_reads_on_past_its_length(
 
 
 @pytest.mark.parametrize("composition", list(COMPOSITIONS))
-@pytest.mark.parametrize("case", ["llama_gqa", "qwen2", "mistral_window", "bloom_7b", "qwen_long"])
+@pytest.mark.parametrize(
+    "case", ["llama_gqa", "qwen2", "mistral_window", "bloom_7b", "qwen_long", "deepseek_v3"]
+)
 def test_batch_composition_changes_nothing(
     case: str, composition: str, operators: dict[str, Any]
 ) -> None:
@@ -138,7 +140,9 @@ def test_prompts_that_see_themselves_both_ways_must_fit_a_step(compiled: library
     assert roomy.engine.scheduler.config.max_num_batched_tokens == 700
 
 
-@pytest.mark.parametrize("case", ["chatglm_6b", "qwen_long", "bloom_7b", "baichuan_13b"])
+@pytest.mark.parametrize(
+    "case", ["chatglm_6b", "qwen_long", "bloom_7b", "baichuan_13b", "deepseek_v3_halves"]
+)
 def test_drafts_stand_where_the_prompt_says(case: str, operators: dict[str, Any]) -> None:
     llm = LLM(
         config(
@@ -155,7 +159,7 @@ def test_drafts_stand_where_the_prompt_says(case: str, operators: dict[str, Any]
 
 
 @pytest.mark.parametrize("chunked_prefill", [True, False])
-@pytest.mark.parametrize("case", ["llama_gqa", "qwen2", "chatglm_6b", "qwen_long"])
+@pytest.mark.parametrize("case", ["llama_gqa", "qwen2", "chatglm_6b", "qwen_long", "deepseek_v3"])
 def test_preempted_requests_give_the_same_text(
     case: str, chunked_prefill: bool, operators: dict[str, Any]
 ) -> None:
@@ -188,7 +192,9 @@ def test_any_batch_size_gives_the_same_text(
     assert answers == expected["greedy"] * 4
 
 
-@pytest.mark.parametrize("case", ["llama_gqa", "qwen3", "bloom_7b", "gemma2_9b", "qwen_long"])
+@pytest.mark.parametrize(
+    "case", ["llama_gqa", "qwen3", "bloom_7b", "gemma2_9b", "qwen_long", "deepseek_v3"]
+)
 def test_prefix_cache_hit_gives_the_same_text_as_a_miss(
     case: str, operators: dict[str, Any]
 ) -> None:

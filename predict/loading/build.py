@@ -127,13 +127,12 @@ def build_decoder(
 
     def by_head(plan: LinearPlan) -> HeadMatrices:
         """The parts of every head; a matrix that the checkpoint quantizes becomes values again."""
-        name, shape = layout.scheme(plan), (plan.out_features, plan.in_features)
+        name, weight = layout.scheme(plan), layout.read(plan)
         if name == "dense":
-            names = tuple(prefix + ".weight" for prefix in plan.prefixes)
-            values = to_float32(source.host_matrix(names, shape))
+            values = to_float32(weight.codes)
         else:
             scheme = scheme_of(name)
-            made = scheme.plain(scheme.tensors(layout.read(plan), "float32", None))
+            made = scheme.plain(scheme.tensors(weight, "float32", None))
             values = made.astype("float32").numpy()
         key_rows, value_rows = plan.head_parts
         heads = values.reshape(-1, key_rows + value_rows, plan.in_features)

@@ -477,9 +477,8 @@ def latent_attention(
     key_up = attention.kv_b.key_up.astype("float32")
     value_up = attention.kv_b.value_up.astype("float32")
     if block.form == "expanded":
-        made = latents[..., :rank].squeeze(2)  # [B, 1, S, L]
-        keys = paddle.matmul(made, key_up, transpose_y=True).unsqueeze(2)
-        values = paddle.matmul(made, value_up, transpose_y=True).unsqueeze(2)
+        made = latents[:, 0, 0, :, :rank]  # [B, S, L]
+        keys, values = (_of_heads(made, matrices) for matrices in (key_up, value_up))
         shared = latents[..., rank:] + paddle.zeros([1, heads, 1, 1, 1])
         keys = paddle.concat([keys, shared], axis=-1)
         of_heads = _Heads(heads, heads, block.softmax_scale)
@@ -492,6 +491,18 @@ def latent_attention(
     mixed = mixed.reshape([-1, heads, rank]).transpose([1, 0, 2])
     out = paddle.matmul(mixed, value_up, transpose_y=True).transpose([1, 0, 2])
     return out.flatten(1).astype(q.dtype)
+
+
+def _of_heads(made: Tensor, matrices: Tensor) -> Tensor:
+    """What each head's matrix [heads, N, L] makes of latents [B, S, L]: [B, heads, 1, S, N].
+
+    One product: of a batch of them, broadcast, Paddle's programs expect another shape.
+    """
+    import paddle
+
+    heads, size, _ = matrices.shape
+    parts = paddle.matmul(made, matrices.flatten(0, 1), transpose_y=True)
+    return parts.reshape([0, 0, heads, size]).transpose([0, 2, 1, 3]).unsqueeze(2)
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
@@ -625,13 +636,29 @@ def experts(x: Tensor, ids: Tensor, shares: Tensor, weights: Experts) -> Tensor:
     # know. In float32 up to the sum, as the compiled operators have it.
     rows = x.astype("float32")
     total = paddle.zeros_like(rows)
+    gate_up, down = map(_with_experts_apart, (weights.gate_up, weights.down))
     for number in range(weights.block.router.num_experts):
         share = paddle.where(ids == number, shares, paddle.zeros_like(shares)).sum(axis=-1)
         share = share.unsqueeze(-1)
-        inner = activate(linear(x, _expert(weights.gate_up, number)), weights.block.activation)
-        made = _linear(inner, _expert(weights.down, number)) * share
+        inner = activate(linear(x, _expert(gate_up, number)), weights.block.activation)
+        made = _linear(inner, _expert(down, number)) * share
         total = total + paddle.where(share != 0.0, made, paddle.zeros_like(made))
     return total.astype(x.dtype)
+
+
+def _with_experts_apart(linear: Linear) -> Linear:
+    """The linear as `_expert` can cut it: of e4m3 Paddle's programs cut nothing, of floats they do.
+
+    Their values are the same.
+    """
+    import paddle
+
+    if paddle.in_dynamic_mode():
+        return linear
+    codes, *others = linear.tensors
+    if codes.dtype == paddle.float8_e4m3fn:
+        codes = codes.astype("float32")
+    return replace(linear, tensors=(codes, *others))
 
 
 def _expert(linear: Linear, number: int) -> Linear:

@@ -106,6 +106,7 @@ class Case:
     min_distinct: float = 0.3  # share of different tokens in the greedy continuations
     attention: str = "eager"  # the implementation of transformers
     mxfp4: bool = False  # experts' matrices are stored in 4 bits
+    fp8: bool = False  # layers' matrices are stored as e4m3 codes, with a scale of 128 x 128
 
     def values(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of the family's config class, with `changes`."""
@@ -969,6 +970,38 @@ DEEPSEEK: dict[str, Case] = {
             "rope_interleave": False,
         },
         without=({"rope_interleave": True}, {"norm_topk_prob": True}),
+    ),
+    # Blocks of 128 end within the keys of the second head, within the values of the third, and
+    # within rows of latents.
+    "deepseek_v3_fp8": Case(
+        family="deepseek_v3",
+        config={
+            "head_dim": None,
+            "vocab_size": 97,
+            "hidden_size": 48,
+            "intermediate_size": 144,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "q_lora_rank": 32,
+            "kv_lora_rank": 136,
+            "qk_nope_head_dim": 60,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 32,
+            "moe_intermediate_size": 16,
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "first_k_dense_replace": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+            "tie_word_embeddings": False,
+            "rope_parameters": rope("yarn", mscale=1.0, mscale_all_dim=1.0, **DEEPSEEK_YARN),
+        },
+        without=({"n_group": 1, "topk_group": 1}, {"rope_interleave": False}),
+        spelling=4,
+        fp8=True,
     ),
 }
 

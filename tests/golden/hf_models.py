@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,14 @@ from transformers import (
 
 from tests.golden.families import TOKENS, Case
 from tests.golden.golden import Array, Greedy
-from tests.golden.published import in_mxfp4, publish_config, publish_tensors
+from tests.golden.published import (
+    FP8_CONFIG,
+    from_fp8_blocks,
+    in_fp8_blocks,
+    in_mxfp4,
+    publish_config,
+    publish_tensors,
+)
 
 UNIT_OFFSET = ("gemma", "gemma2", "gemma3", "gemma3_text")  # their norms scale by 1 + weight
 POSITIONS = ("embed_positions", "wpe")
@@ -128,9 +136,26 @@ class HFSource:
             path.write_text(json.dumps(published, indent=2) + "\n")
             tensors = in_mxfp4(load_file(folder / "model.safetensors"))
             save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        if self.case.fp8:
+            published["quantization_config"] = FP8_CONFIG
+            path.write_text(json.dumps(published, indent=2) + "\n")
+            tensors = in_fp8_blocks(load_file(folder / "model.safetensors"))
+            save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
     def load(self, folder: Path) -> HFModel:
-        """The checkpoint in float32."""
+        """The checkpoint in float32; of float8 blocks a copy that holds their values."""
+        if not self.case.fp8:
+            return self._load(folder)
+        with tempfile.TemporaryDirectory() as temporary:
+            plain = Path(temporary)
+            config = json.loads((folder / "config.json").read_text())
+            del config["quantization_config"]
+            (plain / "config.json").write_text(json.dumps(config))
+            tensors = from_fp8_blocks(load_file(folder / "model.safetensors"))
+            save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+            return self._load(plain)
+
+    def _load(self, folder: Path) -> HFModel:
         model, report = self._models.from_pretrained(
             folder,
             dtype=torch.float32,

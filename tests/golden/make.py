@@ -15,11 +15,12 @@ One folder per case: a tiny random checkpoint, and
   "tail_logits" [4, vocab_size], of the tail prompt's last four positions; float32.
 
 transformers writes and computes what it has a class for (families.py): on the CPU, in float32, with
-eager attention unless the case names another, from the files as written. Other families are
-computed in NumPy, in float64 (numpy_families.py), and compared with transformers in what it has
-(twins.py). Seeds are searched until no greedy step is close, and no router's choice of experts, so
-that another order of summation picks the same tokens; every case with special features also checks
-that its logits change without each of them.
+eager attention unless the case names another, from the files as written; of float8 in blocks, from
+the values that codes stand for. Other families are computed in NumPy, in float64
+(numpy_families.py), and compared with transformers in what it has (twins.py). Seeds are searched
+until no greedy step is close, and no router's choice of experts, so that another order of summation
+picks the same tokens; every case with special features also checks that its logits change without
+each of them.
 
 demo_model.json holds the same for examples/demo_model and the prompts of examples/prompts.jsonl,
 tokenizer.json the ids of its tokenizer and chat templates as transformers renders them.

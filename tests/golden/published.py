@@ -180,3 +180,60 @@ def in_mxfp4(tensors: Tensors) -> Tensors:
         made[f"{name}_blocks"] = (codes[..., 0::2] + 16 * codes[..., 1::2]).to(torch.uint8)
         made[f"{name}_scales"] = (exponents + 127).to(torch.uint8)
     return made
+
+
+FP8_BLOCK = 128
+FP8_CONFIG = {
+    "activation_scheme": "dynamic",
+    "fmt": "e4m3",
+    "quant_method": "fp8",
+    "weight_block_size": [FP8_BLOCK, FP8_BLOCK],
+}
+
+
+def in_fp8_blocks(tensors: Tensors) -> Tensors:
+    """The tensors, layers' matrices as DeepSeek publishes them: e4m3, and name_scale_inv.
+
+    The scale [ceil(out / 128), ceil(in / 128)] is what codes are multiplied by. Blocks are made of
+    sizes that differ by factors of 2 and 4, so that another block's scale shows.
+    """
+    made = {}
+    for name, tensor in tensors.items():
+        if not name.startswith("model.layers.") or "_proj" not in name or "eh_proj" in name:
+            made[name] = tensor
+            continue
+        rows, columns = (torch.arange(-(-size // FP8_BLOCK)) for size in tensor.shape)
+        size = torch.exp2(((rows[:, None] + 2 * columns) % 3 - 1).float())
+        values = tensor.float() * _of_blocks(size, tensor.shape)
+        scale = torch.zeros_like(size)
+        for row in rows.tolist():
+            for column in columns.tolist():
+                block = values[_block(row), _block(column)]
+                scale[row, column] = block.abs().max() / torch.finfo(torch.float8_e4m3fn).max
+        made[name] = (values / _of_blocks(scale, tensor.shape)).to(torch.float8_e4m3fn)
+        made[f"{name}_scale_inv"] = scale
+    return made
+
+
+def from_fp8_blocks(tensors: Tensors) -> Tensors:
+    """What the codes stand for, float32, as `weight_dequant` of DeepSeek-V3's inference has it.
+
+    transformers 5.24 divides rows evenly among scales, which is another matrix where 128 does not
+    divide them, or refuses.
+    """
+    scales = {name for name in tensors if name.endswith("_scale_inv")}
+    made = {name: tensor for name, tensor in tensors.items() if name not in scales}
+    for scale in scales:
+        name = scale.removesuffix("_scale_inv")
+        made[name] = made[name].float() * _of_blocks(tensors[scale], made[name].shape)
+    return made
+
+
+def _block(index: int) -> slice:
+    return slice(index * FP8_BLOCK, (index + 1) * FP8_BLOCK)
+
+
+def _of_blocks(values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """One value a block, as one for each element of a matrix of this shape."""
+    rows, columns = (torch.arange(size) // FP8_BLOCK for size in shape)
+    return values[rows][:, columns]

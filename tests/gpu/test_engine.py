@@ -17,7 +17,7 @@ from predict import LLM, AsyncLLM, EngineConfig, SamplingParams
 from predict.device import devices
 from predict.engine.draft_policy import Costs
 from predict.errors import UserError
-from tests.support import tiny
+from tests.support import float8, tiny
 from tests.support.drafts import Generous
 from tests.support.golden import (
     COMPOSITIONS,
@@ -29,14 +29,16 @@ from tests.support.golden import (
     greedy,
     runs,
 )
-from tests.support.golden_logits import check_logits
+from tests.support.golden_logits import check_logits, logits_and_wanted
 from tests.support.gpu_engines import (
     FORMS,
     SETTINGS,
     answer_config,
     runner_of,
 )
+from tests.support.gpu_products import runs_here
 from tests.support.paths import DEMO
+from tests.support.schemes import relative_error
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -53,6 +55,29 @@ def test_logits_equal_transformers(gpu: devices.Device, case: str) -> None:
     for max_length, which in runs(case):
         llm = LLM(config(case, batch_size=8, max_length=max_length, **SETTINGS))
         check_logits(llm, case, which)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_latents_of_codes_give_transformers_logits_and_text(
+    gpu: devices.Device, form: str, tmp_path: Path
+) -> None:
+    """Their matrices are cut from codes on the host; all others of the golden are floats here."""
+    tensors = float8.with_codes_of(float8.stored(GOLDEN / float8.CASE), float8.LATENTS)
+    model = float8.written(tmp_path / "model", GOLDEN / float8.CASE, tensors)
+    llm = FORMS[form](LLM(config(model, batch_size=8, **SETTINGS)))
+    check_logits(llm, float8.CASE)
+    check_greedy(llm, float8.CASE)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_logits_of_deepseeks_blocks_are_near_transformers(gpu: devices.Device, form: str) -> None:
+    """Of the median prompt: rounding may send another one to other experts."""
+    if not runs_here("a8w8_fp8"):
+        pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
+    llm = FORMS[form](LLM(config(float8.CASE, batch_size=8, dtype="bfloat16", **SETTINGS)))
+    got, wanted = logits_and_wanted(llm, float8.CASE)
+    errors = [relative_error(*pair) for pair in zip(got, wanted, strict=True)]
+    assert 0 < np.median(errors) < 0.2, errors
 
 
 @pytest.mark.parametrize("composition", list(COMPOSITIONS))

@@ -49,6 +49,8 @@ HIDDEN = 128
 ROWS = (1, 3, 8, 17, 150, 700)
 NUM_NOISES = 16
 ROUNDINGS = 6  # norm, product, function, product, sum
+# Of what experts make, whose block adds the input: in 16 bits that rounds it besides.
+TIES_DISTANCE = {**DISTANCE, "float32": 1e-4}
 # Of what e4m3 experts make. Activations of 16 bits tip codes over that float32 does not; kernels
 # that norm in another order, far fewer.
 CODES_DISTANCE, CODES_KERNEL_DISTANCE = 0.05, 0.02
@@ -76,8 +78,10 @@ def clear_rows(weights: Experts, hidden: Any, dtype: str) -> np.ndarray[Any, Any
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", BLOCKS)
 def test_expert_blocks_equal_the_plain_twin(gpu: devices.Device, dtype: str, form: str) -> None:
-    operands = Operands(gpu, dtype)
-    block = BLOCKS[form]
+    check_form(Operands(gpu, dtype), BLOCKS[form])
+
+
+def check_form(operands: Operands, block: ExpertBlock) -> None:
     with operands.on_cpu():
         weights = weights_of(operands, block, HIDDEN)
     placed = on_gpu(operands, weights)
@@ -86,9 +90,9 @@ def test_expert_blocks_equal_the_plain_twin(gpu: devices.Device, dtype: str, for
         got = numpy_of(ops.expert_block(hidden.device, placed))
         with operands.on_cpu():
             wanted = numpy_of(reference.expert_block(hidden.plain, weights))
-            clear = clear_rows(weights, hidden.plain, dtype)
+            clear = clear_rows(weights, hidden.plain, operands.dtype)
         assert len(clear) >= rows // 3
-        assert_close(got[clear], wanted[clear], dtype, ROUNDINGS)
+        assert_close(got[clear], wanted[clear], operands.dtype, ROUNDINGS)
 
 
 # Rows of several rounds of a warp, and of no whole ones.
@@ -109,6 +113,126 @@ def test_few_tokens_of_wide_experts_equal_the_plain_twin(gpu: devices.Device, dt
             clear = clear_rows(weights, hidden.plain, dtype)
         assert len(clear) > 0
         assert_close(got[clear], wanted[clear], dtype, ROUNDINGS)
+
+
+# 60 experts of 1,408 are no multiple of a tile's columns, nor of a warp's experts.
+ODD = ExpertBlock(Router(60, 6), 1408)
+ODD_HIDDEN = 256
+ODD_ROWS = (1, 2, 9, 300)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_an_odd_number_of_experts_of_an_odd_size_equals_the_plain_twin(
+    gpu: devices.Device, dtype: str
+) -> None:
+    check_odd(Operands(gpu, dtype), library.require())
+
+
+def check_odd(operands: Operands, of: library.Library) -> None:
+    """In the batch-invariant mode besides, whose kernels are others."""
+    with operands.on_cpu():
+        weights = weights_of(operands, ODD, ODD_HIDDEN)
+    placed = on_gpu(operands, weights)
+    for rows in ODD_ROWS:
+        hidden = operands.tensor(rows, ODD_HIDDEN)
+        got = numpy_of(ops.expert_block(hidden.device, placed))
+        with of.batch_invariant():
+            other = numpy_of(ops.expert_block(hidden.device, placed))
+        with operands.on_cpu():
+            wanted = numpy_of(reference.expert_block(hidden.plain, weights))
+            clear = clear_rows(weights, hidden.plain, operands.dtype)
+        assert len(clear) >= rows // 3
+        assert_close(got[clear], wanted[clear], operands.dtype, ROUNDINGS)
+        assert_close(other[clear], wanted[clear], operands.dtype, ROUNDINGS)
+
+
+def tied_router(kind: str) -> np.ndarray[Any, Any]:
+    """Of 60 experts. Products with it are exact, and so are ties, in whatever order sums are made.
+
+    all: every logit is 0. pairs: two experts have the same value of the row. some: all have 0, but
+    four that may have more or less.
+    """
+    router = np.zeros((60, HIDDEN), np.float32)
+    if kind == "pairs":
+        router[np.arange(60), 2 * (np.arange(60) // 2)] = 1.0
+    elif kind == "some":
+        router[[3, 17, 40, 59], [1, 5, 9, 13]] = 2.0
+    return router
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["all", "pairs", "some"])
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_of_equal_scores_the_lower_expert_is_chosen(
+    gpu: devices.Device, scoring: Any, kind: str, dtype: str
+) -> None:
+    """Five are chosen: of pairs the last one is split."""
+    operands = Operands(gpu, dtype)
+    block = ExpertBlock(Router(60, 5, scoring, renormalize=True), 48)
+    with operands.on_cpu():
+        weights = weights_of(operands, block, HIDDEN)
+        weights = replace(weights, router=operands.both(tied_router(kind)).plain)
+    placed = on_gpu(operands, weights)
+    for rows in ODD_ROWS:
+        hidden = operands.tensor(rows, HIDDEN)
+        got = numpy_of(ops.expert_block(hidden.device, placed))
+        with library.require().batch_invariant():
+            other = numpy_of(ops.expert_block(hidden.device, placed))
+        with operands.on_cpu():
+            wanted = numpy_of(reference.expert_block(hidden.plain, weights))
+            clear = clear_rows(weights, hidden.plain, dtype)
+            normed = composed.normed(reference, hidden.plain, weights.norm, block.norm)
+            ids = np.sort(reference.route(normed, weights)[0].numpy(), axis=1)[clear]
+        assert len(clear) >= rows // 3
+        if kind == "all":
+            assert (ids == np.arange(5)).all()
+        elif kind == "pairs":
+            assert (np.sum(ids % 2 == 0, axis=1) == 3).all()
+        made = [(each - numpy_of(hidden.plain))[clear] for each in (got, other, wanted)]
+        for each in made[:2]:
+            assert relative_error(each, made[2]) < TIES_DISTANCE[dtype], rows
+
+
+# Kernels that every GPU has, forced: those of sm_80, and of sm_75.
+OLDER = ("experts=sm80", "experts=sm75")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", BLOCKS)
+@pytest.mark.parametrize("kernels", OLDER)
+def test_forced_kernels_equal_the_plain_twin(
+    gpu: devices.Device, monkeypatch: pytest.MonkeyPatch, kernels: str, form: str, dtype: str
+) -> None:
+    monkeypatch.setenv("REGATTA_KERNEL", kernels)
+    check_form(Operands(gpu, dtype), BLOCKS[form])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("kernels", OLDER)
+def test_forced_kernels_of_odd_experts_equal_the_plain_twin(
+    gpu: devices.Device, monkeypatch: pytest.MonkeyPatch, kernels: str, dtype: str
+) -> None:
+    monkeypatch.setenv("REGATTA_KERNEL", kernels)
+    check_odd(Operands(gpu, dtype), library.require())
+
+
+@pytest.mark.parametrize("kernels", OLDER)
+def test_forced_kernels_are_no_others(
+    gpu: devices.Device, monkeypatch: pytest.MonkeyPatch, kernels: str
+) -> None:
+    """Products of packed codes in groups are Hopper's: without them there is none."""
+    skip_unless_product("weight_only_int8", -1)
+    operands = Operands(gpu, "bfloat16")
+    with operands.on_cpu():
+        dense = weights_of(operands, ExpertBlock(Router(16, 3), 128), 256)
+    _, placed = coded(operands, dense, "weight_only_int8")
+    hidden = operands.tensor(3, 256).device
+    if devices.driver_info().gpus[gpu.index].capability == (9, 0):
+        assert np.isfinite(numpy_of(ops.expert_block(hidden, placed))).all()
+    monkeypatch.setenv("REGATTA_KERNEL", kernels)
+    named = kernels.replace("experts=sm", "sm_")
+    with pytest.raises(ValueError, match=f"no kernel for M 9 in 16 groups.* on {named} "):
+        ops.expert_block(hidden, placed)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -93,16 +93,55 @@ def test_qwens_of_paddlenlp_are_read(tmp_path: Path) -> None:
     check_greedy(LLM(config(changed(case, tmp_path / "model", tensors), batch_size=3)), case)
 
 
-def test_layers_that_make_drafts_stay_unread(tmp_path: Path) -> None:
-    case = "glm4_moe_355b"
-    extra: Tensors = {
-        "model.layers.3.eh_proj.weight": ("F32", np.zeros((2, 2), np.float32)),
-        "model.layers.3.mlp.experts.12.up_proj.weight": ("F32", np.zeros((2, 2), np.float32)),
+def drafting_layer() -> Tensors:
+    """A layer behind the golden's three, by the names that DeepSeek V3 and GLM 4.5 give it.
+
+    NaN, of no size that a layer has.
+    """
+    names = (
+        *("enorm", "hnorm", "eh_proj", "embed_tokens", "shared_head.norm", "shared_head.head"),
+        *("input_layernorm", "post_attention_layernorm", "self_attn.q_a_proj"),
+        *("self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj", "self_attn.o_proj", "mlp.gate"),
+        *("mlp.experts.0.gate_proj", "mlp.experts.11.down_proj", "mlp.shared_experts.up_proj"),
+    )
+    made: Tensors = {
+        f"model.layers.3.{name}.weight": ("BF16", np.full((2, 3), 0x7FC0, np.uint16))
+        for name in names
     }
-    tensors = stored(GOLDEN / case) | extra
-    check_greedy(LLM(config(changed(case, tmp_path / "model", tensors), batch_size=3)), case)
+    correction = "F32", np.full(2, np.nan, np.float32)
+    return made | {"model.layers.3.mlp.gate.e_score_correction_bias": correction}
+
+
+@pytest.mark.parametrize("case", ["glm4_moe_355b", "deepseek_v3"])
+def test_layers_that_make_drafts_stay_unread_and_one_line_says_so(
+    case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    behind = drafting_layer()
+    tensors = {n: v for n, v in stored(GOLDEN / case).items() if "layers.3." not in n} | behind
+    folder = changed(case, tmp_path / "model", tensors)
+    check_greedy(LLM(config(folder, batch_size=3)), case)
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("regatta")]
+    why = "these layers draft tokens, and no --speculate_method takes them yet"
+    unread = f"model.layers.3 ({len(behind)} tensors) stay unread"
+    assert said == [f"regatta: {folder}: {unread}; {why}"]
     with pytest.raises(UserError, match=r"num_hidden_layers is 3, .* those of 4 layers"):
         LLM(config(changed(case, tmp_path / "none", tensors, num_nextn_predict_layers=0)))
+
+
+@pytest.mark.parametrize("where", ["missing", "num_mtp_layers"])
+def test_config_need_not_say_that_deepseek_v3_has_a_layer_of_drafts(
+    where: str, tmp_path: Path
+) -> None:
+    """The second is transformers 5's word for it."""
+    case = "deepseek_v3"
+    folder = changed(case, tmp_path / "model", stored(GOLDEN / case) | drafting_layer())
+    path = folder / "config.json"
+    values = json.loads(path.read_text())
+    del values["num_nextn_predict_layers"]
+    if where != "missing":
+        values[where] = 1
+    path.write_text(json.dumps(values))
+    check_greedy(LLM(config(folder, batch_size=3)), case)
 
 
 # Refused by name, before anything is read.

@@ -17,6 +17,7 @@
 #include "cuda/common.cuh"
 #include "cuda/experts/choose.cuh"
 #include "cuda/experts/experts.h"
+#include "cuda/experts/forced.h"
 #include "cuda/hopper.cuh"
 
 namespace regatta::cuda {
@@ -327,7 +328,7 @@ int64_t sort_counts(int64_t num_pairs, int64_t num_experts) {
 }
 
 bool sorts_together(const ChooseAndSortParams& p) {
-  const int most = compute_capability() == 90 ? kMostTogether : kTokensOfBlock;
+  const int most = experts_capability(compute_capability()) == 90 ? kMostTogether : kTokensOfBlock;
   return p.choose.num_tokens <= most &&
          sort_counts(p.choose.num_tokens * p.choose.router.top_k, 1) == 0 &&
          p.hidden_size * dtype_size(p.dtype) % 16 == 0;

@@ -15,6 +15,7 @@
 
 #include "cuda/common.cuh"
 #include "cuda/experts/experts.h"
+#include "cuda/experts/forced.h"
 #include "cuda/hopper.cuh"
 
 namespace regatta::cuda {
@@ -193,7 +194,8 @@ Status run(const RouteParams& p, const Launch& launch_on) {
 
 bool takes_route_step(const RouteParams& p) {
   const bool rms = p.norm.is_there && p.norm.kind == NormKind::kRms && !p.norm.bias;
-  if (!rms || p.dtype == DType::kFloat32 || compute_capability() != 90) return false;
+  if (!rms || p.dtype == DType::kFloat32) return false;
+  if (experts_capability(compute_capability()) != 90) return false;
   if (p.hidden_size % 8 != 0 || p.hidden_size > kBlocks * 32 * kChunk) return false;
   const int64_t bytes = p.num_experts * p.hidden_size * dtype_size(p.dtype);
   return p.num_tokens <= kMostTokens &&

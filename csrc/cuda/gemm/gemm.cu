@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "cuda/common.cuh"
+#include "cuda/experts/forced.h"
 #include "cuda/gemm/select.h"
 #include "cuda/gemm/tiles.h"
 #include "regatta/gemm.h"
@@ -60,6 +61,13 @@ GemmArchitecture current_architecture() {
   if (device >= kMaxDevices) return architecture_of(device);
   std::call_once(asked[device], [&] { known[device] = architecture_of(device); });
   return known[device];
+}
+
+// Whose kernels may take p.
+GemmArchitecture architecture_for(const GemmParams& p) {
+  GemmArchitecture a = current_architecture();
+  if (p.num_groups > 0) a.compute_capability = experts_capability(a.compute_capability);
+  return a;
 }
 
 int64_t bytes_as_matrix(const GemmParams& p) {
@@ -149,7 +157,7 @@ int64_t gemm_matrix_bytes(const GemmParams& p) {
 
 bool gemm_makes_function(const GemmParams& p) {
   if (!forced_candidate("linear").empty()) return false;
-  return select_gemm(problem_of(p, {}), current_architecture()) != nullptr;
+  return select_gemm(problem_of(p, {}), architecture_for(p)) != nullptr;
 }
 
 Status gemm(const GemmParams& p, const GemmResources& resources, const char* force,
@@ -164,7 +172,7 @@ Status gemm(const GemmParams& p, const GemmResources& resources, const char* for
     force = forced.c_str();
   }
   const GemmProblem problem = problem_of(p, resources);
-  const GemmArchitecture architecture = current_architecture();
+  const GemmArchitecture architecture = architecture_for(p);
   const GemmCandidate* chosen = select_gemm(problem, architecture, force);
   if (chosen != nullptr) return run(chosen->kernel, p, resources, stream);
   std::string reasons;

@@ -79,14 +79,16 @@ class Online:
         scheme, group_size = scheme_of(name), self.group_size(plan)
         shape = (plan.out_features, plan.in_features)
         names = tuple(prefix + ".weight" for prefix in plan.prefixes)
+        # Heads' parts are cut on the host.
+        matrix = self.source.host_matrix if plan.head_parts else self.source.matrix
         if isinstance(self.source, RandomSource):
             if name == DENSE:
-                return scheme.quantize(self.source.matrix(names, shape), group_size)
+                return scheme.quantize(matrix(names, shape), group_size)
             return self.source.quantized(scheme, group_size, shape)
         if plan.is_stored_otherwise:
             weight = self._as_used(plan, names, on_host=name == DENSE)
         elif name == DENSE:
-            weight = self.source.matrix(names, shape)
+            weight = matrix(names, shape)
         else:
             weight = self.source.stored_matrix(names, shape)
         return scheme.quantize(weight, group_size, round_weight)
