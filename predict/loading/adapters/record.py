@@ -68,6 +68,11 @@ class LowRank:
                 f"{self.a.where} has rank {self.a.shape[0]}, and B of {self.name} has rank "
                 f"{self.b.shape[1]}; the two do not belong together"
             )
+        if self.mixer is not None and self.mixer.shape != (self.rank, self.rank):
+            raise UserError(
+                f"{self.mixer.where} has the shape {list(self.mixer.shape)}, and the rank is "
+                f"{self.rank}; the two do not belong together"
+            )
 
     @property
     def rank(self) -> int:
