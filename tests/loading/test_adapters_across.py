@@ -145,6 +145,7 @@ def check_text(base: Path, adapter: Path, merged: Path, **settings: Any) -> None
     )
     (ours,) = served.generate([PROMPT], replace(PARAMS, adapter="a"))
     assert ours.token_ids == answer.token_ids
+    assert served.generate([PROMPT], PARAMS)[0].token_ids != answer.token_ids
 
 
 @pytest.mark.parametrize(("name", "chosen"), EVERY)
@@ -403,6 +404,15 @@ def test_pefts_qkv_proj_has_no_heads_to_cut_by(tmp_path: Path) -> None:
     pairs = {"model.layers.0.self_attn.qkv_proj": (a, b)}
     with pytest.raises(UserError, match=r"qkv_proj.weight, which the model has not"):
         on(Path(tiny.write(tmp_path / "base")), write_peft(tmp_path / "a", peft_tensors(pairs)))
+
+
+@pytest.mark.parametrize("chosen", ["qkv_gate_up_proj", "down_proj"])
+def test_linears_of_ernie_that_lie_elsewhere_are_refused(chosen: str, tmp_path: Path) -> None:
+    base = GOLDEN / "ernie_3_5_se"
+    tensors = {name: array.read() for name, array in Checkpoint(base).stored.items()}
+    adapter = write_paddlenlp(tmp_path / "a", {PICKLE: named(factors_of(tensors, chosen))})
+    with pytest.raises(UserError, match=rf"{chosen}.weight, which the model has not"):
+        on(base, adapter)
 
 
 def test_gate_and_up_of_the_older_chatglm2_may_be_replaced(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ import numpy.typing as npt
 from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading.adapters.values import Floats, Values
-from predict.loading.arrays import Shape
 
 MIN_NORM = 1e-12  # rows of zeros stay zeros
 BLOCK_ROWS = 64  # of a matrix: as float32 they stay in a core's cache
@@ -78,11 +77,6 @@ class LowRank:
     def rank(self) -> int:
         """Rows of A."""
         return self.a.shape[0]
-
-    @property
-    def shape(self) -> Shape:
-        """[out, in] of the matrix that it changes."""
-        return self.b.shape[0], self.a.shape[1]
 
     @property
     def is_plain(self) -> bool:
