@@ -330,6 +330,14 @@ HOSTILE_PEFT: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], dict[s
         "adapter_config.json: .* may take too long",
     ),
     "DoRA without magnitudes": (dict, {"use_dora": True}, "adapter has no magnitudes"),
+    "magnitudes without DoRA": (
+        lambda t: {
+            **t,
+            f"base_model.model.{Q}.lora_magnitude_vector": np.ones(128, np.float32),
+        },
+        {},
+        "use_dora is false, and the adapter has magnitudes",
+    ),
     "biases that are not there": (dict, {"lora_bias": True}, "adapter has no bias"),
     "no pattern": (dict, {"alpha_pattern": {"q_(": 2}}, "is no regular expression"),
     "pattern of texts": (dict, {"rank_pattern": {"q_proj": "2"}}, "must be a number"),

@@ -252,10 +252,16 @@ def _check_saved(raw: Mapping[str, Any], replaced: Mapping[str, Values], path: P
 
 
 def _check_parts(raw: Mapping[str, Any], linears: Mapping[str, Found], path: Path) -> None:
-    """Raises UserError where the config says that linears have more than factors, and none has."""
+    """Raises UserError where the config and the tensors differ in what linears have beside A and B.
+
+    PEFT takes no notice of tensors that the config has no word of.
+    """
     for key, kind, what in (("use_dora", "magnitude", "magnitudes"), ("lora_bias", "bias", "bias")):
         is_said = setting(raw, key, False, str(path), bool)
-        if is_said and linears and not any(kind in each.tensors for each in linears.values()):
+        is_there = any(kind in each.tensors for each in linears.values())
+        if linears and is_said != is_there:
             raise UserError(
-                f"{path}: {key} is true, and the adapter has no {what}; save the adapter again"
+                f"{path}: {key} is {str(is_said).lower()}, and the adapter has "
+                f"{what if is_there else f'no {what}'}; the two do not belong together: save the "
+                "adapter again"
             )
