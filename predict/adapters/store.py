@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -36,8 +37,12 @@ def stamp_of(directory: Path) -> Stamp:
     """What tells whether files of a folder were changed; nothing where there is none."""
     if not directory.is_dir():
         return []
-    found = [(entry.name, entry.stat()) for entry in os.scandir(directory)]
-    return sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in found)
+    found: Stamp = []
+    for entry in os.scandir(directory):
+        with suppress(OSError):  # a link to nothing, say, is no file of the adapter's
+            stat = entry.stat()
+            found.append((entry.name, stat.st_size, stat.st_mtime_ns))
+    return sorted(found)
 
 
 class AdapterStore:

@@ -249,8 +249,11 @@ class Joined:
     widths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        across = {(a.dtype, a.shape[: self.axis] + a.shape[self.axis + 1 :]) for a in self.arrays}
-        if len(across) != 1:
+        across = {
+            (a.dtype, len(a.shape), a.shape[: self.axis], a.shape[self.axis + 1 :])
+            for a in self.arrays
+        }
+        if len(across) != 1 or len(self.arrays[0].shape) <= self.axis:
             kinds = " and ".join(
                 sorted({f"{a.dtype} {list(a.shape)}"[:MAX_SHOWN] for a in self.arrays})
             )

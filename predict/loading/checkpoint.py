@@ -48,9 +48,9 @@ class Checkpoint:
         self.tensors = one_by_one(self.as_hugging_face())
 
     @property
-    def takes_turns(self) -> bool:
-        """See paddle_checkpoint.takes_turns."""
-        return self.is_paddle and takes_turns(self.stored)
+    def takes_turns(self) -> bool | None:
+        """See paddle_checkpoint.takes_turns; None: not PaddleNLP's, so that nobody knows."""
+        return takes_turns(self.stored) if self.is_paddle else None
 
     def as_hugging_face(self) -> Mapping[str, StoredArray]:
         """The tensors by Hugging Face's names and in its shapes, those of experts as stored."""

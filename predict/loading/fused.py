@@ -25,11 +25,12 @@ def rows_of(module: str, shape: Shape, config: ReadConfig, table: Mapping[str, C
     """The rows of each linear in a module, by their names; empty where it is a linear itself.
 
     shape: [rows, ...] of the module's matrix, or of something else that has its rows. config: of
-    the model. table: PADDLENLP or ALL. Raises UserError for numbers of rows that no such model has.
+    the model. table: PADDLENLP or BAICHUAN. Raises UserError for numbers of rows that no such model
+    has.
     """
     parent = module.rpartition(".")[0]
     cut = next((cut for end, cut in table.items() if module.endswith(f".{end}")), None)
-    if cut is None or not shape:
+    if cut is None or not shape or 0 in shape:  # an empty one may claim any number of rows
         return {}
     parts = cut(shape[0], module, config)
     return {f"{parent}.{part}": rows.reshape(-1) for part, rows in parts.items()}
@@ -69,4 +70,3 @@ PADDLENLP: Mapping[str, Cut] = {
     "gate_up_fused_proj": _alike("gate_proj", "up_proj"),
 }
 BAICHUAN: Mapping[str, Cut] = {"self_attn.W_pack": _alike("q_proj", "k_proj", "v_proj")}
-ALL: Mapping[str, Cut] = {**PADDLENLP, **BAICHUAN}

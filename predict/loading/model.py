@@ -54,7 +54,7 @@ class Weights:
     platform: Platform
     names: WeightNames
     layout_as: Callable[[QuantSettings], Layout]  # the one that other flags would give
-    takes_turns: bool = False  # see Checkpoint
+    takes_turns: bool | None = False  # see Checkpoint
 
     @property
     def num_bytes(self) -> int:
@@ -98,8 +98,9 @@ def open_weights(
     settings = config.quantization.settings
     names = weight_names(reader)
     source: WeightSource
+    turns: bool | None = False  # random weights have no order
     if config.model.load_format == "dummy":
-        plan, turns = plan_weights(spec, names), False
+        plan = plan_weights(spec, names)
         source = (
             RandomSource(config.model.seed)
             if gpu is None

@@ -205,10 +205,9 @@ def separate(names: Iterable[str]) -> list[str]:
 
 def rows_in_turns(shape: Shape) -> npt.NDArray[np.int64] | None:
     """All the even rows, then all the odd ones; None for a shape without, refused elsewhere."""
-    num_rows = shape[0] if shape else 0
-    if not num_rows or num_rows % 2:
+    if not shape or 0 in shape or shape[0] % 2:  # an empty one may claim any number of rows
         return None
-    return np.arange(num_rows).reshape(-1, 2).T.reshape(-1)
+    return np.arange(shape[0]).reshape(-1, 2).T.reshape(-1)
 
 
 def _split(seen: Mapping[str, StoredArray], directory: Path) -> dict[str, StoredArray]:

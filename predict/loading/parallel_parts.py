@@ -169,7 +169,7 @@ def split_of(
     shape: of a part. Raises UserError for a split that is not known.
     """
     stem, _, kind = name.rpartition(".")
-    if name == HEAD_TABLE:
+    if name == HEAD_TABLE and shape:
         return _of_table(shape[0], False, config)
     rules = (rule for rule in RULES if re.fullmatch(rf"(?:.*\.)?(?:{rule[0]})", stem))
     _, is_column, blocks = next(rules, ("", False, 0))

@@ -224,7 +224,7 @@ def _joined(path: Path, name: str, parts: tuple[StoredArray, ...]) -> StoredArra
         return Same(parts, name)
     try:
         return Joined(parts, axis)
-    except (ValueError, IndexError) as error:
+    except ValueError as error:
         raise UserError(f"{path.parent}: {name} cannot be merged: {error}") from None
 
 

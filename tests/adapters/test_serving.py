@@ -237,6 +237,16 @@ def test_files_that_changed_end_the_requests_that_need_them_alone(
     llm.engine.scheduler.check()
 
 
+def test_a_link_to_nothing_beside_an_adapter_is_no_file_of_it(
+    base: Path, seven: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(seven["four"], tmp_path / "mine")
+    (folder / "README.md").symlink_to(tmp_path / "nothing")
+    llm = llm_of(base, {"mine": folder, "four": seven["four"]}, max_loras=1, max_cpu_loras=1)
+    asked = [(PROMPTS[0], replace(GREEDY, adapter=name)) for name in ("mine", "four", "mine")]
+    assert len(set(ask(llm, asked))) == 1
+
+
 @pytest.fixture
 def changed(tmp_path: Path) -> Any:
     """Writes an adapter with other settings, or with other tensors."""

@@ -296,7 +296,11 @@ HOSTILE_PEFT: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], dict[s
         {},
         "are two tensors of one linear",
     ),
-    "saved module missing": (dict, {"modules_to_save": ["lm_head"]}, "modules_to_save names"),
+    "saved module missing": (
+        dict,
+        {"modules_to_save": ["lm_head"]},
+        "config.json: modules_to_save",
+    ),
     "larger vocabulary": (
         lambda t: {**t, "base_model.model.lm_head.weight": np.zeros((201, 64), np.float32)},
         {},
@@ -313,7 +317,28 @@ HOSTILE_PEFT: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], dict[s
     "no rank": (dict, {"r": 0}, "r is 0; a rank is a whole number"),
     "a rank that is no number": (dict, {"r": "4"}, "r is '4'"),
     "alpha": (dict, {"lora_alpha": [1]}, r"lora_alpha is \[1\]"),
-    "slow pattern": (dict, {"rank_pattern": {"(a+)+b": 2}}, "may take too long"),
+    "no rank of a linear": (
+        lambda t: _changed(
+            _changed(t, Q_A, lambda v: v[:0].copy()), "q_proj.lora_B", lambda v: v[:, :0].copy()
+        ),
+        {"rank_pattern": {"q_proj": 0}},
+        "rank_pattern of 'q_proj' is 0; a rank is a whole number",
+    ),
+    "slow pattern": (
+        dict,
+        {"rank_pattern": {"(a+)+b": 2}},
+        "adapter_config.json: .* may take too long",
+    ),
+    "DoRA without magnitudes": (dict, {"use_dora": True}, "adapter has no magnitudes"),
+    "magnitudes without DoRA": (
+        lambda t: {
+            **t,
+            f"base_model.model.{Q}.lora_magnitude_vector": np.ones(128, np.float32),
+        },
+        {},
+        "use_dora is false, and the adapter has magnitudes",
+    ),
+    "biases that are not there": (dict, {"lora_bias": True}, "adapter has no bias"),
     "no pattern": (dict, {"alpha_pattern": {"q_(": 2}}, "is no regular expression"),
     "pattern of texts": (dict, {"rank_pattern": {"q_proj": "2"}}, "must be a number"),
     "another method": (dict, {"peft_type": "LOHA"}, "peft_type is 'LOHA'"),
@@ -344,6 +369,17 @@ HOSTILE_PADDLENLP: dict[
     ),
     "rank of the config": (dict, {"r": 8}, "says that the rank is 8"),
     "LoRA-GA's rank": (dict, {"loraga": True}, "says that the rank is 8"),
+    "a mixer of another rank": (
+        lambda t: {
+            **t,
+            **{
+                f"{name.replace('model', 'llama')}.lora_AB": np.ones((4, 5), np.float32)
+                for name in (Q, DOWN)
+            },
+        },
+        {"lora_use_mixer": True},
+        r"lora_AB has the shape \[5, 4\], and the rank is 4",
+    ),
     "wrong rows": (
         lambda t: _changed(t, Q_A, lambda v: v[:-1].copy()),
         {},
@@ -452,7 +488,7 @@ def test_reading_an_adapter_reads_no_values(tmp_path: Path) -> None:
     tensors = {name: np.full_like(v, np.nan) for name, v in peft_tensors(factors()).items()}
     adapter = read_adapter(write_peft(tmp_path, tensors))
     assert adapter.max_rank == RANK
-    assert adapter.linears[Q].shape == (128, 64)
+    assert (adapter.linears[Q].b.shape, adapter.linears[Q].a.shape) == ((128, RANK), (RANK, 64))
     assert adapter.config.alpha == ALPHA
     with pytest.raises(UserError, match="not finite"):
         adapter.linears[Q].factors()

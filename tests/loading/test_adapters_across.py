@@ -145,6 +145,7 @@ def check_text(base: Path, adapter: Path, merged: Path, **settings: Any) -> None
     )
     (ours,) = served.generate([PROMPT], replace(PARAMS, adapter="a"))
     assert ours.token_ids == answer.token_ids
+    assert served.generate([PROMPT], PARAMS)[0].token_ids != answer.token_ids
 
 
 @pytest.mark.parametrize(("name", "chosen"), EVERY)
@@ -304,6 +305,14 @@ def test_parts_of_the_older_chatglm2_are_refused(tmp_path: Path) -> None:
             on(base, write_paddlenlp(tmp_path / chosen, files))
 
 
+def test_hugging_faces_files_do_not_tell_which_chatglm2_an_adapter_is_of(tmp_path: Path) -> None:
+    for name in ("chatglm2", "older chatglm2"):
+        factors = factors_of(MODELS[name]().tensors, "dense_h_to_4h")
+        adapter = write_paddlenlp(tmp_path / name, {PICKLE: named(factors)})
+        with pytest.raises(UserError, match="may be of either version of ChatGLM2"):
+            on(GOLDEN / "chatglm_2_6b", adapter)
+
+
 def test_which_chatglm2_an_adapter_is_of_must_be_known(tmp_path: Path) -> None:
     """A program has no checkpoint beside it whose rows would tell."""
     model = MODELS["chatglm2"]()
@@ -353,6 +362,57 @@ def test_keys_that_are_not_the_bases_are_refused(tmp_path: Path) -> None:
     adapter = write_paddlenlp(tmp_path / "a", {PICKLE: named(factors)})
     with pytest.raises(UserError, match=r"\[32, 4\], and 16 rows of .*query_key_value.* its own"):
         on(model.write(tmp_path / "base"), adapter)
+
+
+def test_parts_that_multiply_other_inputs_are_refused(tmp_path: Path) -> None:
+    model = MODELS["older chatglm2"]()
+    factors = factors_of(model.tensors, "query|key|value")
+    wider = {name: (np.concatenate([a, a]), b) for name, (a, b) in factors.items()}
+    factors |= {name: pair for name, pair in wider.items() if name.endswith("key")}
+    adapter = write_paddlenlp(tmp_path / "a", {PICKLE: named(factors)})
+    with pytest.raises(UserError, match=r"key.lora_A has the shape \[4, 64\].* 32 columns"):
+        on(model.write(tmp_path / "base"), adapter)
+
+
+def test_mixers_that_only_together_have_the_rank_are_refused(tmp_path: Path) -> None:
+    model = MODELS["older chatglm2"]()
+    factors = factors_of(model.tensors, "query|key")
+    tensors = named(factors)
+    for name in factors:
+        columns = RANK + (1 if name.endswith("query") else -1)
+        tensors[f"{name}.lora_AB"] = np.ones((columns, 2 * RANK - columns), np.float32)
+    adapter = write_paddlenlp(tmp_path / "a", {PICKLE: tensors}, {"lora_use_mixer": True})
+    with pytest.raises(UserError, match=r"lora_AB has the shape .* and the rank is 4"):
+        on(model.write(tmp_path / "base"), adapter)
+
+
+def test_an_empty_matrix_that_claims_rows_takes_no_memory(tmp_path: Path) -> None:
+    empty = np.empty((0, 2**38), np.float32)
+    for model, name in (
+        ("fused", "llama.layers.0.self_attn.qkv_proj.weight"),
+        ("older chatglm2", "chatglm_v2.encoder.layers.0.mlp.dense_h_to_4h.weight"),
+    ):
+        folder = write_paddlenlp(tmp_path / model, {"peft_model.safetensors": {name: empty}})
+        base = MODELS[model]().write(tmp_path / f"{model} base")
+        with pytest.raises(UserError, match=r"has not|has the shape"):
+            on(base, folder)
+
+
+def test_pefts_qkv_proj_has_no_heads_to_cut_by(tmp_path: Path) -> None:
+    """Phi-3's is queries, then keys, then values, where PaddleNLP's lie head by head."""
+    a, b = np.ones((RANK, 64), np.float32), np.ones((256, RANK), np.float32)
+    pairs = {"model.layers.0.self_attn.qkv_proj": (a, b)}
+    with pytest.raises(UserError, match=r"qkv_proj.weight, which the model has not"):
+        on(Path(tiny.write(tmp_path / "base")), write_peft(tmp_path / "a", peft_tensors(pairs)))
+
+
+@pytest.mark.parametrize("chosen", ["qkv_gate_up_proj", "down_proj"])
+def test_linears_of_ernie_that_lie_elsewhere_are_refused(chosen: str, tmp_path: Path) -> None:
+    base = GOLDEN / "ernie_3_5_se"
+    tensors = {name: array.read() for name, array in Checkpoint(base).stored.items()}
+    adapter = write_paddlenlp(tmp_path / "a", {PICKLE: named(factors_of(tensors, chosen))})
+    with pytest.raises(UserError, match=rf"{chosen}.weight, which the model has not"):
+        on(base, adapter)
 
 
 def test_gate_and_up_of_the_older_chatglm2_may_be_replaced(tmp_path: Path) -> None:

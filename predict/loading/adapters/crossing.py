@@ -16,7 +16,7 @@ from predict.loading.adapters.base import WEIGHT, Base
 from predict.loading.adapters.record import Adapter, LowRank
 from predict.loading.adapters.values import Values, below_one_another, in_blocks
 from predict.loading.arrays import Indices
-from predict.loading.fused import ALL, rows_of
+from predict.loading.fused import BAICHUAN, PADDLENLP, rows_of
 from predict.loading.paddle_checkpoint import TAKING_TURNS, rows_in_turns, takes_turns
 from predict.loading.parallel_parts import CHATGLM_V2, check_no_turns, split_of
 
@@ -53,8 +53,8 @@ def _takes_turns(adapter: Adapter, base: Base) -> bool:
     if of_gate_and_up and base.takes_turns is None:
         raise UserError(
             f"{adapter.directory}: {of_gate_and_up[0]} may be of either version of ChatGLM2, whose "
-            "rows are in different orders, and an exported program does not tell: export it with "
-            "--lora_path, or run the checkpoint with --mode dynamic"
+            "rows are in different orders, and neither the adapter nor the model tells which: run "
+            "the PaddleNLP checkpoint that it was trained on, or export that with --lora_path"
         )
     return bool(of_gate_and_up and base.takes_turns)
 
@@ -119,9 +119,10 @@ def _cut(adapter: Adapter, base: Base) -> Adapter:
     def cuts(module: str, values: Values, kind: str) -> Mapping[str, Indices]:
         if base.find(f"{module}.{kind}") is not None:
             return {}
-        found = rows_of(module, values.shape, lambda: base.config, ALL)
+        found = rows_of(module, values.shape, lambda: base.config, table)
         return found if all(base.find(f"{name}.{kind}") for name in found) else {}
 
+    table = PADDLENLP if adapter.config.format == "PaddleNLP" else BAICHUAN
     linears: dict[str, LowRank] = {}
     for name, linear in adapter.linears.items():
         of_each = {
@@ -198,6 +199,11 @@ def _of_parts(parts: list[LowRank | None], place: str, base: Base) -> LowRank:
         if part is None:
             continue
         size = num_keys if index else num_queries
+        if part.a.shape[1] != num_queries:
+            raise UserError(
+                f"{part.a.where} has the shape {list(part.a.shape)}, and that of another part of "
+                f"{place} has {num_queries} columns; save the adapter again"
+            )
         if part.b.shape[0] != size or not part.is_plain or part.scaling != there[0].scaling:
             raise UserError(
                 f"{part.b.where} has the shape {list(part.b.shape)}, and {size} rows of {place} "

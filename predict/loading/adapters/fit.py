@@ -98,7 +98,6 @@ class _Fitting:
             linear,
             a=self._values(linear.a, (rank, columns), linear.name),
             b=self._values(linear.b, (rows, rank), linear.name),
-            mixer=linear.mixer and self._values(linear.mixer, (rank, rank), linear.name),
             magnitude=linear.magnitude and self._values(linear.magnitude, (rows,), linear.name),
             bias=bias,
             is_transposed=is_transposed,

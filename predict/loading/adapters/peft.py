@@ -72,7 +72,7 @@ def read(directory: Path) -> Adapter:
     path = directory / CONFIG
     raw = read_json_object(path)
     config = _config(raw, path)
-    weights = next((path for name in READERS if (path := directory / name).exists()), None)
+    weights = next((directory / name for name in READERS if (directory / name).exists()), None)
     if weights is None:
         raise UserError(
             f"{directory / WEIGHTS} is missing, and {CONFIG} stands there; complete the copy"
@@ -82,6 +82,7 @@ def read(directory: Path) -> Adapter:
     for name, array in READERS[weights.name](weights).items():
         _sort(name, array, linears, replaced)
     _check_saved(raw, replaced, path)
+    _check_parts(raw, linears, path)
     ranks = Patterns(raw, path)
     return Adapter(
         directory,
@@ -186,7 +187,10 @@ class Patterns:
         given = setting(raw, key, {}, self.where, dict)
         made = []
         for text, value in given.items():
-            number = checked_number(value, f"{self.where}: {key} of {text[:MAX_SHOWN]!r}")
+            what = f"{self.where}: {key} of {text[:MAX_SHOWN]!r}"
+            number = checked_number(value, what)
+            if key == "rank_pattern" and not 1 <= number <= MAX_RANK:
+                raise UserError(f"{what} is {value}; a rank is a whole number, 1 to {MAX_RANK}")
             pattern(text, f"{self.where}: {key}")
             made.append((re.compile(rf"(?:.*\.)?(?:{text})"), number))
         return made
@@ -245,3 +249,19 @@ def _check_saved(raw: Mapping[str, Any], replaced: Mapping[str, Values], path: P
             f"{path}: modules_to_save names {listed(lacking)}, and the adapter has no tensor of "
             "it; save the adapter again"
         )
+
+
+def _check_parts(raw: Mapping[str, Any], linears: Mapping[str, Found], path: Path) -> None:
+    """Raises UserError where the config and the tensors differ in what linears have beside A and B.
+
+    PEFT takes no notice of tensors that the config has no word of.
+    """
+    for key, kind, what in (("use_dora", "magnitude", "magnitudes"), ("lora_bias", "bias", "bias")):
+        is_said = setting(raw, key, False, str(path), bool)
+        is_there = any(kind in each.tensors for each in linears.values())
+        if linears and is_said != is_there:
+            raise UserError(
+                f"{path}: {key} is {str(is_said).lower()}, and the adapter has "
+                f"{what if is_there else f'no {what}'}; the two do not belong together: save the "
+                "adapter again"
+            )

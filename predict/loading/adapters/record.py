@@ -19,7 +19,6 @@ import numpy.typing as npt
 from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading.adapters.values import Floats, Values
-from predict.loading.arrays import Shape
 
 MIN_NORM = 1e-12  # rows of zeros stay zeros
 BLOCK_ROWS = 64  # of a matrix: as float32 they stay in a core's cache
@@ -68,16 +67,16 @@ class LowRank:
                 f"{self.a.where} has rank {self.a.shape[0]}, and B of {self.name} has rank "
                 f"{self.b.shape[1]}; the two do not belong together"
             )
+        if self.mixer is not None and self.mixer.shape != (self.rank, self.rank):
+            raise UserError(
+                f"{self.mixer.where} has the shape {list(self.mixer.shape)}, and the rank is "
+                f"{self.rank}; the two do not belong together"
+            )
 
     @property
     def rank(self) -> int:
         """Rows of A."""
         return self.a.shape[0]
-
-    @property
-    def shape(self) -> Shape:
-        """[out, in] of the matrix that it changes."""
-        return self.b.shape[0], self.a.shape[1]
 
     @property
     def is_plain(self) -> bool:
