@@ -125,8 +125,8 @@ def _expected_inputs(manifest: Manifest, spec: DecoderSpec) -> dict[str, TensorT
     row = cache_format(manifest.kv_format, spec)
     caches = {
         f"{tensor.name}_{layer}": TensorType(tensor.dtype, tuple(tensor.shape))
-        for layer, block in enumerate(spec.attention)
-        for tensor in row.tensors(block.cache_rows, None, manifest.block_size, manifest.dtype)
+        for layer, kept in enumerate(spec.kept)
+        for tensor in row.tensors(kept, None, manifest.block_size, manifest.dtype)
     }
     pages = {
         name: TensorType(manifest.dtype, tuple(shape))
