@@ -12,6 +12,7 @@ from itertools import pairwise
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from predict.config.schemes import unfolded
 from predict.nn.blocks import AttentionBlock, ExpertBlock, LatentAttentionBlock, MlpBlock
 from predict.nn.inputs import ForwardInputs, LayerCache
 from predict.nn.spec import EmbeddingSpec, HeadSpec
@@ -236,9 +237,7 @@ def forward(
 
 def layer_schemes(decoder: Decoder) -> str:
     """The schemes of the layers' linears, joined by commas; "dense" beside others is left out."""
-    names = {linear.scheme for block in decoder.blocks() for linear in linears(block)}
-    # A folded norm is the GPU's way of storing a dense one.
-    names = {name.removesuffix("_folded") for name in names}
+    names = {unfolded(linear.scheme) for block in decoder.blocks() for linear in linears(block)}
     return ",".join(sorted(names - {"dense"})) or "dense"
 
 
