@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -256,7 +256,11 @@ def _stage(what: str) -> None:
 
 
 def _copy_files(
-    source: Path, folder: Path, program: str, kv_format: KvFormat, scales: list[HeadScales] | None
+    source: Path,
+    folder: Path,
+    program: str,
+    kv_format: KvFormat,
+    scales: Mapping[int, HeadScales] | None,
 ) -> None:
     """Copies what else a run reads. program: the name of a file that is the export's own."""
     from predict.loading.cache_scales import SCALES_FILE, save_head_scales

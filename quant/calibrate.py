@@ -149,7 +149,7 @@ class LayerQuantizer:
         if batches is not None:
             keep = None if output is None or follow else self._keep(batches, output)
             observers = {} if transforms else self._observers(kinds, shifts)
-            caches = self._cache_observers()
+            caches = self._cache_observers(layer)
             stats = {key: self._stats(layer, key) for key in kinds}
             routed = self._routed(layer, experts)
             first = self._passes(layer, stats, observers, caches, routed, keep)
@@ -230,9 +230,9 @@ class LayerQuantizer:
         observer = make_observer(config.act_method, number_format)
         return TensorObserver(observer, config.ptq_step, shift)
 
-    def _cache_observers(self) -> dict[str, HeadObserver]:
+    def _cache_observers(self, layer: LayerWeights) -> dict[str, HeadObserver]:
         config = self.config
-        if not config.cachekv:
+        if not config.cachekv or not layer.spec.kept[layer.index]:
             return {}
         return {
             name: HeadObserver(make_observer(config.cache_method), config.ptq_step)

@@ -112,6 +112,15 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write(tmp_path_factory.mktemp("tiny") / "model")
 
 
+@pytest.fixture
+def sparse_caches() -> Iterator[None]:
+    """The family of tests.support.sparse_caches is known."""
+    from tests.support.sparse_caches import known
+
+    with known():
+        yield
+
+
 @pytest.fixture(scope="session")
 def demo_with_scales(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model with scales of its cache."""

@@ -17,8 +17,9 @@
 // (LowRankWeights of regatta/adapters.h); step then ends in adapter_ids [T]
 // and adapter_pages [S, kNumAdapted, R], or has neither where no request has an adapter.
 // caches: of attention block after attention block, as regatta/kv_format.h has them. step: the
-// tensors of predict.nn.inputs.FIELDS. Without attention both may be empty. rows: these alone are
-// the output of the only attention block, and of what follows it.
+// tensors of predict.nn.inputs.FIELDS. Without attention nothing reads either: both may be empty,
+// or hold what a traced program has in place of an empty list. rows: these alone are the output of
+// the only attention block, and of what follows it.
 //
 // A call costs the host about 0.5 us per tensor and 5 us besides, which over two calls per layer is
 // several percent of a small model's decode step; behind a step that has pushed Paddle's code and
@@ -467,9 +468,9 @@ std::vector<paddle::Tensor> blocks(const paddle::Tensor& hidden,
   Weights list(weight_views, dtype, device.is_cpu());
   std::vector<BlockParams> params = params_of(text, order, width, dtype, list, cache_views);
   weight_views.check_all_taken();
-  cache_views.check_all_taken();
   Step inputs;
   if (std::any_of(params.begin(), params.end(), is_attention)) {
+    cache_views.check_all_taken();
     inputs = Step(step, tree_mask, num_tokens, place);
   }
   AdapterRows adapters;

@@ -185,27 +185,19 @@ class BlockByBlock:
         return made
 
     def layers(
-        self, hidden: Tensor, layers: Sequence[Layer], caches: Sequence[LayerCache], *step: Any
-    ) -> tuple[Tensor, list[Tensor]]:
-        """As the backend's."""
-        written: list[Tensor] = []
-        for layer, of_layer in zip(layers, caches, strict=True):
-            hidden, tensors = composed.layer(self._ops, hidden, layer, of_layer, *step)
-            written += tensors
-        return hidden, written
-
-    def last_layer(
         self,
         hidden: Tensor,
-        layer: Layer,
-        caches: LayerCache,
+        layers: Sequence[Layer],
+        caches: Sequence[LayerCache],
         ropes: Sequence[Tensor],
         inputs: ForwardInputs,
-        *tree_mask: Any,
+        tree_mask: Tensor | None = None,
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """As the backend's."""
-        step = ropes, inputs, *(tree_mask or (None,)), inputs.logit_indices
-        return composed.layer(self._ops, hidden, layer, caches, *step)
+        pairs = zip(layers, caches, strict=True)
+        runs = [composed.LayerRun(self._ops, layer, cache, ropes) for layer, cache in pairs]
+        return composed.in_turn(self._ops, runs, hidden, inputs, tree_mask, rows)
 
 
 def chosen_by(hidden: Tensor, weights: Experts) -> npt.NDArray[np.int32]:

@@ -53,6 +53,7 @@ class SchemeInfo:
     has_blocks: bool = False  # of FP8_BLOCK, with a scale each
     has_static_scales: bool = False  # of activations, from calibration; else found at run time
     has_smooth: bool = False  # inputs may be shifted and smoothed before they become codes
+    folded: str = ""  # its name for operators where norms are in the matrices; "": they never are
     support: Support
 
     @property
@@ -64,6 +65,7 @@ class SchemeInfo:
 DENSE = SchemeInfo(
     name="dense",
     codes=None,
+    folded="dense_folded",
     support=Support(cpu=True, gpu=TURING, gpu_dtypes=("float32", "bfloat16", "float16")),
 )
 # Quantized weights have kernels of Hopper's own (csrc/cuda/gemm/) and kernels for every GPU from
@@ -137,6 +139,12 @@ _ROWS = (
     ),
 )
 SCHEMES: dict[str, SchemeInfo] = {row.name: row for row in _ROWS}  # all but "dense"
+_FOLDED = {row.folded: row.name for row in (DENSE, *_ROWS) if row.folded}
+
+
+def unfolded(name: str) -> str:
+    """The scheme that operators know by `name`, with norms in its matrices or without."""
+    return _FOLDED.get(name, name)
 
 
 def scheme_info(name: str) -> SchemeInfo:

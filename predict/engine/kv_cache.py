@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.device.place import place_tensor
-from predict.nn.blocks import AttentionBlock, Positions
+from predict.nn.blocks import AttentionBlock, CacheRows, Positions
 from predict.nn.cache_formats import HeadScales, cache_format
 from predict.nn.decoder import Attention, Linear
 from predict.nn.inputs import LayerCache, empty_example, to_tensors
@@ -23,28 +23,27 @@ def allocate_caches(
     block_size: int,
     dtype: str,
     kv_format: str = "dense",
-    scales: Sequence[HeadScales] | None = None,
+    scales: Mapping[int, HeadScales] | None = None,
 ) -> list[LayerCache]:
-    """The cache tensors of each layer, as predict.nn.cache_formats has them.
+    """The cache tensors of each layer (DecoderSpec.kept), as predict.nn.cache_formats has them.
 
-    scales: of each layer, for formats with a scale per head. Memory is not touched: pages of blocks
-    that no request uses cost nothing on a CPU.
+    scales: by layer, for formats with a scale per head. Memory is not touched: pages of blocks that
+    no request uses cost nothing on a CPU.
     """
     import paddle
 
     row = cache_format(kv_format, spec)
 
-    def layer(index: int) -> LayerCache:
-        kept = spec.attention[index].cache_rows
+    def layer(index: int, kept: tuple[CacheRows, ...]) -> LayerCache:
         tensors = row.tensors(kept, num_blocks, block_size, dtype)
         made = [paddle.empty(list(t.shape), t.dtype) for t in tensors]
-        if row.scales == "head":
+        if kept and row.scales == "head":
             if scales is None:
                 raise ValueError(f"kv_format {kv_format} needs a scale for each head")
             made[len(kept) :] = [paddle.to_tensor(values, "float32") for values in scales[index]]
         return tuple(made)
 
-    return [layer(index) for index in range(len(spec.attention))]
+    return [layer(index, kept) for index, kept in enumerate(spec.kept)]
 
 
 def write_rows(
@@ -56,11 +55,11 @@ def write_rows(
     dtype: str,
     place: Any,
 ) -> None:
-    """Writes keys and values to slots of all layers, in place, as a step of the network does.
+    """Writes keys and values to slots of all layers' caches, in place, as a step does.
 
-    rows: [layers, 2 (keys, values), heads, T, D], rounded to `dtype` first, as a step's are. slots
-    [T]. place: of the caches, None on a CPU. By the step's own operator: no position turns these
-    keys.
+    rows: of the layers that have one, [layers, 2 (keys, values), heads, T, D], rounded to `dtype`
+    first, as a step's are. slots [T]. place: of the caches, None on a CPU. By the step's own
+    operator: no position turns these keys.
     """
     import paddle
 
@@ -78,7 +77,7 @@ def write_rows(
         place,
     )
     queries = np.zeros((num_tokens, num_heads * head_dim), np.float32)
-    for cache, of_layer in zip(caches, rows, strict=True):
+    for cache, of_layer in zip(filter(None, caches), rows, strict=True):
         keys, values = (each.swapaxes(0, 1).reshape(num_tokens, -1) for each in of_layer)
         qkv = place_tensor(np.concatenate([queries, keys, values], axis=1), dtype, place)
         backend.rope_and_cache_write(qkv, attention, cache, (), inputs)

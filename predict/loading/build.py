@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from predict.config.schemes import DENSE
 from predict.device.place import place_tensor, put_row, tensor_at, to_float32
 from predict.errors import UserError
 from predict.loading.sources import WeightSource
@@ -258,12 +259,11 @@ def _tensors(linear: Linear) -> tuple[Tensor, ...]:
 def fold_norms(layer: Layer, compiled: ModuleType) -> Layer:
     """The layer with its norms' weights multiplied into the matrices behind them, in place.
 
-    Scheme "dense_folded" of the GPU's operators: a norm is then one factor per row, which the
-    product itself applies.
+    A norm is then one factor per row, which the product itself applies.
     """
 
     def folded(linear: Linear) -> Linear:
-        return replace(linear, scheme="dense_folded")
+        return replace(linear, scheme=DENSE.folded)
 
     def block(weights: BlockWeights) -> BlockWeights:
         assert not isinstance(weights, (Experts, LatentAttention))  # folds_norm

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,8 @@ SCALES_FILE = "cachekv_scales.json"
 
 def head_scales(
     kv_format: KvFormat, directory: str | Path, spec: DecoderSpec, fake: bool = False
-) -> list[HeadScales] | None:
-    """Scales of each layer from the directory's cachekv_scales.json; None where it takes none.
+) -> dict[int, HeadScales] | None:
+    """Scales by layer from the directory's cachekv_scales.json; None where the format takes none.
 
     The file is PaddleNLP's: "<model>.layers.N.self_attn.cachek_matmul.activation_quanter" (and
     cachev) holds the largest |x| of each query head, or of each key/value head; heads of a group
@@ -34,6 +35,7 @@ def head_scales(
         return None
     range_max = kv_format.range_max
     assert range_max is not None
+    layers = _layers(spec)
     path = Path(directory) / SCALES_FILE
     if not path.exists():
         stored = _tensor_scales(kv_format, path.parent, spec)
@@ -41,7 +43,7 @@ def head_scales(
             return stored
         if kv_format.name == "fp8" or fake:
             ones = [1.0] * spec.num_kv_heads
-            return [HeadScales(ones, ones)] * spec.num_layers
+            return dict.fromkeys(layers, HeadScales(ones, ones))
         raise UserError(
             f"{directory} holds no {SCALES_FILE}, which kv_format {kv_format.name} takes its "
             "scales from; calibrate them with quant/run_quantization.py, or use "
@@ -72,7 +74,12 @@ def head_scales(
                 )
         return [max(float(v), LEAST_RANGE) / range_max for v in values]
 
-    return [HeadScales(scales(i, "k"), scales(i, "v")) for i in range(spec.num_layers)]
+    return {layer: HeadScales(scales(layer, "k"), scales(layer, "v")) for layer in layers}
+
+
+def _layers(spec: DecoderSpec) -> list[int]:
+    """Those that keep rows in the cache."""
+    return [index for index, kept in enumerate(spec.kept) if kept]
 
 
 # A layer's scale in checkpoints of compressed-tensors, of its older versions, and of "fp8".
@@ -84,7 +91,7 @@ TENSOR_SCALES = {
 
 def _tensor_scales(
     kv_format: KvFormat, directory: Path, spec: DecoderSpec
-) -> list[HeadScales] | None:
+) -> dict[int, HeadScales] | None:
     """The scales that a checkpoint brings as tensors, one number or one per key/value head.
 
     None where it has none, or they are of another format: those of "fp8" checkpoints are e4m3's.
@@ -119,26 +126,28 @@ def _tensor_scales(
             raise UserError(f"{directory}: {found[0]} holds {values.tolist()}; it must be above 0")
         return [float(v) for v in values.tolist()] * (spec.num_kv_heads // count)
 
-    pairs = [(scales(i, "k"), scales(i, "v")) for i in range(spec.num_layers)]
-    if all(pair == (None, None) for pair in pairs):
+    pairs = {layer: (scales(layer, "k"), scales(layer, "v")) for layer in _layers(spec)}
+    if all(pair == (None, None) for pair in pairs.values()):
         return None
-    for layer, (key, value) in enumerate(pairs):
+    for layer, (key, value) in pairs.items():
         if key is None or value is None:
             raise UserError(
                 f"{directory}: layer {layer} has no {'k' if key is None else 'v'}_scale, and other "
                 "layers have; the checkpoint is broken"
             )
-    return [HeadScales(key, value) for key, value in pairs if key and value]
+    return {layer: HeadScales(key, value) for layer, (key, value) in pairs.items() if key and value}
 
 
-def save_head_scales(kv_format: KvFormat, directory: str | Path, layers: list[HeadScales]) -> None:
+def save_head_scales(
+    kv_format: KvFormat, directory: str | Path, layers: Mapping[int, HeadScales]
+) -> None:
     """Writes the cachekv_scales.json that `head_scales` reads these scales from."""
     assert kv_format.range_max is not None
     values = {
-        f"layers.{i}.self_attn.cache{which}_matmul.activation_quanter": [
+        f"layers.{layer}.self_attn.cache{which}_matmul.activation_quanter": [
             scale * kv_format.range_max for scale in scales
         ]
-        for i, pair in enumerate(layers)
+        for layer, pair in layers.items()
         for which, scales in zip("kv", pair, strict=True)
     }
     (Path(directory) / SCALES_FILE).write_text(json.dumps(values), encoding="utf-8")

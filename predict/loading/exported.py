@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from predict.config.engine import EngineConfig
+from predict.config.schemes import unfolded
 from predict.errors import UserError
 from predict.loading.manifest import (
     EXPORT,
@@ -125,8 +126,8 @@ def _expected_inputs(manifest: Manifest, spec: DecoderSpec) -> dict[str, TensorT
     row = cache_format(manifest.kv_format, spec)
     caches = {
         f"{tensor.name}_{layer}": TensorType(tensor.dtype, tuple(tensor.shape))
-        for layer, block in enumerate(spec.attention)
-        for tensor in row.tensors(block.cache_rows, None, manifest.block_size, manifest.dtype)
+        for layer, kept in enumerate(spec.kept)
+        for tensor in row.tensors(kept, None, manifest.block_size, manifest.dtype)
     }
     pages = {
         name: TensorType(manifest.dtype, tuple(shape))
@@ -183,7 +184,7 @@ def _call_misfits(manifest: Manifest, spec: DecoderSpec, program: ProgramFile) -
         if operator == "regatta_logits":
             head = attributes["scheme"]
         elif "scheme" in attributes:
-            schemes.add(attributes["scheme"].removesuffix("_folded"))
+            schemes.add(unfolded(attributes["scheme"]))
     if manifest.library_abi is None:
         return
     layers = ",".join(sorted(schemes - {"dense"})) or "dense"
@@ -213,7 +214,7 @@ def _block_misfits(
             yield f"it has a block of kind {kind}, and config.json has none"
             continue
         stored = {name: value for name, value in settings.items() if name in STORED[kind]}
-        schemes |= {value.removesuffix("_folded") for value in stored.values()}
+        schemes |= set(map(unfolded, stored.values()))
         fields = {name: value for name, value in settings.items() if name not in stored}
         if alike[0].get("form") == "cheaper":  # no flag asks for one: the export's own holds
             fields["form"] = "cheaper"

@@ -60,7 +60,7 @@ def save_program(
     import paddle
 
     row, fields = cache_format(kv_format, spec), fields_of(spec, pages is not None)
-    counts = [row.num_tensors(block.cache_rows) for block in spec.attention]
+    counts = [row.num_tensors(kept) for kept in spec.kept]
 
     class Program(paddle.nn.Layer):
         """Holds every tensor of the tree as a buffer, so that tracing sees it as a parameter."""
@@ -84,8 +84,8 @@ def save_program(
 
     cache_specs = [
         InputSpec([None if n < 0 else n for n in t.shape], t.dtype, f"{t.name}_{layer}")
-        for layer, block in enumerate(spec.attention)
-        for t in row.tensors(block.cache_rows, None, block_size, dtype)
+        for layer, kept in enumerate(spec.kept)
+        for t in row.tensors(kept, None, block_size, dtype)
     ]
     page_specs = [
         InputSpec([None if n < 0 else n for n in shape], dtype, name)

@@ -8,7 +8,7 @@ H is the hidden size. Imports no Paddle.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
 NormKind = Literal["rms", "layer"]
 Function = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
@@ -398,6 +398,7 @@ class MlpBlock:
     residual: Residual = Residual()
 
     kind = "mlp"
+    cache_rows: ClassVar[tuple[CacheRows, ...]] = ()
 
     def slots(self, hidden_size: int) -> tuple[Slot, ...]:
         """The block's weights, in the operators' order. gate_up: the gate's outputs, then up's."""
@@ -473,6 +474,7 @@ class ExpertBlock:
     residual: Residual = Residual()
 
     kind = "experts"
+    cache_rows: ClassVar[tuple[CacheRows, ...]] = ()
 
     def __post_init__(self) -> None:
         if self.shared_gate and not self.shared_size:

@@ -29,7 +29,7 @@ ScalesOf = Literal["none", "head", "token"]
 
 
 class HeadScales(NamedTuple):
-    """Scales of one layer for formats that have them per head: one float for each kv head."""
+    """Scales of a layer's cache where they are per head: one float for each kv head."""
 
     key: list[float]
     value: list[float]
@@ -106,8 +106,8 @@ class KvFormat:
         """Bytes of cache that one token takes over all layers, scales per token included."""
         return sum(
             rows.num_heads * (row.row_bytes(rows.size, element_bytes) + row.scale_bytes)
-            for block in spec.attention
-            for rows, row in self.kinds(block.cache_rows)
+            for kept in spec.kept
+            for rows, row in self.kinds(kept)
         )
 
     @property

@@ -12,6 +12,7 @@ from itertools import pairwise
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from predict.config.schemes import unfolded
 from predict.nn.blocks import AttentionBlock, ExpertBlock, LatentAttentionBlock, MlpBlock
 from predict.nn.inputs import ForwardInputs, LayerCache
 from predict.nn.spec import EmbeddingSpec, HeadSpec
@@ -196,9 +197,9 @@ def forward(
 ) -> tuple[Tensor, list[Tensor]]:
     """Returns float32 logits [L, vocab_size] and the caches, which are updated in place.
 
-    caches: the tensors of each layer, see predict.nn.cache_formats. They are also outputs because
-    an exported program drops an input that no output depends on. tree_mask: see the operator
-    paged_attention.
+    caches: the tensors of each layer, see predict.nn.cache_formats; () of one that keeps nothing.
+    They are also outputs because an exported program drops an input that no output depends on.
+    tree_mask: see the operator paged_attention.
     At least one logit row is wanted. As many as tokens are all of them, as many as spans are the
     last ones of each. bound: the backend's BoundLayers of decoder.layers, caches and ropes; the
     caches are then not returned.
@@ -215,35 +216,28 @@ def forward(
     elif is_decode:
         hidden, written = backend.layers(hidden, layers, caches, ropes, inputs, tree_mask)
     else:
-        last = len(layers) - 1
-        # A GPU is at work on the first layer while the host looks at the others.
-        on_gpu = paddle.get_device() != "cpu"
-        borders = [0, 1, last] if last > 1 and on_gpu else [0, last]
-        for first, end in pairwise(borders if last else ()):
+        keeping = [index for index, cache in enumerate(caches) if cache]
+        last = keeping[-1]
+        # A GPU is at work on the first of them while the host looks at the others.
+        is_early = len(keeping) > 2 and paddle.get_device() != "cpu"
+        borders = [0, keeping[1], last] if is_early else [0, last]
+        parts = [*pairwise(borders if last else ()), (last, len(layers))]
+        for first, end in parts:
+            # Behind the last cache write only the rows that logits are wanted of are of use.
+            rows = inputs.logit_indices if first == last else None
             if bound is not None:
-                hidden = bound(hidden, inputs, tree_mask, (first, end))
+                hidden = bound(hidden, inputs, tree_mask, (first, end), rows)
                 continue
             hidden, its_written = backend.layers(
-                hidden, layers[first:end], caches[first:end], ropes, inputs, tree_mask
+                hidden, layers[first:end], caches[first:end], ropes, inputs, tree_mask, rows
             )
             written += its_written
-        # Behind the last cache write only the rows that logits are wanted of are of use.
-        if bound is not None:
-            part = (last, last + 1)
-            hidden = bound(hidden, inputs, tree_mask, part, inputs.logit_indices)
-        else:
-            hidden, last_written = backend.last_layer(
-                hidden, layers[-1], caches[-1], ropes, inputs, tree_mask
-            )
-            written += last_written
     return backend.logits(hidden, decoder.head), written
 
 
 def layer_schemes(decoder: Decoder) -> str:
     """The schemes of the layers' linears, joined by commas; "dense" beside others is left out."""
-    names = {linear.scheme for block in decoder.blocks() for linear in linears(block)}
-    # A folded norm is the GPU's way of storing a dense one.
-    names = {name.removesuffix("_folded") for name in names}
+    names = {unfolded(linear.scheme) for block in decoder.blocks() for linear in linears(block)}
     return ",".join(sorted(names - {"dense"})) or "dense"
 
 

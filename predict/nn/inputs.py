@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from paddle import Tensor
 
 # The cache tensors of one layer: key and value, or one of latents; then the scales of each, where
-# the format has them.
+# the format has them. Empty for a layer that keeps nothing (DecoderSpec.kept).
 LayerCache: TypeAlias = "tuple[Tensor, ...]"
 
 

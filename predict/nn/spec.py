@@ -9,6 +9,7 @@ from functools import cached_property
 from predict.nn.blocks import (
     AttentionBlock,
     Block,
+    CacheRows,
     CachingBlock,
     ExpertBlock,
     HeadSlot,
@@ -105,10 +106,26 @@ class DecoderSpec:
     eos_token_ids: tuple[int, ...] = ()
     prefix: PrefixSpec | None = None  # where blocks have a prefix mask
 
+    def __post_init__(self) -> None:
+        for index, layer in enumerate(self.layers):
+            if any(block.cache_rows for block in layer[1:]):
+                raise ValueError(f"layer {index}: only its first block may keep rows")
+            if isinstance(layer[0], MlpBlock) and layer[0].parallel:
+                raise ValueError(f"layer {index}: its first block is parallel to none")
+        if not any(self.kept):
+            raise ValueError(
+                "no layer keeps rows in the cache (allowed: one layer and more that do)"
+            )
+
     def blocks(self) -> Iterator[Block]:
         """Those of layer after layer."""
         for layer in self.layers:
             yield from layer
+
+    @cached_property
+    def kept(self) -> tuple[tuple[CacheRows, ...], ...]:
+        """What each layer keeps of a token in the cache; of some layers that is nothing."""
+        return tuple(layer[0].cache_rows for layer in self.layers)
 
     @cached_property
     def attention(self) -> tuple[CachingBlock, ...]:

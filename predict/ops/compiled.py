@@ -316,7 +316,7 @@ def mlp_block(
     """
     import paddle
 
-    # In a call of its own a parallel one has no block ahead. A traced program takes no empty lists.
+    # In a call of its own a parallel one has no block ahead. Programs have the smaller operators.
     if mlp.block.parallel or not paddle.in_dynamic_mode():
         return composed.mlp_block(_OPS, hidden, mlp, before, inputs)
     return _Run.of([(mlp,)], [()], ())(hidden, inputs)[0]
@@ -329,7 +329,7 @@ def expert_block(hidden: Tensor, experts: Experts) -> Tensor:
 
 @dataclass(frozen=True)
 class _Run:
-    """Layers that share a call of regatta_blocks."""
+    """Layers that share a call of regatta_blocks. See predict.ops.composed.Run."""
 
     blocks: str  # the records that the layers have
     order: list[int]  # which of them each block has
@@ -356,7 +356,7 @@ class _Run:
         return replace(
             self,
             weights=call("regatta_views", self.weights),
-            caches=call("regatta_views", self.caches),
+            caches=call("regatta_views", self.caches) if self.caches else [],
         )
 
     def __call__(
@@ -366,43 +366,27 @@ class _Run:
         tree_mask: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Hidden [T, H], or [L, H] of rows, behind these layers, and their caches."""
-        step = [] if inputs is None else inputs.of_blocks
-        hidden, *written = _run()(
-            *("regatta_blocks", hidden, self.weights, self.caches, step, tree_mask, rows),
+        """See Run."""
+        caches = self.caches or _no_tensors(hidden)
+        step = _no_tensors(hidden) if inputs is None else inputs.of_blocks
+        made, *written = _run()(
+            *("regatta_blocks", hidden, self.weights, caches, step, tree_mask, rows),
             *(self.blocks, self.order),
         )
-        return hidden, written
+        return made, written if self.caches else []
 
 
-@dataclass(frozen=True)
-class _ComposedRun:
-    """A layer that is a sequence of smaller operators."""
+def _no_tensors(anything: Tensor) -> list[Tensor]:
+    """What regatta_blocks takes for a list that it reads nothing of."""
+    import paddle
 
-    layer: Layer
-    cache: LayerCache
-    ropes: Sequence[Tensor]
-
-    def bound(self) -> _ComposedRun:
-        """Itself: see _Run."""
-        return self
-
-    def __call__(
-        self,
-        hidden: Tensor,
-        inputs: ForwardInputs,
-        tree_mask: Tensor | None = None,
-        rows: Tensor | None = None,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """As _Run's."""
-        return composed.layer(
-            _OPS, hidden, self.layer, self.cache, self.ropes, inputs, tree_mask, rows
-        )
+    # A traced program has no empty lists.
+    return [] if paddle.in_dynamic_mode() else [anything]
 
 
 def _runs(
     pairs: Iterable[tuple[Layer, LayerCache]], ropes: Sequence[Tensor]
-) -> Iterator[_Run | _ComposedRun]:
+) -> Iterator[_Run | composed.LayerRun]:
     for fused, alike in groupby(
         pairs, lambda pair: all(records.is_fused(w.block) for w in pair[0])
     ):
@@ -410,7 +394,7 @@ def _runs(
         if fused:
             yield _Run.of([layer for layer, _ in some], [cache for _, cache in some], ropes)
         else:
-            yield from (_ComposedRun(layer, cache, ropes) for layer, cache in some)
+            yield from (composed.LayerRun(_OPS, layer, cache, ropes) for layer, cache in some)
 
 
 def layers(
@@ -420,29 +404,15 @@ def layers(
     ropes: Sequence[Tensor],
     inputs: ForwardInputs,
     tree_mask: Tensor | None = None,
+    rows: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """The blocks of layer after layer.
 
     Returns hidden [T, H] and the caches (the tensors of layer after layer), modified in place.
+    rows: of the first layer, which alone keeps something, and of those behind it these, [L, H].
     """
-    written: list[Tensor] = []
-    for run in _runs(zip(layers, caches, strict=True), ropes):
-        hidden, caches_out = run(hidden, inputs, tree_mask)
-        written += caches_out
-    return hidden, written
-
-
-def last_layer(
-    hidden: Tensor,
-    layer: Layer,
-    cache: LayerCache,
-    ropes: Sequence[Tensor],
-    inputs: ForwardInputs,
-    tree_mask: Tensor | None = None,
-) -> tuple[Tensor, list[Tensor]]:
-    """The last layer's output in the rows of inputs.logit_indices alone: [L, H]; and its cache."""
-    (run,) = _runs([(layer, cache)], ropes)
-    return run(hidden, inputs, tree_mask, inputs.logit_indices)
+    runs = _runs(zip(layers, caches, strict=True), ropes)
+    return composed.in_turn(_OPS, runs, hidden, inputs, tree_mask, rows)
 
 
 class BoundLayers:
@@ -456,8 +426,8 @@ class BoundLayers:
         self, layers: Sequence[Layer], caches: Sequence[LayerCache], ropes: Sequence[Tensor]
     ):
         self._pairs, self._ropes = list(zip(layers, caches, strict=True)), ropes
-        self._kept: list[_Run | _ComposedRun] = []  # lists of where tensors lie keep none
-        self._runs: dict[tuple[int, int], list[_Run | _ComposedRun]] = {}
+        self._kept: list[_Run | composed.LayerRun] = []  # lists of where tensors lie keep none
+        self._runs: dict[tuple[int, int], list[_Run | composed.LayerRun]] = {}
 
     def __call__(
         self,
@@ -467,16 +437,14 @@ class BoundLayers:
         part: tuple[int, int] | None = None,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Hidden [T, H] behind the layers; the caches are modified in place.
+        """Hidden [T, H], or [L, H] of rows, behind the layers; the caches are modified in place.
 
-        part: the first layer and the one behind the last; None: all. rows: of one layer's output
-        these alone, [L, H].
+        part: the first layer and the one behind the last; None: all. rows: see `layers`.
         """
-        for run in self._runs_of(part or (0, len(self._pairs))):
-            hidden, _ = run(hidden, inputs, tree_mask, rows)
-        return hidden
+        runs = self._runs_of(part or (0, len(self._pairs)))
+        return composed.in_turn(_OPS, runs, hidden, inputs, tree_mask, rows)[0]
 
-    def _runs_of(self, part: tuple[int, int]) -> list[_Run | _ComposedRun]:
+    def _runs_of(self, part: tuple[int, int]) -> list[_Run | composed.LayerRun]:
         found = self._runs.get(part)
         if found is None:
             runs = list(_runs(self._pairs[slice(*part)], self._ropes))

@@ -8,9 +8,10 @@ H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from predict.nn.blocks import ADAPTED_ROWS, Norm
 from predict.nn.decoder import Attention, Experts, LatentAttention, Mlp
@@ -134,6 +135,62 @@ def layer(
             hidden = ops.expert_block(hidden, block)
         else:
             hidden = ops.mlp_block(hidden, block, before, of_rows)
+    return hidden, written
+
+
+class Run(Protocol):
+    """Layers that are called together."""
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        inputs: ForwardInputs,
+        tree_mask: Tensor | None = None,
+        rows: Tensor | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Hidden [T, H], or [L, H] of rows, behind these layers, and their caches."""
+        ...
+
+
+@dataclass(frozen=True)
+class LayerRun:
+    """One layer, block after block. See Run."""
+
+    ops: ModuleType
+    blocks: Layer
+    cache: LayerCache
+    ropes: Sequence[Tensor]
+
+    def bound(self) -> LayerRun:
+        """Itself: see predict.ops.compiled.BoundLayers."""
+        return self
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        inputs: ForwardInputs,
+        tree_mask: Tensor | None = None,
+        rows: Tensor | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """See Run."""
+        return layer(self.ops, hidden, self.blocks, self.cache, self.ropes, inputs, tree_mask, rows)
+
+
+def in_turn(
+    ops: ModuleType,
+    runs: Iterable[Run],
+    hidden: Tensor,
+    inputs: ForwardInputs,
+    tree_mask: Tensor | None = None,
+    rows: Tensor | None = None,
+) -> tuple[Tensor, list[Tensor]]:
+    """What run after run makes of hidden, and their caches. rows: see the operator `layers`."""
+    written: list[Tensor] = []
+    for number, run in enumerate(runs):
+        if number == 1 and rows is not None:  # the first one has left these alone
+            inputs, rows = _adapters_of(ops, inputs, rows), None
+        hidden, tensors = run(hidden, inputs, tree_mask, rows)
+        written += tensors
     return hidden, written
 
 

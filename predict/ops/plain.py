@@ -688,29 +688,22 @@ def layers(
     ropes: Sequence[Tensor],
     inputs: ForwardInputs,
     tree_mask: Tensor | None = None,
+    rows: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """The blocks of layer after layer.
 
     Returns hidden [T, H] and the caches (the tensors of layer after layer), modified in place.
+    rows: of the first layer, which alone keeps something, and of those behind it these, [L, H].
     """
-    written: list[Tensor] = []
-    for layer, cache in zip(layers, caches, strict=True):
-        hidden, tensors = composed.layer(_OPS, hidden, layer, cache, ropes, inputs, tree_mask)
-        written += tensors
-    return hidden, written
+    runs = _runs(layers, caches, ropes)
+    return composed.in_turn(_OPS, runs, hidden, inputs, tree_mask, rows)
 
 
-def last_layer(
-    hidden: Tensor,
-    layer: Layer,
-    cache: LayerCache,
-    ropes: Sequence[Tensor],
-    inputs: ForwardInputs,
-    tree_mask: Tensor | None = None,
-) -> tuple[Tensor, list[Tensor]]:
-    """The last layer's output in the rows of inputs.logit_indices alone: [L, H]; and its cache."""
-    rows = inputs.logit_indices
-    return composed.layer(_OPS, hidden, layer, cache, ropes, inputs, tree_mask, rows)
+def _runs(
+    layers: Sequence[Layer], caches: Sequence[LayerCache], ropes: Sequence[Tensor]
+) -> list[composed.LayerRun]:
+    pairs = zip(layers, caches, strict=True)
+    return [composed.LayerRun(_OPS, layer, cache, ropes) for layer, cache in pairs]
 
 
 class BoundLayers:
@@ -719,7 +712,7 @@ class BoundLayers:
     def __init__(
         self, layers: Sequence[Layer], caches: Sequence[LayerCache], ropes: Sequence[Tensor]
     ):
-        self._pairs, self._ropes = list(zip(layers, caches, strict=True)), ropes
+        self._runs = _runs(layers, caches, ropes)
 
     def __call__(
         self,
@@ -729,16 +722,12 @@ class BoundLayers:
         part: tuple[int, int] | None = None,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Hidden [T, H] behind the layers; the caches are modified in place.
+        """Hidden [T, H], or [L, H] of rows, behind the layers; the caches are modified in place.
 
-        part: the first layer and the one behind the last; None: all. rows: of one layer's output
-        these alone, [L, H].
+        part: the first layer and the one behind the last; None: all. rows: see `layers`.
         """
-        for layer, cache in self._pairs[slice(*(part or (0, len(self._pairs))))]:
-            hidden, _ = composed.layer(
-                _OPS, hidden, layer, cache, self._ropes, inputs, tree_mask, rows
-            )
-        return hidden
+        runs = self._runs[slice(*(part or (0, len(self._runs))))]
+        return composed.in_turn(_OPS, runs, hidden, inputs, tree_mask, rows)[0]
 
 
 def embed(inputs: ForwardInputs, embedding: Embedding, head: Linear) -> Tensor:

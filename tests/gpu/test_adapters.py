@@ -83,7 +83,14 @@ def check_layers(
     hidden = operands.tensor(step.num_tokens, hidden_size)
     pairs = [step.caches() for _ in plain]
     got = ops.layers(hidden.device, layers, [pair[1] for pair in pairs], rope.device, step.device)
-    last = ops.last_layer(hidden.device, layers[0], step.caches()[1], rope.device, step.device)
+    last = ops.layers(
+        hidden.device,
+        layers[:1],
+        [step.caches()[1]],
+        rope.device,
+        step.device,
+        rows=step.device.logit_indices,
+    )
     with operands.on_cpu():
         kept = [pair[0] for pair in pairs]
         wanted = reference.layers(hidden.plain, plain, kept, rope.plain, step.plain)

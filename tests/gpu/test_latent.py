@@ -213,12 +213,13 @@ def test_latent_attention_with_adapters_equals_the_plain_twin(
     compare(got, wanted, dtype, 2 * ROUNDINGS)
     compare(written[0], kept[0], dtype, 2 * ROUNDINGS)
     rows = problem.step.arrays.logit_indices
-    last, _ = ops.last_layer(
+    last, _ = ops.layers(
         problem.hidden.device,
-        (problem.placed,),
-        problem.caches()[1],
+        [(problem.placed,)],
+        [problem.caches()[1]],
         problem.device_ropes,
         problem.step.device,
+        rows=problem.step.device.logit_indices,
     )
     assert_close(numpy_of(last), numpy_of(wanted)[rows], dtype, 2 * ROUNDINGS)
 

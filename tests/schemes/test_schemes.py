@@ -13,7 +13,15 @@ import pytest
 from export.export_model import export_model
 from predict import LLM, EngineConfig
 from predict.config.quantization import QuantType, parse_quant_type
-from predict.config.schemes import DENSE, SCHEMES, check_support, find, gpu_kernels, scheme_info
+from predict.config.schemes import (
+    DENSE,
+    SCHEMES,
+    check_support,
+    find,
+    gpu_kernels,
+    scheme_info,
+    unfolded,
+)
 from predict.errors import UserError
 from predict.loading.manifest import load_manifest
 from predict.schemes import Quantized, known_schemes, scheme_of
@@ -353,11 +361,19 @@ def test_schemes_are_found_by_what_they_hold() -> None:
         scheme_info("int2")
 
 
+def test_a_folded_norm_makes_no_scheme_of_its_own() -> None:
+    assert unfolded(DENSE.folded) == DENSE.name
+    assert all(unfolded(name) == name for name in (DENSE.name, *SCHEMES))
+    with pytest.raises(UserError, match="is not known"):
+        scheme_info(DENSE.folded)
+
+
 def test_csrc_has_the_same_rows() -> None:
     text = (ROOT / "csrc/include/regatta/scheme.h").read_text()
     kinds = {None: "kFloat", "int8": "kInt8", "e4m3": "kE4M3"}
     rows = re.findall(r'\{"(\w+)", \d+, (\d+), Activations::(\w+), (true|false),', text)
-    theirs = {name: values for name, *values in rows if name != "dense_folded"}  # csrc's own
+    theirs = {name: values for name, *values in rows}
+    assert theirs.pop(DENSE.folded) == theirs[DENSE.name]
     assert theirs == {
         row.name: [
             str(row.bits if row.codes else 0),
