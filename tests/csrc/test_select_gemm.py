@@ -147,6 +147,10 @@ CASES = [
     Case((80, 86, 89), f"{DENSE} {EXPERTS} batch_invariant", {8: STREAM, 65536: STREAM}),
     Case((75,), f"{DENSE16} {EXPERTS}", {8: GENERIC, 65536: GENERIC}),
     Case((90,), "operands=dense dtype=float32 in=2048 out=1536 groups=8", {8: GENERIC}),
+    Case(BEFORE_HOPPER, f"{INT8} {EXPERTS} gated", {1: CODES_MMA, 65536: CODES_MMA}),
+    Case((89,), f"{FP8} {EXPERTS} gated", {1: CODES_MMA, 65536: CODES_MMA}),
+    Case((89,), f"{BLOCKS} {EXPERTS} batch_invariant", {8: CODES_MMA, 65536: CODES_MMA}),
+    Case((75, 80, 86), f"{FP8} {EXPERTS}", {8: "", 65536: ""}),
     Case(EVERY, f"{DENSE} {EXPERTS} residual", {8: ""}),
     Case(EVERY, f"{DENSE} in=2048 out=1536 groups=513", {8: ""}),
     # Packed weights.
@@ -206,6 +210,9 @@ CASES = [
         {1: PACKED_VECTOR, 8: PACKED_VECTOR, 9: PACKED_SMALL, 1537: PACKED_LARGE},
     ),
     Case(BEFORE_HOPPER, f"{MXFP4} in=2880 out=5760 groups=32", {8: "", 65536: ""}),
+    Case(BEFORE_HOPPER, f"{PACKED8} {EXPERTS} gated", {1: PACKED_MMA, 65536: PACKED_MMA}),
+    Case(BEFORE_HOPPER, f"{PACKED4} {EXPERTS} batch_invariant", {8: PACKED_MMA, 512: PACKED_MMA}),
+    Case((75,), f"operands=weight_int4 {EXPERTS}", {8: ""}),  # bfloat16
     Case(
         (90,),
         f"{PACKED8} {EXPERTS} gated batch_invariant",
@@ -216,7 +223,6 @@ CASES = [
         f"{W4A8} {EXPERTS} gated",
         {8: PACKED_VECTOR, 8192: PACKED_SMALL, 65536: PACKED_SMALL},
     ),
-    Case(BEFORE_HOPPER, f"{PACKED4} {EXPERTS}", {8: "", 65536: ""}),
 ]
 
 

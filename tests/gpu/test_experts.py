@@ -193,7 +193,7 @@ def test_of_equal_scores_the_lower_expert_is_chosen(
             assert relative_error(each, made[2]) < TIES_DISTANCE[dtype], rows
 
 
-# Kernels that every GPU has, forced: those of sm_80, and of sm_75.
+# Kernels of older GPUs, forced. Those of sm_75 have no bfloat16, and e4m3 is from sm_89 on.
 OLDER = ("experts=sm80", "experts=sm75")
 
 
@@ -216,16 +216,79 @@ def test_forced_kernels_of_odd_experts_equal_the_plain_twin(
     check_odd(Operands(gpu, dtype), library.require())
 
 
+PACKED = [
+    ("weight_only_int8", -1),
+    ("weight_only_int4", -1),
+    ("weight_only_int4", 64),
+]
+
+
+def check_codes(
+    gpu: devices.Device, scheme: str, group_size: int, dtype: str, bound: float
+) -> None:
+    """Asserts that experts in codes are near the plain twin of the same codes."""
+    skip_unless_product(scheme, group_size)
+    operands = Operands(gpu, dtype)
+    # Of one row of fewer columns, e4m3 codes that tip over alone may be 0.06 off.
+    hidden_size, inner = (2320, 784) if scheme == "a8w8_fp8" else (256, 128)
+    with operands.on_cpu():
+        dense = weights_of(operands, ExpertBlock(Router(16, 3), inner), hidden_size)
+    weights, placed = coded(operands, dense, scheme, group_size)
+    for rows in (1, 8, 100, 700):
+        hidden = operands.tensor(rows, hidden_size)
+        got = numpy_of(ops.expert_block(hidden.device, placed))
+        with operands.on_cpu():
+            wanted = numpy_of(reference.expert_block(hidden.plain, weights))
+            clear = clear_rows(weights, hidden.plain, dtype)
+        assert len(clear) > rows // 3
+        made = [(each - numpy_of(hidden.plain))[clear] for each in (got, wanted)]
+        assert relative_error(*made) < bound, rows
+
+
+@pytest.mark.parametrize(
+    ("kernels", "dtype"),
+    [("experts=sm80", "bfloat16"), ("experts=sm80", "float16"), ("experts=sm75", "float16")],
+)
+@pytest.mark.parametrize(("scheme", "group_size"), PACKED)
+def test_forced_kernels_of_packed_codes_are_near_the_plain_twin(
+    gpu: devices.Device,
+    monkeypatch: pytest.MonkeyPatch,
+    scheme: str,
+    group_size: int,
+    kernels: str,
+    dtype: str,
+) -> None:
+    monkeypatch.setenv("REGATTA_KERNEL", kernels)
+    check_codes(gpu, scheme, group_size, dtype, DISTANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("kernels", "scheme"),
+    [
+        ("", "a8w8"),
+        ("experts=sm75", "a8w8"),
+        ("experts=sm80", "a8w8"),
+        ("experts=sm89", "a8w8_fp8"),
+    ],
+)
+def test_experts_of_codes_on_both_sides_are_near_the_plain_twin(
+    gpu: devices.Device, monkeypatch: pytest.MonkeyPatch, kernels: str, scheme: str, dtype: str
+) -> None:
+    monkeypatch.setenv("REGATTA_KERNEL", kernels)
+    check_codes(gpu, scheme, -1, dtype, CODES_DISTANCE)
+
+
 @pytest.mark.parametrize("kernels", OLDER)
 def test_forced_kernels_are_no_others(
     gpu: devices.Device, monkeypatch: pytest.MonkeyPatch, kernels: str
 ) -> None:
-    """Products of packed codes in groups are Hopper's: without them there is none."""
-    skip_unless_product("weight_only_int8", -1)
+    """Experts in MXFP4 are Hopper's: without its kernels there is none."""
+    skip_unless_product("weight_only_mxfp4", 32)
     operands = Operands(gpu, "bfloat16")
     with operands.on_cpu():
         dense = weights_of(operands, ExpertBlock(Router(16, 3), 128), 256)
-    _, placed = coded(operands, dense, "weight_only_int8")
+    _, placed = coded(operands, dense, "weight_only_mxfp4", 32)
     hidden = operands.tensor(3, 256).device
     if devices.driver_info().gpus[gpu.index].capability == (9, 0):
         assert np.isfinite(numpy_of(ops.expert_block(hidden, placed))).all()
@@ -233,6 +296,24 @@ def test_forced_kernels_are_no_others(
     named = kernels.replace("experts=sm", "sm_")
     with pytest.raises(ValueError, match=f"no kernel for M 9 in 16 groups.* on {named} "):
         ops.expert_block(hidden, placed)
+
+
+@pytest.mark.parametrize(("scheme", "group_size"), PACKED[:2])
+def test_forced_kernels_of_a_row_do_not_depend_on_the_rows_beside_it(
+    gpu: devices.Device, monkeypatch: pytest.MonkeyPatch, scheme: str, group_size: int
+) -> None:
+    skip_unless_product(scheme, group_size)
+    monkeypatch.setenv("REGATTA_KERNEL", "experts=sm80")
+    operands = Operands(gpu, "bfloat16")
+    with operands.on_cpu():
+        dense = weights_of(operands, ExpertBlock(Router(16, 3), 128), 256)
+    _, placed = coded(operands, dense, scheme, group_size)
+    values = numpy_of(operands.tensor(300, 256).plain)
+    with library.require().batch_invariant():
+        whole = numpy_of(ops.expert_block(operands.both(values).device, placed))
+        for first, end in ((0, 1), (7, 15), (100, 180), (299, 300)):
+            part = ops.expert_block(operands.both(values[first:end]).device, placed)
+            np.testing.assert_array_equal(numpy_of(part), whole[first:end])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -262,33 +343,12 @@ def test_e4m3_experts_are_near_the_plain_twin(
 
 @pytest.mark.parametrize("dtype", list(DISTANCE))
 @pytest.mark.parametrize(
-    ("scheme", "group_size"),
-    [
-        ("weight_only_int8", -1),
-        ("weight_only_int4", -1),
-        ("weight_only_int4", 64),
-        ("w4a8", -1),
-        ("w4a8", 64),
-        ("weight_only_mxfp4", 32),
-    ],
+    ("scheme", "group_size"), [*PACKED, ("w4a8", -1), ("w4a8", 64), ("weight_only_mxfp4", 32)]
 )
 def test_experts_of_packed_codes_are_near_the_plain_twin(
     gpu: devices.Device, scheme: str, group_size: int, dtype: str
 ) -> None:
-    skip_unless_product(scheme, group_size)
-    operands, hidden_size = Operands(gpu, dtype), 256
-    with operands.on_cpu():
-        dense = weights_of(operands, ExpertBlock(Router(16, 3), 128), hidden_size)
-    weights, placed = coded(operands, dense, scheme, group_size)
-    for rows in (1, 8, 100):
-        hidden = operands.tensor(rows, hidden_size)
-        got = numpy_of(ops.expert_block(hidden.device, placed))
-        with operands.on_cpu():
-            wanted = numpy_of(reference.expert_block(hidden.plain, weights))
-            clear = clear_rows(weights, hidden.plain, dtype)
-        assert len(clear) > rows // 3
-        made = [(each - numpy_of(hidden.plain))[clear] for each in (got, wanted)]
-        assert relative_error(*made) < DISTANCE[dtype], rows
+    check_codes(gpu, scheme, group_size, dtype, DISTANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

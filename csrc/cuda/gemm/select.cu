@@ -313,6 +313,10 @@ const char* not_bfloat16(const GemmProblem& p, const Architecture&) {
   return p.dtype == DType::kBFloat16 ? "bfloat16 needs sm_80" : kRefuses(p);
 }
 
+const char* refuses_float8_mma(const GemmProblem& p, const Architecture&) {
+  return p.operands == GemmOperands::kFp8 ? "float8 needs sm_89" : gemm_codes_mma_refuses(p);
+}
+
 const char* refuses_blas(const GemmProblem& p, const Architecture& a) {
   if (!p.has_blas) return "no cuBLASLt handle";
   if (p.dtype == DType::kBFloat16 && a.compute_capability < 80) return "bfloat16 needs sm_80";
@@ -461,15 +465,15 @@ constexpr GemmCandidate kCandidates[] = {
      true},
     {"mma", kCodes, K::kCodesMma, 89, kAll, 1, kAny, kMmaShared, by_problem<gemm_codes_mma_refuses>,
      true},
-    {"mma", kCodes, K::kCodesMma, 75, 88, 1, kAny, kMmaShared,
-     [](const GemmProblem& p, const Architecture&) {
-       return p.operands == GemmOperands::kFp8 ? "float8 needs sm_89" : gemm_codes_mma_refuses(p);
-     },
-     true},
+    {"mma", kCodes, K::kCodesMma, 75, 88, 1, kAny, kMmaShared, refuses_float8_mma, true},
     {"tiles", kCodes, K::kLargeCodes, 90, 90, kRowsGroupTiles, kAny, kHopperShared,
      by_problem<gemm_tiles_sm90_refuses>, false, false, true},
     {"sm90", kCodes, K::kSmallCodes, 90, 90, 1, kAny, kHopperShared, by_problem<gemm_sm90_refuses>,
      true, true, true},
+    {"mma", kCodes, K::kCodesMma, 89, kAll, 1, kAny, kMmaShared, by_problem<gemm_codes_mma_refuses>,
+     true, true, true},
+    {"mma", kCodes, K::kCodesMma, 75, 88, 1, kAny, kMmaShared, refuses_float8_mma, true, true,
+     true},
 
     // Weights of 8 and 4 bits, packed. A matrix first, from so many rows on as the dense product
     // saves more than making it costs: measured on an H200, computed for other GPUs.
@@ -493,6 +497,10 @@ constexpr GemmCandidate kCandidates[] = {
      by_problem<gemm_packed_mma_refuses>, true},
     {"mma", kPacked, K::kPackedMma, 75, 79, 1, kAny, kMmaShared,
      not_bfloat16<gemm_packed_mma_refuses>, true},
+    {"mma", kPacked, K::kPackedMma, 80, kAll, 1, kAny, kMmaShared,
+     by_problem<gemm_packed_mma_refuses>, true, true, true},
+    {"mma", kPacked, K::kPackedMma, 75, 79, 1, kAny, kMmaShared,
+     not_bfloat16<gemm_packed_mma_refuses>, true, true, true},
 };
 
 const char* reason_against(const GemmCandidate& c, const GemmProblem& p, const Architecture& a,

@@ -7,7 +7,8 @@
 //   1. Few rows: gemm_mma.cuh. A lane reads 16 bytes of a row of weight, and 16 of a row of x out
 //      of shared memory: two steps of the instruction with k in another order, in both operands
 //      alike.
-//   2. Many rows: blocks of 128 rows of weight by 128 tokens; both go through a ring of 64 columns
+//   2. Many rows without groups: blocks of 128 rows of weight by 128 tokens; both go through a ring
+//   of 64 columns
 //      in shared memory, by ldmatrix into eight warps of 64 by 32 each.
 //   3. int8 sums are exact. e4m3 sums go to a float every 128 columns, with the blocks' scales if
 //      there are any: the instruction itself keeps 13 bits of mantissa (SageAttention2, on sm_89).
@@ -23,7 +24,7 @@ namespace {
 // Large tiles where they leave a block for every multiprocessor, or rows are many anyway.
 MmaTile choose_tile(const GemmParams& p, int num_multiprocessors) {
   const int64_t tiles = ceil_div(num_mma_pairs(p), kTilePairs) * ceil_div(p.num_rows, kTileTokens);
-  if (!is_batch_invariant && p.num_rows > 64 &&
+  if (!is_batch_invariant && p.num_groups == 0 && p.num_rows > 64 &&
       (tiles >= num_multiprocessors || p.num_rows >= 4 * kTileTokens)) {
     return {kTileTokens, kTilePairs};
   }
@@ -34,8 +35,8 @@ MmaTile choose_tile(const GemmParams& p, int num_multiprocessors) {
 
 Status gemm_codes_mma(const GemmParams& p, const MmaTile& tile, CUstream_st* stream) {
   const char* reason = gemm_codes_mma_refuses(p);
-  const bool known =
-      tile.tokens == kTileTokens ? tile.pairs == kTilePairs : mma_tile_is_known(p, tile);
+  const bool known = tile.tokens == kTileTokens ? tile.pairs == kTilePairs && p.num_groups == 0
+                                                : mma_tile_is_known(p, tile);
   if (reason == nullptr && !known) reason = "no kernel of this tile";
   if (reason != nullptr) return Status::error(std::string("gemm_codes_mma: ") + reason);
   if (p.num_rows == 0) return {};

@@ -54,11 +54,18 @@ __device__ __forceinline__ RowPair scales_of_rows(const BlockScales& b, int row,
   return {__ldg(b.of_row(row) + unit), __ldg(b.of_row(row + 8) + unit)};
 }
 
-// Of this lane's two tokens, token and token + 1: there is room for 128 at a time.
+// Of this lane's two tokens, token and token + 1: there is room for 128 at a time. A group's tile
+// begins at any token, and may end behind that room.
+template <bool kGrouped>
 __device__ __forceinline__ float2 scales_of_tokens(const BlockScales& b, int token, int unit) {
   if (b.num_blocks == 0) return make_float2(1.f, 1.f);
-  return __ldcg(
-      reinterpret_cast<const float2*>(b.x + static_cast<int64_t>(unit) * b.x_stride + token));
+  const float* of_unit = b.x + static_cast<int64_t>(unit) * b.x_stride;
+  if constexpr (kGrouped) {
+    const int last = b.x_stride - 1;
+    return make_float2(__ldcg(of_unit + min(token, last)), __ldcg(of_unit + min(token + 1, last)));
+  } else {
+    return __ldcg(reinterpret_cast<const float2*>(of_unit + token));
+  }
 }
 
 // acc += part, scaled; part = 0.
@@ -97,7 +104,7 @@ struct CodeWeights {
   static __device__ __forceinline__ int lane_column() { return threadIdx.x % 4 * 16; }
 
   __device__ __forceinline__ void place(const MmaParams& p, int pair) {
-    policy = policy_of_weights(p.token_blocks == 1);
+    policy = policy_of_weights(p.once);
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
 #pragma unroll
@@ -128,6 +135,7 @@ struct CodeWeights {
     }
   }
 
+  template <bool kGrouped>
   __device__ __forceinline__ void multiply(const MmaParams& p, int, int unit, int token0,
                                            const char* x, Sum (&acc)[2][kTokens / 8][4]) {
     const char* at = x + lane_row() * 64 + lane_column();
@@ -152,7 +160,7 @@ struct CodeWeights {
       }
       if constexpr (kFp8) {
         const float2 tokens =
-            scales_of_tokens(p.scales, token0 + n * 8 + threadIdx.x % 4 * 2, unit);
+            scales_of_tokens<kGrouped>(p.scales, token0 + n * 8 + threadIdx.x % 4 * 2, unit);
 #pragma unroll
         for (int s = 0; s < 2; ++s) promote(acc[s][n], part[s], scale[s], tokens);
       }
@@ -273,7 +281,7 @@ __global__ void __launch_bounds__(kMmaThreads, kFp8 ? 1 : 2)
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
         const float2 tokens =
-            scales_of_tokens(p.scales, token0 + warp_token + n * 8 + lane % 4 * 2, unit);
+            scales_of_tokens<false>(p.scales, token0 + warp_token + n * 8 + lane % 4 * 2, unit);
 #pragma unroll
         for (int s = 0; s < 4; ++s) promote(acc[s][n], part[s][n], rows[s], tokens);
       }

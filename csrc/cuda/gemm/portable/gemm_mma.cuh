@@ -12,6 +12,7 @@
 //      wait for each other before the end, where their sums are added in order.
 //   4. A block has eight warps: side by side where there are rows enough for every multiprocessor,
 //      else one behind the other along k.
+//   5. Of groups a block finds its tile of tokens and their group's weight (groups.cuh).
 // Source: own. That weights skip shared memory is what sets it apart from Marlin and TurboMind.
 #pragma once
 
@@ -19,6 +20,8 @@
 #include <type_traits>
 
 #include "cuda/gemm/gemm_epilogue.cuh"
+#include "cuda/gemm/groups.cuh"
+#include "cuda/gemm/tiles.h"
 #include "regatta/gemm.h"
 
 namespace regatta::cuda {
@@ -42,7 +45,25 @@ struct MmaParams {
   int token_blocks;
   int unit_bytes, num_slabs;  // of packed weights
   bool half;                  // bias, residual and out are fp16, else bf16 (of codes)
+  bool once;                  // a weight is read by one block of tokens
+  Groups groups;
+  int64_t weight_bytes;  // of a group's weight
 };
+
+// What a group's tile reads; without groups, all of it.
+template <bool kGrouped>
+__device__ __forceinline__ decltype(auto) params_of(const MmaParams& p, int group) {
+  if constexpr (kGrouped) {
+    MmaParams own = p;
+    own.weight += group * p.weight_bytes;
+    // bias is of 16-bit values, whichever.
+    own.epilogue = epilogue_of<__half, true>(p.epilogue, group);
+    if (p.scales.num_blocks != 0) own.scales = p.scales.of_group(group);
+    return own;
+  } else {
+    return (p);
+  }
+}
 
 // Weights that one block of tokens reads are read once.
 __device__ __forceinline__ uint64_t policy_of_weights(bool once) {
@@ -146,7 +167,7 @@ __device__ __forceinline__ void finish_any(const MmaParams& p, Args... args) {
 //   Sum: of the accumulators; Out: see finish_any()
 //   chunk_place(row, chunk): where 16 bytes of x lie in a step
 //   place(p, pair): before all else; load(p, half, unit): asks for codes
-//   multiply(p, half, unit, token0, x, acc): adds their products
+//   multiply<kGrouped>(p, half, unit, token0, x, acc): adds their products
 template <class Weights>
 struct MmaShape {
   static constexpr int kTokens = Weights::kTokens;
@@ -161,19 +182,27 @@ struct MmaShape {
   }
 };
 
-template <class Weights>
+template <class Weights, bool kGrouped>
 __global__ void __launch_bounds__(kMmaThreads, Weights::kBlocks)
-    mma_kernel(const __grid_constant__ MmaParams p) {
+    mma_kernel(const __grid_constant__ MmaParams all) {
   using S = MmaShape<Weights>;
   constexpr int kTokens = S::kTokens, kHalves = Weights::kHalves;
   extern __shared__ __align__(16) char shared[];
   float* row_scale = reinterpret_cast<float*>(shared);
   const int warp = threadIdx.x / kWarp;
-  const int pairs = p.pairs, splits = kMmaWarps / pairs;
+  const int pairs = all.pairs, splits = kMmaWarps / pairs;
   const int pair = warp % pairs, split = warp / pairs;
-  const int token0 = blockIdx.x % p.token_blocks * kTokens;
-  const int pair0 = blockIdx.x / p.token_blocks * pairs;
-  const int count = min(kTokens, p.num_rows - token0);
+  const int token_block = blockIdx.x % all.token_blocks;
+  const int pair0 = blockIdx.x / all.token_blocks * pairs;
+  GroupTile tile = {0, token_block * kTokens, all.num_rows};
+  if constexpr (kGrouped) {
+    if (!all.groups.ready) pdl_wait();
+    tile = find_group_tile<kTokens>(all.groups, token_block);
+    if (tile.group < 0) return;
+  }
+  const auto& p = params_of<kGrouped>(all, tile.group);
+  const int token0 = tile.first;
+  const int count = min(kTokens, tile.end - token0);
   char* ring = shared + S::kHeadBytes + split * S::kStages * S::kStageBytes;
   // This part's units: split, split + splits, ...
   const int num_units = split < p.num_units ? (p.num_units - split - 1) / splits + 1 : 0;
@@ -234,7 +263,8 @@ __global__ void __launch_bounds__(kMmaThreads, Weights::kBlocks)
       }
       if (step + S::kStages - 1 < num_steps) copy(step + S::kStages - 1);
       cp_async_commit();
-      weights.multiply(p, h, unit, token0, ring + step % S::kStages * S::kStageBytes, acc);
+      weights.template multiply<kGrouped>(p, h, unit, token0,
+                                          ring + step % S::kStages * S::kStageBytes, acc);
       if (u + 1 < num_units) weights.load(p, h, unit + splits);
     }
   }
@@ -261,6 +291,12 @@ __global__ void __launch_bounds__(kMmaThreads, Weights::kBlocks)
   }
 }
 
+// Blocks of `tokens` tokens; of groups, as many as there may be.
+inline int64_t mma_token_blocks(const GemmParams& p, int64_t tokens) {
+  return p.num_groups > 0 ? max_group_tiles(p.num_rows, p.num_groups, tokens)
+                          : ceil_div(p.num_rows, tokens);
+}
+
 // What the kernels read of `p`, but for the weights' own layout.
 inline MmaParams make_mma_params(const GemmParams& p, const MmaTile& tile, int bytes_of_x) {
   MmaParams m = {};
@@ -273,8 +309,11 @@ inline MmaParams make_mma_params(const GemmParams& p, const MmaTile& tile, int b
   m.num_units = static_cast<int>(ceil_div(p.in_features, kMmaUnit));
   m.pairs = tile.pairs;
   m.up = p.gated ? static_cast<int>(p.out_features / 2) : 0;
-  m.token_blocks = static_cast<int>(ceil_div(p.num_rows, tile.tokens));
+  m.token_blocks = static_cast<int>(mma_token_blocks(p, tile.tokens));
+  m.once = m.token_blocks == 1 || (p.num_groups > 0 && tile.tokens == 8);
   m.half = p.dtype == DType::kFloat16;
+  m.groups = make_groups(p);
+  m.weight_bytes = p.out_features * p.in_features;  // of codes
   return m;
 }
 
@@ -291,12 +330,27 @@ Status run_mma(const GemmParams& p, const MmaParams& m, const char* name, cudaSt
   config.shared_bytes = MmaShape<Weights>::shared_bytes(m.pairs);
   config.stream = stream;
   config.pdl = p.dependent_launch;
-  return launch(mma_kernel<Weights>, config, name, m);
+  const auto kernel = p.num_groups > 0 ? mma_kernel<Weights, true> : mma_kernel<Weights, false>;
+  return launch(kernel, config, name, m);
+}
+
+// Of groups: tokens by their mean. In the batch-invariant mode k has the same parts for any rows.
+inline MmaTile choose_group_mma_tile(const GemmParams& p, int num_multiprocessors) {
+  const int tokens = choose_group_tokens(p.num_rows, p.num_groups, 8, 64);
+  MmaTile tile = {tokens == 16 ? 32 : tokens, 4};
+  if (is_batch_invariant || tile.tokens == 64) return tile;
+  const int64_t pairs = num_mma_pairs(p), blocks = mma_token_blocks(p, tile.tokens);
+  const int least = tile.tokens == 8 ? 1 : 2;
+  while (tile.pairs > least && ceil_div(pairs, tile.pairs) * blocks < 2 * num_multiprocessors) {
+    tile.pairs /= 2;
+  }
+  return tile;
 }
 
 // Tiles as large as leave a block for every multiprocessor. Sums of squares of more than 8 rows are
 // of 64 columns, hence two pairs.
 inline MmaTile choose_mma_tile(const GemmParams& p, int num_multiprocessors) {
+  if (p.num_groups > 0) return choose_group_mma_tile(p, num_multiprocessors);
   if (is_batch_invariant) return {p.num_rows <= 8 ? 8 : p.num_rows <= 32 ? 32 : 64, 4};
   const int64_t pairs = num_mma_pairs(p);
   if (p.num_rows > 32 && ceil_div(pairs, 4) * ceil_div(p.num_rows, 64) >= num_multiprocessors) {
@@ -314,7 +368,8 @@ inline MmaTile choose_mma_tile(const GemmParams& p, int num_multiprocessors) {
 inline bool mma_tile_is_known(const GemmParams& p, const MmaTile& tile) {
   if (tile.tokens == 64) return tile.pairs == 4;
   if (tile.tokens != 8 && tile.tokens != 32) return false;
-  const int least = p.num_rows <= 8 && tile.tokens == 8 ? 1 : 2;
+  const bool few = p.num_rows <= 8 || p.num_groups > 0;  // groups give no sums of squares
+  const int least = few && tile.tokens == 8 ? 1 : 2;
   return tile.pairs >= least && tile.pairs <= 4 && (tile.pairs & (tile.pairs - 1)) == 0;
 }
 

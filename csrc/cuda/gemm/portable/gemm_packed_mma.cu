@@ -42,7 +42,7 @@ struct PackedWeights {
   }
 
   __device__ __forceinline__ void place(const MmaParams& p, int pair) {
-    policy = policy_of_weights(p.token_blocks == 1);
+    policy = policy_of_weights(p.once);
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
       // Behind the last slab, its own rows again: they are not written.
@@ -86,6 +86,7 @@ struct PackedWeights {
     }
   }
 
+  template <bool kGrouped>
   __device__ __forceinline__ void multiply(const MmaParams&, int half, int, int, const char* x,
                                            float (&acc)[2][kTokens / 8][4]) {
     const int tile = threadIdx.x % kWarp / 8, row = threadIdx.x % 8;
@@ -124,6 +125,7 @@ Status run(const GemmParams& p, const MmaTile& tile, cudaStream_t stream) {
   MmaParams m = make_mma_params(p, tile, 2);
   m.unit_bytes = PackedWeights<T, kBits, 8>::unit_size(static_cast<int>(p.group_size));
   m.num_slabs = static_cast<int>(packed_tiles(p.out_features));
+  m.weight_bytes = packed_weight_bytes(p.out_features, p.in_features, p.operands, p.group_size);
   constexpr char kName[] = "gemm_packed_mma";
   switch (tile.tokens) {
     case 8:
