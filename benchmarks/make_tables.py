@@ -84,7 +84,9 @@ def pivot(found: dict[str, Row], columns: Sequence[str], show: Show, first: str 
 H200 = ("h200/2026-11-22.json", "h200/2026-11-23.json")
 H200_SERVED = "h200/2026-11-24.json"
 H200_SHAPES = "h200/2026-11-25.json"
-H200_RUNS = "h200/2026-11-26.json"  # of benchmarks/add_runs.py
+# Of benchmarks/add_runs.py. Cases of a later file take the place of an earlier one's.
+H200_RUNS = ("h200/2026-11-26.json", "h200/2026-11-27.json")
+ZEN4_ADAPTERS = "zen4/2026-11-27-adapters.json"  # of benchmarks/turns.py
 H100_EXPERTS = "h100/2026-11-25.json"
 VLLM = "peers/vllm-0.26-h200.json"
 ZEN5, ZEN4, QUALITY = "zen5/2026-11-21.json", "zen4/2026-11-23.json", "quality/2026-11-21.json"
@@ -125,9 +127,13 @@ class Run(NamedTuple):
 
 def runs(suite: str) -> Iterator[Run]:
     """The rows of a suite's runs; none before the first is added."""
-    held = _file(H200_RUNS)["suites"].get(suite, {"rows": ()})
-    for row in held["rows"]:
-        yield Run(row["run"], row["case"], held["runs"][row["run"]]["settings"], row)
+    found: dict[tuple[str, str], Run] = {}
+    for file in H200_RUNS:
+        held = _file(file)["suites"].get(suite, {"rows": ()})
+        for row in held["rows"]:
+            name, case = row["run"], row["case"]
+            found[name, case] = Run(name, case, held["runs"][name]["settings"], row)
+    yield from found.values()
 
 
 def milliseconds(value: Number) -> str:
@@ -244,7 +250,7 @@ def h200_long_contexts() -> str:
     for name, row in rows("long_contexts", H200[1]).items():
         peer, case = peers[name]["values"]["value"], cases.get(name, "")
         ours = [found.get((case, cache)) for cache in caches]
-        file = H200[1] if ours[0] is None else H200_RUNS
+        file = H200[1] if ours[0] is None else H200_RUNS[0]
         first = row["values"]["dynamic"] if ours[0] is None else ours[0]
         shown = ["" if value is None else milliseconds(value) for value in (first, *ours[1:])]
         ratio = times(speed_up(first, peer, row["unit"]))
@@ -269,14 +275,15 @@ def h200_experts() -> str:
     for run in sorted(runs("experts"), key=by_model_and_size):
         model, kind = MODEL_NAMES[Path(run.settings["model"]).name], run.settings["quant_type"]
         name = model if kind == "none" else f"{model}, {KIND_NAMES[kind]}"
-        batch, length, _ = run.case.split("x")
+        batch, length, tokens = run.case.split("x")
         column = columns.get(run.case, batch)
         work = f"prompt of {column}" if run.case in columns else f"decode, batch {batch}"
         if length == "8000" and run.case not in columns:
-            work, column = f"decode, {batch} x 8,000", ""
+            work, column = f"decode, {batch} x 8,000, {tokens} out", ""
         values = peers[name]["values"] if name in peers else {}
         peer, found = values.get(column), run.row["values"]
         share = "share_of_limit" if run.case in columns else "decode_bandwidth_share"
+        experts = found.get("prompt_experts" if run.case in columns else "decode_experts")
         body.append(
             [
                 f"{name}, {work}",
@@ -284,9 +291,10 @@ def h200_experts() -> str:
                 "" if peer is None else plain(peer),
                 "" if peer is None else times(Decimal(peer) / run.ms),
                 percent(found[share]) if share in found else "",
+                f"{experts:.1f}" if experts is not None else "",
             ]
         )
-    head = ["ms", "Regatta", "vLLM 0.26", "times as fast", "share of the limit"]
+    head = ["ms", "Regatta", "vLLM 0.26", "times as fast", "share of the limit", "experts"]
     return markdown(head, body)
 
 
@@ -307,6 +315,24 @@ def h200_adapters() -> str:
         ours = (found.get((name, case), "") for name in columns)
         body.append([work, *ours, plain(peer["values"][column])])
     return markdown(["ms", *columns.values(), "vLLM 0.26, eight in turn"], body)
+
+
+def cpu_adapters() -> str:
+    """What adapters of requests cost on a CPU."""
+    body = []
+    for name, row in rows("adapters", ZEN4_ADAPTERS).items():
+        shape, kind, case = name.split(", ")
+        values, (low, high) = row["values"], row["interval"]
+        model, weights = SHAPE_NAMES.get(shape, shape), KIND_NAMES.get(kind, DTYPE)
+        body.append(
+            [
+                f"{model}, {weights}, batch {case.split('x')[0]}",
+                milliseconds(values["before_ms"]),
+                milliseconds(values["after_ms"]),
+                f"{times(values['ratio'])} ({times(low)} to {times(high)})",
+            ]
+        )
+    return markdown(["ms per token of the batch", "none", "eight, in turn", "ratio"], body)
 
 
 def h200_guided() -> str:
@@ -427,6 +453,7 @@ SHAPE_NAMES = {
     "experts-8-top-2": "8 experts, 2 chosen",
     "experts-64-top-6": "64 experts, 6 chosen",
 }
+DTYPE = "bfloat16"  # of weights that are not quantized
 KIND_NAMES = {"weight_only_int8": "int8", "weight_only_int4": "int4", "a8w8_fp8": "fp8"}
 
 
@@ -693,6 +720,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu-experts": cpu_experts,
     "cpu-shapes": cpu_shapes,
     "cpu-quantized-zen5": cpu_quantized_zen5,
+    "cpu-adapters": cpu_adapters,
     "cpu-backends": cpu_backends,
     "cpu-operators": cpu_operators,
     "quality": quality,

@@ -123,7 +123,7 @@ def test_the_table_of_adapters_has_the_runs_that_are_there(
 ) -> None:
     tables = script("benchmarks/make_tables.py")
     added(tmp_path, {"base": run(), "lora": run(9.0)})
-    monkeypatch.setattr(tables, "H200_RUNS", tmp_path / "2026-01-02.json")
+    monkeypatch.setattr(tables, "H200_RUNS", (tmp_path / "2026-01-02.json",))
     lines = tables.h200_adapters().splitlines()
     assert lines[2] == "| decode, batch 1 | 4.25 | 9.00 |  |  | 6.66 |"
     assert lines[-1] == "| prompt of 1,024 tokens | 20.51 | 20.51 |  |  | 53.6 |"
