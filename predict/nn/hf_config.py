@@ -113,6 +113,13 @@ FUNCTIONS: dict[str, Function] = {
 # Keys of the rope scaling that RopeSpec has under the same name.
 ROPE_NUMBERS = tuple(f.name for f in fields(RopeSpec) if f.name in NUMBERS)
 
+# What folders have that are given beside a model, and by which flag.
+BESIDE_MODELS = {
+    "adapter_config.json": "--lora_path",
+    "lora_config.json": "--lora_path",
+    "prefix_config.json": "--prefix_path",
+}
+
 
 class ConfigReader:
     """A config.json with typed getters; every error names the file, the key and what is allowed."""
@@ -132,9 +139,12 @@ class ConfigReader:
         """
         path = described_in(directory, "config.json")
         if not path.exists():
+            here = (flag for name, flag in BESIDE_MODELS.items() if (path.parent / name).exists())
+            flag = next(here, None)
             raise UserError(
-                f"{path} does not exist; --model_name_or_path must be a checkpoint directory with "
-                "config.json, safetensors and tokenizer files, or a GGUF file"
+                f"{path} does not exist; a model is a directory with config.json, safetensors and "
+                "tokenizer files, or a GGUF file"
+                + (f". This one is given by {flag}, beside its model" if flag else "")
             )
         # NaN and Infinity are read, so that the message can name the field that has them.
         return cls(read_model_json(directory, "config.json", constants=True), path)

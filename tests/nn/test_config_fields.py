@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from predict.errors import UserError
 from predict.models import family_of
 from predict.nn.blocks import AttentionBlock, MlpBlock
-from predict.nn.hf_config import ConfigReader
+from predict.nn.hf_config import BESIDE_MODELS, ConfigReader
 from predict.nn.spec import DecoderSpec
 from tests.support.golden import GOLDEN
 
@@ -83,3 +84,12 @@ def test_all_norms_of_a_glm_4_are_alike() -> None:
         if norm is not None
     }
     assert norms == {1.5625e-7}
+
+
+@pytest.mark.parametrize("name", sorted(BESIDE_MODELS))
+def test_a_folder_that_is_no_model_is_told_by_its_files(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"config\.json does not exist; a model is a directory"):
+        ConfigReader.from_dir(tmp_path)
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(UserError, match=f"given by {BESIDE_MODELS[name]}, beside its model"):
+        ConfigReader.from_dir(tmp_path)
