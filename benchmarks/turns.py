@@ -17,19 +17,12 @@ import shlex
 import statistics
 import subprocess
 import sys
-import tempfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-LAST_LINES = 8  # of what a side that failed has said
-KINDS: dict[str, dict[str, Any]] = {
-    "none": {},
-    "weight_only_int8": {"quant_type": "weight_only_int8"},
-    "weight_only_int4": {"quant_type": "weight_only_int4", "weightonly_group_size": 64},
-}
 METHOD = (
     "Two processes with random weights in turns, the side that begins changes with each. Decoding: "
     "median over requests of the time per output token; prompts: of the time to the first token. "
@@ -73,44 +66,6 @@ def serve() -> None:
         print(json.dumps({"ms": 1e3 * seconds, "ids": ids}), file=out, flush=True)
 
 
-class Side:
-    """A process that answers a JSON object a line with one."""
-
-    def __init__(self, checkout: Path, settings: Mapping[str, Any], adapters: Sequence[str]):
-        paths = os.pathsep.join(str(checkout / folder) for folder in (".", "csrc"))
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `end`
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).resolve()), "--side"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            text=True,
-            cwd=checkout,
-            env={**os.environ, "PYTHONPATH": paths},
-        )
-        self.ask({"settings": dict(settings), "adapters": list(adapters)})
-
-    def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer; ends the program when there is none."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(question) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            self._said.seek(0)
-            said = self._said.read().decode("utf-8", "replace").strip().splitlines()
-            sys.exit("\n".join(["a side ended:", *said[-LAST_LINES:]]))
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def end(self) -> None:
-        """Ends the process."""
-        self._process.kill()
-        self._process.wait()
-        self._said.close()
-
-
 def row_of(name: str, before: Sequence[float], after: Sequence[float], same: bool) -> Any:
     """What a case's turns came to."""
     from predict.bench.spread import ratio_of_turns
@@ -140,6 +95,58 @@ def commit_of(checkout: Path) -> str:
     return found.stdout.strip() if in_git else checkout.name
 
 
+def measured(flags: argparse.Namespace) -> dict[str, Any]:
+    """The record of all cases. Raises UserError for what cannot be run, and where a side fails."""
+    from predict.bench.cases import parse_cases
+    from predict.bench.cpu_peer.kinds import Kind
+    from predict.bench.cpu_peer.sides import Program, started
+    from predict.bench.record import cpu_device, own_versions, record, suite
+
+    cases = parse_cases(flags.cases.split(","))
+    names = sorted(path.name for path in flags.adapters.iterdir()) if flags.adapters else []
+    checkouts = (flags.before or ROOT).resolve(), ROOT
+    words = (str(Path(__file__).resolve()), "--side")
+    programs = [
+        Program(f"the side {which}", words, folder, {"PYTHONPATH": f"{folder}:{folder / 'csrc'}"})
+        for which, folder in zip(("before", "after"), checkouts, strict=True)
+    ]
+    shared = {
+        "model_name_or_path": str(ROOT / flags.model),
+        "load_format": "dummy",
+        "inference_model": True,
+        "attention": "append",
+        "batch_size": max(case.num_requests for case in cases),
+        "max_length": max(case.input_len + case.output_len for case in cases),
+    }
+    if names:
+        shared["lora_modules"] = [f"{name}={(flags.adapters / name).resolve()}" for name in names]
+    rows = []
+    for kind in flags.quant_types.split(","):
+        settings = shared | Kind.parse(kind, "bfloat16", None).settings
+        with started(*programs, num_threads=len(os.sched_getaffinity(0))) as pair:
+            for side, adapters in zip(pair, ((), names), strict=True):
+                side.ask({"settings": settings, "adapters": adapters})
+            for case in cases:
+                question = {"case": [case.num_requests, case.input_len, case.output_len]}
+                for side in pair:
+                    side.ask(question)  # to warm up
+                answers: list[list[dict[str, Any]]] = [[], []]
+                for turn in range(flags.turns):
+                    for index in (0, 1) if turn % 2 else (1, 0):
+                        answers[index].append(pair[index].ask(question))
+                before, after = ([each["ms"] for each in side] for side in answers)
+                same = len({each["ids"] for side in answers for each in side}) == 1
+                row = row_of(f"{Path(flags.model).name}, {kind}, {case}", before, after, same)
+                rows.append(row)
+                print(row["name"], row["values"], row["interval"], f"same tokens: {same}")
+    name = "adapters" if names else "builds"
+    command = shlex.join(["python", "benchmarks/turns.py", *sys.argv[1:]])
+    command = re.sub(r"(?<=\s)/\S*/", "", command)  # folders are those of one machine
+    builds = [flags.before_commit or commit_of(checkouts[0]), commit_of(ROOT)]
+    shown = {"before": builds[0], "after": builds[1], "adapters": len(names)}
+    return record(cpu_device(), own_versions(), shown, {name: suite(rows, {}, command, METHOD)})
+
+
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -148,7 +155,7 @@ def main() -> int:
     parser.add_argument("--before_commit", help="its commit, where it is no git checkout")
     parser.add_argument("--adapters", type=Path, help="a folder of predict.bench.random_adapters")
     parser.add_argument("--model", default="examples/shapes/qwen2.5-0.5b")
-    parser.add_argument("--quant_types", default="none,weight_only_int8,weight_only_int4")
+    parser.add_argument("--quant_types", default="none,weight_only_int8,weight_only_int4_g64")
     parser.add_argument("--cases", default="1x16x33,8x16x33,1x128x1")
     parser.add_argument("--turns", type=int, default=60)
     parser.add_argument("--output_file", type=Path)
@@ -158,53 +165,15 @@ def main() -> int:
         return 0
     if (flags.before is None) == (flags.adapters is None):
         parser.error("one of --before and --adapters is needed")
-    from predict.bench.cases import parse_cases
-    from predict.bench.record import cpu_device, own_versions, record, suite
+    from predict.cli.command import run_command
 
-    cases = [
-        (case.num_requests, case.input_len, case.output_len)
-        for case in parse_cases(flags.cases.split(","))
-    ]
-    names = sorted(path.name for path in flags.adapters.iterdir()) if flags.adapters else []
-    sides = ((flags.before or ROOT).resolve(), ()), (ROOT, names)
-    rows = []
-    for kind in flags.quant_types.split(","):
-        settings = {
-            "model_name_or_path": str(ROOT / flags.model),
-            "load_format": "dummy",
-            "dtype": "bfloat16",
-            "inference_model": True,
-            "attention": "append",
-            "batch_size": max(count for count, _, _ in cases),
-            "max_length": max(length + tokens for _, length, tokens in cases),
-            **KINDS[kind],
-        }
-        if names:
-            settings["lora_modules"] = [f"{name}={flags.adapters / name}" for name in names]
-        pair = [Side(checkout, settings, adapters) for checkout, adapters in sides]
-        for case in cases:
-            found: list[list[dict[str, Any]]] = [[], []]
-            for turn in range(-1, flags.turns):  # the first is not counted
-                for side in (0, 1) if turn % 2 else (1, 0):
-                    answer = pair[side].ask({"case": case})
-                    found[side] += [answer] if turn >= 0 else []
-            before, after = ([each["ms"] for each in side] for side in found)
-            same = len({each["ids"] for side in found for each in side}) == 1
-            name = f"{Path(flags.model).name}, {kind}, {'x'.join(map(str, case))}"
-            rows.append(row_of(name, before, after, same))
-            values = {**rows[-1]["values"], "interval": rows[-1]["interval"]}
-            print(name, values, "same tokens" if same else "other tokens", flush=True)
-        for each in pair:
-            each.end()
-    if flags.output_file:
-        name = "adapters" if names else "builds"
-        command = shlex.join(["python", "benchmarks/turns.py", *sys.argv[1:]])
-        command = re.sub(r"(?<=\s)/\S*/", "", command)  # folders are those of one machine
-        builds = [flags.before_commit or commit_of(sides[0][0]), commit_of(ROOT)]
-        shown = {"before": builds[0], "after": builds[1], "adapters": len(names)}
-        made = record(cpu_device(), own_versions(), shown, {name: suite(rows, {}, command, METHOD)})
-        flags.output_file.write_text(json.dumps(made, indent=2) + "\n")
-    return 0
+    def action(_: object) -> int:
+        made = measured(flags)
+        if flags.output_file:
+            flags.output_file.write_text(json.dumps(made, indent=2) + "\n")
+        return 0
+
+    return run_command(action)
 
 
 if __name__ == "__main__":

@@ -195,8 +195,7 @@ class BlockByBlock:
         rows: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """As the backend's."""
-        pairs = zip(layers, caches, strict=True)
-        runs = [composed.LayerRun(self._ops, layer, cache, ropes) for layer, cache in pairs]
+        runs = composed.layer_runs(self._ops, layers, caches, ropes)
         return composed.in_turn(self._ops, runs, hidden, inputs, tree_mask, rows)
 
 

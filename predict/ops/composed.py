@@ -176,6 +176,18 @@ class LayerRun:
         return layer(self.ops, hidden, self.blocks, self.cache, self.ropes, inputs, tree_mask, rows)
 
 
+def layer_runs(
+    ops: ModuleType,
+    layers: Sequence[Layer],
+    caches: Sequence[LayerCache],
+    ropes: Sequence[Tensor],
+) -> list[LayerRun]:
+    """Layer after layer, each by itself."""
+    return [
+        LayerRun(ops, blocks, cache, ropes) for blocks, cache in zip(layers, caches, strict=True)
+    ]
+
+
 def in_turn(
     ops: ModuleType,
     runs: Iterable[Run],

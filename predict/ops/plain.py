@@ -695,15 +695,8 @@ def layers(
     Returns hidden [T, H] and the caches (the tensors of layer after layer), modified in place.
     rows: of the first layer, which alone keeps something, and of those behind it these, [L, H].
     """
-    runs = _runs(layers, caches, ropes)
+    runs = composed.layer_runs(_OPS, layers, caches, ropes)
     return composed.in_turn(_OPS, runs, hidden, inputs, tree_mask, rows)
-
-
-def _runs(
-    layers: Sequence[Layer], caches: Sequence[LayerCache], ropes: Sequence[Tensor]
-) -> list[composed.LayerRun]:
-    pairs = zip(layers, caches, strict=True)
-    return [composed.LayerRun(_OPS, layer, cache, ropes) for layer, cache in pairs]
 
 
 class BoundLayers:
@@ -712,7 +705,7 @@ class BoundLayers:
     def __init__(
         self, layers: Sequence[Layer], caches: Sequence[LayerCache], ropes: Sequence[Tensor]
     ):
-        self._runs = _runs(layers, caches, ropes)
+        self._runs = composed.layer_runs(_OPS, layers, caches, ropes)
 
     def __call__(
         self,

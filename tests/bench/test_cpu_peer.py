@@ -27,7 +27,7 @@ from predict.bench.cpu_peer.shapes import (
     num_parameters,
     sizes_of,
 )
-from predict.bench.cpu_peer.sides import started
+from predict.bench.cpu_peer.sides import Program, started
 from predict.bench.cpu_peer.turns import (
     OURS,
     PEER,
@@ -424,17 +424,20 @@ def test_tables_compare_and_peers_read_the_file(tmp_path: Path) -> None:
     }
 
 
+OURS_ALONE = Program("ours", ("-m", "predict.bench.cpu_peer.ours"))
+
+
 def test_a_side_that_ends_says_why() -> None:
-    sides = ("the side", "predict.bench.nowhere")
+    program = Program("the side", ("-m", "predict.bench.nowhere"))
     with (
-        started(sides, num_threads=1) as (side,),
+        started(program, num_threads=1) as (side,),
         pytest.raises(UserError, match=r"the side ended: .*No module named"),
     ):
         side.ask({"case": "1x2x3"})
 
 
 def test_sides_end_with_the_block() -> None:
-    with started(("a", "predict.bench.cpu_peer.ours"), num_threads=1) as (side,):
+    with started(OURS_ALONE, num_threads=1) as (side,):
         assert side.is_running
     assert not side.is_running
 
@@ -468,7 +471,7 @@ def test_what_cannot_be_measured_is_refused(words: list[str], message: str) -> N
 def test_ours_is_timed_in_a_process_of_its_own(compiled: library.Library, tiny: Path) -> None:
     _, plan = cpu_peer.parse(["--cases", "2x16x3,1x16x1"])
     kind = Kind.parse("weight_only_int4_g32", "bfloat16", "weight_only_int8")
-    with started(("ours", "predict.bench.cpu_peer.ours"), num_threads=1) as (side,):
+    with started(OURS_ALONE, num_threads=1) as (side,):
         loaded = side.ask({"settings": plan.settings(tiny, kind), "num_threads": 1})
         assert loaded["num_parameters"] == num_parameters(read_spec(tiny)[0])
         assert loaded["device"]["num_threads"] == 1

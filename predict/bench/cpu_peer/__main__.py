@@ -22,7 +22,7 @@ from predict.bench.cpu_peer.gguf_file import write_gguf
 from predict.bench.cpu_peer.kinds import HEAD, NONE, QUANTIZED, Kind
 from predict.bench.cpu_peer.others import Others
 from predict.bench.cpu_peer.shapes import check_peer_has, experts_of, folder_of, sizes_of
-from predict.bench.cpu_peer.sides import Side, started
+from predict.bench.cpu_peer.sides import Program, Side, started
 from predict.bench.cpu_peer.turns import (
     OURS,
     PEER,
@@ -168,11 +168,11 @@ def measure_kind(
     """
     file = scratch / "peer.gguf"
     write_gguf(file, spec, kind.gguf_type, kind.gguf_head_type, kind.gguf_dense_type)
-    modules = (
-        ("Regatta's side", "predict.bench.cpu_peer.ours"),
-        ("llama.cpp's side", "predict.bench.cpu_peer.llama_cpp_side"),
+    programs = (
+        Program("Regatta's side", ("-m", "predict.bench.cpu_peer.ours")),
+        Program("llama.cpp's side", ("-m", "predict.bench.cpu_peer.llama_cpp_side")),
     )
-    with started(*modules, num_threads=plan.num_threads) as (ours, peer):
+    with started(*programs, num_threads=plan.num_threads) as (ours, peer):
         wanted = {"settings": plan.settings(folder, kind), "num_threads": plan.num_threads}
         loaded = ours.ask(wanted)
         said = _load_peer(peer, file, plan, kind)

@@ -7,10 +7,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from predict.errors import UserError
 from predict.system.files import parse_json
@@ -19,28 +19,37 @@ ROOT = Path(__file__).resolve().parents[3]
 LAST_LINES = 8  # of what a process that failed has said
 
 
+class Program(NamedTuple):
+    """What a side runs. name: for messages. words: behind the interpreter. env: beside ours."""
+
+    name: str
+    words: Sequence[str]
+    folder: Path = ROOT
+    env: Mapping[str, str] = {}
+
+
 class Side:
     """A process that answers a JSON object a line with one, and waits in between."""
 
-    def __init__(self, name: str, module: str, num_threads: int) -> None:
-        """name: for messages. module: what is run. Raises UserError when it cannot start."""
-        self.name = name
+    def __init__(self, program: Program, num_threads: int) -> None:
+        """Starts it. Raises UserError when it cannot start."""
+        self.name = program.name
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `end`
         try:
             # In a session of its own: Ctrl-C is the parent's alone.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module],
+                [sys.executable, *program.words],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._said,
                 text=True,
                 encoding="utf-8",
-                cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": str(num_threads)},
+                cwd=program.folder,
+                env={**os.environ, "OMP_NUM_THREADS": str(num_threads), **program.env},
                 start_new_session=True,
             )
         except OSError as error:
-            raise UserError(f"{name} cannot be started: {error.strerror}", 1) from None
+            raise UserError(f"{self.name} cannot be started: {error.strerror}", 1) from None
 
     def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """The answer. Raises UserError when the process ends instead of giving one."""
@@ -87,12 +96,12 @@ class Side:
 
 
 @contextmanager
-def started(*sides: tuple[str, str], num_threads: int) -> Iterator[list[Side]]:
-    """Sides of (name, module) until the end of the block."""
+def started(*programs: Program, num_threads: int) -> Iterator[list[Side]]:
+    """A side of each until the end of the block."""
     found: list[Side] = []
     try:
-        for name, module in sides:
-            found.append(Side(name, module, num_threads))
+        for program in programs:
+            found.append(Side(program, num_threads))
         yield found
     finally:
         for side in found:
