@@ -75,6 +75,15 @@ def clear_rows(weights: Experts, hidden: Any, dtype: str) -> np.ndarray[Any, Any
     return np.nonzero(np.all(alike, axis=0))[0]
 
 
+def twin_of(
+    operands: Operands, weights: Experts, hidden: Any
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """What the plain twin makes, and the rows whose choice rounding does not change."""
+    with operands.on_cpu():
+        wanted = numpy_of(reference.expert_block(hidden.plain, weights))
+        return wanted, clear_rows(weights, hidden.plain, operands.dtype)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", BLOCKS)
 def test_expert_blocks_equal_the_plain_twin(gpu: devices.Device, dtype: str, form: str) -> None:
@@ -88,9 +97,7 @@ def check_form(operands: Operands, block: ExpertBlock) -> None:
     for rows in ROWS:
         hidden = operands.tensor(rows, HIDDEN)
         got = numpy_of(ops.expert_block(hidden.device, placed))
-        with operands.on_cpu():
-            wanted = numpy_of(reference.expert_block(hidden.plain, weights))
-            clear = clear_rows(weights, hidden.plain, operands.dtype)
+        wanted, clear = twin_of(operands, weights, hidden)
         assert len(clear) >= rows // 3
         assert_close(got[clear], wanted[clear], operands.dtype, ROUNDINGS)
 
@@ -108,9 +115,7 @@ def test_few_tokens_of_wide_experts_equal_the_plain_twin(gpu: devices.Device, dt
     for rows in (1, 2, 5, 6):
         hidden = operands.tensor(rows, hidden_size)
         got = numpy_of(ops.expert_block(hidden.device, placed))
-        with operands.on_cpu():
-            wanted = numpy_of(reference.expert_block(hidden.plain, weights))
-            clear = clear_rows(weights, hidden.plain, dtype)
+        wanted, clear = twin_of(operands, weights, hidden)
         assert len(clear) > 0
         assert_close(got[clear], wanted[clear], dtype, ROUNDINGS)
 
@@ -138,9 +143,7 @@ def check_odd(operands: Operands, of: library.Library) -> None:
         got = numpy_of(ops.expert_block(hidden.device, placed))
         with of.batch_invariant():
             other = numpy_of(ops.expert_block(hidden.device, placed))
-        with operands.on_cpu():
-            wanted = numpy_of(reference.expert_block(hidden.plain, weights))
-            clear = clear_rows(weights, hidden.plain, operands.dtype)
+        wanted, clear = twin_of(operands, weights, hidden)
         assert len(clear) >= rows // 3
         assert_close(got[clear], wanted[clear], operands.dtype, ROUNDINGS)
         assert_close(other[clear], wanted[clear], operands.dtype, ROUNDINGS)
@@ -178,9 +181,8 @@ def test_of_equal_scores_the_lower_expert_is_chosen(
         got = numpy_of(ops.expert_block(hidden.device, placed))
         with library.require().batch_invariant():
             other = numpy_of(ops.expert_block(hidden.device, placed))
+        wanted, clear = twin_of(operands, weights, hidden)
         with operands.on_cpu():
-            wanted = numpy_of(reference.expert_block(hidden.plain, weights))
-            clear = clear_rows(weights, hidden.plain, dtype)
             normed = composed.normed(reference, hidden.plain, weights.norm, block.norm)
             ids = np.sort(reference.route(normed, weights)[0].numpy(), axis=1)[clear]
         assert len(clear) >= rows // 3
@@ -216,6 +218,15 @@ def test_forced_kernels_of_odd_experts_equal_the_plain_twin(
     check_odd(Operands(gpu, dtype), library.require())
 
 
+def coded_experts(
+    operands: Operands, inner: int, hidden_size: int, scheme: str, group_size: int = -1
+) -> tuple[Experts, Experts]:
+    """16 of them, of which 3 are chosen: see tests.support.gpu_experts.coded."""
+    with operands.on_cpu():
+        dense = weights_of(operands, ExpertBlock(Router(16, 3), inner), hidden_size)
+    return coded(operands, dense, scheme, group_size)
+
+
 PACKED = [
     ("weight_only_int8", -1),
     ("weight_only_int4", -1),
@@ -231,15 +242,11 @@ def check_codes(
     operands = Operands(gpu, dtype)
     # Of one row of fewer columns, e4m3 codes that tip over alone may be 0.06 off.
     hidden_size, inner = (2320, 784) if scheme == "a8w8_fp8" else (256, 128)
-    with operands.on_cpu():
-        dense = weights_of(operands, ExpertBlock(Router(16, 3), inner), hidden_size)
-    weights, placed = coded(operands, dense, scheme, group_size)
+    weights, placed = coded_experts(operands, inner, hidden_size, scheme, group_size)
     for rows in (1, 8, 100, 700):
         hidden = operands.tensor(rows, hidden_size)
         got = numpy_of(ops.expert_block(hidden.device, placed))
-        with operands.on_cpu():
-            wanted = numpy_of(reference.expert_block(hidden.plain, weights))
-            clear = clear_rows(weights, hidden.plain, dtype)
+        wanted, clear = twin_of(operands, weights, hidden)
         assert len(clear) > rows // 3
         made = [(each - numpy_of(hidden.plain))[clear] for each in (got, wanted)]
         assert relative_error(*made) < bound, rows
@@ -286,9 +293,7 @@ def test_forced_kernels_are_no_others(
     """Experts in MXFP4 are Hopper's: without its kernels there is none."""
     skip_unless_product("weight_only_mxfp4", 32)
     operands = Operands(gpu, "bfloat16")
-    with operands.on_cpu():
-        dense = weights_of(operands, ExpertBlock(Router(16, 3), 128), 256)
-    _, placed = coded(operands, dense, "weight_only_mxfp4", 32)
+    _, placed = coded_experts(operands, 128, 256, "weight_only_mxfp4", 32)
     hidden = operands.tensor(3, 256).device
     if devices.driver_info().gpus[gpu.index].capability == (9, 0):
         assert np.isfinite(numpy_of(ops.expert_block(hidden, placed))).all()
@@ -305,9 +310,7 @@ def test_forced_kernels_of_a_row_do_not_depend_on_the_rows_beside_it(
     skip_unless_product(scheme, group_size)
     monkeypatch.setenv("REGATTA_KERNEL", "experts=sm80")
     operands = Operands(gpu, "bfloat16")
-    with operands.on_cpu():
-        dense = weights_of(operands, ExpertBlock(Router(16, 3), 128), 256)
-    _, placed = coded(operands, dense, scheme, group_size)
+    _, placed = coded_experts(operands, 128, 256, scheme, group_size)
     values = numpy_of(operands.tensor(300, 256).plain)
     with library.require().batch_invariant():
         whole = numpy_of(ops.expert_block(operands.both(values).device, placed))
@@ -324,17 +327,13 @@ def test_e4m3_experts_are_near_the_plain_twin(
     if not runs_here("a8w8_fp8"):
         pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
     operands = Operands(gpu, dtype)
-    with operands.on_cpu():
-        dense = weights_of(operands, ExpertBlock(Router(16, 3), inner), hidden_size)
-    weights, placed = coded(operands, dense, "a8w8_fp8")
+    weights, placed = coded_experts(operands, inner, hidden_size, "a8w8_fp8")
     for rows in (1, 2, 3, 20):
         hidden = operands.tensor(rows, hidden_size)
         got = numpy_of(ops.expert_block(hidden.device, placed))
         with library.require().batch_invariant():  # other kernels, of few tokens
             other = numpy_of(ops.expert_block(hidden.device, placed))
-        with operands.on_cpu():
-            wanted = numpy_of(reference.expert_block(hidden.plain, weights))
-            clear = clear_rows(weights, hidden.plain, dtype)
+        wanted, clear = twin_of(operands, weights, hidden)
         assert len(clear) > 0
         made = [(each - numpy_of(hidden.plain))[clear] for each in (got, other, wanted)]
         assert relative_error(made[0], made[2]) < CODES_DISTANCE
