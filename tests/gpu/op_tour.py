@@ -9,6 +9,7 @@ its own there, so that a read behind its end is seen.
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ import numpy as np  # noqa: E402
 from predict.device import devices  # noqa: E402
 
 if TYPE_CHECKING:
+    from predict.nn.blocks import ExpertBlock
     from tests.support.gpu_operands import Operands
 
 ROWS = (1, 3, 9, 17, 33, 65, 130)
@@ -34,6 +36,19 @@ ATTENTIONS = (
     (40, 3, 1, 32, -1),
 )
 EXPERT_ROWS = (1, 8, 70)
+# Scheme and input features per scale; hidden size, inner size.
+EXPERTS = (
+    ("dense", -1, 72, 48),
+    ("a8w8_fp8", -1, 80, 48),
+    ("a8w8", -1, 80, 48),
+    ("weight_only_int8", -1, 80, 48),
+    ("weight_only_int4", -1, 80, 48),
+    ("weight_only_int4", 64, 192, 128),
+    ("w4a8", -1, 80, 48),
+    ("weight_only_mxfp4", 32, 96, 64),
+)
+# Capabilities whose kernels of experts are toured, by force where they are not the GPU's own.
+OLDER = ((8, 9), (8, 0), (7, 5))
 # Heads; kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim. Long spans are expanded with
 # the sizes that DeepSeek published, on GPUs with a kernel for them.
 LATENTS = ((3, 24, 16, 8, 20), (16, 64, 32, 32, 48), (16, 512, 128, 64, 128))
@@ -119,23 +134,53 @@ def tour(gpu: devices.Device, dtype: str) -> None:
 
 
 def tour_experts(operands: Operands) -> None:
-    """Runs blocks of experts, one of them with a shared MLP beside them."""
+    """Runs blocks of experts, with a shared MLP and without, by the kernels of every GPU."""
     from predict.nn.blocks import ExpertBlock, Router
+
+    own = devices.driver_info().gpus[operands.gpu.index].capability
+    for capability in (own, *(older for older in OLDER if older < own)):
+        forced = "" if capability == own else "experts=sm{}{}".format(*capability)
+        os.environ["REGATTA_KERNEL"] = forced
+        for scheme, group_size, hidden_size, inner in EXPERTS:
+            if not has_kernels(scheme, group_size, operands.dtype, capability):
+                continue
+            plain = ExpertBlock(Router(12, 3, renormalize=True), inner)
+            shared = ExpertBlock(Router(5, 2), inner, shared_size=80, shared_gate=True)
+            for block in (plain, shared):
+                tour_expert_block(operands, block, scheme, group_size, hidden_size)
+    del os.environ["REGATTA_KERNEL"]
+
+
+def has_kernels(scheme: str, group_size: int, dtype: str, capability: tuple[int, int]) -> bool:
+    """Whether kernels of the capability run such experts."""
+    from predict.config.schemes import DENSE, FIRST_BFLOAT16, HOPPER, scheme_info
+
+    support = (DENSE if scheme == "dense" else scheme_info(scheme)).support
+    groups = support.hopper_groups if capability == HOPPER else support.mma_groups
+    return (
+        support.gpu <= capability <= (support.gpu_last or capability)
+        and group_size in groups
+        and dtype in support.gpu_dtypes
+        and (dtype != "bfloat16" or capability >= FIRST_BFLOAT16)
+    )
+
+
+def tour_expert_block(
+    operands: Operands, block: ExpertBlock, scheme: str, group_size: int, hidden_size: int
+) -> None:
+    """Runs the block for few rows and for many, its matrices in the scheme."""
     from predict.ops import compiled as ops
     from tests.support.gpu_experts import coded, on_gpu, weights_of
-    from tests.support.gpu_products import runs_here
 
-    plain = ExpertBlock(Router(12, 3, renormalize=True), 48)
-    shared = ExpertBlock(Router(5, 2), 48, shared_size=80, shared_gate=True)
-    has_codes = operands.dtype != "float32" and runs_here("a8w8_fp8")
-    for block in (plain, shared):
-        for scheme, hidden_size in (("dense", 72), ("a8w8_fp8", 80))[: 1 + has_codes]:
-            with operands.on_cpu():
-                dense = weights_of(operands, block, hidden_size)
-            is_dense = scheme == "dense"
-            placed = on_gpu(operands, dense) if is_dense else coded(operands, dense, scheme)[1]
-            for rows in EXPERT_ROWS:
-                ops.expert_block(operands.tensor(rows, hidden_size).device, placed)
+    with operands.on_cpu():
+        dense = weights_of(operands, block, hidden_size)
+    placed = (
+        on_gpu(operands, dense)
+        if scheme == "dense"
+        else coded(operands, dense, scheme, group_size)[1]
+    )
+    for rows in EXPERT_ROWS:
+        ops.expert_block(operands.tensor(rows, hidden_size).device, placed)
 
 
 def tour_latents(operands: Operands) -> None:
