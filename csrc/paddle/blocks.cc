@@ -38,12 +38,17 @@
 namespace regatta::binding {
 namespace {
 
+// Whether a list is one tensor of regatta_views().
+bool are_views(const std::vector<paddle::Tensor>& tensors) {
+  return tensors.size() == 1 && tensors[0].dtype() == paddle::DataType::UINT8;
+}
+
 // The tensors of a list as kernels see them.
 class Views {
  public:
   Views(const std::vector<paddle::Tensor>& tensors, const char* name, const phi::Place& place)
       : name_(name) {
-    if (tensors.size() == 1 && tensors[0].dtype() == paddle::DataType::UINT8) {
+    if (are_views(tensors)) {
       const TensorView list = checked_view(tensors[0], name, DType::kUInt8,
                                            {-1, static_cast<int64_t>(sizeof(TensorView))});
       data_ = static_cast<const TensorView*>(list.data);
@@ -458,6 +463,7 @@ std::vector<paddle::Tensor> blocks(const paddle::Tensor& hidden,
                                    const std::string& text, const std::vector<int>& order) {
   if (weights.empty()) fail("weights is empty (allowed: those of one block and more)");
   const Device device = device_of(hidden, "hidden");  // lists may be views
+  if (!are_views(weights)) check_device(hidden, "hidden", device_of(weights[0], "weights"));
   const phi::Place& place = device.place;
   const TensorView x = view(hidden, "hidden", place);
   check_activation(x, "hidden");

@@ -6,6 +6,7 @@ REGATTA_FAKE_GPU names a folder of libraries that need no GPU (tests/fake_gpu).
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -72,13 +73,20 @@ def compile_ops(folder: Path) -> Path:
     target = folder / "libtest_ops.so"
     headers = [build.CSRC / "paddle" / "device.h", build.CSRC / "paddle" / "common.h"]
     newest = max(path.stat().st_mtime for path in [*OPS.iterdir(), *headers])
-    if target.is_file() and target.stat().st_mtime >= newest:
-        return target
     folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other workers of this run want the same
+        if not target.is_file() or target.stat().st_mtime < newest:
+            made = folder / "made.so"
+            _compile_ops(folder / "axpb.o", made)
+            made.replace(target)
+    return target
+
+
+def _compile_ops(kernel: Path, target: Path) -> None:
     toolkit, paddle = build.find_cuda_toolkit(), build.find_paddle()
     arch = build.present_architectures() or ("90a",)
     target_flags = [f"-gencode=arch=compute_{name},code=sm_{name}" for name in arch]
-    kernel = folder / "axpb.o"
     subprocess.run(
         [toolkit.nvcc, *build.CUDA_FLAGS, *target_flags, "-c", str(OPS / "axpb.cu"), "-o", kernel],
         check=True,
@@ -97,7 +105,6 @@ def compile_ops(folder: Path) -> Path:
         + [f"-L{toolkit.libraries}", *build.CUDA_LIBRARIES, "-o", str(target)],
         check=True,
     )
-    return target
 
 
 @pytest.fixture(scope="session")
