@@ -126,12 +126,13 @@ class Run(NamedTuple):
 
 
 def runs(suite: str) -> Iterator[Run]:
-    """The rows of a suite's runs; none before the first is added."""
+    """The rows of a suite's runs, what is newer behind what is older."""
     found: dict[tuple[str, str], Run] = {}
     for file in H200_RUNS:
         held = _file(file)["suites"].get(suite, {"rows": ()})
         for row in held["rows"]:
             name, case = row["run"], row["case"]
+            found.pop((name, case), None)
             found[name, case] = Run(name, case, held["runs"][name]["settings"], row)
     yield from found.values()
 
@@ -259,31 +260,47 @@ def h200_long_contexts() -> str:
     return markdown(["", *head, "times as fast, bfloat16", "measured"], body)
 
 
-def by_model_and_size(run: Run) -> tuple[str, str, int, int]:
+def by_model_and_size(run: Run) -> tuple[str, str, int, int, str]:
     """Decoding first, by batch, then prompts by length."""
     requests, length, tokens = map(int, run.case.split("x"))
     place = requests if tokens > 1 else length * 1_000
     model = Path(run.settings["model"]).name
-    return MODEL_NAMES[model], run.settings["quant_type"], place, length
+    return MODEL_NAMES[model], run.settings["quant_type"], place, length, run.case
+
+
+EXPERT_PROMPTS = {"1x1024x1": "1,024 tokens", "1x8000x1": "8,000 tokens"}
+
+
+def expert_rows(suite: str) -> list[tuple[str, str, str, Run]]:
+    """Of models with experts: the model, its work, the peers' column of it, and its newest run."""
+    found = []
+    for _, run in sorted({by_model_and_size(run): run for run in runs(suite)}.items()):
+        model, kind = MODEL_NAMES[Path(run.settings["model"]).name], run.settings["quant_type"]
+        name = model if kind == "none" else f"{model}, {KIND_NAMES[kind]}"
+        batch, length, tokens = run.case.split("x")
+        column = EXPERT_PROMPTS.get(run.case, batch)
+        work = f"prompt of {column}" if run.case in EXPERT_PROMPTS else f"decode, batch {batch}"
+        if length == "8000" and run.case not in EXPERT_PROMPTS:
+            work, column = f"decode, {batch} x 8,000, {tokens} out", ""
+        found.append((name, work, column, run))
+    return found
+
+
+def chosen_experts(run: Run) -> str:
+    """Distinct ones, of a layer and step, where they were counted."""
+    name = "prompt_experts" if run.case in EXPERT_PROMPTS else "decode_experts"
+    experts = run.row["values"].get(name)
+    return "" if experts is None else f"{experts:.1f}"
 
 
 def h200_experts() -> str:
     """Models with experts beside vLLM."""
-    columns = {"1x1024x1": "1,024 tokens", "1x8000x1": "8,000 tokens"}
     peers = rows("experts", VLLM)
     body = []
-    for run in sorted(runs("experts"), key=by_model_and_size):
-        model, kind = MODEL_NAMES[Path(run.settings["model"]).name], run.settings["quant_type"]
-        name = model if kind == "none" else f"{model}, {KIND_NAMES[kind]}"
-        batch, length, tokens = run.case.split("x")
-        column = columns.get(run.case, batch)
-        work = f"prompt of {column}" if run.case in columns else f"decode, batch {batch}"
-        if length == "8000" and run.case not in columns:
-            work, column = f"decode, {batch} x 8,000, {tokens} out", ""
+    for name, work, column, run in expert_rows("experts"):
         values = peers[name]["values"] if name in peers else {}
         peer, found = values.get(column), run.row["values"]
-        share = "share_of_limit" if run.case in columns else "decode_bandwidth_share"
-        experts = found.get("prompt_experts" if run.case in columns else "decode_experts")
+        share = "share_of_limit" if run.case in EXPERT_PROMPTS else "decode_bandwidth_share"
         body.append(
             [
                 f"{name}, {work}",
@@ -291,10 +308,22 @@ def h200_experts() -> str:
                 "" if peer is None else plain(peer),
                 "" if peer is None else times(Decimal(peer) / run.ms),
                 percent(found[share]) if share in found else "",
-                f"{experts:.1f}" if experts is not None else "",
+                chosen_experts(run),
             ]
         )
     head = ["ms", "Regatta", "vLLM 0.26", "times as fast", "share of the limit", "experts"]
+    return markdown(head, body)
+
+
+def h200_skewed() -> str:
+    """Models with experts whose routers choose some far more often than others."""
+    uniform = {(name, work): run for name, work, _, run in expert_rows("experts")}
+    body = []
+    for name, work, _, run in expert_rows("experts_skewed"):
+        other = uniform[name, work]
+        ours = [milliseconds(run.ms), chosen_experts(run)]
+        body.append([f"{name}, {work}", milliseconds(other.ms), chosen_experts(other), *ours])
+    head = ["", "uniform, ms", "experts", "skewed, ms", "experts"]
     return markdown(head, body)
 
 
@@ -707,6 +736,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "h200-attention": h200_attention,
     "h200-long-contexts": h200_long_contexts,
     "h200-experts": h200_experts,
+    "h200-skewed": h200_skewed,
     "h200-adapters": h200_adapters,
     "h200-guided": h200_guided,
     "h200-served": h200_served,
