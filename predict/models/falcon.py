@@ -26,7 +26,7 @@ def _is_parallel(config: ConfigReader) -> bool:
 
 def spec(config: ConfigReader) -> DecoderSpec:
     """See predict.models.Family."""
-    hidden_size = config.get_int("hidden_size")
+    hidden_size = config.get_int("hidden_size", aliases=("n_embed",))
     num_heads = config.get_int("num_attention_heads", aliases=("n_head",))
     head_dim, bias = hidden_size // num_heads, config.get_bool("bias", False)
     num_kv_heads = num_heads

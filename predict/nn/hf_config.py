@@ -25,6 +25,7 @@ from predict.system.ranges import Range
 
 # What the field's tools wrote before "rope_type" had settled names.
 ROPE_METHOD_ALIASES = {"ntk": "dynamic", "dynamic_ntk": "dynamic", "su": "longrope"}
+LLAMA3_FACTOR = 8.0  # where a file says none, as in PaddleNLP
 ROPE_TYPES = tuple(method for method in METHODS if method != "dynamic_steps")  # Qwen's has no name
 MAX_SHOWN = 40  # characters of a wrong value in a message
 MAX_EOS_IDS = 1024
@@ -307,6 +308,14 @@ class ConfigReader:
             raise self.wrong("rope_scaling_type", "linear, ntk, dynamic_ntk, null")
         return {"rope_type": kind, "factor": factor}
 
+    def _context_factor(self, method: str, original: int | None, nested: ConfigReader) -> float:
+        """How much longer the context became, where rope_scaling has no factor."""
+        if method == "llama3":
+            return LLAMA3_FACTOR
+        if method in ("yarn", "longrope") and original is not None:
+            return self.get_int("max_position_embeddings") / original
+        return nested.get_float("factor")  # which it lacks: raises
+
     def check_rope_is_read(self) -> None:
         """Raises UserError where a scaling of positions is asked for, and nothing read it."""
         if self._reads_rope:
@@ -335,6 +344,8 @@ class ConfigReader:
             block = block[kind]
         if not isinstance(block, dict):
             raise self.wrong(key, "an object, null")
+        if kind is None and not set(block).isdisjoint(LAYER_TYPES):
+            raise self.wrong(key, f"an object without {' and '.join(LAYER_TYPES)}, null")
         if not block and self.values.get("rope_scaling_type") is not None:
             block = self._paddlenlp_scaling(head_dim, theta)
         nested = ConfigReader(block, self.path, key)
@@ -361,7 +372,8 @@ class ConfigReader:
         if method == "longrope":
             original = original or self.get_int("original_max_position_embeddings")
             given |= nested._longrope(rotary_dim // 2)
-            given.setdefault("factor", self.get_int("max_position_embeddings") / original)
+        if method != "default" and "factor" not in given:
+            given["factor"] = self._context_factor(method, original, nested)
         rope = RopeSpec(
             theta=nested.get_float("rope_theta", self.get_float("rope_theta", theta)),
             method=method,

@@ -228,7 +228,8 @@ CHOICES = (
     Choice(("chatglm_v2",), "chatglm2", lambda it: not it.is_named("chatglm3|glm-?4")),
     # PaddleNLP's are of model_type llama.
     Choice(("baichuan", "llama"), "baichuan2", lambda it: "user_token" in it.special_tokens
-           and ("z_loss_weight" in it.config or it.is_named("baichuan-?2"))),
+           and (it.config.get("z_loss_weight") is not None or it.is_named("baichuan-?2")
+                or it.config.get("vocab_size") == 125696)),
     Choice(("baichuan", "llama"), "baichuan", lambda it: "user_token" in it.special_tokens),
     Choice(("internlm2",), "internlm2", lambda it: it.is_named("chat")),
     Choice(("gemma", "gemma2"), "gemma", lambda it: it.is_named("it")),
