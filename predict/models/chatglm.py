@@ -50,6 +50,8 @@ def spec(config: ConfigReader) -> DecoderSpec:
 
 def _first_spec(config: ConfigReader) -> DecoderSpec:
     config.must_be("position_encoding_2d", True)
+    config.must_be("no_block_position", False)  # PaddleNLP's, as the next
+    config.must_be("attention_scale", True)
     config.must_be("tie_word_embeddings", False)
     config.must_be("pre_seq_len", None)
     config.must_be("quantization_bit", 0)
@@ -101,6 +103,7 @@ def later_spec(config: ConfigReader) -> DecoderSpec:
     """ChatGLM2's, ChatGLM3's and the first GLM-4's."""
     for key in ("rmsnorm", "post_layer_norm", "original_rope"):
         config.must_be(key, True)
+    config.must_be("interleaved_qkv", False)
     config.must_be("tie_word_embeddings", False)
     config.must_be("pre_seq_len", None)
     config.must_be("quantization_bit", 0)

@@ -41,6 +41,12 @@ def spec_of(case: str, **fields: Any) -> DecoderSpec:
         ("qwen2", {"dual_chunk_attention_config": {"chunk_size": 262144}}),
         ("qwen2", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}),
         ("ernie4_5_0_3b", {"compression_ratio": 2.0}),
+        ("ernie4_5_0_3b", {"use_rmsnorm": False}),
+        ("chatglm_6b", {"no_block_position": True}),
+        ("chatglm_2_6b", {"interleaved_qkv": True}),
+        ("phi3_mini", {"lm_head_bias": True}),
+        ("starcoder2_window", {"mlp_type": "gated"}),
+        ("starcoder2_window", {"norm_type": "rms_norm"}),
     ],
 )
 def test_a_field_that_the_family_does_not_do_is_named(case: str, fields: dict[str, Any]) -> None:
