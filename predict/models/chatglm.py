@@ -5,7 +5,7 @@ prompts that see themselves both ways, positions in two dimensions, sums with no
 """
 
 from predict.nn.blocks import Activation, AttentionBlock, MlpBlock, Norm, Positions, Residual
-from predict.nn.hf_config import ConfigReader, decoder_spec
+from predict.nn.hf_config import ConfigReader, check_groups, decoder_spec
 from predict.nn.spec import DecoderSpec, HeadSpec, PrefixSpec, RopeSpec
 from predict.nn.weights import WeightNames
 
@@ -109,6 +109,8 @@ def later_spec(config: ConfigReader) -> DecoderSpec:
     config.must_be("quantization_bit", 0)
     hidden_size = config.get_int("hidden_size")
     num_heads = config.get_int("num_attention_heads")
+    num_kv_heads = config.get_int("num_key_value_heads", aliases=("multi_query_group_num",))
+    check_groups(config, num_heads, num_kv_heads)
     head_dim = config.get_int("head_dim", aliases=("kv_channels",))
     bias = config.get_bool("add_bias_linear", False)
     norm = Norm(epsilon=config.get_float("layer_norm_eps", 1e-5, ("layernorm_epsilon",)))
@@ -117,7 +119,7 @@ def later_spec(config: ConfigReader) -> DecoderSpec:
     layer = (
         AttentionBlock(
             num_heads,
-            config.get_int("num_key_value_heads", aliases=("multi_query_group_num",)),
+            num_kv_heads,
             head_dim,
             head_dim**-0.5,
             norm,

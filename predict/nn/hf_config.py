@@ -415,11 +415,7 @@ def llama_like(
     num_heads = config.get_int("num_attention_heads")
     num_kv_heads = config.get_int("num_key_value_heads", num_heads)
     function = activation or config.activation()
-    if num_heads % num_kv_heads:
-        raise UserError(
-            f"{config.path}: num_attention_heads {num_heads} is not a multiple of "
-            f"num_key_value_heads {num_kv_heads}"
-        )
+    check_groups(config, num_heads, num_kv_heads)
     head_dim = head_dim or _head_dim(config, hidden_size, num_heads)
     norm = norm or Norm(epsilon=config.get_float("rms_norm_eps", 1e-6))
     attention_block = AttentionBlock(
@@ -513,10 +509,23 @@ def _head_dim(config: ConfigReader, hidden_size: int, num_heads: int) -> int:
     given = config.optional_int("head_dim")
     if given is not None:
         return given
+    return per_head(config, hidden_size, num_heads, ", and head_dim is not given")
+
+
+def per_head(config: ConfigReader, hidden_size: int, num_heads: int, more: str = "") -> int:
+    """What hidden_size gives each head. Raises UserError, with `more`, unless it is a whole one."""
     if hidden_size % num_heads or hidden_size // num_heads not in NUMBERS["head_dim"]:
         raise UserError(
             f"{config.path}: hidden_size {hidden_size} over num_attention_heads {num_heads} is "
-            f"{hidden_size / num_heads:.15g}, and head_dim is not given (allowed: "
-            f"{NUMBERS['head_dim']})"
+            f"{hidden_size / num_heads:.15g}{more} (allowed: {NUMBERS['head_dim']})"
         )
     return hidden_size // num_heads
+
+
+def check_groups(config: ConfigReader, num_heads: int, num_kv_heads: int) -> None:
+    """Raises UserError unless each key head has as many query heads."""
+    if num_heads % num_kv_heads:
+        raise UserError(
+            f"{config.path}: num_attention_heads {num_heads} is not a multiple of "
+            f"num_key_value_heads {num_kv_heads}"
+        )

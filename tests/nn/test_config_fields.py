@@ -55,6 +55,23 @@ def test_a_field_that_the_family_does_not_do_is_named(case: str, fields: dict[st
         spec_of(case, **fields)
 
 
+@pytest.mark.parametrize(
+    ("case", "fields", "said"),
+    [
+        ("bloom_7b", {"n_embed": 66}, "hidden_size 66 over num_attention_heads 4 is 16.5"),
+        ("falcon_7b", {"hidden_size": 1}, "hidden_size 1 over"),
+        ("gpt_neox_pythia", {"hidden_size": 1}, "hidden_size 1 over"),
+        ("gpt2_small", {"n_embd": 31}, "hidden_size 31 over"),
+        ("opt_125m", {"hidden_size": 31}, "hidden_size 31 over"),
+        ("falcon_11b", {"num_kv_heads": 3}, "num_attention_heads 4 is not a multiple of .* 3"),
+        ("chatglm_2_6b", {"multi_query_group_num": 3}, "4 is not a multiple of .* 3"),
+    ],
+)
+def test_heads_that_do_not_fit_are_refused(case: str, fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        spec_of(case, **fields)
+
+
 @pytest.mark.parametrize("case", ["bloom_7b", "qwen_7b"])
 def test_a_rotary_table_as_it_is_anyway_is_allowed(case: str) -> None:
     asked = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
