@@ -8,6 +8,7 @@ from predict.nn.blocks import Activation, AttentionBlock, MlpBlock, Norm, Positi
 from predict.nn.hf_config import ConfigReader, check_groups, decoder_spec
 from predict.nn.spec import DecoderSpec, HeadSpec, PrefixSpec, RopeSpec
 from predict.nn.weights import WeightNames
+from predict.text.chat_formats import names_of
 
 WEIGHTS = WeightNames(
     embedding="transformer.embedding.word_embeddings.weight",
@@ -41,6 +42,18 @@ def weights(config: ConfigReader) -> WeightNames:
 
 def _is_first(config: ConfigReader) -> bool:
     return not config.get_bool("multi_query_attention", False)
+
+
+def _ratio(config: ConfigReader) -> float:
+    return config.get_float("factor", 1.0, aliases=("rope_ratio",))
+
+
+def _is_second(config: ConfigReader) -> bool:
+    """Whether it is a ChatGLM2, whose rope_ratio divides positions; that of others is the base's.
+
+    Names alone tell: config.json's fields are those of ChatGLM3.
+    """
+    return "-chatglm2-" in names_of(config.path.parent, config.values)
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
@@ -137,13 +150,17 @@ def later_spec(config: ConfigReader) -> DecoderSpec:
             residual=residual,
         ),
     )
-    theta = 10000.0 * config.get_float("factor", 1.0, aliases=("rope_ratio",))
+    ratio, length = _ratio(config), config.get_int("seq_length", 2048, ("max_sequence_length",))
+    rope = RopeSpec(theta=10000.0 * ratio, rotary_dim=head_dim // 2)
+    if ratio != 1.0 and _is_second(config):
+        rope = RopeSpec(method="linear", factor=ratio, rotary_dim=head_dim // 2)
+        length = max(1, int(length / ratio))
     return decoder_spec(
         config,
         vocab_size=config.get_int("vocab_size", aliases=("padded_vocab_size",)),
         hidden_size=hidden_size,
         layers=(layer,) * config.get_int("num_hidden_layers", aliases=("num_layers",)),
-        max_position=config.get_int("seq_length", 2048, aliases=("max_sequence_length",)),
-        ropes=(RopeSpec(theta=theta, rotary_dim=head_dim // 2),),
+        max_position=length,
+        ropes=(rope,),
         head=HeadSpec(norm),
     )

@@ -251,7 +251,7 @@ def format_name(folder: Path, special_tokens: Mapping[str, str]) -> str | None:
     """The published format of the checkpoint in a folder; None where none is known for it."""
     config = _read(folder, "config.json")
     checkpoint = Checkpoint(
-        config, _read(folder, "generation_config.json"), special_tokens, _names(folder, config)
+        config, _read(folder, "generation_config.json"), special_tokens, names_of(folder, config)
     )
     model_type = config.get("model_type")
     rows = (row for row in CHOICES if model_type in row.model_types and row.fits(checkpoint))
@@ -262,8 +262,11 @@ def _read(folder: Path, name: str) -> dict[str, Any]:
     return read_model_json(folder, name, missing_ok=True, constants=True)
 
 
-def _names(folder: Path, config: Mapping[str, Any]) -> str:
-    """The folder's name, that of its repository in Hugging Face's cache, and those in its files."""
+def names_of(folder: Path, config: Mapping[str, Any]) -> str:
+    """The folder's name, that of its repository in Hugging Face's cache, and those in its files.
+
+    In small letters, "-" around and between their words.
+    """
     path = folder.resolve()
     found = [path.name, config.get("_name_or_path")]
     found.append(_read(folder, "tokenizer_config.json").get("name_or_path"))

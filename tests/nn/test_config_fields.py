@@ -11,7 +11,7 @@ from predict.errors import UserError
 from predict.models import family_of
 from predict.nn.blocks import AttentionBlock, MlpBlock
 from predict.nn.hf_config import BESIDE_MODELS, ConfigReader
-from predict.nn.spec import DecoderSpec
+from predict.nn.spec import DecoderSpec, RopeSpec
 from tests.support.golden import GOLDEN
 
 LINEAR = {"type": "linear", "factor": 2.0}
@@ -130,6 +130,21 @@ def test_a_baichuan_2_is_known_by_its_vocabulary_too(
 ) -> None:
     for case in ("baichuan_7b", "baichuan_13b"):
         assert spec_of(case, **fields).head.normalized is normalized
+
+
+@pytest.mark.parametrize(
+    ("name", "rope"),
+    [
+        ("THUDM/chatglm2-6b-32k", RopeSpec(method="linear", factor=16.0, rotary_dim=4)),
+        ("THUDM/chatglm3-6b-32k", RopeSpec(theta=160000.0, rotary_dim=4)),
+        (..., RopeSpec(theta=160000.0, rotary_dim=4)),
+    ],
+)
+def test_a_rope_ratio_divides_the_positions_of_chatglm2_alone(name: Any, rope: RopeSpec) -> None:
+    spec = spec_of("chatglm_2_6b", _name_or_path=name, rope_ratio=16, seq_length=32768)
+    assert spec.ropes == (rope,)
+    assert spec.max_context == 32768
+    assert spec_of("chatglm_2_6b", _name_or_path=name, rope_ratio=1) == spec_of("chatglm_2_6b")
 
 
 def test_the_first_qwen_stretches_positions_where_nothing_is_said() -> None:
