@@ -99,7 +99,7 @@ def test_ernie_4_5s_names_may_begin_as_those_of_ernie_3_5(tmp_path: Path, case: 
     tensors: Stored = {}
     for name, array in Checkpoint(GOLDEN / case).stored.items():
         values = np.asarray(array.read(), order="C")
-        is_turned = name.endswith("proj.weight") or name.endswith("gate.weight")
+        is_turned = name.endswith(("proj.weight", "gate.weight"))
         known = name.replace("model.", "ernie.")
         tensors[known] = array.dtype, np.ascontiguousarray(values.T if is_turned else values)
     (tmp_path / "config.json").write_text((GOLDEN / case / "config.json").read_text())
