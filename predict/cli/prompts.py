@@ -27,7 +27,8 @@ def prepare_prompts(
 ) -> Prompts:
     """The prompts that the items ask.
 
-    A prompt of more than `src_length` tokens keeps its first ones, as PaddleNLP's block path does.
+    A prompt of more than `src_length` tokens keeps its first ones, as PaddleNLP's block path does,
+    and the family's own tokens at its end.
     Raises UserError naming the line for a prompt that the chat template refuses, that has no
     tokens, or that leaves no room for output in `max_length` tokens.
     """
@@ -52,7 +53,7 @@ def prepare_prompts(
             raise UserError(f"{item.where}: the prompt has no tokens; give src some text")
         if len(ids) > src_length:
             cut.append(f"{item.where}: {len(ids) - src_length} of {len(ids)} tokens")
-            ids = ids[:src_length]
+            ids = _cut(ids, src_length, tokenizer.closing_token_ids)
         if len(ids) + 1 > max_length:
             too_long.append(f"{item.where} has {len(ids)} tokens")
             longest = max(longest, len(ids))
@@ -99,6 +100,12 @@ def prepare_params(
             raise UserError(f"{where}{error}") from None
         resolved.append(params)
     return resolved
+
+
+def _cut(ids: list[int], length: int, closing: tuple[int, ...]) -> list[int]:
+    """`length` of the ids: the first, and `closing` where they end so and there is room."""
+    ends_so = tuple(ids[-len(closing) :]) == closing and len(closing) < length
+    return [*ids[: length - len(closing)], *closing] if ends_so else ids[:length]
 
 
 def _text(item: DataItem, tokenizer: Tokenizer) -> tuple[str, bool, bool]:

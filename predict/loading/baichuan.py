@@ -20,6 +20,7 @@ from predict.errors import UserError
 from predict.loading.arrays import Joined, LastRead, Part, Shared, StoredArray, View
 from predict.loading.fused import BAICHUAN, rows_of
 from predict.loading.safetensors_writer import as_stored
+from predict.models.baichuan import is_second
 from predict.nn.hf_config import ConfigReader
 
 QUERIES = re.compile(r"(.*\.self_attn)\.q_proj\.weight")
@@ -41,14 +42,14 @@ class UnitRows(View):
 
 def as_llama(tensors: Mapping[str, StoredArray], config: ConfigReader) -> dict[str, StoredArray]:
     """Baichuan's tensors [out, in], one for each linear. Raises UserError for other shapes."""
-    is_second = config.values.get("z_loss_weight") is not None
+    normalizes = is_second(config)
     made: dict[str, StoredArray] = {}
     last = LastRead()
     for name, array in tensors.items():
         module, _, kind = name.rpartition(".")
         cuts = rows_of(module, array.shape, lambda: config, BAICHUAN) if kind == "weight" else {}
         if not cuts:
-            made[name] = UnitRows(array) if is_second and name == HEAD else array
+            made[name] = UnitRows(array) if normalizes and name == HEAD else array
             continue
         packed = Shared(array, last, len(cuts))
         made |= {f"{linear}.weight": Part(packed, rows) for linear, rows in cuts.items()}

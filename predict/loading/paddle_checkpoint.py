@@ -117,7 +117,7 @@ def as_hugging_face(stored: Mapping[str, StoredArray], directory: Path) -> dict[
             )
         names[known] = name
         seen[known] = array if _is_table(name, array, table) else _turned(known, array)
-    if prefix == ERNIE:
+    if prefix == ERNIE and not _is_ernie_4_5(directory):
         return parts_of(seen, directory)
     if prefix == CHATGLM and HEAD not in seen:
         # PaddleNLP leaves out what is the table of tokens, Hugging Face's files have both.
@@ -125,6 +125,12 @@ def as_hugging_face(stored: Mapping[str, StoredArray], directory: Path) -> dict[
     if ours == OTHERS_BASE:
         return _with_joined_linears(seen, directory)
     return seen if prefix in OWN_FUSED else _split(seen, directory)
+
+
+def _is_ernie_4_5(directory: Path) -> bool:
+    """Whether it is the later ERNIE, the names of which begin as ERNIE 3.5's do."""
+    model_type = ConfigReader.from_dir(directory).values.get("model_type")
+    return isinstance(model_type, str) and model_type.startswith("ernie4_5")
 
 
 def _table_shape(stored: Mapping[str, StoredArray]) -> tuple[int, ...]:

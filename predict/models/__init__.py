@@ -50,6 +50,11 @@ def with_family(config: ConfigReader, name: str | None) -> ConfigReader:
 
 def family_of(config: ConfigReader) -> Family:
     """The family module for config.json's model_type; raises UserError naming the known ones."""
+    if config.values.get("model_type") is None:
+        raise UserError(
+            f"{config.path} lacks 'model_type'; if the model is one of these of PaddleNLP's, set "
+            f"--model_type {' or '.join(PADDLENLP)}"
+        )
     model_type = config.get_str("model_type")
     if model_type not in known_families():
         raise UserError(

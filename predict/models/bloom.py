@@ -1,7 +1,7 @@
 """BLOOM: ALiBi, LayerNorm (behind the embedding too), biases, tanh-GELU."""
 
 from predict.nn.blocks import Activation, AttentionBlock, MlpBlock, Norm, Positions, Residual
-from predict.nn.hf_config import ConfigReader, decoder_spec
+from predict.nn.hf_config import ConfigReader, decoder_spec, per_head
 from predict.nn.spec import DecoderSpec, EmbeddingSpec, HeadSpec
 from predict.nn.weights import WeightNames
 
@@ -23,7 +23,7 @@ def spec(config: ConfigReader) -> DecoderSpec:
     """See predict.models.Family."""
     hidden_size = config.get_int("hidden_size", aliases=("n_embed",))
     num_heads = config.get_int("num_attention_heads", aliases=("n_head",))
-    head_dim = hidden_size // num_heads
+    head_dim = per_head(config, hidden_size, num_heads)
     norm = Norm("layer", config.get_float("layer_norm_eps", 1e-5, ("layer_norm_epsilon",)), True)
     normed = config.get_bool("apply_residual_connection_post_layernorm", False)
     residual = Residual("normed" if normed else "input")

@@ -5,9 +5,10 @@ prompts that see themselves both ways, positions in two dimensions, sums with no
 """
 
 from predict.nn.blocks import Activation, AttentionBlock, MlpBlock, Norm, Positions, Residual
-from predict.nn.hf_config import ConfigReader, decoder_spec
+from predict.nn.hf_config import ConfigReader, check_groups, decoder_spec
 from predict.nn.spec import DecoderSpec, HeadSpec, PrefixSpec, RopeSpec
 from predict.nn.weights import WeightNames
+from predict.text.chat_formats import names_of
 
 WEIGHTS = WeightNames(
     embedding="transformer.embedding.word_embeddings.weight",
@@ -43,6 +44,18 @@ def _is_first(config: ConfigReader) -> bool:
     return not config.get_bool("multi_query_attention", False)
 
 
+def _ratio(config: ConfigReader) -> float:
+    return config.get_float("factor", 1.0, aliases=("rope_ratio",))
+
+
+def _is_second(config: ConfigReader) -> bool:
+    """Whether it is a ChatGLM2, whose rope_ratio divides positions; that of others is the base's.
+
+    Names alone tell: config.json's fields are those of ChatGLM3.
+    """
+    return "-chatglm2-" in names_of(config.path.parent, config.values)
+
+
 def spec(config: ConfigReader) -> DecoderSpec:
     """See predict.models.Family."""
     return _first_spec(config) if _is_first(config) else later_spec(config)
@@ -50,6 +63,8 @@ def spec(config: ConfigReader) -> DecoderSpec:
 
 def _first_spec(config: ConfigReader) -> DecoderSpec:
     config.must_be("position_encoding_2d", True)
+    config.must_be("no_block_position", False)  # PaddleNLP's, as the next
+    config.must_be("attention_scale", True)
     config.must_be("tie_word_embeddings", False)
     config.must_be("pre_seq_len", None)
     config.must_be("quantization_bit", 0)
@@ -101,11 +116,14 @@ def later_spec(config: ConfigReader) -> DecoderSpec:
     """ChatGLM2's, ChatGLM3's and the first GLM-4's."""
     for key in ("rmsnorm", "post_layer_norm", "original_rope"):
         config.must_be(key, True)
+    config.must_be("interleaved_qkv", False)
     config.must_be("tie_word_embeddings", False)
     config.must_be("pre_seq_len", None)
     config.must_be("quantization_bit", 0)
     hidden_size = config.get_int("hidden_size")
     num_heads = config.get_int("num_attention_heads")
+    num_kv_heads = config.get_int("num_key_value_heads", aliases=("multi_query_group_num",))
+    check_groups(config, num_heads, num_kv_heads)
     head_dim = config.get_int("head_dim", aliases=("kv_channels",))
     bias = config.get_bool("add_bias_linear", False)
     norm = Norm(epsilon=config.get_float("layer_norm_eps", 1e-5, ("layernorm_epsilon",)))
@@ -114,7 +132,7 @@ def later_spec(config: ConfigReader) -> DecoderSpec:
     layer = (
         AttentionBlock(
             num_heads,
-            config.get_int("num_key_value_heads", aliases=("multi_query_group_num",)),
+            num_kv_heads,
             head_dim,
             head_dim**-0.5,
             norm,
@@ -132,13 +150,17 @@ def later_spec(config: ConfigReader) -> DecoderSpec:
             residual=residual,
         ),
     )
-    theta = 10000.0 * config.get_float("factor", 1.0, aliases=("rope_ratio",))
+    ratio, length = _ratio(config), config.get_int("seq_length", 2048, ("max_sequence_length",))
+    rope = RopeSpec(theta=10000.0 * ratio, rotary_dim=head_dim // 2)
+    if ratio != 1.0 and _is_second(config):
+        rope = RopeSpec(method="linear", factor=ratio, rotary_dim=head_dim // 2)
+        length = max(1, int(length / ratio))
     return decoder_spec(
         config,
         vocab_size=config.get_int("vocab_size", aliases=("padded_vocab_size",)),
         hidden_size=hidden_size,
         layers=(layer,) * config.get_int("num_hidden_layers", aliases=("num_layers",)),
-        max_position=config.get_int("seq_length", 2048, aliases=("max_sequence_length",)),
-        ropes=(RopeSpec(theta=theta, rotary_dim=head_dim // 2),),
+        max_position=length,
+        ropes=(rope,),
         head=HeadSpec(norm),
     )

@@ -24,6 +24,7 @@ def spec(config: ConfigReader) -> DecoderSpec:
         },
         mlp={"parallel": True},
         norm=norm,
+        theta=500000.0,
         tied=True,
         head=HeadSpec(norm, scale=scale),
     )

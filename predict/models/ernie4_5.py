@@ -1,6 +1,6 @@
 """ERNIE 4.5's dense models: Llama's shape, rotated in neighbouring pairs."""
 
-from predict.nn.blocks import Positions
+from predict.nn.blocks import Norm, Positions
 from predict.nn.hf_config import ConfigReader, llama_like
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import WeightNames
@@ -10,6 +10,8 @@ WEIGHTS = WeightNames()
 
 def spec(config: ConfigReader) -> DecoderSpec:
     """See predict.models.Family."""
+    config.must_be("compression_ratio", 1.0)  # of positions
+    config.must_be("use_rmsnorm", True)
     bias = config.get_bool("use_bias", False)
     return llama_like(
         config,
@@ -19,6 +21,7 @@ def spec(config: ConfigReader) -> DecoderSpec:
             "positions": Positions(interleaved=True),
         },
         mlp={"up_bias": bias, "down_bias": bias},
+        norm=Norm(epsilon=config.get_float("rms_norm_eps", 1e-5)),
         theta=500000.0,
         tied=True,
     )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from predict.models.bloom import WEIGHTS as NAMES
 from predict.nn.blocks import Activation, AttentionBlock, MlpBlock, Norm, Positions, Residual
-from predict.nn.hf_config import ConfigReader, decoder_spec
+from predict.nn.hf_config import ConfigReader, check_groups, decoder_spec, per_head
 from predict.nn.spec import DecoderSpec, HeadSpec
 from predict.nn.weights import WeightNames
 
@@ -26,14 +26,15 @@ def _is_parallel(config: ConfigReader) -> bool:
 
 def spec(config: ConfigReader) -> DecoderSpec:
     """See predict.models.Family."""
-    hidden_size = config.get_int("hidden_size")
+    hidden_size = config.get_int("hidden_size", aliases=("n_embed",))
     num_heads = config.get_int("num_attention_heads", aliases=("n_head",))
-    head_dim, bias = hidden_size // num_heads, config.get_bool("bias", False)
+    head_dim, bias = per_head(config, hidden_size, num_heads), config.get_bool("bias", False)
     num_kv_heads = num_heads
     if config.get_bool("new_decoder_architecture", False):
         num_kv_heads = config.get_int("num_key_value_heads", num_heads, aliases=("num_kv_heads",))
     elif config.get_bool("multi_query", True):
         num_kv_heads = 1
+    check_groups(config, num_heads, num_kv_heads)
     norm = Norm("layer", config.get_float("layer_norm_eps", 1e-5, ("layer_norm_epsilon",)), True)
     normed = config.get_bool("apply_residual_connection_post_layernorm", False)
     residual, alibi = Residual("normed" if normed else "input"), config.get_bool("alibi", False)

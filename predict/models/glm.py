@@ -18,7 +18,7 @@ def glm_norm(config: ConfigReader) -> Norm:
 def glm_like(config: ConfigReader, **mlp: Any) -> DecoderSpec:
     """What both generations share; mlp: fields of the blocks that the later one adds."""
     attention = {
-        "qkv_bias": config.get_bool("attention_bias", False),
+        "qkv_bias": config.get_bool("attention_bias", True),
         "positions": Positions(interleaved=True),
     }
     return llama_like(

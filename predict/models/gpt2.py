@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from predict.errors import UserError
 from predict.nn.blocks import Activation, AttentionBlock, Function, MlpBlock, Norm, Positions
-from predict.nn.hf_config import ConfigReader, decoder_spec
+from predict.nn.hf_config import ConfigReader, decoder_spec, per_head
 from predict.nn.spec import DecoderSpec, EmbeddingSpec, HeadSpec
 from predict.nn.weights import WeightNames
 
@@ -44,11 +43,7 @@ def gpt2_like(
     hidden_size = config.get_int("hidden_size", aliases=("n_embd",))
     num_heads = config.get_int("num_attention_heads", aliases=("n_head",))
     num_layers = config.get_int("num_hidden_layers", aliases=("n_layer",))
-    if hidden_size % num_heads:
-        raise UserError(
-            f"{config.path}: hidden_size {hidden_size} is not a multiple of the {num_heads} heads"
-        )
-    head_dim = hidden_size // num_heads
+    head_dim = per_head(config, hidden_size, num_heads)
     attention = AttentionBlock(
         num_heads,
         num_heads,

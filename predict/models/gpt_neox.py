@@ -1,7 +1,7 @@
 """GPT-NeoX and Pythia: LayerNorm, biases, a rotated part of each head, parallel blocks."""
 
 from predict.nn.blocks import Activation, AttentionBlock, MlpBlock, Norm
-from predict.nn.hf_config import ConfigReader, decoder_spec
+from predict.nn.hf_config import ConfigReader, decoder_spec, per_head
 from predict.nn.spec import DecoderSpec, HeadSpec
 from predict.nn.weights import WeightNames
 
@@ -23,7 +23,7 @@ def spec(config: ConfigReader) -> DecoderSpec:
     """See predict.models.Family."""
     hidden_size = config.get_int("hidden_size")
     num_heads = config.get_int("num_attention_heads")
-    head_dim = hidden_size // num_heads
+    head_dim = per_head(config, hidden_size, num_heads)
     bias = config.get_bool("attention_bias", True)
     norm = Norm("layer", config.get_float("layer_norm_eps", 1e-5), True)
     layer = (

@@ -1,7 +1,7 @@
 """OPT: LayerNorm, biases, ReLU, learned positions; the 350M one norms its sums instead."""
 
 from predict.nn.blocks import Activation, AttentionBlock, Function, MlpBlock, Norm, Positions
-from predict.nn.hf_config import ConfigReader, decoder_spec
+from predict.nn.hf_config import ConfigReader, decoder_spec, per_head
 from predict.nn.spec import DecoderSpec, EmbeddingSpec, HeadSpec
 from predict.nn.weights import WeightNames
 
@@ -38,6 +38,7 @@ def spec(config: ConfigReader) -> DecoderSpec:
     hidden_size = config.get_int("hidden_size")
     width = config.get_int("word_embed_proj_dim", hidden_size)
     num_heads, bias = config.get_int("num_attention_heads"), config.get_bool("enable_bias", True)
+    head_dim = per_head(config, hidden_size, num_heads)
     norm = Norm("layer", 1e-5, bias=True)
     before = config.get_bool("do_layer_norm_before", config.get_bool("normalize_before", True))
     norms = {"norm": norm} if before else {"norm": None, "post_norm": norm, "post_norm_of": "sum"}
@@ -45,8 +46,8 @@ def spec(config: ConfigReader) -> DecoderSpec:
         AttentionBlock(
             num_heads,
             num_heads,
-            hidden_size // num_heads,
-            (hidden_size // num_heads) ** -0.5,
+            head_dim,
+            head_dim**-0.5,
             positions=Positions("none"),
             qkv_bias=bias,
             out_bias=bias,

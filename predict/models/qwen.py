@@ -35,12 +35,12 @@ def spec(config: ConfigReader) -> DecoderSpec:
     trained = config.get_int("seq_length", 8192)
     rope = RopeSpec(
         theta=config.get_float("rope_theta", 10000.0, aliases=("rotary_emb_base",)),
-        method="dynamic_steps" if config.get_bool("use_dynamic_ntk", False) else "default",
+        method="dynamic_steps" if config.get_bool("use_dynamic_ntk", True) else "default",
         original_max_position=trained,
     )
     ropes: tuple[RopeSpec, ...] = (rope,)
     positions = Positions()
-    if config.get_bool("use_logn_attn", False):
+    if config.get_bool("use_logn_attn", True):
         ropes = (rope, replace(rope, log_scale_from=trained))
         positions = Positions(query_table=QUERIES)
     return llama_like(

@@ -16,10 +16,11 @@ def windows(
 
     has_window: of a layer's number; None: of those from max_window_layers on.
     """
-    if not config.get_bool("use_sliding_window", False):
+    is_none = "sliding_window" in config.values and config.values["sliding_window"] is None
+    if is_none or not config.get_bool("use_sliding_window", False):
         return ()
     window = config.get_int("sliding_window", 4096)
-    full = config.optional_int("max_window_layers") or 0
+    full = config.get_int("max_window_layers", 28)
     of = has_window or (lambda index: index >= full)
     types = config.layer_types(lambda index: LAYER_TYPES[of(index)])
     return tuple(window if kind == LAYER_TYPES[True] else -1 for kind in types)

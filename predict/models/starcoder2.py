@@ -10,6 +10,8 @@ WEIGHTS = WeightNames(gate_up=("mlp.c_fc",), down=("mlp.c_proj",))
 
 def spec(config: ConfigReader) -> DecoderSpec:
     """See predict.models.Family."""
+    config.must_be("mlp_type", "default")
+    config.must_be("norm_type", "layer_norm")
     bias = config.get_bool("use_bias", True)
     function = config.activation(default="gelu_pytorch_tanh")
     return llama_like(

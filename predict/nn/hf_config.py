@@ -25,6 +25,7 @@ from predict.system.ranges import Range
 
 # What the field's tools wrote before "rope_type" had settled names.
 ROPE_METHOD_ALIASES = {"ntk": "dynamic", "dynamic_ntk": "dynamic", "su": "longrope"}
+LLAMA3_FACTOR = 8.0  # where a file says none, as in PaddleNLP
 ROPE_TYPES = tuple(method for method in METHODS if method != "dynamic_steps")  # Qwen's has no name
 MAX_SHOWN = 40  # characters of a wrong value in a message
 MAX_EOS_IDS = 1024
@@ -106,6 +107,8 @@ FUNCTIONS: dict[str, Function] = {
     "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
     "relu2": "relu_squared",
@@ -307,6 +310,14 @@ class ConfigReader:
             raise self.wrong("rope_scaling_type", "linear, ntk, dynamic_ntk, null")
         return {"rope_type": kind, "factor": factor}
 
+    def _context_factor(self, method: str, original: int | None, nested: ConfigReader) -> float:
+        """How much longer the context became, where rope_scaling has no factor."""
+        if method == "llama3":
+            return LLAMA3_FACTOR
+        if method in ("yarn", "longrope") and original is not None:
+            return self.get_int("max_position_embeddings") / original
+        return nested.get_float("factor")  # which it lacks: raises
+
     def check_rope_is_read(self) -> None:
         """Raises UserError where a scaling of positions is asked for, and nothing read it."""
         if self._reads_rope:
@@ -335,6 +346,8 @@ class ConfigReader:
             block = block[kind]
         if not isinstance(block, dict):
             raise self.wrong(key, "an object, null")
+        if kind is None and not set(block).isdisjoint(LAYER_TYPES):
+            raise self.wrong(key, f"an object without {' and '.join(LAYER_TYPES)}, null")
         if not block and self.values.get("rope_scaling_type") is not None:
             block = self._paddlenlp_scaling(head_dim, theta)
         nested = ConfigReader(block, self.path, key)
@@ -361,7 +374,8 @@ class ConfigReader:
         if method == "longrope":
             original = original or self.get_int("original_max_position_embeddings")
             given |= nested._longrope(rotary_dim // 2)
-            given.setdefault("factor", self.get_int("max_position_embeddings") / original)
+        if method != "default" and "factor" not in given:
+            given["factor"] = self._context_factor(method, original, nested)
         rope = RopeSpec(
             theta=nested.get_float("rope_theta", self.get_float("rope_theta", theta)),
             method=method,
@@ -401,11 +415,7 @@ def llama_like(
     num_heads = config.get_int("num_attention_heads")
     num_kv_heads = config.get_int("num_key_value_heads", num_heads)
     function = activation or config.activation()
-    if num_heads % num_kv_heads:
-        raise UserError(
-            f"{config.path}: num_attention_heads {num_heads} is not a multiple of "
-            f"num_key_value_heads {num_kv_heads}"
-        )
+    check_groups(config, num_heads, num_kv_heads)
     head_dim = head_dim or _head_dim(config, hidden_size, num_heads)
     norm = norm or Norm(epsilon=config.get_float("rms_norm_eps", 1e-6))
     attention_block = AttentionBlock(
@@ -499,10 +509,23 @@ def _head_dim(config: ConfigReader, hidden_size: int, num_heads: int) -> int:
     given = config.optional_int("head_dim")
     if given is not None:
         return given
+    return per_head(config, hidden_size, num_heads, ", and head_dim is not given")
+
+
+def per_head(config: ConfigReader, hidden_size: int, num_heads: int, more: str = "") -> int:
+    """What hidden_size gives each head. Raises UserError, with `more`, unless it is a whole one."""
     if hidden_size % num_heads or hidden_size // num_heads not in NUMBERS["head_dim"]:
         raise UserError(
             f"{config.path}: hidden_size {hidden_size} over num_attention_heads {num_heads} is "
-            f"{hidden_size / num_heads:.15g}, and head_dim is not given (allowed: "
-            f"{NUMBERS['head_dim']})"
+            f"{hidden_size / num_heads:.15g}{more} (allowed: {NUMBERS['head_dim']})"
         )
     return hidden_size // num_heads
+
+
+def check_groups(config: ConfigReader, num_heads: int, num_kv_heads: int) -> None:
+    """Raises UserError unless each key head has as many query heads."""
+    if num_heads % num_kv_heads:
+        raise UserError(
+            f"{config.path}: num_attention_heads {num_heads} is not a multiple of "
+            f"num_key_value_heads {num_kv_heads}"
+        )

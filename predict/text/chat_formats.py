@@ -228,7 +228,8 @@ CHOICES = (
     Choice(("chatglm_v2",), "chatglm2", lambda it: not it.is_named("chatglm3|glm-?4")),
     # PaddleNLP's are of model_type llama.
     Choice(("baichuan", "llama"), "baichuan2", lambda it: "user_token" in it.special_tokens
-           and ("z_loss_weight" in it.config or it.is_named("baichuan-?2"))),
+           and (it.config.get("z_loss_weight") is not None or it.is_named("baichuan-?2")
+                or it.config.get("vocab_size") == 125696)),
     Choice(("baichuan", "llama"), "baichuan", lambda it: "user_token" in it.special_tokens),
     Choice(("internlm2",), "internlm2", lambda it: it.is_named("chat")),
     Choice(("gemma", "gemma2"), "gemma", lambda it: it.is_named("it")),
@@ -250,7 +251,7 @@ def format_name(folder: Path, special_tokens: Mapping[str, str]) -> str | None:
     """The published format of the checkpoint in a folder; None where none is known for it."""
     config = _read(folder, "config.json")
     checkpoint = Checkpoint(
-        config, _read(folder, "generation_config.json"), special_tokens, _names(folder, config)
+        config, _read(folder, "generation_config.json"), special_tokens, names_of(folder, config)
     )
     model_type = config.get("model_type")
     rows = (row for row in CHOICES if model_type in row.model_types and row.fits(checkpoint))
@@ -261,8 +262,11 @@ def _read(folder: Path, name: str) -> dict[str, Any]:
     return read_model_json(folder, name, missing_ok=True, constants=True)
 
 
-def _names(folder: Path, config: Mapping[str, Any]) -> str:
-    """The folder's name, that of its repository in Hugging Face's cache, and those in its files."""
+def names_of(folder: Path, config: Mapping[str, Any]) -> str:
+    """The folder's name, that of its repository in Hugging Face's cache, and those in its files.
+
+    In small letters, "-" around and between their words.
+    """
     path = folder.resolve()
     found = [path.name, config.get("_name_or_path")]
     found.append(_read(folder, "tokenizer_config.json").get("name_or_path"))

@@ -46,8 +46,12 @@ class Tokenizer:
         special_tokens: Mapping[str, str],
         extra_eos_token_ids: Sequence[int] = (),
         chat_template: ChatTemplate | None = None,
+        closing_token_ids: Sequence[int] = (),
     ) -> None:
-        """`special_tokens` maps "bos_token", "eos_token", "pad_token" and so on to their text."""
+        """`special_tokens` maps "bos_token", "eos_token", "pad_token" and so on to their text.
+
+        `closing_token_ids`: what the family's own code puts behind every prompt.
+        """
         self._backend: Backend = Guarded(backend)
         self.special_tokens = dict(special_tokens)
         self.vocab_size = backend.vocab_size
@@ -57,6 +61,7 @@ class Tokenizer:
         ids = [] if eos_token_id is None else [eos_token_id]
         self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys([*ids, *extra_eos_token_ids]))
         self.chat_template = chat_template
+        self.closing_token_ids = tuple(closing_token_ids)
 
     @staticmethod
     def exists(path: str | Path) -> bool:
@@ -93,7 +98,8 @@ class Tokenizer:
         if template is not None:
             stops = map(backend.token_to_id, stop_tokens(folder, chat_template, special_tokens))
             ends += [token_id for token_id in stops if token_id is not None]
-        return cls(backend, special_tokens, ends, template)
+        closing = backend.encode(frame[1], False) if frame[1] else ()
+        return cls(backend, special_tokens, ends, template, closing)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens written in the text become their ids."""

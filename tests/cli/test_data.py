@@ -14,7 +14,8 @@ from predict.cli.prompts import prepare_prompts
 from predict.errors import UserError
 from predict.text.tokenizer import Tokenizer
 
-FOLDER = Path(__file__).parents[1] / "data" / "tokenizers" / "byte_level"
+DATA = Path(__file__).parents[1] / "data"
+FOLDER = DATA / "tokenizers" / "byte_level"
 
 
 def written(path: Path, content: str | bytes) -> Path:
@@ -170,6 +171,18 @@ def test_a_long_prompt_keeps_its_first_tokens_and_one_line_says_so(tokenizer: To
     cut = len(whole[2]) - length
     assert f"--src_length {length}: line 3 of f: {cut} of {len(whole[2])} tokens" in warning
     assert warning.endswith("and 1 more")
+
+
+@pytest.mark.parametrize("template", ["none", "chatglm"])
+def test_a_cut_prompt_of_the_first_chatglm_ends_as_its_prompts_do(template: str) -> None:
+    tokenizer = Tokenizer.from_dir(DATA / "families" / "chatglm_6b", chat_template=template)
+    items = [DataItem("line 1 of f", "hello world " * 9)]
+    (whole,) = prepare_prompts(items, tokenizer, 10**6, 10**6).token_ids
+    assert isinstance(whole, list)
+    end = [tokenizer.token_to_id("[gMASK]"), tokenizer.token_to_id("<sop>")]
+    assert whole[-2:] == end
+    assert prepare_prompts(items, tokenizer, 9, 99).token_ids == [[*whole[:7], *end]]
+    assert prepare_prompts(items, tokenizer, 2, 99).token_ids == [whole[:2]]
 
 
 def test_a_prompt_that_fills_max_length_is_refused_with_both_numbers(tokenizer: Tokenizer) -> None:

@@ -207,7 +207,9 @@ def test_ernie_whose_matrices_have_other_sizes_is_refused(tmp_path: Path) -> Non
 )
 def test_named_family_is_that_of_a_config_without_one(case: str, name: str, tmp_path: Path) -> None:
     folder = changed(case, tmp_path / "model", model_type=None)
-    with pytest.raises(UserError, match="lacks 'model_type'"):
+    with pytest.raises(
+        UserError, match=r"lacks 'model_type'; .* --model_type gpt-3 or ernie-3.5-se"
+    ):
         read_spec(folder)
     max_length = runs(case)[0][0]
     settings = {"model_type": name, "max_length": max_length}

@@ -94,6 +94,19 @@ def test_a_conversion_writes_paddlenlps_names_and_fields(tmp_path: Path, case: s
         check_tokens(tmp_path / "to", case)
 
 
+@pytest.mark.parametrize("case", ["ernie4_5_0_3b", "ernie4_5_moe_21b"])
+def test_ernie_4_5s_names_may_begin_as_those_of_ernie_3_5(tmp_path: Path, case: str) -> None:
+    tensors: Stored = {}
+    for name, array in Checkpoint(GOLDEN / case).stored.items():
+        values = np.asarray(array.read(), order="C")
+        is_turned = name.endswith(("proj.weight", "gate.weight"))
+        known = name.replace("model.", "ernie.")
+        tensors[known] = array.dtype, np.ascontiguousarray(values.T if is_turned else values)
+    (tmp_path / "config.json").write_text((GOLDEN / case / "config.json").read_text())
+    paddle_families.write_safetensors(tmp_path, tensors)
+    check_tokens(tmp_path, case)
+
+
 @pytest.mark.parametrize("case", ["baichuan_7b", "baichuan_13b"])
 def test_baichuan_comes_back_from_paddlenlps_llama(tmp_path: Path, case: str) -> None:
     """With ALiBi as Baichuan again, without as the Llama that it is: the same rows."""

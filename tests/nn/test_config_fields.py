@@ -11,7 +11,7 @@ from predict.errors import UserError
 from predict.models import family_of
 from predict.nn.blocks import AttentionBlock, MlpBlock
 from predict.nn.hf_config import BESIDE_MODELS, ConfigReader
-from predict.nn.spec import DecoderSpec
+from predict.nn.spec import DecoderSpec, RopeSpec
 from tests.support.golden import GOLDEN
 
 LINEAR = {"type": "linear", "factor": 2.0}
@@ -39,11 +39,36 @@ def spec_of(case: str, **fields: Any) -> DecoderSpec:
         ("gemma2_9b", {"use_bidirectional_attention": True}),
         ("gemma_2b", {"hidden_activation": ..., "hidden_act": "softmax"}),
         ("qwen2", {"dual_chunk_attention_config": {"chunk_size": 262144}}),
+        ("qwen2", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}),
+        ("ernie4_5_0_3b", {"compression_ratio": 2.0}),
+        ("ernie4_5_0_3b", {"use_rmsnorm": False}),
+        ("chatglm_6b", {"no_block_position": True}),
+        ("chatglm_2_6b", {"interleaved_qkv": True}),
+        ("phi3_mini", {"lm_head_bias": True}),
+        ("starcoder2_window", {"mlp_type": "gated"}),
+        ("starcoder2_window", {"norm_type": "rms_norm"}),
     ],
 )
 def test_a_field_that_the_family_does_not_do_is_named(case: str, fields: dict[str, Any]) -> None:
     *_, name = fields
     with pytest.raises(UserError, match=name):
+        spec_of(case, **fields)
+
+
+@pytest.mark.parametrize(
+    ("case", "fields", "said"),
+    [
+        ("bloom_7b", {"n_embed": 66}, "hidden_size 66 over num_attention_heads 4 is 16.5"),
+        ("falcon_7b", {"hidden_size": 1}, "hidden_size 1 over"),
+        ("gpt_neox_pythia", {"hidden_size": 1}, "hidden_size 1 over"),
+        ("gpt2_small", {"n_embd": 31}, "hidden_size 31 over"),
+        ("opt_125m", {"hidden_size": 31}, "hidden_size 31 over"),
+        ("falcon_11b", {"num_kv_heads": 3}, "num_attention_heads 4 is not a multiple of .* 3"),
+        ("chatglm_2_6b", {"multi_query_group_num": 3}, "4 is not a multiple of .* 3"),
+    ],
+)
+def test_heads_that_do_not_fit_are_refused(case: str, fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
         spec_of(case, **fields)
 
 
@@ -73,6 +98,91 @@ def test_gemma_2_has_soft_caps_unless_they_are_null(
     spec = spec_of("gemma2_9b", **dict.fromkeys(keys, value))
     caps = {block.softcap for block in spec.blocks() if isinstance(block, AttentionBlock)}
     assert (caps, spec.head.softcap) == ({softcaps[0]}, softcaps[1])
+
+
+@pytest.mark.parametrize(
+    ("case", "epsilon"),
+    [("ernie4_5_0_3b", 1e-5), ("ernie4_5_moe_21b", 1e-5), ("phi3_mini", 1e-5), ("llama_gqa", 1e-6)],
+)
+def test_an_epsilon_that_is_not_there_is_the_familys(case: str, epsilon: float) -> None:
+    spec = spec_of(case, rms_norm_eps=...)
+    assert spec.head.norm is not None
+    assert spec.head.norm.epsilon == epsilon
+    assert {block.norm for block in spec.blocks()} == {spec.head.norm}
+
+
+@pytest.mark.parametrize("case", ["glm_9b", "glm4_9b"])
+def test_a_glm_has_biases_where_nothing_is_said(case: str) -> None:
+    spec = spec_of(case, attention_bias=...)
+    assert {b.qkv_bias for b in spec.blocks() if isinstance(b, AttentionBlock)} == {True}
+
+
+@pytest.mark.parametrize(
+    ("fields", "normalized"),
+    [
+        ({"vocab_size": 64000}, False),
+        ({"vocab_size": 125696}, True),
+        ({"vocab_size": 64000, "z_loss_weight": 0}, True),
+    ],
+)
+def test_a_baichuan_2_is_known_by_its_vocabulary_too(
+    fields: dict[str, Any], normalized: bool
+) -> None:
+    for case in ("baichuan_7b", "baichuan_13b"):
+        assert spec_of(case, **fields).head.normalized is normalized
+
+
+@pytest.mark.parametrize(
+    ("name", "rope"),
+    [
+        ("THUDM/chatglm2-6b-32k", RopeSpec(method="linear", factor=16.0, rotary_dim=4)),
+        ("THUDM/chatglm3-6b-32k", RopeSpec(theta=160000.0, rotary_dim=4)),
+        (..., RopeSpec(theta=160000.0, rotary_dim=4)),
+    ],
+)
+def test_a_rope_ratio_divides_the_positions_of_chatglm2_alone(name: Any, rope: RopeSpec) -> None:
+    spec = spec_of("chatglm_2_6b", _name_or_path=name, rope_ratio=16, seq_length=32768)
+    assert spec.ropes == (rope,)
+    assert spec.max_context == 32768
+    assert spec_of("chatglm_2_6b", _name_or_path=name, rope_ratio=1) == spec_of("chatglm_2_6b")
+
+
+def test_the_first_qwen_stretches_positions_where_nothing_is_said() -> None:
+    assert spec_of("qwen_7b", use_dynamic_ntk=..., use_logn_attn=...) == spec_of("qwen_7b")
+    plain = spec_of("qwen_7b", use_dynamic_ntk=False, use_logn_attn=False)
+    assert [rope.method for rope in plain.ropes] == ["default"]
+
+
+@pytest.mark.parametrize("method", ["linear", "dynamic", "yarn"])
+def test_a_stretched_context_needs_a_factor(method: str) -> None:
+    with pytest.raises(UserError, match="rope_scaling lacks 'factor'"):
+        spec_of("llama_gqa", rope_parameters=..., rope_scaling={"rope_type": method})
+
+
+@pytest.mark.parametrize(
+    ("scaling", "factor"),
+    [
+        ({"rope_type": "llama3"}, 8.0),
+        ({"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 64}, 4.0),
+    ],
+)
+def test_factors_that_follow_from_what_is_there(scaling: dict[str, Any], factor: float) -> None:
+    changes = {"rope_parameters": ..., "max_position_embeddings": 256}
+    assert spec_of("llama_gqa", rope_scaling=scaling, **changes).ropes[0].factor == factor
+
+
+@pytest.mark.parametrize(
+    ("fields", "windows"),
+    [
+        ({"sliding_window": 16, "max_window_layers": 1}, (-1, 16)),
+        ({"sliding_window": 16}, (-1, -1)),  # those from the 28th layer on
+        ({"sliding_window": None, "max_window_layers": 0}, (-1, -1)),
+    ],
+)
+def test_windows_of_qwen_2(fields: dict[str, Any], windows: tuple[int, ...]) -> None:
+    changes = {"use_sliding_window": True, "layer_types": ..., "max_window_layers": ..., **fields}
+    blocks = spec_of("qwen2", **changes).blocks()
+    assert tuple(b.window for b in blocks if isinstance(b, AttentionBlock)) == windows
 
 
 def test_all_norms_of_a_glm_4_are_alike() -> None:

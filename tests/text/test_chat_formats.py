@@ -153,6 +153,7 @@ CHECKPOINTS: list[tuple[dict[str, Any], dict[str, Any], str, str | None]] = [
     ({"model_type": "glm4"}, {}, "GLM-4-9B-0414", "glm4"),
     ({"model_type": "glm4"}, {}, "GLM-4-32B-Base-0414", None),
     ({"model_type": "baichuan", "z_loss_weight": 0}, {}, "x", "baichuan2"),
+    ({"model_type": "baichuan", "vocab_size": 125696}, {}, "x", "baichuan2"),
     ({"model_type": "baichuan"}, {}, "Baichuan-13B-Chat", "baichuan"),
     ({"model_type": "llama"}, {}, "Baichuan2-7B-Chat", "baichuan2"),
     ({"model_type": "internlm2"}, {}, "internlm2-chat-7b", "internlm2"),
