@@ -18,7 +18,7 @@ from predict.loading.layouts._target import Target
 from predict.loading.layouts.online import DENSE, Online
 from predict.loading.sources import WeightSource
 from predict.nn.weights import LinearPlan, WeightPlan
-from predict.schemes import Quantized
+from predict.schemes import Quantized, float_values
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
@@ -46,6 +46,7 @@ class Stored:
     ignored: tuple[str, ...] = (".bias",)  # `bias` reads what there is
     is_rounded = False
     reorders = False
+    mixes = True  # a product of codes and floats can be one of floats
 
     def __init__(
         self,
@@ -75,24 +76,34 @@ class Stored:
         """Input features of a quantized part that share a scale; -1: all of them."""
         raise NotImplementedError
 
+    def part_values(self, part: Part) -> npt.NDArray[np.float32]:
+        """What is stored of a part, as floats [out_features, in_features]."""
+        name = self.part_scheme(part)
+        if name == DENSE:
+            return to_float32(self.checkpoint.read_float((part["weight"],)))
+        return float_values(name, self.read_part(part))
+
     def group_size(self, plan: LinearPlan) -> int:
         """See Layout."""
         if self._in_float(plan):
             return self.online.group_size(plan)
-        sizes = [self.part_group_size(part) for part in parts_of(plan)]
+        coded = [part for part in parts_of(plan) if self.part_scheme(part) != DENSE]
+        sizes = [self.part_group_size(part) for part in coded]
         size = min((size for size in sizes if size > 0), default=-1)  # as `merged`
         if scheme_info(self.scheme(plan)).has_groups and size == plan.in_features:
             return -1
         return min(size, max(GROUP_SIZES))  # `grouped` repeats the scales of larger ones
 
     def scheme(self, plan: LinearPlan) -> str:
-        """See Layout."""
+        """See Layout. Where codes stand beside floats, they become floats."""
         names = {part.prefix: self.part_scheme(part) for part in parts_of(plan)}
         rows = [scheme_info(name) for name in set(names.values())]
         if all(row.is_weight_only for row in rows):
             # Codes of 4 bits are codes of 8 bits, with a zero point.
             return max(rows, key=lambda row: row.bits).name
         if len(rows) > 1:
+            if self.mixes and DENSE in names.values():
+                return DENSE
             shown = ", ".join(f"{prefix} {name}" for prefix, name in names.items())
             raise UserError(
                 f"{self.checkpoint.directory}: matrices that one product reads are stored in "
@@ -110,13 +121,18 @@ class Stored:
             return self.online.expected(plan)
         names: dict[str, Shape] = {}
         for part in parts_of(plan):
-            names.update(self.part_expected(part))
+            if self.part_scheme(part) == DENSE and part["weight"] in self.checkpoint.tensors:
+                names[part["weight"]] = (part.out_features, part.in_features)
+            else:
+                names.update(self.part_expected(part))
         return names
 
     def read(self, plan: LinearPlan) -> Quantized:
         """See Layout."""
         if self._in_float(plan):
             return self.online.read(plan)
+        if self.scheme(plan) == DENSE:
+            return Quantized(np.concatenate(list(map(self.part_values, parts_of(plan)))), None)
         return merged([self.read_part(part) for part in parts_of(plan)], plan.prefixes)
 
     def stored_bytes(self, plan: LinearPlan) -> int:

@@ -103,7 +103,9 @@ class CompressedTensors(Stored):
 
     def part_expected(self, part: Part) -> Mapping[str, Shape]:
         """See Stored."""
-        group, rows, columns = self._group(part), part.out_features, part.in_features
+        group, rows, columns = self.group_of(part), part.out_features, part.in_features
+        if group is None:  # beside coded parts, and missing
+            return {part["weight"]: (rows, columns)}
         names: dict[str, Shape] = {}
         if group.packed:
             groups, bits = num_groups(part, group.group_size), group.bits

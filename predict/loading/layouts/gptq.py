@@ -130,7 +130,7 @@ class Gptq(Stored):
         """See Stored."""
         rows, columns = part.out_features, part.in_features
         codes = self.codes_of(part)
-        if codes is None:  # beside quantized parts, which `scheme` refuses
+        if codes is None:  # beside coded parts, and missing
             return {part["weight"]: (rows, columns)}
         bits, size = codes
         groups = num_groups(part, size)
@@ -153,13 +153,6 @@ class Gptq(Stored):
         if group_of is None or (np.diff(group_of) >= 0).all():
             return None
         return np.argsort(group_of, kind="stable")
-
-    def read(self, plan: LinearPlan) -> Quantized:
-        """See Layout."""
-        if self.scheme(plan) != DENSE or self._in_float(plan):
-            return super().read(plan)
-        parts = [dequantized(self.read_part(part)) for part in parts_of(plan)]
-        return Quantized(np.concatenate(parts), None)
 
     def read_part(self, part: Part) -> Quantized:
         """See Stored."""
@@ -206,15 +199,3 @@ def dynamic_rules(dynamic: Any, default: Codes, where: str) -> list[Rule]:
             )
         rules.append((names, Codes.of(settings, default, f"{where}, {name!r}")))
     return rules
-
-
-def dequantized(weight: Quantized) -> Any:
-    """float32 [N, K] of a weight-only part, columns in their original order."""
-    num_rows, num_columns = weight.codes.shape
-    groups = weight.scale.shape[1]
-    values = weight.codes.astype(np.float32).reshape(num_rows, groups, -1)
-    if weight.zero is not None:
-        values -= weight.zero[:, :, None]
-    values *= weight.scale[:, :, None]
-    values = values.reshape(num_rows, num_columns)
-    return values if weight.perm is None else values[:, np.argsort(weight.perm)]

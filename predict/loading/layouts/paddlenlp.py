@@ -45,6 +45,8 @@ AGAIN = "calibrate again with quant/run_quantization.py"
 class PaddleNlp(Stored):
     """See predict.loading.layouts.Layout."""
 
+    mixes = False  # codes may be of shifted and smoothed inputs
+
     def __init__(
         self,
         config: Mapping[str, Any],
