@@ -242,13 +242,15 @@ def _what_fits(opened: Sequence[Weights], with_cache: bool, adapter_bytes: int) 
         try:
             weights = replace(first, layout=first.layout_as(settings))
             check_schemes(weights)
+            expected_tensors(weights.plan, weights.layout)  # whether its groups divide
             _check_memory([weights, *others], with_cache, adapter_bytes)
         except UserError:
             continue
         fitting.append(f"{name} ({mib(weights.num_bytes)} MiB of weights)")
     if not fitting:
         return "; no --quant_type makes it fit"
-    return f"; it fits with --quant_type {' or '.join(fitting)}"
+    own = ", each without --moe_quant_type" * (first.config.quantization.moe_quant_type is not None)
+    return f"; it fits with --quant_type {' or '.join(fitting)}{own}"
 
 
 def plan_of(spec: DecoderSpec, reader: ConfigReader) -> tuple[WeightPlan, WeightNames]:

@@ -28,7 +28,7 @@ from predict.loading.safetensors_writer import write
 from predict.loading.sources import CheckpointSource
 from predict.models import weight_names
 from predict.nn.weights import LinearPlan, WeightPlan, plan_weights
-from predict.schemes import Quantized, scheme_of
+from predict.schemes import Quantized, float_values, scheme_of
 from quant.writer import read_tensors
 from tests.support import tiny
 from tests.support.golden import GOLDEN, check_greedy, config
@@ -191,6 +191,25 @@ def test_numbers_that_contradict_each_other_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=f"experts, of groups .* do not go together: .*{said}"):
         read_spec(changed(case, tmp_path / "model", **changes))
+
+
+@pytest.mark.parametrize(
+    ("case", "changes"),
+    [
+        ("mixtral_8x7b", {"num_experts": 5, "num_local_experts": 7}),
+        ("ernie4_5_moe_21b", {"num_experts_per_tok": 2, "moe_k": 3}),
+        ("gpt_oss_20b", {"num_experts_per_tok": 3, "experts_per_token": "3"}),
+        ("deepseek_v3", {"n_routed_experts": 12, "num_local_experts": 6}),
+    ],
+)
+def test_two_names_of_one_number_of_experts_must_agree(
+    case: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    (first, kept), (second, other) = changes.items()
+    said = f"'{second}' is {other!r} .allowed: {kept}, as '{first}' is"
+    with pytest.raises(UserError, match=said):
+        read_spec(changed(case, tmp_path / "model", **changes))
+    read_spec(changed(case, tmp_path / "same", **(changes | {second: kept})))
 
 
 def test_another_number_of_experts_than_the_tensors_have_is_refused(tmp_path: Path) -> None:
@@ -371,6 +390,58 @@ def test_stored_experts_answer_as_those_that_are_rounded_while_read(
     folder = quantized(tmp_path / "stored", write_linear, settings)
     wanted = logits_of(GOLDEN / "mixtral_8x7b", quant_type=scheme)
     np.testing.assert_allclose(logits_of(folder), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", list(FORMATS))
+def test_latents_in_float_stand_beside_queries_in_codes(kind: str, tmp_path: Path) -> None:
+    """Recipes leave kv_a_proj_with_mqa as it is; one product makes queries and latents."""
+    scheme, write_coded, settings = FORMATS[kind]
+    floats: dict[str, Any] = {}
+
+    def write_linear(prefix: str, values: Any) -> dict[str, Any]:
+        floats[prefix] = values
+        if prefix.endswith(".q_proj"):
+            made: dict[str, Any] = write_coded(prefix, values)
+            return made
+        return {f"{prefix}.weight": values}
+
+    folder = quantized(tmp_path / "stored", write_linear, settings, "deepseek_v2_lite")
+    layout, plan = layout_and_plan(folder)
+    found = [linear for linear in plan.linears() if linear.prefixes[0].endswith(".q_proj")]
+    assert len(found) == plan.spec.num_layers
+    for linear in found:
+        assert layout.scheme(linear) == "dense"
+        queries, latents = np.split(layout.read(linear).codes, [linear.part_sizes[0]])
+        coded = scheme_of(scheme).quantize(floats[linear.prefixes[0]], -1)
+        np.testing.assert_allclose(queries, float_values(scheme, coded), rtol=1e-6)
+        (_, stored_latents) = stored(folder)[f"{linear.prefixes[1]}.weight"]
+        np.testing.assert_array_equal(latents, to_float32(stored_latents))
+    assert relative_error(logits_of(folder), logits_of(GOLDEN / "deepseek_v2_lite")) < 0.5
+
+
+def test_one_expert_with_biases_is_named(tmp_path: Path) -> None:
+    _, write_coded, settings = FORMATS["gptq"]
+
+    def write_linear(prefix: str, values: Any) -> dict[str, Any]:
+        made: dict[str, Any] = write_coded(prefix, values)
+        if prefix.endswith("experts.1.w1"):
+            made[f"{prefix}.bias"] = np.ones(len(values), np.float32)
+        return made
+
+    folder = quantized(tmp_path / "stored", write_linear, settings)
+    said = r"experts\.1\.w1 has some biases, and the experts before it have none"
+    with pytest.raises(UserError, match=said):
+        logits_of(folder)
+
+
+def test_an_expert_that_stands_alone_and_among_all_is_refused(tmp_path: Path) -> None:
+    tensors = joined(stored(GOLDEN / "qwen3_moe_30b"))
+    name = "model.layers.0.mlp.experts.0.down_proj.weight"
+    tensors[name] = stored(GOLDEN / "qwen3_moe_30b")[name]
+    folder = changed("qwen3_moe_30b", tmp_path / "made", tensors)
+    said = r"experts\.0\.down_proj\.weight stands alone and in .*\.experts\.down_proj; keep one"
+    with pytest.raises(UserError, match=said):
+        LLM(config(folder))
 
 
 def float8_blocks(folder: Path) -> Path:
@@ -621,16 +692,19 @@ def test_a_model_that_does_not_fit_says_which_quant_type_would(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Experts of 12 features beside 32: most of it are their weights, in 4 bytes each."""
-    folder = changed("qwen3_moe_30b", tmp_path / "model", num_experts=512)
+    folder = changed("qwen3_moe_30b", tmp_path / "model", num_local_experts=512)
     (folder / "model.safetensors").unlink()
     asked = {"load_format": "dummy", "max_length": 64}
     monkeypatch.setattr(Platform, "free_bytes", lambda self: 3 << 20)
     said = (
         r"the weights do not fit: they take 4 MiB, .* it fits with --quant_type weight_only_int8 "
-        r".1 MiB of weights. or weight_only_int4 .0 MiB of weights."
-    )
+        r".1 MiB of weights. or weight_only_int4 .0 MiB of weights. or a8w8 "
+    )  # no groups of MXFP4: there are 12 features
     with pytest.raises(UserError, match=said):
         LLM(config(folder, **asked))
+    monkeypatch.setattr(Platform, "free_bytes", lambda self: 5 << 18)
+    with pytest.raises(UserError, match=r"or w4a8 .0 MiB of weights., each without --moe_quant_ty"):
+        LLM(config(folder, **asked, quant_type="weight_only_int4", moe_quant_type="a8w8"))
     monkeypatch.setattr(Platform, "free_bytes", lambda self: 1 << 10)
     with pytest.raises(UserError, match=r"do not fit: .*; no --quant_type makes it fit"):
         LLM(config(folder, **asked))
