@@ -19,7 +19,7 @@ from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading.build import check_gpu_expert
 from predict.loading.checkpoint import Checkpoint
-from predict.loading.layouts import compressed_tensors, layout_of, mxfp4
+from predict.loading.layouts import compressed_tensors, layout_of, mxfp4, paddlenlp
 from predict.loading.layouts._target import Target
 from predict.loading.memory import weight_bytes
 from predict.loading.model import read_spec
@@ -442,6 +442,40 @@ def test_an_expert_that_stands_alone_and_among_all_is_refused(tmp_path: Path) ->
     said = r"experts\.0\.down_proj\.weight stands alone and in .*\.experts\.down_proj; keep one"
     with pytest.raises(UserError, match=said):
         LLM(config(folder))
+
+
+def of_paddlenlp(folder: Path, case: str) -> Path:
+    """A golden whose experts and other linears are PaddleNLP's codes, with calibrated scales."""
+    act: dict[str, float] = {}
+    each: dict[str, list[float]] = {}
+
+    def write_linear(prefix: str, values: Any) -> dict[str, Any]:
+        weight = replace(scheme_of("a8w8").quantize(values, -1), act_scale=0.05)
+        found = paddlenlp.scale_entries(prefix, weight)
+        act.update(found[0])
+        each.update(found[1])
+        return paddlenlp.linear_tensors(prefix, weight)
+
+    made = quantized(folder, write_linear, {"quant_type": "a8w8"}, case)
+    (made / "act_scales.json").write_text(json.dumps(act))
+    (made / "weight_scales.json").write_text(json.dumps(each))
+    return made
+
+
+def test_a_shift_of_what_a_router_reads_is_refused(tmp_path: Path) -> None:
+    """A norm's bias goes into the linears behind it; the router beside them would miss it."""
+    folder = of_paddlenlp(tmp_path / "stored", "qwen2_moe_a2_7b")
+    dense = logits_of(GOLDEN / "qwen2_moe_a2_7b")
+    assert relative_error(logits_of(folder), dense) < 0.1
+    tensors = stored(folder)
+    name = "model.layers.1.{}_layernorm.bias"
+    tensors[name.format("input")] = "F32", np.zeros(32, np.float32)  # of queries, keys and values
+    write(folder / "model.safetensors", tensors)
+    assert relative_error(logits_of(folder), dense) < 0.1
+    tensors[name.format("post_attention")] = "F32", np.ones(32, np.float32)
+    write(folder / "model.safetensors", tensors)
+    with pytest.raises(UserError, match=r"1\.post_attention_layernorm\.bias would shift what rout"):
+        logits_of(folder)
 
 
 def float8_blocks(folder: Path) -> Path:
