@@ -110,11 +110,6 @@ def build_decoder(
                 stacked = map_tensors(
                     one, lambda _, part: paddle.empty([count, *part.shape], part.dtype)
                 )
-            if one.scheme != stacked.scheme:
-                raise UserError(
-                    f"{expert.prefixes[0]} is stored as {one.scheme}, and the experts before it as "
-                    f"{stacked.scheme}; quantize all experts of a layer alike"
-                )
             if (one.bias is None) != (stacked.bias is None):
                 found, others = ("none", "some") if one.bias is None else ("some", "none")
                 raise UserError(

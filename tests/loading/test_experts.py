@@ -621,6 +621,18 @@ def test_schemes_of_experts_that_cannot_be_are_refused(
         LLM(EngineConfig(model_name_or_path=str(tiny.write(tmp_path)), max_length=64, **settings))
 
 
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_one_expert_that_is_skipped_is_refused_before_any_is_read(
+    load_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CheckpointSource, "matrix", None)
+    monkeypatch.setattr(CheckpointSource, "stored_matrix", None)
+    settings = {"quant_type": "wint8", "skip_list_names": ("experts.1.",)}
+    said = r"experts\.1\.gate_proj would be dense, and .*experts\.0\.gate_proj weight_only_int8"
+    with pytest.raises(UserError, match=said):
+        LLM(config("qwen2_moe_a2_7b", load_format=load_format, **settings))
+
+
 def test_stored_experts_keep_their_scheme(tmp_path: Path) -> None:
     _, write_linear, settings = FORMATS["gptq"]
     folder = quantized(tmp_path / "stored", write_linear, settings)
