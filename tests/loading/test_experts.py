@@ -212,6 +212,15 @@ def test_two_names_of_one_number_of_experts_must_agree(
     read_spec(changed(case, tmp_path / "same", **(changes | {second: kept})))
 
 
+@pytest.mark.parametrize("case", ["mixtral_8x7b", "gpt_oss_20b", "olmoe_7b", "glm4_moe_355b"])
+def test_norms_have_the_familys_epsilon_where_config_json_says_nothing(
+    case: str, tmp_path: Path
+) -> None:
+    spec, _ = read_spec(changed(case, tmp_path / "model", rms_norm_eps=None))
+    norms = [block.norm for block in spec.blocks()] + [spec.head.norm]
+    assert {norm.epsilon for norm in norms if norm is not None} == {1e-5}
+
+
 def test_another_number_of_experts_than_the_tensors_have_is_refused(tmp_path: Path) -> None:
     said = r"number of experts is 7, and the tensors are those of 5; the two do not belong"
     with pytest.raises(UserError, match=said):
