@@ -95,6 +95,16 @@ class Checkpoint:
         """The tensor's values, bfloat16 as uint16, in one block of memory of their own."""
         return np.asarray(self.tensors[name].read(), order="C")
 
+    def read_as(self, name: str, *dtypes: str) -> npt.NDArray[Any]:
+        """As `read`; raises UserError where the tensor has none of these dtypes."""
+        dtype = self.tensors[name].dtype
+        if dtype not in dtypes:
+            raise UserError(
+                f"{self.directory}: {name} has dtype {dtype} (allowed: {', '.join(dtypes)}); "
+                "quantize it again, or copy the checkpoint again"
+            )
+        return self.read(name)
+
     def read_float(self, names: Iterable[str]) -> npt.NDArray[Any]:
         """The named tensors, one after another along axis 0, in one float dtype (bf16: uint16).
 

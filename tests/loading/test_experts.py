@@ -487,6 +487,42 @@ def test_a_shift_of_what_a_router_reads_is_refused(tmp_path: Path) -> None:
         logits_of(folder)
 
 
+@pytest.mark.parametrize(
+    ("kind", "ending", "dtype"),
+    [
+        ("gptq", "qweight", "I64"),
+        ("gptq", "qzeros", "F32"),
+        ("gptq", "scales", "I32"),
+        ("awq", "qweight", "I8"),
+        ("awq", "qzeros", "F16"),
+        ("compressed-tensors weight_only_int4", "weight_packed", "F32"),
+        ("compressed-tensors a8w8", "weight", "I32"),
+        ("compressed-tensors w4a8", "weight_scale", "I64"),
+        ("fp8", "weight_scale", "F8_E4M3"),
+        ("mxfp4", "down_proj_blocks", "I8"),
+        ("mxfp4", "gate_up_proj_scales", "F32"),
+    ],
+)
+def test_codes_and_scales_of_another_dtype_are_named(
+    kind: str, ending: str, dtype: str, tmp_path: Path
+) -> None:
+    if kind == "mxfp4":
+        case, tensors = "gpt_oss_mxfp4", rejoined(stored(GOLDEN / "gpt_oss_mxfp4"))
+        name, folder = f"model.layers.0.mlp.experts.{ending}", GOLDEN / case
+        shown = re.sub(r"experts\.(\w+_proj)_(\w+)", r"experts.0.\1.\2", name)
+    else:
+        _, write_linear, settings = FORMATS[kind]
+        folder = quantized(tmp_path / "stored", write_linear, settings)
+        tensors = stored(folder)
+        name = shown = f"model.layers.0.block_sparse_moe.experts.0.w1.{ending}"
+    kinds = {"F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "I8": "int8"}
+    tensors[name] = dtype, tensors[name][1].astype(kinds.get(dtype, "uint8"))
+    shutil.copytree(folder, tmp_path / "made")
+    write(tmp_path / "made" / "model.safetensors", tensors)
+    with pytest.raises(UserError, match=rf"{re.escape(shown)} has dtype {dtype}"):
+        LLM(config(tmp_path / "made"))
+
+
 def float8_blocks(folder: Path) -> Path:
     """A golden's experts and other linears in e4m3, a scale for each 128 x 128."""
 

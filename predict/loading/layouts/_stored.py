@@ -13,6 +13,7 @@ from predict.config.quantization import QuantSettings
 from predict.config.schemes import FP8_BLOCK, GROUP_SIZES, scheme_info
 from predict.device.place import to_float32
 from predict.errors import UserError
+from predict.loading.arrays import FLOAT_DTYPES
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts._target import Target
 from predict.loading.layouts.online import DENSE, Online
@@ -20,6 +21,8 @@ from predict.loading.sources import WeightSource
 from predict.nn.weights import LinearPlan, WeightPlan
 from predict.schemes import Quantized, float_values
 
+WORDS = "I32"  # dtype of codes that are packed
+EXPONENTS = "F8_E8M0"  # dtype of scales that are bare exponents
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 
@@ -145,7 +148,7 @@ class Stored:
         if plan.has_bias or not any(found):
             return self.online.bias(plan)
         parts = [
-            to_float32(self.checkpoint.read(prefix + ".bias")) if there else np.zeros(size)
+            to_float32(self.checkpoint.read_float((prefix + ".bias",))) if there else np.zeros(size)
             for prefix, size, there in zip(plan.prefixes, plan.part_sizes, found, strict=True)
         ]
         values = np.concatenate(parts).astype(np.float32)
@@ -153,8 +156,8 @@ class Stored:
 
     def scales(self, name: str) -> npt.NDArray[np.float32]:
         """The float tensor; raises UserError where it holds a NaN or an infinity."""
-        values = self.checkpoint.read(name)
-        if self.checkpoint.tensors[name].dtype == "F8_E8M0":  # bare exponents
+        values = self.checkpoint.read_as(name, *FLOAT_DTYPES, EXPONENTS)
+        if self.checkpoint.tensors[name].dtype == EXPONENTS:
             values = np.where(values == 255, np.nan, np.exp2(values.astype(np.float32) - 127))
         values = to_float32(values)
         if not np.isfinite(values).all():

@@ -19,6 +19,7 @@ import numpy as np
 from predict.config.schemes import find
 from predict.errors import UserError
 from predict.loading.layouts._stored import (
+    WORDS,
     Part,
     Shape,
     Stored,
@@ -145,7 +146,8 @@ class Gptq(Stored):
 
     def _group_of(self, part: Part) -> Any:
         name = part["g_idx"]
-        return self.checkpoint.read(name) if name in self.checkpoint.tensors else None
+        there = name in self.checkpoint.tensors
+        return self.checkpoint.read_as(name, WORDS, "I64") if there else None
 
     def _order(self, part: Part) -> Any:
         """The columns sorted by group; None where they are."""
@@ -156,14 +158,14 @@ class Gptq(Stored):
 
     def read_part(self, part: Part) -> Quantized:
         """See Stored."""
-        read, bits = self.checkpoint.read, self._codes(part).bits
-        zeros = read(part["qzeros"])
+        read, bits = self.checkpoint.read_as, self._codes(part).bits
+        zeros = read(part["qzeros"], WORDS)
         if self.format == "gptq":
             # In whole words, as its writers subtracted: a borrow of theirs is this carry.
             ones = np.uint32(0x11111111 if bits == 4 else 0x01010101)
             zeros = (zeros.view(np.uint32) + ones).view(np.int32)
         middle = 0 if bits == 4 else 128  # int8 holds codes of 8 bits less 128
-        codes = unpacked(read(part["qweight"]), bits, 0).T.astype(np.int16) - middle
+        codes = unpacked(read(part["qweight"], WORDS), bits, 0).T.astype(np.int16) - middle
         zero = unpacked(zeros, bits, 1).T.astype(np.float32) - middle
         weight = Quantized(
             np.ascontiguousarray(codes, np.int8),
