@@ -128,6 +128,20 @@ def test_layers_that_make_drafts_stay_unread_and_one_line_says_so(
         LLM(config(changed(case, tmp_path / "none", tensors, num_nextn_predict_layers=0)))
 
 
+@pytest.mark.parametrize("case", ["glm4_moe_355b", "deepseek_v3", "deepseek_v3_fp8"])
+def test_a_layer_that_config_json_leaves_out_is_none_that_makes_drafts(
+    case: str, tmp_path: Path
+) -> None:
+    count = json.loads((GOLDEN / case / "config.json").read_text())["num_hidden_layers"]
+    tensors = {
+        name: t for name, t in stored(GOLDEN / case).items() if f"layers.{count}." not in name
+    }
+    folder = changed(case, tmp_path / "model", tensors, num_hidden_layers=count - 1)
+    said = f"num_hidden_layers is {count - 1}, and the tensors are those of {count} layers"
+    with pytest.raises(UserError, match=said):
+        LLM(config(folder))
+
+
 @pytest.mark.parametrize("where", ["missing", "num_mtp_layers"])
 def test_config_need_not_say_that_deepseek_v3_has_a_layer_of_drafts(
     where: str, tmp_path: Path
