@@ -131,6 +131,8 @@ def build_decoder(
         """The parts of every head; a matrix that the checkpoint quantizes becomes values again."""
         name, weight = layout.scheme(plan), layout.read(plan)
         values = to_float32(weight.codes) if name == "dense" else float_values(name, weight)
+        if layout.bias(plan) is not None:
+            raise UserError(f"{plan.prefixes[0]} has biases, and no product here adds them")
         key_rows, value_rows = plan.head_parts
         heads = values.reshape(-1, key_rows + value_rows, plan.in_features)
         keys, values = heads[:, :key_rows], heads[:, key_rows:]

@@ -457,6 +457,43 @@ def test_one_expert_with_biases_is_named(tmp_path: Path) -> None:
         logits_of(folder)
 
 
+@pytest.mark.parametrize("name", ["block_sparse_moe.gate.bias", "input_layernorm.bias"])
+def test_a_bias_that_nothing_adds_is_refused(name: str, tmp_path: Path) -> None:
+    """Of a linear, tools write some: zeros go unsaid. A router or a norm has none to begin with."""
+    _, write_linear, settings = FORMATS["awq"]
+    tensors = stored(quantized(tmp_path / "stored", write_linear, settings))
+    tensors["model.layers.0.self_attn.o_proj.bias"] = "F16", np.zeros(64, np.float16)
+    fine = changed("mixtral_8x7b", tmp_path / "fine", tensors, quantization_config=settings)
+    np.testing.assert_array_equal(logits_of(fine), logits_of(tmp_path / "stored"))
+    tensors[f"model.layers.0.{name}"] = "F16", np.zeros(5, np.float16)
+    with pytest.raises(UserError, match=rf"1 unexpected: model\.layers\.0\.{re.escape(name)}"):
+        LLM(config(changed("mixtral_8x7b", tmp_path / "no", tensors, quantization_config=settings)))
+    del tensors[f"model.layers.0.{name}"]
+    tensors["model.layers.0.self_attn.o_proj.bias"] = "F16", np.zeros(5, np.float16)
+    with pytest.raises(UserError, match=r"o_proj\.bias \[5\] instead of \[64\]"):
+        LLM(
+            config(changed("mixtral_8x7b", tmp_path / "no2", tensors, quantization_config=settings))
+        )
+
+
+@pytest.mark.parametrize("value", [0, 1])
+def test_biases_of_what_latents_become_are_zeros_or_refused(value: int, tmp_path: Path) -> None:
+    _, write_linear, settings = FORMATS["compressed-tensors weight_only_int8"]
+
+    def write_queries(prefix: str, values: Any) -> dict[str, Any]:
+        is_coded = prefix.endswith("kv_b_proj")
+        made: dict[str, Any] = write_linear(prefix, values) if is_coded else {}
+        bias = {f"{prefix}.bias": np.full(len(values), value, np.float32)}
+        return made | bias if is_coded else {f"{prefix}.weight": values}
+
+    folder = quantized(tmp_path / "stored", write_queries, settings, "deepseek_v2_lite")
+    if value:
+        with pytest.raises(UserError, match=r"0\.self_attn\.kv_b_proj has biases, and no product"):
+            logits_of(folder)
+    else:
+        assert relative_error(logits_of(folder), logits_of(GOLDEN / "deepseek_v2_lite")) < 0.05
+
+
 def test_an_expert_that_stands_alone_and_among_all_is_refused(tmp_path: Path) -> None:
     tensors = joined(stored(GOLDEN / "qwen3_moe_30b"))
     name = "model.layers.0.mlp.experts.0.down_proj.weight"

@@ -46,9 +46,10 @@ class Stored:
     Linears that the checkpoint holds in float are read by `online`, which may round the LM head.
     """
 
-    ignored: tuple[str, ...] = (".bias",)  # `bias` reads what there is
+    ignored: tuple[str, ...] = ()
     is_rounded = False
     reorders = False
+    has_spare_biases = True  # some tools write biases to linears that have none
     mixes = True  # a product of codes and floats can be one of floats
 
     def __init__(
@@ -119,12 +120,16 @@ class Stored:
         return all(self.part_scheme(part) == DENSE for part in parts_of(plan))
 
     def expected(self, plan: LinearPlan) -> Mapping[str, Shape]:
-        """See Layout."""
-        if self._in_float(plan):
-            return self.online.expected(plan)
+        """See Layout. Biases that linears of the family have not are among them, see `bias`."""
+        parts, stored = parts_of(plan), self.checkpoint.tensors
         names: dict[str, Shape] = {}
-        for part in parts_of(plan):
-            if self.part_scheme(part) == DENSE and part["weight"] in self.checkpoint.tensors:
+        if self.has_spare_biases and not plan.has_bias:
+            biases = ((part["bias"], (part.out_features,)) for part in parts)
+            names.update((name, shape) for name, shape in biases if name in stored)
+        if self._in_float(plan):
+            return {**self.online.expected(plan), **names}
+        for part in parts:
+            if self.part_scheme(part) == DENSE and part["weight"] in stored:
                 names[part["weight"]] = (part.out_features, part.in_features)
             else:
                 names.update(self.part_expected(part))

@@ -47,7 +47,7 @@ class CompressedTensors(Stored):
 
     # Scales of the cache are predict.loading.cache_scales.head_scales'.
     ignored = (
-        *(".bias", ".k_scale", ".v_scale", ".weight_shape"),
+        *(".k_scale", ".v_scale", ".weight_shape"),
         *(".k_proj.output_scale", ".v_proj.output_scale"),
     )
 

@@ -42,7 +42,7 @@ class Fp8(Stored):
     schemes = frozenset({SCHEME})
     is_rounded = True
     # Scales of the cache are predict.loading.cache_scales.head_scales'.
-    ignored = (".bias", ".k_scale", ".v_scale", ".input_scale_ub")
+    ignored = (".k_scale", ".v_scale", ".input_scale_ub")
 
     def __init__(
         self,

@@ -47,6 +47,7 @@ AGAIN = "calibrate again with quant/run_quantization.py"
 class PaddleNlp(Stored):
     """See predict.loading.layouts.Layout."""
 
+    ignored = (".bias",)  # of norms, see norm_biases
     mixes = False  # codes may be of shifted and smoothed inputs
 
     def __init__(
