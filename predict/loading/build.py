@@ -119,8 +119,8 @@ def build_decoder(
             for whole, part in zip(_tensors(stacked), _tensors(one), strict=True):
                 if whole.shape[1:] != part.shape:
                     raise UserError(
-                        f"{expert.prefixes[0]} has scales or an order of columns of the shape "
-                        f"{list(part.shape)}, and the experts before it of "
+                        f"{expert.prefixes[0]} has scales, zero points or an order of columns "
+                        f"of the shape {list(part.shape)}, and the experts before it of "
                         f"{list(whole.shape[1:])}; quantize all experts of a layer alike"
                     )
                 put_row(whole, index, part, gpu)
