@@ -42,7 +42,7 @@ from predict.nn.weights import (
     WeightPlan,
 )
 from predict.ops import records
-from predict.schemes import Quantized, scheme_of
+from predict.schemes import Quantized, float_values, scheme_of
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -110,17 +110,18 @@ def build_decoder(
                 stacked = map_tensors(
                     one, lambda _, part: paddle.empty([count, *part.shape], part.dtype)
                 )
-            if one.scheme != stacked.scheme:
+            if (one.bias is None) != (stacked.bias is None):
+                found, others = ("none", "some") if one.bias is None else ("some", "none")
                 raise UserError(
-                    f"{expert.prefixes[0]} is stored as {one.scheme}, and the experts before it as "
-                    f"{stacked.scheme}; quantize all experts of a layer alike"
+                    f"{expert.prefixes[0]} has {found} biases, and the experts before it have "
+                    f"{others}; quantize all experts of a layer alike"
                 )
             for whole, part in zip(_tensors(stacked), _tensors(one), strict=True):
                 if whole.shape[1:] != part.shape:
                     raise UserError(
-                        f"{expert.prefixes[0]} has scales or an order of columns of the shape "
-                        f"{part.shape}, and the experts before it of {whole.shape[1:]}; quantize "
-                        "all experts of a layer alike"
+                        f"{expert.prefixes[0]} has scales, zero points or an order of columns "
+                        f"of the shape {list(part.shape)}, and the experts before it of "
+                        f"{list(whole.shape[1:])}; quantize all experts of a layer alike"
                     )
                 put_row(whole, index, part, gpu)
         assert stacked is not None
@@ -129,12 +130,9 @@ def build_decoder(
     def by_head(plan: LinearPlan) -> HeadMatrices:
         """The parts of every head; a matrix that the checkpoint quantizes becomes values again."""
         name, weight = layout.scheme(plan), layout.read(plan)
-        if name == "dense":
-            values = to_float32(weight.codes)
-        else:
-            scheme = scheme_of(name)
-            made = scheme.plain(scheme.tensors(weight, "float32", None))
-            values = made.astype("float32").numpy()
+        values = to_float32(weight.codes) if name == "dense" else float_values(name, weight)
+        if layout.bias(plan) is not None:
+            raise UserError(f"{plan.prefixes[0]} has biases, and no product here adds them")
         key_rows, value_rows = plan.head_parts
         heads = values.reshape(-1, key_rows + value_rows, plan.in_features)
         keys, values = heads[:, :key_rows], heads[:, key_rows:]

@@ -45,7 +45,7 @@ class Checkpoint:
         found = known_format(self.directory)
         self.stored = found.open(self.directory)
         self.is_paddle = found.is_paddle or has_family(self.stored)
-        self.tensors = one_by_one(self.as_hugging_face())
+        self.tensors = one_by_one(self.as_hugging_face(), self.directory)
 
     @property
     def takes_turns(self) -> bool | None:
@@ -95,6 +95,16 @@ class Checkpoint:
         """The tensor's values, bfloat16 as uint16, in one block of memory of their own."""
         return np.asarray(self.tensors[name].read(), order="C")
 
+    def read_as(self, name: str, *dtypes: str) -> npt.NDArray[Any]:
+        """As `read`; raises UserError where the tensor has none of these dtypes."""
+        dtype = self.tensors[name].dtype
+        if dtype not in dtypes:
+            raise UserError(
+                f"{self.directory}: {name} has dtype {dtype} (allowed: {', '.join(dtypes)}); "
+                "quantize it again, or copy the checkpoint again"
+            )
+        return self.read(name)
+
     def read_float(self, names: Iterable[str]) -> npt.NDArray[Any]:
         """The named tensors, one after another along axis 0, in one float dtype (bf16: uint16).
 
@@ -115,16 +125,20 @@ class Checkpoint:
         return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def one_by_one(tensors: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
+def one_by_one(tensors: Mapping[str, StoredArray], directory: Path) -> dict[str, StoredArray]:
     """The tensors, those of all experts of a layer replaced by the experts' own.
 
     `experts.gate_up_proj` [E, ...] and `experts.down_proj` stand for E tensors
     `experts.0.gate_up_proj.weight` and so on, as most checkpoints have them: pieces of the file,
-    each read on its own. Biases, and codes with their scales, have endings of their own.
+    each read on its own. Biases, and codes with their scales, have endings of their own. Raises
+    UserError where an expert's tensor stands alone, too.
     """
     seen: dict[str, StoredArray] = {}
     for name, array in tensors.items():
-        seen.update(stacked_pieces(name, array) or {name: array})
+        made = stacked_pieces(name, array) or {name: array}
+        if twice := [each for each in made if each != name and each in tensors]:
+            raise UserError(f"{directory}: {listed(twice)} stands alone and in {name}; keep one")
+        seen.update(made)
     return seen
 
 

@@ -40,7 +40,7 @@ from predict.models import family_of, weight_names, with_family
 from predict.nn.decoder import Decoder
 from predict.nn.hf_config import ConfigReader
 from predict.nn.spec import DecoderSpec
-from predict.nn.weights import WeightNames, WeightPlan, plan_weights
+from predict.nn.weights import ExpertsPlan, LinearPlan, WeightNames, WeightPlan, plan_weights
 
 
 @dataclass(frozen=True)
@@ -147,19 +147,41 @@ def target_of(config: EngineConfig, platform: Platform) -> Target:
 
 
 def check_schemes(weights: Weights) -> None:
-    """Raises UserError for a linear whose scheme does not run where the weights go."""
-    config, platform = weights.config, weights.platform
+    """Raises UserError for a linear whose scheme does not run where the weights go.
+
+    Of a layer's experts all have one.
+    """
+    config, platform, layout = weights.config, weights.platform, weights.layout
     target = target_of(config, platform)
-    for linear in (*weights.plan.linears(), weights.plan.head):
+
+    def check(linear: LinearPlan) -> str:
+        name = layout.scheme(linear)
         check_support(
-            weights.layout.scheme(linear),
+            name,
             target.device,
             target.compiled,
             target.dtype,
             target.capability,
-            weights.layout.group_size(linear),
+            layout.group_size(linear),
             linear.in_features,
         )
+        return name
+
+    for block in weights.plan.blocks():
+        for slot in block.slots.values():
+            if isinstance(slot, LinearPlan):
+                check(slot)
+            if not isinstance(slot, ExpertsPlan):
+                continue
+            first, *others = slot.experts
+            wanted = check(first)
+            for expert in others:
+                if (name := check(expert)) != wanted:
+                    raise UserError(
+                        f"{expert.prefixes[0]} would be {name}, and {first.prefixes[0]} {wanted}; "
+                        "quantize, or skip, all experts of a layer alike"
+                    )
+    check(weights.plan.head)
 
 
 def say_what_is_left_out(names: WeightNames, checkpoint: Checkpoint) -> None:
@@ -242,13 +264,15 @@ def _what_fits(opened: Sequence[Weights], with_cache: bool, adapter_bytes: int) 
         try:
             weights = replace(first, layout=first.layout_as(settings))
             check_schemes(weights)
+            expected_tensors(weights.plan, weights.layout)  # whether its groups divide
             _check_memory([weights, *others], with_cache, adapter_bytes)
         except UserError:
             continue
         fitting.append(f"{name} ({mib(weights.num_bytes)} MiB of weights)")
     if not fitting:
         return "; no --quant_type makes it fit"
-    return f"; it fits with --quant_type {' or '.join(fitting)}"
+    own = ", each without --moe_quant_type" * (first.config.quantization.moe_quant_type is not None)
+    return f"; it fits with --quant_type {' or '.join(fitting)}{own}"
 
 
 def plan_of(spec: DecoderSpec, reader: ConfigReader) -> tuple[WeightPlan, WeightNames]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 MAX_HOLES = 8  # experts that a message names
+DRAFTING = ".eh_proj."  # in the name of what a layer that drafts begins with
 
 
 def check_sizes(spec: DecoderSpec, names: WeightNames, checkpoint: Checkpoint) -> None:
@@ -34,7 +35,11 @@ def check_sizes(spec: DecoderSpec, names: WeightNames, checkpoint: Checkpoint) -
 
     Before a plan is made of them: the plan's own check would list thousands of names, one by one.
     """
-    read = [n for n in checkpoint.tensors if not any(part in n for part in names.unread)]
+    # A layer behind the last one that does not draft is one that config.json leaves out.
+    entries = [name for name in checkpoint.tensors if DRAFTING in name]
+    others = {part for part in names.drafting if not any(part in name for name in entries)}
+    unread = [part for part in names.unread if part not in others]
+    read = [n for n in checkpoint.tensors if not any(part in n for part in unread)]
     found = _numbers(names.layer, read)
     embedding = checkpoint.tensors.get(names.embedding)
     problems = []

@@ -1,6 +1,6 @@
 """gpt-oss: attention with sinks, a window in every other layer, clamped experts with biases."""
 
-from predict.nn.blocks import Activation, ExpertBlock
+from predict.nn.blocks import Activation, ExpertBlock, Norm
 from predict.nn.hf_config import ConfigReader, llama_like, router_of, with_experts
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import JOINED_GATE_UP, WeightNames
@@ -30,11 +30,13 @@ def spec(config: ConfigReader) -> DecoderSpec:
     kinds = config.layer_types(lambda i: "full_attention" if i % 2 else "sliding_attention")
     window = config.get_int("sliding_window", 128)
     bias = config.get_bool("attention_bias", True)
+    norm = Norm(epsilon=config.get_float("rms_norm_eps", 1e-5))
     dense = llama_like(
         config,
         attention={"qkv_bias": bias, "out_bias": bias, "sinks": True},
         windows=[window if kind == "sliding_attention" else -1 for kind in kinds],
         head_dim=config.get_int("head_dim", 64),
+        norm=norm,
         theta=150000.0,
     )
     experts = ExpertBlock(
@@ -51,7 +53,7 @@ def spec(config: ConfigReader) -> DecoderSpec:
             slope=config.get_float("multiplier", 1.702, aliases=("swiglu_alpha",)),
             up_offset=1.0,
         ),
-        norm=dense.head.norm,
+        norm=norm,
         up_bias=True,
         down_bias=True,
     )

@@ -1,6 +1,6 @@
 """Mixtral: Mistral's layers with experts in place of the MLPs."""
 
-from predict.nn.blocks import Activation, ExpertBlock
+from predict.nn.blocks import Activation, ExpertBlock, Norm
 from predict.nn.hf_config import ConfigReader, llama_like, router_of, with_experts
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import WeightNames
@@ -17,7 +17,8 @@ WEIGHTS = WeightNames(
 
 def spec(config: ConfigReader) -> DecoderSpec:
     """See predict.models.Family."""
-    dense = llama_like(config, windows=config.windows(), theta=1000000.0)
+    norm = Norm(epsilon=config.get_float("rms_norm_eps", 1e-5))
+    dense = llama_like(config, windows=config.windows(), norm=norm, theta=1000000.0)
     experts = ExpertBlock(
         router=router_of(
             config,
@@ -27,6 +28,6 @@ def spec(config: ConfigReader) -> DecoderSpec:
         ),
         intermediate_size=config.get_int("intermediate_size"),
         activation=Activation(config.activation()),
-        norm=dense.head.norm,
+        norm=norm,
     )
     return with_experts(dense, experts, lambda index: True)

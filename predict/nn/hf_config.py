@@ -96,6 +96,8 @@ NUMBERS: dict[str, Range] = {
     "mscale": _real(1024.0, above=False),
     "mscale_all_dim": _real(1024.0, above=False),
 }
+# Of these no two names may say different things.
+OF_EXPERTS = ("num_experts", "num_experts_per_tok", "n_shared_experts")
 # Keys that a multimodal model's config.json may have beside its text_config and mean for it.
 WHOLE_MODELS = ("eos_token_id", "tie_word_embeddings")
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -185,7 +187,11 @@ class ConfigReader:
 
     def _number(self, key: str, default: Any, required: bool, aliases: Sequence[str] = ()) -> Any:
         """The number under the key, or under one of the names that it has elsewhere."""
-        found = next((name for name in (key, *aliases) if self.values.get(name) is not None), key)
+        names = [name for name in (key, *aliases) if self.values.get(name) is not None]
+        found = names[0] if names else key
+        for other in names[1:] if key in OF_EXPERTS else ():
+            if self.values[other] != self.values[found]:
+                raise self.wrong(other, f"{self.values[found]!r:.{MAX_SHOWN}}, as {found!r} is")
         value = self._get(found, default, required)
         if self.values.get(found) is not None and value not in NUMBERS[key]:
             raise self.wrong(found, NUMBERS[key])

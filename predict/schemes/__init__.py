@@ -24,6 +24,9 @@ import pkgutil
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import numpy as np
+import numpy.typing as npt
+
 from predict.errors import UserError
 from predict.schemes._quantized import Quantized
 from predict.schemes._rounding import RoundWeight, for_row_blocks, round_on_host
@@ -35,6 +38,7 @@ __all__ = [
     "Quantized",
     "RoundWeight",
     "Scheme",
+    "float_values",
     "for_row_blocks",
     "known_schemes",
     "round_on_host",
@@ -90,3 +94,11 @@ def scheme_of(name: str) -> Scheme:
             f"quant_type {name!r} is not supported (known: {', '.join(known_schemes())})"
         )
     return cast(Scheme, importlib.import_module(f"{__name__}.{name}"))
+
+
+def float_values(name: str, weight: Quantized) -> npt.NDArray[np.float32]:
+    """What the codes of a scheme stand for, [out_features, in_features], columns in their order."""
+    scheme = scheme_of(name)
+    made = scheme.plain(scheme.tensors(weight, "float32", None))
+    values: npt.NDArray[np.float32] = made.astype("float32").numpy()
+    return values

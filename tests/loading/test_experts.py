@@ -19,7 +19,7 @@ from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading.build import check_gpu_expert
 from predict.loading.checkpoint import Checkpoint
-from predict.loading.layouts import compressed_tensors, layout_of, mxfp4
+from predict.loading.layouts import compressed_tensors, layout_of, mxfp4, paddlenlp
 from predict.loading.layouts._target import Target
 from predict.loading.memory import weight_bytes
 from predict.loading.model import read_spec
@@ -28,7 +28,7 @@ from predict.loading.safetensors_writer import write
 from predict.loading.sources import CheckpointSource
 from predict.models import weight_names
 from predict.nn.weights import LinearPlan, WeightPlan, plan_weights
-from predict.schemes import Quantized, scheme_of
+from predict.schemes import Quantized, float_values, scheme_of
 from quant.writer import read_tensors
 from tests.support import tiny
 from tests.support.golden import GOLDEN, check_greedy, config
@@ -128,6 +128,20 @@ def test_layers_that_make_drafts_stay_unread_and_one_line_says_so(
         LLM(config(changed(case, tmp_path / "none", tensors, num_nextn_predict_layers=0)))
 
 
+@pytest.mark.parametrize("case", ["glm4_moe_355b", "deepseek_v3", "deepseek_v3_fp8"])
+def test_a_layer_that_config_json_leaves_out_is_none_that_makes_drafts(
+    case: str, tmp_path: Path
+) -> None:
+    count = json.loads((GOLDEN / case / "config.json").read_text())["num_hidden_layers"]
+    tensors = {
+        name: t for name, t in stored(GOLDEN / case).items() if f"layers.{count}." not in name
+    }
+    folder = changed(case, tmp_path / "model", tensors, num_hidden_layers=count - 1)
+    said = f"num_hidden_layers is {count - 1}, and the tensors are those of {count} layers"
+    with pytest.raises(UserError, match=said):
+        LLM(config(folder))
+
+
 @pytest.mark.parametrize("where", ["missing", "num_mtp_layers"])
 def test_config_need_not_say_that_deepseek_v3_has_a_layer_of_drafts(
     where: str, tmp_path: Path
@@ -191,6 +205,34 @@ def test_numbers_that_contradict_each_other_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=f"experts, of groups .* do not go together: .*{said}"):
         read_spec(changed(case, tmp_path / "model", **changes))
+
+
+@pytest.mark.parametrize(
+    ("case", "changes"),
+    [
+        ("mixtral_8x7b", {"num_experts": 5, "num_local_experts": 7}),
+        ("ernie4_5_moe_21b", {"num_experts_per_tok": 2, "moe_k": 3}),
+        ("gpt_oss_20b", {"num_experts_per_tok": 3, "experts_per_token": "3"}),
+        ("deepseek_v3", {"n_routed_experts": 12, "num_local_experts": 6}),
+    ],
+)
+def test_two_names_of_one_number_of_experts_must_agree(
+    case: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    (first, kept), (second, other) = changes.items()
+    said = f"'{second}' is {other!r} .allowed: {kept}, as '{first}' is"
+    with pytest.raises(UserError, match=said):
+        read_spec(changed(case, tmp_path / "model", **changes))
+    read_spec(changed(case, tmp_path / "same", **(changes | {second: kept})))
+
+
+@pytest.mark.parametrize("case", ["mixtral_8x7b", "gpt_oss_20b", "olmoe_7b", "glm4_moe_355b"])
+def test_norms_have_the_familys_epsilon_where_config_json_says_nothing(
+    case: str, tmp_path: Path
+) -> None:
+    spec, _ = read_spec(changed(case, tmp_path / "model", rms_norm_eps=None))
+    norms = [block.norm for block in spec.blocks()] + [spec.head.norm]
+    assert {norm.epsilon for norm in norms if norm is not None} == {1e-5}
 
 
 def test_another_number_of_experts_than_the_tensors_have_is_refused(tmp_path: Path) -> None:
@@ -373,6 +415,165 @@ def test_stored_experts_answer_as_those_that_are_rounded_while_read(
     np.testing.assert_allclose(logits_of(folder), wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", list(FORMATS))
+def test_latents_in_float_stand_beside_queries_in_codes(kind: str, tmp_path: Path) -> None:
+    """Recipes leave kv_a_proj_with_mqa as it is; one product makes queries and latents."""
+    scheme, write_coded, settings = FORMATS[kind]
+    floats: dict[str, Any] = {}
+
+    def write_linear(prefix: str, values: Any) -> dict[str, Any]:
+        floats[prefix] = values
+        if prefix.endswith(".q_proj"):
+            made: dict[str, Any] = write_coded(prefix, values)
+            return made
+        return {f"{prefix}.weight": values}
+
+    folder = quantized(tmp_path / "stored", write_linear, settings, "deepseek_v2_lite")
+    layout, plan = layout_and_plan(folder)
+    found = [linear for linear in plan.linears() if linear.prefixes[0].endswith(".q_proj")]
+    assert len(found) == plan.spec.num_layers
+    for linear in found:
+        assert layout.scheme(linear) == "dense"
+        queries, latents = np.split(layout.read(linear).codes, [linear.part_sizes[0]])
+        coded = scheme_of(scheme).quantize(floats[linear.prefixes[0]], -1)
+        np.testing.assert_allclose(queries, float_values(scheme, coded), rtol=1e-6)
+        (_, stored_latents) = stored(folder)[f"{linear.prefixes[1]}.weight"]
+        np.testing.assert_array_equal(latents, to_float32(stored_latents))
+    assert relative_error(logits_of(folder), logits_of(GOLDEN / "deepseek_v2_lite")) < 0.5
+
+
+def test_one_expert_with_biases_is_named(tmp_path: Path) -> None:
+    _, write_coded, settings = FORMATS["gptq"]
+
+    def write_linear(prefix: str, values: Any) -> dict[str, Any]:
+        made: dict[str, Any] = write_coded(prefix, values)
+        if prefix.endswith("experts.1.w1"):
+            made[f"{prefix}.bias"] = np.ones(len(values), np.float32)
+        return made
+
+    folder = quantized(tmp_path / "stored", write_linear, settings)
+    said = r"experts\.1\.w1 has some biases, and the experts before it have none"
+    with pytest.raises(UserError, match=said):
+        logits_of(folder)
+
+
+@pytest.mark.parametrize("name", ["block_sparse_moe.gate.bias", "input_layernorm.bias"])
+def test_a_bias_that_nothing_adds_is_refused(name: str, tmp_path: Path) -> None:
+    """Of a linear, tools write some: zeros go unsaid. A router or a norm has none to begin with."""
+    _, write_linear, settings = FORMATS["awq"]
+    tensors = stored(quantized(tmp_path / "stored", write_linear, settings))
+    tensors["model.layers.0.self_attn.o_proj.bias"] = "F16", np.zeros(64, np.float16)
+    fine = changed("mixtral_8x7b", tmp_path / "fine", tensors, quantization_config=settings)
+    np.testing.assert_array_equal(logits_of(fine), logits_of(tmp_path / "stored"))
+    tensors[f"model.layers.0.{name}"] = "F16", np.zeros(5, np.float16)
+    with pytest.raises(UserError, match=rf"1 unexpected: model\.layers\.0\.{re.escape(name)}"):
+        LLM(config(changed("mixtral_8x7b", tmp_path / "no", tensors, quantization_config=settings)))
+    del tensors[f"model.layers.0.{name}"]
+    tensors["model.layers.0.self_attn.o_proj.bias"] = "F16", np.zeros(5, np.float16)
+    with pytest.raises(UserError, match=r"o_proj\.bias \[5\] instead of \[64\]"):
+        LLM(
+            config(changed("mixtral_8x7b", tmp_path / "no2", tensors, quantization_config=settings))
+        )
+
+
+@pytest.mark.parametrize("value", [0, 1])
+def test_biases_of_what_latents_become_are_zeros_or_refused(value: int, tmp_path: Path) -> None:
+    _, write_linear, settings = FORMATS["compressed-tensors weight_only_int8"]
+
+    def write_queries(prefix: str, values: Any) -> dict[str, Any]:
+        is_coded = prefix.endswith("kv_b_proj")
+        made: dict[str, Any] = write_linear(prefix, values) if is_coded else {}
+        bias = {f"{prefix}.bias": np.full(len(values), value, np.float32)}
+        return made | bias if is_coded else {f"{prefix}.weight": values}
+
+    folder = quantized(tmp_path / "stored", write_queries, settings, "deepseek_v2_lite")
+    if value:
+        with pytest.raises(UserError, match=r"0\.self_attn\.kv_b_proj has biases, and no product"):
+            logits_of(folder)
+    else:
+        assert relative_error(logits_of(folder), logits_of(GOLDEN / "deepseek_v2_lite")) < 0.05
+
+
+def test_an_expert_that_stands_alone_and_among_all_is_refused(tmp_path: Path) -> None:
+    tensors = joined(stored(GOLDEN / "qwen3_moe_30b"))
+    name = "model.layers.0.mlp.experts.0.down_proj.weight"
+    tensors[name] = stored(GOLDEN / "qwen3_moe_30b")[name]
+    folder = changed("qwen3_moe_30b", tmp_path / "made", tensors)
+    said = r"experts\.0\.down_proj\.weight stands alone and in .*\.experts\.down_proj; keep one"
+    with pytest.raises(UserError, match=said):
+        LLM(config(folder))
+
+
+def of_paddlenlp(folder: Path, case: str) -> Path:
+    """A golden whose experts and other linears are PaddleNLP's codes, with calibrated scales."""
+    act: dict[str, float] = {}
+    each: dict[str, list[float]] = {}
+
+    def write_linear(prefix: str, values: Any) -> dict[str, Any]:
+        weight = replace(scheme_of("a8w8").quantize(values, -1), act_scale=0.05)
+        found = paddlenlp.scale_entries(prefix, weight)
+        act.update(found[0])
+        each.update(found[1])
+        return paddlenlp.linear_tensors(prefix, weight)
+
+    made = quantized(folder, write_linear, {"quant_type": "a8w8"}, case)
+    (made / "act_scales.json").write_text(json.dumps(act))
+    (made / "weight_scales.json").write_text(json.dumps(each))
+    return made
+
+
+def test_a_shift_of_what_a_router_reads_is_refused(tmp_path: Path) -> None:
+    """A norm's bias goes into the linears behind it; the router beside them would miss it."""
+    folder = of_paddlenlp(tmp_path / "stored", "qwen2_moe_a2_7b")
+    dense = logits_of(GOLDEN / "qwen2_moe_a2_7b")
+    assert relative_error(logits_of(folder), dense) < 0.1
+    tensors = stored(folder)
+    name = "model.layers.1.{}_layernorm.bias"
+    tensors[name.format("input")] = "F32", np.zeros(32, np.float32)  # of queries, keys and values
+    write(folder / "model.safetensors", tensors)
+    assert relative_error(logits_of(folder), dense) < 0.1
+    tensors[name.format("post_attention")] = "F32", np.ones(32, np.float32)
+    write(folder / "model.safetensors", tensors)
+    with pytest.raises(UserError, match=r"1\.post_attention_layernorm\.bias would shift what rout"):
+        logits_of(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ending", "dtype"),
+    [
+        ("gptq", "qweight", "I64"),
+        ("gptq", "qzeros", "F32"),
+        ("gptq", "scales", "I32"),
+        ("awq", "qweight", "I8"),
+        ("awq", "qzeros", "F16"),
+        ("compressed-tensors weight_only_int4", "weight_packed", "F32"),
+        ("compressed-tensors a8w8", "weight", "I32"),
+        ("compressed-tensors w4a8", "weight_scale", "I64"),
+        ("fp8", "weight_scale", "F8_E4M3"),
+        ("mxfp4", "down_proj_blocks", "I8"),
+        ("mxfp4", "gate_up_proj_scales", "F32"),
+    ],
+)
+def test_codes_and_scales_of_another_dtype_are_named(
+    kind: str, ending: str, dtype: str, tmp_path: Path
+) -> None:
+    if kind == "mxfp4":
+        case, tensors = "gpt_oss_mxfp4", rejoined(stored(GOLDEN / "gpt_oss_mxfp4"))
+        name, folder = f"model.layers.0.mlp.experts.{ending}", GOLDEN / case
+        shown = re.sub(r"experts\.(\w+_proj)_(\w+)", r"experts.0.\1.\2", name)
+    else:
+        _, write_linear, settings = FORMATS[kind]
+        folder = quantized(tmp_path / "stored", write_linear, settings)
+        tensors = stored(folder)
+        name = shown = f"model.layers.0.block_sparse_moe.experts.0.w1.{ending}"
+    kinds = {"F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "I8": "int8"}
+    tensors[name] = dtype, tensors[name][1].astype(kinds.get(dtype, "uint8"))
+    shutil.copytree(folder, tmp_path / "made")
+    write(tmp_path / "made" / "model.safetensors", tensors)
+    with pytest.raises(UserError, match=rf"{re.escape(shown)} has dtype {dtype}"):
+        LLM(config(tmp_path / "made"))
+
+
 def float8_blocks(folder: Path) -> Path:
     """A golden's experts and other linears in e4m3, a scale for each 128 x 128."""
 
@@ -432,7 +633,9 @@ def test_an_expert_that_calibration_never_reached_has_its_columns_in_order(tmp_p
     wanted = logits_of(changed("mixtral_8x7b", tmp_path / "dense", dense))
     np.testing.assert_allclose(logits_of(folder), wanted, rtol=1e-4, atol=1e-4)
     settings["desc_act"] = False
-    with pytest.raises(UserError, match=r"experts\.1\.w1 has scales or an order of columns of"):
+    with pytest.raises(
+        UserError, match=r"experts\.1\.w1 has scales, zero points or an order of col"
+    ):
         logits_of(
             changed(
                 "mixtral_8x7b", tmp_path / "other", stored(folder), quantization_config=settings
@@ -514,6 +717,18 @@ def test_schemes_of_experts_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=said):
         LLM(EngineConfig(model_name_or_path=str(tiny.write(tmp_path)), max_length=64, **settings))
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_one_expert_that_is_skipped_is_refused_before_any_is_read(
+    load_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CheckpointSource, "matrix", None)
+    monkeypatch.setattr(CheckpointSource, "stored_matrix", None)
+    settings = {"quant_type": "wint8", "skip_list_names": ("experts.1.",)}
+    said = r"experts\.1\.gate_proj would be dense, and .*experts\.0\.gate_proj weight_only_int8"
+    with pytest.raises(UserError, match=said):
+        LLM(config("qwen2_moe_a2_7b", load_format=load_format, **settings))
 
 
 def test_stored_experts_keep_their_scheme(tmp_path: Path) -> None:
@@ -621,16 +836,19 @@ def test_a_model_that_does_not_fit_says_which_quant_type_would(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Experts of 12 features beside 32: most of it are their weights, in 4 bytes each."""
-    folder = changed("qwen3_moe_30b", tmp_path / "model", num_experts=512)
+    folder = changed("qwen3_moe_30b", tmp_path / "model", num_local_experts=512)
     (folder / "model.safetensors").unlink()
     asked = {"load_format": "dummy", "max_length": 64}
     monkeypatch.setattr(Platform, "free_bytes", lambda self: 3 << 20)
     said = (
         r"the weights do not fit: they take 4 MiB, .* it fits with --quant_type weight_only_int8 "
-        r".1 MiB of weights. or weight_only_int4 .0 MiB of weights."
-    )
+        r".1 MiB of weights. or weight_only_int4 .0 MiB of weights. or a8w8 "
+    )  # no groups of MXFP4: there are 12 features
     with pytest.raises(UserError, match=said):
         LLM(config(folder, **asked))
+    monkeypatch.setattr(Platform, "free_bytes", lambda self: 5 << 18)
+    with pytest.raises(UserError, match=r"or w4a8 .0 MiB of weights., each without --moe_quant_ty"):
+        LLM(config(folder, **asked, quant_type="weight_only_int4", moe_quant_type="a8w8"))
     monkeypatch.setattr(Platform, "free_bytes", lambda self: 1 << 10)
     with pytest.raises(UserError, match=r"do not fit: .*; no --quant_type makes it fit"):
         LLM(config(folder, **asked))

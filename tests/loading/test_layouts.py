@@ -648,19 +648,75 @@ def test_compiled_operators_read_linears_of_different_kinds(
         ({".*": {"adapter": {"rank": 8}}}, r"adapter of single linears is not supported"),
         ({".*": {"group_size": 16}}, r"groups of 16 input features \(allowed|wrong shape"),
         ({"-:.*v_proj": {}}, r"do not fit config.json; 2 missing: .*v_proj.weight"),
-        ({"-:.*k_proj": {}}, r"different ways .*q_proj weight_only_int4, .*k_proj dense"),
     ],
 )
 def test_what_dynamic_asks_for_in_vain_is_named(tmp_path: Path, dynamic: Any, said: str) -> None:
     def stored(prefix: str, values: npt.NDArray[Any]) -> Any:
-        if prefix.endswith("k_proj") and "-:.*k_proj" in dynamic:
-            return {prefix + ".weight": values}, None
         weight = rounded("weight_only_int4", values, 32)
         return gptq_tensors(prefix, weight, 4), None
 
     settings = {"quant_method": "gptq", "bits": 4, "group_size": 32, "dynamic": dynamic}
     write_mixed(tmp_path, stored, settings)
     with pytest.raises(UserError, match=said):
+        load(tmp_path)
+
+
+IGNORE = ("lm_head", "re:.*k_proj")
+BESIDE: dict[str, tuple[str, dict[str, Any]]] = {
+    "gptq": ("weight_only_int4", {"bits": 4, "group_size": 32, "dynamic": {"-:.*k_proj": {}}}),
+    "awq": ("weight_only_int4", {"group_size": 32, "modules_to_not_convert": ["k_proj"]}),
+    **{
+        f"compressed-tensors {name}": (name, compressed_tensors.config(name, ignore=IGNORE))
+        for name in ("weight_only_int8", "weight_only_int4", "a8w8", "w4a8")
+    },
+}
+
+
+@pytest.mark.parametrize("kind", list(BESIDE))
+def test_codes_beside_floats_in_one_product_become_floats(tmp_path: Path, kind: str) -> None:
+    """A recipe may leave one of the matrices that a product reads as it is."""
+    scheme, settings = BESIDE[kind]
+    method = kind.partition(" ")[0]
+
+    def stored(prefix: str, values: npt.NDArray[Any]) -> Any:
+        if prefix.endswith("k_proj"):
+            return {prefix + ".weight": values}, values
+        if method == "compressed-tensors":
+            weight = scheme_of(scheme).quantize(values, -1)
+            tensors = compressed_tensors.linear_tensors(scheme, prefix, weight)
+            return {name: array for name, (_, array) in tensors.items()}, None
+        weight = rounded(scheme, values, 32)
+        write_linear = {"gptq": lambda: gptq_tensors(prefix, weight, 4)}
+        write_linear["awq"] = lambda: awq_tensors(prefix, weight)
+        return write_linear[method](), values_of(weight)
+
+    wanted = write_mixed(tmp_path, stored, {"quant_method": method, **settings})
+    layout, plan = open_layout(tmp_path)
+    for linear in plan.linears():
+        is_mixed = any(prefix.endswith("k_proj") for prefix in linear.prefixes)
+        assert layout.scheme(linear) == ("dense" if is_mixed else scheme), linear.prefixes
+        for prefix, values in dequantized(layout, linear).items():
+            if wanted.get(prefix) is not None:
+                np.testing.assert_allclose(values, wanted[prefix], rtol=1e-6, err_msg=prefix)
+    got = logits_of(tmp_path)
+    assert relative_error(logits_of(tmp_path, inference_model=True), got) < 1e-5
+    change(tmp_path, "model.layers.1.self_attn.k_proj.weight", None)
+    with pytest.raises(UserError, match=r"[13] missing: model\.layers\.1\.self_attn\.k_proj"):
+        load(tmp_path)
+
+
+def test_codes_of_two_kinds_that_one_product_reads_are_refused(tmp_path: Path) -> None:
+    def stored(prefix: str, values: npt.NDArray[Any]) -> Any:
+        scheme = "a8w8" if prefix.endswith("k_proj") else "weight_only_int4"
+        weight = scheme_of(scheme).quantize(values, -1)
+        tensors = compressed_tensors.linear_tensors(scheme, prefix, weight)
+        return {name: array for name, (_, array) in tensors.items()}, None
+
+    settings = compressed_tensors.config("weight_only_int4")
+    own = compressed_tensors.config("a8w8")["config_groups"]["group_0"]
+    settings["config_groups"]["group_1"] = {**own, "targets": ["re:.*k_proj"]}
+    write_mixed(tmp_path, stored, settings)
+    with pytest.raises(UserError, match=r"different ways .*q_proj weight_only_int4, .*k_proj a8w8"):
         load(tmp_path)
 
 

@@ -13,13 +13,16 @@ from predict.config.quantization import QuantSettings
 from predict.config.schemes import FP8_BLOCK, GROUP_SIZES, scheme_info
 from predict.device.place import to_float32
 from predict.errors import UserError
+from predict.loading.arrays import FLOAT_DTYPES
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts._target import Target
 from predict.loading.layouts.online import DENSE, Online
 from predict.loading.sources import WeightSource
 from predict.nn.weights import LinearPlan, WeightPlan
-from predict.schemes import Quantized
+from predict.schemes import Quantized, float_values
 
+WORDS = "I32"  # dtype of codes that are packed
+EXPONENTS = "F8_E8M0"  # dtype of scales that are bare exponents
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 
@@ -43,9 +46,11 @@ class Stored:
     Linears that the checkpoint holds in float are read by `online`, which may round the LM head.
     """
 
-    ignored: tuple[str, ...] = (".bias",)  # `bias` reads what there is
+    ignored: tuple[str, ...] = ()
     is_rounded = False
     reorders = False
+    has_spare_biases = True  # some tools write biases to linears that have none
+    mixes = True  # a product of codes and floats can be one of floats
 
     def __init__(
         self,
@@ -75,24 +80,34 @@ class Stored:
         """Input features of a quantized part that share a scale; -1: all of them."""
         raise NotImplementedError
 
+    def part_values(self, part: Part) -> npt.NDArray[np.float32]:
+        """What is stored of a part, as floats [out_features, in_features]."""
+        name = self.part_scheme(part)
+        if name == DENSE:
+            return to_float32(self.checkpoint.read_float((part["weight"],)))
+        return float_values(name, self.read_part(part))
+
     def group_size(self, plan: LinearPlan) -> int:
         """See Layout."""
         if self._in_float(plan):
             return self.online.group_size(plan)
-        sizes = [self.part_group_size(part) for part in parts_of(plan)]
+        coded = [part for part in parts_of(plan) if self.part_scheme(part) != DENSE]
+        sizes = [self.part_group_size(part) for part in coded]
         size = min((size for size in sizes if size > 0), default=-1)  # as `merged`
         if scheme_info(self.scheme(plan)).has_groups and size == plan.in_features:
             return -1
         return min(size, max(GROUP_SIZES))  # `grouped` repeats the scales of larger ones
 
     def scheme(self, plan: LinearPlan) -> str:
-        """See Layout."""
+        """See Layout. Where codes stand beside floats, they become floats."""
         names = {part.prefix: self.part_scheme(part) for part in parts_of(plan)}
         rows = [scheme_info(name) for name in set(names.values())]
         if all(row.is_weight_only for row in rows):
             # Codes of 4 bits are codes of 8 bits, with a zero point.
             return max(rows, key=lambda row: row.bits).name
         if len(rows) > 1:
+            if self.mixes and DENSE in names.values():
+                return DENSE
             shown = ", ".join(f"{prefix} {name}" for prefix, name in names.items())
             raise UserError(
                 f"{self.checkpoint.directory}: matrices that one product reads are stored in "
@@ -105,18 +120,27 @@ class Stored:
         return all(self.part_scheme(part) == DENSE for part in parts_of(plan))
 
     def expected(self, plan: LinearPlan) -> Mapping[str, Shape]:
-        """See Layout."""
-        if self._in_float(plan):
-            return self.online.expected(plan)
+        """See Layout. Biases that linears of the family have not are among them, see `bias`."""
+        parts, stored = parts_of(plan), self.checkpoint.tensors
         names: dict[str, Shape] = {}
-        for part in parts_of(plan):
-            names.update(self.part_expected(part))
+        if self.has_spare_biases and not plan.has_bias:
+            biases = ((part["bias"], (part.out_features,)) for part in parts)
+            names.update((name, shape) for name, shape in biases if name in stored)
+        if self._in_float(plan):
+            return {**self.online.expected(plan), **names}
+        for part in parts:
+            if self.part_scheme(part) == DENSE and part["weight"] in stored:
+                names[part["weight"]] = (part.out_features, part.in_features)
+            else:
+                names.update(self.part_expected(part))
         return names
 
     def read(self, plan: LinearPlan) -> Quantized:
         """See Layout."""
         if self._in_float(plan):
             return self.online.read(plan)
+        if self.scheme(plan) == DENSE:
+            return Quantized(np.concatenate(list(map(self.part_values, parts_of(plan)))), None)
         return merged([self.read_part(part) for part in parts_of(plan)], plan.prefixes)
 
     def stored_bytes(self, plan: LinearPlan) -> int:
@@ -129,7 +153,7 @@ class Stored:
         if plan.has_bias or not any(found):
             return self.online.bias(plan)
         parts = [
-            to_float32(self.checkpoint.read(prefix + ".bias")) if there else np.zeros(size)
+            to_float32(self.checkpoint.read_float((prefix + ".bias",))) if there else np.zeros(size)
             for prefix, size, there in zip(plan.prefixes, plan.part_sizes, found, strict=True)
         ]
         values = np.concatenate(parts).astype(np.float32)
@@ -137,8 +161,8 @@ class Stored:
 
     def scales(self, name: str) -> npt.NDArray[np.float32]:
         """The float tensor; raises UserError where it holds a NaN or an infinity."""
-        values = self.checkpoint.read(name)
-        if self.checkpoint.tensors[name].dtype == "F8_E8M0":  # bare exponents
+        values = self.checkpoint.read_as(name, *FLOAT_DTYPES, EXPONENTS)
+        if self.checkpoint.tensors[name].dtype == EXPONENTS:
             values = np.where(values == 255, np.nan, np.exp2(values.astype(np.float32) - 127))
         values = to_float32(values)
         if not np.isfinite(values).all():

@@ -14,6 +14,7 @@ import numpy as np
 from predict.config.schemes import find
 from predict.errors import UserError
 from predict.loading.layouts._stored import (
+    WORDS,
     Part,
     Shape,
     Stored,
@@ -75,12 +76,12 @@ class Awq(Stored):
 
     def read_part(self, part: Part) -> Quantized:
         """See Stored."""
-        read = self.checkpoint.read
+        read = self.checkpoint.read_as
         return grouped(
             Quantized(
-                columns_in_order(read(part["qweight"])).astype(np.int8),
+                columns_in_order(read(part["qweight"], WORDS)).astype(np.int8),
                 np.ascontiguousarray(self.scales(part["scales"]).T),
-                columns_in_order(read(part["qzeros"])).astype(np.float32),
+                columns_in_order(read(part["qzeros"], WORDS)).astype(np.float32),
             ),
             part,
         )

@@ -20,6 +20,7 @@ from predict.config.schemes import FP8_BLOCK, SCHEMES, SchemeInfo, scheme_info
 from predict.errors import UserError
 from predict.loading.arrays import FLOAT_DTYPES
 from predict.loading.layouts._stored import (
+    WORDS,
     Array,
     Part,
     Shape,
@@ -46,7 +47,7 @@ class CompressedTensors(Stored):
 
     # Scales of the cache are predict.loading.cache_scales.head_scales'.
     ignored = (
-        *(".bias", ".k_scale", ".v_scale", ".weight_shape"),
+        *(".k_scale", ".v_scale", ".weight_shape"),
         *(".k_proj.output_scale", ".v_proj.output_scale"),
     )
 
@@ -103,7 +104,9 @@ class CompressedTensors(Stored):
 
     def part_expected(self, part: Part) -> Mapping[str, Shape]:
         """See Stored."""
-        group, rows, columns = self._group(part), part.out_features, part.in_features
+        group, rows, columns = self.group_of(part), part.out_features, part.in_features
+        if group is None:  # beside coded parts, and missing
+            return {part["weight"]: (rows, columns)}
         names: dict[str, Shape] = {}
         if group.packed:
             groups, bits = num_groups(part, group.group_size), group.bits
@@ -156,18 +159,19 @@ class CompressedTensors(Stored):
         return Quantized(codes, scale, act_scale=act_scale)
 
     def _read_packed(self, part: Part, group: Group, scale: Array) -> Quantized:
-        read, bits = self.checkpoint.read, group.bits
-        codes = unpacked(read(part["weight_packed"]), bits, 1)[:, : part.in_features]
+        read, bits = self.checkpoint.read_as, group.bits
+        codes = unpacked(read(part["weight_packed"], WORDS), bits, 1)[:, : part.in_features]
         zero = None
         if not group.symmetric:
-            zero = unpacked(read(part["weight_zero_point"]), bits, 0)[: part.out_features]
+            zero = unpacked(read(part["weight_zero_point"], WORDS), bits, 0)[: part.out_features]
         middle = 1 << bits - 1
         signed = codes.astype(np.int16) - middle
         weight = self._integers(
             part, group, signed, scale, None if zero is None else zero.astype(np.float32) - middle
         )
         if part["weight_g_idx"] in self.checkpoint.tensors:
-            weight = in_group_order(weight, read(part["weight_g_idx"]), part, True)
+            group_of = read(part["weight_g_idx"], WORDS, "I64")
+            weight = in_group_order(weight, group_of, part, True)
         return grouped(weight, part)
 
     def _integers(

@@ -42,7 +42,7 @@ class Fp8(Stored):
     schemes = frozenset({SCHEME})
     is_rounded = True
     # Scales of the cache are predict.loading.cache_scales.head_scales'.
-    ignored = (".bias", ".k_scale", ".v_scale", ".input_scale_ub")
+    ignored = (".k_scale", ".v_scale", ".input_scale_ub")
 
     def __init__(
         self,
@@ -100,11 +100,13 @@ class Fp8(Stored):
         """See Layout."""
         if self._is_kept(plan):
             return super().read(plan)
-        values = np.concatenate([self._values(part) for part in parts_of(plan)])
+        values = np.concatenate(list(map(self.part_values, parts_of(plan))))
         return scheme_of(self.scheme(plan)).quantize(values, self.group_size(plan), round_weight)
 
-    def _values(self, part: Part) -> npt.NDArray[np.float32]:
-        """What a part's codes stand for, [out_features, in_features]."""
+    def part_values(self, part: Part) -> npt.NDArray[np.float32]:
+        """See Stored."""
+        if self.part_scheme(part) == DENSE:
+            return super().part_values(part)
         stored = self.read_part(part)
         values, scale = values_of(stored.codes), stored.scale
         if self.block:

@@ -198,6 +198,7 @@ class Gguf(Stored):
     """
 
     ignored: tuple[str, ...] = ()
+    has_spare_biases = False
     is_rounded = True  # flags may ask for another scheme
 
     def __init__(

@@ -19,6 +19,7 @@ import numpy as np
 from predict.config.schemes import find
 from predict.errors import UserError
 from predict.loading.layouts._stored import (
+    WORDS,
     Part,
     Shape,
     Stored,
@@ -130,7 +131,7 @@ class Gptq(Stored):
         """See Stored."""
         rows, columns = part.out_features, part.in_features
         codes = self.codes_of(part)
-        if codes is None:  # beside quantized parts, which `scheme` refuses
+        if codes is None:  # beside coded parts, and missing
             return {part["weight"]: (rows, columns)}
         bits, size = codes
         groups = num_groups(part, size)
@@ -145,7 +146,8 @@ class Gptq(Stored):
 
     def _group_of(self, part: Part) -> Any:
         name = part["g_idx"]
-        return self.checkpoint.read(name) if name in self.checkpoint.tensors else None
+        there = name in self.checkpoint.tensors
+        return self.checkpoint.read_as(name, WORDS, "I64") if there else None
 
     def _order(self, part: Part) -> Any:
         """The columns sorted by group; None where they are."""
@@ -154,23 +156,16 @@ class Gptq(Stored):
             return None
         return np.argsort(group_of, kind="stable")
 
-    def read(self, plan: LinearPlan) -> Quantized:
-        """See Layout."""
-        if self.scheme(plan) != DENSE or self._in_float(plan):
-            return super().read(plan)
-        parts = [dequantized(self.read_part(part)) for part in parts_of(plan)]
-        return Quantized(np.concatenate(parts), None)
-
     def read_part(self, part: Part) -> Quantized:
         """See Stored."""
-        read, bits = self.checkpoint.read, self._codes(part).bits
-        zeros = read(part["qzeros"])
+        read, bits = self.checkpoint.read_as, self._codes(part).bits
+        zeros = read(part["qzeros"], WORDS)
         if self.format == "gptq":
             # In whole words, as its writers subtracted: a borrow of theirs is this carry.
             ones = np.uint32(0x11111111 if bits == 4 else 0x01010101)
             zeros = (zeros.view(np.uint32) + ones).view(np.int32)
         middle = 0 if bits == 4 else 128  # int8 holds codes of 8 bits less 128
-        codes = unpacked(read(part["qweight"]), bits, 0).T.astype(np.int16) - middle
+        codes = unpacked(read(part["qweight"], WORDS), bits, 0).T.astype(np.int16) - middle
         zero = unpacked(zeros, bits, 1).T.astype(np.float32) - middle
         weight = Quantized(
             np.ascontiguousarray(codes, np.int8),
@@ -206,15 +201,3 @@ def dynamic_rules(dynamic: Any, default: Codes, where: str) -> list[Rule]:
             )
         rules.append((names, Codes.of(settings, default, f"{where}, {name!r}")))
     return rules
-
-
-def dequantized(weight: Quantized) -> Any:
-    """float32 [N, K] of a weight-only part, columns in their original order."""
-    num_rows, num_columns = weight.codes.shape
-    groups = weight.scale.shape[1]
-    values = weight.codes.astype(np.float32).reshape(num_rows, groups, -1)
-    if weight.zero is not None:
-        values -= weight.zero[:, :, None]
-    values *= weight.scale[:, :, None]
-    values = values.reshape(num_rows, num_columns)
-    return values if weight.perm is None else values[:, np.argsort(weight.perm)]

@@ -21,6 +21,7 @@ from predict.config.quantization import QuantSettings
 from predict.config.schemes import find
 from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
+from predict.loading.layouts._stored import EXPONENTS
 from predict.loading.layouts._target import Target
 from predict.loading.layouts.online import Online
 from predict.loading.matrices import round_weight
@@ -100,9 +101,8 @@ class Mxfp4:
         if self._is_float(plan):
             return self.online.read(plan)
         (prefix,), order = plan.prefixes, plan.row_order()
-        blocks, exponents = (
-            self.checkpoint.read(f"{prefix}.{ending}") for ending in ("blocks", "scales")
-        )
+        blocks = self.checkpoint.read_as(f"{prefix}.blocks", "U8")
+        exponents = self.checkpoint.read_as(f"{prefix}.scales", "U8", EXPONENTS)
         if (exponents == NO_NUMBER).any():
             raise UserError(
                 f"{self.checkpoint.directory}: {prefix}.scales hold "

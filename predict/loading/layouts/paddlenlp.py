@@ -25,11 +25,13 @@ from predict.config.quantization import QuantSettings, parse_quant_type
 from predict.config.schemes import SCHEMES, scheme_info
 from predict.device.place import to_float32
 from predict.errors import UserError
+from predict.loading.arrays import listed
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts._stored import Array, Part, Shape, Stored
 from predict.loading.layouts._target import Target
 from predict.loading.layouts.online import DENSE
 from predict.loading.sources import WeightSource
+from predict.nn.blocks import AttentionBlock, MlpBlock
 from predict.nn.weights import LinearPlan, WeightPlan
 from predict.schemes import Quantized, scheme_of
 from predict.system.files import FLOAT32_MAX, read_json_object
@@ -44,6 +46,9 @@ AGAIN = "calibrate again with quant/run_quantization.py"
 
 class PaddleNlp(Stored):
     """See predict.loading.layouts.Layout."""
+
+    ignored = (".bias",)  # of norms, see norm_biases
+    mixes = False  # codes may be of shifted and smoothed inputs
 
     def __init__(
         self,
@@ -88,11 +93,26 @@ class PaddleNlp(Stored):
         self.norm_biases = {
             prefix: norm.weight.removesuffix(".weight") + ".bias"
             for block in plan.blocks()
+            if isinstance(block.block, (AttentionBlock, MlpBlock))
             for _, norm in block.norms()
             for slot, linear in block.linears()
             if norm is block.slots.get("norm") and slot in ("qkv", "gate_up")
             for prefix in linear.prefixes
         }
+        self._check_shifts(plan, where)
+
+    def _check_shifts(self, plan: WeightPlan, where: str) -> None:
+        """Raises UserError where a norm is shifted that others read than linears with codes."""
+        known = self.norm_biases.values()
+        biases = [
+            n.weight.removesuffix(".weight") + ".bias" for n in plan.norms() if n.bias is None
+        ]
+        others = [b for b in biases if b in self.checkpoint.tensors and b not in known]
+        if others:
+            raise UserError(
+                f"{where}: {listed(others)} would shift what routers, or latents, are made of, "
+                "which is not supported; calibrate again without shift"
+            )
 
     def _scales(self, path: Path, ending: str) -> dict[str, Any]:
         return {} if self.fake and not path.exists() else read_scales(path, ending)
