@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.paths import ROOT
+from tests.support.signals import NUMBERS, as_from_a_terminal
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
+SIGNALS = (*NUMBERS, signal.SIGKILL)
 TOO_LONG = 300.0  # seconds: something hangs
 
 
@@ -51,7 +52,7 @@ def run_command(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=_as_from_a_terminal,
+        preexec_fn=as_from_a_terminal,
     )
     if at is not None:
         try:
@@ -96,9 +97,3 @@ def contents(folder: Path) -> dict[str, bytes]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.name.startswith(".")
     }
-
-
-def _as_from_a_terminal() -> None:
-    # A shell's background job starts with SIGINT ignored, and a test under nohup with SIGHUP.
-    for number in SIGNALS[:3]:
-        signal.signal(number, signal.SIG_DFL)

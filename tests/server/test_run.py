@@ -22,6 +22,7 @@ import pytest
 from tests.server.engines import SECONDS
 from tests.support import tiny
 from tests.support.paths import ROOT
+from tests.support.signals import as_from_a_terminal
 
 ASKED = {"model": "tiny", "prompt": [5, 6, 7], "temperature": 0, "ignore_eos": True}
 
@@ -40,6 +41,7 @@ class Server:
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=as_from_a_terminal,
         )
         self.said: list[str] = []
 

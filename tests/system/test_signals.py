@@ -16,9 +16,9 @@ from predict.cli.command import run_command
 from predict.errors import UserError
 from predict.system import console
 from predict.system.signals import Interrupted, Signals
+from tests.support.signals import NUMBERS, as_from_a_terminal
 
 ROOT = Path(__file__).resolve().parents[2]
-NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PREAMBLE = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
 
 
@@ -26,8 +26,7 @@ PREAMBLE = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
 def shell_handlers() -> Iterator[None]:
     """A shell's background jobs start with SIGINT ignored; these tests start as a terminal's do."""
     before = {number: signal.getsignal(number) for number in NUMBERS}
-    for number in NUMBERS:
-        signal.signal(number, signal.SIG_DFL)
+    as_from_a_terminal()
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
