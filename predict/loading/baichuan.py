@@ -20,8 +20,8 @@ from predict.errors import UserError
 from predict.loading.arrays import Joined, LastRead, Part, Shared, StoredArray, View
 from predict.loading.fused import BAICHUAN, rows_of
 from predict.loading.safetensors_writer import as_stored
-from predict.models.baichuan import is_second
 from predict.nn.hf_config import ConfigReader
+from predict.text.chat_formats import is_baichuan_2
 
 QUERIES = re.compile(r"(.*\.self_attn)\.q_proj\.weight")
 HEAD = "lm_head.weight"
@@ -42,7 +42,7 @@ class UnitRows(View):
 
 def as_llama(tensors: Mapping[str, StoredArray], config: ConfigReader) -> dict[str, StoredArray]:
     """Baichuan's tensors [out, in], one for each linear. Raises UserError for other shapes."""
-    normalizes = is_second(config)
+    normalizes = is_baichuan_2(config.values)
     made: dict[str, StoredArray] = {}
     last = LastRead()
     for name, array in tensors.items():

@@ -44,10 +44,6 @@ def _is_first(config: ConfigReader) -> bool:
     return not config.get_bool("multi_query_attention", False)
 
 
-def _ratio(config: ConfigReader) -> float:
-    return config.get_float("factor", 1.0, aliases=("rope_ratio",))
-
-
 def _is_second(config: ConfigReader) -> bool:
     """Whether it is a ChatGLM2, whose rope_ratio divides positions; that of others is the base's.
 
@@ -150,7 +146,8 @@ def later_spec(config: ConfigReader) -> DecoderSpec:
             residual=residual,
         ),
     )
-    ratio, length = _ratio(config), config.get_int("seq_length", 2048, ("max_sequence_length",))
+    ratio = config.get_float("factor", 1.0, aliases=("rope_ratio",))
+    length = config.get_int("seq_length", 2048, aliases=("max_sequence_length",))
     rope = RopeSpec(theta=10000.0 * ratio, rotary_dim=head_dim // 2)
     if ratio != 1.0 and _is_second(config):
         rope = RopeSpec(method="linear", factor=ratio, rotary_dim=head_dim // 2)

@@ -228,8 +228,7 @@ CHOICES = (
     Choice(("chatglm_v2",), "chatglm2", lambda it: not it.is_named("chatglm3|glm-?4")),
     # PaddleNLP's are of model_type llama.
     Choice(("baichuan", "llama"), "baichuan2", lambda it: "user_token" in it.special_tokens
-           and (it.config.get("z_loss_weight") is not None or it.is_named("baichuan-?2")
-                or it.config.get("vocab_size") == 125696)),
+           and (is_baichuan_2(it.config) or it.is_named("baichuan-?2"))),
     Choice(("baichuan", "llama"), "baichuan", lambda it: "user_token" in it.special_tokens),
     Choice(("internlm2",), "internlm2", lambda it: it.is_named("chat")),
     Choice(("gemma", "gemma2"), "gemma", lambda it: it.is_named("it")),
@@ -245,6 +244,15 @@ CHOICES = (
     Choice(("llama",), "vicuna", lambda it: it.is_named("vicuna")),
     Choice(("llama",), "zephyr", lambda it: it.is_named("tinyllama", "chat")),
 )  # fmt: skip
+
+
+def is_baichuan_2(config: Mapping[str, Any]) -> bool:
+    """Whether config.json is a Baichuan 2's.
+
+    It trained with a z-loss, the weight of which not all of them have. All have 125,696 tokens;
+    the first generation has 64,000.
+    """
+    return config.get("z_loss_weight") is not None or config.get("vocab_size") == 125696
 
 
 def format_name(folder: Path, special_tokens: Mapping[str, str]) -> str | None:
