@@ -50,6 +50,17 @@ def put_row(whole: Tensor, index: int, part: Tensor, gpu: Device | None) -> None
     cuda.copy_bytes(whole.data_ptr() + index * size, part.data_ptr(), size, stream)
 
 
+def divided(x: Tensor, number: float) -> Tensor:
+    """Returns the quotient of x and number, rounded once.
+
+    `x / number` is a division for Paddle's eager mode and in its programs a product with the
+    rounded 1 / number: another last bit, and behind codes other tokens.
+    """
+    import paddle
+
+    return x / paddle.full_like(x, number)
+
+
 # The largest numbers.
 LARGEST = {"float32": 3.4028234663852886e38, "bfloat16": 3.3895313892515355e38, "float16": 65504.0}
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from predict.config.schemes import TURING
+from predict.device.place import divided
 from predict.errors import UserError, one_of
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def quantize_int8_rows(rows: Tensor, scale: Tensor | None) -> tuple[Tensor, Tens
 
     largest = paddle.clip(paddle.max(paddle.abs(rows), axis=-1), min=LEAST_RANGE)
     codes = _codes(rows * (INT8_MAX / largest).unsqueeze(-1), -INT8_MAX, INT8_MAX, INT8_BIAS)
-    return codes, largest / INT8_MAX
+    return codes, divided(largest, INT8_MAX)
 
 
 def unpack_int8(codes: Tensor, scale: Tensor | None, head_dim: int) -> Tensor:
@@ -191,7 +192,7 @@ def quantize_fp8_rows(rows: Tensor, scale: Tensor | None) -> tuple[Tensor, Tenso
     import paddle
 
     largest = paddle.clip(paddle.max(paddle.abs(rows), axis=-1), min=LEAST_RANGE)
-    return _e4m3_codes(rows * (E4M3_MAX / largest).unsqueeze(-1)), largest / E4M3_MAX
+    return _e4m3_codes(rows * (E4M3_MAX / largest).unsqueeze(-1)), divided(largest, E4M3_MAX)
 
 
 def _e4m3_codes(values: Tensor) -> Tensor:
@@ -245,7 +246,7 @@ def quantize_int4(rows: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor | 
     if rows.shape[-1] % 2:
         high = paddle.concat([high, paddle.zeros_like(low[..., :1])], axis=-1)
     packed = (low + 16.0 * high).astype("uint8")
-    return packed, paddle.stack([extent / INT4_MAX, minimum], axis=-1)
+    return packed, paddle.stack([divided(extent, INT4_MAX), minimum], axis=-1)
 
 
 def unpack_int4(codes: Tensor, scale: Tensor | None, head_dim: int) -> Tensor:

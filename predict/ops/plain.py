@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from predict.device.place import divided
 from predict.nn.blocks import Activation, Function, Norm, Positions, Router
 from predict.nn.cache_formats import LATENT_FORMATS, kv_format_of
 from predict.nn.decoder import NormWeights
@@ -251,7 +252,7 @@ def copy_blocks(caches: Sequence[Tensor], copies: Sequence[tuple[int, int]]) -> 
 def _capped(x: Tensor, softcap: float) -> Tensor:
     import paddle
 
-    return paddle.tanh(x / softcap) * softcap if softcap else x
+    return paddle.tanh(divided(x, softcap)) * softcap if softcap else x
 
 
 def _bits(words: Tensor) -> Tensor:

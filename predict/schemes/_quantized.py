@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from predict.device.place import tensor_at
+from predict.device.place import divided, tensor_at
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -71,6 +71,6 @@ def quantized_rows(x: Tensor, act: Tensor) -> tuple[Tensor, Tensor]:
 
     limit = 127.0
     largest = paddle.max(paddle.abs(x), axis=-1, keepdim=True)
-    dynamic = paddle.where(largest > 0, largest / limit, paddle.ones_like(largest))
+    dynamic = paddle.where(largest > 0, divided(largest, limit), paddle.ones_like(largest))
     scale = paddle.where(act > 0, act.expand_as(dynamic), dynamic)
     return paddle.clip(paddle.round(x / scale), -limit, limit), scale

@@ -10,6 +10,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from predict.device.place import divided
 from predict.schemes._e4m3 import E4M3_MAX, as_e4m3, rounded
 from predict.schemes._quantized import Quantized, act_tensor, weight_tensors
 from predict.schemes._rounding import RoundWeight, round_on_host
@@ -64,7 +65,7 @@ def _rounded_rows(x: Tensor, act: Tensor) -> tuple[Tensor, Tensor]:
     import paddle
 
     largest = paddle.max(paddle.abs(x), axis=-1, keepdim=True)
-    dynamic = paddle.where(largest > 0, largest / E4M3_MAX, paddle.ones_like(largest))
+    dynamic = paddle.where(largest > 0, divided(largest, E4M3_MAX), paddle.ones_like(largest))
     scale = paddle.where(act > 0, act.expand_as(dynamic), dynamic)
     return rounded(x / scale), scale
 
