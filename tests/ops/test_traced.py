@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import paddle
 import pytest
 
+import paddle
 from predict.device.place import divided
 from predict.nn import cache_formats
 from predict.schemes import _quantized, a8w8_fp8
