@@ -8,10 +8,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Container, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -48,6 +48,7 @@ from predict.engine.runner import (
 from predict.engine.sampler import Sampler
 from predict.engine.samples import FailedPrompt, Samples, StreamOutput
 from predict.engine.scheduler import Scheduler, SchedulerConfig
+from predict.engine.stats import EngineStats
 from predict.engine.window import WindowVerifier
 from predict.errors import TokenizerError, UserError, quoted
 from predict.loading.adapters import Base
@@ -91,9 +92,6 @@ from predict.text.guides import Guides
 from predict.text.params import with_token_ids
 from predict.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    pass
-
 Prompt = str | Sequence[int]
 # In the place of a prompt that its tokenizer failed on: its answer says so, the others are given.
 PromptOrError = Prompt | TokenizerError
@@ -108,34 +106,6 @@ LESS_MEMORY = (
     "device"
 )
 Network = Callable[[Sequence[LayerCache]], Forward]  # runs over the caches that it is given
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """Counts since the LLM was made; sizes in bytes, prefix hits in tokens."""
-
-    num_steps: int
-    num_prompt_tokens: int
-    num_output_tokens: int
-    num_prefix_hit_tokens: int
-    num_preemptions: int
-    num_draft_tokens: int
-    num_accepted_draft_tokens: int
-    num_draft_spans: int  # decode spans with drafts: each yields its accepted drafts and one more
-    num_cache_blocks: int
-    num_used_blocks: int
-    peak_memory_bytes: int
-    num_running: int = 0  # requests in the batch
-    num_waiting: int = 0
-    num_mask_steps: int = 0  # steps with masks of guides
-    mask_seconds: float = 0.0  # that they took on the host
-    num_forced_tokens: int = 0  # that guides forced, and that took no step of their own
-    num_adapters: int = 0  # that requests may name
-    num_adapter_pages: int = 0
-    num_used_adapter_pages: int = 0  # that an adapter lies in
-    num_adapters_written: int = 0  # into their pages
-    num_prefixes: int = 0  # tuned ones, that requests may have
-    num_prefix_blocks: int = 0  # of the cache, that they fill
 
 
 def as_several(prompts: Prompt | Sequence[PromptOrError]) -> Sequence[PromptOrError]:

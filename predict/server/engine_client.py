@@ -18,6 +18,7 @@ import msgspec
 
 from predict.config.engine import EngineConfig
 from predict.engine.samples import StreamOutput
+from predict.engine.stats import EngineStats
 from predict.errors import EXIT_FAILURE, EXIT_USAGE, UserError
 from predict.request import RequestOutput, SamplingParams
 from predict.server.config import API_KEY_VARIABLE
@@ -37,7 +38,6 @@ from predict.server.wire import (
     ModelInfo,
     Ready,
     Start,
-    Stats,
     Step,
     Stop,
     Told,
@@ -55,7 +55,6 @@ __all__ = [
     "EngineDied",
     "EngineProcess",
     "ModelInfo",
-    "Stats",
 ]
 
 END_SECONDS = 10.0  # that a process may take to end after its last word
@@ -128,7 +127,7 @@ class Engine(Protocol):
         `output` is set: with logprobs of prompts, scores, and what best_of and beams chose.
         """
 
-    async def stats(self) -> Stats:
+    async def stats(self) -> EngineStats:
         """Counts, between two steps. Raises EngineDied."""
 
     async def load_adapter(self, name: str, directory: str) -> None:
@@ -380,7 +379,7 @@ class EngineClient(asyncio.Protocol):
         if request_id in self._answers and self._failure is None:
             self._send(Abort(request_id))
 
-    async def stats(self) -> Stats:
+    async def stats(self) -> EngineStats:
         """See Engine."""
         told: Told = await self._ask(AskStats)
         return told.stats

@@ -16,7 +16,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from predict.engine.failures import explained
@@ -40,7 +39,6 @@ from predict.server.wire import (
     ModelInfo,
     Ready,
     Start,
-    Stats,
     Step,
     Stop,
     Told,
@@ -188,7 +186,7 @@ class EngineLoop:
                 self._collect([live])
         elif isinstance(message, AskStats):
             self._send()  # first, what the counts know of
-            self._link.send(Told(message.question, stats_of(self._llm)))
+            self._link.send(Told(message.question, self._llm.stats()))
         elif isinstance(message, (LoadAdapter, UnloadAdapter, LoadPrefix, UnloadPrefix)):
             self._link.send(self._changed(message))
 
@@ -324,11 +322,6 @@ def metrics_of(live: _Live) -> AnswerMetrics:
         seconds=since(max(ends, default=time.perf_counter())) or 0.0,
         finish_reasons=tuple(request.finish_reason or "" for request in requests),
     )
-
-
-def stats_of(llm: LLM) -> Stats:
-    """The engine's counts so far."""
-    return Stats(**asdict(llm.stats()))
 
 
 def info_of(llm: LLM) -> ModelInfo:

@@ -21,7 +21,8 @@ from prometheus_client import (
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from predict.server.wire import AnswerMetrics, ModelInfo, Stats
+from predict.engine.stats import EngineStats
+from predict.server.wire import AnswerMetrics, ModelInfo
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Seconds. A first token takes 10 ms of a small prompt, and half a minute behind a long queue.
@@ -29,7 +30,7 @@ _FIRST = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.
 _EACH = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
 _WHOLE = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0)
 _TOKENS = tuple(float(1 << power) for power in range(18))
-# Of Stats: the field, what it is called, and what it is. Names of counters end in _total.
+# Of EngineStats: the field, what it is called, and what it is. Names of counters end in _total.
 _COUNTERS = (
     ("num_steps", "engine_steps", "Steps that the engine has run."),
     ("num_prompt_tokens", "prompt_tokens", "Tokens of prompts that were taken in."),
@@ -158,7 +159,7 @@ class Metrics:
             self._http_errors.labels(route, error).inc()
 
     def engine_said(
-        self, stats: Stats | None, info: ModelInfo | None, names: Iterable[str] = ()
+        self, stats: EngineStats | None, info: ModelInfo | None, names: Iterable[str] = ()
     ) -> None:
         """What the engine's lines are made of from now on; None where it has ended, or not begun.
 
@@ -175,7 +176,7 @@ class _EngineCollector(Collector):
     """Lines of the engine's counts: they are its own, and are not counted twice."""
 
     def __init__(self) -> None:
-        self.stats: Stats | None = None
+        self.stats: EngineStats | None = None
         self.info: ModelInfo | None = None
         self.names: tuple[str, ...] = ()
 

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from predict.engine.samples import StreamOutput
+from predict.engine.stats import EngineStats
 from predict.request import RequestOutput, SamplingParams
 
 T = TypeVar("T")
@@ -48,33 +49,6 @@ class AnswerMetrics(msgspec.Struct, frozen=True, gc=False):
     time_per_output_token: float | None  # after the first, of the first answer
     seconds: float  # from `add` to the end
     finish_reasons: tuple[str, ...]  # of each sample
-
-
-class Stats(msgspec.Struct, frozen=True):
-    """predict.llm.EngineStats: counts since the start; sizes in bytes, prefix hits in tokens."""
-
-    num_running: int  # sequences in the batch
-    num_waiting: int
-    num_steps: int
-    num_prompt_tokens: int
-    num_output_tokens: int
-    num_prefix_hit_tokens: int
-    num_preemptions: int
-    num_draft_tokens: int
-    num_accepted_draft_tokens: int
-    num_draft_spans: int
-    num_cache_blocks: int
-    num_used_blocks: int
-    peak_memory_bytes: int
-    num_mask_steps: int = 0  # steps with masks of guides
-    mask_seconds: float = 0.0  # that they took on the host
-    num_forced_tokens: int = 0  # that guides forced, and that took no step of their own
-    num_adapters: int = 0  # that requests may name
-    num_adapter_pages: int = 0
-    num_used_adapter_pages: int = 0  # that an adapter lies in
-    num_adapters_written: int = 0  # into their pages
-    num_prefixes: int = 0  # tuned ones, that requests may have
-    num_prefix_blocks: int = 0  # of the cache, that they fill
 
 
 # From the front to the engine.
@@ -181,7 +155,7 @@ class Told(msgspec.Struct, tag=True, array_like=True):
     """The counts that were asked for."""
 
     question: int
-    stats: Stats
+    stats: EngineStats
 
 
 class Changed(msgspec.Struct, tag=True, array_like=True):

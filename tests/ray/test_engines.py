@@ -15,13 +15,14 @@ if importlib.util.find_spec("ray") is None:
 from ray.exceptions import RayActorError
 
 from predict.engine.samples import StreamOutput
+from predict.engine.stats import EngineStats
 from predict.errors import UserError
 from predict.request import RequestMetrics, RequestOutput, SamplingParams
 from predict.scale_out.serving.engines import Engines
 from predict.scale_out.serving.first_block import key_of
 from predict.scale_out.serving.messages import Counts, Done, Pieces, decode_ask, encode
 from predict.server.errors import ApiError
-from predict.server.wire import AnswerMetrics, ModelInfo, Stats
+from predict.server.wire import AnswerMetrics, ModelInfo
 
 INFO = ModelInfo(
     *("llama", "float32", "cpu", "dynamic", 100, 64, 2, 8, 16, (1,), None, "dense", None, 0.0)
@@ -195,9 +196,11 @@ def test_an_abort_ends_the_call_and_the_iteration() -> None:
 
 
 def counts(replica: str, num_steps: int, num_running: int) -> bytes:
-    values = dict.fromkeys(Stats.__struct_fields__, 0)
+    values = dict.fromkeys(EngineStats.__dataclass_fields__, 0)
     return encode(
-        Counts(replica, Stats(**{**values, "num_steps": num_steps, "num_running": num_running}))
+        Counts(
+            replica, EngineStats(**{**values, "num_steps": num_steps, "num_running": num_running})
+        )
     )
 
 

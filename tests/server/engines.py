@@ -11,8 +11,9 @@ from typing import Any
 
 from predict import EngineConfig, SamplingParams
 from predict.engine.samples import StreamOutput
+from predict.engine.stats import EngineStats
 from predict.server.engine_client import EngineClient, EngineProcess
-from predict.server.wire import AnswerMetrics, Stats
+from predict.server.wire import AnswerMetrics
 from tests.support import tiny
 from tests.support.paths import ROOT
 
@@ -89,7 +90,7 @@ def texts(pieces: Sequence[StreamOutput], count: int = 1) -> list[str]:
     return ["".join(p.text for p in pieces if p.index == index) for index in range(count)]
 
 
-async def nothing_runs(client: EngineClient, seconds: float = 1.0) -> Stats:
+async def nothing_runs(client: EngineClient, seconds: float = 1.0) -> EngineStats:
     """The counts once no request runs and no block is used; fails after so many seconds."""
     end = asyncio.get_running_loop().time() + seconds
     while True:

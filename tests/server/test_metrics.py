@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from predict.engine.stats import EngineStats
 from predict.server.metrics import Metrics
-from predict.server.wire import AnswerMetrics, ModelInfo, Stats
+from predict.server.wire import AnswerMetrics, ModelInfo
 
-STATS = Stats(
+STATS = EngineStats(
     num_running=3,
     num_waiting=2,
     num_steps=10,

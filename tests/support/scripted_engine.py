@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from predict.engine.samples import StreamOutput
+from predict.engine.stats import EngineStats
 from predict.errors import UserError
 from predict.request import (
     CompletionOutput,
@@ -18,7 +19,7 @@ from predict.request import (
     TokenLogprobs,
 )
 from predict.server.engine_client import EngineDied
-from predict.server.wire import AnswerMetrics, ModelInfo, Stats
+from predict.server.wire import AnswerMetrics, ModelInfo
 from predict.text.tokenizer import Tokenizer
 
 # What an answer consists of: texts, one for each time the engine sends; or why there is none.
@@ -150,10 +151,10 @@ class ScriptedEngine:
         self.answers.append(answer)
         return answer
 
-    async def stats(self) -> Stats:
+    async def stats(self) -> EngineStats:
         if self.failure is not None:
             raise EngineDied(self.failure)
-        return Stats(*(0 for _ in Stats.__struct_fields__))
+        return EngineStats(*(0 for _ in EngineStats.__dataclass_fields__))
 
     async def load_adapter(self, name: str, directory: str) -> None:
         if self.failure is not None:

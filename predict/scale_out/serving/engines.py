@@ -14,6 +14,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from predict.engine.samples import StreamOutput
+from predict.engine.stats import EngineStats
 from predict.errors import UserError
 from predict.request import RequestOutput, SamplingParams
 from predict.scale_out.serving.first_block import key_of
@@ -26,14 +27,14 @@ from predict.scale_out.serving.messages import (
     encode,
 )
 from predict.server.errors import ApiError
-from predict.server.wire import AnswerMetrics, ModelInfo, Stats
+from predict.server.wire import AnswerMetrics, ModelInfo
 from predict.system.console import say
 
 LOST = (RayError, RayServeException)  # what calls to a replica that has died raise
 COUNT_SECONDS = 4.0  # that replicas may take to tell their counts
 FIXED = "adapters of replicas are fixed; give them with --lora_modules, prefixes with --prefix_path"
 NUM_RUNS = 2  # of a request, at most
-# Fields of Stats that hold now, and not since the start.
+# Fields of EngineStats that hold now, and not since the start.
 _OF_NOW = {
     *("num_running", "num_waiting", "num_cache_blocks", "num_used_blocks", "peak_memory_bytes"),
     *("num_adapters", "num_adapter_pages", "num_used_adapter_pages"),
@@ -192,7 +193,7 @@ class Engines:
         self._retry_after = str(max(1, round(retry_after)))
         self._info: ModelInfo | None = None
         self._num_asked = 0
-        self._counts: dict[str, Stats] = {}  # of each replica that there was, as it said last
+        self._counts: dict[str, EngineStats] = {}  # of each replica that there was, as it said last
 
     @property
     def info(self) -> ModelInfo:
@@ -230,7 +231,7 @@ class Engines:
         ask = Ask(list(prompt_token_ids), params, streamed)
         return RemoteAnswer(self, self._num_asked, key, ask)
 
-    async def stats(self) -> Stats:
+    async def stats(self) -> EngineStats:
         """Counts of all replicas together; those that have gone keep counting."""
         try:
             found = await self.replicas.counts()
@@ -268,10 +269,10 @@ class Engines:
         )
 
 
-def summed(now: Sequence[Stats], past: Sequence[Stats]) -> Stats:
-    """Stats of several engines as one's; of those in `past` what they have counted."""
+def summed(now: Sequence[EngineStats], past: Sequence[EngineStats]) -> EngineStats:
+    """EngineStats of several engines as one's; of those in `past` what they have counted."""
     values: dict[str, int] = {}
-    for field in Stats.__struct_fields__:
+    for field in EngineStats.__dataclass_fields__:
         counted = now if field in _OF_NOW else [*now, *past]
         values[field] = sum(getattr(each, field) for each in counted)
-    return Stats(**values)
+    return EngineStats(**values)

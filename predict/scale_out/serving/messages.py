@@ -8,8 +8,9 @@ from __future__ import annotations
 import msgspec
 
 from predict.engine.samples import StreamOutput
+from predict.engine.stats import EngineStats
 from predict.request import RequestOutput, SamplingParams
-from predict.server.wire import AnswerMetrics, ModelInfo, Stats
+from predict.server.wire import AnswerMetrics, ModelInfo
 
 
 class Ask(msgspec.Struct, array_like=True):
@@ -38,7 +39,7 @@ class Counts(msgspec.Struct, array_like=True):
     """What a replica has counted."""
 
     replica: str
-    stats: Stats
+    stats: EngineStats
 
 
 encode = msgspec.msgpack.Encoder().encode

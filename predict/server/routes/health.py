@@ -7,12 +7,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from predict.engine.stats import EngineStats
 from predict.server.context import Context, EngineDied
 from predict.server.errors import ApiError
 from predict.server.metrics import CONTENT_TYPE
 from predict.server.openapi import errors
 from predict.server.routes._common import json_response
-from predict.server.wire import Stats
 
 STATS_SECONDS = 5.0  # that the engine may take to tell its counts: a step may be long
 
@@ -48,7 +48,7 @@ def router(context: Context) -> APIRouter:
     @made.get("/metrics", responses=errors())
     async def metrics(request: Request) -> Response:
         """Counts and times, for Prometheus."""
-        stats: Stats | None = None
+        stats: EngineStats | None = None
         if context.engine.is_ready:
             try:
                 with anyio.move_on_after(STATS_SECONDS):
