@@ -1,9 +1,10 @@
 """Compiles programs that call the CUDA kernels past the operators, on a machine with nvcc.
 
-    python csrc/programs.py benchmarks/kernels/dense.cu
+    python csrc/programs.py tests/gpu/native/products_sm90.cu
 
-prints where each program is. Tests are such programs too (tests/gpu/native). The kernels' objects
-are those of the CUDA library's build where it was made here, so that they are compiled once.
+prints where each program is. As a kernel's, its name says what it is compiled for. The kernels'
+objects are those of the CUDA library's build where it was made here, so that they are compiled
+once.
 """
 
 from __future__ import annotations
@@ -21,8 +22,6 @@ from predict.errors import UserError
 FOLDER = build.BUILD_DIR / "cuda"  # the CUDA library's: commands that are the same run once
 NINJA_NAME = "programs.ninja"
 ARCHIVE_NAME = "programs/libkernels.a"
-# The programs include each other's headers, beside the kernels'; references use all cores.
-INCLUDES = (build.ROOT / "tests" / "gpu",)
 
 
 def architectures(toolkit: build.CudaToolkit) -> tuple[str, ...]:
@@ -44,11 +43,11 @@ def program_path(source: Path) -> Path:
 def ninja_text(toolkit: build.CudaToolkit, chosen: tuple[str, ...], sources: Sequence[Path]) -> str:
     """Returns the text of the ninja file that makes the programs of `sources`.
 
-    Every kernel is in an archive, of which the linker takes what the program calls.
+    Every kernel is in an archive, of which the linker takes what the program calls. References use
+    all cores. Raises build.BuildError for a program of another architecture.
     """
     targets = build.cuda_targets(chosen)
     kernels = " ".join(build.object_path(kernel) for kernel in targets)
-    includes = " ".join(f"-I'{folder}'" for folder in INCLUDES)
     lines = [
         *build.cuda_rule(toolkit),
         "rule archive",
@@ -64,9 +63,12 @@ def ninja_text(toolkit: build.CudaToolkit, chosen: tuple[str, ...], sources: Seq
     lines.append(f"build {ARCHIVE_NAME}: archive {kernels}")
     for source in sources:
         program = program_path(source).relative_to(FOLDER)
+        own = build.source_architectures(source, chosen)
+        if not own:
+            raise build.BuildError(f"{source.name} is not for {', '.join(chosen)}, by its name")
         lines += [
             f"build {program}.o: cuda {build.escaped(source.resolve())}",
-            f"  targets = {build.target_flags(chosen)} {includes} -Xcompiler -fopenmp",
+            f"  targets = {build.target_flags(own)} -Xcompiler -fopenmp",
             f"  name = {source.name}",
             f"build {program}: program {program}.o {ARCHIVE_NAME}",
         ]

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from predict.device import library
+from predict.device import cuda, devices, library
+from predict.device.place import place_tensor
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -23,6 +24,10 @@ READ_BYTES = 256 << 20  # beyond any cache
 LEAST_BYTES = 4 << 20  # of a pass: less would measure how threads start
 PIECE_BYTES = 16 << 20  # half a millisecond or so
 REPEATS, LEAST_PASSES = 3, 24
+GPU_READ_BYTES = 1 << 30  # what fits beside an engine
+# Rows and columns of the products of which the fastest is a GPU's arithmetic limit: one that runs
+# into its power limit does less in the larger one.
+GPU_MATRICES = (4096, 8192)
 MOST_SHARE = 1.03  # what two measurements of one thing differ by
 
 
@@ -137,3 +142,67 @@ def _best_seconds(call: Callable[[], Any]) -> float:
         call()
         times.append(time.perf_counter() - start)
     return min(times)
+
+
+def measure_gpu_ceilings(gpu: devices.Device, dtype: str) -> dict[str, float]:
+    """The same of a GPU: one pass over memory, and a large product; {} without room for them.
+
+    Each is a CUDA graph of many calls, timed by events around its replays.
+    """
+    import paddle
+
+    devices.release_cached(gpu)
+    if devices.memory_info(gpu).free < 2 * GPU_READ_BYTES:
+        return {}
+    loaded, pool = library.require(), cuda.GraphPool(gpu)
+    launch = loaded.handle.regatta_launch_read
+    launch.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p]
+    buffer, sink = paddle.empty([GPU_READ_BYTES], "uint8"), paddle.empty([4], "uint8")
+
+    def read() -> None:
+        stream = cuda.current_stream(gpu)
+        if launch(buffer.data_ptr(), GPU_READ_BYTES, sink.data_ptr(), stream):
+            raise RuntimeError("the kernel that reads memory could not be launched")
+
+    linear = loaded.op("regatta_linear")
+    rng = np.random.default_rng(0)
+    # Random values: constants draw less power. An odd number of them, so that rows differ.
+    values = rng.standard_normal((1 << 23) + 9, np.float32) / 50
+    pattern = place_tensor(values, dtype, gpu.place())
+    flops = 0.0
+    for size in GPU_MATRICES:
+        x, weight = paddle.empty([size, size], dtype), paddle.empty([size, size], dtype)
+        for matrix in (x, weight):
+            cuda.fill_with(matrix, pattern, cuda.current_stream(gpu))
+
+        def multiply(size: int = size, x: Any = x, weight: Any = weight) -> None:
+            linear(x, [weight], None, "dense", size)
+
+        flops = max(flops, 2.0 * size**3 / _seconds_of_calls(pool, multiply, 0.1))
+    return {
+        "read_bytes_per_s": GPU_READ_BYTES / _seconds_of_calls(pool, read, 0.2),
+        "flops_per_s": flops,
+    }
+
+
+def _seconds_of_calls(pool: cuda.GraphPool, call: Callable[[], None], seconds: float) -> float:
+    """Seconds of a call in the fastest of the replays that take about `seconds` together."""
+    count = 32
+
+    def calls() -> None:
+        for _ in range(count):
+            call()
+
+    graph = pool.capture(calls)
+    graph.replay()
+    taken: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while len(taken) < 5 or time.perf_counter() < deadline:
+        start, end = cuda.Event(timing=True), cuda.Event(timing=True)
+        start.record(pool.stream)
+        graph.replay()
+        end.record(pool.stream)
+        end.synchronize()
+        taken.append(end.milliseconds_since(start) / 1e3 / count)
+    graph.reset()
+    return min(taken)

@@ -1,18 +1,16 @@
-"""The operators that predict.bench.kernels times: cases, sizes, and the records of a run.
+"""The operators that predict.bench.kernels times on the CPU: cases and sizes.
 
 A case calls one operator on operands of a real model's shape. Weights and caches rotate through
 many copies, so that they come from memory, as in a model of many layers, and not from the caches.
-Who makes the operands and times the calls, on a CPU or a GPU, is not known here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from predict.nn.blocks import FUNCTIONS, Activation, AttentionBlock, MlpBlock, Norm, key_value_rows
 from predict.nn.cache_formats import CacheTensor, KvFormat, kv_format_of
@@ -21,8 +19,7 @@ from predict.ops.records import text_of
 
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes per value
 BLOCK_SIZE = 64  # tokens
-# Up to so many tokens are one each of as many sequences; more are one prompt.
-DECODE_TOKENS = {"cpu": 64, "gpu": 256}
+DECODE_TOKENS = 64  # up to so many are one each of as many sequences; more are one prompt
 COLD_BYTES = 192 << 20  # operands rotate through at least this much memory
 MAX_COPIES = 64
 
@@ -68,28 +65,33 @@ class Case:
     num_flops: float
     baseline: Callable[[int], Any] | None = None  # of the copy's index
     baseline_name: str = ""
-    peer: dict[str, Any] | None = None  # what predict.bench.torch_kernels times on a GPU
 
 
-class Operands(Protocol):
-    """Makes the tensors of a case; values do not matter, except that none is denormal."""
+def _full(shape: Sequence[int], dtype: str, value: float = 0.01) -> Any:
+    """A tensor whose memory is touched; values do not matter, except that none is denormal."""
+    import paddle
 
-    kind: str  # cpu | gpu
+    return paddle.full(list(shape), value, dtype)
 
-    def full(self, shape: Sequence[int], dtype: str, value: float = 0.01) -> Any:
-        """A tensor whose memory is touched."""
 
-    def cache(self, tensor: CacheTensor) -> Any:
-        """A tensor of a layer's cache; no code is a NaN of float8, and scales are above 0."""
+def _cache(tensor: CacheTensor) -> Any:
+    """A tensor of a layer's cache; no code is a NaN of float8, and scales are above 0."""
+    return _full(tensor.shape, tensor.dtype, 0x35 if tensor.dtype == "uint8" else 0.01)
 
-    def weight(self, num_inputs: int, num_outputs: int, dtype: str) -> Any:
-        """A dense weight as the operators there take it."""
 
-    def int32(self, values: Any) -> Any:
-        """An index tensor."""
+def _weight(num_inputs: int, num_outputs: int, dtype: str) -> Any:
+    """A packed dense weight."""
+    panels = -(-num_outputs // 32)
+    if dtype == "bfloat16":
+        return _full([panels, -(-num_inputs // 2), 32, 2], dtype)
+    return _full([panels, num_inputs, 32], dtype)
 
-    def limits(self, values: npt.NDArray[np.int32]) -> Any:
-        """An index tensor that is on the CPU everywhere."""
+
+def _int32(values: Any) -> Any:
+    """An index tensor."""
+    import paddle
+
+    return paddle.to_tensor(np.asarray(values, np.int32))
 
 
 @dataclass(frozen=True)
@@ -100,18 +102,12 @@ class Sizes:
     num_tokens: int
     context_len: int
     dtype: str
-    make: Operands
     kv_formats: tuple[str, ...] = ("dense",)
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether the operands are in the CPU's memory."""
-        return self.make.kind == "cpu"
 
     @property
     def is_decode(self) -> bool:
         """Whether the tokens are one each of as many sequences."""
-        return self.num_tokens <= DECODE_TOKENS[self.make.kind]
+        return self.num_tokens <= DECODE_TOKENS
 
     @property
     def value_bytes(self) -> int:
@@ -121,14 +117,6 @@ class Sizes:
     def num_copies(self, num_bytes: float) -> int:
         """Copies of an operand of `num_bytes` that together do not fit any cache."""
         return max(2, min(MAX_COPIES, int(COLD_BYTES // num_bytes) + 1))
-
-
-def packed_shape(num_inputs: int, num_outputs: int, dtype: str) -> list[int]:
-    """Shape of a packed dense weight."""
-    panels = -(-num_outputs // 32)
-    if dtype == "bfloat16":
-        return [panels, -(-num_inputs // 2), 32, 2]
-    return [panels, num_inputs, 32]
 
 
 def linear_cases(sizes: Sizes) -> Iterator[Case]:
@@ -145,11 +133,10 @@ def linear_cases(sizes: Sizes) -> Iterator[Case]:
     ):
         weight_bytes = num_inputs * num_outputs * sizes.value_bytes
         copies = sizes.num_copies(weight_bytes)
-        x = sizes.make.full([sizes.num_tokens, num_inputs], sizes.dtype)
-        weights = [sizes.make.weight(num_inputs, num_outputs, sizes.dtype) for _ in range(copies)]
-        num_plain = min(copies, 8) if sizes.on_cpu else 0
-        plain = [sizes.make.full([num_inputs, num_outputs], "float32") for _ in range(num_plain)]
-        x32 = sizes.make.full([sizes.num_tokens, num_inputs], "float32")
+        x = _full([sizes.num_tokens, num_inputs], sizes.dtype)
+        weights = [_weight(num_inputs, num_outputs, sizes.dtype) for _ in range(copies)]
+        plain = [_full([num_inputs, num_outputs], "float32") for _ in range(min(copies, 8))]
+        x32 = _full([sizes.num_tokens, num_inputs], "float32")
 
         def baseline(
             i: int, x32: Any = x32, plain: Sequence[Any] = plain
@@ -162,9 +149,8 @@ def linear_cases(sizes: Sizes) -> Iterator[Case]:
             [(x, [w], None, "dense", num_outputs) for w in weights],
             weight_bytes + sizes.num_tokens * (num_inputs + num_outputs) * sizes.value_bytes,
             2.0 * sizes.num_tokens * num_inputs * num_outputs,
-            baseline if sizes.on_cpu else None,
+            baseline,
             "matmul float32",
-            {"kind": "linear", "num_inputs": num_inputs, "num_outputs": num_outputs},
         )
 
 
@@ -173,14 +159,14 @@ def mlp_block_cases(sizes: Sizes) -> Iterator[Case]:
     hidden, inner = sizes.shape.hidden_size, sizes.shape.intermediate_size
     weight_bytes = 3 * hidden * inner * sizes.value_bytes
     text = text_of(MlpBlock(inner, norm=Norm(epsilon=1e-6)), gate_up="dense", down="dense")
-    x = sizes.make.full([sizes.num_tokens, hidden], sizes.dtype)
+    x = _full([sizes.num_tokens, hidden], sizes.dtype)
     copies: list[tuple[Any, ...]] = [
         (
             x,
             [
-                sizes.make.full([hidden], sizes.dtype),
-                sizes.make.weight(hidden, 2 * inner, sizes.dtype),
-                sizes.make.weight(inner, hidden, sizes.dtype),
+                _full([hidden], sizes.dtype),
+                _weight(hidden, 2 * inner, sizes.dtype),
+                _weight(inner, hidden, sizes.dtype),
             ],
             *([], [], None, None, text, [0]),
         )
@@ -200,12 +186,12 @@ def logits_cases(sizes: Sizes) -> Iterator[Case]:
     hidden, vocab = sizes.shape.hidden_size, sizes.shape.vocab_size
     rows = sizes.num_tokens if sizes.is_decode else 1
     weight_bytes = hidden * vocab * sizes.value_bytes
-    x = sizes.make.full([sizes.num_tokens, hidden], sizes.dtype)
-    norm = sizes.make.full([hidden], sizes.dtype)
-    indices = sizes.make.int32(np.arange(sizes.num_tokens - rows, sizes.num_tokens))
+    x = _full([sizes.num_tokens, hidden], sizes.dtype)
+    norm = _full([hidden], sizes.dtype)
+    indices = _int32(np.arange(sizes.num_tokens - rows, sizes.num_tokens))
     attributes = "dense", vocab, 1e-6, 1.0, 0.0
     copies = [
-        (x, norm, [sizes.make.weight(hidden, vocab, sizes.dtype)], None, indices, *attributes)
+        (x, norm, [_weight(hidden, vocab, sizes.dtype)], None, indices, *attributes)
         for _ in range(sizes.num_copies(weight_bytes))
     ]
     num_bytes = weight_bytes + rows * (hidden * sizes.value_bytes + 4 * vocab)
@@ -217,12 +203,10 @@ def logits_cases(sizes: Sizes) -> Iterator[Case]:
 def norm_cases(sizes: Sizes) -> Iterator[Case]:
     """With a residual."""
     hidden = sizes.shape.hidden_size
-    x = sizes.make.full([sizes.num_tokens, hidden], sizes.dtype)
-    copies = [(x, sizes.make.full([hidden], sizes.dtype), None, x, 0, 1e-6, False)]
+    x = _full([sizes.num_tokens, hidden], sizes.dtype)
+    copies = [(x, _full([hidden], sizes.dtype), None, x, 0, 1e-6, False)]
     num_bytes = 4 * sizes.num_tokens * hidden * sizes.value_bytes
-    flops = 5.0 * sizes.num_tokens * hidden
-    peer = {"kind": "rms_norm", "width": hidden}
-    yield Case("norm", f"{hidden}", copies, num_bytes, flops, peer=peer)
+    yield Case("norm", f"{hidden}", copies, num_bytes, 5.0 * sizes.num_tokens * hidden)
 
 
 def activate_cases(sizes: Sizes) -> Iterator[Case]:
@@ -230,10 +214,10 @@ def activate_cases(sizes: Sizes) -> Iterator[Case]:
     import paddle
 
     inner = sizes.shape.intermediate_size
-    x = sizes.make.full([sizes.num_tokens, 2 * inner], sizes.dtype)
+    x = _full([sizes.num_tokens, 2 * inner], sizes.dtype)
     silu = Activation()
     attributes = FUNCTIONS.index(silu.function), True, silu.clamp, silu.slope, silu.up_offset
-    wide = sizes.make.full([sizes.num_tokens, 2 * inner], "float32")
+    wide = _full([sizes.num_tokens, 2 * inner], "float32")
 
     def baseline(_: int) -> Any:
         gate, up = paddle.split(wide, 2, axis=-1)
@@ -245,9 +229,8 @@ def activate_cases(sizes: Sizes) -> Iterator[Case]:
         [(x, *attributes)],
         3 * sizes.num_tokens * inner * sizes.value_bytes,
         10.0 * sizes.num_tokens * inner,
-        baseline if sizes.on_cpu else None,
+        baseline,
         "silu, multiply float32",
-        {"kind": "silu_mul", "width": inner},
     )
 
 
@@ -257,38 +240,31 @@ def embedding_cases(sizes: Sizes) -> Iterator[Case]:
 
     hidden, vocab = sizes.shape.hidden_size, sizes.shape.vocab_size
     rng = np.random.default_rng(0)
-    ids = [sizes.make.int32(rng.integers(0, vocab, sizes.num_tokens)) for _ in range(MAX_COPIES)]
+    ids = [_int32(rng.integers(0, vocab, sizes.num_tokens)) for _ in range(MAX_COPIES)]
     num_bytes = 2 * sizes.num_tokens * hidden * sizes.value_bytes
-    table = sizes.make.full([vocab, hidden], sizes.dtype)
+    table = _full([vocab, hidden], sizes.dtype)
     yield Case(
         "embedding",
         f"table {hidden}",
         [(i, table, None, None, False, hidden, 1.0) for i in ids],
         num_bytes,
         0.0,
-        (lambda i: paddle.gather(table, ids[i])) if sizes.on_cpu else None,
+        lambda i: paddle.gather(table, ids[i]),
         "gather",
     )
-    if not sizes.on_cpu:
-        return  # a GPU's head is the table
-    packed = sizes.make.weight(hidden, vocab, sizes.dtype)
+    packed = _weight(hidden, vocab, sizes.dtype)
     copies = [(i, packed, None, None, True, hidden, 1.0) for i in ids]
     yield Case("embedding", f"packed {hidden}", copies, num_bytes, 0.0)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Index tensors of a decode step (one token each) or of one prompt."""
+    """A decode step (one token each) or one prompt."""
 
     num_seqs: int
     context_len: int
     blocks_per_seq: int
-    slot_mapping: Any
-    cu_seqlens_q: Any
-    context_lens: Any
-    block_tables: Any
-    max_lens: Any
-    positions: Any
+    inputs: ForwardInputs  # token ids and logit rows, which blocks do not read, are positions
 
     @classmethod
     def of(cls, sizes: Sizes) -> Batch:
@@ -299,38 +275,20 @@ class Batch:
         span = 1 if decode else sizes.num_tokens
         blocks = -(-context // BLOCK_SIZE)
         tables = np.random.default_rng(0).permutation(num_seqs * blocks).reshape(num_seqs, blocks)
-        positions = np.arange(context - span, context)
-        slots = tables[:, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
-        return cls(
-            num_seqs,
-            context,
-            blocks,
-            sizes.make.int32(slots.reshape(-1)),
-            sizes.make.int32(np.arange(num_seqs + 1) * span),
-            sizes.make.int32(np.full(num_seqs, context)),
-            sizes.make.int32(tables),
-            sizes.make.limits(max_lens_of([span] * num_seqs, [context] * num_seqs)),
-            sizes.make.int32(np.tile(positions, num_seqs)),
+        columns = np.arange(context - span, context)
+        slots = tables[:, columns // BLOCK_SIZE] * BLOCK_SIZE + columns % BLOCK_SIZE
+        positions = _int32(np.tile(columns, num_seqs))
+        inputs = ForwardInputs(
+            token_ids=positions,
+            positions=positions,
+            slot_mapping=_int32(slots.reshape(-1)),
+            cu_seqlens_q=_int32(np.arange(num_seqs + 1) * span),
+            context_lens=_int32(np.full(num_seqs, context)),
+            block_tables=_int32(tables),
+            logit_indices=positions,
+            max_lens=_int32(max_lens_of([span] * num_seqs, [context] * num_seqs)),
         )
-
-    @property
-    def attention_inputs(self) -> tuple[Any, ...]:
-        """What attention reads besides queries and caches, in the operators' order."""
-        return self.cu_seqlens_q, self.context_lens, self.block_tables, self.max_lens
-
-    @property
-    def step(self) -> list[Any]:
-        """A step's tensors; token ids and logit rows, which blocks do not read, are positions."""
-        return ForwardInputs(
-            token_ids=self.positions,
-            positions=self.positions,
-            slot_mapping=self.slot_mapping,
-            cu_seqlens_q=self.cu_seqlens_q,
-            context_lens=self.context_lens,
-            block_tables=self.block_tables,
-            logit_indices=self.positions,
-            max_lens=self.max_lens,
-        ).given
+        return cls(num_seqs, context, blocks, inputs)
 
     def visible_pairs(self, num_tokens: int) -> float:
         """(query token, visible token) pairs of the whole batch."""
@@ -350,7 +308,7 @@ def _caches(sizes: Sizes, batch: Batch, kv_format: KvFormat) -> list[list[Any]]:
     )
     num_bytes = _row_bytes(sizes, kv_format) * 2.0 * float(np.prod(tensors[0].shape[:3]))
     count = min(sizes.num_copies(num_bytes), 24)  # as many as a model has layers
-    return [[sizes.make.cache(tensor) for tensor in tensors] for _ in range(count)]
+    return [[_cache(tensor) for tensor in tensors] for _ in range(count)]
 
 
 def _row_bytes(sizes: Sizes, kv_format: KvFormat) -> int:
@@ -370,21 +328,15 @@ def _in_format(name: str, kv_format: KvFormat) -> str:
 def paged_attention_cases(sizes: Sizes) -> Iterator[Case]:
     """Decode of several sequences, or a whole prompt."""
     shape, batch = sizes.shape, Batch.of(sizes)
-    q = sizes.make.full([sizes.num_tokens, shape.attention_size], sizes.dtype)
+    q = _full([sizes.num_tokens, shape.attention_size], sizes.dtype)
     attributes = shape.num_heads, shape.head_dim**-0.5, -1, 0.0
+    step = batch.inputs
+    lens = step.cu_seqlens_q, step.context_lens, step.block_tables, step.max_lens
     moved = 2 * sizes.num_tokens * shape.attention_size * sizes.value_bytes
     name = f"{shape.num_heads}/{shape.num_kv_heads} x {shape.head_dim}, context {batch.context_len}"
-    peer = {
-        "kind": "attention",
-        "num_heads": shape.num_heads,
-        "num_kv_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "num_seqs": batch.num_seqs,
-        "context_len": batch.context_len,
-    }
     for kv_format in map(kv_format_of, sizes.kv_formats):
         copies = [
-            (q, cache, *batch.attention_inputs, None, None, None, None, *attributes, kv_format.name)
+            (q, cache, *lens, None, None, None, None, *attributes, kv_format.name)
             for cache in _caches(sizes, batch, kv_format)
         ]
         yield Case(
@@ -393,20 +345,19 @@ def paged_attention_cases(sizes: Sizes) -> Iterator[Case]:
             copies,
             _cache_bytes(sizes, batch, kv_format) + moved,
             4.0 * batch.visible_pairs(sizes.num_tokens) * shape.attention_size,
-            peer=peer if kv_format.code_bits is None else None,
         )
 
 
 def _rope(sizes: Sizes, batch: Batch) -> Any:
-    return sizes.make.full([batch.context_len, sizes.shape.head_dim], "float32")
+    return _full([batch.context_len, sizes.shape.head_dim], "float32")
 
 
 def rope_and_cache_write_cases(sizes: Sizes) -> Iterator[Case]:
     """Rotation of queries and keys, keys and values to the cache."""
     shape, batch = sizes.shape, Batch.of(sizes)
-    qkv = sizes.make.full([sizes.num_tokens, shape.qkv_size], sizes.dtype)
+    qkv = _full([sizes.num_tokens, shape.qkv_size], sizes.dtype)
     rope = _rope(sizes, batch)
-    inputs = qkv, batch.positions, batch.slot_mapping, rope, None, None, None
+    inputs = qkv, batch.inputs.positions, batch.inputs.slot_mapping, rope, None, None, None
     heads = shape.num_heads, shape.num_kv_heads, shape.head_dim
     attributes = *heads, 1e-6, False, False, False
     for kv_format in map(kv_format_of, sizes.kv_formats):
@@ -427,15 +378,15 @@ def attention_block_cases(sizes: Sizes) -> Iterator[Case]:
     shape, batch = sizes.shape, Batch.of(sizes)
     hidden = shape.hidden_size
     weight_bytes = hidden * (shape.qkv_size + shape.attention_size) * sizes.value_bytes
-    x = sizes.make.full([sizes.num_tokens, hidden], sizes.dtype)
-    norm = sizes.make.full([hidden], sizes.dtype)
-    bias, rope = sizes.make.full([shape.qkv_size], sizes.dtype), _rope(sizes, batch)
+    x = _full([sizes.num_tokens, hidden], sizes.dtype)
+    norm = _full([hidden], sizes.dtype)
+    bias, rope = _full([shape.qkv_size], sizes.dtype), _rope(sizes, batch)
     heads = shape.num_heads, shape.num_kv_heads, shape.head_dim
     block = AttentionBlock(*heads, shape.head_dim**-0.5, norm=Norm(epsilon=1e-6), qkv_bias=True)
 
     def weights() -> list[Any]:
-        qkv = sizes.make.weight(hidden, shape.qkv_size, sizes.dtype)
-        out = sizes.make.weight(shape.attention_size, hidden, sizes.dtype)
+        qkv = _weight(hidden, shape.qkv_size, sizes.dtype)
+        out = _weight(shape.attention_size, hidden, sizes.dtype)
         return [norm, qkv, bias, out, rope]
 
     flops = 2.0 * sizes.num_tokens * hidden * (shape.qkv_size + shape.attention_size)
@@ -445,7 +396,7 @@ def attention_block_cases(sizes: Sizes) -> Iterator[Case]:
                 x,
                 weights(),
                 cache,
-                batch.step,
+                batch.inputs.given,
                 *(None, None),
                 text_of(block, qkv="dense", out="dense", kv_format=kv_format.name),
                 [0],
@@ -484,9 +435,9 @@ def sample_cases(sizes: Sizes) -> Iterator[Case]:
     ):
         arguments = (
             logits,
-            sizes.make.full([rows], "float32", temperature),
-            sizes.make.int32(np.full(rows, top_k)),
-            sizes.make.full([rows], "float32", top_p),
+            _full([rows], "float32", temperature),
+            _int32(np.full(rows, top_k)),
+            _full([rows], "float32", top_p),
             seeds,
             seeds,
             None,  # min_p and typical_p: optional, but for their places
@@ -506,47 +457,3 @@ CASES: dict[str, Callable[[Sizes], Iterator[Case]]] = {
     "embedding": embedding_cases,
     "sample": sample_cases,
 }
-
-
-@dataclass(frozen=True)
-class Result:
-    """One row of the table."""
-
-    op: str
-    name: str
-    shape: str
-    dtype: str
-    num_tokens: int
-    median_us: float
-    p10_us: float
-    p90_us: float
-    gbs: float
-    gflops: float
-    bound: str  # "memory" or "compute", whichever limit is the tighter
-    share: float  # limit / median, each slice against the limits beside it
-    read_gbs: float  # measured beside, of as many bytes
-    read_spread: float  # its highest measurement / its lowest
-    peak_gflops: float
-    baseline_us: float | None
-    baseline_name: str
-
-
-def least_seconds(case: Case, limits: dict[str, float]) -> tuple[float, float]:
-    """Seconds that the limits of memory and of arithmetic allow."""
-    return case.num_bytes / limits["read_bytes_per_s"], case.num_flops / limits["flops_per_s"]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the command line asks for."""
-
-    device: str
-    ops: tuple[str, ...]
-    dtypes: tuple[str, ...]
-    shapes: tuple[str, ...]
-    num_tokens: tuple[int, ...]
-    context_len: int
-    kv_formats: tuple[str, ...]
-    seconds: float
-    baseline: bool
-    output_file: str | None

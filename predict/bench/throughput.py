@@ -23,7 +23,7 @@ if __name__ == "__main__":
 import numpy as np
 
 from predict.bench.cases import EXPERT_UNITS, UNITS, Case, cases_table, parse_cases
-from predict.bench.ceilings import Limits, share_text
+from predict.bench.ceilings import Limits, measure_gpu_ceilings, share_text
 from predict.bench.cost import Cost, linear_bytes, program_bytes
 from predict.bench.outputs import Outputs, output_flags
 from predict.bench.peers import Peer, Work, read_peers
@@ -435,9 +435,7 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
             )
             suites["drafts"] = suite([{"name": str(case), "values": drafts}], {}, command, DRAFTS)
     if llm.device is not None:
-        from predict.bench.gpu_kernels import measure_limits
-
-        ceilings = measure_limits(llm.device, config.model.dtype)
+        ceilings = measure_gpu_ceilings(llm.device, config.model.dtype)
         for row in rows if ceilings else ():
             add_shares(row, ceilings, config.quantization.settings.scheme)
     add_peers(rows, peers)

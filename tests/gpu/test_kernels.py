@@ -20,39 +20,37 @@ from tests.support.gpu_sanitizer import sanitizer
 
 NATIVE = Path(__file__).parent / "native"
 HOPPER, FLOAT8, BFLOAT16 = (9, 0), (8, 9), (8, 0)
-# Program and argument; those of Hopper's own kernels link and run there alone.
-OF_HOPPER = {
-    "dense_check": ("bfloat16", "float16", "float32"),
-    "codes_check": ("products", "rows", "blas"),
-    "groups_check": ("dense", "codes", "blocks"),
-    "latent_check": ("few", "many", "trees", "heads"),
-    "packed_check": ("8 bits", "4 bits", "8 bits in groups", "mxfp4", "w4a8"),
-    "packed_groups_check": ("8 bits", "4 bits", "8 bits in groups", "mxfp4", "w4a8"),
+# Program and part; those of Hopper's own kernels link and run there alone.
+CODES = ("fp8", "int8", "blocks")
+PACKED = ("weight_int8", "weight_int4", "groups_int8", "mxfp4", "w4a8")
+PARTS = {
+    "products_sm90": ("bf16", "float16", "float32", *CODES, "tiles", "blas", *PACKED),
+    "quantize_sm90": ("rows", "products", "unfolded"),
+    "groups_sm90": ("bf16", *CODES, *PACKED),
+    "latent_sm90": ("few", "many", "trees", "heads"),
+    "attention": ("spans", "trees", "dense", "int8_static", "int8_dynamic", "fp8", "int4"),
+    "portable": ("weight_int8", "weight_int4", *CODES),
+    "experts": ("lists", "routes", "sums"),
+    "rows": ("float32", "bfloat16", "float16"),
+    "sampling": ("adjust", "sample"),
 }
-OF_EVERY_GPU = {
-    "attention_check": ("spans", "trees", "dense", "int8_static", "int8_dynamic", "fp8", "int4"),
-    "every_gpu_check": ("",),
-    "experts_check": ("lists", "routes", "sums"),
-    "small_check": ("rows", "adjust", "sample"),
-}
-ALL = OF_HOPPER | OF_EVERY_GPU
-CASES = [(program, part) for program, parts in ALL.items() for part in parts]
+CASES = [(program, part) for program, parts in PARTS.items() for part in parts]
 # For compute-sanitizer, with what makes few cases of a part: a word, or rounds of random ones.
 SMALL = [
     *(
-        ("attention_check", part, "small")
+        ("attention", part, "small")
         for part in ("spans", "dense", "int8_static", "int8_dynamic", "fp8", "int4")
     ),
-    ("experts_check", "lists", "20"),
-    ("experts_check", "sums", "3"),
+    ("experts", "lists", "20"),
+    ("experts", "sums", "3"),
 ]
 
 
 def needed(program: str, part: str) -> tuple[int, int]:
     """The oldest compute capability that has all that is checked."""
-    if program in OF_HOPPER:
+    if program.endswith("_sm90"):
         return HOPPER
-    return FLOAT8 if part == "fp8" else BFLOAT16
+    return FLOAT8 if part in ("fp8", "blocks") else BFLOAT16
 
 
 def compiled(gpu: devices.Device, program: str, part: str) -> Path:
@@ -60,8 +58,9 @@ def compiled(gpu: devices.Device, program: str, part: str) -> Path:
     capability = devices.driver_info().gpus[gpu.index].capability
     oldest = needed(program, part)
     if capability < oldest or (oldest == HOPPER and capability != HOPPER):
-        name = f"{program} {part}".strip()
-        pytest.skip(f"{name} needs compute capability {oldest}, and this GPU has {capability}")
+        pytest.skip(
+            f"{program} {part} needs compute capability {oldest}, and this GPU has {capability}"
+        )
     try:
         build.find_cuda_toolkit(), build.find_compiler()
     except build.BuildError as error:
@@ -74,7 +73,7 @@ def compiled(gpu: devices.Device, program: str, part: str) -> Path:
 
 def run(*command: str | Path) -> tuple[int, str]:
     process = subprocess.run(
-        [str(word) for word in command if word != ""],
+        [str(word) for word in command],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -87,7 +86,7 @@ def run(*command: str | Path) -> tuple[int, str]:
 def test_kernels_compute_what_their_references_do(
     gpu: devices.Device, program: str, part: str
 ) -> None:
-    status, output = run(compiled(gpu, program, part), part)
+    status, output = run(compiled(gpu, program, part), "check", part)
     assert status == 0, output
     counts = [(int(cases), int(bad)) for cases, bad in counted(output)]
     if not counts and "without cuBLASLt" in output:
@@ -109,7 +108,7 @@ def test_kernels_touch_only_their_own_memory(
     if checker is None:
         pytest.skip("compute-sanitizer is neither on PATH nor beside nvcc")
     path = compiled(gpu, program, part)
-    status, output = run(checker, "--error-exitcode", "9", path, part, size)
+    status, output = run(checker, "--error-exitcode", "9", path, "check", part, size)
     assert status == 0, output
     assert "ERROR SUMMARY: 0 errors" in output
     assert counted(output), output

@@ -37,8 +37,6 @@ OWN_JSON = {
     ("predict/cli/journal.py", "json.dumps(now)"),  # a copy
     ("predict/cli/results.py", "line"),  # a line that it wrote
     ("quant/state.py", "json.dumps(inputs)"),  # a copy
-    ("predict/bench/gpu_kernels.py", "process.stdout"),  # torch_kernels.py's report
-    ("predict/bench/torch_kernels.py", "sys.stdin"),  # gpu_kernels.py's specs
     ("examples/edited_copies.py", "line"),  # of a file of this repository
 }
 # Methods of these names that are no builtins: torch's and Paddle's switches of training, patterns.

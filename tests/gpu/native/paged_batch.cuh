@@ -2,29 +2,11 @@
 // benchmarks share.
 #pragma once
 
-#include <numeric>
-
-#include "buffers.cuh"
+#include "native.cuh"
 #include "regatta/cuda_ops.h"
+#include "regatta/kv_format.h"
 
 namespace regatta::native {
-
-__device__ __host__ inline uint32_t mix(uint64_t x) {
-  x ^= x >> 33, x *= 0xff51afd7ed558ccdull, x ^= x >> 33, x *= 0xc4ceb9fe1a85ec53ull, x ^= x >> 33;
-  return static_cast<uint32_t>(x);
-}
-
-// Roughly normal, unit variance.
-template <class T>
-__global__ void fill_random(T* p, int64_t n, uint64_t seed) {
-  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < n;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    const uint32_t a = mix(seed * 0x9e3779b97f4a7c15ull + i),
-                   b = mix(~seed * 0x9e3779b97f4a7c15ull + i);
-    const float x = (a & 0xffff) + (a >> 16) + (b & 0xffff) + (b >> 16);
-    p[i] = cuda::Traits<T>::from_float((x / 65536.f - 2.f) * 1.7320508f);
-  }
-}
 
 // Rows of unused slots become 0xff, NaN in every float type.
 static __global__ void poison(uint8_t* cache, const uint8_t* used, int64_t num_rows, int heads,
@@ -40,20 +22,21 @@ struct Span {
   int num_tokens, context_len;
 };
 
-// Spans over blocks in random order. Spans of up to 32 tokens have a random tree, too.
-struct PagedBatch {
-  int64_t num_tokens = 0, num_blocks = 3, max_blocks = 0;
+// Where the tokens of spans lie in blocks of random order. Spans of up to 32 tokens have a random
+// tree, too.
+struct PagedLayout {
+  int64_t num_tokens = 0, num_blocks = 3, max_blocks = 0, block_size;
   std::vector<int32_t> cu{0}, ctx, table;
   std::vector<uint8_t> used;   // [num_blocks * block_size]: whether a slot is
   std::vector<uint32_t> tree;  // [T], one word per token
-  int32_t *d_cu, *d_ctx, *d_table;
-  uint8_t* d_used;
-  uint32_t* d_tree;
   cuda::AttentionLimits limits;
 
-  // padding: tokens behind the last span.
-  PagedBatch(const std::vector<Span>& spans, int block_size, int padding) {
+  // padding: tokens behind the last span. most_context: of the limits, where it is more than the
+  // longest one: a graph's.
+  PagedLayout(const std::vector<Span>& spans, int size, int padding, int64_t most_context)
+      : block_size(size) {
     std::mt19937 rng(7);
+    limits.max_context_len = most_context;
     for (const Span& s : spans) {
       cu.push_back(cu.back() + s.num_tokens);
       ctx.push_back(s.context_len);
@@ -84,34 +67,64 @@ struct PagedBatch {
         tree[cu[b] + t] = 1u << t | (t > 0 && rng() % 4 ? tree[cu[b] + rng() % t] : 0u);
       }
     }
-    put(cu, &d_cu), put(ctx, &d_ctx), put(table, &d_table), put(used, &d_used), put(tree, &d_tree);
   }
-  PagedBatch(const PagedBatch&) = delete;
-  ~PagedBatch() {
-    for (void* p :
-         {static_cast<void*>(d_cu), static_cast<void*>(d_ctx), static_cast<void*>(d_table),
-          static_cast<void*>(d_used), static_cast<void*>(d_tree)}) {
-      CHECK_CUDA(cudaFree(p));
-    }
+  int32_t slot(size_t span, int64_t position) const {
+    return static_cast<int32_t>(table[span * max_blocks + position / block_size] * block_size +
+                                position % block_size);
   }
+};
+
+// The same on the device.
+struct PagedBatch : PagedLayout {
+  Buffer<int32_t> d_cu, d_ctx, d_table;
+  Buffer<uint8_t> d_used;
+  Buffer<uint32_t> d_tree;
+
+  PagedBatch(const std::vector<Span>& spans, int size, int padding, int64_t most_context)
+      : PagedLayout(spans, size, padding, most_context),
+        d_cu(cu),
+        d_ctx(ctx),
+        d_table(table),
+        d_used(used),
+        d_tree(tree) {}
   AttentionBatch view(bool trees) const {
     AttentionBatch b;
-    b.cu_seqlens_q = d_cu;
-    b.context_lens = d_ctx;
-    b.block_tables = d_table;
-    if (trees) b.tree_mask = reinterpret_cast<int32_t*>(d_tree), b.tree_words = 1;
+    b.cu_seqlens_q = d_cu.data;
+    b.context_lens = d_ctx.data;
+    b.block_tables = d_table.data;
+    if (trees) b.tree_mask = reinterpret_cast<int32_t*>(d_tree.data), b.tree_words = 1;
     b.num_tokens = num_tokens;
     b.num_seqs = static_cast<int64_t>(ctx.size());
     b.max_blocks = max_blocks;
     return b;
   }
-
- private:
-  template <class T>
-  static void put(const std::vector<T>& from, T** to) {
-    CHECK_CUDA(cudaMalloc(to, std::max<size_t>(from.size(), 1) * sizeof(T)));
-    CHECK_CUDA(cudaMemcpy(*to, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice));
-  }
 };
+
+// Column d of a row (token of a head) of a cache; T is the activations' type. *step: the distance
+// of neighbouring codes there, 0 for dense caches.
+template <class T>
+float cache_element(KvFormat format, const uint8_t* cache, const float* scales, int64_t row,
+                    int kv_head, int d, int dim, double* step = nullptr) {
+  const int64_t row_bytes = kv_row_bytes(format, dim, sizeof(T));
+  const uint8_t* const bytes = cache + row * row_bytes;
+  if (step != nullptr) *step = 0;
+  if (format == KvFormat::kDense) return host_float(reinterpret_cast<const T*>(bytes)[d]);
+  float scale = 1.f, offset = 0.f, code;
+  if (format == KvFormat::kInt4) {
+    code = bytes[d / 2] >> (d % 2 * 4) & 15;
+    scale = scales[row * 2], offset = scales[row * 2 + 1];
+  } else if (format == KvFormat::kFp8) {
+    code = host_float(bytes[d]);
+    scale = scales[kv_head];
+  } else {
+    code = static_cast<float>(bytes[d]) - 128.f;
+    scale = format == KvFormat::kInt8Dynamic ? scales[row] : scales[kv_head];
+  }
+  if (step != nullptr) {
+    *step = scale;
+    if (format == KvFormat::kFp8) *step *= std::max(std::abs(code) / 8.f, 1.f / 512);
+  }
+  return code * scale + offset;
+}
 
 }  // namespace regatta::native

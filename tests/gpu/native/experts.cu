@@ -1,41 +1,23 @@
-// Checks what stands around the products of experts. The choice and the sorted rows must be those
-// of plain loops to the last bit: many sizes, groups, corrections, equal scores, NaN and infinite
-// logits. Norms, routers' logits and the sum of parts are held against doubles.
+// What stands around the products of experts. check: the choice and the sorted rows must be those
+// of plain loops to the last bit, with many sizes, groups, corrections, equal scores, NaN and
+// infinite logits; norms, routers' logits and the sum of parts are held against doubles. time: norm
+// and router, the choice and the sort, the sum of what experts made with the next norm, of a step's
+// tokens; each launch alone, and all of them in turn as layers have them, beside the launches that
+// larger steps and other GPUs take: a norm and a product (or one launch for few rows), a choice and
+// a sort, a sum that waits for all it reads. Two launches that do nothing stand for the products.
 //
-//   experts_check lists|routes|sums [ROUNDS]
-#include <numeric>
-
-#include "buffers.cuh"
+//   experts check lists|routes|sums [ROUNDS]
+//   experts time layers [MODEL] [TOKENS ...]
 #include "cuda/experts/experts.h"
 #include "cuda/norm/sum_norm.h"
+#include "products.cuh"
+#include "regatta/cuda_ops.h"
 
 using namespace regatta;
 using namespace regatta::native;
 using namespace regatta::cuda;
 
 namespace {
-
-int failures = 0, cases = 0;
-
-void report(const std::string& name, const std::string& wrong) {
-  ++cases;
-  if (wrong.empty()) return;
-  ++failures;
-  std::printf("FAILED %s: %s\n", name.c_str(), wrong.c_str());
-}
-
-template <class T>
-std::string text(const char* name, T value) {
-  return std::string(" ") + name + " " + std::to_string(value);
-}
-
-template <class T>
-int first_difference(const std::vector<T>& a, const std::vector<T>& b) {
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (std::memcmp(&a[i], &b[i], sizeof(T)) != 0) return static_cast<int>(i);
-  }
-  return -1;
-}
 
 // Scores of each expert in the order of sums that a warp has, by one thread a token: the functions
 // of the device are not those of the host.
@@ -68,13 +50,12 @@ struct ListCase {
 
   std::string name() const {
     const char* const kinds[] = {"plain", "ties", "spoiled"};
-    return std::string(kinds[kind]) + text("tokens", tokens) + text("experts", router.num_experts) +
-           text("top", router.top_k) + text("groups", router.num_groups) +
-           text("of which", router.top_groups) + text("hidden", hidden) +
-           text("dtype bytes", dtype_size(dtype)) +
-           (router.scoring == Scoring::kSoftmax ? " softmax" : " sigmoid") +
-           (router.bias ? " bias" : "") + (router.correction ? " correction" : "") +
-           (router.renormalize ? " renormalized" : "");
+    return format(
+        "%s tokens %d experts %ld top %ld groups %ld of which %ld hidden %d dtype %s%s%s%s%s",
+        kinds[kind], tokens, router.num_experts, router.top_k, router.num_groups, router.top_groups,
+        hidden, dtype_name(dtype), router.scoring == Scoring::kSoftmax ? " softmax" : " sigmoid",
+        router.bias ? " bias" : "", router.correction ? " correction" : "",
+        router.renormalize ? " renormalized" : "");
   }
 };
 
@@ -202,15 +183,15 @@ void check_lists(const ListCase& c, bool together, Random& random) {
     if (std::isnan(share)) share = NAN;
   }
   std::string wrong;
-  const auto compare = [&](const char* name, int at) {
-    if (at >= 0) wrong += text(name, at);
+  const auto compare = [&](const char* name, const auto& got, const auto& want) {
+    if (!same_bits(got, want)) wrong += name;
   };
-  compare("id", first_difference(ids.host(), want_ids));
-  compare("share", first_difference(got_shares, want_shares));
-  compare("end", first_difference(ends.host(), want_ends));
-  compare("place", first_difference(places.host(), want_places));
-  compare("byte", first_difference(sorted.host(), want_sorted));
-  report(c.name() + (together ? "" : " apart"), wrong);
+  compare(" ids", ids.host(), want_ids);
+  compare(" shares", got_shares, want_shares);
+  compare(" ends", ends.host(), want_ends);
+  compare(" places", places.host(), want_places);
+  compare(" rows", sorted.host(), want_sorted);
+  count_case(wrong.empty(), c.name() + (together ? "" : " apart") + " differs in" + wrong);
 }
 
 ListCase random_lists(Random& random) {
@@ -293,7 +274,8 @@ void check_route(int tokens, int hidden, int experts, bool gate, bool plus_one, 
     const T* const row = &rows[static_cast<int64_t>(t) * hidden];
     if (tokens > 2 && t == 1) {
       for (int e = 0; e < experts; ++e) {
-        if (!std::isnan(got[static_cast<int64_t>(t) * experts + e])) wrong = text("sound logit", e);
+        if (!std::isnan(got[static_cast<int64_t>(t) * experts + e]))
+          wrong = format("sound logit %d", e);
       }
       continue;
     }
@@ -307,7 +289,7 @@ void check_route(int tokens, int hidden, int experts, bool gate, bool plus_one, 
       const double want =
           xf[static_cast<int64_t>(t) * hidden + i] * factor * (nf[i] + (plus_one ? 1.f : 0.f));
       const double off = std::abs(host_float(row[i]) - want);
-      if (!(off <= step * std::abs(want) + 1e-6)) wrong = text("row", t) + text("column", i);
+      if (!(off <= step * std::abs(want) + 1e-6)) wrong = format("row %d column %d", t, i);
     }
     // Of the rows as they were written: what is left is the order of the sums.
     const auto dot = [&](const float* with, double* sizes) {
@@ -322,16 +304,16 @@ void check_route(int tokens, int hidden, int experts, bool gate, bool plus_one, 
       double sizes = 0;
       const double want = dot(&wf[static_cast<int64_t>(e) * hidden], &sizes);
       const double off = std::abs(got[static_cast<int64_t>(t) * experts + e] - want);
-      if (!(off <= 2e-6 * sizes)) wrong = text("token", t) + text("expert", e) + text("off", off);
+      if (!(off <= 2e-6 * sizes)) wrong = format("token %d expert %d off %g", t, e, off);
     }
     if (!gate) continue;
     double sizes = 0;
     const double want = 1 / (1 + std::exp(-dot(gf.data(), &sizes)));
-    if (!(std::abs(got_gates[t] - want) <= 1e-5)) wrong = text("gate of token", t);
+    if (!(std::abs(got_gates[t] - want) <= 1e-5)) wrong = format("gate of token %d", t);
   }
-  report(std::string(dtype_name(p.dtype)) + text("tokens", tokens) + text("hidden", hidden) +
-             text("experts", experts) + (gate ? " gate" : "") + (plus_one ? " plus one" : ""),
-         wrong);
+  count_case(wrong.empty(),
+             format("%s tokens %d hidden %d experts %d gate %d plus one %d: %s",
+                    dtype_name(p.dtype), tokens, hidden, experts, gate, plus_one, wrong.c_str()));
 }
 
 void check_routes(int rounds, Random& random) {
@@ -382,8 +364,8 @@ void check_sum(int rows, int width, int top, int shared, bool next, Random& rand
     outs[ready] = out.host(), normeds[ready] = normed.host();
   }
   std::string wrong;
-  if (first_difference(outs[0], outs[1]) >= 0) wrong += " other bits where the parts are ready";
-  if (first_difference(normeds[0], normeds[1]) >= 0) wrong += " other normed bits";
+  if (!same_bits(outs[0], outs[1])) wrong += " other bits where the parts are ready";
+  if (!same_bits(normeds[0], normeds[1])) wrong += " other normed bits";
   const double step = std::is_same_v<T, __half> ? 2e-3 : 1.6e-2;
   for (int t = 0; t < rows && wrong.empty(); ++t) {
     double square = 0;
@@ -398,7 +380,7 @@ void check_sum(int rows, int width, int top, int shared, bool next, Random& rand
       if (shared > 0) add((shared > 1 ? gates[t] : 1.f) * static_cast<double>(more[at]));
       const double want = 1.5 * y + 0.5 * source[at], got = host_float(outs[1][at]);
       if (!(std::abs(got - want) <= step * (sizes + std::abs(want)))) {
-        wrong = text("row", t) + text("column", i);
+        wrong = format("row %d column %d", t, i);
       }
       square += got * got;
     }
@@ -406,13 +388,13 @@ void check_sum(int rows, int width, int top, int shared, bool next, Random& rand
       const int64_t at = static_cast<int64_t>(t) * width + i;
       const double want = host_float(outs[1][at]) / std::sqrt(square / width + 1e-6) * weight[i];
       if (!(std::abs(host_float(normeds[1][at]) - want) <= step * std::abs(want) + 1e-6)) {
-        wrong = text("norm of row", t) + text("column", i);
+        wrong = format("norm of row %d column %d", t, i);
       }
     }
   }
-  report(std::string(dtype_name(Traits<T>::dtype)) + text("rows", rows) + text("width", width) +
-             text("top", top) + text("shared", shared) + (next ? " norm" : ""),
-         wrong);
+  count_case(wrong.empty(),
+             format("%s rows %d width %d top %d shared %d norm %d: %s",
+                    dtype_name(Traits<T>::dtype), rows, width, top, shared, next, wrong.c_str()));
 }
 
 void check_sums(int rounds, Random& random) {
@@ -430,23 +412,191 @@ void check_sums(int rounds, Random& random) {
   }
 }
 
+void check_all_lists(const Words& words) {
+  Random random(7);
+  for (const ListCase& c : chosen_lists()) check_lists(c, true, random);
+  for (int i = 0; i < words.numbers({400})[0]; ++i) {
+    check_lists(random_lists(random), i % 4 > 0, random);
+  }
+}
+
+// ------------------------------------------------------------------------------------------ time
+
+using Bf16 = __nv_bfloat16;
+
+struct Experts {
+  const char* name;
+  int64_t experts, top, hidden, groups, top_groups;
+};
+constexpr Experts kModels[] = {{"Qwen3-30B-A3B", 128, 8, 2048, 1, 1},
+                               {"DeepSeek-V2-Lite", 64, 6, 2048, 1, 1},
+                               {"DeepSeek-V3", 256, 8, 7168, 8, 4},
+                               {"Mixtral-8x7B", 8, 2, 4096, 1, 1}};
+constexpr int kLayersTimed = 24;      // of a graph, each with a router of its own
+constexpr int64_t kRowsOfRoute = 24;  // up to which route() makes logits
+
+// Instead of a product: waits, and lets the next launch begin.
+__global__ void nothing_kernel() {
+  pdl_wait();
+  pdl_trigger();
+}
+
+Status nothing(const Launch& on) {
+  LaunchConfig config;
+  config.grid = dim3(128);
+  config.block = dim3(128);
+  config.stream = on.stream;
+  config.pdl = on.pdl;
+  return launch(nothing_kernel, config, "nothing");
+}
+
+// One layer after another.
+class Layers {
+ public:
+  Layers(const Experts& model, int64_t tokens, const GemmResources& resources)
+      : model_(model),
+        tokens_(tokens),
+        x_(values(tokens * model.hidden, 2.f)),
+        norm_(values(model.hidden, 1.f)),
+        weight_(values(kLayersTimed * model.experts * model.hidden, 0.05f)),
+        normed_(tokens * model.hidden),
+        sorted_(tokens * model.top * model.hidden),
+        out_(tokens * model.hidden),
+        logits_(tokens * model.experts),
+        correction_(Random(3).floats(model.experts, 0.1f)),
+        shares_(tokens * model.top),
+        ids_(tokens * model.top),
+        places_(tokens * model.top),
+        ends_(model.experts),
+        counts_(sort_counts(tokens * model.top, model.experts)),
+        resources_(resources) {}
+
+  Status route(int layer, bool is_new, const Launch& on) const {
+    RouteParams p;
+    p.x = x_.data, p.normed = normed_.data, p.norm.is_there = true;
+    p.norm_weights.weight = norm_.data;
+    p.weight = weight_.data + layer * model_.experts * model_.hidden;
+    p.logits = logits_.data;
+    p.num_tokens = tokens_, p.hidden_size = model_.hidden, p.num_experts = model_.experts;
+    if (is_new && takes_route_step(p)) return route_step(p, on);
+    if (tokens_ <= kRowsOfRoute) return cuda::route(p, on);
+    NormParams n = {};
+    n.x = x_.data, n.weight = norm_.data, n.out = normed_.data;
+    n.num_tokens = tokens_, n.hidden_size = model_.hidden, n.epsilon = 1e-6f;
+    n.dtype = DType::kBFloat16;
+    const Status status = norm(n, on);
+    if (!status.ok()) return status;
+    GemmParams g;
+    g.x = normed_.data, g.weight = p.weight, g.out = logits_.data;
+    g.num_rows = tokens_, g.in_features = model_.hidden, g.out_features = model_.experts;
+    g.dtype = DType::kBFloat16, g.out_dtype = DType::kFloat32;
+    return gemm(g, resources_, nullptr, on.stream);
+  }
+
+  Status sort(bool is_new, const Launch& on) const {
+    ChooseAndSortParams p;
+    Router& router = p.choose.router;
+    router.num_experts = model_.experts, router.top_k = model_.top, router.renormalize = true;
+    router.num_groups = model_.groups, router.top_groups = model_.top_groups;
+    if (model_.groups > 1) {
+      router.scoring = Scoring::kSigmoid;
+      router.group_score = GroupScore::kTopTwo;
+      p.choose.correction = correction_.data;
+    }
+    p.choose.logits = logits_.data, p.choose.ids = ids_.data, p.choose.shares = shares_.data;
+    p.choose.num_tokens = static_cast<int>(tokens_);
+    p.x = normed_.data, p.sorted = sorted_.data, p.ends = ends_.data, p.places = places_.data;
+    p.counts = counts_.data, p.hidden_size = model_.hidden;
+    return choose_and_sort(p, is_new && sorts_together(p), on);
+  }
+
+  Status sum(bool is_new, const Launch& on) const {
+    SumNormParams p;
+    p.made = sorted_.data, p.source = x_.data, p.out = out_.data, p.normed = normed_.data;
+    p.parts = {places_.data, shares_.data, model_.top};
+    p.parts.ready = is_new;
+    p.next_norm.is_there = true, p.next_weights.weight = norm_.data;
+    p.num_rows = tokens_, p.width = model_.hidden;
+    return sum_norm(p, on);
+  }
+
+  Status layer(int layer, bool is_new, const Launch& on) const {
+    for (const auto& part :
+         {Part([&] { return route(layer, is_new, on); }), Part([&] { return sort(is_new, on); }),
+          Part([&] { return nothing(on); }), Part([&] { return nothing(on); }),
+          Part([&] { return sum(is_new, on); })}) {
+      const Status status = part();
+      if (!status.ok()) return status;
+    }
+    return {};
+  }
+
+ private:
+  using Part = std::function<Status()>;
+
+  static std::vector<Bf16> values(int64_t count, float scale) {
+    std::vector<float> floats = Random(static_cast<uint32_t>(count)).floats(count, scale);
+    return rounded<Bf16>(floats);
+  }
+
+  const Experts& model_;
+  int64_t tokens_;
+  Buffer<Bf16> x_, norm_, weight_, normed_, sorted_, out_;
+  Buffer<float> logits_, correction_, shares_;
+  Buffer<int32_t> ids_, places_, ends_, counts_;
+  GemmResources resources_;
+};
+
+void time_tokens(const Experts& model, int64_t tokens, const GemmResources& resources) {
+  const Layers layers(model, tokens, resources);
+  using Call = std::function<Status(int, bool, const Launch&)>;
+  const Call calls[] = {
+      [&](int i, bool is_new, const Launch& on) { return layers.route(i, is_new, on); },
+      [&](int, bool is_new, const Launch& on) { return layers.sort(is_new, on); },
+      // What is ready is older than the launch ahead.
+      [&](int, bool is_new, const Launch& on) {
+        const Status status = nothing(on);
+        return status.ok() ? layers.sum(is_new, on) : status;
+      },
+      [&](int i, bool is_new, const Launch& on) { return layers.layer(i, is_new, on); }};
+  const auto body = [&](const Call& call, bool is_new) {
+    return Body([&call, is_new](cudaStream_t stream) {
+      for (int i = 0; i < kLayersTimed; ++i) {
+        CHECK_STATUS(call(i, is_new, Launch{stream, i > 0}));
+      }
+    });
+  };
+  std::vector<Body> bodies = {body(calls[3], false)};  // first: all lists are there for the others
+  for (const Call& call : calls) {
+    for (const bool is_new : {false, true}) bodies.push_back(body(call, is_new));
+  }
+  const std::vector<double> ms = graphs_ms(bodies, 6, 20);
+  const auto us = [&](int i) { return ms[i + 1] * 1e3 / kLayersTimed; };
+  std::printf("%-18s %4ld", model.name, static_cast<long>(tokens));
+  for (int i = 0; i < 4; ++i) std::printf("   %6.2f %6.2f", us(2 * i), us(2 * i + 1));
+  std::printf("\n");
+}
+
+void time_layers(const Words& words) {
+  const GemmResources resources = blas_resources();
+  std::printf("%-18s %4s   %13s   %13s   %13s   %13s\n", "us: apart, new", "rows", "norm, router",
+              "choice, sort", "(nothing) sum", "layer");
+  for (const Experts& model : rows_named(kModels, words)) {
+    for (const int64_t tokens : words.numbers({4, 8, 32, 128, 256})) {
+      time_tokens(model, tokens, resources);
+    }
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string part = argc > 1 ? argv[1] : "";
-  const int rounds = argc > 2 ? std::atoi(argv[2]) : part == "lists" ? 400 : 20;
   Random random(7);
-  if (part == "lists") {
-    for (const ListCase& c : chosen_lists()) check_lists(c, true, random);
-    for (int i = 0; i < rounds; ++i) check_lists(random_lists(random), i % 4 > 0, random);
-  } else if (part == "routes") {
-    check_routes(rounds, random);
-  } else if (part == "sums") {
-    check_sums(rounds, random);
-  } else {
-    std::printf("experts_check lists|routes|sums, got '%s'\n", part.c_str());
-    return 2;
-  }
-  std::printf("%s: %d cases, %d failures\n", part.c_str(), cases, failures);
-  return failures != 0;
+  const auto rounds = [](const Words& words) { return static_cast<int>(words.numbers({20})[0]); };
+  return run_parts(
+      argc, argv,
+      {{"check", "lists", check_all_lists},
+       {"check", "routes", [&](const Words& words) { check_routes(rounds(words), random); }},
+       {"check", "sums", [&](const Words& words) { check_sums(rounds(words), random); }},
+       {"time", "layers", time_layers}});
 }

@@ -1,40 +1,221 @@
-// Checks latent_attention of 512 + 64 values over odd shapes: the kernel that the GPU chooses
-// against the one that every GPU has (all rows) and against float64 (sampled rows), from a graph
-// again, and in the batch-invariant mode. Unused slots and the output hold NaN beforehand.
+// Attention over latents of 512 + 64 values (DeepSeek), and what stands around it, on Hopper.
+// check: latent_attention() over odd shapes, the kernel that the GPU chooses against the one that
+// every GPU has (all rows) and against float64 (sampled rows), from a graph again, and in the
+// batch-invariant mode; the products of few tokens by each head's matrix, and what is written ahead
+// of attention, of odd shapes, too, against float64; both ways of writing against each other, bit
+// by bit. Unused slots and the output hold NaN beforehand. time: in CUDA graphs, by each kernel,
+// and what a decode step's layers launch from the product that makes queries and latents to the one
+// behind attention, with the products of few tokens and with those of any number.
 //
-// And the products of few tokens by each head's matrix, and what is written ahead of attention, of
-// odd shapes, too, against float64; both ways of writing against each other, bit by bit.
-//
-//   latent_check few|many|trees|heads
-#include "latent_setup.cuh"
-#include "regatta/kv_format.h"
+//   latent_sm90 check few|many|trees|heads
+//   latent_sm90 time kernels | chain [CONTEXT ...]
+#include "cuda/attention/latent/latent.h"
+#include "paged_batch.cuh"
+#include "products.cuh"
 
 using namespace regatta;
 using namespace regatta::native;
 
 namespace {
 
-int failures = 0, cases = 0;
+constexpr int kLatentRank = 512, kLatentRope = 64, kLatentSize = kLatentRank + kLatentRope;
+
+struct LatentCase {
+  std::string name;
+  std::vector<Span> spans;
+  int heads, block_size = 64;
+  bool tree = false;  // spans of up to 32 tokens are random trees
+  int padding = 0;    // tokens behind the last span
+  // Of the limits, where it is more than the longest one: a graph's.
+  int most_context = 0;
+};
+
+// "": the one that the operator chooses.
+void force_latent_kernel(const std::string& name) {
+  setenv("REGATTA_KERNEL", name.empty() ? "" : ("latent_attention=" + name).c_str(), 1);
+}
+
+template <class T>
+struct LatentSetup : PagedBatch {
+  LatentCase c;
+  int64_t num_rows, cache_values;  // num_rows: tokens by heads; cache_values: of a layer
+  Buffer<T> q_latent, q_rope, out, cache;
+  std::unique_ptr<Buffer<uint8_t>> workspace;  // of whichever kernel
+
+  explicit LatentSetup(const LatentCase& which, int layers = 1)
+      : PagedBatch(which.spans, which.block_size, which.padding, which.most_context),
+        c(which),
+        num_rows(num_tokens * which.heads),
+        cache_values(num_blocks * which.block_size * kLatentSize),
+        q_latent(num_rows * kLatentRank),
+        q_rope(num_rows * kLatentRope),
+        out(num_rows * kLatentRank),
+        cache(layers * cache_values) {
+    fill_random(q_latent.data, q_latent.size, 1);
+    fill_random(q_rope.data, q_rope.size, 2);
+    fill_random(cache.data, cache.size, 3);
+    for (int layer = 0; layer < layers; ++layer) {
+      poison<<<1024, 256>>>(reinterpret_cast<uint8_t*>(cache.data + layer * cache_values),
+                            d_used.data, num_blocks * c.block_size, 1, c.block_size,
+                            kLatentSize * sizeof(T));
+    }
+    int64_t bytes = 0;
+    for (const char* kernel : {"", "sm80"}) {
+      force_latent_kernel(kernel);
+      bytes = std::max(bytes, cuda::latent_attention_workspace_bytes(params(0), limits));
+    }
+    workspace = std::make_unique<Buffer<uint8_t>>(bytes);
+    CHECK_CUDA(cudaDeviceSynchronize());
+  }
+  cuda::LatentAttentionParams params(int layer) const {
+    cuda::LatentAttentionParams p;
+    p.dtype = cuda::Traits<T>::dtype;
+    p.q_latent = q_latent.data;
+    p.q_rope = q_rope.data;
+    p.cache = cache.data + layer * cache_values;
+    p.num_blocks = num_blocks;
+    p.block_size = c.block_size;
+    p.batch = view(c.tree);
+    p.out = out.data;
+    p.num_heads = c.heads;
+    p.latent_rank = kLatentRank;
+    p.rope_size = kLatentRope;
+    p.softmax_scale = 1.f / std::sqrt(static_cast<float>(kLatentSize));
+    return p;
+  }
+  void run(int layer, cudaStream_t stream, bool pdl) const {
+    CHECK_STATUS(cuda::latent_attention(params(layer), limits, workspace->data, {stream, pdl}));
+  }
+};
+
+// What stands around attention over latents in a block of a model.
+struct LatentHeads {
+  int heads, rank = kLatentRank, nope = 128, rope = kLatentRope, value = 128;
+  bool interleaved = true, codes = false;
+};
+
+// A step of it, from what the products ahead made to the rows of the one behind. `layers`:
+// matrices of so many.
+template <class T>
+struct LatentStep {
+  LatentHeads h;
+  int64_t num_tokens, stride, num_slots, num_positions = 97, pairs, matrix;
+  Buffer<T> made, norm_weight, key_absorb, value_up;
+  Buffer<float> angles;
+  Buffer<int32_t> positions, slots, ends;
+  // With a row more, that stays NaN.
+  Buffer<T> q_nope, q_rope, q_latent, mixed, values, rows;
+
+  LatentStep(const LatentHeads& heads, const std::vector<int32_t>& slot_mapping,
+             int64_t cache_slots, int layers = 1)
+      : h(heads),
+        num_tokens(static_cast<int64_t>(slot_mapping.size())),
+        stride(h.heads * (h.nope + h.rope) + h.rank + h.rope),
+        num_slots(cache_slots),
+        pairs(num_tokens * h.heads),
+        matrix(int64_t{h.heads} * h.rank),
+        made(num_tokens * stride),
+        norm_weight(h.rank),
+        key_absorb(layers * matrix * h.nope),
+        value_up(layers * matrix * h.value),
+        angles(num_positions * h.rope),
+        positions(some_positions(num_tokens, num_positions)),
+        slots(slot_mapping),
+        ends(h.heads),
+        q_nope((pairs + 1) * h.nope),
+        q_rope((pairs + 1) * h.rope),
+        q_latent((pairs + 1) * h.rank),
+        mixed((pairs + 1) * h.rank),
+        values((pairs + 1) * h.value),
+        rows((pairs + 1) * h.value) {
+    fill_random(made.data, made.size, 11);
+    fill_random(norm_weight.data, norm_weight.size, 12);
+    fill_random(key_absorb.data, key_absorb.size, 13);
+    fill_random(value_up.data, value_up.size, 14);
+    fill_random(angles.data, angles.size, 15);
+    fill_random(mixed.data, pairs * h.rank, 16);
+    CHECK_CUDA(cudaDeviceSynchronize());
+  }
+
+  // Some of them past the table.
+  static std::vector<int32_t> some_positions(int64_t tokens, int64_t count) {
+    std::vector<int32_t> made;
+    for (int64_t t = 0; t < tokens; ++t) {
+      made.push_back(static_cast<int32_t>((t * 31 + 5) % (count + 2)));
+    }
+    return made;
+  }
+
+  // cache: [slots, rank + rope], or codes and what goes with them.
+  cuda::LatentWriteParams write(void* cache, T* tail = nullptr, float* scales = nullptr) const {
+    cuda::LatentWriteParams p;
+    p.dtype = cuda::Traits<T>::dtype;
+    p.q = made.data;
+    p.q_stride = p.latent_stride = stride;
+    p.latents = made.data + h.heads * (h.nope + h.rope);
+    p.norm_weight = norm_weight.data;
+    p.rope_cache = angles.data;
+    p.positions = positions.data;
+    p.slot_mapping = slots.data;
+    p.cache = cache;
+    p.tail = tail;
+    p.scales = scales;
+    p.q_nope = q_nope.data;
+    p.q_rope = q_rope.data;
+    p.head_ends = ends.data;
+    p.num_tokens = num_tokens;
+    p.num_heads = h.heads;
+    p.latent_rank = h.rank;
+    p.rope_size = h.rope;
+    p.nope_size = h.nope;
+    p.num_positions = num_positions;
+    p.epsilon = 1e-6f;
+    p.interleaved = h.interleaved;
+    return p;
+  }
+
+  cuda::HeadProductParams product(const void* weight, int64_t in, int64_t out) const {
+    cuda::HeadProductParams p;
+    p.dtype = cuda::Traits<T>::dtype;
+    p.weight = weight;
+    p.num_tokens = num_tokens;
+    p.num_heads = h.heads;
+    p.in_features = in;
+    p.out_features = out;
+    return p;
+  }
+  // made -> q_latent.
+  cuda::HeadProductParams queries(int layer = 0) const {
+    auto p = product(key_absorb.data + layer * matrix * h.nope, h.nope, h.rank);
+    p.x = made.data;
+    p.x_token_stride = stride;
+    p.x_head_stride = h.nope + h.rope;
+    p.out = q_latent.data;
+    p.out_token_stride = h.rank;
+    p.out_head_stride = num_tokens * h.rank;
+    return p;
+  }
+  // x, which is as mixed -> rows.
+  cuda::HeadProductParams outputs(const T* x, int layer = 0) const {
+    auto p = product(value_up.data + layer * matrix * h.value, h.rank, h.value);
+    p.x = x;
+    p.x_token_stride = h.rank;
+    p.x_head_stride = num_tokens * h.rank;
+    p.out = rows.data;
+    p.out_token_stride = h.heads * h.value;
+    p.out_head_stride = h.value;
+    return p;
+  }
+};
+
+// ----------------------------------------------------------------------------------------- check
 
 void report(const LatentCase& c, const char* dtype, const char* what, double error,
             double tolerance) {
-  const bool ok = error < tolerance;
-  failures += !ok, ++cases;
-  if (ok) return;
-  std::printf("FAILED %-8s %-16s %3d heads, block %3d%s: %s %.1e\n", dtype, c.name.c_str(), c.heads,
-              c.block_size, c.tree ? ", trees" : "", what, error);
-  std::fflush(stdout);
+  count_error(format("%s %s %d heads, block %d%s: %s", dtype, c.name.c_str(), c.heads, c.block_size,
+                     c.tree ? ", trees" : "", what),
+              error, tolerance);
 }
-
-// Relative to `wanted`; infinite where got is not finite.
-struct Error {
-  double difference = 0, norm = 0;
-  void add(double got, double wanted) {
-    difference += std::isfinite(got) ? (got - wanted) * (got - wanted) : INFINITY;
-    norm += wanted * wanted;
-  }
-  double value() const { return std::sqrt(difference / std::max(norm, 1e-30)); }
-};
 
 // One query of one head, token `token` of span `b`, in float64.
 template <class T>
@@ -48,8 +229,7 @@ std::vector<double> attend(const LatentSetup<T>& s, const std::vector<T>& cache,
   for (int p = 0; p < span.context_len; ++p) {
     const int other = p - before;
     if (other >= 0 && (tree ? !(s.tree[s.cu[b] + token] >> other & 1) : other > token)) continue;
-    const int64_t block = s.table[b * s.max_blocks + p / s.c.block_size];
-    const T* const latent = &cache[(block * s.c.block_size + p % s.c.block_size) * kLatentSize];
+    const T* const latent = &cache[int64_t{s.slot(b, p)} * kLatentSize];
     double logit = 0;
     for (int i = 0; i < kLatentSize; ++i) logit += double(query[i]) * host_float(latent[i]);
     logit /= std::sqrt(double(kLatentSize));
@@ -128,35 +308,20 @@ double error_of_all(const LatentSetup<T>& s, const std::vector<T>& out, const st
 template <class T>
 std::vector<T> output_of(const LatentSetup<T>& s, const char* kernel) {
   force_latent_kernel(kernel);
-  CHECK_CUDA(cudaMemset(s.out.data, 0xff, s.out.size * sizeof(T)));
+  s.out.spoil();
   s.run(0, nullptr, false);
   CHECK_CUDA(cudaDeviceSynchronize());
   return s.out.host();
-}
-
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
 }
 
 // Three launches of a graph, with programmatic dependent launch.
 template <class T>
 std::vector<T> output_of_graph(const LatentSetup<T>& s) {
   force_latent_kernel("");
-  cudaStream_t stream;
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  CHECK_CUDA(cudaStreamCreate(&stream));
-  CHECK_CUDA(cudaMemsetAsync(s.out.data, 0xff, s.out.size * sizeof(T), stream));
-  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
-  for (int i = 0; i < 3; ++i) s.run(0, stream, true);
-  CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
-  CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
-  CHECK_CUDA(cudaGraphLaunch(exec, stream));
-  CHECK_CUDA(cudaStreamSynchronize(stream));
-  CHECK_CUDA(cudaGraphExecDestroy(exec));
-  CHECK_CUDA(cudaGraphDestroy(graph));
-  CHECK_CUDA(cudaStreamDestroy(stream));
+  s.out.spoil();
+  run_graph([&](cudaStream_t stream) {
+    for (int i = 0; i < 3; ++i) s.run(0, stream, true);
+  });
   return s.out.host();
 }
 
@@ -167,7 +332,7 @@ bool is_invariant(LatentSetup<T>& s, const std::vector<T>& first) {
   for (size_t b = 1; b < s.c.spans.size(); b += 2) {
     s.ctx[b] = std::max(s.c.spans[b].num_tokens, (s.ctx[b] + 2) / 3);
   }
-  CHECK_CUDA(cudaMemcpy(s.d_ctx, s.ctx.data(), s.ctx.size() * 4, cudaMemcpyHostToDevice));
+  s.d_ctx.put(s.ctx);
   const std::vector<T> second = output_of(s, "");
   bool same = true;
   for (size_t b = 0; b < s.c.spans.size(); b += 2) {
@@ -248,8 +413,6 @@ void check_trees() {
   }
 }
 
-// ------------------------------------------------------------------ what stands around attention
-
 // Reports of a LatentStep.
 struct StepReport {
   const char* dtype;
@@ -257,14 +420,10 @@ struct StepReport {
   int64_t num_tokens;
 
   void operator()(const char* what, double error, double tolerance) const {
-    const bool ok = error < tolerance;
-    failures += !ok, ++cases;
-    if (ok) return;
-    std::printf(
-        "FAILED %-8s %lld tokens, %d heads, %d + %d values, %d and %d of a head%s%s: %s %.1e\n",
-        dtype, static_cast<long long>(num_tokens), h.heads, h.rank, h.rope, h.nope, h.value,
-        h.interleaved ? "" : ", by halves", h.codes ? ", codes" : "", what, error);
-    std::fflush(stdout);
+    count_case(error < tolerance,
+               format("%s %ld tokens, %d heads, %d + %d values, %d and %d of a head%s%s: %s %.1e",
+                      dtype, num_tokens, h.heads, h.rank, h.rope, h.nope, h.value,
+                      h.interleaved ? "" : ", by halves", h.codes ? ", codes" : "", what, error));
   }
 };
 
@@ -343,14 +502,6 @@ struct LatentCache {
   }
 };
 
-double of_code(uint8_t code) {
-  const int exponent = code >> 3 & 15, mantissa = code & 7;
-  if ((code & 127) == 127) return NAN;
-  const double x =
-      exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
-  return code & 128 ? -x : x;
-}
-
 // Of what was written of each token; infinite where another slot was.
 template <class T>
 double error_of_cache(const LatentStep<T>& s, const LatentCache<T>& cache,
@@ -363,7 +514,7 @@ double error_of_cache(const LatentStep<T>& s, const LatentCache<T>& cache,
   const std::vector<float> scales = cache.scales.host();
   const auto kept = [&](int64_t slot, int i) {
     if (!s.h.codes) return rows[slot * (rank + rope) + i];
-    return i < rank ? of_code(codes[slot * rank + i]) * scales[slot]
+    return i < rank ? host_float(codes[slot * rank + i]) * scales[slot]
                     : tails[slot * rope + i - rank];
   };
   double worst = 0;
@@ -428,25 +579,13 @@ bool copies_queries(const LatentStep<T>& s) {
 // Both launches, the second of what the first makes, three times in a graph.
 template <class T>
 std::vector<T> rows_of_graph(const LatentStep<T>& s, const LatentCache<T>& cache) {
-  cudaStream_t stream;
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  CHECK_CUDA(cudaStreamCreate(&stream));
-  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
-  for (int i = 0; i < 3; ++i) {
-    CHECK_STATUS(cuda::latent_write_and_queries(cache.of(s), s.queries(), {stream, true}));
-    CHECK_STATUS(cuda::head_product(s.outputs(s.q_latent.data), {stream, true}));
-  }
-  CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
-  CHECK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
-  CHECK_CUDA(cudaMemset(s.q_latent.data, 0xff, s.q_latent.size * sizeof(T)));
-  CHECK_CUDA(cudaMemset(s.rows.data, 0xff, s.rows.size * sizeof(T)));
-  CHECK_CUDA(cudaDeviceSynchronize());
-  CHECK_CUDA(cudaGraphLaunch(exec, stream));
-  CHECK_CUDA(cudaStreamSynchronize(stream));
-  CHECK_CUDA(cudaGraphExecDestroy(exec));
-  CHECK_CUDA(cudaGraphDestroy(graph));
-  CHECK_CUDA(cudaStreamDestroy(stream));
+  s.q_latent.spoil(), s.rows.spoil();
+  run_graph([&](cudaStream_t stream) {
+    for (int i = 0; i < 3; ++i) {
+      CHECK_STATUS(cuda::latent_write_and_queries(cache.of(s), s.queries(), {stream, true}));
+      CHECK_STATUS(cuda::head_product(s.outputs(s.q_latent.data), {stream, true}));
+    }
+  });
   return s.rows.host();
 }
 
@@ -454,7 +593,7 @@ std::vector<T> rows_of_graph(const LatentStep<T>& s, const LatentCache<T>& cache
 template <class T>
 bool is_alike_alone(const LatentStep<T>& s, const T* x, const std::vector<T>& rows,
                     int64_t tokens) {
-  CHECK_CUDA(cudaMemset(s.rows.data, 0xff, s.rows.size * sizeof(T)));
+  s.rows.spoil();
   cuda::HeadProductParams p = s.outputs(x);
   p.num_tokens = tokens;
   CHECK_STATUS(cuda::head_product(p, {}));
@@ -483,7 +622,7 @@ void check_writes(const LatentStep<T>& s, const StepReport& report, double toler
   if constexpr (sizeof(T) == 2) {
     const LatentCache<T> other(s);
     const std::vector<T> rotated = s.q_rope.host();
-    CHECK_CUDA(cudaMemset(s.q_rope.data, 0xff, s.q_rope.size * sizeof(T)));
+    s.q_rope.spoil();
     CHECK_STATUS(cuda::latent_write_and_queries(other.of(s), s.queries(), {}));
     const bool same = cache == other && same_bits(rotated, s.q_rope.host());
     report("written beside the product", same ? 0 : INFINITY, 1);
@@ -558,22 +697,207 @@ void check_heads() {
   check_step<__nv_bfloat16>({4, 500, 128, 64, 128}, 9, false);
 }
 
+// ------------------------------------------------------------------------------------------ time
+
+using Bf16 = __nv_bfloat16;
+constexpr double kBandwidth = 4.66e6, kProducts = 800e6;  // an H200's, bytes and operations per us
+
+LatentCase decode(int heads, int requests, int context) {
+  return {"decode", std::vector<Span>(requests, Span{1, context}), heads};
+}
+
+// Pairs of a row and a token that it sees.
+double num_pairs(const LatentCase& c) {
+  double pairs = 0;
+  for (const Span& s : c.spans) {
+    pairs += double(c.heads) * s.num_tokens * (s.context_len - (s.num_tokens - 1) / 2.0);
+  }
+  return pairs;
+}
+
+double cache_bytes(const LatentCase& c) {
+  double tokens = 0;
+  for (const Span& s : c.spans) tokens += s.context_len;
+  return tokens * kLatentSize * sizeof(Bf16);
+}
+
+// Both kernels over caches that L2 does not hold, where there is more than one layer.
+void compare(const LatentCase& c) {
+  const double bytes = cache_bytes(c), operations = 2 * num_pairs(c) * (kLatentSize + kLatentRank);
+  const int layers = std::clamp(static_cast<int>(400e6 / bytes), 1, 32);
+  const int launches = std::max(layers, 4);
+  const LatentSetup<Bf16> s(c, layers);
+  std::vector<Body> bodies;
+  const char* const kernels[] = {"", "sm80"};
+  for (const char* kernel : kernels) {
+    bodies.push_back([&s, kernel, layers, launches](cudaStream_t stream) {
+      force_latent_kernel(kernel);
+      for (int i = 0; i < launches; ++i) s.run(i % layers, stream, true);
+    });
+  }
+  const std::vector<double> ms = graphs_ms(bodies, 4, 6);
+  const double limit = std::max(bytes / kBandwidth, operations / kProducts);
+  for (size_t k = 0; k < bodies.size(); ++k) {
+    const double us = 1e3 * ms[k] / launches;
+    std::printf(
+        "%-6s %3d heads %4zu x %6d tokens of %6d  %-6s %9.1f us %5.2f TB/s %6.1f TFLOP/s  %3.0f %% "
+        "of %.1f us\n",
+        c.name.c_str(), c.heads, c.spans.size(), c.spans[0].num_tokens, c.spans[0].context_len,
+        *kernels[k] != '\0' ? kernels[k] : "chosen", us, bytes / us / 1e6, operations / us / 1e6,
+        100 * limit / us, limit);
+  }
+}
+
+// What a block launches between its outer products, of one token of each request: as blocks.cu does
+// with any number of tokens, with few, and each launch alone, layers in turn. Their matrices are
+// more than L2 holds.
+void compare_chain(int heads, int requests, int context, const cuda::GemmResources& resources) {
+  const int layers = heads > 64 ? 8 : 27;
+  LatentCase c = decode(heads, requests, context);
+  c.most_context = 16384;  // graphs are of the engine's longest context
+  const double bytes = cache_bytes(c);
+  const int cache_layers = std::clamp(static_cast<int>(4e9 / bytes), 1, layers);
+  force_latent_kernel("");
+  const LatentSetup<Bf16> s(c, cache_layers);
+  std::vector<int32_t> last;  // each request's last token
+  for (size_t b = 0; b < s.ctx.size(); ++b) last.push_back(s.slot(b, s.ctx[b] - 1));
+  const LatentStep<Bf16> step({heads}, last, s.num_blocks * c.block_size, layers);
+  const auto write_params = [&](int layer) {
+    return step.write(s.cache.data + layer % cache_layers * s.cache_values);
+  };
+  const auto multiply = [&](const Bf16* x, const Bf16* weight, Bf16* out, int64_t in, int64_t outs,
+                            bool ready, cudaStream_t stream) {
+    GemmParams p;
+    p.x = x;
+    p.weight = weight;
+    p.out = out;
+    p.num_rows = step.pairs;
+    p.in_features = in;
+    p.out_features = outs;
+    p.num_groups = heads;
+    p.group_ends = step.ends.data;
+    p.group_ends_ready = ready;
+    CHECK_STATUS(cuda::gemm(p, resources, nullptr, stream));
+  };
+  struct Launched {
+    const char* name;
+    std::function<void(int, cudaStream_t)> run;
+    bool any, few;  // whether they have it
+  };
+  const Launched parts[] = {
+      {"write",
+       [&](int layer, cudaStream_t stream) {
+         CHECK_STATUS(cuda::latent_write(write_params(layer), {stream, true}));
+       },
+       true, false},
+      {"queries by gemm",
+       [&](int layer, cudaStream_t stream) {
+         multiply(step.q_nope.data, step.key_absorb.data + layer * step.matrix * step.h.nope,
+                  step.q_latent.data, step.h.nope, kLatentRank, false, stream);
+       },
+       true, false},
+      {"write and queries",
+       [&](int layer, cudaStream_t stream) {
+         CHECK_STATUS(cuda::latent_write_and_queries(write_params(layer), step.queries(layer),
+                                                     {stream, true}));
+       },
+       false, true},
+      {"attention",
+       [&](int layer, cudaStream_t stream) {
+         cuda::LatentAttentionParams p = s.params(layer % cache_layers);
+         p.q_latent = step.q_latent.data;
+         p.q_rope = step.q_rope.data;
+         p.out = step.mixed.data;
+         CHECK_STATUS(cuda::latent_attention(p, s.limits, s.workspace->data, {stream, true}));
+       },
+       true, true},
+      {"values by gemm",
+       [&](int layer, cudaStream_t stream) {
+         multiply(step.mixed.data, step.value_up.data + layer * step.matrix * step.h.value,
+                  step.values.data, kLatentRank, step.h.value, true, stream);
+       },
+       true, false},
+      {"rows",
+       [&](int, cudaStream_t stream) {
+         cuda::HeadsToRowsParams p;
+         p.x = step.values.data;
+         p.out = step.rows.data;
+         p.num_tokens = step.num_tokens;
+         p.num_heads = heads;
+         p.width = step.h.value;
+         CHECK_STATUS(cuda::heads_to_rows(p, {stream, true}));
+       },
+       requests > 1, false},
+      {"values",
+       [&](int layer, cudaStream_t stream) {
+         CHECK_STATUS(cuda::head_product(step.outputs(step.mixed.data, layer), {stream, true}));
+       },
+       false, true}};
+  std::vector<Body> bodies;
+  const auto add = [&](const std::function<bool(const Launched&)>& has) {
+    bodies.push_back([&, has](cudaStream_t stream) {
+      for (int layer = 0; layer < layers; ++layer) {
+        for (const Launched& part : parts) {
+          if (has(part)) part.run(layer, stream);
+        }
+      }
+    });
+  };
+  add([](const Launched& part) { return part.any; });
+  add([](const Launched& part) { return part.few; });
+  for (const Launched& one : parts) {
+    add([&one](const Launched& part) { return &part == &one; });
+  }
+  run_graph(bodies[0]);  // what reads what others write, once in the right order
+  const std::vector<double> ms = graphs_ms(bodies, 4, 6);
+  const double weights = 2. * heads * kLatentRank * 128 * sizeof(Bf16);
+  std::printf("%3d heads %3d x %4d  us a layer: any %6.2f  few %6.2f  (bytes alone %.2f);", heads,
+              requests, context, 1e3 * ms[0] / layers, 1e3 * ms[1] / layers,
+              (weights + bytes) / kBandwidth);
+  for (size_t k = 2; k < ms.size(); ++k) {
+    std::printf("  %s %.2f", parts[k - 2].name, 1e3 * ms[k] / layers);
+  }
+  std::printf("\n");
+}
+
+void compare_chains(const Words& words) {
+  const cuda::GemmResources resources = blas_resources();
+  const std::vector<int64_t> asked = words.numbers({160, 8000});
+  for (int heads : {16, 128}) {
+    for (int64_t context : asked) {
+      for (int requests : {1, 8, 32, 64, 128})
+        compare_chain(heads, requests, static_cast<int>(context), resources);
+    }
+  }
+}
+
+void compare_all(const Words&) {
+  for (const auto& [heads, requests, context] : {std::array{16, 32, 8000},
+                                                 {16, 1, 1000},
+                                                 {16, 1, 8000},
+                                                 {16, 128, 200},
+                                                 {16, 8, 32000},
+                                                 {128, 64, 8000},
+                                                 {128, 1, 8000},
+                                                 {128, 128, 1000}}) {
+    compare(decode(heads, requests, context));
+  }
+  for (int tokens : {1024, 4096}) compare({"prompt", {{tokens, tokens}}, 16});
+  compare({"drafts", std::vector<Span>(32, Span{4, 8000}), 16});
+  LatentCase mixed = decode(16, 31, 8000);
+  mixed.name = "mixed";
+  mixed.spans.push_back({512, 512});
+  compare(mixed);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string part = argc > 1 ? argv[1] : "";
-  if (part == "few") {
-    check_few();
-  } else if (part == "many") {
-    check_many();
-  } else if (part == "trees") {
-    check_trees();
-  } else if (part == "heads") {
-    check_heads();
-  } else {
-    std::printf("latent_check few|many|trees|heads\n");
-    return 2;
-  }
-  std::printf("%d cases, %d failures\n", cases, failures);
-  return failures > 0;
+  return run_parts(argc, argv,
+                   {{"check", "few", [](const Words&) { check_few(); }},
+                    {"check", "many", [](const Words&) { check_many(); }},
+                    {"check", "trees", [](const Words&) { check_trees(); }},
+                    {"check", "heads", [](const Words&) { check_heads(); }},
+                    {"time", "kernels", compare_all},
+                    {"time", "chain", compare_chains}});
 }
