@@ -62,7 +62,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """See tests.support.sharing."""
     if config.option.dist != "loadscope":
         return None
     from tests.support.sharing import Scheduling

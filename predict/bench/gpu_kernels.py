@@ -54,13 +54,11 @@ class DeviceOperands:
         self.patterns: dict[str, Any] = {}
 
     def full(self, shape: Sequence[int], dtype: str, value: float = 0.01) -> Any:
-        """See predict.bench.operators.Operands."""
         if int(np.prod(shape)) <= SMALL:
             return place_tensor(np.full(shape, value, np.float32), dtype, self.gpu.place())
         return self._filled(shape, dtype, dtype, self.values)
 
     def cache(self, tensor: CacheTensor) -> Any:
-        """See predict.bench.operators.Operands."""
         if tensor.dtype == "uint8":
             codes = np.random.default_rng(0).integers(0, 0x70, PERIOD, np.uint8)
             return self._filled(tensor.shape, tensor.dtype, "codes", codes)
@@ -80,15 +78,12 @@ class DeviceOperands:
         return result
 
     def weight(self, num_inputs: int, num_outputs: int, dtype: str) -> Any:
-        """See predict.bench.operators.Operands."""
         return self.full([num_outputs, num_inputs], dtype)
 
     def int32(self, values: Any) -> Any:
-        """See predict.bench.operators.Operands."""
         return self.limits(values)._copy_to(self.gpu.place(), True)
 
     def limits(self, values: Any) -> Any:
-        """See predict.bench.operators.Operands."""
         import paddle
 
         return paddle.to_tensor(np.asarray(values, np.int32), place=paddle.CPUPlace())

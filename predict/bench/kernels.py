@@ -97,21 +97,17 @@ class HostOperands:
     kind = "cpu"
 
     def full(self, shape: Sequence[int], dtype: str, value: float = 0.01) -> Any:
-        """See predict.bench.operators.Operands."""
         import paddle
 
         return paddle.full(list(shape), value, dtype)
 
     def cache(self, tensor: CacheTensor) -> Any:
-        """See predict.bench.operators.Operands."""
         return self.full(tensor.shape, tensor.dtype, 0x35 if tensor.dtype == "uint8" else 0.01)
 
     def weight(self, num_inputs: int, num_outputs: int, dtype: str) -> Any:
-        """See predict.bench.operators.Operands."""
         return self.full(packed_shape(num_inputs, num_outputs, dtype), dtype)
 
     def int32(self, values: Any) -> Any:
-        """See predict.bench.operators.Operands."""
         import paddle
 
         return paddle.to_tensor(np.asarray(values, np.int32))
