@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -90,9 +90,6 @@ from predict.text.detokenizer import Detokenizer
 from predict.text.guides import Guides
 from predict.text.params import with_token_ids
 from predict.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    pass
 
 Prompt = str | Sequence[int]
 # In the place of a prompt that its tokenizer failed on: its answer says so, the others are given.
