@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,9 @@ from predict import LLM, EngineConfig, SamplingParams
 from tests.support.paths import ROOT
 
 GOLDEN = ROOT / "tests" / "golden"
-# Checkpoints that no network here computes, and what their refusal names.
-REFUSED: dict[str, str] = {}
 # Checkpoints of codes: products of theirs round activations too (tests/loading/test_float8.py).
 CODED = frozenset({"deepseek_v3_fp8"})
-CASES = sorted({path.parent.name for path in GOLDEN.glob("*/golden.json")} - set(REFUSED) - CODED)
+CASES = sorted({path.parent.name for path in GOLDEN.glob("*/golden.json")} - CODED)
 # Of families with several, one case that runs every way there is; the others run dynamically.
 EVERY_WAY = frozenset(
     {
@@ -87,6 +87,13 @@ def _rows(reference: frozenset[str], fused: frozenset[str]) -> list[Any]:
         for case in CASES
         for name in quick
     ]
+
+
+def crossed(cases: Sequence[str], others: Sequence[Any]) -> list[Any]:
+    """Each case with each other value on compiled operators; on plain ones each value once."""
+    rows = [(case, other, "fused") for case in cases for other in others]
+    pairs = zip(range(max(len(cases), len(others))), cycle(cases), cycle(others), strict=False)
+    return [*rows, *((case, other, "reference") for _, case, other in pairs)]
 
 
 GREEDY = _rows(EVERY_WAY | TRACED, frozenset(CASES))
