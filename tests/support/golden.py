@@ -69,7 +69,7 @@ EVERY_WAY = frozenset(
 FIRST_FAMILIES = frozenset(
     case for case in CASES if case.startswith(("llama", "mistral", "qwen2", "qwen3"))
 )
-# Tracing plain operators takes a second for each case: those that differ most are traced always.
+# Tracing plain operators takes seconds for each case: those that differ most are traced.
 TRACED = frozenset(
     {
         *("bloom_7b", "chatglm_2_6b", "chatglm_6b", "gemma2_9b", "gpt2_small", "olmo2_7b"),
@@ -101,7 +101,11 @@ ON_GPU = [
     pytest.param(case, marks=() if case in FIRST_FAMILIES | TRACED else pytest.mark.slow)
     for case in CASES
 ]
-EXPORTS = _rows(TRACED, EVERY_WAY | FIRST_FAMILIES)
+EXPORTS = [
+    row
+    for row in _rows(TRACED, EVERY_WAY | FIRST_FAMILIES)
+    if row.values[1] == "fused" or row.values[0] in TRACED
+]
 MAX_LENGTH = 160  # tokens; the longest golden prompt and its output fit
 # Of cases whose prompts need engines of several lengths: max_length and the prompts.
 RUNS: dict[str, tuple[tuple[int, slice], ...]] = {
