@@ -6,7 +6,7 @@ import pytest
 from predict.engine.batch import span_inputs
 from predict.engine.request_state import Request
 from predict.engine.scheduler import ScheduledSpan
-from predict.nn.inputs import FIELDS, ForwardInputs
+from predict.nn.inputs import FIELDS
 from predict.request import SamplingParams
 
 
@@ -39,11 +39,6 @@ def test_block_tables_are_minus_one_past_the_end() -> None:
     )
     inputs = span_inputs(spans, block_size=4)
     assert inputs.block_tables.tolist() == [[5, -1, -1], [1, 2, 3]]
-
-
-def test_field_table_and_tuple_have_the_same_names() -> None:
-    assert tuple(field.name for field in FIELDS) == ForwardInputs._fields
-    assert all(np.dtype(field.dtype) == np.int32 for field in FIELDS)
 
 
 def test_inputs_of_few_tokens_are_those_of_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -12,18 +11,6 @@ import pytest
 
 from predict.engine.gpu_runner import GraphShape, Layout
 from predict.nn.inputs import FIELDS, Field, empty_example, fields_with
-from tests.support.paths import ROOT
-
-
-def test_operators_find_the_fields_where_the_table_has_them() -> None:
-    text = (ROOT / "csrc/paddle/attention_tensors.h").read_text(encoding="utf-8")
-    body = re.search(r"enum StepField[^{]*\{([^}]*)\}", text)
-    assert body is not None
-    *names, count = re.findall(r"\bk(\w+)", body[1])
-    assert count == "NumStepFields"
-    # The operators take the first rows; those behind them have operators of their own.
-    fields = [re.sub(r"(^|_)(\w)", lambda m: m[2].upper(), field.name) for field in FIELDS]
-    assert names == fields[: len(names)]
 
 
 @pytest.mark.parametrize("fields", [fields_with(), FIELDS])
