@@ -58,12 +58,10 @@ class AbsMax:
         self._absmax: Values | None = None
 
     def update(self, values: Values) -> None:
-        """See Observer."""
         absmax = batch_absmax(values)
         self._absmax = absmax if self._absmax is None else np.maximum(self._absmax, absmax)
 
     def range(self) -> Values:
-        """See Observer."""
         absmax = _seen(self._absmax)
         return np.maximum(absmax, np.float32(SMALLEST_RANGE))
 
@@ -76,13 +74,11 @@ class AverageAbsMax:
         self._num_batches = 0
 
     def update(self, values: Values) -> None:
-        """See Observer."""
         absmax = batch_absmax(values).astype(np.float64)
         self._sum = absmax if self._sum is None else self._sum + absmax
         self._num_batches += 1
 
     def range(self) -> Values:
-        """See Observer."""
         mean = (_seen(self._sum) / max(self._num_batches, 1)).astype(np.float32)
         return np.maximum(mean, np.float32(SMALLEST_RANGE))
 
@@ -130,11 +126,9 @@ class HistogramObserver:
         self.histogram = Histogram()
 
     def update(self, values: Values) -> None:
-        """See Observer."""
         self.histogram.update(values)
 
     def range(self) -> Values:
-        """See Observer."""
         groups = range(len(_seen(self.histogram.counts)))
         found = [self.choose(group) if self.histogram.top[group] else 0.0 for group in groups]
         chosen = np.minimum(np.array(found, np.float32), self.histogram.absmax)
@@ -151,7 +145,6 @@ class Percentile(HistogramObserver):
     SHARE = 0.9999
 
     def choose(self, group: int) -> float:
-        """See HistogramObserver."""
         cumulative = np.cumsum(self.histogram.counts[group])
         index = int(np.searchsorted(cumulative, self.SHARE * cumulative[-1]))
         return float((index + 1) * self.histogram.top[group] / NUM_BINS)
@@ -163,7 +156,6 @@ class MeanSquaredError(HistogramObserver):
     SHARES = np.arange(0.2, 1.0001, 0.01)
 
     def choose(self, group: int) -> float:
-        """See HistogramObserver."""
         centers = self.histogram.centers(group)
         counts = self.histogram.counts[group]
         absmax = float(self.histogram.absmax[group])
@@ -185,7 +177,6 @@ class KullbackLeibler(HistogramObserver):
     FIRST_BIN, STEP = 128, 32
 
     def choose(self, group: int) -> float:
-        """See HistogramObserver."""
         counts = self.histogram.counts[group]
         centers = self.histogram.centers(group)
         width = self.histogram.top[group] / NUM_BINS

@@ -20,20 +20,32 @@ from tests.fake_gpu.libraries import ENVIRONMENT
 from tests.support import tiny
 from tests.support.cpu_kernels import CANDIDATES, force, refusal
 from tests.support.golden import OPERATORS
-from tests.support.paths import DEMO
+from tests.support.paths import DEMO, ROOT
+from tests.support.quick import QUICK
+from tests.support.sanitized import covering, values_of
 
 # Each has threads of its own: more of them share the cores no better.
 NUM_PROCESSES = 2
+# Whose tests run with all combinations of their parameters when --slow is given, and otherwise with
+# few in which every two values meet.
+ROOMS = ("adapters", "engine", "nn", "ops", "schemes", "speculative")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="run some of every room: 90 s on two cores",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # ahead of pytest-xdist's, which reads what is set here
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Shares a run of all tests between two processes; -n, -s, --pdb and named tests are heeded."""
     option = config.option
+    if option.quick and config.args_source != pytest.Config.ArgsSource.ARGS:
+        config.args = [str(ROOT / test) for test in QUICK]
     if (
         config.pluginmanager.has_plugin("xdist")
         and not hasattr(config, "workerinput")
@@ -49,6 +61,14 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.pluginmanager.has_plugin("tests.support.sanitized"):  # which chooses by itself
+        left_out = combinations_left_out(items)
+        for item in left_out:
+            item.add_marker("slow")
+        if left_out and not config.getoption("--slow"):
+            config.hook.pytest_deselected(items=left_out)
+            kept = set(items) - set(left_out)
+            items[:] = [item for item in items if item in kept]
     skipped = {}
     if not config.getoption("--slow"):
         skipped["slow"] = pytest.mark.skip(reason="takes minutes; run with --slow")
@@ -60,9 +80,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(mark)
 
 
+def combinations_left_out(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Those of ROOMS without which every two values of a test's parameters still meet."""
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        room = item.path.relative_to(ROOT).parts[1]
+        if room in ROOMS and item.get_closest_marker("slow") is None:
+            groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = []
+    for group in groups.values():
+        kept = set(covering([values_of(item) for item in group]))
+        left_out += [item for number, item in enumerate(group) if number not in kept]
+    return left_out
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """See tests.support.sharing."""
     if config.option.dist != "loadscope":
         return None
     from tests.support.sharing import Scheduling

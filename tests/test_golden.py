@@ -17,72 +17,51 @@ from export.export_model import export_model
 from predict import LLM, SamplingParams
 from predict.device import library
 from predict.device.place import to_float32
-from predict.engine.batch import build_inputs
+from predict.engine.batch import span_inputs
 from predict.engine.request_state import Request
-from predict.engine.scheduler import ScheduledBatch, ScheduledSpan
+from predict.engine.scheduler import ScheduledSpan
 from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
 from tests.golden.numpy_models import qwen
 from tests.support.golden import (
-    CASES,
     COMPOSITIONS,
     EVERY_WAY,
     EXPORTS,
     GOLDEN,
     GREEDY,
     MAX_LENGTH,
-    REFUSED,
     check_greedy,
     config,
+    crossed,
     golden,
     greedy,
     runs,
 )
-from tests.support.golden_logits import LOGIT_TOLERANCE, check_logits
+from tests.support.golden_logits import BLOCK_SIZE, LOGIT_TOLERANCE, check_logits
 from tests.support.paths import DEMO
 
 
+def check_both(source: str | Path, case: str, which: slice, **changes: Any) -> None:
+    """The logits of prompts, and the text behind them."""
+    blocks = 8 * changes["max_length"] // BLOCK_SIZE
+    llm = LLM(config(source, batch_size=3, num_cache_blocks=blocks, **changes))
+    check_logits(llm, case, which)
+    check_greedy(llm, case, which)
+
+
 @pytest.mark.parametrize(("case", "operators"), GREEDY, indirect=["operators"])
-def test_greedy_text_equals_transformers(case: str, operators: dict[str, Any]) -> None:
+def test_text_and_logits_equal_transformers(case: str, operators: dict[str, Any]) -> None:
     for max_length, which in runs(case):
-        changes = {"max_length": max_length, "attention": "append", **operators}
-        check_greedy(LLM(config(case, batch_size=3, **changes)), case, which)
+        check_both(case, case, which, max_length=max_length, attention="append", **operators)
 
 
 @pytest.mark.parametrize("case", sorted(EVERY_WAY))
-def test_block_attention_gives_the_same_text(case: str, compiled: library.Library) -> None:
-    settings = {"block_size": 16, "attention": "block", "inference_model": True}
-    for max_length, which in runs(case):
-        check_greedy(
-            LLM(config(case, batch_size=3, max_length=max_length, **settings)), case, which
-        )
-
-
-@pytest.mark.parametrize("case", list(REFUSED))
-def test_checkpoint_that_no_network_here_computes_is_refused(case: str) -> None:
-    with pytest.raises(UserError, match=f"'{REFUSED[case]}'"):
-        LLM(config(case))
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_logits_equal_transformers(case: str, operators: dict[str, Any]) -> None:
-    for max_length, which in runs(case):
-        check_logits(
-            LLM(config(case, batch_size=8, max_length=max_length, **operators)), case, which
-        )
-
-
-@pytest.mark.parametrize("case", sorted(EVERY_WAY))
-def test_logits_of_block_attention_and_of_programs_equal_transformers(
-    case: str, compiled: library.Library, tmp_path: Path
+def test_block_attention_gives_the_same_text_and_logits(
+    case: str, compiled: library.Library
 ) -> None:
-    for number, (max_length, which) in enumerate(runs(case)):
-        settings: dict[str, Any] = {"batch_size": 8, "max_length": max_length}
-        settings |= {"attention": "block", "inference_model": True}
-        check_logits(LLM(config(case, **settings)), case, which)
-        folder = tmp_path / str(number)
-        export_model(config(case, **settings), folder)
-        check_logits(LLM(config(folder, mode="static", **settings)), case, which)
+    settings = {"attention": "block", "inference_model": True}
+    for max_length, which in runs(case):
+        check_both(case, case, which, max_length=max_length, **settings)
 
 
 @pytest.mark.parametrize("logn", [False, True])
@@ -103,14 +82,17 @@ def test_the_first_qwen_reads_on_past_its_length(
     llm = LLM(config(folder, batch_size=1, **operators))
     blocks = list(range(MAX_LENGTH // 32))
     span = ScheduledSpan(Request(0, prompt, SamplingParams()), len(prompt), 0, blocks, True)
-    inputs = build_inputs(ScheduledBatch((span,), len(prompt), 1), 32)
-    logits = llm.engine.runner.execute(inputs).numpy()[0]
+    logits = llm.engine.runner.execute(span_inputs([span], 32)).numpy()[0]
     np.testing.assert_allclose(logits, wanted, atol=LOGIT_TOLERANCE * np.abs(wanted).max(), rtol=0)
 
 
-@pytest.mark.parametrize("composition", list(COMPOSITIONS))
 @pytest.mark.parametrize(
-    "case", ["llama_gqa", "qwen2", "mistral_window", "bloom_7b", "qwen_long", "deepseek_v3"]
+    ("case", "composition", "operators"),
+    crossed(
+        ["llama_gqa", "qwen2", "mistral_window", "bloom_7b", "qwen_long", "deepseek_v3"],
+        list(COMPOSITIONS),
+    ),
+    indirect=["operators"],
 )
 def test_batch_composition_changes_nothing(
     case: str, composition: str, operators: dict[str, Any]
@@ -158,8 +140,11 @@ def test_drafts_stand_where_the_prompt_says(case: str, operators: dict[str, Any]
     assert llm.stats().num_accepted_draft_tokens > 0
 
 
-@pytest.mark.parametrize("chunked_prefill", [True, False])
-@pytest.mark.parametrize("case", ["llama_gqa", "qwen2", "chatglm_6b", "qwen_long", "deepseek_v3"])
+@pytest.mark.parametrize(
+    ("case", "chunked_prefill", "operators"),
+    crossed(["llama_gqa", "qwen2", "chatglm_6b", "qwen_long", "deepseek_v3"], [True, False]),
+    indirect=["operators"],
+)
 def test_preempted_requests_give_the_same_text(
     case: str, chunked_prefill: bool, operators: dict[str, Any]
 ) -> None:
@@ -181,17 +166,6 @@ def test_preempted_requests_give_the_same_text(
     assert llm.stats().num_used_blocks == 0
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 16])
-@pytest.mark.parametrize("case", ["llama_rope_llama3", "qwen3"])
-def test_any_batch_size_gives_the_same_text(
-    case: str, batch_size: int, operators: dict[str, Any]
-) -> None:
-    llm = LLM(config(case, batch_size=batch_size, attention="append", **operators))
-    expected = golden(case)
-    answers = greedy(llm, expected["prompts"] * 4, len(expected["greedy"][0]))
-    assert answers == expected["greedy"] * 4
-
-
 @pytest.mark.parametrize(
     "case", ["llama_gqa", "qwen3", "bloom_7b", "gemma2_9b", "qwen_long", "deepseek_v3"]
 )
@@ -206,15 +180,14 @@ def test_prefix_cache_hit_gives_the_same_text_as_a_miss(
 
 
 @pytest.mark.parametrize(("case", "operators"), EXPORTS, indirect=["operators"])
-def test_exported_program_gives_the_same_text(
+def test_an_exported_program_gives_the_same_text_and_logits(
     case: str, operators: dict[str, Any], tmp_path: Path
 ) -> None:
     for max_length, which in runs(case):
         settings = {"attention": "append", "max_length": max_length, **operators}
         folder = tmp_path / str(max_length)
         export_model(config(case, **settings), folder)
-        llm = LLM(config(folder, mode="static", batch_size=3, **settings))
-        check_greedy(llm, case, which)
+        check_both(folder, case, which, mode="static", **settings)
 
 
 @pytest.mark.parametrize("composition", list(COMPOSITIONS))

@@ -136,23 +136,8 @@ REGATTA_EXPORT int regatta_device_record(void* event, void* stream) {
       cudaEventRecord(static_cast<cudaEvent_t>(event), static_cast<cudaStream_t>(stream)));
 }
 
-REGATTA_EXPORT int regatta_device_wait(void* stream, void* event) {
-  return REGATTA_RESULT(
-      cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event), 0));
-}
-
 REGATTA_EXPORT int regatta_device_synchronize_event(void* event) {
   return REGATTA_RESULT(cudaEventSynchronize(static_cast<cudaEvent_t>(event)));
-}
-
-// 1 when all work before the event is done, 0 when not, -1 when that work failed.
-REGATTA_EXPORT int regatta_device_query_event(void* event) {
-  const cudaError_t error = cudaEventQuery(static_cast<cudaEvent_t>(event));
-  if (error == cudaErrorNotReady) {
-    cudaGetLastError();
-    return 0;
-  }
-  return device::succeeded(error, "cudaEventQuery") ? 1 : -1;
 }
 
 // Milliseconds between two timing events that are done; negative when it failed.

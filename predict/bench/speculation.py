@@ -44,7 +44,7 @@ StandIns = Mapping[int, int]  # by placeholder of a draft model's, the draft tha
 
 
 class ScriptedTokens:
-    """See predict.engine.runner.Tokens."""
+    """The tokens of a script, in the place of those that a step chose."""
 
     def __init__(self, tokens: Tokens, script: list[int], stand_ins: StandIns):
         self._tokens = tokens
@@ -82,7 +82,6 @@ class ScriptedRunner:
 
     @property
     def num_recorded(self) -> int:
-        """See Runner."""
         return self._runner.num_recorded
 
     def launch(
@@ -92,7 +91,6 @@ class ScriptedRunner:
         sampler: Sampler,
         prompt: PromptTargets = NO_TARGETS,
     ) -> ScriptedTokens:
-        """See Runner."""
         tokens = self._runner.launch(inputs, rows, sampler)
         return ScriptedTokens(tokens, [self._choice(row) for row in rows], self._stand_ins)
 
@@ -105,7 +103,6 @@ class ScriptedRunner:
         return script[place] if right else script[place] ^ 1
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
-        """See Runner."""
         return self._runner.execute(inputs)
 
 
@@ -132,11 +129,9 @@ class AgreeingProposer:
 
     @property
     def num_recorded(self) -> int:
-        """See Proposer."""
         return self._proposer.num_recorded
 
     def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[Sequence[int]]:
-        """See Proposer."""
         self.stand_ins.clear()
         proposals: list[Sequence[int]] = []
         own = self._proposer.propose(requests, limits)

@@ -76,14 +76,13 @@ def copy_bytes(target: int, source: int, num_bytes: int, stream: int) -> None:
 
 def copy_to_device(tensor: Tensor, array: NDArray[Any], stream: int) -> None:
     """Queues the copy of a pinned, contiguous array into the whole of `tensor`. See copy_bytes."""
-    _check_sizes(tensor, array)
+    num_bytes = tensor.element_size() * tensor.size
+    if num_bytes != array.nbytes or not array.flags.c_contiguous:
+        raise ValueError(
+            f"the array has {array.nbytes} bytes and the tensor {num_bytes}; they must be alike, "
+            "and the array contiguous"
+        )
     copy_bytes(tensor.data_ptr(), array.ctypes.data, array.nbytes, stream)
-
-
-def copy_to_host(array: NDArray[Any], tensor: Tensor, stream: int) -> None:
-    """Queues the copy of the whole of `tensor` into a pinned, contiguous array of its size."""
-    _check_sizes(tensor, array)
-    copy_bytes(array.ctypes.data, tensor.data_ptr(), array.nbytes, stream)
 
 
 def copy_front_to_host(array: NDArray[Any], tensor: Tensor, stream: int) -> None:
@@ -110,15 +109,6 @@ def fill_with(tensor: Tensor, pattern: Tensor, stream: int) -> None:
         copy_bytes(target + offset, source, min(step, size - offset), stream)
 
 
-def _check_sizes(tensor: Tensor, array: NDArray[Any]) -> None:
-    num_bytes = tensor.element_size() * tensor.size
-    if num_bytes != array.nbytes or not array.flags.c_contiguous:
-        raise ValueError(
-            f"the array has {array.nbytes} bytes and the tensor {num_bytes}; they must be alike, "
-            "and the array contiguous"
-        )
-
-
 class Event:
     """A point in a stream's work."""
 
@@ -132,20 +122,9 @@ class Event:
         """Moves the point behind the work that is in `stream` now."""
         _check(device_library().regatta_device_record(self._event, stream))
 
-    def is_done(self) -> bool:
-        """Whether all work before the point is done."""
-        state = device_library().regatta_device_query_event(self._event)
-        if state < 0:
-            raise RuntimeError(device_library().regatta_device_error().decode())
-        return bool(state)
-
     def synchronize(self) -> None:
         """Waits until all work before the point is done; other Python threads run meanwhile."""
         _check(device_library().regatta_device_synchronize_event(self._event))
-
-    def make_wait(self, stream: int) -> None:
-        """Lets work that enters `stream` from now on wait for the point."""
-        _check(device_library().regatta_device_wait(stream, self._event))
 
     def milliseconds_since(self, earlier: Event) -> float:
         """Milliseconds from `earlier` to this one; both have timing and are done."""

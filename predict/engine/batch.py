@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from predict.adapters.pool import AdapterPool
-from predict.engine.scheduler import ScheduledBatch, ScheduledSpan
+from predict.engine.scheduler import ScheduledSpan
 from predict.nn.blocks import ADAPTED
 from predict.nn.inputs import ForwardInputs, max_lens_of
 from predict.nn.places import Placing
@@ -55,18 +55,6 @@ class Span(Protocol):
         ...
 
 
-def build_inputs(
-    batch: ScheduledBatch, block_size: int, placing: Placing | None = None
-) -> ForwardInputs:
-    """The step's inputs as NumPy int32 arrays (see `predict.nn.inputs.FIELDS`).
-
-    Logit rows in span order: the last token and the drafts of each span that reaches the end of
-    its request's tokens. Behind them, in span order too, the rows for logprobs of prompts.
-    """
-    inputs = span_inputs(batch.spans, block_size)
-    return inputs if placing is None else placed(inputs, batch.spans, placing)
-
-
 def placed(
     inputs: ForwardInputs, spans: Sequence[ScheduledSpan], placing: Placing
 ) -> ForwardInputs:
@@ -94,7 +82,11 @@ def adapted(
 
 
 def span_inputs(spans: Sequence[Span], block_size: int) -> ForwardInputs:
-    """`build_inputs` of spans; the last num_logits tokens of each have logit rows."""
+    """A step's inputs as NumPy int32 arrays (see `predict.nn.inputs.FIELDS`).
+
+    Logit rows in span order: the last num_logits tokens of each span. Behind them, in span order
+    too, the rows for logprobs of prompts.
+    """
     if len(spans) <= FEW_TOKENS and sum(span.num_tokens for span in spans) <= FEW_TOKENS:
         return _inputs_of_few(spans, block_size)
     if len(spans) == 1 and not spans[0].num_prompt_logits:

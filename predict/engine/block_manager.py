@@ -73,11 +73,6 @@ class BlockManager:
         """Blocks that some sequence holds a reference to."""
         return self.num_blocks - self.num_free_blocks
 
-    @property
-    def num_cached_blocks(self) -> int:
-        """Blocks, used or free, that `match_prefix` can find."""
-        return len(self._block_of)
-
     def ref_count(self, block_id: int) -> int:
         """How many sequences use the block."""
         return self._ref_counts[block_id]
@@ -214,14 +209,6 @@ class BlockManager:
             raise RuntimeError(
                 f"{len(free)} free and {len(num_holders)} used blocks of {self.num_blocks}"
             )
-
-    def clear_cache(self) -> None:
-        """Forgets every cached prefix; used blocks stay with their owners."""
-        for block_id in self._block_of.values():
-            self._content[block_id] = None
-        self._block_of.clear()
-        self._free.extend(self._cached_free)
-        self._cached_free.clear()
 
     def _hashed_bytes(
         self,

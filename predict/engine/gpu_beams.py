@@ -36,7 +36,6 @@ class BeamTokensOnTheirWay:
         """See Tokens: nothing waits."""
 
     def take(self) -> list[int | Candidates]:
-        """See Tokens."""
         tokens = self._tokens.take()
         token_ids, values = self._found[0], self._found[1].view(np.float32)
         for row, ids, log_probs in zip(self._beams, token_ids, values, strict=True):
@@ -45,11 +44,9 @@ class BeamTokensOnTheirWay:
         return tokens
 
     def known(self, drafts: Sequence[int]) -> list[int]:
-        """See Tokens."""
         return self._tokens.known(drafts)
 
     def logprobs(self) -> Logprobs:
-        """See Tokens."""
         return self._tokens.logprobs()
 
 

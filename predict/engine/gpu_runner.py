@@ -298,7 +298,7 @@ class TokenRing:
 
 
 class TokensOnTheirWay:
-    """See predict.engine.runner.Tokens."""
+    """Tokens of a step whose copy to the host may not have arrived."""
 
     def __init__(
         self,
@@ -317,17 +317,14 @@ class TokensOnTheirWay:
         """See Tokens: nothing waits."""
 
     def take(self) -> list[int | Candidates]:
-        """See Tokens."""
         self._event.synchronize()
         self._tokens = self._array.tolist()
         return [*self._tokens[: self._num_rows]]
 
     def known(self, drafts: Sequence[int]) -> list[int]:
-        """See Tokens."""
         return [draft if draft >= 0 else self._tokens[-1 - draft] for draft in drafts]
 
     def logprobs(self) -> Logprobs:
-        """See Tokens."""
         return Logprobs(*(None if table is None else read_table(table) for table in self._tables))
 
 
@@ -383,7 +380,6 @@ class ShelvedTokens:
         return list(drafts)
 
     def logprobs(self) -> Logprobs:
-        """See Tokens."""
         return Logprobs()
 
 
@@ -405,7 +401,6 @@ class WaitingTokens:
         self._tokens: TokensOnTheirWay | None = None
 
     def choose(self) -> None:
-        """See Tokens."""
         if self._choose is not None:
             self._tokens, self._choose = self._choose(), None
 
@@ -416,15 +411,12 @@ class WaitingTokens:
         return self._tokens
 
     def take(self) -> list[int | Candidates]:
-        """See Tokens."""
         return self._chosen.take()
 
     def known(self, drafts: Sequence[int]) -> list[int]:
-        """See Tokens."""
         return self._chosen.known(drafts)
 
     def logprobs(self) -> Logprobs:
-        """See Tokens."""
         return self._chosen.logprobs()
 
 
@@ -554,7 +546,6 @@ class GpuRunner:
         self._finder = Finder(self._stream)
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
-        """See Runner."""
         num_rows = len(inputs.logit_indices)
         # Of more rows than there is room for tokens none is drawn.
         choices = [GREEDY] * (num_rows if num_rows <= self._max_rows else 0)
@@ -570,7 +561,6 @@ class GpuRunner:
         sampler: Sampler,
         prompt: PromptTargets = NO_TARGETS,
     ) -> Tokens:
-        """See Runner."""
         if isinstance(self._outlet, Shelf):
             self._run(inputs, Wanted(rows, sampler.choices(rows), None))
             return self._outlet.send(self._last_tokens, len(rows))
@@ -650,7 +640,6 @@ class GpuRunner:
         verified: Sequence[Verified],
         num_chosen: int,
     ) -> ShelvedTokens:
-        """See predict.engine.drafts.Follower."""
         plan = np.zeros((len(verified), PLAN_WIDTH), np.int32)
         for columns, (_, row, drafts) in zip(plan, verified, strict=True):
             columns[:3] = len(drafts), row, num_chosen

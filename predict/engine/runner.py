@@ -128,10 +128,9 @@ class KnownTokens:
         self._logprobs = logprobs
 
     def choose(self) -> None:
-        """See Tokens."""
+        """Changes nothing: they are chosen."""
 
     def take(self) -> list[int | Candidates]:
-        """See Tokens."""
         return self.token_ids
 
     def known(self, drafts: Sequence[int]) -> list[int]:
@@ -139,7 +138,6 @@ class KnownTokens:
         return list(drafts)
 
     def logprobs(self) -> Logprobs:
-        """See Tokens."""
         return self._logprobs
 
 
@@ -219,7 +217,6 @@ class HostRunner:
         )
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
-        """See Runner."""
         import paddle
 
         with paddle.no_grad():
@@ -232,7 +229,6 @@ class HostRunner:
         sampler: Sampler,
         prompt: PromptTargets = NO_TARGETS,
     ) -> Tokens:
-        """See Runner."""
         logits = self.execute(inputs)
         num_top = num_wanted([row.request for row in rows])
         tokens: list[int | Candidates] = []

@@ -291,18 +291,15 @@ class FailedPrompt(Samples):
 
     @property
     def error(self) -> str:
-        """See Samples."""
         return self._error
 
     def pieces(self) -> list[StreamOutput]:
-        """See Samples."""
         if self._is_sent:
             return []
         self._is_sent = True
         return [StreamOutput("", (), "error", 0, self.prompt_index, self._error)]
 
     def output(self) -> RequestOutput:
-        """See Samples."""
         now = time.perf_counter()
         return RequestOutput(
             request_id=self._request_id,

@@ -92,14 +92,6 @@ class SchedulerConfig:
         """Blocks of the longest request: the width of a block table."""
         return num_blocks_for(self.max_length, self.block_size)
 
-    @property
-    def max_step_tokens(self) -> int:
-        """No step has more tokens than this: the size for input buffers."""
-        if self.chunked_prefill:
-            return self.max_num_batched_tokens
-        # One prompt may exceed the budget, beside decodes and drafts that leave some of it.
-        return self.max_num_batched_tokens - 1 + self.max_length - 1
-
 
 class ScheduledSpan(NamedTuple):
     """Consecutive tokens of one request in one step (a tuple: 128 are made per step).

@@ -95,7 +95,6 @@ class TensorInfo:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """See StoredArray."""
         return ((self.file, self.offset),)
 
     def read(self) -> npt.NDArray[Any]:
@@ -126,21 +125,17 @@ class View:
 
     @property
     def dtype(self) -> str:
-        """See StoredArray."""
         return self.array.dtype
 
     @property
     def shape(self) -> Shape:
-        """See StoredArray."""
         return self.array.shape
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """See StoredArray."""
         return self.array.places
 
     def read(self) -> npt.NDArray[Any]:
-        """See StoredArray."""
         return self.array.read()
 
 
@@ -150,11 +145,9 @@ class Turned(View):
 
     @property
     def shape(self) -> Shape:
-        """See StoredArray."""
         return self.array.shape[::-1]
 
     def read(self) -> npt.NDArray[Any]:
-        """See StoredArray."""
         return self.array.read().T
 
 
@@ -205,7 +198,6 @@ class Part(View):
 
     @property
     def shape(self) -> Shape:
-        """See StoredArray."""
         cuts: tuple[Indices, ...] = (self.rows, self.columns)
         sizes = (
             len(np.empty(size, np.bool_)[cut])
@@ -227,11 +219,9 @@ class Piece(View):
 
     @property
     def shape(self) -> Shape:
-        """See StoredArray."""
         return self.array.shape[1:]
 
     def read(self) -> npt.NDArray[Any]:
-        """See StoredArray."""
         piece: npt.NDArray[Any] = self.array.read()[self.index]
         return piece
 
@@ -266,23 +256,19 @@ class Joined:
 
     @property
     def dtype(self) -> str:
-        """See StoredArray."""
         return self.arrays[0].dtype
 
     @property
     def shape(self) -> Shape:
-        """See StoredArray."""
         sizes = list(self.arrays[0].shape)
         sizes[self.axis] = sum(array.shape[self.axis] for array in self.arrays)
         return tuple(sizes)
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """See StoredArray."""
         return tuple(place for array in self.arrays for place in array.places)
 
     def read(self) -> npt.NDArray[Any]:
-        """See StoredArray."""
         whole = np.empty(self.shape, NUMPY_DTYPES[self.dtype])
         target, at = np.moveaxis(whole, self.axis, 0), 0
         for index, array in enumerate(self.arrays):  # one part at a time beside the whole
@@ -304,17 +290,14 @@ class Same:
 
     @property
     def dtype(self) -> str:
-        """See StoredArray."""
         return self.arrays[0].dtype
 
     @property
     def shape(self) -> Shape:
-        """See StoredArray."""
         return self.arrays[0].shape
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """See StoredArray."""
         return tuple(place for array in self.arrays for place in array.places)
 
     def read(self) -> npt.NDArray[Any]:

@@ -106,11 +106,9 @@ class StridedArray:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """See StoredArray."""
         return ((self.file, self.offset),)
 
     def read(self) -> npt.NDArray[Any]:
-        """See StoredArray."""
         values = TensorInfo(self.file, self.dtype, (_span(self.shape, self.strides),), self.offset)
         item = item_bytes(self.dtype)
         strides = [stride * item for stride in self.strides]

@@ -12,7 +12,6 @@ WEIGHTS = WeightNames(qkv=("self_attn.W_pack",))
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     config.must_be("tie_word_embeddings", False)
     norm = Norm(epsilon=config.get_float("rms_norm_eps", 1e-6))
     # The second generation has a head whose rows have length 1.

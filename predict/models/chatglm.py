@@ -53,7 +53,6 @@ def _is_second(config: ConfigReader) -> bool:
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     return _first_spec(config) if _is_first(config) else later_spec(config)
 
 

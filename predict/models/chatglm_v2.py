@@ -8,5 +8,4 @@ __all__ = ("WEIGHTS", "spec")
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     return later_spec(config)

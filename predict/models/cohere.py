@@ -9,7 +9,6 @@ WEIGHTS = WeightNames(mlp_norm="input_layernorm.weight")
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     has_qk_norm = config.get_bool("use_qk_norm", False)  # Command R+
     bias = config.get_bool("attention_bias", False)
     norm = Norm("layer", config.get_float("layer_norm_eps", 1e-5))

@@ -82,7 +82,6 @@ def deepseek_like(
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     return deepseek_like(config, _router(config))
 
 

@@ -8,13 +8,11 @@ from predict.nn.weights import WeightNames
 
 
 def weights(config: ConfigReader) -> WeightNames:
-    """See predict.models."""
     count = config.get_int("num_nextn_predict_layers", 1, aliases=("num_mtp_layers",))
     return WeightNames().without_layers(config.get_int("num_hidden_layers"), count)
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     config.must_be("topk_method", "noaux_tc")
     return deepseek_like(config, _router(config), config.get_bool("rope_interleave", True))
 

@@ -14,7 +14,6 @@ SPREAD = 8  # positions that a token takes, where the model was trained on rando
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     architectures = config.get_texts("architectures")
     if architectures and "Ernie35ForCausalLM" not in architectures:
         raise config.wrong("architectures", "Ernie35ForCausalLM; other ERNIEs make no text")

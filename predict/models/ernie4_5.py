@@ -9,7 +9,6 @@ WEIGHTS = WeightNames()
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     config.must_be("compression_ratio", 1.0)  # of positions
     config.must_be("use_rmsnorm", True)
     bias = config.get_bool("use_bias", False)

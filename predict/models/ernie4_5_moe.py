@@ -14,7 +14,6 @@ WEIGHTS = WeightNames(
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     config.must_be("use_bias", False)
     config.must_be("moe_gate_act", "softmax")
     config.get_float("moe_norm_min", 0.0)  # so small that no sum of shares is below it

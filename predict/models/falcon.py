@@ -25,7 +25,6 @@ def _is_parallel(config: ConfigReader) -> bool:
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     hidden_size = config.get_int("hidden_size", aliases=("n_embed",))
     num_heads = config.get_int("num_attention_heads", aliases=("n_head",))
     head_dim, bias = per_head(config, hidden_size, num_heads), config.get_bool("bias", False)

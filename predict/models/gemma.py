@@ -40,6 +40,5 @@ def gemma_like(config: ConfigReader, **changes: Any) -> DecoderSpec:
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     bias = config.get_bool("attention_bias", False)
     return gemma_like(config, attention={"qkv_bias": bias, "out_bias": bias})

@@ -38,7 +38,6 @@ def head_of(config: ConfigReader, softcap: float = 0.0) -> HeadSpec:
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     kinds = config.layer_types(lambda i: "full_attention" if i % 2 else "sliding_attention")
     window = config.get_int("sliding_window", 4096)
     return gemma_like(

@@ -18,7 +18,6 @@ DEFAULTS = {
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     text = config.text_config(DEFAULTS)
     text.must_be("model_type", "gemma3_text")
     return replace(gemma3_text.spec(text), model_type="gemma3")

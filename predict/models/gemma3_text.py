@@ -13,7 +13,6 @@ LOCAL = 1  # of the rotary tables
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     pattern = config.get_int("sliding_window_pattern", 6, aliases=("_sliding_window_pattern",))
     kinds = config.layer_types(
         lambda i: "sliding_attention" if (i + 1) % pattern else "full_attention"

@@ -32,5 +32,4 @@ def glm_like(config: ConfigReader, **mlp: Any) -> DecoderSpec:
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     return glm_like(config)

@@ -9,5 +9,4 @@ WEIGHTS = WeightNames(gate_up=("mlp.gate_up_proj",))
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     return glm_like(config, post_norm=glm_norm(config))

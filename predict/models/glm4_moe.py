@@ -13,7 +13,6 @@ def weights(config: ConfigReader) -> WeightNames:
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     norm = Norm(epsilon=config.get_float("rms_norm_eps", 1e-5))
     dense = llama_like(
         config,

@@ -29,7 +29,6 @@ def weights(config: ConfigReader) -> WeightNames:
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     config.must_be("normalize_before", True)
     config.must_be("tie_word_embeddings", True)
     # PaddleNLP's "gelu" stands for the tanh approximation.

@@ -25,7 +25,6 @@ WEIGHTS = WeightNames(
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     config.must_be("scale_attn_weights", True)
     config.must_be("add_cross_attention", False)
     return gpt2_like(

@@ -20,7 +20,6 @@ WEIGHTS = WeightNames(
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     hidden_size = config.get_int("hidden_size")
     num_heads = config.get_int("num_attention_heads")
     head_dim = per_head(config, hidden_size, num_heads)

@@ -24,7 +24,6 @@ ROPE = {
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     config = ConfigReader({"rope_scaling": ROPE, **config.values}, config.path)
     config.must_be("hidden_act", "silu")
     kinds = config.layer_types(lambda i: "full_attention" if i % 2 else "sliding_attention")

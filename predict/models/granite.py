@@ -9,8 +9,6 @@ WEIGHTS = WeightNames()
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
-
     def factor(name: str) -> float:
         return config.get_float("multiplier", 1.0, aliases=(name,))
 

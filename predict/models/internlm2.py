@@ -18,6 +18,5 @@ WEIGHTS = WeightNames(
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     bias = config.get_bool("bias", True)
     return llama_like(config, attention={"qkv_bias": bias, "out_bias": bias})

@@ -11,7 +11,6 @@ WEIGHTS = WeightNames()
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     attention_bias = config.get_bool("attention_bias", False)
     mlp_bias = config.get_bool("mlp_bias", False)
     alibi = config.get_bool("alibi", False)  # of Baichuan 13B, which PaddleNLP stores as a Llama

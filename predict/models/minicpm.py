@@ -11,7 +11,6 @@ WEIGHTS = WeightNames()
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     config.must_be("num_experts", 0)  # those of MiniCPM-MoE
     config.must_be("sparse_config", None)  # that of MiniCPM4's sparse attention
 

@@ -8,5 +8,4 @@ WEIGHTS = WeightNames()
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     return llama_like(config, windows=config.windows())

@@ -10,7 +10,6 @@ WEIGHTS = replace(mistral.WEIGHTS, beside_text=("vision_tower.", "multi_modal_pr
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     text = config.text_config()
     text.must_be("model_type", "mistral")
     return replace(mistral.spec(text), model_type="mistral3")

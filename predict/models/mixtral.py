@@ -16,7 +16,6 @@ WEIGHTS = WeightNames(
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     norm = Norm(epsilon=config.get_float("rms_norm_eps", 1e-5))
     dense = llama_like(config, windows=config.windows(), norm=norm, theta=1000000.0)
     experts = ExpertBlock(

@@ -12,7 +12,6 @@ WEIGHTS = WeightNames(
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     bias = config.get_bool("attention_bias", False)
     norm = Norm(epsilon=config.get_float("rms_norm_eps", 1e-5))
     return llama_like(

@@ -9,7 +9,6 @@ WEIGHTS = WeightNames()
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     config.must_be("clip_qkv", None)
     config.must_be("sliding_window", None)
     bias = config.get_bool("attention_bias", False)

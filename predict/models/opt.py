@@ -33,7 +33,6 @@ def _function(config: ConfigReader) -> Function:
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     config.must_be("layer_norm_elementwise_affine", True)
     hidden_size = config.get_int("hidden_size")
     width = config.get_int("word_embed_proj_dim", hidden_size)

@@ -15,7 +15,6 @@ WEIGHTS = WeightNames(
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     config.must_be("qk_layernorm", False)
     config.must_be("tie_word_embeddings", False)
     norm = Norm("layer", config.get_float("layer_norm_eps", 1e-5), True)

@@ -9,7 +9,6 @@ WEIGHTS = WeightNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     for key in ("attention_bias", "mlp_bias", "lm_head_bias"):
         config.must_be(key, False)
     norm = Norm(epsilon=config.get_float("rms_norm_eps", 1e-5))

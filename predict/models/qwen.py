@@ -23,7 +23,6 @@ QUERIES = 1  # of the rotary tables
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     config.must_be("no_bias", True)
     config.must_be("scale_attn_weights", True)
     config.must_be("rotary_pct", 1.0)

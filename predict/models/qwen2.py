@@ -27,6 +27,5 @@ def windows(
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     config.must_be("dual_chunk_attention_config", None)  # of Qwen2.5-1M
     return llama_like(config, {"qkv_bias": True}, windows=windows(config))

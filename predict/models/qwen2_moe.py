@@ -14,7 +14,6 @@ WEIGHTS = WeightNames(
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     last = config.get_int("max_window_layers", 28)
     dense = llama_like(
         config,

@@ -19,7 +19,6 @@ def attention_fields(config: ConfigReader) -> dict[str, Any]:
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     return llama_like(
         config,
         attention=attention_fields(config),

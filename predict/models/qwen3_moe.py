@@ -20,7 +20,6 @@ def sparse_layers(config: ConfigReader) -> Callable[[int], bool]:
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     dense = llama_like(
         config,
         attention=attention_fields(config),

@@ -26,7 +26,6 @@ def rotary_layers(config: ConfigReader) -> list[bool]:
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     rotates = rotary_layers(config)
     bias, mlp_bias = config.get_bool("attention_bias", False), config.get_bool("mlp_bias", False)
     made = llama_like(

@@ -25,7 +25,6 @@ def _is_parallel(config: ConfigReader) -> bool:
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     epsilon = config.get_float("layer_norm_eps", 1e-5)
     has_qk_norm = config.get_bool("qk_layernorm", False)  # the 12B one
     return llama_like(

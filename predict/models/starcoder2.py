@@ -9,7 +9,6 @@ WEIGHTS = WeightNames(gate_up=("mlp.c_fc",), down=("mlp.c_proj",))
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    """See predict.models.Family."""
     config.must_be("mlp_type", "default")
     config.must_be("norm_type", "layer_norm")
     bias = config.get_bool("use_bias", True)

@@ -207,11 +207,6 @@ class ConfigReader:
         """A number within the key's range; required when no default is given."""
         return float(self._number(key, default, default is None, aliases))
 
-    def optional_float(self, key: str) -> float | None:
-        """A number within the key's range, or None when absent or null."""
-        value = self._number(key, None, False)
-        return None if value is None else float(value)
-
     def must_be(self, key: str, allowed: Any, default: Any = None) -> None:
         """Raises UserError where the key asks for something else than what the family does."""
         value = self.values.get(key, default)

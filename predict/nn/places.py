@@ -61,7 +61,6 @@ class PrefixPlacing:
     spec: PrefixSpec
 
     def of(self, prompt_token_ids: Sequence[int], num_before: int = 0) -> Places:
-        """See Placing."""
         first: dict[int, int] = {}  # place of a token's first occurrence
         for place, token in enumerate(prompt_token_ids):
             first.setdefault(token, place)
@@ -71,7 +70,6 @@ class PrefixPlacing:
         return Places(prefix=Prefix(num_tokens, mask_row), num_before=num_before)
 
     def placed(self, inputs: ForwardInputs, places: Sequence[Places]) -> ForwardInputs:
-        """See Placing."""
         prefixes = [each.prefix or Prefix(0, 0) for each in places]
         lens = np.array([prefix.num_tokens for prefix in prefixes], np.int32)
         ends = _by_token(lens, inputs)
@@ -92,11 +90,9 @@ class StepPlacing:
     num_positions: int  # rows of one part
 
     def of(self, prompt_token_ids: Sequence[int], num_before: int = 0) -> Places:
-        """See Placing."""
         return Places(self.num_positions * step_of(self.rope, len(prompt_token_ids)))
 
     def placed(self, inputs: ForwardInputs, places: Sequence[Places]) -> ForwardInputs:
-        """See Placing."""
         first_rows = _by_token([each.first_row for each in places], inputs)
         return inputs._replace(positions=inputs.positions + first_rows)
 

@@ -366,7 +366,6 @@ class _Run:
         tree_mask: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """See Run."""
         caches = self.caches or _no_tensors(hidden)
         step = _no_tensors(hidden) if inputs is None else inputs.of_blocks
         made, *written = _run()(

@@ -172,7 +172,6 @@ class LayerRun:
         tree_mask: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """See Run."""
         return layer(self.ops, hidden, self.blocks, self.cache, self.ropes, inputs, tree_mask, rows)
 
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 def weight_only_tensors(
     weight: Quantized, scheme: str, dtype: str, compiled: ModuleType | None, place: Any
 ) -> tuple[Tensor, ...]:
-    """See predict.schemes.Scheme."""
     made = weight_tensors(weight, scheme, dtype, compiled, place)
     if compiled is not None:
         made += (act_tensor(weight, place),)
@@ -40,7 +39,6 @@ def gathered(x: Tensor, perm: Tensor) -> Tensor:
 
 
 def product(x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
-    """See predict.schemes.Scheme."""
     import paddle
 
     codes, scale, zero, perm = tensors
@@ -48,7 +46,6 @@ def product(x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
 
 
 def plain(tensors: tuple[Tensor, ...]) -> Tensor:
-    """See predict.schemes.Scheme."""
     import paddle
 
     codes, scale, zero, perm = tensors

@@ -29,14 +29,12 @@ NAME = "a8w8"
 
 
 def quantize(weight: Any, group_size: int, round_weight: RoundWeight = round_on_host) -> Quantized:
-    """See predict.schemes.Scheme."""
     return Quantized(*round_weight(weight, "int8", -1))
 
 
 def tensors(
     weight: Quantized, dtype: str, compiled: ModuleType | None, place: Any = None
 ) -> tuple[Tensor, ...]:
-    """See predict.schemes.Scheme."""
     made = weight_tensors(weight, NAME, dtype, compiled, place)[:2]
     return (
         *made,
@@ -47,7 +45,6 @@ def tensors(
 
 
 def product(x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
-    """See predict.schemes.Scheme."""
     import paddle
 
     codes, scale, act, smooth, shift = tensors
@@ -61,7 +58,6 @@ def product(x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
 
 
 def plain(tensors: tuple[Tensor, ...]) -> Tensor:
-    """See predict.schemes.Scheme."""
     import paddle
 
     codes, scale = tensors[:2]

@@ -30,13 +30,11 @@ def quantize(weight: Any, group_size: int, round_weight: RoundWeight = round_on_
 def tensors(
     weight: Quantized, dtype: str, compiled: ModuleType | None, place: Any = None
 ) -> tuple[Tensor, ...]:
-    """See predict.schemes.Scheme."""
     codes, scale = weight_tensors(weight, NAME, dtype, compiled, place)[:2]
     return codes if compiled is not None else as_e4m3(codes), scale, act_tensor(weight, place)
 
 
 def product(x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
-    """See predict.schemes.Scheme."""
     import paddle
 
     codes, scale, act = tensors
@@ -47,7 +45,6 @@ def product(x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
 
 
 def plain(tensors: tuple[Tensor, ...]) -> Tensor:
-    """See predict.schemes.Scheme."""
     import paddle
 
     codes, scale = tensors[:2]

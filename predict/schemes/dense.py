@@ -23,7 +23,6 @@ def quantize(weight: Any, group_size: int, round_weight: RoundWeight = round_on_
 def tensors(
     weight: Quantized, dtype: str, compiled: ModuleType | None, place: Any = None
 ) -> tuple[Tensor, ...]:
-    """See predict.schemes.Scheme."""
     import paddle
 
     if place is not None:
@@ -35,12 +34,10 @@ def tensors(
 
 
 def product(x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
-    """See predict.schemes.Scheme."""
     import paddle
 
     return paddle.matmul(x, tensors[0].astype("float32"), transpose_y=True)
 
 
 def plain(tensors: tuple[Tensor, ...]) -> Tensor:
-    """See predict.schemes.Scheme."""
     return tensors[0]

@@ -17,19 +17,16 @@ NAME = "w4a8"
 
 
 def quantize(weight: Any, group_size: int, round_weight: RoundWeight = round_on_host) -> Quantized:
-    """See predict.schemes.Scheme."""
     return Quantized(*round_weight(weight, "int4", group_size))
 
 
 def tensors(
     weight: Quantized, dtype: str, compiled: ModuleType | None, place: Any = None
 ) -> tuple[Tensor, ...]:
-    """See predict.schemes.Scheme."""
     return weight_only_tensors(weight, NAME, dtype, compiled, place)
 
 
 def product(x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
-    """See predict.schemes.Scheme."""
     import paddle
 
     codes, scale, zero, perm = tensors

@@ -17,12 +17,10 @@ NAME = "weight_only_int8"
 
 
 def quantize(weight: Any, group_size: int, round_weight: RoundWeight = round_on_host) -> Quantized:
-    """See predict.schemes.Scheme."""
     return Quantized(*round_weight(weight, "int8", group_size))
 
 
 def tensors(
     weight: Quantized, dtype: str, compiled: ModuleType | None, place: Any = None
 ) -> tuple[Tensor, ...]:
-    """See predict.schemes.Scheme."""
     return weight_only_tensors(weight, NAME, dtype, compiled, place)

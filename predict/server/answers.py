@@ -94,7 +94,6 @@ class _Events(Encoder):
         self._end = b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
 
     def finish(self, usage: Usage) -> bytes:
-        """See Encoder."""
         if not self._with_usage:
             return DONE
         counts = to_json(usage_fields(usage))
@@ -122,7 +121,6 @@ class CompletionEvents(_Events):
         self._plain_tail = b',"logprobs":null,"finish_reason":null}' + self._end
 
     def encode(self, prompt_index: int, pieces: list[StreamOutput]) -> bytes:
-        """See Encoder."""
         out: list[bytes] = []
         for piece in gathered(pieces):
             index = prompt_index * self._num_answers + piece.index
@@ -185,7 +183,6 @@ class ChatEvents(_Events):
         self._tail = b'},"logprobs":null,"finish_reason":null}' + self._end
 
     def encode(self, prompt_index: int, pieces: list[StreamOutput]) -> bytes:
-        """See Encoder."""
         out: list[bytes] = []
         for piece in gathered(pieces):
             choice = self._choices.get(piece.index)

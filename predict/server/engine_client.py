@@ -254,7 +254,6 @@ class ClientAnswer:
         return pieces
 
     def abort(self) -> None:
-        """See Answer."""
         if not self._has_ended:
             self._client.abort(self.request_id)
 
@@ -323,24 +322,20 @@ class EngineClient(asyncio.Protocol):
 
     @property
     def info(self) -> ModelInfo:
-        """See Engine."""
         if self._info is None:
             raise RuntimeError("the model is not loaded yet")
         return self._info
 
     @property
     def is_ready(self) -> bool:
-        """See Engine."""
         return self._info is not None and self._failure is None
 
     @property
     def is_alive(self) -> bool:
-        """See Engine."""
         return self._failure is None
 
     @property
     def failure(self) -> str | None:
-        """See Engine."""
         return self._failure
 
     @property
@@ -350,11 +345,9 @@ class EngineClient(asyncio.Protocol):
 
     @property
     def num_in_flight(self) -> int:
-        """See Engine."""
         return self._num_in_flight
 
     async def ready(self) -> None:
-        """See Engine."""
         await asyncio.shield(self._loaded)
 
     async def died(self) -> None:
@@ -364,7 +357,6 @@ class EngineClient(asyncio.Protocol):
     def add(
         self, prompt_token_ids: Sequence[int], params: SamplingParams, *, streamed: bool
     ) -> ClientAnswer:
-        """See Engine."""
         self._num_asked += 1
         answer = ClientAnswer(self, self._num_asked, params.num_samples)
         self._send(
@@ -380,24 +372,19 @@ class EngineClient(asyncio.Protocol):
             self._send(Abort(request_id))
 
     async def stats(self) -> EngineStats:
-        """See Engine."""
         told: Told = await self._ask(AskStats)
         return told.stats
 
     async def load_adapter(self, name: str, directory: str) -> None:
-        """See Engine."""
         self._check(await self._ask(lambda number: LoadAdapter(number, name, directory)))
 
     async def unload_adapter(self, name: str) -> None:
-        """See Engine."""
         self._check(await self._ask(lambda number: UnloadAdapter(number, name)))
 
     async def load_prefix(self, name: str, path: str) -> None:
-        """See Engine."""
         self._check(await self._ask(lambda number: LoadPrefix(number, name, path)))
 
     async def unload_prefix(self, name: str) -> None:
-        """See Engine."""
         self._check(await self._ask(lambda number: UnloadPrefix(number, name)))
 
     def _check(self, changed: Changed) -> None:

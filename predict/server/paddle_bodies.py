@@ -245,7 +245,6 @@ class _Lines(Encoder):
     """Lines of JSON with an error_code in each."""
 
     def dress(self, error: ApiError) -> None:
-        """See Encoder."""
         error.extra = flask_error(error)
 
 
@@ -255,15 +254,12 @@ class OldFlaskLines(_Lines):
     media_type = "text/plain; charset=utf-8"
 
     def encode(self, prompt_index: int, pieces: list[StreamOutput]) -> bytes:
-        """See Encoder."""
         return b"".join(_flask_line(piece.text) for piece in gathered(pieces) if piece.text)
 
     def finish(self, usage: Usage) -> bytes:
-        """See Encoder."""
         return b""
 
     def fail(self, error: ApiError) -> bytes:
-        """See Encoder."""
         return to_json(flask_error(error)) + b"\n"
 
 
@@ -296,7 +292,6 @@ class FlaskEvents(Encoder):
         self._identity = identity
 
     def encode(self, prompt_index: int, pieces: list[StreamOutput]) -> bytes:
-        """See Encoder."""
         out: list[bytes] = []
         for piece in gathered(pieces):
             if not piece.text and piece.finish_reason is None:
@@ -312,7 +307,6 @@ class FlaskEvents(Encoder):
         return b"".join(out)
 
     def finish(self, usage: Usage) -> bytes:
-        """See Encoder."""
         return DONE
 
 
@@ -325,17 +319,14 @@ class NativeLines(_Lines):
         self._num_sent = 0
 
     def encode(self, prompt_index: int, pieces: list[StreamOutput]) -> bytes:
-        """See Encoder."""
         text = "".join(piece.text for piece in pieces)
         return self._line(text, 0) if text else b""
 
     def finish(self, usage: Usage) -> bytes:
-        """See Encoder."""
         more = {"usage": usage_fields(usage)} if self._with_usage else {}
         return self._line("", 1, **more)
 
     def fail(self, error: ApiError) -> bytes:
-        """See Encoder."""
         return to_json({"req_id": self._req_id, **flask_error(error), "is_end": 1}) + b"\n"
 
     def _line(self, text: str, is_end: int, **more: Any) -> bytes:

@@ -46,11 +46,11 @@ class UnadjustedSampler(Sampler):
     """
 
     def adjustments(self, rows: Sequence[Row]) -> None:
-        """See Sampler."""
+        """Changes nothing: drafts are chosen without penalties."""
 
 
 class DraftSpan(NamedTuple):
-    """See predict.engine.batch.Span."""
+    """The tokens of one request in a step of the draft model."""
 
     token_ids: Sequence[int]
     start: int
@@ -95,13 +95,11 @@ class DraftModelProposer:
 
     @property
     def num_recorded(self) -> int:
-        """See Proposer."""
         return self.network.runner.num_recorded
 
     def propose(
         self, requests: Sequence[Request], limits: Sequence[int]
     ) -> Sequence[Sequence[int]]:
-        """See Proposer."""
         try:
             return self._proposed(requests, limits)
         except Exception:
@@ -151,7 +149,6 @@ class DraftModelProposer:
         return drafts
 
     def observe(self, request: Request, drafts: Sequence[int], chosen: Sequence[int]) -> None:
-        """See Proposer."""
         state = self._states.get(request.request_id)
         if state is None:
             return  # a proposal behind these drafts failed
@@ -229,10 +226,9 @@ class DraftModelProposer:
         )
 
     def settle(self) -> None:
-        """See Proposer."""
+        """Changes nothing: no work is put off."""
 
     def forget(self, request_id: int) -> None:
-        """See Proposer."""
         self._states.pop(request_id, None)
 
     def _launch(

@@ -98,7 +98,7 @@ def match_length(token_ids: Sequence[int], place: int, end: int) -> int:
 
 
 class ReferenceProposer:
-    """See Proposer."""
+    """Proposes what followed the same tokens earlier in the request."""
 
     looks_up = True
     num_recorded = 0
@@ -132,10 +132,9 @@ class ReferenceProposer:
         return proposals
 
     def observe(self, request: Request, drafts: Sequence[int], chosen: Sequence[int]) -> None:
-        """See Proposer."""
+        """Changes nothing: drafts come from the request's own tokens."""
 
     def settle(self) -> None:
-        """See Proposer."""
         late, self._late = self._late, []
         try:
             while late:
@@ -146,7 +145,6 @@ class ReferenceProposer:
             raise RequestError(request) from error
 
     def forget(self, request_id: int) -> None:
-        """See Proposer."""
         self._indices.pop(request_id, None)
 
 

@@ -89,7 +89,7 @@ class NgramPool:
 
 
 class LookaheadProposer:
-    """See Proposer."""
+    """Proposes from a pool of n-grams that the model wrote."""
 
     looks_up = True
     num_recorded = 0
@@ -123,7 +123,6 @@ class LookaheadProposer:
             self._late.append((request, chosen, num_accepted, len(chosen)))
 
     def settle(self) -> None:
-        """See Proposer."""
         try:
             while self._late:
                 request, token_ids, first, end = self._late.popleft()
@@ -132,7 +131,6 @@ class LookaheadProposer:
             raise RequestError(request) from error
 
     def forget(self, request_id: int) -> None:
-        """See Proposer."""
         self._num_seen.pop(request_id, None)
 
 

@@ -56,7 +56,6 @@ class JinjaTemplate:
 
     @property
     def source(self) -> str:
-        """See ChatTemplate."""
         return self._source
 
     def render(
@@ -139,7 +138,6 @@ class PaddleTemplate:
 
     @property
     def source(self) -> str:
-        """See ChatTemplate."""
         return "".join([self._system or "", *self._conversation, self._query])
 
     def render(

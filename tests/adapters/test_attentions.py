@@ -10,7 +10,6 @@ import pytest
 
 from predict.llm import LLM
 from predict.request import RequestOutput, SamplingParams
-from tests.support.drafts import draft_always
 from tests.support.family_adapters import write_family_adapter
 from tests.support.golden import config, golden
 
@@ -51,10 +50,10 @@ def steps(output: RequestOutput) -> tuple[tuple[int, ...], list[dict[int, float]
     return answer.token_ids, found
 
 
-def asked(case: str, params: SamplingParams = GREEDY) -> list[tuple[list[int], SamplingParams]]:
+def asked(case: str) -> list[tuple[list[int], SamplingParams]]:
     """Prompts, each with every adapter and without."""
     names = (None, *map(str, RANKS))
-    return [(p, replace(params, adapter=n)) for p in golden(case)["prompts"][:3] for n in names]
+    return [(p, replace(GREEDY, adapter=n)) for p in golden(case)["prompts"][:3] for n in names]
 
 
 def ask(llm: LLM, requests: list[tuple[list[int], SamplingParams]]) -> list[Any]:
@@ -91,30 +90,6 @@ def test_steps_of_any_composition_answer_alike(case: str, folders: dict[str, Pat
         llm = serving(case, folders, **settings)
         for _ in range(2):  # the second time of blocks that are cached
             assert [tokens for tokens, _ in ask(llm, asked(case))] == wanted
-
-
-def test_drafts_change_no_answer(case: str, folders: dict[str, Path]) -> None:
-    plain = replace(GREEDY, logprobs=None, max_new_tokens=12)
-    wanted = ask(serving(case, folders), asked(case, plain))
-    drafts = {"speculate_method": "inference_with_reference", "speculate_max_ngram_size": 2}
-    llm = serving(case, folders, speculate_max_draft_token_num=4, **drafts)
-    draft_always(llm)
-    assert ask(llm, asked(case, plain)) == wanted
-
-
-# Prompts of ChatGLM see themselves both ways: they share no blocks.
-@pytest.mark.parametrize("case", [case for case in CASES if case != "chatglm_6b"])
-def test_blocks_are_shared_within_an_adapter_alone(case: str, folders: dict[str, Path]) -> None:
-    llm = serving(case, folders, block_size=16)
-    prompt = (golden(case)["prompts"][0] * 40)[:40]
-
-    def hits(name: str | None) -> int:
-        (output,) = llm.generate([prompt], replace(GREEDY, adapter=name))
-        return output.metrics.num_cached_tokens
-
-    names = (None, "5", "12")
-    assert [hits(name) for name in names] == [0] * len(names)
-    assert min(hits(name) for name in names) > 0
 
 
 @pytest.mark.parametrize("absorbed", [True, False])

@@ -20,7 +20,6 @@ from predict.loading.program_check import read_program
 from predict.request import RequestOutput
 from tests.support import tiny
 from tests.support.adapters import SEVEN, write_adapter
-from tests.support.drafts import draft_always
 from tests.support.family_adapters import write_family_adapter
 from tests.support.golden import GOLDEN, golden, runs
 from tests.support.schemes import on_this_cpu
@@ -184,38 +183,6 @@ def test_a_program_takes_any_number_of_adapters_and_ranks(
     assert [tokens for tokens, _ in ask(llm, ASKED)] == [tokens for tokens, _ in expected]
     if composition == "room for one":
         assert llm.stats().num_adapters_written > len(SEVEN), "none was moved out and in again"
-
-
-@pytest.mark.parametrize("method", ["inference_with_reference", "draft_model"])
-def test_drafts_are_the_base_models(
-    base: Path, program: Path, seven: dict[str, Path], expected: list[Any], method: str
-) -> None:
-    settings: dict[str, Any] = {"speculate_method": method, "speculate_max_draft_token_num": 4}
-    if method == "draft_model":
-        settings["draft_model_name_or_path"] = str(base)
-    llm = LLM(config(program, seven, mode="static", max_loras=2, **settings))
-    draft_always(llm)
-    asked = [(prompt, replace(each, logprobs=None)) for prompt, each in ASKED]
-    assert [tokens for tokens, _ in ask(llm, asked)] == [tokens for tokens, _ in expected]
-    if method == "draft_model":
-        stats = llm.stats()
-        assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
-
-
-def test_blocks_are_shared_within_an_adapter_alone(
-    base: Path, program: Path, seven: dict[str, Path]
-) -> None:
-    asked = [replace(GREEDY, adapter=name) for name in (None, "four", "wide")]
-    wanted = list(map(steps, LLM(config(base, seven)).generate([LONG] * 3, asked)))
-    llm = LLM(config(program, seven, mode="static", allow_adapter_updates=True))
-    for num_cached in (0, len(LONG) // 16 * 16):
-        outputs = llm.generate([LONG] * 3, asked)
-        assert [output.metrics.num_cached_tokens for output in outputs] == [num_cached] * 3
-        assert [tokens for tokens, _ in map(steps, outputs)] == [tokens for tokens, _ in wanted]
-    llm.unload_adapter("four")
-    llm.load_adapter("four", seven["eight"])
-    (output,) = llm.generate([LONG], asked[1])
-    assert output.metrics.num_cached_tokens == 0
 
 
 def test_adapters_come_and_go(program: Path, seven: dict[str, Path], expected: list[Any]) -> None:

@@ -117,7 +117,7 @@ pool = cuda.GraphPool(gpu)
 def function():
     scratch = paddle.empty([1000])
     cuda.copy_to_device(scratch, source, cuda.current_stream(gpu))
-    cuda.copy_to_host(source, scratch, cuda.current_stream(gpu))
+    cuda.copy_front_to_host(source, scratch, cuda.current_stream(gpu))
     cuda.copy_to_device(target, source, cuda.current_stream(gpu))
     return target, scratch.data_ptr()
 graph = pool.capture(function)

@@ -94,10 +94,13 @@ def run_block(block: Block, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def check_output(expected: str, printed: str) -> None:
-    """Every line of the page's output was printed, in its order; numbers may differ."""
+    """Every line of the page's output was printed, in its order.
+
+    Numbers may differ, and what limits a machine: its bandwidth, or its products.
+    """
 
     def shape(line: str) -> str:
-        return " ".join(re.sub(r"\d[\d.,]*", "#", line).split())
+        return " ".join(re.sub(r"\d[\d.,]*|(?<=of )(bandwidth|products)\b", "#", line).split())
 
     lines = iter([shape(line) for line in printed.splitlines()])
     for line in map(shape, expected.splitlines()):

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from predict.engine.batch import build_inputs, span_inputs
+from predict.engine.batch import span_inputs
 from predict.engine.request_state import Request
-from predict.engine.scheduler import ScheduledBatch, ScheduledSpan
-from predict.nn.inputs import FIELDS, ForwardInputs
+from predict.engine.scheduler import ScheduledSpan
+from predict.nn.inputs import FIELDS
 from predict.request import SamplingParams
 
 
@@ -21,7 +21,7 @@ def test_mixed_batch_of_decode_chunk_and_drafts() -> None:
         ScheduledSpan(chunk, 3, 2, [4, 0, 5], False),
         ScheduledSpan(drafts, 3, 4, [9, 3, 8], True, (11, 12)),
     )
-    inputs = build_inputs(ScheduledBatch(spans, 7, 2), block_size=4)
+    inputs = span_inputs(spans, block_size=4)
     assert inputs.token_ids.tolist() == [105, 202, 203, 204, 304, 11, 12]
     assert inputs.positions.tolist() == [5, 2, 3, 4, 4, 5, 6]
     assert inputs.slot_mapping.tolist() == [9, 18, 19, 0, 12, 13, 14]
@@ -37,13 +37,8 @@ def test_block_tables_are_minus_one_past_the_end() -> None:
         ScheduledSpan(request(1, 2), 2, 0, [5], True),
         ScheduledSpan(request(2, 9), 9, 0, [1, 2, 3], True),
     )
-    inputs = build_inputs(ScheduledBatch(spans, 11, 2), block_size=4)
+    inputs = span_inputs(spans, block_size=4)
     assert inputs.block_tables.tolist() == [[5, -1, -1], [1, 2, 3]]
-
-
-def test_field_table_and_tuple_have_the_same_names() -> None:
-    assert tuple(field.name for field in FIELDS) == ForwardInputs._fields
-    assert all(np.dtype(field.dtype) == np.int32 for field in FIELDS)
 
 
 def test_inputs_of_few_tokens_are_those_of_many(monkeypatch: pytest.MonkeyPatch) -> None:

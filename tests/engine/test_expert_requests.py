@@ -27,7 +27,11 @@ def break_rows(patch: pytest.MonkeyPatch, token: int) -> None:
         patch.setattr(backend, "embed", embed)
 
 
-@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize(
+    ("family", "operators"),
+    [*((family, "fused") for family in FAMILIES), ("mixtral", "reference")],
+    indirect=["operators"],
+)
 def test_a_nan_in_the_router_ends_its_request_alone(
     family: str, operators: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

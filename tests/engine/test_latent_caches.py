@@ -11,7 +11,6 @@ from export.export_model import export_model
 from predict import LLM
 from predict.device import library
 from predict.errors import UserError
-from predict.loading.manifest import load_manifest
 from predict.loading.memory import bytes_per_token
 from predict.loading.model import read_spec
 from tests.support.golden import GOLDEN
@@ -33,34 +32,6 @@ def test_text_does_not_depend_on_how_steps_are_cut(
         greedy(LLM(config(GOLDEN / name, **changes, **composition))) for composition in COMPOSITIONS
     ]
     assert all(text == texts[0] for text in texts)
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_exported_program_gives_the_same_text(
-    compiled: library.Library, tmp_path: Path, fused: bool
-) -> None:
-    changes: dict[str, Any] = {**FP8, "inference_model": fused, "batch_size": 3}
-    model = GOLDEN / "deepseek_v2"
-    dynamic = greedy(LLM(config(model, **changes)))
-    export_model(config(model, **changes), tmp_path / "static")
-    assert load_manifest(tmp_path / "static").kv_format == "fp8"
-    assert greedy(LLM(config(tmp_path / "static", mode="static", **changes))) == dynamic
-    with pytest.raises(UserError, match=r"its KV cache is fp8, --cachekv_int8_type asks for dense"):
-        LLM(config(tmp_path / "static", mode="static", inference_model=fused))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_cached_prefix_gives_the_same_text_as_a_computed_one(
-    compiled: library.Library, name: str
-) -> None:
-    prompt = [[5, *range(7, 52), 3]]
-    llm = LLM(config(GOLDEN / name, **FP8, attention="append", mla_use_matrix_absorption=True))
-    computed = greedy(llm, prompt)
-    assert llm.stats().num_prefix_hit_tokens == 0
-    assert greedy(llm, prompt) == computed
-    assert llm.stats().num_prefix_hit_tokens == 32
-    alone = LLM(config(GOLDEN / name, **FP8, mla_use_matrix_absorption=True))
-    assert greedy(alone, prompt) == computed
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -24,7 +24,7 @@ GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "processors.npz")
 CASES: list[dict[str, Any]] = json.loads(str(GOLDEN["cases"]))
 EOS, NUM_PROMPT = int(GOLDEN["eos_token_id"]), int(GOLDEN["num_prompt"])
 WARPERS = {"temperature", "top_k", "top_p", "min_p", "typical_p"}
-NUM_DRAWS = 200
+NUM_DRAWS = 80
 
 
 @pytest.fixture(params=["reference", "compiled"])

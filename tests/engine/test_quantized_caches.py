@@ -16,6 +16,7 @@ from predict.loading.manifest import load_manifest
 from predict.loading.memory import bytes_per_token, check_cpu_memory, num_cache_blocks
 from predict.loading.model import read_spec
 from tests.support import tiny
+from tests.support.golden import GOLDEN
 from tests.support.quantized_caches import (
     CACHE_TYPES,
     COMPOSITIONS,
@@ -44,12 +45,21 @@ def test_text_does_not_depend_on_how_steps_are_cut(
     assert all(text == texts[0] for text in texts)
 
 
+@pytest.fixture
+def directory(latents: bool, tmp_path: Path) -> Path:
+    """A tiny model with keys and values, or one with latents."""
+    return GOLDEN / "deepseek_v2" if latents else model(tmp_path / "model", {})
+
+
+# Each format of keys and values, and the one of latents.
+FORMATS = [*((cache_type, False) for cache_type in CACHE_TYPES), ("fp8", True)]
+
+
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("cache_type", CACHE_TYPES)
+@pytest.mark.parametrize(("cache_type", "latents"), FORMATS)
 def test_exported_program_gives_the_same_text(
-    compiled: library.Library, tmp_path: Path, cache_type: str, fused: bool
+    compiled: library.Library, tmp_path: Path, cache_type: str, directory: Path, fused: bool
 ) -> None:
-    directory = model(tmp_path / "model", {})
     changes = {"cachekv_int8_type": cache_type, "inference_model": fused, "batch_size": 3}
     dynamic = greedy(LLM(config(directory, **changes)))
     export_model(config(directory, **changes), tmp_path / "static")
@@ -60,11 +70,10 @@ def test_exported_program_gives_the_same_text(
         LLM(config(tmp_path / "static", mode="static", inference_model=fused))
 
 
-@pytest.mark.parametrize("cache_type", CACHE_TYPES)
+@pytest.mark.parametrize(("cache_type", "latents"), FORMATS)
 def test_cached_prefix_gives_the_same_text_as_a_computed_one(
-    compiled: library.Library, tmp_path: Path, cache_type: str
+    compiled: library.Library, cache_type: str, directory: Path
 ) -> None:
-    directory = model(tmp_path / "model", {})
     llm = LLM(config(directory, cachekv_int8_type=cache_type, attention="append"))
     computed = greedy(llm, PROMPTS[-1:])
     assert llm.stats().num_prefix_hit_tokens == 0

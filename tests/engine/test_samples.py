@@ -17,7 +17,7 @@ from export.export_model import export_model
 from predict import LLM, EngineConfig, SamplingParams
 from predict.device import library
 from predict.engine import scheduler as scheduler_module
-from predict.engine.batch import build_inputs
+from predict.engine.batch import span_inputs
 from predict.engine.logprobs import LogprobRecord, measure
 from predict.engine.request_state import Request
 from predict.engine.samples import Samples, sample_params
@@ -175,7 +175,7 @@ def reference(llm: LLM, token_ids: tuple[int, ...]) -> np.ndarray[Any, Any]:
     scheduler.add(request)
     batch = scheduler.schedule()
     assert batch is not None
-    logits = llm.engine.runner.execute(build_inputs(batch, 16)).numpy().astype(np.float64)
+    logits = llm.engine.runner.execute(span_inputs(batch.spans, 16)).numpy().astype(np.float64)
     # The last token's row comes first, and a row that nobody wants behind the others.
     logits = np.roll(logits[: len(token_ids)], -1, axis=0)
     return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))

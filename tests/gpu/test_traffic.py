@@ -12,9 +12,9 @@ import pytest
 
 from predict import LLM, SamplingParams
 from predict.device import devices
-from predict.engine.batch import build_inputs
+from predict.engine.batch import span_inputs
 from predict.engine.request_state import Request
-from predict.engine.scheduler import ScheduledBatch, ScheduledSpan
+from predict.engine.scheduler import ScheduledSpan
 from tests.support.golden import GOLDEN, check_greedy, config, greedy
 from tests.support.paths import DEMO
 
@@ -98,7 +98,7 @@ def log_probabilities(llm: LLM, token_ids: list[int]) -> npt.NDArray[np.float64]
     blocks = list(range(-(-len(token_ids) // 32)))
     request = Request(0, token_ids, SamplingParams())
     span = ScheduledSpan(request, len(token_ids), 0, blocks, True)
-    inputs = build_inputs(ScheduledBatch((span,), len(token_ids), 1), 32)
+    inputs = span_inputs([span], 32)
     inputs = inputs._replace(logit_indices=np.arange(len(token_ids) - 1, dtype=np.int32))
     logits = llm.engine.runner.execute(inputs).numpy().astype(np.float64)
     logits -= logits.max(axis=1, keepdims=True)

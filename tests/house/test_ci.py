@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.paths import ROOT
+from tests.support.quick import QUICK
 
 STYLE = ROOT / ".ci" / "style"
+RUN = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
 def style(*arguments: str, program: Path = STYLE) -> subprocess.CompletedProcess[str]:
@@ -27,33 +32,30 @@ def style(*arguments: str, program: Path = STYLE) -> subprocess.CompletedProcess
     )
 
 
-def commands_of_style(text: str) -> list[list[str]]:
-    """The arguments of each `.ci/style` that a script runs."""
-    return [line.split() for line in re.findall(r"^\.ci/style(.*)$", text, re.MULTILINE)]
-
-
 def test_hooks_and_ci_run_the_same_checks() -> None:
     names = style("--list").stdout.split()
     hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
     entries = re.findall(r"^ *entry: (.*)$", hooks, re.MULTILINE)
-    assert entries == [f".ci/style {name}" for name in names]
+    assert entries == [*(f".ci/style {name}" for name in names), "pytest --quick"]
     # Every hook runs what is installed here, and on all files.
     assert len(entries) == hooks.count("language: system") == hooks.count("pass_filenames: false")
-    runs = commands_of_style((ROOT / ".ci" / "run").read_text(encoding="utf-8"))
-    assert {name for run in runs for name in run or names} == set(names)
+    runs = [line.split() for line in re.findall(r"^\.ci/style ([^#\n]*)", RUN, re.MULTILINE)]
+    assert {name for run in runs for name in run} == set(names)
+    assert RUN.index(".ci/style clang-format") < RUN.index("begin install")  # seconds come first
 
 
-def test_c_and_cuda_sources_are_checked_before_anything_slow() -> None:
-    text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    first = commands_of_style(text)[0]
-    assert "clang-format" in first
-    assert text.index(f".ci/style {' '.join(first)}") < text.index('bash -c "set -o pipefail')
+def test_every_stage_has_a_budget() -> None:
+    budgets = RUN[RUN.index("minutes=(") : RUN.index(")\n", RUN.index("minutes=("))]
+    stages = set(re.findall(r'^begin "?([^"\n]*)"?$', RUN, re.MULTILINE))
+    assert stages == {name.strip('"') for name in re.findall(r"\[([^]]*)\]=\d+", budgets)}
+    assert re.search(r"^timeout .* pytest --slow -m slow\b", RUN, re.MULTILINE)
 
 
-def test_ci_run_runs_the_tests_that_take_minutes_within_a_limit() -> None:
-    text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    (line,) = re.findall(r"^(.*) pytest --slow -m slow\b", text, re.MULTILINE)
-    assert re.match(r"timeout .*\b\d+$", line)
+def test_quick_tests_are_of_every_room() -> None:
+    rooms = {test.split("::")[0].rpartition("/")[0] for test in QUICK}
+    needing = {f"tests/{room}" for room in ("examples", "fake_device", "fake_gpu", "gpu", "ray")}
+    found = {str(path.parent.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}
+    assert found - needing == rooms
 
 
 def test_coverage_is_told_by_room(tmp_path: Path) -> None:
@@ -105,3 +107,57 @@ def test_source_that_clang_format_would_change_fails_the_check(tmp_path: Path) -
     process = style("clang-format", program=program)
     assert process.returncode != 0
     assert "one.cuh:1" in process.stdout
+
+
+@pytest.fixture
+def counted(tmp_path: Path) -> Path:
+    """The meter of lines in a folder with three lines of a product and one of a test."""
+    for name in (".ci/style", "predict/one.py", "quant/two.h", "tests/a.py", "tests/golden/b.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / ".ci" / "style").write_bytes(STYLE.read_bytes())
+    (tmp_path / ".ci" / "style").chmod(0o755)
+    (tmp_path / "predict" / "one.py").write_text("1\n2\n")
+    (tmp_path / "quant" / "two.h").write_text("3\n")
+    (tmp_path / "quant" / "data.json").write_text("4\n")
+    (tmp_path / "tests" / "a.py").write_text("5\n")
+    (tmp_path / "tests" / "golden" / "b.py").write_text("6\n")
+    (tmp_path / ".ci" / "lines").write_text("3 predict quant\n1 tests\n")
+    (tmp_path / "CHANGELOG.md").write_text("- Lines may be 1,234.\n")
+    return tmp_path
+
+
+def meter(folder: Path) -> tuple[int, str, str]:
+    """Its status, what it printed, and what .ci/lines says now."""
+    process = style("lines", program=folder / ".ci" / "style")
+    return process.returncode, process.stdout, (folder / ".ci" / "lines").read_text()
+
+
+def test_lines_of_code_fall_by_themselves_and_do_not_rise(counted: Path) -> None:
+    before = (counted / ".ci" / "lines").read_text()
+    assert meter(counted) == (0, "", before)
+    (counted / "tests" / "more.js").write_text("7\n8\n")
+    said = "tests: 3 lines, 2 more than .ci/lines allows\n"
+    assert meter(counted) == (1, said, before)
+    (counted / "tests" / "more.js").unlink()
+    (counted / "predict" / "one.py").write_text("1\n")
+    assert meter(counted)[::2] == (0, "2 predict quant\n1 tests\n")
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="no git")
+def test_the_number_of_lines_rises_with_a_line_in_the_changelog(counted: Path) -> None:
+    def git(*words: str) -> None:
+        of = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "core.hooksPath=none"]
+        subprocess.run(["git", *of, *words], cwd=counted, check=True, capture_output=True)
+
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    (counted / "tests" / "a.py").write_text("5\n" * 1233)
+    (counted / ".ci" / "lines").write_text("3 predict quant\n1233 tests\n")
+    rose = "tests: .ci/lines rose from 1 to 1233, which CHANGELOG.md does not say\n"
+    assert meter(counted)[:2] == (1, rose)
+    git("commit", "-qam", "two")
+    assert meter(counted)[:2] == (1, rose)
+    (counted / "tests" / "a.py").write_text("5\n" * 1234)
+    (counted / ".ci" / "lines").write_text("3 predict quant\n1234 tests\n")
+    assert meter(counted)[:2] == (0, "")

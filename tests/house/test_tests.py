@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
-from collections.abc import Iterator
 
 import pytest
 
@@ -32,15 +30,6 @@ def imported_tests(tree: ast.Module) -> list[str]:
         # The last part may be a name in a module.
         and any(part.startswith("test_") for part in name.split(".")[1:])
     ]
-
-
-def fixtures(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Names and bodies of a module's fixtures."""
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and any(
-            "pytest.fixture" in ast.unparse(decorator) for decorator in node.decorator_list
-        ):
-            yield node.name, "\n".join(map(ast.unparse, node.body))
 
 
 def reads_clock(node: ast.AST) -> bool:
@@ -85,15 +74,6 @@ def test_no_module_imports_a_test_module() -> None:
     assert not found, "move what is shared to tests/support or a conftest"
 
 
-def test_no_fixture_stands_in_two_files() -> None:
-    places: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for path, tree in SOURCES.items():
-        for fixture in fixtures(tree):
-            places[fixture].append(path)
-    repeated = {name: paths for (name, _), paths in places.items() if len(paths) > 1}
-    assert not repeated, "move them to a conftest"
-
-
 def test_no_assertion_depends_on_the_time_that_something_took() -> None:
     found = {path: lines for path, tree in SOURCES.items() if (lines := timed_assertions(tree))}
     assert not found, "what must be fast is a benchmark"
@@ -112,8 +92,6 @@ def test_the_rules_find_what_they_forbid() -> None:
         "    assert took < 5\n"
         "    assert time.monotonic() < 3\n"
         "    assert run()\n"
-        "@pytest.fixture(scope='module')\n"
-        "def model(): return write()\n"
     )
     assert imported_tests(tree) == [
         "tests.engine.test_scheduler",
@@ -121,7 +99,6 @@ def test_the_rules_find_what_they_forbid() -> None:
         "tests.ops.test_ops",
     ]
     assert timed_assertions(tree) == [9, 10]
-    assert [name for name, _ in fixtures(tree)] == ["model"]
 
 
 def test_one_process_runs_what_shares_work() -> None:

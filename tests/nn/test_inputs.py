@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from predict.device.library import Library
 from predict.engine.gpu_runner import GraphShape, Layout
 from predict.nn.inputs import FIELDS, Field, empty_example, fields_with
-from tests.support.added_fields import came_of
-from tests.support.paths import ROOT
-
-
-def test_a_row_is_all_that_dynamic_and_exported_networks_need(
-    tmp_path: Path, compiled: Library
-) -> None:
-    result = came_of("cpu", tmp_path)
-    assert result["dynamic"] == result["static"] != result["without"]
-    taken = {name: kind for name, kind in result["inputs"].items() if "cache" not in name}
-    assert list(taken) == [*(field.name for field in fields_with()), "marks", "more_lens"]
-    assert taken["marks"] == taken["more_lens"] == "int32 [-1]"
-
-
-def test_operators_find_the_fields_where_the_table_has_them() -> None:
-    text = (ROOT / "csrc/paddle/attention_tensors.h").read_text(encoding="utf-8")
-    body = re.search(r"enum StepField[^{]*\{([^}]*)\}", text)
-    assert body is not None
-    *names, count = re.findall(r"\bk(\w+)", body[1])
-    assert count == "NumStepFields"
-    # The operators take the first rows; those behind them have operators of their own.
-    fields = [re.sub(r"(^|_)(\w)", lambda m: m[2].upper(), field.name) for field in FIELDS]
-    assert names == fields[: len(names)]
 
 
 @pytest.mark.parametrize("fields", [fields_with(), FIELDS])

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from predict.engine.batch import build_inputs
+from predict.engine.batch import placed, span_inputs
 from predict.engine.request_state import Request
-from predict.engine.scheduler import ScheduledBatch, ScheduledSpan
+from predict.engine.scheduler import ScheduledSpan
 from predict.nn.inputs import ForwardInputs, empty_example
 from predict.nn.places import Placing, PrefixPlacing, StepPlacing, fields_of, placing_of
 from predict.nn.spec import PrefixSpec, RopeSpec
@@ -25,8 +25,7 @@ def inputs_of(placing: Placing, *spans: tuple[list[int], int, int]) -> ForwardIn
         request = Request(number, prompt, SamplingParams())
         request.token_ids += [1] * (start + count - len(prompt))
         scheduled.append(ScheduledSpan(request, count, start, [0, 1, 2], True))
-    batch = ScheduledBatch(tuple(scheduled), sum(count for *_, count in spans), len(spans))
-    return build_inputs(batch, 16, placing)
+    return placed(span_inputs(scheduled, 16), scheduled, placing)
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from predict.device.library import Library
-from predict.nn.blocks import AttentionBlock, Norm
 from predict.nn.inputs import max_lens_of
-from predict.ops.records import text_of
 from tests.support.attention import (
     Batch,
     Problem,
@@ -22,7 +19,6 @@ from tests.support.attention import (
     attention,
     rope_table,
     rotated,
-    step_of,
 )
 from tests.support.cpu_kernels import (
     DTYPES,
@@ -33,7 +29,6 @@ from tests.support.cpu_kernels import (
     normal,
     normed,
     numpy32,
-    packed,
     refusal,
     rounded,
     tensor,
@@ -289,304 +284,6 @@ def test_rope_rotates_heads_and_writes_their_slots_only(
         assert_close(rows[slots[written]], new[written], dtype)
         untouched = np.setdiff1d(np.arange(40), slots[written])
         assert np.isnan(rows[untouched]).all()
-
-
-@dataclass(frozen=True)
-class Block:
-    """Weights of an attention block, as float arrays that the dtype holds."""
-
-    hidden_size: int
-    heads: tuple[int, int, int]  # query heads, kv heads, head_dim
-    dtype: str
-    norm: Array
-    qkv: Array
-    qkv_bias: Array | None
-    qk_norms: tuple[Array, Array] | None
-    out: Array
-    out_bias: Array | None
-    sinks: Array | None
-    table: Array
-
-    @classmethod
-    def of(
-        cls, shape: Shape, dtype: str, hidden_size: int, bias: bool = False, qk_norm: bool = False
-    ) -> Block:
-        rng = np.random.default_rng(4)
-        heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
-        qkv_size = (heads + 2 * kv_heads) * dim
-
-        def weight(*size: int) -> Array:
-            return rounded(normal(rng, *size) / size[-1] ** 0.5, dtype)
-
-        def gain(size: int) -> Array:
-            return rounded(1 + normal(rng, size) / 4, dtype)
-
-        return cls(
-            hidden_size,
-            (heads, kv_heads, dim),
-            dtype,
-            gain(hidden_size),
-            weight(qkv_size, hidden_size),
-            rounded(normal(rng, qkv_size), dtype) if bias else None,
-            (gain(dim), gain(dim)) if qk_norm else None,
-            weight(hidden_size, heads * dim),
-            rounded(normal(rng, hidden_size), dtype) if bias else None,
-            np.array(shape.sinks, "f4") if shape.sinks else None,
-            rope_table(2048, dim // 2 * 2),
-        )
-
-    def weight_tensors(self, library: Library) -> list[Any]:
-        """In the operator's order; what is not there is left out."""
-        norms = self.qk_norms or (None, None)
-        listed = [
-            self.norm,
-            packed(library, self.qkv, self.dtype),
-            *(self.qkv_bias, *norms),
-            packed(library, self.out, self.dtype),
-            self.out_bias,
-            None if self.sinks is None else tensor(self.sinks, "float32"),
-        ]
-        weights = [
-            tensor(value, self.dtype) if isinstance(value, np.ndarray) else value
-            for value in listed
-            if value is not None
-        ]
-        return [*weights, tensor(self.table, "float32")]
-
-    def attributes(self, shape: Shape) -> tuple[Any, ...]:
-        """The record, and that there is one block."""
-        heads, kv_heads, dim = self.heads
-        norm = Norm(epsilon=1e-6)
-        block = AttentionBlock(
-            *(heads, kv_heads, dim, dim**-0.5),
-            norm=norm,
-            qk_norm=None if self.qk_norms is None else norm,
-            qkv_bias=self.qkv_bias is not None,
-            out_bias=self.out_bias is not None,
-            window=shape.window,
-            sinks=self.sinks is not None,
-        )
-        return text_of(block, qkv="dense", out="dense", kv_format="dense"), [0]
-
-    def run(
-        self,
-        library: Library,
-        batch: Batch,
-        hidden: Array,
-        caches: tuple[Any, Any],
-        tree_mask: Any = None,
-    ) -> Array:
-        """`caches` are modified."""
-        return numpy32(
-            library.op("regatta_blocks")(
-                tensor(hidden, self.dtype),
-                self.weight_tensors(library),
-                list(caches),
-                batch.step(),
-                tree_mask,
-                None,
-                *self.attributes(batch.shape),
-            )[0]
-        )
-
-    def expected(
-        self, batch: Batch, hidden: Array, keys: list[Array], values: list[Array]
-    ) -> tuple[Wide, list[Array], list[Array]]:
-        """Hidden states, and the contexts with this step's keys and values, rounded."""
-        heads, kv_heads, dim = self.heads
-        qkv = normed(hidden, self.norm, 1e-6) @ self.qkv.T.astype(np.float64)
-        qkv += 0 if self.qkv_bias is None else self.qkv_bias
-        q, k, v = np.split(qkv.reshape(len(hidden), -1, dim), [heads, heads + kv_heads], axis=1)
-        if self.qk_norms is not None:
-            q, k = normed(q, self.qk_norms[0], 1e-6), normed(k, self.qk_norms[1], 1e-6)
-        angles = self.table[batch.positions]
-        q, k = rotated(q, angles), rotated(k, angles)
-        keys, values = [list(rows) for rows in (keys, values)]
-        for i, (count, context) in enumerate(batch.shape.spans):
-            new = slice(int(batch.borders[i]), int(batch.borders[i + 1]))
-            for contexts, rows in ((keys, k), (values, v)):
-                old = contexts[i][: context - count]
-                contexts[i] = np.concatenate([old, rounded(rows[new], self.dtype)])
-        mixed = attention(batch.shape, q.astype("f4"), keys, values, dim**-0.5)
-        out = hidden + mixed @ self.out.T.astype(np.float64)
-        return out + (0 if self.out_bias is None else self.out_bias), keys, values
-
-
-BLOCKS = (
-    (Shape(14, 2, 64, 64, ((1, 1), (1, 70), (3, 66))), 96, True, False),
-    (Shape(4, 2, 40, 16, ((20, 20), (1, 33)), window=12), 65, True, True),
-    (Shape(2, 1, 128, 32, ((40, 100),)), 64, False, True),
-    (Shape(2, 2, 96, 16, ((1, 600), (0, 0), (2, 2))), 33, False, False),
-    (
-        Shape(
-            *(4, 2, 64, 16),
-            ((1, 1), (30, 90), (1, 600), (2, 2)),
-            window=40,
-            sinks=(-1e4, 0.5, 3.0, 1e4),
-        ),
-        *(96, True, False),
-    ),
-)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("shape", "hidden_size", "bias", "qk_norm"), BLOCKS, ids=str)
-def test_attention_block_adds_attention_and_extends_the_cache(
-    compiled: Library,
-    candidate: str,
-    shape: Shape,
-    hidden_size: int,
-    bias: bool,
-    qk_norm: bool,
-    dtype: str,
-) -> None:
-    problem = Problem.of(shape, dtype)
-    batch = problem.batch
-    block = Block.of(shape, dtype, hidden_size, bias, qk_norm)
-    hidden = rounded(normal(np.random.default_rng(5), shape.num_tokens, hidden_size), dtype)
-    # Slots of this step hold NaN before it.
-    old = [
-        [rows[: context - n] for rows, (n, context) in zip(contexts, shape.spans, strict=True)]
-        for contexts in (problem.keys, problem.values)
-    ]
-    caches = tensor(batch.filled_cache(old[0]), dtype), tensor(batch.filled_cache(old[1]), dtype)
-    expected, keys, values = block.expected(batch, hidden, old[0], old[1])
-    assert_close(block.run(compiled, batch, hidden, caches), expected, dtype)
-    for cache, contexts in zip(caches, (keys, values), strict=True):
-        got = numpy32(cache)
-        for row, want in zip(batch.context_rows(got), contexts, strict=True):
-            if len(want):
-                assert_close(row, want, dtype)
-        written = sum(context for _, context in shape.spans) * shape.num_kv_heads * shape.head_dim
-        assert np.isfinite(got).sum() == written
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_attention_block_of_a_long_prompt_equals_that_of_its_chunks(
-    compiled: Library, dtype: str
-) -> None:
-    shape = Shape(4, 2, 32, 32, ((5, 30), (1700, 1700), (1, 100)))
-    block = Block.of(shape, dtype, 64)
-    problem = Problem.of(shape, dtype)
-    hidden = normal(np.random.default_rng(6), shape.num_tokens, 64)
-
-    def caches() -> tuple[Any, Any]:
-        cache = problem.batch.filled_cache
-        return tensor(cache(problem.keys), dtype), tensor(cache(problem.values), dtype)
-
-    whole_caches, chunk_caches = caches(), caches()
-    whole = block.run(compiled, problem.batch, hidden, whole_caches)
-    chunks = []
-    for begin in range(0, 1700, 250):
-        end = min(begin + 250, 1700)
-        part = replace(
-            problem.batch,
-            shape=replace(shape, spans=((end - begin, end),)),
-            block_tables=problem.batch.block_tables[1:2],
-            positions=problem.batch.positions[5 + begin : 5 + end],
-            slots=problem.batch.slots[5 + begin : 5 + end],
-        )
-        chunks.append(block.run(compiled, part, hidden[5 + begin : 5 + end], chunk_caches))
-    np.testing.assert_array_equal(np.concatenate(chunks), whole[5:1705])
-    prompt = [problem.batch.context_rows(numpy32(c[0]))[1] for c in (whole_caches, chunk_caches)]
-    np.testing.assert_array_equal(prompt[0], prompt[1])
-
-
-def test_attention_block_cuts_trees_of_drafts_like_prompts(compiled: Library) -> None:
-    # A block takes 768 tokens at a time: the tree's first three and its last four.
-    shape = Shape(4, 2, 32, 32, ((765, 765), (7, 67)), window=50)
-    block, problem = Block.of(shape, "float32", 64), Problem.of(shape, "float32")
-    hidden = normal(np.random.default_rng(6), shape.num_tokens, 64)
-    # Bits of ancestors: 0 - (1 - (3, 4), 2 - (5 - 6))
-    tree = [1, 3, 5, 11, 19, 37, 101]
-
-    def caches() -> tuple[Any, Any]:
-        cache = problem.batch.filled_cache
-        return tensor(cache(problem.keys), "float32"), tensor(cache(problem.values), "float32")
-
-    mask = int32([[0]] * 765 + [[bits] for bits in tree])
-    together = block.run(compiled, problem.batch, hidden, caches(), mask)
-    alone = replace(
-        problem.batch,
-        shape=replace(shape, spans=shape.spans[1:]),
-        block_tables=problem.batch.block_tables[1:],
-        positions=problem.batch.positions[765:],
-        slots=problem.batch.slots[765:],
-    )
-    tree_alone = block.run(compiled, alone, hidden[765:], caches(), mask[765:])
-    np.testing.assert_array_equal(together[765:], tree_alone)
-    plain = block.run(compiled, alone, hidden[765:], caches())
-    assert not np.array_equal(plain, tree_alone)
-
-
-def test_attention_block_survives_export_and_inference(compiled: Library, tmp_path: Path) -> None:
-    from paddle.static import InputSpec
-
-    import paddle
-    from paddle import inference
-
-    shape = Shape(4, 2, 32, 16, ((3, 3), (1, 20)))
-    problem, block = Problem.of(shape, "float32"), Block.of(shape, "float32", 64, bias=True)
-    batch = problem.batch
-    hidden = normal(np.random.default_rng(7), shape.num_tokens, 64)
-    weights = block.weight_tensors(compiled)
-
-    class Net(paddle.nn.Layer):
-        def __init__(self) -> None:
-            super().__init__()
-            for i, weight in enumerate(weights):
-                self.register_buffer(f"w{i}", weight)
-
-        def forward(
-            self,
-            hidden: Any,
-            keys: Any,
-            values: Any,
-            positions: Any,
-            slots: Any,
-            borders: Any,
-            lengths: Any,
-            tables: Any,
-            longest: Any,
-        ) -> Any:
-            for _ in range(2):  # the second layer sees the first one's keys: same cache
-                hidden, keys, values = compiled.op("regatta_blocks")(
-                    hidden,
-                    [getattr(self, f"w{i}") for i in range(len(weights))],
-                    [keys, values],
-                    step_of(positions, slots, borders, lengths, tables, longest),
-                    None,
-                    None,
-                    *block.attributes(shape),
-                )
-            return hidden, keys, values
-
-    def feeds() -> list[Any]:
-        caches = batch.filled_cache(problem.keys), batch.filled_cache(problem.values)
-        return [
-            tensor(hidden, "float32"),
-            *(tensor(cache, "float32") for cache in caches),
-            int32(batch.positions),
-            int32(batch.slots),
-            *batch.index_tensors(),
-        ]
-
-    net = Net()
-    net.eval()
-    eager = feeds()
-    expected = net(*eager)[0].numpy()
-    specs = [
-        InputSpec([None, *feed.shape[1:]], feed.dtype, f"input_{i}") for i, feed in enumerate(eager)
-    ]
-    paddle.jit.save(paddle.jit.to_static(net, specs, full_graph=True), str(tmp_path / "net"))
-    config = inference.Config(str(tmp_path / "net.json"), str(tmp_path / "net.pdiparams"))
-    config.disable_glog_info()
-    predictor = inference.create_predictor(config)
-    fed = feeds()
-    outputs = predictor.run(fed)
-    np.testing.assert_array_equal(outputs[0].numpy(), expected)
-    for i in (1, 2):  # the caller's own tensors were written
-        np.testing.assert_array_equal(fed[i].numpy(), eager[i].numpy())
 
 
 Change = Callable[[dict[str, Any]], None]

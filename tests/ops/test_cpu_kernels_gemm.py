@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,10 @@ from tests.support.cpu_kernels import (
     DTYPES,
     Array,
     force,
-    mlp_block,
     normal,
+    normed,
     numpy32,
+    packed,
     rounded,
     tensor,
 )
@@ -46,19 +46,6 @@ SHAPES = (
 
 def sigmoid(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return 1.0 / (1.0 + np.exp(-x))
-
-
-def normed(x: Array, weight: Array, epsilon: float) -> npt.NDArray[np.float64]:
-    wide = x.astype(np.float64)
-    scale: npt.NDArray[np.float64] = wide / np.sqrt(
-        np.mean(wide**2, axis=-1, keepdims=True) + epsilon
-    )
-    return scale * weight
-
-
-def packed(library: Library, weight: Array, dtype: str) -> Any:
-    """Weight [N, K] as the linear operator takes it."""
-    return library.op("regatta_pack_dense")(tensor(weight, dtype), True, dtype)[0]
 
 
 def linear(library: Library, x: Any, weight: Any, bias: Any, num_outputs: int) -> Any:
@@ -278,71 +265,6 @@ def test_silu_mul_gates_the_second_half(
     assert_close(numpy32(got), wide * sigmoid(wide) * up, dtype)
 
 
-def mlp_weights(
-    hidden_size: int, intermediate_size: int, dtype: str
-) -> tuple[Array, Array, Array, Array, Array]:
-    """Norm weight, gate_up [2I, H] and its bias, down [H, I] and its bias."""
-    rng = np.random.default_rng(hidden_size)
-    return (
-        rounded(1 + normal(rng, hidden_size) / 4, dtype),
-        rounded(normal(rng, 2 * intermediate_size, hidden_size) / hidden_size**0.5, dtype),
-        rounded(normal(rng, 2 * intermediate_size), dtype),
-        rounded(normal(rng, hidden_size, intermediate_size) / intermediate_size**0.5, dtype),
-        rounded(normal(rng, hidden_size), dtype),
-    )
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("rows", "hidden_size", "intermediate_size", "with_bias"),
-    [(1, 64, 96, False), (5, 65, 64, True), (12, 96, 40, True), (40, 33, 50, False)],
-)
-def test_mlp_block_adds_the_gated_mlp_of_the_norm(
-    compiled: Library,
-    candidate: str,
-    rows: int,
-    hidden_size: int,
-    intermediate_size: int,
-    with_bias: bool,
-    dtype: str,
-) -> None:
-    norm, gate_up, gate_up_bias, down, down_bias = mlp_weights(
-        hidden_size, intermediate_size, dtype
-    )
-    hidden = rounded(normal(np.random.default_rng(7), rows, hidden_size), dtype)
-    products = normed(hidden, norm, 1e-6) @ gate_up.T + with_bias * gate_up_bias
-    gate, up = np.split(products, 2, axis=1)
-    expected = hidden + (gate * sigmoid(gate) * up) @ down.T + with_bias * down_bias
-    biases = [tensor(bias, dtype) for bias in (gate_up_bias, down_bias) if with_bias]
-    weights = [
-        tensor(norm, dtype),
-        *(packed(compiled, gate_up, dtype), *biases[:1]),
-        *(packed(compiled, down, dtype), *biases[1:]),
-    ]
-    got = mlp_block(
-        compiled, tensor(hidden, dtype), weights, intermediate_size, with_bias=with_bias
-    )
-    assert_close(numpy32(got), expected, dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_mlp_block_of_a_long_prompt_equals_that_of_its_parts(compiled: Library, dtype: str) -> None:
-    norm, gate_up, _, down, _ = mlp_weights(64, 64, dtype)
-    hidden = normal(np.random.default_rng(8), 1700, 64)
-    weights = (
-        tensor(norm, dtype),
-        packed(compiled, gate_up, dtype),
-        packed(compiled, down, dtype),
-    )
-
-    def block(rows: Array) -> Array:
-        return numpy32(mlp_block(compiled, tensor(rows, dtype), weights, 64))
-
-    whole = block(hidden)
-    parts = [block(hidden[begin : begin + 100]) for begin in range(0, 1700, 100)]
-    np.testing.assert_array_equal(whole, np.concatenate(parts))
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("indices", [[0], [3, 3, 0], list(range(30))])
 def test_logits_are_float32_products_of_the_chosen_rows(
@@ -448,50 +370,3 @@ def test_forcing_an_unknown_candidate_lists_the_known_ones(compiled: Library) ->
 
 def test_forcing_an_unknown_operator_lists_the_known_ones(compiled: Library) -> None:
     assert "known: " in (force(compiled, "lineal=avx2") or "")
-
-
-def test_operators_survive_export_and_inference(compiled: Library, tmp_path: Path) -> None:
-    from paddle.static import InputSpec
-
-    import paddle
-    from paddle import inference
-
-    rng = np.random.default_rng(10)
-    table = packed(compiled, normal(rng, 40, 64), "float32")
-    square = packed(compiled, (normal(rng, 64, 64) / 8).astype(np.float32), "float32")
-    norm_weight = tensor(1 + normal(rng, 64) / 4, "float32")
-
-    class Net(paddle.nn.Layer):
-        def __init__(self) -> None:
-            super().__init__()
-            for name, value in (
-                ("table", table), ("norm", norm_weight), ("square", square),
-            ):  # fmt: skip
-                self.register_buffer(name, value)
-
-        def forward(self, token_ids: Any, logit_indices: Any) -> Any:
-            x = compiled.op("regatta_embedding")(
-                *(token_ids, self.table, None, None), True, 64, 1.0
-            )[0]
-            x = compiled.op("regatta_linear")(x, [self.square], None, "dense", 64)[0]
-            x = compiled.op("regatta_norm")(x, self.norm, None, None, 0, 1e-6, False)[1]
-            return compiled.op("regatta_logits")(
-                x, self.norm, [self.table], None, logit_indices, "dense", 40, 1e-6, 1.0, 0.0
-            )[0]
-
-    specs = [InputSpec([None], "int32", "token_ids"), InputSpec([None], "int32", "logit_indices")]
-    net = Net()
-    net.eval()
-    feeds = np.array([3, 39, 0, 7, 7], np.int32), np.array([4, 1], np.int32)
-    expected = net(*(paddle.to_tensor(feed) for feed in feeds)).numpy()
-    traced = paddle.jit.to_static(net, input_spec=specs, full_graph=True)
-    paddle.jit.save(traced, str(tmp_path / "net"))
-
-    config = inference.Config(str(tmp_path / "net.json"), str(tmp_path / "net.pdiparams"))
-    config.disable_glog_info()
-    predictor = inference.create_predictor(config)
-    for name, feed in zip(predictor.get_input_names(), feeds, strict=True):
-        predictor.get_input_handle(name).copy_from_cpu(feed)
-    predictor.run()
-    got = predictor.get_output_handle(predictor.get_output_names()[0]).copy_to_cpu()
-    np.testing.assert_array_equal(got, expected)

@@ -140,21 +140,6 @@ def test_expert_blocks_equal_their_plain_twins(
         assert_close(got, twin(weights, hidden, dtype), dtype, BLOCK_ROUNDINGS)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_row_of_an_expert_block_does_not_depend_on_the_others(
-    compiled: Library, candidate: str, dtype: str
-) -> None:
-    packed, _ = experts_of(FORMS["qwen2_moe"], 320, dtype, (NAME, NAME))
-    hidden = hidden_of(150, 320)
-    together = numpy32(ops.expert_block(tensor(hidden, dtype), packed))
-    for first, count in ((0, 1), (1, 2), (3, 6), (16, 12), (48, 102)):
-        for num_threads in (1, 3):
-            with threads(compiled, num_threads):
-                rows = tensor(hidden[first : first + count], dtype)
-                part = numpy32(ops.expert_block(rows, packed))
-            np.testing.assert_array_equal(part, together[first : first + count])
-
-
 @pytest.mark.parametrize(
     ("scale", "zero", "message"),
     [

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from predict import LLM, EngineConfig, SamplingParams
+from predict import LLM, EngineConfig
 from predict.bench.cost import linear_bytes
 from predict.device.library import Library
 from tests.support import tiny
@@ -19,11 +19,9 @@ from tests.support.cpu_kernels import (
     Array,
     Wide,
     int32,
-    mlp_block,
     normal,
     normed,
     numpy32,
-    packed,
     rounded,
     tensor,
     threads,
@@ -320,78 +318,6 @@ def test_a8w8_shifts_smooths_and_takes_a_static_scale(
     assert_close(numpy32(got), expected, dtype)
 
 
-def mlp(
-    library: Library,
-    hidden: Array,
-    norm: Array,
-    operands: list[Any],
-    schemes: tuple[str, str],
-    dtype: str,
-) -> Array:
-    weights = tensor(norm, dtype), *operands[0], *operands[1]
-    return numpy32(mlp_block(library, tensor(hidden, dtype), weights, 96, schemes))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    "schemes",
-    [
-        ("weight_only_int8", "weight_only_int8"),
-        ("weight_only_int4", "dense"),
-        ("dense", "w4a8"),
-        ("a8w8", "weight_only_int4"),
-        ("a8w8", "a8w8"),
-    ],
-)
-def test_mlp_block_composes_quantized_linears(
-    compiled: Library, candidate: str, schemes: tuple[str, str], dtype: str
-) -> None:
-    """The block equals its linears, up to the roundings that it leaves out between them."""
-    rng = np.random.default_rng(6)
-    shapes = (192, 64), (64, 96)
-    operands: list[Any] = []
-    wide = []
-    for scheme, shape in zip(schemes, shapes, strict=True):
-        if scheme == "dense":
-            values = rounded(normal(rng, *shape) / 8, dtype)
-            wide.append(values.astype(np.float64))
-            operands.append([packed(compiled, values, dtype)])
-        else:
-            weight = make_weight(rng, scheme, *shape)
-            weight = Weight(
-                scheme,
-                weight.codes,
-                (weight.scale / 30 * (12 if is_int4(scheme) else 1)).astype(np.float32),
-                None,
-                weight.group,
-            )
-            wide.append(weight.wide())
-            operands.append(weight.operand(compiled, dtype))
-    norm = rounded(1 + normal(rng, 64) / 4, dtype)
-    hidden = rounded(normal(rng, 21, 64), dtype)
-    got = mlp(compiled, hidden, norm, operands, schemes, dtype)
-
-    def rounded_or_not(scheme: str, x: Wide) -> Wide:
-        values = x.astype(np.float32)
-        return x if scheme == "dense" else rounded_for(scheme, values, dtype)
-
-    gate, up = np.split(rounded_or_not(schemes[0], normed(hidden, norm, 1e-6)) @ wide[0].T, 2, 1)
-    active = gate / (1 + np.exp(-gate)) * up
-    expected = hidden + rounded_or_not(schemes[1], active) @ wide[1].T
-    if all(scheme == "dense" or dtype == "float32" for scheme in schemes) and not (
-        set(schemes) & set(BY_TOKEN)
-    ):
-        assert_close(got, expected, dtype)
-    else:
-        # An activation beside a rounding border may go the other way: one step in 127 of it.
-        error = np.abs(got - expected).max() / np.sqrt(np.mean(expected**2))
-        assert error < (0.02 if dtype == "float32" else 0.04)
-    # Rows do not depend on their neighbours.
-    for rows in (1, 5):
-        part = mlp(compiled, hidden[-rows:], norm, operands, schemes, dtype)
-        np.testing.assert_array_equal(part, got[-rows:])
-
-
 @pytest.mark.parametrize("scheme", [*WEIGHT_ONLY, "a8w8"])
 def test_logits_take_a_quantized_head(compiled: Library, candidate: str, scheme: str) -> None:
     rng = np.random.default_rng(7)
@@ -488,42 +414,6 @@ def test_linear_names_tensors_that_do_not_fit(compiled: Library) -> None:
         linear(compiled, weight.scheme, x, [*operand[:3], int32([0, 1, 2])], 32)
     with pytest.raises(ValueError, match=r"scheme .int3. is not known .known: .*a8w8"):
         linear(compiled, "int3", x, operand, 32)
-
-
-MODELS: dict[str, dict[str, Any]] = {
-    "weight_only_int8": {"quant_type": "weight_only_int8"},
-    "weight_only_int4": {"quant_type": "weight_only_int4", "weightonly_group_size": 32},
-    "a8w8": {"quant_type": "a8w8"},
-    "w4a8": {"quant_type": "w4a8", "weightonly_group_size": 32},
-    "mixed": {"quant_type": "a8w8", "skip_list_names": ("layers.0.", "down_proj")},
-}
-
-
-@pytest.mark.parametrize("name", list(MODELS))
-def test_no_token_depends_on_the_batch(compiled: Library, tmp_path: Path, name: str) -> None:
-    source = tiny.write(tmp_path)
-    rng = np.random.default_rng(13)
-    prompts = [rng.integers(3, 199, int(rng.integers(1, 60))).tolist() for _ in range(7)]
-    params = SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True)
-    answers = []
-    compositions: tuple[dict[str, Any], ...] = (
-        {"batch_size": 1},
-        {"batch_size": 7, "attention": "append"},
-        {"batch_size": 3, "attention": "append", "max_num_batched_tokens": 5},
-    )
-    for composition in compositions:
-        config = EngineConfig(
-            model_name_or_path=str(source),
-            max_length=80,
-            block_size=16,
-            inference_model=True,
-            dtype="bfloat16",
-            **composition,
-            **MODELS[name],
-        )
-        answers.append([output.token_ids for output in LLM(config).generate(prompts, params)])
-    assert answers[1] == answers[0]
-    assert answers[2] == answers[0]
 
 
 def test_bytes_of_a_decode_step_are_those_of_the_stored_weights(

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from predict.device.library import Library
-from predict.ops.plain_sampling import _sample_row
+from predict.ops.plain_sampling import _sample_row, uniform
 from tests.support.cpu_kernels import (
     Array,
     Ints,
@@ -19,45 +19,6 @@ from tests.support.cpu_kernels import (
 )
 
 OPERATOR = "sample"  # whose candidates the fixture `candidate` goes through
-
-
-def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, ...]:
-    """Philox4x32-10 as in the paper (Salmon et al. 2011), one line per step."""
-    k, c = list(key), list(counter)
-    for _ in range(10):
-        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
-        c = [b >> 32 ^ c[1] ^ k[0], b & 0xFFFFFFFF, a >> 32 ^ c[3] ^ k[1], a & 0xFFFFFFFF]
-        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
-    return tuple(c)
-
-
-def uniform(seed: int, offset: int) -> float:
-    seed, offset = seed % 2**64, offset % 2**64
-    words = philox((seed % 2**32, seed >> 32), (offset % 2**32, offset >> 32, 0, 0))
-    return (words[0] >> 8) * 2.0**-24
-
-
-# Known answers of Random123, the authors' implementation.
-@pytest.mark.parametrize(
-    ("key", "counter", "words"),
-    [
-        ((0, 0), (0, 0, 0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-        (
-            (0xFFFFFFFF,) * 2,
-            (0xFFFFFFFF,) * 4,
-            (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD),
-        ),
-        (
-            (0xA4093822, 0x299F31D0),
-            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
-            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
-        ),
-    ],
-)
-def test_the_oracle_s_generator_gives_the_known_answers(
-    key: tuple[int, int], counter: tuple[int, int, int, int], words: tuple[int, ...]
-) -> None:
-    assert philox(key, counter) == words
 
 
 def test_draws_follow_the_generator(compiled: Library, candidate: str) -> None:

@@ -270,8 +270,10 @@ def test_all_rows_may_go_to_one_expert(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("inner", [64, 40])
+@pytest.mark.parametrize(
+    ("inner", "scheme"),
+    [(64, "weight_only_mxfp4"), *((inner, scheme) for inner in (64, 40) for scheme in SCHEMES)],
+)
 def test_a_row_does_not_depend_on_the_batch_or_the_threads(
     compiled: Library, candidate: str, inner: int, scheme: str, dtype: str
 ) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from predict.device import library
-from predict.nn.blocks import Activation
 from predict.nn.decoder import Attention, BlockWeights, Linear, Mlp, map_tensors
 from predict.nn.inputs import ForwardInputs, HostTensors, empty_example, max_lens_of, to_tensors
 from predict.nn.rope import rope_table
@@ -22,10 +22,12 @@ from tests.support.tolerances import BLOCK_ROUNDINGS, assert_close
 
 paddle = library.import_paddle()
 
+OPERATOR = "attention_block"  # whose candidates the fixture `candidate` goes through
 DTYPES = ["float32", "bfloat16", "float16"]
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, BLOCK = 72, 88, 6, 2, 32, 16
 
 EMPTY = Linear("dense", (), None, 88, 72)
+Spans = Sequence[tuple[int, int, Sequence[int]]]
 
 
 class Case:
@@ -66,13 +68,19 @@ class Case:
         return dataclasses.replace(m, gate_up=self.packed(m.gate_up), down=self.packed(m.down))
 
 
+# Cached tokens, tokens of the step, blocks: a prompt's chunk, a decode step, a fresh prompt.
+MIXED = [(20, 5, [4, 9]), (33, 1, [0, 2, 7]), (0, 19, [5, 6])]
+
+
 def mixed_step() -> ForwardInputs:
-    return to_tensors(mixed_arrays(), paddle.CPUPlace())
+    return step_of(MIXED)
 
 
-def mixed_arrays() -> ForwardInputs:
-    """A prompt chunk behind 20 cached tokens, a decode behind 33, and a fresh prompt."""
-    spans = [(20, 5, [4, 9]), (33, 1, [0, 2, 7]), (0, 19, [5, 6])]
+def step_of(spans: Spans) -> ForwardInputs:
+    return to_tensors(arrays_of(spans), paddle.CPUPlace())
+
+
+def arrays_of(spans: Spans) -> ForwardInputs:
     lengths = np.array([n for _, n, _ in spans])
     positions = np.concatenate([np.arange(start, start + n) for start, n, _ in spans])
     slots = np.concatenate(
@@ -82,7 +90,7 @@ def mixed_arrays() -> ForwardInputs:
             for start, n, blocks in spans
         ]
     )
-    tables = np.full((3, 3), -1)
+    tables = np.full((len(spans), max(len(blocks) for *_, blocks in spans)), -1)
     for row, (_, _, blocks) in enumerate(spans):
         tables[row, : len(blocks)] = blocks
     cu_seqlens = np.concatenate([[0], np.cumsum(lengths)])
@@ -105,14 +113,19 @@ def close(got: Any, wanted: Any, dtype: str) -> None:
     assert_close(np.nan_to_num(left), np.nan_to_num(right), dtype, BLOCK_ROUNDINGS)
 
 
-def caches(case: Case) -> tuple[Any, Any]:
+def same(got: Any, wanted: Any) -> None:
+    left, right = got.astype("float32").numpy(), wanted.astype("float32").numpy()
+    np.testing.assert_array_equal(left, right)
+
+
+def caches(case: Case, spans: Spans = MIXED) -> tuple[Any, Any]:
     """Cached keys and values in the slots that the step sees, NaN everywhere else."""
     generator = np.random.default_rng(9)
-    shape = (10, KV_HEADS, BLOCK, DIM)
+    shape = (max(max(blocks) for *_, blocks in spans) + 1, KV_HEADS, BLOCK, DIM)
     pools = []
     for _ in range(2):
         pool = np.full(shape, np.nan, np.float32)
-        for blocks, length in (([4, 9], 20), ([0, 2, 7], 33)):
+        for length, _, blocks in spans:
             for position in range(length):
                 at = (blocks[position // BLOCK], slice(None), position % BLOCK)
                 pool[at] = generator.standard_normal((KV_HEADS, DIM))
@@ -120,33 +133,10 @@ def caches(case: Case) -> tuple[Any, Any]:
     return pools[0], pools[1]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("bias", "qk_norm"), [(False, False), (True, True)])
-def test_attention_block_equals_its_plain_twin(
-    compiled: library.Library, dtype: str, bias: bool, qk_norm: bool
-) -> None:
-    case = Case(dtype, bias, qk_norm)
-    inputs = mixed_step()
-    hidden = case.tensor(int(inputs.positions.shape[0]), HIDDEN)
-    ropes = [paddle.to_tensor(rope_table(RopeSpec(), DIM, 64, 64))]
-    results = []
-    for backend, attention in ((ops, case.packed_attention()), (reference, case.attention)):
-        cache = caches(case)
-        given = hidden if backend is ops else hidden.astype("float32")
-        out, written = backend.attention_block(given, attention, cache, ropes, inputs)
-        results.append((out, *written))
-        for tensor, returned in zip(cache, written, strict=True):
-            np.testing.assert_array_equal(
-                tensor.astype("float32").numpy(), returned.astype("float32").numpy()
-            )
-    for got, wanted in zip(*results, strict=True):
-        close(got, wanted, dtype)
-
-
 def mixed_trees() -> Any:
-    """A tree mask [T, 1] for each span of `mixed_arrays`: token i's parent is token i / 2."""
+    """A tree mask [T, 1] for each span of MIXED: token i's parent is token i / 2."""
     masks: list[int] = []
-    for length in np.diff(mixed_arrays().cu_seqlens_q):
+    for length in np.diff(arrays_of(MIXED).cu_seqlens_q):
         seen: list[int] = []
         for token in range(length):
             seen.append(1 << token | (seen[token // 2] if token else 0))
@@ -186,40 +176,6 @@ def test_attention_with_sinks_equals_its_plain_twin(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bias", [False, True])
-def test_mlp_block_equals_its_plain_twin(compiled: library.Library, dtype: str, bias: bool) -> None:
-    case = Case(dtype, bias, False)
-    hidden = case.tensor(21, HIDDEN)
-    got = ops.mlp_block(hidden, case.packed_mlp())
-    close(got, reference.mlp_block(hidden.astype("float32"), case.mlp), dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_block_ops_equal_the_small_ops_they_compose(compiled: library.Library, dtype: str) -> None:
-    case = Case(dtype, True, True)
-    inputs = mixed_step()
-    hidden = case.tensor(int(inputs.positions.shape[0]), HIDDEN)
-    ropes = [paddle.to_tensor(rope_table(RopeSpec(), DIM, 64, 64))]
-    attention, mlp = case.packed_attention(), case.packed_mlp()
-    assert attention.norm is not None
-    assert mlp.norm is not None
-
-    whole, *_ = ops.attention_block(hidden, attention, caches(case), ropes, inputs)
-    x, _ = ops.rms_norm(hidden, attention.norm.weight, None, 1e-5)
-    q, written = ops.rope_and_cache_write(
-        ops.linear(x, attention.qkv), attention, caches(case), ropes, inputs
-    )
-    mixed = ops.paged_attention(q, attention, tuple(written), inputs)
-    added = ops.linear(mixed, attention.out).astype("float32") + hidden.astype("float32")
-    close(whole, added, dtype)
-
-    whole = ops.mlp_block(hidden, mlp)
-    x, _ = ops.rms_norm(hidden, mlp.norm.weight, None, 1e-5)
-    inner = ops.linear(ops.activate(ops.linear(x, mlp.gate_up), Activation()), mlp.down)
-    close(whole, inner.astype("float32") + hidden.astype("float32"), dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("bias", "qk_norm"), [(False, False), (True, True)])
 def test_one_call_for_all_layers_equals_the_block_ops(
     compiled: library.Library, dtype: str, bias: bool, qk_norm: bool
@@ -239,26 +195,22 @@ def test_one_call_for_all_layers_equals_the_block_ops(
         wanted = ops.mlp_block(wanted, mlp)
         expected += pair
     for got, want in zip([hidden_out, *written], [wanted, *expected], strict=True):
-        np.testing.assert_array_equal(got.astype("float32").numpy(), want.astype("float32").numpy())
+        same(got, want)
 
     kept = [caches(case), caches(case)]
     bound = ops.BoundLayers(layers, kept, ropes)
     for _ in range(2):  # what it wrote before is written again
-        got = bound(hidden, inputs)
-        np.testing.assert_array_equal(
-            got.astype("float32").numpy(), hidden_out.astype("float32").numpy()
-        )
+        same(bound(hidden, inputs), hidden_out)
     for tensor, want in zip([*kept[0], *kept[1]], written, strict=True):
-        np.testing.assert_array_equal(
-            tensor.astype("float32").numpy(), want.astype("float32").numpy()
-        )
+        same(tensor, want)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", list(FORMS))
-@pytest.mark.parametrize("inner", [96, 88])
+@pytest.mark.parametrize(
+    ("dtype", "inner"), [("float32", 88), ("float32", 96), ("bfloat16", 88), ("float16", 96)]
+)
 def test_layers_of_every_form_equal_their_plain_twins(
-    compiled: library.Library, dtype: str, form: str, inner: int
+    compiled: library.Library, candidate: str, dtype: str, form: str, inner: int
 ) -> None:
     case, inputs = Case(dtype, False, False), mixed_step()
 
@@ -303,10 +255,54 @@ def test_layers_of_every_form_equal_their_plain_twins(
         hidden, packed[:1], pairs(dtype)[:1], ropes, inputs, rows=inputs.logit_indices
     )
     whole, _ = ops.layers(hidden, packed[:1], pairs(dtype)[:1], ropes, inputs)
-    np.testing.assert_array_equal(
-        lasts.astype("float32").numpy(),
-        whole.astype("float32").numpy()[inputs.logit_indices.numpy()],
+    same(lasts, whole.astype("float32")[inputs.logit_indices])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_blocks_of_a_long_prompt_equal_those_of_its_parts(
+    compiled: library.Library, dtype: str
+) -> None:
+    case, blocks = Case(dtype, False, False), range(10, 117)
+    attention, mlp = case.packed_attention(), case.packed_mlp()
+    ropes = [paddle.to_tensor(rope_table(RopeSpec(), DIM, 2048, 2048))]
+    spans = [MIXED[0], (0, 1700, blocks), MIXED[1]]
+    hidden = case.tensor(1706, HIDDEN)
+    cache, of_parts = caches(case, spans), caches(case, spans)
+    whole, _ = ops.attention_block(hidden, attention, cache, ropes, step_of(spans))
+    found = [
+        ops.attention_block(rows, attention, of_parts, ropes, step_of([(begin, len(rows), blocks)]))
+        for begin in range(0, 1700, 250)
+        if len(rows := hidden[5 + begin : min(255 + begin, 1705)])
+    ]
+    same(paddle.concat([out for out, _ in found]), whole[5:1705])
+    for one, other in zip(cache, of_parts, strict=True):
+        same(other[10:], one[10:])
+    parts = [ops.mlp_block(hidden[begin : begin + 100], mlp) for begin in range(0, 1700, 100)]
+    same(paddle.concat(parts), ops.mlp_block(hidden[:1700], mlp))
+
+
+def test_trees_of_drafts_are_cut_like_prompts(compiled: library.Library) -> None:
+    # A block takes 768 tokens at a time: the tree's first three and its last four.
+    case, tree = Case("float32", False, False), (60, 7, range(48, 53))
+    attention = case.packed_attention()
+    attention = dataclasses.replace(
+        attention, block=dataclasses.replace(attention.block, window=50)
     )
+    ropes = [paddle.to_tensor(rope_table(RopeSpec(), DIM, 2048, 2048))]
+    spans = [(0, 765, range(48)), tree]
+    hidden = case.tensor(772, HIDDEN)
+    # Bits of ancestors: 0 - (1 - (3, 4), 2 - (5 - 6))
+    bits = np.array([0] * 765 + [1, 3, 5, 11, 19, 37, 101], np.int32)
+    mask = paddle.to_tensor(bits.reshape(-1, 1))
+
+    def outcome(first: int, spans: Spans, mask: Any) -> Any:
+        cache = caches(case, [(0, 0, range(48)), tree])
+        step = step_of(spans)
+        return ops.attention_block(hidden[first:], attention, cache, ropes, step, mask)[0]
+
+    alone = outcome(765, [tree], mask[765:])
+    same(outcome(0, spans, mask)[765:], alone)
+    assert not np.array_equal(outcome(765, [tree], None).numpy(), alone.numpy())
 
 
 def test_wrong_number_of_weights_is_refused(compiled: library.Library) -> None:
@@ -326,7 +322,7 @@ def test_wrong_number_of_weights_is_refused(compiled: library.Library) -> None:
 
 def test_host_tensors_take_the_values_and_shapes_of_each_step() -> None:
     tensors = HostTensors()
-    for step in (mixed_arrays(), empty_example(3), mixed_arrays()):
+    for step in (arrays_of(MIXED), empty_example(3), arrays_of(MIXED)):
         filled, wanted = tensors.filled(step), to_tensors(step, paddle.CPUPlace())
         for got, want in zip(filled.given, wanted.given, strict=True):
             assert got.dtype == want.dtype

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from predict.schemes import Quantized, known_schemes, scheme_of
 from predict.schemes._e4m3 import VALUES, encode
 from predict.schemes.weight_only_mxfp4 import TWICE, encoded
 from tests.support import tiny
-from tests.support.paths import ROOT
 from tests.support.schemes import SETTINGS, answer, logits_of, normal, on_this_cpu, relative_error
 
 # Scheme, group size, largest relative error (root mean square) of a product of normal numbers.
@@ -282,13 +280,6 @@ def test_names_to_skip_that_no_linear_has_are_named(tmp_path: Path) -> None:
         answer(tmp_path, quant_type="wint8", skip_list_names=("layers.0", "dwon"))
 
 
-def test_schemes_are_found_by_file_name() -> None:
-    assert set(known_schemes()) == {
-        "a8w8", "a8w8_fp8", "dense", "w4a8", "weight_only_int4", "weight_only_int8",
-        "weight_only_mxfp4",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("device", "capability", "dtype", "said"),
     [
@@ -366,22 +357,6 @@ def test_a_folded_norm_makes_no_scheme_of_its_own() -> None:
     assert all(unfolded(name) == name for name in (DENSE.name, *SCHEMES))
     with pytest.raises(UserError, match="is not known"):
         scheme_info(DENSE.folded)
-
-
-def test_csrc_has_the_same_rows() -> None:
-    text = (ROOT / "csrc/include/regatta/scheme.h").read_text()
-    kinds = {None: "kFloat", "int8": "kInt8", "e4m3": "kE4M3"}
-    rows = re.findall(r'\{"(\w+)", \d+, (\d+), Activations::(\w+), (true|false),', text)
-    theirs = {name: values for name, *values in rows}
-    assert theirs.pop(DENSE.folded) == theirs[DENSE.name]
-    assert theirs == {
-        row.name: [
-            str(row.bits if row.codes else 0),
-            kinds[row.activations],
-            str(row.has_groups).lower(),
-        ]
-        for row in (DENSE, *SCHEMES.values())
-    }
 
 
 @pytest.mark.parametrize(

@@ -1,45 +1,41 @@
-"""Adapters over HTTP: named as models, loaded from one folder alone, and gone without a trace."""
+"""Adapters and prefixes over HTTP: named as models, loaded from one folder alone, gone again."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from export.export_model import export_model
 from predict import LLM, SamplingParams
 from predict.errors import UserError
-from predict.request import RequestOutput
 from predict.server.config import ServerConfig
 from predict.server.engine_client import AdapterFailed
 from predict.server.flags import parse
 from predict.server.from_flags import server_config
+from tests.golden.prefixes import random_prefix
 from tests.server.engines import GREEDY, LONG, all_pieces, config, nothing_runs, running, texts
 from tests.support.adapters import write_adapter
 from tests.support.http_server import SECONDS, ModelServer, ScriptedServer, config_of
+from tests.support.prefixes import TINY, write_prefix
 from tests.support.tiny import CONFIG, TOKENIZER
 
-LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 PROMPT = [5, 9, 11, 30]
 ASK: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of adapters, with a secret beside it, and links there."""
-    base = tmp_path_factory.mktemp("folders")
-    root = base / "adapters"
+def write_adapters(root: Path, secret: Path) -> None:
     write_adapter(root / "sql", CONFIG, 8, seed=1)
     write_adapter(root / "team" / "chat", CONFIG, 4, seed=2)
     write_adapter(root / "large", CONFIG, 64, seed=3)
-    secret = write_adapter(base / "secret", CONFIG, 4, seed=4)
-    (base / "adapters_too").mkdir()
+    write_adapter(secret, CONFIG, 4, seed=4)
     (root / "link").symlink_to(secret)
     (root / "inner").symlink_to(root / "sql")
     (root / "mixed").mkdir()
@@ -49,37 +45,127 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     os.mkfifo(root / "pipe" / "adapter_config.json")
     (root / "broken").mkdir()
     (root / "broken" / "adapter_config.json").write_text("{")
-    return root
 
 
-def scripted(root: Path | None, **changes: Any) -> ScriptedServer:
-    """A server with an adapter "fixed", and perhaps others."""
+def write_prefixes(root: Path, secret: Path) -> None:
+    write_prefix(root / "sql", TINY, 21, seed=1)
+    write_prefix(root / "team" / "chat", TINY, 32, seed=2)
+    write_prefix(root / "long", TINY, 300)
+    write_prefix(root / "other", (3, 2, 32), 5)
+    np.save(root / "short.npy", random_prefix(TINY, 5, 3))
+    write_prefix(secret, TINY, 5, seed=4)
+    (root / "link.npy").symlink_to(secret / "pre_caches.npy")
+    (root / "inner.npy").symlink_to(root / "short.npy")
+    (root / "mixed").mkdir()
+    (root / "mixed" / "pre_caches.npy").symlink_to(secret / "pre_caches.npy")
+    os.mkfifo(root / "pipe.npy")
+    (root / "empty").mkdir()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What may be loaded, and how."""
+
+    name: str
+    setting: str  # of an EngineConfig, for those that are there from the start
+    word: str  # ahead of the names of a body's fields
+    write: Callable[[Path, Path], None]  # the root's files, and a secret beside it
+    # By path: the file or folder that it leads to; {root} stands for the root.
+    inside: dict[str, str]
+    outside: tuple[str, ...]
+    wrong: dict[str, int]  # by path: the status
+    counts: tuple[str, ...]  # among the metrics
+
+    @property
+    def load_route(self) -> str:
+        return f"/v1/load_{self.name}"
+
+    @property
+    def unload_route(self) -> str:
+        return f"/v1/unload_{self.name}"
+
+    def body(self, name: str, path: str | None = None) -> dict[str, Any]:
+        fields = {f"{self.word}_name": name}
+        return fields if path is None else {**fields, f"{self.word}_path": path}
+
+    def load(self, client: httpx.Client, name: str, path: str) -> httpx.Response:
+        return client.post(self.load_route, json=self.body(name, path))
+
+    def unload(self, client: httpx.Client, name: str) -> httpx.Response:
+        return client.post(self.unload_route, json=self.body(name))
+
+    def counted(self, client: httpx.Client) -> tuple[float, ...]:
+        families = text_string_to_metric_families(client.get("/metrics").text)
+        found = {sample.name: sample.value for family in families for sample in family.samples}
+        return tuple(found[f"regatta_{name}"] for name in self.counts)
+
+
+ADAPTER = Kind(
+    "lora_adapter",
+    "lora_modules",
+    "lora",
+    write_adapters,
+    dict.fromkeys(("sql", "./sql", "team/../sql", "inner", "{root}/sql"), "sql"),
+    (
+        *("..", "../secret", "../files_too", "/", "/etc", "/no/such/folder", "../missing"),
+        *("link", "link/../../secret", "mixed", "{root}/../secret", "{root}_too"),
+    ),
+    {"missing": 404, "sql/adapter_config.json": 404, "pipe": 400},
+    ("adapters_loaded", "adapter_pages", "adapter_used_pages", "adapters_written_total"),
+)
+PREFIX = Kind(
+    "prefix",
+    "prefix_path",
+    "prefix",
+    write_prefixes,
+    {
+        **dict.fromkeys(("sql", "team/../sql", "{root}/sql"), "sql"),
+        **dict.fromkeys(("short.npy", "inner.npy"), "short.npy"),
+    },
+    ("..", "../secret", "/etc", "link.npy", "mixed", "../no.npy"),
+    {"missing": 404, "pipe.npy": 404},
+    ("prefixes_loaded", "prefix_blocks", "kv_cache_used_blocks"),
+)
+
+
+@pytest.fixture(scope="module", params=[ADAPTER, PREFIX], ids=lambda kind: kind.word)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    found: Kind = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def root(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of what may be loaded, with a secret beside it, and links there."""
+    base = tmp_path_factory.mktemp("folders")
+    (base / "files").mkdir()
+    (base / "files_too").mkdir()
+    kind.write(base / "files", base / "secret")
+    return base / "files"
+
+
+def scripted(kind: Kind, root: Path | None, **changes: Any) -> ScriptedServer:
+    """A server with one "fixed", where others may be loaded if there is a root."""
     made = config_of(TOKENIZER)
-    engine = made.engine.changed(
-        lora_modules=("fixed=somewhere",), allow_adapter_updates=root is not None
-    )
+    settings = {kind.setting: ("fixed=somewhere",), "allow_adapter_updates": root is not None}
     path = None if root is None else str(root)
-    made = replace(made, engine=engine, adapter_root=path, **changes)
+    made = replace(made, engine=made.engine.changed(**settings), adapter_root=path, **changes)
     return ScriptedServer(made, lambda prompt, params: ["a"])
 
 
 @pytest.fixture(scope="module")
-def server(root: Path) -> Iterator[ScriptedServer]:
-    with scripted(root) as server:
+def server(kind: Kind, root: Path) -> Iterator[ScriptedServer]:
+    with scripted(kind, root) as server:
         yield server
 
 
 @pytest.fixture
-def clean(server: ScriptedServer, client: httpx.Client) -> Iterator[httpx.Client]:
+def clean(kind: Kind, server: ScriptedServer, client: httpx.Client) -> Iterator[httpx.Client]:
     """A client; what it has loaded is unloaded afterwards."""
     yield client
     server.engine.adapter_error = None
-    for name in list(server.engine.adapters):
-        client.post(UNLOAD, json={"lora_name": name})
-
-
-def load(client: httpx.Client, name: str, path: str) -> httpx.Response:
-    return client.post(LOAD, json={"lora_name": name, "lora_path": path})
+    for name in [*server.engine.adapters, *server.engine.prefixes]:
+        kind.unload(client, name)
 
 
 def names(client: httpx.Client) -> list[str]:
@@ -116,10 +202,10 @@ def test_a_request_s_model_names_an_adapter(
     assert clean.post(path, json={**body, "model": "fixd"}).status_code == 404
 
 
-def test_a_chat_may_name_one_and_its_answer_says_so(root: Path) -> None:
+def test_a_chat_may_name_one_and_its_answer_says_so(kind: Kind) -> None:
     template = Path(__file__).parent / "templates" / "tools.jinja"
     made = config_of(TOKENIZER, template)
-    engine = made.engine.changed(lora_modules=("fixed=somewhere",))
+    engine = made.engine.changed(**{kind.setting: ("fixed=somewhere",)})
     with (
         ScriptedServer(replace(made, engine=engine), lambda prompt, params: ["a"]) as server,
         httpx.Client(base_url=server.url, timeout=SECONDS) as client,
@@ -131,116 +217,116 @@ def test_a_chat_may_name_one_and_its_answer_says_so(root: Path) -> None:
         assert client.post("/tokenize", json={"prompt": "a", "model": "fixed"}).is_success
 
 
-def test_adapters_come_and_go(server: ScriptedServer, clean: httpx.Client, root: Path) -> None:
-    card = load(clean, "sql", "sql").json()
-    assert (card["id"], card["parent"]) == ("sql", "test")
-    assert server.engine.adapters == {"sql": str(root / "sql")}
-    assert names(clean) == ["test", "fixed", "sql"]
-    assert clean.post("/v1/completions", json={"prompt": "x", "model": "sql"}).is_success
-    gone = clean.post(UNLOAD, json={"lora_name": "sql", "lora_int_id": 7})
-    assert gone.json() == {"id": "sql", "object": "model", "deleted": True}
-    assert names(clean) == ["test", "fixed"]
-    assert clean.post("/v1/completions", json={"prompt": "x", "model": "sql"}).status_code == 404
-
-
-@pytest.mark.parametrize("path", ["sql", "./sql", "team/../sql", "inner", "{root}/sql"])
-def test_a_path_may_lead_below_the_root_in_any_way(
-    server: ScriptedServer, clean: httpx.Client, root: Path, path: str
+def test_what_is_loaded_comes_and_goes(
+    kind: Kind, server: ScriptedServer, clean: httpx.Client, root: Path
 ) -> None:
-    assert load(clean, "a", path.format(root=root)).is_success
-    assert server.engine.adapters == {"a": str(root / "sql")}
+    for path, leads_to in kind.inside.items():
+        card = kind.load(clean, "mine", path.format(root=root)).json()
+        assert (card["id"], card["parent"]) == ("mine", "test")
+        assert server.engine.adapters == {"mine": str(root / leads_to)}, path
+        assert names(clean) == ["test", "fixed", "mine"]
+        ask = {"prompt": "x", "model": "mine"}
+        assert clean.post("/v1/completions", json=ask).is_success
+        assert server.engine.added[-1][1].adapter == "mine"
+        gone = kind.unload(clean, "mine")
+        assert gone.json() == {"id": "mine", "object": "model", "deleted": True}
+        assert names(clean) == ["test", "fixed"]
+        assert clean.post("/v1/completions", json=ask).status_code == 404
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("..", "../secret", "../adapters_too", "/", "/etc", "/no/such/folder", "../missing"),
-        *("link", "link/../../secret", "mixed", "{root}/../secret", "{root}_too"),
-    ],
-)
 def test_nothing_outside_the_root_is_read_or_told_of(
-    server: ScriptedServer, clean: httpx.Client, root: Path, path: str
+    kind: Kind, server: ScriptedServer, clean: httpx.Client, root: Path
 ) -> None:
-    answer = load(clean, "a", path.format(root=root))
-    assert answer.status_code == 403
-    error = answer.json()["error"]
-    assert error["param"] == "lora_path"
-    assert "leads out of the folder" in error["message"]
-    assert str(root.parent) not in error["message"].replace(path.format(root=root), "")
-    assert server.engine.adapters == {}
+    for path in kind.outside:
+        answer = kind.load(clean, "a", path.format(root=root))
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (403, f"{kind.word}_path"), path
+        assert "leads out of the folder" in error["message"]
+        assert str(root.parent) not in error["message"].replace(path.format(root=root), "")
+        assert server.engine.adapters == {}
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "param"),
+    ("name", "path", "more", "param"),
     [
-        ({"lora_name": "a", "lora_path": "missing"}, 404, "lora_path"),
-        ({"lora_name": "a", "lora_path": "sql/adapter_config.json"}, 404, "lora_path"),
-        ({"lora_name": "a", "lora_path": "pipe"}, 400, "lora_path"),
-        ({"lora_name": "a", "lora_path": "x\0y"}, 400, "lora_path"),
-        ({"lora_name": "a", "lora_path": "x" * 4000}, 400, "lora_path"),
-        ({"lora_name": "a", "lora_path": ""}, 400, "lora_path"),
-        ({"lora_name": "a"}, 400, "lora_path"),
-        ({"lora_path": "sql"}, 400, "lora_name"),
-        ({"lora_name": "", "lora_path": "sql"}, 400, "lora_name"),
-        ({"lora_name": "a\n", "lora_path": "sql"}, 400, "lora_name"),
-        ({"lora_name": "a" * 201, "lora_path": "sql"}, 400, "lora_name"),
-        ({"lora_name": "test", "lora_path": "sql"}, 400, "lora_name"),
-        ({"lora_name": "fixed", "lora_path": "sql"}, 400, "lora_name"),
-        ({"lora_name": "a", "lora_path": "sql", "load_inplace": True}, 400, "load_inplace"),
-        ({"lora_name": "a", "lora_path": "sql", "rank": 3}, 400, "rank"),
+        *(("a", path, {}, "path") for path in ("x\0y", "x" * 4000, "", None)),
+        *((name, "sql", {}, "name") for name in (None, "", "a\n", "a" * 201, "test", "fixed")),
+        ("a", "sql", {"rank": 3}, "rank"),
     ],
 )
 def test_what_is_wrong_with_a_load_is_told(
-    server: ScriptedServer, clean: httpx.Client, body: dict[str, Any], status: int, param: str
+    kind: Kind,
+    server: ScriptedServer,
+    clean: httpx.Client,
+    name: str | None,
+    path: str | None,
+    more: dict[str, Any],
+    param: str,
 ) -> None:
-    answer = clean.post(LOAD, json=body)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+    fields = {f"{kind.word}_name": name, f"{kind.word}_path": path, **more}
+    body = {key: value for key, value in fields.items() if value is not None}
+    answer = clean.post(kind.load_route, json=body)
+    found = answer.json()["error"]["param"].removeprefix(f"{kind.word}_")
+    assert (answer.status_code, found) == (400, param)
     assert server.engine.adapters == {}
     assert names(clean) == ["test", "fixed"]
 
 
-def test_what_the_engine_refuses_is_not_there(
-    server: ScriptedServer, clean: httpx.Client, root: Path
+def test_what_is_there_and_cannot_be_loaded_is_told(
+    kind: Kind, server: ScriptedServer, clean: httpx.Client
 ) -> None:
-    server.engine.adapter_error = UserError(f"{root / 'sql'}: the adapter has rank 64")
-    answer = load(clean, "a", "sql")
+    for path, status in kind.wrong.items():
+        answer = kind.load(clean, "a", path)
+        found = answer.status_code, answer.json()["error"]["param"]
+        assert found == (status, f"{kind.word}_path"), path
+    assert server.engine.adapters == {}
+
+
+@pytest.mark.parametrize("kind", [ADAPTER], indirect=True)
+def test_an_adapter_is_not_loaded_in_the_place_of_another(kind: Kind, clean: httpx.Client) -> None:
+    answer = clean.post(kind.load_route, json={**kind.body("a", "sql"), "load_inplace": True})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "load_inplace")
+    assert kind.load(clean, "a", "sql").is_success
+    assert clean.post(kind.unload_route, json={**kind.body("a"), "lora_int_id": 7}).is_success
+
+
+def test_what_fails_leaves_all_as_it_was(
+    kind: Kind, server: ScriptedServer, clean: httpx.Client, root: Path
+) -> None:
+    server.engine.adapter_error = UserError(f"{root / 'sql'}: was trained for another model")
+    answer = kind.load(clean, "a", "sql")
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == "sql: the adapter has rank 64"
+    assert answer.json()["error"]["message"] == "sql: was trained for another model"
     server.engine.adapter_error = AdapterFailed("MemoryError: no room")
-    assert load(clean, "a", "sql").status_code == 500
+    assert kind.load(clean, "a", "sql").status_code == 500
     assert names(clean) == ["test", "fixed"]
     server.engine.adapter_error = None
-    assert load(clean, "a", "sql").is_success
-
-
-def test_an_unload_that_fails_leaves_the_adapter(
-    server: ScriptedServer, clean: httpx.Client
-) -> None:
-    assert load(clean, "a", "sql").is_success
+    assert kind.load(clean, "a", "sql").is_success
     server.engine.adapter_error = AdapterFailed("it is stuck")
-    assert clean.post(UNLOAD, json={"lora_name": "a"}).status_code == 500
+    assert kind.unload(clean, "a").status_code == 500
     assert names(clean) == ["test", "fixed", "a"]
-    missing = clean.post(UNLOAD, json={"lora_name": "b"})
-    assert (missing.status_code, missing.json()["error"]["param"]) == (404, "lora_name")
+    missing = kind.unload(clean, "b")
+    assert (missing.status_code, missing.json()["error"]["param"]) == (404, f"{kind.word}_name")
+    assert "(loaded: fixed, a)" in missing.json()["error"]["message"]
 
 
-def test_without_the_flag_adapters_are_fixed() -> None:
+def test_without_the_flag_all_are_fixed(kind: Kind) -> None:
     with (
-        scripted(None) as server,
+        scripted(kind, None) as server,
         httpx.Client(base_url=server.url, timeout=SECONDS) as client,
     ):
-        for answer in (load(client, "a", "sql"), client.post(UNLOAD, json={"lora_name": "fixed"})):
+        for answer in (kind.load(client, "a", "sql"), kind.unload(client, "fixed")):
             assert answer.status_code == 403
             assert "--allow_adapter_updates" in answer.json()["error"]["message"]
         assert names(client) == ["test", "fixed"]
 
 
-def test_prefixes_are_models_of_another_kind(root: Path) -> None:
+def test_prefixes_are_models_of_another_kind(tmp_path: Path) -> None:
     made = config_of(TOKENIZER)
     engine = made.engine.changed(
         prefix_path=("somewhere", "tuned=elsewhere"), allow_adapter_updates=True
     )
-    made = replace(made, engine=engine, adapter_root=str(root))
+    made = replace(made, engine=engine, adapter_root=str(tmp_path))
     with (
         ScriptedServer(made, lambda prompt, params: ["a"]) as server,
         httpx.Client(base_url=server.url, timeout=SECONDS) as client,
@@ -249,8 +335,8 @@ def test_prefixes_are_models_of_another_kind(root: Path) -> None:
         for model, adapter in (("tuned", "tuned"), ("test", None)):
             assert client.post("/v1/completions", json={"prompt": "x", "model": model}).is_success
             assert server.engine.added[-1][1].adapter == adapter
-        assert load(client, "tuned", "sql").status_code == 400
-        answer = client.post(UNLOAD, json={"lora_name": "tuned"})
+        assert ADAPTER.load(client, "tuned", "sql").status_code == 400
+        answer = ADAPTER.unload(client, "tuned")
         assert answer.status_code == 400
         error = answer.json()["error"]
         assert error["param"] == "lora_name"
@@ -258,12 +344,12 @@ def test_prefixes_are_models_of_another_kind(root: Path) -> None:
         assert names(client) == ["test", "tuned"]
 
 
-def test_a_key_is_needed_where_there_is_one(root: Path) -> None:
+def test_a_key_is_needed_where_there_is_one(kind: Kind, root: Path) -> None:
     with (
-        scripted(root, api_keys=("secret",)) as server,
+        scripted(kind, root, api_keys=("secret",)) as server,
         httpx.Client(base_url=server.url, timeout=SECONDS) as client,
     ):
-        assert load(client, "a", "sql").status_code == 401
+        assert kind.load(client, "a", "sql").status_code == 401
         assert server.engine.adapters == {}
 
 
@@ -289,25 +375,34 @@ def test_flags_that_let_clients_load_stand_together(tmp_path: Path, model: Path)
 
 
 @pytest.fixture(scope="module", params=["dynamic", "static"])
+def mode(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
 def serving(
-    request: pytest.FixtureRequest,
+    kind: Kind,
+    mode: str,
     model: Path,
     root: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[httpx.Client]:
-    if request.param == "static":
+    """With one of them, "chat", and room for no more than another one."""
+    if mode == "static":
         folder = tmp_path_factory.mktemp("program") / "static"
-        export_model(config(model), folder, enable_lora=True)
+        export_model(config(model), folder, enable_lora=kind is ADAPTER)
         model = folder
+    limits: dict[str, Any] = {"num_cache_blocks": 2 + 16 + 4}
+    if kind is ADAPTER:
+        limits = {"max_loras": 1, "max_lora_rank": 8, "max_cpu_loras": 1}
     engine = config(
         model,
-        mode=request.param,
-        lora_modules=(f"chat={root / 'team' / 'chat'}",),
+        mode=mode,
         allow_adapter_updates=True,
-        max_loras=1,
-        max_lora_rank=8,
-        max_cpu_loras=1,
         chat_template=str(Path(__file__).parent / "templates" / "tools.jinja"),
+        **{kind.setting: (f"chat={root / 'team' / 'chat'}",)},
+        **limits,
     )
     made = ServerConfig(engine=engine, served_model_names=("base",), adapter_root=str(root))
     with (
@@ -318,11 +413,11 @@ def serving(
 
 
 @pytest.fixture(scope="module")
-def expected(model: Path, root: Path) -> dict[str, str]:
+def expected(kind: Kind, model: Path, root: Path) -> dict[str, str]:
     """By model: its answer, of an engine alone."""
     paths = {"sql": root / "sql", "chat": root / "team" / "chat"}
-    modules = tuple(f"{name}={path}" for name, path in paths.items())
-    llm = LLM(config(model, lora_modules=modules))
+    named = tuple(f"{name}={path}" for name, path in paths.items())
+    llm = LLM(config(model, **{kind.setting: named}))
     found = {"base": llm.generate([PROMPT], GREEDY)[0].text}
     for name in paths:
         found[name] = llm.generate([PROMPT], replace(GREEDY, adapter=name))[0].text
@@ -336,74 +431,93 @@ def said(client: httpx.Client, model: str) -> str:
     return answer.json()["choices"][0]["text"]
 
 
-def adapter_counts(client: httpx.Client) -> list[float]:
-    """Loaded, pages, used pages, written."""
-    families = text_string_to_metric_families(client.get("/metrics").text)
-    found = {sample.name: sample.value for family in families for sample in family.samples}
-    counts = ("adapters_loaded", "adapter_pages", "adapter_used_pages", "adapters_written_total")
-    return [found[f"regatta_{name}"] for name in counts]
+# The counts before a load, behind it, once each model has answered twice, and behind the unload.
+# There is room for one adapter at a time: each took the other's place. A prefix keeps its blocks.
+COUNTS: dict[str, list[tuple[float, ...]]] = {
+    "lora": [(1, 1, 0, 0), (2, 1, 0, 0), (2, 1, 1, 4), (1, 1, 1, 4)],
+    "prefix": [(1, 2, 2), (2, 4, 4), (2, 4, 4), (1, 2, 2)],
+}
 
 
 def test_each_model_answers_as_it_does_alone_and_counts_tell(
-    serving: httpx.Client, expected: dict[str, str]
+    kind: Kind, serving: httpx.Client, expected: dict[str, str]
 ) -> None:
-    assert adapter_counts(serving) == [1, 1, 0, 0]
-    assert load(serving, "sql", "sql").is_success
+    before, loaded, used, unloaded = COUNTS[kind.word]
+    assert kind.counted(serving) == before
+    assert kind.load(serving, "sql", "sql").is_success
+    assert kind.counted(serving) == loaded
     for _ in range(2):
         for model, text in expected.items():
             assert said(serving, model) == text
-    # There is room for one at a time: each took the other's place.
-    assert adapter_counts(serving) == [2, 1, 1, 4]
-    assert serving.post(UNLOAD, json={"lora_name": "sql"}).is_success
-    assert adapter_counts(serving)[0] == 1
+    assert kind.counted(serving) == used
+    assert kind.unload(serving, "sql").is_success
+    assert kind.counted(serving)[0] == unloaded[0]
+    if kind is PREFIX:
+        assert kind.counted(serving) == unloaded
     refused = serving.post("/v1/completions", json={**ASK, "model": "sql"})
     assert refused.status_code == 404
+    assert refused.json()["error"]["code"] == "model_not_found"
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [("large", "--max_lora_rank"), ("broken", "not valid JSON"), ("team", "neither")],
-)
+FAILING = {
+    "lora": {"large": "--max_lora_rank", "broken": "not valid JSON", "team": "neither"},
+    "prefix": {
+        "long": "max_length is 256 tokens",
+        "other": "trained for another model",
+        "empty": "it holds no prefix",
+    },
+}
+
+
 def test_a_load_that_fails_loses_nothing(
-    serving: httpx.Client, expected: dict[str, str], path: str, message: str
+    kind: Kind, serving: httpx.Client, expected: dict[str, str]
 ) -> None:
     body = {**ASK, "model": "chat", "stream": True, "max_tokens": 200}
-    with serving.stream("POST", "/v1/completions", json=body) as running_answer:
-        lines = running_answer.iter_lines()
-        next(lines)
-        answer = load(serving, "a", path)
-        assert answer.status_code == 400
-        assert message in answer.json()["error"]["message"]
-        *_, last = filter(None, lines)
-        assert last == "data: [DONE]"
-    assert said(serving, "chat") == expected["chat"]
+    for path, message in FAILING[kind.word].items():
+        with serving.stream("POST", "/v1/completions", json=body) as running_answer:
+            lines = running_answer.iter_lines()
+            next(lines)
+            answer = kind.load(serving, "a", path)
+            assert answer.status_code == 400, path
+            assert message in answer.json()["error"]["message"]
+            *_, last = filter(None, lines)
+            assert last == "data: [DONE]"
+        assert said(serving, "chat") == expected["chat"]
+    assert kind.counted(serving)[0] == 1
 
 
-def test_what_runs_goes_on_when_its_adapter_is_unloaded(model: Path, root: Path) -> None:
-    modules = (f"sql={root / 'sql'}",)
-    alone = LLM(config(model, lora_modules=modules))
-    wanted: RequestOutput = alone.generate([PROMPT], replace(LONG, adapter="sql"))[0]
-    settings = config(model, lora_modules=modules, allow_adapter_updates=True, max_loras=1)
-    with running(settings) as engine:
+def test_what_runs_goes_on_when_what_it_names_is_unloaded(
+    kind: Kind, model: Path, root: Path
+) -> None:
+    named = {kind.setting: (f"sql={root / 'sql'}",)}
+    wanted = LLM(config(model, **named)).generate([PROMPT], replace(LONG, adapter="sql"))[0].text
+    with running(config(model, **named, allow_adapter_updates=True)) as engine:
         client = engine.client
+        is_prefix = kind is PREFIX
+        load: Callable[[str, str], Any] = client.load_prefix if is_prefix else client.load_adapter
+        unload = client.unload_prefix if is_prefix else client.unload_adapter
 
         async def main() -> None:
             await client.ready()
             params: SamplingParams = replace(LONG, adapter="sql")
             answer = client.add(PROMPT, params, streamed=True)
             pieces = await answer.__anext__()
-            await client.unload_adapter("sql")
+            await unload("sql")
+            assert (await client.stats()).num_prefix_blocks == 2 * is_prefix
             with pytest.raises(UserError, match=r"adapter is 'sql' \(loaded: none\)"):
                 await all_pieces(client, PROMPT, params)
-            await client.load_adapter("sql", str(root / "team" / "chat"))  # another one
+            await load("sql", str(root / "team" / "chat"))  # another one
             other = await all_pieces(client, PROMPT, params)
             async for more in answer:
                 pieces += more
-            assert texts(pieces) == [wanted.text]
-            assert texts(other) != [wanted.text]
+            assert texts(pieces) == [wanted]
+            assert texts(other) != [wanted]
             with pytest.raises(UserError, match="is loaded already"):
-                await client.load_adapter("sql", str(root / "sql"))
+                await load("sql", str(root / "sql"))
+            await unload("sql")
+            with pytest.raises(UserError, match=r"is 'sql' \(loaded: none\)"):
+                await unload("sql")
             stats = await nothing_runs(client)
-            assert (stats.num_adapters, stats.num_adapters_written) == (1, 2)
+            assert (stats.num_adapters, stats.num_prefixes, stats.num_prefix_blocks) == (0, 0, 0)
 
         engine.run(main())

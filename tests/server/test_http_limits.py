@@ -229,7 +229,7 @@ def test_bodies_count_until_they_are_token_ids() -> None:
 
 
 def test_bodies_and_headers_that_do_not_come_are_given_up() -> None:
-    with serving(body_timeout=0.2) as (server, client):
+    with serving(body_timeout=0.5) as (server, client):
         for sent in (
             b"",
             b"POST /v1/comp",
@@ -293,7 +293,7 @@ def test_prompts_are_logged_when_asked_for_and_never_whole() -> None:
 
 
 def test_a_client_that_does_not_read_is_given_up() -> None:
-    with serving(request_timeout=0.5) as (server, client):
+    with serving(request_timeout=1.5) as (server, client):
         server.engine.script = lambda prompt, params: ["x" * 100_000] * 400
         with _begun(server, {**ASK, "stream": True}):
             server.wait_until(lambda: server.engine.answers[-1].is_aborted)

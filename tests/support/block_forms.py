@@ -32,6 +32,10 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"norm": LAYER, "activation": Activation("gelu", False), "up_bias": True,
          "down_bias": True},
     ),
+    "biases, norms of heads": (
+        {"qkv_bias": True, "out_bias": True, "qk_norm": RMS},
+        {"up_bias": True, "down_bias": True},
+    ),
     "norms around, caps": (
         {"norm": PLUS_ONE, "post_norm": PLUS_ONE, "softcap": 30.0, "qk_norm": PLUS_ONE},
         {"norm": PLUS_ONE, "post_norm": PLUS_ONE, "activation": Activation("gelu_tanh")},

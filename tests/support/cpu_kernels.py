@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.device.library import Library
-from predict.nn.blocks import MlpBlock, Norm
-from predict.ops.records import text_of
 
 Array = npt.NDArray[np.float32]
 Wide = npt.NDArray[np.float64]
@@ -119,19 +117,3 @@ def sample(
     assert out.dtype == paddle.int32
     result: Ints = out.numpy().astype(np.int64)
     return result
-
-
-def mlp_block(
-    library: Library,
-    x: Any,
-    weights: Sequence[Any],
-    intermediate_size: int,
-    schemes: tuple[str, str] = ("dense", "dense"),
-    with_bias: bool = False,
-) -> Any:
-    """The output of an MLP block in Llama's form. weights: in the operator's order."""
-    block = MlpBlock(
-        intermediate_size, norm=Norm(epsilon=1e-6), up_bias=with_bias, down_bias=with_bias
-    )
-    text = text_of(block, gate_up=schemes[0], down=schemes[1])
-    return library.op("regatta_blocks")(x, list(weights), [], [], None, None, text, [0])[0]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,9 @@ from predict import LLM, EngineConfig, SamplingParams
 from tests.support.paths import ROOT
 
 GOLDEN = ROOT / "tests" / "golden"
-# Checkpoints that no network here computes, and what their refusal names.
-REFUSED: dict[str, str] = {}
 # Checkpoints of codes: products of theirs round activations too (tests/loading/test_float8.py).
 CODED = frozenset({"deepseek_v3_fp8"})
-CASES = sorted({path.parent.name for path in GOLDEN.glob("*/golden.json")} - set(REFUSED) - CODED)
+CASES = sorted({path.parent.name for path in GOLDEN.glob("*/golden.json")} - CODED)
 # Of families with several, one case that runs every way there is; the others run dynamically.
 EVERY_WAY = frozenset(
     {
@@ -69,7 +69,7 @@ EVERY_WAY = frozenset(
 FIRST_FAMILIES = frozenset(
     case for case in CASES if case.startswith(("llama", "mistral", "qwen2", "qwen3"))
 )
-# Tracing plain operators takes a second for each case: those that differ most are traced always.
+# Tracing plain operators takes seconds for each case: those that differ most are traced.
 TRACED = frozenset(
     {
         *("bloom_7b", "chatglm_2_6b", "chatglm_6b", "gemma2_9b", "gpt2_small", "olmo2_7b"),
@@ -89,12 +89,23 @@ def _rows(reference: frozenset[str], fused: frozenset[str]) -> list[Any]:
     ]
 
 
+def crossed(cases: Sequence[str], others: Sequence[Any]) -> list[Any]:
+    """Each case with each other value on compiled operators; on plain ones each value once."""
+    rows = [(case, other, "fused") for case in cases for other in others]
+    pairs = zip(range(max(len(cases), len(others))), cycle(cases), cycle(others), strict=False)
+    return [*rows, *((case, other, "reference") for _, case, other in pairs)]
+
+
 GREEDY = _rows(EVERY_WAY | TRACED, frozenset(CASES))
 ON_GPU = [
     pytest.param(case, marks=() if case in FIRST_FAMILIES | TRACED else pytest.mark.slow)
     for case in CASES
 ]
-EXPORTS = _rows(TRACED, EVERY_WAY | FIRST_FAMILIES)
+EXPORTS = [
+    row
+    for row in _rows(TRACED, EVERY_WAY | FIRST_FAMILIES)
+    if row.values[1] == "fused" or row.values[0] in TRACED
+]
 MAX_LENGTH = 160  # tokens; the longest golden prompt and its output fit
 # Of cases whose prompts need engines of several lengths: max_length and the prompts.
 RUNS: dict[str, tuple[tuple[int, slice], ...]] = {

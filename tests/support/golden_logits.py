@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from predict import LLM, SamplingParams
-from predict.engine.batch import build_inputs
+from predict.engine.batch import placed, span_inputs
 from predict.engine.request_state import Request
-from predict.engine.scheduler import ScheduledBatch, ScheduledSpan
+from predict.engine.scheduler import ScheduledSpan
 from tests.support.golden import GOLDEN, golden
 
 LOGIT_TOLERANCE = 1e-4  # of the largest logit: float32 sums in another order
@@ -30,8 +30,9 @@ def logits_and_wanted(
         blocks = list(range(start, start + width))
         spans.append(ScheduledSpan(request, len(prompt), 0, blocks, True))
         start += width
-    batch = ScheduledBatch(tuple(spans), sum(s.num_tokens for s in spans), len(spans))
-    inputs = build_inputs(batch, BLOCK_SIZE, llm.engine.scheduler.config.placing)
+    placing = llm.engine.scheduler.config.placing
+    inputs = span_inputs(spans, BLOCK_SIZE)
+    inputs = inputs if placing is None else placed(inputs, spans, placing)
     wanted = expected["last_logits"][which]
     if prompts[-1] == golden(case)["prompts"][golden(case)["tail_prompt"]]:
         end, num_tail = inputs.cu_seqlens_q[-1], len(expected["tail_logits"])

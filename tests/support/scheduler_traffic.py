@@ -409,7 +409,6 @@ class Simulation:
                 assert ids.count(owner.request_id) == len(owner.beam_group.beams)
         assert batch.num_tokens == sum(span.num_tokens for span in batch.spans)
         assert all(span.num_tokens >= 1 for span in batch.spans)
-        assert batch.num_tokens <= limits.max_step_tokens
         prefills = [span for span in batch.spans if span.num_tokens > 1 + len(span.draft_token_ids)]
         if limits.chunked_prefill or len(prefills) != 1:
             assert batch.num_tokens <= limits.max_num_batched_tokens

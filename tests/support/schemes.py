@@ -44,14 +44,14 @@ def answer(directory: Path, **changes: Any) -> list[list[int]]:
 
 
 def logits_of(directory: Path, **changes: Any) -> npt.NDArray[np.float32]:
-    from predict.engine.batch import build_inputs
+    from predict.engine.batch import span_inputs
     from predict.engine.request_state import Request
-    from predict.engine.scheduler import ScheduledBatch, ScheduledSpan
+    from predict.engine.scheduler import ScheduledSpan
 
     llm = LLM(EngineConfig(model_name_or_path=str(directory), max_length=64, **changes))
     request = Request(0, [5, 6, 7, 8, 20, 30], SamplingParams())
-    batch = ScheduledBatch((ScheduledSpan(request, 6, 0, [0], True),), 6, 1)
-    logits: npt.NDArray[np.float32] = llm.engine.runner.execute(build_inputs(batch, 64)).numpy()
+    inputs = span_inputs([ScheduledSpan(request, 6, 0, [0], True)], 64)
+    logits: npt.NDArray[np.float32] = llm.engine.runner.execute(inputs).numpy()
     return logits
 
 

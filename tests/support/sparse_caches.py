@@ -14,9 +14,9 @@ import numpy as np
 
 from predict import LLM, EngineConfig, SamplingParams
 from predict.config.quantization import QuantSettings
-from predict.engine.batch import build_inputs
+from predict.engine.batch import span_inputs
 from predict.engine.request_state import Request
-from predict.engine.scheduler import ScheduledBatch, ScheduledSpan
+from predict.engine.scheduler import ScheduledSpan
 from predict.loading.build import expected_tensors
 from predict.loading.layouts.online import Online
 from predict.loading.model import read_spec
@@ -108,8 +108,7 @@ def check_logits(folder: Path, llm: LLM, tolerance: float = LOGIT_TOLERANCE) -> 
         blocks = list(range(number * width, (number + 1) * width))
         request = Request(number, prompt, SamplingParams())
         spans.append(ScheduledSpan(request, len(prompt), 0, blocks, True))
-    batch = ScheduledBatch(tuple(spans), sum(map(len, prompts)), len(spans))
-    found = llm.engine.runner.execute(build_inputs(batch, BLOCK_SIZE)).cpu().numpy()
+    found = llm.engine.runner.execute(span_inputs(spans, BLOCK_SIZE)).cpu().numpy()
     wanted = np.stack([logits(folder, prompt)[-1] for prompt in prompts])
     np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance * np.abs(wanted).max())
 

@@ -31,7 +31,7 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble i of a word belongs to column ORDER[i
 
 
 class Awq(Stored):
-    """See predict.loading.layouts.Layout."""
+    """Integer weights with zero points, packed along the output features."""
 
     schemes = frozenset({SCHEME})
 
@@ -57,15 +57,12 @@ class Awq(Stored):
             )
 
     def part_scheme(self, part: Part) -> str:
-        """See Stored."""
         return SCHEME if part["qweight"] in self.checkpoint.tensors else DENSE
 
     def part_group_size(self, part: Part) -> int:
-        """See Stored."""
         return int(self._size)
 
     def part_expected(self, part: Part) -> Mapping[str, Shape]:
-        """See Stored."""
         rows, columns = part.out_features, part.in_features
         groups = num_groups(part, self._size)
         return {
@@ -75,7 +72,6 @@ class Awq(Stored):
         }
 
     def read_part(self, part: Part) -> Quantized:
-        """See Stored."""
         read = self.checkpoint.read_as
         return grouped(
             Quantized(

@@ -45,7 +45,7 @@ AGAIN = "calibrate again with quant/run_quantization.py"
 
 
 class PaddleNlp(Stored):
-    """See predict.loading.layouts.Layout."""
+    """Integer weights whose scales stand in JSON files."""
 
     ignored = (".bias",)  # of norms, see norm_biases
     mixes = False  # codes may be of shifted and smoothed inputs
@@ -118,7 +118,6 @@ class PaddleNlp(Stored):
         return {} if self.fake and not path.exists() else read_scales(path, ending)
 
     def part_scheme(self, part: Part) -> str:
-        """See Stored."""
         stem = stem_of(part.prefix)
         act, weight = stem in self.act, stem in self.weight
         if act != weight:
@@ -130,11 +129,9 @@ class PaddleNlp(Stored):
         return self.quantized if act else DENSE
 
     def part_group_size(self, part: Part) -> int:
-        """See Stored."""
         return -1
 
     def part_expected(self, part: Part) -> Mapping[str, Shape]:
-        """See Stored."""
         names: dict[str, Shape] = {part["weight"]: (part.out_features, part.in_features)}
         for ending in (SHIFT, SMOOTH):
             if part[ending] in self.checkpoint.tensors:
@@ -142,7 +139,6 @@ class PaddleNlp(Stored):
         return names
 
     def read_part(self, part: Part) -> Quantized:
-        """See Stored."""
         stem, fp8 = stem_of(part.prefix), self.floats
         largest = np.asarray(self.weight[stem], np.float32).reshape(-1)
         allowed = {1, part.out_features}

@@ -73,17 +73,14 @@ class ServeReplicas:
         self._streaming = handle.options(stream=True)
 
     def answer(self, key: bytes, ask: bytes) -> Response:
-        """See Replicas."""
         response: Response = self._streaming.answer.remote(key, ask)
         return response
 
     async def info(self) -> bytes:
-        """See Replicas."""
         found: bytes = await self._handle.info.remote()
         return found
 
     async def counts(self) -> list[Any]:
-        """See Replicas."""
         response = self._handle.broadcast("counts")
         found: list[Any] = await response.results_async(
             timeout_s=COUNT_SECONDS, return_exceptions=True
@@ -197,14 +194,12 @@ class Engines:
 
     @property
     def info(self) -> ModelInfo:
-        """See Engine."""
         if self._info is None:
             raise RuntimeError("the model is not loaded yet")
         return self._info
 
     @property
     def is_ready(self) -> bool:
-        """See Engine."""
         return self._info is not None
 
     @property
@@ -214,7 +209,6 @@ class Engines:
 
     @property
     def failure(self) -> str | None:
-        """See Engine."""
         return None
 
     async def ready(self) -> None:
@@ -224,7 +218,6 @@ class Engines:
     def add(
         self, prompt_token_ids: Sequence[int], params: SamplingParams, *, streamed: bool
     ) -> RemoteAnswer:
-        """See Engine."""
         self._num_asked += 1
         self.num_in_flight += params.num_samples
         key = key_of(prompt_token_ids, self.info.block_size)

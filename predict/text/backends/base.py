@@ -82,42 +82,36 @@ class Guarded:
         self.vocab_size = backend.vocab_size
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """See Backend."""
         try:
             return self._backend.encode(text, add_special_tokens)
         except BaseException as error:
             raise _as_ours(error, text) from None
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """See Backend."""
         try:
             return self._backend.decode(token_ids, skip_special_tokens)
         except BaseException as error:
             raise _as_ours(error, token_ids) from None
 
     def token_to_id(self, token: str) -> int | None:
-        """See Backend."""
         try:
             return self._backend.token_to_id(token)
         except BaseException as error:
             raise _as_ours(error, token) from None
 
     def vocabulary(self) -> dict[str, int]:
-        """See Backend."""
         try:
             return self._backend.vocabulary()
         except BaseException as error:
             raise _as_ours(error, "its vocabulary") from None
 
     def encode_inside(self, text: str) -> list[int]:
-        """See Backend."""
         try:
             return self._backend.encode_inside(text)
         except BaseException as error:
             raise _as_ours(error, text) from None
 
     def for_guides(self, eos_token_id: int) -> Any:
-        """See Backend."""
         try:
             return self._backend.for_guides(eos_token_id)
         except BaseException as error:

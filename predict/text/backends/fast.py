@@ -47,7 +47,6 @@ class FastBackend:
         self._ends = ends
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """See Backend."""
         if add_special_tokens and self._ends is not None:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
             return [*self._ends.first, *ids, *self._ends.last]
@@ -55,24 +54,19 @@ class FastBackend:
         return plain
 
     def encode_inside(self, text: str) -> list[int]:
-        """See Backend."""
         return self.encode(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """See Backend."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def token_to_id(self, token: str) -> int | None:
-        """See Backend."""
         token_id: int | None = self._tokenizer.token_to_id(token)
         return token_id
 
     def vocabulary(self) -> dict[str, int]:
-        """See Backend."""
         tokens: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         return tokens
 
     def for_guides(self, eos_token_id: int) -> Any:
-        """See Backend."""
         return self._tokenizer.to_str()

@@ -93,7 +93,6 @@ class SentencePieceBackend:
         self._ends = self._ends_of(config)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """See Backend."""
         ids: list[int] = []
         first = True
         for piece, token in self._splitter.split(text):
@@ -105,11 +104,9 @@ class SentencePieceBackend:
         return [*self._ends.first, *ids, *self._ends.last] if add_special_tokens else ids
 
     def encode_inside(self, text: str) -> list[int]:
-        """See Backend."""
         return self._ids(self._bare, text)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """See Backend."""
         parts: list[str] = []
         run: list[int] = []  # sentencepiece ids since the last added token
 
@@ -128,18 +125,15 @@ class SentencePieceBackend:
         return "".join([*parts, text_of_run()])
 
     def token_to_id(self, token: str) -> int | None:
-        """See Backend."""
         return self._added[token].token_id if token in self._added else self._piece_id(token)
 
     def vocabulary(self) -> dict[str, int]:
-        """See Backend."""
         ids = range(self._first_id, self._end_id)
         renamed = {token.token_id for token in self._added.values()}
         pieces = {self._piece(i): i for i in ids if i not in renamed}
         return {**pieces, **{text: token.token_id for text, token in self._added.items()}}
 
     def for_guides(self, eos_token_id: int) -> Any:
-        """See Backend."""
         from llguidance import TokenizerWrapper
 
         tokens = [self._bytes_of(token_id) for token_id in range(self.vocab_size)]
