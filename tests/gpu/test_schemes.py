@@ -16,6 +16,7 @@ from predict.device import devices
 from predict.errors import UserError
 from predict.schemes import scheme_of
 from tests.support import tiny
+from tests.support.gpu_engines import SETTINGS as GPU_SETTINGS
 from tests.support.gpu_products import (
     DISTANCE,
     PRODUCT_DISTANCE,
@@ -28,7 +29,6 @@ from tests.support.schemes import SETTINGS, answer, logits_of, normal, relative_
 
 # Features in multiples of 128, which every scheme's blocks and groups divide.
 SHAPE = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64}
-GPU_SETTINGS = {"device": "gpu", "inference_model": True, "attention": "append"}
 # With 8-bit activations, the 16 bits tip codes over, and behind a layer or two other codes have
 # tipped over than in float32: plain Paddle's own logits in float16 are 0.17 (fp8) and 0.04 (int8)
 # from those in float32. So far can two roundings of the same activations be apart: as far as the
