@@ -10,7 +10,7 @@ import pytest
 
 from predict.device import devices
 from quant.evaluate import main
-from tests.support.gpu_products import runs_here
+from tests.support.gpu_products import skip_unless_here
 from tests.support.paths import DEMO
 
 ROWS = {
@@ -29,8 +29,8 @@ def table(path: Path, rows: tuple[str, ...], device: str) -> dict[str, dict[str,
 
 @pytest.mark.parametrize("kind", ROWS)
 def test_the_table_of_a_gpu_is_the_cpus(gpu: devices.Device, tmp_path: Path, kind: str) -> None:
-    if kind == "weights" and not runs_here("weight_only_int8", "weight_only_int4"):
-        pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
+    if kind == "weights":
+        skip_unless_here("weight_only_int8", "weight_only_int4")
     rows = ROWS[kind]
     on_gpu, on_cpu = (table(tmp_path / f"{name}.json", rows, name) for name in ("gpu", "cpu"))
     for name in ("none", *rows):

@@ -16,7 +16,7 @@ from predict.ops import composed
 from predict.ops import plain as reference
 from tests.support.gpu_experts import coded, on_gpu, weights_of
 from tests.support.gpu_operands import Operands, numpy_of
-from tests.support.gpu_products import DISTANCE, runs_here, skip_unless_product
+from tests.support.gpu_products import DISTANCE, skip_unless_here, skip_unless_product
 from tests.support.schemes import relative_error
 from tests.support.tolerances import assert_close
 
@@ -296,8 +296,7 @@ def test_rows_do_not_depend_on_the_rows_beside_them(
 def test_e4m3_experts_are_near_the_plain_twin(
     gpu: devices.Device, dtype: str, hidden_size: int, inner: int
 ) -> None:
-    if not runs_here("a8w8_fp8"):
-        pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
+    skip_unless_here("a8w8_fp8")
     operands = Operands(gpu, dtype)
     weights, placed = coded_experts(operands, inner, hidden_size, "a8w8_fp8")
     for rows in (1, 2, 3, 20):

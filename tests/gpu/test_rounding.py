@@ -23,7 +23,7 @@ from predict.schemes import known_schemes, scheme_of
 from tests.support import rounding, tiny
 from tests.support.golden import GOLDEN
 from tests.support.gpu_engines import SETTINGS as ON_GPU
-from tests.support.gpu_products import runs_here
+from tests.support.gpu_products import settings_here, skip_unless_here
 from tests.support.schemes import SETTINGS, normal
 
 
@@ -109,8 +109,7 @@ def test_matrices_are_turned_round_as_they_are(gpu: devices.Device, dtype: str) 
 def test_packed_bytes_are_those_of_the_hosts_codes(
     gpu: devices.Device, scheme: str, group_size: int, dtype: str
 ) -> None:
-    if not runs_here(scheme):
-        pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
+    skip_unless_here(scheme)
     if scheme == "a8w8":
         group_size = -1
     if scheme == "weight_only_mxfp4":
@@ -182,16 +181,11 @@ def test_checkpoints_are_rounded_by_the_gpu(
     name: str,
     stored: str,
 ) -> None:
-    settings = dict(SETTINGS[name], dtype="bfloat16")
-    if "weightonly_group_size" in settings:
-        settings["weightonly_group_size"] = 64
-    asked = EngineConfig(model_name_or_path="x", **settings).quantization.settings
-    if not runs_here(asked.scheme, asked.head_scheme):
-        pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
+    settings, _ = settings_here(name)
     shape = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 64}
     source = tiny.write(tmp_path, shape)
     as_stored(source / "model.safetensors", stored)
-    assert_same_weights(source, settings, monkeypatch)
+    assert_same_weights(source, {**settings, "dtype": "bfloat16"}, monkeypatch)
 
 
 def as_stored(path: Path, dtype: str) -> None:
