@@ -200,7 +200,7 @@ def test_attention_block(
             out, kept = reference.attention_block(
                 hidden.plain, plain[0], caches, rope.plain, step.plain
             )
-        each = [None]
+        each: list[Any] = [None]
         if spans in (few, many):
             everything = np.arange(step.num_tokens)
             each += [step.arrays.logit_indices, everything, np.array([5, 0, 9, 9, 3, 1, 2])]
