@@ -1,5 +1,5 @@
-// The launchers of regatta/cuda_ops.h and regatta/gemm.h over ordinary memory: each queues a plain
-// loop, or the CPU library's operator where that has the same contract.
+// The other launchers of regatta/cuda_ops.h over ordinary memory: each queues the CPU library's
+// operator, or a plain loop where the CPU has none.
 //
 // To add one: queue() a lambda that holds the parameters by value. Like a kernel it may read what
 // pointers point to only in there, since a graph runs it again. Params that point to host memory
@@ -10,15 +10,10 @@
 #include <cstring>
 #include <limits>
 #include <map>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "cuda/norm/sum_norm.h"
-#include "cuda/sampling/finish_logits.h"
-#include "kernel.h"
-#include "regatta/cuda_ops.h"
-#include "rows.h"
+#include "launch.h"
 
 namespace regatta::cuda {
 namespace {
@@ -30,190 +25,42 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 // rows
 
 Status gather_rows(const GatherRowsParams& params, const Launch& on) {
-  return queue(on.stream, "gather_rows", [p = params] {
-    const int64_t bytes = p.row_size * dtype_size(p.dtype);
-    for (int64_t i = 0; i < p.num_rows; ++i) {
-      const int64_t id = p.row_ids[i];
-      char* out = static_cast<char*>(p.out) + i * bytes;
-      if (id < 0 || id >= p.num_source_rows) {
-        std::memset(out, 0, bytes);
-      } else {
-        std::memcpy(out, static_cast<const char*>(p.source) + id * bytes, bytes);
-      }
-    }
-    return Status();
-  });
-}
-
-Status count_up(int32_t* out, int64_t count, const Launch& on) {
-  return queue(on.stream, "count_up", [=] {
-    for (int64_t i = 0; i < count; ++i) out[i] = static_cast<int32_t>(i);
-    return Status();
-  });
+  return queue(on.stream, "gather_rows", [p = params] { gather(p); });
 }
 
 Status embedding(const EmbeddingParams& params, const Launch& on) {
   if (params.packed) return Status::error("embedding: packed weights are a CPU layout");
-  if (params.scale == 1.f && params.position_table == nullptr) {
-    return gather_rows({params.token_ids, params.weight, params.out, params.num_tokens,
-                        params.vocab_size, params.hidden_size, params.dtype},
-                       on);
-  }
-  return queue(on.stream, "embedding", [p = params] {
-    const int64_t bytes = p.hidden_size * dtype_size(p.dtype);
-    const int32_t first = 0;
-    for (int64_t i = 0; i < p.num_tokens; ++i) {  // the CPU refuses what is out of range
-      const int64_t id = p.token_ids[i];
-      const bool has_position = p.position_table != nullptr;
-      const int64_t position = has_position ? p.positions[i] : -1;
-      const std::vector<char> zeros(bytes);
-      const bool has_row = position >= 0 && position < p.num_positions;
-      EmbeddingParams row = p;
-      row.token_ids = &first;
-      row.weight = id >= 0 && id < p.vocab_size ? static_cast<const char*>(p.weight) + id * bytes
-                                                : zeros.data();
-      row.out = static_cast<char*>(p.out) + i * bytes;
-      row.num_tokens = row.vocab_size = 1;
-      row.position_table =
-          has_row ? static_cast<const char*>(p.position_table) + position * bytes : nullptr;
-      row.positions = &first;
-      row.num_positions = has_row ? 1 : 0;
-      const Status status = cpu::embedding(row);
-      if (!status.ok()) return status;
+  return queue(on.stream, "embedding", [p = params] {  // the CPU's refuses what is out of range
+    gather({p.token_ids, p.weight, p.out, p.num_tokens, p.vocab_size, p.hidden_size, p.dtype});
+    std::vector<char> added;
+    if (p.position_table != nullptr) {
+      added.resize(p.num_tokens * p.hidden_size * dtype_size(p.dtype));
+      gather({p.positions, p.position_table, added.data(), p.num_tokens, p.num_positions,
+              p.hidden_size, p.dtype});
     }
-    return Status();
+    check(cpu::add({p.out, added.empty() ? nullptr : added.data(), p.out,
+                    p.num_tokens * p.hidden_size, p.scale, 1.f, p.dtype}));
   });
 }
 
-namespace {
-
-Status norm(NormParams p) {
-  std::vector<char> sum;  // the CPU's writes it always
-  if (p.residual_out == nullptr) {
-    sum.resize(p.num_tokens * p.hidden_size * dtype_size(p.dtype));
-    p.residual_out = sum.data();
-  }
-  std::vector<char> ones;
-  if (p.weight == nullptr) {
-    const int64_t size = dtype_size(p.dtype);
-    ones.resize(p.hidden_size * size);
-    const float one = 1.f;
-    const uint16_t half = p.dtype == DType::kBFloat16 ? 0x3f80 : 0x3c00;
-    for (int64_t i = 0; i < p.hidden_size; ++i) {
-      std::memcpy(&ones[i * size], size == 4 ? static_cast<const void*>(&one) : &half, size);
-    }
-    p.weight = ones.data();
-    p.plus_one = false;
-  }
-  return cpu::norm(p);
-}
-
-}  // namespace
-
 Status norm(const NormParams& params, const Launch& on) {
-  return queue(on.stream, "norm", [p = params] { return norm(p); });
-}
-
-Status norm_rows(const NormParams& params, const int32_t* row_ids, int64_t num_source_rows,
-                 const Launch& on) {
-  return queue(on.stream, "norm_rows", [=] {
-    const int64_t bytes = params.hidden_size * dtype_size(params.dtype);
-    for (int64_t i = 0; i < params.num_tokens; ++i) {
-      NormParams row = params;
-      row.num_tokens = 1;
-      row.out = static_cast<char*>(params.out) + i * bytes;
-      const bool there = row_ids[i] >= 0 && row_ids[i] < num_source_rows;
-      std::memset(row.out, 0, bytes);
-      row.x = there ? static_cast<const char*>(params.x) + row_ids[i] * bytes : row.out;
-      const Status status = norm(row);
-      if (!status.ok()) return status;
+  return queue(on.stream, "norm", [p = params]() {
+    NormParams own = p;
+    std::vector<char> sum;  // the CPU's writes it always
+    if (p.residual_out == nullptr) {
+      sum.resize(p.num_tokens * p.hidden_size * dtype_size(p.dtype));
+      own.residual_out = sum.data();
     }
-    return Status();
+    check(cpu::norm(own));
   });
 }
 
 Status activate(const ActivateParams& params, const Launch& on) {
-  return queue(on.stream, "activate", [p = params] { return cpu::activate(p); });
+  return queue(on.stream, "activate", [p = params] { check(cpu::activate(p)); });
 }
 
 Status add(const AddParams& params, const Launch& on) {
-  return queue(on.stream, "add", [p = params] { return cpu::add(p); });
-}
-
-namespace {
-
-// What experts made of row `m`; see MadeOfParts.
-template <class T>
-void sum_parts(const MadeOfParts& parts, const T* made, int64_t m, std::vector<float>* row) {
-  const auto width = static_cast<int64_t>(row->size());
-  std::fill(row->begin(), row->end(), 0.f);
-  for (int64_t j = m * parts.top_k; j < (m + 1) * parts.top_k; ++j) {
-    const T* const part = made + parts.places[j] * width;
-    for (int64_t i = 0; i < width; ++i) (*row)[i] += parts.shares[j] * to_float(part[i]);
-  }
-  round_row<T>(row);
-  if (parts.shared == nullptr) return;
-  const T* const shared = static_cast<const T*>(parts.shared) + m * width;
-  const float gate = parts.shared_gate == nullptr ? 1.f : parts.shared_gate[m];
-  for (int64_t i = 0; i < width; ++i) (*row)[i] += gate * to_float(shared[i]);
-  round_row<T>(row);
-}
-
-template <class T>
-void sum_norm_row(const SumNormParams& p, int64_t m) {
-  const int64_t first = m * p.width;
-  const T* const source = static_cast<const T*>(p.source) + first;
-  const T* const made = static_cast<const T*>(p.made);
-  T* const out = static_cast<T*>(p.out) + first;
-  std::vector<float> row(p.width);
-  if (p.parts.places != nullptr) {
-    sum_parts(p.parts, made, m, &row);
-  } else {
-    read_row(made + first, p.width, row.data());
-  }
-  const auto add = [&] {
-    for (int64_t i = 0; i < p.width; ++i) {
-      row[i] = p.made_scale * row[i] + p.source_scale * to_float(source[i]);
-    }
-  };
-  const bool of_sum = p.post_norm_of == Placement::kSum;
-  if (of_sum) add();
-  if (p.post_norm.is_there) norm_row<T>(p.post_norm, p.post_weights, &row);
-  if (!of_sum) add();
-  write_row(row.data(), p.width, out);
-  if (!p.next_norm.is_there) return;
-  round_row<T>(&row);
-  norm_row<T>(p.next_norm, p.next_weights, &row);
-  write_row(row.data(), p.width, static_cast<T*>(p.normed) + first);
-}
-
-}  // namespace
-
-Status sum_norm(const SumNormParams& params, const Launch& on) {
-  return queue(on.stream, "sum_norm", [p = params] {
-    return dispatch(p.dtype, "sum_norm", [&](auto* like) {
-      for (int64_t m = 0; m < p.num_rows; ++m) {
-        sum_norm_row<ElementOf<decltype(like)>>(p, m);
-      }
-      return Status();
-    });
-  });
-}
-
-Status finish_logits(const FinishLogitsParams& params, const Launch& on) {
-  return queue(on.stream, "finish_logits", [p = params] {
-    return dispatch(p.dtype, "finish_logits", [&](auto* like) {
-      using T = ElementOf<decltype(like)>;
-      const T* const bias = static_cast<const T*>(p.bias);
-      for (int64_t i = 0; i < p.num_rows * p.vocab_size; ++i) {
-        float& x = p.logits[i];
-        if (bias != nullptr) x += to_float(bias[i % p.vocab_size]);
-        x *= p.scale;
-        if (p.softcap != 0.f) x = p.softcap * std::tanh(x / p.softcap);
-      }
-      return Status();
-    });
-  });
+  return queue(on.stream, "add", [p = params] { check(cpu::add(p)); });
 }
 
 Status resolve_tokens(int32_t* token_ids, const int32_t* last_tokens, int64_t num_tokens,
@@ -223,7 +70,6 @@ Status resolve_tokens(int32_t* token_ids, const int32_t* last_tokens, int64_t nu
       const int64_t row = -1 - int64_t{token_ids[i]};
       if (row >= 0 && row < num_last) token_ids[i] = last_tokens[row];
     }
-    return Status();
   });
 }
 
@@ -251,48 +97,12 @@ Status follow_drafts(const FollowDraftsParams& params, const Launch& on) {
       p.context_lens[i] -= back;
       p.offsets[i] -= back;
     }
-    return Status();
   });
 }
-
-// attention
 
 Status rope_and_cache_write(const RopeAndCacheWriteParams& params, const Launch& on) {
   return queue(on.stream, "rope_and_cache_write",
-               [p = params] { return cpu::rope_and_cache_write(p); });
-}
-
-int64_t paged_attention_workspace_bytes(const PagedAttentionParams&, const AttentionLimits&) {
-  return 0;
-}
-int64_t paged_attention_zeroed_bytes(const PagedAttentionParams&, const AttentionLimits&) {
-  return 0;
-}
-
-Status paged_attention(const PagedAttentionParams& params, const AttentionLimits& limits, void*,
-                       int64_t, const Launch& on) {
-  return queue(on.stream, "paged_attention", [p = params, limits] {
-    const AttentionBatch& batch = p.batch;
-    for (int64_t b = 0; b < batch.num_seqs; ++b) {
-      const int64_t span = batch.cu_seqlens_q[b + 1] - batch.cu_seqlens_q[b];
-      if (span > limits.max_query_len || batch.context_lens[b] > limits.max_context_len) {
-        return Status::error("paged_attention: request " + std::to_string(b) + " has " +
-                             std::to_string(span) + " tokens in a context of " +
-                             std::to_string(batch.context_lens[b]) + ", launched for " +
-                             std::to_string(limits.max_query_len) + " and " +
-                             std::to_string(limits.max_context_len));
-      }
-    }
-    return cpu::paged_attention(p);
-  });
-}
-
-Status rope_and_paged_attention(const RopeAndCacheWriteParams& rope,
-                                const PagedAttentionParams& attention,
-                                const AttentionLimits& limits, void* workspace,
-                                int64_t workspace_bytes, const Launch& on) {
-  const Status status = rope_and_cache_write(rope, on);
-  return status.ok() ? paged_attention(attention, limits, workspace, workspace_bytes, on) : status;
+               [p = params] { check(cpu::rope_and_cache_write(p)); });
 }
 
 Status copy_blocks(const CopyBlocksParams& p, const Launch& on) {
@@ -306,7 +116,7 @@ Status copy_blocks(const CopyBlocksParams& p, const Launch& on) {
     kept.copies = copies.data();
     kept.num_caches = static_cast<int64_t>(caches.size());
     kept.num_copies = static_cast<int64_t>(copies.size() / 2);
-    return cpu::copy_blocks(kept);
+    check(cpu::copy_blocks(kept));
   });
 }
 
@@ -353,12 +163,11 @@ Status adjust_logits(const AdjustLogitsParams& params, const Launch& on) {
         }
       }
     }
-    return Status();
   });
 }
 
 Status mask_logits(const MaskLogitsParams& params, const Launch& on) {
-  return queue(on.stream, "mask_logits", [params] { return cpu::mask_logits(params); });
+  return queue(on.stream, "mask_logits", [p = params] { check(cpu::mask_logits(p)); });
 }
 
 Status sample(const SampleParams& params, const Launch& on) {
@@ -373,10 +182,8 @@ Status sample(const SampleParams& params, const Launch& on) {
       // Of greedy rows nothing else is filled in, and nothing else is read.
       p.min_p = greedy || p.min_p == nullptr ? nullptr : p.min_p + row;
       p.typical_p = greedy || p.typical_p == nullptr ? nullptr : p.typical_p + row;
-      const Status status = cpu::sample(p);
-      if (!status.ok()) return status;
+      check(cpu::sample(p));
     }
-    return Status();
   });
 }
 
@@ -405,7 +212,6 @@ Status verify_window(const VerifyWindowParams& params, const Launch& on) {
       if (p.num_drafts[row] != 0) p.verdicts[row] = verify_row(OneThread(), scratch, p, row);
     }
     for (int64_t row = 0; row < p.num_rows; ++row) verify_span(p, row);
-    return Status();
   });
 }
 
@@ -455,7 +261,6 @@ Status logprobs(const LogprobsParams& params, const Launch& on) {
         put(2 + p.num_top + i, there ? x[top[i]] - sum : -INFINITY);
       }
     }
-    return Status();
   });
 }
 
@@ -467,7 +272,6 @@ Status log_softmax(const LikeliestParams& params, const Launch& on) {
       const double sum = log_sum_exp(x, p.vocab_size);
       for (int64_t j = 0; j < p.vocab_size; ++j) x[j] = static_cast<float>(x[j] - sum);
     }
-    return Status();
   });
 }
 
@@ -485,7 +289,6 @@ Status likeliest(const LikeliestParams& params, const Launch& on) {
         p.values[i * p.count + k] = is_found ? x[top[k]] : -kInfinity;
       }
     }
-    return Status();
   });
 }
 

@@ -1,7 +1,7 @@
 """Compiles what `--device gpu` needs where there is no GPU: the plugin and the operators.
 
-All is the real thing but for the CUDA runtime (runtime.cc) and the kernels (LAUNCHERS
-and the short ones). The CPU's operators are taken from the CPU library's build.
+All is the real thing but for the CUDA runtime (runtime.cc) and csrc/cuda: LAUNCHERS call the CPU's
+operators, which are taken from the CPU library's build.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ FOLDER = build.BUILD_DIR.parent / "fake_gpu"
 ENVIRONMENT = "REGATTA_FAKE_GPU"  # names FOLDER: tests/gpu runs over the libraries there
 RUNTIME_NAME = "libfake_cuda.so"
 TEST_OPS_NAME = "libtest_ops.so"  # of tests/gpu/ops
-LAUNCHERS = ("kernels", "products", "experts", "latents", "adapters")  # here, in the kernels' place
-HOST_SOURCES = ("composed.cu", "blocks.cu", "product.cu")  # of csrc/cuda: they launch no kernel
+LAUNCHERS = ("blocks", "kernels", "weights")  # here, in the place of csrc/cuda
 # Registrations are slow to compile for Paddle's headers: so many sources include all of them.
 NUM_UNITS = 2
 
@@ -147,8 +146,7 @@ def ninja_text(paddle: build.PaddlePackage, compiler: str, units: list[Path]) ->
             "sources; run: python csrc/setup_cpu.py install"
         )
     own = objects([HERE / f"{name}.cc" for name in LAUNCHERS], "-O3")
-    host = [build.CSRC / "cuda" / name for name in HOST_SOURCES]
-    own += " " + objects([*host, *own_units(), *units], "-O1")
+    own += " " + objects([*own_units(), *units], "-O1")
     runtime = f"-l:{RUNTIME_NAME}"
     linked(RUNTIME_NAME, objects([HERE / "runtime.cc"], "-O1 -fvisibility=default"))
     linked(

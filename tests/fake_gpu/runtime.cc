@@ -1,7 +1,7 @@
-// The part of the CUDA runtime that csrc/device and csrc/cuda's host code use, over ordinary
-// memory: FAKE_CUDA_DEVICES devices (default 2) of FAKE_CUDA_BYTES bytes each (default 256 MiB). A
-// capture records what is queued, and each launch of its graph repeats it. It is linked in the
-// runtime's place, so that all but the kernels themselves is tested where there is no GPU.
+// The part of the CUDA runtime that csrc/device and csrc/paddle use, over ordinary memory:
+// FAKE_CUDA_DEVICES devices (default 2) of FAKE_CUDA_BYTES bytes each (default 256 MiB). A capture
+// records what is queued, and each launch of its graph repeats it. It is linked in the runtime's
+// place, so that all but csrc/cuda is tested where there is no GPU.
 //
 // Work runs when it is queued; with FAKE_CUDA_LATE=1 as late as it may: when somebody waits for it.
 // That shows who reads results too early, or changes what a copy has yet to read.

@@ -1,42 +1,97 @@
-"""The tests of tests/gpu, over a GPU of ordinary memory and plain loops (fake_gpu)."""
+"""Streams, graphs and late execution over a GPU of ordinary memory, whose operators are the CPU's.
+
+Kernels, and what csrc/cuda makes of them, are tested on a GPU alone: pytest tests/gpu.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-
-import pytest
 
 import build
 from tests.fake_gpu import libraries
 from tests.support.paths import ROOT
 
-# Tests of the engine whose engines are moved to the GPU.
-MOVED = (
-    "tests/test_adapters.py",
-    "tests/test_async_llm.py",
-    "tests/engine/test_samples.py",
-    "tests/speculative/test_speculative.py",
-    "tests/text/test_stop_strings.py",
-)
-LONGEST = ("tests/gpu/test_engine.py", "tests/gpu/test_experts.py", "tests/gpu/test_isolation.py")
-# The runs of pytest, by name: importing Paddle takes longer than many a file. The last two take as
-# long as the first.
-COMMANDS = {
-    "tests of the GPU": ("tests/gpu", *(f"--ignore={path}" for path in LONGEST)),
-    "longest tests of the GPU": LONGEST,
-    "tests of the engine": ("-p", "tests.fake_gpu.everywhere", *MOVED),
+# Tests of tests/gpu, by file: one of each kind that depends on an order of work. What is new joins
+# here when a stream, a graph, a copy or memory that the device writes is new in it.
+SMOKE: dict[str, tuple[str, ...]] = {
+    "device": (
+        "tensor_comes_back_as_it_went",
+        "paddle_kernels_fall_back_to_the_cpu_and_return",
+        "views_are_read_and_written_by_their_strides",
+        "view_can_be_captured",
+        "operator_runs_on_the_tensors_device",
+        "operator_refuses_tensors_of_two_devices",
+        "allocations_never_overlap",
+        "memory_statistics_follow_tensors",
+        "pinned_copies_keep_their_order",
+        "copy_of_another_size_is_refused",
+        "graph_replay_equals_eager",
+        "graph_memory_is_not_given_to_later_tensors",
+        "graph_updates_a_cache_in_place",
+        "capture_of_a_cpu_fallback_is_refused_and_harmless",
+        "exported_program_equals_dynamic_and_replays",
+        "peer_copies_arrive",
+        "cuda_library_holds_the_cpu_operators_too",
+    ),
+    "adapters": (
+        "ids_of_rows_are_taken",
+        "a_mixed_batch_gives_each_what_it_has_alone[bfloat16-None]",
+        "batches_with_and_without_adapters_have_graphs_of_their_own",
+        "a_program_answers_as_the_dynamic_model[bfloat16-weight_only_int4]",
+        "drafts_change_no_answer_of_a_family[deepseek_v2_lite]",
+    ),
+    "beams": ("neighbours_in_the_batch_change_nothing", "preempted_searches_find_the_same"),
+    "draft_model": (
+        "text_is_the_same_with_a_draft_model[preempted]",
+        "goldens_with_drafts_of_other_families[qwen2-static]",
+        "the_host_waits_once_per_step_and_the_device_for_nothing",
+        "drafts_that_cannot_be_drawn_change_nothing",
+        "aborts_amid_drafts_lose_no_block_and_change_no_text",
+    ),
+    "engine": (
+        "greedy_text_equals_transformers[llama_gqa-graph]",
+        "greedy_text_equals_transformers[gpt_oss_20b-eager]",
+        "greedy_text_equals_transformers[qwen2_moe_a2_7b-static]",
+        "batch_composition_changes_nothing[qwen2-tiny chunks]",
+        "half_precision_graphs_equal_eager_steps",
+        "penalties_see_the_drafts_before_their_row[everything]",
+        "a_request_with_many_rules_joins_recorded_graphs",
+        "sampling_repeats_with_its_seed",
+        "logprobs_equal_those_of_the_cpu[changes2]",
+        "rows_without_numbers_end_their_request_alone",
+    ),
+    "experts": ("graph_replay_equals_eager",),
+    "guides": ("guided_tokens_equal_those_of_the_cpu[graph]", "the_network_runs_ahead_of_masks"),
+    "inputs": ("a_row_is_all_that_graphs_need",),
+    "isolation": ("a_device_on_which_nothing_runs_ends_all",),
+    "kv_formats": (
+        "text_is_that_of_the_cpu[dynamic-graph]",
+        "batch_composition_changes_no_text[int4-preemption]",
+        "half_precision_graphs_equal_eager_steps[static-bfloat16]",
+    ),
+    "latent": ("engine_gives_the_same_text_with_long_spans[deepseek_v3-append]",),
+    "memory": ("what_cannot_fit_is_refused_before_it_is_made",),
+    "prefixes": ("answers_equal_attention_over_prefix_and_prompt[llama_gqa, 5 tokens-graph]",),
+    "rounding": (
+        "checkpoints_are_rounded_by_the_gpu[weight_only_int8-bfloat16]",
+        "random_weights_are_made_and_rounded_on_the_gpu",
+    ),
+    "schemes": ("exported_programs_give_the_same_tokens[weight_only_int4 group]",),
+    "sparse_caches": ("logits_and_tokens_are_numpys[AEAEAE-graph]",),
+    "traffic": ("second_gpu_answers_as_the_first", "engines_on_two_gpus_take_turns"),
+    "twins": ("resolve_tokens", "follow_drafts", "sample_step"),
+    "speculative": ("text_of_a_few_prompts_is_the_same",),
+    "window": ("drafts_that_the_device_alone_knows_stand_as_on_the_cpu",),
 }
-Result = subprocess.CompletedProcess[str]
+TESTS = [
+    f"tests/gpu/test_{file}.py::test_{name}" for file, names in SMOKE.items() for name in names
+]
 
 
-@pytest.fixture(scope="module")
-def results(fake_gpu: Path, request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Result]]]:
-    """Those of the selected runs, as many side by side as there are cores."""
+def test_the_smoke_of_the_gpus_tests_passes(fake_gpu: Path) -> None:
     environment = {
         name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ
     }
@@ -44,20 +99,12 @@ def results(fake_gpu: Path, request: pytest.FixtureRequest) -> Iterator[dict[str
     # Late: queued work runs when somebody waits for it.
     environment |= {libraries.ENVIRONMENT: str(fake_gpu), "FAKE_CUDA_LATE": "1"}
 
-    cores = sorted(os.sched_getaffinity(0))
-    free = iter(cores)
-
-    # One core each: threads that wait for one another on cores that others use take twice the
-    # time. Processes inherit it from their thread, which runs nothing else.
-    def take_core() -> None:
-        os.sched_setaffinity(0, {next(free)})
-
-    def run(words: tuple[str, ...]) -> Result:
-        return subprocess.run(
-            [
-                *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
-                *("-p", "tests.fake_gpu.fitting", *words),
-            ],
+    # One core: threads that wait for one another on cores that others use take twice the time.
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        process = subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *TESTS],
             cwd=ROOT,
             env=environment,
             stdout=subprocess.PIPE,
@@ -65,17 +112,6 @@ def results(fake_gpu: Path, request: pytest.FixtureRequest) -> Iterator[dict[str
             text=True,
             check=False,
         )
-
-    selected = [item.name for item in request.session.items if item.path == request.path]
-    with ThreadPoolExecutor(min(len(cores), len(COMMANDS)), initializer=take_core) as executor:
-        yield {
-            name: executor.submit(run, words)
-            for name, words in COMMANDS.items()
-            if f"test_passes_on_the_fake_gpu[{name}]" in selected
-        }
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_passes_on_the_fake_gpu(results: dict[str, Future[Result]], name: str) -> None:
-    process = results[name].result()
+    finally:
+        os.sched_setaffinity(0, cores)
     assert process.returncode == 0, process.stdout[-8000:]

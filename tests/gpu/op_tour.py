@@ -59,6 +59,7 @@ def tour(gpu: devices.Device, dtype: str) -> None:
     from predict.loading.build import fold_norms
     from predict.nn.blocks import Activation
     from predict.ops import compiled as ops
+    from tests.support import step_operands
     from tests.support.gpu_adapters import PAGES, pages_table, with_ranks
     from tests.support.gpu_operands import Heads, Operands, Span, Step
     from tests.support.records import head_of
@@ -88,24 +89,19 @@ def tour(gpu: devices.Device, dtype: str) -> None:
         ops.activate(operands.tensor(rows, 2 * 67).device, Activation())
         ids = operands.placed(operands.generator.integers(0, 1003, rows).astype(np.int32))
         ops.embedding(ids, None, head)
-        indices = operands.placed(np.arange(rows, dtype=np.int32))
-        logits = ops.logits(x, head_of(head, norm), indices)
-        columns = (
-            np.where(np.arange(rows) % 3, 0.8, 0.0).astype(np.float32),
-            (np.arange(rows) % 7).astype(np.int32),
-            np.full(rows, 0.9, np.float32),
-            np.arange(rows, dtype=np.int64),
-            np.arange(rows, dtype=np.int64),
-        )
-        ops.sample(logits, *(operands.placed(values) for values in columns))
-        ops.logprobs(logits, indices, 20)
-        ops.log_softmax(logits, indices)
-        ops.likeliest(logits, indices, 9)
-        choices = np.zeros((10, rows + rows % 2), np.int32)
-        choices[0] = choices[2] = np.float32(0.9).view(np.int32)
-        choices[1, ::2] = 11
-        choices[9, :rows] = np.arange(rows)[::-1]  # one span
-        ops.verify_window(logits, operands.placed(choices), ids, indices, indices.clone(), 2, 10)
+        ops.logits(x, head_of(head, norm), operands.placed(np.arange(rows, dtype=np.int32)))
+    for case in (
+        *(step_operands.follow_drafts_case(rows) for rows in ROWS),
+        *(step_operands.mask_logits_case(rows, 1003) for rows in ROWS),
+        *(step_operands.sample_step_case(1003, rows)[0] for rows in ROWS[2:]),
+        step_operands.resolve_tokens_case(),
+        step_operands.adjust_logits_case(1003)[0],
+        step_operands.likeliest_case(1003, 9),
+        step_operands.log_softmax_case(1003),
+        step_operands.logprobs_case(1003, 20),
+        step_operands.random_spans(operands.generator, 1003, 12).case(2, 10),
+    ):
+        case.outcome(ops, gpu.place())
     for head_dim, num_heads, num_kv_heads, block, window in ATTENTIONS:
         heads = Heads(num_heads, num_kv_heads, head_dim, window)
         layer = operands.on_gpu(operands.layer(72, 88, heads, bias=True, qk_norm=True))

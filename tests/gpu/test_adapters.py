@@ -21,7 +21,7 @@ from predict.ops import plain as reference
 from predict.request import RequestOutput, SamplingParams
 from tests.support import tiny
 from tests.support.adapters import SEVEN, write_seven
-from tests.support.block_forms import FORMS, blocks_of, layer_of
+from tests.support.block_forms import FORMS
 from tests.support.drafts import draft_always
 from tests.support.family_adapters import write_family_adapter
 from tests.support.golden import GOLDEN, golden
@@ -39,12 +39,12 @@ from tests.support.gpu_operands import (
     Operands,
     Span,
     Step,
+    check_layers,
     compare,
     decode_spans,
-    numpy_of,
     prefill_spans,
 )
-from tests.support.tolerances import BLOCK_ROUNDINGS, assert_close
+from tests.support.tolerances import BLOCK_ROUNDINGS
 
 HEADS = (8, 2, 64)
 
@@ -72,38 +72,6 @@ def on_gpu(operands: Operands, layer: Layer) -> Layer:
     return map_tensors(operands.on_gpu(layer), spoiled)
 
 
-def check_layers(
-    operands: Operands,
-    plain: list[Layer],
-    layers: list[Layer],
-    step: Step,
-    hidden_size: int,
-) -> None:
-    rope = operands.ropes(Heads(*HEADS))
-    hidden = operands.tensor(step.num_tokens, hidden_size)
-    pairs = [step.caches() for _ in plain]
-    got = ops.layers(hidden.device, layers, [pair[1] for pair in pairs], rope.device, step.device)
-    last = ops.layers(
-        hidden.device,
-        layers[:1],
-        [step.caches()[1]],
-        rope.device,
-        step.device,
-        rows=step.device.logit_indices,
-    )
-    with operands.on_cpu():
-        kept = [pair[0] for pair in pairs]
-        wanted = reference.layers(hidden.plain, plain, kept, rope.plain, step.plain)
-        whole = reference.layers(
-            hidden.plain, plain[:1], [step.caches()[0]], rope.plain, step.plain
-        )
-    compare(got[0], wanted[0], operands.dtype, 4 * BLOCK_ROUNDINGS)
-    for mine, theirs in zip(got[1], wanted[1], strict=True):
-        compare(mine, theirs, operands.dtype, 4 * BLOCK_ROUNDINGS)
-    rows = step.arrays.logit_indices
-    assert_close(numpy_of(last[0]), numpy_of(whole[0])[rows], operands.dtype, 3 * BLOCK_ROUNDINGS)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("make", [decode_spans, prefill_spans])
@@ -115,20 +83,11 @@ def test_layers_of_every_form(
     adapted(step)
     for hidden_size, inner in ((256, 320), (100, 36)):
         plain = [
-            with_pages(
-                operands,
-                layer_of(
-                    blocks_of(form, HEADS, inner),
-                    hidden_size,
-                    operands.linear,
-                    lambda size, around: operands.tensor(size, around=around, scale=0.1).plain,
-                    lambda values: operands.both(values).plain,
-                ),
-            )
+            with_pages(operands, operands.layer_of_form(form, HEADS, hidden_size, inner))
             for _ in range(2)
         ]
         layers = [on_gpu(operands, layer) for layer in plain]
-        check_layers(operands, plain, layers, step, hidden_size)
+        check_layers(step, Heads(*HEADS), plain, layers, hidden_size, 4 * BLOCK_ROUNDINGS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -149,7 +108,7 @@ def test_layers_of_llama(
         layers: list[Layer] = [on_gpu(operands, layer) for layer in plain]
         if folded:
             layers = [fold_norms(layer, ops) for layer in layers]
-        check_layers(operands, plain, layers, step, hidden_size)
+        check_layers(step, Heads(*HEADS), plain, layers, hidden_size, 4 * BLOCK_ROUNDINGS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -210,6 +169,14 @@ def steps(output: RequestOutput) -> Any:
     return answer.token_ids, found
 
 
+def assert_near(output: RequestOutput, wanted: RequestOutput) -> None:
+    """The same tokens, and nearly the same logprobs."""
+    (tokens, found), (wanted_tokens, theirs) = steps(output), steps(wanted)
+    assert tokens == wanted_tokens
+    for mine, other in zip(found, theirs, strict=True):
+        assert mine == pytest.approx(other, abs=1e-3)
+
+
 def test_answers_are_those_of_merged_models(
     gpu: devices.Device, tiny_model: Path, folders: dict[str, Path]
 ) -> None:
@@ -218,11 +185,7 @@ def test_answers_are_those_of_merged_models(
     together = llm.generate(PROMPTS, [replace(GREEDY, adapter=name) for name in names])
     for index, name in enumerate(names):
         merged = serving(tiny_model, {}, dtype="float32", lora_path=folders[name])
-        (wanted,) = merged.generate([PROMPTS[index]], GREEDY)
-        (tokens, found), (wanted_tokens, theirs) = steps(together[index]), steps(wanted)
-        assert tokens == wanted_tokens
-        for mine, other in zip(found, theirs, strict=True):
-            assert mine == pytest.approx(other, abs=1e-3)
+        assert_near(together[index], *merged.generate([PROMPTS[index]], GREEDY))
 
 
 @pytest.mark.parametrize("quant_type", [None, "weight_only_int8", "weight_only_int4", "a8w8"])
@@ -324,12 +287,7 @@ def test_a_family_answers_as_with_the_adapter_merged(
     for name, output in found.items():
         merging = {} if name is None else {"lora_path": str(two[name])}
         merged = serving_case(case, {}, dtype="float32", **merging)
-        (tokens, mine), (wanted, theirs) = (
-            steps(each) for each in (output, *merged.generate(golden(case)["prompts"][:1], GREEDY))
-        )
-        assert tokens == wanted
-        for one, other in zip(mine, theirs, strict=True):
-            assert one == pytest.approx(other, abs=1e-3)
+        assert_near(output, *merged.generate(golden(case)["prompts"][:1], GREEDY))
     assert len({output.token_ids for output in found.values()}) == len(found)
 
 
@@ -372,12 +330,9 @@ def test_a_familys_program_answers_as_the_dynamic_model(
     # Not bit for bit: a program cuts layers, and MLPs behind ChatGLM's attention, into other calls.
     # Twice: the second time steps are replayed, and blocks of prompts cached.
     for _ in range(2):
-        wanted = list(map(steps, dynamic.generate(*asked(case, two))))
-        found = list(map(steps, static.generate(*asked(case, two))))
-        for (tokens, mine), (others, theirs) in zip(found, wanted, strict=True):
-            assert tokens == others
-            for one, other in zip(mine, theirs, strict=True):
-                assert one == pytest.approx(other, abs=1e-3)
+        found, wanted = (each.generate(*asked(case, two)) for each in (static, dynamic))
+        for output, other in zip(found, wanted, strict=True):
+            assert_near(output, other)
 
 
 def test_drafts_change_no_answer_of_a_family(

@@ -17,17 +17,12 @@ from predict.nn.decoder import Linear
 from predict.ops import compiled as ops
 from predict.schemes import scheme_of
 from tests.support.batch_invariance import WAYS, answers, check_ways
-from tests.support.gpu_products import runs_here
+from tests.support.gpu_products import skip_unless_here
 from tests.support.schemes import normal
 
 SETTINGS: dict[str, Any] = {"device": "gpu", "batch_invariant": True, "dtype": "bfloat16"}
 SCHEMES = ("weight_only_int8", "weight_only_int4", "a8w8", "a8w8_fp8", "w4a8")
 SHAPES = Path(__file__).resolve().parents[2] / "examples" / "shapes"
-
-
-def skip_unless_here(scheme: str | None) -> None:
-    if not runs_here(scheme):
-        pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
 
 
 @pytest.mark.parametrize("scheme", [None, *SCHEMES])

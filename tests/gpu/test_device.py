@@ -14,10 +14,10 @@ import pytest
 
 from predict.device import cuda, devices, library
 from predict.errors import UserError
+from tests.support.paths import ROOT
 
 Op = Callable[..., Any]
 MIB = 1 << 20
-ROOT = Path(__file__).resolve().parent.parent.parent
 DTYPES = ("float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool")
 
 
@@ -302,7 +302,7 @@ def test_exported_program_equals_dynamic_and_replays(
     assert (cache.numpy() == 35).all()
 
 
-EXIT = """
+START = """
 import sys
 sys.path[:0] = [{root!r}, {root!r} + "/csrc"]
 from predict.device import cuda
@@ -315,6 +315,8 @@ from paddle import _C_ops
 core.load_op_meta_info_and_register_op({ops!r})
 axpb = lambda x: _C_ops._run_custom_op("regatta_test_axpb", x, 1.0, 1.0)[0]
 x = paddle.ones([8])
+"""
+EXIT = """
 pool = cuda.GraphPool(gpu)
 graph = pool.capture(lambda: axpb(axpb(x)))
 graph.replay()
@@ -324,17 +326,53 @@ stream = paddle.device.Stream(gpu.place())
 """
 
 
+def run(test_ops: Path, program: str) -> tuple[int, str]:
+    """Exit status and stderr of a program behind START, in a process of its own."""
+    start = START.format(root=str(ROOT), ops=str(test_ops))
+    process = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", start + program],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return process.returncode, process.stderr
+
+
 @pytest.mark.parametrize(
     "ending", ["", "raise SystemExit(0)", "axpb(x)", "graph.replay()", "pool.reset()"]
 )
 def test_process_ends_cleanly_with_graphs_and_tensors_alive(
     gpu: devices.Device, test_ops: Path, ending: str
 ) -> None:
-    program = EXIT.format(root=str(ROOT), ops=str(test_ops)) + ending
-    process = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False
-    )
-    assert (process.returncode, process.stderr) == (0, "")
+    assert run(test_ops, EXIT + ending) == (0, "")
+
+
+# Paddle's own class.
+CUDA_GRAPH = """
+from paddle.device.cuda.graphs import CUDAGraph
+def step():
+    y = x
+    for _ in range(5):
+        y = axpb(y)
+    return y
+step()
+graph = CUDAGraph(place=gpu.place(), mode={mode!r})
+graph.capture_begin()
+y = step()
+graph.capture_end()
+x.set_value(x * 10)
+graph.replay()
+assert (y.numpy() == 15).all(), y
+graph.reset()
+"""
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+def test_paddles_graphs_capture_in_each_mode(
+    gpu: devices.Device, test_ops: Path, mode: str
+) -> None:
+    status, said = run(test_ops, CUDA_GRAPH.format(mode=mode))
+    assert status == 0, said
 
 
 def test_peer_copies_arrive(gpu: devices.Device, axpb: Op) -> None:

@@ -36,7 +36,7 @@ from tests.support.gpu_engines import (
     answer_config,
     runner_of,
 )
-from tests.support.gpu_products import runs_here
+from tests.support.gpu_products import skip_unless_here
 from tests.support.paths import DEMO
 from tests.support.schemes import relative_error
 
@@ -72,8 +72,7 @@ def test_latents_of_codes_give_transformers_logits_and_text(
 @pytest.mark.parametrize("form", FORMS)
 def test_logits_of_deepseeks_blocks_are_near_transformers(gpu: devices.Device, form: str) -> None:
     """Of the median prompt: rounding may send another one to other experts."""
-    if not runs_here("a8w8_fp8"):
-        pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
+    skip_unless_here("a8w8_fp8")
     llm = FORMS[form](LLM(config(float8.CASE, batch_size=8, dtype="bfloat16", **SETTINGS)))
     got, wanted = logits_and_wanted(llm, float8.CASE)
     errors = [relative_error(*pair) for pair in zip(got, wanted, strict=True)]

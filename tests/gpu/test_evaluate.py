@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ import pytest
 
 from predict.device import devices
 from quant.evaluate import main
-from tests.fake_gpu.libraries import ENVIRONMENT
-from tests.support.gpu_products import runs_here
+from tests.support.gpu_products import skip_unless_here
 from tests.support.paths import DEMO
 
 ROWS = {
@@ -22,8 +20,7 @@ ROWS = {
 
 
 def table(path: Path, rows: tuple[str, ...], device: str) -> dict[str, dict[str, Any]]:
-    count = "256" if ENVIRONMENT in os.environ else "2048"  # plain loops are slow
-    words = ["--model_name_or_path", str(DEMO), "--max_tokens", count, "--ptq_step", "2"]
+    words = ["--model_name_or_path", str(DEMO), "--max_tokens", "2048", "--ptq_step", "2"]
     words += ["--quant_type", ",".join(rows), "--output_file", str(path), "--device", device]
     assert main(words) == 0
     made: dict[str, dict[str, Any]] = json.loads(path.read_text())
@@ -32,8 +29,8 @@ def table(path: Path, rows: tuple[str, ...], device: str) -> dict[str, dict[str,
 
 @pytest.mark.parametrize("kind", ROWS)
 def test_the_table_of_a_gpu_is_the_cpus(gpu: devices.Device, tmp_path: Path, kind: str) -> None:
-    if kind == "weights" and not runs_here("weight_only_int8", "weight_only_int4"):
-        pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
+    if kind == "weights":
+        skip_unless_here("weight_only_int8", "weight_only_int4")
     rows = ROWS[kind]
     on_gpu, on_cpu = (table(tmp_path / f"{name}.json", rows, name) for name in ("gpu", "cpu"))
     for name in ("none", *rows):

@@ -16,7 +16,7 @@ from predict.ops import composed
 from predict.ops import plain as reference
 from tests.support.gpu_experts import coded, on_gpu, weights_of
 from tests.support.gpu_operands import Operands, numpy_of
-from tests.support.gpu_products import DISTANCE, runs_here, skip_unless_product
+from tests.support.gpu_products import DISTANCE, skip_unless_here, skip_unless_product
 from tests.support.schemes import relative_error
 from tests.support.tolerances import assert_close
 
@@ -84,69 +84,47 @@ def twin_of(
         return wanted, clear_rows(weights, hidden.plain, operands.dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("form", BLOCKS)
-def test_expert_blocks_equal_the_plain_twin(gpu: devices.Device, dtype: str, form: str) -> None:
-    check_form(Operands(gpu, dtype), BLOCKS[form])
+# Block, hidden size and rows of what is compared in 16 bits alone.
+HALF: dict[str, tuple[ExpertBlock, int, tuple[int, ...]]] = {
+    # Rows of several rounds of a warp, and of no whole ones.
+    "wide": (
+        ExpertBlock(Router(64, 6, renormalize=True), 776, shared_size=136, shared_gate=True),
+        2312,
+        (1, 2, 5, 6),
+    ),
+    # 60 experts of 1,408 are no multiple of a tile's columns, nor of a warp's experts.
+    "odd": (ExpertBlock(Router(60, 6), 1408), 256, (1, 2, 9, 300)),
+}
+COMPARED = [
+    *((form, dtype) for form in BLOCKS for dtype in DTYPES),
+    *((form, dtype) for form in HALF for dtype in DTYPES[1:]),
+]
 
 
-def check_form(operands: Operands, block: ExpertBlock) -> None:
-    with operands.on_cpu():
-        weights = weights_of(operands, block, HIDDEN)
-    placed = on_gpu(operands, weights)
-    for rows in ROWS:
-        hidden = operands.tensor(rows, HIDDEN)
-        got = numpy_of(ops.expert_block(hidden.device, placed))
-        wanted, clear = twin_of(operands, weights, hidden)
-        assert len(clear) >= rows // 3
-        assert_close(got[clear], wanted[clear], operands.dtype, ROUNDINGS)
+@pytest.mark.parametrize(("form", "dtype"), COMPARED)
+def test_expert_blocks_equal_the_plain_twin(gpu: devices.Device, form: str, dtype: str) -> None:
+    check_form(Operands(gpu, dtype), form)
 
 
-# Rows of several rounds of a warp, and of no whole ones.
-WIDE = ExpertBlock(Router(64, 6, renormalize=True), 776, shared_size=136, shared_gate=True)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_few_tokens_of_wide_experts_equal_the_plain_twin(gpu: devices.Device, dtype: str) -> None:
-    operands, hidden_size = Operands(gpu, dtype), 2312
-    with operands.on_cpu():
-        weights = weights_of(operands, WIDE, hidden_size)
-    placed = on_gpu(operands, weights)
-    for rows in (1, 2, 5, 6):
-        hidden = operands.tensor(rows, hidden_size)
-        got = numpy_of(ops.expert_block(hidden.device, placed))
-        wanted, clear = twin_of(operands, weights, hidden)
-        assert len(clear) > 0
-        assert_close(got[clear], wanted[clear], dtype, ROUNDINGS)
-
-
-# 60 experts of 1,408 are no multiple of a tile's columns, nor of a warp's experts.
-ODD = ExpertBlock(Router(60, 6), 1408)
-ODD_HIDDEN = 256
-ODD_ROWS = (1, 2, 9, 300)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_an_odd_number_of_experts_of_an_odd_size_equals_the_plain_twin(
-    gpu: devices.Device, dtype: str
-) -> None:
-    check_odd(Operands(gpu, dtype), library.require())
-
-
-def check_odd(operands: Operands, of: library.Library) -> None:
+def check_form(operands: Operands, form: str) -> None:
     """In the batch-invariant mode besides, whose kernels are others."""
+    block, hidden_size, row_counts = HALF.get(form) or (BLOCKS[form], HIDDEN, ROWS)
     with operands.on_cpu():
-        weights = weights_of(operands, ODD, ODD_HIDDEN)
+        weights = weights_of(operands, block, hidden_size)
     placed = on_gpu(operands, weights)
-    for rows in ODD_ROWS:
-        hidden = operands.tensor(rows, ODD_HIDDEN)
-        got = numpy_of(ops.expert_block(hidden.device, placed))
-        with of.batch_invariant():
-            other = numpy_of(ops.expert_block(hidden.device, placed))
+    for rows in row_counts:
+        hidden = operands.tensor(rows, hidden_size)
         wanted, clear = twin_of(operands, weights, hidden)
         assert len(clear) >= rows // 3
-        assert_close(got[clear], wanted[clear], operands.dtype, ROUNDINGS)
-        assert_close(other[clear], wanted[clear], operands.dtype, ROUNDINGS)
+        for got in both_modes(placed, hidden):
+            assert_close(got[clear], wanted[clear], operands.dtype, ROUNDINGS)
+
+
+def both_modes(placed: Experts, hidden: Any) -> list[np.ndarray[Any, Any]]:
+    """What a GPU's block makes, and what in the batch-invariant mode."""
+    got = numpy_of(ops.expert_block(hidden.device, placed))
+    with library.require().batch_invariant():
+        return [got, numpy_of(ops.expert_block(hidden.device, placed))]
 
 
 def tied_router(kind: str) -> np.ndarray[Any, Any]:
@@ -176,11 +154,9 @@ def test_of_equal_scores_the_lower_expert_is_chosen(
         weights = weights_of(operands, block, HIDDEN)
         weights = replace(weights, router=operands.both(tied_router(kind)).plain)
     placed = on_gpu(operands, weights)
-    for rows in ODD_ROWS:
+    for rows in (1, 2, 9, 300):
         hidden = operands.tensor(rows, HIDDEN)
-        got = numpy_of(ops.expert_block(hidden.device, placed))
-        with library.require().batch_invariant():
-            other = numpy_of(ops.expert_block(hidden.device, placed))
+        made = both_modes(placed, hidden)
         wanted, clear = twin_of(operands, weights, hidden)
         with operands.on_cpu():
             normed = composed.normed(reference, hidden.plain, weights.norm, block.norm)
@@ -190,32 +166,22 @@ def test_of_equal_scores_the_lower_expert_is_chosen(
             assert (ids == np.arange(5)).all()
         elif kind == "pairs":
             assert (np.sum(ids % 2 == 0, axis=1) == 3).all()
-        made = [(each - numpy_of(hidden.plain))[clear] for each in (got, other, wanted)]
-        for each in made[:2]:
-            assert relative_error(each, made[2]) < TIES_DISTANCE[dtype], rows
+        *made, twin = ((each - numpy_of(hidden.plain))[clear] for each in (*made, wanted))
+        for each in made:
+            assert relative_error(each, twin) < TIES_DISTANCE[dtype], rows
 
 
 # Kernels of older GPUs, forced. Those of sm_75 have no bfloat16, and e4m3 is from sm_89 on.
 OLDER = ("experts=sm80", "experts=sm75")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("form", BLOCKS)
+@pytest.mark.parametrize(("form", "dtype"), [each for each in COMPARED if each[0] != "wide"])
 @pytest.mark.parametrize("kernels", OLDER)
 def test_forced_kernels_equal_the_plain_twin(
     gpu: devices.Device, monkeypatch: pytest.MonkeyPatch, kernels: str, form: str, dtype: str
 ) -> None:
     monkeypatch.setenv("REGATTA_KERNEL", kernels)
-    check_form(Operands(gpu, dtype), BLOCKS[form])
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("kernels", OLDER)
-def test_forced_kernels_of_odd_experts_equal_the_plain_twin(
-    gpu: devices.Device, monkeypatch: pytest.MonkeyPatch, kernels: str, dtype: str
-) -> None:
-    monkeypatch.setenv("REGATTA_KERNEL", kernels)
-    check_odd(Operands(gpu, dtype), library.require())
+    check_form(Operands(gpu, dtype), form)
 
 
 def coded_experts(
@@ -234,11 +200,10 @@ PACKED = [
 ]
 
 
-def check_codes(
-    gpu: devices.Device, scheme: str, group_size: int, dtype: str, bound: float
-) -> None:
+def check_codes(gpu: devices.Device, scheme: str, group_size: int, dtype: str) -> None:
     """Asserts that experts in codes are near the plain twin of the same codes."""
     skip_unless_product(scheme, group_size)
+    bound = CODES_DISTANCE if scheme in ("a8w8", "a8w8_fp8") else DISTANCE[dtype]
     operands = Operands(gpu, dtype)
     # Of one row of fewer columns, e4m3 codes that tip over alone may be 0.06 off.
     hidden_size, inner = (2320, 784) if scheme == "a8w8_fp8" else (256, 128)
@@ -252,38 +217,34 @@ def check_codes(
         assert relative_error(*made) < bound, rows
 
 
+# Kernels, scheme and group size.
+CODED = [
+    *(("", *packed) for packed in (*PACKED, ("w4a8", -1), ("w4a8", 64), ("weight_only_mxfp4", 32))),
+    *((kernels, *packed) for kernels in OLDER for packed in PACKED),
+    *((kernels, "a8w8", -1) for kernels in ("", *OLDER)),
+    ("experts=sm89", "a8w8_fp8", -1),
+]
+
+
 @pytest.mark.parametrize(
-    ("kernels", "dtype"),
-    [("experts=sm80", "bfloat16"), ("experts=sm80", "float16"), ("experts=sm75", "float16")],
+    ("kernels", "scheme", "group_size", "dtype"),
+    [
+        (*each, dtype)
+        for each in CODED
+        for dtype in DTYPES[1:]
+        if (each[0], dtype) != ("experts=sm75", "bfloat16") or each[1] == "a8w8"
+    ],
 )
-@pytest.mark.parametrize(("scheme", "group_size"), PACKED)
-def test_forced_kernels_of_packed_codes_are_near_the_plain_twin(
+def test_experts_in_codes_are_near_the_plain_twin(
     gpu: devices.Device,
     monkeypatch: pytest.MonkeyPatch,
+    kernels: str,
     scheme: str,
     group_size: int,
-    kernels: str,
     dtype: str,
 ) -> None:
     monkeypatch.setenv("REGATTA_KERNEL", kernels)
-    check_codes(gpu, scheme, group_size, dtype, DISTANCE[dtype])
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize(
-    ("kernels", "scheme"),
-    [
-        ("", "a8w8"),
-        ("experts=sm75", "a8w8"),
-        ("experts=sm80", "a8w8"),
-        ("experts=sm89", "a8w8_fp8"),
-    ],
-)
-def test_experts_of_codes_on_both_sides_are_near_the_plain_twin(
-    gpu: devices.Device, monkeypatch: pytest.MonkeyPatch, kernels: str, scheme: str, dtype: str
-) -> None:
-    monkeypatch.setenv("REGATTA_KERNEL", kernels)
-    check_codes(gpu, scheme, -1, dtype, CODES_DISTANCE)
+    check_codes(gpu, scheme, group_size, dtype)
 
 
 @pytest.mark.parametrize("kernels", OLDER)
@@ -303,18 +264,29 @@ def test_forced_kernels_are_no_others(
         ops.expert_block(hidden, placed)
 
 
-@pytest.mark.parametrize(("scheme", "group_size"), PACKED[:2])
-def test_forced_kernels_of_a_row_do_not_depend_on_the_rows_beside_it(
-    gpu: devices.Device, monkeypatch: pytest.MonkeyPatch, scheme: str, group_size: int
+@pytest.mark.parametrize(
+    ("kernels", "scheme", "dtype"),
+    [
+        *(("", "dense", dtype) for dtype in DTYPES),
+        *(("experts=sm80", scheme, "bfloat16") for scheme, _ in PACKED[:2]),
+    ],
+)
+def test_rows_do_not_depend_on_the_rows_beside_them(
+    gpu: devices.Device, monkeypatch: pytest.MonkeyPatch, kernels: str, scheme: str, dtype: str
 ) -> None:
-    skip_unless_product(scheme, group_size)
-    monkeypatch.setenv("REGATTA_KERNEL", "experts=sm80")
-    operands = Operands(gpu, "bfloat16")
-    _, placed = coded_experts(operands, 128, 256, scheme, group_size)
-    values = numpy_of(operands.tensor(300, 256).plain)
+    monkeypatch.setenv("REGATTA_KERNEL", kernels)
+    operands, hidden_size = Operands(gpu, dtype), HIDDEN if scheme == "dense" else 256
+    if scheme == "dense":
+        with operands.on_cpu():
+            weights = weights_of(operands, BLOCKS["many"], hidden_size)
+        placed = on_gpu(operands, weights)
+    else:
+        skip_unless_product(scheme, -1)
+        _, placed = coded_experts(operands, 128, hidden_size, scheme)
+    values = numpy_of(operands.tensor(300, hidden_size).plain)
     with library.require().batch_invariant():
         whole = numpy_of(ops.expert_block(operands.both(values).device, placed))
-        for first, end in ((0, 1), (7, 15), (100, 180), (299, 300)):
+        for first, end in ((0, 1), (7, 8), (7, 15), (39, 40), (100, 180), (299, 300)):
             part = ops.expert_block(operands.both(values[first:end]).device, placed)
             np.testing.assert_array_equal(numpy_of(part), whole[first:end])
 
@@ -324,44 +296,17 @@ def test_forced_kernels_of_a_row_do_not_depend_on_the_rows_beside_it(
 def test_e4m3_experts_are_near_the_plain_twin(
     gpu: devices.Device, dtype: str, hidden_size: int, inner: int
 ) -> None:
-    if not runs_here("a8w8_fp8"):
-        pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
+    skip_unless_here("a8w8_fp8")
     operands = Operands(gpu, dtype)
     weights, placed = coded_experts(operands, inner, hidden_size, "a8w8_fp8")
     for rows in (1, 2, 3, 20):
         hidden = operands.tensor(rows, hidden_size)
-        got = numpy_of(ops.expert_block(hidden.device, placed))
-        with library.require().batch_invariant():  # other kernels, of few tokens
-            other = numpy_of(ops.expert_block(hidden.device, placed))
         wanted, clear = twin_of(operands, weights, hidden)
         assert len(clear) > 0
-        made = [(each - numpy_of(hidden.plain))[clear] for each in (got, other, wanted)]
+        every = (*both_modes(placed, hidden), wanted)
+        made = [(each - numpy_of(hidden.plain))[clear] for each in every]
         assert relative_error(made[0], made[2]) < CODES_DISTANCE
         assert relative_error(made[0], made[1]) < CODES_KERNEL_DISTANCE
-
-
-@pytest.mark.parametrize("dtype", list(DISTANCE))
-@pytest.mark.parametrize(
-    ("scheme", "group_size"), [*PACKED, ("w4a8", -1), ("w4a8", 64), ("weight_only_mxfp4", 32)]
-)
-def test_experts_of_packed_codes_are_near_the_plain_twin(
-    gpu: devices.Device, scheme: str, group_size: int, dtype: str
-) -> None:
-    check_codes(gpu, scheme, group_size, dtype, DISTANCE[dtype])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_do_not_depend_on_the_rows_beside_them(gpu: devices.Device, dtype: str) -> None:
-    operands = Operands(gpu, dtype)
-    with operands.on_cpu():
-        weights = weights_of(operands, BLOCKS["many"], HIDDEN)
-    placed = on_gpu(operands, weights)
-    values = numpy_of(operands.tensor(40, HIDDEN).plain)
-    with library.require().batch_invariant():
-        whole = numpy_of(ops.expert_block(operands.both(values).device, placed))
-        for row in (0, 7, 39):
-            alone = ops.expert_block(operands.both(values[row : row + 1]).device, placed)
-            np.testing.assert_array_equal(numpy_of(alone)[0], whole[row])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

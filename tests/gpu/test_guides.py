@@ -7,7 +7,6 @@ import pytest
 
 from predict import LLM
 from predict.device import devices
-from predict.ops import compiled as ops
 from tests.support.drafts import METHODS, Generous
 from tests.support.gpu_engines import FORMS, runner_of
 from tests.support.guides import answers, settings, tokens
@@ -57,18 +56,3 @@ def test_the_network_runs_ahead_of_masks(
     answers(llm)
     # The step that masks are for is queued, but for first steps and those behind all ends.
     assert np.mean(np.array(depths) > 0) > 0.8
-
-
-@pytest.mark.parametrize(("num_rows", "vocab_size"), [(1, 33), (5, 5120), (3, 128256), (300, 1031)])
-def test_masks_ban_tokens(gpu: devices.Device, num_rows: int, vocab_size: int) -> None:
-    import paddle
-
-    generator = np.random.default_rng(num_rows)
-    logits = generator.standard_normal((num_rows, vocab_size), dtype=np.float32)
-    num_words = -(-vocab_size // 32)
-    bits = generator.integers(0, 2, (num_rows, 32 * num_words), dtype=np.uint8)
-    masks = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
-    place = gpu.place()
-    tensor = paddle.to_tensor(logits, place=place)
-    masked = ops.mask_logits(tensor, paddle.to_tensor(masks, place=place))
-    np.testing.assert_array_equal(masked.numpy(), np.where(bits[:, :vocab_size], logits, -np.inf))

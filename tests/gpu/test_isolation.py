@@ -14,13 +14,12 @@ from predict.engine.draft_policy import Costs
 from predict.errors import EngineError
 from tests.support.drafts import Generous
 from tests.support.golden import config
+from tests.support.gpu_engines import SETTINGS as ON_GPU
 from tests.support.paths import DEMO
 
 PLACE = 5
 SETTINGS: dict[str, Any] = {
-    "device": "gpu",
-    "inference_model": True,
-    "attention": "append",
+    **ON_GPU,
     "batch_size": 6,
     "block_size": 16,
     "batch_invariant": True,

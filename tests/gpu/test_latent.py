@@ -131,15 +131,18 @@ class Problem:
             place = self.operands.gpu.place()
             return plain, tuple(part._copy_to(place, True) for part in (codes, tail, scale))
 
-    def on_device(self) -> tuple[Any, tuple[Any, ...]]:
-        """The block's output, and its cache brought to the CPU."""
+    def on_device(
+        self, of_last_rows: bool = False, hidden: Any = None, inputs: Any = None
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """The block's output, and its cache brought to the CPU; of another step, if it is given."""
         out, written = ops.layers(
-            self.hidden.device,
+            self.hidden.device if hidden is None else hidden,
             [(self.placed,)],
             [self.caches()[1]],
             self.device_ropes,
-            self.step.device,
+            self.step.device if inputs is None else inputs,
             None if self.trees is None else self.operands.placed(self.trees),
+            rows=self.step.device.logit_indices if of_last_rows else None,
         )
         return out, tuple(part.cpu() for part in written)
 
@@ -168,6 +171,16 @@ class Problem:
         return rows[slots // self.block_size, 0, slots % self.block_size]
 
 
+def check(problem: Problem, roundings: int = ROUNDINGS) -> None:
+    """Asserts that the GPU makes what the plain twin makes of the cache that the GPU has written.
+
+    Of codes: one beside the middle of two falls to either.
+    """
+    got, written = problem.on_device()
+    assert np.isfinite(numpy_of(got)).all()
+    compare(got, problem.on_plain_twin(read=written)[0], problem.operands.dtype, roundings)
+
+
 def spans_of(make: Any, form: str) -> list[Span]:
     spans: list[Span] = make(BLOCK_SIZES[len(form) % len(BLOCK_SIZES)])
     if FORMS[form].num_heads > 64:
@@ -178,14 +191,22 @@ def spans_of(make: Any, form: str) -> list[Span]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("make", [decode_spans, prefill_spans])
+@pytest.mark.parametrize("adapters", [False, True])
 def test_latent_attention_equals_the_plain_twin(
-    gpu: devices.Device, dtype: str, form: str, make: Any
+    gpu: devices.Device, dtype: str, form: str, make: Any, adapters: bool
 ) -> None:
-    problem = Problem(Operands(gpu, dtype), form, "dense", spans_of(make, form))
+    spans = [span for span in spans_of(make, form) if span.new or not adapters]
+    problem = Problem(Operands(gpu, dtype), form, "dense", spans, with_adapters=adapters)
+    roundings = 2 * ROUNDINGS if adapters else ROUNDINGS
     got, written = problem.on_device()
     wanted, kept = problem.on_plain_twin()
-    compare(got, wanted, dtype, ROUNDINGS)
-    compare(written[0], kept[0], dtype, ROUNDINGS)
+    compare(got, wanted, dtype, roundings)
+    compare(written[0], kept[0], dtype, roundings)
+    if not adapters:
+        return
+    last, _ = problem.on_device(of_last_rows=True)
+    rows = problem.step.arrays.logit_indices
+    assert_close(numpy_of(last), numpy_of(wanted)[rows], dtype, roundings)
 
 
 @pytest.mark.parametrize("form", ["16 heads of DeepSeek", "20 heads of 512 values", "128 heads"])
@@ -203,39 +224,15 @@ def test_drafts_over_contexts_of_any_length_equal_the_plain_twin(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("make", [decode_spans, prefill_spans])
-def test_latent_attention_with_adapters_equals_the_plain_twin(
-    gpu: devices.Device, dtype: str, form: str, make: Any
-) -> None:
-    spans = [span for span in spans_of(make, form) if span.new]
-    problem = Problem(Operands(gpu, dtype), form, "dense", spans, with_adapters=True)
-    got, written = problem.on_device()
-    wanted, kept = problem.on_plain_twin()
-    compare(got, wanted, dtype, 2 * ROUNDINGS)
-    compare(written[0], kept[0], dtype, 2 * ROUNDINGS)
-    rows = problem.step.arrays.logit_indices
-    last, _ = ops.layers(
-        problem.hidden.device,
-        [(problem.placed,)],
-        [problem.caches()[1]],
-        problem.device_ropes,
-        problem.step.device,
-        rows=problem.step.device.logit_indices,
-    )
-    assert_close(numpy_of(last), numpy_of(wanted)[rows], dtype, 2 * ROUNDINGS)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("make", [decode_spans, prefill_spans])
 def test_codes_of_latents_are_written_and_read_as_by_the_plain_twin(
     gpu: devices.Device, dtype: str, form: str, make: Any
 ) -> None:
     problem = Problem(Operands(gpu, dtype), form, "fp8", spans_of(make, form))
-    got, written = problem.on_device()
-    # Of the same codes: one beside the middle of two falls to either.
-    compare(got, problem.on_plain_twin(read=written)[0], dtype, ROUNDINGS)
+    check(problem)
     rank = FORMS[form].kv_lora_rank
-    rows, wanted = (problem.rows(kept) for kept in (written, problem.on_plain_twin()[1]))
+    rows, wanted = (
+        problem.rows(kept) for kept in (problem.on_device()[1], problem.on_plain_twin()[1])
+    )
     check_codes(rows[:, :rank], wanted[:, :rank], 1e-3 if dtype == "float32" else 0.1)
     assert_close(rows[:, rank:], wanted[:, rank:], dtype, ROUNDINGS)
 
@@ -249,45 +246,41 @@ LONG_SPANS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("dtype", "kv_format", "adapters"),
+    [
+        *(("bfloat16", kv_format, False) for kv_format in ("dense", "fp8")),
+        *(("float16", kv_format, False) for kv_format in ("dense", "fp8")),
+        ("bfloat16", "dense", True),
+    ],
+)
 @pytest.mark.parametrize("form", ["16 heads as published", "128 published"])
-@pytest.mark.parametrize("kv_format", ["dense", "fp8"])
 @pytest.mark.parametrize("spans", LONG_SPANS)
 def test_long_spans_equal_the_plain_twin(
-    gpu: devices.Device, dtype: str, form: str, kv_format: str, spans: str
+    gpu: devices.Device, dtype: str, form: str, kv_format: str, spans: str, adapters: bool
 ) -> None:
-    problem = Problem(Operands(gpu, dtype), form, kv_format, LONG_SPANS[spans])
-    got, written = problem.on_device()
-    assert np.isfinite(numpy_of(got)).all()
-    compare(got, problem.on_plain_twin(read=written)[0], dtype, ROUNDINGS)
-
-
-@pytest.mark.parametrize("form", ["16 heads as published", "128 published"])
-@pytest.mark.parametrize("spans", LONG_SPANS)
-def test_long_spans_with_adapters_equal_the_plain_twin(
-    gpu: devices.Device, form: str, spans: str
-) -> None:
-    operands = Operands(gpu, "bfloat16")
-    problem = Problem(operands, form, "dense", LONG_SPANS[spans], with_adapters=True)
-    got, written = problem.on_device()
-    assert np.isfinite(numpy_of(got)).all()
-    compare(got, problem.on_plain_twin(read=written)[0], "bfloat16", 2 * ROUNDINGS)
+    operands, own = Operands(gpu, dtype), LONG_SPANS[spans]
+    problem = Problem(operands, form, kv_format, own, with_adapters=adapters)
+    check(problem, 2 * ROUNDINGS if adapters else ROUNDINGS)
 
 
 @pytest.mark.parametrize(
-    ("form", "spans"),
+    ("form", "kv_format", "spans"),
     [  # turns of heads, and blocks that share keys of one head
-        ("128 published", [Span(4900, 150), Span(7, 1)]),
-        ("16 heads as published", [Span(5000, 140)]),
-        ("16 heads as published", [Span(0, 4200), Span(4500, 1)]),
+        ("128 published", "dense", [Span(4900, 150), Span(7, 1)]),
+        ("16 heads as published", "dense", [Span(5000, 140)]),
+        ("16 heads as published", "dense", [Span(0, 4200), Span(4500, 1)]),
+        *(  # parts of a context, which are added up
+            (form, kv_format, [Span(5000, 1), Span(3, 1), Span(1023, 1)])
+            for form in ("16 heads", "16 heads of DeepSeek")
+            for kv_format in ("dense", "fp8")
+        ),
     ],
 )
-def test_long_contexts_of_long_spans_equal_the_plain_twin(
-    gpu: devices.Device, form: str, spans: list[Span]
+def test_long_contexts_equal_the_plain_twin(
+    gpu: devices.Device, form: str, kv_format: str, spans: list[Span]
 ) -> None:
-    problem = Problem(Operands(gpu, "bfloat16"), form, "dense", spans)
-    got, written = problem.on_device()
-    compare(got, problem.on_plain_twin(read=written)[0], "bfloat16", ROUNDINGS)
+    check(Problem(Operands(gpu, "bfloat16"), form, kv_format, spans))
 
 
 def test_the_form_says_whether_long_spans_are_expanded(gpu: devices.Device) -> None:
@@ -312,16 +305,6 @@ def test_the_form_says_whether_long_spans_are_expanded(gpu: devices.Device) -> N
     assert_close(cheaper, absorbed, "bfloat16", ROUNDINGS)
 
 
-@pytest.mark.parametrize("form", ["16 heads", "16 heads of DeepSeek"])
-@pytest.mark.parametrize("kv_format", ["dense", "fp8"])
-def test_parts_of_a_context_are_added_up(gpu: devices.Device, form: str, kv_format: str) -> None:
-    spans = [Span(5000, 1), Span(3, 1), Span(1023, 1)]
-    problem = Problem(Operands(gpu, "bfloat16"), form, kv_format, spans)
-    got, written = problem.on_device()
-    assert np.isfinite(numpy_of(got)).all()
-    compare(got, problem.on_plain_twin(read=written)[0], "bfloat16", ROUNDINGS)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", ["16 heads", "odd sizes", "128 heads", "16 heads of DeepSeek"])
 @pytest.mark.parametrize("kv_format", ["dense", "fp8"])
@@ -342,13 +325,7 @@ def test_a_decoded_token_does_not_depend_on_a_prompt_beside_it(
     with library.require().batch_invariant():
         for arrays in (both, alone):
             hidden = problem.operands.both(values[: len(arrays.token_ids)]).device
-            made, _ = ops.layers(
-                hidden,
-                [(problem.placed,)],
-                [problem.caches()[1]],
-                problem.device_ropes,
-                to_tensors(arrays, gpu.place()),
-            )
+            made, _ = problem.on_device(hidden=hidden, inputs=to_tensors(arrays, gpu.place()))
             rows.append(numpy_of(made)[0])
     np.testing.assert_array_equal(*rows)
 

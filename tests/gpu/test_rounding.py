@@ -22,7 +22,8 @@ from predict.ops import compiled, plain
 from predict.schemes import known_schemes, scheme_of
 from tests.support import rounding, tiny
 from tests.support.golden import GOLDEN
-from tests.support.gpu_products import runs_here
+from tests.support.gpu_engines import SETTINGS as ON_GPU
+from tests.support.gpu_products import settings_here, skip_unless_here
 from tests.support.schemes import SETTINGS, normal
 
 
@@ -56,20 +57,10 @@ def check(
 def test_codes_and_scales_are_the_hosts(
     gpu: devices.Device, rule: str, group_size: int, dtype: str
 ) -> None:
-    for shape in rounding.SHAPES:
+    has_ends = group_size == -1 or rule == "e4m3"  # groups of others divide a row
+    for shape in (*rounding.SHAPES, *(rounding.ODD_SHAPES if has_ends else ())):
         check(gpu, rounding.matrix(shape), dtype, rule, group_size)
     check(gpu, rounding.hard_matrix(), dtype, rule, group_size)
-
-
-@pytest.mark.parametrize("dtype", rounding.DTYPES)
-@pytest.mark.parametrize(
-    ("rule", "group_size"), [("int8", -1), ("int4", -1), ("e4m3", -1), ("e4m3", 128)]
-)
-def test_odd_shapes_are_rounded_to_their_ends(
-    gpu: devices.Device, rule: str, group_size: int, dtype: str
-) -> None:
-    for shape in rounding.ODD_SHAPES:
-        check(gpu, rounding.matrix(shape), dtype, rule, group_size)
 
 
 @pytest.mark.parametrize("group_size", [-1, 128])
@@ -118,8 +109,7 @@ def test_matrices_are_turned_round_as_they_are(gpu: devices.Device, dtype: str) 
 def test_packed_bytes_are_those_of_the_hosts_codes(
     gpu: devices.Device, scheme: str, group_size: int, dtype: str
 ) -> None:
-    if not runs_here(scheme):
-        pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
+    skip_unless_here(scheme)
     if scheme == "a8w8":
         group_size = -1
     if scheme == "weight_only_mxfp4":
@@ -142,13 +132,7 @@ def made_by(
     source: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, on_host: bool
 ) -> Decoder:
     """The decoder of a checkpoint whose linears were rounded by the GPU, or by the host."""
-    config = EngineConfig(
-        model_name_or_path=str(source),
-        device="gpu",
-        inference_model=True,
-        attention="append",
-        **settings,
-    )
+    config = EngineConfig(model_name_or_path=str(source), **ON_GPU, **settings)
     spec, reader = read_spec(source)
     uploads: list[tuple[str, ...]] = []
 
@@ -197,16 +181,11 @@ def test_checkpoints_are_rounded_by_the_gpu(
     name: str,
     stored: str,
 ) -> None:
-    settings = dict(SETTINGS[name], dtype="bfloat16")
-    if "weightonly_group_size" in settings:
-        settings["weightonly_group_size"] = 64
-    asked = EngineConfig(model_name_or_path="x", **settings).quantization.settings
-    if not runs_here(asked.scheme, asked.head_scheme):
-        pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
+    settings, _ = settings_here(name)
     shape = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 64}
     source = tiny.write(tmp_path, shape)
     as_stored(source / "model.safetensors", stored)
-    assert_same_weights(source, settings, monkeypatch)
+    assert_same_weights(source, {**settings, "dtype": "bfloat16"}, monkeypatch)
 
 
 def as_stored(path: Path, dtype: str) -> None:
@@ -236,15 +215,8 @@ def test_random_weights_are_made_and_rounded_on_the_gpu(
 ) -> None:
     source = tiny.write(tmp_path)
     (source / "model.safetensors").unlink()
-    config = EngineConfig(
-        model_name_or_path=str(source),
-        device="gpu",
-        inference_model=True,
-        attention="append",
-        dtype="bfloat16",
-        load_format="dummy",
-        quant_type="weight_only_int4",
-    )
+    settings = {"dtype": "bfloat16", "load_format": "dummy", "quant_type": "weight_only_int4"}
+    config = EngineConfig(model_name_or_path=str(source), **ON_GPU, **settings)
     spec, reader = read_spec(source)
     weights = open_weights(config, spec, reader, platform_of("gpu", True))
     first = next(iter(weights.plan.linears()))

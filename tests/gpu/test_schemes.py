@@ -16,11 +16,13 @@ from predict.device import devices
 from predict.errors import UserError
 from predict.schemes import scheme_of
 from tests.support import tiny
+from tests.support.gpu_engines import SETTINGS as GPU_SETTINGS
 from tests.support.gpu_products import (
     DISTANCE,
     PRODUCT_DISTANCE,
     check_products,
-    runs_here,
+    settings_here,
+    skip_unless_here,
     skip_unless_product,
 )
 from tests.support.layouts import CASES, GOLDEN, SCHEMES, open_layout
@@ -28,7 +30,6 @@ from tests.support.schemes import SETTINGS, answer, logits_of, normal, relative_
 
 # Features in multiples of 128, which every scheme's blocks and groups divide.
 SHAPE = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64}
-GPU_SETTINGS = {"device": "gpu", "inference_model": True, "attention": "append"}
 # With 8-bit activations, the 16 bits tip codes over, and behind a layer or two other codes have
 # tipped over than in float32: plain Paddle's own logits in float16 are 0.17 (fp8) and 0.04 (int8)
 # from those in float32. So far can two roundings of the same activations be apart: as far as the
@@ -38,14 +39,9 @@ CODES = ("a8w8", "a8w8_fp8", "w4a8")
 CODES_SHARE = 1.4
 
 
-def skip_unless_here(name: str) -> dict[str, Any]:
-    """The settings, with groups of a size that the GPU's kernels have."""
-    settings = dict(SETTINGS[name])
-    if "weightonly_group_size" in settings:
-        settings["weightonly_group_size"] = 64
-    asked = EngineConfig(model_name_or_path="x", **settings).quantization.settings
-    if not runs_here(asked.head_scheme):
-        pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
+def multiplied_here(name: str) -> dict[str, Any]:
+    """The settings; skips the test where this GPU has no product of theirs."""
+    settings, asked = settings_here(name)
     if asked.scheme is not None:
         size = asked.block_size if asked.scheme == "a8w8_fp8" else asked.group_size
         skip_unless_product(asked.scheme, size)
@@ -57,7 +53,7 @@ def skip_unless_here(name: str) -> dict[str, Any]:
 def test_logits_are_near_those_of_plain_paddle(
     gpu: devices.Device, tmp_path: Path, name: str, dtype: str
 ) -> None:
-    settings = skip_unless_here(name)
+    settings = multiplied_here(name)
     source = tiny.write(tmp_path, SHAPE)
     got = logits_of(source, dtype=dtype, **GPU_SETTINGS, **settings)
     want = logits_of(source, **settings)
@@ -107,7 +103,7 @@ def test_products_of_groups_are_those_of_plain_paddle(
 def test_exported_programs_give_the_same_tokens(
     gpu: devices.Device, tmp_path: Path, name: str
 ) -> None:
-    settings = {**skip_unless_here(name), **GPU_SETTINGS, "dtype": "bfloat16"}
+    settings = {**multiplied_here(name), **GPU_SETTINGS, "dtype": "bfloat16"}
     source, out = tiny.write(tmp_path / "source", SHAPE), tmp_path / "out"
     config = EngineConfig(model_name_or_path=str(source), max_length=64, batch_size=2, **settings)
     export_model(config, out)
@@ -116,8 +112,7 @@ def test_exported_programs_give_the_same_tokens(
 
 @pytest.mark.parametrize("case", CASES)
 def test_checkpoints_of_other_libraries_run(gpu: devices.Device, case: str) -> None:
-    if not runs_here(SCHEMES[case]):
-        pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
+    skip_unless_here(SCHEMES[case])
     layout, plan = open_layout(GOLDEN / case)
     sizes = scheme_info(SCHEMES[case]).support.hopper_groups
     if any(layout.group_size(linear) not in sizes for linear in plan.linears()):

@@ -22,9 +22,9 @@ from tests.support.gpu_operands import (
     Operands,
     Span,
     Step,
+    check_layers,
     compare,
     decode_spans,
-    numpy_of,
     prefill_spans,
 )
 from tests.support.gpu_products import DISTANCE, skip_unless_product
@@ -40,7 +40,7 @@ from tests.support.sparse_caches import (
     write_network,
 )
 from tests.support.tiny import CONFIG
-from tests.support.tolerances import BLOCK_ROUNDINGS, assert_close
+from tests.support.tolerances import BLOCK_ROUNDINGS
 
 pytestmark = pytest.mark.usefixtures("sparse_caches")
 SHAPE = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64}
@@ -98,31 +98,13 @@ def test_mlps_behind_mlps_equal_their_plain_twins(
     gpu: devices.Device, dtype: str, folded: bool, make: Any
 ) -> None:
     operands, heads = Operands(gpu, dtype), Heads(8, 2, 64)
-    rope = operands.ropes(heads)
     step = Step(operands, [span for span in make(32) if span.new], heads, 32)
     wholes = [operands.layer(256, 320, heads, True, False) for _ in range(3)]
     plain: list[Layer] = [wholes[0], wholes[1][1:], wholes[2][1:]]
     layers: list[Layer] = [operands.on_gpu(layer) for layer in plain]
     if folded:
         layers = [fold_norms(layer, ops) for layer in layers]
-    hidden, rows = operands.tensor(step.num_tokens, 256), step.arrays.logit_indices
-    caches = step.caches()
-    got, written = ops.layers(hidden.device, layers, [caches[1], (), ()], rope.device, step.device)
-    few, _ = ops.layers(
-        hidden.device,
-        layers,
-        [step.caches()[1], (), ()],
-        rope.device,
-        step.device,
-        rows=step.device.logit_indices,
-    )
-    with operands.on_cpu():
-        wanted, kept = reference.layers(
-            hidden.plain, plain, [caches[0], (), ()], rope.plain, step.plain
-        )
-    for mine, theirs in zip([got, *written], [wanted, *kept], strict=True):
-        compare(mine, theirs, dtype, 4 * BLOCK_ROUNDINGS)
-    assert_close(numpy_of(few), numpy_of(wanted)[rows], dtype, 4 * BLOCK_ROUNDINGS)
+    check_layers(step, heads, plain, layers, 256, 4 * BLOCK_ROUNDINGS)
 
 
 def test_first_layers_without_a_cache_run_alone(gpu: devices.Device) -> None:

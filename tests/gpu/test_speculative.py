@@ -11,7 +11,7 @@ from predict import LLM, SamplingParams
 from predict.config.cache import CACHE_TYPES
 from predict.device import devices
 from tests.support.drafts import METHODS, config, draft_always, drafting, heldout
-from tests.support.gpu_products import runs_here
+from tests.support.gpu_products import skip_unless_here
 
 SCHEMES = ("weight_only_int8", "weight_only_int4", "a8w8", "a8w8_fp8", "w4a8")
 PAIRS = [
@@ -104,7 +104,6 @@ def test_batch_invariant_text_of_fifty_prompts_is_the_same(
 def test_text_of_fifty_prompts_with_quantization_is_the_same(
     gpu: devices.Device, demo_with_scales: Path, scheme: str | None, cache_type: str | None
 ) -> None:
-    if not runs_here(scheme):
-        pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
+    skip_unless_here(scheme)
     settings = {"quant_type": scheme, "cachekv_int8_type": cache_type, "dtype": "bfloat16"}
     check(demo_with_scales, {**settings, "batch_invariant": True}, list(METHODS), 50)

@@ -15,6 +15,7 @@ from tests.support.step_operands import (
     likeliest_case,
     log_softmax_case,
     logprobs_case,
+    mask_logits_case,
     random_spans,
     resolve_tokens_case,
     sample_step_case,
@@ -48,9 +49,14 @@ def test_likeliest(gpu: devices.Device, vocab: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("vocab", VOCABS)
-@pytest.mark.parametrize("num_top", [0, 1, 5])
+@pytest.mark.parametrize("num_top", [0, 1, 20])
 def test_logprobs(gpu: devices.Device, vocab: int, num_top: int) -> None:
-    assert_alike(gpu, logprobs_case(vocab, num_top), 2e-5)
+    assert_alike(gpu, logprobs_case(vocab, min(num_top, vocab)), 2e-5)
+
+
+@pytest.mark.parametrize(("num_rows", "vocab"), [(1, 33), (5, 5120), (3, 128_256), (300, 1031)])
+def test_mask_logits(gpu: devices.Device, num_rows: int, vocab: int) -> None:
+    assert_alike(gpu, mask_logits_case(num_rows, vocab))
 
 
 def test_resolve_tokens(gpu: devices.Device) -> None:

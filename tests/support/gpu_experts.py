@@ -7,35 +7,15 @@ from typing import Any
 
 from predict.device import devices
 from predict.device.place import put_row
-from predict.nn.blocks import ExpertBlock, LinearSlot, NormSlot, TableSlot
-from predict.nn.decoder import Experts, Linear, NormWeights, map_tensors
+from predict.nn.blocks import ExpertBlock
+from predict.nn.decoder import Experts, Linear, map_tensors
 from predict.ops import compiled as ops
 from predict.schemes import scheme_of
 from tests.support.gpu_operands import Operands
 
 
 def weights_of(operands: Operands, block: ExpertBlock, hidden: int) -> Experts:
-    """Random ones, float32 on the CPU, rounded to the dtype but for what stays float32."""
-
-    def stacked(slot: LinearSlot) -> Linear:
-        size, count = sum(slot.part_sizes), slot.num_experts
-        shape = (count, size, slot.in_features) if count else (size, slot.in_features)
-        weight = operands.tensor(*shape, scale=slot.in_features**-0.5).plain
-        bias = operands.tensor(*shape[:-1], scale=0.3).plain if slot.has_bias else None
-        return Linear("dense", (weight,), bias, slot.in_features, size, count)
-
-    slots: dict[str, Any] = {}
-    for slot in block.slots(hidden):
-        if isinstance(slot, LinearSlot):
-            slots[slot.name] = stacked(slot)
-        elif isinstance(slot, TableSlot):
-            scale = 0.3 if slot.is_float32 else 3.0 * hidden**-0.5
-            slots[slot.name] = operands.tensor(*slot.shape, scale=scale).plain
-        elif isinstance(slot, NormSlot):
-            weight = operands.tensor(slot.size, around=1.0, scale=0.1).plain
-            bias = operands.tensor(slot.size, scale=0.1).plain if slot.norm.bias else None
-            slots[slot.name] = NormWeights(weight, bias)
-    return Experts(block, **slots)
+    return Experts(block, **operands.weights(block, hidden))
 
 
 def on_gpu(operands: Operands, weights: Experts) -> Experts:

@@ -5,33 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from predict.nn.blocks import HeadSlot, LatentAttentionBlock, LinearSlot, NormSlot
-from predict.nn.decoder import HeadMatrices, LatentAttention, NormWeights, map_tensors
+from predict.nn.blocks import LatentAttentionBlock
+from predict.nn.decoder import LatentAttention, map_tensors
 from tests.support.gpu_operands import Operands
 
 
 def weights_of(
     operands: Operands, block: LatentAttentionBlock, hidden_size: int
 ) -> LatentAttention:
-    """Random ones, float32 on the CPU, rounded to the dtype."""
-
-    def norm(size: int) -> NormWeights:
-        return NormWeights(operands.tensor(size, around=1.0, scale=0.1).plain)
-
-    slots: dict[str, Any] = {}
-    for slot in block.slots(hidden_size):
-        if isinstance(slot, NormSlot):
-            slots[slot.name] = norm(slot.size)
-        elif isinstance(slot, LinearSlot):
-            slots[slot.name] = operands.linear(slot.in_features, sum(slot.part_sizes))
-        elif isinstance(slot, HeadSlot):
-            heads, rank = block.num_heads, block.kv_lora_rank
-            keys, values = (
-                operands.tensor(heads, size, rank, scale=rank**-0.5).plain
-                for size in slot.part_sizes
-            )
-            slots[slot.name] = HeadMatrices(keys, values)
-    return LatentAttention(block, **slots)
+    return LatentAttention(block, **operands.weights(block, hidden_size))
 
 
 def on_gpu(operands: Operands, weights: LatentAttention) -> LatentAttention:

@@ -14,12 +14,24 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.device.devices import Device
-from predict.nn.decoder import Attention, Linear, Mlp, map_tensors
+from predict.nn.blocks import Block, HeadSlot, LinearSlot, NormSlot, TableSlot
+from predict.nn.decoder import (
+    Attention,
+    HeadMatrices,
+    Layer,
+    Linear,
+    Mlp,
+    NormWeights,
+    map_tensors,
+)
 from predict.nn.inputs import ForwardInputs, max_lens_of, to_tensors
 from predict.nn.rope import rope_table
 from predict.nn.spec import RopeSpec
+from predict.ops import compiled as ops
+from predict.ops import plain as reference
+from tests.support.block_forms import blocks_of, layer_of
 from tests.support.records import attention_of, mlp_of
-from tests.support.tolerances import assert_close
+from tests.support.tolerances import BLOCK_ROUNDINGS, assert_close
 
 Tree = TypeVar("Tree")
 MAX_POSITION = 40_000
@@ -85,7 +97,7 @@ def numpy_of(tensor: Any) -> npt.NDArray[np.float32]:
 
 def compare(got: Any, wanted: Any, dtype: str, roundings: int = 1) -> None:
     """Within the dtype's tolerance of the plain result, NaN in the same places."""
-    left, right = numpy_of(got), numpy_of(wanted)
+    left, right = (x if isinstance(x, np.ndarray) else numpy_of(x) for x in (got, wanted))
     np.testing.assert_array_equal(np.isnan(left), np.isnan(right))
     assert_close(np.nan_to_num(left), np.nan_to_num(right), dtype, roundings)
 
@@ -94,6 +106,11 @@ def same(got: Any, wanted: Any) -> None:
     """Equal bit for bit, or both NaN."""
     assert got.dtype == wanted.dtype
     np.testing.assert_array_equal(numpy_of(got), numpy_of(wanted))
+
+
+def flat(outputs: tuple[Any, Sequence[Any]]) -> list[Any]:
+    """A layer's output and its caches."""
+    return [outputs[0], *outputs[1]]
 
 
 class Operands:
@@ -172,6 +189,46 @@ class Operands:
             attention = dataclasses.replace(attention, block=block, sinks=_sinks(heads.num_heads))
         gate_up, down = self.linear(hidden, 2 * inner, bias), self.linear(inner, hidden, bias)
         return attention, mlp_of(gate_up, down, norm(hidden))
+
+    def layer_of_form(
+        self, form: str, heads: tuple[int, int, int], hidden: int, inner: int
+    ) -> Layer:
+        """A plain layer of one of block_forms.FORMS."""
+        return layer_of(
+            blocks_of(form, heads, inner),
+            hidden,
+            self.linear,
+            lambda size, around: self.tensor(size, around=around, scale=0.1).plain,
+            lambda values: self.both(values).plain,
+        )
+
+    def weights(self, block: Block, hidden_size: int) -> dict[str, Any]:
+        """Random ones of a block's slots, float32 on the CPU, rounded to the dtype."""
+
+        def linear(slot: LinearSlot) -> Linear:
+            size, count = sum(slot.part_sizes), slot.num_experts
+            shape = (count, size, slot.in_features) if count else (size, slot.in_features)
+            weight = self.tensor(*shape, scale=slot.in_features**-0.5).plain
+            bias = self.tensor(*shape[:-1], scale=0.3).plain if slot.has_bias else None
+            return Linear("dense", (weight,), bias, slot.in_features, size, count)
+
+        made: dict[str, Any] = {}
+        for slot in block.slots(hidden_size):
+            if isinstance(slot, LinearSlot):
+                made[slot.name] = linear(slot)
+            elif isinstance(slot, TableSlot):
+                scale = 0.3 if slot.is_float32 else 3.0 * hidden_size**-0.5
+                made[slot.name] = self.tensor(*slot.shape, scale=scale).plain
+            elif isinstance(slot, NormSlot):
+                weight = self.tensor(slot.size, around=1.0, scale=0.1).plain
+                bias = self.tensor(slot.size, scale=0.1).plain if slot.norm.bias else None
+                made[slot.name] = NormWeights(weight, bias)
+            elif isinstance(slot, HeadSlot):
+                heads, width = slot.num_heads, slot.in_features
+                shapes = [(heads, size, width) for size in slot.part_sizes]
+                parts = (self.tensor(*shape, scale=width**-0.5).plain for shape in shapes)
+                made[slot.name] = HeadMatrices(*parts)
+        return made
 
     def ropes(self, heads: Heads, num_positions: int = MAX_POSITION) -> Both:
         """The one rotary table, float32 in both forms."""
@@ -289,3 +346,40 @@ def decode_spans(block: int) -> list[Span]:
 def prefill_spans(block: int) -> list[Span]:
     fresh = [Span(0, n) for n in (1, block - 1, block, block + 1, 257)]
     return [*fresh, Span(0, 0), Span(block - 1, 2), Span(700, 130), Span(33, 1), Span(321, 5)]
+
+
+def check_layers(
+    step: Step,
+    heads: Heads,
+    plain: Sequence[Layer],
+    layers: Sequence[Layer],
+    hidden_size: int,
+    roundings: int,
+) -> None:
+    """Asserts that the GPU's layers are their plain twins.
+
+    All of them on all rows, then those up to the second attention on the rows to sample from. Of
+    fewer layers fewer values were rounded.
+    """
+    operands = step.operands
+    rope, hidden = operands.ropes(heads), operands.tensor(step.num_tokens, hidden_size)
+    with_caches = [index for index, layer in enumerate(plain) if isinstance(layer[0], Attention)]
+    rows = step.arrays.logit_indices
+    for count, some in ((len(plain), None), ([*with_caches, len(plain)][1], rows)):
+        pairs = [step.caches() if i in with_caches else ((), ()) for i in range(count)]
+        got = ops.layers(
+            hidden.device,
+            layers[:count],
+            [pair[1] for pair in pairs],
+            rope.device,
+            step.device,
+            rows=None if some is None else step.device.logit_indices,
+        )
+        with operands.on_cpu():
+            out, written = reference.layers(
+                hidden.plain, plain[:count], [pair[0] for pair in pairs], rope.plain, step.plain
+            )
+        wanted = [numpy_of(out) if some is None else numpy_of(out)[some], *map(numpy_of, written)]
+        fewer = BLOCK_ROUNDINGS if count < len(plain) else 0
+        for mine, theirs in zip(flat(got), wanted, strict=True):
+            compare(mine, theirs, operands.dtype, roundings - fewer)

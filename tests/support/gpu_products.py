@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+from predict import EngineConfig
+from predict.config.quantization import QuantSettings
 from predict.config.schemes import scheme_info
 from predict.device import devices
 from predict.schemes import Quantized, scheme_of
-from tests.support.schemes import normal, relative_error
+from tests.support.schemes import SETTINGS, normal, relative_error
 
 # Activations in 16 bits over two layers.
 DISTANCE = {"bfloat16": 0.06, "float16": 0.05}
@@ -33,10 +36,27 @@ def runs_here(*schemes: str | None) -> bool:
     return all(first is not None and first <= capability for first in since)
 
 
+def skip_unless_here(*schemes: str | None) -> None:
+    """Skips the test where this GPU has not all of the schemes."""
+    if not runs_here(*schemes):
+        pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
+
+
+def settings_here(name: str) -> tuple[dict[str, Any], QuantSettings]:
+    """A row of schemes.SETTINGS, with groups of a size that the GPU's kernels have, and what it
+    asks for; skips the test where this GPU has not its schemes.
+    """
+    settings: dict[str, Any] = dict(SETTINGS[name])
+    if "weightonly_group_size" in settings:
+        settings["weightonly_group_size"] = 64
+    asked = EngineConfig(model_name_or_path="x", **settings).quantization.settings
+    skip_unless_here(asked.scheme, asked.head_scheme)
+    return settings, asked
+
+
 def skip_unless_product(scheme: str, group_size: int) -> None:
     """Skips the test where this GPU has no product of the scheme in such groups."""
-    if not runs_here(scheme):
-        pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
+    skip_unless_here(scheme)
     if group_size not in scheme_info(scheme).support.hopper_groups:
         pytest.skip("predict.config.schemes.SCHEMES: not on GPUs")
 

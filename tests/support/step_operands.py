@@ -72,6 +72,18 @@ def likeliest_case(vocab: int, count: int) -> Case:
     return Case((logits, rows), lambda ops, t: ops.likeliest(*t, count), np.s_[1])
 
 
+def mask_logits_case(num_rows: int, vocab: int) -> Case:
+    random = np.random.default_rng(num_rows)
+    logits = random.standard_normal((num_rows, vocab), dtype=np.float32)
+    bits = random.integers(0, 2, (num_rows, 32 * -(-vocab // 32)), dtype=np.uint8)
+    masks = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+
+    def call(ops: ModuleType, t: Sequence[Any]) -> None:
+        ops.mask_logits(*t)  # in place
+
+    return Case((logits, masks), call)
+
+
 def resolve_tokens_case() -> Case:
     ids = np.array([5, -1, 0, -3, -9, -2, -(2**31)], np.int32)
     return Case((ids, np.array([70, 71, 72], np.int32)), lambda ops, t: ops.resolve_tokens(*t))
@@ -190,6 +202,9 @@ def logprobs_case(vocab: int, num_top: int) -> Case:
     """Rows without a NaN, whose values are anything; more tokens than rows."""
     random = np.random.default_rng(vocab)
     logits = np.delete(random_logits(random, vocab), [4, 5], axis=0)
+    logits[6] = 1.5
+    # More than a GPU's block collects: quads of a few of its threads have all large logits.
+    logits[5, np.arange(vocab) // 4 % 1024 < 9] += 40
     tokens = random.integers(0, vocab, 9).astype(np.int32)
     tokens[3] = 1 % vocab  # one that row 3 does not ban
 
