@@ -333,10 +333,17 @@ Operands packed_operands(GemmOperands operands, const Case& c, int least, Random
   return o;
 }
 
-// Gives x a norm: its rows' factors from sums of squares in parts, about `mean` each.
-inline void add_norm(const Case& c, int64_t parts, float mean, float epsilon, Random& random,
-                     Operands* o) {
-  const std::vector<float> sumsq = random.positive(c.m * parts, mean / 1.5f);
+// Of each row of x the sums of squares of `span` columns each. Kernels of one row make them of x.
+inline std::vector<float> squares_of(const std::vector<float>& x, const Case& c, int64_t span) {
+  const int64_t parts = cuda::ceil_div(c.k, span);
+  std::vector<float> sums(c.m * parts);
+  for (int64_t i = 0; i < c.m * c.k; ++i) sums[i / c.k * parts + i % c.k / span] += x[i] * x[i];
+  return sums;
+}
+
+// Gives x a norm: its rows' factors from sums of squares in parts.
+inline void add_norm(const Case& c, const std::vector<float>& sumsq, float epsilon, Operands* o) {
+  const int64_t parts = static_cast<int64_t>(sumsq.size()) / c.m;
   for (int64_t m = 0; m < c.m; ++m) {
     double sum = 0.;
     for (int64_t i = 0; i < parts; ++i) sum += sumsq[m * parts + i];

@@ -45,7 +45,7 @@ void check_dense(Case c, const GemmResources& resources, Random& random) {
   const bool use_mma = random.below(2);
   if (kernel == 2 && c.m > 8) c.sumsq_out = false;
   Operands o = dense_operands<T>(c, random);
-  if (c.norm) add_norm(c, ceil_div(c.k, 48), 48.f, 1e-5f, random, &o);
+  if (c.norm) add_norm(c, squares_of(o.xf, c, 48), 1e-5f, &o);
   const Runner runner = [&](const GemmParams& p) {
     return kernel == 0   ? gemm_sm90(p, nullptr)
            : kernel == 1 ? gemm_sm90(p, tile, nullptr)
@@ -92,7 +92,7 @@ void check_float(const Words&) {
     c.bias = c.norm = c.float_out = true;
     c.residual = c.sumsq_out = !c.gated;
     Operands o = dense_operands<float>(c, random);
-    add_norm(c, ceil_div(c.k, 48), 48.f, 1e-5f, random, &o);
+    add_norm(c, squares_of(o.xf, c, 48), 1e-5f, &o);
     check_product<float>(c, o, o.wf,
                          [](const GemmParams& p) { return gemm(p, {}, nullptr, nullptr); },
                          "float32", {1e-4, 1e-3, true});
@@ -262,7 +262,7 @@ void check_packed(GemmOperands operands, Case c, Random& random) {
   c.norm = !w4a8 && random.below(2);
   c.scaled_out = c.sumsq_out && !c.float_out && random.below(2);
   Operands o = packed_operands<T>(operands, c, 32, random);
-  if (c.norm) add_norm(c, 20, 1.5f, .25f, random, &o);
+  if (c.norm) add_norm(c, random.positive(c.m * 20, 1.f), .25f, &o);
   const GemmTile tile = random_tile(true, 4, random), wide_tile = {64, 128, 3, 1, -1};
   const GemvTile gemv = {1 << random.below(3), 60 + random.below(150), random.below(8)};
   const int kernel = w4a8 ? random.below(3) : c.m > 257 ? 3 : random.below(5);

@@ -48,7 +48,7 @@ struct Timed {
   double bytes, flops;  // of a launch
 
   double us(const Product& run) const {
-    if (!run(params(-1), nullptr).ok()) return 0.;
+    if (!run(params(-1), nullptr).ok() || !run(params(0), nullptr).ok()) return 0.;
     CHECK_CUDA(cudaDeviceSynchronize());
     return call_us(launches, 5,
                    [&](int i, cudaStream_t stream) { CHECK_STATUS(run(params(i), stream)); });
