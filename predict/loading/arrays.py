@@ -35,6 +35,10 @@ NUMPY_DTYPES: dict[str, Any] = {
     "F8_E5M2": np.uint8,
     "F8_E8M0": np.uint8,
 }
+# By NumPy's code, "<f4": the dtypes of arrays that other programs write low byte first.
+NUMPY_CODES = {
+    np.dtype(NUMPY_DTYPES[name]).str: name for name in NUMPY_DTYPES if not name.startswith("F8_")
+}
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 STORED_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # of --dtype
 MAX_LISTED = 12
@@ -95,7 +99,6 @@ class TensorInfo:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """See StoredArray."""
         return ((self.file, self.offset),)
 
     def read(self) -> npt.NDArray[Any]:
@@ -126,21 +129,17 @@ class View:
 
     @property
     def dtype(self) -> str:
-        """See StoredArray."""
         return self.array.dtype
 
     @property
     def shape(self) -> Shape:
-        """See StoredArray."""
         return self.array.shape
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """See StoredArray."""
         return self.array.places
 
     def read(self) -> npt.NDArray[Any]:
-        """See StoredArray."""
         return self.array.read()
 
 
@@ -150,11 +149,9 @@ class Turned(View):
 
     @property
     def shape(self) -> Shape:
-        """See StoredArray."""
         return self.array.shape[::-1]
 
     def read(self) -> npt.NDArray[Any]:
-        """See StoredArray."""
         return self.array.read().T
 
 
@@ -205,7 +202,6 @@ class Part(View):
 
     @property
     def shape(self) -> Shape:
-        """See StoredArray."""
         cuts: tuple[Indices, ...] = (self.rows, self.columns)
         sizes = (
             len(np.empty(size, np.bool_)[cut])
@@ -227,11 +223,9 @@ class Piece(View):
 
     @property
     def shape(self) -> Shape:
-        """See StoredArray."""
         return self.array.shape[1:]
 
     def read(self) -> npt.NDArray[Any]:
-        """See StoredArray."""
         piece: npt.NDArray[Any] = self.array.read()[self.index]
         return piece
 
@@ -266,23 +260,19 @@ class Joined:
 
     @property
     def dtype(self) -> str:
-        """See StoredArray."""
         return self.arrays[0].dtype
 
     @property
     def shape(self) -> Shape:
-        """See StoredArray."""
         sizes = list(self.arrays[0].shape)
         sizes[self.axis] = sum(array.shape[self.axis] for array in self.arrays)
         return tuple(sizes)
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """See StoredArray."""
         return tuple(place for array in self.arrays for place in array.places)
 
     def read(self) -> npt.NDArray[Any]:
-        """See StoredArray."""
         whole = np.empty(self.shape, NUMPY_DTYPES[self.dtype])
         target, at = np.moveaxis(whole, self.axis, 0), 0
         for index, array in enumerate(self.arrays):  # one part at a time beside the whole
@@ -304,17 +294,14 @@ class Same:
 
     @property
     def dtype(self) -> str:
-        """See StoredArray."""
         return self.arrays[0].dtype
 
     @property
     def shape(self) -> Shape:
-        """See StoredArray."""
         return self.arrays[0].shape
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """See StoredArray."""
         return tuple(place for array in self.arrays for place in array.places)
 
     def read(self) -> npt.NDArray[Any]:

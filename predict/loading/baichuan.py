@@ -34,7 +34,6 @@ class UnitRows(View):
     """A matrix [V, H], each row divided by its length."""
 
     def read(self) -> npt.NDArray[Any]:
-        """See StoredArray."""
         values = to_float32(self.array.read())
         lengths = np.sqrt(np.square(values).sum(1, keepdims=True))
         return as_stored(values / np.maximum(lengths, 1e-12), self.dtype)

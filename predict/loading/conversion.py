@@ -75,16 +75,13 @@ class Cast:
 
     @property
     def shape(self) -> Shape:
-        """See StoredArray."""
         return self.array.shape
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """See StoredArray."""
         return self.array.places
 
     def read(self) -> npt.NDArray[Any]:
-        """See StoredArray."""
         stored = self.array.read()
         with np.errstate(over="ignore"):  # said below, with the tensor's name
             values = to_float32(stored)

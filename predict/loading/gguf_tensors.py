@@ -72,21 +72,17 @@ class GgufArray:
 
     @property
     def dtype(self) -> str:
-        """See StoredArray."""
         return "F32" if self.source.offset else PLAIN.get(self.kind, "F32")
 
     @property
     def shape(self) -> Shape:
-        """See StoredArray."""
         return self.source.shape
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """See StoredArray."""
         return ((self.source.tensor.file, self.source.tensor.offset),)
 
     def read(self) -> npt.NDArray[Any]:
-        """See StoredArray."""
         blocks = self.blocks()
         if self.kind in PLAIN:
             values: npt.NDArray[Any] = blocks.view(NUMPY_DTYPES[PLAIN[self.kind]])
@@ -122,18 +118,15 @@ class FromLatents:
 
     @property
     def dtype(self) -> str:
-        """See StoredArray."""
         return "F32"
 
     @property
     def shape(self) -> Shape:
-        """See StoredArray."""
         heads, latent, key = self.keys.shape
         return (heads * (key + self.values.shape[1]), latent)
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """See StoredArray."""
         return (*self.keys.places, *self.values.places)
 
     def read(self) -> npt.NDArray[Any]:

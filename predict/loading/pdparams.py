@@ -47,7 +47,6 @@ class PickledArray:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """See StoredArray."""
         return tuple((self.file, piece.offset) for piece in self.pieces)
 
     def read(self) -> npt.NDArray[Any]:

@@ -1,9 +1,10 @@
 """A stack machine for pickles of tensors, which runs nothing that they say.
 
 A pickle is a program: it may name any function of any module and call it. The machine here is our
-own. It knows the operations that the files of a `Dialect` need and, of the functions that a pickle
-may name, those of its `calls`. None of them is ever called: what they stand for is rebuilt from
-their arguments. Everything else is refused by its name.
+own, and `pickletools` says what its codes and their arguments are. It knows the operations that the
+files of a `Dialect` need and, of the functions that a pickle may name, those of its `calls`. None
+of them is ever called: what they stand for is rebuilt from their arguments. Everything else is
+refused by its name.
 
 Bytes and texts stay in the file, as `Piece`s: neither a claim of a size nor a value that a memo
 repeats a thousand times takes memory. Protocol 2 spells bytes as latin-1 text in UTF-8.
@@ -11,28 +12,24 @@ repeats a thousand times takes memory. Protocol 2 spells bytes as latin-1 text i
 
 from __future__ import annotations
 
-import struct
+import pickletools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 
 from predict.errors import UserError
-from predict.loading.arrays import checked_shape
+from predict.loading.arrays import NUMPY_CODES, checked_shape
 
-# The safetensors dtype of a NumPy dtype's code; Paddle stores bfloat16 as uint16.
-DTYPES = {
-    "f8": "F64",
-    "f4": "F32",
-    "f2": "F16",
-    "u2": "BF16",
-    "i8": "I64",
-    "i4": "I32",
-    "i2": "I16",
-    "i1": "I8",
-    "u1": "U8",
-    "b1": "BOOL",
+DTYPES = {code[1:]: name for code, name in NUMPY_CODES.items()}  # a byte order comes apart
+OPCODES = {each.code.encode("latin-1"): each for each in pickletools.opcodes}
+# Bytes of the size ahead of an argument, by pickletools' mark of those that have one.
+SIZES = {
+    pickletools.TAKEN_FROM_ARGUMENT1: 1,
+    pickletools.TAKEN_FROM_ARGUMENT4: 4,
+    pickletools.TAKEN_FROM_ARGUMENT4U: 4,
+    pickletools.TAKEN_FROM_ARGUMENT8U: 8,
 }
 PROTOCOLS = (2, 3, 4, 5)
 MAX_OPERATIONS = 2_000_000  # some 40 for a tensor, and each may take 100 bytes of memory
@@ -58,6 +55,10 @@ class RefusedError(Exception):
     """What is wrong with a file, for its reader to say with its name."""
 
 
+# A function of the machine and of an operation's argument, None where it has none.
+Operation = Callable[["Machine", Any], None]
+
+
 @dataclass(frozen=True)
 class Dialect:
     """What the pickles of one program hold beside plain values.
@@ -69,7 +70,7 @@ class Dialect:
     writer: str
     calls: Mapping[str, Callable[[Machine, tuple[Any, ...]], Any]]
     types: frozenset[str] = frozenset()
-    operations: Mapping[bytes, Callable[[Machine], None]] = field(default_factory=dict)
+    operations: Mapping[str, Operation] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -97,11 +98,6 @@ class Array:
     piece: Piece | None = None  # None: not built
 
 
-@dataclass(frozen=True)
-class Scalar:
-    """A NumPy number: no tensor, and nothing here wants its value."""
-
-
 class Machine:
     """Runs one pickle. `stack` is the part above the last mark; `below` are the parts under it."""
 
@@ -120,14 +116,29 @@ class Machine:
         """The value that the pickle leaves."""
         self._start()
         for _ in range(MAX_OPERATIONS):
-            code = self._bytes(1)
-            if code == b".":
+            code = self.read(1)
+            known = OPCODES.get(code)
+            if known is None:
+                raise RefusedError(
+                    f"byte {self._at} is 0x{code.hex()}, which is no operation of a pickle"
+                )
+            if known.name == "STOP":
                 return self._end()
-            operation = self.operations.get(code)
-            if operation is None:
-                raise RefusedError(f"{self._unknown(code)}; {INSTEAD}")
-            operation(self)
+            if known.name not in self.operations:
+                where = f"{known.name} at byte {self._at}"
+                if known.name == "INST":  # the only one of these that names what it calls
+                    where += f" calls {self._argument(known).replace(' ', '.')}: it"
+                raise RefusedError(
+                    f"its operation {where} is not one that {self.dialect.writer}'s files have; "
+                    f"{INSTEAD}"
+                )
+            self.operations[known.name](self, self._argument(known))
         raise RefusedError(f"it has more than {MAX_OPERATIONS} operations")
+
+    @property
+    def _at(self) -> int:
+        """Where the operation is whose code was just read."""
+        return self.file.tell() - 1
 
     def _start(self) -> None:
         head = self.file.read(min(2, self.size - self.file.tell()))
@@ -146,50 +157,38 @@ class Machine:
             raise RefusedError(f"{extra} bytes follow its end")
         return value
 
-    def _unknown(self, code: bytes) -> str:
-        import pickletools
+    def _argument(self, known: pickletools.OpcodeInfo) -> Any:
+        """What stands behind an operation's code; bytes and texts are skipped."""
+        if known.arg is None:
+            return None
+        if known.arg.n in SIZES and known.name != "LONG1":
+            num_bytes = int.from_bytes(self.read(SIZES[known.arg.n]), "little")
+            offset, left = self.file.tell(), self.size - self.file.tell()
+            if num_bytes > left:
+                raise RefusedError(
+                    f"{known.name} at byte {offset} should have {num_bytes} bytes, and the file "
+                    f"ends after {left}; copy it again"
+                )
+            self.file.seek(num_bytes, 1)
+            return Piece(offset, num_bytes, is_text="UNICODE" in known.name)
+        try:
+            value = known.arg.reader(cast("IO[bytes]", self))
+        except ValueError as error:
+            raise RefusedError(f"{known.name} before byte {self.file.tell()}: {error}") from None
+        if type(value) is int and value.bit_length() > 64:
+            raise RefusedError(f"it has an integer of {value.bit_length()} bits (at most 64)")
+        return value
 
-        known = {each.code.encode("latin-1"): each.name for each in pickletools.opcodes}
-        name, at = known.get(code), self.file.tell() - 1
-        if name is None:
-            return f"byte {at} is 0x{code.hex()}, which is no operation of a pickle"
-        called = ""
-        if name == "INST":  # the only one of these that names what it calls
-            called = f" calls {self.line()}.{self.line()}: it"
-        writer = self.dialect.writer
-        return f"its operation {name} at byte {at}{called} is not one that {writer}'s files have"
-
-    def _bytes(self, count: int) -> bytes:
+    def read(self, count: int) -> bytes:
+        """The next bytes, of which there must be so many."""
         data = self.file.read(min(count, self.size - self.file.tell()))
         if len(data) < count:
             raise RefusedError(f"it is cut short at byte {self.size}; copy it again")
         return data
 
-    def number(self, form: str) -> int:
-        """The next number, as struct's `form` says."""
-        return int(struct.unpack(form, self._bytes(struct.calcsize(form)))[0])
-
-    def real(self) -> float:
-        """The next eight bytes, as a float64."""
-        return float(struct.unpack(">d", self._bytes(8))[0])
-
-    def line(self) -> str:
-        """The text up to the next line end."""
-        data = self.file.readline(min(MAX_TEXT_BYTES, self.size - self.file.tell()))
-        if not data.endswith(b"\n"):
-            raise RefusedError(f"it has no line end behind byte {self.file.tell() - len(data)}")
-        return data[:-1].decode("utf-8", "backslashreplace")
-
-    def piece(self, form: str, is_text: bool) -> Piece:
-        """The next bytes or text: its length as `form` says, then itself, which is skipped."""
-        num_bytes, offset = self.number(form), self.file.tell()
-        if num_bytes > self.size - offset:
-            raise RefusedError(
-                f"{'a text' if is_text else 'bytes'} at byte {offset} should be {num_bytes} bytes "
-                f"long, and the file ends after {self.size - offset}; copy it again"
-            )
-        self.file.seek(num_bytes, 1)
-        return Piece(offset, num_bytes, is_text)
+    def readline(self) -> bytes:
+        """The bytes up to the next line end, as far as there is one within MAX_TEXT_BYTES."""
+        return self.file.readline(min(MAX_TEXT_BYTES, self.size - self.file.tell()))
 
     def text(self, value: Any, what: str) -> str:
         """A piece's text; `what` is for errors."""
@@ -216,7 +215,7 @@ class Machine:
     def pop(self) -> Any:
         """Takes the topmost value."""
         if not self.stack:
-            raise RefusedError(f"its stack is empty at byte {self.file.tell() - 1}")
+            raise RefusedError(f"its stack is empty at byte {self._at}")
         return self.stack.pop()
 
     def top(self, kind: type) -> Any:
@@ -224,8 +223,7 @@ class Machine:
         value = self.pop()
         if not isinstance(value, kind):
             raise RefusedError(
-                f"an operation at byte {self.file.tell() - 1} needs {KINDS[kind]}, not "
-                f"{kind_of(value)}"
+                f"an operation at byte {self._at} needs {KINDS[kind]}, not {kind_of(value)}"
             )
         self.push(value)
         return value
@@ -233,7 +231,7 @@ class Machine:
     def above_mark(self) -> list[Any]:
         """Takes all values above the last mark, and the mark."""
         if not self.below:
-            raise RefusedError(f"there is no mark at byte {self.file.tell() - 1}")
+            raise RefusedError(f"there is no mark at byte {self._at}")
         values, self.stack = self.stack, self.below.pop()
         return values
 
@@ -246,24 +244,9 @@ class Machine:
         self.below.append(self.stack)
         self.stack = []
 
-    def frame(self) -> None:
-        """FRAME: says how many bytes belong together, which matters to no one."""
-        num_bytes, left = self.number("<Q"), self.size - self.file.tell()
-        if num_bytes > left:
-            raise RefusedError(f"a frame should have {num_bytes} bytes, and {left} are left")
-
-    def long(self) -> None:
-        """LONG1: an integer of up to 8 bytes."""
-        num_bytes = self.number("<B")
-        if num_bytes > 8:
-            raise RefusedError(f"it has an integer of {num_bytes} bytes (at most 8 are allowed)")
-        self.push(int.from_bytes(self._bytes(num_bytes), "little", signed=True))
-
     def remember(self, index: int) -> None:
         """BINPUT, LONG_BINPUT, MEMOIZE."""
-        value = self.pop()
-        self.memo[index] = value
-        self.push(value)
+        self.memo[index] = self.top(object)
 
     def recall(self, index: int) -> None:
         """BINGET, LONG_BINGET."""
@@ -286,9 +269,8 @@ class Machine:
                 raise RefusedError(f"it has the name {visible_name(str(name))} twice")
             target[name] = value
 
-    def find(self, module: str, name: str) -> None:
+    def find(self, full: str) -> None:
         """GLOBAL and STACK_GLOBAL: names a function or class."""
-        full = f"{module}.{name}"
         if full not in self.dialect.calls and full not in self.dialect.types:
             raise RefusedError(f"it asks for {visible_name(full)}; {INSTEAD}")
         self.push(Named(full))
@@ -296,7 +278,8 @@ class Machine:
     def find_on_stack(self) -> None:
         """STACK_GLOBAL."""
         module, name = self.last(2)
-        self.find(self.text(module, "a module's name"), self.text(name, "a function's name"))
+        full = self.text(module, "a module's name"), self.text(name, "a function's name")
+        self.find(".".join(full))
 
     def call(self) -> None:
         """REDUCE: a function's result."""
@@ -367,7 +350,7 @@ class Machine:
             here, count = self.file.tell(), 0
             self.file.seek(piece.offset)
             for start in range(0, piece.num_bytes, MAX_CHUNK_BYTES):
-                chunk = self._bytes(min(MAX_CHUNK_BYTES, piece.num_bytes - start))
+                chunk = self.read(min(MAX_CHUNK_BYTES, piece.num_bytes - start))
                 count += int(np.count_nonzero(np.frombuffer(chunk, np.uint8) & 0xC0 != 0x80))
             self.file.seek(here)
             self.counts[piece] = count
@@ -410,10 +393,11 @@ def _dtype(machine: Machine, arguments: tuple[Any, ...]) -> Dtype:
     return Dtype(code)
 
 
-def _scalar(machine: Machine, arguments: tuple[Any, ...]) -> Scalar:
+def _scalar(machine: Machine, arguments: tuple[Any, ...]) -> float:
+    """A NumPy number: no tensor, and nothing here wants its value."""
     if len(arguments) != 2 or not isinstance(arguments[0], Dtype):
         raise RefusedError("it makes a number in a way that NumPy's pickles do not have")
-    return Scalar()
+    return 0.0
 
 
 def _latin1(machine: Machine, arguments: tuple[Any, ...]) -> Piece:
@@ -458,45 +442,35 @@ NUMPY_CALLS: Mapping[str, Callable[[Machine, tuple[Any, ...]], Any]] = {
 }
 PADDLE = Dialect("Paddle", {**COMMON_CALLS, **NUMPY_CALLS}, frozenset({"numpy.ndarray"}))
 
-# By a pickle's code. Pickles of protocols 0 and 1 have others, as have those with objects.
-OPERATIONS: Mapping[bytes, Callable[[Machine], None]] = {
-    b"\x95": Machine.frame,
-    b"(": Machine.mark,
-    b"N": lambda m: m.push(None),
-    b"\x88": lambda m: m.push(True),
-    b"\x89": lambda m: m.push(False),
-    b"J": lambda m: m.push(m.number("<i")),
-    b"K": lambda m: m.push(m.number("<B")),
-    b"M": lambda m: m.push(m.number("<H")),
-    b"\x8a": Machine.long,
-    b"G": lambda m: m.push(m.real()),
-    b"\x8c": lambda m: m.push(m.piece("<B", is_text=True)),
-    b"X": lambda m: m.push(m.piece("<I", is_text=True)),
-    b"\x8d": lambda m: m.push(m.piece("<Q", is_text=True)),
-    b"C": lambda m: m.push(m.piece("<B", is_text=False)),
-    b"B": lambda m: m.push(m.piece("<I", is_text=False)),
-    b"\x8e": lambda m: m.push(m.piece("<Q", is_text=False)),
-    b"\x96": lambda m: m.push(m.piece("<Q", is_text=False)),  # a bytearray
-    b")": lambda m: m.push(()),
-    b"]": lambda m: m.push([]),
-    b"}": lambda m: m.push({}),
-    b"\x85": lambda m: m.push(m.last(1)),
-    b"\x86": lambda m: m.push(m.last(2)),
-    b"\x87": lambda m: m.push(m.last(3)),
-    b"t": lambda m: m.push(tuple(m.above_mark())),
-    b"a": lambda m: m.extend([m.pop()]),
-    b"e": lambda m: m.extend(m.above_mark()),
-    b"s": lambda m: m.set_items(list(m.last(2))),
-    b"u": lambda m: m.set_items(m.above_mark()),
-    b"q": lambda m: m.remember(m.number("<B")),
-    b"r": lambda m: m.remember(m.number("<I")),
-    b"\x94": lambda m: m.remember(len(m.memo)),
-    b"h": lambda m: m.recall(m.number("<B")),
-    b"j": lambda m: m.recall(m.number("<I")),
-    b"c": lambda m: m.find(m.line(), m.line()),
-    b"\x93": Machine.find_on_stack,
-    b"R": Machine.call,
-    b"b": Machine.build,
+# By the names that pickletools has. Pickles of protocols 0 and 1 have others, as have those with
+# objects.
+OPERATIONS: Mapping[str, Operation] = {
+    "FRAME": lambda m, num_bytes: None,  # how many bytes belong together matters to no one
+    "MARK": lambda m, _: m.mark(),
+    "NONE": lambda m, _: m.push(None),
+    "NEWTRUE": lambda m, _: m.push(True),
+    "NEWFALSE": lambda m, _: m.push(False),
+    **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"), Machine.push),
+    **dict.fromkeys(("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"), Machine.push),
+    **dict.fromkeys(("SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8"), Machine.push),
+    "EMPTY_TUPLE": lambda m, _: m.push(()),
+    "EMPTY_LIST": lambda m, _: m.push([]),
+    "EMPTY_DICT": lambda m, _: m.push({}),
+    "TUPLE1": lambda m, _: m.push(m.last(1)),
+    "TUPLE2": lambda m, _: m.push(m.last(2)),
+    "TUPLE3": lambda m, _: m.push(m.last(3)),
+    "TUPLE": lambda m, _: m.push(tuple(m.above_mark())),
+    "APPEND": lambda m, _: m.extend([m.pop()]),
+    "APPENDS": lambda m, _: m.extend(m.above_mark()),
+    "SETITEM": lambda m, _: m.set_items(list(m.last(2))),
+    "SETITEMS": lambda m, _: m.set_items(m.above_mark()),
+    **dict.fromkeys(("BINPUT", "LONG_BINPUT"), Machine.remember),
+    "MEMOIZE": lambda m, _: m.remember(len(m.memo)),
+    **dict.fromkeys(("BINGET", "LONG_BINGET"), Machine.recall),
+    "GLOBAL": lambda m, names: m.find(names.replace(" ", ".", 1)),
+    "STACK_GLOBAL": lambda m, _: m.find_on_stack(),
+    "REDUCE": lambda m, _: m.call(),
+    "BUILD": lambda m, _: m.build(),
 }
 
 KINDS: Mapping[type, str] = {
@@ -507,7 +481,6 @@ KINDS: Mapping[type, str] = {
     Named: "a function",
     Array: "an array",
     Dtype: "a dtype",
-    Scalar: "a number",
     bool: "a boolean",
     type(None): "nothing",
 }

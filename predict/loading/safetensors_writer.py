@@ -27,16 +27,13 @@ class _InMemory:
 
     @property
     def shape(self) -> Shape:
-        """See StoredArray."""
         return self.values.shape
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """See StoredArray."""
         return ()
 
     def read(self) -> npt.NDArray[Any]:
-        """See StoredArray."""
         return self.values
 
 

@@ -113,32 +113,22 @@ class CheckpointSource:
         self.checkpoint = checkpoint
 
     def vector(self, name: str, size: int) -> npt.NDArray[Any]:
-        """See WeightSource."""
         return self.checkpoint.read_float((name,))
 
     def matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
-        """See WeightSource."""
         return self.checkpoint.read_float(names)
 
-    def stored_matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> Any:
-        """See WeightSource."""
-        return self.checkpoint.read_float(names)
+    stored_matrix = host_matrix = matrix
 
     def stored_bytes(self, names: tuple[str, ...]) -> int:
-        """See WeightSource."""
         dtypes = {self.checkpoint.tensors[name].dtype for name in names}
         return 2 if dtypes in ({"BF16"}, {"F16"}) else 4  # others become float32
 
-    def host_matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
-        """See WeightSource."""
-        return self.checkpoint.read_float(names)
-
     def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]:
-        """See WeightSource."""
         return self.checkpoint.read_float(names)
 
     def close(self) -> None:
-        """See WeightSource."""
+        pass
 
 
 class RandomSource:
@@ -156,34 +146,28 @@ class RandomSource:
         self.used = 0
 
     def vector(self, name: str, size: int) -> npt.NDArray[Any]:
-        """See WeightSource."""
         return np.ones(size, np.float32)
 
     def matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
-        """See WeightSource."""
         count = shape[0] * shape[1]
         start = self.used % self.PERIOD
         self.used += count
         return np.resize(np.roll(self.values, -start), shape)
 
     def stored_matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> Any:
-        """See WeightSource."""
         return self.matrix(names, shape)
 
     def stored_bytes(self, names: tuple[str, ...]) -> int:
-        """See WeightSource."""
         return 4
 
     def host_matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
-        """See WeightSource."""
         return RandomSource.matrix(self, names, shape)
 
     def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]:
-        """See WeightSource."""
         return self.matrix(names, (1, size))[0]
 
     def close(self) -> None:
-        """See WeightSource."""
+        pass
 
     def quantized(self, scheme: Scheme, group_size: int, shape: tuple[int, int]) -> Quantized:
         """A linear [N, K] of random codes: some rows are rounded, and repeated to all N."""
@@ -220,7 +204,6 @@ class DeviceRandomSource(RandomSource):
         return place_tensor(self.values, self.dtype, self.device.place())
 
     def matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> Tensor:
-        """See WeightSource."""
         import paddle
         from predict.device import cuda
 
@@ -229,7 +212,6 @@ class DeviceRandomSource(RandomSource):
         return result
 
     def stored_bytes(self, names: tuple[str, ...]) -> int:
-        """See WeightSource."""
         return DTYPE_BYTES[self.dtype]
 
     def quantized(self, scheme: Scheme, group_size: int, shape: tuple[int, int]) -> Quantized:
@@ -237,7 +219,6 @@ class DeviceRandomSource(RandomSource):
         return scheme.quantize(self.matrix((), shape), group_size, round_weight)
 
     def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]:
-        """See WeightSource."""
         start = self.used % (self.PERIOD - size)
         self.used += size
         return self.values[start : start + size]

@@ -106,11 +106,9 @@ class StridedArray:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """See StoredArray."""
         return ((self.file, self.offset),)
 
     def read(self) -> npt.NDArray[Any]:
-        """See StoredArray."""
         values = TensorInfo(self.file, self.dtype, (_span(self.shape, self.strides),), self.offset)
         item = item_bytes(self.dtype)
         strides = [stride * item for stride in self.strides]
@@ -234,7 +232,7 @@ def _packed(shape: Shape, strides: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(made))
 
 
-def _storage(machine: Machine) -> None:
+def _storage(machine: Machine, _: Any) -> None:
     """BINPERSID: ("storage", type, key, device, number of values)."""
     found = machine.pop()
     if not isinstance(found, tuple) or len(found) != 5:
@@ -292,7 +290,7 @@ def _parameter(machine: Machine, arguments: tuple[Any, ...]) -> Tensor:
     return replace(arguments[0])
 
 
-def _attributes(machine: Machine) -> None:
+def _attributes(machine: Machine, _: Any) -> None:
     """BUILD: a state_dict has its modules' versions as an attribute, which say nothing here."""
     state, target = machine.pop(), machine.pop()
     if not isinstance(target, dict) or not isinstance(state, dict):
@@ -310,5 +308,5 @@ TORCH = Dialect(
     "PyTorch",
     CALLS,
     frozenset({*STORAGES, UNTYPED, *DTYPES}),
-    {b"Q": _storage, b"b": _attributes},
+    {"BINPERSID": _storage, "BUILD": _attributes},
 )

@@ -128,13 +128,11 @@ class DeviceCheckpointSource(CheckpointSource):
         return Uploader(self.device)
 
     def matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> Any:
-        """See WeightSource."""
         if self._stored_as(names) != self.dtype:
             return super().matrix(names, shape)
         return self._uploaded(names, shape, self.dtype)
 
     def stored_matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> Tensor:
-        """See WeightSource."""
         dtype = self._stored_as(names)
         if dtype is not None:
             return self._uploaded(names, shape, dtype)
@@ -158,6 +156,5 @@ class DeviceCheckpointSource(CheckpointSource):
         return tensor
 
     def close(self) -> None:
-        """See Uploader.close."""
         if "uploader" in vars(self):
             self.uploader.close()

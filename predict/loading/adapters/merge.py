@@ -39,17 +39,14 @@ class Merged:
 
     @property
     def dtype(self) -> str:
-        """See StoredArray."""
         return "F32"
 
     @property
     def shape(self) -> Shape:
-        """See StoredArray."""
         return self.array.shape
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """See StoredArray."""
         return self.array.places
 
     def read(self) -> Floats:
@@ -77,21 +74,17 @@ class Stacked:
 
     @property
     def dtype(self) -> str:
-        """See StoredArray."""
         return "F32"
 
     @property
     def shape(self) -> Shape:
-        """See StoredArray."""
         return (len(self.pieces), *self.pieces[0].shape)
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """See StoredArray."""
         return tuple(place for piece in self.pieces for place in piece.places)
 
     def read(self) -> Floats:
-        """See StoredArray."""
         whole = np.empty(self.shape, np.float32)
         for row, piece in zip(whole, self.pieces, strict=True):
             row[...] = to_float32(piece.read())
@@ -124,7 +117,6 @@ class MergedCheckpoint(Checkpoint):
             )
 
     def as_hugging_face(self) -> Mapping[str, StoredArray]:
-        """See Checkpoint."""
         arrays: dict[str, StoredArray] = {}
         for name, array in self.under.as_hugging_face().items():
             pieces = stacked_pieces(name, array)

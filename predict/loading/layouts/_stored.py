@@ -60,8 +60,8 @@ class Stored:
         plan: WeightPlan,
         target: Target,
     ):
-        self.checkpoint = checkpoint
-        self.target = target
+        self.checkpoint, self.source, self.target = checkpoint, source, target
+        self.settings, self.plan = settings, plan
         self.online = Online(source, QuantSettings(head_scheme=settings.head_scheme), plan)
 
     def part_scheme(self, part: Part) -> str:
@@ -88,7 +88,6 @@ class Stored:
         return float_values(name, self.read_part(part))
 
     def group_size(self, plan: LinearPlan) -> int:
-        """See Layout."""
         if self._in_float(plan):
             return self.online.group_size(plan)
         coded = [part for part in parts_of(plan) if self.part_scheme(part) != DENSE]
@@ -136,7 +135,6 @@ class Stored:
         return names
 
     def read(self, plan: LinearPlan) -> Quantized:
-        """See Layout."""
         if self._in_float(plan):
             return self.online.read(plan)
         if self.scheme(plan) == DENSE:
@@ -144,7 +142,6 @@ class Stored:
         return merged([self.read_part(part) for part in parts_of(plan)], plan.prefixes)
 
     def stored_bytes(self, plan: LinearPlan) -> int:
-        """See Layout."""
         return self.online.stored_bytes(plan) if self._in_float(plan) else 0
 
     def bias(self, plan: LinearPlan) -> Any:

@@ -57,15 +57,12 @@ class Awq(Stored):
             )
 
     def part_scheme(self, part: Part) -> str:
-        """See Stored."""
         return SCHEME if part["qweight"] in self.checkpoint.tensors else DENSE
 
     def part_group_size(self, part: Part) -> int:
-        """See Stored."""
         return int(self._size)
 
     def part_expected(self, part: Part) -> Mapping[str, Shape]:
-        """See Stored."""
         rows, columns = part.out_features, part.in_features
         groups = num_groups(part, self._size)
         return {
@@ -75,7 +72,6 @@ class Awq(Stored):
         }
 
     def read_part(self, part: Part) -> Quantized:
-        """See Stored."""
         read = self.checkpoint.read_as
         return grouped(
             Quantized(

@@ -88,7 +88,6 @@ class CompressedTensors(Stored):
         return stored is not None and stored.dtype in FLOAT_DTYPES and not has_scale
 
     def part_scheme(self, part: Part) -> str:
-        """See Stored."""
         group = self.group_of(part)
         return DENSE if group is None else group.scheme
 
@@ -98,12 +97,10 @@ class CompressedTensors(Stored):
         return group
 
     def part_group_size(self, part: Part) -> int:
-        """See Stored."""
         group = self._group(part)
         return FP8_BLOCK[1] if group.block is not None else int(group.group_size)
 
     def part_expected(self, part: Part) -> Mapping[str, Shape]:
-        """See Stored."""
         group, rows, columns = self.group_of(part), part.out_features, part.in_features
         if group is None:  # beside coded parts, and missing
             return {part["weight"]: (rows, columns)}
@@ -132,7 +129,6 @@ class CompressedTensors(Stored):
         return part.out_features, num_groups(part, group.group_size)
 
     def read_part(self, part: Part) -> Quantized:
-        """See Stored."""
         group = self._group(part)
         scale = self.scales(part["weight_scale"])
         if group.packed:

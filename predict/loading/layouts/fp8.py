@@ -17,16 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from predict.config.quantization import QuantSettings
 from predict.config.schemes import FP8_BLOCK, find
 from predict.errors import UserError
-from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts._stored import Part, Shape, Stored, parts_of
-from predict.loading.layouts._target import Target
 from predict.loading.layouts.online import DENSE, Online
 from predict.loading.matrices import round_weight
-from predict.loading.sources import WeightSource
-from predict.nn.weights import LinearPlan, WeightPlan
+from predict.nn.weights import LinearPlan
 from predict.schemes import Quantized, scheme_of
 from predict.schemes._e4m3 import values_of
 from predict.system.settings import setting
@@ -44,18 +40,10 @@ class Fp8(Stored):
     # Scales of the cache are predict.loading.cache_scales.head_scales'.
     ignored = (".k_scale", ".v_scale", ".input_scale_ub")
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        where: str,
-        checkpoint: Checkpoint,
-        source: WeightSource,
-        settings: QuantSettings,
-        plan: WeightPlan,
-        target: Target,
-    ):
+    def __init__(self, config: Mapping[str, Any], where: str, *stored: Any):
         """config: the quantization_config. where: for errors."""
-        super().__init__(checkpoint, source, settings, plan, target)
+        super().__init__(*stored)
+        settings, source, plan = self.settings, self.source, self.plan
         if settings.block_size != -1:
             raise UserError(
                 f"{where} says that the weights are stored as {SCHEME}, which --weight_block_size "
@@ -83,28 +71,23 @@ class Fp8(Stored):
         return self._in_float(plan) or self.of_codes.scheme(plan) == SCHEME
 
     def scheme(self, plan: LinearPlan) -> str:
-        """See Layout."""
         return super().scheme(plan) if self._is_kept(plan) else self.of_codes.scheme(plan)
 
     def group_size(self, plan: LinearPlan) -> int:
-        """See Layout."""
         return super().group_size(plan) if self._is_kept(plan) else self.of_codes.group_size(plan)
 
     def expected(self, plan: LinearPlan) -> Mapping[str, Shape]:
-        """See Layout."""
         if not self._is_kept(plan):
             self.of_codes.expected(plan)  # refuses groups that do not divide the linear
         return super().expected(plan)
 
     def read(self, plan: LinearPlan) -> Quantized:
-        """See Layout."""
         if self._is_kept(plan):
             return super().read(plan)
         values = np.concatenate(list(map(self.part_values, parts_of(plan))))
         return scheme_of(self.scheme(plan)).quantize(values, self.group_size(plan), round_weight)
 
     def part_values(self, part: Part) -> npt.NDArray[np.float32]:
-        """See Stored."""
         if self.part_scheme(part) == DENSE:
             return super().part_values(part)
         stored = self.read_part(part)
@@ -115,12 +98,10 @@ class Fp8(Stored):
         return values * scale.reshape(-1, 1)
 
     def part_scheme(self, part: Part) -> str:
-        """See Stored."""
         stored = self.checkpoint.tensors.get(part["weight"])
         return SCHEME if stored is not None and stored.dtype == "F8_E4M3" else DENSE
 
     def part_group_size(self, part: Part) -> int:
-        """See Stored."""
         return FP8_BLOCK[1] if self.block else -1
 
     def _name(self, part: Part, names: tuple[str, ...]) -> str:
@@ -128,7 +109,6 @@ class Fp8(Stored):
         return part[found[0] if found else names[0]]
 
     def part_expected(self, part: Part) -> Mapping[str, Shape]:
-        """See Stored."""
         rows, columns = part.out_features, part.in_features
         scale = self._name(part, SCALES)
         if self.block:
@@ -149,7 +129,6 @@ class Fp8(Stored):
         return stored.shape if stored is not None and set(stored.shape) <= {1} else (1,)
 
     def read_part(self, part: Part) -> Quantized:
-        """See Stored."""
         scale = self.scales(self._name(part, SCALES))
         act_scale = None
         if self.static:

@@ -227,7 +227,6 @@ class Gguf(Stored):
         return None if array is None else KINDS.get(array.kind)
 
     def _in_float(self, plan: LinearPlan) -> bool:
-        """See Stored."""
         if self.is_asked or plan.is_stored_otherwise or plan.head_parts:
             return True
         if plan == self.head and self.head_scheme is not None:
@@ -237,25 +236,20 @@ class Gguf(Stored):
         return len(found) < len(kinds) or not holds(self.target, found, plan.in_features)
 
     def scheme(self, plan: LinearPlan) -> str:
-        """See Layout."""
         return self.online.scheme(plan) if self._in_float(plan) else super().scheme(plan)
 
     def part_scheme(self, part: Part) -> str:
-        """See Stored."""
         kind = self._kind(part)
         return DENSE if kind is None else kind.scheme
 
     def part_group_size(self, part: Part) -> int:
-        """See Stored."""
         kind = self._kind(part)
         return -1 if kind is None else kind.group_size
 
     def part_expected(self, part: Part) -> Mapping[str, Shape]:
-        """See Stored."""
         return {part["weight"]: (part.out_features, part.in_features)}
 
     def read_part(self, part: Part) -> Quantized:
-        """See Stored."""
         array, kind = self._array(part), self._kind(part)
         assert array is not None and kind is not None  # noqa: PT018  (else it is read in float)
         rows, tensor = array.blocks(), array.source.tensor

@@ -109,7 +109,6 @@ class Gptq(Stored):
         return codes
 
     def part_scheme(self, part: Part) -> str:
-        """See Stored."""
         codes = self.codes_of(part)
         if codes is None or part["qweight"] not in self.checkpoint.tensors:
             return DENSE
@@ -124,11 +123,9 @@ class Gptq(Stored):
         return name if all(np.array_equal(orders[0], order) for order in orders) else DENSE
 
     def part_group_size(self, part: Part) -> int:
-        """See Stored."""
         return self._codes(part).group_size
 
     def part_expected(self, part: Part) -> Mapping[str, Shape]:
-        """See Stored."""
         rows, columns = part.out_features, part.in_features
         codes = self.codes_of(part)
         if codes is None:  # beside coded parts, and missing
@@ -157,7 +154,6 @@ class Gptq(Stored):
         return np.argsort(group_of, kind="stable")
 
     def read_part(self, part: Part) -> Quantized:
-        """See Stored."""
         read, bits = self.checkpoint.read_as, self._codes(part).bits
         zeros = read(part["qzeros"], WORDS)
         if self.format == "gptq":

@@ -72,11 +72,9 @@ class Mxfp4:
         return self.target.runs(KEPT, GROUP_SIZE, plan.in_features)
 
     def scheme(self, plan: LinearPlan) -> str:
-        """See Layout."""
         return KEPT if self._is_kept(plan) else self.online.scheme(plan)
 
     def group_size(self, plan: LinearPlan) -> int:
-        """See Layout."""
         return GROUP_SIZE if self._is_kept(plan) else self.online.group_size(plan)
 
     def expected(self, plan: LinearPlan) -> Mapping[str, tuple[int, ...]]:
@@ -97,7 +95,6 @@ class Mxfp4:
         }
 
     def read(self, plan: LinearPlan) -> Quantized:
-        """See Layout."""
         if self._is_float(plan):
             return self.online.read(plan)
         (prefix,), order = plan.prefixes, plan.row_order()
@@ -124,7 +121,6 @@ class Mxfp4:
         return scheme_of(name).quantize(_bfloat16(values).reshape(shape), group_size, round_weight)
 
     def bias(self, plan: LinearPlan) -> Any:
-        """See Layout."""
         return self.online.bias(plan)
 
     def stored_bytes(self, plan: LinearPlan) -> int:

@@ -49,7 +49,6 @@ class Online:
                 )
 
     def scheme(self, plan: LinearPlan) -> str:
-        """See Layout."""
         settings = self.settings
         if plan.head_parts:
             return DENSE
@@ -74,7 +73,6 @@ class Online:
         return dense_tensors(plan)
 
     def read(self, plan: LinearPlan) -> Quantized:
-        """See Layout."""
         name = self.scheme(plan)
         scheme, group_size = scheme_of(name), self.group_size(plan)
         shape = (plan.out_features, plan.in_features)
@@ -112,18 +110,15 @@ class Online:
         return matrix if order is None else rows_in(order, matrix)
 
     def group_size(self, plan: LinearPlan) -> int:
-        """See Layout."""
         info = scheme_info(self.scheme(plan))
         if info.has_groups:
             return info.group_size or self.settings.group_size
         return self.settings.block_size if info.has_blocks else -1
 
     def stored_bytes(self, plan: LinearPlan) -> int:
-        """See Layout."""
         return self.source.stored_bytes(tuple(prefix + ".weight" for prefix in plan.prefixes))
 
     def bias(self, plan: LinearPlan) -> Any:
-        """See Layout."""
         if not plan.has_bias:
             return None
         names = tuple(prefix + ".bias" for prefix in plan.prefixes)

@@ -21,16 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from predict.config.quantization import QuantSettings, parse_quant_type
+from predict.config.quantization import parse_quant_type
 from predict.config.schemes import SCHEMES, scheme_info
 from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading.arrays import listed
-from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts._stored import Array, Part, Shape, Stored
-from predict.loading.layouts._target import Target
 from predict.loading.layouts.online import DENSE
-from predict.loading.sources import WeightSource
 from predict.nn.blocks import AttentionBlock, MlpBlock
 from predict.nn.weights import LinearPlan, WeightPlan
 from predict.schemes import Quantized, scheme_of
@@ -50,18 +47,10 @@ class PaddleNlp(Stored):
     ignored = (".bias",)  # of norms, see norm_biases
     mixes = False  # codes may be of shifted and smoothed inputs
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        where: str,
-        checkpoint: Checkpoint,
-        source: WeightSource,
-        settings: QuantSettings,
-        plan: WeightPlan,
-        target: Target,
-    ):
+    def __init__(self, config: Mapping[str, Any], where: str, *stored: Any):
         """config: the quantization_config. where: for errors."""
-        super().__init__(checkpoint, source, settings, plan, target)
+        super().__init__(*stored)
+        plan = self.plan
         kind = parse_quant_type(str(config["quant_type"]))
         own = config.get("moe_quant_type")
         if own or kind.expert_scheme is not None:
@@ -80,7 +69,7 @@ class PaddleNlp(Stored):
             )
         self.floats = info.codes == "e4m3"
         directory = self.checkpoint.directory
-        self.fake = settings.fake
+        self.fake = self.settings.fake
         self.act = self._scales(directory / ACT_FILE, ACT_ENDING)
         self.weight = self._scales(directory / WEIGHT_FILE, WEIGHT_ENDING)
         if self.fake:
@@ -118,7 +107,6 @@ class PaddleNlp(Stored):
         return {} if self.fake and not path.exists() else read_scales(path, ending)
 
     def part_scheme(self, part: Part) -> str:
-        """See Stored."""
         stem = stem_of(part.prefix)
         act, weight = stem in self.act, stem in self.weight
         if act != weight:
@@ -130,11 +118,9 @@ class PaddleNlp(Stored):
         return self.quantized if act else DENSE
 
     def part_group_size(self, part: Part) -> int:
-        """See Stored."""
         return -1
 
     def part_expected(self, part: Part) -> Mapping[str, Shape]:
-        """See Stored."""
         names: dict[str, Shape] = {part["weight"]: (part.out_features, part.in_features)}
         for ending in (SHIFT, SMOOTH):
             if part[ending] in self.checkpoint.tensors:
@@ -142,7 +128,6 @@ class PaddleNlp(Stored):
         return names
 
     def read_part(self, part: Part) -> Quantized:
-        """See Stored."""
         stem, fp8 = stem_of(part.prefix), self.floats
         largest = np.asarray(self.weight[stem], np.float32).reshape(-1)
         allowed = {1, part.out_features}
