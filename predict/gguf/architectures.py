@@ -76,7 +76,6 @@ class Architecture:
     layer_norm: bool = False  # with a mean, and an epsilon of its own name
 
     def family(self, data: Metadata) -> str:
-        """The model_type."""
         return self.model_type if isinstance(self.model_type, str) else self.model_type(data)
 
     def names(self, model_type: str) -> Mapping[str, str]:

@@ -8,6 +8,7 @@ before anything of its size is made. Source: the GGUF specification of ggml.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -17,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
+
+import numpy as np
 
 from predict.errors import UserError, quoted
 from predict.system.files import open_regular
@@ -51,17 +54,8 @@ NUMBERS = {
     12: "d",
 }
 BOOL, TEXT, ARRAY = 7, 8, 9
-# Types whose bytes are values: what safetensors and NumPy call them.
-PLAIN = {
-    "F64": "F64",
-    "F32": "F32",
-    "F16": "F16",
-    "BF16": "BF16",
-    "I64": "I64",
-    "I32": "I32",
-    "I16": "I16",
-    "I8": "I8",
-}
+# Types whose bytes are values, as ggml and safetensors call them.
+PLAIN = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8")
 
 
 @dataclass(frozen=True)
@@ -82,7 +76,6 @@ class GgufTensor:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensor in the file."""
         return math.prod(self.shape[:-1]) * self.row_bytes
 
 
@@ -99,11 +92,14 @@ class GgufFile:
 def types() -> Mapping[int, tuple[str, int, int]]:
     """By number: a type's name, the values of a block, and its bytes; of those that are read."""
     import gguf
-    from gguf.quants import _type_traits
 
-    readable = {*PLAIN, *(kind.name for kind in _type_traits)}
-    sizes = gguf.GGML_QUANT_SIZES.items()
-    return {int(kind): (kind.name, *size) for kind, size in sizes if kind.name in readable}
+    found: dict[int, tuple[str, int, int]] = {}
+    for kind, (block, num_bytes) in gguf.GGML_QUANT_SIZES.items():
+        with contextlib.suppress(NotImplementedError):  # types of sums, which no file holds
+            if kind.name not in PLAIN:
+                gguf.quants.dequantize(np.zeros((1, num_bytes), np.uint8), kind)
+            found[int(kind)] = kind.name, block, num_bytes
+    return found
 
 
 def read_gguf(path: Path) -> GgufFile:
@@ -151,7 +147,6 @@ class _Header:
         self._is_limited = size > MAX_HEADER_BYTES
 
     def broken(self, why: str) -> UserError:
-        """The error for a file that is not as it should be."""
         return UserError(f"{self.path} is not a whole GGUF file: {why}; copy it again")
 
     def counts(self) -> tuple[int, int]:

@@ -297,7 +297,6 @@ def _step_bytes(config: EngineConfig, spec: DecoderSpec, num_rows: int) -> int:
 
 
 def _num_step_tokens(config: EngineConfig) -> int:
-    """Tokens of a step, at most."""
     return max(config.token_budget, config.scheduling.max_length)
 
 

@@ -209,11 +209,9 @@ class Machine:
         return self.texts[value]
 
     def push(self, value: Any) -> None:
-        """Puts a value on the stack."""
         self.stack.append(value)
 
     def pop(self) -> Any:
-        """Takes the topmost value."""
         if not self.stack:
             raise RefusedError(f"its stack is empty at byte {self._at}")
         return self.stack.pop()
@@ -240,22 +238,18 @@ class Machine:
         return tuple(reversed([self.pop() for _ in range(count)]))
 
     def mark(self) -> None:
-        """MARK."""
         self.below.append(self.stack)
         self.stack = []
 
     def remember(self, index: int) -> None:
-        """BINPUT, LONG_BINPUT, MEMOIZE."""
         self.memo[index] = self.top(object)
 
     def recall(self, index: int) -> None:
-        """BINGET, LONG_BINGET."""
         if index not in self.memo:
             raise RefusedError(f"it recalls value {index}, which it never stored")
         self.push(self.memo[index])
 
     def extend(self, values: list[Any]) -> None:
-        """APPEND and APPENDS."""
         self.top(list).extend(values)
 
     def set_items(self, values: list[Any]) -> None:
@@ -270,19 +264,16 @@ class Machine:
             target[name] = value
 
     def find(self, full: str) -> None:
-        """GLOBAL and STACK_GLOBAL: names a function or class."""
         if full not in self.dialect.calls and full not in self.dialect.types:
             raise RefusedError(f"it asks for {visible_name(full)}; {INSTEAD}")
         self.push(Named(full))
 
     def find_on_stack(self) -> None:
-        """STACK_GLOBAL."""
         module, name = self.last(2)
         full = self.text(module, "a module's name"), self.text(name, "a function's name")
         self.find(".".join(full))
 
     def call(self) -> None:
-        """REDUCE: a function's result."""
         arguments, named = self.pop(), self.pop()
         if not isinstance(named, Named) or not isinstance(arguments, tuple):
             raise RefusedError(f"it calls {kind_of(named)} with {kind_of(arguments)}")
@@ -294,7 +285,6 @@ class Machine:
         self.push(made(self, arguments))
 
     def build(self) -> None:
-        """BUILD: gives an array or a dtype its state."""
         state, target = self.pop(), self.pop()
         if isinstance(target, Array) and isinstance(state, tuple):
             self.push(self._set_array(target, state))

@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from predict.errors import UserError
 from predict.loading.arrays import (
-    Place,
+    Computed,
     Shape,
     StoredArray,
     TensorInfo,
@@ -92,27 +93,6 @@ class Tensor:
     strides: tuple[int, ...]
     offset: int
     kind = "a tensor"
-
-
-@dataclass(frozen=True)
-class StridedArray:
-    """A tensor whose values do not lie one behind the other."""
-
-    file: Path
-    dtype: str
-    shape: Shape
-    strides: tuple[int, ...]  # in values
-    offset: int  # bytes from the start of the file
-
-    @property
-    def places(self) -> tuple[Place, ...]:
-        return ((self.file, self.offset),)
-
-    def read(self) -> npt.NDArray[Any]:
-        values = TensorInfo(self.file, self.dtype, (_span(self.shape, self.strides),), self.offset)
-        item = item_bytes(self.dtype)
-        strides = [stride * item for stride in self.strides]
-        return np.lib.stride_tricks.as_strided(values.read(), self.shape, strides)
 
 
 def read_torch(path: Path) -> dict[str, StoredArray]:
@@ -212,7 +192,14 @@ def _placed(
     offset = entry.offset + tensor.offset * item
     if count == 0 or tensor.strides == _packed(tensor.shape, tensor.strides):
         return TensorInfo(path, tensor.dtype, tensor.shape, offset)
-    return StridedArray(path, tensor.dtype, tensor.shape, tensor.strides, offset)
+    values = TensorInfo(path, tensor.dtype, (_span(tensor.shape, tensor.strides),), offset)
+    return Computed(tensor.dtype, tensor.shape, values.places, partial(_strided, values, tensor))
+
+
+def _strided(values: TensorInfo, tensor: Tensor) -> npt.NDArray[Any]:
+    """The values of a tensor, which do not lie one behind the other."""
+    strides = [stride * item_bytes(tensor.dtype) for stride in tensor.strides]
+    return np.lib.stride_tricks.as_strided(values.read(), tensor.shape, strides)
 
 
 def _span(shape: Shape, strides: tuple[int, ...]) -> int:

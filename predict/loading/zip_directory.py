@@ -40,7 +40,6 @@ class _Bounded:
         self.seek, self.tell, self._file = file.seek, file.tell, file
 
     def read(self, count: int = -1) -> bytes:
-        """The next bytes."""
         return self._file.read(min(count, MAX_DIRECTORY_BYTES) if count >= 0 else 1 << 17)
 
 
@@ -113,7 +112,7 @@ def _first_byte(file: BinaryIO, info: ZipInfo, start: int) -> int:
     """Where an entry's bytes begin: behind its local header, name and padding."""
     shown = repr(info.orig_filename[:80])
     if not 0 <= info.header_offset <= start - _LOCAL.size:
-        raise ZipError(f"entry {shown} begins at byte {info.header_offset}, too late")
+        raise ZipError(f"entry {shown} begins at byte {info.header_offset}, out of place")
     file.seek(info.header_offset)
     mark, _, flags, method, *_, name_size, extra_size = _LOCAL.unpack(file.read(_LOCAL.size))
     name = file.read(min(name_size, 4 * MAX_NAME_BYTES))

@@ -45,7 +45,7 @@ def test_fitting_export_passes_and_survives_the_disk(tmp_path: Path) -> None:
         ({}, "3.3.1", None, "not built here"),
         ({"inference_model": False}, "3.3.1", 1, "pass --inference_model true"),
         ({"lora_modules": ("a=x",)}, "3.3.1", 1, "it takes no adapters .* with --enable_lora"),
-        ({"quant_type": "wint8"}, "3.3.1", 1, "weights are dense, --quant_type asks for weight_o"),
+        ({"quant_type": "wint8"}, "3.3.1", 1, "weights is dense, --quant_type asks for weight_o"),
         ({"lm_head_quant_type": "wint8"}, "3.3.1", 1, "LM head is dense, --lm_head_quant_type"),
     ],
 )
@@ -65,7 +65,7 @@ def test_rounding_of_an_export_is_checked_where_it_is_given() -> None:
     )
     check_manifest(manifest, same, "3.3.1", 1)
     other = same.changed(weightonly_group_size=128, skip_list_names=("up_proj",))
-    with pytest.raises(UserError, match=r"--weightonly_group_size 64, not 128; .*skip_list_names"):
+    with pytest.raises(UserError, match=r"group_size is 64, .* asks for 128; .*skip_list_names"):
         check_manifest(manifest, other, "3.3.1", 1)
 
 

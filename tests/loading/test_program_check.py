@@ -211,7 +211,7 @@ def test_a_dim_that_paddle_believes_is_checked(tmp_path: Path) -> None:
     for dim in (-1, 9, 1_000_000):
         taking["A"][0]["AT"]["D"] = dim
         path.write_text(json.dumps(program))
-        with pytest.raises(UserError, match=f"has the attribute axis of no dim: {dim}"):
+        with pytest.raises(UserError, match=rf"has the attribute axis of no dim: \[{dim}\]"):
             read_program(path, compiled=False)
 
 

@@ -164,7 +164,7 @@ def renamed(name: str) -> bytes:
         (central(10, 8), "is compressed (method 8)"),
         (central(24, 1 << 31, "<I"), "is compressed"),
         (central(34, 1), "one of several volumes"),
-        (central(42, 1 << 30, "<I"), "begins at byte 1073741824, too late"),
+        (central(42, 1 << 30, "<I"), "begins at byte 1073741824, out of place"),
         (central(42, 7, "<I"), "is another one than the directory says"),
         (torch_zip({"data.pkl": b"\x80\x02}."}, zipfile.ZIP_DEFLATED), "is compressed"),
         (torch_zip({"x.pkl": b""}), "it has 0 entries <folder>/data.pkl, not one"),
@@ -231,7 +231,7 @@ def test_sizes_of_64_bits_are_read_and_believed_no_more_than_others(tmp_path: Pa
     made = bytearray(data)
     at = data.rindex(b"PK\x01\x02")
     struct.pack_into("<II", made, at + 20, 0xFFFFFFFF, 0xFFFFFFFF)
-    assert "its directory is damaged" in refused(tmp_path, bytes(made))
+    assert "should have 4294967295 bytes" in refused(tmp_path, bytes(made))
 
 
 def as_of_a_large_file(data: bytes) -> bytes:
@@ -265,7 +265,7 @@ def test_archives_beyond_4_gb_are_read(tmp_path: Path) -> None:
     assert "its directory is damaged" in refused(tmp_path, lost)
     made = bytearray(data)
     struct.pack_into("<Q", made, data.rindex(b"PK\x06\x06") + 48, 2**63)  # its first byte
-    assert "its directory is damaged" in refused(tmp_path, bytes(made))
+    assert "out of place" in refused(tmp_path, bytes(made))
 
 
 def test_tensors_of_one_storage_share_its_bytes(tmp_path: Path) -> None:

@@ -41,7 +41,6 @@ class Fp8(Stored):
     ignored = (".k_scale", ".v_scale", ".input_scale_ub")
 
     def __init__(self, config: Mapping[str, Any], where: str, *stored: Any):
-        """config: the quantization_config. where: for errors."""
         super().__init__(*stored)
         settings, source, plan = self.settings, self.source, self.plan
         if settings.block_size != -1:

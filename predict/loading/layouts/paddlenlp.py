@@ -48,7 +48,6 @@ class PaddleNlp(Stored):
     mixes = False  # codes may be of shifted and smoothed inputs
 
     def __init__(self, config: Mapping[str, Any], where: str, *stored: Any):
-        """config: the quantization_config. where: for errors."""
         super().__init__(*stored)
         plan = self.plan
         kind = parse_quant_type(str(config["quant_type"]))
