@@ -319,23 +319,3 @@ def test_parameter_file_is_checked_to_its_last_byte(
         path.write_bytes(data)
         with pytest.raises(UserError, match=words):
             check_parameters(path, parameters)
-
-
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
-@given(start=st.integers(0, 400), junk=st.binary(max_size=60), kept=st.integers(0, 2000))
-def test_only_our_errors_leave_the_reader_of_parameters(
-    start: int,
-    junk: bytes,
-    kept: int,
-    exports: dict[bool, Path],
-    parameters: dict[str, TensorType],
-    tmp_path: Path,
-) -> None:
-    with (exports[False] / "model.pdiparams").open("rb") as file:
-        head = file.read(start)
-        file.seek(start + len(junk))
-        rest = file.read(kept)
-    path = tmp_path / "model.pdiparams"
-    path.write_bytes(head + junk + rest)
-    with pytest.raises(UserError):
-        check_parameters(path, parameters)
