@@ -17,11 +17,9 @@ from predict.loading.manifest import (
     load_manifest,
 )
 from predict.loading.parameter_file import check_parameters
-from predict.loading.program import PROGRAM_ENDINGS
+from predict.loading.program import PROGRAM_ENDINGS, held_tensors
 from predict.loading.program_check import ProgramFile, TensorType, read_program
 from predict.nn.adapter_pages import page_tensors
-from predict.nn.cache_formats import cache_format
-from predict.nn.inputs import Field
 from predict.nn.places import fields_of
 from predict.nn.rope import num_tables
 from predict.nn.spec import DecoderSpec
@@ -75,11 +73,13 @@ def check_program(manifest: Manifest, spec: DecoderSpec, directory: Path, prefix
 def _misfits(manifest: Manifest, spec: DecoderSpec, program: ProgramFile) -> Iterator[str]:
     """What the program was made for, where the manifest says something else."""
     inputs = [(name, str(kind)) for name, kind in program.inputs.items()]
-    wanted = [(name, str(kind)) for name, kind in _expected_inputs(manifest, spec).items()]
+    expected, num_caches = _expected_inputs(manifest, spec)
+    wanted = [(name, str(kind)) for name, kind in expected.items()]
     if len(inputs) != len(wanted):
+        with_adapters = "without" if manifest.adapters is None else "with"
         yield (
             f"it takes {len(inputs)} inputs, and {manifest.num_layers} num_layers of kv_format "
-            f"{manifest.kv_format}, {_with_adapters(manifest)} adapters, make {len(wanted)}"
+            f"{manifest.kv_format}, {with_adapters} adapters, make {len(wanted)}"
         )
     else:
         different = [pair for pair in zip(inputs, wanted, strict=True) if pair[0] != pair[1]]
@@ -92,47 +92,25 @@ def _misfits(manifest: Manifest, spec: DecoderSpec, program: ProgramFile) -> Ite
     logits, *caches = program.outputs
     if logits != TensorType("float32", (-1, manifest.vocab_size)):
         yield f"its logits are {logits}, and vocab_size is {manifest.vocab_size}"
-    num_caches = len(inputs) - len(_fields(manifest, spec)) - len(_pages(manifest, spec))
     if len(caches) != num_caches:
         yield f"it returns {len(caches)} cache tensors and takes {num_caches}"
     yield from _parameter_misfits(manifest, spec, program)
     yield from _call_misfits(manifest, spec, program)
 
 
-def _with_adapters(manifest: Manifest) -> str:
-    return "without" if manifest.adapters is None else "with"
-
-
-def _fields(manifest: Manifest, spec: DecoderSpec) -> tuple[Field, ...]:
-    return fields_of(spec, manifest.adapters is not None)
-
-
-def _pages(manifest: Manifest, spec: DecoderSpec) -> dict[str, list[int]]:
-    """Names and shapes of the pages that the program takes."""
-    if manifest.adapters is None:
-        return {}
-    is_packed = manifest.device == "cpu" and manifest.library_abi is not None
-    return page_tensors(spec, -1, is_packed)
-
-
-def _expected_inputs(manifest: Manifest, spec: DecoderSpec) -> dict[str, TensorType]:
+def _expected_inputs(manifest: Manifest, spec: DecoderSpec) -> tuple[dict[str, TensorType], int]:
+    """What the manifest makes a program take, and how many of that are caches."""
     fields = {
         field.name: TensorType(
             field.dtype, tuple(size if isinstance(size, int) else -1 for size in field.shape)
         )
-        for field in _fields(manifest, spec)
+        for field in fields_of(spec, manifest.adapters is not None)
     }
-    row = cache_format(manifest.kv_format, spec)
-    caches = {
-        f"{tensor.name}_{layer}": TensorType(tensor.dtype, tuple(tensor.shape))
-        for layer, kept in enumerate(spec.kept)
-        for tensor in row.tensors(kept, None, manifest.block_size, manifest.dtype)
-    }
-    pages = {
-        name: TensorType(manifest.dtype, tuple(shape))
-        for name, shape in _pages(manifest, spec).items()
-    }
-    return fields | caches | pages
+    is_packed = manifest.device == "cpu" and manifest.library_abi is not None
+    pages = {} if manifest.adapters is None else page_tensors(spec, -1, is_packed)
+    held = held_tensors(spec, manifest.kv_format, manifest.block_size, manifest.dtype, pages)
+    inputs = fields | {name: TensorType(*kind) for name, kind in held.items()}
+    return inputs, len(held) - len(pages)
 
 
 def _parameter_misfits(
