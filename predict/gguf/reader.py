@@ -23,6 +23,7 @@ import numpy as np
 
 from predict.errors import UserError, quoted
 from predict.system.files import open_regular
+from predict.system.spans import misplaced
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -303,20 +304,8 @@ def _placed(
         )
         for name, entry in entries.items()
     }  # fmt: skip
-    end, last = start, "the header"
-    for name, tensor in sorted(made.items(), key=lambda item: item[1].offset):
-        shown = quoted(name)
-        if tensor.offset != end:
-            kind = "they overlap" if tensor.offset < end else "the bytes between belong to none"
-            raise header.broken(
-                f"{shown} begins at byte {tensor.offset}, and {last} ends at {end}: {kind}"
-            )
-        if tensor.offset + tensor.num_bytes > size:
-            raise header.broken(
-                f"{shown} ends at byte {tensor.offset + tensor.num_bytes}, the file at {size}"
-            )
-        end, last = tensor.offset + tensor.num_bytes, shown
-        end += -end % alignment
-    if made and size > end:
-        raise header.broken(f"{last} ends at byte {end}, and the file has {size}")
+    parts = ((tensor.offset, tensor.num_bytes, name) for name, tensor in made.items())
+    complaint = misplaced(parts, start, size, alignment) if made else None
+    if complaint:
+        raise header.broken(complaint)
     return made

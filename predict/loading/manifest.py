@@ -116,8 +116,8 @@ def _is_file_name(name: str) -> bool:
 def _is_digest(value: Any) -> bool:
     match value:
         case {"num_bytes": int(size), "sha256": list(parts)} if len(value) == 2:
-            count = max(-(-size // PART_BYTES), 1)
-            return _is_number(size, 0, 1 << 50) and list(map(type, parts)) == [str] * count
+            is_as_long = len(parts) == max(-(-size // PART_BYTES), 1)
+            return _is_number(size, 0, 1 << 50) and is_as_long and {*map(type, parts)} == {str}
     return False
 
 
