@@ -52,7 +52,6 @@ NORMS_AROUND = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-ONE_NORM = {"attn_norm": "input_layernorm"}
 FUSED_GATE_UP = {"ffn_up": "mlp.gate_up_proj"}
 GEMMA_LOCAL_BASE = 10000.0
 # What newer files have in place of one matrix, kv_b_proj: [heads, latent, key] and [heads, value,

@@ -35,6 +35,7 @@ PROTOCOLS = (2, 3, 4, 5)
 MAX_OPERATIONS = 2_000_000  # some 40 for a tensor, and each may take 100 bytes of memory
 MAX_TEXT_BYTES = 4096  # of a name
 MAX_CHUNK_BYTES = 1 << 24
+MAX_SHOWN = 8  # arguments of a call
 INSTEAD = (
     "no code of a checkpoint is run here. If you know who wrote it, convert it to safetensors "
     "where it was made"
@@ -60,6 +61,24 @@ Operation = Callable[["Machine", Any], None]
 
 
 @dataclass(frozen=True)
+class Call:
+    """What stands for a function of a pickle: of a machine and of arguments of these kinds.
+
+    optional: how many of the last arguments may be left out.
+    """
+
+    made: Callable[..., Any]
+    kinds: tuple[type, ...] = ()
+    optional: int = 0
+
+    def fits(self, arguments: tuple[Any, ...]) -> bool:
+        """Whether they are as many, and of the kinds, that the function takes."""
+        return len(self.kinds) - self.optional <= len(arguments) <= len(self.kinds) and all(
+            isinstance(value, kind) for value, kind in zip(arguments, self.kinds, strict=False)
+        )
+
+
+@dataclass(frozen=True)
 class Dialect:
     """What the pickles of one program hold beside plain values.
 
@@ -68,7 +87,7 @@ class Dialect:
     """
 
     writer: str
-    calls: Mapping[str, Callable[[Machine, tuple[Any, ...]], Any]]
+    calls: Mapping[str, Call]
     types: frozenset[str] = frozenset()
     operations: Mapping[str, Operation] = field(default_factory=dict)
 
@@ -188,7 +207,10 @@ class Machine:
 
     def readline(self) -> bytes:
         """The bytes up to the next line end, as far as there is one within MAX_TEXT_BYTES."""
-        return self.file.readline(min(MAX_TEXT_BYTES, self.size - self.file.tell()))
+        line = self.file.readline(min(MAX_TEXT_BYTES, self.size - self.file.tell()))
+        if b"\\" in line:  # pickletools would undo escapes
+            raise RefusedError(f"a name before byte {self.file.tell()} has a backslash")
+        return line
 
     def text(self, value: Any, what: str) -> str:
         """A piece's text; `what` is for errors."""
@@ -277,12 +299,13 @@ class Machine:
         arguments, named = self.pop(), self.pop()
         if not isinstance(named, Named) or not isinstance(arguments, tuple):
             raise RefusedError(f"it calls {kind_of(named)} with {kind_of(arguments)}")
-        made = self.dialect.calls.get(named.name)
-        if made is None:
-            raise RefusedError(
-                f"it calls {named.name}, which {self.dialect.writer}'s files only name"
-            )
-        self.push(made(self, arguments))
+        call, writer = self.dialect.calls.get(named.name), self.dialect.writer
+        if call is None:
+            raise RefusedError(f"it calls {named.name}, which {writer}'s files only name")
+        if not call.fits(arguments):
+            got = ", ".join(map(kind_of, arguments[:MAX_SHOWN])) or "nothing"
+            raise RefusedError(f"it calls {named.name} with {got}, and {writer}'s files do not")
+        self.push(call.made(self, *arguments))
 
     def build(self) -> None:
         state, target = self.pop(), self.pop()
@@ -353,28 +376,16 @@ def visible_name(name: str) -> str:
     return shown if shown.isprintable() else repr(shown)
 
 
-def _new_array(machine: Machine, arguments: tuple[Any, ...]) -> Array:
-    if len(arguments) != 3 or arguments[0] != Named("numpy.ndarray"):
-        raise RefusedError("it begins an array in a way that NumPy's pickles do not have")
-    return Array()
-
-
-def _array_of_buffer(machine: Machine, arguments: tuple[Any, ...]) -> Array:
-    """NumPy's way in protocol 5: bytes, dtype, shape, order."""
-    if len(arguments) != 4:
-        raise RefusedError(f"it calls numpy's _frombuffer with {len(arguments)} arguments, not 4")
-    data, dtype, shape, order = arguments
+def _array_of_buffer(machine: Machine, data: Piece, dtype: Dtype, shape: Any, order: Any) -> Array:
+    """NumPy's way in protocol 5."""
     letter = machine.text(order, "an array's order")
     if letter not in ("C", "F"):
         raise RefusedError(f"an array's order is {letter!r} (allowed: C, F)")
     return machine.fill(Array(), dtype, shape, letter == "F", data)
 
 
-def _dtype(machine: Machine, arguments: tuple[Any, ...]) -> Dtype:
-    """NumPy's numpy.dtype(code, align, copy)."""
-    if len(arguments) != 3 or not all(value in (0, 1) for value in arguments[1:]):
-        raise RefusedError("it makes a dtype in a way that NumPy's pickles do not have")
-    code = machine.text(arguments[0], "a dtype")
+def _dtype(machine: Machine, text: Piece, *_: Any) -> Dtype:
+    code = machine.text(text, "a dtype")
     if code not in DTYPES:
         objects = ", Python's objects" if code[:1] == "O" else ""
         raise RefusedError(
@@ -383,52 +394,31 @@ def _dtype(machine: Machine, arguments: tuple[Any, ...]) -> Dtype:
     return Dtype(code)
 
 
-def _scalar(machine: Machine, arguments: tuple[Any, ...]) -> float:
-    """A NumPy number: no tensor, and nothing here wants its value."""
-    if len(arguments) != 2 or not isinstance(arguments[0], Dtype):
-        raise RefusedError("it makes a number in a way that NumPy's pickles do not have")
-    return 0.0
-
-
-def _latin1(machine: Machine, arguments: tuple[Any, ...]) -> Piece:
+def _latin1(machine: Machine, text: Piece, name: Piece) -> Piece:
     """Protocol 2's bytes: _codecs.encode(text, "latin1")."""
-    if len(arguments) != 2 or not isinstance(arguments[0], Piece) or not arguments[0].is_text:
-        raise RefusedError("it calls _codecs.encode with something else than a text")
-    encoding = machine.text(arguments[1], "an encoding")
-    if encoding not in ("latin1", "latin-1"):
+    encoding = machine.text(name, "an encoding")
+    if encoding not in ("latin1", "latin-1") or not text.is_text:
         raise RefusedError(f"it encodes bytes as {visible_name(encoding)} (allowed: latin1)")
-    return Piece(arguments[0].offset, arguments[0].num_bytes, is_latin1=True)
-
-
-def _tuple(machine: Machine, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Paddle's tensors: tuple((name, array))."""
-    if len(arguments) != 1 or not isinstance(arguments[0], tuple):
-        raise RefusedError("it makes a tuple of something else than a tuple")
-    return arguments[0]
-
-
-def _empty(kind: Callable[[], Any], name: str) -> Callable[[Machine, tuple[Any, ...]], Any]:
-    def made(machine: Machine, arguments: tuple[Any, ...]) -> Any:
-        if arguments:
-            raise RefusedError(f"it calls {name} with {len(arguments)} arguments, not 0")
-        return kind()
-
-    return made
+    return Piece(text.offset, text.num_bytes, is_latin1=True)
 
 
 _BUILTINS = ("builtins", "__builtin__")  # of Python 3 and, in protocol 2, of Python 2
 _NUMPY = ("numpy.core", "numpy._core")  # NumPy 1 and 2
-COMMON_CALLS: Mapping[str, Callable[[Machine, tuple[Any, ...]], Any]] = {
-    "collections.OrderedDict": _empty(dict, "OrderedDict"),
-}
-NUMPY_CALLS: Mapping[str, Callable[[Machine, tuple[Any, ...]], Any]] = {
-    "numpy.dtype": _dtype,
-    **{f"{core}.multiarray._reconstruct": _new_array for core in _NUMPY},
-    **{f"{core}.multiarray.scalar": _scalar for core in _NUMPY},
-    **{f"{core}.numeric._frombuffer": _array_of_buffer for core in _NUMPY},
-    "_codecs.encode": _latin1,
-    **{f"{module}.tuple": _tuple for module in _BUILTINS},
-    **{f"{module}.bytes": _empty(lambda: Piece(0, 0), "bytes") for module in _BUILTINS},
+COMMON_CALLS = {"collections.OrderedDict": Call(lambda machine: {})}
+_NEW_ARRAY = Call(lambda machine, *_: Array(), (Named, tuple, Piece))  # BUILD fills it
+_NUMBER = Call(lambda machine, *_: 0.0, (Dtype, Piece))  # no tensor: nobody wants its value
+NUMPY_CALLS = {
+    "numpy.dtype": Call(_dtype, (Piece, int, int)),
+    **{f"{core}.multiarray._reconstruct": _NEW_ARRAY for core in _NUMPY},
+    **{f"{core}.multiarray.scalar": _NUMBER for core in _NUMPY},
+    **{
+        f"{core}.numeric._frombuffer": Call(_array_of_buffer, (Piece, Dtype, tuple, Piece))
+        for core in _NUMPY
+    },
+    "_codecs.encode": Call(_latin1, (Piece, Piece)),
+    # Paddle's tensors: tuple((name, array)).
+    **{f"{module}.tuple": Call(lambda machine, values: values, (tuple,)) for module in _BUILTINS},
+    **{f"{module}.bytes": Call(lambda machine: Piece(0, 0)) for module in _BUILTINS},
 }
 PADDLE = Dialect("Paddle", {**COMMON_CALLS, **NUMPY_CALLS}, frozenset({"numpy.ndarray"}))
 

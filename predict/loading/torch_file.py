@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -30,6 +30,7 @@ from predict.loading.arrays import (
 )
 from predict.loading.pickle_machine import (
     COMMON_CALLS,
+    Call,
     Dialect,
     Machine,
     Named,
@@ -235,46 +236,36 @@ def _storage(machine: Machine, _: Any) -> None:
     machine.push(Storage(STORAGES.get(kind.name, ""), machine.text(key, "a storage's key"), count))
 
 
-def _tensor(machine: Machine, arguments: tuple[Any, ...]) -> Tensor:
+def _tensor(
+    machine: Machine, storage: Storage, offset: Any, sizes: Any, strides: Any, *rest: Any
+) -> Tensor:
     """_rebuild_tensor_v2(storage, offset, sizes, strides, needs gradients, hooks[, metadata])."""
-    if len(arguments) not in (6, 7):
-        raise RefusedError(f"it makes a tensor of {len(arguments)} values, not 6 or 7")
-    storage = arguments[0]
-    if not isinstance(storage, Storage) or not storage.dtype:
-        raise RefusedError(f"it makes a tensor of {kind_of(storage)}, not of a storage with a type")
-    return _made(storage, storage.dtype, *arguments[1:4])
+    if not storage.dtype:
+        raise RefusedError("it makes a tensor of a storage of bytes, not of one with a type")
+    return _made(storage, storage.dtype, offset, sizes, strides)
 
 
-def _typed_tensor(machine: Machine, arguments: tuple[Any, ...]) -> Tensor:
+def _typed_tensor(
+    machine: Machine, storage: Storage, offset: Any, sizes: Any, strides: Any, *rest: Any
+) -> Tensor:
     """_rebuild_tensor_v3: as version 2, and its dtype behind the hooks."""
-    if len(arguments) not in (7, 8):
-        raise RefusedError(f"it makes a tensor of {len(arguments)} values, not 7 or 8")
-    storage, dtype = arguments[0], arguments[6]
-    if not isinstance(storage, Storage) or storage.dtype:
-        raise RefusedError(f"it makes a tensor of {kind_of(storage)}, not of a storage of bytes")
-    if not isinstance(dtype, Named) or dtype.name not in DTYPES:
-        shown = dtype.name if isinstance(dtype, Named) else kind_of(dtype)
-        raise RefusedError(f"a tensor has dtype {shown} (readable: {', '.join(DTYPES)})")
-    return _made(storage, DTYPES[dtype.name], *arguments[1:4])
+    dtype = rest[2].name
+    if storage.dtype or dtype not in DTYPES:
+        raise RefusedError(
+            f"a tensor has dtype {dtype} (readable: {', '.join(DTYPES)}), or a storage with a type"
+        )
+    return _made(storage, DTYPES[dtype], offset, sizes, strides)
 
 
-def _made(storage: Storage, dtype: str, offset: Any, sizes: Any, strides: Any) -> Tensor:
+def _made(storage: Storage, dtype: str, offset: int, sizes: Any, steps: tuple[Any, ...]) -> Tensor:
     try:
         shape, _ = checked_shape(sizes, dtype)
     except ValueError as error:
         raise RefusedError(f"a tensor's shape {error}") from None
-    steps = strides if isinstance(strides, tuple) else ()
     numbers = (offset, *steps)
     if len(steps) != len(shape) or not all(type(n) is int and 0 <= n < 2**62 for n in numbers):
         raise RefusedError("a tensor's strides and offset are no whole numbers, 0 or more")
     return Tensor(storage, dtype, shape, steps, offset)
-
-
-def _parameter(machine: Machine, arguments: tuple[Any, ...]) -> Tensor:
-    """_rebuild_parameter(tensor, needs gradients, hooks)."""
-    if len(arguments) != 3 or not isinstance(arguments[0], Tensor):
-        raise RefusedError("it makes a parameter of something else than a tensor")
-    return replace(arguments[0])
 
 
 def _attributes(machine: Machine, _: Any) -> None:
@@ -285,11 +276,17 @@ def _attributes(machine: Machine, _: Any) -> None:
     machine.push(target)
 
 
-CALLS: Mapping[str, Callable[[Machine, tuple[Any, ...]], Any]] = {
+_OF_TENSOR = (Storage, int, tuple, tuple, object, object)
+CALLS = {
     **COMMON_CALLS,
-    "torch._utils._rebuild_tensor_v2": _tensor,
-    "torch._utils._rebuild_tensor_v3": _typed_tensor,
-    "torch._utils._rebuild_parameter": _parameter,
+    "torch._utils._rebuild_tensor_v2": Call(_tensor, (*_OF_TENSOR, object), optional=1),
+    "torch._utils._rebuild_tensor_v3": Call(
+        _typed_tensor, (*_OF_TENSOR, Named, object), optional=1
+    ),
+    # A parameter: its tensor, whether it needs gradients, and hooks.
+    "torch._utils._rebuild_parameter": Call(
+        lambda machine, tensor, *_: tensor, (Tensor, object, object)
+    ),
 }
 TORCH = Dialect(
     "PyTorch",

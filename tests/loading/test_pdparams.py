@@ -157,6 +157,7 @@ ARRAY = pickle.dumps({"a": np.zeros((2, 3), np.float32)}, protocol=3)
         (HEAD + b"X\xff\xff\xff\xff.", "should have 4294967295 bytes"),
         (b"\x80\x04\x8e" + b"\xff" * 8, "and the file ends after 0"),
         (HEAD + b"cos", "no newline found"),
+        (HEAD + b"cnum\\py\nx\n.", "has a backslash"),
         (HEAD + b"\x00.", "byte 2 is 0x00, which is no operation"),
         (HEAD + b"cnumpy\nndarray\n)R.", "calls numpy.ndarray, which Paddle's files only name"),
         (HEAD + b"NN\x93.", "a module's name is nothing"),

@@ -185,7 +185,10 @@ def renamed(name: str) -> bytes:
         ),
         (with_tensor(b"ctorch._utils\n_rebuild_sparse_tensor\n)R"), "_rebuild_sparse_tensor"),
         (with_tensor(b"ctorch.storage\n_load_from_bytes\nC\x02ab\x85R"), "_load_from_bytes"),
-        (with_tensor(b"ctorch._utils\n_rebuild_tensor_v2\n(N)tR"), "of 2 values, not 6 or 7"),
+        (
+            with_tensor(b"ctorch._utils\n_rebuild_tensor_v2\n(N)tR"),
+            "_rebuild_tensor_v2 with nothing, a tuple, and PyTorch",
+        ),
         (with_tensor(b"ctorch\nFloatStorage\n)R"), "which PyTorch's files only name"),
         (with_tensor(b"}]b"), "it sets the state of an object of names to a list"),
     ],
