@@ -223,14 +223,18 @@ def load_manifest(directory: str | Path) -> Manifest:
     return Manifest(**{**values, "files": files})
 
 
+def facts_of(spec: DecoderSpec) -> dict[str, Any]:
+    """What a manifest and config.json both say of a network."""
+    names = ("model_type", "num_layers", "num_kv_heads", "head_dim", "vocab_size", "eos_token_ids")
+    return {name: _plain(getattr(spec, name)) for name in names}
+
+
 def check_spec(manifest: Manifest, directory: str | Path, spec: DecoderSpec) -> None:
     """Raises UserError where the manifest and config.json, as `spec` has it, disagree."""
-    names = ("model_type", "num_layers", "num_kv_heads", "head_dim", "vocab_size", "eos_token_ids")
     differing = [
-        f"{name} is {getattr(manifest, name)} in {FILE_NAME} and "
-        f"{_plain(getattr(spec, name))} in config.json"
-        for name in names
-        if getattr(manifest, name) != _plain(getattr(spec, name))
+        f"{name} is {getattr(manifest, name)} in {FILE_NAME} and {value} in config.json"
+        for name, value in facts_of(spec).items()
+        if getattr(manifest, name) != value
     ]
     if differing:
         raise UserError(f"{directory}: {'; '.join(differing)}; one was edited: {EXPORT}")
