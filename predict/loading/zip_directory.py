@@ -93,8 +93,8 @@ def _checked(info: ZipInfo) -> str:
         or {"\\", ":"} & {*name}
     ):
         raise ZipError(
-            f"it has an entry of the name {name[:80].encode()!r}; names are those of files in folders "
-            "below the archive's own"
+            f"it has an entry of the name {name[:80].encode()!r}; names are those of files in "
+            "folders below the archive's own"
         )
     if info.flag_bits & _ENCRYPTED:
         raise ZipError(f"entry {shown} is encrypted")
