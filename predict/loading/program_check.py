@@ -2,8 +2,8 @@
 
 `<prefix>.json` is Paddle's PIR as JSON. Paddle runs whatever operators it names, with any path in
 their attributes: save_combine writes a file, print reads the weights out. So each operator must be
-one that exports call, take and give what that one does, and have no text but those of TEXTS.
-Nothing here imports Paddle.
+one that exports call, take and give what that one does, and have its attributes: Paddle ends the
+process where one is missing or of another kind. Nothing here imports Paddle.
 """
 
 from __future__ import annotations
@@ -34,62 +34,121 @@ ELEMENTS: dict[str, tuple[str, int, int]] = {
     "0.t_bf16": ("bfloat16", 22, 2),
     "0.t_f8e4m3fn": ("float8_e4m3fn", 32, 1),
 }
-# Tags of attributes. Of texts, those that operators of the lists have: none names a file.
-_TEXT, _LIST = "0.a_str", "0.a_array"
-_TAGS = (
-    *(f"0.a_{kind}" for kind in ("bool", "i32", "i64", "f32", "f64")),
-    *(f"1.a_{kind}" for kind in ("dtype", "place", "intarray")),
-)
-TEXTS = ("name", "blocks", "scheme", "kv_format")
+_TAGS = {
+    **{kind: f"0.a_{kind}" for kind in ("bool", "i32", "i64", "f32", "f64", "str", "array")},
+    **{kind: f"1.a_{kind}" for kind in ("dtype", "place", "intarray")},
+}
+_LIST = _TAGS["array"]
+_OF_TEXTS = (_TAGS["str"], _TAGS["dtype"])
+_ITEMS = [tag for kind, tag in _TAGS.items() if kind not in ("array", "str")]
+# Kinds of attributes by their names; no text among them names a file. Operators that have another
+# kind under a name say so.
+ATTRIBUTES = {
+    name: kind
+    for kind, names in {
+        "bool": "accumulate bias_after_scale descending gated interleaved keepdim largest packed "
+        "plus_one sorted sparse stable transpose_x transpose_y whole",
+        "i32": "axis col decimals input_dim_idx num output_dim_idx repeats start_axis stop_axis",
+        "i64": "function head_dim hidden_size kind num_heads num_kv_heads out_features output_size "
+        "padding_idx vocab_size which window",
+        "f32": "a_scale b_scale bias clamp epsilon scale slope softcap softmax_scale up_offset",
+        "f64": "value",
+        "str": "blocks kv_format name scheme",
+        "array": "axes decrease_axis infer_flags order paddings part_sizes perm shape target_shape "
+        "values",
+        "dtype": "dtype",
+        "place": "place",
+    }.items()
+    for name in names.split()
+}
 # Lists of dims, and an operator that has one: Paddle uses negative and large ones without a check.
 _OF_DIMS, _TAKES_A_DIM, _MAX_DIMS = ("axes", "decrease_axis", "perm"), "1.take_along_axis", 9
 
 
-def _table(dialect: int, names: Mapping[str, str]) -> dict[str, str]:
-    """By an operator's name in programs, what it takes and gives."""
-    return {f"{dialect}.{name}": kinds for kinds, each in names.items() for name in each.split()}
+@dataclass(frozen=True)
+class Operator:
+    """What exports write of an operator. takes, gives: see COMMON; attributes: tags by name."""
+
+    takes: str
+    gives: str
+    attributes: Mapping[str, str]
 
 
-# What operators take and give: T a tensor, L a list of tensors, t and l the same where it may be
-# left out; * any number of tensors. Of every export: parameters, inputs, outputs, lists of values.
+def _table(dialect: int, names: Mapping[str, str]) -> dict[str, Operator]:
+    """Operators by their names in programs; names: of those alike, by what they are."""
+    made: dict[str, Operator] = {}
+    for text, alike in names.items():
+        kinds, *attributes = text.split(" ")
+        takes, _, gives = kinds.partition(">")
+        given = (each.partition(":") for each in attributes)
+        tags = {name: _TAGS[kind or ATTRIBUTES[name]] for name, _, kind in given}
+        made |= {f"{dialect}.{name}": Operator(takes, gives, tags) for name in alike.split(" ")}
+    return made
+
+
+# What operators take and give, and their attributes: T a tensor, L a list of tensors, t and l the
+# same where it may be left out; * any number of tensors.
+# Of every export: parameters, inputs, outputs, lists of values.
 PARAMETER, DATA, FETCH, COMBINE, SPLIT = "p", "1.data", "1.fetch", "0.combine", "0.split"
-COMMON = {COMBINE: "*>L", SPLIT: "L>*", DATA: ">T", FETCH: "T>T"}
+COMMON = {
+    **_table(0, {"*>L": "combine", "L>*": "split"}),
+    **_table(1, {">T name shape:intarray dtype place": "data", "T>T name col": "fetch"}),
+}
 # The operators of the library that predict.ops.compiled calls for a decoder.
 COMPILED = _table(
     3,
     {
-        "T>T": "regatta_activate",
+        "T>T function gated clamp slope up_offset": "regatta_activate",
         "TT>T": "regatta_take_ids",
-        "Tt>T": "regatta_add",
-        "TTtt>T": "regatta_embedding",
-        "TTtt>TT": "regatta_norm",
-        "TLt>T": "regatta_linear",
-        "TLtTTTT>T": "regatta_adapted_linear",
-        "TtLtt>T": "regatta_logits",
-        "TLLLtt>TL": "regatta_blocks_",
-        "TTTttttLt>TL": "regatta_rope_and_cache_write_",
-        "TLTTTTtttt>T": "regatta_paged_attention",
+        "Tt>T a_scale b_scale": "regatta_add",
+        "TTtt>T hidden_size packed scale": "regatta_embedding",
+        "TTtt>TT kind epsilon plus_one": "regatta_norm",
+        "TLt>T scheme out_features": "regatta_linear",
+        "TLtTTTT>T scheme part_sizes which": "regatta_adapted_linear",
+        "TtLtt>T scheme vocab_size epsilon scale softcap": "regatta_logits",
+        "TLLLtt>TL blocks order": "regatta_blocks_",
+        "TTTttttLt>TL num_heads num_kv_heads head_dim epsilon plus_one whole interleaved "
+        "kv_format": "regatta_rope_and_cache_write_",
+        "TLTTTTtttt>T num_heads window softmax_scale softcap kv_format": "regatta_paged_attention",
     },
 )
 # Paddle's own, of exports with --inference_model false: what predict.ops.plain calls.
 PLAIN = _table(
     1,
     {
-        ">T": "full full_int_array",
-        "T>T": "abs assign_value_ cast erf exp flatten floor full_batch_size_like isnan nonzero "
-        "repeat_interleave round rsqrt shape64 sigmoid silu softmax tanh transpose",
-        "T>TT": "argsort",
-        "TT>T": "add divide elementwise_pow embedding equal expand expand_as floor_divide "
-        "full_like greater_equal greater_than less_equal less_than logical_and matmul max maximum "
-        "mean min minimum multiply not_equal pad remainder reshape scale subtract sum "
-        "take_along_axis unsqueeze",
-        "TT>TT": "topk",
-        "TT>L": "split_with_num",
-        "TTT>T": "arange clip gather slice where",
-        "TTTT>T": "strided_slice",
-        "L>T": "stack",
+        ">T shape:intarray value dtype place": "full",
+        ">T value:array dtype place": "full_int_array",
+        "T>T": "abs erf exp floor isnan nonzero rsqrt shape64 sigmoid silu tanh",
+        "T>T shape values dtype place": "assign_value_",
+        "T>T dtype": "cast",
+        "T>T start_axis stop_axis": "flatten",
+        "T>T shape value dtype place input_dim_idx output_dim_idx": "full_batch_size_like",
+        "T>T repeats axis output_size": "repeat_interleave",
+        "T>T decimals": "round",
+        "T>T axis": "softmax",
+        "T>T perm": "transpose",
+        "T>TT axis descending stable": "argsort",
+        "TT>T": "add divide elementwise_pow equal expand floor_divide greater_equal greater_than "
+        "less_equal less_than logical_and maximum minimum multiply not_equal remainder reshape "
+        "subtract unsqueeze",
+        "TT>T padding_idx sparse": "embedding",
+        "TT>T target_shape": "expand_as",
+        "TT>T dtype place": "full_like",
+        "TT>T transpose_x transpose_y": "matmul",
+        "TT>T keepdim": "max mean min",
+        "TT>T paddings": "pad",
+        "TT>T bias bias_after_scale": "scale",
+        "TT>T dtype keepdim": "sum",
+        "TT>T axis": "take_along_axis",
+        "TT>TT axis largest sorted": "topk",
+        "TT>L num": "split_with_num",
+        "TTT>T": "clip gather where",
+        "TTT>T dtype place": "arange",
+        "TTT>T axes infer_flags decrease_axis": "slice",
+        "TTTT>T axes": "strided_slice",
+        "L>T axis": "stack",
         "LT>T": "concat",
-        "TLT>T": "index_put_",
+        "TLT>T accumulate": "index_put_",
     },
 )
 
@@ -138,7 +197,7 @@ def read_program(path: Path, compiled: bool) -> ProgramFile:
 class _Reader:
     """Walks a program once. `_wrong` is the error for what is not as exports have it."""
 
-    def __init__(self, path: Path, allowed: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, allowed: Mapping[str, Operator]) -> None:
         self._path = path
         self._allowed = allowed
         self._values: dict[int, Value] = {}
@@ -195,25 +254,30 @@ class _Reader:
     def _operator(self, name: str, operator: Any) -> None:
         match operator:
             case {"A": list(given), "I": list(inputs), "O": list(outputs), "OA": list(marks)}:
-                attributes = {**self._attributes(name, given)}
-                self._attributes(name, marks)
+                attributes = self._attributes(given)
             case _:
                 raise self._wrong("is not as exports write it")
-        takes, _, gives = self._allowed[name].partition(">")
-        taken = self._all(inputs, takes, "takes", self._input)
-        made = self._all(outputs, gives, "gives", lambda value, kind: self._output(value))
+        known = self._allowed[name]
+        self._check_attributes(name, attributes, known.attributes)
+        taken = self._all(inputs, known.takes, "takes", self._input)
+        made = self._all(outputs, known.gives, "gives", lambda value, kind: self._output(value))
+        for mark, (tag, values) in self._attributes(marks).items():
+            is_known = mark in ("stop_gradient", "persistable") and tag == _LIST
+            if not is_known or [type(each) for each in values] != [bool] * len(made):
+                raise self._wrong(f"has the output attribute {quoted(mark)}")
         if (name == COMBINE and made != [tuple(taken)]) or (
             name == SPLIT and [tuple(made)] != taken
         ):
             raise self._wrong("does not give what it takes")
         if name == DATA:
-            self._add(self._read.inputs, attributes.get("name"), made[0])
+            self._add(self._read.inputs, attributes["name"][1], made[0])
         elif name == FETCH:
-            if attributes.get("col") != len(self._read.outputs):
+            if attributes["col"][1] != len(self._read.outputs):
                 raise self._wrong(f"is not output {len(self._read.outputs)}")
             self._read.outputs.append(made[0])
         elif name in COMPILED:
-            self._read.calls.append((name[2:], attributes))
+            values = {name: value for name, (_, value) in attributes.items()}
+            self._read.calls.append((name[2:], values))
 
     def _all(
         self, values: list[Any], kinds: str, what: str, read: Callable[[Any, str], Value | None]
@@ -241,35 +305,37 @@ class _Reader:
             case _:
                 raise self._wrong(f"takes the value {quoted(value)}, which none before it gives")
 
-    def _attributes(self, operator: str, entries: list[Any]) -> dict[str, Any]:
-        """Names and values; UserError for a text that may name a file, and for a dim of none."""
-        found: dict[str, Any] = {}
+    def _attributes(self, entries: list[Any]) -> dict[str, tuple[str, Any]]:
+        """Tags and values by name, of a list those of its items."""
+        found: dict[str, tuple[str, Any]] = {}
         for entry in entries:
             match entry:
-                case {"N": str(name), "AT": {"#": str(tag), "D": value}}:
+                case {"N": str(name), "AT": {"#": str(tag), "D": value}} if name not in found:
                     pass
                 case _:
                     raise self._wrong(f"has the attribute {quoted(entry)}")
-            values = [value]
             if tag == _LIST:
-                match value:
-                    case [*items] if all(isinstance(item, dict) for item in items):
-                        tags = {str(item.get("#")) for item in items}
-                        values = [item.get("D") for item in items]
-                    case _:
-                        raise self._wrong(f"has the attribute {quoted(name)} of {quoted(value)}")
-            else:
-                tags = {tag}
-            is_text = tags == {_TEXT} and name in TEXTS and isinstance(value, str)
-            if name in found or not (is_text or tags <= {*_TAGS}):
-                raise self._wrong(
-                    f"has the attribute {quoted(name)} of kind {quoted(sorted(tags))}"
-                )
-            is_dim = name in _OF_DIMS or (name == "axis" and operator == _TAKES_A_DIM)
-            if is_dim and not all(type(dim) is int and 0 <= dim < _MAX_DIMS for dim in values):
-                raise self._wrong(f"has the attribute {name} of no dim: {quoted(values)}")
-            found[name] = value
+                items = value if isinstance(value, list) else [value]
+                if not all(isinstance(item, dict) and item.get("#") in _ITEMS for item in items):
+                    raise self._wrong(f"has the attribute {quoted(name)} of {quoted(value)}")
+                value = [item.get("D") for item in items]
+            found[name] = tag, value
         return found
+
+    def _check_attributes(
+        self, operator: str, given: Mapping[str, tuple[str, Any]], known: Mapping[str, str]
+    ) -> None:
+        for name in sorted({*given, *known}):
+            tag, value = given.get(name, (None, None))
+            if tag != known.get(name):
+                raise self._wrong(f"has another attribute {quoted(name)} than exports, or lacks it")
+            is_text = isinstance(value, str)
+            if is_text != (tag in _OF_TEXTS):
+                raise self._wrong(f"has the attribute {name} of value {quoted(value)}")
+            is_dim = name in _OF_DIMS or (name == "axis" and operator == _TAKES_A_DIM)
+            dims = value if isinstance(value, list) else [value]
+            if is_dim and not all(type(dim) is int and 0 <= dim < _MAX_DIMS for dim in dims):
+                raise self._wrong(f"has the attribute {name} of no dim: {quoted(dims)}")
 
     def _output(self, value: Any) -> Value:
         """Notes the value that an operator gives."""

@@ -233,9 +233,9 @@ SPOILT: dict[str, tuple[Any, str]] = {
     "a version": (lambda p: p["base_code"].update(version=99), "is of another version"),
     "a value from nowhere": (lambda p: operators(p)[-1]["I"][0].update({"%": 77_777}), "77777"),
     "a value from below": (lambda p: operators(p)[-1]["I"][0].update({"%": -1}), "-1"),
-    "a file's name": (name_a_file, r"attribute 'file_path' of kind \['0.a_str'\]"),
-    "an attribute": (lambda p: operators(p)[-1]["A"].pop(), "is not output 4"),
-    "a kind": (lambda p: operators(p)[-1]["A"][1]["AT"].update({"#": "0.a_pointer"}), "a_pointer"),
+    "a file's name": (name_a_file, "another attribute 'file_path'"),
+    "an attribute": (lambda p: operators(p)[-1]["A"].pop(), "another attribute 'col'"),
+    "a kind": (lambda p: operators(p)[-1]["A"][1]["AT"].update({"#": "0.a_pointer"}), "'col'"),
     "a shape": (lambda p: operators(p)[0]["O"]["TT"]["D"].__setitem__(1, [-7]), "another kind"),
     "elements": (
         lambda p: operators(p)[0]["O"]["TT"]["D"].__setitem__(0, {"#": []}), "another kind"),
