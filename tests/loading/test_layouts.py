@@ -714,27 +714,6 @@ def test_codes_of_two_kinds_that_one_product_reads_are_refused(tmp_path: Path) -
         load(tmp_path)
 
 
-def test_linears_that_awq_does_not_convert_stay_dense(tmp_path: Path) -> None:
-    kept = ("o_proj", "down_proj")
-
-    def stored(prefix: str, values: npt.NDArray[Any]) -> Any:
-        if prefix.endswith(kept):
-            return {prefix + ".weight": values}, values
-        weight = rounded("weight_only_int4", values, 32)
-        return awq_tensors(prefix, weight), values_of(weight)
-
-    settings = {"quant_method": "awq", "group_size": 32, "modules_to_not_convert": list(kept)}
-    wanted = write_mixed(tmp_path, stored, settings)
-    layout, plan = open_layout(tmp_path)
-    for linear in plan.linears():
-        dense = linear.prefixes[0].endswith((*kept, "lm_head"))
-        assert layout.scheme(linear) == ("dense" if dense else "weight_only_int4")
-        for prefix, values in dequantized(layout, linear).items():
-            if prefix in wanted:
-                np.testing.assert_allclose(values, wanted[prefix], rtol=1e-6, err_msg=prefix)
-    assert answer(tmp_path)
-
-
 def test_config_groups_of_compressed_tensors_go_by_name_then_pattern_then_class(
     tmp_path: Path,
 ) -> None:
