@@ -336,6 +336,8 @@ class _Reader:
             dims = value if isinstance(value, list) else [value]
             if is_dim and not all(type(dim) is int and 0 <= dim < _MAX_DIMS for dim in dims):
                 raise self._wrong(f"has the attribute {name} of no dim: {quoted(dims)}")
+            if name == "num" and not (type(value) is int and value > 0):  # Paddle divides by it
+                raise self._wrong(f"has the attribute num of no number of parts: {quoted(value)}")
 
     def _output(self, value: Any) -> Value:
         """Notes the value that an operator gives."""

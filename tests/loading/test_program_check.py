@@ -242,6 +242,9 @@ SPOILT: dict[str, tuple[Any, str]] = {
     "an axis below the first": (
         lambda p: next(op for op in operators(p) if op["#"] == "1.slice")["A"][0]["AT"].update(
             D=[{"#": "0.a_i64", "D": -2}]), "axes of no dim"),
+    "parts below one": (
+        lambda p: next(op for op in operators(p) if op["#"] == "1.split_with_num")["A"][0][
+            "AT"].update(D=-1), "num of no number of parts"),
     "no operators": (lambda p: operators(p) and p["program"]["regions"][0]["blocks"][0].update(
         ops=[]), "returns nothing"),
 }  # fmt: skip
