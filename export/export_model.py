@@ -293,7 +293,7 @@ def _manifest(
     enable_lora: bool,
 ) -> Manifest:
     """What the export in `folder` is, its files' digests included."""
-    from predict.loading.manifest import ADAPTERS, FORMAT, FileDigest, Manifest
+    from predict.loading.manifest import ADAPTERS, FORMAT, FileDigest, Manifest, facts_of
     from predict.nn.decoder import layer_schemes
 
     rounded = dataclasses.asdict(config.quantization.settings)
@@ -308,12 +308,7 @@ def _manifest(
         rounded={**rounded, "skip": list(config.quantization.settings.skip)},
         block_size=config.cache.block_size,
         max_length=config.scheduling.max_length,
-        num_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        vocab_size=spec.vocab_size,
-        eos_token_ids=list(spec.eos_token_ids),
-        model_type=spec.model_type,
+        **facts_of(spec),
         kv_format=config.kv_format,
         adapters=ADAPTERS if enable_lora else None,
         files={path.name: FileDigest.of(path) for path in sorted(folder.iterdir())},

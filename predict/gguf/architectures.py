@@ -52,7 +52,6 @@ NORMS_AROUND = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-ONE_NORM = {"attn_norm": "input_layernorm"}
 FUSED_GATE_UP = {"ffn_up": "mlp.gate_up_proj"}
 GEMMA_LOCAL_BASE = 10000.0
 # What newer files have in place of one matrix, kv_b_proj: [heads, latent, key] and [heads, value,
@@ -76,7 +75,6 @@ class Architecture:
     layer_norm: bool = False  # with a mean, and an epsilon of its own name
 
     def family(self, data: Metadata) -> str:
-        """The model_type."""
         return self.model_type if isinstance(self.model_type, str) else self.model_type(data)
 
     def names(self, model_type: str) -> Mapping[str, str]:

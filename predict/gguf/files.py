@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from predict.errors import UserError
@@ -49,15 +48,9 @@ def parts_of(path: Path) -> list[Path]:
 
     Raises UserError where one is missing, or `path` is not the first.
     """
-    return list(_parts(path))
-
-
-def _parts(path: Path) -> Iterator[Path]:
-    """The files of the model that `path` begins."""
     match = PART.fullmatch(path.name)
     if match is None:
-        yield path
-        return
+        return [path]
     stem, number, count = match[1], int(match[2]), int(match[3])
     if number != 1:
         raise UserError(
@@ -71,4 +64,4 @@ def _parts(path: Path) -> Iterator[Path]:
     if missing:
         shown = ", ".join(missing[:4]) + (", ..." if len(missing) > 4 else "")
         raise UserError(f"{path.parent} lacks {shown}; complete the download")
-    yield from parts
+    return parts

@@ -28,21 +28,18 @@ class Metadata:
         return self.key(key) in self.file.metadata
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A text."""
         value = self._get(key, default)
         if not isinstance(value, str):
             raise self._wrong(key, value, "a text")
         return value
 
     def texts(self, key: str) -> list[str]:
-        """A list of texts."""
         value = self._get(key, None)
         if not isinstance(value, list) or any(not isinstance(v, str) for v in value):
             raise self._wrong(key, value, "a list of texts")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false."""
         value = self._get(key, default)
         if not isinstance(value, bool):
             raise self._wrong(key, value, "true, false")
@@ -73,11 +70,9 @@ class Metadata:
         return list(value)
 
     def optional(self, key: str) -> int | None:
-        """A whole number, or None."""
         return self.whole(key) if key in self else None
 
     def has_tensor(self, name: str) -> bool:
-        """Whether the file holds the tensor."""
         return name in self.file.tensors
 
     def tensor(self, name: str) -> GgufTensor:
@@ -93,7 +88,6 @@ class Metadata:
             raise self._wrong(key, value, ", ".join(map(repr, allowed)))
 
     def key(self, key: str) -> str:
-        """The key as the file has it."""
         return key.format(arch=self.arch) if "{arch}" in key else key
 
     def _get(self, key: str, default: Any) -> Any:

@@ -8,6 +8,7 @@ before anything of its size is made. Source: the GGUF specification of ggml.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -18,8 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
+import numpy as np
+
 from predict.errors import UserError, quoted
 from predict.system.files import open_regular
+from predict.system.spans import misplaced
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -51,17 +55,8 @@ NUMBERS = {
     12: "d",
 }
 BOOL, TEXT, ARRAY = 7, 8, 9
-# Types whose bytes are values: what safetensors and NumPy call them.
-PLAIN = {
-    "F64": "F64",
-    "F32": "F32",
-    "F16": "F16",
-    "BF16": "BF16",
-    "I64": "I64",
-    "I32": "I32",
-    "I16": "I16",
-    "I8": "I8",
-}
+# Types whose bytes are values, as ggml and safetensors call them.
+PLAIN = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8")
 
 
 @dataclass(frozen=True)
@@ -82,7 +77,6 @@ class GgufTensor:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensor in the file."""
         return math.prod(self.shape[:-1]) * self.row_bytes
 
 
@@ -99,11 +93,14 @@ class GgufFile:
 def types() -> Mapping[int, tuple[str, int, int]]:
     """By number: a type's name, the values of a block, and its bytes; of those that are read."""
     import gguf
-    from gguf.quants import _type_traits
 
-    readable = {*PLAIN, *(kind.name for kind in _type_traits)}
-    sizes = gguf.GGML_QUANT_SIZES.items()
-    return {int(kind): (kind.name, *size) for kind, size in sizes if kind.name in readable}
+    found: dict[int, tuple[str, int, int]] = {}
+    for kind, (block, num_bytes) in gguf.GGML_QUANT_SIZES.items():
+        with contextlib.suppress(NotImplementedError):  # types of sums, which no file holds
+            if kind.name not in PLAIN:
+                gguf.quants.dequantize(np.zeros((1, num_bytes), np.uint8), kind)
+            found[int(kind)] = kind.name, block, num_bytes
+    return found
 
 
 def read_gguf(path: Path) -> GgufFile:
@@ -151,7 +148,6 @@ class _Header:
         self._is_limited = size > MAX_HEADER_BYTES
 
     def broken(self, why: str) -> UserError:
-        """The error for a file that is not as it should be."""
         return UserError(f"{self.path} is not a whole GGUF file: {why}; copy it again")
 
     def counts(self) -> tuple[int, int]:
@@ -308,20 +304,8 @@ def _placed(
         )
         for name, entry in entries.items()
     }  # fmt: skip
-    end, last = start, "the header"
-    for name, tensor in sorted(made.items(), key=lambda item: item[1].offset):
-        shown = quoted(name)
-        if tensor.offset != end:
-            kind = "they overlap" if tensor.offset < end else "the bytes between belong to none"
-            raise header.broken(
-                f"{shown} begins at byte {tensor.offset}, and {last} ends at {end}: {kind}"
-            )
-        if tensor.offset + tensor.num_bytes > size:
-            raise header.broken(
-                f"{shown} ends at byte {tensor.offset + tensor.num_bytes}, the file at {size}"
-            )
-        end, last = tensor.offset + tensor.num_bytes, shown
-        end += -end % alignment
-    if made and size > end:
-        raise header.broken(f"{last} ends at byte {end}, and the file has {size}")
+    parts = ((tensor.offset, tensor.num_bytes, name) for name, tensor in made.items())
+    complaint = misplaced(parts, start, size, alignment) if made else None
+    if complaint:
+        raise header.broken(complaint)
     return made

@@ -38,7 +38,6 @@ class Source:
 
     @property
     def num_rows(self) -> int:
-        """Rows of blocks."""
         return math.prod(self.tensor.shape[:-1])
 
     def row_order(self) -> npt.NDArray[np.int64] | None:

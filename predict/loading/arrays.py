@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -34,6 +34,10 @@ NUMPY_DTYPES: dict[str, Any] = {
     "F8_E4M3": np.uint8,
     "F8_E5M2": np.uint8,
     "F8_E8M0": np.uint8,
+}
+# By NumPy's code, "<f4": the dtypes of arrays that other programs write low byte first.
+NUMPY_CODES = {
+    np.dtype(NUMPY_DTYPES[name]).str: name for name in NUMPY_DTYPES if not name.startswith("F8_")
 }
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 STORED_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # of --dtype
@@ -90,7 +94,6 @@ class TensorInfo:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensor in the file."""
         return num_bytes(self)
 
     @property
@@ -227,93 +230,74 @@ class Piece(View):
 
 
 @dataclass(frozen=True, eq=False)
-class Joined:
+class Computed:
+    """An array that is made, mostly of others, when it is read."""
+
+    dtype: str
+    shape: Shape
+    places: tuple[Place, ...]  # of the others
+    read: Callable[[], npt.NDArray[Any]]
+
+
+def places_of(arrays: Iterable[StoredArray]) -> tuple[Place, ...]:
+    """Where the bytes of all of them begin."""
+    return tuple(place for array in arrays for place in array.places)
+
+
+def joined_along(
+    axis: int, arrays: Sequence[StoredArray], widths: tuple[int, ...] = ()
+) -> Computed:
     """Arrays of one dtype, one behind the other along an axis.
 
     widths: each array holds matrices of these sizes, side by side along the axis: all the first
     ones come first. Empty: one. Raises ValueError where the arrays do not fit together.
     """
+    first = arrays[0]
+    across = {(a.dtype, len(a.shape), a.shape[:axis], a.shape[axis + 1 :]) for a in arrays}
+    if len(across) != 1 or len(first.shape) <= axis:
+        kinds = " and ".join(sorted({f"{a.dtype} {list(a.shape)}"[:MAX_SHOWN] for a in arrays}))
+        raise ValueError(f"its parts do not fit together: {kinds}")
+    sizes = [array.shape[axis] for array in arrays]
+    if widths and ({*sizes} != {sum(widths)} or min(widths) < 0):
+        raise ValueError(f"a part does not hold {len(widths)} matrices of {list(widths)} outputs")
+    shape = (*first.shape[:axis], sum(sizes), *first.shape[axis + 1 :])
 
-    arrays: tuple[StoredArray, ...]
-    axis: int
-    widths: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        across = {
-            (a.dtype, len(a.shape), a.shape[: self.axis], a.shape[self.axis + 1 :])
-            for a in self.arrays
-        }
-        if len(across) != 1 or len(self.arrays[0].shape) <= self.axis:
-            kinds = " and ".join(
-                sorted({f"{a.dtype} {list(a.shape)}"[:MAX_SHOWN] for a in self.arrays})
-            )
-            raise ValueError(f"its parts do not fit together: {kinds}")
-        sizes = {array.shape[self.axis] for array in self.arrays}
-        if self.widths and (sizes != {sum(self.widths)} or min(self.widths) < 0):
-            raise ValueError(
-                f"a part does not hold {len(self.widths)} matrices of {list(self.widths)} outputs"
-            )
-
-    @property
-    def dtype(self) -> str:
-        return self.arrays[0].dtype
-
-    @property
-    def shape(self) -> Shape:
-        sizes = list(self.arrays[0].shape)
-        sizes[self.axis] = sum(array.shape[self.axis] for array in self.arrays)
-        return tuple(sizes)
-
-    @property
-    def places(self) -> tuple[Place, ...]:
-        return tuple(place for array in self.arrays for place in array.places)
-
-    def read(self) -> npt.NDArray[Any]:
-        whole = np.empty(self.shape, NUMPY_DTYPES[self.dtype])
-        target, at = np.moveaxis(whole, self.axis, 0), 0
-        for index, array in enumerate(self.arrays):  # one part at a time beside the whole
-            values, first = np.moveaxis(array.read(), self.axis, 0), 0
-            for width in self.widths or (len(values),):
-                begin = first * len(self.arrays) + index * width if self.widths else at
-                target[begin : begin + width] = values[first : first + width]
-                first += width
+    def read() -> npt.NDArray[Any]:
+        whole = np.empty(shape, NUMPY_DTYPES[first.dtype])
+        target, at = np.moveaxis(whole, axis, 0), 0
+        for index, array in enumerate(arrays):  # one part at a time beside the whole
+            values, begin = np.moveaxis(array.read(), axis, 0), 0
+            for width in widths or (len(values),):
+                place = begin * len(arrays) + index * width if widths else at
+                target[place : place + width] = values[begin : begin + width]
+                begin += width
             at += len(values)
         return whole
 
+    return Computed(first.dtype, shape, places_of(arrays), read)
 
-@dataclass(frozen=True, eq=False)
-class Same:
-    """An array that several files hold, each whole. `name` is for messages."""
 
-    arrays: tuple[StoredArray, ...]
-    name: str
+def same(arrays: Sequence[StoredArray], name: str) -> Computed:
+    """An array that several files hold, each whole. name: for messages.
 
-    @property
-    def dtype(self) -> str:
-        return self.arrays[0].dtype
+    Reading it raises UserError where the files do not agree, bit by bit.
+    """
+    first, *others = arrays
 
-    @property
-    def shape(self) -> Shape:
-        return self.arrays[0].shape
-
-    @property
-    def places(self) -> tuple[Place, ...]:
-        return tuple(place for array in self.arrays for place in array.places)
-
-    def read(self) -> npt.NDArray[Any]:
-        """See StoredArray. Raises UserError where the files do not agree, bit by bit."""
-        first, *others = self.arrays
+    def read() -> npt.NDArray[Any]:
         values = first.read()
         for other in others:
             if other.dtype != first.dtype or not _are_same(other.read(), values):
                 files = [array.places[0][0].name for array in (first, other)]
                 raise UserError(
                     f"{first.places[0][0].parent}: {files[0]} and {files[1]} hold different values "
-                    f"of {self.name[:MAX_SHOWN]}, which all parts must have alike; the files are "
+                    f"of {name[:MAX_SHOWN]}, which all parts must have alike; the files are "
                     "not of one checkpoint, or this tensor is split in a way that is not known "
                     "here: merge it with PaddleNLP's tools/merge_tp_and_pp_params.py"
                 )
         return values
+
+    return Computed(first.dtype, first.shape, places_of(arrays), read)
 
 
 def _are_same(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:

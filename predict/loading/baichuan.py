@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from predict.device.place import to_float32
 from predict.errors import UserError
-from predict.loading.arrays import Joined, LastRead, Part, Shared, StoredArray, View
+from predict.loading.arrays import LastRead, Part, Shared, StoredArray, View, joined_along
 from predict.loading.fused import BAICHUAN, rows_of
 from predict.loading.safetensors_writer import as_stored
 from predict.nn.hf_config import ConfigReader
@@ -70,7 +70,7 @@ def as_baichuan(tensors: Mapping[str, StoredArray], config: ConfigReader) -> dic
                     f"{config.path}: alibi is true, and {name} has no keys and values of its own "
                     "shape: Hugging Face's Baichuan has as many of them; use --format paddle"
                 )
-            made[f"{match[1]}.W_pack.weight"] = Joined(there, axis=0)
+            made[f"{match[1]}.W_pack.weight"] = joined_along(0, there)
         elif not name.endswith((".k_proj.weight", ".v_proj.weight")):
             made[name] = array
     return made

@@ -83,7 +83,6 @@ class Checkpoint:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The tensors' shapes, by name."""
         return {name: array.shape for name, array in self.tensors.items()}
 
     def in_file(self, name: str) -> TensorInfo | None:

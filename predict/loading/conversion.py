@@ -23,8 +23,7 @@ from predict.errors import UserError
 from predict.loading.arrays import (
     FLOAT_DTYPES,
     STORED_DTYPES,
-    Place,
-    Shape,
+    Computed,
     StoredArray,
     num_bytes,
 )
@@ -65,35 +64,24 @@ class Options:
             raise UserError(f"max_shard_size is {self.max_shard_bytes} bytes; it must be 1 or more")
 
 
-@dataclass(frozen=True, eq=False)
-class Cast:
-    """An array of floats in another dtype. Raises UserError where a value has no place there."""
+def cast(array: StoredArray, dtype: str, name: str) -> Computed:
+    """An array of floats in another dtype; read, UserError where a value has no place there."""
 
-    array: StoredArray
-    dtype: str
-    name: str
-
-    @property
-    def shape(self) -> Shape:
-        return self.array.shape
-
-    @property
-    def places(self) -> tuple[Place, ...]:
-        return self.array.places
-
-    def read(self) -> npt.NDArray[Any]:
-        stored = self.array.read()
+    def read() -> npt.NDArray[Any]:
+        stored = array.read()
         with np.errstate(over="ignore"):  # said below, with the tensor's name
             values = to_float32(stored)
-            made = as_stored(values, self.dtype)
+            made = as_stored(values, dtype)
         finite = np.isfinite(stored if stored.dtype == np.float64 else values)
         lost = int(np.count_nonzero(finite & ~np.isfinite(to_float32(made))))
         if lost:
             raise UserError(
-                f"{self.name} has {lost} values beyond what {self.dtype} holds; use --dtype "
-                "bfloat16 or float32"
+                f"{name} has {lost} values beyond what {dtype} holds; use --dtype bfloat16 or "
+                "float32"
             )
         return made
+
+    return Computed(dtype, array.shape, array.places, read)
 
 
 @dataclass(frozen=True)
@@ -105,7 +93,6 @@ class Shard:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its tensors."""
         return sum(map(num_bytes, self.arrays.values()))
 
     def is_whole(self, path: Path, metadata: Mapping[str, str]) -> bool:
@@ -151,7 +138,6 @@ class Conversion:
 
     @property
     def num_tensors(self) -> int:
-        """Tensors of the target."""
         return sum(len(shard.arrays) for shard in self.shards)
 
     def _arrays(self) -> Mapping[str, StoredArray]:
@@ -191,7 +177,7 @@ class Conversion:
             )
         dtype = STORED_DTYPES[self.options.dtype]
         return {
-            name: Cast(array, dtype, name)
+            name: cast(array, dtype, name)
             if array.dtype in FLOAT_DTYPES and array.dtype != dtype
             else array
             for name, array in arrays.items()

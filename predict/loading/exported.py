@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from predict.config.engine import EngineConfig
 from predict.config.schemes import unfolded
-from predict.errors import UserError
+from predict.errors import UserError, quoted
 from predict.loading.manifest import (
     EXPORT,
     Manifest,
@@ -18,11 +17,9 @@ from predict.loading.manifest import (
     load_manifest,
 )
 from predict.loading.parameter_file import check_parameters
-from predict.loading.program import PROGRAM_ENDINGS
+from predict.loading.program import PROGRAM_ENDINGS, held_tensors
 from predict.loading.program_check import ProgramFile, TensorType, read_program
 from predict.nn.adapter_pages import page_tensors
-from predict.nn.cache_formats import cache_format
-from predict.nn.inputs import Field
 from predict.nn.places import fields_of
 from predict.nn.rope import num_tables
 from predict.nn.spec import DecoderSpec
@@ -76,11 +73,13 @@ def check_program(manifest: Manifest, spec: DecoderSpec, directory: Path, prefix
 def _misfits(manifest: Manifest, spec: DecoderSpec, program: ProgramFile) -> Iterator[str]:
     """What the program was made for, where the manifest says something else."""
     inputs = [(name, str(kind)) for name, kind in program.inputs.items()]
-    wanted = [(name, str(kind)) for name, kind in _expected_inputs(manifest, spec).items()]
+    expected, num_caches = _expected_inputs(manifest, spec)
+    wanted = [(name, str(kind)) for name, kind in expected.items()]
     if len(inputs) != len(wanted):
+        with_adapters = "without" if manifest.adapters is None else "with"
         yield (
             f"it takes {len(inputs)} inputs, and {manifest.num_layers} num_layers of kv_format "
-            f"{manifest.kv_format}, {_with_adapters(manifest)} adapters, make {len(wanted)}"
+            f"{manifest.kv_format}, {with_adapters} adapters, make {len(wanted)}"
         )
     else:
         different = [pair for pair in zip(inputs, wanted, strict=True) if pair[0] != pair[1]]
@@ -93,47 +92,25 @@ def _misfits(manifest: Manifest, spec: DecoderSpec, program: ProgramFile) -> Ite
     logits, *caches = program.outputs
     if logits != TensorType("float32", (-1, manifest.vocab_size)):
         yield f"its logits are {logits}, and vocab_size is {manifest.vocab_size}"
-    num_caches = len(inputs) - len(_fields(manifest, spec)) - len(_pages(manifest, spec))
     if len(caches) != num_caches:
         yield f"it returns {len(caches)} cache tensors and takes {num_caches}"
     yield from _parameter_misfits(manifest, spec, program)
     yield from _call_misfits(manifest, spec, program)
 
 
-def _with_adapters(manifest: Manifest) -> str:
-    return "without" if manifest.adapters is None else "with"
-
-
-def _fields(manifest: Manifest, spec: DecoderSpec) -> tuple[Field, ...]:
-    return fields_of(spec, manifest.adapters is not None)
-
-
-def _pages(manifest: Manifest, spec: DecoderSpec) -> dict[str, list[int]]:
-    """Names and shapes of the pages that the program takes."""
-    if manifest.adapters is None:
-        return {}
-    is_packed = manifest.device == "cpu" and manifest.library_abi is not None
-    return page_tensors(spec, -1, is_packed)
-
-
-def _expected_inputs(manifest: Manifest, spec: DecoderSpec) -> dict[str, TensorType]:
+def _expected_inputs(manifest: Manifest, spec: DecoderSpec) -> tuple[dict[str, TensorType], int]:
+    """What the manifest makes a program take, and how many of that are caches."""
     fields = {
         field.name: TensorType(
             field.dtype, tuple(size if isinstance(size, int) else -1 for size in field.shape)
         )
-        for field in _fields(manifest, spec)
+        for field in fields_of(spec, manifest.adapters is not None)
     }
-    row = cache_format(manifest.kv_format, spec)
-    caches = {
-        f"{tensor.name}_{layer}": TensorType(tensor.dtype, tuple(tensor.shape))
-        for layer, kept in enumerate(spec.kept)
-        for tensor in row.tensors(kept, None, manifest.block_size, manifest.dtype)
-    }
-    pages = {
-        name: TensorType(manifest.dtype, tuple(shape))
-        for name, shape in _pages(manifest, spec).items()
-    }
-    return fields | caches | pages
+    is_packed = manifest.device == "cpu" and manifest.library_abi is not None
+    pages = {} if manifest.adapters is None else page_tensors(spec, -1, is_packed)
+    held = held_tensors(spec, manifest.kv_format, manifest.block_size, manifest.dtype, pages)
+    inputs = fields | {name: TensorType(*kind) for name, kind in held.items()}
+    return inputs, len(held) - len(pages)
 
 
 def _parameter_misfits(
@@ -152,77 +129,30 @@ def _parameter_misfits(
             f"head_norm_weight is {norm}, and dtype is {manifest.dtype} and config.json's "
             f"hidden_size {spec.hidden_size}"
         )
-    open_shapes = [name for name, kind in program.parameters.items() if min(kind.shape) < 0]
-    if open_shapes:
-        yield f"the parameter {open_shapes[0]} has no shape"
 
 
 def _call_misfits(manifest: Manifest, spec: DecoderSpec, program: ProgramFile) -> Iterator[str]:
-    """Of the attributes of our operators."""
-    # The operator that takes rows of a table takes those of hidden states and heads, too.
-    mixed = (block.mixed_size for block in spec.attention)
-    widths = {spec.hidden_size, spec.embedding.width, *mixed}
-    facts: dict[str, set[Any]] = {
-        "num_heads": {spec.num_heads},
-        "num_kv_heads": {manifest.num_kv_heads},
-        "head_dim": {manifest.head_dim},
-        "intermediate_size": {spec.intermediate_size},
-        "hidden_size": widths - {None},
-        "vocab_size": {manifest.vocab_size},
-        "kv_format": {manifest.kv_format},
-    }
+    """Of the library's operators: the schemes of weights, and the records of blocks."""
+    if manifest.library_abi is None:
+        return
+    known = [(block.kind, settings_of(block)) for block in spec.blocks()]
     schemes: set[str] = set()
     head = None
     for operator, attributes in program.calls:
-        if operator == "regatta_blocks_":  # in place: the caches
-            yield from _block_misfits(manifest, spec, attributes["blocks"], schemes)
-            continue
-        for name, values in facts.items():
-            if name in attributes and attributes[name] not in values:
-                allowed = " or ".join(map(str, sorted(values)))
-                yield f"{operator} has {name} {attributes[name]}, not {allowed}"
         if operator == "regatta_logits":
-            head = attributes["scheme"]
+            head = attributes.get("scheme")
         elif "scheme" in attributes:
             schemes.add(unfolded(attributes["scheme"]))
-    if manifest.library_abi is None:
-        return
+        for kind, settings in read_records(attributes["blocks"]) if "blocks" in attributes else ():
+            schemes |= {unfolded(settings.pop(n)) for n in STORED.get(kind, ()) if n in settings}
+            fields = {n: v for n, v in settings.items() if n not in ("kv_format", "adapters")}
+            alike = [fields for known_kind, fields in known if known_kind == kind]
+            if alike and alike[0].get("form") == "cheaper":  # no flag asks for one
+                fields["form"] = "cheaper"
+            if fields not in alike:
+                yield f"a block of kind {quoted(kind)} is none of config.json's"
     layers = ",".join(sorted(schemes - {"dense"})) or "dense"
     if layers != manifest.scheme:
         yield f"its layers are {layers}, and scheme is {manifest.scheme}"
     if head != manifest.head_scheme:
         yield f"its LM head is {head}, and head_scheme is {manifest.head_scheme}"
-
-
-def _block_misfits(
-    manifest: Manifest, spec: DecoderSpec, text: str, schemes: set[str]
-) -> Iterator[str]:
-    """Of the records of blocks. The schemes of their linears are added to `schemes`."""
-    known = [(block.kind, settings_of(block)) for block in spec.blocks()]
-    for kind, settings in read_records(text):
-        kv_format = settings.pop("kv_format", manifest.kv_format)
-        if kv_format != manifest.kv_format:
-            yield f"a block has kv_format {kv_format}, not {manifest.kv_format}"
-        adapted = settings.pop("adapters", "0") == "1"
-        if adapted != (manifest.adapters is not None and kind != "experts"):
-            yield (
-                f"a block of kind {kind} is {'with' if adapted else 'without'} adapters, and the "
-                f"program {_with_adapters(manifest)} them"
-            )
-        alike = [fields for known_kind, fields in known if known_kind == kind]
-        if not alike:
-            yield f"it has a block of kind {kind}, and config.json has none"
-            continue
-        stored = {name: value for name, value in settings.items() if name in STORED[kind]}
-        schemes |= set(map(unfolded, stored.values()))
-        fields = {name: value for name, value in settings.items() if name not in stored}
-        if alike[0].get("form") == "cheaper":  # no flag asks for one: the export's own holds
-            fields["form"] = "cheaper"
-        if fields in alike:
-            continue
-        names = {*fields, *alike[0]}
-        name = min(name for name in names if fields.get(name) != alike[0].get(name))
-        yield (
-            f"a block of kind {kind} has {name} {fields.get(name)}, not {alike[0].get(name)} as "
-            "config.json says"
-        )

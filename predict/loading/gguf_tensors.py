@@ -20,7 +20,15 @@ from predict.gguf.files import gguf_of
 from predict.gguf.opened import open_gguf
 from predict.gguf.reader import PLAIN
 from predict.gguf.tensors import Source, sources_of
-from predict.loading.arrays import NUMPY_DTYPES, Place, Shape, StoredArray, TensorInfo
+from predict.loading.arrays import (
+    NUMPY_DTYPES,
+    Computed,
+    Place,
+    Shape,
+    StoredArray,
+    TensorInfo,
+    places_of,
+)
 from predict.schemes import for_row_blocks
 from predict.system.files import open_regular
 
@@ -48,14 +56,14 @@ def _with_latents(arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
         if values not in arrays or len(keys.shape) != 3 or len(arrays[values].shape) != 3:
             continue  # named when tensors and config are compared
         del made[name], made[values]
-        made.setdefault(whole, FromLatents(keys, arrays[values]))
+        made.setdefault(whole, _from_latents(keys, arrays[values]))
     return made
 
 
 def _array(source: Source) -> StoredArray:
     tensor = source.tensor
     if tensor.kind in PLAIN and not source.heads and not source.offset:
-        return TensorInfo(tensor.file, PLAIN[tensor.kind], source.shape, tensor.offset)
+        return TensorInfo(tensor.file, tensor.kind, source.shape, tensor.offset)
     return GgufArray(source)
 
 
@@ -72,7 +80,7 @@ class GgufArray:
 
     @property
     def dtype(self) -> str:
-        return "F32" if self.source.offset else PLAIN.get(self.kind, "F32")
+        return self.kind if self.kind in PLAIN and not self.source.offset else "F32"
 
     @property
     def shape(self) -> Shape:
@@ -85,7 +93,7 @@ class GgufArray:
     def read(self) -> npt.NDArray[Any]:
         blocks = self.blocks()
         if self.kind in PLAIN:
-            values: npt.NDArray[Any] = blocks.view(NUMPY_DTYPES[PLAIN[self.kind]])
+            values: npt.NDArray[Any] = blocks.view(NUMPY_DTYPES[self.kind])
         else:
             values = _dequantized(blocks, self.source)
         if self.source.offset:
@@ -109,36 +117,26 @@ class GgufArray:
         return rows[order]
 
 
-@dataclass(frozen=True, eq=False)
-class FromLatents:
-    """kv_b_proj [heads * (key + value), latent] of its two parts, head by head."""
+def _from_latents(keys: StoredArray, values: StoredArray) -> Computed:
+    """kv_b_proj [heads * (key + value), latent] of its two parts, head by head.
 
-    keys: StoredArray  # [heads, latent, key]
-    values: StoredArray  # [heads, value, latent]
+    keys: [heads, latent, key]; values: [heads, value, latent]. Reading it raises UserError where
+    they do not fit together.
+    """
+    heads, latent, key = keys.shape
+    shape, places = (heads * (key + values.shape[1]), latent), places_of((keys, values))
 
-    @property
-    def dtype(self) -> str:
-        return "F32"
-
-    @property
-    def shape(self) -> Shape:
-        heads, latent, key = self.keys.shape
-        return (heads * (key + self.values.shape[1]), latent)
-
-    @property
-    def places(self) -> tuple[Place, ...]:
-        return (*self.keys.places, *self.values.places)
-
-    def read(self) -> npt.NDArray[Any]:
-        """See StoredArray. Raises UserError where the parts do not fit together."""
-        keys, values = (to_float32(part.read()) for part in (self.keys, self.values))
-        if keys.shape[:2] != (values.shape[0], values.shape[2]):
+    def read() -> npt.NDArray[Any]:
+        first, second = (to_float32(part.read()) for part in (keys, values))
+        if first.shape[:2] != (second.shape[0], second.shape[2]):
             raise UserError(
-                f"{self.places[0][0]}: keys {list(keys.shape)} and values {list(values.shape)} of "
+                f"{places[0][0]}: keys {list(first.shape)} and values {list(second.shape)} of "
                 "latents do not fit together; convert the model again"
             )
-        whole: npt.NDArray[Any] = np.concatenate([keys.transpose(0, 2, 1), values], axis=1)
-        return whole.reshape(self.shape)
+        whole: npt.NDArray[Any] = np.concatenate([first.transpose(0, 2, 1), second], axis=1)
+        return whole.reshape(shape)
+
+    return Computed("F32", shape, places, read)
 
 
 def _dequantized(blocks: npt.NDArray[np.uint8], source: Source) -> npt.NDArray[np.float32]:

@@ -73,9 +73,7 @@ def num_cache_blocks(
         return asked
     budget = int(free_bytes * config.cache.gpu_memory_utilization)
     fits = budget // per_block
-    per_seq = config.max_blocks_per_seq
-    wanted = config.scheduling.batch_size * per_seq
-    least = num_pinned + (wanted if config.cache.reserve_full else per_seq)
+    wanted, least = _wanted_blocks(config, num_pinned)
     if fits < least:
         share = f"{config.cache.gpu_memory_utilization:.0%}"
         way_out = f"lower --max_length ({config.scheduling.max_length})"
@@ -89,9 +87,15 @@ def num_cache_blocks(
             f"{per_token} bytes are {mib(least * per_block)} MiB, and {share} of the "
             f"{mib(free_bytes)} MiB of free memory are {mib(budget)} MiB; {way_out}"
         )
-    if config.cache.shares_prefixes:
-        wanted *= PREFIX_CACHE_SHARE
-    return min(wanted + num_pinned, fits)
+    return min(wanted, fits)
+
+
+def _wanted_blocks(config: EngineConfig, num_pinned: int) -> tuple[int, int]:
+    """Blocks that all sequences could use, a prefix cache too, and the least to run at all."""
+    per_seq = config.max_blocks_per_seq
+    wanted = config.scheduling.batch_size * per_seq
+    least = num_pinned + (wanted if config.cache.reserve_full else per_seq)
+    return num_pinned + wanted * (PREFIX_CACHE_SHARE if config.cache.shares_prefixes else 1), least
 
 
 def num_gpu_cache_blocks(
@@ -111,9 +115,7 @@ def num_gpu_cache_blocks(
 
     if config.cache.num_cache_blocks is not None:
         return config.cache.num_cache_blocks
-    per_seq = config.max_blocks_per_seq
-    wanted = config.scheduling.batch_size * per_seq
-    least = num_pinned + (wanted if config.cache.reserve_full else per_seq)
+    wanted, least = _wanted_blocks(config, num_pinned)
     capacity = cache_capacity(
         memory.total,
         memory.free + memory.held,
@@ -123,9 +125,7 @@ def num_gpu_cache_blocks(
         num_tokens=least * config.cache.block_size,
         utilization=config.cache.gpu_memory_utilization,
     )
-    if config.cache.shares_prefixes:
-        wanted *= PREFIX_CACHE_SHARE
-    return min(wanted + num_pinned, capacity // config.cache.block_size)
+    return min(wanted, capacity // config.cache.block_size)
 
 
 def check_gpu_memory(
@@ -145,8 +145,7 @@ def check_gpu_memory(
     """
     from predict.device.devices import cache_capacity
 
-    per_seq = config.max_blocks_per_seq
-    least = config.scheduling.batch_size * per_seq if config.cache.reserve_full else per_seq
+    _, least = _wanted_blocks(config, 0)
     num_tokens = (config.cache.num_cache_blocks or least) * config.cache.block_size
     per_token = bytes_per_token(config, spec, draft)
     cache_capacity(
@@ -297,7 +296,6 @@ def _step_bytes(config: EngineConfig, spec: DecoderSpec, num_rows: int) -> int:
 
 
 def _num_step_tokens(config: EngineConfig) -> int:
-    """Tokens of a step, at most."""
     return max(config.token_budget, config.scheduling.max_length)
 
 

@@ -7,24 +7,18 @@ import re
 from pathlib import Path
 
 from predict.errors import UserError
-from predict.loading.arrays import MAX_SHOWN, StoredArray, TensorInfo, Turned, checked_shape
+from predict.loading.arrays import (
+    MAX_SHOWN,
+    NUMPY_CODES,
+    StoredArray,
+    TensorInfo,
+    Turned,
+    checked_shape,
+)
 from predict.system.files import open_regular
 
 MAGIC = b"\x93NUMPY"
 MAX_HEADER_BYTES = 1 << 16
-# By what NumPy calls a dtype of values that lie low byte first; 16 bits without a sign: bfloat16.
-DTYPES = {
-    "<f8": "F64",
-    "<f4": "F32",
-    "<f2": "F16",
-    "<u2": "BF16",
-    "<i8": "I64",
-    "<i4": "I32",
-    "<i2": "I16",
-    "|i1": "I8",
-    "|u1": "U8",
-    "|b1": "BOOL",
-}
 # What NumPy writes, key by key; anything else is some other program's text.
 HEADER = re.compile(
     r"\{'descr': '([^']*)', 'fortran_order': (True|False), "
@@ -49,14 +43,15 @@ def read_npy(path: Path) -> StoredArray:
     if match is None:
         raise _refused(path, f"its header is {text[:MAX_SHOWN]!r}")
     descr, is_fortran, sizes = match.groups()
-    if descr not in DTYPES:
+    if descr not in NUMPY_CODES:
         objects = ", Python's objects" if "O" in descr else ""
         raise _refused(
-            path, f"it has dtype {descr[:MAX_SHOWN]!r}{objects} (readable: {', '.join(DTYPES)})"
+            path,
+            f"it has dtype {descr[:MAX_SHOWN]!r}{objects} (readable: {', '.join(NUMPY_CODES)})",
         )
     shape = tuple(int(each) for each in sizes.replace(" ", "").split(",") if each)
     try:
-        shape, needed = checked_shape(shape, DTYPES[descr])
+        shape, needed = checked_shape(shape, NUMPY_CODES[descr])
     except ValueError as error:
         raise _refused(path, f"its shape {error}") from None
     if offset + needed != size:
@@ -65,7 +60,7 @@ def read_npy(path: Path) -> StoredArray:
             f"{descr} {list(shape)} needs {needed} bytes, and {size - offset} follow the header",
         )
     is_turned = is_fortran == "True" and len(shape) > 1
-    info = TensorInfo(path, DTYPES[descr], shape[::-1] if is_turned else shape, offset)
+    info = TensorInfo(path, NUMPY_CODES[descr], shape[::-1] if is_turned else shape, offset)
     return Turned(info) if is_turned else info
 
 

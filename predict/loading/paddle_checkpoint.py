@@ -19,13 +19,13 @@ import numpy.typing as npt
 from predict.errors import UserError
 from predict.loading.arrays import (
     FLOAT_DTYPES,
-    Joined,
     LastRead,
     Part,
     Shape,
     Shared,
     StoredArray,
     Turned,
+    joined_along,
     listed,
 )
 from predict.loading.baichuan import as_llama
@@ -187,7 +187,7 @@ def _with_joined_linears(
         elif match[2] == "query":
             parts = [f"{match[1]}{each}.{match[3]}" for each in ("query", "key", "value")]
             try:
-                joined = Joined(tuple(seen[part] for part in parts), axis=0)
+                joined = joined_along(0, [seen[part] for part in parts])
             except (KeyError, ValueError) as error:
                 raise UserError(
                     f"{directory}: {listed(parts)} do not make up one matrix: {error}"

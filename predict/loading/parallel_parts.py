@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from predict.errors import UserError
-from predict.loading.arrays import Joined, Same, StoredArray, listed
+from predict.loading.arrays import StoredArray, joined_along, listed, same
 from predict.loading.paddle_checkpoint import HEAD_TABLE, separate
 from predict.loading.pdparams import read_params
 from predict.nn.hf_config import ConfigReader
@@ -26,7 +26,7 @@ INSTEAD = "merge the parts with PaddleNLP's tools/merge_tp_and_pp_params.py"
 
 
 class Split(NamedTuple):
-    """How a tensor is split, along the columns or the rows of [in, out]; see Joined.widths."""
+    """How a tensor is split, along the columns or the rows of [in, out]; see joined_along."""
 
     is_column: bool
     widths: tuple[int, ...] = ()
@@ -100,10 +100,10 @@ def ranks_of(directory: Path, stem: str = MODEL) -> list[dict[str, StoredArray]]
 def joined(name: str, parts: Sequence[StoredArray], split: Split | None) -> StoredArray:
     """The tensor of all ranks. Raises UserError where the parts do not fit together."""
     if split is None:
-        return Same(tuple(parts), name)
+        return same(parts, name)
     axis = len(parts[0].shape) - 1 if split.is_column else 0
     try:
-        return Joined(tuple(parts), axis, split.widths)
+        return joined_along(axis, parts, split.widths)
     except ValueError as error:
         directory = parts[0].places[0][0].parent
         raise UserError(f"{directory}: {name} cannot be merged: {error}") from None
@@ -146,7 +146,7 @@ def _stages_of(paths: Sequence[Path]) -> dict[str, StoredArray]:
         for name, array in read_params(path).items():
             found.setdefault(name, []).append(array)
     return {
-        name: arrays[0] if len(arrays) == 1 else Same(tuple(arrays), name)
+        name: arrays[0] if len(arrays) == 1 else same(arrays, name)
         for name, arrays in found.items()
     }
 

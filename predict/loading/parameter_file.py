@@ -2,23 +2,22 @@
 
 One tensor after another, in the order of their names, each: uint32 0; uint64 number of LoD levels
 (0); uint32 0; int32 bytes of a TensorDesc; the TensorDesc (protobuf: 1 element type, 2 dims); the
-elements. Paddle believes these headers, and the file's length is none of its concerns.
+elements. Paddle believes these headers, and the file's length is none of its concerns. So each
+must be, byte for byte, the one that the program's type of the tensor makes.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 from predict.errors import UserError
 from predict.loading.program_check import ELEMENTS, EXPORT, TensorType
 
 _HEADER = struct.Struct("<IQIi")
-_MAX_DESCRIPTION = 128  # bytes; nine dims of a TensorDesc take 101 at most
-_BY_NUMBER = {number: (name, size) for name, number, size in ELEMENTS.values()}
+_BY_NAME = {name: (number, size) for name, number, size in ELEMENTS.values()}
 
 
 def check_parameters(path: Path, parameters: Mapping[str, TensorType]) -> None:
@@ -26,80 +25,32 @@ def check_parameters(path: Path, parameters: Mapping[str, TensorType]) -> None:
     if not path.is_file():
         raise UserError(f"{path} is not a file; {EXPORT}")
     with path.open("rb") as file:
-        size = path.stat().st_size
-        for name in sorted(parameters):
-            at = file.tell()
-            found = _read_header(file)
-            wanted = parameters[name]
-            if found is None:
+        size, at = path.stat().st_size, 0
+        for name, wanted in sorted(parameters.items()):
+            header = _header(wanted)
+            file.seek(at)
+            if file.read(len(header)) != header:
                 raise UserError(
                     f"{path} has no header of a tensor at byte {at}, where {name} ({wanted}) is "
                     f"to be; the file is cut short or was changed; {EXPORT}"
                 )
-            if found != wanted:
+            at += len(header) + math.prod(wanted.shape) * _BY_NAME[wanted.dtype][1]
+            if at > size:
                 raise UserError(
-                    f"{path} holds {found} at byte {at}, and the program takes {name} as {wanted}; "
-                    f"{EXPORT}"
-                )
-            end = file.tell() + _num_bytes(wanted)
-            if end > size:
-                raise UserError(
-                    f"{path} has {size} bytes, and {name} ({wanted}) would end at byte {end}; the "
+                    f"{path} has {size} bytes, and {name} ({wanted}) would end at byte {at}; the "
                     f"file is cut short; {EXPORT}"
                 )
-            file.seek(end)
-        if file.tell() != size:
-            raise UserError(
-                f"{path} has {size} bytes, and its tensors end at byte {file.tell()}; {EXPORT}"
-            )
+        if at != size:
+            raise UserError(f"{path} has {size} bytes, and its tensors end at byte {at}; {EXPORT}")
 
 
-def _num_bytes(kind: TensorType) -> int:
-    return math.prod(kind.shape) * next(
-        size for name, size in _BY_NUMBER.values() if name == kind.dtype
-    )
+def _header(kind: TensorType) -> bytes:
+    """What Paddle writes ahead of a tensor's elements."""
+    described = b"\x08" + _varint(_BY_NAME[kind.dtype][0])
+    described += b"".join(b"\x10" + _varint(dim) for dim in kind.shape)
+    return _HEADER.pack(0, 0, 0, len(described)) + described
 
 
-def _read_header(file: BinaryIO) -> TensorType | None:
-    """The next tensor's type; None where there is no such header."""
-    head = file.read(_HEADER.size)
-    if len(head) < _HEADER.size:
-        return None
-    *zeros, length = _HEADER.unpack(head)
-    if any(zeros) or not 0 < length <= _MAX_DESCRIPTION:
-        return None
-    description = file.read(length)
-    return _tensor_type(description) if len(description) == length else None
-
-
-def _tensor_type(description: bytes) -> TensorType | None:
-    element, shape = None, []
-    for number, value in _fields(description):
-        if number == 1:
-            element = _BY_NUMBER.get(value)
-        elif number == 2 and 0 <= value < 1 << 40:
-            shape.append(value)
-        else:
-            return None
-    return None if element is None else TensorType(element[0], tuple(shape))
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int]]:
-    """Numbers and values of a protobuf message of varints; (0, 0) for anything else in it."""
-    at = 0
-
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while at < len(data):
-            byte = data[at]
-            at += 1
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
-        return -1
-
-    while at < len(data):
-        key = varint()
-        yield (key >> 3, varint()) if key & 7 == 0 else (0, 0)
+def _varint(value: int) -> bytes:
+    low, rest = value & 127, value >> 7
+    return bytes([low | 128]) + _varint(rest) if rest else bytes([low])

@@ -1,9 +1,10 @@
 """A stack machine for pickles of tensors, which runs nothing that they say.
 
 A pickle is a program: it may name any function of any module and call it. The machine here is our
-own. It knows the operations that the files of a `Dialect` need and, of the functions that a pickle
-may name, those of its `calls`. None of them is ever called: what they stand for is rebuilt from
-their arguments. Everything else is refused by its name.
+own, and `pickletools` says what its codes and their arguments are. It knows the operations that the
+files of a `Dialect` need and, of the functions that a pickle may name, those of its `calls`. None
+of them is ever called: what they stand for is rebuilt from their arguments. Everything else is
+refused by its name.
 
 Bytes and texts stay in the file, as `Piece`s: neither a claim of a size nor a value that a memo
 repeats a thousand times takes memory. Protocol 2 spells bytes as latin-1 text in UTF-8.
@@ -11,33 +12,30 @@ repeats a thousand times takes memory. Protocol 2 spells bytes as latin-1 text i
 
 from __future__ import annotations
 
-import struct
+import pickletools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 
 from predict.errors import UserError
-from predict.loading.arrays import checked_shape
+from predict.loading.arrays import NUMPY_CODES, checked_shape
 
-# The safetensors dtype of a NumPy dtype's code; Paddle stores bfloat16 as uint16.
-DTYPES = {
-    "f8": "F64",
-    "f4": "F32",
-    "f2": "F16",
-    "u2": "BF16",
-    "i8": "I64",
-    "i4": "I32",
-    "i2": "I16",
-    "i1": "I8",
-    "u1": "U8",
-    "b1": "BOOL",
+DTYPES = {code[1:]: name for code, name in NUMPY_CODES.items()}  # a byte order comes apart
+OPCODES = {each.code.encode("latin-1"): each for each in pickletools.opcodes}
+# Bytes of the size ahead of an argument, by pickletools' mark of those that have one.
+SIZES = {
+    pickletools.TAKEN_FROM_ARGUMENT1: 1,
+    pickletools.TAKEN_FROM_ARGUMENT4: 4,
+    pickletools.TAKEN_FROM_ARGUMENT4U: 4,
+    pickletools.TAKEN_FROM_ARGUMENT8U: 8,
 }
 PROTOCOLS = (2, 3, 4, 5)
 MAX_OPERATIONS = 2_000_000  # some 40 for a tensor, and each may take 100 bytes of memory
 MAX_TEXT_BYTES = 4096  # of a name
 MAX_CHUNK_BYTES = 1 << 24
+MAX_SHOWN = 8  # arguments of a call
 INSTEAD = (
     "no code of a checkpoint is run here. If you know who wrote it, convert it to safetensors "
     "where it was made"
@@ -58,6 +56,28 @@ class RefusedError(Exception):
     """What is wrong with a file, for its reader to say with its name."""
 
 
+# A function of the machine and of an operation's argument, None where it has none.
+Operation = Callable[["Machine", Any], None]
+
+
+@dataclass(frozen=True)
+class Call:
+    """What stands for a function of a pickle: of a machine and of arguments of these kinds.
+
+    optional: how many of the last arguments may be left out.
+    """
+
+    made: Callable[..., Any]
+    kinds: tuple[type, ...] = ()
+    optional: int = 0
+
+    def fits(self, arguments: tuple[Any, ...]) -> bool:
+        """Whether they are as many, and of the kinds, that the function takes."""
+        return len(self.kinds) - self.optional <= len(arguments) <= len(self.kinds) and all(
+            isinstance(value, kind) for value, kind in zip(arguments, self.kinds, strict=False)
+        )
+
+
 @dataclass(frozen=True)
 class Dialect:
     """What the pickles of one program hold beside plain values.
@@ -67,9 +87,9 @@ class Dialect:
     """
 
     writer: str
-    calls: Mapping[str, Callable[[Machine, tuple[Any, ...]], Any]]
+    calls: Mapping[str, Call]
     types: frozenset[str] = frozenset()
-    operations: Mapping[bytes, Callable[[Machine], None]] = field(default_factory=dict)
+    operations: Mapping[str, Operation] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -97,11 +117,6 @@ class Array:
     piece: Piece | None = None  # None: not built
 
 
-@dataclass(frozen=True)
-class Scalar:
-    """A NumPy number: no tensor, and nothing here wants its value."""
-
-
 class Machine:
     """Runs one pickle. `stack` is the part above the last mark; `below` are the parts under it."""
 
@@ -120,14 +135,29 @@ class Machine:
         """The value that the pickle leaves."""
         self._start()
         for _ in range(MAX_OPERATIONS):
-            code = self._bytes(1)
-            if code == b".":
+            code = self.read(1)
+            known = OPCODES.get(code)
+            if known is None:
+                raise RefusedError(
+                    f"byte {self._at} is 0x{code.hex()}, which is no operation of a pickle"
+                )
+            if known.name == "STOP":
                 return self._end()
-            operation = self.operations.get(code)
-            if operation is None:
-                raise RefusedError(f"{self._unknown(code)}; {INSTEAD}")
-            operation(self)
+            if known.name not in self.operations:
+                where = f"{known.name} at byte {self._at}"
+                if known.name == "INST":  # the only one of these that names what it calls
+                    where += f" calls {self._argument(known).replace(' ', '.')}: it"
+                raise RefusedError(
+                    f"its operation {where} is not one that {self.dialect.writer}'s files have; "
+                    f"{INSTEAD}"
+                )
+            self.operations[known.name](self, self._argument(known))
         raise RefusedError(f"it has more than {MAX_OPERATIONS} operations")
+
+    @property
+    def _at(self) -> int:
+        """Where the operation is whose code was just read."""
+        return self.file.tell() - 1
 
     def _start(self) -> None:
         head = self.file.read(min(2, self.size - self.file.tell()))
@@ -146,50 +176,41 @@ class Machine:
             raise RefusedError(f"{extra} bytes follow its end")
         return value
 
-    def _unknown(self, code: bytes) -> str:
-        import pickletools
+    def _argument(self, known: pickletools.OpcodeInfo) -> Any:
+        """What stands behind an operation's code; bytes and texts are skipped."""
+        if known.arg is None:
+            return None
+        if known.arg.n in SIZES and known.name != "LONG1":
+            num_bytes = int.from_bytes(self.read(SIZES[known.arg.n]), "little")
+            offset, left = self.file.tell(), self.size - self.file.tell()
+            if num_bytes > left:
+                raise RefusedError(
+                    f"{known.name} at byte {offset} should have {num_bytes} bytes, and the file "
+                    f"ends after {left}; copy it again"
+                )
+            self.file.seek(num_bytes, 1)
+            return Piece(offset, num_bytes, is_text="UNICODE" in known.name)
+        try:
+            value = known.arg.reader(cast("IO[bytes]", self))
+        except ValueError as error:
+            raise RefusedError(f"{known.name} before byte {self.file.tell()}: {error}") from None
+        if type(value) is int and value.bit_length() > 64:
+            raise RefusedError(f"it has an integer of {value.bit_length()} bits (at most 64)")
+        return value
 
-        known = {each.code.encode("latin-1"): each.name for each in pickletools.opcodes}
-        name, at = known.get(code), self.file.tell() - 1
-        if name is None:
-            return f"byte {at} is 0x{code.hex()}, which is no operation of a pickle"
-        called = ""
-        if name == "INST":  # the only one of these that names what it calls
-            called = f" calls {self.line()}.{self.line()}: it"
-        writer = self.dialect.writer
-        return f"its operation {name} at byte {at}{called} is not one that {writer}'s files have"
-
-    def _bytes(self, count: int) -> bytes:
+    def read(self, count: int) -> bytes:
+        """The next bytes, of which there must be so many."""
         data = self.file.read(min(count, self.size - self.file.tell()))
         if len(data) < count:
             raise RefusedError(f"it is cut short at byte {self.size}; copy it again")
         return data
 
-    def number(self, form: str) -> int:
-        """The next number, as struct's `form` says."""
-        return int(struct.unpack(form, self._bytes(struct.calcsize(form)))[0])
-
-    def real(self) -> float:
-        """The next eight bytes, as a float64."""
-        return float(struct.unpack(">d", self._bytes(8))[0])
-
-    def line(self) -> str:
-        """The text up to the next line end."""
-        data = self.file.readline(min(MAX_TEXT_BYTES, self.size - self.file.tell()))
-        if not data.endswith(b"\n"):
-            raise RefusedError(f"it has no line end behind byte {self.file.tell() - len(data)}")
-        return data[:-1].decode("utf-8", "backslashreplace")
-
-    def piece(self, form: str, is_text: bool) -> Piece:
-        """The next bytes or text: its length as `form` says, then itself, which is skipped."""
-        num_bytes, offset = self.number(form), self.file.tell()
-        if num_bytes > self.size - offset:
-            raise RefusedError(
-                f"{'a text' if is_text else 'bytes'} at byte {offset} should be {num_bytes} bytes "
-                f"long, and the file ends after {self.size - offset}; copy it again"
-            )
-        self.file.seek(num_bytes, 1)
-        return Piece(offset, num_bytes, is_text)
+    def readline(self) -> bytes:
+        """The bytes up to the next line end, as far as there is one within MAX_TEXT_BYTES."""
+        line = self.file.readline(min(MAX_TEXT_BYTES, self.size - self.file.tell()))
+        if b"\\" in line:  # pickletools would undo escapes
+            raise RefusedError(f"a name before byte {self.file.tell()} has a backslash")
+        return line
 
     def text(self, value: Any, what: str) -> str:
         """A piece's text; `what` is for errors."""
@@ -210,13 +231,11 @@ class Machine:
         return self.texts[value]
 
     def push(self, value: Any) -> None:
-        """Puts a value on the stack."""
         self.stack.append(value)
 
     def pop(self) -> Any:
-        """Takes the topmost value."""
         if not self.stack:
-            raise RefusedError(f"its stack is empty at byte {self.file.tell() - 1}")
+            raise RefusedError(f"its stack is empty at byte {self._at}")
         return self.stack.pop()
 
     def top(self, kind: type) -> Any:
@@ -224,8 +243,7 @@ class Machine:
         value = self.pop()
         if not isinstance(value, kind):
             raise RefusedError(
-                f"an operation at byte {self.file.tell() - 1} needs {KINDS[kind]}, not "
-                f"{kind_of(value)}"
+                f"an operation at byte {self._at} needs {KINDS[kind]}, not {kind_of(value)}"
             )
         self.push(value)
         return value
@@ -233,7 +251,7 @@ class Machine:
     def above_mark(self) -> list[Any]:
         """Takes all values above the last mark, and the mark."""
         if not self.below:
-            raise RefusedError(f"there is no mark at byte {self.file.tell() - 1}")
+            raise RefusedError(f"there is no mark at byte {self._at}")
         values, self.stack = self.stack, self.below.pop()
         return values
 
@@ -242,37 +260,18 @@ class Machine:
         return tuple(reversed([self.pop() for _ in range(count)]))
 
     def mark(self) -> None:
-        """MARK."""
         self.below.append(self.stack)
         self.stack = []
 
-    def frame(self) -> None:
-        """FRAME: says how many bytes belong together, which matters to no one."""
-        num_bytes, left = self.number("<Q"), self.size - self.file.tell()
-        if num_bytes > left:
-            raise RefusedError(f"a frame should have {num_bytes} bytes, and {left} are left")
-
-    def long(self) -> None:
-        """LONG1: an integer of up to 8 bytes."""
-        num_bytes = self.number("<B")
-        if num_bytes > 8:
-            raise RefusedError(f"it has an integer of {num_bytes} bytes (at most 8 are allowed)")
-        self.push(int.from_bytes(self._bytes(num_bytes), "little", signed=True))
-
     def remember(self, index: int) -> None:
-        """BINPUT, LONG_BINPUT, MEMOIZE."""
-        value = self.pop()
-        self.memo[index] = value
-        self.push(value)
+        self.memo[index] = self.top(object)
 
     def recall(self, index: int) -> None:
-        """BINGET, LONG_BINGET."""
         if index not in self.memo:
             raise RefusedError(f"it recalls value {index}, which it never stored")
         self.push(self.memo[index])
 
     def extend(self, values: list[Any]) -> None:
-        """APPEND and APPENDS."""
         self.top(list).extend(values)
 
     def set_items(self, values: list[Any]) -> None:
@@ -286,32 +285,29 @@ class Machine:
                 raise RefusedError(f"it has the name {visible_name(str(name))} twice")
             target[name] = value
 
-    def find(self, module: str, name: str) -> None:
-        """GLOBAL and STACK_GLOBAL: names a function or class."""
-        full = f"{module}.{name}"
+    def find(self, full: str) -> None:
         if full not in self.dialect.calls and full not in self.dialect.types:
             raise RefusedError(f"it asks for {visible_name(full)}; {INSTEAD}")
         self.push(Named(full))
 
     def find_on_stack(self) -> None:
-        """STACK_GLOBAL."""
         module, name = self.last(2)
-        self.find(self.text(module, "a module's name"), self.text(name, "a function's name"))
+        full = self.text(module, "a module's name"), self.text(name, "a function's name")
+        self.find(".".join(full))
 
     def call(self) -> None:
-        """REDUCE: a function's result."""
         arguments, named = self.pop(), self.pop()
         if not isinstance(named, Named) or not isinstance(arguments, tuple):
             raise RefusedError(f"it calls {kind_of(named)} with {kind_of(arguments)}")
-        made = self.dialect.calls.get(named.name)
-        if made is None:
-            raise RefusedError(
-                f"it calls {named.name}, which {self.dialect.writer}'s files only name"
-            )
-        self.push(made(self, arguments))
+        call, writer = self.dialect.calls.get(named.name), self.dialect.writer
+        if call is None:
+            raise RefusedError(f"it calls {named.name}, which {writer}'s files only name")
+        if not call.fits(arguments):
+            got = ", ".join(map(kind_of, arguments[:MAX_SHOWN])) or "nothing"
+            raise RefusedError(f"it calls {named.name} with {got}, and {writer}'s files do not")
+        self.push(call.made(self, *arguments))
 
     def build(self) -> None:
-        """BUILD: gives an array or a dtype its state."""
         state, target = self.pop(), self.pop()
         if isinstance(target, Array) and isinstance(state, tuple):
             self.push(self._set_array(target, state))
@@ -367,7 +363,7 @@ class Machine:
             here, count = self.file.tell(), 0
             self.file.seek(piece.offset)
             for start in range(0, piece.num_bytes, MAX_CHUNK_BYTES):
-                chunk = self._bytes(min(MAX_CHUNK_BYTES, piece.num_bytes - start))
+                chunk = self.read(min(MAX_CHUNK_BYTES, piece.num_bytes - start))
                 count += int(np.count_nonzero(np.frombuffer(chunk, np.uint8) & 0xC0 != 0x80))
             self.file.seek(here)
             self.counts[piece] = count
@@ -380,28 +376,16 @@ def visible_name(name: str) -> str:
     return shown if shown.isprintable() else repr(shown)
 
 
-def _new_array(machine: Machine, arguments: tuple[Any, ...]) -> Array:
-    if len(arguments) != 3 or arguments[0] != Named("numpy.ndarray"):
-        raise RefusedError("it begins an array in a way that NumPy's pickles do not have")
-    return Array()
-
-
-def _array_of_buffer(machine: Machine, arguments: tuple[Any, ...]) -> Array:
-    """NumPy's way in protocol 5: bytes, dtype, shape, order."""
-    if len(arguments) != 4:
-        raise RefusedError(f"it calls numpy's _frombuffer with {len(arguments)} arguments, not 4")
-    data, dtype, shape, order = arguments
+def _array_of_buffer(machine: Machine, data: Piece, dtype: Dtype, shape: Any, order: Any) -> Array:
+    """NumPy's way in protocol 5."""
     letter = machine.text(order, "an array's order")
     if letter not in ("C", "F"):
         raise RefusedError(f"an array's order is {letter!r} (allowed: C, F)")
     return machine.fill(Array(), dtype, shape, letter == "F", data)
 
 
-def _dtype(machine: Machine, arguments: tuple[Any, ...]) -> Dtype:
-    """NumPy's numpy.dtype(code, align, copy)."""
-    if len(arguments) != 3 or not all(value in (0, 1) for value in arguments[1:]):
-        raise RefusedError("it makes a dtype in a way that NumPy's pickles do not have")
-    code = machine.text(arguments[0], "a dtype")
+def _dtype(machine: Machine, text: Piece, *_: Any) -> Dtype:
+    code = machine.text(text, "a dtype")
     if code not in DTYPES:
         objects = ", Python's objects" if code[:1] == "O" else ""
         raise RefusedError(
@@ -410,93 +394,63 @@ def _dtype(machine: Machine, arguments: tuple[Any, ...]) -> Dtype:
     return Dtype(code)
 
 
-def _scalar(machine: Machine, arguments: tuple[Any, ...]) -> Scalar:
-    if len(arguments) != 2 or not isinstance(arguments[0], Dtype):
-        raise RefusedError("it makes a number in a way that NumPy's pickles do not have")
-    return Scalar()
-
-
-def _latin1(machine: Machine, arguments: tuple[Any, ...]) -> Piece:
+def _latin1(machine: Machine, text: Piece, name: Piece) -> Piece:
     """Protocol 2's bytes: _codecs.encode(text, "latin1")."""
-    if len(arguments) != 2 or not isinstance(arguments[0], Piece) or not arguments[0].is_text:
-        raise RefusedError("it calls _codecs.encode with something else than a text")
-    encoding = machine.text(arguments[1], "an encoding")
-    if encoding not in ("latin1", "latin-1"):
+    encoding = machine.text(name, "an encoding")
+    if encoding not in ("latin1", "latin-1") or not text.is_text:
         raise RefusedError(f"it encodes bytes as {visible_name(encoding)} (allowed: latin1)")
-    return Piece(arguments[0].offset, arguments[0].num_bytes, is_latin1=True)
-
-
-def _tuple(machine: Machine, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Paddle's tensors: tuple((name, array))."""
-    if len(arguments) != 1 or not isinstance(arguments[0], tuple):
-        raise RefusedError("it makes a tuple of something else than a tuple")
-    return arguments[0]
-
-
-def _empty(kind: Callable[[], Any], name: str) -> Callable[[Machine, tuple[Any, ...]], Any]:
-    def made(machine: Machine, arguments: tuple[Any, ...]) -> Any:
-        if arguments:
-            raise RefusedError(f"it calls {name} with {len(arguments)} arguments, not 0")
-        return kind()
-
-    return made
+    return Piece(text.offset, text.num_bytes, is_latin1=True)
 
 
 _BUILTINS = ("builtins", "__builtin__")  # of Python 3 and, in protocol 2, of Python 2
 _NUMPY = ("numpy.core", "numpy._core")  # NumPy 1 and 2
-COMMON_CALLS: Mapping[str, Callable[[Machine, tuple[Any, ...]], Any]] = {
-    "collections.OrderedDict": _empty(dict, "OrderedDict"),
-}
-NUMPY_CALLS: Mapping[str, Callable[[Machine, tuple[Any, ...]], Any]] = {
-    "numpy.dtype": _dtype,
-    **{f"{core}.multiarray._reconstruct": _new_array for core in _NUMPY},
-    **{f"{core}.multiarray.scalar": _scalar for core in _NUMPY},
-    **{f"{core}.numeric._frombuffer": _array_of_buffer for core in _NUMPY},
-    "_codecs.encode": _latin1,
-    **{f"{module}.tuple": _tuple for module in _BUILTINS},
-    **{f"{module}.bytes": _empty(lambda: Piece(0, 0), "bytes") for module in _BUILTINS},
+COMMON_CALLS = {"collections.OrderedDict": Call(lambda machine: {})}
+_NEW_ARRAY = Call(lambda machine, *_: Array(), (Named, tuple, Piece))  # BUILD fills it
+_NUMBER = Call(lambda machine, *_: 0.0, (Dtype, Piece))  # no tensor: nobody wants its value
+NUMPY_CALLS = {
+    "numpy.dtype": Call(_dtype, (Piece, int, int)),
+    **{f"{core}.multiarray._reconstruct": _NEW_ARRAY for core in _NUMPY},
+    **{f"{core}.multiarray.scalar": _NUMBER for core in _NUMPY},
+    **{
+        f"{core}.numeric._frombuffer": Call(_array_of_buffer, (Piece, Dtype, tuple, Piece))
+        for core in _NUMPY
+    },
+    "_codecs.encode": Call(_latin1, (Piece, Piece)),
+    # Paddle's tensors: tuple((name, array)).
+    **{f"{module}.tuple": Call(lambda machine, values: values, (tuple,)) for module in _BUILTINS},
+    **{f"{module}.bytes": Call(lambda machine: Piece(0, 0)) for module in _BUILTINS},
 }
 PADDLE = Dialect("Paddle", {**COMMON_CALLS, **NUMPY_CALLS}, frozenset({"numpy.ndarray"}))
 
-# By a pickle's code. Pickles of protocols 0 and 1 have others, as have those with objects.
-OPERATIONS: Mapping[bytes, Callable[[Machine], None]] = {
-    b"\x95": Machine.frame,
-    b"(": Machine.mark,
-    b"N": lambda m: m.push(None),
-    b"\x88": lambda m: m.push(True),
-    b"\x89": lambda m: m.push(False),
-    b"J": lambda m: m.push(m.number("<i")),
-    b"K": lambda m: m.push(m.number("<B")),
-    b"M": lambda m: m.push(m.number("<H")),
-    b"\x8a": Machine.long,
-    b"G": lambda m: m.push(m.real()),
-    b"\x8c": lambda m: m.push(m.piece("<B", is_text=True)),
-    b"X": lambda m: m.push(m.piece("<I", is_text=True)),
-    b"\x8d": lambda m: m.push(m.piece("<Q", is_text=True)),
-    b"C": lambda m: m.push(m.piece("<B", is_text=False)),
-    b"B": lambda m: m.push(m.piece("<I", is_text=False)),
-    b"\x8e": lambda m: m.push(m.piece("<Q", is_text=False)),
-    b"\x96": lambda m: m.push(m.piece("<Q", is_text=False)),  # a bytearray
-    b")": lambda m: m.push(()),
-    b"]": lambda m: m.push([]),
-    b"}": lambda m: m.push({}),
-    b"\x85": lambda m: m.push(m.last(1)),
-    b"\x86": lambda m: m.push(m.last(2)),
-    b"\x87": lambda m: m.push(m.last(3)),
-    b"t": lambda m: m.push(tuple(m.above_mark())),
-    b"a": lambda m: m.extend([m.pop()]),
-    b"e": lambda m: m.extend(m.above_mark()),
-    b"s": lambda m: m.set_items(list(m.last(2))),
-    b"u": lambda m: m.set_items(m.above_mark()),
-    b"q": lambda m: m.remember(m.number("<B")),
-    b"r": lambda m: m.remember(m.number("<I")),
-    b"\x94": lambda m: m.remember(len(m.memo)),
-    b"h": lambda m: m.recall(m.number("<B")),
-    b"j": lambda m: m.recall(m.number("<I")),
-    b"c": lambda m: m.find(m.line(), m.line()),
-    b"\x93": Machine.find_on_stack,
-    b"R": Machine.call,
-    b"b": Machine.build,
+# By the names that pickletools has. Pickles of protocols 0 and 1 have others, as have those with
+# objects.
+OPERATIONS: Mapping[str, Operation] = {
+    "FRAME": lambda m, num_bytes: None,  # how many bytes belong together matters to no one
+    "MARK": lambda m, _: m.mark(),
+    "NONE": lambda m, _: m.push(None),
+    "NEWTRUE": lambda m, _: m.push(True),
+    "NEWFALSE": lambda m, _: m.push(False),
+    **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"), Machine.push),
+    **dict.fromkeys(("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"), Machine.push),
+    **dict.fromkeys(("SHORT_BINBYTES", "BINBYTES", "BINBYTES8", "BYTEARRAY8"), Machine.push),
+    "EMPTY_TUPLE": lambda m, _: m.push(()),
+    "EMPTY_LIST": lambda m, _: m.push([]),
+    "EMPTY_DICT": lambda m, _: m.push({}),
+    "TUPLE1": lambda m, _: m.push(m.last(1)),
+    "TUPLE2": lambda m, _: m.push(m.last(2)),
+    "TUPLE3": lambda m, _: m.push(m.last(3)),
+    "TUPLE": lambda m, _: m.push(tuple(m.above_mark())),
+    "APPEND": lambda m, _: m.extend([m.pop()]),
+    "APPENDS": lambda m, _: m.extend(m.above_mark()),
+    "SETITEM": lambda m, _: m.set_items(list(m.last(2))),
+    "SETITEMS": lambda m, _: m.set_items(m.above_mark()),
+    **dict.fromkeys(("BINPUT", "LONG_BINPUT"), Machine.remember),
+    "MEMOIZE": lambda m, _: m.remember(len(m.memo)),
+    **dict.fromkeys(("BINGET", "LONG_BINGET"), Machine.recall),
+    "GLOBAL": lambda m, names: m.find(names.replace(" ", ".", 1)),
+    "STACK_GLOBAL": lambda m, _: m.find_on_stack(),
+    "REDUCE": lambda m, _: m.call(),
+    "BUILD": lambda m, _: m.build(),
 }
 
 KINDS: Mapping[type, str] = {
@@ -507,7 +461,6 @@ KINDS: Mapping[type, str] = {
     Named: "a function",
     Array: "an array",
     Dtype: "a dtype",
-    Scalar: "a number",
     bool: "a boolean",
     type(None): "nothing",
 }

@@ -13,10 +13,8 @@ not what was trained.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -24,18 +22,23 @@ import numpy as np
 from predict.device.place import check_holds
 from predict.errors import UserError
 from predict.loading.adapters.values import Floats, Values
-from predict.loading.arrays import MAX_LISTED, Joined, Same, StoredArray, listed
+from predict.loading.arrays import StoredArray, listed
 from predict.loading.npy import read_npy
+from predict.loading.parallel_parts import Split, check_degree, joined, patterns, ranks_of
 from predict.loading.pdparams import read_params
+from predict.nn.hf_config import ConfigReader
 from predict.nn.spec import DecoderSpec
 from predict.system.files import read_json_object
 from predict.system.settings import setting
 
 PRE_CACHES = "pre_caches.npy"
-CONFIG, STATE = "prefix_config.json", "prefix_model_state.pdparams"
-PART = re.compile(r"prefix_model_state\.tp(\d\d|[1-9]\d{2,3})\.pdparams")
-# Along which axis the parts of ranks follow one another; what is not here each rank has whole.
-PART_AXES = {"0.weight": 0, "1.weight": 1, "1.bias": 0, "3.weight": 0}
+CONFIG, STEM = "prefix_config.json", "prefix_model_state"
+STATE = f"{STEM}.pdparams"
+# How tensors are split over ranks; what is not here each rank has whole.
+SPLITS = {
+    **dict.fromkeys(("0.weight", "1.bias", "3.weight"), Split(is_column=False)),
+    "1.weight": Split(is_column=True),
+}
 WHAT = "[num_layers, 2, num_kv_heads, prefix_len, head_dim]"
 
 
@@ -48,7 +51,6 @@ class StoredPrefix:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that it stands for."""
         return int(self.values.shape[3])
 
 
@@ -100,7 +102,7 @@ def _source(path: Path) -> Path:
                 f"PaddleNLP saved, or the {PRE_CACHES} in it"
             )
         return path
-    parts = sorted(each for each in path.iterdir() if PART.fullmatch(each.name))
+    parts = sorted(each for pattern in patterns(STEM) for each in path.glob(pattern))
     if parts and (path / STATE).exists():
         raise UserError(
             f"{path} has {STATE} and {listed(each.name for each in parts)}, which are of two "
@@ -136,12 +138,17 @@ def _from_state(path: Path, kept: tuple[int, int, int], max_length: int) -> Floa
     where = str(config_path)
     num_tokens = setting(config, "num_prefix_tokens", None, where, int)
     projects = setting(config, "prefix_projection", False, where, bool)
-    degree = setting(config, "tensor_parallel_degree", -1, where, int)
     if num_tokens is None:
         raise UserError(f"{where} has no num_prefix_tokens; save the prefix again")
     _check_length(path, num_tokens, max_length)
-    paths = _parts(path.parent, degree) if PART.fullmatch(path.name) else [path]
-    stored, num_ranks = _merged(paths), len(paths)
+    if path.name == STATE:
+        stored: Mapping[str, StoredArray] = read_params(path)
+        num_ranks = 1
+    else:
+        ranks = ranks_of(path.parent, STEM)
+        num_ranks = len(ranks)
+        check_degree(ConfigReader(config, config_path), num_ranks)
+        stored = {n: joined(n, [rank[n] for rank in ranks], SPLITS.get(n)) for n in ranks[0]}
     if num_heads % num_ranks:
         raise UserError(
             f"{path.parent} has the parts of {num_ranks} ranks, and this model has {num_heads} "
@@ -180,52 +187,6 @@ def _encoded(
     if not np.isfinite(rows).all():
         raise UserError(f"{path} makes values that are not finite; train the prefix again")
     return rows
-
-
-def _parts(folder: Path, degree: int) -> list[Path]:
-    """The files of all ranks in order. degree: how many the config says; below 2 nothing."""
-    found = {
-        int(match[1]): path
-        for path in sorted(folder.iterdir())
-        if (match := PART.fullmatch(path.name))
-    }
-    num_ranks = degree if degree > 1 else max(found) + 1
-    # The first ones: a hostile config may claim any number.
-    missing = list(islice((rank for rank in range(num_ranks) if rank not in found), MAX_LISTED))
-    if missing:
-        lacking = listed(f"prefix_model_state.tp{rank:02d}.pdparams" for rank in missing)
-        raise UserError(f"{folder} lacks {lacking}; complete the copy")
-    if len(found) > num_ranks:
-        raise UserError(
-            f"{folder / CONFIG}: tensor_parallel_degree is {degree}, and there are parts of "
-            f"{len(found)} ranks; the files are not of one training: copy them again"
-        )
-    return [found[rank] for rank in range(num_ranks)]
-
-
-def _merged(paths: list[Path]) -> Mapping[str, StoredArray]:
-    """The encoder's weights, of one file or of the parts that the ranks have."""
-    ranks = [read_params(path) for path in paths]
-    for path, tensors in zip(paths, ranks, strict=True):
-        other = sorted(tensors.keys() ^ ranks[0].keys())
-        if other:
-            raise UserError(
-                f"{path} and {paths[0].name} do not hold the same tensors; only one has "
-                f"{listed(other)}; the files are not of one training: copy them again"
-            )
-    if len(ranks) == 1:
-        return ranks[0]
-    return {name: _joined(paths[0], name, tuple(rank[name] for rank in ranks)) for name in ranks[0]}
-
-
-def _joined(path: Path, name: str, parts: tuple[StoredArray, ...]) -> StoredArray:
-    axis = PART_AXES.get(name)
-    if axis is None:
-        return Same(parts, name)
-    try:
-        return Joined(parts, axis)
-    except ValueError as error:
-        raise UserError(f"{path.parent}: {name} cannot be merged: {error}") from None
 
 
 def _inner_size(path: Path, stored: Mapping[str, StoredArray]) -> int:

@@ -38,6 +38,23 @@ PROGRAM_ENDINGS = ("json", "pdiparams")
 POOL_MEBIBYTES = 64  # Paddle's own pool for a program on a native GPU; it grows
 
 
+def held_tensors(
+    spec: DecoderSpec,
+    kv_format: str,
+    block_size: int,
+    dtype: str,
+    pages: Mapping[str, Sequence[int]] | None,
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Dtypes and shapes of what a program takes behind its fields: caches, then pages."""
+    row = cache_format(kv_format, spec)
+    caches = {
+        f"{tensor.name}_{layer}": (tensor.dtype, tuple(tensor.shape))
+        for layer, kept in enumerate(spec.kept)
+        for tensor in row.tensors(kept, None, block_size, dtype)
+    }
+    return caches | {name: (dtype, tuple(shape)) for name, shape in (pages or {}).items()}
+
+
 def save_program(
     backend: ModuleType,
     decoder: Decoder,
@@ -59,8 +76,12 @@ def save_program(
 
     import paddle
 
-    row, fields = cache_format(kv_format, spec), fields_of(spec, pages is not None)
-    counts = [row.num_tensors(kept) for kept in spec.kept]
+    fields = fields_of(spec, pages is not None)
+    counts = [cache_format(kv_format, spec).num_tensors(kept) for kept in spec.kept]
+    held_specs = [
+        InputSpec([None if size < 0 else size for size in shape], kind, name)
+        for name, (kind, shape) in held_tensors(spec, kv_format, block_size, dtype, pages).items()
+    ]
 
     class Program(paddle.nn.Layer):
         """Holds every tensor of the tree as a buffer, so that tracing sees it as a parameter."""
@@ -82,20 +103,11 @@ def save_program(
             by_layer = cache_tensors(held, counts)
             return network.forward(backend, traced, of_fields(fields, inputs), by_layer)
 
-    cache_specs = [
-        InputSpec([None if n < 0 else n for n in t.shape], t.dtype, f"{t.name}_{layer}")
-        for layer, kept in enumerate(spec.kept)
-        for t in row.tensors(kept, None, block_size, dtype)
-    ]
-    page_specs = [
-        InputSpec([None if n < 0 else n for n in shape], dtype, name)
-        for name, shape in (pages or {}).items()
-    ]
     # Nothing below branches on a tensor's value: Paddle's rewriting of Python source is not needed.
     paddle.jit.ignore_module([importlib.import_module(name) for name in TRACED_MODULES])
     program = Program()
     program.eval()
-    input_spec = [input_specs(fields), [*cache_specs, *page_specs]]
+    input_spec = [input_specs(fields), held_specs]
     traced = paddle.jit.to_static(program, input_spec=input_spec, full_graph=True)
     with warnings.catch_warnings():
         # reshape looks whether a tensor is on an XPU, which a traced one does not know.

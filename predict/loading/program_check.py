@@ -1,33 +1,26 @@
-"""An exported program as a file from a stranger: held against what exports write, before Paddle.
+"""An exported program, which may come from a stranger, checked before Paddle sees it.
 
 `<prefix>.json` is Paddle's PIR as JSON. Paddle runs whatever operators it names, with any path in
-their attributes: save_combine writes a file, print reads the weights out. So each operator, its
-attributes and the kinds of its values must be those that this version's exports have.
-Nothing here imports Paddle.
+their attributes: save_combine writes a file, print reads the weights out. So each operator must be
+one that exports call, take and give what that one does, and have its attributes: Paddle ends the
+process where one is missing or of another kind. Nothing here imports Paddle.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from predict.errors import UserError
+from predict.errors import UserError, quoted
 from predict.system.files import read_json
 
 MAX_PROGRAM_BYTES = 1 << 26  # plain-Paddle operators take 100 KB a layer
-MAX_TEXT = 1 << 14  # the records of a decoder's blocks are the longest, some 600 characters a kind
 EXPORT = "export the model again with export/export_model.py"
-_DIALECTS = {"0": "builtin", "1": "pd_op", "2": "cf", "3": "custom_op", "p": "builtin"}
+_DIALECTS = {"0": "builtin", "1": "pd_op", "2": "cf", "3": "custom_op"}
 _BASE = {"magic": "pir", "version": 4, "trainable": True}
 
-# Tags of attributes.
-BOOL, INT, LONG, FLOAT, DOUBLE, TEXT, LIST = (
-    f"0.a_{kind}" for kind in ("bool", "i32", "i64", "f32", "f64", "str", "array")
-)
-DTYPE, PLACE, SHAPE = "1.a_dtype", "1.a_place", "1.a_intarray"
 # Tags of element types: the name elsewhere, the number in .pdiparams, bytes.
 ELEMENTS: dict[str, tuple[str, int, int]] = {
     "0.t_bool": ("bool", 0, 1),
@@ -41,143 +34,123 @@ ELEMENTS: dict[str, tuple[str, int, int]] = {
     "0.t_bf16": ("bfloat16", 22, 2),
     "0.t_f8e4m3fn": ("float8_e4m3fn", 32, 1),
 }
-# In attributes; the last one where an operator takes its input's.
-_DTYPE_NAMES = (*(name for name, _, _ in ELEMENTS.values()), "Undefined(ALL_DTYPE)")
+_TAGS = {
+    **{kind: f"0.a_{kind}" for kind in ("bool", "i32", "i64", "f32", "f64", "str", "array")},
+    **{kind: f"1.a_{kind}" for kind in ("dtype", "place", "intarray")},
+}
+_LIST = _TAGS["array"]
+_OF_TEXTS = (_TAGS["str"], _TAGS["dtype"])
+_ITEMS = [tag for kind, tag in _TAGS.items() if kind not in ("array", "str")]
+# Kinds of attributes by their names; no text among them names a file. Operators that have another
+# kind under a name say so.
+ATTRIBUTES = {
+    name: kind
+    for kind, names in {
+        "bool": "accumulate bias_after_scale descending gated interleaved keepdim largest packed "
+        "plus_one sorted sparse stable transpose_x transpose_y whole",
+        "i32": "axis col decimals input_dim_idx num output_dim_idx repeats start_axis stop_axis",
+        "i64": "function head_dim hidden_size kind num_heads num_kv_heads out_features output_size "
+        "padding_idx vocab_size which window",
+        "f32": "a_scale b_scale bias clamp epsilon scale slope softcap softmax_scale up_offset",
+        "f64": "value",
+        "str": "blocks kv_format name scheme",
+        "array": "axes decrease_axis infer_flags order paddings part_sizes perm shape target_shape "
+        "values",
+        "dtype": "dtype",
+        "place": "place",
+    }.items()
+    for name in names.split()
+}
+# Lists of dims, and an operator that has one: Paddle uses negative and large ones without a check.
+_OF_DIMS, _TAKES_A_DIM, _MAX_DIMS = ("axes", "decrease_axis", "perm"), "1.take_along_axis", 9
 
 
 @dataclass(frozen=True)
 class Operator:
-    """What exports write of an operator; None inputs or outputs: any number from one on."""
+    """What exports write of an operator. takes, gives: see COMMON; attributes: tags by name."""
 
-    inputs: int | None
-    attributes: Mapping[str, str] = field(default_factory=dict)  # name -> tag
-    outputs: int | None = 1
-    lists: frozenset[int] = frozenset()  # inputs that are lists of tensors
-    gives_lists: frozenset[int] = frozenset()  # outputs
-    optional: frozenset[int] = frozenset()  # inputs that may be left out
-    dims: frozenset[str] = frozenset()  # attributes that Paddle takes for a dim without a check
+    takes: str
+    gives: str
+    attributes: Mapping[str, str]
 
 
-def _alike(operator: Operator, names: str) -> dict[str, Operator]:
-    return dict.fromkeys((f"1.{name}" for name in names.split()), operator)
+def _table(dialect: int, names: Mapping[str, str]) -> dict[str, Operator]:
+    """Operators by their names in programs; names: of those alike, by what they are."""
+    made: dict[str, Operator] = {}
+    for text, alike in names.items():
+        kinds, *attributes = text.split(" ")
+        takes, _, gives = kinds.partition(">")
+        given = (each.partition(":") for each in attributes)
+        tags = {name: _TAGS[kind or ATTRIBUTES[name]] for name, _, kind in given}
+        made |= {f"{dialect}.{name}": Operator(takes, gives, tags) for name in alike.split(" ")}
+    return made
 
 
-# Of every export: parameters, inputs, outputs, and lists of values.
-PARAMETER, DATA, FETCH = "p", "1.data", "1.fetch"
-COMMON: dict[str, Operator] = {
-    "0.combine": Operator(None, gives_lists=frozenset({0})),
-    "0.split": Operator(1, outputs=None, lists=frozenset({0})),
-    DATA: Operator(0, {"name": TEXT, "shape": SHAPE, "dtype": DTYPE, "place": PLACE}),
-    FETCH: Operator(1, {"name": TEXT, "col": INT}),
+# What operators take and give, and their attributes: T a tensor, L a list of tensors, t and l the
+# same where it may be left out; * any number of tensors.
+# Of every export: parameters, inputs, outputs, lists of values.
+PARAMETER, DATA, FETCH, COMBINE, SPLIT = "p", "1.data", "1.fetch", "0.combine", "0.split"
+COMMON = {
+    **_table(0, {"*>L": "combine", "L>*": "split"}),
+    **_table(1, {">T name shape:intarray dtype place": "data", "T>T name col": "fetch"}),
 }
-# The operators of the library that a decoder calls.
-COMPILED: dict[str, Operator] = {
-    "3.regatta_embedding": Operator(
-        4,
-        {"hidden_size": LONG, "packed": BOOL, "scale": FLOAT},
-        optional=frozenset({2, 3}),  # a table of positions, and positions
-    ),
-    "3.regatta_blocks_": Operator(
-        6,
-        {"blocks": TEXT, "order": LIST},
-        outputs=2,
-        lists=frozenset({1, 2, 3}),  # weights, caches, the step
-        gives_lists=frozenset({1}),
-        optional=frozenset({4, 5}),  # the tree mask, rows
-    ),
-    "3.regatta_logits": Operator(
-        5,
-        {"scheme": TEXT, "vocab_size": LONG}
-        | dict.fromkeys(("epsilon", "scale", "softcap"), FLOAT),
-        lists=frozenset({2}),
-        optional=frozenset({1, 3, 4}),  # norm, bias, rows
-    ),
-    "3.regatta_norm": Operator(
-        4,
-        {"kind": LONG, "epsilon": FLOAT, "plus_one": BOOL},
-        outputs=2,
-        optional=frozenset({2, 3}),  # bias, residual
-    ),
-    "3.regatta_linear": Operator(
-        3,
-        {"scheme": TEXT, "out_features": LONG},
-        lists=frozenset({1}),
-        optional=frozenset({2}),  # bias
-    ),
-    "3.regatta_adapted_linear": Operator(
-        7,
-        {"scheme": TEXT, "part_sizes": LIST, "which": LONG},
-        lists=frozenset({1}),
-        optional=frozenset({2}),  # bias
-    ),
-    "3.regatta_take_ids": Operator(2),
-    "3.regatta_activate": Operator(
-        1,
-        {"function": LONG, "gated": BOOL} | dict.fromkeys(("clamp", "slope", "up_offset"), FLOAT),
-    ),
-    "3.regatta_add": Operator(2, {"a_scale": FLOAT, "b_scale": FLOAT}, optional=frozenset({1})),
-    "3.regatta_rope_and_cache_write_": Operator(
-        9,
-        dict.fromkeys(("num_heads", "num_kv_heads", "head_dim"), LONG)
-        | dict.fromkeys(("plus_one", "whole", "interleaved"), BOOL)
-        | {"epsilon": FLOAT, "kv_format": TEXT},
-        outputs=2,
-        lists=frozenset({7}),
-        gives_lists=frozenset({1}),
-        optional=frozenset({3, 4, 5, 6, 8}),  # tables, norms of heads, second positions
-    ),
-    "3.regatta_paged_attention": Operator(
-        10,
-        dict.fromkeys(("num_heads", "window"), LONG)
-        | dict.fromkeys(("softmax_scale", "softcap"), FLOAT)
-        | {"kv_format": TEXT},
-        lists=frozenset({1}),
-        optional=frozenset({6, 7, 8, 9}),  # tree mask, slopes, prefixes, sinks
-    ),
-}
+# The operators of the library that predict.ops.compiled calls for a decoder.
+COMPILED = _table(
+    3,
+    {
+        "T>T function gated clamp slope up_offset": "regatta_activate",
+        "TT>T": "regatta_take_ids",
+        "Tt>T a_scale b_scale": "regatta_add",
+        "TTtt>T hidden_size packed scale": "regatta_embedding",
+        "TTtt>TT kind epsilon plus_one": "regatta_norm",
+        "TLt>T scheme out_features": "regatta_linear",
+        "TLtTTTT>T scheme part_sizes which": "regatta_adapted_linear",
+        "TtLtt>T scheme vocab_size epsilon scale softcap": "regatta_logits",
+        "TLLLtt>TL blocks order": "regatta_blocks_",
+        "TTTttttLt>TL num_heads num_kv_heads head_dim epsilon plus_one whole interleaved "
+        "kv_format": "regatta_rope_and_cache_write_",
+        "TLTTTTtttt>T num_heads window softmax_scale softcap kv_format": "regatta_paged_attention",
+    },
+)
 # Paddle's own, of exports with --inference_model false: what predict.ops.plain calls.
-PLAIN: dict[str, Operator] = {
-    **_alike(Operator(1), "abs erf exp floor isnan nonzero rsqrt shape64 sigmoid silu tanh"),
-    **_alike(
-        Operator(2),
-        "add divide elementwise_pow equal expand floor_divide greater_equal greater_than "
+PLAIN = _table(
+    1,
+    {
+        ">T shape:intarray value dtype place": "full",
+        ">T value:array dtype place": "full_int_array",
+        "T>T": "abs erf exp floor isnan nonzero rsqrt shape64 sigmoid silu tanh",
+        "T>T shape values dtype place": "assign_value_",
+        "T>T dtype": "cast",
+        "T>T start_axis stop_axis": "flatten",
+        "T>T shape value dtype place input_dim_idx output_dim_idx": "full_batch_size_like",
+        "T>T repeats axis output_size": "repeat_interleave",
+        "T>T decimals": "round",
+        "T>T axis": "softmax",
+        "T>T perm": "transpose",
+        "T>TT axis descending stable": "argsort",
+        "TT>T": "add divide elementwise_pow equal expand floor_divide greater_equal greater_than "
         "less_equal less_than logical_and maximum minimum multiply not_equal remainder reshape "
         "subtract unsqueeze",
-    ),
-    **_alike(Operator(3), "clip gather where"),
-    **_alike(Operator(2, {"keepdim": BOOL}), "max mean min"),
-    "1.argsort": Operator(1, {"axis": INT, "descending": BOOL, "stable": BOOL}, outputs=2),
-    "1.softmax": Operator(1, {"axis": INT}),
-    "1.stack": Operator(1, {"axis": INT}, lists=frozenset({0})),
-    "1.concat": Operator(2, lists=frozenset({0})),
-    "1.arange": Operator(3, {"dtype": DTYPE, "place": PLACE}),
-    "1.assign_value_": Operator(1, {"shape": LIST, "values": LIST, "dtype": DTYPE, "place": PLACE}),
-    "1.cast": Operator(1, {"dtype": DTYPE}),
-    "1.embedding": Operator(2, {"padding_idx": LONG, "sparse": BOOL}),
-    "1.expand_as": Operator(2, {"target_shape": LIST}),
-    "1.flatten": Operator(1, {"start_axis": INT, "stop_axis": INT}),
-    "1.full": Operator(0, {"shape": SHAPE, "value": DOUBLE, "dtype": DTYPE, "place": PLACE}),
-    "1.full_batch_size_like": Operator(
-        1,
-        {"shape": LIST, "value": DOUBLE, "dtype": DTYPE, "place": PLACE}
-        | dict.fromkeys(("input_dim_idx", "output_dim_idx"), INT),
-    ),
-    "1.full_int_array": Operator(0, {"value": LIST, "dtype": DTYPE, "place": PLACE}),
-    "1.full_like": Operator(2, {"dtype": DTYPE, "place": PLACE}),
-    "1.index_put_": Operator(3, {"accumulate": BOOL}, lists=frozenset({1})),
-    "1.matmul": Operator(2, {"transpose_x": BOOL, "transpose_y": BOOL}),
-    "1.pad": Operator(2, {"paddings": LIST}),
-    "1.repeat_interleave": Operator(1, {"repeats": INT, "axis": INT, "output_size": LONG}),
-    "1.round": Operator(1, {"decimals": INT}),
-    "1.scale": Operator(2, {"bias": FLOAT, "bias_after_scale": BOOL}),
-    "1.slice": Operator(3, dict.fromkeys(("axes", "infer_flags", "decrease_axis"), LIST)),
-    "1.split_with_num": Operator(2, {"num": INT}, gives_lists=frozenset({0})),
-    "1.strided_slice": Operator(4, {"axes": LIST}),
-    "1.sum": Operator(2, {"dtype": DTYPE, "keepdim": BOOL}),
-    "1.take_along_axis": Operator(2, {"axis": INT}, dims=frozenset({"axis"})),
-    "1.topk": Operator(2, {"axis": INT, "largest": BOOL, "sorted": BOOL}, outputs=2),
-    "1.transpose": Operator(1, {"perm": LIST}),
-}
+        "TT>T padding_idx sparse": "embedding",
+        "TT>T target_shape": "expand_as",
+        "TT>T dtype place": "full_like",
+        "TT>T transpose_x transpose_y": "matmul",
+        "TT>T keepdim": "max mean min",
+        "TT>T paddings": "pad",
+        "TT>T bias bias_after_scale": "scale",
+        "TT>T dtype keepdim": "sum",
+        "TT>T axis": "take_along_axis",
+        "TT>TT axis largest sorted": "topk",
+        "TT>L num": "split_with_num",
+        "TTT>T": "clip gather where",
+        "TTT>T dtype place": "arange",
+        "TTT>T axes infer_flags decrease_axis": "slice",
+        "TTTT>T axes": "strided_slice",
+        "L>T axis": "stack",
+        "LT>T": "concat",
+        "TLT>T accumulate": "index_put_",
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -198,15 +171,15 @@ Value = TensorType | tuple[TensorType, ...]  # a tensor, or a list of them
 class ProgramFile:
     """What a program that passed `read_program` takes, holds, returns and calls."""
 
-    path: Path
-    inputs: dict[str, TensorType]  # in order
-    parameters: dict[str, TensorType]
-    outputs: tuple[TensorType, ...]
-    calls: tuple[tuple[str, dict[str, Any]], ...]  # operators of the library, their attributes
+    inputs: dict[str, TensorType] = field(default_factory=dict)  # in order
+    parameters: dict[str, TensorType] = field(default_factory=dict)
+    outputs: list[TensorType] = field(default_factory=list)
+    # Operators of the library, and their attributes.
+    calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
 
 def read_program(path: Path, compiled: bool) -> ProgramFile:
-    """The program in `path`, all of it of the kinds that exports write.
+    """The program in `path`, whose operators are all of those that exports call.
 
     compiled: whether it is to call the library's operators (else Paddle's own). Raises UserError
     that names the first operator, attribute or value that is something else.
@@ -218,69 +191,46 @@ def read_program(path: Path, compiled: bool) -> ProgramFile:
             f"{path} has {path.stat().st_size} bytes; an exported program has {MAX_PROGRAM_BYTES} "
             f"at most; {EXPORT}"
         )
-    allowed = COMMON | (COMPILED if compiled else PLAIN)
-    reader = _Reader(path, allowed)
-    return reader.read(read_json(path))
+    return _Reader(path, COMMON | (COMPILED if compiled else PLAIN)).read(read_json(path))
 
 
 class _Reader:
-    """Walks a program once. `_fail` is the one way out for what is not as exports have it."""
+    """Walks a program once. `_wrong` is the error for what is not as exports have it."""
 
     def __init__(self, path: Path, allowed: Mapping[str, Operator]) -> None:
         self._path = path
         self._allowed = allowed
         self._values: dict[int, Value] = {}
         self._where = "the program"
+        self._read = ProgramFile()
 
-    def read(self, value: Any) -> ProgramFile:
-        operators = self._operators(value)
-        for number, operator in enumerate(operators):
-            # Names first: what a program may not do at all is said before what is malformed.
-            self._where = f"operator {number}"
-            self._check_name(operator)
-        inputs: dict[str, TensorType] = {}
-        parameters: dict[str, TensorType] = {}
-        outputs: list[TensorType] = []
-        calls: list[tuple[str, dict[str, Any]]] = []
-        for number, operator in enumerate(operators):
-            name = operator["#"]
+    def read(self, program: Any) -> ProgramFile:
+        match program:
+            case {
+                "base_code": base,
+                "program": {"regions": [{"blocks": [{"args": [], "ops": list(operators)}]}]},
+            } if base == _BASE:
+                pass
+            case _:
+                raise self._wrong("is of another version of Paddle, or has other regions than one")
+        names = [self._name(number, operator) for number, operator in enumerate(operators)]
+        for number, (name, operator) in enumerate(zip(names, operators, strict=True)):
             self._where = f"operator {number} ({_shown(name)})"
             if name == PARAMETER:
-                self._add(parameters, *self._parameter(operator))
-                continue
-            attributes, types = self._operator(operator, self._allowed[name])
-            if name == DATA:
-                declared = TensorType(attributes["dtype"], tuple(attributes["shape"]))
-                if types != [declared]:
-                    self._fail(f"declares {declared} and gives {types[0]}")
-                self._add(inputs, attributes["name"], declared)
-            elif name == FETCH:
-                returned = types[0]
-                if attributes["col"] != len(outputs) or isinstance(returned, tuple):
-                    self._fail(f"returns output {attributes['col']}, not {len(outputs)}")
-                outputs.append(returned)
-            elif name in COMPILED:
-                calls.append((name[2:], attributes))
-        if not outputs:
+                self._parameter(operator)
+            else:
+                self._operator(name, operator)
+        if not self._read.outputs:
             self._where = "the program"
-            self._fail("returns nothing")
-        return ProgramFile(self._path, inputs, parameters, tuple(outputs), tuple(calls))
+            raise self._wrong("returns nothing")
+        return self._read
 
-    def _operators(self, value: Any) -> Sequence[Any]:
-        self._keys(value, "base_code", "program")
-        self._equal(value["base_code"], _BASE, "base_code")
-        self._keys(value["program"], "regions")
-        region = self._only(value["program"]["regions"], "regions")
-        self._keys(region, "#", "blocks")
-        block = self._only(region["blocks"], "blocks")
-        self._keys(block, "#", "args", "ops")
-        self._equal(block["args"], [], "args")
-        return self._list(block["ops"], "ops")
-
-    def _check_name(self, operator: Any) -> None:
+    def _name(self, number: int, operator: Any) -> str:
+        """An operator's name, which is on the list."""
+        self._where = f"operator {number}"
         name = operator.get("#") if isinstance(operator, dict) else None
         if not isinstance(name, str):
-            self._fail("has no name")
+            raise self._wrong("has no name")
         if name != PARAMETER and name not in self._allowed:
             raise UserError(
                 f"{self._path} calls the operator {_shown(name)!r}, which is not on the list of "
@@ -288,149 +238,137 @@ class _Reader:
                 f"exported yourself: {EXPORT}"
             )
         if "regions" in operator:
-            self._fail(f"({_shown(name)}) holds operators of its own, and no export's does")
+            raise self._wrong(f"({_shown(name)}) holds operators of its own, and no export's does")
+        return name
 
-    def _parameter(self, operator: dict[str, Any]) -> tuple[str, TensorType]:
-        self._keys(operator, "#", "A", "DA", "O", "OA", "QA")
-        self._equal([operator[key] for key in ("DA", "OA", "QA")], [[], [1, 1, 0], []], "OA")
-        flags = self._list(operator["A"], "A", 4)
-        self._equal(flags[:3], [0, 1, 1], "A")
-        made = self._output(operator["O"])
-        name = flags[3]
-        if not isinstance(name, str) or isinstance(made, tuple):
-            self._fail("names no tensor")
-        return name, made
+    def _parameter(self, operator: Any) -> None:
+        match operator:
+            case {"A": [0, 1, 1, name], "DA": [], "O": made, "OA": [1, 1, 0], "QA": []}:
+                kind = self._output(made)
+            case _:
+                raise self._wrong("is not as exports write it")
+        if isinstance(kind, TensorType) and -1 in kind.shape:
+            raise self._wrong("has no shape")
+        self._add(self._read.parameters, name, kind)
 
-    def _operator(
-        self, operator: dict[str, Any], expected: Operator
-    ) -> tuple[dict[str, Any], list[Value]]:
-        """Its attributes and what it gives."""
-        self._keys(operator, "#", "A", "I", "O", "OA")
-        attributes = self._attributes(operator["A"])
-        for name in sorted({*attributes, *expected.attributes}):
-            tag = attributes[name][0] if name in attributes else None
-            if tag != expected.attributes.get(name):
-                self._fail(f"has another attribute {name[:40]!r} than exports write, or lacks it")
-        for name in expected.dims:
-            if attributes[name][1] not in range(9):
-                self._fail(f"has the attribute {name} of no dim: {str(attributes[name][1])[:40]}")
-        taken = self._inputs(operator, expected)
-        outputs = self._list(operator["O"], "O", expected.outputs)
-        made = [self._output(value) for value in outputs]
-        for place, value in enumerate(made):
-            if isinstance(value, tuple) != (place in expected.gives_lists):
-                self._fail(
-                    f"gives a list where exports have a tensor, or the other way, at {place}"
-                )
-        if (operator["#"] == "0.combine" and made != [tuple(taken)]) or (
-            operator["#"] == "0.split" and [tuple(made)] != taken
+    def _operator(self, name: str, operator: Any) -> None:
+        match operator:
+            case {"A": list(given), "I": list(inputs), "O": list(outputs), "OA": list(marks)}:
+                attributes = self._attributes(given)
+            case _:
+                raise self._wrong("is not as exports write it")
+        known = self._allowed[name]
+        self._check_attributes(name, attributes, known.attributes)
+        taken = self._all(inputs, known.takes, "takes", self._input)
+        made = self._all(outputs, known.gives, "gives", lambda value, kind: self._output(value))
+        for mark, (tag, values) in self._attributes(marks).items():
+            is_known = mark in ("stop_gradient", "persistable") and tag == _LIST
+            if not is_known or [type(each) for each in values] != [bool] * len(made):
+                raise self._wrong(f"has the output attribute {quoted(mark)}")
+        if (name == COMBINE and made != [tuple(taken)]) or (
+            name == SPLIT and [tuple(made)] != taken
         ):
-            self._fail("does not give what it takes")
-        for name, (tag, values) in self._attributes(operator["OA"]).items():
-            if name not in ("stop_gradient", "persistable") or tag != LIST:
-                self._fail(f"has the output attribute {name!r}")
-            if len(values) != len(outputs) or not all(type(value) is bool for value in values):
-                self._fail(f"has {name} for other outputs than its own")
-        return {name: value for name, (_, value) in attributes.items()}, made
+            raise self._wrong("does not give what it takes")
+        if name == DATA:
+            self._add(self._read.inputs, attributes["name"][1], made[0])
+        elif name == FETCH:
+            if attributes["col"][1] != len(self._read.outputs):
+                raise self._wrong(f"is not output {len(self._read.outputs)}")
+            self._read.outputs.append(made[0])
+        elif name in COMPILED:
+            values = {name: value for name, (_, value) in attributes.items()}
+            self._read.calls.append((name[2:], values))
 
-    def _inputs(self, operator: dict[str, Any], expected: Operator) -> list[Value]:
-        """The kinds of the values that it takes, less those that are left out."""
-        taken: list[Value] = []
-        for place, value in enumerate(self._list(operator["I"], "I", expected.inputs)):
-            self._keys(value, "%")
-            number = value["%"]
-            if number == 0 and type(number) is int and place in expected.optional:
-                continue  # left out
-            if type(number) is not int or number not in self._values:
-                self._fail(f"takes the value {number!r}, which none before it gives")
-            kind = self._values[number]
-            if isinstance(kind, tuple) != (place in expected.lists):
-                self._fail(
-                    f"takes a list where exports have a tensor, or the other way, at {place}"
+    def _all(
+        self, values: list[Any], kinds: str, what: str, read: Callable[[Any, str], Value | None]
+    ) -> list[Any]:
+        """The kinds of the values that an operator takes or gives, less those left out."""
+        if kinds == "*":
+            kinds = "T" * len(values)
+        if len(values) != len(kinds):
+            raise self._wrong(f"{what} {len(values)} values, not {len(kinds)}")
+        found = [read(value, kind) for value, kind in zip(values, kinds, strict=True)]
+        for place, (made, kind) in enumerate(zip(found, kinds, strict=True)):
+            if made is not None and isinstance(made, tuple) != (kind in "Ll"):
+                raise self._wrong(
+                    f"{what} a list where exports have a tensor, or the other way, at {place}"
                 )
-            taken.append(kind)
-        return taken
+        return [made for made in found if made is not None]
 
-    def _attributes(self, value: Any) -> dict[str, tuple[str, Any]]:
-        """Tag and value of each."""
+    def _input(self, value: Any, kind: str) -> Value | None:
+        """What a value is that an operator takes; None: left out."""
+        match value:
+            case {"%": 0} if kind.islower():
+                return None
+            case {"%": int(number)} if number in self._values:
+                return self._values[number]
+            case _:
+                raise self._wrong(f"takes the value {quoted(value)}, which none before it gives")
+
+    def _attributes(self, entries: list[Any]) -> dict[str, tuple[str, Any]]:
+        """Tags and values by name, of a list those of its items."""
         found: dict[str, tuple[str, Any]] = {}
-        for entry in self._list(value, "A"):
-            self._keys(entry, "AT", "N")
-            tagged, name = entry["AT"], entry["N"]
-            self._keys(tagged, "#", "D")
-            if not isinstance(name, str) or name in found:
-                self._fail(f"has the attribute {name!r} twice, or it is no name")
-            found[name] = tagged["#"], self._attribute(tagged, name)
+        for entry in entries:
+            match entry:
+                case {"N": str(name), "AT": {"#": str(tag), "D": value}} if name not in found:
+                    pass
+                case _:
+                    raise self._wrong(f"has the attribute {quoted(entry)}")
+            if tag == _LIST:
+                items = value if isinstance(value, list) else [value]
+                if not all(isinstance(item, dict) and item.get("#") in _ITEMS for item in items):
+                    raise self._wrong(f"has the attribute {quoted(name)} of {quoted(value)}")
+                value = [item.get("D") for item in items]
+            found[name] = tag, value
         return found
 
-    def _attribute(self, tagged: dict[str, Any], name: str) -> Any:
-        tag, value = tagged["#"], tagged["D"]
-        if tag == LIST:
-            items = self._list(value, name)
-            for item in items:
-                self._keys(item, "#", "D")
-                if item["#"] == LIST:
-                    self._fail(f"has lists inside the attribute {name}")
-            values = [self._attribute(item, name) for item in items]
-            if name in _OF_DIMS and not all(value in range(9) for value in values):
-                self._fail(f"has the attribute {name} of no dims: {str(values)[:40]}")
-            return values
-        if not isinstance(tag, str) or tag not in _VALUES or not _VALUES[tag](value):
-            self._fail(f"has the attribute {name} of kind {str(tag)[:40]!r}: {str(value)[:40]!r}")
-        return value
+    def _check_attributes(
+        self, operator: str, given: Mapping[str, tuple[str, Any]], known: Mapping[str, str]
+    ) -> None:
+        for name in sorted({*given, *known}):
+            tag, value = given.get(name, (None, None))
+            if tag != known.get(name):
+                raise self._wrong(f"has another attribute {quoted(name)} than exports, or lacks it")
+            is_text = isinstance(value, str)
+            if is_text != (tag in _OF_TEXTS):
+                raise self._wrong(f"has the attribute {name} of value {quoted(value)}")
+            is_dim = name in _OF_DIMS or (name == "axis" and operator == _TAKES_A_DIM)
+            dims = value if isinstance(value, list) else [value]
+            if is_dim and not all(type(dim) is int and 0 <= dim < _MAX_DIMS for dim in dims):
+                raise self._wrong(f"has the attribute {name} of no dim: {quoted(dims)}")
+            if name == "num" and not (type(value) is int and value > 0):  # Paddle divides by it
+                raise self._wrong(f"has the attribute num of no number of parts: {quoted(value)}")
 
     def _output(self, value: Any) -> Value:
         """Notes the value that an operator gives."""
-        self._keys(value, "%", "TT")
-        number = value["%"]
-        if type(number) is not int or not 0 < number < 1 << 31 or number in self._values:
-            self._fail(f"gives the value {number!r}, which is taken or no number")
-        kind = value["TT"]
-        self._keys(kind, "#", "D")
-        made: Value
-        if kind["#"] == "0.t_vec":
-            made = tuple(self._tensor(item) for item in self._list(kind["D"], "D"))
-        else:
-            made = self._tensor(kind)
+        match value:
+            case {"%": int(number), "TT": kind} if number > 0 and number not in self._values:
+                pass
+            case _:
+                raise self._wrong(f"gives the value {quoted(value)}, which is taken or no number")
+        match kind:
+            case {"#": "0.t_vec", "D": list(items)}:
+                made: Value = tuple(self._tensor(item) for item in items)
+            case _:
+                made = self._tensor(kind)
         self._values[number] = made
         return made
 
     def _tensor(self, kind: Any) -> TensorType:
-        self._keys(kind, "#", "D")
-        element, shape, *rest = self._list(kind["D"], "D", 5)
-        self._keys(element, "#")
-        self._equal([kind["#"], rest], ["0.t_dtensor", ["NCHW", [], 0]], "type")
-        if not isinstance(element["#"], str) or element["#"] not in ELEMENTS:
-            self._fail(f"gives elements of kind {str(element['#'])[:40]!r}")
-        if not _is_shape(shape):
-            self._fail(f"gives a tensor of shape {str(shape)[:60]}")
-        return TensorType(ELEMENTS[element["#"]][0], tuple(shape))
+        match kind:
+            case {"#": "0.t_dtensor", "D": [{"#": str(element)}, list(shape), "NCHW", [], 0]}:
+                sizes = tuple(shape)
+                if element in ELEMENTS and len(sizes) <= _MAX_DIMS and all(map(_is_size, sizes)):
+                    return TensorType(ELEMENTS[element][0], sizes)
+        raise self._wrong(f"gives a tensor of another kind than exports have: {quoted(kind, 100)}")
 
-    def _add(self, table: dict[str, TensorType], name: str, kind: TensorType) -> None:
-        if name in table:
-            self._fail(f"names {name!r} a second time")
+    def _add(self, table: dict[str, TensorType], name: Any, kind: Value) -> None:
+        if not isinstance(name, str) or name in table or isinstance(kind, tuple):
+            raise self._wrong(f"names {quoted(name)} a second time, or no tensor")
         table[name] = kind
 
-    def _list(self, value: Any, key: str, length: int | None = None) -> list[Any]:
-        if not isinstance(value, list) or len(value) != (len(value) if length is None else length):
-            self._fail(f"has {key} that is not a list of {'any' if length is None else length}")
-        return value
-
-    def _only(self, value: Any, key: str) -> Any:
-        return self._list(value, key, 1)[0]
-
-    def _keys(self, value: Any, *keys: str) -> None:
-        if not isinstance(value, dict) or value.keys() != set(keys):
-            got = ", ".join(map(str, value))[:80] if isinstance(value, dict) else str(value)[:40]
-            self._fail(f"has {got!r} where exports have {', '.join(keys)}")
-
-    def _equal(self, value: Any, wanted: Any, key: str) -> None:
-        # As JSON: 1 equals True to Python, and not to what reads the program.
-        if json.dumps(value, sort_keys=True) != json.dumps(wanted, sort_keys=True):
-            self._fail(f"has {key} {str(value)[:60]}, not {wanted}")
-
-    def _fail(self, what: str) -> NoReturn:
-        raise UserError(f"{self._path}: {self._where} {what}; {EXPORT}")
+    def _wrong(self, what: str) -> UserError:
+        return UserError(f"{self._path}: {self._where} {what}; {EXPORT}")
 
 
 def _shown(name: str) -> str:
@@ -440,37 +378,5 @@ def _shown(name: str) -> str:
     return f"{_DIALECTS[dialect]}.{rest}"[:80] if dot and dialect in _DIALECTS else name[:80]
 
 
-def _is_int(value: Any, bits: int) -> bool:
-    return type(value) is int and -(1 << bits - 1) <= value < 1 << bits - 1
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)
-
-
-def _is_shape(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) <= 9
-        and all(type(size) is int and -1 <= size < 1 << 40 for size in value)
-    )
-
-
-# Lists of dims. Paddle looks at negative ones without a check.
-_OF_DIMS = ("axes", "decrease_axis", "perm")
-_VALUES = {
-    BOOL: lambda value: type(value) is bool,
-    INT: lambda value: _is_int(value, 32),
-    LONG: lambda value: _is_int(value, 64),
-    FLOAT: _is_number,
-    DOUBLE: _is_number,
-    TEXT: lambda value: isinstance(value, str) and len(value) < MAX_TEXT,
-    DTYPE: lambda value: isinstance(value, str) and value in _DTYPE_NAMES,
-    PLACE: lambda value: (
-        isinstance(value, list)
-        and len(value) == 3
-        and all(_is_int(number, 8) for number in value[:2])
-        and isinstance(value[2], str)
-    ),
-    SHAPE: _is_shape,
-}
+def _is_size(value: Any) -> bool:
+    return type(value) is int and -1 <= value < 1 << 40

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from predict.errors import UserError
 from predict.loading.arrays import MAX_SHOWN, NUMPY_DTYPES, TensorInfo, checked_shape
 from predict.system.files import json_type, open_regular, parse_json
+from predict.system.spans import misplaced
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
@@ -37,7 +37,9 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         raise _broken(path, "its __metadata__ is not an object of texts")
     start = 8 + header_size
     tensors = {name: _tensor_info(path, name, entry, start) for name, entry in header.items()}
-    _check_ranges(path, tensors, start, size)
+    parts = ((info.offset, info.num_bytes, name) for name, info in tensors.items())
+    if complaint := misplaced(parts, start, size):
+        raise _broken(path, complaint)
     return tensors
 
 
@@ -74,23 +76,3 @@ def _tensor_info(path: Path, name: str, entry: Any, start: int) -> TensorInfo:
             f"{str(list(shape))[:MAX_SHOWN]} needs {num_bytes}",
         )
     return TensorInfo(path, dtype, shape, start + begin)
-
-
-def _check_ranges(path: Path, tensors: Mapping[str, TensorInfo], start: int, size: int) -> None:
-    """Raises UserError unless the tensors fill the file, from `start` on, one behind the other."""
-    end, last = start, "the header"
-    placed = sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].num_bytes))
-    for name, info in placed:
-        shown = repr(name[:MAX_SHOWN])
-        if info.offset + info.num_bytes > size:
-            raise _broken(
-                path, f"{shown} ends at byte {info.offset + info.num_bytes}, the file at {size}"
-            )
-        if info.offset != end:
-            kind = "they overlap" if info.offset < end else "the bytes between belong to none"
-            raise _broken(
-                path, f"{shown} begins at byte {info.offset}, {last} ends at {end}: {kind}"
-            )
-        end, last = end + info.num_bytes, shown
-    if end != size:
-        raise _broken(path, f"{last} ends at byte {end}, and the file has {size}")

@@ -4,37 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from predict.loading.arrays import NUMPY_DTYPES, Place, Shape, StoredArray, num_bytes
+from predict.loading.arrays import NUMPY_DTYPES, Computed, StoredArray, num_bytes
 from predict.system.outputs import whole_file
 
 ALIGNMENT = 8  # bytes; the header is padded to it with spaces, as the format's own writer does
 METADATA = {"format": "pt"}  # which transformers asks for
-
-
-@dataclass(frozen=True, eq=False)
-class _InMemory:
-    """An array that needs no reading."""
-
-    dtype: str
-    values: npt.NDArray[Any]
-
-    @property
-    def shape(self) -> Shape:
-        return self.values.shape
-
-    @property
-    def places(self) -> tuple[Place, ...]:
-        return ()
-
-    def read(self) -> npt.NDArray[Any]:
-        return self.values
 
 
 def write(
@@ -47,7 +28,11 @@ def write(
     The file appears whole, under its name, at the end, when its bytes are on the disk. Raises
     ValueError where an array does not have the dtype's NumPy type.
     """
-    write_stored(path, {name: _InMemory(*each) for name, each in tensors.items()}, metadata)
+    arrays = {
+        name: Computed(dtype, values.shape, (), partial(np.asarray, values))
+        for name, (dtype, values) in tensors.items()
+    }
+    write_stored(path, arrays, metadata)
 
 
 def write_stored(

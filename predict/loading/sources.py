@@ -118,21 +118,17 @@ class CheckpointSource:
     def matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
         return self.checkpoint.read_float(names)
 
-    def stored_matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> Any:
-        return self.checkpoint.read_float(names)
+    stored_matrix = host_matrix = matrix
 
     def stored_bytes(self, names: tuple[str, ...]) -> int:
         dtypes = {self.checkpoint.tensors[name].dtype for name in names}
         return 2 if dtypes in ({"BF16"}, {"F16"}) else 4  # others become float32
 
-    def host_matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
-        return self.checkpoint.read_float(names)
-
     def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]:
         return self.checkpoint.read_float(names)
 
     def close(self) -> None:
-        """Changes nothing."""
+        pass
 
 
 class RandomSource:
@@ -171,7 +167,7 @@ class RandomSource:
         return self.matrix(names, (1, size))[0]
 
     def close(self) -> None:
-        """Changes nothing."""
+        pass
 
     def quantized(self, scheme: Scheme, group_size: int, shape: tuple[int, int]) -> Quantized:
         """A linear [N, K] of random codes: some rows are rounded, and repeated to all N."""

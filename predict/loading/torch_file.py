@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from predict.errors import UserError
 from predict.loading.arrays import (
-    Place,
+    Computed,
     Shape,
     StoredArray,
     TensorInfo,
@@ -29,6 +30,7 @@ from predict.loading.arrays import (
 )
 from predict.loading.pickle_machine import (
     COMMON_CALLS,
+    Call,
     Dialect,
     Machine,
     Named,
@@ -92,27 +94,6 @@ class Tensor:
     strides: tuple[int, ...]
     offset: int
     kind = "a tensor"
-
-
-@dataclass(frozen=True)
-class StridedArray:
-    """A tensor whose values do not lie one behind the other."""
-
-    file: Path
-    dtype: str
-    shape: Shape
-    strides: tuple[int, ...]  # in values
-    offset: int  # bytes from the start of the file
-
-    @property
-    def places(self) -> tuple[Place, ...]:
-        return ((self.file, self.offset),)
-
-    def read(self) -> npt.NDArray[Any]:
-        values = TensorInfo(self.file, self.dtype, (_span(self.shape, self.strides),), self.offset)
-        item = item_bytes(self.dtype)
-        strides = [stride * item for stride in self.strides]
-        return np.lib.stride_tricks.as_strided(values.read(), self.shape, strides)
 
 
 def read_torch(path: Path) -> dict[str, StoredArray]:
@@ -212,7 +193,14 @@ def _placed(
     offset = entry.offset + tensor.offset * item
     if count == 0 or tensor.strides == _packed(tensor.shape, tensor.strides):
         return TensorInfo(path, tensor.dtype, tensor.shape, offset)
-    return StridedArray(path, tensor.dtype, tensor.shape, tensor.strides, offset)
+    values = TensorInfo(path, tensor.dtype, (_span(tensor.shape, tensor.strides),), offset)
+    return Computed(tensor.dtype, tensor.shape, values.places, partial(_strided, values, tensor))
+
+
+def _strided(values: TensorInfo, tensor: Tensor) -> npt.NDArray[Any]:
+    """The values of a tensor, which do not lie one behind the other."""
+    strides = [stride * item_bytes(tensor.dtype) for stride in tensor.strides]
+    return np.lib.stride_tricks.as_strided(values.read(), tensor.shape, strides)
 
 
 def _span(shape: Shape, strides: tuple[int, ...]) -> int:
@@ -232,7 +220,7 @@ def _packed(shape: Shape, strides: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(made))
 
 
-def _storage(machine: Machine) -> None:
+def _storage(machine: Machine, _: Any) -> None:
     """BINPERSID: ("storage", type, key, device, number of values)."""
     found = machine.pop()
     if not isinstance(found, tuple) or len(found) != 5:
@@ -248,49 +236,39 @@ def _storage(machine: Machine) -> None:
     machine.push(Storage(STORAGES.get(kind.name, ""), machine.text(key, "a storage's key"), count))
 
 
-def _tensor(machine: Machine, arguments: tuple[Any, ...]) -> Tensor:
+def _tensor(
+    machine: Machine, storage: Storage, offset: Any, sizes: Any, strides: Any, *rest: Any
+) -> Tensor:
     """_rebuild_tensor_v2(storage, offset, sizes, strides, needs gradients, hooks[, metadata])."""
-    if len(arguments) not in (6, 7):
-        raise RefusedError(f"it makes a tensor of {len(arguments)} values, not 6 or 7")
-    storage = arguments[0]
-    if not isinstance(storage, Storage) or not storage.dtype:
-        raise RefusedError(f"it makes a tensor of {kind_of(storage)}, not of a storage with a type")
-    return _made(storage, storage.dtype, *arguments[1:4])
+    if not storage.dtype:
+        raise RefusedError("it makes a tensor of a storage of bytes, not of one with a type")
+    return _made(storage, storage.dtype, offset, sizes, strides)
 
 
-def _typed_tensor(machine: Machine, arguments: tuple[Any, ...]) -> Tensor:
+def _typed_tensor(
+    machine: Machine, storage: Storage, offset: Any, sizes: Any, strides: Any, *rest: Any
+) -> Tensor:
     """_rebuild_tensor_v3: as version 2, and its dtype behind the hooks."""
-    if len(arguments) not in (7, 8):
-        raise RefusedError(f"it makes a tensor of {len(arguments)} values, not 7 or 8")
-    storage, dtype = arguments[0], arguments[6]
-    if not isinstance(storage, Storage) or storage.dtype:
-        raise RefusedError(f"it makes a tensor of {kind_of(storage)}, not of a storage of bytes")
-    if not isinstance(dtype, Named) or dtype.name not in DTYPES:
-        shown = dtype.name if isinstance(dtype, Named) else kind_of(dtype)
-        raise RefusedError(f"a tensor has dtype {shown} (readable: {', '.join(DTYPES)})")
-    return _made(storage, DTYPES[dtype.name], *arguments[1:4])
+    dtype = rest[2].name
+    if storage.dtype or dtype not in DTYPES:
+        raise RefusedError(
+            f"a tensor has dtype {dtype} (readable: {', '.join(DTYPES)}), or a storage with a type"
+        )
+    return _made(storage, DTYPES[dtype], offset, sizes, strides)
 
 
-def _made(storage: Storage, dtype: str, offset: Any, sizes: Any, strides: Any) -> Tensor:
+def _made(storage: Storage, dtype: str, offset: int, sizes: Any, steps: tuple[Any, ...]) -> Tensor:
     try:
         shape, _ = checked_shape(sizes, dtype)
     except ValueError as error:
         raise RefusedError(f"a tensor's shape {error}") from None
-    steps = strides if isinstance(strides, tuple) else ()
     numbers = (offset, *steps)
     if len(steps) != len(shape) or not all(type(n) is int and 0 <= n < 2**62 for n in numbers):
         raise RefusedError("a tensor's strides and offset are no whole numbers, 0 or more")
     return Tensor(storage, dtype, shape, steps, offset)
 
 
-def _parameter(machine: Machine, arguments: tuple[Any, ...]) -> Tensor:
-    """_rebuild_parameter(tensor, needs gradients, hooks)."""
-    if len(arguments) != 3 or not isinstance(arguments[0], Tensor):
-        raise RefusedError("it makes a parameter of something else than a tensor")
-    return replace(arguments[0])
-
-
-def _attributes(machine: Machine) -> None:
+def _attributes(machine: Machine, _: Any) -> None:
     """BUILD: a state_dict has its modules' versions as an attribute, which say nothing here."""
     state, target = machine.pop(), machine.pop()
     if not isinstance(target, dict) or not isinstance(state, dict):
@@ -298,15 +276,21 @@ def _attributes(machine: Machine) -> None:
     machine.push(target)
 
 
-CALLS: Mapping[str, Callable[[Machine, tuple[Any, ...]], Any]] = {
+_OF_TENSOR = (Storage, int, tuple, tuple, object, object)
+CALLS = {
     **COMMON_CALLS,
-    "torch._utils._rebuild_tensor_v2": _tensor,
-    "torch._utils._rebuild_tensor_v3": _typed_tensor,
-    "torch._utils._rebuild_parameter": _parameter,
+    "torch._utils._rebuild_tensor_v2": Call(_tensor, (*_OF_TENSOR, object), optional=1),
+    "torch._utils._rebuild_tensor_v3": Call(
+        _typed_tensor, (*_OF_TENSOR, Named, object), optional=1
+    ),
+    # A parameter: its tensor, whether it needs gradients, and hooks.
+    "torch._utils._rebuild_parameter": Call(
+        lambda machine, tensor, *_: tensor, (Tensor, object, object)
+    ),
 }
 TORCH = Dialect(
     "PyTorch",
     CALLS,
     frozenset({*STORAGES, UNTYPED, *DTYPES}),
-    {b"Q": _storage, b"b": _attributes},
+    {"BINPERSID": _storage, "BUILD": _attributes},
 )

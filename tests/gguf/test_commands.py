@@ -37,15 +37,24 @@ def outputs(model: Path, out: Path, *words: str) -> list[str]:
     return [json.loads(line)["output"] for line in out.read_text().splitlines()]
 
 
-def test_the_predictor_writes_the_texts_of_the_safetensors(tmp_path: Path) -> None:
-    directory = safetensors(tmp_path / "m")
-    path = convert(
-        directory,
-        tmp_path / "x.gguf",
-        Types.F32,
-        lambda writer: add_byte_level(writer, tiny.TOKENIZER, "gpt-2"),
+def converted(folder: Path, kind: str, tokenizer: str = "byte_level") -> Path:
+    """The model of `safetensors` as a GGUF file, its matrices of a type, with a tokenizer."""
+    tokens = tiny.TOKENIZER.parent / tokenizer
+    return convert(
+        safetensors(folder / "m"),
+        folder / "x.gguf",
+        Types[kind],
+        lambda writer: (
+            add_byte_level(writer, tokens, "gpt-2")
+            if tokenizer == "byte_level"
+            else add_sentencepiece(writer, tokens)
+        ),
     )
-    wanted = outputs(directory, tmp_path / "a.json", "--inference_model")
+
+
+def test_the_predictor_writes_the_texts_of_the_safetensors(tmp_path: Path) -> None:
+    path = converted(tmp_path, "F32")
+    wanted = outputs(tmp_path / "m", tmp_path / "a.json", "--inference_model")
     assert outputs(path, tmp_path / "b.json", "--inference_model") == wanted
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -56,17 +65,7 @@ def test_the_predictor_writes_the_texts_of_the_safetensors(tmp_path: Path) -> No
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
 @pytest.mark.parametrize("tokenizer", ["byte_level", "sentencepiece_legacy"])
 def test_an_export_runs_as_the_file_does(kind: str, tokenizer: str, tmp_path: Path) -> None:
-    folder = tiny.TOKENIZER.parent / tokenizer
-    path = convert(
-        safetensors(tmp_path / "m"),
-        tmp_path / "x.gguf",
-        Types[kind],
-        lambda writer: (
-            add_byte_level(writer, folder, "gpt-2")
-            if tokenizer == "byte_level"
-            else add_sentencepiece(writer, folder)
-        ),
-    )
+    path = converted(tmp_path, kind, tokenizer)
     words = ("--inference_model", "--weightonly_group_size", "-1")
     wanted = outputs(path, tmp_path / "a.json", *words)
     exported = tmp_path / "export"
@@ -77,17 +76,7 @@ def test_an_export_runs_as_the_file_does(kind: str, tokenizer: str, tmp_path: Pa
 
 @pytest.mark.parametrize("tokenizer", ["byte_level", "sentencepiece_legacy"])
 def test_a_converted_file_is_a_checkpoint_of_hugging_face(tokenizer: str, tmp_path: Path) -> None:
-    folder = tiny.TOKENIZER.parent / tokenizer
-    path = convert(
-        safetensors(tmp_path / "m"),
-        tmp_path / "x.gguf",
-        Types.Q4_0,
-        lambda writer: (
-            add_byte_level(writer, folder, "gpt-2")
-            if tokenizer == "byte_level"
-            else add_sentencepiece(writer, folder)
-        ),
-    )
+    path = converted(tmp_path, "Q4_0", tokenizer)
     made = tmp_path / "made"
     assert convert_main([str(path), str(made), "--format", "hf"]) == 0
     assert (made / "model.safetensors").is_file()

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +52,7 @@ def same(wanted: Any, got: Any) -> bool:
     )
 
 
-def contents(folder: Path, names: Iterable[str] | None = None) -> dict[str, bytes]:
-    """What is in a folder."""
+def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 

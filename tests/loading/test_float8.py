@@ -26,6 +26,7 @@ from predict.nn.blocks import LatentAttentionBlock
 from predict.nn.decoder import Decoder, LatentAttention
 from predict.nn.weights import LinearPlan
 from predict.schemes import scheme_of
+from tests.support.checkpoints import Tensors, stored
 from tests.support.expert_models import write_experts
 from tests.support.float8 import (
     BLOCK,
@@ -33,9 +34,7 @@ from tests.support.float8 import (
     LATENTS,
     SCALE,
     Array,
-    Tensors,
     plain_values,
-    stored,
     with_codes_of,
     written,
 )
@@ -152,23 +151,6 @@ def test_text_of_codes_is_the_same_in_a_program(tmp_path: Path, absorbs: bool) -
     export_model(config(CASE, **settings), tmp_path / "static")
     llm = LLM(config(tmp_path / "static", mode="static", **settings))
     assert greedy(llm, prompts, 16) == dynamic
-
-
-def test_a_layer_of_drafts_in_codes_stays_unread(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """As V3's and R1's own checkpoints have it, behind layer 60."""
-    tensors = stored(GOLDEN / CASE)
-    held = sum("model.layers.2." in name for name in tensors)
-    behind: Tensors = {}
-    for name in ("self_attn.kv_b_proj", "mlp.experts.7.down_proj", "mlp.shared_experts.up_proj"):
-        behind[f"model.layers.2.{name}.weight"] = "F8_E4M3", np.full((3, 5), 0x7F, np.uint8)
-        behind[f"model.layers.2.{name}.weight{SCALE}"] = "F32", np.full((1, 1), np.nan, np.float32)
-    folder = written(tmp_path / "model", GOLDEN / CASE, tensors | behind)
-    np.testing.assert_array_equal(logits_of(folder), logits_of(GOLDEN / CASE))
-    said = [line for line in capfd.readouterr().err.splitlines() if str(folder) in line]
-    assert len(said) == 1
-    assert f"model.layers.2 ({held + len(behind)} tensors) stay unread; these layers" in said[0]
 
 
 def test_compressed_tensors_hold_the_same_latents(tmp_path: Path) -> None:

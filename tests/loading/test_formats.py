@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from predict import LLM, SamplingParams
 from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint, checkpoint_digest
 from predict.loading.formats import FORMATS
@@ -20,7 +19,6 @@ from predict.loading.torch_file import read_torch
 from tests.support import stored_formats, tiny
 from tests.support.stored_formats import WRITERS, change_params, write_model
 
-PROMPTS = ["hello", "you are", "a"]
 PART = "model_state.tp01.pdparams"
 
 
@@ -40,34 +38,6 @@ def test_each_format_gives_the_same_tensors(tmp_path: Path, name: str) -> None:
         found = checkpoint.read(tensor)
         assert found.flags.c_contiguous
         np.testing.assert_array_equal(found, values, strict=True)
-
-
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What the model answers, by the format that it lies in."""
-    folder = tmp_path_factory.mktemp("formats")
-
-    def of(name: str | None) -> list[str]:
-        model = tiny.write_with_tokenizer(folder / str(name))
-        if name is not None:
-            stored_formats.rewrite(model, name)
-        llm = LLM(model=str(model), dtype="float32", device="cpu", max_length=64)
-        found = llm.generate(PROMPTS, SamplingParams(temperature=0.0, max_new_tokens=8))
-        return [each.outputs[0].text for each in found]
-
-    return of
-
-
-@pytest.fixture(scope="module")
-def from_safetensors(answers: Any) -> list[str]:
-    return list(answers(None))
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_each_format_answers_as_safetensors_do(
-    answers: Any, from_safetensors: list[str], name: str
-) -> None:
-    assert answers(name) == from_safetensors
 
 
 def test_files_of_torch_itself_are_read() -> None:

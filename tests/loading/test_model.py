@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,8 @@ from predict.loading.checkpoint import Checkpoint
 from predict.loading.model import read_spec
 from predict.loading.safetensors_writer import write
 from predict.nn.blocks import AttentionBlock
+from tests.support.checkpoints import changed
 from tests.support.golden import GOLDEN, check_greedy, config, golden, greedy, runs
-
-
-def changed(case: str, folder: Path, **changes: Any) -> Path:
-    """A copy of a golden checkpoint with other values in its config.json; None takes one out."""
-    shutil.copytree(GOLDEN / case, folder)
-    path = folder / "config.json"
-    values = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps({k: v for k, v in values.items() if v is not None}))
-    return folder
 
 
 @pytest.mark.parametrize(("case", "positions"), [("gpt2_small", 144), ("opt_125m", 256)])

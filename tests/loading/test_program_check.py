@@ -169,7 +169,7 @@ def test_operator_that_no_export_calls_is_named(plain: Path, name: str) -> None:
     operators(program)[-1]["#"] = name
     path.write_text(json.dumps(program))
     shown = name.replace("1.", "pd_op.").replace("3.", "custom_op.").replace("2.", "cf.")
-    with pytest.raises(UserError, match=f"calls the operator '{shown.replace('4.', '4.')}'"):
+    with pytest.raises(UserError, match=f"calls the operator '{shown}'"):
         read_program(path, compiled=False)
 
 
@@ -191,7 +191,7 @@ def test_what_operators_of_ours_believe_is_checked(
     path = tmp_path / "model.json"
     for name, place, value, words in (
         ("3.regatta_blocks_", 0, weights, "a list where exports have a tensor"),
-        ("3.regatta_embedding", 0, 0, "takes the value 0"),
+        ("3.regatta_embedding", 0, 0, r"takes the value \{'%': 0\}"),
         ("3.regatta_logits", 2, by_name["1.data"]["O"][0]["%"], "or the other way, at 2"),
     ):
         spoilt = copy.deepcopy(program)
@@ -211,7 +211,7 @@ def test_a_dim_that_paddle_believes_is_checked(tmp_path: Path) -> None:
     for dim in (-1, 9, 1_000_000):
         taking["A"][0]["AT"]["D"] = dim
         path.write_text(json.dumps(program))
-        with pytest.raises(UserError, match=f"has the attribute axis of no dim: {dim}"):
+        with pytest.raises(UserError, match=rf"has the attribute axis of no dim: \[{dim}\]"):
             read_program(path, compiled=False)
 
 
@@ -221,24 +221,30 @@ def hide(program: dict[str, Any]) -> None:
     operators(program)[-1]["regions"] = [inner]
 
 
+def name_a_file(program: dict[str, Any]) -> None:
+    """Gives the last operator a text that no operator of an export has."""
+    text = {"AT": {"#": "0.a_str", "D": "/tmp/x"}, "N": "file_path"}
+    operators(program)[-1]["A"].append(text)
+
+
 SPOILT: dict[str, tuple[Any, str]] = {
     "a block within": (hide, "holds operators of its own"),
-    "a second region": (lambda p: p["program"]["regions"].append({}), "regions that is not"),
-    "a version": (lambda p: p["base_code"].update(version=99), "base_code"),
-    "a key": (lambda p: p.update(more=1), "base_code, program"),
+    "a second region": (lambda p: p["program"]["regions"].append({}), "has other regions"),
+    "a version": (lambda p: p["base_code"].update(version=99), "is of another version"),
     "a value from nowhere": (lambda p: operators(p)[-1]["I"][0].update({"%": 77_777}), "77777"),
     "a value from below": (lambda p: operators(p)[-1]["I"][0].update({"%": -1}), "-1"),
+    "a file's name": (name_a_file, "another attribute 'file_path'"),
     "an attribute": (lambda p: operators(p)[-1]["A"].pop(), "another attribute 'col'"),
-    "a kind": (lambda p: operators(p)[-1]["A"][1]["AT"].update({"#": "0.a_pointer"}), "a_pointer"),
-    "a huge number": (lambda p: operators(p)[-1]["A"][1]["AT"].update(D=1 << 40), "col of kind"),
-    "a shape": (lambda p: operators(p)[0]["O"]["TT"]["D"].__setitem__(1, [-7]), r"shape \[-7\]"),
+    "a kind": (lambda p: operators(p)[-1]["A"][1]["AT"].update({"#": "0.a_pointer"}), "'col'"),
+    "a shape": (lambda p: operators(p)[0]["O"]["TT"]["D"].__setitem__(1, [-7]), "another kind"),
     "elements": (
-        lambda p: operators(p)[0]["O"]["TT"]["D"].__setitem__(0, {"#": []}),
-        "elements of kind",
-    ),
+        lambda p: operators(p)[0]["O"]["TT"]["D"].__setitem__(0, {"#": []}), "another kind"),
     "an axis below the first": (
         lambda p: next(op for op in operators(p) if op["#"] == "1.slice")["A"][0]["AT"].update(
-            D=[{"#": "0.a_i64", "D": -2}]), "axes of no dims"),
+            D=[{"#": "0.a_i64", "D": -2}]), "axes of no dim"),
+    "parts below one": (
+        lambda p: next(op for op in operators(p) if op["#"] == "1.split_with_num")["A"][0][
+            "AT"].update(D=-1), "num of no number of parts"),
     "no operators": (lambda p: operators(p) and p["program"]["regions"][0]["blocks"][0].update(
         ops=[]), "returns nothing"),
 }  # fmt: skip
@@ -310,29 +316,9 @@ def test_parameter_file_is_checked_to_its_last_byte(
         (b"\1" + whole[1:], "no header of a tensor at byte 0"),
         (whole[:4] + b"\xff" * 8 + whole[12:], "no header of a tensor at byte 0"),  # LoD levels
         (whole[:16] + b"\xff\xff\xff\x7f" + whole[20:], "no header of a tensor at byte 0"),
-        (whole[:21] + b"\x06" + whole[22:], r"float64 .*embedding_table as float32"),
-        (whole[:23] + b"\xff\xff\xff\x7f" + whole[27:], "no header|takes embedding_table as"),
+        (whole[:21] + b"\x06" + whole[22:], "where embedding_table .* is to be"),  # float64
+        (whole[:23] + b"\xff\xff\xff\x7f" + whole[27:], "no header of a tensor at byte 0"),
     ):
         path.write_bytes(data)
         with pytest.raises(UserError, match=words):
             check_parameters(path, parameters)
-
-
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
-@given(start=st.integers(0, 400), junk=st.binary(max_size=60), kept=st.integers(0, 2000))
-def test_only_our_errors_leave_the_reader_of_parameters(
-    start: int,
-    junk: bytes,
-    kept: int,
-    exports: dict[bool, Path],
-    parameters: dict[str, TensorType],
-    tmp_path: Path,
-) -> None:
-    with (exports[False] / "model.pdiparams").open("rb") as file:
-        head = file.read(start)
-        file.seek(start + len(junk))
-        rest = file.read(kept)
-    path = tmp_path / "model.pdiparams"
-    path.write_bytes(head + junk + rest)
-    with pytest.raises(UserError):
-        check_parameters(path, parameters)

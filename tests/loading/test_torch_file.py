@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 import struct
 import tracemalloc
@@ -153,7 +152,7 @@ def renamed(name: str) -> bytes:
         (b"PK", "it has 2 bytes"),
         (GOOD[:-1], "its directory is not at its end"),
         (GOOD + b"x", "its directory is not at its end"),
-        (GOOD[:200] + GOOD[-22:], "its directory should have"),
+        (GOOD[:200] + GOOD[-22:], "its directory is damaged"),
         (renamed("../../../../x"), "an entry of the name b'../../../../xx'"),
         (renamed("/etc/cron.d/x"), "an entry of the name b'/etc/cron.d/xx'"),
         (renamed("C:\\x"), "an entry of the name b'C:"),
@@ -164,7 +163,7 @@ def renamed(name: str) -> bytes:
         (central(10, 8), "is compressed (method 8)"),
         (central(24, 1 << 31, "<I"), "is compressed"),
         (central(34, 1), "one of several volumes"),
-        (central(42, 1 << 30, "<I"), "begins at byte 1073741824, too late"),
+        (central(42, 1 << 30, "<I"), "begins at byte 1073741824, out of place"),
         (central(42, 7, "<I"), "is another one than the directory says"),
         (torch_zip({"data.pkl": b"\x80\x02}."}, zipfile.ZIP_DEFLATED), "is compressed"),
         (torch_zip({"x.pkl": b""}), "it has 0 entries <folder>/data.pkl, not one"),
@@ -186,7 +185,10 @@ def renamed(name: str) -> bytes:
         ),
         (with_tensor(b"ctorch._utils\n_rebuild_sparse_tensor\n)R"), "_rebuild_sparse_tensor"),
         (with_tensor(b"ctorch.storage\n_load_from_bytes\nC\x02ab\x85R"), "_load_from_bytes"),
-        (with_tensor(b"ctorch._utils\n_rebuild_tensor_v2\n(N)tR"), "of 2 values, not 6 or 7"),
+        (
+            with_tensor(b"ctorch._utils\n_rebuild_tensor_v2\n(N)tR"),
+            "_rebuild_tensor_v2 with nothing, a tuple, and PyTorch",
+        ),
         (with_tensor(b"ctorch\nFloatStorage\n)R"), "which PyTorch's files only name"),
         (with_tensor(b"}]b"), "it sets the state of an object of names to a list"),
     ],
@@ -231,41 +233,7 @@ def test_sizes_of_64_bits_are_read_and_believed_no_more_than_others(tmp_path: Pa
     made = bytearray(data)
     at = data.rindex(b"PK\x01\x02")
     struct.pack_into("<II", made, at + 20, 0xFFFFFFFF, 0xFFFFFFFF)
-    assert "lacks its 64-bit sizes" in refused(tmp_path, bytes(made))
-
-
-def as_of_a_large_file(data: bytes) -> bytes:
-    """The archive with all sizes and places in fields of 64 bits, as beyond 4 GiB."""
-    (start,) = struct.unpack_from("<I", data, len(data) - 6)
-    made, at, count = bytearray(data[:start]), start, 0
-    while data[at : at + 4] == b"PK\x01\x02":
-        head = bytearray(data[at : at + 46])
-        packed, size, name_size = *struct.unpack_from("<II", head, 20), head[28]
-        (offset,) = struct.unpack_from("<I", head, 42)
-        extra = struct.pack("<HH2sHHQQQ", 7, 2, b"xx", 1, 24, size, packed, offset)
-        struct.pack_into("<II", head, 20, 0xFFFFFFFF, 0xFFFFFFFF)
-        struct.pack_into("<H", head, 30, len(extra))
-        struct.pack_into("<I", head, 42, 0xFFFFFFFF)
-        made += head + data[at + 46 : at + 46 + name_size] + extra
-        at, count = at + 46 + name_size, count + 1
-    end = len(made)
-    made += struct.pack(
-        "<4sQHHIIQQQQ", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, end - start, start
-    )
-    made += struct.pack("<4sIQI", b"PK\x06\x07", 0, end, 1)
-    full = (0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
-    return bytes(made + struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, *full, 0))
-
-
-def test_archives_beyond_4_gb_are_read(tmp_path: Path) -> None:
-    data = as_of_a_large_file(GOOD)
-    assert zipfile.ZipFile(io.BytesIO(data)).testzip() is None  # another reader agrees
-    np.testing.assert_array_equal(read_torch(write(tmp_path, data))["a"].read(), VALUES)
-    lost = data.replace(b"PK\x06\x07", b"PK\x06\x08")
-    assert "64-bit directory is not where it says" in refused(tmp_path, lost)
-    made = bytearray(data)
-    struct.pack_into("<Q", made, data.rindex(b"PK\x06\x06") + 48, 2**63)  # its first byte
-    assert "its directory should have" in refused(tmp_path, bytes(made))
+    assert "should have 4294967295 bytes" in refused(tmp_path, bytes(made))
 
 
 def test_tensors_of_one_storage_share_its_bytes(tmp_path: Path) -> None:

@@ -11,22 +11,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from predict.loading.checkpoint import Checkpoint
 from predict.loading.safetensors_writer import write
 from predict.schemes._e4m3 import values_of
+from tests.support.checkpoints import Tensors
 
-Tensors = dict[str, tuple[str, Any]]
 Array = npt.NDArray[Any]
 # The golden, and its linears that make keys and values of latents.
 CASE = "deepseek_v3_fp8"
 LATENTS = re.compile(r".*\.kv_b_proj")
 SCALE = "_scale_inv"
 BLOCK = 128
-
-
-def stored(folder: Path) -> Tensors:
-    checkpoint = Checkpoint(folder)
-    return {name: (info.dtype, checkpoint.read(name)) for name, info in checkpoint.tensors.items()}
 
 
 def written(folder: Path, source: Path, tensors: Tensors, quantization: Any = None) -> Path:

@@ -7,10 +7,11 @@ from typing import Any
 import gguf
 import numpy as np
 import numpy.typing as npt
-from gguf.quants import _type_traits
+
+from predict.gguf.reader import PLAIN, types
 
 Types: Any = gguf.GGMLQuantizationType
-KINDS = tuple(kind.name for kind in _type_traits)
+KINDS = ("BF16", *(name for name, *_ in types().values() if name not in PLAIN))
 # Bytes of a block where float16 scales lie; types without one have scales of other kinds.
 SCALES = {
     "Q4_0": (0,),

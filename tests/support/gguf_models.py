@@ -16,7 +16,6 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 from gguf.tensor_mapping import get_tensor_name_map
-from safetensors.numpy import load_file
 
 from predict.loading.checkpoint import Checkpoint
 
@@ -351,8 +350,3 @@ def convert(
         add_tensor(writer, name, values, kind)
     finish(writer)
     return path
-
-
-def tensor_files(directory: Path) -> dict[str, Array]:
-    """Tensors of a directory as safetensors have them."""
-    return {k: v for file in directory.glob("*.safetensors") for k, v in load_file(file).items()}

@@ -149,7 +149,6 @@ def _add(adapter: Adapter, known: dict[str, T], more: Mapping[str, T]) -> None:
 
 
 def _rows(linear: LowRank, rows: Indices) -> LowRank:
-    """The product of some outputs."""
     return replace(
         linear,
         b=linear.b.cut(rows),

@@ -6,8 +6,7 @@ or to codes of a quantized linear, comes after.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -17,78 +16,50 @@ from predict.loading.adapters.base import BIAS, WEIGHT, Base
 from predict.loading.adapters.fit import fitted
 from predict.loading.adapters.record import Adapter, LowRank
 from predict.loading.adapters.values import Floats, Values
-from predict.loading.arrays import FLOAT_DTYPES, Place, Shape, StoredArray
+from predict.loading.arrays import FLOAT_DTYPES, Computed, StoredArray, places_of
 from predict.loading.checkpoint import Checkpoint, stacked_pieces
 
 
-@dataclass(frozen=True, eq=False)
-class Merged:
-    """A tensor with what an adapter changes of it. Raises UserError where it is stored as codes."""
+def merged(name: str, array: StoredArray, whole: Values | None, linear: LowRank | None) -> Computed:
+    """A tensor with what an adapter changes of it: whole stands for it, linear is added to it.
 
-    name: str
-    array: StoredArray
-    whole: Values | None  # stands for the tensor
-    linear: LowRank | None  # is added to it
+    Raises UserError where it is stored as codes; reading it does for values that are not finite.
+    """
+    if array.dtype not in FLOAT_DTYPES:
+        raise UserError(
+            f"the adapter changes {name}, which is stored as {array.dtype}; merge it into the "
+            "unquantized checkpoint"
+        )
 
-    def __post_init__(self) -> None:
-        if self.array.dtype not in FLOAT_DTYPES:
-            raise UserError(
-                f"the adapter changes {self.name}, which is stored as {self.array.dtype}; merge it "
-                "into the unquantized checkpoint"
-            )
-
-    @property
-    def dtype(self) -> str:
-        return "F32"
-
-    @property
-    def shape(self) -> Shape:
-        return self.array.shape
-
-    @property
-    def places(self) -> tuple[Place, ...]:
-        return self.array.places
-
-    def read(self) -> Floats:
-        """See StoredArray. Raises UserError for values that are not finite."""
-        values = self.array.read() if self.whole is None else self.whole.read()
-        if self.linear is None:
+    def read() -> Floats:
+        values = array.read() if whole is None else whole.read()
+        if linear is None:
             return to_float32(values)
-        if self.name.endswith(BIAS):
-            merged = self.linear.added_to_bias(to_float32(values))
+        if name.endswith(BIAS):
+            made = linear.added_to_bias(to_float32(values))
         else:
-            merged = self.linear.added_to(values)
-        if not np.isfinite(merged).all():
+            made = linear.added_to(values)
+        if not np.isfinite(made).all():
             raise UserError(
-                f"{self.linear.a.where}: {self.name} with the adapter merged holds values that are "
-                "not finite; the adapter, or the model, is damaged"
+                f"{linear.a.where}: {name} with the adapter merged holds values that are not "
+                "finite; the adapter, or the model, is damaged"
             )
-        return merged
+        return made
+
+    return Computed("F32", array.shape, array.places, read)
 
 
-@dataclass(frozen=True, eq=False)
-class Stacked:
+def stacked(pieces: Sequence[StoredArray]) -> Computed:
     """Tensors of one shape, one behind the other along a new first axis."""
 
-    pieces: tuple[StoredArray, ...]
-
-    @property
-    def dtype(self) -> str:
-        return "F32"
-
-    @property
-    def shape(self) -> Shape:
-        return (len(self.pieces), *self.pieces[0].shape)
-
-    @property
-    def places(self) -> tuple[Place, ...]:
-        return tuple(place for piece in self.pieces for place in piece.places)
-
-    def read(self) -> Floats:
-        whole = np.empty(self.shape, np.float32)
-        for row, piece in zip(whole, self.pieces, strict=True):
+    def read() -> Floats:
+        whole = np.empty(shape, np.float32)
+        for row, piece in zip(whole, pieces, strict=True):
             row[...] = to_float32(piece.read())
         return whole
+
+    shape = (len(pieces), *pieces[0].shape)
+    return Computed("F32", shape, places_of(pieces), read)
 
 
 class MergedCheckpoint(Checkpoint):
@@ -112,7 +83,7 @@ class MergedCheckpoint(Checkpoint):
             whole = self.adapter.replaced.get(name)
             linear = linears.get(name.rpartition(".")[0])
             is_bias = name.endswith(BIAS) and name not in biases
-            self.tensors[name] = Merged(
+            self.tensors[name] = merged(
                 name, self.tensors[name], whole, None if is_bias else linear
             )
 
@@ -123,7 +94,7 @@ class MergedCheckpoint(Checkpoint):
             if self.changed.isdisjoint(pieces):
                 arrays[name] = self.tensors.get(name, array)
             else:
-                arrays[name] = Stacked(tuple(self.tensors[piece] for piece in pieces))
+                arrays[name] = stacked([self.tensors[piece] for piece in pieces])
         if self.adapter.unties_head:
             arrays[self.base.head] = self.tensors[self.base.head]
         return arrays

@@ -13,7 +13,7 @@ from predict.loading.adapters.merge import MergedCheckpoint
 from predict.loading.adapters.read import read_adapter
 from predict.loading.arrays import StoredArray
 from predict.loading.checkpoint import Checkpoint
-from predict.loading.conversion import FUSED, Cast, Conversion, Layout, Options
+from predict.loading.conversion import FUSED, Conversion, Layout, Options, cast
 from predict.loading.layouts import stored_method
 from predict.loading.paddle_checkpoint import as_paddle
 from predict.models import family_of, weight_names, with_family
@@ -86,7 +86,7 @@ class Merging(Conversion):
         arrays = {
             name: array
             if self.options.dtype or array.dtype == stored[name].dtype
-            else Cast(array, stored[name].dtype, name)
+            else cast(array, stored[name].dtype, name)
             for name, array in merged.as_hugging_face().items()
         }
         return as_paddle(arrays, self.config) if merged.is_paddle else arrays

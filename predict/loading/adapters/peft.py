@@ -196,11 +196,9 @@ class Patterns:
         return made
 
     def rank(self, name: str, default: int) -> float:
-        """The rank of a linear."""
         return _first(self.ranks, name, default)
 
     def alpha(self, name: str, default: float) -> float:
-        """The alpha of a linear."""
         return _first(self.alphas, name, default)
 
 

@@ -75,7 +75,6 @@ class LowRank:
 
     @property
     def rank(self) -> int:
-        """Rows of A."""
         return self.a.shape[0]
 
     @property
@@ -119,7 +118,6 @@ class LowRank:
         return made
 
     def added_to_bias(self, bias: Floats) -> Floats:
-        """The changed bias [out]."""
         if self.bias is None:
             return bias
         with np.errstate(over="ignore", invalid="ignore"):  # the sum is looked at

@@ -13,12 +13,13 @@ from predict.errors import UserError
 from predict.loading.arrays import (
     FLOAT_DTYPES,
     MAX_SHOWN,
+    Computed,
     Indices,
     Part,
-    Place,
     Shape,
     StoredArray,
     Turned,
+    places_of,
 )
 from predict.loading.parallel_parts import Split, joined
 
@@ -62,7 +63,6 @@ class Values:
         return replace(self, parts=(joined(self.name, self.parts, split),))
 
     def cut(self, rows: Indices) -> Values:
-        """Some rows of it, as they are used."""
         (array,) = self.parts
         return Values(self.name, (Part(Turned(array) if self.turned else array, rows),))
 
@@ -77,16 +77,6 @@ class Values:
                 "or its training diverged: copy it, or train it, again"
             )
         return np.ascontiguousarray(values.T if self.turned else values)
-
-
-@dataclass(frozen=True, eq=False)
-class Computed:
-    """A matrix that is made of others when it is read."""
-
-    shape: Shape
-    places: tuple[Place, ...]  # of the others
-    read: Callable[[], Floats]
-    dtype: str = "F32"
 
 
 def below_one_another(name: str, matrices: Sequence[Values]) -> Values:
@@ -117,5 +107,5 @@ def in_blocks(
 def _computed(
     name: str, matrices: Sequence[Values], shape: Shape, read: Callable[[], Floats]
 ) -> Values:
-    places = tuple(place for matrix in matrices for place in matrix.parts[0].places)
-    return Values(name, (Computed(shape, places, read),))
+    places = places_of(matrix.parts[0] for matrix in matrices)
+    return Values(name, (Computed("F32", shape, places, read),))

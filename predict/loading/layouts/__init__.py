@@ -33,27 +33,21 @@ class Layout(Protocol):
 
     def scheme(self, plan: LinearPlan) -> str:
         """The name of the linear's scheme; raises UserError where its parts do not agree."""
-        ...
 
     def group_size(self, plan: LinearPlan) -> int:
         """Input features of the linear that share a scale; -1: all of them."""
-        ...
 
     def expected(self, plan: LinearPlan) -> Mapping[str, tuple[int, ...]]:
         """Names and shapes of the linear's tensors in the checkpoint, biases apart."""
-        ...
 
     def read(self, plan: LinearPlan) -> Quantized:
         """The linear's weight, all parts stacked; of a dense one the codes are the values."""
-        ...
 
     def bias(self, plan: LinearPlan) -> Any:
         """[out_features], or None."""
-        ...
 
     def stored_bytes(self, plan: LinearPlan) -> int:
         """Bytes of a value that lies on a GPU before it is rounded; 0 where codes are stored."""
-        ...
 
 
 class StoredLayout(Layout, Protocol):

@@ -60,8 +60,8 @@ class Stored:
         plan: WeightPlan,
         target: Target,
     ):
-        self.checkpoint = checkpoint
-        self.target = target
+        self.checkpoint, self.source, self.target = checkpoint, source, target
+        self.settings, self.plan = settings, plan
         self.online = Online(source, QuantSettings(head_scheme=settings.head_scheme), plan)
 
     def part_scheme(self, part: Part) -> str:

@@ -36,7 +36,6 @@ class Awq(Stored):
     schemes = frozenset({SCHEME})
 
     def __init__(self, config: Mapping[str, Any], where: str, *stored: Any):
-        """config: the quantization_config. where: for errors."""
         super().__init__(*stored)
         # Older files spell them w_bit and q_group_size.
         bits = setting(config, "bits", setting(config, "w_bit", 4, where, int), where, int)

@@ -52,7 +52,6 @@ class CompressedTensors(Stored):
     )
 
     def __init__(self, config: Mapping[str, Any], where: str, *stored: Any):
-        """config: the quantization_config. where: for errors."""
         super().__init__(*stored)
         self.where = where
         self.format = setting(config, "format", None, where, str)
@@ -68,7 +67,6 @@ class CompressedTensors(Stored):
 
     @property
     def schemes(self) -> frozenset[str]:
-        """Schemes that quantized linears of this checkpoint have."""
         return frozenset(group.scheme for group in self.groups)
 
     def group_of(self, part: Part) -> Group | None:
@@ -185,7 +183,6 @@ class Group:
     """One entry of config_groups: which linears, and how they are stored."""
 
     def __init__(self, values: Mapping[str, Any], default_format: str, where: str):
-        """where: for errors."""
         if not isinstance(values, Mapping):
             raise UserError(f"{where}: presets by name are not supported; write the group out")
         weights = setting(values, "weights", {}, where, dict)

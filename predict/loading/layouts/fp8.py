@@ -17,16 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from predict.config.quantization import QuantSettings
 from predict.config.schemes import FP8_BLOCK, find
 from predict.errors import UserError
-from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts._stored import Part, Shape, Stored, parts_of
-from predict.loading.layouts._target import Target
 from predict.loading.layouts.online import DENSE, Online
 from predict.loading.matrices import round_weight
-from predict.loading.sources import WeightSource
-from predict.nn.weights import LinearPlan, WeightPlan
+from predict.nn.weights import LinearPlan
 from predict.schemes import Quantized, scheme_of
 from predict.schemes._e4m3 import values_of
 from predict.system.settings import setting
@@ -44,18 +40,9 @@ class Fp8(Stored):
     # Scales of the cache are predict.loading.cache_scales.head_scales'.
     ignored = (".k_scale", ".v_scale", ".input_scale_ub")
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        where: str,
-        checkpoint: Checkpoint,
-        source: WeightSource,
-        settings: QuantSettings,
-        plan: WeightPlan,
-        target: Target,
-    ):
-        """config: the quantization_config. where: for errors."""
-        super().__init__(checkpoint, source, settings, plan, target)
+    def __init__(self, config: Mapping[str, Any], where: str, *stored: Any):
+        super().__init__(*stored)
+        settings, source, plan = self.settings, self.source, self.plan
         if settings.block_size != -1:
             raise UserError(
                 f"{where} says that the weights are stored as {SCHEME}, which --weight_block_size "

@@ -52,7 +52,6 @@ class Codes(NamedTuple):
 
     @property
     def scheme(self) -> str:
-        """Of such codes."""
         return find(f"int{self.bits}").name
 
     @classmethod
@@ -76,7 +75,6 @@ class Gptq(Stored):
     """Integer weights with zero points, packed along the input features."""
 
     def __init__(self, config: Mapping[str, Any], where: str, *stored: Any):
-        """config: the quantization_config. where: for errors."""
         super().__init__(*stored)
         self.codes = Codes.of(config, Codes(4, -1), where)
         self.dynamic = dynamic_rules(
@@ -92,7 +90,6 @@ class Gptq(Stored):
 
     @property
     def schemes(self) -> frozenset[str]:
-        """Schemes that quantized linears of this checkpoint have."""
         kinds = (self.codes, *(codes for _, codes in self.dynamic if codes is not None))
         return frozenset(codes.scheme for codes in kinds)
 

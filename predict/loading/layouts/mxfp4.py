@@ -55,7 +55,6 @@ class Mxfp4:
         plan: WeightPlan,
         target: Target,
     ):
-        """config: the quantization_config, which says nothing of how codes lie."""
         self.checkpoint = checkpoint
         self.online = Online(source, settings, plan)
         self.target = target

@@ -21,16 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from predict.config.quantization import QuantSettings, parse_quant_type
+from predict.config.quantization import parse_quant_type
 from predict.config.schemes import SCHEMES, scheme_info
 from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading.arrays import listed
-from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts._stored import Array, Part, Shape, Stored
-from predict.loading.layouts._target import Target
 from predict.loading.layouts.online import DENSE
-from predict.loading.sources import WeightSource
 from predict.nn.blocks import AttentionBlock, MlpBlock
 from predict.nn.weights import LinearPlan, WeightPlan
 from predict.schemes import Quantized, scheme_of
@@ -50,18 +47,9 @@ class PaddleNlp(Stored):
     ignored = (".bias",)  # of norms, see norm_biases
     mixes = False  # codes may be of shifted and smoothed inputs
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        where: str,
-        checkpoint: Checkpoint,
-        source: WeightSource,
-        settings: QuantSettings,
-        plan: WeightPlan,
-        target: Target,
-    ):
-        """config: the quantization_config. where: for errors."""
-        super().__init__(checkpoint, source, settings, plan, target)
+    def __init__(self, config: Mapping[str, Any], where: str, *stored: Any):
+        super().__init__(*stored)
+        plan = self.plan
         kind = parse_quant_type(str(config["quant_type"]))
         own = config.get("moe_quant_type")
         if own or kind.expert_scheme is not None:
@@ -80,7 +68,7 @@ class PaddleNlp(Stored):
             )
         self.floats = info.codes == "e4m3"
         directory = self.checkpoint.directory
-        self.fake = settings.fake
+        self.fake = self.settings.fake
         self.act = self._scales(directory / ACT_FILE, ACT_ENDING)
         self.weight = self._scales(directory / WEIGHT_FILE, WEIGHT_ENDING)
         if self.fake:
