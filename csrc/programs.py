@@ -54,10 +54,11 @@ def ninja_text(toolkit: build.CudaToolkit, chosen: tuple[str, ...], sources: Seq
         "rule archive",
         "  command = rm -f $out && ar rcs $out $in",
         "  description = archive $out",
-        "rule program",
-        f"  command = '{build.find_compiler()}' -fopenmp $in -L'{toolkit.libraries}' "
-        f"{' '.join(build.CUDA_LIBRARIES)} -lpthread -o $out",
-        "  description = link $out",
+        *build.link_rule(
+            "program",
+            f"'{build.find_compiler()}' -fopenmp $in -L'{toolkit.libraries}' "
+            f"{' '.join(build.CUDA_LIBRARIES)} -lpthread",
+        ),
     ]
     for kernel, flags in targets.items():
         lines += build.object_lines(kernel, flags)
@@ -66,7 +67,7 @@ def ninja_text(toolkit: build.CudaToolkit, chosen: tuple[str, ...], sources: Seq
         program = program_path(source).relative_to(FOLDER)
         lines += [
             f"build {program}.o: cuda {build.escaped(source.resolve())}",
-            f"  targets = {build.target_flags(chosen)} {includes} -Xcompiler -fopenmp",
+            f"  flags = {build.target_flags(chosen)} {includes} -Xcompiler -fopenmp",
             f"  name = {source.name}",
             f"build {program}: program {program}.o {ARCHIVE_NAME}",
         ]
