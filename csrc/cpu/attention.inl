@@ -103,34 +103,16 @@ struct Product {
     }
   }
 
-  template <int kRows>
-  static Fn with_vecs(int vecs) {
-    constexpr int kMost = kRegisterVecs;
-    if (vecs >= 4) return run < kRows, 4 < kMost ? 4 : kMost > ;
-    if (vecs == 3) return run < kRows, 3 < kMost ? 3 : kMost > ;
-    if (vecs == 2) return run < kRows, 2 < kMost ? 2 : kMost > ;
-    return run<kRows, 1>;
+  template <int... kIndex>
+  static Fn kernel_at(int index, std::integer_sequence<int, kIndex...>) {
+    static constexpr Fn kTable[] = {run<kIndex / kRegisterVecs + 1, kIndex % kRegisterVecs + 1>...};
+    return kTable[index];
   }
 
   // rows in [1, kRegisterRows], vecs in [1, kRegisterVecs].
   static Fn kernel(int rows, int vecs) {
-    constexpr int kMost = kRegisterRows;
-    switch (rows) {
-      case 1:
-        return with_vecs<1>(vecs);
-      case 2:
-        return with_vecs<(2 < kMost ? 2 : kMost)>(vecs);
-      case 3:
-        return with_vecs<(3 < kMost ? 3 : kMost)>(vecs);
-      case 4:
-        return with_vecs<(4 < kMost ? 4 : kMost)>(vecs);
-      case 5:
-        return with_vecs<(5 < kMost ? 5 : kMost)>(vecs);
-      case 6:
-        return with_vecs<(6 < kMost ? 6 : kMost)>(vecs);
-      default:
-        return with_vecs<kMost>(vecs);
-    }
+    return kernel_at((rows - 1) * kRegisterVecs + vecs - 1,
+                     std::make_integer_sequence<int, kRegisterRows * kRegisterVecs>());
   }
 
   // Any number of columns: num_vecs vectors in equal parts of at most kRegisterVecs.

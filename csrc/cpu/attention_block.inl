@@ -92,9 +92,7 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
     team.for_each(num_tokens - used, [&](int64_t i) { pack_row(attended, used + i, zeros); });
     if (!packs_heads) {
       team.barrier();
-      team.for_chunks(used, rows_per_claim(team, used), [&](int64_t from, int64_t to) {
-        for (int64_t i = from; i < to; ++i) pack_row(attended, i, mixed + i * q_size);
-      });
+      for_rows(team, used, [&](int64_t i) { pack_row(attended, i, mixed + i * q_size); });
     }
     complete_rows(team, attended);
     shrink(team, out_addend, mixed, q_size);
@@ -109,12 +107,12 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
 inline Status run_attention_block(const AttentionBlockParams& p) {
   const AttentionBlock& block = p.block;
   BlockKernels kernels;
-  Status status = find_gemm(block.qkv, weight_of(p.qkv, block.qkv, p.hidden_size, block.qkv_size()),
-                            p.dtype, REGATTA_ISA_ENUM, &kernels.qkv);
-  if (!status.ok()) return Status::error("qkv: " + status.message());
-  status = find_gemm(block.out, weight_of(p.out, block.out, block.q_size(), p.hidden_size), p.dtype,
-                     REGATTA_ISA_ENUM, &kernels.out);
-  if (!status.ok()) return Status::error("out: " + status.message());
+  Status status = find_linear("qkv", p.qkv, block.qkv, p.hidden_size, block.qkv_size(), p.dtype,
+                              REGATTA_ISA_ENUM, &kernels.qkv);
+  if (!status.ok()) return status;
+  status = find_linear("out", p.out, block.out, block.q_size(), p.hidden_size, p.dtype,
+                       REGATTA_ISA_ENUM, &kernels.out);
+  if (!status.ok()) return status;
   return with_dtype(p.dtype, [&](auto like) {
     for (int64_t begin = 0; begin < p.batch.num_tokens; begin += kMaxBlockRows) {
       const int64_t end = std::min(begin + kMaxBlockRows, p.batch.num_tokens);

@@ -130,15 +130,13 @@ ExpertMlp<T> mlp_of(const ExpertBlockParams& p, const ExpertLinears& linears, in
 template <class T>
 void gather(Team& team, const ExpertPiece<T>& piece) {
   const int64_t count = piece.num_places(), width = piece.p.hidden_size;
-  team.for_chunks(count, rows_per_claim(team, count), [&](int64_t begin, int64_t end) {
-    for (int64_t place = begin; place < end; ++place) {
-      const ExpertMlp<T>& mlp = piece.mlps[piece.by_expert.owners[place]];
-      const int64_t row = piece.by_expert.rows[place];
-      if (mlp.copies) {
-        copy_packed_row(piece.packed, row, mlp.x, place - mlp.begin);
-      } else {
-        pack_row(mlp.x, place - mlp.begin, piece.routes.x + row * width);
-      }
+  for_rows(team, count, [&](int64_t place) {
+    const ExpertMlp<T>& mlp = piece.mlps[piece.by_expert.owners[place]];
+    const int64_t row = piece.by_expert.rows[place];
+    if (mlp.copies) {
+      copy_packed_row(piece.packed, row, mlp.x, place - mlp.begin);
+    } else {
+      pack_row(mlp.x, place - mlp.begin, piece.routes.x + row * width);
     }
   });
 }
@@ -172,11 +170,9 @@ void run_up(Team& team, const ExpertPiece<T>& piece, const GroupPlan& plan) {
     for (int64_t i = 0; i < piece.num_mlps() && !any; ++i) any = wants(i);
     if (!any) return;
     const int64_t count = piece.num_places();
-    team.for_chunks(count, rows_per_claim(team, count), [&](int64_t begin, int64_t end) {
-      for (int64_t place = begin; place < end; ++place) {
-        const ExpertMlp<T>& mlp = piece.mlps[piece.by_expert.owners[place]];
-        if (is_wanted(mlp)) body(mlp, place - mlp.begin);
-      }
+    for_rows(team, count, [&](int64_t place) {
+      const ExpertMlp<T>& mlp = piece.mlps[piece.by_expert.owners[place]];
+      if (is_wanted(mlp)) body(mlp, place - mlp.begin);
     });
     team.barrier();
   };
@@ -248,11 +244,9 @@ void run_down(Team& team, const ExpertPiece<T>& piece, const GroupPlan* plans,
     });
     team.barrier();
     const bool is_last = s == stripes.count - 1;
-    team.for_chunks(num_rows, rows_per_claim(team, num_rows), [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) {
-        sum_products(piece, row, products, columns, totals + row * width + first);
-        if (is_last) ending.complete(row, totals + row * width);
-      }
+    for_rows(team, num_rows, [&](int64_t row) {
+      sum_products(piece, row, products, columns, totals + row * width + first);
+      if (is_last) ending.complete(row, totals + row * width);
     });
     if (!is_last) team.barrier();
   }
@@ -267,11 +261,9 @@ void choose(Team& team, const ExpertBlockParams& p, const T* hidden, T* normed,
     Scratch::Scope scope(team.scratch());
     const RowNorm<T> norm = row_norm<T>(p.block.norm, p.norm);
     float* row = team.scratch().take<float>(width);
-    team.for_chunks(num_rows, rows_per_claim(team, num_rows), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        norm_row(hidden + i * width, norm, row, width);
-        copy_row(row, normed + i * width, width);
-      }
+    for_rows(team, num_rows, [&](int64_t i) {
+      norm_row(hidden + i * width, norm, row, width);
+      copy_row(row, normed + i * width, width);
     });
     team.barrier();
   }

@@ -38,6 +38,14 @@ Status find_gemm(SchemeId scheme, const Weight& weight, DType activation_dtype, 
                        "' is not known to the CPU (known: " + known + ")");
 }
 
+Status find_linear(const char* name, const LinearWeights& weights, SchemeId scheme,
+                   int64_t in_features, int64_t out_features, DType activation_dtype, Isa isa,
+                   Gemm* gemm) {
+  const Status status = find_gemm(scheme, weight_of(weights, scheme, in_features, out_features),
+                                  activation_dtype, isa, gemm);
+  return status.ok() ? status : Status::error(std::string(name) + ": " + status.message());
+}
+
 Gemm gemm_like(const Gemm& checked, SchemeId scheme, const TensorView* tensors,
                DType activation_dtype) {
   Gemm gemm = checked;

@@ -191,6 +191,11 @@ struct Gemm {
 Status find_gemm(SchemeId scheme, const Weight& weight, DType activation_dtype, Isa isa,
                  Gemm* gemm);
 
+// The same for a linear's weights; `name` is what an error calls them.
+Status find_linear(const char* name, const LinearWeights& weights, SchemeId scheme,
+                   int64_t in_features, int64_t out_features, DType activation_dtype, Isa isa,
+                   Gemm* gemm);
+
 // The same for other tensors of the same shapes, which are not checked again.
 Gemm gemm_like(const Gemm& checked, SchemeId scheme, const TensorView* tensors,
                DType activation_dtype);

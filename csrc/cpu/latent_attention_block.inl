@@ -67,7 +67,7 @@ class LatentAttention {
     if (!is_dense()) job.tail_dim = rotated_;
     parallel([&](Team& team) {
       project(team);
-      for_tokens(team, [&](int64_t token) {
+      for_rows(team, num_tokens_, [&](int64_t token) {
         for (int64_t h = 0; h < heads_; ++h) {
           pack_columns(own[h], token, 0, query(token, h), own_);
           rotate(token, query(token, h) + own_, queries + (token * heads_ + h) * width + rank_);
@@ -114,7 +114,7 @@ class LatentAttention {
     T* values = scratch_.take<T>(num_rows * group * width);
     parallel([&](Team& team) {
       project(team);
-      for_tokens(team, [&](int64_t token) {
+      for_rows(team, num_tokens_, [&](int64_t token) {
         for (int64_t h = 0; h < heads_; ++h) {
           const int64_t first = h / group * group, count = std::min(group, heads_ - first);
           Query* to = queries + (first * num_tokens_ + token * count + h - first) * width;
@@ -152,14 +152,6 @@ class LatentAttention {
     return queries_ + token * query_stride_ + head * (own_ + rotated_);
   }
 
-  template <class Fn>
-  void for_tokens(Team& team, Fn&& fn) const {
-    team.for_chunks(num_tokens_, rows_per_claim(team, num_tokens_),
-                    [&](int64_t begin, int64_t end) {
-                      for (int64_t token = begin; token < end; ++token) fn(token);
-                    });
-  }
-
   std::vector<PackedRows> rows_of_heads(const std::vector<Gemm>& gemms) const {
     std::vector<PackedRows> rows;
     for (const Gemm& gemm : gemms) {
@@ -194,7 +186,7 @@ class LatentAttention {
     const RowNorm<T> q_norm = row_norm<T>(block.q_a_norm, p_.q_a_norm);
     Scratch::Scope scope(team.scratch());
     float* row = team.scratch().take<float>(std::max(rank_, block.q_lora_rank));
-    for_tokens(team, [&](int64_t token) {
+    for_rows(team, num_tokens_, [&](int64_t token) {
       const float* from = a_ + token * block.a_size();
       if (block.q_lora_rank) {
         norm_row(from, q_norm, row, block.q_lora_rank);
@@ -317,11 +309,8 @@ class LatentAttention {
   void finish(Team& team) const {
     if (!packs_heads_) {
       team.barrier();
-      team.for_chunks(used_, rows_per_claim(team, used_), [&](int64_t from, int64_t to) {
-        for (int64_t i = from; i < to; ++i) {
-          pack_row(attended_, i, mixed_ + i * heads_ * value_dim_);
-        }
-      });
+      for_rows(team, used_,
+               [&](int64_t i) { pack_row(attended_, i, mixed_ + i * heads_ * value_dim_); });
     }
     complete_rows(team, attended_);
     shrink(team, out_addend_, mixed_, p_.block.mixed_size());

@@ -82,19 +82,15 @@ ExpandedContexts::ExpandedContexts(const AttentionBatch& batch) {
 
 Status find_latent_kernels(const LatentAttentionBlockParams& p, Isa isa, LatentKernels* kernels) {
   const LatentAttentionBlock& block = p.block;
-  const auto find = [&](const char* name, const LinearWeights& weights, SchemeId scheme,
-                        int64_t in_features, int64_t out_features, Gemm* gemm) {
-    const Status status = find_gemm(scheme, weight_of(weights, scheme, in_features, out_features),
-                                    p.dtype, isa, gemm);
-    return status.ok() ? status : Status::error(std::string(name) + ": " + status.message());
-  };
-  Status status =
-      find("qkv_a", p.qkv_a, block.qkv_a, p.hidden_size, block.a_size(), &kernels->qkv_a);
+  Status status = find_linear("qkv_a", p.qkv_a, block.qkv_a, p.hidden_size, block.a_size(), p.dtype,
+                              isa, &kernels->qkv_a);
   if (status.ok() && block.q_lora_rank > 0) {
-    status = find("q_b", p.q_b, block.q_b, block.q_lora_rank, block.q_size(), &kernels->q_b);
+    status = find_linear("q_b", p.q_b, block.q_b, block.q_lora_rank, block.q_size(), p.dtype, isa,
+                         &kernels->q_b);
   }
   if (status.ok()) {
-    status = find("out", p.out, block.out, block.mixed_size(), p.hidden_size, &kernels->out);
+    status = find_linear("out", p.out, block.out, block.mixed_size(), p.hidden_size, p.dtype, isa,
+                         &kernels->out);
   }
   const int64_t rank = block.kv_lora_rank, own = block.qk_nope_head_dim;
   kernels->views.reserve(3 * block.num_heads);  // gemms refer to them

@@ -48,10 +48,8 @@ void mlp_block_piece(const MlpBlockParams& p, const Gemm& gate_up, const Gemm& d
         store_tile(tile, bias, products, up_size);
       });
       team.barrier();
-      team.for_chunks(num_rows, rows_per_claim(team, num_rows), [&](int64_t from, int64_t to) {
-        for (int64_t row = from; row < to; ++row) {
-          activate_products(activation, active, row, products + row * up_size);
-        }
+      for_rows(team, num_rows, [&](int64_t row) {
+        activate_products(activation, active, row, products + row * up_size);
       });
     }
     complete_rows(team, active);
@@ -67,14 +65,12 @@ void mlp_block_piece(const MlpBlockParams& p, const Gemm& gate_up, const Gemm& d
 inline Status run_mlp_block(const MlpBlockParams& p) {
   const MlpBlock& block = p.block;
   Gemm gate_up, down;
-  Status status =
-      find_gemm(block.gate_up, weight_of(p.gate_up, block.gate_up, p.hidden_size, block.up_size()),
-                p.dtype, REGATTA_ISA_ENUM, &gate_up);
-  if (!status.ok()) return Status::error("gate_up: " + status.message());
-  status =
-      find_gemm(block.down, weight_of(p.down, block.down, block.intermediate_size, p.hidden_size),
-                p.dtype, REGATTA_ISA_ENUM, &down);
-  if (!status.ok()) return Status::error("down: " + status.message());
+  Status status = find_linear("gate_up", p.gate_up, block.gate_up, p.hidden_size, block.up_size(),
+                              p.dtype, REGATTA_ISA_ENUM, &gate_up);
+  if (!status.ok()) return status;
+  status = find_linear("down", p.down, block.down, block.intermediate_size, p.hidden_size, p.dtype,
+                       REGATTA_ISA_ENUM, &down);
+  if (!status.ok()) return status;
   return with_dtype(p.dtype, [&](auto like) {
     for (int64_t begin = 0; begin < p.num_tokens; begin += kMaxBlockRows) {
       mlp_block_piece<decltype(like)>(p, gate_up, down, begin,

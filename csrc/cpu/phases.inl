@@ -129,10 +129,7 @@ void pack_row(const PackedRows& rows, int64_t row, const T* values) {
 
 template <class T>
 void pack_rows(Team& team, const PackedRows& rows, const T* x, int64_t stride) {
-  team.for_chunks(rows.num_rows, rows_per_claim(team, rows.num_rows),
-                  [&](int64_t begin, int64_t end) {
-                    for (int64_t i = begin; i < end; ++i) pack_row(rows, i, x + i * stride);
-                  });
+  for_rows(team, rows.num_rows, [&](int64_t i) { pack_row(rows, i, x + i * stride); });
 }
 
 void round_staged_row(const PackedRows& rows, int64_t row) {
@@ -142,10 +139,7 @@ void round_staged_row(const PackedRows& rows, int64_t row) {
 void complete_rows(Team& team, const PackedRows& rows) {
   team.barrier();
   if (!rows.staged) return;
-  team.for_chunks(rows.num_rows, rows_per_claim(team, rows.num_rows),
-                  [&](int64_t begin, int64_t end) {
-                    for (int64_t i = begin; i < end; ++i) round_staged_row(rows, i);
-                  });
+  for_rows(team, rows.num_rows, [&](int64_t i) { round_staged_row(rows, i); });
   team.barrier();
 }
 
@@ -156,14 +150,11 @@ void take_rows(Team& team, const PackedRows& rows, const T* x, const Norm& norm,
   const RowNorm<T> made = row_norm<T>(norm, weights);
   Scratch::Scope scope(team.scratch());
   float* row = team.scratch().take<float>(rows.width);
-  team.for_chunks(rows.num_rows, rows_per_claim(team, rows.num_rows),
-                  [&](int64_t begin, int64_t end) {
-                    for (int64_t i = begin; i < end; ++i) {
-                      norm_row(x + i * rows.width, made, row, rows.width);
-                      pack_row(rows, i, row);
-                      if (kept) copy_row(row, kept + i * rows.width, rows.width);
-                    }
-                  });
+  for_rows(team, rows.num_rows, [&](int64_t i) {
+    norm_row(x + i * rows.width, made, row, rows.width);
+    pack_row(rows, i, row);
+    if (kept) copy_row(row, kept + i * rows.width, rows.width);
+  });
 }
 
 template <class T, class Out>
@@ -245,9 +236,7 @@ template <class T>
 void Ending<T>::complete(Team& team) const {
   if (!made) return;
   team.barrier();
-  team.for_chunks(num_rows, rows_per_claim(team, num_rows), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) rows.complete(row, made + row * rows.width);
-  });
+  for_rows(team, num_rows, [&](int64_t row) { rows.complete(row, made + row * rows.width); });
 }
 
 template <class T>
@@ -282,14 +271,12 @@ Addend<T>::Addend(const AdapterRows& rows, Adapted which, const LowRankWeights& 
 template <class T>
 template <class X>
 void Addend<T>::shrink(Team& team, const X* x, int64_t stride) const {
-  team.for_chunks(num_jobs_, rows_per_claim(team, num_jobs_), [&](int64_t from, int64_t to) {
-    for (int64_t i = from; i < to; ++i) {
-      const Job& job = jobs_[i];
-      for (int64_t part = 0; part < num_parts_; ++part) {
-        const int64_t at = pages_[job.row][job.page] * num_parts_ + part;
-        page_sums(x + job.row * stride, a_ + at * kPageRanks * packed_width_,
-                  sums_ + job.row * row_sums() + (job.page * num_parts_ + part) * kPageRanks);
-      }
+  for_rows(team, num_jobs_, [&](int64_t i) {
+    const Job& job = jobs_[i];
+    for (int64_t part = 0; part < num_parts_; ++part) {
+      const int64_t at = pages_[job.row][job.page] * num_parts_ + part;
+      page_sums(x + job.row * stride, a_ + at * kPageRanks * packed_width_,
+                sums_ + job.row * row_sums() + (job.page * num_parts_ + part) * kPageRanks);
     }
   });
 }

@@ -83,14 +83,12 @@ struct WholeNorms {
   void apply(Team& team, int64_t num_tokens, const In* qkv, float* out) const {
     if (!are_there) return;
     const int64_t width = q_size + 2 * k_size;
-    team.for_chunks(num_tokens, rows_per_claim(team, num_tokens), [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) {
-        const In* from = qkv + row * width;
-        float* to = out + row * width;
-        norm_row(from, q, to, q_size);
-        norm_row(from + q_size, k, to + q_size, k_size);
-        copy_row(from + q_size + k_size, to + q_size + k_size, k_size);
-      }
+    for_rows(team, num_tokens, [&](int64_t row) {
+      const In* from = qkv + row * width;
+      float* to = out + row * width;
+      norm_row(from, q, to, q_size);
+      norm_row(from + q_size, k, to + q_size, k_size);
+      copy_row(from + q_size + k_size, to + q_size + k_size, k_size);
     });
     team.barrier();
   }

@@ -136,16 +136,11 @@ void route(Team& team, const ExpertBlockParams& p, const Routes<T>& routes) {
   const int64_t row_blocks = (routes.num_rows + kRouterRows - 1) / kRouterRows;
   const int64_t output_blocks = (num_outputs + kRouterOutputs - 1) / kRouterOutputs;
   const int64_t count = row_blocks * output_blocks;
-  team.for_chunks(count, rows_per_claim(team, count), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      logits_of(p, routes, i / output_blocks * kRouterRows, i % output_blocks * kRouterOutputs);
-    }
+  for_rows(team, count, [&](int64_t i) {
+    logits_of(p, routes, i / output_blocks * kRouterRows, i % output_blocks * kRouterOutputs);
   });
   team.barrier();
-  team.for_chunks(routes.num_rows, rows_per_claim(team, routes.num_rows),
-                  [&](int64_t begin, int64_t end) {
-                    for (int64_t row = begin; row < end; ++row) choose_of_row(p, routes, row);
-                  });
+  for_rows(team, routes.num_rows, [&](int64_t row) { choose_of_row(p, routes, row); });
 }
 
 }  // namespace regatta::cpu::REGATTA_ISA

@@ -147,6 +147,14 @@ inline int64_t rows_per_claim(const Team& team, int64_t num_rows) {
   return share < 1 ? 1 : share;
 }
 
+// fn(row) for each row, shared out over the team. No barrier at the end.
+template <class Fn>
+inline void for_rows(Team& team, int64_t num_rows, Fn&& fn) {
+  team.for_chunks(num_rows, rows_per_claim(team, num_rows), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) fn(row);
+  });
+}
+
 // A second thread costs about a microsecond: small jobs stay on the caller's.
 inline int threads_for_bytes(int64_t bytes) {
   constexpr int64_t kBytesPerThread = 64 << 10;
