@@ -82,4 +82,4 @@ def test_wheel_answers_a_prompt_where_no_compiler_is(wheel: Path, tmp_path: Path
         text=True,
     )
     assert process.returncode == 0, process.stderr
-    assert process.stdout.splitlines()[-1] == repr("\n    while a:\n        a, b = b")
+    assert process.stdout.splitlines()[-1] == repr("\n    while a:\n        a")
