@@ -15,8 +15,9 @@ LIBRARIES = Path(__file__).resolve().parent / "predict" / "lib"
 # manylinux_2_N promises the C library's symbols up to GLIBC_2.N, and the C++ library's up to
 # GLIBCXX_3.4.x and CXXABI_1.3.x: N, x, x of auditwheel's table. Paddle's libraries are not counted:
 # Paddle's own wheel has them.
-MANYLINUX = ((17, 19, 7), (24, 22, 10), (27, 24, 11), (31, 28, 12), (34, 29, 13), (35, 30, 13))
-MANYLINUX += ((36, 30, 13), (38, 30, 13), (39, 33, 15), (40, 33, 15), (41, 33, 15))
+MANYLINUX: list[tuple[int, int, int]] = []
+MANYLINUX += (17, 19, 7), (24, 22, 10), (27, 24, 11), (31, 28, 12), (34, 29, 13), (35, 30, 13)
+MANYLINUX += (36, 30, 13), (38, 30, 13), (39, 33, 15), (40, 33, 15), (41, 33, 15)
 
 
 def manylinux(libraries: list[Path]) -> int | None:

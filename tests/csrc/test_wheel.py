@@ -68,8 +68,8 @@ def test_wheel_answers_a_prompt_where_no_compiler_is(wheel: Path, tmp_path: Path
     fresh = tmp_path / "fresh"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", fresh], check=True)
     python = fresh / "bin" / "python"
-    install = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps"]
-    subprocess.run([*install, "--no-index", wheel], check=True, capture_output=True)
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps"]
+    subprocess.run([*install, "--no-index", str(wheel)], check=True, capture_output=True)
     # What it depends on is this interpreter's, and nothing is downloaded.
     (packages,) = (fresh / "lib").glob("python3*/site-packages")
     others = [path for path in sys.path if path.endswith("-packages")]
