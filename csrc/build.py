@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -73,6 +73,14 @@ PADDLE_LIBRARIES = (
     "libstdc++.so.6",
 )
 
+
+OWN_HEADERS = (f"-I'{CSRC / 'include'}'", f"-I'{CSRC}'")
+# In a build's folder: what each registration includes first.
+PADDLE_HEADER = "paddle.h"
+WORTH_PRECOMPILING = 3  # registrations
+PADDLE_INCLUDES = """#include "paddle/phi/api/all.h"
+#include "paddle/phi/core/dense_tensor.h"
+"""
 
 # What kernels are compiled for, oldest first, where the compiler still knows it. The suffix "a"
 # opens the instructions of that one generation (Hopper's wgmma and setmaxnreg need it).
@@ -291,9 +299,14 @@ def num_jobs() -> int:
     return int(text)
 
 
+def kernel_sources() -> list[Path]:
+    """Returns every source of the CPU's kernels, sorted."""
+    return sorted((CSRC / "cpu").glob("*.cc"))
+
+
 def cpu_sources() -> list[Path]:
-    """Returns every CPU kernel and registration source, sorted."""
-    return sorted([*(CSRC / "cpu").glob("*.cc"), *(CSRC / "paddle").glob("*.cc")])
+    """Returns every source of the CPU library."""
+    return [*kernel_sources(), *registration_sources()]
 
 
 def cuda_sources() -> list[Path]:
@@ -311,10 +324,13 @@ def device_sources() -> list[Path]:
     return sorted((CSRC / "device").glob("*.cc"))
 
 
-def device_kernel_sources() -> list[Path]:
-    """Returns every source of what Paddle itself lacks on the plugin's device, sorted."""
+def paddle_kernel_sources(paddle: PaddlePackage) -> list[Path]:
+    """Returns the sources of what this Paddle lacks on the plugin's device, sorted.
+
+    A GPU build of Paddle has its own kernels.
+    """
     folder = CSRC / "device" / "kernels"
-    return sorted([*folder.glob("*.cc"), *folder.glob("*.cu")])
+    return [] if paddle.has_cuda else sorted([*folder.glob("*.cc"), *folder.glob("*.cu")])
 
 
 def escaped(value: str | Path) -> str:
@@ -325,12 +341,6 @@ def escaped(value: str | Path) -> str:
 def object_path(source: Path) -> str:
     """Returns where a build's folder has the object of a source."""
     return f"obj/{source.relative_to(CSRC).with_suffix('.o')}"
-
-
-def library_part(source: Path) -> str:
-    """Returns the folder of csrc/ that says what a source is part of, however deep it lies."""
-    folder = source.relative_to(CSRC).parent
-    return str(folder) if folder.parts[0] == "device" else folder.parts[0]
 
 
 def sanitizer_flags(sanitizers: Sequence[str]) -> tuple[str, ...]:
@@ -421,41 +431,94 @@ def _stable_paddle(paddle: PaddlePackage) -> PaddlePackage:
     return replace(paddle, root=link)
 
 
-def cpu_ninja_file(
-    sources: Sequence[Path], paddle: PaddlePackage, compiler: str, extra_flags: str = ""
-) -> str:
+def compile_rule(name: str, command: str) -> list[str]:
+    """Returns the lines of a build.ninja for a rule that compiles; its statements set `flags`."""
+    return [
+        f"rule {name}",
+        f"  command = {command} $flags -MMD -MF $out.d -c $in -o $out",
+        "  depfile = $out.d",
+        "  deps = gcc",
+        "  description = compile $name",
+    ]
+
+
+def link_rule(name: str, command: str) -> list[str]:
+    """Returns the lines of a build.ninja for a rule that links."""
+    return [f"rule {name}", f"  command = {command} -o $out", "  description = link $out"]
+
+
+def object_lines(source: Path, flags: str, needs: str = "") -> list[str]:
+    """Returns the lines of a build.ninja for a source's object; needs: what is made before it."""
+    rule = "cuda" if source.suffix == ".cu" else "compile"
+    return [
+        f"build {object_path(source)}: {rule} {escaped(source)}{needs}",
+        f"  flags = {flags}",
+        f"  name = {source.relative_to(CSRC)}",
+    ]
+
+
+def _paddle_headers(paddle: PaddlePackage) -> str:
+    """Returns the compiler's flags for Paddle's headers; warnings there are not ours to fix."""
+    headers = paddle.root / "include"
+    return f"-isystem '{headers}' -isystem '{headers / 'third_party'}'"
+
+
+def _paddle_link(paddle: PaddlePackage) -> str:
+    """Returns the linker's flags for Paddle's libraries."""
+    base, libs = paddle.root / "base", paddle.root / "libs"
+    names = " ".join(f"-l:{name}" for name in PADDLE_LIBRARIES)
+    return f"-L'{base}' -L'{libs}' -Wl,-rpath-link,'{libs}' {names}"
+
+
+def _is_gcc(compiler: str) -> bool:
+    """Whether the compiler is GCC by the macros that it defines; Clang defines GCC's too."""
+    query = [compiler, "-dM", "-E", "-x", "c++", os.devnull]
+    process = subprocess.run(query, capture_output=True, text=True, check=False)
+    return "__GNUC__" in process.stdout and "__clang__" not in process.stdout
+
+
+def registration_lines(compiler: str, flags: str) -> list[str]:
+    """Returns the lines of a build.ninja for the registrations' objects.
+
+    GCC precompiles Paddle's headers, half of each registration's time, once for all. A precompiled
+    file that was not made, or cannot be read again, is left empty, and the compiler takes the text.
+    """
+    once = f"{flags} -x c++-header $in"
+    again = f"{flags} -include $in -Winvalid-pch -Werror -fsyntax-only -x c++ {os.devnull}"
+    made = f"{PADDLE_HEADER}.gch"
+    lines, needs = [], ""
+    sources = registration_sources()
+    if len(sources) >= WORTH_PRECOMPILING and _is_gcc(compiler):
+        needs = f" | {made}"
+        lines = [
+            "rule precompile",
+            f"  command = ('{compiler}' {once} -o $out && '{compiler}' {again}) 2>$out.log || : "
+            ">$out",
+            "  description = precompile Paddle's headers",
+            f"build {made}: precompile {PADDLE_HEADER}",
+        ]
+    for source in sources:
+        lines += object_lines(source, f"{flags} -include {PADDLE_HEADER}", needs)
+    return lines
+
+
+def cpu_ninja_file(paddle: PaddlePackage, compiler: str, extra_flags: str = "") -> str:
     """Returns the text of the build.ninja that makes the CPU library.
 
     Only csrc/paddle/ sees Paddle's headers: a kernel that includes them does not compile.
     """
-    base, libs = paddle.root / "base", paddle.root / "libs"
-    headers = paddle.root / "include"
-    kernel_flags = " ".join([*CXX_FLAGS, extra_flags, f"-I'{CSRC / 'include'}' -I'{CSRC}'"])
-    # -isystem: warnings in Paddle's headers are not ours to fix.
-    paddle_flags = f"-isystem '{headers}' -isystem '{headers / 'third_party'}'"
-    names = " ".join(f"-l:{name}" for name in PADDLE_LIBRARIES)
-    link_flags = f"{' '.join(LINK_FLAGS)} -L'{base}' -L'{libs}' -Wl,-rpath-link,'{libs}'"
+    flags = [*CXX_FLAGS, extra_flags, *OWN_HEADERS]
+    registration_flags = [*CXX_FLAGS, "-O2", extra_flags, *OWN_HEADERS, _paddle_headers(paddle)]
+    link = [f"'{compiler}'", *LINK_FLAGS, extra_flags, f"-Wl,-soname,{LIBRARY_NAME}", "$in"]
     lines = [
         "ninja_required_version = 1.5",
-        "rule compile",
-        f"  command = '{compiler}' $flags -MMD -MF $out.d -c $in -o $out",
-        "  depfile = $out.d",
-        "  deps = gcc",
-        "  description = compile $name",
-        "rule link",
-        f"  command = '{compiler}' {link_flags} {extra_flags} "
-        f"-Wl,-soname,{LIBRARY_NAME} $in {names} -o $out",
-        "  description = link $out",
+        *compile_rule("compile", f"'{compiler}'"),
+        *link_rule("link", " ".join([*link, _paddle_link(paddle)])),
     ]
-    for source in sources:
-        is_registration = source.parent == CSRC / "paddle"
-        flags = f"{kernel_flags} {paddle_flags}" if is_registration else kernel_flags
-        lines += [
-            f"build {object_path(source)}: compile {escaped(source)}",
-            f"  flags = {flags}",
-            f"  name = {source.relative_to(CSRC)}",
-        ]
-    objects = " ".join(object_path(source) for source in sources)
+    for source in kernel_sources():
+        lines += object_lines(source, " ".join(flags))
+    lines += registration_lines(compiler, " ".join(registration_flags))  # short: a better end
+    objects = " ".join(object_path(source) for source in cpu_sources())
     lines += [f"build {LIBRARY_NAME}: link {objects}", f"default {LIBRARY_NAME}", ""]
     return "\n".join(lines)
 
@@ -585,29 +648,10 @@ def chosen_architectures(nvcc: str, requested: Sequence[str] = ()) -> tuple[str,
 
 def cuda_rule(toolkit: CudaToolkit) -> list[str]:
     """Returns the first lines of a build.ninja: how a CUDA source is compiled."""
-    own = f"-I'{CSRC / 'include'}' -I'{CSRC}'"
     blas = find_blas_headers()
-    if blas is not None:
-        own += f" -isystem '{blas}'"
-    return [
-        "ninja_required_version = 1.5",
-        "rule cuda",
-        f"  command = '{toolkit.nvcc}' {' '.join(CUDA_FLAGS)} {own} $targets -MMD -MF $out.d "
-        "-c $in -o $out",
-        "  depfile = $out.d",
-        "  deps = gcc",
-        "  description = compile $name",
-    ]
-
-
-def object_lines(source: Path, targets: str) -> list[str]:
-    """Returns the lines of a build.ninja for a source's object; targets: more flags for nvcc."""
-    rule = "cuda" if source.suffix == ".cu" else "compile"
-    return [
-        f"build {object_path(source)}: {rule} {escaped(source)}",
-        f"  targets = {targets}",
-        f"  name = {source.relative_to(CSRC)}",
-    ]
+    headers = [*OWN_HEADERS, f"-isystem '{blas}'"] if blas is not None else OWN_HEADERS
+    command = " ".join([f"'{toolkit.nvcc}'", *CUDA_FLAGS, *headers])
+    return ["ninja_required_version = 1.5", *compile_rule("cuda", command)]
 
 
 def cuda_ninja_file(
@@ -623,69 +667,48 @@ def cuda_ninja_file(
     """
     from predict.device.devices import CUDA_LIBRARY_NAME, KERNELS_NAME, PLUGIN_NAME
 
-    headers, libs = paddle.root / "include", paddle.root / "libs"
-    own = f"-I'{CSRC / 'include'}' -I'{CSRC}'"
-    system = f"-isystem '{headers}' -isystem '{headers / 'third_party'}' "
-    system += f"-isystem '{toolkit.include}'"
+    own = [*OWN_HEADERS, _paddle_headers(paddle), f"-isystem '{toolkit.include}'"]
     if (toolkit.include / "cccl").is_dir():  # CUDA 13 keeps thrust here, which Paddle includes
-        system += f" -isystem '{toolkit.include / 'cccl'}'"
-    place = "-DPADDLE_WITH_CUDA" if paddle.has_cuda else "-DPADDLE_WITH_CUSTOM_DEVICE"
-    cxx_flags = " ".join([*CXX_FLAGS, extra_flags, own, system, place, "-DREGATTA_WITH_CUDA"])
+        own.append(f"-isystem '{toolkit.include / 'cccl'}'")
+    own.append("-DPADDLE_WITH_CUDA" if paddle.has_cuda else "-DPADDLE_WITH_CUSTOM_DEVICE")
+    cxx_flags = " ".join([*CXX_FLAGS, "-O2", extra_flags, *own, "-DREGATTA_WITH_CUDA"])
     # Hidden: Paddle's own CUDA runtime, where it has one, must not be mistaken for this one.
     runtime = f"-L'{toolkit.libraries}' -Wl,--exclude-libs,ALL {' '.join(CUDA_LIBRARIES)}"
-    names = " ".join(f"-l:{name}" for name in PADDLE_LIBRARIES)
     link = f"'{compiler}' {' '.join(LINK_FLAGS)}"
-    paddle_link = f"-L'{paddle.root / 'base'}' -L'{libs}' -Wl,-rpath-link,'{libs}' {names}"
+    paddle_link = _paddle_link(paddle)
     lines = [
         *cuda_rule(toolkit),
-        "rule compile",
-        f"  command = '{compiler}' {cxx_flags} -MMD -MF $out.d -c $in -o $out",
-        "  depfile = $out.d",
-        "  deps = gcc",
-        "  description = compile $name",
-        "rule link_operators",
-        f"  command = {link} -Wl,-soname,$out $in {paddle_link} {runtime} -o $out",
-        "  description = link $out",
+        *compile_rule("compile", f"'{compiler}'"),
+        *link_rule("link_operators", f"{link} -Wl,-soname,$out $in {paddle_link} {runtime}"),
         # nodelete: Paddle unloads the plugin at exit, when tensors and threads may still need it.
-        "rule link_plugin",
-        f"  command = {link} -Wl,-z,nodelete -Wl,-soname,{PLUGIN_NAME} $in {runtime} -o $out",
-        "  description = link $out",
+        *link_rule(
+            "link_plugin", f"{link} -Wl,-z,nodelete -Wl,-soname,{PLUGIN_NAME} $in {runtime}"
+        ),
+        *registration_lines(compiler, cxx_flags),
     ]
-    objects: dict[str, list[str]] = {"cuda": [], "paddle": [], "device": [], "device/kernels": []}
-    for source, targets in _cuda_library_sources(paddle, architectures).items():
-        lines += object_lines(source, targets)
-        objects[library_part(source)].append(object_path(source))
-    cpu_folder = BUILD_DIR / "cpu"
-    kernels = [
-        escaped(cpu_folder / object_path(source))
-        for source in cpu_sources()
-        if library_part(source) == "cpu"
-    ]
-    operators = " ".join([*objects["paddle"], *kernels, *objects["cuda"]])
+    kernels = cuda_targets(architectures)
+    own_kernels = paddle_kernel_sources(paddle)
+    flags = {**kernels, **dict.fromkeys([*device_sources(), *own_kernels], cxx_flags)}
+    flags |= {path: target_flags(architectures) for path in own_kernels if path.suffix == ".cu"}
+    for source, own_flags in flags.items():
+        lines += object_lines(source, own_flags)
+
+    def objects(sources: Iterable[Path], folder: str = "") -> str:
+        return " ".join(f"{folder}{object_path(source)}" for source in sources)
+
+    operators = objects([*registration_sources(), *kernels])
+    operators += f" {objects(kernel_sources(), escaped(BUILD_DIR / 'cpu') + '/')}"
     lines += [
         f"build {CUDA_LIBRARY_NAME}: link_operators {operators}",
-        f"build {PLUGIN_NAME}: link_plugin {' '.join(objects['device'])}",
+        f"build {PLUGIN_NAME}: link_plugin {objects(device_sources())}",
         f"default {CUDA_LIBRARY_NAME} {PLUGIN_NAME}",
     ]
-    own_kernels = objects["device/kernels"]
     if own_kernels:
         lines += [
-            f"build {KERNELS_NAME}: link_operators {' '.join(own_kernels)}",
+            f"build {KERNELS_NAME}: link_operators {objects(own_kernels)}",
             f"default {KERNELS_NAME}",
         ]
     return "\n".join([*lines, ""])
-
-
-def _cuda_library_sources(paddle: PaddlePackage, architectures: Sequence[str]) -> dict[Path, str]:
-    """Returns what build_cuda_library compiles for this Paddle, with nvcc's flags for targets.
-
-    A GPU build of Paddle has its own kernels.
-    """
-    kernels = [] if paddle.has_cuda else device_kernel_sources()
-    others = [*registration_sources(), *device_sources(), *kernels]
-    every = target_flags(architectures)
-    flags = {source: every if source.suffix == ".cu" else "" for source in others}
-    return {**cuda_targets(architectures), **flags}
 
 
 def build_cuda_library(
@@ -714,6 +737,8 @@ def build_cuda_library(
     compiler, paddle = find_compiler(), find_paddle(extra_paths)
     flags = os.environ.get("CXXFLAGS", "")
     text = cuda_ninja_file(toolkit, architectures, _stable_paddle(paddle), compiler, flags)
+    num_sources = len([*registration_sources(), *cuda_targets(architectures), *device_sources()])
+    num_sources += len(paddle_kernel_sources(paddle))
     folder = BUILD_DIR / "cuda"
     with locked(folder):
         digest, cuda_digest = source_digest(CSRC), cuda_source_digest(CSRC)
@@ -742,7 +767,7 @@ def build_cuda_library(
     return BuildResult(
         target,
         num_compiled,
-        len(_cuda_library_sources(paddle, architectures)),
+        num_sources,
         time.monotonic() - started,
         f"nvcc {toolkit.version} (sm_{', sm_'.join(architectures)})",
         paddle.version,
@@ -763,9 +788,9 @@ def run_ninja(
     object, it is compiled once.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / name
-    if not path.is_file() or path.read_text(encoding="utf-8") != text:
-        path.write_text(text, encoding="utf-8")
+    for path, wanted in ((folder / name, text), (folder / PADDLE_HEADER, PADDLE_INCLUDES)):
+        if not path.is_file() or path.read_text(encoding="utf-8") != wanted:
+            path.write_text(wanted, encoding="utf-8")
     started = time.time_ns()
     command = [find_ninja(), "-C", str(folder), "-f", name, "-j", str(jobs)]
     first_error = ""
@@ -897,7 +922,7 @@ def build_cpu_library(
     paddle = find_paddle(extra_paths)
     flags = " ".join([os.environ.get("CXXFLAGS", ""), *sanitizer_flags(sanitizers)]).strip()
     environment = sanitizer_environment(compiler, paddle, sanitizers)
-    text = cpu_ninja_file(sources, _stable_paddle(paddle), compiler, flags)
+    text = cpu_ninja_file(_stable_paddle(paddle), compiler, flags)
     folder = BUILD_DIR / "-".join(["cpu", *sanitizers])
     own = f"{SANITIZED_PREFIX}{'-'.join(sanitizers)}" if sanitizers else ""
     with locked(folder):

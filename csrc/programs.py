@@ -53,10 +53,11 @@ def ninja_text(toolkit: build.CudaToolkit, chosen: tuple[str, ...], sources: Seq
         "rule archive",
         "  command = rm -f $out && ar rcs $out $in",
         "  description = archive $out",
-        "rule program",
-        f"  command = '{build.find_compiler()}' -fopenmp $in -L'{toolkit.libraries}' "
-        f"{' '.join(build.CUDA_LIBRARIES)} -lpthread -o $out",
-        "  description = link $out",
+        *build.link_rule(
+            "program",
+            f"'{build.find_compiler()}' -fopenmp $in -L'{toolkit.libraries}' "
+            f"{' '.join(build.CUDA_LIBRARIES)} -lpthread",
+        ),
     ]
     for kernel, flags in targets.items():
         lines += build.object_lines(kernel, flags)
@@ -68,7 +69,7 @@ def ninja_text(toolkit: build.CudaToolkit, chosen: tuple[str, ...], sources: Seq
             raise build.BuildError(f"{source.name} is not for {', '.join(chosen)}, by its name")
         lines += [
             f"build {program}.o: cuda {build.escaped(source.resolve())}",
-            f"  targets = {build.target_flags(own)} -Xcompiler -fopenmp",
+            f"  flags = {build.target_flags(own)} {includes} -Xcompiler -fopenmp",
             f"  name = {source.name}",
             f"build {program}: program {program}.o {ARCHIVE_NAME}",
         ]

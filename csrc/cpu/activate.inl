@@ -15,14 +15,11 @@ Status activate_typed(const ActivateParams& p) {
   const bool gated = p.activation.gated;
   with_function(p.activation.function, [&](auto function) {
     parallel(threads_for_bytes(bytes), [&](Team& team) {
-      team.for_chunks(
-          p.num_tokens, rows_per_claim(team, p.num_tokens), [&](int64_t begin, int64_t end) {
-            for (int64_t row = begin; row < end; ++row) {
-              const T* from = x + row * row_size;
-              activate_row<decltype(function)::value>(
-                  p.activation, from, gated ? from + width : nullptr, out + row * width, width);
-            }
-          });
+      for_rows(team, p.num_tokens, [&](int64_t row) {
+        const T* from = x + row * row_size;
+        activate_row<decltype(function)::value>(p.activation, from, gated ? from + width : nullptr,
+                                                out + row * width, width);
+      });
     });
   });
   return {};

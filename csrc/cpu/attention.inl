@@ -1,4 +1,4 @@
-// Attention of ragged spans over a paged cache, as called inside a parallel region.
+// Attention of ragged spans over a paged cache. Behind attend.inl, which says what ops call.
 //
 // What:    out = softmax(q . k * scale, causal, window) . v for each (token, query head) row.
 // Layout:  K and V of one block and KV head are block_size rows, values or codes (kv_rows.inl); q
@@ -103,34 +103,16 @@ struct Product {
     }
   }
 
-  template <int kRows>
-  static Fn with_vecs(int vecs) {
-    constexpr int kMost = kRegisterVecs;
-    if (vecs >= 4) return run < kRows, 4 < kMost ? 4 : kMost > ;
-    if (vecs == 3) return run < kRows, 3 < kMost ? 3 : kMost > ;
-    if (vecs == 2) return run < kRows, 2 < kMost ? 2 : kMost > ;
-    return run<kRows, 1>;
+  template <int... kIndex>
+  static Fn kernel_at(int index, std::integer_sequence<int, kIndex...>) {
+    static constexpr Fn kTable[] = {run<kIndex / kRegisterVecs + 1, kIndex % kRegisterVecs + 1>...};
+    return kTable[index];
   }
 
   // rows in [1, kRegisterRows], vecs in [1, kRegisterVecs].
   static Fn kernel(int rows, int vecs) {
-    constexpr int kMost = kRegisterRows;
-    switch (rows) {
-      case 1:
-        return with_vecs<1>(vecs);
-      case 2:
-        return with_vecs<(2 < kMost ? 2 : kMost)>(vecs);
-      case 3:
-        return with_vecs<(3 < kMost ? 3 : kMost)>(vecs);
-      case 4:
-        return with_vecs<(4 < kMost ? 4 : kMost)>(vecs);
-      case 5:
-        return with_vecs<(5 < kMost ? 5 : kMost)>(vecs);
-      case 6:
-        return with_vecs<(6 < kMost ? 6 : kMost)>(vecs);
-      default:
-        return with_vecs<kMost>(vecs);
-    }
+    return kernel_at((rows - 1) * kRegisterVecs + vecs - 1,
+                     std::make_integer_sequence<int, kRegisterRows * kRegisterVecs>());
   }
 
   // Any number of columns: num_vecs vectors in equal parts of at most kRegisterVecs.
@@ -259,12 +241,6 @@ void arrange_values(const char* const* rows, ptrdiff_t offset, int64_t count, in
   }
 }
 
-// A partial result of one row, or several folded: the largest score (in units of ln 2), the sum of
-// 2^(score - largest), and besides it V weighted so.
-struct RowState {
-  float largest, sum;
-};
-
 // state, out := both contexts together. One function, not inlined: the same instructions whether
 // partials come from this thread or from others.
 __attribute__((noinline)) inline void fold_row(RowState* state, float* out, RowState next,
@@ -309,51 +285,6 @@ float sum_row(const F* x, int64_t width) {
     sum = sum + load_n(x + i, static_cast<int>(width - i < Vec::kLanes ? width - i : Vec::kLanes));
   }
   return reduce_add(sum);
-}
-
-// Everything that the attention of one call needs, shared by its threads.
-struct AttentionJob {
-  AttentionBatch batch;
-  AttentionBatch whole;  // the call's; `batch` may be a piece of it
-  PagedCache cache;
-  AttentionPlan plan;
-  int64_t num_heads, num_kv_heads, head_dim;
-  int64_t value_dim;     // at most head_dim; rows of V lie as far apart as K's
-  int64_t tail_dim = 0;  // with Rows::kTail: the last values of a row of K, which cache.tail has
-  float softmax_scale;
-  int64_t window;
-  float softcap = 0.0f;           // see PagedAttentionParams
-  const float* slopes = nullptr;  // [Hq] or null
-  const float* sinks = nullptr;   // [Hq] or null
-  RowState* partial_states;       // [Hkv][plan.num_partial_rows]
-  float* partials;                // [Hkv][plan.num_partial_rows][padded_dim]
-
-  int64_t group() const { return num_heads / num_kv_heads; }
-  // Of values.
-  int64_t padded_dim() const { return (value_dim + Vec::kLanes - 1) / Vec::kLanes * Vec::kLanes; }
-};
-
-// Takes the memory that threads share from `scratch`; the batch, all of `whole` or a piece, has
-// been checked. value_dim: 0 for head_dim.
-inline AttentionJob make_attention_job(const AttentionBatch& whole, const AttentionBatch& batch,
-                                       const PagedCache& cache, int64_t num_heads,
-                                       int64_t num_kv_heads, int64_t head_dim, float softmax_scale,
-                                       int64_t window, Scratch& scratch, int64_t value_dim = 0) {
-  AttentionJob job;
-  job.batch = batch;
-  job.whole = whole;
-  job.cache = cache;
-  job.num_heads = num_heads;
-  job.num_kv_heads = num_kv_heads;
-  job.head_dim = head_dim;
-  job.value_dim = value_dim ? value_dim : head_dim;
-  job.softmax_scale = softmax_scale;
-  job.window = window;
-  job.plan = make_attention_plan(batch, num_kv_heads, job.group(), window, num_threads(), scratch);
-  const int64_t rows = num_kv_heads * job.plan.num_partial_rows;
-  job.partial_states = scratch.take<RowState>(rows);
-  job.partials = scratch.take<float>(rows * job.padded_dim());
-  return job;
 }
 
 // Adjacent positions of a chunk that are adjacent rows of the cache too.
@@ -446,11 +377,12 @@ class UnitWorker {
                       static_cast<const char*>(job.cache.key)),
         buffers_(job, scratch) {}
 
-  // q: [T, Hq * D]. sink(token, head, values): a finished row.
-  template <class Query, class Sink>
-  void run(AttentionUnit unit, const Query* q, Sink&& sink) {
+  // Writes row `row` of q, [.., D] of whatever dtype.
+  using CopyQueryFn = void (*)(const void* q, int64_t row, int64_t dim, F* to);
+
+  void run(AttentionUnit unit, const void* q, CopyQueryFn copy_query, AttendedFn sink) {
     const AttentionTile& tile = job_.plan.tiles[unit.tile];
-    open(tile, unit.first_head, unit.num_heads, q);
+    open(tile, unit.first_head, unit.num_heads, q, copy_query);
     if (unit.split >= 0) {
       run_split(unit.split, (unit.split + 1) * kSplit);
       for (int64_t i = 0; i < num_heads_ * rows_; ++i) {
@@ -475,8 +407,7 @@ class UnitWorker {
   }
 
   // Folds the partials of one KV head of a divided tile.
-  template <class Sink>
-  void merge(const AttentionTile& tile, int64_t kv_head, Sink&& sink) {
+  void merge(const AttentionTile& tile, int64_t kv_head, AttendedFn sink) {
     rows_ = (tile.end - tile.begin) * group_;
     first_head_ = kv_head;
     num_heads_ = 1;
@@ -497,8 +428,8 @@ class UnitWorker {
     return kv_head * job_.plan.num_partial_rows + tile.partial + (split - tile.first_split) * rows_;
   }
 
-  template <class Query>
-  void open(const AttentionTile& tile, int64_t first_head, int64_t num_heads, const Query* q) {
+  void open(const AttentionTile& tile, int64_t first_head, int64_t num_heads, const void* q,
+            CopyQueryFn copy_query) {
     const AttentionBatch& batch = job_.batch;
     const int64_t first_token = batch.cu_seqlens_q[tile.span];
     const int64_t num_tokens = batch.cu_seqlens_q[tile.span + 1] - first_token;
@@ -524,7 +455,7 @@ class UnitWorker {
       for (int64_t r = 0; r < rows_; ++r, to += job_.head_dim) {
         const int64_t token = first_token + tile.begin + r / group_;
         const int64_t head = h * group_ + r % group_;
-        copy_row(q + (token * job_.num_heads + head) * job_.head_dim, to, job_.head_dim);
+        copy_query(q, token * job_.num_heads + head, job_.head_dim, to);
       }
     }
     if constexpr (Rows::kOffset) {
@@ -960,8 +891,7 @@ class UnitWorker {
     }
   }
 
-  template <class Sink>
-  void finish(const AttentionTile& tile, const RowState* states, float* out, Sink&& sink) {
+  void finish(const AttentionTile& tile, const RowState* states, float* out, AttendedFn sink) {
     const int64_t first_token = job_.batch.cu_seqlens_q[tile.span] + tile.begin;
     for (int64_t i = 0; i < num_heads_ * rows_; ++i) {
       const int64_t r = i % rows_, head = (first_head_ + i / rows_) * group_ + r % group_;
@@ -987,13 +917,17 @@ class UnitWorker {
   const uint32_t* tree_rows_ = nullptr;  // masks of the tile's tokens
 };
 
-// All units, then the merges. q: [T, Hq * D] of Query; sink(token, head, values) gets D floats per
-// row, once, on some thread. Barrier inside only where tiles are divided; none at the end.
-template <class Rows, class Query, class Sink>
-void attend_rows(Team& team, const AttentionJob& job, const Query* q, Sink&& sink) {
+// All units, then the merges.
+template <class Rows, class Query>
+void attend_rows(Team& team, const AttentionJob& job, const Query* q, AttendedFn sink) {
+  using Worker = UnitWorker<Rows>;
+  const auto copy_query = [](const void* from, int64_t row, int64_t dim, typename Worker::F* to) {
+    copy_row(static_cast<const Query*>(from) + row * dim, to, dim);
+  };
   Scratch::Scope scope(team.scratch());
-  UnitWorker<Rows> worker(job, team.scratch());
-  team.for_each(job.plan.num_units, [&](int64_t i) { worker.run(job.plan.units[i], q, sink); });
+  Worker worker(job, team.scratch());
+  team.for_each(job.plan.num_units,
+                [&](int64_t i) { worker.run(job.plan.units[i], q, copy_query, sink); });
   if (job.plan.num_divided == 0) return;
   team.barrier();
   team.for_each(job.plan.num_divided * job.num_kv_heads, [&](int64_t i) {
@@ -1002,11 +936,28 @@ void attend_rows(Team& team, const AttentionJob& job, const Query* q, Sink&& sin
   });
 }
 
-// T is the activations' dtype.
-template <class T, class Query, class Sink>
-void attend(Team& team, const AttentionJob& job, const Query* q, Sink&& sink) {
+template <class T, class Query>
+void attend(Team& team, const AttentionJob& job, const Query* q, AttendedFn sink) {
   with_rows<T>(job.cache.format,
                [&](auto rows) { attend_rows<decltype(rows)>(team, job, q, sink); });
 }
+
+template <class T>
+void attend_latents(Team& team, const AttentionJob& job, const QueryOf<T>* q, AttendedFn sink) {
+  job.cache.format == KvFormat::kDense ? attend_rows<DenseRows<T>>(team, job, q, sink)
+                                       : attend_rows<LatentCodeRows<T>>(team, job, q, sink);
+}
+
+#define REGATTA_ATTEND_OF(T)                                                 \
+  template void attend<T>(Team&, const AttentionJob&, const T*, AttendedFn); \
+  template void attend_latents<T>(Team&, const AttentionJob&, const QueryOf<T>*, AttendedFn);
+REGATTA_ATTEND_OF(float)
+REGATTA_ATTEND_OF(bf16)
+REGATTA_ATTEND_OF(fp16)
+#undef REGATTA_ATTEND_OF
+#if !REGATTA_HAS_BF16_DOT
+template void attend<bf16>(Team&, const AttentionJob&, const float*, AttendedFn);
+#endif
+template void attend<fp16>(Team&, const AttentionJob&, const float*, AttendedFn);
 
 }  // namespace regatta::cpu::REGATTA_ISA

@@ -1,10 +1,7 @@
 // See attention_block.cc.
-// clang-format off: attention.inl uses what gemm.inl defines
-#include "gemm.inl"
+// clang-format off: the others use what block.inl includes
 #include "block.inl"
-#include "adapters.inl"
-#include "kv_rows.inl"
-#include "attention.inl"
+#include "attend.inl"
 #include "rope.inl"
 // clang-format on
 
@@ -19,7 +16,7 @@ struct BlockKernels {
 template <class T>
 void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& kernels,
                            int64_t begin, int64_t end) {
-  using Query = typename Factor<uses_dot<T>()>::Type;
+  using Query = QueryOf<T>;
   const AttentionBlock& block = p.block;
   const int64_t num_tokens = end - begin;
   const int64_t dim = block.head_dim, hidden_size = p.hidden_size;
@@ -77,12 +74,10 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
     take_rows(team, normed, hidden, block.norm, p.norm, input.kept);
     complete_rows(team, normed);
     shrink(team, qkv_addend, input.rows, hidden_size);
-    gemm(team, kernels.qkv, normed,
-         [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, float* tile) {
-           qkv_addend.add(row, num, column, num_columns, tile);
-           store_tile(tile, row, num, column, num_columns, static_cast<const T*>(p.qkv.bias),
-                      static_cast<const float*>(nullptr), qkv, qkv_size);
-         });
+    gemm(team, kernels.qkv, normed, [&](const Tile& tile) {
+      qkv_addend.add(tile);
+      store_tile(tile, static_cast<const T*>(p.qkv.bias), qkv, qkv_size);
+    });
     team.barrier();
     whole.apply(team, num_tokens, qkv, qkv);
     rope_rows(team, rope, qkv, q);
@@ -97,17 +92,14 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
     team.for_each(num_tokens - used, [&](int64_t i) { pack_row(attended, used + i, zeros); });
     if (!packs_heads) {
       team.barrier();
-      team.for_chunks(used, rows_per_claim(team, used), [&](int64_t from, int64_t to) {
-        for (int64_t i = from; i < to; ++i) pack_row(attended, i, mixed + i * q_size);
-      });
+      for_rows(team, used, [&](int64_t i) { pack_row(attended, i, mixed + i * q_size); });
     }
     complete_rows(team, attended);
     shrink(team, out_addend, mixed, q_size);
-    gemm(team, kernels.out, attended,
-         [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, float* tile) {
-           out_addend.add(row, num, column, num_columns, tile);
-           ending(row, num, column, num_columns, tile);
-         });
+    gemm(team, kernels.out, attended, [&](const Tile& tile) {
+      out_addend.add(tile);
+      ending(tile);
+    });
     ending.complete(team);
   });
 }
@@ -115,12 +107,12 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
 inline Status run_attention_block(const AttentionBlockParams& p) {
   const AttentionBlock& block = p.block;
   BlockKernels kernels;
-  Status status = find_gemm(block.qkv, weight_of(p.qkv, block.qkv, p.hidden_size, block.qkv_size()),
-                            p.dtype, REGATTA_ISA_ENUM, &kernels.qkv);
-  if (!status.ok()) return Status::error("qkv: " + status.message());
-  status = find_gemm(block.out, weight_of(p.out, block.out, block.q_size(), p.hidden_size), p.dtype,
-                     REGATTA_ISA_ENUM, &kernels.out);
-  if (!status.ok()) return Status::error("out: " + status.message());
+  Status status = find_linear("qkv", p.qkv, block.qkv, p.hidden_size, block.qkv_size(), p.dtype,
+                              REGATTA_ISA_ENUM, &kernels.qkv);
+  if (!status.ok()) return status;
+  status = find_linear("out", p.out, block.out, block.q_size(), p.hidden_size, p.dtype,
+                       REGATTA_ISA_ENUM, &kernels.out);
+  if (!status.ok()) return status;
   return with_dtype(p.dtype, [&](auto like) {
     for (int64_t begin = 0; begin < p.batch.num_tokens; begin += kMaxBlockRows) {
       const int64_t end = std::min(begin + kMaxBlockRows, p.batch.num_tokens);

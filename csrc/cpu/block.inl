@@ -1,6 +1,49 @@
-// How every block begins and ends (regatta/blocks.h): the norm ahead of its first product, and what
-// becomes of its last one. Behind gemm.inl.
+// What the ops of blocks call inside their regions, in each ISA's namespace: packing of rows, how a
+// block begins and ends (regatta/blocks.h), and what adapters add to its products. It is compiled
+// once for each ISA, in phases.cc. The products themselves are in gemm.h.
+#include "rows.inl"
+
 namespace regatta::cpu::REGATTA_ISA {
+
+// Writes values[0 .. count) to columns [column, column + count) of a row. `column` is a multiple of
+// 32; count is too unless the row ends there.
+template <class T>
+void pack_columns(const PackedRows& rows, int64_t row, int64_t column, const T* values,
+                  int64_t count);
+
+// A whole row.
+template <class T>
+void pack_row(const PackedRows& rows, int64_t row, const T* values);
+
+// x: [num_rows, width], rows `stride` elements apart. No barrier at the end.
+template <class T>
+void pack_rows(Team& team, const PackedRows& rows, const T* x, int64_t stride);
+
+// Rounds a row of floats that waited for being whole (PackedRows::staged).
+void round_staged_row(const PackedRows& rows, int64_t row);
+
+// The barrier after rows were filled: when it is passed, they can be multiplied.
+void complete_rows(Team& team, const PackedRows& rows);
+
+// out[row + i, column + j] = tile[i][j] (+ bias[column + j]) (+ residual[row + i, column + j]).
+// out and residual have rows `stride` elements apart and may be the same memory.
+template <class T, class Out>
+void store_tile(const Tile& tile, const T* bias, const Out* residual, Out* out, int64_t stride);
+
+template <class T, class Out>
+void store_tile(const Tile& tile, const T* bias, Out* out, int64_t stride) {
+  store_tile(tile, bias, static_cast<const Out*>(nullptr), out, stride);
+}
+
+// function(gate) * up of a tile in halves, or function(up) of one tile, into columns of the rows
+// that `down` multiplies; and into `kept` [rows, width], unless null. bias: the gate's, and
+// `up_offset` behind it up's; or null.
+template <class T>
+void activate_tile(const Activation& of, const PackedRows& rows, const Tile& tile, const T* bias,
+                   int64_t up_offset, float* kept = nullptr);
+
+// The same of a whole row of products, into row `row`; changes them.
+void activate_products(const Activation& of, const PackedRows& rows, int64_t row, float* products);
 
 template <class T>
 RowNorm<T> row_norm(const Norm& norm, const NormWeights& weights) {
@@ -11,21 +54,8 @@ RowNorm<T> row_norm(const Norm& norm, const NormWeights& weights) {
 // Rows of x, as the block's norm leaves them, into `rows`; and into `kept`, unless null, rounded.
 // No barrier at the end.
 template <class T>
-inline void take_rows(Team& team, const PackedRows& rows, const T* x, const Norm& norm,
-                      const NormWeights& weights, T* kept) {
-  if (!norm.is_there) return pack_rows(team, rows, x, rows.width);
-  const RowNorm<T> made = row_norm<T>(norm, weights);
-  Scratch::Scope scope(team.scratch());
-  float* row = team.scratch().take<float>(rows.width);
-  team.for_chunks(rows.num_rows, rows_per_claim(team, rows.num_rows),
-                  [&](int64_t begin, int64_t end) {
-                    for (int64_t i = begin; i < end; ++i) {
-                      norm_row(x + i * rows.width, made, row, rows.width);
-                      pack_row(rows, i, row);
-                      if (kept) copy_row(row, kept + i * rows.width, rows.width);
-                    }
-                  });
-}
+void take_rows(Team& team, const PackedRows& rows, const T* x, const Norm& norm,
+               const NormWeights& weights, T* kept);
 
 // What becomes of a row that a block made: norms and sum.
 template <class T>
@@ -52,21 +82,7 @@ struct RowEnding {
   bool is_plain_sum() const { return !has_post_norm && residual.is_plain_sum(); }
 
   // values: [width], changed.
-  void complete(int64_t row, float* values) const {
-    if (has_post_norm && post_norm_of == Placement::kOutput) {
-      norm_row(values, post_norm, values, width);
-    }
-    const T* from = source + row * width;
-    const Vec in_scale = set1(residual.input_scale), out_scale = set1(residual.output_scale);
-    for (int64_t i = 0; i < width; i += Vec::kLanes) {
-      const int n = lanes_left(width - i);
-      store_n(values + i, fma(load_n(values + i, n), out_scale, load_n(from + i, n) * in_scale), n);
-    }
-    if (has_post_norm && post_norm_of == Placement::kSum) {
-      norm_row(values, post_norm, values, width);
-    }
-    copy_row(values, out + row * width, width);
-  }
+  void complete(int64_t row, float* values) const;
 };
 
 // A block's output of its last product's tiles: bias, norms and sum. Of what a block only sums, it
@@ -93,23 +109,85 @@ struct Ending {
     }
   }
 
-  void operator()(int64_t row, int64_t num, int64_t column, int64_t num_columns,
-                  const float* tile) const {
-    if (made) {
-      store_tile(tile, row, num, column, num_columns, bias, static_cast<const float*>(nullptr),
-                 made, rows.width);
-    } else {
-      store_tile(tile, row, num, column, num_columns, bias, rows.source, rows.out, rows.width);
-    }
+  void operator()(const Tile& tile) const {
+    if (made) return store_tile(tile, bias, made, rows.width);
+    store_tile(tile, bias, rows.source, rows.out, rows.width);
   }
 
   // Behind all tiles, by the whole team.
-  void complete(Team& team) const {
-    if (!made) return;
-    team.barrier();
-    team.for_chunks(num_rows, rows_per_claim(team, num_rows), [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) rows.complete(row, made + row * rows.width);
-    });
+  void complete(Team& team) const;
+};
+
+// What adapters add to a linear's products (regatta/adapters.h), for some rows. Two steps: `shrink`
+// makes each row's few sums x A^T, a page for a thread at a time; `add` puts their products with B
+// into a tile while it is in L1. A row's values depend on no other row.
+template <class T>
+class Addend {
+ public:
+  // rows: of the tokens from `begin` on. part_sizes: output features of each part. Takes scratch
+  // that lives as long as the caller's scope.
+  Addend(const AdapterRows& rows, Adapted which, const LowRankWeights& weights, int64_t begin,
+         int64_t num_rows, int64_t in_features, std::initializer_list<int64_t> part_sizes,
+         Scratch& scratch);
+
+  bool any() const { return num_jobs_ > 0; }
+
+  // x: rows `stride` apart. Without a barrier before or behind it.
+  template <class X>
+  void shrink(Team& team, const X* x, int64_t stride) const;
+
+  // A tile becomes what it is with the adapters' part; its second half too.
+  void add(const Tile& tile) const {
+    if (!any()) return;
+    add_to(tile, tile.column, tile.products);
+    if (tile.second) add_to(tile, tile.column + out_features_ / 2, tile.second);
+  }
+
+ private:
+  struct Job {
+    int32_t row, page;  // the row's first, second, ...
+  };
+
+  int64_t row_sums() const { return max_pages_ * num_parts_ * kPageRanks; }
+  template <class X>
+  void page_sums(const X* x, const T* a, float* sums) const;
+  void add_to(const Tile& tile, int64_t column, float* products) const;
+  void add_page(const float* sums, const T* b, int64_t count, float* values) const;
+
+  static constexpr int kMaxParts = 3;
+  int64_t width_, packed_width_;  // of inputs
+  int64_t num_groups_ = 0;        // of kPackedOut outputs
+  int64_t out_features_ = 0, num_parts_ = 0, max_pages_ = 0;
+  int64_t part_begin_[kMaxParts + 1] = {};
+  const T *a_ = nullptr, *b_ = nullptr;
+  const int32_t** pages_ = nullptr;  // [rows] of each row's adapter; null: it has none
+  Job* jobs_ = nullptr;
+  int64_t num_jobs_ = 0;
+  float* sums_ = nullptr;  // [rows, pages, parts, kPageRanks]
+};
+
+// Addend::shrink and the barrier that the product behind it needs; nothing where no row has one.
+template <class T, class X>
+inline void shrink(Team& team, const Addend<T>& addend, const X* x, int64_t stride) {
+  if (!addend.any()) return;
+  addend.shrink(team, x, stride);
+  team.barrier();
+}
+
+// A block's input as its norm leaves it, rounded, where the sum or adapters read it.
+template <class T>
+struct Kept {
+  T* kept = nullptr;        // where take_rows() puts it, or null
+  const T* rows = nullptr;  // it; null where nobody asked
+
+  // x: [num_rows, width] the block's input. for_addend: whether adapters read it.
+  Kept(const Ending<T>& ending, const Norm& norm, const T* x, bool for_addend, int64_t num_rows,
+       Scratch& scratch)
+      : kept(ending.kept) {
+    if (for_addend && norm.is_there && kept == nullptr) {
+      kept = scratch.take<T>(num_rows * ending.rows.width);
+    }
+    rows = norm.is_there ? kept : x;
   }
 };
 

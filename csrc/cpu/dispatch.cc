@@ -16,72 +16,64 @@
 namespace regatta::cpu {
 namespace {
 
+// What the operating system saves of a thread: XCR0's bits.
+constexpr uint64_t kYmm = 0x6, kZmm = 0xe6, kTiles = 0x60000;
+
+// A feature is there where CPUID has all of `bits` in register `reg` (of eax, ebx, ecx, edx) of a
+// leaf, and the system saves `state`.
 struct CpuFeature {
   const char* name;
-  bool present;
+  unsigned leaf, subleaf;
+  int reg;
+  uint32_t bits;
+  uint64_t state;
 };
 
-struct CpuFeatures {
-  bool avx2 = false, fma = false, f16c = false;
-  bool avx512f = false, avx512bw = false, avx512dq = false, avx512vl = false;
-  bool avx512_vbmi = false, avx512_vnni = false, avx512_bf16 = false;
-  bool avx_vnni = false, amx_bf16 = false, amx_int8 = false;
+constexpr CpuFeature kFeatures[] = {
+    {"avx2", 7, 0, 1, 1u << 5, kYmm},        {"fma", 1, 0, 2, 1u << 12, kYmm},
+    {"f16c", 1, 0, 2, 1u << 29, kYmm},       {"avx512f", 7, 0, 1, 1u << 16, kZmm},
+    {"avx512bw", 7, 0, 1, 1u << 30, kZmm},   {"avx512dq", 7, 0, 1, 1u << 17, kZmm},
+    {"avx512vl", 7, 0, 1, 1u << 31, kZmm},   {"avx512_vnni", 7, 0, 2, 1u << 11, kZmm},
+    {"avx_vnni", 7, 1, 0, 1u << 4, kYmm},    {"avx512_bf16", 7, 1, 0, 1u << 5, kZmm},
+    {"avx512_vbmi", 7, 0, 2, 1u << 1, kZmm}, {"amx_bf16", 7, 0, 3, 1u << 22, kTiles},
+    {"amx_int8", 7, 0, 3, 3u << 24, kTiles},
 };
 
 uint64_t enabled_states() {
+  unsigned a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c >> 27 & 1)) return 0;  // no OSXSAVE
   uint32_t low, high;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return static_cast<uint64_t>(high) << 32 | low;
 }
 
-CpuFeatures detect() {
-  CpuFeatures has;
-  unsigned a, b, c, d;
-  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c >> 27 & 1)) return has;  // no OSXSAVE
-  const uint64_t states = enabled_states();
-  const bool ymm = (states & 0x6) == 0x6;
-  const bool zmm = (states & 0xe6) == 0xe6;
-  const bool tiles = (states & 0x60000) == 0x60000;
-  has.fma = ymm && (c >> 12 & 1);
-  has.f16c = ymm && (c >> 29 & 1);
-  if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
-    has.avx2 = ymm && (b >> 5 & 1);
-    has.avx512f = zmm && (b >> 16 & 1);
-    has.avx512dq = zmm && (b >> 17 & 1);
-    has.avx512bw = zmm && (b >> 30 & 1);
-    has.avx512vl = zmm && (b >> 31 & 1);
-    has.avx512_vbmi = zmm && (c >> 1 & 1);
-    has.avx512_vnni = zmm && (c >> 11 & 1);
-    has.amx_bf16 = tiles && (d >> 22 & 1);
-    has.amx_int8 = tiles && (d >> 24 & 1) && (d >> 25 & 1);
-    if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) {
-      has.avx_vnni = ymm && (a >> 4 & 1);
-      has.avx512_bf16 = zmm && (a >> 5 & 1);
-    }
+bool is_there(const CpuFeature& feature, uint64_t states) {
+  unsigned reg[4];
+  if ((states & feature.state) != feature.state) return false;
+  if (feature.subleaf > 0) {  // subleaf 0 counts the others in eax
+    if (!__get_cpuid_count(feature.leaf, 0, &reg[0], &reg[1], &reg[2], &reg[3])) return false;
+    if (reg[0] < feature.subleaf) return false;
   }
-  return has;
+  return __get_cpuid_count(feature.leaf, feature.subleaf, &reg[0], &reg[1], &reg[2], &reg[3]) &&
+         (reg[feature.reg] & feature.bits) == feature.bits;
 }
 
-const CpuFeatures& features() {
-  static const CpuFeatures detected = detect();
-  return detected;
+// Those of kFeatures that are there; CPUID is asked once, because it costs microseconds in a guest.
+const std::vector<std::string>& present_features() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> present;
+    const uint64_t states = enabled_states();
+    for (const CpuFeature& feature : kFeatures) {
+      if (is_there(feature, states)) present.push_back(feature.name);
+    }
+    return present;
+  }();
+  return names;
 }
 
-std::vector<CpuFeature> feature_list() {
-  const CpuFeatures& has = features();
-  return {{"avx2", has.avx2},
-          {"fma", has.fma},
-          {"f16c", has.f16c},
-          {"avx512f", has.avx512f},
-          {"avx512bw", has.avx512bw},
-          {"avx512dq", has.avx512dq},
-          {"avx512vl", has.avx512vl},
-          {"avx512_vnni", has.avx512_vnni},
-          {"avx_vnni", has.avx_vnni},
-          {"avx512_bf16", has.avx512_bf16},
-          {"avx512_vbmi", has.avx512_vbmi},
-          {"amx_bf16", has.amx_bf16},
-          {"amx_int8", has.amx_int8}};
+bool has_feature(const std::string& name) {
+  const std::vector<std::string>& names = present_features();
+  return std::find(names.begin(), names.end(), name) != names.end();
 }
 
 std::vector<const OpTableBase*>& registered() {
@@ -152,26 +144,24 @@ const char* isa_name(Isa isa) {
 }
 
 std::string isa_refusal(Isa isa) {
-  const CpuFeatures& has = features();
-  std::string missing;
-  const auto need = [&](bool present, const char* name) {
-    if (!present) missing += (missing.empty() ? "this CPU lacks " : ", ") + std::string(name);
+  struct Need {
+    Isa from;
+    const char* feature;
   };
-  if (isa >= Isa::kAvx2) {
-    need(has.avx2, "avx2");
-    need(has.fma, "fma");
-    need(has.f16c, "f16c");
-  }
-  if (isa >= Isa::kAvx512) {
-    need(has.avx512f, "avx512f");
-    need(has.avx512bw, "avx512bw");
-    need(has.avx512dq, "avx512dq");
-    need(has.avx512vl, "avx512vl");
-  }
-  if (isa >= Isa::kAvx512Bf16) {
-    need(has.avx512_vbmi, "avx512_vbmi");
-    need(has.avx512_vnni, "avx512_vnni");
-    need(has.avx512_bf16, "avx512_bf16");
+  constexpr Need kNeeds[] = {{Isa::kAvx2, "avx2"},
+                             {Isa::kAvx2, "fma"},
+                             {Isa::kAvx2, "f16c"},
+                             {Isa::kAvx512, "avx512f"},
+                             {Isa::kAvx512, "avx512bw"},
+                             {Isa::kAvx512, "avx512dq"},
+                             {Isa::kAvx512, "avx512vl"},
+                             {Isa::kAvx512Bf16, "avx512_vbmi"},
+                             {Isa::kAvx512Bf16, "avx512_vnni"},
+                             {Isa::kAvx512Bf16, "avx512_bf16"}};
+  std::string missing;
+  for (const Need& need : kNeeds) {
+    if (isa < need.from || has_feature(need.feature)) continue;
+    missing += (missing.empty() ? "this CPU lacks " : ", ") + std::string(need.feature);
   }
   return missing;
 }
@@ -197,7 +187,7 @@ bool has_amx_int8() {
     if (!wanted || std::string(wanted) != "1") return false;
 #if defined(__linux__) && defined(SYS_arch_prctl)
     constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
-    return features().amx_int8 && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+    return has_feature("amx_int8") && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
     return false;
 #endif
@@ -205,15 +195,12 @@ bool has_amx_int8() {
   return granted;
 }
 
-bool has_vnni() { return isa_available(Isa::kAvx512) && features().avx512_vnni; }
-
-std::vector<std::string> cpu_feature_names() {
-  std::vector<std::string> names;
-  for (const CpuFeature& feature : feature_list()) {
-    if (feature.present) names.push_back(feature.name);
-  }
-  return names;
+bool has_vnni() {
+  static const bool present = isa_available(Isa::kAvx512) && has_feature("avx512_vnni");
+  return present;
 }
+
+std::vector<std::string> cpu_feature_names() { return present_features(); }
 
 OpTableBase::OpTableBase(const char* op) : op_(op) { registered().push_back(this); }
 

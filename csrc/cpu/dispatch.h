@@ -132,4 +132,11 @@ class OpTable final : public OpTableBase {
   }
 #define REGATTA_CANDIDATES(FN) REGATTA_CANDIDATES_REFUSE(FN, nullptr)
 
+// A call of a function that each ISA namespace has, in the one of ISA.
+#define REGATTA_IN_ISA(ISA, ...)                                        \
+  ((ISA) == ::regatta::cpu::Isa::kAvx512Bf16 ? avx512_bf16::__VA_ARGS__ \
+   : (ISA) == ::regatta::cpu::Isa::kAvx512   ? avx512::__VA_ARGS__      \
+   : (ISA) == ::regatta::cpu::Isa::kAvx2     ? avx2::__VA_ARGS__        \
+                                             : scalar::__VA_ARGS__)
+
 }  // namespace regatta::cpu

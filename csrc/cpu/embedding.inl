@@ -27,10 +27,7 @@ void copy_embeddings(const EmbeddingParams& p) {
   // A packed row touches one cache line per element (or pair).
   const int64_t bytes = p.num_tokens * width * (p.packed ? 64 : int64_t{sizeof(Word)});
   parallel(threads_for_bytes(bytes), [&](Team& team) {
-    team.for_chunks(p.num_tokens, rows_per_claim(team, p.num_tokens),
-                    [&](int64_t begin, int64_t end) {
-                      for (int64_t token = begin; token < end; ++token) one_token(token);
-                    });
+    for_rows(team, p.num_tokens, [&](int64_t token) { one_token(token); });
   });
 }
 
@@ -42,18 +39,15 @@ Status finish_embeddings(const EmbeddingParams& p) {
   const int64_t width = p.hidden_size;
   const Vec scale = set1(p.scale);
   parallel(threads_for_bytes(p.num_tokens * width * 3 * int64_t{sizeof(T)}), [&](Team& team) {
-    team.for_chunks(p.num_tokens, rows_per_claim(team, p.num_tokens),
-                    [&](int64_t begin, int64_t end) {
-                      for (int64_t token = begin; token < end; ++token) {
-                        T* to = out + token * width;
-                        const T* add = table ? table + p.positions[token] * width : to;
-                        for (int64_t i = 0; i < width; i += Vec::kLanes) {
-                          const int n = lanes_left(width - i);
-                          const Vec scaled = load_n(to + i, n) * scale;
-                          store_n(to + i, table ? scaled + load_n(add + i, n) : scaled, n);
-                        }
-                      }
-                    });
+    for_rows(team, p.num_tokens, [&](int64_t token) {
+      T* to = out + token * width;
+      const T* add = table ? table + p.positions[token] * width : to;
+      for (int64_t i = 0; i < width; i += Vec::kLanes) {
+        const int n = lanes_left(width - i);
+        const Vec scaled = load_n(to + i, n) * scale;
+        store_n(to + i, table ? scaled + load_n(add + i, n) : scaled, n);
+      }
+    });
   });
   return {};
 }

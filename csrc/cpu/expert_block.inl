@@ -1,10 +1,6 @@
 // See expert_block.cc.
-// clang-format off: the others use what gemm.inl defines
-#include "gemm.inl"
-#include "gemm_groups.inl"
+// clang-format off: router.inl uses what block.inl includes
 #include "block.inl"
-#include "functions.inl"
-#include "mlp.inl"
 #include "router.inl"
 // clang-format on
 
@@ -134,15 +130,13 @@ ExpertMlp<T> mlp_of(const ExpertBlockParams& p, const ExpertLinears& linears, in
 template <class T>
 void gather(Team& team, const ExpertPiece<T>& piece) {
   const int64_t count = piece.num_places(), width = piece.p.hidden_size;
-  team.for_chunks(count, rows_per_claim(team, count), [&](int64_t begin, int64_t end) {
-    for (int64_t place = begin; place < end; ++place) {
-      const ExpertMlp<T>& mlp = piece.mlps[piece.by_expert.owners[place]];
-      const int64_t row = piece.by_expert.rows[place];
-      if (mlp.copies) {
-        copy_packed_row(piece.packed, row, mlp.x, place - mlp.begin);
-      } else {
-        pack_row(mlp.x, place - mlp.begin, piece.routes.x + row * width);
-      }
+  for_rows(team, count, [&](int64_t place) {
+    const ExpertMlp<T>& mlp = piece.mlps[piece.by_expert.owners[place]];
+    const int64_t row = piece.by_expert.rows[place];
+    if (mlp.copies) {
+      copy_packed_row(piece.packed, row, mlp.x, place - mlp.begin);
+    } else {
+      pack_row(mlp.x, place - mlp.begin, piece.routes.x + row * width);
     }
   });
 }
@@ -161,21 +155,14 @@ GroupPlan plan_up(const ExpertPiece<T>& piece, Scratch& scratch) {
 }
 
 // gate_up and the activation: rows that down multiplies, behind a barrier.
-template <Function kFunction, class T>
+template <class T>
 void run_up(Team& team, const ExpertPiece<T>& piece, const GroupPlan& plan) {
   const Activation& activation = piece.p.block.activation;
-  gemm_groups(team, plan,
-              [&](int64_t group, int64_t row, int64_t num, int64_t column, int64_t num_columns,
-                  const float* tile, const float* up) {
-                const ExpertMlp<T>& mlp = piece.mlps[group];
-                if (mlp.products) {
-                  store_tile(tile, row, num, column, num_columns, mlp.up_bias,
-                             static_cast<const float*>(nullptr), mlp.products, mlp.up_size());
-                } else {
-                  activate_tiles<kFunction>(activation, mlp.active, row, num, column, tile, up,
-                                            mlp.up_bias, mlp.inner());
-                }
-              });
+  gemm_groups(team, plan, [&](const Tile& tile) {
+    const ExpertMlp<T>& mlp = piece.mlps[tile.owner];
+    if (mlp.products) return store_tile(tile, mlp.up_bias, mlp.products, mlp.up_size());
+    activate_tile(activation, mlp.active, tile, mlp.up_bias, mlp.inner());
+  });
   team.barrier();
   const auto of_rows = [&](auto&& is_wanted, auto&& body) {
     const auto wants = [&](int64_t i) { return is_wanted(piece.mlps[i]); };
@@ -183,23 +170,18 @@ void run_up(Team& team, const ExpertPiece<T>& piece, const GroupPlan& plan) {
     for (int64_t i = 0; i < piece.num_mlps() && !any; ++i) any = wants(i);
     if (!any) return;
     const int64_t count = piece.num_places();
-    team.for_chunks(count, rows_per_claim(team, count), [&](int64_t begin, int64_t end) {
-      for (int64_t place = begin; place < end; ++place) {
-        const ExpertMlp<T>& mlp = piece.mlps[piece.by_expert.owners[place]];
-        if (is_wanted(mlp)) body(mlp, place - mlp.begin);
-      }
+    for_rows(team, count, [&](int64_t place) {
+      const ExpertMlp<T>& mlp = piece.mlps[piece.by_expert.owners[place]];
+      if (is_wanted(mlp)) body(mlp, place - mlp.begin);
     });
     team.barrier();
   };
   of_rows([](const ExpertMlp<T>& mlp) { return mlp.products != nullptr; },
           [&](const ExpertMlp<T>& mlp, int64_t row) {
-            activate_products<kFunction>(activation, mlp.active, row,
-                                         mlp.products + row * mlp.up_size());
+            activate_products(activation, mlp.active, row, mlp.products + row * mlp.up_size());
           });
   of_rows([](const ExpertMlp<T>& mlp) { return mlp.active.staged != nullptr; },
-          [](const ExpertMlp<T>& mlp, int64_t row) {
-            internal::round_row(mlp.active, row, mlp.active.staged + row * mlp.inner());
-          });
+          [](const ExpertMlp<T>& mlp, int64_t row) { round_staged_row(mlp.active, row); });
 }
 
 // Columns of down's products that are summed before the next ones are made.
@@ -253,21 +235,18 @@ void run_down(Team& team, const ExpertPiece<T>& piece, const GroupPlan* plans,
   for (int64_t s = 0; s < stripes.count; ++s) {
     const int64_t first = s * stripes.panels * kPanel;
     const int64_t columns = std::min(stripes.panels * kPanel, width - first);
-    gemm_groups(team, plans[s],
-                [&](int64_t group, int64_t row, int64_t num, int64_t column, int64_t num_columns,
-                    const float* tile, const float*) {
-                  const ExpertMlp<T>& mlp = piece.mlps[group];
-                  const T* bias = mlp.down_bias ? mlp.down_bias + first : nullptr;
-                  store_tile(tile, mlp.begin + row, num, column - first, num_columns, bias,
-                             static_cast<const float*>(nullptr), products, columns);
-                });
+    gemm_groups(team, plans[s], [&](const Tile& tile) {
+      const ExpertMlp<T>& mlp = piece.mlps[tile.owner];
+      Tile moved = tile;
+      moved.row += mlp.begin;
+      moved.column -= first;
+      store_tile(moved, mlp.down_bias ? mlp.down_bias + first : nullptr, products, columns);
+    });
     team.barrier();
     const bool is_last = s == stripes.count - 1;
-    team.for_chunks(num_rows, rows_per_claim(team, num_rows), [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) {
-        sum_products(piece, row, products, columns, totals + row * width + first);
-        if (is_last) ending.complete(row, totals + row * width);
-      }
+    for_rows(team, num_rows, [&](int64_t row) {
+      sum_products(piece, row, products, columns, totals + row * width + first);
+      if (is_last) ending.complete(row, totals + row * width);
     });
     if (!is_last) team.barrier();
   }
@@ -282,11 +261,9 @@ void choose(Team& team, const ExpertBlockParams& p, const T* hidden, T* normed,
     Scratch::Scope scope(team.scratch());
     const RowNorm<T> norm = row_norm<T>(p.block.norm, p.norm);
     float* row = team.scratch().take<float>(width);
-    team.for_chunks(num_rows, rows_per_claim(team, num_rows), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        norm_row(hidden + i * width, norm, row, width);
-        copy_row(row, normed + i * width, width);
-      }
+    for_rows(team, num_rows, [&](int64_t i) {
+      norm_row(hidden + i * width, norm, row, width);
+      copy_row(row, normed + i * width, width);
     });
     team.barrier();
   }
@@ -294,7 +271,7 @@ void choose(Team& team, const ExpertBlockParams& p, const T* hidden, T* normed,
   route(team, p, routes);
 }
 
-template <Function kFunction, class T>
+template <class T>
 void expert_block_piece(const ExpertBlockParams& p, const ExpertLinears& linears, int64_t begin,
                         int64_t num_rows) {
   const int64_t width = p.hidden_size;
@@ -334,7 +311,7 @@ void expert_block_piece(const ExpertBlockParams& p, const ExpertLinears& linears
   parallel([&](Team& team) {
     gather(team, piece);
     team.barrier();
-    run_up<kFunction>(team, piece, up);
+    run_up(team, piece, up);
     run_down(team, piece, down, stripes, products, totals, ending);
   });
 }
@@ -368,12 +345,9 @@ inline Status run_expert_block(const ExpertBlockParams& p) {
   if (!status.ok() || p.num_tokens == 0) return status;
   const int64_t most = rows_of_piece(p, linears);
   return with_dtype(p.dtype, [&](auto like) {
-    with_function(p.block.activation.function, [&](auto function) {
-      for (int64_t begin = 0; begin < p.num_tokens; begin += most) {
-        expert_block_piece<decltype(function)::value, decltype(like)>(
-            p, linears, begin, std::min(most, p.num_tokens - begin));
-      }
-    });
+    for (int64_t begin = 0; begin < p.num_tokens; begin += most) {
+      expert_block_piece<decltype(like)>(p, linears, begin, std::min(most, p.num_tokens - begin));
+    }
     return Status();
   });
 }

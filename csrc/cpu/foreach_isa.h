@@ -33,13 +33,7 @@
 #define REGATTA_HAS_VNNI 0
 #define REGATTA_ISA_ENUM Isa::kScalar
 #define REGATTA_HAS_BF16_DOT 0
-#include "vec_scalar.inl"
-#include REGATTA_INL
-#undef REGATTA_ISA
-#undef REGATTA_ISA_ENUM
-#undef REGATTA_HAS_BF16_DOT
-#undef REGATTA_VECTOR_BITS
-#undef REGATTA_HAS_VNNI
+#include "isa.inl"
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c")
@@ -48,13 +42,7 @@
 #define REGATTA_HAS_VNNI 0
 #define REGATTA_ISA_ENUM Isa::kAvx2
 #define REGATTA_HAS_BF16_DOT 0
-#include "vec_avx2.inl"
-#include REGATTA_INL
-#undef REGATTA_ISA
-#undef REGATTA_ISA_ENUM
-#undef REGATTA_HAS_BF16_DOT
-#undef REGATTA_VECTOR_BITS
-#undef REGATTA_HAS_VNNI
+#include "isa.inl"
 #pragma GCC pop_options
 
 #pragma GCC push_options
@@ -64,13 +52,7 @@
 #define REGATTA_HAS_VNNI 0
 #define REGATTA_ISA_ENUM Isa::kAvx512
 #define REGATTA_HAS_BF16_DOT 0
-#include "vec_avx512.inl"
-#include REGATTA_INL
-#undef REGATTA_ISA
-#undef REGATTA_ISA_ENUM
-#undef REGATTA_HAS_BF16_DOT
-#undef REGATTA_VECTOR_BITS
-#undef REGATTA_HAS_VNNI
+#include "isa.inl"
 #pragma GCC pop_options
 
 #ifdef REGATTA_FOREACH_VNNI
@@ -81,13 +63,7 @@
 #define REGATTA_HAS_VNNI 1
 #define REGATTA_ISA_ENUM Isa::kAvx512
 #define REGATTA_HAS_BF16_DOT 0
-#include "vec_avx512.inl"
-#include REGATTA_INL
-#undef REGATTA_ISA
-#undef REGATTA_ISA_ENUM
-#undef REGATTA_HAS_BF16_DOT
-#undef REGATTA_VECTOR_BITS
-#undef REGATTA_HAS_VNNI
+#include "isa.inl"
 #pragma GCC pop_options
 #endif
 
@@ -99,13 +75,7 @@
 #define REGATTA_HAS_VNNI 1
 #define REGATTA_ISA_ENUM Isa::kAvx512Bf16
 #define REGATTA_HAS_BF16_DOT 1
-#include "vec_avx512.inl"
-#include REGATTA_INL
-#undef REGATTA_ISA
-#undef REGATTA_ISA_ENUM
-#undef REGATTA_HAS_BF16_DOT
-#undef REGATTA_VECTOR_BITS
-#undef REGATTA_HAS_VNNI
+#include "isa.inl"
 #pragma GCC pop_options
 
 #undef REGATTA_INL

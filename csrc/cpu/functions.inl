@@ -73,16 +73,10 @@ REGATTA_INLINE Vec gated(const Activation& of, Vec gate, Vec up) {
 // out = function(x), times up where there is one.
 template <Function kFunction, class From, class To>
 inline void activate_row(const From* x, const From* up, To* out, int64_t width) {
-  for_lanes(
-      width,
-      [&](int64_t i) REGATTA_LAMBDA_INLINE {
-        const Vec y = apply<kFunction>(load(x + i));
-        store(out + i, up ? y * load(up + i) : y);
-      },
-      [&](int64_t i, int n) REGATTA_LAMBDA_INLINE {
-        const Vec y = apply<kFunction>(load_n(x + i, n));
-        store_n(out + i, up ? y * load_n(up + i, n) : y, n);
-      });
+  for_lanes(width, [&](int64_t i, auto n) REGATTA_LAMBDA_INLINE {
+    const Vec y = apply<kFunction>(load_n(x + i, n));
+    store_n(out + i, up ? y * load_n(up + i, n) : y, n);
+  });
 }
 
 // The same of any activation.
@@ -90,14 +84,9 @@ template <Function kFunction, class From, class To>
 inline void activate_row(const Activation& of, const From* x, const From* up, To* out,
                          int64_t width) {
   if (of.is_plain()) return activate_row<kFunction>(x, up, out, width);
-  for_lanes(
-      width,
-      [&](int64_t i) REGATTA_LAMBDA_INLINE {
-        store(out + i, gated<kFunction>(of, load(x + i), load(up + i)));
-      },
-      [&](int64_t i, int n) REGATTA_LAMBDA_INLINE {
-        store_n(out + i, gated<kFunction>(of, load_n(x + i, n), load_n(up + i, n)), n);
-      });
+  for_lanes(width, [&](int64_t i, auto n) REGATTA_LAMBDA_INLINE {
+    store_n(out + i, gated<kFunction>(of, load_n(x + i, n), load_n(up + i, n)), n);
+  });
 }
 
 }  // namespace regatta::cpu::REGATTA_ISA

@@ -1,6 +1,7 @@
 #include "gemm.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 namespace regatta::cpu {
@@ -37,6 +38,14 @@ Status find_gemm(SchemeId scheme, const Weight& weight, DType activation_dtype, 
                        "' is not known to the CPU (known: " + known + ")");
 }
 
+Status find_linear(const char* name, const LinearWeights& weights, SchemeId scheme,
+                   int64_t in_features, int64_t out_features, DType activation_dtype, Isa isa,
+                   Gemm* gemm) {
+  const Status status = find_gemm(scheme, weight_of(weights, scheme, in_features, out_features),
+                                  activation_dtype, isa, gemm);
+  return status.ok() ? status : Status::error(std::string(name) + ": " + status.message());
+}
+
 Gemm gemm_like(const Gemm& checked, SchemeId scheme, const TensorView* tensors,
                DType activation_dtype) {
   Gemm gemm = checked;
@@ -46,6 +55,42 @@ Gemm gemm_like(const Gemm& checked, SchemeId scheme, const TensorView* tensors,
     gemm.transform = candidate->transform(gemm.weight, activation_dtype);
   }
   return gemm;
+}
+
+PackedRows make_rows(const Gemm& gemm, Scratch& scratch, int64_t num_rows, Fill fill,
+                     int64_t max_tile_rows) {
+  if (max_tile_rows == 0) max_tile_rows = gemm.kernels->max_tile_rows;
+  PackedRows rows;
+  rows.format = gemm.kernels->row_format;
+  rows.num_rows = num_rows;
+  rows.width = gemm.weight.in_features;
+  rows.transform = gemm.transform;
+  const bool whole_rows = rows.transform.any() || (rows.format == RowFormat::kInt8Rows &&
+                                                   rows.transform.static_scale == 0.0f);
+  if (whole_rows && fill == Fill::kByColumns) {
+    rows.staged = scratch.take<float>(num_rows * rows.width);
+  }
+  // Balanced tiles: 13 rows are 7 + 6, not 12 + 1.
+  const int64_t num_tiles = (num_rows + max_tile_rows - 1) / max_tile_rows;
+  rows.tile_rows = num_tiles > 0 ? (num_rows + num_tiles - 1) / num_tiles : 1;
+  rows.data = scratch.take<char>(rows.num_tiles() * rows.tile_bytes());
+  return rows;
+}
+
+void copy_packed_row(const PackedRows& rows, int64_t from, const PackedRows& others, int64_t to) {
+  const int64_t step = rows.tile_rows * kLineBytes, other_step = others.tile_rows * kLineBytes;
+  const char* line = rows.line(from, 0);
+  char* other = others.line(to, 0);
+  for (int64_t i = 0; i < rows.num_lines(); ++i, line += step, other += other_step) {
+    std::memcpy(other, line, kLineBytes);
+  }
+  if (!rows.is_int8()) return;
+  const int64_t tile = from / rows.tile_rows, other_tile = to / others.tile_rows;
+  const BlockScale* scale = rows.block_scales(tile) + from - tile * rows.tile_rows;
+  BlockScale* other_scale = others.block_scales(other_tile) + to - other_tile * others.tile_rows;
+  for (int64_t i = 0; i < rows.num_blocks(); ++i) {
+    other_scale[i * others.tile_rows] = scale[i * rows.tile_rows];
+  }
 }
 
 }  // namespace regatta::cpu

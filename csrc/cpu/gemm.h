@@ -1,7 +1,8 @@
 // Rows times a packed weight, as used inside a running parallel region. This header is the part
-// that does not depend on the ISA; cpu/gemm.inl has the functions that a block op calls.
+// that does not depend on the ISA; cpu/block.inl has what does, the packing of rows and the storing
+// of tiles.
 //
-// A block op, in its .inl (after `#include "gemm.inl"`):
+// A block op, in its .inl (after `#include "block.inl"`):
 //
 //   Gemm qkv;                                                          // before the region
 //   Status status = find_gemm(scheme, weight, dtype, REGATTA_ISA_ENUM, &qkv);
@@ -10,10 +11,7 @@
 //   parallel([&](Team& team) {
 //     pack_rows(team, rows, x, width);                                 // fills `rows`, shared
 //     complete_rows(team, rows);
-//     gemm(team, qkv, rows,                                            // any split over threads
-//          [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
-//            // tile[i * kPanel + j] is the product for (row + i, column + j), once, complete
-//          });
+//     gemm(team, qkv, rows, [&](const Tile& tile) { ... });            // any split over threads
 //     team.barrier();                                                  // the caller's business
 //   });
 //
@@ -25,7 +23,8 @@
 //    threads: k is summed in one order, so results are bitwise equal for every batch composition.
 //  * gemm() has no barrier inside: rows must be complete before, outputs after one.
 //  * Schemes (how a weight is stored) are a table; a new one is one file that defines a
-//    `static const SchemeEntry`. Only the scheme knows what its tensors are.
+//    `static const SchemeEntry`. Only the scheme knows what its tensors are. Its kernels are
+//    compiled for each ISA in that file alone, and called through GemmKernels.
 #pragma once
 
 #include <algorithm>
@@ -33,6 +32,7 @@
 #include <string>
 
 #include "dispatch.h"
+#include "function_ref.h"
 #include "regatta/blocks.h"
 #include "regatta/types.h"
 #include "thread_pool.h"
@@ -191,9 +191,40 @@ struct Gemm {
 Status find_gemm(SchemeId scheme, const Weight& weight, DType activation_dtype, Isa isa,
                  Gemm* gemm);
 
+// The same for a linear's weights; `name` is what an error calls them.
+Status find_linear(const char* name, const LinearWeights& weights, SchemeId scheme,
+                   int64_t in_features, int64_t out_features, DType activation_dtype, Isa isa,
+                   Gemm* gemm);
+
 // The same for other tensors of the same shapes, which are not checked again.
 Gemm gemm_like(const Gemm& checked, SchemeId scheme, const TensorView* tensors,
                DType activation_dtype);
+
+enum class Fill : uint8_t { kByRow, kByColumns };  // pack_row() alone, or pack_columns() too
+
+// Rows to be filled, in memory of `scratch` (the caller's, taken before the region), with at most
+// `max_tile_rows` in a tile; 0: as many as the kernels take.
+PackedRows make_rows(const Gemm& gemm, Scratch& scratch, int64_t num_rows, Fill fill,
+                     int64_t max_tile_rows = 0);
+
+// Row `from` of `rows` as row `to` of others of the same format, width and transform.
+void copy_packed_row(const PackedRows& rows, int64_t from, const PackedRows& others, int64_t to);
+
+// Complete products of rows [row, row + num_rows) and output columns [column, column +
+// num_columns), which whoever gets them may change.
+struct Tile {
+  int64_t row, num_rows, column, num_columns;
+  float* products;          // [num_rows][kPanel]
+  float* second = nullptr;  // of the panel `halves` further on; or null
+  int64_t owner = 0;        // gemm_groups(): whose; head_products(): the head
+};
+using TileFn = FunctionRef<void(const Tile& tile)>;
+
+// store(tile): each (row, column) comes exactly once, on some thread. No barrier inside.
+// in_halves: the halves of a weight together, column c and c + N / 2, where N / 2 is a multiple of
+// 32: tiles are of the first half, and have a second one.
+void gemm(Team& team, const Gemm& gemm, const PackedRows& rows, TileFn store,
+          bool in_halves = false);
 
 inline Weight weight_of(const LinearWeights& weights, SchemeId scheme, int64_t in_features,
                         int64_t out_features) {

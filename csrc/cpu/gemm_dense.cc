@@ -60,17 +60,7 @@ Status check(const Weight& weight, DType dtype) {
 }
 
 const GemmKernels* kernels(Isa isa, DType dtype, const Weight&) {
-  switch (isa) {
-    case Isa::kScalar:
-      return scalar::dense::kernels(dtype);
-    case Isa::kAvx2:
-      return avx2::dense::kernels(dtype);
-    case Isa::kAvx512:
-      return avx512::dense::kernels(dtype);
-    case Isa::kAvx512Bf16:
-      return avx512_bf16::dense::kernels(dtype);
-  }
-  return nullptr;
+  return REGATTA_IN_ISA(isa, dense::kernels(dtype));
 }
 
 constexpr Scheme kDense = {SchemeId::kDense, check, kernels};

@@ -1,5 +1,5 @@
 // Several products that share one loop of a team, each of rows of its own and a weight of its own.
-// Independent of the ISA; gemm_groups.inl runs what is planned here.
+// Independent of the ISA.
 //
 // A loop each would be a start and an end each, and a thread that waits: for one row of six experts
 // there are few panels in any, for many rows one expert may have most. What is shared out is work:
@@ -45,5 +45,14 @@ struct GroupPlan {
 
 // The plan lives in `scratch` and refers to `groups`.
 GroupPlan plan_groups(const GemmGroup* groups, int64_t num_groups, Scratch& scratch);
+
+// store(tile): as gemm()'s, row and column of the group `tile.owner`. No barrier inside.
+void gemm_groups(Team& team, const GroupPlan& plan, TileFn store);
+
+// The products of heads [first, first + num_heads), all alike, with rows of their own, packed and
+// complete. store(tile): as gemm()'s, of the head `tile.owner`. No barrier inside.
+using RowsOfFn = FunctionRef<const PackedRows&(int64_t head)>;
+void head_products(Team& team, const Gemm* gemms, int64_t first, int64_t num_heads,
+                   RowsOfFn rows_of, TileFn store);
 
 }  // namespace regatta::cpu

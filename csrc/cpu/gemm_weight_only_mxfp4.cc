@@ -39,17 +39,7 @@ Status check(const Weight& weight, DType) {
 }
 
 const GemmKernels* kernels(Isa isa, DType dtype, const Weight&) {
-  switch (isa) {
-    case Isa::kScalar:
-      return scalar::e2m1::kernels(dtype);
-    case Isa::kAvx2:
-      return avx2::e2m1::kernels(dtype);
-    case Isa::kAvx512:
-      return avx512::e2m1::kernels(dtype);
-    case Isa::kAvx512Bf16:
-      return avx512_bf16::e2m1::kernels(dtype);
-  }
-  return nullptr;
+  return REGATTA_IN_ISA(isa, e2m1::kernels(dtype));
 }
 
 RowTransform transform(const Weight& weight, DType) {

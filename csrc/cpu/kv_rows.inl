@@ -18,28 +18,6 @@
 
 namespace regatta::cpu::REGATTA_ISA {
 
-// Multiplicands: float, or bf16 in pairs that one vdpbf16ps multiplies and adds.
-#if REGATTA_HAS_BF16_DOT
-constexpr bool kHasDot = true;
-#else
-constexpr bool kHasDot = false;
-#endif
-template <bool kDot>
-struct Factor {
-  using Type = float;
-  static constexpr int kPerStep = 1;  // values of k per step and column
-};
-template <>
-struct Factor<true> {
-  using Type = bf16;
-  static constexpr int kPerStep = 2;
-};
-
-template <class T>
-constexpr bool uses_dot() {
-  return kHasDot && std::is_same<T, bf16>::value;
-}
-
 // What a kind of rows offers:
 //   kDot, kScaled (scales apply), kOffset (and offsets), kCodePairs (codes become pairs, by Reader)
 //   kTail              a key's last AttentionJob::tail_dim values are rows of kind Tail, elsewhere

@@ -28,6 +28,7 @@
 #include "attention_plan.h"
 #include "dispatch.h"
 #include "gemm.h"
+#include "gemm_groups.h"
 #include "latent_plan.h"
 #include "regatta/blocks.h"
 

@@ -1,69 +1,18 @@
 // See latent_attention_block.cc.
-// clang-format off: attention.inl uses what gemm.inl defines
-#include "gemm.inl"
+// clang-format off: the others use what block.inl includes
 #include "block.inl"
+#include "attend.inl"
 #include "kv_rows.inl"
-#include "adapters.inl"
-#include "attention.inl"
 #include "rope.inl"
 // clang-format on
 
 namespace regatta::cpu::REGATTA_ISA {
 
-// The block's products, looked up once; those of heads one behind the other.
-struct LatentKernels {
-  Gemm qkv_a, q_b, out;
-  std::vector<TensorView> views;  // of single heads, which the others refer to
-  std::vector<Gemm> key_up, value_up, key_absorb;
-};
-
-// The products of heads [first, first + num_heads) with rows of their own. rows(head): packed and
-// complete. store(head, row, num_rows, column, num_columns, tile): as gemm()'s. No barrier inside.
-template <class RowsOf, class Store>
-void head_products(Team& team, const std::vector<Gemm>& gemms, int64_t first, int64_t num_heads,
-                   RowsOf&& rows_of, Store&& store) {
-  constexpr int64_t kBlockRows = 96;  // their products stay in L1 until they are stored
-  const PackedRows& alike = rows_of(first);
-  const GemmKernels& kernels = *gemms[first].kernels;
-  const int64_t num_panels = gemms[first].weight.num_panels();
-  const int64_t block_tiles = std::max<int64_t>(1, kBlockRows / alike.tile_rows);
-  const int64_t num_blocks = (alike.num_tiles() + block_tiles - 1) / block_tiles;
-  // Of few rows a thread reads two panels at a time, far from each other.
-  const bool two_streams = alike.num_rows <= kernels.max_rows_of_two;
-  const int64_t distance = two_streams ? (num_panels + 1) / 2 : num_panels;
-  Scratch::Scope scope(team.scratch());
-  float* products = team.scratch().take<float>(2 * block_tiles * alike.tile_rows * kPanel);
-  team.for_each(num_heads * num_blocks, [&](int64_t i) {
-    const int64_t head = first + i / num_blocks, block = i % num_blocks;
-    const PackedRows& rows = rows_of(head);
-    const Weight& weight = gemms[head].weight;
-    PanelJob job;
-    job.rows = &rows;
-    job.weight = &weight;
-    job.scratch = &team.scratch();
-    job.out = products;
-    job.tile_begin = block * block_tiles;
-    job.tile_end = std::min(job.tile_begin + block_tiles, rows.num_tiles());
-    for (int64_t panel = 0; panel < distance; ++panel) {
-      job.panels[0] = panel;
-      job.panels[1] = panel + distance;
-      job.num_panels = job.panels[1] < num_panels ? 2 : 1;
-      kernels.run(job);
-      for (int j = 0; j < job.num_panels; ++j) {
-        const int64_t column = job.panels[j] * kPanel;
-        store(head, job.first_row(), job.num_rows(), column,
-              std::min(kPanel, weight.out_features - column),
-              static_cast<const float*>(products + j * job.num_rows() * kPanel));
-      }
-    }
-  });
-}
-
 // Tokens [begin, end) of a batch, in one form.
 template <class T>
 class LatentAttention {
  public:
-  using Query = typename Factor<uses_dot<T>()>::Type;
+  using Query = QueryOf<T>;
 
   LatentAttention(const LatentAttentionBlockParams& params, const LatentKernels& kernels,
                   LatentPiece piece, Scratch& scratch)
@@ -118,40 +67,34 @@ class LatentAttention {
     if (!is_dense()) job.tail_dim = rotated_;
     parallel([&](Team& team) {
       project(team);
-      for_tokens(team, [&](int64_t token) {
+      for_rows(team, num_tokens_, [&](int64_t token) {
         for (int64_t h = 0; h < heads_; ++h) {
           pack_columns(own[h], token, 0, query(token, h), own_);
           rotate(token, query(token, h) + own_, queries + (token * heads_ + h) * width + rank_);
         }
       });
       team.barrier();
-      head_products(
-          team, kernels_.key_absorb, 0, heads_,
-          [&](int64_t h) -> const PackedRows& { return own[h]; },
-          [&](int64_t h, int64_t row, int64_t num, int64_t column, int64_t count,
-              const float* tile) {
-            store_tile(tile, row, num, column, count, static_cast<const T*>(nullptr),
-                       static_cast<const Query*>(nullptr), queries + h * width, heads_ * width);
-          });
+      const auto rows_of = [&](int64_t h) -> const PackedRows& { return own[h]; };
+      head_products(team, kernels_.key_absorb.data(), 0, heads_, rows_of, [&](const Tile& tile) {
+        store_tile(tile, static_cast<const T*>(nullptr), queries + tile.owner * width,
+                   heads_ * width);
+      });
       team.barrier();
       const auto take = [&](int64_t token, int64_t head, const float* values) {
         pack_columns(latents[head], token, 0, values, rank_);
       };
-      is_dense() ? attend_rows<DenseRows<T>>(team, job, queries, take)
-                 : attend_rows<LatentCodeRows<T>>(team, job, queries, take);
+      attend_latents<T>(team, job, queries, take);
       team.for_each(num_tokens_ - used_, [&](int64_t i) {
         for (const PackedRows& rows : latents) pack_row(rows, used_ + i, zeros_);
       });
       team.barrier();
-      head_products(
-          team, kernels_.value_up, 0, heads_,
-          [&](int64_t h) -> const PackedRows& { return latents[h]; },
-          [&](int64_t h, int64_t row, int64_t num, int64_t column, int64_t count,
-              const float* tile) {
-            for (int64_t i = 0; i < num; ++i) {
-              take_values(row + i, h, column, tile + i * kPanel, count);
-            }
-          });
+      const auto latents_of = [&](int64_t h) -> const PackedRows& { return latents[h]; };
+      head_products(team, kernels_.value_up.data(), 0, heads_, latents_of, [&](const Tile& tile) {
+        for (int64_t i = 0; i < tile.num_rows; ++i) {
+          take_values(tile.row + i, tile.owner, tile.column, tile.products + i * kPanel,
+                      tile.num_columns);
+        }
+      });
       finish(team);
     });
   }
@@ -171,7 +114,7 @@ class LatentAttention {
     T* values = scratch_.take<T>(num_rows * group * width);
     parallel([&](Team& team) {
       project(team);
-      for_tokens(team, [&](int64_t token) {
+      for_rows(team, num_tokens_, [&](int64_t token) {
         for (int64_t h = 0; h < heads_; ++h) {
           const int64_t first = h / group * group, count = std::min(group, heads_ - first);
           Query* to = queries + (first * num_tokens_ + token * count + h - first) * width;
@@ -209,14 +152,6 @@ class LatentAttention {
     return queries_ + token * query_stride_ + head * (own_ + rotated_);
   }
 
-  template <class Fn>
-  void for_tokens(Team& team, Fn&& fn) const {
-    team.for_chunks(num_tokens_, rows_per_claim(team, num_tokens_),
-                    [&](int64_t begin, int64_t end) {
-                      for (int64_t token = begin; token < end; ++token) fn(token);
-                    });
-  }
-
   std::vector<PackedRows> rows_of_heads(const std::vector<Gemm>& gemms) const {
     std::vector<PackedRows> rows;
     for (const Gemm& gemm : gemms) {
@@ -243,17 +178,15 @@ class LatentAttention {
     take_rows(team, normed_, hidden_, block.norm, p_.norm, input_.kept);
     complete_rows(team, normed_);
     shrink(team, a_addend_, input_.rows, p_.hidden_size);
-    gemm(team, kernels_.qkv_a, normed_,
-         [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, float* tile) {
-           a_addend_.add(row, num, column, num_columns, tile);
-           store_tile(tile, row, num, column, num_columns, static_cast<const T*>(p_.qkv_a.bias),
-                      static_cast<const float*>(nullptr), a_, block.a_size());
-         });
+    gemm(team, kernels_.qkv_a, normed_, [&](const Tile& tile) {
+      a_addend_.add(tile);
+      store_tile(tile, static_cast<const T*>(p_.qkv_a.bias), a_, block.a_size());
+    });
     team.barrier();
     const RowNorm<T> q_norm = row_norm<T>(block.q_a_norm, p_.q_a_norm);
     Scratch::Scope scope(team.scratch());
     float* row = team.scratch().take<float>(std::max(rank_, block.q_lora_rank));
-    for_tokens(team, [&](int64_t token) {
+    for_rows(team, num_tokens_, [&](int64_t token) {
       const float* from = a_ + token * block.a_size();
       if (block.q_lora_rank) {
         norm_row(from, q_norm, row, block.q_lora_rank);
@@ -265,12 +198,10 @@ class LatentAttention {
     if (block.q_lora_rank) {
       complete_rows(team, normed_q_);
       shrink(team, q_addend_, kept_q_, block.q_lora_rank);
-      gemm(team, kernels_.q_b, normed_q_,
-           [&](int64_t first, int64_t num, int64_t column, int64_t num_columns, float* tile) {
-             q_addend_.add(first, num, column, num_columns, tile);
-             store_tile(tile, first, num, column, num_columns, static_cast<const T*>(nullptr),
-                        static_cast<const float*>(nullptr), queries_, query_stride_);
-           });
+      gemm(team, kernels_.q_b, normed_q_, [&](const Tile& tile) {
+        q_addend_.add(tile);
+        store_tile(tile, static_cast<const T*>(nullptr), queries_, query_stride_);
+      });
     }
     team.barrier();
   }
@@ -340,17 +271,17 @@ class LatentAttention {
       return rows + ((row / kChunk * count + head - first) * kChunk + row % kChunk) * width;
     };
     const auto store_to = [&](T* rows) {
-      return [&, rows](int64_t head, int64_t row, int64_t num, int64_t column, int64_t num_columns,
-                       const float* tile) {
-        for (int64_t i = 0; i < num; ++i) {
-          copy_row(tile + i * kPanel, row_of(rows, row + i, head) + column, num_columns);
+      return [&, rows](const Tile& tile) {
+        for (int64_t i = 0; i < tile.num_rows; ++i) {
+          copy_row(tile.products + i * kPanel, row_of(rows, tile.row + i, tile.owner) + tile.column,
+                   tile.num_columns);
         }
       };
     };
     const auto rows = [&](int64_t) -> const PackedRows& { return latents; };
     parallel([&](Team& team) {
-      head_products(team, kernels_.key_up, first, count, rows, store_to(keys));
-      head_products(team, kernels_.value_up, first, count, rows, store_to(values));
+      head_products(team, kernels_.key_up.data(), first, count, rows, store_to(keys));
+      head_products(team, kernels_.value_up.data(), first, count, rows, store_to(values));
       team.for_each(cache.num_blocks, [&](int64_t i) {
         const ExpandedContexts::Block& block = contexts.blocks[i];
         for (int64_t j = 0; j < block.count; ++j) {
@@ -361,10 +292,9 @@ class LatentAttention {
         }
       });
       team.barrier();
-      attend_rows<DenseRows<T>>(team, job, queries,
-                                [&](int64_t token, int64_t head, const float* mixed) {
-                                  take_values(token, first + head, 0, mixed, value_dim_);
-                                });
+      attend_latents<T>(team, job, queries, [&](int64_t token, int64_t head, const float* mixed) {
+        take_values(token, first + head, 0, mixed, value_dim_);
+      });
     });
   }
 
@@ -379,19 +309,15 @@ class LatentAttention {
   void finish(Team& team) const {
     if (!packs_heads_) {
       team.barrier();
-      team.for_chunks(used_, rows_per_claim(team, used_), [&](int64_t from, int64_t to) {
-        for (int64_t i = from; i < to; ++i) {
-          pack_row(attended_, i, mixed_ + i * heads_ * value_dim_);
-        }
-      });
+      for_rows(team, used_,
+               [&](int64_t i) { pack_row(attended_, i, mixed_ + i * heads_ * value_dim_); });
     }
     complete_rows(team, attended_);
     shrink(team, out_addend_, mixed_, p_.block.mixed_size());
-    gemm(team, kernels_.out, attended_,
-         [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, float* tile) {
-           out_addend_.add(row, num, column, num_columns, tile);
-           ending_(row, num, column, num_columns, tile);
-         });
+    gemm(team, kernels_.out, attended_, [&](const Tile& tile) {
+      out_addend_.add(tile);
+      ending_(tile);
+    });
     ending_.complete(team);
   }
 
@@ -417,67 +343,9 @@ class LatentAttention {
   float* zeros_ = nullptr;
 };
 
-// Matrices [rows, columns] of each head; `views` has room for them.
-inline Status find_head_gemms(const TensorView& stacked, int64_t rows, int64_t columns, DType dtype,
-                              std::vector<TensorView>* views, std::vector<Gemm>* gemms) {
-  TensorView one = stacked;
-  one.rank = stacked.rank - 1;
-  int64_t bytes = dtype_size(stacked.dtype);
-  for (int i = 0; i < one.rank; ++i) bytes *= one.shape[i] = stacked.shape[i + 1];
-  Gemm gemm;
-  const Status status =
-      find_gemm(SchemeId::kDense, {&one, 1, columns, rows}, dtype, REGATTA_ISA_ENUM, &gemm);
-  if (!status.ok()) return status;
-  for (int64_t head = 0; head < stacked.shape[0]; ++head) {
-    views->push_back(one);
-    gemm.weight.tensors = &views->back();
-    gemms->push_back(gemm);
-    one.data = static_cast<const char*>(one.data) + bytes;
-  }
-  return {};
-}
-
-inline Status find_latent_kernels(const LatentAttentionBlockParams& p, LatentKernels* kernels) {
-  const LatentAttentionBlock& block = p.block;
-  const auto find = [&](const char* name, const LinearWeights& weights, SchemeId scheme,
-                        int64_t in_features, int64_t out_features, Gemm* gemm) {
-    const Status status = find_gemm(scheme, weight_of(weights, scheme, in_features, out_features),
-                                    p.dtype, REGATTA_ISA_ENUM, gemm);
-    return status.ok() ? status : Status::error(std::string(name) + ": " + status.message());
-  };
-  Status status =
-      find("qkv_a", p.qkv_a, block.qkv_a, p.hidden_size, block.a_size(), &kernels->qkv_a);
-  if (status.ok() && block.q_lora_rank > 0) {
-    status = find("q_b", p.q_b, block.q_b, block.q_lora_rank, block.q_size(), &kernels->q_b);
-  }
-  if (status.ok()) {
-    status = find("out", p.out, block.out, block.mixed_size(), p.hidden_size, &kernels->out);
-  }
-  const int64_t rank = block.kv_lora_rank, own = block.qk_nope_head_dim;
-  kernels->views.reserve(3 * block.num_heads);  // gemms refer to them
-  const auto of_heads = [&](const char* name, const TensorView& stacked, int64_t rows,
-                            int64_t columns, std::vector<Gemm>* gemms) {
-    if (!status.ok()) return;
-    status = find_head_gemms(stacked, rows, columns, p.dtype, &kernels->views, gemms);
-    if (!status.ok()) status = Status::error(std::string(name) + ": " + status.message());
-  };
-  of_heads("key_up", p.kv_b.key_up, own, rank, &kernels->key_up);
-  of_heads("value_up", p.kv_b.value_up, block.v_head_dim, rank, &kernels->value_up);
-  of_heads("key_absorb", p.kv_b.key_absorb, rank, own, &kernels->key_absorb);
-  return status;
-}
-
-// Rows that are taken through the phases at once: as many as have this much in scratch.
-inline int64_t most_rows(const LatentAttentionBlock& block) {
-  constexpr int64_t kMaxBytes = int64_t{96} << 20;
-  const int64_t row_bytes = block.num_heads * (block.latent_size() + block.kv_lora_rank) *
-                            static_cast<int64_t>(sizeof(float));
-  return std::max<int64_t>(kChunk, std::min(kMaxBlockRows, kMaxBytes / row_bytes));
-}
-
 inline Status run_latent_attention_block(const LatentAttentionBlockParams& p) {
   LatentKernels kernels;
-  const Status status = find_latent_kernels(p, &kernels);
+  const Status status = find_latent_kernels(p, REGATTA_ISA_ENUM, &kernels);
   if (!status.ok()) return status;
   return with_dtype(p.dtype, [&](auto like) {
     for (const LatentPiece& piece : latent_pieces(p.block, p.batch, most_rows(p.block))) {

@@ -3,6 +3,28 @@
 #include <algorithm>
 
 namespace regatta::cpu {
+namespace {
+
+// Matrices [rows, columns] of each head; `views` has room for them.
+Status find_head_gemms(const TensorView& stacked, int64_t rows, int64_t columns, DType dtype,
+                       Isa isa, std::vector<TensorView>* views, std::vector<Gemm>* gemms) {
+  TensorView one = stacked;
+  one.rank = stacked.rank - 1;
+  int64_t bytes = dtype_size(stacked.dtype);
+  for (int i = 0; i < one.rank; ++i) bytes *= one.shape[i] = stacked.shape[i + 1];
+  Gemm gemm;
+  const Status status = find_gemm(SchemeId::kDense, {&one, 1, columns, rows}, dtype, isa, &gemm);
+  if (!status.ok()) return status;
+  for (int64_t head = 0; head < stacked.shape[0]; ++head) {
+    views->push_back(one);
+    gemm.weight.tensors = &views->back();
+    gemms->push_back(gemm);
+    one.data = static_cast<const char*>(one.data) + bytes;
+  }
+  return {};
+}
+
+}  // namespace
 
 bool is_cheaper_expanded(const LatentAttentionBlock& block, int64_t num_tokens, int64_t context) {
   const auto rank = static_cast<double>(block.kv_lora_rank);
@@ -56,6 +78,39 @@ ExpandedContexts::ExpandedContexts(const AttentionBatch& batch) {
                         static_cast<int32_t>(std::min(kChunk, length(b) - first))});
     }
   }
+}
+
+Status find_latent_kernels(const LatentAttentionBlockParams& p, Isa isa, LatentKernels* kernels) {
+  const LatentAttentionBlock& block = p.block;
+  Status status = find_linear("qkv_a", p.qkv_a, block.qkv_a, p.hidden_size, block.a_size(), p.dtype,
+                              isa, &kernels->qkv_a);
+  if (status.ok() && block.q_lora_rank > 0) {
+    status = find_linear("q_b", p.q_b, block.q_b, block.q_lora_rank, block.q_size(), p.dtype, isa,
+                         &kernels->q_b);
+  }
+  if (status.ok()) {
+    status = find_linear("out", p.out, block.out, block.mixed_size(), p.hidden_size, p.dtype, isa,
+                         &kernels->out);
+  }
+  const int64_t rank = block.kv_lora_rank, own = block.qk_nope_head_dim;
+  kernels->views.reserve(3 * block.num_heads);  // gemms refer to them
+  const auto of_heads = [&](const char* name, const TensorView& stacked, int64_t rows,
+                            int64_t columns, std::vector<Gemm>* gemms) {
+    if (!status.ok()) return;
+    status = find_head_gemms(stacked, rows, columns, p.dtype, isa, &kernels->views, gemms);
+    if (!status.ok()) status = Status::error(std::string(name) + ": " + status.message());
+  };
+  of_heads("key_up", p.kv_b.key_up, own, rank, &kernels->key_up);
+  of_heads("value_up", p.kv_b.value_up, block.v_head_dim, rank, &kernels->value_up);
+  of_heads("key_absorb", p.kv_b.key_absorb, rank, own, &kernels->key_absorb);
+  return status;
+}
+
+int64_t most_rows(const LatentAttentionBlock& block) {
+  constexpr int64_t kMaxBytes = int64_t{96} << 20;
+  const int64_t row_bytes = block.num_heads * (block.latent_size() + block.kv_lora_rank) *
+                            static_cast<int64_t>(sizeof(float));
+  return std::max<int64_t>(kChunk, std::min(kMaxBlockRows, kMaxBytes / row_bytes));
 }
 
 }  // namespace regatta::cpu

@@ -1,11 +1,12 @@
 // Which tokens of a batch take which form of latent attention (latent_attention_block.cc), and how
-// expanded contexts lie. Independent of the ISA.
+// expanded contexts lie; and the products that it takes. Independent of the ISA.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "attention_plan.h"
+#include "gemm.h"
 #include "regatta/blocks.h"
 
 namespace regatta::cpu {
@@ -37,5 +38,17 @@ struct ExpandedContexts {
   explicit ExpandedContexts(const AttentionBatch& batch);
   int64_t num_rows() const { return static_cast<int64_t>(blocks.size()) * kChunk; }
 };
+
+// The block's products, looked up once; those of heads one behind the other.
+struct LatentKernels {
+  Gemm qkv_a, q_b, out;
+  std::vector<TensorView> views;  // of single heads, which the others refer to
+  std::vector<Gemm> key_up, value_up, key_absorb;
+};
+
+Status find_latent_kernels(const LatentAttentionBlockParams& p, Isa isa, LatentKernels* kernels);
+
+// Rows that are taken through the phases at once: as many as have this much in scratch.
+int64_t most_rows(const LatentAttentionBlock& block);
 
 }  // namespace regatta::cpu

@@ -1,9 +1,5 @@
 // See linear.cc.
-// clang-format off: adapters.inl uses what the others define
-#include "gemm.inl"
 #include "block.inl"
-#include "adapters.inl"
-// clang-format on
 
 namespace regatta::cpu::REGATTA_ISA {
 
@@ -24,12 +20,10 @@ Status linear_typed(const LinearParams& p, const Gemm& weight) {
       pack_rows(team, rows, x + begin * p.in_features, p.in_features);
       complete_rows(team, rows);
       shrink(team, addend, x + begin * p.in_features, p.in_features);
-      gemm(team, weight, rows,
-           [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, float* tile) {
-             addend.add(row, num, column, num_columns, tile);
-             store_tile(tile, begin + row, num, column, num_columns, bias,
-                        static_cast<const T*>(nullptr), out, p.out_features);
-           });
+      gemm(team, weight, rows, [&](const Tile& tile) {
+        addend.add(tile);
+        store_tile(tile, bias, out + begin * p.out_features, p.out_features);
+      });
     });
   }
   return {};

@@ -1,5 +1,5 @@
 // See logits.cc.
-#include "gemm.inl"
+#include "block.inl"
 
 namespace regatta::cpu::REGATTA_ISA {
 
@@ -39,14 +39,13 @@ Status logits_typed(const LogitsParams& p, const Gemm& head) {
         });
       }
       complete_rows(team, rows);
-      gemm(team, head, rows,
-           [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, const float* tile) {
-             store_tile(tile, begin + row, num, column, num_columns, bias,
-                        static_cast<const float*>(nullptr), p.logits, p.vocab_size);
-             for (int64_t i = begin + row; bent && i < begin + row + num; ++i) {
-               bend_logits(p.logits + i * p.vocab_size + column, num_columns, p);
-             }
-           });
+      gemm(team, head, rows, [&](const Tile& tile) {
+        float* to = p.logits + begin * p.vocab_size;
+        store_tile(tile, bias, to, p.vocab_size);
+        for (int64_t i = tile.row; bent && i < tile.row + tile.num_rows; ++i) {
+          bend_logits(to + i * p.vocab_size + tile.column, tile.num_columns, p);
+        }
+      });
     });
   }
   return {};

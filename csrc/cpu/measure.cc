@@ -25,33 +25,6 @@ Isa best_isa() {
   return Isa::kScalar;
 }
 
-double multiply_add(Isa isa, int64_t rounds, bool bf16_pairs, float* sink) {
-  switch (isa) {
-    case Isa::kScalar:
-      return scalar::multiply_add(rounds, bf16_pairs, sink);
-    case Isa::kAvx2:
-      return avx2::multiply_add(rounds, bf16_pairs, sink);
-    case Isa::kAvx512:
-      return avx512::multiply_add(rounds, bf16_pairs, sink);
-    case Isa::kAvx512Bf16:
-      return avx512_bf16::multiply_add(rounds, bf16_pairs, sink);
-  }
-  return 0.0;
-}
-
-float read_streams(Isa isa, const char* data, int64_t bytes) {
-  switch (isa) {
-    case Isa::kScalar:
-      return scalar::read_streams(data, bytes);
-    case Isa::kAvx2:
-      return avx2::read_streams(data, bytes);
-    case Isa::kAvx512:
-    case Isa::kAvx512Bf16:
-      return avx512::read_streams(data, bytes);
-  }
-  return 0.0f;
-}
-
 volatile float discarded;
 
 }  // namespace
@@ -67,8 +40,8 @@ REGATTA_EXPORT double regatta_measure_read(const void* data, int64_t bytes) {
   const Clock::time_point begin = Clock::now();
   parallel([&](Team& team) {
     team.for_guided(pieces, [&](int64_t from, int64_t to) {
-      discarded =
-          read_streams(isa, static_cast<const char*>(data) + from * kPiece, (to - from) * kPiece);
+      discarded = REGATTA_IN_ISA(
+          isa, read_streams(static_cast<const char*>(data) + from * kPiece, (to - from) * kPiece));
     });
     team.barrier();
   });
@@ -88,7 +61,7 @@ REGATTA_EXPORT double regatta_measure_flops(int bf16_pairs) {
   parallel([&](Team& team) {
     team.for_each(pieces, [&](int64_t i) {
       float sink = 0.0f;
-      const double count = multiply_add(isa, kRounds, bf16_pairs != 0, &sink);
+      const double count = REGATTA_IN_ISA(isa, multiply_add(kRounds, bf16_pairs != 0, &sink));
       if (i == 0) per_piece = count;
       discarded = sink;
     });

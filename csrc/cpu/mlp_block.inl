@@ -1,15 +1,9 @@
 // See mlp_block.cc.
-// clang-format off: the others use what gemm.inl defines
-#include "gemm.inl"
 #include "block.inl"
-#include "adapters.inl"
-#include "functions.inl"
-#include "mlp.inl"
-// clang-format on
 
 namespace regatta::cpu::REGATTA_ISA {
 
-template <Function kFunction, class T>
+template <class T>
 void mlp_block_piece(const MlpBlockParams& p, const Gemm& gate_up, const Gemm& down, int64_t begin,
                      int64_t num_rows) {
   const T* bias = static_cast<const T*>(p.gate_up.bias);
@@ -42,42 +36,28 @@ void mlp_block_piece(const MlpBlockParams& p, const Gemm& gate_up, const Gemm& d
     take_rows(team, normed, input, p.block.norm, p.norm, kept.kept);
     complete_rows(team, normed);
     shrink(team, up_addend, kept.rows, hidden_size);
-    if (fused && activation.gated) {
-      gemm_halves(team, gate_up, normed,
-                  [&](int64_t row, int64_t num, int64_t column, int64_t, float* gate, float* up) {
-                    up_addend.add(row, num, column, kPanel, gate);
-                    up_addend.add(row, num, intermediate + column, kPanel, up);
-                    activate_tiles<kFunction>(activation, active, row, num, column, gate, up, bias,
-                                              intermediate, inner);
-                  });
-    } else if (fused) {
-      gemm(team, gate_up, normed,
-           [&](int64_t row, int64_t num, int64_t column, int64_t, float* tile) {
-             up_addend.add(row, num, column, kPanel, tile);
-             activate_tiles<kFunction>(activation, active, row, num, column, tile, nullptr, bias, 0,
-                                       inner);
-           });
+    if (fused) {
+      const auto activate = [&](const Tile& tile) {
+        up_addend.add(tile);
+        activate_tile(activation, active, tile, bias, intermediate, inner);
+      };
+      gemm(team, gate_up, normed, activate, activation.gated);
     } else {
-      gemm(team, gate_up, normed,
-           [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, float* tile) {
-             up_addend.add(row, num, column, num_columns, tile);
-             store_tile(tile, row, num, column, num_columns, bias,
-                        static_cast<const float*>(nullptr), products, up_size);
-           });
+      gemm(team, gate_up, normed, [&](const Tile& tile) {
+        up_addend.add(tile);
+        store_tile(tile, bias, products, up_size);
+      });
       team.barrier();
-      team.for_chunks(num_rows, rows_per_claim(team, num_rows), [&](int64_t from, int64_t to) {
-        for (int64_t row = from; row < to; ++row) {
-          activate_products<kFunction>(activation, active, row, products + row * up_size);
-        }
+      for_rows(team, num_rows, [&](int64_t row) {
+        activate_products(activation, active, row, products + row * up_size);
       });
     }
     complete_rows(team, active);
     shrink(team, down_addend, activated, activated_stride);
-    gemm(team, down, active,
-         [&](int64_t row, int64_t num, int64_t column, int64_t num_columns, float* tile) {
-           down_addend.add(row, num, column, num_columns, tile);
-           ending(row, num, column, num_columns, tile);
-         });
+    gemm(team, down, active, [&](const Tile& tile) {
+      down_addend.add(tile);
+      ending(tile);
+    });
     ending.complete(team);
   });
 }
@@ -85,21 +65,17 @@ void mlp_block_piece(const MlpBlockParams& p, const Gemm& gate_up, const Gemm& d
 inline Status run_mlp_block(const MlpBlockParams& p) {
   const MlpBlock& block = p.block;
   Gemm gate_up, down;
-  Status status =
-      find_gemm(block.gate_up, weight_of(p.gate_up, block.gate_up, p.hidden_size, block.up_size()),
-                p.dtype, REGATTA_ISA_ENUM, &gate_up);
-  if (!status.ok()) return Status::error("gate_up: " + status.message());
-  status =
-      find_gemm(block.down, weight_of(p.down, block.down, block.intermediate_size, p.hidden_size),
-                p.dtype, REGATTA_ISA_ENUM, &down);
-  if (!status.ok()) return Status::error("down: " + status.message());
+  Status status = find_linear("gate_up", p.gate_up, block.gate_up, p.hidden_size, block.up_size(),
+                              p.dtype, REGATTA_ISA_ENUM, &gate_up);
+  if (!status.ok()) return status;
+  status = find_linear("down", p.down, block.down, block.intermediate_size, p.hidden_size, p.dtype,
+                       REGATTA_ISA_ENUM, &down);
+  if (!status.ok()) return status;
   return with_dtype(p.dtype, [&](auto like) {
-    with_function(block.activation.function, [&](auto function) {
-      for (int64_t begin = 0; begin < p.num_tokens; begin += kMaxBlockRows) {
-        mlp_block_piece<decltype(function)::value, decltype(like)>(
-            p, gate_up, down, begin, std::min(kMaxBlockRows, p.num_tokens - begin));
-      }
-    });
+    for (int64_t begin = 0; begin < p.num_tokens; begin += kMaxBlockRows) {
+      mlp_block_piece<decltype(like)>(p, gate_up, down, begin,
+                                      std::min(kMaxBlockRows, p.num_tokens - begin));
+    }
     return Status();
   });
 }

@@ -28,10 +28,7 @@ Status norm_typed(const NormParams& p) {
   parallel(threads_for_bytes(p.num_tokens * width * 4 * int64_t{sizeof(T)}), [&](Team& team) {
     Scratch::Scope scope(team.scratch());
     float* normed = team.scratch().take<float>(width);
-    team.for_chunks(p.num_tokens, rows_per_claim(team, p.num_tokens),
-                    [&](int64_t begin, int64_t end) {
-                      for (int64_t row = begin; row < end; ++row) one_row(row, normed);
-                    });
+    for_rows(team, p.num_tokens, [&](int64_t row) { one_row(row, normed); });
   });
   return {};
 }

@@ -1,6 +1,7 @@
 // See attention.inl.
-// clang-format off: attention.inl uses what rows.inl defines
+// clang-format off: attention.inl uses what the others define
 #include "rows.inl"
+#include "attend.inl"
 #include "kv_rows.inl"
 #include "attention.inl"
 // clang-format on

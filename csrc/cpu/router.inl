@@ -47,14 +47,9 @@ void dot_rows(const T* const* rows, const T* const* outputs, int64_t width,
       for (int r = 0; r < kRows; ++r) total[r][o] = fma(x[r], w, total[r][o]);
     }
   };
-  for_lanes(
-      width,
-      [&](int64_t i) REGATTA_LAMBDA_INLINE {
-        add([&](const T* of) REGATTA_LAMBDA_INLINE { return load(of + i); });
-      },
-      [&](int64_t i, int n) REGATTA_LAMBDA_INLINE {
-        add([&](const T* of) REGATTA_LAMBDA_INLINE { return load_n(of + i, n); });
-      });
+  for_lanes(width, [&](int64_t i, auto n) REGATTA_LAMBDA_INLINE {
+    add([&](const T* of) REGATTA_LAMBDA_INLINE { return load_n(of + i, n); });
+  });
   for (int r = 0; r < kRows; ++r) {
     for (int o = 0; o < kRouterOutputs; ++o) sums[r][o] = reduce_add(total[r][o]);
   }
@@ -109,10 +104,9 @@ inline void softmax(float* values, int64_t count) {
 }
 
 inline void sigmoids(float* values, int64_t count) {
-  for_lanes(
-      count, [&](int64_t i) REGATTA_LAMBDA_INLINE { store(values + i, sigmoid(load(values + i))); },
-      [&](int64_t i, int n)
-          REGATTA_LAMBDA_INLINE { store_n(values + i, sigmoid(load_n(values + i, n)), n); });
+  for_lanes(count, [&](int64_t i, auto n) REGATTA_LAMBDA_INLINE {
+    store_n(values + i, sigmoid(load_n(values + i, n)), n);
+  });
 }
 
 template <class T>
@@ -142,16 +136,11 @@ void route(Team& team, const ExpertBlockParams& p, const Routes<T>& routes) {
   const int64_t row_blocks = (routes.num_rows + kRouterRows - 1) / kRouterRows;
   const int64_t output_blocks = (num_outputs + kRouterOutputs - 1) / kRouterOutputs;
   const int64_t count = row_blocks * output_blocks;
-  team.for_chunks(count, rows_per_claim(team, count), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      logits_of(p, routes, i / output_blocks * kRouterRows, i % output_blocks * kRouterOutputs);
-    }
+  for_rows(team, count, [&](int64_t i) {
+    logits_of(p, routes, i / output_blocks * kRouterRows, i % output_blocks * kRouterOutputs);
   });
   team.barrier();
-  team.for_chunks(routes.num_rows, rows_per_claim(team, routes.num_rows),
-                  [&](int64_t begin, int64_t end) {
-                    for (int64_t row = begin; row < end; ++row) choose_of_row(p, routes, row);
-                  });
+  for_rows(team, routes.num_rows, [&](int64_t row) { choose_of_row(p, routes, row); });
 }
 
 }  // namespace regatta::cpu::REGATTA_ISA

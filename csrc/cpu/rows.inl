@@ -1,12 +1,23 @@
-// Arithmetic on single rows, and how rows are shared out. Included by gemm.inl and by small ops.
+// Arithmetic on single rows, and how rows are shared out. Included by block.inl and by small ops.
 namespace regatta::cpu::REGATTA_ISA {
 
-// fn(vector index i, n) over a row: whole vectors with n = Vec::kLanes, then the rest.
-template <class Whole, class Rest>
-REGATTA_INLINE void for_lanes(int64_t width, Whole&& whole, Rest&& rest) {
+// All lanes, known to the compiler: load_n() and store_n() take it for a number of lanes.
+struct AllLanes {};
+template <class T>
+REGATTA_INLINE Vec load_n(const T* from, AllLanes) {
+  return load(from);
+}
+template <class T>
+REGATTA_INLINE void store_n(T* to, Vec a, AllLanes) {
+  store(to, a);
+}
+
+// fn(index i, n) over a row: whole vectors with n = AllLanes, then the rest with n an int.
+template <class Fn>
+REGATTA_INLINE void for_lanes(int64_t width, Fn&& fn) {
   int64_t i = 0;
-  for (; i + Vec::kLanes <= width; i += Vec::kLanes) whole(i);
-  if (i < width) rest(i, static_cast<int>(width - i));
+  for (; i + Vec::kLanes <= width; i += Vec::kLanes) fn(i, AllLanes());
+  if (i < width) fn(i, static_cast<int>(width - i));
 }
 
 REGATTA_INLINE Vec tanh(Vec a) { return fma(set1(2.0f), sigmoid(a + a), set1(-1.0f)); }
@@ -23,18 +34,16 @@ inline int lanes_left(int64_t left) {
 // out = a, converted.
 template <class From, class To>
 inline void copy_row(const From* a, To* out, int64_t width) {
-  for_lanes(
-      width, [&](int64_t i) REGATTA_LAMBDA_INLINE { store(out + i, load(a + i)); },
-      [&](int64_t i, int n) REGATTA_LAMBDA_INLINE { store_n(out + i, load_n(a + i, n), n); });
+  for_lanes(width, [&](int64_t i, auto n)
+                       REGATTA_LAMBDA_INLINE { store_n(out + i, load_n(a + i, n), n); });
 }
 
 // out = a + b
 template <class T>
 inline void add_row(const T* a, const T* b, T* out, int64_t width) {
-  for_lanes(
-      width, [&](int64_t i) REGATTA_LAMBDA_INLINE { store(out + i, load(a + i) + load(b + i)); },
-      [&](int64_t i, int n)
-          REGATTA_LAMBDA_INLINE { store_n(out + i, load_n(a + i, n) + load_n(b + i, n), n); });
+  for_lanes(width, [&](int64_t i, auto n) REGATTA_LAMBDA_INLINE {
+    store_n(out + i, load_n(a + i, n) + load_n(b + i, n), n);
+  });
 }
 
 // out[i] = x[i] / sqrt(mean(x^2) + epsilon) * weight[i], in float.
@@ -56,13 +65,9 @@ inline void rms_norm_row(const In* x, const T* weight, float* out, int64_t width
   }
   const float sum = reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3]));
   const Vec scale = set1(1.0f / __builtin_sqrtf(sum / static_cast<float>(width) + epsilon));
-  for_lanes(
-      width,
-      [&](int64_t j)
-          REGATTA_LAMBDA_INLINE { store(out + j, load(x + j) * scale * load(weight + j)); },
-      [&](int64_t j, int n) REGATTA_LAMBDA_INLINE {
-        store_n(out + j, load_n(x + j, n) * scale * load_n(weight + j, n), n);
-      });
+  for_lanes(width, [&](int64_t j, auto n) REGATTA_LAMBDA_INLINE {
+    store_n(out + j, load_n(x + j, n) * scale * load_n(weight + j, n), n);
+  });
 }
 
 // A norm of any kind (regatta/norm.h).
@@ -91,17 +96,13 @@ inline void norm_row(const In* x, const RowNorm<T>& norm, float* out, int64_t wi
   }
   const Vec center = set1(mean);
   Vec squares = zero();
-  for_lanes(
-      width,
-      [&](int64_t i) REGATTA_LAMBDA_INLINE {
-        const Vec value = load(x + i) - center;
-        squares = fma(value, value, squares);
-      },
-      [&](int64_t i, int n) REGATTA_LAMBDA_INLINE {
-        float rest[Vec::kLanes] = {};  // lanes past the end are not center below 0
-        store_n(rest, load_n(x + i, n) - center, n);
-        squares = fma(load(rest), load(rest), squares);
-      });
+  for_lanes(width, [&](int64_t i, auto n) REGATTA_LAMBDA_INLINE {
+    Vec value = load_n(x + i, n) - center;
+    if constexpr (std::is_same_v<decltype(n), int>) {
+      value = keep_lanes(value, 0, n, zero());  // lanes past the end are not center below 0
+    }
+    squares = fma(value, value, squares);
+  });
   const float variance = reduce_add(squares) / static_cast<float>(width);
   const Vec scale = set1(1.0f / __builtin_sqrtf(variance + norm.epsilon));
   const Vec one = set1(norm.plus_one ? 1.0f : 0.0f);
@@ -114,10 +115,44 @@ inline void norm_row(const In* x, const RowNorm<T>& norm, float* out, int64_t wi
   }
 }
 
+// Multiplicands of attention: float, or bf16 in pairs that one vdpbf16ps multiplies and adds.
+#if REGATTA_HAS_BF16_DOT
+constexpr bool kHasDot = true;
+#else
+constexpr bool kHasDot = false;
+#endif
+template <bool kDot>
+struct Factor {
+  using Type = float;
+  static constexpr int kPerStep = 1;  // values of k per step and column
+};
+template <>
+struct Factor<true> {
+  using Type = bf16;
+  static constexpr int kPerStep = 2;
+};
+
+template <class T>
+constexpr bool uses_dot() {
+  return kHasDot && std::is_same<T, bf16>::value;
+}
+
+// What queries are multiplied as, where activations are T.
+template <class T>
+using QueryOf = typename Factor<uses_dot<T>()>::Type;
+
 // Rows a thread takes at a time from a loop over rows: few claims, still balanced.
 inline int64_t rows_per_claim(const Team& team, int64_t num_rows) {
   const int64_t share = num_rows / (4 * team.num_threads());
   return share < 1 ? 1 : share;
+}
+
+// fn(row) for each row, shared out over the team. No barrier at the end.
+template <class Fn>
+inline void for_rows(Team& team, int64_t num_rows, Fn&& fn) {
+  team.for_chunks(num_rows, rows_per_claim(team, num_rows), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) fn(row);
+  });
 }
 
 // A second thread costs about a microsecond: small jobs stay on the caller's.

@@ -70,6 +70,27 @@ def test_paddle_in_another_folder_compiles_nothing_anew(tree: Path, tmp_path: Pa
 
 
 @needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("refused", [False, True], ids=["precompiled", "refused"])
+def test_headers_of_paddle_are_precompiled_where_the_compiler_can(
+    tree: Path, refused: bool
+) -> None:
+    for name in ("first", "second"):
+        text = checkout.REGISTRATION.replace("build_test_same", f"build_test_{name}")
+        (tree / f"csrc/paddle/{name}.cc").write_text(text.replace("Same", name))
+    compiler = tree / "g++"
+    when = "*c++-header*" if refused else "none"
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in {when}) exit 1;; esac\nexec g++ "$@"\n')
+    compiler.chmod(0o755)
+    process = run(tree, "csrc/setup_cpu.py", "install", CXX=str(compiler))
+    assert "4 of 4 sources compiled" in process.stdout, process.stdout
+    precompiled = tree / "build/regatta/cpu" / f"{build.PADDLE_HEADER}.gch"
+    assert (precompiled.stat().st_size == 0) == refused
+    again = run(tree, "csrc/setup_cpu.py", "install", CXX=str(compiler))
+    assert "0 of 4 sources compiled" in again.stdout, again.stdout
+
+
+@needs_compiler
 def test_failed_compile_says_where_and_keeps_the_library_by_hand(tree: Path) -> None:
     built = tree / "predict/lib" / library.LIBRARY_NAME
     built.parent.mkdir()
