@@ -99,6 +99,7 @@ def answer(llm: LLM | None, work: Work, results: Results, signals: Signals) -> i
     llm: None where nothing is left to generate. Returns the exit status. Raises Interrupted at the
     end of a step, unless it was the last one.
     """
+    from predict.cli.results import result_bytes
     from predict.cli.work import result_line
     from predict.system.progress import Progress
 
@@ -110,7 +111,7 @@ def answer(llm: LLM | None, work: Work, results: Results, signals: Signals) -> i
             nonlocal num_failed
             item = work.items[index]
             result = result_line(item, output)
-            results.put(index, result)
+            results.put(index, result_bytes(result))
             progress.on_finished()
             console.finished(index, [answer.text for answer in output.outputs])
             if "error" in result:

@@ -161,7 +161,7 @@ class Batch:
 
     def _put(self, index: int, answer: bytes, error: str | None) -> None:
         item = self._work.items[index]
-        self._results.put_line(index, whole_line(item, answer))
+        self._results.put(index, whole_line(item, answer))
         if error is not None:
             self.num_failed += 1
             say(f"error: {item.where}: {error}")
