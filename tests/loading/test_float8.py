@@ -155,7 +155,7 @@ def test_text_of_codes_is_the_same_in_a_program(tmp_path: Path, absorbs: bool) -
 
 
 def test_a_layer_of_drafts_in_codes_stays_unread(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As V3's and R1's own checkpoints have it, behind layer 60."""
     tensors = stored(GOLDEN / CASE)
@@ -165,10 +165,10 @@ def test_a_layer_of_drafts_in_codes_stays_unread(
         behind[f"model.layers.2.{name}.weight"] = "F8_E4M3", np.full((3, 5), 0x7F, np.uint8)
         behind[f"model.layers.2.{name}.weight{SCALE}"] = "F32", np.full((1, 1), np.nan, np.float32)
     folder = written(tmp_path / "model", GOLDEN / CASE, tensors | behind)
-    np.testing.assert_array_equal(logits_of(folder), logits_of(GOLDEN / CASE))
-    said = [line for line in capfd.readouterr().err.splitlines() if str(folder) in line]
-    assert len(said) == 1
-    assert f"model.layers.2 ({held + len(behind)} tensors) stay unread; these layers" in said[0]
+    with caplog.at_level("INFO", "regatta"):
+        np.testing.assert_array_equal(logits_of(folder), logits_of(GOLDEN / CASE))
+    (said,) = [message for message in caplog.messages if str(folder) in message]
+    assert f"model.layers.2 ({held + len(behind)} tensors) stay unread; these layers" in said
 
 
 def test_compressed_tensors_hold_the_same_latents(tmp_path: Path) -> None:
