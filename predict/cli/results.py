@@ -7,7 +7,7 @@ pipe gets them as they come, in input order.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,36 +22,47 @@ def result_bytes(result: Mapping[str, Any]) -> bytes:
     return json.dumps(result, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 
-class JournaledResults:
-    """Results of a file: on disk as they finish, in `path` all at once at the end.
+class _Results:
+    """What is finished of a run's `count` results, and how to go on where it is not all.
 
     `done` are the indices of prompts that an interrupted run finished.
     """
 
-    def __init__(
-        self, path: Path, count: int, inputs: Mapping[str, Any], resume: bool, say: Say
-    ) -> None:
-        """Opens the journal; raises UserError where that cannot be made or gone on with."""
+    def __init__(self, path: Path, count: int) -> None:
         self.path = path
+        self.done: frozenset[int] = frozenset()
+        self.num_results = 0  # those of an interrupted run included
         self._count = count
-        self._say = say
-        self._command = "the same command" if resume else "the same command with --resume"
-        self._journal = open_journal(path, count, inputs, resume, say)
-        self.done: Container[int] = frozenset(self._journal.places)
-
-    @property
-    def num_results(self) -> int:
-        """How many there are, those of an interrupted run included."""
-        return len(self._journal.places)
 
     @property
     def is_complete(self) -> bool:
         """Whether every prompt has a result."""
         return self.num_results == self._count
 
+    @property
+    def summary(self) -> str:
+        """Of a run that finished."""
+        return f"{self._count} of {self._count} results are in {self.path}"
+
+
+class JournaledResults(_Results):
+    """Results of a file: on disk as they finish, in `path` all at once at the end."""
+
+    def __init__(
+        self, path: Path, count: int, inputs: Mapping[str, Any], resume: bool, say: Say
+    ) -> None:
+        """Opens the journal; raises UserError where that cannot be made or gone on with."""
+        super().__init__(path, count)
+        self._say = say
+        self._command = "the same command" if resume else "the same command with --resume"
+        self._journal = open_journal(path, count, inputs, resume, say)
+        self.done = frozenset(self._journal.places)
+        self.num_results = len(self.done)
+
     def put(self, index: int, data: bytes) -> None:
         """Keeps the result of a prompt, as its line of JSON without the line break."""
         self._journal.put(index, data)
+        self.num_results += 1
 
     def finish(self) -> bool:
         """Makes the output of all results and removes the journal; False where it cannot."""
@@ -83,21 +94,13 @@ class JournaledResults:
         where = self._journal.path
         return f"{num_kept} of {self._count} results are kept in {where}; {self._command} goes on"
 
-    @property
-    def summary(self) -> str:
-        """Of a run that finished."""
-        return f"{self._count} of {self._count} results are in {self.path}"
 
-
-class StreamedResults:
+class StreamedResults(_Results):
     """Results of a device or a pipe: each a line, written when all before it are done."""
 
     def __init__(self, path: Path, count: int, say: Say) -> None:
         """Opens it; raises UserError where that fails."""
-        self.path = path
-        self.done: Container[int] = frozenset()
-        self.num_results = 0
-        self._count = count
+        super().__init__(path, count)
         self._lines: dict[int, bytes] = {}  # finished, waiting for one before them
         self._next = 0
         try:
@@ -106,11 +109,6 @@ class StreamedResults:
             raise UserError(
                 f"--output_file {path} cannot be written: {error.strerror or error}"
             ) from None
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every prompt has a result."""
-        return self.num_results == self._count
 
     def put(self, index: int, data: bytes) -> None:
         """Takes the result of a prompt; writes it and its successors where they are due."""
@@ -136,11 +134,6 @@ class StreamedResults:
         """How many results are written, and where."""
         num_kept = self.num_results - len(self._file.waiting)
         return f"{num_kept} of {self._count} results are in {self.path}"
-
-    @property
-    def summary(self) -> str:
-        """Of a run that finished."""
-        return self.kept
 
 
 Results = JournaledResults | StreamedResults
