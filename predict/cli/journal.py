@@ -295,7 +295,7 @@ def _check_header(path: Path, found: Any, header: Mapping[str, Any]) -> None:
             f"{path} has format {found['regatta_journal']}, and this version goes on with format "
             f"{FORMAT}; use the version that wrote it, or leave --resume out to begin anew"
         )
-    saved, now = found.get("inputs"), json.loads(json.dumps(header["inputs"]))
+    saved, now = found.get("inputs"), header["inputs"]
     saved = saved if isinstance(saved, dict) else {}
     # Names with a space are those of digests.
     problems = [
