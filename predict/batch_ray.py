@@ -31,11 +31,7 @@ from predict.system.outputs import locked
 from predict.system.signals import Signals
 
 if TYPE_CHECKING:
-    from predict.cli.results import Results
-    from predict.cli.run_config import PredictorConfig
-    from predict.cli.work import Work
     from predict.scale_out.answerer import MakeLLM
-    from predict.scale_out.cluster import Share
 
 DESCRIPTION = "Answers the prompts of a data file with many replicas of a model, on Ray."
 NOT_HERE = ("benchmark", "benchmark_file", "total_request_num")  # flags of the predictor alone
@@ -68,7 +64,8 @@ def run(flags: FlagValues, make_llm: MakeLLM | None, signals: Signals) -> int:
     """
     from predict.cli.run_config import PredictorConfig
     from predict.cli.work import checked_outputs, finished, kept_results, prepare
-    from predict.scale_out.cluster import check_ray, share_of
+    from predict.scale_out.cluster import check_ray, connected, share_of
+    from predict.system.progress import Progress
 
     check_ray()
     if flags["data_file"] is None:
@@ -86,31 +83,15 @@ def run(flags: FlagValues, make_llm: MakeLLM | None, signals: Signals) -> int:
         with kept_results(config, work) as results:
             num_failed, speed = 0, ""
             if not results.is_complete:
-                num_failed, speed = answer(flags, config, work, results, share, make_llm, signals)
+                with connected(flags["ray_address"], share, num_replicas):
+                    from predict.scale_out.batch import Batch, Replicas
+
+                    replicas = Replicas(config.engine, num_replicas, share, make_llm)
+                    batch = Batch(work, results, replicas)
+                    with Progress(len(work.items)) as progress:
+                        batch.run(signals, progress)
+                num_failed, speed = batch.num_failed, progress.speed
             return finished(results, signals, speed, num_failed)
-
-
-def answer(
-    flags: FlagValues,
-    config: PredictorConfig,
-    work: Work,
-    results: Results,
-    share: Share,
-    make_llm: MakeLLM | None,
-    signals: Signals,
-) -> tuple[int, str]:
-    """Starts Ray and answers what has no result yet: (answers that failed, how fast it went)."""
-    from predict.scale_out.cluster import connected
-    from predict.system.progress import Progress
-
-    num_replicas: int = flags["num_replicas"]
-    with connected(flags["ray_address"], share, num_replicas):
-        from predict.scale_out.batch import Batch, Replicas
-
-        batch = Batch(work, results, Replicas(config.engine, num_replicas, share, make_llm))
-        with Progress(len(work.items)) as progress:
-            batch.run(signals, progress)
-            return batch.num_failed, progress.speed
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from predict.request import SAMPLING_KEYS
 from predict.system.files import json_type, parse_json
 from predict.text.conversation import conversation_messages
 
-BUILT_IN_PROMPT = "Hello, how are you?"
+BUILT_IN_PROMPT = "Hello, how are you?"  # what runs without a data file
 MAX_DATA_BYTES = 2 << 30
 
 
@@ -27,11 +27,6 @@ class DataItem:
     tgt: str | list[Any] = ""
     sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams
     other_keys: tuple[str, ...] = ()  # that nothing here reads
-
-
-def built_in_items(count: int) -> list[DataItem]:
-    """What runs without a data file: the same short prompt `count` times."""
-    return [DataItem("the built-in prompt", BUILT_IN_PROMPT)] * count
 
 
 def read_data_file(path: str | Path) -> list[DataItem]:

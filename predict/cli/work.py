@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from predict.cli.data import DataItem, built_in_items, read_data_file
+from predict.cli.data import BUILT_IN_PROMPT, DataItem, read_data_file
 from predict.cli.identity import input_paths, run_inputs
 from predict.cli.journal import journal_path
 from predict.cli.prompts import prepare_params, prepare_prompts
@@ -72,7 +72,7 @@ def prepare(config: PredictorConfig) -> Work:
     """What a run answers; raises UserError for the first prompt that cannot run."""
     engine = config.engine
     if config.data_file is None:
-        items = built_in_items(config.num_requests)
+        items = [DataItem("the built-in prompt", BUILT_IN_PROMPT)] * config.num_requests
     else:
         items = read_data_file(config.data_file)
     tokenizer = Tokenizer.from_dir(engine.model.model_name_or_path, engine.model.chat_template)
