@@ -69,7 +69,7 @@ def ninja_text(toolkit: build.CudaToolkit, chosen: tuple[str, ...], sources: Seq
             raise build.BuildError(f"{source.name} is not for {', '.join(chosen)}, by its name")
         lines += [
             f"build {program}.o: cuda {build.escaped(source.resolve())}",
-            f"  flags = {build.target_flags(own)} {includes} -Xcompiler -fopenmp",
+            f"  flags = {build.target_flags(own)} -Xcompiler -fopenmp",
             f"  name = {source.name}",
             f"build {program}: program {program}.o {ARCHIVE_NAME}",
         ]

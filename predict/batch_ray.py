@@ -12,9 +12,7 @@ from __future__ import annotations
 import os
 import sys
 
-if (
-    not __package__
-):  # run as a script: Python put predict/ first on the path, where `predict` is not
+if not __package__:  # a script: Python put predict/ first on the path, where `predict` is not
     _HERE = os.path.dirname(os.path.realpath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.realpath(path) != _HERE]
     sys.path.insert(0, os.path.dirname(_HERE))
@@ -26,18 +24,14 @@ from typing import TYPE_CHECKING
 
 from predict.cli.command import run_command
 from predict.cli.flags import FLAGS, USAGE, Flag, FlagValues, parse_flags
-from predict.errors import EXIT_FAILURE, UserError
+from predict.errors import UserError
 from predict.scale_out.flags import RAY_FLAGS
 from predict.system.console import say
 from predict.system.outputs import locked
 from predict.system.signals import Signals
 
 if TYPE_CHECKING:
-    from predict.cli.results import Results
-    from predict.cli.run_config import PredictorConfig
-    from predict.cli.work import Work
     from predict.scale_out.answerer import MakeLLM
-    from predict.scale_out.cluster import Share
 
 DESCRIPTION = "Answers the prompts of a data file with many replicas of a model, on Ray."
 NOT_HERE = ("benchmark", "benchmark_file", "total_request_num")  # flags of the predictor alone
@@ -69,8 +63,9 @@ def run(flags: FlagValues, make_llm: MakeLLM | None, signals: Signals) -> int:
     Every output and every prompt is checked before Ray is started. Raises UserError.
     """
     from predict.cli.run_config import PredictorConfig
-    from predict.cli.work import checked_outputs, kept_results, prepare
-    from predict.scale_out.cluster import check_ray, share_of
+    from predict.cli.work import checked_outputs, finished, kept_results, prepare
+    from predict.scale_out.cluster import check_ray, connected, share_of
+    from predict.system.progress import Progress
 
     check_ray()
     if flags["data_file"] is None:
@@ -88,38 +83,15 @@ def run(flags: FlagValues, make_llm: MakeLLM | None, signals: Signals) -> int:
         with kept_results(config, work) as results:
             num_failed, speed = 0, ""
             if not results.is_complete:
-                num_failed, speed = answer(flags, config, work, results, share, make_llm, signals)
-            with signals.held(f"{results.path} is written first"):
-                if not results.finish():
-                    return EXIT_FAILURE
-            say(results.summary + speed)
-    return EXIT_FAILURE if num_failed else 0
+                with connected(flags["ray_address"], share, num_replicas):
+                    from predict.scale_out.batch import Batch, Replicas
 
-
-def answer(
-    flags: FlagValues,
-    config: PredictorConfig,
-    work: Work,
-    results: Results,
-    share: Share,
-    make_llm: MakeLLM | None,
-    signals: Signals,
-) -> tuple[int, str]:
-    """Starts Ray and answers what has no result yet: (answers that failed, how fast it went)."""
-    from predict.scale_out.cluster import connected
-    from predict.system.progress import Progress
-
-    num_replicas: int = flags["num_replicas"]
-    with connected(flags["ray_address"], share, num_replicas):
-        from predict.scale_out.batch import Batch, Replicas
-
-        batch = Batch(work, results, Replicas(config.engine, num_replicas, share, make_llm))
-        with Progress(len(work.items)) as progress:
-            batch.run(signals, progress)
-    return batch.num_failed, (
-        f"; {progress.num_output_tokens} tokens in {progress.seconds:.2f} s, "
-        f"{progress.tokens_per_second:.1f} tokens/s"
-    )
+                    replicas = Replicas(config.engine, num_replicas, share, make_llm)
+                    batch = Batch(work, results, replicas)
+                    with Progress(len(work.items)) as progress:
+                        batch.run(signals, progress)
+                num_failed, speed = batch.num_failed, progress.speed
+            return finished(results, signals, speed, num_failed)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Container, Generator, Mapping, Sequence
@@ -86,6 +85,7 @@ from predict.nn.weights import WeightPlan
 from predict.request import RequestOutput, SamplingParams
 from predict.speculative import proposer_of
 from predict.system.bounds import is_integer, prompt_token_ids
+from predict.system.notes import LOG
 from predict.text.conversation import Message, conversation_messages
 from predict.text.detokenizer import Detokenizer
 from predict.text.guides import Guides
@@ -183,10 +183,9 @@ class LLM:
         max_length = config.scheduling.max_length
         stored_prefixes = self._read_prefixes()
         if max_length > self.spec.max_context:
-            print(
-                f"regatta: --max_length is {max_length}, and the model was made for "
-                f"{self.spec.max_context} positions; text beyond them is likely to be poor",
-                file=sys.stderr,
+            LOG.warning(
+                f"--max_length is {max_length}, and the model was made for "
+                f"{self.spec.max_context} positions; text beyond them is likely to be poor"
             )
         self.tokenizer = tokenizer or self._load_tokenizer()
         eos_token_ids = self.spec.eos_token_ids
@@ -463,11 +462,10 @@ class LLM:
             return None
         window = config.speculation.speculate_verify_window or 2
         max_candidate_len = config.speculation.speculate_max_candidate_len or 5
-        print(
-            f"regatta: drafts of sampled requests stand by PaddleNLP's TopP + window verification "
+        LOG.warning(
+            "drafts of sampled requests stand by PaddleNLP's TopP + window verification "
             f"(window {window}, {max_candidate_len} candidates): their text is not distributed as "
-            "without drafts; greedy requests stay exact",
-            file=sys.stderr,
+            "without drafts; greedy requests stay exact"
         )
         return WindowVerifier(window, max_candidate_len)
 

@@ -11,9 +11,7 @@ from __future__ import annotations
 import os
 import sys
 
-if (
-    not __package__
-):  # run as a script: Python put predict/ first on the path, where `predict` is not
+if not __package__:  # a script: Python put predict/ first on the path, where `predict` is not
     _HERE = os.path.dirname(os.path.realpath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.realpath(path) != _HERE]
     sys.path.insert(0, os.path.dirname(_HERE))
@@ -24,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from predict.cli.command import run_command
 from predict.cli.flags import parse_flags
-from predict.errors import EXIT_FAILURE, TokenizerError
+from predict.errors import TokenizerError
 from predict.system.console import say
 from predict.system.outputs import locked
 from predict.system.signals import Signals
@@ -99,7 +97,8 @@ def answer(llm: LLM | None, work: Work, results: Results, signals: Signals) -> i
     llm: None where nothing is left to generate. Returns the exit status. Raises Interrupted at the
     end of a step, unless it was the last one.
     """
-    from predict.cli.work import result_line
+    from predict.cli.results import result_bytes
+    from predict.cli.work import finished, result_line
     from predict.system.progress import Progress
 
     num_failed = 0
@@ -110,7 +109,7 @@ def answer(llm: LLM | None, work: Work, results: Results, signals: Signals) -> i
             nonlocal num_failed
             item = work.items[index]
             result = result_line(item, output)
-            results.put(index, result)
+            results.put(index, result_bytes(result))
             progress.on_finished()
             console.finished(index, [answer.text for answer in output.outputs])
             if "error" in result:
@@ -125,15 +124,8 @@ def answer(llm: LLM | None, work: Work, results: Results, signals: Signals) -> i
         if llm is not None:
             with signals.held("the running step ends first"):
                 llm.generate(work.token_ids, work.params, on_output, on_step, results.done)
-        speed = (
-            f"{progress.num_output_tokens} tokens in {progress.seconds:.2f} s, "
-            f"{progress.tokens_per_second:.1f} tokens/s{'' if llm is None else _drafts(llm)}"
-        )
-    with signals.held(f"{results.path} is written first"):
-        if not results.finish():
-            return EXIT_FAILURE
-    say(results.summary if llm is None else f"{results.summary}; {speed}")
-    return EXIT_FAILURE if num_failed else 0
+        speed = "" if llm is None else progress.speed + _drafts(llm)
+    return finished(results, signals, speed, num_failed)
 
 
 def _lone_length(work: Work) -> int | None:

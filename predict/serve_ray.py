@@ -13,9 +13,7 @@ from __future__ import annotations
 import os
 import sys
 
-if (
-    not __package__
-):  # run as a script: Python put predict/ first on the path, where `predict` is not
+if not __package__:  # a script: Python put predict/ first on the path, where `predict` is not
     _HERE = os.path.dirname(os.path.realpath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.realpath(path) != _HERE]
     sys.path.insert(0, os.path.dirname(_HERE))

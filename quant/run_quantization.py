@@ -18,7 +18,6 @@ if not __package__:  # run as a script: import from the checkout, not from this 
     sys.path[:] = [path for path in sys.path if os.path.realpath(path) != _HERE]
     sys.path.insert(0, os.path.dirname(_HERE))
 
-import errno
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from predict.cli.command import run_command
 from predict.errors import UserError
 from predict.system.console import say
-from predict.system.outputs import check_place, locked, write_whole
+from predict.system.outputs import check_place, resumable, write_whole
 from predict.system.signals import Signals
 from quant.config import QuantConfig, parse_command_line
 
@@ -92,18 +91,8 @@ def run(
         )
     if output.is_dir() and not os.access(output, os.W_OK | os.X_OK):
         raise UserError(f"--output_path {output} cannot be written: permission denied")
-    try:
-        output.absolute().parent.mkdir(parents=True, exist_ok=True)
-        with locked("output_path", output):
-            return _run(config, progress, signals or Signals())
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            raise
-        raise UserError(
-            f"--output_path {output} cannot be written: {error.strerror}; when it can, the same "
-            "command goes on after the last finished layer",
-            exit_code=1,
-        ) from None
+    with resumable("output_path", output, "the last finished layer"):
+        return _run(config, progress, signals or Signals())
 
 
 def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summary:
@@ -115,6 +104,7 @@ def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summar
     from predict.models import weight_names
     from predict.nn.weights import plan_weights
     from predict.system.progress import Progress
+    from quant.data import digest
     from quant.layer import check_layers
     from quant.methods import check_methods
     from quant.state import RunState
@@ -143,9 +133,9 @@ def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summar
         config.output_path,
         {
             "model": checkpoint_digest(source_dir),
-            "data": _digest(sequences),
+            "data": digest(sequences),
             **{
-                f.name: _plain(getattr(config, f.name))
+                f.name: getattr(config, f.name)
                 for f in fields(config)
                 if f.compare and f.name not in NOT_INPUTS
             },
@@ -341,16 +331,6 @@ def _mean_loss(scale_files: Sequence[Path]) -> dict[str, float]:
         for kind, value in read_layer_scales(path)["loss"].items():
             found.setdefault(kind, []).append(value)
     return {kind: sum(values) / len(values) for kind, values in found.items()}
-
-
-def _digest(sequences: Sequence[TokenIds]) -> str:
-    from quant.data import digest
-
-    return digest(sequences)
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 if __name__ == "__main__":

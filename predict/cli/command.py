@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from predict.errors import EXIT_FAILURE, EXIT_USAGE, EngineError, UserError
-from predict.system import console
+from predict.system import console, notes
 from predict.system.interpreter import explained_absence
 from predict.system.signals import Interrupted, Signals, exit_code
 
@@ -17,7 +17,7 @@ def run_command(action: Callable[[Signals], int], interrupted: str = "interrupte
     interrupted: what is said when a signal ended it. With REGATTA_TRACEBACK set, errors that are no
     UserError are raised.
     """
-    with console.guarded_streams(), Signals() as signals:
+    with console.guarded_streams(), notes.printed(), Signals() as signals:
         try:
             return action(signals)
         except KeyboardInterrupt as error:

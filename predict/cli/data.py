@@ -14,7 +14,7 @@ from predict.request import SAMPLING_KEYS
 from predict.system.files import json_type, parse_json
 from predict.text.conversation import conversation_messages
 
-BUILT_IN_PROMPT = "Hello, how are you?"
+BUILT_IN_PROMPT = "Hello, how are you?"  # what runs without a data file
 MAX_DATA_BYTES = 2 << 30
 
 
@@ -27,11 +27,6 @@ class DataItem:
     tgt: str | list[Any] = ""
     sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams
     other_keys: tuple[str, ...] = ()  # that nothing here reads
-
-
-def built_in_items(count: int) -> list[DataItem]:
-    """What runs without a data file: the same short prompt `count` times."""
-    return [DataItem("the built-in prompt", BUILT_IN_PROMPT)] * count
 
 
 def read_data_file(path: str | Path) -> list[DataItem]:
@@ -60,7 +55,7 @@ def read_data_file(path: str | Path) -> list[DataItem]:
             problems.append((where, str(error)))
     if problems:
         where, problem = problems[0]
-        others = f" (and so are {_short_list([w for w, _ in problems[1:]])})" * (len(problems) > 1)
+        others = f" (and so are {short_list([w for w, _ in problems[1:]])})" * (len(problems) > 1)
         raise UserError(f"--data_file {path}: {where} is wrong: {problem}{others}. Nothing was run")
     return items
 
@@ -111,7 +106,7 @@ def _item(where: str, value: Any) -> DataItem:
         raise UserError(f"it is {json_type(value)}; an object with src and tgt is needed")
     if "src" not in value:
         guess = next((key for key in value if meant(key) == "src"), None) or nearest("src", value)
-        keys = _short_list([quoted(key) for key in value]) or "none"
+        keys = short_list([quoted(key) for key in value]) or "none"
         hint = f"; did you mean src in place of {quoted(guess)}?" if guess else ""
         raise UserError(f'it has no "src" (keys: {keys}){hint}')
     src, tgt = value["src"], value.get("tgt")
@@ -132,6 +127,7 @@ def _item(where: str, value: Any) -> DataItem:
     return DataItem(where, src, tgt or "", sampling, others)
 
 
-def _short_list(words: Sequence[str], shown: int = 5) -> str:
+def short_list(words: Sequence[str], shown: int = 5, separator: str = ", ") -> str:
+    """The first of many words, and how many more there are."""
     rest = len(words) - shown
-    return ", ".join(words[:shown]) + (f" and {rest} more" if rest > 0 else "")
+    return separator.join(words[:shown]) + (f" and {rest} more" if rest > 0 else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -45,15 +45,14 @@ def run_inputs(
 
     The prompts' digests are of what was read and tokenized: a data file may be a pipe.
     """
-    inputs: dict[str, Any] = {}
     params = config.sampling_params
     values = {field.name: getattr(params, field.name) for field in fields(params)}
-    for name, value in {**values, **config.engine.settings}.items():
-        if name not in (*OPERATIONAL, *PATHS, *ADAPTERS):
-            inputs[name] = _plain(value)
+    values |= config.engine.settings
+    for name in (*OPERATIONAL, *PATHS, *ADAPTERS):
+        values.pop(name, None)
+    inputs: dict[str, Any] = json.loads(json.dumps(values, default=dict))
     inputs["prompts of --data_file"] = _digest(
-        json.dumps([item.src, item.tgt, _plain(item.sampling)], sort_keys=True).encode()
-        for item in items
+        json.dumps([item.src, item.tgt, item.sampling], sort_keys=True).encode() for item in items
     )
     inputs["tokenizer or its chat template"] = _digest(
         b"failed" if isinstance(ids, TokenizerError) else array("q", ids).tobytes()
@@ -109,10 +108,3 @@ def _digest(parts: Iterable[bytes]) -> str:
     for part in parts:
         state.update(len(part).to_bytes(8, "little") + part)
     return state.hexdigest()
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON has it."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value

@@ -5,23 +5,25 @@
                      ...
 
 The first line says what the answers depend on (predict.cli.identity), each further one is appended
-whole when a prompt is finished; its result is the line that the output file will have. A process
-that dies, at whatever moment, leaves whole lines and at most one that is cut short, at the end.
+when a prompt is finished; its result is the line that the output file will have. A process that
+dies, at whatever moment, leaves whole lines and at most one that is cut short, at the end.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from predict.errors import UserError
+from predict.system import console
 from predict.system.files import MAX_JSON_DEPTH, parse_json
 from predict.system.outputs import mode_of, sync_folder
 
@@ -29,152 +31,133 @@ SUFFIX = ".journal"
 FORMAT = 1
 SYNC_SECONDS = 1.0  # a power cut costs at most the answers of this long
 MAX_LINE_BYTES = 1 << 30
+OWN_FILE = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+Say = Callable[[str], None]
+Places = dict[int, tuple[int, int]]  # (offset, length) of results, by the prompt's index
 
 
 class LineFile:
-    """A file to which whole lines are appended, or nothing of them."""
+    """Lines that are appended to a file, a device or a pipe.
 
-    def __init__(self, descriptor: int, size: int = 0) -> None:
-        """size: bytes of whole lines that are there."""
-        self.descriptor = descriptor
-        self._regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        self._size = size
+    Those that it does not take (the disk is full) wait in memory for the next attempt.
+    """
+
+    def __init__(self, path: Path, descriptor: int, say: Say, size: int = 0) -> None:
+        """say: takes messages. size: bytes of whole lines that are there."""
+        self.path = path
+        self.is_open = True
+        self.waiting: deque[bytes] = deque()
+        self._descriptor = descriptor
+        self._say = say
+        self._end = size
+        self._written = 0  # bytes of the first line that waits
+        self._has_failed = False
 
     def append(self, line: bytes) -> int:
-        """Writes the line through to the kernel; returns where it begins.
-
-        On OSError the file is cut back to whole lines.
-        """
-        done = 0
-        try:
-            while done < len(line):
-                done += os.write(self.descriptor, line[done:])
-        except OSError:
-            if self._regular:
-                os.ftruncate(self.descriptor, self._size)
-                os.lseek(self.descriptor, self._size, os.SEEK_SET)
-            raise
-        at = self._size
-        self._size += len(line)
+        """Writes the line through to the kernel, or keeps it; returns the offset that it has."""
+        at = self._end
+        self._end += len(line)
+        self.waiting.append(line)
+        self.flush()
         return at
 
-    def read(self, at: int, length: int) -> bytes:
-        """Bytes of a line. Raises OSError, also where they are gone."""
-        found = os.pread(self.descriptor, length, at)
-        while len(found) < length:
-            more = os.pread(self.descriptor, length - len(found), at + len(found))
-            if not more:
-                raise OSError("the file was cut short by somebody else")
-            found += more
-        return found
-
-    def sync(self) -> None:
-        """Puts the lines on the disk."""
-        if self._regular:
-            os.fdatasync(self.descriptor)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it was not closed."""
-        return self.descriptor >= 0
+    def flush(self) -> bool:
+        """Whether every line is written. The first failure is said."""
+        try:
+            while self.waiting:
+                rest = self.waiting[0][self._written :]
+                self._written += os.write(self._descriptor, rest)
+                if self._written == len(self.waiting[0]):
+                    self.waiting.popleft()
+                    self._written = 0
+        except OSError as error:
+            if not self._has_failed:
+                self._has_failed = True
+                self._say(
+                    f"error: {self.path} cannot be written: {error.strerror or error}; answers "
+                    "wait in memory until it can, and are printed here if it never can"
+                )
+            return False
+        return True
 
     def close(self) -> None:
-        """Closes the descriptor; a delayed write error (network file systems) is an OSError."""
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        """Closes the file; lines that it never took are printed on stdout, as ASCII."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self.flush()
+        for line in self.waiting:
+            if not console.show(json.dumps(json.loads(line))):
+                self._say(f"error: stdout takes nothing, too: {len(self.waiting)} results are lost")
+                break
+        try:
+            os.close(self._descriptor)
+        except OSError as error:  # a delayed write error of a network file system
+            self._say_damaged(error)
+
+    def _say_damaged(self, error: OSError) -> None:
+        self._say(f"error: {self.path} may not be whole on the disk: {error.strerror or error}")
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a result's JSON lies."""
-
-    file: LineFile
-    at: int  # bytes
-    length: int
-
-
-@dataclass
-class Journal:
+class Journal(LineFile):
     """An open journal; the process that has it holds the lock of the output, too.
 
     Lines reach the disk about once a second, on a thread: waiting for it would cost steps.
     """
 
-    path: Path
-    file: LineFile
-    places: dict[int, Place] = field(default_factory=dict)  # by the prompt's index
-    num_failed: int = 0  # answers that an earlier run had no success with
-    _last_sync: float = 0.0  # time.monotonic seconds
-    _syncing: threading.Thread | None = None
-    _error: OSError | None = None  # of a sync; the kernel tells each one once
-
-    def __post_init__(self) -> None:
+    def __init__(self, path: Path, descriptor: int, say: Say, size: int, places: Places) -> None:
+        """places: of the results that are there."""
+        super().__init__(path, descriptor, say, size)
+        self.places = places
         self._last_sync = time.monotonic()
+        self._syncing = threading.Thread(target=self._sync, daemon=True)
+        self._syncing.start()  # the name, too, is on the disk from the beginning
 
-    def append(self, index: int, result: bytes) -> None:
-        """Records the result of a prompt, as JSON without a line break.
-
-        Raises OSError, also for earlier lines that did not reach the disk.
-        """
-        self._raise_error()
-        line, start = entry(index, result)
-        at = self.file.append(line)
-        self.places[index] = Place(self.file, at + start, len(result))
+    def put(self, index: int, result: bytes) -> None:
+        """Records the result of a prompt, as JSON without a line break."""
+        start = _start_of(index)
+        self.places[index] = self.append(start + result + b"}\n") + len(start), len(result)
         now = time.monotonic()
-        waits = self._syncing is not None and self._syncing.is_alive()
-        if now - self._last_sync >= SYNC_SECONDS and not waits:
+        if now - self._last_sync >= SYNC_SECONDS and not self._syncing.is_alive():
             self._last_sync = now
             self._syncing = threading.Thread(target=self._sync, daemon=True)
             self._syncing.start()
 
-    def _sync(self) -> None:
-        try:
-            self.file.sync()
-            sync_folder(self.path.parent)
-        except OSError as error:
-            self._error = error
-
-    def _raise_error(self) -> None:
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    def _end_sync(self) -> None:
-        if self._syncing is not None:
-            self._syncing.join()
-
     def lines(self) -> Iterator[bytes]:
         """The results in the prompts' order, each with its line break. Raises OSError."""
-        for index in sorted(self.places):
-            place = self.places[index]
-            yield place.file.read(place.at, place.length) + b"\n"
+        for _, (at, length) in sorted(self.places.items()):
+            yield self._read(at, length) + b"\n"
 
-    def close(self) -> None:
-        """Puts the lines on the disk and closes the file; one without answers is removed."""
-        if not self.file.is_open:
-            return
-        self._end_sync()
-        try:
-            if self.places or self.num_failed:
-                self._sync()
-                self._raise_error()
-            else:
-                self.path.unlink(missing_ok=True)
-        finally:
-            self.file.close()
+    def end(self) -> None:
+        """Puts the lines on the disk and closes the file."""
+        if self.is_open:
+            self.flush()
+            self._syncing.join()
+            self._sync()
+            self.close()
 
     def remove(self) -> None:
-        """Closes and deletes the file: its answers are in the output."""
-        self._end_sync()
-        self.file.close()
+        """Closes and deletes the file: its answers are in the output, or it has none."""
+        self._syncing.join()
+        self.close()
         self.path.unlink(missing_ok=True)
 
+    def _read(self, at: int, length: int) -> bytes:
+        found = b""
+        while len(found) < length:
+            more = os.pread(self._descriptor, length - len(found), at + len(found))
+            if not more:
+                raise OSError(errno.EIO, f"{self.path} was cut short by somebody else")
+            found += more
+        return found
 
-def entry(index: int, result: bytes) -> tuple[bytes, int]:
-    """(the line of a result, where in it the result begins)."""
-    start = b'{"index": %d, "result": ' % index
-    return start + result + b"}\n", len(start)
+    def _sync(self) -> None:
+        try:
+            os.fdatasync(self._descriptor)
+            sync_folder(self.path.parent)
+        except OSError as error:
+            self._say_damaged(error)
 
 
 def journal_path(output: str | Path) -> Path:
@@ -183,87 +166,113 @@ def journal_path(output: str | Path) -> Path:
     return real.with_name(real.name + SUFFIX)
 
 
-def create(output: Path, num_prompts: int, inputs: Mapping[str, Any]) -> tuple[Journal, str]:
-    """A new journal, and a note on what became of an older one ("" where there is none to make).
+def open_journal(
+    output: Path, num_prompts: int, inputs: Mapping[str, Any], resume: bool, say: Say
+) -> Journal:
+    """The journal of an interrupted run to go on with, else a new one; says what it found.
 
-    One with answers is kept under another name. Raises UserError where it cannot be made.
+    A line that was cut short is cut off. Without `resume` an older journal with answers is kept
+    under another name. Raises UserError where none can be made, and for one to go on with that is
+    damaged or of a run with other inputs.
     """
     path = journal_path(output)
-    note = _put_aside(path)
     header = {"regatta_journal": FORMAT, "num_prompts": num_prompts, "inputs": dict(inputs)}
-    line = json.dumps(header, ensure_ascii=True).encode() + b"\n"
+    descriptor = _existing(path)
+    if resume:
+        nothing = f"there is no {path}" + " (a finished run leaves none)" * output.exists()
+        if descriptor is not None:
+            places, num_failed, size = _read_answers(path, descriptor, header)
+            if places or num_failed:
+                os.ftruncate(descriptor, size)
+                failed = f" ({num_failed} of them failed before)" if num_failed else ""
+                say(
+                    f"note: {len(places)} of {num_prompts} results are kept in {path}; "
+                    f"{num_prompts - len(places)} prompts run{failed}"
+                )
+                return Journal(path, descriptor, say, size, places)
+            nothing = f"{path} holds no answers"
+        say(f"note: --resume: {nothing}; all {num_prompts} prompts run")
+    if descriptor is not None:
+        _put_aside(path, descriptor, say)
+    line = json.dumps(header).encode() + b"\n"
     try:
-        descriptor = _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        file = LineFile(descriptor)
-        try:
-            os.fchmod(descriptor, mode_of(Path(os.path.realpath(output))))
-            file.append(line)
-        except OSError:
-            file.close()
-            path.unlink(missing_ok=True)
-            raise
+        descriptor = os.open(path, OWN_FILE | os.O_CREAT | os.O_EXCL, 0o600)
+        os.fchmod(descriptor, mode_of(Path(os.path.realpath(output))))
+        if os.write(descriptor, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         raise UserError(
             f"--output_file {output}: its journal {path} cannot be written: "
             f"{error.strerror or error}",
             exit_code=1,
         ) from None
-    return Journal(path, file), note
+    return Journal(path, descriptor, say, len(line), {})
 
 
-def resume(output: Path, num_prompts: int, inputs: Mapping[str, Any]) -> Journal | None:
-    """The journal of an interrupted run, to go on with; None when there is none with answers.
+def _existing(path: Path) -> int | None:
+    """A descriptor of the file that is there; None without one.
 
-    A line that was cut short is cut off. Raises UserError when the journal is damaged, or of a run
-    with other inputs.
+    Raises UserError for what is no file, or has another name, too.
     """
-    path = journal_path(output)
     try:
-        descriptor = _open(path, os.O_RDWR)
+        descriptor = os.open(path, OWN_FILE)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise UserError(f"{path} cannot be opened: {error.strerror or error}") from None
-    try:
-        places, num_failed, size = _read(path, descriptor, num_prompts, inputs)
-        if not places and not num_failed:
-            os.close(descriptor)
-            return None
-        os.ftruncate(descriptor, size)
-        os.lseek(descriptor, size, os.SEEK_SET)
-    except BaseException:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise UserError(f"{path} cannot be opened: {error.strerror or error}") from None
+    else:
+        state = os.fstat(descriptor)
+        if stat.S_ISREG(state.st_mode) and state.st_nlink == 1:
+            return descriptor
         os.close(descriptor)
-        raise
-    file = LineFile(descriptor, size)
-    found = {index: Place(file, at, length) for index, (at, length) in places.items()}
-    return Journal(path, file, found, num_failed)
+    raise UserError(
+        f"{path} is a link, a folder or a device, and the run's journal goes there; move it away, "
+        "or choose another --output_file"
+    )
 
 
-Spans = dict[int, tuple[int, int]]  # (offset, length) of results, by index
+def _put_aside(path: Path, descriptor: int, say: Say) -> None:
+    """Makes way for a new journal; says where an older one with answers is now."""
+    with os.fdopen(descriptor, "rb") as file:
+        first = file.readline(MAX_LINE_BYTES)
+        has_answers = bool(file.read(1)) or (bool(first) and b'"regatta_journal"' not in first)
+    if not has_answers:
+        path.unlink()
+        return
+    number = 1
+    while os.path.lexists(kept := path.with_name(f"{path.name}.{number}")):
+        number += 1
+    path.rename(kept)
+    say(
+        f"note: an earlier run left answers in {path}; they are kept in {kept} (--resume would "
+        "have gone on with them)"
+    )
 
 
-def _read(
-    path: Path, descriptor: int, num_prompts: int, inputs: Mapping[str, Any]
-) -> tuple[Spans, int, int]:
+def _read_answers(
+    path: Path, descriptor: int, header: Mapping[str, Any]
+) -> tuple[Places, int, int]:
     """(results that are no errors, how many are, bytes of whole lines)."""
-    spans: Spans = {}
+    places: Places = {}
     failed: set[int] = set()
     size = 0
     for number, line in enumerate(_whole_lines(path, descriptor), 1):
         where = f"line {number} of {path}"
         value = parse_json(line, where, max_depth=MAX_JSON_DEPTH + 4)
         if number == 1:
-            _check_header(path, value, num_prompts, inputs)
+            _check_header(path, value, header)
         else:
-            index, start, length, is_failed = _entry_of(line, value, where, num_prompts)
-            if index in spans:
+            index = _index_of(line, value, where, header["num_prompts"])
+            if index in places:
                 raise _damaged(where, f"prompt {index} is in the journal twice")
-            if is_failed:
+            if "error" in value["result"]:
                 failed.add(index)
             else:
-                spans[index] = (size + start, length)
+                start = len(_start_of(index))
+                places[index] = size + start, len(line) - start - len(b"}\n")
         size += len(line)
-    return spans, len(failed - spans.keys()), size
+    return places, len(failed - places.keys()), size
 
 
 def _whole_lines(path: Path, descriptor: int) -> Iterator[bytes]:
@@ -276,20 +285,29 @@ def _whole_lines(path: Path, descriptor: int) -> Iterator[bytes]:
             yield line
 
 
-def _check_header(path: Path, header: Any, num_prompts: int, inputs: Mapping[str, Any]) -> None:
-    if not isinstance(header, dict) or not isinstance(header.get("regatta_journal"), int):
+def _check_header(path: Path, found: Any, header: Mapping[str, Any]) -> None:
+    if not isinstance(found, dict) or not isinstance(found.get("regatta_journal"), int):
         raise UserError(
             f"{path} is not the journal of a run; move it away, or choose another --output_file"
         )
-    if header["regatta_journal"] != FORMAT:
+    if found["regatta_journal"] != FORMAT:
         raise UserError(
-            f"{path} has format {header['regatta_journal']}, and this version goes on with format "
+            f"{path} has format {found['regatta_journal']}, and this version goes on with format "
             f"{FORMAT}; use the version that wrote it, or leave --resume out to begin anew"
         )
-    saved = header.get("inputs")
-    problems = differences(saved if isinstance(saved, dict) else {}, inputs)
-    if not problems and header.get("num_prompts") != num_prompts:
-        problems = [f"it had {header.get('num_prompts')} prompts and has {num_prompts}"]
+    saved, now = found.get("inputs"), header["inputs"]
+    saved = saved if isinstance(saved, dict) else {}
+    # Names with a space are those of digests.
+    problems = [
+        f"the {name} changed"
+        if " " in name
+        else f"--{name} was {json.dumps(saved.get(name))} and is {json.dumps(now.get(name))}"
+        for name in sorted({*saved, *now})
+        if saved.get(name) != now.get(name)
+    ]
+    count = header["num_prompts"]
+    if not problems and found.get("num_prompts") != count:
+        problems = [f"it had {found.get('num_prompts')} prompts and has {count}"]
     if problems:
         raise UserError(
             f"--resume: {path} is of another run: {'; '.join(problems)}. Repeat that run's "
@@ -297,82 +315,26 @@ def _check_header(path: Path, header: Any, num_prompts: int, inputs: Mapping[str
         )
 
 
-def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two runs' inputs, in words. Names with a space are digests."""
-    now = json.loads(json.dumps(now))
-    found = []
-    for name in sorted({*saved, *now}):
-        before, after = saved.get(name), now.get(name)
-        if before == after:
-            continue
-        if " " in name:
-            found.append(f"the {name} changed")
-        else:
-            found.append(f"--{name} was {json.dumps(before)} and is {json.dumps(after)}")
-    return found
+def _start_of(index: int) -> bytes:
+    """What stands in a line before the result."""
+    return b'{"index": %d, "result": ' % index
 
 
-def _entry_of(line: bytes, value: Any, where: str, count: int) -> tuple[int, int, int, bool]:
-    """(index, where the result begins in the line, its length, whether it is an error)."""
+def _index_of(line: bytes, value: Any, where: str, count: int) -> int:
+    """The prompt of a line; raises UserError for one that is no line of a journal."""
     index = value.get("index") if isinstance(value, dict) else None
     if type(index) is not int:
         raise _damaged(where, "it is not a result")
     if not 0 <= index < count:
         raise _damaged(where, f"it is of prompt {index}, and there are {count} (from 0)")
-    start = len(b'{"index": %d, "result": ' % index)
-    result = line[start:-2]
-    if entry(index, result)[0] != line or not isinstance(value.get("result"), dict):
+    is_own = line.startswith(_start_of(index)) and line.endswith(b"}}\n") and len(value) == 2
+    if not is_own or not isinstance(value.get("result"), dict):
         raise _damaged(where, "it was not written by this program")
-    return index, start, len(result), "error" in value["result"]
+    return index
 
 
 def _damaged(where: str, why: str) -> UserError:
     return UserError(
         f"{where} is damaged: {why}. Take the line out, or leave --resume out to begin anew; the "
         "journal is then kept beside"
-    )
-
-
-def _put_aside(path: Path) -> str:
-    """Makes way for a new journal; a note on where an older one with answers is now."""
-    try:
-        state = os.lstat(path)
-    except FileNotFoundError:
-        return ""
-    if not stat.S_ISREG(state.st_mode):
-        raise _not_a_file(path)
-    with path.open("rb") as file:
-        first = file.readline(MAX_LINE_BYTES)
-        has_answers = bool(file.read(1)) or (bool(first) and b'"regatta_journal"' not in first)
-    if not has_answers:
-        path.unlink()
-        return ""
-    number = 1
-    while os.path.lexists(kept := path.with_name(f"{path.name}.{number}")):
-        number += 1
-    path.rename(kept)
-    return (
-        f"an earlier run left answers in {path}; they are kept in {kept} (--resume would have gone "
-        "on with them)"
-    )
-
-
-def _open(path: Path, flags: int) -> int:
-    try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
-    except OSError:
-        if path.is_symlink():
-            raise _not_a_file(path) from None
-        raise
-    state = os.fstat(descriptor)
-    if not stat.S_ISREG(state.st_mode) or state.st_nlink > 1:
-        os.close(descriptor)
-        raise _not_a_file(path)
-    return descriptor
-
-
-def _not_a_file(path: Path) -> UserError:
-    return UserError(
-        f"{path} is a link, a folder or a device, and the run's journal goes there; move it away, "
-        "or choose another --output_file"
     )

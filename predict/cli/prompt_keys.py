@@ -17,63 +17,29 @@ KNOWN_KEYS = ("src", "tgt", "num_return_sequences", *SAMPLING_KEYS)
 
 # What other tools call our keys.
 OTHER_NAMES: Mapping[str, str] = {
-    "prompt": "src",
-    "messages": "src",
-    "conversation": "src",
-    "conversations": "src",
-    "inputs": "src",
-    "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
-    "max_output_tokens": "max_new_tokens",
-    "max_gen_len": "max_new_tokens",
-    "max_dec_len": "max_new_tokens",
-    "n_predict": "max_new_tokens",
-    "num_predict": "max_new_tokens",
-    "max_model_len": "max_length",
-    "max_seq_len": "max_length",
-    "min_tokens": "min_length",
-    "min_new_tokens": "min_length",
-    "min_dec_len": "min_length",
-    "temp": "temperature",
-    "do_sample": "temperature",
-    "typical": "typical_p",
-    "repeat_penalty": "repetition_penalty",
-    "rep_pen": "repetition_penalty",
-    "penalty_score": "repetition_penalty",
-    "presence_score": "presence_penalty",
-    "frequency_score": "frequency_penalty",
-    "stop_words": "stop",
-    "stop_sequences": "stop",
-    "stop_strings": "stop",
-    "stop_str": "stop",
-    "eos_token_id": "stop_token_ids",
-    "eos_token_ids": "stop_token_ids",
-    "bad_words_ids": "bad_words",
-    "top_logprobs": "logprobs",
-    "num_logprobs": "logprobs",
-    "num_answers": "n",
-    "num_samples": "n",
-    "beam_size": "num_beams",
-    "beam_width": "num_beams",
-    "random_seed": "seed",
-    "lora": "adapter",
-    "lora_name": "adapter",
-    "lora_request": "adapter",
-    "adapter_name": "adapter",
-    "adapter_id": "adapter",
+    "src": "prompt messages conversation conversations inputs",
+    "max_new_tokens": "max_tokens max_completion_tokens max_output_tokens max_gen_len max_dec_len "
+    "n_predict num_predict",
+    "max_length": "max_model_len max_seq_len",
+    "min_length": "min_tokens min_new_tokens min_dec_len",
+    "temperature": "temp do_sample",
+    "typical_p": "typical",
+    "repetition_penalty": "repeat_penalty rep_pen penalty_score",
+    "presence_penalty": "presence_score",
+    "frequency_penalty": "frequency_score",
+    "stop": "stop_words stop_sequences stop_strings stop_str",
+    "stop_token_ids": "eos_token_id eos_token_ids",
+    "bad_words": "bad_words_ids",
+    "logprobs": "top_logprobs num_logprobs",
+    "n": "num_answers num_samples",
+    "num_beams": "beam_size beam_width",
+    "seed": "random_seed",
+    "adapter": "lora lora_name lora_request adapter_name adapter_id",
 }
 # Asked for elsewhere, and not here.
 UNSUPPORTED = (
-    "functions",
-    "guided_choice",
-    "guided_grammar",
-    "guided_json",
-    "guided_regex",
-    "image",
-    "images",
-    "response_format",
-    "tool_choice",
-    "tools",
+    "functions guided_choice guided_grammar guided_json guided_regex image images response_format "
+    "tool_choice tools"
 )
 
 
@@ -84,7 +50,7 @@ def meant(key: str) -> str | None:
     """
     plain = _plain(key)
     names = {_plain(name): name for name in KNOWN_KEYS}
-    names |= {_plain(name): ours for name, ours in OTHER_NAMES.items()}
+    names |= {_plain(name): ours for ours, theirs in OTHER_NAMES.items() for name in theirs.split()}
     if plain in names:
         return names[plain]
     # A key of two letters is near to everything.
@@ -107,7 +73,7 @@ def key_warnings(keys_of: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
         count = "1 prompt has" if len(wheres) == 1 else f"{len(wheres)} prompts have"
         said = f"{count} the key {quoted(key)}, which nothing reads ({wheres[0]}"
         said += ")" if len(wheres) == 1 else " first)"
-        if key in UNSUPPORTED:
+        if key in UNSUPPORTED.split():
             warnings.append(f"{said}; this release has no such feature")
         elif (ours := meant(key)) is not None:
             warnings.append(f"{said}; did you mean {ours!r}?")

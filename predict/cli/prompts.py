@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from predict.cli.data import DataItem
+from predict.cli.data import DataItem, short_list
 from predict.cli.prompt_keys import key_warnings
 from predict.errors import TokenizerError, UserError
 from predict.request import SamplingParams
@@ -60,17 +60,19 @@ def prepare_prompts(
         token_ids.append(ids)
     if too_long:
         raise UserError(
-            f"{_first(too_long)}, and --max_length {max_length} counts prompt and output together; "
-            f"raise --max_length above {longest} or lower --src_length. Nothing "
+            f"{short_list(too_long, 3, '; ')}, and --max_length {max_length} counts prompt and "
+            f"output together; raise --max_length above {longest} or lower --src_length. Nothing "
             "was run"
         )
     warnings = []
     if cut:
-        warnings.append(f"prompts were cut at --src_length {src_length}: {_first(cut)}")
+        warnings.append(
+            f"prompts were cut at --src_length {src_length}: {short_list(cut, 3, '; ')}"
+        )
     if shortened:
         warnings.append(
             "there is no chat template, so only the first text of each conversation is used: "
-            f"{_first(shortened)}"
+            f"{short_list(shortened, 3, '; ')}"
         )
     warnings += key_warnings([(item.where, item.other_keys) for item in items])
     return Prompts(token_ids, tuple(warnings))
@@ -123,8 +125,3 @@ def _text(item: DataItem, tokenizer: Tokenizer) -> tuple[str, bool, bool]:
             "--chat_template"
         )
     return messages[0]["content"], False, len(messages) > 1
-
-
-def _first(entries: Sequence[str], shown: int = 3) -> str:
-    rest = len(entries) - shown
-    return "; ".join(entries[:shown]) + (f"; and {rest} more" if rest > 0 else "")

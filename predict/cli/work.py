@@ -12,19 +12,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from predict.cli.data import DataItem, built_in_items, read_data_file
+from predict.cli.data import BUILT_IN_PROMPT, DataItem, read_data_file
 from predict.cli.identity import input_paths, run_inputs
 from predict.cli.journal import journal_path
 from predict.cli.prompts import prepare_params, prepare_prompts
 from predict.cli.results import Results, open_results
 from predict.cli.run_config import PredictorConfig
 from predict.config.engine import check_params
-from predict.errors import TokenizerError
+from predict.errors import EXIT_FAILURE, TokenizerError
 from predict.loading.model import read_spec
 from predict.request import RequestOutput, SamplingParams, TokenLogprobs
 from predict.system.console import say
 from predict.system.outputs import check_output, is_special
-from predict.system.signals import Interrupted, number_of
+from predict.system.signals import Interrupted, Signals, number_of
 from predict.text.tokenizer import Tokenizer
 
 
@@ -72,7 +72,7 @@ def prepare(config: PredictorConfig) -> Work:
     """What a run answers; raises UserError for the first prompt that cannot run."""
     engine = config.engine
     if config.data_file is None:
-        items = built_in_items(config.num_requests)
+        items = [DataItem("the built-in prompt", BUILT_IN_PROMPT)] * config.num_requests
     else:
         items = read_data_file(config.data_file)
     tokenizer = Tokenizer.from_dir(engine.model.model_name_or_path, engine.model.chat_template)
@@ -115,6 +115,15 @@ def kept_results(config: PredictorConfig, work: Work) -> Iterator[Results]:
         if results.num_results:
             say(f"stopped: {results.kept}")
         raise
+
+
+def finished(results: Results, signals: Signals, speed: str, num_failed: int) -> int:
+    """Puts all results where they belong, and says so; the run's exit status."""
+    with signals.held(f"{results.path} is written first"):
+        if not results.finish():
+            return EXIT_FAILURE
+    say("; ".join(filter(None, (results.summary, speed))))
+    return EXIT_FAILURE if num_failed else 0
 
 
 def result_line(item: DataItem, output: RequestOutput) -> dict[str, Any]:

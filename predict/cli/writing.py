@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from predict.cli.flags import Flag
-from predict.errors import EXIT_FAILURE, UserError, flag_word
 from predict.system.console import show
-from predict.system.outputs import locked
+from predict.system.outputs import resumable
 from predict.system.progress import Progress
 from predict.system.signals import Signals
 
@@ -40,26 +38,16 @@ def write_checkpoint(
     flag: which named the folder, for messages. progress: whether there is a bar; None: on a
     terminal.
     """
-    try:
-        target.absolute().parent.mkdir(parents=True, exist_ok=True)
-        with (
-            locked(flag, target),
-            Progress(conversion.num_tensors, progress, unit="tensor") as bar,
-        ):
+    with (
+        resumable(flag, target, "the last whole file"),
+        Progress(conversion.num_tensors, progress, unit="tensor") as bar,
+    ):
 
-            def on_tensor() -> None:
-                bar.on_finished()
-                signals.check()
+        def on_tensor() -> None:
+            bar.on_finished()
+            signals.check()
 
-            summary = conversion.run(target, on_tensor)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
-            raise
-        raise UserError(
-            f"{flag_word(flag)} {target} cannot be written: {error.strerror}; when it can, the "
-            "same command goes on after the last whole file",
-            EXIT_FAILURE,
-        ) from None
+        summary = conversion.run(target, on_tensor)
     kept = f", of which {summary.num_kept} were there" if summary.num_kept else ""
     show(
         f"{target}: {summary.num_tensors} tensors, {summary.num_bytes / 2**30:.3f} GiB in "

@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import re
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from predict.device import built
 from predict.device.built import Metadata
 from predict.errors import UserError
 from predict.system import signals
+from predict.system.notes import LOG
 
 ABI = 6  # the number in csrc/include/regatta/abi.h that this Python code was written for
 LIBRARY_NAME = "libregatta_cpu.so"
@@ -244,17 +244,16 @@ def absence_reason() -> str:
 
 @functools.cache
 def load() -> Library | None:
-    """Returns the library, loaded and registered; None, said once on stderr, when none was built.
+    """Returns the library, loaded and registered; None, logged once, when none was built.
 
     Loads once per process: Paddle aborts when a second library registers the same operators.
     Raises LibraryError when a library is there and does not fit or is damaged.
     """
     path = find()
     if path is None:
-        print(
-            "regatta: the plain-Paddle operators are in use, several times slower than the "
-            f"compiled ones: {absence_reason()}. To get the fast ones: {build_command()}",
-            file=sys.stderr,
+        LOG.warning(
+            "the plain-Paddle operators are in use, several times slower than the compiled ones: "
+            f"{absence_reason()}. To get the fast ones: {build_command()}"
         )
         return None
     return load_checked(path)
@@ -279,10 +278,8 @@ def load_checked(path: Path) -> Library:
     paddle = import_paddle()
     check(metadata, path, paddle.version.full_version, paddle.version.commit)
     if is_outdated(metadata):
-        print(
-            f"regatta: csrc/ has changed since {path.name} was built; rebuild it: "
-            f"{build_command(path)}",
-            file=sys.stderr,
+        LOG.warning(
+            f"csrc/ has changed since {path.name} was built; rebuild it: {build_command(path)}"
         )
     from paddle.base import core
 

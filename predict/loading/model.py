@@ -5,7 +5,6 @@ Every program that needs a network takes it from here: LLM, the export, quantiza
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +40,7 @@ from predict.nn.decoder import Decoder
 from predict.nn.hf_config import ConfigReader
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import ExpertsPlan, LinearPlan, WeightNames, WeightPlan, plan_weights
+from predict.system.notes import LOG
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def check_schemes(weights: Weights) -> None:
 
 
 def say_what_is_left_out(names: WeightNames, checkpoint: Checkpoint) -> None:
-    """Says on stderr which parts of a model stay unread, and why, where there are any."""
+    """Logs which parts of a model stay unread, and why, where there are any."""
     reasons = {
         names.beside_text: "text alone goes in and comes out",
         names.drafting: "these layers draft tokens, and no --speculate_method takes them yet",
@@ -194,10 +194,7 @@ def say_what_is_left_out(names: WeightNames, checkpoint: Checkpoint) -> None:
         unread = {part: sum(part in tensor for tensor in checkpoint.tensors) for part in names_of}
         parts = [f"{part.strip('.')} ({count} tensors)" for part, count in unread.items() if count]
         if parts:
-            print(
-                f"regatta: {checkpoint.directory}: {' and '.join(parts)} stay unread; {why}",
-                file=sys.stderr,
-            )
+            LOG.info(f"{checkpoint.directory}: {' and '.join(parts)} stay unread; {why}")
 
 
 def check_positions(config: EngineConfig, spec: DecoderSpec, reader: ConfigReader) -> None:

@@ -17,6 +17,7 @@ from predict.device import devices, library
 from predict.device.devices import Device
 from predict.errors import UserError
 from predict.system.host import available_memory_bytes
+from predict.system.notes import LOG
 
 
 def choose_backend(inference_model: bool) -> ModuleType:
@@ -58,10 +59,9 @@ class Platform:
         """The operators. Imports Paddle and loads the library."""
         has_compiled = self.device.is_cpu or self.device.is_gpu
         if self.inference_model and not has_compiled:
-            print(
-                f"regatta: there are no compiled operators for {self.device.flag}; the "
-                "plain-Paddle operators are in use",
-                file=sys.stderr,
+            LOG.warning(
+                f"there are no compiled operators for {self.device.flag}; the plain-Paddle "
+                "operators are in use"
             )
         return choose_backend(self.inference_model and has_compiled)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -21,6 +20,8 @@ from predict.device import library
 from predict.errors import EXIT_FAILURE
 from predict.llm import LLM
 from predict.request import SamplingParams
+from predict.system.console import say
+from predict.system.notes import LOG, OnStderr
 
 MakeLLM = Callable[[EngineConfig], LLM]
 
@@ -77,6 +78,7 @@ class Answerer:
         self._params = params
         self._attempts = attempts
         self._max_attempts = max_attempts
+        LOG.addHandler(OnStderr())
         self._llm = AsyncLLM(config, make_llm)
 
     def __call__(self, prompts: pa.Table) -> pa.Table:
@@ -130,5 +132,5 @@ def _row(
 
 def _end(error: Exception) -> NoReturn:
     """Ends this process: its engine is broken, and Ray puts another replica in its place."""
-    print(f"regatta: this replica ends: {error}", file=sys.stderr, flush=True)
+    say(f"this replica ends: {error}")
     os._exit(EXIT_FAILURE)

@@ -79,8 +79,7 @@ class Batch:
             if index in self._results.done:
                 continue
             if isinstance(ids, TokenizerError):
-                error = f"prompt {index} failed in stage tokenize: {ids}"
-                self._put(index, result_bytes({"output": "", "error": error}), error)
+                self._fail(index, f"prompt {index} failed in stage tokenize: {ids}")
                 progress.on_finished()
             else:
                 left.append(index)
@@ -89,8 +88,9 @@ class Batch:
             if left:
                 left = self._deal(left, dealt, signals, progress)
         for index in left:
-            error = f"each of {MAX_ATTEMPTS} replicas ended while it ran this prompt alone"
-            self._put(index, result_bytes({"output": "", "error": error}), error)
+            self._fail(
+                index, f"each of {MAX_ATTEMPTS} replicas ended while it ran this prompt alone"
+            )
             progress.on_finished()
 
     def _deal(
@@ -159,9 +159,12 @@ class Batch:
         except RayError as error:
             raise failure_of(str(error), "the replicas cannot go on") from error
 
+    def _fail(self, index: int, error: str) -> None:
+        self._put(index, result_bytes({"output": "", "error": error}), error)
+
     def _put(self, index: int, answer: bytes, error: str | None) -> None:
         item = self._work.items[index]
-        self._results.put_line(index, whole_line(item, answer))
+        self._results.put(index, whole_line(item, answer))
         if error is not None:
             self.num_failed += 1
             say(f"error: {item.where}: {error}")

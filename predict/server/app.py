@@ -6,7 +6,6 @@ import asyncio
 import atexit
 import sys
 import time
-import traceback
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -44,6 +43,7 @@ from predict.server.protocol import (
 )
 from predict.server.routes import routers
 from predict.server.served_models import ServedModels
+from predict.system.notes import LOG
 
 BODIES: tuple[type[Body], ...] = (
     ChatBody,
@@ -204,8 +204,7 @@ class _Gate:
             answer.record.log["aborted"] = True
         except Exception as error:
             # What it was is for whoever runs the server, not for its clients.
-            print(f"regatta: request {answer.record.request_id} failed:", file=sys.stderr)
-            traceback.print_exception(error)
+            LOG.error(f"request {answer.record.request_id} failed:", exc_info=error)
             answer.record.error = "internal_error"
             if not answer.has_begun:
                 said = f"the server failed; its log has more on {answer.record.request_id}"

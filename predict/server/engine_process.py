@@ -46,6 +46,7 @@ from predict.server.wire import (
     UnloadPrefix,
     frame,
 )
+from predict.system import notes
 from predict.system.console import say
 
 if TYPE_CHECKING:
@@ -400,7 +401,8 @@ def main(argv: list[str]) -> int:
     sock = socket.socket(fileno=int(argv[0]))
     watch = end_with_front(sock)
     try:
-        return serve(Link(sock))
+        with notes.printed():
+            return serve(Link(sock))
     except FrontEnded:
         watch.join()  # which ends the process
         raise

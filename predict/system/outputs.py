@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
-from predict.errors import UserError, flag_word
+from predict.errors import EXIT_FAILURE, UserError, flag_word
 
 # A folder with one of these, beside weights, holds a model, an adapter or an exported program.
 MODEL_FILES = ("config.json", "manifest.json", "adapter_config.json", "lora_config.json")
@@ -268,6 +268,26 @@ def locked(flag: str, path: str | Path) -> Iterator[None]:
         # Unlinked while it is held: whoever opened it before finds that it is no longer there.
         lock.unlink(missing_ok=True)
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def resumable(flag: str, folder: Path, after: str) -> Iterator[None]:
+    """Holds a folder that is written file by file, and makes those that it lies in.
+
+    after: where the same command goes on, for the UserError of a disk that takes no more.
+    """
+    try:
+        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with locked(flag, folder):
+            yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise
+        raise UserError(
+            f"{flag_word(flag)} {folder} cannot be written: {error.strerror}; when it can, the "
+            f"same command goes on after {after}",
+            EXIT_FAILURE,
+        ) from None
 
 
 @contextlib.contextmanager

@@ -105,6 +105,14 @@ class Progress:
         """Output tokens per second since the start."""
         return self.num_output_tokens / max(self.seconds, 1e-9)
 
+    @property
+    def speed(self) -> str:
+        """How fast it went, in words."""
+        return (
+            f"{self.num_output_tokens} tokens in {self.seconds:.2f} s, "
+            f"{self.tokens_per_second:.1f} tokens/s"
+        )
+
 
 def draft_summary(num_drafts: int, num_accepted: int, num_spans: int) -> str:
     """How speculation went: tokens that were drafted, that stood, and what a step with drafts made.

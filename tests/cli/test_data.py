@@ -60,30 +60,18 @@ def test_conversations_are_kept_as_they_are(file: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "is empty"),
-        (" \n\n", "is empty"),
         (b"\xef\xbb\xbf\n", "is empty"),
-        ("[]", "empty JSON list"),
-        (f'{GOOD}\n{{"src": "b"\n', r"line 2 .*not valid JSON at column"),
         (f"{GOOD}\nplain text\n", r"line 2 .*not valid JSON at column 1.*near 'plain text'"),
         (f"{GOOD}\n\n3\n", r"line 3 .*it is a number; an object"),
         (f'{GOOD}\n{{"scr": "b"}}\n', r'line 2 .*no "src".*in place of .scr.'),
         (f'{GOOD}\n{{"text": "b"}}\n', r"line 2 .*keys: 'text'"),
-        (f'{GOOD}\n{{"prompt": "b"}}\n', r"line 2 .*in place of .prompt."),
         (f'{GOOD}\n{{"src": 3}}\n', r'line 2 .*"src" is a number'),
-        (f'{GOOD}\n{{"src": "b", "tgt": 0}}\n', r'line 2 .*"tgt" is a number'),
         (f'{GOOD}\n{{"src": ["b"], "tgt": [null]}}\n', r'"tgt" is a list with null in it'),
-        (f'{GOOD}\n{{"src": "b", "src": "c"}}\n', r"line 2 .*the key 'src' twice"),
-        (f'{GOOD}\n{{"src": "\\ud83d"}}\n', r"line 2 .*half of a surrogate pair"),
-        (f'{GOOD}\n{{"src": "b", "seed": {"9" * 400}}}\n', r"line 2 .*number of 400 digits"),
-        (f'{GOOD}\n{{"src": "b", "top_p": NaN}}\n', r"line 2 .*NaN, which is not JSON"),
-        (f'{GOOD}\n{{"src": {"[" * 70}{"]" * 70}}}\n', r"line 2 .*nested too deeply"),
         (f'{GOOD}\n{{"src": ["a", "b"]}}\n', r"line 2 .*1 answers must be given"),
         (
             f'{GOOD}\n{{"src": "b", "tgt": {{}}, "x": 1}}\n{{"src": {{}}}}',
             r"line 2 .*so are line 3",
         ),
-        (GOOD.encode() + b'\n{"src": "\xff"}', r"line 2 .*not UTF-8 text \(byte 10 is 0xff\)"),
         ('[{"src": "a"}, 3]', r"item 2 .*it is a number"),
         ('[{"src": "a"},\n {"src": }]', r"not valid JSON at line 2 column 10"),
         (b'[{"src": "\xff"}]', r"not UTF-8"),
@@ -97,19 +85,12 @@ def test_malformed_files_are_refused_by_line(file: Path, content: str | bytes, s
         read_data_file(written(file, content))
 
 
-def test_a_missing_data_file_is_named(file: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot read --data_file .*No such file"):
-        read_data_file(file)
-
-
-def test_a_pipe_is_read_and_a_device_is_refused(tmp_path: Path) -> None:
+def test_a_pipe_is_read() -> None:
     read, write = os.pipe()
     os.write(write, GOOD.encode())
     os.close(write)
     assert [item.src for item in read_data_file(f"/dev/fd/{read}")] == ["a"]
     os.close(read)
-    with pytest.raises(UserError, match=r"/dev/zero is a device"):
-        read_data_file("/dev/zero")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from predict.device import devices
 from predict.doctor import collect, render
 from predict.errors import UserError
 from predict.loading.platform import platform_of
+from predict.system.notes import printed
 from tests.support.golden import GOLDEN, config
 from tests.support.paths import DEMO
 
@@ -115,4 +116,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with printed():
+        main()

@@ -137,7 +137,7 @@ def test_every_type_gives_the_tokens_of_its_values(kind: str, tmp_path: Path) ->
 @pytest.mark.parametrize("inference_model", [True, False], ids=["compiled", "plain"])
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0"])
 def test_a_quant_type_rounds_the_values(
-    kind: str, inference_model: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, inference_model: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = in_blocks(tmp_path / "m", tmp_path / "x.gguf", kind)
     settings = {
@@ -145,13 +145,14 @@ def test_a_quant_type_rounds_the_values(
         "weightonly_group_size": 64,
         "inference_model": inference_model,
     }
-    rounded = tokens_of(path, **settings)
-    assert f"x.gguf: linears: 4 {kind} rounded to weight_only_int4" in capsys.readouterr().err
+    with caplog.at_level("INFO", "regatta"):
+        rounded = tokens_of(path, **settings)
+    assert f"x.gguf: linears: 4 {kind} rounded to weight_only_int4" in caplog.messages
     assert rounded == tokens_of(tmp_path / "m", **settings)
 
 
 def test_what_became_of_types_is_said_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = tiny.write(tmp_path / "m", WIDE)
     values = json.loads((directory / "config.json").read_text())
@@ -165,10 +166,10 @@ def test_what_became_of_types_is_said_in_one_line(
         else:
             add_tensor(writer, name, tensor, kind)
     finish(writer)
-    LLM(str(path), dtype="bfloat16", max_length=64, inference_model=True)
-    said = [line for line in capsys.readouterr().err.splitlines() if "x.gguf" in line]
-    assert said == [
-        "regatta: x.gguf: linears: 4 Q8_0 kept as weight_only_int8, "
+    with caplog.at_level("INFO", "regatta"):
+        LLM(str(path), dtype="bfloat16", max_length=64, inference_model=True)
+    assert caplog.messages == [
+        "x.gguf: linears: 4 Q8_0 kept as weight_only_int8, "
         "4 Q4_0 kept as weight_only_int4, 1 Q6_K+Q8_0 bfloat16"
     ]
 

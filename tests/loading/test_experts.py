@@ -98,16 +98,16 @@ def drafting_layer() -> Tensors:
 
 @pytest.mark.parametrize("case", ["glm4_moe_355b", "deepseek_v3"])
 def test_layers_that_make_drafts_stay_unread_and_one_line_says_so(
-    case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     behind = drafting_layer()
     tensors = {n: v for n, v in stored(GOLDEN / case).items() if "layers.3." not in n} | behind
     folder = changed(case, tmp_path / "model", tensors)
-    check_greedy(LLM(config(folder, batch_size=3)), case)
-    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("regatta")]
+    with caplog.at_level("INFO", "regatta"):
+        check_greedy(LLM(config(folder, batch_size=3)), case)
     why = "these layers draft tokens, and no --speculate_method takes them yet"
     unread = f"model.layers.3 ({len(behind)} tensors) stay unread"
-    assert said == [f"regatta: {folder}: {unread}; {why}"]
+    assert caplog.messages == [f"{folder}: {unread}; {why}"]
     with pytest.raises(UserError, match=r"num_hidden_layers is 3, .* those of 4 layers"):
         LLM(config(changed(case, tmp_path / "none", tensors, num_nextn_predict_layers=0)))
 

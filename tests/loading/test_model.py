@@ -114,7 +114,7 @@ def stored(folder: Path) -> dict[str, tuple[str, Any]]:
 
 @pytest.mark.parametrize("case", ["gemma3_4b", "mistral3_24b"])
 def test_text_model_is_found_by_the_names_of_transformers_5(
-    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = changed(case, tmp_path / "model")
     renamed = {
@@ -124,11 +124,12 @@ def test_text_model_is_found_by_the_names_of_transformers_5(
         for name, tensor in stored(folder).items()
     }
     write(folder / "model.safetensors", renamed)
-    llm = LLM(config(folder, batch_size=3))
+    with caplog.at_level("INFO", "regatta"):
+        llm = LLM(config(folder, batch_size=3))
     expected = golden(case)
     assert greedy(llm, expected["prompts"], len(expected["greedy"][0])) == expected["greedy"]
     num_eyes = sum("vision_tower." in name for name in renamed)
-    assert f"vision_tower ({num_eyes} tensors) and multi_modal_projector" in capsys.readouterr().err
+    assert f"vision_tower ({num_eyes} tensors) and multi_modal_projector" in caplog.text
 
 
 def test_tensors_beside_a_text_model_are_not_all_ignored(tmp_path: Path) -> None:

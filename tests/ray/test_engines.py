@@ -18,7 +18,7 @@ from predict.engine.samples import StreamOutput
 from predict.engine.stats import EngineStats
 from predict.errors import UserError
 from predict.request import RequestMetrics, RequestOutput, SamplingParams
-from predict.scale_out.serving.engines import Engines
+from predict.scale_out.serving.engines import Engines, ServeReplicas
 from predict.scale_out.serving.first_block import key_of
 from predict.scale_out.serving.messages import Counts, Done, Pieces, decode_ask, encode
 from predict.server.errors import ApiError
@@ -54,7 +54,7 @@ class FakeResponse:
         self.is_cancelled = True
 
 
-class FakeReplicas:
+class FakeReplicas(ServeReplicas):
     """Replicas whose calls follow scripts, one for each call."""
 
     def __init__(self, *scripts: Sequence[Event]) -> None:

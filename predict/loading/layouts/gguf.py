@@ -8,7 +8,6 @@ Q6_K) or with values from a grid become floats. Source: ggml's src/ggml-quants.c
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -28,6 +27,7 @@ from predict.loading.layouts.online import DENSE, Online
 from predict.loading.sources import WeightSource
 from predict.nn.weights import LinearPlan, WeightPlan
 from predict.schemes import Quantized, for_row_blocks
+from predict.system.notes import LOG
 
 Array = npt.NDArray[Any]
 Blocks = npt.NDArray[np.uint8]
@@ -193,7 +193,7 @@ KINDS: Mapping[str, Kind] = {
 class Gguf(Stored):
     """See Layout. A linear keeps its codes where all its parts can; others are read as floats.
 
-    Where flags ask for a scheme, all are floats that it rounds. Says on stderr what became of
+    Where flags ask for a scheme, all are floats that it rounds. Logs what became of
     linears that are not stored as floats.
     """
 
@@ -274,7 +274,7 @@ class Gguf(Stored):
         return Quantized(codes, scale, zero)
 
     def _say(self, plan: WeightPlan) -> None:
-        """What becomes of the linears' types, in one line on stderr."""
+        """What becomes of the linears' types, in one line of the log."""
         fates: Counter[str] = Counter()
         for linear in (*plan.linears(), plan.head):
             arrays = [self._array(part) for part in parts_of(linear)]
@@ -290,7 +290,7 @@ class Gguf(Stored):
             fates[f"{'+'.join(sorted(kinds))} {fate}"] += 1
         if fates:
             listed = ", ".join(f"{count} {fate}" for fate, count in fates.items())
-            print(f"regatta: {self.checkpoint.directory.name}: linears: {listed}", file=sys.stderr)
+            LOG.info(f"{self.checkpoint.directory.name}: linears: {listed}")
 
 
 def as_quantized(found: Codes, kind: Kind, groups: int) -> Quantized:

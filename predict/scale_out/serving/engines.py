@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
@@ -42,45 +42,25 @@ _OF_NOW = {
 }
 
 
-class Response(Protocol):
-    """A call to a replica that yields."""
-
-    def __aiter__(self) -> AsyncIterator[bytes]: ...
-
-    def cancel(self) -> None:
-        """Has the replica leave it off."""
-
-
-class Replicas(Protocol):
-    """The replicas, as a front calls them: Ray Serve's handle, behind three methods."""
-
-    def answer(self, key: bytes, ask: bytes) -> Response:
-        """Has the replica that `key` belongs to answer."""
-
-    async def info(self) -> bytes:
-        """What any of them says of its model."""
-
-    async def counts(self) -> list[Any]:
-        """What each of them has counted, or an error in its place."""
-
-
 class ServeReplicas:
-    """Replicas of Ray Serve."""
+    """The replicas of a deployment, as a front calls them."""
 
     def __init__(self, handle: Any) -> None:
-        """handle: of the deployment of predict.scale_out.serving.replica."""
+        """handle: Ray Serve's, of the deployment of predict.scale_out.serving.replica."""
         self._handle = handle
         self._streaming = handle.options(stream=True)
 
-    def answer(self, key: bytes, ask: bytes) -> Response:
-        response: Response = self._streaming.answer.remote(key, ask)
-        return response
+    def answer(self, key: bytes, ask: bytes) -> Any:
+        """Has the replica that `key` belongs to answer: bytes to iterate over, until `cancel`."""
+        return self._streaming.answer.remote(key, ask)
 
     async def info(self) -> bytes:
+        """What any of them says of its model."""
         found: bytes = await self._handle.info.remote()
         return found
 
     async def counts(self) -> list[Any]:
+        """What each of them has counted, or an error in its place."""
         response = self._handle.broadcast("counts")
         found: list[Any] = await response.results_async(
             timeout_s=COUNT_SECONDS, return_exceptions=True
@@ -103,7 +83,7 @@ class RemoteAnswer:
         self._has_ended = False
         self._error: Exception | None = None
         self._news = asyncio.Event()
-        self._response: Response | None = None
+        self._response: Any = None
         self._task = asyncio.create_task(self._run())
 
     def __aiter__(self) -> AsyncIterator[list[StreamOutput]]:
@@ -151,7 +131,7 @@ class RemoteAnswer:
         finally:
             self._end()
 
-    async def _take(self, response: Response) -> bool:
+    async def _take(self, response: Any) -> bool:
         """Takes what a replica says; whether it came to an end."""
         async for data in response:
             said = decode_said(data)
@@ -179,7 +159,7 @@ class Engines:
 
     def __init__(
         self,
-        replicas: Replicas,
+        replicas: ServeReplicas,
         retry_after: float,
         on_ended: Callable[[AnswerMetrics], None] = lambda _: None,
     ) -> None:

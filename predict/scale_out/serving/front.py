@@ -13,6 +13,7 @@ from predict.server.config import ServerConfig
 from predict.server.front_model import FrontModel
 from predict.server.lifecycle import Lifecycle
 from predict.server.metrics import Metrics
+from predict.system.notes import LOG, OnStderr
 
 
 class Front:
@@ -22,6 +23,7 @@ class Front:
         """engines: the handle of the replicas' deployment. on_loopback: see there."""
         if on_loopback:
             listen_on_loopback()
+        LOG.addHandler(OnStderr())
         metrics = Metrics()
         self._lifecycle = Lifecycle()
         self._engines = Engines(ServeReplicas(engines), config.retry_after, metrics.answer_ended)

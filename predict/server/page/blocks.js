@@ -1,6 +1,6 @@
 // Blocks of Markdown: where each ends, and the nodes that it becomes.
 
-import { CodeBlock } from "./code.js";
+import { codeOf } from "./code.js";
 import { element } from "./dom.js";
 import { appendInline } from "./inline.js";
 
@@ -26,7 +26,7 @@ function indentOf(line) {
 }
 
 /** A line less as much of its indent as there is, up to `columns`. */
-function dedent(line, columns) {
+export function dedent(line, columns) {
   let at = 0;
   for (let left = columns; left > 0 && (line[at] === " " || line[at] === "\t"); at += 1) {
     left -= line[at] === "\t" ? 4 : 1;
@@ -243,23 +243,20 @@ export class Writer {
   }
 
   fence(lines, { fence, isClosed }) {
-    const code = new CodeBlock(fence.language);
     const inner = lines.slice(1, isClosed ? -1 : undefined);
-    code.append(inner.map((line) => `${dedent(line, fence.indent)}\n`).join(""));
-    code.show();
-    return this.add(code.element);
+    return this.addCode(
+      fence.language,
+      inner.map((line) => `${dedent(line, fence.indent)}\n`).join(""),
+    );
+  }
+
+  addCode(language, text) {
+    return this.add(codeOf(language, text));
   }
 
   indented(lines) {
-    const code = new CodeBlock("");
-    code.append(
-      `${lines
-        .map((line) => dedent(line, 4))
-        .join("\n")
-        .trimEnd()}\n`,
-    );
-    code.show();
-    return this.add(code.element);
+    const inner = lines.map((line) => dedent(line, 4));
+    return this.addCode("", `${inner.join("\n").trimEnd()}\n`);
   }
 
   quote(lines) {

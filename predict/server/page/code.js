@@ -159,6 +159,14 @@ export class CodeBlock {
   }
 }
 
+/** The element of a block of code that is whole. */
+export function codeOf(language, text) {
+  const block = new CodeBlock(language);
+  block.append(text);
+  block.show();
+  return block.element;
+}
+
 function piece(text, kind) {
   return kind === null ? document.createTextNode(text) : element("span", { class: kind }, text);
 }

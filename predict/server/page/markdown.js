@@ -1,6 +1,6 @@
 // Markdown that comes in pieces, as nodes: what is complete is made once and stays as it is.
 
-import { Writer, closesFence, nextBlock } from "./blocks.js";
+import { Writer, closesFence, dedent, nextBlock } from "./blocks.js";
 import { CodeBlock } from "./code.js";
 
 /**
@@ -86,10 +86,7 @@ export class MarkdownView {
     const { block, fence } = this.code;
     let at = start;
     while (at < this.lines.length && !closesFence(this.lines[at], fence)) at += 1;
-    const lines = this.lines.slice(start, at).map((line) => {
-      const white = line.length - line.trimStart().length;
-      return `${line.slice(Math.min(white, fence.indent))}\n`;
-    });
+    const lines = this.lines.slice(start, at).map((line) => `${dedent(line, fence.indent)}\n`);
     block.append(lines.join(""));
     if (at === this.lines.length) return at;
     block.show();

@@ -92,7 +92,7 @@ export class Settings {
   constructor() {
     this.model = "";
     this.texts = {};
-    const saved = read(localStorageOf(), SAVED);
+    const saved = read("localStorage", SAVED);
     if (typeof saved?.model === "string") this.model = saved.model;
     for (const { key } of FIELDS) {
       if (typeof saved?.texts?.[key] === "string") this.texts[key] = saved.texts[key];
@@ -100,7 +100,7 @@ export class Settings {
   }
 
   save() {
-    write(localStorageOf(), SAVED, { model: this.model, texts: this.texts });
+    write("localStorage", SAVED, { model: this.model, texts: this.texts });
   }
 
   /** What a request says: the fields that are set and right. */
@@ -121,16 +121,16 @@ export class Settings {
 /** What this tab keeps until it is closed: the API key and the conversation. */
 export const tab = {
   get key() {
-    return read(sessionStorageOf(), KEY) ?? "";
+    return read("sessionStorage", KEY) ?? "";
   },
   set key(key) {
-    write(sessionStorageOf(), KEY, key || null);
+    write("sessionStorage", KEY, key || null);
   },
   get conversation() {
-    return read(sessionStorageOf(), "regatta.conversation") ?? "";
+    return read("sessionStorage", "regatta.conversation") ?? "";
   },
   set conversation(text) {
-    write(sessionStorageOf(), "regatta.conversation", text || null);
+    write("sessionStorage", "regatta.conversation", text || null);
   },
 };
 
@@ -144,25 +144,9 @@ export function saveTheme(theme) {
 }
 
 // A browser may forbid storage; then even its name throws.
-function localStorageOf() {
-  try {
-    return localStorage;
-  } catch {
-    return null;
-  }
-}
-
-function sessionStorageOf() {
-  try {
-    return sessionStorage;
-  } catch {
-    return null;
-  }
-}
-
 function read(storage, name) {
   try {
-    return JSON.parse(storage?.getItem(name) ?? "null");
+    return JSON.parse(window[storage].getItem(name));
   } catch {
     return null;
   }
@@ -171,8 +155,8 @@ function read(storage, name) {
 /** Null takes it away. What does not fit is not kept. */
 function write(storage, name, value) {
   try {
-    storage?.removeItem(name);
-    if (value !== null) storage?.setItem(name, JSON.stringify(value));
+    window[storage].removeItem(name);
+    if (value !== null) window[storage].setItem(name, JSON.stringify(value));
   } catch {
     // Full, or forbidden: the page works without.
   }

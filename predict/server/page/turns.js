@@ -1,6 +1,6 @@
 // Turns of the conversation as the page shows them.
 
-import { CodeBlock } from "./code.js";
+import { codeOf } from "./code.js";
 import { button, copyButton, element } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
 import { duration, statsWords } from "./stats.js";
@@ -254,13 +254,10 @@ function callBox({ name, arguments: given }) {
   } catch {
     // Arguments that are not JSON are shown as the text that they are.
   }
-  const code = new CodeBlock("json");
-  code.append(`${JSON.stringify({ name, arguments: value }, null, 2)}\n`);
-  code.show();
   return element(
     "details",
     { class: "call", open: true },
     element("summary", {}, `Calls ${name || "a tool"}`),
-    code.element,
+    codeOf("json", `${JSON.stringify({ name, arguments: value }, null, 2)}\n`),
   );
 }
