@@ -12,9 +12,9 @@ from typing import Any
 
 from predict.errors import UserError, nearest, quoted
 from predict.system import bounds
+from predict.system.bounds import MAX_SCHEMA_BYTES
 from predict.system.files import json_type, parse_json
 
-MAX_SCHEMA_BYTES = 1 << 18  # of a schema, or of all schemas of a structural tag, as JSON
 MAX_PROPERTIES = 1024  # of one object: compiling takes the square of their number
 MAX_WHOLE = 2**53
 MAX_DEPTH = 64  # lists and objects of a schema within each other

@@ -5,34 +5,54 @@ The table of what they go together with is also what the tests run, pair by pair
 
 from __future__ import annotations
 
-import importlib.util
-import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from predict.config.checks import check_fields
-from predict.config.quantization import parse_quant_type
+from predict.config.quantization import QUANT_TYPES, parse_quant_type
 from predict.config.schemes import SCHEMES, find
 from predict.errors import UserError, one_of
 from predict.request import SamplingParams
+from predict.system.flag import not_yet
+from predict.system.options import Checked, option
+from predict.system.ranges import LENGTH, Range
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeculationConfig:
+class SpeculationConfig(Checked):
     """Where drafts come from and how they are verified. Raises UserError for other values."""
 
-    speculate_method: str | None = None  # a module of predict.speculative
-    speculate_max_draft_token_num: int = 1  # drafts per sequence and step
-    speculate_max_ngram_size: int = 1  # tokens
-    # Either one: TopP + window verification, see predict.engine.window; neither: exact.
-    speculate_verify_window: int | None = None  # drafts
-    speculate_max_candidate_len: int | None = None  # tokens
-    draft_model_name_or_path: str | None = None  # directory; of speculate_method draft_model
-    draft_model_quant_type: str | None = None  # as quant_type
+    # fmt: off
+    speculate_method: str | None = option(None,
+        "Where draft tokens come from.",
+        group="Speculative decoding",
+        choices=("inference_with_reference", "lookahead", "draft_model", "eagle", "mtp"),
+        availability=not_yet(
+            "inference_with_reference, lookahead and draft_model work.", "eagle", "mtp"))
+    speculate_max_draft_token_num: int = option(1,
+        "Draft tokens per sequence and step, 1 to 15.",
+        allowed=Range(1, 15))  # of predict.engine.drafts.MAX_DRAFT_TOKENS
+    speculate_max_ngram_size: int = option(1,
+        "Longest n-gram that is looked up in prompt and output.", allowed=LENGTH)
+    speculate_verify_window: int | None = option(None,
+        "PaddleNLP's TopP + window verification: a second-best draft stands when this many behind "
+        "it are the likeliest; 2 when only the next flag is given. Text that is sampled is not "
+        "exact then.",
+        allowed=Range(1, 14))
+    speculate_max_candidate_len: int | None = option(None,
+        "The same: a draft stands when it is among this many likeliest tokens within top_p, 2 to "
+        "10; 5 when only the flag above is given.",
+        allowed=Range(2, 10))
+    draft_model_name_or_path: str | None = option(None,
+        "Directory, or GGUF file, of the draft model: a smaller checkpoint with the same tokens.",
+        is_file=True)
+    draft_model_quant_type: str | None = option(None,
+        "Rounds the draft model's weights while they are read; --quant_type is the model's.",
+        choices=QUANT_TYPES)
+    # fmt: on
 
     def __post_init__(self) -> None:
-        check_fields(self, choices={}, files=("draft_model_name_or_path",))
+        super().__post_init__()
         drafts = self.speculate_method == "draft_model"
         if drafts and self.draft_model_name_or_path is None:
             raise UserError(
@@ -138,6 +158,9 @@ FEATURES: tuple[Feature, ...] = (
 
 def known_methods() -> list[str]:
     """The speculate_methods: each has a module in predict.speculative. Imports none of them."""
+    import importlib.util
+    import pkgutil
+
     package = importlib.util.find_spec("predict.speculative")
     assert package is not None
     return sorted(
