@@ -38,97 +38,38 @@ A wrong spelling is an error that names the nearest flag.
 """
 
 
-PREDICTOR = "Takes the flags of the predictor, and these."
-SERVER = "Takes the flags of the server, and these."
-# Command, where its own flags are, and what it is for.
-COMMANDS = (
-    ("predict/predictor.py", "predict.cli.flags.FLAGS", "Answers the prompts of a data file."),
-    (
-        "predict.server",
+_PREDICTOR = " Takes the flags of the predictor, and these."
+_SERVER = " Takes the flags of the server, and these."
+_FILE = " The first argument may be a JSON file of flags."
+# By command: where its own flags are, and what its module's first line does not say of it.
+COMMANDS = {
+    "predict/predictor.py": ("predict.cli.flags.FLAGS", ""),
+    "predict.server": (
         "predict.server.flags.OWN_FLAGS",
-        "Answers requests over HTTP. Takes the flags of the predictor that make an engine or say "
-        "how to sample, and these. The first argument may be a JSON file of flags. Flags about "
-        "files, benchmarks and beams are refused by name.",
+        " Takes the flags of the predictor that make an engine or say how to sample, and these."
+        f"{_FILE} Flags about files, benchmarks and beams are refused by name.",
     ),
-    (
-        "predict/flask_server.py",
-        "predict.flask_server.OWN_FLAGS",
-        f"PaddleNLP's command for a server. {SERVER}",
-    ),
-    (
-        "predict.batch_ray",
+    "predict/flask_server.py": ("predict.flask_server.OWN_FLAGS", _SERVER),
+    "predict.batch_ray": (
         "predict.batch_ray.OWN_FLAGS",
-        "Answers a data file with many replicas, on Ray. Takes the flags of the predictor but for "
-        "the benchmark's, and these.",
+        " Takes the flags of the predictor but for the benchmark's, and these.",
     ),
-    (
-        "predict.serve_ray",
-        "predict.serve_ray.OWN_FLAGS",
-        f"Answers requests over HTTP with many replicas, on Ray. {SERVER}",
-    ),
-    (
-        "export/export_model.py",
-        "export.export_model.OWN_FLAGS",
-        f"Writes a static model. {PREDICTOR}",
-    ),
-    (
-        "quant/run_quantization.py",
-        "quant.config.FLAGS",
-        "Quantizes with calibration data. The first argument may be a JSON file of flags.",
-    ),
-    (
-        "predict.convert",
-        "predict.convert.FLAGS",
-        "Writes a checkpoint in another layout. The folders to read and to write come first.",
-    ),
-    (
-        "predict/merge_lora_params.py",
-        "predict.merge_lora_params.FLAGS",
-        "Writes a model with a LoRA adapter merged. Takes PaddleNLP's flags.",
-    ),
-    ("quant/evaluate.py", "quant.evaluate.FLAGS", "Measures what quantization costs."),
-    (
-        "predict.bench.throughput",
-        "predict.bench.throughput.OWN_FLAGS",
-        f"Measures an engine run. {PREDICTOR}",
-    ),
-    (
-        "predict.bench.random_adapters",
-        "predict.bench.random_adapters.FLAGS",
-        "Writes LoRA adapters of random weights, for a run that has requests of several.",
-    ),
-    (
-        "predict.bench.compare",
-        "predict.bench.compare.FLAGS",
-        "Says what became faster or slower between two files of numbers, which come first.",
-    ),
-    (
-        "predict.bench.cpu_peer",
-        "predict.bench.cpu_peer.__main__.FLAGS",
-        "Measures llama.cpp beside Regatta on a CPU.",
-    ),
-    (
-        "predict.bench.guided",
-        "predict.bench.guided.OWN_FLAGS",
-        f"Measures what guides cost. {PREDICTOR}",
-    ),
-    ("predict.bench.kernels", "predict.bench.kernels.FLAGS", "Measures single operators."),
-    (
-        "predict.bench.loading",
-        "predict.bench.loading.FLAGS",
-        "Measures how long a model takes to be ready.",
-    ),
-    (
-        "predict.bench.serving",
-        "predict.bench.serving.__main__.FLAGS",
-        "Puts load on a server that speaks OpenAI's API.",
-    ),
-    (
-        "predict.bench.serving.hostile",
-        "predict.bench.serving.hostile.FLAGS",
-        "Measures what hostile requests do to another client's stream.",
-    ),
-)
+    "predict.serve_ray": ("predict.serve_ray.OWN_FLAGS", _SERVER),
+    "export/export_model.py": ("export.export_model.OWN_FLAGS", _PREDICTOR),
+    "quant/run_quantization.py": ("quant.config.FLAGS", _FILE),
+    "predict.convert": ("predict.convert.FLAGS", ""),
+    "predict/merge_lora_params.py": ("predict.merge_lora_params.FLAGS", ""),
+    "quant/evaluate.py": ("quant.evaluate.FLAGS", ""),
+    "predict.bench.throughput": ("predict.bench.throughput.OWN_FLAGS", _PREDICTOR),
+    "predict.bench.random_adapters": ("predict.bench.random_adapters.FLAGS", ""),
+    "predict.bench.compare": ("predict.bench.compare.FLAGS", ""),
+    "predict.bench.cpu_peer": ("predict.bench.cpu_peer.__main__.FLAGS", ""),
+    "predict.bench.guided": ("predict.bench.guided.OWN_FLAGS", _PREDICTOR),
+    "predict.bench.kernels": ("predict.bench.kernels.FLAGS", ""),
+    "predict.bench.loading": ("predict.bench.loading.FLAGS", ""),
+    "predict.bench.serving": ("predict.bench.serving.__main__.FLAGS", ""),
+    "predict.bench.serving.hostile": ("predict.bench.serving.hostile.FLAGS", ""),
+}
 MARKED = re.compile(r"(<!-- fields: ([\w.]+) -->\n).*?(<!-- /fields -->)", re.DOTALL)
 LINE = re.compile(r"    (?:(?P<name>\w+): [^#]*)?(?:# ?(?P<said>.*))?")
 
@@ -142,14 +83,23 @@ def named(path: str) -> Any:
 def flags_page() -> str:
     """The page of all flags."""
     parts = [HEAD]
-    for command, path, purpose in COMMANDS:
+    for command, (path, more) in COMMANDS.items():
         flags: Sequence[Flag] = named(path)
+        purpose = f"{_first_line(command)}{more}"
         # No links are meant; what stands between backticks is shown as it is.
         table = re.sub(
             r"`[^`]*`|\[", lambda m: m[0] if m[0] != "[" else r"\[", markdown_table(flags)
         )
         parts.append(f"\n## {command}\n\n{purpose}\n\n{table}\n")
     return "".join(parts)
+
+
+def _first_line(command: str) -> str:
+    """What the docstring of a command's module begins with."""
+    module = import_module(command.removesuffix(".py").replace("/", "."))
+    if hasattr(module, "__path__"):
+        module = import_module(f"{module.__name__}.__main__")
+    return str(module.__doc__).partition("\n")[0]
 
 
 def fields_table(config: type) -> str:

@@ -9,16 +9,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from predict.cli.flags import Flag, FlagValues, Rule, check_rules, parse_flags, with_file
+from predict.cli.flags import (
+    COMPAT,
+    Flag,
+    FlagValues,
+    Rule,
+    check_rules,
+    parse_flags,
+    with_file,
+    without_effect,
+)
 from predict.config.quantization import parse_quant_type
 from predict.config.schemes import GROUP_SIZES, SchemeInfo, find, scheme_info
 from predict.device.devices import kind_of
 from predict.errors import UserError
 from predict.gguf.files import gguf_of
 from predict.system.files import find_model_dir
-from predict.system.flag import no_effect, not_yet
+from predict.system.flag import not_yet
 from predict.system.options import Checked, flags_of, option, values_of
-from predict.system.ranges import BATCH, COUNT, LENGTH, MAX_LENGTH, SHARE, SHARE_ABOVE, Range
+from predict.system.ranges import BATCH, COUNT, LENGTH, SHARE, SHARE_ABOVE, Range
 
 PROG = "run_quantization.py"
 DESCRIPTION = "Quantizes a checkpoint with calibration data, layer by layer."
@@ -30,8 +39,10 @@ CACHE_METHODS = tuple(f"{method}_headwise" for method in ACT_METHODS)
 GROUP_SIZE = 128
 
 _FACTOR = Range(0.0, 1e6, whole=False, above=True)
-_COMPAT = "Known from PaddleNLP"
-_NO_TRAINING = no_effect("nothing is trained here.")
+_NO_TRAINING = "nothing is trained here."
+_EVALUATE = "quant/evaluate.py evaluates."
+_NOT_USED = "PaddleNLP does not use it either."
+_TODAY = not_yet("--do_ptq, --do_gptq and --do_awq work.")
 
 # fmt: off
 RULES: tuple[Rule, ...] = (
@@ -317,38 +328,30 @@ class QuantConfig(Checked):
 # fmt: off
 FLAGS: tuple[Flag, ...] = (
     *flags_of(QuantConfig),
-    Flag(_COMPAT, "do_qat", "bool", False,
+    Flag(COMPAT, "do_qat", "bool", False,
          "Training with quantization.",
-         availability=not_yet("--do_ptq, --do_gptq and --do_awq work.")),
-    Flag(_COMPAT, "qat_type", "str", None, "Format of --do_qat.",
-         availability=not_yet("--do_ptq, --do_gptq and --do_awq work.")),
-    Flag(_COMPAT, "load_quant_model", "bool", False,
+         availability=_TODAY),
+    Flag(COMPAT, "qat_type", "str", None, "Format of --do_qat.",
+         availability=_TODAY),
+    Flag(COMPAT, "load_quant_model", "bool", False,
          "Evaluate a quantized checkpoint.",
          availability=not_yet("quant/evaluate.py takes its directory as a --quant_type.")),
-    Flag(_COMPAT, "max_length", "int", 2048, "Longest training example.",
-         allowed=Range(2, MAX_LENGTH),
-         availability=no_effect("--src_length limits calibration sequences.")),
-    Flag(_COMPAT, "bf16", "bool", False, "Model in bfloat16.",
-         availability=no_effect("layers are calibrated in float32.")),
-    Flag(_COMPAT, "fp16", "bool", False, "Model in float16.",
-         availability=no_effect("layers are calibrated in float32.")),
-    Flag(_COMPAT, "fp16_opt_level", "str", "O2", "Mixed precision.", availability=_NO_TRAINING),
-    Flag(_COMPAT, "do_eval", "bool", False, "Evaluate during training.",
-         availability=no_effect("quant/evaluate.py evaluates.")),
-    Flag(_COMPAT, "eval_with_do_generation", "bool", False, "Evaluate by generating.",
-         availability=no_effect("quant/evaluate.py evaluates.")),
-    Flag(_COMPAT, "recompute", "bool", False, "Recompute activations.",
-         availability=_NO_TRAINING),
-    Flag(_COMPAT, "unified_checkpoint", "bool", True, "One format for all shards.",
-         availability=no_effect("checkpoints are always whole.")),
-    Flag(_COMPAT, "zero_padding", "bool", False, "Pack examples without padding.",
-         availability=no_effect("nothing is ever padded here.")),
-    Flag(_COMPAT, "save_sharding_stage1_model", "bool", False, "Sharded optimizer state.",
-         availability=_NO_TRAINING),
-    Flag(_COMPAT, "do_quant_debug", "bool", False, "Debugging aid.",
-         availability=no_effect("PaddleNLP does not use it either.")),
-    Flag(_COMPAT, "test_sample", "str", None, "Debugging aid.",
-         availability=no_effect("PaddleNLP does not use it either.")),
+    *without_effect(
+        ("max_length", "int", 2048, "Longest training example.",
+         "--src_length limits calibration sequences."),
+        ("bf16", "bool", False, "Model in bfloat16.", "layers are calibrated in float32."),
+        ("fp16", "bool", False, "Model in float16.", "layers are calibrated in float32."),
+        ("fp16_opt_level", "str", "O2", "Mixed precision.", _NO_TRAINING),
+        ("do_eval", "bool", False, "Evaluate during training.", _EVALUATE),
+        ("eval_with_do_generation", "bool", False, "Evaluate by generating.", _EVALUATE),
+        ("recompute", "bool", False, "Recompute activations.", _NO_TRAINING),
+        ("unified_checkpoint", "bool", True, "One format for all shards.",
+         "checkpoints are always whole."),
+        ("zero_padding", "bool", False, "Pack examples without padding.",
+         "nothing is ever padded here."),
+        ("save_sharding_stage1_model", "bool", False, "Sharded optimizer state.", _NO_TRAINING),
+        ("do_quant_debug", "bool", False, "Debugging aid.", _NOT_USED),
+        ("test_sample", "str", None, "Debugging aid.", _NOT_USED)),
 )
 # fmt: on
 

@@ -50,6 +50,17 @@ class RunOptions(Checked):
     # fmt: on
 
 
+COMPAT = "Known from PaddleNLP"
+
+
+def without_effect(*rows: tuple[str, Kind, Any, str, str]) -> tuple[Flag, ...]:
+    """Flags of PaddleNLP that change nothing here: name, kind, default, help, and why not."""
+    return tuple(
+        Flag(COMPAT, name, kind, default, text, availability=no_effect(why))
+        for name, kind, default, text, why in rows
+    )
+
+
 _GROUPS = (
     "Model",
     "Input and output",
@@ -62,10 +73,10 @@ _GROUPS = (
     "Speculative decoding",
     "Adapters",
     "Benchmark",
-    "Known from PaddleNLP",
+    COMPAT,
 )
 _RUN, _FUSED, _LENGTHS, _SAMPLING = _GROUPS[2:6]
-_SPECULATE, _ADAPTERS, _, _COMPAT = _GROUPS[8:]
+_SPECULATE, _ADAPTERS = _GROUPS[8:10]
 _NO_REFT = not_yet(
     "ReFT edits hidden states of chosen tokens of a prompt, which is no change of weights and no "
     "operator here does: PaddleNLP's reft_predictor.py runs it. LoRA adapters run: --lora_path."
@@ -114,21 +125,17 @@ _OTHERS = (
     Flag(_ADAPTERS, "reft_path", "str", None,
          "Directory of a ReFT adapter.",
          availability=_NO_REFT),
-    Flag(_COMPAT, "use_flash_attention", "bool", False,
-         "Attention kernel of PaddleNLP's plain models.",
-         availability=no_effect("--inference_model selects the attention kernel.")),
-    Flag(_COMPAT, "dynamic_insert", "bool", False,
-         "Replace finished sequences at once.",
-         availability=no_effect("finished sequences are always replaced at once.")),
-    Flag(_COMPAT, "output_via_mq", "bool", True,
-         "Tokens leave through a message queue.",
-         availability=no_effect("tokens never pass through a message queue.")),
-    Flag(_COMPAT, "enable_memory_optim", "bool", True,
-         "Memory reuse in the static predictor.",
-         availability=no_effect("the runtime plans its own memory.")),
-    Flag(_COMPAT, "init_fleet_worker", "bool", True,
-         "Join a fleet of processes.",
-         availability=no_effect("one process runs the model.")),
+    *without_effect(
+        ("use_flash_attention", "bool", False, "Attention kernel of PaddleNLP's plain models.",
+         "--inference_model selects the attention kernel."),
+        ("dynamic_insert", "bool", False, "Replace finished sequences at once.",
+         "finished sequences are always replaced at once."),
+        ("output_via_mq", "bool", True, "Tokens leave through a message queue.",
+         "tokens never pass through a message queue."),
+        ("enable_memory_optim", "bool", True, "Memory reuse in the static predictor.",
+         "the runtime plans its own memory."),
+        ("init_fleet_worker", "bool", True, "Join a fleet of processes.",
+         "one process runs the model.")),
 )
 # fmt: on
 

@@ -52,6 +52,10 @@ class PredictorConfig(RunOptions):
         device, why_cpu = _device(flags)
         if why_cpu:
             notes.append(why_cpu)
+        draft = flags["draft_model_name_or_path"]
+        beams = flags["num_beams"] if flags["decode_strategy"] == "beam_search" else 1
+        # Off in a benchmark unless asked for: its equal prompts would measure the cache alone.
+        shares = flags.given("prefix_caching") or not flags["benchmark"]
         settings = {
             **values_of(flags.values, *TOPICS.values()),
             "model_name_or_path": str(directory),
@@ -59,11 +63,15 @@ class PredictorConfig(RunOptions):
             "inference_model": _fused(flags),
             "attention": _attention(flags),
             "max_length": max_length,
-            "batch_size": _num_sequences(flags),
-            "prefix_caching": _prefix_caching(flags),
-            "cachekv_int8_type": _cache_type(flags),
-            "draft_model_name_or_path": _draft_dir(flags),
+            "batch_size": flags["batch_size"] * max(beams, 1),  # each beam is a sequence
+            "prefix_caching": flags["prefix_caching"] and shares,
         }
+        if flags["avx_cachekv_type"] == "int8":  # which has dynamic scales
+            settings["cachekv_int8_type"] = "dynamic"
+        if draft is not None:
+            settings["draft_model_name_or_path"] = str(
+                find_model_dir(draft, "draft_model_name_or_path")
+            )
         engine = EngineConfig(**settings)
         _check_adapters(engine)
         sampling_params = _sampling_params(flags, max_length)
@@ -77,12 +85,6 @@ class PredictorConfig(RunOptions):
             notes=tuple(notes),
             **run,
         )
-
-
-def _num_sequences(flags: FlagValues) -> int:
-    """Sequences decoded together: --batch_size prompts, in a beam search each with its beams."""
-    beams: int = flags["num_beams"] if flags["decode_strategy"] == "beam_search" else 1
-    return int(flags["batch_size"]) * max(beams, 1)
 
 
 LORA_CONFIG = "lora_config.json"  # PaddleNLP's
@@ -230,19 +232,6 @@ def _fused(flags: FlagValues) -> bool:
     return any(flags[name] for name in names)
 
 
-def _cache_type(flags: FlagValues) -> str | None:
-    """The cache type of either flag: avx_cachekv_type int8 has dynamic scales too."""
-    if flags["avx_cachekv_type"] == "int8":
-        return "dynamic"
-    kind: str | None = flags["cachekv_int8_type"]
-    return kind
-
-
-def _draft_dir(flags: FlagValues) -> str | None:
-    name = flags["draft_model_name_or_path"]
-    return None if name is None else str(find_model_dir(name, "draft_model_name_or_path"))
-
-
 def _with_adapter(flags: FlagValues) -> tuple[FlagValues, list[str]]:
     """The flags with the adapter's directory found, and notes: PaddleNLP's adapters have a dtype.
 
@@ -269,13 +258,6 @@ def _check_adapters(engine: EngineConfig) -> None:
                 f"--lora_modules {name}={path}: {path} is no folder; give an adapter's, with its "
                 "adapter_config.json or lora_config.json"
             )
-
-
-def _prefix_caching(flags: FlagValues) -> bool:
-    """Off in a benchmark unless asked for: its equal prompts would measure the cache alone."""
-    return bool(
-        flags["prefix_caching"] and (flags.given("prefix_caching") or not flags["benchmark"])
-    )
 
 
 def _with_exported(flags: FlagValues, directory: Path) -> FlagValues:

@@ -13,7 +13,7 @@ from predict.cli.flags import Flag, FlagValues, RunOptions, parse_flags, with_fi
 from predict.server.config import ServerConfig
 from predict.system.flag import Availability, not_here
 from predict.system.options import flags_of
-from predict.system.ranges import BATCH
+from predict.system.ranges import BATCH, LENGTH
 
 PROG = "python -m predict.server"
 DESCRIPTION = "Answers requests of OpenAI's API over HTTP with one model."
@@ -39,7 +39,8 @@ OWN_FLAGS: tuple[Flag, ...] = (
          "As in the predictor, and on when none of --inference_model, --block_attn, --append_attn "
          "and --avx_model is given."),
     Flag(_ENGINE, "src_length", "int", None,
-         "As --max_prompt_tokens: a longer prompt is refused, not cut."),
+         "As --max_prompt_tokens: a longer prompt is refused, not cut.",
+         allowed=LENGTH),
     Flag(_ENGINE, "max_new_tokens", "int", None,
          "Longest answer in tokens of requests that do not say it."),
     Flag(_ENGINE, "generation_config", "str", "auto",

@@ -80,16 +80,13 @@ SECONDS = Range(0.0, 86400.0, whole=False, above=True)
 
 # By name, of flags that several commands have without a config's field.
 RANGES: Mapping[str, Range] = {
-    "src_length": LENGTH,
     "max_new_tokens": LENGTH,
     "input_len": LENGTH,
     "output_len": LENGTH,
     "context_len": LENGTH,
-    "max_tokens": Range(2, MAX_INT64),
     "num_tokens": Range(1, 1 << 20),
     "num_requests": COUNT,
     "repetitions": Range(0, MAX_COUNT),
-    "ptq_step": COUNT,
     "seed": SEED,
     "copy_edits": SHARE,
     "draft_agreement": SHARE,
