@@ -16,6 +16,12 @@ from predict.request import CompletionOutput, RequestMetrics, SamplingParams
 EOS = (2,)
 
 
+def test_defaults_sample_from_the_unchanged_distribution() -> None:
+    params = SamplingParams()
+    assert (params.temperature, params.top_k, params.top_p) == (1.0, 0, 1.0)
+    assert not params.greedy
+
+
 @pytest.mark.parametrize("values", [{"temperature": 0}, {"top_k": 1}])
 def test_zero_temperature_and_top_k_one_are_greedy(values: dict[str, float]) -> None:
     assert SamplingParams(**values).greedy  # type: ignore[arg-type]
@@ -25,13 +31,29 @@ def test_zero_temperature_and_top_k_one_are_greedy(values: dict[str, float]) -> 
     ("name", "value", "allowed"),
     [
         ("max_new_tokens", 0, "an integer of at least 1 and at most 2147483647, or None"),
+        ("max_new_tokens", 1.5, "an integer of at least 1 and at most 2147483647, or None"),
+        ("max_length", -1, "an integer of at least 1 and at most 2147483647, or None"),
         ("max_length", True, "an integer of at least 1 and at most 2147483647, or None"),
+        ("min_length", -1, "an integer >= 0"),
+        ("temperature", -0.1, "a finite number from 1e-30 to 1e+30"),
         ("temperature", math.nan, "0, which is greedy"),
+        ("temperature", "hot", "0, which is greedy"),
+        ("top_k", -1, "0 turns it off"),
         ("top_k", 2.0, "0 turns it off"),
+        ("top_p", 0, "above 0 and up to 1"),
+        ("top_p", 1.01, "above 0 and up to 1"),
         ("top_p", math.inf, "above 0 and up to 1"),
+        ("typical_p", 0, "above 0 and up to 1"),
+        ("typical_p", 1.5, "above 0 and up to 1"),
         ("min_p", 1, "0 to below 1"),
+        ("no_repeat_ngram_size", -1, "0 turns it off"),
+        ("no_repeat_ngram_size", 1.5, "0 turns it off"),
+        ("repetition_penalty", 0, "above 0"),
         ("repetition_penalty", -1, "above 0"),
         ("seed", -1, "0 to 2**63 - 1"),
+        ("seed", 2**63, "0 to 2**63 - 1"),
+        ("ignore_eos", 1, "True, False"),
+        ("stop_token_ids", "2", "a sequence of token ids >= 0"),
         ("stop_token_ids", 2, "a sequence of token ids >= 0"),
         ("stop_token_ids", (3, -1), "a sequence of token ids >= 0"),
     ],
@@ -44,6 +66,32 @@ def test_a_value_out_of_range_is_refused_with_what_is_allowed(
     assert allowed in str(caught.value)
     shown = value[1] if isinstance(value, tuple) else value
     assert repr(shown) in str(caught.value) or str(shown) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "got", "allowed"),
+    [
+        ({"logit_bias": [1]}, "[1]", "a mapping from token ids"),
+        ({"logit_bias": {-1: 2.0}}, "-1", "a mapping from token ids"),
+        ({"logit_bias": {"one": 2.0}}, "'one'", "a mapping from token ids"),
+        ({"logit_bias": {3: math.inf}}, "inf", "numbers from -1e+30 to 1e+30"),
+        ({"logit_bias": {3: 1e31}}, "1e+31", "a token that must never come goes into bad_words"),
+        ({"logit_bias": {3: "much"}}, "'much'", "a mapping from token ids"),
+        ({"bad_words": "word"}, "'word'", "a sequence of words"),
+        ({"bad_words": [[]]}, "[]", "none empty"),
+        ({"bad_words": ["a", " "]}, "' '", "none empty"),
+        ({"bad_words": [3]}, "3", "a sequence of words"),
+        ({"bad_words": [[3, -4]]}, "-4", "a sequence of words"),
+    ],
+    ids=str,
+)
+def test_wrong_biases_and_words_are_refused_with_what_is_allowed(
+    values: dict[str, Any], got: str, allowed: str
+) -> None:
+    with pytest.raises(UserError, match=r"logit_bias|bad_words") as caught:
+        SamplingParams(**values)
+    assert got in str(caught.value)
+    assert allowed in str(caught.value)
 
 
 def test_biases_and_words_become_plain_numbers() -> None:

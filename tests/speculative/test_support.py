@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,8 +109,16 @@ def run(directory: Path, feature: Feature, drafts: Mapping[str, Any]) -> Answers
     return answers(llm, prompts, params)
 
 
-@pytest.mark.parametrize("feature", FEATURES, ids=lambda f: f.name)
-@pytest.mark.parametrize("method", METHODS)
+# With each feature drafts of a model, and by turns one of the methods that look them up.
+TURNS = cycle(method for method in METHODS if method != "draft_model")
+PAIRS = [
+    pytest.param(method, feature, id=f"{method}-{feature.name}")
+    for feature in FEATURES
+    for method in ("draft_model", next(TURNS))
+]
+
+
+@pytest.mark.parametrize(("method", "feature"), PAIRS)
 def test_text_is_the_same_with_whatever_drafts_go_with(
     demo_with_scales: Path, method: str, feature: Feature
 ) -> None:
@@ -153,8 +162,7 @@ def test_greedy_text_of_a_few_prompts_is_the_same(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cache_type", [None, *CACHE_TYPES])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(("scheme", "cache_type"), zip(SCHEMES, cycle([*CACHE_TYPES, None])))
 def test_greedy_text_of_100_prompts_is_the_same(
     demo_with_scales: Path, compiled: library.Library, scheme: str | None, cache_type: str | None
 ) -> None:
