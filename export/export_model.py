@@ -27,14 +27,16 @@ if __package__ in (None, ""):  # run as a script: import from the checkout, not 
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from predict.cli.command import run_command
-from predict.cli.flags import FLAGS, Flag, FlagValues, parse_flags
+from predict.cli.flags import FLAGS, Flag, FlagValues, RunOptions, parse_flags
 from predict.cli.identity import input_paths
 from predict.cli.run_config import PredictorConfig
 from predict.config.engine import EngineConfig
 from predict.device.devices import check_static
 from predict.errors import EXIT_FAILURE, EXIT_USAGE, UserError
+from predict.request import SamplingParams
 from predict.system.console import say, show
 from predict.system.files import read_json_object
+from predict.system.options import flags_of
 from predict.system.outputs import check_folder, locked, whole_folder
 from predict.system.signals import Signals, kept
 
@@ -67,13 +69,8 @@ COPIED = ("*.json", "*.model", "merges.txt", "vocab.txt", "*.jinja", "*.tiktoken
 NOT_COPIED = ("*.index.json", "manifest.json")
 # Flags of a run, which PaddleNLP's scripts pass here too: none changes the program.
 OF_A_RUN = (
-    *("data_file", "output_file", "resume", "benchmark", "benchmark_file", "total_request_num"),
-    *("decode_strategy", "num_beams", "length_penalty", "early_stopping", "top_k", "top_p"),
-    *("min_p", "typical_p", "temperature", "repetition_penalty", "presence_penalty"),
-    *("frequency_penalty", "no_repeat_ngram_size", "logit_bias", "bad_words", "stop"),
-    *("stop_token_ids", "include_stop_str_in_output", "num_return_sequences", "best_of"),
-    *("logprobs", "prompt_logprobs", "min_length", "speculate_method"),
-    *("prefix_path", "export_precache"),
+    *(flag.name for flag in flags_of(RunOptions, SamplingParams) if flag.name != "max_new_tokens"),
+    *("decode_strategy", "speculate_method", "prefix_path", "export_precache"),
     *("lora_modules", "max_loras", "max_lora_rank", "max_cpu_loras"),
 )
 

@@ -28,6 +28,7 @@ from predict.errors import UserError
 from predict.scale_out.flags import RAY_FLAGS
 from predict.system.console import say
 from predict.system.outputs import locked
+from predict.system.ranges import Range
 from predict.system.signals import Signals
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ DESCRIPTION = "Answers the prompts of a data file with many replicas of a model,
 NOT_HERE = ("benchmark", "benchmark_file", "total_request_num")  # flags of the predictor alone
 OWN_FLAGS = (
     Flag("Replicas", "num_replicas", "int", 2,
-         "Processes that answer, each with the whole model and a batch of --batch_size."),
+         "Processes that answer, each with the whole model and a batch of --batch_size.",
+         allowed=Range(1, 1 << 16)),
     *RAY_FLAGS,
 )  # fmt: skip
 BATCH_FLAGS = (*(flag for flag in FLAGS if flag.name not in NOT_HERE), *OWN_FLAGS)

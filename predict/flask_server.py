@@ -21,9 +21,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from predict.cli.command import run_command
-from predict.cli.flags import Flag, FlagValues, no_effect, parse_flags, with_file
+from predict.cli.flags import Flag, FlagValues, parse_flags, with_file
+from predict.server.config import PORTS
 from predict.server.flags import FLAGS as SERVER
 from predict.server.flags import USAGE
+from predict.system.flag import no_effect
 from predict.system.signals import Signals
 
 PROG = "flask_server.py"
@@ -33,10 +35,10 @@ SAMPLING = {"top_p": 0.7, "temperature": 0.95}  # where neither flag nor request
 _PAGE = "PaddleNLP's page"
 
 OWN_FLAGS: tuple[Flag, ...] = (
-    Flag(_PAGE, "port", "int", PORT, "Port of the page; the API is there too."),
+    Flag(_PAGE, "port", "int", PORT, "Port of the page; the API is there too.", allowed=PORTS),
     Flag(_PAGE, "flask_port", "int", None,
          "Port of the API; the page is there too. When not given, --port alone.",
-         aliases=("base_port",)),
+         aliases=("base_port",), allowed=PORTS),
     Flag(_PAGE, "title", "str", "LLM",
          "Title of the page.",
          availability=no_effect("the page shows the model's name.")),

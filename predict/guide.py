@@ -12,9 +12,10 @@ from typing import Any
 
 from predict.errors import UserError, nearest, quoted
 from predict.system import bounds
+from predict.system.bounds import MAX_SCHEMA_BYTES
 from predict.system.files import json_type, parse_json
+from predict.system.ranges import refusal
 
-MAX_SCHEMA_BYTES = 1 << 18  # of a schema, or of all schemas of a structural tag, as JSON
 MAX_PROPERTIES = 1024  # of one object: compiling takes the square of their number
 MAX_WHOLE = 2**53
 MAX_DEPTH = 64  # lists and objects of a schema within each other
@@ -49,7 +50,7 @@ class Guide:
     def __post_init__(self) -> None:
         names = [field.name for field in fields(self)]
         if not isinstance(self.json_object, bool):
-            raise bounds.refusal("guide.json_object", self.json_object, "true, false")
+            raise refusal("guide.json_object", self.json_object, "true, false")
         given = [name for name in names if _is_given(self, name)]
         if len(given) != 1:
             raise UserError(
@@ -67,7 +68,7 @@ class Guide:
             return value
         names = [field.name for field in fields(cls)]
         if not isinstance(value, Mapping):
-            raise bounds.refusal("guide", value, f"a Guide, an object with one of {names}, None")
+            raise refusal("guide", value, f"a Guide, an object with one of {names}, None")
         for key in value:
             if key not in names:
                 raise _unknown("guide", key, names)
@@ -99,7 +100,7 @@ def _unknown(where: str, key: object, known: Sequence[str]) -> UserError:
 def _text(name: str, value: object, most: int, *, empty: bool = False) -> str:
     """A text of at most so many bytes. Raises UserError."""
     if not isinstance(value, str) or not (value or empty):
-        raise bounds.refusal(name, value, "a text" if empty else "a text that is not empty")
+        raise refusal(name, value, "a text" if empty else "a text that is not empty")
     try:
         size = len(value.encode())
     except UnicodeEncodeError as error:
@@ -173,7 +174,7 @@ def _choice(value: object) -> tuple[str, ...]:
     allowed = "a sequence of texts, none of them empty, at least one"
     found = bounds.items("guide.choice", value, MAX_CHOICES, allowed)
     if not found:
-        raise bounds.refusal("guide.choice", value, allowed)
+        raise refusal("guide.choice", value, allowed)
     texts = [_text(f"guide.choice[{i}]", each, MAX_CHOICES_BYTES) for i, each in enumerate(found)]
     size = sum(len(text.encode()) for text in texts)
     if size > MAX_CHOICES_BYTES:
@@ -199,7 +200,7 @@ def _structural_tag(value: object) -> str:
             raise UserError(f"{name}.{key} is needed (allowed: a list of 1 to {MAX_TAGS} entries)")
     for key in ("at_least_one", "stop_after_first"):
         if not isinstance(found.setdefault(key, False), bool):
-            raise bounds.refusal(f"{name}.{key}", found[key], "true, false")
+            raise refusal(f"{name}.{key}", found[key], "true, false")
     triggers = [
         _text(f"{name}.triggers[{index}]", trigger, MAX_TAG_BYTES)
         for index, trigger in enumerate(found["triggers"])

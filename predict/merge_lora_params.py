@@ -16,13 +16,14 @@ from pathlib import Path
 if __package__ in (None, ""):  # run as a script: import from the checkout, not from this folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from predict.system.flag import no_effect
 from predict.system.interpreter import check_interpreter
 
 if __name__ == "__main__":
     check_interpreter()
 
 from predict.cli.command import run_command
-from predict.cli.flags import Flag, no_effect, parse_flags
+from predict.cli.flags import Flag, parse_flags
 from predict.cli.identity import folder_digest
 from predict.cli.run_config import ADAPTER_FILES
 from predict.cli.writing import INTERRUPTED, write_checkpoint, writing_flags

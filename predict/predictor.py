@@ -24,7 +24,6 @@ from predict.cli.command import run_command
 from predict.cli.flags import parse_flags
 from predict.errors import TokenizerError
 from predict.system.console import say
-from predict.system.outputs import locked
 from predict.system.signals import Signals
 
 if TYPE_CHECKING:
@@ -66,6 +65,7 @@ def run(config: PredictorConfig, make_llm: MakeLLM, signals: Signals) -> int:
     """
     from predict.cli.work import answers_prompts, checked_outputs, kept_results, prepare
     from predict.system.host import frozen_objects
+    from predict.system.outputs import locked
 
     for note in config.notes:
         say(f"note: {note}")

@@ -6,16 +6,17 @@ Plain Python: the command line, the scheduler and the tests use this file withou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from predict.errors import UserError
-from predict.guide import Guide
 from predict.system import bounds
+from predict.system.options import Checked, option
+from predict.system.ranges import MAX_INT32, MAX_INT64, Range, refusal
 
 if TYPE_CHECKING:
-    pass
+    from predict.guide import Guide
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 EarlyStopping = Literal[False, True, "never"]
@@ -26,132 +27,162 @@ MAX_LOGPROBS = 20  # of one token, besides its own
 
 Word = str | Sequence[int]  # a text, or the token ids of one
 
-_LENGTH = f"an integer of at least 1 and at most {bounds.MAX_INT32}, or None"
-_COUNT = f"an integer >= 0 and at most {bounds.MAX_INT32}"
-_MASS = f"a number above 0 and up to 1, from {bounds.MIN_MASS:g} on; 1 turns it off"
-_AMOUNT = f"a finite number from -{bounds.MAX_AMOUNT:g} to {bounds.MAX_AMOUNT:g}; 0 turns it off"
-# Fields that are whole numbers: the least, the largest, what is allowed in words.
-_INTEGERS: dict[str, tuple[int, int, str]] = {
-    "max_new_tokens": (1, bounds.MAX_INT32, _LENGTH),
-    "max_length": (1, bounds.MAX_INT32, _LENGTH),
-    "min_length": (0, bounds.MAX_INT32, _COUNT),
-    "top_k": (0, bounds.MAX_INT32, f"{_COUNT}; 0 turns it off, 1 is greedy"),
-    "no_repeat_ngram_size": (0, bounds.MAX_INT32, f"{_COUNT}; 0 turns it off"),
-    "seed": (0, bounds.MAX_INT64, "an integer from 0 to 2**63 - 1, or None"),
-    "n": (1, MAX_SAMPLES, f"an integer from 1 to {MAX_SAMPLES}"),
-    "best_of": (1, MAX_SAMPLES, f"an integer from 1 to {MAX_SAMPLES}, or None"),
-    "logprobs": (0, MAX_LOGPROBS, f"an integer from 0 to {MAX_LOGPROBS}, or None"),
-    "prompt_logprobs": (0, MAX_LOGPROBS, f"an integer from 0 to {MAX_LOGPROBS}, or None"),
-    "num_beams": (1, MAX_BEAMS, f"an integer of at least 1 and at most {MAX_BEAMS}"),
-}
-_OPTIONAL = ("max_new_tokens", "max_length", "seed", "best_of", "logprobs", "prompt_logprobs")
-# Likewise those that are numbers; temperature may be 0 besides.
-_REALS: dict[str, tuple[float, float, str]] = {
-    "temperature": (
-        bounds.MIN_TEMPERATURE,
-        bounds.MAX_TEMPERATURE,
-        f"0, which is greedy, or a finite number from {bounds.MIN_TEMPERATURE:g} to "
-        f"{bounds.MAX_TEMPERATURE:g}",
-    ),
-    "top_p": (bounds.MIN_MASS, 1.0, _MASS),
-    "typical_p": (bounds.MIN_MASS, 1.0, _MASS),
-    "min_p": (0.0, bounds.BELOW_ONE, "a number from 0 to below 1, in float32; 0 turns it off"),
-    "repetition_penalty": (
-        bounds.MIN_REPETITION,
-        bounds.MAX_REPETITION,
-        f"a number above 0, from {bounds.MIN_REPETITION:g} to {bounds.MAX_REPETITION:g}; 1 turns "
-        "it off",
-    ),
-    "presence_penalty": (-bounds.MAX_AMOUNT, bounds.MAX_AMOUNT, _AMOUNT),
-    "frequency_penalty": (-bounds.MAX_AMOUNT, bounds.MAX_AMOUNT, _AMOUNT),
-    "length_penalty": (
-        -bounds.MAX_LENGTH_PENALTY,
-        bounds.MAX_LENGTH_PENALTY,
-        f"a finite number from -{bounds.MAX_LENGTH_PENALTY:g} to {bounds.MAX_LENGTH_PENALTY:g}; "
-        "above 0 favours long answers",
-    ),
-}
+_LENGTH = Range(1, MAX_INT32, words=f"an integer of at least 1 and at most {MAX_INT32}")
+_COUNT = f"an integer >= 0 and at most {MAX_INT32}"
+_SIZE = Range(0, MAX_INT32, words=f"{_COUNT}; 0 turns it off")
+_SAMPLES = Range(1, MAX_SAMPLES, words=f"an integer from 1 to {MAX_SAMPLES}")
+_LOGPROBS = Range(0, MAX_LOGPROBS, words=f"an integer from 0 to {MAX_LOGPROBS}")
+
+
+def _real(low: float, high: float, words: str, or_zero: bool = False) -> Range:
+    return Range(low, high, whole=False, words=words, or_zero=or_zero)
+
+
+_TEMPERATURE = _real(
+    bounds.MIN_TEMPERATURE,
+    bounds.MAX_TEMPERATURE,
+    f"0, which is greedy, or a finite number from {bounds.MIN_TEMPERATURE:g} to "
+    f"{bounds.MAX_TEMPERATURE:g}",
+    or_zero=True,
+)
+_MASS = _real(
+    bounds.MIN_MASS,
+    1.0,
+    f"a number above 0 and up to 1, from {bounds.MIN_MASS:g} on; 1 turns it off",
+)
+_REPETITION = _real(
+    bounds.MIN_REPETITION,
+    bounds.MAX_REPETITION,
+    f"a number above 0, from {bounds.MIN_REPETITION:g} to {bounds.MAX_REPETITION:g}; 1 turns it "
+    "off",
+)
+_AMOUNT = _real(
+    -bounds.MAX_AMOUNT,
+    bounds.MAX_AMOUNT,
+    f"a finite number from -{bounds.MAX_AMOUNT:g} to {bounds.MAX_AMOUNT:g}; 0 turns it off",
+)
+_PENALTY = _real(
+    -bounds.MAX_LENGTH_PENALTY,
+    bounds.MAX_LENGTH_PENALTY,
+    f"a finite number from -{bounds.MAX_LENGTH_PENALTY:g} to {bounds.MAX_LENGTH_PENALTY:g}; above "
+    "0 favours long answers",
+)
+
+
+def _guide(value: Any) -> Guide:
+    from predict.guide import Guide
+
+    return Guide.of(value)
+
+
+def _early_stopping(value: Any) -> EarlyStopping:
+    if isinstance(value, bool) or (isinstance(value, str) and value == "never"):
+        return value  # type: ignore[return-value]
+    raise refusal("early_stopping", value, "False, True, 'never'")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingParams:
+class SamplingParams(Checked):
     """How the tokens of one request are chosen and when they end. Checked on construction.
 
     Raises UserError for a value out of range. `max_new_tokens` and `max_length` may both be set:
-    the tighter one ends the request; with neither, the engine's own `max_length` does.
+    the tighter one ends the request; with neither, the engine's own `max_length` does. Numbers
+    become Python's own: NumPy's would slow the scheduler, and are not written to JSON.
     """
 
-    max_new_tokens: int | None = None  # generated tokens, at most
-    max_length: int | None = None  # prompt + generated tokens, at most
-    min_length: int = 0  # generated tokens before an eos or stop token may end the request
-    temperature: float = 1.0  # 0 is greedy
-    top_k: int = 0  # 0 is off, 1 is greedy
-    top_p: float = 1.0
-    min_p: float = 0.0  # tokens less likely than this times the likeliest are left out
-    typical_p: float = 1.0  # mass of the tokens whose surprise is nearest to the expected one
-    repetition_penalty: float = 1.0  # of tokens in prompt or output: logits divided by it
-    presence_penalty: float = 0.0  # of tokens in the output: taken off their logits
-    frequency_penalty: float = 0.0  # likewise, for each time
-    no_repeat_ngram_size: int = 0  # tokens; no n-gram of prompt and output comes twice; 0 is off
-    # Token id -> what is added to its logit, before everything else.
-    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
-    bad_words: Sequence[Word] = ()  # never completed; as text: with and without a space in front
-    seed: int | None = None  # None: drawn from the engine's seed and the request's index
-    ignore_eos: bool = False  # eos tokens do not end the request; stop_token_ids still do
-    stop_token_ids: tuple[int, ...] = ()
-    stop: str | tuple[str, ...] = ()  # the text ends before the first of these
-    include_stop_str_in_output: bool = False  # the text ends behind it instead
-    n: int = 1  # answers: the best beams, or samples; sample i has seed + i, if there is a seed
-    best_of: int | None = None  # samples of which the n likeliest are returned; None: n
-    logprobs: int | None = None  # of each token, and of so many likeliest ones; None: none
-    prompt_logprobs: int | None = None  # likewise, of the prompt's tokens but the first
-    # Name of a loaded one, or of a prefix; None: the model, behind a prefix without a name.
-    adapter: str | None = None
-    # What the answer's text must be: JSON of a schema, a regular expression, ... (predict.Guide).
-    guide: Guide | None = None
-    # Beam search as HF transformers 5 has it (predict.engine.beams); processors before see
-    # log-probabilities then, not logits.
-    num_beams: int = 1  # above 1: the likeliest sequences are searched for with so many beams
-    length_penalty: float = 1.0  # a score is a sum of log-probabilities / length ** this
-    # True: ends with the num_beams-th hypothesis. False: when the best beam, were it to end now,
-    # would score no better than the worst of these. "never": when it could not at any length.
-    early_stopping: EarlyStopping = False
+    # fmt: off
+    max_new_tokens: int | None = option(None,
+        "Longest output in tokens, in place of --max_length; with both, whichever is reached "
+        "first.",
+        group="Lengths and batch", allowed=_LENGTH)
+    max_length: int | None = option(None,
+        "Longest sequence in tokens, prompt and output together.", allowed=_LENGTH, is_flag=False)
+    min_length: int = option(0,
+        "Output tokens before an end-of-text or stop token may end it.",
+        allowed=Range(0, MAX_INT32, words=_COUNT))
+    num_beams: int = option(1,
+        "Beams of a beam search as Hugging Face transformers has it, of each of the --batch_size "
+        "prompts. Processors before it see log-probabilities then, not logits.",
+        group="Sampling", flag_default=4,
+        allowed=Range(1, MAX_BEAMS, words=f"an integer of at least 1 and at most {MAX_BEAMS}"))
+    length_penalty: float = option(1.0,
+        "beam_search divides a sum of log-probabilities by length to this power: above 0 favours "
+        "long answers.",
+        allowed=_PENALTY)
+    early_stopping: EarlyStopping = option(False,
+        "When beam_search ends, with num_beams answers finished: true, at once; false, when no "
+        "beam would score better if it ended now; never, when none could at any length.",
+        allowed=_early_stopping,
+        kind="str", flag_default="false", choices=("false", "true", "never"))
+    top_k: int = option(0,
+        "Sample among this many most likely tokens; 1 is greedy, 0 takes all.",
+        allowed=Range(0, MAX_INT32, words=f"{_COUNT}; 0 turns it off, 1 is greedy"),
+        flag_default=1)
+    top_p: float = option(1.0,
+        "Sample among the most likely tokens that together reach this probability; 1 takes all.",
+        allowed=_MASS)
+    min_p: float = option(0.0,
+        "Leave out tokens less likely than this times the likeliest; 0 takes all.",
+        allowed=_real(0.0, bounds.BELOW_ONE,
+                      "a number from 0 to below 1, in float32; 0 turns it off"))
+    typical_p: float = option(1.0,
+        "Sample among the tokens whose surprise is nearest to the expected one that together "
+        "reach this probability; 1 takes all.",
+        allowed=_MASS)
+    temperature: float = option(1.0,
+        "Divides the logits before sampling; 0 is greedy.", allowed=_TEMPERATURE)
+    repetition_penalty: float = option(1.0,
+        "Above 1 makes tokens that were already seen less likely.", allowed=_REPETITION)
+    presence_penalty: float = option(0.0,
+        "Taken off the logits of tokens that the output has.", allowed=_AMOUNT)
+    frequency_penalty: float = option(0.0,
+        "Taken off the logit of a token for each time that the output has it.", allowed=_AMOUNT)
+    no_repeat_ngram_size: int = option(0,
+        "No n-gram of this size comes twice in prompt and output; 0 turns it off.", allowed=_SIZE)
+    logit_bias: Mapping[int, float] = option(dict,
+        'Added to logits, before everything else: {"TOKEN_ID": AMOUNT, ...}.',
+        allowed=bounds.logit_bias, kind="json", flag_default=None)
+    bad_words: Sequence[Word] = option((),
+        'Never completed: ["a word", [TOKEN_ID, ...], ...]; a word with and without a space in '
+        "front.",
+        allowed=bounds.bad_words, kind="json")
+    seed: int | None = option(None,
+        "Same seed, same output; when not given, drawn from the engine's seed and the request's "
+        "index.",
+        allowed=Range(0, MAX_INT64, words="an integer from 0 to 2**63 - 1"), is_flag=False)
+    ignore_eos: bool = option(False,
+        "End-of-text tokens do not end the output; stop_token_ids still do.", is_flag=False)
+    stop: str | tuple[str, ...] = option((),
+        'Ends the output before this text, or before any of ["...", ...].',
+        group="Answers", allowed=bounds.stop_strings, kind="texts", null_words=())
+    include_stop_str_in_output: bool = option(False,
+        "Ends the output behind the text of --stop.")
+    stop_token_ids: tuple[int, ...] = option((),
+        "Tokens that end the output, besides end-of-text tokens.",
+        allowed=bounds.stop_token_ids)
+    n: int = option(1,
+        'Answers to each prompt, samples or the best of --num_beams beams: above 1 the result has '
+        '"outputs" too. Sample i has seed + i, if there is a seed.',
+        allowed=_SAMPLES, name="num_return_sequences", aliases=("n",))
+    best_of: int | None = option(None,
+        "Samples, of which the --num_return_sequences likeliest are returned.", allowed=_SAMPLES)
+    logprobs: int | None = option(None,
+        "Adds to each result the logprobs of its tokens and of so many likeliest ones, 0 to 20.",
+        allowed=_LOGPROBS)
+    prompt_logprobs: int | None = option(None,
+        "Likewise, of the prompt's tokens but the first.", allowed=_LOGPROBS)
+    adapter: str | None = option(None,
+        "Name of a loaded adapter, or of a prefix; without, the model, behind a prefix without a "
+        "name.",
+        is_flag=False)
+    guide: Guide | None = option(None,
+        "What the answer's text must be: JSON of a schema, a regular expression, ... "
+        "(predict.Guide).",
+        allowed=_guide, is_flag=False)
+    # fmt: on
 
     def __post_init__(self) -> None:
-        checked: dict[str, object] = {}
-        for name, (low, high, allowed) in _INTEGERS.items():
-            value = getattr(self, name)
-            if value is not None or name not in _OPTIONAL:
-                checked[name] = bounds.integer(name, value, low, allowed, high)
-        for name, (least, most, allowed) in _REALS.items():
-            value = getattr(self, name)
-            if name == "temperature" and bounds.is_zero(value):
-                checked[name] = 0.0
-            else:
-                checked[name] = bounds.real(name, value, least, most, allowed)
-        for name in ("ignore_eos", "include_stop_str_in_output"):
-            if not isinstance(getattr(self, name), bool):
-                raise bounds.refusal(name, getattr(self, name), "True, False")
-        early = self.early_stopping
-        if not (isinstance(early, bool) or (isinstance(early, str) and early == "never")):
-            raise bounds.refusal("early_stopping", early, "False, True, 'never'")
-        if not (self.adapter is None or isinstance(self.adapter, str)):
-            raise bounds.refusal("adapter", self.adapter, "a name, or None")
-        checked["guide"] = None if self.guide is None else Guide.of(self.guide)
-        checked["logit_bias"] = bounds.logit_bias(self.logit_bias)
-        checked["bad_words"] = bounds.bad_words(self.bad_words)
-        checked["stop"] = bounds.stop_strings(self.stop)
-        checked["stop_token_ids"] = bounds.token_ids(
-            "stop_token_ids",
-            self.stop_token_ids,
-            bounds.MAX_STOP_TOKENS,
-            f"a sequence of token ids >= 0 and at most {bounds.MAX_INT32}",
-        )
-
-        # Normalised to plain Python numbers: NumPy scalars from a data file would slow every
-        # comparison of the scheduler and do not serialise to JSON.
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        super().__post_init__()
         for name in ("max_new_tokens", "max_length"):
             limit = getattr(self, name)
             if limit is not None and self.min_length > limit:

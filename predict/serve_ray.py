@@ -24,12 +24,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from predict.cli.command import run_command
-from predict.cli.flags import Flag, FlagValues, no_effect, not_here, parse_flags, with_file
+from predict.cli.flags import Flag, FlagValues, parse_flags, with_file
 from predict.errors import UserError
 from predict.scale_out.flags import RAY_FLAGS
 from predict.server.flags import FLAGS as SERVER
 from predict.server.flags import USAGE
 from predict.system.console import say
+from predict.system.flag import no_effect, not_here
+from predict.system.ranges import MAX_COUNT, Range
 from predict.system.signals import Interrupted, Signals
 
 if TYPE_CHECKING:
@@ -39,14 +41,18 @@ PROG = "python -m predict.serve_ray"
 DESCRIPTION = "Answers requests of OpenAI's API over HTTP with many replicas of a model, on Ray."
 OWN_FLAGS = (
     Flag("Replicas", "min_replicas", "int", 1,
-         "Processes with the whole model that there are always."),
+         "Processes with the whole model that there are always.",
+         allowed=Range(1, 1 << 16)),
     Flag("Replicas", "max_replicas", "int", None,
-         "Most of them, when there is much to do; when not given, --min_replicas."),
+         "Most of them, when there is much to do; when not given, --min_replicas.",
+         allowed=Range(1, 1 << 16)),
     Flag("Replicas", "target_ongoing_requests", "float", None,
          "Requests of a replica above which there will be more replicas; when not given, "
-         "--batch_size."),
+         "--batch_size.",
+         allowed=Range(0.0, MAX_COUNT, whole=False, above=True)),
     Flag("Replicas", "num_fronts", "int", 1,
-         "Processes that speak HTTP and tokenize."),
+         "Processes that speak HTTP and tokenize.",
+         allowed=Range(1, 1 << 10)),
     *RAY_FLAGS,
 )  # fmt: skip
 _FIXED = not_here("replicas come and go, each with the adapters of --lora_modules.")

@@ -102,7 +102,10 @@ class LayerQuantizer:
         self.backend = backend
         self.compiled = backend if is_compiled(backend) else None
         self.grid = WeightGrid(
-            config.info.bits, config.group_size, config.symmetric, config.weight_search
+            config.info.bits,
+            config.weightonly_group_size,
+            config.weight_symmetric,
+            config.weight_search,
         )
 
     # A pass over the batches runs the layer once; what it is for hangs on `on_batch`.
@@ -182,11 +185,11 @@ class LayerQuantizer:
 
     def _smooths(self, key: str) -> bool:
         config = self.config
-        return config.smooth and (kind_of(key) in NORM_FED or config.smooth_all)
+        return config.smooth and (kind_of(key) in NORM_FED or config.smooth_all_linears)
 
     def _shifts(self, key: str) -> bool:
         config = self.config
-        return config.shift and (kind_of(key) in NORM_FED or config.shift_all)
+        return config.shift and (kind_of(key) in NORM_FED or config.shift_all_linears)
 
     def _wanted(self, key: str) -> Wanted:
         config = self.config
@@ -196,8 +199,8 @@ class LayerQuantizer:
             hessian=max(*steps, config.auto_clip * config.autoclip_step),
             ranges=max(smooth * config.smooth_step, shift * config.shift_step),
             magnitudes=config.do_awq * config.awq_step,
-            sample=(smooth and config.piecewise)
-            * (config.smooth_step if config.smooth_many else 1),
+            sample=(smooth and config.smooth_piecewise_search)
+            * (config.smooth_step if config.smooth_sampler == "multi_step" else 1),
         )
 
     def _num_batches(self, stats: dict[str, InputStats], keep: OnBatch | None) -> int:
@@ -227,16 +230,16 @@ class LayerQuantizer:
     def _observer(self, shift: Array | None = None) -> TensorObserver:
         config = self.config
         number_format = "fp8" if config.info.activations == "e4m3" else "int8"
-        observer = make_observer(config.act_method, number_format)
+        observer = make_observer(config.act_quant_method, number_format)
         return TensorObserver(observer, config.ptq_step, shift)
 
     def _cache_observers(self, layer: LayerWeights) -> dict[str, HeadObserver]:
         config = self.config
         if not config.cachekv or not layer.spec.kept[layer.index]:
             return {}
+        method = config.cachekv_quant_method.removesuffix("_headwise")
         return {
-            name: HeadObserver(make_observer(config.cache_method), config.ptq_step)
-            for name in ("key", "value")
+            name: HeadObserver(make_observer(method), config.ptq_step) for name in ("key", "value")
         }
 
     def _keep(self, batches: Batches, output: Array) -> OnBatch:
@@ -280,14 +283,14 @@ class LayerQuantizer:
         for kind in kinds:
             linear, seen, sharing = layer.linears[kind], stats[kind], layer.sharing(kind)
             if self._shifts(kind):
-                shifts[kind] = shift_of(*seen.range(config.shift_average))
+                shifts[kind] = shift_of(*seen.range(config.shift_sampler == "ema"))
             if kind == "shared_gate_up" or not layer.scales_input(kind):
                 continue  # the first: with the routed experts, which read the same
             if self._smooths(kind):
                 shift = shifts.get(kind, np.float32(0.0))
                 low, high = seen.range(average=False)
                 absmax = np.maximum(-(low + shift), high + shift)
-                sample = seen.sample + shift if config.piecewise else None
+                sample = seen.sample + shift if config.smooth_piecewise_search else None
                 readers = [] if sample is None else [(sample, linear.weight)]
                 largest = np.abs(linear.weight).max(axis=0)
                 scales[kind] = self._smooth_scale(readers, absmax, largest, sharing)
@@ -310,7 +313,7 @@ class LayerQuantizer:
         sharing: Sharing | None = None,
     ) -> Array:
         """SmoothQuant's scale, or the best of the search over sampled inputs of the readers."""
-        if self.config.piecewise:
+        if self.config.smooth_piecewise_search:
             search = self._search()
             return piecewise_search(readers, absmax, weight_absmax, search, sharing)[0]
         return smooth_scale(absmax, weight_absmax[None], sharing=sharing)
@@ -339,7 +342,7 @@ class LayerQuantizer:
             weights = [layer.linears[key].weight for key in readers]
             largest = np.max([np.abs(weight).max(axis=0) for weight in weights], axis=0)
             pairs: list[tuple[Array, Array]] = []
-            for key in readers if config.piecewise else ():
+            for key in readers if config.smooth_piecewise_search else ():
                 seen = self._seen_by(layer, key, stats, routed)
                 if seen is not None:
                     pairs.append((seen.sample, layer.linears[key].weight))
@@ -463,7 +466,7 @@ class LayerQuantizer:
         if self.config.do_awq:
             scale, _, _ = search_scale(weight, seen.hessian, seen.mean_abs, self.grid)
         elif self._smooths(key):
-            readers = [(seen.sample, weight)] if self.config.piecewise else []
+            readers = [(seen.sample, weight)] if self.config.smooth_piecewise_search else []
             scale = self._smooth_scale(readers, seen.absmax, np.abs(weight).max(axis=0))
         else:
             return
@@ -494,7 +497,12 @@ class LayerQuantizer:
     def _search(self) -> PiecewiseSearch:
         config = self.config
         return PiecewiseSearch(
-            config.k_piece, config.search_piece, *config.alpha_range, *config.scale_range
+            config.smooth_k_piece,
+            config.smooth_search_piece,
+            config.search_alpha_min,
+            config.search_alpha_max,
+            config.search_scale_min,
+            config.search_scale_max,
         )
 
     def _round(
@@ -516,7 +524,7 @@ class LayerQuantizer:
                 with_activations(
                     part,
                     config.scheme,
-                    config.weight_method,
+                    config.weight_quant_method,
                     result.act_range.get(key),
                     shifts.get(key),
                 )
@@ -528,9 +536,9 @@ class LayerQuantizer:
                 bias = 0.0 if linear.bias is None else linear.bias
                 linear.bias = (bias - correction).astype(np.float32)
             return
-        if not config.uses_moments and config.symmetric and config.weight_search:
+        if not config.uses_moments and config.weight_symmetric and config.weight_search:
             # Without calibration it is what --quant_type makes of the dense checkpoint.
-            made = scheme_of(config.scheme).quantize(linear.weight, config.group_size)
+            made = scheme_of(config.scheme).quantize(linear.weight, config.weightonly_group_size)
             result.quantized[key] = split(made, sizes)
             return
         weight = linear.weight
@@ -538,7 +546,9 @@ class LayerQuantizer:
             if stats is not None and config.auto_clip and kind_of(key) not in QUERIES:
                 weight = search_clip(weight, stats.hessian, self.grid)
             if stats is not None and config.do_gptq:
-                settings = GptqConfig(config.damping, config.act_order, config.static_groups)
+                settings = GptqConfig(
+                    config.gptq_percdamp, config.gptq_actorder, config.gptq_static_groups
+                )
                 rounded = gptq(weight, stats.hessian, self.grid, settings)
             else:
                 rounded = round_to_nearest(weight, self.grid)

@@ -26,14 +26,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from predict.cli.command import run_command
-from predict.cli.flags import Flag, FlagValues, parse_flags
+from predict.cli.flags import FlagValues, parse_flags
 from predict.config.cache import CACHE_TYPES
 from predict.config.schemes import scheme_info
 from predict.device.devices import kind_of
 from predict.errors import EXIT_FAILURE, UserError
 from predict.system.console import say, show
 from predict.system.files import find_model_dir
+from predict.system.options import Checked, flags_of, option, values_of
 from predict.system.outputs import check_output, locked
+from predict.system.ranges import COUNT, LENGTH, MAX_INT64, Range
 from quant.config import check_device
 from quant.rows import UNQUANTIZED, Row, parse_row
 
@@ -50,45 +52,6 @@ DESCRIPTION = "Measures what quantization costs and brings."
 USAGE = "--model_name_or_path DIR --quant_type A,B,... --data_file TEXT [--flag [VALUE] ...]"
 DECODE_PROMPT, DECODE_TOKENS, WARM_UP = 32, 64, 4  # tokens
 
-_MODEL, _DATA, _RUN = "Model and rows", "Texts and results", "Device"
-# fmt: off
-FLAGS: tuple[Flag, ...] = (
-    Flag(_MODEL, "model_name_or_path", "str", None,
-         "Directory of the unquantized checkpoint, or a hub name in the local caches. Required."),
-    Flag(_MODEL, "quant_type", "strs", [],
-         "Rows of the table: TYPE[_gN][+METHOD...][@CACHE], or directories of quantized "
-         "checkpoints. TYPE is a --quant_type of predictor.py, or none. METHOD calibrates first: "
-         "ptq, smooth, piecewise, shift, gptq, awq, clip, asym. CACHE is dynamic, static, fp8 or "
-         "int4. Required."),
-    Flag(_MODEL, "cachekv_int8_type", "str", None,
-         "KV cache of the rows that name none.", choices=CACHE_TYPES),
-    Flag(_MODEL, "weightonly_group_size", "int", -1,
-         "Group size of the weight-only rows that name none; -1 is one group."),
-    Flag(_MODEL, "skip_list_names", "strs", [],
-         "Linears with one of these in their name stay in --dtype."),
-    Flag(_DATA, "data_file", "str", None,
-         'Held-out text, or JSON lines {"src", "tgt"}; when not given, heldout.txt of the model.'),
-    Flag(_DATA, "calibration_file", "str", None,
-         "Another text, for rows with a METHOD or the static cache; when not given, "
-         "calibration.txt of the model."),
-    Flag(_DATA, "output_file", "str", None, "Write the table as JSON."),
-    Flag(_DATA, "src_length", "int", 1024, "Tokens of a window."),
-    Flag(_DATA, "max_tokens", "int", None,
-         "Stop after about this many tokens of the held-out text."),
-    Flag(_DATA, "ptq_step", "int", 32, "Calibration batches of every method."),
-    Flag(_RUN, "dtype", "str", "bfloat16",
-         "Type of activations and of what is not quantized.",
-         choices=("float32", "bfloat16", "float16")),
-    Flag(_RUN, "device", "str", None,
-         "cpu, gpu, gpu:N, or another type that the installed Paddle has (npu, npu:1, ...). When "
-         "not given: gpu where one is usable and the compiled operators run, else cpu."),
-    Flag(_RUN, "inference_model", "bool", True,
-         "Use the compiled operators; false: plain Paddle. A type that the compiled operators of "
-         "the CPU lack runs on plain Paddle, beside an unquantized model on plain Paddle."),
-    Flag(_RUN, "block_size", "int", 64, "Tokens per block of the KV cache."),
-)
-# fmt: on
-
 
 @dataclass(frozen=True)
 class Result:
@@ -103,22 +66,48 @@ class Result:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
+class EvaluateConfig(Checked):
     """What one run measures."""
 
-    model_name_or_path: str
-    rows: tuple[Row, ...]
-    data_file: str
-    calibration_file: str | None
-    output_file: str | None
-    skip: tuple[str, ...]
-    src_length: int
-    max_tokens: int | None
-    ptq_step: int
-    dtype: str
-    device: str
-    inference_model: bool
-    block_size: int
+    # fmt: off
+    model_name_or_path: str = option(help=
+        "Directory of the unquantized checkpoint, or a hub name in the local caches. Required.",
+        group="Model and rows")
+    rows: tuple[Row, ...] = option(help=
+        "Rows of the table: TYPE[_gN][+METHOD...][@CACHE], or directories of quantized "
+        "checkpoints. TYPE is a --quant_type of predictor.py, or none. METHOD calibrates first: "
+        "ptq, smooth, piecewise, shift, gptq, awq, clip, asym. CACHE is dynamic, static, fp8 or "
+        "int4. Required.",
+        name="quant_type", kind="strs", allowed=tuple)
+    cachekv_int8_type: str | None = option(None,
+        "KV cache of the rows that name none.", allowed=CACHE_TYPES)
+    weightonly_group_size: int = option(-1,
+        "Group size of the weight-only rows that name none; -1 is one group.")
+    skip_list_names: tuple[str, ...] = option((),
+        "Linears with one of these in their name stay in --dtype.")
+    data_file: str = option("",
+        'Held-out text, or JSON lines {"src", "tgt"}; when not given, heldout.txt of the model.',
+        group="Texts and results", flag_default=None)
+    calibration_file: str | None = option(None,
+        "Another text, for rows with a METHOD or the static cache; when not given, "
+        "calibration.txt of the model.")
+    output_file: str | None = option(None, "Write the table as JSON.")
+    src_length: int = option(1024, "Tokens of a window.", allowed=LENGTH)
+    max_tokens: int | None = option(None,
+        "Stop after about this many tokens of the held-out text.", allowed=Range(2, MAX_INT64))
+    ptq_step: int = option(32, "Calibration batches of every method.", allowed=COUNT)
+    dtype: str = option("bfloat16",
+        "Type of activations and of what is not quantized.",
+        group="Device", allowed=("float32", "bfloat16", "float16"))
+    device: str = option("cpu",
+        "cpu, gpu, gpu:N, or another type that the installed Paddle has (npu, npu:1, ...). When "
+        "not given: gpu where one is usable and the compiled operators run, else cpu.",
+        flag_default=None)
+    inference_model: bool = option(True,
+        "Use the compiled operators; false: plain Paddle. A type that the compiled operators of "
+        "the CPU lack runs on plain Paddle, beside an unquantized model on plain Paddle.")
+    block_size: int = option(64, "Tokens per block of the KV cache.")
+    # fmt: on
     notes: tuple[str, ...] = ()  # one line each, for stderr
 
     @classmethod
@@ -126,18 +115,15 @@ class EvaluateConfig:
         """The config of a command line; every file and name is checked. Raises UserError."""
         from quant.data import find_data_file
 
-        if flags["model_name_or_path"] is None:
-            raise UserError("--model_name_or_path is needed: the directory of a checkpoint")
-        if not flags["quant_type"]:
-            raise UserError("--quant_type is needed: the rows of the table, separated by commas")
+        values = values_of(flags.values, cls)
         if flags["src_length"] < 2:
             raise UserError(
                 f"--src_length is {flags['src_length']}, and a window needs 2 tokens at least: "
                 "each is told from those before it"
             )
-        model = find_model_dir(flags["model_name_or_path"])
+        model = find_model_dir(values["model_name_or_path"])
         cache, group_size = flags["cachekv_int8_type"], flags["weightonly_group_size"]
-        rows = tuple(parse_row(text, cache, group_size) for text in flags["quant_type"])
+        rows = tuple(parse_row(text, cache, group_size) for text in values["rows"])
         names = [row.name for row in rows]
         for name in names:
             if names.count(name) > 1:
@@ -167,22 +153,9 @@ class EvaluateConfig:
                 folders = {"quant_type": row.checkpoint}
                 check_output("output_file", flags["output_file"], folders=folders)
         device, why_cpu = device_of(flags)
-        config = cls(
-            model_name_or_path=str(model),
-            rows=rows,
-            data_file=data_file,
-            calibration_file=calibration,
-            output_file=flags["output_file"],
-            skip=tuple(flags["skip_list_names"]),
-            src_length=flags["src_length"],
-            max_tokens=flags["max_tokens"],
-            ptq_step=flags["ptq_step"],
-            dtype=flags["dtype"],
-            device=device,
-            inference_model=flags["inference_model"],
-            block_size=flags["block_size"],
-            notes=(*flags.notes, *([why_cpu] if why_cpu else [])),
-        )
+        values |= {"model_name_or_path": str(model), "rows": rows, "device": device}
+        values |= {"data_file": data_file, "calibration_file": calibration}
+        config = cls(**values, notes=(*flags.notes, *([why_cpu] if why_cpu else [])))
         for row in rows:
             config.check(row)
         return config
@@ -206,7 +179,9 @@ class EvaluateConfig:
         if row.group_size != -1:
             spec, reader = read_spec(self.model_name_or_path)
             for linear in plan_weights(spec, weight_names(reader)).linears():
-                if not any(part in prefix for part in self.skip for prefix in linear.prefixes):
+                if not any(
+                    part in prefix for part in self.skip_list_names for prefix in linear.prefixes
+                ):
                     check_group_size(linear, row.group_size)
 
     def quantization(self, row: Row, folder: Path) -> QuantConfig:
@@ -217,8 +192,8 @@ class EvaluateConfig:
         words += ["--data_file", str(self.calibration_file)]
         for method in ("ptq", "smooth", "shift", "awq", "autoclip", "gptq"):
             words += [f"--{method}_step", str(self.ptq_step)]
-        if self.skip:
-            words += ["--skip_list_names", ",".join(self.skip)]
+        if self.skip_list_names:
+            words += ["--skip_list_names", ",".join(self.skip_list_names)]
         return QuantConfig.from_flags(parse_command_line([*words, *row.quantization_flags()]))
 
 
@@ -231,6 +206,9 @@ def device_of(flags: FlagValues) -> tuple[str, str]:
     if not flags["inference_model"]:
         return "cpu", on_cpu("plain Paddle runs there alone")
     return default_name()
+
+
+FLAGS = flags_of(EvaluateConfig)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -334,7 +312,7 @@ def engine_config(
         prefix_caching=False,
         quant_type=quant_type,
         weightonly_group_size=-1 if quant_type is None else row.group_size,
-        skip_list_names=() if quant_type is None else config.skip,
+        skip_list_names=() if quant_type is None else config.skip_list_names,
         cachekv_int8_type=row.cache,
         chat_template="none",
     )

@@ -37,7 +37,7 @@ def check_methods(config: QuantConfig, plan: WeightPlan) -> list[str]:
             f"the experts of {kind} clamp what up makes and add to it, so that no scale of its "
             "rows divides what down reads"
         )
-        if config.smooth_all:
+        if config.smooth_all_linears:
             raise UserError(f"--smooth_all_linears: {why}; leave it out: --smooth does the others")
         if config.do_awq:
             notes.append(f"{why}: AWQ scales all linears but those")
@@ -64,8 +64,8 @@ def _check_skipped(config: QuantConfig, block: BlockPlan) -> None:
         kept = [each for each in experts.experts if config.skips(each.prefixes)]
         if kept and len(kept) < len(experts.experts):
             raise UserError(
-                f"--skip_list_names {','.join(config.skip)} keeps {kept[0].prefixes[0]} in "
-                "floating point, and not the other experts of its layer, which are stored "
+                f"--skip_list_names {','.join(config.skip_list_names)} keeps {kept[0].prefixes[0]} "
+                "in floating point, and not the other experts of its layer, which are stored "
                 "together; skip all experts of a layer, or none"
             )
 

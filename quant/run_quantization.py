@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 # What a finished layer does not depend on: where it is stored, and how it is computed.
 NOT_INPUTS = (
     "output_path",
-    "overwrite",
+    "overwrite_output_dir",
     "inference_model",
     "device",
     "model_name_or_path",
@@ -141,7 +141,7 @@ def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summar
             },
         },
         spec.num_layers,
-        config.overwrite,
+        config.overwrite_output_dir,
     )
     platform = platform_of(config.device, config.inference_model)
     platform.make_current()
@@ -173,7 +173,7 @@ def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summar
             scale_files,
         )
     except KeyboardInterrupt:
-        without = " without --overwrite_output_dir" if config.overwrite else ""
+        without = " without --overwrite_output_dir" if config.overwrite_output_dir else ""
         say(
             f"{state.num_done} of {spec.num_layers} layers are kept in {state.folder}; the same "
             f"command{without} goes on after them"
@@ -200,10 +200,11 @@ def check(config: QuantConfig, plan: WeightPlan, checkpoint: Any, source: Checkp
         if linear.head_parts or config.skips(linear.prefixes):
             skipped += 1
         else:
-            check_group_size(linear, config.group_size)
+            check_group_size(linear, config.weightonly_group_size)
     if skipped == len(list(plan.linears())):
         raise UserError(
-            f"--skip_list_names {','.join(config.skip)} leaves no linear to quantize; shorten it"
+            f"--skip_list_names {','.join(config.skip_list_names)} leaves no linear to quantize; "
+            "shorten it"
         )
 
 

@@ -110,19 +110,19 @@ def quantization_config(config: QuantConfig, plan: WeightPlan) -> dict[str, Any]
             "quant_type": config.scheme + "c8" * config.cachekv,
             "shift": True,
             "smooth": config.smooth,
-            "shift_smooth_all_linears": config.shift_all,
+            "shift_smooth_all_linears": config.shift_all_linears,
         }
     made = compressed_tensors.config(
         config.scheme,
-        group_size=config.group_size,
-        symmetric=config.symmetric,
+        group_size=config.weightonly_group_size,
+        symmetric=config.weight_symmetric,
         static=config.static_activations,
-        block=config.weight_method == "blockwise",
+        block=config.weight_quant_method == "blockwise",
         per_tensor=config.per_tensor,
         ignore=["lm_head", *_kept_matrices(config, plan)],
         dynamic=() if config.static_experts or not _has_experts(plan) else (EXPERTS,),
     )
-    if config.do_gptq and config.act_order:
+    if config.do_gptq and config.gptq_actorder:
         # "group": readers have to gather inputs by weight_g_idx; "weight": by nothing.
         order = "group" if config.scatters_groups else "weight"
         made["config_groups"]["group_0"]["weights"]["actorder"] = order

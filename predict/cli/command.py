@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from predict.errors import EXIT_FAILURE, EXIT_USAGE, EngineError, UserError
 from predict.system import console, notes
-from predict.system.interpreter import explained_absence
 from predict.system.signals import Interrupted, Signals, exit_code
 
 
@@ -40,8 +39,11 @@ def explanation(error: Exception) -> tuple[str, int]:
     """
     if isinstance(error, UserError):
         return str(error), error.exit_code
-    if isinstance(error, ModuleNotFoundError) and (absence := explained_absence(error.name)):
-        return absence, EXIT_USAGE
+    if isinstance(error, ModuleNotFoundError):
+        from predict.system.interpreter import explained_absence
+
+        if absence := explained_absence(error.name):
+            return absence, EXIT_USAGE
     if os.environ.get("REGATTA_TRACEBACK"):
         raise error
     if isinstance(error, EngineError):

@@ -5,34 +5,28 @@ Imports no Paddle.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from predict.cli.flags import FlagValues
+from predict.cli.flags import FlagValues, Rule, RunOptions, check_rules
 from predict.config.cache import KV_FORMATS
-from predict.config.engine import EngineConfig, check_params
+from predict.config.engine import TOPICS, EngineConfig, check_params
 from predict.config.model import DTYPES
 from predict.device.devices import default_name, on_cpu
 from predict.errors import UserError
 from predict.loading.generation_config import DRAWING, FILE, Recommended, read_recommended
 from predict.request import EarlyStopping, SamplingParams
 from predict.system.files import find_model_dir, read_json_object
+from predict.system.options import values_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictorConfig:
+class PredictorConfig(RunOptions):
     """One run of the command line: the engine, how to sample, the files, and what to say first."""
 
     engine: EngineConfig
     sampling_params: SamplingParams
-    data_file: str | None  # None: the built-in prompt
-    output_file: str
-    resume: bool = False  # go on from the journal beside output_file
-    benchmark: bool
-    benchmark_file: str | None
-    num_requests: int  # of the benchmark, or copies of the built-in prompt
     max_new_tokens: int  # of a prompt that fills src_length
     notes: tuple[str, ...] = ()  # one line each, for stderr
 
@@ -44,7 +38,7 @@ class PredictorConfig:
         directory does not exist.
         """
         flags, notes = _with_adapter(flags)
-        _check_rules(flags)
+        check_rules(RULES, flags, flags.values)
         directory = find_model_dir(flags["model_name_or_path"])
         if directory != Path(flags["model_name_or_path"]):
             notes.append(f"{flags['model_name_or_path']} was found in {directory}")
@@ -53,115 +47,48 @@ class PredictorConfig:
         flags, left_out = _with_recommended(flags, directory)
         notes += [note.message for note in NOTES if note.broken(flags)]
         notes += left_out
-        _check_rules(flags)
+        check_rules(RULES, flags, flags.values)
         max_length = _max_length(flags)
         device, why_cpu = _device(flags)
         if why_cpu:
             notes.append(why_cpu)
-        try:
-            engine = EngineConfig(
-                model_name_or_path=str(directory),
-                dtype=flags["dtype"],
-                device=device,
-                inference_model=_fused(flags),
-                attention=_attention(flags),
-                max_length=max_length,
-                batch_size=_num_sequences(flags),
-                prefix_caching=_prefix_caching(flags),
-                weight_block_size=_tuple(flags["weight_block_size"]),
-                skip_list_names=_tuple(flags["skip_list_names"]) or (),
-                cachekv_int8_type=_cache_type(flags),
-                draft_model_name_or_path=_draft_dir(flags),
-                lora_modules=_tuple(flags["lora_modules"]) or (),
-                prefix_path=_tuple(flags["prefix_path"]) or (),
-                **{name: flags[name] for name in _SAME_NAME},
+        draft = flags["draft_model_name_or_path"]
+        beams = flags["num_beams"] if flags["decode_strategy"] == "beam_search" else 1
+        # Off in a benchmark unless asked for: its equal prompts would measure the cache alone.
+        shares = flags.given("prefix_caching") or not flags["benchmark"]
+        settings = {
+            **values_of(flags.values, *TOPICS.values()),
+            "model_name_or_path": str(directory),
+            "device": device,
+            "inference_model": _fused(flags),
+            "attention": _attention(flags),
+            "max_length": max_length,
+            "batch_size": flags["batch_size"] * max(beams, 1),  # each beam is a sequence
+            "prefix_caching": flags["prefix_caching"] and shares,
+        }
+        if flags["avx_cachekv_type"] == "int8":  # which has dynamic scales
+            settings["cachekv_int8_type"] = "dynamic"
+        if draft is not None:
+            settings["draft_model_name_or_path"] = str(
+                find_model_dir(draft, "draft_model_name_or_path")
             )
-            _check_adapters(engine)
-            sampling_params = _sampling_params(flags, max_length)
-            check_params(sampling_params, engine)
-        except ValueError as error:
-            raise UserError(str(error)) from None
+        engine = EngineConfig(**settings)
+        _check_adapters(engine)
+        sampling_params = _sampling_params(flags, max_length)
+        check_params(sampling_params, engine)
+        run = {"num_requests": flags["batch_size"], **values_of(flags.values, RunOptions)}
+        longest = min(max_length - flags["src_length"], flags["max_new_tokens"] or max_length)
         return cls(
             engine=engine,
             sampling_params=sampling_params,
-            data_file=flags["data_file"],
-            output_file=flags["output_file"],
-            resume=flags["resume"],
-            benchmark=flags["benchmark"],
-            benchmark_file=flags["benchmark_file"],
-            num_requests=flags["total_request_num"] or flags["batch_size"],
-            max_new_tokens=min(
-                max_length - flags["src_length"], flags["max_new_tokens"] or max_length
-            ),
+            max_new_tokens=longest,
             notes=tuple(notes),
+            **run,
         )
-
-
-def _num_sequences(flags: FlagValues) -> int:
-    """Sequences decoded together: --batch_size prompts, in a beam search each with its beams."""
-    beams: int = flags["num_beams"] if flags["decode_strategy"] == "beam_search" else 1
-    return int(flags["batch_size"]) * max(beams, 1)
 
 
 LORA_CONFIG = "lora_config.json"  # PaddleNLP's
 ADAPTER_FILES = f"{LORA_CONFIG} or adapter_config.json"  # what an adapter's folder holds
-
-
-# Flags that are EngineConfig fields of the same name and meaning.
-_SAME_NAME = (
-    "mode",
-    "model_prefix",
-    "model_type",
-    "block_size",
-    "src_length",
-    "max_num_batched_tokens",
-    "chunked_prefill",
-    "gpu_memory_utilization",
-    "batch_invariant",
-    "mla_use_matrix_absorption",
-    "num_cache_blocks",
-    "load_format",
-    "lora_path",
-    "quant_type",
-    "moe_quant_type",
-    "weightonly_group_size",
-    "lm_head_quant_type",
-    "use_fake_parameter",
-    "speculate_method",
-    "speculate_max_draft_token_num",
-    "speculate_max_ngram_size",
-    "speculate_verify_window",
-    "speculate_max_candidate_len",
-    "draft_model_quant_type",
-    "max_loras",
-    "max_lora_rank",
-    "max_cpu_loras",
-    "seed",
-    "chat_template",
-)
-
-
-# Flags that are SamplingParams fields of the same name and meaning.
-_SAME_SAMPLING = (
-    "min_p",
-    "typical_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "no_repeat_ngram_size",
-    "include_stop_str_in_output",
-    "best_of",
-    "logprobs",
-    "prompt_logprobs",
-)
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Flags that do not go together; `message` may name any flag's value in braces."""
-
-    broken: Callable[[FlagValues], bool]
-    message: str
 
 
 _AVX_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
@@ -177,13 +104,8 @@ _GREEDY_NEUTRAL = {
 }
 
 
-_SHARPENING = tuple(name for name in _GREEDY_NEUTRAL if name != "top_k")
-
-
 # Flags of beam_search that are SamplingParams fields; early_stopping is a text here.
 _BEAM_FLAGS = ("num_beams", "length_penalty", "early_stopping")
-
-
 # Flags that a benchmark has no use for, and the values that change nothing.
 _NOT_MEASURED: dict[str, tuple[Any, ...]] = {
     "num_return_sequences": (1,),
@@ -191,8 +113,6 @@ _NOT_MEASURED: dict[str, tuple[Any, ...]] = {
     "stop": (None,),
     "stop_token_ids": (None,),
 }
-
-
 _EARLY_STOPPING: dict[str, EarlyStopping] = {"false": False, "true": True, "never": "never"}
 
 
@@ -200,146 +120,75 @@ def _sharpened(flags: FlagValues) -> bool:
     return any(flags.given(n) and flags[n] not in ok for n, ok in _GREEDY_NEUTRAL.items())
 
 
+# fmt: off
 RULES: tuple[Rule, ...] = (
-    Rule(
-        lambda f: f["model_name_or_path"] is None,
-        "--model_name_or_path is needed: the directory of a model",
-    ),
-    Rule(
-        lambda f: f["dtype"] is None and f["mode"] == "dynamic",
-        "--dtype is needed (allowed: float32, bfloat16, float16); float32 is the most accurate, "
-        "bfloat16 takes half the memory",
-    ),
-    Rule(
-        lambda f: (
-            f.given("max_length", "total_max_length")
-            and f["total_max_length"] is not None
-            and f["max_length"] > f["total_max_length"]
-        ),
-        "--max_length {max_length} is more than --total_max_length {total_max_length}, which is "
-        "the limit on prompt and output together; leave --total_max_length out",
-    ),
-    Rule(
-        lambda f: (
-            f.given("inference_model")
-            and not f["inference_model"]
-            and (f["block_attn"] or f["append_attn"] or f["avx_model"])
-        ),
-        "--block_attn, --append_attn and --avx_model run the compiled operators, which "
-        "--inference_model false turns off; leave one of the two out",
-    ),
-    Rule(
-        lambda f: (
-            f.given("prefix_caching")
-            and f["prefix_caching"]
-            and not (f["block_attn"] or f["append_attn"])
-        ),
-        "--prefix_caching shares blocks between sequences, and without --block_attn or "
-        "--append_attn each sequence reserves blocks of its own; add --append_attn",
-    ),
-    Rule(
-        lambda f: f["avx_model"] and f.given("device") and f["device"] != "cpu",
-        "--avx_model is the CPU path, and --device is {device}; use --device cpu",
-    ),
-    Rule(
-        lambda f: (
-            f["avx_type"] is not None and f["dtype"] not in (None, _AVX_DTYPES[f["avx_type"]])
-        ),
-        "--avx_type {avx_type} does not agree with --dtype {dtype}: the CPU computes in the type "
-        "of the model; use --avx_type fp16 with --dtype float16, bf16 with bfloat16, or leave "
-        "--avx_type out",
-    ),
-    Rule(
-        lambda f: f["avx_cachekv_type"] == "fp16" and f["dtype"] not in (None, "float16"),
-        "--avx_cachekv_type fp16 does not agree with --dtype {dtype}: the KV cache has the type "
-        "of the model; leave --avx_cachekv_type out",
-    ),
-    Rule(
-        lambda f: f["avx_cachekv_type"] is not None and f["cachekv_int8_type"] is not None,
-        "--avx_cachekv_type {avx_cachekv_type} and --cachekv_int8_type {cachekv_int8_type} both "
-        "name the type of the KV cache; leave --avx_cachekv_type out",
-    ),
-    Rule(
-        lambda f: f["decode_strategy"] == "greedy_search" and _sharpened(f),
-        "--decode_strategy greedy_search takes the most likely token, so --top_k, --top_p, "
-        "--min_p, --typical_p and --temperature cannot change it; leave them out, or use "
-        "--decode_strategy sampling",
-    ),
-    Rule(
-        lambda f: (
-            f["decode_strategy"] == "beam_search"
-            and (_sharpened(f) or f["speculate_method"] is not None)
-        ),
-        "--decode_strategy beam_search neither samples nor takes draft tokens; leave --top_k, "
-        "--top_p, --min_p, --typical_p, --temperature and --speculate_method out",
-    ),
-    *(
-        Rule(
-            lambda f, name=name: f.given(name) and f["decode_strategy"] != "beam_search",  # type: ignore[misc]
-            f"--{name} is about beams, and --decode_strategy is {{decode_strategy}}; add "
-            f"--decode_strategy beam_search, or leave --{name} out",
-        )
-        for name in _BEAM_FLAGS
-    ),
-    Rule(
-        lambda f: f["decode_strategy"] == "beam_search" and f["benchmark"],
-        "--benchmark measures requests of one sequence each; leave --decode_strategy beam_search "
-        "out",
-    ),
-    *(
-        Rule(
-            lambda f, name=name, none=none: f["benchmark"] and f[name] not in none,  # type: ignore[misc]
-            "--benchmark decodes one answer to each prompt, without an early stop; leave "
-            f"--{name} out",
-        )
-        for name, none in _NOT_MEASURED.items()
-    ),
-    Rule(
-        lambda f: not 0.0 <= f["top_p"] <= 1.0,
-        "--top_p is {top_p}; it is a probability, from 0 (greedy) to 1 (all tokens)",
-    ),
-    Rule(
-        lambda f: f["mode"] == "static" and f["load_format"] == "dummy",
-        "--load_format dummy makes weights for --mode dynamic; an exported model brings its own",
-    ),
-    Rule(
-        lambda f: f["export_precache"] and not f["prefix_path"] and not f.values.get("output_path"),
-        "--export_precache needs --prefix_path: the folder or the .npy file of a tuned prefix",
-    ),
-    Rule(
-        lambda f: f["benchmark_file"] is not None and not f["benchmark"],
-        "--benchmark_file {benchmark_file} needs --benchmark",
-    ),
-    Rule(
-        lambda f: f["benchmark"] and _max_length(f) <= f["src_length"],
-        "--benchmark fills every prompt to --src_length {src_length}, which leaves no room for "
-        "output below --max_length {max_length}; raise --max_length or lower --src_length",
-    ),
+    Rule(lambda f: f["model_name_or_path"] is None,
+         "--model_name_or_path is needed: the directory of a model"),
+    Rule(lambda f: f["dtype"] is None and f["mode"] == "dynamic",
+         "--dtype is needed (allowed: float32, bfloat16, float16); float32 is the most accurate, "
+         "bfloat16 takes half the memory"),
+    Rule(lambda f: f.given("max_length", "total_max_length")
+         and f["max_length"] > f["total_max_length"],
+         "--max_length {max_length} is more than --total_max_length {total_max_length}, which is "
+         "the limit on prompt and output together; leave --total_max_length out"),
+    Rule(lambda f: f.given("inference_model") and not f["inference_model"] and _fused(f),
+         "--block_attn, --append_attn and --avx_model run the compiled operators, which "
+         "--inference_model false turns off; leave one of the two out"),
+    Rule(lambda f: f.given("prefix_caching") and f["prefix_caching"]
+         and _attention(f) == "reserved",
+         "--prefix_caching shares blocks between sequences, and without --block_attn or "
+         "--append_attn each sequence reserves blocks of its own; add --append_attn"),
+    Rule(lambda f: f["avx_model"] and f.given("device") and f["device"] != "cpu",
+         "--avx_model is the CPU path, and --device is {device}; use --device cpu"),
+    Rule(lambda f: f["avx_type"] and f["dtype"] not in (None, _AVX_DTYPES[f["avx_type"]]),
+         "--avx_type {avx_type} does not agree with --dtype {dtype}: the CPU computes in the type "
+         "of the model; use --avx_type fp16 with --dtype float16, bf16 with bfloat16, or leave "
+         "--avx_type out"),
+    Rule(lambda f: f["avx_cachekv_type"] == "fp16" and f["dtype"] not in (None, "float16"),
+         "--avx_cachekv_type fp16 does not agree with --dtype {dtype}: the KV cache has the type "
+         "of the model; leave --avx_cachekv_type out"),
+    Rule(lambda f: f["avx_cachekv_type"] and f["cachekv_int8_type"],
+         "--avx_cachekv_type {avx_cachekv_type} and --cachekv_int8_type {cachekv_int8_type} both "
+         "name the type of the KV cache; leave --avx_cachekv_type out"),
+    Rule(lambda f: f["decode_strategy"] == "greedy_search" and _sharpened(f),
+         "--decode_strategy greedy_search takes the most likely token, so --top_k, --top_p, "
+         "--min_p, --typical_p and --temperature cannot change it; leave them out, or use "
+         "--decode_strategy sampling"),
+    Rule(lambda f: f["decode_strategy"] == "beam_search"
+         and (_sharpened(f) or f["speculate_method"]),
+         "--decode_strategy beam_search neither samples nor takes draft tokens; leave --top_k, "
+         "--top_p, --min_p, --typical_p, --temperature and --speculate_method out"),
+    *(Rule(lambda f, name=name: f.given(name) and f["decode_strategy"] != "beam_search",  # type: ignore[misc]
+           f"--{name} is about beams, and --decode_strategy is {{decode_strategy}}; add "
+           f"--decode_strategy beam_search, or leave --{name} out")
+      for name in _BEAM_FLAGS),
+    Rule(lambda f: f["decode_strategy"] == "beam_search" and f["benchmark"],
+         "--benchmark measures requests of one sequence each; leave --decode_strategy beam_search "
+         "out"),
+    *(Rule(lambda f, name=name, none=none: f["benchmark"] and f[name] not in none,  # type: ignore[misc]
+           "--benchmark decodes one answer to each prompt, without an early stop; leave "
+           f"--{name} out")
+      for name, none in _NOT_MEASURED.items()),
+    Rule(lambda f: f["mode"] == "static" and f["load_format"] == "dummy",
+         "--load_format dummy makes weights for --mode dynamic; an exported model brings its own"),
+    Rule(lambda f: f["export_precache"] and not (f["prefix_path"] or f.values.get("output_path")),
+         "--export_precache needs --prefix_path: the folder or the .npy file of a tuned prefix"),
+    Rule(lambda f: f["benchmark_file"] is not None and not f["benchmark"],
+         "--benchmark_file {benchmark_file} needs --benchmark"),
+    Rule(lambda f: f["benchmark"] and _max_length(f) <= f["src_length"],
+         "--benchmark fills every prompt to --src_length {src_length}, which leaves no room for "
+         "output below --max_length {max_length}; raise --max_length or lower --src_length"),
 )
-
-
 NOTES: tuple[Rule, ...] = (
-    Rule(
-        lambda f: f.given("max_length", "total_max_length"),
-        "--max_length counts prompt and output together; --max_new_tokens limits the output alone",
-    ),
-    Rule(
-        lambda f: (
-            f["decode_strategy"] == "sampling"
-            and not f.given("top_k")
-            and f["top_k"] == 1
-            and any(f.given(n) and f[n] not in _GREEDY_NEUTRAL[n] for n in _SHARPENING)
-        ),
-        "--top_k is 1 when not given, which is greedy, so --top_p, --min_p, --typical_p and "
-        "--temperature change nothing; add --top_k 0 to sample",
-    ),
+    Rule(lambda f: f.given("max_length", "total_max_length"),
+         "--max_length counts prompt and output together; --max_new_tokens limits the output "
+         "alone"),
+    Rule(lambda f: f["decode_strategy"] == "sampling" and f["top_k"] == 1 and not f.given("top_k")
+         and _sharpened(f),
+         "--top_k is 1 when not given, which is greedy, so --top_p, --min_p, --typical_p and "
+         "--temperature change nothing; add --top_k 0 to sample"),
 )
-
-
-def _check_rules(flags: FlagValues) -> None:
-    for rule in RULES:
-        if rule.broken(flags):
-            raise UserError(rule.message.format(**flags.values))
+# fmt: on
 
 
 def _max_length(flags: FlagValues) -> int:
@@ -383,19 +232,6 @@ def _fused(flags: FlagValues) -> bool:
     return any(flags[name] for name in names)
 
 
-def _cache_type(flags: FlagValues) -> str | None:
-    """The cache type of either flag: avx_cachekv_type int8 has dynamic scales too."""
-    if flags["avx_cachekv_type"] == "int8":
-        return "dynamic"
-    kind: str | None = flags["cachekv_int8_type"]
-    return kind
-
-
-def _draft_dir(flags: FlagValues) -> str | None:
-    name = flags["draft_model_name_or_path"]
-    return None if name is None else str(find_model_dir(name, "draft_model_name_or_path"))
-
-
 def _with_adapter(flags: FlagValues) -> tuple[FlagValues, list[str]]:
     """The flags with the adapter's directory found, and notes: PaddleNLP's adapters have a dtype.
 
@@ -422,17 +258,6 @@ def _check_adapters(engine: EngineConfig) -> None:
                 f"--lora_modules {name}={path}: {path} is no folder; give an adapter's, with its "
                 "adapter_config.json or lora_config.json"
             )
-
-
-def _prefix_caching(flags: FlagValues) -> bool:
-    """Off in a benchmark unless asked for: its equal prompts would measure the cache alone."""
-    return bool(
-        flags["prefix_caching"] and (flags.given("prefix_caching") or not flags["benchmark"])
-    )
-
-
-def _tuple(values: list[Any] | None) -> tuple[Any, ...] | None:
-    return None if values is None else tuple(values)
 
 
 def _with_exported(flags: FlagValues, directory: Path) -> FlagValues:
@@ -501,23 +326,11 @@ def _not_given(flags: FlagValues, found: Recommended) -> dict[str, Any]:
 
 def _sampling_params(flags: FlagValues, max_length: int) -> SamplingParams:
     """How each output token is chosen and when the output ends."""
-    beams: dict[str, Any] = {}
-    if flags["decode_strategy"] == "beam_search":
-        beams = {name: flags[name] for name in _BEAM_FLAGS}
-        beams["early_stopping"] = _EARLY_STOPPING[flags["early_stopping"]]
-    greedy = bool(beams) or flags["decode_strategy"] == "greedy_search" or flags["top_p"] == 0.0
-    return SamplingParams(
-        max_new_tokens=flags["max_new_tokens"],
-        max_length=max_length,
-        min_length=flags["min_length"],
-        temperature=0.0 if greedy else flags["temperature"],
-        top_k=0 if greedy else flags["top_k"],
-        top_p=1.0 if greedy else flags["top_p"],
-        logit_bias=flags["logit_bias"] or {},
-        bad_words=flags["bad_words"] or (),
-        stop=tuple(flags["stop"] or ()),
-        stop_token_ids=flags["stop_token_ids"] or (),
-        n=flags["num_return_sequences"],
-        **{name: flags[name] for name in _SAME_SAMPLING},
-        **beams,
-    )
+    values = {**values_of(flags.values, SamplingParams), "max_length": max_length}
+    searches = flags["decode_strategy"] == "beam_search"
+    values["early_stopping"] = _EARLY_STOPPING[flags["early_stopping"]]
+    if not searches:
+        values = {name: value for name, value in values.items() if name not in _BEAM_FLAGS}
+    if searches or flags["decode_strategy"] == "greedy_search" or flags["top_p"] == 0.0:
+        values |= {"temperature": 0.0, "top_k": 0, "top_p": 1.0}
+    return SamplingParams(**values)

@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from predict.config.checks import check_fields
 from predict.errors import UserError, nearest
 from predict.system.files import check_name as check_file_name
+from predict.system.options import Checked, option
+from predict.system.ranges import COUNT, Range
 
 MAX_NAME = 200  # characters of an adapter's name
 MAX_SHOWN = 20  # names in a message
@@ -33,22 +34,37 @@ def unknown(name: str, known: Iterable[str], what: str = "adapter") -> UserError
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptersConfig:
+class AdaptersConfig(Checked):
     """Adapters of requests. Raises UserError for other values."""
 
-    lora_modules: tuple[str, ...] = ()  # name=path each
-    allow_adapter_updates: bool = False  # adapters and prefixes may come and go meanwhile
-    max_loras: int = 8  # of max_lora_rank, on the device at once
-    max_lora_rank: int = 16
-    max_cpu_loras: int = 64  # whose values stay in the host's memory
-    # Of prefix tuning, folders or .npy files: name=path of what requests may name, a path alone of
-    # what all others have.
-    prefix_path: tuple[str, ...] = ()
+    # fmt: off
+    lora_modules: tuple[str, ...] = option((),
+        "LoRA adapters that requests may name, each with its folder, as sql=adapters/sql "
+        "chat=adapters/chat: requests of one batch may each have their own.",
+        group="Adapters", kind="pairs", null_words=())
+    allow_adapter_updates: bool = option(False,
+        "Adapters and prefixes may come and go while requests run.", is_flag=False)
+    max_loras: int = option(8,
+        "Adapters of --max_lora_rank that lie on the device at once; requests with others wait "
+        "until there is room.",
+        allowed=Range(1, 1 << 12))
+    max_lora_rank: int = option(16,
+        "Largest rank of an adapter that requests may name.", allowed=Range(1, 1 << 12))
+    max_cpu_loras: int = option(64,
+        "Adapters whose values stay in the host's memory; others are read again when they are "
+        "needed.",
+        allowed=COUNT)
+    prefix_path: tuple[str, ...] = option((),
+        "A tuned prefix: the folder that PaddleNLP saved, or a .npy file. A JSON list has several: "
+        "a path alone for requests that name none, name=path for those that name it as their "
+        "adapter. --max_length counts it.",
+        kind="texts")
+    # fmt: on
 
     def __post_init__(self) -> None:
         if isinstance(self.prefix_path, (str, os.PathLike)):
             object.__setattr__(self, "prefix_path", (os.fsdecode(self.prefix_path),))
-        check_fields(self, choices={})
+        super().__post_init__()
         both = sorted(self.directories.keys() & self.prefixes.keys())
         if both:
             raise UserError(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from predict.config.checks import check_fields
-from predict.errors import UserError
+from predict.system.options import Checked, option
+from predict.system.ranges import MAX_INT32, SHARE_ABOVE, Range
 
-ATTENTIONS = ("reserved", "block", "append")
 BLOCK_SIZES = (16, 32, 64, 128)
 # By cachekv_int8_type: the row of predict.nn.cache_formats.
 KV_FORMATS = {
@@ -21,25 +20,30 @@ CACHE_TYPES = tuple(name for name in KV_FORMATS if name)  # of --cachekv_int8_ty
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheConfig:
+class CacheConfig(Checked):
     """The KV cache. Raises UserError for other values."""
 
-    attention: str = "reserved"  # reserved | block (--block_attn) | append (--append_attn)
-    block_size: int = 64  # tokens per cache block
-    num_cache_blocks: int | None = None  # None: from the memory that is free
-    prefix_caching: bool = True  # only effective when attention is not reserved
-    gpu_memory_utilization: float = 0.9  # share of the device's memory for weights and cache
-    cachekv_int8_type: str | None = None  # dynamic | static | fp8 | int4
-
-    def __post_init__(self) -> None:
-        choices = {"attention": ATTENTIONS, "cachekv_int8_type": tuple(filter(None, KV_FORMATS))}
-        check_fields(self, choices=choices)
-        if self.block_size not in BLOCK_SIZES:
-            sizes = ", ".join(map(str, BLOCK_SIZES))
-            raise UserError(
-                f"block_size {self.block_size} is not supported (allowed: {sizes}); "
-                "set --block_size to one of these"
-            )
+    # fmt: off
+    attention: str = option("reserved",
+        "reserved, block (--block_attn) or append (--append_attn).",
+        group="Operators and cache", allowed=("reserved", "block", "append"), is_flag=False)
+    block_size: int = option(64,
+        "Tokens per block of the KV cache (16, 32, 64 or 128); in static mode it is the exported "
+        "model's.",
+        allowed=BLOCK_SIZES)
+    prefix_caching: bool = option(True,
+        "Keep the blocks of finished prompts and share them; needs --block_attn or --append_attn. "
+        "Off under --benchmark unless given.")
+    num_cache_blocks: int | None = option(None,
+        "Blocks of the KV cache; when not given, what the batch needs or the memory holds.",
+        allowed=Range(1, MAX_INT32))  # block tables hold int32
+    gpu_memory_utilization: float = option(0.9,
+        "Share of the device's memory for weights and KV cache.", allowed=SHARE_ABOVE)
+    cachekv_int8_type: str | None = option(None,
+        "KV cache in 8 bits: dynamic (int8, a scale per head and token), static (int8, scales of "
+        "cachekv_scales.json), fp8, which latents take too; or in 4: int4.",
+        group="Quantization", allowed=KV_FORMATS)
+    # fmt: on
 
     @property
     def reserve_full(self) -> bool:

@@ -14,7 +14,7 @@ from predict.config.cache import KV_FORMATS, CacheConfig
 from predict.config.model import ModelConfig
 from predict.config.quantization import QuantizationConfig
 from predict.config.scheduling import SchedulingConfig
-from predict.config.speculation import SpeculationConfig, check_features
+from predict.config.speculation import SpeculationConfig
 from predict.errors import UserError, nearest
 from predict.request import SamplingParams
 
@@ -63,9 +63,6 @@ class EngineConfig:
                 f"quant_type {self.quantization.quant_type} has a {brought} cache, and "
                 f"cachekv_int8_type is {given}; give one of the two"
             )
-        method = self.speculation.speculate_method
-        if method is not None:
-            check_features(method, self.settings)
 
     @classmethod
     def of(cls, model: EngineConfig | str | os.PathLike[str], **settings: Any) -> EngineConfig:
@@ -115,5 +112,8 @@ def check_params(params: SamplingParams, config: EngineConfig) -> None:
     if params.adapter is not None:
         config.adapters.check_name(params.adapter)
     method = config.speculation.speculate_method
-    if method is not None:
-        check_features(method, config.settings, params)
+    if method is not None and params.num_beams > 1:
+        raise UserError(
+            f"--speculate_method {method} does not go with beam search; leave out one of the two: "
+            "num_beams (--decode_strategy beam_search), or drafts"
+        )

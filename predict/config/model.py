@@ -5,43 +5,75 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from predict.config.checks import check_fields
-from predict.device.devices import check_static, kind_of
 from predict.errors import UserError
+from predict.system.flag import not_yet
+from predict.system.options import Checked, option
+from predict.system.ranges import SEED
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 DTYPES = tuple(DTYPE_BYTES)
-MODES = ("dynamic", "static")
-LOAD_FORMATS = ("auto", "dummy")
+MODEL_TYPES = ("gpt-3", "ernie-3.5-se", "llama-img2txt", "qwen-img2txt", "opt-img2txt")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Checked):
     """Which model runs, where, and by which operators. Raises UserError for other values."""
 
-    model_name_or_path: str  # directory of a model, or of an exported one; a GGUF file
-    dtype: str = "float32"  # float32 | bfloat16 | float16
-    device: str = "cpu"  # cpu | gpu | gpu:N | another type that Paddle has registered
-    mode: str = "dynamic"  # dynamic | static
-    model_prefix: str = "model"  # stem of the exported program
-    inference_model: bool = False  # compiled operators; False: plain-Paddle ones
-    batch_invariant: bool = False  # on a GPU: every row's sums in an order of their own
-    # Latent attention: True absorbed, False expanded, always; None: whichever takes fewer products.
-    # A GPU takes False as None.
-    mla_use_matrix_absorption: bool | None = None
-    model_type: str | None = None  # the family, where config.json names none: gpt-3, ernie-3.5-se
-    load_format: str = "auto"  # auto | dummy (seeded random weights)
-    lora_path: str | None = None  # directory of a LoRA adapter, merged while the weights are read
-    # None: the tokenizer's own or its family's; none: off; else a file, a folder or a format's name
-    chat_template: str | None = None
-    seed: int = 0  # of sampling, and of random weights
+    # fmt: off
+    model_name_or_path: str = option(help=
+        "Directory of the checkpoint, a GGUF file or, with --mode static, directory of the "
+        "exported model. A hub name is found in $REGATTA_MODEL_DIR and in the local Hugging Face "
+        "and PaddleNLP caches; nothing is downloaded. Required.",
+        group="Model", is_file=True)
+    dtype: str = option("float32",
+        "Type of weights, activations and KV cache. Required as a flag, but in static mode it is "
+        "the exported model's.",
+        allowed=DTYPES, flag_default=None)
+    load_format: str = option("auto",
+        "auto reads the checkpoint; dummy makes seeded random weights from config.json alone.",
+        allowed=("auto", "dummy"))
+    model_prefix: str = option("model",
+        "Stem of the exported program's files, in static mode.", is_file=True)
+    model_type: str | None = option(None,
+        "Family of the model, where its config.json has no model_type.",
+        choices=MODEL_TYPES,
+        availability=not_yet("Text models run, and the text models of gemma3 and mistral3.",
+                             "*-img2txt"))
+    chat_template: str | None = option(None,
+        "The tokenizer's own template, or its family's, when not given; none turns it off; else a "
+        "template file, a directory with one, or the name of a published format.",
+        is_file=True, null_words=())
+    device: str = option("cpu",
+        "cpu, gpu, gpu:N, or another type that the installed Paddle has (xpu, npu, npu:1, ...), "
+        "which runs the plain operators. The flag when not given: gpu where one is usable and the "
+        "compiled operators run, else cpu; an exported model runs where it was exported for.",
+        group="Device and mode", flag_default="gpu")
+    mode: str = option("dynamic",
+        "dynamic runs the checkpoint; static runs what export/export_model.py wrote.",
+        allowed=("dynamic", "static"))
+    inference_model: bool = option(False,
+        "Use the compiled, fused operators; without it the plain-Paddle ones run. In static mode "
+        "it is the exported model's.",
+        group="Operators and cache")
+    batch_invariant: bool = option(False,
+        "On a GPU, give a request the same text to the last bit whatever is beside it, with and "
+        "without drafts, at some cost; the compiled operators of the CPU always do.")
+    mla_use_matrix_absorption: bool | None = option(None,
+        "DeepSeek's attention over latents themselves (true), or over keys and values that are "
+        "made of them (false); when not given, whichever takes fewer products, but over latents "
+        "with --batch_invariant. On a GPU false is as when not given: long spans alone, on "
+        "Hopper. In static mode it is the exported model's.")
+    seed: int = option(0, "Same seed and flags, same output.", group="Sampling", allowed=SEED)
+    lora_path: str | None = option(None,
+        "Directory of a LoRA adapter, PaddleNLP's or PEFT's: added to the weights while they are "
+        "read, ahead of any rounding.",
+        group="Adapters", is_file=True)
+    # fmt: on
 
     def __post_init__(self) -> None:
-        check_fields(
-            self,
-            choices={"dtype": DTYPES, "mode": MODES, "load_format": LOAD_FORMATS},
-            files=("model_name_or_path", "model_prefix", "chat_template", "lora_path"),
-        )
+        from predict.device.devices import check_static, kind_of  # slow, and --help needs none
+
+        super().__post_init__()
         kind_of(self.device)
         if self.lora_path is not None and self.load_format == "dummy":
             raise UserError(

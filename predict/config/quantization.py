@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from predict.config.checks import check_fields
 from predict.config.schemes import FP8_BLOCK, GROUP_SIZES, SCHEMES, find
 from predict.errors import UserError, one_of
+from predict.system.options import Checked, option
 
 FP8_WINT4 = "a8w8_fp8_wint4"
+_KNOWN = (*SCHEMES, "a8w8c8", "a8w8c8_fp8", FP8_WINT4)
+# PaddleNLP's names, the short ones of its tools, and w4a8.
+QUANT_TYPES = (*_KNOWN, *(alias for row in SCHEMES.values() for alias in row.aliases))
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ def parse_quant_type(name: str) -> QuantType:
     for row in SCHEMES.values():
         if plain in (row.name, *row.aliases):
             return QuantType(row.name, cache_type)
-    raise one_of("quant_type", name, (*SCHEMES, "a8w8c8", "a8w8c8_fp8", FP8_WINT4))
+    raise one_of("quant_type", name, _KNOWN)
 
 
 def expert_scheme(quant_type: str | None, moe_quant_type: str | None) -> str | None:
@@ -76,30 +79,37 @@ class QuantSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantizationConfig:
+class QuantizationConfig(Checked):
     """How linears are rounded while they are read. Raises UserError for other values."""
 
-    quant_type: str | None = None  # None: as the checkpoint has it; else rounded while it is read
-    weightonly_group_size: int = -1  # input features per scale of weight-only types; -1: all
-    weight_block_size: tuple[int, ...] | None = None  # of a8w8_fp8: (128, 128); None: rows
-    moe_quant_type: str | None = None  # of experts; None: as quant_type has it
-    lm_head_quant_type: str | None = None  # None: the LM head stays dense
-    skip_list_names: tuple[str, ...] = ()  # linears with one of these in their name stay dense
-    use_fake_parameter: bool = False  # scales that are missing are made up, to measure speed
+    # fmt: off
+    quant_type: str | None = option(None,
+        "Round the weights of a checkpoint while it is read, without calibration; a quantized "
+        "checkpoint says its own type. c8 in a name adds the static int8 cache; _wint4 has experts "
+        "in 4 bits.",
+        group="Quantization", choices=QUANT_TYPES)
+    weightonly_group_size: int = option(-1,
+        "Input features per scale of weight-only types (32, 64 or 128); -1 is one group. "
+        "weight_only_mxfp4 has 32 always.",
+        allowed=GROUP_SIZES)
+    weight_block_size: tuple[int, ...] | None = option(None,
+        "128,128: a scale per block of a8w8_fp8; when not given, per output feature.",
+        allowed=(FP8_BLOCK,))
+    lm_head_quant_type: str | None = option(None,
+        "Round the LM head too; when not given, it stays in --dtype.",
+        choices=tuple(SCHEMES))
+    skip_list_names: tuple[str, ...] = option((),
+        "Linears with one of these in their name stay in --dtype.")
+    moe_quant_type: str | None = option(None,
+        "Round experts to another type; when not given, --quant_type is theirs too.",
+        choices=tuple(name for name in QUANT_TYPES if "c8" not in name))
+    use_fake_parameter: bool = option(False,
+        "To measure speed: scales that a calibrated checkpoint, or --cachekv_int8_type static, "
+        "would read from files and does not find are made up. Answers mean nothing then.")
+    # fmt: on
 
     def __post_init__(self) -> None:
-        check_fields(self, choices={})
-        if self.weightonly_group_size not in GROUP_SIZES:
-            sizes = ", ".join(map(str, GROUP_SIZES))
-            raise UserError(
-                f"weightonly_group_size {self.weightonly_group_size} is not supported "
-                f"(allowed: {sizes}; -1 is one scale per output feature)"
-            )
-        if self.weight_block_size not in (None, FP8_BLOCK):
-            raise UserError(
-                f"weight_block_size {self.weight_block_size} is not supported (allowed: 128,128); "
-                "leave it out for one scale per output feature"
-            )
+        super().__post_init__()
         types = (self.quant_type, self.moe_quant_type, self.lm_head_quant_type)
         if all(name is None for name in types):
             for name, none in (

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from predict.config.checks import check_fields
-from predict.device.devices import kind_of
+from predict.system.options import Checked, option
+from predict.system.ranges import BATCH, LENGTH, MAX_LENGTH, Range
 
 CPU_TOKEN_BUDGET, GPU_TOKEN_BUDGET = 512, 8192
 
 
 @dataclass(frozen=True, kw_only=True)
-class SchedulingConfig:
-    """Limits of a step and of a sequence, in tokens but for batch_size. Raises UserError."""
+class SchedulingConfig(Checked):
+    """Limits of a step and of a sequence. Raises UserError for other values."""
 
-    batch_size: int = 1  # sequences decoded together
-    src_length: int = 1024  # tokens of the prompt
-    max_length: int = 2048  # tokens of the prompt and the output together
-    max_num_batched_tokens: int | None = None  # tokens per step; None: `token_budget` decides
-    chunked_prefill: bool = True  # a prompt may take several steps
-
-    def __post_init__(self) -> None:
-        check_fields(self, choices={})
+    # fmt: off
+    batch_size: int = option(1,
+        "Sequences decoded together; a finished one is replaced at once.",
+        group="Lengths and batch", allowed=BATCH)
+    src_length: int = option(1024,
+        "Longest prompt in tokens; a longer one keeps its first src_length tokens, with a warning.",
+        allowed=LENGTH)
+    max_length: int = option(2048,
+        "Longest sequence in tokens, prompt and output together; at most the exported model's in "
+        "static mode.",
+        allowed=Range(2, MAX_LENGTH))
+    max_num_batched_tokens: int | None = option(None,
+        "Tokens computed per step; when not given, 512 on the CPU and 8192 on a GPU.",
+        allowed=LENGTH)
+    chunked_prefill: bool = option(True,
+        "Split long prompts over several steps, so that decoding neighbours do not wait.",
+        group="Operators and cache")
+    # fmt: on
 
     def token_budget(self, device: str) -> int:
         """Tokens per step: every decoding sequence gets one, the rest goes to prompts.
@@ -29,6 +39,8 @@ class SchedulingConfig:
         The default keeps GEMMs large enough to be bound by arithmetic and short enough that a
         decoding neighbour does not wait for a whole long prompt.
         """
+        from predict.device.devices import kind_of  # slow, and --help needs none
+
         if self.max_num_batched_tokens is not None:
             return max(self.max_num_batched_tokens, self.batch_size)
         default = GPU_TOKEN_BUDGET if kind_of(device) == "gpu" else CPU_TOKEN_BUDGET

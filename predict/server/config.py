@@ -10,20 +10,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from predict.config.checks import check_fields
 from predict.config.engine import EngineConfig, check_params
 from predict.errors import UserError
-from predict.guide import MAX_SCHEMA_BYTES
-from predict.request import SamplingParams
+from predict.request import MAX_SAMPLES, SamplingParams
+from predict.system.bounds import MAX_SCHEMA_BYTES, MAX_STOPS
+from predict.system.options import Checked, option
+from predict.system.ranges import COUNT, LENGTH, MAX_COUNT, SECONDS, Range
 
 API_KEY_VARIABLE = "REGATTA_API_KEY"
+PORTS = Range(0, 65535)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerConfig:
+class ServerConfig(Checked):
     """Every setting of a server, its limits among them. Raises UserError for a value out of range.
 
-    The limits are per request unless they say otherwise; each is a flag of the same name.
+    The limits are per request unless they say otherwise.
     """
 
     engine: EngineConfig
@@ -31,44 +33,76 @@ class ServerConfig:
     # generation_config.json and of the command line.
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
 
-    # where it listens, and for whom
-    host: str = "127.0.0.1"
-    port: int = 8000  # 0: one that is free, which the start says
-    root_path: str = ""  # of a proxy that takes it off
-    api_keys: tuple[str, ...] = field(default=(), repr=False)  # empty: everybody is let in
-    allowed_origins: tuple[str, ...] = ()  # of CORS; empty: no header of it is ever sent
-    served_model_names: tuple[str, ...] = ()  # empty: the name of the model's folder
-    chat_page: bool = True  # whether / shows it
-    adapter_root: str | None = None  # that clients load adapters from; None: they load none
-
-    # what the texts of an answer mean: names of predict.text's tables, auto or none
-    tool_call_parser: str = "auto"
-    reasoning_parser: str = "auto"
-
-    # limits
-    max_body_bytes: int = 8 << 20
-    max_prompt_tokens: int | None = None  # None: what the engine's max_length leaves
-    max_prompts: int = 128  # in one request
-    max_answers: int = 128  # of one prompt: n, best_of, beams
-    max_stop: int = 16  # stop texts
-    max_schema_bytes: int = 64 << 10  # of a schema, a grammar or all tools of a request, as JSON
-    max_queue: int = 512  # answers that wait, of all requests: behind them comes 429
-    max_connections: int = 4096  # of all clients
-    body_timeout: float = 30.0  # seconds in which a body has to come
-    request_timeout: float = 600.0  # seconds from a request's first line to its last word
-    retry_after: float = 1.0  # seconds, as 429 and 503 say
-    drain_timeout: float | None = None  # seconds after SIGTERM; None: what runs takes its time
-    keep_alive_timeout: float = 75.0  # seconds that a connection may be idle
-    tokenizer_threads: int = 2
-
-    # what it says
-    access_log: bool = True  # a line of JSON on stderr for each request
-    log_requests: bool = False  # prompts and answers in it too
+    # fmt: off
+    host: str = option("127.0.0.1",
+        "Address to listen on; 0.0.0.0 or :: lets other machines in.", group="Server")
+    port: int = option(8000,
+        "Port to listen on; 0 takes one that is free, and says which.", allowed=PORTS)
+    api_keys: tuple[str, ...] = option((),
+        "Keys, one of which a client must show as Authorization: Bearer KEY. When not given, "
+        "$REGATTA_API_KEY, which other users of the machine do not see in a list of processes.",
+        name="api_key", hidden=True)
+    served_model_names: tuple[str, ...] = option((),
+        "Names of the model in requests; answers have the first. When not given, the name of its "
+        "folder.",
+        name="served_model_name")
+    allowed_origins: tuple[str, ...] = option((),
+        "Web pages of these origins may ask, as https://example.org, or * for all (CORS).")
+    root_path: str = option("",
+        "Path that a proxy in front takes off, as /llm.", flag_default=None)
+    chat_page: bool = option(True, "Show a page to chat on at /.")
+    tool_call_parser: str = option("auto",
+        "How the model writes calls of tools; auto finds it by its chat template, none leaves "
+        "calls in the text.",
+        null_words=())
+    reasoning_parser: str = option("auto",
+        "How the model marks what it thinks; auto finds it by its chat template, none leaves "
+        "thoughts in the text.",
+        null_words=())
+    max_body_bytes: int = option(8 << 20,
+        "Bytes of a request's body; more is 413.",
+        group="Limits of a server", allowed=Range(1024, 1 << 30))
+    max_prompt_tokens: int | None = option(None,
+        "Tokens of a prompt; more is 400. When not given, --src_length, or else what --max_length "
+        "leaves.",
+        allowed=LENGTH)
+    max_prompts: int = option(128, "Prompts of one request.", allowed=Range(1, 1 << 16))
+    max_answers: int = option(128,
+        "Answers to one prompt: n, best_of, beams.", allowed=Range(1, MAX_SAMPLES))
+    max_stop: int = option(16, "Stop texts of one request.", allowed=Range(0, MAX_STOPS))
+    max_schema_bytes: int = option(64 << 10,
+        "Bytes of a request's schemas, tools or grammar.", allowed=Range(0, MAX_SCHEMA_BYTES))
+    max_queue: int = option(512,
+        "Answers that wait for a place in the batch; behind them comes 429 with Retry-After.",
+        allowed=Range(0, MAX_COUNT))
+    max_connections: int = option(4096,
+        "Connections of all clients; more are 503.", allowed=COUNT)
+    request_timeout: float = option(600.0,
+        "Seconds for one request, its waiting included.", allowed=SECONDS)
+    body_timeout: float = option(30.0,
+        "Seconds in which a request's headers, and then its body, must have come.",
+        allowed=SECONDS)
+    keep_alive_timeout: float = option(75.0,
+        "Seconds after which an idle connection is closed.", allowed=SECONDS)
+    retry_after: float = option(1.0,
+        "Seconds that 429 and 503 tell a client to wait.", allowed=SECONDS)
+    drain_timeout: float | None = option(None,
+        "Seconds that running answers have after SIGTERM or Ctrl-C; when not given, as long as "
+        "--request_timeout lets them.",
+        allowed=SECONDS)
+    tokenizer_threads: int = option(2, "Threads that tokenize prompts.", allowed=Range(1, 256))
+    access_log: bool = option(True,
+        "Write a line of JSON on stderr for each request.", group="What a server says")
+    log_requests: bool = option(False,
+        "Write prompts and answers into these lines too. They may be secret.")
+    adapter_root: str | None = option(None,
+        "Folder that clients load adapters and prefixes from; nothing outside of it is read, "
+        "whatever links lead there.",
+        group="Adapters", is_file=True)
+    # fmt: on
 
     def __post_init__(self) -> None:
-        check_fields(
-            self, choices={}, files=("adapter_root",), others=("engine", "sampling_defaults")
-        )
+        super().__post_init__()
         object.__setattr__(self, "api_keys", tuple(dict.fromkeys(self.api_keys)))
         for key in self.api_keys:
             if not key or not key.isascii() or not key.isprintable() or " " in key:
@@ -86,11 +120,6 @@ class ServerConfig:
             raise UserError(
                 f"--root_path {self.root_path!r} is not supported (allowed: a path that begins "
                 "with a slash and ends with none, as /llm)"
-            )
-        if self.max_schema_bytes > MAX_SCHEMA_BYTES:
-            raise UserError(
-                f"--max_schema_bytes {self.max_schema_bytes} is more than the engine takes "
-                f"(allowed: at most {MAX_SCHEMA_BYTES}); lower it"
             )
         self._check_adapters()
         check_params(self.params({}), self.engine)

@@ -15,23 +15,14 @@ from predict.cli.run_config import PredictorConfig
 from predict.device.devices import kind_of
 from predict.errors import UserError
 from predict.loading.generation_config import DRAWING, read_recommended
+from predict.request import SamplingParams
 from predict.server.config import API_KEY_VARIABLE, ServerConfig
-from predict.server.flags import CPU_BATCH_SIZE, GPU_BATCH_SIZE
+from predict.server.flags import CPU_BATCH_SIZE, GPU_BATCH_SIZE, REFUSED
+from predict.system.options import flags_of, values_of
 from predict.text import reasoning, tool_calls
 
-# Flags of the predictor that say how a request is sampled; the name is SamplingParams' too.
-SAMPLING = (
-    *("max_new_tokens", "min_length", "temperature", "top_k", "top_p", "min_p", "typical_p"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size"),
-    *("logit_bias", "bad_words", "stop", "include_stop_str_in_output", "stop_token_ids"),
-)
-# Flags that become fields of ServerConfig of the same name.
-_SAME_NAME = (
-    *("host", "port", "chat_page", "adapter_root", "tool_call_parser", "reasoning_parser"),
-    *("max_body_bytes", "max_prompts", "max_answers", "max_stop", "max_schema_bytes"),
-    *("max_queue", "max_connections", "request_timeout", "body_timeout", "keep_alive_timeout"),
-    *("retry_after", "drain_timeout", "tokenizer_threads", "access_log", "log_requests"),
-)
+# Fields of SamplingParams that flags say: how a request is sampled that does not say it.
+SAMPLING = tuple(flag.name for flag in flags_of(SamplingParams) if flag.name not in REFUSED)
 # Any of these says which operators and which cache an engine has.
 _OPERATORS = ("inference_model", "block_attn", "append_attn", "avx_model")
 
@@ -63,19 +54,10 @@ def server_config(
     ):
         if flags[name] not in ("auto", "none"):
             check(flags[name])
-    keys = flags["api_key"]
-    if keys is None and environment.get(API_KEY_VARIABLE):
-        keys = [environment[API_KEY_VARIABLE]]
-    config = ServerConfig(
-        engine=engine,
-        sampling_defaults=sampling,
-        api_keys=tuple(keys or ()),
-        allowed_origins=tuple(flags["allowed_origins"] or ()),
-        root_path=flags["root_path"] or "",
-        served_model_names=tuple(flags["served_model_name"] or ()),
-        max_prompt_tokens=flags["max_prompt_tokens"] or flags["src_length"],
-        **{name: flags[name] for name in _SAME_NAME},
-    )
+    settings = {"max_prompt_tokens": flags["src_length"], **values_of(flags.values, ServerConfig)}
+    if "api_keys" not in settings and environment.get(API_KEY_VARIABLE):
+        settings["api_keys"] = (environment[API_KEY_VARIABLE],)
+    config = ServerConfig(engine=engine, sampling_defaults=sampling, **settings)
     if not config.api_keys and config.host not in ("127.0.0.1", "localhost", "::1"):
         notes.append(
             f"--host {config.host} lets other machines in, and no --api_key is set: whoever "

@@ -6,16 +6,14 @@ allowed. NumPy's scalars are numbers; True, "5", Fraction and Decimal are not.
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 from predict.errors import UserError, quoted
+from predict.system.ranges import MAX_INT32, Range, refusal
 
-MAX_INT32 = 2**31 - 1  # token ids, counts of tokens and top_k reach operators as int32
-MAX_INT64 = 2**63 - 1  # seeds
 # Numbers for the logits: a float32 stays finite when a logit is added, divided by the least
 # repetition penalty, and penalized for each of 10**8 tokens.
 MAX_AMOUNT = 1e30
@@ -31,45 +29,15 @@ MAX_WORDS = 16384  # in bad_words; a text counts twice: with and without a space
 MAX_WORD_SIZE = 65536  # characters or token ids of all of them
 MAX_STOP_TOKENS = 1024
 MAX_STOPS = 256
+MAX_SCHEMA_BYTES = 1 << 18  # of a schema, or of all schemas of a structural tag, as JSON
 MAX_STOPS_SIZE = 16384  # characters of all of them
 
 _LIST = (str, bytes, bytearray, Mapping)  # iterable, and yet no list of anything
 
 
-def refusal(name: str, value: object, allowed: str) -> UserError:
-    """The error for a value that is not allowed."""
-    return UserError(f"{name} {quoted(value)} is not supported (allowed: {allowed})")
-
-
 def is_integer(value: Any) -> bool:
     """Whether it is a whole number; True and 1.0 are none."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
-def is_zero(value: Any) -> bool:
-    """Whether it is a number, and 0."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and value == 0
-
-
-def integer(name: str, value: Any, low: int, allowed: str, high: int = MAX_INT32) -> int:
-    """`value` as an int from `low` to `high`."""
-    if not is_integer(value) or not low <= int(value) <= high:
-        raise refusal(name, value, allowed)
-    return int(value)
-
-
-def real(name: str, value: Any, low: float, high: float, allowed: str) -> float:
-    """`value` as a finite float from `low` to `high`."""
-    known = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if known and isinstance(value, numbers.Rational):
-        known = isinstance(value, numbers.Integral)  # Fraction is none
-    try:
-        number = float(value) if known else math.nan
-    except OverflowError:
-        number = math.inf
-    if not low <= number <= high:
-        raise refusal(name, value, allowed)
-    return number
 
 
 def items(name: str, value: Any, most: int, allowed: str) -> list[Any]:
@@ -85,7 +53,14 @@ def items(name: str, value: Any, most: int, allowed: str) -> list[Any]:
 def token_ids(name: str, value: Any, most: int, allowed: str) -> tuple[int, ...]:
     """Token ids of a list, tuple or array; at most so many."""
     found = items(name, value, most, allowed)
-    return tuple(integer(f"{name}: the token id", token, 0, allowed) for token in found)
+    ids = Range(0, MAX_INT32, words=allowed)
+    return tuple(ids.taken(f"{name}: the token id", token) for token in found)
+
+
+def stop_token_ids(value: Any) -> tuple[int, ...]:
+    """Token ids that end an answer."""
+    allowed = f"a sequence of token ids >= 0 and at most {MAX_INT32}"
+    return token_ids("stop_token_ids", value, MAX_STOP_TOKENS, allowed)
 
 
 def prompt_token_ids(value: Any, most: int = MAX_INT32) -> list[int]:
@@ -121,19 +96,18 @@ def logit_bias(value: Any) -> dict[int, float]:
     )
     if not isinstance(value, Mapping) or len(value) > MAX_BIASES:
         raise refusal("logit_bias", value, allowed)
+    ids = Range(0, MAX_INT32, words=allowed)
+    amounts = Range(-MAX_AMOUNT, MAX_AMOUNT, whole=False, words=allowed)
     biases: dict[int, float] = {}
     for key, amount in value.items():
         plain = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10
-        token = integer("logit_bias of token", int(key) if plain else key, 0, allowed)
+        token = ids.taken("logit_bias of token", int(key) if plain else key)
         if token in biases:
             raise UserError(f"logit_bias names token {token} twice; leave one of the two out")
         try:
-            biases[token] = real("amount", amount, -MAX_AMOUNT, MAX_AMOUNT, allowed)
-        except UserError:
-            raise UserError(
-                f"logit_bias of token {token}: {quoted(amount)} is not supported (allowed: "
-                f"{allowed}); a token that must never come goes into bad_words"
-            ) from None
+            biases[token] = amounts.taken(f"logit_bias of token {token}:", amount)
+        except UserError as error:
+            raise UserError(f"{error}; a token that must never come goes into bad_words") from None
     return biases
 
 

@@ -1,7 +1,8 @@
-"""The numbers that flags and config fields may have: one table, whichever way a number comes in."""
+"""Ranges of numbers, the same for flags, fields of configs and files."""
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,10 +10,15 @@ from typing import Any
 
 from predict.errors import UserError, quoted
 
+MAX_INT32 = 2**31 - 1  # token ids, counts of tokens and top_k reach operators as int32
+MAX_INT64 = 2**63 - 1  # seeds
 MAX_LENGTH = 1 << 24  # tokens of a sequence, a step or a text
 MAX_COUNT = 1 << 24  # of requests, repetitions, batches
-MAX_INT32 = (1 << 31) - 1
-MAX_INT64 = (1 << 63) - 1
+
+
+def refusal(name: str, value: object, allowed: object) -> UserError:
+    """The error for a value that is not allowed."""
+    return UserError(f"{name} {quoted(value)} is not supported (allowed: {allowed})")
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,8 @@ class Range:
     high: float
     whole: bool = True
     above: bool = False
+    words: str = ""  # for messages; "": made of the above
+    or_zero: bool = False  # 0 is allowed besides
 
     def __contains__(self, value: object) -> bool:
         # bool is an int in Python, but never a size in a config.
@@ -30,104 +38,58 @@ class Range:
         if isinstance(value, bool) or not isinstance(value, kind):
             return False
         number: Any = value
+        if self.or_zero and number == 0:
+            return True
         return (number > self.low if self.above else number >= self.low) and number <= self.high
 
     def __str__(self) -> str:
         kind = "a whole number" if self.whole else "a number"
-        return (
+        return self.words or (
             f"{kind} {'above' if self.above else 'from'} {_shown(self.low)} to {_shown(self.high)}"
         )
+
+    def taken(self, name: str, value: Any, suffix: str = "") -> Any:
+        """`value` as Python's int or float; NumPy's numbers are taken, Fraction and True are not.
+
+        Raises UserError that calls it `name` and says what is allowed, with `suffix` behind.
+        """
+        number = value
+        if isinstance(value, numbers.Rational) and not isinstance(value, numbers.Integral):
+            number = None
+        elif isinstance(value, numbers.Real) and not (self.whole or isinstance(value, bool)):
+            try:
+                number = float(value)
+            except OverflowError:
+                number = math.inf
+        if number not in self:
+            raise refusal(name, value, f"{self}{suffix}")
+        return int(number) if self.whole else number
 
 
 def _shown(limit: float) -> str:
     return str(limit) if isinstance(limit, int) else f"{limit:.15g}"
 
 
-def _share(above: bool = False) -> Range:
-    return Range(0.0, 1.0, whole=False, above=above)
+LENGTH = Range(1, MAX_LENGTH)
+COUNT = Range(1, MAX_COUNT)
+BATCH = Range(1, 1 << 20)
+SEED = Range(0, MAX_INT64)  # reaches the sampling op as int64
+SHARE = Range(0.0, 1.0, whole=False)
+SHARE_ABOVE = Range(0.0, 1.0, whole=False, above=True)
+SECONDS = Range(0.0, 86400.0, whole=False, above=True)
 
-
-def _seconds() -> Range:
-    return Range(0.0, 86400.0, whole=False, above=True)
-
-
-# By the name of the flag (--NAME), which is the field's of EngineConfig where there is one. The
-# fields of SamplingParams have their ranges there.
+# By name, of flags that several commands have without a config's field.
 RANGES: Mapping[str, Range] = {
-    # lengths, in tokens
-    "src_length": Range(1, MAX_LENGTH),
-    "max_length": Range(2, MAX_LENGTH),
-    "total_max_length": Range(2, MAX_LENGTH),
-    "max_new_tokens": Range(1, MAX_LENGTH),
-    "max_num_batched_tokens": Range(1, MAX_LENGTH),
-    "max_tokens": Range(2, MAX_INT64),
-    "context_len": Range(1, MAX_LENGTH),
-    "input_len": Range(1, MAX_LENGTH),
-    "output_len": Range(1, MAX_LENGTH),
+    "max_new_tokens": LENGTH,
+    "input_len": LENGTH,
+    "output_len": LENGTH,
+    "context_len": LENGTH,
     "num_tokens": Range(1, 1 << 20),
-    # counts
-    "batch_size": Range(1, 1 << 20),
-    "num_cache_blocks": Range(1, MAX_INT32),  # block tables hold int32
-    "total_request_num": Range(1, MAX_COUNT),
-    "num_requests": Range(1, MAX_COUNT),
+    "num_requests": COUNT,
     "repetitions": Range(0, MAX_COUNT),
-    "speculate_max_draft_token_num": Range(1, 15),  # of predict.engine.drafts.MAX_DRAFT_TOKENS
-    "speculate_max_ngram_size": Range(1, MAX_LENGTH),
-    "speculate_verify_window": Range(1, 14),
-    "speculate_max_candidate_len": Range(2, 10),
-    "max_loras": Range(1, 1 << 12),
-    "max_lora_rank": Range(1, 1 << 12),
-    "max_cpu_loras": Range(1, MAX_COUNT),
-    "seed": Range(0, MAX_INT64),  # reaches the sampling op as int64
-    # shares, seconds
-    "gpu_memory_utilization": _share(above=True),
-    "copy_edits": _share(),
-    "draft_agreement": _share(),
+    "seed": SEED,
+    "copy_edits": SHARE,
+    "draft_agreement": SHARE,
     "seconds": Range(0.0, 3600.0, whole=False, above=True),
-    # a server; a grammar's or a schema's bytes: predict.guide has the largest
-    "port": Range(0, 65535),
-    "max_body_bytes": Range(1024, 1 << 30),
-    "max_prompt_tokens": Range(1, MAX_LENGTH),
-    "max_prompts": Range(1, 1 << 16),
-    "max_answers": Range(1, 1024),  # of predict.request.MAX_SAMPLES
-    "max_stop": Range(0, 256),  # of predict.system.bounds.MAX_STOPS
-    "max_schema_bytes": Range(0, 1 << 18),
-    "max_queue": Range(0, MAX_COUNT),
-    "max_connections": Range(1, MAX_COUNT),
-    "body_timeout": _seconds(),
-    "request_timeout": _seconds(),
-    "retry_after": _seconds(),
-    "drain_timeout": _seconds(),
-    "keep_alive_timeout": _seconds(),
-    "tokenizer_threads": Range(1, 256),
-    # replicas on Ray
-    "num_replicas": Range(1, 1 << 16),
-    "cpus_per_replica": Range(1, 1 << 12),
-    "min_replicas": Range(1, 1 << 16),
-    "max_replicas": Range(1, 1 << 16),
-    "num_fronts": Range(1, 1 << 10),
-    "target_ongoing_requests": Range(0.0, MAX_COUNT, whole=False, above=True),
-    # calibration
-    "ptq_step": Range(1, MAX_COUNT),
-    "shift_step": Range(1, MAX_COUNT),
-    "smooth_step": Range(1, MAX_COUNT),
-    "awq_step": Range(1, MAX_COUNT),
-    "autoclip_step": Range(1, MAX_COUNT),
-    "gptq_step": Range(1, MAX_COUNT),
-    "smooth_k_piece": Range(1, 64),
-    "gptq_percdamp": _share(above=True),
-    "search_alpha_min": _share(),
-    "search_alpha_max": _share(),
-    "search_scale_min": Range(0.0, 1e6, whole=False, above=True),
-    "search_scale_max": Range(0.0, 1e6, whole=False, above=True),
+    "request_timeout": SECONDS,
 }
-
-
-def check_range(shown: str, value: object, name: str) -> None:
-    """Raises UserError when `value` is none that RANGES allows for `name`.
-
-    shown: what the message calls it.
-    """
-    allowed = RANGES[name]
-    if value not in allowed:
-        raise UserError(f"{shown} {quoted(value)} is not supported (allowed: {allowed})")

@@ -660,7 +660,7 @@ def test_a_line_may_name_an_adapter_and_an_unknown_one_names_the_line(run: Runs)
     assert said in run.err
     file.write_text('{"src": "b", "adapter": 3}\n')
     assert run(*words, *modules, src=None, make=never) == 2
-    assert "line 1 of own.jsonl: adapter 3 is not supported (allowed: a name, or None)" in run.err
+    assert "line 1 of own.jsonl: adapter 3 is not supported (allowed: a text, or None)" in run.err
 
 
 def answers(*outputs: CompletionOutput) -> RequestOutput:

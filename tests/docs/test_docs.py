@@ -46,7 +46,8 @@ PAGES = (
 
 def flag_table(command: str) -> Sequence[Flag]:
     """The flags that a command takes."""
-    tables = {name: flags for name, _, flags in script("docs/make_flags.py").sections()}
+    maker = script("docs/make_flags.py")
+    tables = {name: maker.named(path) for name, (path, _) in maker.COMMANDS.items()}
     takes_all = ("export/export_model.py", "predict.bench.throughput", "predict.bench.guided")
     shared = tables["predict/predictor.py"] if command in takes_all else ()
     names = {flag.name for flag in tables[command]}
@@ -190,12 +191,8 @@ def test_the_page_for_paddlenlp_s_users_says_of_each_flag_what_it_does() -> None
                 assert said == level, f"{name}: {state}"
 
 
-def test_the_page_of_flags_is_current() -> None:
+def test_flags_and_fields_of_the_pages_are_current() -> None:
     assert script("docs/make_flags.py").main(["--check"]) == 0, "run: python docs/make_flags.py"
-
-
-def test_the_tables_of_fields_are_current() -> None:
-    assert script("docs/make_fields.py").main(["--check"]) == 0, "run: python docs/make_fields.py"
 
 
 def test_the_tables_of_numbers_are_current() -> None:

@@ -125,7 +125,7 @@ def test_what_runs_on_cpus_and_gpus_alone_says_so(tmp_path: Path) -> None:
         QuantConfig(
             model_name_or_path="somewhere",
             output_path=tmp_path,
-            scheme="weight_only_int8",
+            quant_type="weight_only_int8",
             device="npu",
         )
     with pytest.raises(UserError, match="--device npu: replicas share CPUs and NVIDIA GPUs"):

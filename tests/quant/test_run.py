@@ -428,7 +428,7 @@ def test_shards_are_joined_by_an_index(
         (["--quant_type", "a8w8", "--do_awq"], "--do_awq"),
         (["--quant_type", "a8w8", "--shift"], "add --do_ptq"),
         (["--quant_type", "wint4", "--smooth"], "--shift and --smooth"),
-        (["--quant_type", "wint4", "--group_size", "7"], "--weightonly_group_size 7"),
+        (["--quant_type", "wint4", "--group_size", "7"], "weightonly_group_size 7"),
         (["--quant_type", "wint4", "--group_size", "128"], "group size 128 does not divide"),
         (["--quant_type", "a8w8", "--weight_quant_method", "groupwise"], "weight-only types"),
         (["--quant_type", "a8w8", "--weight_quant_method", "abs_max"], "is for a8w8_fp8"),
@@ -520,8 +520,8 @@ def test_a_recipe_file_gives_flags_that_the_command_line_changes(tmp_path: Path)
     recipe.write_text(json.dumps(values))
     config = QuantConfig.from_flags(parse_command_line([str(recipe), "--ptq_step", "8"]))
     assert (config.scheme, config.ptq_step, config.batch_size) == ("a8w8", 8, 4)
-    assert all((config.smooth, config.smooth_all, config.piecewise, config.search_piece))
-    assert config.skip == ("lm_head", "down_proj")
+    assert all((config.smooth, config.smooth_all_linears, config.smooth_piecewise_search))
+    assert config.skip_list_names == ("lm_head", "down_proj")
     assert config.output_path == Path("out")
     assert any("--bf16" in note for note in config.notes)
 
