@@ -36,6 +36,11 @@ PROG = "python -m predict.bench.peer"
 GROUP = "Both sides"
 SHAPES = Path(__file__).resolve().parents[2] / "examples" / "shapes"
 NAMES = ("llama.cpp", "regatta")
+# Ours of predict.bench.throughput -> what is compared.
+METRICS = {
+    "prefill_tokens_per_s": "prompt_tokens_per_s",
+    "decode_tokens_per_s": "decode_tokens_per_s",
+}
 CONTEXT_STEP = 256  # llama.cpp rounds a sequence's context up to so many tokens
 # fmt: off
 FLAGS = (
@@ -75,7 +80,11 @@ class Work:
         env = {"OMP_NUM_THREADS": str(self.num_threads)}
         rows = Command(words, env=env).file()["suites"]["throughput"]["rows"]
         return {
-            f"{self.name}, {row['name']}": {m: row["values"][m] for m in row["spread"]}
+            f"{self.name}, {row['name']}": {
+                metric: row["values"][own]
+                for own, metric in METRICS.items()
+                if own in row["values"]
+            }
             for row in rows
         }
 
@@ -89,7 +98,7 @@ class Work:
         return {f"{self.name}, {case}": self._theirs_of(case) for case in self.cases}
 
     def _theirs_of(self, case: Case) -> dict[str, float]:
-        """TTFT, TPOT and rates as predict.bench.throughput defines them."""
+        """Rates of one batch of prompts, and of the steps behind it."""
         steps = case.output_len - 1
         length = -(-(case.input_len + case.output_len) // CONTEXT_STEP) * CONTEXT_STEP
         cache = "f32" if self.dtype == "float32" else "f16"
@@ -102,13 +111,11 @@ class Work:
         found = next((json.loads(line) for line in lines if line.startswith("{")), None)
         if found is None:
             raise UserError(f"{self.program} printed no line of JSON; a newer one does", 1)
-        first, later = float(found["t_pp"]), float(found["t_tg"]) if steps else 0.0
-        values = {
-            "ttft_ms": 1e3 * first,
-            "input_tokens_per_s": case.num_requests * case.input_len / (first + later),
-            "output_tokens_per_s": case.num_requests * case.output_len / (first + later),
-        }
-        return values | ({"tpot_ms": 1e3 * later / steps} if steps else {})
+        count = case.num_requests
+        values = {"prompt_tokens_per_s": count * case.input_len / float(found["t_pp"])}
+        if steps:
+            values["decode_tokens_per_s"] = count * steps / float(found["t_tg"])
+        return values
 
 
 def folder_of(shape: str) -> Path:

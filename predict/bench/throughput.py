@@ -492,11 +492,11 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
 
 
 def parse(
-    argv: Sequence[str], scratch: Path
+    argv: Sequence[str], scratch: Path | None = None
 ) -> tuple[EngineConfig, Plan, Outputs, tuple[str, ...]]:
     """The engine, the plan, the files to write and the notes that a command line asks for.
 
-    scratch: a folder for random adapters.
+    scratch: a folder for random adapters, which need one.
     """
     kept = tuple(flag for flag in FLAGS if flag.name not in REPLACED)
     flags = parse_flags(argv, (*OWN_FLAGS, *kept), PROG, __doc__ or "")
@@ -533,7 +533,7 @@ def parse(
 
 
 def engine_config(
-    flags: FlagValues, cases: Sequence[Case], batch_size: int, scratch: Path
+    flags: FlagValues, cases: Sequence[Case], batch_size: int, scratch: Path | None
 ) -> PredictorConfig:
     """The run that the predictor's flags ask for, with the lengths of the cases."""
     values = {
@@ -543,6 +543,7 @@ def engine_config(
         "max_length": max(case.input_len + case.output_len for case in cases),
     }
     if flags["random_adapters"] is not None:
+        assert scratch is not None
         model = flags["model_name_or_path"]
         values["lora_modules"] = write_adapters(
             flags["random_adapters"], model, scratch, flags["seed"]

@@ -246,37 +246,58 @@ def parse(argv: Sequence[str]) -> Plan:
             raise UserError(f"--{name} {flags[name]} is not supported (allowed: {low} to {high})")
     ids, file = flags["vocab_size"] is not None, flags["workload"] == "file"
     own = [name for name in ("prefix_len", "num_prefixes") if flags.given(name)]
-    wrong = {
-        "--load is empty; give it at least one number": not loads,
-        "--load has one twice; give --repetitions to measure it more than once": len(set(loads))
-        < len(loads),
-        "--load of --arrival concurrency counts requests in flight: whole numbers from 1": (
-            not plan.is_open and any(load != round(load) for load in loads)
+    fractions = any(load != round(load) for load in loads)
+    several = len(loads) > 1 or flags["repetitions"] > 1
+    refusals = (
+        (not loads, "--load is empty; give it at least one number"),
+        (
+            len(set(loads)) < len(loads),
+            "--load has one twice; give --repetitions to measure it more than once",
         ),
-        "--seconds needs a rate; give --num_requests with concurrency": (
-            flags["seconds"] is not None and not plan.is_open
+        (
+            not plan.is_open and fractions,
+            "--load of --arrival concurrency counts requests in flight: whole numbers from 1",
         ),
-        "--seconds and --num_requests both say how many; leave one out": flags.given(
-            "num_requests", "seconds"
+        (
+            not plan.is_open and flags["seconds"] is not None,
+            "--seconds needs a rate; give --num_requests with concurrency",
         ),
-        "--sweep needs --limits, as in --limits ttft:500,tpot:50": flags["sweep"]
-        and not plan.limits,
-        "--sweep begins at one load, measured once; give --load one number, and leave "
-        "--repetitions or --sweep out": flags["sweep"]
-        and (len(loads) > 1 or flags["repetitions"] > 1),
-        f"--max_load {flags['max_load']:g} is below --load; raise it": not flags["max_load"]
-        >= max(loads, default=0.0),
-        "--workload file and --data_file go together; give both or none": file
-        != (flags["data_file"] is not None),
-        "--vocab_size sends token ids, which --endpoint completions takes, of made-up prompts; "
-        "leave it out": ids and (flags["endpoint"] == "chat" or file),
-        f"--{' and --'.join(own)}: of --workload shared_prefix; leave it out": own
-        and flags["workload"] != "shared_prefix",
-        '--extra_body is no JSON object; write it as {"top_p": 0.9}': not isinstance(
-            flags["extra_body"] or {}, dict
+        (
+            flags.given("num_requests", "seconds"),
+            "--seconds and --num_requests both say how many; leave one out",
         ),
-    }
-    for message, is_wrong in wrong.items():
+        (
+            flags["sweep"] and not plan.limits,
+            "--sweep needs --limits, as in --limits ttft:500,tpot:50",
+        ),
+        (
+            flags["sweep"] and several,
+            "--sweep begins at one load, measured once: give --load one number, and leave "
+            "--repetitions or --sweep out",
+        ),
+        (
+            not flags["max_load"] >= max(loads, default=0.0),
+            f"--max_load {flags['max_load']:g} is below --load; raise it",
+        ),
+        (
+            file != (flags["data_file"] is not None),
+            "--workload file and --data_file go together; give both or none",
+        ),
+        (
+            ids and (flags["endpoint"] == "chat" or file),
+            "--vocab_size sends token ids, which --endpoint completions takes, of made-up prompts; "
+            "leave it out",
+        ),
+        (
+            own and flags["workload"] != "shared_prefix",
+            f"--{' and --'.join(own)}: of --workload shared_prefix; leave it out",
+        ),
+        (
+            not isinstance(flags["extra_body"] or {}, dict),
+            '--extra_body is no JSON object; write it as {"top_p": 0.9}',
+        ),
+    )
+    for is_wrong, message in refusals:
         if is_wrong:
             raise UserError(message)
     return plan

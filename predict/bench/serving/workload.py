@@ -14,14 +14,15 @@ from predict.errors import UserError
 from predict.text.conversation import conversation_messages
 
 # Short ones, which most tokenizers have as one token.
-WORDS = (
+_TEXT = (
     "time year people way day man thing woman life child world school state family student group "
     "country problem hand part place case week company system program question work number night "
     "point home water room mother area money story fact month lot right study book eye job word "
     "business issue side kind head house service friend father power hour game line end member law "
     "car city name president team minute idea body back parent face level office door health art "
     "war history party result change morning reason research girl guy moment air teacher force"
-).split()
+)
+WORDS = tuple(_TEXT.split())
 # Makes the content of a prompt of so many tokens: a text, or token ids.
 Maker = Callable[[np.random.Generator, int], str | list[int]]
 
