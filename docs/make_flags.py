@@ -35,13 +35,9 @@ def sections() -> list[tuple[str, str, Sequence[Flag]]]:
     from export.export_model import OWN_FLAGS as EXPORT
     from predict.batch_ray import OWN_FLAGS as BATCH_RAY
     from predict.bench.compare import FLAGS as COMPARE
-    from predict.bench.cpu_peer.__main__ import FLAGS as CPU_PEER
-    from predict.bench.guided import OWN_FLAGS as GUIDED
     from predict.bench.kernels import FLAGS as KERNELS
-    from predict.bench.loading import FLAGS as LOADING
-    from predict.bench.random_adapters import FLAGS as RANDOM_ADAPTERS
+    from predict.bench.peer import FLAGS as PEER
     from predict.bench.serving.__main__ import FLAGS as SERVING
-    from predict.bench.serving.hostile import FLAGS as HOSTILE
     from predict.bench.throughput import OWN_FLAGS
     from predict.convert import FLAGS as CONVERT
     from predict.flask_server import OWN_FLAGS as FLASK_SERVER
@@ -104,29 +100,14 @@ def sections() -> list[tuple[str, str, Sequence[Flag]]]:
             OWN_FLAGS,
         ),
         (
-            "predict.bench.random_adapters",
-            "Writes LoRA adapters of random weights, for a run that has requests of several.",
-            RANDOM_ADAPTERS,
-        ),
-        (
             "predict.bench.compare",
-            "Says what became faster or slower between two files of numbers, which come first.",
+            "Says what became faster or slower: between two files of numbers, which come first, or "
+            "two commands that take turns.",
             COMPARE,
         ),
-        ("predict.bench.cpu_peer", "Measures llama.cpp beside Regatta on a CPU.", CPU_PEER),
-        (
-            "predict.bench.guided",
-            "Measures what guides cost. Takes the predictor's flags besides.",
-            GUIDED,
-        ),
+        ("predict.bench.peer", "Measures llama.cpp beside Regatta on a CPU.", PEER),
         ("predict.bench.kernels", "Measures single operators.", KERNELS),
-        ("predict.bench.loading", "Measures how long a model takes to be ready.", LOADING),
         ("predict.bench.serving", "Puts load on a server that speaks OpenAI's API.", SERVING),
-        (
-            "predict.bench.serving.hostile",
-            "Measures what hostile requests do to another client's stream.",
-            HOSTILE,
-        ),
     ]
 
 

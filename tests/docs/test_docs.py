@@ -47,7 +47,7 @@ PAGES = (
 def flag_table(command: str) -> Sequence[Flag]:
     """The flags that a command takes."""
     tables = {name: flags for name, _, flags in script("docs/make_flags.py").sections()}
-    takes_all = ("export/export_model.py", "predict.bench.throughput", "predict.bench.guided")
+    takes_all = ("export/export_model.py", "predict.bench.throughput")
     shared = tables["predict/predictor.py"] if command in takes_all else ()
     names = {flag.name for flag in tables[command]}
     return [*tables[command], *(flag for flag in shared if flag.name not in names)]

@@ -26,8 +26,6 @@ COMMANDS = {
     "quant/evaluate.py": "quant.evaluate",
     "predict.doctor": "predict.doctor",
     "predict.bench.throughput": "predict.bench.throughput",
-    "predict.bench.random_adapters": "predict.bench.random_adapters",
-    "predict.bench.guided": "predict.bench.guided",
     "predict.bench.kernels": "predict.bench.kernels",
     "predict.bench.serving": "predict.bench.serving.__main__",
 }
