@@ -369,6 +369,7 @@ def plot_all() -> None:
     ratios = {name: float(line[RATIO]) for name, line in TABLES["headline"].lines().items()}
     drawn = axes.barh(list(ratios), list(ratios.values()), color="#00796b")
     axes.bar_label(drawn, fmt="%.2f", padding=3)
+    axes.margins(x=0.1)
     axes.invert_yaxis()
     axes.axvline(1.0, color="#444444", linewidth=1)
     axes.set_xlabel("times as fast as vLLM 0.26 (H200), llama.cpp (CPU)")

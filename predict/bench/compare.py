@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +27,7 @@ from predict.bench.turns import (
     Turns,
     more_is_better,
     numbers_of,
+    ratio_of_turns,
     take_turns,
 )
 from predict.cli.command import run_command
@@ -200,14 +202,13 @@ def compare_files(before: Recorded, after: Recorded, min_change: float) -> list[
 
 def changes_of(turns: Turns, min_change: float) -> list[Change]:
     """Every number that both sides have in all turns."""
-    suites = turns.suites("")
-    medians = [{row["name"]: row["values"] for row in suites[name]["rows"]} for name in turns.names]
     changes = []
-    for case, metric, ratio in turns.ratios():
-        count = len(turns.samples[case][metric][0])
-        before, after = (side[case][metric] for side in medians)
+    for case, metric, ratios in turns.ratios():
+        before, after = turns.samples[case][metric]
+        medians = statistics.median(before), statistics.median(after)
+        ratio, count = ratio_of_turns(ratios), len(ratios)
         verdict = _verdict(ratio, min_change)
-        changes.append(Change(case, metric, before, after, count, count, ratio, verdict))
+        changes.append(Change(case, metric, *medians, count, count, ratio, verdict))
     return changes
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from predict.bench.record import Row, Suite, repeated_row, spread_of, suite
+from predict.bench.record import Suite, repeated_row, suite
 from predict.errors import UserError
 from predict.system.files import read_json_object
 
@@ -54,13 +54,12 @@ class Ratio:
         return abs(math.log(self.value)) > math.log1p(least)
 
 
-def ratio_of_turns(before: Sequence[float], after: Sequence[float]) -> Ratio:
-    """Of `after` to `before`, positive numbers that were measured side by side, turn by turn.
+def ratio_of_turns(ratios: Sequence[float]) -> Ratio:
+    """The median of the turns' ratios, and between which two of them it lies by the sign test.
 
-    The median of the turns' ratios, and the interval between two of them that the sign test gives:
-    it takes no shape of the noise for granted.
+    That takes no shape of the noise for granted.
     """
-    ratios = sorted(late / early for early, late in zip(before, after, strict=True))
+    ratios = sorted(ratios)
     allowed = (1.0 - CONFIDENCE) / 2.0 * 2 ** len(ratios)
     rank, below = 0, 1  # ratios outside at either end, and orders with at most so many
     while below <= allowed:
@@ -141,12 +140,12 @@ class Turns:
                 both[0].append(before[case][metric])
                 both[1].append(after[case][metric])
 
-    def ratios(self) -> Iterator[tuple[str, str, Ratio]]:
-        """Case, metric, and how many times as good the second side is."""
+    def ratios(self) -> Iterator[tuple[str, str, list[float]]]:
+        """Case, metric, and how many times as good the second side is, turn by turn."""
         for case in sorted(self.samples):
             for metric, (before, after) in sorted(self.samples[case].items()):
-                both = (before, after) if more_is_better(metric) else (after, before)
-                yield case, metric, ratio_of_turns(*both)
+                better = (before, after) if more_is_better(metric) else (after, before)
+                yield case, metric, [late / early for early, late in zip(*better, strict=True)]
 
     def suites(self, command: str) -> dict[str, Suite]:
         """Medians and spread of both sides, and of the ratios."""
@@ -157,19 +156,15 @@ class Turns:
                 for case, held in sorted(self.samples.items())
             ]
             made[name] = suite(rows, {}, command, METHOD)
-        found: dict[str, Row] = {}
-        for case, metric, ratio in self.ratios():
-            row = found.setdefault(
-                case, {"name": case, "values": {}, "intervals": {}, "spread": {}}
-            )
-            row["values"][metric + RATIO] = ratio.value
-            if ratio.low is not None:
-                row["intervals"][metric + RATIO] = [ratio.low, ratio.high]
-            before, after = self.samples[case][metric]
-            both = (before, after) if more_is_better(metric) else (after, before)
-            each = [late / early for early, late in zip(*both, strict=True)]
-            row["spread"][metric + RATIO] = spread_of(each)
-        made["ratios"] = suite(list(found.values()), {}, command, METHOD)
+        found: dict[str, dict[str, list[float]]] = {}
+        for case, metric, ratios in self.ratios():
+            found.setdefault(case, {})[metric + RATIO] = ratios
+        rows = []
+        for case, samples in found.items():
+            ends = {metric: ratio_of_turns(ratios) for metric, ratios in samples.items()}
+            intervals = {m: [r.low, r.high] for m, r in ends.items() if r.low is not None}
+            rows.append({**repeated_row(case, samples), "intervals": intervals})
+        made["ratios"] = suite(rows, {}, command, METHOD)
         return made
 
 

@@ -63,7 +63,8 @@ def test_our_reader_finds_the_network_in_the_file(family: str, kind: str, tmp_pa
     path = tmp_path / "x.gguf"
     write_gguf(path, spec, kind)
     again, _ = read_spec(path)
-    assert dataclasses.replace(again, max_context=spec.max_context) == spec
+    sizes = ("vocab_size", "hidden_size", "max_context", "tie_word_embeddings", "layers", "head")
+    assert [getattr(again, name) for name in sizes] == [getattr(spec, name) for name in sizes]
     found = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     head = "token_embd.weight" if spec.tie_word_embeddings else "output.weight"
     assert found[head].tensor_type.name == TYPES[kind][0]
