@@ -479,9 +479,7 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
     if counts_experts(llm):
         settings["routing"] = plan.routing or "as the weights have it"
         method, units = method + EXPERTS, UNITS | EXPERT_UNITS
-    of_process = [
-        {"name": "process", "values": process, "spread": {"ready_s": spread_of([startup])}}
-    ]
+    of_process = [{"name": "process", "values": process}]
     made = {
         "throughput": suite(rows, units, command, method),
         "process": suite(of_process, {}, command, "From its start; as the system counts memory."),

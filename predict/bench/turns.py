@@ -111,12 +111,13 @@ def run_program(words: Sequence[str], folder: Path | None, env: Mapping[str, str
 def numbers_of(content: Mapping[str, Any]) -> Numbers:
     """The numbers of a file that are speeds, of "suite: case".
 
-    A row of an older build has its repetitions themselves, as samples, in place of their spread.
+    Of a row without repetitions all numbers; one of an older build has them as samples, in place
+    of their spread.
     """
     return {
         f"{name}: {row['name']}": {
             metric: float(row["values"][metric])
-            for metric in row.get("spread", row.get("samples", {}))
+            for metric in row.get("spread", row.get("samples", row["values"]))
             if more_is_better(metric) is not None and (row["values"][metric] or 0.0) > 0.0
         }
         for name, held in content["suites"].items()

@@ -309,7 +309,7 @@ def test_the_file_is_one_that_compare_reads(tmp_path: Path) -> None:
     assert found.device["name"] == "a GPU"
     assert list(found.cases) == ["serving: 20 requests/s", "serving: 40 requests/s"]
     for case in found.cases.values():
-        assert all(case[name].n == 2 for name in METRICS)
+        assert {name: number.n for name, number in case.items()} == dict.fromkeys(METRICS, 2)
     prompts = [str(body["prompt"]) for body in server.bodies]
     assert len(prompts) == len(set(prompts)) == 12
 

@@ -148,7 +148,7 @@ def test_commands_that_are_not_run_have_flags_that_exist(page: Path) -> None:
                 assert own is None or own[0] in COMMANDS or (ROOT / own[0]).is_file(), words
                 continue
             command, arguments = own
-            if arguments and arguments[0].endswith(".json"):
+            while arguments and arguments[0].endswith(".json"):
                 arguments = arguments[1:]
             parse_flags(arguments, flag_table(command), command, "")
 

@@ -151,8 +151,11 @@ def load_rows(reports: Sequence[LoadReport], unit: str) -> list[Row]:
     for load in sorted({report.load for report in reports}):
         runs = [report for report in reports if report.load == load]
         names = [name for name in runs[0].numbers if all(name in run.numbers for run in runs)]
-        samples = {name: [run.numbers[name] for run in runs] for name in names}
-        row = repeated_row(f"{load:g} {unit}", samples)
+        row = repeated_row(
+            f"{load:g} {unit}", {name: [run.numbers[name] for run in runs] for name in names}
+        )
+        # The others are no speeds of the server.
+        row["spread"] = {name: each for name, each in row["spread"].items() if name in METRICS}
         row["errors"] = dict(sum((Counter(run.errors) for run in runs), Counter()))
         rows.append(row)
     return rows
