@@ -441,7 +441,6 @@ def test_a_sweep_over_virtual_servers_finds_their_capacity() -> None:
         (["--arrival", "concurrency", "--load", "1.5"], "whole numbers"),
         (["--arrival", "concurrency", "--seconds", "5"], "--seconds needs a rate"),
         (["--seconds", "5", "--num_requests", "5"], "leave one out"),
-        (["--load", "1,2,1"], "give --repetitions"),
         (["--sweep", "--limits", "ttft:1", "--repetitions", "2"], "measured once"),
         (["--repetitions", "0"], "allowed: 1 to 1000"),
         (["--workload", "file"], "go together"),

@@ -251,10 +251,6 @@ def parse(argv: Sequence[str]) -> Plan:
     refusals = (
         (not loads, "--load is empty; give it at least one number"),
         (
-            len(set(loads)) < len(loads),
-            "--load has one twice; give --repetitions to measure it more than once",
-        ),
-        (
             not plan.is_open and fractions,
             "--load of --arrival concurrency counts requests in flight: whole numbers from 1",
         ),
@@ -274,10 +270,6 @@ def parse(argv: Sequence[str]) -> Plan:
             flags["sweep"] and several,
             "--sweep begins at one load, measured once: give --load one number, and leave "
             "--repetitions or --sweep out",
-        ),
-        (
-            not flags["max_load"] >= max(loads, default=0.0),
-            f"--max_load {flags['max_load']:g} is below --load; raise it",
         ),
         (
             file != (flags["data_file"] is not None),
