@@ -16,7 +16,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -43,8 +42,7 @@ class Source(NamedTuple):
     only: str = ""  # a regular expression of the names that are taken
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """A pivot of suites. columns: of the table, and how each shows its numbers."""
 
     sources: Sequence[Source]
@@ -54,7 +52,7 @@ class Table:
     is_grid: bool = False  # names are LINE, COLUMN, and a cell is the row's milliseconds
     is_closed: bool = False  # lines are those of the first source
     in_order: bool = False  # lines in the order of their names
-    words: Mapping[str, str] = field(default_factory=dict)  # replaced in the whole table
+    words: Mapping[str, str] = {}  # replaced in the whole table
 
     def lines(self) -> dict[str, dict[str, Any]]:
         """Line -> column -> number; "limit" and "intervals" beside them."""

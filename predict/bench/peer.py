@@ -8,7 +8,6 @@ ours is, with the interval of the turns' ratios.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -28,6 +27,7 @@ from predict.cli.flags import Flag, FlagValues, parse_flags
 from predict.errors import UserError, one_of
 from predict.loading.model import read_spec
 from predict.system.console import say, show
+from predict.system.files import parse_json
 from predict.system.outputs import check_output
 from predict.system.progress import Progress
 from predict.system.signals import Signals
@@ -108,8 +108,9 @@ class Work:
         words += ["-ctv", cache, "--output-format", "jsonl"]
         words += [word for name, size in sizes.items() for word in (name, str(size))]
         lines = run_program(words, None, os.environ).splitlines()
-        found = next((json.loads(line) for line in lines if line.startswith("{")), None)
-        if found is None:
+        line = next((line for line in lines if line.startswith("{")), "")
+        found = parse_json(line, f"a line of {self.program}") if line else None
+        if not isinstance(found, dict):
             raise UserError(f"{self.program} printed no line of JSON; a newer one does", 1)
         count = case.num_requests
         values = {"prompt_tokens_per_s": count * case.input_len / float(found["t_pp"])}
