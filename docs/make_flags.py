@@ -61,14 +61,10 @@ COMMANDS = {
     "predict/merge_lora_params.py": ("predict.merge_lora_params.FLAGS", ""),
     "quant/evaluate.py": ("quant.evaluate.FLAGS", ""),
     "predict.bench.throughput": ("predict.bench.throughput.OWN_FLAGS", _PREDICTOR),
-    "predict.bench.random_adapters": ("predict.bench.random_adapters.FLAGS", ""),
     "predict.bench.compare": ("predict.bench.compare.FLAGS", ""),
-    "predict.bench.cpu_peer": ("predict.bench.cpu_peer.__main__.FLAGS", ""),
-    "predict.bench.guided": ("predict.bench.guided.OWN_FLAGS", _PREDICTOR),
+    "predict.bench.peer": ("predict.bench.peer.FLAGS", ""),
     "predict.bench.kernels": ("predict.bench.kernels.FLAGS", ""),
-    "predict.bench.loading": ("predict.bench.loading.FLAGS", ""),
     "predict.bench.serving": ("predict.bench.serving.__main__.FLAGS", ""),
-    "predict.bench.serving.hostile": ("predict.bench.serving.hostile.FLAGS", ""),
 }
 MARKED = re.compile(r"(<!-- fields: ([\w.]+) -->\n).*?(<!-- /fields -->)", re.DOTALL)
 LINE = re.compile(r"    (?:(?P<name>\w+): [^#]*)?(?:# ?(?P<said>.*))?")

@@ -56,18 +56,11 @@ EXPERT_UNITS = {
     "prompt_experts": "distinct experts of a layer and step of prompts",
     "decode_experts": "distinct experts of a layer and step of decoding",
 }
-SHORT = {
-    "ttft_ms": "TTFT",
-    "tpot_ms": "TPOT",
-    "input_tokens_per_s": "in",
-    "output_tokens_per_s": "out",
-}
 HEADER = (
     f"{'case':<16}{'TTFT, ms':>11}{'TPOT, ms':>11}{'in, tokens/s':>14}{'out, tokens/s':>15}"
     f"{'share of limit':>20}"
 )
 EXPERT_HEADER = f"{'experts, prompts/decode':>26}"
-PEER_HEADER = f"  {'peer':<26}{'times as good':>13}"
 
 
 def number_text(metric: str, value: float | None) -> str:
@@ -81,13 +74,11 @@ def number_text(metric: str, value: float | None) -> str:
 def cases_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """One line per row of predict.bench.record, after a line of heads.
 
-    All rows have all columns; those of experts and of a peer are left out where no row has one.
+    All rows have all columns; that of experts is left out where no row has one.
     """
     columns = [(HEADER, _own)]
     if any(name in row["values"] for row in rows for name in EXPERT_UNITS):
         columns.append((EXPERT_HEADER, _experts))
-    if any("peer" in row for row in rows):
-        columns.append((PEER_HEADER, _peer))
     lines = ["".join(header for header, _ in columns)]
     lines += ["".join(text(row) for _, text in columns) for row in rows]
     return "\n".join(lines)
@@ -104,12 +95,3 @@ def _own(row: Mapping[str, Any]) -> str:
 def _experts(row: Mapping[str, Any]) -> str:
     shown = (number_text(name, row["values"].get(name)) for name in EXPERT_UNITS)
     return f"{' / '.join(shown):>26}"
-
-
-def _peer(row: Mapping[str, Any]) -> str:
-    peer = ratio = "-"
-    if "peer" in row:
-        of = row["peer"]
-        peer = f"{SHORT[of['metric']]} {number_text(of['metric'], of['value'])}, {of['engine']}"
-        ratio = f"{of['times_as_good']:.2f}"
-    return f"  {peer:<26}{ratio:>13}"

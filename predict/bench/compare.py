@@ -1,46 +1,64 @@
-"""What became faster or slower between two files of numbers, beyond the spread of repetitions.
+"""What became faster or slower: two files of numbers, or two commands that take turns.
 
-Takes the files that --output_file of predict.bench.throughput, serving and cpu_peer writes. Every
-number of a case that stands in both files is compared: the ratio is the median of all pairs of
-repetitions, its interval that of the rank test of Mann and Whitney, which takes no shape of the
-noise for granted.
+Files are those that --output_file of predict.bench.throughput and serving writes, and the commands
+are those that write them. Every number of a case that stands in both is compared. Commands in turns
+say most: each turn has a ratio, and the interval is that of the sign test. Of two files the
+interval follows from medians, quartiles and how many repetitions there were.
 """
 
 from __future__ import annotations
 
+import math
+import shlex
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from predict.bench.record import command_line, record
 from predict.bench.report import write_json
-from predict.bench.spread import MOST_SAMPLES, Ratio, least_repetitions, ratio_between
+from predict.bench.turns import (
+    LEAST_TURNS,
+    Command,
+    Numbers,
+    Ratio,
+    Turns,
+    more_is_better,
+    numbers_of,
+    ratio_of_turns,
+    take_turns,
+)
 from predict.cli.command import run_command
 from predict.cli.flags import Flag, FlagValues, parse_flags
 from predict.errors import EXIT_FAILURE, UserError
 from predict.system.console import say, show
 from predict.system.files import read_json_object
 from predict.system.outputs import check_output
+from predict.system.progress import Progress
 from predict.system.signals import Signals
 
 PROG = "python -m predict.bench.compare"
-USAGE = "BEFORE.json AFTER.json [--flag [VALUE] ...]"
+USAGE = "BEFORE.json AFTER.json | --before COMMAND [--after COMMAND] [--flag [VALUE] ...]"
 GROUP = "Comparison"
-FAILS = ("slower", "different")
 # fmt: off
 FLAGS = (
-    Flag(GROUP, "confidence", "float", 0.95,
-         "How sure a difference must be. Of as many numbers that did not change, the rest to 1 is "
-         "called changed by chance."),
+    Flag(GROUP, "before", "str", None,
+         "In place of two files: a command of predict.bench, which takes turns with --after's."),
+    Flag(GROUP, "after", "str", None,
+         "The other command; when not given, the same."),
+    Flag(GROUP, "before_folder", "str", None,
+         "Run --before in this checkout, which is built: two builds beside each other."),
+    Flag(GROUP, "turns", "int", 20,
+         "Turns of both commands."),
     Flag(GROUP, "min_change", "float", 0.02,
          "Changes of at most this share are called the same, however sure they are."),
     Flag(GROUP, "other_device", "bool", False,
          "Compare files of different devices, too."),
     Flag(GROUP, "fail_on", "str", None,
          "End with exit status 1 where a number is slower, or is different either way; for CI.",
-         choices=FAILS),
+         choices=("slower", "different")),
     Flag(GROUP, "output_file", "str", None,
          "Write the comparison as JSON."),
 )
@@ -48,25 +66,32 @@ FLAGS = (
 # What two files must have in common, where both say it.
 IDENTITY = ("name", "family", "model", "num_threads", "features", "architecture", "client")
 FASTER, SLOWER, SAME, TOO_FEW = "faster", "slower", "same", "too few"
-# End of a metric's name -> whether more of it is better. Others are no speeds: not compared.
-MORE_IS_BETTER = {"_per_s": True, "_share": True, "times_as_good": True, "_ms": False, "_s": False}
+LEAST_REPETITIONS = 4  # on either side of two files
+
+
+class Number(NamedTuple):
+    """A number of a file: the median of so many repetitions, and their quartiles."""
+
+    median: float
+    n: int
+    q1: float
+    q3: float
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a file holds: where it was measured and how, and the repetitions of every number."""
+    """What a file holds: where it was measured and how, and the numbers of every case."""
 
     path: str
     device: Mapping[str, Any]
     versions: Mapping[str, Any]
     settings: Mapping[str, Any]
-    # "suite: case" -> metric -> repetitions
-    cases: Mapping[str, Mapping[str, tuple[float, ...]]]
+    cases: Mapping[str, Mapping[str, Number]]  # "suite: case" -> metric
 
 
 @dataclass(frozen=True)
 class Change:
-    """One number of one case in both files."""
+    """One number of one case on both sides."""
 
     case: str
     metric: str
@@ -82,15 +107,16 @@ def read_recorded(path: str | Path) -> Recorded:
     """The numbers of a file. Raises UserError for one that is not of this format."""
     content = read_json_object(Path(path))
     try:
-        cases: dict[str, dict[str, tuple[float, ...]]] = {}
+        cases: dict[str, dict[str, Number]] = {}
         for suite, held in content["suites"].items():
             for row in held["rows"]:
                 case = f"{suite}: {row['name']}"
                 if case in cases:
                     raise UserError(f"{path} has {case!r} twice; leave one of them out")
                 cases[case] = {
-                    metric: _repetitions(metric, samples)
-                    for metric, samples in row.get("samples", {}).items()
+                    metric: _number(row["values"][metric], spread)
+                    for metric, spread in row.get("spread", {}).items()
+                    if row["values"][metric] is not None
                 }
         device, versions, settings = (
             dict(content.get(name, {})) for name in ("device", "versions", "settings")
@@ -103,12 +129,28 @@ def read_recorded(path: str | Path) -> Recorded:
     return Recorded(str(path), device, versions, settings, cases)
 
 
-def _repetitions(metric: str, samples: Any) -> tuple[float, ...]:
-    if not isinstance(samples, list) or not 0 < len(samples) <= MOST_SAMPLES:
-        raise ValueError(f"{metric} has no list of 1 to {MOST_SAMPLES} samples")
-    if not all(type(sample) in (int, float) for sample in samples):
-        raise ValueError(f"{metric} has samples that are no numbers")
-    return tuple(float(sample) for sample in samples)
+def _number(median: Any, spread: Mapping[str, Any]) -> Number:
+    found = (median, spread["n"], spread["q1"], spread["q3"])
+    if not all(type(each) in (int, float) for each in found):
+        raise ValueError("a spread with what is no number")
+    return Number(*found)
+
+
+def ratio_of_files(before: Number, after: Number) -> Ratio:
+    """Of `after` to `before`, by the notches of McGill, Tukey and Larsen (1978).
+
+    The median of n repetitions with quartiles q1 and q3 is sure to some 0.93 (q3 - q1) / sqrt(n).
+    Quartiles of a few repetitions lie too close, for which the interval is 1 + 3 / n times as wide:
+    then it misses the ratio of two normal or exponential distributions at most as often as it says.
+    """
+    value, fewest = after.median / before.median, min(before.n, after.n)
+    if fewest < LEAST_REPETITIONS:
+        return Ratio(value, None, None)
+    spread = math.hypot(
+        *((each.q3 - each.q1) / each.median / math.sqrt(each.n) for each in (before, after))
+    )
+    width = math.exp(1.96 * 0.93 * (1.0 + 3.0 / fewest) * spread)
+    return Ratio(value, value / width, value * width)
 
 
 def different_device(before: Recorded, after: Recorded) -> str | None:
@@ -137,35 +179,36 @@ def notes(before: Recorded, after: Recorded) -> list[str]:
     return lines
 
 
-def compare(
-    before: Recorded, after: Recorded, confidence: float, min_change: float
-) -> list[Change]:
+def compare_files(before: Recorded, after: Recorded, min_change: float) -> list[Change]:
     """Every number that both files have repetitions of. Raises UserError where there is none."""
     changes = []
     for case, metrics in before.cases.items():
         for metric, early in metrics.items():
-            late = after.cases.get(case, {}).get(metric)
-            more = next((m for end, m in MORE_IS_BETTER.items() if metric.endswith(end)), None)
+            late, more = after.cases.get(case, {}).get(metric), more_is_better(metric)
             # A share or a rate of nothing has no ratio.
-            if late is not None and more is not None and min(*early, *late) > 0.0:
-                ratio = ratio_between(*((early, late) if more else (late, early)), confidence)
-                change = Change(
-                    case=case,
-                    metric=metric,
-                    before=statistics.median(early),
-                    after=statistics.median(late),
-                    num_before=len(early),
-                    num_after=len(late),
-                    times_as_fast=ratio,
-                    verdict=_verdict(ratio, min_change),
-                )
-                changes.append(change)
+            if late is not None and more is not None and min(early.median, late.median) > 0.0:
+                ratio = ratio_of_files(*((early, late) if more else (late, early)))
+                verdict = _verdict(ratio, min_change)
+                medians, counts = (early.median, late.median), (early.n, late.n)
+                changes.append(Change(case, metric, *medians, *counts, ratio, verdict))
     if not changes:
         raise UserError(
             f"{before.path} and {after.path} have no case in common with repetitions of a number; "
             f"the first has {', '.join(before.cases) or 'none'}, the second "
             f"{', '.join(after.cases) or 'none'}"
         )
+    return changes
+
+
+def changes_of(turns: Turns, min_change: float) -> list[Change]:
+    """Every number that both sides have in all turns."""
+    changes = []
+    for case, metric, ratios in turns.ratios():
+        before, after = turns.samples[case][metric]
+        medians = statistics.median(before), statistics.median(after)
+        ratio, count = ratio_of_turns(ratios), len(ratios)
+        verdict = _verdict(ratio, min_change)
+        changes.append(Change(case, metric, *medians, count, count, ratio, verdict))
     return changes
 
 
@@ -177,14 +220,13 @@ def _verdict(ratio: Ratio, min_change: float) -> str:
     return FASTER if ratio.value > 1.0 else SLOWER
 
 
-def table(changes: Sequence[Change], confidence: float) -> str:
+def table(changes: Sequence[Change], names: tuple[str, str] = ("before", "after")) -> str:
     """A line per number, after a line of heads."""
     width = max(len("case"), *(len(change.case) for change in changes))
     metrics = max(len("number"), *(len(change.metric) for change in changes))
-    between = f"{100 * confidence:g}% interval"
     lines = [
-        f"{'case':<{width}}  {'number':<{metrics}}{'before':>12}{'after':>12}"
-        f"{'times as fast':>15}{between:>18}  verdict"
+        f"{'case':<{width}}  {'number':<{metrics}}{names[0]:>12}{names[1]:>12}"
+        f"{'times as fast':>15}{'95% interval':>18}  verdict"
     ]
     for change in changes:
         ratio = change.times_as_fast
@@ -200,46 +242,49 @@ def _short(value: float) -> str:
     return f"{value:,.3f}" if value < 1000 else f"{value:,.0f}"
 
 
-def summary(changes: Sequence[Change], confidence: float) -> str:
+def summary(changes: Sequence[Change]) -> str:
     """How many of each verdict, and what to do about too few repetitions."""
     counts = [
         f"{number} {verdict}"
         for verdict in (FASTER, SLOWER, SAME)
         if (number := sum(change.verdict == verdict for change in changes))
     ]
-    same = [change.times_as_fast for change in changes if change.verdict == SAME]
-    if same:
-        low, high = (
-            min(ratio.low or 0.0 for ratio in same),
-            max(ratio.high or 0.0 for ratio in same),
-        )
-        counts[-1] += f" as far as the spread shows (intervals within {low:.3f} to {high:.3f})"
     few = [change for change in changes if change.verdict == TOO_FEW]
     if few:
         counts.append(
-            f"{len(few)} with too few repetitions to say; {100 * confidence:g}% takes "
-            f"{least_repetitions(confidence)} on either side, where {few[0].case} has "
-            f"{few[0].num_before} and {few[0].num_after}"
+            f"{len(few)} with too few repetitions to say: an interval takes {LEAST_REPETITIONS} on "
+            f"either side, or {LEAST_TURNS} turns, and {few[0].case} has {few[0].num_before} and "
+            f"{few[0].num_after}"
         )
     return ", ".join(counts)
 
 
-def parse(argv: Sequence[str]) -> tuple[FlagValues, tuple[str, str]]:
-    """The flags and the two files of a command line. Raises UserError."""
+def parse(argv: Sequence[str]) -> tuple[FlagValues, Sequence[str]]:
+    """The flags and the files of a command line: two, or none. Raises UserError."""
     num_files = next((i for i, word in enumerate(argv) if word.startswith("-")), len(argv))
     files, words = argv[:num_files], argv[num_files:]
     flags = parse_flags(words, FLAGS, PROG, __doc__ or "", USAGE)
-    if len(files) != 2:
-        raise UserError(f"{len(files)} files where two are compared; write {PROG} {USAGE}")
-    if not 0.5 <= flags["confidence"] <= 0.9999:
+    if len(files) != (2 if flags["before"] is None else 0):
         raise UserError(
-            f"--confidence {flags['confidence']} is not supported (allowed: 0.5 to 0.9999)"
+            f"{len(files)} files: two are compared, or none with --before; write {PROG} {USAGE}"
         )
     if not 0.0 <= flags["min_change"] <= 10.0:
         raise UserError(f"--min_change {flags['min_change']} is not supported (allowed: 0 to 10)")
+    if not 1 <= flags["turns"] <= 1000:
+        raise UserError(f"--turns {flags['turns']} is not supported (allowed: 1 to 1000)")
+    for name in ("after", "before_folder"):
+        if flags["before"] is None and flags[name] is not None:
+            raise UserError(f"--{name} goes with --before; give that too, or leave it out")
+    if flags["after"] is None and flags["before_folder"] is None and flags["before"] is not None:
+        raise UserError("--before alone is held against nothing; give --after or --before_folder")
+    folder = flags["before_folder"]
+    if folder is not None and not (Path(folder) / "predict").is_dir():
+        raise UserError(f"--before_folder {folder} is no checkout: it has no folder predict")
     if flags["output_file"] is not None:
-        check_output("output_file", flags["output_file"], files=dict(zip("ab", files, strict=True)))
-    return flags, (files[0], files[1])
+        check_output(
+            "output_file", flags["output_file"], files=dict(zip("ab", files, strict=False))
+        )
+    return flags, files
 
 
 def is_failure(changes: Sequence[Change], fail_on: str | None) -> bool:
@@ -248,31 +293,79 @@ def is_failure(changes: Sequence[Change], fail_on: str | None) -> bool:
     return any(change.verdict in bad for change in changes)
 
 
+def of_files(flags: FlagValues, files: Sequence[str]) -> tuple[list[Change], dict[str, Any]]:
+    """The changes between two files, and what is written of them."""
+    before, after = (read_recorded(path) for path in files)
+    difference = different_device(before, after)
+    if difference is not None and not flags["other_device"]:
+        raise UserError(
+            f"the files are of different devices: {difference}; with --other_device they are "
+            "compared all the same"
+        )
+    changes = compare_files(before, after, flags["min_change"])
+    lines = ([f"devices differ: {difference}"] if difference else []) + notes(before, after)
+    for line in lines:
+        say(f"note: {line}")
+    made = {"before": before.path, "after": after.path, "min_change": flags["min_change"]}
+    return changes, {**made, "notes": lines, "changes": [asdict(change) for change in changes]}
+
+
+def of_commands(flags: FlagValues, command: str) -> tuple[list[Change], dict[str, Any]]:
+    """The changes between two commands that take turns, and what is written of them."""
+    folder = flags["before_folder"]
+    words = [shlex.split(flags[name] or flags["before"]) for name in ("before", "after")]
+    sides = (
+        Command(words[0], None if folder is None else Path(folder).resolve()),
+        Command(words[1]),
+    )
+    last: list[dict[str, Any]] = [{}, {}]
+    differing: dict[str, None] = {}
+
+    def measure(number: int) -> Numbers:
+        last[number] = sides[number].file()
+        return numbers_of(last[number])
+
+    turns = Turns(("before", "after"))
+    with Progress(flags["turns"], unit="turn", label="measuring") as progress:
+
+        def on_turn() -> None:
+            before, after = map(tokens_of, last)
+            differing.update({case: None for case in before if before[case] != after.get(case)})
+            progress.on_finished()
+
+        take_turns(turns, lambda: measure(0), lambda: measure(1), flags["turns"], on_turn)
+    if not turns.samples:
+        raise UserError("the two commands have no case in common; give both the same --cases")
+    same = [case for case in tokens_of(last[0]) if case not in differing]
+    if same or differing:
+        say(
+            f"note: the same tokens in {', '.join(same) or 'no case'}; "
+            f"others in {', '.join(differing) or 'none'}"
+        )
+    settings = {"before": flags["before"], "after": flags["after"], "turns": flags["turns"]}
+    made = record(last[1]["device"], last[1]["versions"], settings, turns.suites(command))
+    return changes_of(turns, flags["min_change"]), {**made, "other_tokens": list(differing)}
+
+
+def tokens_of(content: Mapping[str, Any]) -> dict[str, int]:
+    """Of the cases of predict.bench.throughput, which tokens they had."""
+    rows = content["suites"].get("throughput", {"rows": ()})["rows"]
+    return {row["name"]: row["tokens_crc32"] for row in rows if "tokens_crc32" in row}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
 
     def action(signals: Signals) -> int:
-        flags, paths = parse(sys.argv[1:] if argv is None else argv)
-        before, after = (read_recorded(path) for path in paths)
-        difference = different_device(before, after)
-        if difference is not None and not flags["other_device"]:
-            raise UserError(
-                f"the files are of different devices: {difference}; with --other_device they are "
-                "compared all the same"
-            )
-        confidence = flags["confidence"]
-        changes = compare(before, after, confidence, flags["min_change"])
-        lines = notes(before, after)
-        for line in ([f"devices differ: {difference}"] if difference else []) + lines:
-            say(f"note: {line}")
-        show(table(changes, confidence))
-        show("\n" + summary(changes, confidence))
+        words = sys.argv[1:] if argv is None else argv
+        flags, files = parse(words)
+        changes, made = (
+            of_files(flags, files) if files else of_commands(flags, command_line(PROG, words))
+        )
+        show(table(changes))
+        show("\n" + summary(changes))
         if flags["output_file"] is not None:
-            settings = {"confidence": confidence, "min_change": flags["min_change"]}
-            made = {"before": before.path, "after": after.path, **settings, "notes": lines}
-            write_json(
-                {**made, "changes": [asdict(change) for change in changes]}, flags["output_file"]
-            )
+            write_json(made, flags["output_file"])
         return EXIT_FAILURE if is_failure(changes, flags["fail_on"]) else 0
 
     return run_command(action)

@@ -1,70 +1,60 @@
-"""Rows of predict.bench.record as a picture: a panel per metric, a bar per case."""
+"""A benchmark's file as a picture: a panel per number or latency, a point per case or load."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from predict.bench.cases import UNITS, number_text
-from predict.bench.ceilings import share_text
-from predict.bench.record import Row
+from predict.bench.cases import UNITS
 
 TITLES = {
     "ttft_ms": "time to first token, ms",
     "tpot_ms": "time per output token, ms",
+    "itl_ms": "between two pieces, ms",
+    "e2e_ms": "whole answer, ms",
     "input_tokens_per_s": "input tokens/s",
     "output_tokens_per_s": "output tokens/s",
 }
+PERCENTILES = ("p50", "p90", "p99")
 
 
-def bars(rows: Sequence[Row], metric: str) -> list[tuple[str, float, float, float]]:
-    """(case, value, below, above) of the rows with the metric; to the least and most sample."""
-    found = []
-    for row in rows:
-        value = row["values"].get(metric)
-        if value is not None:
-            samples = row.get("samples", {}).get(metric, [value])
-            below, above = value - min(samples), max(samples) - value
-            found.append((row["name"], value, max(below, 0.0), max(above, 0.0)))
-    return found
+def panels(name: str) -> dict[str, dict[str, str]]:
+    """Of a suite's picture: metric or latency -> label of a line -> column of its values."""
+    if name != "serving":
+        return {metric: {"": metric} for metric in UNITS}
+    latencies = ("ttft", "tpot", "itl", "e2e")
+    return {f"{each}_ms": {p.upper(): f"{each}_{p}_ms" for p in PERCENTILES} for each in latencies}
 
 
 def draw(made: Mapping[str, Any]) -> Any:
-    """A figure of matplotlib's: ours as bars with all samples' range, peers as lines."""
+    """A figure of matplotlib's: medians, from the least repetition to the most; limits as lines."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rows = made["suites"]["throughput"]["rows"]
-    figure = Figure(figsize=(11, 2.5 + 0.7 * len(rows)), layout="constrained")
+    name = "serving" if "serving" in made["suites"] else "throughput"
+    figure = Figure(figsize=(11, 8), layout="constrained")
     FigureCanvasAgg(figure)
-    settings, device = made.get("settings", {}), made["device"]["name"]
-    words = [settings.get(name) for name in ("model", "dtype", "quant_type")]
-    said = [word for word in words if word not in (None, "none")]
-    figure.suptitle(", ".join([device, *said]), fontsize=10)
-    by_name = {row["name"]: row for row in rows}
-    for number, metric in enumerate(UNITS, 1):
+    settings = made.get("settings", {})
+    words = (made["device"]["name"], *(settings.get(k) for k in ("model", "dtype", "quant_type")))
+    figure.suptitle(", ".join(word for word in words if word not in (None, "none")), fontsize=10)
+    for number, (metric, lines) in enumerate(panels(name).items(), 1):
         axes = figure.add_subplot(2, 2, number)
         axes.set_title(TITLES[metric], fontsize=10)
-        found = bars(rows, metric)
-        if not found:
-            axes.text(0.5, 0.5, "no case has it", ha="center")
-            axes.set_axis_off()
-            continue
-        names, values, below, above = (list(column) for column in zip(*found, strict=True))
-        drawn = axes.barh(names, values, xerr=[below, above], color="#00796b", ecolor="#444444")
-        axes.bar_label(drawn, [_label(by_name[n], metric, v) for n, v, *_ in found], padding=4)
-        for place, name in enumerate(names):
-            peer = by_name[name].get("peer", {})
-            if peer.get("metric") == metric:
-                axes.plot([peer["value"]] * 2, [place - 0.45, place + 0.45], color="#d84315")
-                label = axes.annotate(peer["engine"], (peer["value"], place + 0.4), fontsize=7)
-                label.set_bbox({"facecolor": "white", "edgecolor": "#d84315", "pad": 1.5})
-        axes.invert_yaxis()
-        axes.margins(x=0.5)  # room for the labels
+        for label, column in lines.items():
+            rows = [row for row in made["suites"][name]["rows"] if column in row["values"]]
+            rows = [row for row in rows if row["values"][column] is not None]
+            values = [row["values"][column] for row in rows]
+            spread = [row.get("spread", {}).get(column, {}) for row in rows]
+            below = [max(v - s.get("min", v), 0.0) for v, s in zip(values, spread, strict=True)]
+            above = [max(s.get("max", v) - v, 0.0) for v, s in zip(values, spread, strict=True)]
+            names = [row["name"] for row in rows]
+            axes.errorbar(names, values, [below, above], marker="o", capsize=3, label=label)
+        limit = made.get("limits_ms", {}).get(metric.removesuffix("_ms"))
+        if limit is not None:
+            axes.axhline(limit, color="gray", linestyle="--", label="limit")
+        axes.set_ylim(bottom=0)
+        axes.tick_params("x", rotation=20)
+        axes.grid(alpha=0.3)
+        if name == "serving":
+            axes.legend()
     return figure
-
-
-def _label(row: Row, metric: str, value: float) -> str:
-    share = row["values"].get("share_of_limit")
-    beside = metric == "output_tokens_per_s" and share is not None
-    return number_text(metric, value) + (f" ({share_text(share)} of limit)" if beside else "")

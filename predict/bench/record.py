@@ -1,7 +1,7 @@
 """The file that a benchmark writes: device, versions, command and rows, as in benchmarks/.
 
-benchmarks/README.md has its fields. A row has medians in `values` and every
-repetition in `samples`.
+benchmarks/README.md has its fields. A row has medians in `values`, and in `spread` of each how many
+repetitions there were, their quartiles, the least and the most.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ import datetime
 import importlib.metadata
 import platform
 import shlex
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from predict.bench.report import percentile
 from predict.device.devices import kind_of
 from predict.errors import UserError
 
 Row = dict[str, Any]
 Suite = dict[str, Any]
-SPREAD = "values are medians of samples, which has every repetition"
+SPREAD = "values are medians of n repetitions; spread has their quartiles, the least and the most"
 
 
 def record(
@@ -47,6 +49,22 @@ def suite(rows: Sequence[Row], units: Mapping[str, str], command: str, method: s
         "units": dict(units),
         "rows": list(rows),
     }
+
+
+def repeated_row(name: str, samples: Mapping[str, Sequence[float]]) -> Row:
+    """The row of a case that was measured several times: metric -> a number per repetition."""
+    return {
+        "name": name,
+        "values": {metric: statistics.median(each) for metric, each in samples.items()},
+        "spread": {metric: spread_of(each) for metric, each in samples.items()},
+    }
+
+
+def spread_of(samples: Sequence[float]) -> dict[str, float]:
+    """How many repetitions there are, and how far they lie apart."""
+    ordered = sorted(samples)
+    quartiles = (percentile(ordered, percent) for percent in (0, 25, 75, 100))
+    return {"n": len(ordered), **dict(zip(("min", "q1", "q3", "max"), quartiles, strict=True))}
 
 
 def command_line(prog: str, words: Sequence[str]) -> str:

@@ -7,9 +7,7 @@ expert block gets there.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -41,7 +39,6 @@ Step = Literal["prompt", "decode"]
 # Of the experts by popularity, shares fall as 1 / rank^EXPONENT. Of 64 experts that is 5.7 bits of
 # entropy, and the first has 4.3 times the mean; trained models lie on both sides of it.
 EXPONENT = 0.5
-ROWS_OF_A_THREAD = 512
 MOST = 0.45  # of the tokens, to one expert: a logit that is as often below 0 wins at most half
 FIT_ROWS, FIT_ROUNDS, FIT_RATE = 4096, 40, 0.2
 
@@ -154,10 +151,6 @@ class ChosenExperts:
 
     counts: dict[Step, list[int]] = field(default_factory=lambda: {"prompt": [], "decode": []})
 
-    def add(self, step: Step, ids: npt.NDArray[np.int32]) -> None:
-        """Takes the choice [T, top_k] of one block in one step."""
-        self.counts[step].append(len(np.unique(ids)))
-
     def means(self) -> dict[str, float]:
         """The mean over blocks and steps, of prompts and of decoding, where there were any."""
         return {
@@ -180,7 +173,7 @@ class BlockByBlock:
 
     def expert_block(self, hidden: Tensor, weights: Experts) -> Tensor:
         """The backend's, whose choice is counted."""
-        self._chosen.add(self.step, chosen_by(hidden, weights))
+        self._chosen.counts[self.step].append(len(np.unique(chosen_by(hidden, weights))))
         made: Tensor = self._backend.expert_block(hidden, weights)
         return made
 
@@ -200,44 +193,26 @@ class BlockByBlock:
 
 
 def chosen_by(hidden: Tensor, weights: Experts) -> npt.NDArray[np.int32]:
-    """The experts [T, top_k] that an expert block chooses for hidden [T, H].
-
-    Many rows go to as many threads as there are CPU cores: plain Paddle takes one for an operator.
-    """
+    """The experts [T, top_k] that an expert block chooses for hidden [T, H]."""
     import paddle
     from predict.ops import plain
 
-    def values(tensor: Tensor) -> Array:
-        return to_float32(tensor.numpy())
+    def on_host(tensor: Tensor) -> Tensor:
+        return paddle.to_tensor(to_float32(tensor.numpy()), place=paddle.CPUPlace())
 
-    def on_host(found: Array) -> Tensor:
-        return paddle.to_tensor(found, place=paddle.CPUPlace())
-
-    block, rows, router = weights.block, values(hidden), values(weights.router)
-    bias, correction = (
-        None if own is None else values(own) for own in (weights.router_bias, weights.correction)
-    )
-    norm: NormWeights | None = None
+    block, rows = weights.block, on_host(hidden)
     if weights.norm is not None and block.norm is not None:
-        own_bias = weights.norm.bias
-        norm = NormWeights(
-            on_host(values(weights.norm.weight)),
-            None if own_bias is None else on_host(values(own_bias)),
-        )
-
-    def part(x: Array) -> npt.NDArray[np.int32]:
-        if norm is not None and block.norm is not None:
-            with paddle.no_grad():
-                made = plain.norm(on_host(x), norm, block.norm)
-                # The router reads values of the model's dtype.
-                x = made.astype(hidden.dtype).astype("float32").numpy()
-        return choose(x, router, block.router, bias, correction)
-
-    parts = np.array_split(rows, -(-len(rows) // ROWS_OF_A_THREAD))
-    if len(parts) == 1:
-        return part(rows)
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        return np.concatenate(list(threads.map(part, parts)))
+        bias = weights.norm.bias
+        norm = NormWeights(on_host(weights.norm.weight), None if bias is None else on_host(bias))
+        with paddle.no_grad():
+            # The router reads values of the model's dtype.
+            rows = plain.norm(rows, norm, block.norm).astype(hidden.dtype).astype("float32")
+    router, bias, correction = (
+        None if own is None else to_float32(own.numpy())
+        for own in (weights.router, weights.router_bias, weights.correction)
+    )
+    assert router is not None
+    return choose(rows.numpy(), router, block.router, bias, correction)
 
 
 @contextmanager

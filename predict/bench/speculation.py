@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from predict.engine.drafts import FAILED, MAX_DRAFT_TOKENS, Verified, accepted_tokens
+from predict.engine.drafts import FAILED, Verified, accepted_tokens
 from predict.engine.request_state import Request
 from predict.engine.runner import NO_TARGETS, Logprobs, PromptTargets
 from predict.request import SamplingParams
@@ -217,32 +217,6 @@ def copies(
     return scripts
 
 
-def draft_step_seconds(llm: LLM, prompt: Sequence[int]) -> float:
-    """Seconds of one draft at batch 1, behind a prompt."""
-    import paddle
-
-    engine = llm.engine
-    proposer = engine.proposer
-    assert isinstance(proposer, DraftModelProposer)
-    params = SamplingParams(temperature=0.0, ignore_eos=True)
-    request = Request(-1, prompt, params)
-    with replaced(llm, engine.runner, None):
-        engine.add(request)
-        while engine.scheduler.decoding != [request]:
-            engine.step()
-    times: list[float] = []
-    for _ in range(8):
-        for limit, sign in ((MAX_DRAFT_TOKENS, 1), (1, -1)):
-            start = time.perf_counter()
-            proposer.propose([request], [limit])
-            if llm.device is not None:
-                paddle.device.synchronize(llm.device.place())
-            times.append(sign * (time.perf_counter() - start))
-    engine.abort(request.request_id)
-    pairs = [long + short for long, short in zip(times[2::2], times[3::2], strict=True)]
-    return statistics.median(pairs) / (MAX_DRAFT_TOKENS - 1)
-
-
 def measure_drafts(
     llm: LLM, prompts: Sequence[list[list[int]]], output_len: int, edits: float, agreement: float
 ) -> dict[str, Any]:
@@ -299,12 +273,4 @@ def measure_drafts(
             f"{text}_mean_draft_length": drafted / spans if spans else None,
             f"{text}_drafted_share": (spans + accepted) / (tokens * len(prompts)),
         }
-    if isinstance(engine.proposer, DraftModelProposer):
-        results["draft_step_ms"] = 1e3 * draft_step_seconds(llm, prompts[0][0])
-        if len(prompts[0]) == 1 and results["copy_mean_draft_length"] is not None:
-            step_ms = 1e3 / results["copy_tokens_per_s_without_drafts"]
-            cost = results["copy_mean_draft_length"] * results["draft_step_ms"] / step_ms
-            results["copy_predicted_speed_up"] = (1 + results["copy_mean_accepted_length"]) / (
-                1 + cost
-            )
     return results

@@ -8,11 +8,15 @@ without drafts in turns, over two kinds of text (see predict.bench.speculation).
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
+import tempfile
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from predict.system.interpreter import check_interpreter
@@ -26,7 +30,7 @@ from predict.bench.cases import EXPERT_UNITS, UNITS, Case, cases_table, parse_ca
 from predict.bench.ceilings import Limits, measure_gpu_ceilings, share_text
 from predict.bench.cost import Cost, linear_bytes, program_bytes
 from predict.bench.outputs import Outputs, output_flags
-from predict.bench.peers import Peer, Work, read_peers
+from predict.bench.random_adapters import write_adapters
 from predict.bench.record import (
     Row,
     Suite,
@@ -36,6 +40,8 @@ from predict.bench.record import (
     gpu_device,
     own_versions,
     record,
+    repeated_row,
+    spread_of,
     suite,
 )
 from predict.bench.routing import ROUTINGS, Routing, check_routing, counted, counts_experts, skew
@@ -46,9 +52,10 @@ from predict.cli.run_config import PredictorConfig
 from predict.config.engine import EngineConfig
 from predict.config.schemes import scheme_info
 from predict.errors import UserError
+from predict.guide import Guide
 from predict.nn.blocks import ExpertBlock
 from predict.nn.spec import DecoderSpec
-from predict.request import RequestMetrics, RequestOutput, SamplingParams
+from predict.request import RequestOutput, SamplingParams
 from predict.system.console import say, show
 from predict.system.host import frozen_objects, process_age_seconds
 from predict.system.progress import Progress
@@ -73,25 +80,32 @@ OWN_FLAGS = (
          "Which experts routers of random weights choose (--load_format dummy): uniform, all alike "
          "often, as when not given; skewed, some far more often, as in trained models.",
          choices=ROUTINGS),
+    Flag(GROUP, "random_adapters", "str", None,
+         "Requests in turn have one of so many LoRA adapters of random weights: NUMBER, or "
+         "NUMBERxRANK; when no rank is given, 16."),
     Flag(GROUP, "request_adapters", "bool", True,
-         "With --lora_modules, request i has adapter i mod N of them. false: none has one."),
+         "With --lora_modules or --random_adapters, request i has adapter i mod N of them. false: "
+         "none has one."),
+    Flag(GROUP, "guide", "json", None,
+         "All requests sample under this guide, as SamplingParams.guide has it; it must not end "
+         "before their last token."),
     Flag(GROUP, "copy_edits", "float", 0.05,
          "Share of a copied text's tokens that are not the prompt's."),
     Flag(GROUP, "draft_agreement", "float", 0.7,
          "Share of the draft model's tokens that are the copied text's."),
-    Flag(GROUP, "peers", "str", None,
-         "What other engines reach: a JSON file, or a folder of them; when not given, benchmarks/ "
-         "of the checkout."),
     *output_flags(GROUP),
 )
 # fmt: on
 # The predictor's own lengths follow from input_len and output_len here, and its output is text.
-REPLACED = (
-    *("src_length", "max_length", "output_file", "resume", "data_file"),
-    *("benchmark", "benchmark_file"),
-)
-
-
+REPLACED: Mapping[str, Any] = {
+    "src_length": None,
+    "max_length": None,
+    "output_file": "",
+    "resume": False,
+    "data_file": None,
+    "benchmark": False,
+    "benchmark_file": None,
+}
 METHOD = (
     "Prompts of random token ids, new ones for each run; every request decodes all its tokens. "
     "TTFT: median over one batch of requests, of one token each. TPOT: (time of N tokens - time of "
@@ -122,9 +136,18 @@ class Plan:
     seed: int
     copy_edits: float = 0.05
     draft_agreement: float = 0.7
-    peers: str | None = None  # file or folder; None: the checkout's own
     routing: Routing | None = None  # of random weights
     adapters: tuple[str, ...] = ()  # of requests, in turn
+    guide: Guide | None = None
+
+    def params(self, count: int, output_len: int) -> list[SamplingParams]:
+        """Of so many requests, each of which decodes exactly `output_len` tokens."""
+        common = SamplingParams(max_new_tokens=output_len, ignore_eos=True, temperature=0.0)
+        if self.guide is not None:
+            # Samples: the likeliest text under a guide may be one token over and over.
+            common = replace(common, temperature=1.0, seed=self.seed, guide=self.guide)
+        own = [replace(common, adapter=name) for name in self.adapters] or [common]
+        return [own[index % len(own)] for index in range(count)]
 
 
 def random_prompts(
@@ -137,18 +160,20 @@ def random_prompts(
 
 
 def timed(
-    llm: LLM, prompts: list[list[int]], output_len: int, adapters: Sequence[str] = ()
+    llm: LLM, prompts: list[list[int]], params: list[SamplingParams]
 ) -> tuple[float, list[RequestOutput]]:
-    """Seconds for all prompts at once, each decoding exactly `output_len` tokens.
-
-    adapters: the requests', in turn; none for no adapters.
-    """
-    common = SamplingParams(max_new_tokens=output_len, ignore_eos=True, temperature=0.0)
-    own = [replace(common, adapter=name) for name in adapters] or [common]
-    params = [own[index % len(own)] for index in range(len(prompts))]
+    """Seconds for all prompts at once. Raises UserError where a guide ends an answer early."""
     start = time.perf_counter()
     outputs = llm.generate(prompts, params)
-    return time.perf_counter() - start, outputs
+    seconds = time.perf_counter() - start
+    for output, wanted in zip(outputs, params, strict=True):
+        if len(output.token_ids) != wanted.max_new_tokens:
+            said = output.outputs[0].error or f"it was complete ({output.finish_reason})"
+            raise UserError(
+                f"an answer ended after {len(output.token_ids)} of {wanted.max_new_tokens} tokens: "
+                f"{said}; give a --guide that goes on, or fewer output tokens"
+            )
+    return seconds, outputs
 
 
 def count_experts(llm: LLM, plan: Plan, case: Case) -> dict[str, float]:
@@ -163,7 +188,7 @@ def count_experts(llm: LLM, plan: Plan, case: Case) -> dict[str, float]:
 
     def run(count: int, input_len: int, output_len: int) -> None:
         prompts = random_prompts(llm.spec, plan.seed, count, input_len, 2_000_000)
-        timed(llm, prompts, output_len, plan.adapters)
+        timed(llm, prompts, plan.params(count, output_len))
 
     with counted(llm) as chosen:
         if whole == batch:
@@ -197,20 +222,27 @@ def measure(
     """
     batch = min(plan.batch_size, case.num_requests)
     numbers = iter(range(1_000_000))
+    crc = 0  # of all tokens
 
-    def run(count: int, output_len: int) -> tuple[float, list[RequestMetrics]]:
+    def run(count: int, output_len: int) -> tuple[float, list[RequestOutput]]:
+        nonlocal crc
         prompts = random_prompts(llm.spec, plan.seed, count, case.input_len, next(numbers))
-        seconds, outputs = timed(llm, prompts, output_len, plan.adapters)
+        seconds, outputs = timed(llm, prompts, plan.params(count, output_len))
+        crc = zlib.crc32(json.dumps([list(each.token_ids) for each in outputs]).encode(), crc)
         on_run()
-        return seconds, [output.metrics for output in outputs]
+        return seconds, outputs
+
+    def to_first(outputs: Sequence[RequestOutput]) -> list[float]:
+        return [each.metrics.time_to_first_token or 0.0 for each in outputs]
 
     run(batch, min(case.output_len, 4))  # warm-up
     beside()
+    before = llm.stats()
     first, whole, ttft = [], [], []
     for _ in range(plan.repetitions):
-        seconds, requests = run(batch, 1)
+        seconds, outputs = run(batch, 1)
         first.append(seconds)
-        ttft.append(statistics.median(each.time_to_first_token or 0.0 for each in requests))
+        ttft.append(statistics.median(to_first(outputs)))
         if case.output_len > 1:
             whole.append(run(batch, case.output_len)[0])
         beside()
@@ -218,12 +250,13 @@ def measure(
     tpot = [(late - early) / steps for late, early in zip(whole, first, strict=False)]
     rates = whole or first
     if case.num_requests > batch or not first:
-        seconds, requests = run(case.num_requests, case.output_len)
+        seconds, outputs = run(case.num_requests, case.output_len)
         beside()
         rates = [seconds]
         if not first:
-            ttft = [each.time_to_first_token or 0.0 for each in requests]
-            tpot = [each.time_per_output_token or 0.0 for each in requests] if steps else []
+            ttft = to_first(outputs)
+            each_tpot = (each.metrics.time_per_output_token or 0.0 for each in outputs)
+            tpot = list(each_tpot) if steps else []
     num_input, num_output = (
         case.num_requests * length for length in (case.input_len, case.output_len)
     )
@@ -233,7 +266,12 @@ def measure(
         "input_tokens_per_s": [num_input / value for value in rates],
         "output_tokens_per_s": [num_output / value for value in rates],
     }
-    values = {name: statistics.median(each) if each else None for name, each in samples.items()}
+    row = repeated_row(str(case), {name: each for name, each in samples.items() if each})
+    if not first:  # requests of one run are no repetitions of it
+        row["spread"] = {name: spread_of([value]) for name, value in row["values"].items()}
+    row["tokens_crc32"] = crc
+    values = row["values"]
+    values.setdefault("tpot_ms", None)
     values["total_tokens_per_s"] = (num_input + num_output) / statistics.median(rates)
     values["requests_per_s"] = case.num_requests / statistics.median(rates)
     if first:
@@ -242,12 +280,13 @@ def measure(
         taken = (statistics.median(whole) - statistics.median(first)) / steps
         values["tpot_ms"] = 1e3 * taken  # medians of each: less than a pair's share of noise
         values["decode_tokens_per_s"] = batch / taken
-    return {
-        "name": str(case),
-        "values": values,
-        # Requests of one run are no repetitions of it.
-        "samples": {name: each for name, each in samples.items() if each and first},
-    }
+    if plan.guide is not None:
+        after = llm.stats()
+        num_masks = after.num_mask_steps - before.num_mask_steps
+        mask_seconds = after.mask_seconds - before.mask_seconds
+        values["mask_ms_per_step"] = 1e3 * mask_seconds / max(num_masks, 1)
+        values["forced_tokens"] = after.num_forced_tokens - before.num_forced_tokens
+    return row
 
 
 def add_rates(row: Row, case: Case, batch_size: int, cost: Cost) -> None:
@@ -293,55 +332,48 @@ def _share(value: float) -> str:
     return share_text(value, digits=1)
 
 
+RATE, TIME = "{:,.1f}".format, "{:.3f}".format
 DETAILS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("prefill_tokens_per_s", "prefill tokens/s", "{:,.1f}".format),
-    ("decode_tokens_per_s", "decode tokens/s", "{:,.1f}".format),
-    ("total_tokens_per_s", "prompt + output tokens/s", "{:,.1f}".format),
-    ("decode_gbs", "decode reads, GB/s", "{:.1f}".format),
+    ("prefill_tokens_per_s", "prefill tokens/s", RATE),
+    ("decode_tokens_per_s", "decode tokens/s", RATE),
+    ("total_tokens_per_s", "prompt + output tokens/s", RATE),
+    ("decode_gbs", "decode reads, GB/s", RATE),
     ("decode_bandwidth_share", "  share of measured bandwidth", _share),
-    ("prefill_gflops", "prefill, GFLOP/s", "{:,.0f}".format),
+    ("prefill_gflops", "prefill, GFLOP/s", RATE),
     ("prefill_flops_share", "  share of measured ceiling", _share),
-    ("prompt_experts", "distinct experts a layer, prompts", "{:.1f}".format),
-    ("decode_experts", "  decoding", "{:.1f}".format),
-    ("measured_bandwidth_gbs", "measured read bandwidth, GB/s", "{:.1f}".format),
-    ("measured_bandwidth_spread", "  its highest over its lowest", "{:.2f}".format),
-    ("measured_gflops_ceiling", "measured arithmetic ceiling, GFLOP/s", "{:,.0f}".format),
-    ("copy_tokens_per_s_without_drafts", "copied text, tokens/s without drafts", "{:,.1f}".format),
-    ("copy_tokens_per_s", "  with drafts", "{:,.1f}".format),
-    ("copy_speed_up", "  speed-up", "{:.3f}".format),
-    ("copy_predicted_speed_up", "  speed-up that its drafts predict", "{:.3f}".format),
-    ("copy_acceptance_rate", "  acceptance rate", "{:.1%}".format),
-    ("copy_mean_accepted_length", "  mean accepted length, tokens", "{:.2f}".format),
-    ("copy_mean_draft_length", "  mean draft length, tokens", "{:.2f}".format),
-    ("copy_drafted_share", "  share of tokens from steps with drafts", "{:.1%}".format),
-    ("draft_step_ms", "draft model's step, ms", "{:.3f}".format),
-    (
-        "random_tokens_per_s_without_drafts",
-        "random text, tokens/s without drafts",
-        "{:,.1f}".format,
+    ("measured_bandwidth_gbs", "measured read bandwidth, GB/s", RATE),
+    ("measured_bandwidth_spread", "  its highest over its lowest", TIME),
+    ("measured_gflops_ceiling", "measured arithmetic ceiling, GFLOP/s", RATE),
+    ("mask_ms_per_step", "masks of a step, ms", TIME),
+    ("forced_tokens", "tokens that the guide forced", "{:,}".format),
+    *(
+        (f"{text}_{name}", label, form)
+        for text in ("copy", "random")
+        for name, label, form in (
+            ("tokens_per_s_without_drafts", f"{text} text, tokens/s without drafts", RATE),
+            ("tokens_per_s", "  with drafts", RATE),
+            ("speed_up", "  speed-up", TIME),
+            ("acceptance_rate", "  acceptance rate", "{:.1%}".format),
+            ("mean_accepted_length", "  mean accepted length, tokens", TIME),
+            ("mean_draft_length", "  mean draft length, tokens", TIME),
+            ("drafted_share", "  share of tokens from steps with drafts", "{:.1%}".format),
+        )
     ),
-    ("random_tokens_per_s", "  with drafts", "{:,.1f}".format),
-    ("random_speed_up", "  speed-up", "{:.3f}".format),
-    ("random_acceptance_rate", "  acceptance rate", "{:.1%}".format),
-    ("random_mean_accepted_length", "  mean accepted length, tokens", "{:.2f}".format),
+    ("ready_s", "process start to ready, s", "{:.2f}".format),
+    ("peak_memory_bytes", "peak memory, bytes", "{:,}".format),
 )
 
 
 def details(made: Mapping[str, Any]) -> str:
     """What the table of cases leaves out, as aligned lines: of one case, and of the process."""
     suites = made["suites"]
+    cases = suites["throughput"]["rows"]
+    others = [*suites.get("drafts", {"rows": ()})["rows"], *suites["process"]["rows"]]
     values: dict[str, Any] = {}
-    if len(suites["throughput"]["rows"]) == 1:
-        values = dict(suites["throughput"]["rows"][0]["values"])
-    for row in suites.get("drafts", {"rows": ()})["rows"]:
+    for row in (*(cases if len(cases) == 1 else ()), *others):
         values |= row["values"]
     lines = [
         (label, show(values[key])) for key, label, show in DETAILS if values.get(key) is not None
-    ]
-    startup, memory, _ = (row["values"]["value"] for row in suites["process"]["rows"])
-    lines += [
-        ("process start to ready, s", f"{startup:.2f}"),
-        ("peak memory, bytes", f"{memory:,}"),
     ]
     width = max(len(label) for label, _ in lines)
     return "\n".join(f"{label:<{width}}  {value:>16}" for label, value in lines)
@@ -377,19 +409,10 @@ def measure_cases(llm: LLM, config: EngineConfig, plan: Plan, cost: Cost) -> lis
     return rows
 
 
-def add_peers(rows: Sequence[Row], peers: Mapping[str, Peer]) -> None:
-    """Adds to each row what another engine reaches in its case."""
-    for row in rows:
-        peer = peers.get(row["name"])
-        found = peer.beside(row["values"]) if peer is not None else None
-        if found is not None:
-            row["peer"] = found
-
-
 def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
     """Builds the engine, measures, and returns what the file holds.
 
-    command: the line that asked for it. Raises UserError for peers that cannot be read.
+    command: the line that asked for it.
     """
     from predict.bench.speculation import measure_drafts, replaced
     from predict.llm import LLM
@@ -403,18 +426,6 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
     startup = process_age_seconds()
     if plan.routing == "skewed":
         skew(llm, plan.seed)
-    device = cpu_device() if llm.device is None else gpu_device(llm.device.index)
-    peers = read_peers(
-        plan.peers,
-        Work(
-            device,
-            llm.spec,
-            config.model.dtype,
-            config.quantization.settings.types,
-            config.kv_format,
-            config.quantization.settings.head_scheme or "none",
-        ),
-    )
     decoder = llm.decoder
     stored = linear_bytes(decoder) if decoder else program_bytes(config, llm.spec)
     cost = replace(Cost.of(llm.spec, config.model.dtype, config.kv_format), weight_bytes=stored)
@@ -438,17 +449,12 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
         ceilings = measure_gpu_ceilings(llm.device, config.model.dtype)
         for row in rows if ceilings else ():
             add_shares(row, ceilings, config.quantization.settings.scheme)
-    add_peers(rows, peers)
     stats = llm.stats()
-    process = [
-        {"name": "process start to ready", "unit": "s", "values": {"value": startup}},
-        {
-            "name": "peak memory",
-            "unit": "bytes",
-            "values": {"value": stats.peak_memory_bytes},
-        },
-        {"name": "preemptions", "unit": "requests", "values": {"value": stats.num_preemptions}},
-    ]
+    process = {
+        "ready_s": startup,
+        "peak_memory_bytes": stats.peak_memory_bytes,
+        "preemptions": stats.num_preemptions,
+    }
     settings = {
         "model": config.model.model_name_or_path,
         "dtype": config.model.dtype,
@@ -463,6 +469,7 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
         "speculate_max_draft_token_num": config.speculation.speculate_max_draft_token_num,
         "adapters": len(config.adapters.directories),
         "request_adapters": bool(plan.adapters),
+        "guide": None if plan.guide is None else plan.guide.text,
         "operators": "compiled" if llm.platform.compiled else "plain Paddle",
     }
     method = METHOD if plan.repetitions else RATE_METHOD
@@ -470,16 +477,23 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
     if counts_experts(llm):
         settings["routing"] = plan.routing or "as the weights have it"
         method, units = method + EXPERTS, UNITS | EXPERT_UNITS
+    of_process = [{"name": "process", "values": process}]
     made = {
         "throughput": suite(rows, units, command, method),
-        "process": suite(process, {}, command, "As the system counts them."),
+        "process": suite(of_process, {}, command, "From its start; as the system counts memory."),
         **suites,
     }
+    device = cpu_device() if llm.device is None else gpu_device(llm.device.index)
     return record(device, own_versions(), settings, made)
 
 
-def parse(argv: Sequence[str]) -> tuple[EngineConfig, Plan, Outputs, tuple[str, ...]]:
-    """The engine, the plan, the files to write and the notes that a command line asks for."""
+def parse(
+    argv: Sequence[str], scratch: Path | None = None
+) -> tuple[EngineConfig, Plan, Outputs, tuple[str, ...]]:
+    """The engine, the plan, the files to write and the notes that a command line asks for.
+
+    scratch: a folder for random adapters, which need one.
+    """
     kept = tuple(flag for flag in FLAGS if flag.name not in REPLACED)
     flags = parse_flags(argv, (*OWN_FLAGS, *kept), PROG, __doc__ or "")
     cases = parse_cases(flags["cases"] or ())
@@ -488,13 +502,15 @@ def parse(argv: Sequence[str]) -> tuple[EngineConfig, Plan, Outputs, tuple[str, 
         raise UserError(f"--cases has its own sizes; leave --{given[0]} or --cases out")
     if cases and flags["speculate_method"] is not None:
         raise UserError("--cases measures without drafts; leave --speculate_method or --cases out")
+    if flags["lora_modules"] and flags["random_adapters"] is not None:
+        raise UserError("--lora_modules and --random_adapters both name adapters; leave one out")
     batch_size = flags["batch_size"]
     if not cases:
         num_requests = flags["num_requests"] or batch_size
         cases = (Case(num_requests, flags["input_len"], flags["output_len"]),)
     elif not flags.given("batch_size"):
         batch_size = max(case.num_requests for case in cases)
-    config = engine_config(flags, cases, batch_size)
+    config = engine_config(flags, cases, batch_size, scratch)
     engine = config.engine
     plan = Plan(
         cases=cases,
@@ -503,27 +519,31 @@ def parse(argv: Sequence[str]) -> tuple[EngineConfig, Plan, Outputs, tuple[str, 
         seed=flags["seed"],
         copy_edits=flags["copy_edits"],
         draft_agreement=flags["draft_agreement"],
-        peers=flags["peers"],
         routing=flags["routing"],
         adapters=tuple(engine.adapters.directories) if flags["request_adapters"] else (),
+        guide=None if flags["guide"] is None else Guide.of(flags["guide"]),
     )
     outputs = Outputs(flags["output_file"], flags["plot"])
     outputs.check(folders=input_paths(engine))
     return engine, plan, outputs, config.notes
 
 
-def engine_config(flags: FlagValues, cases: Sequence[Case], batch_size: int) -> PredictorConfig:
+def engine_config(
+    flags: FlagValues, cases: Sequence[Case], batch_size: int, scratch: Path | None
+) -> PredictorConfig:
     """The run that the predictor's flags ask for, with the lengths of the cases."""
     values = {
+        **REPLACED,
         "batch_size": batch_size,
         "src_length": max(case.input_len for case in cases),
         "max_length": max(case.input_len + case.output_len for case in cases),
-        "output_file": "",
-        "resume": False,
-        "data_file": None,
-        "benchmark": False,
-        "benchmark_file": None,
     }
+    if flags["random_adapters"] is not None:
+        assert scratch is not None
+        model = flags["model_name_or_path"]
+        values["lora_modules"] = write_adapters(
+            flags["random_adapters"], model, scratch, flags["seed"]
+        )
     return PredictorConfig.from_flags(replace(flags, values={**flags.values, **values}))
 
 
@@ -532,12 +552,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def action(signals: Signals) -> int:
         words = sys.argv[1:] if argv is None else argv
-        config, plan, outputs, notes = parse(words)
-        for note in notes:
-            say(f"note: {note}")
-        made = run(config, plan, command_line(PROG, words))
-        rows = made["suites"]["throughput"]["rows"]
-        show(cases_table(rows))
+        with tempfile.TemporaryDirectory(prefix="regatta-") as scratch:
+            config, plan, outputs, notes = parse(words, Path(scratch))
+            for note in notes:
+                say(f"note: {note}")
+            made = run(config, plan, command_line(PROG, words))
+        show(cases_table(made["suites"]["throughput"]["rows"]))
         show("\n" + details(made))
         outputs.write(made)
         return 0

@@ -22,7 +22,6 @@ EXTRAS = {
     "fastapi": "server",
     "gguf": "bench",
     "httptools": "server",
-    "llama_cpp": "bench",
     "matplotlib": "bench",
     "msgspec": "server",
     "prometheus_client": "server",

@@ -15,7 +15,6 @@ from predict import LLM, EngineConfig
 from predict.bench import throughput
 from predict.bench.cases import UNITS, Case, cases_table, parse_cases
 from predict.bench.cost import Cost, linear_bytes, program_bytes
-from predict.bench.peers import Peer
 from predict.bench.record import Row
 from predict.device import library
 from predict.errors import UserError
@@ -103,7 +102,7 @@ def test_products_of_8_bits_have_no_share_of_the_dtypes_limit() -> None:
     assert cases_table([row]).splitlines()[1].split()[-1] == "-"
 
 
-def test_the_table_says_how_many_times_as_good() -> None:
+def test_the_table_has_a_line_for_each_case_and_a_dash_for_what_it_lacks() -> None:
     decode: Row = {
         "name": "1x1x9",
         "values": dict(zip(UNITS, (9.0, 4.0, 25.0, 250.0), strict=True)) | {"share_of_limit": 0.9},
@@ -111,23 +110,10 @@ def test_the_table_says_how_many_times_as_good() -> None:
     }
     prompt: Row = {"name": "1x9x1", "values": {**decode["values"], "tpot_ms": None}}
     prompt["values"].pop("share_of_limit")
-    peers = {"1x1x9": Peer("other", "tpot_ms", 5.0), "1x9x1": Peer("other", "tpot_ms", 5.0)}
-    throughput.add_peers([decode, prompt], peers)
-    assert decode["peer"]["times_as_good"] == pytest.approx(1.25)
-    assert "peer" not in prompt  # it has no such number
     head, first, second = cases_table([decode, prompt]).splitlines()
     assert len(head) == len(first) == len(second)
-    assert " ".join(first.split()) == (
-        "1x1x9 9.00 4.000 25.0 250.0 90% of bandwidth TPOT 5.000, other 1.25"
-    )
-    assert second.split() == ["1x9x1", "9.00", "-", "25.0", "250.0", "-", "-", "-"]
-
-
-def test_without_peers_there_are_no_columns_of_theirs() -> None:
-    row: Row = {"name": "1x1x9", "values": dict.fromkeys(UNITS, 1.0)}
-    head, line = cases_table([row]).splitlines()
-    assert len(head) == len(line)
-    assert "peer" not in head
+    assert " ".join(first.split()) == "1x1x9 9.00 4.000 25.0 250.0 90% of bandwidth"
+    assert second.split() == ["1x9x1", "9.00", "-", "25.0", "250.0", "-"]
 
 
 @pytest.mark.parametrize(
@@ -176,10 +162,12 @@ def test_the_file_has_what_the_numbers_belong_to(tmp_path: Path) -> None:
     assert suite["command"].startswith("python -m predict.bench.throughput --model_name_or_path")
     assert suite["units"] == UNITS
     assert [row["name"] for row in suite["rows"]] == ["2x8x4", "1x8x1"]
-    first, second = (row["samples"] for row in suite["rows"])
-    assert {name: len(each) for name, each in first.items()} == dict.fromkeys(UNITS, 2)
+    first, second = (row["spread"] for row in suite["rows"])
+    assert {name: each["n"] for name, each in first.items()} == dict.fromkeys(UNITS, 2)
+    assert all(each["min"] <= each["q1"] <= each["q3"] <= each["max"] for each in first.values())
     assert "tpot_ms" not in second
-    assert {row["name"] for row in made["suites"]["process"]["rows"]} >= {"peak memory"}
+    (process,) = made["suites"]["process"]["rows"]
+    assert process["values"]["peak_memory_bytes"] > 0
 
 
 class Counted:

@@ -1,26 +1,23 @@
-"""What is called faster or slower, and what is no comparison."""
+"""What is called faster or slower, and what is no comparison: two files, and two sides in turns."""
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from predict.bench import compare
-from predict.bench.spread import (
-    least_repetitions,
-    least_turns,
-    ratio_between,
-    ratio_of_turns,
-)
+from predict.bench.record import repeated_row, spread_of
+from predict.bench.turns import Turns, ratio_of_turns, take_turns
+from predict.device import library
 from predict.errors import UserError
+from tests.support.paths import ROOT
 
 Samples = Mapping[str, Sequence[float]]
 SLOW = [10.0, 10.1, 10.2, 9.9, 9.8]
@@ -29,73 +26,78 @@ FAST = [5.0, 5.1, 5.2, 4.9, 4.8]
 
 def file(path: Path, samples: Mapping[str, Samples], **values: Any) -> str:
     """A file of numbers; samples: case -> metric -> repetitions."""
-    rows = [
-        {"name": name, "values": {}, "samples": {m: list(each) for m, each in metrics.items()}}
-        for name, metrics in samples.items()
-    ]
+    rows = [repeated_row(name, metrics) for name, metrics in samples.items()]
     content = {"device": {"name": "a CPU", "num_threads": 2}, "versions": {}, "settings": {}}
-    suites = {"throughput": {"rows": rows}, "process": {"rows": [{"name": "x", "values": {}}]}}
+    process = [{"name": "x", "values": {"ready_s": 3.0}}]  # once
+    suites = {"throughput": {"rows": rows}, "process": {"rows": process}}
     path.write_text(json.dumps({**content, "suites": suites, **values}))
     return str(path)
 
 
-def changes(path: Path, before: Samples, after: Samples, **values: Any) -> list[compare.Change]:
+def changes(
+    path: Path, before: Samples, after: Samples, min_change: float = 0.02
+) -> list[compare.Change]:
     early, late = (
         compare.read_recorded(file(path / name, {"1x2x3": samples}))
         for name, samples in (("a.json", before), ("b.json", after))
     )
-    return compare.compare(early, late, **{"confidence": 0.95, "min_change": 0.02, **values})
+    return compare.compare_files(early, late, min_change)
 
 
-@pytest.mark.parametrize("sizes", [(3, 3), (4, 5), (5, 5)])
-def test_the_interval_covers_as_often_as_it_says_whatever_the_order(sizes: tuple[int, int]) -> None:
-    """All orders of two sets of samples are equally likely when nothing changed."""
-    num_before, num_after = sizes
-    missed = total = 0
-    places = range(num_before + num_after)
-    for early in itertools.combinations(places, num_before):
-        late = [place for place in places if place not in early]
-        found = ratio_between([2.0**p for p in early], [2.0**p for p in late], 0.8)
-        assert found.low is not None
-        assert found.high is not None
-        missed += not found.low <= 1.0 <= found.high
-        total += 1
-    assert total == math.comb(num_before + num_after, num_before)
-    assert missed / total <= 0.2
-    assert missed > 0  # an interval of everything would never miss
+def number(samples: Sequence[float]) -> compare.Number:
+    spread = spread_of(samples)
+    median = float(np.median(samples))
+    return compare.Number(median, int(spread["n"]), spread["q1"], spread["q3"])
+
+
+@pytest.mark.parametrize("count", [4, 5, 7, 20])
+@pytest.mark.parametrize("noise", ["normal", "exponential"])
+def test_the_interval_of_two_files_covers_as_often_as_it_says(noise: str, count: int) -> None:
+    draw = getattr(np.random.default_rng(count), noise)
+    missed = 0
+    for _ in range(400):
+        early, late = (100.0 + draw(size=count) for _ in range(2))
+        ratio = compare.ratio_of_files(number(early), number(late))
+        assert ratio.low is not None
+        missed += not ratio.low <= 1.0 <= (ratio.high or 0.0)
+    assert 0 < missed <= 0.07 * 400  # an interval of everything would never miss
 
 
 def test_too_few_repetitions_have_no_interval() -> None:
-    assert least_repetitions(0.95) == 4
-    assert least_turns(0.95) == 6
-    assert ratio_between([1.0, 1.1, 1.2], [5.0, 5.1, 5.2], 0.95).low is None
-    assert ratio_between([1.0] * 4, [5.0] * 4, 0.95).low == 5.0
-    assert ratio_of_turns([1.0] * 5, [5.0] * 5, 0.95).high is None
-    assert ratio_of_turns([1.0] * 6, [5.0] * 6, 0.95).high == 5.0
+    assert compare.ratio_of_files(number([1.0] * 3), number([5.0] * 9)).low is None
+    assert compare.ratio_of_files(number([1.0] * 4), number([5.0] * 4)).low == 5.0
+    assert ratio_of_turns([5.0] * 5).high is None
+    assert ratio_of_turns([5.0] * 6).high == 5.0
 
 
-def test_turns_are_held_against_their_own_neighbour() -> None:
-    machine = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]  # it slows down all the time
-    ours, peer = machine, [1.1 * value for value in machine]
-    apart, turns = ratio_between(ours, peer, 0.95), ratio_of_turns(ours, peer, 0.95)
-    assert not apart.is_beyond(0.0)
-    assert turns.is_beyond(0.05)
-    assert turns.low == pytest.approx(1.1)
+def test_the_interval_of_turns_leaves_out_what_the_sign_test_allows() -> None:
+    """Of 20 turns 5 at either end: twice the sum of C(20, 0) to C(20, 5) is 0.041 of 2^20."""
+    ratio = ratio_of_turns([float(each) for each in range(20, 0, -1)])
+    assert (ratio.low, ratio.value, ratio.high) == (6.0, 10.5, 15.0)
 
 
-@given(
-    st.lists(st.floats(0.1, 10.0), min_size=4, max_size=9),
-    st.lists(st.floats(0.1, 10.0), min_size=4, max_size=9),
-)
-def test_the_other_way_round_the_ratio_is_the_inverse(
-    before: list[float], after: list[float]
-) -> None:
-    one, other = ratio_between(before, after, 0.95), ratio_between(after, before, 0.95)
-    assert one.low is not None
-    assert other.high is not None
-    assert one.low == pytest.approx(1.0 / other.high)
-    assert one.low <= one.value <= (one.high or 0.0)
-    assert one.is_beyond(0.02) == other.is_beyond(0.02)
+def test_turns_are_held_against_their_own_neighbour_and_begin_in_turn() -> None:
+    machine = iter([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])  # it slows down all the time
+    asked: list[str] = []
+    now = [0.0]
+
+    def side(name: str, factor: float) -> dict[str, dict[str, float]]:
+        if len(asked) % 2 == 0:
+            now[0] = next(machine)
+        asked.append(name)
+        return {"case": {"tpot_ms": factor * now[0], "output_tokens_per_s": 1.0 / now[0]}}
+
+    turns = Turns(("before", "after"))
+    take_turns(turns, lambda: side("b", 1.1), lambda: side("a", 1.0), 6, lambda: None)
+    assert asked == ["b", "a", "a", "b"] * 3
+    ratios = {metric: ratio_of_turns(each) for _, metric, each in turns.ratios()}
+    assert ratios["tpot_ms"].low == pytest.approx(1.1)
+    assert ratios["tpot_ms"].is_beyond(0.05)
+    assert not ratios["output_tokens_per_s"].is_beyond(0.0)
+    made = turns.suites("the command")
+    assert made["before"]["rows"][0]["spread"]["tpot_ms"]["n"] == 6
+    (row,) = made["ratios"]["rows"]
+    assert row["values"]["tpot_ms_times_as_good"] == pytest.approx(1.1)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,7 @@ def test_times_are_better_when_less_and_rates_when_more(
 
 
 def test_within_the_spread_is_the_same(tmp_path: Path) -> None:
-    wide = [5.0, 7.0, 9.0, 11.0, 14.0]
+    wide = [5.0, 7.0, 9.0, 12.0, 14.0]
     (change,) = changes(tmp_path, {"tpot_ms": SLOW}, {"tpot_ms": wide})
     assert change.verdict == "same"
 
@@ -128,8 +130,8 @@ def test_a_sure_but_small_change_is_the_same(tmp_path: Path) -> None:
 def test_too_few_repetitions_are_no_verdict(tmp_path: Path) -> None:
     found = changes(tmp_path, {"tpot_ms": SLOW[:3]}, {"tpot_ms": FAST[:3]})
     assert found[0].verdict == "too few"
-    assert "95% takes 4 on either side, where throughput: 1x2x3 has 3 and 3" in compare.summary(
-        found, 0.95
+    assert "takes 4 on either side, or 6 turns, and throughput: 1x2x3 has 3 and 3" in (
+        compare.summary(found)
     )
 
 
@@ -200,14 +202,17 @@ def broken(path: Path, rows: Any) -> str:
     return str(path)
 
 
+SPREAD = {"n": 4, "q1": 1.0, "q3": 2.0}
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"samples": {}}], "KeyError: 'name'"),
-        ([{"name": "a", "samples": {"tpot_ms": 3}}], "1 to 100 samples"),
-        ([{"name": "a", "samples": {"tpot_ms": ["3"]}}], "no numbers"),
-        ([{"name": "a", "samples": {"tpot_ms": [1.0] * 101}}], "1 to 100 samples"),
-        ([{"name": "a"}, {"name": "a"}], "twice"),
+        ([{"values": {}}], "KeyError: 'name'"),
+        ([{"name": "a", "values": {"tpot_ms": 3}, "spread": {"tpot_ms": 3}}], "TypeError"),
+        ([{"name": "a", "values": {}, "spread": {"tpot_ms": SPREAD}}], "KeyError: 'tpot_ms'"),
+        ([{"name": "a", "values": {"tpot_ms": "3"}, "spread": {"tpot_ms": SPREAD}}], "no number"),
+        ([{"name": "a", "values": {}}, {"name": "a", "values": {}}], "twice"),
         (7, "TypeError"),
     ],
 )
@@ -219,9 +224,13 @@ def test_a_file_of_another_form_is_refused(rows: Any, message: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["a.json"], "1 files where two"),
-        (["a.json", "b.json", "c.json"], "3 files where two"),
-        (["a.json", "b.json", "--confidence", "1"], "allowed: 0.5 to 0.9999"),
+        (["a.json"], "1 files: two are compared"),
+        (["a.json", "b.json", "c.json"], "3 files: two are compared"),
+        (["a.json", "--before", "x", "--after", "y"], "1 files: two are compared"),
+        (["a.json", "b.json", "--after", "x"], "--after goes with --before"),
+        (["--before", "x"], "held against nothing"),
+        (["--before", "x", "--before_folder", "nowhere"], "is no checkout"),
+        (["--before", "x", "--after", "y", "--turns", "0"], "allowed: 1 to 1000"),
         (["a.json", "b.json", "--min_change", "-1"], "allowed: 0 to 10"),
         (["a.json", "b.json", "--fail_on", "faster"], "allowed: slower, different"),
     ],
@@ -229,3 +238,50 @@ def test_a_file_of_another_form_is_refused(rows: Any, message: str, tmp_path: Pa
 def test_what_is_no_comparison_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         compare.parse(words)
+
+
+def command(path: Path, name: str, *ms: float) -> str:
+    """A command that writes a file with each of these times in turn."""
+    source = path / f"{name}.py"
+    source.write_text(
+        "import json, pathlib, sys\n"
+        f"seen = pathlib.Path({str(path / name)!r})\n"
+        "turn = len(seen.read_text()) if seen.exists() else 0\n"
+        "seen.write_text('x' * (turn + 1))\n"
+        f"ms = {list(ms)!r}[turn % {len(ms)}]\n"
+        "row = {'name': '1x2x3', 'values': {'tpot_ms': ms}, 'spread': {'tpot_ms': {'n': 1}}}\n"
+        f"row['tokens_crc32'] = {len(ms)}\n"
+        "made = {'device': {}, 'versions': {}, 'suites': {'throughput': {'rows': [row]}}}\n"
+        "pathlib.Path(sys.argv[-1]).write_text(json.dumps(made))\n"
+    )
+    return f"python {shlex.quote(str(source))}"
+
+
+def test_two_commands_take_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--before", command(tmp_path, "b", 2.0, 4.0), "--after", command(tmp_path, "a", 1, 2)]
+    written = tmp_path / "turns.json"
+    assert compare.main([*words, "--turns", "6", "--output_file", str(written)]) == 0
+    said = capsys.readouterr()
+    assert "2.000 to 2.000  faster" in said.out
+    assert "the same tokens in 1x2x3" in said.err
+    made = compare.read_recorded(written)
+    assert made.cases["before: throughput: 1x2x3"]["tpot_ms"].median == 3.0
+    other = ["--before", command(tmp_path, "c", 1.0), "--after", command(tmp_path, "a", 1, 1)]
+    assert compare.main([*other, "--turns", "1"]) == 0
+    assert "the same tokens in no case; others in 1x2x3" in capsys.readouterr().err
+
+
+def test_a_command_that_fails_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare.main(["--before", "python -m nowhere", "--after", "x", "--turns", "1"]) == 1
+    assert "No module named" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_build_beside_itself_makes_the_same_tokens(
+    compiled: library.Library, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = f"{sys.executable} -m predict.bench.throughput --model_name_or_path examples/demo_model"
+    run += " --dtype float32 --device cpu --inference_model --append_attn --repetitions 1"
+    words = ["--before", f"{run} --cases 1x16x5,2x32x1", "--before_folder", str(ROOT)]
+    assert compare.main([*words, "--turns", "2"]) == 0
+    assert "the same tokens in 1x16x5, 2x32x1; others in none" in capsys.readouterr().err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from predict.bench.compare import read_recorded
-from predict.bench.serving.arrivals import fixed, poisson, send_at, send_in_flight
-from predict.bench.serving.plot import points
-from predict.bench.serving.report import METRICS, Limits, LoadReport, RequestRecord, table
-from predict.bench.serving.sweep import Found, highest_load
+from predict.bench.serving.loads import Found, fixed, highest_load, poisson, send_at, send_in_flight
+from predict.bench.serving.report import (
+    METRICS,
+    Limits,
+    LoadReport,
+    RequestRecord,
+    load_rows,
+    table,
+)
 from predict.bench.serving.workload import (
     Ask,
     Lengths,
-    TextLengths,
-    Texts,
-    TokenIds,
     asks_of_file,
     made_up,
-    repeated,
+    texts,
+    token_ids,
 )
 from predict.errors import UserError
 from tests.support.openai_server import Answer, FakeServer, chat_events, events
@@ -61,14 +63,11 @@ def test_tokens_that_come_together_share_their_time() -> None:
 
 def test_percentiles_of_a_load_are_linear_between_requests() -> None:
     records = [record(0.1 * number) for number in range(1, 102)]
-    report = LoadReport.of(1.0, records, Limits())
-    assert report.ttft_ms is not None
-    assert report.ttft_ms.mean == pytest.approx(5100.0)
-    assert report.ttft_ms.p50 == pytest.approx(5100.0)
-    assert report.ttft_ms.p90 == pytest.approx(9100.0)
-    assert report.ttft_ms.p99 == pytest.approx(10000.0)
-    assert report.tpot_ms is None
-    assert report.itl_ms is None
+    numbers = LoadReport.of(1.0, records, Limits()).numbers
+    found = [numbers[f"ttft_{part}_ms"] for part in ("mean", "p50", "p90", "p99")]
+    assert found == pytest.approx([5100.0, 5100.0, 9100.0, 10000.0])
+    assert "tpot_p50_ms" not in numbers
+    assert "itl_p50_ms" not in numbers
 
 
 def test_goodput_counts_whole_answers_within_every_limit() -> None:
@@ -81,18 +80,26 @@ def test_goodput_counts_whole_answers_within_every_limit() -> None:
     ]
     limits = Limits.parse(["ttft:500", "tpot:200", "e2e:5000"])
     report = LoadReport.of(2.0, records, limits)
-    assert report.num_good == 1
-    assert report.good_share == pytest.approx(0.2)
-    assert report.elapsed_s == 9.0
-    assert report.goodput_requests_per_s == pytest.approx(1 / 9)
-    assert report.requests_per_s == pytest.approx(4 / 9)
+    assert report.numbers["num_good"] == 1
+    assert report.numbers["good_share"] == pytest.approx(0.2)
+    assert report.numbers["goodput_requests_per_s"] == pytest.approx(1 / 9)
+    assert report.numbers["requests_per_s"] == pytest.approx(4 / 9)
     assert report.errors == {"a stream that broke off": 1}
     assert "1 of 5 failed: 1 x a stream that broke off" in table([report], "requests/s")
+    without = LoadReport.of(1.0, [record(50.0), record(1.0, error="status 500")], Limits())
+    assert without.numbers["good_share"] == 0.5
 
 
-def test_without_limits_every_answer_is_good() -> None:
-    report = LoadReport.of(1.0, [record(50.0), record(1.0, error="status 500")], Limits())
-    assert (report.num_good, report.num_failed) == (1, 1)
+def test_a_row_has_the_median_of_a_loads_runs_and_all_their_failures() -> None:
+    runs = [
+        LoadReport.of(load, [record(first), record(9.0, error="status 500")], Limits())
+        for load, first in ((2.0, 0.1), (1.0, 5.0), (2.0, 0.3), (2.0, 0.4))
+    ]
+    first, second = load_rows(runs, "requests/s")
+    assert (first["name"], second["name"]) == ("1 requests/s", "2 requests/s")
+    assert second["values"]["ttft_p50_ms"] == pytest.approx(300.0)
+    assert second["spread"]["ttft_p50_ms"]["n"] == 3
+    assert second["errors"] == {"status 500": 3}
 
 
 def test_an_answer_without_a_piece_has_no_first_token_in_time() -> None:
@@ -136,7 +143,7 @@ def test_requests_of_a_rate_do_not_wait_for_one_another() -> None:
     assert [one.due_s for one in records] == [0.0, 0.5, 1.0, 1.5, 2.0]
     assert [one.sent_s for one in records] == [0.0, 0.5, 1.0, 1.5, 2.0]
     assert [one.end_s for one in records] == [10.0, 10.5, 11.0, 11.5, 12.0]
-    assert LoadReport.of(2.0, records, Limits()).elapsed_s == 12.0
+    assert LoadReport.of(2.0, records, Limits()).numbers["requests_per_s"] == 5 / 12
 
 
 def test_concurrency_keeps_as_many_requests_in_flight() -> None:
@@ -200,7 +207,7 @@ def test_a_sweep_says_when_no_load_or_every_load_holds() -> None:
 
 def test_made_up_prompts_have_their_lengths_and_groups_begin_alike() -> None:
     lengths = Lengths(100, 20, 0.0, prefix_len=60, num_prefixes=3)
-    asks = made_up(TokenIds(1000), lengths, 9, (0, 1))
+    asks = made_up(token_ids(1000), lengths, 9, (0, 1))
     prompts = [ask.prompt for ask in asks]
     assert all(isinstance(prompt, list) and len(prompt) == 100 for prompt in prompts)
     assert {ask.max_tokens for ask in asks} == {20}
@@ -209,13 +216,13 @@ def test_made_up_prompts_have_their_lengths_and_groups_begin_alike() -> None:
             same = prompts[one][:60] == prompts[other][:60]
             assert same == ((one - other) % 3 == 0)
             assert prompts[one][60:] != prompts[other][60:]
-    again = made_up(TokenIds(1000), lengths, 9, (0, 1))
+    again = made_up(token_ids(1000), lengths, 9, (0, 1))
     assert again == asks
-    assert made_up(TokenIds(1000), lengths, 9, (0, 2)) != asks
+    assert made_up(token_ids(1000), lengths, 9, (0, 2)) != asks
 
 
 def test_a_spread_draws_lengths_on_both_sides() -> None:
-    asks = made_up(TokenIds(10), Lengths(100, 50, 0.5), 300, (0,))
+    asks = made_up(token_ids(10), Lengths(100, 50, 0.5), 300, (0,))
     sizes = [len(ask.prompt) for ask in asks]
     assert 50 <= min(sizes) < 60
     assert 140 < max(sizes) <= 150
@@ -223,42 +230,22 @@ def test_a_spread_draws_lengths_on_both_sides() -> None:
 
 
 def test_words_are_as_many_as_the_server_counts_tokens() -> None:
-    lengths = TextLengths.of((8, 30), (40, 110))  # 2.5 tokens a word and 10 of a template
-    assert lengths.num_words(110) == 40
-    assert lengths.num_words(3) == 1
-    ask = made_up(Texts(lengths), Lengths(60, 4, 0.0), 1, (0,))[0]
+    maker = texts((8, 30), (40, 110))  # 2.5 tokens a word and 10 of a template
+    ask = made_up(maker, Lengths(60, 4, 0.0), 1, (0,))[0]
     assert isinstance(ask.prompt, str)
     assert len(ask.prompt.split()) == 20
+    assert len(str(maker(np.random.default_rng(0), 3)).split()) == 1
     with pytest.raises(UserError, match="--vocab_size"):
-        TextLengths.of((8, 30), (40, 30))
+        texts((8, 30), (40, 30))
 
 
-def test_lines_of_a_file_are_asked_in_turn(tmp_path: Path) -> None:
+def test_lines_of_a_file_keep_their_sampling_keys(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"src": "one", "max_new_tokens": 3, "temperature": 0.5}\n{"src": "two"}\n')
     asks = asks_of_file(path, False, 16)
     assert asks == [Ask("one", 3, {"temperature": 0.5}), Ask("two", 16)]
-    assert [ask.prompt for ask in repeated(asks, 5, 1)] == ["two", "one", "two", "one", "two"]
     chat = asks_of_file(path, True, 16)
     assert chat[1].prompt == [{"role": "user", "content": "two"}]
-
-
-STREAM = (
-    b": a comment\r\n\r\ndata: one\r\n\r\nevent: x\ndata: two\ndata: lines\n\n"
-    b"data:\xc3\xa9\xf0\x9f\x98\x80\r\rdata: last\n\n"
-)
-DATA = [b"one", b"two\nlines", "é😀".encode(), b"last"]
-
-
-@pytest.mark.parametrize("at", range(len(STREAM) + 1))
-def test_events_are_the_same_wherever_the_bytes_are_cut(at: int) -> None:
-    reader = client.EventReader()
-    assert reader.feed(STREAM[:at]) + reader.feed(STREAM[at:]) == DATA
-
-
-def test_events_come_whole_from_single_bytes() -> None:
-    reader = client.EventReader()
-    assert [e for byte in STREAM for e in reader.feed(bytes([byte]))] == DATA
 
 
 def scripted(body: dict[str, Any]) -> Answer:
@@ -298,12 +285,13 @@ def test_a_load_is_measured_over_http(arrival: str, endpoint: str, tmp_path: Pat
     assert code == 0
     found = numbers(path)
     assert found["settings"]["model"] == "fake"
-    assert [row["num_requests"] for row in found["loads"]] == [6, 6]
-    for row in found["loads"]:
-        assert row["num_input_tokens"] == 6 * 25  # ten words of two tokens, and the template
-        assert row["num_output_tokens"] == 6 * 3
-        assert row["num_good"] == 6
-        assert all(row[name] is not None for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"))
+    assert len(found["suites"]["serving"]["rows"]) == 2
+    for row in found["suites"]["serving"]["rows"]:
+        values = row["values"]
+        assert values["num_input_tokens"] == 6 * 25  # ten words of two tokens, and the template
+        assert values["num_output_tokens"] == 6 * 3
+        assert values["num_requests"] == values["num_good"] == 6
+        assert values.keys() >= METRICS.keys()
     sent = [body for body in server.bodies if body.get("stream")]
     assert len(sent) == 13  # a warm-up, too
     assert all(body["ignore_eos"] and body["max_tokens"] == 3 for body in sent)
@@ -320,9 +308,8 @@ def test_the_file_is_one_that_compare_reads(tmp_path: Path) -> None:
     found = read_recorded(path)
     assert found.device["name"] == "a GPU"
     assert list(found.cases) == ["serving: 20 requests/s", "serving: 40 requests/s"]
-    for samples in found.cases.values():
-        assert {name: len(each) for name, each in samples.items()} == dict.fromkeys(METRICS, 2)
-    assert [row["load"] for row in numbers(path)["loads"]] == [40, 20, 40, 20]  # in turns
+    for case in found.cases.values():
+        assert {name: number.n for name, number in case.items()} == dict.fromkeys(METRICS, 2)
     prompts = [str(body["prompt"]) for body in server.bodies]
     assert len(prompts) == len(set(prompts)) == 12
 
@@ -332,19 +319,19 @@ def test_loads_that_were_measured_are_written_though_the_run_ends(
 ) -> None:
     path = tmp_path / "numbers.json"
 
-    async def interrupted(flags: Any, plan: Any, into: Any) -> None:
+    async def interrupted(plan: Any, into: Any) -> None:
         into.model = "fake"
         into.reports.append(LoadReport.of(1.0, [record(0.1, 0.2)], Limits()))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(serving, "run", interrupted)
     assert serving.main(["--output_file", str(path)]) > 128
-    assert [row["load"] for row in numbers(path)["loads"]] == [1.0]
+    assert [row["name"] for row in numbers(path)["suites"]["serving"]["rows"]] == ["1 requests/s"]
     assert "E2E" in capsys.readouterr().out
 
 
 def test_a_client_that_falls_behind_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    _, plan = serving.parse(["--arrival", "fixed", "--num_requests", "3", "--warm_up", "0"])
+    plan = serving.parse(["--arrival", "fixed", "--num_requests", "3", "--warm_up", "0"])
 
     async def late(ask: Ask, due: float) -> RequestRecord:
         return RequestRecord(due_s=due, sent_s=due + 0.5, chunk_s=(due + 1,), end_s=due + 1)
@@ -352,13 +339,6 @@ def test_a_client_that_falls_behind_says_so(capsys: pytest.CaptureFixture[str]) 
     asks = lambda count, number: [Ask("a", 1)] * count  # noqa: E731
     run_virtually(serving.measure(plan, late, asks, serving.Measured()))
     assert "up to 500 ms late" in capsys.readouterr().err
-
-
-def test_runs_of_one_load_are_one_point_of_the_picture() -> None:
-    runs = [LoadReport.of(1.0, [record(value)], Limits()) for value in (0.1, 0.3, 0.2)]
-    loads, times = points([*runs, LoadReport.of(2.0, [record(0.5)], Limits())], "ttft_ms", "p50")
-    assert loads == [1.0, 2.0]
-    assert times == pytest.approx([200.0, 500.0])
 
 
 def test_token_ids_and_more_keys_are_sent(tmp_path: Path) -> None:
@@ -400,40 +380,24 @@ def test_failed_requests_are_counted_by_kind(kind: str, tmp_path: Path) -> None:
     def every_other(body: dict[str, Any]) -> Answer:
         return FAILURES[kind] if next(number) % 2 else scripted(body)
 
-    words = [
-        "--arrival",
-        "concurrency",
-        "--vocab_size",
-        "9",
-        "--num_requests",
-        "6",
-        "--warm_up",
-        "0",
-    ]
+    words = ["--arrival", "concurrency", "--vocab_size", "9", "--num_requests", "6"]
+    words += ["--warm_up", "0"]
     words += ["--limits", "e2e:600000", "--output_file", str(path)]
     with FakeServer(every_other) as server:
         assert run(server, *words) == 1
-    row = numbers(path)["loads"][0]
+    row = numbers(path)["suites"]["serving"]["rows"][0]
     assert row["errors"] == {kind: 3}
-    assert (row["num_good"], row["good_share"]) == (3, 0.5)
+    assert (row["values"]["num_good"], row["values"]["good_share"]) == (3, 0.5)
 
 
 def test_a_stream_without_an_end_is_a_failure_though_it_closed_well(tmp_path: Path) -> None:
     path = tmp_path / "numbers.json"
     cut = Answer(events({"choices": [{"text": "x", "finish_reason": None}]}, done=False))
-    words = [
-        "--vocab_size",
-        "9",
-        "--num_requests",
-        "1",
-        "--warm_up",
-        "0",
-        "--output_file",
-        str(path),
-    ]
+    words = ["--vocab_size", "9", "--num_requests", "1", "--warm_up", "0"]
+    words += ["--output_file", str(path)]
     with FakeServer(lambda body: cut) as server:
         assert run(server, *words) == 1
-    assert numbers(path)["loads"][0]["errors"] == {"a stream that broke off": 1}
+    assert numbers(path)["suites"]["serving"]["rows"][0]["errors"] == {"a stream that broke off": 1}
 
 
 def test_no_server_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -444,7 +408,7 @@ def test_no_server_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_sweep_over_virtual_servers_finds_their_capacity() -> None:
     """One request at a time, 0.1 s each: above 10 requests/s the queue grows."""
     words = ["--arrival", "fixed", "--num_requests", "200", "--warm_up", "0", "--sweep"]
-    _, plan = serving.parse([*words, "--limits", "ttft:500", "--resolution", "0.02"])
+    plan = serving.parse([*words, "--limits", "ttft:500", "--resolution", "0.02"])
     measured = serving.Measured()
 
     async def measure() -> None:
@@ -464,9 +428,9 @@ def test_a_sweep_over_virtual_servers_finds_their_capacity() -> None:
     run_virtually(measure())
     # Of 200 requests the last waits 200 * (0.1 - 1 / rate) and 0.1 s more: 500 ms at 10.2/s.
     assert measured.found.highest == pytest.approx(10.2, rel=0.03)
-    line = serving.sweep_line(measured.found, plan)
+    line = serving.sweep_line(measured.found, plan.unit)
     assert line.startswith("highest load that held the limits: 10")
-    assert math.isclose(measured.reports[0].load, 1.0)
+    assert measured.reports[0].load == 1.0
 
 
 @pytest.mark.parametrize(
@@ -477,8 +441,8 @@ def test_a_sweep_over_virtual_servers_finds_their_capacity() -> None:
         (["--arrival", "concurrency", "--load", "1.5"], "whole numbers"),
         (["--arrival", "concurrency", "--seconds", "5"], "--seconds needs a rate"),
         (["--seconds", "5", "--num_requests", "5"], "leave one out"),
-        (["--load", "1,2,1"], "give --repetitions"),
-        (["--sweep", "--limits", "ttft:1", "--repetitions", "2"], "leave --repetitions or"),
+        (["--sweep", "--limits", "ttft:1", "--repetitions", "2"], "measured once"),
+        (["--repetitions", "0"], "allowed: 1 to 1000"),
         (["--workload", "file"], "go together"),
         (["--vocab_size", "9", "--endpoint", "chat"], "--endpoint completions"),
         (["--prefix_len", "9"], "of --workload shared_prefix"),
@@ -492,18 +456,8 @@ def test_flags_that_do_not_go_together_are_refused(words: list[str], message: st
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib: pip install -e '.[bench]'")
-    from predict.bench.serving.plot import write_plot
-
-    reports = [
-        LoadReport.of(load, [record(0.1 * load, 0.3 * load)], Limits()) for load in (4.0, 1.0, 2.0)
-    ]
     path = tmp_path / "latency.png"
-    write_plot(path, reports, "requests/s", Limits(ttft=300.0), "a model")
-    data = path.read_bytes()
-    assert data.startswith(b"\x89PNG\r\n")
-    assert len(data) > 5000
-    loads, times = points(reports, "ttft_ms", "p99")
-    assert loads == [4.0, 1.0, 2.0]
-    assert times == pytest.approx([400.0, 100.0, 200.0])
-    with pytest.raises(UserError, match="cannot be written"):
-        write_plot(tmp_path / "missing" / "a.png", reports, "requests/s", Limits(), "a model")
+    words = ["--load", "20,40", "--num_requests", "3", "--vocab_size", "9", "--warm_up", "0"]
+    with FakeServer(scripted) as server:
+        assert run(server, *words, "--limits", "ttft:300", "--plot", str(path)) == 0
+    assert path.read_bytes().startswith(b"\x89PNG\r\n")

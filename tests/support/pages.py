@@ -25,10 +25,10 @@ COMMANDS = {
     "quant/run_quantization.py": "quant.run_quantization",
     "quant/evaluate.py": "quant.evaluate",
     "predict.doctor": "predict.doctor",
+    "predict.bench.compare": "predict.bench.compare",
     "predict.bench.throughput": "predict.bench.throughput",
-    "predict.bench.random_adapters": "predict.bench.random_adapters",
-    "predict.bench.guided": "predict.bench.guided",
     "predict.bench.kernels": "predict.bench.kernels",
+    "predict.bench.peer": "predict.bench.peer",
     "predict.bench.serving": "predict.bench.serving.__main__",
 }
 

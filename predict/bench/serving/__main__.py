@@ -15,10 +15,11 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from predict.bench.outputs import Outputs, output_flags
 from predict.bench.record import client_versions, command_line, cpu_identity, record, suite
-from predict.bench.report import write_json
-from predict.bench.serving.arrivals import OPEN, Send, send_at, send_in_flight
+from predict.bench.serving.loads import OPEN, Found, Send, highest_load, send_at, send_in_flight
 from predict.bench.serving.report import (
     METRICS,
     Limits,
@@ -28,15 +29,13 @@ from predict.bench.serving.report import (
     positive,
     table,
 )
-from predict.bench.serving.sweep import Found, highest_load
 from predict.bench.serving.workload import (
     Ask,
     Lengths,
-    Texts,
-    TokenIds,
     asks_of_file,
     made_up,
-    repeated,
+    texts,
+    token_ids,
     words,
 )
 from predict.cli.command import run_command
@@ -137,67 +136,40 @@ METHOD = (
     "times. Values are medians over the repetitions, of each run's own mean or percentile over its "
     "requests. Latencies count from the time a request was due."
 )
+# Flag -> least and most, both allowed.
+BOUNDS = {
+    "repetitions": (1, 1000),
+    "warm_up": (0, 1000),
+    "num_requests": (1, 1 << 24),
+    "good_share": (0.001, 1.0),
+    "resolution": (0.001, 1.0),
+    "vocab_size": (1, 1 << 24),
+}
+Asks = Callable[[int, int], list[Ask]]  # of (requests, number of the load): new ones for each load
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured."""
+    """What is measured, of the flags."""
 
-    arrival: str
+    flags: FlagValues
     loads: tuple[float, ...]
-    num_requests: int
-    seconds: float | None
-    repetitions: int
-    warm_up: int
-    seed: int
     limits: Limits
-    sweep: bool
-    good_share: float
-    max_load: float
-    resolution: float
 
-    def __post_init__(self) -> None:
-        if self.arrival not in OPEN and any(load != round(load) for load in self.loads):
-            raise UserError(
-                "--load of --arrival concurrency counts requests in flight: whole numbers from 1"
-            )
-        if self.seconds is not None and self.arrival not in OPEN:
-            raise UserError("--seconds needs a rate; give --num_requests with concurrency")
-        if self.sweep and not self.limits:
-            raise UserError("--sweep needs --limits, as in --limits ttft:500,tpot:50")
-        if self.sweep and len(self.loads) > 1:
-            raise UserError("--sweep begins at one load; give --load one number")
-        if self.repetitions < 1:
-            raise UserError(f"--repetitions {self.repetitions} is not supported (allowed: 1 up)")
-        if self.sweep and self.repetitions > 1:
-            raise UserError("--sweep measures each load once; leave --repetitions or --sweep out")
-        if len(set(self.loads)) < len(self.loads):
-            raise UserError("--load has one twice; give --repetitions to measure it more than once")
-        if self.warm_up < 0:
-            raise UserError(f"--warm_up {self.warm_up} is not supported (allowed: 0 up)")
-        if not 0.0 < self.good_share <= 1.0:
-            raise UserError(
-                f"--good_share {self.good_share} is not supported (allowed: above 0 to 1)"
-            )
-        if not 0.001 <= self.resolution <= 1.0:
-            raise UserError(
-                f"--resolution {self.resolution} is not supported (allowed: 0.001 to 1)"
-            )
-        if not self.max_load >= max(self.loads):
-            raise UserError(
-                f"--max_load {self.max_load:g} is below --load {max(self.loads):g}; raise it"
-            )
+    @property
+    def is_open(self) -> bool:
+        """Whether a load is a rate."""
+        return self.flags["arrival"] in OPEN
 
     @property
     def unit(self) -> str:
         """Of a load."""
-        return UNITS[self.arrival]
+        return UNITS[self.flags["arrival"]]
 
     def count(self, load: float) -> int:
         """Requests that a load sends."""
-        if self.seconds is None:
-            return self.num_requests
-        return max(1, round(load * self.seconds))
+        seconds = self.flags["seconds"]
+        return self.flags["num_requests"] if seconds is None else max(1, round(load * seconds))
 
 
 @dataclass
@@ -209,13 +181,9 @@ class Measured:
     found: Found | None = None
 
 
-async def measure(
-    plan: Plan, send: Send, ask: Callable[[int, int], list[Ask]], into: Measured
-) -> None:
-    """Measures every load, or sweeps; reports go to `into`, and to the terminal as they come.
-
-    ask: (requests, number of the load) to prompts, new ones for each load.
-    """
+async def measure(plan: Plan, send: Send, ask: Asks, into: Measured) -> None:
+    """Measures every load, or sweeps; reports go to `into`, and to the terminal as they come."""
+    flags = plan.flags
 
     async def one(load: float) -> LoadReport:
         number = len(into.reports) + 1
@@ -228,97 +196,114 @@ async def measure(
                 progress.on_finished()
                 return record
 
-            if plan.arrival in OPEN:
-                times = OPEN[plan.arrival](load, len(asks), (plan.seed, number))
+            if plan.is_open:
+                times = OPEN[flags["arrival"]](load, len(asks), (flags["seed"], number))
                 records = await send_at(counted, asks, times)
             else:
                 records = await send_in_flight(counted, asks, round(load))
         report = LoadReport.of(load, records, plan.limits)
         into.reports.append(report)
+        numbers = report.numbers
         say(
-            f"{label}: {report.num_requests} requests, {report.good_share:.1%} good, "
-            f"{report.num_failed} failed"
+            f"{label}: {numbers['num_requests']} requests, {numbers['good_share']:.1%} good, "
+            f"{numbers['num_failed']} failed"
         )
-        if report.max_late_ms > LATE_MS:
+        if numbers["max_late_ms"] > LATE_MS:
             say(
-                f"note: the client sent requests up to {report.max_late_ms:.0f} ms late, which is "
-                "in their latencies; run it where more of a core is free"
+                f"note: the client sent requests up to {numbers['max_late_ms']:.0f} ms late, which "
+                "is in their latencies; run it where more of a core is free"
             )
         return report
 
     async def holds(load: float) -> bool:
-        return (await one(load)).good_share >= plan.good_share
+        return (await one(load)).numbers["good_share"] >= float(flags["good_share"])
 
-    if plan.warm_up:
-        records = await send_in_flight(send, ask(plan.warm_up, 0), 1)
-        errors = {record.error for record in records} - {None}
-        if len(errors) and all(record.error is not None for record in records):
-            raise UserError(
-                f"every warm-up request failed ({', '.join(map(str, errors))}); is the server up, "
-                "and does it know these fields? --ignore_eos false sends none of its own",
-                1,
-            )
-    if plan.sweep:
-        into.found = await highest_load(
-            holds, plan.loads[0], plan.max_load, plan.resolution, plan.arrival not in OPEN
-        )
-    else:
-        for _ in range(plan.repetitions):  # in turns: what drifts meets all loads
-            for load in plan.loads:
-                await one(load)
-
-
-def parse(argv: Sequence[str]) -> tuple[FlagValues, Plan]:
-    """The flags and the plan of a command line; raises UserError for what does not go together."""
-    flags = parse_flags(argv, FLAGS, PROG, __doc__ or "", "[--flag [VALUE] ...]")
-    plan = Plan(
-        arrival=flags["arrival"],
-        loads=tuple(positive("load", text) for text in flags["load"]),
-        num_requests=flags["num_requests"],
-        seconds=flags["seconds"],
-        repetitions=flags["repetitions"],
-        warm_up=flags["warm_up"],
-        seed=flags["seed"],
-        limits=Limits.parse(flags["limits"] or ()),
-        sweep=flags["sweep"],
-        good_share=flags["good_share"],
-        max_load=flags["max_load"],
-        resolution=flags["resolution"],
-    )
-    if not plan.loads:
-        raise UserError("--load is empty; give it at least one number")
-    if flags.given("num_requests", "seconds"):
-        raise UserError("--seconds and --num_requests both say how many; leave one out")
-    if (flags["workload"] == "file") != (flags["data_file"] is not None):
-        raise UserError("--workload file and --data_file go together; give both or none")
-    if flags["vocab_size"] is not None and (
-        flags["endpoint"] == "chat" or flags["workload"] == "file"
-    ):
+    warm = await send_in_flight(send, ask(flags["warm_up"], 0), 1) if flags["warm_up"] else []
+    if warm and all(record.error is not None for record in warm):
+        errors = ", ".join({str(record.error) for record in warm})
         raise UserError(
-            "--vocab_size sends token ids, which --endpoint completions takes, of made-up prompts; "
-            "leave it out"
+            f"every warm-up request failed ({errors}); is the server up, "
+            "and does it know these fields? --ignore_eos false sends none of its own",
+            1,
         )
-    if flags["vocab_size"] is not None and flags["vocab_size"] < 1:
-        raise UserError(f"--vocab_size {flags['vocab_size']} is not supported (allowed: 1 up)")
-    for name in ("prefix_len", "num_prefixes"):
-        if flags.given(name) and flags["workload"] != "shared_prefix":
-            raise UserError(f"--{name} is of --workload shared_prefix; leave it out")
-    if not isinstance(flags["extra_body"] or {}, dict):
-        raise UserError('--extra_body is no JSON object; write it as {"top_p": 0.9}')
-    return flags, plan
+    if flags["sweep"]:
+        into.found = await highest_load(
+            holds, plan.loads[0], flags["max_load"], flags["resolution"], not plan.is_open
+        )
+        return
+    for _ in range(flags["repetitions"]):  # in turns: what drifts meets all loads
+        for load in plan.loads:
+            await one(load)
 
 
-async def prompts(
-    session: aiohttp.ClientSession, server: Server, flags: FlagValues
-) -> Callable[[int, int], list[Ask]]:
-    """Makes a load's prompts of (requests, its number); asks the server how it counts words."""
-    import numpy as np
+def parse(argv: Sequence[str]) -> Plan:
+    """The plan of a command line; raises UserError for what does not go together."""
+    flags = parse_flags(argv, FLAGS, PROG, __doc__ or "", "[--flag [VALUE] ...]")
+    loads = tuple(positive("load", text) for text in flags["load"])
+    plan = Plan(flags, loads, Limits.parse(flags["limits"] or ()))
+    for name, (low, high) in BOUNDS.items():
+        if flags[name] is not None and not low <= flags[name] <= high:
+            raise UserError(f"--{name} {flags[name]} is not supported (allowed: {low} to {high})")
+    ids, file = flags["vocab_size"] is not None, flags["workload"] == "file"
+    own = [name for name in ("prefix_len", "num_prefixes") if flags.given(name)]
+    fractions = any(load != round(load) for load in loads)
+    several = len(loads) > 1 or flags["repetitions"] > 1
+    refusals = (
+        (not loads, "--load is empty; give it at least one number"),
+        (
+            not plan.is_open and fractions,
+            "--load of --arrival concurrency counts requests in flight: whole numbers from 1",
+        ),
+        (
+            not plan.is_open and flags["seconds"] is not None,
+            "--seconds needs a rate; give --num_requests with concurrency",
+        ),
+        (
+            flags.given("num_requests", "seconds"),
+            "--seconds and --num_requests both say how many; leave one out",
+        ),
+        (
+            flags["sweep"] and not plan.limits,
+            "--sweep needs --limits, as in --limits ttft:500,tpot:50",
+        ),
+        (
+            flags["sweep"] and several,
+            "--sweep begins at one load, measured once: give --load one number, and leave "
+            "--repetitions or --sweep out",
+        ),
+        (
+            file != (flags["data_file"] is not None),
+            "--workload file and --data_file go together; give both or none",
+        ),
+        (
+            ids and (flags["endpoint"] == "chat" or file),
+            "--vocab_size sends token ids, which --endpoint completions takes, of made-up prompts; "
+            "leave it out",
+        ),
+        (
+            own and flags["workload"] != "shared_prefix",
+            f"--{' and --'.join(own)}: of --workload shared_prefix; leave it out",
+        ),
+        (
+            not isinstance(flags["extra_body"] or {}, dict),
+            '--extra_body is no JSON object; write it as {"top_p": 0.9}',
+        ),
+    )
+    for is_wrong, message in refusals:
+        if is_wrong:
+            raise UserError(message)
+    return plan
 
-    from predict.bench.serving.client import measure_words
+
+async def prompts(session: aiohttp.ClientSession, server: Server, flags: FlagValues) -> Asks:
+    """Makes a load's prompts; asks the server how it counts words."""
+    from predict.bench.serving.client import count_tokens
 
     if flags["workload"] == "file":
         asks = asks_of_file(flags["data_file"], server.chat, flags["output_len"])
-        return lambda count, number: repeated(asks, count, number * count)
+        return lambda count, number: [
+            asks[at % len(asks)] for at in range(number * count, (number + 1) * count)
+        ]
     shared = flags["workload"] == "shared_prefix"
     lengths = Lengths(
         flags["input_len"],
@@ -327,28 +312,30 @@ async def prompts(
         flags["prefix_len"] if shared else 0,
         flags["num_prefixes"] if shared else 1,
     )
-    maker: TokenIds | Texts
     if flags["vocab_size"] is not None:
-        maker = TokenIds(flags["vocab_size"])
+        maker = token_ids(flags["vocab_size"])
     else:
         generator = np.random.default_rng(flags["seed"])
-        few, many = (words(generator, count) for count in CALIBRATION_WORDS)
-        maker = Texts(await measure_words(session, server, few, many))
+        few, many = [
+            (number, await count_tokens(session, server, words(generator, number)))
+            for number in CALIBRATION_WORDS
+        ]
+        maker = texts(few, many)
     return lambda count, number: made_up(maker, lengths, count, (flags["seed"], number))
 
 
-async def run(flags: FlagValues, plan: Plan, into: Measured) -> None:
+async def run(plan: Plan, into: Measured) -> None:
     """Measures a server; what comes out, and the model's name, go to `into`."""
     from predict.bench.serving.client import Server, first_model, new_session, send
 
-    api_key = flags["api_key"] or os.environ.get("REGATTA_API_KEY") or None
+    flags = plan.flags
     body = {"ignore_eos": True} if flags["ignore_eos"] and flags["workload"] != "file" else {}
     server = Server(
         base_url=flags["base_url"].rstrip("/"),
         chat=flags["endpoint"] == "chat",
         model=flags["model"] or "",
         body={**body, **(flags["extra_body"] or {})},
-        api_key=api_key,
+        api_key=flags["api_key"] or os.environ.get("REGATTA_API_KEY") or None,
         timeout_s=flags["request_timeout"],
     )
     async with new_session(server) as session:
@@ -359,38 +346,28 @@ async def run(flags: FlagValues, plan: Plan, into: Measured) -> None:
         await measure(plan, partial(send, session, server), ask, into)
 
 
-def results(
-    flags: FlagValues, plan: Plan, measured: Measured, model: str, command: str
-) -> dict[str, Any]:
+def results(plan: Plan, measured: Measured, command: str) -> dict[str, Any]:
     """Everything for the JSON file; the key of the server is not in it."""
-    settings = {
-        "model": model,
-        **{
-            name: value
-            for name, value in flags.values.items()
-            if name not in ("api_key", "device_name", "output_file", "plot", "model")
-        },
-    }
+    flags, hidden = plan.flags, ("api_key", "device_name", "output_file", "plot")
+    settings = {name: value for name, value in flags.values.items() if name not in hidden}
+    settings["model"] = measured.model
     device = {"name": flags["device_name"] or "not given", "client": cpu_identity()["name"]}
     rows = load_rows(measured.reports, plan.unit)
-    suites = {"serving": suite(rows, METRICS, command, METHOD)}
-    sweep = None
-    if measured.found is not None:
-        sweep = {**asdict(measured.found), "unit": plan.unit, "good_share": plan.good_share}
+    made = record(
+        device, client_versions(), settings, {"serving": suite(rows, METRICS, command, METHOD)}
+    )
     return {
-        **record(device, client_versions(), settings, suites),
-        "unit": plan.unit,
+        **made,
         "limits_ms": asdict(plan.limits),
-        "loads": [report.as_dict() for report in measured.reports],
-        "sweep": sweep,
+        "sweep": None if measured.found is None else asdict(measured.found),
     }
 
 
-def sweep_line(found: Found, plan: Plan) -> str:
+def sweep_line(found: Found, unit: str) -> str:
     """What a sweep found, in words."""
     if found.highest is None:
-        return f"no load held the limits, down to {found.lowest_failed:g} {plan.unit}"
-    line = f"highest load that held the limits: {found.highest:g} {plan.unit}"
+        return f"no load held the limits, down to {found.lowest_failed:g} {unit}"
+    line = f"highest load that held the limits: {found.highest:g} {unit}"
     if found.lowest_failed is None:
         return f"{line}, which is --max_load"
     return f"{line}; {found.lowest_failed:g} did not"
@@ -401,17 +378,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def action(signals: Signals) -> int:
         words = sys.argv[1:] if argv is None else argv
-        flags, plan = parse(words)
-        outputs = Outputs(flags["output_file"], flags["plot"])
-        outputs.check(files={"data_file": flags["data_file"]})
+        plan = parse(words)
+        outputs = Outputs(plan.flags["output_file"], plan.flags["plot"])
+        outputs.check(files={"data_file": plan.flags["data_file"]})
         measured = Measured()
         try:
-            asyncio.run(run(flags, plan, measured))
+            asyncio.run(run(plan, measured))
         finally:  # loads that were measured before an interruption are shown and written too
             if measured.reports:
-                conclude(flags, plan, measured, command_line(PROG, public_words(words)))
-        failed = any(report.num_failed for report in measured.reports)
-        return EXIT_FAILURE if failed and not plan.sweep else 0
+                # Those of one load together.
+                show(table(sorted(measured.reports, key=lambda each: each.load), plan.unit))
+                if measured.found is not None:
+                    show(sweep_line(measured.found, plan.unit))
+                outputs.write(results(plan, measured, command_line(PROG, public_words(words))))
+        failed = any(report.errors for report in measured.reports)
+        return EXIT_FAILURE if failed and not plan.flags["sweep"] else 0
 
     return run_command(action)
 
@@ -428,22 +409,6 @@ def public_words(words: Sequence[str]) -> list[str]:
             continue
         kept.append(word)
     return kept
-
-
-def conclude(flags: FlagValues, plan: Plan, measured: Measured, command: str) -> None:
-    """Shows what was measured, and writes the files."""
-    reports = measured.reports
-    if plan.repetitions > 1:  # those of one load together
-        reports = sorted(reports, key=lambda report: report.load)
-    show(table(reports, plan.unit))
-    if measured.found is not None:
-        show(sweep_line(measured.found, plan))
-    if flags["output_file"] is not None:
-        write_json(results(flags, plan, measured, measured.model, command), flags["output_file"])
-    if flags["plot"] is not None:
-        from predict.bench.serving.plot import write_plot
-
-        write_plot(flags["plot"], measured.reports, plan.unit, plan.limits, measured.model)
 
 
 if __name__ == "__main__":

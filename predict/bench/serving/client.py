@@ -10,42 +10,12 @@ from typing import Any
 import aiohttp
 
 from predict.bench.serving.report import RequestRecord
-from predict.bench.serving.workload import Ask, TextLengths
+from predict.bench.serving.workload import Ask
 from predict.errors import UserError, quoted
 from predict.system.files import parse_json
 
-MAX_EVENT_BYTES = 1 << 24
+MAX_LINE_BYTES = 1 << 24
 DONE = b"[DONE]"
-
-
-class EventReader:
-    """The data of server-sent events, from bytes that are cut anywhere."""
-
-    def __init__(self) -> None:
-        self._line = bytearray()  # of which the end has not come
-        self._data: list[bytes] = []  # of the event that is being read
-        self._after_cr = False
-
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """The data of each event that is whole now. Raises ValueError for one without an end."""
-        events = []
-        for line in chunk.splitlines(keepends=True):
-            if self._after_cr and line == b"\n":  # the other half of a \r\n
-                self._after_cr = False
-                continue
-            self._after_cr = line.endswith(b"\r")
-            self._line += line
-            if len(self._line) > MAX_EVENT_BYTES:
-                raise ValueError("an event without an end")
-            if line.endswith((b"\n", b"\r")):
-                whole = bytes(self._line).rstrip(b"\r\n")
-                self._line.clear()
-                if not whole and self._data:
-                    events.append(b"\n".join(self._data))
-                    self._data.clear()
-                elif whole.startswith(b"data:"):
-                    self._data.append(whole[5:].removeprefix(b" "))
-        return events
 
 
 @dataclass(frozen=True)
@@ -58,11 +28,6 @@ class Server:
     body: Mapping[str, Any]  # more keys of every request
     api_key: str | None = None
     timeout_s: float = 600.0
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Of every request."""
-        return {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
 
     @property
     def url(self) -> str:
@@ -92,8 +57,9 @@ def new_session(server: Server) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         timeout=aiohttp.ClientTimeout(total=server.timeout_s),
-        headers=server.headers,
+        headers={"Authorization": f"Bearer {server.api_key}"} if server.api_key else {},
         cookie_jar=aiohttp.DummyCookieJar(),
+        read_bufsize=MAX_LINE_BYTES,
     )
 
 
@@ -101,14 +67,13 @@ class RequestError(Exception):
     """A request without a whole answer; its text is the kind of failure."""
 
 
-@dataclass
 class _Stream:
     """What came of one answer so far."""
 
-    chunk_s: list[float]
-    num_chunks: int = 0
-    usage: Mapping[str, Any] | None = None
-    is_finished: bool = False  # a reason was given, or [DONE]
+    def __init__(self) -> None:
+        self.chunk_s: list[float] = []
+        self.usage: Mapping[str, Any] = {}
+        self.is_finished = False  # a reason was given, or [DONE]
 
     def take(self, data: bytes, now: float) -> None:
         """Notes one event. Raises RequestError for an error in it."""
@@ -129,7 +94,6 @@ class _Stream:
             if not isinstance(choice, dict):
                 raise RequestError("an event of another form")
             if has_content(choice):
-                self.num_chunks += 1
                 self.chunk_s.append(now)
             self.is_finished = self.is_finished or choice.get("finish_reason") is not None
 
@@ -149,7 +113,7 @@ async def send(
     """Sends a request and reads its answer to the end; a failure is in the record."""
     loop = asyncio.get_running_loop()
     sent_s = loop.time()
-    stream = _Stream([])
+    stream = _Stream()
     error = None
     try:
         async for data in _events(session, server, server.request(ask)):
@@ -163,15 +127,14 @@ async def send(
     except (aiohttp.ClientError, OSError) as failure:
         error = "a stream that broke off" if stream.chunk_s else type(failure).__name__
     except ValueError:
-        error = "an event without an end"
-    usage = stream.usage or {}
+        error = "a line without an end"
     return RequestRecord(
         due_s=due_s,
         sent_s=sent_s,
         chunk_s=tuple(stream.chunk_s),
         end_s=loop.time(),
-        num_input_tokens=_count(usage, "prompt_tokens", 0),
-        num_output_tokens=_count(usage, "completion_tokens", stream.num_chunks),
+        num_input_tokens=_count(stream.usage, "prompt_tokens", 0),
+        num_output_tokens=_count(stream.usage, "completion_tokens", len(stream.chunk_s)),
         error=error,
     )
 
@@ -179,13 +142,13 @@ async def send(
 async def _events(
     session: aiohttp.ClientSession, server: Server, body: Mapping[str, Any]
 ) -> AsyncIterator[bytes]:
-    reader = EventReader()
+    """The data of server-sent events: of OpenAI's API each is one line."""
     async with session.post(server.url, json=body, allow_redirects=False) as response:
         if response.status != 200:
             raise RequestError(f"status {response.status}")
-        async for chunk in response.content.iter_any():
-            for event in reader.feed(chunk):
-                yield event
+        async for line in response.content:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
 
 
 def _count(usage: Mapping[str, Any], name: str, default: int) -> int:
@@ -206,8 +169,7 @@ async def count_tokens(session: aiohttp.ClientSession, server: Server, text: str
     """Tokens of a prompt with this text, as the server counts them. Raises UserError."""
     body = {**server.request(Ask(text, 1)), "stream": False}
     del body["stream_options"]
-    answer = await _json_of(session, "POST", server.url, body)
-    usage = answer.get("usage")
+    usage = (await _json_of(session, "POST", server.url, body)).get("usage")
     count = _count(usage if isinstance(usage, dict) else {}, "prompt_tokens", 0)
     if not count:
         raise UserError(
@@ -215,16 +177,6 @@ async def count_tokens(session: aiohttp.ClientSession, server: Server, text: str
             "--vocab_size, to send token ids"
         )
     return count
-
-
-async def measure_words(
-    session: aiohttp.ClientSession, server: Server, few: str, many: str
-) -> TextLengths:
-    """How the server counts words, from two texts."""
-    counts = [
-        (len(text.split()), await count_tokens(session, server, text)) for text in (few, many)
-    ]
-    return TextLengths.of(counts[0], counts[1])
 
 
 async def _json_of(

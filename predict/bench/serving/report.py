@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
+from predict.bench.record import Row, repeated_row
 from predict.bench.report import Distribution
 from predict.errors import UserError, nearest, quoted
 
-LATENCIES = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
+LATENCIES = ("ttft", "tpot", "itl", "e2e")
+PARTS = ("mean", "p50", "p90", "p99")
+# What predict.bench.compare holds against another file's, of each load: its unit by name.
+METRICS = {
+    **{f"{latency}_{part}_ms": "ms" for latency in LATENCIES for part in PARTS},
+    "requests_per_s": "requests/s",
+    "goodput_requests_per_s": "requests/s",
+    "output_tokens_per_s": "tokens/s",
+    "good_share": "share of requests",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,143 +102,84 @@ class Limits:
         return any(limit is not None for limit in dataclasses.astuple(self))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LoadReport:
-    """One load and what it brought. Latencies are of the answers that came, None without any."""
+    """One load and what it brought."""
 
     load: float  # requests/s, or requests in flight
-    num_requests: int
-    num_good: int  # answered within the limits; without limits, answered
     errors: Mapping[str, int]  # failed requests by kind
-    elapsed_s: float  # from when the first was due to the end of the last
-    num_input_tokens: int
-    num_output_tokens: int
-    max_late_ms: float  # how much behind its time the client sent a request
-    ttft_ms: Distribution | None
-    tpot_ms: Distribution | None
-    itl_ms: Distribution | None
-    e2e_ms: Distribution | None
+    # METRICS, but for latencies that no answer has, and counts. Latencies are of whole answers,
+    # rates of the time from when the first request was due to the end of the last.
+    numbers: Mapping[str, float]
 
     @classmethod
     def of(cls, load: float, records: Sequence[RequestRecord], limits: Limits) -> LoadReport:
         """The report of at least one request."""
         done = [record for record in records if record.error is None]
-        start = min(record.due_s for record in records)
-        tpot = [record.tpot_s for record in done]
-        ttft = [record.ttft_s for record in done]
-        return cls(
-            load=load,
-            num_requests=len(records),
-            num_good=sum(limits.hold(record) for record in records),
-            errors=dict(Counter(record.error for record in records if record.error is not None)),
-            elapsed_s=max(record.end_s for record in records) - start,
-            num_input_tokens=sum(record.num_input_tokens for record in done),
-            num_output_tokens=sum(record.num_output_tokens for record in done),
-            max_late_ms=1000.0 * max(record.sent_s - record.due_s for record in records),
-            ttft_ms=Distribution.of_seconds(value for value in ttft if value is not None),
-            tpot_ms=Distribution.of_seconds(value for value in tpot if value is not None),
-            itl_ms=Distribution.of_seconds(gap for record in done for gap in record.gaps_s),
-            e2e_ms=Distribution.of_seconds(record.e2e_s for record in done),
-        )
-
-    @property
-    def num_failed(self) -> int:
-        """Requests without an answer, or with half of one."""
-        return sum(self.errors.values())
-
-    @property
-    def good_share(self) -> float:
-        """Of all requests, failed ones too."""
-        return self.num_good / self.num_requests
-
-    @property
-    def requests_per_s(self) -> float:
-        """Answers over the whole time."""
-        return self._rate(self.num_requests - self.num_failed)
-
-    @property
-    def goodput_requests_per_s(self) -> float:
-        """Answers within the limits over the whole time."""
-        return self._rate(self.num_good)
-
-    @property
-    def output_tokens_per_s(self) -> float:
-        """Of answers that are whole, over the whole time."""
-        return self._rate(self.num_output_tokens)
-
-    def _rate(self, count: int) -> float:
-        return count / self.elapsed_s if self.elapsed_s > 0 else 0.0
-
-    def metrics(self) -> dict[str, float]:
-        """The numbers that METRICS names; latencies that no request has are left out."""
-        found = {}
-        for metric in METRICS:
-            latency, _, part = metric.removesuffix("_ms").rpartition("_")
-            if f"{latency}_ms" in LATENCIES:
-                times: Distribution | None = getattr(self, f"{latency}_ms")
-                if times is not None:
-                    found[metric] = float(getattr(times, part))
-            else:
-                found[metric] = float(getattr(self, metric))
-        return found
-
-    def as_dict(self) -> dict[str, Any]:
-        """Fields and rates by name, ready for JSON."""
-        rates = ("num_failed", "good_share", "requests_per_s", "goodput_requests_per_s")
-        names = (*rates, "output_tokens_per_s")
-        return dataclasses.asdict(self) | {name: getattr(self, name) for name in names}
-
-
-# What predict.bench.compare holds against another file's, of each load: its unit by name.
-METRICS = {
-    **{
-        f"{latency.removesuffix('_ms')}_{part}_ms": "ms"
-        for latency in LATENCIES
-        for part in ("mean", "p50", "p90", "p99")
-    },
-    "requests_per_s": "requests/s",
-    "goodput_requests_per_s": "requests/s",
-    "output_tokens_per_s": "tokens/s",
-    "good_share": "share of requests",
-}
-
-
-def load_rows(reports: Sequence[LoadReport], unit: str) -> list[dict[str, Any]]:
-    """Rows of predict.bench.record, one per load: a sample of each metric per run of it."""
-    found: dict[float, dict[str, list[float]]] = {}
-    for report in reports:
-        samples = found.setdefault(report.load, {})
-        for metric, value in report.metrics().items():
-            samples.setdefault(metric, []).append(value)
-    return [
-        {
-            "name": f"{load:g} {unit}",
-            "values": {metric: statistics.median(each) for metric, each in samples.items()},
-            "samples": samples,
+        seconds = max(each.end_s for each in records) - min(each.due_s for each in records)
+        good = sum(limits.hold(record) for record in records)
+        tokens = sum(record.num_output_tokens for record in done)
+        numbers: dict[str, float] = {
+            "num_requests": len(records),
+            "num_failed": len(records) - len(done),
+            "num_good": good,
+            "num_input_tokens": sum(record.num_input_tokens for record in done),
+            "num_output_tokens": tokens,
+            # How much behind its time the client sent a request.
+            "max_late_ms": 1000.0 * max(each.sent_s - each.due_s for each in records),
+            "good_share": good / len(records),
+            "requests_per_s": len(done) / seconds if seconds else 0.0,
+            "goodput_requests_per_s": good / seconds if seconds else 0.0,
+            "output_tokens_per_s": tokens / seconds if seconds else 0.0,
         }
-        for load, samples in sorted(found.items())
-    ]
+        taken = (
+            [each.ttft_s for each in done if each.ttft_s is not None],
+            [each.tpot_s for each in done if each.tpot_s is not None],
+            [gap for each in done for gap in each.gaps_s],
+            [each.e2e_s for each in done],
+        )
+        for latency, times in zip(LATENCIES, map(Distribution.of_seconds, taken), strict=True):
+            if times is not None:
+                numbers |= {f"{latency}_{part}_ms": getattr(times, part) for part in PARTS}
+        errors = Counter(record.error for record in records if record.error is not None)
+        return cls(load, dict(errors), numbers)
+
+
+def load_rows(reports: Sequence[LoadReport], unit: str) -> list[Row]:
+    """Rows of predict.bench.record, one per load: medians over its runs."""
+    rows = []
+    for load in sorted({report.load for report in reports}):
+        runs = [report for report in reports if report.load == load]
+        names = [name for name in runs[0].numbers if all(name in run.numbers for run in runs)]
+        row = repeated_row(
+            f"{load:g} {unit}", {name: [run.numbers[name] for run in runs] for name in names}
+        )
+        # The others are no speeds of the server.
+        row["spread"] = {name: each for name, each in row["spread"].items() if name in METRICS}
+        row["errors"] = dict(sum((Counter(run.errors) for run in runs), Counter()))
+        rows.append(row)
+    return rows
 
 
 def table(reports: Sequence[LoadReport], unit: str) -> str:
     """The reports for a terminal, a line per load and latency."""
-    head = f"{unit:>18}{'latency (ms)':>16}{'mean':>10}{'P50':>10}{'P90':>10}{'P99':>10}"
-    rows = [head]
+    rows = [f"{unit:>18}{'latency (ms)':>16}{'mean':>10}{'P50':>10}{'P90':>10}{'P99':>10}"]
     for report in reports:
+        numbers = report.numbers
         for name in LATENCIES:
-            times: Distribution | None = getattr(report, name)
-            cells = ["-"] * 4 if times is None else [f"{t:.2f}" for t in dataclasses.astuple(times)]
-            label = name.removesuffix("_ms").upper()
+            found = (numbers.get(f"{name}_{part}_ms") for part in PARTS)
+            cells = ["-" if value is None else f"{value:.2f}" for value in found]
             load = f"{report.load:g}" if name == LATENCIES[0] else ""
-            rows.append(f"{load:>18}{label:>16}" + "".join(f"{cell:>10}" for cell in cells))
+            rows.append(f"{load:>18}{name.upper():>16}" + "".join(f"{cell:>10}" for cell in cells))
         rows.append(
-            f"{'':>18}{report.requests_per_s:.3f} requests/s, "
-            f"{report.goodput_requests_per_s:.3f} of them within the limits "
-            f"({report.good_share:.1%}), {report.output_tokens_per_s:.1f} output tokens/s"
+            f"{'':>18}{numbers['requests_per_s']:.3f} requests/s, "
+            f"{numbers['goodput_requests_per_s']:.3f} of them within the limits "
+            f"({numbers['good_share']:.1%}), {numbers['output_tokens_per_s']:.1f} output tokens/s"
         )
         if report.errors:
             kinds = ", ".join(f"{count} x {kind}" for kind, count in report.errors.items())
-            rows.append(f"{'':>18}{report.num_failed} of {report.num_requests} failed: {kinds}")
+            failed = f"{numbers['num_failed']} of {numbers['num_requests']} failed"
+            rows.append(f"{'':>18}{failed}: {kinds}")
     return "\n".join(rows)
 
 

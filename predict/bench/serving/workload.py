@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ _TEXT = (
     "war history party result change morning reason research girl guy moment air teacher force"
 )
 WORDS = tuple(_TEXT.split())
+# Makes the content of a prompt of so many tokens: a text, or token ids.
+Maker = Callable[[np.random.Generator, int], str | list[int]]
 
 
 @dataclass(frozen=True)
@@ -61,80 +63,47 @@ class Lengths:
         return max(1, round(generator.uniform(low, high)))
 
 
-@dataclass(frozen=True)
-class TextLengths:
-    """How a server counts our words: tokens = tokens_per_word * words + overhead."""
-
-    tokens_per_word: float
-    overhead: float  # a chat template's tokens, and those at a text's begin
-
-    @classmethod
-    def of(cls, few: tuple[int, int], many: tuple[int, int]) -> TextLengths:
-        """Of two (words, tokens) that the server counted. Raises UserError."""
-        slope = (many[1] - few[1]) / (many[0] - few[0])
-        if slope <= 0:
-            raise UserError(
-                f"the server counts {few[1]} tokens in {few[0]} words and {many[1]} in {many[0]}: "
-                "lengths cannot be made from that; give --vocab_size, to send token ids"
-            )
-        return cls(slope, few[1] - slope * few[0])
-
-    def num_words(self, num_tokens: int) -> int:
-        """Words of a text of about so many tokens, at least 1."""
-        return max(1, round((num_tokens - self.overhead) / self.tokens_per_word))
-
-
-@dataclass(frozen=True)
-class TokenIds:
-    """Prompts as token ids from 0 to below vocab_size."""
-
-    vocab_size: int
-
-    def make(self, generator: np.random.Generator, num_tokens: int) -> list[int]:
-        """Random ids."""
-        ids: list[int] = generator.integers(0, self.vocab_size, num_tokens).tolist()
-        return ids
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Prompts as texts of random words."""
-
-    lengths: TextLengths
-
-    def make(self, generator: np.random.Generator, num_tokens: int) -> str:
-        """Random words."""
-        return words(generator, self.lengths.num_words(num_tokens))
-
-
 def words(generator: np.random.Generator, count: int) -> str:
     """A text of `count` random words."""
     return " ".join(generator.choice(WORDS, count))
 
 
-def made_up(
-    maker: TokenIds | Texts, lengths: Lengths, num_requests: int, seed: Sequence[int]
-) -> list[Ask]:
+def texts(few: tuple[int, int], many: tuple[int, int]) -> Maker:
+    """Makes texts of words, which have about as many tokens as asked for.
+
+    few, many: (words, tokens) of two texts that the server counted: tokens are a multiple of words,
+    and a few of a chat template or a text's begin. Raises UserError where they are not.
+    """
+    slope = (many[1] - few[1]) / (many[0] - few[0])
+    if slope <= 0:
+        raise UserError(
+            f"the server counts {few[1]} tokens in {few[0]} words and {many[1]} in {many[0]}: "
+            "lengths cannot be made from that; give --vocab_size, to send token ids"
+        )
+    overhead = few[1] - slope * few[0]
+    return lambda generator, count: words(generator, max(1, round((count - overhead) / slope)))
+
+
+def token_ids(vocab_size: int) -> Maker:
+    """Makes random ids from 0 to below vocab_size."""
+    return lambda generator, count: generator.integers(0, vocab_size, count).tolist()
+
+
+def made_up(maker: Maker, lengths: Lengths, num_requests: int, seed: Sequence[int]) -> list[Ask]:
     """Requests of random content. Those of one group begin with the same `prefix_len` tokens."""
     generator = np.random.default_rng(seed)
-    shared = lengths.prefix_len > 0
-    prefixes = [
-        maker.make(generator, lengths.prefix_len)
-        for _ in range(lengths.num_prefixes if shared else 0)
-    ]
+    prefixes: list[Any] = []
+    if lengths.prefix_len:
+        prefixes = [maker(generator, lengths.prefix_len) for _ in range(lengths.num_prefixes)]
     asks = []
     for number in range(num_requests):
         own_len = lengths.draw(generator, lengths.input_len - lengths.prefix_len)
-        own = maker.make(generator, own_len)
-        prompt = _joined(prefixes[number % len(prefixes)], own) if shared else own
+        prompt: Any = maker(generator, own_len)
+        if prefixes:
+            prefix = prefixes[number % len(prefixes)]
+            prompt = f"{prefix} {prompt}" if isinstance(prefix, str) else [*prefix, *prompt]
         asks.append(Ask(prompt, lengths.draw(generator, lengths.output_len)))
     return asks
-
-
-def _joined(prefix: str | list[int], own: str | list[int]) -> str | list[int]:
-    if isinstance(prefix, str):
-        return f"{prefix} {own}"
-    return [*prefix, *own]
 
 
 def asks_of_file(path: str | Path, chat: bool, output_len: int) -> list[Ask]:
@@ -154,8 +123,3 @@ def _ask_of(item: DataItem, chat: bool, output_len: int) -> Ask:
     if not isinstance(item.src, str):
         raise UserError(f"{item.where}: a conversation needs --endpoint chat")
     return Ask(item.src, max_tokens, sampling)
-
-
-def repeated(asks: Sequence[Ask], num_requests: int, start: int) -> list[Ask]:
-    """So many of them in turn, from the one with the number `start` on."""
-    return [asks[(start + number) % len(asks)] for number in range(num_requests)]

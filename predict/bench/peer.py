@@ -1,0 +1,195 @@
+"""llama.cpp beside Regatta on this CPU: `python -m predict.bench.peer --help`.
+
+Both read one GGUF file of random weights, with as many threads, and take turns, each run a process
+of its own. llama.cpp is timed by its own benchmark, llama-batched-bench, ours by
+predict.bench.throughput. What is printed is llama.cpp's number, ours, and how many times as good
+ours is, with the interval of the turns' ratios.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from predict.bench.cases import Case, parse_cases
+from predict.bench.compare import changes_of, table
+from predict.bench.gguf_writer import TYPES, write_gguf
+from predict.bench.record import command_line, cpu_device, own_versions, record
+from predict.bench.report import write_json
+from predict.bench.turns import LEAST_TURNS, Command, Numbers, Turns, run_program, take_turns
+from predict.cli.command import run_command
+from predict.cli.flags import Flag, FlagValues, parse_flags
+from predict.errors import UserError, one_of
+from predict.loading.model import read_spec
+from predict.system.console import say, show
+from predict.system.files import parse_json
+from predict.system.outputs import check_output
+from predict.system.progress import Progress
+from predict.system.signals import Signals
+
+PROG = "python -m predict.bench.peer"
+GROUP = "Both sides"
+SHAPES = Path(__file__).resolve().parents[2] / "examples" / "shapes"
+NAMES = ("llama.cpp", "regatta")
+# Ours of predict.bench.throughput -> what is compared.
+METRICS = {
+    "prefill_tokens_per_s": "prompt_tokens_per_s",
+    "decode_tokens_per_s": "decode_tokens_per_s",
+}
+CONTEXT_STEP = 256  # llama.cpp rounds a sequence's context up to so many tokens
+# fmt: off
+FLAGS = (
+    Flag(GROUP, "shapes", "strs", ["qwen2.5-0.5b"],
+         "Networks: names of folders in examples/shapes, or folders with a config.json."),
+    Flag(GROUP, "types", "strs", ["BF16"],
+         "Weights of the layers, one after another, as GGUF calls them: F32, F16, BF16, Q8_0, "
+         "Q4_0. The LM head beside the last two is Q8_0."),
+    Flag(GROUP, "cases", "strs", ["1x128x65", "8x128x65", "1x512x1"],
+         "Sizes REQUESTSxINPUTxOUTPUT, as of predict.bench.throughput."),
+    Flag(GROUP, "turns", "int", 7, "Turns of both sides."),
+    Flag(GROUP, "num_threads", "int", None,
+         "Threads of each side; when not given, the processors that this process may use."),
+    Flag(GROUP, "batched_bench", "str", "llama-batched-bench",
+         "llama.cpp's program: a path, or a name that is on PATH."),
+    Flag(GROUP, "output_file", "str", None,
+         "Write device, versions, and medians and spread of both sides as JSON."),
+)
+# fmt: on
+
+
+@dataclass(frozen=True)
+class Work:
+    """One file, and what both sides do with it."""
+
+    name: str  # shape and type
+    file: Path
+    cases: tuple[Case, ...]
+    num_threads: int
+    program: str
+
+    def ours(self) -> Numbers:
+        """Of predict.bench.throughput, all cases in one process."""
+        words = ["python", "-m", "predict.bench.throughput", "--model_name_or_path", str(self.file)]
+        words += ["--device", "cpu", "--dtype", self.dtype, "--inference_model", "--append_attn"]
+        words += ["--repetitions", "1", "--cases", ",".join(map(str, self.cases))]
+        env = {"OMP_NUM_THREADS": str(self.num_threads)}
+        rows = Command(words, env=env).file()["suites"]["throughput"]["rows"]
+        return {
+            f"{self.name}, {row['name']}": {
+                metric: row["values"][own]
+                for own, metric in METRICS.items()
+                if own in row["values"]
+            }
+            for row in rows
+        }
+
+    @property
+    def dtype(self) -> str:
+        """Of our activations; llama.cpp has float32, and rounds inside its products."""
+        return "float32" if self.name.endswith(" F32") else "bfloat16"
+
+    def theirs(self) -> Numbers:
+        """Of llama-batched-bench, a process for each case."""
+        return {f"{self.name}, {case}": self._theirs_of(case) for case in self.cases}
+
+    def _theirs_of(self, case: Case) -> dict[str, float]:
+        """Rates of one batch of prompts, and of the steps behind it."""
+        steps = case.output_len - 1
+        length = -(-(case.input_len + case.output_len) // CONTEXT_STEP) * CONTEXT_STEP
+        cache = "f32" if self.dtype == "float32" else "f16"
+        sizes = {"-npp": case.input_len, "-ntg": max(steps, 1), "-npl": case.num_requests}
+        sizes |= {"-c": case.num_requests * length, "-t": self.num_threads, "-ngl": 0}
+        words = [self.program, "-m", str(self.file), "-fa", "on", "--no-mmap", "-ctk", cache]
+        words += ["-ctv", cache, "--output-format", "jsonl"]
+        words += [word for name, size in sizes.items() for word in (name, str(size))]
+        lines = run_program(words, None, os.environ).splitlines()
+        line = next((line for line in lines if line.startswith("{")), "")
+        found = parse_json(line, f"a line of {self.program}") if line else None
+        if not isinstance(found, dict):
+            raise UserError(f"{self.program} printed no line of JSON; a newer one does", 1)
+        count = case.num_requests
+        values = {"prompt_tokens_per_s": count * case.input_len / float(found["t_pp"])}
+        if steps:
+            values["decode_tokens_per_s"] = count * steps / float(found["t_tg"])
+        return values
+
+
+def folder_of(shape: str) -> Path:
+    """The folder with a shape's config.json. Raises UserError for what is none."""
+    for folder in (SHAPES / shape, Path(shape)):
+        if (folder / "config.json").is_file():
+            return folder
+    known = sorted(path.name for path in SHAPES.iterdir())
+    raise one_of("shapes", shape, (*known, "a folder with a config.json"))
+
+
+def parse(argv: Sequence[str]) -> tuple[FlagValues, tuple[Case, ...]]:
+    """The flags and the cases of a command line. Raises UserError for what cannot be measured."""
+    flags = parse_flags(argv, FLAGS, PROG, __doc__ or "", "[--flag [VALUE] ...]")
+    cases = parse_cases(flags["cases"])
+    for name in ("shapes", "cases", "types"):
+        if not flags[name] or len(set(flags[name])) < len(flags[name]):
+            raise UserError(f"--{name} is empty, or has one twice; give it each once")
+    for kind in flags["types"]:
+        if kind not in TYPES:
+            raise one_of("types", kind, tuple(TYPES))
+    for name in ("turns", "num_threads"):
+        if flags[name] is not None and not 1 <= flags[name] <= 1000:
+            raise UserError(f"--{name} {flags[name]} is not supported (allowed: 1 to 1000)")
+    if shutil.which(flags["batched_bench"]) is None:
+        raise UserError(
+            f"{flags['batched_bench']} is not there: build llama.cpp's target llama-batched-bench "
+            "(cmake -B build && cmake --build build --target llama-batched-bench), and name it "
+            "with --batched_bench or put it on PATH"
+        )
+    if flags["output_file"] is not None:
+        check_output("output_file", flags["output_file"])
+    return flags, cases
+
+
+def measure(flags: FlagValues, cases: tuple[Case, ...], scratch: Path) -> Turns:
+    """All shapes and types one after another; scratch: a folder for one file at a time."""
+    turns = Turns(NAMES)
+    folders = {folder.resolve().name: folder for folder in map(folder_of, flags["shapes"])}
+    threads = flags["num_threads"] or len(os.sched_getaffinity(0))
+    total = len(folders) * len(flags["types"]) * flags["turns"]
+    with Progress(total, unit="turn", label="measuring") as progress:
+        for shape, folder in folders.items():
+            for kind in flags["types"]:
+                file = scratch / "peer.gguf"
+                write_gguf(file, read_spec(folder)[0], kind)
+                work = Work(f"{shape}, {kind}", file, cases, threads, flags["batched_bench"])
+                take_turns(turns, work.theirs, work.ours, flags["turns"], progress.on_finished)
+                file.unlink()
+    return turns
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+
+    def action(signals: Signals) -> int:
+        words = sys.argv[1:] if argv is None else argv
+        flags, cases = parse(words)
+        with tempfile.TemporaryDirectory(prefix="regatta-") as scratch:
+            turns = measure(flags, cases, Path(scratch))
+        show(table(changes_of(turns, 0.0), NAMES))
+        if flags["turns"] < LEAST_TURNS:
+            say(f"note: intervals take {LEAST_TURNS} turns or more")
+        if flags["output_file"] is not None:
+            version = run_program([flags["batched_bench"], "--version"], None, os.environ).strip()
+            versions = {**own_versions(), NAMES[0]: version or "unknown"}
+            settings = {name: v for name, v in flags.values.items() if name != "output_file"}
+            made = record(cpu_device(), versions, settings, turns.suites(command_line(PROG, words)))
+            write_json(made, flags["output_file"])
+        return 0
+
+    return run_command(action)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""llama.cpp beside ours: one file for both, and turns."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from predict.bench import peer
+from predict.bench.compare import read_recorded
+from predict.bench.gguf_writer import TYPES, write_gguf
+from predict.device import library
+from predict.errors import UserError
+from predict.loading.model import read_spec
+
+TINY = {
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 4096,
+    "eos_token_id": 2,
+    "rms_norm_eps": 1e-6,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama"},
+    "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 64,
+        "norm_topk_prob": True,
+    },
+}
+# Prints what llama-batched-bench does of --output-format jsonl: a second for prompts and steps.
+PROGRAM = """#!/bin/sh
+case "$1" in --version) echo "version: 1"; exit;; esac
+echo "a line of its log"
+echo '{"n_kv_max": 256, "pp": 16, "tg": 2, "pl": 2, "t_pp": 2.0, "t_tg": 0.5, "speed": 1.0}'
+"""
+
+
+def folder_with(path: Path, config: dict[str, Any]) -> Path:
+    (path / "tiny").mkdir()
+    (path / "tiny" / "config.json").write_text(json.dumps({**TINY, **config}))
+    return path / "tiny"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", TYPES)
+def test_our_reader_finds_the_network_in_the_file(family: str, kind: str, tmp_path: Path) -> None:
+    import gguf
+
+    spec, _ = read_spec(folder_with(tmp_path, FAMILIES[family]))
+    path = tmp_path / "x.gguf"
+    write_gguf(path, spec, kind)
+    again, _ = read_spec(path)
+    sizes = ("vocab_size", "hidden_size", "max_context", "tie_word_embeddings", "layers", "head")
+    assert [getattr(again, name) for name in sizes] == [getattr(spec, name) for name in sizes]
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    head = "token_embd.weight" if spec.tie_word_embeddings else "output.weight"
+    assert found[head].tensor_type.name == TYPES[kind][0]
+    queries = found["blk.0.attn_q.weight"]
+    assert queries.tensor_type.name == kind
+    assert 0.01 < gguf.quants.dequantize(queries.data, queries.tensor_type).std() < 0.03
+
+
+@pytest.mark.parametrize("shape", ["gemma-3-1b", "llama-3.2-1b"])
+def test_windows_and_scaled_positions_stand_in_the_file(shape: str, tmp_path: Path) -> None:
+    spec, _ = read_spec(peer.folder_of(shape))
+    spec = dataclasses.replace(spec, vocab_size=512, layers=spec.layers[:7])
+    write_gguf(tmp_path / "x.gguf", spec, "Q4_0")
+    again, _ = read_spec(tmp_path / "x.gguf")
+    assert again.layers == spec.layers
+    assert [rope.theta for rope in again.ropes] == [rope.theta for rope in spec.ropes]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "qwen3_moe", **FAMILIES["qwen3_moe"], "norm_topk_prob": False}, "layers"),
+        ({"model_type": "cohere"}, "allowed: llama"),
+    ],
+    ids=["router", "family"],
+)
+def test_what_the_file_does_not_describe_is_refused(
+    config: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    spec, _ = read_spec(folder_with(tmp_path, config))
+    with pytest.raises(UserError, match=message):
+        write_gguf(tmp_path / "x.gguf", spec, "F32")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--turns", "0"], "allowed: 1 to 1000"),
+        (["--shapes", "x,x"], "--shapes is empty, or has one twice"),
+        (["--types", "Q5_K"], "allowed: F32, F16, BF16, Q8_0, Q4_0"),
+        (["--cases", "1x2"], "REQUESTSxINPUTxOUTPUT"),
+        (["--batched_bench", "nowhere"], "build llama.cpp's target llama-batched-bench"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        peer.parse(words)
+
+
+def test_a_shape_is_a_name_or_a_folder(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, FAMILIES["llama"])
+    assert peer.folder_of(str(folder)) == folder
+    with pytest.raises(UserError, match="qwen3-30b-a3b, a folder with a config"):
+        peer.folder_of("qwen-9t")
+
+
+def test_both_sides_read_one_file_in_turns(
+    compiled: library.Library, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program, written = tmp_path / "batched-bench", tmp_path / "turns.json"
+    program.write_text(PROGRAM)
+    program.chmod(0o755)
+    folder = folder_with(tmp_path, FAMILIES["llama"])
+    words = ["--shapes", str(folder), "--types", "Q4_0", "--cases", "2x16x3", "--turns", "1"]
+    words += ["--batched_bench", str(program), "--num_threads", "1"]
+    assert peer.main([*words, "--output_file", str(written)]) == 0
+    assert "tiny, Q4_0, 2x16x3" in capsys.readouterr().out
+    made = read_recorded(written)
+    theirs = made.cases["llama.cpp: tiny, Q4_0, 2x16x3"]
+    assert theirs["prompt_tokens_per_s"].median == 16.0
+    assert theirs["decode_tokens_per_s"].median == 8.0
+    assert made.cases["regatta: tiny, Q4_0, 2x16x3"]["prompt_tokens_per_s"].median > 0
+    assert made.versions["llama.cpp"] == "version: 1"
