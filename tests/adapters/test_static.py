@@ -26,7 +26,6 @@ from tests.support.schemes import on_this_cpu
 
 NAMES: tuple[str | None, ...] = (None, *SEVEN)
 PROMPTS = [[5, 9, 11, 30], [5, 9, 11, 30, 7, 8], list(range(20, 45)), [77]]
-LONG = list(range(100, 150))  # three blocks, and some
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True, logprobs=2)
 ASKED = [(prompt, replace(GREEDY, adapter=name)) for prompt in PROMPTS for name in NAMES]
 

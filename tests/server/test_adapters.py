@@ -376,8 +376,7 @@ def test_flags_that_let_clients_load_stand_together(tmp_path: Path, model: Path)
 
 @pytest.fixture(scope="module", params=["dynamic", "static"])
 def mode(request: pytest.FixtureRequest) -> str:
-    found: str = request.param
-    return found
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")

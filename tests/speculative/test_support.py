@@ -162,7 +162,7 @@ def test_greedy_text_of_a_few_prompts_is_the_same(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("scheme", "cache_type"), zip(SCHEMES, cycle([*CACHE_TYPES, None])))
+@pytest.mark.parametrize(("scheme", "cache_type"), [*zip(SCHEMES, cycle([*CACHE_TYPES, None]))])
 def test_greedy_text_of_100_prompts_is_the_same(
     demo_with_scales: Path, compiled: library.Library, scheme: str | None, cache_type: str | None
 ) -> None:
