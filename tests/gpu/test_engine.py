@@ -17,7 +17,7 @@ from predict import LLM, AsyncLLM, EngineConfig, SamplingParams
 from predict.device import devices
 from predict.engine.draft_policy import Costs
 from predict.errors import UserError
-from tests.support import float8, tiny
+from tests.support import checkpoints, float8, tiny
 from tests.support.drafts import Generous
 from tests.support.golden import (
     COMPOSITIONS,
@@ -62,7 +62,7 @@ def test_latents_of_codes_give_transformers_logits_and_text(
     gpu: devices.Device, form: str, tmp_path: Path
 ) -> None:
     """Their matrices are cut from codes on the host; all others of the golden are floats here."""
-    tensors = float8.with_codes_of(float8.stored(GOLDEN / float8.CASE), float8.LATENTS)
+    tensors = float8.with_codes_of(checkpoints.stored(GOLDEN / float8.CASE), float8.LATENTS)
     model = float8.written(tmp_path / "model", GOLDEN / float8.CASE, tensors)
     llm = FORMS[form](LLM(config(model, batch_size=8, **SETTINGS)))
     check_logits(llm, float8.CASE)
