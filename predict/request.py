@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from predict.errors import UserError
+from predict.guide import Guide
 from predict.system import bounds
 from predict.system.options import Checked, option
 from predict.system.ranges import MAX_INT32, MAX_INT64, Range, refusal
-
-if TYPE_CHECKING:
-    from predict.guide import Guide
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 EarlyStopping = Literal[False, True, "never"]

@@ -65,7 +65,6 @@ SMOKE: dict[str, tuple[str, ...]] = {
     ),
     "experts": ("graph_replay_equals_eager",),
     "guides": ("guided_tokens_equal_those_of_the_cpu[graph]", "the_network_runs_ahead_of_masks"),
-    "inputs": ("a_row_is_all_that_graphs_need",),
     "isolation": ("a_device_on_which_nothing_runs_ends_all",),
     "kv_formats": (
         "text_is_that_of_the_cpu[dynamic-graph]",

@@ -34,8 +34,8 @@ OWN_JSON = {
     ),  # template_worker.py's reply
     ("predict/text/template_worker.py", "sys.argv[1]"),  # template_process.py's settings
     ("predict/text/template_worker.py", "source.read(size)"),  # and its request
-    ("predict/cli/journal.py", "json.dumps(now)"),  # a copy
-    ("predict/cli/results.py", "line"),  # a line that it wrote
+    ("predict/cli/identity.py", "json.dumps(values, default=dict)"),  # a copy
+    ("predict/cli/journal.py", "line"),  # a line that it wrote
     ("quant/state.py", "json.dumps(inputs)"),  # a copy
     ("examples/edited_copies.py", "line"),  # of a file of this repository
 }

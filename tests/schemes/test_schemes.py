@@ -385,7 +385,7 @@ def test_experts_in_4_bits_beside_float8_are_known() -> None:
     [
         ({"quant_type": "int3"}, r"quant_type 'int3' is not known .allowed: weight_only_int8"),
         ({"quant_type": "wint4", "weightonly_group_size": 48}, r"size 48 is not .*32, 64, 128"),
-        ({"quant_type": "fp8", "weight_block_size": (64, 64)}, r"allowed: 128,128"),
+        ({"quant_type": "fp8", "weight_block_size": (64, 64)}, r"allowed: \(128, 128\)"),
         ({"weightonly_group_size": 64}, r"nothing asks for that; add --quant_type"),
         ({"skip_list_names": ("a",)}, r"nothing asks for that; add --quant_type"),
         ({"cachekv_int8_type": "int2"}, r"'int2' is not known .allowed: dynamic, static"),
