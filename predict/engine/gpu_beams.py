@@ -21,19 +21,16 @@ if TYPE_CHECKING:
     from paddle import Tensor
 
 
-class BeamTokensOnTheirWay:
-    """See predict.engine.runner.Tokens; `beams` are rows with candidates in place of tokens.
+class BeamTokensOnTheirWay(Tokens):
+    """Tokens of a step in which the rows `beams` have Candidates.
 
-    found: [2, B, K] of ops.likeliest, pinned, on its way in front of the tokens.
+    found: [2, B, K] of ops.likeliest, pinned; its copy is queued before that of the tokens.
     """
 
     def __init__(self, tokens: Tokens, found: npt.NDArray[np.int32], beams: Sequence[int]):
         self._tokens = tokens
         self._found = found
         self._beams = beams
-
-    def choose(self) -> None:
-        """See Tokens: nothing waits."""
 
     def take(self) -> list[int | Candidates]:
         tokens = self._tokens.take()

@@ -43,6 +43,7 @@ from predict.engine.runner import (
     NO_TARGETS,
     CopyBlocks,
     Forward,
+    KnownTokens,
     Logprobs,
     PromptTargets,
     Tokens,
@@ -297,7 +298,7 @@ class TokenRing:
         return TokensOnTheirWay(array, num_rows, event, tables)
 
 
-class TokensOnTheirWay:
+class TokensOnTheirWay(Tokens):
     """Tokens of a step whose copy to the host may not have arrived."""
 
     def __init__(
@@ -312,9 +313,6 @@ class TokensOnTheirWay:
         self._event = event
         self._tables = tables
         self._tokens: list[int] = []
-
-    def choose(self) -> None:
-        """See Tokens: nothing waits."""
 
     def take(self) -> list[int | Candidates]:
         self._event.synchronize()
@@ -331,8 +329,8 @@ class TokensOnTheirWay:
 class Shelf:
     """Tokens that a draft model's steps leave on the device for the target's next step.
 
-    They lie behind those of the target's last step, where its placeholders find them, in two
-    halves: while those of one are verified, the next ones come to the other.
+    They lie behind the tokens of the target's last step, where placeholders refer to them, in two
+    halves: while the target verifies one half, the next drafts go to the other.
     """
 
     def __init__(self, tokens: Tensor, first: int, stream: int):
@@ -344,43 +342,19 @@ class Shelf:
         self._stream = stream
 
     def turn(self) -> None:
-        """What lies here is about to be used by work that is queued; the other half was."""
+        """Switches halves: queued work reads this one, and is done with the other."""
         self._first, self._other = self._other, self._first
         self._next = self._first
 
-    def send(self, tokens: Tensor, num_rows: int) -> ShelvedTokens:
-        """Queues the copy of the first `num_rows` tokens."""
+    def send(self, tokens: Tensor, num_rows: int) -> KnownTokens:
+        """Queues the copy of the first `num_rows` tokens; their placeholders in the target."""
         if self._next + num_rows > self._first + self._size:
-            self._next = self._first  # over a proposal that no step came of
+            self._next = self._first  # overwrites a proposal that no step used
         start = self._next
         self._next += num_rows
         target = self._address + 4 * start
         cuda.copy_bytes(target, tokens.data_ptr(), 4 * num_rows, self._stream)
-        return ShelvedTokens(range(-1 - start, -1 - start - num_rows, -1))
-
-
-class ShelvedTokens:
-    """See predict.engine.runner.Tokens; those of a draft model, which the host does not wait for.
-
-    placeholders: what stands for them in the target's next step.
-    """
-
-    def __init__(self, placeholders: Sequence[int]):
-        self._placeholders = placeholders
-
-    def choose(self) -> None:
-        """See Tokens: nothing waits."""
-
-    def take(self) -> list[int | Candidates]:
-        """Their placeholders."""
-        return list(self._placeholders)
-
-    def known(self, drafts: Sequence[int]) -> list[int]:
-        """See Tokens: a draft model's steps have no drafts."""
-        return list(drafts)
-
-    def logprobs(self) -> Logprobs:
-        return Logprobs()
+        return KnownTokens(range(-1 - start, -1 - start - num_rows, -1), Logprobs())
 
 
 def read_table(measured: npt.NDArray[np.int32]) -> LogprobTable:
@@ -392,8 +366,8 @@ def read_table(measured: npt.NDArray[np.int32]) -> LogprobTable:
     )
 
 
-class WaitingTokens:
-    """See predict.engine.runner.Tokens; those of a step whose choice waits for `choose`."""
+class WaitingTokens(Tokens):
+    """Tokens of a step whose choice waits for `choose`."""
 
     def __init__(self, choose: Callable[[], TokensOnTheirWay]):
         """choose: queues the choice."""
@@ -421,12 +395,12 @@ class WaitingTokens:
 
 
 class Wanted(NamedTuple):
-    """What a step's requests want of its logits."""
+    """How a step's logits become tokens."""
 
     rows: Sequence[Row]
     choices: Sequence[Choice]
     adjustments: Sequence[Adjustment] | None
-    raw: bool = False  # the logits that come back are to be those before adjustments
+    raw: bool = False  # the logits that come back are those before adjustments
     verifier: WindowVerifier | None = None  # of the step's drafts
     plan: npt.NDArray[np.int32] | None = None  # of ops.follow_drafts
     guided: bool = False  # the choice waits for masks
@@ -447,7 +421,6 @@ class DecodeGraph:
     choice: cuda.Graph[None] | None = None
 
     def reset(self) -> None:
-        """Frees it."""
         self.graph.reset()
         if self.choice is not None:
             self.choice.reset()
@@ -639,7 +612,7 @@ class GpuRunner:
         sampler: Sampler,
         verified: Sequence[Verified],
         num_chosen: int,
-    ) -> ShelvedTokens:
+    ) -> KnownTokens:
         plan = np.zeros((len(verified), PLAN_WIDTH), np.int32)
         for columns, (_, row, drafts) in zip(plan, verified, strict=True):
             columns[:3] = len(drafts), row, num_chosen
@@ -651,7 +624,7 @@ class GpuRunner:
     def _measure(
         self, logits: Tensor, num_rows: int, num_top: int | None, prompt: PromptTargets
     ) -> list[Tensor | None]:
-        """What ops.logprobs says of the first `num_rows` rows and of those of prompts behind."""
+        """ops.logprobs of the first `num_rows` rows and of the prompts' rows behind them."""
         import paddle
 
         measured: list[Tensor | None] = [None, None]
@@ -716,9 +689,9 @@ class GpuRunner:
     def _run(
         self, inputs: ForwardInputs, wanted: Wanted, keeps_logits: bool = False
     ) -> Tensor | None:
-        """The tokens go to `_last_tokens`; returns logits [L, V], with keeps_logits for certain.
+        """Puts tokens into `_last_tokens`; returns logits [L, V], never None with keeps_logits.
 
-        Rows behind the choices are left as the network gives them.
+        Rows behind the choices stay as the network returns them.
         """
         recorded = self._graph_of(inputs, wanted, keeps_logits)
         if recorded is None:
@@ -730,9 +703,9 @@ class GpuRunner:
     def _run_network(
         self, inputs: ForwardInputs, wanted: Wanted
     ) -> tuple[Tensor, Callable[[], None]]:
-        """As `_run` with guides, but the choice, which is returned: to be called with masks there.
+        """Runs a step with guides up to its unchanged logits [L, V].
 
-        Returns logits [L, V] as well, before anything changes them.
+        Also returns the choice, to be called once the masks are there.
         """
         recorded = self._graph_of(inputs, wanted, keeps_logits=False)
         if recorded is None:
@@ -764,7 +737,7 @@ class GpuRunner:
         return graph_for(shape, self.graphs, self._num_met)
 
     def _is_adapted(self, inputs: ForwardInputs) -> bool:
-        """Whether the network has to look for adapters."""
+        """Whether the network reads adapters in this step."""
         ids = inputs.adapter_ids
         return ids is not None and (self._always_adapted or bool((ids >= 0).any()))
 
@@ -783,7 +756,7 @@ class GpuRunner:
     def _run_eagerly(
         self, inputs: ForwardInputs, wanted: Wanted
     ) -> tuple[Tensor, Callable[[], None]]:
-        """The logits of a step, and its choice, to be called."""
+        """The logits of a step, and its choice as a function to call."""
         import paddle
 
         fields = [inputs[index] for index, _ in self.layout.device]
@@ -840,10 +813,7 @@ class GpuRunner:
         raw: bool,
         adapted: bool,
     ) -> tuple[Tensor | None, Tensor]:
-        """Logits of the first `num_rows` rows, to draw tokens from, and those to keep of all.
-
-        None in the place of no rows.
-        """
+        """Logits [num_rows, V] to draw tokens from (None without rows), and those of all rows."""
         choices, _, *plan = buffer.tensors[self.layout.num_fields :]
         self._max_lens_array[:] = max_lens
         inputs = self.layout.inputs(buffer, self._max_lens)

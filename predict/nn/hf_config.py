@@ -12,7 +12,6 @@ from predict.gguf.described import described_in, read_model_json
 from predict.nn.blocks import (
     Activation,
     AttentionBlock,
-    Block,
     ExpertBlock,
     Function,
     MlpBlock,
@@ -234,7 +233,6 @@ class ConfigReader:
         return tuple(values)
 
     def get_bool(self, key: str, default: bool) -> bool:
-        """True or false."""
         value = self._get(key, default, False)
         if not isinstance(value, bool):
             raise self.wrong(key, "true, false")
@@ -261,21 +259,21 @@ class ConfigReader:
         window = self.optional_int("sliding_window")
         return (window,) * self.get_int("num_hidden_layers") if window else ()
 
-    def layer_types(self, default: Callable[[int], str]) -> list[str]:
-        """Which layers have a window: "sliding_attention", the others "full_attention".
+    def layer_windows(self, window: int, is_windowed: Callable[[int], bool]) -> tuple[int, ...]:
+        """The window of every layer: `window` for "sliding_attention", else -1.
 
-        default: of a layer's number, where config.json has no layer_types.
+        is_windowed: by layer index, where config.json has no layer_types.
         """
         num_layers = self.get_int("num_hidden_layers")
         types = self.get_texts("layer_types")
         if types is None:
-            return [default(i) for i in range(num_layers)]
+            return tuple(window if is_windowed(i) else -1 for i in range(num_layers))
         if len(types) != num_layers or not set(types) <= set(LAYER_TYPES):
             raise self.wrong(
                 "layer_types",
                 f"{num_layers} of {' and '.join(LAYER_TYPES)}, as num_hidden_layers says",
             )
-        return types
+        return tuple(window if kind == LAYER_TYPES[1] else -1 for kind in types)
 
     def dtype(self) -> str | None:
         """The checkpoint's own dtype ("dtype" in transformers 5, "torch_dtype" before)."""
@@ -458,14 +456,26 @@ def with_experts(
     spec: DecoderSpec, experts: ExpertBlock, is_sparse: Callable[[int], bool]
 ) -> DecoderSpec:
     """The spec with an expert block in place of the MLP of each layer for which `is_sparse`."""
+    return spec.with_blocks(
+        lambda index, block: experts if is_sparse(index) and isinstance(block, MlpBlock) else block
+    )
 
-    def layer(index: int, blocks: tuple[Block, ...]) -> tuple[Block, ...]:
-        if not is_sparse(index):
-            return blocks
-        return tuple(experts if isinstance(block, MlpBlock) else block for block in blocks)
 
-    layers = tuple(layer(index, blocks) for index, blocks in enumerate(spec.layers))
-    return replace(spec, layers=layers)
+def sparse_like(
+    config: ConfigReader,
+    dense: DecoderSpec,
+    router: Mapping[str, Any],
+    inner: int,
+    is_sparse: Callable[[int], bool] = lambda index: True,
+    **experts: Any,
+) -> DecoderSpec:
+    """`with_experts` of a Llama-shaped spec, whose activation and norm the experts share.
+
+    router: fields of Router. inner: intermediate_size of an expert. experts: fields of ExpertBlock.
+    """
+    fields = {"activation": Activation(config.activation()), "norm": dense.head.norm, **experts}
+    block = ExpertBlock(router_of(config, **router), inner, **fields)
+    return with_experts(dense, block, is_sparse)
 
 
 def router_of(config: ConfigReader, **fields: Any) -> Router:
