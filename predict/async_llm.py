@@ -37,7 +37,7 @@ class AsyncAnswer:
     """
 
     def __init__(self, llm: AsyncLLM, samples: Samples, streamed: bool):
-        """streamed: its pieces are sent, not the end alone."""
+        """streamed: pieces are sent too, not only the finished answer."""
         self._llm = llm
         self._samples = samples
         self._streamed = streamed
@@ -209,26 +209,26 @@ class AsyncLLM:
 
     async def stats(self) -> EngineStats:
         """Counts so far, between two steps."""
-        return await self._told(LLM.stats)
+        return await self._ask(LLM.stats)
 
     async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:
         """Reads a LoRA adapter, between two steps; see LLM.load_adapter."""
-        await self._told(lambda llm: llm.load_adapter(name, directory))
+        await self._ask(lambda llm: llm.load_adapter(name, directory))
 
     async def unload_adapter(self, name: str) -> None:
         """Forgets one, between two steps; see LLM.unload_adapter."""
-        await self._told(lambda llm: llm.unload_adapter(name))
+        await self._ask(lambda llm: llm.unload_adapter(name))
 
     async def load_prefix(self, name: str, path: str | os.PathLike[str]) -> None:
         """Writes a tuned prefix into the cache, between two steps; see LLM.load_prefix."""
-        await self._told(lambda llm: llm.load_prefix(name, path))
+        await self._ask(lambda llm: llm.load_prefix(name, path))
 
     async def unload_prefix(self, name: str) -> None:
         """Forgets one, between two steps; see LLM.unload_prefix."""
-        await self._told(lambda llm: llm.unload_prefix(name))
+        await self._ask(lambda llm: llm.unload_prefix(name))
 
-    async def _told(self, ask: Callable[[LLM], T]) -> T:
-        """What the LLM says between two steps; raises what it raises."""
+    async def _ask(self, ask: Callable[[LLM], T]) -> T:
+        """The result of ask(llm), called between two steps; raises what that raises."""
         loop = asyncio.get_running_loop()
         result: asyncio.Future[T] = loop.create_future()
 
@@ -261,7 +261,7 @@ class AsyncLLM:
         return cast(LLM, self._llm)
 
     def _post(self, command: Command) -> bool:
-        """Leaves a command for the thread; False when it has ended."""
+        """Queues a command for the thread; False when the thread has ended."""
         with self._lock:
             if self._ended is None:
                 self._commands.put(command)
@@ -275,7 +275,7 @@ class AsyncLLM:
             self._llm = llm = make_llm(config)
             self._ready.set()
             while not self._closing:
-                self._obey(llm)
+                self._run_commands(llm)
                 if self._answers and not self._closing:
                     self._step(llm)
         except BaseException as error:
@@ -287,8 +287,8 @@ class AsyncLLM:
         finally:
             self._ready.set()
 
-    def _obey(self, llm: LLM) -> None:
-        """Carries out the commands; waits for one when there is nothing else to do."""
+    def _run_commands(self, llm: LLM) -> None:
+        """Runs the queued commands; waits for one when no answer is unfinished."""
         while True:
             try:
                 command = self._commands.get(block=not self._answers and not self._closing)
@@ -303,11 +303,11 @@ class AsyncLLM:
         events: dict[AsyncAnswer, list[Event]] = {}
         for answer in list(self._answers.values()):
             try:
-                new = self._news(answer)
+                new = self._new_events(answer)
             except Exception as error:
                 new = [error]
             if new and not isinstance(new[-1], StreamOutput):
-                # Its last event: what still runs of it need not.
+                # This was its last event: stop its other requests.
                 llm.abort([answer._samples])
                 del self._answers[answer.request_id]
             if new:
@@ -315,8 +315,8 @@ class AsyncLLM:
         for answer in self._send(events):
             self.abort(answer.request_id)
 
-    def _news(self, answer: AsyncAnswer) -> list[Event]:
-        """What an answer has to say after a step; an error or an output is its last word."""
+    def _new_events(self, answer: AsyncAnswer) -> list[Event]:
+        """An answer's events after a step; an error or an output is its last event."""
         samples = answer._samples
         new: list[Event] = [*samples.pieces()] if answer._streamed else []
         if samples.error is None and samples.is_finished:
@@ -326,7 +326,7 @@ class AsyncLLM:
         return new if samples.error is None else [ValueError(samples.error)]
 
     def _finish(self, answer: AsyncAnswer) -> None:
-        """Sends what an aborted answer has left."""
+        """Sends the last events of an aborted answer."""
         try:
             pieces = answer._samples.pieces() if answer._streamed else []
             left: list[Event] = [*pieces, answer._samples.output()]
@@ -335,7 +335,7 @@ class AsyncLLM:
         self._send({answer: left})
 
     def _send(self, events: dict[AsyncAnswer, list[Event]]) -> list[AsyncAnswer]:
-        """Hands events to their event loops, one call each; answers whose loop is closed."""
+        """Sends events to their event loops, one call each; returns answers of closed loops."""
         by_loop: defaultdict[asyncio.AbstractEventLoop, list[AsyncAnswer]] = defaultdict(list)
         for answer in events:
             by_loop[answer._loop].append(answer)
@@ -354,11 +354,11 @@ class AsyncLLM:
         return lost
 
     def _release(self) -> None:
-        """Tells all that still wait why the thread ends, and frees their blocks."""
+        """Sends unfinished answers the reason why the thread ends, and frees their blocks."""
         assert self._ended is not None
         if self._llm is None:
-            return  # nobody could ask for anything
-        while not self._commands.empty():  # nothing comes in any more: see `_post`
+            return  # no answer was added
+        while not self._commands.empty():  # `_post` takes no more commands
             self._commands.get()(self._llm)
         answers = [*self._answers.values(), *self._compiling.values()]
         self._send({answer: [_ended_error(self._ended)] for answer in answers})

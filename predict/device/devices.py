@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import importlib.util
 import json
 import os
@@ -59,7 +58,6 @@ class Device:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether this is the CPU."""
         return self.type == "cpu"
 
     @property
@@ -74,7 +72,7 @@ class Device:
 
     @property
     def flag(self) -> str:
-        """What --device says for it: cpu, gpu:0, npu:0."""
+        """The value of --device for it: cpu, gpu:0, npu:0."""
         return f"gpu:{self.index}" if self.is_gpu else self.name
 
     def place(self) -> Any:
@@ -136,12 +134,7 @@ class InstalledPaddle:
 
 def cuda_source_digest(csrc: Path) -> str:
     """A digest of the names and contents of every CUDA and plugin source."""
-    digest = hashlib.blake2b(digest_size=16)
-    for folder in CUDA_SOURCE_FOLDERS:
-        for path in sorted((csrc / folder).rglob("*")):
-            if path.is_file():
-                digest.update(f"{path.relative_to(csrc)}\0".encode() + path.read_bytes())
-    return digest.hexdigest()
+    return library.source_digest(csrc, CUDA_SOURCE_FOLDERS)
 
 
 def build_command(architecture: str = "") -> str:
@@ -222,10 +215,7 @@ def verify_parts(path: Path) -> None:
 
 def absence_reason() -> str:
     """Why there is no GPU plugin: what the last `pip install` said, or that none was built."""
-    try:
-        return (library.LIBRARY_DIR / CUDA_ERROR_NAME).read_text(encoding="utf-8").strip()
-    except OSError:
-        return f"there is no {PLUGIN_NAME} in {PLUGIN_FOLDER}"
+    return library.absence_reason(PLUGIN_FOLDER / PLUGIN_NAME, CUDA_ERROR_NAME)
 
 
 def driver_info() -> DriverInfo:
@@ -388,7 +378,7 @@ def default_name() -> tuple[str, str]:
 
 
 def on_cpu(why: str) -> str:
-    """The line for who gave no --device, and gets the CPU."""
+    """The line for a user who gave no --device and gets the CPU."""
     said = "" if "--device cpu" in why else "; --device cpu says so without this line"
     return f"--device was not given; running on cpu: {why}{said}"
 
@@ -462,7 +452,7 @@ def activate(device: Device) -> None:
 
 
 def registered() -> dict[str, int]:
-    """How many devices the imported Paddle has of each type, besides CPUs and GPUs."""
+    """Devices that the imported Paddle has by type, besides CPUs and GPUs."""
     import paddle
 
     types = paddle.device.get_all_custom_device_type() or ()

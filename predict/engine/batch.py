@@ -144,7 +144,7 @@ def _unambiguous(rows: list[int], num_tokens: int, lasts: list[int]) -> list[int
 
 
 def _inputs_of_one(span: Span, block_size: int) -> ForwardInputs:
-    """`span_inputs` of one long span, faster, since a GPU waits for it: a prompt that runs alone."""
+    """`span_inputs` of one long span (a prompt that runs alone), faster, since a GPU waits."""
     length = span.num_tokens
     start = span.num_prefix_tokens + span.start  # in the cache
     end = start + length

@@ -54,7 +54,7 @@ NO_TARGETS = PromptTargets()
 class Tokens(Protocol):
     """The tokens of a step that may still run."""
 
-    def choose(self) -> None:  # noqa: B027
+    def choose(self) -> None:
         """Queues what waits for the previous step's tokens: the choice under guides' masks.
 
         Called when those tokens are written back.

@@ -44,7 +44,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Activation:
-    """What stands between an MLP's products: function(gate) * up, or function(up) without gate.
+    """The function between an MLP's products: function(gate) * up, or function(up) without gate.
 
     With a clamp gates are at most that and ups at most that far from 0. slope: silu is
     x * sigmoid(slope * x). up_offset: added to ups.
@@ -65,9 +65,9 @@ class Activation:
 
 @dataclass(frozen=True)
 class Residual:
-    """A block's sum: input_scale * source + output_scale * what the block made.
+    """A block's sum: input_scale * source + output_scale * the block's last product.
 
-    source: the block's input, or what its norm made of it.
+    source: the block's input, or its normed input.
     """
 
     source: Source = "input"
@@ -77,7 +77,7 @@ class Residual:
 
 @dataclass(frozen=True)
 class Positions:
-    """How attention knows where a token stands.
+    """How attention uses the positions of tokens.
 
     rotary: queries and keys are rotated by table `table` of DecoderSpec.ropes, queries by
     `query_table` where one is given; pairs are (i, i + R/2), or (2i, 2i + 1) when interleaved.
@@ -133,7 +133,7 @@ class HeadSlot(NamedTuple):
 
 
 class TableSlot(NamedTuple):
-    """A tensor that is no product's scheme's business; in float32, or in the model's dtype."""
+    """A tensor that is stored without a scheme, in float32 or in the model's dtype."""
 
     name: str
     shape: tuple[int, ...]
@@ -161,9 +161,9 @@ Slot: TypeAlias = LinearSlot | HeadSlot | TableSlot | NormSlot | HeadNormSlot
 
 
 class CacheRows(NamedTuple):
-    """What a block keeps of each token in the cache: a row of `size` values of each head.
+    """A block's rows in the cache: `size` values per token and head.
 
-    tail: the last values of a row, which no format makes codes of.
+    tail: the last values of a row, which no format quantizes.
     """
 
     name: str
@@ -221,7 +221,7 @@ class AttentionBlock:
 
     @property
     def cache_rows(self) -> tuple[CacheRows, ...]:
-        """What the block keeps of each token."""
+        """The rows that the cache has of each token."""
         return key_value_rows(self.num_kv_heads, self.head_dim)
 
     @property
@@ -246,7 +246,7 @@ class AttentionBlock:
 
     @property
     def step_values(self) -> int:
-        """Values of a token that a step has at one time, those of its hidden states apart."""
+        """Values of a token that a step holds at one time, besides its hidden states."""
         return 2 * self.qkv_size
 
     @property
@@ -256,7 +256,7 @@ class AttentionBlock:
 
     @property
     def decode_pair_flops(self) -> int:
-        """The same of a token that is decoded alone."""
+        """Operations of a decoded token and a visible token."""
         return self.pair_flops
 
     def slots(self, hidden_size: int) -> tuple[Slot, ...]:
@@ -336,34 +336,28 @@ class LatentAttentionBlock:
 
     @property
     def cache_rows(self) -> tuple[CacheRows, ...]:
-        """What the block keeps of each token."""
         # Rotated values are not normed, and few: codes would save little and cost more.
         return (CacheRows("latent", 1, self.latent_size, tail=self.qk_rope_head_dim),)
 
     @property
     def q_size(self) -> int:
-        """Values of a token's queries."""
         return self.num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
 
     @property
     def mixed_size(self) -> int:
-        """Values of a token that the output projection reads."""
         return self.num_heads * self.v_head_dim
 
     @property
     def step_values(self) -> int:
-        """Values of a token that a step has at one time, those of its hidden states apart."""
         absorbed = self.num_heads * (self.latent_size + self.kv_lora_rank)
         return self.q_size + self.latent_size + absorbed + self.mixed_size
 
     @property
     def pair_flops(self) -> int:
-        """Operations of a query token and a visible token of a prompt."""
         return 2 * (self.q_size + self.mixed_size)
 
     @property
     def decode_pair_flops(self) -> int:
-        """The same of a token that is decoded alone."""
         return 2 * self.num_heads * (self.latent_size + self.kv_lora_rank)
 
     def slots(self, hidden_size: int) -> tuple[Slot, ...]:

@@ -38,63 +38,37 @@ def _real(high: float, low: float = 0.0, above: bool = True) -> Range:
     return Range(low, high, whole=False, above=above)
 
 
+_RANGES: tuple[tuple[str, Range], ...] = (
+    ("vocab_size", _whole(1 << 22)),
+    ("hidden_size word_embed_proj_dim", _whole(1 << 17)),
+    ("intermediate_size moe_intermediate_size shared_expert_intermediate_size", _whole(1 << 20)),
+    ("num_hidden_layers moe_layer_freq decoder_sparse_step sliding_window_pattern", _whole(1024)),
+    ("max_window_layers first_k_dense_replace moe_layer_start_index", _whole(1024, low=0)),
+    ("moe_layer_end_index", _whole(1024, low=-1)),
+    ("mlp_only_layers", _whole(1023, low=0)),
+    ("num_nextn_predict_layers n_shared_experts", _whole(64, low=0)),
+    ("num_attention_heads num_key_value_heads", _whole(4096)),
+    ("head_dim qk_nope_head_dim qk_rope_head_dim v_head_dim", _whole(1024)),
+    ("q_lora_rank", _whole(1 << 16)),
+    ("kv_lora_rank", _whole(1 << 14)),
+    ("max_position_embeddings original_max_position_embeddings sliding_window", _whole(1 << 26)),
+    ("seq_length", _whole(1 << 26, low=2)),
+    ("eos_token_id", _whole((1 << 31) - 1, low=-1)),  # -1 is how some say none
+    ("bos_token_id gmask_token_id mask_token_id", _whole((1 << 31) - 1, low=0)),
+    ("num_experts n_group topk_group", _whole(512)),  # what csrc/include/regatta/blocks.h holds
+    ("num_experts_per_tok", _whole(32)),
+    ("rms_norm_eps layer_norm_eps", _real(0.1)),
+    ("moe_norm_min", _real(1e-9, above=False)),
+    ("softcap", _real(65536.0, above=False)),
+    ("multiplier factor low_freq_factor high_freq_factor beta_fast beta_slow", _real(65536.0)),
+    ("attention_factor", _real(1024.0)),
+    ("mscale mscale_all_dim", _real(1024.0, above=False)),
+    ("rope_theta rope_local_base_freq", _real(1e12, low=1.0)),
+    ("partial_rotary_factor", _real(1.0)),
+)
 # Every number that a family reads. The limits are beyond any real model: what exceeds them is a
 # damaged or hostile file, and would take minutes and gigabytes before an error.
-NUMBERS: dict[str, Range] = {
-    "vocab_size": _whole(1 << 22),
-    "hidden_size": _whole(1 << 17),
-    "intermediate_size": _whole(1 << 20),
-    "num_hidden_layers": _whole(1024),
-    "num_attention_heads": _whole(4096),
-    "num_key_value_heads": _whole(4096),
-    "head_dim": _whole(1024),
-    "max_position_embeddings": _whole(1 << 26),
-    "sliding_window": _whole(1 << 26),
-    "max_window_layers": _whole(1024, low=0),
-    "eos_token_id": _whole((1 << 31) - 1, low=-1),  # -1 is how some say none
-    "bos_token_id": _whole((1 << 31) - 1, low=0),
-    "gmask_token_id": _whole((1 << 31) - 1, low=0),
-    "mask_token_id": _whole((1 << 31) - 1, low=0),
-    "rms_norm_eps": _real(0.1),
-    "layer_norm_eps": _real(0.1),
-    "seq_length": _whole(1 << 26, low=2),
-    "softcap": _real(65536.0, above=False),
-    "multiplier": _real(65536.0),
-    "sliding_window_pattern": _whole(1024),
-    "num_experts": _whole(512),  # what csrc/include/regatta/blocks.h has room for
-    "num_experts_per_tok": _whole(32),
-    "n_group": _whole(512),
-    "topk_group": _whole(512),
-    "n_shared_experts": _whole(64, low=0),
-    "moe_intermediate_size": _whole(1 << 20),
-    "shared_expert_intermediate_size": _whole(1 << 20),
-    "first_k_dense_replace": _whole(1024, low=0),
-    "num_nextn_predict_layers": _whole(64, low=0),
-    "moe_layer_freq": _whole(1024),
-    "q_lora_rank": _whole(1 << 16),
-    "kv_lora_rank": _whole(1 << 14),
-    "qk_nope_head_dim": _whole(1024),
-    "qk_rope_head_dim": _whole(1024),
-    "v_head_dim": _whole(1024),
-    "decoder_sparse_step": _whole(1024),
-    "moe_layer_start_index": _whole(1024, low=0),
-    "moe_layer_end_index": _whole(1024, low=-1),
-    "moe_norm_min": _real(1e-9, above=False),
-    "mlp_only_layers": _whole(1023, low=0),
-    "word_embed_proj_dim": _whole(1 << 17),
-    "rope_local_base_freq": _real(1e12, low=1.0),
-    "rope_theta": _real(1e12, low=1.0),
-    "partial_rotary_factor": _real(1.0),
-    "factor": _real(65536.0),
-    "original_max_position_embeddings": _whole(1 << 26),
-    "low_freq_factor": _real(65536.0),
-    "high_freq_factor": _real(65536.0),
-    "beta_fast": _real(65536.0),
-    "beta_slow": _real(65536.0),
-    "attention_factor": _real(1024.0),
-    "mscale": _real(1024.0, above=False),
-    "mscale_all_dim": _real(1024.0, above=False),
-}
+NUMBERS: dict[str, Range] = {name: range_ for names, range_ in _RANGES for name in names.split()}
 # Of these no two names may say different things.
 OF_EXPERTS = ("num_experts", "num_experts_per_tok", "n_shared_experts")
 # Keys that a multimodal model's config.json may have beside its text_config and mean for it.

@@ -17,12 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from predict.device import library
-from predict.nn.blocks import (
-    FUNCTIONS,
-    NORM_KINDS,
-    Activation,
-    Norm,
-)
+from predict.nn.blocks import FUNCTIONS, NORM_KINDS, Activation, Norm
 from predict.ops import composed, records
 
 if TYPE_CHECKING:
@@ -105,7 +100,7 @@ def take(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def take_ids(ids: Tensor, rows: Tensor) -> Tensor:
-    """Those of rows [L] of ids [T] int32."""
+    """Entries [L] of ids [T] int32, at `rows`."""
     return _run()("regatta_take_ids", ids, rows)[0]
 
 
@@ -271,7 +266,7 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
 
 def attention_block(
     hidden: Tensor,
-    attention: Attention,
+    attention: Attention | LatentAttention,
     cache: LayerCache,
     ropes: Sequence[Tensor],
     inputs: ForwardInputs,
@@ -287,19 +282,6 @@ def attention_block(
         return composed.attention_block(
             _OPS, hidden, attention, cache, ropes, inputs, tree_mask, rows
         )
-    return _Run.of([(attention,)], [cache], ropes)(hidden, inputs, tree_mask, rows)
-
-
-def latent_attention_block(
-    hidden: Tensor,
-    attention: LatentAttention,
-    cache: LayerCache,
-    ropes: Sequence[Tensor],
-    inputs: ForwardInputs,
-    tree_mask: Tensor | None = None,
-    rows: Tensor | None = None,
-) -> tuple[Tensor, list[Tensor]]:
-    """As `attention_block`, over a cache of latents."""
     return _Run.of([(attention,)], [cache], ropes)(hidden, inputs, tree_mask, rows)
 
 
@@ -351,7 +333,7 @@ class _Run:
         )
 
     def bound(self) -> _Run:
-        """The same of lists that say where the tensors lie: for as long as these do."""
+        """The run with lists of the tensors' addresses, valid as long as the tensors are."""
         call = _run()
         return replace(
             self,
@@ -376,7 +358,7 @@ class _Run:
 
 
 def _no_tensors(anything: Tensor) -> list[Tensor]:
-    """What regatta_blocks takes for a list that it reads nothing of."""
+    """The list of tensors to give to regatta_blocks where it reads none."""
     import paddle
 
     # A traced program has no empty lists.
@@ -415,17 +397,17 @@ def layers(
 
 
 class BoundLayers:
-    """`layers` of always the same tensors, which are gathered once.
+    """`layers` for tensors that stay the same, which are gathered once.
 
-    The operator reads where they are from one list, in place of some hundred arguments: on the CPU
-    a fourteenth of a small model's step, on a GPU half a millisecond and more of a prompt's.
+    The operator reads their addresses from one list in place of some hundred arguments. This saves
+    a fourteenth of a small model's step on the CPU, and half a millisecond of a prompt on a GPU.
     """
 
     def __init__(
         self, layers: Sequence[Layer], caches: Sequence[LayerCache], ropes: Sequence[Tensor]
     ):
         self._pairs, self._ropes = list(zip(layers, caches, strict=True)), ropes
-        self._kept: list[_Run | composed.LayerRun] = []  # lists of where tensors lie keep none
+        self._kept: list[_Run | composed.LayerRun] = []  # keep the tensors alive
         self._runs: dict[tuple[int, int], list[_Run | composed.LayerRun]] = {}
 
     def __call__(
@@ -529,12 +511,12 @@ def resolve_tokens(token_ids: Tensor, last_tokens: Tensor) -> None:
 def follow_drafts(
     inputs: ForwardInputs, choices: Tensor, plan: Tensor, tokens: Tensor, block_size: int
 ) -> None:
-    """Moves a draft model's step to where the target's verification got, in place; GPUs only.
+    """Moves a draft model's step to the end of the target's verified drafts, in place; GPUs only.
 
-    inputs: made as if all drafts had been right. choices: of `sample_step`, a column per request.
-    plan [B, W] int32: of each request the number of its drafts (-1: it stays), the row of the first
-    choice, how many of its tokens are choices (0 or 2), and where its drafts are; rows and places
-    among `tokens` [R] int32, the target's.
+    inputs: as if all drafts were accepted. choices: of `sample_step`, a column per request.
+    plan [B, W] int32, per request: the number of drafts (-1: nothing moves), the row of the first
+    choice, the number of its tokens that are choices (0 or 2), the places of its drafts. Rows and
+    places are indices of `tokens` [R] int32, the target's.
     """
     _run()(
         "regatta_follow_drafts",
@@ -592,11 +574,11 @@ def verify_window(
     window: int,
     max_candidate_len: int,
 ) -> None:
-    """Puts drafts that stand in the place of what `sample_step` drew there, in place; GPUs only.
+    """Replaces tokens that `sample_step` drew by accepted drafts, in place; GPUs only.
 
-    They stand as predict.engine.window says. The last row of `choices` [10, P] has the drafts
-    from each row of logits [L, V] on: n, n - 1, ..., 0 in a span with n drafts, 0 where what was
-    drawn stays. Row r's draft is token_ids[logit_indices[r] + 1].
+    predict.engine.window has the rule. The last row of `choices` [10, P] has the number of drafts
+    from each row of logits [L, V] on: n, n - 1, ..., 0 in a span with n drafts, 0 where the drawn
+    token stays. Row r's draft is token_ids[logit_indices[r] + 1].
     """
     _run()(
         *("regatta_verify_window", logits, choices, token_ids, logit_indices, last_tokens),

@@ -64,7 +64,7 @@ def take(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def take_ids(ids: Tensor, rows: Tensor) -> Tensor:
-    """Those of rows [L] of ids [T] int32."""
+    """Entries [L] of ids [T] int32, at `rows`."""
     return take(ids, rows)
 
 
@@ -296,7 +296,7 @@ def paged_attention(
 
 
 class _Heads(NamedTuple):
-    """How `_attend` makes scores; as the fields of AttentionBlock."""
+    """How `_attend` computes scores; fields as in AttentionBlock."""
 
     num_heads: int
     num_kv_heads: int
@@ -540,7 +540,7 @@ def _function(x: Tensor, name: Function) -> Tensor:
 
 def attention_block(
     hidden: Tensor,
-    attention: Attention,
+    attention: Attention | LatentAttention,
     cache: LayerCache,
     ropes: Sequence[Tensor],
     inputs: ForwardInputs,
@@ -552,21 +552,6 @@ def attention_block(
     rows: [L] int32, those that are returned: [L, H].
     """
     return composed.attention_block(_OPS, hidden, attention, cache, ropes, inputs, tree_mask, rows)
-
-
-def latent_attention_block(
-    hidden: Tensor,
-    attention: LatentAttention,
-    cache: LayerCache,
-    ropes: Sequence[Tensor],
-    inputs: ForwardInputs,
-    tree_mask: Tensor | None = None,
-    rows: Tensor | None = None,
-) -> tuple[Tensor, list[Tensor]]:
-    """As `attention_block`, over a cache of latents."""
-    return composed.latent_attention_block(
-        _OPS, hidden, attention, cache, ropes, inputs, tree_mask, rows
-    )
 
 
 def mlp_block(
@@ -701,7 +686,7 @@ def layers(
 
 
 class BoundLayers:
-    """`layers` of always the same tensors."""
+    """`layers` for tensors that stay the same."""
 
     def __init__(
         self, layers: Sequence[Layer], caches: Sequence[LayerCache], ropes: Sequence[Tensor]
