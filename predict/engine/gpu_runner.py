@@ -205,16 +205,15 @@ class Layout:
     ) -> None:
         """Fills a graph's arrays with those of a step, and with padding behind them."""
         num_seqs, num_tokens = len(inputs.context_lens), len(inputs.token_ids)
-        for place, index, padding in self.of_tokens:
-            array = arrays[place]
-            array[:num_tokens] = inputs[index]
-            if num_tokens < shape.num_tokens:
-                array[num_tokens:] = padding
-        for place, index, padding in self.of_seqs:
-            array = arrays[place]
-            array[:num_seqs] = inputs[index]
-            if num_seqs < shape.num_seqs:
-                array[num_seqs:] = padding
+        for count, room, fields in (
+            (num_tokens, shape.num_tokens, self.of_tokens),
+            (num_seqs, shape.num_seqs, self.of_seqs),
+        ):
+            for place, index, padding in fields:
+                array = arrays[place]
+                array[:count] = inputs[index]
+                if count < room:
+                    array[count:] = padding
         for place, index, padding in self.of_blocks:
             array, values = arrays[place], inputs[index]
             array[:num_seqs, : values.shape[1]] = values
@@ -768,10 +767,8 @@ class GpuRunner:
         self._copied.synchronize()
         if len(self._host) < count:
             self._host = cuda.pinned([2 * count], np.int32)
-        host, device = (
-            self._host[:count],
-            paddle.empty([count], "int32", device=self.device.place()),
-        )
+        host = self._host[:count]
+        device = paddle.empty([count], "int32", device=self.device.place())
         buffer = InputBuffer(shapes, host, device)
         for array, values in zip(buffer.arrays, fields, strict=False):
             array[...] = values
@@ -892,10 +889,8 @@ class GpuRunner:
         if shape.follows:
             shapes.append((size, PLAN_WIDTH))
         count = num_elements(shapes)
-        host, device = (
-            cuda.pinned([count], np.int32),
-            paddle.empty([count], "int32", device=self.device.place()),
-        )
+        host = cuda.pinned([count], np.int32)
+        device = paddle.empty([count], "int32", device=self.device.place())
         buffer = InputBuffer(shapes, host, device)
         host[:] = 0
         for array, (_, field) in zip(buffer.arrays, self.layout.device, strict=False):

@@ -1,5 +1,7 @@
 """ERNIE 3.5 SE of PaddleNLP: parallel blocks behind one LayerNorm, rotated, gated.
 
+predict.loading.ernie shows its tensors under Llama's names.
+
 "Off with head and tail": the first layer has no MLP, the last one no attention. Here the last one's
 MLP is the last block of the layer before it, so that every layer has a cache.
 """
@@ -7,9 +9,7 @@ MLP is the last block of the layer before it, so that every layer has a cache.
 from predict.nn.blocks import Activation, AttentionBlock, MlpBlock, Norm
 from predict.nn.hf_config import ConfigReader, decoder_spec
 from predict.nn.spec import DecoderSpec, HeadSpec, RopeSpec
-from predict.nn.weights import WeightNames
 
-WEIGHTS = WeightNames()  # as predict.loading.ernie shows them
 SPREAD = 8  # positions that a token takes, where the model was trained on random ones
 
 

@@ -4,9 +4,6 @@ from collections.abc import Callable
 
 from predict.nn.hf_config import ConfigReader, llama_like
 from predict.nn.spec import DecoderSpec
-from predict.nn.weights import WeightNames
-
-WEIGHTS = WeightNames()
 
 
 def windows(

@@ -6,9 +6,6 @@ from predict.models.qwen2 import windows
 from predict.models.qwen3 import attention_fields
 from predict.nn.hf_config import ConfigReader, llama_like, sparse_like
 from predict.nn.spec import DecoderSpec
-from predict.nn.weights import WeightNames
-
-WEIGHTS = WeightNames()
 
 
 def sparse_layers(config: ConfigReader) -> Callable[[int], bool]:

@@ -6,9 +6,7 @@ from predict.models.qwen2 import windows
 from predict.nn.blocks import AttentionBlock, Positions
 from predict.nn.hf_config import ConfigReader, llama_like
 from predict.nn.spec import DecoderSpec
-from predict.nn.weights import WeightNames
 
-WEIGHTS = WeightNames()
 INTERVAL = "no_rope_layer_interval"
 
 

@@ -391,24 +391,9 @@ def llama_like(
     check_groups(config, num_heads, num_kv_heads)
     head_dim = head_dim or _head_dim(config, hidden_size, num_heads)
     norm = norm or Norm(epsilon=config.get_float("rms_norm_eps", 1e-6))
-    attention_block = AttentionBlock(
-        **{
-            "num_heads": num_heads,
-            "num_kv_heads": num_kv_heads,
-            "head_dim": head_dim,
-            "softmax_scale": head_dim**-0.5,
-            "norm": norm,
-            **(attention or {}),
-        }
-    )
-    mlp_block = MlpBlock(
-        **{
-            "intermediate_size": config.get_int("intermediate_size"),
-            "activation": Activation(function),
-            "norm": norm,
-            **(mlp or {}),
-        }
-    )
+    heads, inner = (num_heads, num_kv_heads, head_dim), config.get_int("intermediate_size")
+    blocks = blocks_of(heads, inner, Activation(function), False, attention, mlp, norm=norm)
+    attention_block, mlp_block = blocks
     num_layers = config.get_int("num_hidden_layers")
     layers = tuple(
         (replace(attention_block, window=window), mlp_block)
@@ -423,6 +408,36 @@ def llama_like(
             **({} if "ropes" in changes else {"ropes": (config.rope(head_dim, theta, partial),)}),
             **changes,
         },
+    )
+
+
+def blocks_of(
+    heads: tuple[int, int, int],
+    inner: int,
+    activation: Activation,
+    bias: bool = False,
+    attention: Mapping[str, Any] | None = None,
+    mlp: Mapping[str, Any] | None = None,
+    **shared: Any,
+) -> tuple[AttentionBlock, MlpBlock]:
+    """A layer of attention and an MLP.
+
+    heads: num_heads, num_kv_heads, head_dim. inner: intermediate_size. bias: of all matrices.
+    shared: fields of both blocks; attention, mlp: fields of one, which come first.
+    """
+    num_heads, num_kv_heads, head_dim = heads
+    of_attention = {
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "softmax_scale": head_dim**-0.5,
+        "qkv_bias": bias,
+        "out_bias": bias,
+    }
+    of_mlp = {"intermediate_size": inner, "activation": activation, "up_bias": bias}
+    return (
+        AttentionBlock(**{**of_attention, **shared, **(attention or {})}),
+        MlpBlock(**{**of_mlp, "down_bias": bias, **shared, **(mlp or {})}),
     )
 
 
