@@ -16,7 +16,6 @@ import threading
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from predict.config.engine import EngineConfig
@@ -96,7 +95,7 @@ class AsyncLLM:
         self._compiling: dict[int, AsyncAnswer] = {}  # their guides; likewise
         self._closing = False  # written by the thread
         self._ended: BaseException | None = None  # why the thread has ended
-        self._lock = threading.Lock()  # of `_ended` against commands that come too late
+        self._lock = threading.Lock()  # no command is queued once `_ended` is set
         self._ready = threading.Event()
         self._llm: LLM | None = None
         self._thread = threading.Thread(
@@ -118,19 +117,14 @@ class AsyncLLM:
     async def __aenter__(self) -> AsyncLLM:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await asyncio.to_thread(self.close)
 
     def add(self, prompt: Prompt, sampling_params: SamplingParams) -> AsyncAnswer:
         """Queues a prompt; raises UserError for parameters or a prompt that the model cannot take.
 
-        What only the engine knows, as a prompt too long, is raised by the answer; so is the
-        UserError of a guide that cannot be compiled, which says where.
+        The answer raises errors that only the engine finds, such as a prompt that is too long, and
+        the UserError of a guide that cannot be compiled.
         """
         return self._start(prompt, sampling_params, streamed=True)
 

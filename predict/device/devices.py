@@ -221,16 +221,11 @@ def absence_reason() -> str:
 def driver_info() -> DriverInfo:
     """What the driver offers; UserError when the plugin is not built."""
     report = json.loads(device_library().regatta_device_info())
-    gpus = (
-        Gpu(
-            name=gpu["name"],
-            capability=tuple(gpu["capability"]),
-            total_bytes=gpu["total_bytes"],
-            num_multiprocessors=gpu["num_multiprocessors"],
-        )
+    gpus = tuple(
+        Gpu(gpu["name"], tuple(gpu["capability"]), gpu["total_bytes"], gpu["num_multiprocessors"])
         for gpu in report["devices"]
     )
-    return DriverInfo(report["cuda"], report["driver"], report["error"], tuple(gpus))
+    return DriverInfo(report["cuda"], report["driver"], report["error"], gpus)
 
 
 def runs_on(architectures: Sequence[str], capability: tuple[int, int]) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from functools import partial
+from typing import NamedTuple, TypeVar, cast
 
 from predict.engine.batch import adapted, placed, span_inputs
 from predict.engine.beams import Candidates
@@ -31,6 +32,7 @@ from predict.errors import EngineError
 from predict.nn.inputs import Field, empty_example, fields_with
 from predict.request import SamplingParams
 
+T = TypeVar("T")
 # Rows that take little longer on a CPU than one: up to there the weights' bytes decide, and beyond
 # it the products, where a drafted row costs as much as the step that it saves its request.
 FEW_ROWS = 16
@@ -173,7 +175,7 @@ class Engine:
         if self.runner.num_ahead and not self._steps:
             self._launch()  # first, since the device is idle
         if self.proposer is not None:
-            self._settle(self.proposer)
+            self._retried(self.proposer.settle)
         for part in step.parts:
             self._record_logprobs(part.spans, part.tokens.logprobs())
         return batch, self._ended(finished)
@@ -260,10 +262,11 @@ class Engine:
         apart(list(zip(requests, limits, strict=True)), propose, failed)
         return found
 
-    def _settle(self, proposer: Proposer) -> None:
+    def _retried(self, call: Callable[[], T]) -> T:
+        """The result of call(), called again after each request that fails in it has ended."""
         while True:
             try:
-                return proposer.settle()
+                return call()
             except RequestError as failure:
                 self._end_alone(failure.request, failure)
 
@@ -325,7 +328,7 @@ class Engine:
         self._forced = self._forced_drafts(drafts, limits)
         if self._forced:
             drafts = {**drafts, **self._forced}
-        batch = self._schedule(drafts)
+        batch = self._retried(partial(self.scheduler.schedule, drafts))
         if batch is None:
             return False
         if batch.block_copies:
@@ -343,14 +346,6 @@ class Engine:
         if drafts and self.proposer is not None and self.proposer.propose_behind is not None:
             self._behind = self._propose_behind(batch, self.proposer.propose_behind)
         return True
-
-    def _schedule(self, drafts: Drafts) -> ScheduledBatch | None:
-        """The next batch; requests that cannot be scheduled end."""
-        while True:
-            try:
-                return self.scheduler.schedule(drafts)
-            except RequestError as failure:
-                self._end_alone(failure.request, failure)
 
     def _run(self, spans: Sequence[ScheduledSpan]) -> Part:
         """Launches some of a step's spans."""

@@ -7,10 +7,10 @@ hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from predict.nn.blocks import ADAPTED_ROWS, Norm
 from predict.nn.decoder import Attention, Experts, LatentAttention, Mlp
@@ -98,18 +98,9 @@ def expert_block(ops: ModuleType, hidden: Tensor, weights: Experts) -> Tensor:
     return _sum(ops, hidden, x, made, weights)
 
 
-class Run(Protocol):
-    """Layers that are called together."""
-
-    def __call__(
-        self,
-        hidden: Tensor,
-        inputs: ForwardInputs,
-        tree_mask: Tensor | None = None,
-        rows: Tensor | None = None,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Hidden [T, H], or [L, H] of rows, behind these layers, and their written caches."""
-        ...
+# Layers that are called together: (hidden [T, H], inputs, tree_mask, rows) -> hidden behind them,
+# [T, H] or [L, H] of rows, and their written caches.
+Run: TypeAlias = "Callable[..., tuple[Tensor, list[Tensor]]]"
 
 
 @dataclass(frozen=True)
