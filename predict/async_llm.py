@@ -20,7 +20,8 @@ from typing import Any, TypeVar, cast
 
 from predict.config.engine import EngineConfig
 from predict.engine.samples import Samples, StreamOutput
-from predict.llm import LLM, Conversation, EngineStats, Prompt, check_streamed
+from predict.engine.stats import EngineStats
+from predict.llm import LLM, Conversation, Prompt, check_streamed
 from predict.request import RequestOutput, SamplingParams
 
 Event = StreamOutput | RequestOutput | BaseException  # the last two are an answer's last ones

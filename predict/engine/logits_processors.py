@@ -114,8 +114,8 @@ class Adjustment:
         if self.penalizes or self.no_repeat_ngram_size:
             known_tokens = np.array(token_ids, np.int32)
         if self.penalizes:
-            amounts = self.repetition, self.presence, self.frequency
-            penalize(logits, known_tokens, num_prompt_tokens, *map(np.float32, amounts))
+            penalties = self.repetition, self.presence, self.frequency
+            penalize(logits, known_tokens, num_prompt_tokens, *map(np.float32, penalties))
         if self.no_repeat_ngram_size:
             ban_repeats(logits, known_tokens, self.no_repeat_ngram_size)
 

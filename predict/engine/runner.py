@@ -59,6 +59,7 @@ class Tokens(Protocol):
 
         Called when those tokens are written back.
         """
+        return
 
     def take(self) -> list[int | Candidates]:
         """Waits for the tokens; -1 for a row that nothing could be drawn from. Called once.

@@ -1,6 +1,6 @@
-"""Pages of adapters beside a network's linears: what there are, in what order, of what shapes.
+"""Pages of adapters beside a network's linears: their order and shapes.
 
-The operators, an exported program's inputs and what fills the pages (predict.adapters) all follow
+The operators, an exported program's inputs and predict.adapters, which fills the pages, all follow
 `paged_slots`. A page has room for PAGE_RANKS ranks of a linear.
 """
 
@@ -79,7 +79,7 @@ def paged_slots(spec: DecoderSpec) -> Iterator[PagedSlot]:
 
 
 def page_tensors(spec: DecoderSpec, num_pages: int, is_packed: bool) -> dict[str, list[int]]:
-    """Names and shapes of A and B of each linear; -1 pages: so many as a run gives."""
+    """Names and shapes of A and B of each linear. num_pages -1: a run decides."""
     return {
         name: shape
         for slot in paged_slots(spec)

@@ -368,6 +368,9 @@ def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
         bias = name.removesuffix(".weight") + ".bias" if kind.bias else None
         return NormPlan(kind, name, bias, size)
 
+    def between(kind: Norm | None, name: str) -> NormPlan | None:
+        return None if kind is None else norm(kind, name, hidden)
+
     def head_norm(slot: HeadNormSlot, names: list[str]) -> HeadNormPlan:
         tensors: list[tuple[str, tuple[int, ...]]] = []
         for name, count in zip(names, slot.num_heads, strict=True):
@@ -448,10 +451,9 @@ def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
         spec=spec,
         embedding=names.embedding,
         positions=names.positions,
-        embedding_norm=spec.embedding.norm
-        and norm(spec.embedding.norm, names.embedding_norm, hidden),
+        embedding_norm=between(spec.embedding.norm, names.embedding_norm),
         embedding_projection=projection(names.embedding_projection, hidden, spec.embedding.width),
-        final_norm=spec.head.norm and norm(spec.head.norm, names.final_norm, hidden),
+        final_norm=between(spec.head.norm, names.final_norm),
         head_projection=projection(names.head_projection, head_width, hidden),
         head=LinearPlan(
             (head,),
