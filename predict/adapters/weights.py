@@ -79,7 +79,7 @@ def adapted_plans(plan: WeightPlan) -> Iterator[tuple[Block, str, LinearPlan]]:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a model's weights are. place, gpu: None on the CPU. is_packed: for its operators."""
+    """A model's dtype and place. place, gpu: None on the CPU. is_packed: for its operators."""
 
     dtype: str
     place: Any = None
@@ -110,7 +110,7 @@ def packed(values: npt.NDArray[np.float32], group: int) -> npt.NDArray[np.float3
 
 @dataclass(frozen=True)
 class PagedLinear:
-    """What an adapter adds to one linear, page by page, in host memory."""
+    """An adapter's values for one linear, page by page, in host memory."""
 
     a: npt.NDArray[np.float32]  # [pages, parts, PAGE_RANKS, in_features]
     b: npt.NDArray[np.float32]  # [pages, PAGE_RANKS, out_features]

@@ -1,4 +1,4 @@
-"""What stands beside a compiled library: what it was built from, and its files' digests.
+"""Metadata of a compiled library: what it was built from, and its files' digests.
 
 csrc/build.py writes it as libregatta_cpu.json or libregatta_cuda.json; predict.device.library and
 predict.device.devices compare it with the files before the dynamic linker sees them: the linker

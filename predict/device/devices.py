@@ -45,7 +45,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Device:
-    """Where tensors live and operators run, and why there."""
+    """The device of tensors and operators, and why it was chosen."""
 
     name: str  # as Paddle spells it: cpu, gpu:0, nvgpu:0, npu:0
     index: int
@@ -105,7 +105,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class DriverInfo:
-    """What the CUDA runtime says of the machine."""
+    """The CUDA runtime's report of the machine."""
 
     cuda: int  # the CUDA version compiled for: 13000 is 13.0
     driver: int  # the newest one that the driver serves, 0 without a driver
@@ -219,7 +219,7 @@ def absence_reason() -> str:
 
 
 def driver_info() -> DriverInfo:
-    """What the driver offers; UserError when the plugin is not built."""
+    """The CUDA runtime's report; UserError when the plugin is not built."""
     report = json.loads(device_library().regatta_device_info())
     gpus = tuple(
         Gpu(gpu["name"], tuple(gpu["capability"]), gpu["total_bytes"], gpu["num_multiprocessors"])
@@ -281,7 +281,7 @@ def _version(number: int) -> str:
 
 
 def _built_architectures() -> tuple[str, ...]:
-    """What the CUDA library holds machine code for; UserError when it is not built."""
+    """The architectures of the CUDA library's machine code; UserError when it is not built."""
     return library.read_metadata(library.LIBRARY_DIR / CUDA_LIBRARY_NAME).architectures
 
 
@@ -506,7 +506,7 @@ def cache_capacity(
     num_tokens: int,
     utilization: float,
 ) -> int:
-    """How many tokens of KV cache fit beside weights and workspace.
+    """Tokens of KV cache that fit beside weights and workspace.
 
     total_bytes: the GPU's. available_bytes: what this process could have now. num_tokens: the least
     that the flags need. Raises UserError with the arithmetic when that many do not fit.

@@ -211,7 +211,7 @@ def import_paddle() -> Any:
 
 @contextmanager
 def quiet_registration() -> Iterator[None]:
-    """In here, a process's first paddle.inference predictor is made without 24 idle warnings.
+    """In this context a process's first paddle.inference predictor gives no 24 idle warnings.
 
     It registers every custom operator once more, since Paddle 3.3 looks for them under names
     without their prefix, and each is said to be registered already. Warnings are off in here, as

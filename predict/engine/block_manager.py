@@ -1,7 +1,6 @@
 """Ownership of the cache's blocks: reference counts, prefix cache, least-recently-used eviction.
 
-Counts blocks only; what lies in them is the runner's business. Every block is in exactly one
-place:
+Counts blocks only; the runner writes their content. Every block is in exactly one place:
 
     used (ref count > 0)  <--allocate--  free, without cached content  (taken first, a stack)
                           <--acquire---  free, cached content kept     (evicted oldest first)
@@ -218,7 +217,7 @@ class BlockManager:
         salt: bytes,
         offset: int,
     ) -> bytes:
-        """What the digest of block `index` is made of; appends it when `digests` ends there."""
+        """The bytes that block `index`'s digest hashes; appends the digest where it is missing."""
         parent = digests[index - 1] if index else self._root(salt)
         end = (index + 1) * self.block_size - offset
         hashed = parent + array("i", token_ids[max(end - self.block_size, 0) : end]).tobytes()

@@ -1,4 +1,4 @@
-"""How many drafts the requests of a step have: as many as are likely to pay."""
+"""Number of drafts of each request in a step: as many as are likely to pay."""
 
 from __future__ import annotations
 

@@ -49,7 +49,6 @@ class Follower(Protocol):
         verified: one per request of the step. num_chosen: 0, or 2 tokens per request, which the
         device replaces by the target's last two choices (or the last known token and the choice).
         """
-        ...
 
 
 ProposeBehind: TypeAlias = "Callable[[Sequence[Verified], Sequence[int]], Drafts]"
@@ -77,7 +76,7 @@ class DraftNetwork:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig:
-    """What a proposer is made from; sizes in tokens."""
+    """Arguments of a proposer; sizes in tokens."""
 
     method: str
     max_ngram_size: int = 1
@@ -101,7 +100,6 @@ class Proposer(Protocol):
     @property
     def num_recorded(self) -> int:
         """Runner.num_recorded of the proposer's own network; 0 without one."""
-        ...
 
     def propose(
         self, requests: Sequence[Request], limits: Sequence[int]
@@ -112,7 +110,6 @@ class Proposer(Protocol):
         A draft below FAILED is a placeholder for a token on the device, known to the host after
         the step that verifies it (see predict.engine.runner.Tokens.known).
         """
-        ...
 
     def observe(self, request: Request, drafts: Sequence[int], chosen: Sequence[int]) -> None:
         """Takes the result of a verification, before the request gets its new tokens.
@@ -120,18 +117,15 @@ class Proposer(Protocol):
         Not called for a request that was aborted. drafts: all known, up to the first that could
         not be drawn. chosen: the model's choices behind the last token and behind each draft.
         """
-        ...
 
     def settle(self) -> None:
         """Does postponed work after a step was queued, while the device runs it.
 
         Raises RequestError where one request's work fails; another call continues with the rest.
         """
-        ...
 
     def forget(self, request_id: int) -> None:
         """Drops the state of an ended request."""
-        ...
 
 
 def accepted_tokens(drafts: Sequence[int], chosen: Sequence[int]) -> list[int]:

@@ -1,7 +1,7 @@
-"""What a GPU does behind the network in a step with beams, outside of the step's graph.
+"""A GPU's work after the network in a step with beams, outside of the step's graph.
 
-Log-probabilities of the beams' rows, then what the requests want of their logits, then the
-likeliest tokens of each beam: these few numbers are all that the host copies.
+Log-probabilities of the beams' rows, then the requests' adjustments, then the likeliest tokens of
+each beam: the host copies only these.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class BeamTokensOnTheirWay(Tokens):
 
 
 class Finder:
-    """Pinned memory for one step with beams at a time: nothing runs ahead of one."""
+    """Pinned memory for one step with beams at a time, since no step runs ahead of it."""
 
     def __init__(self, stream: int):
         self._stream = stream
@@ -56,7 +56,7 @@ class Finder:
         self._found: npt.NDArray[Any] = np.empty(0, np.int32)
 
     def host(self, size: int) -> npt.NDArray[Any]:
-        """`size` int32s for what the step copies to the device."""
+        """Pinned memory of `size` int32s for the step's inputs."""
         if len(self._inputs) < size:
             self._inputs = cuda.pinned([2 * size], np.int32)
         return self._inputs[:size]

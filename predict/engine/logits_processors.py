@@ -1,4 +1,4 @@
-"""What changes a row of logits before its token is chosen: biases, penalties, banned tokens.
+"""Changes of a row of logits before its token is chosen: biases, penalties, banned tokens.
 
 The order is that of Hugging Face transformers' logits processors: logit_bias, repetition penalty,
 presence and frequency penalty, no_repeat_ngram_size, bad words, minimum length. Then come masks of

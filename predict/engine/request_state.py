@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class RequestStatus(enum.Enum):
-    """Where a request is: in the waiting queue (WAITING, PREEMPTED), in the batch, or done."""
+    """A request is in the waiting queue (WAITING, PREEMPTED), in the batch, or done."""
 
     WAITING = "waiting"
     RUNNING = "running"

@@ -1,4 +1,4 @@
-"""What a runner is, the network's two forms (dynamic, exported), and the CPU's runner."""
+"""The runner's interface, the network's two forms (dynamic, exported), and the CPU's runner."""
 
 from __future__ import annotations
 
@@ -66,18 +66,15 @@ class Tokens(Protocol):
 
         A beam's row has Candidates, empty where nothing could be found.
         """
-        ...
 
     def known(self, drafts: Sequence[int]) -> list[int]:
         """The step's drafts with tokens in place of placeholders; called after `take`.
 
         -1 for a draft that could not be drawn.
         """
-        ...
 
     def logprobs(self) -> Logprobs:
         """Logprobs of the new tokens and of the prompts' tokens; called after `take`."""
-        ...
 
 
 class Runner(Protocol):
@@ -92,7 +89,6 @@ class Runner(Protocol):
     @property
     def num_recorded(self) -> int:
         """Graphs recorded so far; the step that records one takes longer than later ones."""
-        ...
 
     def launch(
         self,
@@ -102,15 +98,12 @@ class Runner(Protocol):
         prompt: PromptTargets = NO_TARGETS,
     ) -> Tokens:
         """Starts a step of NumPy inputs; `rows` describe its first logits, `prompt` the others."""
-        ...
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
         """float32 logits [L, vocab_size] of NumPy inputs; writes the step's keys and values."""
-        ...
 
     def copy_blocks(self, copies: BlockCopies) -> None:
         """Copies cache blocks before the next step: (from, to), no block both."""
-        ...
 
 
 class KnownTokens(Tokens):
@@ -229,7 +222,7 @@ class HostRunner:
             raw = None if num_top is None else logits.numpy().copy()
             tokens = sampler.sample(logits, rows)
             if raw is not None and num_top is not None:
-                # A row without a token has none to measure; its request ends. Beams want none.
+                # A request without a token ends, and beams have no logprobs: token 0 stands in.
                 known = [max(token, 0) if isinstance(token, int) else 0 for token in tokens]
                 of_tokens = measure(raw, known, num_top)
         return KnownTokens(tokens, Logprobs(of_tokens, of_prompt))

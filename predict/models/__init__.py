@@ -25,7 +25,6 @@ class Family(Protocol):
 
     def spec(self, config: ConfigReader) -> DecoderSpec:
         """Reads a checkpoint's config.json; raises UserError on what the family cannot run."""
-        ...
 
 
 def known_families() -> list[str]:

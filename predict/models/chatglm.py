@@ -36,7 +36,6 @@ FIRST_WEIGHTS = WeightNames(
 
 
 def weights(config: ConfigReader) -> WeightNames:
-    """What the checkpoint calls its tensors."""
     return FIRST_WEIGHTS if _is_first(config) else WEIGHTS
 
 

@@ -148,14 +148,6 @@ def _codes(values: Tensor, least: float, most: float, bias: float = 0.0) -> Tens
     return (paddle.clip(paddle.round(values), least, most) + bias).astype("uint8")
 
 
-def _keep(rows: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    return rows, None
-
-
-def _as_stored(rows: Tensor, scale: Tensor | None, head_dim: int) -> Tensor:
-    return rows.astype("float32")
-
-
 def quantize_int8(rows: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Codes round(x / scale) + 128, clipped to -127..127 first; scale per head, given."""
     assert scale is not None
@@ -261,7 +253,11 @@ def unpack_int4(codes: Tensor, scale: Tensor | None, head_dim: int) -> Tensor:
     return values * scale[..., 0:1] + scale[..., 1:2]
 
 
-DENSE = KvFormat("dense", None, "none", 0, _keep, _as_stored)
+DENSE = KvFormat(
+    *("dense", None, "none", 0),
+    quantize=lambda rows, scale: (rows, None),
+    unpack=lambda rows, scale, head_dim: rows.astype("float32"),
+)
 FORMATS: tuple[KvFormat, ...] = (
     DENSE,
     KvFormat("int8_static", 8, "head", 1, quantize_int8, unpack_int8, range_max=INT8_MAX),

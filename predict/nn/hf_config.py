@@ -69,7 +69,7 @@ _RANGES: tuple[tuple[str, Range], ...] = (
 # Every number that a family reads. The limits are beyond any real model: what exceeds them is a
 # damaged or hostile file, and would take minutes and gigabytes before an error.
 NUMBERS: dict[str, Range] = {name: range_ for names, range_ in _RANGES for name in names.split()}
-# Of these no two names may say different things.
+# Keys whose aliases must not contradict each other.
 OF_EXPERTS = ("num_experts", "num_experts_per_tok", "n_shared_experts")
 # Keys that a multimodal model's config.json may have beside its text_config and mean for it.
 WHOLE_MODELS = ("eos_token_id", "tie_word_embeddings")
@@ -130,8 +130,8 @@ class ConfigReader:
     def text_config(self, defaults: Mapping[str, Any] | None = None) -> ConfigReader:
         """The reader of a multimodal model's `text_config`.
 
-        defaults: what its maker leaves out. The whole file's end of text and tying count where
-        text_config has none.
+        defaults: of keys that published files leave out. WHOLE_MODELS are read from the whole file
+        where text_config lacks them.
         """
         text = self.values.get("text_config")
         if not isinstance(text, dict):
@@ -181,7 +181,7 @@ class ConfigReader:
         return float(self._number(key, default, default is None, aliases))
 
     def must_be(self, key: str, allowed: Any, default: Any = None) -> None:
-        """Raises UserError where the key asks for something else than what the family does."""
+        """Raises UserError where the key has another value than the family supports."""
         value = self.values.get(key, default)
         if value is not None and value != allowed:
             raise self.wrong(key, allowed)
@@ -284,7 +284,7 @@ class ConfigReader:
         return {"rope_type": kind, "factor": factor}
 
     def _context_factor(self, method: str, original: int | None, nested: ConfigReader) -> float:
-        """How much longer the context became, where rope_scaling has no factor."""
+        """The context's extension where rope_scaling has no factor."""
         if method == "llama3":
             return LLAMA3_FACTOR
         if method in ("yarn", "longrope") and original is not None:
@@ -513,7 +513,7 @@ def _head_dim(config: ConfigReader, hidden_size: int, num_heads: int) -> int:
 
 
 def per_head(config: ConfigReader, hidden_size: int, num_heads: int, more: str = "") -> int:
-    """What hidden_size gives each head. Raises UserError, with `more`, unless it is a whole one."""
+    """hidden_size / num_heads. Raises UserError, with `more`, unless it is whole and in range."""
     if hidden_size % num_heads or hidden_size // num_heads not in NUMBERS["head_dim"]:
         raise UserError(
             f"{config.path}: hidden_size {hidden_size} over num_attention_heads {num_heads} is "

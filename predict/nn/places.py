@@ -43,11 +43,9 @@ class Placing(Protocol):
 
     def of(self, prompt_token_ids: Sequence[int], num_before: int = 0) -> Places:
         """The places of a request. num_before: tokens of a tuned prefix in the cache before it."""
-        ...
 
     def placed(self, inputs: ForwardInputs, places: Sequence[Places]) -> ForwardInputs:
         """NumPy inputs of a step with the fields that depend on its requests' places."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,7 @@ class LinearPlan:
         return self.transposed or self.normalized or self.groups > 0
 
     def row_order(self) -> npt.NDArray[np.int64] | None:
-        """Which rows of the checkpoint are the network's, in order; None: as they are."""
+        """The checkpoint's rows in the network's order; None: the order is the same."""
         if not self.groups:
             return None
         rows = np.arange(self.out_features).reshape(self.groups, -1)
@@ -281,12 +281,6 @@ class BlockPlan:
             if isinstance(plan, NormPlan):
                 yield name, plan
 
-    def head_norms(self) -> Iterator[HeadNormPlan]:
-        """The norms of heads with a factor each."""
-        for plan in self.slots.values():
-            if isinstance(plan, HeadNormPlan):
-                yield plan
-
 
 LayerPlan: TypeAlias = tuple[BlockPlan, ...]
 
@@ -356,8 +350,9 @@ class WeightPlan:
             if norm.bias is not None:
                 yield norm.bias, (norm.size,)
         for block in self.blocks():
-            for heads in block.head_norms():
-                yield from heads.tensors
+            for plan in block.slots.values():
+                if isinstance(plan, HeadNormPlan):
+                    yield from plan.tensors
 
 
 def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:

@@ -259,7 +259,7 @@ def copy_blocks(caches: Sequence[Tensor], copies: Sequence[tuple[int, int]]) -> 
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
-    """What the activation makes of x [T, I], or of x [T, 2 I] with a gate. Returns [T, I]."""
+    """The activation of x [T, I], or of x [T, 2 I] with a gate. Returns [T, I]."""
     function, of = FUNCTIONS.index(activation.function), activation
     return _run()("regatta_activate", x, function, of.gated, of.clamp, of.slope, of.up_offset)[0]
 

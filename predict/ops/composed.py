@@ -207,7 +207,7 @@ def embed(ops: ModuleType, inputs: ForwardInputs, embedding: Embedding, head: Li
 
 
 def before_head(ops: ModuleType, hidden: Tensor, head: Head) -> Tensor:
-    """What the head's matrix multiplies, of hidden [L, H]."""
+    """The input of the head's matrix, from hidden [L, H]."""
     hidden = normed(ops, hidden, head.norm, head.spec.norm)
     return hidden if head.projection is None else ops.linear(hidden, head.projection)
 

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from predict.device.place import divided
+from predict.device.place import divided, tensor_at
 from predict.nn.blocks import Activation, Function, Norm, Positions, Router
 from predict.nn.cache_formats import LATENT_FORMATS, kv_format_of
 from predict.nn.decoder import NormWeights
 from predict.ops import composed
 from predict.ops.plain_sampling import *  # noqa: F403
-from predict.ops.plain_weights import *  # noqa: F403
-from predict.schemes import scheme_of
+from predict.schemes import round_on_host, scheme_of
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -42,6 +41,37 @@ if TYPE_CHECKING:
 
 _OPS = sys.modules[__name__]
 LOWEST = -1e30  # in place of -inf, which a program's file has no constant for
+
+
+def pack_dense(weight: Tensor, dtype: str) -> Tensor:
+    """Weight [N, K] (any float dtype) in `dtype`; the layout stays."""
+    return weight.astype(dtype)
+
+
+def fold_norm(weight: Tensor, norm: Tensor) -> None:
+    """Multiplies the columns of weight [N, K] by norm [K], in place."""
+    product = weight.astype("float32") * norm.astype("float32")
+    weight.copy_(product.astype(weight.dtype), True)
+
+
+def round_weight(
+    weight: Tensor, rule: str, group_size: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Codes [N, K], scale, and zero or None of weight [N, K], rounded by NumPy.
+
+    By a rule of predict.schemes._rounding. group_size: columns that share a scale, -1 all.
+    """
+    codes, scale, zero = round_on_host(weight.numpy(), rule, group_size)
+    return (
+        tensor_at(codes, None),
+        tensor_at(scale, None),
+        None if zero is None else tensor_at(zero, None),
+    )
+
+
+def transposed(weight: Tensor) -> Tensor:
+    """Weight [K, N] as [N, K]."""
+    return weight.t().contiguous()
 
 
 def embedding(token_ids: Tensor, weight: Tensor | None, head: Linear) -> Tensor:
@@ -495,9 +525,9 @@ def latent_attention(
 
 
 def _of_heads(made: Tensor, matrices: Tensor) -> Tensor:
-    """What each head's matrix [heads, N, L] makes of latents [B, S, L]: [B, heads, 1, S, N].
+    """Products of latents [B, S, L] and each head's matrix [heads, N, L]: [B, heads, 1, S, N].
 
-    One product: of a batch of them, broadcast, Paddle's programs expect another shape.
+    One product, since Paddle's programs infer a wrong shape for a broadcast batch of products.
     """
     import paddle
 
@@ -507,7 +537,7 @@ def _of_heads(made: Tensor, matrices: Tensor) -> Tensor:
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
-    """What the activation makes of x [T, I], or of x [T, 2 I] with a gate. Returns [T, I]."""
+    """The activation of x [T, I], or of x [T, 2 I] with a gate. Returns [T, I]."""
     import paddle
 
     gate = up = x.astype("float32")

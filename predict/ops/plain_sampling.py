@@ -6,7 +6,7 @@ lies, views of other tensors included. Arguments and results are those of `predi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -235,9 +235,7 @@ def adjust_logits(
             continue
         tokens = np.concatenate([past[slot, : length - num_new], ids[end + 1 - num_new : end + 1]])
         past[slot, length - 1] = tokens[-1]
-        for rule in _rules(table[slot]):
-            if rule.applies(tokens, num_prompt) and rule.token < len(own):
-                own[rule.token] += rule.amount
+        _apply_rules(own, table[slot], tokens, num_prompt)
         penalize(own, tokens, num_prompt, *amounts[:, row])
         if ngram_size > 0:
             ban_repeats(own, tokens, ngram_size)
@@ -245,26 +243,19 @@ def adjust_logits(
     _write(history, past)
 
 
-class _Rule:
-    """One of a row of `rules`: `amount` for `token` where `prefix` ends the tokens."""
-
-    def __init__(self, words: npt.NDArray[np.int32], head: npt.NDArray[np.int32]):
-        """words: the row. head: the rule's four words."""
-        start, size, _, self.until = head.tolist()
-        self.amount = head[2:3].view(np.float32)[0]
-        self.prefix, self.token = words[start : start + size - 1], int(words[start + size - 1])
-
-    def applies(self, tokens: npt.NDArray[np.int32], num_prompt: int) -> bool:
-        """Whether it holds behind `tokens`, the first `num_prompt` of which are the prompt's."""
-        size = len(self.prefix)
-        if size > len(tokens) or len(tokens) - num_prompt >= self.until:
-            return False
-        return size == 0 or bool((tokens[-size:] == self.prefix).all())
-
-
-def _rules(words: npt.NDArray[np.int32]) -> Iterator[_Rule]:
+def _apply_rules(
+    logits: npt.NDArray[np.float32],
+    words: npt.NDArray[np.int32],
+    tokens: npt.NDArray[np.int32],
+    num_prompt: int,
+) -> None:
+    """Adds the amounts of rules in `words` that hold behind `tokens` to logits [V], in place."""
     for head in words[1 : 1 + 4 * int(words[0])].reshape(-1, 4):
-        yield _Rule(words, head)
+        start, size, _, until = head.tolist()
+        *prefix, token = words[start : start + size].tolist()
+        holds = tokens[len(tokens) - len(prefix) :].tolist() == prefix
+        if holds and len(tokens) - num_prompt < until and token < len(logits):
+            logits[token] += head[2:3].view(np.float32)[0]
 
 
 def penalize(

@@ -47,7 +47,7 @@ __all__ = [
 
 
 class Scheme(Protocol):
-    """What a module in this package offers."""
+    """The interface of a module in this package."""
 
     NAME: str
 
@@ -60,25 +60,21 @@ class Scheme(Protocol):
         codes lie where it does. group_size: input features per scale, -1 for all; schemes without
         groups take -1. round_weight: by the rule that the scheme names (predict.schemes._rounding).
         """
-        ...
 
     def tensors(
         self, weight: Quantized, dtype: str, compiled: ModuleType | None, place: Any = None
     ) -> tuple[Tensor, ...]:
-        """What a Linear holds: packed for the compiled operators, else plain.
+        """The tensors of a Linear: packed for the compiled operators, else plain.
 
         dtype: the activations'. compiled: predict.ops.compiled, which packs them; None: plain.
         place: a GPU's; None for the CPU. Their number is the scheme's.
         """
-        ...
 
     def product(self, x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
         """float32 x [T, K] W^T, of tensors made with compiled None. Returns float32 [T, N]."""
-        ...
 
     def plain(self, tensors: tuple[Tensor, ...]) -> Tensor:
         """The [out_features, in_features] matrix of tensors made with compiled None."""
-        ...
 
 
 def known_schemes() -> list[str]:
@@ -97,7 +93,7 @@ def scheme_of(name: str) -> Scheme:
 
 
 def float_values(name: str, weight: Quantized) -> npt.NDArray[np.float32]:
-    """What the codes of a scheme stand for, [out_features, in_features], columns in their order."""
+    """The values of a scheme's codes, [out_features, in_features], columns in their order."""
     scheme = scheme_of(name)
     made = scheme.plain(scheme.tensors(weight, "float32", None))
     values: npt.NDArray[np.float32] = made.astype("float32").numpy()

@@ -67,7 +67,7 @@ class DraftSpan(NamedTuple):
 
 @dataclass
 class _State:
-    """What the draft's cache has of a request: its first `num_known` tokens, then `drafts`."""
+    """A request's tokens in the draft's cache: its first `num_known` tokens, then `drafts`."""
 
     block_ids: list[int]
     num_known: int

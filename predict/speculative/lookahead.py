@@ -22,10 +22,10 @@ END = -1  # among tokens: what is behind followed something else
 
 
 class NgramPool:
-    """What last followed each context of up to `max_context` tokens, longest first.
+    """The last continuation of each context of up to `max_context` tokens, longest first.
 
-    Keys are those of NgramIndex. The tokens are kept one after another, in the pieces in which they
-    came, with END behind each: a look-up finds a place among them, and all that followed there.
+    Keys are those of NgramIndex. Tokens are stored one after another, with END behind each piece: a
+    look-up finds a place among them, and the tokens that follow there.
     """
 
     def __init__(self, max_context: int):
