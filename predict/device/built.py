@@ -62,7 +62,6 @@ class Metadata:
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:32]
 
     def to_json(self) -> str:
-        """The text of the metadata file."""
         return json.dumps({**asdict(self), "key": self.key}, indent=2) + "\n"
 
 

@@ -111,7 +111,6 @@ class LinearSlot(NamedTuple):
 
     @property
     def out_features(self) -> int:
-        """Outputs of all parts."""
         return sum(self.part_sizes)
 
 

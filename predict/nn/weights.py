@@ -197,7 +197,6 @@ class LinearPlan:
 
     @property
     def out_features(self) -> int:
-        """Output features of all parts."""
         return sum(self.part_sizes)
 
     @property
@@ -301,7 +300,6 @@ class WeightPlan:
     ignored: tuple[str, ...]
 
     def blocks(self) -> Iterator[BlockPlan]:
-        """The blocks of layer after layer."""
         for layer in self.layers:
             yield from layer
 
@@ -332,7 +330,6 @@ class WeightPlan:
             yield self.head
 
     def norms(self) -> Iterator[NormPlan]:
-        """All norms."""
         for norm in (self.embedding_norm, self.final_norm):
             if norm is not None:
                 yield norm

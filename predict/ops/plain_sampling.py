@@ -117,7 +117,6 @@ def sample(
     min_p: Tensor | None = None,
     typical_p: Tensor | None = None,
 ) -> Tensor:
-    """One token per row of logits [L, V], as `predict.ops.compiled.sample` chooses it."""
     import paddle
 
     rows = logits.numpy()
@@ -134,7 +133,6 @@ def sample(
 
 
 def mask_logits(logits: Tensor, masks: Tensor) -> Tensor:
-    """Bans tokens on rows of logits [L, V], as `predict.ops.compiled.mask_logits` does."""
     import paddle
 
     num_rows, vocab_size = logits.shape
@@ -145,7 +143,6 @@ def mask_logits(logits: Tensor, masks: Tensor) -> Tensor:
 
 
 def log_softmax(logits: Tensor, rows: Tensor) -> None:
-    """Turns `rows` [B] of logits [L, V] into log-probabilities, in place."""
     values = _copy_of(logits)
     for row in rows.numpy().tolist():
         if 0 <= row < len(values):
@@ -154,10 +151,6 @@ def log_softmax(logits: Tensor, rows: Tensor) -> None:
 
 
 def likeliest(logits: Tensor, rows: Tensor, count: int) -> Tensor:
-    """The `count` largest of each of `rows` [B] of logits [L, V] that are above -inf.
-
-    Returns [2, B, count] int32, see `predict.ops.compiled.likeliest`.
-    """
     values, wanted = logits.numpy(), rows.numpy().tolist()
     found = np.empty((2, len(wanted), count), np.int32)
     token_ids, floats = found[0], found[1].view(np.float32)
@@ -170,7 +163,6 @@ def likeliest(logits: Tensor, rows: Tensor, count: int) -> Tensor:
 
 
 def resolve_tokens(token_ids: Tensor, last_tokens: Tensor) -> None:
-    """Puts last_tokens[r] where token_ids [T] is -1 - r, in place."""
     ids, last = _copy_of(token_ids), last_tokens.numpy()
     rows = -1 - ids.astype(np.int64)
     stand_ins = (rows >= 0) & (rows < len(last))
@@ -181,10 +173,6 @@ def resolve_tokens(token_ids: Tensor, last_tokens: Tensor) -> None:
 def follow_drafts(
     inputs: ForwardInputs, choices: Tensor, plan: Tensor, tokens: Tensor, block_size: int
 ) -> None:
-    """Moves a draft model's step to the end of the target's verified drafts, in place.
-
-    See `predict.ops.compiled.follow_drafts`.
-    """
     changed = inputs.token_ids, inputs.positions, inputs.slot_mapping, inputs.context_lens, choices
     token_ids, positions, slots, context_lens, columns = map(_copy_of, changed)
     offsets = _int64s(columns, 6)
@@ -222,10 +210,6 @@ def adjust_logits(
     history: Tensor,
     rules: Tensor,
 ) -> None:
-    """Biases, penalties and bans on logits [L, V], in place.
-
-    See `predict.ops.compiled.adjust_logits`; rules as in csrc/include/regatta/adjust_logits.h.
-    """
     values, past, columns = _copy_of(logits), _copy_of(history), penalties.numpy()
     ids, table = token_ids.numpy(), rules.numpy()
     amounts = columns[:3].view(np.float32)
@@ -292,10 +276,6 @@ def ban_repeats(logits: npt.NDArray[np.float32], tokens: npt.NDArray[np.int32], 
 
 
 def logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
-    """How likely each row of logits [L, V] makes its token, and the likeliest ones.
-
-    Returns [L, 2 + 2 num_top] int32, see `predict.ops.compiled.logprobs`.
-    """
     values = logits.numpy()
     found = np.empty((len(values), 2 + 2 * num_top), np.int32)
     floats = found.view(np.float32)
@@ -310,10 +290,6 @@ def logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
 
 
 def sample_step(logits: Tensor, choices: Tensor, last_tokens: Tensor) -> None:
-    """`sample` into the first L entries of last_tokens [R] int32, in place.
-
-    choices [10, P] int32, see `predict.ops.compiled.sample_step`.
-    """
     import paddle
 
     columns, tokens = choices.numpy(), _copy_of(last_tokens)
@@ -334,10 +310,6 @@ def verify_window(
     window: int,
     max_candidate_len: int,
 ) -> None:
-    """Replaces tokens that `sample_step` drew by accepted drafts, in place.
-
-    See `predict.ops.compiled.verify_window`.
-    """
     values, columns, tokens = logits.numpy(), choices.numpy(), _copy_of(last_tokens)
     ids, places = token_ids.numpy(), logit_indices.numpy()
     floats, num_drafts = columns.view(np.float32), columns[9].tolist()

@@ -61,7 +61,6 @@ class DraftSpan(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the span."""
         return len(self.token_ids)
 
 
