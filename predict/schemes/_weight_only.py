@@ -5,7 +5,6 @@ Compiled tensors: packed, scales, act (unused), perm. Plain: codes, scale, zero,
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -18,21 +17,9 @@ from predict.schemes._quantized import (
     optional_at,
     weight_tensors,
 )
-from predict.schemes._rounding import RoundWeight, round_on_host
 
 if TYPE_CHECKING:
     from paddle import Tensor
-
-
-def rounded_by(rule: str) -> Callable[..., Quantized]:
-    """Scheme.quantize by a rule of predict.schemes._rounding."""
-
-    def quantize(
-        weight: Any, group_size: int, round_weight: RoundWeight = round_on_host
-    ) -> Quantized:
-        return Quantized(*round_weight(weight, rule, group_size))
-
-    return quantize
 
 
 def weight_only_tensors(

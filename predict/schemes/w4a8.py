@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from predict.schemes._quantized import dequantized, quantized_rows
-from predict.schemes._weight_only import gathered, plain, rounded_by, weight_only_tensors
+from predict.schemes._quantized import dequantized, quantized_rows, rounded_by
+from predict.schemes._weight_only import gathered, plain, weight_only_tensors
 
 if TYPE_CHECKING:
     from paddle import Tensor

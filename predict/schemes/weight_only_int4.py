@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from predict.schemes._weight_only import plain, product, rounded_by, weight_only_tensors
+from predict.schemes._quantized import rounded_by
+from predict.schemes._weight_only import plain, product, weight_only_tensors
 
 __all__ = ["NAME", "plain", "product", "quantize", "tensors"]
 NAME = "weight_only_int4"
