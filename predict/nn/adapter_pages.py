@@ -61,11 +61,8 @@ def adapted_slots(block: Block, hidden_size: int) -> Iterator[LinearSlot]:
 
 
 def part_sizes(block: Block, name: str, hidden_size: int) -> tuple[int, ...]:
-    """Output features of each part of a linear.
-
-    Queries, keys and values; q_a's (or queries) and latents; gate and up.
-    """
-    slots = (slot for slot in block.slots(hidden_size) if isinstance(slot, LinearSlot))
+    """Output features of each part of a linear that adapters may change, such as gate and up."""
+    slots = adapted_slots(block, hidden_size)
     return next(slot.part_sizes for slot in slots if slot.name == name)
 
 

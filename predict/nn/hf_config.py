@@ -75,16 +75,13 @@ OF_EXPERTS = ("num_experts", "num_experts_per_tok", "n_shared_experts")
 WHOLE_MODELS = ("eos_token_id", "tie_word_embeddings")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 # What config.json calls an MLP's function.
+_TANH = ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh", "gelu_pytorch_tanh")
 FUNCTIONS: dict[str, Function] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
     "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_accurate": "gelu_tanh",
-    "gelu_python_tanh": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
+    **dict.fromkeys(_TANH, "gelu_tanh"),
     "relu": "relu",
     "relu2": "relu_squared",
 }
@@ -171,13 +168,13 @@ class ConfigReader:
         return value
 
     def get_int(self, key: str, default: int | None = None, aliases: Sequence[str] = ()) -> int:
-        """A whole number within the key's range; required when no default is given."""
+        """A whole number in the key's range; required without a default."""
         return int(self._number(key, default, default is None, aliases))
 
     def get_float(
         self, key: str, default: float | None = None, aliases: Sequence[str] = ()
     ) -> float:
-        """A number within the key's range; required when no default is given."""
+        """A number in the key's range; required without a default."""
         return float(self._number(key, default, default is None, aliases))
 
     def must_be(self, key: str, allowed: Any, default: Any = None) -> None:
@@ -389,7 +386,10 @@ def llama_like(
     num_kv_heads = config.get_int("num_key_value_heads", num_heads)
     function = activation or config.activation()
     check_groups(config, num_heads, num_kv_heads)
-    head_dim = head_dim or _head_dim(config, hidden_size, num_heads)
+    if head_dim is None:
+        head_dim = config.optional_int("head_dim")
+    if head_dim is None:
+        head_dim = per_head(config, hidden_size, num_heads, ", and head_dim is not given")
     norm = norm or Norm(epsilon=config.get_float("rms_norm_eps", 1e-6))
     heads, inner = (num_heads, num_kv_heads, head_dim), config.get_int("intermediate_size")
     blocks = blocks_of(heads, inner, Activation(function), False, attention, mlp, norm=norm)
@@ -502,14 +502,6 @@ def decoder_spec(config: ConfigReader, tied: bool = False, **changes: Any) -> De
     if "max_position" not in changes:
         values["max_position"] = config.get_int("max_position_embeddings", 2048)
     return DecoderSpec(**{**values, **changes})
-
-
-def _head_dim(config: ConfigReader, hidden_size: int, num_heads: int) -> int:
-    """Elements of one head: `head_dim`, else what hidden_size gives each."""
-    given = config.optional_int("head_dim")
-    if given is not None:
-        return given
-    return per_head(config, hidden_size, num_heads, ", and head_dim is not given")
 
 
 def per_head(config: ConfigReader, hidden_size: int, num_heads: int, more: str = "") -> int:
