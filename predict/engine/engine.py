@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeVar, cast
@@ -155,8 +154,10 @@ class Engine:
         step = self._steps[0]
         batch, token_ids = step.batch, step.token_ids
         if token_ids is None:
-            with _device_errors("while a step ran"):
+            try:
                 token_ids = step.parts[0].tokens.take()
+            except Exception as error:  # of the device, known when the host waits for it
+                raise _device_failure("while a step ran", error) from error
         self._steps.popleft()
         last_end, self._last_end = self._last_end, time.perf_counter()
         num_accepted = self.draft_stats.num_accepted
@@ -166,9 +167,11 @@ class Engine:
         for request in finished:
             self._forget(request.request_id)
         if self._steps:  # it may choose now that the tokens before it are written back
-            with _device_errors("between two steps"):
+            try:
                 for part in self._steps[0].parts:
                     part.tokens.choose()
+            except Exception as error:
+                raise _device_failure("between two steps", error) from error
         if self.proposer is not None:
             num_accepted = self.draft_stats.num_accepted - num_accepted
             self._learn(step, num_accepted, self._last_end - last_end)
@@ -529,13 +532,8 @@ class Engine:
             self.policy.forget(request_id)
 
 
-@contextmanager
-def _device_errors(when: str) -> Iterator[None]:
-    """Turns a device's errors, which surface when the host waits for it, into EngineError."""
-    try:
-        yield
-    except Exception as error:
-        raise EngineError(f"the device failed {when}: {type(error).__name__}: {error}") from error
+def _device_failure(when: str, error: Exception) -> EngineError:
+    return EngineError(f"the device failed {when}: {type(error).__name__}: {error}")
 
 
 def _no_token_message(request: Request) -> str:
