@@ -1,7 +1,7 @@
-"""What layers are made of, as data: a layer is a short tuple of blocks, a block a frozen record.
+"""Layers as data: a layer is a short tuple of blocks, a block a frozen record.
 
-A record says which weights a block has, what it computes and what it keeps in the cache. Loading,
-operators, memory sums, quantization and benchmarks read it; nothing asks for a model's name.
+A record says which weights a block has, what it computes and what it stores in the cache. Loading,
+operators, memory sums, quantization and benchmarks read records, never a model's name.
 H is the hidden size. Imports no Paddle.
 """
 
@@ -283,17 +283,17 @@ class AttentionBlock:
 
 @dataclass(frozen=True)
 class LatentAttentionBlock:
-    """residual + out(attention over latents); of each token one latent stays in the cache.
+    """residual + out(attention over latents); the cache has one latent of each token.
 
     L kv_lora_rank, N qk_nope_head_dim, R qk_rope_head_dim, V v_head_dim. x the normed input:
       q = q_b(q_a_norm(q_a(x))), or q(x) without q_lora_rank; of each head [N], and [R] that rotate
       latent = kv_a_norm(the first L of kv_a(x)), and its last R, rotated: a row of the cache
       key of a head = key_up latent [N], then those R; value = value_up latent [V]
-    key_up [N, L] and value_up [V, L] of all heads are one matrix of the checkpoint, kv_b. Absorbed,
-    a query becomes key_up^T q and is multiplied by latents themselves, and value_up by what comes
-    out: a latent is read once for all heads. Expanded, keys and values are made of latents, so that
-    a pair of tokens takes N + R + V products in place of 2 L + R. `form` says which; they differ
-    in rounding alone.
+    key_up [N, L] and value_up [V, L] of all heads are one matrix of the checkpoint, kv_b. In the
+    absorbed form a query becomes key_up^T q, attends to latents, and value_up multiplies the
+    result: a latent is read once for all heads. In the expanded form latents become keys and
+    values, and a pair of tokens takes N + R + V products in place of 2 L + R. `form` selects one;
+    they differ in rounding alone.
     Source: DeepSeek-V2, 2024.
     """
 
@@ -406,12 +406,12 @@ class MlpBlock:
 
 @dataclass(frozen=True)
 class Router:
-    """Which experts a token goes to, and with which weights, in float32.
+    """The choice of a token's experts, and their weights, in float32.
 
-    scores = scoring(x W^T + bias). The top_k experts of the largest scores (plus `correction`'s
-    terms, which count for the choice alone; the lower expert on ties) are chosen, among the
-    top_groups groups of neighbours whose group_score is largest. Weights are the scores, divided by
-    their sum where renormalize, times scale.
+    scores = scoring(x W^T + bias). The top_k experts with the largest scores (plus `correction`'s
+    terms, for the choice alone; the lower expert on ties) are chosen, among the top_groups groups
+    of consecutive experts with the largest group_score. Weights are the scores, divided by their
+    sum with renormalize, times scale.
     Sources: Shazeer et al. 2017; groups and correction: DeepSeek-V2 and V3, 2024.
     """
 

@@ -149,10 +149,10 @@ def linear(x: Tensor, weights: Linear) -> Tensor:
 
 
 def adapted_linear(x: Tensor, weights: Linear, ids: Tensor, pages: Tensor, row: int) -> Tensor:
-    """As `linear`, with what adapters add.
+    """As `linear`, plus the products of adapters.
 
-    ids [T]: of pages [B, rows, R], below 0 none. row: the linear's pages, of weights.low_rank;
-    below 0 none.
+    ids [T]: rows of pages [B, rows, R], below 0 without an adapter. pages[id, row]: the adapter's
+    pages of weights.low_rank, below 0 behind the last one.
     """
     low_rank = weights.low_rank
     assert low_rank is not None
@@ -275,8 +275,8 @@ def attention_block(
 ) -> tuple[Tensor, list[Tensor]]:
     """The block's output [T, H] for hidden [T, H]; the cache is modified in place.
 
-    rows: [L] int32, at least one: these alone are returned, [L, H]; as many as tokens must be all
-    of them in order, as many as spans the last ones of each.
+    rows: [L] int32, at least one: those that are returned, [L, H]. As many rows as tokens must be
+    all tokens in order, as many rows as spans the last token of each.
     """
     if not records.is_fused(attention.block):
         return composed.attention_block(
@@ -293,8 +293,7 @@ def mlp_block(
 ) -> Tensor:
     """The block's output [T, H] for hidden [T, H].
 
-    before: what the block ahead read, for one that stands parallel to it. inputs: of requests with
-    adapters.
+    before: the previous block's input, which a parallel block reads. inputs: for adapters.
     """
     import paddle
 
@@ -387,10 +386,10 @@ def layers(
     tree_mask: Tensor | None = None,
     rows: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """The blocks of layer after layer.
+    """The layers' blocks, in order.
 
-    Returns hidden [T, H] and the caches (the tensors of layer after layer), modified in place.
-    rows: of the first layer, which alone keeps something, and of those behind it these, [L, H].
+    Returns hidden [T, H] and the tensors of the layers' caches, modified in place. rows: [L] int32,
+    those that are returned, [L, H]; only the first layer may have a cache then.
     """
     runs = _runs(zip(layers, caches, strict=True), ropes)
     return composed.in_turn(_OPS, runs, hidden, inputs, tree_mask, rows)

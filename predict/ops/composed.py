@@ -73,8 +73,7 @@ def mlp_block(
 ) -> Tensor:
     """The block's output [T, H] for hidden [T, H].
 
-    before: what the block ahead read, for one that stands parallel to it. inputs: of requests with
-    adapters.
+    before: the previous block's input, which a parallel block reads. inputs: for adapters.
     """
     block = mlp.block
     x = normed(ops, before if block.parallel else hidden, mlp.norm, block.norm)

@@ -1,11 +1,10 @@
 """Weight schemes: how a linear's weight is stored. One module per `quant_type`; "dense" is none.
 
-A scheme answers four questions: how a float matrix is rounded to it (`quantize`), which tensors its
-operators read (`tensors`), what their product with activations is in plain Paddle (`product`), and
-which matrix they stand for (`plain`). What a checkpoint made elsewhere holds is
-`predict.loading.layouts`.
+A scheme rounds a float matrix (`quantize`), makes the tensors that its operators read (`tensors`),
+multiplies activations by them in plain Paddle (`product`), and restores the matrix (`plain`).
+`predict.loading.layouts` reads checkpoints of other programs.
 
-Tensors of a compiled linear, always as many (one zero stands for "none"); packed and scales are the
+Tensors of a compiled linear, a fixed number (one zero stands for "none"); packed and scales are the
 device's own layout of codes, scales and zeros (regatta_pack_quantized):
 
     dense              weight
@@ -56,9 +55,9 @@ class Scheme(Protocol):
     ) -> Quantized:
         """Rounds weight [N, K], without calibration.
 
-        weight: an array (float32, float16, bfloat16 as uint16), or what `round_weight` takes: its
-        codes lie where it does. group_size: input features per scale, -1 for all; schemes without
-        groups take -1. round_weight: by the rule that the scheme names (predict.schemes._rounding).
+        weight: an array (float32, float16, bfloat16 as uint16), or a tensor that `round_weight`
+        takes; the codes are at its place. group_size: input features per scale, -1 for all; schemes
+        without groups take -1. round_weight: by the scheme's rule (predict.schemes._rounding).
         """
 
     def tensors(
