@@ -16,7 +16,6 @@ import threading
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from predict.config.engine import EngineConfig
@@ -38,7 +37,7 @@ class AsyncAnswer:
     """
 
     def __init__(self, llm: AsyncLLM, samples: Samples, streamed: bool):
-        """streamed: its pieces are sent, not the end alone."""
+        """streamed: pieces are sent too, not only the finished answer."""
         self._llm = llm
         self._samples = samples
         self._streamed = streamed
@@ -97,7 +96,7 @@ class AsyncLLM:
         self._compiling: dict[int, AsyncAnswer] = {}  # their guides; likewise
         self._closing = False  # written by the thread
         self._ended: BaseException | None = None  # why the thread has ended
-        self._lock = threading.Lock()  # of `_ended` against commands that come too late
+        self._lock = threading.Lock()  # no command is queued once `_ended` is set
         self._ready = threading.Event()
         self._llm: LLM | None = None
         self._thread = threading.Thread(
@@ -119,19 +118,14 @@ class AsyncLLM:
     async def __aenter__(self) -> AsyncLLM:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await asyncio.to_thread(self.close)
 
     def add(self, prompt: Prompt, sampling_params: SamplingParams) -> AsyncAnswer:
         """Queues a prompt; raises UserError for parameters or a prompt that the model cannot take.
 
-        What only the engine knows, as a prompt too long, is raised by the answer; so is the
-        UserError of a guide that cannot be compiled, which says where.
+        The answer raises errors that only the engine finds, such as a prompt that is too long, and
+        the UserError of a guide that cannot be compiled.
         """
         return self._start(prompt, sampling_params, streamed=True)
 
@@ -210,26 +204,26 @@ class AsyncLLM:
 
     async def stats(self) -> EngineStats:
         """Counts so far, between two steps."""
-        return await self._told(LLM.stats)
+        return await self._ask(LLM.stats)
 
     async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:
         """Reads a LoRA adapter, between two steps; see LLM.load_adapter."""
-        await self._told(lambda llm: llm.load_adapter(name, directory))
+        await self._ask(lambda llm: llm.load_adapter(name, directory))
 
     async def unload_adapter(self, name: str) -> None:
         """Forgets one, between two steps; see LLM.unload_adapter."""
-        await self._told(lambda llm: llm.unload_adapter(name))
+        await self._ask(lambda llm: llm.unload_adapter(name))
 
     async def load_prefix(self, name: str, path: str | os.PathLike[str]) -> None:
         """Writes a tuned prefix into the cache, between two steps; see LLM.load_prefix."""
-        await self._told(lambda llm: llm.load_prefix(name, path))
+        await self._ask(lambda llm: llm.load_prefix(name, path))
 
     async def unload_prefix(self, name: str) -> None:
         """Forgets one, between two steps; see LLM.unload_prefix."""
-        await self._told(lambda llm: llm.unload_prefix(name))
+        await self._ask(lambda llm: llm.unload_prefix(name))
 
-    async def _told(self, ask: Callable[[LLM], T]) -> T:
-        """What the LLM says between two steps; raises what it raises."""
+    async def _ask(self, ask: Callable[[LLM], T]) -> T:
+        """The result of ask(llm), called between two steps; raises what that raises."""
         loop = asyncio.get_running_loop()
         result: asyncio.Future[T] = loop.create_future()
 
@@ -262,7 +256,7 @@ class AsyncLLM:
         return cast(LLM, self._llm)
 
     def _post(self, command: Command) -> bool:
-        """Leaves a command for the thread; False when it has ended."""
+        """Queues a command for the thread; False when the thread has ended."""
         with self._lock:
             if self._ended is None:
                 self._commands.put(command)
@@ -276,7 +270,7 @@ class AsyncLLM:
             self._llm = llm = make_llm(config)
             self._ready.set()
             while not self._closing:
-                self._obey(llm)
+                self._run_commands(llm)
                 if self._answers and not self._closing:
                     self._step(llm)
         except BaseException as error:
@@ -288,8 +282,8 @@ class AsyncLLM:
         finally:
             self._ready.set()
 
-    def _obey(self, llm: LLM) -> None:
-        """Carries out the commands; waits for one when there is nothing else to do."""
+    def _run_commands(self, llm: LLM) -> None:
+        """Runs the queued commands; waits for one when no answer is unfinished."""
         while True:
             try:
                 command = self._commands.get(block=not self._answers and not self._closing)
@@ -304,11 +298,11 @@ class AsyncLLM:
         events: dict[AsyncAnswer, list[Event]] = {}
         for answer in list(self._answers.values()):
             try:
-                new = self._news(answer)
+                new = self._new_events(answer)
             except Exception as error:
                 new = [error]
             if new and not isinstance(new[-1], StreamOutput):
-                # Its last event: what still runs of it need not.
+                # This was its last event: stop its other requests.
                 llm.abort([answer._samples])
                 del self._answers[answer.request_id]
             if new:
@@ -316,8 +310,8 @@ class AsyncLLM:
         for answer in self._send(events):
             self.abort(answer.request_id)
 
-    def _news(self, answer: AsyncAnswer) -> list[Event]:
-        """What an answer has to say after a step; an error or an output is its last word."""
+    def _new_events(self, answer: AsyncAnswer) -> list[Event]:
+        """An answer's events after a step; an error or an output is its last event."""
         samples = answer._samples
         new: list[Event] = [*samples.pieces()] if answer._streamed else []
         if samples.error is None and samples.is_finished:
@@ -327,7 +321,7 @@ class AsyncLLM:
         return new if samples.error is None else [ValueError(samples.error)]
 
     def _finish(self, answer: AsyncAnswer) -> None:
-        """Sends what an aborted answer has left."""
+        """Sends the last events of an aborted answer."""
         try:
             pieces = answer._samples.pieces() if answer._streamed else []
             left: list[Event] = [*pieces, answer._samples.output()]
@@ -336,7 +330,7 @@ class AsyncLLM:
         self._send({answer: left})
 
     def _send(self, events: dict[AsyncAnswer, list[Event]]) -> list[AsyncAnswer]:
-        """Hands events to their event loops, one call each; answers whose loop is closed."""
+        """Sends events to their event loops, one call each; returns answers of closed loops."""
         by_loop: defaultdict[asyncio.AbstractEventLoop, list[AsyncAnswer]] = defaultdict(list)
         for answer in events:
             by_loop[answer._loop].append(answer)
@@ -355,11 +349,11 @@ class AsyncLLM:
         return lost
 
     def _release(self) -> None:
-        """Tells all that still wait why the thread ends, and frees their blocks."""
+        """Sends unfinished answers the reason why the thread ends, and frees their blocks."""
         assert self._ended is not None
         if self._llm is None:
-            return  # nobody could ask for anything
-        while not self._commands.empty():  # nothing comes in any more: see `_post`
+            return  # no answer was added
+        while not self._commands.empty():  # `_post` takes no more commands
             self._commands.get()(self._llm)
         answers = [*self._answers.values(), *self._compiling.values()]
         self._send({answer: [_ended_error(self._ended)] for answer in answers})

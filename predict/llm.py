@@ -123,7 +123,7 @@ def as_several(prompts: Prompt | Sequence[PromptOrError]) -> Sequence[PromptOrEr
 
 
 def check_kind(params: SamplingParams) -> None:
-    """Raises UserError for what are no parameters."""
+    """Raises UserError unless `params` is a SamplingParams."""
     if not isinstance(params, SamplingParams):
         raise UserError(
             f"sampling_params has {quoted(params)} (allowed: a SamplingParams for all prompts, or "
@@ -132,7 +132,7 @@ def check_kind(params: SamplingParams) -> None:
 
 
 def check_streamed(params: SamplingParams) -> None:
-    """Raises UserError for answers that are known at the end only."""
+    """Raises UserError for answers that cannot be streamed."""
     check_kind(params)
     if params.num_samples > params.n:
         raise UserError(
@@ -142,9 +142,9 @@ def check_streamed(params: SamplingParams) -> None:
 
 
 def _with_whole_prompts(config: EngineConfig, spec: DecoderSpec) -> EngineConfig:
-    """The config, with room in a step for the longest prompt of a model that runs prompts whole.
+    """The config; for a model that runs prompts whole, with steps of max_length tokens.
 
-    Unless it says itself how many tokens a step takes.
+    An explicit max_num_batched_tokens stays.
     """
     scheduling = config.scheduling
     if spec.prefix is None or scheduling.max_num_batched_tokens is not None:
@@ -187,11 +187,19 @@ class LLM:
                 f"--max_length is {max_length}, and the model was made for "
                 f"{self.spec.max_context} positions; text beyond them is likely to be poor"
             )
-        self.tokenizer = tokenizer or self._load_tokenizer()
+        directory = config.model.model_name_or_path
+        if tokenizer is None and Tokenizer.exists(directory):
+            tokenizer = Tokenizer.from_dir(directory, config.model.chat_template)
+        self.tokenizer = tokenizer
         eos_token_ids = self.spec.eos_token_ids
         self._detokenizer = None
         if self.tokenizer is not None:
-            self._check_vocabulary(self.tokenizer)
+            if self.tokenizer.vocab_size > self.spec.vocab_size:
+                raise UserError(
+                    f"{directory}: the tokenizer has {self.tokenizer.vocab_size} tokens and "
+                    f"config.json says vocab_size {self.spec.vocab_size}; they do not belong to "
+                    "one model"
+                )
             self._detokenizer = Detokenizer(self.tokenizer)
             # An id that the model cannot make ends nothing, and has no logit to suppress.
             known = [i for i in self.tokenizer.eos_token_ids if i < self.spec.vocab_size]
@@ -204,7 +212,8 @@ class LLM:
         self.adapters: AdapterStore | None = None  # where requests may name some
         self._takes_adapters = config.adapters.is_used  # a program may take none
         self.platform.make_current()
-        self._release_idle_memory()
+        if self.device is not None and self.device.is_plugin:
+            devices.release_cached(self.device)  # what an earlier model left in the pools
         with self.platform.explained_out_of_memory(LESS_MEMORY):
             network, draft_network = self._load_networks(reader)
         num_blocks = self._num_cache_blocks(
@@ -230,7 +239,7 @@ class LLM:
                 draft_copies = block_copier(self.backend, draft_caches, DENSE)
                 draft_runner = self._runner(draft_network(draft_caches), draft_copies, runner)
         if self.platform.compiled is not None:
-            # From here on the step's own tensors come and go; the weights are in place.
+            # The weights are in place; from here on only the steps' own tensors come and go.
             library.require().keep_freed_memory()
         scheduler = Scheduler(
             SchedulerConfig(
@@ -249,7 +258,7 @@ class LLM:
             )
         )
         self._caches = caches
-        # By name, "" for that of requests that name none.
+        # By name; "" is the prefix of requests without a name.
         self.prefixes = {
             name: self._served_prefix(name, stored, scheduler, caches)
             for name, stored in stored_prefixes.items()
@@ -265,7 +274,7 @@ class LLM:
 
     @property
     def device(self) -> Device | None:
-        """The GPU that the model runs on; None for the CPU, and what is run as the CPU is."""
+        """The GPU that the model runs on; None for the CPU and for other devices."""
         return self.platform.gpu
 
     def _load_networks(self, reader: ConfigReader) -> tuple[Network, Network | None]:
@@ -307,7 +316,7 @@ class LLM:
         return networks[0], networks[1] if self.draft is not None else None
 
     def _checked_export(self) -> Manifest:
-        """The program's manifest. Raises UserError where the export is not for this run."""
+        """The program's manifest. Raises UserError where the export does not fit this run."""
         import paddle
 
         loaded = None if self.platform.compiled is None else library.require()
@@ -329,9 +338,9 @@ class LLM:
         return num_bytes
 
     def _adapter_store(self, plan: WeightPlan, base: Base) -> AdapterStore:
-        """Pages for adapters, and those of the flags, which must fit: no weight is read yet."""
+        """The pages for adapters, and the flags' adapters, which must fit; reads no weights yet."""
         platform, adapters = self.platform, self.config.adapters
-        if not adapters.is_used:  # by a program that takes some: it reads a page, and no adapter's
+        if not adapters.is_used:  # a program that takes adapters needs one page without them too
             adapters = replace(adapters, max_loras=1, max_lora_rank=1)
         dtype = self.config.model.dtype
         placement = Placement(dtype, platform.place, platform.gpu, platform.packs_pages)
@@ -360,7 +369,7 @@ class LLM:
         return sum(num_blocks_for(each.num_tokens, block_size) for each in stored.values())
 
     def _num_draft_blocks(self) -> int:
-        """Blocks that requests with a prefix have beside those of their tokens, for drafts."""
+        """Extra blocks of requests with a prefix, for the draft model's cache."""
         adapters = self.config.adapters
         has_prefixes = bool(adapters.prefix_path) or adapters.allow_adapter_updates
         return self.config.scheduling.batch_size if self.draft and has_prefixes else 0
@@ -373,7 +382,7 @@ class LLM:
         caches: Sequence[LayerCache],
         is_late: bool = False,
     ) -> ServedPrefix:
-        """A prefix in blocks of the caches, written; is_late: see Scheduler.pin_prefix."""
+        """Writes a prefix into pinned blocks; is_late: see Scheduler.pin_prefix."""
         block_size = self.config.cache.block_size
         prefix = scheduler.pin_prefix(name, stored.num_tokens, is_late)
         blocks = np.array(prefix.all_block_ids, np.int32)
@@ -396,7 +405,7 @@ class LLM:
     def _runner(
         self, forward: Forward, copy_blocks: CopyBlocks, target: Runner | None = None
     ) -> Runner:
-        """target: its runner, for a draft model."""
+        """target: the target's runner, for a draft model."""
         fields = fields_with() if target is not None else self._fields()
         if self.device is None:
             return HostRunner(forward, copy_blocks, self.platform.place, fields)
@@ -422,7 +431,7 @@ class LLM:
             shelf=target.shelf if isinstance(target, GpuRunner) else None,
             fields=fields,
             adapter_pages=0 if self.adapters is None else self.adapters.pool.max_pages,
-            # A program takes all of its inputs, and what a draft model runs has no adapters.
+            # A program takes all of its inputs, and a draft model's steps have no adapters.
             always_adapted=config.model.batch_invariant or config.model.mode == "static",
         )
 
@@ -469,11 +478,6 @@ class LLM:
         )
         return WindowVerifier(window, max_candidate_len)
 
-    def _release_idle_memory(self) -> None:
-        """What an earlier model of this process left in the pools counts as free again."""
-        if self.device is not None and self.device.is_plugin:
-            devices.release_cached(self.device)
-
     def _num_cache_blocks(self, num_pinned: int) -> int:
         draft = None if self.draft is None else self.draft.spec
         if self.device is None:
@@ -487,20 +491,6 @@ class LLM:
             draft,
             num_pinned,
         )
-
-    def _load_tokenizer(self) -> Tokenizer | None:
-        config = self.config
-        if not Tokenizer.exists(config.model.model_name_or_path):
-            return None
-        return Tokenizer.from_dir(config.model.model_name_or_path, config.model.chat_template)
-
-    def _check_vocabulary(self, tokenizer: Tokenizer) -> None:
-        if tokenizer.vocab_size > self.spec.vocab_size:
-            raise UserError(
-                f"{self.config.model.model_name_or_path}: the tokenizer has {tokenizer.vocab_size} "
-                f"tokens and config.json says vocab_size {self.spec.vocab_size}; they do not "
-                "belong to one model"
-            )
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -539,7 +529,7 @@ class LLM:
         )
 
     def _named(self, name: str | None) -> tuple[ServedAdapter | None, ServedPrefix]:
-        """The adapter or the prefix of a name; without one the prefix of all others' requests."""
+        """The adapter or the prefix of a name; without a name the prefix of such requests."""
         prefix = self.prefixes.get(name or "")  # which another thread may change meanwhile
         if name is None:
             return None, prefix or NO_PREFIX
@@ -550,7 +540,7 @@ class LLM:
         raise unknown(name, self._names())
 
     def _names(self) -> list[str]:
-        """Of adapters and prefixes that requests may name."""
+        """Names of adapters and prefixes that requests may use."""
         adapters = [] if self.adapters is None else self.adapters.names
         return [*adapters, *filter(None, list(self.prefixes))]
 
@@ -580,8 +570,8 @@ class LLM:
     def load_prefix(self, name: str, path: str | os.PathLike[str]) -> None:
         """Writes a tuned prefix into the cache, which requests may name from now on.
 
-        path: a folder or a .npy file, see predict.loading.prefix. Raises UserError, with all as it
-        was, for one that does not fit the model or beside what runs.
+        path: a folder or a .npy file, see predict.loading.prefix. Raises UserError, and changes
+        nothing, for a prefix that does not fit the model or the free cache.
         """
         self._check_updates()
         check_adapter_name(name)
@@ -593,9 +583,9 @@ class LLM:
         self.prefixes[name] = self._served_prefix(name, stored, scheduler, self._caches, True)
 
     def unload_prefix(self, name: str) -> None:
-        """Forgets a prefix; its blocks are free once its last request has ended. Raises UserError.
+        """Forgets a prefix; its blocks are freed when its last request ends. Raises UserError.
 
-        That of requests that name none stays.
+        The prefix of requests without a name stays.
         """
         self._check_updates()
         if not name or name not in self.prefixes:
@@ -603,7 +593,7 @@ class LLM:
         self.engine.scheduler.unpin_prefix(self.prefixes.pop(name))
 
     def _guides(self) -> Guides:
-        """What compiles guides; made when the first one comes."""
+        """The compiler of guides, made for the first guide."""
         with self._guides_lock:
             if self._compiler is None:
                 if self.tokenizer is None:
@@ -617,10 +607,9 @@ class LLM:
             return self._compiler
 
     def default_params(self) -> SamplingParams:
-        """What the model's maker recommends for a request that says nothing itself.
+        """The parameters of the model's generation_config.json, or SamplingParams() without one.
 
-        Of its generation_config.json; SamplingParams() without one. Raises UserError naming file
-        and key.
+        Raises UserError naming file and key.
         """
         found = read_recommended(self.config.model.model_name_or_path)
         return SamplingParams() if found is None else found.params
@@ -762,9 +751,9 @@ class LLM:
         return groups
 
     def queue(self, groups: Sequence[Samples]) -> None:
-        """Adds them to the engine; raises UserError, with none of them queued.
+        """Adds the groups' requests to the engine; raises UserError with none of them queued.
 
-        Waits until their guides are compiled; requests whose guide is wrong have failed then.
+        Waits until their guides are compiled; requests with a wrong guide fail.
         """
         try:
             for group in groups:
@@ -776,7 +765,7 @@ class LLM:
             raise
 
     def abort(self, groups: Sequence[Samples]) -> None:
-        """Ends those of their requests that are not finished."""
+        """Ends their unfinished requests."""
         for group in groups:
             for request in group.requests:
                 self.engine.abort(request.request_id)
@@ -790,23 +779,24 @@ class LLM:
         """Counts so far."""
         scheduler = self.engine.scheduler
         pool = None if self.adapters is None else self.adapters.pool
+        drafts, masks = self.engine.draft_stats, self.engine.sampler.masks.stats
         return EngineStats(
             num_steps=scheduler.stats.num_steps,
             num_prompt_tokens=scheduler.stats.num_prompt_tokens,
             num_output_tokens=scheduler.stats.num_output_tokens,
             num_prefix_hit_tokens=scheduler.stats.num_prefix_hit_tokens,
             num_preemptions=scheduler.stats.num_preemptions,
-            num_draft_tokens=self.engine.draft_stats.num_drafts,
-            num_accepted_draft_tokens=self.engine.draft_stats.num_accepted,
-            num_draft_spans=self.engine.draft_stats.num_spans,
+            num_draft_tokens=drafts.num_drafts,
+            num_accepted_draft_tokens=drafts.num_accepted,
+            num_draft_spans=drafts.num_spans,
             num_cache_blocks=scheduler.config.num_blocks,
             num_used_blocks=scheduler.block_manager.num_used_blocks,
             peak_memory_bytes=devices.peak_bytes(self.platform.device),
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
-            num_mask_steps=self.engine.sampler.masks.stats.num_steps,
-            mask_seconds=self.engine.sampler.masks.stats.seconds,
-            num_forced_tokens=self.engine.draft_stats.num_forced,
+            num_mask_steps=masks.num_steps,
+            mask_seconds=masks.seconds,
+            num_forced_tokens=drafts.num_forced,
             num_adapters=0 if self.adapters is None else len(self.adapters.names),
             num_adapter_pages=0 if pool is None else pool.num_pages,
             num_used_adapter_pages=0 if pool is None else pool.num_used_pages,
@@ -816,7 +806,5 @@ class LLM:
         )
 
     def __repr__(self) -> str:
-        config = self.config
-        return (
-            f"LLM({config.model.model_name_or_path!r}, {config.model.dtype}, {config.model.mode})"
-        )
+        model = self.config.model
+        return f"LLM({model.model_name_or_path!r}, {model.dtype}, {model.mode})"

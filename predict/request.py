@@ -1,4 +1,4 @@
-"""Sampling parameters, the mutable state of one request, and what a finished request returns.
+"""Sampling parameters, and what a finished request returns.
 
 Plain Python: the command line, the scheduler and the tests use this file without a framework.
 """
@@ -205,38 +205,38 @@ class SamplingParams(Checked):
 
     @property
     def greedy(self) -> bool:
-        """True when the most likely token is always taken."""
+        """Whether the most likely token is always taken."""
         return self.temperature == 0 or self.top_k == 1
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """`stop`, a lone text as one of one."""
+        """`stop` as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else self.stop
 
     @property
     def num_samples(self) -> int:
-        """Requests that it takes; beams belong to one."""
+        """Requests in the engine; a beam search is one."""
         if self.num_beams > 1:
             return 1
         return self.n if self.best_of is None else self.best_of
 
     @property
     def num_logprobs(self) -> int | None:
-        """Likeliest tokens to measure beside each new one; None where nobody wants logprobs."""
+        """Likeliest tokens to measure beside each new one; None: logprobs are not needed."""
         if self.logprobs is None and self.num_samples > self.n:
             return 0
         return self.logprobs
 
     @cached_property
     def adjusts_logits(self) -> bool:
-        """True when logits are changed before a token is chosen."""
+        """Whether logits are changed before a token is chosen."""
         penalties = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
         return penalties != (1.0, 0.0, 0.0) or bool(
             self.min_length or self.no_repeat_ngram_size or self.logit_bias or self.bad_words
         )
 
 
-# A prompt of a data file may have these keys: what holds for it alone.
+# A prompt of a data file may set these keys for itself.
 SAMPLING_KEYS = tuple(field.name for field in fields(SamplingParams))
 
 
@@ -256,7 +256,7 @@ _BEAM_NEUTRAL: dict[str, tuple[object, ...]] = {
 
 
 def check_beams(params: SamplingParams) -> None:
-    """Raises UserError where `params` ask for beams and for something that beams do not do."""
+    """Raises UserError for a beam search with parameters that it does not support."""
     if params.n > params.num_beams:
         raise UserError(
             f"n {params.n} is more than num_beams {params.num_beams}: the n best of these are "
@@ -287,12 +287,10 @@ class RequestMetrics:
 
     @property
     def first_token_time(self) -> float | None:
-        """When the first generated token was known."""
         return self.token_times[0] if self.token_times else None
 
     @property
     def time_to_first_token(self) -> float | None:
-        """Seconds from arrival to the first token."""
         return self.token_times[0] - self.arrival_time if self.token_times else None
 
     @property

@@ -1,6 +1,6 @@
-"""Which adapters lie on the device, and in which pages (after S-LoRA, 2023).
+"""Which adapters are on the device, and in which pages (after S-LoRA, 2023).
 
-Counts pages only; who fills them is given. Imports no Paddle.
+Counts pages only; a callback fills them. Imports no Paddle.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class ServedAdapter:
 
     @property
     def salt(self) -> bytes:
-        """What keeps its requests' cache blocks apart from those of others."""
+        """Separates its requests' cache blocks from those of other requests."""
         return b"adapter" + self.key.to_bytes(8, "little")
 
 
 class AdapterPool:
     """Pages 0..num_pages-1, each free or of one adapter.
 
-    An adapter is held while requests that name it run. One that nobody holds stays until others
-    need its pages: that which was held last stays longest. write(adapter, pages): fills them; what
-    it raises `hold` passes on, and the adapter has no pages then.
+    An adapter is held while requests with it run. An idle adapter stays until others need its
+    pages; the longest idle one is evicted first. write(adapter, pages) fills pages; `hold` passes
+    on what it raises, and the adapter then has no pages.
     """
 
     def __init__(
@@ -56,23 +56,20 @@ class AdapterPool:
         self._tables: dict[ServedAdapter, npt.NDArray[np.int32]] = {}
         self._holders: Counter[ServedAdapter] = Counter()
         self._idle: OrderedDict[ServedAdapter, None] = OrderedDict()  # held longest ago first
-        self.num_written = 0  # adapters, since
+        self.num_written = 0  # adapters written into pages so far
 
     @property
     def num_free_pages(self) -> int:
-        """Pages that `hold` can take; those of adapters that nobody holds are among them."""
+        """Pages that `hold` can take, those of idle adapters included."""
         return len(self._free) + sum(len(self._pages[each]) for each in self._idle)
 
     @property
     def num_used_pages(self) -> int:
-        """Pages that an adapter lies in, held or not."""
+        """Pages of adapters, held or idle."""
         return self.num_pages - len(self._free)
 
     def hold(self, adapter: ServedAdapter) -> bool:
-        """Makes sure that the adapter has its pages until `release`; False: there is no room now.
-
-        Each True needs a `release`.
-        """
+        """Keeps the adapter in its pages until `release`; False: there is no room now."""
         if adapter not in self._pages and not self._place(adapter):
             return False
         self._idle.pop(adapter, None)
@@ -101,7 +98,7 @@ class AdapterPool:
         self._free += reversed(self._pages.pop(adapter))
 
     def release(self, adapter: ServedAdapter) -> None:
-        """Ends one `hold`. Raises RuntimeError where there is none."""
+        """Ends one `hold`. Raises RuntimeError for an adapter that is not held."""
         if self._holders[adapter] < 1:
             raise RuntimeError(f"adapter {adapter.name} is released and nobody holds it")
         self._holders[adapter] -= 1
@@ -114,7 +111,7 @@ class AdapterPool:
         return self._tables[adapter]
 
     def forget(self, adapter: ServedAdapter) -> None:
-        """Frees the pages of an adapter that nobody holds; of others they are freed by need."""
+        """Frees the pages of an idle adapter; those of a held one are freed when needed."""
         if adapter in self._idle:
             self._evict(adapter)
 

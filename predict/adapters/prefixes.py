@@ -1,14 +1,13 @@
-"""The prefixes of prefix tuning that requests may begin with: whose cache blocks hold them.
+"""Prefixes of prefix tuning that requests may begin with, and the cache blocks that hold them.
 
-A prefix of P tokens has keys and values and no token ids. It lies in cache blocks that are written
-once and held for good. Tables of its requests begin with its whole blocks; the last one, where P is
-no multiple of a block, is copied for each request, which goes on in the copy.
+A prefix of P tokens has keys and values and no token ids. Its cache blocks are written once and
+stay pinned. Tables of its requests begin with its whole blocks; where P is no multiple of a block,
+each request gets a copy of the last block and continues in the copy.
 
-A draft model has no prefix, and its cache lies in blocks of the same numbers. A token's place in
-its own cache begins at 0, which is the first slot of a block: there the blocks behind the partial
-one hold its cache, whole blocks of a request's tokens. Each of them is behind, or at, the block in
-which the target has its last token, so that requests share it where they share that one. Imports no
-Paddle.
+A draft model has no prefix, and its cache has blocks with the same numbers. Its token positions
+begin at 0, at the first slot of a block: the blocks behind the partial one hold whole blocks of a
+request's tokens. Each of them is at or behind the block with the target's last token of it, so
+requests share it where they share that block. Imports no Paddle.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ _keys = itertools.count(1)
 class ServedPrefix:
     """A prefix in the cache.
 
-    block_ids: that it fills. partial: the block behind them that its last `num_partial` tokens
-    are in; None where there are none. num_reserved: slots of a request's blocks that are not
-    counted for its own tokens.
+    block_ids: its full blocks. partial: the block with its last `num_partial` tokens, or None.
+    num_reserved: slots of a request's blocks that its own tokens do not use.
     """
 
     name: str
@@ -43,7 +41,7 @@ class ServedPrefix:
 
     @property
     def salt(self) -> bytes:
-        """What keeps its requests' cache blocks apart from those of others."""
+        """Separates its requests' cache blocks from those of other requests."""
         return b"prefix" + self.key.to_bytes(8, "little") if self.num_tokens else b""
 
 
@@ -53,10 +51,7 @@ NO_PREFIX = ServedPrefix("", 0)
 def prefix_in(
     name: str, num_tokens: int, block_ids: list[int], block_size: int, for_drafts: bool = False
 ) -> ServedPrefix:
-    """The prefix that these blocks, all it needs, are for.
-
-    for_drafts: a draft model's cache lies in its requests' blocks.
-    """
+    """A prefix in these blocks. for_drafts: a draft model's cache shares its requests' blocks."""
     num_whole, num_partial = divmod(num_tokens, block_size)
     return ServedPrefix(
         name,
@@ -69,6 +64,6 @@ def prefix_in(
 
 
 def draft_table(block_ids: list[int], prefix: ServedPrefix) -> list[int]:
-    """A request's blocks as a draft model's cache has them: those of its own tokens."""
+    """The blocks of a request in a draft model's cache, which has no prefix."""
     num_before = len(prefix.all_block_ids)
     return block_ids[num_before:] if num_before else block_ids

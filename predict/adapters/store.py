@@ -1,4 +1,4 @@
-"""The adapters that requests may name: loaded, kept in host memory, written into pages by need."""
+"""The adapters that requests may name: read, kept in host memory, written into pages on demand."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ Stamp = list[tuple[str, int, int]]  # of a folder's files: name, bytes, time of 
 
 
 def stamp_of(directory: Path) -> Stamp:
-    """What tells whether files of a folder were changed; nothing where there is none."""
+    """Names, sizes and times of a folder's files; [] where there is no folder."""
     if not directory.is_dir():
         return []
     found: Stamp = []
     for entry in os.scandir(directory):
-        with suppress(OSError):  # a link to nothing, say, is no file of the adapter's
+        with suppress(OSError):  # a broken link, say, is no file of the adapter
             stat = entry.stat()
             found.append((entry.name, stat.st_size, stat.st_mtime_ns))
     return sorted(found)
@@ -48,7 +48,7 @@ def stamp_of(directory: Path) -> Stamp:
 class AdapterStore:
     """Adapters by name, over pages beside a network's linears. Not thread-safe.
 
-    The values of the last max_cpu_loras that were used stay on the host; others are read again.
+    The max_cpu_loras adapters that were used last stay in host memory; others are read again.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class AdapterStore:
         most = num_pages_for(config.max_lora_rank)
         self.pool = AdapterPool(num_pool_pages(config), most, self._write)
         self._by_name: dict[str, ServedAdapter] = {}
-        # Also of those that were unloaded, for as long as a request has one.
+        # Unloaded adapters stay as long as a request has them.
         self._adapters: WeakKeyDictionary[ServedAdapter, Adapter] = WeakKeyDictionary()
         self._stamps: WeakKeyDictionary[ServedAdapter, Stamp] = WeakKeyDictionary()
         self._values: OrderedDict[ServedAdapter, Values] = OrderedDict()  # used longest ago first
@@ -77,7 +77,7 @@ class AdapterStore:
 
     @property
     def names(self) -> list[str]:
-        """Of the adapters that requests may name, in the order of loading."""
+        """Names that requests may use, in the order of loading."""
         return list(self._by_name)
 
     def load(self, name: str, directory: str | os.PathLike[str]) -> ServedAdapter:
@@ -104,7 +104,7 @@ class AdapterStore:
         return served
 
     def unload(self, name: str) -> None:
-        """Takes the name away; requests that run go on to their ends. Raises UserError."""
+        """Removes the name; running requests finish. Raises UserError for an unknown name."""
         served = self.get(name)
         del self._by_name[name]
         if served in self._values:

@@ -1,4 +1,4 @@
-"""Where adapters lie beside a decoder's linears, and one adapter as it lies there."""
+"""Pages of adapters beside a decoder's linears, and an adapter's values in these pages."""
 
 from __future__ import annotations
 
@@ -39,10 +39,9 @@ MERGE = "merge it with --lora_path"
 def base_of(
     plan: WeightPlan, names: WeightNames, config: ConfigReader, takes_turns: bool | None
 ) -> Base:
-    """The network's tensors as adapters name them, however its checkpoint stores them.
+    """The network's tensors by the names that adapters use, however its checkpoint stores them.
 
-    With those that no request's adapter may change: `check_servable` says so. takes_turns: see
-    Base.
+    Includes tensors that `check_servable` refuses. takes_turns: see Base.
     """
     shapes: dict[str, tuple[int, ...]] = {**dict(plan.matrices()), **dict(plan.small_tensors())}
     for linear in plan.stored_linears():
@@ -60,12 +59,12 @@ def num_pages_for(rank: int) -> int:
 
 
 def num_pool_pages(config: AdaptersConfig) -> int:
-    """Pages for all adapters that lie on the device at once."""
+    """Pages for all adapters that are on the device at once."""
     return config.max_loras * num_pages_for(config.max_lora_rank)
 
 
 def pool_bytes(spec: DecoderSpec, num_pages: int, dtype: str) -> int:
-    """Bytes of so many pages of all linears."""
+    """Bytes of `num_pages` pages of all linears."""
     return num_pages * DTYPE_BYTES[dtype] * sum(slot.page_values for slot in paged_slots(spec))
 
 
@@ -80,7 +79,7 @@ def adapted_plans(plan: WeightPlan) -> Iterator[tuple[Block, str, LinearPlan]]:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a model's weights are. place, gpu: None on the CPU. is_packed: for its operators."""
+    """A model's dtype and place. place, gpu: None on the CPU. is_packed: for its operators."""
 
     dtype: str
     place: Any = None
@@ -89,7 +88,7 @@ class Placement:
 
 
 def empty_pages(spec: DecoderSpec, num_pages: int, placement: Placement) -> list[Pages]:
-    """Room for adapters in so many pages, of each of `paged_slots`."""
+    """Zeroed pages for each of `paged_slots`."""
 
     def zeros(shape: list[int]) -> Tensor:
         import paddle
@@ -102,7 +101,7 @@ def empty_pages(spec: DecoderSpec, num_pages: int, placement: Placement) -> list
 
 
 def packed(values: npt.NDArray[np.float32], group: int) -> npt.NDArray[np.float32]:
-    """The values as the CPU's operators have them, zeros behind the last column."""
+    """The values in the CPU operators' layout, zeros behind the last column."""
     *front, groups, ranks, _ = packed_shape(list(values.shape), group)
     padding = [(0, 0)] * (values.ndim - 1) + [(0, groups * group - values.shape[-1])]
     columns = np.pad(values, padding).reshape(*front, ranks, groups, group)
@@ -111,7 +110,7 @@ def packed(values: npt.NDArray[np.float32], group: int) -> npt.NDArray[np.float3
 
 @dataclass(frozen=True)
 class PagedLinear:
-    """What an adapter adds to one linear, page by page, in host memory."""
+    """An adapter's values for one linear, page by page, in host memory."""
 
     a: npt.NDArray[np.float32]  # [pages, parts, PAGE_RANKS, in_features]
     b: npt.NDArray[np.float32]  # [pages, PAGE_RANKS, out_features]
@@ -150,9 +149,9 @@ def targets(adapter: Adapter, plan: WeightPlan) -> tuple[bool, ...]:
 
 
 def paged(adapter: Adapter, plan: WeightPlan, num_pages: int) -> list[PagedLinear | None]:
-    """An adapter's values for each of `adapted_plans`; None where it changes none of the row.
+    """An adapter's values for each of `adapted_plans`; None for linears that it changes nowhere.
 
-    Zeros in a layer that it leaves as it is: pages hold what was there before. Raises UserError for
+    Zeros in layers that it does not change, since pages hold old values. Raises UserError for
     values that are not finite.
     """
     changed, hidden = targets(adapter, plan), plan.spec.hidden_size
@@ -210,9 +209,9 @@ def write_pages(
 def on_host(
     linears: list[PagedLinear | None], placement: Placement
 ) -> list[tuple[Tensor, Tensor] | None]:
-    """The values as tensors of the model's dtype, as its operators take them.
+    """The values as tensors of the model's dtype, in its operators' layout.
 
-    Raises UserError for a value that the dtype has not.
+    Raises UserError for a value outside the dtype's range.
     """
 
     def tensor(values: npt.NDArray[np.float32], group: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""What stands beside a compiled library: what it was built from, and its files' digests.
+"""Metadata of a compiled library: what it was built from, and its files' digests.
 
 csrc/build.py writes it as libregatta_cpu.json or libregatta_cuda.json; predict.device.library and
 predict.device.devices compare it with the files before the dynamic linker sees them: the linker
@@ -62,7 +62,6 @@ class Metadata:
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:32]
 
     def to_json(self) -> str:
-        """The text of the metadata file."""
         return json.dumps({**asdict(self), "key": self.key}, indent=2) + "\n"
 
 

@@ -136,9 +136,9 @@ class Event:
 
 @contextmanager
 def left_queued() -> Iterator[None]:
-    """In here nothing that this thread calls waits for a stream: paddle.inference's run does.
+    """In this context paddle.inference's run does not wait for its stream, on this thread.
 
-    For programs that bring nothing to the host.
+    For programs that copy nothing to the host.
     """
     leave = device_library().regatta_device_leave_queued
     before = leave(1)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import importlib.util
 import json
 import os
@@ -46,7 +45,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Device:
-    """Where tensors live and operators run, and why there."""
+    """The device of tensors and operators, and why it was chosen."""
 
     name: str  # as Paddle spells it: cpu, gpu:0, nvgpu:0, npu:0
     index: int
@@ -59,7 +58,6 @@ class Device:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether this is the CPU."""
         return self.type == "cpu"
 
     @property
@@ -74,7 +72,7 @@ class Device:
 
     @property
     def flag(self) -> str:
-        """What --device says for it: cpu, gpu:0, npu:0."""
+        """The value of --device for it: cpu, gpu:0, npu:0."""
         return f"gpu:{self.index}" if self.is_gpu else self.name
 
     def place(self) -> Any:
@@ -107,7 +105,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class DriverInfo:
-    """What the CUDA runtime says of the machine."""
+    """The CUDA runtime's report of the machine."""
 
     cuda: int  # the CUDA version compiled for: 13000 is 13.0
     driver: int  # the newest one that the driver serves, 0 without a driver
@@ -136,12 +134,7 @@ class InstalledPaddle:
 
 def cuda_source_digest(csrc: Path) -> str:
     """A digest of the names and contents of every CUDA and plugin source."""
-    digest = hashlib.blake2b(digest_size=16)
-    for folder in CUDA_SOURCE_FOLDERS:
-        for path in sorted((csrc / folder).rglob("*")):
-            if path.is_file():
-                digest.update(f"{path.relative_to(csrc)}\0".encode() + path.read_bytes())
-    return digest.hexdigest()
+    return library.source_digest(csrc, CUDA_SOURCE_FOLDERS)
 
 
 def build_command(architecture: str = "") -> str:
@@ -222,25 +215,17 @@ def verify_parts(path: Path) -> None:
 
 def absence_reason() -> str:
     """Why there is no GPU plugin: what the last `pip install` said, or that none was built."""
-    try:
-        return (library.LIBRARY_DIR / CUDA_ERROR_NAME).read_text(encoding="utf-8").strip()
-    except OSError:
-        return f"there is no {PLUGIN_NAME} in {PLUGIN_FOLDER}"
+    return library.absence_reason(PLUGIN_FOLDER / PLUGIN_NAME, CUDA_ERROR_NAME)
 
 
 def driver_info() -> DriverInfo:
-    """What the driver offers; UserError when the plugin is not built."""
+    """The CUDA runtime's report; UserError when the plugin is not built."""
     report = json.loads(device_library().regatta_device_info())
-    gpus = (
-        Gpu(
-            name=gpu["name"],
-            capability=tuple(gpu["capability"]),
-            total_bytes=gpu["total_bytes"],
-            num_multiprocessors=gpu["num_multiprocessors"],
-        )
+    gpus = tuple(
+        Gpu(gpu["name"], tuple(gpu["capability"]), gpu["total_bytes"], gpu["num_multiprocessors"])
         for gpu in report["devices"]
     )
-    return DriverInfo(report["cuda"], report["driver"], report["error"], tuple(gpus))
+    return DriverInfo(report["cuda"], report["driver"], report["error"], gpus)
 
 
 def runs_on(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
@@ -296,7 +281,7 @@ def _version(number: int) -> str:
 
 
 def _built_architectures() -> tuple[str, ...]:
-    """What the CUDA library holds machine code for; UserError when it is not built."""
+    """The architectures of the CUDA library's machine code; UserError when it is not built."""
     return library.read_metadata(library.LIBRARY_DIR / CUDA_LIBRARY_NAME).architectures
 
 
@@ -388,7 +373,7 @@ def default_name() -> tuple[str, str]:
 
 
 def on_cpu(why: str) -> str:
-    """The line for who gave no --device, and gets the CPU."""
+    """The line for a user who gave no --device and gets the CPU."""
     said = "" if "--device cpu" in why else "; --device cpu says so without this line"
     return f"--device was not given; running on cpu: {why}{said}"
 
@@ -462,7 +447,7 @@ def activate(device: Device) -> None:
 
 
 def registered() -> dict[str, int]:
-    """How many devices the imported Paddle has of each type, besides CPUs and GPUs."""
+    """Devices that the imported Paddle has by type, besides CPUs and GPUs."""
     import paddle
 
     types = paddle.device.get_all_custom_device_type() or ()
@@ -521,7 +506,7 @@ def cache_capacity(
     num_tokens: int,
     utilization: float,
 ) -> int:
-    """How many tokens of KV cache fit beside weights and workspace.
+    """Tokens of KV cache that fit beside weights and workspace.
 
     total_bytes: the GPU's. available_bytes: what this process could have now. num_tokens: the least
     that the flags need. Raises UserError with the arithmetic when that many do not fit.

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,9 +80,9 @@ class Library:
 
     @contextmanager
     def batch_invariant(self) -> Iterator[None]:
-        """In here, what a GPU's operators make of a row is the same bits in any batch.
+        """In this context a GPU's operators give a row the same bits in any batch.
 
-        That is, whatever rows are beside it, and however many. For this thread's calls.
+        For this thread's calls.
         """
         before = self.handle.regatta_set_batch_invariant(True)
         try:
@@ -103,10 +103,10 @@ def read_abi(header: Path) -> int:
     return int(match.group(1))
 
 
-def source_digest(csrc: Path) -> str:
-    """Returns a digest of the names and contents of every source of the CPU library."""
+def source_digest(csrc: Path, folders: Sequence[str] = SOURCE_FOLDERS) -> str:
+    """Returns a digest of the names and contents of every source; by default the CPU library's."""
     digest = hashlib.blake2b(digest_size=16)
-    for folder in SOURCE_FOLDERS:
+    for folder in folders:
         for path in sorted((csrc / folder).rglob("*")):
             if path.is_file():
                 content = path.read_bytes()
@@ -211,7 +211,7 @@ def import_paddle() -> Any:
 
 @contextmanager
 def quiet_registration() -> Iterator[None]:
-    """In here, a process's first paddle.inference predictor is made without 24 idle warnings.
+    """In this context a process's first paddle.inference predictor gives no 24 idle warnings.
 
     It registers every custom operator once more, since Paddle 3.3 looks for them under names
     without their prefix, and each is said to be registered already. Warnings are off in here, as
@@ -233,13 +233,17 @@ def quiet_registration() -> Iterator[None]:
         level.value = max(before, GLOG_WARNING)
 
 
-def absence_reason() -> str:
-    """Returns why there is no library: what the last `pip install` said, or that none was built."""
+def absence_reason(path: Path | None = None, note: str = BUILD_ERROR_NAME) -> str:
+    """Returns why library `path` (None: the CPU's) is not there.
+
+    That is the note of the last `pip install`, or that none was built.
+    """
+    path = path or LIBRARY_DIR / LIBRARY_NAME
     try:
-        reason = (LIBRARY_DIR / BUILD_ERROR_NAME).read_text(encoding="utf-8").strip()
+        reason = (LIBRARY_DIR / note).read_text(encoding="utf-8").strip()
     except OSError:
         reason = ""
-    return reason or f"there is no {LIBRARY_NAME} in {LIBRARY_DIR}"
+    return reason or f"there is no {path.name} in {path.parent}"
 
 
 @functools.cache

@@ -61,12 +61,11 @@ def divided(x: Tensor, number: float) -> Tensor:
     return x / paddle.full_like(x, number)
 
 
-# The largest numbers.
 LARGEST = {"float32": 3.4028234663852886e38, "bfloat16": 3.3895313892515355e38, "float16": 65504.0}
 
 
 def check_holds(dtype: str, values: npt.NDArray[np.float32], what: str, kind: str) -> None:
-    """Raises UserError for a value that the dtype has not. what: holds them; kind: was trained."""
+    """Raises UserError for a value outside the dtype's range. what, kind: names for the message."""
     largest = float(np.abs(values).max(initial=0.0))
     if not largest <= LARGEST[dtype]:
         raise UserError(

@@ -17,48 +17,39 @@ FEW_TOKENS = 32  # for which lists are made faster than arrays
 
 
 class Span(Protocol):
-    """Consecutive tokens of a sequence in one step; see ScheduledSpan."""
+    """Consecutive tokens of a sequence in one step, at least one; see ScheduledSpan.
+
+    start: place of the first token in the sequence. num_prefix_tokens: of a tuned prefix, in the
+    cache before the sequence's own. block_ids: up to the span's end. num_logits: trailing tokens
+    with logit rows. num_prompt_logits: leading tokens with logit rows.
+    """
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens, at least one."""
-        ...
+    def num_tokens(self) -> int: ...
 
     @property
-    def start(self) -> int:
-        """Place of the first among the sequence's."""
-        ...
+    def start(self) -> int: ...
 
     @property
-    def num_prefix_tokens(self) -> int:
-        """Tokens of a tuned prefix, which the cache has before the sequence's own."""
-        ...
+    def num_prefix_tokens(self) -> int: ...
 
     @property
-    def block_ids(self) -> Sequence[int]:
-        """The sequence's blocks, as far as the span's end."""
-        ...
+    def block_ids(self) -> Sequence[int]: ...
 
     @property
-    def token_ids(self) -> Sequence[int]:
-        """num_tokens ids."""
-        ...
+    def token_ids(self) -> Sequence[int]: ...
 
     @property
-    def num_logits(self) -> int:
-        """Tokens at the end that have logit rows."""
-        ...
+    def num_logits(self) -> int: ...
 
     @property
-    def num_prompt_logits(self) -> int:
-        """Tokens at the front that have logit rows as well."""
-        ...
+    def num_prompt_logits(self) -> int: ...
 
 
 def placed(
     inputs: ForwardInputs, spans: Sequence[ScheduledSpan], placing: Placing
 ) -> ForwardInputs:
-    """Inputs of spans with the fields that depend on where their requests' tokens stand."""
+    """The inputs with the fields that depend on the places of the requests' tokens."""
     places = [span.request.places or placing.of(span.request.prompt_token_ids) for span in spans]
     return placing.placed(inputs, places)
 
@@ -66,10 +57,10 @@ def placed(
 def adapted(
     inputs: ForwardInputs, spans: Sequence[ScheduledSpan], pool: AdapterPool
 ) -> ForwardInputs:
-    """Inputs of spans with what their requests' adapters are, and where these lie.
+    """The inputs with their requests' adapters and the pages of these.
 
-    Requests of one adapter have the same row of `adapter_pages`: the GPU multiplies rows of one
-    adapter together.
+    Requests with the same adapter have the same row of `adapter_pages`: the GPU multiplies rows of
+    one adapter together.
     """
     adapters = [span.request.adapter for span in spans]
     numbers = {adapter: row for row, adapter in enumerate(dict.fromkeys(filter(None, adapters)))}
@@ -120,11 +111,11 @@ def span_inputs(spans: Sequence[Span], block_size: int) -> ForwardInputs:
             for start, span in zip(cu_seqlens, spans, strict=False)
         ]
         logit_indices = np.concatenate([logit_indices, *rows])
-    # Most often they are the last ones of each span.
-    own = wants_prompts or (num_logits != 1).any()
-    if own and len(logit_indices) in (0, num_tokens, len(spans)):
+    # Most often they are the last row of each span, which needs no check.
+    is_unusual = wants_prompts or (num_logits != 1).any()
+    if is_unusual and len(logit_indices) in (0, num_tokens, len(spans)):
         lasts = (cu_seqlens[1:] - 1).tolist()
-        logit_indices = np.array(_unmistakable(logit_indices.tolist(), num_tokens, lasts), np.intp)
+        logit_indices = np.array(_unambiguous(logit_indices.tolist(), num_tokens, lasts), np.intp)
     return ForwardInputs(
         token_ids=np.array(token_ids, np.int32),
         positions=positions,
@@ -137,11 +128,11 @@ def span_inputs(spans: Sequence[Span], block_size: int) -> ForwardInputs:
     )
 
 
-def _unmistakable(rows: list[int], num_tokens: int, lasts: list[int]) -> list[int]:
-    """Logit rows that the network cannot mistake, with one or two unused ones behind if need be.
+def _unambiguous(rows: list[int], num_tokens: int, lasts: list[int]) -> list[int]:
+    """Logit rows whose count is unambiguous, with one or two unused rows behind where needed.
 
-    It takes as many as tokens for all of them in order, as many as spans for the last ones of each,
-    and wants one at least: where none is used, it has least to do for the last ones.
+    The network takes as many rows as tokens for all tokens in order, and as many rows as spans for
+    the last token of each. It needs at least one row; the last rows cost it least.
     """
     if not rows:
         return lasts
@@ -153,7 +144,7 @@ def _unmistakable(rows: list[int], num_tokens: int, lasts: list[int]) -> list[in
 
 
 def _inputs_of_one(span: Span, block_size: int) -> ForwardInputs:
-    """`span_inputs` of one span of many tokens, for which a GPU waits: a prompt that came alone."""
+    """`span_inputs` of one long span (a prompt that runs alone), faster, since a GPU waits."""
     length = span.num_tokens
     start = span.num_prefix_tokens + span.start  # in the cache
     end = start + length
@@ -173,7 +164,7 @@ def _inputs_of_one(span: Span, block_size: int) -> ForwardInputs:
 
 
 def _inputs_of_few(spans: Sequence[Span], block_size: int) -> ForwardInputs:
-    """`span_inputs` in a tenth of the time, where there are few tokens: a GPU waits for it."""
+    """`span_inputs` of few tokens, in a tenth of the time, since a GPU waits for it."""
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -201,7 +192,7 @@ def _inputs_of_few(spans: Sequence[Span], block_size: int) -> ForwardInputs:
         tables = [[*table, *[-1] * (width - len(table))] for table in tables]
     logit_rows += prompt_rows
     if len(logit_rows) in (0, len(token_ids), len(spans)):
-        logit_rows = _unmistakable(logit_rows, len(token_ids), [end - 1 for end in borders[1:]])
+        logit_rows = _unambiguous(logit_rows, len(token_ids), [end - 1 for end in borders[1:]])
     return ForwardInputs(
         *(np.array(token_ids, np.int32), np.array(positions, np.int32), np.array(slots, np.int32)),
         *(np.array(borders, np.int32), np.array(context_lens, np.int32)),

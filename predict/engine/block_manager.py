@@ -1,7 +1,6 @@
 """Ownership of the cache's blocks: reference counts, prefix cache, least-recently-used eviction.
 
-Counts blocks only; what lies in them is the runner's business. Every block is in exactly one
-place:
+Counts blocks only; the runner writes their content. Every block is in exactly one place:
 
     used (ref count > 0)  <--allocate--  free, without cached content  (taken first, a stack)
                           <--acquire---  free, cached content kept     (evicted oldest first)
@@ -33,12 +32,12 @@ def _digest(data: bytes) -> bytes:
 class BlockManager:
     """Hands out block ids 0..num_blocks-1 and remembers which full blocks hold which tokens.
 
-    A block may be written only by the one owner that got it from `allocate` and before it was
-    published; blocks from `acquire` are shared and read-only. A copy-on-write fork of a sequence
-    needs no more than `acquire` of its blocks and one `allocate` for the partial last one.
+    Only the owner that got a block from `allocate` may write it, until it is published; blocks from
+    `acquire` are shared and read-only. A copy-on-write fork of a sequence is `acquire` of its
+    blocks and one `allocate` for the partial last one.
 
-    Args: `num_blocks`, `block_size` (tokens); `prefix_caching` False forgets content on free;
-    `salt`: managers with different salts never produce equal digests.
+    `block_size` in tokens. `prefix_caching` False forgets content on free. Managers with different
+    `salt` never produce equal digests.
     """
 
     def __init__(
@@ -86,15 +85,13 @@ class BlockManager:
     ) -> tuple[list[int], int]:
         """(block_ids, num_cached_tokens) of the longest cached prefix of `token_ids`.
 
-        Whole blocks only, and never all of `token_ids`: at least one token is left to compute, as
-        its logits are wanted. Takes no reference: `acquire` the blocks before the next
-        `allocate`.
+        Whole blocks only, and never all of `token_ids`: at least one token is left to compute for
+        its logits. Takes no reference: `acquire` the blocks before the next `allocate`.
 
-        `digests` holds those of the sequence's leading blocks and is extended in place. A caller
-        keeps one list per sequence (token lists only grow), so that each token is hashed once
-        however often the sequence is scheduled. `salt` separates sequences of one manager; it
-        must not change over a sequence's life. `offset`: slots of the first block that hold what
-        all sequences of that salt begin with, and no token.
+        `digests`: of the sequence's leading blocks, extended in place; the caller keeps one list
+        per sequence, so that each token is hashed once. `salt` separates sequences of one manager
+        and must not change over a sequence's life. `offset`: slots at the beginning of the first
+        block without tokens, with the same content for all sequences of that salt.
         """
         if not self.prefix_caching:
             return [], 0
@@ -163,9 +160,8 @@ class BlockManager:
     ) -> None:
         """Makes blocks `first`..`last - 1` of a sequence, now fully computed, matchable.
 
-        `block_ids`, `token_ids`, `digests`, `salt`, `offset` (see `match_prefix`) belong to the
-        sequence, from its beginning. The blocks must not be written again. A block whose prefix is
-        cached elsewhere already (two sequences computed it at the same time) stays private.
+        The other arguments are those of the whole sequence (see `match_prefix`). The blocks must
+        not be written again. A block whose prefix another block already holds stays private.
         """
         if not self.prefix_caching:
             return
@@ -218,7 +214,7 @@ class BlockManager:
         salt: bytes,
         offset: int,
     ) -> bytes:
-        """What the digest of block `index` is made of; appends it when `digests` ends there."""
+        """The bytes that block `index`'s digest hashes; appends the digest where it is missing."""
         parent = digests[index - 1] if index else self._root(salt)
         end = (index + 1) * self.block_size - offset
         hashed = parent + array("i", token_ids[max(end - self.block_size, 0) : end]).tobytes()

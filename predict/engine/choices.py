@@ -1,4 +1,4 @@
-"""How a row of logits becomes a token: the row, and what the sampling operator is told of it."""
+"""How a row of logits becomes a token: the row, and the sampling operator's inputs for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many drafts the requests of a step have: as many as are likely to pay."""
+"""Number of drafts of each request in a step: as many as are likely to pay."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from predict.engine.request_state import Request
 
 DECAY = 0.85  # of a guess's weight in a request's acceptance, per guess
 DECAY_OF_ALL = 0.9  # likewise in the acceptance of all requests
-FIRST_RIGHT, FIRST_WRONG = 1.0, 1.0  # guesses that an engine is taken to have had
-PRIOR_WEIGHT = 2.5  # guesses that all requests' acceptance counts as for one of them
+FIRST_RIGHT, FIRST_WRONG = 1.0, 1.0  # guesses that an engine starts with
+PRIOR_WEIGHT = 2.5  # weight of all requests' acceptance in one request's, in guesses
 FOUND_DECAY = 0.7  # of the chance that a look-up finds something, per look-up
-MANY_VAIN = 4  # look-ups in a row that brought nothing
-# Steps without one after that, as many more after each further one, up to the second; the first
-# also without a draft model that does not pay.
+MANY_VAIN = 4  # look-ups in a row without a right token, after which look-ups rest
+# Steps of a rest: REST more after each further vain look-up, up to LONGEST_REST. A draft model that
+# does not pay rests for REST steps.
 REST, LONGEST_REST = 3, 12
 LEAST_CHANCE = 0.05  # of drafts to wait for
 LEAST_SPEED_UP = 1.02
-# What drafts may lose: a share of all steps, and so many at the start or after they paid.
+# What drafts may lose: a share of all steps, and a number of steps at the start or after they paid.
 ALLOWANCE = 0.0075
 FIRST_BALANCE, MOST_BALANCE = 2.0, 6.0
 MOST_ON_TRIAL = 8  # requests
@@ -29,20 +29,19 @@ FEW_MISSING = 32  # tokens that a draft model catches up with by the way
 FEW_OUTCOMES = 8  # of drafts: acceptance is a guess
 INVESTED = 64  # steps over which what a draft model missed is paid for
 NUM_TIMES, FEWEST_TIMES = 15, 5  # measured ones that count: their median
-# Steps that took far longer than drafts can have made them, as those that load kernels do, and are
-# taken to have cost what was expected; one more every 1 / ALLOWANCE steps.
+# Steps whose time is ignored since drafts cannot explain it (they loaded kernels, say), and whose
+# expected cost counts instead; one more every 1 / ALLOWANCE steps.
 MOST_EXCUSES = 32
 FAR, FAR_AT_FIRST = (3.0, 1.0), (8.0, 2.0)  # times what was expected, and steps beyond
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What drafts cost, as parts of a decode step of one row."""
+    """Costs of drafts, as fractions of a decode step of one row."""
 
     row: float  # of one more row in a step
     draft: float = 0.0  # of one step of the draft model
-    # Where steps run ahead without drafts: for the tokens before the next step, at batch 1, and
-    # more for each request.
+    # Where steps run ahead without drafts: the wait for tokens at batch 1, and for each request.
     wait: float = 0.0
     wait_each: float = 0.0
 
@@ -56,7 +55,7 @@ class _State:
     num_right: int = 0  # tokens of the guess that came
     num_seen: int = 0  # tokens of the request that were compared
     num_vain: int = 0  # look-ups in a row without a right token
-    rest: int = 0  # steps until the next one
+    rest: int = 0  # steps until the next look-up
     num_drafted: int = 0  # tokens of the request that a draft model has in its cache
 
 
@@ -83,14 +82,13 @@ class DraftPolicy:
     none.
 
     Text where drafts fail costs next to nothing, for two reasons. Look-ups are free, so acceptance
-    is learned from guesses that nobody verifies: one is compared with the tokens that come anyway,
-    and becomes drafts when those before it came true. And what drafts lost is accounted for: each
-    step with them is timed against those without, the difference beyond the tokens that they
-    brought comes off a balance, which grows by ALLOWANCE of a step per step, and without balance
-    there are no drafts. A draft model, whose guesses are not free, is tried when the balance allows
-    what a trial will cost.
+    is learned from guesses without verification: a guess is compared with the tokens that follow
+    anyway, and its rest becomes drafts once its first tokens were right. And losses are counted:
+    the time of a step with drafts, less that of one without and less the tokens gained, comes off
+    a balance. The balance grows by ALLOWANCE of a step per step, and without balance there are no
+    drafts. A draft model, whose guesses are not free, is tried when the balance covers a trial.
 
-    What is learned of one request serves the next: acceptance starts as that of all requests.
+    A new request starts with the acceptance of all requests.
     """
 
     def __init__(self, max_length: int, max_rows: int, costs: Costs, looks_up: bool):
@@ -103,7 +101,7 @@ class DraftPolicy:
         self.costs = costs
         self.looks_up = looks_up
         self.balance = FIRST_BALANCE  # steps
-        self._debt = 0.0  # steps that will come off the balance
+        self._debt = 0.0  # steps that come off the balance later
         self._num_excuses = float(MOST_EXCUSES)
         self._step_times: deque[float] = deque(maxlen=NUM_TIMES)  # seconds of one row, no drafts
         self._ratios: deque[float] = deque(maxlen=NUM_TIMES)  # of measured costs and `costs`
@@ -111,11 +109,11 @@ class DraftPolicy:
         self._states: dict[int, _State] = {}
         self._right, self._wrong, self._found = FIRST_RIGHT, FIRST_WRONG, 0.0  # of all requests
         self._num_outcomes = 0
-        self._rest = 0  # steps in which nobody asks whether drafts pay
+        self._rest = 0  # steps until it is computed again whether drafts pay
         self._num_missing = 0  # tokens that the draft model catches up with in this step
 
     def limits(self, requests: Sequence[Request], on_way: bool) -> dict[Request, int]:
-        """Drafts to ask for in the next step, of these decoding requests; none for the others.
+        """Numbers of drafts in the next step, of those decoding requests that are to have some.
 
         on_way: a step runs whose tokens the drafts would have to wait for.
         """
@@ -124,7 +122,7 @@ class DraftPolicy:
         if self.balance <= 0 or len(self._step_times) < FEWEST_TIMES:
             return {}
         if self.looks_up and not on_way and not any(s.guess for s in self._states.values()):
-            return {}  # what is asked most often where nothing repeats
+            return {}  # the most common case in text that does not repeat itself
         if self._rest > 0:
             self._rest -= 1
             return {}
@@ -153,12 +151,12 @@ class DraftPolicy:
         return limits
 
     def guess(self, request: Request, limit: int) -> Sequence[int]:
-        """The drafts of a request that were looked up."""
+        """The rest of a request's guess, as drafts."""
         state = self._state(request)
         return state.guess[state.num_right : state.num_right + limit]
 
     def follow(self, request: Request) -> bool:
-        """Compares the request's guess with the tokens that came; whether it needs another."""
+        """Compares the request's guess with its new tokens; returns whether it needs another."""
         state, num_tokens = self._state(request), request.num_known_tokens
         if not state.guess:
             resting = state.rest > 0
@@ -182,7 +180,7 @@ class DraftPolicy:
         return False
 
     def guessed(self, request: Request, guess: Sequence[int]) -> None:
-        """Takes in what was looked up; empty for nothing."""
+        """Stores a new guess; empty where the look-up found nothing."""
         state = self._state(request)
         state.guess, state.num_right, state.num_seen = guess, 0, request.num_known_tokens
         state.num_vain += 1
@@ -193,7 +191,7 @@ class DraftPolicy:
             state.wrong *= DECAY
 
     def record(self, request: Request, num_drafts: int, num_accepted: int) -> None:
-        """The outcome of a step with drafts, before its tokens are added to the request."""
+        """Stores the outcome of a verification, before the tokens are added to the request."""
         state = self._state(request)
         failed = num_accepted < num_drafts
         if not state.guess:
@@ -216,10 +214,10 @@ class DraftPolicy:
         waited: bool,
         seconds: float | None,
     ) -> None:
-        """Takes in a step with so many decoding requests: what its drafts cost and brought.
+        """Updates balance and costs with the time and the accepted drafts of a step.
 
-        lengths: of its drafts. waited: it could not run ahead. seconds: since the end of the step
-        before; None with prompts in it, or when a graph was recorded meanwhile.
+        lengths: of its drafts. waited: it could not run ahead. seconds: since the previous step's
+        end; None for a step with prompts, or in which a graph was recorded.
         """
         if self._num_excuses < MOST_EXCUSES:
             self._num_excuses += ALLOWANCE
@@ -249,16 +247,16 @@ class DraftPolicy:
         self.balance = min(max(self.balance + change, -MOST_BALANCE), MOST_BALANCE)
 
     def forget(self, request_id: int) -> None:
-        """The request has ended."""
+        """Drops the state of an ended request."""
         self._states.pop(request_id, None)
 
     @property
     def acceptance(self) -> float:
-        """The chance that a draft of a new request is right behind right ones."""
+        """The chance that a draft of a new request is right after right drafts."""
         return self._right / (self._right + self._wrong)
 
     def _bet(self, request: Request, on_way: bool) -> _Bet | None:
-        """None for a request that is not likely to have drafts."""
+        """The request's chances; None where drafts are unlikely."""
         state = self._state(request)
         left = len(state.guess) - state.num_right
         if self.looks_up and not (left or (on_way and state.found > LEAST_CHANCE)):
@@ -281,7 +279,7 @@ class DraftPolicy:
         return _Bet(request, rate, chance, room, 0)
 
     def _affordable(self, bets: Sequence[_Bet], num_decoding: int) -> list[_Bet]:
-        """Leaves out requests of which a draft model has missed more than may be invested."""
+        """Leaves out requests whose missing tokens in the draft model cost more than allowed."""
         proven = self._num_outcomes >= FEW_OUTCOMES
         left = (MOST_BALANCE if proven else self.balance) - self._debt
         kept: list[_Bet] = []
@@ -297,9 +295,9 @@ class DraftPolicy:
     def _lengths(
         self, bets: Sequence[_Bet], num_decoding: int, worth: float
     ) -> tuple[list[int], float]:
-        """The best lengths, and tokens per time with them over those without.
+        """The best lengths, and the speed-up that they give.
 
-        worth: of a step's time, in the tokens that it yields without drafts.
+        worth: value of a step's time, in the tokens that it yields without drafts.
         """
         costs = self.costs
         one_row = 1 + costs.row * num_decoding
@@ -331,7 +329,7 @@ class DraftPolicy:
         return [min(length, depth) for length in lengths], best
 
     def _trial(self, bets: Sequence[_Bet], num_decoding: int) -> list[int]:
-        """One draft of each of those requests that the balance is enough for, the likeliest."""
+        """One draft for as many of the likeliest requests as the balance covers."""
         lengths = [0] * len(bets)
         missing = 0
         saved = self.balance - self._debt
@@ -345,14 +343,14 @@ class DraftPolicy:
         return lengths
 
     def _extra(self, lengths: Sequence[int], num_decoding: int) -> float:
-        """Steps that drafts of these lengths cost, or with none the wait for them."""
+        """Cost in steps of drafts of these lengths, the wait included."""
         costs = self.costs
         extra = costs.row * sum(lengths) + costs.draft * max(lengths, default=0)
         extra += costs.wait + costs.wait_each * num_decoding
         return self._scale * extra / (1 + costs.row * num_decoding)
 
     def _catch_up(self, num_tokens: float, num_decoding: int) -> float:
-        """Steps that a draft model takes for tokens that it has not seen."""
+        """Cost in steps of tokens that the draft model has not computed yet."""
         costs = self.costs
         return costs.draft * costs.row * num_tokens / (1 + costs.row * num_decoding)
 

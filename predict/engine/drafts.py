@@ -1,4 +1,4 @@
-"""What the engine and its drafters agree on: proposers, drafts, and which of them stand.
+"""Speculative decoding's interfaces: proposers, drafts, and which drafts are accepted.
 
 A proposer guesses the next tokens of a request; the engine verifies them in one step and keeps the
 leading ones that the model itself would have chosen, so what a request returns does not depend on
@@ -26,15 +26,15 @@ FAILED = -1  # in the place of a draft that could not be drawn; placeholders are
 
 
 class Verified(NamedTuple):
-    """A request whose drafts a step that runs verifies."""
+    """A request whose drafts the running step verifies."""
 
     request: Request
-    row: int  # of the step's: the choice behind the request's last token
+    row: int  # logits row of the step behind the request's last known token
     drafts: Sequence[int]  # placeholders
 
 
 class Follower(Protocol):
-    """A draft model's runner that begins where a step of the target's got, before anybody knows."""
+    """A draft model's runner that continues a target's step before the host has its result."""
 
     def launch_behind(
         self,
@@ -44,12 +44,11 @@ class Follower(Protocol):
         verified: Sequence[Verified],
         num_chosen: int,
     ) -> Tokens:
-        """Starts a step behind the target's; inputs and rows are as if all drafts were right.
+        """Queues a step behind the target's; inputs and rows assume that all drafts are accepted.
 
-        verified: of each request of the step. num_chosen: 0, or of each request's 2 tokens, which
-        become the last two that the target chose, or the last known one and the one chosen.
+        verified: one per request of the step. num_chosen: 0, or 2 tokens per request, which the
+        device replaces by the target's last two choices (or the last known token and the choice).
         """
-        ...
 
 
 ProposeBehind: TypeAlias = "Callable[[Sequence[Verified], Sequence[int]], Drafts]"
@@ -62,10 +61,9 @@ Drafts = dict[int, Sequence[int]]  # by request id
 class DraftNetwork:
     """A second network, with a cache of the target's block size for all of the target's blocks.
 
-    runner: its steps' tokens may be placeholders, below FAILED, which the target's next step
-    resolves.
-    num_blocks: the target's; behind them the draft's cache has a block for each request of a batch.
-    token_budget: tokens of a step. follower: the runner, where it can follow.
+    runner: its tokens may be placeholders, below FAILED, which the target's next step resolves.
+    num_blocks: the target's; the draft's cache has one more for each request of a batch behind
+    them. token_budget: tokens of a step. follower: the runner, where it is a Follower.
     """
 
     runner: Runner
@@ -78,7 +76,7 @@ class DraftNetwork:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig:
-    """What a proposer is made from; sizes in tokens."""
+    """Arguments of a proposer; sizes in tokens."""
 
     method: str
     max_ngram_size: int = 1
@@ -86,15 +84,14 @@ class SpeculativeConfig:
 
 
 class Proposer(Protocol):
-    """Guesses next tokens. Keeps what it likes about a request until `forget`.
+    """Proposes draft tokens. Holds state of a request until `forget`.
 
-    looks_up: a proposal is a look-up on the host, which takes no step. It is made for every request
-    as its tokens come, while steps run ahead of it, and compared with what comes: drafts are
-    verified where that went well.
+    looks_up: a proposal is a look-up on the host, without a step. The engine asks for one for
+    every request as its tokens arrive, while steps run ahead, and compares it with later tokens;
+    it verifies drafts where the comparison went well.
 
-    propose_behind: proposes for requests behind a step that runs and verifies their drafts, before
-    its end is known, and goes on where it gets; by request id, for those for which it can. None
-    where that is never so.
+    propose_behind: drafts, by request id, that follow drafts which the running step verifies,
+    before its result is known. None for a proposer without a Follower.
     """
 
     looks_up: bool
@@ -102,40 +99,33 @@ class Proposer(Protocol):
 
     @property
     def num_recorded(self) -> int:
-        """See Runner, of steps of the proposer's own."""
-        ...
+        """Runner.num_recorded of the proposer's own network; 0 without one."""
 
     def propose(
         self, requests: Sequence[Request], limits: Sequence[int]
     ) -> Sequence[Sequence[int]]:
-        """For each request at most as many tokens as its limit (1 or more) that may follow.
+        """Drafts behind the known tokens of each request, at most its limit (1 or more).
 
-        They follow the known tokens. Unless the proposer looks up, all tokens are known, and lie in
-        the cache but for the last. A draft below FAILED is a placeholder for one that only the
-        device knows; who waits for the step that verifies it learns it then (see
-        predict.engine.runner.Tokens.known).
+        Unless the proposer looks up, all tokens are known, and all but the last are in the cache.
+        A draft below FAILED is a placeholder for a token on the device, known to the host after
+        the step that verifies it (see predict.engine.runner.Tokens.known).
         """
-        ...
 
     def observe(self, request: Request, drafts: Sequence[int], chosen: Sequence[int]) -> None:
-        """What came of those of the last drafts that were verified, all of them known now.
+        """Takes the result of a verification, before the request gets its new tokens.
 
-        Called before tokens are added to the request, and not for one that was aborted meanwhile.
-        drafts: up to the first that could not be drawn. chosen: the model's choice behind the
-        request's last token, and behind each draft that ran.
+        Not called for a request that was aborted. drafts: all known, up to the first that could
+        not be drawn. chosen: the model's choices behind the last token and behind each draft.
         """
-        ...
 
     def settle(self) -> None:
-        """A step was queued: what need not be done before it, while the device works on it.
+        """Does postponed work after a step was queued, while the device runs it.
 
-        Raises RequestError where one request's part fails; called again, it goes on with the rest.
+        Raises RequestError where one request's work fails; another call continues with the rest.
         """
-        ...
 
     def forget(self, request_id: int) -> None:
-        """The request has ended."""
-        ...
+        """Drops the state of an ended request."""
 
 
 def accepted_tokens(drafts: Sequence[int], chosen: Sequence[int]) -> list[int]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from functools import partial
+from typing import NamedTuple, TypeVar, cast
 
 from predict.engine.batch import adapted, placed, span_inputs
 from predict.engine.beams import Candidates
@@ -30,37 +31,28 @@ from predict.errors import EngineError
 from predict.nn.inputs import Field, empty_example, fields_with
 from predict.request import SamplingParams
 
-NO_LOGITS = (
-    "request {} has no finite largest logit to draw from; the weights or the dtype do not suit the "
-    "model"
-)
-
-
-NO_TOKEN = (
-    "request {} has no token that its guide allows and its other parameters leave (logit_bias, "
-    "bad_words, min_length, no_repeat_ngram_size); loosen one of them"
-)
+T = TypeVar("T")
 # Rows that take little longer on a CPU than one: up to there the weights' bytes decide, and beyond
 # it the products, where a drafted row costs as much as the step that it saves its request.
 FEW_ROWS = 16
-NOBODY = -(2**62)  # the id of a request that is none; beams' are above
+PROBE_ID = -(2**62)  # of the request of `_probe`; beams' ids are above
 
 
 class Part(NamedTuple):
-    """Spans that run in one go, and their tokens to wait for."""
+    """Spans that run together, and their tokens to wait for."""
 
     spans: Sequence[ScheduledSpan]
     tokens: Tokens
 
 
 class Step(NamedTuple):
-    """A step that runs: its batch, and the parts in which it does, most often one."""
+    """A running step: its batch, and the parts that it was started in, most often one."""
 
     batch: ScheduledBatch
     parts: Sequence[Part]
     decides: bool  # see ScheduledBatch.decides: nothing runs ahead of it
-    waited: bool  # for the tokens before it, which it could have run ahead of
-    # Of a step that ran apart, per sampling span; FAILED where it did not run.
+    waited: bool  # for the previous step's tokens, though it could have run ahead
+    # After `_run_apart`, per sampling span; FAILED where a span did not run.
     token_ids: Sequence[int | Candidates] | None = None
 
 
@@ -71,7 +63,7 @@ class DraftStats:
     num_spans: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
-    num_forced: int = 0  # tokens that guides forced and nobody proposed; in none of the others
+    num_forced: int = 0  # tokens that guides forced, which the other counts leave out
 
 
 class Engine:
@@ -88,11 +80,11 @@ class Engine:
     With guides a step's network runs ahead, and its tokens are chosen once those before are written
     back. Where nothing runs ahead, what a guide forces is drafted: such drafts are always right.
 
-    A request whose logits nothing can be drawn from ends as "error", alone. So does one that makes
-    a step fail, in whatever stage: where that cannot be seen at once, the requests of the step run
-    apart, behind what runs. When a step of one token that is nobody's fails too, or blocks are
-    lost, it is the device or the state: then EngineError ends all. Not thread-safe. A step that
-    raises leaves the requests in the scheduler; abort them.
+    A request with logits that no token can be drawn from ends as "error", alone. So does one that
+    makes a step fail, in any stage: where the request is not known at once, the requests of the
+    step run apart, after the running steps. When a step of one token without any request fails
+    too, or blocks are lost, the device or the state is broken: EngineError ends all requests. Not
+    thread-safe. A step that raises leaves the requests in the scheduler; abort them.
     """
 
     def __init__(
@@ -115,17 +107,17 @@ class Engine:
         self.fields = fields
         self.draft_stats = DraftStats()
         self._steps: deque[Step] = deque()  # running, oldest first
-        self._stuck: ScheduledBatch | None = None  # could not be launched, and waits for these
+        self._stuck: ScheduledBatch | None = None  # failed to launch; runs apart after `_steps`
         self._failed: list[Request] = []  # since the last step
-        self._behind: Drafts = {}  # of requests whose last drafts a step that runs verifies
-        self._forced: Drafts = {}  # of the last step: what guides force, by nobody's proposal
-        self._waits = False  # the next step, for tokens of those that run
+        self._behind: Drafts = {}  # for requests whose last drafts the running step verifies
+        self._forced: Drafts = {}  # drafts of the last step that guides force
+        self._waits = False  # whether the next step waits for the running one's tokens
         self._last_end = 0.0  # of a step, perf_counter seconds
         self._num_recorded_then = 0  # at that end
 
     @property
     def num_recorded(self) -> int:
-        """Graphs so far, of the proposer's model too (see Runner)."""
+        """Graphs recorded so far by the runner and by the proposer's."""
         of_proposer = 0 if self.proposer is None else self.proposer.num_recorded
         return self.runner.num_recorded + of_proposer
 
@@ -136,7 +128,7 @@ class Engine:
     def abort(self, request_id: int) -> Request | None:
         """Ends a request as "abort" and frees its blocks; None if it is unknown or ended."""
         self._forget(request_id)
-        if self._failed:  # of a step that was broken off: nobody asks for it any more
+        if self._failed:  # by a step that raised
             self._failed = [each for each in self._failed if each.request_id != request_id]
         return self.scheduler.abort(request_id)
 
@@ -151,7 +143,7 @@ class Engine:
         owner.error = message
 
     def step(self) -> tuple[ScheduledBatch | None, list[Request]]:
-        """Ends one step; its batch (None when nothing is left) and who finished in it.
+        """Ends one step; its batch (None when nothing is left) and the requests that finished.
 
         Raises EngineError when nothing can run any more.
         """
@@ -160,7 +152,12 @@ class Engine:
         if not self._steps:
             return None, self._ended([])
         step = self._steps[0]
-        batch, token_ids = step.batch, self._taken(step)
+        batch, token_ids = step.batch, step.token_ids
+        if token_ids is None:
+            try:
+                token_ids = step.parts[0].tokens.take()
+            except Exception as error:  # of the device, known when the host waits for it
+                raise _device_failure("while a step ran", error) from error
         self._steps.popleft()
         last_end, self._last_end = self._last_end, time.perf_counter()
         num_accepted = self.draft_stats.num_accepted
@@ -169,42 +166,25 @@ class Engine:
         finished = self.scheduler.update(batch, sampled, self.eos_token_ids)
         for request in finished:
             self._forget(request.request_id)
-        self._choose()
+        if self._steps:  # it may choose now that the tokens before it are written back
+            try:
+                for part in self._steps[0].parts:
+                    part.tokens.choose()
+            except Exception as error:
+                raise _device_failure("between two steps", error) from error
         if self.proposer is not None:
             num_accepted = self.draft_stats.num_accepted - num_accepted
             self._learn(step, num_accepted, self._last_end - last_end)
         if self.runner.num_ahead and not self._steps:
-            self._launch()  # first, as the device has nothing to do
+            self._launch()  # first, since the device is idle
         if self.proposer is not None:
-            self._settle(self.proposer)
+            self._retried(self.proposer.settle)
         for part in step.parts:
             self._record_logprobs(part.spans, part.tokens.logprobs())
         return batch, self._ended(finished)
 
-    def _taken(self, step: Step) -> Sequence[int | Candidates]:
-        if step.token_ids is not None:
-            return step.token_ids
-        try:
-            return step.parts[0].tokens.take()
-        except Exception as error:  # a device's, which comes when somebody waits for it
-            raise EngineError(
-                f"the device failed while a step ran: {type(error).__name__}: {error}"
-            ) from error
-
-    def _choose(self) -> None:
-        """Lets the step behind choose its tokens, now that those before it are written back."""
-        if not self._steps:
-            return
-        for part in self._steps[0].parts:
-            try:
-                part.tokens.choose()
-            except Exception as error:
-                raise EngineError(
-                    f"the device failed between two steps: {type(error).__name__}: {error}"
-                ) from error
-
     def _ended(self, finished: list[Request]) -> list[Request]:
-        """Who ended since the last step: `finished`, and those that failed."""
+        """The requests that ended since the last step: `finished`, and those that failed."""
         if not self._failed:
             return finished
         failed, self._failed = self._failed, []
@@ -223,14 +203,14 @@ class Engine:
             ) from error
 
     def _probe(self, request: Request, error: Exception) -> None:
-        """Runs a token that is nobody's; raises EngineError where that fails too.
+        """Runs one token without a request; raises EngineError where that fails too.
 
-        Nothing else may run: it takes the place of a step's tokens.
+        Nothing else may run: the step overwrites a step's tokens on the device.
         """
-        nobody = Request(NOBODY, [0], SamplingParams(temperature=0.0))
+        probe = Request(PROBE_ID, [0], SamplingParams(temperature=0.0))
         inputs = empty_example(fields=self.fields)
         try:
-            self.runner.launch(inputs, [Row(nobody)], self.sampler).take()
+            self.runner.launch(inputs, [Row(probe)], self.sampler).take()
         except Exception as broken:
             raise EngineError(
                 f"the engine cannot go on: {explained(request, error)}; and so does a step of one "
@@ -238,7 +218,7 @@ class Engine:
             ) from broken
 
     def _learn(self, step: Step, num_accepted: int, seconds: float) -> None:
-        """Tells the policy what a step took and its drafts brought; looks for the next ones."""
+        """Reports a step's time and accepted drafts to the policy; looks up new drafts."""
         assert self.proposer is not None
         assert self.policy is not None
         batch = step.batch
@@ -266,7 +246,7 @@ class Engine:
     def _proposals(
         self, requests: Sequence[Request], limits: Sequence[int]
     ) -> list[tuple[Request, Sequence[int]]]:
-        """What the proposer has for each, but for those for which it fails: they end."""
+        """The proposals by request; requests for which the proposer fails end."""
         proposer = self.proposer
         assert proposer is not None
         found: list[tuple[Request, Sequence[int]]] = []
@@ -278,24 +258,25 @@ class Engine:
                 found.append((request, allowed))
 
         def failed(wanted: tuple[Request, int], error: Exception) -> None:
-            if not proposer.looks_up:  # then nothing runs
+            if not proposer.looks_up:  # a draft model proposes while no step runs
                 self._probe(wanted[0], error)
             self._end_alone(wanted[0], error)
 
         apart(list(zip(requests, limits, strict=True)), propose, failed)
         return found
 
-    def _settle(self, proposer: Proposer) -> None:
+    def _retried(self, call: Callable[[], T]) -> T:
+        """The result of call(), called again after each request that fails in it has ended."""
         while True:
             try:
-                return proposer.settle()
+                return call()
             except RequestError as failure:
                 self._end_alone(failure.request, failure)
 
     def _abort_failed(
         self, batch: ScheduledBatch, sampled: Sequence[int | Sequence[int] | Candidates]
     ) -> None:
-        """Ends requests that nothing could be drawn for."""
+        """Ends requests for which no token could be drawn."""
         spans = (span for span in batch.spans if span.samples)
         for span, entry in zip(spans, sampled, strict=True):
             if isinstance(entry, int):
@@ -306,7 +287,7 @@ class Engine:
                 fails = FAILED in entry
             if fails and span.request.owner.status is not RequestStatus.FINISHED:
                 owner = span.request.owner
-                self.fail(owner, _nothing_drawn(owner))
+                self.fail(owner, _no_token_message(owner))
                 self._failed.append(owner)
 
     def _record_logprobs(self, spans: Sequence[ScheduledSpan], logprobs: Logprobs) -> None:
@@ -328,7 +309,7 @@ class Engine:
             prompt_row += span.num_prompt_logits
 
     def _launch(self) -> bool:
-        """Queues one more step; False when there is none to run now."""
+        """Queues one more step; False when there is none to queue now."""
         if self._steps and self._steps[-1].decides:
             self._waits = True
             return False
@@ -350,14 +331,14 @@ class Engine:
         self._forced = self._forced_drafts(drafts, limits)
         if self._forced:
             drafts = {**drafts, **self._forced}
-        batch = self._schedule(drafts)
+        batch = self._retried(partial(self.scheduler.schedule, drafts))
         if batch is None:
             return False
         if batch.block_copies:
             self.runner.copy_blocks(batch.block_copies)
         try:
             part = self._run(batch.spans)
-        except Exception:  # whose fault it is comes out when nothing else runs
+        except Exception:  # which request failed is found when nothing else runs
             self._stuck = batch
             return self._launch()
         decides = batch.decides
@@ -369,16 +350,8 @@ class Engine:
             self._behind = self._propose_behind(batch, self.proposer.propose_behind)
         return True
 
-    def _schedule(self, drafts: Drafts) -> ScheduledBatch | None:
-        """The next batch; requests that cannot be scheduled end."""
-        while True:
-            try:
-                return self.scheduler.schedule(drafts)
-            except RequestError as failure:
-                self._end_alone(failure.request, failure)
-
     def _run(self, spans: Sequence[ScheduledSpan]) -> Part:
-        """Starts what a step has to do for some of its spans."""
+        """Launches some of a step's spans."""
         config = self.scheduler.config
         inputs = span_inputs(spans, config.block_size)
         if config.placing is not None:
@@ -398,9 +371,9 @@ class Engine:
         return Part(spans, self.runner.launch(inputs, rows, self.sampler, prompt))
 
     def _run_apart(self, batch: ScheduledBatch) -> Step:
-        """Runs a step that failed, without drafts, in as few parts as leave out who fails alone.
+        """Runs a failed step again without drafts, split into parts so that failing requests end.
 
-        Nothing else may run. What a part writes into the cache it may have written before.
+        Nothing else may run. A part may write the same cache slots again.
         """
         batch = self.scheduler.undrafted(batch)
         parts: list[Part] = []
@@ -427,7 +400,7 @@ class Engine:
         return Step(batch, parts, True, self._waits, token_ids)
 
     def _propose_behind(self, batch: ScheduledBatch, propose: ProposeBehind) -> Drafts:
-        """Drafts for the step after a batch that was just queued and has some."""
+        """Drafts for the step after `batch`, which was just queued and has drafts."""
         assert self.policy is not None
         limits = self.policy.limits(self.scheduler.decoding, on_way=True)
         verified: list[Verified] = []
@@ -435,10 +408,10 @@ class Engine:
         row = 0
         for span in batch.spans:
             request, drafts = span.request, span.draft_token_ids
-            # As for other drafts, if those of the batch are all right.
+            # The room if all drafts of the batch are accepted.
             room = request.max_num_tokens - request.num_tokens - len(drafts) - 2
             length = min(limits.get(request, 0), room)
-            # What a guide allows behind drafts is not known in time.
+            # The guide's mask after these drafts is not known in time.
             if drafts and length > 0 and request.guide is None:
                 verified.append(Verified(request, row, drafts))
                 lengths.append(length)
@@ -481,10 +454,10 @@ class Engine:
         return {request.request_id: each for request, each in proposals}
 
     def _forced_drafts(self, proposed: Drafts, limits: Mapping[Request, int]) -> Drafts:
-        """What guides force in the next step, of requests for which nothing was proposed.
+        """Tokens that guides force in the next step, for requests without proposed drafts.
 
-        Where steps run ahead, only of those that may have drafts: then nothing does. Else as many
-        as make no more than FEW_ROWS of the step.
+        Where steps run ahead, only for requests that may have drafts, since no step runs ahead
+        then. Else as many as keep the step within FEW_ROWS.
         """
         found: Drafts = {}
         wanted, num_spare = limits, sum(limits.values())
@@ -505,7 +478,7 @@ class Engine:
     def _verify(
         self, step: Step, token_ids: Sequence[int | Candidates]
     ) -> list[int | Sequence[int] | Candidates]:
-        """Per sampling span its token, or with drafts those that stand."""
+        """Per sampling span its token, or with drafts the accepted tokens."""
         if self.proposer is None and not any(span.draft_token_ids for span in step.batch.spans):
             return list(token_ids)
         sampled: list[int | Sequence[int] | Candidates] = []
@@ -521,17 +494,18 @@ class Engine:
                 sampled.append(())  # aborted while the step ran
             else:
                 # A request with drafts has no beams, and a step with drafts one part.
+                tokens, drawn = step.parts[0].tokens, cast(Sequence[int], chosen)
                 try:
-                    sampled.append(
-                        self._stand(span, step.parts[0].tokens, cast(Sequence[int], chosen))
-                    )
+                    sampled.append(self._accepted(span, tokens, drawn))
                 except Exception as error:
                     self._end_alone(span.request, error)
                     sampled.append(())
         return sampled
 
-    def _stand(self, span: ScheduledSpan, tokens: Tokens, chosen: Sequence[int]) -> Sequence[int]:
-        """The drafts of a span that stand, and one token more."""
+    def _accepted(
+        self, span: ScheduledSpan, tokens: Tokens, chosen: Sequence[int]
+    ) -> Sequence[int]:
+        """The accepted drafts of a span, and one more token."""
         request, drafts = span.request, span.draft_token_ids
         if request.request_id in self._forced:
             accepted = accepted_tokens(drafts, chosen)
@@ -558,10 +532,21 @@ class Engine:
             self.policy.forget(request_id)
 
 
-def _nothing_drawn(request: Request) -> str:
+def _device_failure(when: str, error: Exception) -> EngineError:
+    return EngineError(f"the device failed {when}: {type(error).__name__}: {error}")
+
+
+def _no_token_message(request: Request) -> str:
     """Why no token could be drawn for a request."""
+    name = f"request {request.request_id}"
     if request.guide is None:
-        return NO_LOGITS.format(request.request_id)
+        return (
+            f"{name} has no finite largest logit to draw from; the weights or the dtype do not "
+            "suit the model"
+        )
     if request.guide.error is not None:
-        return f"request {request.request_id} failed in stage guide: {request.guide.error}"
-    return NO_TOKEN.format(request.request_id)
+        return f"{name} failed in stage guide: {request.guide.error}"
+    return (
+        f"{name} has no token that its guide allows and its other parameters leave (logit_bias, "
+        "bad_words, min_length, no_repeat_ngram_size); loosen one of them"
+    )

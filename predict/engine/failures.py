@@ -1,7 +1,7 @@
-"""Whose fault a failing step is: one request's, which then ends alone, or the engine's.
+"""Which request makes a step fail; it then ends alone.
 
-What fails for one request is found where its own work is done (RequestError), or by running the
-requests of a call apart.
+A request that fails in its own work is known at once (RequestError); others are found by running
+the requests of a call apart.
 """
 
 from __future__ import annotations
@@ -14,41 +14,24 @@ from predict.errors import UserError
 
 T = TypeVar("T")
 
-# What a module, or a function of it, does for a request.
-STAGES: dict[str | tuple[str, str], str] = {
-    "predict.text.tokenizer": "detokenize",
-    "predict.text.answer_text": "detokenize",
-    "predict.text.guides": "guide",
-    "predict.text.detokenizer": "detokenize",
-    "predict.text.stop_strings": "detokenize",
-    "predict.engine.batch": "schedule",
-    "predict.engine.beams": "beams",
-    "predict.engine.block_manager": "schedule",
-    "predict.engine.gpu_beams": "beams",
-    "predict.engine.gpu_runner": "forward",
-    ("predict.engine.gpu_runner", "_choose"): "sample",
-    ("predict.engine.gpu_runner", "_measure"): "logprobs",
-    ("predict.engine.gpu_runner", "_write_wanted"): "sample",
-    ("predict.engine.gpu_runner", "write_choices"): "sample",
-    "predict.engine.logits_processors": "adjust",
-    "predict.engine.logprobs": "logprobs",
-    "predict.engine.runner": "forward",
-    "predict.engine.sampler": "sample",
-    ("predict.engine.sampler", "_adjusted"): "adjust",
-    ("predict.engine.sampler", "_adjustment"): "adjust",
-    "predict.engine.scheduler": "schedule",
-    ("predict.engine.engine", "_record_logprobs"): "logprobs",
-    ("predict.engine.engine", "_stand"): "verify",
-    "predict.engine.stopping": "schedule",
-    "predict.engine.token_history": "adjust",
-    "predict.engine.samples": "detokenize",
-    "predict.speculative": "verify",
-    "predict.speculative.draft_model": "draft",
-    "predict.speculative.inference_with_reference": "draft",
-    "predict.speculative.lookahead": "draft",
-    "predict.engine.draft_policy": "draft",
-    "predict.engine.window": "verify",
+# Stages of a request, by the modules and functions ("module:name") that do their work.
+_WORK = {
+    "detokenize": "text.tokenizer text.answer_text text.detokenizer text.stop_strings "
+    "engine.samples",
+    "guide": "text.guides",
+    "schedule": "engine.batch engine.block_manager engine.scheduler engine.stopping",
+    "beams": "engine.beams engine.gpu_beams",
+    "forward": "engine.gpu_runner engine.runner",
+    "sample": "engine.sampler engine.gpu_runner:_choose engine.gpu_runner:_write_wanted "
+    "engine.gpu_runner:write_choices",
+    "logprobs": "engine.logprobs engine.gpu_runner:_measure engine.engine:_record_logprobs",
+    "adjust": "engine.logits_processors engine.token_history engine.sampler:_adjusted "
+    "engine.sampler:_adjustment",
+    "verify": "speculative engine.window engine.engine:_accepted",
+    "draft": "speculative.draft_model speculative.inference_with_reference speculative.lookahead "
+    "engine.draft_policy",
 }
+STAGES = {f"predict.{place}": stage for stage, text in _WORK.items() for place in text.split()}
 
 
 class RequestError(Exception):
@@ -60,13 +43,13 @@ class RequestError(Exception):
 
 
 def stage_of(error: BaseException) -> str:
-    """What was being done for a request when `error` came: the innermost of STAGES."""
+    """The innermost of STAGES in the traceback of `error`."""
     stage, entry = "step", error.__traceback__
     while entry is not None:
         code = entry.tb_frame
         module = code.f_globals.get("__name__", "")
-        stage = STAGES.get((module, code.f_code.co_name), STAGES.get(module, stage))
-        # A draft model's steps are the drafts' business, whatever they do.
+        stage = STAGES.get(f"{module}:{code.f_code.co_name}", STAGES.get(module, stage))
+        # Everything that a draft model's step calls belongs to the drafts.
         if stage == "draft":
             break
         entry = entry.tb_next
@@ -74,7 +57,7 @@ def stage_of(error: BaseException) -> str:
 
 
 def explained(request: Request, error: BaseException) -> str:
-    """What went wrong with a request, and in which stage."""
+    """The message of a request's error: its stage and its cause."""
     if isinstance(error, RequestError) and error.__cause__ is not None:
         error = error.__cause__
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
@@ -85,9 +68,9 @@ def explained(request: Request, error: BaseException) -> str:
 def apart(
     items: Sequence[T], call: Callable[[Sequence[T]], None], failed: Callable[[T, Exception], None]
 ) -> None:
-    """Calls `call` with all items, and where it raises with half of them each, and so on.
+    """Calls `call` with all items; where it raises, with each half of them, and so on.
 
-    failed: takes what raises alone.
+    failed: called with each single item for which `call` raises.
     """
     try:
         call(items)

@@ -1,7 +1,7 @@
-"""What a GPU does behind the network in a step with beams, outside of the step's graph.
+"""A GPU's work after the network in a step with beams, outside of the step's graph.
 
-Log-probabilities of the beams' rows, then what the requests want of their logits, then the
-likeliest tokens of each beam: these few numbers are all that the host copies.
+Log-probabilities of the beams' rows, then the requests' adjustments, then the likeliest tokens of
+each beam: the host copies only these.
 """
 
 from __future__ import annotations
@@ -21,19 +21,16 @@ if TYPE_CHECKING:
     from paddle import Tensor
 
 
-class BeamTokensOnTheirWay:
-    """See predict.engine.runner.Tokens; `beams` are rows with candidates in place of tokens.
+class BeamTokensOnTheirWay(Tokens):
+    """Tokens of a step in which the rows `beams` have Candidates.
 
-    found: [2, B, K] of ops.likeliest, pinned, on its way in front of the tokens.
+    found: [2, B, K] of ops.likeliest, pinned; its copy is queued before that of the tokens.
     """
 
     def __init__(self, tokens: Tokens, found: npt.NDArray[np.int32], beams: Sequence[int]):
         self._tokens = tokens
         self._found = found
         self._beams = beams
-
-    def choose(self) -> None:
-        """See Tokens: nothing waits."""
 
     def take(self) -> list[int | Candidates]:
         tokens = self._tokens.take()
@@ -51,7 +48,7 @@ class BeamTokensOnTheirWay:
 
 
 class Finder:
-    """Pinned memory for one step with beams at a time: nothing runs ahead of one."""
+    """Pinned memory for one step with beams at a time, since no step runs ahead of it."""
 
     def __init__(self, stream: int):
         self._stream = stream
@@ -59,7 +56,7 @@ class Finder:
         self._found: npt.NDArray[Any] = np.empty(0, np.int32)
 
     def host(self, size: int) -> npt.NDArray[Any]:
-        """`size` int32s for what the step copies to the device."""
+        """Pinned memory of `size` int32s for the step's inputs."""
         if len(self._inputs) < size:
             self._inputs = cuda.pinned([2 * size], np.int32)
         return self._inputs[:size]

@@ -1,19 +1,19 @@
 """Executes steps on a GPU: decode steps replay CUDA graphs, all others run operator by operator.
 
-A graph serves batches up to its size (1, 2, 4, 8, 16, 32, ...), recorded when first needed, or
-where one of up to twice the size serves, when needed some more times; steps with drafts have graphs
-by their tokens too, and run operator by operator the first few times. Its inputs lie in one piece
-of device memory that each step fills with one copy. Rows behind the batch are padding: they write
-nothing (slot -1), and in plain decode steps read one token of block 0.
+A graph serves batches up to its size (1, 2, 4, 8, 16, 32, ...). It is recorded at the first step of
+its size, or after some more steps where a graph of up to twice the size exists. Steps with drafts
+have graphs by their number of tokens too, and run operator by operator the first few times. A
+graph's inputs are one piece of device memory that each step fills with one copy. Rows behind the
+batch are padding: they write nothing (slot -1), and in plain decode steps read a token of block 0.
 
-The new tokens stay on the device, where the next step finds them (see Scheduler.advance), and a
-copy goes to pinned memory for the host to read when it gets there. So do logprobs, which are
-measured behind the step, on the logits as the network left them. Those of a draft model stay on the
-device alone (see Shelf), and reach the host with the tokens of the step that verifies them.
+New tokens stay on the device for the next step (see Scheduler.advance), and are copied to pinned
+memory, which the host reads later. So are logprobs, measured behind the step on unchanged logits.
+A draft model's tokens stay on the device alone (see Shelf), and reach the host with the tokens of
+the step that verifies them.
 
-Guides need the tokens of the step before on the host. A step with guides has two graphs: that of
-the network is queued ahead like all others; that of masks and choice behind it, when the host knows
-these tokens and has computed the masks, while the network runs.
+Guides need the previous step's tokens on the host. A step with guides has two graphs: one of the
+network, queued ahead as usual, and one of masks and choice, queued when the host has computed the
+masks, while the network runs.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from predict.engine.runner import (
     NO_TARGETS,
     CopyBlocks,
     Forward,
+    KnownTokens,
     Logprobs,
     PromptTargets,
     Tokens,
@@ -60,11 +61,11 @@ ALIGNMENT = 4  # int32s: 16 bytes
 MAX_SPAN = MAX_DRAFT_TOKENS + 1  # tokens of a request in a graph
 PLAN_WIDTH = 3 + MAX_DRAFT_TOKENS  # of ops.follow_drafts
 FEW = 4
-# Steps of one shape before a graph of it is recorded: that takes as long as some ten steps lose in
-# a graph with more room, or operator by operator.
+# Steps of one shape before its graph is recorded: recording takes as long as some ten steps lose in
+# a larger graph, or operator by operator.
 OFTEN_MET = 6
-# The same of steps with drafts for more tokens than FEW_TOKENS: the device takes longer for them
-# than the host, operator by operator too, which costs the wait for the first kernel alone.
+# The same for steps with drafts and more than FEW_TOKENS tokens: there the device takes longer than
+# the host even operator by operator, and only the wait for the first kernel is lost.
 FEW_TOKENS, OFTEN_MET_OF_MANY = 64, 64
 
 
@@ -76,22 +77,22 @@ def bucket_size(num_seqs: int) -> int:
 
 
 class GraphShape(NamedTuple):
-    """What a graph has room for."""
+    """The room and the kind of a graph."""
 
     num_seqs: int
     num_tokens: int
     max_span: int  # tokens of a request
     all_rows: bool  # logits of every token; else of one per request
-    adjusted: bool = False  # logits changed by penalties or bans
-    raw: bool = False  # those before that are kept
-    verified: bool = False  # drafts stand by TopP + window verification
-    guided: bool = False  # masks come behind the network, and the choice in a graph of its own
-    follows: bool = False  # begins where a verification got
+    adjusted: bool = False  # logits are changed by penalties or bans
+    raw: bool = False  # the unchanged logits are kept
+    verified: bool = False  # TopP + window verification accepts drafts
+    guided: bool = False  # masks and the choice have their own graph
+    follows: bool = False  # continues a verification (see Follower)
     adapted: bool = False  # requests have adapters
 
 
 def graph_shape(inputs: ForwardInputs) -> GraphShape | None:
-    """The graph that runs a step: of few tokens per request, each of which is sampled from."""
+    """The graph for a step with few tokens per request, all of them or the last ones sampled."""
     num_seqs, num_tokens = len(inputs.context_lens), len(inputs.token_ids)
     num_rows, max_span = len(inputs.logit_indices), int(inputs.max_lens[0])
     if max_span > MAX_SPAN or num_rows not in (num_tokens, num_seqs):
@@ -99,10 +100,10 @@ def graph_shape(inputs: ForwardInputs) -> GraphShape | None:
     size = bucket_size(num_seqs)
     if num_tokens == num_seqs:
         return GraphShape(size, size, 1, True) if num_rows == num_seqs else None
-    # One request: a span is all there is. Else two kinds, so that few graphs are recorded.
+    # One request: the graph of its span. Else two kinds, so that few graphs are recorded.
     span = bucket_size(max_span) if num_seqs == 1 or max_span > FEW else FEW
-    # More tokens than requests, padding included: the network takes equal numbers of tokens and
-    # rows for logits of every token.
+    # More tokens than requests, padding included: equal numbers of tokens and rows mean logits of
+    # every token.
     num_tokens_with_room = max(bucket_size(num_tokens), bucket_size(size + 1))
     return GraphShape(size, num_tokens_with_room, span, num_rows == num_tokens)
 
@@ -110,9 +111,9 @@ def graph_shape(inputs: ForwardInputs) -> GraphShape | None:
 def graph_for(
     shape: GraphShape, recorded: Collection[GraphShape], num_met: Counter[GraphShape]
 ) -> GraphShape | None:
-    """The graph that runs a step of `shape`, recorded or to be; None: operator by operator.
+    """The graph to run or record for a step of `shape`; None: operator by operator.
 
-    num_met: steps of shapes without a graph, which this counts.
+    num_met: counts steps of shapes without a graph; modified.
     """
     if shape in recorded:
         return shape
@@ -122,7 +123,7 @@ def graph_for(
         return shape
     if shape.max_span > 1:
         return None
-    # As when a batch ends, one request after the other.
+    # The usual case when a batch ends, one request after the other.
     roomier = [
         each
         for each in recorded
@@ -135,8 +136,7 @@ def graph_for(
 class InputBuffer:
     """Inputs of one step: arrays in pinned memory, and tensors in one piece of device memory.
 
-    arrays, tensors: per field that the network reads and that is on the device (see Layout), and
-    what the choice reads behind them.
+    arrays, tensors: the network's fields that are on the device (see Layout), then the choice's.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], host: npt.NDArray[Any], device: Tensor):
@@ -150,7 +150,7 @@ class InputBuffer:
             tensor = device[start : start + size]
             if len(shape) > 1:
                 tensor = tensor.reshape(list(shape))
-            # An empty one, as of a chunk of a prompt that samples nothing, has no address.
+            # An empty tensor (of a prompt's chunk that samples nothing) has no address.
             if size > 0 and tensor.data_ptr() != device.data_ptr() + 4 * start:
                 raise RuntimeError("Paddle copied a slice that has to share its tensor's memory")
             self.tensors.append(tensor)
@@ -168,11 +168,11 @@ def num_elements(shapes: Sequence[tuple[int, ...]]) -> int:
 
 
 class Layout:
-    """Where the fields that a network reads lie in an InputBuffer: its first arrays and tensors.
+    """The order of a network's fields in an InputBuffer, before the choice's inputs.
 
-    device: those on the device, in order, with their indices in ForwardInputs. places: in the
-    buffer, by name. of_tokens, of_seqs, of_blocks: place, index and padding of those with a value
-    per token, a value per request, and a value per block of a request.
+    device: the fields on the device, in order, with their indices in ForwardInputs. places: indices
+    in the buffer, by name. of_tokens, of_seqs, of_blocks: place, index and padding of fields with a
+    value per token, per request, and per block of a request.
     """
 
     def __init__(self, fields: Sequence[Field]):
@@ -196,29 +196,28 @@ class Layout:
         ]
 
     def inputs(self, buffer: InputBuffer, max_lens: Tensor) -> ForwardInputs:
-        """What the network reads, of a buffer."""
+        """A buffer's tensors as ForwardInputs."""
         return ForwardInputs(*self._in_order([*buffer.tensors[: self.num_fields], max_lens, None]))
 
     def write(
         self, arrays: Sequence[npt.NDArray[Any]], inputs: ForwardInputs, shape: GraphShape
     ) -> None:
-        """Fills a graph's arrays with those of a step, and with padding behind them."""
+        """Fills a graph's arrays with a step's inputs and padding."""
         num_seqs, num_tokens = len(inputs.context_lens), len(inputs.token_ids)
-        for place, index, padding in self.of_tokens:
-            array = arrays[place]
-            array[:num_tokens] = inputs[index]
-            if num_tokens < shape.num_tokens:
-                array[num_tokens:] = padding
-        for place, index, padding in self.of_seqs:
-            array = arrays[place]
-            array[:num_seqs] = inputs[index]
-            if num_seqs < shape.num_seqs:
-                array[num_seqs:] = padding
+        for count, room, fields in (
+            (num_tokens, shape.num_tokens, self.of_tokens),
+            (num_seqs, shape.num_seqs, self.of_seqs),
+        ):
+            for place, index, padding in fields:
+                array = arrays[place]
+                array[:count] = inputs[index]
+                if count < room:
+                    array[count:] = padding
         for place, index, padding in self.of_blocks:
             array, values = arrays[place], inputs[index]
             array[:num_seqs, : values.shape[1]] = values
             if num_seqs < shape.num_seqs:
-                array[num_seqs:, 0] = padding  # the one that requests of one token have
+                array[num_seqs:, 0] = padding  # padding requests have one token
         if shape.max_span > 1:  # padding requests have no tokens
             borders = arrays[self.places["cu_seqlens_q"]]
             borders[: num_seqs + 1] = inputs.cu_seqlens_q
@@ -253,7 +252,7 @@ def write_choices(
 
 
 class TokenRing:
-    """Tokens on their way from the device to the host; each slot is free again once taken."""
+    """Copies of tokens from the device to the host, in slots that are used in turn."""
 
     def __init__(self, size: int, stream: int, num_slots: int):
         """size: tokens of a step, at most. num_slots: steps whose tokens may be on their way."""
@@ -271,10 +270,10 @@ class TokenRing:
         measured: Sequence[Tensor | None] = (),
         num_named: int = 0,
     ) -> TokensOnTheirWay:
-        """Queues the copies of the first `num_rows` tokens, and of what ops.logprobs returned.
+        """Queues the copies of the first `num_rows` tokens, and of results of ops.logprobs.
 
-        measured: of the tokens and of prompts' tokens, None for what nobody wants. num_named:
-        tokens up to the last that a placeholder of the step names.
+        measured: of the new tokens and of prompts' tokens, None where not wanted. num_named: tokens
+        up to the last that a placeholder of the step refers to.
         """
         slot = self._next
         array, event = self._arrays[slot][: max(num_rows, num_named)], self._events[slot]
@@ -297,7 +296,7 @@ class TokenRing:
         return TokensOnTheirWay(array, num_rows, event, tables)
 
 
-class TokensOnTheirWay:
+class TokensOnTheirWay(Tokens):
     """Tokens of a step whose copy to the host may not have arrived."""
 
     def __init__(
@@ -312,9 +311,6 @@ class TokensOnTheirWay:
         self._event = event
         self._tables = tables
         self._tokens: list[int] = []
-
-    def choose(self) -> None:
-        """See Tokens: nothing waits."""
 
     def take(self) -> list[int | Candidates]:
         self._event.synchronize()
@@ -331,8 +327,8 @@ class TokensOnTheirWay:
 class Shelf:
     """Tokens that a draft model's steps leave on the device for the target's next step.
 
-    They lie behind those of the target's last step, where its placeholders find them, in two
-    halves: while those of one are verified, the next ones come to the other.
+    They lie behind the tokens of the target's last step, where placeholders refer to them, in two
+    halves: while the target verifies one half, the next drafts go to the other.
     """
 
     def __init__(self, tokens: Tensor, first: int, stream: int):
@@ -344,43 +340,19 @@ class Shelf:
         self._stream = stream
 
     def turn(self) -> None:
-        """What lies here is about to be used by work that is queued; the other half was."""
+        """Switches halves: queued work reads this one, and is done with the other."""
         self._first, self._other = self._other, self._first
         self._next = self._first
 
-    def send(self, tokens: Tensor, num_rows: int) -> ShelvedTokens:
-        """Queues the copy of the first `num_rows` tokens."""
+    def send(self, tokens: Tensor, num_rows: int) -> KnownTokens:
+        """Queues the copy of the first `num_rows` tokens; their placeholders in the target."""
         if self._next + num_rows > self._first + self._size:
-            self._next = self._first  # over a proposal that no step came of
+            self._next = self._first  # overwrites a proposal that no step used
         start = self._next
         self._next += num_rows
         target = self._address + 4 * start
         cuda.copy_bytes(target, tokens.data_ptr(), 4 * num_rows, self._stream)
-        return ShelvedTokens(range(-1 - start, -1 - start - num_rows, -1))
-
-
-class ShelvedTokens:
-    """See predict.engine.runner.Tokens; those of a draft model, which the host does not wait for.
-
-    placeholders: what stands for them in the target's next step.
-    """
-
-    def __init__(self, placeholders: Sequence[int]):
-        self._placeholders = placeholders
-
-    def choose(self) -> None:
-        """See Tokens: nothing waits."""
-
-    def take(self) -> list[int | Candidates]:
-        """Their placeholders."""
-        return list(self._placeholders)
-
-    def known(self, drafts: Sequence[int]) -> list[int]:
-        """See Tokens: a draft model's steps have no drafts."""
-        return list(drafts)
-
-    def logprobs(self) -> Logprobs:
-        return Logprobs()
+        return KnownTokens(range(-1 - start, -1 - start - num_rows, -1), Logprobs())
 
 
 def read_table(measured: npt.NDArray[np.int32]) -> LogprobTable:
@@ -392,8 +364,8 @@ def read_table(measured: npt.NDArray[np.int32]) -> LogprobTable:
     )
 
 
-class WaitingTokens:
-    """See predict.engine.runner.Tokens; those of a step whose choice waits for `choose`."""
+class WaitingTokens(Tokens):
+    """Tokens of a step whose choice waits for `choose`."""
 
     def __init__(self, choose: Callable[[], TokensOnTheirWay]):
         """choose: queues the choice."""
@@ -421,12 +393,12 @@ class WaitingTokens:
 
 
 class Wanted(NamedTuple):
-    """What a step's requests want of its logits."""
+    """How a step's logits become tokens."""
 
     rows: Sequence[Row]
     choices: Sequence[Choice]
     adjustments: Sequence[Adjustment] | None
-    raw: bool = False  # the logits that come back are to be those before adjustments
+    raw: bool = False  # the logits that come back are those before adjustments
     verifier: WindowVerifier | None = None  # of the step's drafts
     plan: npt.NDArray[np.int32] | None = None  # of ops.follow_drafts
     guided: bool = False  # the choice waits for masks
@@ -436,7 +408,7 @@ class Wanted(NamedTuple):
 class DecodeGraph:
     """One recorded decode step; its outputs are the logits, or None with drafts.
 
-    choice: of a step with guides, whose logits are always there, what comes behind them.
+    choice: the graph of masks and choice of a step with guides, which always has logits.
     """
 
     buffer: InputBuffer
@@ -447,7 +419,6 @@ class DecodeGraph:
     choice: cuda.Graph[None] | None = None
 
     def reset(self) -> None:
-        """Frees it."""
         self.graph.reset()
         if self.choice is not None:
             self.choice.reset()
@@ -466,7 +437,7 @@ class MaskBuffer:
         self.host: npt.NDArray[np.int32] = cuda.pinned(shape, np.int32)
         self.device: Tensor = paddle.full(shape, -1, "int32", device=device.place())
         self._stream = stream
-        self._copied = cuda.Event()  # the last masks have left the pinned memory
+        self._copied = cuda.Event()  # the last masks are copied from the pinned memory
         self._copied.record(stream)
 
     def send(self, rows: Sequence[Row], sampler: Sampler) -> None:
@@ -506,9 +477,9 @@ class GpuRunner:
         """max_length: tokens of the longest sequence, which bounds every replay of a graph.
 
         max_rows: logit rows of a step, where drafts make more of them than max_num_seqs.
-        max_drafts: that a draft model leaves on `shelf` for a step. shelf: the target's, for a
-        draft model's runner. fields: that the network reads. adapter_pages: of the largest adapter.
-        always_adapted: steps without adapters run as those with some, which gives the same bits.
+        max_drafts: of a draft model for one step. shelf: the target's, for a draft model's runner.
+        fields: of the network. adapter_pages: of the largest adapter. always_adapted: steps without
+        adapters run like those with adapters, which gives the same bits.
         """
         import paddle
 
@@ -527,7 +498,7 @@ class GpuRunner:
         self._num_met: Counter[GraphShape] = Counter()  # of those without a graph
         self.num_recorded = 0
         self._stream = cuda.current_stream(device)
-        self._copied = cuda.Event()  # the last step's inputs have left the pinned memory
+        self._copied = cuda.Event()  # the last step's inputs are copied from the pinned memory
         self._copied.record(self._stream)
         self._host: npt.NDArray[Any] = np.empty(0, np.int32)  # pinned from the first step on
         self._max_rows = bucket_size(max(max_rows, max_num_seqs))
@@ -547,7 +518,7 @@ class GpuRunner:
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
         num_rows = len(inputs.logit_indices)
-        # Of more rows than there is room for tokens none is drawn.
+        # No tokens are drawn where there is no room for them.
         choices = [GREEDY] * (num_rows if num_rows <= self._max_rows else 0)
         wanted = Wanted((), choices, None)
         logits = self._run(inputs, wanted, keeps_logits=True)
@@ -639,7 +610,7 @@ class GpuRunner:
         sampler: Sampler,
         verified: Sequence[Verified],
         num_chosen: int,
-    ) -> ShelvedTokens:
+    ) -> KnownTokens:
         plan = np.zeros((len(verified), PLAN_WIDTH), np.int32)
         for columns, (_, row, drafts) in zip(plan, verified, strict=True):
             columns[:3] = len(drafts), row, num_chosen
@@ -651,7 +622,7 @@ class GpuRunner:
     def _measure(
         self, logits: Tensor, num_rows: int, num_top: int | None, prompt: PromptTargets
     ) -> list[Tensor | None]:
-        """What ops.logprobs says of the first `num_rows` rows and of those of prompts behind."""
+        """ops.logprobs of the first `num_rows` rows and of the prompts' rows behind them."""
         import paddle
 
         measured: list[Tensor | None] = [None, None]
@@ -673,9 +644,9 @@ class GpuRunner:
         beams: Sequence[int],
         count: int,
     ) -> tuple[Tensor, npt.NDArray[np.int32]]:
-        """As `_run`, and `count` tokens for each of the rows `beams` (see Finder.find).
+        """As `_run`, and `count` candidates for each of the rows `beams` (see Finder.find).
 
-        Nothing runs ahead of beams: guides know all tokens.
+        No step runs ahead of beams, so guides know all tokens.
         """
         import paddle
 
@@ -683,8 +654,8 @@ class GpuRunner:
         tokens_before = self._last_tokens.clone()
         if wanted.adjustments is not None:
             self._admit(wanted.adjustments, wanted.rows)
-        # The tokens that this draws, on the graph of a plain step, are drawn anew below. First, so
-        # that the device is at work meanwhile.
+        # Runs the graph of a plain step, first, to keep the device busy; its tokens are drawn again
+        # below.
         greedy = Wanted(wanted.rows, [GREEDY] * num_rows, None)
         logits = self._run(inputs, greedy, keeps_logits=True)
         assert logits is not None
@@ -716,9 +687,9 @@ class GpuRunner:
     def _run(
         self, inputs: ForwardInputs, wanted: Wanted, keeps_logits: bool = False
     ) -> Tensor | None:
-        """The tokens go to `_last_tokens`; returns logits [L, V], with keeps_logits for certain.
+        """Puts tokens into `_last_tokens`; returns logits [L, V], never None with keeps_logits.
 
-        Rows behind the choices are left as the network gives them.
+        Rows behind the choices stay as the network returns them.
         """
         recorded = self._graph_of(inputs, wanted, keeps_logits)
         if recorded is None:
@@ -730,9 +701,9 @@ class GpuRunner:
     def _run_network(
         self, inputs: ForwardInputs, wanted: Wanted
     ) -> tuple[Tensor, Callable[[], None]]:
-        """As `_run` with guides, but the choice, which is returned: to be called with masks there.
+        """Runs a step with guides up to its unchanged logits [L, V].
 
-        Returns logits [L, V] as well, before anything changes them.
+        Also returns the choice, to be called once the masks are there.
         """
         recorded = self._graph_of(inputs, wanted, keeps_logits=False)
         if recorded is None:
@@ -764,7 +735,7 @@ class GpuRunner:
         return graph_for(shape, self.graphs, self._num_met)
 
     def _is_adapted(self, inputs: ForwardInputs) -> bool:
-        """Whether the network has to look for adapters."""
+        """Whether the network reads adapters in this step."""
         ids = inputs.adapter_ids
         return ids is not None and (self._always_adapted or bool((ids >= 0).any()))
 
@@ -776,14 +747,14 @@ class GpuRunner:
             self._history.admit(adjustments, rows)
         finally:
             if self._history.rules is not rules:
-                # Recorded with rules that lie elsewhere now.
+                # These graphs were recorded with the old tensor of rules.
                 for key in [key for key in self.graphs if key.adjusted]:
                     self.graphs.pop(key).reset()
 
     def _run_eagerly(
         self, inputs: ForwardInputs, wanted: Wanted
     ) -> tuple[Tensor, Callable[[], None]]:
-        """The logits of a step, and its choice, to be called."""
+        """The logits of a step, and its choice as a function to call."""
         import paddle
 
         fields = [inputs[index] for index, _ in self.layout.device]
@@ -795,10 +766,8 @@ class GpuRunner:
         self._copied.synchronize()
         if len(self._host) < count:
             self._host = cuda.pinned([2 * count], np.int32)
-        host, device = (
-            self._host[:count],
-            paddle.empty([count], "int32", device=self.device.place()),
-        )
+        host = self._host[:count]
+        device = paddle.empty([count], "int32", device=self.device.place())
         buffer = InputBuffer(shapes, host, device)
         for array, values in zip(buffer.arrays, fields, strict=False):
             array[...] = values
@@ -840,10 +809,7 @@ class GpuRunner:
         raw: bool,
         adapted: bool,
     ) -> tuple[Tensor | None, Tensor]:
-        """Logits of the first `num_rows` rows, to draw tokens from, and those to keep of all.
-
-        None in the place of no rows.
-        """
+        """Logits [num_rows, V] to draw tokens from (None without rows), and those of all rows."""
         choices, _, *plan = buffer.tensors[self.layout.num_fields :]
         self._max_lens_array[:] = max_lens
         inputs = self.layout.inputs(buffer, self._max_lens)
@@ -867,7 +833,7 @@ class GpuRunner:
         guided: bool,
         verifier: WindowVerifier | None,
     ) -> None:
-        """Puts tokens into `_last_tokens`; changes logits [L, V] in place on the way."""
+        """Draws tokens into `_last_tokens`; changes logits [L, V] in place."""
         if logits is None:
             return
         inputs = self.layout.inputs(buffer, self._max_lens)
@@ -890,7 +856,7 @@ class GpuRunner:
     def _replay(
         self, inputs: ForwardInputs, wanted: Wanted, shape: GraphShape
     ) -> tuple[Tensor | None, DecodeGraph]:
-        """The logits, where they are kept, and the graph, whose choice is still to be replayed."""
+        """The logits, if kept, and the graph, whose choice the caller replays."""
         num_seqs = len(inputs.context_lens)
         graph = self.graphs.get(shape)
         if graph is None:
@@ -909,7 +875,7 @@ class GpuRunner:
         return logits, graph
 
     def _capture(self, shape: GraphShape, verifier: WindowVerifier | None) -> DecodeGraph:
-        """Records a step of padding."""
+        """Records a graph on a step of padding."""
         import paddle
 
         assert self.pool is not None
@@ -922,10 +888,8 @@ class GpuRunner:
         if shape.follows:
             shapes.append((size, PLAN_WIDTH))
         count = num_elements(shapes)
-        host, device = (
-            cuda.pinned([count], np.int32),
-            paddle.empty([count], "int32", device=self.device.place()),
-        )
+        host = cuda.pinned([count], np.int32)
+        device = paddle.empty([count], "int32", device=self.device.place())
         buffer = InputBuffer(shapes, host, device)
         host[:] = 0
         for array, (_, field) in zip(buffer.arrays, self.layout.device, strict=False):
@@ -938,7 +902,7 @@ class GpuRunner:
         if shape.follows:
             buffer.arrays[-1][:, 0] = -1
         cuda.copy_to_device(device, host, self._stream)
-        # The run before the recording draws tokens over those of the step in front of this one.
+        # The run before the recording overwrites the previous step's tokens.
         last_tokens = self._last_tokens.clone()
 
         max_lens = np.array((shape.max_span, self.max_length, shape.max_span, 0), np.int32)
@@ -960,13 +924,13 @@ class GpuRunner:
         with paddle.no_grad():
             graph = self.pool.capture(step)
             if shape.guided:
-                # On the logits of the recording, which stay with the graph.
+                # On the logits of the first recording, which the graph owns.
                 choice = self.pool.capture(lambda: choose(rows[0]))
         cuda.copy(self._last_tokens, last_tokens, self._stream)
         return DecodeGraph(buffer, host, device, device.data_ptr(), graph, choice)
 
 
 def sampling_shapes(num_rows: int) -> list[tuple[int, ...]]:
-    """Of the inputs behind the network's: choices, penalties."""
+    """Shapes of the choice's inputs: choices, penalties."""
     columns = padded(max(num_rows, 1))
     return [(10, columns), (8, columns)]

@@ -55,18 +55,17 @@ def write_rows(
     dtype: str,
     place: Any,
 ) -> None:
-    """Writes keys and values to slots of all layers' caches, in place, as a step does.
+    """Writes keys and values to slots [T] of all layers' caches, in place, by a step's operator.
 
-    rows: of the layers that have one, [layers, 2 (keys, values), heads, T, D], rounded to `dtype`
-    first, as a step's are. slots [T]. place: of the caches, None on a CPU. By the step's own
-    operator: no position turns these keys.
+    rows: [layers with a cache, 2 (keys, values), heads, T, D], rounded to `dtype` first; keys are
+    not rotated. place: of the caches, None on a CPU.
     """
     import paddle
 
     place = paddle.CPUPlace() if place is None else place
     num_heads, num_tokens, head_dim = rows.shape[2:]
     block = AttentionBlock(num_heads, num_heads, head_dim, 1.0, positions=Positions(kind="none"))
-    nothing = cast(Linear, None)  # the operator has no product
+    nothing = cast(Linear, None)  # the operator reads no linear
     attention = Attention(block, nothing, nothing, kv_format=kv_format)
     inputs = to_tensors(
         empty_example()._replace(

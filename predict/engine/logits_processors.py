@@ -1,4 +1,4 @@
-"""What changes a row of logits before its token is chosen: biases, penalties, banned tokens.
+"""Changes of a row of logits before its token is chosen: biases, penalties, banned tokens.
 
 The order is that of Hugging Face transformers' logits processors: logit_bias, repetition penalty,
 presence and frequency penalty, no_repeat_ngram_size, bad words, minimum length. Then come masks of
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.engine.stopping import suppressed_token_ids
+from predict.ops.plain_sampling import ban_repeats, penalize
 from predict.request import SamplingParams
 
 FOR_EVER = 2**31 - 1  # output tokens
@@ -33,7 +34,7 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True)
 class Adjustment:
-    """What one request wants of its logits."""
+    """How one request changes its logits."""
 
     repetition: float = 1.0
     presence: float = 0.0
@@ -43,7 +44,7 @@ class Adjustment:
 
     @classmethod
     def of(cls, params: SamplingParams, eos_token_ids: Collection[int]) -> Adjustment:
-        """That of a request with these parameters."""
+        """The adjustment of a request with these parameters."""
         rules = [Rule(token, amount) for token, amount in params.logit_bias.items()]
         for word in params.bad_words:
             assert not isinstance(word, str), "LLM turns words into token ids"
@@ -63,7 +64,7 @@ class Adjustment:
 
     @cached_property
     def penalizes(self) -> bool:
-        """Whether a logit depends on how often its token was there."""
+        """Whether logits depend on how often their tokens occurred."""
         return (self.repetition, self.presence, self.frequency) != (1.0, 0.0, 0.0)
 
     @cached_property
@@ -99,9 +100,7 @@ class Adjustment:
     ) -> None:
         """Changes logits [vocab_size] in place; token_ids: prompt and output so far.
 
-        The repetition penalty counts both (Keskar et al. 2019, CTRL): it divides positive and
-        multiplies negative logits. Presence and frequency penalty count the output's tokens only,
-        as OpenAI's API has them. Tokens outside of the vocabulary are skipped.
+        Tokens outside of the vocabulary are skipped.
         """
         num_output = len(token_ids) - num_prompt_tokens
         for until, tokens, amounts in self._plain_rules:
@@ -112,36 +111,13 @@ class Adjustment:
             length = len(rule.prefix)
             if tuple(token_ids[-length:]) == rule.prefix and rule.token < len(logits):
                 logits[rule.token] += rule.amount
+        if self.penalizes or self.no_repeat_ngram_size:
+            known_tokens = np.array(token_ids, np.int32)
         if self.penalizes:
-            self._penalize(logits, token_ids, num_prompt_tokens)
+            penalties = self.repetition, self.presence, self.frequency
+            penalize(logits, known_tokens, num_prompt_tokens, *map(np.float32, penalties))
         if self.no_repeat_ngram_size:
-            logits[_followers(token_ids, self.no_repeat_ngram_size)] = -np.inf
-
-    def _penalize(
-        self, logits: npt.NDArray[np.float32], token_ids: Sequence[int], num_prompt_tokens: int
-    ) -> None:
-        if self.repetition != 1.0:
-            seen = np.unique(np.asarray(token_ids))
-            values = logits[seen]
-            penalty = np.float32(self.repetition)
-            logits[seen] = np.where(values > 0, values / penalty, values * penalty)
-        output = token_ids[num_prompt_tokens:]
-        if output and (self.presence or self.frequency):
-            seen, counts = np.unique(np.asarray(output), return_counts=True)
-            logits[seen] -= (self.presence + self.frequency * counts).astype(np.float32)
+            ban_repeats(logits, known_tokens, self.no_repeat_ngram_size)
 
 
 UNCHANGED = Adjustment()
-
-
-def _followers(token_ids: Sequence[int], size: int) -> npt.NDArray[np.intp]:
-    """Tokens that would complete an n-gram of `size` that `token_ids` already has."""
-    tokens = np.asarray(token_ids)
-    num_windows = len(tokens) - size + 1
-    if num_windows < 1:
-        return np.empty(0, np.intp)
-    repeats = np.ones(num_windows, bool)
-    for index in range(size - 1):
-        newest = tokens[len(tokens) - size + 1 + index]
-        repeats &= tokens[index : index + num_windows] == newest
-    return tokens[size - 1 :][repeats]

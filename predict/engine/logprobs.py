@@ -12,7 +12,7 @@ from predict.request import MAX_LOGPROBS, Logprob, TokenLogprobs
 
 
 class LogprobTable(NamedTuple):
-    """Of each row of logits, how likely one token is, and which ones are the likeliest."""
+    """For each row of logits the logprob of one token, and the likeliest tokens."""
 
     logprobs: npt.NDArray[np.float32]  # [L] of the row's token
     ranks: npt.NDArray[np.int32]  # [L] 1 + tokens that are likelier
@@ -77,7 +77,7 @@ class LogprobRecord:
         return self.num_prompt_top is not None and len(self.prompt) < self._num_prompt_tokens
 
     def add(self, table: LogprobTable, first_row: int, token_ids: Sequence[int]) -> None:
-        """Takes in new tokens, whose rows of the table begin at `first_row`."""
+        """Adds new tokens, whose rows of the table begin at `first_row`."""
         if self.num_top is None:
             return
         for row, token_id in enumerate(token_ids, first_row):
@@ -87,7 +87,7 @@ class LogprobRecord:
     def add_prompt(
         self, table: LogprobTable, first_row: int, position: int, token_ids: Sequence[int]
     ) -> None:
-        """Takes in tokens of the prompt from `position` on; known ones are left as they are."""
+        """Adds tokens of the prompt from `position` on; known entries stay."""
         assert self.num_prompt_top is not None
         for index, token_id in enumerate(token_ids):
             if position + index == len(self.prompt):

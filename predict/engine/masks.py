@@ -1,4 +1,4 @@
-"""Which tokens the guides of a step's requests allow, as masks over its rows of logits."""
+"""Masks over a step's rows of logits: the tokens that its requests' guides allow."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ BITS = 32  # of a word
 
 @dataclass
 class MaskStats:
-    """What masks took so far."""
+    """Costs of masks so far."""
 
-    num_steps: int = 0  # that had masks
-    num_rows: int = 0  # of requests with guides
+    num_steps: int = 0  # with masks
     seconds: float = 0.0  # on the host
 
 
@@ -31,7 +30,7 @@ def num_words(vocab_size: int) -> int:
 
 
 def is_guided(rows: Sequence[Row]) -> bool:
-    """Whether one of the requests has a guide."""
+    """Whether any request has a guide."""
     return any(row.request.guide is not None for row in rows)
 
 
@@ -51,10 +50,10 @@ class GuideMasks:
         return masks
 
     def fill(self, rows: Sequence[Row], masks: npt.NDArray[np.int32]) -> None:
-        """Fills masks [R, W] for `rows`, R at least as many; all tokens of rows without a guide.
+        """Fills masks [R, W] for `rows`, R at least as many; rows without a guide allow all tokens.
 
-        The tokens in front of the rows must be known, but for those of drafts in a row, which are
-        allowed ones (see GuideState.valid).
+        The tokens before the rows must be known, except drafts, which are allowed ones (see
+        GuideState.valid).
         """
         started = time.perf_counter()
         masks[: len(rows)] = ALL_TOKENS
@@ -71,5 +70,4 @@ class GuideMasks:
             self._filler = MaskFiller()
         self._filler.fill(spans, masks)
         self.stats.num_steps += 1
-        self.stats.num_rows += len(spans)
         self.stats.seconds += time.perf_counter() - started

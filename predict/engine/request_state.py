@@ -9,6 +9,7 @@ import copy
 import enum
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,11 +20,7 @@ from predict.engine.beams import Candidates, Hypothesis, num_candidates
 from predict.engine.stopping import finish_reason
 from predict.errors import UserError
 from predict.nn.places import Places
-from predict.request import (
-    FinishReason,
-    RequestMetrics,
-    SamplingParams,
-)
+from predict.request import FinishReason, RequestMetrics, SamplingParams
 from predict.system import bounds
 
 if TYPE_CHECKING:
@@ -34,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class RequestStatus(enum.Enum):
-    """Where a request is: in the waiting queue (WAITING, PREEMPTED), in the batch, or done."""
+    """A request is in the waiting queue (WAITING, PREEMPTED), in the batch, or done."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -42,6 +39,7 @@ class RequestStatus(enum.Enum):
     FINISHED = "finished"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Request:
     """The mutable state of one sequence. The scheduler is its only writer once it was added.
 
@@ -52,92 +50,52 @@ class Request:
     empty prompt, and for a token id that is no whole number of 0..2**31 - 1.
     """
 
-    __slots__ = (
-        "adapter",
-        "answer",
-        "arrival_index",
-        "arrival_time",
-        "beam_group",
-        "block_digests",
-        "block_ids",
-        "cache_salt",
-        "error",
-        "finish_reason",
-        "finish_time",
-        "first_scheduled_time",
-        "guide",
-        "leader",
-        "logprobs",
-        "max_num_blocks",
-        "max_num_tokens",
-        "num_cached_tokens",
-        "num_computed_tokens",
-        "num_placeholders",
-        "num_preemptions",
-        "num_published_blocks",
-        "places",
-        "prefix",
-        "prompt_token_ids",
-        "request_id",
-        "sampling_params",
-        "status",
-        "token_ids",
-        "token_times",
-    )
+    request_id: int
+    prompt_token_ids: Sequence[int]
+    sampling_params: SamplingParams
+    _: KW_ONLY
+    arrival_time: float = field(default_factory=time.perf_counter)
+    # Requests share cached blocks only under the same salt: an adapter that changes keys and
+    # values, or a tenant who must not probe another's prompts, sets its own.
+    cache_salt: bytes = b""
+    adapter: ServedAdapter | None = None  # held by the pool of adapters while the request runs
+    prefix: ServedPrefix = NO_PREFIX
+    token_ids: list[int] = field(init=False)
+    num_computed_tokens: int = 0
+    num_placeholders: int = 0
+    status: RequestStatus = RequestStatus.WAITING
+    finish_reason: FinishReason | None = None
+    error: str | None = None  # what went wrong, where finish_reason is "error"
+    answer: AnswerText | None = None  # its text so far, where that decides when it ends
+    logprobs: LogprobRecord | None = None  # where they are wanted; the engine adds them
+    guide: GuideState | None = None  # behind the known tokens; set before Scheduler.add
+    leader: Request | None = None  # has the same prompt, whose blocks this request waits for
+    places: Places | None = None  # of its tokens, for a network that asks; set by Scheduler.add
+    arrival_index: int = -1  # order of Scheduler.add
+    first_scheduled_time: float | None = None
+    token_times: list[float] = field(default_factory=list)
+    finish_time: float | None = None
+    num_cached_tokens: int = 0  # of the prompt, at first admission
+    num_preemptions: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    block_digests: list[bytes] = field(default_factory=list)  # of the full blocks hashed so far
+    num_published_blocks: int = 0  # leading blocks of block_ids that others may match
+    max_num_tokens: int = 0  # prompt + output, set by Scheduler.add
+    max_num_blocks: int = 0  # blocks for max_num_tokens, set by Scheduler.add
+    beam_group: BeamGroup | None = None  # of a beam, or of a search; set by Scheduler.add
 
-    def __init__(
-        self,
-        request_id: int,
-        prompt_token_ids: Sequence[int],
-        sampling_params: SamplingParams,
-        *,
-        arrival_time: float | None = None,
-        cache_salt: bytes = b"",
-        adapter: ServedAdapter | None = None,
-        prefix: ServedPrefix = NO_PREFIX,
-    ) -> None:
-        self.request_id = request_id
-        self.prefix = prefix
-        self.adapter = adapter  # held by the pool of adapters while the request runs
+    def __post_init__(self) -> None:
         try:
-            self.prompt_token_ids = bounds.prompt_token_ids(prompt_token_ids)
+            self.prompt_token_ids = bounds.prompt_token_ids(self.prompt_token_ids)
         except UserError as error:
-            raise UserError(f"request {request_id}: {error}") from None
+            raise UserError(f"request {self.request_id}: {error}") from None
         if not self.prompt_token_ids:
-            raise UserError(f"request {request_id}: the prompt has no tokens (at least 1 needed)")
-        self.token_ids: list[int] = list(self.prompt_token_ids)
-        self.num_computed_tokens = 0
-        self.num_placeholders = 0
-        self.sampling_params = sampling_params
-        self.status = RequestStatus.WAITING
-        self.finish_reason: FinishReason | None = None
-        self.error: str | None = None  # what went wrong, where finish_reason is "error"
-        # Its text as far as it is known, where that decides when the request ends.
-        self.answer: AnswerText | None = None
-        self.logprobs: LogprobRecord | None = None  # where they are wanted; the engine adds them
-        # What its output must be, behind the known tokens; it has one once it was added.
-        self.guide: GuideState | None = None
-        # A request with the same prompt, whose blocks this one waits for.
-        self.leader: Request | None = None
-        # Requests share cached blocks only under the same salt: an adapter that changes keys and
-        # values, or a tenant who must not probe another's prompts, sets its own.
-        self.cache_salt = cache_salt + (b"" if adapter is None else adapter.salt) + prefix.salt
-        # Where its tokens stand, for a network that asks; set by Scheduler.add.
-        self.places: Places | None = None
-        self.arrival_index = -1  # order of Scheduler.add
-        self.arrival_time = time.perf_counter() if arrival_time is None else arrival_time
-        self.first_scheduled_time: float | None = None
-        self.token_times: list[float] = []
-        self.finish_time: float | None = None
-        self.num_cached_tokens = 0  # of the prompt, at first admission
-        self.num_preemptions = 0
-        self.block_ids: list[int] = []
-        self.block_digests: list[bytes] = []  # one per full block of token_ids hashed so far
-        self.num_published_blocks = 0  # leading blocks of block_ids that others may match
-        self.max_num_tokens = 0  # prompt + output, set by Scheduler.add
-        self.max_num_blocks = 0  # blocks for max_num_tokens, set by Scheduler.add
-        # Whose beam this is, or whose search; set by Scheduler.add where there are beams.
-        self.beam_group: BeamGroup | None = None
+            raise UserError(
+                f"request {self.request_id}: the prompt has no tokens (at least 1 needed)"
+            )
+        self.token_ids = list(self.prompt_token_ids)
+        adapter_salt = b"" if self.adapter is None else self.adapter.salt
+        self.cache_salt += adapter_salt + self.prefix.salt
 
     def fork(self, request_id: int) -> Request:
         """A beam with the same tokens and blocks; the caller takes references of the blocks."""
@@ -156,7 +114,7 @@ class Request:
 
     @property
     def num_slots(self) -> int:
-        """Sequences of the batch that it takes: a search before its first fork, all its beams'."""
+        """Sequences of the batch that it takes; a search counts its beams before the first fork."""
         return self.sampling_params.num_beams if self.owner is self else 1
 
     @property
@@ -171,7 +129,6 @@ class Request:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Prompt tokens."""
         return len(self.prompt_token_ids)
 
     @property
@@ -186,12 +143,10 @@ class Request:
 
     @property
     def first_token_time(self) -> float | None:
-        """perf_counter seconds at which the first generated token was known."""
         return self.token_times[0] if self.token_times else None
 
     @property
     def metrics(self) -> RequestMetrics:
-        """A snapshot of the times so far."""
         return RequestMetrics(
             arrival_time=self.arrival_time,
             first_scheduled_time=self.first_scheduled_time,
@@ -222,7 +177,7 @@ class BeamGroup:
         self.restart()
 
     def restart(self) -> None:
-        """Forgets all but the prompt."""
+        """Drops everything but the prompt."""
         self.beams: list[Request] = [self.request]
         self.scores: list[np.float32] = [np.float32(0)]  # sums of log-probabilities, per beam
         self.finished: list[Hypothesis] = []  # best first, at most num_beams
@@ -268,7 +223,7 @@ class BeamGroup:
     def _continuations(
         self, candidates: Sequence[Candidates]
     ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.float32]]:
-        """Beams, tokens, and sums of log-probabilities of all of them."""
+        """Beam indices, tokens and summed log-probabilities of all continuations."""
         counts = [len(each.token_ids) for each in candidates]
         log_probs = [log_prob for each in candidates for log_prob in each.log_probs]
         return (
@@ -296,9 +251,9 @@ def _penalized(score: np.float32, length: int, length_penalty: float) -> float:
 
 
 def num_wanted(requests: Sequence[Request], of_prompts: bool = False) -> int | None:
-    """The most likeliest tokens that one of the requests wants; None where nobody wants logprobs.
+    """The largest number of top logprobs that a request wants; None where no request wants any.
 
-    of_prompts: of the prompts' tokens, else of the new ones.
+    of_prompts: for the prompts' tokens, else for the new ones.
     """
     records = [request.logprobs for request in requests if request.logprobs is not None]
     numbers = [record.num_prompt_top if of_prompts else record.num_top for record in records]

@@ -1,4 +1,4 @@
-"""What a runner is, the network's two forms (dynamic, exported), and the CPU's runner."""
+"""The runner's interface, the network's two forms (dynamic, exported), and the CPU's runner."""
 
 from __future__ import annotations
 
@@ -30,26 +30,22 @@ if TYPE_CHECKING:
 
 
 class Logprobs(NamedTuple):
-    """Of a step's new tokens and of prompts' tokens; None for what nobody wants."""
+    """Logprobs of a step's new tokens and of prompts' tokens; None where they are not wanted."""
 
     tokens: LogprobTable | None = None  # a row per Row of the step
     prompt: LogprobTable | None = None  # a row per target
 
     def copied(self) -> Logprobs:
-        """The same in memory of its own; a runner uses its own again some launches later."""
-        return Logprobs(
-            *(
-                None if table is None else LogprobTable(*(array.copy() for array in table))
-                for table in self
-            )
-        )
+        """A copy: the runner reuses the memory of these arrays some launches later."""
+        copies = (table and LogprobTable(*(array.copy() for array in table)) for table in self)
+        return Logprobs(*copies)
 
 
 class PromptTargets(NamedTuple):
-    """Tokens of prompts whose logprobs are wanted: those behind the rows of logits."""
+    """Tokens of prompts whose logprobs are wanted, one per row of logits behind the new tokens'."""
 
     token_ids: Sequence[int] = ()
-    num_top: int = 0  # likeliest tokens besides, of each row
+    num_top: int = 0  # likeliest tokens to measure besides
 
 
 NO_TARGETS = PromptTargets()
@@ -59,29 +55,26 @@ class Tokens(Protocol):
     """The tokens of a step that may still run."""
 
     def choose(self) -> None:
-        """Queues what waited for the tokens of the step before: the choice by guides' masks.
+        """Queues what waits for the previous step's tokens: the choice under guides' masks.
 
-        Called when these are written back; nothing where nothing waited.
+        Called when those tokens are written back.
         """
-        ...
+        return
 
     def take(self) -> list[int | Candidates]:
-        """Waits for them; -1 for a row that nothing could be drawn from. Called once.
+        """Waits for the tokens; -1 for a row that nothing could be drawn from. Called once.
 
-        A beam's row has candidates, none where nothing could be found.
+        A beam's row has Candidates, empty where nothing could be found.
         """
-        ...
 
     def known(self, drafts: Sequence[int]) -> list[int]:
-        """Drafts of the step, tokens in the place of placeholders; called after `take`.
+        """The step's drafts with tokens in place of placeholders; called after `take`.
 
-        -1 for one that could not be drawn.
+        -1 for a draft that could not be drawn.
         """
-        ...
 
     def logprobs(self) -> Logprobs:
-        """Of the tokens, and of the prompts' tokens; called after `take`."""
-        ...
+        """Logprobs of the new tokens and of the prompts' tokens; called after `take`."""
 
 
 class Runner(Protocol):
@@ -95,8 +88,7 @@ class Runner(Protocol):
 
     @property
     def num_recorded(self) -> int:
-        """Graphs so far; a step that records one takes longer than it will again."""
-        ...
+        """Graphs recorded so far; the step that records one takes longer than later ones."""
 
     def launch(
         self,
@@ -105,36 +97,26 @@ class Runner(Protocol):
         sampler: Sampler,
         prompt: PromptTargets = NO_TARGETS,
     ) -> Tokens:
-        """Starts a step of NumPy inputs; `rows` are those of its first logits.
-
-        prompt: of the logits behind them.
-        """
-        ...
+        """Starts a step of NumPy inputs; `rows` describe its first logits, `prompt` the others."""
 
     def execute(self, inputs: ForwardInputs) -> Tensor:
         """float32 logits [L, vocab_size] of NumPy inputs; writes the step's keys and values."""
-        ...
 
     def copy_blocks(self, copies: BlockCopies) -> None:
         """Copies cache blocks before the next step: (from, to), no block both."""
-        ...
 
 
-class KnownTokens:
-    """Tokens of a step that has ended."""
+class KnownTokens(Tokens):
+    """Tokens, or placeholders, that the host need not wait for."""
 
     def __init__(self, token_ids: Sequence[int | Candidates], logprobs: Logprobs):
         self.token_ids = list(token_ids)
         self._logprobs = logprobs
 
-    def choose(self) -> None:
-        """Changes nothing: they are chosen."""
-
     def take(self) -> list[int | Candidates]:
         return self.token_ids
 
     def known(self, drafts: Sequence[int]) -> list[int]:
-        """See Tokens: they were known before."""
         return list(drafts)
 
     def logprobs(self) -> Logprobs:
@@ -154,7 +136,6 @@ class DynamicForward:
         self._bound = backend.BoundLayers(decoder.layers, caches, decoder.ropes)
 
     def __call__(self, inputs: ForwardInputs) -> Tensor:
-        """Logits [L, vocab_size]."""
         return forward(self.backend, self.decoder, inputs, self.caches, bound=self._bound)[0]
 
 
@@ -177,13 +158,12 @@ def static_forward(
 
 @dataclass(frozen=True)
 class Within:
-    """`forward`, in a context of its own each time. See Forward."""
+    """Calls `forward` in a new context each time. See Forward."""
 
     context: Callable[[], AbstractContextManager[None]]
     forward: Forward
 
     def __call__(self, inputs: ForwardInputs) -> Tensor:
-        """Logits [L, vocab_size]."""
         with self.context():
             return self.forward(inputs)
 
@@ -242,7 +222,7 @@ class HostRunner:
             raw = None if num_top is None else logits.numpy().copy()
             tokens = sampler.sample(logits, rows)
             if raw is not None and num_top is not None:
-                # A row without a token has none to measure; its request ends. Beams want none.
+                # A request without a token ends, and beams have no logprobs: token 0 stands in.
                 known = [max(token, 0) if isinstance(token, int) else 0 for token in tokens]
                 of_tokens = measure(raw, known, num_top)
         return KnownTokens(tokens, Logprobs(of_tokens, of_prompt))

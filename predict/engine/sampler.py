@@ -1,4 +1,4 @@
-"""What each request wants of its next token: changed logits, and the sampling operator's inputs."""
+"""The choice of next tokens: changed logits, and the sampling operator's inputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Sampler:
         eos_token_ids: Sequence[int],
         verifier: WindowVerifier | None = None,
     ):
-        """verifier: lets more drafts stand than are chosen."""
+        """verifier: accepts more drafts than exact verification."""
         self.backend = backend
         self.verifier = verifier
         self.seed = seed
@@ -59,7 +59,7 @@ class Sampler:
         return [found[index] for index in range(len(rows))]
 
     def _found(self, logits: npt.NDArray[np.float32], row: Row) -> Candidates:
-        """What a beam may go on with."""
+        """The likeliest continuations of a beam."""
         log_probs, request = logits.copy(), row.request
         log_softmax(log_probs)
         self._adjustment(row).apply(log_probs, request.token_ids, request.num_prompt_tokens)
@@ -99,7 +99,7 @@ class Sampler:
         return choices
 
     def adjustments(self, rows: Sequence[Row]) -> list[Adjustment] | None:
-        """One per row, UNCHANGED itself where there is none; None when nobody has one."""
+        """One per row, UNCHANGED itself where there is none; None if all are UNCHANGED."""
         adjustments = [self._adjustment(row) for row in rows]
         return None if all(each is UNCHANGED for each in adjustments) else adjustments
 
@@ -115,7 +115,7 @@ class Sampler:
         return adjustment if row.num_output_tokens < adjustment.ends_at else UNCHANGED
 
     def forget(self, request_id: int) -> None:
-        """The request has ended."""
+        """Drops the state of an ended request."""
         self._adjustments.pop(request_id, None)
 
     def _columns(self, choices: Sequence[Choice]) -> list[Tensor]:
@@ -144,7 +144,7 @@ class Sampler:
         return self.backend.mask_logits(logits, paddle.to_tensor(masks, place=logits.place))
 
     def _adjusted(self, logits: Tensor, rows: Sequence[Row]) -> Tensor:
-        """Changed logits; the logits themselves if nobody asks."""
+        """Adjusted logits; the logits themselves without adjustments."""
         import paddle
 
         adjustments = self.adjustments(rows)

@@ -42,7 +42,7 @@ class StreamOutput:
 
 
 def sample_params(params: SamplingParams, index: int) -> SamplingParams:
-    """What sample `index` has when it runs alone: one answer, its own seed.
+    """The parameters of sample `index` as a request: one answer, its own seed.
 
     Only the first sample measures the prompt.
     """
@@ -59,14 +59,14 @@ def sample_params(params: SamplingParams, index: int) -> SamplingParams:
 
 
 def mark_failed(request: Request, message: str) -> None:
-    """Makes a request that nobody runs one that failed."""
+    """Marks a request that does not run as failed."""
     request.finish_reason, request.error = "error", message
 
 
 class Samples:
     """The requests of one prompt. The first one computes it, the others share its blocks.
 
-    One whose text cannot be made fails, alone.
+    A request whose text cannot be decoded fails, alone.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Samples:
 
     @property
     def error(self) -> str | None:
-        """What went wrong with the first one that failed."""
+        """The message of the first request that failed."""
         return next((r.error for r in self.requests if r.finish_reason == "error"), None)
 
     def check_guide(self) -> None:
@@ -148,9 +148,9 @@ class Samples:
             request.finish_reason = "abort"
 
     def pieces(self) -> list[StreamOutput]:
-        """What is new since the last call, of each sample that has something new.
+        """New text and tokens of each sample since the last call.
 
-        Of a beam search all answers, once it has ended.
+        A beam search yields all answers when it ends.
         """
         if self.params.num_beams > 1:
             if not self.is_finished or self._num_sent[0] < 0:
@@ -172,26 +172,26 @@ class Samples:
             new = tuple(request.token_ids[first : request.num_known_tokens])
             if not new and request.finish_reason is None:
                 continue
-            text = self._made(request, self._new_text)
+            text = self._text_or_fail(request, self._new_text)
             reason = request.finish_reason
             self._num_sent[index] = sent + len(new) if reason is None else -1
             pieces.append(
                 StreamOutput(
                     *(text, new, reason, index, self.prompt_index, request.error),
-                    self._measured(request, sent, sent + len(new)),
+                    self._logprobs(request, sent, sent + len(new)),
                 )
             )
         return pieces
 
-    def _measured(self, request: Request, first: int, end: int) -> tuple[TokenLogprobs, ...] | None:
+    def _logprobs(self, request: Request, first: int, end: int) -> tuple[TokenLogprobs, ...] | None:
         """Logprobs of a request's output tokens from `first` to before `end`."""
         record = request.logprobs
         if record is None or self.params.logprobs is None:
             return None
         return tuple(record.tokens[first:end])
 
-    def _made(self, request: Request, text: Callable[[Request], str]) -> str:
-        """A request's text; "" where that cannot be made: then the request fails."""
+    def _text_or_fail(self, request: Request, text: Callable[[Request], str]) -> str:
+        """text(request), or "" where that raises; the request fails then."""
         try:
             return text(request)
         except Exception as error:
@@ -206,7 +206,7 @@ class Samples:
         return request.answer.take()
 
     def output(self) -> RequestOutput:
-        """What the samples are now; with best_of the likeliest n of them, the best first.
+        """The samples so far; with best_of the likeliest n of them, the best first.
 
         Of a beam search its answers, once it has ended.
         """
@@ -253,7 +253,7 @@ class Samples:
         request = self.requests[index]
         record = request.logprobs
         measured = record is not None and record.num_top is not None
-        text = "" if self.params.num_beams > 1 else self._made(request, self._text)
+        text = "" if self.params.num_beams > 1 else self._text_or_fail(request, self._text)
         return CompletionOutput(
             index=index,
             text=text,
@@ -279,7 +279,7 @@ class Samples:
 
 
 class FailedPrompt(Samples):
-    """In the place of a prompt that its tokenizer failed on: nothing runs, and it says so."""
+    """Stands for a prompt that its tokenizer failed on: nothing runs, its output is an error."""
 
     def __init__(self, request_id: int, prompt_index: int, error: str):
         self.requests = []

@@ -1,4 +1,4 @@
-"""Which tokens of which requests run in the next step, and what comes of the result.
+"""Which tokens of which requests run in the next step, and how its result changes the requests.
 
 A batch is a ragged list of token spans (after vLLM's v1 scheduler): each request contributes
 `num_tokens + drafts - num_computed_tokens` tokens within a budget, so that chunked prefill,
@@ -63,16 +63,11 @@ class SchedulerConfig:
     cache_salt: bytes = b""
     for_drafts: bool = False  # a draft model's cache lies in blocks of the same numbers
     adapters: AdapterPool | None = None  # of a network whose requests may have adapters
-    placing: Placing | None = None  # of a network to which a token's place is not its number
+    placing: Placing | None = None  # for a network whose positions are not 0, 1, 2, ...
 
     def __post_init__(self) -> None:
-        for name in (
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "max_length",
-            "block_size",
-            "num_blocks",
-        ):
+        sizes = "max_num_seqs max_num_batched_tokens max_length block_size num_blocks"
+        for name in sizes.split():
             if getattr(self, name) < 1:
                 raise UserError(f"{name} {getattr(self, name)} is too small (allowed: 1 or more)")
         if self.max_length < 2:
@@ -164,12 +159,12 @@ class SchedulerStats:
 
 
 def _shares_blocks(request: Request) -> bool:
-    """Whether its blocks may come from others, and serve them."""
+    """Whether the request may share cache blocks with others."""
     return request.places is None or not request.places.runs_whole
 
 
 def _salt(request: Request) -> bytes:
-    """What requests must have in common to share blocks: its own salt, and where tokens stand."""
+    """The salt of the request's blocks: its own, and the first row of its positions."""
     places = request.places
     if places is None:
         return request.cache_salt
@@ -177,23 +172,23 @@ def _salt(request: Request) -> bytes:
 
 
 def _num_left(request: Request) -> int:
-    """Tokens of a request that are not in the cache; more than one of a prompt that runs."""
+    """Tokens of a request that are not in the cache; 1 while it decodes."""
     return len(request.token_ids) - request.num_computed_tokens
 
 
 def _num_own_blocks(request: Request) -> int:
-    """The most blocks of an added request, but for those that it shares with its prefix."""
+    """The most blocks of an added request, without those shared with its prefix."""
     return request.max_num_blocks - len(request.prefix.block_ids)
 
 
 def _wants_prompt_logits(request: Request) -> bool:
-    """Whether logprobs of its prompt are wanted and not all there: then all of it must run."""
+    """Whether logprobs of its prompt are missing: then the whole prompt must run."""
     record = request.logprobs
     return record is not None and record.wants_prompt
 
 
 def _waits_for_leader(request: Request, block_size: int) -> bool:
-    """Whether blocks of its prompt are about to come from another request with the same one."""
+    """Whether its leader, with the same prompt, has yet to publish blocks of that prompt."""
     leader = request.leader
     if leader is None or leader.status is not RequestStatus.RUNNING:
         return False
@@ -272,7 +267,7 @@ class Scheduler:
     @property
     def decoding(self) -> list[Request]:
         """Running requests whose next step is one token, in arrival order."""
-        return [r for r in self._running if len(r.token_ids) - r.num_computed_tokens == 1]
+        return [request for request in self._running if _num_left(request) == 1]
 
     @property
     def _num_unpinned(self) -> int:
@@ -284,10 +279,10 @@ class Scheduler:
         return self.config.adapters
 
     def pin_prefix(self, name: str, num_tokens: int, is_late: bool = False) -> ServedPrefix:
-        """A prefix that requests may have, with blocks of its own; the caller is to write them.
+        """A prefix that requests may have, with its own blocks, which the caller must write.
 
-        is_late: others are served already. Raises UserError where the cache is left without a free
-        block, and late with fewer than an unfinished request, or one of max_length, may need.
+        is_late: requests may already run. Raises UserError where no free block would be left, and
+        where is_late and an unfinished request, or one of max_length, might lack blocks.
         """
         block_size, free = self.config.block_size, self.block_manager.num_free_blocks
         num_blocks = num_blocks_for(num_tokens, block_size)
@@ -313,7 +308,7 @@ class Scheduler:
         return prefix
 
     def unpin_prefix(self, prefix: ServedPrefix) -> None:
-        """Gives up a prefix: its blocks are free once the last request that has it has ended."""
+        """Gives up a prefix; its blocks are freed when its last request ends."""
         self._leaving.add(prefix)
         self._free_unused(prefix)
 
@@ -326,7 +321,7 @@ class Scheduler:
             self._head_is_blocked = False
 
     def _num_blocks(self, request: Request, num_tokens: int) -> int:
-        """Blocks of a request of so many tokens of its own, those of its prefix included."""
+        """Blocks of a request with `num_tokens` tokens, its prefix's blocks included."""
         return num_blocks_for(request.prefix.num_reserved + num_tokens, self.config.block_size)
 
     def has_unfinished(self) -> bool:
@@ -400,7 +395,7 @@ class Scheduler:
         self._waiting.append(request)
 
     def _check_adapter(self, request: Request, adapter: ServedAdapter) -> None:
-        """Raises UserError for an adapter that never has room."""
+        """Raises UserError for an adapter that can never be loaded."""
         pool = self.config.adapters
         most = 0 if pool is None else min(pool.num_pages, pool.max_pages)
         if adapter.num_pages > most:
@@ -410,13 +405,13 @@ class Scheduler:
             )
 
     def _check_whole(self, request: Request) -> None:
-        """Raises UserError where a prompt that sees itself both ways cannot run in one span."""
+        """Raises UserError where a bidirectional prompt cannot run in one span."""
         budget = self.config.max_num_batched_tokens
         if self.config.chunked_prefill and request.num_prompt_tokens > budget:
             raise UserError(
                 f"request {request.request_id}: {request.num_prompt_tokens} prompt tokens are more "
                 f"than a step takes (allowed: 1 to {budget}), and this model's prompts see "
-                "themselves both ways: they run in one step; use a shorter prompt, or raise "
+                "themselves both ways: they run in one step; shorten the prompt, or raise "
                 "max_num_batched_tokens"
             )
         if _wants_prompt_logits(request):
@@ -434,8 +429,6 @@ class Scheduler:
             self._running = [r for r in self._running if r.owner is not request]
         else:
             self._waiting.remove(request)
-        del request.token_ids[request.num_known_tokens :]
-        request.num_placeholders = 0
         self._finish(request, reason, time.perf_counter())
         return request
 
@@ -500,7 +493,7 @@ class Scheduler:
         return self._scheduled
 
     def check(self) -> None:
-        """Raises RuntimeError unless every block is free, or in the tables of those who hold it."""
+        """Raises RuntimeError unless every block is free or in its holders' tables."""
         held = Counter(block for prefix in self._prefixes for block in prefix.all_block_ids)
         having = Counter(request.prefix for request in self._requests.values())
         if any(having[prefix] != count for prefix, count in self._prefixes.items()):
@@ -521,11 +514,11 @@ class Scheduler:
         self.block_manager.check(held)
 
     def advance(self, batch: ScheduledBatch) -> None:
-        """Takes it that `batch` runs: `schedule` may be called before its result is known.
+        """Marks `batch` as running: `schedule` may be called before its result is known.
 
         Each sampling span's request gets a placeholder for its new token: -1 - i for the i-th of
         the batch's sampling spans. Raises RuntimeError when `batch` is not the last scheduled one,
-        ValueError when it has drafts or beams: what comes of them is not known ahead.
+        ValueError when it has drafts or beams, whose result decides the next step.
         """
         if batch is not self._scheduled:
             raise RuntimeError("advance() takes the batch of the last schedule(), once")
@@ -634,7 +627,7 @@ class Scheduler:
     ) -> FinishReason | None:
         """Adds tokens, in the place of placeholders where there are some, up to one that ends it.
 
-        Returns why the request ends; its tokens then end there too.
+        Returns why the request ends.
         """
         for token_id in token_ids:
             if request.num_placeholders:
@@ -661,8 +654,6 @@ class Scheduler:
                 if request.answer.append(token_id, may_stop, reason is not None):
                     reason = "stop"
             if reason is not None:
-                del request.token_ids[num_tokens:]
-                request.num_placeholders = 0
                 return reason
         return None
 
@@ -738,25 +729,19 @@ class Scheduler:
         budget = self.config.max_num_batched_tokens - sum(span.num_tokens for span in spans)
         try:
             for request in prefilling:
-                budget -= self._schedule_prefill(request, budget, len(spans) == num_decodes, spans)
+                start, first = request.num_computed_tokens, len(spans) == num_decodes
+                num_tokens = self._chunk(request, start, budget, first, spans)
+                if num_tokens:
+                    spans.append(_prompt_span(request, start, num_tokens))
+                    budget -= num_tokens
         except Exception as error:
             raise RequestError(request) from error
         if self._waiting and not preempted and not self._head_is_blocked:
             try:
                 self._admit(budget, num_decodes, spans)
             except Exception as error:
-                # It leaves the queue when nothing can fail any more.
+                # `_admit` removes a request from the queue in its last, infallible lines.
                 raise RequestError(self._waiting[0]) from error
-
-    def _schedule_prefill(
-        self, request: Request, budget: int, first: bool, spans: list[ScheduledSpan]
-    ) -> int:
-        """Appends the next chunk of a request that owns its blocks; tokens taken, 0 for none."""
-        start = request.num_computed_tokens
-        num_tokens = self._chunk(request, start, budget, first, spans)
-        if num_tokens:
-            spans.append(_prompt_span(request, start, num_tokens))
-        return num_tokens
 
     def _chunk(
         self,
@@ -766,11 +751,10 @@ class Scheduler:
         first: bool,
         spans: Sequence[ScheduledSpan],
     ) -> int:
-        """Tokens of a prompt to run now; whole prompts run over the budget only as the `first`.
+        """Tokens of a prompt to run now; only the `first` whole prompt may exceed the budget.
 
-        With logprobs of the prompt it runs in chunks in any case, as its logits take memory. One
-        that sees itself both ways is never cut; what was generated behind it before it was
-        preempted may be.
+        A prompt with logprobs always runs in chunks, since its logits take memory. A bidirectional
+        prompt is never cut; the tokens generated behind it before a preemption may be.
         """
         num_left = len(request.token_ids) - start
         over_budget = first and not self.config.chunked_prefill
@@ -860,9 +844,9 @@ class Scheduler:
     def _grow_beams(
         self, group: BeamGroup, preempted: list[Request], copies: list[tuple[int, int]]
     ) -> bool:
-        """Gives each beam a last block of its own, full ones are shared; False: all preempted.
+        """Gives each beam its own last block; full blocks stay shared. False: all preempted.
 
-        A beam that needs a new block gets it. Of beams that share a block that is filled in part,
+        A beam at the end of its blocks gets a new one. Of beams that share a partly filled block,
         all but the last get a copy of it.
         """
         blocks, block_size = self.block_manager, self.config.block_size
@@ -888,7 +872,7 @@ class Scheduler:
         return True
 
     def _fork(self, group: BeamGroup, going_on: Sequence[tuple[int, int]]) -> None:
-        """Replaces a group's beams by those that go on: (index of beam, its new token)."""
+        """Replaces a group's beams by their continuations: (index of beam, its new token)."""
         before, beams = group.beams, list[Request]()
         for index, _ in going_on:
             beam = before[index]
@@ -907,7 +891,7 @@ class Scheduler:
             if beam not in beams:
                 self._drop_beam(beam, group)
         if self.config.reserve_full:
-            # What the dropped beams alone had is the group's still.
+            # The group keeps as many blocks as the dropped beams alone had.
             spare, own = group.spare_block_ids, {b for beam in beams for b in beam.block_ids}
             missing = group.request.max_num_blocks - len(own) - len(spare)
             spare += self.block_manager.allocate(missing)
@@ -918,7 +902,7 @@ class Scheduler:
             beam.status = RequestStatus.FINISHED
 
     def _end_search(self, group: BeamGroup, now: float) -> None:
-        """Ends a request as its best hypothesis does; the text of a search is known at its end."""
+        """Ends a request with the tokens and the reason of its best hypothesis."""
         request, best = group.request, group.finished[0]
         request.token_ids += best.token_ids
         request.token_times = [now] * len(best.token_ids)
@@ -926,7 +910,7 @@ class Scheduler:
         self._finish(request, best.finish_reason, now)
 
     def _publish(self, request: Request, num_computed: int) -> None:
-        """Lets others match the blocks that `num_computed` tokens, all known, fill."""
+        """Publishes the blocks that `num_computed` tokens, all known, fill."""
         block_size, prefix = self.config.block_size, request.prefix
         num_full = (prefix.num_tokens + num_computed) // block_size
         if not _shares_blocks(request):
@@ -948,7 +932,7 @@ class Scheduler:
         request.num_published_blocks = num_full
 
     def _trim(self, request: Request) -> None:
-        """Gives back the blocks that only rejected drafts needed."""
+        """Frees the blocks that only rejected drafts needed."""
         if not self.config.reserve_full:
             num_blocks = self._num_blocks(request, len(request.token_ids))
             self.block_manager.free(request.block_ids[num_blocks:])
@@ -976,14 +960,14 @@ class Scheduler:
         """Ends a request whose part of an update failed; returns it."""
         if request.status is RequestStatus.PREEMPTED:
             self._waiting.remove(request)
-        del request.token_ids[request.num_known_tokens :]
-        request.num_placeholders = 0
         request.error = explained(request, error)
         self._finish(request, "error", now)
         return request
 
     def _finish(self, request: Request, reason: FinishReason, now: float) -> None:
         self._release_all(request)
+        del request.token_ids[request.num_known_tokens :]
+        request.num_placeholders = 0
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         request.finish_time = now

@@ -1,4 +1,4 @@
-"""EngineStats: what an engine has counted; Python's API, the server and /metrics have the same."""
+"""EngineStats: an engine's counts, the same for Python's API, the server and /metrics."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class EngineStats:
     num_running: int = 0  # requests in the batch
     num_waiting: int = 0
     num_mask_steps: int = 0  # steps with masks of guides
-    mask_seconds: float = 0.0  # that they took on the host
-    num_forced_tokens: int = 0  # that guides forced, and that took no step of their own
+    mask_seconds: float = 0.0  # of the host for these masks
+    num_forced_tokens: int = 0  # that guides forced, without a step for each
     num_adapters: int = 0  # that requests may name
     num_adapter_pages: int = 0
-    num_used_adapter_pages: int = 0  # that an adapter lies in
+    num_used_adapter_pages: int = 0  # with an adapter
     num_adapters_written: int = 0  # into their pages
-    num_prefixes: int = 0  # tuned ones, that requests may have
-    num_prefix_blocks: int = 0  # of the cache, that they fill
+    num_prefixes: int = 0  # tuned prefixes, that requests may have
+    num_prefix_blocks: int = 0  # cache blocks of these prefixes

@@ -1,4 +1,4 @@
-"""Requests' tokens and rules on a GPU, for what depends on them there: see ops.adjust_logits."""
+"""Requests' tokens and rules on a GPU, which ops.adjust_logits reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIRST_RULES_WIDTH = 64  # int32s: ten rules of one token
 
 
 def encoded(adjustment: Adjustment) -> npt.NDArray[np.int32]:
-    """The row of `rules` that an adjustment has (see csrc/include/regatta/adjust_logits.h)."""
+    """An adjustment as a row of `rules` (see csrc/include/regatta/adjust_logits.h)."""
     heads: list[tuple[int, int, int, int]] = []
     tokens: list[int] = []
     start = 1 + RULE_WORDS * len(adjustment.rules)
@@ -38,9 +38,9 @@ def encoded(adjustment: Adjustment) -> npt.NDArray[np.int32]:
 class TokenHistory:
     """A row of tokens and one of rules for each request that changes its logits.
 
-    A row is written with the tokens that are known when a request first comes; the operator adds
-    each later one itself. tokens: [num_slots, max_length] int32. rules: [num_slots, W] int32, as
-    wide as the largest request needed.
+    A row is written with the known tokens when the request is first seen; the operator adds later
+    tokens. tokens: [num_slots, max_length] int32. rules: [num_slots, W] int32, W as the largest
+    request needed.
     """
 
     def __init__(self, device: Device, num_slots: int, max_length: int):
@@ -54,7 +54,7 @@ class TokenHistory:
         self.rules: Tensor = paddle.zeros([num_slots, FIRST_RULES_WIDTH], "int32", device=place)
 
     def admit(self, adjustments: Sequence[Adjustment], rows: Sequence[Row]) -> None:
-        """Gives slots to running requests that have none; `rules` may become another tensor."""
+        """Gives slots to running requests without one; `rules` may become another tensor."""
         for adjustment, row in zip(adjustments, rows, strict=True):
             request = row.request
             if adjustment is UNCHANGED or request.request_id in self._slots:
@@ -97,8 +97,8 @@ class TokenHistory:
 
     def _take_slot(self) -> int:
         if not self._free:
-            # No more requests run than there are slots; one that waits comes back with its tokens.
-            # Whoever is in the batch has blocks.
+            # At most num_slots requests run, and running requests have blocks. A waiting request
+            # gets a slot again, with its tokens.
             gone = [
                 request_id
                 for request_id, (_, request, _) in self._slots.items()

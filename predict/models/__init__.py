@@ -1,7 +1,8 @@
-"""Model families: one module per config.json `model_type`, each with `spec(config)` and `WEIGHTS`.
+"""Model families: one module per config.json `model_type`, each with `spec(config)`.
 
-To add a family, write `predict/models/<model_type>.py`; nothing else changes. A family whose names
-depend on config.json has a function `weights(config)` in place of `WEIGHTS`.
+To add a family, write `predict/models/<model_type>.py`; nothing else changes. `WEIGHTS` has the
+names of its tensors where they are not Llama's; a family whose names depend on config.json has a
+function `weights(config)` instead.
 """
 
 from __future__ import annotations
@@ -15,18 +16,15 @@ from predict.nn.hf_config import ConfigReader
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import WeightNames
 
-# What PaddleNLP's --model_type calls families.
+# Families by PaddleNLP's names for --model_type.
 PADDLENLP = {"gpt-3": "gpt", "ernie-3.5-se": "ernie"}
 
 
 class Family(Protocol):
-    """What a module in this package offers."""
-
-    WEIGHTS: WeightNames
+    """The interface of a module in this package."""
 
     def spec(self, config: ConfigReader) -> DecoderSpec:
         """Reads a checkpoint's config.json; raises UserError on what the family cannot run."""
-        ...
 
 
 def known_families() -> list[str]:
@@ -65,8 +63,8 @@ def family_of(config: ConfigReader) -> Family:
 
 
 def weight_names(config: ConfigReader) -> WeightNames:
-    """What the checkpoint's family calls its tensors."""
+    """The names of tensors in the checkpoint's family."""
     family = family_of(config)
     choose = getattr(family, "weights", None)
-    names: WeightNames = choose(config) if choose else family.WEIGHTS
+    names: WeightNames = choose(config) if choose else getattr(family, "WEIGHTS", WeightNames())
     return names

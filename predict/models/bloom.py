@@ -1,7 +1,7 @@
 """BLOOM: ALiBi, LayerNorm (behind the embedding too), biases, tanh-GELU."""
 
-from predict.nn.blocks import Activation, AttentionBlock, MlpBlock, Norm, Positions, Residual
-from predict.nn.hf_config import ConfigReader, decoder_spec, per_head
+from predict.nn.blocks import Activation, Norm, Positions, Residual
+from predict.nn.hf_config import ConfigReader, blocks_of, decoder_spec, per_head
 from predict.nn.spec import DecoderSpec, EmbeddingSpec, HeadSpec
 from predict.nn.weights import WeightNames
 
@@ -26,26 +26,14 @@ def spec(config: ConfigReader) -> DecoderSpec:
     norm = Norm("layer", config.get_float("layer_norm_eps", 1e-5, ("layer_norm_epsilon",)), True)
     normed = config.get_bool("apply_residual_connection_post_layernorm", False)
     residual = Residual("normed" if normed else "input")
-    layer = (
-        AttentionBlock(
-            num_heads,
-            num_heads,
-            head_dim,
-            head_dim**-0.5,
-            norm,
-            positions=Positions("alibi"),
-            qkv_bias=True,
-            out_bias=True,
-            residual=residual,
-        ),
-        MlpBlock(
-            config.get_int("intermediate_size", 4 * hidden_size, aliases=("n_inner",)),
-            Activation("gelu_tanh", gated=False),
-            norm,
-            up_bias=True,
-            down_bias=True,
-            residual=residual,
-        ),
+    layer = blocks_of(
+        (num_heads, num_heads, head_dim),
+        config.get_int("intermediate_size", 4 * hidden_size, aliases=("n_inner",)),
+        Activation("gelu_tanh", gated=False),
+        bias=True,
+        attention={"positions": Positions("alibi")},
+        norm=norm,
+        residual=residual,
     )
     return decoder_spec(
         config,

@@ -4,8 +4,8 @@ ChatGLM2, ChatGLM3 and the first GLM-4: few key heads, half of each rotated in p
 prompts that see themselves both ways, positions in two dimensions, sums with normed inputs.
 """
 
-from predict.nn.blocks import Activation, AttentionBlock, MlpBlock, Norm, Positions, Residual
-from predict.nn.hf_config import ConfigReader, check_groups, decoder_spec
+from predict.nn.blocks import Activation, Norm, Positions, Residual
+from predict.nn.hf_config import ConfigReader, blocks_of, check_groups, decoder_spec
 from predict.nn.spec import DecoderSpec, HeadSpec, PrefixSpec, RopeSpec
 from predict.nn.weights import WeightNames
 from predict.text.chat_formats import names_of
@@ -36,7 +36,6 @@ FIRST_WEIGHTS = WeightNames(
 
 
 def weights(config: ConfigReader) -> WeightNames:
-    """What the checkpoint calls its tensors."""
     return FIRST_WEIGHTS if _is_first(config) else WEIGHTS
 
 
@@ -71,27 +70,14 @@ def _first_spec(config: ConfigReader) -> DecoderSpec:
     num_layers = config.get_int("num_hidden_layers", aliases=("num_layers",))
     norm = Norm("layer", config.get_float("layer_norm_eps", 1e-5, ("layernorm_epsilon",)), True)
     residual = Residual("normed", input_scale=(2 * num_layers) ** 0.5)
-    layer = (
-        AttentionBlock(
-            num_heads,
-            num_heads,
-            head_dim,
-            head_dim**-0.5,
-            norm,
-            positions=Positions(two_dimensional=True),
-            qkv_bias=True,
-            out_bias=True,
-            prefix_mask=True,
-            residual=residual,
-        ),
-        MlpBlock(
-            config.get_int("intermediate_size", 4 * hidden_size, aliases=("inner_hidden_size",)),
-            Activation("gelu_tanh", gated=False),
-            norm,
-            up_bias=True,
-            down_bias=True,
-            residual=residual,
-        ),
+    layer = blocks_of(
+        (num_heads, num_heads, head_dim),
+        config.get_int("intermediate_size", 4 * hidden_size, aliases=("inner_hidden_size",)),
+        Activation("gelu_tanh", gated=False),
+        bias=True,
+        attention={"positions": Positions(two_dimensional=True), "prefix_mask": True},
+        norm=norm,
+        residual=residual,
     )
     masks = (config.get_int("gmask_token_id"), config.get_int("mask_token_id"))
     return decoder_spec(
@@ -124,26 +110,15 @@ def later_spec(config: ConfigReader) -> DecoderSpec:
     norm = Norm(epsilon=config.get_float("layer_norm_eps", 1e-5, ("layernorm_epsilon",)))
     normed = config.get_bool("apply_residual_connection_post_layernorm", False)
     residual = Residual("normed" if normed else "input")
-    layer = (
-        AttentionBlock(
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            head_dim**-0.5,
-            norm,
-            positions=Positions(interleaved=True),
-            qkv_bias=bias or config.get_bool("add_qkv_bias", False),
-            out_bias=bias,
-            residual=residual,
-        ),
-        MlpBlock(
-            config.get_int("intermediate_size", aliases=("ffn_hidden_size",)),
-            Activation("silu"),
-            norm,
-            up_bias=bias,
-            down_bias=bias,
-            residual=residual,
-        ),
+    qkv_bias = bias or config.get_bool("add_qkv_bias", False)
+    layer = blocks_of(
+        (num_heads, num_kv_heads, head_dim),
+        config.get_int("intermediate_size", aliases=("ffn_hidden_size",)),
+        Activation("silu"),
+        bias,
+        {"positions": Positions(interleaved=True), "qkv_bias": qkv_bias},
+        norm=norm,
+        residual=residual,
     )
     ratio = config.get_float("factor", 1.0, aliases=("rope_ratio",))
     length = config.get_int("seq_length", 2048, aliases=("max_sequence_length",))

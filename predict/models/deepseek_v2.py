@@ -14,9 +14,7 @@ from predict.nn.blocks import (
 from predict.nn.hf_config import ConfigReader, decoder_spec, router_of, with_experts
 from predict.nn.rope import yarn_mscale
 from predict.nn.spec import DecoderSpec, HeadSpec, RopeSpec
-from predict.nn.weights import WeightNames
 
-WEIGHTS = WeightNames()
 LATENT_NORM = Norm(epsilon=1e-6)  # whatever rms_norm_eps is
 
 

@@ -1,15 +1,17 @@
 """ERNIE 3.5 SE of PaddleNLP: parallel blocks behind one LayerNorm, rotated, gated.
 
+predict.loading.ernie shows its tensors under Llama's names.
+
 "Off with head and tail": the first layer has no MLP, the last one no attention. Here the last one's
 MLP is the last block of the layer before it, so that every layer has a cache.
 """
 
-from predict.nn.blocks import Activation, AttentionBlock, MlpBlock, Norm
-from predict.nn.hf_config import ConfigReader, decoder_spec
-from predict.nn.spec import DecoderSpec, HeadSpec, RopeSpec
-from predict.nn.weights import WeightNames
+from dataclasses import replace
 
-WEIGHTS = WeightNames()  # as predict.loading.ernie shows them
+from predict.nn.blocks import Activation, AttentionBlock, MlpBlock, Norm
+from predict.nn.hf_config import ConfigReader, blocks_of, decoder_spec
+from predict.nn.spec import DecoderSpec, HeadSpec, RopeSpec
+
 SPREAD = 8  # positions that a token takes, where the model was trained on random ones
 
 
@@ -24,27 +26,16 @@ def spec(config: ConfigReader) -> DecoderSpec:
     head_dim = hidden_size // num_heads
     norm = Norm("layer", config.get_float("layer_norm_eps", 1e-6), bias=True)
     bias = config.get_bool("use_bias", False)
-    attention = AttentionBlock(
-        num_heads, num_heads, head_dim, head_dim**-0.5, norm, qkv_bias=bias, out_bias=bias
-    )
-
-    def mlp(parallel: bool) -> MlpBlock:
-        return MlpBlock(
-            config.get_int("intermediate_size"),
-            Activation("silu"),
-            norm,
-            up_bias=bias,
-            down_bias=bias and not parallel,  # there the one of both products is attention's
-            parallel=parallel,
-        )
-
+    heads, inner = (num_heads, num_heads, head_dim), config.get_int("intermediate_size")
+    attention, mlp = blocks_of(heads, inner, Activation("silu"), bias, norm=norm)
+    parallel = replace(mlp, down_bias=False, parallel=True)  # attention has the bias of the sum
     num_layers = config.get_int("num_hidden_layers")
     layers: tuple[tuple[AttentionBlock | MlpBlock, ...], ...]
-    layers = ((attention, mlp(True)),) * num_layers
+    layers = ((attention, parallel),) * num_layers
     if config.get_bool("parallel_attn_hatf", True):
         if num_layers < 3:
             raise config.wrong("num_hidden_layers", "3 or more with parallel_attn_hatf")
-        layers = ((attention,), *layers[2:-1], (attention, mlp(True), mlp(False)))
+        layers = ((attention,), *layers[2:-1], (attention, parallel, mlp))
     max_position, rope = config.get_int("max_position_embeddings", 2048), RopeSpec()
     if config.get_bool("enable_random_position_ids", False):
         max_position, rope = (

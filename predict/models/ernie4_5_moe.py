@@ -1,8 +1,7 @@
 """ERNIE 4.5 with experts: the dense model's attention, experts in a range of its layers."""
 
 from predict.models.ernie4_5 import spec as ernie4_5
-from predict.nn.blocks import Activation, ExpertBlock
-from predict.nn.hf_config import ConfigReader, router_of, with_experts
+from predict.nn.hf_config import ConfigReader, sparse_like
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import WeightNames
 
@@ -19,24 +18,22 @@ def spec(config: ConfigReader) -> DecoderSpec:
     config.get_float("moe_norm_min", 0.0)  # so small that no sum of shares is below it
     dense = ernie4_5(config)
     inner = config.get_int("moe_intermediate_size", 1536)
-    experts = ExpertBlock(
-        router=router_of(
-            config,
-            num_experts=config.get_int("num_experts", 64, aliases=("moe_num_experts",)),
-            top_k=config.get_int("num_experts_per_tok", 6, aliases=("moe_k",)),
-            renormalize=True,
-            correction=True,
-        ),
-        intermediate_size=inner,
-        activation=Activation(config.activation()),
-        norm=dense.head.norm,
-        shared_size=inner
-        * config.get_int("n_shared_experts", 2, aliases=("moe_num_shared_experts",)),
-    )
+    num_shared = config.get_int("n_shared_experts", 2, aliases=("moe_num_shared_experts",))
+    router = {
+        "num_experts": config.get_int("num_experts", 64, aliases=("moe_num_experts",)),
+        "top_k": config.get_int("num_experts_per_tok", 6, aliases=("moe_k",)),
+        "renormalize": True,
+        "correction": True,
+    }
     first = config.get_int("moe_layer_start_index", 1)
     end = config.get_int("moe_layer_end_index", -1)
     step = config.get_int("decoder_sparse_step", 1, aliases=("moe_layer_interval",))
     last = dense.num_layers - 1 if end < 0 else end
-    return with_experts(
-        dense, experts, lambda index: first <= index <= last and (index + 1) % step == 0
+    return sparse_like(
+        config,
+        dense,
+        router,
+        inner,
+        lambda index: first <= index <= last and (index + 1) % step == 0,
+        shared_size=inner * num_shared,
     )

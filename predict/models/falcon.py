@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from predict.models.bloom import WEIGHTS as NAMES
-from predict.nn.blocks import Activation, AttentionBlock, MlpBlock, Norm, Positions, Residual
-from predict.nn.hf_config import ConfigReader, check_groups, decoder_spec, per_head
+from predict.nn.blocks import Activation, Norm, Positions, Residual
+from predict.nn.hf_config import ConfigReader, blocks_of, check_groups, decoder_spec, per_head
 from predict.nn.spec import DecoderSpec, HeadSpec
 from predict.nn.weights import WeightNames
 
@@ -37,29 +37,17 @@ def spec(config: ConfigReader) -> DecoderSpec:
     norm = Norm("layer", config.get_float("layer_norm_eps", 1e-5, ("layer_norm_epsilon",)), True)
     normed = config.get_bool("apply_residual_connection_post_layernorm", False)
     residual, alibi = Residual("normed" if normed else "input"), config.get_bool("alibi", False)
-    scale = head_dim**-0.5
-    layer = (
-        AttentionBlock(
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            scale,
-            norm,
-            # Its scores are scaled behind the sum.
-            positions=Positions("alibi", scale=scale) if alibi else Positions(),
-            qkv_bias=bias,
-            out_bias=bias,
-            residual=residual,
-        ),
-        MlpBlock(
-            config.get_int("intermediate_size", 4 * hidden_size, aliases=("ffn_hidden_size",)),
-            Activation(config.activation("activation", "gelu"), gated=False),
-            norm,
-            up_bias=bias,
-            down_bias=bias,
-            parallel=_is_parallel(config),
-            residual=residual,
-        ),
+    # Scores are scaled after the sum with ALiBi's term.
+    positions = Positions("alibi", scale=head_dim**-0.5) if alibi else Positions()
+    layer = blocks_of(
+        (num_heads, num_kv_heads, head_dim),
+        config.get_int("intermediate_size", 4 * hidden_size, aliases=("ffn_hidden_size",)),
+        Activation(config.activation("activation", "gelu"), gated=False),
+        bias,
+        {"positions": positions},
+        {"parallel": _is_parallel(config)},
+        norm=norm,
+        residual=residual,
     )
     return decoder_spec(
         config,

@@ -5,9 +5,6 @@ from typing import Any
 from predict.nn.blocks import Function, Norm
 from predict.nn.hf_config import ConfigReader, llama_like
 from predict.nn.spec import DecoderSpec, EmbeddingSpec
-from predict.nn.weights import WeightNames
-
-WEIGHTS = WeightNames()
 
 
 def gemma_norm(config: ConfigReader) -> Norm:

@@ -38,12 +38,12 @@ def head_of(config: ConfigReader, softcap: float = 0.0) -> HeadSpec:
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    kinds = config.layer_types(lambda i: "full_attention" if i % 2 else "sliding_attention")
-    window = config.get_int("sliding_window", 4096)
     return gemma_like(
         config,
         attention=attention_fields(config, softcap=50.0),
         mlp={"post_norm": gemma_norm(config)},
-        windows=[window if kind == "sliding_attention" else -1 for kind in kinds],
+        windows=config.layer_windows(
+            config.get_int("sliding_window", 4096), lambda index: index % 2 == 0
+        ),
         head=head_of(config, softcap=30.0),
     )

@@ -14,9 +14,6 @@ LOCAL = 1  # of the rotary tables
 
 def spec(config: ConfigReader) -> DecoderSpec:
     pattern = config.get_int("sliding_window_pattern", 6, aliases=("_sliding_window_pattern",))
-    kinds = config.layer_types(
-        lambda i: "sliding_attention" if (i + 1) % pattern else "full_attention"
-    )
     window, head_dim = config.get_int("sliding_window", 4096), config.get_int("head_dim", 256)
     if config.values.get("rope_parameters"):
         local = config.rope(head_dim, kind="sliding_attention")
@@ -26,19 +23,14 @@ def spec(config: ConfigReader) -> DecoderSpec:
         config,
         attention={**attention_fields(config), "qk_norm": gemma_norm(config)},
         mlp={"post_norm": gemma_norm(config)},
-        windows=[window if kind == "sliding_attention" else -1 for kind in kinds],
+        windows=config.layer_windows(window, lambda index: (index + 1) % pattern > 0),
         head=head_of(config),
         ropes=(config.rope(head_dim, theta=1e6, kind="full_attention"), local),
     )
-    return replace(
-        result,
-        layers=tuple(
-            tuple(
-                replace(block, positions=Positions(table=LOCAL))
-                if isinstance(block, AttentionBlock) and block.window > 0
-                else block
-                for block in layer
-            )
-            for layer in result.layers
-        ),
+    return result.with_blocks(
+        lambda _, block: (
+            replace(block, positions=Positions(table=LOCAL))
+            if isinstance(block, AttentionBlock) and block.window > 0
+            else block
+        )
     )

@@ -16,7 +16,7 @@ def glm_norm(config: ConfigReader) -> Norm:
 
 
 def glm_like(config: ConfigReader, **mlp: Any) -> DecoderSpec:
-    """What both generations share; mlp: fields of the blocks that the later one adds."""
+    """The network of both generations. mlp: fields of both blocks that the later one adds."""
     attention = {
         "qkv_bias": config.get_bool("attention_bias", True),
         "positions": Positions(interleaved=True),

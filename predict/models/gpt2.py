@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from predict.nn.blocks import Activation, AttentionBlock, Function, MlpBlock, Norm, Positions
-from predict.nn.hf_config import ConfigReader, decoder_spec, per_head
+from predict.nn.blocks import Activation, Function, Norm, Positions
+from predict.nn.hf_config import ConfigReader, blocks_of, decoder_spec, per_head
 from predict.nn.spec import DecoderSpec, EmbeddingSpec, HeadSpec
 from predict.nn.weights import WeightNames
 
@@ -43,22 +43,13 @@ def gpt2_like(
     num_heads = config.get_int("num_attention_heads", aliases=("n_head",))
     num_layers = config.get_int("num_hidden_layers", aliases=("n_layer",))
     head_dim = per_head(config, hidden_size, num_heads)
-    attention = AttentionBlock(
-        num_heads,
-        num_heads,
-        head_dim,
-        head_dim**-0.5,
-        norm,
-        positions=Positions("none"),
-        qkv_bias=True,
-        out_bias=True,
-    )
-    mlp = MlpBlock(
+    attention, mlp = blocks_of(
+        (num_heads, num_heads, head_dim),
         config.get_int("intermediate_size", 4 * hidden_size, aliases=("n_inner",)),
         Activation(function, gated=False),
-        norm,
-        up_bias=True,
-        down_bias=True,
+        bias=True,
+        attention={"positions": Positions("none")},
+        norm=norm,
     )
     by_layer = config.get_bool("scale_attn_by_inverse_layer_idx", False)
     scales = [attention.softmax_scale / (i + 1 if by_layer else 1) for i in range(num_layers)]

@@ -1,7 +1,7 @@
 """GPT-NeoX and Pythia: LayerNorm, biases, a rotated part of each head, parallel blocks."""
 
-from predict.nn.blocks import Activation, AttentionBlock, MlpBlock, Norm
-from predict.nn.hf_config import ConfigReader, decoder_spec, per_head
+from predict.nn.blocks import Activation, Norm
+from predict.nn.hf_config import ConfigReader, blocks_of, decoder_spec, per_head
 from predict.nn.spec import DecoderSpec, HeadSpec
 from predict.nn.weights import WeightNames
 
@@ -25,18 +25,14 @@ def spec(config: ConfigReader) -> DecoderSpec:
     head_dim = per_head(config, hidden_size, num_heads)
     bias = config.get_bool("attention_bias", True)
     norm = Norm("layer", config.get_float("layer_norm_eps", 1e-5), True)
-    layer = (
-        AttentionBlock(
-            num_heads, num_heads, head_dim, head_dim**-0.5, norm, qkv_bias=bias, out_bias=bias
-        ),
-        MlpBlock(
-            config.get_int("intermediate_size"),
-            Activation(config.activation(default="gelu"), gated=False),
-            norm,
-            up_bias=True,
-            down_bias=True,
-            parallel=config.get_bool("use_parallel_residual", True),
-        ),
+    layer = blocks_of(
+        (num_heads, num_heads, head_dim),
+        config.get_int("intermediate_size"),
+        Activation(config.activation(default="gelu"), gated=False),
+        bias=True,
+        attention={"qkv_bias": bias, "out_bias": bias},
+        mlp={"parallel": config.get_bool("use_parallel_residual", True)},
+        norm=norm,
     )
     rope = config.rope(
         head_dim,

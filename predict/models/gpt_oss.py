@@ -1,7 +1,7 @@
 """gpt-oss: attention with sinks, a window in every other layer, clamped experts with biases."""
 
-from predict.nn.blocks import Activation, ExpertBlock, Norm
-from predict.nn.hf_config import ConfigReader, llama_like, router_of, with_experts
+from predict.nn.blocks import Activation, Norm
+from predict.nn.hf_config import ConfigReader, llama_like, sparse_like
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import JOINED_GATE_UP, WeightNames
 
@@ -26,34 +26,32 @@ ROPE = {
 def spec(config: ConfigReader) -> DecoderSpec:
     config = ConfigReader({"rope_scaling": ROPE, **config.values}, config.path)
     config.must_be("hidden_act", "silu")
-    kinds = config.layer_types(lambda i: "full_attention" if i % 2 else "sliding_attention")
-    window = config.get_int("sliding_window", 128)
     bias = config.get_bool("attention_bias", True)
-    norm = Norm(epsilon=config.get_float("rms_norm_eps", 1e-5))
     dense = llama_like(
         config,
         attention={"qkv_bias": bias, "out_bias": bias, "sinks": True},
-        windows=[window if kind == "sliding_attention" else -1 for kind in kinds],
+        windows=config.layer_windows(
+            config.get_int("sliding_window", 128), lambda index: index % 2 == 0
+        ),
         head_dim=config.get_int("head_dim", 64),
-        norm=norm,
+        norm=Norm(epsilon=config.get_float("rms_norm_eps", 1e-5)),
         theta=150000.0,
     )
-    experts = ExpertBlock(
-        router=router_of(
-            config,
-            num_experts=config.get_int("num_experts", 128, aliases=("num_local_experts",)),
-            top_k=config.get_int("num_experts_per_tok", 4, aliases=("experts_per_token",)),
-            renormalize=True,
-            bias=True,
-        ),
-        intermediate_size=config.get_int("intermediate_size"),
+    return sparse_like(
+        config,
+        dense,
+        {
+            "num_experts": config.get_int("num_experts", 128, aliases=("num_local_experts",)),
+            "top_k": config.get_int("num_experts_per_tok", 4, aliases=("experts_per_token",)),
+            "renormalize": True,
+            "bias": True,
+        },
+        config.get_int("intermediate_size"),
         activation=Activation(
             clamp=config.get_float("multiplier", 7.0, aliases=("swiglu_limit",)),
             slope=config.get_float("multiplier", 1.702, aliases=("swiglu_alpha",)),
             up_offset=1.0,
         ),
-        norm=norm,
         up_bias=True,
         down_bias=True,
     )
-    return with_experts(dense, experts, lambda index: True)

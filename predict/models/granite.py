@@ -3,9 +3,6 @@
 from predict.nn.blocks import Norm, Residual
 from predict.nn.hf_config import ConfigReader, llama_like
 from predict.nn.spec import DecoderSpec, EmbeddingSpec, HeadSpec
-from predict.nn.weights import WeightNames
-
-WEIGHTS = WeightNames()
 
 
 def spec(config: ConfigReader) -> DecoderSpec:

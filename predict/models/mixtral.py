@@ -1,7 +1,7 @@
 """Mixtral: Mistral's layers with experts in place of the MLPs."""
 
-from predict.nn.blocks import Activation, ExpertBlock, Norm
-from predict.nn.hf_config import ConfigReader, llama_like, router_of, with_experts
+from predict.nn.blocks import Norm
+from predict.nn.hf_config import ConfigReader, llama_like, sparse_like
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import WeightNames
 
@@ -18,15 +18,9 @@ WEIGHTS = WeightNames(
 def spec(config: ConfigReader) -> DecoderSpec:
     norm = Norm(epsilon=config.get_float("rms_norm_eps", 1e-5))
     dense = llama_like(config, windows=config.windows(), norm=norm, theta=1000000.0)
-    experts = ExpertBlock(
-        router=router_of(
-            config,
-            num_experts=config.get_int("num_experts", 8, aliases=("num_local_experts",)),
-            top_k=config.get_int("num_experts_per_tok", 2),
-            renormalize=True,
-        ),
-        intermediate_size=config.get_int("intermediate_size"),
-        activation=Activation(config.activation()),
-        norm=norm,
-    )
-    return with_experts(dense, experts, lambda index: True)
+    router = {
+        "num_experts": config.get_int("num_experts", 8, aliases=("num_local_experts",)),
+        "top_k": config.get_int("num_experts_per_tok", 2),
+        "renormalize": True,
+    }
+    return sparse_like(config, dense, router, config.get_int("intermediate_size"))

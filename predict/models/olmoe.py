@@ -1,11 +1,8 @@
 """OLMoE: Llama's shape with norms over all queries and all keys, and experts alone."""
 
-from predict.nn.blocks import Activation, ExpertBlock, Norm
-from predict.nn.hf_config import ConfigReader, llama_like, router_of, with_experts
+from predict.nn.blocks import Norm
+from predict.nn.hf_config import ConfigReader, llama_like, sparse_like
 from predict.nn.spec import DecoderSpec
-from predict.nn.weights import WeightNames
-
-WEIGHTS = WeightNames()
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
@@ -18,15 +15,9 @@ def spec(config: ConfigReader) -> DecoderSpec:
         attention={"qk_norm": norm, "qk_norm_whole": True, "qkv_bias": bias, "out_bias": bias},
         norm=norm,
     )
-    experts = ExpertBlock(
-        router=router_of(
-            config,
-            num_experts=config.get_int("num_experts", 64, aliases=("num_local_experts",)),
-            top_k=config.get_int("num_experts_per_tok", 8),
-            renormalize=config.get_bool("norm_topk_prob", False),
-        ),
-        intermediate_size=config.get_int("intermediate_size"),
-        activation=Activation(config.activation()),
-        norm=norm,
-    )
-    return with_experts(dense, experts, lambda index: True)
+    router = {
+        "num_experts": config.get_int("num_experts", 64, aliases=("num_local_experts",)),
+        "top_k": config.get_int("num_experts_per_tok", 8),
+        "renormalize": config.get_bool("norm_topk_prob", False),
+    }
+    return sparse_like(config, dense, router, config.get_int("intermediate_size"))

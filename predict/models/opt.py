@@ -1,7 +1,9 @@
 """OPT: LayerNorm, biases, ReLU, learned positions; the 350M one norms its sums instead."""
 
-from predict.nn.blocks import Activation, AttentionBlock, Function, MlpBlock, Norm, Positions
-from predict.nn.hf_config import ConfigReader, decoder_spec, per_head
+from typing import Any
+
+from predict.nn.blocks import Activation, Function, Norm, Positions
+from predict.nn.hf_config import ConfigReader, blocks_of, decoder_spec, per_head
 from predict.nn.spec import DecoderSpec, EmbeddingSpec, HeadSpec
 from predict.nn.weights import WeightNames
 
@@ -40,25 +42,15 @@ def spec(config: ConfigReader) -> DecoderSpec:
     head_dim = per_head(config, hidden_size, num_heads)
     norm = Norm("layer", 1e-5, bias=True)
     before = config.get_bool("do_layer_norm_before", config.get_bool("normalize_before", True))
+    norms: dict[str, Any]
     norms = {"norm": norm} if before else {"norm": None, "post_norm": norm, "post_norm_of": "sum"}
-    layer = (
-        AttentionBlock(
-            num_heads,
-            num_heads,
-            head_dim,
-            head_dim**-0.5,
-            positions=Positions("none"),
-            qkv_bias=bias,
-            out_bias=bias,
-            **norms,
-        ),
-        MlpBlock(
-            config.get_int("intermediate_size", aliases=("ffn_dim",)),
-            Activation(_function(config), gated=False),
-            up_bias=bias,
-            down_bias=bias,
-            **norms,
-        ),
+    layer = blocks_of(
+        (num_heads, num_heads, head_dim),
+        config.get_int("intermediate_size", aliases=("ffn_dim",)),
+        Activation(_function(config), gated=False),
+        bias,
+        {"positions": Positions("none")},
+        **norms,
     )
     ends_normed = before and not config.get_bool("_remove_final_layer_norm", False)
     num_positions = config.get_int("max_position_embeddings", 2048)

@@ -2,11 +2,8 @@
 
 from collections.abc import Callable
 
-from predict.nn.hf_config import LAYER_TYPES, ConfigReader, llama_like
+from predict.nn.hf_config import ConfigReader, llama_like
 from predict.nn.spec import DecoderSpec
-from predict.nn.weights import WeightNames
-
-WEIGHTS = WeightNames()
 
 
 def windows(
@@ -21,9 +18,7 @@ def windows(
         return ()
     window = config.get_int("sliding_window", 4096)
     full = config.get_int("max_window_layers", 28)
-    of = has_window or (lambda index: index >= full)
-    types = config.layer_types(lambda index: LAYER_TYPES[of(index)])
-    return tuple(window if kind == LAYER_TYPES[True] else -1 for kind in types)
+    return config.layer_windows(window, has_window or (lambda index: index >= full))
 
 
 def spec(config: ConfigReader) -> DecoderSpec:

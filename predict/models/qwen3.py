@@ -6,9 +6,6 @@ from predict.models.qwen2 import windows
 from predict.nn.blocks import Norm
 from predict.nn.hf_config import ConfigReader, llama_like
 from predict.nn.spec import DecoderSpec
-from predict.nn.weights import WeightNames
-
-WEIGHTS = WeightNames()
 
 
 def attention_fields(config: ConfigReader) -> dict[str, Any]:

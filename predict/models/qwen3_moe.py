@@ -4,12 +4,8 @@ from collections.abc import Callable
 
 from predict.models.qwen2 import windows
 from predict.models.qwen3 import attention_fields
-from predict.nn.blocks import Activation, ExpertBlock
-from predict.nn.hf_config import ConfigReader, llama_like, router_of, with_experts
+from predict.nn.hf_config import ConfigReader, llama_like, sparse_like
 from predict.nn.spec import DecoderSpec
-from predict.nn.weights import WeightNames
-
-WEIGHTS = WeightNames()
 
 
 def sparse_layers(config: ConfigReader) -> Callable[[int], bool]:
@@ -25,15 +21,10 @@ def spec(config: ConfigReader) -> DecoderSpec:
         attention=attention_fields(config),
         windows=windows(config, lambda index: True),
     )
-    experts = ExpertBlock(
-        router=router_of(
-            config,
-            num_experts=config.get_int("num_experts", 128, aliases=("num_local_experts",)),
-            top_k=config.get_int("num_experts_per_tok", 8),
-            renormalize=config.get_bool("norm_topk_prob", False),
-        ),
-        intermediate_size=config.get_int("moe_intermediate_size", 768),
-        activation=Activation(config.activation()),
-        norm=dense.head.norm,
-    )
-    return with_experts(dense, experts, sparse_layers(config))
+    router = {
+        "num_experts": config.get_int("num_experts", 128, aliases=("num_local_experts",)),
+        "top_k": config.get_int("num_experts_per_tok", 8),
+        "renormalize": config.get_bool("norm_topk_prob", False),
+    }
+    inner = config.get_int("moe_intermediate_size", 768)
+    return sparse_like(config, dense, router, inner, sparse_layers(config))

@@ -6,9 +6,7 @@ from predict.models.qwen2 import windows
 from predict.nn.blocks import AttentionBlock, Positions
 from predict.nn.hf_config import ConfigReader, llama_like
 from predict.nn.spec import DecoderSpec
-from predict.nn.weights import WeightNames
 
-WEIGHTS = WeightNames()
 INTERVAL = "no_rope_layer_interval"
 
 
@@ -28,7 +26,7 @@ def rotary_layers(config: ConfigReader) -> list[bool]:
 def spec(config: ConfigReader) -> DecoderSpec:
     rotates = rotary_layers(config)
     bias, mlp_bias = config.get_bool("attention_bias", False), config.get_bool("mlp_bias", False)
-    made = llama_like(
+    rotary = llama_like(
         config,
         attention={"qkv_bias": bias, "out_bias": bias},
         mlp={"up_bias": mlp_bias, "down_bias": mlp_bias},
@@ -36,13 +34,10 @@ def spec(config: ConfigReader) -> DecoderSpec:
         theta=2e6,
         tied=config.get_bool("tie_word_embeddings", True),
     )
-    layers = tuple(
-        tuple(
+    return rotary.with_blocks(
+        lambda index, block: (
             replace(block, positions=Positions("none"))
             if isinstance(block, AttentionBlock) and not rotates[index]
             else block
-            for block in layer
         )
-        for index, layer in enumerate(made.layers)
     )
-    return replace(made, layers=layers)

@@ -1,6 +1,6 @@
-"""Pages of adapters beside a network's linears: what there are, in what order, of what shapes.
+"""Pages of adapters beside a network's linears: their order and shapes.
 
-The operators, an exported program's inputs and what fills the pages (predict.adapters) all follow
+The operators, an exported program's inputs and predict.adapters, which fills the pages, all follow
 `paged_slots`. A page has room for PAGE_RANKS ranks of a linear.
 """
 
@@ -61,11 +61,8 @@ def adapted_slots(block: Block, hidden_size: int) -> Iterator[LinearSlot]:
 
 
 def part_sizes(block: Block, name: str, hidden_size: int) -> tuple[int, ...]:
-    """Output features of each part of a linear.
-
-    Queries, keys and values; q_a's (or queries) and latents; gate and up.
-    """
-    slots = (slot for slot in block.slots(hidden_size) if isinstance(slot, LinearSlot))
+    """Output features of each part of a linear that adapters may change, such as gate and up."""
+    slots = adapted_slots(block, hidden_size)
     return next(slot.part_sizes for slot in slots if slot.name == name)
 
 
@@ -79,7 +76,7 @@ def paged_slots(spec: DecoderSpec) -> Iterator[PagedSlot]:
 
 
 def page_tensors(spec: DecoderSpec, num_pages: int, is_packed: bool) -> dict[str, list[int]]:
-    """Names and shapes of A and B of each linear; -1 pages: so many as a run gives."""
+    """Names and shapes of A and B of each linear. num_pages -1: a run decides."""
     return {
         name: shape
         for slot in paged_slots(spec)

@@ -1,7 +1,7 @@
-"""What layers are made of, as data: a layer is a short tuple of blocks, a block a frozen record.
+"""Layers as data: a layer is a short tuple of blocks, a block a frozen record.
 
-A record says which weights a block has, what it computes and what it keeps in the cache. Loading,
-operators, memory sums, quantization and benchmarks read it; nothing asks for a model's name.
+A record says which weights a block has, what it computes and what it stores in the cache. Loading,
+operators, memory sums, quantization and benchmarks read records, never a model's name.
 H is the hidden size. Imports no Paddle.
 """
 
@@ -44,7 +44,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Activation:
-    """What stands between an MLP's products: function(gate) * up, or function(up) without gate.
+    """The function between an MLP's products: function(gate) * up, or function(up) without gate.
 
     With a clamp gates are at most that and ups at most that far from 0. slope: silu is
     x * sigmoid(slope * x). up_offset: added to ups.
@@ -65,9 +65,9 @@ class Activation:
 
 @dataclass(frozen=True)
 class Residual:
-    """A block's sum: input_scale * source + output_scale * what the block made.
+    """A block's sum: input_scale * source + output_scale * the block's last product.
 
-    source: the block's input, or what its norm made of it.
+    source: the block's input, or its normed input.
     """
 
     source: Source = "input"
@@ -77,7 +77,7 @@ class Residual:
 
 @dataclass(frozen=True)
 class Positions:
-    """How attention knows where a token stands.
+    """How attention uses the positions of tokens.
 
     rotary: queries and keys are rotated by table `table` of DecoderSpec.ropes, queries by
     `query_table` where one is given; pairs are (i, i + R/2), or (2i, 2i + 1) when interleaved.
@@ -111,7 +111,6 @@ class LinearSlot(NamedTuple):
 
     @property
     def out_features(self) -> int:
-        """Outputs of all parts."""
         return sum(self.part_sizes)
 
 
@@ -133,7 +132,7 @@ class HeadSlot(NamedTuple):
 
 
 class TableSlot(NamedTuple):
-    """A tensor that is no product's scheme's business; in float32, or in the model's dtype."""
+    """A tensor that is stored without a scheme, in float32 or in the model's dtype."""
 
     name: str
     shape: tuple[int, ...]
@@ -161,9 +160,9 @@ Slot: TypeAlias = LinearSlot | HeadSlot | TableSlot | NormSlot | HeadNormSlot
 
 
 class CacheRows(NamedTuple):
-    """What a block keeps of each token in the cache: a row of `size` values of each head.
+    """A block's rows in the cache: `size` values per token and head.
 
-    tail: the last values of a row, which no format makes codes of.
+    tail: the last values of a row, which no format quantizes.
     """
 
     name: str
@@ -221,7 +220,7 @@ class AttentionBlock:
 
     @property
     def cache_rows(self) -> tuple[CacheRows, ...]:
-        """What the block keeps of each token."""
+        """The rows that the cache has of each token."""
         return key_value_rows(self.num_kv_heads, self.head_dim)
 
     @property
@@ -246,7 +245,7 @@ class AttentionBlock:
 
     @property
     def step_values(self) -> int:
-        """Values of a token that a step has at one time, those of its hidden states apart."""
+        """Values of a token that a step holds at one time, besides its hidden states."""
         return 2 * self.qkv_size
 
     @property
@@ -256,7 +255,7 @@ class AttentionBlock:
 
     @property
     def decode_pair_flops(self) -> int:
-        """The same of a token that is decoded alone."""
+        """Operations of a decoded token and a visible token."""
         return self.pair_flops
 
     def slots(self, hidden_size: int) -> tuple[Slot, ...]:
@@ -284,17 +283,17 @@ class AttentionBlock:
 
 @dataclass(frozen=True)
 class LatentAttentionBlock:
-    """residual + out(attention over latents); of each token one latent stays in the cache.
+    """residual + out(attention over latents); the cache has one latent of each token.
 
     L kv_lora_rank, N qk_nope_head_dim, R qk_rope_head_dim, V v_head_dim. x the normed input:
       q = q_b(q_a_norm(q_a(x))), or q(x) without q_lora_rank; of each head [N], and [R] that rotate
       latent = kv_a_norm(the first L of kv_a(x)), and its last R, rotated: a row of the cache
       key of a head = key_up latent [N], then those R; value = value_up latent [V]
-    key_up [N, L] and value_up [V, L] of all heads are one matrix of the checkpoint, kv_b. Absorbed,
-    a query becomes key_up^T q and is multiplied by latents themselves, and value_up by what comes
-    out: a latent is read once for all heads. Expanded, keys and values are made of latents, so that
-    a pair of tokens takes N + R + V products in place of 2 L + R. `form` says which; they differ
-    in rounding alone.
+    key_up [N, L] and value_up [V, L] of all heads are one matrix of the checkpoint, kv_b. In the
+    absorbed form a query becomes key_up^T q, attends to latents, and value_up multiplies the
+    result: a latent is read once for all heads. In the expanded form latents become keys and
+    values, and a pair of tokens takes N + R + V products in place of 2 L + R. `form` selects one;
+    they differ in rounding alone.
     Source: DeepSeek-V2, 2024.
     """
 
@@ -336,34 +335,28 @@ class LatentAttentionBlock:
 
     @property
     def cache_rows(self) -> tuple[CacheRows, ...]:
-        """What the block keeps of each token."""
         # Rotated values are not normed, and few: codes would save little and cost more.
         return (CacheRows("latent", 1, self.latent_size, tail=self.qk_rope_head_dim),)
 
     @property
     def q_size(self) -> int:
-        """Values of a token's queries."""
         return self.num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
 
     @property
     def mixed_size(self) -> int:
-        """Values of a token that the output projection reads."""
         return self.num_heads * self.v_head_dim
 
     @property
     def step_values(self) -> int:
-        """Values of a token that a step has at one time, those of its hidden states apart."""
         absorbed = self.num_heads * (self.latent_size + self.kv_lora_rank)
         return self.q_size + self.latent_size + absorbed + self.mixed_size
 
     @property
     def pair_flops(self) -> int:
-        """Operations of a query token and a visible token of a prompt."""
         return 2 * (self.q_size + self.mixed_size)
 
     @property
     def decode_pair_flops(self) -> int:
-        """The same of a token that is decoded alone."""
         return 2 * self.num_heads * (self.latent_size + self.kv_lora_rank)
 
     def slots(self, hidden_size: int) -> tuple[Slot, ...]:
@@ -413,12 +406,12 @@ class MlpBlock:
 
 @dataclass(frozen=True)
 class Router:
-    """Which experts a token goes to, and with which weights, in float32.
+    """The choice of a token's experts, and their weights, in float32.
 
-    scores = scoring(x W^T + bias). The top_k experts of the largest scores (plus `correction`'s
-    terms, which count for the choice alone; the lower expert on ties) are chosen, among the
-    top_groups groups of neighbours whose group_score is largest. Weights are the scores, divided by
-    their sum where renormalize, times scale.
+    scores = scoring(x W^T + bias). The top_k experts with the largest scores (plus `correction`'s
+    terms, for the choice alone; the lower expert on ties) are chosen, among the top_groups groups
+    of consecutive experts with the largest group_score. Weights are the scores, divided by their
+    sum with renormalize, times scale.
     Sources: Shazeer et al. 2017; groups and correction: DeepSeek-V2 and V3, 2024.
     """
 

@@ -1,7 +1,7 @@
-"""How rows lie in the paged cache: one entry per format, with its quantizer and unpacker.
+"""Formats of rows in the paged cache: one entry per format, with its quantizer and unpacker.
 
-The compiled operators' twin of the table is csrc/include/regatta/kv_format.h. A *row* is what a
-block keeps of one head and token (predict.nn.blocks.CacheRows): its key, its value, or its latent.
+The compiled operators' table is csrc/include/regatta/kv_format.h. A *row* is the key, value or
+latent of one head and token (predict.nn.blocks.CacheRows).
 Dims: N blocks, S block size, D values of a row. Imports no Paddle until a function is called.
 """
 
@@ -64,9 +64,9 @@ class KvFormat:
     gpu: tuple[int, int] = TURING  # from this compute capability on
 
     def kinds(self, kept: Sequence[CacheRows]) -> tuple[tuple[CacheRows, KvFormat], ...]:
-        """What a block that keeps these has in its cache, kind by kind, and each one's format.
+        """The kinds of rows in a block's cache, each with its format.
 
-        The tails that a format with codes leaves as they are become rows of their own.
+        Tails, which a format with codes does not quantize, become their own kind.
         """
         kinds: list[tuple[CacheRows, KvFormat]] = []
         for rows in kept:
@@ -79,11 +79,11 @@ class KvFormat:
         return tuple(kinds)
 
     def num_tensors(self, kept: Sequence[CacheRows]) -> int:
-        """Tensors of a block that keeps these: of each its rows, and scales where there are any."""
+        """Cache tensors of a block: the rows of each kind, and scales where there are any."""
         return sum(2 if row.scale_floats else 1 for _, row in self.kinds(kept))
 
     def paged(self, cache: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Those of a block's cache tensors that have an entry per cache block."""
+        """The cache tensors of a block with one entry per cache block."""
         return cache[: len(cache) // 2] if self.scales == "head" else cache
 
     def check_gpu(self, capability: tuple[int, int]) -> None:
@@ -119,9 +119,9 @@ class KvFormat:
     def tensors(
         self, kept: Sequence[CacheRows], num_blocks: int | None, block_size: int, dtype: str
     ) -> tuple[CacheTensor, ...]:
-        """The cache tensors of a block that keeps these rows, in the operators' order.
+        """The cache tensors of a block in the operators' order. num_blocks None: -1.
 
-        The rows of each kind, [N, heads, S, row], then the scales of each. num_blocks None: -1.
+        The rows of each kind, [N, heads, S, row], then the scales of each.
         """
         blocks = -1 if num_blocks is None else num_blocks
         tensors, scales = [], []
@@ -146,14 +146,6 @@ def _codes(values: Tensor, least: float, most: float, bias: float = 0.0) -> Tens
     import paddle
 
     return (paddle.clip(paddle.round(values), least, most) + bias).astype("uint8")
-
-
-def _keep(rows: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    return rows, None
-
-
-def _as_stored(rows: Tensor, scale: Tensor | None, head_dim: int) -> Tensor:
-    return rows.astype("float32")
 
 
 def quantize_int8(rows: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -212,7 +204,7 @@ def _e4m3_codes(values: Tensor) -> Tensor:
 
 
 def _e4m3_values() -> list[float]:
-    """What each of the 256 codes stands for. 127 and 255, NaN to others, are never written."""
+    """The values of the 256 codes. 127 and 255, which stand for NaN, are never written."""
     values = []
     for code in range(128):
         exponent, mantissa = code >> 3, code & 7
@@ -261,7 +253,11 @@ def unpack_int4(codes: Tensor, scale: Tensor | None, head_dim: int) -> Tensor:
     return values * scale[..., 0:1] + scale[..., 1:2]
 
 
-DENSE = KvFormat("dense", None, "none", 0, _keep, _as_stored)
+DENSE = KvFormat(
+    *("dense", None, "none", 0),
+    quantize=lambda rows, scale: (rows, None),
+    unpack=lambda rows, scale, head_dim: rows.astype("float32"),
+)
 FORMATS: tuple[KvFormat, ...] = (
     DENSE,
     KvFormat("int8_static", 8, "head", 1, quantize_int8, unpack_int8, range_max=INT8_MAX),
@@ -271,7 +267,7 @@ FORMATS: tuple[KvFormat, ...] = (
     KvFormat("int4", 4, "token", 2, quantize_int4, unpack_int4),
 )
 KV_FORMATS: tuple[str, ...] = tuple(row.name for row in FORMATS)
-# What latents may be kept in. They are made with their scales, and read back by no float8 unit.
+# Formats of latents. Scales are made with each row, and no float8 unit is needed.
 LATENT_FORMATS: tuple[KvFormat, ...] = (
     DENSE,
     KvFormat("fp8", 8, "token", 1, quantize_fp8_rows, unpack_fp8),
@@ -288,7 +284,7 @@ def kv_format_of(name: str, formats: Sequence[KvFormat] | None = None) -> KvForm
 
 
 def cache_format(name: str, spec: DecoderSpec) -> KvFormat:
-    """The row of that name for what the network keeps; raises UserError where it has none."""
+    """The row of that name for the network's cache; raises UserError where it has none."""
     if all(block.kind == "attention" for block in spec.attention):
         return kv_format_of(name)
     if name in KV_FORMATS and all(row.name != name for row in LATENT_FORMATS):

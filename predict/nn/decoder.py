@@ -25,9 +25,9 @@ Tree = TypeVar("Tree")
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """What adapters add to a linear: x A^T B of the pages that a row's adapter has.
+    """Adapters' additions to a linear: x A^T B over the pages of a row's adapter.
 
-    In the model's dtype; scales are in b. Each part of the outputs has an A of its own. For the
+    In the model's dtype; b includes the scales. Each part of the outputs has its own A. For the
     CPU's compiled operators both are packed (predict.adapters.weights.packed).
     """
 
@@ -55,9 +55,9 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class NormWeights:
-    """Of a norm: out = normalised * weight + bias.
+    """A norm's weights: out = normalised * weight + bias.
 
-    [heads, size] where heads have a factor each: see the operator `norm`.
+    [heads, size] where each head has its own factor: see the operator `norm`.
     """
 
     weight: Tensor  # [size]
@@ -83,11 +83,10 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class HeadMatrices:
-    """What makes keys and values of latents, of each head, in the model's dtype.
+    """Each head's matrices from latents to keys and values, in the model's dtype.
 
-    A matrix as pack_dense has it, and heads as one more dimension, the first. Compiled operators
-    read the first one in two ways, and have it twice: a hundredth of DeepSeek-V2-Lite's memory, and
-    less of larger ones'.
+    Packed by pack_dense, with heads as the first dimension. Compiled operators read key_up in two
+    layouts, and have it twice: a hundredth of DeepSeek-V2-Lite's memory, less of larger models'.
     """
 
     key_up: Tensor  # [heads, qk_nope_head_dim, kv_lora_rank]
@@ -174,7 +173,7 @@ class Decoder:
     ropes: tuple[Tensor, ...]  # [positions, rotary_dim] float32 each: cosines, then sines
 
     def blocks(self) -> Iterator[BlockWeights]:
-        """Those of layer after layer."""
+        """The blocks in order."""
         for layer in self.layers:
             yield from layer
 
@@ -200,16 +199,16 @@ def forward(
     caches: the tensors of each layer, see predict.nn.cache_formats; () of one that keeps nothing.
     They are also outputs because an exported program drops an input that no output depends on.
     tree_mask: see the operator paged_attention.
-    At least one logit row is wanted. As many as tokens are all of them, as many as spans are the
-    last ones of each. bound: the backend's BoundLayers of decoder.layers, caches and ropes; the
-    caches are then not returned.
+    Needs at least one logit row. As many rows as tokens are all tokens, as many rows as spans are
+    the last token of each. bound: the backend's BoundLayers of decoder.layers, caches and ropes;
+    the caches are then not returned.
     """
     import paddle
 
     hidden = backend.embed(inputs, decoder.embedding, decoder.head.linear)
     layers, ropes = decoder.layers, decoder.ropes
     written: list[Tensor] = []
-    # A traced program serves both kinds of steps; it takes the way that is right for both.
+    # A traced program serves both kinds of steps, by the branch that is right for both.
     is_decode = paddle.in_dynamic_mode() and len(inputs.token_ids) == len(inputs.logit_indices)
     if is_decode and bound is not None:
         hidden = bound(hidden, inputs, tree_mask)
@@ -218,20 +217,20 @@ def forward(
     else:
         keeping = [index for index, cache in enumerate(caches) if cache]
         last = keeping[-1]
-        # A GPU is at work on the first of them while the host looks at the others.
+        # A GPU runs the first layers while the host prepares the others.
         is_early = len(keeping) > 2 and paddle.get_device() != "cpu"
         borders = [0, keeping[1], last] if is_early else [0, last]
         parts = [*pairwise(borders if last else ()), (last, len(layers))]
         for first, end in parts:
-            # Behind the last cache write only the rows that logits are wanted of are of use.
+            # Behind the last cache write only the logit rows are needed.
             rows = inputs.logit_indices if first == last else None
             if bound is not None:
                 hidden = bound(hidden, inputs, tree_mask, (first, end), rows)
                 continue
-            hidden, its_written = backend.layers(
+            hidden, part_written = backend.layers(
                 hidden, layers[first:end], caches[first:end], ropes, inputs, tree_mask, rows
             )
-            written += its_written
+            written += part_written
     return backend.logits(hidden, decoder.head), written
 
 

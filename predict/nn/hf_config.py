@@ -12,7 +12,6 @@ from predict.gguf.described import described_in, read_model_json
 from predict.nn.blocks import (
     Activation,
     AttentionBlock,
-    Block,
     ExpertBlock,
     Function,
     MlpBlock,
@@ -39,79 +38,50 @@ def _real(high: float, low: float = 0.0, above: bool = True) -> Range:
     return Range(low, high, whole=False, above=above)
 
 
+_RANGES: tuple[tuple[str, Range], ...] = (
+    ("vocab_size", _whole(1 << 22)),
+    ("hidden_size word_embed_proj_dim", _whole(1 << 17)),
+    ("intermediate_size moe_intermediate_size shared_expert_intermediate_size", _whole(1 << 20)),
+    ("num_hidden_layers moe_layer_freq decoder_sparse_step sliding_window_pattern", _whole(1024)),
+    ("max_window_layers first_k_dense_replace moe_layer_start_index", _whole(1024, low=0)),
+    ("moe_layer_end_index", _whole(1024, low=-1)),
+    ("mlp_only_layers", _whole(1023, low=0)),
+    ("num_nextn_predict_layers n_shared_experts", _whole(64, low=0)),
+    ("num_attention_heads num_key_value_heads", _whole(4096)),
+    ("head_dim qk_nope_head_dim qk_rope_head_dim v_head_dim", _whole(1024)),
+    ("q_lora_rank", _whole(1 << 16)),
+    ("kv_lora_rank", _whole(1 << 14)),
+    ("max_position_embeddings original_max_position_embeddings sliding_window", _whole(1 << 26)),
+    ("seq_length", _whole(1 << 26, low=2)),
+    ("eos_token_id", _whole((1 << 31) - 1, low=-1)),  # -1 is how some say none
+    ("bos_token_id gmask_token_id mask_token_id", _whole((1 << 31) - 1, low=0)),
+    ("num_experts n_group topk_group", _whole(512)),  # what csrc/include/regatta/blocks.h holds
+    ("num_experts_per_tok", _whole(32)),
+    ("rms_norm_eps layer_norm_eps", _real(0.1)),
+    ("moe_norm_min", _real(1e-9, above=False)),
+    ("softcap", _real(65536.0, above=False)),
+    ("multiplier factor low_freq_factor high_freq_factor beta_fast beta_slow", _real(65536.0)),
+    ("attention_factor", _real(1024.0)),
+    ("mscale mscale_all_dim", _real(1024.0, above=False)),
+    ("rope_theta rope_local_base_freq", _real(1e12, low=1.0)),
+    ("partial_rotary_factor", _real(1.0)),
+)
 # Every number that a family reads. The limits are beyond any real model: what exceeds them is a
 # damaged or hostile file, and would take minutes and gigabytes before an error.
-NUMBERS: dict[str, Range] = {
-    "vocab_size": _whole(1 << 22),
-    "hidden_size": _whole(1 << 17),
-    "intermediate_size": _whole(1 << 20),
-    "num_hidden_layers": _whole(1024),
-    "num_attention_heads": _whole(4096),
-    "num_key_value_heads": _whole(4096),
-    "head_dim": _whole(1024),
-    "max_position_embeddings": _whole(1 << 26),
-    "sliding_window": _whole(1 << 26),
-    "max_window_layers": _whole(1024, low=0),
-    "eos_token_id": _whole((1 << 31) - 1, low=-1),  # -1 is how some say none
-    "bos_token_id": _whole((1 << 31) - 1, low=0),
-    "gmask_token_id": _whole((1 << 31) - 1, low=0),
-    "mask_token_id": _whole((1 << 31) - 1, low=0),
-    "rms_norm_eps": _real(0.1),
-    "layer_norm_eps": _real(0.1),
-    "seq_length": _whole(1 << 26, low=2),
-    "softcap": _real(65536.0, above=False),
-    "multiplier": _real(65536.0),
-    "sliding_window_pattern": _whole(1024),
-    "num_experts": _whole(512),  # what csrc/include/regatta/blocks.h has room for
-    "num_experts_per_tok": _whole(32),
-    "n_group": _whole(512),
-    "topk_group": _whole(512),
-    "n_shared_experts": _whole(64, low=0),
-    "moe_intermediate_size": _whole(1 << 20),
-    "shared_expert_intermediate_size": _whole(1 << 20),
-    "first_k_dense_replace": _whole(1024, low=0),
-    "num_nextn_predict_layers": _whole(64, low=0),
-    "moe_layer_freq": _whole(1024),
-    "q_lora_rank": _whole(1 << 16),
-    "kv_lora_rank": _whole(1 << 14),
-    "qk_nope_head_dim": _whole(1024),
-    "qk_rope_head_dim": _whole(1024),
-    "v_head_dim": _whole(1024),
-    "decoder_sparse_step": _whole(1024),
-    "moe_layer_start_index": _whole(1024, low=0),
-    "moe_layer_end_index": _whole(1024, low=-1),
-    "moe_norm_min": _real(1e-9, above=False),
-    "mlp_only_layers": _whole(1023, low=0),
-    "word_embed_proj_dim": _whole(1 << 17),
-    "rope_local_base_freq": _real(1e12, low=1.0),
-    "rope_theta": _real(1e12, low=1.0),
-    "partial_rotary_factor": _real(1.0),
-    "factor": _real(65536.0),
-    "original_max_position_embeddings": _whole(1 << 26),
-    "low_freq_factor": _real(65536.0),
-    "high_freq_factor": _real(65536.0),
-    "beta_fast": _real(65536.0),
-    "beta_slow": _real(65536.0),
-    "attention_factor": _real(1024.0),
-    "mscale": _real(1024.0, above=False),
-    "mscale_all_dim": _real(1024.0, above=False),
-}
-# Of these no two names may say different things.
+NUMBERS: dict[str, Range] = {name: range_ for names, range_ in _RANGES for name in names.split()}
+# Keys whose aliases must not contradict each other.
 OF_EXPERTS = ("num_experts", "num_experts_per_tok", "n_shared_experts")
 # Keys that a multimodal model's config.json may have beside its text_config and mean for it.
 WHOLE_MODELS = ("eos_token_id", "tie_word_embeddings")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 # What config.json calls an MLP's function.
+_TANH = ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh", "gelu_pytorch_tanh")
 FUNCTIONS: dict[str, Function] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
     "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_accurate": "gelu_tanh",
-    "gelu_python_tanh": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
+    **dict.fromkeys(_TANH, "gelu_tanh"),
     "relu": "relu",
     "relu2": "relu_squared",
 }
@@ -157,8 +127,8 @@ class ConfigReader:
     def text_config(self, defaults: Mapping[str, Any] | None = None) -> ConfigReader:
         """The reader of a multimodal model's `text_config`.
 
-        defaults: what its maker leaves out. The whole file's end of text and tying count where
-        text_config has none.
+        defaults: of keys that published files leave out. WHOLE_MODELS are read from the whole file
+        where text_config lacks them.
         """
         text = self.values.get("text_config")
         if not isinstance(text, dict):
@@ -198,17 +168,17 @@ class ConfigReader:
         return value
 
     def get_int(self, key: str, default: int | None = None, aliases: Sequence[str] = ()) -> int:
-        """A whole number within the key's range; required when no default is given."""
+        """A whole number in the key's range; required without a default."""
         return int(self._number(key, default, default is None, aliases))
 
     def get_float(
         self, key: str, default: float | None = None, aliases: Sequence[str] = ()
     ) -> float:
-        """A number within the key's range; required when no default is given."""
+        """A number in the key's range; required without a default."""
         return float(self._number(key, default, default is None, aliases))
 
     def must_be(self, key: str, allowed: Any, default: Any = None) -> None:
-        """Raises UserError where the key asks for something else than what the family does."""
+        """Raises UserError where the key has another value than the family supports."""
         value = self.values.get(key, default)
         if value is not None and value != allowed:
             raise self.wrong(key, allowed)
@@ -234,7 +204,6 @@ class ConfigReader:
         return tuple(values)
 
     def get_bool(self, key: str, default: bool) -> bool:
-        """True or false."""
         value = self._get(key, default, False)
         if not isinstance(value, bool):
             raise self.wrong(key, "true, false")
@@ -261,21 +230,21 @@ class ConfigReader:
         window = self.optional_int("sliding_window")
         return (window,) * self.get_int("num_hidden_layers") if window else ()
 
-    def layer_types(self, default: Callable[[int], str]) -> list[str]:
-        """Which layers have a window: "sliding_attention", the others "full_attention".
+    def layer_windows(self, window: int, is_windowed: Callable[[int], bool]) -> tuple[int, ...]:
+        """The window of every layer: `window` for "sliding_attention", else -1.
 
-        default: of a layer's number, where config.json has no layer_types.
+        is_windowed: by layer index, where config.json has no layer_types.
         """
         num_layers = self.get_int("num_hidden_layers")
         types = self.get_texts("layer_types")
         if types is None:
-            return [default(i) for i in range(num_layers)]
+            return tuple(window if is_windowed(i) else -1 for i in range(num_layers))
         if len(types) != num_layers or not set(types) <= set(LAYER_TYPES):
             raise self.wrong(
                 "layer_types",
                 f"{num_layers} of {' and '.join(LAYER_TYPES)}, as num_hidden_layers says",
             )
-        return types
+        return tuple(window if kind == LAYER_TYPES[1] else -1 for kind in types)
 
     def dtype(self) -> str | None:
         """The checkpoint's own dtype ("dtype" in transformers 5, "torch_dtype" before)."""
@@ -312,7 +281,7 @@ class ConfigReader:
         return {"rope_type": kind, "factor": factor}
 
     def _context_factor(self, method: str, original: int | None, nested: ConfigReader) -> float:
-        """How much longer the context became, where rope_scaling has no factor."""
+        """The context's extension where rope_scaling has no factor."""
         if method == "llama3":
             return LLAMA3_FACTOR
         if method in ("yarn", "longrope") and original is not None:
@@ -417,26 +386,14 @@ def llama_like(
     num_kv_heads = config.get_int("num_key_value_heads", num_heads)
     function = activation or config.activation()
     check_groups(config, num_heads, num_kv_heads)
-    head_dim = head_dim or _head_dim(config, hidden_size, num_heads)
+    if head_dim is None:
+        head_dim = config.optional_int("head_dim")
+    if head_dim is None:
+        head_dim = per_head(config, hidden_size, num_heads, ", and head_dim is not given")
     norm = norm or Norm(epsilon=config.get_float("rms_norm_eps", 1e-6))
-    attention_block = AttentionBlock(
-        **{
-            "num_heads": num_heads,
-            "num_kv_heads": num_kv_heads,
-            "head_dim": head_dim,
-            "softmax_scale": head_dim**-0.5,
-            "norm": norm,
-            **(attention or {}),
-        }
-    )
-    mlp_block = MlpBlock(
-        **{
-            "intermediate_size": config.get_int("intermediate_size"),
-            "activation": Activation(function),
-            "norm": norm,
-            **(mlp or {}),
-        }
-    )
+    heads, inner = (num_heads, num_kv_heads, head_dim), config.get_int("intermediate_size")
+    blocks = blocks_of(heads, inner, Activation(function), False, attention, mlp, norm=norm)
+    attention_block, mlp_block = blocks
     num_layers = config.get_int("num_hidden_layers")
     layers = tuple(
         (replace(attention_block, window=window), mlp_block)
@@ -454,18 +411,60 @@ def llama_like(
     )
 
 
+def blocks_of(
+    heads: tuple[int, int, int],
+    inner: int,
+    activation: Activation,
+    bias: bool = False,
+    attention: Mapping[str, Any] | None = None,
+    mlp: Mapping[str, Any] | None = None,
+    **shared: Any,
+) -> tuple[AttentionBlock, MlpBlock]:
+    """A layer of attention and an MLP.
+
+    heads: num_heads, num_kv_heads, head_dim. inner: intermediate_size. bias: of all matrices.
+    shared: fields of both blocks; attention, mlp: fields of one, which come first.
+    """
+    num_heads, num_kv_heads, head_dim = heads
+    of_attention = {
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "softmax_scale": head_dim**-0.5,
+        "qkv_bias": bias,
+        "out_bias": bias,
+    }
+    of_mlp = {"intermediate_size": inner, "activation": activation, "up_bias": bias}
+    return (
+        AttentionBlock(**{**of_attention, **shared, **(attention or {})}),
+        MlpBlock(**{**of_mlp, "down_bias": bias, **shared, **(mlp or {})}),
+    )
+
+
 def with_experts(
     spec: DecoderSpec, experts: ExpertBlock, is_sparse: Callable[[int], bool]
 ) -> DecoderSpec:
     """The spec with an expert block in place of the MLP of each layer for which `is_sparse`."""
+    return spec.with_blocks(
+        lambda index, block: experts if is_sparse(index) and isinstance(block, MlpBlock) else block
+    )
 
-    def layer(index: int, blocks: tuple[Block, ...]) -> tuple[Block, ...]:
-        if not is_sparse(index):
-            return blocks
-        return tuple(experts if isinstance(block, MlpBlock) else block for block in blocks)
 
-    layers = tuple(layer(index, blocks) for index, blocks in enumerate(spec.layers))
-    return replace(spec, layers=layers)
+def sparse_like(
+    config: ConfigReader,
+    dense: DecoderSpec,
+    router: Mapping[str, Any],
+    inner: int,
+    is_sparse: Callable[[int], bool] = lambda index: True,
+    **experts: Any,
+) -> DecoderSpec:
+    """`with_experts` of a Llama-shaped spec, whose activation and norm the experts share.
+
+    router: fields of Router. inner: intermediate_size of an expert. experts: fields of ExpertBlock.
+    """
+    fields = {"activation": Activation(config.activation()), "norm": dense.head.norm, **experts}
+    block = ExpertBlock(router_of(config, **router), inner, **fields)
+    return with_experts(dense, block, is_sparse)
 
 
 def router_of(config: ConfigReader, **fields: Any) -> Router:
@@ -505,16 +504,8 @@ def decoder_spec(config: ConfigReader, tied: bool = False, **changes: Any) -> De
     return DecoderSpec(**{**values, **changes})
 
 
-def _head_dim(config: ConfigReader, hidden_size: int, num_heads: int) -> int:
-    """Elements of one head: `head_dim`, else what hidden_size gives each."""
-    given = config.optional_int("head_dim")
-    if given is not None:
-        return given
-    return per_head(config, hidden_size, num_heads, ", and head_dim is not given")
-
-
 def per_head(config: ConfigReader, hidden_size: int, num_heads: int, more: str = "") -> int:
-    """What hidden_size gives each head. Raises UserError, with `more`, unless it is a whole one."""
+    """hidden_size / num_heads. Raises UserError, with `more`, unless it is whole and in range."""
     if hidden_size % num_heads or hidden_size // num_heads not in NUMBERS["head_dim"]:
         raise UserError(
             f"{config.path}: hidden_size {hidden_size} over num_attention_heads {num_heads} is "

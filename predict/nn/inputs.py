@@ -2,9 +2,7 @@
 
 Dims: T tokens, B requests, L logit rows, M blocks per request, R pages of the largest adapter. The
 dynamic call, the exported program's InputSpecs and the static feeds are all made from `FIELDS`, so
-they cannot disagree.
-Optional fields are there for networks that read them (see predict.nn.places) and None for others,
-who then spend nothing on them.
+they cannot disagree. Optional fields are None for networks that do not read them.
 """
 
 from __future__ import annotations
@@ -87,24 +85,24 @@ class ForwardInputs(NamedTuple):
 
     @property
     def of_blocks(self) -> list[Any]:
-        """Those that the operator of blocks reads, in its order: `given`, less what some lack."""
+        """The fields that the operator of blocks reads, in its order."""
         return self._replace(block_positions=None, prefix_lens=None).given
 
     @property
     def given(self) -> list[Any]:
-        """All but the optional ones that are None, in order."""
+        """The fields that are not None, in order."""
         return [value for value in self if value is not None]
 
 
-# Spans of so many tokens are long: on a GPU latent attention makes keys and values of their
-# contexts' latents (csrc/cuda/attention/latent/expanded.h), which as many tokens pay for.
+# Spans of this many tokens are long: on a GPU latent attention expands their contexts' latents to
+# keys and values (csrc/cuda/attention/latent/expanded.h), which pays off from this length on.
 LONG_SPAN = 128
 
 
 def max_lens_of(lengths: Sequence[int], context_lens: Sequence[int]) -> npt.NDArray[np.int32]:
-    """[4]: longest span, longest context, longest span that is not long, tokens of long ones.
+    """[4]: longest span, longest context, longest short span, sum of the contexts of long spans.
 
-    Tokens of long spans are those of their whole contexts. Of none it is 0. There is a span.
+    0 where no span is short, or none long. Takes one span or more.
     """
     longest = max(lengths)
     if longest < LONG_SPAN:
@@ -122,18 +120,18 @@ FIELDS: tuple[Field, ...] = tuple(
 
 
 def fields_with(optional: Collection[str] = ()) -> tuple[Field, ...]:
-    """The rows of `FIELDS` that a network reads: all but optional ones without a name in it."""
+    """The rows of `FIELDS` that a network reads: the required ones, and the named optional ones."""
     return tuple(field for field in FIELDS if not field.optional or field.name in optional)
 
 
 def of_fields(fields: Sequence[Field], values: Sequence[Any]) -> ForwardInputs:
-    """The inputs whose fields have these values; other fields are optional ones."""
+    """Inputs with these values of these fields."""
     given = {field.name: value for field, value in zip(fields, values, strict=True)}
     return ForwardInputs(**given)
 
 
 def to_tensors(inputs: ForwardInputs, place: Any) -> ForwardInputs:
-    """Copies NumPy inputs to `place` (but for those that stay on the CPU)."""
+    """Copies NumPy inputs to `place`, or to the CPU for fields that stay there."""
     import paddle
 
     cpu = paddle.CPUPlace()
@@ -151,7 +149,7 @@ def to_tensors(inputs: ForwardInputs, place: Any) -> ForwardInputs:
 
 
 class HostTensors:
-    """CPU tensors of `FIELDS`, filled anew for each step: a tenth of the time of making them."""
+    """CPU tensors of `FIELDS`, refilled for each step, in a tenth of the time of new ones."""
 
     def __init__(self, fields: Sequence[Field] = fields_with()) -> None:
         import paddle
@@ -165,7 +163,7 @@ class HostTensors:
         ]
 
     def filled(self, inputs: ForwardInputs) -> ForwardInputs:
-        """The tensors with values and shapes of NumPy `inputs`, until the next call."""
+        """The tensors, with values and shapes of NumPy `inputs`; valid until the next call."""
         for dtype, index, store in self._stores:
             store.set(np.ascontiguousarray(inputs[index], dtype=dtype), self._place)
         return self._tensors
@@ -191,6 +189,6 @@ def empty_example(
 
 
 def cache_tensors(caches: Sequence[Tensor], of_layers: Sequence[int]) -> list[LayerCache]:
-    """Groups the tensors of layer after layer, so many of each, by layer."""
+    """Groups tensors by layer. of_layers: tensors of each layer."""
     ends = [*accumulate(of_layers)]
     return [tuple(caches[end - count : end]) for end, count in zip(ends, of_layers, strict=True)]

@@ -1,8 +1,7 @@
-"""Where a request's tokens stand, for networks to which that is more than 0, 1, 2, ...
+"""Positions of a request's tokens, for networks whose positions are not 0, 1, 2, ...
 
-Positions are rows of the rotary tables. Which ones a network takes, and what its optional fields of
-predict.nn.inputs are, follows from a request's prompt, once; tokens that are generated never change
-it. Imports no Paddle.
+Positions are rows of the rotary tables. They, and the optional fields of predict.nn.inputs, follow
+from a request's prompt alone; generated tokens do not change them. Imports no Paddle.
 """
 
 from __future__ import annotations
@@ -27,36 +26,31 @@ class Prefix(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where the tokens of one request stand."""
+    """Positions of the tokens of one request."""
 
-    first_row: int = 0  # of the rotary tables: that of place 0
+    first_row: int = 0  # row of the rotary tables of token 0
     prefix: Prefix | None = None
-    num_before: int = 0  # tokens of a tuned prefix, which stand nowhere, and which all tokens see
+    num_before: int = 0  # tokens of a tuned prefix, without positions, visible to all tokens
 
     @property
     def runs_whole(self) -> bool:
-        """Whether the prompt runs in one span, and its keys and values suit no other request."""
+        """Whether the prompt must run in one span, and shares no cache blocks."""
         return self.prefix is not None
 
 
 class Placing(Protocol):
-    """How a network places the tokens of requests."""
+    """How a network assigns positions to tokens."""
 
     def of(self, prompt_token_ids: Sequence[int], num_before: int = 0) -> Places:
-        """The places of a prompt and of what is generated behind it.
-
-        num_before: tokens of a tuned prefix, which the cache has before them.
-        """
-        ...
+        """The places of a request. num_before: tokens of a tuned prefix in the cache before it."""
 
     def placed(self, inputs: ForwardInputs, places: Sequence[Places]) -> ForwardInputs:
-        """NumPy inputs of a step with the fields that depend on the places of its requests."""
-        ...
+        """NumPy inputs of a step with the fields that depend on its requests' places."""
 
 
 @dataclass(frozen=True)
 class PrefixPlacing:
-    """Prompts that begin with a prefix; see PrefixSpec."""
+    """Positions of PrefixSpec."""
 
     spec: PrefixSpec
 
@@ -84,7 +78,7 @@ class PrefixPlacing:
 
 @dataclass(frozen=True)
 class StepPlacing:
-    """Prompts whose length chooses one of a rotary table's parts; see predict.nn.rope.step_of."""
+    """Positions in the part of the rotary table that the prompt's length selects; see step_of."""
 
     rope: RopeSpec
     num_positions: int  # rows of one part
@@ -98,12 +92,12 @@ class StepPlacing:
 
 
 def _by_token(of_requests: npt.ArrayLike, inputs: ForwardInputs) -> npt.NDArray[np.int32]:
-    """[T] what each token's request has."""
+    """Values of requests, repeated for each token: [T]."""
     return np.repeat(np.asarray(of_requests, np.int32), np.diff(inputs.cu_seqlens_q))
 
 
 def placing_of(spec: DecoderSpec, num_positions: int) -> Placing | None:
-    """How a network places tokens; None where positions are 0, 1, 2, ...
+    """A network's Placing; None where positions are 0, 1, 2, ...
 
     num_positions: tokens of the longest request.
     """

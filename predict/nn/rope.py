@@ -69,7 +69,7 @@ def _dynamic(rope: RopeSpec, dim: int, max_position: int) -> Array:
 
 
 def step_of(rope: RopeSpec, prompt_len: int) -> int:
-    """Which of a "dynamic_steps" rope's tables a prompt of so many tokens takes, with its answer.
+    """The index of a "dynamic_steps" rope's table for a prompt of `prompt_len` tokens.
 
     Table 0 serves up to the original context of n tokens, 1 up to 2 n, 2 up to 4 n, and so on.
     """

@@ -52,10 +52,9 @@ class RopeSpec:
 
 @dataclass(frozen=True)
 class EmbeddingSpec:
-    """What becomes of a token's row of the table before the first layer, in this order.
+    """From a token's row of the table to the first layer's input, in this order.
 
-    scale * row, projected from `width` to the hidden size, plus the learned position's row,
-    normalised.
+    scale * row, projected from `width` to the hidden size, plus the learned position's row, normed.
     """
 
     scale: float = 1.0
@@ -67,11 +66,11 @@ class EmbeddingSpec:
 
 @dataclass(frozen=True)
 class PrefixSpec:
-    """Of prompts whose first part sees itself both ways, as ChatGLM-6B's do.
+    """Prompts whose first part attends in both directions, as ChatGLM-6B's do.
 
-    The prefix ends ahead of the first `end_id`, or with the prompt. Its tokens have rows 0, 1, ...
-    of the rotary table, and row 0 in the second dimension. What follows has the row of the first
-    of `mask_ids` that the prompt has (else the prefix's last), and rows 1, 2, ... there.
+    The prefix ends before the first `end_id`, or with the prompt. Its tokens have rows 0, 1, ...
+    of the rotary table, and row 0 in the second dimension. Later tokens have the row of the first
+    of `mask_ids` in the prompt (else the prefix's last row), and rows 1, 2, ... there.
     """
 
     end_id: int
@@ -118,13 +117,13 @@ class DecoderSpec:
             )
 
     def blocks(self) -> Iterator[Block]:
-        """Those of layer after layer."""
+        """The blocks in order."""
         for layer in self.layers:
             yield from layer
 
     @cached_property
     def kept(self) -> tuple[tuple[CacheRows, ...], ...]:
-        """What each layer keeps of a token in the cache; of some layers that is nothing."""
+        """The cache rows of each layer; () for a layer without a cache."""
         return tuple(layer[0].cache_rows for layer in self.layers)
 
     @cached_property
@@ -133,17 +132,24 @@ class DecoderSpec:
         kinds = (AttentionBlock, LatentAttentionBlock)
         return tuple(block for block in self.blocks() if isinstance(block, kinds))
 
+    def with_blocks(self, change: Callable[[int, Block], Block]) -> DecoderSpec:
+        """The spec with change(layer index, block) in place of each block."""
+        layers = (
+            tuple(change(index, block) for block in layer)
+            for index, layer in enumerate(self.layers)
+        )
+        return replace(self, layers=tuple(layers))
+
     def with_latent_form(self, form: LatentForm) -> DecoderSpec:
-        """The same, its latent attention computed in this form."""
-
-        def changed(block: Block) -> Block:
-            return replace(block, form=form) if isinstance(block, LatentAttentionBlock) else block
-
-        return replace(self, layers=tuple(tuple(map(changed, layer)) for layer in self.layers))
+        """The spec with its latent attention computed in this form."""
+        return self.with_blocks(
+            lambda _, block: (
+                replace(block, form=form) if isinstance(block, LatentAttentionBlock) else block
+            )
+        )
 
     @property
     def num_layers(self) -> int:
-        """Layers."""
         return len(self.layers)
 
     @property
@@ -153,12 +159,12 @@ class DecoderSpec:
 
     @property
     def num_kv_heads(self) -> int:
-        """Heads of which the first attention keeps rows: those of keys."""
+        """Key heads of the first attention."""
         return self.attention[0].cache_rows[0].num_heads
 
     @property
     def head_dim(self) -> int:
-        """Values of such a row: of a head."""
+        """Values of a key row of the first attention."""
         return self.attention[0].cache_rows[0].size
 
     @property
@@ -194,27 +200,25 @@ class DecoderSpec:
     def read_weights(self, num_tokens: int) -> int:
         """Elements of the matrices that a step of so many tokens reads.
 
-        Of experts those that are chosen, as many as are expected where all are alike likely.
+        Of experts the expected number that is chosen, where all are equally likely.
         """
 
         def count(block: Block, slot: LinearSlot | HeadSlot) -> float:
-            if not isinstance(block, ExpertBlock) or isinstance(slot, HeadSlot):
+            num_experts = slot.num_experts if isinstance(slot, LinearSlot) else 0
+            if not isinstance(block, ExpertBlock) or not num_experts:
                 return 1
-            if not slot.num_experts:
-                return 1
-            unread = (1 - block.router.top_k / slot.num_experts) ** num_tokens
-            return slot.num_experts * (1 - unread)
+            return num_experts * (1 - (1 - block.router.top_k / num_experts) ** num_tokens)
 
         return self._matmul_weights(count)
 
     def weights_of_experts(self, num_experts: float) -> int:
-        """Elements of the matrices that a step reads which chooses so many experts of a layer."""
+        """Elements of the matrices that a step reads that chooses this many experts of a layer."""
         return self._matmul_weights(
             lambda _, slot: num_experts if isinstance(slot, LinearSlot) and slot.num_experts else 1
         )
 
     def _matmul_weights(self, count: Callable[[Block, LinearSlot | HeadSlot], float]) -> int:
-        """Elements of layers' linears, each `count` times, and of the LM head."""
+        """Elements of the layers' matrices, each times its `count`, and of the LM head."""
         linears = (
             slot.out_features * slot.in_features * count(block, slot)
             for block in self.blocks()

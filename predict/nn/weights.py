@@ -32,16 +32,16 @@ class WeightNames:
     """Names in a family's checkpoints. Linears by prefix (".weight" and ".bias" follow).
 
     Where a linear has several prefixes, they are stacked along the output features.
-    qkv_rows: how rows lie where queries, keys and values have one prefix: "stacked", all queries,
-    then all keys, then all values; "grouped", the queries of a key head, its key, its value, then
-    the next one's. transposed: matrices are stored [in, out]. qk_norm: where each head has a factor
-    of its own, of the queries' heads and of the keys'; with {head} every head's is a tensor.
-    expert_gate_up, expert_down: {expert} is the expert's number; where a tensor holds those of all,
-    too (predict.loading.checkpoint.one_by_one). expert_rows: how rows lie where an expert's gate
-    and up have one prefix: "stacked", all of the gate, then all of up; "interleaved", in turns.
-    experts_transposed: experts' matrices are stored [in, out]. Latent attention: q_whole in place
-    of q_a, q_a_norm and q_b where queries are made of the input at once.
-    Of a layer's third block on, names follow "blocks.2." within the layer.
+    qkv_rows: the order of rows where queries, keys and values have one prefix: "stacked" is all
+    queries, all keys, all values; "grouped" is the queries of a key head, its key, its value, then
+    the next key head. transposed: matrices are stored [in, out]. qk_norm: prefixes for queries and
+    keys where each head has its own factor; with {head} each head has its own tensor.
+    expert_gate_up, expert_down: {expert} is the expert's number, also where one tensor holds all
+    experts (predict.loading.checkpoint.one_by_one). expert_rows: the order of rows where gate and
+    up have one prefix: "stacked" is the gate, then up; "interleaved" alternates them.
+    experts_transposed: experts' matrices are stored [in, out]. q_whole replaces q_a, q_a_norm and
+    q_b in latent attention without q_lora_rank.
+    A layer's third and later blocks have names that begin with "blocks.2." within the layer.
     """
 
     embedding: str = "model.embed_tokens.weight"
@@ -92,23 +92,23 @@ class WeightNames:
     transposed: bool = False
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
     base: str = ""  # what names begin with, unless a checkpoint leaves it out
-    # Of a text model within a multimodal one: parts of the names of tensors that are left unread.
+    # Substrings of names of tensors that are not read: of a multimodal model's other parts, and of
+    # layers behind the last one that draft tokens.
     beside_text: tuple[str, ...] = ()
-    # The same of layers behind the last one, which draft tokens.
     drafting: tuple[str, ...] = ()
 
     def without_layers(self, first: int, count: int) -> WeightNames:
-        """The names where so many layers behind the network's draft tokens, and go unread."""
+        """The names that leave `count` layers from `first` on unread: they draft tokens."""
         layers = tuple(self.layer.format(layer=first + index) for index in range(count))
         return replace(self, drafting=self.drafting + layers)
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """Parts of the names of tensors that are of no use here."""
+        """Substrings of the names of tensors that are not read."""
         return self.ignored + self.beside_text + self.drafting
 
     def found_in(self, tensors: Collection[str]) -> WeightNames:
-        """The names as a checkpoint of these tensors has them."""
+        """The variant of these names that matches a checkpoint's tensors."""
         joined = f".{JOINED_GATE_UP}.weight".format(expert=0)
         names = self
         if any(name.endswith(joined) for name in tensors):
@@ -118,9 +118,9 @@ class WeightNames:
         return names._with_found_base(tensors)
 
     def with_separate_experts(self) -> WeightNames:
-        """Where a family joins an expert's gate and up: two matrices [out, in], and not in turns.
+        """The names with an expert's gate and up as two matrices [out, in].
 
-        Quantized checkpoints have them so: of rows in turns, codes would be in another order.
+        Quantized checkpoints store them apart, since interleaved rows would reorder the codes.
         """
         if self.expert_gate_up != (JOINED_GATE_UP,):
             return self
@@ -132,7 +132,7 @@ class WeightNames:
         )
 
     def _with_joined_experts(self) -> WeightNames:
-        """As transformers 5 has them in memory: an expert's gate and up are one matrix."""
+        """The names that transformers 5 writes: an expert's gate and up are one matrix."""
         if self.expert_gate_up == (JOINED_GATE_UP,):
             return self
         default = WeightNames()
@@ -165,49 +165,16 @@ class WeightNames:
         }
         return replace(self, **changed)
 
-    def of(self, block: Block) -> Mapping[str, str | tuple[str, ...]]:
-        """The names of a block's slots, without the layer's prefix."""
-        if isinstance(block, AttentionBlock):
-            return {
-                "norm": self.attention_norm,
-                "qkv": self.qkv,
-                "q_norm": self.q_norm,
-                "k_norm": self.k_norm,
-                "qk_norm": self.qk_norm,
-                "out": self.out,
-                "sinks": self.sinks,
-                "post_norm": self.attention_post_norm,
-            }
-        if isinstance(block, LatentAttentionBlock):
-            return {
-                "norm": self.attention_norm,
-                "qkv_a": (self.q_a if block.q_lora_rank else self.q_whole) + self.kv_a,
-                "q_a_norm": self.q_a_norm,
-                "q_b": self.q_b,
-                "kv_a_norm": self.kv_a_norm,
-                "kv_b": self.kv_b,
-                "out": self.out,
-                "post_norm": self.attention_post_norm,
-            }
-        if isinstance(block, ExpertBlock):
-            return {
-                "norm": self.mlp_norm,
-                "router": self.router,
-                "router_bias": self.router_bias,
-                "correction": self.correction,
-                "gate_up": self.expert_gate_up,
-                "down": self.expert_down,
-                "shared_gate_up": self.shared_gate_up,
-                "shared_down": self.shared_down,
-                "shared_gate": self.shared_gate,
-                "post_norm": self.mlp_post_norm,
-            }
-        return {
-            "norm": self.mlp_norm,
-            "gate_up": self.gate_up,
-            "down": self.down,
-            "post_norm": self.mlp_post_norm,
-        }
+    def of(self, block: Block, slot: str) -> str | tuple[str, ...]:
+        """The name of a block's slot, or its names, without the layer's prefix."""
+        if isinstance(block, LatentAttentionBlock) and slot == "qkv_a":
+            return (self.q_a if block.q_lora_rank else self.q_whole) + self.kv_a
+        if slot in ("norm", "post_norm"):
+            slot = f"attention_{slot}" if block.cache_rows else f"mlp_{slot}"
+        elif isinstance(block, ExpertBlock) and slot in ("gate_up", "down"):
+            slot = f"expert_{slot}"
+        name: str | tuple[str, ...] = getattr(self, slot)
+        return name
 
 
 @dataclass(frozen=True)
@@ -230,7 +197,6 @@ class LinearPlan:
 
     @property
     def out_features(self) -> int:
-        """Output features of all parts."""
         return sum(self.part_sizes)
 
     @property
@@ -239,7 +205,7 @@ class LinearPlan:
         return self.transposed or self.normalized or self.groups > 0
 
     def row_order(self) -> npt.NDArray[np.int64] | None:
-        """Which rows of the checkpoint are the network's, in order; None: as they are."""
+        """The checkpoint's rows in the network's order; None: the order is the same."""
         if not self.groups:
             return None
         rows = np.arange(self.out_features).reshape(self.groups, -1)
@@ -314,12 +280,6 @@ class BlockPlan:
             if isinstance(plan, NormPlan):
                 yield name, plan
 
-    def head_norms(self) -> Iterator[HeadNormPlan]:
-        """The norms of heads with a factor each."""
-        for plan in self.slots.values():
-            if isinstance(plan, HeadNormPlan):
-                yield plan
-
 
 LayerPlan: TypeAlias = tuple[BlockPlan, ...]
 
@@ -340,7 +300,6 @@ class WeightPlan:
     ignored: tuple[str, ...]
 
     def blocks(self) -> Iterator[BlockPlan]:
-        """The blocks of layer after layer."""
         for layer in self.layers:
             yield from layer
 
@@ -371,7 +330,6 @@ class WeightPlan:
             yield self.head
 
     def norms(self) -> Iterator[NormPlan]:
-        """All norms."""
         for norm in (self.embedding_norm, self.final_norm):
             if norm is not None:
                 yield norm
@@ -389,8 +347,9 @@ class WeightPlan:
             if norm.bias is not None:
                 yield norm.bias, (norm.size,)
         for block in self.blocks():
-            for heads in block.head_norms():
-                yield from heads.tensors
+            for plan in block.slots.values():
+                if isinstance(plan, HeadNormPlan):
+                    yield from plan.tensors
 
 
 def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
@@ -434,10 +393,6 @@ def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
             is_expert=is_expert,
         )
 
-    def by_head(slot: HeadSlot, prefixes: tuple[str, ...]) -> LinearPlan:
-        sizes = (slot.out_features,)
-        return LinearPlan(prefixes, sizes, slot.in_features, False, head_parts=slot.part_sizes)
-
     def linears(
         block: Block, slot: LinearSlot, prefixes: tuple[str, ...]
     ) -> LinearPlan | ExpertsPlan:
@@ -456,17 +411,20 @@ def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
         return TablePlan(name, stored, slot.shape, slot.is_float32)
 
     def block_plan(index: int, number: int, block: Block) -> BlockPlan:
-        at, known = names.layer.format(layer=index), names.of(block)
+        at = names.layer.format(layer=index)
         at += f"blocks.{number}." if number > 1 else ""
         slots: dict[str, SlotPlan] = {}
         for slot in block.slots(hidden):
-            name = known[slot.name]
+            name = names.of(block, slot.name)
             if isinstance(slot, HeadNormSlot):
                 slots[slot.name] = head_norm(slot, [at + part for part in name])
             elif isinstance(slot, NormSlot):
                 slots[slot.name] = norm(slot.norm, f"{at}{name}", slot.size)
             elif isinstance(slot, HeadSlot):
-                slots[slot.name] = by_head(slot, tuple(at + part for part in name))
+                prefixes, sizes = tuple(at + part for part in name), (slot.out_features,)
+                slots[slot.name] = LinearPlan(
+                    prefixes, sizes, slot.in_features, False, head_parts=slot.part_sizes
+                )
             elif isinstance(slot, TableSlot):
                 slots[slot.name] = table(slot, f"{at}{name}")
             else:

@@ -17,12 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from predict.device import library
-from predict.nn.blocks import (
-    FUNCTIONS,
-    NORM_KINDS,
-    Activation,
-    Norm,
-)
+from predict.nn.blocks import FUNCTIONS, NORM_KINDS, Activation, Norm
 from predict.ops import composed, records
 
 if TYPE_CHECKING:
@@ -105,7 +100,7 @@ def take(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def take_ids(ids: Tensor, rows: Tensor) -> Tensor:
-    """Those of rows [L] of ids [T] int32."""
+    """Entries [L] of ids [T] int32, at `rows`."""
     return _run()("regatta_take_ids", ids, rows)[0]
 
 
@@ -154,10 +149,10 @@ def linear(x: Tensor, weights: Linear) -> Tensor:
 
 
 def adapted_linear(x: Tensor, weights: Linear, ids: Tensor, pages: Tensor, row: int) -> Tensor:
-    """As `linear`, with what adapters add.
+    """As `linear`, plus the products of adapters.
 
-    ids [T]: of pages [B, rows, R], below 0 none. row: the linear's pages, of weights.low_rank;
-    below 0 none.
+    ids [T]: rows of pages [B, rows, R], below 0 without an adapter. pages[id, row]: the adapter's
+    pages of weights.low_rank, below 0 behind the last one.
     """
     low_rank = weights.low_rank
     assert low_rank is not None
@@ -264,14 +259,14 @@ def copy_blocks(caches: Sequence[Tensor], copies: Sequence[tuple[int, int]]) -> 
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
-    """What the activation makes of x [T, I], or of x [T, 2 I] with a gate. Returns [T, I]."""
+    """The activation of x [T, I], or of x [T, 2 I] with a gate. Returns [T, I]."""
     function, of = FUNCTIONS.index(activation.function), activation
     return _run()("regatta_activate", x, function, of.gated, of.clamp, of.slope, of.up_offset)[0]
 
 
 def attention_block(
     hidden: Tensor,
-    attention: Attention,
+    attention: Attention | LatentAttention,
     cache: LayerCache,
     ropes: Sequence[Tensor],
     inputs: ForwardInputs,
@@ -280,26 +275,13 @@ def attention_block(
 ) -> tuple[Tensor, list[Tensor]]:
     """The block's output [T, H] for hidden [T, H]; the cache is modified in place.
 
-    rows: [L] int32, at least one: these alone are returned, [L, H]; as many as tokens must be all
-    of them in order, as many as spans the last ones of each.
+    rows: [L] int32, at least one: those that are returned, [L, H]. As many rows as tokens must be
+    all tokens in order, as many rows as spans the last token of each.
     """
     if not records.is_fused(attention.block):
         return composed.attention_block(
             _OPS, hidden, attention, cache, ropes, inputs, tree_mask, rows
         )
-    return _Run.of([(attention,)], [cache], ropes)(hidden, inputs, tree_mask, rows)
-
-
-def latent_attention_block(
-    hidden: Tensor,
-    attention: LatentAttention,
-    cache: LayerCache,
-    ropes: Sequence[Tensor],
-    inputs: ForwardInputs,
-    tree_mask: Tensor | None = None,
-    rows: Tensor | None = None,
-) -> tuple[Tensor, list[Tensor]]:
-    """As `attention_block`, over a cache of latents."""
     return _Run.of([(attention,)], [cache], ropes)(hidden, inputs, tree_mask, rows)
 
 
@@ -311,8 +293,7 @@ def mlp_block(
 ) -> Tensor:
     """The block's output [T, H] for hidden [T, H].
 
-    before: what the block ahead read, for one that stands parallel to it. inputs: of requests with
-    adapters.
+    before: the previous block's input, which a parallel block reads. inputs: for adapters.
     """
     import paddle
 
@@ -351,7 +332,7 @@ class _Run:
         )
 
     def bound(self) -> _Run:
-        """The same of lists that say where the tensors lie: for as long as these do."""
+        """The run with lists of the tensors' addresses, valid as long as the tensors are."""
         call = _run()
         return replace(
             self,
@@ -376,7 +357,7 @@ class _Run:
 
 
 def _no_tensors(anything: Tensor) -> list[Tensor]:
-    """What regatta_blocks takes for a list that it reads nothing of."""
+    """The list of tensors to give to regatta_blocks where it reads none."""
     import paddle
 
     # A traced program has no empty lists.
@@ -405,27 +386,27 @@ def layers(
     tree_mask: Tensor | None = None,
     rows: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """The blocks of layer after layer.
+    """The layers' blocks, in order.
 
-    Returns hidden [T, H] and the caches (the tensors of layer after layer), modified in place.
-    rows: of the first layer, which alone keeps something, and of those behind it these, [L, H].
+    Returns hidden [T, H] and the tensors of the layers' caches, modified in place. rows: [L] int32,
+    those that are returned, [L, H]; only the first layer may have a cache then.
     """
     runs = _runs(zip(layers, caches, strict=True), ropes)
     return composed.in_turn(_OPS, runs, hidden, inputs, tree_mask, rows)
 
 
 class BoundLayers:
-    """`layers` of always the same tensors, which are gathered once.
+    """`layers` for tensors that stay the same, which are gathered once.
 
-    The operator reads where they are from one list, in place of some hundred arguments: on the CPU
-    a fourteenth of a small model's step, on a GPU half a millisecond and more of a prompt's.
+    The operator reads their addresses from one list in place of some hundred arguments. This saves
+    a fourteenth of a small model's step on the CPU, and half a millisecond of a prompt on a GPU.
     """
 
     def __init__(
         self, layers: Sequence[Layer], caches: Sequence[LayerCache], ropes: Sequence[Tensor]
     ):
         self._pairs, self._ropes = list(zip(layers, caches, strict=True)), ropes
-        self._kept: list[_Run | composed.LayerRun] = []  # lists of where tensors lie keep none
+        self._kept: list[_Run | composed.LayerRun] = []  # keep the tensors alive
         self._runs: dict[tuple[int, int], list[_Run | composed.LayerRun]] = {}
 
     def __call__(
@@ -529,12 +510,12 @@ def resolve_tokens(token_ids: Tensor, last_tokens: Tensor) -> None:
 def follow_drafts(
     inputs: ForwardInputs, choices: Tensor, plan: Tensor, tokens: Tensor, block_size: int
 ) -> None:
-    """Moves a draft model's step to where the target's verification got, in place; GPUs only.
+    """Moves a draft model's step to the end of the target's verified drafts, in place; GPUs only.
 
-    inputs: made as if all drafts had been right. choices: of `sample_step`, a column per request.
-    plan [B, W] int32: of each request the number of its drafts (-1: it stays), the row of the first
-    choice, how many of its tokens are choices (0 or 2), and where its drafts are; rows and places
-    among `tokens` [R] int32, the target's.
+    inputs: as if all drafts were accepted. choices: of `sample_step`, a column per request.
+    plan [B, W] int32, per request: the number of drafts (-1: nothing moves), the row of the first
+    choice, the number of its tokens that are choices (0 or 2), the places of its drafts. Rows and
+    places are indices of `tokens` [R] int32, the target's.
     """
     _run()(
         "regatta_follow_drafts",
@@ -592,11 +573,11 @@ def verify_window(
     window: int,
     max_candidate_len: int,
 ) -> None:
-    """Puts drafts that stand in the place of what `sample_step` drew there, in place; GPUs only.
+    """Replaces tokens that `sample_step` drew by accepted drafts, in place; GPUs only.
 
-    They stand as predict.engine.window says. The last row of `choices` [10, P] has the drafts
-    from each row of logits [L, V] on: n, n - 1, ..., 0 in a span with n drafts, 0 where what was
-    drawn stays. Row r's draft is token_ids[logit_indices[r] + 1].
+    predict.engine.window has the rule. The last row of `choices` [10, P] has the number of drafts
+    from each row of logits [L, V] on: n, n - 1, ..., 0 in a span with n drafts, 0 where the drawn
+    token stays. Row r's draft is token_ids[logit_indices[r] + 1].
     """
     _run()(
         *("regatta_verify_window", logits, choices, token_ids, logit_indices, last_tokens),

@@ -1,17 +1,16 @@
 """Blocks as sequences of smaller operators, for any record.
 
-`ops` is a backend, predict.ops.compiled or predict.ops.plain: its norm, linear, activate, add,
-rope_and_cache_write, paged_attention, embedding and take are called, and of requests with adapters
-adapted_linear and take_ids; what experts and latents call predict.ops.plain alone has. T tokens,
-H hidden size.
+`ops` is a backend, predict.ops.compiled or predict.ops.plain. Both have the operators that are
+called here, except those of experts and latents, which predict.ops.plain alone has. T tokens, H
+hidden size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from predict.nn.blocks import ADAPTED_ROWS, Norm
 from predict.nn.decoder import Attention, Experts, LatentAttention, Mlp
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 def attention_block(
     ops: ModuleType,
     hidden: Tensor,
-    attention: Attention,
+    attention: Attention | LatentAttention,
     cache: LayerCache,
     ropes: Sequence[Tensor],
     inputs: ForwardInputs,
@@ -36,12 +35,16 @@ def attention_block(
 
     rows: [L] int32, those that are returned: [L, H].
     """
-    block = attention.block
-    x = normed(ops, hidden, attention.norm, block.norm)
-    qkv = linear(ops, x, attention.qkv, "qkv", inputs)
-    qkv = normed(ops, qkv, attention.qk_norm, block.qk_norm)
-    q, written = ops.rope_and_cache_write(qkv, attention, cache, ropes, inputs)
-    mixed = ops.paged_attention(q, attention, tuple(written), inputs, tree_mask)
+    x = normed(ops, hidden, attention.norm, attention.block.norm)
+    if isinstance(attention, LatentAttention):
+        q, latents = _queries_and_latents(ops, x, attention, inputs)
+        q, written = ops.turn_and_keep_latents(q, latents, attention, cache, ropes, inputs)
+        mixed = ops.latent_attention(q, attention, tuple(written), inputs, tree_mask)
+    else:
+        qkv = linear(ops, x, attention.qkv, "qkv", inputs)
+        qkv = normed(ops, qkv, attention.qk_norm, attention.block.qk_norm)
+        q, written = ops.rope_and_cache_write(qkv, attention, cache, ropes, inputs)
+        mixed = ops.paged_attention(q, attention, tuple(written), inputs, tree_mask)
     if rows is not None:
         mixed, hidden, x = (ops.take(each, rows) for each in (mixed, hidden, x))
         inputs = _adapters_of(ops, inputs, rows)
@@ -49,31 +52,16 @@ def attention_block(
     return _sum(ops, hidden, x, made, attention), written
 
 
-def latent_attention_block(
-    ops: ModuleType,
-    hidden: Tensor,
-    attention: LatentAttention,
-    cache: LayerCache,
-    ropes: Sequence[Tensor],
-    inputs: ForwardInputs,
-    tree_mask: Tensor | None = None,
-    rows: Tensor | None = None,
-) -> tuple[Tensor, list[Tensor]]:
-    """As `attention_block`; also calls `split`, `turn_and_keep_latents` and `latent_attention`."""
+def _queries_and_latents(
+    ops: ModuleType, x: Tensor, attention: LatentAttention, inputs: ForwardInputs
+) -> tuple[Tensor, Tensor]:
+    """Queries and latents of x [T, H], neither rotated."""
     block = attention.block
-    x = normed(ops, hidden, attention.norm, block.norm)
-    made = linear(ops, x, attention.qkv_a, "qkv_a", inputs)
-    q, latents = ops.split(made, block.latent_size)
+    q, latents = ops.split(linear(ops, x, attention.qkv_a, "qkv_a", inputs), block.latent_size)
     q = normed(ops, q, attention.q_a_norm, block.q_a_norm)
     if attention.q_b is not None:
         q = linear(ops, q, attention.q_b, "q_b", inputs)
-    q, written = ops.turn_and_keep_latents(q, latents, attention, cache, ropes, inputs)
-    mixed = ops.latent_attention(q, attention, tuple(written), inputs, tree_mask)
-    if rows is not None:
-        mixed, hidden, x = (ops.take(each, rows) for each in (mixed, hidden, x))
-        inputs = _adapters_of(ops, inputs, rows)
-    made = linear(ops, mixed, attention.out, "out", inputs)
-    return _sum(ops, hidden, x, made, attention), written
+    return q, latents
 
 
 def mlp_block(
@@ -85,8 +73,7 @@ def mlp_block(
 ) -> Tensor:
     """The block's output [T, H] for hidden [T, H].
 
-    before: what the block ahead read, for one that stands parallel to it. inputs: of requests with
-    adapters.
+    before: the previous block's input, which a parallel block reads. inputs: for adapters.
     """
     block = mlp.block
     x = normed(ops, before if block.parallel else hidden, mlp.norm, block.norm)
@@ -110,46 +97,9 @@ def expert_block(ops: ModuleType, hidden: Tensor, weights: Experts) -> Tensor:
     return _sum(ops, hidden, x, made, weights)
 
 
-def layer(
-    ops: ModuleType,
-    hidden: Tensor,
-    blocks: Layer,
-    cache: LayerCache,
-    ropes: Sequence[Tensor],
-    inputs: ForwardInputs,
-    tree_mask: Tensor | None = None,
-    rows: Tensor | None = None,
-) -> tuple[Tensor, list[Tensor]]:
-    """The output of one layer, block after block; see `attention_block`."""
-    written: list[Tensor] = []
-    before = hidden
-    is_read_again = any(isinstance(block, Mlp) and block.block.parallel for block in blocks)
-    of_rows = inputs if rows is None else _adapters_of(ops, inputs, rows)
-    for block in blocks:
-        if isinstance(block, (Attention, LatentAttention)):
-            before = ops.take(hidden, rows) if is_read_again and rows is not None else hidden
-            is_latent = isinstance(block, LatentAttention)
-            run = ops.latent_attention_block if is_latent else ops.attention_block
-            hidden, written = run(hidden, block, cache, ropes, inputs, tree_mask, rows)
-        elif isinstance(block, Experts):
-            hidden = ops.expert_block(hidden, block)
-        else:
-            hidden = ops.mlp_block(hidden, block, before, of_rows)
-    return hidden, written
-
-
-class Run(Protocol):
-    """Layers that are called together."""
-
-    def __call__(
-        self,
-        hidden: Tensor,
-        inputs: ForwardInputs,
-        tree_mask: Tensor | None = None,
-        rows: Tensor | None = None,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Hidden [T, H], or [L, H] of rows, behind these layers, and their caches."""
-        ...
+# Layers that are called together: (hidden [T, H], inputs, tree_mask, rows) -> hidden behind them,
+# [T, H] or [L, H] of rows, and their written caches.
+Run: TypeAlias = "Callable[..., tuple[Tensor, list[Tensor]]]"
 
 
 @dataclass(frozen=True)
@@ -162,7 +112,7 @@ class LayerRun:
     ropes: Sequence[Tensor]
 
     def bound(self) -> LayerRun:
-        """Itself: see predict.ops.compiled.BoundLayers."""
+        """The run for predict.ops.compiled.BoundLayers: itself."""
         return self
 
     def __call__(
@@ -172,7 +122,21 @@ class LayerRun:
         tree_mask: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        return layer(self.ops, hidden, self.blocks, self.cache, self.ropes, inputs, tree_mask, rows)
+        ops, before = self.ops, hidden
+        written: list[Tensor] = []
+        is_read_again = any(isinstance(w, Mlp) and w.block.parallel for w in self.blocks)
+        of_rows = inputs if rows is None else _adapters_of(ops, inputs, rows)
+        for block in self.blocks:
+            if isinstance(block, (Attention, LatentAttention)):
+                before = ops.take(hidden, rows) if is_read_again and rows is not None else hidden
+                hidden, written = ops.attention_block(
+                    hidden, block, self.cache, self.ropes, inputs, tree_mask, rows
+                )
+            elif isinstance(block, Experts):
+                hidden = ops.expert_block(hidden, block)
+            else:
+                hidden = ops.mlp_block(hidden, block, before, of_rows)
+        return hidden, written
 
 
 def layer_runs(
@@ -195,10 +159,10 @@ def in_turn(
     tree_mask: Tensor | None = None,
     rows: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """What run after run makes of hidden, and their caches. rows: see the operator `layers`."""
+    """Hidden behind all runs, and their written caches. rows: see the operator `layers`."""
     written: list[Tensor] = []
     for number, run in enumerate(runs):
-        if number == 1 and rows is not None:  # the first one has left these alone
+        if number == 1 and rows is not None:  # the first run returned these rows alone
             inputs, rows = _adapters_of(ops, inputs, rows), None
         hidden, tensors = run(hidden, inputs, tree_mask, rows)
         written += tensors
@@ -223,7 +187,7 @@ def linear(
 
 
 def _adapters_of(ops: ModuleType, inputs: ForwardInputs, rows: Tensor) -> ForwardInputs:
-    """The inputs, whose adapters are those of the tokens `rows`."""
+    """The inputs with the adapters of the tokens `rows`."""
     ids = inputs.adapter_ids
     return inputs if ids is None else inputs._replace(adapter_ids=ops.take_ids(ids, rows))
 
@@ -242,18 +206,18 @@ def embed(ops: ModuleType, inputs: ForwardInputs, embedding: Embedding, head: Li
 
 
 def before_head(ops: ModuleType, hidden: Tensor, head: Head) -> Tensor:
-    """What the head's matrix multiplies, of hidden [L, H]."""
+    """The input of the head's matrix, from hidden [L, H]."""
     hidden = normed(ops, hidden, head.norm, head.spec.norm)
     return hidden if head.projection is None else ops.linear(hidden, head.projection)
 
 
 def normed(ops: ModuleType, x: Tensor, weights: NormWeights | None, norm: Norm | None) -> Tensor:
-    """The norm of x; x where there is none."""
+    """The norm of x; x itself without a norm."""
     return x if weights is None or norm is None else ops.norm(x, weights, norm)
 
 
 def _sum(ops: ModuleType, hidden: Tensor, x: Tensor, made: Tensor, weights: BlockWeights) -> Tensor:
-    """What a block returns. x: what its norm made of its input."""
+    """A block's output. x: its normed input. made: the output of its last product."""
     block = weights.block
     residual, of = block.residual, block.post_norm_of
     if of == "output":

@@ -1,8 +1,8 @@
 """Every operator of `predict.ops.compiled` in plain Paddle.
 
 The tests' oracle, and what runs where there is no compiled library or no --inference_model.
-Activations and sums are float32, whatever the dtype of weights and caches: Paddle's CPU kernels for
-16-bit floats are few.
+Functions with a twin there are documented there. Activations and sums are float32, whatever the
+dtype of weights and caches: Paddle's CPU kernels for 16-bit floats are few.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from predict.device.place import divided
+from predict.device.place import divided, tensor_at
 from predict.nn.blocks import Activation, Function, Norm, Positions, Router
 from predict.nn.cache_formats import LATENT_FORMATS, kv_format_of
 from predict.nn.decoder import NormWeights
 from predict.ops import composed
 from predict.ops.plain_sampling import *  # noqa: F403
-from predict.ops.plain_weights import *  # noqa: F403
-from predict.schemes import scheme_of
+from predict.schemes import round_on_host, scheme_of
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -44,8 +43,31 @@ _OPS = sys.modules[__name__]
 LOWEST = -1e30  # in place of -inf, which a program's file has no constant for
 
 
+def pack_dense(weight: Tensor, dtype: str) -> Tensor:
+    return weight.astype(dtype)
+
+
+def fold_norm(weight: Tensor, norm: Tensor) -> None:
+    product = weight.astype("float32") * norm.astype("float32")
+    weight.copy_(product.astype(weight.dtype), True)
+
+
+def round_weight(
+    weight: Tensor, rule: str, group_size: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    codes, scale, zero = round_on_host(weight.numpy(), rule, group_size)
+    return (
+        tensor_at(codes, None),
+        tensor_at(scale, None),
+        None if zero is None else tensor_at(zero, None),
+    )
+
+
+def transposed(weight: Tensor) -> Tensor:
+    return weight.t().contiguous()
+
+
 def embedding(token_ids: Tensor, weight: Tensor | None, head: Linear) -> Tensor:
-    """Rows of weight [V, H], or of the LM head where weight is None. Returns [T, H] float32."""
     from paddle.nn import functional
 
     import paddle
@@ -57,19 +79,16 @@ def embedding(token_ids: Tensor, weight: Tensor | None, head: Linear) -> Tensor:
 
 
 def take(x: Tensor, rows: Tensor) -> Tensor:
-    """Rows [L] of x [T, N]."""
     import paddle
 
     return paddle.gather(x, rows)
 
 
 def take_ids(ids: Tensor, rows: Tensor) -> Tensor:
-    """Those of rows [L] of ids [T] int32."""
     return take(ids, rows)
 
 
 def add(a: Tensor, b: Tensor | None, a_scale: float = 1.0, b_scale: float = 1.0) -> Tensor:
-    """a_scale * a + b_scale * b of a and b [T, N]; without b nothing is added."""
     scaled = a if a_scale == 1.0 else a * a_scale
     if b is None:
         return scaled
@@ -92,10 +111,6 @@ def _normalise(x: Tensor, weights: NormWeights, norm: Norm) -> Tensor:
 
 
 def norm(x: Tensor, weights: NormWeights, norm: Norm) -> Tensor:
-    """The norm of x [T, N], rounded to its dtype.
-
-    A weight [P, D] norms the first P parts of each row, D values each; those behind stay.
-    """
     import paddle
 
     if len(weights.weight.shape) == 1:
@@ -109,13 +124,11 @@ def norm(x: Tensor, weights: NormWeights, norm: Norm) -> Tensor:
 def rms_norm(
     x: Tensor, weight: Tensor, residual: Tensor | None, epsilon: float
 ) -> tuple[Tensor, Tensor]:
-    """Returns s / sqrt(mean(s^2) + epsilon) * weight and s = x + residual (or x), both [T, H]."""
     total = x if residual is None else x + residual
     return norm(total, NormWeights(weight), Norm(epsilon=epsilon)), total
 
 
 def linear(x: Tensor, weights: Linear) -> Tensor:
-    """X [T, K] times the weight [N, K] as its scheme multiplies, plus bias. Returns [T, N]."""
     return _linear(x, weights).astype(x.dtype)
 
 
@@ -125,15 +138,11 @@ def _linear(x: Tensor, weights: Linear) -> Tensor:
 
 
 def adapted_linear(x: Tensor, weights: Linear, ids: Tensor, pages: Tensor, row: int) -> Tensor:
-    """As `linear`, with what adapters add.
-
-    ids [T]: of pages [B, rows, R], below 0 none. row: the linear's pages, of weights.low_rank;
-    below 0 none. Each token is multiplied by all pages, of which its own count.
-    """
     import paddle
 
     low_rank = weights.low_rank
     assert low_rank is not None
+    # Every token is multiplied by all pages, and only those of its adapter count.
     _, parts, ranks, width = low_rank.a.shape
     own = paddle.gather(pages[:, row], paddle.clip(ids, min=0))
     own = paddle.where(ids.unsqueeze(-1) < 0, paddle.full_like(own, -1), own)
@@ -187,11 +196,6 @@ def rope_and_cache_write(
     ropes: Sequence[Tensor],
     inputs: ForwardInputs,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Rotates queries and keys, writes keys and values to their slots (-1 writes nothing).
-
-    Shapes as in `predict.ops.compiled`. Returns q [T, num_heads * head_dim] and the cache, which is
-    modified in place.
-    """
     block = attention.block
     heads, kv_heads, dim = block.num_heads, block.num_kv_heads, block.head_dim
     parts = qkv.astype("float32").reshape([-1, heads + 2 * kv_heads, dim])
@@ -241,7 +245,6 @@ def _write(
 
 
 def copy_blocks(caches: Sequence[Tensor], copies: Sequence[tuple[int, int]]) -> None:
-    """Copies blocks of caches [N, ...], in place: (from, to), no block both."""
     import paddle
 
     source, target = paddle.to_tensor(np.array(copies, np.int64)).unbind(axis=1)
@@ -271,10 +274,6 @@ def paged_attention(
     inputs: ForwardInputs,
     tree_mask: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of ragged spans over a paged cache; arguments as in `predict.ops.compiled`.
-
-    Raises ValueError for a tree mask over a prefix mask, as that does.
-    """
     block = attention.block
     if block.prefix_mask and tree_mask is not None:
         raise ValueError("tree_mask and prefix_lens do not go together")
@@ -296,7 +295,7 @@ def paged_attention(
 
 
 class _Heads(NamedTuple):
-    """How `_attend` makes scores; as the fields of AttentionBlock."""
+    """How `_attend` computes scores; fields as in AttentionBlock."""
 
     num_heads: int
     num_kv_heads: int
@@ -495,9 +494,9 @@ def latent_attention(
 
 
 def _of_heads(made: Tensor, matrices: Tensor) -> Tensor:
-    """What each head's matrix [heads, N, L] makes of latents [B, S, L]: [B, heads, 1, S, N].
+    """Products of latents [B, S, L] and each head's matrix [heads, N, L]: [B, heads, 1, S, N].
 
-    One product: of a batch of them, broadcast, Paddle's programs expect another shape.
+    One product, since Paddle's programs infer a wrong shape for a broadcast batch of products.
     """
     import paddle
 
@@ -507,7 +506,6 @@ def _of_heads(made: Tensor, matrices: Tensor) -> Tensor:
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
-    """What the activation makes of x [T, I], or of x [T, 2 I] with a gate. Returns [T, I]."""
     import paddle
 
     gate = up = x.astype("float32")
@@ -540,33 +538,14 @@ def _function(x: Tensor, name: Function) -> Tensor:
 
 def attention_block(
     hidden: Tensor,
-    attention: Attention,
+    attention: Attention | LatentAttention,
     cache: LayerCache,
     ropes: Sequence[Tensor],
     inputs: ForwardInputs,
     tree_mask: Tensor | None = None,
     rows: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """The block's output [T, H] for hidden [T, H]; the cache is modified in place.
-
-    rows: [L] int32, those that are returned: [L, H].
-    """
     return composed.attention_block(_OPS, hidden, attention, cache, ropes, inputs, tree_mask, rows)
-
-
-def latent_attention_block(
-    hidden: Tensor,
-    attention: LatentAttention,
-    cache: LayerCache,
-    ropes: Sequence[Tensor],
-    inputs: ForwardInputs,
-    tree_mask: Tensor | None = None,
-    rows: Tensor | None = None,
-) -> tuple[Tensor, list[Tensor]]:
-    """As `attention_block`, over a cache of latents."""
-    return composed.latent_attention_block(
-        _OPS, hidden, attention, cache, ropes, inputs, tree_mask, rows
-    )
 
 
 def mlp_block(
@@ -575,11 +554,6 @@ def mlp_block(
     before: Tensor | None = None,
     inputs: ForwardInputs | None = None,
 ) -> Tensor:
-    """The block's output [T, H] for hidden [T, H].
-
-    before: what the block ahead read, for one that stands parallel to it. inputs: see
-    predict.ops.composed.mlp_block.
-    """
     return composed.mlp_block(_OPS, hidden, mlp, before, inputs)
 
 
@@ -678,7 +652,6 @@ def gate(x: Tensor, by: Tensor, weight: Tensor) -> Tensor:
 
 
 def expert_block(hidden: Tensor, experts: Experts) -> Tensor:
-    """The block's output [T, H] for hidden [T, H]."""
     return composed.expert_block(_OPS, hidden, experts)
 
 
@@ -691,17 +664,12 @@ def layers(
     tree_mask: Tensor | None = None,
     rows: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """The blocks of layer after layer.
-
-    Returns hidden [T, H] and the caches (the tensors of layer after layer), modified in place.
-    rows: of the first layer, which alone keeps something, and of those behind it these, [L, H].
-    """
     runs = composed.layer_runs(_OPS, layers, caches, ropes)
     return composed.in_turn(_OPS, runs, hidden, inputs, tree_mask, rows)
 
 
 class BoundLayers:
-    """`layers` of always the same tensors."""
+    """`layers` for tensors that stay the same."""
 
     def __init__(
         self, layers: Sequence[Layer], caches: Sequence[LayerCache], ropes: Sequence[Tensor]
@@ -716,21 +684,15 @@ class BoundLayers:
         part: tuple[int, int] | None = None,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Hidden [T, H], or [L, H] of rows, behind the layers; the caches are modified in place.
-
-        part: the first layer and the one behind the last; None: all. rows: see `layers`.
-        """
         runs = self._runs[slice(*(part or (0, len(self._runs))))]
         return composed.in_turn(_OPS, runs, hidden, inputs, tree_mask, rows)[0]
 
 
 def embed(inputs: ForwardInputs, embedding: Embedding, head: Linear) -> Tensor:
-    """The first layer's input [T, H]. head: the LM head's matrix, which may be the table."""
     return composed.embed(_OPS, inputs, embedding, head)
 
 
 def logits(hidden: Tensor, head: Head, logit_indices: Tensor | None = None) -> Tensor:
-    """float32 logits [L, V] of the rows `logit_indices` (or all) of hidden [T, H]."""
     rows = hidden if logit_indices is None else take(hidden, logit_indices)
     x = composed.before_head(_OPS, rows, head)
     out = _linear(x, head.linear)

@@ -6,7 +6,7 @@ lies, views of other tensors included. Arguments and results are those of `predi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -117,7 +117,6 @@ def sample(
     min_p: Tensor | None = None,
     typical_p: Tensor | None = None,
 ) -> Tensor:
-    """One token per row of logits [L, V], as `predict.ops.compiled.sample` chooses it."""
     import paddle
 
     rows = logits.numpy()
@@ -134,7 +133,6 @@ def sample(
 
 
 def mask_logits(logits: Tensor, masks: Tensor) -> Tensor:
-    """Bans tokens on rows of logits [L, V], as `predict.ops.compiled.mask_logits` does."""
     import paddle
 
     num_rows, vocab_size = logits.shape
@@ -145,7 +143,6 @@ def mask_logits(logits: Tensor, masks: Tensor) -> Tensor:
 
 
 def log_softmax(logits: Tensor, rows: Tensor) -> None:
-    """Turns `rows` [B] of logits [L, V] into log-probabilities, in place."""
     values = _copy_of(logits)
     for row in rows.numpy().tolist():
         if 0 <= row < len(values):
@@ -154,10 +151,6 @@ def log_softmax(logits: Tensor, rows: Tensor) -> None:
 
 
 def likeliest(logits: Tensor, rows: Tensor, count: int) -> Tensor:
-    """The `count` largest of each of `rows` [B] of logits [L, V] that are above -inf.
-
-    Returns [2, B, count] int32, see `predict.ops.compiled.likeliest`.
-    """
     values, wanted = logits.numpy(), rows.numpy().tolist()
     found = np.empty((2, len(wanted), count), np.int32)
     token_ids, floats = found[0], found[1].view(np.float32)
@@ -170,7 +163,6 @@ def likeliest(logits: Tensor, rows: Tensor, count: int) -> Tensor:
 
 
 def resolve_tokens(token_ids: Tensor, last_tokens: Tensor) -> None:
-    """Puts last_tokens[r] where token_ids [T] is -1 - r, in place."""
     ids, last = _copy_of(token_ids), last_tokens.numpy()
     rows = -1 - ids.astype(np.int64)
     stand_ins = (rows >= 0) & (rows < len(last))
@@ -181,10 +173,6 @@ def resolve_tokens(token_ids: Tensor, last_tokens: Tensor) -> None:
 def follow_drafts(
     inputs: ForwardInputs, choices: Tensor, plan: Tensor, tokens: Tensor, block_size: int
 ) -> None:
-    """Moves a draft model's step to where the target's verification got, in place.
-
-    See `predict.ops.compiled.follow_drafts`.
-    """
     changed = inputs.token_ids, inputs.positions, inputs.slot_mapping, inputs.context_lens, choices
     token_ids, positions, slots, context_lens, columns = map(_copy_of, changed)
     offsets = _int64s(columns, 6)
@@ -222,10 +210,6 @@ def adjust_logits(
     history: Tensor,
     rules: Tensor,
 ) -> None:
-    """Biases, penalties and bans on logits [L, V], in place.
-
-    See `predict.ops.compiled.adjust_logits`; rules as in csrc/include/regatta/adjust_logits.h.
-    """
     values, past, columns = _copy_of(logits), _copy_of(history), penalties.numpy()
     ids, table = token_ids.numpy(), rules.numpy()
     amounts = columns[:3].view(np.float32)
@@ -235,40 +219,30 @@ def adjust_logits(
             continue
         tokens = np.concatenate([past[slot, : length - num_new], ids[end + 1 - num_new : end + 1]])
         past[slot, length - 1] = tokens[-1]
-        for rule in _rules(table[slot]):
-            if rule.applies(tokens, num_prompt) and rule.token < len(own):
-                own[rule.token] += rule.amount
-        _penalize(own, tokens, num_prompt, *amounts[:, row])
+        _apply_rules(own, table[slot], tokens, num_prompt)
+        penalize(own, tokens, num_prompt, *amounts[:, row])
         if ngram_size > 0:
-            banned = _repeats(tokens, ngram_size)
-            own[banned[(banned >= 0) & (banned < len(own))]] = -np.inf
+            ban_repeats(own, tokens, ngram_size)
     _write(logits, values)
     _write(history, past)
 
 
-class _Rule:
-    """One of a row of `rules`: `amount` for `token` where `prefix` ends the tokens."""
-
-    def __init__(self, words: npt.NDArray[np.int32], head: npt.NDArray[np.int32]):
-        """words: the row. head: the rule's four words."""
-        start, size, _, self.until = head.tolist()
-        self.amount = head[2:3].view(np.float32)[0]
-        self.prefix, self.token = words[start : start + size - 1], int(words[start + size - 1])
-
-    def applies(self, tokens: npt.NDArray[np.int32], num_prompt: int) -> bool:
-        """Whether it holds behind `tokens`, the first `num_prompt` of which are the prompt's."""
-        size = len(self.prefix)
-        if size > len(tokens) or len(tokens) - num_prompt >= self.until:
-            return False
-        return size == 0 or bool((tokens[-size:] == self.prefix).all())
-
-
-def _rules(words: npt.NDArray[np.int32]) -> Iterator[_Rule]:
+def _apply_rules(
+    logits: npt.NDArray[np.float32],
+    words: npt.NDArray[np.int32],
+    tokens: npt.NDArray[np.int32],
+    num_prompt: int,
+) -> None:
+    """Adds the amounts of rules in `words` that hold behind `tokens` to logits [V], in place."""
     for head in words[1 : 1 + 4 * int(words[0])].reshape(-1, 4):
-        yield _Rule(words, head)
+        start, size, _, until = head.tolist()
+        *prefix, token = words[start : start + size].tolist()
+        holds = tokens[len(tokens) - len(prefix) :].tolist() == prefix
+        if holds and len(tokens) - num_prompt < until and token < len(logits):
+            logits[token] += head[2:3].view(np.float32)[0]
 
 
-def _penalize(
+def penalize(
     logits: npt.NDArray[np.float32],
     tokens: npt.NDArray[np.int32],
     num_prompt: int,
@@ -276,28 +250,32 @@ def _penalize(
     presence: np.float32,
     frequency: np.float32,
 ) -> None:
-    """Changes logits [V] of the tokens that were there, in place."""
+    """Changes logits [V] of tokens that have occurred, in place.
+
+    The repetition penalty counts prompt and output (Keskar et al. 2019, CTRL): it divides positive
+    and multiplies negative logits. Presence and frequency penalty count the output's tokens only,
+    as OpenAI's API has them.
+    """
     known = (tokens >= 0) & (tokens < len(logits))
-    seen = np.unique(tokens[known])
-    logits[seen] = np.where(logits[seen] > 0, logits[seen] / repetition, logits[seen] * repetition)
-    seen, counts = np.unique(tokens[num_prompt:][known[num_prompt:]], return_counts=True)
-    logits[seen] -= presence + frequency * counts.astype(np.float32)
+    if repetition != 1:
+        seen = np.unique(tokens[known])
+        values = logits[seen]
+        logits[seen] = np.where(values > 0, values / repetition, values * repetition)
+    if presence or frequency:
+        seen, counts = np.unique(tokens[num_prompt:][known[num_prompt:]], return_counts=True)
+        logits[seen] -= presence + frequency * counts.astype(np.float32)
 
 
-def _repeats(tokens: npt.NDArray[np.int32], size: int) -> npt.NDArray[np.int32]:
-    """Tokens that would complete an n-gram of `size` that is among `tokens`."""
-    if len(tokens) < size:
-        return tokens[:0]
-    windows = np.lib.stride_tricks.sliding_window_view(tokens, size)
-    newest = tokens[len(tokens) - (size - 1) :]
-    return windows[(windows[:, : size - 1] == newest).all(axis=1), size - 1]
+def ban_repeats(logits: npt.NDArray[np.float32], tokens: npt.NDArray[np.int32], size: int) -> None:
+    """Bans tokens that would repeat an n-gram of `size` among `tokens`, in logits [V], in place."""
+    if len(tokens) >= size:
+        windows = np.lib.stride_tricks.sliding_window_view(tokens, size)
+        newest = tokens[len(tokens) - (size - 1) :]
+        banned = windows[(windows[:, : size - 1] == newest).all(axis=1), size - 1]
+        logits[banned[(banned >= 0) & (banned < len(logits))]] = -np.inf
 
 
 def logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
-    """How likely each row of logits [L, V] makes its token, and the likeliest ones.
-
-    Returns [L, 2 + 2 num_top] int32, see `predict.ops.compiled.logprobs`.
-    """
     values = logits.numpy()
     found = np.empty((len(values), 2 + 2 * num_top), np.int32)
     floats = found.view(np.float32)
@@ -312,10 +290,6 @@ def logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
 
 
 def sample_step(logits: Tensor, choices: Tensor, last_tokens: Tensor) -> None:
-    """`sample` into the first L entries of last_tokens [R] int32, in place.
-
-    choices [10, P] int32, see `predict.ops.compiled.sample_step`.
-    """
     import paddle
 
     columns, tokens = choices.numpy(), _copy_of(last_tokens)
@@ -336,10 +310,6 @@ def verify_window(
     window: int,
     max_candidate_len: int,
 ) -> None:
-    """Puts drafts that stand in the place of what `sample_step` drew there, in place.
-
-    See `predict.ops.compiled.verify_window`.
-    """
     values, columns, tokens = logits.numpy(), choices.numpy(), _copy_of(last_tokens)
     ids, places = token_ids.numpy(), logit_indices.numpy()
     floats, num_drafts = columns.view(np.float32), columns[9].tolist()
@@ -347,29 +317,30 @@ def verify_window(
     while row < len(values):
         length = num_drafts[row]
         drafts = ids[places[row] + 1 : places[row] + 1 + length].tolist()
-        ranks = [
-            _rank(values[at], draft, floats[[0, 2, 3], at], int(columns[1, at]), max_candidate_len)
-            for at, draft in enumerate(drafts, row)
-        ]
+        ranks = []
+        for at, draft in enumerate(drafts, row):
+            temperature, top_p, min_p = floats[[0, 2, 3], at].tolist()
+            drawing = temperature, top_p, min_p, int(columns[1, at])
+            ranks.append(rank_of_draft(values[at], draft, drawing, max_candidate_len))
         span = tokens[row : row + length + 1]
         if (span >= 0).all():
-            _keep_standing(span, drafts, ranks, window)
+            accept_drafts(span, drafts, ranks, window)
         row += length + 1
     _write(last_tokens, tokens)
 
 
-def _rank(
+def rank_of_draft(
     logits: npt.NDArray[np.float32],
     draft: int,
-    drawing: npt.NDArray[np.float32],
-    top_k: int,
+    drawing: tuple[float, float, float, int],
     max_candidate_len: int,
 ) -> tuple[int, bool]:
-    """How many tokens of a row [V] come before a draft, and whether it may be drawn itself.
+    """How many tokens of a row [V] are likelier than a draft, and whether it is a candidate.
 
-    (-1, False) for one that is banned. drawing: temperature, top_p and min_p of the row.
+    The lower id counts as likelier on ties. (-1, False) for a banned draft. drawing: temperature,
+    top_p, min_p and top_k of the row.
     """
-    temperature, top_p, min_p = drawing.tolist()
+    temperature, top_p, min_p, top_k = drawing
     if not 0 <= draft < len(logits) or not logits[draft] > -np.inf:
         return -1, False
     before = logits > logits[draft]
@@ -379,17 +350,25 @@ def _rank(
         return 0, True
     if rank >= min(max_candidate_len, top_k):
         return rank, False
-    weights = np.exp((logits - logits.max()) / max(temperature, 1e-30), dtype=np.float64)
-    if weights[draft] < min_p:
-        return rank, False
-    kept = np.partition(weights, len(weights) - top_k)[len(weights) - top_k :]
-    return rank, bool(top_p >= 1 or weights[before].sum() < top_p * kept.sum())
+    weights = np.exp((logits - logits.max()) / np.float32(max(temperature, 1e-30)))
+    if weights[draft] < min_p or top_p >= 1:
+        return rank, bool(weights[draft] >= min_p)
+    reached = weights[before].sum(dtype=np.float64)
+    if top_k < len(weights):
+        weights = np.partition(weights, len(weights) - top_k)[len(weights) - top_k :]
+    return rank, bool(reached < top_p * weights.sum(dtype=np.float64))
 
 
-def _keep_standing(
-    drawn: npt.NDArray[np.int32], drafts: list[int], ranks: list[tuple[int, bool]], window: int
+def accept_drafts(
+    drawn: npt.NDArray[np.int32],
+    drafts: Sequence[int],
+    ranks: Sequence[tuple[int, bool]],
+    window: int,
 ) -> None:
-    """Replaces what was drawn in a span, [n + 1], by those of its n drafts that stand, in place."""
+    """Replaces drawn tokens [n + 1] of a span by its accepted drafts among n, in place.
+
+    ranks: `rank_of_draft` of each draft. See predict.engine.window for the rule.
+    """
     index = 0
     while index < len(drafts):
         rank, may_be_drawn = ranks[index]
@@ -401,7 +380,7 @@ def _keep_standing(
         index += num_standing
         if may_be_drawn:
             continue
-        # What was drawn here ends the span, unless it is the draft itself.
+        # The token drawn here ends the span, unless it is the draft itself.
         if index < len(drafts) and drawn[index] != drafts[index]:
             return
         index += 1
@@ -428,12 +407,12 @@ def _int64s(columns: npt.NDArray[np.int32], row: int) -> npt.NDArray[np.int64]:
 
 
 def _copy_of(tensor: Tensor) -> npt.NDArray[Any]:
-    """Its values, to be changed."""
+    """A tensor's values as a new array."""
     return np.array(tensor.numpy())
 
 
 def _like(values: npt.NDArray[Any], tensor: Tensor) -> Tensor:
-    """An array as a tensor where another one lies."""
+    """An array as a tensor at another tensor's place."""
     import paddle
 
     return paddle.to_tensor(values, place=tensor.place)

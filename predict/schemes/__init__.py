@@ -1,11 +1,10 @@
 """Weight schemes: how a linear's weight is stored. One module per `quant_type`; "dense" is none.
 
-A scheme answers four questions: how a float matrix is rounded to it (`quantize`), which tensors its
-operators read (`tensors`), what their product with activations is in plain Paddle (`product`), and
-which matrix they stand for (`plain`). What a checkpoint made elsewhere holds is
-`predict.loading.layouts`.
+A scheme rounds a float matrix (`quantize`), makes the tensors that its operators read (`tensors`),
+multiplies activations by them in plain Paddle (`product`), and restores the matrix (`plain`).
+`predict.loading.layouts` reads checkpoints of other programs.
 
-Tensors of a compiled linear, always as many (one zero stands for "none"); packed and scales are the
+Tensors of a compiled linear, a fixed number (one zero stands for "none"); packed and scales are the
 device's own layout of codes, scales and zeros (regatta_pack_quantized):
 
     dense              weight
@@ -47,7 +46,7 @@ __all__ = [
 
 
 class Scheme(Protocol):
-    """What a module in this package offers."""
+    """The interface of a module in this package."""
 
     NAME: str
 
@@ -56,29 +55,25 @@ class Scheme(Protocol):
     ) -> Quantized:
         """Rounds weight [N, K], without calibration.
 
-        weight: an array (float32, float16, bfloat16 as uint16), or what `round_weight` takes: its
-        codes lie where it does. group_size: input features per scale, -1 for all; schemes without
-        groups take -1. round_weight: by the rule that the scheme names (predict.schemes._rounding).
+        weight: an array (float32, float16, bfloat16 as uint16), or a tensor that `round_weight`
+        takes; the codes are at its place. group_size: input features per scale, -1 for all; schemes
+        without groups take -1. round_weight: by the scheme's rule (predict.schemes._rounding).
         """
-        ...
 
     def tensors(
         self, weight: Quantized, dtype: str, compiled: ModuleType | None, place: Any = None
     ) -> tuple[Tensor, ...]:
-        """What a Linear holds: packed for the compiled operators, else plain.
+        """The tensors of a Linear: packed for the compiled operators, else plain.
 
         dtype: the activations'. compiled: predict.ops.compiled, which packs them; None: plain.
         place: a GPU's; None for the CPU. Their number is the scheme's.
         """
-        ...
 
     def product(self, x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
         """float32 x [T, K] W^T, of tensors made with compiled None. Returns float32 [T, N]."""
-        ...
 
     def plain(self, tensors: tuple[Tensor, ...]) -> Tensor:
         """The [out_features, in_features] matrix of tensors made with compiled None."""
-        ...
 
 
 def known_schemes() -> list[str]:
@@ -97,7 +92,7 @@ def scheme_of(name: str) -> Scheme:
 
 
 def float_values(name: str, weight: Quantized) -> npt.NDArray[np.float32]:
-    """What the codes of a scheme stand for, [out_features, in_features], columns in their order."""
+    """The values of a scheme's codes, [out_features, in_features], columns in their order."""
     scheme = scheme_of(name)
     made = scheme.plain(scheme.tensors(weight, "float32", None))
     values: npt.NDArray[np.float32] = made.astype("float32").numpy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from predict.device.place import divided, tensor_at
+from predict.schemes._rounding import RoundWeight, round_on_host
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -31,6 +33,17 @@ class Quantized:
     shift: Any = None  # float32 [K]: x' = (x + shift) * smooth is what meets W; None: 0
     smooth: Any = None  # float32 [K]; None: 1
     perm: Any = None  # int32 [K]: column k of codes meets x[perm[k]] (act-order); None: k
+
+
+def rounded_by(rule: str) -> Callable[..., Quantized]:
+    """Scheme.quantize by a rule of predict.schemes._rounding."""
+
+    def quantize(
+        weight: Any, group_size: int, round_weight: RoundWeight = round_on_host
+    ) -> Quantized:
+        return Quantized(*round_weight(weight, rule, group_size))
+
+    return quantize
 
 
 def optional_at(values: Any, dtype: type[np.generic], place: Any) -> Tensor:

@@ -1,9 +1,9 @@
-"""The rules by which float matrices become codes and scales, and NumPy's way to do so.
+"""Rules that turn float matrices into codes and scales, in NumPy.
 
-A scheme names its rule and leaves to `round_weight` where that runs: here, blocks of rows at a time
-on all cores, or on a GPU (predict.ops.compiled.round_weight), where the matrix lies. Codes, scales
-and zeros are alike bit for bit. For that each product, sum and quotient is rounded to float32, sums
-have an order (`sums_of_rows`), and what is no number has a code: 0, of e4m3 127.
+A scheme names its rule, and `round_weight` runs it: here, on blocks of rows on all cores, or on the
+matrix's GPU (predict.ops.compiled.round_weight). Codes, scales and zeros are the same bit for bit:
+each product, sum and quotient is rounded to float32, sums have a fixed order (`sums_of_rows`), and
+NaN has the code 0, of e4m3 127.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def round_on_host(weight: Array, rule: str, group_size: int) -> tuple[Array, Arr
 
     weight: float32, float16, or bfloat16 as uint16.
     """
-    # A weight may hold what is no number, or too small a one: its codes are defined, too.
+    # NaN, infinity and tiny weights have defined codes too.
     with np.errstate(all="ignore"):
         return RULES[rule](weight, group_size)
 
@@ -192,7 +192,7 @@ def sums_of_columns(values: Array) -> Array:
 
 
 def are_usual(largest: Array) -> bool:
-    """Whether quotients by scales of these magnitudes are numbers, none above the largest code."""
+    """Whether quotients by scales of these magnitudes are finite and within the codes' range."""
     least = 512 * np.finfo(np.float32).tiny  # its scale has all its bits
     return bool(((largest == 0) | ((largest >= least) & (largest < np.inf))).all())
 

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 
 def weight_only_tensors(
-    weight: Quantized, scheme: str, dtype: str, compiled: ModuleType | None, place: Any
+    scheme: str, weight: Quantized, dtype: str, compiled: ModuleType | None, place: Any = None
 ) -> tuple[Tensor, ...]:
+    """Scheme.tensors of a scheme."""
     made = weight_tensors(weight, scheme, dtype, compiled, place)
     if compiled is not None:
         made += (act_tensor(weight, place),)

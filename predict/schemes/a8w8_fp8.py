@@ -12,19 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from predict.device.place import divided
 from predict.schemes._e4m3 import E4M3_MAX, as_e4m3, rounded
-from predict.schemes._quantized import Quantized, act_tensor, weight_tensors
-from predict.schemes._rounding import RoundWeight, round_on_host
+from predict.schemes._quantized import Quantized, act_tensor, rounded_by, weight_tensors
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
 NAME = "a8w8_fp8"
 BLOCK = 128  # rows and columns
-
-
-def quantize(weight: Any, group_size: int, round_weight: RoundWeight = round_on_host) -> Quantized:
-    """See predict.schemes.Scheme. group_size 128 makes blocks of 128 x 128."""
-    return Quantized(*round_weight(weight, "e4m3", group_size))
+quantize = rounded_by("e4m3")  # group_size 128 makes blocks of 128 x 128
 
 
 def tensors(

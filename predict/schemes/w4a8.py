@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
-from predict.schemes._quantized import Quantized, dequantized, quantized_rows
-from predict.schemes._rounding import RoundWeight, round_on_host
+from predict.schemes._quantized import dequantized, quantized_rows, rounded_by
 from predict.schemes._weight_only import gathered, plain, weight_only_tensors
 
 if TYPE_CHECKING:
@@ -14,16 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["NAME", "plain", "product", "quantize", "tensors"]
 NAME = "w4a8"
-
-
-def quantize(weight: Any, group_size: int, round_weight: RoundWeight = round_on_host) -> Quantized:
-    return Quantized(*round_weight(weight, "int4", group_size))
-
-
-def tensors(
-    weight: Quantized, dtype: str, compiled: ModuleType | None, place: Any = None
-) -> tuple[Tensor, ...]:
-    return weight_only_tensors(weight, NAME, dtype, compiled, place)
+quantize = rounded_by("int4")
+tensors = partial(weight_only_tensors, NAME)
 
 
 def product(x: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:

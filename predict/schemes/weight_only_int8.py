@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from functools import partial
 
-from predict.schemes._quantized import Quantized
-from predict.schemes._rounding import RoundWeight, round_on_host
+from predict.schemes._quantized import rounded_by
 from predict.schemes._weight_only import plain, product, weight_only_tensors
-
-if TYPE_CHECKING:
-    from paddle import Tensor
 
 __all__ = ["NAME", "plain", "product", "quantize", "tensors"]
 NAME = "weight_only_int8"
-
-
-def quantize(weight: Any, group_size: int, round_weight: RoundWeight = round_on_host) -> Quantized:
-    return Quantized(*round_weight(weight, "int8", group_size))
-
-
-def tensors(
-    weight: Quantized, dtype: str, compiled: ModuleType | None, place: Any = None
-) -> tuple[Tensor, ...]:
-    return weight_only_tensors(weight, NAME, dtype, compiled, place)
+quantize = rounded_by("int8")
+tensors = partial(weight_only_tensors, NAME)

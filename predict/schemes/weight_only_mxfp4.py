@@ -70,4 +70,4 @@ def tensors(
     """See predict.schemes.Scheme. Plain Paddle's codes are twice the values."""
     if compiled is None:
         weight = replace(weight, codes=TWICE[np.asarray(weight.codes)], scale=weight.scale / 2)
-    return weight_only_tensors(weight, NAME, dtype, compiled, place)
+    return weight_only_tensors(NAME, weight, dtype, compiled, place)

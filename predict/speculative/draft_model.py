@@ -1,8 +1,8 @@
 """Drafts of a smaller model with the same vocabulary.
 
-Its cache lies in blocks of the same numbers as the target's: what a request's block table says of
-one cache holds for the other, so requests come, grow, are preempted and end without a word to the
-draft model, and a prompt whose blocks were found in the prefix cache is often there for both.
+Its cache has blocks with the same numbers as the target's, and a request's block table holds for
+both caches. So requests start, grow, are preempted and end without notice to the draft model, and a
+prompt with blocks in the prefix cache often has them in both caches.
 A tuned prefix is the target's alone: the draft's cache begins with the request's own tokens, in the
 blocks behind the prefix's (see predict.adapters.prefixes). Behind the target's blocks the draft's
 cache has one more for each request of a batch, for drafts that run past the blocks that the request
@@ -12,9 +12,9 @@ Each draft is drawn as the target will draw its token: with the request's parame
 number of that place in the output. Verification keeps what the target draws and so does not depend
 on drafts; but two models that agree on a distribution then agree on the token too, greedy or not.
 
-On a GPU nobody waits for the drafts: they are placeholders for what the device will know, and
-`observe` says what they were. A follower's steps (see Follower) begin behind a verification before
-its end is known.
+On a GPU the host does not wait for drafts: they are placeholders for tokens on the device, and
+`observe` receives their values. A Follower's steps begin behind a verification before its result
+is known.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class UnadjustedSampler(Sampler):
     """
 
     def adjustments(self, rows: Sequence[Row]) -> None:
-        """Changes nothing: drafts are chosen without penalties."""
+        """None: drafts are chosen without penalties."""
 
 
 class DraftSpan(NamedTuple):
@@ -61,19 +61,18 @@ class DraftSpan(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the span."""
         return len(self.token_ids)
 
 
 @dataclass
 class _State:
-    """What the draft's cache has of a request: its first `num_known` tokens, then `drafts`."""
+    """A request's tokens in the draft's cache: its first `num_known` tokens, then `drafts`."""
 
     block_ids: list[int]
     num_known: int
-    num_written: int  # drafts of the last proposal, as far as the request's own blocks went
-    drafts: list[int] = field(default_factory=list)  # those of them that were verified
-    num_behind: int = 0  # drafts that come behind those, from where their verification gets
+    num_written: int  # drafts of the last proposal that fit into the request's own blocks
+    drafts: list[int] = field(default_factory=list)  # the verified ones of these
+    num_behind: int = 0  # drafts proposed behind the verification of these
 
 
 class DraftModelProposer:
@@ -103,7 +102,7 @@ class DraftModelProposer:
         try:
             return self._proposed(requests, limits)
         except Exception:
-            # What was marked as written may not be.
+            # Blocks that were marked as written may not be.
             for request in requests:
                 self._states.pop(request.request_id, None)
                 for block in request.block_ids:
@@ -155,8 +154,8 @@ class DraftModelProposer:
         if not state.num_behind:
             state.drafts = list(drafts[: state.num_written])
             return
-        # Then the cache has the new tokens too, and drafts behind them: as far as the blocks go
-        # that the request had, and keeps.
+        # The cache has the new tokens too, and drafts behind them, within the blocks that the
+        # request had and keeps.
         num_tokens = request.num_tokens + len(accepted_tokens(drafts, chosen))
         block_size = self.network.block_size
         room = len(_table(request)) * block_size
@@ -166,9 +165,9 @@ class DraftModelProposer:
         state.num_behind = 0
 
     def _propose_behind(self, verified: Sequence[Verified], limits: Sequence[int]) -> Drafts:
-        """See Proposer. Spans, rows and tables are those of drafts that are all right.
+        """See Proposer. Spans, rows and tables assume that all drafts are accepted.
 
-        The first step has two tokens of each request: where all drafts were right, the last of them
+        The first step has two tokens of each request: where all drafts are accepted, the last one
         is not in the cache yet.
         """
         follower, num_blocks = self.network.follower, self.network.num_blocks
@@ -212,7 +211,7 @@ class DraftModelProposer:
         return {each.request.request_id: own for (each, _), own in zip(able, drafts, strict=True)}
 
     def _can_follow(self, verified: Verified, limit: int) -> bool:
-        """Whether the cache has what is before, and room for what is behind."""
+        """Whether the cache has all earlier tokens, and room for `limit` drafts."""
         request, num_drafts = verified.request, len(verified.drafts)
         state = self._states.get(request.request_id)
         room = (len(_table(request)) + 1) * self.network.block_size
@@ -244,7 +243,7 @@ class DraftModelProposer:
         return cast(list[int], tokens.take())  # a draft model has no beams
 
     def _catch_up(self, requests: Sequence[Request], starts: list[int]) -> None:
-        """Runs what the draft has not seen, but for the last step's tokens; moves `starts`."""
+        """Runs tokens that the draft has not computed, except a few last ones; moves `starts`."""
         while True:
             left = self.network.token_budget
             spans: list[DraftSpan] = []
@@ -287,7 +286,7 @@ class DraftModelProposer:
         return min(count, request.num_tokens - 1)
 
     def _mark(self, request: Request, start: int, end: int) -> None:
-        """Notes whose tokens the blocks hold once those from `start` to `end` are written."""
+        """Records the content of blocks once tokens `start` to `end` are written."""
         block_size, digests, table = self.network.block_size, _digests(request), _table(request)
         last = min(-(-end // block_size), len(table))
         # A block that the last step filled had no digest then; behind a prefix, the one before it.
@@ -307,16 +306,16 @@ def _table(request: Request) -> list[int]:
 
 
 def _digests(request: Request) -> list[bytes]:
-    """Of the target's blocks with these numbers: equal ones have equal tokens in the draft's, too.
+    """Digests of the target's blocks with these numbers; equal ones have equal tokens here too.
 
-    A block behind a partial one is full later for the target than for the draft.
+    A block behind a partial one fills later in the target's cache than in the draft's.
     """
     digests = request.block_digests
     return digests if request.prefix.partial is None else digests[1:]
 
 
 def _end(verified: Verified) -> int:
-    """The place of the token behind a request's drafts."""
+    """The position behind a request's drafts."""
     return verified.request.num_tokens + len(verified.drafts)
 
 

@@ -23,8 +23,8 @@ TOKEN_BITS = 32
 class NgramIndex:
     """For each n-gram of a request the places behind it.
 
-    The key of an n-gram is one number, TOKEN_BITS for each token: that of the next place follows
-    from the last one's, and the garbage collector has nothing to look through.
+    The key of an n-gram is one integer, TOKEN_BITS per token: the next key follows from the last
+    one, and the garbage collector has nothing to traverse.
     """
 
     def __init__(self, max_ngram_size: int):
@@ -36,10 +36,10 @@ class NgramIndex:
         self._before = [0]
         self._mask = masks[-1]
         self._key = self._mask  # before the text there are tokens that no text has
-        self.num_indexed = 1  # tokens before which every n-gram's end is in
+        self.num_indexed = 1  # n-grams that end before this place are indexed
 
     def extend(self, token_ids: Sequence[int], end: int) -> None:
-        """Takes in the n-grams that have a token behind them among the first `end` ones."""
+        """Indexes the n-grams that are followed by one of the first `end` tokens."""
         key, mask = self._key, self._mask
         longest, before = self._longest, self._before
         for place in range(self.num_indexed, end):
@@ -52,10 +52,7 @@ class NgramIndex:
         self.num_indexed = max(self.num_indexed, end)
 
     def find(self, token_ids: Sequence[int], end: int) -> int | None:
-        """The place behind the longest match of the first `end` tokens' end; None when it is new.
-
-        Among the places that were taken in.
-        """
+        """The place behind the longest indexed match of the tokens before `end`, or None."""
         key = self._key
         for token in token_ids[self.num_indexed - 1 : end]:
             key = key << TOKEN_BITS | token
@@ -84,12 +81,12 @@ class NgramIndex:
 
 
 def key_masks(max_size: int) -> list[int]:
-    """Of each size from 1 on, the part of a key that is its own."""
+    """Masks of the lowest 1, 2, ... tokens of a key."""
     return [(1 << TOKEN_BITS * size) - 1 for size in range(1, max_size + 1)]
 
 
 def match_length(token_ids: Sequence[int], place: int, end: int) -> int:
-    """How many tokens before `place` are those before `end`."""
+    """How many tokens before `place` equal those before `end`."""
     most = min(place, LONGEST_MATCH)
     for length in range(1, most + 1):
         if token_ids[place - length] != token_ids[end - length]:
@@ -107,12 +104,12 @@ class ReferenceProposer:
     def __init__(self, max_ngram_size: int):
         self.max_ngram_size = max_ngram_size
         self._indices: dict[int, NgramIndex] = {}
-        self._late: list[tuple[Request, NgramIndex, int]] = []  # tokens that they will take in
+        self._late: list[tuple[Request, NgramIndex, int]] = []  # for `settle`, up to that place
 
     def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[Sequence[int]]:
-        """See Proposer. Long prompts are taken in piece by piece, and have no drafts until then.
+        """See Proposer. Long prompts are indexed piece by piece, and have no drafts until then.
 
-        The last step's tokens are taken in later.
+        `settle` indexes the last step's tokens.
         """
         proposals: list[Sequence[int]] = []
         room = MOST_AT_ONCE
@@ -149,7 +146,7 @@ class ReferenceProposer:
 
 
 def continuation(request: Request, index: NgramIndex, limit: int) -> list[int]:
-    """`limit` tokens from the place that the index finds on; none where it finds none."""
+    """`limit` tokens from the place that the index finds; [] where it finds none."""
     token_ids, end = request.token_ids, request.num_known_tokens
     place = index.find(token_ids, end)
     if place is None:

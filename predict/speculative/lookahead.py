@@ -1,4 +1,4 @@
-"""Drafts from a pool of n-grams that the model itself wrote, right or in vain.
+"""Drafts from a pool of n-grams that the model itself generated, accepted or not.
 
 The choices behind wrong drafts are Jacobi iterations of the tokens to come: n-grams among them
 often turn up a few tokens later (Fu et al. 2024, Lookahead decoding). Every request fills one pool
@@ -22,10 +22,10 @@ END = -1  # among tokens: what is behind followed something else
 
 
 class NgramPool:
-    """What last followed each context of up to `max_context` tokens, longest first.
+    """The last continuation of each context of up to `max_context` tokens, longest first.
 
-    Keys are those of NgramIndex. The tokens are kept one after another, in the pieces in which they
-    came, with END behind each: a look-up finds a place among them, and all that followed there.
+    Keys are those of NgramIndex. Tokens are stored one after another, with END behind each piece: a
+    look-up finds a place among them, and the tokens that follow there.
     """
 
     def __init__(self, max_context: int):
@@ -38,7 +38,7 @@ class NgramPool:
         self._parts = list(zip(self._masks, self._newer, self._older, strict=True))
 
     def add(self, token_ids: Sequence[int], first: int, end: int) -> None:
-        """Takes in what follows what, for the tokens from index `first` to before `end`."""
+        """Adds the continuations of tokens `first` to `end` - 1."""
         first = max(first, 1)
         if first >= end:
             return
@@ -57,9 +57,9 @@ class NgramPool:
             self._parts = list(zip(self._masks, self._newer, self._older, strict=True))
 
     def follow(self, token_ids: Sequence[int], end: int, limit: int) -> list[int]:
-        """Up to `limit` tokens behind the first `end`: what followed there, and then what follows.
+        """Up to `limit` tokens that followed the context of the first `end` tokens.
 
-        Piece by piece: where one ends, its last tokens are looked up.
+        Where a stored piece ends, its last tokens are looked up in turn.
         """
         key, mask = self._key(token_ids, end), self._masks[0]
         found: list[int] = []
@@ -81,7 +81,7 @@ class NgramPool:
         return found
 
     def _key(self, token_ids: Sequence[int], end: int) -> int:
-        """Of the tokens before `end`; before the text there are some that no text has."""
+        """The key of the tokens before `end`, padded in front with an id that no text has."""
         key = self._masks[0]
         for token in token_ids[max(end - self.max_context, 0) : end]:
             key = (key << TOKEN_BITS | token) & self._masks[0]
@@ -89,7 +89,7 @@ class NgramPool:
 
 
 class LookaheadProposer:
-    """Proposes from a pool of n-grams that the model wrote."""
+    """Proposes from a pool of n-grams that the model generated."""
 
     looks_up = True
     num_recorded = 0
@@ -97,12 +97,12 @@ class LookaheadProposer:
 
     def __init__(self, max_ngram_size: int):
         self._pool = NgramPool(max(max_ngram_size, CONTEXT))
-        self._num_seen: dict[int, int] = {}  # tokens of a request that are in the pool, or late
-        # What the pool will take in: whose tokens, these, first, end.
+        self._num_seen: dict[int, int] = {}  # tokens of a request in the pool, or in `_late`
+        # Arguments of NgramPool.add for `settle`, and the request.
         self._late: deque[tuple[Request, Sequence[int], int, int]] = deque()
 
     def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[Sequence[int]]:
-        """See Proposer. Tokens are taken in later, long prompts piece by piece."""
+        """See Proposer. `settle` adds the tokens, long prompts piece by piece."""
         proposals: list[Sequence[int]] = []
         room = MOST_AT_ONCE
         for request, limit in zip(requests, limits, strict=True):
@@ -117,7 +117,7 @@ class LookaheadProposer:
         return proposals
 
     def observe(self, request: Request, drafts: Sequence[int], chosen: Sequence[int]) -> None:
-        """See Proposer. What is accepted comes with the request's tokens."""
+        """See Proposer. Accepted tokens are added with the request's own."""
         num_accepted = len(accepted_tokens(drafts, chosen))
         if num_accepted < len(chosen):
             self._late.append((request, chosen, num_accepted, len(chosen)))

@@ -12,8 +12,9 @@ from predict.config.engine import EngineConfig
 from predict.engine.choices import GREEDY, Choice, Row
 from predict.engine.drafts import accepted_tokens
 from predict.engine.request_state import Request
-from predict.engine.window import WindowVerifier, verdict
+from predict.engine.window import WindowVerifier
 from predict.errors import UserError
+from predict.ops.plain_sampling import rank_of_draft
 
 VOCABULARY = 12
 
@@ -116,9 +117,10 @@ def test_candidates_are_tokens_that_the_request_may_draw() -> None:
 
     def allowed(max_candidate_len: int = 5, **changes: Any) -> list[int]:
         choice = Choice(1.0, 0, 1.0, 0, 0)._replace(**changes)
-        verdicts = [verdict(logits, token, choice, max_candidate_len) for token in range(5)]
-        allowed = [token for token in range(5) if verdicts[token].is_candidate]
-        return sorted(allowed, key=lambda token: verdicts[token].rank)
+        drawing = choice.temperature, choice.top_p, choice.min_p, choice.top_k
+        ranks = [rank_of_draft(logits, token, drawing, max_candidate_len) for token in range(5)]
+        allowed = [token for token, (_, is_candidate) in enumerate(ranks) if is_candidate]
+        return sorted(allowed, key=lambda token: ranks[token][0])
 
     assert allowed() == [1, 2, 3, 4, 0]
     assert allowed(3) == [1, 2, 3]

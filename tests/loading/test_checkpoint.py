@@ -25,8 +25,7 @@ from tests.support import tiny
 
 def check(directory: Path) -> None:
     reader = ConfigReader.from_dir(directory)
-    family = family_of(reader)
-    plan = plan_weights(family.spec(reader), family.WEIGHTS)
+    plan = plan_weights(family_of(reader).spec(reader), weight_names(reader))
     checkpoint = Checkpoint(directory)
     layout = Online(CheckpointSource(checkpoint), QuantSettings(), plan)
     checkpoint.check(expected_tensors(plan, layout), plan.ignored)
@@ -215,7 +214,7 @@ def test_sizes_are_compared_with_the_tensors_before_anything_is_planned(
     (tmp_path / "config.json").write_text(json.dumps({**tiny.CONFIG, **changes}))
     spec, reader = read_spec(tmp_path)
     with pytest.raises(UserError, match=message):
-        check_sizes(spec, family_of(reader).WEIGHTS, Checkpoint(tmp_path))
+        check_sizes(spec, weight_names(reader), Checkpoint(tmp_path))
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]"])

@@ -80,7 +80,7 @@ def step(
     if read is not None:
         inputs = inputs._replace(slot_mapping=inputs.slot_mapping * 0 - 1)
     ropes = latents.ropes(given.longest + 1)
-    out, written = backend.latent_attention_block(
+    out, written = backend.attention_block(
         tensor(hidden, latents.dtype).astype(dtype), weights, cache, ropes, inputs, mask
     )
     return numpy32(out), written
@@ -224,7 +224,7 @@ def test_a_draft_sees_its_ancestors(
     inputs = ForwardInputs(*alone.batch.step()[:8])._replace(positions=positions)
     alone = replace(alone, past=[kept])
     weights = latents.packed() if backend is ops else latents.weights
-    out, _ = backend.latent_attention_block(
+    out, _ = backend.attention_block(
         tensor(hidden[[3 + i for i in line]], "float32"),
         weights,
         alone.cache("float32", latents),
@@ -242,7 +242,7 @@ def test_rows_are_some_of_all(compiled: Library, form: LatentForm) -> None:
     wanted = [0, 3, 60]
     inputs = ForwardInputs(*given.batch.step()[:8])
     for backend, weights in ((ops, latents.packed()), (plain, latents.weights)):
-        out, _ = backend.latent_attention_block(
+        out, _ = backend.attention_block(
             tensor(hidden, "float32"),
             weights,
             given.cache("float32"),

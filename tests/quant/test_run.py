@@ -178,14 +178,14 @@ def test_scaling_an_input_keeps_the_layers_function(
 ) -> None:
     import paddle
     from predict.loading.model import read_spec
-    from predict.models import family_of
+    from predict.models import weight_names
     from predict.nn.rope import rope_table
     from predict.ops import plain as reference
     from quant.layer import LayerWeights, run_layer
 
     directory = write_model(tmp_path / "model", {"num_key_value_heads": kv_heads})
     spec, reader = read_spec(directory)
-    plan = plan_weights(spec, family_of(reader).WEIGHTS)
+    plan = plan_weights(spec, weight_names(reader))
     source = CheckpointSource(Checkpoint(directory))
     layer = LayerWeights.read(1, plan, source)
     hidden = np.random.default_rng(0).normal(0, 1, (30, spec.hidden_size)).astype(np.float32)

@@ -10,7 +10,7 @@ from predict.loading.build import expected_tensors
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts import layout_of
 from predict.loading.sources import CheckpointSource
-from predict.models import family_of
+from predict.models import family_of, weight_names
 from predict.nn.hf_config import ConfigReader
 from predict.nn.weights import WeightPlan, plan_weights
 
@@ -38,8 +38,7 @@ SCHEMES = {
 def open_layout(directory: Path, **settings: Any) -> tuple[Any, WeightPlan]:
     """The directory's layout and plan, its tensors' names and shapes checked."""
     reader = ConfigReader.from_dir(directory)
-    family = family_of(reader)
-    plan = plan_weights(family.spec(reader), family.WEIGHTS)
+    plan = plan_weights(family_of(reader).spec(reader), weight_names(reader))
     checkpoint = Checkpoint(directory)
     source = CheckpointSource(checkpoint)
     layout = layout_of(reader, checkpoint, source, QuantSettings(**settings), plan)
