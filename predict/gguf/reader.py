@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
-import numpy as np
-
 from predict.errors import UserError, quoted
 from predict.system.files import open_regular
 from predict.system.spans import misplaced
@@ -93,6 +91,7 @@ class GgufFile:
 def types() -> Mapping[int, tuple[str, int, int]]:
     """By number: a type's name, the values of a block, and its bytes; of those that are read."""
     import gguf
+    import numpy as np
 
     found: dict[int, tuple[str, int, int]] = {}
     for kind, (block, num_bytes) in gguf.GGML_QUANT_SIZES.items():

@@ -117,7 +117,7 @@ class CacheReader:
         raise NotImplementedError
 
 
-def expected(tokens: list[int], count: int) -> list[int]:
+def expected(tokens: Sequence[int], count: int) -> list[int]:
     history = list(tokens)
     for _ in range(count):
         history.append(next_token(history))

@@ -34,4 +34,4 @@ def tensors(
     """See predict.schemes.Scheme. The compiled operators have no kernel for it."""
     if compiled is not None:
         raise UserError(f"quant_type {NAME} runs on plain Paddle only; use --inference_model false")
-    return weight_only_tensors(weight, NAME, dtype, compiled, place)
+    return weight_only_tensors(NAME, weight, dtype, compiled, place)
