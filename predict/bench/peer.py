@@ -30,6 +30,7 @@ from predict.system.console import say, show
 from predict.system.files import parse_json
 from predict.system.outputs import check_output
 from predict.system.progress import Progress
+from predict.system.ranges import Range
 from predict.system.signals import Signals
 
 PROG = "python -m predict.bench.peer"
@@ -51,9 +52,10 @@ FLAGS = (
          "Q4_0. The LM head beside the last two is Q8_0."),
     Flag(GROUP, "cases", "strs", ["1x128x65", "8x128x65", "1x512x1"],
          "Sizes REQUESTSxINPUTxOUTPUT, as of predict.bench.throughput."),
-    Flag(GROUP, "turns", "int", 7, "Turns of both sides."),
+    Flag(GROUP, "turns", "int", 7, "Turns of both sides.", allowed=Range(1, 1000)),
     Flag(GROUP, "num_threads", "int", None,
-         "Threads of each side; when not given, the processors that this process may use."),
+         "Threads of each side; when not given, the processors that this process may use.",
+         allowed=Range(1, 1000)),
     Flag(GROUP, "batched_bench", "str", "llama-batched-bench",
          "llama.cpp's program: a path, or a name that is on PATH."),
     Flag(GROUP, "output_file", "str", None,
@@ -138,9 +140,6 @@ def parse(argv: Sequence[str]) -> tuple[FlagValues, tuple[Case, ...]]:
     for kind in flags["types"]:
         if kind not in TYPES:
             raise one_of("types", kind, tuple(TYPES))
-    for name in ("turns", "num_threads"):
-        if flags[name] is not None and not 1 <= flags[name] <= 1000:
-            raise UserError(f"--{name} {flags[name]} is not supported (allowed: 1 to 1000)")
     if shutil.which(flags["batched_bench"]) is None:
         raise UserError(
             f"{flags['batched_bench']} is not there: build llama.cpp's target llama-batched-bench "

@@ -52,7 +52,7 @@ class ScriptedTokens:
         self._stand_ins = dict(stand_ins)
 
     def choose(self) -> None:
-        """See Tokens: nothing waits."""
+        """Nothing: the script's tokens need no choice."""
 
     def take(self) -> list[int | Candidates]:
         """The script's tokens, once the step's own are there."""
@@ -60,13 +60,12 @@ class ScriptedTokens:
         return list(self._script)
 
     def known(self, drafts: Sequence[int]) -> list[int]:
-        """Those that stand in for them; else the step's own."""
-        known = self._tokens.known(drafts)
-        pairs = zip(drafts, known, strict=True)
+        """The script's tokens that stand in for placeholders; of other drafts the step's own."""
+        pairs = zip(drafts, self._tokens.known(drafts), strict=True)
         return [self._stand_ins.get(draft, token) for draft, token in pairs]
 
     def logprobs(self) -> Logprobs:
-        """Nobody wants any."""
+        """None: a benchmark's requests ask for none."""
         return Logprobs()
 
 

@@ -102,7 +102,6 @@ def test_what_the_file_does_not_describe_is_refused(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--turns", "0"], "allowed: 1 to 1000"),
         (["--shapes", "x,x"], "--shapes is empty, or has one twice"),
         (["--types", "Q5_K"], "allowed: F32, F16, BF16, Q8_0, Q4_0"),
         (["--cases", "1x2"], "REQUESTSxINPUTxOUTPUT"),

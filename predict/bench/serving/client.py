@@ -36,14 +36,12 @@ class Server:
 
     def request(self, ask: Ask) -> dict[str, Any]:
         """The body of a streamed request."""
-        prompt: dict[str, Any] = {"prompt": ask.prompt}
-        if self.chat:
-            text = ask.prompt
-            messages = [{"role": "user", "content": text}] if isinstance(text, str) else text
-            prompt = {"messages": messages}
+        prompt: Any = ask.prompt
+        if self.chat and isinstance(prompt, str):
+            prompt = [{"role": "user", "content": prompt}]
         return {
             "model": self.model,
-            **prompt,
+            "messages" if self.chat else "prompt": prompt,
             "max_tokens": ask.max_tokens,
             "stream": True,
             "stream_options": {"include_usage": True},

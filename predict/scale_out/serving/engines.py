@@ -216,21 +216,11 @@ class Engines:
         past = [stats for name, stats in self._counts.items() if name not in names]
         return summed([each.stats for each in told], past)
 
-    async def load_adapter(self, name: str, directory: str) -> None:
-        """Raises UserError: a replica that comes later would not know the adapter."""
+    async def load_adapter(self, name: str, *paths: str, **named: str) -> None:
+        """Raises UserError: a replica that comes later would not know the adapter, or prefix."""
         raise UserError(FIXED)
 
-    async def unload_adapter(self, name: str) -> None:
-        """Raises UserError."""
-        raise UserError(FIXED)
-
-    async def load_prefix(self, name: str, path: str) -> None:
-        """Raises UserError, as for an adapter."""
-        raise UserError(FIXED)
-
-    async def unload_prefix(self, name: str) -> None:
-        """Raises UserError."""
-        raise UserError(FIXED)
+    unload_adapter = load_prefix = unload_prefix = load_adapter
 
     def broken_off(self, has_begun: bool) -> ApiError:
         """The error for an answer whose replica has died."""
