@@ -101,7 +101,10 @@ class Command:
 
 
 def run_program(words: Sequence[str], folder: Path | None, env: Mapping[str, str]) -> str:
-    """What a program prints. Raises UserError with its last lines where it fails."""
+    """What a program prints on stdout, or else on stderr.
+
+    Raises UserError with its last lines where it fails.
+    """
     own = [sys.executable if words[0] == "python" else words[0], *words[1:]]
     try:
         done = subprocess.run(
@@ -112,7 +115,7 @@ def run_program(words: Sequence[str], folder: Path | None, env: Mapping[str, str
     if done.returncode != 0:
         said = "\n".join(done.stderr.strip().splitlines()[-LAST_LINES:])
         raise UserError(f"{shlex.join(words)} ended with {done.returncode}: {said}", 1)
-    return done.stdout
+    return done.stdout or done.stderr
 
 
 def cases_of(content: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

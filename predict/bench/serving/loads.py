@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 
@@ -55,13 +56,15 @@ async def send_at(send: Send, asks: Sequence[Ask], times: Sequence[float]) -> li
 async def send_in_flight(send: Send, asks: Sequence[Ask], most: int) -> list[RequestRecord]:
     """Keeps `most` requests in flight until none is left."""
     loop = asyncio.get_running_loop()
-    room = asyncio.Semaphore(most)
+    records: dict[int, RequestRecord] = {}
+    numbers: Iterator[int] = count()
 
-    async def send_next(ask: Ask) -> RequestRecord:
-        async with room:
-            return await send(ask, loop.time())
+    async def work() -> None:
+        while (number := next(numbers)) < len(asks):
+            records[number] = await send(asks[number], loop.time())
 
-    return list(await asyncio.gather(*map(send_next, asks)))
+    await asyncio.gather(*(work() for _ in range(min(most, len(asks)))))
+    return [records[number] for number in range(len(asks))]
 
 
 @dataclass(frozen=True)
