@@ -50,7 +50,7 @@ FLAGS = (
     Flag(GROUP, "ops", "strs", list(CASES), "Operators."),
     Flag(GROUP, "dtype", "strs", ["bfloat16"], "Dtypes."),
     Flag(GROUP, "shapes", "strs", ["qwen2.5-0.5b", "llama-1b"], f"Models: {', '.join(SHAPES)}."),
-    Flag(GROUP, "num_tokens", "ints", [1, 8, 512], "Tokens per call."),
+    Flag(GROUP, "num_tokens", "ints", None, "Tokens per call; when not given, 1, 8, 512."),
     Flag(GROUP, "context_len", "int", 1024, "Tokens in the cache of each decoded sequence."),
     Flag(GROUP, "kv_format", "strs", ["dense"],
          f"Formats of the cache that attention reads: {', '.join(KV_FORMATS)}."),
@@ -170,7 +170,7 @@ def run(flags: FlagValues, command: str) -> dict[str, Any]:
         for dtype in flags["dtype"]:
             show(f"\n{shape} {dtype}\n{HEADER}")
             for op in flags["ops"]:
-                for num_tokens in flags["num_tokens"]:
+                for num_tokens in flags["num_tokens"] or (1, 8, 512):
                     given = num_tokens, flags["context_len"], dtype, tuple(flags["kv_format"])
                     sizes = Sizes(SHAPES[shape], *given)
                     for case in CASES[op](sizes):

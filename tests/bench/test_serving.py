@@ -96,20 +96,6 @@ def test_an_answer_without_a_piece_has_no_first_token_in_time() -> None:
     assert Limits(tpot=1.0, e2e=1e6).hold(empty)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["tft:500"], "did you mean ttft"),
-        (["ttft"], "'ttft' is not supported"),
-        (["ttft:-1"], "allowed: numbers above 0"),
-        (["e2e:nan"], "allowed: numbers above 0"),
-    ],
-)
-def test_wrong_limits_are_refused_with_what_is_allowed(words: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Limits.parse(words)
-
-
 def test_arrivals_have_the_rate_that_was_asked_for() -> None:
     assert fixed(4.0, 5, (0,)) == [0.0, 0.25, 0.5, 0.75, 1.0]
     times = poisson(10.0, 20_000, (0, 1))
@@ -398,6 +384,9 @@ def test_a_sweep_over_virtual_servers_finds_their_capacity() -> None:
     [
         (["--sweep"], "--sweep needs --limits"),
         (["--load", "0"], "allowed: numbers above 0"),
+        (["--limits", "tft:500"], "did you mean ttft"),
+        (["--limits", "ttft"], "'ttft' is not supported"),
+        (["--limits", "e2e:nan,ttft:-1"], "allowed: numbers above 0"),
         (["--arrival", "concurrency", "--load", "1.5"], "whole numbers"),
         (["--arrival", "concurrency", "--seconds", "5"], "--seconds needs a rate"),
         (["--seconds", "5", "--num_requests", "5"], "leave one out"),
