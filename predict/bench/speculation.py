@@ -94,7 +94,7 @@ class ScriptedRunner:
         return ScriptedTokens(tokens, [self._choice(row) for row in rows], self._stand_ins)
 
     def _choice(self, row: Row) -> int:
-        """The script's token; behind a wrong draft another one: nobody knows what comes there."""
+        """The script's token; after a wrong draft, any other token."""
         script = self._scripts[tuple(row.request.prompt_token_ids)]
         place = row.num_output_tokens
         drafts = [self._stand_ins.get(draft, draft) for draft in row.drafts]

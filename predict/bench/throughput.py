@@ -192,12 +192,9 @@ def count_experts(llm: LLM, plan: Plan, case: Case) -> dict[str, float]:
         timed(llm, prompts, plan.params(count, output_len))
 
     with counted(llm) as chosen:
-        if whole == batch:
-            run(batch, case.input_len, output_len)
-            return chosen.means()
         run(whole, case.input_len, 1)
         of_prompts = chosen.means()
-        run(batch, max(2, COUNTED_TOKENS // batch), output_len)
+        run(batch, min(case.input_len, max(2, COUNTED_TOKENS // batch)), output_len)
     return chosen.means() | of_prompts
 
 

@@ -163,7 +163,7 @@ class Plan:
 
 @dataclass
 class Measured:
-    """What came out so far; what is there stays when a run is broken off."""
+    """The results so far, which are kept when a run is interrupted."""
 
     model: str = ""
     reports: list[LoadReport] = field(default_factory=list)

@@ -66,7 +66,7 @@ class RequestError(Exception):
 
 
 class _Stream:
-    """What came of one answer so far."""
+    """The events of one answer so far."""
 
     def __init__(self) -> None:
         self.chunk_s: list[float] = []
@@ -97,7 +97,7 @@ class _Stream:
 
 
 def has_content(choice: Mapping[str, Any]) -> bool:
-    """Whether a piece of an answer brings anything: text, reasoning or a call of a tool."""
+    """Whether a piece of an answer has text, reasoning or a call of a tool."""
     delta = choice.get("delta")
     if not isinstance(delta, dict):
         return bool(choice.get("text"))

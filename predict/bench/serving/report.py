@@ -60,7 +60,7 @@ class RequestRecord:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request may take to be a good one, in milliseconds; None: as long as it likes."""
+    """The most that a good request takes, in milliseconds; None: no limit."""
 
     ttft: float | None = None
     tpot: float | None = None
@@ -84,7 +84,7 @@ class Limits:
         return cls(**found)
 
     def hold(self, record: RequestRecord) -> bool:
-        """Whether the request was answered within them. Without a second token, any tpot is."""
+        """Whether the request kept all limits; one without a second token keeps any tpot."""
         if record.error is not None or (self.ttft is not None and record.ttft_s is None):
             return False
         taken = ((self.ttft, record.ttft_s), (self.tpot, record.tpot_s), (self.e2e, record.e2e_s))
@@ -99,7 +99,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """One load and what it brought."""
+    """The numbers of one load."""
 
     load: float  # requests/s, or requests in flight
     errors: Mapping[str, int]  # failed requests by kind

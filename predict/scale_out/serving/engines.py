@@ -103,7 +103,7 @@ class RemoteAnswer:
         return pieces
 
     def abort(self) -> None:
-        """See Answer. The iteration ends behind what has come."""
+        """Ends the request; the iteration ends after the pieces that have come."""
         if not self._has_ended:
             if self._response is not None:
                 self._response.cancel()
@@ -123,7 +123,7 @@ class RemoteAnswer:
                 if self._has_begun or number == NUM_RUNS:
                     self._error = self._engines.broken_off(self._has_begun)
                     break
-                # What came and was not given away is as good as not there.
+                # Pieces that the caller has not seen are dropped: the second run sends them again.
                 self._pieces.clear()
                 say(f"a replica has ended ({lost}): request {self.request_id} runs again")
         except Exception as error:
