@@ -56,42 +56,34 @@ EXPERT_UNITS = {
     "prompt_experts": "distinct experts of a layer and step of prompts",
     "decode_experts": "distinct experts of a layer and step of decoding",
 }
-HEADER = (
-    f"{'case':<16}{'TTFT, ms':>11}{'TPOT, ms':>11}{'in, tokens/s':>14}{'out, tokens/s':>15}"
-    f"{'share of limit':>20}"
-)
-EXPERT_HEADER = f"{'experts, prompts/decode':>26}"
-
-
-def number_text(metric: str, value: float | None) -> str:
-    """A number of a case as the table has it; "-" for one that the case does not have."""
-    if value is None:
-        return "-"
-    digits = {"ttft_ms": 2, "tpot_ms": 3}.get(metric, 1 if value < 1000 else 0)
-    return f"{value:,.{digits}f}"
+DIGITS = {"ttft_ms": 2, "tpot_ms": 3}  # of others 1, and none from 1,000 on
+COLUMNS = {"case": 16, "TTFT, ms": 11, "TPOT, ms": 11, "in, tokens/s": 14, "out, tokens/s": 15}
+COLUMNS |= {"share of limit": 20, "experts, prompts/decode": 26}  # widths
 
 
 def cases_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """One line per row of predict.bench.record, after a line of heads.
 
-    All rows have all columns; that of experts is left out where no row has one.
+    All rows have all columns, "-" where a case has no such number; that of experts is left out
+    where no row has one.
     """
-    columns = [(HEADER, _own)]
-    if any(name in row["values"] for row in rows for name in EXPERT_UNITS):
-        columns.append((EXPERT_HEADER, _experts))
-    lines = ["".join(header for header, _ in columns)]
-    lines += ["".join(text(row) for _, text in columns) for row in rows]
+    widths = [*COLUMNS.values()][1:]
+    if not any(name in row["values"] for row in rows for name in EXPERT_UNITS):
+        widths.pop()
+    lines = []
+    for name, *cells in ([*COLUMNS], *map(_cells, rows)):
+        shown = (f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=False))
+        lines.append(f"{name:<{COLUMNS['case']}}" + "".join(shown))
     return "\n".join(lines)
 
 
-def _own(row: Mapping[str, Any]) -> str:
-    values = row["values"]
-    ttft, tpot, read, written = (number_text(name, values.get(name)) for name in UNITS)
-    share = values.get("share_of_limit")
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    def number(metric: str) -> str:
+        value = row["values"].get(metric)
+        if value is None:
+            return "-"
+        return f"{value:,.{DIGITS.get(metric, 1 if value < 1000 else 0)}f}"
+
+    share = row["values"].get("share_of_limit")
     limit = "-" if share is None else f"{share_text(share)} of {row['limit']}"
-    return f"{row['name']:<16}{ttft:>11}{tpot:>11}{read:>14}{written:>15}{limit:>20}"
-
-
-def _experts(row: Mapping[str, Any]) -> str:
-    shown = (number_text(name, row["values"].get(name)) for name in EXPERT_UNITS)
-    return f"{' / '.join(shown):>26}"
+    return [row["name"], *map(number, UNITS), limit, " / ".join(map(number, EXPERT_UNITS))]

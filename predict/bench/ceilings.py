@@ -31,17 +31,12 @@ GPU_MATRICES = (4096, 8192)
 MOST_SHARE = 1.03  # what two measurements of one thing differ by
 
 
-def measure_ceilings(dtype: str, buffer: npt.NDArray[np.float32] | None = None) -> dict[str, float]:
+def measure_ceilings(dtype: str, buffer: npt.NDArray[np.float32]) -> dict[str, float]:
     """`read_bytes_per_s` of all threads together, and `flops_per_s` of `dtype`'s best instruction.
 
-    The best of many short passes, some 50 ms. `buffer`: memory to read, several times the caches'
-    size; made for the call when not given. bfloat16 counts vdpbf16ps where the CPU has it, every
-    other case float32 multiply-adds. Without a compiled library: what Paddle itself reaches.
+    The best of many short passes over `buffer`, some 50 ms. bfloat16 counts vdpbf16ps where the CPU
+    has it, every other case float32 multiply-adds.
     """
-    if buffer is None:
-        buffer = np.ones(READ_BYTES // 4, np.float32)
-    if library.find() is None:
-        return _paddle_ceilings(buffer)
     handle = library.require().handle
     read, flops = handle.regatta_measure_read, handle.regatta_measure_flops
     read.argtypes, read.restype = [ctypes.c_void_p, ctypes.c_int64], ctypes.c_double
@@ -121,27 +116,6 @@ def share_text(share: float, digits: int = 0) -> str:
     It says that the limit moved, or that it was not what bounds the work.
     """
     return ">limit" if share > MOST_SHARE else f"{share:.{digits}%}"
-
-
-def _paddle_ceilings(buffer: npt.NDArray[np.float32]) -> dict[str, float]:
-    import paddle
-
-    width = 1024
-    square = paddle.ones([width, width])
-    vector = paddle.to_tensor(buffer)
-    return {
-        "read_bytes_per_s": buffer.nbytes / _best_seconds(lambda: paddle.max(vector)),
-        "flops_per_s": 2 * width**3 / _best_seconds(lambda: paddle.matmul(square, square)),
-    }
-
-
-def _best_seconds(call: Callable[[], Any]) -> float:
-    times = []
-    for _ in range(REPEATS + 1):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return min(times)
 
 
 def measure_gpu_ceilings(gpu: devices.Device, dtype: str) -> dict[str, float]:

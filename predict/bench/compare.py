@@ -12,8 +12,10 @@ import math
 import shlex
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +27,7 @@ from predict.bench.turns import (
     Numbers,
     Ratio,
     Turns,
+    cases_of,
     more_is_better,
     numbers_of,
     ratio_of_turns,
@@ -37,6 +40,7 @@ from predict.system.console import say, show
 from predict.system.files import read_json_object
 from predict.system.outputs import check_output
 from predict.system.progress import Progress
+from predict.system.ranges import Range
 from predict.system.signals import Signals
 
 PROG = "python -m predict.bench.compare"
@@ -50,10 +54,10 @@ FLAGS = (
          "The other command; when not given, the same."),
     Flag(GROUP, "before_folder", "str", None,
          "Run --before in this checkout, which is built: two builds beside each other."),
-    Flag(GROUP, "turns", "int", 20,
-         "Turns of both commands."),
+    Flag(GROUP, "turns", "int", 20, "Turns of both commands.", allowed=Range(1, 1000)),
     Flag(GROUP, "min_change", "float", 0.02,
-         "Changes of at most this share are called the same, however sure they are."),
+         "Changes of at most this share are called the same, however sure they are.",
+         allowed=Range(0.0, 10.0, whole=False)),
     Flag(GROUP, "other_device", "bool", False,
          "Compare files of different devices, too."),
     Flag(GROUP, "fail_on", "str", None,
@@ -106,18 +110,18 @@ class Change:
 def read_recorded(path: str | Path) -> Recorded:
     """The numbers of a file. Raises UserError for one that is not of this format."""
     content = read_json_object(Path(path))
+    cases: dict[str, dict[str, Number]] = {}
     try:
-        cases: dict[str, dict[str, Number]] = {}
-        for suite, held in content["suites"].items():
-            for row in held["rows"]:
-                case = f"{suite}: {row['name']}"
-                if case in cases:
-                    raise UserError(f"{path} has {case!r} twice; leave one of them out")
-                cases[case] = {
-                    metric: _number(row["values"][metric], spread)
-                    for metric, spread in row.get("spread", {}).items()
-                    if row["values"][metric] is not None
-                }
+        for case, row in cases_of(content):
+            if case in cases:
+                raise UserError(f"{path} has {case!r} twice; leave one of them out")
+            cases[case] = {
+                metric: Number(row["values"][metric], spread["n"], spread["q1"], spread["q3"])
+                for metric, spread in row.get("spread", {}).items()
+                if row["values"][metric] is not None
+            }
+            if not all(isinstance(n, (int, float)) for each in cases[case].values() for n in each):
+                raise ValueError("a spread with what is no number")
         device, versions, settings = (
             dict(content.get(name, {})) for name in ("device", "versions", "settings")
         )
@@ -127,13 +131,6 @@ def read_recorded(path: str | Path) -> Recorded:
             "two that --output_file wrote"
         ) from None
     return Recorded(str(path), device, versions, settings, cases)
-
-
-def _number(median: Any, spread: Mapping[str, Any]) -> Number:
-    found = (median, spread["n"], spread["q1"], spread["q3"])
-    if not all(type(each) in (int, float) for each in found):
-        raise ValueError("a spread with what is no number")
-    return Number(*found)
 
 
 def ratio_of_files(before: Number, after: Number) -> Ratio:
@@ -244,11 +241,8 @@ def _short(value: float) -> str:
 
 def summary(changes: Sequence[Change]) -> str:
     """How many of each verdict, and what to do about too few repetitions."""
-    counts = [
-        f"{number} {verdict}"
-        for verdict in (FASTER, SLOWER, SAME)
-        if (number := sum(change.verdict == verdict for change in changes))
-    ]
+    found = Counter(change.verdict for change in changes)
+    counts = [f"{found[each]} {each}" for each in (FASTER, SLOWER, SAME) if found[each]]
     few = [change for change in changes if change.verdict == TOO_FEW]
     if few:
         counts.append(
@@ -268,10 +262,6 @@ def parse(argv: Sequence[str]) -> tuple[FlagValues, Sequence[str]]:
         raise UserError(
             f"{len(files)} files: two are compared, or none with --before; write {PROG} {USAGE}"
         )
-    if not 0.0 <= flags["min_change"] <= 10.0:
-        raise UserError(f"--min_change {flags['min_change']} is not supported (allowed: 0 to 10)")
-    if not 1 <= flags["turns"] <= 1000:
-        raise UserError(f"--turns {flags['turns']} is not supported (allowed: 1 to 1000)")
     for name in ("after", "before_folder"):
         if flags["before"] is None and flags[name] is not None:
             raise UserError(f"--{name} goes with --before; give that too, or leave it out")
@@ -320,20 +310,19 @@ def of_commands(flags: FlagValues, command: str) -> tuple[list[Change], dict[str
     )
     last: list[dict[str, Any]] = [{}, {}]
     differing: dict[str, None] = {}
-
-    def measure(number: int) -> Numbers:
-        last[number] = sides[number].file()
-        return numbers_of(last[number])
-
     turns = Turns(("before", "after"))
     with Progress(flags["turns"], unit="turn", label="measuring") as progress:
+
+        def measure(number: int) -> Numbers:
+            last[number] = sides[number].file()
+            return numbers_of(last[number])
 
         def on_turn() -> None:
             before, after = map(tokens_of, last)
             differing.update({case: None for case in before if before[case] != after.get(case)})
             progress.on_finished()
 
-        take_turns(turns, lambda: measure(0), lambda: measure(1), flags["turns"], on_turn)
+        take_turns(turns, partial(measure, 0), partial(measure, 1), flags["turns"], on_turn)
     if not turns.samples:
         raise UserError("the two commands have no case in common; give both the same --cases")
     same = [case for case in tokens_of(last[0]) if case not in differing]

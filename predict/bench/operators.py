@@ -63,8 +63,6 @@ class Case:
     copies: Sequence[tuple[Any, ...]]  # arguments; rotated
     num_bytes: float  # that must be read and written
     num_flops: float
-    baseline: Callable[[int], Any] | None = None  # of the copy's index
-    baseline_name: str = ""
 
 
 def _full(shape: Sequence[int], dtype: str, value: float = 0.01) -> Any:
@@ -121,8 +119,6 @@ class Sizes:
 
 def linear_cases(sizes: Sizes) -> Iterator[Case]:
     """The four projections of a layer and the head."""
-    import paddle
-
     shape = sizes.shape
     for name, num_inputs, num_outputs in (
         ("qkv", shape.hidden_size, shape.qkv_size),
@@ -135,22 +131,12 @@ def linear_cases(sizes: Sizes) -> Iterator[Case]:
         copies = sizes.num_copies(weight_bytes)
         x = _full([sizes.num_tokens, num_inputs], sizes.dtype)
         weights = [_weight(num_inputs, num_outputs, sizes.dtype) for _ in range(copies)]
-        plain = [_full([num_inputs, num_outputs], "float32") for _ in range(min(copies, 8))]
-        x32 = _full([sizes.num_tokens, num_inputs], "float32")
-
-        def baseline(
-            i: int, x32: Any = x32, plain: Sequence[Any] = plain
-        ) -> Any:  # bound now: the loop goes on
-            return paddle.matmul(x32, plain[i % len(plain)])
-
         yield Case(
             "linear",
             f"{name} {num_inputs} x {num_outputs}",
             [(x, [w], None, "dense", num_outputs) for w in weights],
             weight_bytes + sizes.num_tokens * (num_inputs + num_outputs) * sizes.value_bytes,
             2.0 * sizes.num_tokens * num_inputs * num_outputs,
-            baseline,
-            "matmul float32",
         )
 
 
@@ -211,50 +197,30 @@ def norm_cases(sizes: Sizes) -> Iterator[Case]:
 
 def activate_cases(sizes: Sizes) -> Iterator[Case]:
     """The activation alone."""
-    import paddle
-
     inner = sizes.shape.intermediate_size
     x = _full([sizes.num_tokens, 2 * inner], sizes.dtype)
     silu = Activation()
     attributes = FUNCTIONS.index(silu.function), True, silu.clamp, silu.slope, silu.up_offset
-    wide = _full([sizes.num_tokens, 2 * inner], "float32")
-
-    def baseline(_: int) -> Any:
-        gate, up = paddle.split(wide, 2, axis=-1)
-        return paddle.nn.functional.silu(gate) * up
-
     yield Case(
         "activate",
         f"{inner}",
         [(x, *attributes)],
         3 * sizes.num_tokens * inner * sizes.value_bytes,
         10.0 * sizes.num_tokens * inner,
-        baseline,
-        "silu, multiply float32",
     )
 
 
 def embedding_cases(sizes: Sizes) -> Iterator[Case]:
     """From a table, and from the packed head of a tied model."""
-    import paddle
-
     hidden, vocab = sizes.shape.hidden_size, sizes.shape.vocab_size
     rng = np.random.default_rng(0)
     ids = [_int32(rng.integers(0, vocab, sizes.num_tokens)) for _ in range(MAX_COPIES)]
     num_bytes = 2 * sizes.num_tokens * hidden * sizes.value_bytes
     table = _full([vocab, hidden], sizes.dtype)
-    yield Case(
-        "embedding",
-        f"table {hidden}",
-        [(i, table, None, None, False, hidden, 1.0) for i in ids],
-        num_bytes,
-        0.0,
-        lambda i: paddle.gather(table, ids[i]),
-        "gather",
-    )
     packed = _weight(hidden, vocab, sizes.dtype)
-    copies = [(i, packed, None, None, True, hidden, 1.0) for i in ids]
-    yield Case("embedding", f"packed {hidden}", copies, num_bytes, 0.0)
+    for name, weight, is_packed in (("table", table, False), ("packed", packed, True)):
+        copies = [(i, weight, None, None, is_packed, hidden, 1.0) for i in ids]
+        yield Case("embedding", f"{name} {hidden}", copies, num_bytes, 0.0)
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from predict.bench.report import write_json
+from predict.bench.report import write_json, write_output
 from predict.cli.flags import Flag
 from predict.errors import UserError
-from predict.system.outputs import check_output, write_whole
+from predict.system.outputs import check_output
 
 
 def output_flags(group: str) -> tuple[Flag, ...]:
@@ -53,18 +53,10 @@ class Outputs:
     def write(self, made: Mapping[str, Any]) -> None:
         """Writes a file of predict.bench.record, and its picture. Raises UserError if it cannot."""
         if self.output_file is not None:
-            write_json(dict(made), self.output_file)
+            write_json(made, self.output_file)
         if self.plot is not None:
             from predict.bench.plot import draw
 
-            save_figure(draw(made), self.plot)
-
-
-def save_figure(figure: Any, path: str | Path) -> None:
-    """Writes a picture of matplotlib's as PNG. Raises UserError when the file cannot be written."""
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=100)
-    try:
-        write_whole(path, picture.getvalue())
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}", 1) from None
+            picture = io.BytesIO()
+            draw(made).savefig(picture, format="png", dpi=100)
+            write_output(self.plot, picture.getvalue())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from predict.bench.report import BenchmarkReport, paddlenlp_lines, table, write_json
+from predict.bench.report import report_of, table, write_json
 from predict.cli.run_config import PredictorConfig
 from predict.request import RequestOutput, SamplingParams
 from predict.system.console import show
@@ -24,13 +24,11 @@ ENOUGH_SECONDS = 30.0
 WARM_UP_TOKENS = 8
 
 
-def run_benchmark(
-    llm: LLM, config: PredictorConfig, say: Callable[[str], object] = show
-) -> BenchmarkReport:
-    """Measures and prints; writes JSON where --benchmark_file says. Raises UserError if it cannot.
+def run_benchmark(llm: LLM, config: PredictorConfig) -> dict[str, Any]:
+    """Measures, prints, and returns the report; writes it as JSON where --benchmark_file says.
 
     Warm-up decodes a few tokens of every prompt, so that first-touch memory and lazily built
-    kernels are not counted.
+    kernels are not counted. Raises UserError where the file cannot be written.
     """
     num_input, num_output = config.engine.scheduling.src_length, config.max_new_tokens
     prompts = [_prompt(llm, num_input)] * config.num_requests
@@ -41,28 +39,31 @@ def run_benchmark(
         min_length=0,
         ignore_eos=True,
     )
-    say("***********Start Benchmark**********")
-    say("***********Start Warmup**********")
+    show("***********Start Benchmark**********")
+    show("***********Start Warmup**********")
     warm_up = replace(params, max_new_tokens=min(WARM_UP_TOKENS, num_output))
     _timed(llm, prompts, warm_up, "warm-up")
-    say("***********Start Speed Test**********")
+    show("***********Start Speed Test**********")
     outputs: list[RequestOutput] = []
     runs: list[float] = []  # seconds
     while len(runs) < NUM_RUNS and sum(runs) < ENOUGH_SECONDS:
         seconds, answers = _timed(llm, prompts, params, f"run {len(runs) + 1} of {NUM_RUNS}")
         outputs += answers
         runs.append(seconds)
-    report = BenchmarkReport.from_outputs(
-        outputs, sum(runs), llm.stats().peak_memory_bytes, llm.startup_seconds
+    memory = llm.stats().peak_memory_bytes
+    report = report_of(outputs, sum(runs), memory, llm.startup_seconds)
+    # The lines that PaddleNLP's --benchmark ends with; its Output length counts output alone.
+    show(f"Avg Elapse time is:  {report['elapsed_s'] / len(runs)}")
+    show(f"Output tokens is:  {report['num_output_tokens']}")
+    show(
+        f"Input length is: {num_input}, Output length is: {num_output}, "
+        f"bs is: {config.engine.scheduling.batch_size}, "
+        f"IPS: {report['output_tokens_per_s']:.3f} tokens/s, "
+        f"QPS: {report['requests_per_s']:.3f} requests/s. "
     )
-    say(
-        paddlenlp_lines(
-            report, num_input, num_output, config.engine.scheduling.batch_size, len(runs)
-        )
-    )
-    say(table(report))
+    show(table(report))
     if config.benchmark_file is not None:
-        write_json(_settings(config, runs) | report.as_dict(), config.benchmark_file)
+        write_json(_settings(config, runs) | report, config.benchmark_file)
     return report
 
 

@@ -30,6 +30,7 @@ from predict.system.console import say, show
 from predict.system.files import parse_json
 from predict.system.outputs import check_output
 from predict.system.progress import Progress
+from predict.system.ranges import Range
 from predict.system.signals import Signals
 
 PROG = "python -m predict.bench.peer"
@@ -41,6 +42,10 @@ METRICS = {
     "prefill_tokens_per_s": "prompt_tokens_per_s",
     "decode_tokens_per_s": "decode_tokens_per_s",
 }
+# Weights are read into memory of their own, as ours are. It is --load-mode none, or --no-mmap of
+# older versions, which refuse each other's flags and pass over each other's variables.
+WEIGHTS_IN_MEMORY = {"LLAMA_ARG_LOAD_MODE": "none", "LLAMA_ARG_NO_MMAP": "1"}
+TRIES = 8  # its log drops what is not written when the process ends, one time in five
 CONTEXT_STEP = 256  # llama.cpp rounds a sequence's context up to so many tokens
 # fmt: off
 FLAGS = (
@@ -51,9 +56,10 @@ FLAGS = (
          "Q4_0. The LM head beside the last two is Q8_0."),
     Flag(GROUP, "cases", "strs", ["1x128x65", "8x128x65", "1x512x1"],
          "Sizes REQUESTSxINPUTxOUTPUT, as of predict.bench.throughput."),
-    Flag(GROUP, "turns", "int", 7, "Turns of both sides."),
+    Flag(GROUP, "turns", "int", 7, "Turns of both sides.", allowed=Range(1, 1000)),
     Flag(GROUP, "num_threads", "int", None,
-         "Threads of each side; when not given, the processors that this process may use."),
+         "Threads of each side; when not given, the processors that this process may use.",
+         allowed=Range(1, 1000)),
     Flag(GROUP, "batched_bench", "str", "llama-batched-bench",
          "llama.cpp's program: a path, or a name that is on PATH."),
     Flag(GROUP, "output_file", "str", None,
@@ -83,7 +89,7 @@ class Work:
             f"{self.name}, {row['name']}": {
                 metric: row["values"][own]
                 for own, metric in METRICS.items()
-                if own in row["values"]
+                if row["values"].get(own, 0.0) > 0.0  # a difference of two times may be below 0
             }
             for row in rows
         }
@@ -104,13 +110,17 @@ class Work:
         cache = "f32" if self.dtype == "float32" else "f16"
         sizes = {"-npp": case.input_len, "-ntg": max(steps, 1), "-npl": case.num_requests}
         sizes |= {"-c": case.num_requests * length, "-t": self.num_threads, "-ngl": 0}
-        words = [self.program, "-m", str(self.file), "-fa", "on", "--no-mmap", "-ctk", cache]
-        words += ["-ctv", cache, "--output-format", "jsonl"]
+        words = [self.program, "-m", str(self.file), "-fa", "on", "-ctk", cache, "-ctv", cache]
+        words += ["--output-format", "jsonl"]
         words += [word for name, size in sizes.items() for word in (name, str(size))]
-        lines = run_program(words, None, os.environ).splitlines()
-        line = next((line for line in lines if line.startswith("{")), "")
-        found = parse_json(line, f"a line of {self.program}") if line else None
-        if not isinstance(found, dict):
+        env = {**os.environ, **WEIGHTS_IN_MEMORY}
+        for _ in range(TRIES):
+            lines = run_program(words, None, env).splitlines()
+            line = next((line for line in lines if line.startswith("{")), "")
+            found = parse_json(line, f"a line of {self.program}") if line else None
+            if isinstance(found, dict):
+                break
+        else:
             raise UserError(f"{self.program} printed no line of JSON; a newer one does", 1)
         count = case.num_requests
         values = {"prompt_tokens_per_s": count * case.input_len / float(found["t_pp"])}
@@ -138,9 +148,6 @@ def parse(argv: Sequence[str]) -> tuple[FlagValues, tuple[Case, ...]]:
     for kind in flags["types"]:
         if kind not in TYPES:
             raise one_of("types", kind, tuple(TYPES))
-    for name in ("turns", "num_threads"):
-        if flags[name] is not None and not 1 <= flags[name] <= 1000:
-            raise UserError(f"--{name} {flags[name]} is not supported (allowed: 1 to 1000)")
     if shutil.which(flags["batched_bench"]) is None:
         raise UserError(
             f"{flags['batched_bench']} is not there: build llama.cpp's target llama-batched-bench "

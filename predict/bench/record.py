@@ -11,11 +11,12 @@ import importlib.metadata
 import platform
 import shlex
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from predict.bench.report import percentile
+import numpy as np
+
 from predict.device.devices import kind_of
 from predict.errors import UserError
 
@@ -62,9 +63,8 @@ def repeated_row(name: str, samples: Mapping[str, Sequence[float]]) -> Row:
 
 def spread_of(samples: Sequence[float]) -> dict[str, float]:
     """How many repetitions there are, and how far they lie apart."""
-    ordered = sorted(samples)
-    quartiles = (percentile(ordered, percent) for percent in (0, 25, 75, 100))
-    return {"n": len(ordered), **dict(zip(("min", "q1", "q3", "max"), quartiles, strict=True))}
+    least, q1, q3, most = np.percentile(samples, (0, 25, 75, 100)).tolist()
+    return {"n": len(samples), "min": least, "q1": q1, "q3": q3, "max": most}
 
 
 def command_line(prog: str, words: Sequence[str]) -> str:
@@ -132,19 +132,12 @@ def cpu_identity() -> dict[str, Any]:
 
     A virtual machine may call processors of several generations the same: family and model do not.
     """
-    found = {key: value for key, value in _cpuinfo() if key in _CPUINFO}
-    name = found.pop("model name", "") or platform.processor() or platform.machine()
-    numbers = {_CPUINFO[key]: int(value) for key, value in found.items() if value.isdecimal()}
-    return {"name": name, **numbers}
-
-
-_CPUINFO = {"model name": "name", "cpu family": "family", "model": "model"}
-
-
-def _cpuinfo() -> Iterator[tuple[str, str]]:
-    """Keys and values of the first processor that Linux lists."""
     path = Path("/proc/cpuinfo")
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    for line in text.partition("\n\n")[0].splitlines():
-        key, _, value = line.partition(":")
-        yield key.strip(), value.strip()
+    lines = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
+    found = {key.strip(): value.strip() for key, _, value in lines}
+    numbers = {"family": found.get("cpu family", ""), "model": found.get("model", "")}
+    return {
+        "name": found.get("model name") or platform.processor() or platform.machine(),
+        **{name: int(value) for name, value in numbers.items() if value.isdecimal()},
+    }

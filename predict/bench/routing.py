@@ -83,7 +83,7 @@ def spreads(router: Router) -> tuple[float, ...]:
     plain = replace(router, bias=False, correction=False)
     found = np.ones(count)
     for _ in range(FIT_ROUNDS):
-        ids = choose(drawn, np.diag(found).astype(np.float32), plain)
+        ids = choose(drawn, plain, np.diag(found).astype(np.float32))
         share = np.bincount(ids.reshape(-1), minlength=count) / FIT_ROWS
         found *= (wanted / np.maximum(share, 1 / FIT_ROWS)) ** FIT_RATE
         found = np.clip(found / np.sqrt(np.mean(found**2)), 1e-3, None)
@@ -91,25 +91,27 @@ def spreads(router: Router) -> tuple[float, ...]:
 
 
 def choose(
-    rows: Array,
-    weight: Array,
-    router: Router,
-    bias: Array | None = None,
-    correction: Array | None = None,
+    rows: Array, router: Router, weight: Array, *biases: Array | None
 ) -> npt.NDArray[np.int32]:
-    """The experts [T, top_k] of rows [T, H] by a router's weight [E, H], on the host."""
+    """The experts [T, top_k] of rows [T, H] by a router's weight [E, H], on the host.
+
+    biases: its bias and its correction.
+    """
     import paddle
     from predict.ops import plain
 
-    def on_host(values: Array | None) -> Tensor | None:
-        return None if values is None else paddle.to_tensor(values, place=paddle.CPUPlace())
-
     none = Linear("dense", (), None, 0, 0, router.num_experts)
-    block = ExpertBlock(router, 1)
-    weights = Experts(block, on_host(weight), none, none, None, on_host(bias), on_host(correction))
+    tensors = [_on_host(each) for each in (weight, *(biases or (None, None)))]
+    weights = Experts(ExpertBlock(router, 1), tensors[0], none, none, None, *tensors[1:])
     with paddle.no_grad():
-        ids: npt.NDArray[np.int32] = plain.route(on_host(rows), weights)[0].numpy()
+        ids: npt.NDArray[np.int32] = plain.route(_on_host(rows), weights)[0].numpy()
     return ids
+
+
+def _on_host(values: Array | None) -> Tensor | None:
+    import paddle
+
+    return None if values is None else paddle.to_tensor(values, place=paddle.CPUPlace())
 
 
 def skew(llm: LLM, seed: int) -> None:
@@ -136,11 +138,9 @@ def _replace(tensor: Tensor, rows: Array, llm: LLM) -> None:
     import paddle
 
     dtype, gpu = str(tensor.dtype).removeprefix("paddle."), llm.device
-    made = (
-        paddle.to_tensor(rows).astype(dtype)
-        if gpu is None
-        else place_tensor(rows, dtype, gpu.place())
-    )
+    made = paddle.to_tensor(rows).astype(dtype)
+    if gpu is not None:
+        made = place_tensor(rows, dtype, gpu.place())
     for index in range(len(rows)):
         put_row(tensor, index, made[index], gpu)
 
@@ -197,22 +197,20 @@ def chosen_by(hidden: Tensor, weights: Experts) -> npt.NDArray[np.int32]:
     import paddle
     from predict.ops import plain
 
-    def on_host(tensor: Tensor) -> Tensor:
-        return paddle.to_tensor(to_float32(tensor.numpy()), place=paddle.CPUPlace())
+    def read(tensor: Tensor | None) -> Array | None:
+        return None if tensor is None else to_float32(tensor.numpy())
 
-    block, rows = weights.block, on_host(hidden)
+    block, rows = weights.block, _on_host(read(hidden))
     if weights.norm is not None and block.norm is not None:
-        bias = weights.norm.bias
-        norm = NormWeights(on_host(weights.norm.weight), None if bias is None else on_host(bias))
+        own = (_on_host(read(each)) for each in (weights.norm.weight, weights.norm.bias))
         with paddle.no_grad():
             # The router reads values of the model's dtype.
-            rows = plain.norm(rows, norm, block.norm).astype(hidden.dtype).astype("float32")
-    router, bias, correction = (
-        None if own is None else to_float32(own.numpy())
-        for own in (weights.router, weights.router_bias, weights.correction)
-    )
+            normed = plain.norm(rows, NormWeights(*own), block.norm)
+            rows = normed.astype(hidden.dtype).astype("float32")
+    router, *biases = map(read, (weights.router, weights.router_bias, weights.correction))
+    assert rows is not None
     assert router is not None
-    return choose(rows.numpy(), router, block.router, bias, correction)
+    return choose(rows.numpy(), block.router, router, *biases)
 
 
 @contextmanager

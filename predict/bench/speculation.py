@@ -52,7 +52,7 @@ class ScriptedTokens:
         self._stand_ins = dict(stand_ins)
 
     def choose(self) -> None:
-        """See Tokens: nothing waits."""
+        """Nothing: the script's tokens need no choice."""
 
     def take(self) -> list[int | Candidates]:
         """The script's tokens, once the step's own are there."""
@@ -60,13 +60,12 @@ class ScriptedTokens:
         return list(self._script)
 
     def known(self, drafts: Sequence[int]) -> list[int]:
-        """Those that stand in for them; else the step's own."""
-        known = self._tokens.known(drafts)
-        pairs = zip(drafts, known, strict=True)
+        """The script's tokens that stand in for placeholders; of other drafts the step's own."""
+        pairs = zip(drafts, self._tokens.known(drafts), strict=True)
         return [self._stand_ins.get(draft, token) for draft, token in pairs]
 
     def logprobs(self) -> Logprobs:
-        """Nobody wants any."""
+        """None: a benchmark's requests ask for none."""
         return Logprobs()
 
 
@@ -95,7 +94,7 @@ class ScriptedRunner:
         return ScriptedTokens(tokens, [self._choice(row) for row in rows], self._stand_ins)
 
     def _choice(self, row: Row) -> int:
-        """The script's token; behind a wrong draft another one: nobody knows what comes there."""
+        """The script's token; after a wrong draft, any other token."""
         script = self._scripts[tuple(row.request.prompt_token_ids)]
         place = row.num_output_tokens
         drafts = [self._stand_ins.get(draft, draft) for draft in row.drafts]

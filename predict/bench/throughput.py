@@ -16,6 +16,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,7 @@ from predict.cli.identity import input_paths
 from predict.cli.run_config import PredictorConfig
 from predict.config.engine import EngineConfig
 from predict.config.schemes import scheme_info
+from predict.device import library
 from predict.errors import UserError
 from predict.guide import Guide
 from predict.nn.blocks import ExpertBlock
@@ -108,15 +110,14 @@ REPLACED: Mapping[str, Any] = {
 }
 METHOD = (
     "Prompts of random token ids, new ones for each run; every request decodes all its tokens. "
+    "{} Rates: of all requests together. Share of the limit: least time that the device's measured "
+    "limits allow for the whole run, over the time it took."
+)
+LATENCIES = (
     "TTFT: median over one batch of requests, of one token each. TPOT: (time of N tokens - time of "
-    "one) / (N - 1), of the whole batch. Rates: of all requests together. Share of the limit: "
-    "least time that the device's measured limits allow for the whole run, over the time it took."
+    "one) / (N - 1), of the whole batch."
 )
-RATE_METHOD = (
-    "Prompts of random token ids; every request decodes all its tokens. One run of all requests: "
-    "TTFT and TPOT are medians over its requests, their waiting included. Share of the limit: "
-    "least time that the device's measured limits allow for the whole run, over the time it took."
-)
+LATENCIES_OF_ONE_RUN = "TTFT and TPOT: medians over the requests of one run, waiting included."
 COUNTED_STEPS, COUNTED_TOKENS = 16, 1 << 14
 EXPERTS = (
     " Experts: distinct ones of a layer and step, means over layers and steps of one more run, "
@@ -191,20 +192,10 @@ def count_experts(llm: LLM, plan: Plan, case: Case) -> dict[str, float]:
         timed(llm, prompts, plan.params(count, output_len))
 
     with counted(llm) as chosen:
-        if whole == batch:
-            run(batch, case.input_len, output_len)
-            return chosen.means()
         run(whole, case.input_len, 1)
         of_prompts = chosen.means()
-        run(batch, max(2, COUNTED_TOKENS // batch), output_len)
+        run(batch, min(case.input_len, max(2, COUNTED_TOKENS // batch)), output_len)
     return chosen.means() | of_prompts
-
-
-def num_runs(case: Case, batch_size: int, repetitions: int) -> int:
-    """Calls of `timed` that `measure` makes."""
-    latency = repetitions * (2 if case.output_len > 1 else 1)
-    rate = case.num_requests > batch_size or not repetitions
-    return 1 + latency + rate
 
 
 def measure(
@@ -218,7 +209,7 @@ def measure(
 
     Without repetitions the latencies are medians over the requests of the one run, their waiting
     included. beside: called before, between and after what is timed; it measures the machine's
-    limits. on_run: called after each run.
+    limits. on_run: called after each repetition, and after the run of all requests.
     """
     batch = min(plan.batch_size, case.num_requests)
     numbers = iter(range(1_000_000))
@@ -229,7 +220,6 @@ def measure(
         prompts = random_prompts(llm.spec, plan.seed, count, case.input_len, next(numbers))
         seconds, outputs = timed(llm, prompts, plan.params(count, output_len))
         crc = zlib.crc32(json.dumps([list(each.token_ids) for each in outputs]).encode(), crc)
-        on_run()
         return seconds, outputs
 
     def to_first(outputs: Sequence[RequestOutput]) -> list[float]:
@@ -246,12 +236,14 @@ def measure(
         if case.output_len > 1:
             whole.append(run(batch, case.output_len)[0])
         beside()
+        on_run()
     steps = case.output_len - 1
     tpot = [(late - early) / steps for late, early in zip(whole, first, strict=False)]
     rates = whole or first
     if case.num_requests > batch or not first:
         seconds, outputs = run(case.num_requests, case.output_len)
         beside()
+        on_run()
         rates = [seconds]
         if not first:
             ttft = to_first(outputs)
@@ -293,18 +285,17 @@ def add_rates(row: Row, case: Case, batch_size: int, cost: Cost) -> None:
     """Adds the bytes that decode reads and the operations that prefill does, per second."""
     values = row["values"]
     batch = min(batch_size, case.num_requests)
-    if values.get("prefill_tokens_per_s") is not None:
+    if "prefill_tokens_per_s" in values:
         prefill_seconds = batch * case.input_len / values["prefill_tokens_per_s"]
         flops = cost.prefill_flops(batch, case.input_len) / prefill_seconds
         values["prefill_gflops"] = flops / 1e9
-    if values.get("decode_tokens_per_s") is not None:
+    if "decode_tokens_per_s" in values:
         context = case.input_len + case.output_len / 2
         steps_per_s = values["decode_tokens_per_s"] / batch
         values["decode_gbs"] = cost.decode_bytes(batch, context) * steps_per_s / 1e9
-    values["run_gbs"] = cost.run_bytes(case, batch) * values["requests_per_s"] / 1e9
-    values["run_gbs"] /= case.num_requests
-    values["run_gflops"] = cost.run_flops(case) * values["requests_per_s"] / 1e9
-    values["run_gflops"] /= case.num_requests
+    runs_per_s = values["requests_per_s"] / case.num_requests
+    values["run_gbs"] = cost.run_bytes(case, batch) * runs_per_s / 1e9
+    values["run_gflops"] = cost.run_flops(case) * runs_per_s / 1e9
 
 
 def add_shares(row: Row, ceilings: Mapping[str, float], scheme: str | None) -> None:
@@ -328,19 +319,15 @@ def add_shares(row: Row, ceilings: Mapping[str, float], scheme: str | None) -> N
         values["share_of_limit"], row["limit"] = of_products, "products"
 
 
-def _share(value: float) -> str:
-    return share_text(value, digits=1)
-
-
-RATE, TIME = "{:,.1f}".format, "{:.3f}".format
+RATE, TIME, SHARE = "{:,.1f}".format, "{:.3f}".format, partial(share_text, digits=1)
 DETAILS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("prefill_tokens_per_s", "prefill tokens/s", RATE),
     ("decode_tokens_per_s", "decode tokens/s", RATE),
     ("total_tokens_per_s", "prompt + output tokens/s", RATE),
     ("decode_gbs", "decode reads, GB/s", RATE),
-    ("decode_bandwidth_share", "  share of measured bandwidth", _share),
+    ("decode_bandwidth_share", "  share of measured bandwidth", SHARE),
     ("prefill_gflops", "prefill, GFLOP/s", RATE),
-    ("prefill_flops_share", "  share of measured ceiling", _share),
+    ("prefill_flops_share", "  share of measured ceiling", SHARE),
     ("measured_bandwidth_gbs", "measured read bandwidth, GB/s", RATE),
     ("measured_bandwidth_spread", "  its highest over its lowest", TIME),
     ("measured_gflops_ceiling", "measured arithmetic ceiling, GFLOP/s", RATE),
@@ -386,16 +373,16 @@ def measure_cases(llm: LLM, config: EngineConfig, plan: Plan, cost: Cost) -> lis
     """
     rows = []
     counts = counts_experts(llm)
-    total = sum(num_runs(case, plan.batch_size, plan.repetitions) + counts for case in plan.cases)
-    with Progress(total, unit="run", label="measuring") as progress:
+    waiting = [c for c in plan.cases if c.num_requests > plan.batch_size or not plan.repetitions]
+    with Progress(
+        len(plan.cases) * plan.repetitions + len(waiting), unit="run", label="measuring"
+    ) as progress:
         for case in plan.cases:
             batch = min(plan.batch_size, case.num_requests)
             experts = count_experts(llm, plan, case) if counts else {}
-            if counts:
-                progress.on_finished()
             own_cost = cost.choosing(llm.spec, experts.get("decode_experts"))
             limits = None
-            if llm.device is None:
+            if llm.device is None and library.find() is not None:
                 context = case.input_len + case.output_len / 2
                 limits = Limits(config.model.dtype, own_cost.decode_bytes(batch, context))
             beside = limits.sample if limits else lambda: None
@@ -426,8 +413,7 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
     startup = process_age_seconds()
     if plan.routing == "skewed":
         skew(llm, plan.seed)
-    decoder = llm.decoder
-    stored = linear_bytes(decoder) if decoder else program_bytes(config, llm.spec)
+    stored = linear_bytes(llm.decoder) if llm.decoder else program_bytes(config, llm.spec)
     cost = replace(Cost.of(llm.spec, config.model.dtype, config.kv_format), weight_bytes=stored)
     suites: dict[str, Suite] = {}
     with frozen_objects():
@@ -435,10 +421,9 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
             rows = measure_cases(llm, config, plan, cost)
         if llm.engine.proposer is not None:
             case = plan.cases[0]
+            sizes = case.num_requests, case.input_len
             prompts = [
-                random_prompts(
-                    llm.spec, plan.seed, case.num_requests, case.input_len, 1_000_000 + number
-                )
+                random_prompts(llm.spec, plan.seed, *sizes, 1_000_000 + number)
                 for number in range(plan.repetitions)
             ]
             drafts = measure_drafts(
@@ -450,11 +435,8 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
         for row in rows if ceilings else ():
             add_shares(row, ceilings, config.quantization.settings.scheme)
     stats = llm.stats()
-    process = {
-        "ready_s": startup,
-        "peak_memory_bytes": stats.peak_memory_bytes,
-        "preemptions": stats.num_preemptions,
-    }
+    process = {"ready_s": startup, "peak_memory_bytes": stats.peak_memory_bytes}
+    process["preemptions"] = stats.num_preemptions
     settings = {
         "model": config.model.model_name_or_path,
         "dtype": config.model.dtype,
@@ -472,19 +454,16 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
         "guide": None if plan.guide is None else plan.guide.text,
         "operators": "compiled" if llm.platform.compiled else "plain Paddle",
     }
-    method = METHOD if plan.repetitions else RATE_METHOD
+    method = METHOD.format(LATENCIES if plan.repetitions else LATENCIES_OF_ONE_RUN)
     units = UNITS
     if counts_experts(llm):
         settings["routing"] = plan.routing or "as the weights have it"
         method, units = method + EXPERTS, UNITS | EXPERT_UNITS
+    suites["throughput"] = suite(rows, units, command, method)
     of_process = [{"name": "process", "values": process}]
-    made = {
-        "throughput": suite(rows, units, command, method),
-        "process": suite(of_process, {}, command, "From its start; as the system counts memory."),
-        **suites,
-    }
+    suites["process"] = suite(of_process, {}, command, "As the system counts time and memory.")
     device = cpu_device() if llm.device is None else gpu_device(llm.device.index)
-    return record(device, own_versions(), settings, made)
+    return record(device, own_versions(), settings, suites)
 
 
 def parse(

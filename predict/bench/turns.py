@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from predict.bench.record import Suite, repeated_row, suite
+from predict.bench.record import Row, Suite, repeated_row, suite
 from predict.errors import UserError
 from predict.system.files import read_json_object
 
@@ -26,7 +26,14 @@ CONFIDENCE = 0.95
 LEAST_TURNS = 6  # that give an interval
 LAST_LINES = 8  # of what a process that failed has said
 # End of a metric's name -> whether more of it is better. Others are no speeds: not compared.
-MORE_IS_BETTER = {"_per_s": True, "_share": True, "times_as_good": True, "_ms": False, "_s": False}
+MORE_IS_BETTER = {
+    "_per_s": True,
+    "_share": True,
+    "times_as_good": True,
+    "_ms": False,
+    "_us": False,
+    "_s": False,
+}
 RATIO = "_times_as_good"
 METHOD = (
     "Two sides in turns, each run a process of its own; the one that begins changes with every "
@@ -94,7 +101,10 @@ class Command:
 
 
 def run_program(words: Sequence[str], folder: Path | None, env: Mapping[str, str]) -> str:
-    """What a program prints. Raises UserError with its last lines where it fails."""
+    """What a program prints on stdout, or else on stderr.
+
+    Raises UserError with its last lines where it fails.
+    """
     own = [sys.executable if words[0] == "python" else words[0], *words[1:]]
     try:
         done = subprocess.run(
@@ -105,23 +115,25 @@ def run_program(words: Sequence[str], folder: Path | None, env: Mapping[str, str
     if done.returncode != 0:
         said = "\n".join(done.stderr.strip().splitlines()[-LAST_LINES:])
         raise UserError(f"{shlex.join(words)} ended with {done.returncode}: {said}", 1)
-    return done.stdout
+    return done.stdout or done.stderr
+
+
+def cases_of(content: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The name, as "suite: case", and the row of every case of a file of numbers."""
+    for name, held in content["suites"].items():
+        for row in held["rows"]:
+            yield f"{name}: {row['name']}", row
 
 
 def numbers_of(content: Mapping[str, Any]) -> Numbers:
-    """The numbers of a file that are speeds, of "suite: case".
-
-    Of a row without repetitions all numbers; one of an older build has them as samples, in place
-    of their spread.
-    """
+    """The numbers of a file that are speeds; of a row without repetitions all of them."""
     return {
-        f"{name}: {row['name']}": {
+        case: {
             metric: float(row["values"][metric])
-            for metric in row.get("spread", row.get("samples", row["values"]))
+            for metric in row.get("spread", row["values"])
             if more_is_better(metric) is not None and (row["values"][metric] or 0.0) > 0.0
         }
-        for name, held in content["suites"].items()
-        for row in held["rows"]
+        for case, row in cases_of(content)
     }
 
 
@@ -150,23 +162,16 @@ class Turns:
 
     def suites(self, command: str) -> dict[str, Suite]:
         """Medians and spread of both sides, and of the ratios."""
-        made: dict[str, Suite] = {}
-        for number, name in enumerate(self.names):
-            rows = [
-                repeated_row(case, {metric: both[number] for metric, both in held.items()})
-                for case, held in sorted(self.samples.items())
-            ]
-            made[name] = suite(rows, {}, command, METHOD)
-        found: dict[str, dict[str, list[float]]] = {}
-        for case, metric, ratios in self.ratios():
-            found.setdefault(case, {})[metric + RATIO] = ratios
-        rows = []
-        for case, samples in found.items():
-            ends = {metric: ratio_of_turns(ratios) for metric, ratios in samples.items()}
+        rows: dict[str, list[Row]] = {name: [] for name in (*self.names, "ratios")}
+        for case in sorted(self.samples):
+            for number, name in enumerate(self.names):
+                samples = {metric: both[number] for metric, both in self.samples[case].items()}
+                rows[name].append(repeated_row(case, samples))
+            ratios = {metric + RATIO: each for of, metric, each in self.ratios() if of == case}
+            ends = {metric: ratio_of_turns(each) for metric, each in ratios.items()}
             intervals = {m: [r.low, r.high] for m, r in ends.items() if r.low is not None}
-            rows.append({**repeated_row(case, samples), "intervals": intervals})
-        made["ratios"] = suite(rows, {}, command, METHOD)
-        return made
+            rows["ratios"].append({**repeated_row(case, ratios), "intervals": intervals})
+        return {name: suite(each, {}, command, METHOD) for name, each in rows.items()}
 
 
 def take_turns(

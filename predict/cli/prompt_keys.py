@@ -1,4 +1,4 @@
-"""Keys of a prompt that nobody reads, and what their writer may have meant."""
+"""Keys of a prompt that are not read, and the known keys that their writer may have meant."""
 
 from __future__ import annotations
 

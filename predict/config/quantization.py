@@ -19,7 +19,7 @@ QUANT_TYPES = (*_KNOWN, *(alias for row in SCHEMES.values() for alias in row.ali
 
 @dataclass(frozen=True)
 class QuantType:
-    """What a quant_type names: the schemes of the linears, and the cache type it brings along."""
+    """What a quant_type names: the schemes of the linears, and the type of the cache."""
 
     scheme: str
     cache_type: str | None = None
@@ -143,5 +143,5 @@ class QuantizationConfig(Checked):
 
     @property
     def cache_type(self) -> str | None:
-        """The cachekv_int8_type that quant_type brings along (PaddleNLP's c8), or None."""
+        """The cachekv_int8_type that quant_type implies (PaddleNLP's c8), or None."""
         return None if self.quant_type is None else parse_quant_type(self.quant_type).cache_type

@@ -59,11 +59,11 @@ class SpeculationConfig(Checked):
                     f"speculate_method is {self.speculate_method}; leave one of the two out"
                 )
         if self.draft_model_quant_type is not None:
-            brings = parse_quant_type(self.draft_model_quant_type).cache_type
-            if brings:
+            cache_type = parse_quant_type(self.draft_model_quant_type).cache_type
+            if cache_type:
                 raise UserError(
-                    f"draft_model_quant_type {self.draft_model_quant_type} has a {brings} cache; "
-                    "the draft model's cache is dense: use the type without c8"
+                    f"draft_model_quant_type {self.draft_model_quant_type} has a {cache_type} "
+                    "cache; the draft model's cache is dense: use the type without c8"
                 )
         for name in ("speculate_verify_window", "speculate_max_candidate_len"):
             if self.speculate_method is None and getattr(self, name) is not None:

@@ -11,7 +11,6 @@ import importlib.util
 import logging
 import os
 import secrets
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 from predict.config.engine import EngineConfig
 from predict.errors import EXIT_FAILURE, EngineError, UserError
 from predict.system.console import Unfailing
-from predict.system.signals import NUMBERS
+from predict.system.signals import kept
 
 ROOT = Path(__file__).resolve().parents[2]  # the folder of the package
 MIN_STORE_BYTES = 128 << 20  # Ray refuses less than 75 MiB
@@ -79,19 +78,25 @@ def connected(
     if not address:
         os.environ.update(LOOPBACK, RAY_AUTH_TOKEN=secrets.token_hex(32))
     talks = bool(os.environ.get("REGATTA_TRACEBACK"))
+    size: dict[str, Any] = {
+        "num_cpus": share.num_cpus * num_replicas,
+        "num_gpus": share.num_gpus * num_replicas,
+        "object_store_memory": store_bytes,
+        "include_dashboard": False,
+    }
     with contextlib.ExitStack() as stack:
         if not talks:
             os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
             # Lines on the deaths of workers, tracebacks in them, are printed there.
             stack.enter_context(contextlib.redirect_stdout(Unfailing(None)))
-        with _own_handlers():
+        with kept(blocked=False):
             import ray
 
             try:
                 with _in_folder(ROOT), contextlib.nullcontext() if talks else _silent():
                     ray.init(
                         address=address or "local",  # whatever RAY_ADDRESS says
-                        **({} if address else _size(share, num_replicas, store_bytes)),
+                        **({} if address else size),
                         logging_level=logging.ERROR,
                         log_to_driver=talks,
                     )
@@ -103,18 +108,8 @@ def connected(
         try:
             yield
         finally:
-            with _own_handlers():
+            with kept(blocked=False):
                 ray.shutdown()
-
-
-def _size(share: Share, num_replicas: int, store_bytes: int) -> dict[str, Any]:
-    """What a Ray of our own is made of."""
-    return {
-        "num_cpus": share.num_cpus * num_replicas,
-        "num_gpus": share.num_gpus * num_replicas,
-        "object_store_memory": store_bytes,
-        "include_dashboard": False,
-    }
 
 
 @contextlib.contextmanager
@@ -157,21 +152,6 @@ def failure_of(said: str, what: str) -> Exception:
         if name in line:
             return UserError(line.partition(name)[2])
     return EngineError(f"{what}: {lines[-1] if lines else 'Ray does not say why'}")
-
-
-@contextlib.contextmanager
-def _own_handlers() -> Iterator[None]:
-    """Handlers of signals are afterwards what they were: Ray installs its own for SIGTERM.
-
-    Not `signals.kept`: processes that are started while signals are blocked never get them.
-    """
-    before = {number: signal.getsignal(number) for number in NUMBERS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if handler is not None:
-                signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ _CONTROLS = {
 
 @contextlib.contextmanager
 def guarded_streams() -> Iterator[None]:
-    """Makes stdout and stderr fail nobody who prints, libraries too, until the end of the block.
+    """Until the end of the block, printing to stdout or stderr never fails, in libraries too.
 
     Streams that the caller closed (2>&-) get a place that takes nothing: else the next file that is
     opened has their number, and a library's warnings land in it.

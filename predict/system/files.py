@@ -55,7 +55,7 @@ def open_regular(path: Path) -> BinaryIO:
 def parse_json(
     data: bytes | str, where: str, *, max_depth: int = MAX_JSON_DEPTH, constants: bool = False
 ) -> Any:
-    """The value that a JSON text holds: the one reader for whatever a file or a user brings.
+    """The value that a JSON text holds: the one reader for all files and users.
 
     where: names the text in messages ("line 3 of prompts.jsonl"). constants: whether NaN and
     Infinity, which Python writes and JSON has not, are numbers. Raises UserError for bytes that

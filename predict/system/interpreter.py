@@ -16,7 +16,7 @@ PACKAGES = {
     "tokenizers": "tokenizers",
     "tqdm": "tqdm",
 }
-# Modules that only some commands need, and the extra of ours that brings them.
+# Modules that only some commands need, and the extra of this package that installs them.
 EXTRAS = {
     "aiohttp": "bench",
     "fastapi": "server",

@@ -95,8 +95,11 @@ class Signals:
 
 
 @contextlib.contextmanager
-def kept() -> Iterator[None]:
+def kept(blocked: bool = True) -> Iterator[None]:
     """Signals wait until the end of the block, and their handlers are then what they were.
+
+    blocked: False lets them come, for libraries whose processes need them: a process that is
+    started while signals are blocked never gets them.
 
     For imports of libraries that install handlers of their own, as Paddle does for SIGTERM, or
     that take an interruption for a missing module. Threads that they start get no signals.
@@ -105,7 +108,7 @@ def kept() -> Iterator[None]:
         yield
         return
     before = {number: signal.getsignal(number) for number in NUMBERS}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS if blocked else ())
     try:
         yield
     finally:

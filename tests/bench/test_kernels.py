@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from predict.bench import operators
-from predict.bench.kernels import least_seconds, parse
+from predict.bench.kernels import parse
 from predict.device.library import Library
 from predict.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[2]
 SHAPE = operators.ModelShape(64, 96, 4, 2, 32, 128)
 
 
 def test_models_and_tokens_may_be_left_out() -> None:
-    assert parse([]).shapes == ("qwen2.5-0.5b", "llama-1b")
-    assert parse([]).num_tokens == (1, 8, 512)
-    assert parse(["--shapes", "llama-1b", "--num_tokens", "3"]).num_tokens == (3,)
+    assert parse([])["shapes"] == ["qwen2.5-0.5b", "llama-1b"]
+    assert parse(["--shapes", "llama-1b", "--num_tokens", "3"])["num_tokens"] == [3]
 
 
 @pytest.mark.parametrize(
@@ -35,12 +31,6 @@ def test_unknown_names_are_refused(words: list[str], message: str) -> None:
         parse(words)
 
 
-def test_least_time_is_that_of_each_limit() -> None:
-    case = operators.Case("linear", "K x N", (), num_bytes=8e6, num_flops=1.6e9)
-    limits = {"read_bytes_per_s": 4e12, "flops_per_s": 800e12}
-    assert least_seconds(case, limits) == pytest.approx((2e-6, 2e-6))
-
-
 @pytest.mark.parametrize("op", operators.CASES)
 def test_every_case_runs(compiled: Library, op: str) -> None:
     for case in operators.CASES[op](operators.Sizes(SHAPE, 2, 100, "float32")):
@@ -48,8 +38,7 @@ def test_every_case_runs(compiled: Library, op: str) -> None:
 
 
 def test_attention_has_a_case_for_each_format(compiled: Library) -> None:
-    asked = parse(["--kv_format", "dense,int8_static,int4"]).kv_formats
-    sizes = operators.Sizes(SHAPE, 2, 100, "bfloat16", asked)
+    sizes = operators.Sizes(SHAPE, 2, 100, "bfloat16", ("dense", "int8_static", "int4"))
     for make in (
         operators.CASES["paged_attention"],
         operators.CASES["rope_and_cache_write"],
@@ -61,7 +50,3 @@ def test_attention_has_a_case_for_each_format(compiled: Library) -> None:
         assert sizes_read == sorted(sizes_read, reverse=True)
         for case in cases:
             compiled.op(f"regatta_{case.op}")(*case.copies[0])
-
-
-def test_every_case_names_an_operator() -> None:
-    assert set(operators.CASES) <= {path.stem for path in (ROOT / "csrc" / "paddle").glob("*.cc")}

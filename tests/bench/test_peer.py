@@ -40,9 +40,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
     },
 }
-# Prints what llama-batched-bench does of --output-format jsonl: a second for prompts and steps.
+# Prints what llama-batched-bench does of --output-format jsonl, but not the first time: its log is
+# at times not written when the process ends.
 PROGRAM = """#!/bin/sh
-case "$1" in --version) echo "version: 1"; exit;; esac
+case "$1" in --version) echo "version: 1" >&2; exit;; esac
+case "$*" in *mmap*) exit 1;; esac
+test -e "$0.once" || { touch "$0.once"; exit; }
 echo "a line of its log"
 echo '{"n_kv_max": 256, "pp": 16, "tg": 2, "pl": 2, "t_pp": 2.0, "t_tg": 0.5, "speed": 1.0}'
 """
@@ -102,7 +105,6 @@ def test_what_the_file_does_not_describe_is_refused(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--turns", "0"], "allowed: 1 to 1000"),
         (["--shapes", "x,x"], "--shapes is empty, or has one twice"),
         (["--types", "Q5_K"], "allowed: F32, F16, BF16, Q8_0, Q4_0"),
         (["--cases", "1x2"], "REQUESTSxINPUTxOUTPUT"),

@@ -37,10 +37,9 @@ def test_each_random_adapter_is_served_and_changes_the_answer(
 def test_requests_have_adapters_in_turn_unless_told_otherwise(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    common = ["--model_name_or_path", str(tiny_model), "--dtype", "float32", "--device", "cpu"]
-    common += ["--cases", "2x4x2", "--random_adapters", "2x4"]
-    assert throughput.parse(common, tmp_path)[1].adapters == ("0", "1")
-    without = [*common, "--request_adapters", "false"]
+    words = [*DEMO, "--model_name_or_path", str(tiny_model), "--random_adapters", "2x4"]
+    assert throughput.parse(words, tmp_path)[1].adapters == ("0", "1")
+    without = [*words, "--request_adapters", "false"]
     assert throughput.parse(without, tmp_path)[1].adapters == ()
 
 

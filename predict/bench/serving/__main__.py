@@ -43,6 +43,7 @@ from predict.cli.flags import Flag, FlagValues, parse_flags
 from predict.errors import EXIT_FAILURE, UserError
 from predict.system.console import say, show
 from predict.system.progress import Progress
+from predict.system.ranges import COUNT, Range
 from predict.system.signals import Signals
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ _SERVER = "Server"
 _LOAD = "Load"
 _WORK = "Workload"
 _RESULT = "Results"
+SHARE = Range(0.001, 1.0, whole=False)
 # fmt: off
 FLAGS = (
     Flag(_SERVER, "base_url", "str", "http://127.0.0.1:8000/v1",
@@ -77,33 +79,30 @@ FLAGS = (
     Flag(_LOAD, "load", "strs", ["1"],
          "Loads that are measured one after another: requests/s, with concurrency requests in "
          "flight."),
-    Flag(_LOAD, "num_requests", "int", 100,
-         "Requests of each load."),
+    Flag(_LOAD, "num_requests", "int", 100, "Requests of each load."),
     Flag(_LOAD, "seconds", "float", None,
          "In place of --num_requests: as many as the load sends in this time."),
     Flag(_LOAD, "repetitions", "int", 1,
-         "Runs of each load, with other prompts and times; predict.bench.compare needs several."),
+         "Runs of each load, with other prompts and times; predict.bench.compare needs several.",
+         allowed=Range(1, 1000)),
     Flag(_LOAD, "warm_up", "int", 1,
-         "Requests before all, one after another, which do not count."),
-    Flag(_LOAD, "seed", "int", 0,
-         "Of arrivals and prompts."),
+         "Requests before all, one after another, which do not count.", allowed=Range(0, 1000)),
+    Flag(_LOAD, "seed", "int", 0, "Of arrivals and prompts."),
     Flag(_LOAD, "limits", "strs", None,
          "What a good request may take, in ms: ttft:500,tpot:50,e2e:10000, or some of these."),
     Flag(_LOAD, "sweep", "bool", False,
          "Look for the highest load that holds the limits, from --load on: twice as much while it "
          "holds, then between."),
     Flag(_LOAD, "good_share", "float", 0.99,
-         "A load holds when this share of its requests is good."),
-    Flag(_LOAD, "max_load", "float", 1024.0,
-         "Where a sweep ends."),
+         "A load holds when this share of its requests is good.", allowed=SHARE),
+    Flag(_LOAD, "max_load", "float", 1024.0, "Where a sweep ends."),
     Flag(_LOAD, "resolution", "float", 0.05,
-         "How far a sweep narrows the load down, as a share of it."),
+         "How far a sweep narrows the load down, as a share of it.", allowed=SHARE),
     Flag(_WORK, "workload", "str", "random",
          "random: made-up prompts of given lengths; shared_prefix: those of a group begin alike; "
          "file: --data_file's.",
          choices=("random", "shared_prefix", "file")),
-    Flag(_WORK, "input_len", "int", 128,
-         "Tokens of each prompt."),
+    Flag(_WORK, "input_len", "int", 128, "Tokens of each prompt."),
     Flag(_WORK, "output_len", "int", 64,
          "Tokens of each answer; of a data file's prompts that say no max_new_tokens."),
     Flag(_WORK, "len_spread", "float", 0.0,
@@ -113,7 +112,8 @@ FLAGS = (
     Flag(_WORK, "num_prefixes", "int", 4,
          "With shared_prefix: groups, in turn."),
     Flag(_WORK, "vocab_size", "int", None,
-         "Send random token ids below this, not words: exact lengths, for completions."),
+         "Send random token ids below this, not words: exact lengths, for completions.",
+         allowed=COUNT),
     Flag(_WORK, "ignore_eos", "bool", True,
          "Ask for answers of just --output_len tokens, with a field that OpenAI's API lacks; false "
          "where a server refuses it."),
@@ -129,22 +129,11 @@ UNITS = {"poisson": "requests/s", "fixed": "requests/s", "concurrency": "request
 # Words of the two texts by which a server's count of words is taken: short enough for any model.
 CALIBRATION_WORDS = (8, 40)
 LATE_MS = 20.0  # a client's delay that is worth a word
-
-
 METHOD = (
     "Each load is a run of its requests, and each repetition another one with other prompts and "
     "times. Values are medians over the repetitions, of each run's own mean or percentile over its "
     "requests. Latencies count from the time a request was due."
 )
-# Flag -> least and most, both allowed.
-BOUNDS = {
-    "repetitions": (1, 1000),
-    "warm_up": (0, 1000),
-    "num_requests": (1, 1 << 24),
-    "good_share": (0.001, 1.0),
-    "resolution": (0.001, 1.0),
-    "vocab_size": (1, 1 << 24),
-}
 Asks = Callable[[int, int], list[Ask]]  # of (requests, number of the load): new ones for each load
 
 
@@ -174,7 +163,7 @@ class Plan:
 
 @dataclass
 class Measured:
-    """What came out so far; what is there stays when a run is broken off."""
+    """The results so far, which are kept when a run is interrupted."""
 
     model: str = ""
     reports: list[LoadReport] = field(default_factory=list)
@@ -241,55 +230,39 @@ def parse(argv: Sequence[str]) -> Plan:
     flags = parse_flags(argv, FLAGS, PROG, __doc__ or "", "[--flag [VALUE] ...]")
     loads = tuple(positive("load", text) for text in flags["load"])
     plan = Plan(flags, loads, Limits.parse(flags["limits"] or ()))
-    for name, (low, high) in BOUNDS.items():
-        if flags[name] is not None and not low <= flags[name] <= high:
-            raise UserError(f"--{name} {flags[name]} is not supported (allowed: {low} to {high})")
     ids, file = flags["vocab_size"] is not None, flags["workload"] == "file"
     own = [name for name in ("prefix_len", "num_prefixes") if flags.given(name)]
-    fractions = any(load != round(load) for load in loads)
-    several = len(loads) > 1 or flags["repetitions"] > 1
-    refusals = (
-        (not loads, "--load is empty; give it at least one number"),
-        (
-            not plan.is_open and fractions,
-            "--load of --arrival concurrency counts requests in flight: whole numbers from 1",
+    refusals = {
+        "--load is empty; give it at least one number": not loads,
+        "--load of --arrival concurrency counts requests in flight: whole numbers from 1": (
+            not plan.is_open and any(load != round(load) for load in loads)
         ),
-        (
-            not plan.is_open and flags["seconds"] is not None,
-            "--seconds needs a rate; give --num_requests with concurrency",
+        "--seconds needs a rate; give --num_requests with concurrency": (
+            not plan.is_open and flags["seconds"] is not None
         ),
-        (
-            flags.given("num_requests", "seconds"),
-            "--seconds and --num_requests both say how many; leave one out",
+        "--seconds and --num_requests both say how many; leave one out": (
+            flags.given("num_requests", "seconds")
         ),
-        (
-            flags["sweep"] and not plan.limits,
-            "--sweep needs --limits, as in --limits ttft:500,tpot:50",
+        "--sweep needs --limits, as in --limits ttft:500,tpot:50": (
+            flags["sweep"] and not plan.limits
         ),
-        (
-            flags["sweep"] and several,
-            "--sweep begins at one load, measured once: give --load one number, and leave "
-            "--repetitions or --sweep out",
+        "--sweep begins at one load, measured once: give --load one number, and leave "
+        "--repetitions or --sweep out": (
+            flags["sweep"] and (len(loads) > 1 or flags["repetitions"] > 1)
         ),
-        (
-            file != (flags["data_file"] is not None),
-            "--workload file and --data_file go together; give both or none",
+        "--workload file and --data_file go together; give both or none": (
+            file != (flags["data_file"] is not None)
         ),
-        (
-            ids and (flags["endpoint"] == "chat" or file),
-            "--vocab_size sends token ids, which --endpoint completions takes, of made-up prompts; "
-            "leave it out",
+        "--vocab_size sends token ids, which --endpoint completions takes, of made-up prompts; "
+        "leave it out": ids and (flags["endpoint"] == "chat" or file),
+        f"--{' and --'.join(own)}: of --workload shared_prefix; leave it out": (
+            bool(own) and flags["workload"] != "shared_prefix"
         ),
-        (
-            own and flags["workload"] != "shared_prefix",
-            f"--{' and --'.join(own)}: of --workload shared_prefix; leave it out",
+        '--extra_body is no JSON object; write it as {"top_p": 0.9}': (
+            not isinstance(flags["extra_body"] or {}, dict)
         ),
-        (
-            not isinstance(flags["extra_body"] or {}, dict),
-            '--extra_body is no JSON object; write it as {"top_p": 0.9}',
-        ),
-    )
-    for is_wrong, message in refusals:
+    }
+    for message, is_wrong in refusals.items():
         if is_wrong:
             raise UserError(message)
     return plan
@@ -403,11 +376,10 @@ def public_words(words: Sequence[str]) -> list[str]:
     left = iter(words)
     for word in left:
         name, equals, _ = word.replace("-", "_").partition("=")
-        if name == "__api_key":
-            if not equals:
-                next(left, None)
-            continue
-        kept.append(word)
+        if name != "__api_key":
+            kept.append(word)
+        elif not equals:
+            next(left, None)
     return kept
 
 

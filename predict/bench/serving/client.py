@@ -36,14 +36,12 @@ class Server:
 
     def request(self, ask: Ask) -> dict[str, Any]:
         """The body of a streamed request."""
-        prompt: dict[str, Any] = {"prompt": ask.prompt}
-        if self.chat:
-            text = ask.prompt
-            messages = [{"role": "user", "content": text}] if isinstance(text, str) else text
-            prompt = {"messages": messages}
+        prompt: Any = ask.prompt
+        if self.chat and isinstance(prompt, str):
+            prompt = [{"role": "user", "content": prompt}]
         return {
             "model": self.model,
-            **prompt,
+            "messages" if self.chat else "prompt": prompt,
             "max_tokens": ask.max_tokens,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -68,7 +66,7 @@ class RequestError(Exception):
 
 
 class _Stream:
-    """What came of one answer so far."""
+    """The events of one answer so far."""
 
     def __init__(self) -> None:
         self.chunk_s: list[float] = []
@@ -99,7 +97,7 @@ class _Stream:
 
 
 def has_content(choice: Mapping[str, Any]) -> bool:
-    """Whether a piece of an answer brings anything: text, reasoning or a call of a tool."""
+    """Whether a piece of an answer has text, reasoning or a call of a tool."""
     delta = choice.get("delta")
     if not isinstance(delta, dict):
         return bool(choice.get("text"))

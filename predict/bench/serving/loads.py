@@ -26,7 +26,7 @@ def poisson(rate: float, num_requests: int, seed: Sequence[int]) -> list[float]:
 
 
 def fixed(rate: float, num_requests: int, seed: Sequence[int]) -> list[float]:
-    """Ascending seconds from the start, 1/rate apart. seed: for the sake of `poisson`."""
+    """Ascending seconds from the start, 1/rate apart. seed: not used."""
     return [number / rate for number in range(num_requests)]
 
 
@@ -38,7 +38,7 @@ OPEN: dict[str, Callable[[float, int, Sequence[int]], list[float]]] = {
 
 
 async def send_at(send: Send, asks: Sequence[Ask], times: Sequence[float]) -> list[RequestRecord]:
-    """Sends each request at its time, whatever became of those before it.
+    """Sends each request at its time, without waiting for the answers to earlier ones.
 
     times: seconds from now.
     """

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from predict.bench.record import Row, repeated_row
-from predict.bench.report import Distribution
+from predict.bench.report import PARTS, distribution
 from predict.errors import UserError, nearest, quoted
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
-PARTS = ("mean", "p50", "p90", "p99")
 # What predict.bench.compare holds against another file's, of each load: its unit by name.
 METRICS = {
     **{f"{latency}_{part}_ms": "ms" for latency in LATENCIES for part in PARTS},
@@ -61,7 +60,7 @@ class RequestRecord:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request may take to be a good one, in milliseconds; None: as long as it likes."""
+    """The most that a good request takes, in milliseconds; None: no limit."""
 
     ttft: float | None = None
     tpot: float | None = None
@@ -85,14 +84,10 @@ class Limits:
         return cls(**found)
 
     def hold(self, record: RequestRecord) -> bool:
-        """Whether the request was answered within them. Without a second token, any tpot is."""
+        """Whether the request kept all limits; one without a second token keeps any tpot."""
         if record.error is not None or (self.ttft is not None and record.ttft_s is None):
             return False
-        taken = (
-            (self.ttft, record.ttft_s),
-            (self.tpot, record.tpot_s),
-            (self.e2e, record.e2e_s),
-        )
+        taken = ((self.ttft, record.ttft_s), (self.tpot, record.tpot_s), (self.e2e, record.e2e_s))
         return all(
             limit is None or seconds is None or 1000.0 * seconds <= limit
             for limit, seconds in taken
@@ -104,7 +99,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """One load and what it brought."""
+    """The numbers of one load."""
 
     load: float  # requests/s, or requests in flight
     errors: Mapping[str, int]  # failed requests by kind
@@ -132,15 +127,14 @@ class LoadReport:
             "goodput_requests_per_s": good / seconds if seconds else 0.0,
             "output_tokens_per_s": tokens / seconds if seconds else 0.0,
         }
-        taken = (
-            [each.ttft_s for each in done if each.ttft_s is not None],
-            [each.tpot_s for each in done if each.tpot_s is not None],
-            [gap for each in done for gap in each.gaps_s],
-            [each.e2e_s for each in done],
-        )
-        for latency, times in zip(LATENCIES, map(Distribution.of_seconds, taken), strict=True):
-            if times is not None:
-                numbers |= {f"{latency}_{part}_ms": getattr(times, part) for part in PARTS}
+        taken = {
+            "ttft": distribution(each.ttft_s for each in done),
+            "tpot": distribution(each.tpot_s for each in done),
+            "itl": distribution(gap for each in done for gap in each.gaps_s),
+            "e2e": distribution(each.e2e_s for each in done),
+        }
+        for latency, times in taken.items():
+            numbers |= {f"{latency}_{part}_ms": value for part, value in (times or {}).items()}
         errors = Counter(record.error for record in records if record.error is not None)
         return cls(load, dict(errors), numbers)
 

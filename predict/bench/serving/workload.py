@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from predict.cli.data import DataItem, read_data_file
+from predict.cli.data import read_data_file
 from predict.errors import UserError
 from predict.text.conversation import conversation_messages
 
@@ -112,14 +112,14 @@ def asks_of_file(path: str | Path, chat: bool, output_len: int) -> list[Ask]:
     A line's max_new_tokens is its length, else `output_len`; its other sampling keys are sent as
     they are. Raises UserError.
     """
-    return [_ask_of(item, chat, output_len) for item in read_data_file(path)]
-
-
-def _ask_of(item: DataItem, chat: bool, output_len: int) -> Ask:
-    sampling = dict(item.sampling)
-    max_tokens = sampling.pop("max_new_tokens", output_len)
-    if chat:
-        return Ask([*conversation_messages(item.src, item.tgt)], max_tokens, sampling)
-    if not isinstance(item.src, str):
-        raise UserError(f"{item.where}: a conversation needs --endpoint chat")
-    return Ask(item.src, max_tokens, sampling)
+    asks = []
+    for item in read_data_file(path):
+        sampling = dict(item.sampling)
+        max_tokens = sampling.pop("max_new_tokens", output_len)
+        prompt: Any = item.src
+        if chat:
+            prompt = [*conversation_messages(item.src, item.tgt)]
+        elif not isinstance(prompt, str):
+            raise UserError(f"{item.where}: a conversation needs --endpoint chat")
+        asks.append(Ask(prompt, max_tokens, sampling))
+    return asks

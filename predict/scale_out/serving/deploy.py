@@ -27,6 +27,13 @@ APP = "regatta"
 ENGINES, FRONTS = "engines", "fronts"
 MAX_CONNECTIONS_PER_FRONT = 4096  # requests that a front may have at a time
 HEALTH_SECONDS = 5.0
+# Settings that both deployments have.
+KEPT_ALIVE: dict[str, Any] = {
+    "user_config": {},
+    "max_constructor_retry_count": 1,
+    "health_check_period_s": HEALTH_SECONDS,
+    "graceful_shutdown_timeout_s": HEALTH_SECONDS,
+}
 LOOK_SECONDS = 0.2  # between two looks at whether all requests have ended
 
 
@@ -103,10 +110,7 @@ def _engines(engine: EngineConfig, scale: Scale) -> Any:
             "num_cpus": scale.share.num_cpus,
             "num_gpus": scale.share.num_gpus,
         },
-        user_config={},
-        max_constructor_retry_count=1,
-        health_check_period_s=HEALTH_SECONDS,
-        graceful_shutdown_timeout_s=HEALTH_SECONDS,
+        **KEPT_ALIVE,
     )
 
 
@@ -117,10 +121,7 @@ def _fronts(config: ServerConfig, scale: Scale) -> Any:
         num_replicas=scale.num_fronts,
         max_ongoing_requests=MAX_CONNECTIONS_PER_FRONT,
         ray_actor_options={"num_cpus": 0},
-        user_config={},
-        max_constructor_retry_count=1,
-        health_check_period_s=HEALTH_SECONDS,
-        graceful_shutdown_timeout_s=HEALTH_SECONDS,
+        **KEPT_ALIVE,
     )
 
 

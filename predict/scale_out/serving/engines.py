@@ -103,7 +103,7 @@ class RemoteAnswer:
         return pieces
 
     def abort(self) -> None:
-        """See Answer. The iteration ends behind what has come."""
+        """Ends the request; the iteration ends after the pieces that have come."""
         if not self._has_ended:
             if self._response is not None:
                 self._response.cancel()
@@ -123,7 +123,7 @@ class RemoteAnswer:
                 if self._has_begun or number == NUM_RUNS:
                     self._error = self._engines.broken_off(self._has_begun)
                     break
-                # What came and was not given away is as good as not there.
+                # Pieces that the caller has not seen are dropped: the second run sends them again.
                 self._pieces.clear()
                 say(f"a replica has ended ({lost}): request {self.request_id} runs again")
         except Exception as error:
@@ -216,21 +216,11 @@ class Engines:
         past = [stats for name, stats in self._counts.items() if name not in names]
         return summed([each.stats for each in told], past)
 
-    async def load_adapter(self, name: str, directory: str) -> None:
-        """Raises UserError: a replica that comes later would not know the adapter."""
+    async def load_adapter(self, name: str, *paths: str, **named: str) -> None:
+        """Raises UserError: a replica that comes later would not know the adapter, or prefix."""
         raise UserError(FIXED)
 
-    async def unload_adapter(self, name: str) -> None:
-        """Raises UserError."""
-        raise UserError(FIXED)
-
-    async def load_prefix(self, name: str, path: str) -> None:
-        """Raises UserError, as for an adapter."""
-        raise UserError(FIXED)
-
-    async def unload_prefix(self, name: str) -> None:
-        """Raises UserError."""
-        raise UserError(FIXED)
+    unload_adapter = load_prefix = unload_prefix = load_adapter
 
     def broken_off(self, has_begun: bool) -> ApiError:
         """The error for an answer whose replica has died."""
