@@ -31,6 +31,7 @@ from predict.request import (
 )
 from predict.text.tokenizer import Tokenizer
 from tests.support.paths import DEMO, ROOT
+from tests.support.processes import run_python
 from tests.support.tiny import TOKENIZER as MODEL
 
 SCRIPT = ROOT / "predict" / "predictor.py"
@@ -470,12 +471,9 @@ def test_a_data_file_is_answered_before_the_benchmark(run: Runs) -> None:
     assert run.out.index("*Source*") < run.out.index("*Start Benchmark*")
 
 
-def script(*words: str, cwd: Path = ROOT, code: str | None = None) -> Any:
-    command = [sys.executable, str(SCRIPT)] if code is None else [sys.executable, "-c", code]
+def script(code: str) -> Any:
     environment = {name: os.environ[name] for name in os.environ if name != "PYTHONPATH"}
-    return subprocess.run(
-        [*command, *words], cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
+    return run_python("-c", code, env=environment)
 
 
 def test_help_imports_nothing_but_our_own_and_the_standard_library() -> None:
@@ -490,7 +488,7 @@ def test_help_imports_nothing_but_our_own_and_the_standard_library() -> None:
         "    others = packages - sys.stdlib_module_names - {'predict'}\n"
         "    sys.exit(str(others) if others else stop.code)\n"
     )
-    done = script(code=code)
+    done = script(code)
     assert done.returncode == 0, done.stderr
     assert "--model_name_or_path" in done.stdout
 
@@ -526,9 +524,7 @@ def test_commands_start_from_any_folder_and_take_paths_relative_to_it(
     for is_there in (False, True):
         if is_there:
             (tmp_path / "none").mkdir()
-        done = subprocess.run(
-            [sys.executable, *words, *argv], cwd=start, capture_output=True, text=True, check=False
-        )
+        done = run_python(*words, *argv, cwd=start)
         assert done.returncode == 2, done.stderr
         said = f"model directory {relative!r} was not found"
         assert (said in done.stderr) is not is_there
@@ -549,9 +545,7 @@ def test_another_python_is_named_with_what_it_lacks(tmp_path: Path, words: tuple
     argv = [word.replace("{out}", str(tmp_path / "out")) for word in words]
     if words[0] != "-m":
         argv += ["--model_name_or_path", str(DEMO)]
-    done = subprocess.run(  # -S: without its installed packages
-        [sys.executable, "-S", *argv], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = run_python("-S", *argv)  # without its installed packages
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     line = done.stderr.splitlines()[-1]
@@ -580,7 +574,7 @@ def test_the_script_does_not_shadow_other_packages() -> None:
         f"runpy.run_path({str(SCRIPT)!r}, run_name='not main')\n"
         f"sys.exit({str(SCRIPT.parent)!r} in sys.path)\n"
     )
-    assert script(code=code).returncode == 0
+    assert script(code).returncode == 0
 
 
 def test_a_closed_pipe_ends_the_printing_and_not_the_run(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from predict.loading.generation_config import read_recommended
 from predict.request import SamplingParams
 from predict.system.options import flags_of
 from tests.support.manifests import MANIFEST
-from tests.support.paths import ROOT
+from tests.support.processes import run_python
 
 
 @pytest.fixture
@@ -372,7 +370,8 @@ def test_nothing_here_imports_paddle() -> None:
         "bad = {'paddle', 'numpy', 'jinja2', 'tokenizers', 'sentencepiece'} & set(sys.modules)\n"
         "sys.exit(str(bad) if bad else 0)"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    process = run_python("-c", code)
+    assert process.returncode == 0, process.stderr
 
 
 PAGE_COMMANDS = [

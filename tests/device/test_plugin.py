@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
 from predict.device import devices
-from tests.support.paths import ROOT
+from tests.support.processes import run_python
 
 START = """
 import os, pathlib, sys
@@ -40,14 +38,8 @@ def run(fake_gpu: Path) -> Run:
 
     def run(program: str, **environment: str) -> None:
         start = START.format(folder=str(fake_gpu / devices.PLUGIN_FOLDER.name))
-        process = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", start + program],
-            cwd=ROOT,
-            env={"PATH": "/usr/bin:/bin", **environment},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        environment = {"PATH": "/usr/bin:/bin", **environment}
+        process = run_python("-W", "ignore", "-c", start + program, env=environment)
         assert (process.returncode, process.stderr) == (0, "")
 
     return run

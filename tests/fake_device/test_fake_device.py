@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from predict.scale_out.cluster import share_of
 from quant.config import QuantConfig
 from tests.fake_device import answers
 from tests.support.paths import DEMO, ROOT
+from tests.support.processes import run_python
 
 SOURCE = Path(__file__).with_name("plugin.cc")
 
@@ -53,14 +53,8 @@ def run(plugin: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Python, whose Paddle is to find the plugin."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
     paths = os.pathsep.join([str(ROOT), str(build.CSRC)])
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", *words],
-        cwd=ROOT,
-        env={**kept, "PYTHONPATH": paths, "CUSTOM_DEVICE_ROOT": str(plugin)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {**kept, "PYTHONPATH": paths, "CUSTOM_DEVICE_ROOT": str(plugin)}
+    return run_python("-W", "ignore", *words, env=environment)
 
 
 @pytest.mark.parametrize("name", [*answers.SETTINGS, "guide and beams"])

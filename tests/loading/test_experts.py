@@ -237,8 +237,9 @@ def test_groups_that_contradict_are_refused_in_every_family_with_groups(
             {"n_group": 4, "topk_group": 1, "num_experts_per_tok": 4},
             "4 experts cannot be chosen of the 3 in 1 of 4 groups",
         ),
-        ({"n_group": 12, "topk_group": 4}, "12 .*groups of two experts and more"),
     ]
+    if case != "deepseek_v2":  # whose groups have one score each
+        wrong.append(({"n_group": 12, "topk_group": 4}, ".*need groups of two experts and more"))
     for number, (changes, said) in enumerate(wrong):
         folder = changed(case, tmp_path / str(number), **changes | method)
         with pytest.raises(UserError, match=f"do not go together: {said}"):

@@ -33,6 +33,7 @@ from predict.schemes import Quantized, _e4m3, scheme_of
 from predict.schemes._e4m3 import encode
 from tests.support import tiny
 from tests.support.layouts import CASES, GOLDEN, MIXED, SCHEMES, open_layout
+from tests.support.quantized_caches import write_scales
 from tests.support.records import named_linears
 from tests.support.schemes import answer, logits_of, relative_error
 from tests.support.stored_layouts import (
@@ -845,12 +846,7 @@ def test_c8_in_the_stored_type_brings_its_cache(tmp_path: Path) -> None:
     announce(tmp_path, {"quant_type": "a8w8c8"})
     with pytest.raises(UserError, match=r"cachekv_scales.json"):
         load(tmp_path)
-    scales = {
-        f"llama.layers.{layer}.self_attn.cache{kind}_matmul.activation_quanter": [9.0] * 4
-        for layer in (0, 1)
-        for kind in "kv"
-    }
-    (tmp_path / "cachekv_scales.json").write_text(json.dumps(scales))
+    write_scales(tmp_path, 2, k=[9.0] * 4, v=[9.0] * 4)
     assert load(tmp_path).config.kv_format == "int8_static"
     with pytest.raises(UserError, match=r"whose cache is static, and --cachekv_int8_type asks for"):
         load(tmp_path, cachekv_int8_type="dynamic")

@@ -29,7 +29,7 @@ from quant.layer import LayerWeights, Routed, run_layer
 from quant.run_quantization import main, run
 from tests.support.checkpoints import joined, stored
 from tests.support.expert_models import FAMILIES, write_experts
-from tests.support.quantization import GROUPS, words_of
+from tests.support.quantization import GROUPS, error_between, words_of
 
 LETTERS = list("abcdefghijklmnopqrstuvwxyz,.0123456789")
 INT4 = ("--quant_type", "wint4", *GROUPS)
@@ -80,9 +80,7 @@ def logits(model: Path, **changes: Any) -> np.ndarray:
 
 
 def error_against(model: Path, quantized: Path, **changes: Any) -> float:
-    """Mean squared error of the logits, relative to their variance."""
-    expected, found = logits(model), logits(quantized, **changes)
-    return float(np.mean((found - expected) ** 2) / np.var(expected))
+    return error_between(logits(model), logits(quantized, **changes))
 
 
 def plan_of(folder: Path) -> WeightPlan:

@@ -33,10 +33,12 @@ from quant.state import RunState
 from tests.support import tiny
 from tests.support.golden import GOLDEN
 from tests.support.paths import ROOT
+from tests.support.processes import run_python
 from tests.support.quantization import (
     CHANGES,
     GROUPS,
     NUM_BATCHES,
+    error_between,
     quantize,
     words_of,
     write_model,
@@ -64,9 +66,7 @@ def logits(model: Path, **changes: Any) -> np.ndarray:
 
 
 def error_against(model: Path, quantized: Path, **changes: Any) -> float:
-    """Mean squared error of the logits, relative to their variance."""
-    expected, found = logits(model), logits(quantized, **changes)
-    return float(np.mean((found - expected) ** 2) / np.var(expected))
+    return error_between(logits(model), logits(quantized, **changes))
 
 
 def test_windows_are_measured_where_their_length_says() -> None:
@@ -545,14 +545,8 @@ def test_lines_are_cut_and_texts_are_spread(tmp_path: Path) -> None:
 @pytest.mark.parametrize("script", ["run_quantization.py", "evaluate.py"])
 def test_help_answers_without_paddle(script: str, tmp_path: Path) -> None:
     (tmp_path / "paddle.py").write_text("raise SystemExit('paddle was imported')")
-    command = [sys.executable, str(ROOT / "quant" / script), "--help"]
-    done = subprocess.run(
-        command,
-        env={"PYTHONPATH": str(tmp_path), "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {"PYTHONPATH": str(tmp_path), "PATH": ""}
+    done = run_python(ROOT / "quant" / script, "--help", env=environment)
     assert done.returncode == 0, done.stderr
     assert "--quant_type" in done.stdout
 
