@@ -12,18 +12,20 @@ import pytest
 
 from predict.errors import UserError
 from predict.request import SamplingParams
-from tests.server.conftest import TEMPLATE
 from tests.support.http_server import ScriptedServer, config_of
 from tests.support.tiny import TOKENIZER
 
+TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 WORDS = ("one", " two", " three")
 ASK = {"prompt": "count", "max_tokens": 8}
 CHAT = {"messages": [{"role": "user", "content": "count"}]}
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ScriptedServer]:
-    with ScriptedServer(config_of(TOKENIZER, TEMPLATE), lambda prompt, params: WORDS) as server:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
+    template = tmp_path_factory.mktemp("templates") / "plain.jinja"
+    template.write_text(TEMPLATE)
+    with ScriptedServer(config_of(TOKENIZER, template), lambda prompt, params: WORDS) as server:
         yield server
 
 
