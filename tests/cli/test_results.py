@@ -30,8 +30,8 @@ def opened(
     path: Path, count: int, resume: bool = False, said: list[str] | None = None
 ) -> JournaledResults:
     """said: gets what is said."""
-    say = [].append if said is None else said.append
-    found = open_results(path, count, lambda: INPUTS, resume, say)
+    heard: list[str] = [] if said is None else said
+    found = open_results(path, count, lambda: INPUTS, resume, heard.append)
     assert isinstance(found, JournaledResults)
     return found
 
@@ -254,7 +254,7 @@ def test_a_pipe_gets_results_in_order_as_soon_as_they_are_due(tmp_path: Path) ->
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    results = open_results(pipe, 4, dict, False, [].append)
+    results = open_results(pipe, 4, dict, False, print)
     for index, expected in ((2, []), (0, [0]), (3, [])):
         put(results, index, index)
         assert [json.loads(line)["output"] for line in received(reading)] == expected

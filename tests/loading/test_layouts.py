@@ -765,10 +765,9 @@ def paddlenlp_model(
             extra["shift"] = generator.random(values.shape[1], dtype=np.float32)
         weight = Quantized(rounded.codes, rounded.scale, **extra)
         stem = prefix.replace("model.", "llama.", 1) + (".layer" if "smooth" in extra else "")
-        for scales, entry in zip(
-            (act, largest), paddlenlp.scale_entries(stem, weight), strict=True
-        ):
-            scales.update(entry)
+        act_entry, weight_entry = paddlenlp.scale_entries(stem, weight)
+        act.update(act_entry)
+        largest.update(weight_entry)
         return paddlenlp.linear_tensors(prefix, weight), None
 
     quantization = {"quant_type": "a8w8", "smooth": smooth, "shift": smooth}

@@ -254,7 +254,7 @@ def test_a_killed_run_goes_on_after_its_last_finished_layer(
     assert not (output / "config.json").exists()
     state = json.loads((output / "calibration" / "state.json").read_text())
     assert state["num_done"] == 2
-    with pytest.raises(UserError, match=r"other inputs: damping was 0.1 and is 0.2"):
+    with pytest.raises(UserError, match=r"other inputs: gptq_percdamp was 0.1 and is 0.2"):
         quantize(model, text, output, *flags, "--gptq_percdamp", "0.2")
     assert main(words) == 0
     assert "going on after layer 2 of 3" in capsys.readouterr().err

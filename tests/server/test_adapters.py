@@ -24,7 +24,6 @@ from tests.golden.prefixes import random_prefix
 from tests.server.conftest import TEMPLATE
 from tests.server.engines import (
     GREEDY,
-    LONG,
     Running,
     all_pieces,
     config,
@@ -38,6 +37,7 @@ from tests.support.prefixes import TINY, write_prefix
 from tests.support.tiny import CONFIG, TOKENIZER
 
 PROMPT = [5, 9, 11, 30]
+NUM_TOKENS = 64  # of answers that run while something is loaded or unloaded
 ASK: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
 
 
@@ -494,7 +494,7 @@ def test_a_load_that_fails_loses_nothing(
     kind: Kind, serving: httpx.Client, expected: dict[str, str]
 ) -> None:
     name = f"{kind.word}-chat"
-    body = {**ASK, "model": name, "stream": True, "max_tokens": 200}
+    body = {**ASK, "model": name, "stream": True, "max_tokens": NUM_TOKENS}
     for path, message in FAILING[kind.word].items():
         with serving.stream("POST", "/v1/completions", json=body) as running_answer:
             lines = running_answer.iter_lines()
@@ -519,8 +519,9 @@ def engine(model: Path) -> Iterator[Running]:
 def test_what_runs_goes_on_when_what_it_names_is_unloaded(
     kind: Kind, engine: Running, alone: LLM, root: Path
 ) -> None:
-    params: SamplingParams = replace(LONG, adapter="sql")
-    wanted = alone.generate([PROMPT], replace(LONG, adapter=f"{kind.word}-sql"))[0].text
+    params: SamplingParams = replace(GREEDY, max_new_tokens=NUM_TOKENS, adapter="sql")
+    named_alone = replace(params, adapter=f"{kind.word}-sql")
+    wanted = alone.generate([PROMPT], named_alone)[0].text
     client = engine.client
     is_prefix = kind is PREFIX
     load: Callable[[str, str], Any] = client.load_prefix if is_prefix else client.load_adapter
