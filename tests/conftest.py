@@ -21,6 +21,7 @@ from tests.support import tiny
 from tests.support.cpu_kernels import CANDIDATES, force, refusal
 from tests.support.golden import OPERATORS
 from tests.support.paths import DEMO, ROOT
+from tests.support.quantized_caches import write_scales
 from tests.support.quick import QUICK
 from tests.support.sanitized import covering, values_of
 
@@ -161,17 +162,9 @@ def demo_with_scales(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory.mkdir()
     for path in DEMO.iterdir():
         os.symlink(path, directory / path.name)
-    heads = json.loads((DEMO / "config.json").read_text())
-    scales = {
-        f"llama.layers.{layer}.self_attn.cache{which}_matmul.activation_quanter": [
-            12.0 if which == "k" else 6.0
-        ]
-        * heads["num_key_value_heads"]
-        for layer in range(heads["num_hidden_layers"])
-        for which in "kv"
-    }
-    (directory / "cachekv_scales.json").write_text(json.dumps(scales))
-    return directory
+    config = json.loads((DEMO / "config.json").read_text())
+    heads = config["num_key_value_heads"]
+    return write_scales(directory, config["num_hidden_layers"], k=[12.0] * heads, v=[6.0] * heads)
 
 
 @pytest.fixture(scope="session")

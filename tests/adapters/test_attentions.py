@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from predict.llm import LLM
-from predict.request import RequestOutput, SamplingParams
+from predict.request import SamplingParams
+from tests.adapters.serving import ask, settings
 from tests.support.family_adapters import write_family_adapter
 from tests.support.golden import config, golden
 
@@ -31,36 +32,14 @@ def folders(case: str, tmp_path: Path) -> dict[str, Path]:
     return {str(r): write_family_adapter(tmp_path / str(r), case, r, r) for r in RANKS}
 
 
-def serving(case: str, folders: dict[str, Path], **settings: Any) -> LLM:
-    modules = tuple(f"{name}={path}" for name, path in folders.items())
-    defaults = {
-        "dtype": "float32",
-        "inference_model": True,
-        "attention": "append",
-        "batch_size": 8,
-        "max_lora_rank": 32,
-        "lora_modules": modules,
-    }
-    return LLM(config(case, **{**defaults, **settings}))
-
-
-def steps(output: RequestOutput) -> tuple[tuple[int, ...], list[dict[int, float]]]:
-    (answer,) = output.outputs
-    found = [{token: e.logprob for token, e in step.items()} for step in answer.logprobs or ()]
-    return answer.token_ids, found
+def serving(case: str, folders: dict[str, Path], **changes: Any) -> LLM:
+    return LLM(config(case, **settings(folders, **{"max_lora_rank": 32, **changes})))
 
 
 def asked(case: str) -> list[tuple[list[int], SamplingParams]]:
     """Prompts, each with every adapter and without."""
     names = (None, *map(str, RANKS))
     return [(p, replace(GREEDY, adapter=n)) for p in golden(case)["prompts"][:3] for n in names]
-
-
-def ask(llm: LLM, requests: list[tuple[list[int], SamplingParams]]) -> list[Any]:
-    found = llm.generate([prompt for prompt, _ in requests], [each for _, each in requests])
-    llm.engine.scheduler.check()
-    assert llm.stats().num_used_blocks == 0
-    return list(map(steps, found))
 
 
 COMPOSITIONS: dict[str, dict[str, Any]] = {
@@ -74,8 +53,8 @@ COMPOSITIONS: dict[str, dict[str, Any]] = {
 def test_each_gets_the_bits_that_it_has_alone(
     case: str, folders: dict[str, Path], dtype: str
 ) -> None:
-    settings = {"dtype": dtype, "prefix_caching": False}
-    llm, bare = serving(case, folders, **settings), serving(case, {}, **settings)
+    changes: dict[str, Any] = {"dtype": dtype, "prefix_caching": False}
+    llm, bare = serving(case, folders, **changes), serving(case, {}, **changes)
     together = ask(llm, asked(case))
     for (prompt, params), found in zip(asked(case), together, strict=True):
         assert ask(llm, [(prompt, params)]) == [found]
@@ -86,8 +65,8 @@ def test_each_gets_the_bits_that_it_has_alone(
 
 def test_steps_of_any_composition_answer_alike(case: str, folders: dict[str, Path]) -> None:
     wanted = [tokens for tokens, _ in ask(serving(case, folders), asked(case))]
-    for settings in COMPOSITIONS.values():
-        llm = serving(case, folders, **settings)
+    for changes in COMPOSITIONS.values():
+        llm = serving(case, folders, **changes)
         for _ in range(2):  # the second time of blocks that are cached
             assert [tokens for tokens, _ in ask(llm, asked(case))] == wanted
 
@@ -98,11 +77,11 @@ def test_steps_of_any_composition_answer_alike(case: str, folders: dict[str, Pat
 def test_each_form_of_latent_attention_answers_as_with_the_adapter_merged(
     case: str, folders: dict[str, Path], absorbed: bool, kv: str | None
 ) -> None:
-    settings = {"mla_use_matrix_absorption": absorbed, "cachekv_int8_type": kv}
-    llm = serving(case, folders, **settings)
+    changes = {"mla_use_matrix_absorption": absorbed, "cachekv_int8_type": kv}
+    llm = serving(case, folders, **changes)
     prompts = golden(case)["prompts"][:2]
     for name, folder in folders.items():
-        merged = serving(case, {}, lora_path=str(folder), **settings)
+        merged = serving(case, {}, lora_path=str(folder), **changes)
         theirs = ask(merged, [(prompt, GREEDY) for prompt in prompts])
         ours = ask(llm, [(prompt, replace(GREEDY, adapter=name)) for prompt in prompts])
         for (tokens, one), (wanted, other) in zip(ours, theirs, strict=True):

@@ -17,14 +17,13 @@ from safetensors.numpy import load_file, save_file
 from predict import LLM, AsyncLLM, Guide, SamplingParams
 from predict.errors import UserError
 from predict.request import RequestOutput
+from tests.adapters.serving import NAMES, PROMPTS, generate, settings
 from tests.support import tiny
 from tests.support.adapter_folders import ADAPTERS, golden
 from tests.support.adapters import SEVEN, write_adapter
 from tests.support.drafts import draft_always
 from tests.support.golden import config
 
-NAMES: tuple[str | None, ...] = (None, *SEVEN)
-PROMPTS = [[5, 9, 11, 30], [5, 9, 11, 30, 7, 8], list(range(20, 45)), [77]]
 LONG = list(range(100, 150))  # three blocks, and some
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
 
@@ -34,18 +33,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write_with_tokenizer(tmp_path_factory.mktemp("base") / "tiny")
 
 
-def llm_of(base: Path, folders: dict[str, Path], **settings: Any) -> LLM:
-    defaults = {
-        "dtype": "float32",
-        "inference_model": True,
-        "attention": "append",
-        "block_size": 16,
-        "lora_modules": tuple(f"{name}={path}" for name, path in folders.items()),
-        "max_lora_rank": 64,
-        "max_length": 128,
-        "batch_size": 8,
-    }
-    return LLM(base, **{**defaults, **settings})
+def llm_of(base: Path, folders: dict[str, Path], **changes: Any) -> LLM:
+    return LLM(base, **settings(folders, **{"block_size": 16, "max_length": 128, **changes}))
 
 
 def token_ids(outputs: list[RequestOutput]) -> list[tuple[tuple[int, ...], ...]]:
@@ -55,12 +44,7 @@ def token_ids(outputs: list[RequestOutput]) -> list[tuple[tuple[int, ...], ...]]
 
 def ask(llm: LLM, asked: list[tuple[Any, SamplingParams]]) -> list[tuple[tuple[int, ...], ...]]:
     """The tokens of all answers; nothing is left behind."""
-    found = token_ids(llm.generate([prompt for prompt, _ in asked], [each for _, each in asked]))
-    llm.engine.scheduler.check()
-    assert llm.stats().num_used_blocks == 0
-    if llm.adapters is not None:
-        llm.adapters.pool.check({})
-    return found
+    return token_ids(generate(llm, asked))
 
 
 def alone(
@@ -103,13 +87,13 @@ def test_answers_are_those_of_each_alone(
     expected: list[tuple[tuple[int, ...], ...]],
     composition: str,
 ) -> None:
-    settings = COMPOSITIONS[composition]
-    llm = llm_of(base, seven, **settings)
+    changes = COMPOSITIONS[composition]
+    llm = llm_of(base, seven, **changes)
     assert ask(llm, each_with_each()) == expected
     stats = llm.stats()
     assert stats.num_adapters == len(SEVEN)
-    assert stats.num_adapter_pages == settings["max_loras"] * 8
-    if settings["max_loras"] < 3:
+    assert stats.num_adapter_pages == changes["max_loras"] * 8
+    if changes["max_loras"] < 3:
         assert stats.num_adapters_written > len(SEVEN), "none was moved out and in again"
 
 
@@ -127,10 +111,10 @@ def test_drafts_change_no_answer(
     expected: list[tuple[tuple[int, ...], ...]],
     method: str,
 ) -> None:
-    settings = {**DRAFTS[method], "max_loras": 2}
+    changes = {**DRAFTS[method], "max_loras": 2}
     if method == "draft_model":  # which has no adapters, and guesses as the base does
-        settings["draft_model_name_or_path"] = str(base)
-    llm = llm_of(base, seven, speculate_method=method, speculate_max_draft_token_num=4, **settings)
+        changes["draft_model_name_or_path"] = str(base)
+    llm = llm_of(base, seven, speculate_method=method, speculate_max_draft_token_num=4, **changes)
     draft_always(llm)
     asked = each_with_each()
     assert ask(llm, asked) == expected
@@ -155,8 +139,8 @@ def test_beams_samples_and_guides_have_their_adapters(base: Path, seven: dict[st
     ]
     wanted = alone(base, seven, asked)
     assert len(set(wanted[:4])) == len(set(wanted[8:12])) == 4
-    for settings in ({"max_loras": 1}, {"num_cache_blocks": 8, "max_num_batched_tokens": 16}):
-        llm = llm_of(base, seven, **settings)
+    for changes in ({"max_loras": 1}, {"num_cache_blocks": 8, "max_num_batched_tokens": 16}):
+        llm = llm_of(base, seven, **changes)
         assert ask(llm, asked) == wanted
     assert llm.tokenizer is not None
     texts = {llm.tokenizer.decode(tokens[0]) for tokens in wanted[16:]}

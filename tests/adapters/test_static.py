@@ -17,15 +17,13 @@ from predict.errors import UserError
 from predict.loading.manifest import load_manifest
 from predict.loading.model import Weights
 from predict.loading.program_check import read_program
-from predict.request import RequestOutput
+from tests.adapters.serving import NAMES, PROMPTS, ask, settings, steps
 from tests.support import tiny
 from tests.support.adapters import SEVEN, write_adapter
 from tests.support.family_adapters import write_family_adapter
 from tests.support.golden import GOLDEN, golden, runs
 from tests.support.schemes import on_this_cpu
 
-NAMES: tuple[str | None, ...] = (None, *SEVEN)
-PROMPTS = [[5, 9, 11, 30], [5, 9, 11, 30, 7, 8], list(range(20, 45)), [77]]
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True, logprobs=2)
 ASKED = [(prompt, replace(GREEDY, adapter=name)) for prompt in PROMPTS for name in NAMES]
 
@@ -51,39 +49,9 @@ def bare(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def config(model: Path, folders: dict[str, Path] | None = None, **settings: Any) -> EngineConfig:
-    modules = tuple(f"{name}={path}" for name, path in (folders or {}).items())
-    defaults = {
-        "dtype": "float32",
-        "inference_model": True,
-        "attention": "append",
-        "block_size": 16,
-        "lora_modules": modules,
-        "max_lora_rank": 64,
-        "max_length": 128,
-        "batch_size": 8,
-    }
-    return EngineConfig(model_name_or_path=str(model), **{**defaults, **settings})
-
-
-def ask(
-    llm: LLM, asked: list[tuple[list[int], SamplingParams]]
-) -> list[tuple[tuple[int, ...], list[dict[int, float]]]]:
-    """Tokens and logprobs of each answer; nothing is left behind."""
-    found = llm.generate([prompt for prompt, _ in asked], [each for _, each in asked])
-    llm.engine.scheduler.check()
-    assert llm.stats().num_used_blocks == 0
-    assert llm.adapters is not None
-    llm.adapters.pool.check({})
-    return list(map(steps, found))
-
-
-def steps(output: RequestOutput) -> tuple[tuple[int, ...], list[dict[int, float]]]:
-    (answer,) = output.outputs
-    if answer.logprobs is None:
-        return answer.token_ids, []
-    likely = [{token: each.logprob for token, each in step.items()} for step in answer.logprobs]
-    return answer.token_ids, likely
+def config(model: Path, folders: dict[str, Path] | None = None, **changes: Any) -> EngineConfig:
+    made = {"block_size": 16, "max_length": 128, **changes}
+    return EngineConfig(model_name_or_path=str(model), **settings(folders or {}, **made))
 
 
 def exported(llm: LLM, folder: Path) -> LLM:
@@ -108,10 +76,10 @@ FORMS: dict[str, dict[str, Any]] = {
 def test_a_program_answers_as_the_dynamic_model(
     base: Path, seven: dict[str, Path], tmp_path: Path, form: str
 ) -> None:
-    settings = FORMS[form]
-    if settings.get("quant_type") == "a8w8" and not on_this_cpu("a8w8"):
+    changes = FORMS[form]
+    if changes.get("quant_type") == "a8w8" and not on_this_cpu("a8w8"):
         pytest.skip("no a8w8 on this CPU")
-    dynamic = LLM(config(base, seven, max_loras=8, **settings))
+    dynamic = LLM(config(base, seven, max_loras=8, **changes))
     static = exported(dynamic, tmp_path / "static")
     wanted = ask(dynamic, ASKED)
     assert len({tokens for tokens, _ in wanted[: len(NAMES)]}) == len(NAMES), "they do not differ"
@@ -141,8 +109,8 @@ def test_a_family_answers_as_in_dynamic_mode(
         str(rank): write_family_adapter(tmp_path / str(rank), case, rank, rank) for rank in (5, 19)
     }
     length, _ = runs(case)[0]
-    settings = {"max_length": length, "block_size": 32, "batch_size": 4}
-    dynamic = LLM(config(GOLDEN / case, folders, inference_model=inference_model, **settings))
+    changes = {"max_length": length, "block_size": 32, "batch_size": 4}
+    dynamic = LLM(config(GOLDEN / case, folders, inference_model=inference_model, **changes))
     prompts = golden(case)["prompts"][:2]
     asked = [
         (prompt, replace(GREEDY, adapter=name)) for prompt in prompts for name in (None, *folders)

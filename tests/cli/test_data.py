@@ -13,9 +13,9 @@ from predict.cli.data import DataItem, read_data_file
 from predict.cli.prompts import prepare_prompts
 from predict.errors import UserError
 from predict.text.tokenizer import Tokenizer
+from tests.support.tiny import TOKENIZER
 
 DATA = Path(__file__).parents[1] / "data"
-FOLDER = DATA / "tokenizers" / "byte_level"
 
 
 def written(path: Path, content: str | bytes) -> Path:
@@ -134,12 +134,12 @@ def test_many_unknown_keys_end_in_few_lines(file: Path, tokenizer: Tokenizer) ->
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.from_dir(FOLDER, chat_template="none")
+    return Tokenizer.from_dir(TOKENIZER, chat_template="none")
 
 
 @pytest.fixture(scope="module")
 def chat_tokenizer() -> Tokenizer:
-    return Tokenizer.from_dir(FOLDER)
+    return Tokenizer.from_dir(TOKENIZER)
 
 
 def test_a_long_prompt_keeps_its_first_tokens_and_one_line_says_so(tokenizer: Tokenizer) -> None:

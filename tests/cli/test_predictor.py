@@ -30,10 +30,10 @@ from predict.request import (
     SamplingParams,
 )
 from predict.text.tokenizer import Tokenizer
+from tests.support.paths import DEMO, ROOT
+from tests.support.processes import run_python
+from tests.support.tiny import TOKENIZER as MODEL
 
-ROOT = Path(__file__).resolve().parents[2]
-DEMO = ROOT / "examples" / "demo_model"
-MODEL = ROOT / "tests" / "data" / "tokenizers" / "byte_level"
 SCRIPT = ROOT / "predict" / "predictor.py"
 
 
@@ -269,14 +269,20 @@ def test_a_model_that_does_not_load_is_one_line(
     assert not run.output.exists()
 
 
-def stopping_before(
-    index: int, error: BaseException
+def before(
+    index: int, act: Callable[[], None]
 ) -> Callable[[EngineConfig, Tokenizer | None], FakeLLM]:
-    def before(current: int) -> None:
-        if current == index:
-            raise error
+    """A model that does something before a prompt."""
 
-    return lambda config, tokenizer: FakeLLM(config, tokenizer, before)
+    def on(current: int) -> None:
+        if current == index:
+            act()
+
+    return lambda config, tokenizer: FakeLLM(config, tokenizer, on)
+
+
+def stopping_before(index: int, error: BaseException) -> Any:
+    return before(index, raising(error))
 
 
 def kept(run: Runs) -> list[str]:
@@ -285,24 +291,14 @@ def kept(run: Runs) -> list[str]:
     return [json.loads(line)["result"]["src"] for line in path.read_text().splitlines()[1:]]
 
 
-def signalled_before(
-    index: int, number: int
-) -> Callable[[EngineConfig, Tokenizer | None], FakeLLM]:
-    def before(current: int) -> None:
-        if current == index:
-            signal.raise_signal(number)
-
-    return lambda config, tokenizer: FakeLLM(config, tokenizer, before)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_run_behind_the_step_and_keeps_what_is_finished(
     run: Runs, number: signal.Signals, request: pytest.FixtureRequest
 ) -> None:
-    before = signal.signal(number, signal.SIG_DFL)  # whoever started pytest may ignore it
-    request.addfinalizer(lambda: signal.signal(number, before))
+    handler = signal.signal(number, signal.SIG_DFL)  # whoever started pytest may ignore it
+    request.addfinalizer(lambda: signal.signal(number, handler))
     run.output.write_text("the last run's results\n")
-    assert run(make=signalled_before(1, number)) == 128 + number
+    assert run(make=before(1, lambda: signal.raise_signal(number))) == 128 + number
     assert kept(run) == ["you", "world"]  # the one that ran ended first
     assert run.err == (
         f"interrupted: 2 of 3 results are kept in {run.output}.journal; the same command with "
@@ -313,7 +309,7 @@ def test_a_signal_ends_the_run_behind_the_step_and_keeps_what_is_finished(
 
 
 def test_a_signal_in_the_last_step_does_not_stop_a_run_that_is_done(run: Runs) -> None:
-    assert run(make=signalled_before(0, signal.SIGTERM)) == 0
+    assert run(make=before(0, lambda: signal.raise_signal(signal.SIGTERM))) == 0
     assert len(run.results) == 3
     assert not Path(f"{run.output}.journal").exists()
 
@@ -475,12 +471,9 @@ def test_a_data_file_is_answered_before_the_benchmark(run: Runs) -> None:
     assert run.out.index("*Source*") < run.out.index("*Start Benchmark*")
 
 
-def script(*words: str, cwd: Path = ROOT, code: str | None = None) -> Any:
-    command = [sys.executable, str(SCRIPT)] if code is None else [sys.executable, "-c", code]
+def script(code: str) -> Any:
     environment = {name: os.environ[name] for name in os.environ if name != "PYTHONPATH"}
-    return subprocess.run(
-        [*command, *words], cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
+    return run_python("-c", code, env=environment)
 
 
 def test_help_imports_nothing_but_our_own_and_the_standard_library() -> None:
@@ -495,7 +488,7 @@ def test_help_imports_nothing_but_our_own_and_the_standard_library() -> None:
         "    others = packages - sys.stdlib_module_names - {'predict'}\n"
         "    sys.exit(str(others) if others else stop.code)\n"
     )
-    done = script(code=code)
+    done = script(code)
     assert done.returncode == 0, done.stderr
     assert "--model_name_or_path" in done.stdout
 
@@ -528,17 +521,13 @@ def test_commands_start_from_any_folder_and_take_paths_relative_to_it(
         argv += ["--dtype", "float32", "--device", "cpu"]
     elif "evaluate" in words[-1]:
         argv = [*argv[:2], "--quant_type", "wint8"]
-    done = subprocess.run(
-        [sys.executable, *words, *argv], cwd=start, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2, done.stderr
-    assert f"model directory {relative!r} was not found" in done.stderr
-    (tmp_path / "none").mkdir()
-    done = subprocess.run(
-        [sys.executable, *words, *argv], cwd=start, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2, done.stderr
-    assert "was not found" not in done.stderr
+    for is_there in (False, True):
+        if is_there:
+            (tmp_path / "none").mkdir()
+        done = run_python(*words, *argv, cwd=start)
+        assert done.returncode == 2, done.stderr
+        said = f"model directory {relative!r} was not found"
+        assert (said in done.stderr) is not is_there
 
 
 @pytest.mark.parametrize(
@@ -556,9 +545,7 @@ def test_another_python_is_named_with_what_it_lacks(tmp_path: Path, words: tuple
     argv = [word.replace("{out}", str(tmp_path / "out")) for word in words]
     if words[0] != "-m":
         argv += ["--model_name_or_path", str(DEMO)]
-    done = subprocess.run(  # -S: without its installed packages
-        [sys.executable, "-S", *argv], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = run_python("-S", *argv)  # without its installed packages
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     line = done.stderr.splitlines()[-1]
@@ -587,7 +574,7 @@ def test_the_script_does_not_shadow_other_packages() -> None:
         f"runpy.run_path({str(SCRIPT)!r}, run_name='not main')\n"
         f"sys.exit({str(SCRIPT.parent)!r} in sys.path)\n"
     )
-    assert script(code=code).returncode == 0
+    assert script(code).returncode == 0
 
 
 def test_a_closed_pipe_ends_the_printing_and_not_the_run(tmp_path: Path) -> None:

@@ -26,17 +26,12 @@ def lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
 
 
-class Said(list[str]):
-    """What was said."""
-
-    def __call__(self, message: str) -> None:
-        self.append(message)
-
-
 def opened(
-    path: Path, count: int, resume: bool = False, say: Said | None = None
+    path: Path, count: int, resume: bool = False, said: list[str] | None = None
 ) -> JournaledResults:
-    found = open_results(path, count, lambda: INPUTS, resume, say if say is not None else Said())
+    """said: gets what is said."""
+    heard: list[str] = [] if said is None else said
+    found = open_results(path, count, lambda: INPUTS, resume, heard.append)
     assert isinstance(found, JournaledResults)
     return found
 
@@ -94,10 +89,10 @@ def test_a_resumed_run_writes_what_an_uninterrupted_one_does(out: Path) -> None:
     for index in (3, 1):
         put(results, index, index, src="é")
     results.close()
-    say = Said()
-    results = opened(out, 4, resume=True, say=say)
+    said: list[str] = []
+    results = opened(out, 4, resume=True, said=said)
     assert results.done == {1, 3}
-    assert "2 of 4 results are kept" in say[0]
+    assert "2 of 4 results are kept" in said[0]
     for index in (2, 0):
         put(results, index, index, src="é")
     assert results.finish()
@@ -133,10 +128,10 @@ def test_a_line_that_no_run_wrote_is_refused_and_the_journal_stays(out: Path, li
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"line 4 of .* is damaged"):
         opened(out, 3, resume=True)
-    say = Said()
-    opened(out, 3, say=say).close()  # begins anew
+    said: list[str] = []
+    opened(out, 3, said=said).close()  # begins anew
     assert path.with_name("out.json.journal.1").read_bytes() == content
-    assert "they are kept in" in say[0]
+    assert "they are kept in" in said[0]
 
 
 def test_the_journal_and_the_output_have_the_old_output_s_permissions(out: Path) -> None:
@@ -183,15 +178,15 @@ def full_after(path: Path, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_full_disk_does_not_take_waits_for_room(
     out: Path, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    say = Said()
-    results = opened(out, 4, say=say)
+    said: list[str] = []
+    results = opened(out, 4, said=said)
     put(results, 2, 2)
     with monkeypatch.context() as patch:
         full_after(journal_of(out), room, patch)
         put(results, 0, 0)
         put(results, 3, 3)
-        assert len(say) == 1
-        assert "No space left on device; answers wait in memory" in say[0]
+        assert len(said) == 1
+        assert "No space left on device; answers wait in memory" in said[0]
         assert results.kept.startswith("1 of 4 results are kept in")
     put(results, 1, 1)
     assert [line["index"] for line in lines(journal_of(out))[1:]] == [2, 0, 3, 1]
@@ -202,8 +197,8 @@ def test_what_a_full_disk_does_not_take_waits_for_room(
 def test_what_finds_no_room_to_the_end_is_printed_and_runs_again(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    say = Said()
-    results = opened(out, 2, say=say)
+    said: list[str] = []
+    results = opened(out, 2, said=said)
     put(results, 1, 1)
     with monkeypatch.context() as patch:
         full_after(journal_of(out), 5, patch)
@@ -212,14 +207,14 @@ def test_what_finds_no_room_to_the_end_is_printed_and_runs_again(
     printed = capsys.readouterr().out
     assert json.loads(printed) == {"index": 0, "result": {"output": "kept \x1b\x9b"}}
     assert printed.isascii()
-    assert "1 of 2 results are kept in" in say[-1]
+    assert "1 of 2 results are kept in" in said[-1]
     assert not out.exists()
     assert opened(out, 2, resume=True).done == {1}
 
 
 def test_a_full_device_has_its_results_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    say = Said()
-    results = open_results("/dev/full", 3, dict, False, say)
+    said: list[str] = []
+    results = open_results("/dev/full", 3, dict, False, said.append)
     for index in (1, 0, 2):
         put(results, index, index)
     assert not results.finish()
@@ -228,8 +223,8 @@ def test_a_full_device_has_its_results_printed(capsys: pytest.CaptureFixture[str
         1,
         2,
     ]
-    assert len(say) == 1
-    assert "/dev/full cannot be written: No space left on device" in say[0]
+    assert len(said) == 1
+    assert "/dev/full cannot be written: No space left on device" in said[0]
     assert results.kept == "0 of 3 results are in /dev/full"
 
 
@@ -237,8 +232,8 @@ def test_a_disk_that_is_full_at_the_end_keeps_the_journal_and_the_old_output(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out.write_text("old")
-    say = Said()
-    results = opened(out, 1, say=say)
+    said: list[str] = []
+    results = opened(out, 1, said=said)
     put(results, 0, 0)
 
     def full(descriptor: int) -> None:
@@ -247,8 +242,8 @@ def test_a_disk_that_is_full_at_the_end_keeps_the_journal_and_the_old_output(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         assert not results.finish()
-    assert "No space left" in say[-1]
-    assert "1 of 1 results are kept in" in say[-1]
+    assert "No space left" in said[-1]
+    assert "1 of 1 results are kept in" in said[-1]
     assert out.read_text() == "old"
     assert not list(out.parent.glob(".*.part"))
     assert opened(out, 1, resume=True).finish()
@@ -259,7 +254,7 @@ def test_a_pipe_gets_results_in_order_as_soon_as_they_are_due(tmp_path: Path) ->
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    results = open_results(pipe, 4, dict, False, Said())
+    results = open_results(pipe, 4, dict, False, print)
     for index, expected in ((2, []), (0, [0]), (3, [])):
         put(results, index, index)
         assert [json.loads(line)["output"] for line in received(reading)] == expected
@@ -350,15 +345,15 @@ def test_a_disk_that_fails_is_said(out: Path, monkeypatch: pytest.MonkeyPatch) -
     def failing_sync(descriptor: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    say = Said()
-    results = opened(out, 1, say=say)
+    said: list[str] = []
+    results = opened(out, 1, said=said)
     put(results, 0, 0)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", failing_sync)
         results.close()
-    assert "may not be whole on the disk: Input/output error" in say[0]
+    assert "may not be whole on the disk: Input/output error" in said[0]
     results.close()  # does nothing
-    assert len(say) == 1
+    assert len(said) == 1
 
 
 def test_a_folder_with_any_config_json_is_no_model(tmp_path: Path, out: Path) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +16,10 @@ from predict.config.engine import TOPIC_OF, TOPICS, EngineConfig
 from predict.device import devices
 from predict.errors import UserError
 from predict.loading.generation_config import read_recommended
-from predict.loading.manifest import FORMAT, Manifest
 from predict.request import SamplingParams
 from predict.system.options import flags_of
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.manifests import MANIFEST
+from tests.support.processes import run_python
 
 
 @pytest.fixture
@@ -373,7 +370,8 @@ def test_nothing_here_imports_paddle() -> None:
         "bad = {'paddle', 'numpy', 'jinja2', 'tokenizers', 'sentencepiece'} & set(sys.modules)\n"
         "sys.exit(str(bad) if bad else 0)"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    process = run_python("-c", code)
+    assert process.returncode == 0, process.stderr
 
 
 PAGE_COMMANDS = [
@@ -399,24 +397,9 @@ def test_commands_pasted_from_the_pages(
 
 def exported(directory: Path, **changes: Any) -> Path:
     """A folder with the manifest of an export, and nothing else."""
-    values: dict[str, Any] = {
-        "format": FORMAT,
-        "paddle_version": "3.3.1",
-        "library_abi": 1,
-        "device": "cpu",
-        "dtype": "bfloat16",
-        "scheme": "dense",
-        "block_size": 16,
-        "max_length": 1024,
-        "num_layers": 2,
-        "num_kv_heads": 2,
-        "head_dim": 32,
-        "vocab_size": 199,
-        "eos_token_ids": [2],
-        "model_type": "llama",
-    }
     directory.mkdir(parents=True)
-    Manifest(**{**values, **changes}).save(directory)
+    changes = {"dtype": "bfloat16", "block_size": 16, "max_length": 1024, **changes}
+    replace(MANIFEST, **changes).save(directory)
     return directory
 
 

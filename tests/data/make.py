@@ -2,21 +2,21 @@
 
 Needs transformers 5, sentencepiece, protobuf and jinja2; the tests that read the files do not:
 
-    python tests/data/make.py
+    python -m tests.data.make
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import sentencepiece
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from tests.data.files import write_json, write_sentencepiece
 
 HERE = Path(__file__).resolve().parent
 CORPUS = [
@@ -100,22 +100,9 @@ def make_byte_level(folder: Path) -> PreTrainedTokenizerFast:
 
 def make_sentencepiece(folder: Path, legacy: bool) -> Any:
     """A Llama 2 style tokenizer.model with two tokens added by its config."""
-    corpus = folder / "corpus.txt"
-    corpus.write_text("\n".join(CORPUS), encoding="utf-8")
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(corpus),
-        model_prefix=str(folder / "tokenizer"),
-        vocab_size=400,
-        model_type="bpe",
-        byte_fallback=True,
-        character_coverage=0.98,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        split_digits=True,
-        minloglevel=2,
+    write_sentencepiece(
+        folder, "tokenizer.model", CORPUS, 400, remove_extra_whitespaces=False, split_digits=True
     )
-    corpus.unlink()
-    (folder / "tokenizer.vocab").unlink()
     config = {
         "tokenizer_class": "LlamaTokenizer",
         "add_bos_token": True,
@@ -129,7 +116,7 @@ def make_sentencepiece(folder: Path, legacy: bool) -> Any:
             str(400 + i): {"content": token, "special": True} for i, token in enumerate(ADDED)
         },
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
+    write_json(folder / "tokenizer_config.json", config)
     return AutoTokenizer.from_pretrained(folder)
 
 
@@ -187,8 +174,7 @@ def main() -> None:
             golden["templates"].append(
                 {"name": name, "source": template, "messages": messages, "text": text}
             )
-    path = HERE / "tokenizers.json"
-    path.write_text(json.dumps(golden, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    write_json(HERE / "tokenizers.json", golden)
 
 
 if __name__ == "__main__":

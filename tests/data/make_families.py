@@ -2,23 +2,23 @@
 
 Needs tiktoken, tokenizers and sentencepiece; the tests that read the files need no tiktoken:
 
-    python tests/data/make_families.py
+    python -m tests.data.make_families
 """
 
 from __future__ import annotations
 
 import base64
-import json
 import shutil
 import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import sentencepiece
 import tiktoken
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
+
+from tests.data.files import write_json, write_sentencepiece
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE / "families"
@@ -127,11 +127,6 @@ def rank_cases(
     return found
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Writes readable JSON."""
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-
-
 def make_rank_families() -> dict[str, Any]:
     """Writes Qwen's, GLM-4's and Llama 3's files; the cases of each."""
     ranks = trained_ranks()
@@ -165,22 +160,7 @@ def make_rank_families() -> dict[str, Any]:
 def train(folder: Path, file: str, size: int, **options: Any) -> None:
     """Writes a sentencepiece model with byte tokens into a new folder."""
     folder.mkdir()
-    corpus = folder / "corpus.txt"
-    corpus.write_text("\n".join(CORPUS * 8), encoding="utf-8")
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(corpus),
-        model_prefix=str(folder / "made"),
-        vocab_size=size,
-        model_type="bpe",
-        byte_fallback=True,
-        character_coverage=0.98,
-        normalization_rule_name="identity",
-        minloglevel=2,
-        **options,
-    )
-    corpus.unlink()
-    (folder / "made.vocab").unlink()
-    (folder / "made.model").rename(folder / file)
+    write_sentencepiece(folder, file, CORPUS * 8, size, **options)
 
 
 def make_sentencepiece_families() -> None:

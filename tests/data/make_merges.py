@@ -2,7 +2,7 @@
 
 Needs transformers 5; the tests that read the files do not:
 
-    python tests/data/make_merges.py
+    python -m tests.data.make_merges
 
 Merges are learned from slices of texts that nothing cut into words before, so that each way to cut
 gives other ids. Two families publish a tokenizer.json alone, or call their class GPT-2's: their
@@ -21,6 +21,8 @@ from typing import Any
 
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tests.data.files import write_json
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE / "merges"
@@ -243,10 +245,6 @@ def numbered(value: Any, size: int) -> Any:
     if isinstance(value, str) and value.startswith("+") and value[1:].isdigit():
         return size + int(value[1:])
     return value
-
-
-def write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
 def write(folder: Path, family: Family, vocab: dict[str, int], merges: Any) -> None:

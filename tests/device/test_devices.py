@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from predict.device import devices, library
 from predict.device.devices import DriverInfo, Gpu, InstalledPaddle
 from predict.errors import UserError
 from tests.support.built_libraries import write_library
+from tests.support.processes import run_python
 
 GIB = 1 << 30
 H200 = Gpu("NVIDIA H200", (9, 0), 141 * GIB, 132)
@@ -162,7 +161,5 @@ def test_choosing_imports_no_paddle() -> None:
         "try:\n    device.choose('gpu')\nexcept ValueError:\n    pass\n"
         "device.choose('cpu')\nassert 'paddle' not in sys.modules\n"
     )
-    process = subprocess.run(
-        [sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=False
-    )
-    assert process.returncode == 0
+    process = run_python("-c", program)
+    assert process.returncode == 0, process.stderr

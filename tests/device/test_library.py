@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +15,9 @@ from predict.device import devices, library
 from predict.device.devices import DriverInfo, InstalledPaddle
 from tests.support import tiny
 from tests.support.built_libraries import BUILT, this_paddle, write_library
+from tests.support.paths import ROOT
+from tests.support.processes import run_python
 
-ROOT = Path(__file__).resolve().parents[2]
 PATH = Path("predict/lib/libregatta_cpu.so")
 NAME = r"^PD_BUILD_OP\((\w+)\)"
 
@@ -139,14 +138,8 @@ def test_absence_is_said_once_per_process_with_the_reason_and_the_fix(tmp_path: 
         "    assert library.load() is None and library.load() is None\n"
         "assert 'paddle' not in sys.modules\n"
     )
-    process = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)],
-        cwd=ROOT,
-        env={"PATH": "/usr/bin"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    process = run_python("-c", program, tmp_path, env={"PATH": "/usr/bin"})
+    assert process.returncode == 0, process.stderr
     assert process.stderr.count("plain-Paddle operators are in use") == 1
     assert "no C++ compiler found" in process.stderr
     assert "python csrc/setup_cpu.py install" in process.stderr
@@ -308,13 +301,7 @@ def test_static_run_has_no_idle_warnings_and_leaves_warnings_on(
     model = tiny.write_with_tokenizer(tmp_path / "model")
     data = tmp_path / "prompts.jsonl"
     data.write_text('{"src": "hello", "tgt": ""}\n')
-    process = subprocess.run(
-        [sys.executable, "-c", STATIC_RUN, str(model), str(data), str(tmp_path / "out.json")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    process = run_python("-c", STATIC_RUN, model, data, tmp_path / "out.json")
     assert process.returncode == 0, process.stderr
     assert "1 of 1 results" in process.stderr
     assert "registered" not in process.stderr

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
 from predict.device import devices
-
-TESTS = Path(__file__).resolve().parents[1]
+from tests.support.processes import run_python
 
 START = """
 import os, pathlib, sys
@@ -27,28 +25,28 @@ from predict.device import cuda
 """
 
 
+class Run(Protocol):
+    def __call__(self, program: str, **environment: str) -> None: ...
+
+
 @pytest.fixture
-def plugin_folder(fake_gpu: Path) -> Path:
-    """A folder that holds the plugin, linked to runtime.cc in the CUDA runtime's place."""
-    return fake_gpu / devices.PLUGIN_FOLDER.name
+def run(fake_gpu: Path) -> Run:
+    """Runs a program in a fresh process; it must end with status 0 and say nothing on stderr.
+
+    It has the plugin, linked to runtime.cc in the CUDA runtime's place.
+    """
+
+    def run(program: str, **environment: str) -> None:
+        start = START.format(folder=str(fake_gpu / devices.PLUGIN_FOLDER.name))
+        environment = {"PATH": "/usr/bin:/bin", **environment}
+        process = run_python("-W", "ignore", "-c", start + program, env=environment)
+        assert (process.returncode, process.stderr) == (0, "")
+
+    return run
 
 
-def run(folder: Path, program: str, **environment: str) -> None:
-    """Runs the program in a fresh process; it must end with status 0 and say nothing on stderr."""
-    process = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", START.format(folder=str(folder)) + program],
-        cwd=TESTS.parent,
-        env={"PATH": "/usr/bin:/bin", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (process.returncode, process.stderr) == (0, "")
-
-
-def test_no_driver_means_no_devices_and_a_working_cpu(plugin_folder: Path) -> None:
+def test_no_driver_means_no_devices_and_a_working_cpu(run: Run) -> None:
     run(
-        plugin_folder,
         """
 try:
     device.choose("gpu")
@@ -65,9 +63,8 @@ assert (paddle.ones([2]) + 1).tolist() == [2, 2]
     )
 
 
-def test_tensors_copies_and_fallback_kernels(plugin_folder: Path) -> None:
+def test_tensors_copies_and_fallback_kernels(run: Run) -> None:
     run(
-        plugin_folder,
         PADDLE
         + """
 x = np.arange(12, dtype="float32").reshape(3, 4)
@@ -76,13 +73,12 @@ assert str(tensor.place) == "Place(nvgpu:1)", tensor.place
 assert ((tensor + 1).numpy() == x + 1).all()
 there = tensor._copy_to(paddle.CustomPlace("nvgpu", 0), True)
 assert str(there.place) == "Place(nvgpu:0)" and (there.numpy() == x).all()
-""",
+"""
     )
 
 
-def test_out_of_memory_is_explained_and_cached_memory_found_again(plugin_folder: Path) -> None:
+def test_out_of_memory_is_explained_and_cached_memory_found_again(run: Run) -> None:
     run(
-        plugin_folder,
         PADDLE
         + """
 kept = paddle.empty([100 << 20], "uint8")
@@ -103,13 +99,12 @@ del kept
 device.release_cached(gpu)
 info = device.memory_info(gpu)
 assert (info.held, info.in_use, info.free) == (0, 0, 256 << 20), info
-""",
+"""
     )
 
 
-def test_graphs_record_in_memory_of_their_own(plugin_folder: Path) -> None:
+def test_graphs_record_in_memory_of_their_own(run: Run) -> None:
     run(
-        plugin_folder,
         PADDLE
         + """
 source, target = cuda.pinned([1000], "float32"), paddle.zeros([1000])
@@ -128,13 +123,12 @@ source[:] = 5
 graph.replay()
 assert (graph.outputs[0].numpy() == 5).all()
 assert all((tensor.numpy() == 7).all() for tensor in others)
-""",
+"""
     )
 
 
-def test_clones_never_leave_the_device(plugin_folder: Path) -> None:
+def test_clones_never_leave_the_device(run: Run) -> None:
     run(
-        plugin_folder,
         PADDLE
         + """
 x = paddle.to_tensor(np.arange(12, dtype="float32").reshape(3, 4))
@@ -144,11 +138,11 @@ cuda.copy_to_device(x, np.full([3, 4], 5, "float32"), cuda.current_stream(gpu))
 graph.replay()
 whole, view, empty = graph.outputs
 assert (whole.numpy() == 5).all() and (view.numpy() == 5).all() and empty.shape == [0, 4]
-""",
+"""
     )
 
 
-def test_fallback_to_the_cpu_cannot_be_captured(plugin_folder: Path) -> None:
+def test_fallback_to_the_cpu_cannot_be_captured(run: Run) -> None:
     program = """
 pool = cuda.GraphPool(gpu)
 x = paddle.ones([8])
@@ -163,12 +157,11 @@ os.dup2(saved, 2)
 assert "a copy during a capture" in device.device_library().regatta_device_error().decode()
 assert pool.capture(lambda: None).num_nodes == 0
 """
-    run(plugin_folder, PADDLE + program)
+    run(PADDLE + program)
 
 
-def test_paddle_imported_too_early_is_said(plugin_folder: Path) -> None:
+def test_paddle_imported_too_early_is_said(run: Run) -> None:
     run(
-        plugin_folder,
         """
 import paddle
 try:
@@ -176,13 +169,12 @@ try:
     raise SystemExit("activated")
 except ValueError as error:
     assert "imported without the GPU plugin" in str(error), error
-""",
+"""
     )
 
 
-def test_another_plugin_folder_is_refused(plugin_folder: Path) -> None:
+def test_another_plugin_folder_is_refused(run: Run) -> None:
     run(
-        plugin_folder,
         """
 try:
     device.activate(device.choose("gpu"))

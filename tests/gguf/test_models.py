@@ -155,17 +155,13 @@ def test_what_became_of_types_is_said_in_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = tiny.write(tmp_path / "m", WIDE)
-    values = json.loads((directory / "config.json").read_text())
-    path = tmp_path / "x.gguf"
-    writer = writer_of(path, values)
-    for name, tensor in gguf_tensors(directory, values).items():
-        kind = Types.Q4_0 if "ffn" in name else Types.Q8_0
+
+    def kind_of(name: str) -> Any:
         if name == "blk.1.attn_v.weight":
-            blocks = random_blocks("Q6_K", *tensor.shape)
-            writer.add_tensor(name, blocks, raw_dtype=Types.Q6_K)
-        else:
-            add_tensor(writer, name, tensor, kind)
-    finish(writer)
+            return Types.Q6_K
+        return Types.Q4_0 if "ffn" in name else Types.Q8_0
+
+    path = convert(directory, tmp_path / "x.gguf", kind_of)
     with caplog.at_level("INFO", "regatta"):
         LLM(str(path), dtype="bfloat16", max_length=64, inference_model=True)
     assert caplog.messages == [
@@ -258,12 +254,7 @@ def test_metadata_out_of_range_are_named(change: Any, said: str, tmp_path: Path)
 
 
 def test_tensors_that_do_not_fit_the_metadata_are_named(tmp_path: Path) -> None:
-    directory = tiny.write(tmp_path / "m")
-    values = json.loads((directory / "config.json").read_text())
-    writer = writer_of(tmp_path / "x.gguf", {**values, "intermediate_size": 64})
-    for name, tensor in gguf_tensors(directory, values).items():
-        add_tensor(writer, name, tensor, Types.F32)
-    finish(writer)
+    convert(tiny.write(tmp_path / "m"), tmp_path / "x.gguf", intermediate_size=64)
     with pytest.raises(UserError, match=r"mlp.gate_proj.weight \[96, 64\] instead of \[64, 64\]"):
         LLM(str(tmp_path / "x.gguf"), dtype="float32", max_length=64)
 

@@ -10,7 +10,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from predict.config.quantization import QuantSettings
-from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading.build import expected_tensors
 from predict.loading.checkpoint import Checkpoint, checkpoint_digest
@@ -79,11 +78,6 @@ def test_missing_shard_is_named(tmp_path: Path) -> None:
 def test_directory_without_weights_names_the_ways_out(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="load_format dummy"):
         Checkpoint(tmp_path)
-
-
-def test_bfloat16_bits_are_read_as_their_values() -> None:
-    bits = np.array([0x3F80, 0xC000, 0x0001], np.uint16)
-    assert to_float32(bits).tolist() == [1.0, -2.0, pytest.approx(9.18e-41, rel=1e-2)]
 
 
 @pytest.mark.parametrize(

@@ -155,18 +155,20 @@ def test_quantized_checkpoints_are_copied_as_stored_or_refused(tmp_path: Path, n
         run(QUANTIZED / name, tmp_path / "cast", "hf", "--dtype", "float16")
 
 
-@pytest.mark.parametrize("family", ["falcon_7b", "gpt2_small", "gemma3_4b"])
-def test_families_without_names_in_paddlenlps_layout_are_refused(
-    tmp_path: Path, family: str
+@pytest.mark.parametrize(
+    ("family", "layout", "said"),
+    [
+        *((f, "paddle", "have no names in PaddleNLP's") for f in ("falcon_7b", "gpt2_small")),
+        ("gemma3_4b", "paddle", "have no names in PaddleNLP's layout"),
+        ("gpt_paddlenlp", "hf", "no family like PaddleNLP's gpt"),
+    ],
+)
+def test_families_without_names_in_a_layout_are_refused(
+    tmp_path: Path, family: str, layout: str, said: str
 ) -> None:
-    with pytest.raises(UserError, match="have no names in PaddleNLP's layout"):
-        run(GOLDEN / family, tmp_path / "to", "paddle")
+    with pytest.raises(UserError, match=said):
+        run(GOLDEN / family, tmp_path / "to", layout)
     assert not (tmp_path / "to").exists()
-
-
-def test_families_of_paddlenlp_alone_have_no_other_layout(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no family like PaddleNLP's gpt"):
-        run(GOLDEN / "gpt_paddlenlp", tmp_path / "to", "hf")
 
 
 @pytest.mark.parametrize("name", ["bin", "pdparams of 2 ranks, fused", "safetensors in shards"])

@@ -20,6 +20,7 @@ from tests.support import stored_formats, tiny
 from tests.support.stored_formats import WRITERS, change_params, write_model
 
 PART = "model_state.tp01.pdparams"
+QUERIES = "llama.layers.0.self_attn.q_proj.weight"
 
 
 def refused(folder: Path) -> str:
@@ -114,21 +115,27 @@ def test_parts_that_disagree_on_a_whole_tensor_are_refused(tmp_path: Path) -> No
         checkpoint.read("model.norm.weight")
 
 
-def test_parts_with_other_tensors_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda values: values.pop("llama.norm.weight"), "only one has llama.norm.weight"),
+        (
+            lambda values: values.update({QUERIES: ("x", np.zeros((3, 64), np.float32))}),
+            f"{QUERIES} cannot be merged: its parts do not fit",
+        ),
+        (
+            lambda values: values.update({QUERIES: ("x", np.zeros((), np.float32))}),
+            f"{QUERIES} cannot be merged: its parts do not fit",
+        ),
+    ],
+    ids=["other tensors", "shapes that do not join", "no dimensions"],
+)
+def test_parts_that_do_not_belong_together_are_refused(
+    tmp_path: Path, change: Any, said: str
+) -> None:
     write_model(tmp_path, "pdparams of 2 ranks")
-    change_params(tmp_path / PART, lambda values: values.pop("llama.norm.weight"))
-    assert "only one has llama.norm.weight" in refused(tmp_path)
-
-
-def test_parts_of_shapes_that_do_not_join_are_refused(tmp_path: Path) -> None:
-    write_model(tmp_path, "pdparams of 2 ranks")
-    name = "llama.layers.0.self_attn.q_proj.weight"
-
-    def change(values: dict[str, Any]) -> None:
-        values[name] = ("x", np.zeros((3, 64), np.float32))
-
     change_params(tmp_path / PART, change)
-    assert f"{name} cannot be merged: its parts do not fit" in refused(tmp_path)
+    assert said in refused(tmp_path)
 
 
 def test_parts_of_more_ranks_than_there_are_files_are_refused(tmp_path: Path) -> None:

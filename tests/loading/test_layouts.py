@@ -33,9 +33,16 @@ from predict.schemes import Quantized, _e4m3, scheme_of
 from predict.schemes._e4m3 import encode
 from tests.support import tiny
 from tests.support.layouts import CASES, GOLDEN, MIXED, SCHEMES, open_layout
+from tests.support.quantized_caches import write_scales
 from tests.support.records import named_linears
 from tests.support.schemes import answer, logits_of, relative_error
-from tests.support.stored_layouts import awq_tensors, gptq_tensors, rounded, values_of
+from tests.support.stored_layouts import (
+    awq_tensors,
+    gptq_tensors,
+    rounded,
+    values_of,
+    with_dtypes,
+)
 
 
 def dequantized(layout: Any, plan: LinearPlan) -> dict[str, npt.NDArray[np.float32]]:
@@ -129,25 +136,42 @@ def write_quantized(
     directory: Path, scheme: str, group_size: int = -1, changes: dict[str, Any] | None = None
 ) -> Path:
     """A tiny model whose linears `predict.loading.layouts.compressed_tensors` wrote."""
+
+    def stored(prefix: str, values: npt.NDArray[Any]) -> Any:
+        weight = scheme_of(scheme).quantize(values, group_size)
+        return compressed_tensors.linear_tensors(scheme, prefix, weight), None
+
+    in_blocks = scheme == "a8w8_fp8" and group_size != -1
+    size = -1 if in_blocks else group_size
+    config = compressed_tensors.config(scheme, group_size=size, block=in_blocks)
+    write_linears(directory, stored, config, changes)
+    return directory
+
+
+def write_linears(
+    directory: Path,
+    stored: Callable[[str, npt.NDArray[Any]], tuple[dict[str, Any], Any]],
+    quantization: dict[str, Any],
+    changes: dict[str, Any] | None = None,
+) -> dict[str, npt.NDArray[np.float32]]:
+    """A tiny model whose linears `stored` wrote, with what they then stand for, by name.
+
+    stored: makes tensors of a linear, some with their dtypes, and that. changes: of config.json.
+    """
     tiny.write(directory, changes)
     file = directory / "model.safetensors"
     made: dict[str, Any] = {}
+    wanted: dict[str, Any] = {}
     for name, values in load_file(file).items():
         prefix = name.removesuffix(".weight")
         if "proj" in name:
-            rounded = scheme_of(scheme).quantize(values, group_size)
-            made |= compressed_tensors.linear_tensors(scheme, prefix, rounded)
+            tensors, wanted[prefix] = stored(prefix, values)
+            made |= tensors
         else:
-            made[name] = "F32", values
-    safetensors_file.write(file, made)
-    in_blocks = scheme == "a8w8_fp8" and group_size != -1
-    announce(
-        directory,
-        compressed_tensors.config(
-            scheme, group_size=-1 if in_blocks else group_size, block=in_blocks
-        ),
-    )
-    return directory
+            made[name] = values
+    safetensors_file.write(file, with_dtypes(made))
+    announce(directory, quantization)
+    return wanted
 
 
 def announce(directory: Path, quantization: dict[str, Any]) -> None:
@@ -275,13 +299,8 @@ def test_ignored_linears_stay_dense(tmp_path: Path) -> None:
 def write_fp8(directory: Path, quantization: dict[str, Any], **scale_as: Any) -> Path:
     """A tiny model in one of Hugging Face's float8 layouts; the e4m3 codes are exact per row."""
     ending, dtype, shape = scale_as["ending"], scale_as["dtype"], scale_as["shape"]
-    tiny.write(directory)
-    file = directory / "model.safetensors"
-    made: dict[str, Any] = {}
-    for name, values in load_file(file).items():
-        if "proj" not in name:
-            made[name] = "F32", values
-            continue
+
+    def stored(prefix: str, values: npt.NDArray[Any]) -> Any:
         if shape == "rows":
             rounded = scheme_of("a8w8_fp8").quantize(values, -1)
             scale: npt.NDArray[Any] = rounded.scale[:, None]
@@ -291,12 +310,12 @@ def write_fp8(directory: Path, quantization: dict[str, Any], **scale_as: Any) ->
             codes = encode(values * 512)
         if dtype == "F8_E8M0":
             scale = np.full(shape, 127 - 9, np.uint8)
-        made[name] = "F8_E4M3", codes
-        made[name.removesuffix("weight") + ending] = dtype, np.asarray(scale)
+        made = {f"{prefix}.weight": ("F8_E4M3", codes), f"{prefix}.{ending}": (dtype, scale)}
         if quantization.get("activation_scheme") == "static":
-            made[name.removesuffix("weight") + "input_scale"] = "F32", np.float32(0.02).reshape(())
-    safetensors_file.write(file, made)
-    announce(directory, quantization)
+            made[f"{prefix}.input_scale"] = "F32", np.float32(0.02).reshape(())
+        return made, None
+
+    write_linears(directory, stored, quantization)
     return directory
 
 
@@ -484,20 +503,23 @@ def test_unknown_compressed_tensors_are_named(
 UP, DOWN = "model.layers.1.mlp.up_proj", "model.layers.1.mlp.down_proj"
 NOT_FINITE = np.ones((64, 3), np.float32)
 NOT_FINITE[5, :2] = np.nan, np.inf
+GROUPS, ROWS = ("weight_only_int4", 32), ("a8w8", -1)
+NO_CODES = np.zeros((96, 64), np.float32)
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "said"),
+    ("scheme", "name", "values", "said"),
     [
-        (f"{UP}.weight_scale", np.ones((96, 1)), r"wrong shape: .*up_proj.weight_scale \[96, 1\]"),
-        (f"{UP}.weight_scale", None, "1 missing: .*up_proj.weight_scale"),
-        (f"{DOWN}.weight_scale", NOT_FINITE, "weight_scale holds 2 values that are not finite"),
+        (GROUPS, f"{UP}.weight_scale", np.ones((96, 1)), r"wrong shape: .*weight_scale \[96, 1\]"),
+        (GROUPS, f"{UP}.weight_scale", None, "1 missing: .*up_proj.weight_scale"),
+        (GROUPS, f"{DOWN}.weight_scale", NOT_FINITE, "weight_scale holds 2 values that are not fi"),
+        (ROWS, f"{UP}.weight", NO_CODES, r"up_proj.weight has dtype F32; a8w8 needs I8"),
     ],
 )
-def test_scales_that_do_not_fit_are_named(
-    tmp_path: Path, name: str, values: Any, said: str
+def test_codes_and_scales_that_do_not_fit_are_named(
+    tmp_path: Path, scheme: tuple[str, int], name: str, values: Any, said: str
 ) -> None:
-    write_quantized(tmp_path, "weight_only_int4", 32)
+    write_quantized(tmp_path, *scheme)
     change(tmp_path, name, values)
     with pytest.raises(UserError, match=said):
         load(tmp_path)
@@ -559,28 +581,6 @@ DYNAMIC = {
 }
 
 
-def write_mixed(
-    directory: Path,
-    stored: Callable[[str, npt.NDArray[Any]], tuple[dict[str, npt.NDArray[Any]], Any]],
-    quantization: dict[str, Any],
-) -> dict[str, npt.NDArray[np.float32]]:
-    """A tiny model whose linears `stored` wrote, with what they then stand for, by name."""
-    tiny.write(directory)
-    file = directory / "model.safetensors"
-    made: dict[str, Any] = {}
-    wanted: dict[str, Any] = {}
-    for name, values in load_file(file).items():
-        prefix = name.removesuffix(".weight")
-        if "proj" in name:
-            tensors, wanted[prefix] = stored(prefix, values)
-            made |= tensors
-        else:
-            made[name] = values
-    save_file({name: np.ascontiguousarray(values) for name, values in made.items()}, file)
-    announce(directory, quantization)
-    return wanted
-
-
 def write_dynamic(directory: Path) -> dict[str, npt.NDArray[np.float32]]:
     """A GPTQ checkpoint as DYNAMIC says."""
 
@@ -598,10 +598,12 @@ def write_dynamic(directory: Path) -> dict[str, npt.NDArray[np.float32]]:
         return gptq_tensors(prefix, weight, bits), values_of(weight)
 
     settings = {"quant_method": "gptq", "bits": 4, "group_size": 32, "dynamic": DYNAMIC}
-    return write_mixed(directory, stored, settings)
+    return write_linears(directory, stored, settings)
 
 
-def test_linears_of_a_gptq_checkpoint_are_stored_as_dynamic_says(tmp_path: Path) -> None:
+def test_linears_of_a_gptq_checkpoint_are_stored_as_dynamic_says(
+    tmp_path: Path, compiled: object
+) -> None:
     wanted = write_dynamic(tmp_path)
     layout, plan = open_layout(tmp_path)
     assert layout.schemes == {"weight_only_int4", "weight_only_int8"}
@@ -621,12 +623,6 @@ def test_linears_of_a_gptq_checkpoint_are_stored_as_dynamic_says(tmp_path: Path)
         for prefix, values in dequantized(layout, linear).items():
             if prefix in wanted:
                 np.testing.assert_allclose(values, wanted[prefix], rtol=1e-6, err_msg=prefix)
-
-
-def test_compiled_operators_read_linears_of_different_kinds(
-    tmp_path: Path, compiled: object
-) -> None:
-    write_dynamic(tmp_path)
     got = logits_of(tmp_path, inference_model=True)
     assert relative_error(got, logits_of(tmp_path)) < 1e-5
 
@@ -650,7 +646,7 @@ def test_what_dynamic_asks_for_in_vain_is_named(tmp_path: Path, dynamic: Any, sa
         return gptq_tensors(prefix, weight, 4), None
 
     settings = {"quant_method": "gptq", "bits": 4, "group_size": 32, "dynamic": dynamic}
-    write_mixed(tmp_path, stored, settings)
+    write_linears(tmp_path, stored, settings)
     with pytest.raises(UserError, match=said):
         load(tmp_path)
 
@@ -677,14 +673,13 @@ def test_codes_beside_floats_in_one_product_become_floats(tmp_path: Path, kind: 
             return {prefix + ".weight": values}, values
         if method == "compressed-tensors":
             weight = scheme_of(scheme).quantize(values, -1)
-            tensors = compressed_tensors.linear_tensors(scheme, prefix, weight)
-            return {name: array for name, (_, array) in tensors.items()}, None
+            return compressed_tensors.linear_tensors(scheme, prefix, weight), None
         weight = rounded(scheme, values, 32)
         write_linear = {"gptq": lambda: gptq_tensors(prefix, weight, 4)}
         write_linear["awq"] = lambda: awq_tensors(prefix, weight)
         return write_linear[method](), values_of(weight)
 
-    wanted = write_mixed(tmp_path, stored, {"quant_method": method, **settings})
+    wanted = write_linears(tmp_path, stored, {"quant_method": method, **settings})
     layout, plan = open_layout(tmp_path)
     for linear in plan.linears():
         is_mixed = any(prefix.endswith("k_proj") for prefix in linear.prefixes)
@@ -703,13 +698,12 @@ def test_codes_of_two_kinds_that_one_product_reads_are_refused(tmp_path: Path) -
     def stored(prefix: str, values: npt.NDArray[Any]) -> Any:
         scheme = "a8w8" if prefix.endswith("k_proj") else "weight_only_int4"
         weight = scheme_of(scheme).quantize(values, -1)
-        tensors = compressed_tensors.linear_tensors(scheme, prefix, weight)
-        return {name: array for name, (_, array) in tensors.items()}, None
+        return compressed_tensors.linear_tensors(scheme, prefix, weight), None
 
     settings = compressed_tensors.config("weight_only_int4")
     own = compressed_tensors.config("a8w8")["config_groups"]["group_0"]
     settings["config_groups"]["group_1"] = {**own, "targets": ["re:.*k_proj"]}
-    write_mixed(tmp_path, stored, settings)
+    write_linears(tmp_path, stored, settings)
     with pytest.raises(UserError, match=r"different ways .*q_proj weight_only_int4, .*k_proj a8w8"):
         load(tmp_path)
 
@@ -729,8 +723,7 @@ def test_config_groups_of_compressed_tensors_go_by_name_then_pattern_then_class(
             return {prefix + ".weight": values}, None
         scheme, size = kind(prefix)
         weight = rounded(scheme, values, size)
-        made = compressed_tensors.linear_tensors(scheme, prefix, weight)
-        return {name: array for name, (_, array) in made.items()}, None
+        return compressed_tensors.linear_tensors(scheme, prefix, weight), None
 
     groups = {}
     for scheme, size, targets in (
@@ -741,7 +734,7 @@ def test_config_groups_of_compressed_tensors_go_by_name_then_pattern_then_class(
         config = compressed_tensors.config(scheme, group_size=size)
         groups[scheme] = config["config_groups"]["group_0"] | {"targets": targets}
     config |= {"config_groups": groups, "ignore": ["lm_head", r"re:.*\.1\.self_attn\..*"]}
-    write_mixed(tmp_path, stored, config)
+    write_linears(tmp_path, stored, config)
     layout, plan = open_layout(tmp_path)
     first, second = map(named_linears, plan.layers)
     assert [layout.scheme(linear) for linear in (first.qkv, first.down, second.qkv)] == [
@@ -759,31 +752,28 @@ def paddlenlp_model(
 ) -> Path:
     """A tiny a8w8 model as PaddleNLP's calibration leaves it, down_proj of layer 0 skipped."""
     generator = np.random.default_rng(3)
-    tiny.write(directory, changes)
-    file = directory / "model.safetensors"
-    made: dict[str, Any] = {}
     act: dict[str, Any] = {}
     largest: dict[str, Any] = {}
-    for name, values in load_file(file).items():
-        prefix = name.removesuffix(".weight")
-        if "proj" not in name or "layers.0.mlp.down" in name:
-            made[name] = "F32", values
-            continue
+
+    def stored(prefix: str, values: npt.NDArray[Any]) -> Any:
+        if "layers.0.mlp.down" in prefix:
+            return {f"{prefix}.weight": values}, None
         rounded = scheme_of("a8w8").quantize(values, -1)
         extra: dict[str, Any] = {"act_scale": 8.0 / 127}
-        if smooth and ("o_proj" in name or "down_proj" in name):
+        if smooth and prefix.endswith(("o_proj", "down_proj")):
             extra["smooth"] = 1 + generator.random(values.shape[1], dtype=np.float32)
             extra["shift"] = generator.random(values.shape[1], dtype=np.float32)
         weight = Quantized(rounded.codes, rounded.scale, **extra)
-        made |= paddlenlp.linear_tensors(prefix, weight)
         stem = prefix.replace("model.", "llama.", 1) + (".layer" if "smooth" in extra else "")
         act_entry, weight_entry = paddlenlp.scale_entries(stem, weight)
-        act |= act_entry
-        largest |= weight_entry
-    safetensors_file.write(file, made)
+        act.update(act_entry)
+        largest.update(weight_entry)
+        return paddlenlp.linear_tensors(prefix, weight), None
+
+    quantization = {"quant_type": "a8w8", "smooth": smooth, "shift": smooth}
+    write_linears(directory, stored, quantization, changes)
     (directory / "act_scales.json").write_text(json.dumps(act))
     (directory / "weight_scales.json").write_text(json.dumps(largest))
-    announce(directory, {"quant_type": "a8w8", "smooth": smooth, "shift": smooth})
     return directory
 
 
@@ -855,25 +845,10 @@ def test_c8_in_the_stored_type_brings_its_cache(tmp_path: Path) -> None:
     announce(tmp_path, {"quant_type": "a8w8c8"})
     with pytest.raises(UserError, match=r"cachekv_scales.json"):
         load(tmp_path)
-    scales = {
-        f"llama.layers.{layer}.self_attn.cache{kind}_matmul.activation_quanter": [9.0] * 4
-        for layer in (0, 1)
-        for kind in "kv"
-    }
-    (tmp_path / "cachekv_scales.json").write_text(json.dumps(scales))
+    write_scales(tmp_path, 2, k=[9.0] * 4, v=[9.0] * 4)
     assert load(tmp_path).config.kv_format == "int8_static"
     with pytest.raises(UserError, match=r"whose cache is static, and --cachekv_int8_type asks for"):
         load(tmp_path, cachekv_int8_type="dynamic")
-
-
-def test_integers_in_float_storage_are_codes(tmp_path: Path) -> None:
-    """PaddleNLP's own way of storing them."""
-    paddlenlp_model(tmp_path)
-    want = logits_of(tmp_path)
-    file = tmp_path / "model.safetensors"
-    held = load_file(file)
-    save_file({k: v.astype(np.float32) for k, v in held.items()}, file)
-    np.testing.assert_array_equal(logits_of(tmp_path), want)
 
 
 def test_floats_that_are_no_codes_are_named(tmp_path: Path) -> None:
@@ -957,23 +932,20 @@ def test_weight_only_paddlenlp_configs_are_rounded_while_read(tmp_path: Path) ->
 # Values of the wrong kind.
 
 
-def test_integer_codes_of_another_dtype_are_named(tmp_path: Path) -> None:
-    write_quantized(tmp_path, "a8w8")
-    change(tmp_path, "model.layers.1.mlp.up_proj.weight", np.zeros((96, 64), np.float32))
-    with pytest.raises(UserError, match=r"up_proj.weight has dtype F32; a8w8 needs I8"):
-        load(tmp_path)
-
-
 def test_written_dtypes_must_fit_their_arrays(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"x: BF16 \[2\] needs uint16, got float32"):
         safetensors_file.write(tmp_path / "x.safetensors", {"x": ("BF16", np.ones(2, np.float32))})
 
 
 def test_bfloat16_is_written_as_its_bits(tmp_path: Path) -> None:
-    bits = np.array([0x3F80, 0xC000], np.uint16)
+    bits = np.array([0x3F80, 0xC000, 0x0001], np.uint16)
     safetensors_file.write(tmp_path / "model.safetensors", {"x": ("BF16", bits)})
     checkpoint = Checkpoint(tmp_path)
-    assert to_float32(checkpoint.read("x")).tolist() == [1.0, -2.0]
+    assert to_float32(checkpoint.read("x")).tolist() == [
+        1.0,
+        -2.0,
+        pytest.approx(9.18e-41, rel=1e-2),
+    ]
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 

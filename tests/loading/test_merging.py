@@ -15,7 +15,6 @@ from predict.cli.identity import folder_digest
 from predict.device.place import to_float32
 from predict.loading.adapters.model import Merging
 from predict.loading.checkpoint import Checkpoint
-from predict.loading.paddle_checkpoint import is_turned
 from predict.merge_lora_params import main
 from tests.support import tiny
 from tests.support.adapter_folders import (
@@ -36,6 +35,7 @@ from tests.support.adapter_folders import (
 )
 from tests.support.golden import GOLDEN, config, greedy
 from tests.support.schemes import logits_of
+from tests.support.stored_formats import as_paddle
 
 SCALING = ALPHA / RANK
 
@@ -82,11 +82,7 @@ def paddle_model(folder: Path) -> Path:
     """The tiny model as PaddleNLP has it."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(tiny.CONFIG))
-    tensors = {}
-    for name, values in tiny.tensors(tiny.CONFIG).items():
-        turned = np.ascontiguousarray(values.T) if is_turned(name) and values.ndim == 2 else values
-        tensors[name.replace("model.", "llama.", 1)] = turned
-    save_file(tensors, folder / "model.safetensors")
+    save_file(as_paddle(tiny.tensors(tiny.CONFIG)), folder / "model.safetensors")
     return folder
 
 

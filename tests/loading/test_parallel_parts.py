@@ -43,15 +43,6 @@ def test_a_head_that_is_the_table_of_tokens_may_be_left_out(tmp_path: Path) -> N
     np.testing.assert_array_equal(checkpoint.read("lm_head.weight"), table)
 
 
-def test_a_part_without_dimensions_is_refused(tmp_path: Path) -> None:
-    write_parts(tmp_path / "parts", "chatglm_6b", 2)
-    name = "chatglm.transformer.layers.0.attention.query_key_value.bias"
-    path = tmp_path / "parts" / "model_state.tp01.pdparams"
-    change_params(path, lambda values: values.update({name: np.zeros((), values[name][1].dtype)}))
-    with pytest.raises(UserError, match=r"query_key_value.bias cannot be merged: its parts do not"):
-        Checkpoint(tmp_path / "parts")
-
-
 def test_a_table_of_tokens_without_dimensions_is_of_another_shape(tmp_path: Path) -> None:
     write_parts(tmp_path / "parts", "chatglm_6b", 2)
     head = {"lm_head.decoder_weight": np.zeros((), np.float16)}

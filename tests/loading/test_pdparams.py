@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import struct
 import tracemalloc
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ from predict.errors import UserError
 from predict.loading import pickle_machine
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.pdparams import read_params
-from tests.support.pickles import PAYLOADS, Calls
+from tests.support.pickles import PAYLOADS, Calls, text
 
 DTYPES = ("float32", "bfloat16", "float16", "int8", "uint8", "int32", "int64", "bool", "float64")
 PROTOCOLS = (2, 3, 4, 5)
@@ -33,10 +32,6 @@ def refused(folder: Path, data: bytes) -> str:
     with pytest.raises(UserError) as caught:
         read_params(write(folder, data))
     return str(caught.value)
-
-
-def text(value: str) -> bytes:
-    return b"X" + struct.pack("<I", len(value.encode())) + value.encode()
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4])

@@ -15,11 +15,10 @@ from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.torch_file import read_torch
 from tests.support import tiny
-from tests.support.pickles import PAYLOADS, Calls, marks
+from tests.support.pickles import PAYLOADS, Calls, marks, text
 from tests.support.stored_formats import (
     state_pickle,
     tensor_pickle,
-    text,
     torch_file,
     torch_zip,
 )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +15,7 @@ from quant import evaluate
 from quant.evaluate import EvaluateConfig, main
 from quant.metrics import Comparison, log_softmax
 from quant.rows import Row, parse_row
+from tests.support.processes import run_python
 from tests.support.quantization import GROUPS, quantize, write_model
 
 
@@ -92,9 +91,6 @@ def test_flags_hold_for_rows_that_say_nothing_themselves() -> None:
 def test_wrong_rows_are_refused(text: str, said: str) -> None:
     with pytest.raises(UserError, match=said.replace("?", r"\?")):
         parse_row(text)
-
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -233,8 +229,7 @@ sys.exit(evaluate.main(sys.argv[1:]))
 
 
 def test_paddle_is_imported_by_the_engine_which_chooses_its_device_before(model: Path) -> None:
-    command = [sys.executable, "-c", ENGINES_SEE_NO_PADDLE, *arguments(model, "wint4_g32+gptq")]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    process = run_python("-c", ENGINES_SEE_NO_PADDLE, *arguments(model, "wint4_g32+gptq"))
     assert process.stderr.splitlines()[-1] == "error: paddle is imported: False"
 
 

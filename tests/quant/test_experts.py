@@ -27,8 +27,9 @@ from quant.evaluate import Model
 from quant.experts import RoutedRows
 from quant.layer import LayerWeights, Routed, run_layer
 from quant.run_quantization import main, run
+from tests.support.checkpoints import joined, stored
 from tests.support.expert_models import FAMILIES, write_experts
-from tests.support.quantization import GROUPS, words_of
+from tests.support.quantization import GROUPS, error_between, words_of
 
 LETTERS = list("abcdefghijklmnopqrstuvwxyz,.0123456789")
 INT4 = ("--quant_type", "wint4", *GROUPS)
@@ -79,9 +80,7 @@ def logits(model: Path, **changes: Any) -> np.ndarray:
 
 
 def error_against(model: Path, quantized: Path, **changes: Any) -> float:
-    """Mean squared error of the logits, relative to their variance."""
-    expected, found = logits(model), logits(quantized, **changes)
-    return float(np.mean((found - expected) ** 2) / np.var(expected))
+    return error_between(logits(model), logits(quantized, **changes))
 
 
 def plan_of(folder: Path) -> WeightPlan:
@@ -320,24 +319,10 @@ def test_one_tensor_of_all_experts_is_calibrated_like_theirs(
     models: Any, text: Path, tmp_path: Path
 ) -> None:
     model = models("mixtral")
-    joined = Path(shutil.copytree(model, tmp_path / "joined"))
-    checkpoint = Checkpoint(model)
-    tensors: dict[str, Any] = {}
-    for name, info in checkpoint.tensors.items():
-        if ".experts." not in name:
-            tensors[name.replace("block_sparse_moe", "mlp")] = info.dtype, checkpoint.read(name)
-    for layer in range(2):
-        at = f"model.layers.{layer}."
-        each = [
-            [checkpoint.read(f"{at}block_sparse_moe.experts.{e}.w{w}.weight") for w in (1, 3, 2)]
-            for e in range(5)
-        ]
-        both = np.stack([np.concatenate([gate, up]) for gate, up, _ in each])
-        tensors[f"{at}mlp.experts.gate_up_proj"] = "F32", both
-        tensors[f"{at}mlp.experts.down_proj"] = "F32", np.stack([down for *_, down in each])
-    write(joined / "model.safetensors", tensors)
+    together = Path(shutil.copytree(model, tmp_path / "joined"))
+    write(together / "model.safetensors", joined(stored(model)))
     first = quantize(model, text, tmp_path / "first", *INT4, "--do_gptq")
-    second = quantize(joined, text, tmp_path / "second", *INT4, "--do_gptq")
+    second = quantize(together, text, tmp_path / "second", *INT4, "--do_gptq")
     np.testing.assert_array_equal(logits(first), logits(second))
 
 
@@ -376,8 +361,7 @@ def test_what_has_no_meaning_for_a_family_is_refused_by_name(
 
 def test_nan_in_an_expert_names_it(models: Any, text: Path, tmp_path: Path) -> None:
     model = Path(shutil.copytree(models("olmoe"), tmp_path / "model"))
-    checkpoint = Checkpoint(model)
-    tensors = {n: (info.dtype, checkpoint.read(n)) for n, info in checkpoint.tensors.items()}
+    tensors = stored(model)
     tensors["model.layers.1.mlp.experts.4.up_proj.weight"][1][5, 7] = np.nan
     write(model / "model.safetensors", tensors)
     for number, flags in enumerate((INT4[:2], ("--quant_type", "a8w8", "--do_ptq"))):

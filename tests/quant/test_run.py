@@ -29,13 +29,16 @@ from quant.config import QuantConfig, parse_command_line
 from quant.data import read_sequences, text_windows
 from quant.evaluate import Model
 from quant.run_quantization import main
+from quant.state import RunState
 from tests.support import tiny
 from tests.support.golden import GOLDEN
 from tests.support.paths import ROOT
+from tests.support.processes import run_python
 from tests.support.quantization import (
     CHANGES,
     GROUPS,
     NUM_BATCHES,
+    error_between,
     quantize,
     words_of,
     write_model,
@@ -63,9 +66,7 @@ def logits(model: Path, **changes: Any) -> np.ndarray:
 
 
 def error_against(model: Path, quantized: Path, **changes: Any) -> float:
-    """Mean squared error of the logits, relative to their variance."""
-    expected, found = logits(model), logits(quantized, **changes)
-    return float(np.mean((found - expected) ** 2) / np.var(expected))
+    return error_between(logits(model), logits(quantized, **changes))
 
 
 def test_windows_are_measured_where_their_length_says() -> None:
@@ -270,8 +271,6 @@ def test_a_signal_while_a_checkpoint_is_replaced_leaves_the_old_one_and_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from quant.state import RunState
-
     output = quantize(model, None, tmp_path / "out", "--quant_type", "wint8")
     before = {path.name: path.read_bytes() for path in output.iterdir()}
     flags = ("--quant_type", "wint4", *GROUPS, "--do_gptq")
@@ -299,7 +298,6 @@ def test_another_checkpoint_or_text_is_no_continuation(
     model: Path, text: Path, tmp_path: Path
 ) -> None:
     from predict.loading.checkpoint import checkpoint_digest
-    from quant.state import RunState
 
     changed = write_model(tmp_path / "changed", {"rms_norm_eps": 1e-6})
     assert checkpoint_digest(changed) != checkpoint_digest(model)
@@ -329,8 +327,6 @@ def test_another_checkpoint_or_text_is_no_continuation(
     ],
 )
 def test_a_damaged_state_is_refused_and_named(tmp_path: Path, content: str, said: str) -> None:
-    from quant.state import RunState
-
     RunState.open(tmp_path, {}, 3, overwrite=False)
     (tmp_path / "calibration" / "state.json").write_text(content)
     with pytest.raises(UserError, match=said):
@@ -338,8 +334,6 @@ def test_a_damaged_state_is_refused_and_named(tmp_path: Path, content: str, said
 
 
 def test_files_of_others_stay_where_a_state_is_deleted(tmp_path: Path) -> None:
-    from quant.state import RunState
-
     folder = tmp_path / "calibration"
     folder.mkdir()
     (folder / "my text.txt").write_text("mine")
@@ -352,8 +346,6 @@ def test_files_of_others_stay_where_a_state_is_deleted(tmp_path: Path) -> None:
 
 
 def test_a_state_that_is_a_link_is_refused(tmp_path: Path) -> None:
-    from quant.state import RunState
-
     (tmp_path / "elsewhere").mkdir()
     for name in ("calibration", ".calibration.removed"):
         (tmp_path / name).symlink_to(tmp_path / "elsewhere")
@@ -553,14 +545,8 @@ def test_lines_are_cut_and_texts_are_spread(tmp_path: Path) -> None:
 @pytest.mark.parametrize("script", ["run_quantization.py", "evaluate.py"])
 def test_help_answers_without_paddle(script: str, tmp_path: Path) -> None:
     (tmp_path / "paddle.py").write_text("raise SystemExit('paddle was imported')")
-    command = [sys.executable, str(ROOT / "quant" / script), "--help"]
-    done = subprocess.run(
-        command,
-        env={"PYTHONPATH": str(tmp_path), "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {"PYTHONPATH": str(tmp_path), "PATH": ""}
+    done = run_python(ROOT / "quant" / script, "--help", env=environment)
     assert done.returncode == 0, done.stderr
     assert "--quant_type" in done.stdout
 
@@ -580,8 +566,6 @@ def test_help_answers_without_paddle(script: str, tmp_path: Path) -> None:
 def test_inputs_of_a_layer_are_only_read_as_this_program_wrote_them(
     tmp_path: Path, damage: Callable[[bytes], bytes], said: str
 ) -> None:
-    from quant.state import RunState
-
     state = RunState.open(tmp_path, {}, 3, overwrite=False)
     values = np.arange(12, dtype=np.float32).reshape(3, 4)
     state.new_hidden(0, (3, 4))[:] = values

@@ -15,9 +15,8 @@ from predict.engine.stats import EngineStats
 from predict.server.engine_client import EngineClient, EngineProcess
 from predict.server.wire import AnswerMetrics
 from tests.support import tiny
-from tests.support.paths import ROOT
+from tests.support.tiny import TOKENIZER
 
-TOKENIZER = ROOT / "tests" / "data" / "tokenizers" / "byte_level"
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=16, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_new_tokens=200, ignore_eos=True)
 SECONDS = 120.0  # for anything, on a busy machine
@@ -55,21 +54,12 @@ class Running:
 
 
 @contextmanager
-def running(config: EngineConfig) -> Iterator[Running]:
-    """An engine that is loaded, or about to be, until the end of the block."""
-    with _running(config, EngineProcess()) as engine:
-        yield engine
+def running(config: EngineConfig, script: str | None = None) -> Iterator[Running]:
+    """An engine that is loaded, or about to be, until the end of the block.
 
-
-@contextmanager
-def running_script(script: str, config: EngineConfig) -> Iterator[Running]:
-    """Likewise, a process that runs a script of Python in the engine's place."""
-    with _running(config, EngineProcess(("-c", script))) as engine:
-        yield engine
-
-
-@contextmanager
-def _running(config: EngineConfig, process: EngineProcess) -> Iterator[Running]:
+    script: of Python, which a process runs in the engine's place.
+    """
+    process = EngineProcess() if script is None else EngineProcess(("-c", script))
     engine = Running(config, process)
     try:
         yield engine

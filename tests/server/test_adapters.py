@@ -21,13 +21,23 @@ from predict.server.engine_client import AdapterFailed
 from predict.server.flags import parse
 from predict.server.from_flags import server_config
 from tests.golden.prefixes import random_prefix
-from tests.server.engines import GREEDY, LONG, all_pieces, config, nothing_runs, running, texts
+from tests.server.conftest import TEMPLATE
+from tests.server.engines import (
+    GREEDY,
+    Running,
+    all_pieces,
+    config,
+    nothing_runs,
+    running,
+    texts,
+)
 from tests.support.adapters import write_adapter
 from tests.support.http_server import SECONDS, ModelServer, ScriptedServer, config_of
 from tests.support.prefixes import TINY, write_prefix
 from tests.support.tiny import CONFIG, TOKENIZER
 
 PROMPT = [5, 9, 11, 30]
+NUM_TOKENS = 64  # of answers that run while something is loaded or unloaded
 ASK: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
 
 
@@ -135,18 +145,26 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 @pytest.fixture(scope="module")
-def root(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of what may be loaded, with a secret beside it, and links there."""
-    base = tmp_path_factory.mktemp("folders")
-    (base / "files").mkdir()
-    (base / "files_too").mkdir()
-    kind.write(base / "files", base / "secret")
-    return base / "files"
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """By kind: `files` that may be loaded, with a secret beside them, and links there."""
+    folders = tmp_path_factory.mktemp("folders")
+    for kind in (ADAPTER, PREFIX):
+        base = folders / kind.word
+        (base / "files").mkdir(parents=True)
+        (base / "files_too").mkdir()
+        kind.write(base / "files", base / "secret")
+    return folders
+
+
+@pytest.fixture(scope="module")
+def root(kind: Kind, folders: Path) -> Path:
+    """The folder of what may be loaded."""
+    return folders / kind.word / "files"
 
 
 def scripted(kind: Kind, root: Path | None, **changes: Any) -> ScriptedServer:
     """A server with one "fixed", where others may be loaded if there is a root."""
-    made = config_of(TOKENIZER)
+    made = config_of(TOKENIZER, TEMPLATE)
     settings = {kind.setting: ("fixed=somewhere",), "allow_adapter_updates": root is not None}
     path = None if root is None else str(root)
     made = replace(made, engine=made.engine.changed(**settings), adapter_root=path, **changes)
@@ -202,19 +220,14 @@ def test_a_request_s_model_names_an_adapter(
     assert clean.post(path, json={**body, "model": "fixd"}).status_code == 404
 
 
-def test_a_chat_may_name_one_and_its_answer_says_so(kind: Kind) -> None:
-    template = Path(__file__).parent / "templates" / "tools.jinja"
-    made = config_of(TOKENIZER, template)
-    engine = made.engine.changed(**{kind.setting: ("fixed=somewhere",)})
-    with (
-        ScriptedServer(replace(made, engine=engine), lambda prompt, params: ["a"]) as server,
-        httpx.Client(base_url=server.url, timeout=SECONDS) as client,
-    ):
-        body = {"messages": [{"role": "user", "content": "hi"}], "model": "fixed"}
-        answer = client.post("/v1/chat/completions", json=body)
-        assert answer.json()["model"] == "fixed"
-        assert server.engine.added[-1][1].adapter == "fixed"
-        assert client.post("/tokenize", json={"prompt": "a", "model": "fixed"}).is_success
+def test_a_chat_may_name_one_and_its_answer_says_so(
+    server: ScriptedServer, clean: httpx.Client
+) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "model": "fixed"}
+    answer = clean.post("/v1/chat/completions", json=body)
+    assert answer.json()["model"] == "fixed"
+    assert server.engine.added[-1][1].adapter == "fixed"
+    assert clean.post("/tokenize", json={"prompt": "a", "model": "fixed"}).is_success
 
 
 def test_what_is_loaded_comes_and_goes(
@@ -374,36 +387,41 @@ def test_flags_that_let_clients_load_stand_together(tmp_path: Path, model: Path)
 # With a model
 
 
+def named(folders: Path, *names: str) -> dict[str, tuple[str, ...]]:
+    """Settings of an engine that has these of both kinds: lora-sql, prefix-sql and so on."""
+    return {
+        kind.setting: tuple(
+            f"{kind.word}-{Path(name).name}={folders / kind.word / 'files' / name}"
+            for name in names
+        )
+        for kind in (ADAPTER, PREFIX)
+    }
+
+
 @pytest.fixture(scope="module", params=["dynamic", "static"])
-def mode(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
 def serving(
-    kind: Kind,
-    mode: str,
+    request: pytest.FixtureRequest,
     model: Path,
-    root: Path,
+    folders: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[httpx.Client]:
-    """With one of them, "chat", and room for no more than another one."""
-    if mode == "static":
-        folder = tmp_path_factory.mktemp("program") / "static"
-        export_model(config(model), folder, enable_lora=kind is ADAPTER)
-        model = folder
-    limits: dict[str, Any] = {"num_cache_blocks": 2 + 16 + 4}
-    if kind is ADAPTER:
-        limits = {"max_loras": 1, "max_lora_rank": 8, "max_cpu_loras": 1}
+    """With one of each kind, "chat", and room for no more than another one."""
+    if request.param == "static":
+        program = tmp_path_factory.mktemp("program") / "static"
+        export_model(config(model), program, enable_lora=True)
+        model = program
     engine = config(
         model,
-        mode=mode,
+        mode=request.param,
         allow_adapter_updates=True,
-        chat_template=str(Path(__file__).parent / "templates" / "tools.jinja"),
-        **{kind.setting: (f"chat={root / 'team' / 'chat'}",)},
-        **limits,
+        chat_template=str(TEMPLATE),
+        num_cache_blocks=2 + 16 + 4,
+        max_loras=1,
+        max_lora_rank=8,
+        max_cpu_loras=1,
+        **named(folders, "team/chat"),
     )
-    made = ServerConfig(engine=engine, served_model_names=("base",), adapter_root=str(root))
+    made = ServerConfig(engine=engine, served_model_names=("base",), adapter_root=str(folders))
     with (
         ModelServer(made) as server,
         httpx.Client(base_url=server.url, timeout=SECONDS) as client,
@@ -412,14 +430,17 @@ def serving(
 
 
 @pytest.fixture(scope="module")
-def expected(kind: Kind, model: Path, root: Path) -> dict[str, str]:
+def alone(model: Path, folders: Path) -> LLM:
+    """An engine alone, with all that the tests load."""
+    return LLM(config(model, **named(folders, "sql", "team/chat")))
+
+
+@pytest.fixture(scope="module")
+def expected(kind: Kind, alone: LLM) -> dict[str, str]:
     """By model: its answer, of an engine alone."""
-    paths = {"sql": root / "sql", "chat": root / "team" / "chat"}
-    named = tuple(f"{name}={path}" for name, path in paths.items())
-    llm = LLM(config(model, **{kind.setting: named}))
-    found = {"base": llm.generate([PROMPT], GREEDY)[0].text}
-    for name in paths:
-        found[name] = llm.generate([PROMPT], replace(GREEDY, adapter=name))[0].text
+    found = {"base": alone.generate([PROMPT], GREEDY)[0].text}
+    for name in (f"{kind.word}-sql", f"{kind.word}-chat"):
+        found[name] = alone.generate([PROMPT], replace(GREEDY, adapter=name))[0].text
     assert len(set(found.values())) == 3
     return found
 
@@ -442,18 +463,19 @@ def test_each_model_answers_as_it_does_alone_and_counts_tell(
     kind: Kind, serving: httpx.Client, expected: dict[str, str]
 ) -> None:
     before, loaded, used, unloaded = COUNTS[kind.word]
+    name = f"{kind.word}-sql"
     assert kind.counted(serving) == before
-    assert kind.load(serving, "sql", "sql").is_success
+    assert kind.load(serving, name, f"{kind.word}/files/sql").is_success
     assert kind.counted(serving) == loaded
     for _ in range(2):
         for model, text in expected.items():
             assert said(serving, model) == text
     assert kind.counted(serving) == used
-    assert kind.unload(serving, "sql").is_success
+    assert kind.unload(serving, name).is_success
     assert kind.counted(serving)[0] == unloaded[0]
     if kind is PREFIX:
         assert kind.counted(serving) == unloaded
-    refused = serving.post("/v1/completions", json={**ASK, "model": "sql"})
+    refused = serving.post("/v1/completions", json={**ASK, "model": name})
     assert refused.status_code == 404
     assert refused.json()["error"]["code"] == "model_not_found"
 
@@ -471,52 +493,60 @@ FAILING = {
 def test_a_load_that_fails_loses_nothing(
     kind: Kind, serving: httpx.Client, expected: dict[str, str]
 ) -> None:
-    body = {**ASK, "model": "chat", "stream": True, "max_tokens": 200}
+    name = f"{kind.word}-chat"
+    body = {**ASK, "model": name, "stream": True, "max_tokens": NUM_TOKENS}
     for path, message in FAILING[kind.word].items():
         with serving.stream("POST", "/v1/completions", json=body) as running_answer:
             lines = running_answer.iter_lines()
             next(lines)
-            answer = kind.load(serving, "a", path)
+            answer = kind.load(serving, "a", f"{kind.word}/files/{path}")
             assert answer.status_code == 400, path
             assert message in answer.json()["error"]["message"]
             *_, last = filter(None, lines)
             assert last == "data: [DONE]"
-        assert said(serving, "chat") == expected["chat"]
+        assert said(serving, name) == expected[name]
     assert kind.counted(serving)[0] == 1
 
 
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Iterator[Running]:
+    """A process that has neither adapters nor prefixes yet."""
+    with running(config(model, allow_adapter_updates=True)) as engine:
+        engine.run(engine.client.ready())
+        yield engine
+
+
 def test_what_runs_goes_on_when_what_it_names_is_unloaded(
-    kind: Kind, model: Path, root: Path
+    kind: Kind, engine: Running, alone: LLM, root: Path
 ) -> None:
-    named = {kind.setting: (f"sql={root / 'sql'}",)}
-    wanted = LLM(config(model, **named)).generate([PROMPT], replace(LONG, adapter="sql"))[0].text
-    with running(config(model, **named, allow_adapter_updates=True)) as engine:
-        client = engine.client
-        is_prefix = kind is PREFIX
-        load: Callable[[str, str], Any] = client.load_prefix if is_prefix else client.load_adapter
-        unload = client.unload_prefix if is_prefix else client.unload_adapter
+    params: SamplingParams = replace(GREEDY, max_new_tokens=NUM_TOKENS, adapter="sql")
+    named_alone = replace(params, adapter=f"{kind.word}-sql")
+    wanted = alone.generate([PROMPT], named_alone)[0].text
+    client = engine.client
+    is_prefix = kind is PREFIX
+    load: Callable[[str, str], Any] = client.load_prefix if is_prefix else client.load_adapter
+    unload = client.unload_prefix if is_prefix else client.unload_adapter
 
-        async def main() -> None:
-            await client.ready()
-            params: SamplingParams = replace(LONG, adapter="sql")
-            answer = client.add(PROMPT, params, streamed=True)
-            pieces = await answer.__anext__()
+    async def main() -> None:
+        await load("sql", str(root / "sql"))
+        answer = client.add(PROMPT, params, streamed=True)
+        pieces = await answer.__anext__()
+        await unload("sql")
+        assert (await client.stats()).num_prefix_blocks == 2 * is_prefix
+        with pytest.raises(UserError, match=r"adapter is 'sql' \(loaded: none\)"):
+            await all_pieces(client, PROMPT, params)
+        await load("sql", str(root / "team" / "chat"))  # another one
+        other = await all_pieces(client, PROMPT, params)
+        async for more in answer:
+            pieces += more
+        assert texts(pieces) == [wanted]
+        assert texts(other) != [wanted]
+        with pytest.raises(UserError, match="is loaded already"):
+            await load("sql", str(root / "sql"))
+        await unload("sql")
+        with pytest.raises(UserError, match=r"is 'sql' \(loaded: none\)"):
             await unload("sql")
-            assert (await client.stats()).num_prefix_blocks == 2 * is_prefix
-            with pytest.raises(UserError, match=r"adapter is 'sql' \(loaded: none\)"):
-                await all_pieces(client, PROMPT, params)
-            await load("sql", str(root / "team" / "chat"))  # another one
-            other = await all_pieces(client, PROMPT, params)
-            async for more in answer:
-                pieces += more
-            assert texts(pieces) == [wanted]
-            assert texts(other) != [wanted]
-            with pytest.raises(UserError, match="is loaded already"):
-                await load("sql", str(root / "sql"))
-            await unload("sql")
-            with pytest.raises(UserError, match=r"is 'sql' \(loaded: none\)"):
-                await unload("sql")
-            stats = await nothing_runs(client)
-            assert (stats.num_adapters, stats.num_prefixes, stats.num_prefix_blocks) == (0, 0, 0)
+        stats = await nothing_runs(client)
+        assert (stats.num_adapters, stats.num_prefixes, stats.num_prefix_blocks) == (0, 0, 0)
 
-        engine.run(main())
+    engine.run(main())

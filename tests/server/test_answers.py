@@ -16,14 +16,14 @@ from predict.server.runs import Usage
 from predict.text.detokenizer import Detokenizer
 from predict.text.token_texts import TokenTexts
 from predict.text.tokenizer import Tokenizer
-from tests.support.paths import ROOT
+from tests.support.tiny import TOKENIZER
 
 IDENTITY = Identity("id", "kind", "name")
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.from_dir(ROOT / "tests" / "data" / "tokenizers" / "byte_level")
+    return Tokenizer.from_dir(TOKENIZER)
 
 
 def values(events: bytes) -> list[Any]:

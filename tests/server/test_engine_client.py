@@ -16,7 +16,7 @@ import pytest
 from predict import LLM, Guide, SamplingParams
 from predict.engine.samples import StreamOutput
 from predict.errors import UserError
-from predict.server.engine_client import Answer, EngineClient, EngineDied
+from predict.server.engine_client import Answer, EngineDied
 from tests.server.engines import (
     GREEDY,
     LONG,
@@ -195,37 +195,27 @@ async def rest_of(answer: Answer) -> list[StreamOutput]:
     return [piece async for pieces in answer for piece in pieces]
 
 
-async def storm(
-    client: EngineClient, prompts: list[list[int]], num_clients: int, seed: int
-) -> None:
+def test_a_storm_leaves_nothing_behind(engine: Running, prompts: list[list[int]]) -> None:
     """Many clients at once, of which half leave at a random moment."""
-    rng = random.Random(seed)
+    client, rng = engine.client, random.Random(0)
 
     async def one(index: int, leaves: bool, when: int) -> None:
         answer = client.add(prompts[index % len(prompts)], GREEDY, streamed=index % 3 > 0)
         if leaves:
             asyncio.get_running_loop().call_later(when / 1000, answer.abort)
-        pieces = [piece async for pieces in answer for piece in pieces]
+        pieces = await rest_of(answer)
         if not leaves:
             assert pieces[-1].finish_reason == "length"
             assert sum(len(piece.token_ids) for piece in pieces) == 16
 
-    await asyncio.gather(
-        *(one(index, index % 2 > 0, rng.randrange(1500)) for index in range(num_clients))
-    )
-    await nothing_runs(client)
-    assert client.num_in_flight == 0
+    async def storm() -> None:
+        await asyncio.gather(
+            *(one(index, index % 2 > 0, rng.randrange(1500)) for index in range(60))
+        )
+        await nothing_runs(client)
+        assert client.num_in_flight == 0
 
-
-def test_a_storm_leaves_nothing_behind(engine: Running, prompts: list[list[int]]) -> None:
-    engine.run(storm(engine.client, prompts, 60, 0))
-
-
-@pytest.mark.slow
-def test_a_storm_of_500_clients_leaves_nothing_behind(
-    engine: Running, prompts: list[list[int]]
-) -> None:
-    engine.run(storm(engine.client, prompts, 500, 1))
+    engine.run(storm())
 
 
 def test_a_killed_engine_is_told_to_all_who_wait(model: Path, prompts: list[list[int]]) -> None:

@@ -23,7 +23,7 @@ from predict.server.wire import (
     Stop,
     frame,
 )
-from tests.server.engines import GREEDY, config, running_script, write_model
+from tests.server.engines import GREEDY, config, running, write_model
 
 
 @pytest.fixture(scope="module")
@@ -157,5 +157,5 @@ def test_the_front_hears_why_the_engine_has_ended(
         assert failure in (client.failure or "")
         assert client.exit_code == status
 
-    with running_script(script, config(tmp_path)) as engine:
+    with running(config(tmp_path), script) as engine:
         engine.run(main(engine.client))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from predict.server.config import ServerConfig
 from predict.server.flags import FLAGS, parse
 from predict.server.from_flags import SAMPLING, server_config
 from tests.support import tiny
-from tests.support.paths import ROOT
+from tests.support.processes import run_python
 
 
 @pytest.fixture(scope="module")
@@ -188,10 +186,8 @@ def test_help_imports_nothing_heavy() -> None:
         "    heavy = {'paddle', 'numpy', 'fastapi', 'pydantic', 'uvicorn', 'msgspec'}\n"
         "    print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
     )
-    process = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert process.stderr.strip() == "[]"
+    process = run_python("-c", code)
+    assert (process.returncode, process.stderr.strip()) == (0, "[]")
     for flag in ("--model_name_or_path", "--max_queue", "--append_attn"):
         assert flag in process.stdout
     assert "--data_file" not in process.stdout

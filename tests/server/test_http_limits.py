@@ -13,9 +13,8 @@ import pytest
 
 from predict.request import SamplingParams
 from tests.support.http_server import SECONDS, ScriptedServer, config_of
-from tests.support.paths import ROOT
+from tests.support.tiny import TOKENIZER
 
-MODEL = ROOT / "tests" / "data" / "tokenizers" / "byte_level"
 ASK = {"prompt": "count", "max_tokens": 8}
 
 
@@ -26,7 +25,7 @@ def script(prompt: str, params: SamplingParams) -> tuple[str, ...]:
 @contextlib.contextmanager
 def serving(**changes: Any) -> Iterator[tuple[ScriptedServer, httpx.Client]]:
     """A server whose config has these changes, and a client of it."""
-    config = config_of(MODEL, **changes)
+    config = config_of(TOKENIZER, **changes)
     with ScriptedServer(config, script) as server, httpx.Client(base_url=server.url) as client:
         client.timeout = SECONDS
         yield server, client

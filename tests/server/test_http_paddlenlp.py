@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from predict.request import SamplingParams
+from tests.server.conftest import TEMPLATE
 from tests.support.http_server import ScriptedServer, config_of
-from tests.support.paths import ROOT
+from tests.support.tiny import TOKENIZER
 
-MODEL = ROOT / "tests" / "data" / "tokenizers" / "byte_level"
-TEMPLATE = Path(__file__).parent / "templates" / "tools.jinja"
 # As predict/request_flask_server.py sends it, in its older and its newer form.
 OLD = {
     "context": "hello",
@@ -41,7 +39,7 @@ def server() -> Iterator[ScriptedServer]:
     def script(prompt: str, params: SamplingParams) -> list[str]:
         return ["one", " two"]
 
-    with ScriptedServer(config_of(MODEL, TEMPLATE), script) as server:
+    with ScriptedServer(config_of(TOKENIZER, TEMPLATE), script) as server:
         yield server
 
 

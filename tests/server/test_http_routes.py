@@ -5,51 +5,28 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from predict.errors import UserError
 from predict.request import SamplingParams
 from tests.support.http_server import ScriptedServer, config_of
-from tests.support.paths import ROOT
-from tests.support.scripted_engine import refusal
+from tests.support.tiny import TOKENIZER
 
-MODEL = ROOT / "tests" / "data" / "tokenizers" / "byte_level"
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 WORDS = ("one", " two", " three")
 ASK = {"prompt": "count", "max_tokens": 8}
 CHAT = {"messages": [{"role": "user", "content": "count"}]}
 
 
-def script(prompt: str, params: SamplingParams) -> tuple[str, ...]:
-    return WORDS
-
-
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("templates") / "plain.jinja"
-    path.write_text(TEMPLATE)
-    return path
-
-
-@pytest.fixture(scope="module")
-def running(template: Path) -> Iterator[ScriptedServer]:
-    with ScriptedServer(config_of(MODEL, template), script) as server:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
+    template = tmp_path_factory.mktemp("templates") / "plain.jinja"
+    template.write_text(TEMPLATE)
+    with ScriptedServer(config_of(TOKENIZER, template), lambda prompt, params: WORDS) as server:
         yield server
-
-
-@pytest.fixture
-def server(running: ScriptedServer) -> ScriptedServer:
-    running.engine.script = script
-    return running
-
-
-@pytest.fixture
-def client(server: ScriptedServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=60) as client:
-        yield client
 
 
 def events(response: httpx.Response) -> list[Any]:
@@ -225,9 +202,10 @@ def test_another_model_is_not_found(client: httpx.Client) -> None:
 
 
 def test_what_the_engine_refuses_names_the_field(
-    client: httpx.Client, server: ScriptedServer
+    client: httpx.Client, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.engine.script = lambda prompt, params: refusal("max_new_tokens 9 is too much here")
+    refusal = UserError("max_new_tokens 9 is too much here")
+    monkeypatch.setattr(server.engine, "script", lambda prompt, params: refusal)
     for stream in (False, True):
         response = client.post("/v1/completions", json={**ASK, "stream": stream})
         assert response.status_code == 400

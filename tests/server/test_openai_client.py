@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import openai
@@ -15,12 +14,11 @@ from pydantic import BaseModel
 from predict import LLM, SamplingParams
 from predict.config.engine import EngineConfig
 from predict.server.config import ServerConfig
+from tests.server.conftest import TEMPLATE
 from tests.support.http_server import SECONDS, ModelServer, ScriptedServer, config_of
-from tests.support.paths import ROOT
+from tests.support.paths import DEMO, ROOT
+from tests.support.tiny import TOKENIZER
 
-DEMO = ROOT / "examples" / "demo_model"
-TOKENIZER = ROOT / "tests" / "data" / "tokenizers" / "byte_level"
-TOOLS_TEMPLATE = Path(__file__).parent / "templates" / "tools.jinja"
 KEY = "a-key"
 PROMPT = "def gcd(a, b):"
 GREEDY: dict[str, Any] = {"model": "demo_model", "temperature": 0, "max_tokens": 24}
@@ -246,7 +244,7 @@ def script(prompt: str, params: SamplingParams) -> list[str]:
 
 @pytest.fixture(scope="module")
 def caller() -> Iterator[ScriptedServer]:
-    with ScriptedServer(config_of(TOKENIZER, TOOLS_TEMPLATE, 4096), script) as server:
+    with ScriptedServer(config_of(TOKENIZER, TEMPLATE, 4096), script) as server:
         yield server
 
 

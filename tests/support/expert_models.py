@@ -9,14 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from predict.config.quantization import QuantSettings
-from predict.loading.build import expected_tensors
-from predict.loading.layouts.online import Online
-from predict.loading.model import read_spec
-from predict.loading.safetensors_writer import write
-from predict.loading.sources import RandomSource
-from predict.models import weight_names
-from predict.nn.weights import plan_weights
+from tests.support.checkpoints import write_random
 from tests.support.golden import GOLDEN
 from tests.support.tiny import TOKENIZER
 
@@ -48,19 +41,13 @@ FAMILIES = {
 
 def write_experts(folder: Path, family: str, changes: dict[str, Any] | None = None) -> Path:
     """A checkpoint of two layers of a family, with a tokenizer."""
-    folder.mkdir(parents=True)
     values = json.loads((GOLDEN / FAMILIES[family] / "config.json").read_text())
     values |= {key: value for key, value in SIZES.items() if values.get(key) is not None}
     values |= {"torch_dtype": "float32", **(changes or {})}
     if "layer_types" in values:
         values["layer_types"] = values["layer_types"][:2]
-    (folder / "config.json").write_text(json.dumps(values))
-    spec, reader = read_spec(folder)
-    plan = plan_weights(spec, weight_names(reader))
-    shapes = expected_tensors(plan, Online(RandomSource(0), QuantSettings(), plan))
     generator = np.random.default_rng(5)
-    made = {name: ("F32", _values(generator, name, shape)) for name, shape in shapes.items()}
-    write(folder / "model.safetensors", made)
+    write_random(folder, values, lambda name, shape: _values(generator, name, shape))
     for path in TOKENIZER.glob("tokenizer*.json"):
         shutil.copy(path, folder / path.name)
     return folder

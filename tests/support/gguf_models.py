@@ -18,9 +18,9 @@ import numpy.typing as npt
 from gguf.tensor_mapping import get_tensor_name_map
 
 from predict.loading.checkpoint import Checkpoint
+from tests.support.gguf_blocks import Types, random_blocks
 
 Array = npt.NDArray[Any]
-Types: Any = gguf.GGMLQuantizationType
 # By model_type: ggml's architecture.
 ARCHITECTURES = {
     "llama": "llama",
@@ -322,7 +322,10 @@ def add_tensor(writer: gguf.GGUFWriter, name: str, values: Array, kind: Types) -
     block, _ = gguf.GGML_QUANT_SIZES[kind]
     if values.ndim < 2 or values.shape[-1] % block or "norm" in name or "ffn_gate_inp" in name:
         kind = Types.F32
-    made = gguf.quants.quantize(np.ascontiguousarray(values, np.float32), kind)
+    if kind is Types.Q6_K:  # which the package reads and does not make
+        made = random_blocks(kind.name, *values.shape)
+    else:
+        made = gguf.quants.quantize(np.ascontiguousarray(values, np.float32), kind)
     writer.add_tensor(name, made, raw_dtype=kind)
 
 
@@ -336,17 +339,21 @@ def finish(writer: gguf.GGUFWriter) -> None:
 def convert(
     directory: Path,
     path: Path,
-    kind: Types = Types.F32,
+    kind: Types | Callable[[str], Types] = Types.F32,
     add_tokens: Callable[[gguf.GGUFWriter], None] | None = None,
+    **changes: Any,
 ) -> Path:
-    """Writes the directory's checkpoint as GGUF, matrices of a type. add_tokens: its tokenizer."""
-    config = json.loads((directory / "config.json").read_text())
+    """Writes the directory's checkpoint as GGUF.
+
+    kind: of all matrices, or by their name. add_tokens: its tokenizer. changes: of config.json.
+    """
+    config = json.loads((directory / "config.json").read_text()) | changes
     writer = writer_of(path, config)
     if add_tokens is not None:
         add_tokens(writer)
     elif isinstance(config.get("eos_token_id"), int):
         writer.add_eos_token_id(config["eos_token_id"])
     for name, values in (*gguf_tensors(directory, config).items(), *small_tensors(config)):
-        add_tensor(writer, name, values, kind)
+        add_tensor(writer, name, values, kind(name) if callable(kind) else kind)
     finish(writer)
     return path

@@ -7,7 +7,6 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import uvicorn
@@ -71,12 +70,7 @@ class HttpServer:
         assert self._started.wait(SECONDS)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._server.should_exit = self._server.force_exit = True
         self._thread.join(SECONDS)
         self._log.close()
@@ -148,6 +142,6 @@ class ModelServer(HttpServer):
         await self.client.connect()
         await self.client.ready()
 
-    def __exit__(self, *raised: Any) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._process.kill()
         super().__exit__(*raised)

@@ -1,9 +1,6 @@
 """A manifest of an export."""
 
-from predict.loading.manifest import (
-    FORMAT,
-    Manifest,
-)
+from predict.loading.manifest import FORMAT, Manifest
 
 MANIFEST = Manifest(
     format=FORMAT,

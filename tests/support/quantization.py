@@ -56,3 +56,8 @@ def quantize(model: Path, text: Path | None, output: Path, *more: str) -> Path:
 
 
 GROUPS = ("--weightonly_group_size", "32")
+
+
+def error_between(expected: np.ndarray, found: np.ndarray) -> float:
+    """Mean squared error of logits, relative to their variance."""
+    return float(np.mean((found - expected) ** 2) / np.var(expected))

@@ -26,16 +26,21 @@ COMPOSITIONS: tuple[dict[str, Any], ...] = (
 )
 
 
+def write_scales(directory: Path, num_layers: int, **scales: list[float]) -> Path:
+    """cachekv_scales.json, as PaddleNLP has it; k, v: the largest values of each head."""
+    values = {
+        f"llama.layers.{layer}.self_attn.cache{which}_matmul.activation_quanter": of_heads
+        for layer in range(num_layers)
+        for which, of_heads in scales.items()
+    }
+    (directory / "cachekv_scales.json").write_text(json.dumps(values))
+    return directory
+
+
 def model(directory: Path, changes: dict[str, Any]) -> Path:
     """A tiny checkpoint with scales of its caches."""
-    tiny.write(directory, changes)
-    scales = {
-        f"llama.layers.{layer}.self_attn.cache{which}_matmul.activation_quanter": [4.0, 4, 3.5, 3]
-        for layer in range(2)
-        for which in "kv"
-    }
-    (directory / "cachekv_scales.json").write_text(json.dumps(scales))
-    return directory
+    scales = [4.0, 4.0, 3.5, 3.0]
+    return write_scales(tiny.write(directory, changes), 2, k=scales, v=scales)
 
 
 def config(directory: Path, **changes: Any) -> EngineConfig:

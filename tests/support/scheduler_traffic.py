@@ -15,7 +15,6 @@ from predict.engine.beams import Candidates, likeliest, num_candidates
 from predict.engine.request_state import Request, RequestStatus
 from predict.engine.scheduler import ScheduledBatch, Scheduler, SchedulerConfig
 from predict.errors import UserError
-from predict.nn.places import Placing
 from predict.request import SamplingParams
 
 EOS = (0,)
@@ -23,35 +22,16 @@ VOCAB = 7
 WAITING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
-def config(
-    *,
-    max_num_seqs: int = 4,
-    max_num_batched_tokens: int = 16,
-    max_length: int = 32,
-    block_size: int = 4,
-    num_blocks: int = 32,
-    reserve_full: bool = False,
-    prefix_caching: bool = True,
-    chunked_prefill: bool = True,
-    separate_steps: bool = False,
-    placing: Placing | None = None,
-    adapters: AdapterPool | None = None,
-    for_drafts: bool = False,
-) -> SchedulerConfig:
-    return SchedulerConfig(
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_length=max_length,
-        block_size=block_size,
-        num_blocks=num_blocks,
-        reserve_full=reserve_full,
-        prefix_caching=prefix_caching,
-        chunked_prefill=chunked_prefill,
-        separate_steps=separate_steps,
-        placing=placing,
-        adapters=adapters,
-        for_drafts=for_drafts,
-    )
+def config(**changes: Any) -> SchedulerConfig:
+    """Small limits; changes: other ones, and more fields."""
+    limits = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 16,
+        "max_length": 32,
+        "block_size": 4,
+        "num_blocks": 32,
+    }
+    return SchedulerConfig(**{**limits, **changes})
 
 
 def random_config(draw: st.DrawFn, adapters: AdapterPool | None = None) -> SchedulerConfig:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from predict.engine.samples import StreamOutput
 from predict.engine.stats import EngineStats
-from predict.errors import UserError
 from predict.request import (
     CompletionOutput,
     FinishReason,
@@ -157,18 +156,18 @@ class ScriptedEngine:
         return EngineStats(*(0 for _ in EngineStats.__dataclass_fields__))
 
     async def load_adapter(self, name: str, directory: str) -> None:
-        if self.failure is not None:
-            raise EngineDied(self.failure)
-        if self.adapter_error is not None:
-            raise self.adapter_error
+        self._change()
         self.adapters[name] = directory
 
     async def unload_adapter(self, name: str) -> None:
+        self._change()
+        del self.adapters[name]
+
+    def _change(self) -> None:
         if self.failure is not None:
             raise EngineDied(self.failure)
         if self.adapter_error is not None:
             raise self.adapter_error
-        del self.adapters[name]
 
     async def load_prefix(self, name: str, path: str) -> None:
         await self.load_adapter(name, path)
@@ -187,11 +186,3 @@ class ScriptedEngine:
         """Lets answers go on."""
         self.is_held = False
         self.moved.set()
-
-
-def refusal(message: str) -> UserError:
-    """What an engine says of a request that it refuses."""
-    return UserError(message)
-
-
-__all__ = ["ScriptedAnswer", "ScriptedEngine", "refusal"]

@@ -13,20 +13,13 @@ from typing import Any
 import numpy as np
 
 from predict import LLM, EngineConfig, SamplingParams
-from predict.config.quantization import QuantSettings
 from predict.engine.batch import span_inputs
 from predict.engine.request_state import Request
 from predict.engine.scheduler import ScheduledSpan
-from predict.loading.build import expected_tensors
-from predict.loading.layouts.online import Online
-from predict.loading.model import read_spec
-from predict.loading.safetensors_writer import write
-from predict.loading.sources import RandomSource
-from predict.models import weight_names
-from predict.nn.weights import plan_weights
 from tests.golden import numpy_models as maths
 from tests.golden.numpy_models import Matrix, Weights
 from tests.support import tiny
+from tests.support.checkpoints import write_random
 from tests.support.golden_logits import LOGIT_TOLERANCE
 
 FAMILY = "sparse_cache"
@@ -55,7 +48,6 @@ def known() -> Iterator[None]:
 
 def write_network(folder: Path, name: str, **changes: Any) -> Path:
     """A checkpoint of a network, with random weights. changes: of config.json."""
-    folder.mkdir(parents=True)
     letters, _, each = name.partition(" ")
     values = tiny.CONFIG | {
         "model_type": FAMILY,
@@ -64,19 +56,13 @@ def write_network(folder: Path, name: str, **changes: Any) -> Path:
         "qk_norm_each": bool(each),
         **changes,
     }
-    (folder / "config.json").write_text(json.dumps(values))
-    spec, reader = read_spec(folder)
-    plan = plan_weights(spec, weight_names(reader))
-    shapes = expected_tensors(plan, Online(RandomSource(0), QuantSettings(), plan))
     generator = np.random.default_rng(26)
 
     def values_of(name: str, shape: tuple[int, ...]) -> Any:
-        values = generator.standard_normal(shape, dtype=np.float32)
-        return 1 + 0.1 * values if "norm" in name else 0.15 * values
+        made = generator.standard_normal(shape, dtype=np.float32)
+        return 1 + 0.1 * made if "norm" in name else 0.15 * made
 
-    made = {name: ("F32", values_of(name, shape)) for name, shape in shapes.items()}
-    write(folder / "model.safetensors", made)
-    return folder
+    return write_random(folder, values, values_of)
 
 
 def config(folder: Path, **changes: Any) -> EngineConfig:

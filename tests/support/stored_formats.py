@@ -16,6 +16,7 @@ import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 
 from tests.support import tiny
+from tests.support.pickles import text
 
 Tensors = dict[str, npt.NDArray[Any]]
 FAMILY = "llama."
@@ -27,11 +28,6 @@ STORAGES = {
     "int64": "LongStorage",
 }
 WEIGHTS = "model.safetensors"
-
-
-def text(value: str) -> bytes:
-    """A text as pickles of protocol 2 have it."""
-    return b"X" + struct.pack("<I", len(value.encode())) + value.encode()
 
 
 def number(value: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,17 @@ def values_of(weight: Quantized) -> npt.NDArray[np.float32]:
     zero = 0 if weight.zero is None else weight.zero[:, :, None]
     values: npt.NDArray[np.float32] = (codes - zero) * weight.scale[:, :, None]
     return values.reshape(num_rows, -1)
+
+
+DTYPES = {"float32": "F32", "int32": "I32", "int8": "I8", "uint8": "U8", "int64": "I64"}
+
+
+def with_dtypes(tensors: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """Arrays with safetensors' dtypes, as `write` takes them; those that have one keep it."""
+    return {
+        name: each if isinstance(each, tuple) else (DTYPES[str(each.dtype)], each)
+        for name, each in tensors.items()
+    }
 
 
 def gptq_tensors(prefix: str, weight: Quantized, bits: int) -> dict[str, npt.NDArray[Any]]:
