@@ -18,8 +18,9 @@ from predict.errors import UserError
 from predict.request import RequestOutput, SamplingParams
 from predict.server.access_log import MAX_TEXT, shortened
 from predict.server.context import RECORD, Context, record_of
-from predict.server.engine_client import Answer, AnswerMetrics, EngineDied
+from predict.server.engine_client import Answer, EngineDied
 from predict.server.errors import ApiError, invalid
+from predict.server.wire import AnswerMetrics
 
 Refused = Callable[[UserError], ApiError]
 Pieces = tuple[int, list[StreamOutput]]  # the prompt's place in the request, what is new of it

@@ -27,7 +27,7 @@ from predict.scale_out.serving.messages import (
     encode,
 )
 from predict.server.errors import ApiError
-from predict.server.wire import AnswerMetrics, ModelInfo
+from predict.server.wire import AdapterKind, AnswerMetrics, ModelInfo
 from predict.system.console import say
 
 LOST = (RayError, RayServeException)  # what calls to a replica that has died raise
@@ -236,19 +236,11 @@ class Engines:
         past = [stats for name, stats in self._counts.items() if name not in names]
         return summed([each.stats for each in told], past)
 
-    async def load_adapter(self, name: str, directory: str) -> None:
+    async def load(self, kind: AdapterKind, name: str, path: str) -> None:
         """Raises UserError: a replica that comes later would not know the adapter."""
         raise UserError(FIXED)
 
-    async def unload_adapter(self, name: str) -> None:
-        """Raises UserError."""
-        raise UserError(FIXED)
-
-    async def load_prefix(self, name: str, path: str) -> None:
-        """Raises UserError, as for an adapter."""
-        raise UserError(FIXED)
-
-    async def unload_prefix(self, name: str) -> None:
+    async def unload(self, kind: AdapterKind, name: str) -> None:
         """Raises UserError."""
         raise UserError(FIXED)
 

@@ -8,7 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from predict.engine.stats import EngineStats
-from predict.server.context import Context, EngineDied
+from predict.server.context import Context
+from predict.server.engine_client import EngineDied
 from predict.server.errors import ApiError
 from predict.server.metrics import CONTENT_TYPE
 from predict.server.openapi import errors
