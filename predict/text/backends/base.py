@@ -1,4 +1,4 @@
-"""What a tokenizer library does for us, and its failures as errors of ours."""
+"""The interface of tokenizer libraries, and their failures as errors of ours."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 class Backend(Protocol):
-    """What differs between tokenizer libraries."""
+    """A tokenizer of one library."""
 
     vocab_size: int  # ids, added tokens included
 
@@ -62,7 +62,7 @@ class Ends:
 def explicit_ends(
     config: Mapping[str, Any], special_tokens: Mapping[str, str], token_to_id: Any
 ) -> Ends | None:
-    """The ids put around a text when the config says so; None when it leaves that to the file."""
+    """The ids that the config puts around a text; None where it does not say."""
     wanted = [config.get(f"add_{end}_token") for end in ("bos", "eos")]
     if all(value is None for value in wanted):
         return None
@@ -82,59 +82,50 @@ class Guarded:
         self.vocab_size = backend.vocab_size
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        try:
-            return self._backend.encode(text, add_special_tokens)
-        except BaseException as error:
-            raise _as_ours(error, text) from None
+        return self._call(self._backend.encode, text, add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        try:
-            return self._backend.decode(token_ids, skip_special_tokens)
-        except BaseException as error:
-            raise _as_ours(error, token_ids) from None
+        return self._call(self._backend.decode, token_ids, skip_special_tokens)
 
     def token_to_id(self, token: str) -> int | None:
-        try:
-            return self._backend.token_to_id(token)
-        except BaseException as error:
-            raise _as_ours(error, token) from None
+        return self._call(self._backend.token_to_id, token)
 
     def vocabulary(self) -> dict[str, int]:
-        try:
-            return self._backend.vocabulary()
-        except BaseException as error:
-            raise _as_ours(error, "its vocabulary") from None
+        return self._call(self._backend.vocabulary)
 
     def encode_inside(self, text: str) -> list[int]:
-        try:
-            return self._backend.encode_inside(text)
-        except BaseException as error:
-            raise _as_ours(error, text) from None
+        return self._call(self._backend.encode_inside, text)
 
     def for_guides(self, eos_token_id: int) -> Any:
+        return self._call(self._backend.for_guides, eos_token_id)
+
+    def _call(self, method: Callable[..., Result], *arguments: Any) -> Result:
         try:
-            return self._backend.for_guides(eos_token_id)
+            return method(*arguments)
         except BaseException as error:
-            raise _as_ours(error, "its vocabulary") from None
+            raise _as_ours(error, *arguments[:1]) from None
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether a Rust library panicked: no Exception, so that nothing catches it by mistake."""
+    """Whether a Rust library panicked, which raises no subclass of Exception."""
     return type(error).__name__ == LIBRARY_PANIC
 
 
-def _as_ours(error: BaseException, met: str | Sequence[int]) -> BaseException:
-    """The error to raise for a library's, which `met` (a text, or token ids) brought about."""
+def _as_ours(error: BaseException, given: str | Sequence[int] | int = 0) -> BaseException:
+    """The error to raise for a library's. given: the text or token ids that it failed on."""
     passes = isinstance(error, (UserError, MemoryError))
     if passes or not (isinstance(error, Exception) or is_panic(error)):
         return error
-    half = re.search("[\ud800-\udfff]", met) if isinstance(met, str) else None
+    half = re.search("[\ud800-\udfff]", given) if isinstance(given, str) else None
     if half:
         return TokenizerError(
             f"a text has \\u{ord(half[0]):04x} alone at character {half.start() + 1}, half of a "
             "surrogate pair, which is no character; write the whole pair, or leave it out"
         )
-    what = f"a text of {len(met)} characters" if isinstance(met, str) else f"{len(met)} token ids"
+    what = "its vocabulary"
+    if not isinstance(given, int):
+        unit = "characters" if isinstance(given, str) else "token ids"
+        what = f"{len(given)} {unit}"
     return TokenizerError(
         f"the tokenizer failed on {what}: {said(error)}; change the text, or repair the model's "
         "tokenizer files"
@@ -142,13 +133,13 @@ def _as_ours(error: BaseException, met: str | Sequence[int]) -> BaseException:
 
 
 def said(error: BaseException) -> str:
-    """What a library's error says, a panic named as one."""
-    said = " ".join(str(error).split())[:300] or type(error).__name__
-    return f"its library panicked: {said}" if is_panic(error) else said
+    """The text of a library's error; a panic is named as one."""
+    text = " ".join(str(error).split())[:300] or type(error).__name__
+    return f"its library panicked: {text}" if is_panic(error) else text
 
 
 def loaded(path: Path, load: Callable[[], Result], hint: str) -> Result:
-    """What `load` makes of a tokenizer's file; any failure of it is a UserError with the hint."""
+    """The result of loading a tokenizer's file; any failure is a UserError with the hint."""
     try:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
@@ -165,14 +156,14 @@ def loaded(path: Path, load: Callable[[], Result], hint: str) -> Result:
 
 @contextmanager
 def quiet_panics() -> Iterator[None]:
-    """Keeps what a panicking library prints on stderr from the user; all else is passed on."""
+    """Drops what a library prints on stderr when it panics; passes on all other output."""
     try:
         kept = os.dup(2)
     except OSError:  # there is no stderr
         yield
         return
-    with tempfile.TemporaryFile() as said:
-        os.dup2(said.fileno(), 2)
+    with tempfile.TemporaryFile() as printed:
+        os.dup2(printed.fileno(), 2)
         panicked = False
         try:
             yield
@@ -182,9 +173,9 @@ def quiet_panics() -> Iterator[None]:
         finally:
             os.dup2(kept, 2)
             os.close(kept)
-            said.seek(0)
+            printed.seek(0)
             # A panic's message is in the error already.
-            if not panicked and (text := said.read()):
+            if not panicked and (text := printed.read()):
                 os.write(2, text)
 
 

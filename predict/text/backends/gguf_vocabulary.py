@@ -30,7 +30,7 @@ from predict.gguf.tokens import (
 )
 from predict.text.backends.added import MAX_TOKEN_ID
 from predict.text.backends.base import Backend, explicit_ends
-from predict.text.backends.fast import FastBackend
+from predict.text.backends.fast import FastBackend, byte_level
 from predict.text.backends.sentencepiece_model import Dialect, SentencePieceBackend
 from predict.text.backends.tiktoken_file import WORDS
 
@@ -138,27 +138,12 @@ def _way(vocabulary: Vocabulary) -> Way:
 
 def _byte_level(vocabulary: Vocabulary, way: Way) -> Any:
     """A tokenizers.Tokenizer of tokens spelled in GPT-2's letters for bytes."""
-    from tokenizers import (
-        AddedToken,
-        Regex,
-        Tokenizer,
-        decoders,
-        models,
-        normalizers,
-        pre_tokenizers,
-    )
+    from tokenizers import AddedToken
 
     tokens = _unique(vocabulary.tokens)
     merges = [_pair(merge) for merge in vocabulary.data.texts("tokenizer.ggml.merges")]
     ids = {token: token_id for token_id, token in enumerate(tokens)}
-    made = Tokenizer(models.BPE(ids, merges, ignore_merges=way.whole_words))
-    if way.composes:
-        made.normalizer = normalizers.NFC()
-    cuts = [pre_tokenizers.Split(Regex(cut), behavior="isolated") for cut in way.cuts]
-    made.pre_tokenizer = pre_tokenizers.Sequence(
-        [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    made.decoder = decoders.ByteLevel()
+    made = byte_level(ids, merges, way.cuts, composes=way.composes, whole_words=way.whole_words)
     for kind, add in ((CONTROL, made.add_special_tokens), (USER_DEFINED, made.add_tokens)):
         found = [token for token, k in zip(tokens, vocabulary.kinds, strict=True) if k == kind]
         add([AddedToken(token, normalized=False, special=kind == CONTROL) for token in found])

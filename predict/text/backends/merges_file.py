@@ -24,7 +24,7 @@ from predict.text.backends.added import (
     described_token,
 )
 from predict.text.backends.base import explicit_ends
-from predict.text.backends.fast import FastBackend
+from predict.text.backends.fast import FastBackend, byte_level
 from predict.text.backends.tiktoken_file import WORDS
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
@@ -114,7 +114,14 @@ def merges_backend(
     tokens = _tokens(path.parent, config, roles)
 
     def build() -> Any:
-        made = _tokenizer(path, family, prefix)
+        made = byte_level(
+            _read_vocabulary(path),
+            _read_merges(path.parent / MERGES),
+            [family.words] if family.words else [],
+            composes=family.composes,
+            single_digits=family.single_digits,
+            prefix=prefix,
+        )
         made.encode_special_tokens = _switch(path.parent, config, "split_special_tokens")
         _add(made, tokens, path)
         return made
@@ -147,24 +154,6 @@ def _switch(folder: Path, config: Mapping[str, Any], name: str) -> bool:
             f"{folder / CONFIG_FILE}: {name} is {json_type(value)} (allowed: true, false, null)"
         )
     return bool(value)
-
-
-def _tokenizer(path: Path, family: MergeFamily, prefix: bool) -> Any:
-    """The tokenizers.Tokenizer of the two files alone. prefix: a space is put before a text."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-
-    made = Tokenizer(models.BPE(_read_vocabulary(path), _read_merges(path.parent / MERGES)))
-    if family.composes:
-        made.normalizer = normalizers.NFC()
-    cuts: list[Any] = []
-    if family.single_digits:
-        cuts.append(pre_tokenizers.Digits(individual_digits=True))
-    if family.words:
-        cuts.append(pre_tokenizers.Split(Regex(family.words), behavior="isolated"))
-    cuts.append(pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=not family.words))
-    made.pre_tokenizer = pre_tokenizers.Sequence(cuts)
-    made.decoder = decoders.ByteLevel()
-    return made
 
 
 def _read_vocabulary(path: Path) -> dict[str, int]:
