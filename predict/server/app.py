@@ -80,17 +80,18 @@ def create_app(
         openapi_url=None,
         redirect_slashes=False,
     )
+    paths = ["/openapi.json"]
     for router in routers(context):
         app.include_router(router)
+        paths += [route.path for route in router.routes if isinstance(route, Route)]
 
     async def openapi(request: Request) -> Response:
         if app.openapi_schema is None:
             app.openapi_schema = document(app, config.root_path)
         return json_response(app.openapi_schema)
 
-    app.add_route("/openapi.json", openapi, include_in_schema=False)
+    app.add_route(paths[0], openapi, include_in_schema=False)
     app.add_exception_handler(HTTPException, _http_error)
-    paths = [route.path for route in app.routes if isinstance(route, Route)]
     app.add_middleware(_Gate, context=context, paths=paths)
     sys.setswitchinterval(SWITCH_SECONDS)
     return app

@@ -14,7 +14,7 @@ from predict.gguf.tokens import has_tokenizer
 from predict.system.files import json_type, read_json_object
 from predict.text.backends import chatglm, tiktoken_file
 from predict.text.backends.added import CONFIG_FILE, MAX_TOKEN_ID, added_by_config
-from predict.text.backends.base import Backend, Guarded, try_backend
+from predict.text.backends.base import Backend, guarded, try_backend
 from predict.text.backends.fast import FastBackend
 from predict.text.backends.gguf_vocabulary import gguf_backend
 from predict.text.backends.merges_file import VOCABULARY, merges_backend
@@ -52,7 +52,7 @@ class Tokenizer:
 
         `closing_token_ids`: what the family's own code puts behind every prompt.
         """
-        self._backend: Backend = Guarded(backend)
+        self._backend = backend
         self.special_tokens = dict(special_tokens)
         self.vocab_size = backend.vocab_size
         self.bos_token_id = self._special_id("bos_token")
@@ -103,19 +103,19 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens written in the text become their ids."""
-        return self._backend.encode(text, add_special_tokens)
+        return guarded(self._backend.encode, text, add_special_tokens)
 
     def encode_prompt(self, text: str, templated: bool) -> list[int]:
         """Token ids of a prompt; a rendered chat template already holds its special tokens."""
-        return self._backend.encode(text, not templated)
+        return self.encode(text, not templated)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `token_ids` standing alone: a sentencepiece model drops one leading space."""
-        return self._backend.decode(token_ids, skip_special_tokens)
+        return guarded(self._backend.decode, token_ids, skip_special_tokens)
 
     def vocabulary(self) -> dict[str, int]:
         """The id of each token, special and added ones included."""
-        return self._backend.vocabulary()
+        return guarded(self._backend.vocabulary)
 
     def decode_continuation(
         self,
@@ -142,24 +142,24 @@ class Tokenizer:
         token and adds none, as in vLLM: a space of its own could not be told from any other.
         """
         word = word.strip()
-        first, inside = self._backend.encode(word, False), self._backend.encode_inside(word)
+        first, inside = self.encode(word, False), guarded(self._backend.encode_inside, word)
         variants = [tuple(first), tuple(inside)]
-        spaced = self._backend.encode_inside(" " + word)
+        spaced = guarded(self._backend.encode_inside, " " + word)
         if len(spaced) == len(inside) and spaced[:1] != inside[:1]:
             variants.append(tuple(spaced))
         return [ids for ids in dict.fromkeys(variants) if ids]
 
     def token_to_id(self, token: str) -> int | None:
         """The id of one token's text, or None when the vocabulary lacks it."""
-        return self._backend.token_to_id(token)
+        return guarded(self._backend.token_to_id, token)
 
     def for_guides(self, eos_token_id: int) -> Any:
         """What llguidance.LLTokenizer takes: the bytes of each token, and how text is cut."""
-        return self._backend.for_guides(eos_token_id)
+        return guarded(self._backend.for_guides, eos_token_id)
 
     def _special_id(self, role: str) -> int | None:
         token = self.special_tokens.get(role)
-        return None if token is None else self._backend.token_to_id(token)
+        return None if token is None else self.token_to_id(token)
 
 
 def _check_switches(folder: Path, config: Mapping[str, Any]) -> None:

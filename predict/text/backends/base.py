@@ -74,36 +74,12 @@ def explicit_ends(
     return Ends(*ids)
 
 
-class Guarded:
-    """A backend whose libraries' failures, panics included, are TokenizerErrors."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self.vocab_size = backend.vocab_size
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return self._call(self._backend.encode, text, add_special_tokens)
-
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        return self._call(self._backend.decode, token_ids, skip_special_tokens)
-
-    def token_to_id(self, token: str) -> int | None:
-        return self._call(self._backend.token_to_id, token)
-
-    def vocabulary(self) -> dict[str, int]:
-        return self._call(self._backend.vocabulary)
-
-    def encode_inside(self, text: str) -> list[int]:
-        return self._call(self._backend.encode_inside, text)
-
-    def for_guides(self, eos_token_id: int) -> Any:
-        return self._call(self._backend.for_guides, eos_token_id)
-
-    def _call(self, method: Callable[..., Result], *arguments: Any) -> Result:
-        try:
-            return method(*arguments)
-        except BaseException as error:
-            raise _as_ours(error, *arguments[:1]) from None
+def guarded(method: Callable[..., Result], *arguments: Any) -> Result:
+    """The result of a backend's method. Failures and panics of its library are TokenizerErrors."""
+    try:
+        return method(*arguments)
+    except BaseException as error:
+        raise _as_ours(error, *arguments[:1]) from None
 
 
 def is_panic(error: BaseException) -> bool:
@@ -124,8 +100,8 @@ def _as_ours(error: BaseException, given: str | Sequence[int] | int = 0) -> Base
         )
     what = "its vocabulary"
     if not isinstance(given, int):
-        unit = "characters" if isinstance(given, str) else "token ids"
-        what = f"{len(given)} {unit}"
+        size = len(given)
+        what = f"a text of {size} characters" if isinstance(given, str) else f"{size} token ids"
     return TokenizerError(
         f"the tokenizer failed on {what}: {said(error)}; change the text, or repair the model's "
         "tokenizer files"
