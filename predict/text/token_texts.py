@@ -50,7 +50,7 @@ class TokenTexts:
         return TokenText(text, self._bytes_of_piece(token_id))
 
     def _bytes_of_piece(self, token_id: int) -> tuple[int, ...] | None:
-        """The bytes of a token that is no whole character; None where its piece does not say."""
+        """The bytes of a token that is no whole character; None where they are not known."""
         if self._pieces is None:
             self._pieces = {i: piece for piece, i in self._tokenizer.vocabulary().items()}
         piece = self._pieces.get(token_id, "")

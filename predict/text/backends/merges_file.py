@@ -40,14 +40,14 @@ BLOOM_WORDS = " ?[^(\\s|[.,!?…。，、।۔،])]+"
 
 @dataclass(frozen=True)
 class MergeFamily:
-    """How a tokenizer class cuts text, and the special tokens that it has where no file names any.
+    """How a tokenizer class cuts text, and its special tokens where no file names any.
 
-    words: a regular expression; empty: GPT-2's, which the library has itself.
+    single_digits, composes: see predict.text.backends.fast.byte_level.
     """
 
-    words: str = ""
-    single_digits: bool = False  # each digit is a word, ahead of all else
-    composes: bool = False  # text is brought to Unicode's composed form (NFC) first
+    words: str = ""  # a regular expression; empty: GPT-2's
+    single_digits: bool = False
+    composes: bool = False
     roles: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -94,8 +94,8 @@ MODEL_TYPES: Mapping[str, MergeFamily] = {
     "cohere": COHERE,
     "bloom": BLOOM,
 }
-# Families that call their class GPT-2's and cut text in another way, by their tokenizer.json: known
-# ones, and those that are refused without that file.
+# Families whose class is GPT-2's and whose cuts are not: by MODEL_TYPES, and those that are refused
+# without a tokenizer.json.
 NAMED_AS_GPT2 = ("starcoder2", "granite")
 NOT_TOLD = ("phi3", "olmo2")
 

@@ -46,7 +46,7 @@ def _reads(reader: Reader, output: Output, use: ToolUse) -> Steps[None]:
 
 
 def _parameters(reader: Reader, output: Output, properties: Mapping[str, Any]) -> Steps[None]:
-    """Puts a call's parameters out as JSON, up to its end; JSON that is cut where they are."""
+    """Emits a call's parameters as JSON, which is cut off where they are."""
     separator = "{"
     while True:
         yield from reader.spaces()
@@ -72,7 +72,7 @@ def _value(reader: Reader, output: Output, is_text: bool) -> Steps[bool]:
     def text(piece: str) -> None:
         piece = "".join([*held, piece])
         held[:] = ["\n"] if piece.endswith("\n") else []
-        output.arguments(_escaped(piece.removesuffix("\n")))
+        output.arguments(json.dumps(piece.removesuffix("\n"), ensure_ascii=False)[1:-1])
 
     yield from reader.literal("\n")
     if is_text:
@@ -93,10 +93,6 @@ def _is_text(schema: Any) -> bool:
     if isinstance(choices, list) and choices:
         return all(isinstance(each, str) for each in choices)
     return schema.get("type") == "string"
-
-
-def _escaped(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _json(text: str) -> str:
