@@ -290,10 +290,10 @@ class EngineClient(asyncio.Protocol):
         self._answers: dict[int, ClientAnswer] = {}  # unfinished
         self._questions: dict[int, asyncio.Future[Any]] = {}
         self._num_asked = 0  # answers and questions, for their ids
-        self._num_in_flight = 0
+        self.num_in_flight = 0
         self._info: ModelInfo | None = None
         self._failed: Failed | None = None  # the engine's last message
-        self._failure: str | None = None
+        self.failure: str | None = None
 
     async def connect(self) -> None:
         """Begins to read the engine's messages."""
@@ -310,24 +310,16 @@ class EngineClient(asyncio.Protocol):
 
     @property
     def is_ready(self) -> bool:
-        return self._info is not None and self._failure is None
+        return self._info is not None and self.failure is None
 
     @property
     def is_alive(self) -> bool:
-        return self._failure is None
-
-    @property
-    def failure(self) -> str | None:
-        return self._failure
+        return self.failure is None
 
     @property
     def exit_code(self) -> int:
         """The exit status of this process once the engine has ended."""
         return EXIT_FAILURE if self._failed is None else self._failed.exit_code
-
-    @property
-    def num_in_flight(self) -> int:
-        return self._num_in_flight
 
     async def ready(self) -> None:
         await asyncio.shield(self._loaded)
@@ -345,12 +337,12 @@ class EngineClient(asyncio.Protocol):
             Add(answer.request_id, list(prompt_token_ids), params, streamed, time.perf_counter())
         )
         self._answers[answer.request_id] = answer
-        self._num_in_flight += answer.num_answers
+        self.num_in_flight += answer.num_answers
         return answer
 
     def abort(self, request_id: int) -> None:
         """Sends the engine an abort, unless the answer has ended."""
-        if request_id in self._answers and self._failure is None:
+        if request_id in self._answers and self.failure is None:
             self._send(Abort(request_id))
 
     async def stats(self) -> EngineStats:
@@ -391,8 +383,8 @@ class EngineClient(asyncio.Protocol):
         self._process.kill()  # does nothing to a process that has ended
 
     def _send(self, message: FromFront) -> None:
-        if self._failure is not None:
-            raise EngineDied(self._failure)
+        if self.failure is not None:
+            raise EngineDied(self.failure)
         assert self._transport is not None
         self._transport.write(frame(message))
 
@@ -441,20 +433,20 @@ class EngineClient(asyncio.Protocol):
         answer = self._answers.pop(ended.request_id, None)
         if answer is None:
             return
-        self._num_in_flight -= answer.num_answers
+        self.num_in_flight -= answer.num_answers
         answer.end(ended)
         if ended.metrics is not None:
             self._on_ended(ended.metrics)
 
     def _die(self, failure: str) -> None:
         """Fails all waiting answers and questions."""
-        if self._failure is not None:
+        if self.failure is not None:
             return
-        self._failure = failure
+        self.failure = failure
         for answer in self._answers.values():
             answer.fail(EngineDied(failure))
         self._answers.clear()
-        self._num_in_flight = 0
+        self.num_in_flight = 0
         for question in self._questions.values():
             if not question.done():
                 question.set_exception(EngineDied(failure))

@@ -25,7 +25,7 @@ from predict.server.served_models import LORA, PREFIX, Kind
 
 def router(context: Context) -> APIRouter:
     """The routes."""
-    made = APIRouter()
+    routes = APIRouter()
 
     def add(kind: Kind, load_body: type[Body], unload_body: type[Body]) -> None:
         async def fields(request: Request, model: type[Body]) -> Any:
@@ -33,14 +33,14 @@ def router(context: Context) -> APIRouter:
             with context.admission.body() as held:
                 return parsed(model, await read_json(request, context.config, held))
 
-        @made.post(kind.load_route, openapi_extra=takes(load_body), responses=errors())
+        @routes.post(kind.load_route, openapi_extra=takes(load_body), responses=errors())
         async def load(request: Request) -> Response:
             """Loads an adapter or a tuned prefix; later requests may name it as their model."""
             body = await fields(request, load_body)
             name, path = getattr(body, kind.name_field), getattr(body, kind.path_field)
             return json_response(await context.models.load(context.engine, kind, name, path))
 
-        @made.post(kind.unload_route, openapi_extra=takes(unload_body), responses=errors())
+        @routes.post(kind.unload_route, openapi_extra=takes(unload_body), responses=errors())
         async def unload(request: Request) -> Response:
             """Unloads an adapter or a tuned prefix; running requests are finished."""
             name = getattr(await fields(request, unload_body), kind.name_field)
@@ -49,4 +49,4 @@ def router(context: Context) -> APIRouter:
 
     add(LORA, LoadAdapterBody, UnloadAdapterBody)
     add(PREFIX, LoadPrefixBody, UnloadPrefixBody)
-    return made
+    return routes

@@ -1,4 +1,4 @@
-"""POST /v1/completions: texts go on."""
+"""POST /v1/completions: continues texts."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ DEFAULT_TOKENS = 16  # of an answer, as in OpenAI's API
 
 def router(context: Context) -> APIRouter:
     """The route."""
-    made = APIRouter()
+    routes = APIRouter()
 
-    @made.post(
+    @routes.post(
         "/v1/completions", openapi_extra=takes(CompletionBody, NativeBody), responses=errors()
     )
     async def complete(request: Request) -> Response:
@@ -39,7 +39,7 @@ def router(context: Context) -> APIRouter:
             body = parsed(CompletionBody, value)
             return await completed(context, request, body)
 
-    return made
+    return routes
 
 
 async def completed(context: Context, request: Request, body: CompletionBody) -> Response:

@@ -1,4 +1,4 @@
-"""GET /: the page to chat on. Its files are read once; nothing else can be asked for."""
+"""GET /: the page to chat on. Its files are read once, and no other file is served."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ TYPES = {
 
 def router(context: Context) -> APIRouter:
     """The routes; none with --chat_page false."""
-    made = APIRouter()
+    routes = APIRouter()
     if not context.config.chat_page:
-        return made
+        return routes
     files = {
         path.relative_to(FOLDER).as_posix(): (path.read_bytes(), TYPES[path.suffix])
         for path in sorted(FOLDER.rglob("*"))
@@ -52,14 +52,14 @@ def router(context: Context) -> APIRouter:
         data, kind = files[name]
         return Response(data, headers={**HEADERS, "Content-Type": kind})
 
-    @made.get("/", include_in_schema=False)
+    @routes.get("/", include_in_schema=False)
     async def index(request: Request) -> Response:
         """The page."""
         return file("index.html")
 
-    @made.get("/static/{name:path}", responses=errors(), include_in_schema=False)
+    @routes.get("/static/{name:path}", responses=errors(), include_in_schema=False)
     async def static(name: str) -> Response:
         """A file of the page."""
         return file(name)
 
-    return made
+    return routes
