@@ -19,7 +19,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from predict.engine.failures import explained
-from predict.engine.request_state import Request
 from predict.engine.samples import Samples, StreamOutput
 from predict.errors import EXIT_FAILURE, EngineError, UserError
 from predict.server.wire import (
@@ -74,7 +73,7 @@ class Link:
         os.eventfd_write(self._wakes, 1)
 
     def received(self, wait: bool) -> list[FromFront]:
-        """What the front has sent since the last time.
+        """The front's messages since the last call.
 
         wait: for at least one message, or `wake`. Raises FrontEnded.
         """
@@ -245,14 +244,9 @@ class EngineLoop:
         if batch is None and not finished:
             raise EngineError(f"nothing runs, and {len(self._live)} answers have not ended")
         sampled = (span.request for span in batch.spans if span.samples) if batch else ()
-        touched = {id(live): live for live in self._answers_of((*sampled, *finished))}
-        self._collect(touched.values())
-
-    def _answers_of(self, requests: Iterable[Request]) -> Iterable[_Live]:
-        for request in requests:
-            live = self._by_request.get(request.owner.request_id)
-            if live is not None:  # else aborted while the step ran
-                yield live
+        found = (self._by_request.get(each.owner.request_id) for each in (*sampled, *finished))
+        # None: aborted while the step ran.
+        self._collect({id(live): live for live in found if live is not None}.values())
 
     def _collect(self, answers: Iterable[_Live]) -> None:
         """Notes the new pieces of these answers, and drops those that have ended."""

@@ -19,7 +19,7 @@ from predict.request import RequestOutput, SamplingParams
 from predict.server.access_log import MAX_TEXT, shortened
 from predict.server.context import RECORD, Context, record_of
 from predict.server.engine_client import Answer, EngineDied
-from predict.server.errors import ApiError, invalid
+from predict.server.errors import ApiError
 from predict.server.wire import AnswerMetrics
 
 BODY = "http.response.body"  # ASGI's type of a message with a part of the body
@@ -311,10 +311,3 @@ class Stream(Response):
                 "headers": self.raw_headers,
             }
         )
-
-
-def check_prompts(count: int, context: Context, param: str) -> None:
-    """Raises ApiError 400 for more prompts than a request may have, and for none."""
-    most = context.config.max_prompts
-    if not 0 < count <= most:
-        raise invalid(param, f"{param} has {count} prompts (allowed: 1 to {most})")

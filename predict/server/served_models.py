@@ -19,7 +19,7 @@ MAX_SHOWN = 20  # names in a message
 
 
 class ServedModel(NamedTuple):
-    """What a request's `model` means."""
+    """The model that a request names."""
 
     name: str  # as answers have it
     adapter: str | None  # of SamplingParams

@@ -20,7 +20,7 @@ _LENGTH = struct.Struct("<I")  # bytes of the message behind it
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """What the engine has loaded."""
+    """The loaded model."""
 
     model_type: str  # of config.json
     dtype: str

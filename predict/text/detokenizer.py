@@ -107,7 +107,7 @@ class TextStream:
 
     @property
     def text(self) -> str:
-        """What has been returned so far."""
+        """The text that has been returned so far."""
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0] if self._pieces else ""

@@ -270,7 +270,7 @@ class StepParser:
         next(self._steps)
 
     def feed(self, text: str) -> list[Delta]:
-        """What became certain with this text."""
+        """The deltas that this text makes certain."""
         if not text:
             return []
         self._reader.add(text)
@@ -278,7 +278,7 @@ class StepParser:
         return self._output.take()
 
     def finish(self) -> list[Delta]:
-        """What was held back."""
+        """The deltas of the text that was held back."""
         self._reader.end()
         for _ in self._steps:
             raise AssertionError("a parser waits for text behind its end")

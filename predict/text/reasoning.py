@@ -67,7 +67,7 @@ class ReasoningParser:
         next(self._steps)
 
     def feed(self, text: str) -> list[Delta]:
-        """What became certain with this text."""
+        """The deltas that this text makes certain."""
         if self._steps is None:
             return self._inner.feed(text)
         if not text:
@@ -76,7 +76,7 @@ class ReasoningParser:
         return self._go_on()
 
     def finish(self) -> list[Delta]:
-        """What was held back."""
+        """The deltas of the text that was held back."""
         deltas: list[Delta] = []
         if self._steps is not None:
             self._reader.end()

@@ -16,7 +16,7 @@ from predict.server.openapi import errors, takes
 from predict.server.paddle_bodies import NativeBody, is_native, native_answered
 from predict.server.protocol import CompletionBody, parsed
 from predict.server.routes._common import body_of, json_response, log_answer, logprob_texts
-from predict.server.runs import Job, Run, Stream, check_prompts
+from predict.server.runs import Job, Run, Stream
 from predict.server.served_models import ServedModel
 from predict.system.bounds import is_integer
 from predict.system.files import json_type
@@ -107,7 +107,9 @@ def _listed(prompt: Any) -> list[Any]:
 async def _prompts(context: Context, body: CompletionBody) -> list[list[int]]:
     """The token ids of each prompt. Raises ApiError 400."""
     listed = _listed(body.prompt)
-    check_prompts(len(listed), context, "prompt")
+    most = context.config.max_prompts
+    if not 0 < len(listed) <= most:
+        raise invalid("prompt", f"prompt has {len(listed)} prompts (allowed: 1 to {most})")
     vocab_size = context.info().vocab_size
     found: list[list[int]] = []
     for index, prompt in enumerate(listed):

@@ -13,7 +13,7 @@ from predict.server.errors import ApiError
 from predict.server.openapi import errors
 
 FOLDER = Path(__file__).resolve().parents[1] / "page"
-# What the page may load and run: nothing but what this server has, and no text becomes HTML.
+# The page loads and runs files of this server only, and no text becomes HTML.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "

@@ -97,6 +97,16 @@ def added_by_config(folder: Path, config: Mapping[str, Any]) -> dict[str, AddedT
     return added
 
 
+def switch(folder: Path, config: Mapping[str, Any], name: str) -> bool:
+    """A switch of tokenizer_config.json, false where it is missing. UserError for other types."""
+    value = config.get(name)
+    if not isinstance(value, (bool, type(None))):
+        raise UserError(
+            f"{folder / CONFIG_FILE}: {name} is {json_type(value)} (allowed: true, false, null)"
+        )
+    return bool(value)
+
+
 def described_token(
     entry: Mapping[str, Any], token_id: int, special: bool, where: str
 ) -> AddedToken:

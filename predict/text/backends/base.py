@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 from predict.errors import TokenizerError, UserError
 
 MAX_FILE_BYTES = 1 << 29  # a tokenizer.json of a large vocabulary has 35 MB
-# What a tokenizer is tried on when it is loaded: words, other scripts, digits, whitespace, nothing.
+# Texts to try a tokenizer on when it is loaded: words, other scripts, digits, whitespace, nothing.
 TRIAL_TEXTS = ("a", "Hello, wörld! 你好 🙂", "0123456789", " " * 100 + "\n\t", "a" * 64, "")
 LIBRARY_PANIC = "PanicException"  # of pyo3; its module cannot be imported
 
@@ -47,7 +47,7 @@ class Backend(Protocol):
         ...
 
     def for_guides(self, eos_token_id: int) -> Any:
-        """What llguidance.LLTokenizer takes."""
+        """The argument of llguidance.LLTokenizer."""
         ...
 
 

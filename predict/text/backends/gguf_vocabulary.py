@@ -110,9 +110,9 @@ def gguf_backend(
         )
         return model, model.special_tokens
     way = _way(vocabulary)
-    made = FastBackend(path, lambda: _byte_level(vocabulary, way), HINT)
-    made.put_around(explicit_ends(config, special_tokens, made.token_to_id))
-    return made, special_tokens
+    backend = FastBackend(path, lambda: _byte_level(vocabulary, way), HINT)
+    backend.put_around(explicit_ends(config, special_tokens, backend.token_to_id))
+    return backend, special_tokens
 
 
 def write_tokenizer(path: Path, folder: Path) -> None:
@@ -144,23 +144,28 @@ def _byte_level(vocabulary: Vocabulary, way: Way) -> Any:
     cuts = (each.partition(" ") for each in vocabulary.data.texts("tokenizer.ggml.merges"))
     merges = [(left, right) for left, _, right in cuts]
     ids = {token: token_id for token_id, token in enumerate(tokens)}
-    made = byte_level(ids, merges, way.cuts, composes=way.composes, whole_words=way.whole_words)
-    for kind, add in ((CONTROL, made.add_special_tokens), (USER_DEFINED, made.add_tokens)):
+    tokenizer = byte_level(
+        ids, merges, way.cuts, composes=way.composes, whole_words=way.whole_words
+    )
+    for kind, add in (
+        (CONTROL, tokenizer.add_special_tokens),
+        (USER_DEFINED, tokenizer.add_tokens),
+    ):
         found = [token for token, k in zip(tokens, vocabulary.kinds, strict=True) if k == kind]
         add([AddedToken(token, normalized=False, special=kind == CONTROL) for token in found])
-    return made
+    return tokenizer
 
 
 def _unique(tokens: Sequence[str]) -> list[str]:
     """The tokens; empty ones, and all but the first of equal ones, are renamed."""
     seen: set[str] = {""}
-    made = []
+    names = []
     for token_id, token in enumerate(tokens):
         if token in seen:
             token = f"[unused {token_id}]"
         seen.add(token)
-        made.append(token)
-    return made
+        names.append(token)
+    return names
 
 
 def sentencepiece_model(vocabulary: Vocabulary) -> bytes:
@@ -192,25 +197,25 @@ def _kinds(vocabulary: Vocabulary) -> list[int]:
     if unknown is None:
         unknown = vocabulary.data.whole("tokenizer.ggml.unknown_token_id", 0)
     all_bytes = kinds.count(BYTE) == NUM_BYTES
-    made = [
+    known = [
         CONTROL if kind == UNKNOWN else NORMAL if kind == BYTE and not all_bytes else kind
         for kind in kinds
     ]
-    if not 0 <= unknown < len(made):
+    if not 0 <= unknown < len(known):
         raise UserError(
             f"{vocabulary.data.file.path}: tokenizer.ggml.unknown_token_id is {unknown}, and there "
-            f"are {len(made)} tokens; convert the model again"
+            f"are {len(known)} tokens; convert the model again"
         )
-    made[unknown] = UNKNOWN
-    return made
+    known[unknown] = UNKNOWN
+    return known
 
 
 def _varint(value: int) -> bytes:
-    made = bytearray()
+    data = bytearray()
     while value > 0x7F:
-        made.append(value & 0x7F | 0x80)
+        data.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*made, value])
+    return bytes([*data, value])
 
 
 def _whole(field: int, value: int) -> bytes:

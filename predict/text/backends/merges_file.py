@@ -1,8 +1,8 @@
 """Byte-level BPE from `vocab.json` and `merges.txt`, the files that GPT-2 began with.
 
 The files do not say how text is cut into words before bytes are merged; the tokenizer's class in
-tokenizer_config.json does, or the family. What they become is a tokenizers.Tokenizer with the ids
-that Hugging Face's classes give.
+tokenizer_config.json does, or the family. The result is a tokenizers.Tokenizer with the ids of
+Hugging Face's classes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from predict.text.backends.added import (
     checked_content,
     checked_token_id,
     described_token,
+    switch,
 )
 from predict.text.backends.base import explicit_ends
 from predict.text.backends.fast import FastBackend, byte_level
@@ -109,12 +110,12 @@ def merges_backend(
     file is missing, damaged or contradicts another one, and for a class whose cuts are not known.
     """
     family = _family(path, model_type, config)
-    prefix = _switch(path.parent, config, "add_prefix_space")
+    prefix = switch(path.parent, config, "add_prefix_space")
     roles = _roles(path.parent, config, family)
     tokens = _tokens(path.parent, config, roles)
 
     def build() -> Any:
-        made = byte_level(
+        tokenizer = byte_level(
             _read_vocabulary(path),
             _read_merges(path.parent / MERGES),
             [family.words] if family.words else [],
@@ -122,9 +123,9 @@ def merges_backend(
             single_digits=family.single_digits,
             prefix=prefix,
         )
-        made.encode_special_tokens = _switch(path.parent, config, "split_special_tokens")
-        _add(made, tokens, path)
-        return made
+        tokenizer.encode_special_tokens = switch(path.parent, config, "split_special_tokens")
+        _add(tokenizer, tokens, path)
+        return tokenizer
 
     backend = FastBackend(path, build, HINT)
     special_tokens = {role: token.content for role, token in roles.items()}
@@ -145,15 +146,6 @@ def _family(path: Path, model_type: str, config: Mapping[str, Any]) -> MergeFami
             "tokenizer.json of the model into the folder"
         )
     return family
-
-
-def _switch(folder: Path, config: Mapping[str, Any], name: str) -> bool:
-    value = config.get(name)
-    if not isinstance(value, (bool, type(None))):
-        raise UserError(
-            f"{folder / CONFIG_FILE}: {name} is {json_type(value)} (allowed: true, false, null)"
-        )
-    return bool(value)
 
 
 def _read_vocabulary(path: Path) -> dict[str, int]:
@@ -198,15 +190,15 @@ def _roles(folder: Path, config: Mapping[str, Any], family: MergeFamily) -> dict
 
     special_tokens_map.json counts where tokenizer_config.json has no added_tokens_decoder.
     """
-    made = {role: AddedToken(text, NOWHERE, True) for role, text in family.roles.items()}
+    roles = {role: AddedToken(text, NOWHERE, True) for role, text in family.roles.items()}
     for name, values in _files(folder, config):
         for role in ROLES:
             if role not in values:
                 continue
-            made.pop(role, None)
+            roles.pop(role, None)
             if values[role] is not None:
-                made[role] = _special(values[role], f"{folder / name}: {role}")
-    return {role: made[role] for role in ROLES if role in made}
+                roles[role] = _special(values[role], f"{folder / name}: {role}")
+    return {role: roles[role] for role in ROLES if role in roles}
 
 
 def _files(folder: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -218,7 +210,7 @@ def _files(folder: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, Mappi
 
 
 def _special(value: Any, where: str) -> AddedToken:
-    """A special token: its text, or an object with it and with what it swallows."""
+    """A special token: its text, or an object as config files describe one."""
     if isinstance(value, dict):
         return described_token(value, NOWHERE, True, where)
     return AddedToken(checked_content(value, where), NOWHERE, True)
@@ -247,7 +239,7 @@ def _extras(folder: Path, name: str, values: Mapping[str, Any]) -> Iterator[Adde
     """The special tokens without a role that a file lists."""
     for key in LISTS:
         value = values.get(key) or []
-        if isinstance(value, dict):  # by roles that a family made up
+        if isinstance(value, dict):  # by roles of the family's own
             value = list(value.values())
         if not isinstance(value, list):
             raise UserError(
@@ -257,12 +249,12 @@ def _extras(folder: Path, name: str, values: Mapping[str, Any]) -> Iterator[Adde
             yield _special(token, f"{folder / name}: {key}")
 
 
-def _add(made: Any, tokens: list[AddedToken], path: Path) -> None:
+def _add(tokenizer: Any, tokens: list[AddedToken], path: Path) -> None:
     """Adds the tokens. UserError where one would get another id than its file says."""
     from tokenizers import AddedToken as LibraryToken
 
-    size = made.get_vocab_size()
-    made.add_tokens(
+    size = tokenizer.get_vocab_size()
+    tokenizer.add_tokens(
         [
             LibraryToken(
                 token.content,
@@ -275,10 +267,10 @@ def _add(made: Any, tokens: list[AddedToken], path: Path) -> None:
             for token in tokens
         ]
     )
-    if made.get_vocab_size() > MAX_TOKEN_ID:
+    if tokenizer.get_vocab_size() > MAX_TOKEN_ID:
         raise UserError(f"{path} and the files beside it have more than {MAX_TOKEN_ID} tokens")
     for token in tokens:
-        token_id = made.token_to_id(token.content)
+        token_id = tokenizer.token_to_id(token.content)
         if token.token_id not in (NOWHERE, token_id):
             raise UserError(
                 f"{path} has {size} tokens, and the added token {token.content[:40]!r} would be "

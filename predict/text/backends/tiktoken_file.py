@@ -32,7 +32,7 @@ HINT = "the file may be cut short, or changed by an editor: copy it again"
 
 @dataclass(frozen=True)
 class RankFamily:
-    """What a family's own code adds to its file of ranks."""
+    """A family's own additions to its file of ranks."""
 
     digits: str  # of WORDS
     special_tokens: tuple[str, ...]  # behind the ranks, where the config files name none
@@ -92,18 +92,18 @@ def rank_backend(
     `added`: the special tokens that the config files have, with their ids; where it is empty, the
     family's follow the ranks. `special_tokens`: by role.
     """
-    made = FastBackend(path, lambda: _tokenizer(path, family, added), HINT)
+    backend = FastBackend(path, lambda: _tokenizer(path, family, added), HINT)
     first = family.first
     if "bos_token" in special_tokens and family.roles.get("bos_token") in first:
         first = (special_tokens["bos_token"],)
-    ids = tuple(made.token_to_id(token) for token in first)
+    ids = tuple(backend.token_to_id(token) for token in first)
     if None in ids:
         raise UserError(
             f"{path}: this family puts {' '.join(first)} in front of a text, and the config files "
             "do not name all of them; copy tokenizer_config.json of the checkpoint again"
         )
-    made.put_around(Ends(tuple(i for i in ids if i is not None), ()))
-    return made
+    backend.put_around(Ends(tuple(i for i in ids if i is not None), ()))
+    return backend
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
@@ -173,11 +173,13 @@ def _tokenizer(path: Path, family: RankFamily, added: Mapping[str, int]) -> Any:
     vocabulary = {spell(token): rank for token, rank in ranks.items()}
     merges = [(spell(left), spell(right)) for left, right in _merges(ranks)]
     cut = WORDS.format(digits=family.digits)
-    made = byte_level(vocabulary, merges, [cut], composes=family.composes, whole_words=True)
+    tokenizer = byte_level(vocabulary, merges, [cut], composes=family.composes, whole_words=True)
     # Normalized: they are looked for in the composed text.
     names = _behind_ranks(path, len(ranks), added) if added else family.special_tokens
-    made.add_special_tokens([AddedToken(name, normalized=True, special=True) for name in names])
-    return made
+    tokenizer.add_special_tokens(
+        [AddedToken(name, normalized=True, special=True) for name in names]
+    )
+    return tokenizer
 
 
 def _behind_ranks(path: Path, num_ranks: int, added: Mapping[str, int]) -> Sequence[str]:

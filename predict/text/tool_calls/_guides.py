@@ -44,7 +44,7 @@ class Format:
     new_id: Callable[[], str] = call_id
     # Whether all answers have markup, thoughts included, with tools and without.
     is_whole: bool = False
-    # What stands around a rule for the content, thoughts ahead of it; None: thoughts alone.
+    # Puts thoughts and marks around a rule for the content; None: thoughts in front of it.
     around_content: Callable[[Rules, str], str] | None = None
 
     def guide(self, use: ToolUse, context: GuideContext) -> Guide | None:

@@ -36,10 +36,6 @@ class CallKeys:
     # Names that it may call; None: any.
     names: Collection[str] | None = None
 
-    def takes(self, key: str) -> bool:
-        """Whether there may be a key besides the name and the arguments."""
-        return self.others is None or key in self.others
-
 
 def value(reader: Reader, emit: Emit) -> Steps[bool]:
     """Reads a JSON value and emits its text; False, with no more read, where it breaks off.
@@ -141,8 +137,10 @@ def call_object(reader: Reader, output: Output, keys: CallKeys) -> Steps[Outcome
             early = []
             if not (yield from arguments(reader, early.append)):
                 return Outcome.NONE
-        elif not keys.takes(key) or not (yield from value(reader, lambda _: None)):
-            return Outcome.CUT if begun else Outcome.NONE
+        else:
+            is_allowed = keys.others is None or key in keys.others
+            if not is_allowed or not (yield from value(reader, lambda _: None)):
+                return Outcome.CUT if begun else Outcome.NONE
         yield from reader.spaces()
         if (yield from reader.literal(",")):
             yield from reader.spaces()
