@@ -178,8 +178,8 @@ class LayerWeights:
     @property
     def experts(self) -> ExpertBlock | None:
         """The layer's expert block; None without one."""
-        plan = self._block(ExpertBlock)
-        return plan.block if plan is not None and isinstance(plan.block, ExpertBlock) else None
+        blocks = (plan.block for plan in self.plan)
+        return next((block for block in blocks if isinstance(block, ExpertBlock)), None)
 
     @property
     def attention_name(self) -> str:

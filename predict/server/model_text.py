@@ -14,10 +14,9 @@ from predict.server.protocol import ToolBody
 from predict.system.files import json_type
 from predict.text import reasoning, tool_calls
 from predict.text.deltas import Parser
-from predict.text.tool_calls import GuideContext, Tool, ToolUse
+from predict.text.tool_calls import CHOICES, GuideContext, Tool, ToolUse
 
 _NO_TOOLS = ToolUse()
-_CHOICES = ("none", "auto", "required")
 
 
 class ModelText:
@@ -58,15 +57,10 @@ class ModelText:
         named: str | None = None
         if isinstance(choice, dict):
             function = choice.get("function")
-            named = function.get("name") if isinstance(function, dict) else None
-            if choice.get("type", "function") != "function" or not isinstance(named, str):
-                raise invalid(
-                    "tool_choice",
-                    "tool_choice is an object of another kind (allowed: none, auto, required, "
-                    '{"type": "function", "function": {"name": "..."}})',
-                )
-            choice = "required"
-        elif choice is not None and choice not in _CHOICES:
+            if isinstance(function, dict) and choice.get("type", "function") == "function":
+                named = function.get("name")
+            choice = "required" if isinstance(named, str) else choice
+        if choice is not None and choice not in CHOICES:
             raise invalid(
                 "tool_choice",
                 f"tool_choice is {json_type(choice)} of no known meaning (allowed: none, auto, "

@@ -75,21 +75,15 @@ class JinjaTemplate(ChatTemplate):
         try:
             return self._process.render([(self.source, known)])
         except RenderError as error:
-            if error.kind == "syntax":
-                raise UserError(
-                    f"the chat template of {self._origin} is not valid jinja: {error} at its "
-                    f"line {error.line}; turn it off with --chat_template none"
-                ) from None
-            if error.kind == "refused":
-                raise UserError(
-                    f"the chat template of {self._origin} refused the conversation: {error}; "
-                    "change the roles or their order, or turn the template off with "
-                    "--chat_template none"
-                ) from None
-            what = "was stopped" if error.kind == "limit" else "failed"
+            what, hint = {
+                "syntax": (f"is not valid jinja at its line {error.line}", "give another file"),
+                "refused": ("refused the conversation", "change the roles or their order"),
+                "limit": ("was stopped", "give another file"),
+                "failed": ("failed", "give another file"),
+            }[error.kind]
             raise UserError(
-                f"the chat template of {self._origin} {what}: {error}; turn it off with "
-                "--chat_template none, or give another file"
+                f"the chat template of {self._origin} {what}: {error}; {hint}, or turn it off with "
+                "--chat_template none"
             ) from None
 
 

@@ -17,9 +17,10 @@ from predict.text.markup import StepParser
 from predict.text.reasoning import ReasoningFormat, ReasoningParser
 from predict.text.tool_calls._guides import Format
 from predict.text.tool_calls._messages import template_messages
-from predict.text.tool_calls._records import Tool, ToolUse
+from predict.text.tool_calls._records import CHOICES, Tool, ToolUse
 
 __all__ = [
+    "CHOICES",
     "Format",
     "GuideContext",
     "Tool",
