@@ -1,4 +1,4 @@
-"""Says what this machine and this installation offer: python -m predict.doctor [--json].
+"""Reports what this machine and this installation offer: python -m predict.doctor [--json].
 
 Exit status 0 when the compiled operators load and everything needed is installed; else 1, with the
 problems and what to do about each at the end.
@@ -25,7 +25,7 @@ from predict.system import host
 
 NEEDED = ("numpy", "safetensors", "tokenizers", "sentencepiece", "jinja2", "tqdm")
 OPTIONAL = ("ninja", "paddlenlp", "torch", "transformers", "pytest", "hypothesis", "ruff", "mypy")
-# What the kernels look for, as /proc/cpuinfo spells it; used when there is no library to ask.
+# Features that kernels use, as /proc/cpuinfo spells them; used when there is no library to ask.
 CPU_FLAGS = (
     "avx2",
     "fma",
@@ -47,6 +47,11 @@ def collect() -> Report:
     problems: list[str] = []
     paddle = _paddle(problems)
     state, info = _library(problems, paddle is not None)
+    cuda_library = _cuda_library(problems)
+    packages = {name: _version(name) for name in (*NEEDED, *OPTIONAL)}
+    missing = [name for name in NEEDED if packages[name] is None]
+    if missing:
+        problems.append(f"not installed: {', '.join(missing)}; run: pip install -e .")
     return {
         "regatta": _version("regatta"),
         "python": {"version": platform.python_version(), "executable": sys.executable},
@@ -58,10 +63,10 @@ def collect() -> Report:
             "available_bytes": host.available_memory_bytes(),
         },
         "gpus": _gpus(),
-        "cuda_library": _cuda_library(problems),
+        "cuda_library": cuda_library,
         "device_gpu": _device_gpu(),
         "kernels": info.get("kernels", {}),
-        "packages": _packages(problems),
+        "packages": packages,
         "problems": problems,
     }
 
@@ -170,7 +175,7 @@ def _gpus() -> Report:
 
 
 def _cuda_library(problems: list[str]) -> Report | None:
-    """What the CUDA library was built for; None when there is none, which only a GPU misses."""
+    """The CUDA library's build; None without one, which only a GPU needs."""
     path = library.LIBRARY_DIR / devices.CUDA_LIBRARY_NAME
     if not path.with_suffix(".json").exists():
         return None
@@ -199,9 +204,9 @@ def _cuda_library(problems: list[str]) -> Report | None:
 
 
 def _device_gpu() -> Report:
-    """What --device gpu would take, and why that and not the other way; or why it cannot run.
+    """The device of --device gpu and the reason for it, or why there is none.
 
-    quant_types: those that run there, with the kernels that do.
+    quant_types: quant_type -> kernels that run it there.
     """
     try:
         device = devices.choose("gpu")
@@ -214,14 +219,6 @@ def _device_gpu() -> Report:
         return report
     report["quant_types"] = gpu_kernels(gpu.capability)
     return report
-
-
-def _packages(problems: list[str]) -> Report:
-    versions = {name: _version(name) for name in (*NEEDED, *OPTIONAL)}
-    missing = [name for name in NEEDED if versions[name] is None]
-    if missing:
-        problems.append(f"not installed: {', '.join(missing)}; run: pip install -e .")
-    return versions
 
 
 def chosen_kernel(candidates: Sequence[dict[str, Any]]) -> str:
@@ -238,6 +235,8 @@ def chosen_kernel(candidates: Sequence[dict[str, Any]]) -> str:
 def render(report: Report) -> str:
     """Returns the report as text for a terminal."""
     paddle, state, cpu, gpus = report["paddle"], report["library"], report["cpu"], report["gpus"]
+    gpu = report["device_gpu"]
+    quant_types = gpu["quant_types"].items()
     lines = [
         ("regatta", report["regatta"] or "not installed (running from a checkout)"),
         ("Python", f"{report['python']['version']}  {report['python']['executable']}"),
@@ -251,8 +250,9 @@ def render(report: Report) -> str:
         )),
         ("GPUs", "; ".join(gpus["devices"]) or _no_gpu_line(gpus)),
         ("CUDA library", _cuda_library_line(report["cuda_library"])),
-        ("--device gpu", _device_gpu_line(report["device_gpu"])),
-        ("on a GPU", _quant_types_line(report["device_gpu"])),
+        ("--device gpu", f"{gpu['name'] or 'not usable'}: {gpu['reason']}"),
+        ("on a GPU", ", ".join(f"{name} ({kernels})" for name, kernels in quant_types)
+         or "no quant_type"),
         ("devices", _devices_line(paddle)),
     ]  # fmt: skip
     width = max(len(name) for name, _ in lines) + 2
@@ -295,15 +295,6 @@ def _cuda_library_line(state: Report | None) -> str:
         return f"absent (for an NVIDIA GPU: {devices.build_command()})"
     built = ", ".join(f"sm_{name}" for name in state["architectures"])
     return f"{state['path']} (for {built}, by {state['compiler']})"
-
-
-def _device_gpu_line(state: Report) -> str:
-    return f"{state['name'] or 'not usable'}: {state['reason']}"
-
-
-def _quant_types_line(state: Report) -> str:
-    types = state["quant_types"]
-    return ", ".join(f"{name} ({kernels})" for name, kernels in types.items()) or "no quant_type"
 
 
 def _devices_line(paddle: Report | None) -> str:

@@ -1,4 +1,4 @@
-"""The one exception whose text is meant for the person at the terminal."""
+"""Exceptions, and the words of their messages."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ EXIT_USAGE = 2
 class UserError(ValueError):
     """A wrong flag, file or model: what was got, what is allowed, what to do, in one paragraph.
 
-    The command line prints `str(error)` without a traceback and leaves with `exit_code`. It is a
-    ValueError, so that users of the Python API need no import to catch it.
+    The command line prints it without a traceback and exits with `exit_code`. A ValueError, so that
+    users of the Python API can catch it without an import.
     """
 
     def __init__(self, message: str, exit_code: int = EXIT_USAGE) -> None:
@@ -53,8 +53,5 @@ def one_of(name: str, got: object, allowed: Iterable[str]) -> UserError:
 
 
 def flag_word(flag: str) -> str:
-    """A flag as a command line has it; capitals name what stands there without one (FROM, TO).
-
-    What is one already stays.
-    """
+    """A flag's name with --; names in capitals (FROM, TO) and flags are returned unchanged."""
     return flag if flag.isupper() or flag.startswith("--") else f"--{flag}"

@@ -49,7 +49,7 @@ def candidate_scales(mean_abs: Array, sharing: Sharing | None = None) -> Array:
 def scale_losses(
     weight: Array, hessian: Array, grid: WeightGrid, scales: Array
 ) -> npt.NDArray[np.float64]:
-    """What rounding weight [N, K] * s (inputs / s) loses, of each of the scales [S, K]."""
+    """The loss of rounding weight [N, K] * s (inputs / s), for each s of the scales [S, K]."""
     rounded = (round_to_nearest(weight * s, grid).plain() / s for s in scales)
     return np.array([output_error(each - weight, hessian) for each in rounded])
 

@@ -1,7 +1,7 @@
-"""What calibration keeps of an expert block: rows, and to which experts the router sends them.
+"""The input rows of an expert block that calibration keeps, and the experts of each.
 
-Statistics of an expert are of its own rows alone. One expert's are made at a time, of rows that are
-kept: second moments of all experts at once would not fit into memory.
+An expert's statistics are of its own rows. They are made of the kept rows for one expert at a time:
+the second moments of all experts would not fit into memory.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import numpy as np
 from quant.grids import Array
 from quant.layer import Routed
 
-# Rows, as a share of a product's inputs, below which second moments say too little. In 4 bits, of
-# 512 inputs whose variances fall as 1 / i, GPTQ's error on other inputs is 0.77 of rounding to
-# nearest with a sixteenth, 0.93 with an eighth of that; of flatter ones it is above 1 with both.
+# Fewest rows for second moments, as a share of a product's inputs. In 4 bits, with 512 inputs whose
+# variances fall as 1 / i, GPTQ's error on other inputs is 0.77 of rounding to nearest with a
+# sixteenth, 0.93 with an eighth of that; with flatter ones it is above 1 with both.
 FEWEST_ROWS = 1 / 16
 
 
 @dataclass
 class RoutedRows:
-    """The inputs of one expert block, and where they go, over the first batches."""
+    """The inputs of one expert block and their experts, of the first batches."""
 
     max_batches: int
     batches: list[Routed] = field(default_factory=list)
@@ -55,6 +55,6 @@ def least_rows(in_features: int) -> int:
 
 
 def named_experts(names: Sequence[str]) -> str:
-    """Experts by what their names have in common, and their numbers."""
+    """The common part of the names of experts, and their numbers."""
     numbers = ", ".join(name.rpartition(".")[2] for name in names)
     return f"{names[0].rpartition('.')[0]}: {numbers}"

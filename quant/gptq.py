@@ -1,4 +1,4 @@
-"""GPTQ (Frantar et al. 2022): rounds a weight column by column, later columns make up for errors.
+"""GPTQ (Frantar et al. 2022): rounds column by column; later columns compensate the errors.
 
 Minimises |X (W - Q)^T|^2 over calibration inputs X through the Hessian H = X^T X. Ours differs from
 the paper's code in working on NumPy float64 factors and in `static_groups`.
@@ -56,7 +56,7 @@ class Hessian:
 def inverse_factor(hessian: Array, damping: float) -> Array:
     """Upper U with U^T U = inverse of the damped hessian [K, K], float64, which is overwritten.
 
-    Row i of U, over its diagonal, says how columns behind i make up for an error in column i.
+    Row i of U over its diagonal: the change of the columns behind i for an error in column i.
     Raises UserError when the matrix is not positive definite even so.
     """
     diagonal = np.einsum("kk->k", hessian)  # a view
@@ -100,7 +100,7 @@ def gptq(
     if config.act_order:
         order = np.argsort(-importance, kind="stable")
     ordered = hessian[np.ix_(order, order)].astype(np.float64)
-    # An input that is always 0 says nothing; its column is rounded as it is.
+    # Columns of inputs that are always 0 are rounded without compensation.
     dead = np.flatnonzero(importance[order] <= 0)
     ordered[dead, dead] = 1.0
     follow_order = config.act_order and not config.static_groups and width < columns

@@ -1,4 +1,4 @@
-"""Number grids: where values may fall, and rounding to them. Pure NumPy.
+"""Number grids, and rounding to them. Pure NumPy.
 
 A weight matrix is [N, K] = [out_features, in_features]; G groups of K / G columns share a scale.
 """

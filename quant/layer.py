@@ -11,7 +11,7 @@ Linears have keys: their slot's name in predict.nn.blocks, of an expert "expert_
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -60,12 +60,12 @@ BLOCK_SIZE = 64  # of the cache that one forward pass uses
 
 
 def kind_of(key: str) -> str:
-    """What a linear is, whichever expert's."""
+    """The key of a linear without the number of its expert."""
     return key.partition(".")[0]
 
 
 def expert_of(key: str) -> int | None:
-    """The expert whose linear it is; None for a linear of all tokens."""
+    """The expert of a linear; None for a linear of all tokens."""
     return int(key.partition(".")[2]) if key.startswith(EXPERT) else None
 
 
@@ -105,7 +105,7 @@ def _is_known(block: Block) -> bool:
 
 
 def passes_scale(activation: Activation) -> bool:
-    """Whether what the activation makes is divided where the rows of up are."""
+    """Whether dividing the rows of up divides the activation's output."""
     return activation.gated and not activation.clamp and not activation.up_offset
 
 
@@ -177,9 +177,9 @@ class LayerWeights:
 
     @property
     def experts(self) -> ExpertBlock | None:
-        """The layer's expert block."""
-        plan = self._block(ExpertBlock)
-        return plan.block if plan is not None and isinstance(plan.block, ExpertBlock) else None
+        """The layer's expert block; None without one."""
+        blocks = (plan.block for plan in self.plan)
+        return next((block for block in blocks if isinstance(block, ExpertBlock)), None)
 
     @property
     def attention_name(self) -> str:
@@ -201,7 +201,7 @@ class LayerWeights:
         return None if plan is None else dict(plan.norms())[slot].weight
 
     def scales_input(self, key: str) -> bool:
-        """Whether what makes a linear's input can be divided, channel by channel."""
+        """Whether a linear's input can be divided by channel in the weights that make it."""
         experts = self.experts
         if kind_of(key) not in ("expert_down", "shared_down") or experts is None:
             return True
@@ -223,7 +223,7 @@ class LayerWeights:
         return head // group * block.head_dim + channel
 
     def _maker(self, key: str) -> tuple[str, npt.NDArray[np.int64]]:
-        """The linear, and its rows, that make the input of a linear behind no norm."""
+        """The linear, and its rows, that make the input of a linear without a norm before it."""
         if key == "out" and "kv_b" in self.linears:
             before = self.linears["kv_b"].plan
             keys, values = before.head_parts
@@ -240,9 +240,8 @@ class LayerWeights:
     def scale_input(self, key: str, scale: Array) -> None:
         """Divides a linear's input by scale [K] and multiplies its columns: the same function.
 
-        The division goes into what makes the input: the norm's weight, the value rows of qkv or
-        kv_b, or the up rows. All that read an expert block's norm have one scale, the router among
-        them, whichever of them is named.
+        The weights that make the input are divided: the norm's, the value rows of qkv or kv_b, or
+        the up rows. All readers of an expert block's norm, the router too, are scaled together.
         """
         norm = self.norm_of(key)
         if norm is not None:
@@ -289,11 +288,9 @@ class LayerWeights:
             for name, stored in plan.slots.items():
                 if isinstance(stored, LinearPlan) and not stored.head_parts:
                     slots[name] = self.linear(name, compiled)
-                elif isinstance(stored, TablePlan) and name in ROUTING:
-                    with on_host():
-                        slots[name] = paddle.to_tensor(self.tables[name].values)
                 elif isinstance(stored, TablePlan):
-                    slots[name] = paddle.to_tensor(self.tables[name].values)
+                    with on_host() if name in ROUTING else nullcontext():
+                        slots[name] = paddle.to_tensor(self.tables[name].values)
             for name, norm in plan.norms():
                 slots[name] = NormWeights(paddle.to_tensor(self.vectors[norm.weight]))
             if isinstance(plan.block, AttentionBlock):
@@ -331,7 +328,7 @@ ROUTING = ("router", "router_bias", "correction", "shared_gate")  # computed on 
 
 @dataclass(frozen=True)
 class RoutedExperts:
-    """An expert block whose experts are made when their rows are computed."""
+    """An expert block whose experts' linears are made when their rows are computed."""
 
     weights: Experts  # gate_up and down without tensors
     linear: Callable[[str, int], Linear]  # of a slot's name and an expert
@@ -350,7 +347,7 @@ class Routed:
 
 @dataclass(frozen=True)
 class Captured:
-    """What one batch made a layer compute."""
+    """The values that a layer computed for one batch."""
 
     inputs: dict[str, Array]  # of each linear by key, [T, K]; those of routed experts apart
     keys: Array | None  # [T, num_kv_heads, head_dim], rotated, as the cache takes them
@@ -361,7 +358,7 @@ class Captured:
 
 @contextmanager
 def on_host() -> Iterator[None]:
-    """Tensors that are made within lie on the CPU: of operators that only plain Paddle has."""
+    """Makes tensors on the CPU in its block, for operators that only plain Paddle has."""
     import paddle
 
     device = paddle.get_device()
@@ -397,8 +394,10 @@ def run_layer(
             elif isinstance(block, LatentAttention):
                 x = _run_latent_attention(backend, block, x, lengths, ropes, inputs)
             elif isinstance(block, Mlp):
-                made = _run_mlp(backend, block, x, inputs)
-                x = x + made
+                inputs["gate_up"] = composed.normed(backend, x, block.norm, block.block.norm)
+                gate_up = backend.linear(inputs["gate_up"], block.gate_up)
+                inputs["down"] = backend.activate(gate_up, block.block.activation)
+                x = x + backend.linear(inputs["down"], block.down)
             else:
                 assert isinstance(block, RoutedExperts)
                 x, routed = _run_experts(backend, block, x, inputs)
@@ -411,18 +410,10 @@ def run_layer(
     )
 
 
-def _run_mlp(backend: ModuleType, mlp: Mlp, x: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-    inputs["gate_up"] = composed.normed(backend, x, mlp.norm, mlp.block.norm)
-    gate_up = backend.linear(inputs["gate_up"], mlp.gate_up)
-    inputs["down"] = backend.activate(gate_up, mlp.block.activation)
-    made: Tensor = backend.linear(inputs["down"], mlp.down)
-    return made
-
-
 def _run_experts(
     backend: ModuleType, experts: RoutedExperts, x: Tensor, inputs: dict[str, Tensor]
 ) -> tuple[Tensor, Routed]:
-    """The block's output, and what its experts read."""
+    """The block's output, and its routed rows."""
     import paddle
     from predict.ops import plain
 
@@ -532,7 +523,7 @@ def _run_latent_attention(
 
 
 def _by_sequence(attend: Callable[[int, int], Tensor], lengths: Sequence[int]) -> Tensor:
-    """What `attend` makes of each sequence's start and length, one below the other.
+    """The results of `attend` for each sequence's start and length, one below the other.
 
     One at a time: plain Paddle's scores are as large as its longest context squared, and padding
     would multiply that by the batch.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from predict.errors import UserError
 from predict.nn.blocks import ExpertBlock, LatentAttentionBlock
 from predict.nn.weights import BlockPlan, ExpertsPlan, WeightPlan
@@ -12,7 +10,7 @@ from quant.layer import passes_scale
 
 
 def check_methods(config: QuantConfig, plan: WeightPlan) -> list[str]:
-    """What stderr should say of the config's methods. plan: of the names that are written.
+    """Notes on the config's methods. plan: of the names that are written.
 
     Raises UserError for a method that has no meaning for the network.
     """
@@ -60,7 +58,9 @@ def check_methods(config: QuantConfig, plan: WeightPlan) -> list[str]:
 
 def _check_skipped(config: QuantConfig, block: BlockPlan) -> None:
     """Raises UserError where some experts of a layer would be quantized, and some not."""
-    for experts in _expert_plans(block):
+    for experts in block.slots.values():
+        if not isinstance(experts, ExpertsPlan):
+            continue
         kept = [each for each in experts.experts if config.skips(each.prefixes)]
         if kept and len(kept) < len(experts.experts):
             raise UserError(
@@ -68,9 +68,3 @@ def _check_skipped(config: QuantConfig, block: BlockPlan) -> None:
                 "in floating point, and not the other experts of its layer, which are stored "
                 "together; skip all experts of a layer, or none"
             )
-
-
-def _expert_plans(block: BlockPlan) -> Iterator[ExpertsPlan]:
-    for slot in block.slots.values():
-        if isinstance(slot, ExpertsPlan):
-            yield slot

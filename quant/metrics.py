@@ -1,4 +1,4 @@
-"""How far one model's next-token distributions are from another's. Pure NumPy."""
+"""Distances between the next-token distributions of two models. Pure NumPy."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Observers: from the values that pass by, the range that 8 bits should cover. Pure NumPy.
+"""Observers: the range that 8 bits should cover, from batches of values. Pure NumPy.
 
-An observer watches one or more independent groups (a tensor is one group, a cache has one per
-key/value head). `range()` is the absolute value that becomes the largest code; values beyond it are
-clipped. Values are summarised batch by batch, never kept.
+An observer has one or more independent groups (a tensor is one, a cache has one per key/value
+head). `range()` is the absolute value that becomes the largest code; values beyond it are clipped.
+Batches are summarised, not kept.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SMALLEST_RANGE = 1e-8  # what a range of only zeros becomes, so that no scale is
 
 
 class Observer(Protocol):
-    """What every observer offers."""
+    """Finds the ranges of groups of values."""
 
     def update(self, values: Values) -> None:
         """Takes one batch, [groups, n]; raises UserError on NaN and infinity."""
@@ -45,7 +45,7 @@ def batch_absmax(values: Values) -> Values:
 
 
 def _seen(summary: Values | None) -> Values:
-    """What batches were summarised to; UserError where none came."""
+    """The summary of the batches; UserError where none came."""
     if summary is None or not len(summary):
         raise UserError("no calibration batch has been observed; give more calibration data")
     return summary
@@ -119,7 +119,7 @@ class Histogram:
 
 
 class HistogramObserver:
-    """An observer that decides from a histogram when it is asked."""
+    """An observer that chooses the range from a histogram."""
 
     def __init__(self, rounding: Rounding = round_int8) -> None:
         self.rounding = rounding

@@ -1,4 +1,4 @@
-"""What evaluate.py compares: one row per quantization, written TYPE[_gN][+METHOD...][@CACHE].
+"""The rows that evaluate.py compares, one per quantization: TYPE[_gN][+METHOD...][@CACHE].
 
 Imports no Paddle.
 """
@@ -60,10 +60,7 @@ class Row:
 
 
 def parse_row(text: str, cache: str | None = None, group_size: int = -1) -> Row:
-    """The row that `text` means; cache and group_size where it says none itself.
-
-    Raises UserError.
-    """
+    """The row of a text; cache, group_size: where it has none. Raises UserError."""
     rest, at, own_cache = text.partition("@") if not Path(text).is_dir() else (text, "", "")
     if at:
         if own_cache not in CACHE_TYPES:

@@ -1,4 +1,4 @@
-"""What calibration keeps of the activations that pass by, batch after batch."""
+"""Statistics of activations that calibration collects, batch by batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAMPLE_ROWS = 512  # inputs that searches with rounded activations try scales on
 
 @dataclass(frozen=True)
 class Wanted:
-    """Batches that each statistic of a linear's input takes; 0 keeps none."""
+    """Number of batches for each statistic of a linear's input; 0: it is not collected."""
 
     hessian: int = 0
     ranges: int = 0
@@ -126,7 +126,7 @@ class TensorObserver:
         self.num_batches += 1
 
     def range(self) -> float:
-        """What becomes the largest code."""
+        """The value of the largest code."""
         return float(self.observer.range()[0])
 
 

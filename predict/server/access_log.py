@@ -1,4 +1,4 @@
-"""A line of JSON for each request, written by a thread of its own: a full pipe stops nobody."""
+"""A line of JSON for each request, written by a thread: a full pipe blocks no request."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class AccessLog:
         self._thread.start()
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Leaves a record for the thread; returns at once. The time is put in front."""
+        """Queues a record, the time in front; returns at once."""
         line = msgspec.json.encode({"time": round(time.time(), 3), **record})
         try:
             self._lines.put_nowait(line)
@@ -41,7 +41,7 @@ class AccessLog:
             self._num_dropped += 1
 
     def close(self, timeout: float = 2.0) -> None:
-        """Waits until all is written, or for so many seconds."""
+        """Waits until all lines are written, at most `timeout` seconds."""
         try:
             self._lines.put(None, timeout=timeout)
         except queue.Full:
@@ -60,20 +60,17 @@ def _to_stderr(line: str) -> None:
     try:
         sys.stderr.write(line)
         sys.stderr.flush()
-    except (OSError, ValueError):  # nobody reads it any more
+    except (OSError, ValueError):  # stderr is closed
         pass
 
 
 def request_id(sent: bytes | None) -> str:
-    """The id of a request: the one that the client sent in X-Request-Id, or a fresh one.
-
-    One that might break a header or a line of the log is replaced.
-    """
+    """The client's X-Request-Id where it is safe in headers and the log; else a fresh id."""
     if sent is not None and _REQUEST_ID.fullmatch(sent):
         return sent.decode("ascii")
     return f"req-{secrets.token_hex(12)}"
 
 
 def shortened(value: object) -> str:
-    """What a log holds of a prompt or an answer."""
+    """A prompt or an answer, cut for the log."""
     return value[:MAX_TEXT] if isinstance(value, str) else quoted(value, MAX_TEXT)

@@ -1,4 +1,4 @@
-"""Where clients may have things loaded from: one folder, and nothing that links lead out to."""
+"""The check of paths that clients may load from: all lie below one folder, links followed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def below_root(root: str, path: str, param: str, takes_files: bool = False) -> s
     for entry in entries:
         if not _lies_below(os.path.realpath(entry.path), root):
             raise _outside(param, os.path.join(path, entry.name))
-        if not (entry.is_file() or entry.is_dir()):  # a pipe would be waited for
+        if not (entry.is_file() or entry.is_dir()):  # reading a pipe would block
             raise invalid(param, f"{param}: {entry.name!r} of {path!r} is no file")
     return found
 

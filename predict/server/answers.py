@@ -1,6 +1,6 @@
-"""OpenAI's objects, of answers that are whole and of pieces that come.
+"""OpenAI's objects of whole answers and of streamed pieces.
 
-The stream is the hot path: everything around a piece's text is made once for each request.
+Streaming is the hot path: the JSON around a piece's text is made once for each request.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MakeParser = Callable[[], Parser | None]
 
 
 class Identity:
-    """What all objects of one answer begin with."""
+    """The fields that all objects of one answer begin with."""
 
     def __init__(self, prefix: str, kind: str, model: str) -> None:
         """prefix: of the id. kind: "chat.completion", ..."""
@@ -60,7 +60,7 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
 
 
 def gathered(pieces: list[StreamOutput]) -> list[StreamOutput]:
-    """Pieces that piled up, those of one answer as one: each costs its reader as much as any."""
+    """The pieces with those of one answer joined: a client pays for each piece that it reads."""
     if len(pieces) == 1:
         return pieces
     found: dict[int, list[StreamOutput]] = {}
@@ -86,7 +86,7 @@ def _joined(pieces: list[StreamOutput]) -> StreamOutput:
 
 
 class _Events(Encoder):
-    """Server-sent events of chunks, each made of an opening, a choice, and an end."""
+    """Server-sent events, each of them an opening, a choice and an end."""
 
     def __init__(self, identity: Identity, with_usage: bool) -> None:
         self._opening = b"data: " + identity.opening
@@ -111,7 +111,7 @@ class CompletionEvents(_Events):
         logprobs: LogprobTexts | None = None,
         echoed: Sequence[str] | None = None,
     ) -> None:
-        """num_answers: to each prompt. echoed: the prompts, which the texts begin with."""
+        """num_answers: of each prompt. echoed: the prompts, where texts begin with them."""
         super().__init__(identity, with_usage)
         self._num_answers = num_answers
         self._logprobs = logprobs
@@ -149,7 +149,7 @@ class CompletionEvents(_Events):
 
 
 class _Choice:
-    """An answer of a streamed chat, and what is prepared for it."""
+    """An answer of a streamed chat, with its prepared JSON."""
 
     def __init__(self, opening: bytes, index: int, parser: Parser | None) -> None:
         self.head = b'%s,"choices":[{"index":%d,"delta":{' % (opening, index)
@@ -171,9 +171,9 @@ class ChatEvents(_Events):
         logprobs: LogprobTexts | None = None,
         text_of: Callable[[StreamOutput], str] | None = None,
     ) -> None:
-        """make_parser: makes one for each answer; None where all text is content.
+        """make_parser: makes the parser of an answer; None where all text is content.
 
-        text_of: the text of a piece, where it is not its own (predict.server.kept_text).
+        text_of: the text of a piece with special tokens (predict.server.kept_text).
         """
         super().__init__(identity, with_usage)
         self._make_parser = make_parser
@@ -208,7 +208,7 @@ class ChatEvents(_Events):
         return b"".join(out)
 
     def _parsed(self, choice: _Choice, piece: StreamOutput, tail: bytes, out: list[bytes]) -> None:
-        """Puts out what a piece turns out to be; logprobs go with the first part of it."""
+        """Appends the parts of a parsed piece to `out`; logprobs go with the first of them."""
         assert choice.parser is not None
         text = piece.text if self._text_of is None else self._text_of(piece)
         deltas = choice.parser.feed(text)
@@ -236,7 +236,7 @@ class ChatEvents(_Events):
 
 
 def finish_reason(reason: str | None, has_calls: bool) -> str | None:
-    """OpenAI's word for an answer's end."""
+    """OpenAI's finish_reason of an answer."""
     return "tool_calls" if reason == "stop" and has_calls else reason
 
 
@@ -248,10 +248,7 @@ def completion(
     echoed: Sequence[str] | None = None,
     without_answer: bool = False,
 ) -> dict[str, Any]:
-    """A whole text completion.
-
-    echoed: the prompts, which the texts begin with. without_answer: and end with.
-    """
+    """A whole text completion. echoed: see CompletionEvents. without_answer: texts are prompts."""
     choices: list[dict[str, Any]] = []
     for place, output in enumerate(outputs):
         before = "" if echoed is None else echoed[place]
@@ -260,12 +257,9 @@ def completion(
             choice: dict[str, Any] = {"index": len(choices), "text": text, "logprobs": None}
             choice["finish_reason"] = "length" if without_answer else each.finish_reason
             if logprobs is not None:
-                tokens = [*(() if without_answer else each.logprobs or ())]
-                if echoed is not None:
-                    shown = [*(output.prompt_logprobs or ()), *tokens]
-                    choice["logprobs"] = logprobs.completion(shown, 0)
-                else:
-                    choice["logprobs"] = logprobs.completion(tokens, 0)
+                prompt = () if echoed is None else output.prompt_logprobs or ()
+                tokens = () if without_answer else each.logprobs or ()
+                choice["logprobs"] = logprobs.completion([*prompt, *tokens], 0)
             choices.append(_with_extras(choice, each, output, logprobs, echoed is None))
     return {**identity.fields, "choices": choices, "usage": usage_fields(usage)}
 
@@ -292,13 +286,10 @@ def chat_completion(
             if found.reasoning is not None:
                 message["reasoning_content"] = found.reasoning
             if has_calls:
+                functions = [{"name": c.name, "arguments": c.arguments} for c in found.calls]
                 message["tool_calls"] = [
-                    {
-                        "id": call.id,
-                        "type": "function",
-                        "function": {"name": call.name, "arguments": call.arguments},
-                    }
-                    for call in found.calls
+                    {"id": call.id, "type": "function", "function": function}
+                    for call, function in zip(found.calls, functions, strict=True)
                 ]
         choice: dict[str, Any] = {"index": each.index, "message": message, "logprobs": None}
         if logprobs is not None:
@@ -315,7 +306,7 @@ def _with_extras(
     logprobs: LogprobTexts | None,
     with_prompt: bool,
 ) -> dict[str, Any]:
-    """The choice with what OpenAI's objects have no place for."""
+    """The choice with fields that OpenAI's objects do not have: error, score, prompt_logprobs."""
     if each.error is not None:
         choice["error"] = each.error
     if each.score is not None:
@@ -324,15 +315,3 @@ def _with_extras(
         texts = logprobs or LogprobTexts(None, 0)
         choice["prompt_logprobs"] = texts.by_id(output.prompt_logprobs)
     return choice
-
-
-__all__ = [
-    "ChatEvents",
-    "CompletionEvents",
-    "Identity",
-    "chat_completion",
-    "completion",
-    "finish_reason",
-    "to_json",
-    "usage_fields",
-]

@@ -1,4 +1,4 @@
-"""The ASGI application: every route behind one gate, which knows keys, ids, the log and the end."""
+"""The ASGI application: all routes behind one gate for keys, request ids, the log and draining."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import atexit
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -15,13 +15,14 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from predict.server.access_log import MAX_PATH, AccessLog, request_id
 from predict.server.auth import OPEN_PATHS, OPEN_PREFIXES, Keys
 from predict.server.config import ServerConfig
 from predict.server.context import RECORD, Context, Record
-from predict.server.engine_client import Engine
+from predict.server.engine_client import Engine, EngineDied
 from predict.server.errors import ApiError
 from predict.server.front_model import FrontModel
 from predict.server.lifecycle import Lifecycle
@@ -29,36 +30,13 @@ from predict.server.limits import Admission
 from predict.server.metrics import Metrics
 from predict.server.model_text import ModelText
 from predict.server.openapi import document
-from predict.server.paddle_bodies import FlaskBody, NativeBody
-from predict.server.protocol import (
-    Body,
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    LoadAdapterBody,
-    LoadPrefixBody,
-    TokenizeBody,
-    UnloadAdapterBody,
-    UnloadPrefixBody,
-)
 from predict.server.routes import routers
+from predict.server.routes._common import json_response
 from predict.server.served_models import ServedModels
 from predict.system.notes import LOG
 
-BODIES: tuple[type[Body], ...] = (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    FlaskBody,
-    LoadAdapterBody,
-    LoadPrefixBody,
-    NativeBody,
-    TokenizeBody,
-    UnloadAdapterBody,
-    UnloadPrefixBody,
-)
 CLIENT_GONE = 499  # for the log: the client did not wait for a status
-SWITCH_SECONDS = 0.0005  # after which a thread that tokenizes lets the event loop go on
+SWITCH_SECONDS = 0.0005  # after which a thread that tokenizes yields to the event loop
 
 
 def package_version() -> str:
@@ -78,10 +56,7 @@ def create_app(
     metrics: Metrics | None = None,
     log: AccessLog | None = None,
 ) -> FastAPI:
-    """The application in front of an engine.
-
-    lifecycle, metrics, log: those of whoever starts it; else its own.
-    """
+    """The application in front of an engine. lifecycle, metrics, log: None makes new ones."""
     if config.access_log and log is None:
         log = AccessLog()
         atexit.register(log.close)
@@ -105,28 +80,25 @@ def create_app(
         openapi_url=None,
         redirect_slashes=False,
     )
+    paths = ["/openapi.json"]
     for router in routers(context):
         app.include_router(router)
-    app.add_route("/openapi.json", _document(app, config.root_path), include_in_schema=False)
+        paths += [route.path for route in router.routes if isinstance(route, Route)]
+
+    async def openapi(request: Request) -> Response:
+        if app.openapi_schema is None:
+            app.openapi_schema = document(app, config.root_path)
+        return json_response(app.openapi_schema)
+
+    app.add_route(paths[0], openapi, include_in_schema=False)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_middleware(_Gate, context=context)
+    app.add_middleware(_Gate, context=context, paths=paths)
     sys.setswitchinterval(SWITCH_SECONDS)
     return app
 
 
-def _document(app: FastAPI, root_path: str) -> Any:
-    async def answer(request: Request) -> Response:
-        from predict.server.answers import to_json
-
-        if app.openapi_schema is None:
-            app.openapi_schema = document(app, BODIES, root_path)
-        return Response(to_json(app.openapi_schema), media_type="application/json")
-
-    return answer
-
-
 async def _http_error(request: Request, error: Exception) -> Response:
-    """What the framework refuses by itself: an unknown path, a wrong method."""
+    """The answer to an unknown path or a wrong method, which the framework refuses."""
     assert isinstance(error, HTTPException)
     path = request.url.path[:MAX_PATH]
     said = {
@@ -146,17 +118,20 @@ def _error_response(error: ApiError) -> Response:
 
 
 class _Gate:
-    """ASGI middleware: one look at each request before and behind all routes."""
+    """ASGI middleware around all routes: checks, counts and logs each request."""
 
-    def __init__(self, app: ASGIApp, context: Context) -> None:
+    def __init__(self, app: ASGIApp, context: Context, paths: Sequence[str]) -> None:
+        """paths: of all routes."""
         self._app = app
+        # Of each path, or of what is in front of its parameter: its pattern.
+        self._patterns = {path.partition("{")[0]: path.replace(":path", "") for path in paths}
         self._context = context
         self._keys = Keys(context.config.api_keys)
         self._origins = frozenset(context.config.allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return  # there are no web sockets here
+            return  # no web sockets
         context, config = self._context, self._context.config
         headers = Headers(scope=scope)
         sent_id = headers.get("x-request-id")
@@ -166,7 +141,7 @@ class _Gate:
             now + config.request_timeout,
         )
         scope[RECORD] = record
-        route = _route(scope["path"])
+        route = self._pattern_of(scope["path"])
         answer = _Answer(send, record, self._cors(headers))
         context.metrics.request_began(route)
         context.lifecycle.enter()
@@ -182,7 +157,7 @@ class _Gate:
     async def _answer(
         self, scope: Scope, receive: Receive, answer: _Answer, headers: Headers
     ) -> None:
-        """Answers a request, with an error where that is all there is."""
+        """Answers a request; errors that come before the response has begun become a response."""
         try:
             if self._is_preflight(scope, headers):
                 await Response(status_code=204)(scope, receive, answer)
@@ -196,7 +171,8 @@ class _Gate:
                     headers={"Retry-After": self._context.retry_after, "Connection": "close"},
                 )
             await self._app(scope, receive, answer)
-        except ApiError as error:
+        except (ApiError, EngineDied) as raised:
+            error = self._context.unavailable() if isinstance(raised, EngineDied) else raised
             answer.record.error = error.code
             if not answer.has_begun:
                 await _error_response(error)(scope, receive, answer)
@@ -232,9 +208,16 @@ class _Gate:
             and "access-control-request-method" in headers
         )
 
+    def _pattern_of(self, path: str) -> str:
+        """The pattern of a path, for counters: none that a client made up."""
+        if path in self._patterns:
+            return self._patterns[path]
+        with_names = ((each, name) for each, name in self._patterns.items() if "{" in name)
+        return next((name for each, name in with_names if path.startswith(each)), "other")
+
 
 class _Answer:
-    """The `send` of a request, with headers of every answer, and what came of it."""
+    """The `send` of a request: adds the headers of every answer, notes status, bytes and time."""
 
     def __init__(self, send: Send, record: Record, headers: Mapping[str, str]) -> None:
         self._send = send
@@ -263,33 +246,12 @@ class _Answer:
 
 
 def _is_open(path: str) -> bool:
-    """Whether a path is answered to the end, and to everybody."""
+    """Whether a path is answered while the server drains."""
     return path in OPEN_PATHS or path.startswith(OPEN_PREFIXES) or path == "/metrics"
 
 
-_ROUTES = frozenset(
-    (
-        *("/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize"),
-        *("/health", "/ready", "/version", "/metrics", "/v2/health/live", "/v2/health/ready"),
-        *("/", "/openapi.json", "/api/chat", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
-        *("/v1/load_prefix", "/v1/unload_prefix"),
-        *("/v1/chat/completions/completions", "/v1/chat/completions/chat/completions"),
-    )
-)
-
-
-def _route(path: str) -> str:
-    """The pattern of a path, for counters: never what a client made up."""
-    if path in _ROUTES:
-        return path
-    for prefix, pattern in (("/v1/models/", "/v1/models/{name}"), ("/static/", "/static/{name}")):
-        if path.startswith(prefix):
-            return pattern
-    return "other"
-
-
 def _line(scope: Scope, record: Record, answer: _Answer, seconds: float) -> dict[str, Any]:
-    """What the access log says of a request."""
+    """A request's record for the access log."""
     client = scope.get("client")
     line: dict[str, Any] = {
         "request_id": record.request_id,

@@ -1,4 +1,4 @@
-"""What a request asks of the engine: its fields as SamplingParams, a Guide, a conversation."""
+"""A request's fields as SamplingParams, as a Guide, and as a conversation."""
 
 from __future__ import annotations
 
@@ -21,27 +21,32 @@ from predict.server.protocol import (
 from predict.system.files import json_type
 from predict.text.conversation import TEXT_PARTS, Message
 
-# What requests call fields of SamplingParams, where it is not the same.
+# The names that requests have for fields of SamplingParams, where they differ.
 _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "max_new_tokens": ("max_tokens", "max_completion_tokens", "max_new_tokens"),
     "min_length": ("min_length", "min_tokens"),
 }
-_GUIDE = re.compile(r"guide\b(\.\w+)?")  # at the beginning of what is said of one
-_ELSEWHERE = ("adapter", "guide", "logprobs")  # fields whose meaning a route finds
+_GUIDE = re.compile(r"guide\b(\.\w+)?")  # at the beginning of an error about one
+_ELSEWHERE = ("adapter", "guide", "logprobs")  # fields that routes set
+# Kinds of a Guide by vLLM's names: of guided_NAME, and of structured_outputs' fields.
+_GUIDE_KINDS: Mapping[str, str] = {
+    "json": "json_schema",
+    **{kind: kind for kind in ("json_object", "regex", "choice", "grammar", "structural_tag")},
+}
 MAX_PARTS = 1024  # of a message's content
 MAX_TEMPLATE_VALUES = 64
-# Names that a template has from the server alone.
+# Names that the server alone sets in a template.
 _TEMPLATE_NAMES = ("messages", "tools", "documents", "add_generation_prompt")
 
 
 class Asked(NamedTuple):
-    """The parameters of a request, and what it calls each of them."""
+    """The parameters of a request, and the names of its fields."""
 
     params: SamplingParams
-    names: Mapping[str, str]  # a field of SamplingParams -> the request's
+    names: Mapping[str, str]  # field of SamplingParams -> field of the request
 
     def refused(self, error: UserError) -> ApiError:
-        """The engine's refusal, naming the request's field."""
+        """The engine's refusal as an error that names the request's field."""
         message = str(error)
         if _GUIDE.match(message):
             param = self.names["guide"]
@@ -50,14 +55,14 @@ class Asked(NamedTuple):
 
 
 def known_fields() -> dict[str, str]:
-    """What requests call fields of SamplingParams, before a form has names of its own."""
+    """Field of SamplingParams -> field of a request, where a body has no other name for it."""
     return {**{field: field for field in SAMPLING_KEYS}, "adapter": "model"}
 
 
 def given_params(body: GenerationBody) -> tuple[dict[str, Any], dict[str, str]]:
-    """The fields of SamplingParams that a body says, and what it calls them.
+    """A body's values by field of SamplingParams, and its names of these fields.
 
-    Raises ApiError 400 where it says one twice.
+    Raises ApiError 400 where two names of a field have different values.
     """
     given: dict[str, Any] = {}
     names: dict[str, str] = {}
@@ -79,7 +84,7 @@ def given_params(body: GenerationBody) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 class Form(NamedTuple):
-    """What an answer must be, and the field of the request that says so."""
+    """The guide of an answer, and the request's field that it comes from."""
 
     guide: Guide
     param: str
@@ -88,15 +93,14 @@ class Form(NamedTuple):
 def asked_of(
     body: GenerationBody, config: ServerConfig, extra: Mapping[str, Any], form: Form | None
 ) -> Asked:
-    """What a body asks for, checked. extra: fields that the route has found. Raises ApiError."""
+    """A body's checked parameters. extra: fields that the route has set. Raises ApiError."""
     given, names = given_params(body)
     if isinstance(given.get("stop"), list) and len(given["stop"]) > config.max_stop:
         raise invalid(
             "stop", f"stop has {len(given['stop'])} texts (allowed: at most {config.max_stop})"
         )
-    known = {**known_fields(), **names}
-    guide = None if form is None else form.guide
-    known["guide"] = "guide" if form is None else form.param
+    guide, param = (None, "guide") if form is None else form
+    known = {**known_fields(), **names, "guide": param}
     try:
         params = config.params({**given, **extra, "guide": guide})
         check_params(params, config.engine)
@@ -118,7 +122,7 @@ def asked_of(
 
 
 def form_of(body: GenerationBody, config: ServerConfig) -> Form | None:
-    """What the answer must be. Raises ApiError 400 that names the field."""
+    """The guide of a body; None without one. Raises ApiError 400 that names the field."""
     found = list(_guides(body))
     if not found:
         return None
@@ -140,22 +144,17 @@ def form_of(body: GenerationBody, config: ServerConfig) -> Form | None:
 
 
 def _guides(body: GenerationBody) -> Iterator[tuple[str, Any]]:
-    """(field of the request, value that Guide.of takes), of each that is given."""
+    """The (field of the request, value for Guide.of) of each guide that is given."""
     if body.guide is not None:
         yield "guide", body.guide
     if body.response_format is not None:
         yield from _of_response_format(body.response_format)
     if body.structured_outputs is not None:
         yield from _of_structured(body.structured_outputs)
-    for name, kind in (
-        ("guided_json", "json_schema"),
-        ("guided_regex", "regex"),
-        ("guided_choice", "choice"),
-        ("guided_grammar", "grammar"),
-    ):
-        value = getattr(body, name)
+    for name, kind in _GUIDE_KINDS.items():
+        value = getattr(body, f"guided_{name}", None)
         if value is not None:
-            yield name, {kind: value}
+            yield f"guided_{name}", {kind: value}
 
 
 def _of_response_format(form: ResponseFormat) -> Iterator[tuple[str, Any]]:
@@ -184,17 +183,10 @@ def _of_structured(form: StructuredOutputs) -> Iterator[tuple[str, Any]]:
             f"structured_outputs.json_object is {json_type(form.json_object)} (allowed: true, "
             "false)",
         )
-    for name, kind in (
-        ("json_", "json_schema"),
-        ("json_object", "json_object"),
-        ("regex", "regex"),
-        ("choice", "choice"),
-        ("grammar", "grammar"),
-        ("structural_tag", "structural_tag"),
-    ):
-        value = getattr(form, name)
+    for name, kind in _GUIDE_KINDS.items():
+        value = getattr(form, "json_" if name == "json" else name)
         if value is not None and value is not False:
-            yield f"structured_outputs.{name.rstrip('_')}", {kind: value}
+            yield f"structured_outputs.{name}", {kind: value}
 
 
 def conversation(messages: Sequence[ChatMessage], where: str = "messages") -> list[Message]:
@@ -204,20 +196,17 @@ def conversation(messages: Sequence[ChatMessage], where: str = "messages") -> li
 
 def _message(message: ChatMessage, where: str) -> Message:
     role = "system" if message.role == "developer" else message.role
-    made: Message = {"role": role, "content": _content(message, where)}
-    if message.name is not None:
-        made["name"] = message.name
-    if message.tool_call_id is not None:
-        made["tool_call_id"] = message.tool_call_id
-    if message.reasoning_content is not None:
-        made["reasoning_content"] = message.reasoning_content
+    fields: Message = {"role": role, "content": _content(message, where)}
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            fields[name] = value
     if message.tool_calls:
         if role != "assistant":
             raise invalid(
                 f"{where}.tool_calls", f"{where}.tool_calls stand in an assistant's message alone"
             )
-        made["tool_calls"] = [call.model_dump(exclude={"index"}) for call in message.tool_calls]
-    return made
+        fields["tool_calls"] = [call.model_dump(exclude={"index"}) for call in message.tool_calls]
+    return fields
 
 
 def _content(message: ChatMessage, where: str) -> str:
@@ -258,7 +247,7 @@ def _part(part: object, where: str) -> str:
 
 
 def template_values(values: object, effort: str | None) -> dict[str, Any]:
-    """What a request gives the chat template besides messages and tools. Raises ApiError 400."""
+    """A request's values for the chat template, besides messages and tools. ApiError 400."""
     name = "chat_template_kwargs"
     if values is None:
         values = {}

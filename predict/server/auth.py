@@ -1,4 +1,4 @@
-"""Keys that clients show: compared in constant time."""
+"""API keys, compared in constant time."""
 
 from __future__ import annotations
 
@@ -8,23 +8,20 @@ from collections.abc import Sequence
 
 from predict.server.errors import ApiError
 
-# Everybody may ask whether the server lives; the page's files hold nothing of anybody.
+# Open without a key: health checks, and the page's files, which hold no data.
 OPEN_PATHS = ("/health", "/ready", "/v2/health/live", "/v2/health/ready", "/")
 OPEN_PREFIXES = ("/static/",)
 
 
 class Keys:
-    """The keys of a server; without any, everybody is let in."""
+    """The keys of a server; without any, every request is allowed."""
 
     def __init__(self, keys: Sequence[str]) -> None:
-        # Digests have one length: how long a comparison takes says nothing of a key.
+        # Digests have one length, so that the time of a comparison tells nothing of a key.
         self._digests = [_digest(key.encode()) for key in keys]
 
     def check(self, path: str, header: bytes | None) -> None:
-        """Raises ApiError 401 unless the header Authorization has one of the keys.
-
-        Paths that are open to everybody pass.
-        """
+        """Raises ApiError 401 unless the path is open or the header Authorization has a key."""
         if not self._digests or path in OPEN_PATHS or path.startswith(OPEN_PREFIXES):
             return
         scheme, _, key = (header or b"").partition(b" ")

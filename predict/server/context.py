@@ -1,4 +1,4 @@
-"""What all routes share, and what is known of the request that is being answered."""
+"""State that all routes share, and the record of the request that is being answered."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from predict.server.access_log import AccessLog
 from predict.server.config import ServerConfig
-from predict.server.engine_client import Engine, EngineDied
+from predict.server.engine_client import Engine
 from predict.server.errors import ApiError
 from predict.server.front_model import FrontModel
 from predict.server.lifecycle import Lifecycle
@@ -25,14 +25,14 @@ RECORD = "regatta.record"  # the key of a request's Record in its ASGI scope
 
 @dataclass
 class Record:
-    """A request on its way; `log` is what the access log says of it besides."""
+    """A request that is being answered; `log`: further fields of its line in the access log."""
 
     request_id: str
     deadline: float  # of the event loop's clock
     started: float = field(default_factory=time.perf_counter)
     log: dict[str, Any] = field(default_factory=dict)
     error: str | None = None  # kind of an error, for the metrics
-    body: Held | None = None  # bytes that count until its prompts are token ids
+    body: Held | None = None  # counted bytes, until its prompts are token ids
 
 
 @dataclass
@@ -52,11 +52,11 @@ class Context:
 
     @property
     def retry_after(self) -> str:
-        """Seconds that a client should wait, for the header Retry-After."""
+        """Seconds for the header Retry-After."""
         return str(max(1, round(self.config.retry_after)))
 
     def info(self) -> ModelInfo:
-        """What the engine has loaded. Raises ApiError 503 before that, and behind its end."""
+        """The loaded model. Raises ApiError 503 before it is loaded and after the engine's end."""
         if self.engine.is_ready:
             return self.engine.info
         raise self.unavailable()
@@ -71,9 +71,6 @@ class Context:
 
 
 def record_of(request: Request) -> Record:
-    """What is known of a request."""
+    """The record of a request."""
     found: Record = request.scope[RECORD]
     return found
-
-
-__all__ = ["RECORD", "Context", "EngineDied", "Record", "record_of"]

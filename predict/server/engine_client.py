@@ -24,16 +24,16 @@ from predict.request import RequestOutput, SamplingParams
 from predict.server.config import API_KEY_VARIABLE
 from predict.server.wire import (
     Abort,
+    AdapterKind,
     Add,
     AnswerMetrics,
     AskStats,
+    Change,
     Changed,
     Ended,
     Failed,
     FromEngine,
     FromFront,
-    LoadAdapter,
-    LoadPrefix,
     Messages,
     ModelInfo,
     Ready,
@@ -41,21 +41,8 @@ from predict.server.wire import (
     Step,
     Stop,
     Told,
-    UnloadAdapter,
-    UnloadPrefix,
     frame,
 )
-
-__all__ = [
-    "AdapterFailed",
-    "Answer",
-    "AnswerMetrics",
-    "Engine",
-    "EngineClient",
-    "EngineDied",
-    "EngineProcess",
-    "ModelInfo",
-]
 
 END_SECONDS = 10.0  # that a process may take to end after its last word
 
@@ -65,16 +52,16 @@ class EngineDied(RuntimeError):  # noqa: N818  # a state, as the wait for it is 
 
 
 class AdapterFailed(RuntimeError):  # noqa: N818  # likewise
-    """An adapter or prefix could not be loaded or unloaded, nobody knows why; all is as before."""
+    """Loading or unloading an adapter or prefix failed by a fault; nothing has changed."""
 
 
 class Answer(Protocol):
     """The answers to one prompt.
 
-    Iterating gives all pieces that have come since the last time; it waits where there are none.
-    Whoever stops early calls `abort`. It raises UserError, first of all, where the engine refuses
-    the request (400: only the engine knows some limits), and EngineDied. What fails later is a
-    piece with finish_reason "error" and `error`; the other answers to the prompt go on.
+    Iterating gives the pieces that have come since the last time, and waits where there are none.
+    Whoever stops early calls `abort`. The iteration raises UserError, before any piece, where the
+    engine refuses the request (some limits only the engine knows), and EngineDied. A later failure
+    is a piece with finish_reason "error" and `error`; the other answers to the prompt go on.
     """
 
     request_id: int
@@ -86,18 +73,18 @@ class Answer(Protocol):
     def __aiter__(self) -> AsyncIterator[list[StreamOutput]]: ...
 
     def abort(self) -> None:
-        """Ends it, when it has not ended; returns at once, and may be called at any time.
+        """Ends the answer if it has not ended; returns at once.
 
-        The iteration then ends after pieces with finish_reason "abort", which come from the engine.
+        The iteration ends behind pieces with finish_reason "abort", which the engine sends.
         """
 
 
 class Engine(Protocol):
-    """What answers prompts."""
+    """The server's view of an engine, in another process or machine."""
 
     @property
     def info(self) -> ModelInfo:
-        """What was loaded. Raises RuntimeError before it is."""
+        """The loaded model. Raises RuntimeError before it is loaded."""
 
     @property
     def is_ready(self) -> bool:
@@ -109,7 +96,7 @@ class Engine(Protocol):
 
     @property
     def failure(self) -> str | None:
-        """Why it has ended, in one sentence."""
+        """Why the engine has ended, in one sentence; None while it is alive."""
 
     @property
     def num_in_flight(self) -> int:
@@ -124,36 +111,31 @@ class Engine(Protocol):
         """Sends a prompt to the engine. Raises EngineDied.
 
         streamed: pieces come as they are made. Else they come at the end, one for each answer, and
-        `output` is set: with logprobs of prompts, scores, and what best_of and beams chose.
+        `output` is set, with logprobs of the prompt, scores, and the choices of best_of and beams.
         """
 
     async def stats(self) -> EngineStats:
         """Counts, between two steps. Raises EngineDied."""
 
-    async def load_adapter(self, name: str, directory: str) -> None:
-        """Has the engine load an adapter, which requests may name once this returns.
+    async def load(self, kind: AdapterKind, name: str, path: str) -> None:
+        """Loads an adapter or a tuned prefix, which requests may name once this returns.
 
-        Raises UserError for one that does not fit, AdapterFailed, EngineDied.
+        A prefix takes blocks of the cache. Raises UserError for one that does not fit,
+        AdapterFailed, EngineDied.
         """
 
-    async def unload_adapter(self, name: str) -> None:
-        """Has it forget one: requests that are added from now on may not name it.
+    async def unload(self, kind: AdapterKind, name: str) -> None:
+        """Unloads one: requests added from now on may not name it, earlier ones are finished.
 
-        Those before go on to their ends. Raises UserError, AdapterFailed, EngineDied.
+        A prefix's blocks are free once its last request has ended. Raises as `load`.
         """
-
-    async def load_prefix(self, name: str, path: str) -> None:
-        """As `load_adapter`, a tuned prefix, which takes blocks of the cache."""
-
-    async def unload_prefix(self, name: str) -> None:
-        """As `unload_adapter`, a prefix; its blocks are free once its last request has ended."""
 
 
 class EngineProcess:
     """The engine's process, and the front's end of the socket to it."""
 
     def __init__(self, arguments: Sequence[str] = ("-m", "predict.server.engine_process")):
-        """Starts it. arguments: of Python; tests and benchmarks start another one."""
+        """Starts the process. arguments: of Python; tests and benchmarks give other ones."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -168,16 +150,16 @@ class EngineProcess:
 
     @property
     def process_id(self) -> int:
-        """Its number."""
+        """The process's id."""
         return self._process.pid
 
     def send_config(self, config: EngineConfig) -> None:
-        """Has it load a model. What it has to say of it comes as a message."""
-        with contextlib.suppress(OSError):  # it has ended: reading from the socket says so
+        """Makes the process load a model; Ready or Failed answers."""
+        with contextlib.suppress(OSError):  # the process has ended: reading reports that
             self.socket.sendall(frame(Start(config.settings)))
 
     def ended(self) -> str:
-        """How it ended, waited for up to END_SECONDS."""
+        """Waits up to END_SECONDS for the process's end; how it ended, as a predicate."""
         try:
             status = self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -193,7 +175,7 @@ class EngineProcess:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, without the key to the server; with the checkout on Python's path."""
+    """This process's environment, without the API key, with the checkout on Python's path."""
     found = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
     root = Path(__file__).resolve().parents[2]
     if (root / "pyproject.toml").is_file():
@@ -257,10 +239,10 @@ class ClientAnswer:
         if not self._has_ended:
             self._client.abort(self.request_id)
 
-    # What follows is EngineClient's to call.
+    # Called by EngineClient alone.
 
     def take(self, pieces: list[StreamOutput]) -> None:
-        """Gives it pieces."""
+        """Adds pieces."""
         if self._pieces:
             self._pieces += pieces
         else:
@@ -268,7 +250,7 @@ class ClientAnswer:
         self._wake()
 
     def end(self, ended: Ended) -> None:
-        """Ends it as the engine says."""
+        """Ends the answer with the engine's message."""
         self.metrics, self.output = ended.metrics, ended.output
         if ended.refused is not None:
             self._error = UserError(ended.refused)
@@ -284,7 +266,7 @@ class ClientAnswer:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """Ends it: behind the pieces that have come, `error` is raised."""
+        """Ends the answer: the iteration raises `error` behind the pieces that have come."""
         self._has_ended, self._error = True, error
         self._wake()
 
@@ -300,7 +282,7 @@ class EngineClient(asyncio.Protocol):
     def __init__(
         self, process: EngineProcess, on_ended: Callable[[AnswerMetrics], None] = lambda _: None
     ):
-        """on_ended: takes what each answer took, when it has ended."""
+        """on_ended: called with the metrics of each answer that has ended."""
         self._process = process
         self._on_ended = on_ended
         self._messages: Messages[FromEngine] = Messages(FromEngine)
@@ -308,13 +290,13 @@ class EngineClient(asyncio.Protocol):
         self._answers: dict[int, ClientAnswer] = {}  # unfinished
         self._questions: dict[int, asyncio.Future[Any]] = {}
         self._num_asked = 0  # answers and questions, for their ids
-        self._num_in_flight = 0
+        self.num_in_flight = 0
         self._info: ModelInfo | None = None
-        self._failed: Failed | None = None  # its last words
-        self._failure: str | None = None
+        self._failed: Failed | None = None  # the engine's last message
+        self.failure: str | None = None
 
     async def connect(self) -> None:
-        """Begins to listen to the engine."""
+        """Begins to read the engine's messages."""
         self.loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[None] = self.loop.create_future()
         self._lost: asyncio.Future[None] = self.loop.create_future()
@@ -328,24 +310,16 @@ class EngineClient(asyncio.Protocol):
 
     @property
     def is_ready(self) -> bool:
-        return self._info is not None and self._failure is None
+        return self._info is not None and self.failure is None
 
     @property
     def is_alive(self) -> bool:
-        return self._failure is None
-
-    @property
-    def failure(self) -> str | None:
-        return self._failure
+        return self.failure is None
 
     @property
     def exit_code(self) -> int:
-        """What this process should leave with because the engine has ended."""
+        """The exit status of this process once the engine has ended."""
         return EXIT_FAILURE if self._failed is None else self._failed.exit_code
-
-    @property
-    def num_in_flight(self) -> int:
-        return self._num_in_flight
 
     async def ready(self) -> None:
         await asyncio.shield(self._loaded)
@@ -363,38 +337,33 @@ class EngineClient(asyncio.Protocol):
             Add(answer.request_id, list(prompt_token_ids), params, streamed, time.perf_counter())
         )
         self._answers[answer.request_id] = answer
-        self._num_in_flight += answer.num_answers
+        self.num_in_flight += answer.num_answers
         return answer
 
     def abort(self, request_id: int) -> None:
-        """Has the engine end an answer; nothing when it has."""
-        if request_id in self._answers and self._failure is None:
+        """Sends the engine an abort, unless the answer has ended."""
+        if request_id in self._answers and self.failure is None:
             self._send(Abort(request_id))
 
     async def stats(self) -> EngineStats:
         told: Told = await self._ask(AskStats)
         return told.stats
 
-    async def load_adapter(self, name: str, directory: str) -> None:
-        self._check(await self._ask(lambda number: LoadAdapter(number, name, directory)))
+    async def load(self, kind: AdapterKind, name: str, path: str) -> None:
+        await self._change(kind, name, path)
 
-    async def unload_adapter(self, name: str) -> None:
-        self._check(await self._ask(lambda number: UnloadAdapter(number, name)))
+    async def unload(self, kind: AdapterKind, name: str) -> None:
+        await self._change(kind, name, None)
 
-    async def load_prefix(self, name: str, path: str) -> None:
-        self._check(await self._ask(lambda number: LoadPrefix(number, name, path)))
-
-    async def unload_prefix(self, name: str) -> None:
-        self._check(await self._ask(lambda number: UnloadPrefix(number, name)))
-
-    def _check(self, changed: Changed) -> None:
+    async def _change(self, kind: AdapterKind, name: str, path: str | None) -> None:
+        changed: Changed = await self._ask(lambda question: Change(question, kind, name, path))
         if changed.refused is not None:
             raise UserError(changed.refused)
         if changed.failed is not None:
             raise AdapterFailed(changed.failed)
 
     async def _ask(self, question: Callable[[int], FromFront]) -> Any:
-        """The message that answers a question, which has this number. Raises EngineDied."""
+        """Sends question(number); the message that answers it. Raises EngineDied."""
         self._num_asked += 1
         number = self._num_asked
         future: asyncio.Future[Any] = self.loop.create_future()
@@ -406,16 +375,16 @@ class EngineClient(asyncio.Protocol):
             self._questions.pop(number, None)
 
     async def stop(self) -> None:
-        """Has the engine's process leave, and waits until it has; what runs is broken off."""
-        if self.is_ready:  # else it loads, and listens to nobody
+        """Ends the engine's process and waits for its end; running requests are cut off."""
+        if self.is_ready:  # else it is loading, and reads no messages
             self._send(Stop())
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.died(), END_SECONDS)
-        self._process.kill()  # nothing, where it has left
+        self._process.kill()  # does nothing to a process that has ended
 
     def _send(self, message: FromFront) -> None:
-        if self._failure is not None:
-            raise EngineDied(self._failure)
+        if self.failure is not None:
+            raise EngineDied(self.failure)
         assert self._transport is not None
         self._transport.write(frame(message))
 
@@ -426,7 +395,7 @@ class EngineClient(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Hands out what the engine says."""
+        """Dispatches the engine's messages."""
         try:
             for message in self._messages.take(data):
                 self._take(message)
@@ -464,20 +433,20 @@ class EngineClient(asyncio.Protocol):
         answer = self._answers.pop(ended.request_id, None)
         if answer is None:
             return
-        self._num_in_flight -= answer.num_answers
+        self.num_in_flight -= answer.num_answers
         answer.end(ended)
         if ended.metrics is not None:
             self._on_ended(ended.metrics)
 
     def _die(self, failure: str) -> None:
-        """Tells all who wait."""
-        if self._failure is not None:
+        """Fails all waiting answers and questions."""
+        if self.failure is not None:
             return
-        self._failure = failure
+        self.failure = failure
         for answer in self._answers.values():
             answer.fail(EngineDied(failure))
         self._answers.clear()
-        self._num_in_flight = 0
+        self.num_in_flight = 0
         for question in self._questions.values():
             if not question.done():
                 question.set_exception(EngineDied(failure))
@@ -486,7 +455,7 @@ class EngineClient(asyncio.Protocol):
             if self._failed is not None and self._failed.exit_code == EXIT_USAGE:
                 error = UserError(failure)
             self._loaded.set_exception(error)
-            self._loaded.exception()  # whether or not anybody waits for it
+            self._loaded.exception()  # marks it as retrieved: there may be no waiter
         if not self._lost.done():
             self._lost.set_result(None)
 

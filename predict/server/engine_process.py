@@ -1,8 +1,8 @@
 """The engine's process: owns the LLM, obeys the front between steps, and never sees HTTP.
 
-One thread does it all, so that nothing waits for Python's lock: after each step one message with
-all that is new goes out, and while a device runs the next one there is time for it. The front
-starts this process, and it ends with the front: signals are the front's business.
+One thread does everything, so that no step waits for Python's lock. After each step one message
+with all new text is sent, while the device runs the next step. The front starts this process, which
+ends when the front does; the front handles the signals.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from predict.engine.failures import explained
-from predict.engine.request_state import Request
 from predict.engine.samples import Samples, StreamOutput
 from predict.errors import EXIT_FAILURE, EngineError, UserError
 from predict.server.wire import (
@@ -33,8 +32,6 @@ from predict.server.wire import (
     Failed,
     FromEngine,
     FromFront,
-    LoadAdapter,
-    LoadPrefix,
     Messages,
     ModelInfo,
     Ready,
@@ -42,8 +39,6 @@ from predict.server.wire import (
     Step,
     Stop,
     Told,
-    UnloadAdapter,
-    UnloadPrefix,
     frame,
 )
 from predict.system import notes
@@ -62,10 +57,9 @@ class FrontEnded(Exception):  # noqa: N818  # a state
 
 
 class Link:
-    """The engine's end of the socket. Writing never waits: what the front does not take is kept."""
+    """The engine's end of the socket. Writes never block: what the front has not read is kept."""
 
     def __init__(self, sock: socket.socket):
-        """Takes the socket over."""
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
         self._sock = sock
@@ -76,11 +70,11 @@ class Link:
         self._poll.register(self._wakes, select.POLLIN)
 
     def wake(self) -> None:
-        """Has `received` return, if it waits. May be called by any thread."""
+        """Makes a waiting `received` return. May be called by any thread."""
         os.eventfd_write(self._wakes, 1)
 
     def received(self, wait: bool) -> list[FromFront]:
-        """What the front has sent since the last time.
+        """The front's messages since the last call.
 
         wait: for at least one message, or `wake`. Raises FrontEnded.
         """
@@ -113,7 +107,7 @@ class Link:
         self._flush()
 
     def send_all(self, message: FromEngine) -> None:
-        """Sends the last message, and waits until it is gone. Raises FrontEnded."""
+        """Sends the last message and waits until the kernel has taken it. Raises FrontEnded."""
         self.send(message)
         self._poll.register(self._sock, select.POLLOUT)
         while self._unsent:
@@ -146,10 +140,10 @@ class _Live:
 
 
 class EngineLoop:
-    """Answers what the front asks, until it says stop or ends.
+    """Answers the front's messages until Stop.
 
-    A request's failure, refusal or abort does not touch the others. A failure of the engine itself
-    (EngineError) is raised by `run`.
+    A request's failure, refusal or abort does not touch the others; `run` raises a failure of the
+    engine itself (EngineError).
     """
 
     def __init__(self, llm: LLM, link: Link):
@@ -157,9 +151,9 @@ class EngineLoop:
         self._link = link
         self._live: dict[int, _Live] = {}  # by the front's ids
         self._by_request: dict[int, _Live] = {}  # by the engine's ids
-        # Not begun: their guides are compiled, on threads that no step waits for.
+        # Answers whose guides are being compiled on other threads; their requests are not queued.
         self._compiling: dict[int, _Live] = {}
-        self._pieces: list[tuple[int, list[StreamOutput]]] = []  # that are not sent yet
+        self._pieces: list[tuple[int, list[StreamOutput]]] = []  # not sent yet
         self._ended: list[Ended] = []
 
     def run(self) -> None:
@@ -186,22 +180,19 @@ class EngineLoop:
                 self._llm.abort([live.samples])
                 self._collect([live])
         elif isinstance(message, AskStats):
-            self._send()  # first, what the counts know of
+            self._send()  # first the text that the counts include
             self._link.send(Told(message.question, self._llm.stats()))
-        elif isinstance(message, (LoadAdapter, UnloadAdapter, LoadPrefix, UnloadPrefix)):
+        elif isinstance(message, Change):
             self._link.send(self._changed(message))
 
     def _changed(self, message: Change) -> Changed:
-        """Loads or unloads an adapter or a prefix; whatever fails, requests go on."""
+        """Loads or unloads an adapter or a prefix; no failure of it touches running requests."""
+        llm, is_prefix = self._llm, message.kind == "prefix"
         try:
-            if isinstance(message, LoadAdapter):
-                self._llm.load_adapter(message.name, message.directory)
-            elif isinstance(message, LoadPrefix):
-                self._llm.load_prefix(message.name, message.path)
-            elif isinstance(message, UnloadPrefix):
-                self._llm.unload_prefix(message.name)
+            if message.path is None:
+                (llm.unload_prefix if is_prefix else llm.unload_adapter)(message.name)
             else:
-                self._llm.unload_adapter(message.name)
+                (llm.load_prefix if is_prefix else llm.load_adapter)(message.name, message.path)
         except UserError as error:
             return Changed(message.question, refused=str(error))
         except Exception as error:
@@ -234,7 +225,7 @@ class EngineLoop:
                     self._refuse(live.request_id, error)
 
     def _begin(self, live: _Live) -> None:
-        """Has the engine run an answer's requests. Raises UserError, with nothing queued."""
+        """Queues an answer's requests. Raises UserError, with nothing queued."""
         self._llm.queue([live.samples])
         self._live[live.request_id] = live
         for request in live.samples.requests:
@@ -254,17 +245,12 @@ class EngineLoop:
         if batch is None and not finished:
             raise EngineError(f"nothing runs, and {len(self._live)} answers have not ended")
         sampled = (span.request for span in batch.spans if span.samples) if batch else ()
-        touched = {id(live): live for live in self._answers_of((*sampled, *finished))}
-        self._collect(touched.values())
-
-    def _answers_of(self, requests: Iterable[Request]) -> Iterable[_Live]:
-        for request in requests:
-            live = self._by_request.get(request.owner.request_id)
-            if live is not None:  # else aborted while the step ran
-                yield live
+        found = (self._by_request.get(each.owner.request_id) for each in (*sampled, *finished))
+        # None: aborted while the step ran.
+        self._collect({id(live): live for live in found if live is not None}.values())
 
     def _collect(self, answers: Iterable[_Live]) -> None:
-        """Takes down what is new of these, and forgets those that have ended."""
+        """Notes the new pieces of these answers, and drops those that have ended."""
         for live in answers:
             output = None
             try:
@@ -276,7 +262,7 @@ class EngineLoop:
                     continue
                 if not live.streamed:
                     output = live.samples.output()
-            except Exception as error:  # of its text: it ends, alone
+            except Exception as error:  # making its text failed: this answer alone ends
                 text = explained(live.samples.requests[0], error)
                 self._pieces.append((live.request_id, [StreamOutput("", (), "error", error=text)]))
                 self._llm.abort([live.samples])
@@ -284,7 +270,7 @@ class EngineLoop:
             self._ended.append(Ended(live.request_id, metrics_of(live), output))
 
     def _forget(self, live: _Live) -> None:
-        self._live.pop(live.request_id, None)  # else it never began
+        self._live.pop(live.request_id, None)
         for request in live.samples.requests:
             self._by_request.pop(request.request_id, None)
 
@@ -295,7 +281,7 @@ class EngineLoop:
 
 
 def metrics_of(live: _Live) -> AnswerMetrics:
-    """What an answer that has ended took."""
+    """The metrics of an answer that has ended."""
     requests = live.samples.requests
     first = requests[0]
     times = first.token_times
@@ -326,7 +312,7 @@ def metrics_of(live: _Live) -> AnswerMetrics:
 
 
 def info_of(llm: LLM) -> ModelInfo:
-    """What was loaded."""
+    """The description of the loaded model that the front needs."""
     config = llm.config
     return ModelInfo(
         model_type=llm.spec.model_type,
@@ -347,7 +333,7 @@ def info_of(llm: LLM) -> ModelInfo:
 
 
 def serve(link: Link) -> int:
-    """Loads what the front asks for and answers it; the exit status. Raises FrontEnded."""
+    """Loads a model and answers the front until Stop; the exit status. Raises FrontEnded."""
     from predict.cli.command import explanation
     from predict.config.engine import EngineConfig
     from predict.system.host import frozen_objects
@@ -375,7 +361,7 @@ def serve(link: Link) -> int:
 
 
 def end_with_front(sock: socket.socket) -> threading.Thread:
-    """A thread that ends this process as soon as the front has ended, even while a model loads."""
+    """Starts a thread that ends this process when the front ends, even while a model loads."""
 
     def watch() -> None:
         poll = select.poll()
@@ -390,13 +376,13 @@ def end_with_front(sock: socket.socket) -> threading.Thread:
 
 
 def ignore_signals() -> None:
-    """Leaves signals to the front: those of a terminal or of a service manager come to both."""
+    """Ignores SIGINT, SIGTERM and SIGHUP, which a terminal sends to both processes."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
 def main(argv: list[str]) -> int:
-    """Serves the front at the other end of a socket, whose number is the one argument."""
+    """Serves the front at the other end of a socket. argv: the socket's file descriptor."""
     ignore_signals()
     sock = socket.socket(fileno=int(argv[0]))
     watch = end_with_front(sock)

@@ -18,7 +18,7 @@ class _Kind(NamedTuple):
     code: str | None
 
 
-# Status -> what OpenAI calls it.
+# Status -> OpenAI's names of it.
 _KINDS: Mapping[int, _Kind] = {
     400: _Kind("invalid_request_error", None),
     401: _Kind("authentication_error", "invalid_api_key"),
@@ -56,7 +56,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code or _kind(status).code
         self.headers = dict(headers or {})
-        self.extra: dict[str, Any] = {}  # that the body has besides, for clients of other forms
+        self.extra: dict[str, Any] = {}  # further fields of the body, for PaddleNLP's clients
 
     @property
     def content(self) -> dict[str, Any]:
@@ -86,8 +86,8 @@ def invalid(param: str | None, message: str, code: str | None = None) -> ApiErro
 def refused(error: UserError, names: Mapping[str, str], default: str | None = None) -> ApiError:
     """A UserError of the package as a client's error.
 
-    names: what the package calls a field -> what the request calls it; the message begins with the
-    name of the field at fault. default: the field where no such name is found.
+    names: field of the package -> field of the request; messages begin with the name of the field
+    at fault. default: the field where a message begins with another word.
     """
     message = str(error)
     word = _WORD.match(message)

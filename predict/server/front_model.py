@@ -1,7 +1,7 @@
 """The front's part of a model: its tokenizer and its chat template. Prompts in, token ids out.
 
-Both run on threads of their own, so that a long prompt stops nobody's stream, and under limits that
-are known before they begin.
+Both run on threads of their own, so that a long prompt does not delay streams, under limits that
+are checked before they run.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class FrontModel:
             config.tokenizer_threads, thread_name_prefix="regatta-tokenizer"
         )
         self.token_texts = None if tokenizer is None else TokenTexts(tokenizer)
-        # Makes text with special tokens written out.
+        # Writes special tokens out.
         self.literal = None if tokenizer is None else Detokenizer(tokenizer, False)
-        # No token is longer: a text with more characters than that has too many tokens for sure.
+        # The longest token bounds the characters of a prompt of so many tokens.
         longest = max(map(len, tokenizer.vocabulary()), default=1) if tokenizer else 1
         self._max_characters = (self._max_prompt_length + 1) * max(longest, 1)
 
@@ -52,7 +52,7 @@ class FrontModel:
         return cls(tokenizer, config)
 
     def close(self) -> None:
-        """Ends its threads; what waits is dropped."""
+        """Ends its threads; waiting work is dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     @property

@@ -1,6 +1,6 @@
-"""uvicorn's HTTP protocol with limits on headers, on the time they take, on connections.
+"""uvicorn's HTTP protocol with limits on headers, their time, and connections.
 
-uvicorn reads headers of any size, and waits for them without end.
+uvicorn itself reads headers of any size, and waits for them without end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REASONS = {
 
 
 def limited_protocol(config: ServerConfig) -> type[HttpToolsProtocol]:
-    """The class for `uvicorn.Config(http=...)` that holds the limits of a server's config."""
+    """The class for `uvicorn.Config(http=...)` with the limits of a server's config."""
 
     class LimitedProtocol(_LimitedProtocol):
         max_connections = config.max_connections
@@ -92,7 +92,7 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._in_head = True
 
     def send_400_response(self, msg: str) -> None:
-        """Answers what is no HTTP, in our form."""
+        """Answers bytes that are no HTTP with an error of our form."""
         if not self._is_refused:
             self._refuse(ApiError(400, f"this is no HTTP request that can be read: {msg}"))
 
@@ -116,7 +116,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         )
 
     def _refuse(self, error: ApiError) -> None:
-        """Answers and closes, where nothing is being answered; what still comes is not read."""
+        """Closes the connection, behind an error response where no response is being sent."""
         if self._is_refused:
             return
         self._is_refused = True

@@ -1,7 +1,7 @@
-"""The text of an answer with special tokens in it that a parser looks for.
+"""The text of an answer with the special tokens in it that a parser looks for.
 
-An engine's text leaves special tokens out. Some models mark calls and thoughts with them; then the
-front makes the text of their answers itself, from the token ids.
+The engine's text leaves special tokens out. For models that mark calls and thoughts with them, the
+front makes the text from the token ids.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class KeptText:
         self._answers: dict[int, AnswerText] = {}
 
     def of_piece(self, piece: StreamOutput) -> str:
-        """What a piece adds to its answer's text."""
+        """The text that a piece adds to its answer."""
         answer = self._answers.get(piece.index)
         if answer is None:
             answer = self._answers[piece.index] = self._begun()
@@ -63,4 +63,4 @@ class KeptText:
             if token_id in self._kept or self._tokenizer.decode([token_id]):
                 answer.append(token_id)
             elif not self._tokenizer.decode([token_id], False):
-                answer.append(token_id)  # no special token: part of a character, or nothing
+                answer.append(token_id)  # part of a character, or a token without text

@@ -1,4 +1,4 @@
-"""What a server is doing: loading, answering, finishing what it has, or dead."""
+"""The requests that a server is answering, and whether it drains."""
 
 from __future__ import annotations
 
@@ -6,31 +6,30 @@ import asyncio
 
 
 class Lifecycle:
-    """Counts the requests that are being answered, and says when none is.
+    """Counts the requests that are being answered. Not thread-safe.
 
-    Whoever answers a request enters first and leaves after its last byte, whatever became of it.
-    One event loop's.
+    Each request enters first and leaves after its last byte, whether or not it failed.
     """
 
     def __init__(self) -> None:
-        self.draining = False  # new requests are refused with 503, those that run are finished
-        self.num_requests = 0  # being answered
+        self.draining = False  # new requests are refused with 503, running ones are finished
+        self.num_requests = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
     def enter(self) -> None:
-        """A request that is answered begins."""
+        """Counts a request."""
         self.num_requests += 1
         self._idle.clear()
 
     def leave(self) -> None:
-        """It ends."""
+        """Stops counting it."""
         self.num_requests -= 1
         if not self.num_requests:
             self._idle.set()
 
     def drain(self) -> None:
-        """From now on new requests are refused."""
+        """Refuses new requests from now on."""
         self.draining = True
 
     async def wait_idle(self) -> None:

@@ -1,4 +1,4 @@
-"""What a server lets in: bodies, waiting answers, time."""
+"""Limits on bodies, on answers that run or wait, and on the time that a body takes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import anyio
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from predict.errors import UserError
 from predict.server.config import ServerConfig
@@ -34,7 +34,7 @@ class Admission:
 
     @contextlib.contextmanager
     def body(self) -> Iterator[Held]:
-        """What a request's body takes, until the end of the block."""
+        """Counts a request's body until the end of the block."""
         held = Held(self)
         try:
             yield held
@@ -42,12 +42,12 @@ class Admission:
             held.release()
 
     def check_room(self) -> None:
-        """Raises ApiError 429 where not a single answer may come in."""
+        """Raises ApiError 429 where there is no room for a single answer."""
         if self.num_answers >= self._config.max_in_flight:
             raise self._full()
 
     def enter(self, num_answers: int) -> None:
-        """Counts in the answers of a request; raises ApiError 429 where they are too many now."""
+        """Counts the answers of a request; raises ApiError 429 where there is no room for them."""
         most = self._config.max_in_flight
         if num_answers > most:
             raise invalid(
@@ -60,7 +60,7 @@ class Admission:
         self.num_answers += num_answers
 
     def leave(self, num_answers: int) -> None:
-        """Counts them out."""
+        """Stops counting so many answers."""
         self.num_answers -= num_answers
 
     def take_bytes(self, count: int) -> None:
@@ -81,19 +81,19 @@ class Admission:
 
 
 class Held:
-    """The bytes of one body that are counted."""
+    """The counted bytes of one body."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self.size = 0
 
     def take(self, count: int) -> None:
-        """Counts some more; raises ApiError 429 where all bodies have too many."""
+        """Counts more bytes; raises as `Admission.take_bytes`."""
         self._admission.take_bytes(count)
         self.size += count
 
     def release(self) -> None:
-        """Counts none any more."""
+        """Stops counting them."""
         self._admission.take_bytes(-self.size)
         self.size = 0
 
@@ -169,8 +169,7 @@ def _check_values(data: bytes, most: int) -> None:
 
 
 def _check_type(request: Request) -> None:
-    # A web page of somebody else may send text/plain to a server on this machine unasked; JSON it
-    # may not.
+    # A page of another origin may send text/plain to a server on this machine, but not JSON.
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise ApiError(
@@ -188,6 +187,3 @@ def _too_large(got: str, most: int) -> ApiError:
         "--max_body_bytes",
         headers={"Connection": "close"},
     )
-
-
-__all__ = ["Admission", "ClientDisconnect", "Held", "read_body", "read_json"]

@@ -1,7 +1,7 @@
-"""What /metrics says: counts and times of requests, and the engine's counts of the last question.
+"""The metrics of /metrics: counts and times of requests, and the engine's latest counts.
 
-Names are those that other servers of language models have, behind `regatta_`, so that a dashboard
-needs another prefix and no more.
+Names are those of other servers of language models behind `regatta_`, so that a dashboard needs
+another prefix and no more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,21 @@ _FIRST = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.
 _EACH = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
 _WHOLE = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0)
 _TOKENS = tuple(float(1 << power) for power in range(18))
-# Of EngineStats: the field, what it is called, and what it is. Names of counters end in _total.
+# Histograms of AnswerMetrics: the field, the metric's name, its help text, its buckets.
+_ANSWERS = (
+    ("time_to_first_token", "time_to_first_token_seconds",
+     "From a prompt's arrival to its first token.", _FIRST),
+    ("time_per_output_token", "time_per_output_token_seconds",
+     "Mean time between two tokens of an answer, an answer counting once.", _EACH),
+    ("seconds", "e2e_request_latency_seconds",
+     "From a prompt's arrival to its last token.", _WHOLE),
+    ("queue_seconds", "request_queue_time_seconds",
+     "From a prompt's arrival to its first step.", _FIRST),
+    ("num_prompt_tokens", "request_prompt_tokens", "Tokens of each prompt.", _TOKENS),
+    ("num_output_tokens", "request_generation_tokens",
+     "Tokens of all answers to each prompt.", _TOKENS),
+)  # fmt: skip
+# Of EngineStats: the field, the metric's name, its help text. Names of counters end in _total.
 _COUNTERS = (
     ("num_steps", "engine_steps", "Steps that the engine has run."),
     ("num_prompt_tokens", "prompt_tokens", "Tokens of prompts that were taken in."),
@@ -61,53 +75,31 @@ _GAUGES = (
 
 
 class Metrics:
-    """The counters of one server, in a registry of their own.
-
-    Routes count requests with `request_ended`, the engine's client answers with `answer_ended`.
-    One event loop's.
-    """
+    """The counters of one server, in a registry of their own. Not thread-safe."""
 
     def __init__(self) -> None:
-        # No second line for each with the time of its first count.
+        # Else each counter has a second line with the time of its first count.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)  # of the front
         PlatformCollector(registry=registry)
 
-        def histogram(
-            name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()
-        ) -> Histogram:
-            return Histogram(f"regatta_{name}", text, labels, buckets=buckets, registry=registry)
-
-        self._first_token = histogram(
-            "time_to_first_token_seconds", "From a prompt's arrival to its first token.", _FIRST
-        )
-        self._each_token = histogram(
-            "time_per_output_token_seconds",
-            "Mean time between two tokens of an answer, an answer counting once.",
-            _EACH,
-        )
-        self._whole = histogram(
-            "e2e_request_latency_seconds", "From a prompt's arrival to its last token.", _WHOLE
-        )
-        self._queue = histogram(
-            "request_queue_time_seconds", "From a prompt's arrival to its first step.", _FIRST
-        )
-        self._prompt_tokens = histogram("request_prompt_tokens", "Tokens of each prompt.", _TOKENS)
-        self._answer_tokens = histogram(
-            "request_generation_tokens", "Tokens of all answers to each prompt.", _TOKENS
-        )
+        self._answers = {
+            field: Histogram(f"regatta_{name}", text, buckets=buckets, registry=registry)
+            for field, name, text, buckets in _ANSWERS
+        }
         self._ended = Counter(
             "regatta_request_success",
             "Answers by the reason of their end.",
             ("finished_reason",),
             registry=registry,
         )
-        self._http_seconds = histogram(
-            "http_request_duration_seconds",
+        self._http_seconds = Histogram(
+            "regatta_http_request_duration_seconds",
             "From a request's first line to its last byte.",
-            _WHOLE,
             ("route",),
+            buckets=_WHOLE,
+            registry=registry,
         )
         self._http_requests = Counter(
             "regatta_http_requests",
@@ -132,20 +124,15 @@ class Metrics:
 
     def answer_ended(self, metrics: AnswerMetrics) -> None:
         """Counts the answers to one prompt."""
-        if metrics.time_to_first_token is not None:
-            self._first_token.observe(metrics.time_to_first_token)
-        if metrics.time_per_output_token is not None:
-            self._each_token.observe(metrics.time_per_output_token)
-        if metrics.queue_seconds is not None:
-            self._queue.observe(metrics.queue_seconds)
-        self._whole.observe(metrics.seconds)
-        self._prompt_tokens.observe(metrics.num_prompt_tokens)
-        self._answer_tokens.observe(metrics.num_output_tokens)
+        for field, histogram in self._answers.items():
+            value = getattr(metrics, field)
+            if value is not None:
+                histogram.observe(value)
         for reason in metrics.finish_reasons:
             self._ended.labels(reason).inc()
 
     def request_began(self, route: str) -> None:
-        """Counts a request in. route: its pattern, as /v1/models/{name}, never a client's path."""
+        """Counts a request. route: its pattern, as /v1/models/{name}, never a client's path."""
         self._http_running.labels(route).inc()
 
     def request_ended(
@@ -161,9 +148,9 @@ class Metrics:
     def engine_said(
         self, stats: EngineStats | None, info: ModelInfo | None, names: Iterable[str] = ()
     ) -> None:
-        """What the engine's lines are made of from now on; None where it has ended, or not begun.
+        """Sets the engine's counts; None before it has loaded and once it has ended.
 
-        names: the model's, as clients write them.
+        names: of the model, as clients write them.
         """
         self._engine.stats, self._engine.info, self._engine.names = stats, info, tuple(names)
 
@@ -173,7 +160,7 @@ class Metrics:
 
 
 class _EngineCollector(Collector):
-    """Lines of the engine's counts: they are its own, and are not counted twice."""
+    """The metrics of the engine's own counts."""
 
     def __init__(self) -> None:
         self.stats: EngineStats | None = None

@@ -1,8 +1,7 @@
-"""What the text of this model means: its thoughts and its calls of tools, read and asked for."""
+"""The model's format of thoughts and of tool calls: its parsers and its guides."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,10 +14,9 @@ from predict.server.protocol import ToolBody
 from predict.system.files import json_type
 from predict.text import reasoning, tool_calls
 from predict.text.deltas import Parser
-from predict.text.tool_calls import GuideContext, Tool, ToolUse
+from predict.text.tool_calls import CHOICES, GuideContext, Tool, ToolUse
 
 _NO_TOOLS = ToolUse()
-_CHOICES = ("none", "auto", "required")
 
 
 class ModelText:
@@ -29,23 +27,22 @@ class ModelText:
         self._tokenizer = front.tokenizer
         self._knows_tools = "tools" in source
         name = config.tool_call_parser
-        self.calls = None
-        if name == "auto":
-            self.calls = tool_calls.detected(source)
-        elif name != "none":
+        self.calls = tool_calls.detected(source) if name == "auto" else None
+        if name not in ("auto", "none"):
             self.calls = tool_calls.format_of(name)
         name = config.reasoning_parser
-        self.thoughts = None
-        if name == "auto":
-            self.thoughts = reasoning.detected(source)
-        elif name != "none":
+        self.thoughts = reasoning.detected(source) if name == "auto" else None
+        if name not in ("auto", "none"):
             self.thoughts = reasoning.reasoning_of(name)
+        self._is_whole = self.calls is not None and self.calls.is_whole
+        self._call_marks = () if self.calls is None else self.calls.kept_tokens
+        self._thought_marks = () if self.thoughts is None else self.thoughts.kept_tokens
         self._special = self._special_marks()
 
     def use_of(
         self, tools: Sequence[ToolBody] | None, choice: object, parallel: bool | None
     ) -> ToolUse:
-        """What a request asks of tools. Raises ApiError 400 that names the field."""
+        """The tools of a request and how they may be called. ApiError 400 names the field."""
         if not tools and choice in (None, "none", "auto"):
             return _NO_TOOLS
         if self.calls is None or not self._knows_tools:
@@ -56,19 +53,14 @@ class ModelText:
                 "tools out",
                 "tools_not_supported",
             )
-        made = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools or ())]
+        known = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools or ())]
         named: str | None = None
         if isinstance(choice, dict):
             function = choice.get("function")
-            named = function.get("name") if isinstance(function, dict) else None
-            if choice.get("type", "function") != "function" or not isinstance(named, str):
-                raise invalid(
-                    "tool_choice",
-                    "tool_choice is an object of another kind (allowed: none, auto, required, "
-                    '{"type": "function", "function": {"name": "..."}})',
-                )
-            choice = "required"
-        elif choice is not None and choice not in _CHOICES:
+            if isinstance(function, dict) and choice.get("type", "function") == "function":
+                named = function.get("name")
+            choice = "required" if isinstance(named, str) else choice
+        if choice is not None and choice not in CHOICES:
             raise invalid(
                 "tool_choice",
                 f"tool_choice is {json_type(choice)} of no known meaning (allowed: none, auto, "
@@ -76,7 +68,7 @@ class ModelText:
             )
         try:
             return ToolUse(
-                tools=made,
+                tools=known,
                 choice=choice or "auto",  # type: ignore[arg-type]
                 named=named,
                 parallel=parallel is not False,
@@ -90,9 +82,9 @@ class ModelText:
         return self.thoughts is not None and self.thoughts.is_opened_by(prompt)
 
     def form(self, given: Form | None, use: ToolUse, prompt: str) -> Form | None:
-        """What an answer must be so that calls are valid and thoughts have their place.
+        """The form of an answer with valid calls, and thoughts ahead of its content.
 
-        Raises ApiError 400 where a form and tools say different things, or cannot be had together.
+        Raises ApiError 400 where a form and tools are both given, and for one that cannot be met.
         """
         context = GuideContext(self._token_id, self.thoughts, self.is_thinking(prompt))
         if use.allowed and given is not None:
@@ -114,8 +106,7 @@ class ModelText:
 
     def parser(self, use: ToolUse, prompt: str) -> Parser | None:
         """A parser for one answer; None where all of its text is content."""
-        is_whole = self.calls is not None and self.calls.is_whole
-        if self.thoughts is None and not use.allowed and not is_whole:
+        if self.thoughts is None and not use.allowed and not self._is_whole:
             return None
         return tool_calls.answer_parser(
             self.calls, self.thoughts, use, is_thinking=self.is_thinking(prompt)
@@ -123,12 +114,8 @@ class ModelText:
 
     def kept_tokens(self, use: ToolUse) -> Mapping[int, str]:
         """Special tokens that a parser of such a request looks for, and the text of each."""
-        is_whole = self.calls is not None and self.calls.is_whole
-        wanted: list[str] = []
-        if self.calls is not None and (use.allowed or is_whole):
-            wanted += self.calls.kept_tokens
-        if self.thoughts is not None:
-            wanted += self.thoughts.kept_tokens
+        calls = self._call_marks if use.allowed or self._is_whole else ()
+        wanted = (*calls, *self._thought_marks)
         return {self._special[text]: text for text in wanted if text in self._special}
 
     def _token_id(self, text: str) -> int | None:
@@ -136,10 +123,8 @@ class ModelText:
 
     def _special_marks(self) -> dict[str, int]:
         """Marks of this model's formats that are tokens which an answer's text leaves out."""
-        marks = [*(self.calls.kept_tokens if self.calls is not None else ())]
-        marks += self.thoughts.kept_tokens if self.thoughts is not None else ()
         found: dict[str, int] = {}
-        for text in marks:
+        for text in (*self._call_marks, *self._thought_marks):
             token_id = self._token_id(text)
             if token_id is not None and self._tokenizer and not self._tokenizer.decode([token_id]):
                 found[text] = token_id
@@ -147,9 +132,7 @@ class ModelText:
 
 
 def _tool(tool: ToolBody, where: str) -> Tool:
-    parameters = tool.function.parameters
-    if parameters is None:
-        parameters = {}
+    parameters = {} if tool.function.parameters is None else tool.function.parameters
     if not isinstance(parameters, dict):
         raise invalid(
             f"{where}.function.parameters",
@@ -166,16 +149,11 @@ def _tool(tool: ToolBody, where: str) -> Tool:
 
 def tools_for_template(tools: Sequence[ToolBody]) -> list[dict[str, Any]]:
     """Tools as chat templates read them."""
-    made: list[dict[str, Any]] = []
+    objects: list[dict[str, Any]] = []
     for tool in tools:
         function: dict[str, Any] = {"name": tool.function.name}
         if tool.function.description is not None:
             function["description"] = tool.function.description
         function["parameters"] = tool.function.parameters or {"type": "object", "properties": {}}
-        made.append({"type": "function", "function": function})
-    return made
-
-
-def size_of(tools: Sequence[ToolBody]) -> int:
-    """Bytes of all tools as JSON."""
-    return len(json.dumps(tools_for_template(tools)).encode())
+        objects.append({"type": "function", "function": function})
+    return objects

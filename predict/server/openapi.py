@@ -1,8 +1,7 @@
-"""The OpenAPI document: routes of FastAPI, bodies of predict.server.protocol."""
+"""The OpenAPI document: routes of FastAPI, bodies of all classes of protocol.Body."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -31,14 +30,14 @@ _ERROR = {
 
 
 def takes(*models: type[Body]) -> dict[str, Any]:
-    """What a route says of its body, one of these models, for FastAPI's `openapi_extra`."""
+    """FastAPI's `openapi_extra` of a route whose body is one of these models."""
     schemas = [{"$ref": _REF + model.__name__} for model in models]
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def errors() -> dict[int | str, dict[str, Any]]:
-    """What a route says of its failures, for FastAPI's `responses`."""
+    """FastAPI's `responses` of a route that may fail."""
     content = {"application/json": {"schema": {"$ref": _REF + "Error"}}}
     return {
         "4XX": {"description": "The request is wrong, or too much.", "content": content},
@@ -46,18 +45,22 @@ def errors() -> dict[int | str, dict[str, Any]]:
     }
 
 
-def document(app: FastAPI, models: Sequence[type[Body]], root_path: str) -> dict[str, Any]:
-    """The document of an app whose routes take these models, behind a proxy's path."""
-    made = get_openapi(title=app.title, version=app.version, routes=app.routes)
+def document(app: FastAPI, root_path: str) -> dict[str, Any]:
+    """The document of an app behind a proxy's path."""
+    found = get_openapi(title=app.title, version=app.version, routes=app.routes)
     _, schemas = models_json_schema(
-        [(model, "validation") for model in models], ref_template=_REF + "{model}"
+        [(model, "validation") for model in _subclasses(Body)], ref_template=_REF + "{model}"
     )
-    components = made.setdefault("components", {}).setdefault("schemas", {})
+    components = found.setdefault("components", {}).setdefault("schemas", {})
     components.update(schemas["$defs"])
     components["Error"] = _ERROR
-    for unused in ("HTTPValidationError", "ValidationError"):
+    for unused in ("HTTPValidationError", "ValidationError", "GenerationBody"):
         components.pop(unused, None)
-    made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    made["servers"] = [{"url": root_path or "/"}]
-    made["security"] = [{"key": []}, {}]
-    return made
+    found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    found["servers"] = [{"url": root_path or "/"}]
+    found["security"] = [{"key": []}, {}]
+    return found
+
+
+def _subclasses(model: type[Body]) -> list[type[Body]]:
+    return [each for sub in model.__subclasses__() for each in (sub, *_subclasses(sub))]

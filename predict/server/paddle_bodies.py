@@ -1,7 +1,7 @@
-"""PaddleNLP's forms of requests and answers, for its clients.
+"""Requests and answers of PaddleNLP's two servers.
 
-Two servers of PaddleNLP: `predict/flask_server.py` (context and history, later messages, with
-src_length), and `llm/server` (text, input_ids or messages, with max_dec_len, topp and so on).
+`predict/flask_server.py` takes context and history, later messages, with src_length; `llm/server`
+takes text, input_ids or messages, with max_dec_len, topp and so on.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from predict.server.protocol import (
 )
 from predict.server.runs import Encoder, Job, Run, Stream, Usage
 from predict.server.turns import turn_of
+from predict.system.bounds import is_integer
 from predict.system.files import json_type, parse_json
 
 # Fields that no request of OpenAI's has: such a body is one of PaddleNLP's.
@@ -98,7 +99,7 @@ class NativeBody(Body):
     ignored: ClassVar[frozenset[str]] = frozenset({"benchmark", "return_all_tokens", "user"})
 
 
-# What each form calls fields of SamplingParams.
+# Field of SamplingParams -> field of a body.
 _FLASK = {
     "max_new_tokens": "max_length",
     **{name: name for name in ("min_length", "top_k", "top_p", "temperature", "seed", "stop")},
@@ -130,8 +131,8 @@ def is_native(value: Mapping[str, Any]) -> bool:
 def _asked(context: Context, body: FlaskBody | NativeBody, names: Mapping[str, str]) -> Asked:
     """The parameters of a body, whose fields have these names. Raises ApiError 400, 404."""
     model = context.models.find(body.model)
-    given = {field: getattr(body, name) for field, name in names.items()}
-    given = {field: value for field, value in given.items() if value is not None}
+    values = {field: getattr(body, name) for field, name in names.items()}
+    given = {field: value for field, value in values.items() if value is not None}
     if given.get("top_p") == 0 and not isinstance(given["top_p"], bool):
         del given["top_p"]  # PaddleNLP's way to say greedy
         given["temperature"] = 0.0
@@ -145,16 +146,14 @@ def _asked(context: Context, body: FlaskBody | NativeBody, names: Mapping[str, s
 
 def _length(body: Body, name: str) -> int | None:
     """A number of tokens. Raises ApiError 400."""
-    value = getattr(body, name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    value: int | None = getattr(body, name)
+    if value is not None and (not is_integer(value) or value < 1):
         raise invalid(name, f"{name} is {str(value)[:40]!r} (allowed: a whole number from 1 on)")
     return value
 
 
 async def flask_job(context: Context, body: FlaskBody) -> Job:
-    """What a request of flask_server.py's form asks. Raises ApiError 400."""
+    """The job of a request of flask_server.py's form. Raises ApiError 400."""
     if body.max_tokens is not None and body.max_length is None:
         body = body.model_copy(update={"max_length": body.max_tokens})
     asked = _asked(context, body, _FLASK)
@@ -197,7 +196,7 @@ def _history(history: Any) -> list[ChatMessage]:
             f"history is {got} (allowed: a list of turns, user and bot in pairs, at most "
             f"{MAX_MESSAGES})",
         )
-    made: list[ChatMessage] = []
+    messages: list[ChatMessage] = []
     for index, turn in enumerate(history):
         text = turn.get("utterance", turn.get("content")) if isinstance(turn, dict) else turn
         if not isinstance(text, str):
@@ -205,12 +204,12 @@ def _history(history: Any) -> list[ChatMessage]:
             raise invalid(
                 where, f'{where} is {json_type(turn)} (allowed: a text, {{"utterance": "..."}})'
             )
-        made.append(ChatMessage(role="assistant" if index % 2 else "user", content=text))
-    return made
+        messages.append(ChatMessage(role="assistant" if index % 2 else "user", content=text))
+    return messages
 
 
 async def native_job(context: Context, body: NativeBody) -> Job:
-    """What a request of llm/server's form asks. Raises ApiError 400."""
+    """The job of a request of llm/server's form. Raises ApiError 400."""
     given = [name for name in ("text", "input_ids", "messages") if getattr(body, name) is not None]
     if len(given) != 1:
         raise invalid(
@@ -254,7 +253,13 @@ class OldFlaskLines(_Lines):
     media_type = "text/plain; charset=utf-8"
 
     def encode(self, prompt_index: int, pieces: list[StreamOutput]) -> bytes:
-        return b"".join(_flask_line(piece.text) for piece in gathered(pieces) if piece.text)
+        out: list[bytes] = []
+        for piece in gathered(pieces):
+            if piece.text:
+                result = {"response": {"role": "bot", "utterance": piece.text}}
+                line = {"error_code": 0, "error_msg": "Success", "result": result}
+                out += (to_json(line), b"\n")
+        return b"".join(out)
 
     def finish(self, usage: Usage) -> bytes:
         return b""
@@ -263,21 +268,15 @@ class OldFlaskLines(_Lines):
         return to_json(flask_error(error)) + b"\n"
 
 
-def _flask_line(text: str) -> bytes:
-    response = {"role": "bot", "utterance": text}
-    line = {"error_code": 0, "error_msg": "Success", "result": {"response": response}}
-    return to_json(line) + b"\n"
-
-
 def flask_error(error: ApiError) -> dict[str, Any]:
-    """An error as flask_server.py's and llm/server's clients read it."""
+    """The fields of an error that clients of both servers read."""
     code = 1 if error.status == 400 else error.status
     return {"error_code": code, "error_msg": error.message, "result": ""}
 
 
 @contextlib.contextmanager
 def paddle_errors() -> Iterator[None]:
-    """Gives errors what PaddleNLP's clients look for."""
+    """Adds to errors the fields that PaddleNLP's clients read."""
     try:
         yield
     except ApiError as error:

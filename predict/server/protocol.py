@@ -1,7 +1,7 @@
-"""The bodies of requests: which fields there are, which do nothing here, which are refused.
+"""The bodies of requests: their fields, those that are ignored, those that are refused.
 
-The types of sampling parameters stand here for the OpenAPI document; SamplingParams checks their
-values, as it does for the command line and the Python API.
+The types of sampling parameters are for the OpenAPI document; SamplingParams checks the values, as
+for the command line and the Python API.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ AdapterPath = Annotated[str, Field(min_length=1, max_length=MAX_PATH)]
 
 
 class FirstOnly(FailFast):
-    """Ends at the first wrong entry of a list: a stranger's list may have many."""
+    """Stops at the first wrong entry of a list, which may have many."""
 
     def __hash__(self) -> int:
         return 0
@@ -92,8 +92,8 @@ class FirstOnly(FailFast):
 class Body(BaseModel):
     """An object of a request. Unknown fields are refused, with the name of the nearest known one.
 
-    ignored: fields of OpenAI's that change nothing here. refused: fields that would change the
-    answer, with the values that would not, and why.
+    ignored: OpenAI's fields without an effect here. refused: fields that would change the answer,
+    each with the values that would not, and the reason.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
@@ -131,7 +131,7 @@ def _field_error(name: str, text: str) -> PydanticCustomError:
 
 
 class StreamOptions(Body):
-    """What a stream says besides the answer."""
+    """Options of a stream."""
 
     include_usage: bool | None = None  # a last chunk with the counts of tokens
     ignored: ClassVar[frozenset[str]] = frozenset({"include_obfuscation"})
@@ -147,7 +147,7 @@ class JsonSchemaFormat(Body):
 
 
 class ResponseFormat(Body):
-    """What form the answer has."""
+    """The form of the answer."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
@@ -158,7 +158,7 @@ class ResponseFormat(Body):
 
 
 class StructuredOutputs(Body):
-    """vLLM's form of what an answer must be."""
+    """vLLM's field for the form of the answer."""
 
     json_: SchemaOrText = Field(default=None, alias="json")
     json_object: Boolean = None
@@ -169,7 +169,7 @@ class StructuredOutputs(Body):
 
 
 class GenerationBody(Body):
-    """What all requests for text have: the model, the sampling parameters, the guide."""
+    """The fields of all requests for text: model, sampling parameters, guide."""
 
     model: ModelName | None = None
     stream: bool | None = None
@@ -253,7 +253,7 @@ class CompletionBody(GenerationBody):
 
 
 class FunctionCall(Body):
-    """What a call of an earlier answer said."""
+    """The function of an earlier answer's call."""
 
     name: FullName
     arguments: str = "{}"
@@ -301,12 +301,15 @@ class ToolBody(Body):
     function: FunctionTool
 
 
+Conversation = Annotated[
+    list[ChatMessage], FirstOnly(), Field(min_length=1, max_length=MAX_MESSAGES)
+]
+
+
 class ChatBody(GenerationBody):
     """A request for the next turn of a conversation."""
 
-    messages: Annotated[
-        list[ChatMessage], FirstOnly(), Field(min_length=1, max_length=MAX_MESSAGES)
-    ]
+    messages: Conversation
     max_completion_tokens: Integer = None  # the same as max_tokens
     logprobs: bool | None = None
     top_logprobs: Integer = None
@@ -334,14 +337,11 @@ class ChatBody(GenerationBody):
 
 
 class TokenizeBody(Body):
-    """A text, or a conversation, to be counted."""
+    """A text or a conversation to tokenize."""
 
     model: ModelName | None = None
     prompt: str | None = None
-    messages: (
-        Annotated[list[ChatMessage], FirstOnly(), Field(min_length=1, max_length=MAX_MESSAGES)]
-        | None
-    ) = None
+    messages: Conversation | None = None
     tools: Annotated[list[ToolBody], FirstOnly()] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
@@ -355,14 +355,14 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
-    """Token ids to be read."""
+    """Token ids to detokenize."""
 
     model: ModelName | None = None
     tokens: Annotated[Any, WithJsonSchema(dict(_IDS))]
 
 
 class LoadAdapterBody(Body):
-    """An adapter to be loaded."""
+    """An adapter to load."""
 
     lora_name: AdapterName  # what requests will call it, as their model
     lora_path: AdapterPath  # its folder, absolute or from the server's --adapter_root on
@@ -373,21 +373,21 @@ class LoadAdapterBody(Body):
 
 
 class UnloadAdapterBody(Body):
-    """An adapter to be taken away."""
+    """An adapter to unload."""
 
     lora_name: AdapterName
     ignored: ClassVar[frozenset[str]] = frozenset({"lora_int_id"})
 
 
 class LoadPrefixBody(Body):
-    """A tuned prefix to be loaded."""
+    """A tuned prefix to load."""
 
     prefix_name: AdapterName  # what requests will call it, as their model
     prefix_path: AdapterPath  # its folder or .npy file, as the path of an adapter
 
 
 class UnloadPrefixBody(Body):
-    """A tuned prefix to be taken away."""
+    """A tuned prefix to unload."""
 
     prefix_name: AdapterName
 
@@ -441,10 +441,5 @@ def _shown(value: Any) -> str:
 
 def path(location: tuple[int | str, ...]) -> str:
     """A field's place in a body: messages[0].content."""
-    made = ""
-    for part in location:
-        if isinstance(part, int):
-            made += f"[{part}]"
-        else:
-            made += f".{part}" if made else part
-    return made
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return "".join(parts).removeprefix(".")

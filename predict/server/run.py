@@ -1,9 +1,9 @@
 """The life of a server: both processes start, answer, and end together.
 
-The port is taken before anything slow begins, and /health answers while the model loads; /ready
-answers 200 from then on until the end is asked for. SIGTERM, Ctrl-C and SIGHUP drain: what comes is
-refused, what runs is finished. A second one ends at once. When the engine ends, those who wait are
-told, and the front leaves too.
+The port is bound before anything slow, and /health answers while the model loads; /ready answers
+200 once it is loaded, until the server drains. SIGTERM, Ctrl-C and SIGHUP drain: new requests are
+refused, running ones are finished. A second signal ends both processes at once. When the engine
+ends, waiting requests fail, and the front ends too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CLOSE_SECONDS = 5.0  # for clients to read the last of their answers
 def run(config: ServerConfig, notes: Sequence[str] = (), more_ports: Sequence[int] = ()) -> int:
     """Runs a server to its end; the exit status. Raises UserError before a weight is read.
 
-    notes: what to tell whoever started it, a line each. more_ports: that it listens on besides.
+    notes: lines to print at the start. more_ports: further ports to listen on.
     """
     with contextlib.ExitStack() as stack:
         listening = [
@@ -86,15 +86,15 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def allow_files(count: int) -> None:
-    """Raises this process's limit of open files to `count`, as far as it may."""
+    """Raises this process's limit of open files to `count`, or to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft not in (resource.RLIM_INFINITY,) and soft < most:
+    if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without its signal handlers: they would not let running requests be counted."""
+    """uvicorn without its signal handlers: Front takes the signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -102,7 +102,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 class Front:
-    """The front's process: HTTP, and the eye on the engine and on signals."""
+    """The front's process: serves HTTP, and watches the engine and signals."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Front:
         front: FrontModel,
         listening: Sequence[socket.socket],
     ):
-        """process: started, and told what to load. listening: the first is told of."""
+        """process: started, its config sent. listening: the first is the one in messages."""
         self._config = config
         self._process = process
         self._listening = listening
@@ -167,7 +167,7 @@ class Front:
         with contextlib.suppress(EngineDied, UserError):  # its end is waited for, too
             await self._engine.ready()
             info = self._engine.info
-            # What is there now stays: no collection needs to look at it again.
+            # Collections skip the objects that are alive now: they stay.
             gc.collect()
             gc.freeze()
             gc.set_threshold(*GC_THRESHOLDS)
@@ -190,7 +190,7 @@ class Front:
             self._signal = number
             asked.set()
 
-        # One that the caller had ignored, as nohup does, stays ignored.
+        # A signal that the caller ignores, as nohup does, stays ignored.
         taken = [each for each in NUMBERS if signal.getsignal(each) is not signal.SIG_IGN]
         for number in taken:
             loop.add_signal_handler(number, on_signal, number)
@@ -201,7 +201,7 @@ class Front:
                 loop.remove_signal_handler(number)
 
     async def _drain(self, http: asyncio.Task[None]) -> int:
-        """Finishes what runs, and ends both processes."""
+        """Finishes running requests, and ends both processes."""
         assert self._signal is not None
         self._lifecycle.drain()
         count = self._lifecycle.num_requests
@@ -231,7 +231,7 @@ class Front:
         return 0 if is_idle else EXIT_FAILURE
 
     async def _mourn(self, http: asyncio.Task[None]) -> int:
-        """Tells why the engine has ended, lets those who wait hear of it, and ends."""
+        """Prints why the engine has ended, lets waiting requests fail, and ends."""
         self._lifecycle.drain()
         say(f"error: {await self._engine.last_words()}")
         with contextlib.suppress(asyncio.TimeoutError):

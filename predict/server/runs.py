@@ -1,4 +1,4 @@
-"""A request's prompts at the engine: their pieces as they come, and an end in every case."""
+"""A request's prompts at the engine: their pieces, their ends, and their abort."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from predict.errors import UserError
 from predict.request import RequestOutput, SamplingParams
 from predict.server.access_log import MAX_TEXT, shortened
 from predict.server.context import RECORD, Context, record_of
-from predict.server.engine_client import Answer, AnswerMetrics, EngineDied
-from predict.server.errors import ApiError, invalid
+from predict.server.engine_client import Answer, EngineDied
+from predict.server.errors import ApiError
+from predict.server.wire import AnswerMetrics
 
+BODY = "http.response.body"  # ASGI's type of a message with a part of the body
 Refused = Callable[[UserError], ApiError]
-Pieces = tuple[int, list[StreamOutput]]  # the prompt's place in the request, what is new of it
+Pieces = tuple[int, list[StreamOutput]]  # index of the prompt in the request, its new pieces
 
 
 @dataclass
@@ -34,26 +36,26 @@ class Usage:
     num_cached_tokens: int = 0
 
     def add(self, metrics: AnswerMetrics | None) -> None:
-        """Counts what the engine says of the answers to one prompt."""
+        """Counts the metrics of the answers to one prompt."""
         if metrics is not None:
             self.num_cached_tokens += metrics.num_cached_tokens
 
 
 @dataclass
 class Job:
-    """What a request asks the engine: its prompts, and the parameters of all of them."""
+    """The prompts of a request, and the parameters of all of them."""
 
     prompts: Sequence[Sequence[int]]
     params: SamplingParams
-    refused: Refused  # makes the engine's refusal the request's
+    refused: Refused  # turns the engine's refusal into the request's error
     usage: Usage = field(default_factory=Usage)
 
 
 class Run:
     """A job at the engine, for the length of an `async with` block.
 
-    Leaving the block aborts what has not ended; so does the client when it goes. Raises ApiError
-    when the queue is full (429), when time is over (504), and when the engine has ended (503).
+    Unfinished answers are aborted at its end and when the client disconnects. Raises ApiError when
+    the queue is full (429), at the deadline (504), and when the engine has ended (503).
     """
 
     def __init__(self, context: Context, request: Request, job: Job, *, streamed: bool) -> None:
@@ -102,7 +104,7 @@ class Run:
             self._record.log["aborted"] = True
 
     async def outputs(self) -> list[RequestOutput]:
-        """All of each answer, once all have ended."""
+        """The outputs of all prompts, once all have ended."""
         found: list[RequestOutput] = []
         with self.time():
             for answer in self._answers:
@@ -110,7 +112,11 @@ class Run:
                     pass
                 self._job.usage.add(answer.metrics)
                 if answer.output is None:
-                    raise self._cut()
+                    raise ApiError(
+                        503,
+                        "the answer was broken off; try again",
+                        headers={"Retry-After": self._context.retry_after},
+                    )
                 found.append(answer.output)
         for output in found:
             first = output.outputs[0]
@@ -120,7 +126,7 @@ class Run:
         return found
 
     async def pieces(self) -> AsyncGenerator[Pieces, None]:
-        """What is new of all prompts, as it comes."""
+        """The new pieces of all prompts, as they come."""
         if len(self._answers) == 1:
             answer = self._answers[0]
             async for batch in self._of(answer):
@@ -135,23 +141,20 @@ class Run:
 
     @contextlib.contextmanager
     def time(self) -> Iterator[None]:
-        """Ends the block when the request's time is over, with ApiError 504."""
+        """Ends the block at the request's deadline, with ApiError 504."""
         with anyio.CancelScope(deadline=self._record.deadline) as scope:
             yield
         if scope.cancelled_caught:
-            raise self.timed_out()
-
-    def timed_out(self) -> ApiError:
-        """The error for a request that took too long."""
-        return ApiError(
-            504,
-            f"the answer was not ready within {self._context.config.request_timeout:g} s; ask for "
-            "fewer tokens, or raise --request_timeout",
-        )
+            seconds = self._context.config.request_timeout
+            raise ApiError(
+                504,
+                f"the answer was not ready within {seconds:g} s; ask for fewer tokens, or raise "
+                "--request_timeout",
+            )
 
     def failed(self, error: str) -> ApiError:
         """The error for an answer that failed."""
-        if "stage guide" in error:  # a limit that the request's guide has met
+        if "stage guide" in error:  # the request's guide met a limit
             return self._job.refused(UserError(f"guide: {error}"))
         return ApiError(500, f"the answer failed: {error or 'nobody knows why'}")
 
@@ -164,16 +167,8 @@ class Run:
         except EngineDied:
             raise self._context.unavailable() from None
 
-    def _cut(self) -> ApiError:
-        """The error for an answer that nobody waits for, or that ended with the server."""
-        return ApiError(
-            503,
-            "the answer was broken off; try again",
-            headers={"Retry-After": self._context.retry_after},
-        )
-
     async def _watch(self) -> None:
-        """Aborts the answers when the client goes."""
+        """Aborts the answers when the client disconnects."""
         while (await self._request.receive())["type"] != "http.disconnect":
             pass
         self.client_is_gone = True
@@ -191,7 +186,7 @@ class Run:
 async def _merged(
     streams: Sequence[AsyncIterator[list[StreamOutput]]],
 ) -> AsyncIterator[AsyncIterator[Pieces]]:
-    """What several streams bring, with the number of each; an error ends all."""
+    """The items of several streams, each with its stream's index; an error ends all."""
     events: asyncio.Queue[Pieces | Exception | None] = asyncio.Queue()
 
     async def pump(index: int, stream: AsyncIterator[list[StreamOutput]]) -> None:
@@ -222,30 +217,30 @@ async def _merged(
 
 
 class Encoder:
-    """Makes what a stream sends of an answer's pieces."""
+    """The wire format of a streamed answer."""
 
     media_type = "text/event-stream"
 
     def encode(self, prompt_index: int, pieces: list[StreamOutput]) -> bytes:
-        """What these pieces are on the wire; b"" where they say nothing yet."""
+        """The bytes of these pieces; b"" where they have no text yet."""
         raise NotImplementedError
 
     def finish(self, usage: Usage) -> bytes:
-        """What follows the last piece."""
+        """The bytes behind the last piece."""
         raise NotImplementedError
 
     def dress(self, error: ApiError) -> None:
-        """Gives an error, before anything was sent, what clients of this form look for."""
+        """Adds to an error, before anything was sent, the fields that clients of this form read."""
 
     def fail(self, error: ApiError) -> bytes:
-        """What a stream that has begun ends with instead."""
+        """The bytes that end a stream which fails after it has begun."""
         return b"data: " + error.body + b"\n\ndata: [DONE]\n\n"
 
 
 class Stream(Response):
-    """A streamed answer: the status waits for the first pieces, as they may be a refusal.
+    """A streamed answer. The status is sent with the first pieces, as they may be a refusal.
 
-    After that there is one send for each time that pieces have come, with all of them.
+    Pieces that have come together are sent together.
     """
 
     def __init__(self, run: Run, job: Job, encoder: Encoder) -> None:
@@ -275,7 +270,7 @@ class Stream(Response):
                                 has_begun = True
                                 await self._begin(send)
                             if body:
-                                await _send_part(send, body)
+                                await send({"type": BODY, "body": body, "more_body": True})
                 last = encoder.finish(self._job.usage)
             except ApiError as error:
                 if not has_begun:
@@ -287,8 +282,8 @@ class Stream(Response):
                 return
             if not has_begun:
                 await self._begin(send)
-            with anyio.move_on_after(1.0):  # a client that does not read gets no last word
-                await send({"type": "http.response.body", "body": last})
+            with anyio.move_on_after(1.0):  # the client may have stopped reading
+                await send({"type": BODY, "body": last})
 
     def _note(self, prompt_index: int, pieces: list[StreamOutput], scope: Scope) -> None:
         """Notes the beginning of the first answer for the log."""
@@ -316,14 +311,3 @@ class Stream(Response):
                 "headers": self.raw_headers,
             }
         )
-
-
-async def _send_part(send: Send, body: bytes) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": True})
-
-
-def check_prompts(count: int, context: Context, param: str) -> None:
-    """Raises ApiError 400 for more prompts than a request may have, and for none."""
-    most = context.config.max_prompts
-    if not 0 < count <= most:
-        raise invalid(param, f"{param} has {count} prompts (allowed: 1 to {most})")

@@ -12,41 +12,45 @@ from predict.server.adapter_root import below_root
 from predict.server.config import ServerConfig
 from predict.server.engine_client import AdapterFailed, Engine
 from predict.server.errors import ApiError, invalid
+from predict.server.wire import AdapterKind
 
 MAX_ADAPTERS = 4096  # that are loaded, and prefixes: a client may name one folder over and over
 MAX_SHOWN = 20  # names in a message
 
 
 class ServedModel(NamedTuple):
-    """What a request's `model` means."""
+    """The model that a request names."""
 
     name: str  # as answers have it
     adapter: str | None  # of SamplingParams
 
 
 class Kind(NamedTuple):
-    """Something beside the model that requests may name. Fields of the bodies that change it."""
+    """A kind of thing that requests may name beside the model, and its routes' field names."""
 
-    noun: str
+    noun: AdapterKind
     name_field: str
     path_field: str
+    load_route: str
     unload_route: str
     takes_files: bool = False  # else folders alone
 
 
-LORA = Kind("adapter", "lora_name", "lora_path", "/v1/unload_lora_adapter")
-PREFIX = Kind("prefix", "prefix_name", "prefix_path", "/v1/unload_prefix", takes_files=True)
+LORA = Kind("adapter", "lora_name", "lora_path", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+PREFIX = Kind(
+    "prefix", "prefix_name", "prefix_path", "/v1/load_prefix", "/v1/unload_prefix", takes_files=True
+)
 
 
 class Loaded(NamedTuple):
-    """What has a name."""
+    """A loaded adapter or prefix."""
 
     kind: Kind
     created: int  # when it was loaded, in seconds since 1970
 
 
 class ServedModels:
-    """One event loop's. Adapters and prefixes come and go one at a time, while requests run."""
+    """The names that requests may use. Not thread-safe; one change is made at a time."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
@@ -59,7 +63,7 @@ class ServedModels:
         self._changing = asyncio.Lock()
 
     def find(self, name: str | None) -> ServedModel:
-        """The model of that name; of None the base. Raises ApiError 404 for one not here."""
+        """The model of that name; the base for None. Raises ApiError 404 for an unknown name."""
         names = self._config.model_names
         if name is None:
             return ServedModel(names[0], None)
@@ -73,7 +77,7 @@ class ServedModels:
         )
 
     def card(self, name: str) -> dict[str, Any]:
-        """What /v1/models says of a name. Raises ApiError 404."""
+        """The entry of a name in /v1/models. Raises ApiError 404."""
         self.find(name)
         loaded = self._loaded.get(name)
         return {
@@ -86,11 +90,11 @@ class ServedModels:
         }
 
     def cards(self) -> list[dict[str, Any]]:
-        """Of all names, the base's first."""
+        """The entries of all names, the base's first."""
         return [self.card(name) for name in (*self._config.model_names, *self._loaded)]
 
     async def load(self, engine: Engine, kind: Kind, name: str, path: str) -> dict[str, Any]:
-        """Loads something, which requests may name from then on; its card. Raises ApiError."""
+        """Loads an adapter or prefix under a new name; returns its card. Raises ApiError."""
         root = self._root()
         async with self._changing:
             self._check_new(kind, name)
@@ -98,7 +102,7 @@ class ServedModels:
                 below_root, root, path, kind.path_field, kind.takes_files
             )
             try:
-                await (engine.load_prefix if kind is PREFIX else engine.load_adapter)(name, found)
+                await engine.load(kind.noun, name, found)
             except UserError as error:
                 # Where the root lies is not for clients.
                 raise invalid(kind.path_field, str(error).replace(found, path)) from None
@@ -109,7 +113,7 @@ class ServedModels:
         return self.card(name)
 
     async def unload(self, engine: Engine, kind: Kind, name: str) -> None:
-        """Takes something away; requests that run go on to their ends. Raises ApiError."""
+        """Unloads an adapter or prefix; running requests are finished. Raises ApiError."""
         self._root()
         async with self._changing:
             loaded = self._loaded.get(name)
@@ -128,9 +132,9 @@ class ServedModels:
                     f"{name!r} is of the kind {loaded.kind.noun}, and no {kind.noun}; "
                     f"{loaded.kind.unload_route} unloads it",
                 )
-            del self._loaded[name]  # no request comes behind the message
+            del self._loaded[name]  # first: no later request may name it
             try:
-                await (engine.unload_prefix if kind is PREFIX else engine.unload_adapter)(name)
+                await engine.unload(kind.noun, name)
             except (UserError, AdapterFailed) as error:
                 self._loaded[name] = loaded
                 raise ApiError(500, f"the {kind.noun} was not unloaded: {error}") from None

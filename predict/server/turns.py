@@ -1,14 +1,15 @@
-"""Conversations as the model reads them."""
+"""Prompts of conversations."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from predict.server.asked import conversation
 from predict.server.context import Context
 from predict.server.errors import invalid
-from predict.server.model_text import size_of, tools_for_template
+from predict.server.model_text import tools_for_template
 from predict.server.protocol import ChatMessage, ToolBody
 from predict.text.tool_calls import ToolUse, template_messages
 
@@ -32,13 +33,13 @@ async def turn_of(
 ) -> Turn:
     """The prompt of a conversation. values: what else the template takes. Raises ApiError 400."""
     most = context.config.max_schema_bytes
-    if tools and size_of(tools) > most:
-        raise invalid("tools", f"tools have {size_of(tools)} bytes as JSON (allowed: {most})")
-    # A model that is to call nothing does not hear of tools.
-    shown = tools_for_template(tools) if tools and use.allowed else None
-    template = context.front.template
-    said = conversation(messages)
-    if template is not None:
-        said = template_messages(said, template.source)
-    prompt = await context.front.render(said, shown, values)
+    shown = tools_for_template(tools or ())
+    size = len(json.dumps(shown).encode())
+    if tools and size > most:
+        raise invalid("tools", f"tools have {size} bytes as JSON (allowed: {most})")
+    turns = conversation(messages)
+    if context.front.template is not None:
+        turns = template_messages(turns, context.front.template.source)
+    # A model that may call nothing is not told of tools.
+    prompt = await context.front.render(turns, shown if use.allowed else None, values)
     return Turn(prompt, await context.front.encode(prompt, "messages", False), use)

@@ -6,7 +6,7 @@ Both ends are ours, and of one version: the engine's process is started by the f
 from __future__ import annotations
 
 import struct
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -15,11 +15,12 @@ from predict.engine.stats import EngineStats
 from predict.request import RequestOutput, SamplingParams
 
 T = TypeVar("T")
+AdapterKind = Literal["adapter", "prefix"]
 _LENGTH = struct.Struct("<I")  # bytes of the message behind it
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """What the engine has loaded."""
+    """The loaded model."""
 
     model_type: str  # of config.json
     dtype: str
@@ -38,7 +39,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
 
 class AnswerMetrics(msgspec.Struct, frozen=True, gc=False):
-    """Of the answers to one prompt; times in seconds, None where it never got there."""
+    """Measures of the answers to one prompt; times in seconds, None where they did not happen."""
 
     num_prompt_tokens: int
     num_output_tokens: int  # of all answers
@@ -82,41 +83,22 @@ class AskStats(msgspec.Struct, tag=True, array_like=True):
     question: int
 
 
-class LoadAdapter(msgspec.Struct, tag=True, array_like=True):
-    """A folder with an adapter that later messages may name; Changed answers it."""
+class Change(msgspec.Struct, tag=True, array_like=True):
+    """Loads an adapter or a tuned prefix, or unloads it; Changed answers it.
+
+    Messages behind it may name what it loads, and may not name what it unloads.
+    """
 
     question: int
+    kind: AdapterKind
     name: str
-    directory: str
-
-
-class UnloadAdapter(msgspec.Struct, tag=True, array_like=True):
-    """An adapter that no later message names; Changed answers it."""
-
-    question: int
-    name: str
-
-
-class LoadPrefix(msgspec.Struct, tag=True, array_like=True):
-    """A folder or file with a prefix that later messages may name; Changed answers it."""
-
-    question: int
-    name: str
-    path: str
-
-
-class UnloadPrefix(msgspec.Struct, tag=True, array_like=True):
-    """A prefix that no later message names; Changed answers it."""
-
-    question: int
-    name: str
+    path: str | None = None  # the folder or file to load; None: unload
 
 
 class Stop(msgspec.Struct, tag=True, array_like=True):
     """The last message: the engine's process leaves with 0."""
 
 
-Change = LoadAdapter | UnloadAdapter | LoadPrefix | UnloadPrefix
 FromFront = Start | Add | Abort | AskStats | Change | Stop
 
 # From the engine to the front.
@@ -145,7 +127,7 @@ class Ended(msgspec.Struct, array_like=True):
 
 
 class Step(msgspec.Struct, tag=True, array_like=True):
-    """What is new of all answers: one message for each step of the engine."""
+    """New text and ends of all answers: one message for each step of the engine."""
 
     pieces: list[tuple[int, list[StreamOutput]]]  # of streamed ones, by the front's ids
     ended: list[Ended]  # behind their pieces
@@ -159,7 +141,7 @@ class Told(msgspec.Struct, tag=True, array_like=True):
 
 
 class Changed(msgspec.Struct, tag=True, array_like=True):
-    """What came of a Change; where it was not done all is as before."""
+    """The result of a Change; one that was refused or failed has changed nothing."""
 
     question: int
     refused: str | None = None  # a UserError's text

@@ -9,13 +9,13 @@ from predict.text.stop_strings import ROOT, Match, stop_strings
 class AnswerText:
     """Takes tokens one by one, and says which one completes a stop string.
 
-    Where the text ends does not depend on how it was cut into tokens: at the stop string that is
-    complete first, the longest of those. Text that may become one is held back from `take`. Without
-    stop strings text is made when it is asked for: a device may wait for whoever calls `append`.
+    The text ends at the stop string that is complete first, the longest of those, however the text
+    was cut into tokens. Text that may become one is held back from `take`. Without stop strings
+    text is made when it is read, as a device may be waiting for the caller of `append`.
     """
 
     def __init__(self, stream: TextStream, stop: tuple[str, ...] = (), include_stop: bool = False):
-        """include_stop: the text ends behind the stop string, not before it."""
+        """include_stop: whether the text ends behind the stop string, not before it."""
         self._stream = stream
         self._stops = stop_strings(stop)
         self._stops_at_all = bool(stop)
@@ -31,7 +31,7 @@ class AnswerText:
 
     @property
     def text(self) -> str:
-        """All of it so far, or once the end is known, all of it."""
+        """The text so far; up to its end once that is known."""
         self._catch_up()
         return self._stream.text if self._text is None else self._text
 
@@ -78,7 +78,7 @@ class AnswerText:
         return match is not None
 
     def finish(self) -> None:
-        """No token follows: what was held back is text. Nothing, where the end is known."""
+        """Ends the text where it is, unless a stop string has ended it."""
         self._catch_up()
         if self._text is None:
             self._stream.finish()

@@ -14,12 +14,12 @@ from typing import Any
 
 from predict.gguf.described import read_model_json
 
-# What templates below begin with: `system` (none where there is no such message), and `turns`.
+# The head of the templates below: sets `system` (none without such a message) and `turns`.
 _SYSTEM = (
     "{%- set system = messages[0]['content'] if messages[0]['role'] == 'system' else none -%}"
     "{%- set turns = messages if system is none else messages[1:] -%}"
 )
-# ... and this where there is no place for a system message.
+# The head of those without a place for a system message.
 _NO_SYSTEM = (
     "{%- if messages[0]['role'] == 'system' -%}"
     "{{- raise_exception('this format has no place for a system message') -}}"
@@ -193,7 +193,7 @@ FORMATS: Mapping[str, ChatFormat] = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What tells a chat model from others of its family."""
+    """The properties of a checkpoint that tell a chat model from others of its family."""
 
     config: Mapping[str, Any]  # config.json
     generation: Mapping[str, Any]  # generation_config.json

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from predict.errors import UserError
 from predict.gguf.described import described_in, read_model_json
@@ -19,13 +19,22 @@ JINJA_FILE = "chat_template.jinja"
 PADDLE_KEYS = ("system", "conversation", "query")
 
 
-class ChatTemplate(Protocol):
-    """Turns role messages, the last of which asks, into the text that the model completes."""
+class ChatTemplate:
+    """Turns role messages, the last of which asks, into the text that the model completes.
 
-    @property
-    def source(self) -> str:
-        """What it is written as, all parts together: for those who look for marks in it."""
-        ...
+    Rendered in a guarded process, with limits on time, memory and output; see TemplateProcess.
+    """
+
+    def __init__(self, source: str, origin: str) -> None:
+        """`source`: all parts together; `origin`: for errors. UserError where it is too long."""
+        if len(source) > MAX_SOURCE:
+            raise UserError(
+                f"the chat template of {origin} has {len(source)} characters (allowed: "
+                f"{MAX_SOURCE})"
+            )
+        self.source = source
+        self._origin = origin
+        self._process = TemplateProcess()
 
     def render(
         self,
@@ -35,28 +44,18 @@ class ChatTemplate(Protocol):
     ) -> str:
         """The prompt text, special tokens included; UserError when the template refuses them.
 
-        tools: as OpenAI has them. values: what else the template may ask for, by name.
+        tools: as OpenAI has them. values: further values for the template, by name.
         """
-        ...
+        raise NotImplementedError
 
 
-class JinjaTemplate:
-    """A Hugging Face template: jinja over `messages`, with `add_generation_prompt` set.
-
-    Rendered in a guarded process, with limits on time, memory and output; see TemplateProcess.
-    """
+class JinjaTemplate(ChatTemplate):
+    """A Hugging Face template: jinja over `messages`, with `add_generation_prompt` set."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], origin: str) -> None:
-        """`special_tokens`: "bos_token" and so on, seen by the template; `origin`: for errors."""
-        _check_size(source, origin)
-        self._source = source
+        """`special_tokens`: "bos_token" and so on, as the template names them."""
+        super().__init__(source, origin)
         self._special_tokens = dict(special_tokens)
-        self._origin = origin
-        self._process = TemplateProcess()
-
-    @property
-    def source(self) -> str:
-        return self._source
 
     def render(
         self,
@@ -74,27 +73,21 @@ class JinjaTemplate:
             **self._special_tokens,
         }
         try:
-            return self._process.render([(self._source, known)])
+            return self._process.render([(self.source, known)])
         except RenderError as error:
-            if error.kind == "syntax":
-                raise UserError(
-                    f"the chat template of {self._origin} is not valid jinja: {error} at its "
-                    f"line {error.line}; turn it off with --chat_template none"
-                ) from None
-            if error.kind == "refused":
-                raise UserError(
-                    f"the chat template of {self._origin} refused the conversation: {error}; "
-                    "change the roles or their order, or turn the template off with "
-                    "--chat_template none"
-                ) from None
-            what = "was stopped" if error.kind == "limit" else "failed"
+            what, hint = {
+                "syntax": (f"is not valid jinja at its line {error.line}", "give another file"),
+                "refused": ("refused the conversation", "change the roles or their order"),
+                "limit": ("was stopped", "give another file"),
+                "failed": ("failed", "give another file"),
+            }[error.kind]
             raise UserError(
-                f"the chat template of {self._origin} {what}: {error}; turn it off with "
-                "--chat_template none, or give another file"
+                f"the chat template of {self._origin} {what}: {error}; {hint}, or turn it off with "
+                "--chat_template none"
             ) from None
 
 
-class PaddleTemplate:
+class PaddleTemplate(ChatTemplate):
     """PaddleNLP's chat_template.json: a system text, one user and bot round, and the query.
 
     `conversation` is [user part, bot part]; the placeholders are {{system}}, {{user}}, {{bot}} and
@@ -104,11 +97,10 @@ class PaddleTemplate:
     def __init__(
         self, parts: Mapping[str, Any], origin: str, frame: tuple[str, str] = ("", "")
     ) -> None:
-        """`origin`: for errors; `frame`: special tokens before and behind every text.
+        """`frame`: special tokens before and behind every text.
 
         PaddleNLP's own tokenizers put them there, so its templates do not name them.
         """
-        self._origin = origin
         self._frame = frame
         unknown = sorted(set(parts) - set(PADDLE_KEYS))
         if unknown or "query" not in parts:
@@ -132,13 +124,8 @@ class PaddleTemplate:
         self._conversation: list[str] = list(conversation)
         self._query: str = parts["query"]
         written = [self._system or "", *self._conversation, self._query]
-        _check_size(self.source, origin)
+        super().__init__("".join([self._system or "", *self._conversation, self._query]), origin)
         self._takes_system = any(map(_names_system, written))
-        self._process = TemplateProcess()
-
-    @property
-    def source(self) -> str:
-        return "".join([self._system or "", *self._conversation, self._query])
 
     def render(
         self,
@@ -193,13 +180,6 @@ class PaddleTemplate:
         return system, list(zip(texts[0:-1:2], texts[1:-1:2], strict=True)), texts[-1]
 
 
-def _check_size(source: str, origin: str) -> None:
-    if len(source) > MAX_SOURCE:
-        raise UserError(
-            f"the chat template of {origin} has {len(source)} characters (allowed: {MAX_SOURCE})"
-        )
-
-
 def _names_system(part: str) -> bool:
     """Whether a placeholder or a tag of a part names the system text."""
     tags = (text.partition("}")[0] for text in re.split(r"{[{%]", part)[1:])
@@ -244,9 +224,9 @@ def load_chat_template(
 def stop_tokens(
     folder: Path, flag: str | None, special_tokens: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """What ends an answer, besides the model's own end: by the format of its family, or the flag's.
+    """Tokens that end an answer besides the model's own: of the flag's format, or its family's.
 
-    Also where another template is applied, since a model ends as it was trained to.
+    They count with any template, as a model ends as it was trained to.
     """
     name = flag if flag in FORMATS else format_name(folder, special_tokens)
     return () if name is None else FORMATS[name].stop_tokens

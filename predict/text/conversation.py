@@ -1,4 +1,4 @@
-"""What a prompt says, as role messages: every form that data files and callers write it in."""
+"""Role messages of every form in which data files and callers write a conversation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from predict.system.files import json_type
 
 Message = dict[str, Any]  # {"role": "system" | "user" | "assistant" | ..., "content": str, ...}
 
-# What a part of a content that is a list calls itself when it is text.
+# Types of the text parts of a content that is a list.
 TEXT_PARTS = ("text", "input_text", "output_text")
 
 

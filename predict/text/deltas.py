@@ -1,4 +1,4 @@
-"""What an answer's text turns out to be, piece by piece: content, reasoning, calls of tools."""
+"""The parts of an answer's text as they come: content, reasoning, calls of tools."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """More text for the one who asked."""
+    """More text of the content."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More text of what the model thinks before it answers."""
+    """More text of the thoughts in front of the content."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegin:
-    """A tool is called; what it is given comes as CallArguments of the same index."""
+    """The begin of a call; its arguments follow as CallArguments of the same index."""
 
     index: int  # of the call in the answer, from 0
     id: str
@@ -44,14 +44,14 @@ Delta = ContentDelta | ReasoningDelta | CallBegin | CallArguments
 
 
 class Parser(Protocol):
-    """Tells an answer's parts from its markup while the text comes."""
+    """Separates the parts of an answer while its text comes."""
 
     def feed(self, text: str) -> list[Delta]:
-        """What became certain with this text; what may yet become markup is held back."""
+        """The deltas that this text makes certain; text that may become markup is held back."""
         ...
 
     def finish(self) -> list[Delta]:
-        """What was held back, as no text follows. Call it once."""
+        """The deltas of the text that was held back. Call it once, at the end."""
         ...
 
 

@@ -1,45 +1,29 @@
 """Text of a growing token list, piece by piece.
 
-A piece goes out as soon as no later token can change it. Each step decodes only the tokens that
-are not out yet, behind one fixed token, the anchor, whose own text is cut off again: the anchor
-keeps a decoder from treating them as the beginning of a text, where sentencepiece drops a space.
+A piece is returned as soon as no later token can change it. Each step decodes the tokens without
+returned text behind one fixed token, the anchor, whose own text is cut off again: behind it they
+are not decoded as the beginning of a text, where sentencepiece drops a space.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from predict.text.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
-# Byte tokens and the first ordinary ones have low ids in every vocabulary that we know.
+# Byte tokens and the first ordinary ones have low ids in every known vocabulary.
 _NUM_PROBED_IDS = 2048
 MANY_PENDING = 48  # tokens
 LONGEST_CHARACTER = 4  # tokens of a byte each
 
 
-class Decoder(Protocol):
-    """The part of a tokenizer that is needed here (see `predict.text.tokenizer.Tokenizer`)."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Token ids, added tokens included."""
-
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of tokens that stand alone."""
-
-    def decode_continuation(
-        self,
-        prompt_token_ids: Sequence[int],
-        token_ids: Sequence[int],
-        skip_special_tokens: bool = True,
-    ) -> str:
-        """The text that `token_ids` add behind a prompt, which may be empty."""
-
-
 @dataclass(frozen=True)
 class _Traits:
-    """What one tokenizer's decoder does at the borders of a token list."""
+    """The behaviour of a tokenizer's decoder at the borders of a token list."""
 
     anchor: int | None  # a token with visible text of its own; None: none was found
     anchor_text: str
@@ -49,7 +33,7 @@ class _Traits:
     breaking_byte: int | None
 
 
-def _find_traits(tokenizer: Decoder) -> _Traits:
+def _find_traits(tokenizer: Tokenizer) -> _Traits:
     """Looks through the low token ids; a few milliseconds, once per tokenizer."""
     texts = [tokenizer.decode([i]) for i in range(min(tokenizer.vocab_size, _NUM_PROBED_IDS))]
     partial = next((i for i, text in enumerate(texts) if text == _REPLACEMENT), None)
@@ -73,9 +57,9 @@ def _find_traits(tokenizer: Decoder) -> _Traits:
 
 
 class Detokenizer:
-    """Makes one `TextStream` per request and holds what they share: one per tokenizer."""
+    """Makes the `TextStream` of each request; one per tokenizer."""
 
-    def __init__(self, tokenizer: Decoder, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._traits: _Traits | None = None
@@ -102,7 +86,7 @@ class TextStream:
 
     def __init__(
         self,
-        tokenizer: Decoder,
+        tokenizer: Tokenizer,
         traits: _Traits,
         prompt_token_ids: Sequence[int],
         skip_special_tokens: bool,
@@ -123,7 +107,7 @@ class TextStream:
 
     @property
     def text(self) -> str:
-        """What has been returned so far."""
+        """The text that has been returned so far."""
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0] if self._pieces else ""
@@ -170,8 +154,8 @@ class TextStream:
         whole = self._tokenizer.decode_continuation(
             self._prompt_token_ids, self._token_ids, self._skip_special_tokens
         )
-        # A decoder may look further around than those we know. What is out cannot be taken back;
-        # `text` is right all the same.
+        # An unknown decoder may look further around: then `text` is right, though the returned
+        # pieces are not.
         rest = whole[len(out) :] if whole.startswith(out) else self._pending_text() or ""
         self._pieces = [whole]
         self._num_settled = len(self._token_ids)

@@ -1,7 +1,7 @@
-"""Guides, compiled for a model's vocabulary, and how far an answer has got in its own.
+"""Guides compiled for a model's vocabulary, and the states of answers in them.
 
-llguidance does the work: it makes a grammar of whatever predict.guide.Guide holds, and says for any
-state of it which tokens may come next. Imports no Paddle.
+llguidance makes a grammar of a predict.guide.Guide, and says for any state of it which tokens may
+come next. Imports no Paddle.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy.typing as npt
 from predict.errors import UserError
 from predict.guide import Guide
 from predict.system.files import parse_json
+from predict.text.lark import literal
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -36,9 +37,9 @@ NO_TEXT = ("NoExtension", "NoExtensionBias")  # llguidance's words for it
 MAX_FORCED = 64  # runs of tokens
 ALL_TOKENS = -1  # a word of a mask
 
-# How JSON is written: as Python's json.dumps, which most models have seen most of. With spaces at
-# will a model may write them to the end of its tokens, and nothing is forced between values.
-# A schema may ask for something else under the key "x-guidance".
+# JSON is written as Python's json.dumps does, the commonest form in training data. With any spaces
+# a model may write them to the end of its tokens, and no token between values is forced. A schema
+# may ask for another style under the key "x-guidance".
 JSON_STYLE: JsonCompileOptions = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -57,9 +58,9 @@ LIMITS: dict[str, Any] = {
 
 
 class GuideState:
-    """Where one answer is in its guide. Not thread-safe.
+    """The position of one answer in its guide. Not thread-safe.
 
-    error: what went wrong, where no token may come any more for that.
+    error: why no token may follow any more; None while some may.
     """
 
     def __init__(self, matcher: LLMatcher):
@@ -67,7 +68,7 @@ class GuideState:
         self.error: str | None = None
 
     def accept(self, token_id: int) -> bool:
-        """Goes on behind a token; whether nothing may follow, so that the answer is complete.
+        """Advances by a token; whether nothing may follow it, so that the answer is complete.
 
         Raises UserError for a token that the guide forbids, and when a limit is met.
         """
@@ -76,13 +77,13 @@ class GuideState:
         return bool(self.matcher.is_stopped())
 
     def valid(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """The first of these tokens that may come next, one behind the other."""
+        """The longest prefix of these tokens that the guide allows next."""
         if not token_ids or self.matcher.is_stopped():
             return ()
         return token_ids[: self.matcher.validate_tokens(list(token_ids))]
 
     def forced(self) -> list[int]:
-        """The tokens that must come next; most often none."""
+        """The tokens that the guide forces next; most often none."""
         if self.matcher.is_stopped():
             return []
         tokens: list[int] = self.matcher.compute_ff_tokens()
@@ -95,23 +96,22 @@ class GuideState:
         return self.error is not None
 
     def _said(self, what: str) -> str:
-        said = self.matcher.get_error() or "it is not allowed here"
-        return f"the guide failed at {what}: {_short(said)}; make the guide simpler"
+        reason = self.matcher.get_error() or "it is not allowed here"
+        return f"the guide failed at {what}: {_short(reason)}; make the guide simpler"
 
 
 class CompiledGuide:
-    """A guide that holds, for a vocabulary."""
+    """A valid guide compiled for a vocabulary."""
 
     def __init__(self, make: Callable[[], LLMatcher]):
         """make: a matcher at the beginning."""
         self._make = make
 
     def start(self) -> GuideState:
-        """A state of its own, at the beginning; made anew in 0.4 to 3 ms.
+        """A new state at the beginning, in 0.4 to 3 ms.
 
-        Copies of a matcher share their lexer behind a lock: their masks would be computed one after
-        the other. The first mask is computed here, as it may take long: 130 ms for a schema of 900
-        alternatives.
+        Not a copy: copies of a matcher share a lexer behind a lock, which would serialize their
+        masks. The first mask is computed here, as it may take 130 ms (of 900 alternatives).
         """
         matcher = self._make()
         matcher.compute_bitmask()
@@ -119,7 +119,7 @@ class CompiledGuide:
 
 
 class MaskRows(NamedTuple):
-    """A state, and the rows of masks that it fills: before and behind each of its drafts."""
+    """A state, and the rows of masks that it fills: one before and one behind each draft token."""
 
     state: GuideState
     first: int
@@ -137,8 +137,8 @@ class MaskFiller:
     def fill(self, rows: Sequence[MaskRows], masks: npt.NDArray[np.int32]) -> None:
         """Fills `masks` [R, W], where bit v % 32 of word v / 32 is 1 if token v may come.
 
-        Rows that nobody fills are left alone. Where a mask cannot be computed no token may come,
-        and the state has the error.
+        Other rows are not changed. A mask that cannot be computed allows no token, and its state
+        has the error.
         """
         plain = [(each.state.matcher, each.first) for each in rows if not each.drafts]
         drafted = [
@@ -169,14 +169,11 @@ class Guides:
         self._known: OrderedDict[tuple[str, str], Future[CompiledGuide]] = OrderedDict()
         # A batch of answers begins when all their states are made.
         num_threads = min(max(len(os.sched_getaffinity(0)) // 2, 2), MOST_THREADS)
-        self._threads = ThreadPoolExecutor(num_threads, "regatta-guides", _stand_back)
+        self._threads = ThreadPoolExecutor(num_threads, "regatta-guides", _lower_priority)
         self._vocabulary: Future[_Vocabulary] | None = None
 
     def compiled(self, guide: Guide) -> Future[CompiledGuide]:
-        """The compiled guide, as soon as it is there; its UserError says what is wrong, and where.
-
-        Returns at once.
-        """
+        """The future compiled guide; a wrong guide's UserError names its field. Returns at once."""
         key = guide.kind, guide.text
         with self._lock:
             found = self._known.get(key)
@@ -190,9 +187,9 @@ class Guides:
             return found
 
     def states(self, guide: Guide, count: int) -> Future[list[GuideState]]:
-        """So many answers' states at the beginning, as soon as they are there; see `compiled`."""
+        """The future states of so many answers at the beginning; see `compiled`."""
         compiled = self.compiled(guide)
-        # Threads take work in order: what is waited for has begun.
+        # Threads take work in order, so the awaited compilation has begun.
         return self._threads.submit(lambda: [compiled.result().start() for _ in range(count)])
 
     def _read_vocabulary(self) -> _Vocabulary:
@@ -200,7 +197,7 @@ class Guides:
 
 
 class _Vocabulary:
-    """The tokens as llguidance has them."""
+    """The vocabulary as llguidance needs it."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]):
         import llguidance
@@ -228,8 +225,8 @@ class _Vocabulary:
         }
 
 
-def _stand_back() -> None:
-    """Leaves the cores to the engine's threads where all want them."""
+def _lower_priority() -> None:
+    """Gives the engine's threads precedence over this one."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BEHIND)
 
@@ -251,14 +248,14 @@ def _compile(guide: Guide, vocabulary: Future[_Vocabulary]) -> CompiledGuide:
     matcher = make()
     if not matcher.is_error() and matcher.is_stopped():
         raise UserError(f"{name} allows no text but the empty one; make it allow some")
-    _go_ahead(matcher)
+    _take_forced(matcher)
     if matcher.is_error():
         raise UserError(f"{name} cannot be compiled: {_short(matcher.get_error())}")
     return CompiledGuide(make)
 
 
-def _go_ahead(matcher: LLMatcher) -> None:
-    """Takes all that is forced at the beginning: that finds what has no text, or none that ends."""
+def _take_forced(matcher: LLMatcher) -> None:
+    """Takes the forced tokens at the beginning, which finds guides that no finite text fits."""
     for _ in range(MAX_FORCED):
         if matcher.is_error() or matcher.is_stopped():
             return
@@ -277,29 +274,22 @@ def _short(message: str) -> str:
 
 
 def _grammar(guide: Guide, special: dict[str, int]) -> str:
-    """What llguidance compiles. special: ids of tokens that have no bytes of their own."""
+    """The grammar that llguidance compiles. special: ids of tokens without bytes of their own."""
     from llguidance import LLMatcher
 
-    grammar: str
-    if guide.kind == "json_object":
-        grammar = LLMatcher.grammar_from_json_schema('{"type":"object"}', JSON_STYLE)
-    elif guide.kind == "json_schema":
-        schema = guide.text
+    if guide.kind in ("json_object", "json_schema"):
+        schema = '{"type":"object"}' if guide.kind == "json_object" else guide.text
         if not schema.startswith("{"):
             schema = json.dumps(_as_object(schema == "true"))
-        grammar = LLMatcher.grammar_from_json_schema(schema, JSON_STYLE)
-    elif guide.kind == "regex":
-        grammar = LLMatcher.grammar_from_regex(guide.text)
-    elif guide.kind == "grammar":
-        grammar = LLMatcher.grammar_from_lark(guide.text)
-    elif guide.kind == "choice":
-        assert guide.choice is not None
-        words = " | ".join(_literal(each) for each in guide.choice)
-        grammar = LLMatcher.grammar_from_lark(f"start: {words}\n")
-    else:
-        tag = parse_json(guide.text, "guide.structural_tag")
-        grammar = LLMatcher.grammar_from_lark(structural_grammar(tag, special))
-    return grammar
+        return str(LLMatcher.grammar_from_json_schema(schema, JSON_STYLE))
+    if guide.kind == "regex":
+        return str(LLMatcher.grammar_from_regex(guide.text))
+    grammar = guide.text
+    if guide.choice is not None:
+        grammar = f"start: {' | '.join(map(literal, guide.choice))}\n"
+    elif guide.kind == "structural_tag":
+        grammar = structural_grammar(parse_json(grammar, "guide.structural_tag"), special)
+    return str(LLMatcher.grammar_from_lark(grammar))
 
 
 def _as_object(schema: dict[str, Any] | bool) -> dict[str, Any]:
@@ -309,16 +299,11 @@ def _as_object(schema: dict[str, Any] | bool) -> dict[str, Any]:
     return schema
 
 
-def _literal(text: str) -> str:
-    """A text as Lark has it."""
-    return json.dumps(text, ensure_ascii=False)
-
-
 def structural_grammar(tag: dict[str, Any], special: dict[str, int]) -> str:
     """The Lark grammar of a structural tag, as predict.guide checks it.
 
-    Text runs freely up to a trigger, behind which one of its structures must come. special: tokens
-    that a text holds only as tokens, by id; they may be in triggers, beginnings and ends.
+    Any text may come up to a trigger, behind which one of its structures must come. special: ids of
+    tokens that no text matches; triggers, beginnings and ends may have them.
     """
     rules: list[str] = []
     tags: list[str] = []
@@ -334,7 +319,7 @@ def structural_grammar(tag: dict[str, Any], special: dict[str, int]) -> str:
         if first in special:
             head = f"TEXT <[{special[first]}]>"
         else:
-            rules.append(f"until_{number}[lazy]: TEXT {_literal(first)}")
+            rules.append(f"until_{number}[lazy]: TEXT {literal(first)}")
             head = f"until_{number}"
         tail = " ".join(_symbols(rest, special))
         rules.append(f"tag_{number}: {head} {tail} ({' | '.join(bodies)})")
@@ -353,7 +338,7 @@ def _trigger_of(structure: dict[str, Any], triggers: Sequence[str]) -> str:
 
 
 def _body(structure: dict[str, Any], trigger: str, special: dict[str, int]) -> str:
-    """What may come behind the trigger of a structure."""
+    """The rule of a structure behind its trigger."""
     schema = {"x-guidance": JSON_STYLE, **_as_object(structure["schema"])}
     parts = [
         *_symbols(pieces(structure["begin"][len(trigger) :], special), special),
@@ -383,4 +368,4 @@ def _pieces(text: str, tokens: Sequence[str]) -> Iterator[str]:
 
 def _symbols(parts: Sequence[str], special: dict[str, int]) -> Iterator[str]:
     for part in parts:
-        yield f"<[{special[part]}]>" if part in special else _literal(part)
+        yield f"<[{special[part]}]>" if part in special else literal(part)

@@ -18,7 +18,7 @@ _TERMINALS = "TEXT: /(.|\\n)*/\n"
 
 @dataclass(frozen=True)
 class GuideContext:
-    """What a grammar must know of the model and the prompt.
+    """The properties of the model and the prompt that grammars depend on.
 
     token_id: the id of a text that is one token of the vocabulary, else None.
     """
@@ -29,9 +29,9 @@ class GuideContext:
 
 
 class Rules:
-    """The rules of a grammar that is being written; methods return what stands for them in others.
+    """The rules of a grammar; methods return what stands for a rule in other rules.
 
-    The same rule is written once.
+    Equal rules are written once.
     """
 
     def __init__(self, context: GuideContext) -> None:
@@ -59,7 +59,7 @@ class Rules:
         return self.rule(f"{TEXT} (({tokens}) {TEXT})*") if tokens else TEXT
 
     def thought(self) -> str:
-        """What the model may think ahead of what is asked for; "" where it does not."""
+        """A thought ahead of the content; "" for a model without thoughts."""
         row = self._context.thoughts
         if row is None:
             return ""
@@ -71,7 +71,7 @@ class Rules:
         return self._context.token_id(text) is not None
 
     def grammar(self, start: str) -> str:
-        """The whole of it."""
+        """The text of the grammar."""
         rules = [f"{name}{body}\n" for body, name in self._names.items()]
         return "".join([f"start: {start}\n", _TERMINALS, *rules])
 
@@ -92,5 +92,5 @@ class Rules:
 
 
 def literal(text: str) -> str:
-    """A text as Lark has it."""
-    return json.dumps(text)
+    """A text as a Lark string."""
+    return json.dumps(text, ensure_ascii=False)

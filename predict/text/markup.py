@@ -1,8 +1,8 @@
-"""Text with markup in it that comes in pieces, cut anywhere: what format parsers are written with.
+"""The tools of parsers whose text comes in pieces, cut anywhere.
 
-A parser is a generator over a `Reader` that yields where it needs more text, and tells an `Output`
-what it found. So it reads like one for a text that is all there. Each character is looked at a
-bounded number of times, however the text is cut.
+A parser is a generator over a `Reader` that yields where it needs more text, and gives its findings
+to an `Output`. It is written as if all text were there. Each character is looked at a bounded
+number of times, however the text is cut.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def _firsts(marks: tuple[str, ...]) -> re.Pattern[str]:
 
 
 class Reader:
-    """Text that comes in pieces, and how far it is read.
+    """Text that comes in pieces, and the position in it.
 
-    What is not read yet is short: methods that look ahead look no farther than a mark is long.
+    Methods look ahead no farther than a mark is long, so little text is held unread.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Reader:
         self._recorded: list[str] | None = None
 
     def add(self, text: str) -> None:
-        """Puts a piece behind what has come."""
+        """Appends a piece."""
         self._text = self._text[self._at :] + text
         self._at = 0
 
@@ -57,16 +57,16 @@ class Reader:
         self._has_ended = True
 
     def record(self) -> None:
-        """What is read from here on is remembered, in case that it was no markup after all."""
+        """Starts to record what is read, which may turn out to be no markup."""
         self._recorded = []
 
     def recorded(self) -> str:
-        """What was read since `record`, which ends with this."""
+        """The text read since `record`; ends the recording."""
         pieces, self._recorded = self._recorded or [], None
         return "".join(pieces)
 
     def take(self, count: int) -> str:
-        """The next characters, which are there; they are read with this."""
+        """Reads the next characters, which must have come."""
         text = self._text[self._at : self._at + count]
         self._at += count
         if self._recorded is not None:
@@ -74,12 +74,12 @@ class Reader:
         return text
 
     def unread(self, text: str) -> None:
-        """What was read last is to be read again."""
+        """Puts text in front of what is not read yet."""
         self._text = text + self._text[self._at :]
         self._at = 0
 
     def rest(self) -> str:
-        """All that has come and is not read; it is read with this."""
+        """Reads all text that has come."""
         return self.take(len(self._text) - self._at)
 
     def more(self) -> Steps[bool]:
@@ -98,12 +98,12 @@ class Reader:
         return self._text[self._at]
 
     def matched(self, pattern: re.Pattern[str]) -> str:
-        """What a pattern matches in the text that is there; it is read with this."""
+        """Reads what a pattern matches in the text that has come."""
         match = pattern.match(self._text, self._at)
         return self.take(match.end() - self._at) if match else ""
 
     def run(self, pattern: re.Pattern[str], emit: Emit | None = None) -> Steps[str]:
-        """All characters that a pattern of the form [...]* takes; "" where each is emitted."""
+        """Reads all characters that a pattern of the form [...]* takes; "" if they are emitted."""
         pieces = []
         while (yield from self.peek()):
             piece = self.matched(pattern)
@@ -116,11 +116,11 @@ class Reader:
         return "".join(pieces)
 
     def spaces(self) -> Steps[str]:
-        """The white space that comes next."""
+        """Reads white space."""
         return (yield from self.run(SPACES))
 
     def literal(self, *marks: str) -> Steps[str | None]:
-        """Which of the marks comes next, the longest of those; None, and none of it is read."""
+        """Reads the longest of the marks that comes next; None, with nothing read, without one."""
         while True:
             ahead = self._text[self._at : self._at + max(map(len, marks))]
             found = [mark for mark in marks if ahead.startswith(mark)]
@@ -141,7 +141,7 @@ class Reader:
         node = ROOT
         held = ""
         while self._at < len(self._text) or (yield from self.more()):
-            # Not all that is there: a long text has many marks, and it is copied for each.
+            # A window, as it is copied for each mark, and a long text has many.
             text = self._text[self._at : self._at + WINDOW]
             if node == ROOT and not has_first(text):
                 emit(self.take(len(text)))
@@ -165,10 +165,10 @@ class Reader:
 
 
 class Output:
-    """Collects what a parser finds; neighbours of a kind become one delta.
+    """Collects the findings of a parser; neighbours of a kind become one delta.
 
-    White space between content and a call, between calls, and behind them is markup: it counts
-    only where more content follows.
+    White space between content and a call, between calls, and behind them is kept only where more
+    content follows.
     """
 
     def __init__(self, new_id: Callable[[], str]) -> None:
@@ -209,18 +209,18 @@ class Output:
             self._thought_spaces.append(text[len(kept) :])
 
     def separate(self) -> None:
-        """Content and reasoning that follow stand on lines of their own."""
+        """Starts new lines for the content and the reasoning that follow."""
         self._spaces = ["\n"] if self._has_content else []
         self._thought_spaces = ["\n"] if self._has_thoughts else []
         self._trims = True
 
     def trim(self) -> None:
-        """White space that stands here is markup, unless it stands within content."""
+        """Drops white space here, unless it stands amid content."""
         self._spaces = []
         self._trims = True
 
     def begin_call(self, name: str, given_id: str | None = None) -> None:
-        """A call begins; arguments that follow are its."""
+        """Begins a call, which the following arguments belong to."""
         self.trim()
         self._close()
         self._deltas.append(CallBegin(self.num_calls, given_id or self._new_id(), name))
@@ -270,7 +270,7 @@ class StepParser:
         next(self._steps)
 
     def feed(self, text: str) -> list[Delta]:
-        """What became certain with this text."""
+        """The deltas that this text makes certain."""
         if not text:
             return []
         self._reader.add(text)
@@ -278,7 +278,7 @@ class StepParser:
         return self._output.take()
 
     def finish(self) -> list[Delta]:
-        """What was held back."""
+        """The deltas of the text that was held back."""
         self._reader.end()
         for _ in self._steps:
             raise AssertionError("a parser waits for text behind its end")

@@ -1,8 +1,7 @@
-"""What a model thinks before it answers, told from the answer: a row per kind of marks.
+"""The thoughts in front of an answer, separated by their marks: one row per kind of marks.
 
-A chat template may have opened the thought already: then the prompt ends with its first mark, and
-the answer begins within it. Formats whose every message has a channel (predict.text.tool_calls.
-harmony) tell thoughts themselves.
+A prompt whose chat template has opened the thought ends with its first mark, and the answer begins
+inside the thought. predict.text.tool_calls.harmony reads thoughts by their channel instead.
 """
 
 from __future__ import annotations
@@ -50,15 +49,13 @@ def reasoning_of(name: str) -> ReasoningFormat:
 
 
 def detected(template: str) -> ReasoningFormat | None:
-    """The row of a model, by the source of its chat template; None where it has no row's marks."""
-    for row in FORMATS.values():
-        if row.begin in template and row.end in template:
-            return row
-    return None
+    """The row whose marks the source of a chat template has; None without one."""
+    rows = (row for row in FORMATS.values() if row.begin in template and row.end in template)
+    return next(rows, None)
 
 
 class ReasoningParser:
-    """Tells a thought at the beginning, and gives what follows to another parser."""
+    """Reads a thought at the beginning, and gives the rest to another parser."""
 
     def __init__(self, row: ReasoningFormat, is_thinking: bool, inner: Parser) -> None:
         """is_thinking: whether the prompt has opened the thought."""
@@ -70,7 +67,7 @@ class ReasoningParser:
         next(self._steps)
 
     def feed(self, text: str) -> list[Delta]:
-        """What became certain with this text."""
+        """The deltas that this text makes certain."""
         if self._steps is None:
             return self._inner.feed(text)
         if not text:
@@ -79,7 +76,7 @@ class ReasoningParser:
         return self._go_on()
 
     def finish(self) -> list[Delta]:
-        """What was held back."""
+        """The deltas of the text that was held back."""
         deltas: list[Delta] = []
         if self._steps is not None:
             self._reader.end()

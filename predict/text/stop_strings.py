@@ -1,8 +1,8 @@
 """Finds the first of many strings in a text that comes in pieces: one look per character.
 
-Aho and Corasick 1975: a tree of all strings, whose every node also knows the longest shorter match
-that its path ends with. The depth of the node at the end of a text is how much of the text may yet
-become a string.
+Aho and Corasick 1975: a tree of all strings, whose nodes link to the longest proper suffix of their
+path in the tree. The depth of the node at the end of a text is the number of characters that may
+yet become a string.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from predict.text.template_worker import LENGTH
 
 WORKER = Path(__file__).with_name("template_worker.py")
 PACKAGES = ("jinja2", "markupsafe")
-# The rest of the environment may hold secrets, and no template needs it.
+# The other variables may hold secrets.
 ENVIRONMENT = ("TZ", "LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH", "SYSTEMROOT")
 CPU_SECONDS = 2.0  # of one conversation; a real template takes a few milliseconds
 WALL_SECONDS = 20.0  # the start of the process included: a busy machine may take seconds
@@ -29,7 +29,7 @@ MEMORY_BYTES = 512 << 20
 MAX_SOURCE = 1 << 20  # characters of a template
 MAX_INPUT_BYTES = 32 << 20  # of a conversation, as JSON
 MAX_OUTPUT = 4 << 20  # characters beyond those of the conversation; a million tokens have as many
-MAX_MESSAGE = 2000  # characters that a template may say when it refuses
+MAX_MESSAGE = 2000  # characters of a template's own error
 LIMITS = {
     "memory": f"it takes more than {MEMORY_BYTES >> 20} MiB of memory",
     "output": f"it prints more than {MAX_OUTPUT} characters beyond the conversation's",
@@ -53,10 +53,10 @@ class RenderError(Exception):
 
 
 class TemplateProcess:
-    """Renders in a process that is started when it is first needed, and anew after a limit.
+    """Renders in a process that is started at the first use, and again after a limit.
 
-    Thread-safe; a forked child starts its own. The process ends with this object, or when this
-    process does, as its stdin ends then.
+    Thread-safe; a forked child starts its own. The process ends with this object, and with this
+    process, which closes its stdin.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class TemplateProcess:
         except (EOFError, BrokenPipeError, ConnectionResetError):
             reply = _ended(process)
         finally:
-            # Interrupted, it may yet answer: to a question that nobody asks any more.
+            # Interrupted, it may still send a reply, which no later request may read.
             if ("text" not in reply and reply["error"] in LIMITS) or "died" in reply:
                 self._stop()
         return reply
@@ -170,7 +170,7 @@ class TemplateProcess:
         self._process = self._end = None
 
     def _forget(self) -> None:
-        """In a forked child: the process is the parent's, and the lock may be held by nobody."""
+        """In a forked child: drops the parent's process and the lock, which may be held."""
         process, self._process = self._process, None
         self._lock = threading.Lock()
         if self._end is not None:
@@ -182,7 +182,7 @@ class TemplateProcess:
 
 
 def _package_paths() -> list[str]:
-    """Where this process finds jinja2 and what it needs."""
+    """The folders of jinja2 and its dependencies."""
     paths = []
     for name in PACKAGES:
         found = find_spec(name)

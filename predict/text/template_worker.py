@@ -1,8 +1,8 @@
 """Renders chat templates in a process of its own: a script of jinja2 and the standard library.
 
-Templates come with downloads, and jinja's sandbox keeps them from Python's objects, not from time
-and memory. This process has limits on both, may write no file, and has nothing to lose. Its one
-argument is JSON: {"paths", "memory_bytes", "cpu_seconds", "max_message"}. A request on stdin is two
+Templates come with downloads. Jinja's sandbox keeps them from Python's objects; this process limits
+their time and memory, may write no file, and has no secrets. Its one argument is JSON:
+{"paths", "memory_bytes", "cpu_seconds", "max_message"}. A request on stdin is two
 numbers of 4 bytes, little-endian (the characters that may be printed, and a length), then JSON of
 that length; a reply on stdout is a length and JSON. See predict.text.template_process.
 """

@@ -1,4 +1,4 @@
-"""What single tokens say: the text and the bytes of each, as logprobs show them."""
+"""The text and the bytes of single tokens, as logprobs show them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 from predict.errors import TokenizerError
+from predict.text.backends.fast import byte_letters
 from predict.text.tokenizer import REPLACEMENT, Tokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -26,6 +27,7 @@ class TokenTexts:
         self._tokenizer = tokenizer
         self._known: dict[int, TokenText] = {}
         self._pieces: dict[int, str] | None = None  # as the vocabulary writes them
+        self._bytes = {letter: byte for byte, letter in byte_letters().items()}
         # A token in front, as the first token of a text may lose its space.
         self._anchor = next(
             (ids[-1:] for text in _ANCHOR_TEXTS if (ids := tokenizer.encode(text, False))), []
@@ -48,26 +50,13 @@ class TokenTexts:
         return TokenText(text, self._bytes_of_piece(token_id))
 
     def _bytes_of_piece(self, token_id: int) -> tuple[int, ...] | None:
-        """The bytes of a token that is no whole character; None where its piece does not say."""
+        """The bytes of a token that is no whole character; None where they are not known."""
         if self._pieces is None:
             self._pieces = {i: piece for piece, i in self._tokenizer.vocabulary().items()}
         piece = self._pieces.get(token_id, "")
         single = _BYTE_TOKEN.fullmatch(piece)
         if single:
             return (int(single[1], 16),)
-        alphabet = _byte_alphabet()
-        if not piece or any(character not in alphabet for character in piece):
-            return None
-        return tuple(alphabet[character] for character in piece)
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The byte of each character that byte-level vocabularies write bytes with (GPT-2, 2019).
-
-    Bytes that print stand for themselves, the others for characters from U+0100 on, in order.
-    """
-    printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printing]
-    return {chr(byte): byte for byte in printing} | {
-        chr(0x100 + i): byte for i, byte in enumerate(others)
-    }
+        found = [self._bytes.get(letter) for letter in piece]
+        known = tuple(byte for byte in found if byte is not None)
+        return known if known and len(known) == len(found) else None

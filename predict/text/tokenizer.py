@@ -13,8 +13,8 @@ from predict.gguf.opened import open_gguf
 from predict.gguf.tokens import has_tokenizer
 from predict.system.files import json_type, read_json_object
 from predict.text.backends import chatglm, tiktoken_file
-from predict.text.backends.added import CONFIG_FILE, MAX_TOKEN_ID, added_by_config
-from predict.text.backends.base import Backend, Guarded, try_backend
+from predict.text.backends.added import CONFIG_FILE, MAX_TOKEN_ID, added_by_config, switch
+from predict.text.backends.base import Backend, guarded, try_backend
 from predict.text.backends.fast import FastBackend
 from predict.text.backends.gguf_vocabulary import gguf_backend
 from predict.text.backends.merges_file import VOCABULARY, merges_backend
@@ -52,7 +52,7 @@ class Tokenizer:
 
         `closing_token_ids`: what the family's own code puts behind every prompt.
         """
-        self._backend: Backend = Guarded(backend)
+        self._backend = backend
         self.special_tokens = dict(special_tokens)
         self.vocab_size = backend.vocab_size
         self.bos_token_id = self._special_id("bos_token")
@@ -84,7 +84,8 @@ class Tokenizer:
         folder = Path(path)
         config = read_model_json(folder, CONFIG_FILE, missing_ok=True)
         special_tokens: Mapping[str, str] = _special_tokens(folder, config)
-        _check_switches(folder, config)
+        for name in ("add_bos_token", "add_eos_token", "legacy"):
+            switch(folder, config, name)
         path = _file_of(folder)
         backend, special_tokens, frame = _backend(path, config, special_tokens)
         if not 0 < backend.vocab_size <= MAX_TOKEN_ID:
@@ -103,19 +104,19 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens written in the text become their ids."""
-        return self._backend.encode(text, add_special_tokens)
+        return guarded(self._backend.encode, text, add_special_tokens)
 
     def encode_prompt(self, text: str, templated: bool) -> list[int]:
         """Token ids of a prompt; a rendered chat template already holds its special tokens."""
-        return self._backend.encode(text, not templated)
+        return self.encode(text, not templated)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `token_ids` standing alone: a sentencepiece model drops one leading space."""
-        return self._backend.decode(token_ids, skip_special_tokens)
+        return guarded(self._backend.decode, token_ids, skip_special_tokens)
 
     def vocabulary(self) -> dict[str, int]:
         """The id of each token, special and added ones included."""
-        return self._backend.vocabulary()
+        return guarded(self._backend.vocabulary)
 
     def decode_continuation(
         self,
@@ -142,34 +143,24 @@ class Tokenizer:
         token and adds none, as in vLLM: a space of its own could not be told from any other.
         """
         word = word.strip()
-        first, inside = self._backend.encode(word, False), self._backend.encode_inside(word)
+        first, inside = self.encode(word, False), guarded(self._backend.encode_inside, word)
         variants = [tuple(first), tuple(inside)]
-        spaced = self._backend.encode_inside(" " + word)
+        spaced = guarded(self._backend.encode_inside, " " + word)
         if len(spaced) == len(inside) and spaced[:1] != inside[:1]:
             variants.append(tuple(spaced))
         return [ids for ids in dict.fromkeys(variants) if ids]
 
     def token_to_id(self, token: str) -> int | None:
         """The id of one token's text, or None when the vocabulary lacks it."""
-        return self._backend.token_to_id(token)
+        return guarded(self._backend.token_to_id, token)
 
     def for_guides(self, eos_token_id: int) -> Any:
-        """What llguidance.LLTokenizer takes: the bytes of each token, and how text is cut."""
-        return self._backend.for_guides(eos_token_id)
+        """The argument of llguidance.LLTokenizer: the bytes of tokens, and how text is cut."""
+        return guarded(self._backend.for_guides, eos_token_id)
 
     def _special_id(self, role: str) -> int | None:
         token = self.special_tokens.get(role)
-        return None if token is None else self._backend.token_to_id(token)
-
-
-def _check_switches(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raises UserError where tokenizer_config.json has another type in a key that is read."""
-    for name in ("add_bos_token", "add_eos_token", "legacy"):
-        value = config.get(name)
-        if not isinstance(value, (bool, type(None))):
-            raise UserError(
-                f"{folder / CONFIG_FILE}: {name} is {json_type(value)} (allowed: true, false, null)"
-            )
+        return None if token is None else self.token_to_id(token)
 
 
 def _special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
@@ -228,25 +219,25 @@ def _file_of(folder: Path) -> Path:
 def _backend(
     path: Path, config: Mapping[str, Any], special_tokens: Mapping[str, str]
 ) -> tuple[Backend, Mapping[str, str], tuple[str, str]]:
-    """What reads the file, the special tokens by role, and what a family puts around every text.
+    """The file's backend, the special tokens by role, and a family's texts around every text.
 
-    The special tokens include those that config files do not name, and the family's own code does.
+    The special tokens include those that only the family's own code names.
     """
     if path.suffix == ENDING:
-        made, roles = gguf_backend(path, config, special_tokens)
-        return made, roles, ("", "")
+        backend, roles = gguf_backend(path, config, special_tokens)
+        return backend, roles, ("", "")
     if path.name == FAST_FILE:
         return FastBackend.from_json(path, config, special_tokens), special_tokens, ("", "")
     if path.name == VOCABULARY:
-        made, roles = merges_backend(path, _model_type(path.parent), config)
-        return made, {**special_tokens, **roles}, ("", "")
+        backend, roles = merges_backend(path, _model_type(path.parent), config)
+        return backend, {**special_tokens, **roles}, ("", "")
     family = _rank_family(path)
     if family is not None:
         found = added_by_config(path.parent, config)
         added = {token.content: token.token_id for token in found.values()}
         special_tokens = {**family.roles, **special_tokens}
-        made = tiktoken_file.rank_backend(path, family, added, special_tokens)
-        return made, special_tokens, ("", "")
+        backend = tiktoken_file.rank_backend(path, family, added, special_tokens)
+        return backend, special_tokens, ("", "")
     dialect = _dialect(path, config)
     model = SentencePieceBackend(path, config, special_tokens, dialect)
     before, behind = dialect.ends or ((), ())
@@ -274,7 +265,7 @@ def _rank_family(path: Path) -> tiktoken_file.RankFamily | None:
 
 
 def _dialect(path: Path, config: Mapping[str, Any]) -> Dialect:
-    """What the model's family does around its sentencepiece model."""
+    """The dialect of the model's family."""
     if path.name == CHATGLM_FILE:
         return chatglm.first(path.parent, config)
     model_type = _model_type(path.parent)

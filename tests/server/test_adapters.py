@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -524,8 +525,8 @@ def test_what_runs_goes_on_when_what_it_names_is_unloaded(
     wanted = alone.generate([PROMPT], named_alone)[0].text
     client = engine.client
     is_prefix = kind is PREFIX
-    load: Callable[[str, str], Any] = client.load_prefix if is_prefix else client.load_adapter
-    unload = client.unload_prefix if is_prefix else client.unload_adapter
+    load = partial(client.load, "prefix" if is_prefix else "adapter")
+    unload = partial(client.unload, "prefix" if is_prefix else "adapter")
 
     async def main() -> None:
         await load("sql", str(root / "sql"))

@@ -15,17 +15,14 @@ from predict.request import CompletionOutput, Logprob, RequestMetrics, RequestOu
 from predict.server.wire import (
     Abort,
     Add,
+    Change,
     Changed,
     Ended,
     FromEngine,
     FromFront,
-    LoadAdapter,
-    LoadPrefix,
     Messages,
     Step,
     Stop,
-    UnloadAdapter,
-    UnloadPrefix,
     frame,
 )
 
@@ -59,10 +56,8 @@ SAID = Step([(1, [StreamOutput("a", (5,), None), StreamOutput("", (), "stop", 1)
 def test_messages_are_whole_however_they_are_cut(cuts: list[int]) -> None:
     sent: list[FromFront] = [
         *ADDED,
-        LoadAdapter(3, "é", "/a"),
-        UnloadAdapter(4, "é"),
-        LoadPrefix(5, "é", "/a.npy"),
-        UnloadPrefix(6, "é"),
+        Change(3, "adapter", "é", "/a"),
+        Change(4, "prefix", "é"),
         Abort(9),
         Stop(),
     ]

@@ -18,7 +18,7 @@ from predict.request import (
     TokenLogprobs,
 )
 from predict.server.engine_client import EngineDied
-from predict.server.wire import AnswerMetrics, ModelInfo
+from predict.server.wire import AdapterKind, AnswerMetrics, ModelInfo
 from predict.text.tokenizer import Tokenizer
 
 # What an answer consists of: texts, one for each time the engine sends; or why there is none.
@@ -155,27 +155,23 @@ class ScriptedEngine:
             raise EngineDied(self.failure)
         return EngineStats(*(0 for _ in EngineStats.__dataclass_fields__))
 
-    async def load_adapter(self, name: str, directory: str) -> None:
-        self._change()
-        self.adapters[name] = directory
-
-    async def unload_adapter(self, name: str) -> None:
-        self._change()
-        del self.adapters[name]
-
-    def _change(self) -> None:
+    async def load(self, kind: AdapterKind, name: str, path: str) -> None:
         if self.failure is not None:
             raise EngineDied(self.failure)
         if self.adapter_error is not None:
             raise self.adapter_error
+        self.adapters[name] = path
+        if kind == "prefix":
+            self.prefixes.add(name)
 
-    async def load_prefix(self, name: str, path: str) -> None:
-        await self.load_adapter(name, path)
-        self.prefixes.add(name)
-
-    async def unload_prefix(self, name: str) -> None:
-        await self.unload_adapter(name)
-        self.prefixes.remove(name)
+    async def unload(self, kind: AdapterKind, name: str) -> None:
+        if self.failure is not None:
+            raise EngineDied(self.failure)
+        if self.adapter_error is not None:
+            raise self.adapter_error
+        del self.adapters[name]
+        if kind == "prefix":
+            self.prefixes.remove(name)
 
     def die(self, why: str) -> None:
         """Ends it: whoever waits hears of it."""

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predict.text.backends.base import Guarded
 from predict.text.detokenizer import Detokenizer
 from predict.text.tokenizer import Tokenizer
 from tests.support.texts import REPLACEMENT, TOKENIZERS, byte_fallback
@@ -44,9 +43,7 @@ def tokenizer_of(vocab_size: int, decode: Callable[[list[int], bool], str]) -> T
 
 
 def backend_of(tokenizer: Tokenizer) -> Backend:
-    guarded = tokenizer._backend
-    assert isinstance(guarded, Guarded)
-    backend = guarded._backend
+    backend = tokenizer._backend
     assert isinstance(backend, Backend)
     return backend
 

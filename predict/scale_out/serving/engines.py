@@ -27,7 +27,7 @@ from predict.scale_out.serving.messages import (
     encode,
 )
 from predict.server.errors import ApiError
-from predict.server.wire import AnswerMetrics, ModelInfo
+from predict.server.wire import AdapterKind, AnswerMetrics, ModelInfo
 from predict.system.console import say
 
 LOST = (RayError, RayServeException)  # what calls to a replica that has died raise
@@ -216,11 +216,13 @@ class Engines:
         past = [stats for name, stats in self._counts.items() if name not in names]
         return summed([each.stats for each in told], past)
 
-    async def load_adapter(self, name: str, *paths: str, **named: str) -> None:
-        """Raises UserError: a replica that comes later would not know the adapter, or prefix."""
+    async def load(self, kind: AdapterKind, name: str, path: str) -> None:
+        """Raises UserError: a replica that comes later would not know the adapter."""
         raise UserError(FIXED)
 
-    unload_adapter = load_prefix = unload_prefix = load_adapter
+    async def unload(self, kind: AdapterKind, name: str) -> None:
+        """Raises UserError."""
+        raise UserError(FIXED)
 
     def broken_off(self, has_begun: bool) -> ApiError:
         """The error for an answer whose replica has died."""

@@ -1,4 +1,4 @@
-"""The server's doors: each module here has `router(context)`, and is found by its being here."""
+"""The server's routes: each module in this folder has `router(context)`."""
 
 from __future__ import annotations
 

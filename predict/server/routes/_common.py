@@ -1,4 +1,4 @@
-"""What routes that answer prompts begin with."""
+"""The steps that routes share: reading a body, making a response, logging."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def json_response(value: Any) -> Response:
 
 
 def logprob_texts(context: Context, num_top: int | None) -> LogprobTexts | None:
-    """Makes logprobs with so many likeliest tokens; None where nobody wants any."""
+    """Makes logprobs with so many likeliest tokens; None where num_top is None."""
     return None if num_top is None else LogprobTexts(context.front.token_texts, num_top)
 
 

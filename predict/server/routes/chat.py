@@ -38,9 +38,9 @@ from predict.text.deltas import Parser
 
 def router(context: Context) -> APIRouter:
     """The route."""
-    made = APIRouter()
+    routes = APIRouter()
 
-    @made.post(
+    @routes.post(
         "/v1/chat/completions",
         openapi_extra=takes(ChatBody, FlaskBody, NativeBody),
         responses=errors(),
@@ -54,7 +54,7 @@ def router(context: Context) -> APIRouter:
                 return await flask_answered(context, request, value)
             return await answered(context, request, parsed(ChatBody, value))
 
-    return made
+    return routes
 
 
 async def answered(context: Context, request: Request, body: ChatBody) -> Response:

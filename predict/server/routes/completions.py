@@ -1,4 +1,4 @@
-"""POST /v1/completions: texts go on."""
+"""POST /v1/completions: continues texts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from predict.server.openapi import errors, takes
 from predict.server.paddle_bodies import NativeBody, is_native, native_answered
 from predict.server.protocol import CompletionBody, parsed
 from predict.server.routes._common import body_of, json_response, log_answer, logprob_texts
-from predict.server.runs import Job, Run, Stream, check_prompts
+from predict.server.runs import Job, Run, Stream
 from predict.server.served_models import ServedModel
 from predict.system.bounds import is_integer
 from predict.system.files import json_type
@@ -26,9 +26,9 @@ DEFAULT_TOKENS = 16  # of an answer, as in OpenAI's API
 
 def router(context: Context) -> APIRouter:
     """The route."""
-    made = APIRouter()
+    routes = APIRouter()
 
-    @made.post(
+    @routes.post(
         "/v1/completions", openapi_extra=takes(CompletionBody, NativeBody), responses=errors()
     )
     async def complete(request: Request) -> Response:
@@ -39,7 +39,7 @@ def router(context: Context) -> APIRouter:
             body = parsed(CompletionBody, value)
             return await completed(context, request, body)
 
-    return made
+    return routes
 
 
 async def completed(context: Context, request: Request, body: CompletionBody) -> Response:
@@ -107,7 +107,9 @@ def _listed(prompt: Any) -> list[Any]:
 async def _prompts(context: Context, body: CompletionBody) -> list[list[int]]:
     """The token ids of each prompt. Raises ApiError 400."""
     listed = _listed(body.prompt)
-    check_prompts(len(listed), context, "prompt")
+    most = context.config.max_prompts
+    if not 0 < len(listed) <= most:
+        raise invalid("prompt", f"prompt has {len(listed)} prompts (allowed: 1 to {most})")
     vocab_size = context.info().vocab_size
     found: list[list[int]] = []
     for index, prompt in enumerate(listed):

@@ -1,4 +1,4 @@
-"""Whether the server lives, whether it is ready, what it is, and what it counts."""
+"""GET /health, /ready, /version, /metrics, and /health and /ready under /v2."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from predict.engine.stats import EngineStats
-from predict.server.context import Context, EngineDied
+from predict.server.context import Context
+from predict.server.engine_client import EngineDied
 from predict.server.errors import ApiError
 from predict.server.metrics import CONTENT_TYPE
 from predict.server.openapi import errors
 from predict.server.routes._common import json_response
 
-STATS_SECONDS = 5.0  # that the engine may take to tell its counts: a step may be long
+STATS_SECONDS = 5.0  # for the engine to send its counts: a step may be long
 
 
 def router(context: Context) -> APIRouter:
     """The routes."""
-    made = APIRouter()
+    routes = APIRouter()
 
-    @made.get("/health", responses=errors())
-    @made.get("/v2/health/live", responses=errors())
+    @routes.get("/health", responses=errors())
+    @routes.get("/v2/health/live", responses=errors())
     async def health(request: Request) -> Response:
         """200 while the server lives, 503 when its engine has ended: start it anew then."""
         if not context.engine.is_alive:
             raise context.unavailable()
         return json_response({"status": "ok"})
 
-    @made.get("/ready", responses=errors())
-    @made.get("/v2/health/ready", responses=errors())
+    @routes.get("/ready", responses=errors())
+    @routes.get("/v2/health/ready", responses=errors())
     async def ready(request: Request) -> Response:
         """200 when requests are answered, 503 while the model loads and once the end is near."""
         if context.lifecycle.draining:
@@ -40,12 +41,12 @@ def router(context: Context) -> APIRouter:
         context.info()
         return json_response({"status": "ready"})
 
-    @made.get("/version")
+    @routes.get("/version")
     async def version(request: Request) -> Response:
         """The version, and the model."""
         return json_response({"version": context.version, "model": context.config.model_names[0]})
 
-    @made.get("/metrics", responses=errors())
+    @routes.get("/metrics", responses=errors())
     async def metrics(request: Request) -> Response:
         """Counts and times, for Prometheus."""
         stats: EngineStats | None = None
@@ -59,4 +60,4 @@ def router(context: Context) -> APIRouter:
         context.metrics.engine_said(stats, info, context.config.model_names)
         return Response(context.metrics.render(), media_type=CONTENT_TYPE)
 
-    return made
+    return routes

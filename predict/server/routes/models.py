@@ -13,16 +13,16 @@ from predict.server.routes._common import json_response
 
 def router(context: Context) -> APIRouter:
     """The routes."""
-    made = APIRouter()
+    routes = APIRouter()
 
-    @made.get("/v1/models")
+    @routes.get("/v1/models")
     async def models(request: Request) -> Response:
         """All names."""
         return json_response({"object": "list", "data": context.models.cards()})
 
-    @made.get("/v1/models/{name:path}", responses=errors())
+    @routes.get("/v1/models/{name:path}", responses=errors())
     async def one(name: str) -> Response:
         """The model of that name."""
         return json_response(context.models.card(name))
 
-    return made
+    return routes

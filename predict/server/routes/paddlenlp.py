@@ -1,4 +1,4 @@
-"""PaddleNLP's own doors: /api/chat, and where llm/server has OpenAI's routes."""
+"""PaddleNLP's routes: /api/chat, and the paths that llm/server has for OpenAI's."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from predict.server.routes.completions import completed
 
 def router(context: Context) -> APIRouter:
     """The routes."""
-    made = APIRouter()
+    routes = APIRouter()
 
-    @made.post("/api/chat", openapi_extra=takes(FlaskBody), responses=errors())
+    @routes.post("/api/chat", openapi_extra=takes(FlaskBody), responses=errors())
     async def old_chat(request: Request) -> Response:
         """Answers a question of flask_server.py's older clients, a line of JSON per piece."""
         async with body_of(context, request) as value:
@@ -28,16 +28,16 @@ def router(context: Context) -> APIRouter:
     # A base_url of .../v1/chat/completions, as llm/server's page has it.
     base = "/v1/chat/completions"
 
-    @made.post(f"{base}/chat/completions", openapi_extra=takes(ChatBody), responses=errors())
+    @routes.post(f"{base}/chat/completions", openapi_extra=takes(ChatBody), responses=errors())
     async def chat(request: Request) -> Response:
         """As /v1/chat/completions."""
         async with body_of(context, request) as value:
             return await answered(context, request, parsed(ChatBody, value))
 
-    @made.post(f"{base}/completions", openapi_extra=takes(CompletionBody), responses=errors())
+    @routes.post(f"{base}/completions", openapi_extra=takes(CompletionBody), responses=errors())
     async def complete(request: Request) -> Response:
         """As /v1/completions."""
         async with body_of(context, request) as value:
             return await completed(context, request, parsed(CompletionBody, value))
 
-    return made
+    return routes

@@ -1,4 +1,4 @@
-"""GET /: the page to chat on. Its files are read once; nothing else can be asked for."""
+"""GET /: the page to chat on. Its files are read once, and no other file is served."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from predict.server.errors import ApiError
 from predict.server.openapi import errors
 
 FOLDER = Path(__file__).resolve().parents[1] / "page"
-# What the page may load and run: nothing but what this server has, and no text becomes HTML.
+# The page loads and runs files of this server only, and no text becomes HTML.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -37,9 +37,9 @@ TYPES = {
 
 def router(context: Context) -> APIRouter:
     """The routes; none with --chat_page false."""
-    made = APIRouter()
+    routes = APIRouter()
     if not context.config.chat_page:
-        return made
+        return routes
     files = {
         path.relative_to(FOLDER).as_posix(): (path.read_bytes(), TYPES[path.suffix])
         for path in sorted(FOLDER.rglob("*"))
@@ -52,14 +52,14 @@ def router(context: Context) -> APIRouter:
         data, kind = files[name]
         return Response(data, headers={**HEADERS, "Content-Type": kind})
 
-    @made.get("/", include_in_schema=False)
+    @routes.get("/", include_in_schema=False)
     async def index(request: Request) -> Response:
         """The page."""
         return file("index.html")
 
-    @made.get("/static/{name:path}", responses=errors(), include_in_schema=False)
+    @routes.get("/static/{name:path}", responses=errors(), include_in_schema=False)
     async def static(name: str) -> Response:
         """A file of the page."""
         return file(name)
 
-    return made
+    return routes

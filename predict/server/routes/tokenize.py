@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: what a text is in tokens, and back."""
+"""POST /tokenize and /detokenize: a text as token ids, and back."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from predict.system.bounds import items
 
 def router(context: Context) -> APIRouter:
     """The routes."""
-    made = APIRouter()
+    routes = APIRouter()
 
-    @made.post("/tokenize", openapi_extra=takes(TokenizeBody), responses=errors())
+    @routes.post("/tokenize", openapi_extra=takes(TokenizeBody), responses=errors())
     async def tokenize(request: Request) -> Response:
         """The token ids of a text, or of a conversation as the model reads it."""
         async with body_of(context, request) as value:
@@ -37,7 +37,7 @@ def router(context: Context) -> APIRouter:
             answer["token_strs"] = [texts[i].text for i in ids] if texts is not None else None
         return json_response(answer)
 
-    @made.post("/detokenize", openapi_extra=takes(DetokenizeBody), responses=errors())
+    @routes.post("/detokenize", openapi_extra=takes(DetokenizeBody), responses=errors())
     async def detokenize(request: Request) -> Response:
         """The text of token ids, special tokens written out."""
         async with body_of(context, request) as value:
@@ -53,7 +53,7 @@ def router(context: Context) -> APIRouter:
             ids = context.front.token_ids(ids, "tokens", context.info().vocab_size)
             return json_response({"prompt": await context.front.decode(ids, "tokens")})
 
-    return made
+    return routes
 
 
 async def _token_ids(context: Context, body: TokenizeBody) -> list[int]:

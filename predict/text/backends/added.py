@@ -1,4 +1,4 @@
-"""Tokens that config files add to a vocabulary: their checks, and where they stand in a text."""
+"""Tokens that config files add to a vocabulary: their checks, and their search in a text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Splitter:
         self._space = re.compile(r"\s*")
 
     def split(self, text: str) -> Iterator[tuple[str, AddedToken | None]]:
-        """The text's pieces, each with the added token behind it; the last has none."""
+        """The text's pieces, each with the added token behind it; None behind the last."""
         begin = 0  # of the piece
         at = 0
         while self._first and (match := self._first.search(text, at)):
@@ -86,16 +86,25 @@ def added_by_config(folder: Path, config: Mapping[str, Any]) -> dict[str, AddedT
     decoder = config.get("added_tokens_decoder") or {}
     if not isinstance(decoder, dict):
         raise UserError(f"{where} is {json_type(decoder)} (allowed: an object, null)")
-    made = [_added_token(key, entry, where) for key, entry in decoder.items()]
-    return {token.content: token for token in made}
+    added: dict[str, AddedToken] = {}
+    for key, entry in decoder.items():
+        place = f"{where}: {key[:40]!r}"
+        if not isinstance(entry, dict):
+            raise UserError(f"{place} is {json_type(entry)} (allowed: an object with content)")
+        token_id, special = checked_token_id(key, place), bool(entry.get("special"))
+        token = described_token(entry, token_id, special, place)
+        added[token.content] = token
+    return added
 
 
-def _added_token(key: str, entry: Any, where: str) -> AddedToken:
-    """One entry of added_tokens_decoder, its key the id. Raises UserError naming what is wrong."""
-    where = f"{where}: {key[:40]!r}"
-    if not isinstance(entry, dict):
-        raise UserError(f"{where} is {json_type(entry)} (allowed: an object with content)")
-    return described_token(entry, checked_token_id(key, where), bool(entry.get("special")), where)
+def switch(folder: Path, config: Mapping[str, Any], name: str) -> bool:
+    """A switch of tokenizer_config.json, false where it is missing. UserError for other types."""
+    value = config.get(name)
+    if not isinstance(value, (bool, type(None))):
+        raise UserError(
+            f"{folder / CONFIG_FILE}: {name} is {json_type(value)} (allowed: true, false, null)"
+        )
+    return bool(value)
 
 
 def described_token(

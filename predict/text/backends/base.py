@@ -1,4 +1,4 @@
-"""What a tokenizer library does for us, and its failures as errors of ours."""
+"""The interface of tokenizer libraries, and their failures as errors of ours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 from predict.errors import TokenizerError, UserError
 
 MAX_FILE_BYTES = 1 << 29  # a tokenizer.json of a large vocabulary has 35 MB
-# What a tokenizer is tried on when it is loaded: words, other scripts, digits, whitespace, nothing.
+# Texts to try a tokenizer on when it is loaded: words, other scripts, digits, whitespace, nothing.
 TRIAL_TEXTS = ("a", "Hello, wörld! 你好 🙂", "0123456789", " " * 100 + "\n\t", "a" * 64, "")
 LIBRARY_PANIC = "PanicException"  # of pyo3; its module cannot be imported
 
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 class Backend(Protocol):
-    """What differs between tokenizer libraries."""
+    """A tokenizer of one library."""
 
     vocab_size: int  # ids, added tokens included
 
@@ -47,7 +47,7 @@ class Backend(Protocol):
         ...
 
     def for_guides(self, eos_token_id: int) -> Any:
-        """What llguidance.LLTokenizer takes."""
+        """The argument of llguidance.LLTokenizer."""
         ...
 
 
@@ -62,7 +62,7 @@ class Ends:
 def explicit_ends(
     config: Mapping[str, Any], special_tokens: Mapping[str, str], token_to_id: Any
 ) -> Ends | None:
-    """The ids put around a text when the config says so; None when it leaves that to the file."""
+    """The ids that the config puts around a text; None where it does not say."""
     wanted = [config.get(f"add_{end}_token") for end in ("bos", "eos")]
     if all(value is None for value in wanted):
         return None
@@ -74,67 +74,34 @@ def explicit_ends(
     return Ends(*ids)
 
 
-class Guarded:
-    """A backend whose libraries' failures, panics included, are TokenizerErrors."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self.vocab_size = backend.vocab_size
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        try:
-            return self._backend.encode(text, add_special_tokens)
-        except BaseException as error:
-            raise _as_ours(error, text) from None
-
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
-        try:
-            return self._backend.decode(token_ids, skip_special_tokens)
-        except BaseException as error:
-            raise _as_ours(error, token_ids) from None
-
-    def token_to_id(self, token: str) -> int | None:
-        try:
-            return self._backend.token_to_id(token)
-        except BaseException as error:
-            raise _as_ours(error, token) from None
-
-    def vocabulary(self) -> dict[str, int]:
-        try:
-            return self._backend.vocabulary()
-        except BaseException as error:
-            raise _as_ours(error, "its vocabulary") from None
-
-    def encode_inside(self, text: str) -> list[int]:
-        try:
-            return self._backend.encode_inside(text)
-        except BaseException as error:
-            raise _as_ours(error, text) from None
-
-    def for_guides(self, eos_token_id: int) -> Any:
-        try:
-            return self._backend.for_guides(eos_token_id)
-        except BaseException as error:
-            raise _as_ours(error, "its vocabulary") from None
+def guarded(method: Callable[..., Result], *arguments: Any) -> Result:
+    """The result of a backend's method. Failures and panics of its library are TokenizerErrors."""
+    try:
+        return method(*arguments)
+    except BaseException as error:
+        raise _as_ours(error, *arguments[:1]) from None
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether a Rust library panicked: no Exception, so that nothing catches it by mistake."""
+    """Whether a Rust library panicked, which raises no subclass of Exception."""
     return type(error).__name__ == LIBRARY_PANIC
 
 
-def _as_ours(error: BaseException, met: str | Sequence[int]) -> BaseException:
-    """The error to raise for a library's, which `met` (a text, or token ids) brought about."""
+def _as_ours(error: BaseException, given: str | Sequence[int] | int = 0) -> BaseException:
+    """The error to raise for a library's. given: the text or token ids that it failed on."""
     passes = isinstance(error, (UserError, MemoryError))
     if passes or not (isinstance(error, Exception) or is_panic(error)):
         return error
-    half = re.search("[\ud800-\udfff]", met) if isinstance(met, str) else None
+    half = re.search("[\ud800-\udfff]", given) if isinstance(given, str) else None
     if half:
         return TokenizerError(
             f"a text has \\u{ord(half[0]):04x} alone at character {half.start() + 1}, half of a "
             "surrogate pair, which is no character; write the whole pair, or leave it out"
         )
-    what = f"a text of {len(met)} characters" if isinstance(met, str) else f"{len(met)} token ids"
+    what = "its vocabulary"
+    if not isinstance(given, int):
+        size = len(given)
+        what = f"a text of {size} characters" if isinstance(given, str) else f"{size} token ids"
     return TokenizerError(
         f"the tokenizer failed on {what}: {said(error)}; change the text, or repair the model's "
         "tokenizer files"
@@ -142,13 +109,13 @@ def _as_ours(error: BaseException, met: str | Sequence[int]) -> BaseException:
 
 
 def said(error: BaseException) -> str:
-    """What a library's error says, a panic named as one."""
-    said = " ".join(str(error).split())[:300] or type(error).__name__
-    return f"its library panicked: {said}" if is_panic(error) else said
+    """The text of a library's error; a panic is named as one."""
+    text = " ".join(str(error).split())[:300] or type(error).__name__
+    return f"its library panicked: {text}" if is_panic(error) else text
 
 
 def loaded(path: Path, load: Callable[[], Result], hint: str) -> Result:
-    """What `load` makes of a tokenizer's file; any failure of it is a UserError with the hint."""
+    """The result of loading a tokenizer's file; any failure is a UserError with the hint."""
     try:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
@@ -165,14 +132,14 @@ def loaded(path: Path, load: Callable[[], Result], hint: str) -> Result:
 
 @contextmanager
 def quiet_panics() -> Iterator[None]:
-    """Keeps what a panicking library prints on stderr from the user; all else is passed on."""
+    """Drops what a library prints on stderr when it panics; passes on all other output."""
     try:
         kept = os.dup(2)
     except OSError:  # there is no stderr
         yield
         return
-    with tempfile.TemporaryFile() as said:
-        os.dup2(said.fileno(), 2)
+    with tempfile.TemporaryFile() as printed:
+        os.dup2(printed.fileno(), 2)
         panicked = False
         try:
             yield
@@ -182,9 +149,9 @@ def quiet_panics() -> Iterator[None]:
         finally:
             os.dup2(kept, 2)
             os.close(kept)
-            said.seek(0)
+            printed.seek(0)
             # A panic's message is in the error already.
-            if not panicked and (text := said.read()):
+            if not panicked and (text := printed.read()):
                 os.write(2, text)
 
 

@@ -1,4 +1,4 @@
-"""How ChatGLM's own code calls its sentencepiece models: the first one's, and that of 2 and 3."""
+"""The dialects of ChatGLM's sentencepiece models: of the first one, and of 2 and 3."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NUM_IMAGE_TOKENS = 20000  # where the config does not say
 MAX_BLANKS = 80  # spaces in one token
 LINE, TAB = "<n>", "<|tab|>"
 BLANKS = {f"<|blank_{count}|>": " " * count for count in range(2, MAX_BLANKS + 1)}
-# Switches that change texts before they are encoded; no checkpoint that we know turns them on.
+# Switches that change texts before they are encoded; no known checkpoint turns them on.
 OFF = ("do_lower_case", "remove_space")
 
 

@@ -1,8 +1,9 @@
-"""Tokenizers that the tokenizers library runs."""
+"""Tokenizers that the tokenizers library runs, and byte-level BPE made of its parts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,47 @@ JSON_HINT = (
     "the file may be cut short or written by a newer tokenizers library: copy it again, or pip "
     "install -U tokenizers"
 )
+
+
+@cache
+def byte_letters() -> dict[int, str]:
+    """The letter that byte-level vocabularies write each byte with (GPT-2, 2019).
+
+    Bytes that print in Latin-1 stand for themselves, the others for U+0100 and on, in their order.
+    """
+    printing = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return {byte: chr(byte if byte in printing else next(others)) for byte in range(256)}
+
+
+def byte_level(
+    vocabulary: dict[str, int],
+    merges: Iterable[tuple[str, str]],
+    cuts: Sequence[str],
+    *,
+    composes: bool = False,
+    whole_words: bool = False,
+    single_digits: bool = False,
+    prefix: bool = False,
+) -> Any:
+    """A tokenizers.Tokenizer of byte-level BPE.
+
+    cuts: regular expressions that cut text into words, each the pieces that the one before it left;
+    empty: GPT-2's. composes: text is brought to Unicode's composed form (NFC) first. whole_words: a
+    word that is a token stays one, whether merges lead to it or not. single_digits: each digit is
+    a word, ahead of all cuts. prefix: a space is put before a text.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    tokenizer = Tokenizer(models.BPE(vocabulary, list(merges), ignore_merges=whole_words))
+    if composes:
+        tokenizer.normalizer = normalizers.NFC()
+    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if single_digits else []
+    steps += [pre_tokenizers.Split(Regex(cut), behavior="isolated") for cut in cuts]
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=not cuts))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 class FastBackend:
@@ -38,9 +80,9 @@ class FastBackend:
         """The tokenizer of a tokenizer.json, with the ends that tokenizer_config.json asks for."""
         import tokenizers
 
-        made = cls(path, lambda: tokenizers.Tokenizer.from_file(str(path)), JSON_HINT)
-        made.put_around(explicit_ends(config, special_tokens, made.token_to_id))
-        return made
+        backend = cls(path, lambda: tokenizers.Tokenizer.from_file(str(path)), JSON_HINT)
+        backend.put_around(explicit_ends(config, special_tokens, backend.token_to_id))
+        return backend
 
     def put_around(self, ends: Ends | None) -> None:
         """Sets the ids around a text; None leaves them to the tokenizer itself."""

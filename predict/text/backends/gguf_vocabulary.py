@@ -1,8 +1,8 @@
-"""Tokenizers from a GGUF file's metadata: byte-level BPE, or a sentencepiece model made again.
+"""Tokenizers from a GGUF file's metadata: byte-level BPE, or a rebuilt sentencepiece model.
 
-Sentencepiece vocabularies keep pieces, scores and kinds, which are all that its library needs.
-Byte-level ones keep tokens and merges, and name the way in which text is cut before they are
-merged; what such a name means is in WAYS. Source: llama.cpp's src/llama-vocab.cpp.
+Sentencepiece vocabularies have pieces, scores and kinds, which are all that its library needs.
+Byte-level ones have tokens, merges, and the name of the way to cut text before it is merged, a row
+of WAYS. Source: llama.cpp's src/llama-vocab.cpp.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from predict.gguf.tokens import (
 )
 from predict.text.backends.added import MAX_TOKEN_ID
 from predict.text.backends.base import Backend, explicit_ends
-from predict.text.backends.fast import FastBackend
+from predict.text.backends.fast import FastBackend, byte_level
 from predict.text.backends.sentencepiece_model import Dialect, SentencePieceBackend
 from predict.text.backends.tiktoken_file import WORDS
 
 HINT = "its metadata may be damaged: download the file again, or convert the model again"
 NUM_BYTES = 256
-# Ways to cut a text into words: regular expressions, each of which cuts the pieces that the one
-# before it left.
+# Regular expressions that cut a text into words.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 ONE_DIGIT, THREE_DIGITS = WORDS.format(digits=""), WORDS.format(digits="{1,3}")
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -60,9 +59,9 @@ DEEPSEEK3 = (
 class Way:
     """How text is prepared for the merges."""
 
-    cuts: tuple[str, ...]
-    whole_words: bool = False  # a word that is a token stays one, whether merges lead to it or not
-    composes: bool = False  # text is brought to Unicode's composed form (NFC) first
+    cuts: tuple[str, ...]  # as whole_words and composes, of predict.text.backends.fast.byte_level
+    whole_words: bool = False
+    composes: bool = False
 
 
 _LLAMA3 = Way((THREE_DIGITS,), whole_words=True)
@@ -97,8 +96,8 @@ def gguf_backend(
 ) -> tuple[Backend, Mapping[str, str]]:
     """The tokenizer of a GGUF file, and its special tokens by role.
 
-    config: as predict.gguf.tokens makes it. Raises UserError where it is of a kind, or cuts text
-    in a way, that is not known, and where the metadata contradict each other.
+    config: as predict.gguf.tokens makes it. Raises UserError for an unknown kind, an unknown way to
+    cut text, and metadata that contradict each other.
     """
     vocabulary = vocabulary_of(open_gguf(path))
     if len(vocabulary.tokens) > MAX_TOKEN_ID:
@@ -111,13 +110,13 @@ def gguf_backend(
         )
         return model, model.special_tokens
     way = _way(vocabulary)
-    made = FastBackend(path, lambda: _byte_level(vocabulary, way), HINT)
-    made.put_around(explicit_ends(config, special_tokens, made.token_to_id))
-    return made, special_tokens
+    backend = FastBackend(path, lambda: _byte_level(vocabulary, way), HINT)
+    backend.put_around(explicit_ends(config, special_tokens, backend.token_to_id))
+    return backend, special_tokens
 
 
 def write_tokenizer(path: Path, folder: Path) -> None:
-    """Writes the tokenizer of a GGUF file into a folder, as a file that other models have."""
+    """Writes the tokenizer of a GGUF file into a folder as tokenizer.model or tokenizer.json."""
     vocabulary = vocabulary_of(open_gguf(path))
     if vocabulary.model == SENTENCEPIECE:
         (folder / "tokenizer.model").write_bytes(sentencepiece_model(vocabulary))
@@ -138,49 +137,35 @@ def _way(vocabulary: Vocabulary) -> Way:
 
 def _byte_level(vocabulary: Vocabulary, way: Way) -> Any:
     """A tokenizers.Tokenizer of tokens spelled in GPT-2's letters for bytes."""
-    from tokenizers import (
-        AddedToken,
-        Regex,
-        Tokenizer,
-        decoders,
-        models,
-        normalizers,
-        pre_tokenizers,
-    )
+    from tokenizers import AddedToken
 
     tokens = _unique(vocabulary.tokens)
-    merges = [_pair(merge) for merge in vocabulary.data.texts("tokenizer.ggml.merges")]
+    # Byte-level tokens have no space in them.
+    cuts = (each.partition(" ") for each in vocabulary.data.texts("tokenizer.ggml.merges"))
+    merges = [(left, right) for left, _, right in cuts]
     ids = {token: token_id for token_id, token in enumerate(tokens)}
-    made = Tokenizer(models.BPE(ids, merges, ignore_merges=way.whole_words))
-    if way.composes:
-        made.normalizer = normalizers.NFC()
-    cuts = [pre_tokenizers.Split(Regex(cut), behavior="isolated") for cut in way.cuts]
-    made.pre_tokenizer = pre_tokenizers.Sequence(
-        [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    tokenizer = byte_level(
+        ids, merges, way.cuts, composes=way.composes, whole_words=way.whole_words
     )
-    made.decoder = decoders.ByteLevel()
-    for kind, add in ((CONTROL, made.add_special_tokens), (USER_DEFINED, made.add_tokens)):
+    for kind, add in (
+        (CONTROL, tokenizer.add_special_tokens),
+        (USER_DEFINED, tokenizer.add_tokens),
+    ):
         found = [token for token, k in zip(tokens, vocabulary.kinds, strict=True) if k == kind]
         add([AddedToken(token, normalized=False, special=kind == CONTROL) for token in found])
-    return made
-
-
-def _pair(merge: str) -> tuple[str, str]:
-    """The two tokens of a merge; the first may be a space itself in no vocabulary of bytes."""
-    left, _, right = merge.partition(" ")
-    return left, right
+    return tokenizer
 
 
 def _unique(tokens: Sequence[str]) -> list[str]:
-    """The tokens, all but the first of equal ones, and empty ones, under names of their own."""
+    """The tokens; empty ones, and all but the first of equal ones, are renamed."""
     seen: set[str] = {""}
-    made = []
+    names = []
     for token_id, token in enumerate(tokens):
         if token in seen:
             token = f"[unused {token_id}]"
         seen.add(token)
-        made.append(token)
-    return made
+        names.append(token)
+    return names
 
 
 def sentencepiece_model(vocabulary: Vocabulary) -> bytes:
@@ -192,7 +177,8 @@ def sentencepiece_model(vocabulary: Vocabulary) -> bytes:
     for piece, kind, score in zip(pieces, kinds, scores_of(vocabulary), strict=True):
         # Converters write the spaces of added tokens as they are.
         text = piece.replace(" ", SPACE) if kind in (NORMAL, USER_DEFINED) else piece
-        message += _nested(1, _nested(1, text.encode()) + _float(2, score) + _whole(3, kind))
+        score_field = _varint(2 << 3 | 5) + struct.pack("<f", score)
+        message += _nested(1, _nested(1, text.encode()) + score_field + _whole(3, kind))
     has_bytes = BYTE in kinds
     message += _nested(2, _whole(3, 2) + _whole(4, len(pieces)) + _whole(35, has_bytes))  # BPE
     prefix = data.flag("tokenizer.ggml.add_space_prefix", True)
@@ -211,33 +197,29 @@ def _kinds(vocabulary: Vocabulary) -> list[int]:
     if unknown is None:
         unknown = vocabulary.data.whole("tokenizer.ggml.unknown_token_id", 0)
     all_bytes = kinds.count(BYTE) == NUM_BYTES
-    made = [
+    known = [
         CONTROL if kind == UNKNOWN else NORMAL if kind == BYTE and not all_bytes else kind
         for kind in kinds
     ]
-    if not 0 <= unknown < len(made):
+    if not 0 <= unknown < len(known):
         raise UserError(
             f"{vocabulary.data.file.path}: tokenizer.ggml.unknown_token_id is {unknown}, and there "
-            f"are {len(made)} tokens; convert the model again"
+            f"are {len(known)} tokens; convert the model again"
         )
-    made[unknown] = UNKNOWN
-    return made
+    known[unknown] = UNKNOWN
+    return known
 
 
 def _varint(value: int) -> bytes:
-    made = bytearray()
+    data = bytearray()
     while value > 0x7F:
-        made.append(value & 0x7F | 0x80)
+        data.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*made, value])
+    return bytes([*data, value])
 
 
 def _whole(field: int, value: int) -> bytes:
     return _varint(field << 3) + _varint(int(value))
-
-
-def _float(field: int, value: float) -> bytes:
-    return _varint(field << 3 | 5) + struct.pack("<f", value)
 
 
 def _nested(field: int, data: bytes) -> bytes:

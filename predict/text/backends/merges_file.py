@@ -1,8 +1,8 @@
 """Byte-level BPE from `vocab.json` and `merges.txt`, the files that GPT-2 began with.
 
 The files do not say how text is cut into words before bytes are merged; the tokenizer's class in
-tokenizer_config.json does, or the family. What they become is a tokenizers.Tokenizer with the ids
-that Hugging Face's classes give.
+tokenizer_config.json does, or the family. The result is a tokenizers.Tokenizer with the ids of
+Hugging Face's classes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from predict.text.backends.added import (
     checked_content,
     checked_token_id,
     described_token,
+    switch,
 )
 from predict.text.backends.base import explicit_ends
-from predict.text.backends.fast import FastBackend
+from predict.text.backends.fast import FastBackend, byte_level
 from predict.text.backends.tiktoken_file import WORDS
 
 VOCABULARY, MERGES = "vocab.json", "merges.txt"
@@ -40,14 +41,14 @@ BLOOM_WORDS = " ?[^(\\s|[.,!?…。，、।۔،])]+"
 
 @dataclass(frozen=True)
 class MergeFamily:
-    """How a tokenizer class cuts text, and the special tokens that it has where no file names any.
+    """How a tokenizer class cuts text, and its special tokens where no file names any.
 
-    words: a regular expression; empty: GPT-2's, which the library has itself.
+    single_digits, composes: see predict.text.backends.fast.byte_level.
     """
 
-    words: str = ""
-    single_digits: bool = False  # each digit is a word, ahead of all else
-    composes: bool = False  # text is brought to Unicode's composed form (NFC) first
+    words: str = ""  # a regular expression; empty: GPT-2's
+    single_digits: bool = False
+    composes: bool = False
     roles: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -94,8 +95,8 @@ MODEL_TYPES: Mapping[str, MergeFamily] = {
     "cohere": COHERE,
     "bloom": BLOOM,
 }
-# Families that call their class GPT-2's and cut text in another way, by their tokenizer.json: known
-# ones, and those that are refused without that file.
+# Families whose class is GPT-2's and whose cuts are not: by MODEL_TYPES, and those that are refused
+# without a tokenizer.json.
 NAMED_AS_GPT2 = ("starcoder2", "granite")
 NOT_TOLD = ("phi3", "olmo2")
 
@@ -109,15 +110,22 @@ def merges_backend(
     file is missing, damaged or contradicts another one, and for a class whose cuts are not known.
     """
     family = _family(path, model_type, config)
-    prefix = _switch(path.parent, config, "add_prefix_space")
+    prefix = switch(path.parent, config, "add_prefix_space")
     roles = _roles(path.parent, config, family)
     tokens = _tokens(path.parent, config, roles)
 
     def build() -> Any:
-        made = _tokenizer(path, family, prefix)
-        made.encode_special_tokens = _switch(path.parent, config, "split_special_tokens")
-        _add(made, tokens, path)
-        return made
+        tokenizer = byte_level(
+            _read_vocabulary(path),
+            _read_merges(path.parent / MERGES),
+            [family.words] if family.words else [],
+            composes=family.composes,
+            single_digits=family.single_digits,
+            prefix=prefix,
+        )
+        tokenizer.encode_special_tokens = switch(path.parent, config, "split_special_tokens")
+        _add(tokenizer, tokens, path)
+        return tokenizer
 
     backend = FastBackend(path, build, HINT)
     special_tokens = {role: token.content for role, token in roles.items()}
@@ -138,33 +146,6 @@ def _family(path: Path, model_type: str, config: Mapping[str, Any]) -> MergeFami
             "tokenizer.json of the model into the folder"
         )
     return family
-
-
-def _switch(folder: Path, config: Mapping[str, Any], name: str) -> bool:
-    value = config.get(name)
-    if not isinstance(value, (bool, type(None))):
-        raise UserError(
-            f"{folder / CONFIG_FILE}: {name} is {json_type(value)} (allowed: true, false, null)"
-        )
-    return bool(value)
-
-
-def _tokenizer(path: Path, family: MergeFamily, prefix: bool) -> Any:
-    """The tokenizers.Tokenizer of the two files alone. prefix: a space is put before a text."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-
-    made = Tokenizer(models.BPE(_read_vocabulary(path), _read_merges(path.parent / MERGES)))
-    if family.composes:
-        made.normalizer = normalizers.NFC()
-    cuts: list[Any] = []
-    if family.single_digits:
-        cuts.append(pre_tokenizers.Digits(individual_digits=True))
-    if family.words:
-        cuts.append(pre_tokenizers.Split(Regex(family.words), behavior="isolated"))
-    cuts.append(pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=not family.words))
-    made.pre_tokenizer = pre_tokenizers.Sequence(cuts)
-    made.decoder = decoders.ByteLevel()
-    return made
 
 
 def _read_vocabulary(path: Path) -> dict[str, int]:
@@ -209,15 +190,15 @@ def _roles(folder: Path, config: Mapping[str, Any], family: MergeFamily) -> dict
 
     special_tokens_map.json counts where tokenizer_config.json has no added_tokens_decoder.
     """
-    made = {role: AddedToken(text, NOWHERE, True) for role, text in family.roles.items()}
+    roles = {role: AddedToken(text, NOWHERE, True) for role, text in family.roles.items()}
     for name, values in _files(folder, config):
         for role in ROLES:
             if role not in values:
                 continue
-            made.pop(role, None)
+            roles.pop(role, None)
             if values[role] is not None:
-                made[role] = _special(values[role], f"{folder / name}: {role}")
-    return {role: made[role] for role in ROLES if role in made}
+                roles[role] = _special(values[role], f"{folder / name}: {role}")
+    return {role: roles[role] for role in ROLES if role in roles}
 
 
 def _files(folder: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -229,7 +210,7 @@ def _files(folder: Path, config: Mapping[str, Any]) -> Iterator[tuple[str, Mappi
 
 
 def _special(value: Any, where: str) -> AddedToken:
-    """A special token: its text, or an object with it and with what it swallows."""
+    """A special token: its text, or an object as config files describe one."""
     if isinstance(value, dict):
         return described_token(value, NOWHERE, True, where)
     return AddedToken(checked_content(value, where), NOWHERE, True)
@@ -258,7 +239,7 @@ def _extras(folder: Path, name: str, values: Mapping[str, Any]) -> Iterator[Adde
     """The special tokens without a role that a file lists."""
     for key in LISTS:
         value = values.get(key) or []
-        if isinstance(value, dict):  # by roles that a family made up
+        if isinstance(value, dict):  # by roles of the family's own
             value = list(value.values())
         if not isinstance(value, list):
             raise UserError(
@@ -268,12 +249,12 @@ def _extras(folder: Path, name: str, values: Mapping[str, Any]) -> Iterator[Adde
             yield _special(token, f"{folder / name}: {key}")
 
 
-def _add(made: Any, tokens: list[AddedToken], path: Path) -> None:
+def _add(tokenizer: Any, tokens: list[AddedToken], path: Path) -> None:
     """Adds the tokens. UserError where one would get another id than its file says."""
     from tokenizers import AddedToken as LibraryToken
 
-    size = made.get_vocab_size()
-    made.add_tokens(
+    size = tokenizer.get_vocab_size()
+    tokenizer.add_tokens(
         [
             LibraryToken(
                 token.content,
@@ -286,10 +267,10 @@ def _add(made: Any, tokens: list[AddedToken], path: Path) -> None:
             for token in tokens
         ]
     )
-    if made.get_vocab_size() > MAX_TOKEN_ID:
+    if tokenizer.get_vocab_size() > MAX_TOKEN_ID:
         raise UserError(f"{path} and the files beside it have more than {MAX_TOKEN_ID} tokens")
     for token in tokens:
-        token_id = made.token_to_id(token.content)
+        token_id = tokenizer.token_to_id(token.content)
         if token.token_id not in (NOWHERE, token_id):
             raise UserError(
                 f"{path} has {size} tokens, and the added token {token.content[:40]!r} would be "

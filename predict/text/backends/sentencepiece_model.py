@@ -28,7 +28,7 @@ KEEP_SPACES = b"\x1a\x04\x18\x00\x20\x00"
 
 @dataclass(frozen=True)
 class Dialect:
-    """What a family's own code does around its sentencepiece model; by default, nothing."""
+    """A family's own additions to its sentencepiece model; by default, none."""
 
     num_other_ids: int = 0  # in front of the model's: of another kind of tokens, without text
     appended: tuple[str, ...] = ()  # special tokens with the ids behind the model's

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from predict.errors import UserError
 from predict.text.backends.added import MAX_TOKEN_ID
 from predict.text.backends.base import Ends
-from predict.text.backends.fast import FastBackend
+from predict.text.backends.fast import FastBackend, byte_letters, byte_level
 
 MAX_FILE_BYTES = 1 << 26  # of ranks: 4 MB are usual
 MAX_TOKEN_BYTES = 1024  # of one token: the longest that we know are 128 spaces
@@ -32,7 +32,7 @@ HINT = "the file may be cut short, or changed by an editor: copy it again"
 
 @dataclass(frozen=True)
 class RankFamily:
-    """What a family's own code adds to its file of ranks."""
+    """A family's own additions to its file of ranks."""
 
     digits: str  # of WORDS
     special_tokens: tuple[str, ...]  # behind the ranks, where the config files name none
@@ -92,18 +92,18 @@ def rank_backend(
     `added`: the special tokens that the config files have, with their ids; where it is empty, the
     family's follow the ranks. `special_tokens`: by role.
     """
-    made = FastBackend(path, lambda: _tokenizer(path, family, added), HINT)
+    backend = FastBackend(path, lambda: _tokenizer(path, family, added), HINT)
     first = family.first
     if "bos_token" in special_tokens and family.roles.get("bos_token") in first:
         first = (special_tokens["bos_token"],)
-    ids = tuple(made.token_to_id(token) for token in first)
+    ids = tuple(backend.token_to_id(token) for token in first)
     if None in ids:
         raise UserError(
             f"{path}: this family puts {' '.join(first)} in front of a text, and the config files "
             "do not name all of them; copy tokenizer_config.json of the checkpoint again"
         )
-    made.put_around(Ends(tuple(i for i in ids if i is not None), ()))
-    return made
+    backend.put_around(Ends(tuple(i for i in ids if i is not None), ()))
+    return backend
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
@@ -162,36 +162,24 @@ def _token_and_rank(line: bytes, where: str) -> tuple[bytes, int]:
 
 
 def _tokenizer(path: Path, family: RankFamily, added: Mapping[str, int]) -> Any:
-    from tokenizers import (
-        AddedToken,
-        Regex,
-        Tokenizer,
-        decoders,
-        models,
-        normalizers,
-        pre_tokenizers,
-    )
+    from tokenizers import AddedToken
 
     ranks = read_ranks(path)
-    spell = _speller()
+    letters = byte_letters()
+
+    def spell(token: bytes) -> str:
+        return token.decode("latin-1").translate(letters)
+
     vocabulary = {spell(token): rank for token, rank in ranks.items()}
     merges = [(spell(left), spell(right)) for left, right in _merges(ranks)]
-    # As in tiktoken, a word that is a token stays one, whether merges lead to it or not.
-    made = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
-    if family.composes:
-        made.normalizer = normalizers.NFC()
-    cut = Regex(WORDS.format(digits=family.digits))
-    made.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(cut, behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    made.decoder = decoders.ByteLevel()
-    # Normalized: they are looked for in the text as it is once it was composed.
+    cut = WORDS.format(digits=family.digits)
+    tokenizer = byte_level(vocabulary, merges, [cut], composes=family.composes, whole_words=True)
+    # Normalized: they are looked for in the composed text.
     names = _behind_ranks(path, len(ranks), added) if added else family.special_tokens
-    made.add_special_tokens([AddedToken(name, normalized=True, special=True) for name in names])
-    return made
+    tokenizer.add_special_tokens(
+        [AddedToken(name, normalized=True, special=True) for name in names]
+    )
+    return tokenizer
 
 
 def _behind_ranks(path: Path, num_ranks: int, added: Mapping[str, int]) -> Sequence[str]:
@@ -213,14 +201,3 @@ def _merges(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
         cuts = ((token[:at], token[at:]) for at in range(1, len(token)))
         pairs = [pair for pair in cuts if pair[0] in ranks and pair[1] in ranks]
         yield from sorted(pairs, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
-
-
-def _speller() -> Callable[[bytes], str]:
-    """Bytes to the letters that the tokenizers library has for them: GPT-2's.
-
-    Printable ones of Latin-1 stand for themselves, the rest for U+0100 and on, in their order.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    table = {byte: byte if byte in printable else next(others) for byte in range(256)}
-    return lambda token: token.decode("latin-1").translate(table)

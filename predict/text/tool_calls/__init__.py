@@ -15,10 +15,12 @@ from predict.text.deltas import ContentDelta, Delta, Parser
 from predict.text.lark import GuideContext, Rules, literal
 from predict.text.markup import StepParser
 from predict.text.reasoning import ReasoningFormat, ReasoningParser
+from predict.text.tool_calls._guides import Format
 from predict.text.tool_calls._messages import template_messages
-from predict.text.tool_calls._records import Format, Tool, ToolUse
+from predict.text.tool_calls._records import CHOICES, Tool, ToolUse
 
 __all__ = [
+    "CHOICES",
     "Format",
     "GuideContext",
     "Tool",
@@ -48,17 +50,14 @@ def format_of(name: str) -> Format:
 
 
 def detected(template: str) -> Format | None:
-    """The format of a model, by the source of its chat template; None where it shows none.
-
-    The one with the most marks where several have all of theirs.
-    """
+    """The format whose marks the source of a chat template has, the most of them; else None."""
     rows = [format_of(name) for name in known_formats()]
     fitting = [row for row in rows if all(mark in template for mark in row.marks)]
     return max(fitting, key=lambda row: len(row.marks), default=None)
 
 
 def parser_of(row: Format, use: ToolUse) -> Parser:
-    """A parser for one answer of a model that writes this format."""
+    """A parser of one answer in this format."""
     return StepParser(lambda reader, output: row.reads(reader, output, use), row.new_id)
 
 
@@ -69,7 +68,7 @@ def answer_parser(
     *,
     is_thinking: bool = False,
 ) -> Parser:
-    """A parser for one answer: thoughts first, then content and calls.
+    """A parser of one answer: thoughts first, then content and calls.
 
     is_thinking: whether the prompt has opened a thought (ReasoningFormat.is_opened_by).
     """
@@ -80,9 +79,9 @@ def answer_parser(
 
 
 def content_guide(row: Format | None, guide: Guide, context: GuideContext) -> Guide:
-    """A guide for a whole answer whose content is as `guide` has it; thoughts come ahead of it.
+    """A guide for a whole answer: thoughts, then content that fits `guide`.
 
-    Grammars and structural tags stay as they are: they may say themselves what comes ahead.
+    Grammars and structural tags are returned unchanged: they may have rules for thoughts.
     """
     around = None if row is None else row.around_content
     if around is None and context.thoughts is None:
@@ -96,11 +95,8 @@ def content_guide(row: Format | None, guide: Guide, context: GuideContext) -> Gu
         content = rules.rule(" | ".join(map(literal, guide.choice)))
     else:
         return guide
-    return Guide(grammar=rules.grammar((around or _behind_thoughts)(rules, content)))
-
-
-def _behind_thoughts(rules: Rules, content: str) -> str:
-    return f"{rules.thought()} {content}"
+    start = f"{rules.thought()} {content}" if around is None else around(rules, content)
+    return Guide(grammar=rules.grammar(start))
 
 
 class _Plain:

@@ -1,13 +1,11 @@
-"""What DeepSeek's formats share: calls between marks, each a name, a separator and arguments."""
+"""DeepSeek's formats: calls between marks, each a name, a separator and arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from predict.guide import Guide
-from predict.text.lark import GuideContext
 from predict.text.markup import Output, Reader, Steps
-from predict.text.tool_calls._guides import ToolRules, guide_of
+from predict.text.tool_calls._guides import Format, ToolRules
 from predict.text.tool_calls._json import arguments
 from predict.text.tool_calls._records import NAME_CHARACTERS, Tool, ToolUse
 
@@ -17,8 +15,8 @@ LINE = r"/\n?/"
 MARKS = (CALLS_BEGIN, BEGIN, SEPARATOR, END, CALLS_END)
 
 
-def reads(reader: Reader, output: Output, use: ToolUse) -> Steps[None]:
-    """Reads either format: some fine-tuned models write the other one's."""
+def _reads(reader: Reader, output: Output, use: ToolUse) -> Steps[None]:
+    """Reads both formats: some fine-tuned models write the other one."""
     begins = (CALLS_BEGIN, BEGIN)
     marks: tuple[str, ...] = begins
     while mark := (yield from reader.until(marks, output.content)):
@@ -40,7 +38,7 @@ def reads(reader: Reader, output: Output, use: ToolUse) -> Steps[None]:
             yield from reader.literal("```")
         else:
             yield from reader.until((END,), output.arguments)
-        # Ends of calls that stand where they should are markup, and so are those that do not.
+        # Behind a call all marks are markup, also those that are out of place.
         marks = MARKS
 
 
@@ -58,19 +56,16 @@ def _name(reader: Reader) -> Steps[str | None]:
     return name if name and (yield from reader.peek()) == "{" else None
 
 
-def guide(
-    use: ToolUse, context: GuideContext, call: Callable[[ToolRules, Tool], str]
-) -> Guide | None:
-    """The guide of a format; `call`: what stands between the marks of one call."""
+def deepseek_format(
+    name: str, models: str, marks: tuple[str, ...], call: Callable[[ToolRules, Tool], str]
+) -> Format:
+    """A format. call: the rule of what stands between the marks of one call."""
 
     def start(rules: ToolRules) -> str:
         body = rules.any_tool(lambda tool: call(rules, tool))
         one = rules.rule(f"{rules.mark(BEGIN)} {body} {rules.mark(END)}")
-        end = rules.mark(CALLS_END)
-        calls = f"{rules.calls(one, LINE)} {end}"
-        if use.is_forced:
-            return f"{rules.thought()} {rules.mark(CALLS_BEGIN)} {calls}"
-        # Nothing follows calls.
-        return f"{rules.free_text()} | {rules.text_until(CALLS_BEGIN)} {calls}"
+        return rules.behind_text(CALLS_BEGIN, f"{rules.calls(one, LINE)} {rules.mark(CALLS_END)}")
 
-    return guide_of(use, context, start)
+    return Format(
+        name=name, models=models, marks=marks, kept_tokens=MARKS, reads=_reads, start=start
+    )

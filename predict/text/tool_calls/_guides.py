@@ -1,35 +1,74 @@
-"""Guides for tool calls: what is the same in all formats."""
+"""The record of a format of tool calls, and the rules that guides of all formats share."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from predict.errors import UserError
 from predict.guide import MAX_DEPTH, MAX_GRAMMAR_BYTES, Guide
 from predict.system.files import parse_json
+from predict.text.deltas import call_id
 from predict.text.guides import LIMITS
 from predict.text.lark import GuideContext, Rules, literal
+from predict.text.markup import Output, Reader, Steps
 from predict.text.tool_calls._records import Tool, ToolUse
 
-# Says nothing that can be enforced, and may be most of a schema.
+# Keys that cannot be enforced; they may be most of a schema.
 _ANNOTATIONS = frozenset(
     ("$comment", "default", "deprecated", "description", "examples", "title", "x-guidance")
 )
 _MAPS = ("$defs", "definitions", "patternProperties", "properties")  # of names to schemas
 _VALUES = ("const", "enum", "required", "type")  # hold no schemas
-# One space or none: a model that has lost its way may write spaces without end.
+# One space or none: with any number a model may write spaces to the end of its tokens.
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
-Body = Callable[[Rules, Tool], str]  # of the rule for a call of one tool
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """How models of one kind write tool calls.
+
+    reads: the generator of its parser (see predict.text.markup). start: the body of the start rule
+    of a grammar whose calls are valid.
+    """
+
+    name: str
+    models: str  # that write so, for the documentation
+    marks: tuple[str, ...]  # texts that a chat template of such models has, all of them
+    kept_tokens: tuple[str, ...]  # special tokens that the parser needs in an answer's text
+    reads: Callable[[Reader, Output, ToolUse], Steps[None]]
+    start: Callable[[ToolRules], str]
+    new_id: Callable[[], str] = call_id
+    # Whether all answers have markup, thoughts included, with tools and without.
+    is_whole: bool = False
+    # Puts thoughts and marks around a rule for the content; None: thoughts in front of it.
+    around_content: Callable[[Rules, str], str] | None = None
+
+    def guide(self, use: ToolUse, context: GuideContext) -> Guide | None:
+        """The guide that makes calls valid; None where no tool may be called.
+
+        Where the schemas together are too large, those of tools that are not strict are left out.
+        """
+        if not use.allowed:
+            return None
+        for is_loose in (False, True):
+            rules = ToolRules(context, use, is_loose)
+            grammar = rules.grammar(self.start(rules))
+            if len(grammar.encode()) <= MAX_GRAMMAR_BYTES:
+                return Guide(grammar=grammar)
+        raise UserError(
+            f"the tools have {len(grammar.encode())} bytes as a grammar (allowed: at most "
+            f"{MAX_GRAMMAR_BYTES}); give fewer tools, or fewer that are strict"
+        )
 
 
 class ToolRules(Rules):
     """Rules about the tools of a request.
 
-    is_loose: whether arguments of tools that are not strict are any objects.
+    is_loose: whether the arguments of tools that are not strict may be any objects.
     """
 
     def __init__(self, context: GuideContext, use: ToolUse, is_loose: bool) -> None:
@@ -39,13 +78,11 @@ class ToolRules(Rules):
 
     def arguments(self, tool: Tool) -> str:
         """JSON of a tool's arguments."""
-        is_any = self._is_loose and not tool.strict
-        schema = {"type": "object"} if is_any else _plain_schema(tool)
-        return self.json(schema, tool.strict, "object")
+        return self.json(self._schema(tool) or {"type": "object"}, tool.strict, "object")
 
     def properties(self, tool: Tool) -> dict[str, dict[str, Any]]:
-        """The schema of each argument that a tool's own names, in its order; {}: it names none."""
-        schema = {} if self._is_loose and not tool.strict else _plain_schema(tool)
+        """The schemas of a tool's arguments in their order; {} where its schema names none."""
+        schema = self._schema(tool)
         found = schema.get("properties")
         if not isinstance(found, dict) or not all(isinstance(v, dict) for v in found.values()):
             return {}
@@ -54,16 +91,19 @@ class ToolRules(Rules):
         }
         return {name: {**definitions, **inner} for name, inner in found.items()}
 
+    def _schema(self, tool: Tool) -> dict[str, Any]:
+        return {} if self._is_loose and not tool.strict else _plain_schema(tool)
+
     def json(self, schema: Mapping[str, Any], is_strict: bool, kind: str = "") -> str:
-        """JSON of a schema without annotations; of `kind` alone where it cannot be enforced."""
+        """JSON of a schema; of the type `kind` alone where the schema cannot be enforced."""
         return f"%json {_enforced(schema, is_strict, {'type': kind} if kind else {})}"
 
     def any_tool(self, body: Callable[[Tool], str]) -> str:
-        """One of the tools that may be called; `body`: what stands for one."""
+        """One of the tools that may be called. body: the rule of one tool."""
         return self.rule(" | ".join(self.rule(body(tool)) for tool in self.use.allowed))
 
     def call_object(self, arguments: str = "arguments") -> str:
-        """{"name": ..., "arguments": ...} that calls one of the tools, the second key as given."""
+        """{"name": ..., arguments: ...} that calls one of the tools. arguments: the second key."""
 
         def named(tool: Tool) -> str:
             between = literal(f'{tool.name}", "{arguments}": ')
@@ -73,34 +113,26 @@ class ToolRules(Rules):
         return self.rule(f'{head} {self.any_tool(named)} "}}"')
 
     def calls(self, call: str, separator: str = "") -> str:
-        """One call, or as many as the request takes."""
+        """One call, or several where the request allows them."""
         return call if self.use.is_single else f"{call} ({separator} {call})*"
 
-    def amid_text(self, mark: str, rest: str) -> str:
-        """Any text with calls in it, each a mark and `rest`; no text follows a lone call."""
+    def amid_text(self, mark: str, rest: str, separator: str = "") -> str:
+        """Calls in any text, each a mark and `rest`; thoughts and calls alone where one is forced.
+
+        separator: between two forced calls. No text follows a lone call.
+        """
+        if self.use.is_forced:
+            call = self.rule(f"{self.mark(mark)} {rest}")
+            return f"{self.thought()} {self.calls(call, separator)}"
         call = self.rule(f"{self.text_until(mark)} {rest}")
         free = self.free_text()
         return f"{free} | {call}" if self.use.is_single else f"({call})* {free}"
 
-
-def guide_of(
-    use: ToolUse, context: GuideContext, start: Callable[[ToolRules], str]
-) -> Guide | None:
-    """The guide whose start rule `start` writes; None where no tool may be called.
-
-    Where the schemas are too large together, those of tools that are not strict are not enforced.
-    """
-    if not use.allowed:
-        return None
-    for is_loose in (False, True):
-        rules = ToolRules(context, use, is_loose)
-        grammar = rules.grammar(start(rules))
-        if len(grammar.encode()) <= MAX_GRAMMAR_BYTES:
-            return Guide(grammar=grammar)
-    raise UserError(
-        f"the tools have {len(grammar.encode())} bytes as a grammar (allowed: at most "
-        f"{MAX_GRAMMAR_BYTES}); give fewer tools, or fewer that are strict"
-    )
+    def behind_text(self, mark: str, calls: str) -> str:
+        """Any text, or thoughts where a call is forced; then the mark and calls, which end it."""
+        if self.use.is_forced:
+            return f"{self.thought()} {self.mark(mark)} {calls}"
+        return f"{self.free_text()} | {self.text_until(mark)} {calls}"
 
 
 def _plain_schema(tool: Tool) -> dict[str, Any]:
@@ -125,7 +157,7 @@ def _enforced(schema: Mapping[str, Any], is_strict: bool, otherwise: Mapping[str
 
 
 def _without_annotations(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema less what a reader alone has use for."""
+    """A schema without the keys that say nothing to a grammar."""
     plain: dict[str, Any] = {}
     for key, value in schema.items():
         if key in _ANNOTATIONS:

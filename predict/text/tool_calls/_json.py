@@ -21,9 +21,9 @@ NO_ARGUMENTS = "{}"
 class Outcome(Enum):
     """How the reading of a call ended."""
 
-    NONE = "no call"  # nothing went out
+    NONE = "no call"  # nothing was emitted
     WHOLE = "whole"
-    CUT = "cut"  # the call is out, and what follows what was read of it is not as it should be
+    CUT = "cut"  # the call was begun, and its text breaks off
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,11 @@ class CallKeys:
     # Names that it may call; None: any.
     names: Collection[str] | None = None
 
-    def takes(self, key: str) -> bool:
-        """Whether there may be a key besides the name and the arguments."""
-        return self.others is None or key in self.others
-
 
 def value(reader: Reader, emit: Emit) -> Steps[bool]:
-    """Reads a JSON value and emits its text; False where it breaks off, and no more is read.
+    """Reads a JSON value and emits its text; False, with no more read, where it breaks off.
 
-    It is told from what is behind it, not checked: a comma too many passes.
+    Finds its end only, without a check: a comma too many passes.
     """
     closers: list[str] = []
     while True:
@@ -112,9 +108,9 @@ def _decoded(literal: str) -> str | None:
 
 
 def call_object(reader: Reader, output: Output, keys: CallKeys) -> Steps[Outcome]:
-    """Reads {"name": ..., "arguments": ...}, and puts the call out as soon as it is one.
+    """Reads {"name": ..., "arguments": ...}, and begins the call as soon as its name is known.
 
-    Arguments that stand before the name, or are a text of JSON, go out when they are whole.
+    Arguments in front of the name, or in a JSON text, are emitted when they are whole.
     """
     name: str | None = None
     early: list[str] | None = None  # arguments ahead of the name
@@ -141,8 +137,10 @@ def call_object(reader: Reader, output: Output, keys: CallKeys) -> Steps[Outcome
             early = []
             if not (yield from arguments(reader, early.append)):
                 return Outcome.NONE
-        elif not keys.takes(key) or not (yield from value(reader, _drop)):
-            return Outcome.CUT if begun else Outcome.NONE
+        else:
+            is_allowed = keys.others is None or key in keys.others
+            if not is_allowed or not (yield from value(reader, lambda _: None)):
+                return Outcome.CUT if begun else Outcome.NONE
         yield from reader.spaces()
         if (yield from reader.literal(",")):
             yield from reader.spaces()
@@ -157,7 +155,7 @@ def call_object(reader: Reader, output: Output, keys: CallKeys) -> Steps[Outcome
 
 
 def arguments(reader: Reader, emit: Emit) -> Steps[bool]:
-    """Reads a call's arguments: JSON as it comes, none for null, and what a text of JSON says."""
+    """Reads a call's arguments: JSON, emitted as it comes, null for none, or a text of JSON."""
     character = yield from reader.peek()
     if character in _CLOSERS:
         return (yield from value(reader, emit))
@@ -171,7 +169,3 @@ def arguments(reader: Reader, emit: Emit) -> Steps[bool]:
         text = text if decoded is None else decoded or NO_ARGUMENTS
     emit(text)
     return is_whole
-
-
-def _drop(_: str) -> None:
-    pass

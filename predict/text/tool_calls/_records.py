@@ -1,18 +1,14 @@
-"""What a format of tool calls is, and what a request asks of tools."""
+"""Tools, and the way in which a request lets the model call them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from predict.errors import UserError, one_of, quoted
-from predict.guide import Guide
 from predict.system.files import json_type
-from predict.text.deltas import call_id
-from predict.text.lark import GuideContext, Rules
-from predict.text.markup import Output, Reader, Steps
 
 CHOICES = ("auto", "none", "required")
 MAX_TOOLS = 512
@@ -22,12 +18,11 @@ NAME_CHARACTERS = re.compile(r"[A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class Tool:
-    """A function that the model may call. Raises UserError that names the field."""
+    """A function that the model may call. UserError names the field at fault."""
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)  # JSON schema of its arguments
-    # Whether the arguments must fit the schema to the letter: a schema with something that cannot
-    # be enforced is refused then, and otherwise enforced but for that.
+    # Whether a schema with a part that cannot be enforced is refused; else that part is left out.
     strict: bool = False
 
     def __post_init__(self) -> None:
@@ -45,7 +40,7 @@ class Tool:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolUse:
-    """The tools of a request and what is asked of them. Raises UserError that names the field."""
+    """The tools of a request and how they may be called. UserError names the field at fault."""
 
     tools: Sequence[Tool] = ()
     choice: Literal["auto", "none", "required"] = "auto"
@@ -84,25 +79,3 @@ class ToolUse:
     def is_single(self) -> bool:
         """Whether there may be no second call."""
         return not self.parallel or self.named is not None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Format:
-    """How models of one kind write tool calls: a row of the table.
-
-    reads: the generator that a parser of it is made of (see predict.text.markup). guide: makes
-    calls valid; None where nothing is asked of the text.
-    """
-
-    name: str
-    models: str  # that write so, for the documentation
-    marks: tuple[str, ...]  # texts that a chat template of such models has, all of them
-    # Special tokens that must stay in an answer's text, as the parser looks for them.
-    kept_tokens: tuple[str, ...]
-    reads: Callable[[Reader, Output, ToolUse], Steps[None]]
-    guide: Callable[[ToolUse, GuideContext], Guide | None]
-    new_id: Callable[[], str] = call_id
-    # Whether all answers have markup, thoughts included, with tools and without.
-    is_whole: bool = False
-    # What stands around a rule for the content, thoughts ahead of it; None: thoughts alone.
-    around_content: Callable[[Rules, str], str] | None = None

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from predict.guide import Guide
-from predict.text.lark import GuideContext, literal
-from predict.text.tool_calls import _deepseek
+from predict.text.lark import literal
+from predict.text.tool_calls._deepseek import CALLS_BEGIN, SEPARATOR, deepseek_format
 from predict.text.tool_calls._guides import ToolRules
-from predict.text.tool_calls._records import Format, Tool, ToolUse
+from predict.text.tool_calls._records import Tool
 
 
 def _call(rules: ToolRules, tool: Tool) -> str:
-    head = f'"function" {rules.mark(_deepseek.SEPARATOR)} {literal(f"{tool.name}")} "\\n```json\\n"'
+    head = f'"function" {rules.mark(SEPARATOR)} {literal(tool.name)} "\\n```json\\n"'
     return f'{head} {rules.arguments(tool)} "\\n```"'
 
 
-def _guide(use: ToolUse, context: GuideContext) -> Guide | None:
-    return _deepseek.guide(use, context, _call)
-
-
-FORMAT = Format(
-    name="deepseek_v3",
-    models="DeepSeek V3, R1, and R1's distilled models",
-    marks=(_deepseek.CALLS_BEGIN, "```json"),
-    kept_tokens=_deepseek.MARKS,
-    reads=_deepseek.reads,
-    guide=_guide,
+FORMAT = deepseek_format(
+    "deepseek_v3", "DeepSeek V3, R1, and R1's distilled models", (CALLS_BEGIN, "```json"), _call
 )

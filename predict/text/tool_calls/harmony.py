@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import re
 
-from predict.guide import Guide
-from predict.text.lark import GuideContext, Rules, literal
+from predict.text.lark import Rules, literal
 from predict.text.markup import Emit, Output, Reader, Steps
-from predict.text.tool_calls._guides import ToolRules, guide_of
+from predict.text.tool_calls._guides import Format, ToolRules
 from predict.text.tool_calls._json import NO_ARGUMENTS
-from predict.text.tool_calls._records import Format, Tool, ToolUse
+from predict.text.tool_calls._records import Tool, ToolUse
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -62,10 +61,6 @@ def _message(header: str, reader: Reader, output: Output, names: list[str]) -> S
     return (yield from reader.until((*BEGINS, *ENDS), emit))
 
 
-def _guide(use: ToolUse, context: GuideContext) -> Guide | None:
-    return guide_of(use, context, _start)
-
-
 def _start(rules: ToolRules) -> str:
     channel, message = rules.mark(CHANNEL), rules.mark(MESSAGE)
     json = f'" "? ({rules.mark(CONSTRAIN)}? "json")?'
@@ -103,7 +98,7 @@ FORMAT = Format(
     marks=(START, CHANNEL, MESSAGE, CALL),
     kept_tokens=(*BEGINS, CONSTRAIN, *ENDS),
     reads=_reads,
-    guide=_guide,
+    start=_start,
     is_whole=True,
     around_content=_around_content,
 )

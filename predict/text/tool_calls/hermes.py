@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from predict.guide import Guide
-from predict.text.lark import GuideContext
 from predict.text.markup import Output, Reader, Steps
-from predict.text.tool_calls._guides import ToolRules, guide_of
+from predict.text.tool_calls._guides import Format, ToolRules
 from predict.text.tool_calls._json import CallKeys, Outcome, call_object
-from predict.text.tool_calls._records import Format, ToolUse
+from predict.text.tool_calls._records import ToolUse
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
@@ -31,17 +29,9 @@ def _reads(reader: Reader, output: Output, use: ToolUse) -> Steps[None]:
             marks = (BEGIN, END)
 
 
-def _guide(use: ToolUse, context: GuideContext) -> Guide | None:
-    return guide_of(use, context, _start)
-
-
 def _start(rules: ToolRules) -> str:
     rest = rules.rule(f"/\\n?/ {rules.call_object()} /\\n?/ {rules.mark(END)}")
-    if rules.use.is_forced:
-        call = rules.rule(f"{rules.mark(BEGIN)} {rest}")
-        calls = rules.calls(call, "/[ \\n]{0,2}/")
-        return f"{rules.thought()} {calls}"
-    return rules.amid_text(BEGIN, rest)
+    return rules.amid_text(BEGIN, rest, "/[ \\n]{0,2}/")
 
 
 FORMAT = Format(
@@ -50,5 +40,5 @@ FORMAT = Format(
     marks=(BEGIN, END, "arguments"),
     kept_tokens=(BEGIN, END),
     reads=_reads,
-    guide=_guide,
+    start=_start,
 )

@@ -6,12 +6,10 @@ JSON that calls nothing, so it counts as a call only with a known tool's name an
 
 from __future__ import annotations
 
-from predict.guide import Guide
-from predict.text.lark import GuideContext
 from predict.text.markup import Output, Reader, Steps
-from predict.text.tool_calls._guides import ToolRules, guide_of
+from predict.text.tool_calls._guides import Format, ToolRules
 from predict.text.tool_calls._json import CallKeys, Outcome, call_object
-from predict.text.tool_calls._records import Format, ToolUse
+from predict.text.tool_calls._records import ToolUse
 
 TAG = "<|python_tag|>"
 OTHER_KEYS = ("type", "id")  # {"type": "function", ...} is what Llama 3.2 likes to write
@@ -41,10 +39,6 @@ def _reads(reader: Reader, output: Output, use: ToolUse) -> Steps[None]:
         begin = yield from reader.until((TAG,), output.content)
 
 
-def _guide(use: ToolUse, context: GuideContext) -> Guide | None:
-    return guide_of(use, context, _start)
-
-
 def _start(rules: ToolRules) -> str:
     calls = rules.rule(rules.calls(rules.call_object("parameters"), "/; ?/"))
     tag = rules.mark(TAG)
@@ -62,5 +56,5 @@ FORMAT = Format(
     marks=("<|start_header_id|>", "parameters"),
     kept_tokens=(TAG,),
     reads=_reads,
-    guide=_guide,
+    start=_start,
 )

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 
-from predict.guide import Guide
 from predict.text.deltas import short_call_id
-from predict.text.lark import GuideContext, literal
+from predict.text.lark import literal
 from predict.text.markup import Output, Reader, Steps
-from predict.text.tool_calls._guides import ToolRules, guide_of
+from predict.text.tool_calls._guides import Format, ToolRules
 from predict.text.tool_calls._json import CallKeys, Outcome, arguments, call_object
-from predict.text.tool_calls._records import NAME_CHARACTERS, Format, Tool, ToolUse
+from predict.text.tool_calls._records import NAME_CHARACTERS, Tool, ToolUse
 
 BEGIN, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _ID = re.compile(r"[A-Za-z0-9]*")
@@ -72,26 +71,18 @@ def _named(reader: Reader, output: Output) -> Steps[Outcome]:
     return Outcome.WHOLE if is_whole else Outcome.CUT
 
 
-def _guide(use: ToolUse, context: GuideContext) -> Guide | None:
-    return guide_of(use, context, _start)
-
-
 def _start(rules: ToolRules) -> str:
-    begin = rules.mark(BEGIN)
     if rules.has_token(ARGS):
         call_id = f"({rules.mark(CALL_ID)} /[A-Za-z0-9]{{9}}/)?"
 
         def named(tool: Tool) -> str:
             return f"{literal(tool.name)} {call_id} {rules.mark(ARGS)} {rules.arguments(tool)}"
 
-        calls = rules.calls(rules.any_tool(named), begin)
+        calls = rules.calls(rules.any_tool(named), rules.mark(BEGIN))
     else:
         calls = rules.calls(rules.call_object(), "/, ?/")
         calls = f'"[" {calls} "]"'
-    if rules.use.is_forced:
-        return f"{rules.thought()} {begin} {calls}"
-    # Nothing follows calls.
-    return f"{rules.free_text()} | {rules.text_until(BEGIN)} {calls}"
+    return rules.behind_text(BEGIN, calls)
 
 
 FORMAT = Format(
@@ -100,6 +91,6 @@ FORMAT = Format(
     marks=(BEGIN,),
     kept_tokens=(BEGIN, CALL_ID, ARGS),
     reads=_reads,
-    guide=_guide,
+    start=_start,
     new_id=short_call_id,
 )

@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from predict.errors import UserError
-from predict.guide import Guide
 from predict.system.files import parse_json
-from predict.text.lark import GuideContext, literal
+from predict.text.lark import literal
 from predict.text.markup import Output, Reader, Steps
-from predict.text.tool_calls._guides import ToolRules, guide_of
-from predict.text.tool_calls._records import NAME_CHARACTERS, Format, Tool, ToolUse
+from predict.text.tool_calls._guides import Format, ToolRules
+from predict.text.tool_calls._records import NAME_CHARACTERS, Tool, ToolUse
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
@@ -47,7 +46,7 @@ def _reads(reader: Reader, output: Output, use: ToolUse) -> Steps[None]:
 
 
 def _parameters(reader: Reader, output: Output, properties: Mapping[str, Any]) -> Steps[None]:
-    """Puts a call's parameters out as JSON, up to its end; JSON that is cut where they are."""
+    """Emits a call's parameters as JSON, which is cut off where they are."""
     separator = "{"
     while True:
         yield from reader.spaces()
@@ -73,7 +72,7 @@ def _value(reader: Reader, output: Output, is_text: bool) -> Steps[bool]:
     def text(piece: str) -> None:
         piece = "".join([*held, piece])
         held[:] = ["\n"] if piece.endswith("\n") else []
-        output.arguments(_escaped(piece.removesuffix("\n")))
+        output.arguments(json.dumps(piece.removesuffix("\n"), ensure_ascii=False)[1:-1])
 
     yield from reader.literal("\n")
     if is_text:
@@ -96,10 +95,6 @@ def _is_text(schema: Any) -> bool:
     return schema.get("type") == "string"
 
 
-def _escaped(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
 def _json(text: str) -> str:
     """A value as JSON: itself, where it is JSON, else as a text."""
     bare = text.strip()
@@ -119,10 +114,6 @@ def _properties(use: ToolUse, name: str) -> Mapping[str, Any]:
     return {}
 
 
-def _guide(use: ToolUse, context: GuideContext) -> Guide | None:
-    return guide_of(use, context, _start)
-
-
 def _start(rules: ToolRules) -> str:
     def called(tool: Tool) -> str:
         head = literal(f"{tool.name}>\n")
@@ -130,11 +121,7 @@ def _start(rules: ToolRules) -> str:
 
     ends = f"{literal(FUNCTION_END)} /\\n?/ {rules.mark(END)}"
     rest = rules.rule(f"/\\n?/ {literal(FUNCTION)} {rules.any_tool(called)} {ends}")
-    if rules.use.is_forced:
-        call = rules.rule(f"{rules.mark(BEGIN)} {rest}")
-        calls = rules.calls(call, "/[ \\n]{0,2}/")
-        return f"{rules.thought()} {calls}"
-    return rules.amid_text(BEGIN, rest)
+    return rules.amid_text(BEGIN, rest, "/[ \\n]{0,2}/")
 
 
 def _parameter_rules(rules: ToolRules, tool: Tool) -> list[str]:
@@ -165,5 +152,5 @@ FORMAT = Format(
     marks=(BEGIN, END, FUNCTION, PARAMETER),
     kept_tokens=(BEGIN, END),
     reads=_reads,
-    guide=_guide,
+    start=_start,
 )

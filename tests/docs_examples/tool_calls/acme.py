@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from predict.guide import Guide
-from predict.text.lark import GuideContext, literal
+from predict.text.lark import literal
 from predict.text.markup import Output, Reader, Steps
-from predict.text.tool_calls._guides import ToolRules, guide_of
+from predict.text.tool_calls._guides import Format, ToolRules
 from predict.text.tool_calls._json import arguments
-from predict.text.tool_calls._records import NAME_CHARACTERS, Format, Tool, ToolUse
+from predict.text.tool_calls._records import NAME_CHARACTERS, Tool, ToolUse
 
 BEGIN, END = "<call=", "</call>"
 
@@ -27,18 +26,11 @@ def _reads(reader: Reader, output: Output, use: ToolUse) -> Steps[None]:
         yield from reader.until((END,), output.content if is_whole else output.arguments)
 
 
-def _guide(use: ToolUse, context: GuideContext) -> Guide | None:
-    return guide_of(use, context, _start)
-
-
 def _start(rules: ToolRules) -> str:
     def called(tool: Tool) -> str:
         return f"{literal(f'{tool.name}>')} {rules.arguments(tool)}"
 
     rest = rules.rule(f"{rules.any_tool(called)} {rules.mark(END)}")
-    if rules.use.is_forced:
-        call = rules.rule(f"{rules.mark(BEGIN)} {rest}")
-        return f"{rules.thought()} {rules.calls(call)}"
     return rules.amid_text(BEGIN, rest)
 
 
@@ -48,5 +40,5 @@ FORMAT = Format(
     marks=(BEGIN, END),
     kept_tokens=(END,),
     reads=_reads,
-    guide=_guide,
+    start=_start,
 )
