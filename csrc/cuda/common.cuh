@@ -34,6 +34,7 @@
 #include <utility>
 
 #include "host.h"
+#include "regatta/cuda_ops.h"
 #include "regatta/types.h"
 
 namespace regatta::cuda {
@@ -52,13 +53,25 @@ inline std::string forced_candidate(const char* operator_name) {
   return all.substr(begin, all.find(',', begin) - begin);
 }
 
+inline dim3 grid_of(int64_t x, int64_t y, int64_t z = 1) {
+  return dim3(static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z));
+}
+
 struct LaunchConfig {
-  dim3 grid{1, 1, 1};
-  dim3 block{1, 1, 1};
-  size_t shared_bytes = 0;  // dynamic
-  cudaStream_t stream = nullptr;
-  bool pdl = false;        // the kernel keeps the contract above (sm_90 and later; else ignored)
+  dim3 grid, block;
+  size_t shared_bytes;  // dynamic
+  cudaStream_t stream;
+  bool pdl;                // the kernel keeps the contract above (sm_90 and later; else ignored)
   unsigned cluster_x = 1;  // blocks per cluster, along grid.x (sm_90 and later)
+
+  LaunchConfig(const Launch& on, dim3 blocks, int64_t threads = 1, int64_t dynamic_bytes = 0)
+      : grid(blocks),
+        block(static_cast<unsigned>(threads)),
+        shared_bytes(static_cast<size_t>(dynamic_bytes)),
+        stream(on.stream),
+        pdl(on.pdl) {}
+  LaunchConfig(const Launch& on, int64_t blocks = 1, int64_t threads = 1, int64_t dynamic_bytes = 0)
+      : LaunchConfig(on, grid_of(blocks, 1), threads, dynamic_bytes) {}
 };
 
 // Of the current device, times 10: 90 for sm_90; 0 where it cannot be asked. Asked once: launches
@@ -341,13 +354,6 @@ __device__ __forceinline__ void ldmatrix4(uint32_t (&r)[4], const void* shared_r
 __device__ __forceinline__ void ldmatrix4_trans(uint32_t (&r)[4], const void* shared_row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(shared_row))
-               : "memory");
-}
-
-__device__ __forceinline__ void ldmatrix2(uint32_t (&r)[2], const void* shared_row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1])
                : "r"(shared_address(shared_row))
                : "memory");
 }

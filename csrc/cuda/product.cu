@@ -2,10 +2,8 @@
 
 namespace regatta::cuda {
 
-namespace {
-
-GemmParams problem_of(SchemeId scheme, DType dtype, int64_t rows, int64_t in_features,
-                      int64_t out_features, bool gated) {
+void ProductScratch::count(SchemeId scheme, DType dtype, int64_t rows, int64_t in_features,
+                           int64_t out_features, bool gated, bool reads_sumsq, int64_t num_groups) {
   GemmParams g;
   g.operands = operands_of(scheme);
   g.dtype = g.out_dtype = dtype;
@@ -13,14 +11,6 @@ GemmParams problem_of(SchemeId scheme, DType dtype, int64_t rows, int64_t in_fea
   g.in_features = in_features;
   g.out_features = out_features;
   g.gated = gated;
-  return g;
-}
-
-}  // namespace
-
-void ProductScratch::count(SchemeId scheme, DType dtype, int64_t rows, int64_t in_features,
-                           int64_t out_features, bool gated, bool reads_sumsq, int64_t num_groups) {
-  GemmParams g = problem_of(scheme, dtype, rows, in_features, out_features, gated);
   g.num_groups = num_groups;
   gemm_.matrix_bytes = std::max(gemm_.matrix_bytes, gemm_matrix_bytes(g));
   if (rows > kRowsWithoutScratch) {
@@ -58,7 +48,9 @@ namespace {
 
 GemmParams gemm_params(const Product& p, DType dtype, DType out_dtype) {
   GemmParams g;
+  g.operands = operands_of(p.scheme);
   g.x = p.x;
+  g.weight = p.weight->data;
   g.bias = p.bias;
   g.residual = p.residual;
   g.sumsq = p.sumsq;
@@ -82,17 +74,17 @@ GemmParams gemm_params(const Product& p, DType dtype, DType out_dtype) {
   return g;
 }
 
-Status norm(const void* x, const void* weight, void* out, int64_t rows, int64_t width,
-            float epsilon, DType dtype, const Launch& launch_on) {
-  NormParams p = {};
-  p.x = x;
-  p.weight = weight;
-  p.out = out;
-  p.num_tokens = rows;
-  p.hidden_size = width;
-  p.epsilon = epsilon;
-  p.dtype = dtype;
-  return norm(p, launch_on);
+// The norm ahead of `p`: p.x -> p.normed.
+Status norm(const Product& p, DType dtype, const Launch& launch_on) {
+  NormParams n = {};
+  n.x = p.x;
+  n.weight = p.norm_weight;
+  n.out = p.normed;
+  n.num_tokens = p.num_rows;
+  n.hidden_size = p.in_features;
+  n.epsilon = p.epsilon;
+  n.dtype = dtype;
+  return norm(n, launch_on);
 }
 
 Status check_dense(const Product& p, DType dtype) {
@@ -137,9 +129,6 @@ QuantizeRowsParams quantization(const Product& p, const ProductScratch& scratch,
 Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch& scratch,
            const Launch& launch_on) {
   GemmParams g = gemm_params(p, dtype, out_dtype);
-  g.operands = operands_of(p.scheme);
-  g.weight = p.weight->data;
-  Status status;
   if (takes_codes(p.scheme)) {
     g.weight_scale = static_cast<const float*>(p.weight[1].data);
     if (p.weight[1].rank == 2) {
@@ -159,21 +148,19 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
     next.codes = scratch.next_codes_;
     next.scale = scratch.next_scale_;
     bool coded = false;
-    status = gemm_to_codes(g, q, next, scratch.gemm_, &coded, launch_on.stream);
+    const Status status = gemm_to_codes(g, q, next, scratch.gemm_, &coded, launch_on.stream);
     if (coded) p.next->coded = next;
     return status;
   }
   const bool ordered = is_packed(g.operands) && p.weight[3].shape[0] > 1;
   const bool to_codes = g.operands == GemmOperands::kW4A8;
   if (p.norm_weight != nullptr && (!to_codes || ordered)) {
-    status =
-        norm(p.x, p.norm_weight, p.normed, p.num_rows, p.in_features, p.epsilon, dtype, launch_on);
-    if (!status.ok()) return status;
+    REGATTA_RETURN_IF_ERROR(norm(p, dtype, launch_on));
     g.x = p.normed;
   }
   if (g.operands == GemmOperands::kDense) {
-    status = check_dense(p, dtype);
-    return status.ok() ? gemm(g, scratch.gemm_, nullptr, launch_on.stream) : status;
+    REGATTA_RETURN_IF_ERROR(check_dense(p, dtype));
+    return gemm(g, scratch.gemm_, nullptr, launch_on.stream);
   }
   const int64_t unit = p.weight->shape[2];
   if (g.operands == GemmOperands::kWeightInt8 && !packed_unit_has_groups(unit)) {
@@ -183,9 +170,9 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
     g.group_size = packed_unit_group_size(unit);
   }
   if (ordered) {
-    status = gather_columns(g.x, static_cast<const int32_t*>(p.weight[3].data), scratch.codes_,
-                            p.num_rows, p.in_features, launch_on.stream);
-    if (!status.ok()) return status;
+    REGATTA_RETURN_IF_ERROR(gather_columns(g.x, static_cast<const int32_t*>(p.weight[3].data),
+                                           scratch.codes_, p.num_rows, p.in_features,
+                                           launch_on.stream));
     g.x = scratch.codes_;
   }
   if (to_codes) {
@@ -202,8 +189,6 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
 
 bool makes_function(const Product& p, DType dtype) {
   GemmParams g = gemm_params(p, dtype, dtype);
-  g.operands = operands_of(p.scheme);
-  g.weight = p.weight->data;
   const bool plain = p.gated && p.function == Function::kSilu;
   return plain || (g.operands == GemmOperands::kDense && gemm_makes_function(g));
 }

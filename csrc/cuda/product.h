@@ -42,13 +42,13 @@ class Arena {
 };
 
 struct Product {
-  const char* name = nullptr;
-  SchemeId scheme = SchemeId::kDense;
-  const TensorView* weight = nullptr;  // the scheme's tensors
-  const void* bias = nullptr;
-  const void* x = nullptr;
-  void* out = nullptr;
-  int64_t num_rows = 0, in_features = 0, out_features = 0;
+  const char* name;
+  SchemeId scheme;
+  const TensorView* weight;  // the scheme's tensors
+  const void* bias;
+  const void* x;
+  void* out;
+  int64_t num_rows, in_features, out_features;
   const void* residual = nullptr;
   bool gated = false;      // function(gate) * up is what it makes
   bool activates = false;  // without a gate: function(x) is
@@ -68,6 +68,18 @@ struct Product {
   const int32_t* group_ends = nullptr;
   bool group_ends_ready = false;  // they are not of the launch ahead
   QuantizeRowsParams coded;       // how x became codes already, if `codes` is not null
+
+  Product(const char* name, SchemeId scheme, const LinearWeights& weights, const void* x, void* out,
+          int64_t num_rows, int64_t in_features, int64_t out_features)
+      : name(name),
+        scheme(scheme),
+        weight(weights.tensors),
+        bias(weights.bias),
+        x(x),
+        out(out),
+        num_rows(num_rows),
+        in_features(in_features),
+        out_features(out_features) {}
 };
 
 // Memory that products need beside their tensors, for the widest of them: first `count` each, then
@@ -76,7 +88,7 @@ class ProductScratch {
  public:
   // reads_sumsq: it scales its rows. num_groups: as Product's.
   void count(SchemeId scheme, DType dtype, int64_t rows, int64_t in_features, int64_t out_features,
-             bool gated, bool reads_sumsq, int64_t num_groups = 0);
+             bool gated = false, bool reads_sumsq = false, int64_t num_groups = 0);
   // matrices: for weights that become one, too.
   void take(Arena& arena, void* blas, bool matrices = true);
 

@@ -29,22 +29,16 @@ __device__ __forceinline__ WgmmaTile wgmma_descriptor(const void* shared) {
 }
 
 __device__ __forceinline__ void wgmma_fence() {
-#ifdef REGATTA_SM90A
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#endif
+  REGATTA_SM90A_ASM("wgmma.fence.sync.aligned;" :: : "memory");
 }
 
 __device__ __forceinline__ void wgmma_commit() {
-#ifdef REGATTA_SM90A
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-#endif
+  REGATTA_SM90A_ASM("wgmma.commit_group.sync.aligned;" :: : "memory");
 }
 
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
-#ifdef REGATTA_SM90A
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
-#endif
+  REGATTA_SM90A_ASM("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
 // Keeps the compiler from moving accesses of an accumulator across asynchronous instructions.

@@ -99,8 +99,8 @@ inline Status add_ahead(Product& product, Adding& adding, const void* residual,
   adding.up.residual = residual;
   adding.up.out = scratch.added;
   product.residual = adding.up.out;
-  const Status status = shrink(adding.down, launch_on);
-  return status.ok() ? expand(adding.up, launch_on) : status;
+  REGATTA_RETURN_IF_ERROR(shrink(adding.down, launch_on));
+  return expand(adding.up, launch_on);
 }
 
 }  // namespace regatta::cuda

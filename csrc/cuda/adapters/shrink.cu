@@ -293,22 +293,18 @@ Status run(const ShrinkParams& p, const Launch& launch_on) {
   args.sorted = p.sorted;
   const PageTables tables = tables_of(p.rows, p.which, p.weights.num_pages);
   const bool whole = p.in_features % Vec16<T>::kSize == 0;
-  LaunchConfig config;
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  const auto pieces = static_cast<unsigned>(args.splits * args.num_parts);
+  const int64_t pieces = int64_t{args.splits} * args.num_parts;
   if constexpr (sizeof(T) == 2) {
     if (whole && takes_tiles(p.dtype, p.num_rows)) {
-      config.grid = dim3(pieces, static_cast<unsigned>(num_tile_blocks(p.num_rows)));
-      config.block = dim3(kTileThreads);
-      return launch(shrink_tiles_kernel<T>, config, "shrink", args, tables);
+      const dim3 grid = grid_of(pieces, num_tile_blocks(p.num_rows));
+      return launch(shrink_tiles_kernel<T>, {launch_on, grid, kTileThreads}, "shrink", args,
+                    tables);
     }
   }
-  const unsigned codes = p.quantize.codes != nullptr;
-  config.grid = dim3(static_cast<unsigned>(p.num_rows),
-                     codes + pieces * static_cast<unsigned>(p.rows.max_pages));
-  config.block = dim3(kThreads);
-  return launch(rows_kernel<T>(p.quantize, whole), config, "shrink", args, tables, p.quantize);
+  const int64_t codes = p.quantize.codes != nullptr;
+  return launch(rows_kernel<T>(p.quantize, whole),
+                {launch_on, grid_of(p.num_rows, codes + pieces * p.rows.max_pages), kThreads},
+                "shrink", args, tables, p.quantize);
 }
 
 }  // namespace

@@ -328,8 +328,7 @@ Status paged_attention(const PagedAttentionParams& params, const AttentionLimits
   if (params.batch.num_tokens == 0) return {};
   Device device;
   Kernel kernel;
-  const Status status = prepare(params, limits, &device, &kernel);
-  if (!status.ok()) return status;
+  REGATTA_RETURN_IF_ERROR(prepare(params, limits, &device, &kernel));
   return run(params, nullptr, limits, workspace, workspace_bytes, device, kernel, launch_on);
 }
 
@@ -339,8 +338,7 @@ Status rope_and_paged_attention(const RopeAndCacheWriteParams& rope,
   if (params.batch.num_tokens == 0) return {};
   Device device;
   Kernel kernel;
-  Status status = prepare(params, limits, &device, &kernel);
-  if (!status.ok()) return status;
+  REGATTA_RETURN_IF_ERROR(prepare(params, limits, &device, &kernel));
   // In one launch: vectors of eight columns, one new token per span, and norms over single heads.
   const int64_t rotary_dim = rotary_dim_of(rope);
   const bool fused = kernel == Kernel::kSm90 && limits.max_query_len == 1 && !is_batch_invariant &&
@@ -348,8 +346,7 @@ Status rope_and_paged_attention(const RopeAndCacheWriteParams& rope,
                      rope.positions != nullptr && rope.block_positions == nullptr &&
                      !(rope.whole && has_norms(rope));
   if (!fused) {
-    status = rope_and_cache_write(rope, launch_on);
-    if (!status.ok()) return status;
+    REGATTA_RETURN_IF_ERROR(rope_and_cache_write(rope, launch_on));
   }
   return run(params, fused ? &rope : nullptr, limits, workspace, workspace_bytes, device, kernel,
              launch_on);

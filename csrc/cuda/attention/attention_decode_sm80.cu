@@ -267,15 +267,12 @@ __global__ void __launch_bounds__(DecodeShape<D>::kThreads, DecodeShape<D>::kBlo
 template <class T, int D>
 Status run(const AttentionArgs& args, int num_sms, const Launch& launch_on) {
   using Shape = DecodeShape<D>;
-  LaunchConfig config;
-  config.grid = dim3(num_sms * Shape::kBlocksPerSm);
-  config.block = dim3(Shape::kThreads);
-  config.shared_bytes = Shape::kRingBytes + round_up(args.num_seqs * 4, 16);
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
   auto* const kernel = shapes_scores(args) ? attention_decode_sm80_kernel<T, D, true>
                                            : attention_decode_sm80_kernel<T, D, false>;
-  return launch(kernel, config, "paged_attention decode_sm80", args);
+  return launch(kernel,
+                {launch_on, num_sms * Shape::kBlocksPerSm, Shape::kThreads,
+                 Shape::kRingBytes + round_up(args.num_seqs * 4, 16)},
+                "paged_attention decode_sm80", args);
 }
 
 template <class T>

@@ -183,36 +183,19 @@ __device__ __forceinline__ float stride_sum(float x) {
   return x;
 }
 
-// Stores to the same shared-memory address of another block of the cluster, counted in bytes by its
-// barrier.
-__device__ __forceinline__ uint32_t cluster_address(const void* shared, uint32_t rank) {
-  uint32_t remote = 0;
-#ifdef REGATTA_SM90
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-               : "=r"(remote)
-               : "r"(shared_address(shared)), "r"(rank));
-#endif
-  return remote;
-}
-
+// Stores to an address of another block of the cluster, counted in bytes by its barrier.
 __device__ __forceinline__ void store_cluster(uint32_t remote, float4 x, uint32_t barrier) {
-#ifdef REGATTA_SM90
-  asm volatile(
+  REGATTA_SM90_ASM(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
       "[%5];" ::"r"(remote),
-      "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(barrier)
-      : "memory");
-#endif
+      "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(barrier) : "memory");
 }
 
 __device__ __forceinline__ void store_cluster(uint32_t remote, float2 x, uint32_t barrier) {
-#ifdef REGATTA_SM90
-  asm volatile(
+  REGATTA_SM90_ASM(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, "
       "[%3];" ::"r"(remote),
-      "f"(x.x), "f"(x.y), "r"(barrier)
-      : "memory");
-#endif
+      "f"(x.x), "f"(x.y), "r"(barrier) : "memory");
 }
 
 // exp2(largest - total_largest) for parts that may be empty.
@@ -1258,11 +1241,7 @@ Status run_attention_decode_sm90(AttentionArgs args, const AttentionLimits& limi
     }
   }
   args.decode_apart = apart > 1;
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(std::max(cluster, apart)),
-                     static_cast<unsigned>(args.num_seqs), static_cast<unsigned>(per_span));
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
+  LaunchConfig config(launch_on, grid_of(std::max(cluster, apart), args.num_seqs, per_span));
   config.cluster_x = static_cast<unsigned>(cluster);
   const size_t alone_bytes = launch_on.between_halves ? kAloneBesideBytes : kAloneBytes;
   const int64_t blocks = int64_t{config.grid.x} * config.grid.y * config.grid.z;

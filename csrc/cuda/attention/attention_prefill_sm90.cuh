@@ -824,17 +824,13 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat, V>::kThreads, 1)
 template <class S, class Kernel>
 Status launch_prefill(Kernel kernel, const PrefillMaps& maps, const AttentionArgs& args,
                       int box_tokens, int num_sms, const Launch& launch_on) {
-  const int64_t tiles =
-      ceil_div(static_cast<int64_t>(args.num_tokens) * args.group, S::kRows) + args.num_seqs;
-  LaunchConfig config;
+  const int64_t tiles = ceil_div(int64_t{args.num_tokens} * args.group, S::kRows) + args.num_seqs;
   const int64_t blocks = std::min(num_sms, kMaxMultiprocessors);
-  config.grid = dim3(static_cast<unsigned>(
-      args.shares_prefill ? blocks : std::min(tiles * args.num_kv_heads, blocks)));
-  config.block = dim3(S::kThreads);
-  config.shared_bytes = S::kSharedBytes;
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  return launch(kernel, config, "paged_attention prefill_sm90", maps, args, box_tokens);
+  return launch(
+      kernel,
+      {launch_on, args.shares_prefill ? blocks : std::min(tiles * args.num_kv_heads, blocks),
+       S::kThreads, S::kSharedBytes},
+      "paged_attention prefill_sm90", maps, args, box_tokens);
 }
 
 // num_cache_rows: num_blocks * Hkv * block_size.
@@ -846,10 +842,10 @@ Status run_attention_prefill_sm90(const AttentionArgs& args, int64_t num_cache_r
   PrefillMaps maps = {};
   if constexpr (S::kDense) {
     constexpr DType dtype = Traits<T>::dtype;
-    Status status = encode_cache(&maps.key, args.key, dtype, num_cache_rows, D, box_tokens);
-    if (!status.ok()) return status;
-    status = encode_cache(&maps.value, args.value, dtype, num_cache_rows, D, box_tokens);
-    if (!status.ok()) return status;
+    REGATTA_RETURN_IF_ERROR(
+        encode_cache(&maps.key, args.key, dtype, num_cache_rows, D, box_tokens));
+    REGATTA_RETURN_IF_ERROR(
+        encode_cache(&maps.value, args.value, dtype, num_cache_rows, D, box_tokens));
   }
   auto* const kernel = shapes_scores(args) ? attention_prefill_sm90_kernel<T, D, D, kFormat, true>
                                            : attention_prefill_sm90_kernel<T, D, D, kFormat, false>;

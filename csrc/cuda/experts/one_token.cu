@@ -498,17 +498,12 @@ Status run(const OneTokenParams& p, const Launch& launch_on) {
   a.top_k = static_cast<int>(p.choose.router.top_k);
   a.activation = p.activation;
   const int64_t items = p.shared_size + p.choose.router.top_k * p.intermediate_size;
-  LaunchConfig config;
-  config.block = dim3(kUpWarps * kWarp);
   const int64_t blocks = int64_t{kUpBlocks} * num_multiprocessors();
-  config.grid = dim3(static_cast<unsigned>(std::min(ceil_div(items, int64_t{kUpWarps}), blocks)));
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  if (kCodes) config.shared_bytes = p.hidden_size * sizeof(__half);
-  const Status status = launch(one_token_up_kernel<T, kCodes, 4>, config, "one_token_up", a);
-  if (!status.ok()) return status;
+  LaunchConfig config(launch_on, std::min(ceil_div(items, int64_t{kUpWarps}), blocks),
+                      kUpWarps * kWarp, kCodes ? p.hidden_size * sizeof(__half) : 0);
+  REGATTA_RETURN_IF_ERROR(launch(one_token_up_kernel<T, kCodes, 4>, config, "one_token_up", a));
   config.block = dim3(kColumnWarps * kWarp);
-  config.grid = dim3(static_cast<unsigned>(ceil_div(p.hidden_size, int64_t{kColumnWarps})));
+  config.grid = grid_of(ceil_div(p.hidden_size, int64_t{kColumnWarps}), 1);
   if (kCodes) {
     // launch() raises the limit for more than 48 KB, and does not know of the kernel's own
     // variables.

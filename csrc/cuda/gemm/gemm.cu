@@ -33,8 +33,7 @@ Status packed_in_pieces(const GemmParams& p, CUstream_st* stream) {
   // What its sums are split into is a function of the matrix.
   const int64_t piece = alike_packed_tokens(p.operands);
   for (int64_t row = 0; row < p.num_rows; row += piece) {
-    const Status status = gemm_packed_sm90(rows_of(p, row, piece), stream);
-    if (!status.ok()) return status;
+    REGATTA_RETURN_IF_ERROR(gemm_packed_sm90(rows_of(p, row, piece), stream));
   }
   return {};
 }
@@ -88,8 +87,7 @@ std::string forced_quantized() { return forced_candidate("linear"); }
 
 // The matrix that a packed weight stands for, and the product with it.
 Status through_matrix(const GemmParams& p, const GemmResources& resources, CUstream_st* stream) {
-  const Status status = unpack_weight(p, resources.matrix, stream);
-  if (!status.ok()) return status;
+  REGATTA_RETURN_IF_ERROR(unpack_weight(p, resources.matrix, stream));
   GemmParams dense = p;
   dense.operands = GemmOperands::kDense;
   dense.weight = resources.matrix;
@@ -199,8 +197,7 @@ Status gemm_to_codes(const GemmParams& params, const QuantizeRowsParams& q,
   GemmParams p = params;
   p.x = q.codes;
   p.x_scale = q.scale;
-  const Status status = quantize_rows(q, stream);
-  if (!status.ok()) return status;
+  REGATTA_RETURN_IF_ERROR(quantize_rows(q, stream));
   GemmProblem problem = problem_of(p, resources);
   problem.is_read_as_codes = true;
   const GemmCandidate* chosen =

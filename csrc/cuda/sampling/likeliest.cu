@@ -127,12 +127,7 @@ Status launch_rows(Kernel kernel, const char* name, const LikeliestParams& param
     return Status::error(std::string(name) + ": vocab_size " + std::to_string(params.vocab_size) +
                          " is out of range (allowed: up to 2^30 - 1)");
   }
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(params.num_rows));
-  config.block = dim3(kThreads);
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  return launch(kernel, config, name, params);
+  return launch(kernel, {launch_on, params.num_rows, kThreads}, name, params);
 }
 
 }  // namespace

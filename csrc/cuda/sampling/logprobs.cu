@@ -190,12 +190,7 @@ Status logprobs(const LogprobsParams& params, const Launch& launch_on) {
                          std::to_string(params.vocab_size) + " (allowed: 0 to " +
                          std::to_string(kMaxTopLogprobs) + " of 1 to 2^30 - 1)");
   }
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(params.num_rows));
-  config.block = dim3(kThreads);
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  return launch(logprobs_kernel, config, "logprobs", params);
+  return launch(logprobs_kernel, {launch_on, params.num_rows, kThreads}, "logprobs", params);
 }
 
 }  // namespace regatta::cuda

@@ -882,14 +882,10 @@ Status sample(const SampleParams& params, const Launch& launch_on) {
       cluster *= 2;
     }
   }
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(params.num_rows * cluster));
-  config.block = dim3(kThreads);
   const bool has_room = static_cast<size_t>(shared_bytes) >= sizeof(Shared);
   const int max_candidates = has_room ? kMaxCandidates : kFewCandidates;
-  config.shared_bytes = offsetof(Shared, candidates) + max_candidates * sizeof(uint64_t);
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
+  LaunchConfig config(launch_on, params.num_rows * cluster, kThreads,
+                      offsetof(Shared, candidates) + max_candidates * sizeof(uint64_t));
   config.cluster_x = static_cast<unsigned>(cluster);
   return launch(sample_kernel, config, "sample", params, cluster, max_candidates);
 }

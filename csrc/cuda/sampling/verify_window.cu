@@ -84,16 +84,11 @@ Status verify_window(const VerifyWindowParams& params, const Launch& launch_on) 
     return Status::error("verify_window: vocab_size " + std::to_string(params.vocab_size) +
                          " is out of range (allowed: up to 2^30 - 1)");
   }
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(params.num_rows));
-  config.block = dim3(kThreads);
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  const Status status = launch(verify_rows_kernel, config, "verify_window", params);
-  if (!status.ok()) return status;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(params.num_rows, kSpanThreads)));
-  config.block = dim3(kSpanThreads);
-  return launch(verify_spans_kernel, config, "verify_window", params);
+  REGATTA_RETURN_IF_ERROR(
+      launch(verify_rows_kernel, {launch_on, params.num_rows, kThreads}, "verify_window", params));
+  return launch(verify_spans_kernel,
+                {launch_on, ceil_div(params.num_rows, kSpanThreads), kSpanThreads}, "verify_window",
+                params);
 }
 
 }  // namespace regatta::cuda

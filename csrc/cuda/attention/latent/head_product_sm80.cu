@@ -256,13 +256,8 @@ ProductArgs<T> args_of(const HeadProductParams& p, int chunks, int warps) {
 
 LaunchConfig config_of(const HeadProductParams& p, int chunks, int warps, const Launch& launch_on) {
   const int64_t slices = ceil_div(p.out_features, outs_of_block(chunks, warps));
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(p.num_heads * slices * ceil_div(p.num_tokens, kTile)));
-  config.block = dim3(static_cast<unsigned>(warps * kWarp));
-  config.shared_bytes = static_cast<size_t>(shared_bytes(p, chunks, warps));
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  return config;
+  return {launch_on, p.num_heads * slices * ceil_div(p.num_tokens, kTile), warps * kWarp,
+          shared_bytes(p, chunks, warps)};
 }
 
 // Calls f with a null pointer of the 16-bit type.

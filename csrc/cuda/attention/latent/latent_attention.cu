@@ -553,41 +553,36 @@ int64_t partial_rows(const LatentAttentionParams& p, const AttentionLimits& limi
 }
 
 template <class T, int kM, int kTile, bool kCodes>
-Status run_mma(const LatentArgs& a, const LatentAttentionParams& p, LaunchConfig config) {
-  config.grid = dim3(static_cast<unsigned>(most_items(p, kM)), static_cast<unsigned>(a.parts));
-  config.block = dim3(kThreads);
-  config.shared_bytes = static_cast<size_t>(Shape<kM, kTile, kCodes>::bytes(a.rank, a.rope));
-  const Status status =
-      launch(latent_attention_kernel<T, kM, kTile, kCodes>, config, "latent_attention", a);
-  if (!status.ok() || a.parts == 1) return status;
-  config.grid = dim3(static_cast<unsigned>(p.num_heads * p.batch.num_tokens));
-  config.block = dim3(128);
-  config.shared_bytes = 0;
-  return launch(add_parts_kernel<T>, config, "latent_attention_parts", a);
+Status run_mma(const LatentArgs& a, const LatentAttentionParams& p, const Launch& launch_on) {
+  REGATTA_RETURN_IF_ERROR(
+      launch(latent_attention_kernel<T, kM, kTile, kCodes>,
+             LaunchConfig(launch_on, grid_of(most_items(p, kM), a.parts), kThreads,
+                          Shape<kM, kTile, kCodes>::bytes(a.rank, a.rope)),
+             "latent_attention", a));
+  if (a.parts == 1) return {};
+  return launch(add_parts_kernel<T>, {launch_on, p.num_heads * p.batch.num_tokens, 128},
+                "latent_attention_parts", a);
 }
 
 template <class T, bool kCodes>
 Status run(const LatentArgs& a, const LatentAttentionParams& p, const AttentionLimits& limits,
            const Launch& launch_on) {
-  LaunchConfig config;
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
   if constexpr (sizeof(T) == 2) {
     switch (rows_of_block(p, limits)) {
       case 16:
-        return run_mma<T, 16, 64, kCodes>(a, p, config);
+        return run_mma<T, 16, 64, kCodes>(a, p, launch_on);
       case 32:
-        return run_mma<T, 32, 64, kCodes>(a, p, config);
+        return run_mma<T, 32, 64, kCodes>(a, p, launch_on);
       case 64:
-        return run_mma<T, 64, 32, kCodes>(a, p, config);
+        return run_mma<T, 64, 32, kCodes>(a, p, launch_on);
       default:
         break;
     }
   }
-  config.grid = dim3(static_cast<unsigned>(p.num_heads * p.batch.num_tokens));
-  config.block = dim3(kThreads);
-  config.shared_bytes = static_cast<size_t>(2 * p.latent_rank + p.rope_size) * 4;
-  return launch(latent_attention_plain_kernel<T, kCodes>, config, "latent_attention", a);
+  return launch(latent_attention_plain_kernel<T, kCodes>,
+                {launch_on, p.num_heads * p.batch.num_tokens, kThreads,
+                 (2 * p.latent_rank + p.rope_size) * 4},
+                "latent_attention", a);
 }
 
 }  // namespace

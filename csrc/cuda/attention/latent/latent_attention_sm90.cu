@@ -807,27 +807,20 @@ Status run(const LatentArgs& a, const LatentPlan& plan, int64_t num_slots,
            const Launch& launch_on) {
   CUtensorMap map = {};
   const int box_tokens = std::min(a.block_size, kTile);
-  Status status =
-      encode_cache(&map, a.cache, Traits<T>::dtype, num_slots, kRank + kRope, box_tokens);
-  if (!status.ok()) return status;
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(plan.lanes * plan.units));
-  config.block = dim3(kThreads);
-  config.shared_bytes = kSharedBytes;
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  status = launch(latent_attention_sm90_kernel<T>, config, "latent_attention sm90", map, a, plan,
-                  box_tokens);
-  if (!status.ok() || plan.num_places() == 0) return status;
+  REGATTA_RETURN_IF_ERROR(
+      encode_cache(&map, a.cache, Traits<T>::dtype, num_slots, kRank + kRope, box_tokens));
+  REGATTA_RETURN_IF_ERROR(launch(latent_attention_sm90_kernel<T>,
+                                 {launch_on, plan.lanes * plan.units, kThreads, kSharedBytes},
+                                 "latent_attention sm90", map, a, plan, box_tokens));
+  if (plan.num_places() == 0) return {};
   // Half of the threads of each multiprocessor, which are there together: more blocks would only
   // look again where the cuts are.
   constexpr int64_t kPairsAtOnce = 1024 / (kAddWarps * kWarp) * kAddColumns / kRank;
   const int64_t pairs = static_cast<int64_t>(a.num_tokens) * a.num_heads;
-  config.grid = dim3(static_cast<unsigned>(std::min(pairs, kPairsAtOnce * num_multiprocessors())),
-                     kRank / kAddColumns);
-  config.block = dim3(kAddWarps * kWarp);
-  config.shared_bytes = 0;
-  return launch(add_pieces_kernel<T>, config, "latent_attention sm90 pieces", a, plan);
+  const dim3 grid =
+      grid_of(std::min(pairs, kPairsAtOnce * num_multiprocessors()), kRank / kAddColumns);
+  return launch(add_pieces_kernel<T>, {launch_on, grid, kAddWarps * kWarp},
+                "latent_attention sm90 pieces", a, plan);
 }
 
 }  // namespace

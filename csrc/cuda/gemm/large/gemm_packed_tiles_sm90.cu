@@ -560,26 +560,23 @@ Status run(const GemmParams& p, int share_bits, cudaStream_t stream) {
   kp.num_whole = share_bits > 0 ? tiles - tiles % blocks : tiles;
   kp.num_items = kp.num_whole + ((tiles - kp.num_whole) << share_bits);
   CUtensorMap token_map, weight_map, scale_map = {};
-  Status status = encode_rows_map(&token_map, p.dtype, p.x, p.num_rows, p.in_features, kTokens);
+  REGATTA_RETURN_IF_ERROR(
+      encode_rows_map(&token_map, p.dtype, p.x, p.num_rows, p.in_features, kTokens));
   constexpr int kSlabs = S::kSlabs / (kGated ? 2 : 1);
-  if (status.ok() && S::kHalves == 2) {
-    status = encode_packed_map(&weight_map, p, F::kUnitBytes, kSlabs);
-  }
-  if (status.ok() && S::kHalves == 1) {
-    status = encode_packed_part_map(&weight_map, p, F::kUnitBytes, F::kHalfBytes, kSlabs);
-    if (status.ok() && F::kGroups) {
-      status = encode_packed_part_map(&scale_map, p, F::kUnitBytes, F::kHalfScaleBytes, kSlabs);
+  if (S::kHalves == 2) {
+    REGATTA_RETURN_IF_ERROR(encode_packed_map(&weight_map, p, F::kUnitBytes, kSlabs));
+  } else {
+    REGATTA_RETURN_IF_ERROR(
+        encode_packed_part_map(&weight_map, p, F::kUnitBytes, F::kHalfBytes, kSlabs));
+    if (F::kGroups) {
+      REGATTA_RETURN_IF_ERROR(
+          encode_packed_part_map(&scale_map, p, F::kUnitBytes, F::kHalfScaleBytes, kSlabs));
     }
   }
-  if (!status.ok()) return status;
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(std::min(blocks, kp.num_items)));
-  config.block = dim3(S::kThreads);
-  config.shared_bytes = S::kSharedBytes;
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
-  return launch(gemm_packed_tiles_kernel<T, F, kRows, kTokens, kGated, kGrouped>, config,
-                "gemm_packed_tiles", token_map, weight_map, scale_map, kp);
+  return launch(
+      gemm_packed_tiles_kernel<T, F, kRows, kTokens, kGated, kGrouped>,
+      {{stream, p.dependent_launch}, std::min(blocks, kp.num_items), S::kThreads, S::kSharedBytes},
+      "gemm_packed_tiles", token_map, weight_map, scale_map, kp);
 }
 
 template <class T, class F, bool kGrouped, size_t kIndex = 0>

@@ -324,14 +324,13 @@ inline int64_t num_mma_pairs(const GemmParams& p) {
 
 template <class Weights>
 Status run_mma(const GemmParams& p, const MmaParams& m, const char* name, cudaStream_t stream) {
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(num_mma_pairs(p), m.pairs) * m.token_blocks));
-  config.block = dim3(kMmaThreads);
-  config.shared_bytes = MmaShape<Weights>::shared_bytes(m.pairs);
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
   const auto kernel = p.num_groups > 0 ? mma_kernel<Weights, true> : mma_kernel<Weights, false>;
-  return launch(kernel, config, name, m);
+  return launch(kernel,
+                {{stream, p.dependent_launch},
+                 ceil_div(num_mma_pairs(p), m.pairs) * m.token_blocks,
+                 kMmaThreads,
+                 MmaShape<Weights>::shared_bytes(m.pairs)},
+                name, m);
 }
 
 // Of groups: tokens by their mean. In the batch-invariant mode k has the same parts for any rows.

@@ -354,21 +354,16 @@ Status run_groups(const GemmParams& p, const PackedGroupsTile& tile, cudaStream_
   kp.stages = std::clamp((tile.kilobytes * 1024 - S::kFixedBytes) / S::kStageBytes, 2, kMaxStages);
   CUtensorMap token_map, wide_map, narrow_map;
   const DType type = F::kTokenSize == 1 ? DType::kUInt8 : p.dtype;
-  Status status = encode_rows_map(&token_map, type, p.x, p.num_rows, p.in_features, kTokens);
-  if (status.ok()) status = encode_packed_map(&wide_map, p, F::kUnitBytes, S::kItems);
-  if (status.ok()) status = encode_packed_map(&narrow_map, p, F::kUnitBytes, 1);
-  if (!status.ok()) return status;
+  REGATTA_RETURN_IF_ERROR(
+      encode_rows_map(&token_map, type, p.x, p.num_rows, p.in_features, kTokens));
+  REGATTA_RETURN_IF_ERROR(encode_packed_map(&wide_map, p, F::kUnitBytes, S::kItems));
+  REGATTA_RETURN_IF_ERROR(encode_packed_map(&narrow_map, p, F::kUnitBytes, 1));
   const int64_t grains =
       max_group_tiles(p.num_rows, p.num_groups, kTokens) * ceil_div(kp.num_items, kp.grain);
   const int64_t blocks = std::min<int64_t>(tile.blocks * num_multiprocessors(), grains);
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(blocks));
-  config.block = dim3(S::kThreads);
-  config.shared_bytes = S::shared_bytes(kp.stages);
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
-  return launch(gemm_packed_groups_kernel<T, F, kTokens, kGated>, config, "gemm_packed_groups",
-                token_map, wide_map, narrow_map, kp);
+  return launch(gemm_packed_groups_kernel<T, F, kTokens, kGated>,
+                {{stream, p.dependent_launch}, blocks, S::kThreads, S::shared_bytes(kp.stages)},
+                "gemm_packed_groups", token_map, wide_map, narrow_map, kp);
 }
 
 template <class T, class F, bool kGated>

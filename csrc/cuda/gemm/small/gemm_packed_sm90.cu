@@ -419,8 +419,8 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   using S = Shape<F, kTokens>;
   CUtensorMap token_map;
   const DType type = F::kTokenSize == 1 ? DType::kUInt8 : p.dtype;
-  Status status = encode_rows_map(&token_map, type, p.x, p.num_rows, p.in_features, kTokens);
-  if (!status.ok()) return status;
+  REGATTA_RETURN_IF_ERROR(
+      encode_rows_map(&token_map, type, p.x, p.num_rows, p.in_features, kTokens));
   KernelParams kp = {};
   kp.epilogue = make_epilogue(p);
   kp.num_rows = static_cast<int>(p.num_rows);
@@ -437,21 +437,18 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   constexpr int kItems = kGated ? kSlabs / 2 : kSlabs;
   spread(p, kItems, &kp);
   CUtensorMap wide_map, narrow_map;
-  status = encode_packed_map(&wide_map, p, F::kUnitBytes, kItems);
-  if (status.ok()) status = encode_packed_map(&narrow_map, p, F::kUnitBytes, kp.narrow);
-  if (!status.ok()) return status;
+  REGATTA_RETURN_IF_ERROR(encode_packed_map(&wide_map, p, F::kUnitBytes, kItems));
+  REGATTA_RETURN_IF_ERROR(encode_packed_map(&narrow_map, p, F::kUnitBytes, kp.narrow));
   kp.trigger = tile.trigger;
   kp.stages = std::max(
       2, std::min({tile.stages, kMaxStages, (226 * 1024 - kHeadBytes - 1024) / S::kStageBytes}));
-  LaunchConfig config;
   kp.num_blocks = kp.row_blocks * kp.token_blocks * kp.split;
-  config.grid = dim3(static_cast<unsigned>(std::max(kp.num_blocks, num_multiprocessors())));
-  config.block = dim3(S::kThreads);
-  config.shared_bytes = packed_shared_bytes(p, S::shared_bytes(kp.stages));
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
-  return launch(gemm_packed_kernel<T, F, kTokens, kGated>, config, "gemm_packed", token_map,
-                wide_map, narrow_map, kp);
+  return launch(gemm_packed_kernel<T, F, kTokens, kGated>,
+                {{stream, p.dependent_launch},
+                 std::max(kp.num_blocks, num_multiprocessors()),
+                 S::kThreads,
+                 packed_shared_bytes(p, S::shared_bytes(kp.stages))},
+                "gemm_packed", token_map, wide_map, narrow_map, kp);
 }
 
 template <class T, class F, bool kGated>

@@ -270,14 +270,13 @@ Status run(const GemmParams& p, const QuantizeRowsParams* quantize, const Stream
       ceil_div(kGated ? p.out_features / 2 : p.out_features, kGated ? kRows / 2 : kRows));
   kp.stages = tile.stages;
   kp.trigger_early = tile.trigger_early;
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(
-      std::min<int64_t>(kp.num_tiles, int64_t{num_multiprocessors()} * tile.blocks)));
-  config.block = dim3(kThreads + kWarp);
-  config.shared_bytes = tile.stages * kStageBytes + kPartialBytes + p.in_features;
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
-  return launch(gemm_stream_codes_sm90_kernel<kFp8, T, kGated, kKind, kVectors>, config,
+  const int64_t blocks =
+      std::min<int64_t>(kp.num_tiles, int64_t{num_multiprocessors()} * tile.blocks);
+  return launch(gemm_stream_codes_sm90_kernel<kFp8, T, kGated, kKind, kVectors>,
+                {{stream, p.dependent_launch},
+                 blocks,
+                 kThreads + kWarp,
+                 tile.stages * kStageBytes + kPartialBytes + p.in_features},
                 "gemm_stream_codes_sm90", kp);
 }
 

@@ -414,16 +414,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
 template <class T, int kTokens, int kUnroll, int kBlocks, bool kGrouped>
 Status run(const GemmParams& p, cudaStream_t stream) {
-  LaunchConfig config;
   const int64_t width = p.gated ? p.out_features / 2 : p.out_features;
   const int64_t tiles =
       kGrouped ? max_group_tiles(p.num_rows, p.num_groups, kTokens) : ceil_div(p.num_rows, kTokens);
-  config.grid = dim3(static_cast<unsigned>(ceil_div(width, p.gated ? 8 : kTile)),
-                     static_cast<unsigned>(tiles));
-  config.block = dim3(kThreads);
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
-  return launch(gemm_stream_sm80_kernel<T, kTokens, kUnroll, kBlocks, kGrouped>, config,
+  return launch(gemm_stream_sm80_kernel<T, kTokens, kUnroll, kBlocks, kGrouped>,
+                {{stream, p.dependent_launch},
+                 grid_of(ceil_div(width, p.gated ? 8 : kTile), tiles),
+                 kThreads},
                 "gemm_stream_sm80", static_cast<const T*>(p.weight), static_cast<const T*>(p.x),
                 make_epilogue(p), static_cast<int>(p.num_rows), static_cast<int>(p.in_features),
                 make_groups(p));
@@ -431,11 +428,8 @@ Status run(const GemmParams& p, cudaStream_t stream) {
 
 template <class T>
 Status run_gemv(const GemmParams& p, cudaStream_t stream) {
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(p.out_features, kTile)));
-  config.block = dim3(kThreads);
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
+  const LaunchConfig config({stream, p.dependent_launch}, ceil_div(p.out_features, kTile),
+                            kThreads);
   // One block of a multiprocessor has as much on its way as two. Its registers leave no room beside
   // a product's blocks: of few columns, which follow attention, alone.
   const bool alone =
@@ -449,15 +443,13 @@ template <class T>
 Status run_gemv_groups(const GemmParams& p, cudaStream_t stream) {
   constexpr int kBlocks = 2;  // of a multiprocessor
   const int64_t blocks = p.num_rows * ceil_div(p.out_features, kTile);
-  LaunchConfig config;
-  config.grid =
-      dim3(static_cast<unsigned>(std::min<int64_t>(blocks, kBlocks * num_multiprocessors())));
-  config.block = dim3(kThreads);
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
-  return launch(gemv_groups_kernel<T, 4, kBlocks>, config, "gemv_groups",
-                static_cast<const T*>(p.weight), static_cast<const T*>(p.x), make_epilogue(p),
-                static_cast<int>(p.num_rows), static_cast<int>(p.in_features), make_groups(p));
+  return launch(gemv_groups_kernel<T, 4, kBlocks>,
+                {{stream, p.dependent_launch},
+                 std::min<int64_t>(blocks, kBlocks * num_multiprocessors()),
+                 kThreads},
+                "gemv_groups", static_cast<const T*>(p.weight), static_cast<const T*>(p.x),
+                make_epilogue(p), static_cast<int>(p.num_rows), static_cast<int>(p.in_features),
+                make_groups(p));
 }
 
 template <class T>
