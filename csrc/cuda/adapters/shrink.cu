@@ -2,17 +2,12 @@
 //
 // Architectures: all; float32, bf16, fp16.
 // Algorithm
-//   1. Tiles (16 bits, many rows): a block has a piece of kColumns columns, one part, and the up to
-//      16 rows of an adapter that a tile holds. Its warps share the columns; each multiplies its
-//      own by the A of two pages, mma m16n8k16, a page being the eight columns of one: which
-//      columns of K are a step's is free, so a lane reads 16 bytes at a time. The warps' sums meet
-//      in shared memory.
-//   2. Rows (few; float32; widths that are not whole units): a block has a piece of columns of one
-//      page of one part, and one row. Each of its warps has one rank. Where the linear's product
-//      takes codes, a block more makes those of each row: the product, behind these launches, would
-//      begin with it.
-//   A is asked for while the launch ahead ends. Every sum's order is the row's alone: pieces are
-//   added up later, in order.
+//   1. Tiles (16 bits, many rows): a block has kColumns columns of one part and up to 16 rows of an
+//      adapter. Its warps share the columns and multiply them by the A of two pages, mma m16n8k16;
+//      their sums meet in shared memory.
+//   2. Rows (few; float32; widths that are not whole units): a block has columns of a page and one
+//      row, a warp a rank. Where the product takes codes, one more block makes those of a row.
+// A is asked for while the launch ahead ends. Every sum's order is the row's alone.
 // Bound: the bytes of A, once for each 16 rows of an adapter; latency for few. Source: own;
 // gathering by row is Punica's (2023).
 #include <type_traits>

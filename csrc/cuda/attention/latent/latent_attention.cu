@@ -2,15 +2,11 @@
 //
 // Architectures: all; on Hopper latent_attention_sm90.cu takes what it can. The mma kernel runs on
 // sm_80 and later, for bf16 and fp16, L and L + R multiples of 32 and L up to 512, where its tiles
-// fit into shared memory; else the plain one. REGATTA_KERNEL=latent_attention=sm80 forces these
-// two. A row is a token's query of one head; rows of a span lie token after token, its heads side
-// by side. Algorithm of the mma kernel
-//   1. A block takes up to kM rows of one span and a part of its context. Latents come through
-//      shared memory in tiles of kTile tokens, two ahead of each other; each is read once for all
-//      rows, as key with all its values and as value with the first L. Codes arrive as they are and
-//      become a tile of values, once for all rows too.
-//   2. Scores: warps share the tile's tokens; softmax: warps share the rows; output: each warp owns
-//      columns of it, in registers, for all rows.
+// fit into shared memory; else the plain one. REGATTA_KERNEL=latent_attention=sm80 forces these.
+// Algorithm of the mma kernel (a row: a token's query of one head; a span's lie token by token)
+//   1. A block takes up to kM rows of one span and a part of its context. Tiles of kTile latents
+//      come through shared memory, two ahead, read once for all rows, as keys and as values.
+//   2. Warps share a tile's tokens for scores, the rows for softmax, the columns for the output.
 //   3. Few rows: the context is split, and a second launch adds the parts up by their sums.
 // Source: own; the absorbed form is DeepSeek-V2's, online softmax Milakov and Gimelshein's.
 // Bound: the cache's bytes for few heads, mma.sync for many: 2 (2 L + R) operations per row and

@@ -1,24 +1,17 @@
 // y = epilogue(x w^T) of 8-bit codes for one row of x, which is quantized on the way.
 //
 // Input: as GemmParams says: e4m3 or int8 codes, weights [N, K] row-major as checkpoints have them;
-// K is a multiple of 16.
-// Architectures: sm_90 (bulk copies).
+// K is a multiple of 16. Architectures: sm_90 (bulk copies).
 // Algorithm
-//   1. A block works on 16 rows of weight (gated: 8 gate rows and their 8 up rows) at a time. One
-//      warp fetches: pieces of 1 KB of each row, by bulk copies past L1 and first to leave L2, into
-//      a ring of stages. It fills the ring before pdl_wait(), and goes on to the block's next rows
-//      while the last ones are finished.
+//   1. A block works on 16 rows of weight (gated: 8 gate rows and their ups) at a time. One warp
+//      fetches pieces of 1 KB of each row into a ring, ahead of pdl_wait() and of the rows' end.
 //   2. Eight warps multiply, each 128 columns of a stage, with mma.sync: int8 as it is, e4m3 as
-//      fp16, whose products are exact and whose sums are floats (mma of e4m3 would do the same).
-//      A lane reads 16 bytes of two rows: the instruction's order of k is permuted, for both
-//      operands alike. Rows lie 64 bytes off a multiple of 128 apart: no bank conflicts. All eight
-//      columns of the instruction are the one token.
+//      fp16, whose products are exact. A lane reads 16 bytes of two rows: k is permuted for both
+//      operands alike. Rows lie 64 bytes off a multiple of 128 apart: no bank conflicts.
 //   3. The warps' sums meet in shared memory, and are added in their order.
-//   4. Every block makes the codes of x itself (quantize_row.cuh) while its first weights travel,
-//      which saves a launch; they are those of quantize_rows().
-// Source: own.
-//
-// Bound: memory, 1.61 ms for the 129 products of a Llama-3-8B decode step at 4.66 TB/s.
+//   4. Every block makes the codes of x (quantize_row.cuh), those of quantize_rows(), while its
+//      first weights travel, which saves a launch.
+// Source: own. Bound: memory.
 #include <algorithm>
 
 #include "cuda/gemm/gemm_epilogue.cuh"
