@@ -285,6 +285,17 @@ __device__ __forceinline__ float warp_max(float x) {
   return x;
 }
 
+// Over this lane and those below it.
+__device__ __forceinline__ int warp_inclusive_scan(int x) {
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int o = 1; o < kWarp; o *= 2) {
+    const int y = __shfl_up_sync(~0u, x, o);
+    if (lane >= o) x += y;
+  }
+  return x;
+}
+
 // Sum over the block, in every thread, in an order that depends on nothing. `scratch`: one float
 // per warp in shared memory, free for reuse after the next __syncthreads().
 __device__ __forceinline__ float block_sum(float x, float* scratch) {

@@ -21,6 +21,11 @@ inline Status cuda_status(cudaError_t error, const char* what) {
                        cudaGetErrorString(error));
 }
 
+// Of a kernel that says why it does not do something, or null.
+inline Status refusal(const char* kernel, const char* reason) {
+  return reason == nullptr ? Status() : Status::error(std::string(kernel) + ": " + reason);
+}
+
 // Whether what this thread launches gives a row the same result whatever rows are beside it, and
 // however many: every sum in an order of its own, at some cost. Set by
 // regatta_set_batch_invariant().

@@ -125,12 +125,7 @@ __device__ __forceinline__ void add_up(const int* all, int* ends, int num_expert
     int before = 0;
     for (int e0 = 0; e0 < num_experts; e0 += kWarp) {
       const int e = e0 + threadIdx.x;
-      int sum = e < num_experts ? all[e] : 0;
-#pragma unroll
-      for (int o = 1; o < kWarp; o *= 2) {
-        const int left = __shfl_up_sync(~0u, sum, o);
-        if (static_cast<int>(threadIdx.x) >= o) sum += left;
-      }
+      const int sum = warp_inclusive_scan(e < num_experts ? all[e] : 0);
       if (e < num_experts) ends[e] = before + sum;
       before += __shfl_sync(~0u, sum, kWarp - 1);
     }

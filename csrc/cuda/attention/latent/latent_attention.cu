@@ -45,13 +45,7 @@ __device__ __forceinline__ Item find_item(const LatentArgs& a, int index) {
       const int length = a.cu_seqlens_q[s + 1] - a.cu_seqlens_q[s];
       if (length <= a.max_span_len) tiles = (length * a.num_heads + kM - 1) / kM;
     }
-    int until = tiles;
-#pragma unroll
-    for (int o = 1; o < kWarp; o *= 2) {
-      const int other = __shfl_up_sync(~0u, until, o);
-      if (lane >= o) until += other;
-    }
-    until += before;
+    const int until = warp_inclusive_scan(tiles) + before;
     const unsigned has = __ballot_sync(~0u, until - tiles <= index && index < until);
     if (has != 0) {
       const int holder = __ffs(has) - 1;

@@ -371,9 +371,7 @@ void destroy_blas(void* blas) {
 }
 
 Status gemm_blas(const GemmParams& p, const GemmResources& resources, CUstream_st* stream) {
-  if (const char* reason = gemm_blas_refuses(p)) {
-    return Status::error(std::string("gemm_blas: ") + reason);
-  }
+  REGATTA_RETURN_IF_ERROR(refusal("gemm_blas", gemm_blas_refuses(p)));
   if (resources.blas == nullptr || resources.scratch_bytes < gemm_scratch_bytes(p)) {
     return Status::error("gemm_blas: needs create_blas() and " +
                          std::to_string(gemm_scratch_bytes(p)) + " bytes of scratch, got " +

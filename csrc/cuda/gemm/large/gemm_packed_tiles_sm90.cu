@@ -616,9 +616,7 @@ PackedTiles packed_tiles_of(const GemmParams& p, int rows, int tokens) {
 }
 
 Status gemm_packed_tiles_sm90(const GemmParams& p, const PackedTiles& tiles, CUstream_st* stream) {
-  if (const char* reason = gemm_packed_tiles_sm90_refuses(p)) {
-    return Status::error(std::string("gemm_packed_tiles_sm90: ") + reason);
-  }
+  REGATTA_RETURN_IF_ERROR(refusal("gemm_packed_tiles_sm90", gemm_packed_tiles_sm90_refuses(p)));
   if (p.num_rows == 0) return {};
   return p.dtype == DType::kBFloat16 ? run_format<__nv_bfloat16>(p, tiles, stream)
                                      : run_format<__half>(p, tiles, stream);

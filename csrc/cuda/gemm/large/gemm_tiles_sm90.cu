@@ -19,9 +19,7 @@
 namespace regatta::cuda {
 
 Status gemm_tiles_sm90(const GemmParams& p, int columns, CUstream_st* stream) {
-  if (const char* reason = gemm_tiles_sm90_refuses(p)) {
-    return Status::error(std::string("gemm_tiles_sm90: ") + reason);
-  }
+  REGATTA_RETURN_IF_ERROR(refusal("gemm_tiles_sm90", gemm_tiles_sm90_refuses(p)));
   if (p.num_rows == 0) return {};
   if (p.num_groups > 0) return gemm_tiles_groups_sm90(p, columns, stream);
   if (p.scale_rows != 0) return gemm_tiles_blocks_sm90(p, stream);

@@ -112,9 +112,7 @@ Status run(const GemmParams& p, cudaStream_t stream) {
 }  // namespace
 
 Status gemm_generic(const GemmParams& p, CUstream_st* stream) {
-  if (const char* reason = gemm_generic_refuses(p)) {
-    return Status::error(std::string("gemm_generic: ") + reason);
-  }
+  REGATTA_RETURN_IF_ERROR(refusal("gemm_generic", gemm_generic_refuses(p)));
   if (p.num_rows == 0) return {};
   return dispatch_dtype(p.dtype, "gemm_generic", [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;

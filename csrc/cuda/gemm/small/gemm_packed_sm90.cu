@@ -478,9 +478,7 @@ GemmTile choose_tile(const GemmParams& p) {
 }  // namespace
 
 Status gemm_packed_sm90(const GemmParams& p, const GemmTile& tile, CUstream_st* stream) {
-  if (const char* reason = gemm_packed_sm90_refuses(p)) {
-    return Status::error(std::string("gemm_packed_sm90: ") + reason);
-  }
+  REGATTA_RETURN_IF_ERROR(refusal("gemm_packed_sm90", gemm_packed_sm90_refuses(p)));
   if (p.num_groups > 0) {
     return Status::error("gemm_packed_sm90: groups of rows have tiles of gemm_packed_groups_sm90");
   }

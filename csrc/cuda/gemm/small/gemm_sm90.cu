@@ -146,9 +146,7 @@ GemmTile choose_gemm_tile(const GemmParams& p) {
 }
 
 Status gemm_sm90(const GemmParams& p, const GemmTile& tile, CUstream_st* stream) {
-  if (const char* reason = gemm_sm90_refuses(p)) {
-    return Status::error(std::string("gemm_sm90: ") + reason);
-  }
+  REGATTA_RETURN_IF_ERROR(refusal("gemm_sm90", gemm_sm90_refuses(p)));
   if (p.num_rows == 0) return {};
   if (p.num_groups > 0) return gemm_groups_sm90(p, tile, stream);
   if (p.scale_rows != 0) return gemm_blocks_sm90(p, tile, stream);

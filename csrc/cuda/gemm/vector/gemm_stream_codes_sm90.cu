@@ -318,9 +318,7 @@ bool gemm_stream_codes_sm90_quantizes(const GemmParams& p, const QuantizeRowsPar
 
 Status gemm_stream_codes_sm90(const GemmParams& p, const QuantizeRowsParams* quantize,
                               const StreamCodesTile& tile, CUstream_st* stream) {
-  if (const char* reason = gemm_stream_codes_sm90_refuses(p)) {
-    return Status::error(std::string("gemm_stream_codes_sm90: ") + reason);
-  }
+  REGATTA_RETURN_IF_ERROR(refusal("gemm_stream_codes_sm90", gemm_stream_codes_sm90_refuses(p)));
   if (quantize != nullptr && !gemm_stream_codes_sm90_quantizes(p, *quantize)) {
     return Status::error("gemm_stream_codes_sm90: x must be codes");
   }

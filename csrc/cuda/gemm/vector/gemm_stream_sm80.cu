@@ -465,9 +465,7 @@ Status run_rows(const GemmParams& p, bool use_mma, cudaStream_t stream) {
 }  // namespace
 
 Status gemm_stream_sm80(const GemmParams& p, bool use_mma, CUstream_st* stream) {
-  if (const char* reason = gemm_stream_sm80_refuses(p)) {
-    return Status::error(std::string("gemm_stream_sm80: ") + reason);
-  }
+  REGATTA_RETURN_IF_ERROR(refusal("gemm_stream_sm80", gemm_stream_sm80_refuses(p)));
   if (p.num_rows == 0) return {};
   return p.dtype == DType::kBFloat16 ? run_rows<__nv_bfloat16>(p, use_mma, stream)
                                      : run_rows<__half>(p, use_mma, stream);

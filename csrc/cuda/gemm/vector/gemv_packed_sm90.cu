@@ -36,9 +36,7 @@ GemvTile choose_tile(const GemmParams& p) {
 }  // namespace
 
 Status gemv_packed_sm90(const GemmParams& p, const GemvTile& tile, CUstream_st* stream) {
-  if (const char* reason = gemv_packed_sm90_refuses(p)) {
-    return Status::error(std::string("gemv_packed_sm90: ") + reason);
-  }
+  REGATTA_RETURN_IF_ERROR(refusal("gemv_packed_sm90", gemv_packed_sm90_refuses(p)));
   if (p.num_rows == 0) return {};
   if (p.num_groups > 0) return gemv_packed_groups_sm90(p, tile, stream);
   return p.dtype == DType::kBFloat16 ? run_gemv_packed<__nv_bfloat16, false>(p, tile, stream)
