@@ -912,16 +912,9 @@ class Blocks {
     const LatentAttentionBlock& block = l.block;
     const LatentScratch& x = s_.latent;
     GatherLatentsParams gathered;
-    gathered.dtype = l.dtype;
-    gathered.cache = l.cache.key;
-    gathered.tail = l.cache.tail;
-    gathered.scales = l.cache.key_scale;
-    gathered.block_size = l.cache.block_size;
-    gathered.batch = l.batch;
+    static_cast<LatentCache&>(gathered) = latent_attention_params(l);
     gathered.max_short_len = limits_.max_short_len;
     gathered.num_long_tokens = expansion.rows;
-    gathered.latent_rank = block.kv_lora_rank;
-    gathered.rope_size = block.qk_rope_head_dim;
     gathered.latents = x.latents;
     gathered.rope = x.rope;
     gathered.first_rows = x.first_rows;

@@ -127,12 +127,6 @@ REGATTA_TENSOR_COPIES(3, "%2, %3, %4", "%5", "%6", "%7", "r"(x), "r"(y), "r"(z))
 REGATTA_TENSOR_COPIES(4, "%2, %3, %4, %5", "%6", "%7", "%8", "r"(x), "r"(y), "r"(z), "r"(w))
 REGATTA_TENSOR_COPIES(5, "%2, %3, %4, %5, %6", "%7", "%8", "%9", "r"(x), "r"(y), "r"(z), "r"(w),
                       "r"(v))
-#undef REGATTA_TENSOR_COPIES
-#undef REGATTA_COORDINATES_2
-#undef REGATTA_COORDINATES_3
-#undef REGATTA_COORDINATES_4
-#undef REGATTA_COORDINATES_5
-
 // Orders this thread's earlier observations of ordinary writes before its later bulk copies.
 __device__ __forceinline__ void async_proxy_fence() {
   REGATTA_SM90_ASM("fence.proxy.async;" :: : "memory");

@@ -47,30 +47,11 @@ void ProductScratch::take(Arena& arena, void* blas, bool matrices) {
 namespace {
 
 GemmParams gemm_params(const Product& p, DType dtype, DType out_dtype) {
-  GemmParams g;
+  GemmParams g = p;
   g.operands = operands_of(p.scheme);
-  g.x = p.x;
-  g.weight = p.weight->data;
-  g.bias = p.bias;
-  g.residual = p.residual;
-  g.sumsq = p.sumsq;
-  g.out = p.out;
-  g.sumsq_out = p.sumsq_out;
-  g.scaled_out = p.scaled_out;
-  g.next_norm_weight = p.next_norm_weight;
-  g.num_rows = p.num_rows;
-  g.in_features = p.in_features;
-  g.out_features = p.out_features;
-  g.num_sumsq = p.num_sumsq;
-  g.epsilon = p.epsilon;
+  g.weight = p.tensors->data;
   g.dtype = dtype;
   g.out_dtype = out_dtype;
-  g.gated = p.gated;
-  g.activates = p.activates;
-  g.function = p.function;
-  g.num_groups = p.num_groups;
-  g.group_ends = p.group_ends;
-  g.group_ends_ready = p.group_ends_ready;
   return g;
 }
 
@@ -88,12 +69,12 @@ Status norm(const Product& p, DType dtype, const Launch& launch_on) {
 }
 
 Status check_dense(const Product& p, DType dtype) {
-  if (p.weight->rank == 2 && p.weight->dtype == dtype && p.weight->shape[0] == p.out_features &&
-      p.weight->shape[1] == p.in_features) {
+  if (p.tensors->rank == 2 && p.tensors->dtype == dtype && p.tensors->shape[0] == p.out_features &&
+      p.tensors->shape[1] == p.in_features) {
     return {};
   }
-  return Status::error(std::string(p.name) + ": the weight is " + dtype_name(p.weight->dtype) +
-                       " " + shape_string(*p.weight) + ", expected " + dtype_name(dtype) + " [" +
+  return Status::error(std::string(p.name) + ": the weight is " + dtype_name(p.tensors->dtype) +
+                       " " + shape_string(*p.tensors) + ", expected " + dtype_name(dtype) + " [" +
                        std::to_string(p.out_features) + ", " + std::to_string(p.in_features) +
                        "]; a GPU takes matrices as checkpoints store them, not packed");
 }
@@ -103,8 +84,8 @@ Status check_dense(const Product& p, DType dtype) {
 QuantizeRowsParams quantization(const Product& p, const ProductScratch& scratch, DType dtype) {
   const GemmOperands operands = operands_of(p.scheme);
   const auto optional = [&](int index) {
-    const bool given = index < scheme_info(p.scheme).num_tensors && p.weight[index].shape[0] > 1;
-    return given ? static_cast<const float*>(p.weight[index].data) : nullptr;
+    const bool given = index < scheme_info(p.scheme).num_tensors && p.tensors[index].shape[0] > 1;
+    return given ? static_cast<const float*>(p.tensors[index].data) : nullptr;
   };
   QuantizeRowsParams q;
   q.x = p.x;
@@ -113,7 +94,7 @@ QuantizeRowsParams quantization(const Product& p, const ProductScratch& scratch,
     q.smooth = optional(3);
     q.shift = optional(4);
   }
-  q.static_scale = static_cast<const float*>(p.weight[2].data);
+  q.static_scale = static_cast<const float*>(p.tensors[2].data);
   q.codes = scratch.codes_;
   q.scale = scratch.scale_;
   q.num_rows = p.num_rows;
@@ -121,7 +102,7 @@ QuantizeRowsParams quantization(const Product& p, const ProductScratch& scratch,
   q.epsilon = p.epsilon;
   q.normalize = p.norm_weight != nullptr;
   q.operands = operands == GemmOperands::kW4A8 ? GemmOperands::kInt8 : operands;
-  q.blocks = p.weight[1].rank == 2;
+  q.blocks = p.tensors[1].rank == 2;
   q.dtype = dtype;
   return q;
 }
@@ -130,9 +111,9 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
            const Launch& launch_on) {
   GemmParams g = gemm_params(p, dtype, out_dtype);
   if (takes_codes(p.scheme)) {
-    g.weight_scale = static_cast<const float*>(p.weight[1].data);
-    if (p.weight[1].rank == 2) {
-      g.scale_rows = p.weight[1].shape[0] == p.out_features ? 1 : kScaleBlock;
+    g.weight_scale = static_cast<const float*>(p.tensors[1].data);
+    if (p.tensors[1].rank == 2) {
+      g.scale_rows = p.tensors[1].shape[0] == p.out_features ? 1 : kScaleBlock;
     }
     if (p.coded.codes != nullptr) {
       g.x = p.coded.codes;
@@ -152,7 +133,7 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
     if (coded) p.next->coded = next;
     return status;
   }
-  const bool ordered = is_packed(g.operands) && p.weight[3].shape[0] > 1;
+  const bool ordered = is_packed(g.operands) && p.tensors[3].shape[0] > 1;
   const bool to_codes = g.operands == GemmOperands::kW4A8;
   if (p.norm_weight != nullptr && (!to_codes || ordered)) {
     REGATTA_RETURN_IF_ERROR(norm(p, dtype, launch_on));
@@ -162,15 +143,15 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
     REGATTA_RETURN_IF_ERROR(check_dense(p, dtype));
     return gemm(g, scratch.gemm_, nullptr, launch_on.stream);
   }
-  const int64_t unit = p.weight->shape[2];
+  const int64_t unit = p.tensors->shape[2];
   if (g.operands == GemmOperands::kWeightInt8 && !packed_unit_has_groups(unit)) {
-    g.weight_scale = static_cast<const float*>(p.weight[1].data);
+    g.weight_scale = static_cast<const float*>(p.tensors[1].data);
   } else {
     if (g.operands == GemmOperands::kWeightInt8) g.operands = GemmOperands::kWeightInt8Groups;
     g.group_size = packed_unit_group_size(unit);
   }
   if (ordered) {
-    REGATTA_RETURN_IF_ERROR(gather_columns(g.x, static_cast<const int32_t*>(p.weight[3].data),
+    REGATTA_RETURN_IF_ERROR(gather_columns(g.x, static_cast<const int32_t*>(p.tensors[3].data),
                                            scratch.codes_, p.num_rows, p.in_features,
                                            launch_on.stream));
     g.x = scratch.codes_;

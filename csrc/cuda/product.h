@@ -41,45 +41,26 @@ class Arena {
   int64_t used_ = 0;
 };
 
-struct Product {
+// x, out, sizes and what GemmParams says of them; run() sets weight, scales, operands and dtypes.
+struct Product : GemmParams {
   const char* name;
   SchemeId scheme;
-  const TensorView* weight;  // the scheme's tensors
-  const void* bias;
-  const void* x;
-  void* out;
-  int64_t num_rows, in_features, out_features;
-  const void* residual = nullptr;
-  bool gated = false;      // function(gate) * up is what it makes
-  bool activates = false;  // without a gate: function(x) is
-  Function function = Function::kSilu;
-  const float* sumsq = nullptr;
-  int64_t num_sumsq = 0;
-  float* sumsq_out = nullptr;
-  void* scaled_out = nullptr;
-  const void* next_norm_weight = nullptr;
-  float epsilon = 0.f;
+  const TensorView* tensors;          // the scheme's, of experts one behind the other
   const void* norm_weight = nullptr;  // of an RMS norm ahead of the product, or null
   void* normed = nullptr;             // [num_rows, in_features]: room for it
   Product* next = nullptr;            // of a gated one, the only reader of out
-  // Not 0: of so many experts, each with the tensors of `weight` one behind the other; rows are
-  // sorted by expert (GemmParams::group_ends).
-  int64_t num_groups = 0;
-  const int32_t* group_ends = nullptr;
-  bool group_ends_ready = false;  // they are not of the launch ahead
-  QuantizeRowsParams coded;       // how x became codes already, if `codes` is not null
+  QuantizeRowsParams coded;           // how x became codes already, if `codes` is not null
 
-  Product(const char* name, SchemeId scheme, const LinearWeights& weights, const void* x, void* out,
-          int64_t num_rows, int64_t in_features, int64_t out_features)
-      : name(name),
-        scheme(scheme),
-        weight(weights.tensors),
-        bias(weights.bias),
-        x(x),
-        out(out),
-        num_rows(num_rows),
-        in_features(in_features),
-        out_features(out_features) {}
+  Product(const char* name, SchemeId scheme, const LinearWeights& weights, const void* from,
+          void* to, int64_t rows, int64_t in, int64_t columns)
+      : name(name), scheme(scheme), tensors(weights.tensors) {
+    bias = weights.bias;
+    x = from;
+    out = to;
+    num_rows = rows;
+    in_features = in;
+    out_features = columns;
+  }
 };
 
 // Memory that products need beside their tensors, for the widest of them: first `count` each, then

@@ -69,7 +69,7 @@ inline Adding adding_to(const Product& product, const LowRankWeights& weights,
   down.x = x;
   down.norm_weight = norm_weight;
   down.rows = rows;
-  down.ready = up.ready = ready;
+  down.ready = ready;
   down.sorted = scratch.sorted;
   down.which = which;
   down.weights = weights;
@@ -79,17 +79,10 @@ inline Adding adding_to(const Product& product, const LowRankWeights& weights,
   down.sums = scratch.sums;
   down.squares = scratch.squares;
   down.dtype = dtype;
-  up.sums = down.sums;
-  up.squares = norm_weight == nullptr ? nullptr : down.squares;
+  static_cast<LowRankSums&>(up) = down;
+  if (norm_weight == nullptr) up.squares = nullptr;
   up.epsilon = product.epsilon;
-  up.rows = rows;
-  up.sorted = scratch.sorted;
-  up.which = which;
-  up.weights = weights;
-  up.num_rows = down.num_rows;
-  up.in_features = down.in_features;
   up.out_features = product.out_features;
-  up.dtype = dtype;
   return adding;
 }
 

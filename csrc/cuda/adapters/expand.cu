@@ -2,15 +2,12 @@
 //
 // Architectures: all; float32, bf16, fp16.
 // Algorithm
-//   1. Tiles (16 bits, many rows; stretches of columns that are of one part): a block adds up the
-//      pieces that shrink() left of the sums of up to 16 rows of an adapter. Its warps have 64
-//      columns each, gated of gates and of ups, and multiply the sums by B, mma m16n8k16: eight
-//      ranks of a page, and the same again times what rounding took from the sums. A lane reads 16
-//      bytes of two ranks, so that eight products leave it 8 neighbouring columns, twice, of two
-//      rows.
-//   2. Rows (few; float32; odd columns): a thread has up to 16 bytes of a row's columns, gated of
-//      its gates and ups, adds up the row's pieces itself, and goes over the ranks of its adapter.
-//   B of two pages is asked for while the launch ahead ends. Every sum's order is the row's alone.
+//   1. Tiles (16 bits, many rows; stretches of columns of one part): a block adds up shrink()'s
+//      pieces of up to 16 rows of an adapter. A warp multiplies them by 64 columns of B, mma
+//      m16n8k16: eight ranks of a page, and the same again times what rounding took from the sums.
+//   2. Rows (few; float32; odd columns): a thread has up to 16 bytes of a row's columns, adds up
+//      the row's pieces itself, and goes over the ranks of its adapter.
+// B of two pages is asked for while the launch ahead ends. Every sum's order is the row's alone.
 // Bound: the bytes of B, and of the output for many rows; latency for few. Source: own.
 #include <type_traits>
 
@@ -22,7 +19,7 @@ namespace regatta::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr size_t kMostShared = 96 << 10;
+constexpr int64_t kMostShared = 96 << 10;
 constexpr int kTileWarps = 4;
 
 template <class T>

@@ -3,14 +3,11 @@
 // Architectures: all; bf16 and fp16. Two launches, each straight from the logits: no row is sorted
 // or copied, and each block chooses itself.
 //   1. up: a warp makes a gate and its up, function and all; blocks stay, and a warp's next rows
-//      travel while it finishes its last. Rows of shared experts need no choice: they come first,
-//      and are asked for while the launch ahead ends.
-//   2. down: a warp makes a column of the output, which is one sum over all that were chosen: each
-//      product is weighed as it is added. The logits are two launches old, so it chooses and asks
+//      travel while it finishes its last. Shared experts' rows, which need no choice, come first.
+//   2. down: a warp makes a column of the output, one weighed sum over all experts chosen; it asks
 //      for weights while `up` ends.
-// e4m3 weights: each block makes the codes of its rows itself, which are those of quantize_rows(),
-// and keeps them as halves of 1/256 of what they stand for. A product of two codes is exact in a
-// half then; two are added before they become a float.
+// e4m3 weights: each block makes the codes of its rows itself, those of quantize_rows(), and keeps
+// them as halves of 1/256 of what they stand for: a product of two codes is exact in a half then.
 // Bound: memory. Source: own.
 #include <algorithm>
 #include <type_traits>

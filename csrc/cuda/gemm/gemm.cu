@@ -38,27 +38,16 @@ Status packed_in_pieces(const GemmParams& p, CUstream_st* stream) {
   return {};
 }
 
-GemmArchitecture architecture_of(int device) {
-  GemmArchitecture a;
-  int major = 0, minor = 0, shared = 0;
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  cudaDeviceGetAttribute(&a.num_multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  a.compute_capability = major * 10 + minor;
-  a.shared_bytes = shared;
-  return a;
-}
-
 // Of the current device, asked once: every product wants it.
 GemmArchitecture current_architecture() {
   constexpr int kMaxDevices = 64;
   static GemmArchitecture known[kMaxDevices];
   static std::once_flag asked[kMaxDevices];
   int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return {};
-  if (device >= kMaxDevices) return architecture_of(device);
-  std::call_once(asked[device], [&] { known[device] = architecture_of(device); });
+  if (cudaGetDevice(&device) != cudaSuccess || device >= kMaxDevices) return {};
+  std::call_once(asked[device], [&] {
+    known[device] = {compute_capability(), num_multiprocessors(), max_shared_bytes()};
+  });
   return known[device];
 }
 

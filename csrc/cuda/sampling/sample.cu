@@ -850,11 +850,6 @@ __global__ void __launch_bounds__(kThreads)
 Status sample(const SampleParams& params, const Launch& launch_on) {
   if (params.num_rows == 0) return {};
   REGATTA_RETURN_IF_ERROR(check_vocab_size("sample", params.vocab_size));
-  int device = 0, shared_bytes = 0;
-  REGATTA_RETURN_IF_ERROR(cuda_status(cudaGetDevice(&device), "sample"));
-  REGATTA_RETURN_IF_ERROR(cuda_status(
-      cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-      "sample"));
   const int num_sms = num_multiprocessors();
   // Blocks per row: as many as run at once, one per multiprocessor. Larger clusters leave some
   // multiprocessors out (a cluster stays within a graphics cluster of 16 or 18), hence the margins.
@@ -866,7 +861,7 @@ Status sample(const SampleParams& params, const Launch& launch_on) {
       cluster *= 2;
     }
   }
-  const bool has_room = static_cast<size_t>(shared_bytes) >= sizeof(Shared);
+  const bool has_room = static_cast<size_t>(max_shared_bytes()) >= sizeof(Shared);
   const int max_candidates = has_room ? kMaxCandidates : kFewCandidates;
   LaunchConfig config(launch_on, params.num_rows * cluster, kThreads,
                       offsetof(Shared, candidates) + max_candidates * sizeof(uint64_t));

@@ -474,9 +474,7 @@ int most_rows(const LatentAttentionParams& p, int64_t rows, int shared) {
 // Hopper has for all of them, sm_80 for 64 rows alone, and others for none. A row's bits follow
 // from the tile of tokens: in the batch-invariant mode it is one.
 int rows_of_block(const LatentAttentionParams& p, const AttentionLimits& limits) {
-  int device = 0, shared = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  const int shared = max_shared_bytes();
   if (compute_capability() < 80 || p.dtype == DType::kFloat32 || p.latent_rank % 32 != 0 ||
       (p.latent_rank + p.rope_size) % 32 != 0 || p.latent_rank > kMaxRank || p.rope_size > 64 ||
       p.block_size % 4 != 0) {
