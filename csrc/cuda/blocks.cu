@@ -1,21 +1,12 @@
-// A decoder's blocks (regatta/blocks.h) as sequences of the kernels beside this file.
+// A decoder's blocks (regatta/blocks.h) as sequences of the kernels beside this file. Host code.
 //
-// Host code alone. A layer in Llama's form is, in bf16 and fp16 with folded norms, five launches
-// for decode:
-//   qkv product (rows scaled by the sums of squares of its input)
-//   rotary embedding and cache write (part of the next where every span is one token)
-//   attention (one launch for decode, two for prefill)
-//   out product + residual, leaving sums of squares
-//   gate and up product with SiLU * up in its epilogue
-//   down product + residual, leaving sums of squares
-// What passes from a block to the next is chosen from both records (Handed): sums of squares for a
-// folded norm; for weight-only schemes and few rows on sm_90 the output times the next norm's
-// weight beside them, so that the next product scales its rows; behind a block that norms or scales
-// what it made, the next block's normed input (sum_norm.h). Else, and for many rows, a norm
-// precedes the first product. Functions other than a gate's SiLU are a launch of their own. What
-// adapters add to a product is its residual, made by two launches ahead of it; to the first product
-// of an MLP a launch behind it adds it, and makes the function. All but the first launch of a call
-// may overlap the end of the one ahead (PDL, common.cuh).
+// A decode step of a layer in Llama's form, bf16 or fp16 with folded norms, is five launches: qkv
+// product, attention with rotary embedding and cache write, out product, gate and up product, down
+// product. Folded norms are factors of rows: products leave sums of squares, the next one takes
+// them. What passes from a block to the next is chosen from both records (Handed). What adapters
+// add to a product is its residual, made by two launches ahead of it; to the first product of an
+// MLP a launch behind it adds it, and applies the function. All but the first launch of a call may
+// overlap the end of the one ahead (PDL, common.cuh).
 #include <algorithm>
 #include <initializer_list>
 #include <optional>
@@ -96,26 +87,28 @@ struct BlockView {
   }
 };
 
+template <class Params>
+BlockView view_of(const Params& p, SchemeId first, SchemeId last, int64_t num_rows,
+                  bool parallel = false, bool of_experts = false) {
+  const auto& b = p.block;
+  return {b.norm, b.post_norm, b.post_norm_of, b.residual, p.norm,    p.post_norm,
+          first,  last,        parallel,       num_rows,   of_experts};
+}
+
+BlockView view_of(const AttentionBlockParams& a) {
+  return view_of(a, a.block.qkv, a.block.out, a.batch.num_tokens);
+}
+BlockView view_of(const LatentAttentionBlockParams& l) {
+  return view_of(l, l.block.qkv_a, l.block.out, l.batch.num_tokens);
+}
+BlockView view_of(const MlpBlockParams& m) {
+  return view_of(m, m.block.gate_up, m.block.down, m.num_tokens, m.block.parallel);
+}
+BlockView view_of(const ExpertBlockParams& e) {
+  return view_of(e, e.block.gate_up, e.block.down, e.num_tokens, false, true);
+}
 BlockView view_of(const BlockParams& params) {
-  if (const auto* a = std::get_if<AttentionBlockParams>(&params)) {
-    const AttentionBlock& b = a->block;
-    return {b.norm,       b.post_norm, b.post_norm_of, b.residual, a->norm,
-            a->post_norm, b.qkv,       b.out,          false,      a->batch.num_tokens};
-  }
-  if (const auto* l = std::get_if<LatentAttentionBlockParams>(&params)) {
-    const LatentAttentionBlock& b = l->block;
-    return {b.norm,       b.post_norm, b.post_norm_of, b.residual, l->norm,
-            l->post_norm, b.qkv_a,     b.out,          false,      l->batch.num_tokens};
-  }
-  if (const auto* e = std::get_if<ExpertBlockParams>(&params)) {
-    const ExpertBlock& b = e->block;
-    return {b.norm,    b.post_norm, b.post_norm_of, b.residual,    e->norm, e->post_norm,
-            b.gate_up, b.down,      false,          e->num_tokens, true};
-  }
-  const auto& m = std::get<MlpBlockParams>(params);
-  const MlpBlock& b = m.block;
-  return {b.norm,      b.post_norm, b.post_norm_of, b.residual, m.norm,
-          m.post_norm, b.gate_up,   b.down,         b.parallel, m.num_tokens};
+  return std::visit([](const auto& block) { return view_of(block); }, params);
 }
 
 PagedAttentionParams paged_attention_params(const AttentionBlockParams& p) {
@@ -155,8 +148,8 @@ LatentSizes latent_sizes(const LatentAttentionBlock& block) {
   return {block.kv_lora_rank, block.qk_rope_head_dim, block.qk_nope_head_dim, block.v_head_dim};
 }
 
-// What of a step a block of latent attention expands: the long spans, or nothing. The form
-// "expanded" is as "cheaper" here: what else it would expand costs more.
+// The spans that a block of latent attention expands in a step: the long ones, or none. The form
+// "expanded" is as "cheaper" here: expanding short spans costs more.
 struct Expansion {
   int64_t rows = 0;      // tokens of their contexts; 0: nothing
   int64_t heads = 0;     // at a time
@@ -197,56 +190,75 @@ struct AttentionSpace {
   }
 };
 
+// Device memory for the values of the block that needs most of them.
+template <class T>
+class Buffer {
+ public:
+  void need(int64_t count) { count_ = std::max(count_, count); }
+  void take(Arena& arena, int64_t value_bytes) {
+    if (count_ > 0) data_ = static_cast<T*>(arena.take(count_ * value_bytes));
+  }
+  T* data() const { return data_; }
+  operator T*() const { return data_; }  // where a kernel takes it
+
+ private:
+  T* data_ = nullptr;
+  int64_t count_ = 0;
+};
+using Values = Buffer<void>;  // of the activations' dtype
+using Floats = Buffer<float>;
+using Words = Buffer<int32_t>;
+
 // Of expert blocks; P rows of tokens and their experts.
 struct ExpertScratch {
-  void* sorted;        // [P, H], then what the experts made
-  void* inner;         // [P, I], or of a single token [S + K I]
-  void* functions;     // [P, 2 I], ahead of a function that is a launch of its own
-  void* shared;        // [T, H]
-  float* logits;       // [T, E]
-  float* shared_gate;  // [T]
-  float* shares;       // [T, K]
-  int32_t* ids;        // [T, K]
-  int32_t* places;     // [T, K]
-  int32_t* ends;       // [E]
-  int32_t* counts;     // sort_counts()
+  Values sorted;       // [P, H], then the experts' outputs
+  Values inner;        // [P, I], or of a single token [S + K I]
+  Values functions;    // [P, 2 I], ahead of a function that is a launch of its own
+  Values shared;       // [T, H]
+  Floats logits;       // [T, E]
+  Floats shared_gate;  // [T]
+  Floats shares;       // [T, K]
+  Words ids;           // [T, K]
+  Words places;        // [T, K]
+  Words ends;          // [E]
+  Words counts;        // sort_counts()
 };
 
 // Of latent attention; head-major tensors are [Hq, T, ...].
 struct LatentScratch {
-  void* made;      // [T, a_size()] by the first product
-  void* q_normed;  // [T, q_lora_rank]
-  void* q;         // [T, q_size()]
-  void* q_nope;    // [Hq, T, N]
-  void* q_rope;    // [Hq, T, R]
-  void* q_latent;  // [Hq, T, L]
-  void* mixed;     // [Hq, T, L]
-  void* values;    // [Hq, T, V]
-  int32_t* ends;   // [Hq]
-  void* workspace;
+  Values made;       // [T, a_size()] by the first product
+  Values q_normed;   // [T, q_lora_rank]
+  Values q;          // [T, q_size()]
+  Values q_nope;     // [Hq, T, N]
+  Values q_rope;     // [Hq, T, R]
+  Values q_latent;   // [Hq, T, L]
+  Values mixed;      // [Hq, T, L]
+  Values values;     // [Hq, T, V]
+  Words ends;        // [Hq]
+  Values workspace;  // bytes
   // Of long spans, S and Hg as in expanded.h.
-  void* latents;        // [S, L]
-  void* rope;           // [S, R]
-  void* keys;           // [S, Hg, N]
-  void* expanded;       // [S, Hg, V]: values
-  int32_t* first_rows;  // [B]
-  void* expanded_workspace;
+  Values latents;             // [S, L]
+  Values rope;                // [S, R]
+  Values keys;                // [S, Hg, N]
+  Values expanded;            // [S, Hg, V]: values
+  Words first_rows;           // [B]
+  Values expanded_workspace;  // bytes
 };
 
 struct BlocksScratch {
-  void* normed;     // [T, H]
-  void* qkv;        // [T, (Hq + 2 Hkv) D]
-  void* q;          // [T, Hq D]
-  void* mixed;      // [T, Hq D]
-  void* inner;      // [T, I]
-  void* functions;  // [T, I or 2 I], ahead of a function that is a launch of its own
-  void* made;       // [T, H], by a last product that does not make the output
-  void* some;       // [T, H], where some rows are the output
-  float* sumsq;     // [T, sumsq_per_row()]
+  Values normed;     // [T, H]
+  Values qkv;        // [T, (Hq + 2 Hkv) D]
+  Values q;          // [T, Hq D]
+  Values mixed;      // [T, Hq D]
+  Values inner;      // [T, I]
+  Values functions;  // [T, I or 2 I], ahead of a function that is a launch of its own
+  Values made;       // [T, H], by a last product that does not make the output
+  Values some;       // [T, H], where some rows are the output
+  Floats sumsq;      // [T, sumsq_per_row()]
   ExpertScratch experts;
   LatentScratch latent;
   AddingScratch adding;
-  int32_t* wanted_ids;  // [L] the adapters of the rows that are the output
+  Words wanted_ids;  // [L] the adapters of the rows that are the output
   std::vector<AttentionSpace> attention;
   ProductScratch product;
   int64_t total;
@@ -254,61 +266,45 @@ struct BlocksScratch {
   BlocksScratch(const std::vector<BlockParams>& blocks, const AttentionLimits& limits,
                 const ComposedResources& resources) {
     Arena arena(resources.scratch);
-    Sizes sizes;
     for (const BlockParams& params : blocks) {
-      if (const auto* a = std::get_if<AttentionBlockParams>(&params)) {
-        add(*a, limits, arena, sizes);
-      } else if (const auto* l = std::get_if<LatentAttentionBlockParams>(&params)) {
-        add(*l, Expansion::of(*l, limits), limits, sizes);
-      } else if (const auto* e = std::get_if<ExpertBlockParams>(&params)) {
-        add(*e, sizes);
-      } else {
-        add(std::get<MlpBlockParams>(params), sizes);
-      }
+      std::visit([&](const auto& block) { add(block, limits, arena); }, params);
     }
-    const auto take = [&](int64_t values) {
-      return values == 0 ? nullptr : arena.take(values * sizes.element);
-    };
-    normed = take(sizes.rows * sizes.hidden);
-    qkv = take(sizes.qkv);
-    q = take(sizes.q);
-    mixed = take(sizes.q);
-    inner = take(sizes.inner);
-    functions = take(sizes.functions);
-    made = take(sizes.made);
-    some = take(sizes.some);
-    sumsq = static_cast<float*>(arena.take(sizes.sumsq * 4));
-    experts.sorted = take(sizes.sorted);
-    experts.inner = take(sizes.expert_inner);
-    experts.functions = take(sizes.expert_functions);
-    experts.shared = take(sizes.shared);
-    const auto words = [&](int64_t count) { return count == 0 ? nullptr : arena.take(count * 4); };
-    experts.logits = static_cast<float*>(words(sizes.logits));
-    experts.shared_gate = static_cast<float*>(words(sizes.tokens));
-    experts.shares = static_cast<float*>(words(sizes.pairs));
-    experts.ids = static_cast<int32_t*>(words(sizes.pairs));
-    experts.places = static_cast<int32_t*>(words(sizes.pairs));
-    experts.ends = static_cast<int32_t*>(words(sizes.pairs == 0 ? 0 : kMaxExperts));
-    experts.counts = static_cast<int32_t*>(words(sizes.counts));
-    latent.made = take(sizes.latent_made);
-    latent.q_normed = take(sizes.q_normed);
-    latent.q = take(sizes.latent_q);
-    latent.q_nope = take(sizes.q_nope);
-    latent.q_rope = take(sizes.q_rope);
-    latent.q_latent = take(sizes.q_latent);
-    latent.mixed = take(sizes.q_latent);
-    latent.values = take(sizes.values);
-    latent.ends = static_cast<int32_t*>(words(sizes.latent_heads));
-    latent.workspace = sizes.latent_workspace == 0 ? nullptr : arena.take(sizes.latent_workspace);
-    latent.latents = take(sizes.long_latents);
-    latent.rope = take(sizes.long_rope);
-    latent.keys = take(sizes.long_keys);
-    latent.expanded = take(sizes.long_values);
-    latent.first_rows = static_cast<int32_t*>(words(sizes.first_rows));
-    latent.expanded_workspace =
-        sizes.expanded_workspace == 0 ? nullptr : arena.take(sizes.expanded_workspace);
-    adding.take(arena, sizes.dtype);
-    wanted_ids = static_cast<int32_t*>(words(sizes.ids));
+    LatentScratch& l = latent;
+    for (Values* values : {&normed,
+                           &qkv,
+                           &q,
+                           &mixed,
+                           &inner,
+                           &functions,
+                           &made,
+                           &some,
+                           &experts.sorted,
+                           &experts.inner,
+                           &experts.functions,
+                           &experts.shared,
+                           &l.made,
+                           &l.q_normed,
+                           &l.q,
+                           &l.q_nope,
+                           &l.q_rope,
+                           &l.q_latent,
+                           &l.mixed,
+                           &l.values,
+                           &l.latents,
+                           &l.rope,
+                           &l.keys,
+                           &l.expanded}) {
+      values->take(arena, dtype_size(dtype_));
+    }
+    for (Floats* floats : {&sumsq, &experts.logits, &experts.shared_gate, &experts.shares}) {
+      floats->take(arena, 4);
+    }
+    for (Words* words : {&experts.ids, &experts.places, &experts.ends, &experts.counts, &l.ends,
+                         &l.first_rows, &wanted_ids}) {
+      words->take(arena, 4);
+    }
+    for (Values* bytes : {&l.workspace, &l.expanded_workspace}) bytes->take(arena, 1);
+    adding.take(arena, dtype_);
     product.take(arena, resources.blas);
     total = arena.used();
   }
@@ -319,56 +315,41 @@ struct BlocksScratch {
   }
 
  private:
-  struct Sizes {  // in values
-    int64_t rows = 0, hidden = 0, element = 2;
-    int64_t qkv = 0, q = 0, inner = 0, functions = 0, made = 0, some = 0, sumsq = 0;
-    int64_t sorted = 0, expert_inner = 0, expert_functions = 0, shared = 0;
-    int64_t logits = 0, tokens = 0, pairs = 0, counts = 0;  // of 4 bytes
-    int64_t latent_made = 0, q_normed = 0, latent_q = 0, q_nope = 0, q_rope = 0, q_latent = 0;
-    int64_t values = 0, latent_heads = 0, latent_workspace = 0;
-    int64_t long_latents = 0, long_rope = 0, long_keys = 0, long_values = 0, first_rows = 0;
-    int64_t expanded_workspace = 0;
-    int64_t ids = 0;  // of 4 bytes
-    DType dtype = DType::kFloat32;
+  DType dtype_ = DType::kFloat32;
 
-    void add_rows(int64_t count, int64_t hidden_size, DType values) {
-      rows = std::max(rows, count);
-      hidden = hidden_size;
-      element = dtype_size(values);
-      dtype = values;
-      sumsq = std::max(sumsq, count * sumsq_per_row(hidden_size, count));
-    }
-  };
+  void add_rows(int64_t rows, int64_t hidden_size, DType dtype) {
+    dtype_ = dtype;
+    normed.need(rows * hidden_size);
+    sumsq.need(rows * sumsq_per_row(hidden_size, rows));
+  }
 
   template <class Block>
-  static void add_ending(const Block& block, int64_t values, Sizes& sizes) {
-    if (block.post_norm.is_there || !block.residual.is_plain_sum()) {
-      sizes.made = std::max(sizes.made, values);
-    }
+  void add_ending(const Block& block, int64_t values) {
+    if (block.post_norm.is_there || !block.residual.is_plain_sum()) made.need(values);
   }
 
   // Of a linear of these rows; see AddingScratch::count().
   void add_adapters(const AdapterRows& rows, int64_t num_rows, int64_t in_features, int64_t parts,
-                    int64_t residual, Sizes& sizes) {
+                    int64_t residual) {
     if (rows.ids == nullptr) return;
     adding.count(rows, num_rows, in_features, parts, residual);
-    sizes.ids = std::max(sizes.ids, num_rows);
+    wanted_ids.need(num_rows);
   }
 
-  void add(const AttentionBlockParams& a, const AttentionLimits& limits, Arena& arena,
-           Sizes& sizes) {
+  void add(const AttentionBlockParams& a, const AttentionLimits& limits, Arena& arena) {
     const AttentionBlock& block = a.block;
     const int64_t rows = a.batch.num_tokens;
-    sizes.add_rows(rows, a.hidden_size, a.dtype);
-    sizes.qkv = std::max(sizes.qkv, rows * block.qkv_size());
-    sizes.q = std::max(sizes.q, rows * block.q_size());
-    if (a.rows != nullptr) sizes.some = std::max(sizes.some, rows * a.hidden_size);
-    add_ending(block, rows * a.hidden_size, sizes);
+    add_rows(rows, a.hidden_size, a.dtype);
+    qkv.need(rows * block.qkv_size());
+    q.need(rows * block.q_size());
+    mixed.need(rows * block.q_size());
+    if (a.rows != nullptr) some.need(rows * a.hidden_size);
+    add_ending(block, rows * a.hidden_size);
     product.count(block.qkv, a.dtype, rows, a.hidden_size, block.qkv_size(), false,
                   !norms_ahead(rows));
-    product.count(block.out, a.dtype, rows, block.q_size(), a.hidden_size, false, false);
-    add_adapters(a.adapters, rows, a.hidden_size, 3, block.qkv_size(), sizes);
-    add_adapters(a.adapters, rows, block.q_size(), 1, a.hidden_size, sizes);
+    product.count(block.out, a.dtype, rows, block.q_size(), a.hidden_size);
+    add_adapters(a.adapters, rows, a.hidden_size, 3, block.qkv_size());
+    add_adapters(a.adapters, rows, block.q_size(), 1, a.hidden_size);
     const bool known =
         std::any_of(attention.begin(), attention.end(),
                     [&](const AttentionSpace& space) { return space.serves(block); });
@@ -382,111 +363,104 @@ struct BlocksScratch {
     attention.push_back(space);
   }
 
-  void add(const LatentAttentionBlockParams& l, const Expansion& expansion,
-           const AttentionLimits& limits, Sizes& sizes) {
+  void add(const LatentAttentionBlockParams& l, const AttentionLimits& limits, Arena&) {
     const LatentAttentionBlock& block = l.block;
+    const Expansion expansion = Expansion::of(l, limits);
     const int64_t rows = l.batch.num_tokens, pairs = rows * block.num_heads;
-    const auto most = [](int64_t& size, int64_t values) { size = std::max(size, values); };
-    sizes.add_rows(rows, l.hidden_size, l.dtype);
-    most(sizes.latent_made, rows * block.a_size());
-    most(sizes.q_normed, rows * block.q_lora_rank);
-    if (block.q_lora_rank > 0) most(sizes.latent_q, rows * block.q_size());
-    most(sizes.q_nope, pairs * block.qk_nope_head_dim);
-    most(sizes.q_rope, pairs * block.qk_rope_head_dim);
-    most(sizes.q, rows * block.mixed_size());
-    most(sizes.latent_heads, block.num_heads);
-    if (!expansion.is_all) add_absorbed(l, expansion.rest, sizes);
-    if (expansion.rows > 0) add_expanded(l, expansion, limits, sizes);
-    if (l.rows != nullptr) most(sizes.some, rows * l.hidden_size);
-    add_ending(block, rows * l.hidden_size, sizes);
-    product.count(block.qkv_a, l.dtype, rows, l.hidden_size, block.a_size(), false, false);
-    if (block.q_lora_rank > 0) {
-      product.count(block.q_b, l.dtype, rows, block.q_lora_rank, block.q_size(), false, false);
-    }
-    product.count(block.out, l.dtype, rows, block.mixed_size(), l.hidden_size, false, false);
-    add_adapters(l.adapters, rows, l.hidden_size, 2, block.a_size(), sizes);
-    if (block.q_lora_rank > 0) {
-      add_adapters(l.adapters, rows, block.q_lora_rank, 1, block.q_size(), sizes);
-    }
-    add_adapters(l.adapters, rows, block.mixed_size(), 1, l.hidden_size, sizes);
+    add_rows(rows, l.hidden_size, l.dtype);
+    latent.made.need(rows * block.a_size());
+    latent.q_nope.need(pairs * block.qk_nope_head_dim);
+    latent.q_rope.need(pairs * block.qk_rope_head_dim);
+    latent.ends.need(block.num_heads);
+    mixed.need(rows * block.mixed_size());
+    if (!expansion.is_all) add_absorbed(l, expansion.rest);
+    if (expansion.rows > 0) add_expanded(l, expansion, limits);
+    if (l.rows != nullptr) some.need(rows * l.hidden_size);
+    add_ending(block, rows * l.hidden_size);
+    product.count(block.qkv_a, l.dtype, rows, l.hidden_size, block.a_size());
+    product.count(block.out, l.dtype, rows, block.mixed_size(), l.hidden_size);
+    add_adapters(l.adapters, rows, l.hidden_size, 2, block.a_size());
+    add_adapters(l.adapters, rows, block.mixed_size(), 1, l.hidden_size);
+    if (block.q_lora_rank == 0) return;
+    latent.q_normed.need(rows * block.q_lora_rank);
+    latent.q.need(rows * block.q_size());
+    product.count(block.q_b, l.dtype, rows, block.q_lora_rank, block.q_size());
+    add_adapters(l.adapters, rows, block.q_lora_rank, 1, block.q_size());
   }
 
-  void add_absorbed(const LatentAttentionBlockParams& l, const AttentionLimits& limits,
-                    Sizes& sizes) {
+  void add_absorbed(const LatentAttentionBlockParams& l, const AttentionLimits& limits) {
     const LatentAttentionBlock& block = l.block;
-    const int64_t pairs = l.batch.num_tokens * block.num_heads;
-    sizes.q_latent = std::max(sizes.q_latent, pairs * block.kv_lora_rank);
-    sizes.values = std::max(sizes.values, pairs * block.v_head_dim);
-    sizes.latent_workspace =
-        std::max(sizes.latent_workspace,
-                 latent_attention_workspace_bytes(latent_attention_params(l), limits));
+    const int64_t heads = block.num_heads, pairs = l.batch.num_tokens * heads;
+    latent.q_latent.need(pairs * block.kv_lora_rank);
+    latent.mixed.need(pairs * block.kv_lora_rank);
+    latent.values.need(pairs * block.v_head_dim);
+    latent.workspace.need(latent_attention_workspace_bytes(latent_attention_params(l), limits));
     product.count(SchemeId::kDense, l.dtype, pairs, block.qk_nope_head_dim, block.kv_lora_rank,
-                  false, false, block.num_heads);
+                  false, false, heads);
     product.count(SchemeId::kDense, l.dtype, pairs, block.kv_lora_rank, block.v_head_dim, false,
-                  false, block.num_heads);
+                  false, heads);
   }
 
   void add_expanded(const LatentAttentionBlockParams& l, const Expansion& expansion,
-                    const AttentionLimits& limits, Sizes& sizes) {
+                    const AttentionLimits& limits) {
     const LatentAttentionBlock& block = l.block;
     const int64_t rows = expansion.rows, rank = block.kv_lora_rank;
     const int64_t keys = expansion.heads * block.qk_nope_head_dim;
     const int64_t values = expansion.heads * block.v_head_dim;
-    const auto most = [](int64_t& size, int64_t count) { size = std::max(size, count); };
-    most(sizes.long_latents, rows * rank);
-    most(sizes.long_rope, rows * block.qk_rope_head_dim);
-    most(sizes.long_keys, rows * keys);
-    most(sizes.long_values, rows * values);
-    most(sizes.first_rows, l.batch.num_seqs);
-    most(sizes.expanded_workspace, expanded_attention_workspace_bytes(latent_sizes(block), limits));
-    product.count(SchemeId::kDense, l.dtype, rows, rank, keys, false, false);
-    product.count(SchemeId::kDense, l.dtype, rows, rank, values, false, false);
+    latent.latents.need(rows * rank);
+    latent.rope.need(rows * block.qk_rope_head_dim);
+    latent.keys.need(rows * keys);
+    latent.expanded.need(rows * values);
+    latent.first_rows.need(l.batch.num_seqs);
+    latent.expanded_workspace.need(expanded_attention_workspace_bytes(latent_sizes(block), limits));
+    product.count(SchemeId::kDense, l.dtype, rows, rank, keys);
+    product.count(SchemeId::kDense, l.dtype, rows, rank, values);
   }
 
-  void add(const ExpertBlockParams& e, Sizes& sizes) {
+  void add(const ExpertBlockParams& e, const AttentionLimits&, Arena&) {
     const ExpertBlock& block = e.block;
-    const Router& router = block.router;
-    const int64_t rows = e.num_tokens, pairs = rows * router.top_k;
-    const auto most = [](int64_t& size, int64_t values) { size = std::max(size, values); };
-    sizes.add_rows(rows, e.hidden_size, e.dtype);
-    most(sizes.sorted, pairs * e.hidden_size);
-    most(sizes.expert_inner, pairs * block.intermediate_size + rows * block.shared_size);
+    const int64_t num_experts = block.router.num_experts;
+    const int64_t rows = e.num_tokens, pairs = rows * block.router.top_k;
+    add_rows(rows, e.hidden_size, e.dtype);
+    experts.sorted.need(pairs * e.hidden_size);
+    experts.inner.need(pairs * block.intermediate_size + rows * block.shared_size);
     const bool folds = is_gates_silu(block.activation) && block.activation.is_plain();
     if (!folds) {
-      most(sizes.expert_functions,
-           std::max(pairs * block.up_size(), rows * block.shared_up_size()));
+      experts.functions.need(std::max(pairs * block.up_size(), rows * block.shared_up_size()));
     }
-    if (block.shared_size > 0) most(sizes.shared, rows * e.hidden_size);
-    most(sizes.logits, rows * router.num_experts);
-    most(sizes.tokens, rows);
-    most(sizes.pairs, pairs);
-    most(sizes.counts, sort_counts(pairs, router.num_experts));
-    product.count(SchemeId::kDense, e.dtype, rows, e.hidden_size, router.num_experts, false, false);
+    experts.logits.need(rows * num_experts);
+    experts.shared_gate.need(rows);
+    experts.shares.need(pairs);
+    experts.ids.need(pairs);
+    experts.places.need(pairs);
+    if (pairs > 0) experts.ends.need(kMaxExperts);
+    experts.counts.need(sort_counts(pairs, num_experts));
+    product.count(SchemeId::kDense, e.dtype, rows, e.hidden_size, num_experts);
     product.count(block.gate_up, e.dtype, pairs, e.hidden_size, block.up_size(), folds, false,
-                  router.num_experts);
+                  num_experts);
     product.count(block.down, e.dtype, pairs, block.intermediate_size, e.hidden_size, false, false,
-                  router.num_experts);
+                  num_experts);
     if (block.shared_size == 0) return;
-    product.count(block.shared_gate_up, e.dtype, rows, e.hidden_size, block.shared_up_size(), folds,
-                  false);
-    product.count(block.shared_down, e.dtype, rows, block.shared_size, e.hidden_size, false, false);
+    experts.shared.need(rows * e.hidden_size);
+    product.count(block.shared_gate_up, e.dtype, rows, e.hidden_size, block.shared_up_size(),
+                  folds);
+    product.count(block.shared_down, e.dtype, rows, block.shared_size, e.hidden_size);
   }
 
-  void add(const MlpBlockParams& m, Sizes& sizes) {
+  void add(const MlpBlockParams& m, const AttentionLimits&, Arena&) {
     const MlpBlock& block = m.block;
     const int64_t rows = m.num_tokens;
-    sizes.add_rows(rows, m.hidden_size, m.dtype);
-    sizes.inner = std::max(sizes.inner, rows * block.intermediate_size);
+    add_rows(rows, m.hidden_size, m.dtype);
+    inner.need(rows * block.intermediate_size);
     const bool folds = is_gates_silu(block.activation) && m.adapters.ids == nullptr;
-    if (!folds) sizes.functions = std::max(sizes.functions, rows * block.up_size());
-    const int64_t parts = block.activation.gated ? 2 : 1;
-    add_adapters(m.adapters, rows, m.hidden_size, parts, 0, sizes);
-    add_adapters(m.adapters, rows, block.intermediate_size, 1, m.hidden_size, sizes);
-    if (m.before_rows != nullptr) sizes.some = std::max(sizes.some, rows * m.hidden_size);
-    add_ending(block, rows * m.hidden_size, sizes);
+    if (!folds) functions.need(rows * block.up_size());
+    add_adapters(m.adapters, rows, m.hidden_size, block.activation.gated ? 2 : 1, 0);
+    add_adapters(m.adapters, rows, block.intermediate_size, 1, m.hidden_size);
+    if (m.before_rows != nullptr) some.need(rows * m.hidden_size);
+    add_ending(block, rows * m.hidden_size);
     product.count(block.gate_up, m.dtype, rows, m.hidden_size, block.up_size(), folds,
                   !norms_ahead(rows));
-    product.count(block.down, m.dtype, rows, block.intermediate_size, m.hidden_size, false, false);
+    product.count(block.down, m.dtype, rows, block.intermediate_size, m.hidden_size);
   }
 };
 
@@ -527,9 +501,8 @@ class Blocks {
       next_ = i + 1 < blocks_.size() ? &blocks_[i + 1] : nullptr;
       const BlockView view = view_of(blocks_[i]);
       if (view.num_rows == 0) continue;
-      const Status status =
-          std::visit([&](const auto& block) { return run(block, view); }, blocks_[i]);
-      if (!status.ok()) return status;
+      REGATTA_RETURN_IF_ERROR(
+          std::visit([&](const auto& block) { return run(block, view); }, blocks_[i]));
     }
     return {};
   }
@@ -648,6 +621,24 @@ class Blocks {
     return cuda::add_ahead(product, adding, residual, s_.adding, launch_);
   }
 
+  Status multiply(const Product& product, DType dtype) {
+    return cuda::run(product, dtype, dtype, s_.product, launch_);
+  }
+
+  // The first product of attention, of `input` behind the norm, with what adapters add.
+  Status multiply_first(Product& first, const LinearWeights& weights, const AdapterRows& adapters,
+                        std::initializer_list<int64_t> part_sizes, const BlockView& block,
+                        const void* input, DType dtype) {
+    REGATTA_RETURN_IF_ERROR(take_norm(first, block, input, dtype));
+    if (adapters.ids != nullptr) {
+      Adding adding;
+      REGATTA_RETURN_IF_ERROR(adding_to_first(first, weights.low_rank, adapters, Adapted::kQkv,
+                                              part_sizes, block, input, dtype, &adding));
+      REGATTA_RETURN_IF_ERROR(add_ahead(first, adding, nullptr));
+    }
+    return multiply(first, dtype);
+  }
+
   // Whether some of attention's rows are the output, for what follows it; their adapters are kept.
   template <class Attention>
   Status keep_wanted(const Attention& a, bool some) {
@@ -671,10 +662,9 @@ class Blocks {
                    const LowRankWeights& low_rank) {
     if (rows.ids != nullptr) {
       Adding adding;
-      Status status = adding_to(last, low_rank, rows, which, {last.out_features}, last.x, nullptr,
-                                dtype, &adding);
-      if (status.ok()) status = add_ahead(last, adding, block.ends_in_product() ? source : nullptr);
-      if (!status.ok()) return status;
+      REGATTA_RETURN_IF_ERROR(adding_to(last, low_rank, rows, which, {last.out_features}, last.x,
+                                        nullptr, dtype, &adding));
+      REGATTA_RETURN_IF_ERROR(add_ahead(last, adding, block.ends_in_product() ? source : nullptr));
     }
     const Handed handed = hands_norm ? hands(block, dtype, last.num_rows) : Handed::kNothing;
     handed_ = handed;
@@ -685,14 +675,13 @@ class Blocks {
         last.scaled_out = s_.normed;
         last.next_norm_weight = view_of(*next_).norm_weights.weight;
       }
-      return cuda::run(last, dtype, dtype, s_.product, launch_);
+      return multiply(last, dtype);
     }
     SumNormParams p;
     p.made = s_.made;
     void* const out = std::exchange(last.out, s_.made);
-    const Status status = cuda::run(last, dtype, dtype, s_.product, launch_);
-    return status.ok() ? sum(p, block, source, out, last.num_rows, last.out_features, dtype)
-                       : status;
+    REGATTA_RETURN_IF_ERROR(multiply(last, dtype));
+    return sum(p, block, source, out, last.num_rows, last.out_features, dtype);
   }
 
   // Makes a block's output `out` of p.made, and what `handed_` says of the next block's norm.
@@ -722,14 +711,12 @@ class Blocks {
   Status attend_last_rows(const AttentionBlockParams& a, PagedAttentionParams attended,
                           const AttentionSpace& space, const void* source) {
     const int64_t rows = a.batch.num_seqs, tokens = a.batch.num_tokens;
-    Status status =
-        gather_rows({a.rows, s_.q, s_.qkv, rows, tokens, a.block.q_size(), a.dtype}, launch_);
-    if (!status.ok()) return status;
-    status = gather_rows({a.rows, source, s_.some, rows, tokens, a.hidden_size, a.dtype}, launch_);
-    if (!status.ok()) return status;
-    auto* borders = reinterpret_cast<int32_t*>(s_.sumsq);
-    status = count_up(borders, rows + 1, launch_);
-    if (!status.ok()) return status;
+    REGATTA_RETURN_IF_ERROR(
+        gather_rows({a.rows, s_.q, s_.qkv, rows, tokens, a.block.q_size(), a.dtype}, launch_));
+    REGATTA_RETURN_IF_ERROR(
+        gather_rows({a.rows, source, s_.some, rows, tokens, a.hidden_size, a.dtype}, launch_));
+    auto* borders = reinterpret_cast<int32_t*>(s_.sumsq.data());
+    REGATTA_RETURN_IF_ERROR(count_up(borders, rows + 1, launch_));
     attended.q = s_.qkv;
     attended.batch.cu_seqlens_q = borders;
     attended.batch.num_tokens = rows;
@@ -767,26 +754,10 @@ class Blocks {
   Status run(const AttentionBlockParams& a, const BlockView& view) {
     const AttentionBlock& block = a.block;
     const int64_t rows = a.batch.num_tokens;
-    Product qkv;
-    qkv.name = "qkv";
-    qkv.scheme = block.qkv;
-    qkv.weight = a.qkv.tensors;
-    qkv.bias = a.qkv.bias;
-    qkv.out = s_.qkv;
-    qkv.num_rows = rows;
-    qkv.in_features = a.hidden_size;
-    qkv.out_features = block.qkv_size();
-    Status status = take_norm(qkv, view, a.hidden, a.dtype);
-    if (status.ok() && a.adapters.ids != nullptr) {
-      Adding adding;
-      status = adding_to_first(qkv, a.qkv.low_rank, a.adapters, Adapted::kQkv,
-                               {block.q_size(), block.kv_size(), block.kv_size()}, view, a.hidden,
-                               a.dtype, &adding);
-      if (status.ok()) status = add_ahead(qkv, adding, nullptr);
-    }
-    if (!status.ok()) return status;
-    status = cuda::run(qkv, a.dtype, a.dtype, s_.product, launch_);
-    if (!status.ok()) return status;
+    Product qkv("qkv", block.qkv, a.qkv, a.hidden, s_.qkv, rows, a.hidden_size, block.qkv_size());
+    REGATTA_RETURN_IF_ERROR(multiply_first(qkv, a.qkv, a.adapters,
+                                           {block.q_size(), block.kv_size(), block.kv_size()}, view,
+                                           a.hidden, a.dtype));
 
     const RopeAndCacheWriteParams rope = rope_params(a);
     const AttentionSpace& space = s_.space_of(block);
@@ -797,31 +768,22 @@ class Blocks {
     const bool some = a.rows != nullptr && a.num_rows != rows;
     const bool lasts = some && a.num_rows == a.batch.num_seqs && a.batch.tree_mask == nullptr;
     if (lasts) {
-      status = rope_and_cache_write(rope, launch_);
-      if (status.ok()) status = attend_last_rows(a, attended, space, source);
+      REGATTA_RETURN_IF_ERROR(rope_and_cache_write(rope, launch_));
+      REGATTA_RETURN_IF_ERROR(attend_last_rows(a, attended, space, source));
       source = s_.some;
     } else {
       Launch between = launch_;
       between.between_halves = packed_by_halves(block, rows);
-      status =
-          rope_and_paged_attention(rope, attended, limits_, space.memory, space.bytes, between);
+      REGATTA_RETURN_IF_ERROR(
+          rope_and_paged_attention(rope, attended, limits_, space.memory, space.bytes, between));
     }
-    if (!status.ok()) return status;
-    status = keep_wanted(a, some);
-    if (!status.ok()) return status;
+    REGATTA_RETURN_IF_ERROR(keep_wanted(a, some));
 
-    Product out;
-    out.name = "out";
-    out.scheme = block.out;
-    out.weight = a.out.tensors;
-    out.bias = a.out.bias;
-    out.x = s_.mixed;
-    out.out = some && !lasts ? s_.some : a.hidden_out;
-    out.num_rows = lasts ? a.num_rows : rows;
-    out.in_features = block.q_size();
-    out.out_features = a.hidden_size;
-    status = end_block(out, view, source, !some, a.dtype,
-                       lasts ? of_wanted(a.adapters) : a.adapters, Adapted::kOut, a.out.low_rank);
+    Product out("out", block.out, a.out, s_.mixed, some && !lasts ? s_.some : a.hidden_out,
+                lasts ? a.num_rows : rows, block.q_size(), a.hidden_size);
+    const Status status =
+        end_block(out, view, source, !some, a.dtype, lasts ? of_wanted(a.adapters) : a.adapters,
+                  Adapted::kOut, a.out.low_rank);
     if (!status.ok() || !some || lasts) return status;
     return gather_rows({a.rows, s_.some, a.hidden_out, a.num_rows, rows, a.hidden_size, a.dtype},
                        launch_);
@@ -830,46 +792,20 @@ class Blocks {
   // l.hidden -> l.hidden_out.
   Status run(const LatentAttentionBlockParams& l, const BlockView& view) {
     const LatentAttentionBlock& block = l.block;
-    const LatentScratch& x = s_.latent;
     const int64_t rows = l.batch.num_tokens;
-    Product first;
-    first.name = "qkv_a";
-    first.scheme = block.qkv_a;
-    first.weight = l.qkv_a.tensors;
-    first.bias = l.qkv_a.bias;
-    first.out = x.made;
-    first.num_rows = rows;
-    first.in_features = l.hidden_size;
-    first.out_features = block.a_size();
-    Status status = take_norm(first, view, l.hidden, l.dtype);
-    if (status.ok() && l.adapters.ids != nullptr) {
-      Adding adding;
-      status = adding_to_first(first, l.qkv_a.low_rank, l.adapters, Adapted::kQkv,
-                               {block.q_a_size(), block.latent_size()}, view, l.hidden, l.dtype,
-                               &adding);
-      if (status.ok()) status = add_ahead(first, adding, nullptr);
-    }
-    if (!status.ok()) return status;
-    status = cuda::run(first, l.dtype, l.dtype, s_.product, launch_);
-    if (status.ok() && block.q_lora_rank > 0) status = make_queries(l);
-    if (!status.ok()) return status;
-    status = attend(l);
-    if (!status.ok()) return status;
+    Product first("qkv_a", block.qkv_a, l.qkv_a, l.hidden, s_.latent.made, rows, l.hidden_size,
+                  block.a_size());
+    REGATTA_RETURN_IF_ERROR(multiply_first(first, l.qkv_a, l.adapters,
+                                           {block.q_a_size(), block.latent_size()}, view, l.hidden,
+                                           l.dtype));
+    if (block.q_lora_rank > 0) REGATTA_RETURN_IF_ERROR(make_queries(l));
+    REGATTA_RETURN_IF_ERROR(attend(l));
     const bool some = l.rows != nullptr && l.num_rows != rows;
-    Product out;
-    out.name = "out";
-    out.scheme = block.out;
-    out.weight = l.out.tensors;
-    out.bias = l.out.bias;
-    out.x = s_.mixed;
-    out.out = some ? s_.some : l.hidden_out;
-    out.num_rows = rows;
-    out.in_features = block.mixed_size();
-    out.out_features = l.hidden_size;
+    Product out("out", block.out, l.out, s_.mixed, some ? s_.some : l.hidden_out, rows,
+                block.mixed_size(), l.hidden_size);
     const void* source = block.residual.source == Source::kNormed ? s_.normed : l.hidden;
-    status = keep_wanted(l, some);
-    if (!status.ok()) return status;
-    status =
+    REGATTA_RETURN_IF_ERROR(keep_wanted(l, some));
+    const Status status =
         end_block(out, view, source, !some, l.dtype, l.adapters, Adapted::kOut, l.out.low_rank);
     if (!status.ok() || !some) return status;
     return gather_rows({l.rows, s_.some, l.hidden_out, l.num_rows, rows, l.hidden_size, l.dtype},
@@ -881,10 +817,9 @@ class Blocks {
     const Expansion expansion = Expansion::of(l, limits_);
     const LatentWriteParams write = latent_write_params(l);
     if (expansion.rows == 0 && takes_head_products(l, write)) return attend_few(l, write);
-    Status status = latent_write(write, launch_);
-    if (status.ok() && !expansion.is_all) status = attend_absorbed(l, expansion);
-    if (status.ok() && expansion.rows > 0) status = attend_expanded(l, expansion);
-    return status;
+    REGATTA_RETURN_IF_ERROR(latent_write(write, launch_));
+    if (!expansion.is_all) REGATTA_RETURN_IF_ERROR(attend_absorbed(l, expansion));
+    return expansion.rows > 0 ? attend_expanded(l, expansion) : Status();
   }
 
   // Whether a step is one of few tokens, whose products by each head's matrix have a kernel. Not in
@@ -935,10 +870,9 @@ class Blocks {
 
   // attend() of few tokens: three launches, or four where attention has two.
   Status attend_few(const LatentAttentionBlockParams& l, const LatentWriteParams& write) {
-    Status status = latent_write_and_queries(write, queries_product(l, write), launch_);
-    if (!status.ok()) return status;
-    status = attend_latents(l, limits_);
-    return status.ok() ? head_product(values_product(l), launch_) : status;
+    REGATTA_RETURN_IF_ERROR(latent_write_and_queries(write, queries_product(l, write), launch_));
+    REGATTA_RETURN_IF_ERROR(attend_latents(l, limits_));
+    return head_product(values_product(l), launch_);
   }
 
   // x.q_latent, x.q_rope and the cache -> x.mixed.
@@ -955,12 +889,10 @@ class Blocks {
   Status attend_absorbed(const LatentAttentionBlockParams& l, const Expansion& expansion) {
     const LatentAttentionBlock& block = l.block;
     const LatentScratch& x = s_.latent;
-    Status status = multiply_heads(l, l.kv_b.key_absorb, x.q_nope, x.q_latent);
-    if (!status.ok()) return status;
-    status = attend_latents(l, expansion.rest);
-    if (!status.ok()) return status;
+    REGATTA_RETURN_IF_ERROR(multiply_heads(l, l.kv_b.key_absorb, x.q_nope, x.q_latent));
+    REGATTA_RETURN_IF_ERROR(attend_latents(l, expansion.rest));
     const bool alone = l.batch.num_tokens == 1;  // whose heads are a row already
-    status = multiply_heads(l, l.kv_b.value_up, x.mixed, alone ? s_.mixed : x.values);
+    const Status status = multiply_heads(l, l.kv_b.value_up, x.mixed, alone ? s_.mixed : x.values);
     if (!status.ok() || alone) return status;
     HeadsToRowsParams rows;
     rows.x = x.values;
@@ -980,20 +912,13 @@ class Blocks {
     const LatentAttentionBlock& block = l.block;
     const LatentScratch& x = s_.latent;
     GatherLatentsParams gathered;
-    gathered.dtype = l.dtype;
-    gathered.cache = l.cache.key;
-    gathered.tail = l.cache.tail;
-    gathered.scales = l.cache.key_scale;
-    gathered.block_size = l.cache.block_size;
-    gathered.batch = l.batch;
+    static_cast<LatentCache&>(gathered) = latent_attention_params(l);
     gathered.max_short_len = limits_.max_short_len;
     gathered.num_long_tokens = expansion.rows;
-    gathered.latent_rank = block.kv_lora_rank;
-    gathered.rope_size = block.qk_rope_head_dim;
     gathered.latents = x.latents;
     gathered.rope = x.rope;
     gathered.first_rows = x.first_rows;
-    Status status = gather_latents(gathered, launch_);
+    REGATTA_RETURN_IF_ERROR(gather_latents(gathered, launch_));
     ExpandedAttentionParams attended;
     attended.dtype = l.dtype;
     attended.q_nope = x.q_nope;
@@ -1007,18 +932,16 @@ class Blocks {
     attended.num_heads = block.num_heads;
     attended.sizes = latent_sizes(block);
     attended.softmax_scale = block.softmax_scale;
-    for (int64_t first = 0; status.ok() && first < block.num_heads; first += expansion.heads) {
+    for (int64_t first = 0; first < block.num_heads; first += expansion.heads) {
       const int64_t count = std::min(expansion.heads, block.num_heads - first);
-      status = expand_heads(l, expansion.rows, l.kv_b.key_up, first, count, x.keys);
-      if (status.ok()) {
-        status = expand_heads(l, expansion.rows, l.kv_b.value_up, first, count, x.expanded);
-      }
-      if (!status.ok()) break;
+      REGATTA_RETURN_IF_ERROR(expand_heads(l, expansion.rows, l.kv_b.key_up, first, count, x.keys));
+      REGATTA_RETURN_IF_ERROR(
+          expand_heads(l, expansion.rows, l.kv_b.value_up, first, count, x.expanded));
       attended.first_head = first;
       attended.num_expanded_heads = count;
-      status = expanded_attention(attended, limits_, x.expanded_workspace, launch_);
+      REGATTA_RETURN_IF_ERROR(expanded_attention(attended, limits_, x.expanded_workspace, launch_));
     }
-    return status;
+    return {};
   }
 
   // x.latents [S, L] by the matrices [heads, out, L] of some heads -> out [S, count, out].
@@ -1031,15 +954,9 @@ class Blocks {
     some.rank = 2;
     some.shape[0] = count * width;
     some.shape[1] = rank;
-    Product p;
-    p.name = "expanded";
-    p.weight = &some;
-    p.x = s_.latent.latents;
-    p.out = out;
-    p.num_rows = rows;
-    p.in_features = rank;
-    p.out_features = count * width;
-    return cuda::run(p, l.dtype, l.dtype, s_.product, launch_);
+    return multiply(
+        {"expanded", SchemeId::kDense, {&some}, s_.latent.latents, out, rows, rank, count * width},
+        l.dtype);
   }
 
   // The first columns of what the first product made, normed -> the queries.
@@ -1047,27 +964,18 @@ class Blocks {
     const LatentAttentionBlock& block = l.block;
     const LatentScratch& x = s_.latent;
     const int64_t rows = l.batch.num_tokens;
-    Status status = norm_columns({x.made, l.q_a_norm.weight, x.q_normed, rows, block.q_lora_rank,
-                                  block.a_size(), block.q_a_norm.epsilon, l.dtype},
-                                 launch_);
-    if (!status.ok()) return status;
-    Product q;
-    q.name = "q_b";
-    q.scheme = block.q_b;
-    q.weight = l.q_b.tensors;
-    q.x = x.q_normed;
-    q.out = x.q;
-    q.num_rows = rows;
-    q.in_features = block.q_lora_rank;
-    q.out_features = block.q_size();
+    REGATTA_RETURN_IF_ERROR(
+        norm_columns({x.made, l.q_a_norm.weight, x.q_normed, rows, block.q_lora_rank,
+                      block.a_size(), block.q_a_norm.epsilon, l.dtype},
+                     launch_));
+    Product q("q_b", block.q_b, l.q_b, x.q_normed, x.q, rows, block.q_lora_rank, block.q_size());
     if (l.adapters.ids != nullptr) {
       Adding adding;
-      status = adding_to(q, l.q_b.low_rank, l.adapters, Adapted::kQkv, {q.out_features}, q.x,
-                         nullptr, l.dtype, &adding);
-      if (status.ok()) status = add_ahead(q, adding, nullptr);
-      if (!status.ok()) return status;
+      REGATTA_RETURN_IF_ERROR(adding_to(q, l.q_b.low_rank, l.adapters, Adapted::kQkv,
+                                        {q.out_features}, q.x, nullptr, l.dtype, &adding));
+      REGATTA_RETURN_IF_ERROR(add_ahead(q, adding, nullptr));
     }
-    return cuda::run(q, l.dtype, l.dtype, s_.product, launch_);
+    return multiply(q, l.dtype);
   }
 
   LatentWriteParams latent_write_params(const LatentAttentionBlockParams& l) const {
@@ -1078,7 +986,7 @@ class Blocks {
     p.dtype = l.dtype;
     p.q = block.q_lora_rank > 0 ? x.q : x.made;
     p.q_stride = block.q_lora_rank > 0 ? block.q_size() : block.a_size();
-    p.latents = static_cast<const char*>(x.made) + first * dtype_size(l.dtype);
+    p.latents = static_cast<const char*>(x.made.data()) + first * dtype_size(l.dtype);
     p.latent_stride = block.a_size();
     p.norm_weight = l.kv_a_norm.weight;
     p.rope_cache = l.rope_cache;
@@ -1107,18 +1015,12 @@ class Blocks {
     TensorView first = matrices;
     first.rank = 2;
     std::copy(matrices.shape + 1, matrices.shape + 3, first.shape);
-    Product p;
-    p.name = "heads";
-    p.weight = &first;
-    p.x = from;
-    p.out = to;
-    p.num_rows = l.batch.num_tokens * l.block.num_heads;
-    p.in_features = first.shape[1];
-    p.out_features = first.shape[0];
+    Product p("heads", SchemeId::kDense, {&first}, from, to, l.batch.num_tokens * l.block.num_heads,
+              first.shape[1], first.shape[0]);
     p.num_groups = l.block.num_heads;
     p.group_ends = s_.latent.ends;
     p.group_ends_ready = from == s_.latent.mixed;  // attention came between
-    return cuda::run(p, l.dtype, l.dtype, s_.product, launch_);
+    return multiply(p, l.dtype);
   }
 
   // m.hidden -> m.out.
@@ -1127,40 +1029,22 @@ class Blocks {
     const int64_t rows = m.num_tokens;
     const void* input = m.input();
     if (block.parallel && m.before_rows != nullptr) {
-      const Status status = gather_rows(
-          {m.before_rows, input, s_.some, rows, m.num_before, m.hidden_size, m.dtype}, launch_);
-      if (!status.ok()) return status;
+      REGATTA_RETURN_IF_ERROR(gather_rows(
+          {m.before_rows, input, s_.some, rows, m.num_before, m.hidden_size, m.dtype}, launch_));
       input = s_.some;
     }
-    Product gate_up;
-    gate_up.name = "gate_up";
-    gate_up.scheme = block.gate_up;
-    gate_up.weight = m.gate_up.tensors;
-    gate_up.bias = m.gate_up.bias;
-    gate_up.out = s_.inner;
-    gate_up.num_rows = rows;
-    gate_up.in_features = m.hidden_size;
-    gate_up.out_features = block.up_size();
-    Status status = take_norm(gate_up, view, input, m.dtype);
-    if (!status.ok()) return status;
-    Product down;
-    down.name = "down";
-    down.scheme = block.down;
-    down.weight = m.down.tensors;
-    down.bias = m.down.bias;
-    down.x = s_.inner;
-    down.out = m.out;
-    down.num_rows = rows;
-    down.in_features = block.intermediate_size;
-    down.out_features = m.hidden_size;
+    Product gate_up("gate_up", block.gate_up, m.gate_up, input, s_.inner, rows, m.hidden_size,
+                    block.up_size());
+    REGATTA_RETURN_IF_ERROR(take_norm(gate_up, view, input, m.dtype));
+    Product down("down", block.down, m.down, s_.inner, m.out, rows, block.intermediate_size,
+                 m.hidden_size);
     const AdapterRows adapters = of_wanted(m.adapters);
     if (adapters.ids != nullptr) {
-      status = run_adapted_up(gate_up, m, adapters, view, input);
+      REGATTA_RETURN_IF_ERROR(run_adapted_up(gate_up, m, adapters, view, input));
     } else {
       if (is_gates_silu(block.activation)) gate_up.next = &down;
-      status = run_up(gate_up, block.activation, s_.functions, m.dtype);
+      REGATTA_RETURN_IF_ERROR(run_up(gate_up, block.activation, s_.functions, m.dtype));
     }
-    if (!status.ok()) return status;
     const void* source = block.residual.source == Source::kNormed ? s_.normed : m.hidden;
     return end_block(down, view, source, true, m.dtype, adapters, Adapted::kDown, m.down.low_rank);
   }
@@ -1186,17 +1070,16 @@ class Blocks {
     const bool is_step =
         e.num_tokens >= kRowsOfStep && !is_batch_invariant && takes_route_step(route);
     const bool by_product = !is_step && e.num_tokens > kRowsRouted && !is_batch_invariant;
-    Status status;
     if (is_step) {
-      status = route_step(route, launch_);
+      REGATTA_RETURN_IF_ERROR(route_step(route, launch_));
     } else if (by_product && block.norm.is_there && e.shared_gate == nullptr) {
-      status = norm_rows(view, e.hidden, e.num_tokens, e.hidden_size, false, e.dtype);
+      REGATTA_RETURN_IF_ERROR(
+          norm_rows(view, e.hidden, e.num_tokens, e.hidden_size, false, e.dtype));
     } else {
       if (by_product) route.logits = nullptr;
-      status = cuda::route(route, launch_);
+      REGATTA_RETURN_IF_ERROR(cuda::route(route, launch_));
     }
-    if (status.ok() && by_product) status = multiply_router(e);
-    if (!status.ok()) return status;
+    if (by_product) REGATTA_RETURN_IF_ERROR(multiply_router(e));
     if (!is_batch_invariant && !block.post_norm.is_there) {
       std::optional<OneTokenParams> one = one_token_params(e);
       if (one && takes_one_token(*one)) {
@@ -1205,10 +1088,7 @@ class Blocks {
         return one_token(*one, launch_);
       }
     }
-    if (block.shared_size > 0) {
-      status = run_shared(e);
-      if (!status.ok()) return status;
-    }
+    if (block.shared_size > 0) REGATTA_RETURN_IF_ERROR(run_shared(e));
     ChooseAndSortParams sort;
     sort.choose = choose_args(e);
     sort.choose.ids = x.ids;
@@ -1220,10 +1100,8 @@ class Blocks {
     sort.counts = x.counts;
     sort.hidden_size = e.hidden_size;
     sort.dtype = e.dtype;
-    status = choose_and_sort(sort, launch_);
-    if (!status.ok()) return status;
-    status = run_experts(e);
-    if (!status.ok()) return status;
+    REGATTA_RETURN_IF_ERROR(choose_and_sort(sort, launch_));
+    REGATTA_RETURN_IF_ERROR(run_experts(e));
     handed_ = hands(view, e.dtype, e.num_tokens);
     SumNormParams p;
     p.made = x.sorted;
@@ -1296,33 +1174,18 @@ class Blocks {
     const ExpertBlock& block = e.block;
     const ExpertScratch& x = s_.experts;
     const FirstExpert up(e.gate_up, block.gate_up), down_weight(e.down, block.down);
-    Product gate_up;
-    gate_up.name = "gate_up";
-    gate_up.scheme = block.gate_up;
-    gate_up.weight = up.data();
-    gate_up.bias = e.gate_up.bias;
-    gate_up.x = x.sorted;
-    gate_up.out = x.inner;
-    gate_up.num_rows = e.num_tokens * block.router.top_k;
-    gate_up.in_features = e.hidden_size;
-    gate_up.out_features = block.up_size();
-    gate_up.num_groups = block.router.num_experts;
-    gate_up.group_ends = x.ends;
-    Product down;
-    down.name = "down";
-    down.scheme = block.down;
-    down.weight = down_weight.data();
-    down.bias = e.down.bias;
-    down.x = x.inner;
-    down.out = x.sorted;
-    down.num_rows = gate_up.num_rows;
-    down.in_features = block.intermediate_size;
-    down.out_features = e.hidden_size;
-    down.num_groups = gate_up.num_groups;
-    down.group_ends = x.ends;
+    const int64_t pairs = e.num_tokens * block.router.top_k;
+    Product gate_up("gate_up", block.gate_up, {up.data(), e.gate_up.bias}, x.sorted, x.inner, pairs,
+                    e.hidden_size, block.up_size());
+    Product down("down", block.down, {down_weight.data(), e.down.bias}, x.inner, x.sorted, pairs,
+                 block.intermediate_size, e.hidden_size);
+    for (Product* p : {&gate_up, &down}) {
+      p->num_groups = block.router.num_experts;
+      p->group_ends = x.ends;
+    }
     down.group_ends_ready = true;  // gate_up came between
-    const Status status = run_up(gate_up, block.activation, x.functions, e.dtype);
-    return status.ok() ? cuda::run(down, e.dtype, e.dtype, s_.product, launch_) : status;
+    REGATTA_RETURN_IF_ERROR(run_up(gate_up, block.activation, x.functions, e.dtype));
+    return multiply(down, e.dtype);
   }
 
   // s.normed -> s.experts.logits.
@@ -1333,41 +1196,27 @@ class Blocks {
     weight.rank = 2;
     weight.shape[0] = e.block.router.num_experts;
     weight.shape[1] = e.hidden_size;
-    Product router;
-    router.name = "router";
-    router.weight = &weight;
-    router.x = s_.normed;
-    router.out = s_.experts.logits;
-    router.num_rows = e.num_tokens;
-    router.in_features = e.hidden_size;
-    router.out_features = e.block.router.num_experts;
-    return cuda::run(router, e.dtype, DType::kFloat32, s_.product, launch_);
+    return cuda::run({"router",
+                      SchemeId::kDense,
+                      {&weight},
+                      s_.normed,
+                      s_.experts.logits,
+                      e.num_tokens,
+                      e.hidden_size,
+                      e.block.router.num_experts},
+                     e.dtype, DType::kFloat32, s_.product, launch_);
   }
 
   // s.normed -> s.experts.shared.
   Status run_shared(const ExpertBlockParams& e) {
     const ExpertBlock& block = e.block;
     const ExpertScratch& x = s_.experts;
-    Product gate_up;
-    gate_up.name = "shared_gate_up";
-    gate_up.scheme = block.shared_gate_up;
-    gate_up.weight = e.shared_gate_up.tensors;
-    gate_up.x = s_.normed;
-    gate_up.out = x.inner;
-    gate_up.num_rows = e.num_tokens;
-    gate_up.in_features = e.hidden_size;
-    gate_up.out_features = block.shared_up_size();
-    Product down;
-    down.name = "shared_down";
-    down.scheme = block.shared_down;
-    down.weight = e.shared_down.tensors;
-    down.x = x.inner;
-    down.out = x.shared;
-    down.num_rows = e.num_tokens;
-    down.in_features = block.shared_size;
-    down.out_features = e.hidden_size;
-    const Status status = run_up(gate_up, block.activation, x.functions, e.dtype);
-    return status.ok() ? cuda::run(down, e.dtype, e.dtype, s_.product, launch_) : status;
+    Product gate_up("shared_gate_up", block.shared_gate_up, e.shared_gate_up, s_.normed, x.inner,
+                    e.num_tokens, e.hidden_size, block.shared_up_size());
+    REGATTA_RETURN_IF_ERROR(run_up(gate_up, block.activation, x.functions, e.dtype));
+    return multiply({"shared_down", block.shared_down, e.shared_down, x.inner, x.shared,
+                     e.num_tokens, block.shared_size, e.hidden_size},
+                    e.dtype);
   }
 
   // `up`, and a launch behind it that adds what adapters do and makes the function.
@@ -1380,14 +1229,13 @@ class Blocks {
       return adding_to_first(up, m.gate_up.low_rank, adapters, Adapted::kGateUp, parts, view, input,
                              m.dtype, &adding);
     };
-    Status status = activation.gated ? set({inner, inner}) : set({inner});
-    if (status.ok()) status = shrink(adding.down, launch_);
-    if (!status.ok()) return status;
+    REGATTA_RETURN_IF_ERROR(activation.gated ? set({inner, inner}) : set({inner}));
+    REGATTA_RETURN_IF_ERROR(shrink(adding.down, launch_));
     adding.up.out = std::exchange(up.out, s_.functions);
     adding.up.residual = s_.functions;
     adding.up.activation = &activation;
-    status = cuda::run(up, m.dtype, m.dtype, s_.product, launch_);
-    return status.ok() ? expand(adding.up, launch_) : status;
+    REGATTA_RETURN_IF_ERROR(multiply(up, m.dtype));
+    return expand(adding.up, launch_);
   }
 
   // `up`, and the function of what it makes: by its epilogue, or of `functions` by another launch.
@@ -1396,12 +1244,11 @@ class Blocks {
     up.activates = !activation.gated;
     up.function = activation.function;
     if (activation.is_plain() && cuda::makes_function(up, dtype)) {
-      return cuda::run(up, dtype, dtype, s_.product, launch_);
+      return multiply(up, dtype);
     }
     up.gated = up.activates = false;
     void* const out = std::exchange(up.out, functions);
-    const Status status = cuda::run(up, dtype, dtype, s_.product, launch_);
-    if (!status.ok()) return status;
+    REGATTA_RETURN_IF_ERROR(multiply(up, dtype));
     const int64_t width = up.out_features / (activation.gated ? 2 : 1);
     return activate({functions, out, up.num_rows, width, dtype, activation}, launch_);
   }
@@ -1426,20 +1273,16 @@ int64_t blocks_scratch_bytes(const std::vector<BlockParams>& params,
 Status blocks(const std::vector<BlockParams>& params, const AttentionLimits& limits,
               const ComposedResources& resources, const Launch& launch_on) {
   const BlocksScratch scratch(params, limits, resources);
-  Status status = check_scratch(scratch.total, resources, "blocks");
-  if (!status.ok()) return status;
+  REGATTA_RETURN_IF_ERROR(check_scratch(scratch.total, resources, "blocks"));
+  const auto zero = [&](void* memory, int64_t bytes) {
+    if (bytes == 0 || memory == nullptr) return Status();
+    return cuda_status(cudaMemsetAsync(memory, 0, bytes, launch_on.stream), "blocks");
+  };
   for (const AttentionSpace& space : scratch.attention) {
-    if (space.zeroed_bytes == 0) continue;
-    status = cuda_status(cudaMemsetAsync(space.memory, 0, space.zeroed_bytes, launch_on.stream),
-                         "blocks");
-    if (!status.ok()) return status;
+    REGATTA_RETURN_IF_ERROR(zero(space.memory, space.zeroed_bytes));
   }
-  if (scratch.latent.expanded_workspace != nullptr) {
-    status = cuda_status(cudaMemsetAsync(scratch.latent.expanded_workspace, 0,
-                                         expanded_attention_zeroed_bytes(), launch_on.stream),
-                         "blocks");
-    if (!status.ok()) return status;
-  }
+  REGATTA_RETURN_IF_ERROR(
+      zero(scratch.latent.expanded_workspace, expanded_attention_zeroed_bytes()));
   return Blocks(params, limits, scratch, launch_on).run();
 }
 

@@ -34,6 +34,7 @@
 #include <utility>
 
 #include "host.h"
+#include "regatta/cuda_ops.h"
 #include "regatta/types.h"
 
 namespace regatta::cuda {
@@ -52,13 +53,25 @@ inline std::string forced_candidate(const char* operator_name) {
   return all.substr(begin, all.find(',', begin) - begin);
 }
 
+inline dim3 grid_of(int64_t x, int64_t y, int64_t z = 1) {
+  return dim3(static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z));
+}
+
 struct LaunchConfig {
-  dim3 grid{1, 1, 1};
-  dim3 block{1, 1, 1};
-  size_t shared_bytes = 0;  // dynamic
-  cudaStream_t stream = nullptr;
-  bool pdl = false;        // the kernel keeps the contract above (sm_90 and later; else ignored)
+  dim3 grid, block;
+  size_t shared_bytes;  // dynamic
+  cudaStream_t stream;
+  bool pdl;                // the kernel keeps the contract above (sm_90 and later; else ignored)
   unsigned cluster_x = 1;  // blocks per cluster, along grid.x (sm_90 and later)
+
+  LaunchConfig(const Launch& on, dim3 blocks, int64_t threads = 1, int64_t dynamic_bytes = 0)
+      : grid(blocks),
+        block(static_cast<unsigned>(threads)),
+        shared_bytes(static_cast<size_t>(dynamic_bytes)),
+        stream(on.stream),
+        pdl(on.pdl) {}
+  LaunchConfig(const Launch& on, int64_t blocks = 1, int64_t threads = 1, int64_t dynamic_bytes = 0)
+      : LaunchConfig(on, grid_of(blocks, 1), threads, dynamic_bytes) {}
 };
 
 // Of the current device, times 10: 90 for sm_90; 0 where it cannot be asked. Asked once: launches
@@ -86,6 +99,14 @@ inline int num_multiprocessors() {
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
   return count;
+}
+
+// Of a block, at most.
+inline int max_shared_bytes() {
+  int device = 0, bytes = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  return bytes;
 }
 
 // Launches kernel(args...). Raises the kernel's shared-memory limit when it asks for more than the
@@ -272,6 +293,17 @@ __device__ __forceinline__ float warp_max(float x) {
   return x;
 }
 
+// Over this lane and those below it.
+__device__ __forceinline__ int warp_inclusive_scan(int x) {
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int o = 1; o < kWarp; o *= 2) {
+    const int y = __shfl_up_sync(~0u, x, o);
+    if (lane >= o) x += y;
+  }
+  return x;
+}
+
 // Sum over the block, in every thread, in an order that depends on nothing. `scratch`: one float
 // per warp in shared memory, free for reuse after the next __syncthreads().
 __device__ __forceinline__ float block_sum(float x, float* scratch) {
@@ -345,13 +377,6 @@ __device__ __forceinline__ void ldmatrix4_trans(uint32_t (&r)[4], const void* sh
                : "memory");
 }
 
-__device__ __forceinline__ void ldmatrix2(uint32_t (&r)[2], const void* shared_row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1])
-               : "r"(shared_address(shared_row))
-               : "memory");
-}
-
 // d[16,8] += a[16,16] b[16,8]. Lane l holds, with g = l / 4 and c = 2 * (l % 4):
 //   d: (g, c), (g, c+1), (g+8, c), (g+8, c+1)
 //   a: pairs at (g, c), (g+8, c), (g, c+8), (g+8, c+8)     b: pairs at rows c, c+8 of column g
@@ -359,41 +384,36 @@ template <class T>
 __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                              uint32_t b1);
 
+// C: the constraint of sums. What sm_75 does instead follows.
+#if __CUDA_ARCH__ >= 800
+#define REGATTA_MMA(SHAPE, C, ...)                                                \
+  asm volatile("mma.sync.aligned." SHAPE                                          \
+               " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+               : C(d[0]), C(d[1]), C(d[2]), C(d[3])                               \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+#else
+#define REGATTA_MMA(SHAPE, C, ...) __VA_ARGS__
+#endif
+
 template <>
 __device__ __forceinline__ void mma_m16n8k16<__nv_bfloat16>(float (&d)[4], const uint32_t (&a)[4],
                                                             uint32_t b0, uint32_t b1) {
-#if __CUDA_ARCH__ >= 800
+  REGATTA_MMA("m16n8k16.row.col.f32.bf16.bf16.f32", "+f", wrong_architecture());
+}
+
+__device__ __forceinline__ void mma_m16n8k8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
+      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+      "{%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#else
-  wrong_architecture();
-#endif
+      : "r"(a0), "r"(a1), "r"(b));
 }
 
 template <>
 __device__ __forceinline__ void mma_m16n8k16<__half>(float (&d)[4], const uint32_t (&a)[4],
                                                      uint32_t b0, uint32_t b1) {
-#if __CUDA_ARCH__ >= 800
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#else
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(b0));
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[2]), "r"(a[3]), "r"(b1));
-#endif
+  REGATTA_MMA("m16n8k16.row.col.f32.f16.f16.f32", "+f", mma_m16n8k8(d, a[0], a[1], b0),
+              mma_m16n8k8(d, a[2], a[3], b1));
 }
 
 // d[16, 8] += a[16, 32] b[8, 32]^T of int8. Lane l holds, with g = l / 4 and c = 4 * (l % 4), four
@@ -401,15 +421,7 @@ __device__ __forceinline__ void mma_m16n8k16<__half>(float (&d)[4], const uint32
 // as mma_m16n8k16.
 __device__ __forceinline__ void mma_m16n8k32(int (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                              uint32_t b1) {
-#if __CUDA_ARCH__ >= 800
-  asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#else
-  wrong_architecture();
-#endif
+  REGATTA_MMA("m16n8k32.row.col.s32.s8.s8.s32", "+r", wrong_architecture());
 }
 
 }  // namespace regatta::cuda

@@ -19,13 +19,10 @@ Status attention(const PagedAttentionParams& params, const AttentionLimits& limi
   // 0 bytes for limits and sizes that are not allowed, which paged_attention() refuses by name.
   const int64_t zeroed = paged_attention_zeroed_bytes(params, limits);
   if (zeroed > 0) {
-    Status status =
-        check_scratch(attention_scratch_bytes(params, limits), resources, "paged_attention");
-    if (status.ok()) {
-      status = cuda_status(cudaMemsetAsync(resources.scratch, 0, zeroed, launch_on.stream),
-                           "paged_attention");
-    }
-    if (!status.ok()) return status;
+    REGATTA_RETURN_IF_ERROR(
+        check_scratch(attention_scratch_bytes(params, limits), resources, "paged_attention"));
+    REGATTA_RETURN_IF_ERROR(cuda_status(
+        cudaMemsetAsync(resources.scratch, 0, zeroed, launch_on.stream), "paged_attention"));
   }
   return paged_attention(params, limits, resources.scratch, resources.scratch_bytes, launch_on);
 }
@@ -47,7 +44,7 @@ struct LinearScratch {
 
   LinearScratch(const LinearParams& p, const ComposedResources& resources) {
     Arena arena(resources.scratch);
-    product.count(p.scheme, p.dtype, p.num_tokens, p.in_features, p.out_features, false, false);
+    product.count(p.scheme, p.dtype, p.num_tokens, p.in_features, p.out_features);
     product.take(arena, resources.blas);
     const auto parts = static_cast<int64_t>(
         std::count_if(p.part_sizes, p.part_sizes + 3, [](int64_t size) { return size > 0; }));
@@ -65,8 +62,7 @@ Status add_adapters(const LinearParams& p, const LinearScratch& s, Product& prod
       adding_to(product, p.low_rank, p.adapters, p.which, {parts[0], parts[1], parts[2]}, p.x,
                 nullptr, /*ready=*/false, p.dtype, s.adding);
   if (takes_tiles(p.dtype, p.num_tokens)) {
-    const Status status = sort_rows({p.adapters, p.num_tokens, s.adding.sorted}, launch_on);
-    if (!status.ok()) return status;
+    REGATTA_RETURN_IF_ERROR(sort_rows({p.adapters, p.num_tokens, s.adding.sorted}, launch_on));
   }
   return add_ahead(product, adding, nullptr, s.adding, launch_on);
 }
@@ -76,24 +72,13 @@ Status add_adapters(const LinearParams& p, const LinearScratch& s, Product& prod
 int64_t linear_scratch_bytes(const LinearParams& p) { return LinearScratch(p, {}).total; }
 
 Status linear(const LinearParams& p, const ComposedResources& resources, const Launch& launch_on) {
-  Status status = check_num_tensors("linear", p.scheme, p.num_weights);
-  if (!status.ok()) return status;
+  REGATTA_RETURN_IF_ERROR(check_num_tensors("linear", p.scheme, p.num_weights));
   const LinearScratch s(p, resources);
-  status = check_scratch(s.total, resources, "linear");
-  if (!status.ok()) return status;
-  Product product;
-  product.name = "linear";
-  product.scheme = p.scheme;
-  product.weight = p.weight;
-  product.bias = p.bias;
-  product.x = p.x;
-  product.out = p.out;
-  product.num_rows = p.num_tokens;
-  product.in_features = p.in_features;
-  product.out_features = p.out_features;
+  REGATTA_RETURN_IF_ERROR(check_scratch(s.total, resources, "linear"));
+  Product product("linear", p.scheme, {p.weight, p.bias}, p.x, p.out, p.num_tokens, p.in_features,
+                  p.out_features);
   if (p.adapters.ids != nullptr && p.num_tokens > 0) {
-    status = add_adapters(p, s, product, launch_on);
-    if (!status.ok()) return status;
+    REGATTA_RETURN_IF_ERROR(add_adapters(p, s, product, launch_on));
   }
   return run(product, p.dtype, p.dtype, s.product, launch_on);
 }
@@ -108,7 +93,7 @@ struct LogitsScratch {
   LogitsScratch(const LogitsParams& p, const ComposedResources& resources) {
     Arena arena(resources.scratch);
     normed = arena.take(p.num_logits * p.hidden_size * dtype_size(p.dtype));
-    product.count(p.scheme, p.dtype, p.num_logits, p.hidden_size, p.vocab_size, false, false);
+    product.count(p.scheme, p.dtype, p.num_logits, p.hidden_size, p.vocab_size);
     product.take(arena, resources.blas, /*matrices=*/false);  // its matrix would be too large
     total = arena.used();
   }
@@ -120,11 +105,9 @@ int64_t logits_scratch_bytes(const LogitsParams& params) { return LogitsScratch(
 
 Status logits(const LogitsParams& p, const ComposedResources& resources, const Launch& launch_on) {
   if (p.num_logits == 0) return {};
-  Status status = check_num_tensors("lm_head", p.scheme, p.num_head);
-  if (!status.ok()) return status;
+  REGATTA_RETURN_IF_ERROR(check_num_tensors("lm_head", p.scheme, p.num_head));
   const LogitsScratch s(p, resources);
-  status = check_scratch(s.total, resources, "logits");
-  if (!status.ok()) return status;
+  REGATTA_RETURN_IF_ERROR(check_scratch(s.total, resources, "logits"));
   const void* x = s.normed;
   if (p.norm_weight != nullptr) {
     NormParams normed;
@@ -135,29 +118,20 @@ Status logits(const LogitsParams& p, const ComposedResources& resources, const L
     normed.hidden_size = p.hidden_size;
     normed.epsilon = p.epsilon;
     normed.dtype = p.dtype;
-    status = p.logit_indices == nullptr
-                 ? norm(normed, launch_on)
-                 : norm_rows(normed, p.logit_indices, p.num_tokens, launch_on);
+    REGATTA_RETURN_IF_ERROR(p.logit_indices == nullptr
+                                ? norm(normed, launch_on)
+                                : norm_rows(normed, p.logit_indices, p.num_tokens, launch_on));
   } else if (p.logit_indices != nullptr) {
-    status = gather_rows(
+    REGATTA_RETURN_IF_ERROR(gather_rows(
         {p.logit_indices, p.hidden, s.normed, p.num_logits, p.num_tokens, p.hidden_size, p.dtype},
-        launch_on);
+        launch_on));
   } else {
     x = p.hidden;
   }
-  if (!status.ok()) return status;
-  Product head;
-  head.name = "lm_head";
-  head.scheme = p.scheme;
-  head.weight = p.head;
-  head.x = x;
-  head.out = p.logits;
-  head.num_rows = p.num_logits;
-  head.in_features = p.hidden_size;
-  head.out_features = p.vocab_size;
-  status = run(head, p.dtype, DType::kFloat32, s.product, launch_on);
-  const bool finishes = p.bias != nullptr || p.scale != 1.f || p.softcap != 0.f;
-  if (!status.ok() || !finishes) return status;
+  const Product head("lm_head", p.scheme, {p.head}, x, p.logits, p.num_logits, p.hidden_size,
+                     p.vocab_size);
+  REGATTA_RETURN_IF_ERROR(run(head, p.dtype, DType::kFloat32, s.product, launch_on));
+  if (p.bias == nullptr && p.scale == 1.f && p.softcap == 0.f) return {};
   return finish_logits({p.logits, p.bias, p.num_logits, p.vocab_size, p.scale, p.softcap, p.dtype},
                        launch_on);
 }

@@ -9,12 +9,21 @@
 #include "cuda/integers.h"
 #include "regatta/types.h"
 
+// Ends the function that it stands in with the status of an expression that is not ok.
+#define REGATTA_RETURN_IF_ERROR(...) \
+  if (Status returned = (__VA_ARGS__); !returned.ok()) return returned
+
 namespace regatta::cuda {
 
 inline Status cuda_status(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return {};
   return Status::error(std::string(what) + ": " + cudaGetErrorName(error) + ": " +
                        cudaGetErrorString(error));
+}
+
+// Of a kernel that says why it does not do something, or null.
+inline Status refusal(const char* kernel, const char* reason) {
+  return reason == nullptr ? Status() : Status::error(std::string(kernel) + ": " + reason);
 }
 
 // Whether what this thread launches gives a row the same result whatever rows are beside it, and

@@ -2,10 +2,8 @@
 
 namespace regatta::cuda {
 
-namespace {
-
-GemmParams problem_of(SchemeId scheme, DType dtype, int64_t rows, int64_t in_features,
-                      int64_t out_features, bool gated) {
+void ProductScratch::count(SchemeId scheme, DType dtype, int64_t rows, int64_t in_features,
+                           int64_t out_features, bool gated, bool reads_sumsq, int64_t num_groups) {
   GemmParams g;
   g.operands = operands_of(scheme);
   g.dtype = g.out_dtype = dtype;
@@ -13,14 +11,6 @@ GemmParams problem_of(SchemeId scheme, DType dtype, int64_t rows, int64_t in_fea
   g.in_features = in_features;
   g.out_features = out_features;
   g.gated = gated;
-  return g;
-}
-
-}  // namespace
-
-void ProductScratch::count(SchemeId scheme, DType dtype, int64_t rows, int64_t in_features,
-                           int64_t out_features, bool gated, bool reads_sumsq, int64_t num_groups) {
-  GemmParams g = problem_of(scheme, dtype, rows, in_features, out_features, gated);
   g.num_groups = num_groups;
   gemm_.matrix_bytes = std::max(gemm_.matrix_bytes, gemm_matrix_bytes(g));
   if (rows > kRowsWithoutScratch) {
@@ -57,51 +47,34 @@ void ProductScratch::take(Arena& arena, void* blas, bool matrices) {
 namespace {
 
 GemmParams gemm_params(const Product& p, DType dtype, DType out_dtype) {
-  GemmParams g;
-  g.x = p.x;
-  g.bias = p.bias;
-  g.residual = p.residual;
-  g.sumsq = p.sumsq;
-  g.out = p.out;
-  g.sumsq_out = p.sumsq_out;
-  g.scaled_out = p.scaled_out;
-  g.next_norm_weight = p.next_norm_weight;
-  g.num_rows = p.num_rows;
-  g.in_features = p.in_features;
-  g.out_features = p.out_features;
-  g.num_sumsq = p.num_sumsq;
-  g.epsilon = p.epsilon;
+  GemmParams g = p;
+  g.operands = operands_of(p.scheme);
+  g.weight = p.tensors->data;
   g.dtype = dtype;
   g.out_dtype = out_dtype;
-  g.gated = p.gated;
-  g.activates = p.activates;
-  g.function = p.function;
-  g.num_groups = p.num_groups;
-  g.group_ends = p.group_ends;
-  g.group_ends_ready = p.group_ends_ready;
   return g;
 }
 
-Status norm(const void* x, const void* weight, void* out, int64_t rows, int64_t width,
-            float epsilon, DType dtype, const Launch& launch_on) {
-  NormParams p = {};
-  p.x = x;
-  p.weight = weight;
-  p.out = out;
-  p.num_tokens = rows;
-  p.hidden_size = width;
-  p.epsilon = epsilon;
-  p.dtype = dtype;
-  return norm(p, launch_on);
+// The norm ahead of `p`: p.x -> p.normed.
+Status norm(const Product& p, DType dtype, const Launch& launch_on) {
+  NormParams n = {};
+  n.x = p.x;
+  n.weight = p.norm_weight;
+  n.out = p.normed;
+  n.num_tokens = p.num_rows;
+  n.hidden_size = p.in_features;
+  n.epsilon = p.epsilon;
+  n.dtype = dtype;
+  return norm(n, launch_on);
 }
 
 Status check_dense(const Product& p, DType dtype) {
-  if (p.weight->rank == 2 && p.weight->dtype == dtype && p.weight->shape[0] == p.out_features &&
-      p.weight->shape[1] == p.in_features) {
+  if (p.tensors->rank == 2 && p.tensors->dtype == dtype && p.tensors->shape[0] == p.out_features &&
+      p.tensors->shape[1] == p.in_features) {
     return {};
   }
-  return Status::error(std::string(p.name) + ": the weight is " + dtype_name(p.weight->dtype) +
-                       " " + shape_string(*p.weight) + ", expected " + dtype_name(dtype) + " [" +
+  return Status::error(std::string(p.name) + ": the weight is " + dtype_name(p.tensors->dtype) +
+                       " " + shape_string(*p.tensors) + ", expected " + dtype_name(dtype) + " [" +
                        std::to_string(p.out_features) + ", " + std::to_string(p.in_features) +
                        "]; a GPU takes matrices as checkpoints store them, not packed");
 }
@@ -111,8 +84,8 @@ Status check_dense(const Product& p, DType dtype) {
 QuantizeRowsParams quantization(const Product& p, const ProductScratch& scratch, DType dtype) {
   const GemmOperands operands = operands_of(p.scheme);
   const auto optional = [&](int index) {
-    const bool given = index < scheme_info(p.scheme).num_tensors && p.weight[index].shape[0] > 1;
-    return given ? static_cast<const float*>(p.weight[index].data) : nullptr;
+    const bool given = index < scheme_info(p.scheme).num_tensors && p.tensors[index].shape[0] > 1;
+    return given ? static_cast<const float*>(p.tensors[index].data) : nullptr;
   };
   QuantizeRowsParams q;
   q.x = p.x;
@@ -121,7 +94,7 @@ QuantizeRowsParams quantization(const Product& p, const ProductScratch& scratch,
     q.smooth = optional(3);
     q.shift = optional(4);
   }
-  q.static_scale = static_cast<const float*>(p.weight[2].data);
+  q.static_scale = static_cast<const float*>(p.tensors[2].data);
   q.codes = scratch.codes_;
   q.scale = scratch.scale_;
   q.num_rows = p.num_rows;
@@ -129,7 +102,7 @@ QuantizeRowsParams quantization(const Product& p, const ProductScratch& scratch,
   q.epsilon = p.epsilon;
   q.normalize = p.norm_weight != nullptr;
   q.operands = operands == GemmOperands::kW4A8 ? GemmOperands::kInt8 : operands;
-  q.blocks = p.weight[1].rank == 2;
+  q.blocks = p.tensors[1].rank == 2;
   q.dtype = dtype;
   return q;
 }
@@ -137,13 +110,10 @@ QuantizeRowsParams quantization(const Product& p, const ProductScratch& scratch,
 Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch& scratch,
            const Launch& launch_on) {
   GemmParams g = gemm_params(p, dtype, out_dtype);
-  g.operands = operands_of(p.scheme);
-  g.weight = p.weight->data;
-  Status status;
   if (takes_codes(p.scheme)) {
-    g.weight_scale = static_cast<const float*>(p.weight[1].data);
-    if (p.weight[1].rank == 2) {
-      g.scale_rows = p.weight[1].shape[0] == p.out_features ? 1 : kScaleBlock;
+    g.weight_scale = static_cast<const float*>(p.tensors[1].data);
+    if (p.tensors[1].rank == 2) {
+      g.scale_rows = p.tensors[1].shape[0] == p.out_features ? 1 : kScaleBlock;
     }
     if (p.coded.codes != nullptr) {
       g.x = p.coded.codes;
@@ -159,33 +129,31 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
     next.codes = scratch.next_codes_;
     next.scale = scratch.next_scale_;
     bool coded = false;
-    status = gemm_to_codes(g, q, next, scratch.gemm_, &coded, launch_on.stream);
+    const Status status = gemm_to_codes(g, q, next, scratch.gemm_, &coded, launch_on.stream);
     if (coded) p.next->coded = next;
     return status;
   }
-  const bool ordered = is_packed(g.operands) && p.weight[3].shape[0] > 1;
+  const bool ordered = is_packed(g.operands) && p.tensors[3].shape[0] > 1;
   const bool to_codes = g.operands == GemmOperands::kW4A8;
   if (p.norm_weight != nullptr && (!to_codes || ordered)) {
-    status =
-        norm(p.x, p.norm_weight, p.normed, p.num_rows, p.in_features, p.epsilon, dtype, launch_on);
-    if (!status.ok()) return status;
+    REGATTA_RETURN_IF_ERROR(norm(p, dtype, launch_on));
     g.x = p.normed;
   }
   if (g.operands == GemmOperands::kDense) {
-    status = check_dense(p, dtype);
-    return status.ok() ? gemm(g, scratch.gemm_, nullptr, launch_on.stream) : status;
+    REGATTA_RETURN_IF_ERROR(check_dense(p, dtype));
+    return gemm(g, scratch.gemm_, nullptr, launch_on.stream);
   }
-  const int64_t unit = p.weight->shape[2];
+  const int64_t unit = p.tensors->shape[2];
   if (g.operands == GemmOperands::kWeightInt8 && !packed_unit_has_groups(unit)) {
-    g.weight_scale = static_cast<const float*>(p.weight[1].data);
+    g.weight_scale = static_cast<const float*>(p.tensors[1].data);
   } else {
     if (g.operands == GemmOperands::kWeightInt8) g.operands = GemmOperands::kWeightInt8Groups;
     g.group_size = packed_unit_group_size(unit);
   }
   if (ordered) {
-    status = gather_columns(g.x, static_cast<const int32_t*>(p.weight[3].data), scratch.codes_,
-                            p.num_rows, p.in_features, launch_on.stream);
-    if (!status.ok()) return status;
+    REGATTA_RETURN_IF_ERROR(gather_columns(g.x, static_cast<const int32_t*>(p.tensors[3].data),
+                                           scratch.codes_, p.num_rows, p.in_features,
+                                           launch_on.stream));
     g.x = scratch.codes_;
   }
   if (to_codes) {
@@ -202,8 +170,6 @@ Status run(const Product& p, DType dtype, DType out_dtype, const ProductScratch&
 
 bool makes_function(const Product& p, DType dtype) {
   GemmParams g = gemm_params(p, dtype, dtype);
-  g.operands = operands_of(p.scheme);
-  g.weight = p.weight->data;
   const bool plain = p.gated && p.function == Function::kSilu;
   return plain || (g.operands == GemmOperands::kDense && gemm_makes_function(g));
 }

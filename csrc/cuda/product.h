@@ -41,33 +41,26 @@ class Arena {
   int64_t used_ = 0;
 };
 
-struct Product {
-  const char* name = nullptr;
-  SchemeId scheme = SchemeId::kDense;
-  const TensorView* weight = nullptr;  // the scheme's tensors
-  const void* bias = nullptr;
-  const void* x = nullptr;
-  void* out = nullptr;
-  int64_t num_rows = 0, in_features = 0, out_features = 0;
-  const void* residual = nullptr;
-  bool gated = false;      // function(gate) * up is what it makes
-  bool activates = false;  // without a gate: function(x) is
-  Function function = Function::kSilu;
-  const float* sumsq = nullptr;
-  int64_t num_sumsq = 0;
-  float* sumsq_out = nullptr;
-  void* scaled_out = nullptr;
-  const void* next_norm_weight = nullptr;
-  float epsilon = 0.f;
+// x, out, sizes and what GemmParams says of them; run() sets weight, scales, operands and dtypes.
+struct Product : GemmParams {
+  const char* name;
+  SchemeId scheme;
+  const TensorView* tensors;          // the scheme's, of experts one behind the other
   const void* norm_weight = nullptr;  // of an RMS norm ahead of the product, or null
   void* normed = nullptr;             // [num_rows, in_features]: room for it
   Product* next = nullptr;            // of a gated one, the only reader of out
-  // Not 0: of so many experts, each with the tensors of `weight` one behind the other; rows are
-  // sorted by expert (GemmParams::group_ends).
-  int64_t num_groups = 0;
-  const int32_t* group_ends = nullptr;
-  bool group_ends_ready = false;  // they are not of the launch ahead
-  QuantizeRowsParams coded;       // how x became codes already, if `codes` is not null
+  QuantizeRowsParams coded;           // how x became codes already, if `codes` is not null
+
+  Product(const char* name, SchemeId scheme, const LinearWeights& weights, const void* from,
+          void* to, int64_t rows, int64_t in, int64_t columns)
+      : name(name), scheme(scheme), tensors(weights.tensors) {
+    bias = weights.bias;
+    x = from;
+    out = to;
+    num_rows = rows;
+    in_features = in;
+    out_features = columns;
+  }
 };
 
 // Memory that products need beside their tensors, for the widest of them: first `count` each, then
@@ -76,7 +69,7 @@ class ProductScratch {
  public:
   // reads_sumsq: it scales its rows. num_groups: as Product's.
   void count(SchemeId scheme, DType dtype, int64_t rows, int64_t in_features, int64_t out_features,
-             bool gated, bool reads_sumsq, int64_t num_groups = 0);
+             bool gated = false, bool reads_sumsq = false, int64_t num_groups = 0);
   // matrices: for weights that become one, too.
   void take(Arena& arena, void* blas, bool matrices = true);
 

@@ -29,22 +29,16 @@ __device__ __forceinline__ WgmmaTile wgmma_descriptor(const void* shared) {
 }
 
 __device__ __forceinline__ void wgmma_fence() {
-#ifdef REGATTA_SM90A
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#endif
+  REGATTA_SM90A_ASM("wgmma.fence.sync.aligned;" :: : "memory");
 }
 
 __device__ __forceinline__ void wgmma_commit() {
-#ifdef REGATTA_SM90A
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-#endif
+  REGATTA_SM90A_ASM("wgmma.commit_group.sync.aligned;" :: : "memory");
 }
 
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
-#ifdef REGATTA_SM90A
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
-#endif
+  REGATTA_SM90A_ASM("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
 // Keeps the compiler from moving accesses of an accumulator across asynchronous instructions.
@@ -184,33 +178,5 @@ REGATTA_WGMMA_WIDTH(160, 80, "%80", "%81", "%82", "%83", "%84", "%85")
 REGATTA_WGMMA_WIDTH(192, 96, "%96", "%97", "%98", "%99", "%100", "%101")
 REGATTA_WGMMA_WIDTH(224, 112, "%112", "%113", "%114", "%115", "%116", "%117")
 REGATTA_WGMMA_WIDTH(256, 128, "%128", "%129", "%130", "%131", "%132", "%133")
-
-#undef REGATTA_WGMMA_WIDTH
-#undef REGATTA_WGMMA_ROWS
-#undef REGATTA_WGMMA_TYPE
-#undef REGATTA_WGMMA_RUN
-#undef REGATTA_WGMMA_ASM
-#undef REGATTA_WGMMA_4
-#undef REGATTA_WGMMA_8
-#undef REGATTA_WGMMA_16
-#undef REGATTA_WGMMA_32
-#undef REGATTA_WGMMA_40
-#undef REGATTA_WGMMA_48
-#undef REGATTA_WGMMA_64
-#undef REGATTA_WGMMA_80
-#undef REGATTA_WGMMA_96
-#undef REGATTA_WGMMA_112
-#undef REGATTA_WGMMA_128
-#undef REGATTA_WGMMA_TEXT_4
-#undef REGATTA_WGMMA_TEXT_8
-#undef REGATTA_WGMMA_TEXT_16
-#undef REGATTA_WGMMA_TEXT_32
-#undef REGATTA_WGMMA_TEXT_40
-#undef REGATTA_WGMMA_TEXT_48
-#undef REGATTA_WGMMA_TEXT_64
-#undef REGATTA_WGMMA_TEXT_80
-#undef REGATTA_WGMMA_TEXT_96
-#undef REGATTA_WGMMA_TEXT_112
-#undef REGATTA_WGMMA_TEXT_128
 
 }  // namespace regatta::cuda

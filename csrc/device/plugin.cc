@@ -1,22 +1,18 @@
 // The NVIDIA GPU as a Paddle custom device, for Paddle builds that have no CUDA of their own.
 //
 // Paddle loads this library from the folder that CUSTOM_DEVICE_ROOT names, when it is imported, and
-// calls InitPlugin, which fills the table of functions below. It then has devices "nvgpu:0", ...;
-// their streams are CUDA streams and their tensors CUDA memory, so that kernels compiled by nvcc
-// run on them. No Paddle operator is compiled for them: those that are not in our operator library
-// fall back to Paddle's CPU kernels with copies both ways.
+// calls InitPlugin, which fills the table of functions below. Devices "nvgpu:0", ... then have CUDA
+// streams and CUDA memory. Operators that are not in our library fall back to Paddle's CPU kernels.
 //
 // What Paddle's side expects beyond the header's comments
 //  * device_memory_allocate: success with a null pointer means out of memory. Paddle then frees its
 //    own idle chunks and asks again; any other status is an error at once.
 //  * synchronize_stream is called at the end of paddle.inference's run: under capture it must
-//  succeed, and else the host would not run ahead (regatta_device_leave_queued).
-//  * init_blas_handle and init_blaslt_handle must give something that is not null: each context
-//    wants them, though nothing here uses them.
+//    succeed, and else the host would not run ahead (regatta_device_leave_queued).
+//  * init_blas_handle and init_blaslt_handle must give something that is not null.
 //  * query functions: anything but success means "not yet".
-// CUDA graphs: memory that a captured graph uses must not be given to others afterwards. Paddle has
-// an allocator for each stream, so a stream on which only captures run has memory of its own; see
-// predict/device/devices.py.
+// CUDA graphs: memory that a captured graph uses must not be given to others afterwards. A stream
+// on which only captures run has an allocator and memory of its own (predict/device/devices.py).
 #include <dlfcn.h>
 
 #include <array>

@@ -52,19 +52,14 @@ Status run(const ActivateParams& params, const Launch& launch_on) {
   const bool vector = params.intermediate_size % Vec16<T>::kSize == 0;
   const int64_t units =
       vector ? params.intermediate_size / Vec16<T>::kSize : params.intermediate_size;
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(params.num_tokens * units, kThreads)));
-  config.block = dim3(kThreads);
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
   auto* const kernel = params.activation.gated
                            ? (vector ? activate_kernel<T, kFunction, true, true>
                                      : activate_kernel<T, kFunction, true, false>)
                            : (vector ? activate_kernel<T, kFunction, false, true>
                                      : activate_kernel<T, kFunction, false, false>);
-  return launch(kernel, config, "activate", static_cast<const T*>(params.x),
-                static_cast<T*>(params.out), params.num_tokens * units, static_cast<int>(units),
-                params.activation);
+  return launch(kernel, {launch_on, ceil_div(params.num_tokens * units, kThreads), kThreads},
+                "activate", static_cast<const T*>(params.x), static_cast<T*>(params.out),
+                params.num_tokens * units, static_cast<int>(units), params.activation);
 }
 
 }  // namespace

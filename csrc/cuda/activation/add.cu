@@ -43,12 +43,8 @@ Status add(const AddParams& params, const Launch& launch_on) {
   if (params.count == 0) return {};
   return dispatch_dtype(params.dtype, "add", [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    LaunchConfig config;
-    config.grid = dim3(static_cast<unsigned>(ceil_div(params.count, kThreads * Vec16<T>::kSize)));
-    config.block = dim3(kThreads);
-    config.stream = launch_on.stream;
-    config.pdl = launch_on.pdl;
-    return launch(params.b != nullptr ? add_kernel<T, true> : add_kernel<T, false>, config, "add",
+    return launch(params.b != nullptr ? add_kernel<T, true> : add_kernel<T, false>,
+                  {launch_on, ceil_div(params.count, kThreads * Vec16<T>::kSize), kThreads}, "add",
                   static_cast<const T*>(params.a), static_cast<const T*>(params.b),
                   static_cast<T*>(params.out), params.count, params.a_scale, params.b_scale);
   });

@@ -69,7 +69,7 @@ inline Adding adding_to(const Product& product, const LowRankWeights& weights,
   down.x = x;
   down.norm_weight = norm_weight;
   down.rows = rows;
-  down.ready = up.ready = ready;
+  down.ready = ready;
   down.sorted = scratch.sorted;
   down.which = which;
   down.weights = weights;
@@ -79,17 +79,10 @@ inline Adding adding_to(const Product& product, const LowRankWeights& weights,
   down.sums = scratch.sums;
   down.squares = scratch.squares;
   down.dtype = dtype;
-  up.sums = down.sums;
-  up.squares = norm_weight == nullptr ? nullptr : down.squares;
+  static_cast<LowRankSums&>(up) = down;
+  if (norm_weight == nullptr) up.squares = nullptr;
   up.epsilon = product.epsilon;
-  up.rows = rows;
-  up.sorted = scratch.sorted;
-  up.which = which;
-  up.weights = weights;
-  up.num_rows = down.num_rows;
-  up.in_features = down.in_features;
   up.out_features = product.out_features;
-  up.dtype = dtype;
   return adding;
 }
 
@@ -99,8 +92,8 @@ inline Status add_ahead(Product& product, Adding& adding, const void* residual,
   adding.up.residual = residual;
   adding.up.out = scratch.added;
   product.residual = adding.up.out;
-  const Status status = shrink(adding.down, launch_on);
-  return status.ok() ? expand(adding.up, launch_on) : status;
+  REGATTA_RETURN_IF_ERROR(shrink(adding.down, launch_on));
+  return expand(adding.up, launch_on);
 }
 
 }  // namespace regatta::cuda

@@ -2,15 +2,12 @@
 //
 // Architectures: all; float32, bf16, fp16.
 // Algorithm
-//   1. Tiles (16 bits, many rows; stretches of columns that are of one part): a block adds up the
-//      pieces that shrink() left of the sums of up to 16 rows of an adapter. Its warps have 64
-//      columns each, gated of gates and of ups, and multiply the sums by B, mma m16n8k16: eight
-//      ranks of a page, and the same again times what rounding took from the sums. A lane reads 16
-//      bytes of two ranks, so that eight products leave it 8 neighbouring columns, twice, of two
-//      rows.
-//   2. Rows (few; float32; odd columns): a thread has up to 16 bytes of a row's columns, gated of
-//      its gates and ups, adds up the row's pieces itself, and goes over the ranks of its adapter.
-//   B of two pages is asked for while the launch ahead ends. Every sum's order is the row's alone.
+//   1. Tiles (16 bits, many rows; stretches of columns of one part): a block adds up shrink()'s
+//      pieces of up to 16 rows of an adapter. A warp multiplies them by 64 columns of B, mma
+//      m16n8k16: eight ranks of a page, and the same again times what rounding took from the sums.
+//   2. Rows (few; float32; odd columns): a thread has up to 16 bytes of a row's columns, adds up
+//      the row's pieces itself, and goes over the ranks of its adapter.
+// B of two pages is asked for while the launch ahead ends. Every sum's order is the row's alone.
 // Bound: the bytes of B, and of the output for many rows; latency for few. Source: own.
 #include <type_traits>
 
@@ -22,7 +19,7 @@ namespace regatta::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr size_t kMostShared = 96 << 10;
+constexpr int64_t kMostShared = 96 << 10;
 constexpr int kTileWarps = 4;
 
 template <class T>
@@ -231,8 +228,8 @@ __global__ void __launch_bounds__(kTileWarps* kWarp, kEnding == Ending::kGated ?
 }
 
 // Of a tile's sums in shared memory.
-size_t pair_bytes(const ExpandParams& p) {
-  return sizeof(uint2) * static_cast<size_t>(p.num_parts * p.rows.max_pages * kPagePairs);
+int64_t pair_bytes(const ExpandParams& p) {
+  return int64_t{sizeof(uint2)} * p.num_parts * p.rows.max_pages * kPagePairs;
 }
 
 // Whether every part, and so every half of a gated linear, is of whole units of so many columns.
@@ -244,11 +241,9 @@ bool is_of_units(const ExpandParams& p, int64_t unit) {
 
 template <class T, Ending kEnding, int kUnit>
 Status run_rows(const Args<T>& args, const Outputs<T>& to, const ExpandParams& p,
-                LaunchConfig config) {
-  config.grid = dim3(static_cast<unsigned>(p.num_rows),
-                     static_cast<unsigned>(ceil_div(to.width, kThreads * kUnit)));
-  config.block = dim3(kThreads);
-  return launch(expand_rows_kernel<T, kEnding, kUnit>, config, "expand", args,
+                const Launch& launch_on) {
+  const dim3 grid = grid_of(p.num_rows, ceil_div(to.width, kThreads * kUnit));
+  return launch(expand_rows_kernel<T, kEnding, kUnit>, {launch_on, grid, kThreads}, "expand", args,
                 tables_of(p.rows, p.which, p.weights.num_pages), to);
 }
 
@@ -277,22 +272,18 @@ Status run(const ExpandParams& p, const Launch& launch_on) {
   to.out_features = static_cast<int>(p.out_features);
   to.width = to.out_features / kParts;
   if (p.activation != nullptr) to.function = p.activation->function;
-  LaunchConfig config;
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
   if constexpr (sizeof(T) == 2) {
     const bool fits = is_of_units(p, kStretchColumns) && pair_bytes(p) <= kMostShared;
     if (fits && takes_tiles(p.dtype, p.num_rows)) {
-      config.grid = dim3(static_cast<unsigned>(ceil_div(to.width, kTileWarps * kStretchColumns)),
-                         static_cast<unsigned>(num_tile_blocks(p.num_rows)));
-      config.block = dim3(kTileWarps * kWarp);
-      config.shared_bytes = pair_bytes(p);
-      return launch(expand_tiles_kernel<T, kEnding>, config, "expand", args,
+      const dim3 grid =
+          grid_of(ceil_div(to.width, kTileWarps * kStretchColumns), num_tile_blocks(p.num_rows));
+      return launch(expand_tiles_kernel<T, kEnding>,
+                    {launch_on, grid, kTileWarps * kWarp, pair_bytes(p)}, "expand", args,
                     tables_of(p.rows, p.which, p.weights.num_pages), to);
     }
   }
-  return is_of_units(p, kUnit) ? run_rows<T, kEnding, kUnit>(args, to, p, config)
-                               : run_rows<T, kEnding, 1>(args, to, p, config);
+  return is_of_units(p, kUnit) ? run_rows<T, kEnding, kUnit>(args, to, p, launch_on)
+                               : run_rows<T, kEnding, 1>(args, to, p, launch_on);
 }
 
 }  // namespace

@@ -52,10 +52,8 @@ struct SortRowsParams {
 };
 Status sort_rows(const SortRowsParams& params, const Launch& launch);
 
-// sums = x A^T of each row's pages, in parts of K that expand() adds up.
-struct ShrinkParams {
-  const void* x = nullptr;            // [T, K]
-  const void* norm_weight = nullptr;  // [K] of an RMS norm of x, whose factor expand() takes; null
+// The sums that shrink() makes and expand() takes.
+struct LowRankSums {
   AdapterRows rows;
   bool ready = false;  // rows.ids are not of the launches ahead
   SortedRows sorted;
@@ -63,8 +61,14 @@ struct ShrinkParams {
   LowRankWeights weights;
   int64_t num_rows = 0, in_features = 0, num_parts = 1;
   float* sums = nullptr;     // [T, shrink_splits(K), parts, R, kPageRanks]
-  float* squares = nullptr;  // [T, shrink_splits(K)] of x; with a norm
+  float* squares = nullptr;  // [T, shrink_splits(K)] of x; of expand() null: without a norm
   DType dtype = DType::kBFloat16;
+};
+
+// sums = x A^T of each row's pages, in parts of K that expand() adds up.
+struct ShrinkParams : LowRankSums {
+  const void* x = nullptr;            // [T, K]
+  const void* norm_weight = nullptr;  // [K] of an RMS norm of x, whose factor expand() takes; null
   // Of the linear's own product: with `codes` not null it also does what quantize_rows() does.
   QuantizeRowsParams quantize;
 };
@@ -73,24 +77,15 @@ int64_t shrink_splits(int64_t in_features);
 bool shrink_quantizes(const ShrinkParams& params, const QuantizeRowsParams& quantize);
 Status shrink(const ShrinkParams& params, const Launch& launch);
 
-// out = residual + what the adapters add; or a function of it. The first fields are those of
-// shrink().
-struct ExpandParams {
-  const float* sums = nullptr;
-  const float* squares = nullptr;  // null: without a norm
+// out = residual + what the adapters add; or a function of it.
+struct ExpandParams : LowRankSums {
   float epsilon = 0.f;
-  AdapterRows rows;
-  bool ready = false;
-  SortedRows sorted;
-  Adapted which = Adapted::kQkv;
-  LowRankWeights weights;
-  int64_t num_rows = 0, in_features = 0, out_features = 0, num_parts = 1;
+  int64_t out_features = 0;
   int64_t part_ends[kMaxAdaptedParts] = {};  // of columns
   const void* residual = nullptr;            // [T, N] or null
   // Not null: `out` is this plain function of the sums. Gated, gates are the first half of columns.
   const Activation* activation = nullptr;
   void* out = nullptr;  // [T, N], gated [T, N / 2]
-  DType dtype = DType::kBFloat16;
 };
 Status expand(const ExpandParams& params, const Launch& launch);
 

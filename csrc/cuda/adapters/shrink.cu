@@ -2,17 +2,12 @@
 //
 // Architectures: all; float32, bf16, fp16.
 // Algorithm
-//   1. Tiles (16 bits, many rows): a block has a piece of kColumns columns, one part, and the up to
-//      16 rows of an adapter that a tile holds. Its warps share the columns; each multiplies its
-//      own by the A of two pages, mma m16n8k16, a page being the eight columns of one: which
-//      columns of K are a step's is free, so a lane reads 16 bytes at a time. The warps' sums meet
-//      in shared memory.
-//   2. Rows (few; float32; widths that are not whole units): a block has a piece of columns of one
-//      page of one part, and one row. Each of its warps has one rank. Where the linear's product
-//      takes codes, a block more makes those of each row: the product, behind these launches, would
-//      begin with it.
-//   A is asked for while the launch ahead ends. Every sum's order is the row's alone: pieces are
-//   added up later, in order.
+//   1. Tiles (16 bits, many rows): a block has kColumns columns of one part and up to 16 rows of an
+//      adapter. Its warps share the columns and multiply them by the A of two pages, mma m16n8k16;
+//      their sums meet in shared memory.
+//   2. Rows (few; float32; widths that are not whole units): a block has columns of a page and one
+//      row, a warp a rank. Where the product takes codes, one more block makes those of a row.
+// A is asked for while the launch ahead ends. Every sum's order is the row's alone.
 // Bound: the bytes of A, once for each 16 rows of an adapter; latency for few. Source: own;
 // gathering by row is Punica's (2023).
 #include <type_traits>
@@ -293,22 +288,18 @@ Status run(const ShrinkParams& p, const Launch& launch_on) {
   args.sorted = p.sorted;
   const PageTables tables = tables_of(p.rows, p.which, p.weights.num_pages);
   const bool whole = p.in_features % Vec16<T>::kSize == 0;
-  LaunchConfig config;
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  const auto pieces = static_cast<unsigned>(args.splits * args.num_parts);
+  const int64_t pieces = int64_t{args.splits} * args.num_parts;
   if constexpr (sizeof(T) == 2) {
     if (whole && takes_tiles(p.dtype, p.num_rows)) {
-      config.grid = dim3(pieces, static_cast<unsigned>(num_tile_blocks(p.num_rows)));
-      config.block = dim3(kTileThreads);
-      return launch(shrink_tiles_kernel<T>, config, "shrink", args, tables);
+      const dim3 grid = grid_of(pieces, num_tile_blocks(p.num_rows));
+      return launch(shrink_tiles_kernel<T>, {launch_on, grid, kTileThreads}, "shrink", args,
+                    tables);
     }
   }
-  const unsigned codes = p.quantize.codes != nullptr;
-  config.grid = dim3(static_cast<unsigned>(p.num_rows),
-                     codes + pieces * static_cast<unsigned>(p.rows.max_pages));
-  config.block = dim3(kThreads);
-  return launch(rows_kernel<T>(p.quantize, whole), config, "shrink", args, tables, p.quantize);
+  const int64_t codes = p.quantize.codes != nullptr;
+  return launch(rows_kernel<T>(p.quantize, whole),
+                {launch_on, grid_of(p.num_rows, codes + pieces * p.rows.max_pages), kThreads},
+                "shrink", args, tables, p.quantize);
 }
 
 }  // namespace

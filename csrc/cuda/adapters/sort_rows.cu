@@ -93,15 +93,12 @@ Status sort_rows(const SortRowsParams& p, const Launch& launch_on) {
   args.num_pages = static_cast<int>(kNumAdapted * p.rows.max_pages);
   args.num_ends = static_cast<int>(num_tile_blocks(p.num_rows));
   args.sorted = p.sorted;
-  LaunchConfig config;
-  config.block = dim3(kThreads);
-  config.shared_bytes = sizeof(int32_t) * (3 * static_cast<size_t>(args.num_groups) + 2);
+  const LaunchConfig config(launch_on, 1, kThreads,
+                            sizeof(int32_t) * (3 * static_cast<size_t>(args.num_groups) + 2));
   if (config.shared_bytes > kMostShared) {
     return Status::error("sort_rows: " + std::to_string(p.rows.num_adapters) +
                          " adapters in a step (allowed: up to 4,000)");
   }
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
   return launch(sort_rows_kernel, config, "sort_rows", args);
 }
 

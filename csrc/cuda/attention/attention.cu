@@ -17,44 +17,26 @@
 namespace regatta::cuda {
 namespace {
 
-struct Device {
-  int architecture = 0;  // 90 for compute capability 9.0
-  int num_sms = 0;
-};
-
-Status current_device(Device* device) {
-  int id = 0, major = 0, minor = 0;
-  cudaError_t error = cudaGetDevice(&id);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, id);
-  }
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, id);
-  }
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&device->num_sms, cudaDevAttrMultiProcessorCount, id);
-  }
-  device->architecture = major * 10 + minor;
-  return cuda_status(error, "paged_attention");
-}
-
 bool one_of(int64_t x, std::initializer_list<int64_t> allowed) {
   return std::find(allowed.begin(), allowed.end(), x) != allowed.end();
 }
 
-std::string refuse_sm80(const PagedAttentionParams& p, const AttentionLimits&,
-                        const Device& device) {
-  if (device.architecture < 80) return "needs sm_80 or later";
+// What both tensor-core kernels refuse.
+std::string refuse_matrix_units(const PagedAttentionParams& p) {
   if (p.dtype == DType::kFloat32) return "takes bfloat16 and float16";
+  if (!one_of(p.head_dim, {64, 80, 96, 128, 256})) {
+    return "head_dim " + std::to_string(p.head_dim) + " (allowed: 64, 80, 96, 128, 256)";
+  }
+  return p.batch.num_seqs > 4096 ? "more than 4096 requests" : "";
+}
+
+std::string refuse_sm80(const PagedAttentionParams& p) {
+  if (compute_capability() < 80) return "needs sm_80 or later";
   if (p.batch.tree_mask != nullptr) return "has no draft trees";
   if (p.cache.format != KvFormat::kDense) {
     return std::string("kv_format ") + kv_format_info(p.cache.format).name + " (allowed: dense)";
   }
-  if (!one_of(p.head_dim, {64, 80, 96, 128, 256})) {
-    return "head_dim " + std::to_string(p.head_dim) + " (allowed: 64, 80, 96, 128, 256)";
-  }
-  if (p.batch.num_seqs > 4096) return "more than 4096 requests";
-  return {};
+  return refuse_matrix_units(p);
 }
 
 // Spans that may be trees of drafts are the decode kernel's, prompts with a prefix the other one's.
@@ -64,18 +46,11 @@ int max_decode_rows(const PagedAttentionParams& p) {
   return std::max<int>(kMaxDecodeRows, 32 * p.batch.tree_words * (p.num_heads / p.num_kv_heads));
 }
 
-std::string refuse_sm90(const PagedAttentionParams& p, const AttentionLimits&,
-                        const Device& device) {
-  if (device.architecture != 90) return "needs sm_90";
-  if (p.dtype == DType::kFloat32) return "takes bfloat16 and float16";
-  if (!one_of(p.head_dim, {64, 80, 96, 128, 256})) {
-    return "head_dim " + std::to_string(p.head_dim) + " (allowed: 64, 80, 96, 128, 256)";
-  }
-  if (p.batch.num_seqs > 4096) return "more than 4096 requests";
-  return {};
+std::string refuse_sm90(const PagedAttentionParams& p) {
+  return compute_capability() != 90 ? "needs sm_90" : refuse_matrix_units(p);
 }
 
-std::string refuse_generic(const PagedAttentionParams& p, const AttentionLimits&, const Device&) {
+std::string refuse_generic(const PagedAttentionParams& p) {
   return p.head_dim > 256 ? "head_dim " + std::to_string(p.head_dim) + " is larger than 256" : "";
 }
 
@@ -84,7 +59,7 @@ enum class Kernel { kSm90, kSm80, kGeneric };
 struct Candidate {
   const char* name;
   Kernel kernel;
-  std::string (*refuse)(const PagedAttentionParams&, const AttentionLimits&, const Device&);
+  std::string (*refuse)(const PagedAttentionParams&);
 };
 
 constexpr Candidate kCandidates[] = {
@@ -93,13 +68,12 @@ constexpr Candidate kCandidates[] = {
     {"generic", Kernel::kGeneric, refuse_generic},
 };
 
-Status choose(const PagedAttentionParams& params, const AttentionLimits& limits,
-              const Device& device, Kernel* kernel) {
+Status choose(const PagedAttentionParams& params, Kernel* kernel) {
   const std::string forced = forced_candidate("paged_attention");
   std::string reasons;
   for (const Candidate& candidate : kCandidates) {
     if (!forced.empty() && forced != candidate.name) continue;
-    const std::string reason = candidate.refuse(params, limits, device);
+    const std::string reason = candidate.refuse(params);
     if (reason.empty()) {
       *kernel = candidate.kernel;
       return {};
@@ -216,8 +190,8 @@ bool has_norms(const RopeAndCacheWriteParams& rope) {
 
 // rope: done on the way when not null.
 Status run(const PagedAttentionParams& params, const RopeAndCacheWriteParams* rope,
-           const AttentionLimits& limits, void* workspace, int64_t workspace_bytes,
-           const Device& device, Kernel kernel, const Launch& launch_on) {
+           const AttentionLimits& limits, void* workspace, int64_t workspace_bytes, Kernel kernel,
+           const Launch& launch_on) {
   AttentionArgs args = {};
   args.q = params.q;
   args.key = params.cache.key;
@@ -295,12 +269,13 @@ Status run(const PagedAttentionParams& params, const RopeAndCacheWriteParams* ro
        (prefills && (args.num_seqs == 1 ||
                      (format == KvFormat::kDense && limits.max_context_len <= kShortContext))));
   args.shares_prefill = shares_prefill(params, limits);
+  const int num_sms = num_multiprocessors();
   if (!args.prefill_alone) {
     const Status status =
         kernel == Kernel::kSm90
-            ? launch_attention_decode_sm90(args, params.dtype, format, head_dim, limits,
-                                           device.num_sms, launch_on)
-            : launch_attention_decode_sm80(args, params.dtype, head_dim, device.num_sms, launch_on);
+            ? launch_attention_decode_sm90(args, params.dtype, format, head_dim, limits, num_sms,
+                                           launch_on)
+            : launch_attention_decode_sm80(args, params.dtype, head_dim, num_sms, launch_on);
     if (!status.ok() || !prefills) return status;
   }
   args.counters += kMaxMultiprocessors;
@@ -308,17 +283,15 @@ Status run(const PagedAttentionParams& params, const RopeAndCacheWriteParams* ro
   const int64_t cache_rows =
       params.cache.num_blocks * params.num_kv_heads * params.cache.block_size;
   return prefill_sm90 ? launch_attention_prefill_sm90(args, params.dtype, format, head_dim,
-                                                      cache_rows, device.num_sms, launch_on)
+                                                      cache_rows, num_sms, launch_on)
                       : launch_attention_prefill_sm80(args, params.dtype, head_dim, launch_on);
 }
 
-Status prepare(const PagedAttentionParams& params, const AttentionLimits& limits, Device* device,
-               Kernel* kernel) {
-  Status status = check(params, limits);
-  if (status.ok()) status = current_device(device);
-  if (status.ok()) status = choose(params, limits, *device, kernel);
-  if (status.ok() && is_batch_invariant && *kernel == Kernel::kSm80) *kernel = Kernel::kGeneric;
-  return status;
+Status prepare(const PagedAttentionParams& params, const AttentionLimits& limits, Kernel* kernel) {
+  REGATTA_RETURN_IF_ERROR(check(params, limits));
+  REGATTA_RETURN_IF_ERROR(choose(params, kernel));
+  if (is_batch_invariant && *kernel == Kernel::kSm80) *kernel = Kernel::kGeneric;
+  return {};
 }
 
 }  // namespace
@@ -326,21 +299,17 @@ Status prepare(const PagedAttentionParams& params, const AttentionLimits& limits
 Status paged_attention(const PagedAttentionParams& params, const AttentionLimits& limits,
                        void* workspace, int64_t workspace_bytes, const Launch& launch_on) {
   if (params.batch.num_tokens == 0) return {};
-  Device device;
   Kernel kernel;
-  const Status status = prepare(params, limits, &device, &kernel);
-  if (!status.ok()) return status;
-  return run(params, nullptr, limits, workspace, workspace_bytes, device, kernel, launch_on);
+  REGATTA_RETURN_IF_ERROR(prepare(params, limits, &kernel));
+  return run(params, nullptr, limits, workspace, workspace_bytes, kernel, launch_on);
 }
 
 Status rope_and_paged_attention(const RopeAndCacheWriteParams& rope,
                                 const PagedAttentionParams& params, const AttentionLimits& limits,
                                 void* workspace, int64_t workspace_bytes, const Launch& launch_on) {
   if (params.batch.num_tokens == 0) return {};
-  Device device;
   Kernel kernel;
-  Status status = prepare(params, limits, &device, &kernel);
-  if (!status.ok()) return status;
+  REGATTA_RETURN_IF_ERROR(prepare(params, limits, &kernel));
   // In one launch: vectors of eight columns, one new token per span, and norms over single heads.
   const int64_t rotary_dim = rotary_dim_of(rope);
   const bool fused = kernel == Kernel::kSm90 && limits.max_query_len == 1 && !is_batch_invariant &&
@@ -348,10 +317,9 @@ Status rope_and_paged_attention(const RopeAndCacheWriteParams& rope,
                      rope.positions != nullptr && rope.block_positions == nullptr &&
                      !(rope.whole && has_norms(rope));
   if (!fused) {
-    status = rope_and_cache_write(rope, launch_on);
-    if (!status.ok()) return status;
+    REGATTA_RETURN_IF_ERROR(rope_and_cache_write(rope, launch_on));
   }
-  return run(params, fused ? &rope : nullptr, limits, workspace, workspace_bytes, device, kernel,
+  return run(params, fused ? &rope : nullptr, limits, workspace, workspace_bytes, kernel,
              launch_on);
 }
 

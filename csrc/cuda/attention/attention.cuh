@@ -156,16 +156,6 @@ __device__ __forceinline__ int first_visible(int context_len, int num_tokens, in
   return first > 0 ? first : 0;
 }
 
-__device__ __forceinline__ int warp_inclusive_scan(int x) {
-  const int lane = threadIdx.x % kWarp;
-#pragma unroll
-  for (int o = 1; o < kWarp; o *= 2) {
-    const int y = __shfl_up_sync(~0u, x, o);
-    if (lane >= o) x += y;
-  }
-  return x;
-}
-
 // The prefill tile with number `rank` over all spans, heaviest of each span first. Whole warps call
 // it together. Past the last tile it returns false and sets num_tiles.
 struct PrefillTile {

@@ -2,14 +2,10 @@
 // one 16-row matrix tile.
 //
 // Architectures: sm_80 and later (cp.async, mma.sync m16n8k16); bf16 and fp16.
-// Algorithm
-//  1. Work items as in attention_decode.cuh, with row tiles of 16. A persistent grid walks the
-//     items; blocks find them by a prefix sum over the batch's lengths, so that the grid is fixed
-//     while lengths change.
-//  2. Warp w of a block takes the 16-token chunks w, w + 4, ...: its own cp.async ring and its own
-//     online softmax; no block barrier inside an item.
-//  3. The warps' results are merged in shared memory; with several splits they go to the workspace
-//     and the last block to arrive merges them in the order of the splits.
+// Algorithm: a persistent grid walks the items of attention_decode.cuh, found by a prefix sum over
+// the batch's lengths. Warp w of a block takes the 16-token chunks w, w + 4, ... with its own ring
+// and online softmax; no block barrier inside an item. Warps merge in shared memory, splits in the
+// workspace, by the last block to arrive, in the order of the splits.
 // Source: Flash-Decoding (Dao et al., 2023) and FlashInfer's packed groups; ours fixes the splits
 // by length and merges in the same launch. Bound: bytes of keys and values over the read bandwidth.
 #include "attention_decode.cuh"
@@ -267,15 +263,12 @@ __global__ void __launch_bounds__(DecodeShape<D>::kThreads, DecodeShape<D>::kBlo
 template <class T, int D>
 Status run(const AttentionArgs& args, int num_sms, const Launch& launch_on) {
   using Shape = DecodeShape<D>;
-  LaunchConfig config;
-  config.grid = dim3(num_sms * Shape::kBlocksPerSm);
-  config.block = dim3(Shape::kThreads);
-  config.shared_bytes = Shape::kRingBytes + round_up(args.num_seqs * 4, 16);
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
   auto* const kernel = shapes_scores(args) ? attention_decode_sm80_kernel<T, D, true>
                                            : attention_decode_sm80_kernel<T, D, false>;
-  return launch(kernel, config, "paged_attention decode_sm80", args);
+  return launch(kernel,
+                {launch_on, num_sms * Shape::kBlocksPerSm, Shape::kThreads,
+                 Shape::kRingBytes + round_up(args.num_seqs * 4, 16)},
+                "paged_attention decode_sm80", args);
 }
 
 template <class T>

@@ -3,32 +3,18 @@
 // Architectures: sm_90; bf16 and fp16 activations; caches in any KV format; head_dim 64 to 256.
 // Algorithm
 //  1. An item is a span, a KV head and up to 8 of its query rows. A team of 1, 2 or 4 warps of a
-//     block takes it, or the 4 warps of each block of a cluster: few requests are spread, and of
-//     many each short context is a warp's alone, so that all begin at once. How many is a function
-//     of the number of requests and of the context's own length. Blocks that long contexts need
-//     besides are taken, by tickets, by whatever block is done.
-//  2. Teams share out the tiles of a context, of 16 tokens or 32 (int4). Each warp streams its own
-//     tiles through its own ring of asynchronous copies: no barrier until the end. Tokens that
-//     nobody sees are not read but filled with zeros (unused slots may hold NaN). A multiprocessor
-//     returns what its warps load in order, so constants come before the ring's copies.
-//  3. Logits^T [16, 8] = keys [16, D] queries^T and out^T [D, 8] += values^T [D, 16] weights^T are
-//     mma.sync m16n8k16 with up to 8 rows of a KV group as the operand of 8 columns: none of a
-//     product is spent on rows that do not exist. movmatrix turns the weights from the one's result
-//     into the other's operand. The online softmax rescales only when a logit exceeds the running
-//     maximum by a factor of 2^8, which costs one vote per tile. Codes of a quantized cache become
-//     fp16 in registers, where it can be without arithmetic (kv_fragments.cuh); scales per token
-//     multiply logits and weights, and minima enter through the sum of a query's columns and the
-//     sum of weights, so that no element is scaled.
-//  4. Warps are merged in shared memory. Each block of a cluster finishes a share of the columns:
-//     the others store their parts of it into its shared memory, asynchronously, and leave.
-//  5. Clusters do not span the groups that the chip's multiprocessors come in. Where some of them
-//     would wait for others, blocks of an item leave their parts in memory instead, and the last
-//     one merges them, in the same order.
-// Fused (params of the rotary embedding given; spans of one token): the team rotates its queries
-// itself, and the one whose tiles end the context makes the token's key and value, writes them to
-// the cache, and uses them from shared memory. Nothing of what it copies depends on the kernels
-// ahead then, so the rings fill before pdl_wait().
-// Bound: bytes of keys and values over the read bandwidth, 4.67 TB/s measured.
+//     block takes it, or all warps of a cluster, by the number of requests and context length.
+//  2. Each warp of a team streams its own tiles through its own ring of asynchronous copies: no
+//     barrier until the end. Tokens that nobody sees become zeros (unused slots may hold NaN).
+//     Memory is returned in order, so constants are asked for before the ring's copies.
+//  3. mma.sync m16n8k16 with the rows as its 8 columns; movmatrix turns weights into operands. The
+//     online softmax rescales only for a logit 2^8 above the running maximum. Codes become fp16 in
+//     registers (kv_fragments.cuh); scales multiply logits and weights, not elements.
+//  4. Warps merge in shared memory, blocks of a cluster in each other's. Where clusters would wait
+//     for free multiprocessors, blocks meet in memory and the last one merges, in the same order.
+// Fused (spans of one token): the team rotates its queries, makes the token's key and value and
+// writes them to the cache. Its copies depend on no kernel ahead: rings fill before pdl_wait().
+// Bound: bytes of keys and values over the read bandwidth.
 #pragma once
 
 #include <algorithm>
@@ -183,36 +169,19 @@ __device__ __forceinline__ float stride_sum(float x) {
   return x;
 }
 
-// Stores to the same shared-memory address of another block of the cluster, counted in bytes by its
-// barrier.
-__device__ __forceinline__ uint32_t cluster_address(const void* shared, uint32_t rank) {
-  uint32_t remote = 0;
-#ifdef REGATTA_SM90
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-               : "=r"(remote)
-               : "r"(shared_address(shared)), "r"(rank));
-#endif
-  return remote;
-}
-
+// Stores to an address of another block of the cluster, counted in bytes by its barrier.
 __device__ __forceinline__ void store_cluster(uint32_t remote, float4 x, uint32_t barrier) {
-#ifdef REGATTA_SM90
-  asm volatile(
+  REGATTA_SM90_ASM(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
       "[%5];" ::"r"(remote),
-      "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(barrier)
-      : "memory");
-#endif
+      "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(barrier) : "memory");
 }
 
 __device__ __forceinline__ void store_cluster(uint32_t remote, float2 x, uint32_t barrier) {
-#ifdef REGATTA_SM90
-  asm volatile(
+  REGATTA_SM90_ASM(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, "
       "[%3];" ::"r"(remote),
-      "f"(x.x), "f"(x.y), "r"(barrier)
-      : "memory");
-#endif
+      "f"(x.x), "f"(x.y), "r"(barrier) : "memory");
 }
 
 // exp2(largest - total_largest) for parts that may be empty.
@@ -1258,11 +1227,7 @@ Status run_attention_decode_sm90(AttentionArgs args, const AttentionLimits& limi
     }
   }
   args.decode_apart = apart > 1;
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(std::max(cluster, apart)),
-                     static_cast<unsigned>(args.num_seqs), static_cast<unsigned>(per_span));
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
+  LaunchConfig config(launch_on, grid_of(std::max(cluster, apart), args.num_seqs, per_span));
   config.cluster_x = static_cast<unsigned>(cluster);
   const size_t alone_bytes = launch_on.between_halves ? kAloneBesideBytes : kAloneBytes;
   const int64_t blocks = int64_t{config.grid.x} * config.grid.y * config.grid.z;

@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kWarps* kWarp)
   pdl_trigger();
   const int lane = threadIdx.x % kWarp;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
-  if (row >= static_cast<int64_t>(args.num_tokens) * args.num_heads) return;
+  if (row >= int64_t{args.num_tokens} * args.num_heads) return;
   const int token = static_cast<int>(row / args.num_heads);
   const int head = static_cast<int>(row % args.num_heads);
   const int kv_head = head / args.group;
@@ -153,16 +153,13 @@ __global__ void __launch_bounds__(kWarps* kWarp)
 
 Status launch_attention_generic(const AttentionArgs& args, DType dtype, KvFormat format,
                                 int head_dim, const Launch& launch_on) {
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(
-      ceil_div(static_cast<int64_t>(args.num_tokens) * args.num_heads, kWarps)));
-  config.block = dim3(kWarps * kWarp);
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
   return dispatch_dtype(dtype, "paged_attention", [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     const auto run = [&](auto* kernel) {
-      return launch(kernel, config, "paged_attention generic", args, head_dim);
+      return launch(
+          kernel,
+          {launch_on, ceil_div(int64_t{args.num_tokens} * args.num_heads, kWarps), kWarps * kWarp},
+          "paged_attention generic", args, head_dim);
     };
     switch (format) {
       case KvFormat::kDense:

@@ -12,14 +12,11 @@ Status run(const AttentionArgs& args, const void* shared_key, int64_t num_rows, 
   using S = PrefillShape<D, KvFormat::kDense, V>;
   const int columns = args.num_kv_heads * V;
   PrefillMaps maps = {};
-  Status status = encode_cache(&maps.key, args.key, dtype, num_rows, columns, S::kKeys);
-  if (status.ok()) {
-    status = encode_cache(&maps.value, args.value, dtype, num_rows, columns, S::kKeys);
-  }
-  if (status.ok()) {
-    status = encode_cache(&maps.shared_key, shared_key, dtype, num_rows, D - V, S::kKeys);
-  }
-  if (!status.ok()) return status;
+  REGATTA_RETURN_IF_ERROR(encode_cache(&maps.key, args.key, dtype, num_rows, columns, S::kKeys));
+  REGATTA_RETURN_IF_ERROR(
+      encode_cache(&maps.value, args.value, dtype, num_rows, columns, S::kKeys));
+  REGATTA_RETURN_IF_ERROR(
+      encode_cache(&maps.shared_key, shared_key, dtype, num_rows, D - V, S::kKeys));
   return launch_prefill<S>(attention_prefill_sm90_kernel<T, D, V, KvFormat::kDense, false>, maps,
                            args, S::kKeys, num_sms, launch_on);
 }

@@ -246,16 +246,12 @@ template <class T, int D>
 Status run(const AttentionArgs& args, const Launch& launch_on) {
   using Shape = PrefillShape<D>;
   const int64_t tiles =
-      ceil_div(static_cast<int64_t>(args.num_tokens) * args.group, Shape::kRows) + args.num_seqs;
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(tiles * args.num_kv_heads));
-  config.block = dim3(Shape::kThreads);
-  config.shared_bytes = Shape::kSharedBytes;
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
+      ceil_div(int64_t{args.num_tokens} * args.group, Shape::kRows) + args.num_seqs;
   auto* const kernel = shapes_scores(args) ? attention_prefill_sm80_kernel<T, D, true>
                                            : attention_prefill_sm80_kernel<T, D, false>;
-  return launch(kernel, config, "paged_attention prefill_sm80", args);
+  return launch(kernel,
+                {launch_on, tiles * args.num_kv_heads, Shape::kThreads, Shape::kSharedBytes},
+                "paged_attention prefill_sm80", args);
 }
 
 template <class T>

@@ -3,28 +3,17 @@
 // Architectures: sm_90a; bf16 and fp16; caches in any KV format; head_dim 64, 80, 96, 128, 256; and
 // keys and values made of latents, 192 and 128 columns wide (latent/expanded.h).
 // Algorithm
-//  1. Work items are (128 rows, KV head). A persistent block per multiprocessor takes them by a
-//     ticket counter, heaviest of each span first: a producer warp, three warps that bring queries
-//     (one of them also finds the items), and two consumer warpgroups of 64 rows. Queries are an
-//     item ahead, keys and values as far as their ring reaches. The items that would keep but a
-//     part of the blocks busy at the end are shared out among all of them, by their keys
-//     (PrefillPlan): the last warpgroup to end its piece of an item joins the pieces, in the order
-//     of the keys.
-//  2. The producer copies cache blocks (boxes of 64 columns x block_size tokens, 128-byte swizzle)
-//     into a two-stage ring of keys and one of values. Out of a quantized cache, all four warps of
-//     the producers copy codes to shared memory two tiles ahead, and write values of the
-//     activations' type into the ring. Head dims between panels of 64 columns leave columns unused.
-//     Keys and values made of latents are matrices of their own, no cache: a head is columns of
-//     them, a span rows behind each other, and the last columns of its keys are one for all heads.
-//  3. Consumers issue the logits of the next tile and the value product of this one together, and
-//     compute the next softmax while the products run. Two named barriers let the warpgroups take
-//     turns on the matrix units, so that one's softmax hides behind the other's products.
-//  4. Tiles run from the last (causal mask) to the first. Values past the context are cleared in
-//     shared memory (unused slots may hold NaN), unused keys are masked by selection.
-// Source: FlashAttention-3 (Shah et al., 2024); ours packs the rows of a KV group and pages through
-// the tensor copy engine.
-// Bound: 2 * (D + V) flops per visible (row, key) over the wgmma rate.
-// Of quantized caches the producers bind it: making values of codes takes longer than the products.
+//  1. Items are (128 rows, KV head). A persistent block per multiprocessor takes them by tickets,
+//     the heaviest of each span first. The last items are shared out among all blocks by their keys
+//     (PrefillPlan): the last warpgroup to end its piece joins the pieces in the order of the keys.
+//  2. A producer warp copies boxes of 64 columns x block_size tokens into rings of keys and values;
+//     out of a quantized cache, all producer warps turn codes into values on the way.
+//  3. Two warpgroups of 64 rows issue the logits of the next tile and the value product of this one
+//     together, and take turns on the matrix units: softmax hides behind the other's products.
+//  4. Tiles run from the last (causal mask) to the first. Slots past the context may hold NaN:
+//     values are cleared in shared memory, keys are masked by selection.
+// Source: FlashAttention-3 (Shah et al., 2024); ours packs the rows of a KV group and pages.
+// Bound: 2 * (D + V) flops per visible (row, key); of quantized caches, making values of codes.
 #pragma once
 
 #include <algorithm>
@@ -824,17 +813,13 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat, V>::kThreads, 1)
 template <class S, class Kernel>
 Status launch_prefill(Kernel kernel, const PrefillMaps& maps, const AttentionArgs& args,
                       int box_tokens, int num_sms, const Launch& launch_on) {
-  const int64_t tiles =
-      ceil_div(static_cast<int64_t>(args.num_tokens) * args.group, S::kRows) + args.num_seqs;
-  LaunchConfig config;
+  const int64_t tiles = ceil_div(int64_t{args.num_tokens} * args.group, S::kRows) + args.num_seqs;
   const int64_t blocks = std::min(num_sms, kMaxMultiprocessors);
-  config.grid = dim3(static_cast<unsigned>(
-      args.shares_prefill ? blocks : std::min(tiles * args.num_kv_heads, blocks)));
-  config.block = dim3(S::kThreads);
-  config.shared_bytes = S::kSharedBytes;
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  return launch(kernel, config, "paged_attention prefill_sm90", maps, args, box_tokens);
+  return launch(
+      kernel,
+      {launch_on, args.shares_prefill ? blocks : std::min(tiles * args.num_kv_heads, blocks),
+       S::kThreads, S::kSharedBytes},
+      "paged_attention prefill_sm90", maps, args, box_tokens);
 }
 
 // num_cache_rows: num_blocks * Hkv * block_size.
@@ -846,10 +831,10 @@ Status run_attention_prefill_sm90(const AttentionArgs& args, int64_t num_cache_r
   PrefillMaps maps = {};
   if constexpr (S::kDense) {
     constexpr DType dtype = Traits<T>::dtype;
-    Status status = encode_cache(&maps.key, args.key, dtype, num_cache_rows, D, box_tokens);
-    if (!status.ok()) return status;
-    status = encode_cache(&maps.value, args.value, dtype, num_cache_rows, D, box_tokens);
-    if (!status.ok()) return status;
+    REGATTA_RETURN_IF_ERROR(
+        encode_cache(&maps.key, args.key, dtype, num_cache_rows, D, box_tokens));
+    REGATTA_RETURN_IF_ERROR(
+        encode_cache(&maps.value, args.value, dtype, num_cache_rows, D, box_tokens));
   }
   auto* const kernel = shapes_scores(args) ? attention_prefill_sm90_kernel<T, D, D, kFormat, true>
                                            : attention_prefill_sm90_kernel<T, D, D, kFormat, false>;

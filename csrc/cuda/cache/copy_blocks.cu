@@ -53,14 +53,10 @@ Status copy_blocks(const CopyBlocksParams& params, const Launch& launch_on) {
         piece.copies[i][0] = params.copies[2 * (c + i)];
         piece.copies[i][1] = params.copies[2 * (c + i) + 1];
       }
-      LaunchConfig config;
-      config.grid = dim3(static_cast<unsigned>(ceil_div(most, kPieceBytes)),
-                         static_cast<unsigned>(num_copies), static_cast<unsigned>(num_tensors));
-      config.block = dim3(kThreads);
-      config.stream = launch_on.stream;
-      config.pdl = launch_on.pdl;
-      const Status status = launch(copy_blocks_kernel, config, "copy_blocks", piece);
-      if (!status.ok()) return status;
+      REGATTA_RETURN_IF_ERROR(launch(
+          copy_blocks_kernel,
+          {launch_on, grid_of(ceil_div(most, kPieceBytes), num_copies, num_tensors), kThreads},
+          "copy_blocks", piece));
     }
   }
   return {};

@@ -368,22 +368,18 @@ Status rope_and_cache_write(const RopeAndCacheWriteParams& p, const Launch& laun
   const int64_t num_all = p.num_heads + 2 * p.num_kv_heads;
   return dispatch_dtype(p.dtype, "rope_and_cache_write", [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    LaunchConfig config;
-    config.stream = launch_on.stream;
-    config.pdl = launch_on.pdl;
-    const auto tokens = static_cast<unsigned>(p.num_tokens);
     if (!vector) {
-      config.grid = dim3(tokens, static_cast<unsigned>(ceil_div(num_all, kAnyWarps)));
-      config.block = dim3(kAnyWarps * kWarp);
-      config.shared_bytes = kAnyWarps * p.head_dim * 4;
-      return launch(rope_any_kernel<T>, config, "rope_and_cache_write", a, more);
+      return launch(rope_any_kernel<T>,
+                    {launch_on, grid_of(p.num_tokens, ceil_div(num_all, kAnyWarps)),
+                     kAnyWarps * kWarp, kAnyWarps * p.head_dim * 4},
+                    "rope_and_cache_write", a, more);
     }
     // Few tokens: a head per thread, for latency. Many: a block per token, several heads a thread.
     const int64_t threads = round_up(num_all * a.units.lanes, kWarp);
-    config.block = dim3(static_cast<unsigned>(std::min<int64_t>(kThreads, threads)));
+    const int64_t block_threads = std::min<int64_t>(kThreads, threads);
     const bool many = p.num_tokens > 512 && threads > kThreads;
-    a.heads_per_block = static_cast<int>(many ? num_all : config.block.x / a.units.lanes);
-    config.grid = dim3(tokens, static_cast<unsigned>(ceil_div(num_all, a.heads_per_block)));
+    a.heads_per_block = static_cast<int>(many ? num_all : block_threads / a.units.lanes);
+    const dim3 grid = grid_of(p.num_tokens, ceil_div(num_all, a.heads_per_block));
     const auto of = [&](auto heads) {
       constexpr int kHeads = decltype(heads)::value;
       if (does_more) {
@@ -393,7 +389,7 @@ Status rope_and_cache_write(const RopeAndCacheWriteParams& p, const Launch& laun
     };
     auto* const kernel =
         many ? of(std::integral_constant<int, kManyHeads>()) : of(std::integral_constant<int, 1>());
-    return launch(kernel, config, "rope_and_cache_write", a, more);
+    return launch(kernel, {launch_on, grid, block_threads}, "rope_and_cache_write", a, more);
   });
 }
 

@@ -76,15 +76,11 @@ __global__ void __launch_bounds__(kThreads) count_up_kernel(int32_t* out, int64_
 
 template <class Unit>
 Status run(const GatherRowsParams& p, int64_t units_per_row, const Launch& launch_on) {
-  LaunchConfig config;
   const int64_t num_units = p.num_rows * units_per_row;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(num_units, kThreads)));
-  config.block = dim3(kThreads);
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  return launch(gather_rows_kernel<Unit>, config, "gather_rows", p.row_ids,
-                static_cast<const Unit*>(p.source), static_cast<Unit*>(p.out), num_units,
-                p.num_source_rows, static_cast<int>(units_per_row));
+  return launch(gather_rows_kernel<Unit>, {launch_on, ceil_div(num_units, kThreads), kThreads},
+                "gather_rows", p.row_ids, static_cast<const Unit*>(p.source),
+                static_cast<Unit*>(p.out), num_units, p.num_source_rows,
+                static_cast<int>(units_per_row));
 }
 
 }  // namespace
@@ -104,12 +100,8 @@ Status gather_rows(const GatherRowsParams& params, const Launch& launch_on) {
 }
 
 Status count_up(int32_t* out, int64_t count, const Launch& launch_on) {
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(count, kThreads)));
-  config.block = dim3(kThreads);
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  return launch(count_up_kernel, config, "count_up", out, count);
+  return launch(count_up_kernel, {launch_on, ceil_div(count, kThreads), kThreads}, "count_up", out,
+                count);
 }
 
 Status embedding(const EmbeddingParams& params, const Launch& launch_on) {
@@ -125,13 +117,9 @@ Status embedding(const EmbeddingParams& params, const Launch& launch_on) {
       const bool vector = params.hidden_size % kUnit == 0;
       const int64_t units = vector ? params.hidden_size / kUnit : params.hidden_size;
       const int64_t num_units = params.num_tokens * units;
-      LaunchConfig config;
-      config.grid = dim3(static_cast<unsigned>(ceil_div(num_units, kThreads)));
-      config.block = dim3(kThreads);
-      config.stream = launch_on.stream;
-      config.pdl = launch_on.pdl;
-      return launch(vector ? embedding_kernel<T, true> : embedding_kernel<T, false>, config,
-                    "embedding", params, num_units, static_cast<int>(units));
+      return launch(vector ? embedding_kernel<T, true> : embedding_kernel<T, false>,
+                    {launch_on, ceil_div(num_units, kThreads), kThreads}, "embedding", params,
+                    num_units, static_cast<int>(units));
     });
   }
   GatherRowsParams rows;

@@ -125,12 +125,7 @@ __device__ __forceinline__ void add_up(const int* all, int* ends, int num_expert
     int before = 0;
     for (int e0 = 0; e0 < num_experts; e0 += kWarp) {
       const int e = e0 + threadIdx.x;
-      int sum = e < num_experts ? all[e] : 0;
-#pragma unroll
-      for (int o = 1; o < kWarp; o *= 2) {
-        const int left = __shfl_up_sync(~0u, sum, o);
-        if (static_cast<int>(threadIdx.x) >= o) sum += left;
-      }
+      const int sum = warp_inclusive_scan(e < num_experts ? all[e] : 0);
       if (e < num_experts) ends[e] = before + sum;
       before += __shfl_sync(~0u, sum, kWarp - 1);
     }
@@ -304,14 +299,13 @@ int64_t chunk_of(int64_t num_pairs) {
   return num_pairs <= kFewPairs ? kFewChunk : num_pairs < kManyPairs ? kMostChunk / 4 : kMostChunk;
 }
 
-Status run_together(const ChooseArgs& choice, const Args& a, LaunchConfig config) {
+Status run_together(const ChooseArgs& choice, const Args& a, const Launch& launch_on) {
   int blocks = 1;  // of a cluster
   while (blocks < kMostBlocks && blocks * kTokensOfBlock < choice.num_tokens) blocks *= 2;
   const int64_t pieces = a.num_pairs * ceil_div(a.row_bytes, int64_t{kPieceBytes});
   const int64_t clusters = std::min<int64_t>(ceil_div(pieces, int64_t{kTogetherWarps} * blocks),
                                              std::max(1, num_multiprocessors() / blocks));
-  config.grid = dim3(static_cast<unsigned>(clusters * blocks));
-  config.block = dim3(kTogetherThreads);
+  LaunchConfig config(launch_on, clusters * blocks, kTogetherThreads);
   config.cluster_x = static_cast<unsigned>(blocks);
   const bool has_groups = choice.router.top_groups < choice.router.num_groups;
   return dispatch_experts(choice.router.num_experts, [&](auto per_lane) {
@@ -360,23 +354,16 @@ Status choose_and_sort(const ChooseAndSortParams& p, bool together, const Launch
   a.num_experts = static_cast<int>(router.num_experts);
   a.chunk = static_cast<int>(chunk_of(pairs));
   a.row_bytes = p.hidden_size * dtype_size(p.dtype);
-  LaunchConfig config;
-  config.block = dim3(kThreads);
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  if (together) return run_together(p.choose, a, config);
-  config.grid = dim3(static_cast<unsigned>(ceil_div(p.choose.num_tokens, kChooseWarps)));
-  config.block = dim3(kChooseWarps * kWarp);
-  Status status = dispatch_experts(router.num_experts, [&](auto per_lane) {
-    return launch(choose_kernel<per_lane()>, config, "choose", p.choose);
-  });
-  if (!status.ok()) return status;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(pairs, int64_t{a.chunk})));
-  config.block = dim3(kThreads);
+  if (together) return run_together(p.choose, a, launch_on);
+  REGATTA_RETURN_IF_ERROR(dispatch_experts(router.num_experts, [&](auto per_lane) {
+    return launch(choose_kernel<per_lane()>,
+                  {launch_on, ceil_div(p.choose.num_tokens, kChooseWarps), kChooseWarps * kWarp},
+                  "choose", p.choose);
+  }));
+  const LaunchConfig config(launch_on, ceil_div(pairs, int64_t{a.chunk}), kThreads);
   if (!few) {
-    status = launch(count_kernel, config, "count_experts", a.ids, p.counts, a.num_pairs,
-                    a.num_experts, a.chunk);
-    if (!status.ok()) return status;
+    REGATTA_RETURN_IF_ERROR(launch(count_kernel, config, "count_experts", a.ids, p.counts,
+                                   a.num_pairs, a.num_experts, a.chunk));
   }
   return launch(sort_kernel, config, "sort_by_expert", a);
 }

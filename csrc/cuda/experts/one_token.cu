@@ -3,14 +3,11 @@
 // Architectures: all; bf16 and fp16. Two launches, each straight from the logits: no row is sorted
 // or copied, and each block chooses itself.
 //   1. up: a warp makes a gate and its up, function and all; blocks stay, and a warp's next rows
-//      travel while it finishes its last. Rows of shared experts need no choice: they come first,
-//      and are asked for while the launch ahead ends.
-//   2. down: a warp makes a column of the output, which is one sum over all that were chosen: each
-//      product is weighed as it is added. The logits are two launches old, so it chooses and asks
+//      travel while it finishes its last. Shared experts' rows, which need no choice, come first.
+//   2. down: a warp makes a column of the output, one weighed sum over all experts chosen; it asks
 //      for weights while `up` ends.
-// e4m3 weights: each block makes the codes of its rows itself, which are those of quantize_rows(),
-// and keeps them as halves of 1/256 of what they stand for. A product of two codes is exact in a
-// half then; two are added before they become a float.
+// e4m3 weights: each block makes the codes of its rows itself, those of quantize_rows(), and keeps
+// them as halves of 1/256 of what they stand for: a product of two codes is exact in a half then.
 // Bound: memory. Source: own.
 #include <algorithm>
 #include <type_traits>
@@ -498,17 +495,12 @@ Status run(const OneTokenParams& p, const Launch& launch_on) {
   a.top_k = static_cast<int>(p.choose.router.top_k);
   a.activation = p.activation;
   const int64_t items = p.shared_size + p.choose.router.top_k * p.intermediate_size;
-  LaunchConfig config;
-  config.block = dim3(kUpWarps * kWarp);
   const int64_t blocks = int64_t{kUpBlocks} * num_multiprocessors();
-  config.grid = dim3(static_cast<unsigned>(std::min(ceil_div(items, int64_t{kUpWarps}), blocks)));
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  if (kCodes) config.shared_bytes = p.hidden_size * sizeof(__half);
-  const Status status = launch(one_token_up_kernel<T, kCodes, 4>, config, "one_token_up", a);
-  if (!status.ok()) return status;
+  LaunchConfig config(launch_on, std::min(ceil_div(items, int64_t{kUpWarps}), blocks),
+                      kUpWarps * kWarp, kCodes ? p.hidden_size * sizeof(__half) : 0);
+  REGATTA_RETURN_IF_ERROR(launch(one_token_up_kernel<T, kCodes, 4>, config, "one_token_up", a));
   config.block = dim3(kColumnWarps * kWarp);
-  config.grid = dim3(static_cast<unsigned>(ceil_div(p.hidden_size, int64_t{kColumnWarps})));
+  config.grid = grid_of(ceil_div(p.hidden_size, int64_t{kColumnWarps}), 1);
   if (kCodes) {
     // launch() raises the limit for more than 48 KB, and does not know of the kernel's own
     // variables.

@@ -309,13 +309,11 @@ __global__ void __launch_bounds__(kThreads) route_kernel(const Args<T> a) {
 
 template <class T, bool kVector, int kTokens>
 Status run_tokens(const Args<T>& a, const Launch& launch_on) {
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(a.num_experts, kWarps) + 1),
-                     static_cast<unsigned>(ceil_div(a.num_tokens, kTokens)));
-  config.block = dim3(kThreads);
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  return launch(route_kernel<T, kVector, kTokens>, config, "route", a);
+  return launch(
+      route_kernel<T, kVector, kTokens>,
+      {launch_on, grid_of(ceil_div(a.num_experts, kWarps) + 1, ceil_div(a.num_tokens, kTokens)),
+       kThreads},
+      "route", a);
 }
 
 template <class T, bool kVector>

@@ -177,12 +177,10 @@ Status run(const RouteParams& p, const Launch& launch_on) {
   a.num_experts = static_cast<int>(p.num_experts);
   a.chunks = static_cast<int>(ceil_div(p.hidden_size, int64_t{kChunk * kBlocks}));
   const int64_t outputs = p.num_experts + (p.shared_gate != nullptr ? 1 : 0);
-  LaunchConfig config;
-  config.grid = dim3(kBlocks, static_cast<unsigned>(ceil_div(outputs, int64_t{kWarps * kExperts})),
-                     static_cast<unsigned>(ceil_div(p.num_tokens, int64_t{kTokens})));
-  config.block = dim3(kThreads);
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
+  LaunchConfig config(launch_on,
+                      grid_of(kBlocks, ceil_div(outputs, int64_t{kWarps * kExperts}),
+                              ceil_div(p.num_tokens, int64_t{kTokens})),
+                      kThreads);
   config.cluster_x = kBlocks;
   auto* kernel = route_step_kernel<T, 32>;
   if (a.chunks <= 16) kernel = route_step_kernel<T, 16>;

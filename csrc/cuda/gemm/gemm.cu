@@ -33,22 +33,9 @@ Status packed_in_pieces(const GemmParams& p, CUstream_st* stream) {
   // What its sums are split into is a function of the matrix.
   const int64_t piece = alike_packed_tokens(p.operands);
   for (int64_t row = 0; row < p.num_rows; row += piece) {
-    const Status status = gemm_packed_sm90(rows_of(p, row, piece), stream);
-    if (!status.ok()) return status;
+    REGATTA_RETURN_IF_ERROR(gemm_packed_sm90(rows_of(p, row, piece), stream));
   }
   return {};
-}
-
-GemmArchitecture architecture_of(int device) {
-  GemmArchitecture a;
-  int major = 0, minor = 0, shared = 0;
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  cudaDeviceGetAttribute(&a.num_multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  a.compute_capability = major * 10 + minor;
-  a.shared_bytes = shared;
-  return a;
 }
 
 // Of the current device, asked once: every product wants it.
@@ -57,9 +44,10 @@ GemmArchitecture current_architecture() {
   static GemmArchitecture known[kMaxDevices];
   static std::once_flag asked[kMaxDevices];
   int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return {};
-  if (device >= kMaxDevices) return architecture_of(device);
-  std::call_once(asked[device], [&] { known[device] = architecture_of(device); });
+  if (cudaGetDevice(&device) != cudaSuccess || device >= kMaxDevices) return {};
+  std::call_once(asked[device], [&] {
+    known[device] = {compute_capability(), num_multiprocessors(), max_shared_bytes()};
+  });
   return known[device];
 }
 
@@ -88,8 +76,7 @@ std::string forced_quantized() { return forced_candidate("linear"); }
 
 // The matrix that a packed weight stands for, and the product with it.
 Status through_matrix(const GemmParams& p, const GemmResources& resources, CUstream_st* stream) {
-  const Status status = unpack_weight(p, resources.matrix, stream);
-  if (!status.ok()) return status;
+  REGATTA_RETURN_IF_ERROR(unpack_weight(p, resources.matrix, stream));
   GemmParams dense = p;
   dense.operands = GemmOperands::kDense;
   dense.weight = resources.matrix;
@@ -199,8 +186,7 @@ Status gemm_to_codes(const GemmParams& params, const QuantizeRowsParams& q,
   GemmParams p = params;
   p.x = q.codes;
   p.x_scale = q.scale;
-  const Status status = quantize_rows(q, stream);
-  if (!status.ok()) return status;
+  REGATTA_RETURN_IF_ERROR(quantize_rows(q, stream));
   GemmProblem problem = problem_of(p, resources);
   problem.is_read_as_codes = true;
   const GemmCandidate* chosen =

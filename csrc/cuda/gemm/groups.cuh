@@ -53,13 +53,7 @@ __device__ __forceinline__ GroupTile find_group_tile(const Groups& groups, int i
     const int start = lane == 0 ? begin : previous;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) own += tiles(ends[i] - (i == 0 ? start : ends[i - 1]));
-    int until = own;
-#pragma unroll
-    for (int o = 1; o < kWarp; o *= 2) {
-      const int other = __shfl_up_sync(~0u, until, o);
-      if (lane >= o) until += other;
-    }
-    until += tiles_before;
+    const int until = warp_inclusive_scan(own) + tiles_before;
     const unsigned has = __ballot_sync(~0u, until - own <= index && index < until);
     if (has != 0) {
       GroupTile tile = {-1, 0, 0};
@@ -99,13 +93,8 @@ __device__ __forceinline__ void sum_group_tiles(const Groups& groups, int* row_e
   for (int first = 0; first < groups.count; first += kWarp) {
     const int g = first + static_cast<int>(threadIdx.x);
     const bool inside = g < groups.count;
-    int until = inside ? tiles_of(row_ends[g] - (g == 0 ? 0 : row_ends[g - 1])) : 0;
-#pragma unroll
-    for (int o = 1; o < kWarp; o *= 2) {
-      const int other = __shfl_up_sync(~0u, until, o);
-      if (static_cast<int>(threadIdx.x) >= o) until += other;
-    }
-    until += before;
+    const int tiles = inside ? tiles_of(row_ends[g] - (g == 0 ? 0 : row_ends[g - 1])) : 0;
+    const int until = warp_inclusive_scan(tiles) + before;
     if (inside) tile_ends[g] = until;
     before = __shfl_sync(~0u, until, kWarp - 1);
   }

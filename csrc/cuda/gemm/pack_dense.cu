@@ -48,11 +48,10 @@ Status pack_dense(const PackDenseParams& p, const Launch& launch_on) {
   if (p.in_features == 0 || p.out_features == 0) return {};
   constexpr int64_t kMaxBlocksY = 65535;
   const int64_t tiles = ceil_div(p.out_features, kTile);
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(p.in_features, kTile)),
-                     static_cast<unsigned>(tiles < kMaxBlocksY ? tiles : kMaxBlocksY));
+  // Not overlapped: the products behind may prefetch weights.
+  LaunchConfig config({launch_on.stream}, grid_of(ceil_div(p.in_features, kTile),
+                                                  tiles < kMaxBlocksY ? tiles : kMaxBlocksY));
   config.block = dim3(kTile, kRows);
-  config.stream = launch_on.stream;  // not overlapped: the products behind may prefetch weights
   return dispatch_dtype(p.from, "pack_dense", [&](auto* from) {
     using From = std::remove_pointer_t<decltype(from)>;
     return dispatch_dtype(p.to, "pack_dense", [&](auto* to) {

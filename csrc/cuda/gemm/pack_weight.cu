@@ -230,23 +230,16 @@ bool packed_unit_has_groups(int64_t bytes) { return bytes % 1024 != 0; }
 Status gather_columns(const void* x, const int32_t* perm, void* out, int64_t num_rows,
                       int64_t width, CUstream_st* stream) {
   if (num_rows == 0) return {};
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(num_rows), static_cast<unsigned>(ceil_div(width, 2048)));
-  config.block = dim3(256);
-  config.stream = stream;
-  config.pdl = true;
-  return launch(gather_columns_kernel, config, "gather_columns", static_cast<const uint16_t*>(x),
-                perm, static_cast<uint16_t*>(out), width);
+  return launch(gather_columns_kernel,
+                {{stream, true}, grid_of(num_rows, ceil_div(width, 2048)), 256}, "gather_columns",
+                static_cast<const uint16_t*>(x), perm, static_cast<uint16_t*>(out), width);
 }
 
 Status repeat_scale(const float* scale, int64_t count, float* out, int64_t num_values,
                     CUstream_st* stream) {
   if (num_values == 0) return {};
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(num_values, 256)));
-  config.block = dim3(256);
-  config.stream = stream;
-  return launch(repeat_scale_kernel, config, "repeat_scale", scale, count, out, num_values);
+  return launch(repeat_scale_kernel, {{stream}, ceil_div(num_values, 256), 256}, "repeat_scale",
+                scale, count, out, num_values);
 }
 
 Status copy_bytes(void* to, const void* from, int64_t bytes, CUstream_st* stream) {
@@ -278,11 +271,8 @@ Status pack_weight(const PackWeightParams& p, CUstream_st* stream) {
                          " groups cannot be packed for a GPU (allowed: groups of 64 columns, of a "
                          "multiple of 128, of weight_only_int4 32, or one group; of MXFP4 32)");
   }
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(
-      ceil_div(packed_tiles(p.out_features) * packed_units(p.in_features), kWarps)));
-  config.block = dim3(kWarps * kWarp);
-  config.stream = stream;
+  const int64_t num_units = packed_tiles(p.out_features) * packed_units(p.in_features);
+  const LaunchConfig config({stream}, ceil_div(num_units, kWarps), kWarps * kWarp);
   const int group_size = static_cast<int>(group == 0 ? 128 : group);
   if (p.dtype == DType::kFloat16) {
     return launch(pack_kernel<__half>, config, "pack_weight", p, group_size);
@@ -297,11 +287,8 @@ Status unpack_weight(const GemmParams& p, void* out, CUstream_st* stream) {
   if (p.operands == GemmOperands::kW4A8) {
     return Status::error("unpack_weight: not of weights for 8-bit activations");
   }
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(
-      ceil_div(packed_tiles(p.out_features) * packed_units(p.in_features), kWarps)));
-  config.block = dim3(kWarps * kWarp);
-  config.stream = stream;
+  const int64_t num_units = packed_tiles(p.out_features) * packed_units(p.in_features);
+  const LaunchConfig config({stream}, ceil_div(num_units, kWarps), kWarps * kWarp);
   const auto run = [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     using O = GemmOperands;

@@ -166,14 +166,9 @@ __global__ void __launch_bounds__(kQuantizeThreads)
 template <class T, bool kFp8, RowKind kKind, int kVectors, int kThreads>
 Status run(const QuantizeRowsParams& p, cudaStream_t stream) {
   constexpr int kBlocks = 1024 / kThreads;  // per multiprocessor
-  LaunchConfig config;
-  const int64_t blocks = int64_t{kBlocks} * num_multiprocessors();
-  config.grid = dim3(static_cast<unsigned>(std::min(p.num_rows, blocks)));
-  config.block = dim3(kThreads);
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
-  return launch(quantize_rows_kernel<T, kFp8, kKind, kVectors, kThreads>, config, "quantize_rows",
-                p);
+  const int64_t blocks = std::min(p.num_rows, int64_t{kBlocks} * num_multiprocessors());
+  return launch(quantize_rows_kernel<T, kFp8, kKind, kVectors, kThreads>,
+                {{stream, p.dependent_launch}, blocks, kThreads}, "quantize_rows", p);
 }
 
 template <class T, bool kFp8>
@@ -198,12 +193,8 @@ Status run_other(const QuantizeRowsParams& p, cudaStream_t stream) {
 
 template <class T, int kVectors, int kThreads>
 Status run_gated_rows(const QuantizeRowsParams& p, cudaStream_t stream) {
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(p.num_rows));
-  config.block = dim3(kThreads);
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
-  return launch(quantize_gated_kernel<T, kVectors, kThreads>, config, "quantize_rows", p);
+  return launch(quantize_gated_kernel<T, kVectors, kThreads>,
+                {{stream, p.dependent_launch}, p.num_rows, kThreads}, "quantize_rows", p);
 }
 
 template <class T>
@@ -216,21 +207,15 @@ Status run_gated(const QuantizeRowsParams& p, cudaStream_t stream) {
 
 template <class T, bool kFp8>
 Status run_warps(const QuantizeRowsParams& p, cudaStream_t stream) {
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(p.num_rows, kWarpThreads / kWarp)));
-  config.block = dim3(kWarpThreads);
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
-  return launch(quantize_warps_kernel<T, kFp8>, config, "quantize_rows", p);
+  return launch(
+      quantize_warps_kernel<T, kFp8>,
+      {{stream, p.dependent_launch}, ceil_div(p.num_rows, kWarpThreads / kWarp), kWarpThreads},
+      "quantize_rows", p);
 }
 
 template <class T, bool kFp8, int kVectors>
 Status run_clusters(const QuantizeRowsParams& p, cudaStream_t stream) {
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(p.num_rows * kRowCluster));
-  config.block = dim3(kQuantizeThreads);
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
+  LaunchConfig config({stream, p.dependent_launch}, p.num_rows * kRowCluster, kQuantizeThreads);
   config.cluster_x = kRowCluster;
   return launch(quantize_clusters_kernel<T, kFp8, kVectors>, config, "quantize_rows", p);
 }
@@ -311,12 +296,8 @@ __global__ void __launch_bounds__(kQuantizeThreads)
 template <class T>
 Status run_type(const QuantizeRowsParams& p, QuantizeWay way, cudaStream_t stream) {
   if (p.blocks) {
-    LaunchConfig config;
-    config.grid = dim3(static_cast<unsigned>(p.num_rows));
-    config.block = dim3(kQuantizeThreads);
-    config.stream = stream;
-    config.pdl = p.dependent_launch;
-    return launch(quantize_blocks_kernel<T>, config, "quantize_rows", p);
+    return launch(quantize_blocks_kernel<T>,
+                  {{stream, p.dependent_launch}, p.num_rows, kQuantizeThreads}, "quantize_rows", p);
   }
   if (p.gated) return run_gated<T>(p, stream);
   return p.operands == GemmOperands::kFp8 ? run_kind<T, true>(p, way, stream)

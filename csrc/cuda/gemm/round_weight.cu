@@ -146,23 +146,21 @@ __global__ void __launch_bounds__(kWarps* kWarp)
 
 Status round_weight(const RoundWeightParams& p, CUstream_st* stream) {
   if (p.out_features == 0 || p.in_features == 0) return {};
-  LaunchConfig config;
-  config.block = dim3(kWarps * kWarp);
-  config.stream = stream;
   return dispatch_dtype(p.dtype, "round_weight", [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     if (p.block_rows > 1) {
       const int64_t across = ceil_div(p.in_features, p.group_size);
-      config.grid = dim3(static_cast<unsigned>(across * ceil_div(p.out_features, p.block_rows)));
-      return launch(round_blocks_kernel<T>, config, "round_weight", p, across);
+      const int64_t blocks = across * ceil_div(p.out_features, p.block_rows);
+      return launch(round_blocks_kernel<T>, {{stream}, blocks, kWarps * kWarp}, "round_weight", p,
+                    across);
     }
     const int64_t num_groups = p.out_features * (p.in_features / p.group_size);
-    config.grid = dim3(static_cast<unsigned>(ceil_div(num_groups, kWarps)));
     const auto kernel = p.rule == RoundingRule::kInt8 ? round_groups_kernel<T, RoundingRule::kInt8>
                         : p.rule == RoundingRule::kInt4
                             ? round_groups_kernel<T, RoundingRule::kInt4>
                             : round_groups_kernel<T, RoundingRule::kE4M3>;
-    return launch(kernel, config, "round_weight", p, num_groups);
+    return launch(kernel, {{stream}, ceil_div(num_groups, kWarps), kWarps * kWarp}, "round_weight",
+                  p, num_groups);
   });
 }
 

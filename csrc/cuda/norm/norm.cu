@@ -203,12 +203,6 @@ Status run(const NormParams& params, const int32_t* row_ids, int64_t num_source_
     const int64_t per_thread = std::max<int64_t>(
         params.num_tokens <= 264 || is_batch_invariant ? 1 : 2, ceil_div(units, 1024));
     const int kernel_units = per_thread <= 1 ? 1 : per_thread <= 2 ? 2 : 4;
-    LaunchConfig config;
-    config.grid = dim3(static_cast<unsigned>(params.num_tokens));
-    config.block =
-        dim3(static_cast<unsigned>(vector ? round_up(ceil_div(units, kernel_units), 32) : 256));
-    config.stream = launch_on.stream;
-    config.pdl = launch_on.pdl;
     const bool adds = params.residual != nullptr || params.residual_out != nullptr;
     const More<T> more = {static_cast<const T*>(params.bias), params.kind == NormKind::kLayer,
                           params.plus_one, static_cast<int>(params.num_parts),
@@ -225,11 +219,13 @@ Status run(const NormParams& params, const int32_t* row_ids, int64_t num_source_
                          : kernel_units == 1 ? of(std::integral_constant<int, 1>())
                          : kernel_units == 2 ? of(std::integral_constant<int, 2>())
                                              : of(std::integral_constant<int, 4>());
-    return launch(kernel, config, "norm", static_cast<const T*>(params.x),
-                  static_cast<const T*>(params.weight), static_cast<const T*>(params.residual),
-                  static_cast<T*>(params.out), static_cast<T*>(params.residual_out), row_ids,
-                  static_cast<int>(num_source_rows), static_cast<int>(params.hidden_size),
-                  params.epsilon, more);
+    return launch(
+        kernel,
+        {launch_on, params.num_tokens, vector ? round_up(ceil_div(units, kernel_units), 32) : 256},
+        "norm", static_cast<const T*>(params.x), static_cast<const T*>(params.weight),
+        static_cast<const T*>(params.residual), static_cast<T*>(params.out),
+        static_cast<T*>(params.residual_out), row_ids, static_cast<int>(num_source_rows),
+        static_cast<int>(params.hidden_size), params.epsilon, more);
   });
 }
 

@@ -368,12 +368,9 @@ Status sum_norm(const SumNormParams& p, const Launch& launch_on) {
     a.next = row_norm<T>(p.next_norm, p.next_weights);
     a.post_of_sum = p.post_norm_of == Placement::kSum;
     a.width = static_cast<int>(p.width);
-    LaunchConfig config;
-    config.grid = dim3(static_cast<unsigned>(p.num_rows));
-    config.block = dim3(static_cast<unsigned>(
-        std::min<int64_t>(1024, round_up(ceil_div(p.width, int64_t{8}), int64_t{32}))));
-    config.stream = launch_on.stream;
-    config.pdl = launch_on.pdl;
+    LaunchConfig config(
+        launch_on, p.num_rows,
+        std::min<int64_t>(1024, round_up(ceil_div(p.width, int64_t{8}), int64_t{32})));
     const bool parts = p.parts.places != nullptr;
     if constexpr (sizeof(T) == 2) {
       if (p.width % 8 == 0 && p.width <= 8 * 1024) {

@@ -163,12 +163,8 @@ __global__ void __launch_bounds__(kThreads) adjust_logits_kernel(const AdjustLog
 
 Status adjust_logits(const AdjustLogitsParams& params, const Launch& launch_on) {
   if (params.num_rows == 0) return {};
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(params.num_rows));
-  config.block = dim3(kThreads);
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  return launch(adjust_logits_kernel, config, "adjust_logits", params);
+  return launch(adjust_logits_kernel, {launch_on, params.num_rows, kThreads}, "adjust_logits",
+                params);
 }
 
 }  // namespace regatta::cuda

@@ -35,13 +35,11 @@ Status finish_logits(const FinishLogitsParams& params, const Launch& launch_on) 
   if (params.num_rows == 0 || params.vocab_size == 0) return {};
   return dispatch_dtype(params.dtype, "finish_logits", [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    LaunchConfig config;
-    config.grid = dim3(static_cast<unsigned>(params.num_rows),
-                       static_cast<unsigned>(ceil_div(params.vocab_size, kLogitsPerBlock)));
-    config.block = dim3(kThreads);
-    config.stream = launch_on.stream;
-    config.pdl = launch_on.pdl;
-    return launch(finish_logits_kernel<T>, config, "finish_logits", params);
+    return launch(
+        finish_logits_kernel<T>,
+        {launch_on, grid_of(params.num_rows, ceil_div(params.vocab_size, kLogitsPerBlock)),
+         kThreads},
+        "finish_logits", params);
   });
 }
 

@@ -46,12 +46,8 @@ __global__ void __launch_bounds__(kThreads) follow_drafts_kernel(const FollowDra
 
 Status follow_drafts(const FollowDraftsParams& params, const Launch& launch_on) {
   if (params.num_seqs == 0) return {};
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(params.num_seqs, kThreads)));
-  config.block = dim3(kThreads);
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  return launch(follow_drafts_kernel, config, "follow_drafts", params);
+  return launch(follow_drafts_kernel, {launch_on, ceil_div(params.num_seqs, kThreads), kThreads},
+                "follow_drafts", params);
 }
 
 }  // namespace regatta::cuda

@@ -7,14 +7,10 @@
 // and counts those above the token; what was collected is sorted. Where too many reach it (large
 // logits at a stride of the block) the largest are looked for one by one.
 // Bound: memory, the row read twice, the second time mostly from L2.
-#include "cuda/common.cuh"
-#include "regatta/cuda_ops.h"
+#include "row.cuh"
 
 namespace regatta::cuda {
 namespace {
-
-constexpr int kThreads = 1024;
-constexpr int kWarps = kThreads / kWarp;
 
 // Larger words for larger values; 0 for -inf. Both zeros are one value.
 __device__ uint64_t word_of(float value, int index) {
@@ -22,11 +18,6 @@ __device__ uint64_t word_of(float value, int index) {
   const uint32_t bits = __float_as_uint(value + 0.f);
   const uint32_t ordered = bits >> 31 ? ~bits : bits | 0x80000000u;
   return static_cast<uint64_t>(ordered) << 32 | ~static_cast<uint32_t>(index);
-}
-
-__device__ float value_of(uint64_t word) {
-  const uint32_t ordered = static_cast<uint32_t>(word >> 32);
-  return __uint_as_float(ordered >> 31 ? ordered & 0x7fffffffu : ~ordered);
 }
 
 // Calls f(index, value) for this thread's share of a row: the same of every row.
@@ -63,38 +54,6 @@ __device__ uint64_t sort(uint64_t mine, uint64_t* words) {
   return mine;
 }
 
-__device__ uint64_t block_max(uint64_t word, uint64_t* words) {
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-#pragma unroll
-  for (int o = kWarp / 2; o > 0; o /= 2) word = max(word, __shfl_xor_sync(~0u, word, o));
-  __syncthreads();
-  if (lane == 0) words[warp] = word;
-  __syncthreads();
-  word = words[lane % kWarps];
-#pragma unroll
-  for (int o = kWarp / 2; o > 0; o /= 2) word = max(word, __shfl_xor_sync(~0u, word, o));
-  return word;
-}
-
-struct LogSum {
-  float largest = -INFINITY;
-  float sum = 0.f;  // of exp(x - largest)
-
-  __device__ void add(float other_largest, float other_sum) {
-    const float top = fmaxf(largest, other_largest);
-    if (top == -INFINITY) return;  // -inf - -inf is NaN
-    sum = sum * expf(largest - top) + other_sum * expf(other_largest - top);
-    largest = top;
-  }
-  __device__ void add_lanes() {
-#pragma unroll
-    for (int o = kWarp / 2; o > 0; o /= 2) {
-      const float other_largest = __shfl_xor_sync(~0u, largest, o);
-      add(other_largest, __shfl_xor_sync(~0u, sum, o));
-    }
-  }
-};
-
 __global__ void __launch_bounds__(kThreads) logprobs_kernel(const LogprobsParams p) {
   __shared__ uint64_t words[kThreads];
   __shared__ uint64_t threshold;
@@ -105,25 +64,15 @@ __global__ void __launch_bounds__(kThreads) logprobs_kernel(const LogprobsParams
   const float* row = p.logits + blockIdx.x * p.vocab_size;
   const int size = static_cast<int>(p.vocab_size), num_top = static_cast<int>(p.num_top);
   int32_t* out = p.out + blockIdx.x * (2 + 2 * p.num_top);
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
 
   LogSum total;
   uint64_t best = 0;
   for_each(row, size, [&](int i, float x) {
-    if (x > total.largest) {
-      total.sum = total.sum * expf(total.largest - x) + 1.f;
-      total.largest = x;
-    } else if (x != -INFINITY) {
-      total.sum += expf(x - total.largest);
-    }
+    total.add(x);
     best = max(best, word_of(x, i));
   });
-  total.add_lanes();
-  if (lane == 0) sums[warp] = total;
   if (threadIdx.x == 0) num_collected = num_above = 0;
-  __syncthreads();
-  total = sums[lane % kWarps];
-  total.add_lanes();
+  total.add_block(sums);
   const float log_sum = total.largest + logf(total.sum);
 
   // A word that num_top tokens reach; 1: all but those of -inf do.
@@ -150,7 +99,7 @@ __global__ void __launch_bounds__(kThreads) logprobs_kernel(const LogprobsParams
   });
 #pragma unroll
   for (int o = kWarp / 2; o > 0; o /= 2) above += __shfl_xor_sync(~0u, above, o);
-  if (lane == 0 && above > 0) atomicAdd(&num_above, above);
+  if (threadIdx.x % kWarp == 0 && above > 0) atomicAdd(&num_above, above);
   __syncthreads();
   const int count = num_collected;
   if (threadIdx.x == 0) {
@@ -184,18 +133,12 @@ __global__ void __launch_bounds__(kThreads) logprobs_kernel(const LogprobsParams
 
 Status logprobs(const LogprobsParams& params, const Launch& launch_on) {
   if (params.num_rows == 0) return {};
-  if (params.num_top < 0 || params.num_top > kMaxTopLogprobs || params.vocab_size < 1 ||
-      params.vocab_size >= int64_t{1} << 30) {
-    return Status::error("logprobs: num_top " + std::to_string(params.num_top) + " of vocab_size " +
-                         std::to_string(params.vocab_size) + " (allowed: 0 to " +
-                         std::to_string(kMaxTopLogprobs) + " of 1 to 2^30 - 1)");
+  REGATTA_RETURN_IF_ERROR(check_vocab_size("logprobs", params.vocab_size));
+  if (params.num_top < 0 || params.num_top > kMaxTopLogprobs) {
+    return Status::error("logprobs: num_top " + std::to_string(params.num_top) +
+                         " (allowed: 0 to " + std::to_string(kMaxTopLogprobs) + ")");
   }
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(params.num_rows));
-  config.block = dim3(kThreads);
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  return launch(logprobs_kernel, config, "logprobs", params);
+  return launch(logprobs_kernel, {launch_on, params.num_rows, kThreads}, "logprobs", params);
 }
 
 }  // namespace regatta::cuda

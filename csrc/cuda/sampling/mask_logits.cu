@@ -30,13 +30,10 @@ __global__ void __launch_bounds__(kThreads) mask_logits_kernel(const MaskLogitsP
 
 Status mask_logits(const MaskLogitsParams& params, const Launch& launch_on) {
   if (params.num_rows == 0) return {};
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(params.vocab_size, kTokensPerBlock)),
-                     static_cast<unsigned>(params.num_rows));
-  config.block = dim3(kThreads);
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  return launch(mask_logits_kernel, config, "mask_logits", params);
+  return launch(
+      mask_logits_kernel,
+      {launch_on, grid_of(ceil_div(params.vocab_size, kTokensPerBlock), params.num_rows), kThreads},
+      "mask_logits", params);
 }
 
 }  // namespace regatta::cuda

@@ -25,13 +25,8 @@ __global__ void __launch_bounds__(kThreads)
 Status resolve_tokens(int32_t* token_ids, const int32_t* last_tokens, int64_t num_tokens,
                       int64_t num_last, const Launch& launch_on) {
   if (num_tokens == 0) return {};
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(num_tokens, kThreads)));
-  config.block = dim3(kThreads);
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  return launch(resolve_tokens_kernel, config, "resolve_tokens", token_ids, last_tokens, num_tokens,
-                num_last);
+  return launch(resolve_tokens_kernel, {launch_on, ceil_div(num_tokens, kThreads), kThreads},
+                "resolve_tokens", token_ids, last_tokens, num_tokens, num_last);
 }
 
 }  // namespace regatta::cuda

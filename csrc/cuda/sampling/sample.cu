@@ -5,15 +5,11 @@
 // Algorithm, per row, by one block or a cluster of blocks that each hold a slice
 //  1. Largest logit and its lowest index (greedy rows end here), smallest finite logit.
 //  2. Histogram over 2048 linear bins of d = (largest - logit) / temperature: counts, and weights
-//     relative to the bin's edge as 24-bit integers, so that sums are exact and do not depend on
-//     the order of atomics. Prefix sums in double tell in which bins the top-k border, the nucleus'
-//     border and the drawn token can lie.
+//     as 24-bit integers, whose sums do not depend on the order of atomics. Prefix sums tell in
+//     which bins the borders of top-k, top-p, typical_p and min_p, and the drawn token, can lie.
 //  3. Only these bins' tokens (a few hundred of 128k) are gathered, sorted, and resolved exactly.
-//  typical_p keeps the tokens whose distance from the largest logit is nearest to the mean
-//  distance. Where nothing else narrows, the mean comes with the histogram, and the prefix sums
-//  tell two ranges of bins in which the kept tokens begin and end; else all that the others keep is
-//  gathered. When too many tokens share those bins (equal logits, say), an exact radix selection
-//  over the bits of the logits replaces 3; it is slower and rare.
+//  If
+//     too many share them, a radix selection over the bits of the logits replaces this step.
 // Source: sort-free sampling by threshold search is FlashInfer's idea (2025); ours is exact, as the
 // CPU twin: the same token for the same seed, up to the rounding of exp().
 // Bound: three reads of the row.
@@ -22,13 +18,12 @@
 #include <cstddef>
 
 #include "cuda/hopper.cuh"
-#include "regatta/cuda_ops.h"
 #include "regatta/philox.h"
+#include "row.cuh"
 
 namespace regatta::cuda {
 namespace {
 
-constexpr int kThreads = 1024, kWarps = kThreads / kWarp;
 constexpr int kBins = 2 * kThreads;
 constexpr int kMaxCandidates = 4096;
 constexpr int kFewCandidates = 1024;  // where a block has 64 KiB of shared memory (sm_75)
@@ -444,12 +439,15 @@ __global__ void __launch_bounds__(kThreads)
       best = best > key ? best : key;
       if (logit > -INFINITY) least = fminf(least, logit);
     });
+    const auto merge_lanes = [&] {
 #pragma unroll
-    for (int o = kWarp / 2; o > 0; o /= 2) {
-      const uint64_t other = __shfl_xor_sync(~0u, best, o);
-      best = best > other ? best : other;
-      least = fminf(least, __shfl_xor_sync(~0u, least, o));
-    }
+      for (int o = kWarp / 2; o > 0; o /= 2) {
+        const uint64_t other = __shfl_xor_sync(~0u, best, o);
+        best = best > other ? best : other;
+        least = fminf(least, __shfl_xor_sync(~0u, least, o));
+      }
+    };
+    merge_lanes();
     if (lane == 0) s.warp_best[warp] = best, s.warp_least[warp] = least;
     for (int b = tid; b < kBins; b += kThreads) s.count[b] = s.mass_low[b] = s.mass_high[b] = 0;
     if (tid == 0) s.num_candidates = 0, s.sums[0] = s.sums[1] = 0;
@@ -457,12 +455,7 @@ __global__ void __launch_bounds__(kThreads)
     if (warp == 0) {
       best = s.warp_best[lane];
       least = s.warp_least[lane];
-#pragma unroll
-      for (int o = kWarp / 2; o > 0; o /= 2) {
-        const uint64_t other = __shfl_xor_sync(~0u, best, o);
-        best = best > other ? best : other;
-        least = fminf(least, __shfl_xor_sync(~0u, least, o));
-      }
+      merge_lanes();
       if (lane == 0) s.best = best, s.least = least;
     }
     row_sync(cluster);
@@ -856,40 +849,22 @@ __global__ void __launch_bounds__(kThreads)
 
 Status sample(const SampleParams& params, const Launch& launch_on) {
   if (params.num_rows == 0) return {};
-  if (params.vocab_size <= 0 || params.vocab_size >= int64_t{1} << 30) {
-    return Status::error("sample: vocab_size " + std::to_string(params.vocab_size) +
-                         " is out of range (allowed: 1 to 2^30 - 1)");
-  }
-  int device = 0, major = 0, num_sms = 0, shared_bytes = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  }
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
-  }
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  }
-  if (error != cudaSuccess) return cuda_status(error, "sample");
+  REGATTA_RETURN_IF_ERROR(check_vocab_size("sample", params.vocab_size));
+  const int num_sms = num_multiprocessors();
   // Blocks per row: as many as run at once, one per multiprocessor. Larger clusters leave some
   // multiprocessors out (a cluster stays within a graphics cluster of 16 or 18), hence the margins.
   int cluster = 1;
-  if (major >= 9) {
+  if (has_dependent_launch()) {
     while (cluster < kMaxCluster &&
            params.num_rows * cluster * 2 <= (cluster == 1 ? num_sms : num_sms * 3 / 4) &&
            params.vocab_size / cluster >= 4 * kThreads) {
       cluster *= 2;
     }
   }
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(params.num_rows * cluster));
-  config.block = dim3(kThreads);
-  const bool has_room = static_cast<size_t>(shared_bytes) >= sizeof(Shared);
+  const bool has_room = static_cast<size_t>(max_shared_bytes()) >= sizeof(Shared);
   const int max_candidates = has_room ? kMaxCandidates : kFewCandidates;
-  config.shared_bytes = offsetof(Shared, candidates) + max_candidates * sizeof(uint64_t);
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
+  LaunchConfig config(launch_on, params.num_rows * cluster, kThreads,
+                      offsetof(Shared, candidates) + max_candidates * sizeof(uint64_t));
   config.cluster_x = static_cast<unsigned>(cluster);
   return launch(sample_kernel, config, "sample", params, cluster, max_candidates);
 }

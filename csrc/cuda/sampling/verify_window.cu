@@ -7,14 +7,12 @@
 //     finds, six.
 //  2. One thread per span goes through its drafts.
 // Bound: latency of the passes, each of which one multiprocessor reads from L2.
-#include "cuda/common.cuh"
-#include "regatta/cuda_ops.h"
 #include "regatta/verify_window.h"
+#include "row.cuh"
 
 namespace regatta::cuda {
 namespace {
 
-constexpr int kThreads = 1024, kWarps = kThreads / kWarp;
 constexpr int kSpanThreads = 128;
 
 // See verify_row.
@@ -80,20 +78,12 @@ __global__ void __launch_bounds__(kSpanThreads) verify_spans_kernel(const Verify
 
 Status verify_window(const VerifyWindowParams& params, const Launch& launch_on) {
   if (params.num_rows == 0) return {};
-  if (params.vocab_size >= int64_t{1} << 30) {
-    return Status::error("verify_window: vocab_size " + std::to_string(params.vocab_size) +
-                         " is out of range (allowed: up to 2^30 - 1)");
-  }
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(params.num_rows));
-  config.block = dim3(kThreads);
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  const Status status = launch(verify_rows_kernel, config, "verify_window", params);
-  if (!status.ok()) return status;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(params.num_rows, kSpanThreads)));
-  config.block = dim3(kSpanThreads);
-  return launch(verify_spans_kernel, config, "verify_window", params);
+  REGATTA_RETURN_IF_ERROR(check_vocab_size("verify_window", params.vocab_size));
+  REGATTA_RETURN_IF_ERROR(
+      launch(verify_rows_kernel, {launch_on, params.num_rows, kThreads}, "verify_window", params));
+  return launch(verify_spans_kernel,
+                {launch_on, ceil_div(params.num_rows, kSpanThreads), kSpanThreads}, "verify_window",
+                params);
 }
 
 }  // namespace regatta::cuda

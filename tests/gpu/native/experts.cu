@@ -148,10 +148,8 @@ void check_lists(const ListCase& c, bool together, Random& random) {
   p.choose.ids = ids.data, p.choose.shares = shares.data, p.choose.num_tokens = c.tokens;
   p.x = x.data, p.sorted = sorted.data, p.ends = ends.data, p.places = places.data;
   p.counts = counts.data, p.hidden_size = c.hidden, p.dtype = c.dtype;
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(c.tokens));
-  config.block = dim3(kWarp);
-  CHECK_STATUS(launch(scores_kernel, config, "scores", p.choose, scores.data));
+  CHECK_STATUS(
+      launch(scores_kernel, LaunchConfig({}, c.tokens, kWarp), "scores", p.choose, scores.data));
   CHECK_STATUS(choose_and_sort(p, together && sorts_together(p), {}));
   CHECK_CUDA(cudaDeviceSynchronize());
 
@@ -441,14 +439,7 @@ __global__ void nothing_kernel() {
   pdl_trigger();
 }
 
-Status nothing(const Launch& on) {
-  LaunchConfig config;
-  config.grid = dim3(128);
-  config.block = dim3(128);
-  config.stream = on.stream;
-  config.pdl = on.pdl;
-  return launch(nothing_kernel, config, "nothing");
-}
+Status nothing(const Launch& on) { return launch(nothing_kernel, {on, 128, 128}, "nothing"); }
 
 // One layer after another.
 class Layers {

@@ -115,17 +115,13 @@ Status gather_latents(const GatherLatentsParams& p, const Launch& launch_on) {
   a.block_size = static_cast<int>(p.block_size);
   a.latent_rank = static_cast<int>(p.latent_rank);
   a.rope_size = static_cast<int>(p.rope_size);
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(p.num_long_tokens, kWarps)));
-  config.block = dim3(kWarps * kWarp);
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
   const bool bf16 = p.dtype == DType::kBFloat16, codes = p.scales != nullptr;
   auto* const kernel =
       bf16 ? (codes ? gather_latents_kernel<__nv_bfloat16, true>
                     : gather_latents_kernel<__nv_bfloat16, false>)
            : (codes ? gather_latents_kernel<__half, true> : gather_latents_kernel<__half, false>);
-  return launch(kernel, config, "gather_latents", a);
+  return launch(kernel, {launch_on, ceil_div(p.num_long_tokens, kWarps), kWarps * kWarp},
+                "gather_latents", a);
 }
 
 int64_t expanded_attention_zeroed_bytes() { return round_up(kCounterBytes, 256); }

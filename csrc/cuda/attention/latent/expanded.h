@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "cuda/attention/latent/latent.h"
 #include "regatta/attention.h"
 #include "regatta/cuda_ops.h"
 
@@ -24,15 +25,8 @@ struct LatentSizes {
 bool expands_latents(const LatentSizes& sizes, DType dtype);
 
 // Copies latents of long spans' contexts out of a paged cache; codes become values.
-struct GatherLatentsParams {
-  DType dtype = DType::kBFloat16;
-  const void* cache = nullptr;    // [blocks, block_size, L + R], or L bytes
-  const void* tail = nullptr;     // [blocks, block_size, R]
-  const float* scales = nullptr;  // [blocks, block_size]; null: rows are values
-  int64_t block_size = 0;
-  AttentionBatch batch;
+struct GatherLatentsParams : LatentCache {
   int64_t max_short_len = 0, num_long_tokens = 0;  // AttentionLimits'
-  int64_t latent_rank = 0, rope_size = 0;
   void* latents = nullptr;        // [S, L]; rows behind the last context stay as they are
   void* rope = nullptr;           // [S, R], alike
   int32_t* first_rows = nullptr;  // [B] where a long span's context begins

@@ -2,16 +2,11 @@
 // HeadProductParams and latent_write_and_queries().
 //
 // Architectures: sm_80 and later; bf16 and fp16.
-// Algorithm
-//  1. Blocks: heads by slices of the outputs, so that all multiprocessors read weights, by tiles of
-//     64 tokens. A warp has 16 outputs and 128 inputs of the matrix in registers, and asks for all
-//     of them ahead of pdl_wait().
-//  2. Behind pdl_wait(), tokens' rows are copied to shared memory, and go through m16n8k16, tokens
-//     being its rows. A lane takes 16 bytes of a row in place of four pairs: as it does so of both
-//     operands, each product has the same inputs on both sides, in another order.
-//  3. Inputs beyond 128 are other warps', whose sums are added in the order of the inputs.
-//  4. Tokens' latents and rotated queries are blocks ahead of those of products, which do not read
-//     them: a block for a token.
+// Algorithm: blocks are heads by slices of the outputs by tiles of 64 tokens. A warp asks for 16
+// outputs by 128 inputs of the matrix ahead of pdl_wait(), and multiplies tokens' rows of shared
+// memory, m16n8k16: a lane takes 16 bytes in place of four pairs, of both operands alike. Inputs
+// beyond 128 are other warps', whose sums are added in order. Blocks for each token's latent and
+// rotated queries come ahead of those of products, which do not read them.
 // Source: own. Bound: the weights' bytes; for few tokens, one trip to L2 behind pdl_wait().
 #include <algorithm>
 #include <type_traits>
@@ -230,10 +225,7 @@ int64_t shared_bytes(const HeadProductParams& p, int chunks, int warps) {
 int warps_of(const HeadProductParams& p, int chunks) {
   const int64_t blocks = p.num_heads * ceil_div(p.out_features, outs_of_block(chunks, kFewWarps));
   if (blocks <= 2 * num_multiprocessors()) return kFewWarps;
-  int device = 0, shared = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  return shared_bytes(p, chunks, kManyWarps) <= shared ? kManyWarps : kFewWarps;
+  return shared_bytes(p, chunks, kManyWarps) <= max_shared_bytes() ? kManyWarps : kFewWarps;
 }
 
 template <class T>
@@ -256,13 +248,8 @@ ProductArgs<T> args_of(const HeadProductParams& p, int chunks, int warps) {
 
 LaunchConfig config_of(const HeadProductParams& p, int chunks, int warps, const Launch& launch_on) {
   const int64_t slices = ceil_div(p.out_features, outs_of_block(chunks, warps));
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(p.num_heads * slices * ceil_div(p.num_tokens, kTile)));
-  config.block = dim3(static_cast<unsigned>(warps * kWarp));
-  config.shared_bytes = static_cast<size_t>(shared_bytes(p, chunks, warps));
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  return config;
+  return {launch_on, p.num_heads * slices * ceil_div(p.num_tokens, kTile), warps * kWarp,
+          shared_bytes(p, chunks, warps)};
 }
 
 // Calls f with a null pointer of the 16-bit type.

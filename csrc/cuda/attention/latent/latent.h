@@ -77,17 +77,19 @@ bool takes_queries(const LatentWriteParams& write, const HeadProductParams& prod
 Status latent_write_and_queries(const LatentWriteParams& write, const HeadProductParams& product,
                                 const Launch& launch);
 
-struct LatentAttentionParams {
+struct LatentCache {
   DType dtype = DType::kBFloat16;
+  const void* cache = nullptr;    // [blocks, block_size, L + R], or L bytes
+  const void* tail = nullptr;     // [blocks, block_size, R]
+  const float* scales = nullptr;  // [blocks, block_size]; null: rows are values
+  int64_t num_blocks = 0, block_size = 0, latent_rank = 0, rope_size = 0;
+  AttentionBatch batch;
+};
+struct LatentAttentionParams : LatentCache {
   const void* q_latent = nullptr;  // [Hq, T, L]
   const void* q_rope = nullptr;    // [Hq, T, R]
-  const void* cache = nullptr;     // [blocks, block_size, L + R], or L bytes
-  const void* tail = nullptr;      // [blocks, block_size, R]
-  const float* scales = nullptr;   // [blocks, block_size]; null: rows are values
-  int64_t num_blocks = 0, block_size = 0;
-  AttentionBatch batch;
-  void* out = nullptr;  // [Hq, T, L]; rows of padding are left as they are
-  int64_t num_heads = 0, latent_rank = 0, rope_size = 0;
+  void* out = nullptr;             // [Hq, T, L]; rows of padding are left as they are
+  int64_t num_heads = 0;
   float softmax_scale = 1.f;
 };
 // Of the spans of at most limits.max_query_len tokens; rows of the others stay, or become anything.

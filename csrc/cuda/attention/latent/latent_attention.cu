@@ -2,15 +2,11 @@
 //
 // Architectures: all; on Hopper latent_attention_sm90.cu takes what it can. The mma kernel runs on
 // sm_80 and later, for bf16 and fp16, L and L + R multiples of 32 and L up to 512, where its tiles
-// fit into shared memory; else the plain one. REGATTA_KERNEL=latent_attention=sm80 forces these
-// two. A row is a token's query of one head; rows of a span lie token after token, its heads side
-// by side. Algorithm of the mma kernel
-//   1. A block takes up to kM rows of one span and a part of its context. Latents come through
-//      shared memory in tiles of kTile tokens, two ahead of each other; each is read once for all
-//      rows, as key with all its values and as value with the first L. Codes arrive as they are and
-//      become a tile of values, once for all rows too.
-//   2. Scores: warps share the tile's tokens; softmax: warps share the rows; output: each warp owns
-//      columns of it, in registers, for all rows.
+// fit into shared memory; else the plain one. REGATTA_KERNEL=latent_attention=sm80 forces these.
+// Algorithm of the mma kernel (a row: a token's query of one head; a span's lie token by token)
+//   1. A block takes up to kM rows of one span and a part of its context. Tiles of kTile latents
+//      come through shared memory, two ahead, read once for all rows, as keys and as values.
+//   2. Warps share a tile's tokens for scores, the rows for softmax, the columns for the output.
 //   3. Few rows: the context is split, and a second launch adds the parts up by their sums.
 // Source: own; the absorbed form is DeepSeek-V2's, online softmax Milakov and Gimelshein's.
 // Bound: the cache's bytes for few heads, mma.sync for many: 2 (2 L + R) operations per row and
@@ -49,13 +45,7 @@ __device__ __forceinline__ Item find_item(const LatentArgs& a, int index) {
       const int length = a.cu_seqlens_q[s + 1] - a.cu_seqlens_q[s];
       if (length <= a.max_span_len) tiles = (length * a.num_heads + kM - 1) / kM;
     }
-    int until = tiles;
-#pragma unroll
-    for (int o = 1; o < kWarp; o *= 2) {
-      const int other = __shfl_up_sync(~0u, until, o);
-      if (lane >= o) until += other;
-    }
-    until += before;
+    const int until = warp_inclusive_scan(tiles) + before;
     const unsigned has = __ballot_sync(~0u, until - tiles <= index && index < until);
     if (has != 0) {
       const int holder = __ffs(has) - 1;
@@ -484,9 +474,7 @@ int most_rows(const LatentAttentionParams& p, int64_t rows, int shared) {
 // Hopper has for all of them, sm_80 for 64 rows alone, and others for none. A row's bits follow
 // from the tile of tokens: in the batch-invariant mode it is one.
 int rows_of_block(const LatentAttentionParams& p, const AttentionLimits& limits) {
-  int device = 0, shared = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  const int shared = max_shared_bytes();
   if (compute_capability() < 80 || p.dtype == DType::kFloat32 || p.latent_rank % 32 != 0 ||
       (p.latent_rank + p.rope_size) % 32 != 0 || p.latent_rank > kMaxRank || p.rope_size > 64 ||
       p.block_size % 4 != 0) {
@@ -553,41 +541,36 @@ int64_t partial_rows(const LatentAttentionParams& p, const AttentionLimits& limi
 }
 
 template <class T, int kM, int kTile, bool kCodes>
-Status run_mma(const LatentArgs& a, const LatentAttentionParams& p, LaunchConfig config) {
-  config.grid = dim3(static_cast<unsigned>(most_items(p, kM)), static_cast<unsigned>(a.parts));
-  config.block = dim3(kThreads);
-  config.shared_bytes = static_cast<size_t>(Shape<kM, kTile, kCodes>::bytes(a.rank, a.rope));
-  const Status status =
-      launch(latent_attention_kernel<T, kM, kTile, kCodes>, config, "latent_attention", a);
-  if (!status.ok() || a.parts == 1) return status;
-  config.grid = dim3(static_cast<unsigned>(p.num_heads * p.batch.num_tokens));
-  config.block = dim3(128);
-  config.shared_bytes = 0;
-  return launch(add_parts_kernel<T>, config, "latent_attention_parts", a);
+Status run_mma(const LatentArgs& a, const LatentAttentionParams& p, const Launch& launch_on) {
+  REGATTA_RETURN_IF_ERROR(
+      launch(latent_attention_kernel<T, kM, kTile, kCodes>,
+             LaunchConfig(launch_on, grid_of(most_items(p, kM), a.parts), kThreads,
+                          Shape<kM, kTile, kCodes>::bytes(a.rank, a.rope)),
+             "latent_attention", a));
+  if (a.parts == 1) return {};
+  return launch(add_parts_kernel<T>, {launch_on, p.num_heads * p.batch.num_tokens, 128},
+                "latent_attention_parts", a);
 }
 
 template <class T, bool kCodes>
 Status run(const LatentArgs& a, const LatentAttentionParams& p, const AttentionLimits& limits,
            const Launch& launch_on) {
-  LaunchConfig config;
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
   if constexpr (sizeof(T) == 2) {
     switch (rows_of_block(p, limits)) {
       case 16:
-        return run_mma<T, 16, 64, kCodes>(a, p, config);
+        return run_mma<T, 16, 64, kCodes>(a, p, launch_on);
       case 32:
-        return run_mma<T, 32, 64, kCodes>(a, p, config);
+        return run_mma<T, 32, 64, kCodes>(a, p, launch_on);
       case 64:
-        return run_mma<T, 64, 32, kCodes>(a, p, config);
+        return run_mma<T, 64, 32, kCodes>(a, p, launch_on);
       default:
         break;
     }
   }
-  config.grid = dim3(static_cast<unsigned>(p.num_heads * p.batch.num_tokens));
-  config.block = dim3(kThreads);
-  config.shared_bytes = static_cast<size_t>(2 * p.latent_rank + p.rope_size) * 4;
-  return launch(latent_attention_plain_kernel<T, kCodes>, config, "latent_attention", a);
+  return launch(latent_attention_plain_kernel<T, kCodes>,
+                {launch_on, p.num_heads * p.batch.num_tokens, kThreads,
+                 (2 * p.latent_rank + p.rope_size) * 4},
+                "latent_attention", a);
 }
 
 }  // namespace

@@ -1,29 +1,18 @@
 // Attention over latents of a paged cache on Hopper: wgmma with latents brought by the tensor copy
-// engine. See latent.h.
+// engine. See latent.h. Architectures: sm_90a; bf16 and fp16, L = 512 and R = 64.
 //
-// Architectures: sm_90a; bf16 and fp16, L = 512 and R = 64. Rows of a span lie token after token,
-// its heads side by side; a block takes 64 of them.
 // Algorithm
-//  1. Groups of rows and the tiles of keys they see, of all spans one behind the other, are cut
-//     into equal parts, one for each multiprocessor: a block may end one group and begin the next.
-//     What it computes of a group that it does not take alone it leaves in the workspace, and a
-//     second launch adds that up, in a fixed order. In the batch-invariant mode, and where
-//     many prompts read long contexts, a block takes a group alone. More than 64 heads: two blocks
-//     take the same part, each for 64 rows of a group, so that L2 serves one of them.
-//  2. A producer warp copies tiles of 64 latents (boxes of 64 columns, 128-byte swizzle) into a
-//     ring of two. A tile has three parts, each with its own barriers: the values of the first and
-//     of the second warpgroup, 256 columns each, and the keys' last 64 columns.
-//  3. Warpgroup 0 computes scores and softmax, and hands weights and factors to warpgroup 1 through
-//     shared memory, in the layout of the left operand's registers. Each multiplies the weights by
-//     its half of the values; products with values and the next tile's scores are issued together.
-//  4. Warpgroup 1 copies queries of the next group while the last products of this one run.
-//  5. Slots past the context may hold NaN: scores are masked by selection, values are cleared in
-//     shared memory.
-// Source: own; the roles are FlashMLA's (DeepSeek, 2025) in part: the columns of the output over
-// two warpgroups, the cuts through spans. Ours has one warpgroup for all scores, which keeps maxima
-// and sums in registers and one order of tiles. Bound: the cache's bytes for few heads; for many 2
-// (2 L + R) operations per row and token. A tile takes 2176 cycles of the matrix units and, beside
-// them, its softmax and what is left of its copy.
+//  1. A block takes 64 rows of a span, token after token with heads side by side. Groups of rows
+//     and their tiles of keys, of all spans one behind the other, are cut into equal parts, one for
+//     each multiprocessor. Parts of a group go to the workspace; a second launch adds them up in a
+//     fixed order. In the batch-invariant mode, and for many long prompts, groups are whole.
+//  2. A producer warp copies tiles of 64 latents into a ring of two, in three parts with a barrier
+//     each: either warpgroup's 256 columns of values, and the keys' last 64 columns.
+//  3. Warpgroup 0 computes scores and softmax, and hands weights to warpgroup 1 through shared
+//     memory. Each multiplies them by its half of the values, beside the next tile's scores.
+//  4. Slots past the context may hold NaN: scores are masked by selection, values are cleared.
+// Source: own; the warpgroups' halves and the cuts through spans are FlashMLA's (DeepSeek, 2025).
+// Bound: the cache's bytes for few heads; for many 2 (2 L + R) operations per row and token.
 #include <algorithm>
 #include <climits>
 
@@ -807,27 +796,20 @@ Status run(const LatentArgs& a, const LatentPlan& plan, int64_t num_slots,
            const Launch& launch_on) {
   CUtensorMap map = {};
   const int box_tokens = std::min(a.block_size, kTile);
-  Status status =
-      encode_cache(&map, a.cache, Traits<T>::dtype, num_slots, kRank + kRope, box_tokens);
-  if (!status.ok()) return status;
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(plan.lanes * plan.units));
-  config.block = dim3(kThreads);
-  config.shared_bytes = kSharedBytes;
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  status = launch(latent_attention_sm90_kernel<T>, config, "latent_attention sm90", map, a, plan,
-                  box_tokens);
-  if (!status.ok() || plan.num_places() == 0) return status;
+  REGATTA_RETURN_IF_ERROR(
+      encode_cache(&map, a.cache, Traits<T>::dtype, num_slots, kRank + kRope, box_tokens));
+  REGATTA_RETURN_IF_ERROR(launch(latent_attention_sm90_kernel<T>,
+                                 {launch_on, plan.lanes * plan.units, kThreads, kSharedBytes},
+                                 "latent_attention sm90", map, a, plan, box_tokens));
+  if (plan.num_places() == 0) return {};
   // Half of the threads of each multiprocessor, which are there together: more blocks would only
   // look again where the cuts are.
   constexpr int64_t kPairsAtOnce = 1024 / (kAddWarps * kWarp) * kAddColumns / kRank;
   const int64_t pairs = static_cast<int64_t>(a.num_tokens) * a.num_heads;
-  config.grid = dim3(static_cast<unsigned>(std::min(pairs, kPairsAtOnce * num_multiprocessors())),
-                     kRank / kAddColumns);
-  config.block = dim3(kAddWarps * kWarp);
-  config.shared_bytes = 0;
-  return launch(add_pieces_kernel<T>, config, "latent_attention sm90 pieces", a, plan);
+  const dim3 grid =
+      grid_of(std::min(pairs, kPairsAtOnce * num_multiprocessors()), kRank / kAddColumns);
+  return launch(add_pieces_kernel<T>, {launch_on, grid, kAddWarps * kWarp},
+                "latent_attention sm90 pieces", a, plan);
 }
 
 }  // namespace

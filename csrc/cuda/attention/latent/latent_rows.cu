@@ -88,12 +88,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 LaunchConfig rows_config(int64_t rows, const Launch& launch_on) {
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(rows));
-  config.block = dim3(kThreads);
-  config.stream = launch_on.stream;
-  config.pdl = launch_on.pdl;
-  return config;
+  return {launch_on, rows, kThreads};
 }
 
 }  // namespace

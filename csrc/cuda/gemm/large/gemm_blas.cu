@@ -159,11 +159,7 @@ int64_t both_bytes(const GemmParams& p) {
 
 Status fold_gate(const void* both, void* out, DType dtype, int64_t num_rows, int64_t width,
                  CUstream_st* stream) {
-  LaunchConfig config;
-  config.grid =
-      dim3(static_cast<unsigned>(num_rows), static_cast<unsigned>(ceil_div(width, kThreads * 8)));
-  config.block = dim3(kThreads);
-  config.stream = stream;
+  const LaunchConfig config({stream}, grid_of(num_rows, ceil_div(width, kThreads * 8)), kThreads);
   return dispatch_dtype(dtype, "fold_gate", [&](auto* type) -> Status {
     using T = std::remove_pointer_t<decltype(type)>;
     if constexpr (sizeof(T) == 2) {
@@ -176,10 +172,7 @@ Status fold_gate(const void* both, void* out, DType dtype, int64_t num_rows, int
 
 Status row_sumsq(const RowSumsqParams& p, CUstream_st* stream) {
   if (p.num_rows == 0) return {};
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(p.num_rows));
-  config.block = dim3(256);
-  config.stream = stream;
+  const LaunchConfig config({stream}, p.num_rows, 256);
   return dispatch_dtype(p.dtype, "row_sumsq", [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     constexpr int kSize = Vec16<T>::kSize;
@@ -199,10 +192,7 @@ Status row_sumsq(const RowSumsqParams& p, CUstream_st* stream) {
 Status fold_norm_weight(void* weight, const void* norm_weight, DType dtype, int64_t out_features,
                         int64_t in_features, CUstream_st* stream) {
   if (out_features == 0) return {};
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(out_features));
-  config.block = dim3(256);
-  config.stream = stream;
+  const LaunchConfig config({stream}, out_features, 256);
   return dispatch_dtype(dtype, "fold_norm_weight", [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     return launch(fold_norm_kernel<T>, config, "fold_norm_weight", static_cast<T*>(weight),
@@ -381,9 +371,7 @@ void destroy_blas(void* blas) {
 }
 
 Status gemm_blas(const GemmParams& p, const GemmResources& resources, CUstream_st* stream) {
-  if (const char* reason = gemm_blas_refuses(p)) {
-    return Status::error(std::string("gemm_blas: ") + reason);
-  }
+  REGATTA_RETURN_IF_ERROR(refusal("gemm_blas", gemm_blas_refuses(p)));
   if (resources.blas == nullptr || resources.scratch_bytes < gemm_scratch_bytes(p)) {
     return Status::error("gemm_blas: needs create_blas() and " +
                          std::to_string(gemm_scratch_bytes(p)) + " bytes of scratch, got " +
@@ -397,16 +385,12 @@ Status gemm_blas(const GemmParams& p, const GemmResources& resources, CUstream_s
   return dispatch_dtype(p.dtype, "gemm_blas", [&](auto* type) -> Status {
     using T = std::remove_pointer_t<decltype(type)>;
     if constexpr (sizeof(T) == 2) {
-      LaunchConfig config;
-      config.block = dim3(256);
-      config.stream = stream;
+      const LaunchConfig config({stream}, p.num_rows, 256);
       const void* x = p.x;
       if (p.sumsq != nullptr) {
-        config.grid = dim3(static_cast<unsigned>(p.num_rows));
-        const Status status =
-            launch(scale_rows_kernel<T>, config, "scale_rows", static_cast<const T*>(p.x),
-                   reinterpret_cast<T*>(scaled), make_epilogue(p), p.in_features);
-        if (!status.ok()) return status;
+        REGATTA_RETURN_IF_ERROR(launch(scale_rows_kernel<T>, config, "scale_rows",
+                                       static_cast<const T*>(p.x), reinterpret_cast<T*>(scaled),
+                                       make_epilogue(p), p.in_features));
         x = scaled;
       }
       // Timing costs some twenty runs, and a mixed batch has another number of rows each time: only
@@ -431,8 +415,7 @@ Status gemm_blas(const GemmParams& p, const GemmResources& resources, CUstream_s
         }
         return {};
       }
-      const Status status = product(p, x, p.out);
-      if (!status.ok()) return status;
+      REGATTA_RETURN_IF_ERROR(product(p, x, p.out));
       if (p.sumsq_out != nullptr) {
         RowSumsqParams q;
         q.x = p.out;

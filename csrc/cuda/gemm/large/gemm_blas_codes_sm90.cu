@@ -29,9 +29,7 @@ char* behind_workspace(const GemmResources& resources) {
 }
 
 Status check(const GemmParams& p, const GemmResources& resources) {
-  if (const char* reason = gemm_blas_codes_sm90_refuses(p)) {
-    return Status::error(std::string("gemm_blas_codes_sm90: ") + reason);
-  }
+  REGATTA_RETURN_IF_ERROR(refusal("gemm_blas_codes_sm90", gemm_blas_codes_sm90_refuses(p)));
   if (resources.blas == nullptr || resources.scratch_bytes < gemm_scratch_bytes(p)) {
     return Status::error("gemm_blas_codes_sm90: needs create_blas() and " +
                          std::to_string(gemm_scratch_bytes(p)) + " bytes of scratch, got " +

@@ -3,29 +3,17 @@
 // Input: x [M, K] bf16 or fp16; weights as pack_weight() leaves them (packed_weight.cuh).
 // Architectures: sm_90a.
 // Algorithm
-//   1. A block stays and takes tiles of 128, 192 or 256 rows of weight (gated: 128 gates and their
-//      ups) by 64 to 256 tokens, of the shape whose waves cost least (choose_packed_tiles), tokens
-//      first, so that blocks at work at a time share what they read in L2, which it leaves ahead of
-//      outputs.
-//   2. Tiles of a last wave that leaves most multiprocessors idle are each shared out along k among
-//      two, four or eight blocks, which send each other their sums through L2 and finish a part of
-//      the tokens each.
-//   3. One warp fills a ring of stages of 128 columns, or 64 of many tokens, with weights before it
-//      waits for x. Two or three warpgroups own 64 or 128 rows each: 64 columns of one 64-row tile
-//      are turned into the left operand of wgmma in registers while the tensor cores multiply those
-//      ahead.
-//   4. Outputs pass through shared memory, a swizzled tile of 64 features per warpgroup, transposed
-//      by stmatrix, so that rows are read and written 16 bytes at a time.
-//   5. Of groups of rows with a weight each, a block finds its tiles in a table of where each
-//      group's tiles and rows end, which it makes first. Last waves, whose tiles only the device
-//      knows, are not shared out.
+//   1. Blocks stay and take tiles of 128 to 256 rows of weight by 64 to 256 tokens, of the shape
+//      whose waves cost least (choose_packed_tiles). Tiles of a last wave are shared out along k;
+//      the shares' sums meet through L2. Of groups, tiles come from a table the block makes first.
+//   2. One warp fills a ring of stages with weights before it waits for x. A warpgroup turns 64
+//      columns of codes into the left operand of wgmma in registers while the tensor cores work.
+//   3. Outputs are transposed in shared memory (stmatrix), and written 16 bytes at a time.
 // Source: own; CUTLASS's mixed-input products and Machete have the same main loop, Stream-K shares
 // out last waves.
 //
-// Bound: the tensor cores, at the clock that the power limit leaves. A warp's instructions follow
-// each other every 6 cycles (dispatch waits for the register file, which wgmma uses), so their
-// number decides where tokens are few: hence the vote in add_shares(), with which descriptors are
-// in uniform registers. The more tokens a tile has, the less often a weight is converted.
+// Bound: the tensor cores, at the clock that the power limit leaves; for few tokens the number of
+// instructions: hence the vote in add_shares(), with which descriptors are in uniform registers.
 #include <algorithm>
 #include <iterator>
 #include <string>
@@ -560,26 +548,23 @@ Status run(const GemmParams& p, int share_bits, cudaStream_t stream) {
   kp.num_whole = share_bits > 0 ? tiles - tiles % blocks : tiles;
   kp.num_items = kp.num_whole + ((tiles - kp.num_whole) << share_bits);
   CUtensorMap token_map, weight_map, scale_map = {};
-  Status status = encode_rows_map(&token_map, p.dtype, p.x, p.num_rows, p.in_features, kTokens);
+  REGATTA_RETURN_IF_ERROR(
+      encode_rows_map(&token_map, p.dtype, p.x, p.num_rows, p.in_features, kTokens));
   constexpr int kSlabs = S::kSlabs / (kGated ? 2 : 1);
-  if (status.ok() && S::kHalves == 2) {
-    status = encode_packed_map(&weight_map, p, F::kUnitBytes, kSlabs);
-  }
-  if (status.ok() && S::kHalves == 1) {
-    status = encode_packed_part_map(&weight_map, p, F::kUnitBytes, F::kHalfBytes, kSlabs);
-    if (status.ok() && F::kGroups) {
-      status = encode_packed_part_map(&scale_map, p, F::kUnitBytes, F::kHalfScaleBytes, kSlabs);
+  if (S::kHalves == 2) {
+    REGATTA_RETURN_IF_ERROR(encode_packed_map(&weight_map, p, F::kUnitBytes, kSlabs));
+  } else {
+    REGATTA_RETURN_IF_ERROR(
+        encode_packed_part_map(&weight_map, p, F::kUnitBytes, F::kHalfBytes, kSlabs));
+    if (F::kGroups) {
+      REGATTA_RETURN_IF_ERROR(
+          encode_packed_part_map(&scale_map, p, F::kUnitBytes, F::kHalfScaleBytes, kSlabs));
     }
   }
-  if (!status.ok()) return status;
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(std::min(blocks, kp.num_items)));
-  config.block = dim3(S::kThreads);
-  config.shared_bytes = S::kSharedBytes;
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
-  return launch(gemm_packed_tiles_kernel<T, F, kRows, kTokens, kGated, kGrouped>, config,
-                "gemm_packed_tiles", token_map, weight_map, scale_map, kp);
+  return launch(
+      gemm_packed_tiles_kernel<T, F, kRows, kTokens, kGated, kGrouped>,
+      {{stream, p.dependent_launch}, std::min(blocks, kp.num_items), S::kThreads, S::kSharedBytes},
+      "gemm_packed_tiles", token_map, weight_map, scale_map, kp);
 }
 
 template <class T, class F, bool kGrouped, size_t kIndex = 0>
@@ -631,9 +616,7 @@ PackedTiles packed_tiles_of(const GemmParams& p, int rows, int tokens) {
 }
 
 Status gemm_packed_tiles_sm90(const GemmParams& p, const PackedTiles& tiles, CUstream_st* stream) {
-  if (const char* reason = gemm_packed_tiles_sm90_refuses(p)) {
-    return Status::error(std::string("gemm_packed_tiles_sm90: ") + reason);
-  }
+  REGATTA_RETURN_IF_ERROR(refusal("gemm_packed_tiles_sm90", gemm_packed_tiles_sm90_refuses(p)));
   if (p.num_rows == 0) return {};
   return p.dtype == DType::kBFloat16 ? run_format<__nv_bfloat16>(p, tiles, stream)
                                      : run_format<__half>(p, tiles, stream);

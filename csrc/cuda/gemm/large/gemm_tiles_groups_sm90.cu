@@ -3,13 +3,10 @@
 // Algorithm: as there, and
 //   1. A block counts what lies ahead of each group once, and finds its tiles by bisection.
 //   2. The two blocks of a cluster work for one group. Of more than 128 rows they take two tiles of
-//      tokens, and each fetches half of the weights for both. Up to 128 rows, or what is left of
-//      more, they take the same tokens and two tiles of weights, and each fetches half of the
-//      tokens for both: a block takes 40 KB out of L2 for a stage of 128 x 256 of 16 bits, where it
-//      takes 48 alone, and none waits without tokens.
+//      tokens and share weights; of fewer, or of what is left, two tiles of weights and share
+//      tokens: 40 KB out of L2 for a stage of 128 x 256 of 16 bits, where a block takes 48 alone.
 //   3. A warpgroup whose 64 tokens all lie behind the group's end multiplies nothing, and nobody
-//      fetches them: up to 64 rows cost half.
-//   4. Weights that one tile of tokens reads leave L2 first.
+//      fetches them. Weights that one tile of tokens reads leave L2 first.
 // Bound: with 64 rows of a group memory, which reads a weight once; from some 128 on tensor cores.
 #include "gemm_tiles_sm90.cuh"
 

@@ -547,11 +547,10 @@ Status run(const GemmParams& p, cudaStream_t stream) {
   using S = Shape<kColumns, kBlocks, kScalesAhead<T, kBlocks>, kGrouped>;
   constexpr cuuint32_t kElements = kRowBytes / sizeof(T);
   CUtensorMap weight_map, token_map;
-  Status status = encode_weight_map<T, kGated, kGrouped>(&weight_map, p, kColumns / kCluster);
-  if (!status.ok()) return status;
-  status = encode_rows_map(&token_map, kMapType<T>, p.x, p.num_rows, p.in_features,
-                           kGrouped ? kHalf : kTokens);
-  if (!status.ok()) return status;
+  REGATTA_RETURN_IF_ERROR(
+      encode_weight_map<T, kGated, kGrouped>(&weight_map, p, kColumns / kCluster));
+  REGATTA_RETURN_IF_ERROR(encode_rows_map(&token_map, kMapType<T>, p.x, p.num_rows, p.in_features,
+                                          kGrouped ? kHalf : kTokens));
   KernelParams kp = {};
   kp.epilogue = make_epilogue(p);
   if (kBlocks) kp.blocks = make_block_scales(p);
@@ -564,12 +563,7 @@ Status run(const GemmParams& p, cudaStream_t stream) {
       kGrouped ? max_group_tiles(p.num_rows, p.num_groups, kTokens) : int64_t{kp.pairs};
   const int64_t clusters =
       std::min<int64_t>(num_multiprocessors() / kCluster, most_pairs * kp.tiles);
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(clusters * kCluster));
-  config.block = dim3(kThreads);
-  config.shared_bytes = S::kSharedTotal;
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
+  LaunchConfig config({stream, p.dependent_launch}, clusters * kCluster, kThreads, S::kSharedTotal);
   config.cluster_x = kCluster;
   return launch(gemm_tiles_kernel<T, Out, kColumns, kGated, kBlocks, kGrouped>, config,
                 "gemm_tiles", weight_map, token_map, kp);

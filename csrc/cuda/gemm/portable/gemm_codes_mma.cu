@@ -4,16 +4,12 @@
 // blocks of 128 columns (GemmParams::scale_rows); K is a multiple of 16.
 // Architectures: sm_75 and later, e4m3 (gemm_codes_mma_sm89.cu) sm_89 and later.
 // Algorithm
-//   1. Few rows: gemm_mma.cuh. A lane reads 16 bytes of a row of weight, and 16 of a row of x out
-//      of shared memory: two steps of the instruction with k in another order, in both operands
-//      alike.
-//   2. Many rows without groups: blocks of 128 rows of weight by 128 tokens; both go through a ring
-//   of 64 columns
-//      in shared memory, by ldmatrix into eight warps of 64 by 32 each.
+//   1. Few rows: gemm_mma.cuh. A lane reads 16 bytes of a row of weight, and 16 of a row of x: two
+//      steps of the instruction with k in another order, in both operands alike.
+//   2. Many rows without groups: blocks of 128 rows of weight by 128 tokens, warps of 64 by 32.
 //   3. int8 sums are exact. e4m3 sums go to a float every 128 columns, with the blocks' scales if
 //      there are any: the instruction itself keeps 13 bits of mantissa (SageAttention2, on sm_89).
 // Source: own; the tile and its swizzle are CUTLASS's usual ones.
-//
 // Bound: memory for few rows (a byte per value of weight), the tensor cores for many.
 #include "cuda/gemm/select.h"
 #include "gemm_codes_mma.cuh"

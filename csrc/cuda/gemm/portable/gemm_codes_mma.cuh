@@ -322,14 +322,12 @@ Status run_codes(const GemmParams& p, const MmaTile& tile, cudaStream_t stream) 
     default:
       break;
   }
-  LaunchConfig config;
-  config.grid =
-      dim3(static_cast<unsigned>(ceil_div(num_mma_pairs(p), kTilePairs) * m.token_blocks));
-  config.block = dim3(kMmaThreads);
-  config.shared_bytes = kTileBytes;
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
-  return launch(mma_tile_kernel<kFp8>, config, kName, m);
+  return launch(mma_tile_kernel<kFp8>,
+                {{stream, p.dependent_launch},
+                 ceil_div(num_mma_pairs(p), kTilePairs) * m.token_blocks,
+                 kMmaThreads,
+                 kTileBytes},
+                kName, m);
 }
 
 }  // namespace

@@ -102,23 +102,17 @@ Status run(const GemmParams& p, cudaStream_t stream) {
   const int64_t width = p.gated ? p.out_features / 2 : p.out_features;
   const int64_t tiles =
       kGrouped ? max_group_tiles(p.num_rows, p.num_groups, kTokens) : ceil_div(p.num_rows, kTokens);
-  LaunchConfig config;
-  config.grid =
-      dim3(static_cast<unsigned>(ceil_div(width, p.gated ? 32 : 64)), static_cast<unsigned>(tiles));
-  config.block = dim3(kThreads);
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
-  return launch(gemm_generic_kernel<T, kGrouped>, config, "gemm_generic",
-                static_cast<const T*>(p.weight), static_cast<const T*>(p.x), make_epilogue(p),
-                static_cast<int>(p.num_rows), static_cast<int>(p.in_features), make_groups(p));
+  return launch(
+      gemm_generic_kernel<T, kGrouped>,
+      {{stream, p.dependent_launch}, grid_of(ceil_div(width, p.gated ? 32 : 64), tiles), kThreads},
+      "gemm_generic", static_cast<const T*>(p.weight), static_cast<const T*>(p.x), make_epilogue(p),
+      static_cast<int>(p.num_rows), static_cast<int>(p.in_features), make_groups(p));
 }
 
 }  // namespace
 
 Status gemm_generic(const GemmParams& p, CUstream_st* stream) {
-  if (const char* reason = gemm_generic_refuses(p)) {
-    return Status::error(std::string("gemm_generic: ") + reason);
-  }
+  REGATTA_RETURN_IF_ERROR(refusal("gemm_generic", gemm_generic_refuses(p)));
   if (p.num_rows == 0) return {};
   return dispatch_dtype(p.dtype, "gemm_generic", [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;

@@ -3,16 +3,12 @@
 //
 // Architectures: sm_75 and later; bf16: sm_80 and later. On sm_75 copies are not asynchronous.
 // Algorithm
-//   1. Weights take the M side of the instruction. A warp owns a pair of 16 rows of weight (gated:
-//      16 gates and their 16 ups, so that the packing knows nothing of gates), kTokens tokens and a
-//      part of k, in units of 128 columns that it takes in turns with the block's other parts.
-//   2. Codes go from memory straight into the registers of the lane whose operand they are, the
-//      next unit's as soon as this one's are used; x goes through a ring in shared memory.
-//   3. Warps that work on the same part of k share that ring and a named barrier; parts of k never
-//      wait for each other before the end, where their sums are added in order.
-//   4. A block has eight warps: side by side where there are rows enough for every multiprocessor,
-//      else one behind the other along k.
-//   5. Of groups a block finds its tile of tokens and their group's weight (groups.cuh).
+//   1. A warp owns a pair of 16 rows of weight (gated: gates and their ups), kTokens tokens and a
+//      part of k, in units of 128 columns. Codes go from memory into the registers of the lane
+//      whose operand they are, a unit ahead; x goes through a ring in shared memory.
+//   2. Warps on the same part of k share that ring and a named barrier; the parts' sums are added
+//      in order at the end. Eight warps stand side by side along rows, else along k.
+//   3. Of groups a block finds its tile of tokens and their group's weight (groups.cuh).
 // Source: own. That weights skip shared memory is what sets it apart from Marlin and TurboMind.
 #pragma once
 
@@ -324,14 +320,13 @@ inline int64_t num_mma_pairs(const GemmParams& p) {
 
 template <class Weights>
 Status run_mma(const GemmParams& p, const MmaParams& m, const char* name, cudaStream_t stream) {
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(num_mma_pairs(p), m.pairs) * m.token_blocks));
-  config.block = dim3(kMmaThreads);
-  config.shared_bytes = MmaShape<Weights>::shared_bytes(m.pairs);
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
   const auto kernel = p.num_groups > 0 ? mma_kernel<Weights, true> : mma_kernel<Weights, false>;
-  return launch(kernel, config, name, m);
+  return launch(kernel,
+                {{stream, p.dependent_launch},
+                 ceil_div(num_mma_pairs(p), m.pairs) * m.token_blocks,
+                 kMmaThreads,
+                 MmaShape<Weights>::shared_bytes(m.pairs)},
+                name, m);
 }
 
 // Of groups: tokens by their mean. In the batch-invariant mode k has the same parts for any rows.

@@ -1,19 +1,14 @@
 // gemm_sm90 of groups of rows that have a weight each (experts).
 //
 // Algorithm: its stages and instructions (gemm_sm90.cu), by blocks that stay.
-//   1. As many blocks as multiprocessors, or twice as many, share out the tiles: rows of a group by
-//      features. A block finds its tiles from the groups' ends, which it adds up once.
+//   1. Blocks share out the tiles, rows of a group by features, which they find from the groups'
+//      ends, added up once. k is never split: a row has the same bits whatever is beside it.
 //   2. One warp asks for the stages of one tile behind those of another: bytes are in flight while
-//      sums are finished, and ahead of a tile nothing is waited for. With a block for each tile a
-//      down product of 768 columns (e4m3: 98 KB of 128 features) was under way for as long as it
-//      read: 2.4 to 2.8 TB/s.
-//   3. Another warp lays scales and biases of the next tile ready.
-//   4. Each warp finishes its own 16 rows of weight, without waiting for others.
-//   5. k is never split: a row has the same bits whatever is beside it.
+//      sums are finished; another lays scales and biases of the next tile ready.
+//   3. Each warp finishes its own 16 rows of weight, without waiting for others.
 // Where the ends are ready, weights are asked for while the launch ahead ends: stages take less
-// than half of a multiprocessor's memory, so that both products' blocks are there together. Groups
-// without rows cost nothing. Bound: memory: the weights of groups that have rows, once where a tile
-// has a group whole. Source: own.
+// than half of a multiprocessor's memory. Groups without rows cost nothing. Source: own.
+// Bound: memory: the weights of groups that have rows, once where a tile has a group whole.
 #include "gemm_groups_sm90.cuh"
 
 namespace regatta::cuda {

@@ -305,10 +305,9 @@ template <class T, class Out, int kFeatures, int kTokens, bool kGated, bool kBlo
 Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   using S = Shape<kFeatures, kTokens, kBlocks>;
   CUtensorMap weight_map, token_map;
-  Status status = encode_weight_map<T, kGated, true>(&weight_map, p, kFeatures);
-  if (!status.ok()) return status;
-  status = encode_rows_map(&token_map, kMapType<T>, p.x, p.num_rows, p.in_features, kTokens);
-  if (!status.ok()) return status;
+  REGATTA_RETURN_IF_ERROR(encode_weight_map<T, kGated, true>(&weight_map, p, kFeatures));
+  REGATTA_RETURN_IF_ERROR(
+      encode_rows_map(&token_map, kMapType<T>, p.x, p.num_rows, p.in_features, kTokens));
 
   KernelParams kp = {};
   kp.epilogue = make_epilogue(p);
@@ -318,15 +317,14 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   kp.stages = tile.stages;
   kp.trigger = tile.trigger;
 
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(std::min<int64_t>(
+  const int64_t blocks = std::min<int64_t>(
       ceil_div(p.out_features, kFeatures) * max_group_tiles(p.num_rows, p.num_groups, kTokens),
-      int64_t{tile.blocks} * num_multiprocessors())));
-  config.block = dim3(S::kThreads);
-  config.shared_bytes = S::shared_bytes(tile.stages, kp.groups.count);
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
-  return launch(gemm_groups_sm90_kernel<T, Out, kFeatures, kTokens, kGated, kBlocks>, config,
+      int64_t{tile.blocks} * num_multiprocessors());
+  return launch(gemm_groups_sm90_kernel<T, Out, kFeatures, kTokens, kGated, kBlocks>,
+                {{stream, p.dependent_launch},
+                 blocks,
+                 S::kThreads,
+                 S::shared_bytes(tile.stages, kp.groups.count)},
                 "gemm_groups_sm90", weight_map, token_map, kp);
 }
 

@@ -11,9 +11,7 @@ PackedGroupsTile choose_packed_groups_tile(const GemmParams& p) {
 
 Status gemm_packed_groups_sm90(const GemmParams& p, const PackedGroupsTile& tile,
                                CUstream_st* stream) {
-  if (const char* reason = gemm_packed_sm90_refuses(p)) {
-    return Status::error(std::string("gemm_packed_groups_sm90: ") + reason);
-  }
+  REGATTA_RETURN_IF_ERROR(refusal("gemm_packed_groups_sm90", gemm_packed_sm90_refuses(p)));
   if (p.num_groups == 0 || p.num_groups > kMaxGroups) {
     return Status::error("gemm_packed_groups_sm90: num_groups must be 1 to 512, got " +
                          std::to_string(p.num_groups));

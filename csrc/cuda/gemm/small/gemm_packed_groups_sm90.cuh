@@ -3,28 +3,18 @@
 // Input: as gemm_packed_sm90.cu; weights [G] of what they are there, groups as groups.cuh says.
 // Architectures: sm_90a. A source for each type of x.
 // Algorithm
-//   1. As many blocks as fit share the slabs of all tiles (a tile: up to kTokens rows of a group)
-//      evenly, one tile's after the other's, and go through their own in passes: up to eight slabs
-//      of one tile (gated, four of gates and their ups), over all of k.
-//   2. One warp keeps the ring of stages full, whatever pass they belong to: an expert's weight is
-//      a few stages alone, and a block for each would wait for memory as long as it multiplies.
-//   3. A warp multiplies one slab as in gemm_packed_sm90.cu. Its sums pass through a piece of
-//      shared memory of its own, eight tokens at a time, and are finished by the warp itself;
-//      gated, the two warps of gates and of their ups take turns. Nothing but the ring holds
-//      warpgroups together, and copies go on meanwhile.
-//   4. Which pass is next, each warp reads from a table of where groups and their tiles end, made
-//      first by the block; of passes without slabs for it, a warpgroup hands the stages on.
+//   1. As many blocks as fit share the slabs of all tiles (up to kTokens rows of a group) evenly,
+//      in passes of up to eight slabs of one tile (gated, four and their ups), over all of k.
+//   2. One warp keeps the ring of stages full, whatever pass they belong to: a block for each
+//      expert, whose weight is a few stages, would wait for memory as long as it multiplies.
+//   3. A warp multiplies one slab as in gemm_packed_sm90.cu and finishes its sums alone; gated, the
+//      warps of gates and of their ups take turns. Passes come from a table the block makes first.
 // k is never split: a row has the same bits however many there are, among tiles whose scales are
 // applied alike (alike_packed_tokens()).
 // Source: own; persistent blocks over ragged groups are what CUTLASS's grouped products have.
 //
-// Bound: memory, while a multiprocessor issues fast enough. A warp takes so many instructions for a
-// slab's 2,048 values of a stage, with up to 16 tokens: 4 bits in groups of 32 columns 208, of 128
-// 170 to 180, mxfp4 286, 8 bits 184, w4a8 124 to 131. Four schedulers that always issue so read, at
-// 1.755 GHz, 5.7, 5.6, 4.1, 10 and 7.7 TB/s; at 4.3 TB/s, 4 bits have to issue in three of four
-// clocks. A scheduler has two warps of a block, which wait for their products and for the two of
-// their warpgroup: hence two blocks. (Shifts and masks, 70 to 82 of those of int4, take two clocks
-// each.)
+// Bound: memory, while a multiprocessor issues fast enough: at 4.3 TB/s, 4 bits have to issue in
+// three of four clocks. Two warps of a scheduler wait for their products: hence two blocks.
 #pragma once
 
 #include "cuda/gemm/groups.cuh"
@@ -354,21 +344,16 @@ Status run_groups(const GemmParams& p, const PackedGroupsTile& tile, cudaStream_
   kp.stages = std::clamp((tile.kilobytes * 1024 - S::kFixedBytes) / S::kStageBytes, 2, kMaxStages);
   CUtensorMap token_map, wide_map, narrow_map;
   const DType type = F::kTokenSize == 1 ? DType::kUInt8 : p.dtype;
-  Status status = encode_rows_map(&token_map, type, p.x, p.num_rows, p.in_features, kTokens);
-  if (status.ok()) status = encode_packed_map(&wide_map, p, F::kUnitBytes, S::kItems);
-  if (status.ok()) status = encode_packed_map(&narrow_map, p, F::kUnitBytes, 1);
-  if (!status.ok()) return status;
+  REGATTA_RETURN_IF_ERROR(
+      encode_rows_map(&token_map, type, p.x, p.num_rows, p.in_features, kTokens));
+  REGATTA_RETURN_IF_ERROR(encode_packed_map(&wide_map, p, F::kUnitBytes, S::kItems));
+  REGATTA_RETURN_IF_ERROR(encode_packed_map(&narrow_map, p, F::kUnitBytes, 1));
   const int64_t grains =
       max_group_tiles(p.num_rows, p.num_groups, kTokens) * ceil_div(kp.num_items, kp.grain);
   const int64_t blocks = std::min<int64_t>(tile.blocks * num_multiprocessors(), grains);
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(blocks));
-  config.block = dim3(S::kThreads);
-  config.shared_bytes = S::shared_bytes(kp.stages);
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
-  return launch(gemm_packed_groups_kernel<T, F, kTokens, kGated>, config, "gemm_packed_groups",
-                token_map, wide_map, narrow_map, kp);
+  return launch(gemm_packed_groups_kernel<T, F, kTokens, kGated>,
+                {{stream, p.dependent_launch}, blocks, S::kThreads, S::shared_bytes(kp.stages)},
+                "gemm_packed_groups", token_map, wide_map, narrow_map, kp);
 }
 
 template <class T, class F, bool kGated>

@@ -2,33 +2,20 @@
 // 8: made into operands on the way to the tensor cores.
 //
 // Input: x [M, K] bf16 or fp16, or int8; weights as pack_weight() leaves them (packed_weight.cuh).
-// Architectures: sm_90a.
+// Architectures: sm_90a. Rows in groups: gemm_packed_groups_sm90.cuh.
 // Algorithm: as gemm_sm90.cu (weights on the M side of wgmma, a ring filled ahead of pdl_wait()),
 // except that
-//   1. a stage is 128 columns of all slabs, a box of the weight's tensor map, and x;
-//   2. a warpgroup reads its codes from shared memory, 16 bytes per thread without conflicts, turns
-//      them into the instruction's left operand in registers (bit operations, one subtraction, in
-//      pairs), half a unit at a time, while the tensor cores work on the one ahead; scales of
-//      groups multiply the operands, or, of up to 32 tokens, sums of a group, which are fewer;
-//   3. a gated product pairs slabs of gates with their ups, so that the packing knows nothing of
-//      gates;
-//   4. k is split so that each multiprocessor has one block: clusters of four or eight blocks leave
-//      12 of 132 without. The blocks of a tile send each other their sums through L2, a share for
-//      each to add and to finish;
-//   5. blocks have eight slabs, or fewer where that leaves none of the multiprocessors idle
-//      (spread()).
-//   Rows in groups with a weight each have a kernel of their own (gemm_packed_groups_sm90.cuh).
-//   With int8 x, codes less zero points are int8 operands, and a group's integer sums are scaled
-//   into floats.
+//   1. a warpgroup turns codes into the left operand in registers, half a unit at a time, while the
+//      tensor cores work on the half ahead; scales of groups multiply the operands, or, of up to 32
+//      tokens, sums of a group, which are fewer. Of int8 x a group's integer sums become floats;
+//   2. a gated product pairs slabs of gates with their ups: the packing knows nothing of gates;
+//   3. k is split so that each multiprocessor has one block: clusters would leave 12 of 132 idle.
+//      The blocks of a tile exchange their sums through L2, and each finishes a share.
 // Source: own; biasing codes into a mantissa is what FasterTransformer and Marlin do. QServe and
-// QQQ multiply 4-bit codes as int8; theirs scale groups in integers or multiply codes by 16
-// instead.
+// QQQ multiply 4-bit codes as int8, but scale groups in integers or multiply codes by 16.
 //
-// Bound: memory: 1.50 ms with 8 bits and 0.80 ms with 4 for the 128 layer products of a Llama-3-8B
-// decode step at 4.66 TB/s.
-// What binds it beside that: converting 64 x 64 codes takes about 90 cycles (shifts and masks fill
-// the integer pipe), multiplying them with 32 tokens 64; and copies that are asked for slab by
-// slab.
+// Bound: memory. Beside it: converting 64 x 64 codes takes about 90 cycles (shifts and masks fill
+// the integer pipe), multiplying them with 32 tokens 64.
 #include "gemm_packed_sm90.cuh"
 
 namespace regatta::cuda {
@@ -419,8 +406,8 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   using S = Shape<F, kTokens>;
   CUtensorMap token_map;
   const DType type = F::kTokenSize == 1 ? DType::kUInt8 : p.dtype;
-  Status status = encode_rows_map(&token_map, type, p.x, p.num_rows, p.in_features, kTokens);
-  if (!status.ok()) return status;
+  REGATTA_RETURN_IF_ERROR(
+      encode_rows_map(&token_map, type, p.x, p.num_rows, p.in_features, kTokens));
   KernelParams kp = {};
   kp.epilogue = make_epilogue(p);
   kp.num_rows = static_cast<int>(p.num_rows);
@@ -437,21 +424,18 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   constexpr int kItems = kGated ? kSlabs / 2 : kSlabs;
   spread(p, kItems, &kp);
   CUtensorMap wide_map, narrow_map;
-  status = encode_packed_map(&wide_map, p, F::kUnitBytes, kItems);
-  if (status.ok()) status = encode_packed_map(&narrow_map, p, F::kUnitBytes, kp.narrow);
-  if (!status.ok()) return status;
+  REGATTA_RETURN_IF_ERROR(encode_packed_map(&wide_map, p, F::kUnitBytes, kItems));
+  REGATTA_RETURN_IF_ERROR(encode_packed_map(&narrow_map, p, F::kUnitBytes, kp.narrow));
   kp.trigger = tile.trigger;
   kp.stages = std::max(
       2, std::min({tile.stages, kMaxStages, (226 * 1024 - kHeadBytes - 1024) / S::kStageBytes}));
-  LaunchConfig config;
   kp.num_blocks = kp.row_blocks * kp.token_blocks * kp.split;
-  config.grid = dim3(static_cast<unsigned>(std::max(kp.num_blocks, num_multiprocessors())));
-  config.block = dim3(S::kThreads);
-  config.shared_bytes = packed_shared_bytes(p, S::shared_bytes(kp.stages));
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
-  return launch(gemm_packed_kernel<T, F, kTokens, kGated>, config, "gemm_packed", token_map,
-                wide_map, narrow_map, kp);
+  return launch(gemm_packed_kernel<T, F, kTokens, kGated>,
+                {{stream, p.dependent_launch},
+                 std::max(kp.num_blocks, num_multiprocessors()),
+                 S::kThreads,
+                 packed_shared_bytes(p, S::shared_bytes(kp.stages))},
+                "gemm_packed", token_map, wide_map, narrow_map, kp);
 }
 
 template <class T, class F, bool kGated>
@@ -494,9 +478,7 @@ GemmTile choose_tile(const GemmParams& p) {
 }  // namespace
 
 Status gemm_packed_sm90(const GemmParams& p, const GemmTile& tile, CUstream_st* stream) {
-  if (const char* reason = gemm_packed_sm90_refuses(p)) {
-    return Status::error(std::string("gemm_packed_sm90: ") + reason);
-  }
+  REGATTA_RETURN_IF_ERROR(refusal("gemm_packed_sm90", gemm_packed_sm90_refuses(p)));
   if (p.num_groups > 0) {
     return Status::error("gemm_packed_sm90: groups of rows have tiles of gemm_packed_groups_sm90");
   }

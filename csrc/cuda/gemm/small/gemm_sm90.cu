@@ -2,27 +2,20 @@
 //
 // Input: as GemmParams says: weights as checkpoints have them, [N, K] row-major bf16 or fp16, so
 // that cuBLASLt (many rows) and an embedding lookup (tied weights) can use the same copy. K is a
-// multiple of 8.
-// Architectures: sm_90a.
+// multiple of 8. Architectures: sm_90a.
 // Algorithm
 //   1. Weights take the M side of wgmma (64 features), tokens the N side (8 .. 128): one row of x
-//      wastes a cheap dimension. Both come from shared memory, 128-byte swizzled, by tensor copies.
-//   2. Blocks are small enough for two or three per multiprocessor. By programmatic dependent
-//      launch the next kernel's blocks fill their stages with weights while this one ends; only x
-//      waits.
-//   3. `trigger`: they are let in when a block has requested nearly all its own weights. Earlier,
-//      they would take bandwidth from the blocks that they wait for, and be full during the gap.
-//   4. Products with few tiles split k over a cluster; ranks add each other's sums in rank order
-//      through distributed shared memory. The order of every sum depends on N, K and the number of
-//      rows rounded up to `tokens` alone: not on other rows, nor on the run.
-//   5. A gated tile interleaves 8 gate rows and 8 up rows (a 4-D tensor map of the plain matrix).
-// Source: own; wgmma and copy descriptors as the PTX manual describes them. Compared with published
-// small-batch kernels (Marlin, FlashInfer, DeepGEMM): no repacking, and PDL instead of persistence.
+//      wastes a cheap dimension. Both come by tensor copies, 128-byte swizzled.
+//   2. Two or three blocks fit a multiprocessor: the next kernel's fill their stages with weights
+//      while this one ends. `trigger` lets them in when a block has asked for most of its own.
+//   3. Products with few tiles split k over a cluster, whose ranks add up in order: sums depend on
+//      N, K and the number of rows rounded up to `tokens` alone.
+//   4. A gated tile interleaves 8 gate rows and 8 up rows (a 4-D tensor map of the plain matrix).
+// Source: own; unlike Marlin, FlashInfer, DeepGEMM: no repacking, and PDL instead of persistence.
 //
-// Bound: memory, 15.01 GB at 4.66 TB/s read = 3.22 ms for a Llama-3-8B decode step's 129 products.
-// From 64 rows on reads of x from L2 are the likely limit.
-// Sums of e4m3 products are 0.0003 of their size from exact ones (root mean square) where they go
-// to a float every 512 columns, else 0.0013 with 4,096 columns and 0.0029 with 14,336.
+// Bound: memory; from 64 rows on reads of x from L2 are the likely limit. Sums of e4m3 products are
+// 0.0003 of their size from exact ones (root mean square) where they go to a float every 512
+// columns, else 0.0013 with 4,096 columns and 0.0029 with 14,336.
 #include "cuda/gemm/select.h"
 #include "cuda/gemm/tiles.h"
 #include "gemm_sm90.cuh"
@@ -153,9 +146,7 @@ GemmTile choose_gemm_tile(const GemmParams& p) {
 }
 
 Status gemm_sm90(const GemmParams& p, const GemmTile& tile, CUstream_st* stream) {
-  if (const char* reason = gemm_sm90_refuses(p)) {
-    return Status::error(std::string("gemm_sm90: ") + reason);
-  }
+  REGATTA_RETURN_IF_ERROR(refusal("gemm_sm90", gemm_sm90_refuses(p)));
   if (p.num_rows == 0) return {};
   if (p.num_groups > 0) return gemm_groups_sm90(p, tile, stream);
   if (p.scale_rows != 0) return gemm_blocks_sm90(p, tile, stream);

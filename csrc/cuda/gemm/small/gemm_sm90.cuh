@@ -271,10 +271,9 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   using S = Shape<kFeatures, kTokens>;
   constexpr cuuint32_t kElements = kRowBytes / sizeof(T);
   CUtensorMap weight_map, token_map;
-  Status status = encode_weight_map<T, kGated, false>(&weight_map, p, kFeatures);
-  if (!status.ok()) return status;
-  status = encode_rows_map(&token_map, kMapType<T>, p.x, p.num_rows, p.in_features, kTokens);
-  if (!status.ok()) return status;
+  REGATTA_RETURN_IF_ERROR(encode_weight_map<T, kGated, false>(&weight_map, p, kFeatures));
+  REGATTA_RETURN_IF_ERROR(
+      encode_rows_map(&token_map, kMapType<T>, p.x, p.num_rows, p.in_features, kTokens));
 
   KernelParams kp = {};
   kp.epilogue = make_epilogue(p);
@@ -285,13 +284,10 @@ Status run(const GemmParams& p, const GemmTile& tile, cudaStream_t stream) {
   kp.split = tile.split;
   kp.trigger = tile.trigger;
 
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(p.out_features, kFeatures) * tile.split),
-                     static_cast<unsigned>(ceil_div(p.num_rows, kTokens)));
-  config.block = dim3(S::kThreads);
-  config.shared_bytes = S::shared_bytes(tile.stages, kBlocks ? kTokens : 0);
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
+  LaunchConfig config(
+      Launch{stream, p.dependent_launch},
+      grid_of(ceil_div(p.out_features, kFeatures) * tile.split, ceil_div(p.num_rows, kTokens)),
+      S::kThreads, S::shared_bytes(tile.stages, kBlocks ? kTokens : 0));
   config.cluster_x = static_cast<unsigned>(tile.split);
   return launch(gemm_sm90_kernel<T, Out, kFeatures, kTokens, kGated, kBlocks>, config, "gemm_sm90",
                 weight_map, token_map, kp);

@@ -1,24 +1,17 @@
 // y = epilogue(x w^T) of 8-bit codes for one row of x, which is quantized on the way.
 //
 // Input: as GemmParams says: e4m3 or int8 codes, weights [N, K] row-major as checkpoints have them;
-// K is a multiple of 16.
-// Architectures: sm_90 (bulk copies).
+// K is a multiple of 16. Architectures: sm_90 (bulk copies).
 // Algorithm
-//   1. A block works on 16 rows of weight (gated: 8 gate rows and their 8 up rows) at a time. One
-//      warp fetches: pieces of 1 KB of each row, by bulk copies past L1 and first to leave L2, into
-//      a ring of stages. It fills the ring before pdl_wait(), and goes on to the block's next rows
-//      while the last ones are finished.
+//   1. A block works on 16 rows of weight (gated: 8 gate rows and their ups) at a time. One warp
+//      fetches pieces of 1 KB of each row into a ring, ahead of pdl_wait() and of the rows' end.
 //   2. Eight warps multiply, each 128 columns of a stage, with mma.sync: int8 as it is, e4m3 as
-//      fp16, whose products are exact and whose sums are floats (mma of e4m3 would do the same).
-//      A lane reads 16 bytes of two rows: the instruction's order of k is permuted, for both
-//      operands alike. Rows lie 64 bytes off a multiple of 128 apart: no bank conflicts. All eight
-//      columns of the instruction are the one token.
+//      fp16, whose products are exact. A lane reads 16 bytes of two rows: k is permuted for both
+//      operands alike. Rows lie 64 bytes off a multiple of 128 apart: no bank conflicts.
 //   3. The warps' sums meet in shared memory, and are added in their order.
-//   4. Every block makes the codes of x itself (quantize_row.cuh) while its first weights travel,
-//      which saves a launch; they are those of quantize_rows().
-// Source: own.
-//
-// Bound: memory, 1.61 ms for the 129 products of a Llama-3-8B decode step at 4.66 TB/s.
+//   4. Every block makes the codes of x (quantize_row.cuh), those of quantize_rows(), while its
+//      first weights travel, which saves a launch.
+// Source: own. Bound: memory.
 #include <algorithm>
 
 #include "cuda/gemm/gemm_epilogue.cuh"
@@ -270,14 +263,13 @@ Status run(const GemmParams& p, const QuantizeRowsParams* quantize, const Stream
       ceil_div(kGated ? p.out_features / 2 : p.out_features, kGated ? kRows / 2 : kRows));
   kp.stages = tile.stages;
   kp.trigger_early = tile.trigger_early;
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(
-      std::min<int64_t>(kp.num_tiles, int64_t{num_multiprocessors()} * tile.blocks)));
-  config.block = dim3(kThreads + kWarp);
-  config.shared_bytes = tile.stages * kStageBytes + kPartialBytes + p.in_features;
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
-  return launch(gemm_stream_codes_sm90_kernel<kFp8, T, kGated, kKind, kVectors>, config,
+  const int64_t blocks =
+      std::min<int64_t>(kp.num_tiles, int64_t{num_multiprocessors()} * tile.blocks);
+  return launch(gemm_stream_codes_sm90_kernel<kFp8, T, kGated, kKind, kVectors>,
+                {{stream, p.dependent_launch},
+                 blocks,
+                 kThreads + kWarp,
+                 tile.stages * kStageBytes + kPartialBytes + p.in_features},
                 "gemm_stream_codes_sm90", kp);
 }
 
@@ -326,9 +318,7 @@ bool gemm_stream_codes_sm90_quantizes(const GemmParams& p, const QuantizeRowsPar
 
 Status gemm_stream_codes_sm90(const GemmParams& p, const QuantizeRowsParams* quantize,
                               const StreamCodesTile& tile, CUstream_st* stream) {
-  if (const char* reason = gemm_stream_codes_sm90_refuses(p)) {
-    return Status::error(std::string("gemm_stream_codes_sm90: ") + reason);
-  }
+  REGATTA_RETURN_IF_ERROR(refusal("gemm_stream_codes_sm90", gemm_stream_codes_sm90_refuses(p)));
   if (quantize != nullptr && !gemm_stream_codes_sm90_quantizes(p, *quantize)) {
     return Status::error("gemm_stream_codes_sm90: x must be codes");
   }

@@ -1,23 +1,17 @@
 // y = epilogue(x w^T) for one row (gemv) and for few rows without Hopper's instructions (mma.sync).
 //
 // Input: as GemmParams says, weights [N, K] row-major bf16 or fp16 as checkpoints have them; K is a
-// multiple of 8.
-// Architectures: sm_80 and later.
+// multiple of 8. Architectures: sm_80 and later.
 // Algorithm
-//   1. Weights go from memory to registers in 16-byte loads, a round of k ahead, past L1 and first
-//      to leave L2; the first round is requested before pdl_wait().
-//   2. gemv: a warp owns two rows (or a gate and its up), 512 adjacent bytes of each at a time, and
-//      finishes its outputs alone. It makes the norm's sum of squares from x itself: every warp
-//      would read the same partial sums. The residual travels during the loop.
+//   1. Weights go to registers in 16-byte loads, a round of k ahead, past L1 and first to leave L2;
+//      the first round is requested before pdl_wait().
+//   2. gemv: a warp owns two rows (or a gate and its up) and finishes its outputs alone. It makes
+//      the norm's sum of squares from x itself: every warp would read the same partial sums.
 //   3. mma: a block owns 16 rows; its 8 warps split k and add up in shared memory, in warp order.
-//      A 16-byte load is half of two fragments of m16n8k16: the instruction's order of k is
-//      permuted, for both operands alike, which leaves the sum as it is.
-//   4. Groups of rows that have a weight each. gemv: a row of x is a product of its own; blocks
-//      stay, and a warp's next rows of weight travel while it finishes its last. mma: a block's
-//      tokens are of one group.
-// Source: own; the load pattern of gemv is the classic one.
-//
-// Bound: memory, 3.22 ms for the 129 products of a Llama-3-8B decode step on an H200 (4.66 TB/s).
+//      k is permuted for both operands alike, so that a 16-byte load is half of two fragments.
+//   4. Groups of rows with a weight each. gemv: a row of x is a product of its own; a warp's next
+//      rows of weight travel while it finishes its last. mma: a block's tokens are of one group.
+// Source: own; the load pattern of gemv is the classic one. Bound: memory.
 #include "cuda/gemm/dot.cuh"
 #include "cuda/gemm/gemm_epilogue.cuh"
 #include "cuda/gemm/groups.cuh"
@@ -414,16 +408,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
 template <class T, int kTokens, int kUnroll, int kBlocks, bool kGrouped>
 Status run(const GemmParams& p, cudaStream_t stream) {
-  LaunchConfig config;
   const int64_t width = p.gated ? p.out_features / 2 : p.out_features;
   const int64_t tiles =
       kGrouped ? max_group_tiles(p.num_rows, p.num_groups, kTokens) : ceil_div(p.num_rows, kTokens);
-  config.grid = dim3(static_cast<unsigned>(ceil_div(width, p.gated ? 8 : kTile)),
-                     static_cast<unsigned>(tiles));
-  config.block = dim3(kThreads);
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
-  return launch(gemm_stream_sm80_kernel<T, kTokens, kUnroll, kBlocks, kGrouped>, config,
+  return launch(gemm_stream_sm80_kernel<T, kTokens, kUnroll, kBlocks, kGrouped>,
+                {{stream, p.dependent_launch},
+                 grid_of(ceil_div(width, p.gated ? 8 : kTile), tiles),
+                 kThreads},
                 "gemm_stream_sm80", static_cast<const T*>(p.weight), static_cast<const T*>(p.x),
                 make_epilogue(p), static_cast<int>(p.num_rows), static_cast<int>(p.in_features),
                 make_groups(p));
@@ -431,11 +422,8 @@ Status run(const GemmParams& p, cudaStream_t stream) {
 
 template <class T>
 Status run_gemv(const GemmParams& p, cudaStream_t stream) {
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(ceil_div(p.out_features, kTile)));
-  config.block = dim3(kThreads);
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
+  const LaunchConfig config({stream, p.dependent_launch}, ceil_div(p.out_features, kTile),
+                            kThreads);
   // One block of a multiprocessor has as much on its way as two. Its registers leave no room beside
   // a product's blocks: of few columns, which follow attention, alone.
   const bool alone =
@@ -449,15 +437,13 @@ template <class T>
 Status run_gemv_groups(const GemmParams& p, cudaStream_t stream) {
   constexpr int kBlocks = 2;  // of a multiprocessor
   const int64_t blocks = p.num_rows * ceil_div(p.out_features, kTile);
-  LaunchConfig config;
-  config.grid =
-      dim3(static_cast<unsigned>(std::min<int64_t>(blocks, kBlocks * num_multiprocessors())));
-  config.block = dim3(kThreads);
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
-  return launch(gemv_groups_kernel<T, 4, kBlocks>, config, "gemv_groups",
-                static_cast<const T*>(p.weight), static_cast<const T*>(p.x), make_epilogue(p),
-                static_cast<int>(p.num_rows), static_cast<int>(p.in_features), make_groups(p));
+  return launch(gemv_groups_kernel<T, 4, kBlocks>,
+                {{stream, p.dependent_launch},
+                 std::min<int64_t>(blocks, kBlocks * num_multiprocessors()),
+                 kThreads},
+                "gemv_groups", static_cast<const T*>(p.weight), static_cast<const T*>(p.x),
+                make_epilogue(p), static_cast<int>(p.num_rows), static_cast<int>(p.in_features),
+                make_groups(p));
 }
 
 template <class T>
@@ -479,9 +465,7 @@ Status run_rows(const GemmParams& p, bool use_mma, cudaStream_t stream) {
 }  // namespace
 
 Status gemm_stream_sm80(const GemmParams& p, bool use_mma, CUstream_st* stream) {
-  if (const char* reason = gemm_stream_sm80_refuses(p)) {
-    return Status::error(std::string("gemm_stream_sm80: ") + reason);
-  }
+  REGATTA_RETURN_IF_ERROR(refusal("gemm_stream_sm80", gemm_stream_sm80_refuses(p)));
   if (p.num_rows == 0) return {};
   return p.dtype == DType::kBFloat16 ? run_rows<__nv_bfloat16>(p, use_mma, stream)
                                      : run_rows<__half>(p, use_mma, stream);

@@ -4,28 +4,18 @@
 // Input: x [M, K] bf16 or fp16, or int8; weights as pack_weight() leaves them (packed_weight.cuh).
 // Architectures: sm_90.
 // Algorithm
-//   1. One block per multiprocessor owns neighbouring slabs of 16 rows of weight (gated: slabs of
-//      gates and their ups) and takes two at a time over all of k. One lane keeps a ring of stages
-//      full, a box of the weight's tensor map and one of x's each, in about half of shared memory,
-//      so that the next launch's block fits beside it and has its first 100 KB of weights when this
-//      launch ends.
-//   2. A stage is 128 columns for each of the other warps. A warp reads a lane's codes 16 bytes at
-//      a time, turns them into the left operand of mma m16n8k16 and multiplies; x is the right
-//      operand, absent rows are zero. 8 bits: exactly, bit operations and one subtraction per pair.
-//      4 bits: bit operations alone, codes plus a constant; it leaves the sums of a group with the
-//      zero point, times the sum of x, and then the scale is applied. e2m1: bit operations and one
-//      multiplication per pair; the scale is applied to the sums of a group, too. Codes of x: mma
-//      m16n8k32, whose integer sums of a group are scaled into floats.
+//   1. One block per multiprocessor owns neighbouring slabs of 16 rows of weight and takes two at a
+//      time over all of k. One lane keeps a ring of stages full in half of shared memory: the next
+//      launch's block fits beside it.
+//   2. A warp turns a lane's codes into the left operand of mma m16n8k16 (codes of x: m16n8k32) by
+//      bit operations; x is the right operand. Scales and zero points go to sums of groups.
 //   3. The warps' sums meet in shared memory, where one more warp adds them in their order and
-//      finishes them, while the others are at the next slabs; after the last ones, all do.
-//   4. Of groups of rows with a weight each, blocks share the slabs of all rows (groups.cuh), one
-//      row's after the other's; rows of one group read its weight again.
+//      finishes them while the others are at the next slabs.
+//   4. Of groups, blocks share the slabs of all rows (groups.cuh), row after row.
 // Source: own; Marlin showed that the tensor cores are the place for few rows, too.
 //
-// Bound: memory: 1.50 ms with 8 bits and 0.80 ms with 4 for the 128 layer products of a Llama-3-8B
-// decode step at 4.66 TB/s.
-// Copies that are asked for late or slowly bind this kernel. So do waiting warps at barriers, and
-// an output's residual, norm and scales unless they are asked for ahead of the products.
+// Bound: memory. Copies asked for late bind it, warps at barriers, and an output's residual,
+// norm and scales unless they are asked for ahead of the products.
 #include "gemv_packed_sm90.cuh"
 
 namespace regatta::cuda {
@@ -46,9 +36,7 @@ GemvTile choose_tile(const GemmParams& p) {
 }  // namespace
 
 Status gemv_packed_sm90(const GemmParams& p, const GemvTile& tile, CUstream_st* stream) {
-  if (const char* reason = gemv_packed_sm90_refuses(p)) {
-    return Status::error(std::string("gemv_packed_sm90: ") + reason);
-  }
+  REGATTA_RETURN_IF_ERROR(refusal("gemv_packed_sm90", gemv_packed_sm90_refuses(p)));
   if (p.num_rows == 0) return {};
   if (p.num_groups > 0) return gemv_packed_groups_sm90(p, tile, stream);
   return p.dtype == DType::kBFloat16 ? run_gemv_packed<__nv_bfloat16, false>(p, tile, stream)

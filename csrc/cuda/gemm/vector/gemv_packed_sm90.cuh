@@ -474,19 +474,13 @@ Status run(const GemmParams& p, const GemvTile& tile, cudaStream_t stream) {
   kp.stages =
       std::max(2, std::min(kMaxStages, (tile.kilobytes * 1024 - S::kFixedBytes) / S::kStageBytes));
   CUtensorMap token_map, wide_map, narrow_map;
-  Status status = encode_boxes_map(&token_map, F::kTokenSize == 1 ? DType::kUInt8 : p.dtype, p.x,
-                                   p.num_rows, p.in_features, kTokens, S::kBoxes / kp.cluster);
-  if (status.ok()) {
-    status = encode_packed_map(&wide_map, p, F::kUnitBytes, S::kItems, 2 * S::kWarps);
-  }
-  if (status.ok()) status = encode_packed_map(&narrow_map, p, F::kUnitBytes, 1, 2 * S::kWarps);
-  if (!status.ok()) return status;
-  LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(blocks));
-  config.block = dim3(S::kThreads);
-  config.shared_bytes = packed_shared_bytes(p, S::shared_bytes(kp.stages));
-  config.stream = stream;
-  config.pdl = p.dependent_launch;
+  REGATTA_RETURN_IF_ERROR(encode_boxes_map(&token_map, F::kTokenSize == 1 ? DType::kUInt8 : p.dtype,
+                                           p.x, p.num_rows, p.in_features, kTokens,
+                                           S::kBoxes / kp.cluster));
+  REGATTA_RETURN_IF_ERROR(encode_packed_map(&wide_map, p, F::kUnitBytes, S::kItems, 2 * S::kWarps));
+  REGATTA_RETURN_IF_ERROR(encode_packed_map(&narrow_map, p, F::kUnitBytes, 1, 2 * S::kWarps));
+  LaunchConfig config({stream, p.dependent_launch}, blocks, S::kThreads,
+                      packed_shared_bytes(p, S::shared_bytes(kp.stages)));
   config.cluster_x = static_cast<unsigned>(kp.cluster);
   return launch(gemv_packed_kernel<T, F, kTokens, kGated, kGrouped>, config, "gemv_packed",
                 token_map, wide_map, narrow_map, kp);
