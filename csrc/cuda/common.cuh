@@ -164,6 +164,13 @@ Status dispatch_dtype(DType dtype, const char* name, F&& f) {
   }
 }
 
+// The same of the 16-bit types.
+template <class F>
+Status dispatch_half(DType dtype, F&& f) {
+  return dtype == DType::kBFloat16 ? f(static_cast<__nv_bfloat16*>(nullptr))
+                                   : f(static_cast<__half*>(nullptr));
+}
+
 // --------------------------------------------------------------------------- dependent launches
 
 __device__ __forceinline__ void pdl_wait() {
@@ -294,14 +301,17 @@ __device__ __forceinline__ float warp_max(float x) {
 }
 
 // Over this lane and those below it.
-__device__ __forceinline__ int warp_inclusive_scan(int x) {
-  const int lane = threadIdx.x % kWarp;
+__device__ __forceinline__ int warp_inclusive_scan(int x, int lane) {
 #pragma unroll
   for (int o = 1; o < kWarp; o *= 2) {
     const int y = __shfl_up_sync(~0u, x, o);
     if (lane >= o) x += y;
   }
   return x;
+}
+
+__device__ __forceinline__ int warp_inclusive_scan(int x) {
+  return warp_inclusive_scan(x, static_cast<int>(threadIdx.x % kWarp));
 }
 
 // Sum over the block, in every thread, in an order that depends on nothing. `scratch`: one float

@@ -31,7 +31,8 @@ std::string refuse_matrix_units(const PagedAttentionParams& p) {
 }
 
 std::string refuse_sm80(const PagedAttentionParams& p) {
-  if (compute_capability() < 80) return "needs sm_80 or later";
+  const int architecture = compute_capability();
+  if (architecture < 80) return "needs sm_80 or later";
   if (p.batch.tree_mask != nullptr) return "has no draft trees";
   if (p.cache.format != KvFormat::kDense) {
     return std::string("kv_format ") + kv_format_info(p.cache.format).name + " (allowed: dense)";
@@ -47,7 +48,8 @@ int max_decode_rows(const PagedAttentionParams& p) {
 }
 
 std::string refuse_sm90(const PagedAttentionParams& p) {
-  return compute_capability() != 90 ? "needs sm_90" : refuse_matrix_units(p);
+  const int architecture = compute_capability();
+  return architecture != 90 ? "needs sm_90" : refuse_matrix_units(p);
 }
 
 std::string refuse_generic(const PagedAttentionParams& p) {

@@ -325,6 +325,25 @@ Status dispatch_head_dim(int head_dim, const char* name, F&& f) {
                        " is not supported (allowed: 64, 80, 96, 128, 256)");
 }
 
+// f(std::integral_constant<KvFormat, format>()) of a cache of codes.
+template <class F>
+Status dispatch_codes(KvFormat format, const char* name, F&& f) {
+  switch (format) {
+    case KvFormat::kInt8Static:
+      return f(std::integral_constant<KvFormat, KvFormat::kInt8Static>());
+    case KvFormat::kInt8Dynamic:
+      return f(std::integral_constant<KvFormat, KvFormat::kInt8Dynamic>());
+    case KvFormat::kFp8:
+      return f(std::integral_constant<KvFormat, KvFormat::kFp8>());
+    case KvFormat::kInt4:
+      return f(std::integral_constant<KvFormat, KvFormat::kInt4>());
+    case KvFormat::kDense:
+      break;
+  }
+  return Status::error(std::string(name) + ": kv_format " + kv_format_info(format).name +
+                       " is not supported (allowed: int8_static, int8_dynamic, fp8, int4)");
+}
+
 // Launchers, one per kernel. num_cache_rows: num_blocks * Hkv * block_size.
 Status launch_attention_decode_sm80(const AttentionArgs& args, DType dtype, int head_dim,
                                     int num_sms, const Launch& launch);

@@ -271,19 +271,16 @@ Status run(const AttentionArgs& args, int num_sms, const Launch& launch_on) {
                 "paged_attention decode_sm80", args);
 }
 
-template <class T>
-Status run_head_dim(const AttentionArgs& args, int head_dim, int num_sms, const Launch& launch_on) {
-  return dispatch_head_dim(head_dim, "attention_decode_sm80", [&](auto dim) {
-    return run<T, decltype(dim)::value>(args, num_sms, launch_on);
-  });
-}
-
 }  // namespace
 
 Status launch_attention_decode_sm80(const AttentionArgs& args, DType dtype, int head_dim,
                                     int num_sms, const Launch& launch_on) {
-  return dtype == DType::kBFloat16 ? run_head_dim<__nv_bfloat16>(args, head_dim, num_sms, launch_on)
-                                   : run_head_dim<__half>(args, head_dim, num_sms, launch_on);
+  return dispatch_half(dtype, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    return dispatch_head_dim(head_dim, "attention_decode_sm80", [&](auto dim) {
+      return run<T, decltype(dim)::value>(args, num_sms, launch_on);
+    });
+  });
 }
 
 }  // namespace regatta::cuda

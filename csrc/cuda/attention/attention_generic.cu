@@ -161,19 +161,10 @@ Status launch_attention_generic(const AttentionArgs& args, DType dtype, KvFormat
           {launch_on, ceil_div(int64_t{args.num_tokens} * args.num_heads, kWarps), kWarps * kWarp},
           "paged_attention generic", args, head_dim);
     };
-    switch (format) {
-      case KvFormat::kDense:
-        return run(attention_generic_kernel<T, KvFormat::kDense>);
-      case KvFormat::kInt8Static:
-        return run(attention_generic_kernel<T, KvFormat::kInt8Static>);
-      case KvFormat::kInt8Dynamic:
-        return run(attention_generic_kernel<T, KvFormat::kInt8Dynamic>);
-      case KvFormat::kFp8:
-        return run(attention_generic_kernel<T, KvFormat::kFp8>);
-      case KvFormat::kInt4:
-        return run(attention_generic_kernel<T, KvFormat::kInt4>);
-    }
-    return Status::error("paged_attention: unknown kv_format");
+    if (format == KvFormat::kDense) return run(attention_generic_kernel<T, KvFormat::kDense>);
+    return dispatch_codes(format, "paged_attention", [&](auto codes) {
+      return run(attention_generic_kernel<T, decltype(codes)::value>);
+    });
   });
 }
 

@@ -2,19 +2,6 @@
 #include "attention_prefill_sm90.cuh"
 
 namespace regatta::cuda {
-namespace {
-
-template <class T>
-Status run_head_dim(const AttentionArgs& args, int head_dim, int64_t num_cache_rows, int num_sms,
-                    const Launch& launch_on) {
-  constexpr KvFormat kDense = KvFormat::kDense;
-  return dispatch_head_dim(head_dim, "attention_prefill_sm90", [&](auto dim) {
-    return run_attention_prefill_sm90<T, decltype(dim)::value, kDense>(args, num_cache_rows,
-                                                                       num_sms, launch_on);
-  });
-}
-
-}  // namespace
 
 Status launch_attention_prefill_sm90(const AttentionArgs& args, DType dtype, KvFormat format,
                                      int head_dim, int64_t num_cache_rows, int num_sms,
@@ -23,9 +10,13 @@ Status launch_attention_prefill_sm90(const AttentionArgs& args, DType dtype, KvF
     return launch_attention_prefill_quantized_sm90(args, dtype, format, head_dim, num_sms,
                                                    launch_on);
   }
-  return dtype == DType::kBFloat16
-             ? run_head_dim<__nv_bfloat16>(args, head_dim, num_cache_rows, num_sms, launch_on)
-             : run_head_dim<__half>(args, head_dim, num_cache_rows, num_sms, launch_on);
+  return dispatch_half(dtype, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    return dispatch_head_dim(head_dim, "attention_prefill_sm90", [&](auto dim) {
+      return run_attention_prefill_sm90<T, decltype(dim)::value, KvFormat::kDense>(
+          args, num_cache_rows, num_sms, launch_on);
+    });
+  });
 }
 
 }  // namespace regatta::cuda

@@ -125,7 +125,8 @@ __device__ __forceinline__ void add_up(const int* all, int* ends, int num_expert
     int before = 0;
     for (int e0 = 0; e0 < num_experts; e0 += kWarp) {
       const int e = e0 + threadIdx.x;
-      const int sum = warp_inclusive_scan(e < num_experts ? all[e] : 0);
+      const int sum =
+          warp_inclusive_scan(e < num_experts ? all[e] : 0, static_cast<int>(threadIdx.x));
       if (e < num_experts) ends[e] = before + sum;
       before += __shfl_sync(~0u, sum, kWarp - 1);
     }

@@ -94,7 +94,7 @@ __device__ __forceinline__ void sum_group_tiles(const Groups& groups, int* row_e
     const int g = first + static_cast<int>(threadIdx.x);
     const bool inside = g < groups.count;
     const int tiles = inside ? tiles_of(row_ends[g] - (g == 0 ? 0 : row_ends[g - 1])) : 0;
-    const int until = warp_inclusive_scan(tiles) + before;
+    const int until = warp_inclusive_scan(tiles, static_cast<int>(threadIdx.x)) + before;
     if (inside) tile_ends[g] = until;
     before = __shfl_sync(~0u, until, kWarp - 1);
   }

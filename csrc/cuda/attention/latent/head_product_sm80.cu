@@ -252,13 +252,6 @@ LaunchConfig config_of(const HeadProductParams& p, int chunks, int warps, const 
           shared_bytes(p, chunks, warps)};
 }
 
-// Calls f with a null pointer of the 16-bit type.
-template <class F>
-Status dispatch_half(DType dtype, F&& f) {
-  return dtype == DType::kBFloat16 ? f(static_cast<__nv_bfloat16*>(nullptr))
-                                   : f(static_cast<__half*>(nullptr));
-}
-
 }  // namespace
 
 bool takes_head_product(const HeadProductParams& p) {
