@@ -281,18 +281,18 @@ class QuantConfig(Checked):
         return self.do_gptq or self.do_awq or self.auto_clip
 
     @property
-    def calibrated(self) -> tuple[str, ...]:
-        """What reads calibration data, by flag."""
-        wanted = {
-            "--do_ptq": self.static_activations,
-            "an int8 cache (c8)": self.cachekv,
-            "--shift": self.shift,
-            "--smooth": self.smooth,
-            "--do_awq": self.do_awq,
-            "--auto_clip": self.auto_clip,
-            "--do_gptq": self.do_gptq,
-        }
-        return tuple(name for name, on in wanted.items() if on)
+    def calibrated(self) -> dict[str, int]:
+        """What reads calibration data, by flag, and how many batches of them."""
+        phases = (
+            ("--do_ptq", self.static_activations, self.ptq_step),
+            ("an int8 cache (c8)", self.cachekv, self.ptq_step),
+            ("--shift", self.shift, self.shift_step),
+            ("--smooth", self.smooth, self.smooth_step),
+            ("--do_awq", self.do_awq, self.awq_step),
+            ("--auto_clip", self.auto_clip, self.autoclip_step),
+            ("--do_gptq", self.do_gptq, self.gptq_step),
+        )
+        return {name: count for name, on, count in phases if on}
 
     @property
     def needs_data(self) -> bool:
@@ -302,15 +302,7 @@ class QuantConfig(Checked):
     @property
     def num_batches(self) -> int:
         """Batches that the longest phase reads."""
-        steps = (
-            (self.static_activations or self.cachekv, self.ptq_step),
-            (self.shift, self.shift_step),
-            (self.smooth, self.smooth_step),
-            (self.do_awq, self.awq_step),
-            (self.auto_clip, self.autoclip_step),
-            (self.do_gptq, self.gptq_step),
-        )
-        return max((count for on, count in steps if on), default=0)
+        return max(self.calibrated.values(), default=0)
 
     @classmethod
     def from_flags(cls, flags: FlagValues) -> QuantConfig:
