@@ -231,7 +231,7 @@ class QuantConfig(Checked):
                 f"--device {self.device} does not calibrate (allowed: cpu, gpu, gpu:N); use "
                 "--device cpu: what it writes runs on every device"
             )
-        if self.needs_data and self.data_file is None:
+        if self.calibrated and self.data_file is None:
             raise UserError(
                 f"{', '.join(self.calibrated)} needs calibration data; give --data_file"
             )
@@ -293,11 +293,6 @@ class QuantConfig(Checked):
             ("--do_gptq", self.do_gptq, self.gptq_step),
         )
         return {name: count for name, on, count in phases if on}
-
-    @property
-    def needs_data(self) -> bool:
-        """Whether anything reads calibration data."""
-        return bool(self.calibrated)
 
     @property
     def num_batches(self) -> int:
