@@ -15,7 +15,7 @@ from predict.errors import UserError
 from predict.loading.platform import is_compiled
 from predict.nn.blocks import ExpertBlock
 from predict.schemes import Quantized, scheme_of
-from predict.schemes._e4m3 import encode
+from predict.schemes._e4m3 import E4M3_MAX, encode
 from quant.awq import (
     candidate_scales,
     output_error,
@@ -27,7 +27,6 @@ from quant.config import QuantConfig
 from quant.experts import RoutedRows, least_rows, named_experts
 from quant.gptq import GptqConfig, gptq
 from quant.grids import (
-    E4M3_MAX,
     INT8_MAX,
     Array,
     QuantizedWeight,
@@ -45,7 +44,7 @@ from quant.layer import (
 )
 from quant.observers import make_observer
 from quant.smooth import PiecewiseSearch, piecewise_search, shift_of, smooth_scale
-from quant.stats import HeadObserver, InputStats, TensorObserver, Wanted
+from quant.stats import InputStats, TensorObserver, Wanted
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -108,23 +107,26 @@ class LayerQuantizer:
             config.weight_search,
         )
 
-    # A pass over the batches runs the layer once; what it is for hangs on `on_batch`.
     def _run(
         self,
         layer: LayerWeights,
         batches: Batches,
         ropes: Sequence[Tensor],
         num_batches: int,
-        on_batch: Sequence[OnBatch],
+        observe: OnBatch | None,
+        output: Array | None,
     ) -> None:
+        """One pass of the layer over the batches; what it computes [T, H] goes to `output`."""
         records = layer.records(self.compiled)
         for batch in range(min(num_batches, len(batches))):
             rows, lengths = batches.bounds(batch)
             captured = run_layer(
                 self.backend, records, np.asarray(batches.hidden[rows]), lengths, ropes
             )
-            for take in on_batch:
-                take(captured, batch)
+            if observe is not None:
+                observe(captured, batch)
+            if output is not None:
+                output[rows] = captured.output
 
     def quantize(
         self,
@@ -150,24 +152,24 @@ class LayerQuantizer:
         shifts: dict[str, Array] = {}
         routed: RoutedRows | None = None
         if batches is not None:
-            keep = None if output is None or follow else self._keep(batches, output)
+            kept = None if follow else output
             observers = {} if transforms else self._observers(kinds, shifts)
             caches = self._cache_observers(layer)
             stats = {key: self._stats(layer, key) for key in kinds}
             routed = self._routed(layer, experts)
-            first = self._passes(layer, stats, observers, caches, routed, keep)
+            observe = self._observe(layer, stats, observers, caches, routed)
             num_routed = 0 if routed is None else routed.max_batches
-            num_batches = max(self._num_batches(stats, keep), num_routed)
-            self._run(layer, batches, ropes, num_batches, first)
+            num_batches = max(self._num_batches(stats, kept), num_routed)
+            self._run(layer, batches, ropes, num_batches, observe, kept)
             shifts = self._transform(layer, kinds, stats)
             if routed is not None:
                 self._transform_experts(layer, keys, stats, routed)
             if transforms and config.static_activations:
                 observers = self._observers(kinds, shifts)
-                again = self._passes(layer, {}, observers, {}, None, None)
-                self._run(layer, batches, ropes, config.ptq_step, again)
+                again = self._observe(layer, {}, observers, {}, None)
+                self._run(layer, batches, ropes, config.ptq_step, again, None)
             for kind, observer in observers.items():
-                result.act_range[kind] = observer.range()
+                result.act_range[kind] = float(observer.range()[0])
             if caches:
                 result.key_range = caches["key"].range()
                 result.value_range = caches["value"].range()
@@ -176,8 +178,7 @@ class LayerQuantizer:
         for kind in kinds:
             self._round(layer, kind, stats.get(kind), result, shifts)
         if batches is not None and output is not None and follow:
-            keep = self._keep(batches, output)
-            self._run(layer, batches, ropes, len(batches), [keep])
+            self._run(layer, batches, ropes, len(batches), None, output)
         return result
 
     def _stats(self, layer: LayerWeights, key: str) -> InputStats:
@@ -203,8 +204,8 @@ class LayerQuantizer:
             * (config.smooth_step if config.smooth_sampler == "multi_step" else 1),
         )
 
-    def _num_batches(self, stats: dict[str, InputStats], keep: OnBatch | None) -> int:
-        if keep is not None:
+    def _num_batches(self, stats: dict[str, InputStats], kept: Array | None) -> int:
+        if kept is not None:
             return self.config.num_batches
         observed = self.config.static_activations or self.config.cachekv
         needed = [entry.wanted.num_batches for entry in stats.values()]
@@ -233,36 +234,26 @@ class LayerQuantizer:
         observer = make_observer(config.act_quant_method, number_format)
         return TensorObserver(observer, config.ptq_step, shift)
 
-    def _cache_observers(self, layer: LayerWeights) -> dict[str, HeadObserver]:
+    def _cache_observers(self, layer: LayerWeights) -> dict[str, TensorObserver]:
         config = self.config
         if not config.cachekv or not layer.spec.kept[layer.index]:
             return {}
         method = config.cachekv_quant_method.removesuffix("_headwise")
-        return {
-            name: HeadObserver(make_observer(method), config.ptq_step) for name in ("key", "value")
-        }
+        names = ("key", "value")
+        return {name: TensorObserver(make_observer(method), config.ptq_step) for name in names}
 
-    def _keep(self, batches: Batches, output: Array) -> OnBatch:
-        def keep(captured: Captured, batch: int) -> None:
-            output[batches.bounds(batch)[0]] = captured.output
-
-        return keep
-
-    def _passes(
+    def _observe(
         self,
         layer: LayerWeights,
         stats: dict[str, InputStats],
         observers: dict[str, TensorObserver],
-        caches: dict[str, HeadObserver],
+        caches: dict[str, TensorObserver],
         routed: RoutedRows | None,
-        keep: OnBatch | None,
-    ) -> list[OnBatch]:
+    ) -> OnBatch:
         def observe(captured: Captured, batch: int) -> None:
             for takers in (stats, observers):
                 for kind, taker in takers.items():
-                    prefixes = layer.linears[kind].plan.prefixes
-                    with _naming(f"the input of {', '.join(prefixes)}", batch):
-                        taker.update(captured.inputs[kind])
+                    _feed(layer, kind, taker, [captured.inputs[kind]], batch)
             for name, cache in caches.items():
                 heads = captured.keys if name == "key" else captured.values
                 assert heads is not None  # check_methods
@@ -271,7 +262,7 @@ class LayerQuantizer:
             if routed is not None:
                 routed.update(captured.routed)
 
-        return [observe] if keep is None else [observe, keep]
+        return observe
 
     def _transform(
         self, layer: LayerWeights, kinds: Sequence[str], stats: dict[str, InputStats]
@@ -313,8 +304,16 @@ class LayerQuantizer:
         sharing: Sharing | None = None,
     ) -> Array:
         """SmoothQuant's scale, or the best of the search over sampled inputs of the readers."""
-        if self.config.smooth_piecewise_search:
-            search = self._search()
+        config = self.config
+        if config.smooth_piecewise_search:
+            search = PiecewiseSearch(
+                config.smooth_k_piece,
+                config.smooth_search_piece,
+                config.search_alpha_min,
+                config.search_alpha_max,
+                config.search_scale_min,
+                config.search_scale_max,
+            )
             return piecewise_search(readers, absmax, weight_absmax, search, sharing)[0]
         return smooth_scale(absmax, weight_absmax[None], sharing=sharing)
 
@@ -330,12 +329,9 @@ class LayerQuantizer:
         readers = [k for k in keys if kind_of(k) in ("shared_gate_up", "expert_gate_up")]
         if not readers or not (config.do_awq or config.smooth):
             return
-        whole = self._stats(layer, readers[0])
-        wanted = whole.wanted
-        whole = InputStats(layer.spec.hidden_size, replace(wanted, hessian=0, sample=0))
-        for rows in routed.all():
-            with _naming(f"the input of {', '.join(layer.linears[readers[0]].plan.prefixes)}"):
-                whole.update(rows)
+        wanted = replace(self._wanted(readers[0]), hessian=0, sample=0)
+        whole = InputStats(layer.spec.hidden_size, wanted)
+        _feed(layer, readers[0], whole, (batch.inputs for batch in routed.batches))
         if config.do_awq:
             scale = self._awq_scale(layer, readers, stats, routed, whole.mean_abs)
         else:
@@ -384,9 +380,7 @@ class LayerQuantizer:
     def _collect(self, layer: LayerWeights, key: str, batches: Iterable[Array]) -> InputStats:
         """What a linear wants to know of its inputs [n, K], batch by batch."""
         seen = self._stats(layer, key)
-        for rows in batches:
-            with _naming(f"the input of {', '.join(layer.linears[key].plan.prefixes)}"):
-                seen.update(rows)
+        _feed(layer, key, seen, batches)
         return seen
 
     def _experts(
@@ -409,7 +403,12 @@ class LayerQuantizer:
             if routed is not None:
                 inputs = self._expert_inputs(layer, block, expert, pair, list(routed.of(expert)))
             stats = {key: self._collect(layer, key, rows) for key, rows in inputs.items()}
-            sparse = [key for key, seen in stats.items() if _is_sparse(seen)]
+            # Of these, second moments are wanted of more inputs than the rows tell of.
+            sparse = [
+                key
+                for key, seen in stats.items()
+                if seen.wanted.hessian and seen.num_rows < least_rows(seen.in_features)
+            ]
             if routed is not None and (sparse or not stats):
                 name = layer.linears[pair[0]].plan.prefixes[0].rpartition(".")[0]
                 (few if stats else unreached).append(name)
@@ -417,7 +416,10 @@ class LayerQuantizer:
                 del stats[key]
             self._scale_down(layer, expert, stats, inputs)
             if self.config.static_experts:
-                self._observe_ranges(layer, inputs, result)
+                for key, batches in inputs.items():
+                    observer = self._observer()
+                    _feed(layer, key, observer, batches)
+                    result.act_range[key] = float(observer.range()[0])
                 continue  # rounded when the ranges of all are known
             for key in pair:
                 self._round(layer, key, stats.get(key), result, {})
@@ -474,16 +476,6 @@ class LayerQuantizer:
         seen.rescale(scale)
         inputs[key] = [rows / scale for rows in inputs[key]]
 
-    def _observe_ranges(
-        self, layer: LayerWeights, inputs: dict[str, list[Array]], result: QuantizedLayer
-    ) -> None:
-        for key, batches in inputs.items():
-            observer = self._observer()
-            for rows in batches:
-                with _naming(f"the input of {', '.join(layer.linears[key].plan.prefixes)}"):
-                    observer.update(rows)
-            result.act_range[key] = observer.range()
-
     def _round_static_experts(
         self, layer: LayerWeights, keys: Sequence[str], result: QuantizedLayer
     ) -> None:
@@ -493,17 +485,6 @@ class LayerQuantizer:
                 others = [k for k in keys if kind_of(k) == kind_of(key)]
                 result.act_range[key] = max(result.act_range.get(k, 0.0) for k in others)
             self._round(layer, key, None, result, {})
-
-    def _search(self) -> PiecewiseSearch:
-        config = self.config
-        return PiecewiseSearch(
-            config.smooth_k_piece,
-            config.smooth_search_piece,
-            config.search_alpha_min,
-            config.search_alpha_max,
-            config.search_scale_min,
-            config.search_scale_max,
-        )
 
     def _round(
         self,
@@ -566,11 +547,6 @@ class LayerQuantizer:
         result.quantized[key] = split(stored(rounded, self.grid), sizes)
 
 
-def _is_sparse(seen: InputStats) -> bool:
-    """Whether second moments are wanted of more inputs than these rows tell of."""
-    return bool(seen.wanted.hessian) and seen.num_rows < least_rows(seen.in_features)
-
-
 def with_activations(
     weight: Array,
     scheme: str,
@@ -619,6 +595,19 @@ def split(weight: Quantized, sizes: Sequence[int]) -> list[Quantized]:
         np.split(weight.codes, borders), np.split(weight.scale, borders), zeros, strict=True
     )
     return [replace(weight, codes=c, scale=s, zero=z) for c, s, z in parts]
+
+
+def _feed(
+    layer: LayerWeights,
+    key: str,
+    taker: InputStats | TensorObserver,
+    batches: Iterable[Array],
+    number: int | None = None,
+) -> None:
+    """Gives what a linear reads, batch by batch, to what is made of it; see `_naming`."""
+    with _naming(f"the input of {', '.join(layer.linears[key].plan.prefixes)}", number):
+        for rows in batches:
+            taker.update(rows)
 
 
 @contextmanager

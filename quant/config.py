@@ -231,7 +231,7 @@ class QuantConfig(Checked):
                 f"--device {self.device} does not calibrate (allowed: cpu, gpu, gpu:N); use "
                 "--device cpu: what it writes runs on every device"
             )
-        if self.needs_data and self.data_file is None:
+        if self.calibrated and self.data_file is None:
             raise UserError(
                 f"{', '.join(self.calibrated)} needs calibration data; give --data_file"
             )
@@ -281,36 +281,23 @@ class QuantConfig(Checked):
         return self.do_gptq or self.do_awq or self.auto_clip
 
     @property
-    def calibrated(self) -> tuple[str, ...]:
-        """What reads calibration data, by flag."""
-        wanted = {
-            "--do_ptq": self.static_activations,
-            "an int8 cache (c8)": self.cachekv,
-            "--shift": self.shift,
-            "--smooth": self.smooth,
-            "--do_awq": self.do_awq,
-            "--auto_clip": self.auto_clip,
-            "--do_gptq": self.do_gptq,
-        }
-        return tuple(name for name, on in wanted.items() if on)
-
-    @property
-    def needs_data(self) -> bool:
-        """Whether anything reads calibration data."""
-        return bool(self.calibrated)
+    def calibrated(self) -> dict[str, int]:
+        """What reads calibration data, by flag, and how many batches of them."""
+        phases = (
+            ("--do_ptq", self.static_activations, self.ptq_step),
+            ("an int8 cache (c8)", self.cachekv, self.ptq_step),
+            ("--shift", self.shift, self.shift_step),
+            ("--smooth", self.smooth, self.smooth_step),
+            ("--do_awq", self.do_awq, self.awq_step),
+            ("--auto_clip", self.auto_clip, self.autoclip_step),
+            ("--do_gptq", self.do_gptq, self.gptq_step),
+        )
+        return {name: count for name, on, count in phases if on}
 
     @property
     def num_batches(self) -> int:
         """Batches that the longest phase reads."""
-        steps = (
-            (self.static_activations or self.cachekv, self.ptq_step),
-            (self.shift, self.shift_step),
-            (self.smooth, self.smooth_step),
-            (self.do_awq, self.awq_step),
-            (self.auto_clip, self.autoclip_step),
-            (self.do_gptq, self.gptq_step),
-        )
-        return max((count for on, count in steps if on), default=0)
+        return max(self.calibrated.values(), default=0)
 
     @classmethod
     def from_flags(cls, flags: FlagValues) -> QuantConfig:

@@ -367,25 +367,12 @@ class Model:
 
     def logits(self, window: TokenIds) -> Any:
         """float32 logits [n - 1, vocab_size] of a window's tokens but the last, in one step."""
-        import numpy as np
-
         import paddle
         from predict.nn.decoder import forward
-        from predict.nn.inputs import ForwardInputs, max_lens_of, to_tensors
+        from predict.nn.inputs import to_tensors
+        from quant.layer import first_step
 
-        length = len(window)
-        positions = np.arange(length, dtype=np.int32)
-        num_blocks = -(-length // self.config.cache.block_size)
-        inputs = ForwardInputs(
-            token_ids=window,
-            positions=positions,
-            slot_mapping=positions,
-            cu_seqlens_q=np.array([0, length], np.int32),
-            context_lens=np.array([length], np.int32),
-            block_tables=np.arange(num_blocks, dtype=np.int32)[None],
-            logit_indices=positions,
-            max_lens=max_lens_of([length], [length]),
-        )
+        inputs = first_step(window, self.config.cache.block_size)
         if self.placing is not None:
             inputs = self.placing.placed(inputs, [self.placing.of(window.tolist())])
         assert self.llm.decoder is not None  # the mode is dynamic

@@ -32,11 +32,6 @@ class RoutedRows:
         if routed is not None and len(self.batches) < self.max_batches:
             self.batches.append(routed)
 
-    def all(self) -> Iterator[Array]:
-        """Every batch's rows [T, H]."""
-        for batch in self.batches:
-            yield batch.inputs
-
     def of(self, expert: int) -> Iterator[Array]:
         """The rows [n, H] that the router sends to an expert, of batches that have some."""
         for batch in self.batches:

@@ -1,4 +1,4 @@
-"""Number grids, and rounding to them. Pure NumPy.
+"""Number grids, and rounding to them.
 
 A weight matrix is [N, K] = [out_features, in_features]; G groups of K / G columns share a scale.
 """
@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.errors import UserError
+from predict.schemes._e4m3 import E4M3_MAX, encode, values_of
 
 Array = npt.NDArray[Any]  # float32, where nothing else is said
 Sharing = npt.NDArray[np.int64]  # [K] channel -> number of the set that has one scale
 
 INT8_MAX = 127.0
-E4M3_MAX = 448.0
 # Shares of the largest value that a scale search tries, besides the whole.
 SEARCH_SHARES = tuple(np.arange(0.65, 1.0, 0.05).tolist())
 
@@ -152,19 +152,7 @@ def round_int8(values: npt.NDArray[Any], absmax: npt.NDArray[Any] | float) -> Ar
     return (codes * scale).astype(np.float32)
 
 
-def round_e4m3(values: npt.NDArray[Any]) -> Array:
-    """The nearest float8 e4m3 values (4 exponent bits, 3 mantissa bits, no infinities).
-
-    Half to even; larger values than 448 become 448.
-    """
-    values = np.clip(np.asarray(values, np.float32), -E4M3_MAX, E4M3_MAX)
-    _, exponent = np.frexp(values)
-    # frexp's mantissa is in [0.5, 1): the leading bit weighs 2^(exponent-1); below 2^-6 denormals.
-    step = np.ldexp(np.float32(1.0), np.maximum(exponent - 1, -6) - 3)
-    return (np.rint(values / step) * step).astype(np.float32)
-
-
 def round_fp8(values: npt.NDArray[Any], absmax: npt.NDArray[Any] | float) -> Array:
     """Values after e4m3 with absmax at 448."""
     scale = np.maximum(np.asarray(absmax, np.float32), np.float32(1e-30)) / np.float32(E4M3_MAX)
-    return (round_e4m3(np.asarray(values, np.float32) / scale) * scale).astype(np.float32)
+    return values_of(encode(np.asarray(values, np.float32) / scale)) * scale

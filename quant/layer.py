@@ -541,22 +541,28 @@ def _one_sequence(
     """An empty cache of rows of `sizes` values, and the step of one sequence from its begin."""
     import paddle
 
-    num_blocks = -(-length // BLOCK_SIZE)
+    step = first_step(np.zeros(length, np.int32), BLOCK_SIZE)
+    num_blocks = step.block_tables.size
     cache = tuple(
         paddle.zeros([num_blocks, num_heads, BLOCK_SIZE, size], "float32") for size in sizes
     )
+    return cache, to_tensors(step, place)
+
+
+def first_step(token_ids: npt.NDArray[np.int32], block_size: int) -> ForwardInputs:
+    """All tokens of one sequence in one step, the logits of each, and the first blocks of a cache.
+
+    token_ids: [n].
+    """
+    length = len(token_ids)
     positions = np.arange(length, dtype=np.int32)
-    step = to_tensors(
-        ForwardInputs(
-            token_ids=np.zeros(length, np.int32),
-            positions=positions,
-            slot_mapping=positions,
-            cu_seqlens_q=np.array([0, length], np.int32),
-            context_lens=np.array([length], np.int32),
-            block_tables=np.arange(num_blocks, dtype=np.int32)[None],
-            logit_indices=np.zeros(1, np.int32),
-            max_lens=max_lens_of([length], [length]),
-        ),
-        place,
+    return ForwardInputs(
+        token_ids=token_ids,
+        positions=positions,
+        slot_mapping=positions,
+        cu_seqlens_q=np.array([0, length], np.int32),
+        context_lens=np.array([length], np.int32),
+        block_tables=np.arange(-(-length // block_size), dtype=np.int32)[None],
+        logit_indices=positions,
+        max_lens=max_lens_of([length], [length]),
     )
-    return cache, step

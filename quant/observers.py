@@ -1,4 +1,4 @@
-"""Observers: the range that 8 bits should cover, from batches of values. Pure NumPy.
+"""Observers: the range that 8 bits should cover, from batches of values.
 
 An observer has one or more independent groups (a tensor is one, a cache has one per key/value
 head). `range()` is the absolute value that becomes the largest code; values beyond it are clipped.

@@ -128,7 +128,7 @@ def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summar
     check(config, plan, checkpoint, source)
     for note in check_methods(config, written):
         say(f"note: {note}")
-    sequences = read_calibration(config) if config.needs_data else []
+    sequences = read_calibration(config) if config.calibrated else []
     state = RunState.open(
         config.output_path,
         {
@@ -154,7 +154,7 @@ def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summar
     layers = range(spec.num_layers)
     scale_files = [state.layer_path(index, ".json") for index in layers]
     try:
-        if config.needs_data and state.num_done == 0:
+        if config.calibrated and state.num_done == 0:
             _embed(plan, source, sequences, state)
         state.save()
         with Progress(spec.num_layers, progress, unit="layer") as bar:

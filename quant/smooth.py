@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from predict.errors import UserError
 from quant.grids import Array, Sharing, round_int8
 
 ALPHA = 0.5
@@ -34,20 +33,6 @@ class PiecewiseSearch:
     alpha_max: float = 0.8
     scale_min: float = 1.0
     scale_max: float = 5.0
-
-    def __post_init__(self) -> None:
-        if self.num_pieces < 1:
-            raise UserError(f"--smooth_k_piece is {self.num_pieces}; it must be at least 1")
-        if not 0.0 <= self.alpha_min <= self.alpha_max <= 1.0:
-            raise UserError(
-                f"--search_alpha_min {self.alpha_min} and --search_alpha_max {self.alpha_max} "
-                "must lie in 0 to 1, the smaller first"
-            )
-        if not 0.0 < self.scale_min <= self.scale_max:
-            raise UserError(
-                f"--search_scale_min {self.scale_min} and --search_scale_max {self.scale_max} "
-                "must be positive, the smaller first"
-            )
 
     @property
     def alphas(self) -> Array:

@@ -32,6 +32,7 @@ REMOVED = ".calibration.removed"  # what FOLDER is renamed to before it is delet
 STATE = "state.json"
 OWN_FILES = (STATE, "hidden-*.npy", "layer-*.safetensors", "layer-*.json", ".*.part")
 FORMAT = 1
+ANEW = "add --overwrite_output_dir to begin anew"
 LAYER_SCALES = ("act", "weight", "cache", "loss")  # what a layer's JSON file holds
 
 
@@ -93,15 +94,14 @@ class RunState:
         The file's size is checked before it is mapped: a page behind the end would be a SIGBUS.
         """
         path = self.hidden_path(layer)
-        anew = "add --overwrite_output_dir to begin anew"
         try:
             found = read_npy(path)
         except UserError as error:
-            raise UserError(f"{error}, or {anew}") from None
+            raise UserError(f"{error}, or {ANEW}") from None
         if not isinstance(found, TensorInfo) or (found.dtype, found.shape) != ("F32", shape):
             raise UserError(
                 f"{path} holds {found.dtype} {list(found.shape)}, and this run wrote float32 "
-                f"{list(shape)}; {anew}"
+                f"{list(shape)}; {ANEW}"
             )
         return np.memmap(path, np.float32, "r", offset=found.offset, shape=shape)
 
@@ -132,12 +132,11 @@ class RunState:
 
 def _check_saved(folder: Path, inputs: Mapping[str, Any], num_layers: int) -> int:
     """How many layers a saved state has done; raises UserError where it cannot be gone on with."""
-    anew = "add --overwrite_output_dir to begin anew"
     path = folder / STATE
     try:
         saved = read_json_object(path)
     except UserError as error:
-        raise UserError(f"{error}; or {anew}") from None
+        raise UserError(f"{error}; or {ANEW}") from None
     saved_inputs, num_done = saved.get("inputs"), saved.get("num_done")
     if (
         saved.get("format") != FORMAT
@@ -145,7 +144,7 @@ def _check_saved(folder: Path, inputs: Mapping[str, Any], num_layers: int) -> in
         or type(num_done) is not int
         or not 0 <= num_done <= num_layers
     ):
-        raise UserError(f"{path} is not a state that this version wrote; {anew}")
+        raise UserError(f"{path} is not a state that this version wrote; {ANEW}")
     wanted = json.loads(json.dumps(inputs))
     listed = "; ".join(
         f"{key} was {saved_inputs.get(key)!r:.80} and is {value!r:.80}"
@@ -163,7 +162,7 @@ def _check_saved(folder: Path, inputs: Mapping[str, Any], num_layers: int) -> in
             read_layer_scales(folder / f"layer-{layer:05d}.json")
         except UserError as error:
             raise UserError(
-                f"layer {layer} of an interrupted run is damaged: {error}, or {anew}"
+                f"layer {layer} of an interrupted run is damaged: {error}, or {ANEW}"
             ) from None
     return num_done
 

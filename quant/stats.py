@@ -111,7 +111,7 @@ class InputStats:
 
 @dataclass
 class TensorObserver:
-    """An observer of one linear's input as a whole, for some batches, after a shift."""
+    """An observer, for some batches: of a linear's input as a whole after a shift, or of heads."""
 
     observer: Observer
     max_batches: int
@@ -119,32 +119,13 @@ class TensorObserver:
     num_batches: int = 0
 
     def update(self, inputs: Array) -> None:
-        """Takes the inputs [T, K] of one batch."""
+        """Takes the inputs [T, K], or the heads [T, num_kv_heads, head_dim], of one batch."""
         if self.num_batches < self.max_batches:
             shifted = inputs if self.shift is None else inputs + self.shift
-            self.observer.update(shifted.reshape(1, -1))
-        self.num_batches += 1
-
-    def range(self) -> float:
-        """The value of the largest code."""
-        return float(self.observer.range()[0])
-
-
-@dataclass
-class HeadObserver:
-    """An observer of keys or values, one range per head, for some batches."""
-
-    observer: Observer
-    max_batches: int
-    num_batches: int = 0
-
-    def update(self, heads: Array) -> None:
-        """Takes the heads [T, num_kv_heads, head_dim] of one batch."""
-        if self.num_batches < self.max_batches:
-            by_head = heads.transpose(1, 0, 2).reshape(heads.shape[1], -1)
-            self.observer.update(by_head)
+            heads = shifted[:, None] if shifted.ndim == 2 else shifted
+            self.observer.update(heads.transpose(1, 0, 2).reshape(heads.shape[1], -1))
         self.num_batches += 1
 
     def range(self) -> Array:
-        """Ranges [num_kv_heads]."""
+        """The values of the largest codes: [1], or [num_kv_heads]."""
         return self.observer.range()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,16 +10,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from predict.loading import safetensors_writer as safetensors_file
 from predict.loading.arrays import NUMPY_DTYPES, STORED_DTYPES
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.companions import copy_companions
+from predict.loading.formats import INDEX
 from predict.loading.layouts import compressed_tensors, paddlenlp
 from predict.loading.safetensors_reader import read_header
-from predict.loading.safetensors_writer import as_stored
+from predict.loading.safetensors_writer import (
+    as_stored,
+    shard_name,
+    shards_of,
+    write,
+    write_index,
+    write_json,
+)
 from predict.nn.hf_config import ConfigReader
 from predict.nn.weights import WeightPlan
-from predict.system.outputs import sync_folder, write_whole
+from predict.system.outputs import sync_folder
 from quant.calibrate import QuantizedLayer
 from quant.config import QuantConfig
 from quant.layer import LayerWeights
@@ -34,7 +40,7 @@ MAX_SHARD_BYTES = 4 << 30
 WRITTEN = (
     "model.safetensors",
     "model-*-of-*.safetensors",
-    "model.safetensors.index.json",
+    INDEX,
     *("act_scales.json", "weight_scales.json", "cachekv_scales.json"),
     ".*.part",
 )
@@ -112,6 +118,7 @@ def quantization_config(config: QuantConfig, plan: WeightPlan) -> dict[str, Any]
             "smooth": config.smooth,
             "shift_smooth_all_linears": config.shift_all_linears,
         }
+    has_experts = any(linear.is_expert for linear in plan.linears())
     made = compressed_tensors.config(
         config.scheme,
         group_size=config.weightonly_group_size,
@@ -120,17 +127,13 @@ def quantization_config(config: QuantConfig, plan: WeightPlan) -> dict[str, Any]
         block=config.weight_quant_method == "blockwise",
         per_tensor=config.per_tensor,
         ignore=["lm_head", *_kept_matrices(config, plan)],
-        dynamic=() if config.static_experts or not _has_experts(plan) else (EXPERTS,),
+        dynamic=() if config.static_experts or not has_experts else (EXPERTS,),
     )
     if config.do_gptq and config.gptq_actorder:
         # "group": readers have to gather inputs by weight_g_idx; "weight": by nothing.
         order = "group" if config.scatters_groups else "weight"
         made["config_groups"]["group_0"]["weights"]["actorder"] = order
     return made
-
-
-def _has_experts(plan: WeightPlan) -> bool:
-    return any(linear.is_expert for linear in plan.linears())
 
 
 def _kept_matrices(config: QuantConfig, plan: WeightPlan) -> list[str]:
@@ -160,22 +163,18 @@ def write_tensors(
     """
     _remove_checkpoint(config.output_path)
     output = config.output_path
-    shards = _shards([path.stat().st_size for path in layer_files])
-    names: dict[str, str] = {}
+    shards = shards_of([path.stat().st_size for path in layer_files], MAX_SHARD_BYTES)
+    names: dict[str, list[str]] = {}
     total = 0
-    for number, indices in enumerate(shards, 1):
-        file = "model.safetensors"
-        if len(shards) > 1:
-            file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        tensors = others() if number == 1 else {}
+    for number, indices in enumerate(shards):
+        tensors = {} if number else others()
         for index in indices:
             tensors.update(read_tensors(layer_files[index]))
-        safetensors_file.write(output / file, tensors)
-        names.update(dict.fromkeys(tensors, file))
+        file = shard_name(number, len(shards))
+        write(output / file, tensors)
+        names[file] = list(tensors)
         total += sum(array.nbytes for _, array in tensors.values())
-    if len(shards) > 1:
-        index_json = {"metadata": {"total_size": total}, "weight_map": names}
-        _write_json(output / "model.safetensors.index.json", index_json)
+    write_index(output / INDEX, names, total)
     _write_scales(config, scale_files)
     copy_companions(source, output)
     return total
@@ -187,7 +186,7 @@ def write_config(config: QuantConfig, source: Path, plan: WeightPlan) -> None:
     values["quantization_config"] = quantization_config(config, plan)
     if config.dtype is not None:
         values["dtype" if "dtype" in values else "torch_dtype"] = config.dtype
-    _write_json(config.output_path / "config.json", values)
+    write_json(config.output_path / "config.json", values)
 
 
 def _remove_checkpoint(folder: Path) -> None:
@@ -210,19 +209,6 @@ def read_tensors(path: Path) -> Tensors:
     return tensors
 
 
-def _shards(sizes: Sequence[int]) -> list[list[int]]:
-    """Consecutive layers by shard, each of MAX_SHARD_BYTES or one layer."""
-    shards: list[list[int]] = [[]]
-    held = 0
-    for index, size in enumerate(sizes):
-        if shards[-1] and held + size > MAX_SHARD_BYTES:
-            shards.append([])
-            held = 0
-        shards[-1].append(index)
-        held += size
-    return shards
-
-
 def _write_scales(config: QuantConfig, scale_files: Sequence[Path]) -> None:
     """act_scales.json, weight_scales.json and cachekv_scales.json, where there are any."""
     joined: dict[str, dict[str, Any]] = {"act": {}, "weight": {}, "cache": {}}
@@ -232,8 +218,4 @@ def _write_scales(config: QuantConfig, scale_files: Sequence[Path]) -> None:
             joined[kind].update(found[kind])
     for kind, name in (("act", "act"), ("weight", "weight"), ("cache", "cachekv")):
         if joined[kind]:
-            _write_json(config.output_path / f"{name}_scales.json", joined[kind])
-
-
-def _write_json(path: Path, values: Any) -> None:
-    write_whole(path, (json.dumps(values, indent=2) + "\n").encode())
+            write_json(config.output_path / f"{name}_scales.json", joined[kind])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from predict.errors import UserError
@@ -47,11 +48,11 @@ LAYER_TENSORS: Mapping[str, str] = {
 }
 # Read into config.json, or of no use: cos and sin are made here.
 UNREAD = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-NORMS_AROUND = {
+NORMS_BEHIND = {
     "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+NORMS_AROUND = {**NORMS_BEHIND, "ffn_norm": "pre_feedforward_layernorm"}
 FUSED_GATE_UP = {"ffn_up": "mlp.gate_up_proj"}
 GEMMA_LOCAL_BASE = 10000.0
 # What newer files have in place of one matrix, kv_b_proj: [heads, latent, key] and [heads, value,
@@ -114,26 +115,20 @@ def _biases(data: Metadata) -> Values:
     }
 
 
-def _qwen_moe(renormalize: bool) -> Callable[[Metadata], Values]:
-    def config(data: Metadata) -> Values:
-        return {
-            "num_experts": data.whole("{arch}.expert_count"),
-            "num_experts_per_tok": data.whole("{arch}.expert_used_count"),
-            "moe_intermediate_size": data.whole("{arch}.expert_feed_forward_length"),
-            "shared_expert_intermediate_size": data.optional(
-                "{arch}.expert_shared_feed_forward_length"
-            ),
-            "norm_topk_prob": renormalize,
-        }
-
-    return config
-
-
-def _olmoe(data: Metadata) -> Values:
+def _olmoe(data: Metadata, renormalize: bool = False) -> Values:
     return {
         "num_experts": data.whole("{arch}.expert_count"),
         "num_experts_per_tok": data.whole("{arch}.expert_used_count"),
-        "norm_topk_prob": False,
+        "norm_topk_prob": renormalize,
+    }
+
+
+def _qwen_moe(data: Metadata, renormalize: bool = False) -> Values:
+    shared = data.optional("{arch}.expert_shared_feed_forward_length")
+    return {
+        **_olmoe(data, renormalize),
+        "moe_intermediate_size": data.whole("{arch}.expert_feed_forward_length"),
+        "shared_expert_intermediate_size": shared,
     }
 
 
@@ -191,7 +186,7 @@ def _phi3(data: Metadata) -> Values:
     }
 
 
-def _starcoder2(data: Metadata) -> Values:
+def _use_bias(data: Metadata) -> Values:
     return {"use_bias": data.has_tensor("blk.0.attn_q.bias")}
 
 
@@ -305,9 +300,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(_llama_family, _llama, permuted=True),
     "internlm2": Architecture("llama", _biases, permuted=True),  # its three matrices are apart
     "qwen2": Architecture("qwen2"),
-    "qwen2moe": Architecture("qwen2_moe", _qwen_moe(renormalize=False)),
+    "qwen2moe": Architecture("qwen2_moe", _qwen_moe),
     "qwen3": Architecture("qwen3", _with_biases),
-    "qwen3moe": Architecture("qwen3_moe", _qwen_moe(renormalize=True)),
+    "qwen3moe": Architecture("qwen3_moe", partial(_qwen_moe, renormalize=True)),
     "gemma": Architecture("gemma", plus_one=True),
     "gemma2": Architecture("gemma2", _gemma2, NORMS_AROUND, plus_one=True),
     "gemma3": Architecture("gemma3_text", _gemma3, NORMS_AROUND, plus_one=True),
@@ -325,14 +320,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "olmo2": Architecture(
         "olmo2",
         _with_biases,
-        {
-            "post_attention_norm": "post_attention_layernorm",
-            "post_ffw_norm": "post_feedforward_layernorm",
-        },
+        NORMS_BEHIND,
     ),
     "olmoe": Architecture("olmoe", _olmoe),
     "starcoder2": Architecture(
-        "starcoder2", _starcoder2, {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}, layer_norm=True
+        "starcoder2", _use_bias, {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}, layer_norm=True
     ),
     "stablelm": Architecture(
         "stablelm",
@@ -374,9 +366,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "granite": Architecture("granite", _granite, permuted=True),
     "minicpm": Architecture("minicpm", _minicpm, permuted=True),
     "command-r": Architecture("cohere", _cohere, layer_norm=True),
-    "ernie4_5": Architecture(
-        "ernie4_5", lambda data: {"use_bias": data.has_tensor("blk.0.attn_q.bias")}
-    ),
+    "ernie4_5": Architecture("ernie4_5", _use_bias),
     "glm4": Architecture(
         "glm4",
         _with_biases,

@@ -15,7 +15,7 @@ import os
 import sys
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
@@ -114,7 +114,7 @@ def read_gguf(path: Path) -> GgufFile:
             if key in metadata:
                 raise header.broken(f"it has the key {quoted(key)} twice")
             metadata[key] = header.value(key)
-        entries: dict[str, _Entry] = {}
+        entries: dict[str, GgufTensor] = {}
         for _ in range(num_tensors):
             name = header.name("a tensor's name")
             if name in entries:
@@ -124,17 +124,6 @@ def read_gguf(path: Path) -> GgufFile:
     alignment = _alignment(header, metadata)
     start += -start % alignment
     return GgufFile(path, metadata, _placed(header, entries, start, alignment, size))
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """A tensor as the header has it."""
-
-    kind: str
-    shape: tuple[int, ...]
-    offset: int  # from the first byte of the first tensor
-    block: int
-    block_bytes: int
 
 
 class _Header:
@@ -193,8 +182,8 @@ class _Header:
             return self._text(what, MAX_HEADER_BYTES)
         return self._numbers(kind, 1, what)[0]
 
-    def entry(self, name: str) -> _Entry:
-        """What the header says of a tensor behind its name."""
+    def entry(self, name: str) -> GgufTensor:
+        """A tensor, whose offset is from the first byte of the first one on."""
         shown = quoted(name)
         num_dims = self._number(4)
         if not 0 < num_dims <= MAX_DIMS:
@@ -216,7 +205,7 @@ class _Header:
             )
         if math.prod(shape) // block * block_bytes > MAX_TENSOR_BYTES:
             raise self.broken(f"{shown} of the shape {list(shape)} has more than 2**63 bytes")
-        return _Entry(kind, shape, offset, block, block_bytes)
+        return GgufTensor(self.path, kind, shape, offset, block, block_bytes)
 
     def _array(self, what: str) -> Value:
         kind, count = self._number(4), self._number(8)
@@ -293,16 +282,10 @@ def _alignment(header: _Header, metadata: Mapping[str, Value]) -> int:
 
 
 def _placed(
-    header: _Header, entries: Mapping[str, _Entry], start: int, alignment: int, size: int
+    header: _Header, entries: Mapping[str, GgufTensor], start: int, alignment: int, size: int
 ) -> dict[str, GgufTensor]:
     """The tensors; UserError unless they lie one behind the other, as far as the file reaches."""
-    made = {
-        name: GgufTensor(
-            header.path, entry.kind, entry.shape, start + entry.offset, entry.block,
-            entry.block_bytes,
-        )
-        for name, entry in entries.items()
-    }  # fmt: skip
+    made = {name: replace(entry, offset=start + entry.offset) for name, entry in entries.items()}
     parts = ((tensor.offset, tensor.num_bytes, name) for name, tensor in made.items())
     complaint = misplaced(parts, start, size, alignment) if made else None
     if complaint:

@@ -16,21 +16,16 @@ def scaling_of(data: Metadata) -> dict[str, Any] | None:
     """rope_scaling: by the method's name, or by factors that a tensor has for each frequency."""
     original = data.optional("{arch}.rope.scaling.original_context_length")
     context = data.whole("{arch}.context_length")
-    if data.has_tensor("rope_freqs.weight"):  # what Llama 3's factors come to
-        factors = _factors(data, "rope_freqs.weight")
+    of_llama = data.has_tensor("rope_freqs.weight")  # what Llama 3's factors come to
+    if of_llama or data.has_tensor("rope_factors_long.weight"):
+        names = ["rope_freqs"] * 2 if of_llama else ["rope_factors_short", "rope_factors_long"]
+        short, long = (_factors(data, f"{name}.weight") for name in names)
+        factor = 1.0 if of_llama else data.real("{arch}.rope.scaling.attn_factor", 1.0)
         return {
             "rope_type": "longrope",
-            "short_factor": factors,
-            "long_factor": factors,
-            "attention_factor": 1.0,
-            "original_max_position_embeddings": original or context,
-        }
-    if data.has_tensor("rope_factors_long.weight"):
-        return {
-            "rope_type": "longrope",
-            "short_factor": _factors(data, "rope_factors_short.weight"),
-            "long_factor": _factors(data, "rope_factors_long.weight"),
-            "attention_factor": data.real("{arch}.rope.scaling.attn_factor", 1.0),
+            "short_factor": short,
+            "long_factor": long,
+            "attention_factor": factor,
             "original_max_position_embeddings": original or context,
         }
     old = data.real("{arch}.rope.scale_linear", 0.0)  # of before there were methods

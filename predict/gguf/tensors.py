@@ -78,7 +78,8 @@ def _sources(
         stem, ending = f"model.layers.{layer[1]}.{names[layer[2]]}", layer[3]
     elif top and top[1] in TENSORS:
         stem, ending = row.tensors.get(top[1], TENSORS[top[1]]), top[2]
-    source = Source(tensor, tensor.shape, offset=-1.0 if row.plus_one and _is_norm(name) else 0.0)
+    offset = -1.0 if row.plus_one and NORM.fullmatch(name) else 0.0
+    source = Source(tensor, tensor.shape, offset=offset)
     if not stem:
         yield name, source
     elif "{" in stem and len(tensor.shape) > 1 and tensor.shape[0] <= MAX_PIECES:
@@ -90,10 +91,6 @@ def _sources(
         heads = _heads(layer[2], tensor, config) if layer and row.permuted else 0
         short = next((s for s in WITHOUT_ENDING if stem.endswith(s)), None)
         yield stem if short else f"{stem}.{ending}", replace(source, heads=heads)
-
-
-def _is_norm(name: str) -> bool:
-    return NORM.fullmatch(name) is not None
 
 
 def _heads(stem: str, tensor: GgufTensor, config: Mapping[str, Any]) -> int:

@@ -105,19 +105,24 @@ class TensorInfo:
 
         Not a memory map: its pages would count as this process's memory until the last tensor.
         """
-        count = math.prod(self.shape)
-        with open_regular(self.file) as file:
-            file.seek(self.offset)
-            values = np.fromfile(file, NUMPY_DTYPES[self.dtype], count)
-        if values.size != count:
-            raise UserError(f"{self.file} is shorter than when it was opened; copy it again")
-        return values.reshape(self.shape)
+        dtype = NUMPY_DTYPES[self.dtype]
+        return values_at(self.file, self.offset, dtype, math.prod(self.shape)).reshape(self.shape)
 
     def piece(self, index: int) -> TensorInfo:
         """The tensor at `index` along the first axis."""
         shape = self.shape[1:]
         size = math.prod(shape) * item_bytes(self.dtype)
         return TensorInfo(self.file, self.dtype, shape, self.offset + index * size)
+
+
+def values_at(path: Path, offset: int, dtype: Any, count: int) -> npt.NDArray[Any]:
+    """[count] values of a NumPy type from a byte on. Raises UserError where the file is shorter."""
+    with open_regular(path) as file:
+        file.seek(offset)
+        values = np.fromfile(file, dtype, count)
+    if values.size != count:
+        raise UserError(f"{path} is shorter than when it was opened; copy it again")
+    return values
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from predict.gguf.described import read_model_json
 from predict.gguf.files import gguf_of
 from predict.loading.arrays import FLOAT_DTYPES, Piece, StoredArray, TensorInfo, listed
 from predict.loading.formats import format_of, known_format
-from predict.loading.paddle_checkpoint import as_hugging_face, has_family, takes_turns
+from predict.loading.paddle_checkpoint import as_hugging_face, prefixes_of, separate
 
 SAMPLE_BYTES, NUM_SAMPLES = 4096, 64
 STACKED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(|_bias|_blocks|_scales|_scale_inv)")
@@ -44,13 +44,13 @@ class Checkpoint:
         self.directory = Path(directory)
         found = known_format(self.directory)
         self.stored = found.open(self.directory)
-        self.is_paddle = found.is_paddle or has_family(self.stored)
+        self.is_paddle = found.is_paddle or bool(prefixes_of(self.stored)[0])
         self.tensors = one_by_one(self.as_hugging_face(), self.directory)
 
     @property
     def takes_turns(self) -> bool | None:
-        """See paddle_checkpoint.takes_turns; None: not PaddleNLP's, so that nobody knows."""
-        return takes_turns(self.stored) if self.is_paddle else None
+        """Whether rows of gate and up take turns; None: not PaddleNLP's, so that nobody knows."""
+        return bool(separate(self.stored)) if self.is_paddle else None
 
     def as_hugging_face(self) -> Mapping[str, StoredArray]:
         """The tensors by Hugging Face's names and in its shapes, those of experts as stored."""
@@ -148,15 +148,11 @@ def stacked_pieces(name: str, array: StoredArray) -> dict[str, StoredArray]:
         return {}
     before, linear, ending = match.groups()
     return {
-        f"{before}.{expert}.{linear}.{ENDINGS[ending]}": piece
-        for expert, piece in enumerate(_pieces(array))
+        f"{before}.{expert}.{linear}.{ENDINGS[ending]}": array.piece(expert)
+        if isinstance(array, TensorInfo)
+        else Piece(array, expert)
+        for expert in range(array.shape[0])
     }
-
-
-def _pieces(array: StoredArray) -> Iterator[StoredArray]:
-    """The tensors that lie one behind the other in this one, along its first axis."""
-    for index in range(array.shape[0]):
-        yield array.piece(index) if isinstance(array, TensorInfo) else Piece(array, index)
 
 
 def checkpoint_digest(directory: str | Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -16,7 +15,8 @@ from predict.gguf.described import (
 from predict.gguf.files import gguf_of
 from predict.gguf.opened import open_gguf
 from predict.gguf.tokens import has_tokenizer
-from predict.system.outputs import whole_file, write_whole
+from predict.loading.safetensors_writer import write_json
+from predict.system.outputs import whole_file
 from predict.text.backends.gguf_vocabulary import write_tokenizer
 
 COPIED = ("*.json", "*.model", "merges.txt", "vocab.txt", "*.jinja", "*.tiktoken", "*.txt")
@@ -54,4 +54,4 @@ def write_described(source: Path, folder: Path) -> None:
     elif has_tokenizer(open_gguf(file)):
         write_tokenizer(file, folder)
     for name, value in values.items():
-        write_whole(folder / name, (json.dumps(value, indent=2) + "\n").encode())
+        write_json(folder / name, value)

@@ -8,7 +8,6 @@ long as the target is not complete; config.json, which makes it a checkpoint, co
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -37,10 +36,19 @@ from predict.loading.paddle_config import (
     as_paddle_config,
     is_alibi_llama,
 )
-from predict.loading.safetensors_writer import METADATA, as_stored, header, write_stored
+from predict.loading.safetensors_writer import (
+    METADATA,
+    as_stored,
+    header,
+    shard_name,
+    shards_of,
+    write_index,
+    write_json,
+    write_stored,
+)
 from predict.nn.hf_config import ConfigReader
 from predict.system.files import read_json_object
-from predict.system.outputs import sync_folder, write_whole
+from predict.system.outputs import sync_folder
 
 STATE = ".convert.json"
 Layout = Literal["hf", "paddle"]
@@ -212,7 +220,7 @@ class Conversion:
         """
         self.check_target(target)
         target.mkdir(parents=True, exist_ok=True)
-        _write_json(target / STATE, self.inputs)
+        write_json(target / STATE, self.inputs)
         for part in target.glob(".*.part"):  # of a run that was killed while it wrote
             part.unlink()
         num_kept = 0
@@ -225,11 +233,9 @@ class Conversion:
             else:
                 write_stored(path, shard.arrays, self.metadata, on_tensor)
         total = sum(shard.num_bytes for shard in self.shards)
-        if len(self.shards) > 1:
-            places = {name: shard.name for shard in self.shards for name in shard.arrays}
-            _write_json(target / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+        write_index(target / INDEX, {shard.name: shard.arrays for shard in self.shards}, total)
         copy_companions(self.source, target)
-        _write_json(target / "config.json", self._config_values())
+        write_json(target / "config.json", self._config_values())
         (target / STATE).unlink()
         sync_folder(target)
         return Summary(self.num_tensors, total, len(self.shards), num_kept)
@@ -250,18 +256,11 @@ class Conversion:
 
 def _shards(arrays: Mapping[str, StoredArray], max_bytes: int) -> Iterator[Shard]:
     """Consecutive tensors by shard, each of `max_bytes` or one tensor."""
-    groups: list[dict[str, StoredArray]] = [{}]
-    held = 0
-    for name, array in arrays.items():
-        size = num_bytes(array)
-        if groups[-1] and held + size > max_bytes:
-            groups.append({})
-            held = 0
-        groups[-1][name] = array
-        held += size
-    for number, group in enumerate(groups, 1):
-        numbered = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
-        yield Shard(numbered if len(groups) > 1 else "model.safetensors", group)
+    names = list(arrays)
+    shards = shards_of(map(num_bytes, arrays.values()), max_bytes)
+    for number, shard in enumerate(shards):
+        group = {names[place]: arrays[names[place]] for place in shard}
+        yield Shard(shard_name(number, len(shards)), group)
 
 
 def parse_size(text: str) -> int:
@@ -281,7 +280,3 @@ def parse_size(text: str) -> int:
             "KiB, MiB, GiB, TiB or nothing behind it: 5GB)"
         )
     return int(value)
-
-
-def _write_json(path: Path, values: Any) -> None:
-    write_whole(path, (json.dumps(values, indent=2) + "\n").encode())

@@ -28,9 +28,9 @@ from predict.loading.arrays import (
     StoredArray,
     TensorInfo,
     places_of,
+    values_at,
 )
 from predict.schemes import for_row_blocks
-from predict.system.files import open_regular
 
 
 def read_gguf_model(model: Path) -> Mapping[str, StoredArray]:
@@ -103,11 +103,7 @@ class GgufArray:
     def blocks(self) -> npt.NDArray[np.uint8]:
         """Bytes of the rows [rows, row_bytes], in Hugging Face's order."""
         tensor = self.source.tensor
-        with open_regular(tensor.file) as file:
-            file.seek(tensor.offset)
-            data = np.fromfile(file, np.uint8, tensor.num_bytes)
-        if data.size != tensor.num_bytes:
-            raise UserError(f"{tensor.file} is shorter than when it was opened; copy it again")
+        data = values_at(tensor.file, tensor.offset, np.uint8, tensor.num_bytes)
         rows = data.reshape(self.source.num_rows, tensor.row_bytes)
         order = self.source.row_order()
         if order is None:

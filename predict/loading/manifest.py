@@ -57,8 +57,6 @@ class FileDigest:
         """Of a file as it is; reads all of it. Raises OSError."""
         size = path.stat().st_size
         starts = range(0, max(size, 1), PART_BYTES)
-        if len(starts) == 1:
-            return cls(size, (_part_digest(path, 0),))
         # Hashing leaves the interpreter free.
         with ThreadPoolExecutor(min(len(starts), os.cpu_count() or 1, 16)) as pool:
             return cls(size, tuple(pool.map(lambda start: _part_digest(path, start), starts)))

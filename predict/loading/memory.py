@@ -38,9 +38,13 @@ def bytes_per_token(
     config: EngineConfig, spec: DecoderSpec, draft: DecoderSpec | None = None
 ) -> int:
     """Bytes of cache that one token takes over all layers, those of a draft model included."""
-    element = DTYPE_BYTES[config.model.dtype]
-    own = cache_format(config.kv_format, spec).bytes_per_token(spec, element)
-    return own if draft is None else own + kv_format_of("dense").bytes_per_token(draft, element)
+    own = cache_format(config.kv_format, spec)
+    total = own.bytes_per_token(spec, DTYPE_BYTES[config.model.dtype])
+    return total if draft is None else total + _draft_bytes_per_token(config, draft)
+
+
+def _draft_bytes_per_token(config: EngineConfig, draft: DecoderSpec) -> int:
+    return kv_format_of("dense").bytes_per_token(draft, DTYPE_BYTES[config.model.dtype])
 
 
 def num_cache_blocks(
@@ -205,8 +209,8 @@ def check_cpu_memory(
     num_blocks = num_cache_blocks(config, spec, free, draft)
     needed = num_blocks * config.cache.block_size * bytes_per_token(config, spec, draft)
     if draft is not None:  # its cache has a block more for each sequence
-        own = kv_format_of("dense").bytes_per_token(draft, DTYPE_BYTES[config.model.dtype])
-        needed += config.scheduling.batch_size * config.cache.block_size * own
+        num_tokens = config.scheduling.batch_size * config.cache.block_size
+        needed += num_tokens * _draft_bytes_per_token(config, draft)
     if needed > free:
         raise UserError(
             f"the KV cache does not fit: {num_blocks} blocks of {config.cache.block_size} tokens "
@@ -271,13 +275,9 @@ def workspace_bytes(
         values = 2 * spec.intermediate_size + max(others, default=0)
         total += _num_step_tokens(config) * values * DTYPE_BYTES[config.model.dtype]
     if draft is not None:
-        block = config.cache.block_size * kv_format_of("dense").bytes_per_token(
-            draft, DTYPE_BYTES[config.model.dtype]
-        )
-        total += (
-            _step_bytes(config, draft, 3 * config.scheduling.batch_size)
-            + config.scheduling.batch_size * block
-        )
+        total += _step_bytes(config, draft, 3 * config.scheduling.batch_size)
+        num_tokens = config.scheduling.batch_size * config.cache.block_size
+        total += num_tokens * _draft_bytes_per_token(config, draft)
     return total
 
 

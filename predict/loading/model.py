@@ -11,7 +11,7 @@ from pathlib import Path
 
 from predict.config.engine import EngineConfig
 from predict.config.quantization import QuantSettings
-from predict.config.schemes import SCHEMES, check_support
+from predict.config.schemes import SCHEMES
 from predict.device import devices
 from predict.errors import UserError
 from predict.loading.adapters.model import with_adapter
@@ -151,20 +151,11 @@ def check_schemes(weights: Weights) -> None:
 
     Of a layer's experts all have one.
     """
-    config, platform, layout = weights.config, weights.platform, weights.layout
-    target = target_of(config, platform)
+    layout, target = weights.layout, target_of(weights.config, weights.platform)
 
     def check(linear: LinearPlan) -> str:
         name = layout.scheme(linear)
-        check_support(
-            name,
-            target.device,
-            target.compiled,
-            target.dtype,
-            target.capability,
-            layout.group_size(linear),
-            linear.in_features,
-        )
+        target.check(name, layout.group_size(linear), linear.in_features)
         return name
 
     for block in weights.plan.blocks():

@@ -86,11 +86,6 @@ def prefixes_of(names: Iterable[str]) -> tuple[str, str]:
     return "", ""
 
 
-def has_family(names: Iterable[str]) -> bool:
-    """Whether names are PaddleNLP's."""
-    return bool(prefixes_of(names)[0])
-
-
 def is_turned(name: str) -> bool:
     """Whether PaddleNLP stores a tensor as [in, out]; `name` is Hugging Face's."""
     return name.endswith(".weight") and not name.endswith(NOT_TRANSPOSED)
@@ -106,7 +101,8 @@ def as_hugging_face(stored: Mapping[str, StoredArray], directory: Path) -> dict[
     Raises UserError where a name stands for two tensors, or a shape is not that of config.json.
     """
     prefix, ours = prefixes_of(stored)
-    table = _table_shape(stored)
+    tables = (a.shape for name, a in stored.items() if name in OTHERS or FAMILY.fullmatch(name))
+    table: Shape = next(tables, ())  # of tokens; empty where none is known by its name
     seen: dict[str, StoredArray] = {}
     names: dict[str, str] = {}  # in the files
     for name, array in stored.items():
@@ -117,26 +113,16 @@ def as_hugging_face(stored: Mapping[str, StoredArray], directory: Path) -> dict[
             )
         names[known] = name
         seen[known] = array if _is_table(name, array, table) else _turned(known, array)
-    if prefix == ERNIE and not _is_ernie_4_5(directory):
-        return parts_of(seen, directory)
+    if prefix == ERNIE:  # the names of ERNIE 4.5 begin as those of 3.5 do
+        model_type = ConfigReader.from_dir(directory).values.get("model_type")
+        if not str(model_type).startswith("ernie4_5"):
+            return parts_of(seen, directory)
     if prefix == CHATGLM and HEAD not in seen:
         # PaddleNLP leaves out what is the table of tokens, Hugging Face's files have both.
         seen[HEAD] = seen["transformer.word_embeddings.weight"]
     if ours == OTHERS_BASE:
         return _with_joined_linears(seen, directory)
     return seen if prefix in OWN_FUSED else _split(seen, directory)
-
-
-def _is_ernie_4_5(directory: Path) -> bool:
-    """Whether it is the later ERNIE, the names of which begin as ERNIE 3.5's do."""
-    model_type = ConfigReader.from_dir(directory).values.get("model_type")
-    return isinstance(model_type, str) and model_type.startswith("ernie4_5")
-
-
-def _table_shape(stored: Mapping[str, StoredArray]) -> tuple[int, ...]:
-    """The shape of the table of tokens; () where none is known by its name."""
-    tables = (a.shape for name, a in stored.items() if name in OTHERS or FAMILY.fullmatch(name))
-    return next(tables, ())
 
 
 def _is_table(name: str, array: StoredArray, table: tuple[int, ...]) -> bool:
@@ -175,7 +161,7 @@ def _with_joined_linears(
     In the first ones, queries, keys and values have a matrix each, and the rows of gate and up take
     turns.
     """
-    if not takes_turns(seen):
+    if not separate(seen):
         return dict(seen)
     made: dict[str, StoredArray] = {}
     for name, array in seen.items():
@@ -196,16 +182,11 @@ def _with_joined_linears(
     return made
 
 
-def takes_turns(names: Iterable[str]) -> bool:
-    """Whether tensors are of PaddleNLP's first checkpoints of ChatGLM2.
+def separate(names: Iterable[str]) -> list[str]:
+    """The tensors that only PaddleNLP's first checkpoints of ChatGLM2 have.
 
     Their queries, keys and values have a matrix each, and rows of gate and up take turns.
     """
-    return bool(separate(names))
-
-
-def separate(names: Iterable[str]) -> list[str]:
-    """The tensors that only PaddleNLP's first checkpoints of ChatGLM2 have."""
     return [name for name in names if SEPARATE.fullmatch(name)]
 
 

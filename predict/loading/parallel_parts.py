@@ -68,7 +68,7 @@ def merged_parts(directory: Path) -> dict[str, StoredArray]:
 
 
 def check_no_turns(directory: Path, older: Sequence[str]) -> None:
-    """Raises UserError for parts of tensors of a model of which `takes_turns` holds."""
+    """Raises UserError for parts of older tensors, see paddle_checkpoint.separate."""
     if older:
         raise UserError(
             f"{directory}: {listed(older)} are of a version of ChatGLM2 whose parts are not merged "

@@ -20,18 +20,6 @@ from predict.system.host import available_memory_bytes
 from predict.system.notes import LOG
 
 
-def choose_backend(inference_model: bool) -> ModuleType:
-    """`predict.ops.compiled` with inference_model and a built library, else `predict.ops.plain`."""
-    if inference_model and library.load() is not None:
-        from predict.ops import compiled as ops
-
-        return ops
-    library.import_paddle()
-    from predict.ops import plain as reference
-
-    return reference
-
-
 def is_compiled(backend: ModuleType) -> bool:
     """Whether a backend is the compiled operators."""
     return backend.__name__ == "predict.ops.compiled"
@@ -56,14 +44,21 @@ class Platform:
 
     @cached_property
     def backend(self) -> ModuleType:
-        """The operators. Imports Paddle and loads the library."""
+        """The operators, compiled where they are asked for and built. Imports Paddle."""
         has_compiled = self.device.is_cpu or self.device.is_gpu
         if self.inference_model and not has_compiled:
             LOG.warning(
                 f"there are no compiled operators for {self.device.flag}; the plain-Paddle "
                 "operators are in use"
             )
-        return choose_backend(self.inference_model and has_compiled)
+        if self.inference_model and has_compiled and library.load() is not None:
+            from predict.ops import compiled as ops
+
+            return ops
+        library.import_paddle()
+        from predict.ops import plain as reference
+
+        return reference
 
     @property
     def compiled(self) -> ModuleType | None:

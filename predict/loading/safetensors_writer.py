@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.loading.arrays import NUMPY_DTYPES, Computed, StoredArray, num_bytes
-from predict.system.outputs import whole_file
+from predict.system.outputs import whole_file, write_whole
 
 ALIGNMENT = 8  # bytes; the header is padded to it with spaces, as the format's own writer does
 METADATA = {"format": "pt"}  # which transformers asks for
@@ -73,6 +73,37 @@ def header(arrays: Mapping[str, StoredArray], metadata: Mapping[str, str] = META
     text = json.dumps(made, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
+
+
+def shards_of(sizes: Iterable[int], max_bytes: int) -> list[list[int]]:
+    """Numbers of consecutive things of these bytes by shard, each of `max_bytes` or one thing."""
+    shards: list[list[int]] = [[]]
+    held = 0
+    for number, size in enumerate(sizes):
+        if shards[-1] and held + size > max_bytes:
+            shards.append([])
+            held = 0
+        shards[-1].append(number)
+        held += size
+    return shards
+
+
+def shard_name(number: int, count: int) -> str:
+    """The file of shard `number`, from 0 on, of so many."""
+    numbered = f"model-{number + 1:05d}-of-{count:05d}.safetensors"
+    return numbered if count > 1 else "model.safetensors"
+
+
+def write_index(path: Path, names: Mapping[str, Collection[str]], num_bytes: int) -> None:
+    """Writes which file has which tensors, where there are several. names: by file."""
+    if len(names) > 1:
+        places = {name: file for file, each in names.items() for name in each}
+        write_json(path, {"metadata": {"total_size": num_bytes}, "weight_map": places})
+
+
+def write_json(path: Path, values: Any) -> None:
+    """Writes a JSON file, whole or not at all."""
+    write_whole(path, (json.dumps(values, indent=2) + "\n").encode())
 
 
 def as_stored(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:

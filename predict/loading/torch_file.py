@@ -42,30 +42,22 @@ from predict.loading.pickle_machine import (
 from predict.loading.zip_directory import ZipEntry, ZipError, read_zip_directory
 from predict.system.files import open_regular
 
-STORAGES = {
-    "torch.DoubleStorage": "F64",
-    "torch.FloatStorage": "F32",
-    "torch.HalfStorage": "F16",
-    "torch.BFloat16Storage": "BF16",
-    "torch.LongStorage": "I64",
-    "torch.IntStorage": "I32",
-    "torch.ShortStorage": "I16",
-    "torch.CharStorage": "I8",
-    "torch.ByteStorage": "U8",
-    "torch.BoolStorage": "BOOL",
-}
+# Safetensors' dtypes, and PyTorch's names of their storages and of themselves.
+_TYPES = (
+    ("F64", "Double", "float64"),
+    ("F32", "Float", "float32"),
+    ("F16", "Half", "float16"),
+    ("BF16", "BFloat16", "bfloat16"),
+    ("I64", "Long", "int64"),
+    ("I32", "Int", "int32"),
+    ("I16", "Short", "int16"),
+    ("I8", "Char", "int8"),
+    ("U8", "Byte", "uint8"),
+    ("BOOL", "Bool", "bool"),
+)
+STORAGES = {f"torch.{storage}Storage": dtype for dtype, storage, _ in _TYPES}
 UNTYPED = "torch.storage.UntypedStorage"  # of bytes; its tensors say their dtypes
-DTYPES = {
-    "torch.float64": "F64",
-    "torch.float32": "F32",
-    "torch.float16": "F16",
-    "torch.bfloat16": "BF16",
-    "torch.int64": "I64",
-    "torch.int32": "I32",
-    "torch.int16": "I16",
-    "torch.int8": "I8",
-    "torch.uint8": "U8",
-    "torch.bool": "BOOL",
+DTYPES = {f"torch.{name}": dtype for dtype, _, name in _TYPES} | {
     "torch.float8_e4m3fn": "F8_E4M3",
     "torch.float8_e5m2": "F8_E5M2",
     "torch.float8_e8m0fnu": "F8_E8M0",

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from predict.device import cuda
 from predict.device.place import tensor_at, to_float32
 from predict.errors import UserError
+from predict.loading.arrays import TensorInfo
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.sources import CheckpointSource
 
@@ -29,14 +30,6 @@ NUM_READERS = 8  # one thread reads 3 to 6 GB/s from the page cache, and the bus
 STORED_AS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
-class Piece(NamedTuple):
-    """Consecutive bytes of a file."""
-
-    file: Path
-    offset: int
-    num_bytes: int
-
-
 class Buffer:
     """Pinned memory, and the copy out of it that must end before it is written again."""
 
@@ -46,7 +39,7 @@ class Buffer:
 
 
 class Uploader:
-    """Copies pieces of files into tensors on a GPU. Close it when done."""
+    """Copies tensors of files into tensors on a GPU. Close it when done."""
 
     def __init__(self, device: Device):
         self._stream = cuda.current_stream(device)
@@ -54,7 +47,7 @@ class Uploader:
         self._readers = ThreadPoolExecutor(min(NUM_READERS, os.cpu_count() or 1))
         self._files: dict[Path, int] = {}
 
-    def upload(self, tensor: Tensor, pieces: Iterable[Piece]) -> None:
+    def upload(self, tensor: Tensor, pieces: Iterable[TensorInfo]) -> None:
         """Queues the copy of the pieces, one behind the other, into `tensor`.
 
         When it returns, all is read and the copies are in the stream. Raises UserError where a
@@ -152,7 +145,7 @@ class DeviceCheckpointSource(CheckpointSource):
 
         tensor = paddle.empty(list(shape), dtype)
         found = [info for name in names if (info := self.checkpoint.in_file(name))]
-        self.uploader.upload(tensor, (Piece(i.file, i.offset, i.num_bytes) for i in found))
+        self.uploader.upload(tensor, found)
         return tensor
 
     def close(self) -> None:

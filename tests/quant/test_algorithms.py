@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from predict.errors import UserError
 from quant.awq import output_error, search_clip, search_scale
+from quant.config import QuantConfig
 from quant.gptq import GptqConfig, Hessian, gptq, inverse_factor
 from quant.grids import QuantizedWeight, WeightGrid, round_int8, round_to_nearest
 from quant.smooth import (
@@ -241,14 +244,15 @@ def test_shift_centres_every_range() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"num_pieces": 0}, "--smooth_k_piece"),
-        ({"alpha_min": 0.9}, "--search_alpha_min 0.9"),
-        ({"scale_min": 0.0}, "--search_scale_min"),
+        ({"smooth_k_piece": 0}, "smooth_k_piece 0"),
+        ({"search_alpha_min": 0.9}, "--search_alpha_min 0.9"),
+        ({"search_scale_min": 0.0}, "search_scale_min 0.0"),
+        ({"search_scale_min": 6.0}, "--search_scale_min 6.0"),
     ],
 )
 def test_a_search_without_a_range_is_refused(changes: dict[str, float], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        PiecewiseSearch(**changes)  # type: ignore[arg-type]
+        QuantConfig(model_name_or_path="model", output_path=Path("out"), **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("symmetric", [False, True])

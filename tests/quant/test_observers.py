@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from predict.errors import UserError
-from quant.grids import E4M3_MAX, round_e4m3, round_fp8, round_int8
+from predict.schemes._e4m3 import E4M3_MAX
+from quant.grids import round_fp8, round_int8
 from quant.observers import NUM_BINS, OBSERVERS, Histogram, make_observer
 
 
@@ -116,10 +117,11 @@ def test_e4m3_rounding_equals_the_list_of_its_numbers() -> None:
     normal = [(8 + m) * 2.0 ** (e - 10) for e in range(1, 16) for m in range(8)][:-1]
     numbers = np.array(denormal + normal, np.float32)
     assert numbers[-1] == E4M3_MAX
-    assert np.array_equal(round_e4m3(numbers), numbers)
+    assert np.array_equal(round_fp8(numbers, E4M3_MAX), numbers)
     values = np.random.default_rng(4).uniform(0, 460, 20_000).astype(np.float32) ** 2 / 460
     nearest = np.abs(values[:, None] - numbers).min(axis=1)
-    assert np.array_equal(np.abs(round_e4m3(values) - values), nearest)
-    assert np.array_equal(round_e4m3(-values), -round_e4m3(values))
-    assert round_e4m3(np.array([1.0625, 1.1875]))[0] == 1.0  # halfway: to the even mantissa
+    assert np.array_equal(np.abs(round_fp8(values, E4M3_MAX) - values), nearest)
+    assert np.array_equal(round_fp8(-values, E4M3_MAX), -round_fp8(values, E4M3_MAX))
+    # Halfway: to the even mantissa.
+    assert round_fp8(np.array([1.0625, 1.1875]), E4M3_MAX)[0] == 1.0
     assert round_fp8(np.array([1e9]), 2.0)[0] == 2.0

@@ -26,7 +26,7 @@ class Base:
     head: str  # of a tied network, what its head would be called
     is_tied: bool
     config: ConfigReader
-    takes_turns: bool | None  # see paddle_checkpoint.takes_turns; None: nobody knows
+    takes_turns: bool | None  # see Checkpoint.takes_turns
 
     @classmethod
     def of(

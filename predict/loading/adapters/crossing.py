@@ -17,7 +17,7 @@ from predict.loading.adapters.record import Adapter, LowRank
 from predict.loading.adapters.values import Values, below_one_another, in_blocks
 from predict.loading.arrays import Indices
 from predict.loading.fused import BAICHUAN, PADDLENLP, rows_of
-from predict.loading.paddle_checkpoint import TAKING_TURNS, rows_in_turns, takes_turns
+from predict.loading.paddle_checkpoint import TAKING_TURNS, rows_in_turns, separate
 from predict.loading.parallel_parts import CHATGLM_V2, check_no_turns, split_of
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ def _takes_turns(adapter: Adapter, base: Base) -> bool:
     """Whether rows of gate and up take turns: its other linears tell, or else the base does."""
     modules = [name for name, linear in adapter.linears.items() if _is_chatglm(linear.b)]
     modules += [n.rpartition(".")[0] for n, each in adapter.replaced.items() if _is_chatglm(each)]
-    if takes_turns(name + WEIGHT for name in modules):
+    if separate(name + WEIGHT for name in modules):
         return True
     if any(name.endswith(".query_key_value") for name in modules):
         return False

@@ -112,13 +112,12 @@ def _config(raw: Mapping[str, Any], path: Path) -> AdapterConfig:
             "PEFT makes from the base's at every start; save it as a plain one, with "
             "save_pretrained(..., path_initial_model_for_weight_conversion=...)"
         )
-    base = setting(raw, "base_model_name_or_path", None, where, str)
     return AdapterConfig(
         format="PEFT",
         r=rank_of(raw, "r", 8, where),
         alpha=number_of(raw, "lora_alpha", 8, where),
         use_rslora=setting(raw, "use_rslora", False, where, bool),
-        base_model=base,
+        base_model=setting(raw, "base_model_name_or_path", None, where, str),
         ties_embeddings=setting(raw, "ensure_weight_tying", False, where, bool),
     )
 
@@ -195,12 +194,6 @@ class Patterns:
             made.append((re.compile(rf"(?:.*\.)?(?:{text})"), number))
         return made
 
-    def rank(self, name: str, default: int) -> float:
-        return _first(self.ranks, name, default)
-
-    def alpha(self, name: str, default: float) -> float:
-        return _first(self.alphas, name, default)
-
 
 def _first(patterns: list[tuple[re.Pattern[str], float]], name: str, default: float) -> float:
     return next((value for each, value in patterns if each.fullmatch(name)), default)
@@ -215,13 +208,13 @@ def _linear(
         raise UserError(
             f"{path}: {name[:MAX_SHOWN]} has no {' and no '.join(missing)}; save the adapter again"
         )
-    rank = patterns.rank(name, config.r)
+    rank = _first(patterns.ranks, name, config.r)
     if tensors["a"].shape[:1] != (rank,):
         raise UserError(
             f"{tensors['a'].where} has the shape {list(tensors['a'].shape)}, and {CONFIG} says "
             f"that the rank of {name[:MAX_SHOWN]} is {rank}; the two do not belong together"
         )
-    alpha = patterns.alpha(name, config.alpha)
+    alpha = _first(patterns.alphas, name, config.alpha)
     scaling = alpha / (math.sqrt(rank) if config.use_rslora else rank)
     return LowRank(
         name,

@@ -17,18 +17,16 @@ class Target:
     dtype: str = "float32"
     capability: tuple[int, int] | None = None  # of a GPU
 
+    def check(self, scheme: str, group_size: int, in_features: int) -> None:
+        """Raises UserError where a linear of that scheme does not run there; see `runs`."""
+        check_support(
+            scheme, self.device, self.compiled, self.dtype, self.capability, group_size, in_features
+        )
+
     def runs(self, scheme: str, group_size: int, in_features: int) -> bool:
         """Whether a linear of that scheme runs there. group_size: -1 is all input features."""
         try:
-            check_support(
-                scheme,
-                self.device,
-                self.compiled,
-                self.dtype,
-                self.capability,
-                group_size,
-                in_features,
-            )
+            self.check(scheme, group_size, in_features)
         except UserError:
             return False
         return True

@@ -15,17 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from predict.config.quantization import QuantSettings
 from predict.config.schemes import find
 from predict.errors import UserError
 from predict.gguf.reader import PLAIN
-from predict.loading.checkpoint import Checkpoint
 from predict.loading.gguf_tensors import GgufArray
 from predict.loading.layouts._stored import Part, Shape, Stored, parts_of
 from predict.loading.layouts._target import Target
 from predict.loading.layouts.online import DENSE, Online
-from predict.loading.sources import WeightSource
-from predict.nn.weights import LinearPlan, WeightPlan
+from predict.nn.weights import LinearPlan
 from predict.schemes import Quantized, for_row_blocks
 from predict.system.notes import LOG
 
@@ -197,25 +194,16 @@ class Gguf(Stored):
     linears that are not stored as floats.
     """
 
-    ignored: tuple[str, ...] = ()
     has_spare_biases = False
     is_rounded = True  # flags may ask for another scheme
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        source: WeightSource,
-        settings: QuantSettings,
-        plan: WeightPlan,
-        target: Target,
-    ):
-        super().__init__(checkpoint, source, settings, plan, target)
-        self.head = plan.head
-        self.head_scheme = settings.head_scheme
+    def __init__(self, *stored: Any):
+        super().__init__(*stored)
+        settings = self.settings
         self.is_asked = settings.scheme is not None or settings.expert_scheme is not None
         if self.is_asked:
-            self.online = Online(source, settings, plan)
-        self._say(plan)
+            self.online = Online(self.source, settings, self.plan)
+        self._say()
 
     def _array(self, part: Part) -> GgufArray | None:
         """The part's blocks; None where it has none: an adapter may have been merged into it."""
@@ -229,7 +217,7 @@ class Gguf(Stored):
     def _in_float(self, plan: LinearPlan) -> bool:
         if self.is_asked or plan.is_stored_otherwise or plan.head_parts:
             return True
-        if plan == self.head and self.head_scheme is not None:
+        if plan == self.plan.head and self.settings.head_scheme is not None:
             return True
         kinds = [self._kind(part) for part in parts_of(plan)]
         found = [kind for kind in kinds if kind is not None]
@@ -273,10 +261,10 @@ class Gguf(Stored):
             )
         return Quantized(codes, scale, zero)
 
-    def _say(self, plan: WeightPlan) -> None:
+    def _say(self) -> None:
         """What becomes of the linears' types, in one line of the log."""
         fates: Counter[str] = Counter()
-        for linear in (*plan.linears(), plan.head):
+        for linear in (*self.plan.linears(), self.plan.head):
             arrays = [self._array(part) for part in parts_of(linear)]
             kinds = {array.kind for array in arrays if array is not None}
             if kinds <= set(PLAIN):

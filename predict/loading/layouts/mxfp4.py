@@ -17,16 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from predict.config.quantization import QuantSettings
 from predict.config.schemes import find
 from predict.errors import UserError
-from predict.loading.checkpoint import Checkpoint
-from predict.loading.layouts._stored import EXPONENTS
-from predict.loading.layouts._target import Target
+from predict.loading.layouts._stored import EXPONENTS, Stored
 from predict.loading.layouts.online import Online
 from predict.loading.matrices import round_weight
-from predict.loading.sources import WeightSource
-from predict.nn.weights import LinearPlan, WeightPlan
+from predict.nn.weights import LinearPlan
 from predict.schemes import Quantized, scheme_of
 from predict.schemes.weight_only_mxfp4 import TWICE
 
@@ -37,34 +33,24 @@ BYTES = np.arange(256)
 CODES = np.stack([BYTES & 15, BYTES >> 4], axis=1).astype(np.int8)  # [256, 2] of a byte
 
 
-class Mxfp4:
+class Mxfp4(Stored):
     """See Layout. Linears that are stored in float are read by `online`."""
 
-    ignored: tuple[str, ...] = ()
     schemes: frozenset[str] = frozenset()
     is_rounded = True
     reorders = True
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        where: str,
-        checkpoint: Checkpoint,
-        source: WeightSource,
-        settings: QuantSettings,
-        plan: WeightPlan,
-        target: Target,
-    ):
-        self.checkpoint = checkpoint
-        self.online = Online(source, settings, plan)
-        self.target = target
+    def __init__(self, config: Mapping[str, Any], where: str, *stored: Any):
+        super().__init__(*stored)
+        settings = self.settings
+        self.online = Online(self.source, settings, self.plan)
         self.is_asked = settings.scheme is not None or settings.expert_scheme is not None
 
-    def _is_float(self, plan: LinearPlan) -> bool:
+    def _in_float(self, plan: LinearPlan) -> bool:
         return f"{plan.prefixes[0]}.blocks" not in self.checkpoint.tensors
 
     def _is_kept(self, plan: LinearPlan) -> bool:
-        if self._is_float(plan):
+        if self._in_float(plan):
             return False
         if self.is_asked:
             return self.online.scheme(plan) == KEPT
@@ -79,7 +65,7 @@ class Mxfp4:
     def expected(self, plan: LinearPlan) -> Mapping[str, tuple[int, ...]]:
         """See Layout. Raises UserError where groups do not divide the input features."""
         floats = self.online.expected(plan)
-        if self._is_float(plan):
+        if self._in_float(plan):
             return floats
         (prefix,), rows, columns = plan.prefixes, plan.out_features, plan.in_features
         if columns % GROUP_SIZE:
@@ -94,7 +80,7 @@ class Mxfp4:
         }
 
     def read(self, plan: LinearPlan) -> Quantized:
-        if self._is_float(plan):
+        if self._in_float(plan):
             return self.online.read(plan)
         (prefix,), order = plan.prefixes, plan.row_order()
         blocks = self.checkpoint.read_as(f"{prefix}.blocks", "U8")
@@ -118,13 +104,6 @@ class Mxfp4:
         values = (twice / np.float32(2))[blocks].reshape(*scale.shape, GROUP_SIZE)
         values *= scale[:, :, None]
         return scheme_of(name).quantize(_bfloat16(values).reshape(shape), group_size, round_weight)
-
-    def bias(self, plan: LinearPlan) -> Any:
-        return self.online.bias(plan)
-
-    def stored_bytes(self, plan: LinearPlan) -> int:
-        """See Layout: what is not kept becomes floats, and is rounded, on the host."""
-        return self.online.stored_bytes(plan) if self._is_float(plan) else 0
 
 
 def _bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:

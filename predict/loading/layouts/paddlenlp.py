@@ -31,12 +31,13 @@ from predict.loading.layouts.online import DENSE
 from predict.nn.blocks import AttentionBlock, MlpBlock
 from predict.nn.weights import LinearPlan, WeightPlan
 from predict.schemes import Quantized, scheme_of
+from predict.schemes._e4m3 import E4M3_MAX, VALUES, encode
 from predict.system.files import FLOAT32_MAX, read_json_object
 
 ACT_FILE, WEIGHT_FILE = "act_scales.json", "weight_scales.json"
 ACT_ENDING, WEIGHT_ENDING = ".activation_quanter", ".weight_quanter"
 SHIFT, SMOOTH = "shift_bias", "smooth_weight"
-INT8_MAX, E4M3_MAX = 127.0, 448.0
+INT8_MAX = 127.0
 FAKE_ACT, FAKE_WEIGHT = 10.0, 1.0  # largest values that are as good as any to measure speed
 AGAIN = "calibrate again with quant/run_quantization.py"
 
@@ -129,8 +130,7 @@ class PaddleNlp(Stored):
     def read_part(self, part: Part) -> Quantized:
         stem, fp8 = stem_of(part.prefix), self.floats
         largest = np.asarray(self.weight[stem], np.float32).reshape(-1)
-        allowed = {1, part.out_features}
-        if len(largest) not in allowed:
+        if len(largest) not in (1, part.out_features):
             raise UserError(
                 f"{self.checkpoint.directory / WEIGHT_FILE}: {part.prefix} has {len(largest)} "
                 f"scales for {part.out_features} output features; {AGAIN}"
@@ -142,14 +142,14 @@ class PaddleNlp(Stored):
                 f"must have one; {AGAIN}"
             )
         limit = np.float32(E4M3_MAX if fp8 else INT8_MAX)
-        scale = largest / limit
         codes = self._codes(part, fp8)
         if codes is None:
             floats = to_float32(self.checkpoint.read(part["weight"]))
             weight = scheme_of(self.quantized).quantize(floats, -1)
         else:
-            spread = scale if fp8 else np.broadcast_to(scale, (part.out_features,)).copy()
-            weight = Quantized(codes, spread)
+            scale = largest / limit
+            rows = part.out_features
+            weight = Quantized(codes, scale if fp8 else np.broadcast_to(scale, (rows,)).copy())
         return replace(
             weight,
             act_scale=float(act[0] / limit),
@@ -174,8 +174,6 @@ class PaddleNlp(Stored):
 
         None where they are other floats, and scales may be made up.
         """
-        from predict.schemes._e4m3 import VALUES, encode
-
         values = self.checkpoint.read(part["weight"])
         stored = self.checkpoint.tensors[part["weight"]].dtype
         if stored == ("F8_E4M3" if fp8 else "I8"):
@@ -192,8 +190,7 @@ class PaddleNlp(Stored):
         return codes
 
     def _vector(self, name: str | None) -> Array | None:
-        there = name is not None and name in self.checkpoint.tensors
-        return self.scales(name) if name is not None and there else None
+        return self.scales(name) if name and name in self.checkpoint.tensors else None
 
 
 def stem_of(name: str) -> str:
@@ -212,17 +209,15 @@ def read_scales(path: Path, ending: str) -> dict[str, Any]:
     scales = {}
     for name, value in read_json_object(path, constants=True).items():
         numbers = value if isinstance(value, list) else [value]
-        if not numbers or not all(_is_scale(number) for number in numbers):
+        if not numbers or not all(
+            type(number) in (int, float) and 0 < number <= FLOAT32_MAX for number in numbers
+        ):
             raise UserError(
                 f"{path}: {name[:100]} is {str(value)[:60]}; it must be above 0 and at most "
                 f"{FLOAT32_MAX:g}; {AGAIN}"
             )
         scales[stem_of(name.removesuffix(ending))] = value
     return scales
-
-
-def _is_scale(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value <= FLOAT32_MAX
 
 
 def linear_tensors(prefix: str, weight: Quantized) -> dict[str, tuple[str, Array]]:
