@@ -249,9 +249,8 @@ def measure(
             ttft = to_first(outputs)
             each_tpot = (each.metrics.time_per_output_token or 0.0 for each in outputs)
             tpot = list(each_tpot) if steps else []
-    num_input, num_output = (
-        case.num_requests * length for length in (case.input_len, case.output_len)
-    )
+    num_input = case.num_requests * case.input_len
+    num_output = case.num_requests * case.output_len
     samples = {
         "ttft_ms": [1e3 * value for value in ttft],
         "tpot_ms": [1e3 * value for value in tpot],
