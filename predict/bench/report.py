@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from predict.errors import UserError
 from predict.request import RequestOutput
 from predict.system.outputs import write_whole
@@ -24,6 +22,8 @@ LATENCIES = {
 
 def distribution(seconds: Iterable[float | None]) -> dict[str, float] | None:
     """PARTS of times, in milliseconds, without those that are None; None where none is left."""
+    import numpy as np  # --help answers at once without it
+
     times = [1000.0 * value for value in seconds if value is not None]
     if not times:
         return None
