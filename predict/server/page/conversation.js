@@ -116,13 +116,13 @@ function turnOf(message, where) {
       `${where} has the role ${JSON.stringify(role)}; there are system, user and assistant.`,
     );
   }
-  const isEmpty = role === "assistant" && (message.content ?? null) === null;
-  if (!isEmpty && typeof message.content !== "string") {
+  const content = message.content ?? (role === "assistant" ? "" : null);
+  if (typeof content !== "string") {
     throw new Error(`The content of ${where.toLowerCase()} is not text.`);
   }
-  if (role !== "assistant") return { role, content: message.content };
+  if (role !== "assistant") return { role, content };
   const turn = answerTurn(optional(message, "model", where));
-  turn.content = message.content ?? "";
+  turn.content = content;
   turn.reasoning = optional(message, "reasoning_content", where);
   turn.finish = optional(message, "finish_reason", where) || null;
   const calls = message.tool_calls ?? [];
