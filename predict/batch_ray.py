@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from predict.cli.command import run_command
 from predict.cli.flags import FLAGS, USAGE, Flag, FlagValues, parse_flags
 from predict.errors import UserError
-from predict.scale_out.flags import RAY_FLAGS
+from predict.scale_out.cluster import RAY_FLAGS, check_ray, connected, share_of
 from predict.system.console import say
 from predict.system.outputs import locked
 from predict.system.ranges import Range
@@ -66,7 +66,6 @@ def run(flags: FlagValues, make_llm: MakeLLM | None, signals: Signals) -> int:
     """
     from predict.cli.run_config import PredictorConfig
     from predict.cli.work import checked_outputs, finished, kept_results, prepare
-    from predict.scale_out.cluster import check_ray, connected, share_of
     from predict.system.progress import Progress
 
     check_ray()

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from predict.cli.command import run_command
 from predict.cli.flags import Flag, FlagValues, parse_flags, with_file
 from predict.errors import UserError
-from predict.scale_out.flags import RAY_FLAGS
+from predict.scale_out.cluster import RAY_FLAGS, check_ray, connected, on_workers, share_of
 from predict.server.flags import FLAGS as SERVER
 from predict.server.flags import USAGE
 from predict.system.console import say
@@ -81,7 +81,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(flags: FlagValues, signals: Signals) -> int:
     """Runs a server to its end; the exit status. Raises UserError before Ray is started."""
-    from predict.scale_out.cluster import check_ray, connected, on_workers, share_of
     from predict.server.from_flags import server_config
 
     check_ray()

@@ -22,6 +22,11 @@ class Case:
     input_len: int
     output_len: int
 
+    @property
+    def mean_context(self) -> float:
+        """Tokens ahead of a decoded one, on average."""
+        return self.input_len + self.output_len / 2
+
     def __str__(self) -> str:
         return f"{self.num_requests}x{self.input_len}x{self.output_len}"
 

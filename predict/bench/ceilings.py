@@ -88,7 +88,6 @@ class Limits:
 
     @property
     def mean(self) -> dict[str, float]:
-        """Of all samples."""
         return self._of(self.samples)
 
     @property

@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from predict.bench.outputs import Outputs
 from predict.bench.record import command_line, record
-from predict.bench.report import write_json
 from predict.bench.turns import (
     LEAST_TURNS,
     Command,
@@ -38,7 +38,6 @@ from predict.cli.flags import Flag, FlagValues, parse_flags
 from predict.errors import EXIT_FAILURE, UserError
 from predict.system.console import say, show
 from predict.system.files import read_json_object
-from predict.system.outputs import check_output
 from predict.system.progress import Progress
 from predict.system.ranges import Range
 from predict.system.signals import Signals
@@ -270,10 +269,7 @@ def parse(argv: Sequence[str]) -> tuple[FlagValues, Sequence[str]]:
     folder = flags["before_folder"]
     if folder is not None and not (Path(folder) / "predict").is_dir():
         raise UserError(f"--before_folder {folder} is no checkout: it has no folder predict")
-    if flags["output_file"] is not None:
-        check_output(
-            "output_file", flags["output_file"], files=dict(zip("ab", files, strict=False))
-        )
+    Outputs(flags["output_file"]).check(files=dict(zip("ab", files, strict=False)))
     return flags, files
 
 
@@ -353,8 +349,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         show(table(changes))
         show("\n" + summary(changes))
-        if flags["output_file"] is not None:
-            write_json(made, flags["output_file"])
+        Outputs(flags["output_file"]).write(made)
         return EXIT_FAILURE if is_failure(changes, flags["fail_on"]) else 0
 
     return run_command(action)

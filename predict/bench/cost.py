@@ -78,18 +78,16 @@ class Cost:
         """
         num_steps = -(-case.num_requests * case.output_len // batch_size)
         num_later = case.num_requests * (case.output_len - 1)
-        context = case.input_len + case.output_len / 2
         weights = num_steps * self.read_bytes(min(batch_size, case.num_requests))
-        return weights + num_later * context * self.cache_bytes_per_token
+        return weights + num_later * case.mean_context * self.cache_bytes_per_token
 
     def run_flops(self, case: Case) -> float:
         """Operations of all requests of a case."""
         num_later = case.num_requests * (case.output_len - 1)
-        context = case.input_len + case.output_len / 2
         per_token = (
             self.layer_flops_per_token
             + self.head_flops_per_row
-            + context * self.decode_flops_per_pair
+            + case.mean_context * self.decode_flops_per_pair
         )
         return self.prefill_flops(case.num_requests, case.input_len) + num_later * per_token
 
@@ -111,11 +109,8 @@ def program_bytes(config: EngineConfig, spec: DecoderSpec) -> int:
 
     Those are the matrices that a decode step multiplies by, and at most a few percent more.
     """
-    stored = (
-        (Path(config.model.model_name_or_path) / f"{config.model.model_prefix}.pdiparams")
-        .stat()
-        .st_size
-    )
+    folder = Path(config.model.model_name_or_path)
+    stored = (folder / f"{config.model.model_prefix}.pdiparams").stat().st_size
     if spec.tie_word_embeddings:
         return stored
     return stored - spec.vocab_size * spec.hidden_size * DTYPE_BYTES[config.model.dtype]

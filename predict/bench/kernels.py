@@ -24,6 +24,7 @@ import numpy as np
 
 from predict.bench.ceilings import READ_BYTES, Limits, share_text
 from predict.bench.operators import CASES, DTYPES, SHAPES, Case, Sizes
+from predict.bench.outputs import Outputs
 from predict.bench.record import (
     Row,
     command_line,
@@ -33,14 +34,12 @@ from predict.bench.record import (
     repeated_row,
     suite,
 )
-from predict.bench.report import write_json
 from predict.cli.command import run_command
 from predict.cli.flags import Flag, FlagValues, parse_flags
 from predict.device.library import Library, import_paddle, require
 from predict.errors import one_of
 from predict.nn.cache_formats import KV_FORMATS
 from predict.system.console import show
-from predict.system.outputs import check_output
 from predict.system.signals import Signals
 
 PROG = "python -m predict.bench.kernels"
@@ -153,8 +152,7 @@ def parse(argv: Sequence[str]) -> FlagValues:
         for name in flags[flag]:
             if name not in allowed:
                 raise one_of(f"--{flag}", name, tuple(allowed))
-    if flags["output_file"] is not None:
-        check_output("output_file", flags["output_file"])
+    Outputs(flags["output_file"]).check()
     return flags
 
 
@@ -190,9 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = sys.argv[1:] if argv is None else argv
         flags = parse(words)
         import_paddle()
-        made = run(flags, command_line(PROG, words))
-        if flags["output_file"] is not None:
-            write_json(made, flags["output_file"])
+        Outputs(flags["output_file"]).write(run(flags, command_line(PROG, words)))
         return 0
 
     return run_command(action)

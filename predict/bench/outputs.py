@@ -27,7 +27,7 @@ class Outputs:
     """The files that a run writes; None: none."""
 
     output_file: str | None
-    plot: str | None
+    plot: str | None = None
 
     def check(
         self,

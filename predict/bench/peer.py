@@ -19,8 +19,8 @@ from pathlib import Path
 from predict.bench.cases import Case, parse_cases
 from predict.bench.compare import changes_of, table
 from predict.bench.gguf_writer import TYPES, write_gguf
+from predict.bench.outputs import Outputs
 from predict.bench.record import command_line, cpu_device, own_versions, record
-from predict.bench.report import write_json
 from predict.bench.turns import LEAST_TURNS, Command, Numbers, Turns, run_program, take_turns
 from predict.cli.command import run_command
 from predict.cli.flags import Flag, FlagValues, parse_flags
@@ -28,7 +28,6 @@ from predict.errors import UserError, one_of
 from predict.loading.model import read_spec
 from predict.system.console import say, show
 from predict.system.files import parse_json
-from predict.system.outputs import check_output
 from predict.system.progress import Progress
 from predict.system.ranges import Range
 from predict.system.signals import Signals
@@ -154,8 +153,7 @@ def parse(argv: Sequence[str]) -> tuple[FlagValues, tuple[Case, ...]]:
             "(cmake -B build && cmake --build build --target llama-batched-bench), and name it "
             "with --batched_bench or put it on PATH"
         )
-    if flags["output_file"] is not None:
-        check_output("output_file", flags["output_file"])
+    Outputs(flags["output_file"]).check()
     return flags, cases
 
 
@@ -192,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             versions = {**own_versions(), NAMES[0]: version or "unknown"}
             settings = {name: v for name, v in flags.values.items() if name != "output_file"}
             made = record(cpu_device(), versions, settings, turns.suites(command_line(PROG, words)))
-            write_json(made, flags["output_file"])
+            Outputs(flags["output_file"]).write(made)
         return 0
 
     return run_command(action)

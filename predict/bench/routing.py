@@ -187,7 +187,6 @@ class BlockByBlock:
         tree_mask: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """As the backend's."""
         runs = composed.layer_runs(self._ops, layers, caches, ropes)
         return composed.in_turn(self._ops, runs, hidden, inputs, tree_mask, rows)
 

@@ -14,9 +14,9 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -165,8 +165,7 @@ class AgreeingProposer:
         return [t if a else t ^ 1 for t, a in zip(right, agrees, strict=True)]
 
 
-@dataclass(frozen=True)
-class Counts:
+class Counts(NamedTuple):
     """Of one run."""
 
     seconds: float
@@ -259,10 +258,7 @@ def measure_drafts(
             statistics.median(run.seconds for run in runs[drafts]) for drafts in (False, True)
         )
         tokens = output_len * len(prompts[0])
-        spans, drafted, accepted = (
-            sum(getattr(run, name) for run in runs[True])
-            for name in ("num_spans", "num_drafts", "num_accepted")
-        )
+        _, spans, drafted, accepted = (sum(each) for each in zip(*runs[True], strict=True))
         results |= {
             f"{text}_tokens_per_s_without_drafts": tokens / without,
             f"{text}_tokens_per_s": tokens / with_,

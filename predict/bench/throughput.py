@@ -249,9 +249,8 @@ def measure(
             ttft = to_first(outputs)
             each_tpot = (each.metrics.time_per_output_token or 0.0 for each in outputs)
             tpot = list(each_tpot) if steps else []
-    num_input, num_output = (
-        case.num_requests * length for length in (case.input_len, case.output_len)
-    )
+    num_input = case.num_requests * case.input_len
+    num_output = case.num_requests * case.output_len
     samples = {
         "ttft_ms": [1e3 * value for value in ttft],
         "tpot_ms": [1e3 * value for value in tpot],
@@ -290,9 +289,8 @@ def add_rates(row: Row, case: Case, batch_size: int, cost: Cost) -> None:
         flops = cost.prefill_flops(batch, case.input_len) / prefill_seconds
         values["prefill_gflops"] = flops / 1e9
     if "decode_tokens_per_s" in values:
-        context = case.input_len + case.output_len / 2
         steps_per_s = values["decode_tokens_per_s"] / batch
-        values["decode_gbs"] = cost.decode_bytes(batch, context) * steps_per_s / 1e9
+        values["decode_gbs"] = cost.decode_bytes(batch, case.mean_context) * steps_per_s / 1e9
     runs_per_s = values["requests_per_s"] / case.num_requests
     values["run_gbs"] = cost.run_bytes(case, batch) * runs_per_s / 1e9
     values["run_gflops"] = cost.run_flops(case) * runs_per_s / 1e9
@@ -383,8 +381,8 @@ def measure_cases(llm: LLM, config: EngineConfig, plan: Plan, cost: Cost) -> lis
             own_cost = cost.choosing(llm.spec, experts.get("decode_experts"))
             limits = None
             if llm.device is None and library.find() is not None:
-                context = case.input_len + case.output_len / 2
-                limits = Limits(config.model.dtype, own_cost.decode_bytes(batch, context))
+                num_bytes = own_cost.decode_bytes(batch, case.mean_context)
+                limits = Limits(config.model.dtype, num_bytes)
             beside = limits.sample if limits else lambda: None
             row = measure(llm, plan, case, beside, progress.on_finished)
             add_rates(row, case, plan.batch_size, own_cost)

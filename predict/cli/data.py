@@ -38,8 +38,7 @@ def read_data_file(path: str | Path) -> list[DataItem]:
     others.
     """
     path = Path(path)
-    content = _read(path)
-    content = content.removeprefix(b"\xef\xbb\xbf")
+    content = _read(path).removeprefix(b"\xef\xbb\xbf")
     if not content.strip():
         raise UserError(
             f"--data_file {path} is empty; it needs one JSON object per line, such as "
@@ -50,7 +49,8 @@ def read_data_file(path: str | Path) -> list[DataItem]:
     problems: list[tuple[str, str]] = []
     for where, entry in entries:
         try:
-            items.append(_item(where, entry() if callable(entry) else entry))
+            value = parse_json(entry, "it") if isinstance(entry, bytes) else entry
+            items.append(_item(where, value))
         except UserError as error:
             problems.append((where, str(error)))
     if problems:
@@ -78,7 +78,7 @@ def _read(path: Path) -> bytes:
     return content
 
 
-Entry = tuple[str, Any]  # where it is, and the JSON value or a function that parses it
+Entry = tuple[str, Any]  # where it is, and the JSON value, or the line that holds it
 
 
 def _list_entries(content: bytes, name: str) -> list[Entry] | None:
@@ -93,11 +93,8 @@ def _list_entries(content: bytes, name: str) -> list[Entry] | None:
 
 def _line_entries(content: bytes, name: str) -> list[Entry]:
     """The lines that are not blank, to be parsed one by one."""
-    return [
-        (f"line {number} of {name}", lambda line=line: parse_json(line, "it"))
-        for number, line in enumerate(content.split(b"\n"), 1)
-        if line.strip()
-    ]
+    lines = enumerate(content.split(b"\n"), 1)
+    return [(f"line {number} of {name}", line) for number, line in lines if line.strip()]
 
 
 def _item(where: str, value: Any) -> DataItem:

@@ -318,13 +318,11 @@ def _help_text(flag: Flag, with_default: bool = True) -> str:
         text += f" One of {', '.join(flag.choices)}."
     if with_default and flag.default is not None:
         text += f" Default: {_shown(flag.default)}."
-    if availability.level == "not yet" and availability.values:
-        values = ", ".join(value.strip("*") for value in availability.values)
-        text += f" Not in this release: {values}."
-    elif availability.level == "not yet":
-        text += " Not in this release."
-    elif availability.level == "not here" and availability.values:
-        text += f" Not here: {', '.join(availability.values)}."
+    values = ", ".join(value.strip("*") for value in availability.values)
+    if availability.level == "not yet":
+        text += f" Not in this release{': ' if values else ''}{values}."
+    elif availability.level == "not here" and values:
+        text += f" Not here: {values}."
     elif availability.level == "no effect":
         text += f" No effect: {availability.sentence}"
     return text

@@ -36,7 +36,6 @@ class _Results:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every prompt has a result."""
         return self.num_results == self._count
 
     @property

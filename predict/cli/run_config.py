@@ -52,7 +52,6 @@ class PredictorConfig(RunOptions):
         device, why_cpu = _device(flags)
         if why_cpu:
             notes.append(why_cpu)
-        draft = flags["draft_model_name_or_path"]
         beams = flags["num_beams"] if flags["decode_strategy"] == "beam_search" else 1
         # Off in a benchmark unless asked for: its equal prompts would measure the cache alone.
         shares = flags.given("prefix_caching") or not flags["benchmark"]
@@ -68,10 +67,9 @@ class PredictorConfig(RunOptions):
         }
         if flags["avx_cachekv_type"] == "int8":  # which has dynamic scales
             settings["cachekv_int8_type"] = "dynamic"
-        if draft is not None:
-            settings["draft_model_name_or_path"] = str(
-                find_model_dir(draft, "draft_model_name_or_path")
-            )
+        draft = "draft_model_name_or_path"
+        if flags[draft] is not None:
+            settings[draft] = str(find_model_dir(flags[draft], draft))
         engine = EngineConfig(**settings)
         _check_adapters(engine)
         sampling_params = _sampling_params(flags, max_length)
@@ -89,11 +87,7 @@ class PredictorConfig(RunOptions):
 
 LORA_CONFIG = "lora_config.json"  # PaddleNLP's
 ADAPTER_FILES = f"{LORA_CONFIG} or adapter_config.json"  # what an adapter's folder holds
-
-
 _AVX_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
-
-
 # Values of a sampling flag that change nothing about greedy decoding.
 _GREEDY_NEUTRAL = {
     "top_k": (0, 1),
@@ -102,8 +96,6 @@ _GREEDY_NEUTRAL = {
     "typical_p": (1.0,),
     "temperature": (0.0, 1.0),
 }
-
-
 # Flags of beam_search that are SamplingParams fields; early_stopping is a text here.
 _BEAM_FLAGS = ("num_beams", "length_penalty", "early_stopping")
 # Flags that a benchmark has no use for, and the values that change nothing.

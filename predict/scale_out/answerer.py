@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 import pyarrow as pa
 import ray
@@ -104,8 +104,9 @@ class Answerer:
             output = await self._llm.generate(row["token_ids"], params)
         except ValueError as error:  # of this prompt alone
             return _row(row["index"], {"output": "", "error": str(error)}, str(error))
-        except RuntimeError as error:
-            _end(error)
+        except RuntimeError as error:  # of the engine: Ray puts another replica in this one's place
+            say(f"this replica ends: {error}")
+            os._exit(EXIT_FAILURE)
         num_output_tokens = sum(len(each.token_ids) for each in output.outputs)
         answer = answer_of(output)
         return _row(
@@ -128,9 +129,3 @@ def _row(
         "num_prompt_tokens": num_prompt_tokens,
         "num_output_tokens": num_output_tokens,
     }
-
-
-def _end(error: Exception) -> NoReturn:
-    """Ends this process: its engine is broken, and Ray puts another replica in its place."""
-    say(f"this replica ends: {error}")
-    os._exit(EXIT_FAILURE)

@@ -172,15 +172,9 @@ class Batch:
 
 def distinct(params: Sequence[SamplingParams]) -> tuple[list[SamplingParams], list[int]]:
     """(each of `params` once, for each of `params` which of these it is)."""
-    numbers: dict[str, int] = {}
-    found: list[SamplingParams] = []
-    which: list[int] = []
-    for each in params:
-        number = numbers.setdefault(repr(each), len(found))
-        if number == len(found):
-            found.append(each)
-        which.append(number)
-    return found, which
+    found = {repr(each): each for each in params}
+    numbers = {text: number for number, text in enumerate(found)}
+    return [*found.values()], [numbers[repr(each)] for each in params]
 
 
 def seeds_of(work: Work, engine_seed: int) -> list[int | None]:

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from predict.cli.flags import Flag
 from predict.config.engine import EngineConfig
 from predict.errors import EXIT_FAILURE, EngineError, UserError
 from predict.system.console import Unfailing
+from predict.system.ranges import Range
 from predict.system.signals import kept
 
 ROOT = Path(__file__).resolve().parents[2]  # the folder of the package
@@ -27,6 +29,17 @@ NO_REPORTS = "RAY_USAGE_STATS_ENABLED"  # Ray's own switch; what a user sets sta
 # The switch for systems without clusters is the one that keeps every process of a Ray, its agents
 # and workers too, off the other interfaces.
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
+# Rows of the flag table that only commands on Ray have.
+RAY_FLAGS = (
+    Flag("Replicas", "cpus_per_replica", "int", None,
+         "CPUs that a replica reserves, and threads that its operators use; when not given, those "
+         "of this machine are shared evenly.",
+         allowed=Range(1, 1 << 12)),
+    Flag("Replicas", "ray_address", "str", None,
+         "Run on this Ray cluster, whose machines have Regatta and the model at the same paths "
+         "(auto: the cluster of this machine); when not given, one is started on this machine, for "
+         "this command alone."),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from predict.bench.report import PARTS, distribution, percentile, report_of, table, write_json
+from predict.bench.report import PARTS, distribution, report_of, table, write_json
 from predict.errors import UserError
 from predict.request import RequestMetrics, RequestOutput
 
@@ -17,9 +17,9 @@ def output(num_prompt: int, arrival: float, *token_times: float) -> RequestOutpu
 
 
 def test_percentiles_are_linear_between_neighbours() -> None:
-    values = [0.0, 10.0, 20.0, 30.0, 40.0]
-    assert [percentile(values, p) for p in (0, 50, 90, 100)] == [0.0, 20.0, 36.0, 40.0]
-    assert percentile([7.0], 99) == 7.0
+    found = distribution([0.04, 0.0, 0.03, 0.01, 0.02])
+    assert found == pytest.approx({"mean": 20.0, "p50": 20.0, "p90": 36.0, "p99": 39.6})
+    assert distribution([0.007]) == dict.fromkeys(PARTS, 7.0)
 
 
 def test_latencies_and_rates_come_from_token_times() -> None:

@@ -152,11 +152,9 @@ class Plan:
 
     @property
     def unit(self) -> str:
-        """Of a load."""
         return UNITS[self.flags["arrival"]]
 
     def count(self, load: float) -> int:
-        """Requests that a load sends."""
         seconds = self.flags["seconds"]
         return self.flags["num_requests"] if seconds is None else max(1, round(load * seconds))
 

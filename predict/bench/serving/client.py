@@ -31,7 +31,6 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Of the endpoint."""
         return f"{self.base_url}/{'chat/completions' if self.chat else 'completions'}"
 
     def request(self, ask: Ask) -> dict[str, Any]:

@@ -48,5 +48,4 @@ class Front:
         self._lifecycle.drain()
 
     async def num_requests(self) -> int:
-        """Requests that are being answered."""
         return self._lifecycle.num_requests

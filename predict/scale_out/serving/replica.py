@@ -16,8 +16,6 @@ from predict.scale_out.serving.messages import Counts, Done, Pieces, decode_ask,
 from predict.server.engine_client import EngineClient, EngineProcess
 from predict.system.console import say
 
-PROCESS = "predict.scale_out.serving.engine_process"
-
 
 class Replica:
     """What Ray Serve makes one of in each replica's process.
@@ -29,10 +27,8 @@ class Replica:
         """Starts the engine. num_threads: of its operators, on a CPU. on_loopback: see there."""
         if on_loopback:
             listen_on_loopback()
-        arguments: tuple[str, ...] = ("-m", PROCESS, str(num_threads))
-        if config.model.device != "cpu":
-            arguments = ("-m", "predict.server.engine_process")
-        self._process = EngineProcess(arguments)
+        threads = ("-m", "predict.scale_out.serving.engine_process", str(num_threads))
+        self._process = EngineProcess(threads) if config.model.device == "cpu" else EngineProcess()
         self._process.send_config(config)
         self._client = EngineClient(self._process)
         self._watch: asyncio.Task[None] | None = None
@@ -65,11 +61,9 @@ class Replica:
         yield encode(Done(answer.metrics, answer.output))
 
     async def info(self) -> bytes:
-        """The ModelInfo."""
         return encode(self._client.info)
 
     async def counts(self) -> bytes:
-        """The Counts so far."""
         name = serve.get_replica_context().replica_id.unique_id
         return encode(Counts(name, await self._client.stats()))
 

@@ -27,11 +27,9 @@ export class ServerError extends Error {
    * @param {{status?: number, detail?: string, retryAt?: Date|null}} more
    *   detail: the server's own words
    */
-  constructor(words, { status = 0, detail = "", retryAt = null } = {}) {
+  constructor(words, more = {}) {
     super(words);
-    this.status = status;
-    this.detail = detail;
-    this.retryAt = retryAt;
+    Object.assign(this, { status: 0, detail: "", retryAt: null }, more);
   }
 }
 

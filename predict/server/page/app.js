@@ -75,14 +75,9 @@ class Page {
     document.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && document.querySelector("dialog[open]") === null) this.stop();
     });
-    const examples = SUGGESTIONS.map((words) => {
-      return element(
-        "li",
-        {},
-        button(words, () => this.propose(words)),
-      );
-    });
-    byId("suggestions").append(...examples);
+    for (const words of SUGGESTIONS) {
+      byId("suggestions").append(element("li", {}, button(words, () => this.propose(words))));
+    }
   }
 
   propose(words) {
@@ -123,7 +118,6 @@ class Page {
       edit: (text) => this.edit(view, text),
       regenerate: () => this.regenerate(view),
       remove: () => this.remove(view),
-      retry: () => this.regenerate(view),
       enterKey: () => this.askKey(() => this.regenerate(view)),
     });
     this.turns.push(turn);
@@ -262,13 +256,9 @@ class Page {
         request.model = this.settings.model;
       }
       for await (const event of chatEvents(request, this.key, signal)) {
-        const size = turn.reasoning.length;
-        const numCalls = turn.toolCalls.length;
+        const size = turn.reasoning.length + turn.toolCalls.length;
         const text = applyEvent(turn, event);
-        watch.note(
-          event,
-          text !== "" || turn.reasoning.length > size || turn.toolCalls.length > numCalls,
-        );
+        watch.note(event, text !== "" || turn.reasoning.length + turn.toolCalls.length > size);
         view.grow(text);
       }
     } catch (error) {
@@ -287,8 +277,7 @@ class Page {
   }
 
   showRunning(isRunning) {
-    const hadFocus =
-      document.activeElement === byId("stop") || document.activeElement === byId("send");
+    const hadFocus = [byId("stop"), byId("send")].includes(document.activeElement);
     byId("send").hidden = isRunning;
     byId("stop").hidden = !isRunning;
     if (hadFocus || document.activeElement === document.body) this.text.focus();
@@ -315,17 +304,13 @@ class Page {
       line.replaceChildren();
       this.text.focus();
     };
-    line.append(element("span", {}, words));
-    if (undo) {
-      line.append(
-        button("Undo", async () => {
-          await this.stop();
-          undo();
-          hide();
-        }),
-      );
-    }
-    line.append(button("Dismiss", hide));
+    const goBack = async () => {
+      await this.stop();
+      undo();
+      hide();
+    };
+    const back = undo ? [button("Undo", goBack)] : [];
+    line.append(element("span", {}, words), ...back, button("Dismiss", hide));
   }
 
   // Head
@@ -450,7 +435,7 @@ class Page {
 
   wireKey() {
     const dialog = byId("key-dialog");
-    dialog.querySelector("form").addEventListener("submit", (event) => {
+    dialog.querySelector("form").addEventListener("submit", async (event) => {
       event.preventDefault();
       const key = byId("key").value.trim();
       // What a header can hold.
@@ -459,7 +444,10 @@ class Page {
         ? ""
         : "A key is made of letters, digits and signs, without spaces.";
       if (!isKey) return;
-      this.useKey(key, this.afterKey);
+      const then = this.afterKey;
+      this.setKey(key);
+      dialog.close();
+      if (await this.loadModels()) then();
     });
     byId("close-key").addEventListener("click", () => dialog.close());
     dialog.addEventListener("close", () => {
@@ -467,12 +455,6 @@ class Page {
       this.afterKey = null;
     });
     closeFromOutside(dialog);
-  }
-
-  async useKey(key, then) {
-    this.setKey(key);
-    byId("key-dialog").close();
-    if (await this.loadModels()) then();
   }
 
   /** Asks for the key, and then does what needs it. */

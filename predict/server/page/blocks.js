@@ -10,8 +10,10 @@ const FENCE = /^[ \t]*(`{3,}|~{3,})/;
 const HEADING = /^ {0,3}(#{1,6})(?=[ \t]|$)/;
 const QUOTE = /^ {0,3}>[ \t]?/;
 const ITEM = /^([ \t]*)([-+*]|\d{1,9}[.)])(?=[ \t]|$)([ \t]{0,4}(?=[^ \t]|$))?/;
+const RULE = /^ {0,3}([-*_])(?:[ \t]*\1){2,}\s*$/;
 const TASK = /^\[([ xX])\][ \t]/;
 
+export const NOTHING = Object.freeze({ list: null, table: null });
 const isBlank = (line) => line.trim() === "";
 
 /** Columns of white space ahead of a line's text; a tab goes to the next multiple of four. */
@@ -34,13 +36,6 @@ export function dedent(line, columns) {
   return line.slice(at);
 }
 
-function isRule(line) {
-  const first = line.trimStart()[0];
-  if (first !== "-" && first !== "*" && first !== "_") return false;
-  const marks = line.replaceAll(" ", "").replaceAll("\t", "").trimEnd();
-  return marks.length > 2 && indentOf(line) < 4 && marks === first.repeat(marks.length);
-}
-
 function fenceOf(line) {
   const found = FENCE.exec(line);
   if (!found) return null;
@@ -57,7 +52,7 @@ export function closesFence(line, { mark }) {
 }
 
 function itemOf(line) {
-  if (isRule(line)) return null;
+  if (RULE.test(line)) return null;
   const found = ITEM.exec(line);
   if (!found) return null;
   const [, , marker, space] = found;
@@ -78,17 +73,10 @@ function itemOf(line) {
 
 /** The cells of a table's row. `\|` is no end of a cell. */
 function cells(line) {
-  const parts = line.trim().split("|");
-  const joined = [];
-  for (const part of parts) {
-    const last = joined.length - 1;
-    if (last >= 0 && joined[last].endsWith("\\"))
-      joined[last] = `${joined[last].slice(0, -1)}|${part}`;
-    else joined.push(part);
-  }
-  if (joined.length > 1 && joined[0].trim() === "") joined.shift();
-  if (joined.length > 1 && joined[joined.length - 1].trim() === "") joined.pop();
-  return joined.map((cell) => cell.trim());
+  const parts = line.trim().split(/(?<!\\)\|/);
+  if (parts.length > 1 && parts[0].trim() === "") parts.shift();
+  if (parts.length > 1 && parts[parts.length - 1].trim() === "") parts.pop();
+  return parts.map((cell) => cell.replaceAll("\\|", "|").trim());
 }
 
 /** How the columns of a table are aligned, if line `at` and the next are its head; else null. */
@@ -108,7 +96,7 @@ function tableHead(lines, at) {
 /** Whether a line begins a block, and so ends the paragraph ahead of it. */
 function interrupts(lines, at) {
   const line = lines[at];
-  if (isBlank(line) || HEADING.test(line) || QUOTE.test(line) || isRule(line) || fenceOf(line))
+  if (isBlank(line) || HEADING.test(line) || QUOTE.test(line) || RULE.test(line) || fenceOf(line))
     return true;
   const item = itemOf(line);
   // A year that happens to begin a line ("1986. It was") is no list.
@@ -117,12 +105,13 @@ function interrupts(lines, at) {
 }
 
 /**
- * The block that starts at lines[at], which is not blank: its kind, its lines [at, end), and
+ * The block that starts at lines[at], where a blank line is one: its kind, its lines [at, end), and
  * whether it is complete, which is to say that lines to come cannot change it.
  * inTable: whether the block ahead of it is a table whose rows it may go on with.
  */
 export function nextBlock(lines, at, inTable) {
   const line = lines[at];
+  if (isBlank(line)) return { kind: "blank", end: at + 1, isComplete: true };
   const fence = fenceOf(line);
   if (fence) {
     let end = at + 1;
@@ -131,7 +120,7 @@ export function nextBlock(lines, at, inTable) {
     return { kind: "fence", fence, end: isClosed ? end + 1 : end, isClosed, isComplete: isClosed };
   }
   if (HEADING.test(line)) return { kind: "heading", end: at + 1, isComplete: true };
-  if (isRule(line)) return { kind: "rule", end: at + 1, isComplete: true };
+  if (RULE.test(line)) return { kind: "rule", end: at + 1, isComplete: true };
   const item = itemOf(line);
   if (item && item.indent < 4) return itemBlock(lines, at, item);
   if (QUOTE.test(line)) return while_("quote", lines, at, (each) => QUOTE.test(each));
@@ -141,14 +130,12 @@ export function nextBlock(lines, at, inTable) {
   }
   const columns = tableHead(lines, at);
   if (columns) return { kind: "table", columns, end: at + 2, isComplete: true };
-  let end = at + 1;
-  while (end < lines.length && !interrupts(lines, end)) end += 1;
-  return { kind: "paragraph", end, isComplete: end < lines.length };
+  return while_("paragraph", lines, at, (_, next) => !interrupts(lines, next));
 }
 
 function while_(kind, lines, at, belongs) {
   let end = at + 1;
-  while (end < lines.length && belongs(lines[end])) end += 1;
+  while (end < lines.length && belongs(lines[end], end)) end += 1;
   return { kind, end, isComplete: end < lines.length };
 }
 
@@ -179,37 +166,21 @@ export class Writer {
   constructor(parent, depth = 0) {
     this.parent = parent;
     this.depth = depth;
-    this.openList = null; // the list that an item may join
-    this.openTable = null; // the table that a row may join
+    this.open = NOTHING; // { list, table } that an item and a row may join; replaced as a whole
   }
 
-  /** The state that write() changes, to go back to. */
-  get state() {
-    return { openList: this.openList, openTable: this.openTable };
-  }
-
-  set state({ openList, openTable }) {
-    this.openList = openList;
-    this.openTable = openTable;
-  }
-
-  /** Appends one block, of all these lines; returns the node that is new. */
+  /** Appends one block, of all these lines; returns the node that is new, if there is one. */
   write(block, lines) {
-    if (block.kind !== "item") this.openList = null;
-    if (block.kind !== "row") this.openTable = null;
+    const list = block.kind === "item" || block.kind === "blank" ? this.open.list : null;
+    this.open = { list, table: block.kind === "row" ? this.open.table : null };
     return this[block.kind](lines, block);
   }
 
-  /** Appends all blocks of lines; returns the nodes that are new. */
+  /** Appends all blocks of lines; returns what write() does of each. */
   writeAll(lines) {
     const made = [];
     for (let at = 0; at < lines.length;) {
-      if (isBlank(lines[at])) {
-        this.openTable = null;
-        at += 1;
-        continue;
-      }
-      const block = nextBlock(lines, at, this.openTable !== null);
+      const block = nextBlock(lines, at, this.open.table !== null);
       made.push(this.write(block, lines.slice(at, block.end)));
       at = block.end;
     }
@@ -220,6 +191,8 @@ export class Writer {
     return this.parent.appendChild(node);
   }
 
+  blank() {}
+
   paragraph(lines) {
     const made = element("p");
     const text = lines.map((line, at) => (at ? line.trimStart() : line.trim()));
@@ -229,9 +202,7 @@ export class Writer {
 
   heading([line]) {
     const marks = HEADING.exec(line)[1];
-    let text = line.trim().slice(marks.length).trim();
-    const end = text.search(/(?<!#)#+$/);
-    if (end === 0 || (end > 0 && /\s/.test(text[end - 1]))) text = text.slice(0, end).trim();
+    const text = line.trim().slice(marks.length).trim().replace(/(^|\s)#+$/, "").trim();
     // The page has h1, and a turn has h2.
     const made = element(`h${Math.min(marks.length + 2, 6)}`);
     appendInline(text, made);
@@ -244,27 +215,19 @@ export class Writer {
 
   fence(lines, { fence, isClosed }) {
     const inner = lines.slice(1, isClosed ? -1 : undefined);
-    return this.addCode(
-      fence.language,
-      inner.map((line) => `${dedent(line, fence.indent)}\n`).join(""),
-    );
-  }
-
-  addCode(language, text) {
-    return this.add(codeOf(language, text));
+    const text = inner.map((line) => `${dedent(line, fence.indent)}\n`).join("");
+    return this.add(codeOf(fence.language, text));
   }
 
   indented(lines) {
     const inner = lines.map((line) => dedent(line, 4));
-    return this.addCode("", `${inner.join("\n").trimEnd()}\n`);
+    return this.add(codeOf("", `${inner.join("\n").trimEnd()}\n`));
   }
 
   quote(lines) {
     const made = element("blockquote");
-    this.nested(
-      made,
-      lines.map((line) => line.replace(QUOTE, "")),
-    );
+    const inner = lines.map((line) => line.replace(QUOTE, ""));
+    this.nested(made, inner);
     return this.add(made);
   }
 
@@ -282,20 +245,17 @@ export class Writer {
     const first = indents.find((indent) => indent > item.indent) ?? item.offset;
     const columns = Math.min(first, item.offset);
     this.nested(made, [text, ...inner.map((line) => dedent(line, columns))]);
-    const joins =
-      this.openList &&
-      this.openList.isOrdered === item.isOrdered &&
-      this.openList.style === item.style;
-    if (joins) return this.openList.element.appendChild(made);
-    const start = item.isOrdered && item.number !== 1 ? { start: item.number } : {};
-    const list = element(item.isOrdered ? "ol" : "ul", start, made);
-    this.openList = { element: list, isOrdered: item.isOrdered, style: item.style };
+    // A style is of lists with numbers, or of lists without.
+    if (this.open.list?.style === item.style) return this.open.list.element.appendChild(made);
+    const start = item.isOrdered && item.number !== 1 ? item.number : null;
+    const list = element(item.isOrdered ? "ol" : "ul", { start }, made);
+    this.open = { list: { element: list, style: item.style }, table: null };
     return this.add(list);
   }
 
   table(lines, { columns }) {
     const made = element("table", {}, element("thead"), element("tbody"));
-    this.openTable = { element: made, columns };
+    this.open = { list: null, table: { element: made, columns } };
     made.tHead.append(this.cells(lines[0], "th"));
     return this.add(
       element("div", { class: "table", tabindex: 0, role: "region", "aria-label": "Table" }, made),
@@ -303,13 +263,13 @@ export class Writer {
   }
 
   row([line]) {
-    return this.openTable.element.tBodies[0].appendChild(this.cells(line, "td"));
+    return this.open.table.element.tBodies[0].appendChild(this.cells(line, "td"));
   }
 
   cells(line, name) {
     const texts = cells(line);
-    const made = this.openTable.columns.map((alignment, at) => {
-      const cell = element(name, alignment ? { class: alignment } : {});
+    const made = this.open.table.columns.map((alignment, at) => {
+      const cell = element(name, { class: alignment });
       appendInline(texts[at] ?? "", cell);
       return cell;
     });

@@ -141,18 +141,12 @@ export class CodeBlock {
     const pieces = [];
     let at = this.settled;
     this.pattern.lastIndex = at;
-    for (let found; (found = this.pattern.exec(text)) !== null;) {
-      if (found[0] === "") {
-        this.pattern.lastIndex += 1;
-        continue;
-      }
+    for (const found of text.matchAll(this.pattern)) {
+      if (found[0] === "") continue;
+      const end = found.index + found[0].length;
       if (found.index > at) pieces.push({ start: at, end: found.index, kind: null });
-      at = found.index + found[0].length;
-      pieces.push({
-        start: found.index,
-        end: at,
-        kind: KINDS[found.slice(1).findIndex((part) => part)],
-      });
+      pieces.push({ start: found.index, end, kind: KINDS[found.slice(1).findIndex(Boolean)] });
+      at = end;
     }
     if (at < text.length) pieces.push({ start: at, end: text.length, kind: null });
     return pieces;

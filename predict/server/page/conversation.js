@@ -29,12 +29,8 @@ export function applyEvent(turn, event) {
   if (typeof choice?.finish_reason === "string") turn.finish = choice.finish_reason;
   const delta = choice?.delta ?? {};
   // Both names are in use among servers.
-  for (const reasoning of [delta.reasoning_content, delta.reasoning]) {
-    if (typeof reasoning === "string") {
-      turn.reasoning += reasoning;
-      break;
-    }
-  }
+  const reasoning = [delta.reasoning_content, delta.reasoning];
+  turn.reasoning += reasoning.find((each) => typeof each === "string") ?? "";
   if (Array.isArray(delta.tool_calls)) for (const call of delta.tool_calls) addCall(turn, call);
   if (typeof delta.content !== "string") return "";
   turn.content += delta.content;
@@ -69,18 +65,17 @@ export function messagesOf(system, turns) {
 /** The text of a file that holds the conversation. */
 export function exportText(system, turns) {
   const messages = turns.map((turn) => {
-    const message = { role: turn.role, content: turn.content };
-    if (turn.model) message.model = turn.model;
-    if (turn.reasoning) message.reasoning_content = turn.reasoning;
-    if (turn.toolCalls?.length) {
-      message.tool_calls = turn.toolCalls.map(({ id, name, arguments: given }) => ({
-        id,
-        type: "function",
-        function: { name, arguments: given },
-      }));
-    }
-    if (turn.finish) message.finish_reason = turn.finish;
-    return message;
+    const calls = (turn.toolCalls ?? []).map(({ id, ...call }) => {
+      return { id, type: "function", function: call };
+    });
+    return {
+      role: turn.role,
+      content: turn.content,
+      model: turn.model || undefined,
+      reasoning_content: turn.reasoning || undefined,
+      tool_calls: calls.length ? calls : undefined,
+      finish_reason: turn.finish || undefined,
+    };
   });
   return `${JSON.stringify({ format: FORMAT, version: 1, system, messages }, null, 2)}\n`;
 }
@@ -121,13 +116,13 @@ function turnOf(message, where) {
       `${where} has the role ${JSON.stringify(role)}; there are system, user and assistant.`,
     );
   }
-  const isEmpty = role === "assistant" && (message.content ?? null) === null;
-  if (!isEmpty && typeof message.content !== "string") {
+  const content = message.content ?? (role === "assistant" ? "" : null);
+  if (typeof content !== "string") {
     throw new Error(`The content of ${where.toLowerCase()} is not text.`);
   }
-  if (role !== "assistant") return { role, content: message.content };
+  if (role !== "assistant") return { role, content };
   const turn = answerTurn(optional(message, "model", where));
-  turn.content = message.content ?? "";
+  turn.content = content;
   turn.reasoning = optional(message, "reasoning_content", where);
   turn.finish = optional(message, "finish_reason", where) || null;
   const calls = message.tool_calls ?? [];

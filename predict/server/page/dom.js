@@ -3,7 +3,7 @@
  * @param {string} name
  * @param {{on?: Record<string, (event: Event) => void>} & Record<string, unknown>} attributes
  *   the page's own; `on` holds listeners, true is an empty attribute, false and null are left out
- * @param {...(Node|string)} children strings become text
+ * @param {...(Node|string|null)} children strings become text, null is left out
  * @returns {HTMLElement}
  */
 export function element(name, attributes = {}, ...children) {
@@ -15,7 +15,7 @@ export function element(name, attributes = {}, ...children) {
       made.setAttribute(key, value === true ? "" : String(value));
     }
   }
-  made.append(...children);
+  made.append(...children.filter((child) => child !== null));
   return made;
 }
 

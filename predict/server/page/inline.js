@@ -64,9 +64,9 @@ export function safeUrl(text) {
 }
 
 /** A link that leaves the page: the new tab gets no handle of this one, and no referrer. */
-function link(href, kind) {
+function link(href, kind, ...children) {
   const attributes = { href, target: "_blank", rel: "noopener noreferrer", title: href };
-  return element("a", kind ? { ...attributes, class: kind } : attributes);
+  return element("a", { ...attributes, class: kind }, ...children);
 }
 
 /** Appends what a text of Markdown's inline syntax shows to `parent`. */
@@ -89,8 +89,7 @@ class Scanner {
 
   scan() {
     while (this.at < this.text.length) {
-      PLAIN.lastIndex = this.at;
-      const plain = PLAIN.exec(this.text);
+      const plain = this.match(PLAIN);
       if (plain) this.take(plain[0]);
       else if (!this.special(this.text[this.at])) this.take(this.text[this.at]);
     }
@@ -100,8 +99,7 @@ class Scanner {
 
   /** Adds a text as it is, and goes past it. */
   take(text) {
-    this.tokens.push({ kind: "text", text });
-    this.at += text.length;
+    return this.add({ kind: "text", text }, text.length);
   }
 
   add(token, length) {
@@ -171,10 +169,7 @@ class Scanner {
     const places = this.runs.get(length) ?? []; // none: the run starts behind an escaped backtick
     places.next ??= 0;
     while (places.next < places.length && places[places.next] <= this.at) places.next += 1;
-    if (places.next === places.length) {
-      this.take("`".repeat(length));
-      return true;
-    }
+    if (places.next === places.length) return this.take("`".repeat(length));
     const stop = places[places.next];
     let text = this.text.slice(this.at + length, stop).replaceAll("\n", " ");
     if (text.startsWith(" ") && text.endsWith(" ") && text.trim()) text = text.slice(1, -1);
@@ -183,12 +178,10 @@ class Scanner {
 
   delimiter() {
     const [run] = this.match(DELIMITERS);
-    if (run[0] === "~" && run.length !== 2) {
-      this.take(run);
-      return true;
-    }
+    if (run[0] === "~" && run.length !== 2) return this.take(run);
     const before = characterBefore(this.text, this.at);
-    const after = characterAt(this.text, this.at + run.length);
+    const end = this.at + run.length;
+    const [after = " "] = this.text.slice(end, end + 2); // a code point
     const [left, right] = [flanks(after, before), flanks(before, after)];
     const within = run[0] === "_" && left && right; // snake_case
     const token = {
@@ -207,13 +200,7 @@ class Scanner {
 
   open(isImage) {
     const text = isImage ? "![" : "[";
-    const token = {
-      kind: "bracket",
-      text,
-      isImage,
-      href: null,
-      delimiters: this.delimiters.length,
-    };
+    const token = { kind: "bracket", text, isImage, href: null, bottom: this.delimiters.length };
     this.brackets.push(token);
     return this.add(token, text.length);
   }
@@ -226,8 +213,8 @@ class Scanner {
     const href = target && safeUrl(target.address);
     if (!href) return false;
     opener.href = href;
-    pair(this.delimiters, opener.delimiters);
-    this.delimiters.length = opener.delimiters;
+    pair(this.delimiters, opener.bottom);
+    this.delimiters.length = opener.bottom;
     if (!opener.isImage) this.inactive = this.brackets.length;
     return this.add({ kind: "end", text: "]" }, target.end - this.at);
   }
@@ -281,14 +268,9 @@ class Scanner {
   }
 }
 
-function characterAt(text, at) {
-  return at < text.length ? String.fromCodePoint(text.codePointAt(at)) : " ";
-}
-
+/** The code point ahead of a place, or a space. */
 function characterBefore(text, at) {
-  if (at === 0) return " ";
-  const low = text.charCodeAt(at - 1);
-  return at > 1 && low >= 0xdc00 && low < 0xe000 ? text.slice(at - 2, at) : text[at - 1];
+  return [...text.slice(Math.max(at - 2, 0), at)].pop() ?? " ";
 }
 
 /** Whether a delimiter stands at the side of what it would emphasize. */
@@ -399,12 +381,10 @@ function write(tokens, parent) {
       flush();
       if (token.kind === "break") current.append(element("br"));
       else if (token.kind === "code") {
-        current.append(element("code", token.name ? { class: token.name } : {}, token.text));
+        current.append(element("code", { class: token.name }, token.text));
       } else if (inLink) text += token.text;
       else {
-        const made = link(token.href, null);
-        made.textContent = token.text;
-        current.append(made);
+        current.append(link(token.href, null, token.text));
       }
     }
   }

@@ -1,6 +1,6 @@
 // Markdown that comes in pieces, as nodes: what is complete is made once and stays as it is.
 
-import { Writer, closesFence, dedent, nextBlock } from "./blocks.js";
+import { NOTHING, Writer, closesFence, dedent, nextBlock } from "./blocks.js";
 import { CodeBlock } from "./code.js";
 
 /**
@@ -11,7 +11,6 @@ import { CodeBlock } from "./code.js";
  */
 export class MarkdownView {
   constructor(parent) {
-    this.parent = parent;
     this.writer = new Writer(parent);
     this.lines = []; // complete ones of the block that is still open
     this.tail = ""; // the line that is not complete
@@ -35,7 +34,7 @@ export class MarkdownView {
       this.code.block.show(this.isClosing(this.tail) ? "" : this.tail);
       return;
     }
-    this.restored = this.writer.state;
+    this.restored = this.writer.open;
     this.drafts = this.writer.writeAll(this.tail ? [...this.lines, this.tail] : this.lines);
   }
 
@@ -51,20 +50,20 @@ export class MarkdownView {
 
   /** Makes the nodes of what is complete, for good, and takes away those that are not. */
   settle() {
-    for (const node of this.drafts) node.remove();
+    for (const node of this.drafts) node?.remove();
     this.drafts = [];
-    if (this.restored) this.writer.state = this.restored;
+    if (this.restored) this.writer.open = this.restored;
     this.restored = null;
     let at = 0;
     while (at < this.lines.length) {
       if (this.code) at = this.grow(at);
-      else if (this.lines[at].trim() === "") {
-        this.writer.openTable = null;
-        at += 1;
-      } else {
-        const block = nextBlock(this.lines, at, this.writer.openTable !== null);
+      else {
+        const block = nextBlock(this.lines, at, this.writer.open.table !== null);
         if (block.kind === "fence" && !block.isComplete) {
-          this.begin(block.fence);
+          const { fence } = block;
+          this.code = { block: new CodeBlock(fence.language), fence };
+          this.writer.open = NOTHING;
+          this.writer.add(this.code.block.element);
           at += 1;
         } else if (block.isComplete) {
           this.writer.write(block, this.lines.slice(at, block.end));
@@ -73,12 +72,6 @@ export class MarkdownView {
       }
     }
     this.lines.splice(0, at);
-  }
-
-  begin(fence) {
-    this.writer.state = { openList: null, openTable: null };
-    this.code = { block: new CodeBlock(fence.language), fence };
-    this.parent.append(this.code.block.element);
   }
 
   /** Takes lines into the open code; returns the place behind them. */

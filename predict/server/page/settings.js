@@ -1,14 +1,12 @@
 // Settings: their table, their checks, and where a browser keeps them.
 
 const SAVED = "regatta.settings"; // localStorage: for the next visit
-const KEY = "regatta.key"; // sessionStorage: gone with the tab
 
-/** What can be set. Left empty, the server's own default holds and nothing is sent. */
+/** Numbers where no kind is said. Left empty, the server's own default holds: nothing is sent. */
 export const FIELDS = [
   {
     key: "temperature",
     label: "Temperature",
-    kind: "number",
     min: 0,
     max: 100,
     hint: "0 always takes the likeliest token",
@@ -16,7 +14,6 @@ export const FIELDS = [
   {
     key: "top_p",
     label: "Top p",
-    kind: "number",
     min: 0,
     max: 1,
     hint: "likeliest tokens up to this sum of probabilities",
@@ -32,7 +29,6 @@ export const FIELDS = [
   {
     key: "repetition_penalty",
     label: "Repetition penalty",
-    kind: "number",
     min: 0.01,
     max: 100,
     hint: "above 1 repeats less",
@@ -118,21 +114,16 @@ export class Settings {
   }
 }
 
-/** What this tab keeps until it is closed: the API key and the conversation. */
-export const tab = {
-  get key() {
-    return read("sessionStorage", KEY) ?? "";
-  },
-  set key(key) {
-    write("sessionStorage", KEY, key || null);
-  },
-  get conversation() {
-    return read("sessionStorage", "regatta.conversation") ?? "";
-  },
-  set conversation(text) {
-    write("sessionStorage", "regatta.conversation", text || null);
-  },
-};
+const inTab = (name) => ({
+  get: () => read("sessionStorage", name) ?? "",
+  set: (text) => write("sessionStorage", name, text || null),
+});
+
+/** Texts that this tab keeps until it is closed: the API key and the conversation. */
+export const tab = Object.defineProperties(
+  {},
+  { key: inTab("regatta.key"), conversation: inTab("regatta.conversation") },
+);
 
 /** Keeps the theme, where theme.js finds it. */
 export function saveTheme(theme) {

@@ -7,7 +7,7 @@ import { duration, statsWords } from "./stats.js";
 
 const REST = 4; // a picture is drawn when this many times its own cost has gone by
 
-/** One turn. Its actions: edit(text), regenerate(), remove(), retry(), enterKey(). */
+/** One turn. Its actions: edit(text), regenerate(), remove(), enterKey(). */
 export class TurnView {
   constructor(turn, actions) {
     this.turn = turn;
@@ -61,7 +61,9 @@ export class TurnView {
     const name = isUser ? "message" : "answer";
     this.editButton = button("Edit", () => this.edit(), { "aria-label": `Edit this ${name}` });
     const isEmpty = turn.content === "";
-    const list = [
+    const row = element(
+      "div",
+      { class: "actions" },
       isEmpty ? null : copyButton(() => turn.content, `Copy this ${name}`),
       isEmpty ? null : this.editButton,
       isUser || turn.error
@@ -71,10 +73,8 @@ export class TurnView {
         "aria-label": `Delete this ${name}`,
         title: isUser ? "Deletes the message and its answer" : "Deletes the answer",
       }),
-    ];
-    this.below.append(
-      element("div", { class: "actions" }, ...list.filter((each) => each !== null)),
     );
+    this.below.append(row);
   }
 
   statsLine() {
@@ -88,20 +88,16 @@ export class TurnView {
   }
 
   errorBox(error) {
-    const parts = [element("p", {}, error.message)];
-    if (error.detail) parts.push(element("p", { class: "detail" }, error.detail));
-    if (error.retryAt) {
-      parts.push(
-        element("p", {}, `It asks to try again at ${error.retryAt.toLocaleTimeString()}.`),
-      );
-    }
-    const again = button("Try again", this.actions.retry);
-    const key = error.status === 401 ? [button("Enter the key", this.actions.enterKey)] : [];
+    const { detail, retryAt } = error;
+    const time = retryAt && `It asks to try again at ${retryAt.toLocaleTimeString()}.`;
+    const key = error.status === 401 ? button("Enter the key", this.actions.enterKey) : null;
     return element(
       "div",
       { class: "error", role: "alert" },
-      ...parts,
-      element("div", { class: "row" }, ...key, again),
+      element("p", {}, error.message),
+      detail ? element("p", { class: "detail" }, detail) : null,
+      time ? element("p", {}, time) : null,
+      element("div", { class: "row" }, key, button("Try again", this.actions.regenerate)),
     );
   }
 
@@ -193,7 +189,6 @@ class AnswerView {
       this.reasoningName,
       this.reasoningText,
     );
-    this.calls = element("div", { class: "text" });
     this.body.replaceChildren(this.reasoning, this.text);
   }
 
@@ -239,8 +234,7 @@ class AnswerView {
     this.drawReasoning();
     this.markdown.finish();
     if (this.turn.toolCalls.length > 0) {
-      this.calls.replaceChildren(...this.turn.toolCalls.map(callBox));
-      this.body.append(this.calls);
+      this.body.append(element("div", { class: "text" }, ...this.turn.toolCalls.map(callBox)));
     }
     drawn();
   }
