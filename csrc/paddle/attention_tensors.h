@@ -112,7 +112,7 @@ inline cuda::AttentionLimits limits_of(const paddle::Tensor& max_lens) {
   return {lens[0], lens[1], lens[2], lens[3]};
 }
 
-inline void check_step(const std::vector<paddle::Tensor>& step) {
+inline void check_step(const Tensors& step) {
   if (step.size() >= kNumStepFields) return;
   fail("step holds " + std::to_string(step.size()) + " tensors (allowed: those of " +
        "predict.nn.inputs.FIELDS, " + std::to_string(kNumStepFields) + " and more)");
@@ -121,8 +121,8 @@ inline void check_step(const std::vector<paddle::Tensor>& step) {
 inline AttentionBatch batch_of(const paddle::Tensor& cu_seqlens_q,
                                const paddle::Tensor& context_lens,
                                const paddle::Tensor& block_tables, const paddle::Tensor& max_lens,
-                               const paddle::optional<paddle::Tensor>& tree_mask,
-                               int64_t num_tokens, const phi::Place& place = phi::CPUPlace()) {
+                               const MaybeTensor& tree_mask, int64_t num_tokens,
+                               const phi::Place& place = phi::CPUPlace()) {
   const TensorView lengths = checked_view(context_lens, "context_lens", DType::kInt32, {-1}, place);
   const TensorView borders =
       checked_view(cu_seqlens_q, "cu_seqlens_q", DType::kInt32, {lengths.shape[0] + 1}, place);

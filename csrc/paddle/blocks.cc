@@ -39,15 +39,14 @@ namespace regatta::binding {
 namespace {
 
 // Whether a list is one tensor of regatta_views().
-bool are_views(const std::vector<paddle::Tensor>& tensors) {
+bool are_views(const Tensors& tensors) {
   return tensors.size() == 1 && tensors[0].dtype() == paddle::DataType::UINT8;
 }
 
 // The tensors of a list as kernels see them.
 class Views {
  public:
-  Views(const std::vector<paddle::Tensor>& tensors, const char* name, const phi::Place& place)
-      : name_(name) {
+  Views(const Tensors& tensors, const char* name, const phi::Place& place) : name_(name) {
     if (are_views(tensors)) {
       const TensorView list = checked_view(tensors[0], name, DType::kUInt8,
                                            {-1, static_cast<int64_t>(sizeof(TensorView))});
@@ -307,8 +306,8 @@ struct Step {
   AttentionBatch batch;
 
   Step() = default;
-  Step(const std::vector<paddle::Tensor>& step, const paddle::optional<paddle::Tensor>& tree_mask,
-       int64_t num_tokens, const phi::Place& place) {
+  Step(const Tensors& step, const MaybeTensor& tree_mask, int64_t num_tokens,
+       const phi::Place& place) {
     check_step(step);
     const auto per_token = [&](StepField field, const char* name) {
       return static_cast<const int32_t*>(
@@ -454,13 +453,9 @@ void check_rows(const std::vector<BlockParams>& params) {
        std::to_string(params.size()) + " (allowed: one, which is the first)");
 }
 
-std::vector<paddle::Tensor> blocks(const paddle::Tensor& hidden,
-                                   const std::vector<paddle::Tensor>& weights,
-                                   std::vector<paddle::Tensor>& caches,
-                                   const std::vector<paddle::Tensor>& step,
-                                   const paddle::optional<paddle::Tensor>& tree_mask,
-                                   const paddle::optional<paddle::Tensor>& rows,
-                                   const std::string& text, const std::vector<int>& order) {
+Tensors blocks(const paddle::Tensor& hidden, const Tensors& weights, Tensors& caches,
+               const Tensors& step, const MaybeTensor& tree_mask, const MaybeTensor& rows,
+               const std::string& text, const std::vector<int>& order) {
   if (weights.empty()) fail("weights is empty (allowed: those of one block and more)");
   const Device device = device_of(hidden, "hidden");  // lists may be views
   if (!are_views(weights)) check_device(hidden, "hidden", device_of(weights[0], "weights"));
@@ -538,9 +533,6 @@ std::vector<paddle::Tensor> blocks(const paddle::Tensor& hidden,
   return {out};
 }
 
-using Shape = std::vector<int64_t>;
-using MaybeShape = paddle::optional<Shape>;
-
 // order is of ints: Paddle takes a list of int64_t here for the shape of one more input.
 std::vector<Shape> infer_shape(const Shape& hidden, const std::vector<Shape>&,
                                const std::vector<Shape>& caches, const std::vector<Shape>&,
@@ -550,9 +542,6 @@ std::vector<Shape> infer_shape(const Shape& hidden, const std::vector<Shape>&,
   result.insert(result.end(), caches.begin(), caches.end());
   return result;
 }
-
-using Type = paddle::DataType;
-using MaybeType = paddle::optional<Type>;
 
 std::vector<Type> infer_dtype(const Type& hidden, const std::vector<Type>&,
                               const std::vector<Type>& caches, const std::vector<Type>&,

@@ -11,6 +11,28 @@
 
 namespace regatta::binding {
 
+using Tensors = std::vector<paddle::Tensor>;
+using MaybeTensor = paddle::optional<paddle::Tensor>;
+using Shape = std::vector<int64_t>;
+using Type = paddle::DataType;
+using MaybeShape = paddle::optional<Shape>;
+using MaybeType = paddle::optional<Type>;
+
+// What PD_BUILD_OP takes to infer outputs that are like inputs: those of the tensors, without the
+// lists of tensors, that kInputs count.
+template <size_t... kInputs>
+std::vector<Shape> shapes_of(const std::vector<Shape>& inputs,
+                             const std::vector<std::vector<Shape>>& /*lists*/,
+                             const std::vector<paddle::any>& /*attributes*/) {
+  return {inputs[kInputs]...};
+}
+template <size_t... kInputs>
+std::vector<Type> types_of(const std::vector<Type>& inputs,
+                           const std::vector<std::vector<Type>>& /*lists*/,
+                           const std::vector<paddle::any>& /*attributes*/) {
+  return {inputs[kInputs]...};
+}
+
 // A ValueError in Python. (Paddle ends the process on exceptions that are not its own.)
 [[noreturn]] inline void fail(const std::string& message) {
   PADDLE_THROW(common::errors::InvalidArgument("%s", message));
@@ -132,13 +154,13 @@ inline TensorView checked_view(const paddle::Tensor& tensor, const char* name, D
 }
 
 // Null data when the tensor was not given.
-inline TensorView optional_view(const paddle::optional<paddle::Tensor>& tensor, const char* name,
-                                DType dtype, const std::vector<int64_t>& shape,
+inline TensorView optional_view(const MaybeTensor& tensor, const char* name, DType dtype,
+                                const std::vector<int64_t>& shape,
                                 const phi::Place& place = phi::CPUPlace()) {
   return tensor ? checked_view(*tensor, name, dtype, shape, place) : TensorView();
 }
 
-inline std::vector<TensorView> views(const std::vector<paddle::Tensor>& tensors, const char* name,
+inline std::vector<TensorView> views(const Tensors& tensors, const char* name,
                                      const phi::Place& place = phi::CPUPlace()) {
   std::vector<TensorView> result;
   result.reserve(tensors.size());

@@ -40,9 +40,9 @@ inline void* blas_of(const Device& device) {
 // graphs may point into it, and so does the last one at exit, when the device is gone already.
 inline void* scratch_of(const Device& device, int64_t bytes) {
   static std::mutex mutex;
-  static auto* const pieces = new std::map<int, std::vector<paddle::Tensor>>;
+  static auto* const pieces = new std::map<int, Tensors>;
   const std::lock_guard<std::mutex> lock(mutex);
-  std::vector<paddle::Tensor>& mine = (*pieces)[device.place.GetDeviceId()];
+  Tensors& mine = (*pieces)[device.place.GetDeviceId()];
   const int64_t size = mine.empty() ? 0 : mine.back().numel();
   if (size < bytes) {
     mine.push_back(device.empty({std::max(bytes, 2 * size)}, DType::kUInt8));
@@ -67,4 +67,24 @@ inline CudaResources resources_of(const Device& device, int64_t num_rows, int64_
 }
 
 }  // namespace regatta::binding
+
+// Runs the operator OP of regatta::cpu or regatta::cuda, whichever the device is.
+#define REGATTA_RUN(OP, PARAMS, DEVICE)       \
+  do {                                        \
+    if ((DEVICE).is_cpu()) {                  \
+      throw_if_error(cpu::OP(PARAMS));        \
+    } else {                                  \
+      REGATTA_RUN_ON_GPU(OP, PARAMS, DEVICE); \
+    }                                         \
+  } while (false)
+#define REGATTA_RUN_ON_GPU(OP, PARAMS, DEVICE)           \
+  do {                                                   \
+    make_current(DEVICE);                                \
+    throw_if_error(cuda::OP(PARAMS, launch_on(DEVICE))); \
+  } while (false)
+
+#else
+// device_of() and gpu_of() fail for GPUs.
+#define REGATTA_RUN(OP, PARAMS, DEVICE) throw_if_error(cpu::OP(PARAMS))
+#define REGATTA_RUN_ON_GPU(OP, PARAMS, DEVICE) static_cast<void>(PARAMS)
 #endif

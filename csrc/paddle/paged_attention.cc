@@ -11,15 +11,13 @@
 namespace regatta::binding {
 namespace {
 
-std::vector<paddle::Tensor> paged_attention(
-    const paddle::Tensor& q, const std::vector<paddle::Tensor>& caches,
-    const paddle::Tensor& cu_seqlens_q, const paddle::Tensor& context_lens,
-    const paddle::Tensor& block_tables, const paddle::Tensor& max_lens,
-    const paddle::optional<paddle::Tensor>& tree_mask,
-    const paddle::optional<paddle::Tensor>& slopes,
-    const paddle::optional<paddle::Tensor>& prefix_lens,
-    const paddle::optional<paddle::Tensor>& sinks, int64_t num_heads, float softmax_scale,
-    int64_t window, float softcap, const std::string& kv_format) {
+Tensors paged_attention(const paddle::Tensor& q, const Tensors& caches,
+                        const paddle::Tensor& cu_seqlens_q, const paddle::Tensor& context_lens,
+                        const paddle::Tensor& block_tables, const paddle::Tensor& max_lens,
+                        const MaybeTensor& tree_mask, const MaybeTensor& slopes,
+                        const MaybeTensor& prefix_lens, const MaybeTensor& sinks, int64_t num_heads,
+                        float softmax_scale, int64_t window, float softcap,
+                        const std::string& kv_format) {
   const KvFormat format = kv_format_of(kv_format);
   check_num_caches(caches.size(), 1, format);
   const Device device = device_of(caches[0], "key_cache");
@@ -71,25 +69,6 @@ std::vector<paddle::Tensor> paged_attention(
   return {out};
 }
 
-using Shape = std::vector<int64_t>;
-
-std::vector<Shape> infer_shape(const Shape& q, const std::vector<Shape>&, const Shape&,
-                               const Shape&, const Shape&, const Shape&,
-                               const paddle::optional<Shape>&, const paddle::optional<Shape>&,
-                               const paddle::optional<Shape>&, const paddle::optional<Shape>&,
-                               int64_t, float, int64_t, float, const std::string&) {
-  return {q};
-}
-
-using Type = paddle::DataType;
-
-std::vector<Type> infer_dtype(const Type& q, const std::vector<Type>&, const Type&, const Type&,
-                              const Type&, const Type&, const paddle::optional<Type>&,
-                              const paddle::optional<Type>&, const paddle::optional<Type>&,
-                              const paddle::optional<Type>&) {
-  return {q};
-}
-
 }  // namespace
 }  // namespace regatta::binding
 
@@ -101,5 +80,5 @@ PD_BUILD_OP(regatta_paged_attention)
     .Attrs({"num_heads: int64_t", "softmax_scale: float", "window: int64_t", "softcap: float",
             "kv_format: std::string"})
     .SetKernelFn(PD_KERNEL(regatta::binding::paged_attention))
-    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));
+    .SetInferShapeFn(regatta::binding::shapes_of<0>)
+    .SetInferDtypeFn(regatta::binding::types_of<0>);

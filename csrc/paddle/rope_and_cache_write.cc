@@ -11,14 +11,13 @@ namespace regatta::binding {
 namespace {
 
 // Paddle itself returns the in-place outputs.
-std::vector<paddle::Tensor> rope_and_cache_write(
-    const paddle::Tensor& qkv, const paddle::Tensor& positions, const paddle::Tensor& slot_mapping,
-    const paddle::optional<paddle::Tensor>& rope_cache,
-    const paddle::optional<paddle::Tensor>& query_rope_cache,
-    const paddle::optional<paddle::Tensor>& q_norm, const paddle::optional<paddle::Tensor>& k_norm,
-    std::vector<paddle::Tensor>& caches, const paddle::optional<paddle::Tensor>& block_positions,
-    int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, float epsilon, bool plus_one,
-    bool whole, bool interleaved, const std::string& kv_format) {
+Tensors rope_and_cache_write(const paddle::Tensor& qkv, const paddle::Tensor& positions,
+                             const paddle::Tensor& slot_mapping, const MaybeTensor& rope_cache,
+                             const MaybeTensor& query_rope_cache, const MaybeTensor& q_norm,
+                             const MaybeTensor& k_norm, Tensors& caches,
+                             const MaybeTensor& block_positions, int64_t num_heads,
+                             int64_t num_kv_heads, int64_t head_dim, float epsilon, bool plus_one,
+                             bool whole, bool interleaved, const std::string& kv_format) {
   const KvFormat format = kv_format_of(kv_format);
   check_num_caches(caches.size(), 1, format);
   check_heads({num_heads, num_kv_heads, head_dim});
@@ -69,22 +68,13 @@ std::vector<paddle::Tensor> rope_and_cache_write(
   params.plus_one = plus_one;
   params.whole = whole;
   params.interleaved = interleaved;
-  if (device.is_cpu()) throw_if_error(cpu::rope_and_cache_write(params));
-#ifdef REGATTA_WITH_CUDA
-  if (!device.is_cpu()) {
-    make_current(device);
-    throw_if_error(cuda::rope_and_cache_write(params, launch_on(device)));
-  }
-#endif
+  REGATTA_RUN(rope_and_cache_write, params, device);
   return {q};
 }
 
-using Shape = std::vector<int64_t>;
-
-std::vector<Shape> infer_shape(const Shape& qkv, const Shape&, const Shape&,
-                               const paddle::optional<Shape>&, const paddle::optional<Shape>&,
-                               const paddle::optional<Shape>&, const paddle::optional<Shape>&,
-                               const std::vector<Shape>& caches, const paddle::optional<Shape>&,
+std::vector<Shape> infer_shape(const Shape& qkv, const Shape&, const Shape&, const MaybeShape&,
+                               const MaybeShape&, const MaybeShape&, const MaybeShape&,
+                               const std::vector<Shape>& caches, const MaybeShape&,
                                int64_t num_heads, int64_t, int64_t head_dim, float, bool, bool,
                                bool, const std::string&) {
   std::vector<Shape> result = {{qkv[0], num_heads * head_dim}};
@@ -92,12 +82,9 @@ std::vector<Shape> infer_shape(const Shape& qkv, const Shape&, const Shape&,
   return result;
 }
 
-using Type = paddle::DataType;
-
-std::vector<Type> infer_dtype(const Type& qkv, const Type&, const Type&,
-                              const paddle::optional<Type>&, const paddle::optional<Type>&,
-                              const paddle::optional<Type>&, const paddle::optional<Type>&,
-                              const std::vector<Type>& caches, const paddle::optional<Type>&) {
+std::vector<Type> infer_dtype(const Type& qkv, const Type&, const Type&, const MaybeType&,
+                              const MaybeType&, const MaybeType&, const MaybeType&,
+                              const std::vector<Type>& caches, const MaybeType&) {
   std::vector<Type> result = {qkv};
   result.insert(result.end(), caches.begin(), caches.end());
   return result;

@@ -9,11 +9,10 @@
 namespace regatta::binding {
 namespace {
 
-std::vector<paddle::Tensor> sample(const paddle::Tensor& logits, const paddle::Tensor& temperature,
-                                   const paddle::Tensor& top_k, const paddle::Tensor& top_p,
-                                   const paddle::Tensor& seeds, const paddle::Tensor& offsets,
-                                   const paddle::optional<paddle::Tensor>& min_p,
-                                   const paddle::optional<paddle::Tensor>& typical_p) {
+Tensors sample(const paddle::Tensor& logits, const paddle::Tensor& temperature,
+               const paddle::Tensor& top_k, const paddle::Tensor& top_p,
+               const paddle::Tensor& seeds, const paddle::Tensor& offsets, const MaybeTensor& min_p,
+               const MaybeTensor& typical_p) {
   const Device device = device_of(logits, "logits");
   const phi::Place& place = device.place;
   const TensorView x = checked_view(logits, "logits", DType::kFloat32, {-1, -1}, place);
@@ -38,30 +37,13 @@ std::vector<paddle::Tensor> sample(const paddle::Tensor& logits, const paddle::T
   params.token_ids = static_cast<int32_t*>(token_ids.data());
   params.num_rows = num_rows;
   params.vocab_size = x.shape[1];
-  if (device.is_cpu()) throw_if_error(cpu::sample(params));
-#ifdef REGATTA_WITH_CUDA
-  if (!device.is_cpu()) {
-    make_current(device);
-    throw_if_error(cuda::sample(params, launch_on(device)));
-  }
-#endif
+  REGATTA_RUN(sample, params, device);
   return {token_ids};
 }
 
-using Shape = std::vector<int64_t>;
-
 std::vector<Shape> infer_shape(const Shape& logits, const Shape&, const Shape&, const Shape&,
-                               const Shape&, const Shape&, const paddle::optional<Shape>&,
-                               const paddle::optional<Shape>&) {
+                               const Shape&, const Shape&, const MaybeShape&, const MaybeShape&) {
   return {{logits[0]}};
-}
-
-using Type = paddle::DataType;
-
-std::vector<Type> infer_dtype(const Type&, const Type&, const Type&, const Type&, const Type&,
-                              const Type&, const paddle::optional<Type>&,
-                              const paddle::optional<Type>&) {
-  return {Type::INT32};
 }
 
 }  // namespace
@@ -73,4 +55,4 @@ PD_BUILD_OP(regatta_sample)
     .Outputs({"token_ids"})
     .SetKernelFn(PD_KERNEL(regatta::binding::sample))
     .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));
+    .SetInferDtypeFn(regatta::binding::types_of<2>);

@@ -14,12 +14,9 @@ namespace regatta::binding {
 namespace {
 
 // Paddle itself returns the in-place output.
-std::vector<paddle::Tensor> verify_window(const paddle::Tensor& logits,
-                                          const paddle::Tensor& choices,
-                                          const paddle::Tensor& token_ids,
-                                          const paddle::Tensor& logit_indices,
-                                          paddle::Tensor& last_tokens, int64_t window,
-                                          int64_t max_candidate_len) {
+Tensors verify_window(const paddle::Tensor& logits, const paddle::Tensor& choices,
+                      const paddle::Tensor& token_ids, const paddle::Tensor& logit_indices,
+                      paddle::Tensor& last_tokens, int64_t window, int64_t max_candidate_len) {
   const Device device = gpu_of(logits, "logits");
   const phi::Place& place = device.place;
   const TensorView x = checked_view(logits, "logits", DType::kFloat32, {-1, -1}, place);
@@ -62,18 +59,6 @@ std::vector<paddle::Tensor> verify_window(const paddle::Tensor& logits,
   return {};
 }
 
-using Shape = std::vector<int64_t>;
-using Type = paddle::DataType;
-
-std::vector<Shape> infer_shape(const Shape&, const Shape&, const Shape&, const Shape&,
-                               const Shape& last_tokens, int64_t, int64_t) {
-  return {last_tokens};
-}
-std::vector<Type> infer_dtype(const Type&, const Type&, const Type&, const Type&,
-                              const Type& last_tokens, int64_t, int64_t) {
-  return {last_tokens};
-}
-
 }  // namespace
 }  // namespace regatta::binding
 
@@ -83,5 +68,5 @@ PD_BUILD_OP(regatta_verify_window)
     .Attrs({"window: int64_t", "max_candidate_len: int64_t"})
     .SetInplaceMap({{"last_tokens", "new_tokens"}})
     .SetKernelFn(PD_KERNEL(regatta::binding::verify_window))
-    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));
+    .SetInferShapeFn(regatta::binding::shapes_of<4>)
+    .SetInferDtypeFn(regatta::binding::types_of<4>);
