@@ -207,10 +207,7 @@ AttentionBlockParams attention_params(const AttentionBlock& block, int64_t hidde
     p.slopes = static_cast<const float*>(weights.table("slopes", {block.num_heads}).data);
   } else if (block.positions.kind == PositionKind::kRotary) {
     const TensorView& table = weights.table("rope_cache", {-1, -1});
-    check_rope_table(table, block.head_dim);
-    p.rope_cache = static_cast<const float*>(table.data);
-    p.rotary_dim = table.shape[1];
-    p.num_positions = table.shape[0];
+    set_rope_table(p, table, block.head_dim);
     if (block.positions.query_table >= 0) {
       p.query_rope_cache = static_cast<const float*>(
           weights.table("query_rope_cache", {table.shape[0], table.shape[1]}).data);
@@ -246,10 +243,7 @@ LatentAttentionBlockParams latent_attention_params(const LatentAttentionBlock& b
       weights.low_rank("out's adapters", 1, block.mixed_size(), hidden_size, block.adapters);
   p.post_norm = weights.norm("post norm", block.post_norm, hidden_size);
   const TensorView& table = weights.table("rope_cache", {-1, -1});
-  check_rope_table(table, block.qk_rope_head_dim);
-  p.rope_cache = static_cast<const float*>(table.data);
-  p.rotary_dim = table.shape[1];
-  p.num_positions = table.shape[0];
+  set_rope_table(p, table, block.qk_rope_head_dim);
   p.cache = latent_cache_of(caches.take("a cache", num_latent_tensors(block.kv_format)),
                             block.kv_format, dtype, block.kv_lora_rank, block.qk_rope_head_dim);
   return p;
@@ -309,12 +303,8 @@ struct Step {
   Step(const Tensors& step, const MaybeTensor& tree_mask, int64_t num_tokens,
        const phi::Place& place) {
     check_step(step);
-    const auto per_token = [&](StepField field, const char* name) {
-      return static_cast<const int32_t*>(
-          checked_view(step[field], name, DType::kInt32, {num_tokens}, place).data);
-    };
-    positions = per_token(kPositions, "positions");
-    slot_mapping = per_token(kSlotMapping, "slot_mapping");
+    positions = data_of<int32_t>(step[kPositions], "positions", {num_tokens}, place);
+    slot_mapping = data_of<int32_t>(step[kSlotMapping], "slot_mapping", {num_tokens}, place);
     batch = batch_of(step[kCuSeqlensQ], step[kContextLens], step[kBlockTables], step[kMaxLens],
                      tree_mask, num_tokens, place);
   }
@@ -525,9 +515,9 @@ Tensors blocks(const paddle::Tensor& hidden, const Tensors& weights, Tensors& ca
     cuda::AttentionLimits limits;
     if (inputs.positions != nullptr) limits = limits_of(step[kMaxLens]);
     const int64_t most_rows = std::max(num_tokens, limits.num_long_tokens);  // of a product
-    const CudaResources resources =
+    const cuda::ComposedResources resources =
         resources_of(device, most_rows, cuda::blocks_scratch_bytes(params, limits));
-    throw_if_error(cuda::blocks(params, limits, resources.composed, launch_on(device)));
+    throw_if_error(cuda::blocks(params, limits, resources, launch_on(device)));
   }
 #endif
   return {out};

@@ -50,19 +50,16 @@ inline void* scratch_of(const Device& device, int64_t bytes) {
   return mine.back().data();
 }
 
-struct CudaResources {
-  cuda::ComposedResources composed;
-};
-
-inline CudaResources resources_of(const Device& device, int64_t num_rows, int64_t scratch_bytes) {
+inline cuda::ComposedResources resources_of(const Device& device, int64_t num_rows,
+                                            int64_t scratch_bytes) {
   make_current(device);
-  CudaResources result;
+  cuda::ComposedResources result;
   if (scratch_bytes > 0) {
-    result.composed.scratch = scratch_of(device, scratch_bytes);
-    result.composed.scratch_bytes = scratch_bytes;
+    result.scratch = scratch_of(device, scratch_bytes);
+    result.scratch_bytes = scratch_bytes;
   }
   // Small batches never use it, and loading it takes a good part of a second.
-  if (num_rows > 128) result.composed.blas = blas_of(device);
+  if (num_rows > 128) result.blas = blas_of(device);
   return result;
 }
 

@@ -38,9 +38,7 @@ Tensors embedding(const paddle::Tensor& token_ids, const paddle::Tensor& weight,
                                          {-1, hidden_size}, device.place);
     params.position_table = rows.data;
     params.num_positions = rows.shape[0];
-    params.positions = static_cast<const int32_t*>(
-        checked_view(*positions, "positions", DType::kInt32, {params.num_tokens}, device.place)
-            .data);
+    params.positions = data_of<int32_t>(*positions, "positions", {params.num_tokens}, device.place);
   }
   REGATTA_RUN(embedding, params, device);
   return {out};

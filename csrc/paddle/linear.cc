@@ -23,14 +23,12 @@ Tensors multiply(const paddle::Tensor& x, const Tensors& weight, const MaybeTens
   check_activation(x_view, "x");
   check_shape(x_view, "x", {-1, -1});
   const std::vector<TensorView> weight_views = views(weight, "weight", device.place);
-  const TensorView bias_view =
-      optional_view(bias, "bias", x_view.dtype, {out_features}, device.place);
   paddle::Tensor out = device.empty({x_view.shape[0], out_features}, x_view.dtype);
   LinearParams params;
   params.x = x_view.data;
   params.weight = weight_views.data();
   params.num_weights = static_cast<int>(weight_views.size());
-  params.bias = bias_view.data;
+  params.bias = optional_view(bias, "bias", x_view.dtype, {out_features}, device.place).data;
   params.out = out.data();
   params.num_tokens = x_view.shape[0];
   params.in_features = x_view.shape[1];
@@ -41,9 +39,9 @@ Tensors multiply(const paddle::Tensor& x, const Tensors& weight, const MaybeTens
   if (device.is_cpu()) throw_if_error(cpu::linear(params));
 #ifdef REGATTA_WITH_CUDA
   if (!device.is_cpu()) {
-    const CudaResources resources =
+    const cuda::ComposedResources resources =
         resources_of(device, params.num_tokens, cuda::linear_scratch_bytes(params));
-    throw_if_error(cuda::linear(params, resources.composed, launch_on(device)));
+    throw_if_error(cuda::linear(params, resources, launch_on(device)));
   }
 #endif
   return {out};

@@ -43,9 +43,9 @@ Tensors logits(const paddle::Tensor& hidden, const MaybeTensor& norm_weight, con
   if (device.is_cpu()) throw_if_error(cpu::logits(params));
 #ifdef REGATTA_WITH_CUDA
   if (!device.is_cpu()) {
-    const CudaResources resources =
+    const cuda::ComposedResources resources =
         resources_of(device, params.num_logits, cuda::logits_scratch_bytes(params));
-    throw_if_error(cuda::logits(params, resources.composed, launch_on(device)));
+    throw_if_error(cuda::logits(params, resources, launch_on(device)));
   }
 #endif
   return {out};

@@ -20,20 +20,13 @@ Tensors sample(const paddle::Tensor& logits, const paddle::Tensor& temperature,
   paddle::Tensor token_ids = device.empty({num_rows}, DType::kInt32);
   SampleParams params;
   params.logits = static_cast<const float*>(x.data);
-  params.temperature = static_cast<const float*>(
-      checked_view(temperature, "temperature", DType::kFloat32, {num_rows}, place).data);
-  params.top_k = static_cast<const int32_t*>(
-      checked_view(top_k, "top_k", DType::kInt32, {num_rows}, place).data);
-  params.top_p = static_cast<const float*>(
-      checked_view(top_p, "top_p", DType::kFloat32, {num_rows}, place).data);
-  params.seeds = static_cast<const int64_t*>(
-      checked_view(seeds, "seeds", DType::kInt64, {num_rows}, place).data);
-  params.offsets = static_cast<const int64_t*>(
-      checked_view(offsets, "offsets", DType::kInt64, {num_rows}, place).data);
-  params.min_p = static_cast<const float*>(
-      optional_view(min_p, "min_p", DType::kFloat32, {num_rows}, place).data);
-  params.typical_p = static_cast<const float*>(
-      optional_view(typical_p, "typical_p", DType::kFloat32, {num_rows}, place).data);
+  params.temperature = data_of<float>(temperature, "temperature", {num_rows}, place);
+  params.top_k = data_of<int32_t>(top_k, "top_k", {num_rows}, place);
+  params.top_p = data_of<float>(top_p, "top_p", {num_rows}, place);
+  params.seeds = data_of<int64_t>(seeds, "seeds", {num_rows}, place);
+  params.offsets = data_of<int64_t>(offsets, "offsets", {num_rows}, place);
+  params.min_p = data_of<float>(min_p, "min_p", {num_rows}, place);
+  params.typical_p = data_of<float>(typical_p, "typical_p", {num_rows}, place);
   params.token_ids = static_cast<int32_t*>(token_ids.data());
   params.num_rows = num_rows;
   params.vocab_size = x.shape[1];

@@ -26,17 +26,12 @@
 namespace regatta::binding {
 namespace {
 
-int32_t* int32_data(const paddle::Tensor& tensor, const char* name, int64_t size,
-                    const Device& device) {
-  const void* data = checked_view(tensor, name, DType::kInt32, {size}, device.place).data;
-  return static_cast<int32_t*>(const_cast<void*>(data));
-}
-
 // Paddle itself returns the in-place outputs.
 Tensors resolve_tokens(paddle::Tensor& token_ids, const paddle::Tensor& last_tokens) {
   const Device device = gpu_of(token_ids, "token_ids");
-  [[maybe_unused]] int32_t* ids = int32_data(token_ids, "token_ids", -1, device);
-  [[maybe_unused]] const int32_t* last = int32_data(last_tokens, "last_tokens", -1, device);
+  [[maybe_unused]] int32_t* ids = data_of<int32_t>(token_ids, "token_ids", {-1}, device.place);
+  [[maybe_unused]] const int32_t* last =
+      data_of<int32_t>(last_tokens, "last_tokens", {-1}, device.place);
 #ifdef REGATTA_WITH_CUDA
   make_current(device);
   throw_if_error(
@@ -63,15 +58,16 @@ Tensors follow_drafts(paddle::Tensor& token_ids, paddle::Tensor& positions,
   const TensorView tables =
       checked_view(block_tables, "block_tables", DType::kInt32, {params.num_seqs, -1}, place);
   const TensorView rows = checked_view(plan, "plan", DType::kInt32, {params.num_seqs, -1}, place);
-  params.token_ids = int32_data(token_ids, "token_ids", -1, device);
-  params.positions = int32_data(positions, "positions", num_tokens, device);
-  params.slot_mapping = int32_data(slot_mapping, "slot_mapping", num_tokens, device);
-  params.context_lens = int32_data(context_lens, "context_lens", -1, device);
+  params.token_ids = data_of<int32_t>(token_ids, "token_ids", {-1}, device.place);
+  params.positions = data_of<int32_t>(positions, "positions", {num_tokens}, device.place);
+  params.slot_mapping = data_of<int32_t>(slot_mapping, "slot_mapping", {num_tokens}, device.place);
+  params.context_lens = data_of<int32_t>(context_lens, "context_lens", {-1}, device.place);
   params.offsets = drawing.offsets;
-  params.cu_seqlens_q = int32_data(cu_seqlens_q, "cu_seqlens_q", params.num_seqs + 1, device);
+  params.cu_seqlens_q =
+      data_of<int32_t>(cu_seqlens_q, "cu_seqlens_q", {params.num_seqs + 1}, device.place);
   params.block_tables = static_cast<const int32_t*>(tables.data);
   params.plan = static_cast<const int32_t*>(rows.data);
-  params.tokens = int32_data(tokens, "tokens", -1, device);
+  params.tokens = data_of<int32_t>(tokens, "tokens", {-1}, device.place);
   params.blocks_per_seq = tables.shape[1];
   params.plan_width = rows.shape[1];
   params.block_size = static_cast<int32_t>(block_size);
@@ -99,7 +95,7 @@ Tensors sample_step(const paddle::Tensor& logits, const paddle::Tensor& choices,
   params.seeds = drawing.seeds;
   params.offsets = drawing.offsets;
   params.typical_p = drawing.typical_p;
-  params.token_ids = int32_data(last_tokens, "last_tokens", -1, device);
+  params.token_ids = data_of<int32_t>(last_tokens, "last_tokens", {-1}, device.place);
   params.num_rows = num_rows;
   params.vocab_size = x.shape[1];
   REGATTA_RUN_ON_GPU(sample, params, device);
@@ -131,8 +127,8 @@ Tensors adjust_logits(paddle::Tensor& logits, const paddle::Tensor& penalties,
   params.num_prompt = base + 5 * stride;
   params.num_new = base + 6 * stride;
   params.no_repeat_ngram_size = base + 7 * stride;
-  params.token_ids = int32_data(token_ids, "token_ids", -1, device);
-  params.logit_indices = int32_data(logit_indices, "logit_indices", num_rows, device);
+  params.token_ids = data_of<int32_t>(token_ids, "token_ids", {-1}, device.place);
+  params.logit_indices = data_of<int32_t>(logit_indices, "logit_indices", {num_rows}, device.place);
   params.history = static_cast<int32_t*>(const_cast<void*>(past.data));
   params.rules = static_cast<const int32_t*>(table.data);
   params.num_rows = num_rows;

@@ -42,8 +42,7 @@ Tensors verify_window(const paddle::Tensor& logits, const paddle::Tensor& choice
   params.min_p = drawing.min_p;
   params.num_drafts = drawing.num_drafts;
   params.token_ids = static_cast<const int32_t*>(ids.data);
-  params.logit_indices = static_cast<const int32_t*>(
-      checked_view(logit_indices, "logit_indices", DType::kInt32, {num_rows}, place).data);
+  params.logit_indices = data_of<int32_t>(logit_indices, "logit_indices", {num_rows}, place);
   params.drawn = static_cast<int32_t*>(const_cast<void*>(drawn.data));
   params.num_rows = num_rows;
   params.num_tokens = ids.shape[0];
