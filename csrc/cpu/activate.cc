@@ -8,10 +8,7 @@
 #include "foreach_isa.h"
 
 namespace regatta::cpu {
-namespace {
-const OpTable<ActivateParams> kActivate("activate", {REGATTA_CANDIDATES(run_activate)});
-}
 
-Status activate(const ActivateParams& params) { return kActivate.run(params); }
+REGATTA_OPERATOR(activate, ActivateParams)
 
 }  // namespace regatta::cpu

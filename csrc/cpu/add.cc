@@ -8,10 +8,7 @@
 #include "foreach_isa.h"
 
 namespace regatta::cpu {
-namespace {
-const OpTable<AddParams> kAdd("add", {REGATTA_CANDIDATES(run_add)});
-}
 
-Status add(const AddParams& params) { return kAdd.run(params); }
+REGATTA_OPERATOR(add, AddParams)
 
 }  // namespace regatta::cpu

@@ -30,12 +30,9 @@ const char* refuse_pairs(const AttentionBlockParams& params) {
   return refuse_odd_head_dim(params.dtype, params.block.head_dim);
 }
 
-const OpTable<AttentionBlockParams> kAttentionBlock(
-    "attention_block",
-    {{"avx512_bf16", Isa::kAvx512Bf16, refuse_pairs, avx512_bf16::run_attention_block},
-     {"avx512", Isa::kAvx512, nullptr, avx512::run_attention_block},
-     {"avx2", Isa::kAvx2, nullptr, avx2::run_attention_block},
-     {"scalar", Isa::kScalar, nullptr, scalar::run_attention_block}});
+const OpTable<AttentionBlockParams> kAttentionBlock("attention_block",
+                                                    {REGATTA_CANDIDATES_REFUSE(run_attention_block,
+                                                                               refuse_pairs)});
 
 }  // namespace
 

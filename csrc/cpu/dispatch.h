@@ -3,8 +3,7 @@
 // An op <name> has, in <name>.inl, `Status run_<name>(const XParams&)` in every ISA namespace, and
 // in <name>.cc one table, which is all that the outside calls:
 //
-//   static const OpTable<LinearParams> kLinear("linear", {REGATTA_CANDIDATES(run_linear)});
-//   Status linear(const LinearParams& params) { return kLinear.run(params); }
+//   REGATTA_OPERATOR(linear, LinearParams)
 //
 // Order is preference. The first candidate whose ISA this CPU has and whose `refuse` returns null
 // runs; when none does, the error lists every candidate with its reason. The scalar one is always
@@ -99,7 +98,7 @@ class OpTable final : public OpTableBase {
       if (candidate.refuse && candidate.refuse(params)) continue;
       return candidate.run(params);
     }
-    std::vector<CandidateInfo> tried = candidates_by_cpu();
+    std::vector<CandidateInfo> tried = candidates();
     for (size_t i = 0; i < tried.size(); ++i) {
       if (!tried[i].accepts || !candidates_[i].refuse) continue;
       if (const char* reason = candidates_[i].refuse(params))
@@ -108,10 +107,7 @@ class OpTable final : public OpTableBase {
     return none_fits(name, tried);
   }
 
-  std::vector<CandidateInfo> candidates() const override { return candidates_by_cpu(); }
-
- private:
-  std::vector<CandidateInfo> candidates_by_cpu() const {
+  std::vector<CandidateInfo> candidates() const override {
     std::vector<CandidateInfo> infos;
     for (const Candidate<Params>& candidate : candidates_) {
       const std::string reason = isa_refusal(candidate.isa);
@@ -120,17 +116,24 @@ class OpTable final : public OpTableBase {
     return infos;
   }
 
+ private:
   std::vector<Candidate<Params>> candidates_;
 };
 
-// The four instruction sets, best first. FN is the same function name in each ISA namespace.
+// The four instruction sets, best first. FN is the same function name in each ISA namespace; REFUSE
+// is the first one's.
 #define REGATTA_CANDIDATES_REFUSE(FN, REFUSE)                                 \
   {"avx512_bf16", ::regatta::cpu::Isa::kAvx512Bf16, REFUSE, avx512_bf16::FN}, \
-      {"avx512", ::regatta::cpu::Isa::kAvx512, REFUSE, avx512::FN},           \
-      {"avx2", ::regatta::cpu::Isa::kAvx2, REFUSE, avx2::FN}, {               \
-    "scalar", ::regatta::cpu::Isa::kScalar, REFUSE, scalar::FN                \
+      {"avx512", ::regatta::cpu::Isa::kAvx512, nullptr, avx512::FN},          \
+      {"avx2", ::regatta::cpu::Isa::kAvx2, nullptr, avx2::FN}, {              \
+    "scalar", ::regatta::cpu::Isa::kScalar, nullptr, scalar::FN               \
   }
 #define REGATTA_CANDIDATES(FN) REGATTA_CANDIDATES_REFUSE(FN, nullptr)
+
+// Defines an op that refuses nothing and is only its table.
+#define REGATTA_OPERATOR(NAME, PARAMS)                                                \
+  static const OpTable<PARAMS> NAME##_table(#NAME, {REGATTA_CANDIDATES(run_##NAME)}); \
+  Status NAME(const PARAMS& params) { return NAME##_table.run(params); }
 
 // A call of a function that each ISA namespace has, in the one of ISA.
 #define REGATTA_IN_ISA(ISA, ...)                                        \

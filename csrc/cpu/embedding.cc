@@ -12,10 +12,7 @@
 #include "foreach_isa.h"
 
 namespace regatta::cpu {
-namespace {
-const OpTable<EmbeddingParams> kEmbedding("embedding", {REGATTA_CANDIDATES(run_embedding)});
-}
 
-Status embedding(const EmbeddingParams& params) { return kEmbedding.run(params); }
+REGATTA_OPERATOR(embedding, EmbeddingParams)
 
 }  // namespace regatta::cpu

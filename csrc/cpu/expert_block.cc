@@ -31,11 +31,7 @@
 #include "foreach_isa.h"
 
 namespace regatta::cpu {
-namespace {
-const OpTable<ExpertBlockParams> kExpertBlock("expert_block",
-                                              {REGATTA_CANDIDATES(run_expert_block)});
-}
 
-Status expert_block(const ExpertBlockParams& params) { return kExpertBlock.run(params); }
+REGATTA_OPERATOR(expert_block, ExpertBlockParams)
 
 }  // namespace regatta::cpu

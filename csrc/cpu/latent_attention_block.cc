@@ -50,10 +50,7 @@ const char* refuse_pairs(const LatentAttentionBlockParams& params) {
 
 const OpTable<LatentAttentionBlockParams> kLatentAttentionBlock(
     "latent_attention_block",
-    {{"avx512_bf16", Isa::kAvx512Bf16, refuse_pairs, avx512_bf16::run_latent_attention_block},
-     {"avx512", Isa::kAvx512, nullptr, avx512::run_latent_attention_block},
-     {"avx2", Isa::kAvx2, nullptr, avx2::run_latent_attention_block},
-     {"scalar", Isa::kScalar, nullptr, scalar::run_latent_attention_block}});
+    {REGATTA_CANDIDATES_REFUSE(run_latent_attention_block, refuse_pairs)});
 
 }  // namespace
 

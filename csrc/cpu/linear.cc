@@ -12,10 +12,7 @@
 #include "foreach_isa.h"
 
 namespace regatta::cpu {
-namespace {
-const OpTable<LinearParams> kLinear("linear", {REGATTA_CANDIDATES(run_linear)});
-}
 
-Status linear(const LinearParams& params) { return kLinear.run(params); }
+REGATTA_OPERATOR(linear, LinearParams)
 
 }  // namespace regatta::cpu

@@ -12,10 +12,7 @@
 #include "foreach_isa.h"
 
 namespace regatta::cpu {
-namespace {
-const OpTable<LogitsParams> kLogits("logits", {REGATTA_CANDIDATES(run_logits)});
-}
 
-Status logits(const LogitsParams& params) { return kLogits.run(params); }
+REGATTA_OPERATOR(logits, LogitsParams)
 
 }  // namespace regatta::cpu

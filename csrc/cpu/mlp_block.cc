@@ -18,10 +18,7 @@
 #include "foreach_isa.h"
 
 namespace regatta::cpu {
-namespace {
-const OpTable<MlpBlockParams> kMlpBlock("mlp_block", {REGATTA_CANDIDATES(run_mlp_block)});
-}
 
-Status mlp_block(const MlpBlockParams& params) { return kMlpBlock.run(params); }
+REGATTA_OPERATOR(mlp_block, MlpBlockParams)
 
 }  // namespace regatta::cpu

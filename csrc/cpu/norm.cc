@@ -8,10 +8,7 @@
 #include "foreach_isa.h"
 
 namespace regatta::cpu {
-namespace {
-const OpTable<NormParams> kNorm("norm", {REGATTA_CANDIDATES(run_norm)});
-}
 
-Status norm(const NormParams& params) { return kNorm.run(params); }
+REGATTA_OPERATOR(norm, NormParams)
 
 }  // namespace regatta::cpu

@@ -13,10 +13,7 @@
 #include "foreach_isa.h"
 
 namespace regatta::cpu {
-namespace {
-const OpTable<PackDenseParams> kPackDense("pack_dense", {REGATTA_CANDIDATES(run_pack_dense)});
-}
 
-Status pack_dense(const PackDenseParams& params) { return kPackDense.run(params); }
+REGATTA_OPERATOR(pack_dense, PackDenseParams)
 
 }  // namespace regatta::cpu

@@ -111,18 +111,15 @@ Status plan_pack_quantized(const PackQuantizedParams& p, QuantizedLayout* layout
   }
   const int64_t count = layout->out_features * layout->num_groups;
   layout->has_zeros = false;
+  const auto not_finite = [&](const char* name, int64_t i, float value) {
+    return Status::error(std::string(name) + "[" + std::to_string(i / layout->num_groups) + ", " +
+                         std::to_string(i % layout->num_groups) + "] is " + std::to_string(value) +
+                         " (allowed: finite numbers)");
+  };
   for (int64_t i = 0; i < count; ++i) {
-    if (!std::isfinite(p.scale[i])) {
-      return Status::error("scale[" + std::to_string(i / layout->num_groups) + ", " +
-                           std::to_string(i % layout->num_groups) + "] is " +
-                           std::to_string(p.scale[i]) + " (allowed: finite numbers)");
-    }
+    if (!std::isfinite(p.scale[i])) return not_finite("scale", i, p.scale[i]);
     if (!p.zero || p.zero[i] == usual_zero(layout->bits)) continue;
-    if (!std::isfinite(p.zero[i])) {
-      return Status::error("zero[" + std::to_string(i / layout->num_groups) + ", " +
-                           std::to_string(i % layout->num_groups) + "] is " +
-                           std::to_string(p.zero[i]) + " (allowed: finite numbers)");
-    }
+    if (!std::isfinite(p.zero[i])) return not_finite("zero", i, p.zero[i]);
     layout->has_zeros = true;
   }
   if (layout->has_zeros && info.activations == Activations::kInt8) {

@@ -19,12 +19,9 @@ const char* refuse_pairs(const PagedAttentionParams& params) {
   return refuse_odd_head_dim(params.dtype, params.head_dim);
 }
 
-const OpTable<PagedAttentionParams> kPagedAttention(
-    "paged_attention",
-    {{"avx512_bf16", Isa::kAvx512Bf16, refuse_pairs, avx512_bf16::run_paged_attention},
-     {"avx512", Isa::kAvx512, nullptr, avx512::run_paged_attention},
-     {"avx2", Isa::kAvx2, nullptr, avx2::run_paged_attention},
-     {"scalar", Isa::kScalar, nullptr, scalar::run_paged_attention}});
+const OpTable<PagedAttentionParams> kPagedAttention("paged_attention",
+                                                    {REGATTA_CANDIDATES_REFUSE(run_paged_attention,
+                                                                               refuse_pairs)});
 
 }  // namespace
 

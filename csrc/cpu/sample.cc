@@ -53,11 +53,6 @@ struct TokenAt {
   double cumulative;  // weight of all tokens up to this one
 };
 
-// One thread's memory.
-struct SampleBuffers {
-  std::vector<Token> tokens;
-};
-
 }  // namespace regatta::cpu
 
 #define REGATTA_INL "sample.inl"

@@ -263,7 +263,7 @@ inline void find_typical(const SampleRow& row, double typical_p, float* least, f
 }
 
 // The token of row r, or -1.
-inline int32_t sample_row(const SampleParams& p, int64_t r, SampleBuffers* buffers) {
+inline int32_t sample_row(const SampleParams& p, int64_t r, std::vector<Token>* tokens) {
   SampleRow row;
   row.logits = p.logits + r * p.vocab_size;
   row.size = p.vocab_size;
@@ -277,7 +277,6 @@ inline int32_t sample_row(const SampleParams& p, int64_t r, SampleBuffers* buffe
   const double top_p = static_cast<double>(p.top_p[r]);
   const double uniform = static_cast<double>(
       philox_uniform(static_cast<uint64_t>(p.seeds[r]), static_cast<uint64_t>(p.offsets[r])));
-  std::vector<Token>* tokens = &buffers->tokens;
   const bool all = p.top_k[r] == 0 || p.top_k[r] >= row.size;
   double total = 0.0, above = 0.0;  // weight of what top_k keeps, of what lies above `tokens`
   if (all) {
@@ -333,8 +332,8 @@ inline Status run_sample(const SampleParams& p) {
   const int64_t bytes = p.num_rows * p.vocab_size * static_cast<int64_t>(sizeof(float));
   const int64_t threads = std::min<int64_t>(p.num_rows, threads_for_bytes(bytes));
   parallel(static_cast<int>(threads), [&](Team& team) {
-    SampleBuffers buffers;
-    team.for_each(p.num_rows, [&](int64_t r) { p.token_ids[r] = sample_row(p, r, &buffers); });
+    std::vector<Token> tokens;  // one thread's memory
+    team.for_each(p.num_rows, [&](int64_t r) { p.token_ids[r] = sample_row(p, r, &tokens); });
   });
   return {};
 }

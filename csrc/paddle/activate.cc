@@ -8,8 +8,8 @@
 namespace regatta::binding {
 namespace {
 
-std::vector<paddle::Tensor> activate(const paddle::Tensor& x, int64_t function, bool gated,
-                                     float clamp, float slope, float up_offset) {
+Tensors activate(const paddle::Tensor& x, int64_t function, bool gated, float clamp, float slope,
+                 float up_offset) {
   if (function < 0 || function >= kNumFunctions) {
     fail("function is " + std::to_string(function) + " (allowed: 0 to " +
          std::to_string(kNumFunctions - 1) + ")");
@@ -33,22 +33,13 @@ std::vector<paddle::Tensor> activate(const paddle::Tensor& x, int64_t function, 
   }
   paddle::Tensor out = device.empty({params.num_tokens, params.intermediate_size}, params.dtype);
   params.out = out.data();
-  if (device.is_cpu()) throw_if_error(cpu::activate(params));
-#ifdef REGATTA_WITH_CUDA
-  if (!device.is_cpu()) {
-    make_current(device);
-    throw_if_error(cuda::activate(params, launch_on(device)));
-  }
-#endif
+  REGATTA_RUN(activate, params, device);
   return {out};
 }
 
-std::vector<std::vector<int64_t>> infer_shape(const std::vector<int64_t>& x, int64_t, bool gated,
-                                              float, float, float) {
+std::vector<Shape> infer_shape(const Shape& x, int64_t, bool gated, float, float, float) {
   return {{x[0], x[1] < 0 ? -1 : x[1] / (gated ? 2 : 1)}};
 }
-
-std::vector<paddle::DataType> infer_dtype(const paddle::DataType& x) { return {x}; }
 
 }  // namespace
 }  // namespace regatta::binding
@@ -59,4 +50,4 @@ PD_BUILD_OP(regatta_activate)
     .Attrs({"function: int64_t", "gated: bool", "clamp: float", "slope: float", "up_offset: float"})
     .SetKernelFn(PD_KERNEL(regatta::binding::activate))
     .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));
+    .SetInferDtypeFn(regatta::binding::types_of<0>);

@@ -14,7 +14,6 @@ namespace regatta::binding {
 inline LowRankWeights low_rank_weights(const TensorView& a, const TensorView& b, const char* name,
                                        int64_t parts, int64_t in_features, int64_t out_features,
                                        DType dtype, bool on_cpu) {
-  using Shape = std::vector<int64_t>;
   const int64_t groups_in = (in_features + kPackedIn - 1) / kPackedIn;
   const int64_t groups_out = (out_features + kPackedOut - 1) / kPackedOut;
   check(a, name, dtype,

@@ -6,8 +6,7 @@
 namespace regatta::binding {
 namespace {
 
-std::vector<paddle::Tensor> add(const paddle::Tensor& a, const paddle::optional<paddle::Tensor>& b,
-                                float a_scale, float b_scale) {
+Tensors add(const paddle::Tensor& a, const MaybeTensor& b, float a_scale, float b_scale) {
   const Device device = device_of(a, "a");
   const TensorView a_view = view(a, "a", device.place);
   check_activation(a_view, "a");
@@ -22,25 +21,8 @@ std::vector<paddle::Tensor> add(const paddle::Tensor& a, const paddle::optional<
   params.dtype = a_view.dtype;
   paddle::Tensor out = device.empty(shape, params.dtype);
   params.out = out.data();
-  if (device.is_cpu()) throw_if_error(cpu::add(params));
-#ifdef REGATTA_WITH_CUDA
-  if (!device.is_cpu()) {
-    make_current(device);
-    throw_if_error(cuda::add(params, launch_on(device)));
-  }
-#endif
+  REGATTA_RUN(add, params, device);
   return {out};
-}
-
-using Shape = std::vector<int64_t>;
-
-std::vector<Shape> infer_shape(const Shape& a, const paddle::optional<Shape>&, float, float) {
-  return {a};
-}
-
-std::vector<paddle::DataType> infer_dtype(const paddle::DataType& a,
-                                          const paddle::optional<paddle::DataType>&) {
-  return {a};
 }
 
 }  // namespace
@@ -51,5 +33,5 @@ PD_BUILD_OP(regatta_add)
     .Outputs({"out"})
     .Attrs({"a_scale: float", "b_scale: float"})
     .SetKernelFn(PD_KERNEL(regatta::binding::add))
-    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));
+    .SetInferShapeFn(regatta::binding::shapes_of<0>)
+    .SetInferDtypeFn(regatta::binding::types_of<0>);

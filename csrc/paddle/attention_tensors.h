@@ -7,15 +7,10 @@
 
 namespace regatta::binding {
 
-struct HeadCounts {
-  int64_t num_heads, num_kv_heads, head_dim;
-};
-
-inline void check_heads(const HeadCounts& heads) {
-  if (heads.num_heads < 1 || heads.num_kv_heads < 1 || heads.head_dim < 1 ||
-      heads.num_heads % heads.num_kv_heads != 0) {
-    fail("num_heads " + std::to_string(heads.num_heads) + ", num_kv_heads " +
-         std::to_string(heads.num_kv_heads) + ", head_dim " + std::to_string(heads.head_dim) +
+inline void check_heads(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim) {
+  if (num_heads < 1 || num_kv_heads < 1 || head_dim < 1 || num_heads % num_kv_heads != 0) {
+    fail("num_heads " + std::to_string(num_heads) + ", num_kv_heads " +
+         std::to_string(num_kv_heads) + ", head_dim " + std::to_string(head_dim) +
          " do not go together (allowed: 1 and more, num_heads a multiple of num_kv_heads)");
   }
 }
@@ -29,13 +24,13 @@ inline KvFormat kv_format_of(const std::string& name) {
   fail("kv_format is \"" + name + "\" (allowed: " + known + ")");
 }
 
-inline void check_num_caches(size_t num_caches, size_t num_layers, KvFormat format) {
-  const size_t per_layer = num_kv_tensors(format, 2);
-  if (num_caches == per_layer * num_layers) return;
-  fail("caches holds " + std::to_string(num_caches) + " tensors for " + std::to_string(num_layers) +
-       (num_layers == 1 ? " layer" : " layers") + " of kv_format " + kv_format_info(format).name +
-       " (expected: " + std::to_string(per_layer) + " for each: key, value" +
-       (per_layer == 4 ? ", key scales, value scales)" : ")"));
+// caches: of one layer.
+inline void check_num_caches(size_t num_caches, KvFormat format) {
+  const size_t expected = num_kv_tensors(format, 2);
+  if (num_caches == expected) return;
+  fail("caches holds " + std::to_string(num_caches) + " tensors for 1 layer of kv_format " +
+       kv_format_info(format).name + " (expected: " + std::to_string(expected) +
+       " for each: key, value" + (expected == 4 ? ", key scales, value scales)" : ")"));
 }
 
 // A layer's caches: key, value [num_blocks, Hkv, block_size, row], and the format's scales. See
@@ -112,7 +107,7 @@ inline cuda::AttentionLimits limits_of(const paddle::Tensor& max_lens) {
   return {lens[0], lens[1], lens[2], lens[3]};
 }
 
-inline void check_step(const std::vector<paddle::Tensor>& step) {
+inline void check_step(const Tensors& step) {
   if (step.size() >= kNumStepFields) return;
   fail("step holds " + std::to_string(step.size()) + " tensors (allowed: those of " +
        "predict.nn.inputs.FIELDS, " + std::to_string(kNumStepFields) + " and more)");
@@ -121,8 +116,8 @@ inline void check_step(const std::vector<paddle::Tensor>& step) {
 inline AttentionBatch batch_of(const paddle::Tensor& cu_seqlens_q,
                                const paddle::Tensor& context_lens,
                                const paddle::Tensor& block_tables, const paddle::Tensor& max_lens,
-                               const paddle::optional<paddle::Tensor>& tree_mask,
-                               int64_t num_tokens, const phi::Place& place = phi::CPUPlace()) {
+                               const MaybeTensor& tree_mask, int64_t num_tokens,
+                               const phi::Place& place = phi::CPUPlace()) {
   const TensorView lengths = checked_view(context_lens, "context_lens", DType::kInt32, {-1}, place);
   const TensorView borders =
       checked_view(cu_seqlens_q, "cu_seqlens_q", DType::kInt32, {lengths.shape[0] + 1}, place);
@@ -152,18 +147,16 @@ inline void check_softmax_scale(float scale) {
   }
 }
 
-// cos | sin table [positions, rotary dims], at most head_dim of them, in pairs.
-inline void check_rope_table(const TensorView& table, int64_t head_dim) {
-  if (table.shape[1] % 2 == 0 && table.shape[1] <= head_dim) return;
-  fail("rope_cache has shape " + shape_string(table) + ", its last dimension must be even and " +
-       "at most head_dim, " + std::to_string(head_dim));
-}
-
-inline TensorView rope_table(const paddle::Tensor& rope_cache, int64_t head_dim,
-                             const phi::Place& place = phi::CPUPlace()) {
-  const TensorView table = checked_view(rope_cache, "rope_cache", DType::kFloat32, {-1, -1}, place);
-  check_rope_table(table, head_dim);
-  return table;
+// table: cos | sin [positions, rotary dims], at most head_dim of them, in pairs.
+template <class Params>
+void set_rope_table(Params& params, const TensorView& table, int64_t head_dim) {
+  if (table.shape[1] % 2 != 0 || table.shape[1] > head_dim) {
+    fail("rope_cache has shape " + shape_string(table) + ", its last dimension must be even and " +
+         "at most head_dim, " + std::to_string(head_dim));
+  }
+  params.rope_cache = static_cast<const float*>(table.data);
+  params.rotary_dim = table.shape[1];
+  params.num_positions = table.shape[0];
 }
 
 }  // namespace regatta::binding

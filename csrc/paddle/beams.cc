@@ -17,8 +17,7 @@ namespace regatta::binding {
 namespace {
 
 // Paddle itself returns the in-place outputs.
-std::vector<paddle::Tensor> copy_blocks(std::vector<paddle::Tensor>& caches,
-                                        const paddle::Tensor& copies) {
+Tensors copy_blocks(Tensors& caches, const paddle::Tensor& copies) {
   const TensorView pairs = checked_view(copies, "copies", DType::kInt32, {-1, 2});
   if (caches.empty() || pairs.shape[0] == 0) return {};
   const Device device = device_of(caches[0], "caches");
@@ -49,13 +48,7 @@ std::vector<paddle::Tensor> copy_blocks(std::vector<paddle::Tensor>& caches,
            std::to_string(num_blocks - 1) + ")");
     }
   }
-  if (device.is_cpu()) throw_if_error(cpu::copy_blocks(params));
-#ifdef REGATTA_WITH_CUDA
-  if (!device.is_cpu()) {
-    make_current(device);
-    throw_if_error(cuda::copy_blocks(params, launch_on(device)));
-  }
-#endif
+  REGATTA_RUN(copy_blocks, params, device);
   return {};
 }
 
@@ -72,18 +65,14 @@ LikeliestParams rows_of(const paddle::Tensor& logits, const paddle::Tensor& rows
   return params;
 }
 
-std::vector<paddle::Tensor> log_softmax(paddle::Tensor& logits, const paddle::Tensor& rows) {
+Tensors log_softmax(paddle::Tensor& logits, const paddle::Tensor& rows) {
   const Device device = gpu_of(logits, "logits");
-  [[maybe_unused]] const LikeliestParams params = rows_of(logits, rows, device);
-#ifdef REGATTA_WITH_CUDA
-  make_current(device);
-  throw_if_error(cuda::log_softmax(params, launch_on(device)));
-#endif
+  const LikeliestParams params = rows_of(logits, rows, device);
+  REGATTA_RUN_ON_GPU(log_softmax, params, device);
   return {};
 }
 
-std::vector<paddle::Tensor> likeliest(const paddle::Tensor& logits, const paddle::Tensor& rows,
-                                      int64_t count) {
+Tensors likeliest(const paddle::Tensor& logits, const paddle::Tensor& rows, int64_t count) {
   const Device device = gpu_of(logits, "logits");
   LikeliestParams params = rows_of(logits, rows, device);
   if (count < 1) fail("count is " + std::to_string(count) + " (allowed: 1 or more)");
@@ -91,24 +80,15 @@ std::vector<paddle::Tensor> likeliest(const paddle::Tensor& logits, const paddle
   params.count = count;
   params.token_ids = static_cast<int32_t*>(found.data());
   params.values = reinterpret_cast<float*>(params.token_ids + params.num_rows * count);
-#ifdef REGATTA_WITH_CUDA
-  make_current(device);
-  throw_if_error(cuda::likeliest(params, launch_on(device)));
-#endif
+  REGATTA_RUN_ON_GPU(likeliest, params, device);
   return {found};
 }
 
-using Shape = std::vector<int64_t>;
-using Type = paddle::DataType;
-
 std::vector<Shape> copy_shape(const std::vector<Shape>& caches, const Shape&) { return caches; }
 std::vector<Type> copy_dtype(const std::vector<Type>& caches, const Type&) { return caches; }
-std::vector<Shape> log_softmax_shape(const Shape& logits, const Shape&) { return {logits}; }
-std::vector<Type> log_softmax_dtype(const Type& logits, const Type&) { return {logits}; }
 std::vector<Shape> likeliest_shape(const Shape&, const Shape& rows, int64_t count) {
   return {{2, rows[0], count}};
 }
-std::vector<Type> likeliest_dtype(const Type&, const Type& rows) { return {rows}; }
 
 }  // namespace
 }  // namespace regatta::binding
@@ -126,8 +106,8 @@ PD_BUILD_OP(regatta_log_softmax)
     .Outputs({"log_probs"})
     .SetInplaceMap({{"logits", "log_probs"}})
     .SetKernelFn(PD_KERNEL(regatta::binding::log_softmax))
-    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::log_softmax_shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::log_softmax_dtype));
+    .SetInferShapeFn(regatta::binding::shapes_of<0>)
+    .SetInferDtypeFn(regatta::binding::types_of<0>);
 
 PD_BUILD_OP(regatta_likeliest)
     .Inputs({"logits", "rows"})
@@ -135,4 +115,4 @@ PD_BUILD_OP(regatta_likeliest)
     .Attrs({"count: int64_t"})
     .SetKernelFn(PD_KERNEL(regatta::binding::likeliest))
     .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::likeliest_shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::likeliest_dtype));
+    .SetInferDtypeFn(regatta::binding::types_of<1>);

@@ -156,6 +156,14 @@ class Setting {
   bool is_taken_ = false;
 };
 
+// The last fields of all blocks.
+template <class Block>
+void take_shared(Block* block, Setting& setting) {
+  setting.field("post_norm", &block->post_norm);
+  setting.field("post_norm_of", &block->post_norm_of);
+  setting.field("residual", &block->residual);
+}
+
 void take(AttentionBlock* block, Setting& setting) {
   setting.field("num_heads", &block->num_heads);
   setting.field("num_kv_heads", &block->num_kv_heads);
@@ -172,9 +180,6 @@ void take(AttentionBlock* block, Setting& setting) {
   setting.field("window", &block->window);
   setting.field("prefix_mask", &block->prefix_mask);
   setting.field("sinks", &block->sinks);
-  setting.field("post_norm", &block->post_norm);
-  setting.field("post_norm_of", &block->post_norm_of);
-  setting.field("residual", &block->residual);
   setting.field("qkv", &block->qkv);
   setting.field("out", &block->out);
   setting.field("kv_format", &block->kv_format);
@@ -196,9 +201,6 @@ void take(LatentAttentionBlock* block, Setting& setting) {
   setting.field("a_bias", &block->a_bias);
   setting.field("out_bias", &block->out_bias);
   setting.field("form", &block->form);
-  setting.field("post_norm", &block->post_norm);
-  setting.field("post_norm_of", &block->post_norm_of);
-  setting.field("residual", &block->residual);
   setting.field("qkv_a", &block->qkv_a);
   setting.field("q_b", &block->q_b);
   setting.field("out", &block->out);
@@ -213,9 +215,6 @@ void take(MlpBlock* block, Setting& setting) {
   setting.field("up_bias", &block->up_bias);
   setting.field("down_bias", &block->down_bias);
   setting.field("parallel", &block->parallel);
-  setting.field("post_norm", &block->post_norm);
-  setting.field("post_norm_of", &block->post_norm_of);
-  setting.field("residual", &block->residual);
   setting.field("gate_up", &block->gate_up);
   setting.field("down", &block->down);
   setting.field("adapters", &block->adapters);
@@ -230,9 +229,6 @@ void take(ExpertBlock* block, Setting& setting) {
   setting.field("down_bias", &block->down_bias);
   setting.field("shared_size", &block->shared_size);
   setting.field("shared_gate", &block->shared_gate);
-  setting.field("post_norm", &block->post_norm);
-  setting.field("post_norm_of", &block->post_norm_of);
-  setting.field("residual", &block->residual);
   setting.field("gate_up", &block->gate_up);
   setting.field("down", &block->down);
   setting.field("shared_gate_up", &block->shared_gate_up);
@@ -240,7 +236,7 @@ void take(ExpertBlock* block, Setting& setting) {
 }
 
 void check(const AttentionBlock& block) {
-  check_heads({block.num_heads, block.num_kv_heads, block.head_dim});
+  check_heads(block.num_heads, block.num_kv_heads, block.head_dim);
   check_softmax_scale(block.softmax_scale);
   // What small operators alone compute (predict/ops/composed.py).
   const Norm& norm = block.qk_norm;
@@ -336,6 +332,7 @@ BlockRecord record_of(std::string_view fields) {
     }
     Setting setting(part.substr(0, equals), part.substr(equals + 1));
     take(&block, setting);
+    take_shared(&block, setting);
     setting.check_taken();
   }
   check(block);

@@ -39,15 +39,14 @@ namespace regatta::binding {
 namespace {
 
 // Whether a list is one tensor of regatta_views().
-bool are_views(const std::vector<paddle::Tensor>& tensors) {
+bool are_views(const Tensors& tensors) {
   return tensors.size() == 1 && tensors[0].dtype() == paddle::DataType::UINT8;
 }
 
 // The tensors of a list as kernels see them.
 class Views {
  public:
-  Views(const std::vector<paddle::Tensor>& tensors, const char* name, const phi::Place& place)
-      : name_(name) {
+  Views(const Tensors& tensors, const char* name, const phi::Place& place) : name_(name) {
     if (are_views(tensors)) {
       const TensorView list = checked_view(tensors[0], name, DType::kUInt8,
                                            {-1, static_cast<int64_t>(sizeof(TensorView))});
@@ -208,10 +207,7 @@ AttentionBlockParams attention_params(const AttentionBlock& block, int64_t hidde
     p.slopes = static_cast<const float*>(weights.table("slopes", {block.num_heads}).data);
   } else if (block.positions.kind == PositionKind::kRotary) {
     const TensorView& table = weights.table("rope_cache", {-1, -1});
-    check_rope_table(table, block.head_dim);
-    p.rope_cache = static_cast<const float*>(table.data);
-    p.rotary_dim = table.shape[1];
-    p.num_positions = table.shape[0];
+    set_rope_table(p, table, block.head_dim);
     if (block.positions.query_table >= 0) {
       p.query_rope_cache = static_cast<const float*>(
           weights.table("query_rope_cache", {table.shape[0], table.shape[1]}).data);
@@ -247,10 +243,7 @@ LatentAttentionBlockParams latent_attention_params(const LatentAttentionBlock& b
       weights.low_rank("out's adapters", 1, block.mixed_size(), hidden_size, block.adapters);
   p.post_norm = weights.norm("post norm", block.post_norm, hidden_size);
   const TensorView& table = weights.table("rope_cache", {-1, -1});
-  check_rope_table(table, block.qk_rope_head_dim);
-  p.rope_cache = static_cast<const float*>(table.data);
-  p.rotary_dim = table.shape[1];
-  p.num_positions = table.shape[0];
+  set_rope_table(p, table, block.qk_rope_head_dim);
   p.cache = latent_cache_of(caches.take("a cache", num_latent_tensors(block.kv_format)),
                             block.kv_format, dtype, block.kv_lora_rank, block.qk_rope_head_dim);
   return p;
@@ -307,15 +300,11 @@ struct Step {
   AttentionBatch batch;
 
   Step() = default;
-  Step(const std::vector<paddle::Tensor>& step, const paddle::optional<paddle::Tensor>& tree_mask,
-       int64_t num_tokens, const phi::Place& place) {
+  Step(const Tensors& step, const MaybeTensor& tree_mask, int64_t num_tokens,
+       const phi::Place& place) {
     check_step(step);
-    const auto per_token = [&](StepField field, const char* name) {
-      return static_cast<const int32_t*>(
-          checked_view(step[field], name, DType::kInt32, {num_tokens}, place).data);
-    };
-    positions = per_token(kPositions, "positions");
-    slot_mapping = per_token(kSlotMapping, "slot_mapping");
+    positions = data_of<int32_t>(step[kPositions], "positions", {num_tokens}, place);
+    slot_mapping = data_of<int32_t>(step[kSlotMapping], "slot_mapping", {num_tokens}, place);
     batch = batch_of(step[kCuSeqlensQ], step[kContextLens], step[kBlockTables], step[kMaxLens],
                      tree_mask, num_tokens, place);
   }
@@ -454,13 +443,9 @@ void check_rows(const std::vector<BlockParams>& params) {
        std::to_string(params.size()) + " (allowed: one, which is the first)");
 }
 
-std::vector<paddle::Tensor> blocks(const paddle::Tensor& hidden,
-                                   const std::vector<paddle::Tensor>& weights,
-                                   std::vector<paddle::Tensor>& caches,
-                                   const std::vector<paddle::Tensor>& step,
-                                   const paddle::optional<paddle::Tensor>& tree_mask,
-                                   const paddle::optional<paddle::Tensor>& rows,
-                                   const std::string& text, const std::vector<int>& order) {
+Tensors blocks(const paddle::Tensor& hidden, const Tensors& weights, Tensors& caches,
+               const Tensors& step, const MaybeTensor& tree_mask, const MaybeTensor& rows,
+               const std::string& text, const std::vector<int>& order) {
   if (weights.empty()) fail("weights is empty (allowed: those of one block and more)");
   const Device device = device_of(hidden, "hidden");  // lists may be views
   if (!are_views(weights)) check_device(hidden, "hidden", device_of(weights[0], "weights"));
@@ -530,16 +515,13 @@ std::vector<paddle::Tensor> blocks(const paddle::Tensor& hidden,
     cuda::AttentionLimits limits;
     if (inputs.positions != nullptr) limits = limits_of(step[kMaxLens]);
     const int64_t most_rows = std::max(num_tokens, limits.num_long_tokens);  // of a product
-    const CudaResources resources =
+    const cuda::ComposedResources resources =
         resources_of(device, most_rows, cuda::blocks_scratch_bytes(params, limits));
-    throw_if_error(cuda::blocks(params, limits, resources.composed, launch_on(device)));
+    throw_if_error(cuda::blocks(params, limits, resources, launch_on(device)));
   }
 #endif
   return {out};
 }
-
-using Shape = std::vector<int64_t>;
-using MaybeShape = paddle::optional<Shape>;
 
 // order is of ints: Paddle takes a list of int64_t here for the shape of one more input.
 std::vector<Shape> infer_shape(const Shape& hidden, const std::vector<Shape>&,
@@ -550,9 +532,6 @@ std::vector<Shape> infer_shape(const Shape& hidden, const std::vector<Shape>&,
   result.insert(result.end(), caches.begin(), caches.end());
   return result;
 }
-
-using Type = paddle::DataType;
-using MaybeType = paddle::optional<Type>;
 
 std::vector<Type> infer_dtype(const Type& hidden, const std::vector<Type>&,
                               const std::vector<Type>& caches, const std::vector<Type>&,

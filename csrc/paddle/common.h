@@ -1,7 +1,10 @@
 // What every registration shares: Paddle tensors as views, and messages as exceptions.
 #pragma once
 
+#include <algorithm>
+#include <iterator>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "paddle/phi/api/all.h"
@@ -10,6 +13,28 @@
 #include "regatta/types.h"
 
 namespace regatta::binding {
+
+using Tensors = std::vector<paddle::Tensor>;
+using MaybeTensor = paddle::optional<paddle::Tensor>;
+using Shape = std::vector<int64_t>;
+using Type = paddle::DataType;
+using MaybeShape = paddle::optional<Shape>;
+using MaybeType = paddle::optional<Type>;
+
+// What PD_BUILD_OP takes to infer outputs that are like inputs: those of the tensors, without the
+// lists of tensors, that kInputs count.
+template <size_t... kInputs>
+std::vector<Shape> shapes_of(const std::vector<Shape>& inputs,
+                             const std::vector<std::vector<Shape>>& /*lists*/,
+                             const std::vector<paddle::any>& /*attributes*/) {
+  return {inputs[kInputs]...};
+}
+template <size_t... kInputs>
+std::vector<Type> types_of(const std::vector<Type>& inputs,
+                           const std::vector<std::vector<Type>>& /*lists*/,
+                           const std::vector<paddle::any>& /*attributes*/) {
+  return {inputs[kInputs]...};
+}
 
 // A ValueError in Python. (Paddle ends the process on exceptions that are not its own.)
 [[noreturn]] inline void fail(const std::string& message) {
@@ -20,35 +45,18 @@ inline void throw_if_error(const Status& status) {
   if (!status.ok()) fail(status.message());
 }
 
+// In DType's order.
+constexpr Type kTypes[] = {Type::FLOAT32, Type::BFLOAT16, Type::FLOAT16, Type::INT8,
+                           Type::UINT8,   Type::INT32,    Type::INT64};
+
 inline DType dtype_of(const paddle::Tensor& tensor, const char* name) {
-  switch (tensor.dtype()) {
-    case paddle::DataType::FLOAT32:
-      return DType::kFloat32;
-    case paddle::DataType::BFLOAT16:
-      return DType::kBFloat16;
-    case paddle::DataType::FLOAT16:
-      return DType::kFloat16;
-    case paddle::DataType::INT8:
-      return DType::kInt8;
-    case paddle::DataType::UINT8:
-      return DType::kUInt8;
-    case paddle::DataType::INT32:
-      return DType::kInt32;
-    case paddle::DataType::INT64:
-      return DType::kInt64;
-    default:
-      fail(std::string(name) + " has dtype " + phi::DataTypeToString(tensor.dtype()) +
-           " (allowed: float32, bfloat16, float16, int8, uint8, int32, int64)");
-  }
+  const Type* const found = std::find(std::begin(kTypes), std::end(kTypes), tensor.dtype());
+  if (found != std::end(kTypes)) return static_cast<DType>(found - kTypes);
+  fail(std::string(name) + " has dtype " + phi::DataTypeToString(tensor.dtype()) +
+       " (allowed: float32, bfloat16, float16, int8, uint8, int32, int64)");
 }
 
-inline paddle::DataType paddle_dtype(DType dtype) {
-  constexpr paddle::DataType kTypes[] = {paddle::DataType::FLOAT32, paddle::DataType::BFLOAT16,
-                                         paddle::DataType::FLOAT16, paddle::DataType::INT8,
-                                         paddle::DataType::UINT8,   paddle::DataType::INT32,
-                                         paddle::DataType::INT64};
-  return kTypes[static_cast<int>(dtype)];
-}
+inline Type paddle_dtype(DType dtype) { return kTypes[static_cast<int>(dtype)]; }
 
 inline std::string dims_string(const std::vector<int64_t>& dims) {
   std::string text = "[";
@@ -132,13 +140,30 @@ inline TensorView checked_view(const paddle::Tensor& tensor, const char* name, D
 }
 
 // Null data when the tensor was not given.
-inline TensorView optional_view(const paddle::optional<paddle::Tensor>& tensor, const char* name,
-                                DType dtype, const std::vector<int64_t>& shape,
+inline TensorView optional_view(const MaybeTensor& tensor, const char* name, DType dtype,
+                                const std::vector<int64_t>& shape,
                                 const phi::Place& place = phi::CPUPlace()) {
   return tensor ? checked_view(*tensor, name, dtype, shape, place) : TensorView();
 }
 
-inline std::vector<TensorView> views(const std::vector<paddle::Tensor>& tensors, const char* name,
+// The values of a tensor of float, int32_t or int64_t.
+template <class T>
+T* data_of(const paddle::Tensor& tensor, const char* name, const Shape& shape,
+           const phi::Place& place) {
+  constexpr DType kDType = std::is_same_v<T, float>     ? DType::kFloat32
+                           : std::is_same_v<T, int32_t> ? DType::kInt32
+                                                        : DType::kInt64;
+  return static_cast<T*>(const_cast<void*>(checked_view(tensor, name, kDType, shape, place).data));
+}
+
+// Null when the tensor was not given.
+template <class T>
+T* data_of(const MaybeTensor& tensor, const char* name, const Shape& shape,
+           const phi::Place& place) {
+  return tensor ? data_of<T>(*tensor, name, shape, place) : nullptr;
+}
+
+inline std::vector<TensorView> views(const Tensors& tensors, const char* name,
                                      const phi::Place& place = phi::CPUPlace()) {
   std::vector<TensorView> result;
   result.reserve(tensors.size());

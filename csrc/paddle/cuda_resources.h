@@ -40,9 +40,9 @@ inline void* blas_of(const Device& device) {
 // graphs may point into it, and so does the last one at exit, when the device is gone already.
 inline void* scratch_of(const Device& device, int64_t bytes) {
   static std::mutex mutex;
-  static auto* const pieces = new std::map<int, std::vector<paddle::Tensor>>;
+  static auto* const pieces = new std::map<int, Tensors>;
   const std::lock_guard<std::mutex> lock(mutex);
-  std::vector<paddle::Tensor>& mine = (*pieces)[device.place.GetDeviceId()];
+  Tensors& mine = (*pieces)[device.place.GetDeviceId()];
   const int64_t size = mine.empty() ? 0 : mine.back().numel();
   if (size < bytes) {
     mine.push_back(device.empty({std::max(bytes, 2 * size)}, DType::kUInt8));
@@ -50,21 +50,38 @@ inline void* scratch_of(const Device& device, int64_t bytes) {
   return mine.back().data();
 }
 
-struct CudaResources {
-  cuda::ComposedResources composed;
-};
-
-inline CudaResources resources_of(const Device& device, int64_t num_rows, int64_t scratch_bytes) {
+inline cuda::ComposedResources resources_of(const Device& device, int64_t num_rows,
+                                            int64_t scratch_bytes) {
   make_current(device);
-  CudaResources result;
+  cuda::ComposedResources result;
   if (scratch_bytes > 0) {
-    result.composed.scratch = scratch_of(device, scratch_bytes);
-    result.composed.scratch_bytes = scratch_bytes;
+    result.scratch = scratch_of(device, scratch_bytes);
+    result.scratch_bytes = scratch_bytes;
   }
   // Small batches never use it, and loading it takes a good part of a second.
-  if (num_rows > 128) result.composed.blas = blas_of(device);
+  if (num_rows > 128) result.blas = blas_of(device);
   return result;
 }
 
 }  // namespace regatta::binding
+
+// Runs the operator OP of regatta::cpu or regatta::cuda, whichever the device is.
+#define REGATTA_RUN(OP, PARAMS, DEVICE)       \
+  do {                                        \
+    if ((DEVICE).is_cpu()) {                  \
+      throw_if_error(cpu::OP(PARAMS));        \
+    } else {                                  \
+      REGATTA_RUN_ON_GPU(OP, PARAMS, DEVICE); \
+    }                                         \
+  } while (false)
+#define REGATTA_RUN_ON_GPU(OP, PARAMS, DEVICE)           \
+  do {                                                   \
+    make_current(DEVICE);                                \
+    throw_if_error(cuda::OP(PARAMS, launch_on(DEVICE))); \
+  } while (false)
+
+#else
+// device_of() and gpu_of() fail for GPUs.
+#define REGATTA_RUN(OP, PARAMS, DEVICE) throw_if_error(cpu::OP(PARAMS))
+#define REGATTA_RUN_ON_GPU(OP, PARAMS, DEVICE) static_cast<void>(PARAMS)
 #endif

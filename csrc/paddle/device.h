@@ -46,8 +46,6 @@ struct Device {
   }
 };
 
-inline Device cpu_device() { return {phi::CPUPlace(), nullptr}; }
-
 // Fails unless `place` is one that this library computes on.
 inline Device device_at(const phi::Place& place, const std::string& name) {
   if (place.GetType() == phi::AllocationType::CPU) return {place, nullptr};
@@ -77,7 +75,7 @@ inline Device device_at(const phi::Place& place, const std::string& name) {
 
 // The device of `tensor`, which has memory; the CPU for an empty one without.
 inline Device device_of(const paddle::Tensor& tensor, const char* name) {
-  if (tensor.defined() && tensor.numel() == 0 && !tensor.has_allocation()) return cpu_device();
+  if (tensor.defined() && tensor.numel() == 0 && !tensor.has_allocation()) return {phi::CPUPlace()};
   if (!tensor.defined() || !tensor.has_allocation()) {
     fail(std::string(name) + " has no memory: it was never written");
   }

@@ -8,10 +8,9 @@
 namespace regatta::binding {
 namespace {
 
-std::vector<paddle::Tensor> embedding(const paddle::Tensor& token_ids, const paddle::Tensor& weight,
-                                      const paddle::optional<paddle::Tensor>& position_table,
-                                      const paddle::optional<paddle::Tensor>& positions,
-                                      bool packed, int64_t hidden_size, float scale) {
+Tensors embedding(const paddle::Tensor& token_ids, const paddle::Tensor& weight,
+                  const MaybeTensor& position_table, const MaybeTensor& positions, bool packed,
+                  int64_t hidden_size, float scale) {
   const Device device = device_of(weight, "weight");
   const TensorView ids = checked_view(token_ids, "token_ids", DType::kInt32, {-1}, device.place);
   const TensorView table = view(weight, "weight", device.place);
@@ -39,32 +38,15 @@ std::vector<paddle::Tensor> embedding(const paddle::Tensor& token_ids, const pad
                                          {-1, hidden_size}, device.place);
     params.position_table = rows.data;
     params.num_positions = rows.shape[0];
-    params.positions = static_cast<const int32_t*>(
-        checked_view(*positions, "positions", DType::kInt32, {params.num_tokens}, device.place)
-            .data);
+    params.positions = data_of<int32_t>(*positions, "positions", {params.num_tokens}, device.place);
   }
-  if (device.is_cpu()) throw_if_error(cpu::embedding(params));
-#ifdef REGATTA_WITH_CUDA
-  if (!device.is_cpu()) {
-    make_current(device);
-    throw_if_error(cuda::embedding(params, launch_on(device)));
-  }
-#endif
+  REGATTA_RUN(embedding, params, device);
   return {out};
 }
 
-using Shape = std::vector<int64_t>;
-
-std::vector<Shape> infer_shape(const Shape& token_ids, const Shape&, const paddle::optional<Shape>&,
-                               const paddle::optional<Shape>&, bool, int64_t hidden_size, float) {
+std::vector<Shape> infer_shape(const Shape& token_ids, const Shape&, const MaybeShape&,
+                               const MaybeShape&, bool, int64_t hidden_size, float) {
   return {{token_ids[0], hidden_size}};
-}
-
-using Type = paddle::DataType;
-
-std::vector<Type> infer_dtype(const Type&, const Type& weight, const paddle::optional<Type>&,
-                              const paddle::optional<Type>&) {
-  return {weight};
 }
 
 }  // namespace
@@ -77,4 +59,4 @@ PD_BUILD_OP(regatta_embedding)
     .Attrs({"packed: bool", "hidden_size: int64_t", "scale: float"})
     .SetKernelFn(PD_KERNEL(regatta::binding::embedding))
     .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));
+    .SetInferDtypeFn(regatta::binding::types_of<1>);

@@ -7,7 +7,7 @@ namespace regatta::binding {
 namespace {
 
 // Paddle itself returns the in-place output.
-std::vector<paddle::Tensor> fold_norm(paddle::Tensor& weight, const paddle::Tensor& norm) {
+Tensors fold_norm(paddle::Tensor& weight, const paddle::Tensor& norm) {
   const Device device = device_of(weight, "weight");
   if (device.is_cpu()) fail("fold_norm is for GPUs; on the CPU norms stay as they are");
   const TensorView matrix = view(weight, "weight", device.place);
@@ -23,15 +23,6 @@ std::vector<paddle::Tensor> fold_norm(paddle::Tensor& weight, const paddle::Tens
   return {};
 }
 
-std::vector<std::vector<int64_t>> infer_shape(const std::vector<int64_t>& weight,
-                                              const std::vector<int64_t>&) {
-  return {weight};
-}
-
-std::vector<paddle::DataType> infer_dtype(const paddle::DataType& weight, const paddle::DataType&) {
-  return {weight};
-}
-
 }  // namespace
 }  // namespace regatta::binding
 
@@ -40,5 +31,5 @@ PD_BUILD_OP(regatta_fold_norm)
     .Outputs({"weight_out"})
     .SetInplaceMap({{"weight", "weight_out"}})
     .SetKernelFn(PD_KERNEL(regatta::binding::fold_norm))
-    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));
+    .SetInferShapeFn(regatta::binding::shapes_of<0>)
+    .SetInferDtypeFn(regatta::binding::types_of<0>);

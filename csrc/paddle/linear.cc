@@ -14,9 +14,6 @@
 namespace regatta::binding {
 namespace {
 
-using Tensors = std::vector<paddle::Tensor>;
-using MaybeTensor = paddle::optional<paddle::Tensor>;
-
 // The product; set(params, device) says what else there is of it.
 template <class Set>
 Tensors multiply(const paddle::Tensor& x, const Tensors& weight, const MaybeTensor& bias,
@@ -26,14 +23,12 @@ Tensors multiply(const paddle::Tensor& x, const Tensors& weight, const MaybeTens
   check_activation(x_view, "x");
   check_shape(x_view, "x", {-1, -1});
   const std::vector<TensorView> weight_views = views(weight, "weight", device.place);
-  const TensorView bias_view =
-      optional_view(bias, "bias", x_view.dtype, {out_features}, device.place);
   paddle::Tensor out = device.empty({x_view.shape[0], out_features}, x_view.dtype);
   LinearParams params;
   params.x = x_view.data;
   params.weight = weight_views.data();
   params.num_weights = static_cast<int>(weight_views.size());
-  params.bias = bias_view.data;
+  params.bias = optional_view(bias, "bias", x_view.dtype, {out_features}, device.place).data;
   params.out = out.data();
   params.num_tokens = x_view.shape[0];
   params.in_features = x_view.shape[1];
@@ -44,9 +39,9 @@ Tensors multiply(const paddle::Tensor& x, const Tensors& weight, const MaybeTens
   if (device.is_cpu()) throw_if_error(cpu::linear(params));
 #ifdef REGATTA_WITH_CUDA
   if (!device.is_cpu()) {
-    const CudaResources resources =
+    const cuda::ComposedResources resources =
         resources_of(device, params.num_tokens, cuda::linear_scratch_bytes(params));
-    throw_if_error(cuda::linear(params, resources.composed, launch_on(device)));
+    throw_if_error(cuda::linear(params, resources, launch_on(device)));
   }
 #endif
   return {out};
@@ -91,33 +86,17 @@ Tensors adapted_linear(const paddle::Tensor& x, const Tensors& weight, const May
   return multiply(x, weight, bias, scheme, out_features, set);
 }
 
-using Shape = std::vector<int64_t>;
-
-std::vector<Shape> infer_shape(const Shape& x, const std::vector<Shape>&,
-                               const paddle::optional<Shape>&, const std::string&,
-                               int64_t out_features) {
+std::vector<Shape> infer_shape(const Shape& x, const std::vector<Shape>&, const MaybeShape&,
+                               const std::string&, int64_t out_features) {
   return {{x[0], out_features}};
 }
 
 // part_sizes is of ints: Paddle takes a list of int64_t here for the shape of one more input.
-std::vector<Shape> infer_adapted_shape(const Shape& x, const std::vector<Shape>&,
-                                       const paddle::optional<Shape>&, const Shape&, const Shape&,
-                                       const Shape&, const Shape&, const std::string&,
-                                       const std::vector<int>& part_sizes, int64_t) {
+std::vector<Shape> infer_adapted_shape(const Shape& x, const std::vector<Shape>&, const MaybeShape&,
+                                       const Shape&, const Shape&, const Shape&, const Shape&,
+                                       const std::string&, const std::vector<int>& part_sizes,
+                                       int64_t) {
   return {{x[0], sum_of(part_sizes)}};
-}
-
-using Type = paddle::DataType;
-
-std::vector<Type> infer_dtype(const Type& x, const std::vector<Type>&,
-                              const paddle::optional<Type>&) {
-  return {x};
-}
-
-std::vector<Type> infer_adapted_dtype(const Type& x, const std::vector<Type>&,
-                                      const paddle::optional<Type>&, const Type&, const Type&,
-                                      const Type&, const Type&) {
-  return {x};
 }
 
 }  // namespace
@@ -129,7 +108,7 @@ PD_BUILD_OP(regatta_linear)
     .Attrs({"scheme: std::string", "out_features: int64_t"})
     .SetKernelFn(PD_KERNEL(regatta::binding::linear))
     .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));
+    .SetInferDtypeFn(regatta::binding::types_of<0>);
 
 PD_BUILD_OP(regatta_adapted_linear)
     .Inputs({"x", paddle::Vec("weight"), paddle::Optional("bias"), "a", "b", "adapter_ids",
@@ -138,4 +117,4 @@ PD_BUILD_OP(regatta_adapted_linear)
     .Attrs({"scheme: std::string", "part_sizes: std::vector<int>", "which: int64_t"})
     .SetKernelFn(PD_KERNEL(regatta::binding::adapted_linear))
     .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_adapted_shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_adapted_dtype));
+    .SetInferDtypeFn(regatta::binding::types_of<0>);

@@ -8,13 +8,9 @@
 namespace regatta::binding {
 namespace {
 
-std::vector<paddle::Tensor> logits(const paddle::Tensor& hidden,
-                                   const paddle::optional<paddle::Tensor>& norm_weight,
-                                   const std::vector<paddle::Tensor>& head,
-                                   const paddle::optional<paddle::Tensor>& bias,
-                                   const paddle::optional<paddle::Tensor>& logit_indices,
-                                   const std::string& scheme, int64_t vocab_size, float epsilon,
-                                   float scale, float softcap) {
+Tensors logits(const paddle::Tensor& hidden, const MaybeTensor& norm_weight, const Tensors& head,
+               const MaybeTensor& bias, const MaybeTensor& logit_indices, const std::string& scheme,
+               int64_t vocab_size, float epsilon, float scale, float softcap) {
   const Device device = head.empty() ? device_of(hidden, "hidden") : device_of(head[0], "head");
   const phi::Place& place = device.place;
   const TensorView hidden_view = view(hidden, "hidden", place);
@@ -47,28 +43,23 @@ std::vector<paddle::Tensor> logits(const paddle::Tensor& hidden,
   if (device.is_cpu()) throw_if_error(cpu::logits(params));
 #ifdef REGATTA_WITH_CUDA
   if (!device.is_cpu()) {
-    const CudaResources resources =
+    const cuda::ComposedResources resources =
         resources_of(device, params.num_logits, cuda::logits_scratch_bytes(params));
-    throw_if_error(cuda::logits(params, resources.composed, launch_on(device)));
+    throw_if_error(cuda::logits(params, resources, launch_on(device)));
   }
 #endif
   return {out};
 }
 
-using Shape = std::vector<int64_t>;
-
-std::vector<Shape> infer_shape(const Shape& hidden, const paddle::optional<Shape>&,
-                               const std::vector<Shape>&, const paddle::optional<Shape>&,
-                               const paddle::optional<Shape>& logit_indices, const std::string&,
-                               int64_t vocab_size, float, float, float) {
+std::vector<Shape> infer_shape(const Shape& hidden, const MaybeShape&, const std::vector<Shape>&,
+                               const MaybeShape&, const MaybeShape& logit_indices,
+                               const std::string&, int64_t vocab_size, float, float, float) {
   return {{logit_indices ? (*logit_indices)[0] : hidden[0], vocab_size}};
 }
 
-using Type = paddle::DataType;
-
-std::vector<Type> infer_dtype(const Type&, const paddle::optional<Type>&, const std::vector<Type>&,
-                              const paddle::optional<Type>&, const paddle::optional<Type>&) {
-  return {paddle::DataType::FLOAT32};
+std::vector<Type> infer_dtype(const Type&, const MaybeType&, const std::vector<Type>&,
+                              const MaybeType&, const MaybeType&) {
+  return {Type::FLOAT32};
 }
 
 }  // namespace

@@ -9,8 +9,7 @@
 namespace regatta::binding {
 namespace {
 
-std::vector<paddle::Tensor> logprobs(const paddle::Tensor& logits, const paddle::Tensor& token_ids,
-                                     int64_t num_top) {
+Tensors logprobs(const paddle::Tensor& logits, const paddle::Tensor& token_ids, int64_t num_top) {
   const Device device = gpu_of(logits, "logits");
   const TensorView x = checked_view(logits, "logits", DType::kFloat32, {-1, -1}, device.place);
   const TensorView ids = checked_view(token_ids, "token_ids", DType::kInt32, {-1}, device.place);
@@ -28,20 +27,13 @@ std::vector<paddle::Tensor> logprobs(const paddle::Tensor& logits, const paddle:
   params.num_rows = num_rows;
   params.vocab_size = x.shape[1];
   params.num_top = num_top;
-#ifdef REGATTA_WITH_CUDA
-  make_current(device);
-  throw_if_error(cuda::logprobs(params, launch_on(device)));
-#endif
+  REGATTA_RUN_ON_GPU(logprobs, params, device);
   return {measured};
 }
-
-using Shape = std::vector<int64_t>;
-using Type = paddle::DataType;
 
 std::vector<Shape> logprobs_shape(const Shape& logits, const Shape&, int64_t num_top) {
   return {{logits[0], 2 + 2 * num_top}};
 }
-std::vector<Type> logprobs_dtype(const Type&, const Type& token_ids) { return {token_ids}; }
 
 }  // namespace
 }  // namespace regatta::binding
@@ -52,4 +44,4 @@ PD_BUILD_OP(regatta_logprobs)
     .Attrs({"num_top: int64_t"})
     .SetKernelFn(PD_KERNEL(regatta::binding::logprobs))
     .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::logprobs_shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::logprobs_dtype));
+    .SetInferDtypeFn(regatta::binding::types_of<1>);

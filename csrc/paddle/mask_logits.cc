@@ -7,7 +7,7 @@
 namespace regatta::binding {
 namespace {
 
-std::vector<paddle::Tensor> mask_logits(paddle::Tensor& logits, const paddle::Tensor& masks) {
+Tensors mask_logits(paddle::Tensor& logits, const paddle::Tensor& masks) {
   const Device device = device_of(logits, "logits");
   const TensorView x = checked_view(logits, "logits", DType::kFloat32, {-1, -1}, device.place);
   const TensorView bits = checked_view(masks, "masks", DType::kInt32, {-1, -1}, device.place);
@@ -22,23 +22,9 @@ std::vector<paddle::Tensor> mask_logits(paddle::Tensor& logits, const paddle::Te
          "] for logits [" + std::to_string(params.num_rows) + ", " +
          std::to_string(params.vocab_size) + "] (allowed: as many rows, 32 tokens per word)");
   }
-  if (device.is_cpu()) throw_if_error(cpu::mask_logits(params));
-#ifdef REGATTA_WITH_CUDA
-  if (!device.is_cpu()) {
-    make_current(device);
-    throw_if_error(cuda::mask_logits(params, launch_on(device)));
-  }
-#endif
+  REGATTA_RUN(mask_logits, params, device);
   return {};  // Paddle itself returns the in-place output
 }
-
-using Shape = std::vector<int64_t>;
-
-std::vector<Shape> infer_shape(const Shape& logits, const Shape&) { return {logits}; }
-
-using Type = paddle::DataType;
-
-std::vector<Type> infer_dtype(const Type& logits, const Type&) { return {logits}; }
 
 }  // namespace
 }  // namespace regatta::binding
@@ -48,5 +34,5 @@ PD_BUILD_OP(regatta_mask_logits)
     .Outputs({"masked"})
     .SetInplaceMap({{"logits", "masked"}})
     .SetKernelFn(PD_KERNEL(regatta::binding::mask_logits))
-    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));
+    .SetInferShapeFn(regatta::binding::shapes_of<0>)
+    .SetInferDtypeFn(regatta::binding::types_of<0>);

@@ -9,10 +9,8 @@
 namespace regatta::binding {
 namespace {
 
-std::vector<paddle::Tensor> norm(const paddle::Tensor& x, const paddle::Tensor& weight,
-                                 const paddle::optional<paddle::Tensor>& bias,
-                                 const paddle::optional<paddle::Tensor>& residual, int64_t kind,
-                                 float epsilon, bool plus_one) {
+Tensors norm(const paddle::Tensor& x, const paddle::Tensor& weight, const MaybeTensor& bias,
+             const MaybeTensor& residual, int64_t kind, float epsilon, bool plus_one) {
   if (kind < 0 || kind > static_cast<int64_t>(NormKind::kLayer)) {
     fail("kind is " + std::to_string(kind) + " (allowed: 0, RMS; 1, layer)");
   }
@@ -49,28 +47,8 @@ std::vector<paddle::Tensor> norm(const paddle::Tensor& x, const paddle::Tensor& 
   params.dtype = x_view.dtype;
   params.kind = static_cast<NormKind>(kind);
   params.plus_one = plus_one;
-  if (device.is_cpu()) throw_if_error(cpu::norm(params));
-#ifdef REGATTA_WITH_CUDA
-  if (!device.is_cpu()) {
-    make_current(device);
-    throw_if_error(cuda::norm(params, launch_on(device)));
-  }
-#endif
+  REGATTA_RUN(norm, params, device);
   return {out, residual_out};
-}
-
-using Shape = std::vector<int64_t>;
-
-std::vector<Shape> infer_shape(const Shape& x, const Shape&, const paddle::optional<Shape>&,
-                               const paddle::optional<Shape>&, int64_t, float, bool) {
-  return {x, x};
-}
-
-using Type = paddle::DataType;
-
-std::vector<Type> infer_dtype(const Type& x, const Type&, const paddle::optional<Type>&,
-                              const paddle::optional<Type>&) {
-  return {x, x};
 }
 
 }  // namespace
@@ -81,5 +59,5 @@ PD_BUILD_OP(regatta_norm)
     .Outputs({"out", "residual_out"})
     .Attrs({"kind: int64_t", "epsilon: float", "plus_one: bool"})
     .SetKernelFn(PD_KERNEL(regatta::binding::norm))
-    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));
+    .SetInferShapeFn(regatta::binding::shapes_of<0, 0>)
+    .SetInferDtypeFn(regatta::binding::types_of<0, 0>);

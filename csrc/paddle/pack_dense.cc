@@ -22,8 +22,7 @@ std::vector<int64_t> packed_shape(int64_t in_features, int64_t out_features, DTy
   return {panels, in_features, 32};
 }
 
-std::vector<paddle::Tensor> pack_dense(const paddle::Tensor& weight, bool transposed,
-                                       const std::string& dtype) {
+Tensors pack_dense(const paddle::Tensor& weight, bool transposed, const std::string& dtype) {
   const Device device = device_of(weight, "weight");
   const TensorView weight_view = view(weight, "weight", device.place);
   check_activation(weight_view, "weight");
@@ -40,23 +39,16 @@ std::vector<paddle::Tensor> pack_dense(const paddle::Tensor& weight, bool transp
       params.to);
   params.weight = weight_view.data;
   params.packed = packed.data();
-  if (device.is_cpu()) throw_if_error(cpu::pack_dense(params));
-#ifdef REGATTA_WITH_CUDA
-  if (!device.is_cpu()) {
-    make_current(device);
-    throw_if_error(cuda::pack_dense(params, launch_on(device)));
-  }
-#endif
+  REGATTA_RUN(pack_dense, params, device);
   return {packed};
 }
 
 // The CPU's: an exported program packs nothing, so no shape of a GPU is ever inferred.
-std::vector<std::vector<int64_t>> infer_shape(const std::vector<int64_t>& weight, bool transposed,
-                                              const std::string& dtype) {
+std::vector<Shape> infer_shape(const Shape& weight, bool transposed, const std::string& dtype) {
   return {packed_shape(weight[transposed ? 1 : 0], weight[transposed ? 0 : 1], parse_dtype(dtype))};
 }
 
-std::vector<paddle::DataType> infer_dtype(const paddle::DataType&, bool, const std::string& dtype) {
+std::vector<Type> infer_dtype(const Type&, bool, const std::string& dtype) {
   return {paddle_dtype(parse_dtype(dtype))};
 }
 

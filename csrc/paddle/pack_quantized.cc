@@ -37,10 +37,8 @@ std::vector<int64_t> scales_dims(const QuantizedLayout& layout) {
 // As csrc/cuda/gemm/ reads them: of 8-bit activations the codes themselves and scales [N], or, of
 // blocks of 128 columns, as they are; of 16-bit ones, and with 4 bits, packed [ceil(N/16),
 // ceil(K/128), bytes of a unit], and where groups have no scales in there scales [N].
-std::vector<paddle::Tensor> pack_on_gpu(const Device& device, const paddle::Tensor& codes,
-                                        const paddle::Tensor& scale,
-                                        const paddle::optional<paddle::Tensor>& zero,
-                                        SchemeId scheme, const std::string& dtype) {
+Tensors pack_on_gpu(const Device& device, const paddle::Tensor& codes, const paddle::Tensor& scale,
+                    const MaybeTensor& zero, SchemeId scheme, const std::string& dtype) {
   const SchemeInfo& info = scheme_info(scheme);
   GemmOperands operands = info.operands;
   if (operands == GemmOperands::kDense) {
@@ -127,9 +125,8 @@ std::vector<paddle::Tensor> pack_on_gpu(const Device& device, const paddle::Tens
 }
 #endif
 
-std::vector<paddle::Tensor> pack_quantized(const paddle::Tensor& codes, const paddle::Tensor& scale,
-                                           const paddle::optional<paddle::Tensor>& zero,
-                                           const std::string& name, const std::string& dtype) {
+Tensors pack_quantized(const paddle::Tensor& codes, const paddle::Tensor& scale,
+                       const MaybeTensor& zero, const std::string& name, const std::string& dtype) {
   const SchemeId scheme = scheme_of(name);
 #ifdef REGATTA_WITH_CUDA
   const Device device = device_of(codes, "codes");
@@ -160,20 +157,17 @@ std::vector<paddle::Tensor> pack_quantized(const paddle::Tensor& codes, const pa
   return {packed, scales};
 }
 
-std::vector<std::vector<int64_t>> infer_shape(const std::vector<int64_t>& codes,
-                                              const std::vector<int64_t>& scale,
-                                              const paddle::optional<std::vector<int64_t>>& zero,
-                                              const std::string& scheme, const std::string&) {
+std::vector<Shape> infer_shape(const Shape& codes, const Shape& scale, const MaybeShape& zero,
+                               const std::string& scheme, const std::string&) {
   QuantizedLayout layout = layout_of(codes, scale);
   layout.bits = quantized_bits(scheme_info(scheme_of(scheme)));
   layout.has_zeros = zero.is_initialized();
   return {packed_dims(layout), scales_dims(layout)};
 }
 
-std::vector<paddle::DataType> infer_dtype(const paddle::DataType&, const paddle::DataType&,
-                                          const paddle::optional<paddle::DataType>&,
-                                          const std::string&, const std::string&) {
-  return {paddle::DataType::UINT8, paddle::DataType::FLOAT32};
+std::vector<Type> infer_dtype(const Type&, const Type&, const MaybeType&, const std::string&,
+                              const std::string&) {
+  return {Type::UINT8, Type::FLOAT32};
 }
 
 }  // namespace

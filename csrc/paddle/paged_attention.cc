@@ -11,17 +11,15 @@
 namespace regatta::binding {
 namespace {
 
-std::vector<paddle::Tensor> paged_attention(
-    const paddle::Tensor& q, const std::vector<paddle::Tensor>& caches,
-    const paddle::Tensor& cu_seqlens_q, const paddle::Tensor& context_lens,
-    const paddle::Tensor& block_tables, const paddle::Tensor& max_lens,
-    const paddle::optional<paddle::Tensor>& tree_mask,
-    const paddle::optional<paddle::Tensor>& slopes,
-    const paddle::optional<paddle::Tensor>& prefix_lens,
-    const paddle::optional<paddle::Tensor>& sinks, int64_t num_heads, float softmax_scale,
-    int64_t window, float softcap, const std::string& kv_format) {
+Tensors paged_attention(const paddle::Tensor& q, const Tensors& caches,
+                        const paddle::Tensor& cu_seqlens_q, const paddle::Tensor& context_lens,
+                        const paddle::Tensor& block_tables, const paddle::Tensor& max_lens,
+                        const MaybeTensor& tree_mask, const MaybeTensor& slopes,
+                        const MaybeTensor& prefix_lens, const MaybeTensor& sinks, int64_t num_heads,
+                        float softmax_scale, int64_t window, float softcap,
+                        const std::string& kv_format) {
   const KvFormat format = kv_format_of(kv_format);
-  check_num_caches(caches.size(), 1, format);
+  check_num_caches(caches.size(), format);
   const Device device = device_of(caches[0], "key_cache");
   const phi::Place& place = device.place;
   const TensorView x = view(q, "q", place);
@@ -38,7 +36,7 @@ std::vector<paddle::Tensor> paged_attention(
   // Two codes to a byte do not tell an odd row.
   const bool halves = kv_format_info(format).code_bits == 4;
   params.head_dim = halves ? x.shape[1] / std::max<int64_t>(num_heads, 1) : keys.shape[3];
-  check_heads({num_heads, params.num_kv_heads, params.head_dim});
+  check_heads(num_heads, params.num_kv_heads, params.head_dim);
   check_shape(x, "q", {-1, num_heads * params.head_dim});
   params.cache = cache_of(views(caches, "caches", place).data(), format, x.dtype,
                           params.num_kv_heads, params.head_dim);
@@ -49,13 +47,10 @@ std::vector<paddle::Tensor> paged_attention(
   params.softmax_scale = softmax_scale;
   params.window = window;
   params.softcap = softcap;
-  params.slopes = static_cast<const float*>(
-      optional_view(slopes, "slopes", DType::kFloat32, {num_heads}, place).data);
-  params.sinks = static_cast<const float*>(
-      optional_view(sinks, "sinks", DType::kFloat32, {num_heads}, place).data);
-  params.batch.prefix_lens = static_cast<const int32_t*>(
-      optional_view(prefix_lens, "prefix_lens", DType::kInt32, {params.batch.num_seqs}, place)
-          .data);
+  params.slopes = data_of<float>(slopes, "slopes", {num_heads}, place);
+  params.sinks = data_of<float>(sinks, "sinks", {num_heads}, place);
+  params.batch.prefix_lens =
+      data_of<int32_t>(prefix_lens, "prefix_lens", {params.batch.num_seqs}, place);
   if (params.batch.prefix_lens && (tree_mask || slopes || window >= 0)) {
     fail("prefix_lens goes with no tree_mask, slopes or window; leave one out");
   }
@@ -63,31 +58,12 @@ std::vector<paddle::Tensor> paged_attention(
 #ifdef REGATTA_WITH_CUDA
   if (!device.is_cpu()) {
     const cuda::AttentionLimits limits = limits_of(max_lens);
-    const CudaResources resources =
+    const cuda::ComposedResources resources =
         resources_of(device, 0, cuda::attention_scratch_bytes(params, limits));
-    throw_if_error(cuda::attention(params, limits, resources.composed, launch_on(device)));
+    throw_if_error(cuda::attention(params, limits, resources, launch_on(device)));
   }
 #endif
   return {out};
-}
-
-using Shape = std::vector<int64_t>;
-
-std::vector<Shape> infer_shape(const Shape& q, const std::vector<Shape>&, const Shape&,
-                               const Shape&, const Shape&, const Shape&,
-                               const paddle::optional<Shape>&, const paddle::optional<Shape>&,
-                               const paddle::optional<Shape>&, const paddle::optional<Shape>&,
-                               int64_t, float, int64_t, float, const std::string&) {
-  return {q};
-}
-
-using Type = paddle::DataType;
-
-std::vector<Type> infer_dtype(const Type& q, const std::vector<Type>&, const Type&, const Type&,
-                              const Type&, const Type&, const paddle::optional<Type>&,
-                              const paddle::optional<Type>&, const paddle::optional<Type>&,
-                              const paddle::optional<Type>&) {
-  return {q};
 }
 
 }  // namespace
@@ -101,5 +77,5 @@ PD_BUILD_OP(regatta_paged_attention)
     .Attrs({"num_heads: int64_t", "softmax_scale: float", "window: int64_t", "softcap: float",
             "kv_format: std::string"})
     .SetKernelFn(PD_KERNEL(regatta::binding::paged_attention))
-    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));
+    .SetInferShapeFn(regatta::binding::shapes_of<0>)
+    .SetInferDtypeFn(regatta::binding::types_of<0>);

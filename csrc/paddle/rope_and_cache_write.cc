@@ -11,17 +11,16 @@ namespace regatta::binding {
 namespace {
 
 // Paddle itself returns the in-place outputs.
-std::vector<paddle::Tensor> rope_and_cache_write(
-    const paddle::Tensor& qkv, const paddle::Tensor& positions, const paddle::Tensor& slot_mapping,
-    const paddle::optional<paddle::Tensor>& rope_cache,
-    const paddle::optional<paddle::Tensor>& query_rope_cache,
-    const paddle::optional<paddle::Tensor>& q_norm, const paddle::optional<paddle::Tensor>& k_norm,
-    std::vector<paddle::Tensor>& caches, const paddle::optional<paddle::Tensor>& block_positions,
-    int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, float epsilon, bool plus_one,
-    bool whole, bool interleaved, const std::string& kv_format) {
+Tensors rope_and_cache_write(const paddle::Tensor& qkv, const paddle::Tensor& positions,
+                             const paddle::Tensor& slot_mapping, const MaybeTensor& rope_cache,
+                             const MaybeTensor& query_rope_cache, const MaybeTensor& q_norm,
+                             const MaybeTensor& k_norm, Tensors& caches,
+                             const MaybeTensor& block_positions, int64_t num_heads,
+                             int64_t num_kv_heads, int64_t head_dim, float epsilon, bool plus_one,
+                             bool whole, bool interleaved, const std::string& kv_format) {
   const KvFormat format = kv_format_of(kv_format);
-  check_num_caches(caches.size(), 1, format);
-  check_heads({num_heads, num_kv_heads, head_dim});
+  check_num_caches(caches.size(), format);
+  check_heads(num_heads, num_kv_heads, head_dim);
   const Device device = device_of(caches[0], "key_cache");
   const phi::Place& place = device.place;
   const TensorView x = view(qkv, "qkv", place);
@@ -32,21 +31,16 @@ std::vector<paddle::Tensor> rope_and_cache_write(
   RopeAndCacheWriteParams params;
   params.dtype = x.dtype;
   params.qkv = x.data;
-  params.positions = static_cast<const int32_t*>(
-      checked_view(positions, "positions", DType::kInt32, {num_tokens}, place).data);
-  params.slot_mapping = static_cast<const int32_t*>(
-      checked_view(slot_mapping, "slot_mapping", DType::kInt32, {num_tokens}, place).data);
+  params.positions = data_of<int32_t>(positions, "positions", {num_tokens}, place);
+  params.slot_mapping = data_of<int32_t>(slot_mapping, "slot_mapping", {num_tokens}, place);
   if (rope_cache) {
-    const TensorView table = rope_table(*rope_cache, head_dim, place);
-    params.rope_cache = static_cast<const float*>(table.data);
-    params.rotary_dim = table.shape[1];
-    params.num_positions = table.shape[0];
-    params.query_rope_cache = static_cast<const float*>(
-        optional_view(query_rope_cache, "query_rope_cache", DType::kFloat32,
-                      {table.shape[0], table.shape[1]}, place)
-            .data);
-    params.block_positions = static_cast<const int32_t*>(
-        optional_view(block_positions, "block_positions", DType::kInt32, {num_tokens}, place).data);
+    const TensorView table =
+        checked_view(*rope_cache, "rope_cache", DType::kFloat32, {-1, -1}, place);
+    set_rope_table(params, table, head_dim);
+    params.query_rope_cache = data_of<float>(query_rope_cache, "query_rope_cache",
+                                             {table.shape[0], table.shape[1]}, place);
+    params.block_positions =
+        data_of<int32_t>(block_positions, "block_positions", {num_tokens}, place);
     if (params.block_positions && (interleaved || 2 * params.rotary_dim > head_dim)) {
       fail("block_positions with rope_cache of shape " + shape_string(table) +
            (interleaved ? ", interleaved" : "") +
@@ -69,22 +63,13 @@ std::vector<paddle::Tensor> rope_and_cache_write(
   params.plus_one = plus_one;
   params.whole = whole;
   params.interleaved = interleaved;
-  if (device.is_cpu()) throw_if_error(cpu::rope_and_cache_write(params));
-#ifdef REGATTA_WITH_CUDA
-  if (!device.is_cpu()) {
-    make_current(device);
-    throw_if_error(cuda::rope_and_cache_write(params, launch_on(device)));
-  }
-#endif
+  REGATTA_RUN(rope_and_cache_write, params, device);
   return {q};
 }
 
-using Shape = std::vector<int64_t>;
-
-std::vector<Shape> infer_shape(const Shape& qkv, const Shape&, const Shape&,
-                               const paddle::optional<Shape>&, const paddle::optional<Shape>&,
-                               const paddle::optional<Shape>&, const paddle::optional<Shape>&,
-                               const std::vector<Shape>& caches, const paddle::optional<Shape>&,
+std::vector<Shape> infer_shape(const Shape& qkv, const Shape&, const Shape&, const MaybeShape&,
+                               const MaybeShape&, const MaybeShape&, const MaybeShape&,
+                               const std::vector<Shape>& caches, const MaybeShape&,
                                int64_t num_heads, int64_t, int64_t head_dim, float, bool, bool,
                                bool, const std::string&) {
   std::vector<Shape> result = {{qkv[0], num_heads * head_dim}};
@@ -92,12 +77,9 @@ std::vector<Shape> infer_shape(const Shape& qkv, const Shape&, const Shape&,
   return result;
 }
 
-using Type = paddle::DataType;
-
-std::vector<Type> infer_dtype(const Type& qkv, const Type&, const Type&,
-                              const paddle::optional<Type>&, const paddle::optional<Type>&,
-                              const paddle::optional<Type>&, const paddle::optional<Type>&,
-                              const std::vector<Type>& caches, const paddle::optional<Type>&) {
+std::vector<Type> infer_dtype(const Type& qkv, const Type&, const Type&, const MaybeType&,
+                              const MaybeType&, const MaybeType&, const MaybeType&,
+                              const std::vector<Type>& caches, const MaybeType&) {
   std::vector<Type> result = {qkv};
   result.insert(result.end(), caches.begin(), caches.end());
   return result;

@@ -55,8 +55,7 @@ Shapes shapes_of(int64_t rows, int64_t columns, const std::string& rule, int64_t
   return shapes;
 }
 
-std::vector<paddle::Tensor> round_weight(const paddle::Tensor& weight, const std::string& rule,
-                                         int64_t group_size) {
+Tensors round_weight(const paddle::Tensor& weight, const std::string& rule, int64_t group_size) {
   const Device device = gpu_of(weight, "weight");
   const TensorView matrix = view(weight, "weight", device.place);
   check_activation(matrix, "weight");
@@ -88,16 +87,14 @@ std::vector<paddle::Tensor> round_weight(const paddle::Tensor& weight, const std
   return {codes, scale, zero};
 }
 
-std::vector<std::vector<int64_t>> infer_shape(const std::vector<int64_t>& weight,
-                                              const std::string& rule, int64_t group_size) {
+std::vector<Shape> infer_shape(const Shape& weight, const std::string& rule, int64_t group_size) {
   const Shapes shapes = shapes_of(weight[0], weight[1], rule, group_size);
   return {weight, shapes.scale, shapes.zero};
 }
 
-std::vector<paddle::DataType> infer_dtype(const paddle::DataType&, const std::string& rule,
-                                          int64_t) {
-  return {rule_of(rule) == RoundingRule::kE4M3 ? paddle::DataType::UINT8 : paddle::DataType::INT8,
-          paddle::DataType::FLOAT32, paddle::DataType::FLOAT32};
+std::vector<Type> infer_dtype(const Type&, const std::string& rule, int64_t) {
+  return {rule_of(rule) == RoundingRule::kE4M3 ? Type::UINT8 : Type::INT8, Type::FLOAT32,
+          Type::FLOAT32};
 }
 
 }  // namespace

@@ -9,11 +9,10 @@
 namespace regatta::binding {
 namespace {
 
-std::vector<paddle::Tensor> sample(const paddle::Tensor& logits, const paddle::Tensor& temperature,
-                                   const paddle::Tensor& top_k, const paddle::Tensor& top_p,
-                                   const paddle::Tensor& seeds, const paddle::Tensor& offsets,
-                                   const paddle::optional<paddle::Tensor>& min_p,
-                                   const paddle::optional<paddle::Tensor>& typical_p) {
+Tensors sample(const paddle::Tensor& logits, const paddle::Tensor& temperature,
+               const paddle::Tensor& top_k, const paddle::Tensor& top_p,
+               const paddle::Tensor& seeds, const paddle::Tensor& offsets, const MaybeTensor& min_p,
+               const MaybeTensor& typical_p) {
   const Device device = device_of(logits, "logits");
   const phi::Place& place = device.place;
   const TensorView x = checked_view(logits, "logits", DType::kFloat32, {-1, -1}, place);
@@ -21,47 +20,23 @@ std::vector<paddle::Tensor> sample(const paddle::Tensor& logits, const paddle::T
   paddle::Tensor token_ids = device.empty({num_rows}, DType::kInt32);
   SampleParams params;
   params.logits = static_cast<const float*>(x.data);
-  params.temperature = static_cast<const float*>(
-      checked_view(temperature, "temperature", DType::kFloat32, {num_rows}, place).data);
-  params.top_k = static_cast<const int32_t*>(
-      checked_view(top_k, "top_k", DType::kInt32, {num_rows}, place).data);
-  params.top_p = static_cast<const float*>(
-      checked_view(top_p, "top_p", DType::kFloat32, {num_rows}, place).data);
-  params.seeds = static_cast<const int64_t*>(
-      checked_view(seeds, "seeds", DType::kInt64, {num_rows}, place).data);
-  params.offsets = static_cast<const int64_t*>(
-      checked_view(offsets, "offsets", DType::kInt64, {num_rows}, place).data);
-  params.min_p = static_cast<const float*>(
-      optional_view(min_p, "min_p", DType::kFloat32, {num_rows}, place).data);
-  params.typical_p = static_cast<const float*>(
-      optional_view(typical_p, "typical_p", DType::kFloat32, {num_rows}, place).data);
+  params.temperature = data_of<float>(temperature, "temperature", {num_rows}, place);
+  params.top_k = data_of<int32_t>(top_k, "top_k", {num_rows}, place);
+  params.top_p = data_of<float>(top_p, "top_p", {num_rows}, place);
+  params.seeds = data_of<int64_t>(seeds, "seeds", {num_rows}, place);
+  params.offsets = data_of<int64_t>(offsets, "offsets", {num_rows}, place);
+  params.min_p = data_of<float>(min_p, "min_p", {num_rows}, place);
+  params.typical_p = data_of<float>(typical_p, "typical_p", {num_rows}, place);
   params.token_ids = static_cast<int32_t*>(token_ids.data());
   params.num_rows = num_rows;
   params.vocab_size = x.shape[1];
-  if (device.is_cpu()) throw_if_error(cpu::sample(params));
-#ifdef REGATTA_WITH_CUDA
-  if (!device.is_cpu()) {
-    make_current(device);
-    throw_if_error(cuda::sample(params, launch_on(device)));
-  }
-#endif
+  REGATTA_RUN(sample, params, device);
   return {token_ids};
 }
 
-using Shape = std::vector<int64_t>;
-
 std::vector<Shape> infer_shape(const Shape& logits, const Shape&, const Shape&, const Shape&,
-                               const Shape&, const Shape&, const paddle::optional<Shape>&,
-                               const paddle::optional<Shape>&) {
+                               const Shape&, const Shape&, const MaybeShape&, const MaybeShape&) {
   return {{logits[0]}};
-}
-
-using Type = paddle::DataType;
-
-std::vector<Type> infer_dtype(const Type&, const Type&, const Type&, const Type&, const Type&,
-                              const Type&, const paddle::optional<Type>&,
-                              const paddle::optional<Type>&) {
-  return {Type::INT32};
 }
 
 }  // namespace
@@ -73,4 +48,4 @@ PD_BUILD_OP(regatta_sample)
     .Outputs({"token_ids"})
     .SetKernelFn(PD_KERNEL(regatta::binding::sample))
     .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));
+    .SetInferDtypeFn(regatta::binding::types_of<2>);

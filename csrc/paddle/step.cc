@@ -26,18 +26,12 @@
 namespace regatta::binding {
 namespace {
 
-int32_t* int32_data(const paddle::Tensor& tensor, const char* name, int64_t size,
-                    const Device& device) {
-  const void* data = checked_view(tensor, name, DType::kInt32, {size}, device.place).data;
-  return static_cast<int32_t*>(const_cast<void*>(data));
-}
-
 // Paddle itself returns the in-place outputs.
-std::vector<paddle::Tensor> resolve_tokens(paddle::Tensor& token_ids,
-                                           const paddle::Tensor& last_tokens) {
+Tensors resolve_tokens(paddle::Tensor& token_ids, const paddle::Tensor& last_tokens) {
   const Device device = gpu_of(token_ids, "token_ids");
-  [[maybe_unused]] int32_t* ids = int32_data(token_ids, "token_ids", -1, device);
-  [[maybe_unused]] const int32_t* last = int32_data(last_tokens, "last_tokens", -1, device);
+  [[maybe_unused]] int32_t* ids = data_of<int32_t>(token_ids, "token_ids", {-1}, device.place);
+  [[maybe_unused]] const int32_t* last =
+      data_of<int32_t>(last_tokens, "last_tokens", {-1}, device.place);
 #ifdef REGATTA_WITH_CUDA
   make_current(device);
   throw_if_error(
@@ -46,13 +40,11 @@ std::vector<paddle::Tensor> resolve_tokens(paddle::Tensor& token_ids,
   return {};
 }
 
-std::vector<paddle::Tensor> follow_drafts(paddle::Tensor& token_ids, paddle::Tensor& positions,
-                                          paddle::Tensor& slot_mapping,
-                                          paddle::Tensor& context_lens, paddle::Tensor& choices,
-                                          const paddle::Tensor& cu_seqlens_q,
-                                          const paddle::Tensor& block_tables,
-                                          const paddle::Tensor& plan, const paddle::Tensor& tokens,
-                                          int64_t block_size) {
+Tensors follow_drafts(paddle::Tensor& token_ids, paddle::Tensor& positions,
+                      paddle::Tensor& slot_mapping, paddle::Tensor& context_lens,
+                      paddle::Tensor& choices, const paddle::Tensor& cu_seqlens_q,
+                      const paddle::Tensor& block_tables, const paddle::Tensor& plan,
+                      const paddle::Tensor& tokens, int64_t block_size) {
   const Device device = gpu_of(token_ids, "token_ids");
   const phi::Place& place = device.place;
   const Choices drawing = choices_of(choices, place);
@@ -66,27 +58,25 @@ std::vector<paddle::Tensor> follow_drafts(paddle::Tensor& token_ids, paddle::Ten
   const TensorView tables =
       checked_view(block_tables, "block_tables", DType::kInt32, {params.num_seqs, -1}, place);
   const TensorView rows = checked_view(plan, "plan", DType::kInt32, {params.num_seqs, -1}, place);
-  params.token_ids = int32_data(token_ids, "token_ids", -1, device);
-  params.positions = int32_data(positions, "positions", num_tokens, device);
-  params.slot_mapping = int32_data(slot_mapping, "slot_mapping", num_tokens, device);
-  params.context_lens = int32_data(context_lens, "context_lens", -1, device);
+  params.token_ids = data_of<int32_t>(token_ids, "token_ids", {-1}, device.place);
+  params.positions = data_of<int32_t>(positions, "positions", {num_tokens}, device.place);
+  params.slot_mapping = data_of<int32_t>(slot_mapping, "slot_mapping", {num_tokens}, device.place);
+  params.context_lens = data_of<int32_t>(context_lens, "context_lens", {-1}, device.place);
   params.offsets = drawing.offsets;
-  params.cu_seqlens_q = int32_data(cu_seqlens_q, "cu_seqlens_q", params.num_seqs + 1, device);
+  params.cu_seqlens_q =
+      data_of<int32_t>(cu_seqlens_q, "cu_seqlens_q", {params.num_seqs + 1}, device.place);
   params.block_tables = static_cast<const int32_t*>(tables.data);
   params.plan = static_cast<const int32_t*>(rows.data);
-  params.tokens = int32_data(tokens, "tokens", -1, device);
+  params.tokens = data_of<int32_t>(tokens, "tokens", {-1}, device.place);
   params.blocks_per_seq = tables.shape[1];
   params.plan_width = rows.shape[1];
   params.block_size = static_cast<int32_t>(block_size);
-#ifdef REGATTA_WITH_CUDA
-  make_current(device);
-  throw_if_error(cuda::follow_drafts(params, launch_on(device)));
-#endif
+  REGATTA_RUN_ON_GPU(follow_drafts, params, device);
   return {};
 }
 
-std::vector<paddle::Tensor> sample_step(const paddle::Tensor& logits, const paddle::Tensor& choices,
-                                        paddle::Tensor& last_tokens) {
+Tensors sample_step(const paddle::Tensor& logits, const paddle::Tensor& choices,
+                    paddle::Tensor& last_tokens) {
   const Device device = gpu_of(logits, "logits");
   const TensorView x = checked_view(logits, "logits", DType::kFloat32, {-1, -1}, device.place);
   const Choices drawing = choices_of(choices, device.place);
@@ -105,20 +95,16 @@ std::vector<paddle::Tensor> sample_step(const paddle::Tensor& logits, const padd
   params.seeds = drawing.seeds;
   params.offsets = drawing.offsets;
   params.typical_p = drawing.typical_p;
-  params.token_ids = int32_data(last_tokens, "last_tokens", -1, device);
+  params.token_ids = data_of<int32_t>(last_tokens, "last_tokens", {-1}, device.place);
   params.num_rows = num_rows;
   params.vocab_size = x.shape[1];
-#ifdef REGATTA_WITH_CUDA
-  make_current(device);
-  throw_if_error(cuda::sample(params, launch_on(device)));
-#endif
+  REGATTA_RUN_ON_GPU(sample, params, device);
   return {};
 }
 
-std::vector<paddle::Tensor> adjust_logits(paddle::Tensor& logits, const paddle::Tensor& penalties,
-                                          const paddle::Tensor& token_ids,
-                                          const paddle::Tensor& logit_indices,
-                                          paddle::Tensor& history, const paddle::Tensor& rules) {
+Tensors adjust_logits(paddle::Tensor& logits, const paddle::Tensor& penalties,
+                      const paddle::Tensor& token_ids, const paddle::Tensor& logit_indices,
+                      paddle::Tensor& history, const paddle::Tensor& rules) {
   const Device device = gpu_of(logits, "logits");
   const phi::Place& place = device.place;
   const TensorView x = checked_view(logits, "logits", DType::kFloat32, {-1, -1}, place);
@@ -141,48 +127,16 @@ std::vector<paddle::Tensor> adjust_logits(paddle::Tensor& logits, const paddle::
   params.num_prompt = base + 5 * stride;
   params.num_new = base + 6 * stride;
   params.no_repeat_ngram_size = base + 7 * stride;
-  params.token_ids = int32_data(token_ids, "token_ids", -1, device);
-  params.logit_indices = int32_data(logit_indices, "logit_indices", num_rows, device);
+  params.token_ids = data_of<int32_t>(token_ids, "token_ids", {-1}, device.place);
+  params.logit_indices = data_of<int32_t>(logit_indices, "logit_indices", {num_rows}, device.place);
   params.history = static_cast<int32_t*>(const_cast<void*>(past.data));
   params.rules = static_cast<const int32_t*>(table.data);
   params.num_rows = num_rows;
   params.vocab_size = x.shape[1];
   params.max_length = past.shape[1];
   params.rules_width = table.shape[1];
-#ifdef REGATTA_WITH_CUDA
-  make_current(device);
-  throw_if_error(cuda::adjust_logits(params, launch_on(device)));
-#endif
+  REGATTA_RUN_ON_GPU(adjust_logits, params, device);
   return {};
-}
-
-using Shape = std::vector<int64_t>;
-using Type = paddle::DataType;
-
-std::vector<Shape> resolve_shape(const Shape& token_ids, const Shape&) { return {token_ids}; }
-std::vector<Type> resolve_dtype(const Type& token_ids, const Type&) { return {token_ids}; }
-std::vector<Shape> follow_shape(const Shape& token_ids, const Shape& positions,
-                                const Shape& slot_mapping, const Shape& context_lens,
-                                const Shape& choices, const Shape&, const Shape&, const Shape&,
-                                const Shape&, int64_t) {
-  return {token_ids, positions, slot_mapping, context_lens, choices};
-}
-std::vector<Type> follow_dtype(const Type& token_ids, const Type& positions,
-                               const Type& slot_mapping, const Type& context_lens,
-                               const Type& choices, const Type&, const Type&, const Type&,
-                               const Type&) {
-  return {token_ids, positions, slot_mapping, context_lens, choices};
-}
-std::vector<Shape> sample_shape(const Shape&, const Shape&, const Shape& last) { return {last}; }
-std::vector<Type> sample_dtype(const Type&, const Type&, const Type& last) { return {last}; }
-
-std::vector<Shape> adjust_shape(const Shape& logits, const Shape&, const Shape&, const Shape&,
-                                const Shape& history, const Shape&) {
-  return {logits, history};
-}
-std::vector<Type> adjust_dtype(const Type& logits, const Type&, const Type&, const Type&,
-                               const Type& history, const Type&) {
-  return {logits, history};
 }
 
 }  // namespace
@@ -193,8 +147,8 @@ PD_BUILD_OP(regatta_resolve_tokens)
     .Outputs({"resolved"})
     .SetInplaceMap({{"token_ids", "resolved"}})
     .SetKernelFn(PD_KERNEL(regatta::binding::resolve_tokens))
-    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::resolve_shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::resolve_dtype));
+    .SetInferShapeFn(regatta::binding::shapes_of<0>)
+    .SetInferDtypeFn(regatta::binding::types_of<0>);
 
 PD_BUILD_OP(regatta_follow_drafts)
     .Inputs({"token_ids", "positions", "slot_mapping", "context_lens", "choices", "cu_seqlens_q",
@@ -208,21 +162,21 @@ PD_BUILD_OP(regatta_follow_drafts)
                     {"context_lens", "context_lens_out"},
                     {"choices", "choices_out"}})
     .SetKernelFn(PD_KERNEL(regatta::binding::follow_drafts))
-    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::follow_shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::follow_dtype));
+    .SetInferShapeFn(regatta::binding::shapes_of<0, 1, 2, 3, 4>)
+    .SetInferDtypeFn(regatta::binding::types_of<0, 1, 2, 3, 4>);
 
 PD_BUILD_OP(regatta_sample_step)
     .Inputs({"logits", "choices", "last_tokens"})
     .Outputs({"new_tokens"})
     .SetInplaceMap({{"last_tokens", "new_tokens"}})
     .SetKernelFn(PD_KERNEL(regatta::binding::sample_step))
-    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::sample_shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::sample_dtype));
+    .SetInferShapeFn(regatta::binding::shapes_of<2>)
+    .SetInferDtypeFn(regatta::binding::types_of<2>);
 
 PD_BUILD_OP(regatta_adjust_logits)
     .Inputs({"logits", "penalties", "token_ids", "logit_indices", "history", "rules"})
     .Outputs({"adjusted", "history_out"})
     .SetInplaceMap({{"logits", "adjusted"}, {"history", "history_out"}})
     .SetKernelFn(PD_KERNEL(regatta::binding::adjust_logits))
-    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::adjust_shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::adjust_dtype));
+    .SetInferShapeFn(regatta::binding::shapes_of<0, 4>)
+    .SetInferDtypeFn(regatta::binding::types_of<0, 4>);

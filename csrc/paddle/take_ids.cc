@@ -4,7 +4,7 @@
 namespace regatta::binding {
 namespace {
 
-std::vector<paddle::Tensor> take_ids(const paddle::Tensor& ids, const paddle::Tensor& rows) {
+Tensors take_ids(const paddle::Tensor& ids, const paddle::Tensor& rows) {
   const Device device = device_of(ids, "ids");
   const TensorView from = checked_view(ids, "ids", DType::kInt32, {-1}, device.place);
   const TensorView places = checked_view(rows, "rows", DType::kInt32, {-1}, device.place);
@@ -34,14 +34,6 @@ std::vector<paddle::Tensor> take_ids(const paddle::Tensor& ids, const paddle::Te
   return {out};
 }
 
-using Shape = std::vector<int64_t>;
-
-std::vector<Shape> infer_shape(const Shape&, const Shape& rows) { return {rows}; }
-
-using Type = paddle::DataType;
-
-std::vector<Type> infer_dtype(const Type& ids, const Type&) { return {ids}; }
-
 }  // namespace
 }  // namespace regatta::binding
 
@@ -49,5 +41,5 @@ PD_BUILD_OP(regatta_take_ids)
     .Inputs({"ids", "rows"})
     .Outputs({"taken"})
     .SetKernelFn(PD_KERNEL(regatta::binding::take_ids))
-    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));
+    .SetInferShapeFn(regatta::binding::shapes_of<1>)
+    .SetInferDtypeFn(regatta::binding::types_of<0>);

@@ -14,12 +14,9 @@ namespace regatta::binding {
 namespace {
 
 // Paddle itself returns the in-place output.
-std::vector<paddle::Tensor> verify_window(const paddle::Tensor& logits,
-                                          const paddle::Tensor& choices,
-                                          const paddle::Tensor& token_ids,
-                                          const paddle::Tensor& logit_indices,
-                                          paddle::Tensor& last_tokens, int64_t window,
-                                          int64_t max_candidate_len) {
+Tensors verify_window(const paddle::Tensor& logits, const paddle::Tensor& choices,
+                      const paddle::Tensor& token_ids, const paddle::Tensor& logit_indices,
+                      paddle::Tensor& last_tokens, int64_t window, int64_t max_candidate_len) {
   const Device device = gpu_of(logits, "logits");
   const phi::Place& place = device.place;
   const TensorView x = checked_view(logits, "logits", DType::kFloat32, {-1, -1}, place);
@@ -45,8 +42,7 @@ std::vector<paddle::Tensor> verify_window(const paddle::Tensor& logits,
   params.min_p = drawing.min_p;
   params.num_drafts = drawing.num_drafts;
   params.token_ids = static_cast<const int32_t*>(ids.data);
-  params.logit_indices = static_cast<const int32_t*>(
-      checked_view(logit_indices, "logit_indices", DType::kInt32, {num_rows}, place).data);
+  params.logit_indices = data_of<int32_t>(logit_indices, "logit_indices", {num_rows}, place);
   params.drawn = static_cast<int32_t*>(const_cast<void*>(drawn.data));
   params.num_rows = num_rows;
   params.num_tokens = ids.shape[0];
@@ -62,18 +58,6 @@ std::vector<paddle::Tensor> verify_window(const paddle::Tensor& logits,
   return {};
 }
 
-using Shape = std::vector<int64_t>;
-using Type = paddle::DataType;
-
-std::vector<Shape> infer_shape(const Shape&, const Shape&, const Shape&, const Shape&,
-                               const Shape& last_tokens, int64_t, int64_t) {
-  return {last_tokens};
-}
-std::vector<Type> infer_dtype(const Type&, const Type&, const Type&, const Type&,
-                              const Type& last_tokens, int64_t, int64_t) {
-  return {last_tokens};
-}
-
 }  // namespace
 }  // namespace regatta::binding
 
@@ -83,5 +67,5 @@ PD_BUILD_OP(regatta_verify_window)
     .Attrs({"window: int64_t", "max_candidate_len: int64_t"})
     .SetInplaceMap({{"last_tokens", "new_tokens"}})
     .SetKernelFn(PD_KERNEL(regatta::binding::verify_window))
-    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));
+    .SetInferShapeFn(regatta::binding::shapes_of<4>)
+    .SetInferDtypeFn(regatta::binding::types_of<4>);

@@ -9,7 +9,7 @@
 namespace regatta::binding {
 namespace {
 
-std::vector<paddle::Tensor> views_tensor(const std::vector<paddle::Tensor>& tensors) {
+Tensors views_tensor(const Tensors& tensors) {
   if (tensors.empty()) fail("tensors is empty (allowed: one and more)");
   const std::vector<TensorView> list = views(tensors, "tensors", tensors[0].place());
   const int64_t row = sizeof(TensorView);
@@ -18,13 +18,11 @@ std::vector<paddle::Tensor> views_tensor(const std::vector<paddle::Tensor>& tens
   return {out};
 }
 
-std::vector<std::vector<int64_t>> infer_shape(const std::vector<std::vector<int64_t>>& tensors) {
+std::vector<Shape> infer_shape(const std::vector<Shape>& tensors) {
   return {{static_cast<int64_t>(tensors.size()), static_cast<int64_t>(sizeof(TensorView))}};
 }
 
-std::vector<paddle::DataType> infer_dtype(const std::vector<paddle::DataType>&) {
-  return {paddle::DataType::UINT8};
-}
+std::vector<Type> infer_dtype(const std::vector<Type>&) { return {Type::UINT8}; }
 
 }  // namespace
 }  // namespace regatta::binding

@@ -8,11 +8,7 @@
 #include "foreach_isa.h"
 
 namespace regatta::cpu {
-namespace {
-const OpTable<ReluSquaredParams> kReluSquared("relu_squared",
-                                              {REGATTA_CANDIDATES(run_relu_squared)});
-}
 
-Status relu_squared(const ReluSquaredParams& params) { return kReluSquared.run(params); }
+REGATTA_OPERATOR(relu_squared, ReluSquaredParams)
 
 }  // namespace regatta::cpu

@@ -6,7 +6,7 @@
 namespace regatta::binding {
 namespace {
 
-std::vector<paddle::Tensor> relu_squared(const paddle::Tensor& x) {
+Tensors relu_squared(const paddle::Tensor& x) {
   const Device device = device_of(x, "x");
   const TensorView x_view = view(x, "x", device.place);
   check_activation(x_view, "x");
@@ -23,10 +23,6 @@ std::vector<paddle::Tensor> relu_squared(const paddle::Tensor& x) {
   return {out};
 }
 
-std::vector<std::vector<int64_t>> infer_shape(const std::vector<int64_t>& x) { return {x}; }
-
-std::vector<paddle::DataType> infer_dtype(const paddle::DataType& x) { return {x}; }
-
 }  // namespace
 }  // namespace regatta::binding
 
@@ -34,5 +30,5 @@ PD_BUILD_OP(regatta_relu_squared)
     .Inputs({"x"})
     .Outputs({"out"})
     .SetKernelFn(PD_KERNEL(regatta::binding::relu_squared))
-    .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
-    .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));
+    .SetInferShapeFn(regatta::binding::shapes_of<0>)
+    .SetInferDtypeFn(regatta::binding::types_of<0>);
