@@ -24,7 +24,7 @@ from predict.engine.stats import EngineStats
 from predict.llm import LLM, Conversation, Prompt, check_streamed
 from predict.request import RequestOutput, SamplingParams
 
-Event = StreamOutput | RequestOutput | BaseException  # the last two are an answer's last ones
+AnswerEvent = StreamOutput | RequestOutput | BaseException  # the last two are an answer's last ones
 Command = Callable[[LLM], None]
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class AsyncAnswer:
         self._samples = samples
         self._streamed = streamed
         self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._events: asyncio.Queue[AnswerEvent] = asyncio.Queue()
         self.request_id = samples.requests[0].request_id
 
     async def __aiter__(self) -> AsyncIterator[StreamOutput]:
@@ -295,7 +295,7 @@ class AsyncLLM:
 
     def _step(self, llm: LLM) -> None:
         llm.step()
-        events: dict[AsyncAnswer, list[Event]] = {}
+        events: dict[AsyncAnswer, list[AnswerEvent]] = {}
         for answer in list(self._answers.values()):
             try:
                 new = self._new_events(answer)
@@ -310,10 +310,10 @@ class AsyncLLM:
         for answer in self._send(events):
             self.abort(answer.request_id)
 
-    def _new_events(self, answer: AsyncAnswer) -> list[Event]:
+    def _new_events(self, answer: AsyncAnswer) -> list[AnswerEvent]:
         """An answer's events after a step; an error or an output is its last event."""
         samples = answer._samples
-        new: list[Event] = [*samples.pieces()] if answer._streamed else []
+        new: list[AnswerEvent] = [*samples.pieces()] if answer._streamed else []
         if samples.error is None and samples.is_finished:
             output = samples.output()
             if samples.error is None:
@@ -324,12 +324,12 @@ class AsyncLLM:
         """Sends the last events of an aborted answer."""
         try:
             pieces = answer._samples.pieces() if answer._streamed else []
-            left: list[Event] = [*pieces, answer._samples.output()]
+            left: list[AnswerEvent] = [*pieces, answer._samples.output()]
         except Exception as error:
             left = [error]
         self._send({answer: left})
 
-    def _send(self, events: dict[AsyncAnswer, list[Event]]) -> list[AsyncAnswer]:
+    def _send(self, events: dict[AsyncAnswer, list[AnswerEvent]]) -> list[AsyncAnswer]:
         """Sends events to their event loops, one call each; returns answers of closed loops."""
         by_loop: defaultdict[asyncio.AbstractEventLoop, list[AsyncAnswer]] = defaultdict(list)
         for answer in events:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 DESCRIPTION = "Answers the prompts of a data file with many replicas of a model, on Ray."
 NOT_HERE = ("benchmark", "benchmark_file", "total_request_num")  # flags of the predictor alone
 OWN_FLAGS = (
-    Flag("Replicas", "num_replicas", "int", 2,
+    Flag("ReplicaPlan", "num_replicas", "int", 2,
          "Processes that answer, each with the whole model and a batch of --batch_size.",
          allowed=Range(1, 1 << 16)),
     *RAY_FLAGS,
@@ -85,10 +85,10 @@ def run(flags: FlagValues, make_llm: MakeLLM | None, signals: Signals) -> int:
             num_failed, speed = 0, ""
             if not results.is_complete:
                 with connected(flags["ray_address"], share, num_replicas):
-                    from predict.scale_out.batch import Batch, Replicas
+                    from predict.scale_out.batch import BatchJob, ReplicaPlan
 
-                    replicas = Replicas(config.engine, num_replicas, share, make_llm)
-                    batch = Batch(work, results, replicas)
+                    replicas = ReplicaPlan(config.engine, num_replicas, share, make_llm)
+                    batch = BatchJob(work, results, replicas)
                     with Progress(len(work.items)) as progress:
                         batch.run(signals, progress)
                 num_failed, speed = batch.num_failed, progress.speed

@@ -44,7 +44,7 @@ from quant.layer import (
 )
 from quant.observers import make_observer
 from quant.smooth import PiecewiseSearch, piecewise_search, shift_of, smooth_scale
-from quant.stats import InputStats, TensorObserver, Wanted
+from quant.stats import InputStats, StatBatches, TensorObserver
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -192,11 +192,11 @@ class LayerQuantizer:
         config = self.config
         return config.shift and (kind_of(key) in NORM_FED or config.shift_all_linears)
 
-    def _wanted(self, key: str) -> Wanted:
+    def _wanted(self, key: str) -> StatBatches:
         config = self.config
         smooth, shift = self._smooths(key), self._shifts(key)
         steps = config.do_gptq * config.gptq_step, config.do_awq * config.awq_step
-        return Wanted(
+        return StatBatches(
             hessian=max(*steps, config.auto_clip * config.autoclip_step),
             ranges=max(smooth * config.smooth_step, shift * config.shift_step),
             magnitudes=config.do_awq * config.awq_step,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from predict.cli.flags import (
     COMPAT,
+    Clash,
     Flag,
     FlagValues,
-    Rule,
     check_rules,
     parse_flags,
     with_file,
@@ -45,50 +45,50 @@ _NOT_USED = "PaddleNLP does not use it either."
 _TODAY = not_yet("--do_ptq, --do_gptq and --do_awq work.")
 
 # fmt: off
-RULES: tuple[Rule, ...] = (
-    Rule(lambda c: c.info.group_size is not None,
+RULES: tuple[Clash, ...] = (
+    Clash(lambda c: c.info.group_size is not None,
          "--quant_type {quant_type} has no calibration: its scales are powers of two; use "
          "weight_only_int4, or round while reading with the engine's --quant_type"),
-    Rule(lambda c: c.do_ptq and c.do_gptq,
+    Clash(lambda c: c.do_ptq and c.do_gptq,
          "--do_ptq and --do_gptq exclude each other: the first rounds to the nearest weights; "
          "leave one of them out"),
-    Rule(lambda c: c.do_gptq and not c.info.has_groups,
+    Clash(lambda c: c.do_gptq and not c.info.has_groups,
          "--do_gptq rounds weight-only types, and --quant_type is {quant_type}; use "
          "weight_only_int8, weight_only_int4 or w4a8"),
-    Rule(lambda c: (c.do_awq or c.auto_clip) and not c.info.has_groups,
+    Clash(lambda c: (c.do_awq or c.auto_clip) and not c.info.has_groups,
          "--do_awq and --auto_clip work on weight-only types, and --quant_type is {quant_type}; "
          "use --smooth, or weight_only_int4"),
-    Rule(lambda c: (c.shift or (c.smooth and not c.do_awq)) and not c.info.has_smooth,
+    Clash(lambda c: (c.shift or (c.smooth and not c.do_awq)) and not c.info.has_smooth,
          "--shift and --smooth make int8 activations better, and --quant_type is {quant_type}; "
          "use a8w8, or --do_awq for weights alone"),
-    Rule(lambda c: c.shift and not c.do_ptq,
+    Clash(lambda c: c.shift and not c.do_ptq,
          "--shift is for static activation scales; add --do_ptq"),
-    Rule(lambda c: c.static_experts and not c.static_activations,
+    Clash(lambda c: c.static_experts and not c.static_activations,
          "--static_experts is about static activation scales, and --quant_type is {quant_type}, "
          "--do_ptq {do_ptq}; use a8w8 or a8w8_fp8 with --do_ptq, or leave --static_experts out"),
-    Rule(lambda c: c.shift_all_linears and not c.shift,
+    Clash(lambda c: c.shift_all_linears and not c.shift,
          "--shift_all_linears needs --shift"),
-    Rule(lambda c: (c.smooth_all_linears or c.smooth_piecewise_search) and not c.smooth,
+    Clash(lambda c: (c.smooth_all_linears or c.smooth_piecewise_search) and not c.smooth,
          "--smooth_all_linears and --smooth_piecewise_search need --smooth"),
-    Rule(lambda c: c.smooth_piecewise_search and c.do_awq,
+    Clash(lambda c: c.smooth_piecewise_search and c.do_awq,
          "--smooth_piecewise_search and --do_awq both choose the input scales; leave one out"),
-    Rule(lambda c: c.weight_quant_method in ("abs_max", "avg", "blockwise")
+    Clash(lambda c: c.weight_quant_method in ("abs_max", "avg", "blockwise")
          and not c.info.has_blocks,
          "--weight_quant_method {weight_quant_method} is for a8w8_fp8, and --quant_type is "
          "{quant_type}; use abs_max_channel_wise or groupwise"),
-    Rule(lambda c: (c.weight_quant_method == "groupwise" or c.weightonly_group_size != -1)
+    Clash(lambda c: (c.weight_quant_method == "groupwise" or c.weightonly_group_size != -1)
          and not c.info.has_groups,
          "groups (--weight_quant_method groupwise, --weightonly_group_size) are for weight-only "
          "types, and --quant_type is {quant_type}; leave them out"),
-    Rule(lambda c: c.weight_quant_method == "blockwise" and c.do_ptq,
+    Clash(lambda c: c.weight_quant_method == "blockwise" and c.do_ptq,
          "--weight_quant_method blockwise finds activation scales at run time; leave --do_ptq "
          "out"),
-    Rule(lambda c: not (c.weight_symmetric or (c.info.is_weight_only and c.info.bits == 4)),
+    Clash(lambda c: not (c.weight_symmetric or (c.info.is_weight_only and c.info.bits == 4)),
          "--weight_symmetric false is for weight_only_int4, and --quant_type is {quant_type}"),
-    Rule(lambda c: c.search_alpha_min > c.search_alpha_max,
+    Clash(lambda c: c.search_alpha_min > c.search_alpha_max,
          "--search_alpha_min {search_alpha_min} is more than --search_alpha_max "
          "{search_alpha_max}; lower the first or raise the second"),
-    Rule(lambda c: c.search_scale_min > c.search_scale_max,
+    Clash(lambda c: c.search_scale_min > c.search_scale_max,
          "--search_scale_min {search_scale_min} is more than --search_scale_max "
          "{search_scale_max}; lower the first or raise the second"),
 )

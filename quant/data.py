@@ -15,7 +15,7 @@ from predict.system.files import read_text
 from predict.text.conversation import conversation_messages
 from predict.text.tokenizer import Tokenizer
 
-TokenIds = npt.NDArray[np.int32]
+TokenArray = npt.NDArray[np.int32]
 
 # What PaddleNLP looks for in a dataset's folder.
 DATASET_FILES = ("quant.json", "quant/*.json", "train.json", "train/*.json")
@@ -39,7 +39,7 @@ def find_data_file(path: str | Path, flag: str = "--data_file") -> list[Path]:
 
 def read_sequences(
     path: str | Path, tokenizer: Tokenizer, max_tokens: int, max_sequences: int | None = None
-) -> list[TokenIds]:
+) -> list[TokenArray]:
     """Token ids of a text file's windows, or of the lines of {"src", "tgt"} files.
 
     max_tokens: of one sequence. A text is cut into windows of that length, each after the
@@ -47,7 +47,7 @@ def read_sequences(
     text. A line's src and tgt make one sequence, cut at the end. Raises UserError where nothing is
     left.
     """
-    sequences: list[TokenIds] = []
+    sequences: list[TokenArray] = []
     for file in find_data_file(path):
         if file.suffix in TEXT_SUFFIXES:
             text = read_text(file)
@@ -69,7 +69,7 @@ def read_sequences(
     return sequences
 
 
-def text_windows(text: str, tokenizer: Tokenizer, max_tokens: int) -> list[TokenIds]:
+def text_windows(text: str, tokenizer: Tokenizer, max_tokens: int) -> list[TokenArray]:
     """The text in windows of max_tokens, begin-of-text tokens included; the last may be short."""
     ids = np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
     start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
@@ -80,7 +80,7 @@ def text_windows(text: str, tokenizer: Tokenizer, max_tokens: int) -> list[Token
     return [np.concatenate([prefix, ids[at : at + size]]) for at in range(0, len(ids), size)]
 
 
-def _line(item: DataItem, tokenizer: Tokenizer) -> TokenIds:
+def _line(item: DataItem, tokenizer: Tokenizer) -> TokenArray:
     """Token ids of one line: src and tgt, with the chat template where the tokenizer has one."""
     tgt = item.tgt if isinstance(item.tgt, str) else " ".join(map(str, item.tgt))
     if tokenizer.chat_template is not None:
@@ -94,7 +94,7 @@ def _line(item: DataItem, tokenizer: Tokenizer) -> TokenIds:
     return np.array(tokenizer.encode(text), np.int32)
 
 
-def digest(sequences: Sequence[TokenIds]) -> str:
+def digest(sequences: Sequence[TokenArray]) -> str:
     """A hash of the sequences, to recognise them."""
     state = hashlib.sha256()
     for ids in sequences:

@@ -37,7 +37,7 @@ from predict.system.options import Checked, flags_of, option, values_of
 from predict.system.outputs import check_output, locked
 from predict.system.ranges import COUNT, LENGTH, MAX_INT64, Range
 from quant.config import check_device
-from quant.rows import UNQUANTIZED, Row, parse_row
+from quant.rows import UNQUANTIZED, QuantRow, parse_row
 
 if TYPE_CHECKING:
     from predict.config.engine import EngineConfig
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from predict.system.progress import Progress
     from predict.system.signals import Signals
     from quant.config import QuantConfig
-    from quant.data import TokenIds
+    from quant.data import TokenArray
 
 PROG = "evaluate.py"
 DESCRIPTION = "Measures what quantization costs and brings."
@@ -73,7 +73,7 @@ class EvaluateConfig(Checked):
     model_name_or_path: str = option(help=
         "Directory of the unquantized checkpoint, or a hub name in the local caches. Required.",
         group="Model and rows")
-    rows: tuple[Row, ...] = option(help=
+    rows: tuple[QuantRow, ...] = option(help=
         "Rows of the table: TYPE[_gN][+METHOD...][@CACHE], or directories of quantized "
         "checkpoints. TYPE is a --quant_type of predictor.py, or none. METHOD calibrates first: "
         "ptq, smooth, piecewise, shift, gptq, awq, clip, asym. CACHE is dynamic, static, fp8 or "
@@ -160,7 +160,7 @@ class EvaluateConfig(Checked):
             config.check(row)
         return config
 
-    def check(self, row: Row) -> None:
+    def check(self, row: QuantRow) -> None:
         """Raises UserError where a row cannot be made, before any is measured."""
         from predict.config.schemes import check_support
         from predict.loading.layouts.online import check_group_size
@@ -184,7 +184,7 @@ class EvaluateConfig(Checked):
                 ):
                     check_group_size(linear, row.group_size)
 
-    def quantization(self, row: Row, folder: Path) -> QuantConfig:
+    def quantization(self, row: QuantRow, folder: Path) -> QuantConfig:
         """How run_quantization.py makes a row's checkpoint in `folder`. Raises UserError."""
         from quant.config import QuantConfig, parse_command_line
 
@@ -263,7 +263,7 @@ def run(config: EvaluateConfig, progress: bool | None = None) -> dict[str, Resul
         )
     results: dict[str, Result] = {}
     references: dict[bool, Model] = {}  # by whether the operators are compiled
-    rows = [Row(UNQUANTIZED, None), *(row for row in config.rows if row.name != UNQUANTIZED)]
+    rows = [QuantRow(UNQUANTIZED, None), *(row for row in config.rows if row.name != UNQUANTIZED)]
     with (
         tempfile.TemporaryDirectory(prefix="regatta-evaluate-") as folder,
         Progress(len(rows) * len(windows), progress, unit="window") as bar,
@@ -288,7 +288,7 @@ def run(config: EvaluateConfig, progress: bool | None = None) -> dict[str, Resul
 
 
 def engine_config(
-    config: EvaluateConfig, row: Row, directory: str, inference_model: bool | None = None
+    config: EvaluateConfig, row: QuantRow, directory: str, inference_model: bool | None = None
 ) -> EngineConfig:
     """The engine of a row, whose checkpoint is in `directory`. Raises UserError.
 
@@ -318,7 +318,7 @@ def engine_config(
     )
 
 
-def is_compiled_for(config: EvaluateConfig, row: Row) -> bool:
+def is_compiled_for(config: EvaluateConfig, row: QuantRow) -> bool:
     """Whether the CPU's compiled operators have the row's type; on a GPU nothing else runs."""
     from predict.config.schemes import check_support
 
@@ -365,7 +365,7 @@ class Model:
             scales,
         )
 
-    def logits(self, window: TokenIds) -> Any:
+    def logits(self, window: TokenArray) -> Any:
         """float32 logits [n - 1, vocab_size] of a window's tokens but the last, in one step."""
         import paddle
         from predict.nn.decoder import forward
@@ -382,7 +382,7 @@ class Model:
         return found.numpy()[:-1]
 
 
-def measure(model: Model, reference: Model, windows: Sequence[TokenIds], bar: Progress) -> Result:
+def measure(model: Model, reference: Model, windows: Sequence[TokenArray], bar: Progress) -> Result:
     """One row, against `reference`, which may be the same."""
     from quant.metrics import Comparison
 
@@ -426,7 +426,7 @@ def weight_bytes(llm: LLM) -> int:
     return int(total)
 
 
-def decode_tokens_per_s(llm: LLM, window: TokenIds) -> float:
+def decode_tokens_per_s(llm: LLM, window: TokenArray) -> float:
     """Tokens per second of one sequence after its prompt; the median between two tokens."""
     from statistics import median
 

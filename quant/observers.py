@@ -16,8 +16,8 @@ import numpy.typing as npt
 from predict.errors import UserError, one_of
 from quant.grids import round_fp8, round_int8
 
-Values = npt.NDArray[Any]
-Rounding = Callable[[Values, Any], Values]  # (values, range) -> values on the 8-bit grid
+Observed = npt.NDArray[Any]
+Rounding = Callable[[Observed, Any], Observed]  # (values, range) -> values on the 8-bit grid
 
 NUM_BINS = 4096
 SMALLEST_RANGE = 1e-8  # what a range of only zeros becomes, so that no scale is 0
@@ -26,16 +26,16 @@ SMALLEST_RANGE = 1e-8  # what a range of only zeros becomes, so that no scale is
 class Observer(Protocol):
     """Finds the ranges of groups of values."""
 
-    def update(self, values: Values) -> None:
+    def update(self, values: Observed) -> None:
         """Takes one batch, [groups, n]; raises UserError on NaN and infinity."""
         ...
 
-    def range(self) -> Values:
+    def range(self) -> Observed:
         """[groups]; raises UserError when no batch has come."""
         ...
 
 
-def batch_absmax(values: Values) -> Values:
+def batch_absmax(values: Observed) -> Observed:
     """Largest absolute value [groups] of values [groups, n]; UserError on NaN and infinity."""
     # One pass without a temporary as large as the batch; NaN and infinity survive min and max.
     absmax = np.maximum(-values.min(axis=1), values.max(axis=1)).astype(np.float32)
@@ -44,7 +44,7 @@ def batch_absmax(values: Values) -> Values:
     return absmax
 
 
-def _seen(summary: Values | None) -> Values:
+def _seen(summary: Observed | None) -> Observed:
     """The summary of the batches; UserError where none came."""
     if summary is None or not len(summary):
         raise UserError("no calibration batch has been observed; give more calibration data")
@@ -55,13 +55,13 @@ class AbsMax:
     """The largest absolute value of all batches."""
 
     def __init__(self, rounding: Rounding = round_int8) -> None:
-        self._absmax: Values | None = None
+        self._absmax: Observed | None = None
 
-    def update(self, values: Values) -> None:
+    def update(self, values: Observed) -> None:
         absmax = batch_absmax(values)
         self._absmax = absmax if self._absmax is None else np.maximum(self._absmax, absmax)
 
-    def range(self) -> Values:
+    def range(self) -> Observed:
         absmax = _seen(self._absmax)
         return np.maximum(absmax, np.float32(SMALLEST_RANGE))
 
@@ -70,15 +70,15 @@ class AverageAbsMax:
     """The mean over batches of each batch's largest absolute value (PaddleNLP's "avg")."""
 
     def __init__(self, rounding: Rounding = round_int8) -> None:
-        self._sum: Values | None = None
+        self._sum: Observed | None = None
         self._num_batches = 0
 
-    def update(self, values: Values) -> None:
+    def update(self, values: Observed) -> None:
         absmax = batch_absmax(values).astype(np.float64)
         self._sum = absmax if self._sum is None else self._sum + absmax
         self._num_batches += 1
 
-    def range(self) -> Values:
+    def range(self) -> Observed:
         mean = (_seen(self._sum) / max(self._num_batches, 1)).astype(np.float32)
         return np.maximum(mean, np.float32(SMALLEST_RANGE))
 
@@ -91,7 +91,7 @@ class Histogram:
         self.top = np.zeros(0)  # [groups] right border of the last bin
         self.absmax = np.zeros(0, np.float32)  # [groups]
 
-    def update(self, values: Values) -> None:
+    def update(self, values: Observed) -> None:
         """Counts one batch, [groups, n]; raises UserError on NaN and infinity."""
         absmax = batch_absmax(values)
         if not len(self.counts):
@@ -112,9 +112,9 @@ class Histogram:
             found, _ = np.histogram(np.abs(values[group]), NUM_BINS, (0.0, self.top[group]))
             self.counts[group] += found
 
-    def centers(self, group: int) -> Values:
+    def centers(self, group: int) -> Observed:
         """The middle of each bin."""
-        centers: Values = (np.arange(NUM_BINS) + 0.5) * self.top[group] / NUM_BINS
+        centers: Observed = (np.arange(NUM_BINS) + 0.5) * self.top[group] / NUM_BINS
         return centers
 
 
@@ -125,10 +125,10 @@ class HistogramObserver:
         self.rounding = rounding
         self.histogram = Histogram()
 
-    def update(self, values: Values) -> None:
+    def update(self, values: Observed) -> None:
         self.histogram.update(values)
 
-    def range(self) -> Values:
+    def range(self) -> Observed:
         groups = range(len(_seen(self.histogram.counts)))
         found = [self.choose(group) if self.histogram.top[group] else 0.0 for group in groups]
         chosen = np.minimum(np.array(found, np.float32), self.histogram.absmax)
@@ -185,7 +185,7 @@ class KullbackLeibler(HistogramObserver):
         losses = [self._loss(counts, centers, bins, bins * width) for bins in candidates]
         return float(candidates[int(np.argmin(losses))] * width)
 
-    def _loss(self, counts: Values, centers: Values, bins: int, top: float) -> float:
+    def _loss(self, counts: Observed, centers: Observed, bins: int, top: float) -> float:
         """KL divergence of the clipped from the rounded distribution over the first `bins`."""
         kept = counts[:bins]
         clipped = kept.copy()

@@ -33,7 +33,7 @@ GRAMMAR = (
 
 
 @dataclass(frozen=True)
-class Row:
+class QuantRow:
     """One quantization to measure."""
 
     name: str  # as the command line has it
@@ -59,7 +59,7 @@ class Row:
         return words
 
 
-def parse_row(text: str, cache: str | None = None, group_size: int = -1) -> Row:
+def parse_row(text: str, cache: str | None = None, group_size: int = -1) -> QuantRow:
     """The row of a text; cache, group_size: where it has none. Raises UserError."""
     rest, at, own_cache = text.partition("@") if not Path(text).is_dir() else (text, "", "")
     if at:
@@ -69,7 +69,7 @@ def parse_row(text: str, cache: str | None = None, group_size: int = -1) -> Row:
     if Path(rest).is_dir():
         if not (Path(rest) / "config.json").exists():
             raise UserError(f"--quant_type {rest} is a directory without config.json; {GRAMMAR}")
-        return Row(text, None, checkpoint=rest, cache=cache)
+        return QuantRow(text, None, checkpoint=rest, cache=cache)
     rest, *methods = rest.split("+")
     for method in methods:
         if method not in METHODS:
@@ -82,7 +82,7 @@ def parse_row(text: str, cache: str | None = None, group_size: int = -1) -> Row:
                 f"{text!r}: static cache scales are calibrated with quantized weights; use "
                 "weight_only_int8@static, or another cache"
             )
-        return Row(text, None, cache=cache)
+        return QuantRow(text, None, cache=cache)
     grouped = re.fullmatch(r"(.+)_g(\d+)", rest)
     if grouped:
         rest, group_size = grouped[1], int(grouped[2])
@@ -97,4 +97,4 @@ def parse_row(text: str, cache: str | None = None, group_size: int = -1) -> Row:
     if quant_type.cache_type and cache not in (None, quant_type.cache_type):
         raise UserError(f"{text!r} has a {quant_type.cache_type} cache of its own, not {cache}")
     cache = cache or quant_type.cache_type
-    return Row(text, quant_type.scheme, None, group_size, tuple(methods), cache)
+    return QuantRow(text, quant_type.scheme, None, group_size, tuple(methods), cache)

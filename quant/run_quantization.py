@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from predict.loading.sources import CheckpointSource
     from predict.nn.weights import WeightPlan
     from quant.calibrate import Batches, LayerQuantizer
-    from quant.data import TokenIds
+    from quant.data import TokenArray
     from quant.state import RunState
 
 # What a finished layer does not depend on: where it is stored, and how it is computed.
@@ -50,7 +50,7 @@ NOT_INPUTS = (
 
 
 @dataclass(frozen=True)
-class Summary:
+class QuantSummary:
     """What a run did: bytes of all tensors before and after, mean relative output error by kind."""
 
     bytes_before: int
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(
     config: QuantConfig, progress: bool | None = None, signals: Signals | None = None
-) -> Summary:
+) -> QuantSummary:
     """Writes the quantized checkpoint of `config` to its --output_path.
 
     Everything is read and checked before any layer is computed. progress: whether to show a bar;
@@ -95,7 +95,7 @@ def run(
         return _run(config, progress, signals or Signals())
 
 
-def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summary:
+def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> QuantSummary:
     from predict.loading.arrays import num_bytes
     from predict.loading.checkpoint import Checkpoint, checkpoint_digest
     from predict.loading.model import read_spec
@@ -184,7 +184,7 @@ def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> Summar
         write_config(config, source_dir, written)
         state.remove()
     before = sum(map(num_bytes, checkpoint.tensors.values()))
-    return Summary(before, after, sum(map(len, sequences)), loss)
+    return QuantSummary(before, after, sum(map(len, sequences)), loss)
 
 
 def check(config: QuantConfig, plan: WeightPlan, checkpoint: Any, source: CheckpointSource) -> None:
@@ -208,7 +208,7 @@ def check(config: QuantConfig, plan: WeightPlan, checkpoint: Any, source: Checkp
         )
 
 
-def read_calibration(config: QuantConfig) -> list[TokenIds]:
+def read_calibration(config: QuantConfig) -> list[TokenArray]:
     """The calibration sequences; raises UserError where there are none, or no tokenizer."""
     from predict.text.tokenizer import Tokenizer
     from quant.data import read_sequences
@@ -219,7 +219,7 @@ def read_calibration(config: QuantConfig) -> list[TokenIds]:
     return read_sequences(config.data_file, tokenizer, config.src_length, wanted)
 
 
-def describe(config: QuantConfig, summary: Summary) -> str:
+def describe(config: QuantConfig, summary: QuantSummary) -> str:
     """The last lines of a run."""
     gib = (summary.bytes_before / 2**30, summary.bytes_after / 2**30)
     lines = [
@@ -242,7 +242,7 @@ def _quantize_layer(
     written: WeightPlan,
     source: CheckpointSource,
     quantizer: LayerQuantizer,
-    sequences: Sequence[TokenIds],
+    sequences: Sequence[TokenArray],
     state: RunState,
     dtype: str,
 ) -> None:
@@ -286,7 +286,7 @@ def _ropes(plan: WeightPlan, num_positions: int) -> tuple[Any, ...]:
 
 
 def _embed(
-    plan: WeightPlan, source: CheckpointSource, sequences: Sequence[TokenIds], state: RunState
+    plan: WeightPlan, source: CheckpointSource, sequences: Sequence[TokenArray], state: RunState
 ) -> None:
     """Writes the inputs of layer 0."""
     import numpy as np

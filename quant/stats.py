@@ -15,7 +15,7 @@ SAMPLE_ROWS = 512  # inputs that searches with rounded activations try scales on
 
 
 @dataclass(frozen=True)
-class Wanted:
+class StatBatches:
     """Number of batches for each statistic of a linear's input; 0: it is not collected."""
 
     hessian: int = 0
@@ -32,7 +32,7 @@ class Wanted:
 class InputStats:
     """Statistics per input channel of one linear, over the first batches."""
 
-    def __init__(self, in_features: int, wanted: Wanted) -> None:
+    def __init__(self, in_features: int, wanted: StatBatches) -> None:
         self.in_features = in_features
         self.wanted = wanted
         self.num_batches = 0

@@ -23,13 +23,13 @@ from predict.adapters.weights import (
 from predict.config.adapters import AdaptersConfig, check_adapter_name, unknown
 from predict.errors import UserError
 from predict.loading.adapters import Adapter, Base, fitted, read_adapter
-from predict.nn.decoder import LowRank
+from predict.nn.decoder import LowRankPages
 from predict.nn.weights import WeightPlan
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
-Values = list["tuple[Tensor, Tensor] | None"]  # of each linear
+PageTensors = list["tuple[Tensor, Tensor] | None"]  # of each linear
 Stamp = list[tuple[str, int, int]]  # of a folder's files: name, bytes, time of the last change
 
 
@@ -53,7 +53,7 @@ class AdapterStore:
 
     def __init__(
         self,
-        pools: list[LowRank],
+        pools: list[LowRankPages],
         plan: WeightPlan,
         base: Base,
         config: AdaptersConfig,
@@ -71,7 +71,9 @@ class AdapterStore:
         # Unloaded adapters stay as long as a request has them.
         self._adapters: WeakKeyDictionary[ServedAdapter, Adapter] = WeakKeyDictionary()
         self._stamps: WeakKeyDictionary[ServedAdapter, Stamp] = WeakKeyDictionary()
-        self._values: OrderedDict[ServedAdapter, Values] = OrderedDict()  # used longest ago first
+        self._values: OrderedDict[ServedAdapter, PageTensors] = (
+            OrderedDict()
+        )  # used longest ago first
         for name, directory in config.directories.items():
             self.load(name, directory)
 
@@ -118,10 +120,10 @@ class AdapterStore:
             raise unknown(name, list(self._by_name))  # which another thread may change meanwhile
         return found
 
-    def _read(self, adapter: Adapter, num_pages: int) -> Values:
+    def _read(self, adapter: Adapter, num_pages: int) -> PageTensors:
         return on_host(paged(adapter, self.plan, num_pages), self.placement)
 
-    def _keep(self, served: ServedAdapter, values: Values) -> None:
+    def _keep(self, served: ServedAdapter, values: PageTensors) -> None:
         self._values[served] = values
         while len(self._values) > self.config.max_cpu_loras:
             self._values.popitem(last=False)

@@ -22,7 +22,7 @@ from predict.nn.adapter_pages import (
     takes_adapters,
 )
 from predict.nn.blocks import ADAPTED, ADAPTED_ROWS, PACKED_IN, PACKED_OUT, PAGE_RANKS, Block
-from predict.nn.decoder import LowRank as Pages
+from predict.nn.decoder import LowRankPages as Pages
 from predict.nn.hf_config import ConfigReader
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import LinearPlan, WeightNames, WeightPlan

@@ -23,9 +23,9 @@ from predict.bench.outputs import Outputs
 from predict.bench.record import command_line, record
 from predict.bench.turns import (
     LEAST_TURNS,
-    Command,
-    Numbers,
     Ratio,
+    TurnCommand,
+    TurnNumbers,
     Turns,
     cases_of,
     more_is_better,
@@ -301,15 +301,15 @@ def of_commands(flags: FlagValues, command: str) -> tuple[list[Change], dict[str
     folder = flags["before_folder"]
     words = [shlex.split(flags[name] or flags["before"]) for name in ("before", "after")]
     sides = (
-        Command(words[0], None if folder is None else Path(folder).resolve()),
-        Command(words[1]),
+        TurnCommand(words[0], None if folder is None else Path(folder).resolve()),
+        TurnCommand(words[1]),
     )
     last: list[dict[str, Any]] = [{}, {}]
     differing: dict[str, None] = {}
     turns = Turns(("before", "after"))
     with Progress(flags["turns"], unit="turn", label="measuring") as progress:
 
-        def measure(number: int) -> Numbers:
+        def measure(number: int) -> TurnNumbers:
             last[number] = sides[number].file()
             return numbers_of(last[number])
 

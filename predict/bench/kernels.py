@@ -23,10 +23,10 @@ if __name__ == "__main__":
 import numpy as np
 
 from predict.bench.ceilings import READ_BYTES, Limits, share_text
-from predict.bench.operators import CASES, DTYPES, SHAPES, Case, Sizes
+from predict.bench.operators import CASES, DTYPES, SHAPES, OperatorCase, Sizes
 from predict.bench.outputs import Outputs
 from predict.bench.record import (
-    Row,
+    RecordRow,
     command_line,
     cpu_device,
     own_versions,
@@ -72,7 +72,7 @@ METHOD = (
 )
 
 
-def least_seconds(case: Case, limits: dict[str, float]) -> tuple[float, float]:
+def least_seconds(case: OperatorCase, limits: dict[str, float]) -> tuple[float, float]:
     """Seconds that the limits of memory and of arithmetic allow."""
     return case.num_bytes / limits["read_bytes_per_s"], case.num_flops / limits["flops_per_s"]
 
@@ -94,7 +94,9 @@ def times(call: Callable[[int], Any], num_copies: int, seconds: float, first: in
     return taken
 
 
-def run_case(library: Library, case: Case, sizes: Sizes, seconds: float, buffer: Any) -> Row:
+def run_case(
+    library: Library, case: OperatorCase, sizes: Sizes, seconds: float, buffer: Any
+) -> RecordRow:
     """Times one case in a few slices, each between two measurements of the machine's limits.
 
     read_spread is the highest measured bandwidth over the lowest.
@@ -164,7 +166,7 @@ def run(flags: FlagValues, command: str) -> dict[str, Any]:
     library = require()
     library.keep_freed_memory()  # as the engine does
     buffer = np.ones(READ_BYTES // 4, np.float32)
-    rows: list[Row] = []
+    rows: list[RecordRow] = []
     for shape in flags["shapes"]:
         for dtype in flags["dtype"]:
             show(f"\n{shape} {dtype}\n{HEADER}")

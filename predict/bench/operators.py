@@ -55,7 +55,7 @@ SHAPES = {
 
 
 @dataclass(frozen=True)
-class Case:
+class OperatorCase:
     """One operator on one set of sizes."""
 
     op: str  # without the "regatta_" in front
@@ -117,7 +117,7 @@ class Sizes:
         return max(2, min(MAX_COPIES, int(COLD_BYTES // num_bytes) + 1))
 
 
-def linear_cases(sizes: Sizes) -> Iterator[Case]:
+def linear_cases(sizes: Sizes) -> Iterator[OperatorCase]:
     """The four projections of a layer and the head."""
     shape = sizes.shape
     for name, num_inputs, num_outputs in (
@@ -131,7 +131,7 @@ def linear_cases(sizes: Sizes) -> Iterator[Case]:
         copies = sizes.num_copies(weight_bytes)
         x = _full([sizes.num_tokens, num_inputs], sizes.dtype)
         weights = [_weight(num_inputs, num_outputs, sizes.dtype) for _ in range(copies)]
-        yield Case(
+        yield OperatorCase(
             "linear",
             f"{name} {num_inputs} x {num_outputs}",
             [(x, [w], None, "dense", num_outputs) for w in weights],
@@ -140,7 +140,7 @@ def linear_cases(sizes: Sizes) -> Iterator[Case]:
         )
 
 
-def mlp_block_cases(sizes: Sizes) -> Iterator[Case]:
+def mlp_block_cases(sizes: Sizes) -> Iterator[OperatorCase]:
     """Norm, gate and up, activation, down, residual."""
     hidden, inner = sizes.shape.hidden_size, sizes.shape.intermediate_size
     weight_bytes = 3 * hidden * inner * sizes.value_bytes
@@ -158,7 +158,7 @@ def mlp_block_cases(sizes: Sizes) -> Iterator[Case]:
         )
         for _ in range(sizes.num_copies(weight_bytes))
     ]
-    yield Case(
+    yield OperatorCase(
         "blocks",
         f"mlp, {hidden} x {inner}",
         copies,
@@ -167,7 +167,7 @@ def mlp_block_cases(sizes: Sizes) -> Iterator[Case]:
     )
 
 
-def logits_cases(sizes: Sizes) -> Iterator[Case]:
+def logits_cases(sizes: Sizes) -> Iterator[OperatorCase]:
     """Final norm and head, for one row of each decoded sequence, or the last of a prompt."""
     hidden, vocab = sizes.shape.hidden_size, sizes.shape.vocab_size
     rows = sizes.num_tokens if sizes.is_decode else 1
@@ -181,27 +181,27 @@ def logits_cases(sizes: Sizes) -> Iterator[Case]:
         for _ in range(sizes.num_copies(weight_bytes))
     ]
     num_bytes = weight_bytes + rows * (hidden * sizes.value_bytes + 4 * vocab)
-    yield Case(
+    yield OperatorCase(
         "logits", f"{rows} x {hidden} x {vocab}", copies, num_bytes, 2.0 * rows * hidden * vocab
     )
 
 
-def norm_cases(sizes: Sizes) -> Iterator[Case]:
+def norm_cases(sizes: Sizes) -> Iterator[OperatorCase]:
     """With a residual."""
     hidden = sizes.shape.hidden_size
     x = _full([sizes.num_tokens, hidden], sizes.dtype)
     copies = [(x, _full([hidden], sizes.dtype), None, x, 0, 1e-6, False)]
     num_bytes = 4 * sizes.num_tokens * hidden * sizes.value_bytes
-    yield Case("norm", f"{hidden}", copies, num_bytes, 5.0 * sizes.num_tokens * hidden)
+    yield OperatorCase("norm", f"{hidden}", copies, num_bytes, 5.0 * sizes.num_tokens * hidden)
 
 
-def activate_cases(sizes: Sizes) -> Iterator[Case]:
+def activate_cases(sizes: Sizes) -> Iterator[OperatorCase]:
     """The activation alone."""
     inner = sizes.shape.intermediate_size
     x = _full([sizes.num_tokens, 2 * inner], sizes.dtype)
     silu = Activation()
     attributes = FUNCTIONS.index(silu.function), True, silu.clamp, silu.slope, silu.up_offset
-    yield Case(
+    yield OperatorCase(
         "activate",
         f"{inner}",
         [(x, *attributes)],
@@ -210,7 +210,7 @@ def activate_cases(sizes: Sizes) -> Iterator[Case]:
     )
 
 
-def embedding_cases(sizes: Sizes) -> Iterator[Case]:
+def embedding_cases(sizes: Sizes) -> Iterator[OperatorCase]:
     """From a table, and from the packed head of a tied model."""
     hidden, vocab = sizes.shape.hidden_size, sizes.shape.vocab_size
     rng = np.random.default_rng(0)
@@ -220,7 +220,7 @@ def embedding_cases(sizes: Sizes) -> Iterator[Case]:
     packed = _weight(hidden, vocab, sizes.dtype)
     for name, weight, is_packed in (("table", table, False), ("packed", packed, True)):
         copies = [(i, weight, None, None, is_packed, hidden, 1.0) for i in ids]
-        yield Case("embedding", f"{name} {hidden}", copies, num_bytes, 0.0)
+        yield OperatorCase("embedding", f"{name} {hidden}", copies, num_bytes, 0.0)
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ def _in_format(name: str, kv_format: KvFormat) -> str:
     return name if kv_format.code_bits is None else f"{name}, {kv_format.name}"
 
 
-def paged_attention_cases(sizes: Sizes) -> Iterator[Case]:
+def paged_attention_cases(sizes: Sizes) -> Iterator[OperatorCase]:
     """Decode of several sequences, or a whole prompt."""
     shape, batch = sizes.shape, Batch.of(sizes)
     q = _full([sizes.num_tokens, shape.attention_size], sizes.dtype)
@@ -305,7 +305,7 @@ def paged_attention_cases(sizes: Sizes) -> Iterator[Case]:
             (q, cache, *lens, None, None, None, None, *attributes, kv_format.name)
             for cache in _caches(sizes, batch, kv_format)
         ]
-        yield Case(
+        yield OperatorCase(
             "paged_attention",
             _in_format(name, kv_format),
             copies,
@@ -318,7 +318,7 @@ def _rope(sizes: Sizes, batch: Batch) -> Any:
     return _full([batch.context_len, sizes.shape.head_dim], "float32")
 
 
-def rope_and_cache_write_cases(sizes: Sizes) -> Iterator[Case]:
+def rope_and_cache_write_cases(sizes: Sizes) -> Iterator[OperatorCase]:
     """Rotation of queries and keys, keys and values to the cache."""
     shape, batch = sizes.shape, Batch.of(sizes)
     qkv = _full([sizes.num_tokens, shape.qkv_size], sizes.dtype)
@@ -330,7 +330,7 @@ def rope_and_cache_write_cases(sizes: Sizes) -> Iterator[Case]:
         caches = _caches(sizes, batch, kv_format)
         kept = shape.attention_size * sizes.value_bytes
         kept += 2 * shape.num_kv_heads * _row_bytes(sizes, kv_format)
-        yield Case(
+        yield OperatorCase(
             "rope_and_cache_write",
             _in_format(f"{shape.num_heads}/{shape.num_kv_heads} x {shape.head_dim}", kv_format),
             [(*inputs, cache, None, *attributes, kv_format.name) for cache in caches],
@@ -339,7 +339,7 @@ def rope_and_cache_write_cases(sizes: Sizes) -> Iterator[Case]:
         )
 
 
-def attention_block_cases(sizes: Sizes) -> Iterator[Case]:
+def attention_block_cases(sizes: Sizes) -> Iterator[OperatorCase]:
     """Norm, qkv, rotation, cache write, attention, output projection, residual."""
     shape, batch = sizes.shape, Batch.of(sizes)
     hidden = shape.hidden_size
@@ -369,7 +369,7 @@ def attention_block_cases(sizes: Sizes) -> Iterator[Case]:
             )
             for cache in _caches(sizes, batch, kv_format)
         ]
-        yield Case(
+        yield OperatorCase(
             "blocks",
             _in_format(f"attention, {hidden}, context {batch.context_len}", kv_format),
             copies,
@@ -378,13 +378,13 @@ def attention_block_cases(sizes: Sizes) -> Iterator[Case]:
         )
 
 
-def blocks_cases(sizes: Sizes) -> Iterator[Case]:
+def blocks_cases(sizes: Sizes) -> Iterator[OperatorCase]:
     """The halves of a layer in Llama's form."""
     yield from mlp_block_cases(sizes)
     yield from attention_block_cases(sizes)
 
 
-def sample_cases(sizes: Sizes) -> Iterator[Case]:
+def sample_cases(sizes: Sizes) -> Iterator[OperatorCase]:
     """Greedy, and with temperature, top_k and top_p."""
     import paddle
 
@@ -409,10 +409,12 @@ def sample_cases(sizes: Sizes) -> Iterator[Case]:
             None,  # min_p and typical_p: optional, but for their places
             None,
         )
-        yield Case("sample", f"{rows} x {vocab} {name}", [arguments], 4.0 * rows * vocab, 0.0)
+        yield OperatorCase(
+            "sample", f"{rows} x {vocab} {name}", [arguments], 4.0 * rows * vocab, 0.0
+        )
 
 
-CASES: dict[str, Callable[[Sizes], Iterator[Case]]] = {
+CASES: dict[str, Callable[[Sizes], Iterator[OperatorCase]]] = {
     "linear": linear_cases,
     "blocks": blocks_cases,
     "logits": logits_cases,

@@ -21,7 +21,14 @@ from predict.bench.compare import changes_of, table
 from predict.bench.gguf_writer import TYPES, write_gguf
 from predict.bench.outputs import Outputs
 from predict.bench.record import command_line, cpu_device, own_versions, record
-from predict.bench.turns import LEAST_TURNS, Command, Numbers, Turns, run_program, take_turns
+from predict.bench.turns import (
+    LEAST_TURNS,
+    TurnCommand,
+    TurnNumbers,
+    Turns,
+    run_program,
+    take_turns,
+)
 from predict.cli.command import run_command
 from predict.cli.flags import Flag, FlagValues, parse_flags
 from predict.errors import UserError, one_of
@@ -68,7 +75,7 @@ FLAGS = (
 
 
 @dataclass(frozen=True)
-class Work:
+class PeerWork:
     """One file, and what both sides do with it."""
 
     name: str  # shape and type
@@ -77,13 +84,13 @@ class Work:
     num_threads: int
     program: str
 
-    def ours(self) -> Numbers:
+    def ours(self) -> TurnNumbers:
         """Of predict.bench.throughput, all cases in one process."""
         words = ["python", "-m", "predict.bench.throughput", "--model_name_or_path", str(self.file)]
         words += ["--device", "cpu", "--dtype", self.dtype, "--inference_model", "--append_attn"]
         words += ["--repetitions", "1", "--cases", ",".join(map(str, self.cases))]
         env = {"OMP_NUM_THREADS": str(self.num_threads)}
-        rows = Command(words, env=env).file()["suites"]["throughput"]["rows"]
+        rows = TurnCommand(words, env=env).file()["suites"]["throughput"]["rows"]
         return {
             f"{self.name}, {row['name']}": {
                 metric: row["values"][own]
@@ -98,7 +105,7 @@ class Work:
         """Of our activations; llama.cpp has float32, and rounds inside its products."""
         return "float32" if self.name.endswith(" F32") else "bfloat16"
 
-    def theirs(self) -> Numbers:
+    def theirs(self) -> TurnNumbers:
         """Of llama-batched-bench, a process for each case."""
         return {f"{self.name}, {case}": self._theirs_of(case) for case in self.cases}
 
@@ -168,7 +175,7 @@ def measure(flags: FlagValues, cases: tuple[Case, ...], scratch: Path) -> Turns:
             for kind in flags["types"]:
                 file = scratch / "peer.gguf"
                 write_gguf(file, read_spec(folder)[0], kind)
-                work = Work(f"{shape}, {kind}", file, cases, threads, flags["batched_bench"])
+                work = PeerWork(f"{shape}, {kind}", file, cases, threads, flags["batched_bench"])
                 take_turns(turns, work.theirs, work.ours, flags["turns"], progress.on_finished)
                 file.unlink()
     return turns

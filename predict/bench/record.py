@@ -20,7 +20,7 @@ import numpy as np
 from predict.device.devices import kind_of
 from predict.errors import UserError
 
-Row = dict[str, Any]
+RecordRow = dict[str, Any]
 Suite = dict[str, Any]
 SPREAD = "values are medians of n repetitions; spread has their quartiles, the least and the most"
 
@@ -41,7 +41,7 @@ def record(
     }
 
 
-def suite(rows: Sequence[Row], units: Mapping[str, str], command: str, method: str) -> Suite:
+def suite(rows: Sequence[RecordRow], units: Mapping[str, str], command: str, method: str) -> Suite:
     """Rows that one command made; units: of the columns that a row has no own for."""
     return {
         "command": command,
@@ -52,7 +52,7 @@ def suite(rows: Sequence[Row], units: Mapping[str, str], command: str, method: s
     }
 
 
-def repeated_row(name: str, samples: Mapping[str, Sequence[float]]) -> Row:
+def repeated_row(name: str, samples: Mapping[str, Sequence[float]]) -> RecordRow:
     """The row of a case that was measured several times: metric -> a number per repetition."""
     return {
         "name": name,

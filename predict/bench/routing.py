@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float32]
 Routing = Literal["uniform", "skewed"]
 ROUTINGS: tuple[Routing, ...] = ("uniform", "skewed")
-Step = Literal["prompt", "decode"]
+StepKind = Literal["prompt", "decode"]
 
 # Of the experts by popularity, shares fall as 1 / rank^EXPONENT. Of 64 experts that is 5.7 bits of
 # entropy, and the first has 4.3 times the mean; trained models lie on both sides of it.
@@ -149,7 +149,7 @@ def _replace(tensor: Tensor, rows: Array, llm: LLM) -> None:
 class ChosenExperts:
     """Distinct experts of each expert block and step so far."""
 
-    counts: dict[Step, list[int]] = field(default_factory=lambda: {"prompt": [], "decode": []})
+    counts: dict[StepKind, list[int]] = field(default_factory=lambda: {"prompt": [], "decode": []})
 
     def means(self) -> dict[str, float]:
         """The mean over blocks and steps, of prompts and of decoding, where there were any."""
@@ -166,7 +166,7 @@ class BlockByBlock:
     def __init__(self, backend: ModuleType, chosen: ChosenExperts):
         self._backend, self._chosen = backend, chosen
         self._ops: Any = self  # what a module is taken for
-        self.step: Step = "prompt"
+        self.step: StepKind = "prompt"
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)

@@ -33,7 +33,7 @@ from predict.bench.cost import Cost, linear_bytes, program_bytes
 from predict.bench.outputs import Outputs, output_flags
 from predict.bench.random_adapters import write_adapters
 from predict.bench.record import (
-    Row,
+    RecordRow,
     Suite,
     check_measured,
     command_line,
@@ -204,7 +204,7 @@ def measure(
     case: Case,
     beside: Callable[[], None] = lambda: None,
     on_run: Callable[[], None] = lambda: None,
-) -> Row:
+) -> RecordRow:
     """Latencies of one batch (medians over repetitions), then the rate of all requests.
 
     Without repetitions the latencies are medians over the requests of the one run, their waiting
@@ -280,7 +280,7 @@ def measure(
     return row
 
 
-def add_rates(row: Row, case: Case, batch_size: int, cost: Cost) -> None:
+def add_rates(row: RecordRow, case: Case, batch_size: int, cost: Cost) -> None:
     """Adds the bytes that decode reads and the operations that prefill does, per second."""
     values = row["values"]
     batch = min(batch_size, case.num_requests)
@@ -296,7 +296,7 @@ def add_rates(row: Row, case: Case, batch_size: int, cost: Cost) -> None:
     values["run_gflops"] = cost.run_flops(case) * runs_per_s / 1e9
 
 
-def add_shares(row: Row, ceilings: Mapping[str, float], scheme: str | None) -> None:
+def add_shares(row: RecordRow, ceilings: Mapping[str, float], scheme: str | None) -> None:
     """Adds shares of the read bandwidth and of the arithmetic ceiling; of the run, the larger.
 
     The ceiling is of products of the dtype, which those of 8 bits may pass: they have no share of
@@ -364,7 +364,7 @@ def details(made: Mapping[str, Any]) -> str:
     return "\n".join(f"{label:<{width}}  {value:>16}" for label, value in lines)
 
 
-def measure_cases(llm: LLM, config: EngineConfig, plan: Plan, cost: Cost) -> list[Row]:
+def measure_cases(llm: LLM, config: EngineConfig, plan: Plan, cost: Cost) -> list[RecordRow]:
     """The row of every case: what was measured, rates, and on a CPU the shares of its limits.
 
     Those of a shared host move: what is timed is held against the mean of what was there beside it.

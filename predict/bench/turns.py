@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from predict.bench.record import Row, Suite, repeated_row, suite
+from predict.bench.record import RecordRow, Suite, repeated_row, suite
 from predict.errors import UserError
 from predict.system.files import read_json_object
 
@@ -40,7 +40,7 @@ METHOD = (
     "turn. Ratios: times as good of each turn, rates when more and times when less; values are "
     f"medians of the turns' ratios, intervals those of the sign test at {CONFIDENCE:.0%}."
 )
-Numbers = dict[str, dict[str, float]]  # case -> metric -> its number in one run
+TurnNumbers = dict[str, dict[str, float]]  # case -> metric -> its number in one run
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def more_is_better(metric: str) -> bool | None:
 
 
 @dataclass(frozen=True)
-class Command:
+class TurnCommand:
     """A command of predict.bench, which writes a file of numbers; folder: where it runs."""
 
     words: Sequence[str]
@@ -125,7 +125,7 @@ def cases_of(content: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
             yield f"{name}: {row['name']}", row
 
 
-def numbers_of(content: Mapping[str, Any]) -> Numbers:
+def numbers_of(content: Mapping[str, Any]) -> TurnNumbers:
     """The numbers of a file that are speeds; of a row without repetitions all of them."""
     return {
         case: {
@@ -144,7 +144,7 @@ class Turns:
     names: tuple[str, str]
     samples: dict[str, dict[str, tuple[list[float], list[float]]]] = field(default_factory=dict)
 
-    def add(self, before: Numbers, after: Numbers) -> None:
+    def add(self, before: TurnNumbers, after: TurnNumbers) -> None:
         """Notes a turn. What one side lacks is left out."""
         for case in before.keys() & after.keys():
             held = self.samples.setdefault(case, {})
@@ -162,7 +162,7 @@ class Turns:
 
     def suites(self, command: str) -> dict[str, Suite]:
         """Medians and spread of both sides, and of the ratios."""
-        rows: dict[str, list[Row]] = {name: [] for name in (*self.names, "ratios")}
+        rows: dict[str, list[RecordRow]] = {name: [] for name in (*self.names, "ratios")}
         for case in sorted(self.samples):
             for number, name in enumerate(self.names):
                 samples = {metric: both[number] for metric, both in self.samples[case].items()}
@@ -176,8 +176,8 @@ class Turns:
 
 def take_turns(
     turns: Turns,
-    before: Callable[[], Numbers],
-    after: Callable[[], Numbers],
+    before: Callable[[], TurnNumbers],
+    after: Callable[[], TurnNumbers],
     num_turns: int,
     on_turn: Callable[[], None],
 ) -> None:

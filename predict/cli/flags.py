@@ -17,7 +17,7 @@ from predict.config.engine import TOPICS
 from predict.errors import UserError, nearest, quoted
 from predict.request import SamplingParams
 from predict.system.files import json_type, read_json_object
-from predict.system.flag import KINDS, Kind, no_effect, not_yet
+from predict.system.flag import KINDS, FlagKind, no_effect, not_yet
 from predict.system.flag import Flag as Flag
 from predict.system.options import Checked, flags_of, option
 from predict.system.ranges import COUNT, MAX_LENGTH, Range
@@ -53,7 +53,7 @@ class RunOptions(Checked):
 COMPAT = "Known from PaddleNLP"
 
 
-def without_effect(*rows: tuple[str, Kind, Any, str, str]) -> tuple[Flag, ...]:
+def without_effect(*rows: tuple[str, FlagKind, Any, str, str]) -> tuple[Flag, ...]:
     """Flags of PaddleNLP that change nothing here: name, kind, default, help, and why not."""
     return tuple(
         Flag(COMPAT, name, kind, default, text, availability=no_effect(why))
@@ -170,14 +170,14 @@ class FlagValues:
         return self.explicit.issuperset(names)
 
 
-class Rule(NamedTuple):
+class Clash(NamedTuple):
     """Values that do not go together; `message` may name any of them in braces."""
 
     broken: Callable[[Any], bool]
     message: str
 
 
-def check_rules(rules: Iterable[Rule], given: Any, values: Mapping[str, Any]) -> None:
+def check_rules(rules: Iterable[Clash], given: Any, values: Mapping[str, Any]) -> None:
     """Raises UserError where `given`, whose values these are, breaks a rule."""
     for rule in rules:
         if rule.broken(given):
@@ -280,7 +280,7 @@ def with_file(argv: Sequence[str], flags: Sequence[Flag]) -> list[str]:
     return [*found, *words[1:]]
 
 
-def _word_of(value: Any, kind: Kind, path: Path, name: str) -> str:
+def _word_of(value: Any, kind: FlagKind, path: Path, name: str) -> str:
     """How a command line writes a value of a JSON file."""
     if kind in ("json", "texts") and not isinstance(value, str):
         return json.dumps(value)

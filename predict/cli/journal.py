@@ -34,7 +34,7 @@ MAX_LINE_BYTES = 1 << 30
 OWN_FILE = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 Say = Callable[[str], None]
-Places = dict[int, tuple[int, int]]  # (offset, length) of results, by the prompt's index
+ResultPlaces = dict[int, tuple[int, int]]  # (offset, length) of results, by the prompt's index
 
 
 class LineFile:
@@ -106,7 +106,9 @@ class Journal(LineFile):
     Lines reach the disk about once a second, on a thread: waiting for it would cost steps.
     """
 
-    def __init__(self, path: Path, descriptor: int, say: Say, size: int, places: Places) -> None:
+    def __init__(
+        self, path: Path, descriptor: int, say: Say, size: int, places: ResultPlaces
+    ) -> None:
         """places: of the results that are there."""
         super().__init__(path, descriptor, say, size)
         self.places = places
@@ -252,9 +254,9 @@ def _put_aside(path: Path, descriptor: int, say: Say) -> None:
 
 def _read_answers(
     path: Path, descriptor: int, header: Mapping[str, Any]
-) -> tuple[Places, int, int]:
+) -> tuple[ResultPlaces, int, int]:
     """(results that are no errors, how many are, bytes of whole lines)."""
-    places: Places = {}
+    places: ResultPlaces = {}
     failed: set[int] = set()
     size = 0
     for number, line in enumerate(_whole_lines(path, descriptor), 1):

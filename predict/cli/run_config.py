@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from predict.cli.flags import FlagValues, Rule, RunOptions, check_rules
+from predict.cli.flags import Clash, FlagValues, RunOptions, check_rules
 from predict.config.cache import KV_FORMATS
 from predict.config.engine import TOPICS, EngineConfig, check_params
 from predict.config.model import DTYPES
@@ -113,69 +113,69 @@ def _sharpened(flags: FlagValues) -> bool:
 
 
 # fmt: off
-RULES: tuple[Rule, ...] = (
-    Rule(lambda f: f["model_name_or_path"] is None,
+RULES: tuple[Clash, ...] = (
+    Clash(lambda f: f["model_name_or_path"] is None,
          "--model_name_or_path is needed: the directory of a model"),
-    Rule(lambda f: f["dtype"] is None and f["mode"] == "dynamic",
+    Clash(lambda f: f["dtype"] is None and f["mode"] == "dynamic",
          "--dtype is needed (allowed: float32, bfloat16, float16); float32 is the most accurate, "
          "bfloat16 takes half the memory"),
-    Rule(lambda f: f.given("max_length", "total_max_length")
+    Clash(lambda f: f.given("max_length", "total_max_length")
          and f["max_length"] > f["total_max_length"],
          "--max_length {max_length} is more than --total_max_length {total_max_length}, which is "
          "the limit on prompt and output together; leave --total_max_length out"),
-    Rule(lambda f: f.given("inference_model") and not f["inference_model"] and _fused(f),
+    Clash(lambda f: f.given("inference_model") and not f["inference_model"] and _fused(f),
          "--block_attn, --append_attn and --avx_model run the compiled operators, which "
          "--inference_model false turns off; leave one of the two out"),
-    Rule(lambda f: f.given("prefix_caching") and f["prefix_caching"]
+    Clash(lambda f: f.given("prefix_caching") and f["prefix_caching"]
          and _attention(f) == "reserved",
          "--prefix_caching shares blocks between sequences, and without --block_attn or "
          "--append_attn each sequence reserves blocks of its own; add --append_attn"),
-    Rule(lambda f: f["avx_model"] and f.given("device") and f["device"] != "cpu",
+    Clash(lambda f: f["avx_model"] and f.given("device") and f["device"] != "cpu",
          "--avx_model is the CPU path, and --device is {device}; use --device cpu"),
-    Rule(lambda f: f["avx_type"] and f["dtype"] not in (None, _AVX_DTYPES[f["avx_type"]]),
+    Clash(lambda f: f["avx_type"] and f["dtype"] not in (None, _AVX_DTYPES[f["avx_type"]]),
          "--avx_type {avx_type} does not agree with --dtype {dtype}: the CPU computes in the type "
          "of the model; use --avx_type fp16 with --dtype float16, bf16 with bfloat16, or leave "
          "--avx_type out"),
-    Rule(lambda f: f["avx_cachekv_type"] == "fp16" and f["dtype"] not in (None, "float16"),
+    Clash(lambda f: f["avx_cachekv_type"] == "fp16" and f["dtype"] not in (None, "float16"),
          "--avx_cachekv_type fp16 does not agree with --dtype {dtype}: the KV cache has the type "
          "of the model; leave --avx_cachekv_type out"),
-    Rule(lambda f: f["avx_cachekv_type"] and f["cachekv_int8_type"],
+    Clash(lambda f: f["avx_cachekv_type"] and f["cachekv_int8_type"],
          "--avx_cachekv_type {avx_cachekv_type} and --cachekv_int8_type {cachekv_int8_type} both "
          "name the type of the KV cache; leave --avx_cachekv_type out"),
-    Rule(lambda f: f["decode_strategy"] == "greedy_search" and _sharpened(f),
+    Clash(lambda f: f["decode_strategy"] == "greedy_search" and _sharpened(f),
          "--decode_strategy greedy_search takes the most likely token, so --top_k, --top_p, "
          "--min_p, --typical_p and --temperature cannot change it; leave them out, or use "
          "--decode_strategy sampling"),
-    Rule(lambda f: f["decode_strategy"] == "beam_search"
+    Clash(lambda f: f["decode_strategy"] == "beam_search"
          and (_sharpened(f) or f["speculate_method"]),
          "--decode_strategy beam_search neither samples nor takes draft tokens; leave --top_k, "
          "--top_p, --min_p, --typical_p, --temperature and --speculate_method out"),
-    *(Rule(lambda f, name=name: f.given(name) and f["decode_strategy"] != "beam_search",  # type: ignore[misc]
+    *(Clash(lambda f, name=name: f.given(name) and f["decode_strategy"] != "beam_search",  # type: ignore[misc]
            f"--{name} is about beams, and --decode_strategy is {{decode_strategy}}; add "
            f"--decode_strategy beam_search, or leave --{name} out")
       for name in _BEAM_FLAGS),
-    Rule(lambda f: f["decode_strategy"] == "beam_search" and f["benchmark"],
+    Clash(lambda f: f["decode_strategy"] == "beam_search" and f["benchmark"],
          "--benchmark measures requests of one sequence each; leave --decode_strategy beam_search "
          "out"),
-    *(Rule(lambda f, name=name, none=none: f["benchmark"] and f[name] not in none,  # type: ignore[misc]
+    *(Clash(lambda f, name=name, none=none: f["benchmark"] and f[name] not in none,  # type: ignore[misc]
            "--benchmark decodes one answer to each prompt, without an early stop; leave "
            f"--{name} out")
       for name, none in _NOT_MEASURED.items()),
-    Rule(lambda f: f["mode"] == "static" and f["load_format"] == "dummy",
+    Clash(lambda f: f["mode"] == "static" and f["load_format"] == "dummy",
          "--load_format dummy makes weights for --mode dynamic; an exported model brings its own"),
-    Rule(lambda f: f["export_precache"] and not (f["prefix_path"] or f.values.get("output_path")),
+    Clash(lambda f: f["export_precache"] and not (f["prefix_path"] or f.values.get("output_path")),
          "--export_precache needs --prefix_path: the folder or the .npy file of a tuned prefix"),
-    Rule(lambda f: f["benchmark_file"] is not None and not f["benchmark"],
+    Clash(lambda f: f["benchmark_file"] is not None and not f["benchmark"],
          "--benchmark_file {benchmark_file} needs --benchmark"),
-    Rule(lambda f: f["benchmark"] and _max_length(f) <= f["src_length"],
+    Clash(lambda f: f["benchmark"] and _max_length(f) <= f["src_length"],
          "--benchmark fills every prompt to --src_length {src_length}, which leaves no room for "
          "output below --max_length {max_length}; raise --max_length or lower --src_length"),
 )
-NOTES: tuple[Rule, ...] = (
-    Rule(lambda f: f.given("max_length", "total_max_length"),
+NOTES: tuple[Clash, ...] = (
+    Clash(lambda f: f.given("max_length", "total_max_length"),
          "--max_length counts prompt and output together; --max_new_tokens limits the output "
          "alone"),
-    Rule(lambda f: f["decode_strategy"] == "sampling" and f["top_k"] == 1 and not f.given("top_k")
+    Clash(lambda f: f["decode_strategy"] == "sampling" and f["top_k"] == 1 and not f.given("top_k")
          and _sharpened(f),
          "--top_k is 1 when not given, which is greedy, so --top_p, --min_p, --typical_p and "
          "--temperature change nothing; add --top_k 0 to sample"),

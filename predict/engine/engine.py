@@ -38,7 +38,7 @@ FEW_ROWS = 16
 PROBE_ID = -(2**62)  # of the request of `_probe`; beams' ids are above
 
 
-class Part(NamedTuple):
+class StepPart(NamedTuple):
     """Spans that run together, and their tokens to wait for."""
 
     spans: Sequence[ScheduledSpan]
@@ -49,7 +49,7 @@ class Step(NamedTuple):
     """A running step: its batch, and the parts that it was started in, most often one."""
 
     batch: ScheduledBatch
-    parts: Sequence[Part]
+    parts: Sequence[StepPart]
     decides: bool  # see ScheduledBatch.decides: nothing runs ahead of it
     waited: bool  # for the previous step's tokens, though it could have run ahead
     # After `_run_apart`, per sampling span; FAILED where a span did not run.
@@ -350,7 +350,7 @@ class Engine:
             self._behind = self._propose_behind(batch, self.proposer.propose_behind)
         return True
 
-    def _run(self, spans: Sequence[ScheduledSpan]) -> Part:
+    def _run(self, spans: Sequence[ScheduledSpan]) -> StepPart:
         """Launches some of a step's spans."""
         config = self.scheduler.config
         inputs = span_inputs(spans, config.block_size)
@@ -368,7 +368,7 @@ class Engine:
         if targets:
             num_top = num_wanted([span.request for span in spans], of_prompts=True)
             prompt = PromptTargets(targets, num_top or 0)
-        return Part(spans, self.runner.launch(inputs, rows, self.sampler, prompt))
+        return StepPart(spans, self.runner.launch(inputs, rows, self.sampler, prompt))
 
     def _run_apart(self, batch: ScheduledBatch) -> Step:
         """Runs a failed step again without drafts, split into parts so that failing requests end.
@@ -376,7 +376,7 @@ class Engine:
         Nothing else may run. A part may write the same cache slots again.
         """
         batch = self.scheduler.undrafted(batch)
-        parts: list[Part] = []
+        parts: list[StepPart] = []
         found: dict[Request, int | Candidates] = {}
         failures: list[tuple[Request, Exception]] = []
 
@@ -385,7 +385,7 @@ class Engine:
             tokens = part.tokens.take()
             sampling = [span.request for span in spans if span.samples]
             found.update(zip(sampling, tokens, strict=True))
-            parts.append(Part(spans, KnownTokens(tokens, part.tokens.logprobs().copied())))
+            parts.append(StepPart(spans, KnownTokens(tokens, part.tokens.logprobs().copied())))
 
         def failed(span: ScheduledSpan, error: Exception) -> None:
             self._probe(span.request, error)

@@ -167,7 +167,7 @@ def num_elements(shapes: Sequence[tuple[int, ...]]) -> int:
     return sum(padded(math.prod(shape)) for shape in shapes)
 
 
-class Layout:
+class FieldLayout:
     """The order of a network's fields in an InputBuffer, before the choice's inputs.
 
     device: the fields on the device, in order, with their indices in ForwardInputs. places: indices
@@ -392,7 +392,7 @@ class WaitingTokens(Tokens):
         return self._chosen.logprobs()
 
 
-class Wanted(NamedTuple):
+class LogitUses(NamedTuple):
     """How a step's logits become tokens."""
 
     rows: Sequence[Row]
@@ -487,7 +487,7 @@ class GpuRunner:
         self.copy_blocks = copy_blocks
         self.device = device
         self.max_length = max_length
-        self.layout = Layout(fields)
+        self.layout = FieldLayout(fields)
         self._adapter_pages = adapter_pages
         self._always_adapted = always_adapted
         self.max_blocks = -(-max_length // block_size)
@@ -520,7 +520,7 @@ class GpuRunner:
         num_rows = len(inputs.logit_indices)
         # No tokens are drawn where there is no room for them.
         choices = [GREEDY] * (num_rows if num_rows <= self._max_rows else 0)
-        wanted = Wanted((), choices, None)
+        wanted = LogitUses((), choices, None)
         logits = self._run(inputs, wanted, keeps_logits=True)
         assert logits is not None
         return logits
@@ -533,14 +533,14 @@ class GpuRunner:
         prompt: PromptTargets = NO_TARGETS,
     ) -> Tokens:
         if isinstance(self._outlet, Shelf):
-            self._run(inputs, Wanted(rows, sampler.choices(rows), None))
+            self._run(inputs, LogitUses(rows, sampler.choices(rows), None))
             return self._outlet.send(self._last_tokens, len(rows))
         beams = [index for index, row in enumerate(rows) if row.request.beam_group is not None]
         num_top = num_wanted([row.request for row in rows])
         adjustments = sampler.adjustments(rows)
         guided = is_guided(rows)
         changed = adjustments is not None or guided or bool(beams)
-        wanted = Wanted(
+        wanted = LogitUses(
             rows,
             sampler.choices(rows),
             adjustments,
@@ -578,7 +578,7 @@ class GpuRunner:
     def _launch_guided(
         self,
         inputs: ForwardInputs,
-        wanted: Wanted,
+        wanted: LogitUses,
         sampler: Sampler,
         send: Callable[[Tensor | None], TokensOnTheirWay],
     ) -> WaitingTokens:
@@ -616,7 +616,7 @@ class GpuRunner:
             columns[:3] = len(drafts), row, num_chosen
             columns[3 : 3 + len(drafts)] = [-1 - draft for draft in drafts]
         assert isinstance(self._outlet, Shelf)
-        self._run(inputs, Wanted(rows, sampler.choices(rows), None, plan=plan))
+        self._run(inputs, LogitUses(rows, sampler.choices(rows), None, plan=plan))
         return self._outlet.send(self._last_tokens, len(rows))
 
     def _measure(
@@ -639,7 +639,7 @@ class GpuRunner:
     def _run_beams(
         self,
         inputs: ForwardInputs,
-        wanted: Wanted,
+        wanted: LogitUses,
         sampler: Sampler,
         beams: Sequence[int],
         count: int,
@@ -656,7 +656,7 @@ class GpuRunner:
             self._admit(wanted.adjustments, wanted.rows)
         # Runs the graph of a plain step, first, to keep the device busy; its tokens are drawn again
         # below.
-        greedy = Wanted(wanted.rows, [GREEDY] * num_rows, None)
+        greedy = LogitUses(wanted.rows, [GREEDY] * num_rows, None)
         logits = self._run(inputs, greedy, keeps_logits=True)
         assert logits is not None
         shapes = [(len(beams),), (num_rows,), (num_rows,), *sampling_shapes(num_rows)]
@@ -685,7 +685,7 @@ class GpuRunner:
         return logits, self._finder.find(changed, rows, count)
 
     def _run(
-        self, inputs: ForwardInputs, wanted: Wanted, keeps_logits: bool = False
+        self, inputs: ForwardInputs, wanted: LogitUses, keeps_logits: bool = False
     ) -> Tensor | None:
         """Puts tokens into `_last_tokens`; returns logits [L, V], never None with keeps_logits.
 
@@ -699,7 +699,7 @@ class GpuRunner:
         return self._replay(inputs, wanted, recorded)[0]
 
     def _run_network(
-        self, inputs: ForwardInputs, wanted: Wanted
+        self, inputs: ForwardInputs, wanted: LogitUses
     ) -> tuple[Tensor, Callable[[], None]]:
         """Runs a step with guides up to its unchanged logits [L, V].
 
@@ -714,7 +714,7 @@ class GpuRunner:
         return logits, graph.choice.replay
 
     def _graph_of(
-        self, inputs: ForwardInputs, wanted: Wanted, keeps_logits: bool
+        self, inputs: ForwardInputs, wanted: LogitUses, keeps_logits: bool
     ) -> GraphShape | None:
         """The graph that runs a step, recorded or to be; None: operator by operator."""
         if wanted.adjustments is not None:
@@ -752,7 +752,7 @@ class GpuRunner:
                     self.graphs.pop(key).reset()
 
     def _run_eagerly(
-        self, inputs: ForwardInputs, wanted: Wanted
+        self, inputs: ForwardInputs, wanted: LogitUses
     ) -> tuple[Tensor, Callable[[], None]]:
         """The logits of a step, and its choice as a function to call."""
         import paddle
@@ -786,7 +786,7 @@ class GpuRunner:
 
         return logits, choose
 
-    def _write_wanted(self, buffer: InputBuffer, wanted: Wanted) -> None:
+    def _write_wanted(self, buffer: InputBuffer, wanted: LogitUses) -> None:
         arrays = buffer.arrays
         if wanted.plan is not None:
             *arrays, plan = arrays
@@ -854,7 +854,7 @@ class GpuRunner:
             ops.verify_window(logits, choices, token_ids, logit_indices, tokens, window, most)
 
     def _replay(
-        self, inputs: ForwardInputs, wanted: Wanted, shape: GraphShape
+        self, inputs: ForwardInputs, wanted: LogitUses, shape: GraphShape
     ) -> tuple[Tensor | None, DecodeGraph]:
         """The logits, if kept, and the graph, whose choice the caller replays."""
         num_seqs = len(inputs.context_lens)

@@ -15,7 +15,7 @@ from predict.engine.logprobs import LogprobTable, measure
 from predict.engine.request_state import num_wanted
 from predict.engine.sampler import Sampler
 from predict.nn.cache_formats import KvFormat
-from predict.nn.decoder import Decoder, LowRank, forward
+from predict.nn.decoder import Decoder, LowRankPages, forward
 from predict.nn.inputs import (
     Field,
     ForwardInputs,
@@ -140,7 +140,7 @@ class DynamicForward:
 
 
 def static_forward(
-    program: Any, caches: Sequence[LayerCache], pages: Sequence[LowRank] = ()
+    program: Any, caches: Sequence[LayerCache], pages: Sequence[LowRankPages] = ()
 ) -> Forward:
     """Runs a program that `predict.loading.program.load_program` loaded.
 

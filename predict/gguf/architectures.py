@@ -14,10 +14,10 @@ from functools import partial
 from typing import Any
 
 from predict.errors import UserError
-from predict.gguf.metadata import Metadata
+from predict.gguf.metadata import GgufMetadata
 from predict.gguf.rope import scaling_of
 
-Values = dict[str, Any]
+ConfigValues = dict[str, Any]
 # What tensors are called in most families, without ".weight" and ".bias": in the file, to us.
 TENSORS: Mapping[str, str] = {
     "token_embd": "model.embed_tokens",
@@ -67,15 +67,15 @@ GEMMA2_27B, GEMMA3_27B = 46, 62
 class Architecture:
     """A row of the table."""
 
-    model_type: str | Callable[[Metadata], str]
-    config: Callable[[Metadata], Values] = lambda data: {}
+    model_type: str | Callable[[GgufMetadata], str]
+    config: Callable[[GgufMetadata], ConfigValues] = lambda data: {}
     tensors: Mapping[str, str] = field(default_factory=dict)
     permuted: bool = False
     plus_one: bool = False
     latent: bool = False  # keys and values of latents: sizes of heads are the row's to tell
     layer_norm: bool = False  # with a mean, and an epsilon of its own name
 
-    def family(self, data: Metadata) -> str:
+    def family(self, data: GgufMetadata) -> str:
         return self.model_type if isinstance(self.model_type, str) else self.model_type(data)
 
     def names(self, model_type: str) -> Mapping[str, str]:
@@ -94,13 +94,13 @@ BY_FAMILY: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def _llama_family(data: Metadata) -> str:
+def _llama_family(data: GgufMetadata) -> str:
     if data.whole("{arch}.expert_count", 0):
         return "mixtral"
     return "mistral" if data.whole("{arch}.attention.sliding_window", 0) else "llama"
 
 
-def _llama(data: Metadata) -> Values:
+def _llama(data: GgufMetadata) -> ConfigValues:
     return {
         **_biases(data),
         "num_local_experts": data.optional("{arch}.expert_count"),
@@ -108,14 +108,14 @@ def _llama(data: Metadata) -> Values:
     }
 
 
-def _biases(data: Metadata) -> Values:
+def _biases(data: GgufMetadata) -> ConfigValues:
     return {
         "attention_bias": data.has_tensor("blk.0.attn_q.bias"),
         "mlp_bias": data.has_tensor("blk.0.ffn_up.bias"),
     }
 
 
-def _olmoe(data: Metadata, renormalize: bool = False) -> Values:
+def _olmoe(data: GgufMetadata, renormalize: bool = False) -> ConfigValues:
     return {
         "num_experts": data.whole("{arch}.expert_count"),
         "num_experts_per_tok": data.whole("{arch}.expert_used_count"),
@@ -123,7 +123,7 @@ def _olmoe(data: Metadata, renormalize: bool = False) -> Values:
     }
 
 
-def _qwen_moe(data: Metadata, renormalize: bool = False) -> Values:
+def _qwen_moe(data: GgufMetadata, renormalize: bool = False) -> ConfigValues:
     shared = data.optional("{arch}.expert_shared_feed_forward_length")
     return {
         **_olmoe(data, renormalize),
@@ -132,7 +132,7 @@ def _qwen_moe(data: Metadata, renormalize: bool = False) -> Values:
     }
 
 
-def _windows(data: Metadata) -> Values:
+def _windows(data: GgufMetadata) -> ConfigValues:
     """Which layers have a window, where the file says so: a list, or every how many have none."""
     key = "{arch}.attention.sliding_window_pattern"
     value = data.file.metadata.get(data.key(key))
@@ -144,7 +144,7 @@ def _windows(data: Metadata) -> Values:
     return {"layer_types": [kinds[bool(each)] for each in data.numbers(key)]}
 
 
-def _gemma2(data: Metadata) -> Values:
+def _gemma2(data: GgufMetadata) -> ConfigValues:
     return {
         **_windows(data),
         **_gemma_scores(data, GEMMA2_27B),
@@ -154,7 +154,7 @@ def _gemma2(data: Metadata) -> Values:
     }
 
 
-def _gemma3(data: Metadata) -> Values:
+def _gemma3(data: GgufMetadata) -> ConfigValues:
     return {
         **_windows(data),
         **_gemma_scores(data, GEMMA3_27B),
@@ -165,7 +165,7 @@ def _gemma3(data: Metadata) -> Values:
     }
 
 
-def _gemma_scores(data: Metadata, layers: int) -> Values:
+def _gemma_scores(data: GgufMetadata, layers: int) -> ConfigValues:
     """The square of what scores are divided by, which most files leave to llama.cpp's code."""
     scale = data.real("{arch}.attention.scale", 0.0)
     if scale > 0:
@@ -178,7 +178,7 @@ def _gemma_scores(data: Metadata, layers: int) -> Values:
     }
 
 
-def _phi3(data: Metadata) -> Values:
+def _phi3(data: GgufMetadata) -> ConfigValues:
     return {
         "original_max_position_embeddings": data.optional(
             "{arch}.rope.scaling.original_context_length"
@@ -186,11 +186,11 @@ def _phi3(data: Metadata) -> Values:
     }
 
 
-def _use_bias(data: Metadata) -> Values:
+def _use_bias(data: GgufMetadata) -> ConfigValues:
     return {"use_bias": data.has_tensor("blk.0.attn_q.bias")}
 
 
-def _stablelm(data: Metadata) -> Values:
+def _stablelm(data: GgufMetadata) -> ConfigValues:
     return {
         "use_parallel_residual": data.flag("{arch}.use_parallel_residual", False)
         or not data.has_tensor("blk.0.ffn_norm.weight"),
@@ -199,7 +199,7 @@ def _stablelm(data: Metadata) -> Values:
     }
 
 
-def _granite(data: Metadata) -> Values:
+def _granite(data: GgufMetadata) -> ConfigValues:
     return {
         **_biases(data),
         "embedding_multiplier": data.real("{arch}.embedding_scale"),
@@ -209,7 +209,7 @@ def _granite(data: Metadata) -> Values:
     }
 
 
-def _minicpm(data: Metadata) -> Values:
+def _minicpm(data: GgufMetadata) -> ConfigValues:
     depth = math.sqrt(max(data.whole("{arch}.block_count"), 1))
     width = data.whole("{arch}.embedding_length")
     scale = data.real("{arch}.logit_scale")
@@ -224,14 +224,14 @@ def _minicpm(data: Metadata) -> Values:
     }
 
 
-def _cohere(data: Metadata) -> Values:
+def _cohere(data: GgufMetadata) -> ConfigValues:
     return {
         "logit_scale": data.real("{arch}.logit_scale"),
         "use_qk_norm": data.has_tensor("blk.0.attn_q_norm.weight"),
     }
 
 
-def _gpt_oss(data: Metadata) -> Values:
+def _gpt_oss(data: GgufMetadata) -> ConfigValues:
     scaling = scaling_of(data)
     return {
         **_windows(data),
@@ -244,16 +244,16 @@ def _gpt_oss(data: Metadata) -> Values:
     }
 
 
-def _is_sigmoid(data: Metadata) -> bool:
+def _is_sigmoid(data: GgufMetadata) -> bool:
     data.must_be("{arch}.expert_gating_func", (SOFTMAX, SIGMOID))
     return data.whole("{arch}.expert_gating_func", SOFTMAX) == SIGMOID
 
 
-def _deepseek_family(data: Metadata) -> str:
+def _deepseek_family(data: GgufMetadata) -> str:
     return "deepseek_v3" if _is_sigmoid(data) else "deepseek_v2"
 
 
-def _deepseek(data: Metadata) -> Values:
+def _deepseek(data: GgufMetadata) -> ConfigValues:
     rotated = data.whole("{arch}.rope.dimension_count")
     # Files whose keys are the latents themselves have the sizes of heads under other names.
     key = data.optional("{arch}.attention.key_length_mla") or data.whole(
@@ -292,7 +292,7 @@ def _deepseek(data: Metadata) -> Values:
     }
 
 
-def _with_biases(data: Metadata) -> Values:
+def _with_biases(data: GgufMetadata) -> ConfigValues:
     return {"attention_bias": data.has_tensor("blk.0.attn_q.bias")}
 
 
@@ -379,7 +379,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 }
 
 
-def architecture_of(data: Metadata) -> Architecture:
+def architecture_of(data: GgufMetadata) -> Architecture:
     """The row of the file; raises UserError naming the known ones."""
     row = ARCHITECTURES.get(data.arch)
     if row is None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from predict.errors import UserError
 from predict.gguf.architectures import architecture_of
-from predict.gguf.metadata import Metadata
+from predict.gguf.metadata import GgufMetadata
 from predict.gguf.reader import GgufFile
 from predict.gguf.rope import scaling_of
 
@@ -16,7 +16,7 @@ ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 def config_of(file: GgufFile) -> dict[str, Any]:
     """What config.json says of the model. Raises UserError naming the key that is wrong."""
-    data = Metadata(file)
+    data = GgufMetadata(file)
     row = architecture_of(data)
     heads = data.whole("{arch}.attention.head_count")
     head_dim = None if row.latent else data.optional("{arch}.attention.key_length")
@@ -52,13 +52,13 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def end_ids(data: Metadata) -> list[int]:
+def end_ids(data: GgufMetadata) -> list[int]:
     """The ids of tokens that end a text, each once."""
     found = (data.optional(f"tokenizer.ggml.{name}") for name in ENDS)
     return list(dict.fromkeys(i for i in found if i is not None))
 
 
-def _rotated(data: Metadata, head_dim: int | None, heads: int) -> dict[str, Any]:
+def _rotated(data: GgufMetadata, head_dim: int | None, heads: int) -> dict[str, Any]:
     """The share of a head that rotates, where it is less than all."""
     rotated = data.optional("{arch}.rope.dimension_count")
     whole = head_dim or data.whole("{arch}.embedding_length") // max(heads, 1)

@@ -13,7 +13,7 @@ from predict.gguf.reader import GgufFile, GgufTensor
 from predict.system.files import FLOAT32_MAX
 
 
-class Metadata:
+class GgufMetadata:
     """Typed getters; "{arch}" in a key stands for general.architecture.
 
     Each gives the default where the key is absent, and raises UserError for a value of another

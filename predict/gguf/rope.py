@@ -7,12 +7,12 @@ from array import array
 from typing import Any
 
 from predict.errors import UserError
-from predict.gguf.metadata import Metadata
+from predict.gguf.metadata import GgufMetadata
 
 MAX_FACTORS = 1 << 10  # frequencies of a head; the network's own limit is below
 
 
-def scaling_of(data: Metadata) -> dict[str, Any] | None:
+def scaling_of(data: GgufMetadata) -> dict[str, Any] | None:
     """rope_scaling: by the method's name, or by factors that a tensor has for each frequency."""
     original = data.optional("{arch}.rope.scaling.original_context_length")
     context = data.whole("{arch}.context_length")
@@ -49,7 +49,7 @@ def scaling_of(data: Metadata) -> dict[str, Any] | None:
     }
 
 
-def _factors(data: Metadata, name: str) -> list[float]:
+def _factors(data: GgufMetadata, name: str) -> list[float]:
     """The values of a small tensor."""
     tensor = data.tensor(name)
     count = math.prod(tensor.shape)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from predict.gguf.architectures import TENSORS, UNREAD, Architecture, architecture_of
 from predict.gguf.config import config_of
-from predict.gguf.metadata import Metadata
+from predict.gguf.metadata import GgufMetadata
 from predict.gguf.reader import GgufFile, GgufTensor
 
 LAYER = re.compile(r"blk\.([0-9]{1,4})\.([a-z0-9_]+)\.(weight|bias)")
@@ -54,7 +54,7 @@ class Source:
 
 def sources_of(file: GgufFile) -> dict[str, Source]:
     """The tensors by Hugging Face's names; those that are not known keep the file's."""
-    data = Metadata(file)
+    data = GgufMetadata(file)
     row, config = architecture_of(data), config_of(file)
     names = row.names(config["model_type"])
     found: dict[str, Source] = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from predict.errors import UserError
-from predict.gguf.metadata import Metadata
+from predict.gguf.metadata import GgufMetadata
 from predict.gguf.reader import GgufFile
 
 # What sentencepiece and llama.cpp call kinds of tokens.
@@ -32,7 +32,7 @@ class Vocabulary:
     model: str  # of tokenizer.ggml.model
     tokens: list[str]
     kinds: list[int]  # of KINDS
-    data: Metadata
+    data: GgufMetadata
 
 
 def has_tokenizer(file: GgufFile) -> bool:
@@ -42,7 +42,7 @@ def has_tokenizer(file: GgufFile) -> bool:
 
 def vocabulary_of(file: GgufFile) -> Vocabulary:
     """The file's vocabulary. Raises UserError where it has none, or one of another kind."""
-    data = Metadata(file)
+    data = GgufMetadata(file)
     model = data.text("tokenizer.ggml.model", "none")
     known = (BYTE_LEVEL, SENTENCEPIECE)
     if model not in known:
@@ -66,7 +66,7 @@ def vocabulary_of(file: GgufFile) -> Vocabulary:
 
 def tokenizer_config_of(file: GgufFile) -> dict[str, Any]:
     """What tokenizer_config.json says. Raises UserError naming the key that is wrong."""
-    data = Metadata(file)
+    data = GgufMetadata(file)
     values: dict[str, Any] = {"name_or_path": data.text("general.name", "")}
     template = data.text("tokenizer.chat_template", "")
     if template:

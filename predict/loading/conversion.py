@@ -51,7 +51,7 @@ from predict.system.files import read_json_object
 from predict.system.outputs import sync_folder
 
 STATE = ".convert.json"
-Layout = Literal["hf", "paddle"]
+FileLayout = Literal["hf", "paddle"]
 PADDLE_METADATA = {"format": "np"}  # which PaddleNLP asks for
 PADDLE_ONLY = ("gpt", "ernie")  # families that Hugging Face's library does not have
 # What config.json says of ranks and of matrices in one, which the target does not have.
@@ -63,7 +63,7 @@ FUSED = ("fuse_attention_qkv", "fuse_attention_ffn")
 class Options:
     """What a conversion makes. dtype: of floating point; None: as stored."""
 
-    layout: Layout
+    layout: FileLayout
     dtype: str | None
     max_shard_bytes: int
 

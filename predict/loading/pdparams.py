@@ -24,8 +24,8 @@ from predict.loading.pickle_machine import (
     Dtype,
     Machine,
     Named,
-    Piece,
     RefusedError,
+    Unread,
     kind_of,
     piece_bytes,
     visible_name,
@@ -42,7 +42,7 @@ class PickledArray:
     file: Path
     dtype: str
     shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]  # one behind the other
+    pieces: tuple[Unread, ...]  # one behind the other
     is_fortran: bool = False
 
     @property
@@ -101,7 +101,9 @@ def _as_array(name: str, value: Any, path: Path) -> PickledArray | None:
         value = value[1]  # Paddle's own name of the tensor, and its values
     if isinstance(value, Array) and value.piece is not None:
         return PickledArray(path, value.dtype, value.shape, (value.piece,), value.is_fortran)
-    if isinstance(value, (Array, Dtype, Named)) or (isinstance(value, Piece) and not value.is_text):
+    if isinstance(value, (Array, Dtype, Named)) or (
+        isinstance(value, Unread) and not value.is_text
+    ):
         raise RefusedError(f"{visible_name(name)} is {kind_of(value)}, not a tensor")
     return None
 

@@ -6,7 +6,7 @@ files of a `Dialect` need and, of the functions that a pickle may name, those of
 of them is ever called: what they stand for is rebuilt from their arguments. Everything else is
 refused by its name.
 
-Bytes and texts stay in the file, as `Piece`s: neither a claim of a size nor a value that a memo
+Bytes and texts stay in the file, as `Unread`s: neither a claim of a size nor a value that a memo
 repeats a thousand times takes memory. Protocol 2 spells bytes as latin-1 text in UTF-8.
 """
 
@@ -43,7 +43,7 @@ INSTEAD = (
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Unread:
     """Bytes or a text in the file, not read yet."""
 
     offset: int
@@ -61,7 +61,7 @@ Operation = Callable[["Machine", Any], None]
 
 
 @dataclass(frozen=True)
-class Call:
+class PickleCall:
     """What stands for a function of a pickle: of a machine and of arguments of these kinds.
 
     optional: how many of the last arguments may be left out.
@@ -87,7 +87,7 @@ class Dialect:
     """
 
     writer: str
-    calls: Mapping[str, Call]
+    calls: Mapping[str, PickleCall]
     types: frozenset[str] = frozenset()
     operations: Mapping[str, Operation] = field(default_factory=dict)
 
@@ -114,7 +114,7 @@ class Array:
     dtype: str = ""
     shape: tuple[int, ...] = ()
     is_fortran: bool = False
-    piece: Piece | None = None  # None: not built
+    piece: Unread | None = None  # None: not built
 
 
 class Machine:
@@ -128,8 +128,8 @@ class Machine:
         self.below: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
         # By piece: a memo may ask for one a million times.
-        self.texts: dict[Piece, str] = {}
-        self.counts: dict[Piece, int] = {}
+        self.texts: dict[Unread, str] = {}
+        self.counts: dict[Unread, int] = {}
 
     def run(self) -> Any:
         """The value that the pickle leaves."""
@@ -189,7 +189,7 @@ class Machine:
                     f"ends after {left}; copy it again"
                 )
             self.file.seek(num_bytes, 1)
-            return Piece(offset, num_bytes, is_text="UNICODE" in known.name)
+            return Unread(offset, num_bytes, is_text="UNICODE" in known.name)
         try:
             value = known.arg.reader(cast("IO[bytes]", self))
         except ValueError as error:
@@ -214,7 +214,7 @@ class Machine:
 
     def text(self, value: Any, what: str) -> str:
         """A piece's text; `what` is for errors."""
-        if not isinstance(value, Piece) or not value.is_text:
+        if not isinstance(value, Unread) or not value.is_text:
             raise RefusedError(f"{what} is {kind_of(value)}, not a text")
         if value.num_bytes > MAX_TEXT_BYTES:
             raise RefusedError(
@@ -339,7 +339,7 @@ class Machine:
             raise RefusedError("it gives one array values twice")
         if not isinstance(dtype, Dtype) or not dtype.is_built:
             raise RefusedError(f"an array has {kind_of(dtype)} for its dtype")
-        if not isinstance(data, Piece) or data.is_text:
+        if not isinstance(data, Unread) or data.is_text:
             raise RefusedError(f"an array's values are {kind_of(data)}, not bytes")
         name = DTYPES[dtype.code]
         try:
@@ -355,7 +355,7 @@ class Machine:
         target.dtype, target.shape, target.is_fortran, target.piece = name, dims, is_fortran, data
         return target
 
-    def _num_values(self, piece: Piece) -> int:
+    def _num_values(self, piece: Unread) -> int:
         """Bytes that a piece stands for: of latin-1 text in UTF-8, one for each character."""
         if not piece.is_latin1:
             return piece.num_bytes
@@ -376,7 +376,7 @@ def visible_name(name: str) -> str:
     return shown if shown.isprintable() else repr(shown)
 
 
-def _array_of_buffer(machine: Machine, data: Piece, dtype: Dtype, shape: Any, order: Any) -> Array:
+def _array_of_buffer(machine: Machine, data: Unread, dtype: Dtype, shape: Any, order: Any) -> Array:
     """NumPy's way in protocol 5."""
     letter = machine.text(order, "an array's order")
     if letter not in ("C", "F"):
@@ -384,7 +384,7 @@ def _array_of_buffer(machine: Machine, data: Piece, dtype: Dtype, shape: Any, or
     return machine.fill(Array(), dtype, shape, letter == "F", data)
 
 
-def _dtype(machine: Machine, text: Piece, *_: Any) -> Dtype:
+def _dtype(machine: Machine, text: Unread, *_: Any) -> Dtype:
     code = machine.text(text, "a dtype")
     if code not in DTYPES:
         objects = ", Python's objects" if code[:1] == "O" else ""
@@ -394,31 +394,34 @@ def _dtype(machine: Machine, text: Piece, *_: Any) -> Dtype:
     return Dtype(code)
 
 
-def _latin1(machine: Machine, text: Piece, name: Piece) -> Piece:
+def _latin1(machine: Machine, text: Unread, name: Unread) -> Unread:
     """Protocol 2's bytes: _codecs.encode(text, "latin1")."""
     encoding = machine.text(name, "an encoding")
     if encoding not in ("latin1", "latin-1") or not text.is_text:
         raise RefusedError(f"it encodes bytes as {visible_name(encoding)} (allowed: latin1)")
-    return Piece(text.offset, text.num_bytes, is_latin1=True)
+    return Unread(text.offset, text.num_bytes, is_latin1=True)
 
 
 _BUILTINS = ("builtins", "__builtin__")  # of Python 3 and, in protocol 2, of Python 2
 _NUMPY = ("numpy.core", "numpy._core")  # NumPy 1 and 2
-COMMON_CALLS = {"collections.OrderedDict": Call(lambda machine: {})}
-_NEW_ARRAY = Call(lambda machine, *_: Array(), (Named, tuple, Piece))  # BUILD fills it
-_NUMBER = Call(lambda machine, *_: 0.0, (Dtype, Piece))  # no tensor: nobody wants its value
+COMMON_CALLS = {"collections.OrderedDict": PickleCall(lambda machine: {})}
+_NEW_ARRAY = PickleCall(lambda machine, *_: Array(), (Named, tuple, Unread))  # BUILD fills it
+_NUMBER = PickleCall(lambda machine, *_: 0.0, (Dtype, Unread))  # no tensor: nobody wants its value
 NUMPY_CALLS = {
-    "numpy.dtype": Call(_dtype, (Piece, int, int)),
+    "numpy.dtype": PickleCall(_dtype, (Unread, int, int)),
     **{f"{core}.multiarray._reconstruct": _NEW_ARRAY for core in _NUMPY},
     **{f"{core}.multiarray.scalar": _NUMBER for core in _NUMPY},
     **{
-        f"{core}.numeric._frombuffer": Call(_array_of_buffer, (Piece, Dtype, tuple, Piece))
+        f"{core}.numeric._frombuffer": PickleCall(_array_of_buffer, (Unread, Dtype, tuple, Unread))
         for core in _NUMPY
     },
-    "_codecs.encode": Call(_latin1, (Piece, Piece)),
+    "_codecs.encode": PickleCall(_latin1, (Unread, Unread)),
     # Paddle's tensors: tuple((name, array)).
-    **{f"{module}.tuple": Call(lambda machine, values: values, (tuple,)) for module in _BUILTINS},
-    **{f"{module}.bytes": Call(lambda machine: Piece(0, 0)) for module in _BUILTINS},
+    **{
+        f"{module}.tuple": PickleCall(lambda machine, values: values, (tuple,))
+        for module in _BUILTINS
+    },
+    **{f"{module}.bytes": PickleCall(lambda machine: Unread(0, 0)) for module in _BUILTINS},
 }
 PADDLE = Dialect("Paddle", {**COMMON_CALLS, **NUMPY_CALLS}, frozenset({"numpy.ndarray"}))
 
@@ -457,7 +460,7 @@ KINDS: Mapping[type, str] = {
     dict: "an object of names",
     list: "a list",
     tuple: "a tuple",
-    Piece: "bytes",
+    Unread: "bytes",
     Named: "a function",
     Array: "an array",
     Dtype: "a dtype",
@@ -468,13 +471,13 @@ KINDS: Mapping[type, str] = {
 
 def kind_of(value: Any) -> str:
     """What a value of the machine is, for messages."""
-    if isinstance(value, Piece) and value.is_text:
+    if isinstance(value, Unread) and value.is_text:
         return "a text"
     known = KINDS.get(type(value)) or getattr(value, "kind", "a number")
     return str(known)
 
 
-def piece_bytes(file: BinaryIO, piece: Piece) -> bytes:
+def piece_bytes(file: BinaryIO, piece: Unread) -> bytes:
     """What a piece stands for; UserError where it is not there any more, or no latin-1 text."""
     file.seek(piece.offset)
     data = file.read(piece.num_bytes)

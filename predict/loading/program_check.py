@@ -164,7 +164,7 @@ class TensorType:
         return f"{self.dtype} [{', '.join(map(str, self.shape))}]"
 
 
-Value = TensorType | tuple[TensorType, ...]  # a tensor, or a list of them
+ValueType = TensorType | tuple[TensorType, ...]  # a tensor, or a list of them
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class _Reader:
     def __init__(self, path: Path, allowed: Mapping[str, Operator]) -> None:
         self._path = path
         self._allowed = allowed
-        self._values: dict[int, Value] = {}
+        self._values: dict[int, ValueType] = {}
         self._where = "the program"
         self._read = ProgramFile()
 
@@ -280,7 +280,7 @@ class _Reader:
             self._read.calls.append((name[2:], values))
 
     def _all(
-        self, values: list[Any], kinds: str, what: str, read: Callable[[Any, str], Value | None]
+        self, values: list[Any], kinds: str, what: str, read: Callable[[Any, str], ValueType | None]
     ) -> list[Any]:
         """The kinds of the values that an operator takes or gives, less those left out."""
         if kinds == "*":
@@ -295,7 +295,7 @@ class _Reader:
                 )
         return [made for made in found if made is not None]
 
-    def _input(self, value: Any, kind: str) -> Value | None:
+    def _input(self, value: Any, kind: str) -> ValueType | None:
         """What a value is that an operator takes; None: left out."""
         match value:
             case {"%": 0} if kind.islower():
@@ -339,7 +339,7 @@ class _Reader:
             if name == "num" and not (type(value) is int and value > 0):  # Paddle divides by it
                 raise self._wrong(f"has the attribute num of no number of parts: {quoted(value)}")
 
-    def _output(self, value: Any) -> Value:
+    def _output(self, value: Any) -> ValueType:
         """Notes the value that an operator gives."""
         match value:
             case {"%": int(number), "TT": kind} if number > 0 and number not in self._values:
@@ -348,7 +348,7 @@ class _Reader:
                 raise self._wrong(f"gives the value {quoted(value)}, which is taken or no number")
         match kind:
             case {"#": "0.t_vec", "D": list(items)}:
-                made: Value = tuple(self._tensor(item) for item in items)
+                made: ValueType = tuple(self._tensor(item) for item in items)
             case _:
                 made = self._tensor(kind)
         self._values[number] = made
@@ -362,7 +362,7 @@ class _Reader:
                     return TensorType(ELEMENTS[element][0], sizes)
         raise self._wrong(f"gives a tensor of another kind than exports have: {quoted(kind, 100)}")
 
-    def _add(self, table: dict[str, TensorType], name: Any, kind: Value) -> None:
+    def _add(self, table: dict[str, TensorType], name: Any, kind: ValueType) -> None:
         if not isinstance(name, str) or name in table or isinstance(kind, tuple):
             raise self._wrong(f"names {quoted(name)} a second time, or no tensor")
         table[name] = kind

@@ -30,12 +30,12 @@ from predict.loading.arrays import (
 )
 from predict.loading.pickle_machine import (
     COMMON_CALLS,
-    Call,
     Dialect,
     Machine,
     Named,
-    Piece,
+    PickleCall,
     RefusedError,
+    Unread,
     kind_of,
     visible_name,
 )
@@ -152,7 +152,7 @@ def _as_tensor(name: str, value: Any) -> Tensor | None:
     if isinstance(value, Tensor):
         return value
     is_plain = value is None or isinstance(value, (bool, int, float))
-    if is_plain or (isinstance(value, Piece) and value.is_text):
+    if is_plain or (isinstance(value, Unread) and value.is_text):
         return None
     raise RefusedError(
         f"{visible_name(name)} is {kind_of(value)}, not a tensor; save the state_dict alone"
@@ -218,7 +218,7 @@ def _storage(machine: Machine, _: Any) -> None:
     if not isinstance(found, tuple) or len(found) != 5:
         raise RefusedError(f"it asks for an object by {kind_of(found)}, not for a storage")
     word, kind, key, _, count = found
-    if not isinstance(word, Piece) or machine.text(word, "a persistent id") != "storage":
+    if not isinstance(word, Unread) or machine.text(word, "a persistent id") != "storage":
         raise RefusedError(f"it asks for an object by {kind_of(word)}, not for a storage")
     if not isinstance(kind, Named) or kind.name not in (*STORAGES, UNTYPED):
         shown = kind.name if isinstance(kind, Named) else kind_of(kind)
@@ -271,12 +271,12 @@ def _attributes(machine: Machine, _: Any) -> None:
 _OF_TENSOR = (Storage, int, tuple, tuple, object, object)
 CALLS = {
     **COMMON_CALLS,
-    "torch._utils._rebuild_tensor_v2": Call(_tensor, (*_OF_TENSOR, object), optional=1),
-    "torch._utils._rebuild_tensor_v3": Call(
+    "torch._utils._rebuild_tensor_v2": PickleCall(_tensor, (*_OF_TENSOR, object), optional=1),
+    "torch._utils._rebuild_tensor_v3": PickleCall(
         _typed_tensor, (*_OF_TENSOR, Named, object), optional=1
     ),
     # A parameter: its tensor, whether it needs gradients, and hooks.
-    "torch._utils._rebuild_parameter": Call(
+    "torch._utils._rebuild_parameter": PickleCall(
         lambda machine, tensor, *_: tensor, (Tensor, object, object)
     ),
 }

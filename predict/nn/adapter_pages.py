@@ -19,7 +19,7 @@ from predict.nn.blocks import (
     ExpertBlock,
     LinearSlot,
 )
-from predict.nn.decoder import BlockWeights, Decoder, LowRank
+from predict.nn.decoder import BlockWeights, Decoder, LowRankPages
 from predict.nn.spec import DecoderSpec
 
 if TYPE_CHECKING:
@@ -84,14 +84,14 @@ def page_tensors(spec: DecoderSpec, num_pages: int, is_packed: bool) -> dict[str
     }
 
 
-def low_ranks(spec: DecoderSpec, tensors: Sequence[Tensor]) -> list[LowRank]:
+def low_ranks(spec: DecoderSpec, tensors: Sequence[Tensor]) -> list[LowRankPages]:
     """The tensors of `page_tensors`, by linear."""
     pairs = zip(tensors[::2], tensors[1::2], strict=True)
     slots = zip(paged_slots(spec), pairs, strict=True)
-    return [LowRank(a, b, slot.part_sizes) for slot, (a, b) in slots]
+    return [LowRankPages(a, b, slot.part_sizes) for slot, (a, b) in slots]
 
 
-def with_pages(decoder: Decoder, pages: Iterable[LowRank]) -> Decoder:
+def with_pages(decoder: Decoder, pages: Iterable[LowRankPages]) -> Decoder:
     """The decoder with room for adapters. pages: of `low_ranks`."""
     left = iter(pages)
 

@@ -21,8 +21,8 @@ PAGE_RANKS = 8  # ranks of a page of adapters
 PACKED_IN, PACKED_OUT = 16, 32  # columns that the CPU's operators have side by side in one
 FUNCTIONS: tuple[Function, ...] = get_args(Function)
 PositionKind = Literal["rotary", "alibi", "none"]
-Placement = Literal["output", "sum"]
-Source = Literal["input", "normed"]
+NormPlacement = Literal["output", "sum"]
+BlockInput = Literal["input", "normed"]
 LatentForm = Literal["cheaper", "absorbed", "expanded"]
 Scoring = Literal["softmax", "sigmoid"]
 GroupScore = Literal["max", "top_two"]
@@ -70,7 +70,7 @@ class Residual:
     source: the block's input, or its normed input.
     """
 
-    source: Source = "input"
+    source: BlockInput = "input"
     input_scale: float = 1.0
     output_scale: float = 1.0
 
@@ -200,7 +200,7 @@ class AttentionBlock:
     prefix_mask: bool = False  # every token sees the first inputs.prefix_lens of its request
     sinks: bool = False  # the softmax's sum has exp(sink) of the head besides (gpt-oss, 2025)
     post_norm: Norm | None = None
-    post_norm_of: Placement = "output"  # of what the block made, or of the sum
+    post_norm_of: NormPlacement = "output"  # of what the block made, or of the sum
     residual: Residual = Residual()
 
     kind = "attention"
@@ -312,7 +312,7 @@ class LatentAttentionBlock:
     out_bias: bool = False
     form: LatentForm = "cheaper"
     post_norm: Norm | None = None
-    post_norm_of: Placement = "output"
+    post_norm_of: NormPlacement = "output"
     residual: Residual = Residual()
 
     kind = "latent_attention"
@@ -387,7 +387,7 @@ class MlpBlock:
     down_bias: bool = False
     parallel: bool = False  # its norm reads what the block before it read
     post_norm: Norm | None = None
-    post_norm_of: Placement = "output"
+    post_norm_of: NormPlacement = "output"
     residual: Residual = Residual()
 
     kind = "mlp"
@@ -463,7 +463,7 @@ class ExpertBlock:
     shared_size: int = 0  # inner features of all shared experts together; 0: there are none
     shared_gate: bool = False
     post_norm: Norm | None = None
-    post_norm_of: Placement = "output"
+    post_norm_of: NormPlacement = "output"
     residual: Residual = Residual()
 
     kind = "experts"

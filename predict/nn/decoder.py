@@ -24,7 +24,7 @@ Tree = TypeVar("Tree")
 
 
 @dataclass(frozen=True, slots=True)
-class LowRank:
+class LowRankPages:
     """Adapters' additions to a linear: x A^T B over the pages of a row's adapter.
 
     In the model's dtype; b includes the scales. Each part of the outputs has its own A. For the
@@ -50,7 +50,7 @@ class Linear:
     in_features: int
     out_features: int
     num_experts: int = 0
-    low_rank: LowRank | None = None
+    low_rank: LowRankPages | None = None
 
 
 @dataclass(frozen=True, slots=True)

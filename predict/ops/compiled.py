@@ -310,7 +310,7 @@ def expert_block(hidden: Tensor, experts: Experts) -> Tensor:
 
 @dataclass(frozen=True)
 class _Run:
-    """Layers that share a call of regatta_blocks. See predict.ops.composed.Run."""
+    """Layers that share a call of regatta_blocks. See predict.ops.composed.JoinedLayers."""
 
     blocks: str  # the records that the layers have
     order: list[int]  # which of them each block has

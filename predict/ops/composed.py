@@ -99,7 +99,7 @@ def expert_block(ops: ModuleType, hidden: Tensor, weights: Experts) -> Tensor:
 
 # Layers that are called together: (hidden [T, H], inputs, tree_mask, rows) -> hidden behind them,
 # [T, H] or [L, H] of rows, and their written caches.
-Run: TypeAlias = "Callable[..., tuple[Tensor, list[Tensor]]]"
+JoinedLayers: TypeAlias = "Callable[..., tuple[Tensor, list[Tensor]]]"
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def layer_runs(
 
 def in_turn(
     ops: ModuleType,
-    runs: Iterable[Run],
+    runs: Iterable[JoinedLayers],
     hidden: Tensor,
     inputs: ForwardInputs,
     tree_mask: Tensor | None = None,

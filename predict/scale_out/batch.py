@@ -34,7 +34,7 @@ BATCHES_AHEAD = 2  # that a replica holds: the one that runs, and what fills it 
 
 
 @dataclass(frozen=True)
-class Replicas:
+class ReplicaPlan:
     """What answers: how many replicas of which engine, each with what share of a machine."""
 
     config: EngineConfig
@@ -57,10 +57,10 @@ class Round:
         return cls(block_size, -(-BATCHES_AHEAD * batch_size // block_size))
 
 
-class Batch:
+class BatchJob:
     """Answers the prompts of `work` that have no result yet."""
 
-    def __init__(self, work: Work, results: Results, replicas: Replicas) -> None:
+    def __init__(self, work: Work, results: Results, replicas: ReplicaPlan) -> None:
         self._work = work
         self._results = results
         self._replicas = replicas

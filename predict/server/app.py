@@ -22,7 +22,7 @@ from predict.server.access_log import MAX_PATH, AccessLog, request_id
 from predict.server.auth import OPEN_PATHS, OPEN_PREFIXES, Keys
 from predict.server.config import ServerConfig
 from predict.server.context import RECORD, Context, Record
-from predict.server.engine_client import Engine, EngineDied
+from predict.server.engine_client import EngineDied, EngineHandle
 from predict.server.errors import ApiError
 from predict.server.front_model import FrontModel
 from predict.server.lifecycle import Lifecycle
@@ -48,7 +48,7 @@ def package_version() -> str:
 
 
 def create_app(
-    engine: Engine,
+    engine: EngineHandle,
     front: FrontModel,
     config: ServerConfig,
     *,

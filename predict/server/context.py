@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from predict.server.access_log import AccessLog
 from predict.server.config import ServerConfig
-from predict.server.engine_client import Engine
+from predict.server.engine_client import EngineHandle
 from predict.server.errors import ApiError
 from predict.server.front_model import FrontModel
 from predict.server.lifecycle import Lifecycle
@@ -39,7 +39,7 @@ class Record:
 class Context:
     """A server: its engine, its model's text, its settings and counters."""
 
-    engine: Engine
+    engine: EngineHandle
     front: FrontModel
     config: ServerConfig
     lifecycle: Lifecycle

@@ -26,9 +26,9 @@ from predict.server.wire import (
     Abort,
     AdapterKind,
     Add,
+    AddonChange,
     AnswerMetrics,
     AskStats,
-    Change,
     Changed,
     Ended,
     Failed,
@@ -38,7 +38,7 @@ from predict.server.wire import (
     ModelInfo,
     Ready,
     Start,
-    Step,
+    StepNews,
     Stop,
     Told,
     frame,
@@ -79,7 +79,7 @@ class Answer(Protocol):
         """
 
 
-class Engine(Protocol):
+class EngineHandle(Protocol):
     """The server's view of an engine, in another process or machine."""
 
     @property
@@ -356,7 +356,7 @@ class EngineClient(asyncio.Protocol):
         await self._change(kind, name, None)
 
     async def _change(self, kind: AdapterKind, name: str, path: str | None) -> None:
-        changed: Changed = await self._ask(lambda question: Change(question, kind, name, path))
+        changed: Changed = await self._ask(lambda question: AddonChange(question, kind, name, path))
         if changed.refused is not None:
             raise UserError(changed.refused)
         if changed.failed is not None:
@@ -411,7 +411,7 @@ class EngineClient(asyncio.Protocol):
             self._die("the engine's process has ended")
 
     def _take(self, message: FromEngine) -> None:
-        if isinstance(message, Step):
+        if isinstance(message, StepNews):
             answers = self._answers
             for request_id, pieces in message.pieces:
                 answer = answers.get(request_id)

@@ -24,9 +24,9 @@ from predict.errors import EXIT_FAILURE, EngineError, UserError
 from predict.server.wire import (
     Abort,
     Add,
+    AddonChange,
     AnswerMetrics,
     AskStats,
-    Change,
     Changed,
     Ended,
     Failed,
@@ -36,7 +36,7 @@ from predict.server.wire import (
     ModelInfo,
     Ready,
     Start,
-    Step,
+    StepNews,
     Stop,
     Told,
     frame,
@@ -182,10 +182,10 @@ class EngineLoop:
         elif isinstance(message, AskStats):
             self._send()  # first the text that the counts include
             self._link.send(Told(message.question, self._llm.stats()))
-        elif isinstance(message, Change):
+        elif isinstance(message, AddonChange):
             self._link.send(self._changed(message))
 
-    def _changed(self, message: Change) -> Changed:
+    def _changed(self, message: AddonChange) -> Changed:
         """Loads or unloads an adapter or a prefix; no failure of it touches running requests."""
         llm, is_prefix = self._llm, message.kind == "prefix"
         try:
@@ -276,7 +276,7 @@ class EngineLoop:
 
     def _send(self) -> None:
         if self._pieces or self._ended:
-            self._link.send(Step(self._pieces, self._ended))
+            self._link.send(StepNews(self._pieces, self._ended))
             self._pieces, self._ended = [], []
 
 

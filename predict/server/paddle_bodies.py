@@ -29,7 +29,7 @@ from predict.server.protocol import (
     Integer,
     ModelName,
     Name,
-    Number,
+    NumberField,
     TextOrTexts,
     TokenIds,
     parsed,
@@ -48,7 +48,7 @@ NATIVE_FIELDS = frozenset(
         *("stop_sequences", "return_all_tokens", "return_usage", "system"),
     )
 )
-Messages = Annotated[list[ChatMessage], FirstOnly(), Field(max_length=MAX_MESSAGES)]
+PaddleMessages = Annotated[list[ChatMessage], FirstOnly(), Field(max_length=MAX_MESSAGES)]
 
 
 class FlaskBody(Body):
@@ -57,16 +57,16 @@ class FlaskBody(Body):
     model: ModelName | None = None
     context: str | None = None  # the question
     history: Annotated[Any, Field(description="Texts or objects with utterance, by turns.")] = None
-    messages: Messages | None = None
+    messages: PaddleMessages | None = None
     stream: bool | None = None
     src_length: Integer = None  # of the prompt, which is cut there
     max_length: Integer = None
     max_tokens: Integer = None
     min_length: Integer = None
     top_k: Integer = None
-    top_p: Number = None  # 0 is greedy
-    temperature: Number = None
-    repetition_penalty: Number = None
+    top_p: NumberField = None  # 0 is greedy
+    temperature: NumberField = None
+    repetition_penalty: NumberField = None
     seed: Integer = None
     stop: TextOrTexts = None
 
@@ -80,21 +80,21 @@ class NativeBody(Body):
     req_id: Name | None = None
     text: str | None = None
     input_ids: TokenIds = None
-    messages: Messages | None = None
+    messages: PaddleMessages | None = None
     system: str | None = None
     stream: bool | None = None
     max_dec_len: Integer = None
     min_dec_len: Integer = None
     seq_len: Integer = None  # tokens of the prompt, at most
-    temperature: Number = None
-    topp: Number = None  # 0 is greedy
-    penalty_score: Number = None
-    frequency_score: Number = None
-    presence_score: Number = None
+    temperature: NumberField = None
+    topp: NumberField = None  # 0 is greedy
+    penalty_score: NumberField = None
+    frequency_score: NumberField = None
+    presence_score: NumberField = None
     eos_token_ids: TokenIds = None
     stop_sequences: TextOrTexts = None
     return_usage: Boolean = None
-    timeout: Number = None  # seconds
+    timeout: NumberField = None  # seconds
 
     ignored: ClassVar[frozenset[str]] = frozenset({"benchmark", "return_all_tokens", "user"})
 

@@ -46,7 +46,7 @@ _PART: Mapping[str, Any] = {
     "required": ["type", "text"],
 }
 # Fields that may be null, and whose values are checked where they are used.
-Number = Annotated[Any, _optional({"type": "number"})]
+NumberField = Annotated[Any, _optional({"type": "number"})]
 Integer = Annotated[Any, _optional({"type": "integer"})]
 Boolean = Annotated[Any, _optional({"type": "boolean"})]
 Text = Annotated[Any, _optional(_TEXT)]
@@ -70,7 +70,7 @@ Biases = Annotated[
 Words = Annotated[Any, _optional({"type": "array", "items": {"anyOf": [_FULL_TEXT, _IDS]}})]
 Early = Annotated[Any, _optional({"enum": [True, False, "never"]})]
 Content = Annotated[Any, _optional(_TEXT, {"type": "array", "items": _PART})]
-Prompts = Annotated[
+PromptsField = Annotated[
     Any,
     WithJsonSchema({"anyOf": [_TEXT, _IDS, {"type": "array", "items": {"anyOf": [_TEXT, _IDS]}}]}),
 ]
@@ -178,10 +178,10 @@ class GenerationBody(Body):
     n: Integer = None
     stop: TextOrTexts = None
     seed: Integer = None
-    temperature: Number = None
-    top_p: Number = None
-    presence_penalty: Number = None
-    frequency_penalty: Number = None
+    temperature: NumberField = None
+    top_p: NumberField = None
+    presence_penalty: NumberField = None
+    frequency_penalty: NumberField = None
     logit_bias: Biases = None
     # ours: fields of SamplingParams
     best_of: Integer = None
@@ -190,9 +190,9 @@ class GenerationBody(Body):
     min_length: Integer = None  # tokens of an answer, at least
     min_tokens: Integer = None  # the same as min_length
     top_k: Integer = None
-    min_p: Number = None
-    typical_p: Number = None
-    repetition_penalty: Number = None
+    min_p: NumberField = None
+    typical_p: NumberField = None
+    repetition_penalty: NumberField = None
     no_repeat_ngram_size: Integer = None
     bad_words: Words = None
     ignore_eos: Boolean = None
@@ -200,7 +200,7 @@ class GenerationBody(Body):
     include_stop_str_in_output: Boolean = None
     prompt_logprobs: Integer = None
     num_beams: Integer = None
-    length_penalty: Number = None
+    length_penalty: NumberField = None
     early_stopping: Early = None
     # what the answer must be: one of these
     guide: Object = None  # what the text must be: a Guide
@@ -240,7 +240,7 @@ class GenerationBody(Body):
 class CompletionBody(GenerationBody):
     """A request for the continuation of texts."""
 
-    prompt: Prompts  # a text, token ids, or a list of these
+    prompt: PromptsField  # a text, token ids, or a list of these
     logprobs: Integer = None  # so many likeliest tokens beside each
     echo: bool | None = None  # the text begins with the prompt
     add_special_tokens: bool | None = None  # None: as the tokenizer's files say
@@ -301,15 +301,13 @@ class ToolBody(Body):
     function: FunctionTool
 
 
-Conversation = Annotated[
-    list[ChatMessage], FirstOnly(), Field(min_length=1, max_length=MAX_MESSAGES)
-]
+ChatField = Annotated[list[ChatMessage], FirstOnly(), Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
 class ChatBody(GenerationBody):
     """A request for the next turn of a conversation."""
 
-    messages: Conversation
+    messages: ChatField
     max_completion_tokens: Integer = None  # the same as max_tokens
     logprobs: bool | None = None
     top_logprobs: Integer = None
@@ -341,7 +339,7 @@ class TokenizeBody(Body):
 
     model: ModelName | None = None
     prompt: str | None = None
-    messages: Conversation | None = None
+    messages: ChatField | None = None
     tools: Annotated[list[ToolBody], FirstOnly()] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None

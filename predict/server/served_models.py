@@ -10,7 +10,7 @@ from predict.config.adapters import check_adapter_name
 from predict.errors import UserError, one_of
 from predict.server.adapter_root import below_root
 from predict.server.config import ServerConfig
-from predict.server.engine_client import AdapterFailed, Engine
+from predict.server.engine_client import AdapterFailed, EngineHandle
 from predict.server.errors import ApiError, invalid
 from predict.server.wire import AdapterKind
 
@@ -93,7 +93,7 @@ class ServedModels:
         """The entries of all names, the base's first."""
         return [self.card(name) for name in (*self._config.model_names, *self._loaded)]
 
-    async def load(self, engine: Engine, kind: Kind, name: str, path: str) -> dict[str, Any]:
+    async def load(self, engine: EngineHandle, kind: Kind, name: str, path: str) -> dict[str, Any]:
         """Loads an adapter or prefix under a new name; returns its card. Raises ApiError."""
         root = self._root()
         async with self._changing:
@@ -112,7 +112,7 @@ class ServedModels:
             self._loaded[name] = Loaded(kind, int(time.time()))
         return self.card(name)
 
-    async def unload(self, engine: Engine, kind: Kind, name: str) -> None:
+    async def unload(self, engine: EngineHandle, kind: Kind, name: str) -> None:
         """Unloads an adapter or prefix; running requests are finished. Raises ApiError."""
         self._root()
         async with self._changing:

@@ -83,7 +83,7 @@ class AskStats(msgspec.Struct, tag=True, array_like=True):
     question: int
 
 
-class Change(msgspec.Struct, tag=True, array_like=True):
+class AddonChange(msgspec.Struct, tag=True, array_like=True):
     """Loads an adapter or a tuned prefix, or unloads it; Changed answers it.
 
     Messages behind it may name what it loads, and may not name what it unloads.
@@ -99,7 +99,7 @@ class Stop(msgspec.Struct, tag=True, array_like=True):
     """The last message: the engine's process leaves with 0."""
 
 
-FromFront = Start | Add | Abort | AskStats | Change | Stop
+FromFront = Start | Add | Abort | AskStats | AddonChange | Stop
 
 # From the engine to the front.
 
@@ -126,7 +126,7 @@ class Ended(msgspec.Struct, array_like=True):
     refused: str | None = None  # why it never ran: a UserError's text
 
 
-class Step(msgspec.Struct, tag=True, array_like=True):
+class StepNews(msgspec.Struct, tag=True, array_like=True):
     """New text and ends of all answers: one message for each step of the engine."""
 
     pieces: list[tuple[int, list[StreamOutput]]]  # of streamed ones, by the front's ids
@@ -148,7 +148,7 @@ class Changed(msgspec.Struct, tag=True, array_like=True):
     failed: str | None = None  # another error's
 
 
-FromEngine = Ready | Failed | Step | Told | Changed
+FromEngine = Ready | Failed | StepNews | Told | Changed
 
 _ENCODER = msgspec.msgpack.Encoder()
 

@@ -12,7 +12,7 @@ from predict.errors import UserError, nearest, quoted
 from predict.system.files import MAX_JSON_DIGITS, MAX_NAME, check_name, parse_json
 from predict.system.ranges import RANGES, Range
 
-Kind = Literal["str", "int", "float", "bool", "ints", "strs", "json", "texts", "pairs"]
+FlagKind = Literal["str", "int", "float", "bool", "ints", "strs", "json", "texts", "pairs"]
 
 
 class Availability(NamedTuple):
@@ -59,7 +59,7 @@ class Flag:
 
     group: str
     name: str
-    kind: Kind
+    kind: FlagKind
     default: Any
     help: str
     choices: tuple[str, ...] = ()

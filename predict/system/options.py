@@ -18,12 +18,12 @@ from typing import Any, NamedTuple, cast
 
 from predict.errors import UserError, one_of
 from predict.system.files import check_name
-from predict.system.flag import Flag, Kind
+from predict.system.flag import Flag, FlagKind
 from predict.system.ranges import Range, refusal
 
 Allowed = Range | Collection[Any] | Callable[[Any], Any]
 _KEY = "option"  # of a field's metadata
-_KINDS: Mapping[str, Kind] = {"tuple[str, ...]": "strs", "tuple[int, ...]": "ints"}
+_KINDS: Mapping[str, FlagKind] = {"tuple[str, ...]": "strs", "tuple[int, ...]": "ints"}
 
 
 class Option(NamedTuple):

@@ -192,7 +192,7 @@ FORMATS: Mapping[str, ChatFormat] = {
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class ModelMarks:
     """The properties of a checkpoint that tell a chat model from others of its family."""
 
     config: Mapping[str, Any]  # config.json
@@ -206,43 +206,43 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Choice:
+class FormatOf:
     """The checkpoints that a format was published for."""
 
     model_types: tuple[str, ...]  # of config.json
     name: str  # of FORMATS
-    fits: Callable[[Checkpoint], bool]
+    fits: Callable[[ModelMarks], bool]
 
 
 _GLM = ("chatglm", "chatglm_v2")
 # The first that fits is taken.
 CHOICES = (
-    Choice(("qwen",), "qwen", lambda it: it.generation.get("chat_format") == "chatml"),
-    Choice(("qwen2",), "qwen", lambda it: it.is_named("chat|instruct")),
-    Choice(("chatglm",), "chatglm", lambda it: not it.config.get("multi_query_attention")
+    FormatOf(("qwen",), "qwen", lambda it: it.generation.get("chat_format") == "chatml"),
+    FormatOf(("qwen2",), "qwen", lambda it: it.is_named("chat|instruct")),
+    FormatOf(("chatglm",), "chatglm", lambda it: not it.config.get("multi_query_attention")
            and "gmask_token" in it.special_tokens),
-    Choice(_GLM, "chatglm3", lambda it: it.is_named("chatglm3") and not it.is_named("base")),
-    Choice((*_GLM, "glm"), "glm4", lambda it: it.is_named("glm-?4", "chat")),
-    Choice(("glm4",), "glm4", lambda it: not it.is_named("base")),
-    Choice(("chatglm",), "chatglm2", lambda it: it.is_named("chatglm2")),
-    Choice(("chatglm_v2",), "chatglm2", lambda it: not it.is_named("chatglm3|glm-?4")),
+    FormatOf(_GLM, "chatglm3", lambda it: it.is_named("chatglm3") and not it.is_named("base")),
+    FormatOf((*_GLM, "glm"), "glm4", lambda it: it.is_named("glm-?4", "chat")),
+    FormatOf(("glm4",), "glm4", lambda it: not it.is_named("base")),
+    FormatOf(("chatglm",), "chatglm2", lambda it: it.is_named("chatglm2")),
+    FormatOf(("chatglm_v2",), "chatglm2", lambda it: not it.is_named("chatglm3|glm-?4")),
     # PaddleNLP's are of model_type llama.
-    Choice(("baichuan", "llama"), "baichuan2", lambda it: "user_token" in it.special_tokens
+    FormatOf(("baichuan", "llama"), "baichuan2", lambda it: "user_token" in it.special_tokens
            and (is_baichuan_2(it.config) or it.is_named("baichuan-?2"))),
-    Choice(("baichuan", "llama"), "baichuan", lambda it: "user_token" in it.special_tokens),
-    Choice(("internlm2",), "internlm2", lambda it: it.is_named("chat")),
-    Choice(("gemma", "gemma2"), "gemma", lambda it: it.is_named("it")),
-    Choice(("gemma3_text",), "gemma3", lambda it: it.is_named("it")),
-    Choice(("falcon",), "falcon", lambda it: it.is_named("instruct")),
-    Choice(("stablelm",), "zephyr", lambda it: it.is_named("zephyr")),
-    Choice(("stablelm",), "chatml", lambda it: it.is_named("chat")),
-    Choice(("minicpm",), "minicpm", lambda it: it.is_named("sft|dpo")),
-    Choice(("phi3",), "phi3", lambda it: it.is_named("phi-?3", "instruct")),
-    Choice(("mistral",), "mistral", lambda it: it.is_named("instruct")),
-    Choice(("llama",), "llama2", lambda it: it.is_named("llama-?2", "chat")),
-    Choice(("llama",), "llama3", lambda it: it.is_named("llama-?3", "instruct")),
-    Choice(("llama",), "vicuna", lambda it: it.is_named("vicuna")),
-    Choice(("llama",), "zephyr", lambda it: it.is_named("tinyllama", "chat")),
+    FormatOf(("baichuan", "llama"), "baichuan", lambda it: "user_token" in it.special_tokens),
+    FormatOf(("internlm2",), "internlm2", lambda it: it.is_named("chat")),
+    FormatOf(("gemma", "gemma2"), "gemma", lambda it: it.is_named("it")),
+    FormatOf(("gemma3_text",), "gemma3", lambda it: it.is_named("it")),
+    FormatOf(("falcon",), "falcon", lambda it: it.is_named("instruct")),
+    FormatOf(("stablelm",), "zephyr", lambda it: it.is_named("zephyr")),
+    FormatOf(("stablelm",), "chatml", lambda it: it.is_named("chat")),
+    FormatOf(("minicpm",), "minicpm", lambda it: it.is_named("sft|dpo")),
+    FormatOf(("phi3",), "phi3", lambda it: it.is_named("phi-?3", "instruct")),
+    FormatOf(("mistral",), "mistral", lambda it: it.is_named("instruct")),
+    FormatOf(("llama",), "llama2", lambda it: it.is_named("llama-?2", "chat")),
+    FormatOf(("llama",), "llama3", lambda it: it.is_named("llama-?3", "instruct")),
+    FormatOf(("llama",), "vicuna", lambda it: it.is_named("vicuna")),
+    FormatOf(("llama",), "zephyr", lambda it: it.is_named("tinyllama", "chat")),
 )  # fmt: skip
 
 
@@ -258,7 +258,7 @@ def is_baichuan_2(config: Mapping[str, Any]) -> bool:
 def format_name(folder: Path, special_tokens: Mapping[str, str]) -> str | None:
     """The published format of the checkpoint in a folder; None where none is known for it."""
     config = _read(folder, "config.json")
-    checkpoint = Checkpoint(
+    checkpoint = ModelMarks(
         config, _read(folder, "generation_config.json"), special_tokens, names_of(folder, config)
     )
     model_type = config.get("model_type")

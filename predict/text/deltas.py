@@ -65,7 +65,7 @@ class Call:
 
 
 @dataclass
-class Answer:
+class AnswerParts:
     """An answer in parts; a text that never came is None."""
 
     content: str | None = None
@@ -73,12 +73,12 @@ class Answer:
     calls: list[Call] = field(default_factory=list)
 
 
-def joined(deltas: Iterable[Delta]) -> Answer:
+def joined(deltas: Iterable[Delta]) -> AnswerParts:
     """The answer that all its deltas make."""
     content: list[str] = []
     reasoning: list[str] = []
     arguments: list[list[str]] = []
-    answer = Answer()
+    answer = AnswerParts()
     for delta in deltas:
         if isinstance(delta, ContentDelta):
             content.append(delta.text)

@@ -21,8 +21,8 @@ from predict.text.deltas import (
 )
 from predict.text.stop_strings import ROOT, stop_strings
 
-Result = TypeVar("Result")
-Steps = Generator[None, None, Result]  # yields where more text is needed
+ScanResult = TypeVar("ScanResult")
+Steps = Generator[None, None, ScanResult]  # yields where more text is needed
 Emit = Callable[[str], None]
 
 WINDOW = 1024  # characters

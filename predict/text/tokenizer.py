@@ -18,7 +18,7 @@ from predict.text.backends.base import Backend, guarded, try_backend
 from predict.text.backends.fast import FastBackend
 from predict.text.backends.gguf_vocabulary import gguf_backend
 from predict.text.backends.merges_file import VOCABULARY, merges_backend
-from predict.text.backends.sentencepiece_model import Dialect, SentencePieceBackend
+from predict.text.backends.sentencepiece_model import FamilyDialect, SentencePieceBackend
 
 if TYPE_CHECKING:
     from predict.text.chat_template import ChatTemplate
@@ -264,7 +264,7 @@ def _rank_family(path: Path) -> tiktoken_file.RankFamily | None:
     return tiktoken_file.FAMILIES[model_type]
 
 
-def _dialect(path: Path, config: Mapping[str, Any]) -> Dialect:
+def _dialect(path: Path, config: Mapping[str, Any]) -> FamilyDialect:
     """The dialect of the model's family."""
     if path.name == CHATGLM_FILE:
         return chatglm.first(path.parent, config)
@@ -273,7 +273,7 @@ def _dialect(path: Path, config: Mapping[str, Any]) -> Dialect:
         return chatglm.second()
     marks = read_json_object(path.parent / "generation_config.json", True, constants=True)
     ids = {role: marks.get(f"{role}_id") for role in ("user_token", "assistant_token")}
-    return Dialect(special_pieces={role: i for role, i in ids.items() if type(i) is int})
+    return FamilyDialect(special_pieces={role: i for role, i in ids.items() if type(i) is int})
 
 
 def _model_type(folder: Path) -> str:

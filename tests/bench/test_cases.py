@@ -15,7 +15,7 @@ from predict import LLM, EngineConfig
 from predict.bench import throughput
 from predict.bench.cases import UNITS, Case, cases_table, parse_cases
 from predict.bench.cost import Cost, linear_bytes, program_bytes
-from predict.bench.record import Row
+from predict.bench.record import RecordRow
 from predict.device import library
 from predict.errors import UserError
 from predict.loading.model import read_spec
@@ -72,7 +72,7 @@ def test_a_run_must_read_the_weights_once_a_step_and_the_cache_once_a_token() ->
     assert COST.run_flops(case) == COST.prefill_flops(4, 10) + 4 * 2 * (100 + 10 + 11.5)
 
 
-def row_with(requests_per_s: float, **values: float) -> Row:
+def row_with(requests_per_s: float, **values: float) -> RecordRow:
     return {"name": "case", "values": {"requests_per_s": requests_per_s, **values}}
 
 
@@ -96,12 +96,12 @@ def test_the_share_is_of_the_limit_that_bounds_the_run() -> None:
 
 
 def test_the_table_has_a_line_for_each_case_and_a_dash_for_what_it_lacks() -> None:
-    decode: Row = {
+    decode: RecordRow = {
         "name": "1x1x9",
         "values": dict(zip(UNITS, (9.0, 4.0, 25.0, 250.0), strict=True)) | {"share_of_limit": 0.9},
         "limit": "bandwidth",
     }
-    prompt: Row = {"name": "1x9x1", "values": {**decode["values"], "tpot_ms": None}}
+    prompt: RecordRow = {"name": "1x9x1", "values": {**decode["values"], "tpot_ms": None}}
     prompt["values"].pop("share_of_limit")
     head, first, second = cases_table([decode, prompt]).splitlines()
     assert len(head) == len(first) == len(second)

@@ -16,7 +16,7 @@ from predict.bench.compare import read_recorded
 from predict.bench.serving.loads import Found, fixed, highest_load, poisson, send_at, send_in_flight
 from predict.bench.serving.report import (
     METRICS,
-    Limits,
+    LatencyLimits,
     LoadReport,
     RequestRecord,
     load_rows,
@@ -66,7 +66,7 @@ def test_goodput_counts_whole_answers_within_every_limit() -> None:
         record(0.1, 0.2, end=9.0),  # ends too late
         record(0.1, 0.2, error="a stream that broke off"),
     ]
-    limits = Limits.parse(["ttft:500", "tpot:200", "e2e:5000"])
+    limits = LatencyLimits.parse(["ttft:500", "tpot:200", "e2e:5000"])
     report = LoadReport.of(2.0, records, limits)
     assert report.numbers["num_good"] == 1
     assert report.numbers["good_share"] == pytest.approx(0.2)
@@ -74,13 +74,13 @@ def test_goodput_counts_whole_answers_within_every_limit() -> None:
     assert report.numbers["requests_per_s"] == pytest.approx(4 / 9)
     assert report.errors == {"a stream that broke off": 1}
     assert "1 of 5 failed: 1 x a stream that broke off" in table([report], "requests/s")
-    without = LoadReport.of(1.0, [record(50.0), record(1.0, error="status 500")], Limits())
+    without = LoadReport.of(1.0, [record(50.0), record(1.0, error="status 500")], LatencyLimits())
     assert without.numbers["good_share"] == 0.5
 
 
 def test_a_row_has_the_median_of_a_loads_runs_and_all_their_failures() -> None:
     runs = [
-        LoadReport.of(load, [record(first), record(9.0, error="status 500")], Limits())
+        LoadReport.of(load, [record(first), record(9.0, error="status 500")], LatencyLimits())
         for load, first in ((2.0, 0.1), (1.0, 5.0), (2.0, 0.3), (2.0, 0.4))
     ]
     first, second = load_rows(runs, "requests/s")
@@ -92,8 +92,8 @@ def test_a_row_has_the_median_of_a_loads_runs_and_all_their_failures() -> None:
 
 def test_an_answer_without_a_piece_has_no_first_token_in_time() -> None:
     empty = RequestRecord(due_s=0.0, sent_s=0.0, chunk_s=(), end_s=1.0)
-    assert not Limits(ttft=1e6).hold(empty)
-    assert Limits(tpot=1.0, e2e=1e6).hold(empty)
+    assert not LatencyLimits(ttft=1e6).hold(empty)
+    assert LatencyLimits(tpot=1.0, e2e=1e6).hold(empty)
 
 
 def test_arrivals_have_the_rate_that_was_asked_for() -> None:
@@ -117,7 +117,7 @@ def test_requests_of_a_rate_do_not_wait_for_one_another() -> None:
     assert [one.due_s for one in records] == [0.0, 0.5, 1.0, 1.5, 2.0]
     assert [one.sent_s for one in records] == [0.0, 0.5, 1.0, 1.5, 2.0]
     assert [one.end_s for one in records] == [10.0, 10.5, 11.0, 11.5, 12.0]
-    assert LoadReport.of(2.0, records, Limits()).numbers["requests_per_s"] == 5 / 12
+    assert LoadReport.of(2.0, records, LatencyLimits()).numbers["requests_per_s"] == 5 / 12
 
 
 def test_concurrency_keeps_as_many_requests_in_flight() -> None:
@@ -299,7 +299,7 @@ def test_loads_that_were_measured_are_written_though_the_run_ends(
 
     async def interrupted(plan: Any, into: Any) -> None:
         into.model = "fake"
-        into.reports.append(LoadReport.of(1.0, [record(0.1, 0.2)], Limits()))
+        into.reports.append(LoadReport.of(1.0, [record(0.1, 0.2)], LatencyLimits()))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(serving, "run", interrupted)

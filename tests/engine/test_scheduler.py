@@ -53,7 +53,7 @@ def test_nothing_to_do_is_none() -> None:
 )
 def test_limits_that_cannot_work_are_refused(values: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        config(**values)  # type: ignore[arg-type]
+        config(**values)
 
 
 def test_a_request_larger_than_the_cache_is_refused_with_numbers() -> None:

@@ -12,7 +12,8 @@ from predict.convert import main as convert_main
 from predict.predictor import main as predict_main
 from quant.run_quantization import main as quantize_main
 from tests.support import tiny
-from tests.support.gguf_models import Types, convert
+from tests.support.gguf_blocks import Types
+from tests.support.gguf_models import convert
 from tests.support.gguf_tokens import add_byte_level, add_sentencepiece
 from tests.support.texts import PROMPTS
 

@@ -14,7 +14,8 @@ from predict.errors import UserError
 from predict.text.backends.gguf_vocabulary import WAYS, write_tokenizer
 from predict.text.tokenizer import Tokenizer
 from tests.support import tiny
-from tests.support.gguf_models import Types, convert
+from tests.support.gguf_blocks import Types
+from tests.support.gguf_models import convert
 from tests.support.gguf_tokens import add_byte_level, add_sentencepiece, add_tokens
 from tests.support.texts import TEXTS
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from predict.engine.gpu_runner import GraphShape, Layout
+from predict.engine.gpu_runner import FieldLayout, GraphShape
 from predict.nn.inputs import FIELDS, Field, empty_example, fields_with
 
 
 @pytest.mark.parametrize("fields", [fields_with(), FIELDS])
 def test_graphs_fill_every_field_on_the_device(fields: Sequence[Field]) -> None:
-    layout = Layout(fields)
+    layout = FieldLayout(fields)
     filled = [place for place, _, _ in (*layout.of_tokens, *layout.of_seqs, *layout.of_blocks)]
     filled += [
         layout.places["cu_seqlens_q"],
@@ -28,7 +28,7 @@ def test_graphs_fill_every_field_on_the_device(fields: Sequence[Field]) -> None:
 @pytest.mark.parametrize("optional", [(), ("prefix_lens",), ("block_positions", "prefix_lens")])
 def test_graphs_write_and_read_the_optional_fields_of_the_network(optional: Sequence[str]) -> None:
     fields = fields_with(optional)
-    layout = Layout(fields)
+    layout = FieldLayout(fields)
     shape = GraphShape(4, 4, 1, True)
     sizes = {"T": 4, "B": 4, "B+1": 5, "M": 3, "L": 4, "R": 2}
     arrays = [np.full(field.sized(sizes), 9, np.int32) for _, field in layout.device]

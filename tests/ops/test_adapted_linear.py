@@ -11,7 +11,7 @@ import pytest
 from predict.adapters.weights import packed
 from predict.device import library
 from predict.nn.blocks import ADAPTED, PACKED_IN, PACKED_OUT, PAGE_RANKS
-from predict.nn.decoder import Linear, LowRank
+from predict.nn.decoder import Linear, LowRankPages
 from predict.ops import compiled as ops
 from predict.ops import plain as reference
 from tests.support.tolerances import assert_close
@@ -46,7 +46,7 @@ class Case:
         return paddle.to_tensor(values.astype(np.float32)).astype(self.dtype)
 
     def plain(self) -> Linear:
-        low_rank = LowRank(self.a, self.b, self.sizes)
+        low_rank = LowRankPages(self.a, self.b, self.sizes)
         return Linear(
             "dense", (self.weight,), self.bias, self.width, self.num_out, low_rank=low_rank
         )
@@ -56,7 +56,7 @@ class Case:
             values = packed(tensor.astype("float32").numpy(), group)
             return paddle.to_tensor(values).astype(self.dtype)
 
-        low_rank = LowRank(turned(self.a, PACKED_IN), turned(self.b, PACKED_OUT), self.sizes)
+        low_rank = LowRankPages(turned(self.a, PACKED_IN), turned(self.b, PACKED_OUT), self.sizes)
         tensors = (ops.pack_dense(self.weight, self.dtype),)
         return replace(self.plain(), tensors=tensors, low_rank=low_rank)
 

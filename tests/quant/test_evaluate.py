@@ -14,7 +14,7 @@ from predict.errors import UserError
 from quant import evaluate
 from quant.evaluate import EvaluateConfig, main
 from quant.metrics import Comparison, log_softmax
-from quant.rows import Row, parse_row
+from quant.rows import QuantRow, parse_row
 from tests.support.processes import run_python
 from tests.support.quantization import GROUPS, quantize, write_model
 
@@ -53,18 +53,20 @@ def test_large_logits_do_not_overflow() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("none", Row("none", None)),
-        ("none@int4", Row("none@int4", None, cache="int4")),
-        ("wint8", Row("wint8", "weight_only_int8")),
-        ("wint4_g64", Row("wint4_g64", "weight_only_int4", group_size=64)),
-        ("a8w8c8", Row("a8w8c8", "a8w8", cache="static")),
+        ("none", QuantRow("none", None)),
+        ("none@int4", QuantRow("none@int4", None, cache="int4")),
+        ("wint8", QuantRow("wint8", "weight_only_int8")),
+        ("wint4_g64", QuantRow("wint4_g64", "weight_only_int4", group_size=64)),
+        ("a8w8c8", QuantRow("a8w8c8", "a8w8", cache="static")),
         (
             "wint4_g128+awq+asym@fp8",
-            Row("wint4_g128+awq+asym@fp8", "weight_only_int4", None, 128, ("awq", "asym"), "fp8"),
+            QuantRow(
+                "wint4_g128+awq+asym@fp8", "weight_only_int4", None, 128, ("awq", "asym"), "fp8"
+            ),
         ),
     ],
 )
-def test_rows_are_read(text: str, expected: Row) -> None:
+def test_rows_are_read(text: str, expected: QuantRow) -> None:
     assert parse_row(text) == expected
 
 

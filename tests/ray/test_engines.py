@@ -20,7 +20,7 @@ from predict.errors import UserError
 from predict.request import RequestMetrics, RequestOutput, SamplingParams
 from predict.scale_out.serving.engines import Engines, ServeReplicas
 from predict.scale_out.serving.first_block import key_of
-from predict.scale_out.serving.messages import Counts, Done, Pieces, decode_ask, encode
+from predict.scale_out.serving.messages import AnswerPieces, Done, ReplicaCounts, decode_ask, encode
 from predict.server.errors import ApiError
 from predict.server.wire import AnswerMetrics, ModelInfo
 
@@ -77,8 +77,8 @@ class FakeReplicas(ServeReplicas):
         return list(self.told)
 
 
-def pieces(text: str, reason: Any = None) -> Pieces:
-    return Pieces([StreamOutput(text, (7,), reason)])
+def pieces(text: str, reason: Any = None) -> AnswerPieces:
+    return AnswerPieces([StreamOutput(text, (7,), reason)])
 
 
 def run(
@@ -198,7 +198,7 @@ def test_an_abort_ends_the_call_and_the_iteration() -> None:
 def counts(replica: str, num_steps: int, num_running: int) -> bytes:
     values = dict.fromkeys(EngineStats.__dataclass_fields__, 0)
     return encode(
-        Counts(
+        ReplicaCounts(
             replica, EngineStats(**{**values, "num_steps": num_steps, "num_running": num_running})
         )
     )

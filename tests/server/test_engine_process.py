@@ -19,7 +19,7 @@ from predict.server.wire import (
     FromEngine,
     FromFront,
     Messages,
-    Step,
+    StepNews,
     Stop,
     frame,
 )
@@ -57,10 +57,10 @@ def test_a_step_is_one_message_with_all_that_is_new(llm: LLM) -> None:
     EngineLoop(llm, link).run()
     assert len(link.sent) == GREEDY.max_new_tokens
     for message in link.sent:
-        assert isinstance(message, Step)
+        assert isinstance(message, StepNews)
         assert [request_id for request_id, _ in message.pieces] == [0, 1, 2]
     last = link.sent[-1]
-    assert isinstance(last, Step)
+    assert isinstance(last, StepNews)
     assert [ended.request_id for ended in last.ended] == [0, 1, 2]
 
 
@@ -79,7 +79,7 @@ def test_an_answer_whose_text_cannot_be_made_ends_alone(
     monkeypatch.setattr(Samples, method, failing)
     link = ScriptedLink(adds(2, streamed))
     EngineLoop(llm, link).run()
-    steps = [message for message in link.sent if isinstance(message, Step)]
+    steps = [message for message in link.sent if isinstance(message, StepNews)]
     ends = {ended.request_id: ended for step in steps for ended in step.ended}
     assert set(ends) == {0, 1}
     told = [
@@ -103,7 +103,7 @@ def test_an_engine_that_fails_ends_the_loop(llm: LLM, monkeypatch: pytest.Monkey
 def test_a_front_that_does_not_read_keeps_nobody_waiting() -> None:
     ours, theirs = socket.socketpair()
     link = Link(theirs)
-    said = Step([(1, [StreamOutput("x" * 1000, (1,), None)])], [])
+    said = StepNews([(1, [StreamOutput("x" * 1000, (1,), None)])], [])
     for _ in range(20_000):  # more than any socket holds
         link.send(said)
     ours.sendall(frame(Stop()))

@@ -15,13 +15,13 @@ from predict.request import CompletionOutput, Logprob, RequestMetrics, RequestOu
 from predict.server.wire import (
     Abort,
     Add,
-    Change,
+    AddonChange,
     Changed,
     Ended,
     FromEngine,
     FromFront,
     Messages,
-    Step,
+    StepNews,
     Stop,
     frame,
 )
@@ -49,15 +49,15 @@ OUTPUT = RequestOutput(
     outputs=(CompletionOutput(0, "é", (3,), "stop", -0.5, LOGPROBS, score=0.25),),
     prompt_logprobs=(None, *LOGPROBS),
 )
-SAID = Step([(1, [StreamOutput("a", (5,), None), StreamOutput("", (), "stop", 1)])], [])
+SAID = StepNews([(1, [StreamOutput("a", (5,), None), StreamOutput("", (), "stop", 1)])], [])
 
 
 @given(st.lists(st.integers(0, 300), max_size=8))
 def test_messages_are_whole_however_they_are_cut(cuts: list[int]) -> None:
     sent: list[FromFront] = [
         *ADDED,
-        Change(3, "adapter", "é", "/a"),
-        Change(4, "prefix", "é"),
+        AddonChange(3, "adapter", "é", "/a"),
+        AddonChange(4, "prefix", "é"),
         Abort(9),
         Stop(),
     ]
@@ -77,7 +77,7 @@ def test_an_answers_end_has_everything() -> None:
         SAID,
         Changed(3),
         Changed(4, "why"),
-        Step([], [Ended(1, None, OUTPUT), Ended(2, None, refused="why")]),
+        StepNews([], [Ended(1, None, OUTPUT), Ended(2, None, refused="why")]),
     ]
     assert messages.take(b"".join(frame(each) for each in said)) == said
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from predict.nn.adapter_pages import part_sizes
 from predict.nn.blocks import ADAPTED, PAGE_RANKS, Block
-from predict.nn.decoder import Linear, LowRank
+from predict.nn.decoder import Linear, LowRankPages
 from predict.nn.inputs import to_tensors
 from tests.support.gpu_operands import Operands, Step
 
@@ -29,7 +29,7 @@ def with_ranks(operands: Operands, linear: Linear, sizes: tuple[int, ...]) -> Li
     scale = width**-0.5 / PAGE_RANKS
     a = operands.tensor(NUM_PAGES, len(sizes), PAGE_RANKS, width, scale=scale).plain
     b = operands.tensor(NUM_PAGES, PAGE_RANKS, linear.out_features).plain
-    return replace(linear, low_rank=LowRank(a, b, sizes))
+    return replace(linear, low_rank=LowRankPages(a, b, sizes))
 
 
 def pooled(operands: Operands, linear: Linear, block: Block, name: str, hidden: int) -> Linear:

@@ -16,7 +16,7 @@ from predict.config.engine import EngineConfig
 from predict.server.access_log import AccessLog
 from predict.server.app import create_app
 from predict.server.config import ServerConfig
-from predict.server.engine_client import Engine, EngineClient, EngineProcess
+from predict.server.engine_client import EngineClient, EngineHandle, EngineProcess
 from predict.server.front_model import FrontModel
 from predict.server.http_protocol import uvicorn_settings
 from predict.server.lifecycle import Lifecycle
@@ -46,7 +46,7 @@ class HttpServer:
     def __init__(
         self,
         config: ServerConfig,
-        engine: Engine,
+        engine: EngineHandle,
         start: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         """start: awaited on the server's loop, before anything is answered."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from predict.errors import UserError
-from predict.text.deltas import Answer, Call, ContentDelta, ReasoningDelta
+from predict.text.deltas import AnswerParts, Call, ContentDelta, ReasoningDelta
 from predict.text.reasoning import FORMATS, detected, reasoning_of
 from predict.text.tool_calls import ToolUse, answer_parser, format_of
 from tests.text.tool_calls.published import HARMONY, USE, read
@@ -15,26 +15,26 @@ CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 NOW = [Call("", "now", "{}")]
 # name, whether the prompt has opened the thought, text, what it is
 CASES = [
-    ("think", False, "<think>\nHm — ü.\n\n</think>\n\nYes.", Answer("Yes.", "Hm — ü.")),
-    ("think", True, "\nHm.\n</think>\n\nYes.\n", Answer("Yes.\n", "Hm.")),
-    ("think", True, "<think>Hm.</think>Yes.", Answer("Yes.", "Hm.")),
-    ("think", False, "<think>\n\n</think>\n\nYes.", Answer("Yes.")),
-    ("think", False, "  Yes, <think>no</think>.", Answer("  Yes, <think>no</think>.")),
-    ("think", False, "<thin", Answer("<thin")),
-    ("think", True, "a </thin b", Answer(None, "a </thin b")),
-    ("think", True, "a </think", Answer(None, "a </think")),
-    ("think", False, "<think>Hm. ", Answer(None, "Hm.")),
-    ("think", False, f"<think>Hm.</think>\n{CALL}", Answer(None, "Hm.", NOW)),
-    ("think", True, f"{CALL}</think>So.\n{CALL}", Answer("So.", CALL, NOW)),
-    ("mistral", False, "[THINK]Hm.[/THINK]Oui.", Answer("Oui.", "Hm.")),
+    ("think", False, "<think>\nHm — ü.\n\n</think>\n\nYes.", AnswerParts("Yes.", "Hm — ü.")),
+    ("think", True, "\nHm.\n</think>\n\nYes.\n", AnswerParts("Yes.\n", "Hm.")),
+    ("think", True, "<think>Hm.</think>Yes.", AnswerParts("Yes.", "Hm.")),
+    ("think", False, "<think>\n\n</think>\n\nYes.", AnswerParts("Yes.")),
+    ("think", False, "  Yes, <think>no</think>.", AnswerParts("  Yes, <think>no</think>.")),
+    ("think", False, "<thin", AnswerParts("<thin")),
+    ("think", True, "a </thin b", AnswerParts(None, "a </thin b")),
+    ("think", True, "a </think", AnswerParts(None, "a </think")),
+    ("think", False, "<think>Hm. ", AnswerParts(None, "Hm.")),
+    ("think", False, f"<think>Hm.</think>\n{CALL}", AnswerParts(None, "Hm.", NOW)),
+    ("think", True, f"{CALL}</think>So.\n{CALL}", AnswerParts("So.", CALL, NOW)),
+    ("mistral", False, "[THINK]Hm.[/THINK]Oui.", AnswerParts("Oui.", "Hm.")),
 ]
 
 
 @pytest.mark.parametrize(("name", "is_thinking", "text", "answer"), CASES)
 def test_a_thought_is_told_wherever_the_text_is_cut(
-    name: str, is_thinking: bool, text: str, answer: Answer
+    name: str, is_thinking: bool, text: str, answer: AnswerParts
 ) -> None:
-    def told(pieces: list[str]) -> Answer:
+    def told(pieces: list[str]) -> AnswerParts:
         row = reasoning_of(name)
         parser = answer_parser(format_of("hermes"), row, USE, is_thinking=is_thinking)
         return read(parser, pieces)
@@ -57,7 +57,7 @@ def test_thoughts_come_as_they_are_written() -> None:
 def test_without_tools_calls_are_content() -> None:
     for use in (ToolUse(), ToolUse(tools=USE.tools, choice="none")):
         for row in (None, format_of("hermes")):
-            assert read(answer_parser(row, None, use), list(CALL)) == Answer(CALL)
+            assert read(answer_parser(row, None, use), list(CALL)) == AnswerParts(CALL)
 
 
 def test_harmony_tells_thoughts_itself_with_tools_and_without() -> None:

@@ -22,7 +22,7 @@ from predict.bench.record import client_versions, command_line, cpu_identity, re
 from predict.bench.serving.loads import OPEN, Found, Send, highest_load, send_at, send_in_flight
 from predict.bench.serving.report import (
     METRICS,
-    Limits,
+    LatencyLimits,
     LoadReport,
     RequestRecord,
     load_rows,
@@ -138,12 +138,12 @@ Asks = Callable[[int, int], list[Ask]]  # of (requests, number of the load): new
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoadPlan:
     """What is measured, of the flags."""
 
     flags: FlagValues
     loads: tuple[float, ...]
-    limits: Limits
+    limits: LatencyLimits
 
     @property
     def is_open(self) -> bool:
@@ -168,7 +168,7 @@ class Measured:
     found: Found | None = None
 
 
-async def measure(plan: Plan, send: Send, ask: Asks, into: Measured) -> None:
+async def measure(plan: LoadPlan, send: Send, ask: Asks, into: Measured) -> None:
     """Measures every load, or sweeps; reports go to `into`, and to the terminal as they come."""
     flags = plan.flags
 
@@ -223,11 +223,11 @@ async def measure(plan: Plan, send: Send, ask: Asks, into: Measured) -> None:
             await one(load)
 
 
-def parse(argv: Sequence[str]) -> Plan:
+def parse(argv: Sequence[str]) -> LoadPlan:
     """The plan of a command line; raises UserError for what does not go together."""
     flags = parse_flags(argv, FLAGS, PROG, __doc__ or "", "[--flag [VALUE] ...]")
     loads = tuple(positive("load", text) for text in flags["load"])
-    plan = Plan(flags, loads, Limits.parse(flags["limits"] or ()))
+    plan = LoadPlan(flags, loads, LatencyLimits.parse(flags["limits"] or ()))
     ids, file = flags["vocab_size"] is not None, flags["workload"] == "file"
     own = [name for name in ("prefix_len", "num_prefixes") if flags.given(name)]
     refusals = {
@@ -295,7 +295,7 @@ async def prompts(session: aiohttp.ClientSession, server: Server, flags: FlagVal
     return lambda count, number: made_up(maker, lengths, count, (flags["seed"], number))
 
 
-async def run(plan: Plan, into: Measured) -> None:
+async def run(plan: LoadPlan, into: Measured) -> None:
     """Measures a server; what comes out, and the model's name, go to `into`."""
     from predict.bench.serving.client import Server, first_model, new_session, send
 
@@ -317,7 +317,7 @@ async def run(plan: Plan, into: Measured) -> None:
         await measure(plan, partial(send, session, server), ask, into)
 
 
-def results(plan: Plan, measured: Measured, command: str) -> dict[str, Any]:
+def results(plan: LoadPlan, measured: Measured, command: str) -> dict[str, Any]:
     """Everything for the JSON file; the key of the server is not in it."""
     flags, hidden = plan.flags, ("api_key", "device_name", "output_file", "plot")
     settings = {name: value for name, value in flags.values.items() if name not in hidden}

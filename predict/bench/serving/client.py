@@ -60,7 +60,7 @@ def new_session(server: Server) -> aiohttp.ClientSession:
     )
 
 
-class RequestError(Exception):
+class NoAnswerError(Exception):
     """A request without a whole answer; its text is the kind of failure."""
 
 
@@ -80,16 +80,16 @@ class _Stream:
         try:
             event = parse_json(data, "an event")
         except UserError:
-            raise RequestError("an event that is no JSON") from None
+            raise NoAnswerError("an event that is no JSON") from None
         if not isinstance(event, dict) or event.get("error") is not None:
-            raise RequestError("an error in the stream")
+            raise NoAnswerError("an error in the stream")
         usage = event.get("usage")
         if isinstance(usage, dict):
             self.usage = usage
         choices = event.get("choices")
         for choice in choices if isinstance(choices, list) else ():
             if not isinstance(choice, dict):
-                raise RequestError("an event of another form")
+                raise NoAnswerError("an event of another form")
             if has_content(choice):
                 self.chunk_s.append(now)
             self.is_finished = self.is_finished or choice.get("finish_reason") is not None
@@ -117,7 +117,7 @@ async def send(
             stream.take(data, loop.time())
         if not stream.is_finished:
             error = "a stream that broke off"
-    except RequestError as failure:
+    except NoAnswerError as failure:
         error = str(failure)
     except asyncio.TimeoutError:
         error = "no answer in time"
@@ -142,7 +142,7 @@ async def _events(
     """The data of server-sent events: of OpenAI's API each is one line."""
     async with session.post(server.url, json=body, allow_redirects=False) as response:
         if response.status != 200:
-            raise RequestError(f"status {response.status}")
+            raise NoAnswerError(f"status {response.status}")
         async for line in response.content:
             if line.startswith(b"data:"):
                 yield line[5:].strip()

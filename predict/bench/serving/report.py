@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from predict.bench.record import Row, repeated_row
+from predict.bench.record import RecordRow, repeated_row
 from predict.bench.report import PARTS, distribution
 from predict.errors import UserError, nearest, quoted
 
@@ -59,7 +59,7 @@ class RequestRecord:
 
 
 @dataclass(frozen=True)
-class Limits:
+class LatencyLimits:
     """The most that a good request takes, in milliseconds; None: no limit."""
 
     ttft: float | None = None
@@ -67,7 +67,7 @@ class Limits:
     e2e: float | None = None
 
     @classmethod
-    def parse(cls, words: Sequence[str]) -> Limits:
+    def parse(cls, words: Sequence[str]) -> LatencyLimits:
         """Of texts such as ttft:500. Raises UserError."""
         known = [field.name for field in dataclasses.fields(cls)]
         found: dict[str, float] = {}
@@ -108,7 +108,7 @@ class LoadReport:
     numbers: Mapping[str, float]
 
     @classmethod
-    def of(cls, load: float, records: Sequence[RequestRecord], limits: Limits) -> LoadReport:
+    def of(cls, load: float, records: Sequence[RequestRecord], limits: LatencyLimits) -> LoadReport:
         """The report of at least one request."""
         done = [record for record in records if record.error is None]
         seconds = max(each.end_s for each in records) - min(each.due_s for each in records)
@@ -139,7 +139,7 @@ class LoadReport:
         return cls(load, dict(errors), numbers)
 
 
-def load_rows(reports: Sequence[LoadReport], unit: str) -> list[Row]:
+def load_rows(reports: Sequence[LoadReport], unit: str) -> list[RecordRow]:
     """Rows of predict.bench.record, one per load: medians over its runs."""
     rows = []
     for load in sorted({report.load for report in reports}):

@@ -13,7 +13,7 @@ from predict.loading.adapters.merge import MergedCheckpoint
 from predict.loading.adapters.read import read_adapter
 from predict.loading.arrays import StoredArray
 from predict.loading.checkpoint import Checkpoint
-from predict.loading.conversion import FUSED, Conversion, Layout, Options, cast
+from predict.loading.conversion import FUSED, Conversion, FileLayout, Options, cast
 from predict.loading.layouts import stored_method
 from predict.loading.paddle_checkpoint import as_paddle
 from predict.models import family_of, weight_names, with_family
@@ -71,7 +71,7 @@ class Merging(Conversion):
         names = weight_names(reader).found_in(checkpoint.tensors)
         plan = plan_weights(family_of(reader).spec(reader), names)
         self.merged, _ = with_adapter(str(adapter), checkpoint, plan, names, reader)
-        layout: Layout = "paddle" if checkpoint.is_paddle else "hf"
+        layout: FileLayout = "paddle" if checkpoint.is_paddle else "hf"
         super().__init__(source, Options(layout, dtype, max_shard_bytes))
         self.inputs.update(inputs or {})
 

@@ -60,7 +60,7 @@ MAX_RANK, MAX_ALPHA = 1 << 16, 1e9
 
 
 @dataclass
-class Found:
+class FoundLinear:
     """Tensors of one linear, by LowRank's fields."""
 
     tensors: dict[str, Values] = field(default_factory=dict)
@@ -77,7 +77,7 @@ def read(directory: Path) -> Adapter:
         raise UserError(
             f"{directory / WEIGHTS} is missing, and {CONFIG} stands there; complete the copy"
         )
-    linears: dict[str, Found] = {}
+    linears: dict[str, FoundLinear] = {}
     replaced: dict[str, Values] = {}
     for name, array in READERS[weights.name](weights).items():
         _sort(name, array, linears, replaced)
@@ -145,7 +145,7 @@ def checked_number(value: Any, what: str) -> float:
 
 
 def _sort(
-    name: str, array: StoredArray, linears: dict[str, Found], replaced: dict[str, Values]
+    name: str, array: StoredArray, linears: dict[str, FoundLinear], replaced: dict[str, Values]
 ) -> None:
     """Puts one tensor of the file where it belongs. Raises UserError for what is of no LoRA."""
     values = Values(name, (array,))
@@ -164,7 +164,7 @@ def _sort(
     kind = KINDS.get((factor, ending))
     if kind is None:
         raise UserError(f"{values.where} is not known: lora_{factor} with {ending or 'no ending'}")
-    found = linears.setdefault(module, Found())
+    found = linears.setdefault(module, FoundLinear())
     if kind in found.tensors:
         raise UserError(
             f"{values.where} and {found.tensors[kind].name[:MAX_SHOWN]} are two tensors of one "
@@ -200,7 +200,7 @@ def _first(patterns: list[tuple[re.Pattern[str], float]], name: str, default: fl
 
 
 def _linear(
-    name: str, found: Found, config: AdapterConfig, patterns: Patterns, path: Path
+    name: str, found: FoundLinear, config: AdapterConfig, patterns: Patterns, path: Path
 ) -> LowRank:
     tensors = found.tensors
     missing = [f"lora_{kind.upper()}" for kind in ("a", "b") if kind not in tensors]
@@ -242,7 +242,7 @@ def _check_saved(raw: Mapping[str, Any], replaced: Mapping[str, Values], path: P
         )
 
 
-def _check_parts(raw: Mapping[str, Any], linears: Mapping[str, Found], path: Path) -> None:
+def _check_parts(raw: Mapping[str, Any], linears: Mapping[str, FoundLinear], path: Path) -> None:
     """Raises UserError where the config and the tensors differ in what linears have beside A and B.
 
     PEFT takes no notice of tensors that the config has no word of.

@@ -13,7 +13,7 @@ from predict.config.quantization import QuantSettings
 from predict.config.schemes import FP8_BLOCK, GROUP_SIZES, scheme_info
 from predict.device.place import to_float32
 from predict.errors import UserError
-from predict.loading.arrays import FLOAT_DTYPES
+from predict.loading.arrays import FLOAT_DTYPES, Shape
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts._target import Target
 from predict.loading.layouts.online import DENSE, Online
@@ -24,11 +24,10 @@ from predict.schemes import Quantized, float_values
 WORDS = "I32"  # dtype of codes that are packed
 EXPONENTS = "F8_E8M0"  # dtype of scales that are bare exponents
 Array = npt.NDArray[Any]
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Part:
+class StoredPart:
     """One matrix of a checkpoint: tensors start with `prefix`; [out_features, in_features]."""
 
     prefix: str
@@ -64,23 +63,23 @@ class Stored:
         self.settings, self.plan = settings, plan
         self.online = Online(source, QuantSettings(head_scheme=settings.head_scheme), plan)
 
-    def part_scheme(self, part: Part) -> str:
+    def part_scheme(self, part: StoredPart) -> str:
         """The part's scheme, "dense" where it is stored in float."""
         raise NotImplementedError
 
-    def part_expected(self, part: Part) -> Mapping[str, Shape]:
+    def part_expected(self, part: StoredPart) -> Mapping[str, Shape]:
         """Names and shapes of a quantized part's tensors."""
         raise NotImplementedError
 
-    def read_part(self, part: Part) -> Quantized:
+    def read_part(self, part: StoredPart) -> Quantized:
         """A quantized part."""
         raise NotImplementedError
 
-    def part_group_size(self, part: Part) -> int:
+    def part_group_size(self, part: StoredPart) -> int:
         """Input features of a quantized part that share a scale; -1: all of them."""
         raise NotImplementedError
 
-    def part_values(self, part: Part) -> npt.NDArray[np.float32]:
+    def part_values(self, part: StoredPart) -> npt.NDArray[np.float32]:
         """What is stored of a part, as floats [out_features, in_features]."""
         name = self.part_scheme(part)
         if name == DENSE:
@@ -171,10 +170,10 @@ class Stored:
         return values
 
 
-def parts_of(plan: LinearPlan) -> list[Part]:
+def parts_of(plan: LinearPlan) -> list[StoredPart]:
     """The matrices that make up a linear, in order."""
     return [
-        Part(prefix, size, plan.in_features, plan.is_expert)
+        StoredPart(prefix, size, plan.in_features, plan.is_expert)
         for prefix, size in zip(plan.prefixes, plan.part_sizes, strict=True)
     ]
 
@@ -236,7 +235,7 @@ def _stacked_scales(parts: Sequence[Quantized]) -> tuple[Array, Array | None]:
     return np.concatenate([spread(s, n) for s, n in zip(scales, rows, strict=True)]), zero
 
 
-def grouped(weight: Quantized, part: Part) -> Quantized:
+def grouped(weight: Quantized, part: StoredPart) -> Quantized:
     """The weight with groups of a size that operators have; larger ones are repeated.
 
     scale and zero: [N, G]. Raises UserError where the group size is none of them.
@@ -257,7 +256,9 @@ def grouped(weight: Quantized, part: Part) -> Quantized:
     return replace(weight, scale=np.repeat(weight.scale, count, axis=1), zero=zero)
 
 
-def in_group_order(weight: Quantized, group_of: Array, part: Part, is_scattered: bool) -> Quantized:
+def in_group_order(
+    weight: Quantized, group_of: Array, part: StoredPart, is_scattered: bool
+) -> Quantized:
     """Columns sorted by group, and `perm`, where act-order scattered them.
 
     group_of: int [K], the group of each column. is_scattered: what config.json says. One expert's
@@ -278,7 +279,7 @@ def in_group_order(weight: Quantized, group_of: Array, part: Part, is_scattered:
     return replace(weight, codes=weight.codes[:, perm], perm=perm.astype(np.int32))
 
 
-def num_groups(part: Part, group_size: int) -> int:
+def num_groups(part: StoredPart, group_size: int) -> int:
     """Groups of a part; raises UserError where the size does not divide it."""
     if group_size in (-1, 0):
         return 1

@@ -13,11 +13,11 @@ import numpy as np
 
 from predict.config.schemes import find
 from predict.errors import UserError
+from predict.loading.arrays import Shape
 from predict.loading.layouts._stored import (
     WORDS,
-    Part,
-    Shape,
     Stored,
+    StoredPart,
     grouped,
     num_groups,
     unpacked,
@@ -55,13 +55,13 @@ class Awq(Stored):
                 "again with version gemm"
             )
 
-    def part_scheme(self, part: Part) -> str:
+    def part_scheme(self, part: StoredPart) -> str:
         return SCHEME if part["qweight"] in self.checkpoint.tensors else DENSE
 
-    def part_group_size(self, part: Part) -> int:
+    def part_group_size(self, part: StoredPart) -> int:
         return int(self._size)
 
-    def part_expected(self, part: Part) -> Mapping[str, Shape]:
+    def part_expected(self, part: StoredPart) -> Mapping[str, Shape]:
         rows, columns = part.out_features, part.in_features
         groups = num_groups(part, self._size)
         return {
@@ -70,7 +70,7 @@ class Awq(Stored):
             part["scales"]: (groups, rows),
         }
 
-    def read_part(self, part: Part) -> Quantized:
+    def read_part(self, part: StoredPart) -> Quantized:
         read = self.checkpoint.read_as
         return grouped(
             Quantized(

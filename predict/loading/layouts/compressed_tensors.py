@@ -18,13 +18,12 @@ import numpy as np
 
 from predict.config.schemes import FP8_BLOCK, SCHEMES, SchemeInfo, scheme_info
 from predict.errors import UserError
-from predict.loading.arrays import FLOAT_DTYPES
+from predict.loading.arrays import FLOAT_DTYPES, Shape
 from predict.loading.layouts._stored import (
     WORDS,
     Array,
-    Part,
-    Shape,
     Stored,
+    StoredPart,
     grouped,
     in_group_order,
     num_groups,
@@ -69,7 +68,7 @@ class CompressedTensors(Stored):
     def schemes(self) -> frozenset[str]:
         return frozenset(group.scheme for group in self.groups)
 
-    def group_of(self, part: Part) -> Group | None:
+    def group_of(self, part: StoredPart) -> Group | None:
         """The config group of a quantized part; None for a dense one."""
         if any(_names(target, part.prefix) for target in self.ignore):
             return None
@@ -79,26 +78,26 @@ class CompressedTensors(Stored):
         # As in compressed-tensors itself: a name before a pattern before a class.
         return self.targets[min(matching, key=lambda t: (t == CLASS, t.startswith(PATTERN), t))]
 
-    def _is_float(self, part: Part) -> bool:
+    def _is_float(self, part: StoredPart) -> bool:
         """Whether a targeted part was left alone, as embeddings that serve as head are."""
         stored = self.checkpoint.tensors.get(part["weight"])
         has_scale = part["weight_scale"] in self.checkpoint.tensors
         return stored is not None and stored.dtype in FLOAT_DTYPES and not has_scale
 
-    def part_scheme(self, part: Part) -> str:
+    def part_scheme(self, part: StoredPart) -> str:
         group = self.group_of(part)
         return DENSE if group is None else group.scheme
 
-    def _group(self, part: Part) -> Group:
+    def _group(self, part: StoredPart) -> Group:
         group = self.group_of(part)
         assert group is not None, part.prefix
         return group
 
-    def part_group_size(self, part: Part) -> int:
+    def part_group_size(self, part: StoredPart) -> int:
         group = self._group(part)
         return FP8_BLOCK[1] if group.block is not None else int(group.group_size)
 
-    def part_expected(self, part: Part) -> Mapping[str, Shape]:
+    def part_expected(self, part: StoredPart) -> Mapping[str, Shape]:
         group, rows, columns = self.group_of(part), part.out_features, part.in_features
         if group is None:  # beside coded parts, and missing
             return {part["weight"]: (rows, columns)}
@@ -118,7 +117,7 @@ class CompressedTensors(Stored):
             names[part["input_scale"]] = stored.shape if stored and stored.shape == () else (1,)
         return names
 
-    def _scale_shape(self, group: Group, part: Part) -> Shape:
+    def _scale_shape(self, group: Group, part: StoredPart) -> Shape:
         if group.block is not None:
             return -(-part.out_features // FP8_BLOCK[0]), -(-part.in_features // FP8_BLOCK[1])
         if group.strategy == "tensor":
@@ -126,7 +125,7 @@ class CompressedTensors(Stored):
             return stored.shape if stored and stored.shape in ((), (1, 1)) else (1,)
         return part.out_features, num_groups(part, group.group_size)
 
-    def read_part(self, part: Part) -> Quantized:
+    def read_part(self, part: StoredPart) -> Quantized:
         group = self._group(part)
         scale = self.scales(part["weight_scale"])
         if group.packed:
@@ -152,7 +151,7 @@ class CompressedTensors(Stored):
                 scale = np.repeat(scale, part.out_features)
         return Quantized(codes, scale, act_scale=act_scale)
 
-    def _read_packed(self, part: Part, group: Group, scale: Array) -> Quantized:
+    def _read_packed(self, part: StoredPart, group: Group, scale: Array) -> Quantized:
         read, bits = self.checkpoint.read_as, group.bits
         codes = unpacked(read(part["weight_packed"], WORDS), bits, 1)[:, : part.in_features]
         zero = None
@@ -169,7 +168,7 @@ class CompressedTensors(Stored):
         return grouped(weight, part)
 
     def _integers(
-        self, part: Part, group: Group, signed: Array, scale: Array, zero: Array | None
+        self, part: StoredPart, group: Group, signed: Array, scale: Array, zero: Array | None
     ) -> Quantized:
         """Weight-only codes of signed integers; those of 4 bits become 0..15 around 8."""
         if group.bits == 4:

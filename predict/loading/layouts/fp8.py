@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from predict.config.schemes import FP8_BLOCK, find
 from predict.errors import UserError
-from predict.loading.layouts._stored import Part, Shape, Stored, parts_of
+from predict.loading.arrays import Shape
+from predict.loading.layouts._stored import Stored, StoredPart, parts_of
 from predict.loading.layouts.online import DENSE, Online
 from predict.loading.matrices import round_weight
 from predict.nn.weights import LinearPlan
@@ -86,7 +87,7 @@ class Fp8(Stored):
         values = np.concatenate(list(map(self.part_values, parts_of(plan))))
         return scheme_of(self.scheme(plan)).quantize(values, self.group_size(plan), round_weight)
 
-    def part_values(self, part: Part) -> npt.NDArray[np.float32]:
+    def part_values(self, part: StoredPart) -> npt.NDArray[np.float32]:
         if self.part_scheme(part) == DENSE:
             return super().part_values(part)
         stored = self.read_part(part)
@@ -96,18 +97,18 @@ class Fp8(Stored):
             return values * scale[rows][:, columns]
         return values * scale.reshape(-1, 1)
 
-    def part_scheme(self, part: Part) -> str:
+    def part_scheme(self, part: StoredPart) -> str:
         stored = self.checkpoint.tensors.get(part["weight"])
         return SCHEME if stored is not None and stored.dtype == "F8_E4M3" else DENSE
 
-    def part_group_size(self, part: Part) -> int:
+    def part_group_size(self, part: StoredPart) -> int:
         return FP8_BLOCK[1] if self.block else -1
 
-    def _name(self, part: Part, names: tuple[str, ...]) -> str:
+    def _name(self, part: StoredPart, names: tuple[str, ...]) -> str:
         found = [name for name in names if part[name] in self.checkpoint.tensors]
         return part[found[0] if found else names[0]]
 
-    def part_expected(self, part: Part) -> Mapping[str, Shape]:
+    def part_expected(self, part: StoredPart) -> Mapping[str, Shape]:
         rows, columns = part.out_features, part.in_features
         scale = self._name(part, SCALES)
         if self.block:
@@ -127,7 +128,7 @@ class Fp8(Stored):
         stored = self.checkpoint.tensors.get(name)
         return stored.shape if stored is not None and set(stored.shape) <= {1} else (1,)
 
-    def read_part(self, part: Part) -> Quantized:
+    def read_part(self, part: StoredPart) -> Quantized:
         scale = self.scales(self._name(part, SCALES))
         act_scale = None
         if self.static:

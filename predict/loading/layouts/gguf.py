@@ -18,8 +18,9 @@ import numpy.typing as npt
 from predict.config.schemes import find
 from predict.errors import UserError
 from predict.gguf.reader import PLAIN
+from predict.loading.arrays import Shape
 from predict.loading.gguf_tensors import GgufArray
-from predict.loading.layouts._stored import Part, Shape, Stored, parts_of
+from predict.loading.layouts._stored import Stored, StoredPart, parts_of
 from predict.loading.layouts._target import Target
 from predict.loading.layouts.online import DENSE, Online
 from predict.nn.weights import LinearPlan
@@ -32,7 +33,7 @@ INT4, INT8, E2M1 = find("int4").name, find("int8").name, find("e2m1").name
 MIDDLE = 8  # of 4-bit codes
 
 
-class Codes(NamedTuple):
+class BlockCodes(NamedTuple):
     """What blocks [M, bytes] hold: values are codes * scale, or codes * scale + minimum."""
 
     codes: Array  # int8 [M, block]; of MXFP4 bits of e2m1
@@ -40,16 +41,16 @@ class Codes(NamedTuple):
     minimum: npt.NDArray[np.float32] | None = None  # [M, groups]
 
 
-class Kind(NamedTuple):
+class BlockType(NamedTuple):
     """A type of blocks that a scheme holds."""
 
     scheme: str
     group_size: int
-    unpack: Callable[[Blocks], Codes]
+    unpack: Callable[[Blocks], BlockCodes]
     has_minimum: bool = False
 
 
-def holds(target: Target, kinds: Sequence[Kind], in_features: int) -> bool:
+def holds(target: Target, kinds: Sequence[BlockType], in_features: int) -> bool:
     """Whether a linear of parts of these kinds keeps the values that the file has."""
     schemes = {kind.scheme for kind in kinds}
     if E2M1 in schemes and len(schemes) > 1:
@@ -81,26 +82,26 @@ def _fifth_bits(data: Blocks) -> Array:
     return np.unpackbits(data, axis=1, bitorder="little") << 4
 
 
-def _q4_0(blocks: Blocks) -> Codes:
-    return Codes(_nibbles(blocks[:, 2:]).view(np.int8) - np.int8(MIDDLE), _half(blocks, 0))
+def _q4_0(blocks: Blocks) -> BlockCodes:
+    return BlockCodes(_nibbles(blocks[:, 2:]).view(np.int8) - np.int8(MIDDLE), _half(blocks, 0))
 
 
-def _q4_1(blocks: Blocks) -> Codes:
-    return Codes(_nibbles(blocks[:, 4:]).view(np.int8), _half(blocks, 0), _half(blocks, 2))
+def _q4_1(blocks: Blocks) -> BlockCodes:
+    return BlockCodes(_nibbles(blocks[:, 4:]).view(np.int8), _half(blocks, 0), _half(blocks, 2))
 
 
-def _q5_0(blocks: Blocks) -> Codes:
+def _q5_0(blocks: Blocks) -> BlockCodes:
     codes = _nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
-    return Codes(codes.view(np.int8) - np.int8(16), _half(blocks, 0))
+    return BlockCodes(codes.view(np.int8) - np.int8(16), _half(blocks, 0))
 
 
-def _q5_1(blocks: Blocks) -> Codes:
+def _q5_1(blocks: Blocks) -> BlockCodes:
     codes = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
-    return Codes(codes.view(np.int8), _half(blocks, 0), _half(blocks, 2))
+    return BlockCodes(codes.view(np.int8), _half(blocks, 0), _half(blocks, 2))
 
 
-def _q8_0(blocks: Blocks) -> Codes:
-    return Codes(np.ascontiguousarray(blocks[:, 2:]).view(np.int8), _half(blocks, 0))
+def _q8_0(blocks: Blocks) -> BlockCodes:
+    return BlockCodes(np.ascontiguousarray(blocks[:, 2:]).view(np.int8), _half(blocks, 0))
 
 
 def _k_scales(blocks: Blocks) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
@@ -117,17 +118,17 @@ def _k_codes(data: Blocks) -> Array:
     return np.concatenate([quarters & 15, quarters >> 4], axis=2).reshape(len(data), -1)
 
 
-def _q4_k(blocks: Blocks) -> Codes:
-    return Codes(_k_codes(blocks[:, 16:]).view(np.int8), *_k_scales(blocks))
+def _q4_k(blocks: Blocks) -> BlockCodes:
+    return BlockCodes(_k_codes(blocks[:, 16:]).view(np.int8), *_k_scales(blocks))
 
 
-def _q5_k(blocks: Blocks) -> Codes:
+def _q5_k(blocks: Blocks) -> BlockCodes:
     bits = blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
     codes = _k_codes(blocks[:, 48:]) | bits.reshape(len(blocks), -1) << 4
-    return Codes(codes.view(np.int8), *_k_scales(blocks))
+    return BlockCodes(codes.view(np.int8), *_k_scales(blocks))
 
 
-def _q3_k(blocks: Blocks) -> Codes:
+def _q3_k(blocks: Blocks) -> BlockCodes:
     """Codes times the scales of 16 values are whole numbers of -124 to 128: less, and they fit."""
     masks, low, packed = blocks[:, :32], blocks[:, 32:96], blocks[:, 96:108]
     count = len(blocks)
@@ -138,13 +139,13 @@ def _q3_k(blocks: Blocks) -> Codes:
     two = packed[:, None, 8:] >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
     scales = (four | two.reshape(count, -1) << 4).astype(np.int16) - 32
     products = codes.reshape(count, 16, 16) * scales[:, :, None]
-    return Codes((-products).astype(np.int8).reshape(count, -1), -_half(blocks, 108))
+    return BlockCodes((-products).astype(np.int8).reshape(count, -1), -_half(blocks, 108))
 
 
-def _tq2_0(blocks: Blocks) -> Codes:
+def _tq2_0(blocks: Blocks) -> BlockCodes:
     parts = blocks[:, :64].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
     codes = (parts & 3).reshape(len(blocks), -1)
-    return Codes(codes.view(np.int8) - np.int8(1), _half(blocks, 64))
+    return BlockCodes(codes.view(np.int8) - np.int8(1), _half(blocks, 64))
 
 
 IQ4_VALUES = np.array(
@@ -152,38 +153,38 @@ IQ4_VALUES = np.array(
 )
 
 
-def _iq4_nl(blocks: Blocks) -> Codes:
-    return Codes(IQ4_VALUES[_nibbles(blocks[:, 2:])], _half(blocks, 0))
+def _iq4_nl(blocks: Blocks) -> BlockCodes:
+    return BlockCodes(IQ4_VALUES[_nibbles(blocks[:, 2:])], _half(blocks, 0))
 
 
-def _iq4_xs(blocks: Blocks) -> Codes:
+def _iq4_xs(blocks: Blocks) -> BlockCodes:
     count = len(blocks)
     high = np.ascontiguousarray(blocks[:, 2:4]).view(np.uint16)
     two = high >> np.arange(0, 16, 2, dtype=np.uint16) & 3
     four = np.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], axis=2).reshape(count, -1)
     scales = (four | two << 4).astype(np.int16) - 32
     codes = _nibbles(blocks[:, 8:].reshape(-1, 16)).reshape(count, -1)
-    return Codes(IQ4_VALUES[codes], _half(blocks, 0) * scales.astype(np.float32))
+    return BlockCodes(IQ4_VALUES[codes], _half(blocks, 0) * scales.astype(np.float32))
 
 
-def _mxfp4(blocks: Blocks) -> Codes:
+def _mxfp4(blocks: Blocks) -> BlockCodes:
     exponents = blocks[:, :1].astype(np.float32)
-    return Codes(_nibbles(blocks[:, 1:]).view(np.int8), np.exp2(exponents - 127))
+    return BlockCodes(_nibbles(blocks[:, 1:]).view(np.int8), np.exp2(exponents - 127))
 
 
-KINDS: Mapping[str, Kind] = {
-    "Q4_0": Kind(INT4, 32, _q4_0),
-    "Q4_1": Kind(INT4, 32, _q4_1, has_minimum=True),
-    "Q5_0": Kind(INT8, 32, _q5_0),
-    "Q5_1": Kind(INT8, 32, _q5_1, has_minimum=True),
-    "Q8_0": Kind(INT8, 32, _q8_0),
-    "Q3_K": Kind(INT8, 128, _q3_k),
-    "Q4_K": Kind(INT4, 32, _q4_k, has_minimum=True),
-    "Q5_K": Kind(INT8, 32, _q5_k, has_minimum=True),
-    "TQ2_0": Kind(INT4, 128, _tq2_0),
-    "IQ4_NL": Kind(INT8, 32, _iq4_nl),
-    "IQ4_XS": Kind(INT8, 32, _iq4_xs),
-    "MXFP4": Kind(E2M1, 32, _mxfp4),
+KINDS: Mapping[str, BlockType] = {
+    "Q4_0": BlockType(INT4, 32, _q4_0),
+    "Q4_1": BlockType(INT4, 32, _q4_1, has_minimum=True),
+    "Q5_0": BlockType(INT8, 32, _q5_0),
+    "Q5_1": BlockType(INT8, 32, _q5_1, has_minimum=True),
+    "Q8_0": BlockType(INT8, 32, _q8_0),
+    "Q3_K": BlockType(INT8, 128, _q3_k),
+    "Q4_K": BlockType(INT4, 32, _q4_k, has_minimum=True),
+    "Q5_K": BlockType(INT8, 32, _q5_k, has_minimum=True),
+    "TQ2_0": BlockType(INT4, 128, _tq2_0),
+    "IQ4_NL": BlockType(INT8, 32, _iq4_nl),
+    "IQ4_XS": BlockType(INT8, 32, _iq4_xs),
+    "MXFP4": BlockType(E2M1, 32, _mxfp4),
 }
 
 
@@ -205,12 +206,12 @@ class Gguf(Stored):
             self.online = Online(self.source, settings, self.plan)
         self._say()
 
-    def _array(self, part: Part) -> GgufArray | None:
+    def _array(self, part: StoredPart) -> GgufArray | None:
         """The part's blocks; None where it has none: an adapter may have been merged into it."""
         array = self.checkpoint.tensors.get(part["weight"])
         return array if isinstance(array, GgufArray) else None
 
-    def _kind(self, part: Part) -> Kind | None:
+    def _kind(self, part: StoredPart) -> BlockType | None:
         array = self._array(part)
         return None if array is None else KINDS.get(array.kind)
 
@@ -226,18 +227,18 @@ class Gguf(Stored):
     def scheme(self, plan: LinearPlan) -> str:
         return self.online.scheme(plan) if self._in_float(plan) else super().scheme(plan)
 
-    def part_scheme(self, part: Part) -> str:
+    def part_scheme(self, part: StoredPart) -> str:
         kind = self._kind(part)
         return DENSE if kind is None else kind.scheme
 
-    def part_group_size(self, part: Part) -> int:
+    def part_group_size(self, part: StoredPart) -> int:
         kind = self._kind(part)
         return -1 if kind is None else kind.group_size
 
-    def part_expected(self, part: Part) -> Mapping[str, Shape]:
+    def part_expected(self, part: StoredPart) -> Mapping[str, Shape]:
         return {part["weight"]: (part.out_features, part.in_features)}
 
-    def read_part(self, part: Part) -> Quantized:
+    def read_part(self, part: StoredPart) -> Quantized:
         array, kind = self._array(part), self._kind(part)
         assert array is not None and kind is not None  # noqa: PT018  (else it is read in float)
         rows, tensor = array.blocks(), array.source.tensor
@@ -281,7 +282,7 @@ class Gguf(Stored):
             LOG.info(f"{self.checkpoint.directory.name}: linears: {listed}")
 
 
-def as_quantized(found: Codes, kind: Kind, groups: int) -> Quantized:
+def as_quantized(found: BlockCodes, kind: BlockType, groups: int) -> Quantized:
     """Codes of blocks as rows of a scheme. groups: of a row."""
     codes = found.codes.reshape(-1, groups, kind.group_size)
     count = len(codes)

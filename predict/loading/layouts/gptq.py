@@ -18,11 +18,11 @@ import numpy as np
 
 from predict.config.schemes import find
 from predict.errors import UserError
+from predict.loading.arrays import Shape
 from predict.loading.layouts._stored import (
     WORDS,
-    Part,
-    Shape,
     Stored,
+    StoredPart,
     grouped,
     in_group_order,
     num_groups,
@@ -93,19 +93,19 @@ class Gptq(Stored):
         kinds = (self.codes, *(codes for _, codes in self.dynamic if codes is not None))
         return frozenset(codes.scheme for codes in kinds)
 
-    def codes_of(self, part: Part) -> Codes | None:
+    def codes_of(self, part: StoredPart) -> Codes | None:
         """How a part is stored; None where config.json leaves it in float."""
         for names, codes in self.dynamic:
             if names.match(part.prefix):
                 return codes
         return self.codes
 
-    def _codes(self, part: Part) -> Codes:
+    def _codes(self, part: StoredPart) -> Codes:
         codes = self.codes_of(part)
         assert codes is not None, part.prefix
         return codes
 
-    def part_scheme(self, part: Part) -> str:
+    def part_scheme(self, part: StoredPart) -> str:
         codes = self.codes_of(part)
         if codes is None or part["qweight"] not in self.checkpoint.tensors:
             return DENSE
@@ -119,10 +119,10 @@ class Gptq(Stored):
         orders = [self._order(part) for part in parts_of(plan)]
         return name if all(np.array_equal(orders[0], order) for order in orders) else DENSE
 
-    def part_group_size(self, part: Part) -> int:
+    def part_group_size(self, part: StoredPart) -> int:
         return self._codes(part).group_size
 
-    def part_expected(self, part: Part) -> Mapping[str, Shape]:
+    def part_expected(self, part: StoredPart) -> Mapping[str, Shape]:
         rows, columns = part.out_features, part.in_features
         codes = self.codes_of(part)
         if codes is None:  # beside coded parts, and missing
@@ -138,19 +138,19 @@ class Gptq(Stored):
             names[part["g_idx"]] = (columns,)
         return names
 
-    def _group_of(self, part: Part) -> Any:
+    def _group_of(self, part: StoredPart) -> Any:
         name = part["g_idx"]
         there = name in self.checkpoint.tensors
         return self.checkpoint.read_as(name, WORDS, "I64") if there else None
 
-    def _order(self, part: Part) -> Any:
+    def _order(self, part: StoredPart) -> Any:
         """The columns sorted by group; None where they are."""
         group_of = self._group_of(part)
         if group_of is None or (np.diff(group_of) >= 0).all():
             return None
         return np.argsort(group_of, kind="stable")
 
-    def read_part(self, part: Part) -> Quantized:
+    def read_part(self, part: StoredPart) -> Quantized:
         read, bits = self.checkpoint.read_as, self._codes(part).bits
         zeros = read(part["qzeros"], WORDS)
         if self.format == "gptq":
@@ -171,14 +171,14 @@ class Gptq(Stored):
         return grouped(weight, part)
 
 
-Rule = tuple[re.Pattern[str], Codes | None]
+ModuleRule = tuple[re.Pattern[str], Codes | None]
 
 
-def dynamic_rules(dynamic: Any, default: Codes, where: str) -> list[Rule]:
+def dynamic_rules(dynamic: Any, default: Codes, where: str) -> list[ModuleRule]:
     """GPTQModel's `dynamic` in its order, None for linears in float. Raises UserError."""
     if not isinstance(dynamic, Mapping):
         raise UserError(f"{where} is {dynamic!r}; it must be an object of patterns")
-    rules: list[Rule] = []
+    rules: list[ModuleRule] = []
     for name, settings in dynamic.items():
         names = pattern(name.removeprefix("-:").removeprefix("+:"), where)
         if name.startswith("-:"):

@@ -25,8 +25,8 @@ from predict.config.quantization import parse_quant_type
 from predict.config.schemes import SCHEMES, scheme_info
 from predict.device.place import to_float32
 from predict.errors import UserError
-from predict.loading.arrays import listed
-from predict.loading.layouts._stored import Array, Part, Shape, Stored
+from predict.loading.arrays import Shape, listed
+from predict.loading.layouts._stored import Array, Stored, StoredPart
 from predict.loading.layouts.online import DENSE
 from predict.nn.blocks import AttentionBlock, MlpBlock
 from predict.nn.weights import LinearPlan, WeightPlan
@@ -106,7 +106,7 @@ class PaddleNlp(Stored):
     def _scales(self, path: Path, ending: str) -> dict[str, Any]:
         return {} if self.fake and not path.exists() else read_scales(path, ending)
 
-    def part_scheme(self, part: Part) -> str:
+    def part_scheme(self, part: StoredPart) -> str:
         stem = stem_of(part.prefix)
         act, weight = stem in self.act, stem in self.weight
         if act != weight:
@@ -117,17 +117,17 @@ class PaddleNlp(Stored):
             )
         return self.quantized if act else DENSE
 
-    def part_group_size(self, part: Part) -> int:
+    def part_group_size(self, part: StoredPart) -> int:
         return -1
 
-    def part_expected(self, part: Part) -> Mapping[str, Shape]:
+    def part_expected(self, part: StoredPart) -> Mapping[str, Shape]:
         names: dict[str, Shape] = {part["weight"]: (part.out_features, part.in_features)}
         for ending in (SHIFT, SMOOTH):
             if part[ending] in self.checkpoint.tensors:
                 names[part[ending]] = (part.in_features,)
         return names
 
-    def read_part(self, part: Part) -> Quantized:
+    def read_part(self, part: StoredPart) -> Quantized:
         stem, fp8 = stem_of(part.prefix), self.floats
         largest = np.asarray(self.weight[stem], np.float32).reshape(-1)
         if len(largest) not in (1, part.out_features):
@@ -165,11 +165,11 @@ class PaddleNlp(Stored):
         added = to_float32(self.online.read(plan).codes) @ shift
         return added if values is None else to_float32(values) + added
 
-    def _shift(self, part: Part) -> Array | None:
+    def _shift(self, part: StoredPart) -> Array | None:
         own = self._vector(part[SHIFT])
         return self._vector(self.norm_biases.get(part.prefix)) if own is None else own
 
-    def _codes(self, part: Part, fp8: bool) -> Array | None:
+    def _codes(self, part: StoredPart, fp8: bool) -> Array | None:
         """Codes are stored as int8 or e4m3, or as floats of the same values (PaddleNLP's way).
 
         None where they are other floats, and scales may be made up.

@@ -18,7 +18,7 @@ from predict.config.engine import EngineConfig
 from predict.errors import EXIT_FAILURE
 from predict.scale_out.cluster import Share, failure_of
 from predict.scale_out.serving.first_block import FirstBlockRouter
-from predict.scale_out.serving.front import Front
+from predict.scale_out.serving.front import RayFront
 from predict.scale_out.serving.replica import Replica
 from predict.server.config import ServerConfig
 from predict.system.console import say
@@ -116,7 +116,7 @@ def _engines(engine: EngineConfig, scale: Scale) -> Any:
 
 def _fronts(config: ServerConfig, scale: Scale) -> Any:
     return serve.deployment(
-        serve.ingress()(Front),
+        serve.ingress()(RayFront),
         name=FRONTS,
         num_replicas=scale.num_fronts,
         max_ongoing_requests=MAX_CONNECTIONS_PER_FRONT,

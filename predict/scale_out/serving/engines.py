@@ -19,8 +19,8 @@ from predict.errors import UserError
 from predict.request import RequestOutput, SamplingParams
 from predict.scale_out.serving.first_block import key_of
 from predict.scale_out.serving.messages import (
-    Ask,
     Done,
+    PromptAsk,
     decode_counts,
     decode_info,
     decode_said,
@@ -71,7 +71,7 @@ class ServeReplicas:
 class RemoteAnswer:
     """An Answer of some replica. One task iterates over it."""
 
-    def __init__(self, engines: Engines, request_id: int, key: bytes, ask: Ask) -> None:
+    def __init__(self, engines: Engines, request_id: int, key: bytes, ask: PromptAsk) -> None:
         self.request_id = request_id
         self.metrics: AnswerMetrics | None = None
         self.output: RequestOutput | None = None
@@ -201,7 +201,7 @@ class Engines:
         self._num_asked += 1
         self.num_in_flight += params.num_samples
         key = key_of(prompt_token_ids, self.info.block_size)
-        ask = Ask(list(prompt_token_ids), params, streamed)
+        ask = PromptAsk(list(prompt_token_ids), params, streamed)
         return RemoteAnswer(self, self._num_asked, key, ask)
 
     async def stats(self) -> EngineStats:

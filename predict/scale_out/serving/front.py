@@ -16,7 +16,7 @@ from predict.server.metrics import Metrics
 from predict.system.notes import LOG, OnStderr
 
 
-class Front:
+class RayFront:
     """What Ray Serve makes one of for each front, behind its HTTP proxy."""
 
     def __init__(self, config: ServerConfig, engines: Any, on_loopback: bool) -> None:

@@ -13,7 +13,7 @@ from predict.request import RequestOutput, SamplingParams
 from predict.server.wire import AnswerMetrics, ModelInfo
 
 
-class Ask(msgspec.Struct, array_like=True):
+class PromptAsk(msgspec.Struct, array_like=True):
     """A prompt to answer."""
 
     prompt_token_ids: list[int]
@@ -21,7 +21,7 @@ class Ask(msgspec.Struct, array_like=True):
     streamed: bool
 
 
-class Pieces(msgspec.Struct, tag=True, array_like=True):
+class AnswerPieces(msgspec.Struct, tag=True, array_like=True):
     """What is new of the answers."""
 
     pieces: list[StreamOutput]
@@ -35,7 +35,7 @@ class Done(msgspec.Struct, tag=True, array_like=True):
     refused: str | None = None  # why it never ran: a UserError's text
 
 
-class Counts(msgspec.Struct, array_like=True):
+class ReplicaCounts(msgspec.Struct, array_like=True):
     """What a replica has counted."""
 
     replica: str
@@ -43,7 +43,7 @@ class Counts(msgspec.Struct, array_like=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_ask = msgspec.msgpack.Decoder(Ask).decode
-decode_said = msgspec.msgpack.Decoder(Pieces | Done).decode
-decode_counts = msgspec.msgpack.Decoder(Counts).decode
+decode_ask = msgspec.msgpack.Decoder(PromptAsk).decode
+decode_said = msgspec.msgpack.Decoder(AnswerPieces | Done).decode
+decode_counts = msgspec.msgpack.Decoder(ReplicaCounts).decode
 decode_info = msgspec.msgpack.Decoder(ModelInfo).decode

@@ -12,7 +12,7 @@ from ray import serve
 from predict.config.engine import EngineConfig
 from predict.errors import EXIT_FAILURE, UserError
 from predict.scale_out.serving.loopback import listen_on_loopback
-from predict.scale_out.serving.messages import Counts, Done, Pieces, decode_ask, encode
+from predict.scale_out.serving.messages import AnswerPieces, Done, ReplicaCounts, decode_ask, encode
 from predict.server.engine_client import EngineClient, EngineProcess
 from predict.system.console import say
 
@@ -52,7 +52,7 @@ class Replica:
         answer = self._client.add(asked.prompt_token_ids, asked.params, streamed=asked.streamed)
         try:
             async for pieces in answer:
-                yield encode(Pieces(pieces))
+                yield encode(AnswerPieces(pieces))
         except UserError as error:
             yield encode(Done(None, refused=str(error)))
             return
@@ -65,7 +65,7 @@ class Replica:
 
     async def counts(self) -> bytes:
         name = serve.get_replica_context().replica_id.unique_id
-        return encode(Counts(name, await self._client.stats()))
+        return encode(ReplicaCounts(name, await self._client.stats()))
 
     def check_health(self) -> None:
         """Raises RuntimeError when the engine has ended."""

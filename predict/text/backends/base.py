@@ -18,7 +18,7 @@ MAX_FILE_BYTES = 1 << 29  # a tokenizer.json of a large vocabulary has 35 MB
 TRIAL_TEXTS = ("a", "Hello, wörld! 你好 🙂", "0123456789", " " * 100 + "\n\t", "a" * 64, "")
 LIBRARY_PANIC = "PanicException"  # of pyo3; its module cannot be imported
 
-Result = TypeVar("Result")
+BackendResult = TypeVar("BackendResult")
 
 
 class Backend(Protocol):
@@ -74,7 +74,7 @@ def explicit_ends(
     return Ends(*ids)
 
 
-def guarded(method: Callable[..., Result], *arguments: Any) -> Result:
+def guarded(method: Callable[..., BackendResult], *arguments: Any) -> BackendResult:
     """The result of a backend's method. Failures and panics of its library are TokenizerErrors."""
     try:
         return method(*arguments)
@@ -114,7 +114,7 @@ def said(error: BaseException) -> str:
     return f"its library panicked: {text}" if is_panic(error) else text
 
 
-def loaded(path: Path, load: Callable[[], Result], hint: str) -> Result:
+def loaded(path: Path, load: Callable[[], BackendResult], hint: str) -> BackendResult:
     """The result of loading a tokenizer's file; any failure is a UserError with the hint."""
     try:
         size = path.stat().st_size

@@ -9,7 +9,7 @@ from typing import Any
 from predict.errors import UserError
 from predict.system.files import json_type
 from predict.text.backends.added import CONFIG_FILE, MAX_TOKEN_ID
-from predict.text.backends.sentencepiece_model import Dialect
+from predict.text.backends.sentencepiece_model import FamilyDialect
 
 NUM_IMAGE_TOKENS = 20000  # where the config does not say
 MAX_BLANKS = 80  # spaces in one token
@@ -19,9 +19,9 @@ BLANKS = {f"<|blank_{count}|>": " " * count for count in range(2, MAX_BLANKS + 1
 OFF = ("do_lower_case", "remove_space")
 
 
-def second() -> Dialect:
+def second() -> FamilyDialect:
     """ChatGLM2's and 3's: special tokens behind the pieces, two of them in front of a text."""
-    return Dialect(
+    return FamilyDialect(
         appended=(
             *("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop"),
             *("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
@@ -32,7 +32,7 @@ def second() -> Dialect:
     )
 
 
-def first(folder: Path, config: Mapping[str, Any]) -> Dialect:
+def first(folder: Path, config: Mapping[str, Any]) -> FamilyDialect:
     """ChatGLM-6B's: tokens of images in front, its own signs for whitespace, ends at the end."""
     for switch in OFF:
         if config.get(switch):
@@ -47,7 +47,7 @@ def first(folder: Path, config: Mapping[str, Any]) -> Dialect:
             f"{folder / CONFIG_FILE}: num_image_tokens is {got} (allowed: a whole number from 0 to "
             f"{MAX_TOKEN_ID - 1})"
         )
-    return Dialect(
+    return FamilyDialect(
         num_other_ids=number,
         roles={
             "bos_token": "<sop>",

@@ -31,7 +31,7 @@ from predict.gguf.tokens import (
 from predict.text.backends.added import MAX_TOKEN_ID
 from predict.text.backends.base import Backend, explicit_ends
 from predict.text.backends.fast import FastBackend, byte_level
-from predict.text.backends.sentencepiece_model import Dialect, SentencePieceBackend
+from predict.text.backends.sentencepiece_model import FamilyDialect, SentencePieceBackend
 from predict.text.backends.tiktoken_file import WORDS
 
 HINT = "its metadata may be damaged: download the file again, or convert the model again"
@@ -106,7 +106,7 @@ def gguf_backend(
         )
     if vocabulary.model == SENTENCEPIECE:
         model = SentencePieceBackend(
-            path, config, special_tokens, Dialect(), lambda: sentencepiece_model(vocabulary)
+            path, config, special_tokens, FamilyDialect(), lambda: sentencepiece_model(vocabulary)
         )
         return model, model.special_tokens
     way = _way(vocabulary)

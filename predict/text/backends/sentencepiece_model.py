@@ -27,7 +27,7 @@ KEEP_SPACES = b"\x1a\x04\x18\x00\x20\x00"
 
 
 @dataclass(frozen=True)
-class Dialect:
+class FamilyDialect:
     """A family's own additions to its sentencepiece model; by default, none."""
 
     num_other_ids: int = 0  # in front of the model's: of another kind of tokens, without text
@@ -52,7 +52,7 @@ class SentencePieceBackend:
         path: Path,
         config: Mapping[str, Any],
         special_tokens: Mapping[str, str],
-        dialect: Dialect,
+        dialect: FamilyDialect,
         read: Callable[[], bytes] | None = None,
     ) -> None:
         """`read` gives the model; without it `path` is its file, with config files beside it."""

@@ -15,13 +15,13 @@ from predict.text.deltas import ContentDelta, Delta, Parser
 from predict.text.lark import GuideContext, Rules, literal
 from predict.text.markup import StepParser
 from predict.text.reasoning import ReasoningFormat, ReasoningParser
-from predict.text.tool_calls._guides import Format
+from predict.text.tool_calls._guides import CallFormat
 from predict.text.tool_calls._messages import template_messages
 from predict.text.tool_calls._records import CHOICES, Tool, ToolUse
 
 __all__ = [
     "CHOICES",
-    "Format",
+    "CallFormat",
     "GuideContext",
     "Tool",
     "ToolUse",
@@ -41,28 +41,28 @@ def known_formats() -> list[str]:
     return sorted(name for name in names if not name.startswith("_"))
 
 
-def format_of(name: str) -> Format:
+def format_of(name: str) -> CallFormat:
     """The format of that name; raises UserError naming the known ones."""
     if name not in known_formats():
         raise one_of("tool_call_parser", name, known_formats())
-    found: Format = importlib.import_module(f"{__name__}.{name}").FORMAT
+    found: CallFormat = importlib.import_module(f"{__name__}.{name}").FORMAT
     return found
 
 
-def detected(template: str) -> Format | None:
+def detected(template: str) -> CallFormat | None:
     """The format whose marks the source of a chat template has, the most of them; else None."""
     rows = [format_of(name) for name in known_formats()]
     fitting = [row for row in rows if all(mark in template for mark in row.marks)]
     return max(fitting, key=lambda row: len(row.marks), default=None)
 
 
-def parser_of(row: Format, use: ToolUse) -> Parser:
+def parser_of(row: CallFormat, use: ToolUse) -> Parser:
     """A parser of one answer in this format."""
     return StepParser(lambda reader, output: row.reads(reader, output, use), row.new_id)
 
 
 def answer_parser(
-    row: Format | None,
+    row: CallFormat | None,
     thoughts: ReasoningFormat | None,
     use: ToolUse,
     *,
@@ -78,7 +78,7 @@ def answer_parser(
     return inner if thoughts is None else ReasoningParser(thoughts, is_thinking, inner)
 
 
-def content_guide(row: Format | None, guide: Guide, context: GuideContext) -> Guide:
+def content_guide(row: CallFormat | None, guide: Guide, context: GuideContext) -> Guide:
     """A guide for a whole answer: thoughts, then content that fits `guide`.
 
     Grammars and structural tags are returned unchanged: they may have rules for thoughts.

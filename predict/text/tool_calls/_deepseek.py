@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from predict.text.markup import Output, Reader, Steps
-from predict.text.tool_calls._guides import Format, ToolRules
+from predict.text.tool_calls._guides import CallFormat, ToolRules
 from predict.text.tool_calls._json import arguments
 from predict.text.tool_calls._records import NAME_CHARACTERS, Tool, ToolUse
 
@@ -58,7 +58,7 @@ def _name(reader: Reader) -> Steps[str | None]:
 
 def deepseek_format(
     name: str, models: str, marks: tuple[str, ...], call: Callable[[ToolRules, Tool], str]
-) -> Format:
+) -> CallFormat:
     """A format. call: the rule of what stands between the marks of one call."""
 
     def start(rules: ToolRules) -> str:
@@ -66,6 +66,6 @@ def deepseek_format(
         one = rules.rule(f"{rules.mark(BEGIN)} {body} {rules.mark(END)}")
         return rules.behind_text(CALLS_BEGIN, f"{rules.calls(one, LINE)} {rules.mark(CALLS_END)}")
 
-    return Format(
+    return CallFormat(
         name=name, models=models, marks=marks, kept_tokens=MARKS, reads=_reads, start=start
     )

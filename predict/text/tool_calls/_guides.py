@@ -28,7 +28,7 @@ _STYLE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Format:
+class CallFormat:
     """How models of one kind write tool calls.
 
     reads: the generator of its parser (see predict.text.markup). start: the body of the start rule

@@ -11,7 +11,7 @@ import re
 
 from predict.text.lark import Rules, literal
 from predict.text.markup import Emit, Output, Reader, Steps
-from predict.text.tool_calls._guides import Format, ToolRules
+from predict.text.tool_calls._guides import CallFormat, ToolRules
 from predict.text.tool_calls._json import NO_ARGUMENTS
 from predict.text.tool_calls._records import Tool, ToolUse
 
@@ -92,7 +92,7 @@ def _around_content(rules: Rules, content: str) -> str:
     return f"{_other_messages(rules)} {_final(rules, content)}"
 
 
-FORMAT = Format(
+FORMAT = CallFormat(
     name="harmony",
     models="gpt-oss",
     marks=(START, CHANNEL, MESSAGE, CALL),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from predict.text.markup import Output, Reader, Steps
-from predict.text.tool_calls._guides import Format, ToolRules
+from predict.text.tool_calls._guides import CallFormat, ToolRules
 from predict.text.tool_calls._json import CallKeys, Outcome, call_object
 from predict.text.tool_calls._records import ToolUse
 
@@ -34,7 +34,7 @@ def _start(rules: ToolRules) -> str:
     return rules.amid_text(BEGIN, rest, "/[ \\n]{0,2}/")
 
 
-FORMAT = Format(
+FORMAT = CallFormat(
     name="hermes",
     models="Qwen2.5, Qwen3, QwQ, Hermes 2 Pro and 3",
     marks=(BEGIN, END, "arguments"),

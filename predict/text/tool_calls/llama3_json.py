@@ -7,7 +7,7 @@ JSON that calls nothing, so it counts as a call only with a known tool's name an
 from __future__ import annotations
 
 from predict.text.markup import Output, Reader, Steps
-from predict.text.tool_calls._guides import Format, ToolRules
+from predict.text.tool_calls._guides import CallFormat, ToolRules
 from predict.text.tool_calls._json import CallKeys, Outcome, call_object
 from predict.text.tool_calls._records import ToolUse
 
@@ -50,7 +50,7 @@ def _start(rules: ToolRules) -> str:
     return f"{thought} ({text}? | ({text} {tag} | {tag})? {calls})"
 
 
-FORMAT = Format(
+FORMAT = CallFormat(
     name="llama3_json",
     models="Llama 3.1, 3.2, 3.3",
     marks=("<|start_header_id|>", "parameters"),

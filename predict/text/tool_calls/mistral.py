@@ -11,7 +11,7 @@ import re
 from predict.text.deltas import short_call_id
 from predict.text.lark import literal
 from predict.text.markup import Output, Reader, Steps
-from predict.text.tool_calls._guides import Format, ToolRules
+from predict.text.tool_calls._guides import CallFormat, ToolRules
 from predict.text.tool_calls._json import CallKeys, Outcome, arguments, call_object
 from predict.text.tool_calls._records import NAME_CHARACTERS, Tool, ToolUse
 
@@ -85,7 +85,7 @@ def _start(rules: ToolRules) -> str:
     return rules.behind_text(BEGIN, calls)
 
 
-FORMAT = Format(
+FORMAT = CallFormat(
     name="mistral",
     models="Mistral 7B Instruct from v0.3 on, Nemo, Large, Small, Ministral, Magistral, Devstral",
     marks=(BEGIN,),

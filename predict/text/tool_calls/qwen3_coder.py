@@ -14,7 +14,7 @@ from predict.errors import UserError
 from predict.system.files import parse_json
 from predict.text.lark import literal
 from predict.text.markup import Output, Reader, Steps
-from predict.text.tool_calls._guides import Format, ToolRules
+from predict.text.tool_calls._guides import CallFormat, ToolRules
 from predict.text.tool_calls._records import NAME_CHARACTERS, Tool, ToolUse
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -146,7 +146,7 @@ def _parameter_rules(rules: ToolRules, tool: Tool) -> list[str]:
     return parts
 
 
-FORMAT = Format(
+FORMAT = CallFormat(
     name="qwen3_coder",
     models="Qwen3-Coder",
     marks=(BEGIN, END, FUNCTION, PARAMETER),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from predict.text.lark import literal
 from predict.text.markup import Output, Reader, Steps
-from predict.text.tool_calls._guides import Format, ToolRules
+from predict.text.tool_calls._guides import CallFormat, ToolRules
 from predict.text.tool_calls._json import arguments
 from predict.text.tool_calls._records import NAME_CHARACTERS, Tool, ToolUse
 
@@ -34,7 +34,7 @@ def _start(rules: ToolRules) -> str:
     return rules.amid_text(BEGIN, rest)
 
 
-FORMAT = Format(
+FORMAT = CallFormat(
     name="acme",
     models="Acme",
     marks=(BEGIN, END),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from predict.text.deltas import Answer, Call, Delta, Parser, joined
+from predict.text.deltas import AnswerParts, Call, Delta, Parser, joined
 from predict.text.tool_calls import Tool, ToolUse, format_of, parser_of
 
 WEATHER = Tool(
@@ -40,9 +40,9 @@ class Published:
     valid: bool = True
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> AnswerParts:
         calls = [Call("", name, arguments) for name, arguments in self.calls]
-        return Answer(self.content, self.reasoning, calls)
+        return AnswerParts(self.content, self.reasoning, calls)
 
 
 BERLIN = ("get_weather", '{"city": "Berlin"}')
@@ -201,7 +201,7 @@ ALL = (
 )
 
 
-def read(parser: Parser, pieces: Sequence[str]) -> Answer:
+def read(parser: Parser, pieces: Sequence[str]) -> AnswerParts:
     """What a parser makes of pieces, without ids."""
     deltas: list[Delta] = []
     for piece in pieces:
@@ -213,6 +213,6 @@ def read(parser: Parser, pieces: Sequence[str]) -> Answer:
     return answer
 
 
-def read_format(name: str, pieces: Sequence[str], use: ToolUse = USE) -> Answer:
+def read_format(name: str, pieces: Sequence[str], use: ToolUse = USE) -> AnswerParts:
     """What a format's parser makes of pieces."""
     return read(parser_of(format_of(name), use), pieces)

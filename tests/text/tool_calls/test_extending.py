@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from predict.text import tool_calls
-from predict.text.deltas import Answer, Call
+from predict.text.deltas import AnswerParts, Call
 from predict.text.tool_calls import GuideContext, detected, format_of, known_formats
 from tests.support.tool_guides import takes
 from tests.text.tool_calls.published import USE, read_format
@@ -30,7 +30,7 @@ def acme(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_format_is_one_file() -> None:
     assert "acme" in known_formats()
     assert detected("{{ '<call=' }}{{ x }}{{ '</call>' }}") is format_of("acme")
-    answer = Answer(
+    answer = AnswerParts(
         "So.", None, [Call("", "get_weather", '{"city": "Köln"}'), Call("", "now", "{}")]
     )
     for at in range(len(TEXT)):
