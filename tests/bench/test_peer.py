@@ -130,13 +130,13 @@ def test_both_sides_read_one_file_in_turns(
     program.write_text(PROGRAM)
     program.chmod(0o755)
     folder = folder_with(tmp_path, FAMILIES["llama"])
-    words = ["--shapes", str(folder), "--types", "Q4_0", "--cases", "2x16x3", "--turns", "1"]
+    words = ["--shapes", str(folder), "--types", "Q4_0", "--cases", "2x16x65", "--turns", "1"]
     words += ["--batched_bench", str(program), "--num_threads", "1"]
     assert peer.main([*words, "--output_file", str(written)]) == 0
-    assert "tiny, Q4_0, 2x16x3" in capsys.readouterr().out
+    assert "tiny, Q4_0, 2x16x65" in capsys.readouterr().out
     made = read_recorded(written)
-    theirs = made.cases["llama.cpp: tiny, Q4_0, 2x16x3"]
+    theirs = made.cases["llama.cpp: tiny, Q4_0, 2x16x65"]
     assert theirs["prompt_tokens_per_s"].median == 16.0
-    assert theirs["decode_tokens_per_s"].median == 8.0
-    assert made.cases["regatta: tiny, Q4_0, 2x16x3"]["prompt_tokens_per_s"].median > 0
+    assert theirs["decode_tokens_per_s"].median == 256.0
+    assert made.cases["regatta: tiny, Q4_0, 2x16x65"]["prompt_tokens_per_s"].median > 0
     assert made.versions["llama.cpp"] == "version: 1"
