@@ -93,7 +93,9 @@ class TurnCommand:
         """What it writes. Raises UserError where it fails."""
         env = {**os.environ, **self.env}
         if self.folder is not None:
-            env["PYTHONPATH"] = f"{self.folder}{os.pathsep}{self.folder / 'csrc'}"
+            # Ahead of what the caller has there, which may be where Paddle is.
+            paths = [str(self.folder), str(self.folder / "csrc"), env.get("PYTHONPATH", "")]
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         with tempfile.TemporaryDirectory(prefix="regatta-") as scratch:
             path = Path(scratch) / "numbers.json"
             run_program([*self.words, "--output_file", str(path)], self.folder, env)

@@ -14,7 +14,7 @@ import pytest
 
 from predict.bench import compare
 from predict.bench.record import repeated_row, spread_of
-from predict.bench.turns import Turns, ratio_of_turns, take_turns
+from predict.bench.turns import TurnCommand, Turns, ratio_of_turns, take_turns
 from predict.device import library
 from predict.errors import UserError
 from tests.support.paths import ROOT
@@ -268,6 +268,15 @@ def test_two_commands_take_turns(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_a_command_that_fails_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     assert compare.main(["--before", "python -m nowhere", "--after", "x", "--turns", "1"]) == 1
     assert "No module named" in capsys.readouterr().err
+
+
+def test_a_checkouts_modules_come_before_those_on_the_callers_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/has/paddle")
+    writes = "import json, os, sys; json.dump(dict(os.environ), open(sys.argv[2], 'w'))"
+    found = TurnCommand(["python", "-c", writes], tmp_path).file()["PYTHONPATH"]
+    assert found == f"{tmp_path}:{tmp_path / 'csrc'}:/has/paddle"
 
 
 @pytest.mark.slow
