@@ -86,7 +86,6 @@ def _weight(num_inputs: int, num_outputs: int, dtype: str) -> Any:
 
 
 def _int32(values: Any) -> Any:
-    """An index tensor."""
     import paddle
 
     return paddle.to_tensor(np.asarray(values, np.int32))

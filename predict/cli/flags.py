@@ -315,7 +315,8 @@ def _help_text(flag: Flag, with_default: bool = True) -> str:
     availability = flag.availability
     text = flag.help
     if len(flag.choices) > 3 or (flag.choices and not with_default):
-        text += f" One of {', '.join(flag.choices)}."
+        number = "Some" if flag.kind == "strs" else "One"
+        text += f" {number} of {', '.join(flag.choices)}."
     if with_default and flag.default is not None:
         text += f" Default: {_shown(flag.default)}."
     values = ", ".join(value.strip("*") for value in availability.values)

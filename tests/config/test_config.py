@@ -527,10 +527,7 @@ def test_engine_config_takes_paths_lists_and_numpys_numbers() -> None:
 
     values: dict[str, Any] = {"batch_size": np.int64(4), "gpu_memory_utilization": np.float32(0.5)}
     config = EngineConfig(
-        model_name_or_path=Path("x"),
-        quant_type="a8w8",
-        skip_list_names=["head"],
-        **values,
+        model_name_or_path=Path("x"), quant_type="a8w8", skip_list_names=["head"], **values
     )
     assert (config.model.model_name_or_path, config.quantization.skip_list_names) == (
         "x",

@@ -214,9 +214,7 @@ CASES = [
     Case(BEFORE_HOPPER, f"{PACKED4} {EXPERTS} batch_invariant", {8: PACKED_MMA, 512: PACKED_MMA}),
     Case((75,), f"operands=weight_int4 {EXPERTS}", {8: ""}),  # bfloat16
     Case(
-        (90,),
-        f"{PACKED8} {EXPERTS} gated batch_invariant",
-        {8: PACKED_SMALL, 65536: PACKED_SMALL},
+        (90,), f"{PACKED8} {EXPERTS} gated batch_invariant", {8: PACKED_SMALL, 65536: PACKED_SMALL}
     ),
     Case(
         (90,),

@@ -87,8 +87,6 @@ class Quantized:
 
 
 class QuantizedProblem:
-    """A Problem over quantized caches."""
-
     def __init__(self, kv_format: KvFormat, problem: Problem) -> None:
         self.kv_format, self.problem = kv_format, problem
         batch = problem.batch

@@ -116,10 +116,7 @@ RUNS: dict[str, tuple[tuple[int, slice], ...]] = {
     **dict.fromkeys(("gpt2_small", "gpt_paddlenlp", "gpt_paddlenlp_fused"), ((144, slice(None)),)),
 }
 
-OPERATORS = {
-    "reference": {},
-    "fused": {"inference_model": True},
-}
+OPERATORS = {"reference": {}, "fused": {"inference_model": True}}
 # How the same requests may be cut into steps and blocks. Every row must give the same tokens.
 COMPOSITIONS: dict[str, dict[str, Any]] = {
     "one by one": {"batch_size": 1},
