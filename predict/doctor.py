@@ -27,14 +27,7 @@ NEEDED = ("numpy", "safetensors", "tokenizers", "sentencepiece", "jinja2", "tqdm
 OPTIONAL = ("ninja", "paddlenlp", "torch", "transformers", "pytest", "hypothesis", "ruff", "mypy")
 # Features that kernels use, as /proc/cpuinfo spells them; used when there is no library to ask.
 CPU_FLAGS = (
-    "avx2",
-    "fma",
-    "f16c",
-    "avx512f",
-    "avx512bw",
-    "avx512vbmi",
-    "avx512_vnni",
-    "avx512_bf16",
+    *("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vbmi", "avx512_vnni", "avx512_bf16"),
     "amx_bf16",
 )
 GIB = 1 << 30

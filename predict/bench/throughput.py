@@ -99,15 +99,8 @@ OWN_FLAGS = (
 )
 # fmt: on
 # The predictor's own lengths follow from input_len and output_len here, and its output is text.
-REPLACED: Mapping[str, Any] = {
-    "src_length": None,
-    "max_length": None,
-    "output_file": "",
-    "resume": False,
-    "data_file": None,
-    "benchmark": False,
-    "benchmark_file": None,
-}
+REPLACED: dict[str, Any] = {"output_file": "", "resume": False, "benchmark": False}
+REPLACED |= dict.fromkeys(("src_length", "max_length", "data_file", "benchmark_file"))
 PLANNED = ("repetitions", "seed", "copy_edits", "draft_agreement", "routing")  # flags of Plan
 METHOD = (
     "Prompts of random token ids, new ones for each run; every request decodes all its tokens. "

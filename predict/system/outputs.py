@@ -20,12 +20,7 @@ from predict.errors import EXIT_FAILURE, UserError, flag_word
 # A folder with one of these, beside weights, holds a model, an adapter or an exported program.
 MODEL_FILES = ("config.json", "manifest.json", "adapter_config.json", "lora_config.json")
 WEIGHTS = (
-    "*.safetensors",
-    "*.pdparams",
-    "*.pdiparams",
-    "*.bin",
-    "*.pt",
-    "*.gguf",
+    *("*.safetensors", "*.pdparams", "*.pdiparams", "*.bin", "*.pt", "*.gguf"),
     "*.safetensors.index.json",
 )
 

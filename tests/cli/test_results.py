@@ -234,11 +234,8 @@ def test_a_full_device_has_its_results_printed(capsys: pytest.CaptureFixture[str
     for index in (1, 0, 2):
         put(results, index, index)
     assert not results.finish()
-    assert [json.loads(line)["output"] for line in capsys.readouterr().out.splitlines()] == [
-        0,
-        1,
-        2,
-    ]
+    printed = [json.loads(line)["output"] for line in capsys.readouterr().out.splitlines()]
+    assert printed == [0, 1, 2]
     assert len(said) == 1
     assert "/dev/full cannot be written: No space left on device" in said[0]
     assert results.kept == "0 of 3 results are in /dev/full"

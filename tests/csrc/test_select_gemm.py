@@ -63,12 +63,8 @@ def question(gpu: int, product: str, rows: int) -> str:
     )
 
 
-VECTOR, STREAM, SMALL, LARGE = (
-    "gemv_stream_sm80",
-    "gemm_stream_sm80",
-    "gemm_sm90",
-    "gemm_tiles_sm90",
-)
+VECTOR, STREAM = "gemv_stream_sm80", "gemm_stream_sm80"
+SMALL, LARGE = "gemm_sm90", "gemm_tiles_sm90"
 BLAS, GENERIC, MATRIX = "gemm_blas", "gemm_generic", "matrix"
 CODES_VECTOR, CODES_SMALL = "gemm_stream_codes_sm90", "gemm_codes_sm90"
 CODES_LARGE, CODES_BLAS = "gemm_tiles_codes_sm90", "gemm_blas_codes_sm90"
