@@ -330,7 +330,7 @@ def _help_text(flag: Flag, with_default: bool = True) -> str:
 
 
 def _metavar(flag: Flag) -> str:
-    if flag.choices:
+    if flag.choices and flag.kind != "strs":
         return "{" + ",".join(flag.choices) + "}" if len(flag.choices) <= 3 else "NAME"
     return KINDS[flag.kind].metavar
 
