@@ -27,7 +27,7 @@ TOKENIZER = Path(__file__).parent / "data" / "tokenizers" / "byte_level"
 
 @pytest.fixture(scope="module")
 def demo() -> LLM:
-    return LLM(demo_config(batch_size=3, max_length=128))
+    return LLM(demo_config(batch_size=3, max_length=128, block_size=64))
 
 
 @pytest.fixture
