@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 if __package__ in (None, ""):  # run as a script: import from the checkout, not from this folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from predict.cli.command import run_command
+from predict.cli.command import command
 from predict.cli.flags import FLAGS, Flag, FlagValues, RunOptions, parse_flags
 from predict.cli.identity import input_paths
 from predict.cli.run_config import PredictorConfig
@@ -116,7 +116,6 @@ def export_model(
 
 
 def _check_adapters(config: EngineConfig, enable_lora: bool) -> None:
-    """Raises UserError for adapters of requests that the program would not take."""
     if config.adapters.is_used and not enable_lora:
         raise UserError(
             "--lora_modules names adapters of requests, and a program takes them only when "
@@ -151,7 +150,6 @@ def _not_written(path: Path, error: OSError) -> UserError:
 
 
 def _check_replaced(folder: Path) -> None:
-    """Raises UserError unless an export is all that is in the folder."""
     from predict.loading.manifest import FILE_NAME
 
     if not (folder / FILE_NAME).is_file():
@@ -320,27 +318,23 @@ def _notes(flags: FlagValues) -> Iterator[str]:
         yield f"{', '.join(given)} {verb} no effect here: give it to the run of the static model"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command("interrupted: nothing was exported; what was there is as it was")
+def main(words: Sequence[str], signals: Signals) -> int:
     """The command line; returns the exit code."""
-
-    def action(signals: Signals) -> int:
-        words = list(sys.argv[1:] if argv is None else argv)
-        description = "Exports a checkpoint to a static model for --mode static."
-        flags = parse_flags(words, (*FLAGS, *OWN_FLAGS), "export_model.py", description)
-        if not flags["output_path"]:
-            raise UserError("--output_path is needed: the directory to write the static model to")
-        if flags["mode"] != "dynamic":
-            raise UserError("--mode static runs an exported model; leave --mode out when exporting")
-        config = PredictorConfig.from_flags(flags)
-        _check_adapters(config.engine, flags["enable_lora"])
-        for note in (*config.notes, *_notes(flags)):
-            say(f"note: {note}")
-        folder, enable_lora = Path(flags["output_path"]), flags["enable_lora"]
-        export_model(config.engine, folder, flags["overwrite"], signals, enable_lora)
-        show(f"The static model is in {flags['output_path']}.")
-        return 0
-
-    return run_command(action, "interrupted: nothing was exported; what was there is as it was")
+    description = "Exports a checkpoint to a static model for --mode static."
+    flags = parse_flags(words, (*FLAGS, *OWN_FLAGS), "export_model.py", description)
+    if not flags["output_path"]:
+        raise UserError("--output_path is needed: the directory to write the static model to")
+    if flags["mode"] != "dynamic":
+        raise UserError("--mode static runs an exported model; leave --mode out when exporting")
+    config = PredictorConfig.from_flags(flags)
+    _check_adapters(config.engine, flags["enable_lora"])
+    for note in (*config.notes, *_notes(flags)):
+        say(f"note: {note}")
+    folder, enable_lora = Path(flags["output_path"]), flags["enable_lora"]
+    export_model(config.engine, folder, flags["overwrite"], signals, enable_lora)
+    show(f"The static model is in {flags['output_path']}.")
+    return 0
 
 
 if __name__ == "__main__":

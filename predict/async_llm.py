@@ -46,18 +46,14 @@ class AsyncAnswer:
         self.request_id = samples.requests[0].request_id
 
     async def __aiter__(self) -> AsyncIterator[StreamOutput]:
-        while True:
-            event = await self._next()
-            if isinstance(event, RequestOutput):
-                return
+        while not isinstance(event := await self._next(), RequestOutput):
             yield event
 
     async def output(self) -> RequestOutput:
         """All of it, once it is finished."""
-        while True:
-            event = await self._next()
-            if isinstance(event, RequestOutput):
-                return event
+        while not isinstance(event := await self._next(), RequestOutput):
+            pass
+        return event
 
     def abort(self) -> None:
         """Ends it, with finish_reason "abort" where it was not finished; returns at once."""

@@ -9,20 +9,18 @@ the journal beside it, --resume, and the exit codes.
 
 from __future__ import annotations
 
-import os
 import sys
+from pathlib import Path
 
-if not __package__:  # a script: Python put predict/ first on the path, where `predict` is not
-    _HERE = os.path.dirname(os.path.realpath(__file__))
-    sys.path[:] = [path for path in sys.path if os.path.realpath(path) != _HERE]
-    sys.path.insert(0, os.path.dirname(_HERE))
+if not __package__:  # run as a script: import from the checkout, not from this folder
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from predict.cli.command import run_command
+from predict.cli.command import command
 from predict.cli.flags import FLAGS, USAGE, Flag, FlagValues, parse_flags
 from predict.errors import UserError
 from predict.scale_out.cluster import RAY_FLAGS, check_ray, connected, share_of
@@ -45,18 +43,14 @@ OWN_FLAGS = (
 BATCH_FLAGS = (*(flag for flag in FLAGS if flag.name not in NOT_HERE), *OWN_FLAGS)
 
 
-def main(argv: Sequence[str] | None = None, make_llm: MakeLLM | None = None) -> int:
+@command()
+def main(words: Sequence[str], signals: Signals, make_llm: MakeLLM | None = None) -> int:
     """Runs the command line and returns its exit status.
 
     make_llm: makes the LLM of a replica, in its process; tests pass a stand-in.
     """
-
-    def action(signals: Signals) -> int:
-        words = sys.argv[1:] if argv is None else argv
-        flags = parse_flags(words, BATCH_FLAGS, "batch_ray.py", DESCRIPTION, USAGE)
-        return run(flags, make_llm, signals)
-
-    return run_command(action)
+    flags = parse_flags(words, BATCH_FLAGS, "batch_ray.py", DESCRIPTION, USAGE)
+    return run(flags, make_llm, signals)
 
 
 def run(flags: FlagValues, make_llm: MakeLLM | None, signals: Signals) -> int:

@@ -16,7 +16,7 @@ from predict.system.interpreter import check_interpreter
 if __name__ == "__main__":
     check_interpreter()
 
-from predict.cli.command import run_command
+from predict.cli.command import command
 from predict.cli.flags import Flag, FlagValues, parse_flags
 from predict.cli.writing import INTERRUPTED, write_checkpoint, writing_flags
 from predict.errors import UserError
@@ -52,14 +52,6 @@ def parse(argv: Sequence[str]) -> tuple[FlagValues, Path, Path]:
     return flags, find_model_dir(folders[0], "FROM"), Path(folders[1])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status."""
-    return run_command(
-        lambda signals: run(sys.argv[1:] if argv is None else argv, signals),
-        INTERRUPTED,
-    )
-
-
 def run(argv: Sequence[str], signals: Signals) -> int:
     """Converts as a command line says. Raises UserError."""
     from predict.loading.conversion import Conversion, Options, parse_size
@@ -70,6 +62,8 @@ def run(argv: Sequence[str], signals: Signals) -> int:
     write_checkpoint(Conversion(source, options), "TO", target, signals, flags["progress"])
     return 0
 
+
+main = command(INTERRUPTED)(run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -27,14 +27,7 @@ NEEDED = ("numpy", "safetensors", "tokenizers", "sentencepiece", "jinja2", "tqdm
 OPTIONAL = ("ninja", "paddlenlp", "torch", "transformers", "pytest", "hypothesis", "ruff", "mypy")
 # Features that kernels use, as /proc/cpuinfo spells them; used when there is no library to ask.
 CPU_FLAGS = (
-    "avx2",
-    "fma",
-    "f16c",
-    "avx512f",
-    "avx512bw",
-    "avx512vbmi",
-    "avx512_vnni",
-    "avx512_bf16",
+    *("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vbmi", "avx512_vnni", "avx512_bf16"),
     "amx_bf16",
 )
 GIB = 1 << 30
@@ -72,7 +65,6 @@ def collect() -> Report:
 
 
 def _version(distribution: str) -> str | None:
-    """The installed version of a distribution, or None."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -135,18 +127,10 @@ def _library(problems: list[str], has_paddle: bool) -> tuple[Report, dict[str, A
 
 
 def _cpu(info: dict[str, Any]) -> Report:
-    model, flags = "unknown", set[str]()
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                model = value.strip()
-            elif key.strip() == "flags":
-                flags = set(value.split())
-    except OSError:
-        pass
+    found = host.processor()
+    flags = found.get("flags", "").split()
     return {
-        "model": model,
+        "model": found.get("model name", "unknown"),
         "features": info.get("features") or [flag for flag in CPU_FLAGS if flag in flags],
         "num_cores": os.cpu_count(),
         "num_allowed_cores": len(os.sched_getaffinity(0)),

@@ -44,12 +44,17 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
+def hint(name: str, known: Iterable[str]) -> str:
+    """The end of a message that asks for the nearest known name; empty where none is like it."""
+    guess = nearest(name, known)
+    return f"; did you mean {guess}?" if guess else ""
+
+
 def one_of(name: str, got: object, allowed: Iterable[str]) -> UserError:
     """The error for a value outside a fixed set; names the nearest allowed value."""
     allowed = list(allowed)
-    guess = nearest(str(got), allowed)
-    hint = f"; did you mean {guess}?" if guess else ""
-    return UserError(f"{name} {got!r} is not known (allowed: {', '.join(allowed)}){hint}")
+    said = f"{name} {got!r} is not known (allowed: {', '.join(allowed)})"
+    return UserError(said + hint(str(got), allowed))
 
 
 def flag_word(flag: str) -> str:

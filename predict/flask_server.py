@@ -9,18 +9,16 @@ do not say how to sample have PaddleNLP's top_p 0.7 and temperature 0.95.
 
 from __future__ import annotations
 
-import os
 import sys
+from pathlib import Path
 
-if not __package__:  # a script: Python put predict/ first on the path, where `predict` is not
-    _HERE = os.path.dirname(os.path.realpath(__file__))
-    sys.path[:] = [path for path in sys.path if os.path.realpath(path) != _HERE]
-    sys.path.insert(0, os.path.dirname(_HERE))
+if not __package__:  # run as a script: import from the checkout, not from this folder
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from predict.cli.command import run_command
+from predict.cli.command import command
 from predict.cli.flags import Flag, FlagValues, parse_flags, with_file
 from predict.server.config import PORTS
 from predict.server.flags import FLAGS as SERVER
@@ -46,28 +44,22 @@ OWN_FLAGS: tuple[Flag, ...] = (
          "Line below it.",
          availability=no_effect("the page shows the model's name.")),
 )  # fmt: skip
-FLAGS = (
-    *(flag for flag in SERVER if flag.name not in {own.name for own in OWN_FLAGS}),
-    *OWN_FLAGS,
-)
+FLAGS = (*(flag for flag in SERVER if flag.name not in {own.name for own in OWN_FLAGS}), *OWN_FLAGS)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command()
+def main(words: Sequence[str], signals: Signals) -> int:
     """Runs a server to its end; the exit status, as of `python -m predict.server`."""
+    flags = parse(words)
+    from predict.server.from_flags import server_config
 
-    def action(signals: Signals) -> int:
-        flags = parse(sys.argv[1:] if argv is None else argv)
-        from predict.server.from_flags import server_config
+    config, notes = server_config(flags)
+    from predict.server.run import run
 
-        config, notes = server_config(flags)
-        from predict.server.run import run
-
-        page, api = config.port, flags["flask_port"]
-        if api is None or api == page:
-            return run(config, notes)
-        return run(replace(config, port=api), notes, [page])
-
-    return run_command(action)
+    page, api = config.port, flags["flask_port"]
+    if api is None or api == page:
+        return run(config, notes)
+    return run(replace(config, port=api), notes, [page])
 
 
 def parse(argv: Sequence[str]) -> FlagValues:

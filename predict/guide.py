@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from predict.errors import UserError, nearest, quoted
+from predict.errors import UserError, hint, quoted
 from predict.system import bounds
 from predict.system.bounds import MAX_SCHEMA_BYTES
 from predict.system.files import json_type, parse_json
@@ -92,9 +92,8 @@ def _is_given(guide: Guide, name: str) -> bool:
 
 
 def _unknown(where: str, key: object, known: Sequence[str]) -> UserError:
-    guess = nearest(str(key), known)
-    hint = f"; did you mean {guess}?" if guess else ""
-    return UserError(f"{where} has the key {quoted(key)} (allowed: {', '.join(known)}){hint}")
+    said = f"{where} has the key {quoted(key)} (allowed: {', '.join(known)})"
+    return UserError(said + hint(str(key), known))
 
 
 def _text(name: str, value: object, most: int, *, empty: bool = False) -> str:

@@ -17,13 +17,7 @@ import numpy as np
 from predict.adapters.pool import ServedAdapter
 from predict.adapters.prefixes import NO_PREFIX, ServedPrefix
 from predict.adapters.store import AdapterStore
-from predict.adapters.weights import (
-    Placement,
-    base_of,
-    empty_pages,
-    num_pool_pages,
-    pool_bytes,
-)
+from predict.adapters.weights import Placement, base_of, empty_pages, num_pool_pages, pool_bytes
 from predict.config.adapters import check_adapter_name, unknown
 from predict.config.engine import EngineConfig, check_params
 from predict.config.model import DTYPE_BYTES
@@ -64,13 +58,7 @@ from predict.loading.memory import (
     num_gpu_cache_blocks,
     workspace_bytes,
 )
-from predict.loading.model import (
-    Weights,
-    check_memory,
-    open_weights,
-    plan_of,
-    read_spec,
-)
+from predict.loading.model import Weights, check_memory, open_weights, plan_of, read_spec
 from predict.loading.platform import platform_of
 from predict.loading.prefix import StoredPrefix, read_prefix
 from predict.loading.program import load_program
@@ -329,7 +317,6 @@ class LLM:
         return fields_of(self.spec, self.adapters is not None)
 
     def _adapter_bytes(self) -> int:
-        """Bytes of the pages for adapters."""
         config = self.config.adapters
         if not self._takes_adapters:
             return 0

@@ -22,7 +22,7 @@ from predict.system.interpreter import check_interpreter
 if __name__ == "__main__":
     check_interpreter()
 
-from predict.cli.command import run_command
+from predict.cli.command import command
 from predict.cli.flags import Flag, parse_flags
 from predict.cli.identity import folder_digest
 from predict.cli.run_config import ADAPTER_FILES
@@ -62,15 +62,9 @@ FLAGS = (
 # fmt: on
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command(INTERRUPTED)
+def main(argv: Sequence[str], signals: Signals) -> int:
     """The command line; returns the exit status."""
-    return run_command(
-        lambda signals: run(sys.argv[1:] if argv is None else argv, signals), INTERRUPTED
-    )
-
-
-def run(argv: Sequence[str], signals: Signals) -> int:
-    """Merges as a command line says. Raises UserError."""
     from predict.loading.adapters.model import Merging
     from predict.loading.conversion import parse_size
 

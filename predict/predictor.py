@@ -8,19 +8,17 @@ model), or 128 + the number of the signal that ended it (130 after Ctrl-C).
 
 from __future__ import annotations
 
-import os
 import sys
+from pathlib import Path
 
-if not __package__:  # a script: Python put predict/ first on the path, where `predict` is not
-    _HERE = os.path.dirname(os.path.realpath(__file__))
-    sys.path[:] = [path for path in sys.path if os.path.realpath(path) != _HERE]
-    sys.path.insert(0, os.path.dirname(_HERE))
+if not __package__:  # run as a script: import from the checkout, not from this folder
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from collections.abc import Callable, Container, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from predict.cli.command import run_command
+from predict.cli.command import command
 from predict.cli.flags import parse_flags
 from predict.errors import TokenizerError
 from predict.system.console import say
@@ -43,19 +41,16 @@ DESCRIPTION = "Answers the prompts of a data file with a large language model."
 BANNER = "***********{}**********"
 
 
-def main(argv: Sequence[str] | None = None, make_llm: MakeLLM | None = None) -> int:
+@command()
+def main(words: Sequence[str], signals: Signals, make_llm: MakeLLM | None = None) -> int:
     """Runs the command line and returns its exit status.
 
     `make_llm` builds the LLM; tests pass a stand-in, so that nothing heavy is imported.
     """
+    flags = parse_flags(words, description=DESCRIPTION)
+    from predict.cli.run_config import PredictorConfig
 
-    def action(signals: Signals) -> int:
-        flags = parse_flags(sys.argv[1:] if argv is None else argv, description=DESCRIPTION)
-        from predict.cli.run_config import PredictorConfig
-
-        return run(PredictorConfig.from_flags(flags), make_llm or _make_llm, signals)
-
-    return run_command(action)
+    return run(PredictorConfig.from_flags(flags), make_llm or _make_llm, signals)
 
 
 def run(config: PredictorConfig, make_llm: MakeLLM, signals: Signals) -> int:

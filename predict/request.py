@@ -210,7 +210,6 @@ class SamplingParams(Checked):
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """`stop` as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else self.stop
 
     @property

@@ -10,20 +10,18 @@ at a second signal at once, with 128 + its number.
 
 from __future__ import annotations
 
-import os
 import sys
+from pathlib import Path
 
-if not __package__:  # a script: Python put predict/ first on the path, where `predict` is not
-    _HERE = os.path.dirname(os.path.realpath(__file__))
-    sys.path[:] = [path for path in sys.path if os.path.realpath(path) != _HERE]
-    sys.path.insert(0, os.path.dirname(_HERE))
+if not __package__:  # run as a script: import from the checkout, not from this folder
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from predict.cli.command import run_command
+from predict.cli.command import command
 from predict.cli.flags import Flag, FlagValues, parse_flags, with_file
 from predict.errors import UserError
 from predict.scale_out.cluster import RAY_FLAGS, check_ray, connected, on_workers, share_of
@@ -68,15 +66,11 @@ SERVE_FLAGS = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command()
+def main(words: Sequence[str], signals: Signals) -> int:
     """Runs a server to its end; the exit status."""
-
-    def action(signals: Signals) -> int:
-        words = with_file(sys.argv[1:] if argv is None else argv, SERVE_FLAGS)
-        flags = parse_flags(words, SERVE_FLAGS, PROG, DESCRIPTION, USAGE)
-        return run(flags, signals)
-
-    return run_command(action)
+    words = with_file(words, SERVE_FLAGS)
+    return run(parse_flags(words, SERVE_FLAGS, PROG, DESCRIPTION, USAGE), signals)
 
 
 def run(flags: FlagValues, signals: Signals) -> int:

@@ -35,9 +35,7 @@ ROOMS = ("adapters", "engine", "nn", "ops", "schemes", "speculative")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
     parser.addoption(
-        "--quick",
-        action="store_true",
-        help="run some of every room: 90 s on two cores",
+        "--quick", action="store_true", help="run some of every room: 90 s on two cores"
     )
 
 
@@ -148,7 +146,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def sparse_caches() -> Iterator[None]:
-    """The family of tests.support.sparse_caches is known."""
     from tests.support.sparse_caches import known
 
     with known():
@@ -157,7 +154,6 @@ def sparse_caches() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def demo_with_scales(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model with scales of its cache."""
     directory = tmp_path_factory.mktemp("demo") / "model"
     directory.mkdir()
     for path in DEMO.iterdir():

@@ -60,7 +60,6 @@ def logits_of(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> dict[int, list[Any]]
 
 
 def steps(output: RequestOutput) -> Any:
-    """Logprobs of the likeliest tokens, step by step."""
     (answer,) = output.outputs
     assert answer.logprobs is not None
     return [{token: each.logprob for token, each in step.items()} for step in answer.logprobs]

@@ -13,37 +13,25 @@ import numpy as np
 import pytest
 
 from predict import LLM, AsyncLLM, EngineConfig, SamplingParams
-from predict.device import library
 from predict.errors import UserError
 from predict.nn.inputs import ForwardInputs
-from tests.support.paths import DEMO
+from tests.support.demo import demo_config
 from tests.support.texts import PROMPTS
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=16, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_new_tokens=200, ignore_eos=True)
 
 
-def config(**changes: Any) -> EngineConfig:
-    values: dict[str, Any] = {
-        "max_length": 256,
-        "attention": "append",
-        "block_size": 16,
-        "batch_size": 4,
-    }
-    values["inference_model"] = library.find() is not None  # plain operators are ten times slower
-    return EngineConfig(model_name_or_path=str(DEMO), **{**values, **changes})
-
-
 @pytest.fixture(scope="module")
 def llm() -> Iterator[AsyncLLM]:
-    engine = AsyncLLM(config())
+    engine = AsyncLLM(demo_config())
     yield engine
     engine.close()
 
 
 @pytest.fixture(scope="module")
 def alone() -> LLM:
-    return LLM(config())
+    return LLM(demo_config())
 
 
 def run(task: Coroutine[Any, Any, Any]) -> Any:
@@ -138,7 +126,7 @@ def test_many_tasks_with_random_ends(drafts: bool, alone: LLM) -> None:
     changes: dict[str, Any] = {"num_cache_blocks": 24}
     if drafts:
         changes |= {"speculate_method": "lookahead", "speculate_max_draft_token_num": 4}
-    llm = AsyncLLM(config(**changes))
+    llm = AsyncLLM(demo_config(**changes))
     rng = random.Random(0)
     expected = {p: o.text for p, o in zip(PROMPTS, alone.generate(PROMPTS, GREEDY), strict=True)}
 
@@ -197,7 +185,7 @@ def failing_after(num_steps: int) -> Callable[[EngineConfig], LLM]:
 
 
 def test_a_dead_engine_fails_everybody_with_its_cause() -> None:
-    llm = AsyncLLM(config(), failing_after(4))
+    llm = AsyncLLM(demo_config(), failing_after(4))
 
     async def main() -> None:
         stream = llm.stream(PROMPTS[0], LONG)
@@ -223,7 +211,7 @@ def test_a_dead_engine_fails_everybody_with_its_cause() -> None:
 
 def test_closing_ends_the_thread_and_all_that_wait() -> None:
     async def main() -> AsyncLLM:
-        async with await AsyncLLM.load(config()) as llm:
+        async with await AsyncLLM.load(demo_config()) as llm:
             task = asyncio.create_task(llm.generate(PROMPTS[0], LONG))
             await asyncio.sleep(0.05)
         with pytest.raises(RuntimeError, match="was closed"):
@@ -269,7 +257,7 @@ def test_rows_that_cannot_be_drawn_from_end_their_request_alone(
 ) -> None:
     if compiled_operators:
         request.getfixturevalue("compiled")
-    settings = config(inference_model=compiled_operators)
+    settings = demo_config(inference_model=compiled_operators)
     prompts: list[Any] = [PROMPTS[0], [700, 777], PROMPTS[1]]
     llm = nan_for(777)(settings)
     outputs = llm.generate(prompts, GREEDY)

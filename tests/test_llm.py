@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 
 from predict import LLM, EngineConfig, SamplingParams
-from predict.device import library
 from predict.errors import UserError
 from predict.loading.model import load_decoder, read_spec
 from predict.loading.platform import platform_of
 from predict.request import RequestOutput
 from tests.support import tiny
-from tests.support.paths import DEMO
+from tests.support.demo import demo_config
 from tests.support.texts import PROMPTS
 
 TOKENIZER = Path(__file__).parent / "data" / "tokenizers" / "byte_level"
@@ -28,13 +27,7 @@ TOKENIZER = Path(__file__).parent / "data" / "tokenizers" / "byte_level"
 
 @pytest.fixture(scope="module")
 def demo() -> LLM:
-    return LLM(demo_config(batch_size=3))
-
-
-def demo_config(**changes: Any) -> EngineConfig:
-    values: dict[str, Any] = {"max_length": 128, "attention": "append"}
-    values["inference_model"] = library.find() is not None  # plain operators are ten times slower
-    return EngineConfig(model_name_or_path=str(DEMO), **{**values, **changes})
+    return LLM(demo_config(batch_size=3, max_length=128, block_size=64))
 
 
 @pytest.fixture
@@ -188,7 +181,7 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}as
 def test_chats_are_completions_of_the_rendered_template(tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text(TEMPLATE)
-    llm = LLM(demo_config(chat_template=str(template), batch_size=2))
+    llm = LLM(demo_config(chat_template=str(template), batch_size=2, max_length=128))
     greedy = SamplingParams(temperature=0.0, max_new_tokens=8)
     first = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "x = 1"}]
     second = [{"role": "user", "content": "def f("}]

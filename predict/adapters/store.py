@@ -71,9 +71,7 @@ class AdapterStore:
         # Unloaded adapters stay as long as a request has them.
         self._adapters: WeakKeyDictionary[ServedAdapter, Adapter] = WeakKeyDictionary()
         self._stamps: WeakKeyDictionary[ServedAdapter, Stamp] = WeakKeyDictionary()
-        self._values: OrderedDict[ServedAdapter, PageTensors] = (
-            OrderedDict()
-        )  # used longest ago first
+        self._values: OrderedDict[ServedAdapter, PageTensors] = OrderedDict()  # latest used last
         for name, directory in config.directories.items():
             self.load(name, directory)
 

@@ -10,15 +10,13 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from predict.device import cuda, devices, library
 from predict.device.place import place_tensor
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 READ_BYTES = 256 << 20  # beyond any cache
 LEAST_BYTES = 4 << 20  # of a pass: less would measure how threads start

@@ -33,7 +33,7 @@ from predict.bench.turns import (
     ratio_of_turns,
     take_turns,
 )
-from predict.cli.command import run_command
+from predict.cli.command import command
 from predict.cli.flags import Flag, FlagValues, parse_flags
 from predict.errors import EXIT_FAILURE, UserError
 from predict.system.console import say, show
@@ -338,21 +338,17 @@ def tokens_of(content: Mapping[str, Any]) -> dict[str, int]:
     return {row["name"]: row["tokens_crc32"] for row in rows if "tokens_crc32" in row}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command()
+def main(words: Sequence[str], signals: Signals) -> int:
     """The command line; returns the exit code."""
-
-    def action(signals: Signals) -> int:
-        words = sys.argv[1:] if argv is None else argv
-        flags, files = parse(words)
-        changes, made = (
-            of_files(flags, files) if files else of_commands(flags, command_line(PROG, words))
-        )
-        show(table(changes))
-        show("\n" + summary(changes))
-        Outputs(flags["output_file"]).write(made)
-        return EXIT_FAILURE if is_failure(changes, flags["fail_on"]) else 0
-
-    return run_command(action)
+    flags, files = parse(words)
+    changes, made = (
+        of_files(flags, files) if files else of_commands(flags, command_line(PROG, words))
+    )
+    show(table(changes))
+    show("\n" + summary(changes))
+    Outputs(flags["output_file"]).write(made)
+    return EXIT_FAILURE if is_failure(changes, flags["fail_on"]) else 0
 
 
 if __name__ == "__main__":

@@ -82,7 +82,6 @@ class Cost:
         return weights + num_later * case.mean_context * self.cache_bytes_per_token
 
     def run_flops(self, case: Case) -> float:
-        """Operations of all requests of a case."""
         num_later = case.num_requests * (case.output_len - 1)
         per_token = (
             self.layer_flops_per_token

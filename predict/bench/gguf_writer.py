@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from predict.errors import UserError, one_of
 from predict.loading.model import read_spec
 from predict.nn.blocks import AttentionBlock, ExpertBlock
 from predict.nn.spec import DecoderSpec
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 # Rows that differ; a longer matrix has them again and again, which takes no time to make. More than
 # most hidden sizes, and a prime: experts differ, and hidden states do not become alike.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from predict.system.interpreter import check_interpreter
@@ -34,10 +34,9 @@ from predict.bench.record import (
     repeated_row,
     suite,
 )
-from predict.cli.command import run_command
+from predict.cli.command import command
 from predict.cli.flags import Flag, FlagValues, parse_flags
 from predict.device.library import Library, import_paddle, require
-from predict.errors import one_of
 from predict.nn.cache_formats import KV_FORMATS
 from predict.system.console import show
 from predict.system.signals import Signals
@@ -46,23 +45,17 @@ PROG = "python -m predict.bench.kernels"
 GROUP = "Operator benchmark"
 # fmt: off
 FLAGS = (
-    Flag(GROUP, "ops", "strs", list(CASES), "Operators."),
-    Flag(GROUP, "dtype", "strs", ["bfloat16"], "Dtypes."),
-    Flag(GROUP, "shapes", "strs", ["qwen2.5-0.5b", "llama-1b"], f"Models: {', '.join(SHAPES)}."),
+    Flag(GROUP, "ops", "strs", list(CASES), "Operators.", choices=tuple(CASES)),
+    Flag(GROUP, "dtype", "strs", ["bfloat16"], "Dtypes.", choices=tuple(DTYPES)),
+    Flag(GROUP, "shapes", "strs", ["qwen2.5-0.5b", "llama-1b"], "Models.", choices=tuple(SHAPES)),
     Flag(GROUP, "num_tokens", "ints", None, "Tokens per call; when not given, 1, 8, 512."),
     Flag(GROUP, "context_len", "int", 1024, "Tokens in the cache of each decoded sequence."),
-    Flag(GROUP, "kv_format", "strs", ["dense"],
-         f"Formats of the cache that attention reads: {', '.join(KV_FORMATS)}."),
+    Flag(GROUP, "kv_format", "strs", ["dense"], "Formats of the cache that attention reads.",
+         choices=tuple(KV_FORMATS)),
     Flag(GROUP, "seconds", "float", 0.3, "Time spent on each case."),
     Flag(GROUP, "output_file", "str", None, "Write device, versions and all numbers as JSON."),
 )
 # fmt: on
-ALLOWED: Mapping[str, Collection[str]] = {
-    "ops": CASES,
-    "dtype": DTYPES,
-    "shapes": SHAPES,
-    "kv_format": KV_FORMATS,
-}
 MIN_CALLS = 2  # of a slice
 SLICES = 3  # of a case's time, each with the limits measured before and after it
 UNITS = {"time_us": "us", "limit_share": "share of the limit", "gbs": "GB/s", "gflops": "GFLOP/s"}
@@ -150,10 +143,6 @@ def line_of(row: Mapping[str, Any]) -> str:
 def parse(argv: Sequence[str]) -> FlagValues:
     """The flags; raises UserError for names that are not known."""
     flags = parse_flags(argv, FLAGS, PROG, __doc__ or "")
-    for flag, allowed in ALLOWED.items():
-        for name in flags[flag]:
-            if name not in allowed:
-                raise one_of(f"--{flag}", name, tuple(allowed))
     Outputs(flags["output_file"]).check()
     return flags
 
@@ -183,17 +172,13 @@ def run(flags: FlagValues, command: str) -> dict[str, Any]:
     return record(cpu_device(), own_versions(), settings, suites)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command()
+def main(words: Sequence[str], signals: Signals) -> int:
     """The command line; returns the exit code."""
-
-    def action(signals: Signals) -> int:
-        words = sys.argv[1:] if argv is None else argv
-        flags = parse(words)
-        import_paddle()
-        Outputs(flags["output_file"]).write(run(flags, command_line(PROG, words)))
-        return 0
-
-    return run_command(action)
+    flags = parse(words)
+    import_paddle()
+    Outputs(flags["output_file"]).write(run(flags, command_line(PROG, words)))
+    return 0
 
 
 if __name__ == "__main__":

@@ -77,16 +77,7 @@ def _cache(tensor: CacheTensor) -> Any:
     return _full(tensor.shape, tensor.dtype, 0x35 if tensor.dtype == "uint8" else 0.01)
 
 
-def _weight(num_inputs: int, num_outputs: int, dtype: str) -> Any:
-    """A packed dense weight."""
-    panels = -(-num_outputs // 32)
-    if dtype == "bfloat16":
-        return _full([panels, -(-num_inputs // 2), 32, 2], dtype)
-    return _full([panels, num_inputs, 32], dtype)
-
-
 def _int32(values: Any) -> Any:
-    """An index tensor."""
     import paddle
 
     return paddle.to_tensor(np.asarray(values, np.int32))
@@ -112,6 +103,17 @@ class Sizes:
         """Bytes of one activation or weight."""
         return DTYPES[self.dtype]
 
+    def full(self, *shape: int) -> Any:
+        """A tensor of the dtype; see _full."""
+        return _full(shape, self.dtype)
+
+    def weight(self, num_inputs: int, num_outputs: int) -> Any:
+        """A packed dense weight."""
+        panels = -(-num_outputs // 32)
+        if self.dtype == "bfloat16":
+            return self.full(panels, -(-num_inputs // 2), 32, 2)
+        return self.full(panels, num_inputs, 32)
+
     def num_copies(self, num_bytes: float) -> int:
         """Copies of an operand of `num_bytes` that together do not fit any cache."""
         return max(2, min(MAX_COPIES, int(COLD_BYTES // num_bytes) + 1))
@@ -120,24 +122,20 @@ class Sizes:
 def linear_cases(sizes: Sizes) -> Iterator[OperatorCase]:
     """The four projections of a layer and the head."""
     shape = sizes.shape
-    for name, num_inputs, num_outputs in (
+    for part, num_inputs, num_outputs in (
         ("qkv", shape.hidden_size, shape.qkv_size),
         ("out", shape.attention_size, shape.hidden_size),
         ("gate_up", shape.hidden_size, 2 * shape.intermediate_size),
         ("down", shape.intermediate_size, shape.hidden_size),
         ("head", shape.hidden_size, shape.vocab_size),
     ):
-        weight_bytes = num_inputs * num_outputs * sizes.value_bytes
-        copies = sizes.num_copies(weight_bytes)
-        x = _full([sizes.num_tokens, num_inputs], sizes.dtype)
-        weights = [_weight(num_inputs, num_outputs, sizes.dtype) for _ in range(copies)]
-        yield OperatorCase(
-            "linear",
-            f"{name} {num_inputs} x {num_outputs}",
-            [(x, [w], None, "dense", num_outputs) for w in weights],
-            weight_bytes + sizes.num_tokens * (num_inputs + num_outputs) * sizes.value_bytes,
-            2.0 * sizes.num_tokens * num_inputs * num_outputs,
-        )
+        size, x = num_inputs * num_outputs, sizes.full(sizes.num_tokens, num_inputs)
+        num_copies = sizes.num_copies(size * sizes.value_bytes)
+        weights = [sizes.weight(num_inputs, num_outputs) for _ in range(num_copies)]
+        copies = [(x, [weight], None, "dense", num_outputs) for weight in weights]
+        moved = (size + sizes.num_tokens * (num_inputs + num_outputs)) * sizes.value_bytes
+        name = f"{part} {num_inputs} x {num_outputs}"
+        yield OperatorCase("linear", name, copies, moved, 2.0 * sizes.num_tokens * size)
 
 
 def mlp_block_cases(sizes: Sizes) -> Iterator[OperatorCase]:
@@ -145,26 +143,17 @@ def mlp_block_cases(sizes: Sizes) -> Iterator[OperatorCase]:
     hidden, inner = sizes.shape.hidden_size, sizes.shape.intermediate_size
     weight_bytes = 3 * hidden * inner * sizes.value_bytes
     text = text_of(MlpBlock(inner, norm=Norm(epsilon=1e-6)), gate_up="dense", down="dense")
-    x = _full([sizes.num_tokens, hidden], sizes.dtype)
-    copies: list[tuple[Any, ...]] = [
-        (
-            x,
-            [
-                _full([hidden], sizes.dtype),
-                _weight(hidden, 2 * inner, sizes.dtype),
-                _weight(inner, hidden, sizes.dtype),
-            ],
-            *([], [], None, None, text, [0]),
-        )
-        for _ in range(sizes.num_copies(weight_bytes))
-    ]
-    yield OperatorCase(
-        "blocks",
-        f"mlp, {hidden} x {inner}",
-        copies,
-        weight_bytes + 2 * sizes.num_tokens * hidden * sizes.value_bytes,
-        6.0 * sizes.num_tokens * hidden * inner,
-    )
+    x = sizes.full(sizes.num_tokens, hidden)
+
+    def weights() -> list[Any]:
+        return [sizes.full(hidden), sizes.weight(hidden, 2 * inner), sizes.weight(inner, hidden)]
+
+    number = range(sizes.num_copies(weight_bytes))
+    behind: tuple[Any, ...] = [], [], None, None, text, [0]
+    copies = [(x, weights(), *behind) for _ in number]
+    moved = weight_bytes + 2 * sizes.num_tokens * hidden * sizes.value_bytes
+    flops = 6.0 * sizes.num_tokens * hidden * inner
+    yield OperatorCase("blocks", f"mlp, {hidden} x {inner}", copies, moved, flops)
 
 
 def logits_cases(sizes: Sizes) -> Iterator[OperatorCase]:
@@ -172,25 +161,21 @@ def logits_cases(sizes: Sizes) -> Iterator[OperatorCase]:
     hidden, vocab = sizes.shape.hidden_size, sizes.shape.vocab_size
     rows = sizes.num_tokens if sizes.is_decode else 1
     weight_bytes = hidden * vocab * sizes.value_bytes
-    x = _full([sizes.num_tokens, hidden], sizes.dtype)
-    norm = _full([hidden], sizes.dtype)
+    x, norm = sizes.full(sizes.num_tokens, hidden), sizes.full(hidden)
     indices = _int32(np.arange(sizes.num_tokens - rows, sizes.num_tokens))
-    attributes = "dense", vocab, 1e-6, 1.0, 0.0
-    copies = [
-        (x, norm, [_weight(hidden, vocab, sizes.dtype)], None, indices, *attributes)
-        for _ in range(sizes.num_copies(weight_bytes))
-    ]
-    num_bytes = weight_bytes + rows * (hidden * sizes.value_bytes + 4 * vocab)
-    yield OperatorCase(
-        "logits", f"{rows} x {hidden} x {vocab}", copies, num_bytes, 2.0 * rows * hidden * vocab
-    )
+    behind = None, indices, "dense", vocab, 1e-6, 1.0, 0.0
+    number = range(sizes.num_copies(weight_bytes))
+    copies = [(x, norm, [sizes.weight(hidden, vocab)], *behind) for _ in number]
+    moved = weight_bytes + rows * (hidden * sizes.value_bytes + 4 * vocab)
+    name, flops = f"{rows} x {hidden} x {vocab}", 2.0 * rows * hidden * vocab
+    yield OperatorCase("logits", name, copies, moved, flops)
 
 
 def norm_cases(sizes: Sizes) -> Iterator[OperatorCase]:
     """With a residual."""
     hidden = sizes.shape.hidden_size
-    x = _full([sizes.num_tokens, hidden], sizes.dtype)
-    copies = [(x, _full([hidden], sizes.dtype), None, x, 0, 1e-6, False)]
+    x = sizes.full(sizes.num_tokens, hidden)
+    copies = [(x, sizes.full(hidden), None, x, 0, 1e-6, False)]
     num_bytes = 4 * sizes.num_tokens * hidden * sizes.value_bytes
     yield OperatorCase("norm", f"{hidden}", copies, num_bytes, 5.0 * sizes.num_tokens * hidden)
 
@@ -198,16 +183,11 @@ def norm_cases(sizes: Sizes) -> Iterator[OperatorCase]:
 def activate_cases(sizes: Sizes) -> Iterator[OperatorCase]:
     """The activation alone."""
     inner = sizes.shape.intermediate_size
-    x = _full([sizes.num_tokens, 2 * inner], sizes.dtype)
-    silu = Activation()
+    x, silu = sizes.full(sizes.num_tokens, 2 * inner), Activation()
     attributes = FUNCTIONS.index(silu.function), True, silu.clamp, silu.slope, silu.up_offset
-    yield OperatorCase(
-        "activate",
-        f"{inner}",
-        [(x, *attributes)],
-        3 * sizes.num_tokens * inner * sizes.value_bytes,
-        10.0 * sizes.num_tokens * inner,
-    )
+    count = sizes.num_tokens * inner
+    moved = 3 * count * sizes.value_bytes
+    yield OperatorCase("activate", f"{inner}", [(x, *attributes)], moved, 10.0 * count)
 
 
 def embedding_cases(sizes: Sizes) -> Iterator[OperatorCase]:
@@ -216,8 +196,7 @@ def embedding_cases(sizes: Sizes) -> Iterator[OperatorCase]:
     rng = np.random.default_rng(0)
     ids = [_int32(rng.integers(0, vocab, sizes.num_tokens)) for _ in range(MAX_COPIES)]
     num_bytes = 2 * sizes.num_tokens * hidden * sizes.value_bytes
-    table = _full([vocab, hidden], sizes.dtype)
-    packed = _weight(hidden, vocab, sizes.dtype)
+    table, packed = sizes.full(vocab, hidden), sizes.weight(hidden, vocab)
     for name, weight, is_packed in (("table", table, False), ("packed", packed, True)):
         copies = [(i, weight, None, None, is_packed, hidden, 1.0) for i in ids]
         yield OperatorCase("embedding", f"{name} {hidden}", copies, num_bytes, 0.0)
@@ -294,7 +273,7 @@ def _in_format(name: str, kv_format: KvFormat) -> str:
 def paged_attention_cases(sizes: Sizes) -> Iterator[OperatorCase]:
     """Decode of several sequences, or a whole prompt."""
     shape, batch = sizes.shape, Batch.of(sizes)
-    q = _full([sizes.num_tokens, shape.attention_size], sizes.dtype)
+    q = sizes.full(sizes.num_tokens, shape.attention_size)
     attributes = shape.num_heads, shape.head_dim**-0.5, -1, 0.0
     step = batch.inputs
     lens = step.cu_seqlens_q, step.context_lens, step.block_tables, step.max_lens
@@ -305,13 +284,10 @@ def paged_attention_cases(sizes: Sizes) -> Iterator[OperatorCase]:
             (q, cache, *lens, None, None, None, None, *attributes, kv_format.name)
             for cache in _caches(sizes, batch, kv_format)
         ]
-        yield OperatorCase(
-            "paged_attention",
-            _in_format(name, kv_format),
-            copies,
-            _cache_bytes(sizes, batch, kv_format) + moved,
-            4.0 * batch.visible_pairs(sizes.num_tokens) * shape.attention_size,
-        )
+        num_bytes = _cache_bytes(sizes, batch, kv_format) + moved
+        flops = 4.0 * batch.visible_pairs(sizes.num_tokens) * shape.attention_size
+        case_name = _in_format(name, kv_format)
+        yield OperatorCase("paged_attention", case_name, copies, num_bytes, flops)
 
 
 def _rope(sizes: Sizes, batch: Batch) -> Any:
@@ -321,22 +297,18 @@ def _rope(sizes: Sizes, batch: Batch) -> Any:
 def rope_and_cache_write_cases(sizes: Sizes) -> Iterator[OperatorCase]:
     """Rotation of queries and keys, keys and values to the cache."""
     shape, batch = sizes.shape, Batch.of(sizes)
-    qkv = _full([sizes.num_tokens, shape.qkv_size], sizes.dtype)
-    rope = _rope(sizes, batch)
+    qkv, rope = sizes.full(sizes.num_tokens, shape.qkv_size), _rope(sizes, batch)
     inputs = qkv, batch.inputs.positions, batch.inputs.slot_mapping, rope, None, None, None
-    heads = shape.num_heads, shape.num_kv_heads, shape.head_dim
-    attributes = *heads, 1e-6, False, False, False
+    attributes = shape.num_heads, shape.num_kv_heads, shape.head_dim, 1e-6, False, False, False
+    name = f"{shape.num_heads}/{shape.num_kv_heads} x {shape.head_dim}"
+    flops = 3.0 * sizes.num_tokens * shape.qkv_size
     for kv_format in map(kv_format_of, sizes.kv_formats):
-        caches = _caches(sizes, batch, kv_format)
-        kept = shape.attention_size * sizes.value_bytes
-        kept += 2 * shape.num_kv_heads * _row_bytes(sizes, kv_format)
-        yield OperatorCase(
-            "rope_and_cache_write",
-            _in_format(f"{shape.num_heads}/{shape.num_kv_heads} x {shape.head_dim}", kv_format),
-            [(*inputs, cache, None, *attributes, kv_format.name) for cache in caches],
-            sizes.num_tokens * (shape.qkv_size * sizes.value_bytes + kept),
-            3.0 * sizes.num_tokens * shape.qkv_size,
-        )
+        behind = None, *attributes, kv_format.name
+        copies = [(*inputs, cache, *behind) for cache in _caches(sizes, batch, kv_format)]
+        per_token = (shape.qkv_size + shape.attention_size) * sizes.value_bytes
+        per_token += 2 * shape.num_kv_heads * _row_bytes(sizes, kv_format)
+        moved, case_name = sizes.num_tokens * per_token, _in_format(name, kv_format)
+        yield OperatorCase("rope_and_cache_write", case_name, copies, moved, flops)
 
 
 def attention_block_cases(sizes: Sizes) -> Iterator[OperatorCase]:
@@ -344,38 +316,25 @@ def attention_block_cases(sizes: Sizes) -> Iterator[OperatorCase]:
     shape, batch = sizes.shape, Batch.of(sizes)
     hidden = shape.hidden_size
     weight_bytes = hidden * (shape.qkv_size + shape.attention_size) * sizes.value_bytes
-    x = _full([sizes.num_tokens, hidden], sizes.dtype)
-    norm = _full([hidden], sizes.dtype)
-    bias, rope = _full([shape.qkv_size], sizes.dtype), _rope(sizes, batch)
+    x, norm = sizes.full(sizes.num_tokens, hidden), sizes.full(hidden)
+    bias, rope = sizes.full(shape.qkv_size), _rope(sizes, batch)
     heads = shape.num_heads, shape.num_kv_heads, shape.head_dim
     block = AttentionBlock(*heads, shape.head_dim**-0.5, norm=Norm(epsilon=1e-6), qkv_bias=True)
 
     def weights() -> list[Any]:
-        qkv = _weight(hidden, shape.qkv_size, sizes.dtype)
-        out = _weight(shape.attention_size, hidden, sizes.dtype)
-        return [norm, qkv, bias, out, rope]
+        qkv, out = (hidden, shape.qkv_size), (shape.attention_size, hidden)
+        return [norm, sizes.weight(*qkv), bias, sizes.weight(*out), rope]
 
+    name = f"attention, {hidden}, context {batch.context_len}"
     flops = 2.0 * sizes.num_tokens * hidden * (shape.qkv_size + shape.attention_size)
+    flops += 4.0 * batch.visible_pairs(sizes.num_tokens) * shape.attention_size
     for kv_format in map(kv_format_of, sizes.kv_formats):
-        copies = [
-            (
-                x,
-                weights(),
-                cache,
-                batch.inputs.given,
-                *(None, None),
-                text_of(block, qkv="dense", out="dense", kv_format=kv_format.name),
-                [0],
-            )
-            for cache in _caches(sizes, batch, kv_format)
-        ]
-        yield OperatorCase(
-            "blocks",
-            _in_format(f"attention, {hidden}, context {batch.context_len}", kv_format),
-            copies,
-            weight_bytes + _cache_bytes(sizes, batch, kv_format),
-            flops + 4.0 * batch.visible_pairs(sizes.num_tokens) * shape.attention_size,
-        )
+        text = text_of(block, qkv="dense", out="dense", kv_format=kv_format.name)
+        behind = batch.inputs.given, None, None, text, [0]
+        caches = _caches(sizes, batch, kv_format)
+        copies = [(x, weights(), cache, *behind) for cache in caches]
+        moved = weight_bytes + _cache_bytes(sizes, batch, kv_format)
+        yield OperatorCase("blocks", _in_format(name, kv_format), copies, moved, flops)
 
 
 def blocks_cases(sizes: Sizes) -> Iterator[OperatorCase]:
@@ -399,19 +358,11 @@ def sample_cases(sizes: Sizes) -> Iterator[OperatorCase]:
         ("top_p 0.9", 0.8, 0, 0.9),
         ("top_k 50, top_p 0.9", 0.8, 50, 0.9),
     ):
-        arguments = (
-            logits,
-            _full([rows], "float32", temperature),
-            _int32(np.full(rows, top_k)),
-            _full([rows], "float32", top_p),
-            seeds,
-            seeds,
-            None,  # min_p and typical_p: optional, but for their places
-            None,
-        )
-        yield OperatorCase(
-            "sample", f"{rows} x {vocab} {name}", [arguments], 4.0 * rows * vocab, 0.0
-        )
+        limits = _int32(np.full(rows, top_k)), _full([rows], "float32", top_p)
+        # The last two are min_p and typical_p: optional, but for their places.
+        behind = _full([rows], "float32", temperature), *limits, seeds, seeds, None, None
+        moved, case_name = 4.0 * rows * vocab, f"{rows} x {vocab} {name}"
+        yield OperatorCase("sample", case_name, [(logits, *behind)], moved, 0.0)
 
 
 CASES: dict[str, Callable[[Sizes], Iterator[OperatorCase]]] = {

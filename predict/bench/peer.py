@@ -29,7 +29,7 @@ from predict.bench.turns import (
     run_program,
     take_turns,
 )
-from predict.cli.command import run_command
+from predict.cli.command import command
 from predict.cli.flags import Flag, FlagValues, parse_flags
 from predict.errors import UserError, one_of
 from predict.loading.model import read_spec
@@ -58,8 +58,8 @@ FLAGS = (
     Flag(GROUP, "shapes", "strs", ["qwen2.5-0.5b"],
          "Networks: names of folders in examples/shapes, or folders with a config.json."),
     Flag(GROUP, "types", "strs", ["BF16"],
-         "Weights of the layers, one after another, as GGUF calls them: F32, F16, BF16, Q8_0, "
-         "Q4_0. The LM head beside the last two is Q8_0."),
+         "Weights of the layers, one after another, as GGUF calls them. The LM head beside Q8_0 "
+         "and Q4_0 is Q8_0.", choices=tuple(TYPES)),
     Flag(GROUP, "cases", "strs", ["1x128x65", "8x128x65", "1x512x1"],
          "Sizes REQUESTSxINPUTxOUTPUT, as of predict.bench.throughput."),
     Flag(GROUP, "turns", "int", 7, "Turns of both sides.", allowed=Range(1, 1000)),
@@ -151,9 +151,6 @@ def parse(argv: Sequence[str]) -> tuple[FlagValues, tuple[Case, ...]]:
     for name in ("shapes", "cases", "types"):
         if not flags[name] or len(set(flags[name])) < len(flags[name]):
             raise UserError(f"--{name} is empty, or has one twice; give it each once")
-    for kind in flags["types"]:
-        if kind not in TYPES:
-            raise one_of("types", kind, tuple(TYPES))
     if shutil.which(flags["batched_bench"]) is None:
         raise UserError(
             f"{flags['batched_bench']} is not there: build llama.cpp's target llama-batched-bench "
@@ -181,26 +178,22 @@ def measure(flags: FlagValues, cases: tuple[Case, ...], scratch: Path) -> Turns:
     return turns
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command()
+def main(words: Sequence[str], signals: Signals) -> int:
     """The command line; returns the exit code."""
-
-    def action(signals: Signals) -> int:
-        words = sys.argv[1:] if argv is None else argv
-        flags, cases = parse(words)
-        with tempfile.TemporaryDirectory(prefix="regatta-") as scratch:
-            turns = measure(flags, cases, Path(scratch))
-        show(table(changes_of(turns, 0.0), NAMES))
-        if flags["turns"] < LEAST_TURNS:
-            say(f"note: intervals take {LEAST_TURNS} turns or more")
-        if flags["output_file"] is not None:
-            version = run_program([flags["batched_bench"], "--version"], None, os.environ).strip()
-            versions = {**own_versions(), NAMES[0]: version or "unknown"}
-            settings = {name: v for name, v in flags.values.items() if name != "output_file"}
-            made = record(cpu_device(), versions, settings, turns.suites(command_line(PROG, words)))
-            Outputs(flags["output_file"]).write(made)
-        return 0
-
-    return run_command(action)
+    flags, cases = parse(words)
+    with tempfile.TemporaryDirectory(prefix="regatta-") as scratch:
+        turns = measure(flags, cases, Path(scratch))
+    show(table(changes_of(turns, 0.0), NAMES))
+    if flags["turns"] < LEAST_TURNS:
+        say(f"note: intervals take {LEAST_TURNS} turns or more")
+    if flags["output_file"] is not None:
+        version = run_program([flags["batched_bench"], "--version"], None, os.environ).strip()
+        versions = {**own_versions(), NAMES[0]: version or "unknown"}
+        settings = {name: v for name, v in flags.values.items() if name != "output_file"}
+        made = record(cpu_device(), versions, settings, turns.suites(command_line(PROG, words)))
+        Outputs(flags["output_file"]).write(made)
+    return 0
 
 
 if __name__ == "__main__":

@@ -12,13 +12,13 @@ import platform
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from predict.device.devices import kind_of
 from predict.errors import UserError
+from predict.system.host import processor
 
 RecordRow = dict[str, Any]
 Suite = dict[str, Any]
@@ -132,10 +132,7 @@ def cpu_identity() -> dict[str, Any]:
 
     A virtual machine may call processors of several generations the same: family and model do not.
     """
-    path = Path("/proc/cpuinfo")
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    lines = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
-    found = {key.strip(): value.strip() for key, _, value in lines}
+    found = processor()
     numbers = {"family": found.get("cpu family", ""), "model": found.get("model", "")}
     return {
         "name": found.get("model name") or platform.processor() or platform.machine(),

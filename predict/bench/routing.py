@@ -7,7 +7,7 @@ expert block gets there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -23,8 +23,8 @@ from predict.engine.runner import DynamicForward, Within
 from predict.errors import UserError
 from predict.nn import decoder as network
 from predict.nn.blocks import ExpertBlock, Router
-from predict.nn.decoder import Experts, Layer, Linear, NormWeights
-from predict.nn.inputs import ForwardInputs, LayerCache
+from predict.nn.decoder import Experts, Linear, NormWeights
+from predict.nn.inputs import ForwardInputs
 from predict.ops import composed
 
 if TYPE_CHECKING:
@@ -177,18 +177,10 @@ class BlockByBlock:
         made: Tensor = self._backend.expert_block(hidden, weights)
         return made
 
-    def layers(
-        self,
-        hidden: Tensor,
-        layers: Sequence[Layer],
-        caches: Sequence[LayerCache],
-        ropes: Sequence[Tensor],
-        inputs: ForwardInputs,
-        tree_mask: Tensor | None = None,
-        rows: Tensor | None = None,
-    ) -> tuple[Tensor, list[Tensor]]:
+    def layers(self, hidden: Tensor, *given: Any) -> tuple[Tensor, list[Tensor]]:
+        layers, caches, ropes, *step = given
         runs = composed.layer_runs(self._ops, layers, caches, ropes)
-        return composed.in_turn(self._ops, runs, hidden, inputs, tree_mask, rows)
+        return composed.in_turn(self._ops, runs, hidden, *step)
 
 
 def chosen_by(hidden: Tensor, weights: Experts) -> npt.NDArray[np.int32]:

@@ -46,7 +46,7 @@ from predict.bench.record import (
     suite,
 )
 from predict.bench.routing import ROUTINGS, Routing, check_routing, counted, counts_experts, skew
-from predict.cli.command import run_command
+from predict.cli.command import command
 from predict.cli.flags import FLAGS, Flag, FlagValues, parse_flags
 from predict.cli.identity import input_paths
 from predict.cli.run_config import PredictorConfig
@@ -99,15 +99,9 @@ OWN_FLAGS = (
 )
 # fmt: on
 # The predictor's own lengths follow from input_len and output_len here, and its output is text.
-REPLACED: Mapping[str, Any] = {
-    "src_length": None,
-    "max_length": None,
-    "output_file": "",
-    "resume": False,
-    "data_file": None,
-    "benchmark": False,
-    "benchmark_file": None,
-}
+REPLACED: dict[str, Any] = {"output_file": "", "resume": False, "benchmark": False}
+REPLACED |= dict.fromkeys(("src_length", "max_length", "data_file", "benchmark_file"))
+PLANNED = ("repetitions", "seed", "copy_edits", "draft_agreement", "routing")  # flags of Plan
 METHOD = (
     "Prompts of random token ids, new ones for each run; every request decodes all its tokens. "
     "{} Rates: of all requests together. Share of the limit: least time that the device's measured "
@@ -492,11 +486,7 @@ def parse(
     plan = Plan(
         cases=cases,
         batch_size=batch_size,
-        repetitions=flags["repetitions"],
-        seed=flags["seed"],
-        copy_edits=flags["copy_edits"],
-        draft_agreement=flags["draft_agreement"],
-        routing=flags["routing"],
+        **{name: flags[name] for name in PLANNED},
         adapters=tuple(engine.adapters.directories) if flags["request_adapters"] else (),
         guide=None if flags["guide"] is None else Guide.of(flags["guide"]),
     )
@@ -524,22 +514,18 @@ def engine_config(
     return PredictorConfig.from_flags(replace(flags, values={**flags.values, **values}))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command()
+def main(words: Sequence[str], signals: Signals) -> int:
     """The command line; returns the exit code."""
-
-    def action(signals: Signals) -> int:
-        words = sys.argv[1:] if argv is None else argv
-        with tempfile.TemporaryDirectory(prefix="regatta-") as scratch:
-            config, plan, outputs, notes = parse(words, Path(scratch))
-            for note in notes:
-                say(f"note: {note}")
-            made = run(config, plan, command_line(PROG, words))
-        show(cases_table(made["suites"]["throughput"]["rows"]))
-        show("\n" + details(made))
-        outputs.write(made)
-        return 0
-
-    return run_command(action)
+    with tempfile.TemporaryDirectory(prefix="regatta-") as scratch:
+        config, plan, outputs, notes = parse(words, Path(scratch))
+        for note in notes:
+            say(f"note: {note}")
+        made = run(config, plan, command_line(PROG, words))
+    show(cases_table(made["suites"]["throughput"]["rows"]))
+    show("\n" + details(made))
+    outputs.write(made)
+    return 0
 
 
 if __name__ == "__main__":

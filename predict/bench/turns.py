@@ -27,12 +27,8 @@ LEAST_TURNS = 6  # that give an interval
 LAST_LINES = 8  # of what a process that failed has said
 # End of a metric's name -> whether more of it is better. Others are no speeds: not compared.
 MORE_IS_BETTER = {
-    "_per_s": True,
-    "_share": True,
-    "times_as_good": True,
-    "_ms": False,
-    "_us": False,
-    "_s": False,
+    **dict.fromkeys(("_per_s", "_share", "times_as_good"), True),
+    **dict.fromkeys(("_ms", "_us", "_s"), False),
 }
 RATIO = "_times_as_good"
 METHOD = (

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 
 from predict.errors import EXIT_FAILURE, EXIT_USAGE, EngineError, UserError
 from predict.system import console, notes
 from predict.system.signals import Interrupted, Signals, exit_code
+
+
+def command(interrupted: str = "interrupted") -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Makes main(argv=None), see run_command, of a function of the words of a command line."""
+
+    def main_of(action: Callable[..., int]) -> Callable[..., int]:
+        @functools.wraps(action)
+        def main(argv: Sequence[str] | None = None, *more: object, **named: object) -> int:
+            words = sys.argv[1:] if argv is None else argv
+            return run_command(lambda signals: action(words, signals, *more, **named), interrupted)
+
+        return main
+
+    return main_of
 
 
 def run_command(action: Callable[[Signals], int], interrupted: str = "interrupted") -> int:
@@ -50,7 +66,4 @@ def explanation(error: Exception) -> tuple[str, int]:
         return str(error), EXIT_FAILURE
     kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
     detail = " ".join(str(error).split()) or "no further detail"
-    return (
-        f"{kind}{detail} (set REGATTA_TRACEBACK=1 to see where it comes from)",
-        EXIT_FAILURE,
-    )
+    return f"{kind}{detail} (set REGATTA_TRACEBACK=1 to see where it comes from)", EXIT_FAILURE

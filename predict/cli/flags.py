@@ -314,8 +314,9 @@ def _is_listed(flag: Flag) -> bool:
 def _help_text(flag: Flag, with_default: bool = True) -> str:
     availability = flag.availability
     text = flag.help
-    if len(flag.choices) > 3 or (flag.choices and not with_default):
-        text += f" One of {', '.join(flag.choices)}."
+    number = "Some" if flag.kind == "strs" else "One"
+    if flag.choices and (len(flag.choices) > 3 or number == "Some" or not with_default):
+        text += f" {number} of {', '.join(flag.choices)}."
     if with_default and flag.default is not None:
         text += f" Default: {_shown(flag.default)}."
     values = ", ".join(value.strip("*") for value in availability.values)
@@ -329,7 +330,7 @@ def _help_text(flag: Flag, with_default: bool = True) -> str:
 
 
 def _metavar(flag: Flag) -> str:
-    if flag.choices:
+    if flag.choices and flag.kind != "strs":
         return "{" + ",".join(flag.choices) + "}" if len(flag.choices) <= 3 else "NAME"
     return KINDS[flag.kind].metavar
 

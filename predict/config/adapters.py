@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from predict.errors import UserError, nearest
+from predict.errors import UserError, hint
 from predict.system.files import check_name as check_file_name
 from predict.system.options import Checked, option
 from predict.system.ranges import COUNT, Range
@@ -27,10 +27,8 @@ def check_adapter_name(name: str) -> None:
 def unknown(name: str, known: Iterable[str], what: str = "adapter") -> UserError:
     """The error for a name that no adapter, or whatever it is, has."""
     known = list(known)
-    guess = nearest(name[:MAX_NAME], known)
-    hint = f"; did you mean {guess}?" if guess else ""
-    names = ", ".join(known[:MAX_SHOWN]) or "none"
-    return UserError(f"{what} is {name[:MAX_NAME]!r} (loaded: {names}){hint}")
+    names, name = ", ".join(known[:MAX_SHOWN]) or "none", name[:MAX_NAME]
+    return UserError(f"{what} is {name!r} (loaded: {names}){hint(name, known)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from predict.config.model import ModelConfig
 from predict.config.quantization import QuantizationConfig
 from predict.config.scheduling import SchedulingConfig
 from predict.config.speculation import SpeculationConfig
-from predict.errors import UserError, nearest
+from predict.errors import UserError, hint
 from predict.request import SamplingParams
 
 TOPICS = {
@@ -49,9 +49,8 @@ class EngineConfig:
     def __init__(self, **settings: Any) -> None:
         for name in settings:
             if name not in TOPIC_OF:
-                guess = nearest(name, TOPIC_OF)
-                hint = f"; did you mean {guess}?" if guess else f" (known: {', '.join(TOPIC_OF)})"
-                raise UserError(f"EngineConfig has no field {name!r}{hint}")
+                said = hint(name, TOPIC_OF) or f" (known: {', '.join(TOPIC_OF)})"
+                raise UserError(f"EngineConfig has no field {name!r}{said}")
         if "model_name_or_path" not in settings:
             raise UserError("EngineConfig needs model_name_or_path: the directory of a model")
         for name, topic in TOPICS.items():

@@ -19,23 +19,13 @@ import numpy.typing as npt
 
 from predict.device.place import to_float32
 from predict.errors import UserError
-from predict.loading.arrays import (
-    FLOAT_DTYPES,
-    STORED_DTYPES,
-    Computed,
-    StoredArray,
-    num_bytes,
-)
+from predict.loading.arrays import FLOAT_DTYPES, STORED_DTYPES, Computed, StoredArray, num_bytes
 from predict.loading.baichuan import as_baichuan
 from predict.loading.checkpoint import Checkpoint, checkpoint_digest
 from predict.loading.companions import copy_companions
 from predict.loading.formats import INDEX
 from predict.loading.paddle_checkpoint import as_paddle
-from predict.loading.paddle_config import (
-    as_hugging_face_config,
-    as_paddle_config,
-    is_alibi_llama,
-)
+from predict.loading.paddle_config import as_hugging_face_config, as_paddle_config, is_alibi_llama
 from predict.loading.safetensors_writer import (
     METADATA,
     as_stored,

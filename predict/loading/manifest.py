@@ -21,7 +21,7 @@ from predict.config.cache import BLOCK_SIZES, KV_FORMATS
 from predict.config.engine import EngineConfig
 from predict.config.model import DTYPES
 from predict.config.quantization import QuantSettings
-from predict.errors import UserError, nearest
+from predict.errors import UserError, hint
 from predict.nn.blocks import ADAPTED, PAGE_RANKS
 from predict.nn.spec import DecoderSpec
 from predict.schemes import known_schemes
@@ -202,9 +202,8 @@ def load_manifest(directory: str | Path) -> Manifest:
     kinds = {each.name: each.metadata for each in dataclasses.fields(Manifest)}
     for name in values:
         if name not in kinds:
-            guess = nearest(name, kinds)
-            hint = f"; did you mean {guess}?" if guess else ""
-            raise UserError(f"{path} has the field {name[:60]!r}, which is not known{hint}")
+            said = f"{path} has the field {name[:60]!r}, which is not known"
+            raise UserError(said + hint(name, kinds))
     for name, kind in kinds.items():
         if name not in values and name in _MAY_LACK:
             continue

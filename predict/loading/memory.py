@@ -241,9 +241,7 @@ def weight_bytes(plan: WeightPlan, scheme: Callable[[LinearPlan], str], dtype: s
 
 
 def loading_bytes(
-    plan: WeightPlan,
-    scheme: Callable[[LinearPlan], str],
-    stored_bytes: Callable[[LinearPlan], int],
+    plan: WeightPlan, scheme: Callable[[LinearPlan], str], stored_bytes: Callable[[LinearPlan], int]
 ) -> int:
     """Bytes of a GPU that are in use beside the weights while these are made, roughly.
 

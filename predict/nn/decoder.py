@@ -173,7 +173,6 @@ class Decoder:
     ropes: tuple[Tensor, ...]  # [positions, rotary_dim] float32 each: cosines, then sines
 
     def blocks(self) -> Iterator[BlockWeights]:
-        """The blocks in order."""
         for layer in self.layers:
             yield from layer
 

@@ -52,8 +52,7 @@ class ForwardInputs(NamedTuple):
         Any, Field("int32", ("T",), "place in the request, or what predict.nn.places gives")
     ]
     slot_mapping: Annotated[
-        Any,
-        Field("int32", ("T",), "block_id * block_size + offset; -1 writes nothing", padding=-1),
+        Any, Field("int32", ("T",), "block_id * block_size + offset; -1 writes nothing", padding=-1)
     ]
     cu_seqlens_q: Annotated[Any, Field("int32", ("B+1",), "span borders in T")]
     context_lens: Annotated[

@@ -117,7 +117,6 @@ class DecoderSpec:
             )
 
     def blocks(self) -> Iterator[Block]:
-        """The blocks in order."""
         for layer in self.layers:
             yield from layer
 

@@ -83,10 +83,7 @@ class WeightNames:
     expert_down: tuple[str, ...] = ("mlp.experts.{expert}.down_proj",)
     expert_rows: Literal["stacked", "interleaved"] = "stacked"
     experts_transposed: bool = False
-    shared_gate_up: tuple[str, ...] = (
-        "mlp.shared_experts.gate_proj",
-        "mlp.shared_experts.up_proj",
-    )
+    shared_gate_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
     shared_down: tuple[str, ...] = ("mlp.shared_experts.down_proj",)
     shared_gate: str = "mlp.shared_expert_gate.weight"
     transposed: bool = False

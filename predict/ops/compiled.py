@@ -129,10 +129,6 @@ def norm(x: Tensor, weights: NormWeights, norm: Norm) -> Tensor:
     )[0]
 
 
-def _is_plain_rms(norm: Norm | None) -> bool:
-    return norm is not None and norm.kind == "rms" and not (norm.bias or norm.plus_one)
-
-
 def rms_norm(
     x: Tensor, weight: Tensor, residual: Tensor | None, epsilon: float
 ) -> tuple[Tensor, Tensor]:
@@ -178,24 +174,14 @@ def rope_and_cache_write(
     block, norm = attention.block, attention.block.qk_norm
     rotary, places = block.positions.kind == "rotary", block.positions
     q, *written = _run()(
-        "regatta_rope_and_cache_write",
-        qkv,
-        inputs.positions,
-        inputs.slot_mapping,
+        *("regatta_rope_and_cache_write", qkv, inputs.positions, inputs.slot_mapping),
         ropes[places.table] if rotary else None,
         ropes[places.query_table] if rotary and places.query_table >= 0 else None,
-        _weight(attention.q_norm),
-        _weight(attention.k_norm),
-        list(cache),
+        *(_weight(attention.q_norm), _weight(attention.k_norm), list(cache)),
         inputs.block_positions if places.two_dimensional else None,
-        block.num_heads,
-        block.num_kv_heads,
-        block.head_dim,
-        _epsilon(norm),
+        *(block.num_heads, block.num_kv_heads, block.head_dim, _epsilon(norm)),
         norm is not None and norm.plus_one,
-        block.qk_norm_whole,
-        places.interleaved,
-        attention.kv_format,
+        *(block.qk_norm_whole, places.interleaved, attention.kv_format),
     )
     return q, written
 
@@ -228,21 +214,10 @@ def paged_attention(
     """
     block = attention.block
     return _run()(
-        "regatta_paged_attention",
-        q,
-        list(cache),
-        inputs.cu_seqlens_q,
-        inputs.context_lens,
-        inputs.block_tables,
-        inputs.max_lens,
-        tree_mask,
-        attention.slopes,
+        *("regatta_paged_attention", q, list(cache), inputs.cu_seqlens_q, inputs.context_lens),
+        *(inputs.block_tables, inputs.max_lens, tree_mask, attention.slopes),
         inputs.prefix_lens if block.prefix_mask else None,
-        attention.sinks,
-        block.num_heads,
-        block.softmax_scale,
-        block.window,
-        block.softcap,
+        *(attention.sinks, block.num_heads, block.softmax_scale, block.window, block.softcap),
         attention.kv_format,
     )[0]
 
@@ -286,10 +261,7 @@ def attention_block(
 
 
 def mlp_block(
-    hidden: Tensor,
-    mlp: Mlp,
-    before: Tensor | None = None,
-    inputs: ForwardInputs | None = None,
+    hidden: Tensor, mlp: Mlp, before: Tensor | None = None, inputs: ForwardInputs | None = None
 ) -> Tensor:
     """The block's output [T, H] for hidden [T, H].
 
@@ -437,22 +409,13 @@ def logits(hidden: Tensor, head: Head, logit_indices: Tensor | None = None) -> T
     """float32 logits [L, V] of the rows `logit_indices` (or all) of hidden [T, H]."""
     spec, matrix = head.spec, head.linear
     weight, epsilon = _weight(head.norm), _epsilon(spec.norm)
-    if head.projection is not None or not _is_plain_rms(spec.norm):
+    if head.projection is not None or not records.is_plain_rms(spec.norm):
         rows = hidden if logit_indices is None else take(hidden, logit_indices)
         hidden = composed.before_head(_OPS, rows, head)
         weight, epsilon, logit_indices = None, 0.0, None
     return _run()(
-        "regatta_logits",
-        hidden,
-        weight,
-        matrix.tensors,
-        matrix.bias,
-        logit_indices,
-        matrix.scheme,
-        matrix.out_features,
-        epsilon,
-        spec.scale,
-        spec.softcap,
+        *("regatta_logits", hidden, weight, matrix.tensors, matrix.bias, logit_indices),
+        *(matrix.scheme, matrix.out_features, epsilon, spec.scale, spec.softcap),
     )[0]
 
 

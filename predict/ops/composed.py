@@ -140,10 +140,7 @@ class LayerRun:
 
 
 def layer_runs(
-    ops: ModuleType,
-    layers: Sequence[Layer],
-    caches: Sequence[LayerCache],
-    ropes: Sequence[Tensor],
+    ops: ModuleType, layers: Sequence[Layer], caches: Sequence[LayerCache], ropes: Sequence[Tensor]
 ) -> list[LayerRun]:
     """Layer after layer, each by itself."""
     return [
@@ -170,11 +167,7 @@ def in_turn(
 
 
 def linear(
-    ops: ModuleType,
-    x: Tensor,
-    weights: Linear,
-    name: str,
-    inputs: ForwardInputs | None,
+    ops: ModuleType, x: Tensor, weights: Linear, name: str, inputs: ForwardInputs | None
 ) -> Tensor:
     """The product of x [T, K], with what the adapters of `inputs` add to it, [T, N].
 

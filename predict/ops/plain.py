@@ -549,10 +549,7 @@ def attention_block(
 
 
 def mlp_block(
-    hidden: Tensor,
-    mlp: Mlp,
-    before: Tensor | None = None,
-    inputs: ForwardInputs | None = None,
+    hidden: Tensor, mlp: Mlp, before: Tensor | None = None, inputs: ForwardInputs | None = None
 ) -> Tensor:
     return composed.mlp_block(_OPS, hidden, mlp, before, inputs)
 

@@ -16,6 +16,7 @@ from predict.nn.blocks import (
     ExpertBlock,
     LatentAttentionBlock,
     MlpBlock,
+    Norm,
     Residual,
 )
 from predict.nn.decoder import (
@@ -50,10 +51,14 @@ def folds_norm(block: Block) -> bool:
     """Whether a GPU may keep the block's norm in the matrix behind it (regatta/cuda_ops.h)."""
     if isinstance(block, (ExpertBlock, LatentAttentionBlock)):
         return False  # several matrices, or the router, read what it makes
-    norm, parallel = block.norm, isinstance(block, MlpBlock) and block.parallel
-    plain = norm is not None and norm.kind == "rms" and not (norm.bias or norm.plus_one)
+    parallel = isinstance(block, MlpBlock) and block.parallel
     ends_plain = block.post_norm is None and block.residual == Residual()
-    return plain and ends_plain and not parallel and is_fused(block)
+    return is_plain_rms(block.norm) and ends_plain and not parallel and is_fused(block)
+
+
+def is_plain_rms(norm: Norm | None) -> bool:
+    """Whether it is an RMS norm with a weight alone."""
+    return norm is not None and norm.kind == "rms" and not (norm.bias or norm.plus_one)
 
 
 def record(weights: BlockWeights) -> str:

@@ -25,9 +25,7 @@ class Quantized:
     """
 
     codes: Any  # [N, K] int8 (4 bits: 0..15; 8 bits: -128..127; bits of e2m1), or uint8 of e4m3
-    scale: (
-        Any  # float32 [N, G]; [N]; e4m3 also [1], [ceil(N/128), G] or [N, G] with G = ceil(K/128)
-    )
+    scale: Any  # float32 [N, G]; [N]; e4m3 also [1], [N, G] or [ceil(N/128), G], G = ceil(K/128)
     zero: Any = None  # float32 [N, G]; None: 0
     act_scale: float | None = None  # x = q * act_scale; None: found in x at run time
     shift: Any = None  # float32 [K]: x' = (x + shift) * smooth is what meets W; None: 0

@@ -38,7 +38,6 @@ class NgramPool:
         self._parts = list(zip(self._masks, self._newer, self._older, strict=True))
 
     def add(self, token_ids: Sequence[int], first: int, end: int) -> None:
-        """Adds the continuations of tokens `first` to `end` - 1."""
         first = max(first, 1)
         if first >= end:
             return

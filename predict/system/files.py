@@ -178,7 +178,6 @@ def _too_deep(where: str, limit: int) -> UserError:
 
 
 def _refuse_surrogates(value: Any, where: str) -> None:
-    """Raises UserError when a text in `value` has half a surrogate pair."""
     waiting = [value]
     while waiting:
         each = waiting.pop()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
-from predict.errors import UserError, nearest, quoted
+from predict.errors import UserError, hint, quoted
 from predict.system.files import MAX_JSON_DIGITS, MAX_NAME, check_name, parse_json
 from predict.system.ranges import RANGES, Range
 
@@ -84,18 +84,14 @@ class Flag:
             if self.kind != "str":
                 _check_text(text, self.kind)
             value = KINDS[self.kind].parse(text)
-            if self.choices and value not in self.choices:
-                guess = nearest(text.lower()[:MAX_NAME], self.choices)
-                hint = f"; did you mean {guess}?" if guess else ""
-                raise UserError(
-                    f"{quoted(text)} is not known (allowed: {', '.join(self.choices)}){hint}"
-                )
-            if self.kind in ("str", "strs", "pairs"):  # some name files and folders
-                for part in value if self.kind == "strs" else (value,):
+            for part in value if self.kind in ("strs", "ints") else (value,):
+                if self.choices and part not in self.choices:
+                    said = f"{quoted(part)} is not known (allowed: {', '.join(self.choices)})"
+                    raise UserError(said + hint(part.lower()[:MAX_NAME], self.choices))
+                if self.kind in ("str", "strs", "pairs"):  # some name files and folders
                     check_name("", part)
-            if self.range is not None:
-                for number in value if self.kind == "ints" else (value,):
-                    self.range.taken("", number)
+                if self.range is not None:
+                    self.range.taken("", part)
         except UserError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
         except ValueError:

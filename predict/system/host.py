@@ -33,6 +33,14 @@ def _cgroup_bytes(folder: Path) -> int:
     return limit - used + int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
 
 
+def processor() -> dict[str, str]:
+    """What /proc/cpuinfo says of the first processor; empty without it."""
+    path = Path("/proc/cpuinfo")
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    lines = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
+    return {key.strip(): value.strip() for key, _, value in lines}
+
+
 @contextmanager
 def frozen_objects() -> Iterator[None]:
     """Garbage collection leaves out what is there now, until the end.

@@ -7,29 +7,12 @@ import sys
 from pathlib import Path
 
 # Modules that are imported somewhere, and the packages that bring them.
-PACKAGES = {
-    "paddle": "paddlepaddle",
-    "numpy": "numpy",
-    "jinja2": "jinja2",
-    "safetensors": "safetensors",
-    "sentencepiece": "sentencepiece",
-    "tokenizers": "tokenizers",
-    "tqdm": "tqdm",
-}
+_ALIKE = ("numpy", "jinja2", "safetensors", "sentencepiece", "tokenizers", "tqdm")
+PACKAGES = {"paddle": "paddlepaddle"} | {name: name for name in _ALIKE}
 # Modules that only some commands need, and the extra of this package that installs them.
-EXTRAS = {
-    "aiohttp": "bench",
-    "fastapi": "server",
-    "gguf": "bench",
-    "httptools": "server",
-    "matplotlib": "bench",
-    "msgspec": "server",
-    "prometheus_client": "server",
-    "pydantic": "server",
-    "ray": "ray",
-    "uvicorn": "server",
-    "uvloop": "server",
-}
+_SERVER = ("fastapi", "httptools", "msgspec", "prometheus_client", "pydantic", "uvicorn", "uvloop")
+EXTRAS = {"ray": "ray", **dict.fromkeys(("aiohttp", "gguf", "matplotlib"), "bench")}
+EXTRAS |= dict.fromkeys(_SERVER, "server")
 
 
 def missing_packages() -> list[str]:

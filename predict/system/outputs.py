@@ -20,12 +20,7 @@ from predict.errors import EXIT_FAILURE, UserError, flag_word
 # A folder with one of these, beside weights, holds a model, an adapter or an exported program.
 MODEL_FILES = ("config.json", "manifest.json", "adapter_config.json", "lora_config.json")
 WEIGHTS = (
-    "*.safetensors",
-    "*.pdparams",
-    "*.pdiparams",
-    "*.bin",
-    "*.pt",
-    "*.gguf",
+    *("*.safetensors", "*.pdparams", "*.pdiparams", "*.bin", "*.pt", "*.gguf"),
     "*.safetensors.index.json",
 )
 
@@ -63,17 +58,15 @@ def check_output(
             )
     if path.is_dir():
         raise UserError(f"{flag} {path} is a directory; give the name of a file")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise UserError(f"{flag} {path} cannot be written: permission denied")
     if is_special(path):
-        if not os.access(path, os.W_OK):
-            raise UserError(f"{flag} {path} cannot be written: permission denied")
         return
     if not path.parent.is_dir():
         raise UserError(
             f"{flag} {path}: the directory {path.parent} does not exist; create it first"
         )
     _refuse_model_folder(flag, path, real.parent)
-    if real.exists() and not os.access(real, os.W_OK):
-        raise UserError(f"{flag} {path} cannot be written: permission denied")
     if not os.access(real.parent, os.W_OK):
         raise UserError(
             f"{flag} {path} cannot be written: no permission to create files in {real.parent}"
@@ -348,8 +341,6 @@ def _is_in(real: Path, folder: Path) -> bool:
 
 
 def _refuse_model_folder(flag: str, path: Path, folder: Path) -> None:
-    """Raises UserError where `folder`, which `path` lies in, is a model's."""
-    flag = flag_word(flag)
     markers = [name for name in MODEL_FILES if (folder / name).is_file()]
     if markers and any(True for pattern in WEIGHTS for _ in folder.glob(pattern)):
         raise UserError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
 from typing import Any
 
 from predict.system import console
@@ -50,18 +49,12 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._bar is not None:
             self._count_tokens()
             self._bar.close()
 
     def on_step(self, prompt_tokens: int, output_tokens: int) -> None:
-        """Counts the tokens of one engine step."""
         self.num_prompt_tokens += prompt_tokens
         self.num_output_tokens += output_tokens
         now = time.perf_counter()
@@ -71,7 +64,6 @@ class Progress:
             self._bar.set_postfix_str(self._postfix())
 
     def on_finished(self) -> None:
-        """Counts one finished request."""
         if self._bar is not None and not self._counts_tokens:
             self._bar.update()
 
@@ -97,7 +89,6 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the start."""
         return time.perf_counter() - self._started
 
     @property

@@ -22,7 +22,6 @@ GREEDY = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True, logp
 
 @pytest.fixture(params=CASES)
 def case(request: pytest.FixtureRequest) -> str:
-    """A checkpoint."""
     name: str = request.param
     return name
 

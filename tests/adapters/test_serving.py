@@ -106,10 +106,7 @@ DRAFTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("method", DRAFTS)
 def test_drafts_change_no_answer(
-    base: Path,
-    seven: dict[str, Path],
-    expected: list[tuple[tuple[int, ...], ...]],
-    method: str,
+    base: Path, seven: dict[str, Path], expected: list[tuple[tuple[int, ...], ...]], method: str
 ) -> None:
     changes = {**DRAFTS[method], "max_loras": 2}
     if method == "draft_model":  # which has no adapters, and guesses as the base does

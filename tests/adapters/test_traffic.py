@@ -123,11 +123,7 @@ class AdapterSimulation(Simulation):
 def test_thousands_of_arrivals_aborts_loads_and_unloads(mode: str, num_events: int) -> None:
     pool = FakeStore(3, 2).pool
     limits = config(
-        max_num_seqs=8,
-        max_num_batched_tokens=24,
-        max_length=32,
-        num_blocks=20,
-        adapters=pool,
+        max_num_seqs=8, max_num_batched_tokens=24, max_length=32, num_blocks=20, adapters=pool
     )
     found = run_random(
         limits, 11, num_events, mode == "drafts", mode == "ahead", kind=AdapterSimulation

@@ -39,16 +39,7 @@ def test_one_token_has_no_time_per_token() -> None:
     report = report_of([output(4, 0.0, 1.0)], 1.0, 0, 0.0)
     assert report["tpot_ms"] is None
     assert report["ttft_ms"] == dict.fromkeys(PARTS, 1000.0)
-    assert table(report).splitlines()[2].split() == [
-        "time",
-        "per",
-        "output",
-        "token",
-        "-",
-        "-",
-        "-",
-        "-",
-    ]
+    assert " ".join(table(report).splitlines()[2].split()) == "time per output token - - - -"
     assert distribution([]) is None
 
 

@@ -22,14 +22,7 @@ from predict.bench.serving.report import (
     load_rows,
     table,
 )
-from predict.bench.serving.workload import (
-    Ask,
-    Lengths,
-    asks_of_file,
-    made_up,
-    texts,
-    token_ids,
-)
+from predict.bench.serving.workload import Ask, Lengths, asks_of_file, made_up, texts, token_ids
 from predict.errors import UserError
 from tests.support.openai_server import Answer, FakeServer, chat_events, events
 from tests.support.virtual_time import run_virtually

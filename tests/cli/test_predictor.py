@@ -22,13 +22,7 @@ from predict.cli.work import result_line
 from predict.config.engine import EngineConfig
 from predict.errors import UserError
 from predict.predictor import main
-from predict.request import (
-    CompletionOutput,
-    Logprob,
-    RequestMetrics,
-    RequestOutput,
-    SamplingParams,
-)
+from predict.request import CompletionOutput, Logprob, RequestMetrics, RequestOutput, SamplingParams
 from predict.text.tokenizer import Tokenizer
 from tests.support.paths import DEMO, ROOT
 from tests.support.processes import run_python
@@ -93,8 +87,6 @@ class FakeLLM:
 
 
 class Runs:
-    """Calls main() in a folder of its own."""
-
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.folder = folder
         self.output = folder / "out.json"
@@ -322,10 +314,7 @@ def test_an_interrupted_run_goes_on_with_resume(run: Runs) -> None:
     assert not run.output.exists()
     answered: list[int] = []
     assert (
-        run(
-            "--resume",
-            make=lambda config, tokenizer: FakeLLM(config, tokenizer, answered.append),
-        )
+        run("--resume", make=lambda config, tokenizer: FakeLLM(config, tokenizer, answered.append))
         == 0
     )
     assert answered == [0]
@@ -686,8 +675,5 @@ def test_an_answer_that_failed_is_named_and_the_others_are_written(run: Runs) ->
 
     assert run(make=Failing) == 1
     assert "line 2 of prompts.jsonl: it broke" in run.err
-    assert [("error" in result, bool(result["output"])) for result in run.results] == [
-        (False, True),
-        (True, False),
-        (False, True),
-    ]
+    assert ["error" in result for result in run.results] == [False, True, False]
+    assert [bool(result["output"]) for result in run.results] == [True, False, True]

@@ -29,7 +29,6 @@ def lines(path: Path) -> list[Any]:
 def opened(
     path: Path, count: int, resume: bool = False, said: list[str] | None = None
 ) -> JournaledResults:
-    """said: gets what is said."""
     heard: list[str] = [] if said is None else said
     found = open_results(path, count, lambda: INPUTS, resume, heard.append)
     assert isinstance(found, JournaledResults)
@@ -97,6 +96,23 @@ def test_a_resumed_run_writes_what_an_uninterrupted_one_does(out: Path) -> None:
         put(results, index, index, src="é")
     assert results.finish()
     assert out.read_bytes() == expected
+
+
+def test_a_resumed_run_answers_again_what_had_failed(out: Path) -> None:
+    results = opened(out, 3)
+    for index, more in ((2, {"error": "broke"}), (1, {}), (0, {"error": "broke"})):
+        put(results, index, index, **more)
+    results.close()
+    said: list[str] = []
+    for done, outputs in (({1}, {0: "now"}), ({0, 1}, {2: "late"})):
+        results = opened(out, 3, resume=True, said=said)
+        assert results.done == done
+        for index, output in outputs.items():
+            put(results, index, output)
+        results.close()
+    assert ["2 prompts run (2 of them failed before)" in said[0], "(1 of them" in said[1]] == [1, 1]
+    assert opened(out, 3, resume=True).finish()
+    assert lines(out) == [{"output": output} for output in ("now", 1, "late")]
 
 
 @pytest.mark.parametrize("cut", range(1, 42, 8))
@@ -218,11 +234,8 @@ def test_a_full_device_has_its_results_printed(capsys: pytest.CaptureFixture[str
     for index in (1, 0, 2):
         put(results, index, index)
     assert not results.finish()
-    assert [json.loads(line)["output"] for line in capsys.readouterr().out.splitlines()] == [
-        0,
-        1,
-        2,
-    ]
+    printed = [json.loads(line)["output"] for line in capsys.readouterr().out.splitlines()]
+    assert printed == [0, 1, 2]
     assert len(said) == 1
     assert "/dev/full cannot be written: No space left on device" in said[0]
     assert results.kept == "0 of 3 results are in /dev/full"

@@ -112,7 +112,6 @@ class Built(NamedTuple):
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """A checkout with one source of each kind."""
     try:
         build.find_cuda_toolkit(), build.find_compiler()
     except build.BuildError as error:

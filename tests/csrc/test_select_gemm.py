@@ -63,12 +63,8 @@ def question(gpu: int, product: str, rows: int) -> str:
     )
 
 
-VECTOR, STREAM, SMALL, LARGE = (
-    "gemv_stream_sm80",
-    "gemm_stream_sm80",
-    "gemm_sm90",
-    "gemm_tiles_sm90",
-)
+VECTOR, STREAM = "gemv_stream_sm80", "gemm_stream_sm80"
+SMALL, LARGE = "gemm_sm90", "gemm_tiles_sm90"
 BLAS, GENERIC, MATRIX = "gemm_blas", "gemm_generic", "matrix"
 CODES_VECTOR, CODES_SMALL = "gemm_stream_codes_sm90", "gemm_codes_sm90"
 CODES_LARGE, CODES_BLAS = "gemm_tiles_codes_sm90", "gemm_blas_codes_sm90"
@@ -214,9 +210,7 @@ CASES = [
     Case(BEFORE_HOPPER, f"{PACKED4} {EXPERTS} batch_invariant", {8: PACKED_MMA, 512: PACKED_MMA}),
     Case((75,), f"operands=weight_int4 {EXPERTS}", {8: ""}),  # bfloat16
     Case(
-        (90,),
-        f"{PACKED8} {EXPERTS} gated batch_invariant",
-        {8: PACKED_SMALL, 65536: PACKED_SMALL},
+        (90,), f"{PACKED8} {EXPERTS} gated batch_invariant", {8: PACKED_SMALL, 65536: PACKED_SMALL}
     ),
     Case(
         (90,),

@@ -62,7 +62,6 @@ def stated(name: str) -> str | None:
 
 @cache
 def home_of(function: str) -> str | None:
-    """The source that defines it."""
     definition = re.compile(rf"^\w[\w:*& ]*[ *]{function}\([^;{{]*\{{", re.MULTILINE)
     found = [name for name in SOURCES if definition.search(code_of(name))]
     assert len(found) <= 1, f"{function} is defined in {found}"

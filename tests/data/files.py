@@ -11,7 +11,6 @@ import sentencepiece
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Readable JSON."""
     path.write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 

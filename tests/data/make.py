@@ -152,7 +152,6 @@ def cases(tokenizer: Any, texts: list[str]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Writes the folders and the golden file."""
     golden: dict[str, Any] = {"tokenizers": {}, "templates": []}
     makers: dict[str, Callable[[Path], Any]] = {
         "byte_level": make_byte_level,

@@ -164,7 +164,6 @@ def train(folder: Path, file: str, size: int, **options: Any) -> None:
 
 
 def make_sentencepiece_families() -> None:
-    """Writes ChatGLM's, Baichuan's and InternLM2's files."""
     chatglm = FOLDER / "chatglm_6b"
     symbols = ["<pad>", "[MASK]", "[gMASK]", "[sMASK]", "<unused_0>", "<sop>", "<eop>", "<ENC>"]
     # It removes spaces at the ends of texts, which the others keep.
@@ -227,7 +226,6 @@ def make_sentencepiece_families() -> None:
 
 
 def main() -> None:
-    """Writes the folders and the golden file."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir()
     golden = make_rank_families()

@@ -210,10 +210,7 @@ FAMILIES = {
         ("<unk>", "<s>", "</s>", "<pad>"),
         "",
         pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(" ?[^(\\s|[.,!?…。，、।۔،])]+"), "isolated"),
-                LETTERS,
-            ]
+            [pre_tokenizers.Split(Regex(" ?[^(\\s|[.,!?…。，、।۔،])]+"), "isolated"), LETTERS]
         ),
     ),
 }
@@ -248,7 +245,6 @@ def numbered(value: Any, size: int) -> Any:
 
 
 def write(folder: Path, family: Family, vocab: dict[str, int], merges: Any) -> None:
-    """The family's files."""
     folder.mkdir(parents=True)
     whole = dict(vocab)
     for token in family.in_vocabulary:
@@ -261,7 +257,6 @@ def write(folder: Path, family: Family, vocab: dict[str, int], merges: Any) -> N
 
 
 def reader(family: Family, source: Path, folder: Path) -> Any:
-    """The tokenizer of transformers, from a copy of the files in `folder`."""
     shutil.copytree(source, folder)
     for path in folder.glob("*_*.json"):
         values = json.loads(path.read_text())
@@ -298,7 +293,6 @@ def cases(tokenizer: Any) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Writes the folders and the golden file."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     vocab, merges = trained()
     golden: dict[str, Any] = {"texts": TEXTS, "families": {}}

@@ -79,10 +79,7 @@ def test_missing_cuda_library_names_the_build_command(built: Path) -> None:
             DriverInfo(13000, 12040, "insufficient", ()),
             "driver serves CUDA 12.4 and the library was built with CUDA 13.0; update the driver",
         ),
-        (
-            DriverInfo(13000, 13000, "no device", ()),
-            r"shows no GPU \(no device\); see CUDA_",
-        ),
+        (DriverInfo(13000, 13000, "no device", ()), r"shows no GPU \(no device\); see CUDA_"),
         (DriverInfo(13000, 13000, "", (V100,)), r"\(Tesla V100\) is sm_70 .* need sm_75 or newer"),
     ],
 )

@@ -45,7 +45,6 @@ PAGES = (
 
 
 def flag_table(command: str) -> Sequence[Flag]:
-    """The flags that a command takes."""
     maker = script("docs/make_flags.py")
     tables = {name: maker.named(path) for name, (path, _) in maker.COMMANDS.items()}
     takes_all = ("export/export_model.py", "predict.bench.throughput")
@@ -83,7 +82,6 @@ def run_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_block(block: Block, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What the block printed."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         if block.language == "python":

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from export.export_model import export_model
-from predict import LLM, EngineConfig, SamplingParams
-from predict.device import library
+from predict import LLM, SamplingParams
 from predict.engine import scheduler as scheduler_module
 from predict.engine.batch import span_inputs
 from predict.engine.logprobs import LogprobRecord, measure
@@ -30,7 +29,7 @@ from predict.engine.scheduler import (
 from predict.errors import UserError
 from predict.request import MAX_LOGPROBS, TokenLogprobs
 from tests.support import scheduler_traffic
-from tests.support.paths import DEMO
+from tests.support.demo import demo_config
 from tests.support.texts import PROMPTS
 
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=7, max_new_tokens=12)
@@ -41,20 +40,9 @@ DRAFTS = {
 }
 
 
-def config(**changes: Any) -> EngineConfig:
-    values: dict[str, Any] = {
-        "max_length": 256,
-        "attention": "append",
-        "block_size": 16,
-        "batch_size": 4,
-    }
-    values["inference_model"] = library.find() is not None  # plain operators are ten times slower
-    return EngineConfig(model_name_or_path=str(DEMO), **{**values, **changes})
-
-
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(config())
+    return LLM(demo_config())
 
 
 @pytest.mark.parametrize(
@@ -88,7 +76,7 @@ def test_each_sample_is_what_its_seed_gives_alone(llm: LLM) -> None:
 
 
 def test_the_prompt_of_several_samples_is_computed_once() -> None:
-    llm = LLM(config(max_num_batched_tokens=40))
+    llm = LLM(demo_config(max_num_batched_tokens=40))
     prompt = list(range(100, 200))
     llm.generate([prompt], replace(SAMPLED, n=4, max_new_tokens=3))
     stats = llm.stats()
@@ -155,7 +143,7 @@ def test_measured_logprobs_are_the_softmax(
 @pytest.fixture(scope="module")
 def oracle() -> LLM:
     """Runs steps of its own, over blocks that nothing else uses."""
-    return LLM(config())
+    return LLM(demo_config())
 
 
 @functools.cache
@@ -214,7 +202,7 @@ def check(
 def test_logprobs_are_those_of_a_plain_run_over_the_whole_text(
     oracle: LLM, changes: dict[str, Any]
 ) -> None:
-    llm = LLM(config(**changes))
+    llm = LLM(demo_config(**changes))
     prompts = [list(range(100, 170)), list(range(100, 133)), [300, 301, 300, 301, 300, 301], [7]]
     params = [
         SamplingParams(temperature=0.8, seed=3, max_new_tokens=12, logprobs=4, prompt_logprobs=2),
@@ -263,7 +251,7 @@ def test_an_exported_program_measures_the_same(oracle: LLM, tmp_path: Path) -> N
 
 
 def test_a_stopped_request_has_as_many_logprobs_as_tokens() -> None:
-    llm = LLM(config(**DRAFTS))
+    llm = LLM(demo_config(**DRAFTS))
     whole = SamplingParams(temperature=0.0, max_new_tokens=40, ignore_eos=True, logprobs=1)
     (long,) = llm.generate(PROMPTS[:1], whole)
     (output,) = llm.generate(PROMPTS[:1], replace(whole, stop=long.text[20:24]))

@@ -27,7 +27,6 @@ SOURCE = Path(__file__).with_name("plugin.cc")
 
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the plugin."""
     folder = tmp_path_factory.mktemp("plugin")
     try:
         include = build.find_paddle().root / "include"
@@ -41,7 +40,6 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(plugin: Path) -> dict[str, Any]:
-    """What tests.fake_device.answers prints."""
     process = run(plugin, "-m", "tests.fake_device.answers")
     assert process.returncode == 0, process.stderr[-4000:]
     assert "no compiled operators for pretend:0" in process.stderr

@@ -103,7 +103,6 @@ def unit_text(sources: list[Path]) -> str:
 
 
 def ninja_text(paddle: build.PaddlePackage, compiler: str, units: list[Path]) -> str:
-    """Returns the build.ninja of all libraries."""
     kernels_folder = build.CSRC / "device" / "kernels"
     folders = [HERE, HERE / "include", TEST_OPS, kernels_folder]
     folders += [build.CSRC, *(build.CSRC / name for name in ("include", "paddle"))]
@@ -149,11 +148,7 @@ def ninja_text(paddle: build.PaddlePackage, compiler: str, units: list[Path]) ->
     own += " " + objects([*own_units(), *units], "-O1")
     runtime = f"-l:{RUNTIME_NAME}"
     linked(RUNTIME_NAME, objects([HERE / "runtime.cc"], "-O1 -fvisibility=default"))
-    linked(
-        devices.CUDA_LIBRARY_NAME,
-        f"{own} {' '.join(map(str, cpu))}",
-        f"{runtime} {names}",
-    )
+    linked(devices.CUDA_LIBRARY_NAME, f"{own} {' '.join(map(str, cpu))}", f"{runtime} {names}")
     linked(
         devices.KERNELS_NAME,
         objects([kernels_folder / "registration.cc", HERE / "strided_copy.cc"], "-O1"),

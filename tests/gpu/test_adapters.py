@@ -25,14 +25,7 @@ from tests.support.block_forms import FORMS
 from tests.support.drafts import draft_always
 from tests.support.family_adapters import write_family_adapter
 from tests.support.golden import GOLDEN, golden
-from tests.support.gpu_adapters import (
-    PAGES,
-    adapted,
-    pages_table,
-    pooled,
-    spoiled,
-    with_ranks,
-)
+from tests.support.gpu_adapters import PAGES, adapted, pages_table, pooled, spoiled, with_ranks
 from tests.support.gpu_operands import (
     DTYPES,
     Heads,

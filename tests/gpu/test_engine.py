@@ -30,12 +30,7 @@ from tests.support.golden import (
     runs,
 )
 from tests.support.golden_logits import check_logits, logits_and_wanted
-from tests.support.gpu_engines import (
-    FORMS,
-    SETTINGS,
-    answer_config,
-    runner_of,
-)
+from tests.support.gpu_engines import FORMS, SETTINGS, answer_config, runner_of
 from tests.support.gpu_products import skip_unless_here
 from tests.support.paths import DEMO
 from tests.support.schemes import relative_error

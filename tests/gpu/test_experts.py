@@ -193,11 +193,7 @@ def coded_experts(
     return coded(operands, dense, scheme, group_size)
 
 
-PACKED = [
-    ("weight_only_int8", -1),
-    ("weight_only_int4", -1),
-    ("weight_only_int4", 64),
-]
+PACKED = [("weight_only_int8", -1), ("weight_only_int4", -1), ("weight_only_int4", 64)]
 
 
 def check_codes(gpu: devices.Device, scheme: str, group_size: int, dtype: str) -> None:

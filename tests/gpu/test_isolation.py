@@ -18,19 +18,11 @@ from tests.support.gpu_engines import SETTINGS as ON_GPU
 from tests.support.paths import DEMO
 
 PLACE = 5
-SETTINGS: dict[str, Any] = {
-    **ON_GPU,
-    "batch_size": 6,
-    "block_size": 16,
-    "batch_invariant": True,
-}
+SETTINGS: dict[str, Any] = {**ON_GPU, "batch_size": 6, "block_size": 16, "batch_invariant": True}
 DRAFTS: dict[str, dict[str, Any]] = {
     "none": {},
     "n-grams": {"speculate_method": "inference_with_reference"},
-    "draft model": {
-        "speculate_method": "draft_model",
-        "draft_model_name_or_path": str(DEMO),
-    },
+    "draft model": {"speculate_method": "draft_model", "draft_model_name_or_path": str(DEMO)},
 }
 PARAMS: list[dict[str, Any]] = [
     {"temperature": 0.0, "logprobs": 2},
@@ -84,8 +76,7 @@ def test_requests_that_fail_end_alone(gpu: devices.Device, drafts: str, graphs: 
         for field, value in wrong.items():
             object.__setattr__(bad, field, value)
         outputs = llm.generate(
-            [*prompts[:PLACE], [7, 8, 9], *prompts[PLACE:]],
-            [*params[:PLACE], bad, *params[PLACE:]],
+            [*prompts[:PLACE], [7, 8, 9], *prompts[PLACE:]], [*params[:PLACE], bad, *params[PLACE:]]
         )
         output = outputs.pop(PLACE)
         assert output.finish_reason == "error", name

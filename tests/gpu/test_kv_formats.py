@@ -11,14 +11,7 @@ from predict import LLM
 from predict.device import devices
 from tests.support.gpu_engines import FORMS, runner_of
 from tests.support.gpu_products import DISTANCE
-from tests.support.quantized_caches import (
-    CACHE_TYPES,
-    COMPOSITIONS,
-    PROMPTS,
-    config,
-    greedy,
-    model,
-)
+from tests.support.quantized_caches import CACHE_TYPES, COMPOSITIONS, PROMPTS, config, greedy, model
 from tests.support.schemes import logits_of, relative_error
 
 SETTINGS = {"device": "gpu", "attention": "append"}
@@ -56,9 +49,7 @@ DRAFTS = {"batch_size": 2, "speculate_method": "lookahead", "speculate_max_draft
 
 
 @pytest.mark.parametrize(
-    "composition",
-    [*COMPOSITIONS, DRAFTS],
-    ids=["alone", "block", "chunks", "preemption", "drafts"],
+    "composition", [*COMPOSITIONS, DRAFTS], ids=["alone", "block", "chunks", "preemption", "drafts"]
 )
 def test_batch_composition_changes_no_text(
     tmp_path: Path, cache_type: str, composition: dict[str, Any]

@@ -331,7 +331,6 @@ def test_a_decoded_token_does_not_depend_on_a_prompt_beside_it(
 
 
 def test_engine_gives_the_same_text_from_a_cache_of_codes(gpu: devices.Device) -> None:
-    """A prefix that is cached, and one that is computed."""
     prompt = [[5, *range(7, 52), 3]]
     settings: dict[str, Any] = {"cachekv_int8_type": "fp8", "attention": "append"}
     llm = LLM(config(GOLDEN / "deepseek_v2", device="gpu", **settings))

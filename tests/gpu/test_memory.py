@@ -64,11 +64,7 @@ def settings(folder: Path, model: dict[str, Any], **changes: Any) -> EngineConfi
     ],
 )
 def test_what_cannot_fit_is_refused_before_it_is_made(
-    gpu: devices.Device,
-    tmp_path: Path,
-    model: dict[str, Any],
-    changes: dict[str, Any],
-    words: str,
+    gpu: devices.Device, tmp_path: Path, model: dict[str, Any], changes: dict[str, Any], words: str
 ) -> None:
     devices.release_cached(gpu)
     before = devices.memory_info(gpu)

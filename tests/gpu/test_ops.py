@@ -184,7 +184,6 @@ ATTENTIONS = [
 def test_attention_block(
     gpu: devices.Device, dtype: str, hidden_size: int, with_more: bool, heads: Heads, folded: bool
 ) -> None:
-    """Of all rows, and of some of them."""
     operands = Operands(gpu, dtype)
     plain = operands.layer(hidden_size, 320, heads, with_more, with_more and not heads.sinks)
     layer = operands.on_gpu(plain)

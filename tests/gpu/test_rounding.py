@@ -28,7 +28,6 @@ from tests.support.schemes import SETTINGS, normal
 
 
 def tensor_of(values: npt.NDArray[np.float32], dtype: str) -> Any:
-    """On the CPU."""
     import paddle
 
     return paddle.to_tensor(values, place=paddle.CPUPlace()).astype(dtype)
@@ -175,11 +174,7 @@ def assert_same_weights(
 @pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", list(SETTINGS))
 def test_checkpoints_are_rounded_by_the_gpu(
-    gpu: devices.Device,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    stored: str,
+    gpu: devices.Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, stored: str
 ) -> None:
     settings, _ = settings_here(name)
     shape = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 64}

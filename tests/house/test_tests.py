@@ -16,7 +16,6 @@ CLOCKS = {"perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time"
 
 
 def imported_tests(tree: ast.Module) -> list[str]:
-    """The test modules that a module imports, wherever in it."""
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

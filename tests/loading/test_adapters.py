@@ -331,10 +331,7 @@ HOSTILE_PEFT: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], dict[s
     ),
     "DoRA without magnitudes": (dict, {"use_dora": True}, "adapter has no magnitudes"),
     "magnitudes without DoRA": (
-        lambda t: {
-            **t,
-            f"base_model.model.{Q}.lora_magnitude_vector": np.ones(128, np.float32),
-        },
+        lambda t: {**t, f"base_model.model.{Q}.lora_magnitude_vector": np.ones(128, np.float32)},
         {},
         "use_dora is false, and the adapter has magnitudes",
     ),

@@ -215,7 +215,6 @@ def test_a_mixer_of_each_stays_with_its_own(tmp_path: Path) -> None:
 
 
 def on(base: Path, folder: Path) -> Adapter:
-    """An adapter fitted to a checkpoint."""
     reader = with_family(ConfigReader.from_dir(base), None)
     checkpoint = Checkpoint(base)
     names = weight_names(reader).found_in(checkpoint.tensors)

@@ -34,13 +34,7 @@ from tests.support import tiny
 from tests.support.checkpoints import EXPERT, Tensors, changed, joined, stored
 from tests.support.golden import GOLDEN, check_greedy, config
 from tests.support.schemes import logits_of, relative_error
-from tests.support.stored_layouts import (
-    awq_tensors,
-    gptq_tensors,
-    rounded,
-    values_of,
-    with_dtypes,
-)
+from tests.support.stored_layouts import awq_tensors, gptq_tensors, rounded, values_of, with_dtypes
 
 
 @pytest.mark.parametrize("case", ["mixtral_8x7b", "qwen2_moe_a2_7b", "qwen3_moe_30b", "olmoe_7b"])

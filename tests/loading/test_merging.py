@@ -79,7 +79,6 @@ def test_tensors_keep_their_dtypes_and_bits(tmp_path: Path) -> None:
 
 
 def paddle_model(folder: Path) -> Path:
-    """The tiny model as PaddleNLP has it."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(tiny.CONFIG))
     save_file(as_paddle(tiny.tensors(tiny.CONFIG)), folder / "model.safetensors")

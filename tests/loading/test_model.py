@@ -104,8 +104,7 @@ def test_longrope_with_factors_of_another_kind_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("case", "linear"),
-    [("gpt2_small", "attn.c_attn"), ("internlm2_7b", "attention.wqkv")],
+    ("case", "linear"), [("gpt2_small", "attn.c_attn"), ("internlm2_7b", "attention.wqkv")]
 )
 def test_quantized_matrix_that_is_stored_otherwise_is_refused(
     case: str, linear: str, tmp_path: Path

@@ -152,10 +152,7 @@ class Runs:
 HOSTILE = {
     "a pickle": (pickle.dumps(Runs()), "does not begin as one of version 1, 2 or 3"),
     "an array of objects": (npy(np.array([Runs(), 1], object)), r"dtype '\|O', Python's objects"),
-    "whole numbers": (
-        npy(np.zeros((2, 2, 2, 5, 32), np.int32)),
-        "has dtype I32; an adapter",
-    ),
+    "whole numbers": (npy(np.zeros((2, 2, 2, 5, 32), np.int32)), "has dtype I32; an adapter"),
     "four dimensions": (npy(VALUES[0]), r"shape \[2, 2, 5, 32\], and this model takes \[2, 2, 2,"),
     "other layers": (npy(np.concatenate([VALUES, VALUES])), "trained for another model"),
     "query heads": (npy(np.tile(VALUES, (1, 1, 2, 1, 1))), r"\[2, 2, 4, 5, 32\].*another model"),

@@ -114,13 +114,7 @@ def save_operators(number: int, value: int, kind: Any, marker: Path) -> list[dic
     nothing = {"%": number + 1, "TT": {"#": "NULL"}}
     return [
         {"#": "0.combine", "A": [], "I": [{"%": value}], "O": [listed], "OA": stop},
-        {
-            "#": "1.save_combine",
-            "A": attributes,
-            "I": [{"%": number}],
-            "O": [nothing],
-            "OA": stop,
-        },
+        {"#": "1.save_combine", "A": attributes, "I": [{"%": number}], "O": [nothing], "OA": stop},
     ]
 
 
@@ -269,7 +263,6 @@ ANYTHING = st.recursive(
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where a JSON value has values."""
     yield path
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, item in items:

@@ -16,12 +16,7 @@ from predict.loading.checkpoint import Checkpoint
 from predict.loading.torch_file import read_torch
 from tests.support import tiny
 from tests.support.pickles import PAYLOADS, Calls, marks, text
-from tests.support.stored_formats import (
-    state_pickle,
-    tensor_pickle,
-    torch_file,
-    torch_zip,
-)
+from tests.support.stored_formats import state_pickle, tensor_pickle, torch_file, torch_zip
 
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 GOOD = torch_file({"a": VALUES})

@@ -43,17 +43,7 @@ from tests.support.tolerances import assert_close
 OPERATOR = "paged_attention"  # whose candidates the fixture `candidate` goes through
 
 QUANTIZED = [row for row in FORMATS if row.scale_floats]
-SPEC = llama_spec(
-    vocab_size=100,
-    hidden_size=64,
-    intermediate_size=96,
-    num_layers=2,
-    num_heads=6,
-    num_kv_heads=2,
-    head_dim=32,
-    max_position=64,
-    norm_eps=1e-5,
-)
+SPEC = llama_spec(2, 6, 2, 32, 96, vocab_size=100, hidden_size=64, max_position=64)
 
 
 def given_scales(kv_format: KvFormat, num_kv_heads: int) -> Any:
@@ -87,8 +77,6 @@ class Quantized:
 
 
 class QuantizedProblem:
-    """A Problem over quantized caches."""
-
     def __init__(self, kv_format: KvFormat, problem: Problem) -> None:
         self.kv_format, self.problem = kv_format, problem
         batch = problem.batch

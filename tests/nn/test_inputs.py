@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,16 +13,24 @@ import pytest
 
 from predict.engine.gpu_runner import FieldLayout, GraphShape
 from predict.nn.inputs import FIELDS, Field, empty_example, fields_with
+from tests.support.processes import run_python
+
+
+@pytest.mark.slow
+def test_a_row_is_all_that_every_way_to_run_needs(tmp_path: Path) -> None:
+    found = json.loads(run_python("-m", "tests.support.added_fields", tmp_path).stdout)
+    names = [*(field.name for field in fields_with()), "marks", "more"]
+    assert found["inputs"][: len(names)] == names
+    (same, static_same), (other, static_other) = found["marks 0"], found["marks 1"]
+    assert same == static_same != other == static_other
+    assert found["graph"] == [[7, 5, 5], [8, 0, 0]]  # and the rows' padding
 
 
 @pytest.mark.parametrize("fields", [fields_with(), FIELDS])
 def test_graphs_fill_every_field_on_the_device(fields: Sequence[Field]) -> None:
     layout = FieldLayout(fields)
     filled = [place for place, _, _ in (*layout.of_tokens, *layout.of_seqs, *layout.of_blocks)]
-    filled += [
-        layout.places["cu_seqlens_q"],
-        layout.places["logit_indices"],
-    ]  # not by padding alone
+    filled += [layout.places[name] for name in ("cu_seqlens_q", "logit_indices")]  # not by padding
     assert sorted(filled) == list(range(layout.num_fields))
     assert {field.name for field in fields} - set(layout.places) == {"max_lens"}
 

@@ -86,10 +86,7 @@ def test_blocks_that_are_named_rightly_run(compiled: Library) -> None:
         (f"{EXPERTS} router.top_k=0", r"router\.top_k is 0 .allowed: 1 to 6"),
         (f"{EXPERTS} router.top_k=7", r"router\.top_k is 7 .allowed: 1 to 6"),
         (f"{EXPERTS} router.num_experts=99 router.top_k=33", r"top_k is 33 .allowed: 1 to 32"),
-        (
-            f"{EXPERTS} router.num_groups=3 router.top_k=3",
-            r"router\.top_k is 3 .allowed: 1 to 2",
-        ),
+        (f"{EXPERTS} router.num_groups=3 router.top_k=3", r"router\.top_k is 3 .allowed: 1 to 2"),
         (
             f"{EXPERTS} router.num_groups=4",
             r"router\.num_groups is 4 of 6 experts, top_groups 1 .allowed: divisors of num_experts",

@@ -12,14 +12,7 @@ import pytest
 
 from predict.device.library import Library
 from predict.nn.inputs import max_lens_of
-from tests.support.attention import (
-    Batch,
-    Problem,
-    Shape,
-    attention,
-    rope_table,
-    rotated,
-)
+from tests.support.attention import Batch, Problem, Shape, attention, rope_table, rotated
 from tests.support.cpu_kernels import (
     DTYPES,
     Array,
@@ -274,10 +267,7 @@ def test_rope_rotates_heads_and_writes_their_slots_only(
         return np.concatenate([rotated(part, table[rows]) for part, rows in pairs], axis=-1)
 
     assert_close(numpy32(outputs[0]), turned(q).reshape(5, -1), dtype)
-    for cache, returned, new in (
-        (keys, outputs[1], turned(k)),
-        (values, outputs[2], v),
-    ):
+    for cache, returned, new in ((keys, outputs[1], turned(k)), (values, outputs[2], v)):
         np.testing.assert_array_equal(numpy32(returned), numpy32(cache))  # in place
         rows = numpy32(cache).transpose(0, 2, 1, 3).reshape(40, kv_heads, dim)
         written = slots >= 0
@@ -298,14 +288,8 @@ BAD_ATTENTION: dict[str, tuple[Change, str]] = {
         lambda a: a.__setitem__("q", a["q"].astype("bfloat16")),
         "key_cache is float32, expected bfloat16",
     ),
-    "q shape": (
-        _set("num_heads", 6),
-        r"q has shape \[3, 256\], expected \[-1, 384\]",
-    ),
-    "group": (
-        _set("num_heads", 3),
-        r"num_heads 3, num_kv_heads 2, head_dim 64 do not go together",
-    ),
+    "q shape": (_set("num_heads", 6), r"q has shape \[3, 256\], expected \[-1, 384\]"),
+    "group": (_set("num_heads", 3), r"num_heads 3, num_kv_heads 2, head_dim 64 do not go together"),
     "scale": (_set("scale", 0.0), "softmax_scale is 0.0.*more than 0"),
     "window": (_set("window", 0), r"window is 0 \(allowed: -1 for none, or 1 and more\)"),
     "borders": (

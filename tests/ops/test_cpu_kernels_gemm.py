@@ -33,14 +33,8 @@ OPERATOR = "linear"  # whose candidates the fixture `candidate` goes through
 
 # rows, inputs, outputs: one to several tiles of rows and blocks of k; ends that fill no vector.
 SHAPES = (
-    (1, 64, 32),
-    (1, 33, 65),
-    (2, 1, 1),
-    (3, 256, 40),
-    (7, 127, 100),
-    (13, 96, 31),
-    (25, 523, 70),
-    (257, 65, 34),
+    *((1, 64, 32), (1, 33, 65), (2, 1, 1), (3, 256, 40), (7, 127, 100), (13, 96, 31)),
+    *((25, 523, 70), (257, 65, 34)),
 )
 
 

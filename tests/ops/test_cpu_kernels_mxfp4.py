@@ -20,15 +20,8 @@ OPERATOR = "linear"  # whose candidates the fixture `candidate` goes through
 
 # rows, inputs, outputs: one to several tiles of rows, ends that fill no block, vector or panel.
 SHAPES = (
-    (1, 64, 32),
-    (1, 33, 65),
-    (2, 1, 1),
-    (3, 256, 40),
-    (4, 2880, 64),
-    (5, 1056, 33),
-    (13, 95, 31),
-    (25, 523, 70),
-    (100, 1344, 64),
+    *((1, 64, 32), (1, 33, 65), (2, 1, 1), (3, 256, 40), (4, 2880, 64), (5, 1056, 33)),
+    *((13, 95, 31), (25, 523, 70), (100, 1344, 64)),
 )
 
 

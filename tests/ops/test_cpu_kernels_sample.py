@@ -10,13 +10,7 @@ import pytest
 
 from predict.device.library import Library
 from predict.ops.plain_sampling import _sample_row, uniform
-from tests.support.cpu_kernels import (
-    Array,
-    Ints,
-    normal,
-    sample,
-    threads,
-)
+from tests.support.cpu_kernels import Array, Ints, normal, sample, threads
 
 OPERATOR = "sample"  # whose candidates the fixture `candidate` goes through
 
@@ -145,7 +139,6 @@ NARROWED = (
 def test_narrowed_draws_equal_the_reference(
     compiled: Library, candidate: str, size: int, setting: tuple[float, int, float, float, float]
 ) -> None:
-    """min_p and typical_p, beside the others."""
     rng = np.random.default_rng(21)
     rows = row_kinds(rng, size)
     # Ties on a border of top_k and top_p go with their equals where typical_p is on.

@@ -18,14 +18,7 @@ from predict.ops import compiled as ops
 from predict.ops import plain
 from predict.ops.records import text_of
 from tests.support.cpu_kernels import DTYPES, Array, int32, normal, numpy32, tensor, threads
-from tests.support.latents import (
-    RMS,
-    LatentBatch,
-    Latents,
-    block_of,
-    check_codes,
-    rows_of_cache,
-)
+from tests.support.latents import RMS, LatentBatch, Latents, block_of, check_codes, rows_of_cache
 from tests.support.tolerances import BLOCK_ROUNDINGS, assert_close
 
 OPERATOR = "latent_attention_block"  # whose candidates the fixture `candidate` goes through

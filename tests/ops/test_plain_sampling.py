@@ -33,7 +33,7 @@ paddle = library.import_paddle()
 
 # Compiled operators without a twin, each with the reason.
 WITHOUT_TWIN = {
-    "pack_quantized": "plain schemes read codes, scales and zeros as they are: nothing is packed",
+    "pack_quantized": "plain schemes read codes, scales and zeros as they are: nothing is packed"
 }
 # What the compiled operators have within: arithmetic of `sample`, and steps of blocks.
 PARTS = {

@@ -28,8 +28,7 @@ from tests.ray.processes import children, is_loopback, listening, named, started
 from tests.support.paths import DEMO, ROOT
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None,
-    reason="needs Ray: pip install -e '.[ray]'",
+    importlib.util.find_spec("ray") is None, reason="needs Ray: pip install -e '.[ray]'"
 )
 REPLICA = "ray::MapWorker"
 NUM_PROMPTS = 40
@@ -69,7 +68,6 @@ def batch(prompts: Path, output: Path, *more: str) -> list[str]:
 
 
 def num_kept(output: Path) -> int:
-    """Results in the journal."""
     journal = output.with_name(output.name + ".journal")
     return journal.read_bytes().count(b"\n") - 1 if journal.exists() else 0
 

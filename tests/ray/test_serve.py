@@ -54,13 +54,10 @@ class Streamed:
 
 
 class Server:
-    """The command, and a client of it."""
-
     def __init__(self, process: subprocess.Popen[str], log: Path, url: str) -> None:
         self.process, self.log, self.url = process, log, url
 
     def metric(self, name: str) -> float:
-        """A line of /metrics."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=SECONDS) as response:
             found = re.search(rf"^regatta_{name} (\S+)$", response.read().decode(), re.MULTILINE)
         assert found is not None
@@ -84,7 +81,6 @@ class Server:
     num_blocks = 1  # of one replica's cache
 
     def run(self, task: Coroutine[Any, Any, Any]) -> Any:
-        """Runs a task of the client."""
         return asyncio.run(asyncio.wait_for(task, SECONDS))
 
     async def ask(self, prompt: Any, num_tokens: int, **more: Any) -> Any:

@@ -295,10 +295,7 @@ def test_names_to_skip_that_no_linear_has_are_named(tmp_path: Path) -> None:
     ],
 )
 def test_where_a_scheme_does_not_run_is_said_with_what_to_use(
-    device: str,
-    capability: tuple[int, int] | None,
-    dtype: str,
-    said: str,
+    device: str, capability: tuple[int, int] | None, dtype: str, said: str
 ) -> None:
     with pytest.raises(UserError, match=said):
         check_support("a8w8_fp8", device, True, dtype, capability)

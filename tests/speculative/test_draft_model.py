@@ -20,13 +20,7 @@ from predict.engine.sampler import Sampler
 from predict.errors import UserError
 from predict.loading.memory import bytes_per_token, num_cache_blocks
 from predict.speculative.draft_model import DraftModelProposer
-from tests.support.draft_models import (
-    BLOCK,
-    VOCABULARY,
-    CacheReader,
-    ReadTokens,
-    expected,
-)
+from tests.support.draft_models import BLOCK, VOCABULARY, CacheReader, ReadTokens, expected
 from tests.support.drafts import draft_always
 from tests.support.golden import GOLDEN, config, golden
 from tests.support.paths import DEMO

@@ -99,8 +99,6 @@ class PacedRunner:
 
 
 class Bench:
-    """One engine, with and without drafts."""
-
     def __init__(self, clock: Clock, method: str, batch_size: int, is_cold: bool = False):
         self.clock, self.batch_size = clock, batch_size
         num_blocks = 16 * batch_size

@@ -36,9 +36,7 @@ def make_engine(method: str, ahead: bool) -> Engine:
     sampler = Sampler(predict.ops.plain, 0, ())
     runner = CacheReader(NUM_BLOCKS, ahead)
     own = CacheReader(
-        *(NUM_BLOCKS + NUM_SEQS, ahead, 0.2),
-        target=runner if ahead else None,
-        failures=0.02,
+        *(NUM_BLOCKS + NUM_SEQS, ahead, 0.2), target=runner if ahead else None, failures=0.02
     )
     draft = DraftNetwork(
         runner=own,

@@ -73,9 +73,7 @@ def write_peft(
 
 
 def write_paddlenlp(
-    folder: Path,
-    files: Mapping[str, Mapping[str, Any]],
-    changes: Mapping[str, Any] | None = None,
+    folder: Path, files: Mapping[str, Mapping[str, Any]], changes: Mapping[str, Any] | None = None
 ) -> Path:
     """files: tensors by the name of their file, a pickle or safetensors."""
     import paddle
@@ -92,7 +90,6 @@ def write_paddlenlp(
 
 
 def floats(folder: Path) -> dict[str, Array]:
-    """A checkpoint's tensors in float32."""
     checkpoint = Checkpoint(folder)
     return {name: to_float32(checkpoint.read(name)) for name in checkpoint.tensors}
 

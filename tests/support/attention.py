@@ -11,15 +11,7 @@ import numpy.typing as npt
 
 from predict.device.library import Library
 from predict.nn.inputs import ForwardInputs, max_lens_of
-from tests.support.cpu_kernels import (
-    Array,
-    Wide,
-    int32,
-    normal,
-    numpy32,
-    rounded,
-    tensor,
-)
+from tests.support.cpu_kernels import Array, Wide, int32, normal, numpy32, rounded, tensor
 
 Ints = npt.NDArray[np.int32]
 
@@ -157,8 +149,6 @@ def attention(
 
 @dataclass(frozen=True)
 class Problem:
-    """Operands of paged_attention."""
-
     batch: Batch
     dtype: str
     q: Array

@@ -8,11 +8,7 @@ from typing import Any
 
 from predict import LLM, EngineConfig
 from predict.device import library
-from predict.engine.draft_policy import (
-    FEWEST_TIMES,
-    Costs,
-    DraftPolicy,
-)
+from predict.engine.draft_policy import FEWEST_TIMES, Costs, DraftPolicy
 from tests.support.paths import DEMO
 
 

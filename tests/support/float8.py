@@ -41,7 +41,6 @@ def written(folder: Path, source: Path, tensors: Tensors, quantization: Any = No
 
 
 def values_of_blocks(codes: Array, scale: Array) -> Array:
-    """What codes stand for, block by block."""
     values = values_of(codes)
     assert scale.shape == tuple(-(-size // BLOCK) for size in codes.shape)
     for (row, column), factor in np.ndenumerate(scale):

@@ -42,7 +42,6 @@ class Candidate:
     kernel: str
     min_arch: int
     max_arch: int
-    is_alike: bool
 
 
 class GemmChoices:
@@ -67,8 +66,7 @@ class GemmChoices:
         """Returns all candidates in their order."""
         rows = [line.split() for line in self._run("table").splitlines()]
         return tuple(
-            Candidate(name, kernel, int(first), int(last), alike == "1")
-            for name, kernel, first, last, alike in rows
+            Candidate(name, kernel, int(first), int(last)) for name, kernel, first, last, _ in rows
         )
 
     def _run(self, *arguments: str, input: str = "") -> str:  # noqa: A002 - subprocess's word

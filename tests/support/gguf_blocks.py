@@ -13,28 +13,12 @@ from predict.gguf.reader import PLAIN, types
 Types: Any = gguf.GGMLQuantizationType
 KINDS = ("BF16", *(name for name, *_ in types().values() if name not in PLAIN))
 # Bytes of a block where float16 scales lie; types without one have scales of other kinds.
-SCALES = {
-    "Q4_0": (0,),
-    "Q4_1": (0, 2),
-    "Q5_0": (0,),
-    "Q5_1": (0, 2),
-    "Q8_0": (0,),
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q6_K": (208,),
-    "TQ1_0": (52,),
-    "TQ2_0": (64,),
-    "IQ2_XXS": (0,),
-    "IQ2_XS": (0,),
-    "IQ2_S": (0,),
-    "IQ3_XXS": (0,),
-    "IQ3_S": (0,),
-    "IQ1_S": (0,),
-    "IQ4_NL": (0,),
-    "IQ4_XS": (0,),
+SCALES: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"), (0,)),
+    **dict.fromkeys(("IQ3_S", "IQ1_S", "IQ4_NL", "IQ4_XS"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
 }
+SCALES |= {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,)}
 # NVFP4's scales are bytes, four at the start of a block: the codes of 0.03 to 0.12. Of random ones
 # a block in two hundred would do.
 NVFP4_SCALES = range(0x10, 0x21)

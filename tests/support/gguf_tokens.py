@@ -13,7 +13,6 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 
 def add_byte_level(writer: gguf.GGUFWriter, folder: Path, way: str) -> None:
-    """The vocabulary of a tokenizer.json, which cuts text in that way."""
     held = json.loads((folder / "tokenizer.json").read_text())
     tokens = {i: token for token, i in held["model"]["vocab"].items()}
     kinds = dict.fromkeys(tokens, NORMAL)
@@ -29,7 +28,6 @@ def add_byte_level(writer: gguf.GGUFWriter, folder: Path, way: str) -> None:
 
 
 def add_sentencepiece(writer: gguf.GGUFWriter, folder: Path) -> None:
-    """The vocabulary of a tokenizer.model, and what its tokenizer_config.json adds."""
     model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
     ids = range(model.vocab_size())
     tokens = {i: model.id_to_piece(i) for i in ids}
@@ -64,7 +62,6 @@ def add_tokens(writer: gguf.GGUFWriter, tokens: dict[int, str], kinds: dict[int,
 
 
 def add_config(writer: gguf.GGUFWriter, folder: Path, ids: dict[str, int]) -> None:
-    """The roles of tokens, and the template."""
     config = json.loads((folder / "tokenizer_config.json").read_text())
     for role, add in (
         ("bos_token", writer.add_bos_token_id),

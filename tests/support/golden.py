@@ -21,49 +21,14 @@ CASES = sorted({path.parent.name for path in GOLDEN.glob("*/golden.json")} - COD
 # Of families with several, one case that runs every way there is; the others run dynamically.
 EVERY_WAY = frozenset(
     {
-        "baichuan_2_13b",
-        "baichuan_7b",
-        "bloom_7b",
-        "chatglm_2_6b",
-        "chatglm_6b",
-        "cohere_35b",
-        "cohere_qk_norm",
-        "deepseek_v2_lite",
-        "deepseek_v3",
-        "ernie4_5_0_3b",
-        "ernie4_5_moe_21b",
-        "ernie_3_5_se",
-        "falcon_40b",
-        "falcon_rw",
-        "gemma2_9b",
-        "gemma3_4b",
-        "gemma3_text_1b",
-        "gemma_2b",
-        "glm4_9b",
-        "glm4_moe_355b",
-        "glm_9b",
-        "gpt2_small",
-        "gpt_paddlenlp",
-        "gpt_neox_pythia",
-        "gpt_oss_20b",
-        "granite_8b",
-        "internlm2_7b",
-        "minicpm_2b",
-        "mistral3_24b",
-        "mixtral_8x7b",
-        "olmo2_7b",
-        "olmoe_7b",
-        "opt_350m",
-        "phi3_mini",
-        "phi_2",
-        "qwen2_moe_a2_7b",
-        "qwen3_moe_30b",
-        "qwen_7b",
-        "smollm3_3b",
-        "stablelm_12b",
-        "qwen_long",
-        "stablelm_3b",
-        "starcoder2_window",
+        *("baichuan_2_13b", "baichuan_7b", "bloom_7b", "chatglm_2_6b", "chatglm_6b", "cohere_35b"),
+        *("cohere_qk_norm", "deepseek_v2_lite", "deepseek_v3", "ernie4_5_0_3b", "ernie4_5_moe_21b"),
+        *("ernie_3_5_se", "falcon_40b", "falcon_rw", "gemma2_9b", "gemma3_4b", "gemma3_text_1b"),
+        *("gemma_2b", "glm4_9b", "glm4_moe_355b", "glm_9b", "gpt2_small", "gpt_paddlenlp"),
+        *("gpt_neox_pythia", "gpt_oss_20b", "granite_8b", "internlm2_7b", "minicpm_2b"),
+        *("mistral3_24b", "mixtral_8x7b", "olmo2_7b", "olmoe_7b", "opt_350m", "phi3_mini", "phi_2"),
+        *("qwen2_moe_a2_7b", "qwen3_moe_30b", "qwen_7b", "smollm3_3b", "stablelm_12b", "qwen_long"),
+        *("stablelm_3b", "starcoder2_window"),
     }
 )
 FIRST_FAMILIES = frozenset(
@@ -116,10 +81,7 @@ RUNS: dict[str, tuple[tuple[int, slice], ...]] = {
     **dict.fromkeys(("gpt2_small", "gpt_paddlenlp", "gpt_paddlenlp_fused"), ((144, slice(None)),)),
 }
 
-OPERATORS = {
-    "reference": {},
-    "fused": {"inference_model": True},
-}
+OPERATORS = {"reference": {}, "fused": {"inference_model": True}}
 # How the same requests may be cut into steps and blocks. Every row must give the same tokens.
 COMPOSITIONS: dict[str, dict[str, Any]] = {
     "one by one": {"batch_size": 1},

@@ -30,7 +30,6 @@ def without_graphs(llm: LLM) -> LLM:
 
 
 def exported(llm: LLM) -> LLM:
-    """The static model of the same settings."""
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         export_model(llm.config, directory)

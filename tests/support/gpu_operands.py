@@ -15,15 +15,7 @@ import numpy.typing as npt
 
 from predict.device.devices import Device
 from predict.nn.blocks import Block, HeadSlot, LinearSlot, NormSlot, TableSlot
-from predict.nn.decoder import (
-    Attention,
-    HeadMatrices,
-    Layer,
-    Linear,
-    Mlp,
-    NormWeights,
-    map_tensors,
-)
+from predict.nn.decoder import Attention, HeadMatrices, Layer, Linear, Mlp, NormWeights, map_tensors
 from predict.nn.inputs import ForwardInputs, max_lens_of, to_tensors
 from predict.nn.rope import rope_table
 from predict.nn.spec import RopeSpec
@@ -133,7 +125,6 @@ class Operands:
             paddle.set_device(self.gpu.name)
 
     def placed(self, values: npt.NDArray[Any], dtype: str | None = None) -> Any:
-        """The array as a tensor on the GPU."""
         import paddle
 
         tensor = paddle.to_tensor(values, place=paddle.CPUPlace())
@@ -147,7 +138,6 @@ class Operands:
         return Both(rounded.astype("float32"), rounded._copy_to(self.gpu.place(), True))
 
     def tensor(self, *shape: int, around: float = 0.0, scale: float = 1.0) -> Both:
-        """Normal values."""
         values = self.generator.standard_normal(shape, np.float32)
         return self.both((around + scale * values).astype(np.float32))
 
@@ -171,8 +161,6 @@ class Operands:
     def layer(
         self, hidden: int, inner: int, heads: Heads, bias: bool, qk_norm: bool
     ) -> tuple[Attention, Mlp]:
-        """A plain layer."""
-
         def norm(size: int) -> Any:
             return self.tensor(size, around=1.0, scale=0.1).plain
 
@@ -193,7 +181,6 @@ class Operands:
     def layer_of_form(
         self, form: str, heads: tuple[int, int, int], hidden: int, inner: int
     ) -> Layer:
-        """A plain layer of one of block_forms.FORMS."""
         return layer_of(
             blocks_of(form, heads, inner),
             hidden,

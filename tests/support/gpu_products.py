@@ -37,7 +37,6 @@ def runs_here(*schemes: str | None) -> bool:
 
 
 def skip_unless_here(*schemes: str | None) -> None:
-    """Skips the test where this GPU has not all of the schemes."""
     if not runs_here(*schemes):
         pytest.skip("predict.config.schemes.SCHEMES: not on this GPU")
 

@@ -9,7 +9,6 @@ import build
 
 
 def sanitizer() -> str | None:
-    """compute-sanitizer on PATH, or beside nvcc."""
     found = shutil.which("compute-sanitizer")
     if found is not None:
         return found

@@ -28,9 +28,7 @@ PERSON = {
     "additionalProperties": False,
 }
 TAG = {
-    "structures": [
-        {"begin": "\n    return <x>", "schema": {"const": [1, "é"]}, "end": "</x>"},
-    ],
+    "structures": [{"begin": "\n    return <x>", "schema": {"const": [1, "é"]}, "end": "</x>"}],
     "triggers": ["\n    return"],
     "at_least_one": True,
     "stop_after_first": True,

@@ -30,7 +30,6 @@ SECONDS = 60.0  # for anything, on a busy machine
 def config_of(
     model: Path, template: Path | None = None, max_length: int = 256, **changes: Any
 ) -> ServerConfig:
-    """The config of a server for a scripted engine."""
     engine = EngineConfig(
         model_name_or_path=str(model),
         max_length=max_length,
@@ -78,17 +77,14 @@ class HttpServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens."""
         host, port = self._listening.getsockname()[:2]
         return host, port
 
     @property
     def url(self) -> str:
-        """Of the root."""
         return "http://{}:{}".format(*self.address)
 
     def connect(self) -> socket.socket:
-        """A connection of its own."""
         return socket.create_connection(self.address, timeout=SECONDS)
 
     def call(self, function: Callable[[], Any]) -> Any:
@@ -130,8 +126,6 @@ class ScriptedServer(HttpServer):
 
 
 class ModelServer(HttpServer):
-    """One with a model, in a process of its own."""
-
     def __init__(self, config: ServerConfig) -> None:
         self._process = EngineProcess()
         self._process.send_config(config.engine)

@@ -86,7 +86,6 @@ class FakeServer:
 
     @property
     def url(self) -> str:
-        """Of the root."""
         return f"http://127.0.0.1:{self._port}"
 
     async def _start(self) -> None:

@@ -197,7 +197,6 @@ def write_config(folder: Path, case: str, **changes: Any) -> None:
 
 
 def write_params(folder: Path, tensors: Stored) -> None:
-    """model_state.pdparams."""
     data = paddle_file({name: values for name, (_, values) in tensors.items()})
     (folder / "model_state.pdparams").write_bytes(data)
 

@@ -57,10 +57,7 @@ ACTIONS: dict[str, dict[str, Cut]] = {
         r"q_proj\.weight|experts\.\d\.w[13]\.weight": column,
         r"o_proj\.weight|experts\.\d\.w2\.weight": row,
     },
-    "deepseek_v2": {
-        r"(q_b|kv_b|q|gate|up)_proj\.weight": column,
-        r"(o|down)_proj\.weight": row,
-    },
+    "deepseek_v2": {r"(q_b|kv_b|q|gate|up)_proj\.weight": column, r"(o|down)_proj\.weight": row},
     "qwen_7b": {
         r"c_attn\.(weight|bias)": of_each(1, 1, 1),
         r"mlp\.w[12]\.weight": column,
@@ -113,7 +110,6 @@ def action_of(family: str, name: str) -> Cut:
 
 
 def write_parts(folder: Path, family: str, num_ranks: int) -> Tensors:
-    """The model in parts; returns its tensors."""
     tensors = in_paddles_layout(family)
     folder.mkdir()
     values = json.loads((GOLDEN / family / "config.json").read_text())

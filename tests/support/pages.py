@@ -60,7 +60,6 @@ def named(page: Path) -> str:
 
 
 def commands(block: Block) -> list[list[str]]:
-    """The words of each command of a block."""
     lines = block.body.replace("\\\n", " ").splitlines()
     parts = [part for line in lines for part in re.split(r"\s&&\s", line)]
     return [words for part in parts if (words := shlex.split(part, comments=True))]
@@ -77,7 +76,6 @@ def own_command(words: Sequence[str]) -> tuple[str, list[str]] | None:
 
 
 def script(path: str) -> ModuleType:
-    """A script of the repository, as a module."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None
     assert spec.loader is not None

@@ -13,8 +13,6 @@ import numpy as np
 
 
 class Calls:
-    """Pickles as the call of a function."""
-
     def __init__(self, function: Callable[..., Any], *arguments: Any):
         self.made = function, arguments
 
@@ -100,7 +98,6 @@ def by_extension(marker: Path) -> bytes:
 
 
 def nested(marker: Path) -> bytes:
-    """A pickle in bytes, and pickle.loads to read it."""
     return pickle.dumps({"a": Calls(pickle.loads, by_reduce(marker))}, protocol=4)
 
 

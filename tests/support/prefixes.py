@@ -117,6 +117,5 @@ def save_params(path: Path, weights: dict[str, npt.NDArray[Any]]) -> None:
 
 
 def write_config(folder: Path, **values: Any) -> None:
-    """A prefix_config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "prefix_config.json").write_text(json.dumps(values))

@@ -62,7 +62,6 @@ def attention_of(
 
 
 def mlp_of(gate_up: Linear, down: Linear, norm: Any) -> Mlp:
-    """Llama's MLP block."""
     block = MlpBlock(
         down.in_features,
         norm=Norm(epsilon=1e-5),
@@ -78,5 +77,4 @@ def named_linears(layer: LayerPlan) -> SimpleNamespace:
 
 
 def head_of(linear: Linear, norm: Any) -> Head:
-    """A head with an RMS norm."""
     return Head(HeadSpec(norm=Norm(epsilon=1e-5)), NormWeights(norm), linear)

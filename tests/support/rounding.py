@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,18 +11,7 @@ import numpy.typing as npt
 from tests.support.schemes import normal
 
 # Rule, group size: what the schemes ask for.
-RULES = [
-    ("int8", -1),
-    ("int8", 32),
-    ("int8", 64),
-    ("int8", 128),
-    ("int4", -1),
-    ("int4", 32),
-    ("int4", 64),
-    ("int4", 128),
-    ("e4m3", -1),
-    ("e4m3", 128),
-]
+RULES = [*product(("int8", "int4"), (-1, 32, 64, 128)), ("e4m3", -1), ("e4m3", 128)]
 SHAPES = ((1, 128), (3, 384), (130, 256), (67, 1280))
 ODD_SHAPES = ((1, 1), (5, 7), (33, 100), (129, 333), (4, 4099), (257, 130))  # of whole rows
 DTYPES = ("float32", "bfloat16", "float16")

@@ -267,7 +267,6 @@ class Simulation:
         self.check()
 
     def step(self, drafts: bool, abort: int | None = None) -> None:
-        """One step; `abort` ends a request between schedule and update."""
         known = {i: list(r.token_ids) for i, r in self.unfinished.items()}
         running = {i for i, r in self.unfinished.items() if r.status is RequestStatus.RUNNING}
         batch = self.scheduler.schedule(self._drafts() if drafts else None)

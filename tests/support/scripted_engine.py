@@ -26,8 +26,6 @@ Script = Callable[[str, SamplingParams], Sequence[str] | Exception]
 
 
 class ScriptedAnswer:
-    """An Answer of ScriptedEngine."""
-
     def __init__(self, engine: ScriptedEngine, prompt: Sequence[int], params: SamplingParams):
         self.request_id = engine.num_added
         self.metrics: AnswerMetrics | None = None

@@ -142,7 +142,6 @@ NORMS = ("q_norm", "k_norm")
 
 
 def mlp(weights: Weights, at: str, x: Matrix) -> Matrix:
-    """Gated by SiLU."""
     inner = maths.silu(maths.linear(weights, f"{at}gate_proj", x))
     return maths.linear(weights, f"{at}down_proj", inner * maths.linear(weights, f"{at}up_proj", x))
 

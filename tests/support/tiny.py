@@ -62,7 +62,6 @@ def tensors(config: dict[str, Any], seed: int = 0) -> dict[str, Any]:
 
 
 def write(directory: Path, changes: dict[str, Any] | None = None, seed: int = 0) -> Path:
-    """Writes config.json and model.safetensors; returns the directory."""
     config = {**CONFIG, **(changes or {})}
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))

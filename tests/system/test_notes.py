@@ -39,16 +39,9 @@ def test_a_command_prints_notes_on_stderr(tmp_path: Path) -> None:
     model = tiny.write_with_tokenizer(tmp_path / "model")
     data = tmp_path / "data.jsonl"
     data.write_text(json.dumps({"src": "hello", "max_new_tokens": 2}) + "\n")
-    words: list[str | Path] = [
-        "-m",
-        "predict.predictor",
-        "--model_name_or_path",
-        model,
-        "--data_file",
-        data,
-        *BEYOND,
-    ]
-    said = stderr_of(*words, "--output_file", tmp_path / "out.json").splitlines()
+    words: list[str | Path] = ["-m", "predict.predictor", "--model_name_or_path", model, *BEYOND]
+    words += ["--data_file", data, "--output_file", tmp_path / "out.json"]
+    said = stderr_of(*words).splitlines()
     assert [line for line in said if SAID in line] == [line for line in said if "regatta:" in line]
     assert len([line for line in said if line.startswith(f"regatta: {SAID}")]) == 1
 

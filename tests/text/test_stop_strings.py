@@ -12,15 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from predict import LLM, EngineConfig, SamplingParams
-from predict.device import library
 from predict.errors import UserError
 from predict.text.answer_text import AnswerText
 from predict.text.detokenizer import LONGEST_CHARACTER, MANY_PENDING, Detokenizer
 from predict.text.stop_strings import ROOT, Match, StopStrings
 from predict.text.tokenizer import Tokenizer
 from tests.support import tiny
+from tests.support.demo import demo_config
 from tests.support.drafts import draft_always
-from tests.support.paths import DEMO
 from tests.support.texts import PROMPTS, REPLACEMENT, TEXTS, TOKENIZERS
 
 strings = st.lists(st.text("ab", min_size=1, max_size=5), max_size=6)
@@ -127,15 +126,9 @@ def test_stop_strings_count_from_min_length_on() -> None:
     assert run(tokenizer, ids, ["b"], min_length=4)[:1] == ("abab",)
 
 
-def config(**changes: Any) -> EngineConfig:
-    values: dict[str, Any] = {"max_length": 128, "attention": "append", "block_size": 16}
-    values["inference_model"] = library.find() is not None  # plain operators are ten times slower
-    return EngineConfig(model_name_or_path=str(DEMO), **{**values, **changes})
-
-
 @pytest.fixture(scope="module")
 def plain() -> LLM:
-    return LLM(config(batch_size=3))
+    return LLM(demo_config(max_length=128, batch_size=3))
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -152,7 +145,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_stopped_text_is_the_beginning_of_the_whole_text(plain: LLM, name: str) -> None:
-    other = LLM(config(batch_size=3, **SETTINGS[name]))
+    other = LLM(demo_config(max_length=128, batch_size=3, **SETTINGS[name]))
     draft_always(other)
     greedy = SamplingParams(temperature=0.0, max_new_tokens=60, ignore_eos=True)
     wholes = plain.generate(PROMPTS, greedy)

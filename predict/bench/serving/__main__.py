@@ -38,7 +38,7 @@ from predict.bench.serving.workload import (
     token_ids,
     words,
 )
-from predict.cli.command import run_command
+from predict.cli.command import command
 from predict.cli.flags import Flag, FlagValues, parse_flags
 from predict.errors import EXIT_FAILURE, UserError
 from predict.system.console import say, show
@@ -344,28 +344,24 @@ def sweep_line(found: Found, unit: str) -> str:
     return f"{line}; {found.lowest_failed:g} did not"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@command()
+def main(words: Sequence[str], signals: Signals) -> int:
     """The command line; returns the exit code: 1 where a request failed."""
-
-    def action(signals: Signals) -> int:
-        words = sys.argv[1:] if argv is None else argv
-        plan = parse(words)
-        outputs = Outputs(plan.flags["output_file"], plan.flags["plot"])
-        outputs.check(files={"data_file": plan.flags["data_file"]})
-        measured = Measured()
-        try:
-            asyncio.run(run(plan, measured))
-        finally:  # loads that were measured before an interruption are shown and written too
-            if measured.reports:
-                # Those of one load together.
-                show(table(sorted(measured.reports, key=lambda each: each.load), plan.unit))
-                if measured.found is not None:
-                    show(sweep_line(measured.found, plan.unit))
-                outputs.write(results(plan, measured, command_line(PROG, public_words(words))))
-        failed = any(report.errors for report in measured.reports)
-        return EXIT_FAILURE if failed and not plan.flags["sweep"] else 0
-
-    return run_command(action)
+    plan = parse(words)
+    outputs = Outputs(plan.flags["output_file"], plan.flags["plot"])
+    outputs.check(files={"data_file": plan.flags["data_file"]})
+    measured = Measured()
+    try:
+        asyncio.run(run(plan, measured))
+    finally:  # loads that were measured before an interruption are shown and written too
+        if measured.reports:
+            # Those of one load together.
+            show(table(sorted(measured.reports, key=lambda each: each.load), plan.unit))
+            if measured.found is not None:
+                show(sweep_line(measured.found, plan.unit))
+            outputs.write(results(plan, measured, command_line(PROG, public_words(words))))
+    failed = any(report.errors for report in measured.reports)
+    return EXIT_FAILURE if failed and not plan.flags["sweep"] else 0
 
 
 def public_words(words: Sequence[str]) -> list[str]:

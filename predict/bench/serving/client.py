@@ -34,7 +34,6 @@ class Server:
         return f"{self.base_url}/{'chat/completions' if self.chat else 'completions'}"
 
     def request(self, ask: Ask) -> dict[str, Any]:
-        """The body of a streamed request."""
         prompt: Any = ask.prompt
         if self.chat and isinstance(prompt, str):
             prompt = [{"role": "user", "content": prompt}]
@@ -73,7 +72,6 @@ class _Stream:
         self.is_finished = False  # a reason was given, or [DONE]
 
     def take(self, data: bytes, now: float) -> None:
-        """Notes one event. Raises RequestError for an error in it."""
         if data == DONE:
             self.is_finished = True
             return

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from predict.bench.record import RecordRow, repeated_row
 from predict.bench.report import PARTS, distribution
-from predict.errors import UserError, nearest, quoted
+from predict.errors import UserError, hint, quoted
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
 # What predict.bench.compare holds against another file's, of each load: its unit by name.
@@ -74,11 +74,9 @@ class LatencyLimits:
         for word in words:
             name, colon, text = word.partition(":")
             if name not in known:
-                guess = nearest(name, known)
-                hint = f"; did you mean {guess}?" if guess else ""
                 raise UserError(
                     f"--limits {quoted(word)} limits nothing known (allowed: {', '.join(known)}, "
-                    f"as in ttft:500){hint}"
+                    f"as in ttft:500){hint(name, known)}"
                 )
             found[name] = positive("limits", text if colon else word)
         return cls(**found)

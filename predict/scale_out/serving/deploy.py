@@ -106,10 +106,7 @@ def _engines(engine: EngineConfig, scale: Scale) -> Any:
             target_ongoing_requests=scale.target_ongoing_requests,
         ),
         request_router_config=RequestRouterConfig(**router),
-        ray_actor_options={
-            "num_cpus": scale.share.num_cpus,
-            "num_gpus": scale.share.num_gpus,
-        },
+        ray_actor_options={"num_cpus": scale.share.num_cpus, "num_gpus": scale.share.num_gpus},
         **KEPT_ALIVE,
     )
 

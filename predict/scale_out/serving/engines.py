@@ -221,7 +221,6 @@ class Engines:
         raise UserError(FIXED)
 
     async def unload(self, kind: AdapterKind, name: str) -> None:
-        """Raises UserError."""
         raise UserError(FIXED)
 
     def broken_off(self, has_begun: bool) -> ApiError:
