@@ -34,6 +34,7 @@ from predict.engine.draft_policy import Costs, DraftPolicy
 from predict.engine.drafts import DraftNetwork, Follower, Proposer, SpeculativeConfig
 from predict.engine.engine import Engine
 from predict.engine.kv_cache import allocate_caches, write_rows
+from predict.engine.request_state import Request
 from predict.engine.runner import (
     CopyBlocks,
     DynamicForward,
@@ -46,7 +47,6 @@ from predict.engine.runner import (
 )
 from predict.engine.sampler import Sampler
 from predict.engine.samples import FailedPrompt, Samples, StreamOutput
-from predict.engine.request_state import Request
 from predict.engine.scheduler import ScheduledBatch, Scheduler, SchedulerConfig
 from predict.engine.stats import EngineStats
 from predict.engine.window import WindowVerifier
