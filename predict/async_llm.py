@@ -290,7 +290,7 @@ class AsyncLLM:
                 return
 
     def _step(self, llm: LLM) -> None:
-        llm.step()
+        llm.step(answer._samples for answer in self._answers.values())
         events: dict[AsyncAnswer, list[AnswerEvent]] = {}
         for answer in list(self._answers.values()):
             try:

@@ -6,7 +6,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Container, Generator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from predict.engine.draft_policy import Costs, DraftPolicy
 from predict.engine.drafts import DraftNetwork, Follower, Proposer, SpeculativeConfig
 from predict.engine.engine import Engine
 from predict.engine.kv_cache import allocate_caches, write_rows
+from predict.engine.request_state import Request
 from predict.engine.runner import (
     CopyBlocks,
     DynamicForward,
@@ -40,10 +41,10 @@ from predict.engine.runner import (
 )
 from predict.engine.sampler import Sampler
 from predict.engine.samples import FailedPrompt, Samples, StreamOutput
-from predict.engine.scheduler import Scheduler, SchedulerConfig
+from predict.engine.scheduler import ScheduledBatch, Scheduler, SchedulerConfig
 from predict.engine.stats import EngineStats
 from predict.engine.window import WindowVerifier
-from predict.errors import TokenizerError, UserError, quoted
+from predict.errors import EngineError, TokenizerError, UserError, quoted
 from predict.loading.adapters import Base
 from predict.loading.cache_scales import head_scales
 from predict.loading.draft_config import read_draft
@@ -636,7 +637,6 @@ class LLM:
         groups = self._groups(prompts, sampling_params)
         by_request = {each.request_id: group for group in groups for each in group.requests}
         outputs: list[RequestOutput | None] = [None] * len(groups)
-        self.platform.make_current()
         try:
             running = [group for group in groups if group.prompt_index not in skip]
             self.queue(running)
@@ -644,7 +644,7 @@ class LLM:
             stats = self.engine.scheduler.stats
             while True:
                 before = stats.num_prompt_tokens, stats.num_output_tokens
-                batch, finished = self.engine.step()
+                batch, finished = self.step(running)
                 ended = [by_request[request.request_id] for request in finished] + failed
                 failed = []
                 for group in ended:
@@ -699,7 +699,7 @@ class LLM:
         try:
             self.queue(groups)
             while not all(group.is_finished for group in groups):
-                self.step()
+                self.step(groups)
                 for group in groups:
                     yield from group.pieces()
             for group in groups:
@@ -757,10 +757,18 @@ class LLM:
             for request in group.requests:
                 self.engine.abort(request.request_id)
 
-    def step(self) -> None:
-        """Runs a step of what is queued; see Engine.step."""
+    def step(self, waiting: Iterable[Samples] = ()) -> tuple[ScheduledBatch | None, list[Request]]:
+        """Runs a step of what is queued; see Engine.step.
+
+        Raises EngineError where nothing runs any more and one of `waiting` has not ended.
+        """
         self.platform.make_current()
-        self.engine.step()
+        batch, finished = self.engine.step()
+        if batch is None and not finished:
+            num_waiting = sum(not group.is_finished for group in waiting)
+            if num_waiting:
+                raise EngineError(f"nothing runs, and {num_waiting} answers have not ended")
+        return batch, finished
 
     def stats(self) -> EngineStats:
         """Counts so far."""

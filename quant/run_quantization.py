@@ -280,8 +280,8 @@ def _ropes(plan: WeightPlan, num_positions: int) -> tuple[Any, ...]:
 
     spec = plan.spec
     return tuple(
-        paddle.to_tensor(rope_table(rope, spec.head_dim, num_positions, spec.max_position))
-        for rope in spec.ropes
+        paddle.to_tensor(rope_table(rope, dim, num_positions, spec.max_position))
+        for dim, rope in zip(spec.rotary_dims, spec.ropes, strict=True)
     )
 
 

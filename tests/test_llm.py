@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from predict import LLM, EngineConfig, SamplingParams
-from predict.errors import UserError
+from predict.errors import EngineError, UserError
 from predict.loading.model import load_decoder, read_spec
 from predict.loading.platform import platform_of
 from predict.request import RequestOutput
@@ -47,6 +47,16 @@ def test_streamed_pieces_join_to_the_generated_text(demo: LLM) -> None:
         assert "".join(piece.text for piece in pieces) == whole.text
         assert sum((piece.token_ids for piece in pieces), ()) == whole.token_ids
         assert pieces[-1].finish_reason == whole.finish_reason
+
+
+@pytest.mark.parametrize("way", ["generate", "stream"])
+def test_an_engine_that_stands_still_is_an_error(
+    demo: LLM, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(demo.engine, "step", lambda: (None, []))
+    with pytest.raises(EngineError, match="nothing runs, and 2 answers have not ended"):
+        list(getattr(demo, way)(["a", "b"], SamplingParams()))
+    assert demo.engine.scheduler.num_waiting == 0
 
 
 def test_leaving_a_stream_early_frees_its_blocks(demo: LLM) -> None:

@@ -261,14 +261,17 @@ struct BlocksScratch {
   Words wanted_ids;  // [L] the adapters of the rows that are the output
   std::vector<AttentionSpace> attention;
   ProductScratch product;
-  int64_t total;
 
-  BlocksScratch(const std::vector<BlockParams>& blocks, const AttentionLimits& limits,
-                const ComposedResources& resources) {
-    Arena arena(resources.scratch);
+  BlocksScratch(const std::vector<BlockParams>& blocks, const AttentionLimits& limits) {
     for (const BlockParams& params : blocks) {
-      std::visit([&](const auto& block) { add(block, limits, arena); }, params);
+      std::visit([&](const auto& block) { add(block, limits); }, params);
     }
+  }
+
+  // Lays everything into the scratch; the bytes that it takes. Without scratch it only counts.
+  int64_t place(const ComposedResources& resources) {
+    Arena arena(resources.scratch);
+    for (AttentionSpace& space : attention) space.memory = arena.take(space.bytes);
     LatentScratch& l = latent;
     for (Values* values : {&normed,
                            &qkv,
@@ -306,7 +309,7 @@ struct BlocksScratch {
     for (Values* bytes : {&l.workspace, &l.expanded_workspace}) bytes->take(arena, 1);
     adding.take(arena, dtype_);
     product.take(arena, resources.blas);
-    total = arena.used();
+    return arena.used();
   }
 
   const AttentionSpace& space_of(const AttentionBlock& block) const {
@@ -336,7 +339,7 @@ struct BlocksScratch {
     wanted_ids.need(num_rows);
   }
 
-  void add(const AttentionBlockParams& a, const AttentionLimits& limits, Arena& arena) {
+  void add(const AttentionBlockParams& a, const AttentionLimits& limits) {
     const AttentionBlock& block = a.block;
     const int64_t rows = a.batch.num_tokens;
     add_rows(rows, a.hidden_size, a.dtype);
@@ -359,11 +362,10 @@ struct BlocksScratch {
     space.shape = block;
     space.bytes = paged_attention_workspace_bytes(attended, limits);
     space.zeroed_bytes = paged_attention_zeroed_bytes(attended, limits);
-    space.memory = arena.take(space.bytes);
     attention.push_back(space);
   }
 
-  void add(const LatentAttentionBlockParams& l, const AttentionLimits& limits, Arena&) {
+  void add(const LatentAttentionBlockParams& l, const AttentionLimits& limits) {
     const LatentAttentionBlock& block = l.block;
     const Expansion expansion = Expansion::of(l, limits);
     const int64_t rows = l.batch.num_tokens, pairs = rows * block.num_heads;
@@ -417,7 +419,7 @@ struct BlocksScratch {
     product.count(SchemeId::kDense, l.dtype, rows, rank, values);
   }
 
-  void add(const ExpertBlockParams& e, const AttentionLimits&, Arena&) {
+  void add(const ExpertBlockParams& e, const AttentionLimits&) {
     const ExpertBlock& block = e.block;
     const int64_t num_experts = block.router.num_experts;
     const int64_t rows = e.num_tokens, pairs = rows * block.router.top_k;
@@ -447,7 +449,7 @@ struct BlocksScratch {
     product.count(block.shared_down, e.dtype, rows, block.shared_size, e.hidden_size);
   }
 
-  void add(const MlpBlockParams& m, const AttentionLimits&, Arena&) {
+  void add(const MlpBlockParams& m, const AttentionLimits&) {
     const MlpBlock& block = m.block;
     const int64_t rows = m.num_tokens;
     add_rows(rows, m.hidden_size, m.dtype);
@@ -1265,15 +1267,11 @@ class Blocks {
 
 }  // namespace
 
-int64_t blocks_scratch_bytes(const std::vector<BlockParams>& params,
-                             const AttentionLimits& limits) {
-  return BlocksScratch(params, limits, {}).total;
-}
-
 Status blocks(const std::vector<BlockParams>& params, const AttentionLimits& limits,
-              const ComposedResources& resources, const Launch& launch_on) {
-  const BlocksScratch scratch(params, limits, resources);
-  REGATTA_RETURN_IF_ERROR(check_scratch(scratch.total, resources, "blocks"));
+              const ResourcesFor& resources_for, const Launch& launch_on) {
+  BlocksScratch scratch(params, limits);
+  const ComposedResources resources = resources_for(scratch.place({}));
+  REGATTA_RETURN_IF_ERROR(check_scratch(scratch.place(resources), resources, "blocks"));
   const auto zero = [&](void* memory, int64_t bytes) {
     if (bytes == 0 || memory == nullptr) return Status();
     return cuda_status(cudaMemsetAsync(memory, 0, bytes, launch_on.stream), "blocks");

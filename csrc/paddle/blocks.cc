@@ -515,8 +515,7 @@ Tensors blocks(const paddle::Tensor& hidden, const Tensors& weights, Tensors& ca
     cuda::AttentionLimits limits;
     if (inputs.positions != nullptr) limits = limits_of(step[kMaxLens]);
     const int64_t most_rows = std::max(num_tokens, limits.num_long_tokens);  // of a product
-    const cuda::ComposedResources resources =
-        resources_of(device, most_rows, cuda::blocks_scratch_bytes(params, limits));
+    const auto resources = [&](int64_t bytes) { return resources_of(device, most_rows, bytes); };
     throw_if_error(cuda::blocks(params, limits, resources, launch_on(device)));
   }
 #endif

@@ -57,7 +57,7 @@ def write_gguf(path: Path, spec: DecoderSpec, layer_type: str) -> None:
     writer.add_head_count_kv(spec.num_kv_heads)
     writer.add_key_length(spec.head_dim)
     writer.add_value_length(spec.head_dim)
-    writer.add_rope_dimension_count(spec.ropes[0].rotary_dim or spec.head_dim)
+    writer.add_rope_dimension_count(spec.rotary_dims[0])
     writer.add_rope_freq_base(spec.ropes[0].theta)
     attention = _attention_of(spec)
     if windows := [block for block in attention if block.window > 0]:
@@ -109,7 +109,7 @@ def tensors(spec: DecoderSpec, layer_type: str) -> Iterator[tuple[str, tuple[int
         yield "output.weight", table, head_type
     yield "output_norm.weight", (hidden,), "F32"
     if spec.ropes[0].method == "llama3":
-        yield "rope_freqs.weight", ((spec.ropes[0].rotary_dim or spec.head_dim) // 2,), "F32"
+        yield "rope_freqs.weight", (spec.rotary_dims[0] // 2,), "F32"
     for layer in range(spec.num_layers):
         start = f"blk.{layer}"
         yield f"{start}.attn_norm.weight", (hidden,), "F32"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import select
 import stat
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +19,7 @@ from predict.text.conversation import conversation_messages
 
 BUILT_IN_PROMPT = "Hello, how are you?"  # what runs without a data file
 MAX_DATA_BYTES = 2 << 30
+WRITER_SECONDS = 30.0  # for somebody to open a pipe that is read
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,11 @@ def _read(path: Path) -> bytes:
         mode = path.stat().st_mode
         if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
             raise UserError(f"--data_file {path} is a device; give a file or a pipe")
-        with path.open("rb") as file:
-            content = file.read(MAX_DATA_BYTES + 1)
+        if stat.S_ISFIFO(mode):
+            content = _pipe_content(path)
+        else:
+            with path.open("rb") as file:
+                content = file.read(MAX_DATA_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
         raise UserError(f"cannot read --data_file {path}: {reason or error}") from None
@@ -76,6 +83,27 @@ def _read(path: Path) -> bytes:
             f"--data_file {path} has more than {MAX_DATA_BYTES} bytes; split it into several files"
         )
     return content
+
+
+def _pipe_content(path: Path) -> bytes:
+    """What is written to a pipe; UserError where nobody opens it for WRITER_SECONDS."""
+    pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(pipe, "rb") as file:
+        poll, first = select.poll(), b""
+        poll.register(pipe, select.POLLIN)
+        deadline = time.monotonic() + WRITER_SECONDS
+        while not first and not poll.poll(100):
+            try:
+                first = os.read(pipe, 1)  # b"": nobody has it open
+            except BlockingIOError:
+                break  # a writer that has written nothing yet
+            if not first and time.monotonic() > deadline:
+                raise UserError(
+                    f"--data_file {path} is a pipe that nobody writes to: none opened it within "
+                    f"{WRITER_SECONDS:g} s; start what writes to it first, or give a file"
+                )
+        os.set_blocking(pipe, True)
+        return first + file.read(MAX_DATA_BYTES + 1 - len(first))
 
 
 Entry = tuple[str, Any]  # where it is, and the JSON value, or the line that holds it

@@ -115,7 +115,8 @@ class Request:
     @property
     def num_slots(self) -> int:
         """Sequences of the batch that it takes; a search counts its beams before the first fork."""
-        return self.sampling_params.num_beams if self.owner is self else 1
+        group = self.beam_group
+        return 1 if group is None or group.request is not self else self.sampling_params.num_beams
 
     @property
     def num_tokens(self) -> int:

@@ -251,8 +251,6 @@ class Scheduler:
         self._num_added = 0
         self._num_beams = 0  # made since: beams have ids below 0
         self._prompts_are_next = True  # with separate_steps
-        # The queue's head lacks blocks, and nothing that could help happened since it was tried.
-        self._head_is_blocked = False
 
     @property
     def num_waiting(self) -> int:
@@ -318,7 +316,6 @@ class Scheduler:
             del self._prefixes[prefix]
             self.block_manager.free(prefix.all_block_ids)
             self.num_pinned_blocks -= len(prefix.all_block_ids)
-            self._head_is_blocked = False
 
     def _num_blocks(self, request: Request, num_tokens: int) -> int:
         """Blocks of a request with `num_tokens` tokens, its prefix's blocks included."""
@@ -736,7 +733,7 @@ class Scheduler:
                     budget -= num_tokens
         except Exception as error:
             raise RequestError(request) from error
-        if self._waiting and not preempted and not self._head_is_blocked:
+        if self._waiting and not preempted:
             try:
                 self._admit(budget, num_decodes, spans)
             except Exception as error:
@@ -769,7 +766,11 @@ class Scheduler:
         return min(num_left, budget)
 
     def _admit(self, budget: int, num_decodes: int, spans: list[ScheduledSpan]) -> None:
-        """Moves waiting requests, in order, into the batch while slots, budget and blocks last."""
+        """Moves waiting requests, in order, into the batch while slots, budget and blocks last.
+
+        The head is tried in every step: much may make room for it, and nothing remembers that it
+        had none.
+        """
         config, blocks = self.config, self.block_manager
         # One free block stays for each running request that may still grow: otherwise the
         # newcomer would be preempted, and its prefill lost, within a few steps. A request that
@@ -787,6 +788,9 @@ class Scheduler:
                 return
             shares = _shares_blocks(request)
             if config.prefix_caching and shares and _waits_for_leader(request, config.block_size):
+                return
+            # Ahead of the search for its prompt: it needs one block of its own in any case.
+            if not blocks.can_allocate(1 + (headroom if self._running else 0), ()):
                 return
             prefix = request.prefix
             shared = list(prefix.block_ids)
@@ -809,7 +813,6 @@ class Scheduler:
             if not blocks.can_allocate(num_blocks - len(shared) + wanted, shared) or (
                 request.adapter is not None and not self._adapters.hold(request.adapter)
             ):
-                self._head_is_blocked = True
                 return
             blocks.acquire(shared)
             request.block_ids = shared + blocks.allocate(num_blocks - len(shared))
@@ -926,9 +929,6 @@ class Scheduler:
             _salt(request),
             prefix.num_partial,
         )
-        num_prompt_tokens = prefix.num_tokens + request.num_prompt_tokens
-        if request.num_published_blocks < num_prompt_tokens // block_size:
-            self._head_is_blocked = False  # it may share this prompt
         request.num_published_blocks = num_full
 
     def _trim(self, request: Request) -> None:
@@ -991,7 +991,6 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         self.block_manager.free(request.block_ids)
-        self._head_is_blocked = False
         # A new list: spans of the step in flight still refer to the old one.
         request.block_ids = []
         request.num_computed_tokens = 0

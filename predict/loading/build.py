@@ -221,10 +221,8 @@ def build_decoder(
         norm(plan.embedding_norm),
     )
     ropes = tuple(
-        paddle.to_tensor(
-            rope_table(rope, spec.head_dim, num_positions, spec.max_position), place=place
-        )
-        for rope in spec.ropes
+        paddle.to_tensor(rope_table(rope, dim, num_positions, spec.max_position), place=place)
+        for dim, rope in zip(spec.rotary_dims, spec.ropes, strict=True)
     )
     return Decoder(embedding, tuple(layers), head, ropes)
 

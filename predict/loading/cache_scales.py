@@ -13,6 +13,7 @@ from predict.nn.cache_formats import LEAST_RANGE, HeadScales, KvFormat
 from predict.system.files import FLOAT32_MAX, json_type, read_json_object
 
 if TYPE_CHECKING:
+    from predict.nn.blocks import CachingBlock
     from predict.nn.spec import DecoderSpec
 
 
@@ -42,8 +43,8 @@ def head_scales(
         if stored is not None:
             return stored
         if kv_format.name == "fp8" or fake:
-            ones = [1.0] * spec.num_kv_heads
-            return dict.fromkeys(layers, HeadScales(ones, ones))
+            ones = {layer: [1.0] * _num_kv_heads(block) for layer, block in layers.items()}
+            return {layer: HeadScales(values, values) for layer, values in ones.items()}
         raise UserError(
             f"{directory} holds no {SCALES_FILE}, which kv_format {kv_format.name} takes its "
             "scales from; calibrate them with quant/run_quantization.py, or use "
@@ -57,15 +58,15 @@ def head_scales(
         if len(found) != 1:
             raise UserError(f"{path} has {len(found)} entries that end in {ending}, not one")
         values = largest[found[0]]
-        group = spec.num_heads // spec.num_kv_heads
-        if not isinstance(values, list) or len(values) not in (spec.num_heads, spec.num_kv_heads):
+        num_heads, num_kv_heads = layers[layer].num_heads, _num_kv_heads(layers[layer])
+        if not isinstance(values, list) or len(values) not in (num_heads, num_kv_heads):
             count = len(values) if isinstance(values, list) else json_type(values)
             raise UserError(
                 f"{path}: {found[0]} holds {count} values (allowed: one for each of "
-                f"{spec.num_heads} query heads, or of {spec.num_kv_heads} key/value heads)"
+                f"{num_heads} query heads, or of {num_kv_heads} key/value heads)"
             )
-        if len(values) == spec.num_heads:
-            values = values[::group]
+        if len(values) == num_heads:
+            values = values[:: num_heads // num_kv_heads]
         for value in values:
             if type(value) not in (int, float) or not 0.0 <= value <= FLOAT32_MAX:
                 raise UserError(
@@ -77,9 +78,14 @@ def head_scales(
     return {layer: HeadScales(scales(layer, "k"), scales(layer, "v")) for layer in layers}
 
 
-def _layers(spec: DecoderSpec) -> list[int]:
-    """Those that keep rows in the cache."""
-    return [index for index, kept in enumerate(spec.kept) if kept]
+def _layers(spec: DecoderSpec) -> dict[int, CachingBlock]:
+    """Those that keep rows in the cache, and their blocks that do."""
+    kept = (index for index, rows in enumerate(spec.kept) if rows)
+    return dict(zip(kept, spec.attention, strict=True))
+
+
+def _num_kv_heads(block: CachingBlock) -> int:
+    return block.cache_rows[0].num_heads
 
 
 # A layer's scale in checkpoints of compressed-tensors, of its older versions, and of "fp8".
@@ -107,7 +113,7 @@ def _tensor_scales(
     scheme = cache_scheme(ConfigReader.from_dir(directory))
     if kv_format.name != ("int8_static" if scheme == "static" else "fp8"):
         return None
-    checkpoint = Checkpoint(directory)
+    checkpoint, layers = Checkpoint(directory), _layers(spec)
 
     def scales(layer: int, which: str) -> list[float] | None:
         endings = [f"layers.{layer}.self_attn.{name}" for name in TENSOR_SCALES[which]]
@@ -115,18 +121,18 @@ def _tensor_scales(
         if not found:
             return None
         info = checkpoint.tensors[found[0]]
-        count = math.prod(info.shape)
-        if len(found) > 1 or count not in (1, spec.num_kv_heads):
+        count, num_kv_heads = math.prod(info.shape), _num_kv_heads(layers[layer])
+        if len(found) > 1 or count not in (1, num_kv_heads):
             raise UserError(
                 f"{directory}: {' and '.join(found)} hold {count} values (allowed: one tensor of "
-                f"one value, or of one for each of {spec.num_kv_heads} key/value heads)"
+                f"one value, or of one for each of {num_kv_heads} key/value heads)"
             )
         values = to_float32(checkpoint.read(found[0])).reshape(-1)
         if not all(0.0 < value < math.inf for value in values.tolist()):
             raise UserError(f"{directory}: {found[0]} holds {values.tolist()}; it must be above 0")
-        return [float(v) for v in values.tolist()] * (spec.num_kv_heads // count)
+        return [float(v) for v in values.tolist()] * (num_kv_heads // count)
 
-    pairs = {layer: (scales(layer, "k"), scales(layer, "v")) for layer in _layers(spec)}
+    pairs = {layer: (scales(layer, "k"), scales(layer, "v")) for layer in layers}
     if all(pair == (None, None) for pair in pairs.values()):
         return None
     for layer, (key, value) in pairs.items():

@@ -195,7 +195,10 @@ def check_cpu_memory(
         )
     free = available - weight_bytes
     length = config.scheduling.max_length
-    width = sum((r.rotary_dim or spec.head_dim) * num_tables(r, length) for r in spec.ropes)
+    width = sum(
+        dim * num_tables(rope, length)
+        for dim, rope in zip(spec.rotary_dims, spec.ropes, strict=True)
+    )
     table = length * width * ROPE_BYTES
     if table > free:
         raise UserError(

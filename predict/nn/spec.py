@@ -115,6 +115,7 @@ class DecoderSpec:
             raise ValueError(
                 "no layer keeps rows in the cache (allowed: one layer and more that do)"
             )
+        self.rotary_dims  # noqa: B018  # raises
 
     def blocks(self) -> Iterator[Block]:
         for layer in self.layers:
@@ -124,6 +125,30 @@ class DecoderSpec:
     def kept(self) -> tuple[tuple[CacheRows, ...], ...]:
         """The cache rows of each layer; () for a layer without a cache."""
         return tuple(layer[0].cache_rows for layer in self.layers)
+
+    @cached_property
+    def rotary_dims(self) -> tuple[int, ...]:
+        """The width R of each of the rotary tables.
+
+        Raises ValueError for a table of whole heads that blocks with other sizes of head name.
+        """
+        return tuple(
+            rope.rotary_dim or self._rotated(table) for table, rope in enumerate(self.ropes)
+        )
+
+    def _rotated(self, table: int) -> int:
+        """Dims of the heads that a table of whole heads rotates; of one that nobody names any."""
+        sizes = {
+            block.head_dim if isinstance(block, AttentionBlock) else block.qk_rope_head_dim
+            for block in self.attention
+            if table in (block.positions.table, block.positions.query_table)
+        }
+        if len(sizes) > 1:
+            raise ValueError(
+                f"rotary table {table} is for heads of {sorted(sizes)} dims (allowed: one size for "
+                "each table); give the others a table of their own, or rotary_dim"
+            )
+        return sizes.pop() if sizes else self.head_dim
 
     @cached_property
     def attention(self) -> tuple[CachingBlock, ...]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from predict.engine.failures import explained
 from predict.engine.samples import Samples, StreamOutput
-from predict.errors import EXIT_FAILURE, EngineError, UserError
+from predict.errors import EXIT_FAILURE, UserError
 from predict.server.wire import (
     Abort,
     Add,
@@ -241,9 +241,7 @@ class EngineLoop:
         self._ended.append(Ended(request_id, None))
 
     def _step(self) -> None:
-        batch, finished = self._llm.engine.step()
-        if batch is None and not finished:
-            raise EngineError(f"nothing runs, and {len(self._live)} answers have not ended")
+        batch, finished = self._llm.step(live.samples for live in self._live.values())
         sampled = (span.request for span in batch.spans if span.samples) if batch else ()
         found = (self._by_request.get(each.owner.request_id) for each in (*sampled, *finished))
         # None: aborted while the step ran.

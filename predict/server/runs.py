@@ -75,16 +75,18 @@ class Run:
         count = len(job.prompts) * job.params.num_samples
         self._context.admission.enter(count)
         self._num_answers = count
-        if self._record.body is not None:
-            self._record.body.release()
         try:
+            if self._record.body is not None:
+                self._record.body.release()
             for prompt in job.prompts:
                 self._answers.append(
                     self._context.engine.add(prompt, job.params, streamed=self._streamed)
                 )
-        except EngineDied:
+        except BaseException as error:  # no `__aexit__` follows
             self._leave()
-            raise self._context.unavailable() from None
+            if isinstance(error, EngineDied):
+                raise self._context.unavailable() from None
+            raise
         job.usage.num_prompt_tokens = sum(map(len, job.prompts))
         self._record.log["prompt_tokens"] = job.usage.num_prompt_tokens
         self._watcher = asyncio.create_task(self._watch())

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from predict.cli import data
 from predict.cli.data import DataItem, read_data_file
 from predict.cli.prompts import prepare_prompts
 from predict.errors import UserError
@@ -91,6 +94,36 @@ def test_a_pipe_is_read() -> None:
     os.close(write)
     assert [item.src for item in read_data_file(f"/dev/fd/{read}")] == ["a"]
     os.close(read)
+
+
+def test_a_pipe_that_nobody_writes_to_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = tmp_path / "prompts"
+    os.mkfifo(pipe)
+    monkeypatch.setattr(data, "WRITER_SECONDS", 0.0)
+    with pytest.raises(UserError, match="prompts is a pipe that nobody writes to: none opened it"):
+        read_data_file(pipe)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_pipe_is_read_to_its_end_whenever_its_writer_comes(tmp_path: Path, waits: bool) -> None:
+    pipe = tmp_path / "prompts"
+    os.mkfifo(pipe)
+
+    def write() -> None:
+        with pipe.open("w") as file:
+            if waits:
+                time.sleep(0.25)
+            file.write(GOOD + "\n")
+            file.flush()
+            time.sleep(0.05)
+            file.write(GOOD)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert [item.src for item in read_data_file(pipe)] == ["a", "a"]
+    writer.join()
 
 
 @pytest.mark.parametrize(

@@ -240,13 +240,13 @@ def test_the_same_prompt_again_leaves_one_token_to_compute() -> None:
         assert step(scheduler) == [(i, 8 * i, 9 - 8 * i)]
 
 
-def test_a_blocked_head_waits_until_something_changed() -> None:
+def test_nothing_overtakes_a_head_that_lacks_blocks() -> None:
     scheduler = Scheduler(config(num_blocks=6, max_num_batched_tokens=32))
     scheduler.add(request(0, [1] * 16, max_new_tokens=8))
     scheduler.add(request(1, [2] * 16, max_new_tokens=1))
     scheduler.add(request(2, [3], max_new_tokens=1))
     for _ in range(8):
-        assert [span[0] for span in step(scheduler)] == [0]  # no overtaking
+        assert [span[0] for span in step(scheduler)] == [0]
     assert step(scheduler) == [(1, 0, 16), (2, 0, 1)]
 
 
@@ -550,6 +550,18 @@ def test_rejected_drafts_give_their_blocks_back(reserve_full: bool) -> None:
     scheduler.update(batch, [[2, 2, 6]], EOS)
     assert len(only.block_ids) == (6 if reserve_full else 2)
     assert scheduler.block_manager.num_used_blocks == len(only.block_ids)
+
+
+def test_blocks_of_rejected_drafts_let_the_head_of_the_queue_in() -> None:
+    scheduler = Scheduler(config(num_blocks=7, max_num_batched_tokens=64))
+    running, waits = request(0, [1] * 2, max_new_tokens=20), request(1, [2] * 16, max_new_tokens=1)
+    decoding(scheduler, running)
+    scheduler.add(waits)
+    batch = scheduler.schedule({0: [9] * 4})  # their block is one that the head needs
+    assert scheduled(batch) == [(0, 2, 5)]
+    assert batch is not None
+    scheduler.update(batch, [[8]], EOS)
+    assert step(scheduler) == [(0, 3, 1), (1, 0, 16)]
 
 
 @pytest.mark.parametrize("sampled", [[], [3, 3], [2, 2, 3], [2, 3, 4, 5]])

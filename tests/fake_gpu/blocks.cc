@@ -305,10 +305,8 @@ class Run {
 
 }  // namespace
 
-int64_t blocks_scratch_bytes(const std::vector<BlockParams>&, const AttentionLimits&) { return 0; }
-
 Status blocks(const std::vector<BlockParams>& params, const AttentionLimits& limits,
-              const ComposedResources&, const Launch& on) {
+              const ResourcesFor&, const Launch& on) {
   return queue(on.stream, "blocks", [params, limits, views = views_of(params)] {
     Run run(limits, views);
     for (BlockParams block : params) run(block);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from predict.device.library import Library
 from predict.errors import UserError
 from predict.loading.cache_scales import head_scales
-from predict.nn.blocks import key_value_rows
+from predict.nn.blocks import AttentionBlock, key_value_rows
 from predict.nn.cache_formats import (
     FORMATS,
     KV_FORMATS,
@@ -312,6 +313,23 @@ def test_scales_of_query_heads_serve_their_group(tmp_path: Path) -> None:
     layers = head_scales(kv_format_of("fp8"), tmp_path, SPEC)
     assert layers is not None
     assert layers[0].key == [1 / 448, 2 / 448]
+
+
+def test_scales_are_as_many_as_their_own_layer_has_heads(tmp_path: Path) -> None:
+    spec = SPEC.with_blocks(
+        lambda layer, block: (
+            dataclasses.replace(block, num_kv_heads=3)
+            if layer and isinstance(block, AttentionBlock)
+            else block
+        )
+    )
+    made_up = head_scales(kv_format_of("fp8"), tmp_path, spec)
+    assert made_up is not None
+    assert [len(layer.key) for layer in made_up.values()] == [2, 3]
+    write_scales(tmp_path, paddle_nlp_scales())
+    layers = head_scales(kv_format_of("int8_static"), tmp_path, spec)
+    assert layers is not None
+    assert [layers[0].key, layers[1].key] == [[1 / 127, 2 / 127], [2 / 127, 9 / 127, 9 / 127]]
 
 
 def test_fp8_does_without_a_scale_file(tmp_path: Path) -> None:

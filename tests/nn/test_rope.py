@@ -1,10 +1,14 @@
 """Rotary tables. The methods' numbers are held against HF transformers by the golden tests."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
+from predict.nn.blocks import AttentionBlock, Block, Positions
 from predict.nn.rope import METHODS, attention_factor, rope_table, step_of
 from predict.nn.spec import RopeSpec
+from tests.support.records import llama_spec
 
 
 def test_default_table_is_cos_then_sin_of_position_times_frequency() -> None:
@@ -94,3 +98,19 @@ def test_only_yarn_and_longrope_scale_the_attention() -> None:
     assert attention_factor(longrope) == pytest.approx(3.0**0.5)
     assert attention_factor(RopeSpec(method="linear", factor=4.0)) == 1.0
     assert attention_factor(RopeSpec(method="yarn", factor=4.0)) == pytest.approx(1.13863)
+
+
+def test_each_table_is_as_wide_as_the_heads_that_it_rotates() -> None:
+    sizes = {"vocab_size": 9, "hidden_size": 64, "intermediate_size": 8, "max_position": 16}
+    spec = llama_spec(**sizes, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=32)
+
+    def wider(layer: int, block: Block, table: int) -> Block:
+        if layer == 0 or not isinstance(block, AttentionBlock):
+            return block
+        return dataclasses.replace(block, head_dim=64, positions=Positions(table=table))
+
+    ropes = RopeSpec(), RopeSpec(theta=9.0), RopeSpec(rotary_dim=8)
+    several = dataclasses.replace(spec, ropes=ropes).with_blocks(lambda i, b: wider(i, b, 1))
+    assert several.rotary_dims == (32, 64, 8)
+    with pytest.raises(ValueError, match=r"rotary table 0 is for heads of \[32, 64\] dims"):
+        spec.with_blocks(lambda i, b: wider(i, b, 0))

@@ -91,6 +91,24 @@ def test_a_full_queue_is_429_with_a_time_to_wait() -> None:
         assert complete(client).status_code == 200, "those who left made room"
 
 
+def test_a_request_that_fails_on_its_way_to_the_engine_makes_room_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with serving(max_queue=0) as (server, client):
+        engine, add = server.engine, server.engine.add
+
+        def add_one(*args: Any, **options: Any) -> Any:
+            if engine.num_added:
+                raise OSError("the socket is full")
+            return add(*args, **options)
+
+        monkeypatch.setattr(engine, "add", add_one)
+        assert complete(client, prompt=["a"] * 8).status_code == 500
+        assert engine.answers[0].is_aborted
+        monkeypatch.undo()
+        assert complete(client, prompt=["a"] * 8).status_code == 200
+
+
 @contextlib.contextmanager
 def _begun(server: ScriptedServer, body: dict[str, Any]) -> Iterator[socket.socket]:
     """A request that the engine has, on a connection that is closed at the end of the block."""

@@ -375,7 +375,7 @@ class Simulation:
             for _ in range(self.rng.randrange(4)):
                 tokens.append(next_token(prefix_hashes(tokens, first_hash(each))[-1]))
             guesses = tokens[each.prefix.num_tokens + each.num_tokens :]
-            drafts[each.request_id] = guesses + [1] * self.rng.randrange(3)
+            drafts[each.request_id] = guesses + [1] * self.rng.choice([0, 1, 2, 20])
         return drafts
 
     def _check_batch(self, batch: ScheduledBatch, running: set[int]) -> None:
@@ -403,6 +403,28 @@ class Simulation:
         self._check_turn(not set(decoding_ids) <= set(ids), "a decode waits")
         if limits.separate_steps:
             assert len({i in decoding_ids for i in ids}) == 1, "prompts beside decodes"
+        if not victims and not (limits.separate_steps and decoding_ids):
+            self._check_head(batch)
+
+    def _check_head(self, batch: ScheduledBatch) -> None:
+        """Nobody waits for whom there is room, even if nothing is shared."""
+        limits = self.limits
+        order = sorted(self.unfinished.values(), key=lambda r: r.arrival_index)
+        head = next((each for each in order if each.status in WAITING), None)
+        if head is None or head.adapter or head.leader or head.logprobs:  # which wait for these too
+            return
+        if head.num_tokens > limits.max_num_batched_tokens - batch.num_tokens:
+            return
+        if head.num_slots > limits.max_num_seqs - self.scheduler.num_running:
+            return
+        num_blocks = -(-(head.prefix.num_reserved + head.num_tokens) // limits.block_size)
+        num_blocks = head.max_num_blocks if limits.reserve_full else num_blocks
+        others = [r for r in order if r.status is RequestStatus.RUNNING]
+        grows = [r for r in others if len(r.block_ids) < r.max_num_blocks or r.beam_group]
+        grows += [head] * (num_blocks < head.max_num_blocks)
+        num_spare = sum(r.num_slots for r in grows) if others and not limits.reserve_full else 0
+        num_own = num_blocks - len(head.prefix.block_ids)
+        assert num_own + num_spare > self.scheduler.block_manager.num_free_blocks, f"{head!r} waits"
 
     def _check_turn(self, waits: bool, what: str) -> None:
         assert not waits or (self.limits.separate_steps and what not in self.waited), what

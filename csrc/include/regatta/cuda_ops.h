@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "regatta/activate.h"
@@ -129,16 +130,19 @@ Status likeliest(const LikeliestParams& params, const Launch& launch);
 // the norm weights are multiplied into the matrices behind them (fold_norm_weight in gemm.h), and a
 // product's epilogue leaves the sums of squares that the next one scales its rows by.
 struct ComposedResources {
-  void* scratch = nullptr;  // *_scratch_bytes() of the same call
+  void* scratch = nullptr;  // the bytes that the same call needs
   int64_t scratch_bytes = 0;
   void* blas = nullptr;  // see GemmResources
 };
 
 // Blocks in their order, each reading what the one before it wrote. What one leaves in scratch for
 // the norm of the next is chosen from their records (csrc/cuda/blocks.cu).
-int64_t blocks_scratch_bytes(const std::vector<BlockParams>& params, const AttentionLimits& limits);
+//
+// The resources are asked for once, with the bytes of scratch: counting them is a walk over all
+// blocks, at each call.
+using ResourcesFor = std::function<ComposedResources(int64_t scratch_bytes)>;
 Status blocks(const std::vector<BlockParams>& params, const AttentionLimits& limits,
-              const ComposedResources& resources, const Launch& launch);
+              const ResourcesFor& resources, const Launch& launch);
 
 // paged_attention() with its workspace in the scratch, which is prepared here.
 int64_t attention_scratch_bytes(const PagedAttentionParams& params, const AttentionLimits& limits);
