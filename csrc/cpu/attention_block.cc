@@ -36,6 +36,13 @@ const OpTable<AttentionBlockParams> kAttentionBlock("attention_block",
 
 }  // namespace
 
+bool narrows(const AttentionBlockParams& p) {
+  const auto ascends = [](int32_t a, int32_t b) { return a >= b; };
+  return p.block.residual.source != Source::kNormed &&
+         std::adjacent_find(p.rows, p.rows + p.num_rows, ascends) == p.rows + p.num_rows &&
+         (p.num_rows == 0 || (p.rows[0] >= 0 && p.rows[p.num_rows - 1] < p.batch.num_tokens));
+}
+
 Status attention_block(const AttentionBlockParams& params) {
   Status status =
       check_attention_batch("attention_block", params.batch, params.cache, params.block.window);

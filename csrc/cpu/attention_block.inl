@@ -12,17 +12,50 @@ struct BlockKernels {
   Gemm qkv, out;
 };
 
-// Tokens [begin, end), all phases in one region.
+// Which of a piece's tokens have rows in the output.
+struct Wanted {
+  int64_t num_rows;           // of the output
+  int64_t num_used;           // of these, the first ones: tokens of spans, and no padding
+  int32_t* places = nullptr;  // [tokens] each one's row, -1: it has none; null: each has its own
+
+  // Of tokens [begin, end) with `batch`, which is narrowed to them: rows [first, last) of p.rows.
+  Wanted(const AttentionBlockParams& p, int64_t begin, int64_t end, int64_t first, int64_t last,
+         AttentionBatch* batch, Scratch& scratch)
+      : num_rows(end - begin), num_used(batch->cu_seqlens_q[batch->num_seqs]) {
+    if (p.rows == nullptr) return;
+    const int64_t used = std::exchange(num_used, 0);
+    num_rows = last - first;
+    places = scratch.take<int32_t>(end - begin);
+    std::fill(places, places + (end - begin), -1);
+    for (int64_t i = first; i < last; ++i) {
+      const int64_t token = p.rows[i] - begin;
+      places[token] = static_cast<int32_t>(i - first);
+      num_used += token < used;
+    }
+    auto* unread = scratch.take<int32_t>(batch->num_seqs);
+    for (int64_t b = 0; b < batch->num_seqs; ++b) {
+      const int32_t* const span = places + batch->cu_seqlens_q[b];
+      const int32_t* const span_end = places + batch->cu_seqlens_q[b + 1];
+      unread[b] = static_cast<int32_t>(
+          std::find_if(span, span_end, [](int32_t row) { return row >= 0; }) - span);
+    }
+    batch->unread = unread;
+  }
+
+  int64_t row(int64_t token) const { return places ? places[token] : token; }
+};
+
+// Tokens [begin, end), all phases in one region; of p.rows, those are [first, last).
 template <class T>
 void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& kernels,
-                           int64_t begin, int64_t end) {
+                           int64_t begin, int64_t end, int64_t first, int64_t last) {
   using Query = QueryOf<T>;
   const AttentionBlock& block = p.block;
   const int64_t num_tokens = end - begin;
   const int64_t dim = block.head_dim, hidden_size = p.hidden_size;
   const int64_t qkv_size = kernels.qkv.weight.out_features, q_size = kernels.out.weight.in_features;
   const T* hidden = static_cast<const T*>(p.hidden) + begin * hidden_size;
-  T* out = static_cast<T*>(p.hidden_out) + begin * hidden_size;
+  T* out = static_cast<T*>(p.hidden_out) + (p.rows ? first : begin) * hidden_size;
   Scratch& shared = Scratch::mine();
   Scratch::Scope scope(shared);
 
@@ -43,32 +76,46 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
   rope.plus_one = block.qk_norm.plus_one;
   rope.interleaved = block.positions.interleaved;
   const WholeNorms<T> whole(&rope, block.qk_norm_whole);
-  const AttentionBatch batch = cut_batch(p.batch, begin, end, shared);
+  AttentionBatch batch = cut_batch(p.batch, begin, end, shared);
+  const Wanted wanted(p, begin, end, first, last, &batch, shared);
+  const T* summed = hidden;  // of the output's rows
+  AdapterRows adapters = p.adapters;
+  if (p.rows) {
+    T* rows = shared.take<T>(wanted.num_rows * hidden_size);
+    auto* ids = shared.take<int32_t>(wanted.num_rows);
+    for (int64_t i = 0; i < wanted.num_rows; ++i) {
+      const int64_t token = p.rows[first + i];
+      std::copy_n(hidden + (token - begin) * hidden_size, hidden_size, rows + i * hidden_size);
+      if (adapters.ids) ids[i] = adapters.ids[token];
+    }
+    summed = rows;
+    if (adapters.ids) adapters.ids = ids;
+  }
   AttentionJob attention =
       make_attention_job(p.batch, batch, p.cache, block.num_heads, block.num_kv_heads, dim,
                          block.softmax_scale, block.window, shared);
   attention.softcap = block.softcap;
   attention.slopes = p.slopes;
   attention.sinks = p.sinks;
-  const Ending<T> ending(block, p.post_norm, p.out.bias, hidden, out, num_tokens, hidden_size,
+  const Ending<T> ending(block, p.post_norm, p.out.bias, summed, out, wanted.num_rows, hidden_size,
                          shared);
 
   const Addend<T> qkv_addend(p.adapters, Adapted::kQkv, p.qkv.low_rank, begin, num_tokens,
                              hidden_size, {block.q_size(), block.kv_size(), block.kv_size()},
                              shared);
-  const Addend<T> out_addend(p.adapters, Adapted::kOut, p.out.low_rank, begin, num_tokens, q_size,
-                             {hidden_size}, shared);
+  const Addend<T> out_addend(adapters, Adapted::kOut, p.out.low_rank, p.rows ? 0 : begin,
+                             wanted.num_rows, q_size, {hidden_size}, shared);
   const Kept<T> input(ending, block.norm, hidden, qkv_addend.any(), num_tokens, shared);
   const PackedRows normed = make_rows(kernels.qkv, shared, num_tokens, Fill::kByRow);
-  const PackedRows attended = make_rows(kernels.out, shared, num_tokens, Fill::kByColumns);
+  const PackedRows attended =
+      make_rows(kernels.out, shared, std::max<int64_t>(wanted.num_rows, 1), Fill::kByColumns);
   float* qkv = shared.take<float>(num_tokens * qkv_size);
   Query* q = shared.take<Query>(num_tokens * q_size);
   // Heads can be packed one by one where they begin at a cache line of the packed row.
   const bool packs_heads = dim % 32 == 0 && !out_addend.any();
-  float* mixed = packs_heads ? nullptr : shared.take<float>(num_tokens * q_size);
+  float* mixed = packs_heads ? nullptr : shared.take<float>(wanted.num_rows * q_size);
   float* zeros = shared.take<float>(q_size);
   for (int64_t i = 0; i < q_size; ++i) zeros[i] = 0.0f;
-  const int64_t used = batch.cu_seqlens_q[batch.num_seqs];
 
   parallel([&](Team& team) {
     take_rows(team, normed, hidden, block.norm, p.norm, input.kept);
@@ -81,18 +128,23 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
     team.barrier();
     whole.apply(team, num_tokens, qkv, qkv);
     rope_rows(team, rope, qkv, q);
+    if (wanted.num_rows == 0) return;
     team.barrier();
     attend<T>(team, attention, q, [&](int64_t token, int64_t head, const float* values) {
+      const int64_t row = wanted.row(token);
+      if (row < 0) return;
       if (packs_heads) {
-        pack_columns(attended, token, head * dim, values, dim);
+        pack_columns(attended, row, head * dim, values, dim);
       } else {
-        copy_row(values, mixed + token * q_size + head * dim, dim);
+        copy_row(values, mixed + row * q_size + head * dim, dim);
       }
     });
-    team.for_each(num_tokens - used, [&](int64_t i) { pack_row(attended, used + i, zeros); });
+    team.for_each(wanted.num_rows - wanted.num_used,
+                  [&](int64_t i) { pack_row(attended, wanted.num_used + i, zeros); });
     if (!packs_heads) {
       team.barrier();
-      for_rows(team, used, [&](int64_t i) { pack_row(attended, i, mixed + i * q_size); });
+      for_rows(team, wanted.num_used,
+               [&](int64_t i) { pack_row(attended, i, mixed + i * q_size); });
     }
     complete_rows(team, attended);
     shrink(team, out_addend, mixed, q_size);
@@ -114,9 +166,13 @@ inline Status run_attention_block(const AttentionBlockParams& p) {
                        REGATTA_ISA_ENUM, &kernels.out);
   if (!status.ok()) return status;
   return with_dtype(p.dtype, [&](auto like) {
+    int64_t first = 0;
     for (int64_t begin = 0; begin < p.batch.num_tokens; begin += kMaxBlockRows) {
       const int64_t end = std::min(begin + kMaxBlockRows, p.batch.num_tokens);
-      attention_block_piece<decltype(like)>(p, kernels, begin, end);
+      int64_t last = first;
+      while (p.rows && last < p.num_rows && p.rows[last] < end) ++last;
+      attention_block_piece<decltype(like)>(p, kernels, begin, end, std::exchange(first, last),
+                                            last);
     }
     return Status();
   });

@@ -220,14 +220,16 @@ AttentionPlan make_attention_plan(const AttentionBatch& batch, int64_t num_kv_he
   for (int64_t b = 0; b < batch.num_seqs; ++b) {
     const int64_t tokens = batch.cu_seqlens_q[b + 1] - batch.cu_seqlens_q[b];
     const int64_t first = batch.context_lens[b] - tokens;  // position of the span's token 0
-    const int64_t count = (tokens + max_tokens - 1) / max_tokens;
+    const int64_t unread = batch.unread ? batch.unread[b] : 0;
+    const int64_t read = tokens - unread;
+    const int64_t count = (read + max_tokens - 1) / max_tokens;
     const int64_t prefix = batch.prefix_lens ? batch.prefix_lens[b] : 0;
     // Last tokens first: they see most, and the last pieces claimed should be small.
     for (int64_t i = count; i-- > 0;) {
       AttentionTile& tile = all.tiles[all.count];
       tile.span = static_cast<int32_t>(b);
-      tile.begin = static_cast<int32_t>(tokens * i / count);
-      tile.end = static_cast<int32_t>(tokens * (i + 1) / count);
+      tile.begin = static_cast<int32_t>(unread + read * i / count);
+      tile.end = static_cast<int32_t>(unread + read * (i + 1) / count);
       const int64_t oldest =
           window < 0 ? 0 : std::max<int64_t>(0, first + tile.begin - window + 1 - shallower);
       tile.first_split = static_cast<int32_t>(oldest / kSplit);

@@ -26,7 +26,6 @@
 // its tensors out of the CPU's caches it is three times as much. So `weights` and `caches` may each
 // be one tensor of regatta_views().
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "adapter_tensors.h"
@@ -357,37 +356,33 @@ Status run_attention(const LatentAttentionBlockParams& params) {
   return cpu::latent_attention_block(params);
 }
 
-// The rows `ids` of x [num_rows, width].
-paddle::Tensor rows_of(const TensorView& ids, const void* x, int64_t num_rows, int64_t width,
-                       DType dtype) {
-  paddle::Tensor out = empty({ids.shape[0], width}, dtype);
+// out [L, width] = the rows `ids` of x [num_rows, width].
+void take_rows(const TensorView& ids, const void* x, int64_t num_rows, int64_t width, DType dtype,
+               void* out) {
   EmbeddingParams p = {};
   p.token_ids = static_cast<const int32_t*>(ids.data);
   p.weight = x;
-  p.out = out.data();
+  p.out = out;
   p.num_tokens = ids.shape[0];
   p.vocab_size = num_rows;
   p.hidden_size = width;
   p.dtype = dtype;
   throw_if_error(cpu::embedding(p));
-  return out;
 }
+
+bool narrows(const AttentionBlockParams& params) { return cpu::narrows(params); }
+bool narrows(const LatentAttentionBlockParams&) { return false; }
 
 // An attention of either kind, and of its rows those that are wanted.
 template <class Params>
 void attention_on_cpu(Params& params, const TensorView& wanted, int64_t width) {
-  const bool some = params.rows != nullptr;
+  if (params.rows == nullptr || narrows(params)) return throw_if_error(run_attention(params));
   const int64_t num_tokens = params.batch.num_tokens;
-  void* const out = params.hidden_out;
-  paddle::Tensor all;
-  if (some) {
-    all = empty({num_tokens, width}, params.dtype);
-    params.hidden_out = all.data();
-  }
+  paddle::Tensor all = empty({num_tokens, width}, params.dtype);
+  void* const out = std::exchange(params.hidden_out, all.data());
+  params.rows = nullptr;
   throw_if_error(run_attention(params));
-  if (!some) return;
-  const paddle::Tensor made = rows_of(wanted, all.data(), num_tokens, width, params.dtype);
-  std::memcpy(out, made.data(), made.numel() * dtype_size(params.dtype));
+  take_rows(wanted, all.data(), num_tokens, width, params.dtype, out);
 }
 
 void run_on_cpu(std::vector<BlockParams>& params, const TensorView& wanted, int64_t width,
@@ -401,7 +396,8 @@ void run_on_cpu(std::vector<BlockParams>& params, const TensorView& wanted, int6
       auto& mlp = std::get<MlpBlockParams>(block);
       paddle::Tensor before;
       if (mlp.before_rows != nullptr && mlp.block.parallel) {
-        before = rows_of(wanted, mlp.before, mlp.num_before, width, dtype);
+        before = empty({wanted.shape[0], width}, dtype);
+        take_rows(wanted, mlp.before, mlp.num_before, width, dtype, before.data());
         mlp.before = before.data();
       }
       if (mlp.adapters.ids != nullptr && wanted.data != nullptr) {

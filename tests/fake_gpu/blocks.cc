@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -269,15 +270,15 @@ class Run {
   template <class Attention>
   void run(Attention& p) {
     if (!check_limits(p.batch, limits_)) return;
-    wanted_ = p.rows;
+    wanted_ = std::exchange(p.rows, nullptr);
     void* const out = p.hidden_out;
     const int64_t num_tokens = p.batch.num_tokens, width = p.hidden_size;
-    if (p.rows != nullptr) {
+    if (wanted_ != nullptr) {
       p.hidden_out = Scratch::mine().take<char>(num_tokens * width * dtype_size(p.dtype));
     }
     const bool done = check(compute(p));
-    if (!done || p.rows == nullptr) return;
-    gather({p.rows, p.hidden_out, out, p.num_rows, num_tokens, width, p.dtype});
+    if (!done || wanted_ == nullptr) return;
+    gather({wanted_, p.hidden_out, out, p.num_rows, num_tokens, width, p.dtype});
   }
 
   void run(MlpBlockParams& p) {

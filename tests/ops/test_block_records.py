@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,12 @@ EXPERTS = "experts intermediate_size=48 router.num_experts=6 router.top_k=2"
 
 
 def run(
-    compiled: Library, text: str, order: list[int], rows: Any = None, step_size: int = 8
+    compiled: Library,
+    text: str,
+    order: list[int],
+    rows: Any = None,
+    step_size: int = 8,
+    shape: Shape = SHAPE,
 ) -> Any:
     """Blocks of `order`, whose weights and caches are all there."""
     rng = np.random.default_rng(0)
@@ -35,7 +41,7 @@ def run(
         return packed(compiled, normal(rng, rows, columns), "float32")
 
     norm = tensor(np.ones(HIDDEN, np.float32), "float32")
-    batch = Batch.of(SHAPE)
+    batch = Batch.of(shape)
     weights, caches = [], []
     for index in order:
         if index == 0 and ATTENTION in text:
@@ -43,7 +49,7 @@ def run(
             caches += [tensor(np.zeros_like(batch.empty_cache()), "float32") for _ in range(2)]
         else:
             weights += [norm, matrix(96, HIDDEN), matrix(HIDDEN, 48)]
-    hidden = tensor(normal(rng, SHAPE.num_tokens, HIDDEN), "float32")
+    hidden = tensor(normal(rng, shape.num_tokens, HIDDEN), "float32")
     step = batch.step()[:step_size]
     return compiled.op("regatta_blocks")(hidden, weights, caches, step, None, rows, text, order)[0]
 
@@ -53,6 +59,19 @@ def test_blocks_that_are_named_rightly_run(compiled: Library) -> None:
     assert run(compiled, text, [0, 1, 0]).shape == [3, HIDDEN]
     assert run(compiled, text, [0, 1, 1], rows=int32([1, 2])).shape == [2, HIDDEN]
     assert run(compiled, MLP, [0, 0], step_size=0).shape == [3, HIDDEN]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[69, 70, 75], [0, 3, 68, 69, 71], [70], list(range(76)), [75, 70, 69], [70, 70, 75]],
+)
+@pytest.mark.parametrize("residual", ["", " residual.source=normed"])
+def test_some_rows_are_those_of_all(compiled: Library, residual: str, rows: list[int]) -> None:
+    shape = dataclasses.replace(SHAPE, spans=((70, 90), (1, 40), (5, 5)))
+    for text, order in ((ATTENTION + residual, [0]), (f"{ATTENTION}{residual}|{MLP}", [0, 1])):
+        whole = run(compiled, text, order, shape=shape).numpy()
+        some = run(compiled, text, order, rows=int32(rows), shape=shape).numpy()
+        np.testing.assert_array_equal(some, whole[rows])
 
 
 @pytest.mark.parametrize(

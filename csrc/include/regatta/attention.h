@@ -48,6 +48,8 @@ struct AttentionBatch {
   // The first so many tokens of each request are seen by all of its tokens, those before them too:
   // a span that begins among them has them all. Null: none. Without trees, windows and slopes.
   const int32_t* prefix_lens = nullptr;  // [B]
+  // The first so many tokens of each span have no row in the output. Null: none. On a CPU.
+  const int32_t* unread = nullptr;  // [B]
 };
 
 struct RopeAndCacheWriteParams {

@@ -184,7 +184,7 @@ struct AttentionBlockParams {
   AttentionBatch batch;
   AdapterRows adapters;
   // [L] those of hidden_out, or null: all. As many as tokens are all of them, as many as spans the
-  // last ones of each, unless there are trees. On a GPU.
+  // last ones of each, unless there are trees. On a CPU: see narrows().
   const int32_t* rows = nullptr;
   int64_t num_rows = 0;
   void* hidden_out = nullptr;  // [T, H]; with rows [L, H]
@@ -255,6 +255,9 @@ using BlockParams = std::variant<AttentionBlockParams, MlpBlockParams, ExpertBlo
 
 namespace cpu {
 
+// Whether attention_block() takes params.rows, which are not null: each token at most once, in
+// order, and the sum reads no normed input. Else it makes all rows, with `rows` null.
+bool narrows(const AttentionBlockParams& params);
 Status attention_block(const AttentionBlockParams& params);
 Status latent_attention_block(const LatentAttentionBlockParams& params);
 Status mlp_block(const MlpBlockParams& params);
