@@ -83,6 +83,35 @@ CODER = """
 </tool_call>
 {%- endfor %}
 {%- endfor %}"""
+GLM = """
+{%- for message in messages %}
+{%- for call in message.tool_calls %}
+<tool_call>{{ call.function.name }}
+{% for name, value in call.function.arguments.items() %}<arg_key>{{ name }}</arg_key>
+<arg_value>{{ value if value is string else value | tojson }}</arg_value>
+{% endfor %}</tool_call>
+{%- endfor %}
+{%- endfor %}"""
+MINIMAX = """
+{%- set begin, end = '<minimax:tool_call>', '</minimax:tool_call>' %}
+{%- for message in messages %}
+{%- for call in message.tool_calls %}
+{{ begin }}
+<invoke name="{{ call.function.name }}">
+{%- for name, value in call.function.arguments.items() %}
+<parameter name="{{ name }}">{{ value if value is string else value | tojson }}</parameter>
+{%- endfor %}
+</invoke>
+{{ end }}
+{%- endfor %}
+{%- endfor %}"""
+KIMI = """
+{%- for message in messages %}
+{%- for call in message.tool_calls %}<|tool_calls_section_begin|><|tool_call_begin|>functions.
+{{- call.function.name }}:{{ loop.index0 }}<|tool_call_argument_begin|>
+{{- call.function.arguments | tojson }}<|tool_call_end|><|tool_calls_section_end|>
+{%- endfor %}
+{%- endfor %}"""
 HARMONY = """
 {%- for message in messages %}<|start|>
 {%- if message.tool_calls %}assistant<|channel|>commentary to=
@@ -98,6 +127,9 @@ TEMPLATES = {
     "mistral": MISTRAL,
     "deepseek_v3": DEEPSEEK,
     "qwen3_coder": CODER,
+    "glm45": GLM,
+    "minimax_m2": MINIMAX,
+    "kimi_k2": KIMI,
     "harmony": HARMONY,
 }
 
@@ -172,5 +204,28 @@ def test_thoughts_stand_under_the_names_that_templates_use(key: str) -> None:
     assert "thinking" not in shaped
 
 
-def test_a_template_without_marks_has_no_format() -> None:
-    assert detected("{% for message in messages %}{{ message.content }}{% endfor %}") is None
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for message in messages %}{{ message.content }}{% endfor %}",
+        # Near Hermes, and near Llama's.
+        "<tool_call>{{ name }}: {{ call.arguments | tojson }}</tool_call>",
+        "<tool_call><name>{{ name }}</name><arguments>{{ arguments }}</arguments></tool_call>",
+        "<|start_header_id|>{{ tool.parameters }} [{{ name }}({{ arguments }})]",
+    ],
+)
+def test_a_template_without_the_marks_of_a_form_has_none(source: str) -> None:
+    assert detected(source) is None
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        r"""{{- '<tool_call>\n{\"name\": <name>, \"arguments\": <args>}\n</tool_call>' }}""",
+        """{{ "<tool_call>{'arguments' : {}, 'name' : ''}</tool_call>" }}""",
+    ],
+)
+def test_marks_are_found_however_a_template_quotes_them(written: str) -> None:
+    row = detected(written)
+    assert row is not None
+    assert row.name == "hermes"
