@@ -194,13 +194,37 @@ def test_arguments_that_are_no_object_stay_as_the_model_wrote_them(given: str) -
         assert shaped[0]["tool_calls"][0]["function"]["arguments"] == given
 
 
+@pytest.mark.parametrize(
+    ("given", "walked"),
+    [
+        (None, {}),
+        ("null", {}),
+        ("", {}),
+        ('{"a": 1', {"arguments": '{"a": 1'}),
+        ("[1]", {"arguments": [1]}),
+        ('{"a": 1}', {"a": 1}),
+    ],
+)
+def test_arguments_of_any_kind_are_an_object_where_a_template_walks_them(
+    given: str | None, walked: dict[str, Any]
+) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": given}}
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    for source in (CODER, GLM, MINIMAX):
+        (shaped,) = template_messages([message], source)
+        assert shaped["tool_calls"][0]["function"]["arguments"] == walked
+    if given == '{"a": 1':
+        for source in (QWEN, DEEPSEEK, CODER):
+            assert "f" in rendered(source, [MESSAGES[0], message])
+
+
 @pytest.mark.parametrize("key", ["reasoning", "reasoning_content"])
 def test_thoughts_stand_under_the_names_that_templates_use(key: str) -> None:
     calling = {"role": "assistant", "content": "", key: "Hm.", "tool_calls": [CALL]}
     (shaped,) = template_messages([calling], QWEN)
     assert (shaped["reasoning_content"], shaped["thinking"]) == ("Hm.", "Hm.")
     (shaped,) = template_messages([{"role": "assistant", "content": "A.", key: "Hm."}], QWEN)
-    assert shaped["reasoning_content"] == "Hm."
+    assert (shaped["reasoning_content"], shaped["reasoning"]) == ("Hm.", "Hm.")
     assert "thinking" not in shaped
 
 
