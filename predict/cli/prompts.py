@@ -9,7 +9,7 @@ from predict.cli.data import DataItem, short_list
 from predict.cli.prompt_keys import key_warnings
 from predict.errors import TokenizerError, UserError
 from predict.request import SamplingParams
-from predict.text.conversation import conversation_messages
+from predict.text.conversation import content_text, conversation_messages
 from predict.text.params import with_token_ids
 from predict.text.tokenizer import Tokenizer
 
@@ -124,4 +124,4 @@ def _text(item: DataItem, tokenizer: Tokenizer) -> tuple[str, bool, bool]:
             "role messages need a chat template, and the tokenizer has none; give one with "
             "--chat_template"
         )
-    return messages[0]["content"], False, len(messages) > 1
+    return content_text(messages[0]["content"]), False, len(messages) > 1

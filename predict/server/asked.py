@@ -19,7 +19,7 @@ from predict.server.protocol import (
     StructuredOutputs,
 )
 from predict.system.files import json_type
-from predict.text.conversation import TEXT_PARTS, Message
+from predict.text.conversation import TEXT_PARTS, Message, TextPart, text_part
 
 # The names that requests have for fields of SamplingParams, where they differ.
 _SPELLINGS: Mapping[str, tuple[str, ...]] = {
@@ -190,14 +190,14 @@ def _of_structured(form: StructuredOutputs) -> Iterator[tuple[str, Any]]:
 
 
 def conversation(messages: Sequence[ChatMessage], where: str = "messages") -> list[Message]:
-    """Role messages whose contents are texts. Raises ApiError 400 that names the field."""
+    """Role messages of texts or text parts. Raises ApiError 400 that names the field."""
     return [_message(message, f"{where}[{index}]") for index, message in enumerate(messages)]
 
 
 def _message(message: ChatMessage, where: str) -> Message:
     role = "system" if message.role == "developer" else message.role
     fields: Message = {"role": role, "content": _content(message, where)}
-    for name in ("name", "tool_call_id", "reasoning_content"):
+    for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
         if (value := getattr(message, name)) is not None:
             fields[name] = value
     if message.tool_calls:
@@ -209,13 +209,14 @@ def _message(message: ChatMessage, where: str) -> Message:
     return fields
 
 
-def _content(message: ChatMessage, where: str) -> str:
+def _content(message: ChatMessage, where: str) -> str | list[TextPart]:
     content, param = message.content, f"{where}.content"
     if isinstance(content, str):
         return content
     if content is None:
-        if message.role == "assistant" and (message.tool_calls or message.reasoning_content):
-            return ""
+        said = message.tool_calls or message.reasoning_content or message.reasoning
+        if message.role == "assistant" and (said or message.refusal is not None):
+            return message.refusal or ""
         raise invalid(
             param,
             f"{param} is missing; write a text (only an assistant's message with tool_calls may "
@@ -228,21 +229,23 @@ def _content(message: ChatMessage, where: str) -> str:
             f"{param} is {json_type(content)} (allowed: a text, or a list of at most {MAX_PARTS} "
             "text parts)",
         )
-    return "".join(_part(part, f"{param}[{index}]") for index, part in enumerate(content))
+    return [text_part(_part(part, f"{param}[{index}]")) for index, part in enumerate(content)]
 
 
 def _part(part: object, where: str) -> str:
     if not isinstance(part, dict):
         raise invalid(where, f"{where} is {json_type(part)} (allowed: an object with type, text)")
-    kind, text = part.get("type", "text"), part.get("text")
-    if kind not in TEXT_PARTS:
+    kind = part.get("type", "text")
+    name = "refusal" if kind == "refusal" else "text"
+    text = part.get(name)
+    if kind not in (*TEXT_PARTS, "refusal"):
         raise invalid(
             f"{where}.type",
             f"{where}.type is {quoted(kind)}, and this model reads text only (allowed: text)",
             "unsupported_content",
         )
     if not isinstance(text, str):
-        raise invalid(f"{where}.text", f"{where}.text is {json_type(text)} (allowed: a text)")
+        raise invalid(f"{where}.{name}", f"{where}.{name} is {json_type(text)} (allowed: a text)")
     return text
 
 
@@ -257,15 +260,9 @@ def template_values(values: object, effort: str | None) -> dict[str, Any]:
             f"{name} is {json_type(values)} (allowed: an object of at most {MAX_TEMPLATE_VALUES} "
             "values)",
         )
-    for key, value in values.items():
+    for key in values:
         if not key.isidentifier() or key in _TEMPLATE_NAMES or key.endswith("_token"):
             raise invalid(
                 f"{name}.{key[:80]}", f"{name} has {quoted(key)}, which a request cannot set"
-            )
-        if isinstance(value, (dict, list)):
-            raise invalid(
-                f"{name}.{key}",
-                f"{name}.{key} is {json_type(value)} (allowed: a text, a number, true, false, "
-                "null)",
             )
     return dict(values) if effort is None else {"reasoning_effort": effort, **values}

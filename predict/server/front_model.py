@@ -17,7 +17,7 @@ from predict.server.config import ServerConfig
 from predict.server.errors import ApiError, invalid
 from predict.system.bounds import prompt_token_ids
 from predict.text.chat_template import ChatTemplate
-from predict.text.conversation import Message
+from predict.text.conversation import Message, content_text
 from predict.text.detokenizer import Detokenizer
 from predict.text.token_texts import TokenTexts
 from predict.text.tokenizer import Tokenizer
@@ -95,7 +95,7 @@ class FrontModel:
             )
         if len(messages) > self._max_prompt_length:  # some templates take quadratic time
             raise self._too_long("messages", f"{len(messages)} messages, of a token at least")
-        size = sum(len(message["content"]) for message in messages)
+        size = sum(len(content_text(message["content"])) for message in messages)
         if size > self._max_characters:
             raise self._too_long("messages", f"{size} characters, more tokens than that")
         return await self._run(partial(template.render, messages, tools, values), "messages")

@@ -256,7 +256,7 @@ class FunctionCall(Body):
     """The function of an earlier answer's call."""
 
     name: FullName
-    arguments: str = "{}"
+    arguments: str | None = "{}"
 
 
 class ToolCall(Body):
@@ -277,8 +277,10 @@ class ChatMessage(Body):
     tool_calls: Annotated[list[ToolCall], FirstOnly(), Field(max_length=256)] | None = None
     tool_call_id: Name | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # the same by its newer name
+    refusal: str | None = None  # what an assistant said in place of a content
 
-    ignored: ClassVar[frozenset[str]] = frozenset({"refusal", "annotations", "reasoning"})
+    ignored: ClassVar[frozenset[str]] = frozenset({"annotations"})
     refused: ClassVar[Mapping[str, tuple[tuple[Any, ...], str]]] = {
         "audio": ((), "this model reads text only"),
         "function_call": ((), "use tool_calls"),

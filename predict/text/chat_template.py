@@ -11,12 +11,32 @@ from predict.errors import UserError
 from predict.gguf.described import described_in, read_model_json
 from predict.system.files import json_type, read_json_object, read_text
 from predict.text.chat_formats import FORMATS, format_name
-from predict.text.conversation import Message
+from predict.text.conversation import Message, content_text, text_part
 from predict.text.template_process import MAX_SOURCE, RenderError, TemplateProcess
 
 PADDLE_FILE = "chat_template.json"
 JINJA_FILE = "chat_template.jinja"
+TOOLS_FILE = "additional_chat_templates/tool_use.jinja"
 PADDLE_KEYS = ("system", "conversation", "query")
+
+
+# A content that a template is tried with, and what stands ahead of it in a part printed whole.
+_PROBE = "Zq7x"
+_PRINTED_PART = re.compile(r"""["']text["']\s*,\s*["']text["']\s*:\s*["']$""")
+_NAMES_TEXT = re.compile(r"\btext\b")
+_ASKS, _CALL = {"role": "user", "content": "a"}, {"name": "f", "arguments": {}}
+_CALLS = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": "a12345678", "type": "function", "function": _CALL}],
+}
+# Conversations around a message of a role that is tried.
+_AROUND: Mapping[str, tuple[list[Message], list[Message]]] = {
+    "user": ([], []),
+    "system": ([], [_ASKS]),
+    "assistant": ([_ASKS], [_ASKS]),
+    "tool": ([_ASKS, _CALLS], []),
+}
 
 
 class ChatTemplate:
@@ -50,12 +70,27 @@ class ChatTemplate:
 
 
 class JinjaTemplate(ChatTemplate):
-    """A Hugging Face template: jinja over `messages`, with `add_generation_prompt` set."""
+    """A Hugging Face template: jinja over `messages`, with `add_generation_prompt` set.
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], origin: str) -> None:
-        """`special_tokens`: "bos_token" and so on, as the template names them."""
-        super().__init__(source, origin)
+    Contents reach it in the form that the caller gave, text or parts, where it reads that form, and
+    else in the other one.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        origin: str,
+        tool_source: str | None = None,
+    ) -> None:
+        """special_tokens: "bos_token" and so on, as the template names them.
+
+        tool_source: the template of conversations with tools, where there is one of its own.
+        """
+        super().__init__(source + (tool_source or ""), origin)
+        self._sources = source, tool_source or source
         self._special_tokens = dict(special_tokens)
+        self._forms: dict[str, dict[str, tuple[bool, bool]]] = {}  # by source and role
 
     def render(
         self,
@@ -64,16 +99,17 @@ class JinjaTemplate(ChatTemplate):
         values: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt text; UserError when the template raises or is not valid jinja."""
-        known = {
+        source = self._sources[bool(tools)]
+        known: dict[str, Any] = {
             **(values or {}),
-            "messages": list(messages),
             "add_generation_prompt": True,
             "tools": list(tools) if tools else None,
             "documents": None,
             **self._special_tokens,
         }
         try:
-            return self._process.render([(self.source, known)])
+            known["messages"] = self._shaped(source, known, messages)
+            return self._process.render([(source, known)])
         except RenderError as error:
             what, hint = {
                 "syntax": (f"is not valid jinja at its line {error.line}", "give another file"),
@@ -85,6 +121,43 @@ class JinjaTemplate(ChatTemplate):
                 f"the chat template of {self._origin} {what}: {error}; {hint}, or turn it off with "
                 "--chat_template none"
             ) from None
+
+    def _shaped(
+        self, source: str, known: Mapping[str, Any], messages: Sequence[Message]
+    ) -> list[Message]:
+        """The messages with contents as the template reads them."""
+        if not _NAMES_TEXT.search(source):  # it reads no part
+            return [{**each, "content": content_text(each["content"])} for each in messages]
+        forms = self._forms.setdefault(source, {})
+        made = []
+        for message in messages:
+            role, content = message["role"], message["content"]
+            if role not in forms:
+                forms[role] = self._reads(source, known, role)
+            reads_text, reads_parts = forms[role]
+            if isinstance(content, str) and reads_parts and not reads_text:
+                content = [text_part(content)]
+            elif not isinstance(content, str) and not reads_parts:
+                content = content_text(content)
+            made.append({**message, "content": content})
+        return made
+
+    def _reads(self, source: str, known: Mapping[str, Any], role: str) -> tuple[bool, bool]:
+        """Whether the template prints a text, and a text part, as the content of a role."""
+        around = _AROUND.get(role, ([], []))
+        before, behind = (self._shaped(source, known, each) for each in around)
+
+        def printed(content: Any) -> bool:
+            tried = [*before, {"role": role, "content": content}, *behind]
+            try:
+                text = self._process.render([(source, {**known, "messages": tried})])
+            except RenderError as error:
+                if error.kind == "limit":
+                    raise
+                return False
+            return _PROBE in text and not _PRINTED_PART.search(text.partition(_PROBE)[0])
+
+        return printed(_PROBE), printed([text_part(_PROBE)])
 
 
 class PaddleTemplate(ChatTemplate):
@@ -168,7 +241,8 @@ class PaddleTemplate(ChatTemplate):
     def _split(self, messages: Sequence[Message]) -> tuple[str | None, list[tuple[str, str]], str]:
         """(system text, earlier rounds, query); UserError unless user and assistant alternate."""
         turns = list(messages)
-        system = str(turns.pop(0)["content"]) if turns and turns[0]["role"] == "system" else None
+        has_system = bool(turns) and turns[0]["role"] == "system"
+        system = content_text(turns.pop(0)["content"]) if has_system else None
         wanted = ["user" if i % 2 == 0 else "assistant" for i in range(len(turns))]
         if len(turns) % 2 == 0 or [turn["role"] for turn in turns] != wanted:
             roles = ", ".join(str(message["role"]) for message in messages)
@@ -176,7 +250,7 @@ class PaddleTemplate(ChatTemplate):
                 f"the chat template of {self._origin} needs user and assistant by turns, the last "
                 f"one user (got: {roles})"
             )
-        texts = [str(turn["content"]) for turn in turns]
+        texts = [content_text(turn["content"]) for turn in turns]
         return system, list(zip(texts[0:-1:2], texts[1:-1:2], strict=True)), texts[-1]
 
 
@@ -254,7 +328,9 @@ def _from_file(
 ) -> ChatTemplate:
     """The template in one file: jinja, PaddleNLP's JSON, or JSON with a `chat_template` key."""
     if path.suffix != ".json":
-        return JinjaTemplate(read_text(path), special_tokens, str(path))
+        own = path.parent / TOOLS_FILE
+        tools = read_text(own) if path.name == JINJA_FILE and own.is_file() else None
+        return JinjaTemplate(read_text(path), special_tokens, str(path), tools)
     parts = read_json_object(path)
     if "chat_template" in parts:
         return _jinja(parts["chat_template"], special_tokens, path)
@@ -262,7 +338,8 @@ def _from_file(
 
 
 def _jinja(source: Any, special_tokens: Mapping[str, str], path: Path) -> JinjaTemplate:
-    """A template text, or the one named "default" of a list of named ones."""
+    """A template text, or those named "default" and "tool_use" of a list of named ones."""
+    tools = None
     if isinstance(source, list) and all(isinstance(entry, dict) for entry in source):
         source = {str(entry.get("name")): entry.get("template") for entry in source}
     if isinstance(source, dict):
@@ -271,7 +348,7 @@ def _jinja(source: Any, special_tokens: Mapping[str, str], path: Path) -> JinjaT
                 f"{path} names the chat templates {sorted(map(str, source))} and none of them is "
                 "'default'; save the one to use as a .jinja file and pass it to --chat_template"
             )
-        source = source["default"]
-    if not isinstance(source, str):
+        source, tools = source["default"], source.get("tool_use")
+    if not isinstance(source, str) or not isinstance(tools, (str, type(None))):
         raise UserError(f"{path}: chat_template must be a text or a list of named texts")
-    return JinjaTemplate(source, special_tokens, str(path))
+    return JinjaTemplate(source, special_tokens, str(path), tools)

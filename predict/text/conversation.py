@@ -7,18 +7,30 @@ from typing import Any
 from predict.errors import UserError, quoted
 from predict.system.files import json_type
 
-Message = dict[str, Any]  # {"role": "system" | "user" | "assistant" | ..., "content": str, ...}
+# {"role": "system" | "user" | "assistant" | ..., "content": a text or a list of text parts, ...}
+Message = dict[str, Any]
+TextPart = dict[str, str]  # {"type": "text", "text": ...}
 
 # Types of the text parts of a content that is a list.
 TEXT_PARTS = ("text", "input_text", "output_text")
 
 
+def text_part(text: str) -> TextPart:
+    """A part of a content."""
+    return {"type": "text", "text": text}
+
+
+def content_text(content: str | list[TextPart]) -> str:
+    """A content as one text: its parts are joined as they are."""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+
 def conversation_messages(src: Any, tgt: Any) -> list[Message]:
-    """Role messages of one data line's `src` and `tgt`; the content of each is a text.
+    """Role messages of one data line's `src` and `tgt`.
 
     `src` is a text, a list of role objects, or a list of questions (then `tgt` lists the answers to
-    all but the last), or PaddleNLP's pairs [[question, answer], ..., [question]]. Text parts of a
-    content are joined as they are. Raises UserError for any other form.
+    all but the last), or PaddleNLP's pairs [[question, answer], ..., [question]]. Raises UserError
+    for any other form.
     """
     if isinstance(src, str):
         return [{"role": "user", "content": src}]
@@ -48,13 +60,15 @@ def conversation_messages(src: Any, tgt: Any) -> list[Message]:
 
 
 def _message(turn: dict[Any, Any], where: str) -> Message:
-    """A role object with its content as one text; its other fields are for the template."""
+    """A role object with its content checked; its other fields are for the template."""
     role = turn.get("role")
     if not isinstance(role, str) or not role:
         got = f"the role {json_type(role)}" if "role" in turn else "no role"
         raise UserError(f'{where} has {got}; write a text such as "user"')
     where = f"{where} ({quoted(role)[1:-1]})"
     content = turn.get("content")
+    if content is None and role == "assistant" and isinstance(turn.get("refusal"), str):
+        content = turn["refusal"]
     if content is None:
         if role != "assistant" or not turn.get("tool_calls"):
             got = "the content null" if "content" in turn else "no content"
@@ -65,7 +79,7 @@ def _message(turn: dict[Any, Any], where: str) -> Message:
         # Templates print what is there: null would stand in the prompt as Python's "None".
         content = ""
     elif isinstance(content, list):
-        content = "".join(_part(part, where) for part in content)
+        content = [text_part(_part(part, where)) for part in content]
     elif not isinstance(content, str):
         raise UserError(
             f"{where} has {json_type(content)} as content; write a text or a list of text parts"

@@ -7,7 +7,8 @@ matches, or an ordinary one, which is matched by its text alone. So a grammar ta
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from predict.text.reasoning import ReasoningFormat
@@ -50,7 +51,7 @@ class Rules:
     def text_until(self, mark: str) -> str:
         """Any text, thoughts included, up to the mark, which is the last of it."""
         tokens = self._thought_tokens(besides=mark)
-        end = self._plain_text_until(mark)
+        end = self.plain_text_until(mark)
         return self.rule(f"({TEXT} ({tokens}))* {end}") if tokens else end
 
     def free_text(self) -> str:
@@ -63,7 +64,7 @@ class Rules:
         row = self._context.thoughts
         if row is None:
             return ""
-        rest = f"{self._plain_text_until(row.end)} /\\s{{0,4}}/"
+        rest = f"{self.plain_text_until(row.end)} /\\s{{0,4}}/"
         return rest if self._context.is_thinking else f"({self.mark(row.begin)} {rest})?"
 
     def has_token(self, text: str) -> bool:
@@ -75,20 +76,30 @@ class Rules:
         rules = [f"{name}{body}\n" for body, name in self._names.items()]
         return "".join([f"start: {start}\n", _TERMINALS, *rules])
 
-    def _plain_text_until(self, mark: str) -> str:
-        by_text = self.rule(f"{TEXT} {literal(mark)}", "[lazy]")
+    def plain_text_until(self, mark: str, without: Sequence[str] = ()) -> str:
+        """Text without special tokens up to the mark, and with none of the texts in `without`."""
+        text = TEXT
+        if without:
+            texts = "|".join(map(_pattern, without))
+            text = f"({TEXT} & ~/(.|\\n)*({texts})(.|\\n)*/)"
+        by_text = self.rule(f"{text} {literal(mark)}", "[lazy]")
         token = self._token(mark)
         return self.rule(f"{by_text} | {TEXT} {token}") if token else by_text
 
     def _thought_tokens(self, besides: str = "") -> str:
         row = self._context.thoughts
-        marks = () if row is None else (row.begin, row.end)
+        marks = () if row is None else row.kept_tokens
         tokens = [self._token(mark) for mark in marks if mark != besides]
         return " | ".join(filter(None, tokens))
 
     def _token(self, text: str) -> str:
         token_id = self._context.token_id(text)
         return "" if token_id is None else f"<[{token_id}]>"
+
+
+def _pattern(text: str) -> str:
+    """A regular expression of a text alone."""
+    return re.sub(r"([^\w\s<>=:])", r"\\\1", text).replace("\n", "\\n")
 
 
 def literal(text: str) -> str:

@@ -45,6 +45,7 @@ class Reader:
         self._text = ""
         self._at = 0
         self._has_ended = False
+        self._breaks_off = False  # the text ends within a mark that was asked for
         self._recorded: list[str] | None = None
 
     def add(self, text: str) -> None:
@@ -64,6 +65,17 @@ class Reader:
         """The text read since `record`; ends the recording."""
         pieces, self._recorded = self._recorded or [], None
         return "".join(pieces)
+
+    def rejected(self, mark: str = "") -> str:
+        """A mark and what was read since `record`, which begins no call and so is content.
+
+        "" where the text breaks off there: a header that is cut is no content.
+        """
+        text = mark + self.recorded()
+        if not self._breaks_off and (self._at < len(self._text) or not self._has_ended):
+            return text
+        self.rest()
+        return ""
 
     def take(self, count: int) -> str:
         """Reads the next characters, which must have come."""
@@ -128,6 +140,7 @@ class Reader:
             if longer and (yield from self.more()):
                 continue
             if not found:
+                self._breaks_off |= longer
                 return None
             return self.take(len(max(found, key=len)))
 

@@ -6,39 +6,56 @@ inside the thought. predict.text.tool_calls.harmony reads thoughts by their chan
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from predict.errors import one_of
-from predict.text.deltas import Delta, Parser, call_id
+from predict.text.deltas import (
+    CallBegin,
+    ContentDelta,
+    Delta,
+    Parser,
+    ReasoningDelta,
+    call_id,
+)
 from predict.text.markup import Output, Reader, Steps
 
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """The marks around a thought."""
+    """The marks around a thought, and those that may stand around the content behind it."""
 
     name: str
     models: str  # that write so, for the documentation
     begin: str
     end: str
+    content: tuple[str, str] | None = None
 
     @property
     def kept_tokens(self) -> tuple[str, ...]:
         """Special tokens that must stay in an answer's text."""
-        return (self.begin, self.end)
+        return (self.begin, self.end, *(self.content or ()))
 
     def is_opened_by(self, prompt: str) -> bool:
         """Whether an answer to this prompt begins within a thought."""
         return prompt.rstrip().endswith(self.begin)
 
 
+# The first that fits a chat template is taken.
 FORMATS = {
     row.name: row
     for row in (
-        ReasoningFormat("think", "Qwen3, QwQ, DeepSeek R1 and V3.1", "<think>", "</think>"),
+        ReasoningFormat(
+            "ernie_x1", "ERNIE X1 and 4.5 Thinking", "<think>", "</think>",
+            ("<response>", "</response>"),
+        ),
+        ReasoningFormat(
+            "think", "Qwen3, QwQ, DeepSeek R1 and V3.1, GLM-4.5 to 4.7, Kimi K2, MiniMax M2",
+            "<think>", "</think>",
+        ),
         ReasoningFormat("mistral", "Magistral", "[THINK]", "[/THINK]"),
     )
-}
+}  # fmt: skip
 
 
 def reasoning_of(name: str) -> ReasoningFormat:
@@ -49,20 +66,31 @@ def reasoning_of(name: str) -> ReasoningFormat:
 
 
 def detected(template: str) -> ReasoningFormat | None:
-    """The row whose marks the source of a chat template has; None without one."""
-    rows = (row for row in FORMATS.values() if row.begin in template and row.end in template)
-    return next(rows, None)
+    """The row whose marks the source of a chat template has; None without one.
+
+    The end alone tells: some templates only take the thoughts of earlier turns away.
+    """
+    wanted = ((row, (row.end, *(row.content or ()))) for row in FORMATS.values())
+    return next((row for row, marks in wanted if all(mark in template for mark in marks)), None)
 
 
 class ReasoningParser:
-    """Reads a thought at the beginning, and gives the rest to another parser."""
+    """Reads a thought at the beginning, and gives the rest to another parser.
 
-    def __init__(self, row: ReasoningFormat, is_thinking: bool, inner: Parser) -> None:
-        """is_thinking: whether the prompt has opened the thought."""
+    A call in a thought is a part of it, unless the thought never ends.
+    """
+
+    def __init__(
+        self, row: ReasoningFormat, is_thinking: bool, inner: Parser, begins: Sequence[str] = ()
+    ) -> None:
+        """is_thinking: whether the prompt has opened the thought. begins: marks of calls."""
         self._row = row
         self._inner = inner
+        self._begins = tuple(begins)
         self._reader = Reader()
         self._output = Output(call_id)
+        self._content: list[Delta] = []
+        self._left_open = ""  # from the first mark of a call on
         self._steps: Steps[None] | None = self._read(is_thinking)
         next(self._steps)
 
@@ -81,22 +109,52 @@ class ReasoningParser:
         if self._steps is not None:
             self._reader.end()
             deltas = self._go_on()
-        return deltas + self._inner.finish()
+        return deltas + (self._unclosed() if self._left_open else self._inner.finish())
 
     def _go_on(self) -> list[Delta]:
         assert self._steps is not None
         for _ in self._steps:
-            return self._output.take()
+            return self._taken()
         self._steps = None
-        return self._output.take() + self._inner.feed(self._reader.rest())
+        return self._taken() + self._inner.feed(self._reader.rest())
+
+    def _taken(self) -> list[Delta]:
+        content, self._content = self._content, []
+        return self._output.take() + content
 
     def _read(self, is_thinking: bool) -> Steps[None]:
-        self._reader.record()
-        yield from self._reader.spaces()
-        has_begin = yield from self._reader.literal(self._row.begin)
-        before = self._reader.recorded()
-        if not has_begin and not is_thinking:
-            self._reader.unread(before)
-            return
-        yield from self._reader.until((self._row.end,), self._output.reasoning)
-        yield from self._reader.spaces()
+        reader, row = self._reader, self._row
+        reader.record()
+        yield from reader.spaces()
+        has_begin = yield from reader.literal(row.begin)
+        before = reader.recorded()
+        if has_begin or is_thinking:
+            mark = yield from reader.until((row.end, *self._begins), self._output.reasoning)
+            if mark in self._begins:
+                pieces = [mark]
+                mark = yield from reader.until((row.end,), pieces.append)
+                if mark is None:
+                    self._left_open = "".join(pieces)
+                    return
+                self._output.reasoning("".join(pieces))
+            yield from reader.spaces()
+        if row.content is not None:
+            begin, end = row.content
+            if (yield from reader.literal(begin)):
+                yield from reader.spaces()
+                yield from reader.until((end, f"\n{end}"), self._feed_inner)
+                yield from reader.spaces()
+                return
+        if not (has_begin or is_thinking):
+            reader.unread(before)
+
+    def _feed_inner(self, text: str) -> None:
+        self._content += self._inner.feed(text)
+
+    def _unclosed(self) -> list[Delta]:
+        """The calls in a thought that never ended, and the rest of it."""
+        found = [*self._inner.feed(self._left_open), *self._inner.finish()]
+        if not any(isinstance(delta, CallBegin) for delta in found):
+            self._output.reasoning(self._left_open)
+            return self._output.take()
+        return [ReasoningDelta(d.text) if isinstance(d, ContentDelta) else d for d in found]

@@ -167,10 +167,6 @@ CHAT: dict[str, tuple[dict[str, Any], str]] = {
         {"chat_template_kwargs": {"messages": []}},
         "chat_template_kwargs.messages",
     ),
-    "a value that is an object": (
-        {"chat_template_kwargs": {"a": {"b": 1}}},
-        "chat_template_kwargs.a",
-    ),
     "audio": ({"audio": {"voice": "x"}}, "audio"),
     "modalities": ({"modalities": ["text", "audio"]}, "modalities"),
     "functions": ({"functions": [TOOL["function"]]}, "functions"),

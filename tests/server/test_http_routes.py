@@ -15,7 +15,10 @@ from predict.request import SamplingParams
 from tests.support.http_server import ScriptedServer, config_of
 from tests.support.tiny import TOKENIZER
 
-TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+TEMPLATE = (
+    "{{ xml_tools | tojson if xml_tools }}{% for m in messages %}[{{ m.role }}]"
+    "{{ m.reasoning_content }}{{ m.content }}{% endfor %}[assistant]"
+)
 WORDS = ("one", " two", " three")
 ASK = {"prompt": "count", "max_tokens": 8}
 CHAT = {"messages": [{"role": "user", "content": "count"}]}
@@ -167,6 +170,28 @@ def test_every_way_to_ask_for_a_form_is_a_guide(
     guide = server.engine.added[-1][1].guide
     assert guide is not None
     assert guide.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ({"content": "a", "reasoning": "Hm."}, "Hm.a"),
+        ({"content": "a", "reasoning_content": "Hm."}, "Hm.a"),
+        ({"content": None, "refusal": "no"}, "no"),
+        ({"content": [{"type": "refusal", "refusal": "no"}]}, "no"),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "ab"),
+    ],
+)
+def test_what_an_assistant_said_reaches_the_template(
+    client: httpx.Client, said: dict[str, Any], shown: str
+) -> None:
+    body = {
+        "messages": [{"role": "assistant", **said}, *CHAT["messages"]],
+        "chat_template_kwargs": {"xml_tools": [{"name": "f"}]},
+    }
+    ids = client.post("/tokenize", json=body).json()["tokens"]
+    prompt = client.post("/detokenize", json={"tokens": ids}).json()["prompt"]
+    assert prompt == f'[{{"name": "f"}}][assistant]{shown}[user]count[assistant]'
 
 
 def test_two_forms_at_once_are_refused(client: httpx.Client) -> None:

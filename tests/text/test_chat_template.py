@@ -14,7 +14,7 @@ from predict.text.chat_template import (
     PaddleTemplate,
     load_chat_template,
 )
-from predict.text.conversation import conversation_messages
+from predict.text.conversation import content_text, conversation_messages
 
 GOLDEN: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "data" / "tokenizers.json").read_text(encoding="utf-8")
@@ -113,6 +113,8 @@ def test_templates_are_found_where_the_flag_says(tmp_path: Path) -> None:
     config = {"chat_template": "config {{ bos_token }}"}
     (own / "tokenizer_config.json").write_text(json.dumps(config))
     (other / "chat_template.jinja").write_text("file")
+    (other / "additional_chat_templates").mkdir()
+    (other / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
     (other / "paddle.json").write_text(json.dumps(PADDLE))
 
     def rendered(flag: str | None) -> str | None:
@@ -123,6 +125,9 @@ def test_templates_are_found_where_the_flag_says(tmp_path: Path) -> None:
     assert rendered("none") is None
     assert rendered(str(other)) == "file"
     assert rendered(str(other / "chat_template.jinja")) == "file"
+    with_tools = load_chat_template(own, str(other), SPECIAL)
+    assert with_tools is not None
+    assert with_tools.render(ASK, [{"type": "function"}]) == "tools"
     assert rendered(str(own / "tokenizer_config.json")) == "config <s>"
     assert rendered(str(other / "paddle.json")) == "You are a helper.\n[Q] hello\n[A] "
     (own / "chat_template.json").write_text(json.dumps(PADDLE))
@@ -136,6 +141,7 @@ def test_the_default_of_named_templates_is_used(tmp_path: Path) -> None:
     template = load_chat_template(tmp_path, None, SPECIAL)
     assert template is not None
     assert template.render(ASK) == "d"
+    assert template.render(ASK, [{"type": "function"}]) == "t"
     path.write_text(json.dumps({"chat_template": named[:1]}))
     with pytest.raises(UserError, match=r"tool_use.*default"):
         load_chat_template(tmp_path, None, SPECIAL)
@@ -167,10 +173,10 @@ QUESTIONS = [
         (["a", "c"], ["b", "ignored"], QUESTIONS),
         ([["a", "b"], ["c"]], "", QUESTIONS),
         (QUESTIONS, "", QUESTIONS),
-        ([{"role": "user", "content": [{"type": "text", "text": "a"}]}], "", QUESTIONS[:1]),
-        ([{"role": "user", "content": ["a", {"text": ""}]}], "", QUESTIONS[:1]),
+        ([{"role": "assistant", "content": None, "refusal": "b"}], "",
+         [{**QUESTIONS[1], "refusal": "b"}]),
     ],
-)
+)  # fmt: skip
 def test_every_form_of_a_conversation_becomes_messages(
     src: Any, tgt: Any, messages: list[dict[str, str]]
 ) -> None:
@@ -212,10 +218,56 @@ def test_malformed_conversations_are_refused(src: Any, tgt: Any, said: str) -> N
         conversation_messages(src, tgt)
 
 
-def test_text_parts_are_joined_and_other_fields_stay() -> None:
+def test_text_parts_have_one_form_and_other_fields_stay() -> None:
     parts = [{"type": "text", "text": "What is "}, "this", {"type": "input_text", "text": "?"}]
     (message,) = conversation_messages([{"role": "user", "content": parts, "name": "Ann"}], "")
-    assert message == {"role": "user", "content": "What is this?", "name": "Ann"}
+    texts = [{"type": "text", "text": text} for text in ("What is ", "this", "?")]
+    assert message == {"role": "user", "content": texts, "name": "Ann"}
+    assert content_text(message["content"]) == "What is this?"
+
+
+_LOOP = "{% for m in messages %}[{{ m.role }}]"
+_PARTS = "{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }};{% endif %}{% endfor %}"
+# A template's way with a content, and what it prints of "ab" and of the parts "a", "b".
+CONTENTS = {
+    "text": (_LOOP + "{{ m.content }}{% endfor %}", "ab", "ab"),
+    "text, and parts as JSON": (
+        _LOOP + "{{ m.content | tojson }}{# text #}{% endfor %}", '"ab"', '"ab"',
+    ),
+    "parts": (_LOOP + _PARTS + "{% endfor %}", "ab;", "a;b;"),
+    "parts by a filter": (
+        _LOOP + "{% for p in m['content'] | selectattr('type', 'equalto', 'text') %}"
+        "{{ p['text'] }};{% endfor %}{% endfor %}",
+        "ab;", "a;b;",
+    ),
+    "both": (
+        _LOOP + "{% if m.content is string %}{{ m.content }}{% else %}" + _PARTS
+        + "{% endif %}{% endfor %}",
+        "ab", "a;b;",
+    ),
+    "the first part": (_LOOP + "{{ m.content[0]['text'] }}{% endfor %}", "ab", "a"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+@pytest.mark.parametrize("role", ["user", "system", "assistant", "tool"])
+def test_a_content_reaches_a_template_in_the_form_that_it_reads(name: str, role: str) -> None:
+    source, text, parts = CONTENTS[name]
+    template = JinjaTemplate(source, {}, "the test")
+    for content, said in (("ab", text), (["a", "b"], parts)):
+        messages = conversation_messages([{"role": role, "content": content}], "")
+        assert template.render(messages) == f"[{role}]{said}"
+
+
+def test_roles_may_read_contents_in_ways_of_their_own() -> None:
+    source = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content[0].text }}"
+        "{% elif m.role == 'system' %}{{ raise_exception('no system') }}"
+        "{% else %}{{ m.content + '!' }}{% endif %}{% endfor %}"
+    )
+    assert JinjaTemplate(source, {}, "the test").render(QUESTIONS) == "ab!c"
+    with pytest.raises(UserError, match="no system"):
+        JinjaTemplate(source, {}, "the test").render([{"role": "system", "content": "x"}])
 
 
 def test_a_tool_call_without_content_never_says_none() -> None:

@@ -26,8 +26,20 @@ CASES = [
     ("think", False, "<think>Hm. ", AnswerParts(None, "Hm.")),
     ("think", False, f"<think>Hm.</think>\n{CALL}", AnswerParts(None, "Hm.", NOW)),
     ("think", True, f"{CALL}</think>So.\n{CALL}", AnswerParts("So.", CALL, NOW)),
+    # A call in a thought that never ends, and what only looks like one.
+    ("think", True, f"I call\n{CALL}", AnswerParts(None, "I call", NOW)),
+    ("think", False, f"<think>I call\n{CALL} so", AnswerParts(None, "I call\n so", NOW)),
+    ("think", True, "I call\n<tool_call>no", AnswerParts(None, "I call\n<tool_call>no")),
+    ("think", True, f"a {CALL} b</think>So.", AnswerParts("So.", f"a {CALL} b")),
+    ("ernie_x1", True, "\nHm.\n</think>\n\n<response>\nYes.\nSo.\n</response>\n",
+     AnswerParts("Yes.\nSo.", "Hm.")),
+    ("ernie_x1", True, "Hm.\n</think>\nYes </response>", AnswerParts("Yes </response>", "Hm.")),
+    ("ernie_x1", False, "<response>\nYes.\n</response>\n", AnswerParts("Yes.")),
+    ("ernie_x1", True, f"Hm.\n</think>\n\n<response>\nSo.\n</response>\n{CALL}",
+     AnswerParts("So.", "Hm.", NOW)),
+    ("ernie_x1", True, f"Hm.\n</think>\n\n\n{CALL}", AnswerParts(None, "Hm.", NOW)),
     ("mistral", False, "[THINK]Hm.[/THINK]Oui.", AnswerParts("Oui.", "Hm.")),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "is_thinking", "text", "answer"), CASES)
@@ -82,6 +94,8 @@ def test_a_prompt_may_open_the_thought(prompt: str, opened: bool) -> None:
 
 def test_a_row_is_found_by_the_template_or_by_name() -> None:
     assert detected("... {% if x %}<think>{% endif %} ... </think>") is THINK
+    assert detected("{{ m.content.split('</think>')[-1] }}") is THINK
+    assert detected("<think></think><response></response>") is FORMATS["ernie_x1"]
     assert detected("[THINK]{{ x }}[/THINK]") is FORMATS["mistral"]
     assert detected("{{ messages }}") is None
     with pytest.raises(UserError, match="did you mean think"):

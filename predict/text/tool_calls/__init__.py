@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 
 from predict.errors import one_of
 from predict.guide import Guide
@@ -35,6 +36,9 @@ __all__ = [
 ]
 
 
+_BEFORE_COLON = re.compile(r'(["\w])\s+:')
+
+
 def known_formats() -> list[str]:
     """The formats that have a module here."""
     names = (module.name for module in pkgutil.iter_modules(__path__))
@@ -51,8 +55,9 @@ def format_of(name: str) -> CallFormat:
 
 def detected(template: str) -> CallFormat | None:
     """The format whose marks the source of a chat template has, the most of them; else None."""
+    written = _BEFORE_COLON.sub(r"\1:", template.replace("\\", "").replace("'", '"'))
     rows = [format_of(name) for name in known_formats()]
-    fitting = [row for row in rows if all(mark in template for mark in row.marks)]
+    fitting = [row for row in rows if all(mark in written for mark in row.marks)]
     return max(fitting, key=lambda row: len(row.marks), default=None)
 
 
@@ -75,7 +80,10 @@ def answer_parser(
     if row is not None and row.is_whole:
         return parser_of(row, use)
     inner: Parser = parser_of(row, use) if row is not None and use.allowed else _Plain()
-    return inner if thoughts is None else ReasoningParser(thoughts, is_thinking, inner)
+    if thoughts is None:
+        return inner
+    begins = row.begins if row is not None and use.allowed else ()
+    return ReasoningParser(thoughts, is_thinking, inner, begins)
 
 
 def content_guide(row: CallFormat | None, guide: Guide, context: GuideContext) -> Guide:

@@ -29,7 +29,7 @@ def _reads(reader: Reader, output: Output, use: ToolUse) -> Steps[None]:
             yield from reader.spaces()
         name = yield from _name(reader)
         if name is None:
-            output.content(mark + reader.recorded())
+            output.content(reader.rejected(mark))
             continue
         reader.recorded()
         output.begin_call(name)
@@ -67,5 +67,11 @@ def deepseek_format(
         return rules.behind_text(CALLS_BEGIN, f"{rules.calls(one, LINE)} {rules.mark(CALLS_END)}")
 
     return CallFormat(
-        name=name, models=models, marks=marks, kept_tokens=MARKS, reads=_reads, start=start
+        name=name,
+        models=models,
+        marks=marks,
+        begins=(CALLS_BEGIN, BEGIN),
+        kept_tokens=MARKS,
+        reads=_reads,
+        start=start,
     )

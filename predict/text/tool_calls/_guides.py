@@ -37,7 +37,10 @@ class CallFormat:
 
     name: str
     models: str  # that write so, for the documentation
-    marks: tuple[str, ...]  # texts that a chat template of such models has, all of them
+    # Texts that a chat template of such models has, all of them, with quotes unescaped and no space
+    # ahead of colons.
+    marks: tuple[str, ...]
+    begins: tuple[str, ...]  # marks that a call begins with, after which an open thought may end
     kept_tokens: tuple[str, ...]  # special tokens that the parser needs in an answer's text
     reads: Callable[[Reader, Output, ToolUse], Steps[None]]
     start: Callable[[ToolRules], str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -14,6 +15,8 @@ from predict.text.conversation import Message
 
 # A template that joins arguments to its own text takes texts alone: + tool['arguments'] +
 _JOINS_ARGUMENTS = re.compile(r"\+\s*[\w.'\"\[\]]*\barguments\b['\"\]]*\s*(?:\+|-?\}\}|-?%\})")
+# One that walks over arguments takes objects alone.
+_WALKS_ITEMS = re.compile(r"\|\s*items\b|\.items\(\)")
 # Mistral's say so of ids, and refuse others.
 _NINE_CHARACTERS = re.compile(r"\|\s*length\s*!=\s*9\b")
 _NINE = re.compile(r"[A-Za-z0-9]{9}")
@@ -22,9 +25,10 @@ _NINE = re.compile(r"[A-Za-z0-9]{9}")
 def template_messages(messages: Sequence[Message], source: str) -> list[Message]:
     """OpenAI's messages as the template with this source reads them; none is changed in place.
 
-    Arguments become objects, or texts where the template takes no objects; what is not a JSON
-    object stays as it is. Results get their tool's name, and ids the form that the template wants.
-    Thoughts stand under each name that templates use.
+    Arguments become objects, or texts where the template takes no objects. What is not a JSON
+    object stays as it is; a template that takes objects alone gets it under the key "arguments".
+    Results get their tool's name, and ids the form that the template wants. Thoughts stand under
+    each name that templates use.
     """
     names: dict[str, str] = {}  # of the tool that a call's id stands for
     made = []
@@ -40,7 +44,7 @@ def template_messages(messages: Sequence[Message], source: str) -> list[Message]
             message["tool_call_id"] = _id(given_id, source)
         thoughts = message.get("reasoning_content") or message.pop("reasoning", None)
         if message.get("role") == "assistant" and isinstance(thoughts, str) and thoughts:
-            message["reasoning_content"] = thoughts
+            message["reasoning_content"] = message["reasoning"] = thoughts
             # gpt-oss' template refuses content and thoughts side by side.
             if not message.get("content"):
                 message["thinking"] = thoughts
@@ -60,16 +64,16 @@ def _call(call: Any, source: str, names: dict[str, str]) -> Any:
 
 
 def _arguments(function: Mapping[str, Any], source: str) -> Any:
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            found = parse_json(arguments or "{}", "arguments")
-        except UserError:  # as the model wrote them
-            return arguments
-        arguments = found if isinstance(found, dict) else arguments
-    if isinstance(arguments, Mapping) and _JOINS_ARGUMENTS.search(source):
-        return json.dumps(arguments, ensure_ascii=False)
-    return {} if arguments is None else arguments
+    given = function.get("arguments")
+    found = given
+    if isinstance(given, str):
+        # What is no JSON stays as the model wrote it.
+        with contextlib.suppress(UserError):
+            found = parse_json(given or "{}", "arguments")
+    found = {} if found is None else found
+    if not isinstance(found, Mapping):
+        return {"arguments": found} if _WALKS_ITEMS.search(source) else given
+    return json.dumps(found, ensure_ascii=False) if _JOINS_ARGUMENTS.search(source) else found
 
 
 def _id(given: str, source: str) -> str:

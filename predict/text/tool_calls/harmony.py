@@ -33,7 +33,6 @@ def _reads(reader: Reader, output: Output, use: ToolUse) -> Steps[None]:
         header = [mark]
         is_message = mark == MESSAGE or (yield from reader.until((MESSAGE,), header.append))
         if not is_message:
-            output.content("".join(header))
             return
         mark = yield from _message("".join(header), reader, output, names)
 
@@ -96,6 +95,7 @@ FORMAT = CallFormat(
     name="harmony",
     models="gpt-oss",
     marks=(START, CHANNEL, MESSAGE, CALL),
+    begins=(),
     kept_tokens=(*BEGINS, CONSTRAIN, *ENDS),
     reads=_reads,
     start=_start,

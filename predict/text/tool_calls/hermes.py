@@ -19,9 +19,9 @@ def _reads(reader: Reader, output: Output, use: ToolUse) -> Steps[None]:
         reader.record()
         yield from reader.spaces()
         outcome = yield from call_object(reader, output, CallKeys())
-        text = reader.recorded()
+        text = reader.rejected(BEGIN)
         if outcome is Outcome.NONE:
-            output.content(BEGIN + text)
+            output.content(text)
         elif outcome is Outcome.CUT:
             yield from reader.until((END,), output.arguments)
         else:
@@ -36,8 +36,9 @@ def _start(rules: ToolRules) -> str:
 
 FORMAT = CallFormat(
     name="hermes",
-    models="Qwen2.5, Qwen3, QwQ, Hermes 2 Pro and 3",
-    marks=(BEGIN, END, "arguments"),
+    models="Qwen2.5, Qwen3, QwQ, Hermes 2 Pro and 3, SmolLM3, ERNIE X1 and 4.5 Thinking",
+    marks=(BEGIN, END, '"name":', '"arguments":'),
+    begins=(BEGIN,),
     kept_tokens=(BEGIN, END),
     reads=_reads,
     start=_start,

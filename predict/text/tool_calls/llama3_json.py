@@ -25,7 +25,8 @@ def _reads(reader: Reader, output: Output, use: ToolUse) -> Steps[None]:
             yield from reader.literal(TAG)
             yield from reader.spaces()
         outcome = yield from call_object(reader, output, keys)
-        text = reader.recorded()
+        # JSON without the tag may be content, and then it may be cut.
+        text = reader.rejected(begin) if begin == TAG else begin + reader.recorded()
         if outcome is Outcome.CUT:
             yield from reader.until((), output.arguments)
             return
@@ -35,7 +36,7 @@ def _reads(reader: Reader, output: Output, use: ToolUse) -> Steps[None]:
             if begin:
                 continue
         else:
-            output.content(begin + text)
+            output.content(text)
         begin = yield from reader.until((TAG,), output.content)
 
 
@@ -53,7 +54,8 @@ def _start(rules: ToolRules) -> str:
 FORMAT = CallFormat(
     name="llama3_json",
     models="Llama 3.1, 3.2, 3.3",
-    marks=("<|start_header_id|>", "parameters"),
+    marks=("<|start_header_id|>", '"name":', '"parameters":'),
+    begins=(TAG,),
     kept_tokens=(TAG,),
     reads=_reads,
     start=_start,

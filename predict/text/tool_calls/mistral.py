@@ -26,10 +26,8 @@ def _reads(reader: Reader, output: Output, use: ToolUse) -> Steps[None]:
         yield from reader.spaces()
         is_list = yield from reader.literal("[")
         outcome = yield from (_listed if is_list else _named)(reader, output)
-        if outcome is Outcome.NONE:
-            output.content(BEGIN)
         # Of calls that went out nothing is recorded any more.
-        output.content(reader.recorded())
+        output.content(reader.rejected(BEGIN if outcome is Outcome.NONE else ""))
         emit = output.arguments if outcome is Outcome.CUT else output.content
         mark = yield from reader.until((BEGIN,), emit)
 
@@ -89,6 +87,7 @@ FORMAT = CallFormat(
     name="mistral",
     models="Mistral 7B Instruct from v0.3 on, Nemo, Large, Small, Ministral, Magistral, Devstral",
     marks=(BEGIN,),
+    begins=(BEGIN,),
     kept_tokens=(BEGIN, CALL_ID, ARGS),
     reads=_reads,
     start=_start,

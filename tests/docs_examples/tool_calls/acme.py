@@ -16,9 +16,9 @@ def _reads(reader: Reader, output: Output, use: ToolUse) -> Steps[None]:
         reader.record()
         name = yield from reader.run(NAME_CHARACTERS)
         is_call = bool(name) and (yield from reader.literal(">"))
-        text = reader.recorded()
+        text = reader.rejected(BEGIN)
         if not is_call:
-            output.content(BEGIN + text)
+            output.content(text)
             continue
         output.begin_call(name)
         is_whole = yield from arguments(reader, output.arguments)
@@ -38,6 +38,7 @@ FORMAT = CallFormat(
     name="acme",
     models="Acme",
     marks=(BEGIN, END),
+    begins=(BEGIN,),
     kept_tokens=(END,),
     reads=_reads,
     start=_start,

@@ -189,9 +189,51 @@ QWEN3_CODER = (
         (("get_weather", r'{"city": "a\n\nb\\<c>\n"}'), NONE),
     ),
 )
+# 4.5 writes each tag on a line of its own, 4.7 none.
+GLM45 = (
+    Published(
+        "glm45",
+        "I look.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n"
+        '<arg_value>Köln "🌧"</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n'
+        '<arg_key>tags</arg_key>\n<arg_value>["a"]</arg_value>\n</tool_call>',
+        (("get_weather", r'{"city": "Köln \"🌧\"", "days": 3, "tags": ["a"]}'),),
+        "I look.",
+    ),
+    Published(
+        "glm45",
+        "<tool_call>get_weather<arg_key>city</arg_key><arg_value>1\n</arg_value></tool_call>"
+        "<tool_call>now</tool_call>",
+        (("get_weather", r'{"city": "1\n"}'), NONE),
+    ),
+)
+MINIMAX = (
+    Published(
+        "minimax_m2",
+        'Both.\n<minimax:tool_call>\n<invoke name="get_weather">\n'
+        '<parameter name="city">Köln\n<b></parameter>\n<parameter name="unit">celsius</parameter>\n'
+        '<parameter name="days">2</parameter>\n</invoke>\n<invoke name="now">\n</invoke>\n'
+        "</minimax:tool_call>",
+        (("get_weather", r'{"city": "Köln\n<b>", "unit": "celsius", "days": 2}'), NONE),
+        "Both.",
+    ),
+)
+_K2 = "<|tool_call_begin|>functions.{}:{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
+KIMI = (
+    Published(
+        "kimi_k2",
+        "So.<|tool_calls_section_begin|>"
+        f"{_K2.format('get_weather', 0, KOELN[1])}{_K2.format('now', 1, '{}')}"
+        "<|tool_calls_section_end|>",
+        (KOELN, NONE),
+        "So.",
+    ),
+)
 ALL = (
     *HERMES,
     *QWEN3_CODER,
+    *GLM45,
+    *MINIMAX,
+    *KIMI,
     *LLAMA,
     *MISTRAL,
     *MISTRAL_NAMED,

@@ -25,11 +25,15 @@ from tests.text.tool_calls.published import (
     ALL,
     DEEPSEEK_V3,
     DEEPSEEK_V31,
+    GLM45,
     HERMES,
+    KIMI,
     LLAMA,
+    MINIMAX,
     MISTRAL,
     MISTRAL_NAMED,
     NOW,
+    QWEN3_CODER,
     USE,
     WEATHER,
     Published,
@@ -151,13 +155,25 @@ def test_text_without_calls_is_free(name: str) -> None:
     assert takes(guide_for(name, USE, marks), text, marks)
 
 
-@pytest.mark.parametrize("case", [HERMES[0], LLAMA[0], MISTRAL[0], DEEPSEEK_V3[0], DEEPSEEK_V31[0]])
+@pytest.mark.parametrize(
+    "case",
+    [
+        HERMES[0],
+        LLAMA[0],
+        MISTRAL[0],
+        DEEPSEEK_V3[0],
+        DEEPSEEK_V31[0],
+        GLM45[0],
+        MINIMAX[0],
+        KIMI[0],
+    ],
+)
 @pytest.mark.parametrize("thoughts", REASONING)
 @pytest.mark.parametrize("special", [True, False])
 def test_thoughts_come_ahead_of_calls(case: Published, thoughts: str, special: bool) -> None:
     row = REASONING[thoughts]
     marks = (*tokens_of(case), *row.kept_tokens)
-    call = case.text.removeprefix(case.content or "")
+    call = case.text.removeprefix(case.content or "").lstrip()
     thought = f"Hmm {{}}.{row.end}\n\n"
     for use in (USE, FORCED):
         opened = guide_for(case.format, use, marks, thoughts, is_thinking=True)
@@ -197,6 +213,23 @@ def test_guided_content_stands_in_harmonys_final_message(guide: Guide, good: str
     assert takes(made, final + good, row.kept_tokens)
     assert not takes(made, final + bad, row.kept_tokens)
     assert not takes(made, good, row.kept_tokens)
+
+
+@pytest.mark.parametrize("case", [*QWEN3_CODER, *GLM45, *MINIMAX])
+def test_a_value_that_would_be_read_as_two_is_refused(case: Published) -> None:
+    guide = guide_for(case.format, USE, tokens_of(case))
+    for end in ("</parameter>\n", "</arg_value>\n", "\n</parameter>\n", "</arg_value>"):
+        text = written(case).replace(end, "\n" if end[-1] == "\n" else "", 1)
+        assert text == case.text or not takes(guide, text, tokens_of(case))
+
+
+def test_texts_that_may_be_null_are_taken_bare() -> None:
+    for schema in ({"anyOf": [{"type": "string"}, {"type": "null"}]}, {"const": "1"}, {}):
+        use = ToolUse(tools=(Tool(name="f", parameters={"properties": {"a": schema}}),))
+        call = (
+            "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+        )
+        assert takes(guide_for("qwen3_coder", use), call)
 
 
 REFERRING = {

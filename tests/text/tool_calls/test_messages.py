@@ -83,6 +83,35 @@ CODER = """
 </tool_call>
 {%- endfor %}
 {%- endfor %}"""
+GLM = """
+{%- for message in messages %}
+{%- for call in message.tool_calls %}
+<tool_call>{{ call.function.name }}
+{% for name, value in call.function.arguments.items() %}<arg_key>{{ name }}</arg_key>
+<arg_value>{{ value if value is string else value | tojson }}</arg_value>
+{% endfor %}</tool_call>
+{%- endfor %}
+{%- endfor %}"""
+MINIMAX = """
+{%- set begin, end = '<minimax:tool_call>', '</minimax:tool_call>' %}
+{%- for message in messages %}
+{%- for call in message.tool_calls %}
+{{ begin }}
+<invoke name="{{ call.function.name }}">
+{%- for name, value in call.function.arguments.items() %}
+<parameter name="{{ name }}">{{ value if value is string else value | tojson }}</parameter>
+{%- endfor %}
+</invoke>
+{{ end }}
+{%- endfor %}
+{%- endfor %}"""
+KIMI = """
+{%- for message in messages %}
+{%- for call in message.tool_calls %}<|tool_calls_section_begin|><|tool_call_begin|>functions.
+{{- call.function.name }}:{{ loop.index0 }}<|tool_call_argument_begin|>
+{{- call.function.arguments | tojson }}<|tool_call_end|><|tool_calls_section_end|>
+{%- endfor %}
+{%- endfor %}"""
 HARMONY = """
 {%- for message in messages %}<|start|>
 {%- if message.tool_calls %}assistant<|channel|>commentary to=
@@ -98,6 +127,9 @@ TEMPLATES = {
     "mistral": MISTRAL,
     "deepseek_v3": DEEPSEEK,
     "qwen3_coder": CODER,
+    "glm45": GLM,
+    "minimax_m2": MINIMAX,
+    "kimi_k2": KIMI,
     "harmony": HARMONY,
 }
 
@@ -162,15 +194,62 @@ def test_arguments_that_are_no_object_stay_as_the_model_wrote_them(given: str) -
         assert shaped[0]["tool_calls"][0]["function"]["arguments"] == given
 
 
+@pytest.mark.parametrize(
+    ("given", "walked"),
+    [
+        (None, {}),
+        ("null", {}),
+        ("", {}),
+        ('{"a": 1', {"arguments": '{"a": 1'}),
+        ("[1]", {"arguments": [1]}),
+        ('{"a": 1}', {"a": 1}),
+    ],
+)
+def test_arguments_of_any_kind_are_an_object_where_a_template_walks_them(
+    given: str | None, walked: dict[str, Any]
+) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": given}}
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    for source in (CODER, GLM, MINIMAX):
+        (shaped,) = template_messages([message], source)
+        assert shaped["tool_calls"][0]["function"]["arguments"] == walked
+    if given == '{"a": 1':
+        for source in (QWEN, DEEPSEEK, CODER):
+            assert "f" in rendered(source, [MESSAGES[0], message])
+
+
 @pytest.mark.parametrize("key", ["reasoning", "reasoning_content"])
 def test_thoughts_stand_under_the_names_that_templates_use(key: str) -> None:
     calling = {"role": "assistant", "content": "", key: "Hm.", "tool_calls": [CALL]}
     (shaped,) = template_messages([calling], QWEN)
     assert (shaped["reasoning_content"], shaped["thinking"]) == ("Hm.", "Hm.")
     (shaped,) = template_messages([{"role": "assistant", "content": "A.", key: "Hm."}], QWEN)
-    assert shaped["reasoning_content"] == "Hm."
+    assert (shaped["reasoning_content"], shaped["reasoning"]) == ("Hm.", "Hm.")
     assert "thinking" not in shaped
 
 
-def test_a_template_without_marks_has_no_format() -> None:
-    assert detected("{% for message in messages %}{{ message.content }}{% endfor %}") is None
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for message in messages %}{{ message.content }}{% endfor %}",
+        # Near Hermes, and near Llama's.
+        "<tool_call>{{ name }}: {{ call.arguments | tojson }}</tool_call>",
+        "<tool_call><name>{{ name }}</name><arguments>{{ arguments }}</arguments></tool_call>",
+        "<|start_header_id|>{{ tool.parameters }} [{{ name }}({{ arguments }})]",
+    ],
+)
+def test_a_template_without_the_marks_of_a_form_has_none(source: str) -> None:
+    assert detected(source) is None
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        r"""{{- '<tool_call>\n{\"name\": <name>, \"arguments\": <args>}\n</tool_call>' }}""",
+        """{{ "<tool_call>{'arguments' : {}, 'name' : ''}</tool_call>" }}""",
+    ],
+)
+def test_marks_are_found_however_a_template_quotes_them(written: str) -> None:
+    row = detected(written)
+    assert row is not None
+    assert row.name == "hermes"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from predict.text.deltas import CallArguments, CallBegin, ContentDelta
-from predict.text.tool_calls import ToolUse, format_of, known_formats, parser_of
+from predict.text.tool_calls import Tool, ToolUse, format_of, known_formats, parser_of
 from tests.text.tool_calls.published import ALL, USE, Published, read_format
 
 PARSER_FILES = ("markup.py", "_json.py", "stop_strings.py", "reasoning.py")
@@ -67,14 +67,13 @@ def test_text_that_may_become_markup_is_held_back_and_no_more() -> None:
     assert parser.finish() == [ContentDelta(" \n")]
 
 
+K2_HEAD = "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>"
 BROKEN = [
-    ("hermes", "<tool_call>", None),
     ("hermes", "<tool_call>now()</tool_call> so", None),
     ("hermes", '<tool_call>{"name": 3}</tool_call>', None),
     ("hermes", '<tool_call>{"name": ""}</tool_call>', None),
     ("hermes", '<tool_call>["now"]</tool_call>', None),
     ("hermes", '<tool_call>{"arguments": {}}</tool_call>', None),
-    ("hermes", '<tool_call>{"name": "now", ', None),
     ("hermes", '<tool_call>{"name": "\\ud800"}</tool_call>', None),
     ("hermes", "</tool_call> a", None),
     ("llama3_json", '{"name": "unknown", "parameters": {}} ', None),
@@ -85,12 +84,17 @@ BROKEN = [
     ("mistral", "[TOOL_CALLS] or not", None),
     ("mistral", "[TOOL_CALLS][now]", None),
     ("mistral", "[TOOL_CALLS]now[ARGS]yes", None),
-    ("deepseek_v3", "<｜tool▁calls▁begin｜>none", None),
+    ("deepseek_v3", "<｜tool▁calls▁begin｜>none!", None),
     ("deepseek_v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>a b<｜tool▁sep｜>", None),
     ("deepseek_v31", "<｜tool▁call▁begin｜>now<｜tool▁sep｜>yes", None),
-    ("harmony", "<|channel|>final now", None),
     ("qwen3_coder", "<tool_call>\n<function=a b>", None),
-    ("qwen3_coder", "<tool_call>now", None),
+    ("qwen3_coder", "<tool_call>now!", None),
+    ("glm45", "<tool_call>now()</tool_call>", None),
+    ("glm45", '<tool_call>{"name": "now"}</tool_call>', None),
+    ("glm45", "<tool_call>now<arg_key>a</arg_key><arg_value>[1", '{"a": "[1"'),
+    ("minimax_m2", '<minimax:tool_call><invoke name="a b">', None),
+    ("kimi_k2", "<|tool_call_begin|>a b", None),
+    ("kimi_k2", f"{K2_HEAD}{{'a'}}<|tool_call_end|>", "{'a'}"),
     ("qwen3_coder", "<function=now><parameter=a>True</parameter> x", '{"a": true}'),
     ("qwen3_coder", "<function=now><parameter=a>\n1", '{"a": 1'),
     ("qwen3_coder", "<function=now><parameter=a", ""),
@@ -105,6 +109,105 @@ BROKEN = [
     ("deepseek_v31", "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{'a'}<｜tool▁call▁end｜>", "{'a'}"),
     ("harmony", "<|channel|>commentary to=functions.now<|message|>a b<|call|>", "a b"),
 ]
+
+
+# An answer that ends within the header of a call, or of a message.
+CUT = [
+    ("hermes", "<tool_call>"),
+    ("hermes", '<tool_call>\n{"name": "f'),
+    ("hermes", '<tool_call>{"name": "now", '),
+    ("qwen3_coder", "<tool_call>\n<function=no"),
+    ("glm45", "<tool_call>now"),
+    ("minimax_m2", '<minimax:tool_call>\n<invoke name="n'),
+    ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.now:"),
+    ("deepseek_v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>n"),
+    ("deepseek_v31", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f"),
+    ("mistral", "[TOOL_CALLS]f[AR"),
+    ("mistral", '[TOOL_CALLS][{"na'),
+    ("llama3_json", '<|python_tag|>{"name": "now", "par'),
+    ("harmony", "<|start|>assistant"),
+    ("harmony", "<|channel|>final"),
+    ("harmony", "<|channel|>commentary to=functions.now <|constrain|>json"),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), CUT)
+def test_a_header_that_is_cut_is_no_content(name: str, text: str) -> None:
+    before = "<|channel|>final<|message|>ok<|end|>" if name == "harmony" else "ok"
+    for pieces in ([before + text], list(before + text)):
+        answer = read_format(name, pieces)
+        assert (answer.content, answer.calls) == ("ok", [])
+
+
+def test_a_list_that_is_cut_within_a_header_has_the_calls_before_it() -> None:
+    answer = read_format("mistral", ['[TOOL_CALLS][{"name": "now", "arguments": {}}, {"na'])
+    assert (answer.content, len(answer.calls)) == (None, 1)
+
+
+OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+DEFINITIONS = {"$defs": {"E": {"type": "string", "enum": ["1", "2"]}, "L": {"$ref": "#/$defs/L"}}}
+# A parameter's schema, the text of a value, and the JSON that it is.
+VALUES: list[tuple[Any, str, str]] = [
+    (OPTIONAL, "1", '"1"'),
+    (OPTIONAL, "null", "null"),
+    (OPTIONAL, '"q"', r'"\"q\""'),
+    ({"type": ["string", "null"]}, "true", '"true"'),
+    ({"type": ["integer", "null"]}, "7", "7"),
+    ({"type": ["string", "integer"]}, "7", "7"),
+    ({"oneOf": [{"type": "number"}, {"$ref": "#/$defs/E"}]}, "2", "2"),
+    ({"$ref": "#/$defs/E"}, "1", '"1"'),
+    ({"allOf": [{"$ref": "#/$defs/E"}]}, "1", '"1"'),
+    ({"$ref": "#/$defs/L"}, "1", "1"),
+    ({"$ref": "#/none"}, "a b", '"a b"'),
+    ({"enum": ["1", None]}, "1", '"1"'),
+    ({"enum": ["1", None]}, "null", "null"),
+    ({"enum": [1, "a"]}, "1", "1"),
+    ({"const": "1"}, "1", '"1"'),
+    ({"const": 1}, "1", "1"),
+    ({"type": "number"}, "1", "1"),
+    ({"type": "boolean"}, "True", "true"),
+    ({"type": "array"}, "[1, ", '"[1, "'),
+    ({}, '"a"', '"a"'),
+    ({}, "a", '"a"'),
+]
+
+
+@pytest.mark.parametrize(("schema", "text", "value"), VALUES)
+def test_a_bare_value_is_what_its_schema_allows(schema: Any, text: str, value: str) -> None:
+    parameters = {"type": "object", "properties": {"a": schema}, **DEFINITIONS}
+    use = ToolUse(tools=(Tool(name="f", parameters=parameters),))
+    for name, written in {
+        "qwen3_coder": f"<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>",
+        "glm45": f"<tool_call>f<arg_key>a</arg_key><arg_value>{text}</arg_value></tool_call>",
+        "minimax_m2": f'<invoke name="f">\n<parameter name="a">{text}</parameter>\n</invoke>',
+    }.items():
+        (call,) = read_format(name, list(written), use).calls
+        assert call.arguments == f'{{"a": {value}}}', name
+
+
+FORGOTTEN = {
+    "qwen3_coder": "<function=get_weather>\n<parameter=city>\nA\n<parameter=days>\n1\n</function>",
+    "glm45": "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>A\n<arg_key>days"
+    "</arg_key>\n<arg_value>1\n</tool_call>",
+    "minimax_m2": '<invoke name="get_weather">\n<parameter name="city">A\n'
+    '<parameter name="days">1\n</invoke>',
+}
+
+
+@pytest.mark.parametrize("name", FORGOTTEN)
+def test_a_value_ends_where_the_next_one_begins(name: str) -> None:
+    for at in range(1, len(FORGOTTEN[name])):
+        answer = read_format(name, [FORGOTTEN[name][:at], FORGOTTEN[name][at:]])
+        (call,) = answer.calls
+        assert call.arguments == '{"city": "A", "days": 1}', at
+        assert answer.content is None
+
+
+def test_a_call_of_kimi_has_the_id_that_the_model_gave_it() -> None:
+    parser = parser_of(format_of("kimi_k2"), USE)
+    begin, _ = parser.feed(f"{K2_HEAD}{{}}<|tool_call_end|>")
+    assert isinstance(begin, CallBegin)
+    assert begin.id == "functions.now:0"
 
 
 @pytest.mark.parametrize(("name", "text", "arguments"), BROKEN)
@@ -211,6 +314,9 @@ HOSTILE = {
     "fences": ("deepseek_v3", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>function"),
     "parameters": ("qwen3_coder", "<function=a>", "<parameter=a></parameter>"),
     "line breaks": ("qwen3_coder", "<function=get_weather><parameter=city>", "\n"),
+    "values": ("glm45", "<tool_call>a", "<arg_key>a</arg_key><arg_value></arg_value>"),
+    "broken lines": ("minimax_m2", '<invoke name="now"><parameter name="a">', "\n<"),
+    "ids": ("kimi_k2", "<|tool_call_begin|>", "a:"),
     "headers": ("harmony", "<|channel|>", "<|start|>"),
     "messages": ("harmony", "", "<|channel|>analysis<|message|> "),
 }
