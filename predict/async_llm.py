@@ -32,8 +32,9 @@ T = TypeVar("T")
 class AsyncAnswer:
     """The answers to one prompt that was added: iterate over its pieces, or await `output`.
 
-    One of the two, by one task. Both raise ValueError when an answer fails, RuntimeError when the
-    engine's thread has ended.
+    One of the two, by one task. An answer that fails has finish_reason "error" and says why; both
+    raise ValueError where all of the prompt's answers fail, RuntimeError when the engine's thread
+    has ended.
     """
 
     def __init__(self, llm: AsyncLLM, samples: Samples, streamed: bool):
@@ -310,11 +311,10 @@ class AsyncLLM:
         """An answer's events after a step; an error or an output is its last event."""
         samples = answer._samples
         new: list[AnswerEvent] = [*samples.pieces()] if answer._streamed else []
-        if samples.error is None and samples.is_finished:
+        if samples.is_finished:
             output = samples.output()
-            if samples.error is None:
-                return [*new, output]
-        return new if samples.error is None else [ValueError(samples.error)]
+            new.append(output if samples.error is None else ValueError(samples.error))
+        return new
 
     def _finish(self, answer: AsyncAnswer) -> None:
         """Sends the last events of an aborted answer."""

@@ -6,6 +6,7 @@ Whether a schema or a grammar holds is found where it is compiled (predict.text.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -29,6 +30,18 @@ MAX_TAG_BYTES = 1024  # of a trigger, a beginning or an end
 _STRUCTURE_KEYS = ("begin", "schema", "end")
 _PROPERTY_KEYS = ("properties", "patternProperties")
 _ANNOTATIONS = ("default", "examples")  # which say nothing about what is valid
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+# Where a schema has schemas: by name, in a list, alone.
+_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS_OF_SCHEMAS = ("anyOf", "allOf", "oneOf", "prefixItems")
+_SCHEMAS = ("items", "additionalProperties", "not", "if", "then", "else", "contains")
+_FORMATS = (
+    *("date", "time", "date-time", "duration", "email", "hostname"),
+    *("ipv4", "ipv6", "uri", "uuid"),
+)
+# Look-around, borders of words, back references; escaped backslashes and parentheses are none.
+_ESCAPED = re.compile(r"\\[\\(]")
+_UNKNOWN_PATTERN = re.compile(r"\(\?<?[=!]|\\[bBk1-9]")
 _TAG_KEYS = ("structures", "triggers", "at_least_one", "stop_after_first")
 
 
@@ -46,9 +59,15 @@ class Guide:
     grammar: str | None = None  # a text of this grammar, in llguidance's variant of Lark
     # Text in which tags hold JSON: {"structures": [{"begin", "schema", "end"}], "triggers": [...]}.
     structural_tag: str | Mapping[str, Any] | None = None
+    # Whether parts of schemas are refused that cannot be enforced, but are often written as a note:
+    # unknown formats, uniqueItems, propertyNames, oneOf that overlaps, look-around and back
+    # references in patterns, bounds beyond 2**53. Else these are left out.
+    strict: bool = False
 
     def __post_init__(self) -> None:
-        names = [field.name for field in fields(self)]
+        names = _kinds()
+        if not isinstance(self.strict, bool):
+            raise refusal("guide.strict", self.strict, "true, false")
         if not isinstance(self.json_object, bool):
             raise refusal("guide.json_object", self.json_object, "true, false")
         given = [name for name in names if _is_given(self, name)]
@@ -59,7 +78,7 @@ class Guide:
             )
         name = given[0]
         if name in _CHECKED:
-            object.__setattr__(self, name, _CHECKED[name](getattr(self, name)))
+            object.__setattr__(self, name, _CHECKED[name](getattr(self, name), self.strict))
 
     @classmethod
     def of(cls, value: object) -> Guide:
@@ -77,13 +96,17 @@ class Guide:
     @property
     def kind(self) -> str:
         """The field that is given."""
-        return next(field.name for field in fields(self) if _is_given(self, field.name))
+        return next(name for name in _kinds() if _is_given(self, name))
 
     @property
     def text(self) -> str:
         """The value of that field, as a text that says all of it."""
         value = getattr(self, self.kind)
         return value if isinstance(value, str) else json.dumps(value)
+
+
+def _kinds() -> list[str]:
+    return [field.name for field in fields(Guide) if field.name != "strict"]
 
 
 def _is_given(guide: Guide, name: str) -> bool:
@@ -138,13 +161,49 @@ def _json_value(name: str, value: object) -> tuple[str, Any]:
     return text, parse_json(text, name, max_depth=MAX_DEPTH)
 
 
-def _json_schema(value: object) -> str:
+def _json_schema(value: object, is_strict: bool) -> str:
     text, schema = _json_value("guide.json_schema", value)
     if not isinstance(schema, (dict, bool)):
         kind = json_type(schema)
         raise UserError(f"guide.json_schema is {kind} (allowed: an object, true, false)")
+    if not is_strict:
+        schema = _relaxed(schema)
+        text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
     _check_schema("guide.json_schema", schema)
     return text
+
+
+def _relaxed(schema: Any) -> Any:
+    """A schema without the parts that `Guide.strict` refuses."""
+    if not isinstance(schema, dict):
+        return schema
+    kept: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in ("uniqueItems", "propertyNames") or _is_note(key, value):
+            continue
+        if key in _SCHEMAS_BY_NAME and isinstance(value, dict):
+            names = (n for n in value if key != "patternProperties" or not _is_note("pattern", n))
+            kept[key] = {name: _relaxed(value[name]) for name in names}
+        elif key in _LISTS_OF_SCHEMAS and isinstance(value, list):
+            kept[key] = [_relaxed(each) for each in value]
+        else:
+            kept[key] = _relaxed(value) if key in _SCHEMAS else value
+    if "oneOf" in kept:
+        choice = {"anyOf": kept.pop("oneOf")}
+        if "anyOf" in kept:
+            kept["allOf"] = [*kept.get("allOf", []), choice]
+        else:
+            kept |= choice
+    return kept
+
+
+def _is_note(key: str, value: Any) -> bool:
+    """Whether a key of a schema has a value that cannot be enforced."""
+    if key == "format":
+        return isinstance(value, str) and value not in _FORMATS
+    if key == "pattern" and isinstance(value, str):
+        return _UNKNOWN_PATTERN.search(_ESCAPED.sub("", value)) is not None
+    return key in _BOUNDS and isinstance(value, (int, float)) and abs(value) > MAX_WHOLE
 
 
 def _check_schema(name: str, value: object) -> None:
@@ -169,7 +228,7 @@ def _check_schema(name: str, value: object) -> None:
             _check_schema(name, each)
 
 
-def _choice(value: object) -> tuple[str, ...]:
+def _choice(value: object, _: bool) -> tuple[str, ...]:
     allowed = "a sequence of texts, none of them empty, at least one"
     found = bounds.items("guide.choice", value, MAX_CHOICES, allowed)
     if not found:
@@ -184,7 +243,7 @@ def _choice(value: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
-def _structural_tag(value: object) -> str:
+def _structural_tag(value: object, is_strict: bool) -> str:
     """As JSON, with all keys. See structures_of."""
     name = "guide.structural_tag"
     _, found = _json_value(name, value)
@@ -205,6 +264,8 @@ def _structural_tag(value: object) -> str:
         for index, trigger in enumerate(found["triggers"])
     ]
     for index, structure in enumerate(found["structures"]):
+        if not is_strict and isinstance(structure, dict) and "schema" in structure:
+            structure["schema"] = _relaxed(structure["schema"])
         _check_structure(f"{name}.structures[{index}]", structure, triggers)
     return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
 
@@ -229,8 +290,8 @@ def _check_structure(where: str, structure: object, triggers: Sequence[str]) -> 
 
 _CHECKED = {
     "json_schema": _json_schema,
-    "regex": lambda value: _text("guide.regex", value, MAX_REGEX_BYTES),
+    "regex": lambda value, _: _text("guide.regex", value, MAX_REGEX_BYTES),
     "choice": _choice,
-    "grammar": lambda value: _text("guide.grammar", value, MAX_GRAMMAR_BYTES),
+    "grammar": lambda value, _: _text("guide.grammar", value, MAX_GRAMMAR_BYTES),
     "structural_tag": _structural_tag,
 }

@@ -692,8 +692,8 @@ class LLM:
 
         Joined texts equal `generate`'s; text that may yet become a stop string waits, and the
         answers of a beam search come whole, at its end. Leaving the iterator early aborts the
-        requests. An answer that fails ends with a piece that says so; ValueError is raised then,
-        once all others have ended.
+        requests. An answer that fails ends with a piece that says so. Where all answers to a prompt
+        fail, ValueError is raised once all others have ended.
         """
         groups = self._groups(prompts, sampling_params, streamed=True)
         try:

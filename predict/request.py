@@ -48,6 +48,12 @@ _MASS = _real(
     1.0,
     f"a number above 0 and up to 1, from {bounds.MIN_MASS:g} on; 1 turns it off",
 )
+_TOP_P = _real(
+    bounds.MIN_MASS,
+    1.0,
+    f"0, which is greedy, or a number from {bounds.MIN_MASS:g} to 1; 1 turns it off",
+    or_zero=True,
+)
 _REPETITION = _real(
     bounds.MIN_REPETITION,
     bounds.MAX_REPETITION,
@@ -114,11 +120,12 @@ class SamplingParams(Checked):
         kind="str", flag_default="false", choices=("false", "true", "never"))
     top_k: int = option(0,
         "Sample among this many most likely tokens; 1 is greedy, 0 takes all.",
-        allowed=Range(0, MAX_INT32, words=f"{_COUNT}; 0 turns it off, 1 is greedy"),
+        allowed=Range(-1, MAX_INT32, words=f"{_COUNT}; 0 turns it off, as -1 does, 1 is greedy"),
         flag_default=1)
     top_p: float = option(1.0,
-        "Sample among the most likely tokens that together reach this probability; 1 takes all.",
-        allowed=_MASS)
+        "Sample among the most likely tokens that together reach this probability; 1 takes all, "
+        "0 is greedy.",
+        allowed=_TOP_P)
     min_p: float = option(0.0,
         "Leave out tokens less likely than this times the likeliest; 0 takes all.",
         allowed=_real(0.0, bounds.BELOW_ONE,
@@ -147,7 +154,8 @@ class SamplingParams(Checked):
     seed: int | None = option(None,
         "Same seed, same output; when not given, drawn from the engine's seed and the request's "
         "index.",
-        allowed=Range(0, MAX_INT64, words="an integer from 0 to 2**63 - 1"), is_flag=False)
+        allowed=Range(-MAX_INT64 - 1, MAX_INT64, words="an integer from -2**63 to 2**63 - 1"),
+        is_flag=False)
     ignore_eos: bool = option(False,
         "End-of-text tokens do not end the output; stop_token_ids still do.", is_flag=False)
     stop: str | tuple[str, ...] = option((),
@@ -181,6 +189,7 @@ class SamplingParams(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "top_k", max(self.top_k, 0))
         for name in ("max_new_tokens", "max_length"):
             limit = getattr(self, name)
             if limit is not None and self.min_length > limit:
@@ -196,17 +205,11 @@ class SamplingParams(Checked):
                 f"best_of {self.best_of} is less than n {self.n}: the n best are returned; raise "
                 "best_of or lower n"
             )
-        if self.num_samples > 1 and self.greedy:
-            name = "n" if self.n > 1 else "best_of"
-            raise UserError(
-                f"{name} {self.num_samples} with greedy decoding gives the same answer each time; "
-                "sample (temperature above 0 and top_k not 1), or leave it out"
-            )
 
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is always taken."""
-        return self.temperature == 0 or self.top_k == 1
+        return self.temperature == 0 or self.top_k == 1 or self.top_p == 0
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -232,6 +235,16 @@ class SamplingParams(Checked):
         penalties = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
         return penalties != (1.0, 0.0, 0.0) or bool(
             self.min_length or self.no_repeat_ngram_size or self.logit_bias or self.bad_words
+        )
+
+
+def check_samples(params: SamplingParams) -> None:
+    """Raises UserError for several samples that would all be the same answer."""
+    if params.num_samples > 1 and params.greedy:
+        name = "n" if params.n > 1 else "best_of"
+        raise UserError(
+            f"{name} {params.num_samples} with greedy decoding gives the same answer each time; "
+            "sample (temperature above 0 and top_k not 1), or leave it out"
         )
 
 

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import random
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from predict import LLM, AsyncLLM, EngineConfig, SamplingParams
+from predict.engine.samples import StreamOutput
 from predict.errors import UserError
 from predict.nn.inputs import ForwardInputs
 from tests.support.demo import demo_config
@@ -249,6 +250,64 @@ def nan_for(token_id: int) -> Callable[[EngineConfig], LLM]:
         return llm
 
     return make
+
+
+def failing_seeds(*seeds: int) -> Callable[[EngineConfig], LLM]:
+    """Makes an LLM in which requests with these seeds fail at their fourth token."""
+
+    def make(settings: EngineConfig) -> LLM:
+        llm = LLM(settings)
+        step, requests = llm.engine.step, llm.engine.scheduler._requests
+
+        def run_step() -> Any:
+            for request in list(requests.values()):
+                if request.sampling_params.seed in seeds and request.num_output_tokens == 3:
+                    llm.engine._end_alone(request, OSError("broken"))
+            return step()
+
+        llm.engine.step = run_step  # type: ignore[method-assign]
+        return llm
+
+    return make
+
+
+@pytest.mark.parametrize("failing", [(8,), (7,), (7, 8)])
+def test_a_failing_sample_is_the_same_event_everywhere(failing: tuple[int, ...]) -> None:
+    params = SamplingParams(n=2, seed=7, max_new_tokens=6, ignore_eos=True)
+    llm = failing_seeds(*failing)(config())
+    (output,) = llm.generate(PROMPTS[0], params)
+    reasons = [(each.finish_reason, len(each.token_ids)) for each in output.outputs]
+    assert reasons == [("error", 3) if 7 + i in failing else ("length", 6) for i in range(2)]
+    errors = [each.error for each in output.outputs]
+    assert all("broken" in error for error in errors if error)
+    all_fail = len(failing) == 2
+
+    def ends(pieces: Sequence[StreamOutput]) -> dict[int, tuple[Any, Any]]:
+        return {p.index: (p.finish_reason, p.error) for p in pieces if p.finish_reason}
+
+    streamed: list[StreamOutput] = []
+    with pytest.raises(ValueError, match="broken") if all_fail else contextlib.nullcontext():
+        streamed.extend(llm.stream(PROMPTS[0], params))
+
+    async def main() -> None:
+        async with AsyncLLM(config(), failing_seeds(*failing)) as engine:
+            with (
+                pytest.raises(ValueError, match="broken") if all_fail else contextlib.nullcontext()
+            ):
+                assert (await engine.generate(PROMPTS[0], params)).outputs == output.outputs
+            pieces: list[StreamOutput] = []
+            with (
+                pytest.raises(ValueError, match="broken") if all_fail else contextlib.nullcontext()
+            ):
+                async for piece in engine.stream(PROMPTS[0], params):
+                    pieces.append(piece)
+            if not all_fail:
+                assert {i: end[0] for i, end in ends(pieces).items()} == {
+                    each.index: each.finish_reason for each in output.outputs
+                }
+                assert ends(pieces).keys() == ends(streamed).keys() == {0, 1}
+
+    run(main())
 
 
 @pytest.mark.parametrize("compiled_operators", [False, True])

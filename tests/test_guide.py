@@ -37,7 +37,12 @@ TAG = {"structures": [{"begin": "<f=a>", "schema": {}, "end": "</f>"}], "trigger
         ({"json_schema": {"const": "\ud800"}}, "guide.json_schema has half a surrogate pair"),
         ({"json_schema": '{"const": "\\ud800"}'}, "guide.json_schema"),
         ({"json_schema": {"const": "a" * 300000}}, "guide.json_schema has 300012 bytes as JSON"),
-        ({"json_schema": {"minimum": 2**53 + 1}}, "the number 9007199254740993"),
+        (
+            {"json_schema": {"minimum": 2**53 + 1}, "strict": True},
+            "the number 9007199254740993",
+        ),
+        ({"json_schema": {"const": 2**53 + 1}}, "the number 9007199254740993"),
+        ({"json_schema": {}, "strict": 1}, "guide.strict 1 is not supported .allowed: true, false"),
         ({"json_schema": {"enum": [1, [-(10**20)]]}}, "the number -100000000000000000000"),
         (
             {"json_schema": {"properties": dict.fromkeys(map(str, range(1025)), True)}},

@@ -22,8 +22,8 @@ def test_defaults_sample_from_the_unchanged_distribution() -> None:
     assert not params.greedy
 
 
-@pytest.mark.parametrize("values", [{"temperature": 0}, {"top_k": 1}])
-def test_zero_temperature_and_top_k_one_are_greedy(values: dict[str, float]) -> None:
+@pytest.mark.parametrize("values", [{"temperature": 0}, {"top_k": 1}, {"top_p": 0}])
+def test_zero_temperature_top_k_one_and_top_p_zero_are_greedy(values: dict[str, float]) -> None:
     assert SamplingParams(**values).greedy  # type: ignore[arg-type]
 
 
@@ -35,13 +35,13 @@ def test_zero_temperature_and_top_k_one_are_greedy(values: dict[str, float]) -> 
         ("min_length", -1, "an integer >= 0"),
         ("temperature", -0.1, "a finite number from 1e-30 to 1e+30"),
         ("temperature", math.nan, "0, which is greedy"),
-        ("top_k", -1, "0 turns it off"),
-        ("top_p", 0, "above 0 and up to 1"),
+        ("top_k", -2, "0 turns it off"),
+        ("top_p", 1e-40, "0, which is greedy, or a number from 1e-30 to 1"),
         ("typical_p", 0, "above 0 and up to 1"),
         ("min_p", 1, "0 to below 1"),
         ("no_repeat_ngram_size", -1, "0 turns it off"),
         ("repetition_penalty", 0, "above 0"),
-        ("seed", -1, "0 to 2**63 - 1"),
+        ("seed", -(2**63) - 1, "-2**63 to 2**63 - 1"),
         ("ignore_eos", 1, "True, False"),
         ("stop_token_ids", "2", "a sequence of token ids >= 0"),
         ("stop_token_ids", (3, -1), "a sequence of token ids >= 0"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from predict.cli.data import DataItem, short_list
 from predict.cli.prompt_keys import key_warnings
 from predict.errors import TokenizerError, UserError
-from predict.request import SamplingParams
+from predict.request import SamplingParams, check_samples
 from predict.text.conversation import content_text, conversation_messages
 from predict.text.params import with_token_ids
 from predict.text.tokenizer import Tokenizer
@@ -94,6 +94,7 @@ def prepare_params(
     for item in items:
         try:
             params = replace(defaults, **item.sampling)
+            check_samples(params)
             check(params)
             if params.logit_bias or params.bad_words or params.stop_token_ids:
                 params = with_token_ids(params, tokenizer, vocab_size())

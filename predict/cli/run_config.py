@@ -16,7 +16,7 @@ from predict.config.model import DTYPES
 from predict.device.devices import default_name, on_cpu
 from predict.errors import UserError
 from predict.loading.generation_config import DRAWING, FILE, Recommended, read_recommended
-from predict.request import EarlyStopping, SamplingParams
+from predict.request import EarlyStopping, SamplingParams, check_samples
 from predict.system.files import find_model_dir, read_json_object
 from predict.system.options import values_of
 
@@ -325,4 +325,6 @@ def _sampling_params(flags: FlagValues, max_length: int) -> SamplingParams:
         values = {name: value for name, value in values.items() if name not in _BEAM_FLAGS}
     if searches or flags["decode_strategy"] == "greedy_search" or flags["top_p"] == 0.0:
         values |= {"temperature": 0.0, "top_k": 0, "top_p": 1.0}
-    return SamplingParams(**values)
+    params = SamplingParams(**values)
+    check_samples(params)
+    return params

@@ -9,6 +9,8 @@ import numpy as np
 
 from predict.engine.request_state import Request
 
+NUM_SEEDS = 1 << 63
+
 
 class Row(NamedTuple):
     """A row of logits: behind a request's tokens and the first of its drafts."""
@@ -44,12 +46,15 @@ GREEDY = Choice(0.0, 1, 1.0, 0, 0)
 
 
 def request_seed(engine_seed: int, request: Request) -> int:
-    """The request's own seed, or one made from the engine's seed and the request's number."""
+    """The request's own seed, or one made from the engine's seed and the request's number.
+
+    0 to 2**63 - 1: a negative one is that number modulo 2**63.
+    """
     if request.sampling_params.seed is not None:
-        return request.sampling_params.seed
+        return request.sampling_params.seed % NUM_SEEDS
     return numbered_seed(engine_seed, request.request_id)
 
 
 def numbered_seed(engine_seed: int, request_id: int) -> int:
     """The seed of a request that has none of its own; of the next one, the next number."""
-    return (engine_seed * 0x9E3779B97F4A7C15 + request_id + 1) & (1 << 63) - 1
+    return (engine_seed * 0x9E3779B97F4A7C15 + request_id + 1) % NUM_SEEDS

@@ -51,7 +51,14 @@ from predict.engine.runner import (
 from predict.engine.sampler import Sampler
 from predict.engine.token_history import NO_SLOT, TokenHistory
 from predict.engine.window import WindowVerifier, loose_drafts
-from predict.nn.inputs import FIELDS, Field, ForwardInputs, fields_with, max_lens_of
+from predict.nn.inputs import (
+    FIELDS,
+    Field,
+    ForwardInputs,
+    bucket_size,
+    fields_with,
+    max_lens_of,
+)
 from predict.ops import compiled as ops
 
 if TYPE_CHECKING:
@@ -67,13 +74,6 @@ OFTEN_MET = 6
 # The same for steps with drafts and more than FEW_TOKENS tokens: there the device takes longer than
 # the host even operator by operator, and only the wait for the first kernel is lost.
 FEW_TOKENS, OFTEN_MET_OF_MANY = 64, 64
-
-
-def bucket_size(num_seqs: int) -> int:
-    """Rows of the graph that runs a batch: the next power of two, or multiple of 32 from 32 on."""
-    if num_seqs <= 32:
-        return int(1 << max(num_seqs - 1, 0).bit_length())
-    return -(-num_seqs // 32) * 32
 
 
 class GraphShape(NamedTuple):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from predict.adapters.pool import ServedAdapter
 from predict.adapters.prefixes import NO_PREFIX, ServedPrefix
+from predict.engine.choices import NUM_SEEDS
 from predict.engine.failures import explained
 from predict.engine.logprobs import LogprobRecord
 from predict.engine.request_state import Request
@@ -24,8 +25,6 @@ from predict.text.answer_text import AnswerText
 from predict.text.detokenizer import Detokenizer
 from predict.text.guides import GuideState
 from predict.text.tokenizer import Tokenizer
-
-NUM_SEEDS = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -122,8 +121,10 @@ class Samples:
 
     @property
     def error(self) -> str | None:
-        """The message of the first request that failed."""
-        return next((r.error for r in self.requests if r.finish_reason == "error"), None)
+        """The first one's message where all of them have failed: then there is no answer."""
+        if all(request.finish_reason == "error" for request in self.requests):
+            return self.requests[0].error
+        return None
 
     def check_guide(self) -> None:
         """Raises UserError for a guide that cannot be compiled; waits until that is known."""

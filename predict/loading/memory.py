@@ -15,6 +15,7 @@ from predict.errors import UserError
 from predict.nn.adapter_pages import paged_slots
 from predict.nn.blocks import ExpertBlock, LatentAttentionBlock
 from predict.nn.cache_formats import cache_format, kv_format_of
+from predict.nn.inputs import bucket_size
 from predict.nn.rope import num_tables
 from predict.nn.spec import DecoderSpec
 from predict.system.host import available_memory_bytes
@@ -267,8 +268,8 @@ def workspace_bytes(
 
     With a draft model they are its own too, and its cache blocks that the target's lacks.
     """
-    # Logits: graphs of a few sizes keep theirs; those of steps with drafts share.
-    num_rows = 3 * config.scheduling.batch_size + max_draft_rows(config)
+    # Logits: graphs of each size keep theirs; those of steps with drafts share.
+    num_rows = graph_rows(config.scheduling.batch_size) + max_draft_rows(config)
     total = _step_bytes(config, spec, num_rows)
     if config.adapters.is_used:
         # What adapters add to gate and up, and to the widest of the others.
@@ -276,10 +277,19 @@ def workspace_bytes(
         values = 2 * spec.intermediate_size + max(others, default=0)
         total += _num_step_tokens(config) * values * DTYPE_BYTES[config.model.dtype]
     if draft is not None:
-        total += _step_bytes(config, draft, 3 * config.scheduling.batch_size)
+        total += _step_bytes(config, draft, graph_rows(config.scheduling.batch_size))
         num_tokens = config.scheduling.batch_size * config.cache.block_size
         total += num_tokens * _draft_bytes_per_token(config, draft)
     return total
+
+
+def graph_rows(batch_size: int) -> int:
+    """Rows of logits that the graphs of plain steps keep, one graph of each size; at least 3 B.
+
+    The least is for graphs of other kinds, as those that penalties need.
+    """
+    sizes = {bucket_size(num_seqs) for num_seqs in range(1, batch_size + 1)}
+    return max(sum(sizes), 3 * batch_size)
 
 
 def _step_bytes(config: EngineConfig, spec: DecoderSpec, num_rows: int) -> int:

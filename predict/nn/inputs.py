@@ -191,3 +191,10 @@ def cache_tensors(caches: Sequence[Tensor], of_layers: Sequence[int]) -> list[La
     """Groups tensors by layer. of_layers: tensors of each layer."""
     ends = [*accumulate(of_layers)]
     return [tuple(caches[end - count : end]) for end, count in zip(ends, of_layers, strict=True)]
+
+
+def bucket_size(num_seqs: int) -> int:
+    """Rows of the graph that runs a batch: the next power of two, or multiple of 32 from 32 on."""
+    if num_seqs <= 32:
+        return int(1 << max(num_seqs - 1, 0).bit_length())
+    return -(-num_seqs // 32) * 32

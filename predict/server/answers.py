@@ -8,13 +8,13 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from predict.engine.samples import StreamOutput
 from predict.request import CompletionOutput, RequestOutput
-from predict.server.logprobs import LogprobTexts
+from predict.server.logprobs import LogprobTexts, TextPosition
 from predict.server.runs import Encoder, Usage
 from predict.text.deltas import (
     CallBegin,
@@ -28,6 +28,16 @@ from predict.text.deltas import (
 DONE = b"data: [DONE]\n\n"
 to_json = msgspec.json.Encoder().encode
 MakeParser = Callable[[], Parser | None]
+
+
+class Echo(NamedTuple):
+    """A prompt in front of its answers: its text, and what each token adds to that."""
+
+    text: str
+    texts: Sequence[str] = ()  # of its tokens, where they have logprobs
+
+
+NO_ECHO = Echo("")
 
 
 class Identity:
@@ -88,10 +98,22 @@ def _joined(pieces: list[StreamOutput]) -> StreamOutput:
 class _Events(Encoder):
     """Server-sent events, each of them an opening, a choice and an end."""
 
-    def __init__(self, identity: Identity, with_usage: bool) -> None:
+    def __init__(
+        self, identity: Identity, with_usage: bool, usage_so_far: Usage | None = None
+    ) -> None:
+        """usage_so_far: the counts of the request, where each event shows them."""
         self._opening = b"data: " + identity.opening
         self._with_usage = with_usage
-        self._end = b'],"usage":null}\n\n' if with_usage else b"]}\n\n"
+        self._usage_so_far = usage_so_far
+        self._set_end(b'],"usage":null}\n\n' if with_usage else b"]}\n\n")
+
+    def _set_end(self, end: bytes) -> None:
+        self._end = end
+
+    def _count(self) -> None:
+        """Brings the counts that events show up to date."""
+        if self._usage_so_far is not None:
+            self._set_end(b'],"usage":%s}\n\n' % to_json(usage_fields(self._usage_so_far)))
 
     def finish(self, usage: Usage) -> bytes:
         if not self._with_usage:
@@ -110,17 +132,27 @@ class CompletionEvents(_Events):
         with_usage: bool,
         logprobs: LogprobTexts | None = None,
         echoed: Sequence[str] | None = None,
+        prompts: Sequence[Sequence[int]] = (),
+        usage_so_far: Usage | None = None,
     ) -> None:
-        """num_answers: of each prompt. echoed: the prompts, where texts begin with them."""
-        super().__init__(identity, with_usage)
+        """num_answers: of each prompt. echoed: the prompts, where texts begin with them.
+
+        prompts: their token ids, where there are logprobs.
+        """
+        super().__init__(identity, with_usage, usage_so_far)
         self._num_answers = num_answers
         self._logprobs = logprobs
         self._echoed = echoed
-        self._offsets: dict[int, int] = {}  # characters of each choice so far
+        self._prompts = prompts
+        self._positions: dict[int, TextPosition] = {}  # of each choice
         self._heads: dict[int, bytes] = {}
-        self._plain_tail = b',"logprobs":null,"finish_reason":null}' + self._end
+
+    def _set_end(self, end: bytes) -> None:
+        self._end = end
+        self._plain_tail = b',"logprobs":null,"finish_reason":null}' + end
 
     def encode(self, prompt_index: int, pieces: list[StreamOutput]) -> bytes:
+        self._count()
         out: list[bytes] = []
         for piece in gathered(pieces):
             index = prompt_index * self._num_answers + piece.index
@@ -135,17 +167,20 @@ class CompletionEvents(_Events):
                 if text:
                     out += (head, to_json(text), self._plain_tail)
                 continue
-            out += (head, to_json(text), self._tail(index, piece, text))
+            out += (head, to_json(text), self._tail(index, prompt_index, piece))
         return b"".join(out)
 
-    def _tail(self, index: int, piece: StreamOutput, text: str) -> bytes:
+    def _tail(self, index: int, prompt_index: int, piece: StreamOutput) -> bytes:
         measured: Any = None
         if self._logprobs is not None and piece.logprobs is not None:
-            offset = self._offsets.get(index, 0)
-            measured = self._logprobs.completion(piece.logprobs, offset)
-            self._offsets[index] = offset + len(text)
-        values = to_json({"logprobs": measured, "finish_reason": piece.finish_reason})
-        return b"," + values[1:] + self._end
+            position = self._positions.get(index)
+            if position is None:
+                position = self._logprobs.position(self._prompts[prompt_index])
+                position.offset = 0 if self._echoed is None else len(self._echoed[prompt_index])
+                self._positions[index] = position
+            is_last = piece.finish_reason is not None
+            measured = self._logprobs.completion(piece.logprobs, position, is_last)
+        return b',"logprobs":%s,%s%s' % (to_json(measured), ended(piece), self._end)
 
 
 class _Choice:
@@ -170,19 +205,24 @@ class ChatEvents(_Events):
         make_parser: MakeParser = lambda: None,
         logprobs: LogprobTexts | None = None,
         text_of: Callable[[StreamOutput], str] | None = None,
+        usage_so_far: Usage | None = None,
     ) -> None:
         """make_parser: makes the parser of an answer; None where all text is content.
 
         text_of: the text of a piece with special tokens (predict.server.kept_text).
         """
-        super().__init__(identity, with_usage)
+        super().__init__(identity, with_usage, usage_so_far)
         self._make_parser = make_parser
         self._text_of = text_of
         self._logprobs = logprobs
         self._choices: dict[int, _Choice] = {}
-        self._tail = b'},"logprobs":null,"finish_reason":null}' + self._end
+
+    def _set_end(self, end: bytes) -> None:
+        self._end = end
+        self._tail = b'},"logprobs":null,"finish_reason":null}' + end
 
     def encode(self, prompt_index: int, pieces: list[StreamOutput]) -> bytes:
+        self._count()
         out: list[bytes] = []
         for piece in gathered(pieces):
             choice = self._choices.get(piece.index)
@@ -200,10 +240,11 @@ class ChatEvents(_Events):
             else:
                 self._parsed(choice, piece, tail, out)
             if piece.finish_reason is not None:
-                reason = finish_reason(piece.finish_reason, choice.has_calls)
-                out.append(
-                    b'%s},"logprobs":null,"finish_reason":%s}%s'
-                    % (choice.head, to_json(reason), self._end)
+                out += (
+                    choice.head,
+                    b'},"logprobs":null,',
+                    ended(piece, choice.has_calls),
+                    self._end,
                 )
         return b"".join(out)
 
@@ -240,28 +281,53 @@ def finish_reason(reason: str | None, has_calls: bool) -> str | None:
     return "tool_calls" if reason == "stop" and has_calls else reason
 
 
+def ended(piece: StreamOutput, has_calls: bool = False) -> bytes:
+    """The last fields of a streamed choice, as JSON with the closing brace."""
+    fields: dict[str, Any] = {"finish_reason": finish_reason(piece.finish_reason, has_calls)}
+    if piece.error is not None:
+        fields["error"] = piece.error
+    return to_json(fields)[1:]
+
+
 def completion(
     identity: Identity,
     outputs: Sequence[RequestOutput],
     usage: Usage,
     logprobs: LogprobTexts | None,
-    echoed: Sequence[str] | None = None,
+    echoed: Sequence[Echo] | None = None,
     without_answer: bool = False,
 ) -> dict[str, Any]:
-    """A whole text completion. echoed: see CompletionEvents. without_answer: texts are prompts."""
+    """A whole text completion. echoed: the prompts, where texts begin with them.
+
+    without_answer: of what came in their place nothing is shown or counted.
+    """
+    if without_answer:
+        usage.num_output_tokens = 0
     choices: list[dict[str, Any]] = []
     for place, output in enumerate(outputs):
-        before = "" if echoed is None else echoed[place]
+        echo = NO_ECHO if echoed is None else echoed[place]
+        measured = output.prompt_logprobs or ()
+        prompt = [*zip(echo.texts, output.prompt_token_ids, measured, strict=False)]
         for each in output.outputs:
-            text = before if without_answer else before + each.text
+            text = echo.text if without_answer else echo.text + each.text
             choice: dict[str, Any] = {"index": len(choices), "text": text, "logprobs": None}
             choice["finish_reason"] = "length" if without_answer else each.finish_reason
             if logprobs is not None:
-                prompt = () if echoed is None else output.prompt_logprobs or ()
                 tokens = () if without_answer else each.logprobs or ()
-                choice["logprobs"] = logprobs.completion([*prompt, *tokens], 0)
+                position = logprobs.position(output.prompt_token_ids)
+                choice["logprobs"] = logprobs.completion(tokens, position, True, prompt)
             choices.append(_with_extras(choice, each, output, logprobs, echoed is None))
     return {**identity.fields, "choices": choices, "usage": usage_fields(usage)}
+
+
+def as_events(whole: dict[str, Any], with_usage: bool) -> bytes:
+    """A whole completion as the events of a stream, one for each choice."""
+    fields = {name: value for name, value in whole.items() if name not in ("choices", "usage")}
+    events = [{**fields, "choices": [choice]} for choice in whole["choices"]]
+    if with_usage:
+        events = [{**event, "usage": None} for event in events]
+        events.append({**fields, "choices": [], "usage": whole["usage"]})
+    return b"".join(b"data: %s\n\n" % to_json(event) for event in events) + DONE
 
 
 def chat_completion(

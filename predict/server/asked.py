@@ -168,7 +168,10 @@ def _of_response_format(form: ResponseFormat) -> Iterator[tuple[str, Any]]:
                 'response_format {"type": "json_object"}',
                 "missing_field",
             )
-        yield "response_format.json_schema.schema", {"json_schema": form.json_schema.schema_}
+        schema = {"json_schema": form.json_schema.schema_}
+        if form.json_schema.strict:
+            schema["strict"] = True
+        yield "response_format.json_schema.schema", schema
     elif form.type == "structural_tag":
         names = ("structures", "triggers", "at_least_one", "stop_after_first")
         tag = {name: getattr(form, name) for name in names}

@@ -105,6 +105,11 @@ class FrontModel:
         tokenizer = self._need_tokenizer(param)
         return await self._run(partial(tokenizer.decode, token_ids, False), param)
 
+    async def prompt_texts(self, token_ids: Sequence[int], text: str) -> list[str]:
+        """What each token of a prompt adds to `text`; see TokenTexts.of_prompt."""
+        assert self.token_texts is not None
+        return await self._run(partial(self.token_texts.of_prompt, token_ids, text), "prompt")
+
     async def _run(self, work: Callable[[], T], param: str) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import anyio
@@ -19,8 +19,10 @@ INLINE_BYTES = 16 << 10  # of a body that is parsed at once; a larger one goes t
 MAX_DEPTH = 48  # lists and objects of a body within each other; a schema may have some forty
 BASE_VALUES = 1 << 16  # JSON values of a body, besides the tokens of its prompts
 VALUES_PER_TOKEN = 8  # of the model's max_length
+MAX_IDS = 1 << 20  # token ids of all prompts of a body, beyond those
 MAX_BUFFERED_BODIES = 16  # of the largest size, of all clients together
-_STRUCTURE = (b",", b"[", b"{")
+_CONTAINERS = (b"[", b"{")  # which take more memory than ids
+_STRUCTURE = (b",", *_CONTAINERS)
 
 
 class Admission:
@@ -130,28 +132,31 @@ async def read_json(request: Request, config: ServerConfig, held: Held) -> dict[
     data = await read_body(request, config, held)
     length = config.engine.scheduling.max_length
     if len(data) <= INLINE_BYTES:
-        value = _parsed(data, length)
+        value = _parsed(data, length, config.max_prompts)
     else:
-        value = await asyncio.get_running_loop().run_in_executor(None, _parsed, data, length)
+        loop = asyncio.get_running_loop()
+        value = await loop.run_in_executor(None, _parsed, data, length, config.max_prompts)
     if not isinstance(value, dict):
         raise invalid(None, "the body is no JSON object; write {...} with the request's fields")
     return value
 
 
-def _parsed(data: bytes, max_length: int) -> Any:
-    _check_values(data, BASE_VALUES + VALUES_PER_TOKEN * max_length)
+def _parsed(data: bytes, max_length: int, max_prompts: int) -> Any:
+    most = BASE_VALUES + VALUES_PER_TOKEN * max_length
+    _check_values(data, _CONTAINERS, most)
+    _check_values(data, _STRUCTURE, most + min(max_prompts * max_length, MAX_IDS))
     try:
         return parse_json(data, "the body", max_depth=MAX_DEPTH)
     except UserError as error:
         raise invalid(None, str(error), "invalid_json") from None
 
 
-def _check_values(data: bytes, most: int) -> None:
-    """Raises ApiError where a body has more values than any request needs.
+def _check_values(data: bytes, marks: Sequence[bytes], most: int) -> None:
+    """Raises ApiError where a body has more values than any request needs, by their marks.
 
     Counting takes a hundredth of the time that it takes to build them.
     """
-    count = sum(map(data.count, _STRUCTURE))
+    count = sum(map(data.count, marks))
     if count <= most:
         return
     # A long text may have many commas: what stands in texts is not counted then.
@@ -159,7 +164,7 @@ def _check_values(data: bytes, most: int) -> None:
     num_texts = bare.count(b'"') // 2
     if num_texts <= most:
         outside = b"".join(bare.split(b'"')[::2])
-        count = sum(map(outside.count, _STRUCTURE))
+        count = sum(map(outside.count, marks))
     if count > most:
         raise ApiError(
             413,

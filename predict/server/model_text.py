@@ -55,6 +55,7 @@ class ModelText:
             )
         known = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools or ())]
         named: str | None = None
+        choice, known = _allowed(choice, known)
         if isinstance(choice, dict):
             function = choice.get("function")
             if isinstance(function, dict) and choice.get("type", "function") == "function":
@@ -64,7 +65,8 @@ class ModelText:
             raise invalid(
                 "tool_choice",
                 f"tool_choice is {json_type(choice)} of no known meaning (allowed: none, auto, "
-                'required, {"type": "function", "function": {"name": "..."}})',
+                'required, {"type": "function", "function": {"name": "..."}}, {"type": '
+                '"allowed_tools", "allowed_tools": {"mode": "auto", "tools": [...]}})',
             )
         try:
             return ToolUse(
@@ -84,19 +86,16 @@ class ModelText:
     def form(self, given: Form | None, use: ToolUse, prompt: str) -> Form | None:
         """The form of an answer with valid calls, and thoughts ahead of its content.
 
-        Raises ApiError 400 where a form and tools are both given, and for one that cannot be met.
+        Where tools and a form are both given, the answer calls tools or has the form. Raises
+        ApiError 400 for one that cannot be met.
         """
         context = GuideContext(self._token_id, self.thoughts, self.is_thinking(prompt))
-        if use.allowed and given is not None:
-            raise invalid(
-                "tools",
-                "tools and a form of the answer (response_format, guide) do not go together: a "
-                "call is no such form; leave one of them out, or set tool_choice to none",
-            )
         param = "tools" if given is None else given.param
         guide = None
         try:
-            if use.allowed and self.calls is not None:
+            if use.allowed and self.calls is not None and given is not None:
+                guide = tool_calls.calls_or_content(self.calls, use, given.guide, context)
+            elif use.allowed and self.calls is not None:
                 guide = self.calls.guide(use, context)
             elif given is not None:
                 guide = tool_calls.content_guide(self.calls, given.guide, context)
@@ -126,9 +125,27 @@ class ModelText:
         found: dict[str, int] = {}
         for text in (*self._call_marks, *self._thought_marks):
             token_id = self._token_id(text)
-            if token_id is not None and self._tokenizer and not self._tokenizer.decode([token_id]):
+            if token_id is not None and self._tokenizer and self._tokenizer.leaves_out(token_id):
                 found[text] = token_id
         return found
+
+
+def _allowed(choice: object, known: list[Tool]) -> tuple[object, list[Tool]]:
+    """OpenAI's choice among some of the tools: its mode, and the tools. Raises ApiError 400."""
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return choice, known
+    given = choice.get("allowed_tools", choice)
+    tools = given.get("tools") if isinstance(given, dict) else None
+    functions = [tool.get("function", tool) for tool in tools or () if isinstance(tool, dict)]
+    names = {each.get("name") for each in functions if isinstance(each, dict)}
+    kept = [tool for tool in known if tool.name in names]
+    if not kept or len(kept) < len(names) or given.get("mode") not in ("auto", "required"):
+        raise invalid(
+            "tool_choice",
+            "tool_choice.allowed_tools has no mode, or names no tool of the request (allowed: mode "
+            f"auto or required; tools of {', '.join(tool.name for tool in known) or 'none'})",
+        )
+    return given["mode"], kept
 
 
 def _tool(tool: ToolBody, where: str) -> Tool:

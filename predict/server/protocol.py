@@ -134,6 +134,7 @@ class StreamOptions(Body):
     """Options of a stream."""
 
     include_usage: bool | None = None  # a last chunk with the counts of tokens
+    continuous_usage_stats: bool | None = None  # with it: the counts so far in all other chunks
     ignored: ClassVar[frozenset[str]] = frozenset({"include_obfuscation"})
 
 
@@ -326,7 +327,7 @@ class ChatBody(GenerationBody):
         "functions": (([],), "use tools"),
         "function_call": (("none", "auto"), "use tool_choice"),
         "web_search_options": ((), "this server searches nothing"),
-        "verbosity": ((), "no model of this server knows it"),
+        "verbosity": (("medium",), "no model of this server knows it"),
         "chat_template": ((), "templates run code: start the server with --chat_template"),
         "add_generation_prompt": ((True,), "an answer is a turn of its own"),
         "continue_final_message": ((False,), "an answer is a turn of its own; use completions"),

@@ -120,11 +120,10 @@ class Run:
                         headers={"Retry-After": self._context.retry_after},
                     )
                 found.append(answer.output)
-        for output in found:
-            first = output.outputs[0]
-            if all(each.finish_reason == "error" for each in output.outputs):
-                raise self.failed(first.error or "")
-            self._job.usage.num_output_tokens += sum(len(each.token_ids) for each in output.outputs)
+        answers = [each for output in found for each in output.outputs]
+        if all(each.finish_reason == "error" for each in answers):
+            raise self.failed(answers[0].error or "")
+        self._job.usage.num_output_tokens += sum(len(each.token_ids) for each in answers)
         return found
 
     async def pieces(self) -> AsyncGenerator[Pieces, None]:
@@ -254,6 +253,7 @@ class Stream(Response):
         self._run, self._job, self._encoder = run, job, encoder
         self._said: list[str] = []  # of the first answer, for the log
         self._num_said = 0  # characters
+        self._num_failed = 0  # answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers over ASGI. Raises ApiError where nothing was sent yet."""
@@ -264,7 +264,7 @@ class Stream(Response):
                 with run.time():
                     async with contextlib.aclosing(run.pieces()) as batches:
                         async for index, pieces in batches:
-                            self._check(pieces, has_begun)
+                            self._check(pieces)
                             if run.is_logged:
                                 self._note(index, pieces, scope)
                             body = encoder.encode(index, pieces)
@@ -295,15 +295,17 @@ class Stream(Response):
             self._num_said += len(new)
             scope[RECORD].log["answer"] = shortened("".join(self._said))
 
-    def _check(self, pieces: list[StreamOutput], has_begun: bool) -> None:
-        """Counts tokens; raises ApiError where the only answer has failed."""
-        usage = self._job.usage
-        for piece in pieces:
-            usage.num_output_tokens += len(piece.token_ids)
-            if piece.finish_reason == "error":
-                is_alone = len(self._job.prompts) * self._job.params.n == 1
-                if is_alone or not has_begun:
-                    raise self._run.failed(piece.error or "")
+    def _check(self, pieces: list[StreamOutput]) -> None:
+        """Counts tokens; raises ApiError where all answers have failed."""
+        self._job.usage.num_output_tokens += sum(len(piece.token_ids) for piece in pieces)
+        failed = [piece for piece in pieces if piece.finish_reason == "error"]
+        if self._job.params.num_beams > 1:  # which come together, or fail as one
+            failed = failed[:1] if len(failed) == len(pieces) else []
+        self._num_failed += len(failed)
+        params = self._job.params
+        num_answers = len(self._job.prompts) * (1 if params.num_beams > 1 else params.n)
+        if failed and self._num_failed == num_answers:
+            raise self._run.failed(failed[0].error or "")
 
     async def _begin(self, send: Send) -> None:
         await send(

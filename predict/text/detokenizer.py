@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from predict.text.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
-# Byte tokens and the first ordinary ones have low ids in every known vocabulary.
-_NUM_PROBED_IDS = 2048
+_NUM_PROBED_IDS = 2048  # the first ordinary tokens have low ids in every known vocabulary
+_BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))  # which may have any ids
 MANY_PENDING = 48  # tokens
 LONGEST_CHARACTER = 4  # tokens of a byte each
 
@@ -34,9 +34,12 @@ class _Traits:
 
 
 def _find_traits(tokenizer: Tokenizer) -> _Traits:
-    """Looks through the low token ids; a few milliseconds, once per tokenizer."""
-    texts = [tokenizer.decode([i]) for i in range(min(tokenizer.vocab_size, _NUM_PROBED_IDS))]
-    partial = next((i for i, text in enumerate(texts) if text == _REPLACEMENT), None)
+    """Looks through the low token ids and bytes; a few milliseconds, once per tokenizer."""
+    of_bytes = (tokenizer.token_to_id(token) for token in _BYTE_TOKENS)
+    probed = dict.fromkeys(range(min(tokenizer.vocab_size, _NUM_PROBED_IDS)))
+    probed |= dict.fromkeys(i for i in of_bytes if i is not None)
+    texts = {i: tokenizer.decode([i]) for i in probed}
+    partial = next((i for i, text in texts.items() if text == _REPLACEMENT), None)
 
     def survives(token_id: int) -> bool:
         """Whether the token's text stays as it is when an incomplete byte follows."""
@@ -44,7 +47,7 @@ def _find_traits(tokenizer: Tokenizer) -> _Traits:
             return True
         return tokenizer.decode([token_id, partial]).startswith(texts[token_id])
 
-    whole = {i: text for i, text in enumerate(texts) if text and _REPLACEMENT not in text}
+    whole = {i: text for i, text in texts.items() if text and _REPLACEMENT not in text}
     visible = (i for i, text in whole.items() if text.isprintable() and not text.isspace())
     anchor = next((i for i in visible if survives(i)), None)
     # Only tokens of one byte form runs; longer ones need no look.

@@ -17,8 +17,8 @@ def with_token_ids(
 
     The text of an answer leaves special tokens out, so that no text in it could stop there.
 
-    Raises UserError for a text without a tokenizer, and for a token of logit_bias, bad_words or
-    stop_token_ids outside of the vocabulary.
+    Raises UserError for a text without a tokenizer, for a stop with a special token and more, and
+    for a token of logit_bias, bad_words or stop_token_ids outside of the vocabulary.
     """
     words: list[tuple[int, ...]] = []
     for word in params.bad_words:
@@ -40,7 +40,7 @@ def with_token_ids(
                 f"{name} has token id {token}, which is outside the vocabulary (allowed: 0 to "
                 f"{vocab_size - 1})"
             )
-    stops = () if tokenizer is None else _special_tokens(params.stop_strings, tokenizer)
+    stops = () if tokenizer is None else _stop_tokens(params.stop_strings, tokenizer)
     if tuple(words) == params.bad_words and set(stops) <= set(params.stop_token_ids):
         return params
     return replace(
@@ -50,7 +50,22 @@ def with_token_ids(
     )
 
 
-def _special_tokens(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The ids of those texts that are tokens without a text of their own."""
-    ids = [tokenizer.token_to_id(text) for text in texts]
-    return tuple(i for i in ids if i is not None and not tokenizer.decode([i]))
+def _stop_tokens(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The ids of those texts that are tokens which an answer's text leaves out.
+
+    Raises UserError for a text with such a token and more.
+    """
+    found: list[int] = []
+    for text in texts:
+        token_id = tokenizer.token_to_id(text)
+        if token_id is not None:
+            found += [token_id] if tokenizer.leaves_out(token_id) else []
+            continue
+        hidden = next((i for i in tokenizer.encode(text, False) if tokenizer.leaves_out(i)), None)
+        if hidden is not None:
+            token = tokenizer.decode([hidden], False)
+            raise UserError(
+                f"stop has {text!r}, which would never stop: {token!r} in it is a special token, "
+                "and an answer's text has none; give the token alone, or the text without it"
+            )
+    return tuple(found)

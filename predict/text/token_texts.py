@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from predict.errors import TokenizerError
 from predict.text.backends.fast import byte_letters
+from predict.text.detokenizer import Detokenizer, TextStream
 from predict.text.tokenizer import REPLACEMENT, Tokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -28,6 +30,7 @@ class TokenTexts:
         self._known: dict[int, TokenText] = {}
         self._pieces: dict[int, str] | None = None  # as the vocabulary writes them
         self._bytes = {letter: byte for byte, letter in byte_letters().items()}
+        self._of_answers, self._of_prompts = Detokenizer(tokenizer), Detokenizer(tokenizer, False)
         # A token in front, as the first token of a text may lose its space.
         self._anchor = next(
             (ids[-1:] for text in _ANCHOR_TEXTS if (ids := tokenizer.encode(text, False))), []
@@ -39,6 +42,36 @@ class TokenTexts:
         if found is None:
             found = self._known[token_id] = self._look_up(token_id)
         return found
+
+    def stream(self, prompt_token_ids: Sequence[int] = ()) -> TextStream:
+        """The text of an answer behind a prompt, token by token."""
+        return self._of_answers.stream(prompt_token_ids)
+
+    def of_prompt(self, token_ids: Sequence[int], text: str) -> list[str]:
+        """What each token of a prompt adds to `text`, which was made of it, or it of that.
+
+        Joined they are `text`: tokens that it leaves out, as one that begins every prompt, add "",
+        and a token that is part of a character nothing or all of it.
+        """
+        stream = self._of_prompts.stream()
+        texts = [stream.append((token_id,)) for token_id in token_ids]
+        texts[-1] += stream.finish()
+        first = max("".join(texts).find(text), 0)
+        end, place = first + len(text), 0
+        for index, piece in enumerate(texts):
+            begin, place = place, place + len(piece)
+            texts[index] = piece[max(first - begin, 0) : max(end - begin, 0)]
+        return texts
+
+    def label(self, token_id: int) -> str:
+        """The text of a token by itself; of one that is no whole character its bytes, as OpenAI's.
+
+        So no two tokens that are parts of characters have the same.
+        """
+        text, parts = self[token_id]
+        if parts is None or REPLACEMENT not in text or bytes(parts) == text.encode():
+            return text
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in parts)
 
     def _look_up(self, token_id: int) -> TokenText:
         try:

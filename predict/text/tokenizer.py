@@ -130,11 +130,17 @@ class Tokenizer:
         a character whose bytes began in the prompt is seen from the output alone.
         """
         context = list(prompt_token_ids[-CONTEXT_TOKENS:])
-        before = self.decode(context, skip_special_tokens).rstrip(REPLACEMENT)
+        whole = self.decode(context, skip_special_tokens)
         after = self.decode([*context, *token_ids], skip_special_tokens)
-        if before and after.startswith(before):
-            return after[len(before) :]
+        # U+FFFD at the end are the prompt's own, or bytes of a character that these tokens end.
+        for before in (whole, whole.rstrip(REPLACEMENT)):
+            if whole and after.startswith(before):
+                return after[len(before) :]
         return self.decode(token_ids, skip_special_tokens)
+
+    def leaves_out(self, token_id: int) -> bool:
+        """Whether texts leave a token out that has a text of its own, as special ones have."""
+        return not self.decode([token_id]) and bool(self.decode([token_id], False))
 
     def encode_word(self, word: str) -> list[tuple[int, ...]]:
         """The token ids of a word at the start of a text, within one, and behind a space.

@@ -23,7 +23,6 @@ from predict.engine.gpu_runner import (
     OFTEN_MET_OF_MANY,
     GraphShape,
     InputBuffer,
-    bucket_size,
     graph_for,
     graph_shape,
     num_elements,
@@ -35,6 +34,7 @@ from predict.errors import UserError
 from predict.loading.layouts.online import Online
 from predict.loading.memory import (
     check_gpu_memory,
+    graph_rows,
     loading_bytes,
     num_gpu_cache_blocks,
     weight_bytes,
@@ -42,7 +42,7 @@ from predict.loading.memory import (
 from predict.loading.model import Weights, check_memory
 from predict.loading.sources import RandomSource
 from predict.nn.cache_formats import kv_format_of
-from predict.nn.inputs import empty_example, max_lens_of
+from predict.nn.inputs import bucket_size, empty_example, max_lens_of
 from predict.nn.weights import LinearPlan, WeightNames, plan_weights
 from tests.support.golden import GOLDEN
 from tests.support.records import llama_spec
@@ -62,6 +62,11 @@ SPEC = llama_spec(
 
 def memory(free: int, in_use: int = 0) -> MemoryInfo:
     return MemoryInfo(total=8 * GIB, free=free, held=in_use, in_use=in_use, peak_in_use=in_use)
+
+
+def test_logits_are_counted_for_a_graph_of_each_size() -> None:
+    assert [graph_rows(size) for size in (1, 8, 128)] == [3, 24, 3 * 128]
+    assert graph_rows(256) == 1 + 2 + 4 + 8 + 16 + sum(range(32, 257, 32))
 
 
 def test_buckets_hold_their_batches() -> None:

@@ -71,7 +71,7 @@ def test_hard_schemas_hold_or_are_refused_by_name(llm: LLM, name: str) -> None:
             max_new_tokens=MAX_NEW_TOKENS,
             temperature=0.8,
             seed=seed,
-            guide=Guide(json_schema=schema),
+            guide=Guide(json_schema=schema, strict=True),
         )
         for seed in range(4)
     ]

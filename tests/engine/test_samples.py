@@ -51,8 +51,6 @@ def llm() -> LLM:
         ({"n": 0}, "n 0 is not supported .*from 1 to 1024"),
         ({"n": 1025}, "n 1025 is not supported .*from 1 to 1024"),
         ({"n": 3, "best_of": 2}, "best_of 2 is less than n 3"),
-        ({"n": 2, "temperature": 0.0}, "n 2 with greedy decoding"),
-        ({"best_of": 2, "top_k": 1}, "best_of 2 with greedy decoding"),
         ({"logprobs": -1}, "logprobs -1 .*from 0 to 20, or None"),
         ({"prompt_logprobs": 21}, "prompt_logprobs 21 .*from 0 to 20, or None"),
         ({"logprobs": True}, "logprobs True"),

@@ -8,14 +8,29 @@ from typing import Any
 import pytest
 
 from predict.engine.samples import StreamOutput
-from predict.request import Logprob, SamplingParams
-from predict.server.answers import ChatEvents, CompletionEvents, Identity, gathered
+from predict.request import (
+    CompletionOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    SamplingParams,
+)
+from predict.server.answers import (
+    ChatEvents,
+    CompletionEvents,
+    Echo,
+    Identity,
+    as_events,
+    completion,
+    gathered,
+)
 from predict.server.kept_text import KeptText
 from predict.server.logprobs import LEAST, LogprobTexts
 from predict.server.runs import Usage
 from predict.text.detokenizer import Detokenizer
 from predict.text.token_texts import TokenTexts
 from predict.text.tokenizer import Tokenizer
+from tests.support.texts import TOKENIZERS
 from tests.support.tiny import TOKENIZER
 
 IDENTITY = Identity("id", "kind", "name")
@@ -73,6 +88,71 @@ def test_a_logprob_of_minus_infinity_is_a_number(tokenizer: Tokenizer) -> None:
     (entry,) = texts.chat([{5: Logprob(float("-inf"), 9), 6: Logprob(-0.1, 1)}])
     assert entry["logprob"] == LEAST
     assert [each["logprob"] for each in entry["top_logprobs"]] == [-0.1]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_tokens_of_an_echoed_completion_join_to_its_text(name: str) -> None:
+    tokenizer = TOKENIZERS[name]()
+    made, prompt_text, text = LogprobTexts(TokenTexts(tokenizer), 2), "a né 🙂", " b🙂 a"
+    prompt = tokenizer.encode(prompt_text, True)
+    ids = tokenizer.encode(prompt_text + text, True)[len(prompt) :]
+    measured = [{i: Logprob(-0.5, 1), 3: Logprob(-1.0, 2), 4: Logprob(-2.0, 3)} for i in ids]
+    echo = Echo(prompt_text, TokenTexts(tokenizer).of_prompt(prompt, prompt_text))
+    whole = completion(
+        IDENTITY,
+        [
+            RequestOutput(
+                *(0, tuple(prompt), tuple(ids), text, "stop", RequestMetrics(0.0, None, (), None)),
+                outputs=(CompletionOutput(0, text, tuple(ids), "stop", logprobs=tuple(measured)),),
+                prompt_logprobs=(None, *({i: Logprob(-0.5, 1)} for i in prompt[1:])),
+            )
+        ],
+        *(Usage(), made, [echo]),
+    )
+    found = whole["choices"][0]["logprobs"]
+    assert whole["choices"][0]["text"] == "".join(found["tokens"]) == prompt_text + text
+    assert len(found["tokens"]) == len(prompt) + len(ids)
+    for token, offset in zip(found["tokens"], found["text_offset"], strict=True):
+        assert (prompt_text + text).startswith(token, offset)
+    assert found["token_logprobs"] == [None] + [-0.5] * (len(found["tokens"]) - 1)
+    # The same of a stream, whose first piece has the prompt.
+    stream = CompletionEvents(IDENTITY, 1, False, made, [prompt_text], [prompt])
+    offsets, tokens = [], []
+    for number, (token_id, each) in enumerate(zip(ids, measured, strict=True), 1):
+        reason: Any = "stop" if number == len(ids) else None
+        part = StreamOutput("", (token_id,), reason, logprobs=(each,))
+        (event,) = values(stream.encode(0, [part]))
+        offsets += event["choices"][0]["logprobs"]["text_offset"]
+        tokens += event["choices"][0]["logprobs"]["tokens"]
+    assert "".join(tokens) == text
+    assert offsets == found["text_offset"][len(prompt) :]
+    (*events, end) = values(as_events(whole, True))
+    assert [event["choices"] for event in events] == [whole["choices"]]
+    assert (end["choices"], end["usage"]) == ([], whole["usage"])
+
+
+def test_likeliest_parts_of_characters_are_told_apart() -> None:
+    tokenizer = TOKENIZERS["byte_level"]()
+    first, *others = tokenizer.encode("🙂", False)
+    tops = {i: Logprob(-1.0 - n, n + 1) for n, i in enumerate([first, *others])}
+    made = LogprobTexts(TokenTexts(tokenizer), 9)
+    found = made.completion([tops], made.position([]), False)
+    assert found["tokens"] == [""]
+    shown = [*found["top_logprobs"][0]]
+    assert shown[0] == r"bytes:\xf0\x9f"
+    assert len(set(shown)) == len(tops)
+
+
+def test_each_event_counts_where_it_is_asked_for() -> None:
+    usage = Usage(3, 0)
+    for encoder in (
+        ChatEvents(IDENTITY, True, usage_so_far=usage),
+        CompletionEvents(IDENTITY, 1, True, usage_so_far=usage),
+    ):
+        for count in (1, 5):
+            usage.num_output_tokens = count
+            for event in values(encoder.encode(0, [piece("a")])):
+                assert event["usage"]["completion_tokens"] == count
 
 
 def test_special_tokens_that_a_parser_needs_stay_in_the_text(tokenizer: Tokenizer) -> None:

@@ -12,6 +12,8 @@ import httpx
 import pytest
 
 from predict.request import SamplingParams
+from predict.server.errors import ApiError
+from predict.server.limits import _parsed
 from tests.support.http_server import SECONDS, ScriptedServer, config_of
 from tests.support.tiny import TOKENIZER
 
@@ -317,3 +319,10 @@ def test_a_client_that_does_not_read_is_given_up() -> None:
             server.wait_until(lambda: server.lifecycle.num_requests == 0)
         server.engine.script = script
         assert complete(client).status_code == 200
+
+
+def test_many_prompts_of_token_ids_are_read_and_many_lists_are_not() -> None:
+    ids = json.dumps({"prompt": [list(range(1000, 2500))] * 64}).encode()
+    assert len(_parsed(ids, max_length=2048, max_prompts=128)["prompt"]) == 64
+    with pytest.raises(ApiError, match="JSON values"):
+        _parsed(json.dumps({"prompt": [[]] * 96_000}).encode(), max_length=2048, max_prompts=128)

@@ -147,6 +147,74 @@ def test_parameters_reach_the_engine(client: httpx.Client, server: ScriptedServe
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ({"seed": -1}, {"seed": -1}),
+        ({"seed": -(2**63)}, {"seed": -(2**63)}),
+        ({"top_p": 0}, {"greedy": True}),
+        ({"top_k": -1}, {"top_k": 0}),
+        ({"n": 2, "temperature": 0}, {"n": 2}),
+        ({"verbosity": "medium"}, {}),
+    ],
+)
+def test_values_that_openai_and_vllm_allow_are_taken(
+    client: httpx.Client, server: ScriptedServer, given: dict[str, Any], taken: dict[str, Any]
+) -> None:
+    response = client.post("/v1/chat/completions", json={**CHAT, **given})
+    assert response.status_code == 200, response.text
+    params = server.engine.added[-1][1]
+    assert {name: getattr(params, name) for name in taken} == taken
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_an_answer_of_no_tokens_is_the_prompt_at_most_and_counts_none(
+    client: httpx.Client, echo: bool
+) -> None:
+    body = {**ASK, "max_tokens": 0, "echo": echo}
+    answer = client.post("/v1/completions", json=body).json()
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("count" if echo else "", "length")
+    assert answer["usage"]["completion_tokens"] == 0
+    stream = {"stream": True, "stream_options": {"include_usage": True}}
+    first, last = events(client.post("/v1/completions", json={**body, **stream}))
+    assert first["choices"] == [choice]
+    assert last["usage"] == answer["usage"]
+
+
+def test_a_stream_counts_in_each_chunk(client: httpx.Client) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {**ASK, "stream": True, "stream_options": options}
+    counts = [
+        e["usage"]["completion_tokens"] for e in events(client.post("/v1/completions", json=body))
+    ]
+    assert counts == sorted(counts)
+    assert 0 < counts[0] < counts[-1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("failed", [(1,), (0,), (0, 1)])
+def test_answers_that_fail_leave_their_siblings_alone(
+    client: httpx.Client, server: ScriptedServer, stream: bool, failed: tuple[int, ...]
+) -> None:
+    server.engine.failed = failed
+    try:
+        body = {**ASK, "n": 2, "temperature": 1.0, "stream": stream}
+        response = client.post("/v1/completions", json=body)
+    finally:
+        server.engine.failed = ()
+    if len(failed) == 2:
+        assert (response.status_code == 500) != stream
+        assert "broken" in response.text
+        return
+    found = events(response) if stream else [response.json()]
+    choices = [choice for each in found for choice in each["choices"]]
+    ended = {
+        c["index"]: (c["finish_reason"], c.get("error")) for c in choices if c["finish_reason"]
+    }
+    assert ended == {failed[0]: ("error", "broken"), 1 - failed[0]: ("stop", None)}
+
+
 GUIDED: dict[str, dict[str, Any]] = {
     "json_schema": {
         "response_format": {

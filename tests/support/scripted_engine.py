@@ -63,8 +63,13 @@ class ScriptedAnswer:
             sent += pieces
             if self.streamed:
                 yield pieces
-        last = [StreamOutput("", (), reason, index) for index in range(params.n)]
-        self._end(sent, reason)
+        last = [
+            StreamOutput("", (), "error", index, error="broken")
+            if index in engine.failed
+            else StreamOutput("", (), reason, index)
+            for index in range(params.n)
+        ]
+        self._end(sent, last)
         if self.streamed:
             yield last
 
@@ -77,7 +82,7 @@ class ScriptedAnswer:
             logprobs = tuple({i: Logprob(-0.5, 1)} for i in ids)
         return StreamOutput(text, ids, reason, index, 0, None, logprobs)
 
-    def _end(self, sent: Sequence[StreamOutput], reason: FinishReason) -> None:
+    def _end(self, sent: Sequence[StreamOutput], last: Sequence[StreamOutput]) -> None:
         outputs = []
         for index in range(self._params.n):
             own = [piece for piece in sent if piece.index == index]
@@ -87,20 +92,28 @@ class ScriptedAnswer:
                     index,
                     "".join(piece.text for piece in own),
                     tuple(token for piece in own for token in piece.token_ids),
-                    reason,
+                    last[index].finish_reason,
+                    error=last[index].error,
                     logprobs=tuple(measured) if self._params.logprobs is not None else None,
                 )
             )
         first = outputs[0]
         metrics = RequestMetrics(0.0, 0.0, (0.0,), 0.0)
         self.output = RequestOutput(
-            *(self.request_id, tuple(self._prompt), first.token_ids, first.text, reason, metrics),
+            *(
+                self.request_id,
+                tuple(self._prompt),
+                first.token_ids,
+                first.text,
+                last[0].finish_reason,
+                metrics,
+            ),
             outputs=tuple(outputs),
         )
         count = sum(len(each.token_ids) for each in outputs)
         self.metrics = AnswerMetrics(
             *(len(self._prompt), count, 3, 0, 0.0, 0.0, 0.0, 0.0),
-            finish_reasons=tuple(reason for _ in outputs),
+            finish_reasons=tuple(each.finish_reason or "" for each in last),
         )
 
 
@@ -113,6 +126,7 @@ class ScriptedEngine:
         self.is_ready = True
         self.failure: str | None = None
         self.is_held = False
+        self.failed: Sequence[int] = ()  # samples that end as "error"
         self.moved = asyncio.Event()
         self.num_added = 0
         self.added: list[tuple[list[int], SamplingParams, bool]] = []

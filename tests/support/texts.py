@@ -48,11 +48,15 @@ def byte_level() -> Tokenizer:
 
 
 @cache
-def byte_fallback() -> Tokenizer:
-    """Pieces with a space mark and byte tokens, as Llama 1 and 2 have in tokenizer.json."""
+def byte_fallback(num_ahead: int = 0) -> Tokenizer:
+    """Pieces with a space mark and byte tokens, as Llama 1 and 2 have in tokenizer.json.
+
+    num_ahead: other pieces ahead of the byte tokens.
+    """
     import tokenizers
 
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces = ["<unk>", "<s>", "</s>", *(f"word{i}" for i in range(num_ahead))]
+    pieces += [f"<0x{byte:02X}>" for byte in range(256)]
     pieces += ["▁", "▁▁", "▁the", "▁a", "a", "b", "ing", ".", "中", "é"]
     fast = tokenizers.Tokenizer(
         tokenizers.models.BPE(

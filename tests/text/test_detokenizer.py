@@ -137,14 +137,29 @@ def test_a_leading_space_is_dropped_only_at_the_beginning() -> None:
     assert continued.append([the]) == " the"
 
 
-def test_bytes_that_a_later_byte_would_spoil_wait() -> None:
+@pytest.mark.parametrize("num_ahead", [0, 3000])
+def test_bytes_that_a_later_byte_would_spoil_wait(num_ahead: int) -> None:
     """tokenizers' ByteFallback turns a whole run of bytes into U+FFFD when one of them is wrong."""
-    tokenizer = byte_fallback()
-    newline, broken, word = 3 + 0x0A, 3 + 0xE4, 263
+    tokenizer, first = byte_fallback(num_ahead), 3 + num_ahead
+    newline, broken, word = first + 0x0A, first + 0xE4, first + 260
     assert tokenizer.decode([word, newline, broken]).endswith(REPLACEMENT * 2)
     stream = Detokenizer(tokenizer).stream()
     assert [stream.append([i]) for i in (word, newline)][1] == ""
     assert stream.append([word]).startswith("\n")
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_an_answer_does_not_begin_with_the_end_of_its_prompt(name: str) -> None:
+    tokenizer = TOKENIZERS[name]()
+    for text in (f"a{REPLACEMENT}", f"a{REPLACEMENT * 3}", REPLACEMENT):
+        prompt, answer = tokenizer.encode(text, False), tokenizer.encode("ab", False)[-2:]
+        stream = Detokenizer(tokenizer).stream(prompt)
+        assert "".join(stream.append([i]) for i in answer) + stream.finish() == "ab"
+    # Bytes of a character that the answer ends are the answer's; broken ones are the prompt's.
+    prompt = tokenizer.encode("a🙂", False)[:-1]
+    assert tokenizer.decode(prompt).endswith(REPLACEMENT)
+    assert tokenizer.decode_continuation(prompt, tokenizer.encode("a🙂", False)[-1:]) == "🙂"
+    assert tokenizer.decode_continuation(prompt, answer) == "ab"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from predict import LLM, EngineConfig, SamplingParams
 from predict.errors import UserError
 from predict.text.answer_text import AnswerText
 from predict.text.detokenizer import LONGEST_CHARACTER, MANY_PENDING, Detokenizer
+from predict.text.params import with_token_ids
 from predict.text.stop_strings import ROOT, Match, StopStrings
 from predict.text.tokenizer import Tokenizer
 from tests.support import tiny
@@ -32,6 +33,21 @@ def first_match(text: str, stops: Sequence[str], first: int = 0) -> Match | None
         if ending:
             return Match(end - max(map(len, ending)), end)
     return None
+
+
+def test_a_stop_is_a_token_where_texts_leave_that_out() -> None:
+    tokenizer = TOKENIZERS["byte_fallback"]()
+
+    def ids(stop: str) -> tuple[int, ...]:
+        return with_token_ids(
+            SamplingParams(stop=stop), tokenizer, tokenizer.vocab_size
+        ).stop_token_ids
+
+    assert ids("</s>") == (tokenizer.token_to_id("</s>"),)
+    assert ids("▁") == (), "the mark of a space is the token of each space"
+    assert ids("ing") == ()
+    with pytest.raises(UserError, match="stop has 'a</s>', which would never stop: '</s>' in it"):
+        ids("a</s>")
 
 
 @given(strings, st.text("abc", max_size=30), st.integers(0, 30), st.integers(0, 6))

@@ -14,6 +14,8 @@ from predict.server.answers import to_json
 from predict.server.context import Context, record_of
 from predict.server.limits import read_json
 from predict.server.logprobs import LogprobTexts
+from predict.server.protocol import StreamOptions
+from predict.server.runs import Job, Usage
 
 
 @contextlib.asynccontextmanager
@@ -41,6 +43,13 @@ def json_response(value: Any) -> Response:
 def logprob_texts(context: Context, num_top: int | None) -> LogprobTexts | None:
     """Makes logprobs with so many likeliest tokens; None where num_top is None."""
     return None if num_top is None else LogprobTexts(context.front.token_texts, num_top)
+
+
+def usage_of(options: StreamOptions | None, job: Job) -> tuple[bool, Usage | None]:
+    """Whether a stream ends with counts of tokens, and the counts that each event shows, if any."""
+    with_usage = bool(options and options.include_usage)
+    continuous = with_usage and bool(options and options.continuous_usage_stats)
+    return with_usage, job.usage if continuous else None
 
 
 def log_answer(context: Context, request: Request, text: str) -> None:

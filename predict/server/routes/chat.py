@@ -29,7 +29,13 @@ from predict.server.paddle_bodies import (
     native_answered,
 )
 from predict.server.protocol import ChatBody, parsed
-from predict.server.routes._common import body_of, json_response, log_answer, logprob_texts
+from predict.server.routes._common import (
+    body_of,
+    json_response,
+    log_answer,
+    logprob_texts,
+    usage_of,
+)
 from predict.server.runs import Job, Run, Stream
 from predict.server.served_models import ServedModel
 from predict.server.turns import Turn, turn_of
@@ -82,9 +88,9 @@ async def answered(context: Context, request: Request, body: ChatBody) -> Respon
             raise invalid(
                 "prompt_logprobs", "prompt_logprobs cannot be streamed; leave out one of the two"
             )
-        with_usage = bool(body.stream_options and body.stream_options.include_usage)
+        with_usage, usage_so_far = usage_of(body.stream_options, job)
         text_of = None if kept is None else kept.of_piece
-        events = ChatEvents(identity, with_usage, make_parser, logprobs, text_of)
+        events = ChatEvents(identity, with_usage, make_parser, logprobs, text_of, usage_so_far)
         return Stream(Run(context, request, job, streamed=True), job, events)
     async with Run(context, request, job, streamed=False) as run:
         (output,) = await run.outputs()

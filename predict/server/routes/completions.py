@@ -8,14 +8,20 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from predict.server.answers import CompletionEvents, Identity, completion
+from predict.server.answers import CompletionEvents, Echo, Identity, as_events, completion
 from predict.server.asked import Asked, asked_of, form_of, given_params
 from predict.server.context import Context
 from predict.server.errors import invalid
 from predict.server.openapi import errors, takes
 from predict.server.paddle_bodies import NativeBody, is_native, native_answered
 from predict.server.protocol import CompletionBody, parsed
-from predict.server.routes._common import body_of, json_response, log_answer, logprob_texts
+from predict.server.routes._common import (
+    body_of,
+    json_response,
+    log_answer,
+    logprob_texts,
+    usage_of,
+)
 from predict.server.runs import Job, Run, Stream
 from predict.server.served_models import ServedModel
 from predict.system.bounds import is_integer
@@ -45,37 +51,44 @@ def router(context: Context) -> APIRouter:
 async def completed(context: Context, request: Request, body: CompletionBody) -> Response:
     """The answer to a body. Raises ApiError."""
     model = context.models.find(body.model)
-    is_measured_alone = bool(body.echo) and body.max_tokens == 0
-    if is_measured_alone and body.stream:
-        raise invalid("stream", "max_tokens 0 with echo measures the prompt, which is no stream")
+    is_empty = _is_empty(body)
     asked = _asked(context, body, model)
     params = asked.params
     prompts = await _prompts(context, body)
     job = Job(prompts, params, asked.refused)
     identity = Identity("cmpl", "text_completion", model.name)
     logprobs = logprob_texts(context, params.logprobs)
-    echoed = None
-    if body.echo:
-        echoed = [
-            prompt if isinstance(prompt, str) else await context.front.decode(prompt, "prompt")
-            for prompt in _listed(body.prompt)
-        ]
-    if body.stream:
-        if params.prompt_logprobs is not None:
-            raise invalid(
-                "logprobs" if body.prompt_logprobs is None else "prompt_logprobs",
-                "logprobs of the prompt are known at once, and cannot be streamed; leave out "
-                "stream, or echo and prompt_logprobs",
-            )
-        with_usage = bool(body.stream_options and body.stream_options.include_usage)
-        events = CompletionEvents(identity, params.n, with_usage, logprobs, echoed)
+    echoed = await _echoed(context, body, prompts, logprobs is not None) if body.echo else None
+    with_usage, usage_so_far = usage_of(body.stream_options, job)
+    # What is measured of prompts, and an answer of no tokens, is known at once.
+    is_whole = params.prompt_logprobs is not None or is_empty
+    if body.stream and not is_whole:
+        before = None if echoed is None else [echo.text for echo in echoed]
+        events = CompletionEvents(
+            *(identity, params.n, with_usage, logprobs, before, prompts, usage_so_far)
+        )
         return Stream(Run(context, request, job, streamed=True), job, events)
     async with Run(context, request, job, streamed=False) as run:
         outputs = await run.outputs()
     log_answer(context, request, outputs[0].text)
-    return json_response(
-        completion(identity, outputs, job.usage, logprobs, echoed, is_measured_alone)
-    )
+    whole = completion(identity, outputs, job.usage, logprobs, echoed, is_empty)
+    if body.stream:
+        return Response(as_events(whole, with_usage), media_type=CompletionEvents.media_type)
+    return json_response(whole)
+
+
+async def _echoed(
+    context: Context, body: CompletionBody, prompts: list[list[int]], measured: bool
+) -> list[Echo]:
+    """The prompts in front of their answers. measured: with logprobs of their tokens."""
+    found: list[Echo] = []
+    for given, token_ids in zip(_listed(body.prompt), prompts, strict=True):
+        text = given if isinstance(given, str) else await context.front.decode(given, "prompt")
+        texts: list[str] = []
+        if measured and context.front.token_texts is not None:
+            texts = await context.front.prompt_texts(token_ids, text)
+        found.append(Echo(text, texts))
+    return found
 
 
 def _asked(context: Context, body: CompletionBody, model: ServedModel) -> Asked:
@@ -85,11 +98,16 @@ def _asked(context: Context, body: CompletionBody, model: ServedModel) -> Asked:
         if body.echo:
             extra["prompt_logprobs"] = body.logprobs
     given, _ = given_params(body)
-    if body.echo and body.max_tokens == 0:
+    if _is_empty(body):
         body = body.model_copy(update={"max_tokens": 1})
     elif not {"max_new_tokens", "max_length"} & {*given, *context.config.sampling_defaults}:
         extra["max_new_tokens"] = DEFAULT_TOKENS
     return asked_of(body, context.config, extra, form_of(body, context.config))
+
+
+def _is_empty(body: CompletionBody) -> bool:
+    """Whether no token is asked for: one is made, and nothing of it shown or counted."""
+    return is_integer(body.max_tokens) and body.max_tokens == 0
 
 
 def _listed(prompt: Any) -> list[Any]:

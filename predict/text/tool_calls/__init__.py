@@ -16,6 +16,7 @@ from predict.text.deltas import ContentDelta, Delta, Parser
 from predict.text.lark import GuideContext, Rules, literal
 from predict.text.markup import StepParser
 from predict.text.reasoning import ReasoningFormat, ReasoningParser
+from predict.text.tool_calls._forms import calls_or_content
 from predict.text.tool_calls._guides import CallFormat
 from predict.text.tool_calls._messages import template_messages
 from predict.text.tool_calls._records import CHOICES, Tool, ToolUse
@@ -27,6 +28,7 @@ __all__ = [
     "Tool",
     "ToolUse",
     "answer_parser",
+    "calls_or_content",
     "content_guide",
     "detected",
     "format_of",

@@ -12,7 +12,7 @@ from predict.errors import UserError
 from predict.guide import MAX_DEPTH, MAX_GRAMMAR_BYTES, Guide
 from predict.system.files import parse_json
 from predict.text.deltas import call_id
-from predict.text.guides import LIMITS
+from predict.text.guides import LIMITS, MAX_MESSAGE
 from predict.text.lark import GuideContext, Rules, literal
 from predict.text.markup import Output, Reader, Steps
 from predict.text.tool_calls._records import Tool, ToolUse
@@ -147,14 +147,21 @@ def _plain_schema(tool: Tool) -> dict[str, Any]:
         raise UserError(f"{where} are no JSON value: {error}; give a JSON schema") from None
     # Read back: a copy of plain types, which is not deeper than can be walked.
     schema = parse_json(given, where, max_depth=MAX_DEPTH)
-    return {"type": "object", **_without_annotations(schema)}
+    plain = {"type": "object", **_without_annotations(schema)}
+    problem = tool.strict and _problem(json.dumps(plain, separators=(",", ":")))
+    if problem:
+        raise UserError(
+            f"the tool {tool.name} is strict, and its parameters cannot be enforced: {problem}; "
+            "leave that out of its schema, or strict"
+        )
+    return plain
 
 
 def _enforced(schema: Mapping[str, Any], is_strict: bool, otherwise: Mapping[str, Any]) -> str:
     """A schema with options for llguidance; `otherwise` where it cannot be enforced."""
     options = _STYLE if is_strict else {**_STYLE, "lenient": True}
     text = json.dumps({"x-guidance": options, **schema}, separators=(",", ":"))
-    if is_strict or len(text) > MAX_GRAMMAR_BYTES or _is_enforceable(text):
+    if is_strict or len(text) > MAX_GRAMMAR_BYTES or not _problem(text):
         return text
     return json.dumps({"x-guidance": options, **otherwise}, separators=(",", ":"))
 
@@ -179,11 +186,11 @@ def _plain(value: Any) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _is_enforceable(schema: str) -> bool:
-    """Whether llguidance takes a schema: it has no look-around in patterns, for one."""
+def _problem(schema: str) -> str:
+    """What keeps llguidance from taking a schema, as look-around in patterns; "" where it does."""
     from llguidance import LLMatcher, LLParserLimits
 
     grammar = LLMatcher.grammar_from_json_schema(schema)
     limits = LLParserLimits(**LIMITS)
-    is_error, _ = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits)
-    return not is_error
+    is_error, said = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits)
+    return " ".join(" ".join(said).split())[:MAX_MESSAGE] if is_error else ""
