@@ -30,6 +30,7 @@ def config(**changes: Any) -> EngineConfig:
         "block_size": 16,
         "batch_size": 4,
     }
+    values["dtype"] = "float32"
     values["inference_model"] = library.find() is not None  # plain operators are ten times slower
     return EngineConfig(model_name_or_path=str(DEMO), **{**values, **changes})
 

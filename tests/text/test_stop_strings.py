@@ -129,6 +129,7 @@ def test_stop_strings_count_from_min_length_on() -> None:
 
 def config(**changes: Any) -> EngineConfig:
     values: dict[str, Any] = {"max_length": 128, "attention": "append", "block_size": 16}
+    values["dtype"] = "float32"
     values["inference_model"] = library.find() is not None  # plain operators are ten times slower
     return EngineConfig(model_name_or_path=str(DEMO), **{**values, **changes})
 
