@@ -9,6 +9,7 @@ from predict.config.engine import EngineConfig
 from predict.config.model import AUTO, DTYPES
 from predict.config.schemes import FIRST_BFLOAT16
 from predict.device import devices
+from predict.errors import UserError
 from predict.gguf.files import gguf_of
 from predict.loading.arrays import FLOAT_DTYPES, STORED_DTYPES
 from predict.loading.checkpoint import Checkpoint
@@ -54,7 +55,10 @@ def _dtype(config: EngineConfig, reader: ConfigReader) -> str:
     is_coded = quantization_config(reader) is not None or gguf_of(directory) is not None
     if dtype == "float32" and (is_coded or config.quantization.settings.scheme is not None):
         dtype = "bfloat16"  # whose kernels take codes; those of float32 do not
-    gpu = devices.driver_info().gpus[devices.choose(device).index]
+    try:
+        gpu = devices.driver_info().gpus[devices.choose(device).index]
+    except UserError:  # loading refuses the device by name
+        return dtype
     return "float16" if dtype == "bfloat16" and gpu.capability < FIRST_BFLOAT16 else dtype
 
 
