@@ -276,8 +276,9 @@ TABLES: dict[str, Table] = {
     ),
     "h200-adapters": Table(
         [Source(H200[6], "adapters"), Source(PEER, "adapters")],
-        same("none; eight in turn; none on another GPU; eight not named; vLLM 0.26 eight in turn",
-             rounded), "ms", is_grid=True,
+        {**same("none; eight in turn; vLLM 0.26 eight in turn", rounded), RATIO: times,
+         **same("none on another GPU; eight not named", rounded)},
+        "ms", ("eight in turn", "vLLM 0.26 eight in turn"), is_grid=True,
     ),
     "h200-guided": Table(
         [Source(H200[4], "guided", {"tokens_per_s": "tokens/s", "mask_ms_per_step":

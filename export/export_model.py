@@ -36,6 +36,7 @@ from predict.errors import EXIT_FAILURE, EXIT_USAGE, UserError
 from predict.request import SamplingParams
 from predict.system.console import say, show
 from predict.system.files import read_json_object
+from predict.system.notes import LOG
 from predict.system.options import flags_of
 from predict.system.outputs import check_folder, locked, whole_folder
 from predict.system.signals import Signals, kept
@@ -54,7 +55,8 @@ OWN_FLAGS = (
         "overwrite",
         "bool",
         False,
-        "Replace an earlier export in --output_path, once the new one is whole.",
+        "Replace what is left of an earlier export in --output_path, too; one that is whole, and "
+        "alone there, is replaced without it.",
     ),
     Flag(
         "Adapters",
@@ -98,7 +100,7 @@ def export_model(
             "output_path",
             output_path,
             folders=input_paths(config),
-            overwrite=_check_replaced if overwrite else None,
+            overwrite=_check_replaced if overwrite or holds_export(output_path) else None,
         )
 
     check_static(config.model.device)
@@ -112,6 +114,8 @@ def export_model(
     check()
     with _parents(output_path), locked("output_path", output_path):
         check()  # again: another process may have written it in between
+        if not overwrite and holds_export(output_path):
+            LOG.info(f"{output_path} holds an earlier export, which this one replaces")
         _export(config, output_path, signals, enable_lora)
 
 
@@ -149,6 +153,19 @@ def _not_written(path: Path, error: OSError) -> UserError:
     )
 
 
+def holds_export(folder: Path) -> bool:
+    """Whether a folder holds an export and nothing else: its manifest's files, of their sizes."""
+    from predict.loading.manifest import FILE_NAME, load_manifest
+
+    try:
+        _check_replaced(folder)
+        sizes = {name: file.num_bytes for name, file in load_manifest(folder).files.items()}
+        found = {path.name: path.stat().st_size for path in folder.iterdir()}
+    except (UserError, OSError):
+        return False
+    return {name: size for name, size in found.items() if name != FILE_NAME} == sizes
+
+
 def _check_replaced(folder: Path) -> None:
     from predict.loading.manifest import FILE_NAME
 
@@ -171,6 +188,7 @@ def _export(
 ) -> None:
     from predict.device import library
     from predict.loading.cache_scales import head_scales
+    from predict.loading.defaults import with_model_defaults
     from predict.loading.exported import check_program
     from predict.loading.layouts import with_stored_cache
     from predict.loading.model import load_decoder, read_spec
@@ -184,7 +202,7 @@ def _export(
     platform = platform_of(config.model.device, config.model.inference_model)
     spec, reader = read_spec(source, config.model.model_type)
     spec = spec.with_latent_form(config.model.latent_form)
-    config = with_stored_cache(config, reader)
+    config = with_model_defaults(with_stored_cache(config, reader), spec, reader)
     kv_format = cache_format(config.kv_format, spec)
     scales = head_scales(kv_format, source, spec, config.quantization.use_fake_parameter)
     backend = platform.backend
@@ -302,7 +320,7 @@ def _manifest(
         head_scheme=decoder.head.linear.scheme,
         rounded={**rounded, "skip": list(config.quantization.settings.skip)},
         block_size=config.cache.block_size,
-        max_length=config.scheduling.max_length,
+        max_length=config.max_length,
         **facts_of(spec),
         kv_format=config.kv_format,
         adapters=ADAPTERS if enable_lora else None,

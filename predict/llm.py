@@ -47,6 +47,7 @@ from predict.engine.window import WindowVerifier
 from predict.errors import EngineError, TokenizerError, UserError, quoted
 from predict.loading.adapters import Base
 from predict.loading.cache_scales import head_scales
+from predict.loading.defaults import with_model_defaults
 from predict.loading.draft_config import read_draft
 from predict.loading.exported import check_export
 from predict.loading.generation_config import read_recommended
@@ -138,7 +139,7 @@ def _with_whole_prompts(config: EngineConfig, spec: DecoderSpec) -> EngineConfig
     scheduling = config.scheduling
     if spec.prefix is None or scheduling.max_num_batched_tokens is not None:
         return config
-    return config.changed(max_num_batched_tokens=max(config.token_budget, scheduling.max_length))
+    return config.changed(max_num_batched_tokens=max(config.token_budget, config.max_length))
 
 
 class LLM:
@@ -163,13 +164,15 @@ class LLM:
         self.platform = platform_of(config.model.device, config.model.inference_model)
         spec, reader = read_spec(config.model.model_name_or_path, config.model.model_type)
         self.spec = spec.with_latent_form(config.model.latent_form)
-        self.config = config = _with_whole_prompts(with_stored_cache(config, reader), self.spec)
+        self.config = config = _with_whole_prompts(
+            with_model_defaults(with_stored_cache(config, reader), self.spec, reader), self.spec
+        )
         kv_format = cache_format(config.kv_format, self.spec)
         if self.device is not None:
             kv_format.check_gpu(devices.driver_info().gpus[self.device.index].capability)
         fake = config.quantization.use_fake_parameter
         kv_scales = head_scales(kv_format, config.model.model_name_or_path, self.spec, fake)
-        max_length = config.scheduling.max_length
+        max_length = config.max_length
         stored_prefixes = self._read_prefixes()
         if max_length > self.spec.max_context:
             LOG.warning(
@@ -234,7 +237,7 @@ class LLM:
             SchedulerConfig(
                 max_num_seqs=config.scheduling.batch_size,
                 max_num_batched_tokens=config.token_budget,
-                max_length=config.scheduling.max_length,
+                max_length=config.max_length,
                 block_size=config.cache.block_size,
                 num_blocks=num_blocks,
                 reserve_full=config.cache.reserve_full,
@@ -243,7 +246,7 @@ class LLM:
                 separate_steps=config.cache.attention == "block",
                 for_drafts=self.draft is not None,
                 adapters=None if self.adapters is None else self.adapters.pool,
-                placing=placing_of(self.spec, config.scheduling.max_length),
+                placing=placing_of(self.spec, config.max_length),
             )
         )
         self._caches = caches
@@ -350,7 +353,7 @@ class LLM:
 
     def _read_prefix(self, path: str | os.PathLike[str]) -> StoredPrefix:
         config = self.config
-        return read_prefix(Path(path), self.spec, config.model.dtype, config.scheduling.max_length)
+        return read_prefix(Path(path), self.spec, config.model.dtype, config.max_length)
 
     def _num_prefix_blocks(self, stored: Mapping[str, StoredPrefix]) -> int:
         block_size = self.config.cache.block_size
@@ -410,7 +413,7 @@ class LLM:
             forward,
             copy_blocks,
             self.device,
-            config.scheduling.max_length,
+            config.max_length,
             config.scheduling.batch_size,
             config.cache.block_size,
             self.spec.vocab_size,

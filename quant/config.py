@@ -6,7 +6,7 @@ Imports no Paddle.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from predict.cli.flags import (
@@ -19,6 +19,7 @@ from predict.cli.flags import (
     with_file,
     without_effect,
 )
+from predict.config.model import AUTO, DTYPES
 from predict.config.quantization import parse_quant_type
 from predict.config.schemes import GROUP_SIZES, SchemeInfo, find, scheme_info
 from predict.device.devices import kind_of
@@ -36,6 +37,7 @@ USAGE = "--model_name_or_path DIR --quant_type NAME --output_path OUT [--flag [V
 WEIGHT_METHODS = ("abs_max_channel_wise", "groupwise", "abs_max", "avg", "blockwise")
 ACT_METHODS = ("avg", "abs_max", "percentile", "mse", "kl")
 CACHE_METHODS = tuple(f"{method}_headwise" for method in ACT_METHODS)
+WHOLE_METHODS = ("avg", "abs_max")  # one scale for all heads; a recipe of PaddleNLP's has it
 GROUP_SIZE = 128
 
 _FACTOR = Range(0.0, 1e6, whole=False, above=True)
@@ -66,6 +68,9 @@ RULES: tuple[Clash, ...] = (
     Clash(lambda c: c.static_experts and not c.static_activations,
          "--static_experts is about static activation scales, and --quant_type is {quant_type}, "
          "--do_ptq {do_ptq}; use a8w8 or a8w8_fp8 with --do_ptq, or leave --static_experts out"),
+    Clash(lambda c: c.cachekv and c.cachekv_quant_method in WHOLE_METHODS,
+         "--cachekv_quant_method {cachekv_quant_method} has one scale for all heads, and an int8 "
+         "cache has one for each; use {cachekv_quant_method}_headwise"),
     Clash(lambda c: c.shift_all_linears and not c.shift,
          "--shift_all_linears needs --shift"),
     Clash(lambda c: (c.smooth_all_linears or c.smooth_piecewise_search) and not c.smooth,
@@ -92,7 +97,18 @@ RULES: tuple[Clash, ...] = (
          "--search_scale_min {search_scale_min} is more than --search_scale_max "
          "{search_scale_max}; lower the first or raise the second"),
 )
+NOTES: tuple[Clash, ...] = (
+    Clash(lambda c: not c.cachekv and c.cachekv_quant_method != CACHE_METHODS[0],
+         "--cachekv_quant_method has no effect here: the cache has scales with c8 in --quant_type "
+         "alone, and it is {quant_type}"),
+)
 # fmt: on
+# PaddleNLP's apply_gptq (llm/utils/quant.py) reads no quant_type: PaddleSlim's GPTQ makes 4 bits.
+GPTQ_TYPE = find("int4").name
+_GPTQ_NOTE = (
+    f"--do_gptq without --quant_type makes {GPTQ_TYPE}, as PaddleNLP rounds then; the checkpoint "
+    "has the codes, where PaddleNLP writes the rounded weights as floating point"
+)
 
 
 def check_device(device: str, inference_model: bool) -> None:
@@ -102,6 +118,19 @@ def check_device(device: str, inference_model: bool) -> None:
             f"--inference_model=false runs on the CPU, and --device is {device}; leave one of the "
             "two out"
         )
+
+
+def _with_fp8(quant_type: str, letters: str) -> str:
+    """PaddleNLP's use_fp8: the quant_type with float8 where it has int8. Raises UserError."""
+    plain, fp8 = find("int8", "int8").name, find("e4m3", "e4m3").name
+    kind = parse_quant_type(quant_type)
+    if kind.scheme not in (plain, fp8) or sorted(letters.lower()) != ["a", "w"]:
+        raise UserError(
+            f"--use_fp8 {letters} with --quant_type {quant_type} is not available in this release "
+            f"(allowed: WA with {plain}, which is {fp8}); a float8 cache needs no calibration: run "
+            "the model with --cachekv_int8_type fp8"
+        )
+    return fp8 + "c8" * (kind.cache_type is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +150,9 @@ class QuantConfig(Checked):
         "train.json. Not needed where nothing is calibrated.",
         aliases=("dataset_name_or_path",))
     dtype: str | None = option(None,
-        "Type of the tensors that stay in floating point; when not given, the checkpoint's.",
-        allowed=("float32", "bfloat16", "float16"))
+        "Type of the tensors that stay in floating point; auto, as when not given, is the "
+        "checkpoint's.",
+        allowed=DTYPES, null_words=(AUTO, "none", ""))
     batch_size: int = option(8,
         "Sequences per calibration batch.",
         aliases=("per_device_train_batch_size", "per_device_eval_batch_size"),
@@ -137,11 +167,15 @@ class QuantConfig(Checked):
         "Run the layers with the compiled operators where they are built; else plain Paddle.")
     device: str = option("cpu",
         "cpu, gpu or gpu:N: where the layers run. Scales and codes are always found on the CPU.")
-    quant_type: str = option(find("int8", "int8").name,
+    quant_type: str = option("",
         "weight_only_int8, weight_only_int4, a8w8, a8w8_fp8 or w4a8 (other spellings too: wint8, "
         "w8a8, fp8, ...); with c8 in it, as in a8w8c8, the KV cache is int8 with calibrated "
-        "scales.",
-        group="Number format")
+        "scales. When not given, a8w8, and weight_only_int4 with --do_gptq.",
+        group="Number format", flag_default=None)
+    use_fp8: str = option("",
+        "PaddleNLP's letters of what is float8 in an a8w8: WA, weights and activations, which is "
+        "a8w8_fp8.",
+        flag_default=None)
     weight_quant_method: str = option("abs_max_channel_wise",
         "Which weights share a scale: an output channel, a group of its inputs, the whole matrix "
         "(abs_max, avg: fp8 only) or a block of 128 x 128 (blockwise: fp8 only).",
@@ -169,7 +203,8 @@ class QuantConfig(Checked):
         "Calibration batches for activation and cache scales.", allowed=COUNT)
     act_quant_method: str = option("avg", "Observer of activations.", allowed=ACT_METHODS)
     cachekv_quant_method: str = option("avg_headwise",
-        "Observer of keys and values, per head.", allowed=CACHE_METHODS)
+        "Observer of keys and values, per head, of an int8 cache.",
+        allowed=(*CACHE_METHODS, *WHOLE_METHODS))
     shift: bool = option(False,
         "Centre each input channel's range (Outlier Suppression+). Linears after a norm; with "
         "--shift_all_linears all.",
@@ -219,6 +254,10 @@ class QuantConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        chosen = self.quant_type or (GPTQ_TYPE if self.do_gptq else find("int8", "int8").name)
+        if self.use_fp8:
+            chosen = _with_fp8(chosen, self.use_fp8)
+        object.__setattr__(self, "quant_type", chosen)
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         check_rules(RULES, self, values)
         if self.weight_quant_method == "groupwise" and self.weightonly_group_size == -1:
@@ -309,7 +348,12 @@ class QuantConfig(Checked):
                 f"--model_name_or_path {model} is GGUF, which is quantized already, or not "
                 "calibrated from; pass the directory of the model's safetensors files"
             )
-        return cls(**{**values, "model_name_or_path": str(model)}, notes=flags.notes)
+        made = cls(**{**values, "model_name_or_path": str(model)})
+        said = {each.name: getattr(made, each.name) for each in fields(made)}
+        notes = [note.message.format(**said) for note in NOTES if note.broken(made)]
+        if made.do_gptq and not flags.given("quant_type"):
+            notes.insert(0, _GPTQ_NOTE)
+        return replace(made, notes=(*flags.notes, *notes))
 
 
 # fmt: off
@@ -331,6 +375,7 @@ FLAGS: tuple[Flag, ...] = (
         ("fp16_opt_level", "str", "O2", "Mixed precision.", _NO_TRAINING),
         ("do_eval", "bool", False, "Evaluate during training.", _EVALUATE),
         ("eval_with_do_generation", "bool", False, "Evaluate by generating.", _EVALUATE),
+        ("eval_accumulation_steps", "int", None, "Steps between moves of predictions.", _EVALUATE),
         ("recompute", "bool", False, "Recompute activations.", _NO_TRAINING),
         ("unified_checkpoint", "bool", True, "One format for all shards.",
          "checkpoints are always whole."),

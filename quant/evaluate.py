@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from predict.cli.command import run_command
 from predict.cli.flags import FlagValues, parse_flags
 from predict.config.cache import CACHE_TYPES
+from predict.config.model import AUTO, DTYPES
 from predict.config.schemes import scheme_info
 from predict.device.devices import kind_of
 from predict.errors import EXIT_FAILURE, UserError
@@ -96,9 +97,11 @@ class EvaluateConfig(Checked):
     max_tokens: int | None = option(None,
         "Stop after about this many tokens of the held-out text.", allowed=Range(2, MAX_INT64))
     ptq_step: int = option(32, "Calibration batches of every method.", allowed=COUNT)
-    dtype: str = option("bfloat16",
-        "Type of activations and of what is not quantized.",
-        group="Device", allowed=("float32", "bfloat16", "float16"))
+    dtype: str = option(AUTO,
+        "Type of activations and of what is not quantized; auto, as when not given, is the "
+        "checkpoint's.",
+        group="Device", allowed=(*DTYPES, AUTO), flag_default=None,
+        null_words=(AUTO, "none", ""))
     device: str = option("cpu",
         "cpu, gpu, gpu:N, or another type that the installed Paddle has (npu, npu:1, ...). When "
         "not given: gpu where one is usable and the compiled operators run, else cpu.",
@@ -155,6 +158,8 @@ class EvaluateConfig(Checked):
         device, why_cpu = device_of(flags)
         values |= {"model_name_or_path": str(model), "rows": rows, "device": device}
         values |= {"data_file": data_file, "calibration_file": calibration}
+        if values.get("dtype", AUTO) == AUTO:
+            values["dtype"] = _dtype(model, device, rows)
         config = cls(**values, notes=(*flags.notes, *([why_cpu] if why_cpu else [])))
         for row in rows:
             config.check(row)
@@ -195,6 +200,17 @@ class EvaluateConfig(Checked):
         if self.skip_list_names:
             words += ["--skip_list_names", ",".join(self.skip_list_names)]
         return QuantConfig.from_flags(parse_command_line([*words, *row.quantization_flags()]))
+
+
+def _dtype(model: Path, device: str, rows: Sequence[QuantRow]) -> str:
+    """The checkpoint's dtype, or the nearest that runs all rows."""
+    from predict.config.engine import EngineConfig
+    from predict.loading.defaults import with_model_defaults
+    from predict.loading.model import read_spec
+
+    quant_type = next((row.quant_type for row in rows if row.quant_type is not None), None)
+    config = EngineConfig(model_name_or_path=str(model), device=device, quant_type=quant_type)
+    return with_model_defaults(config, *read_spec(model)).model.dtype
 
 
 def device_of(flags: FlagValues) -> tuple[str, str]:
@@ -352,7 +368,7 @@ class Model:
         self.llm = LLM(config)
 
         self.config = config = self.llm.config  # a checkpoint may bring its cache type
-        self.placing = placing_of(spec, config.scheduling.max_length)
+        self.placing = placing_of(spec, config.max_length)
         self.place = self.llm.platform.device.place()
         kv_format = cache_format(config.kv_format, spec)
         scales = head_scales(kv_format, config.model.model_name_or_path, spec)

@@ -274,7 +274,7 @@ def failing_seeds(*seeds: int) -> Callable[[EngineConfig], LLM]:
 @pytest.mark.parametrize("failing", [(8,), (7,), (7, 8)])
 def test_a_failing_sample_is_the_same_event_everywhere(failing: tuple[int, ...]) -> None:
     params = SamplingParams(n=2, seed=7, max_new_tokens=6, ignore_eos=True)
-    llm = failing_seeds(*failing)(config())
+    llm = failing_seeds(*failing)(demo_config())
     (output,) = llm.generate(PROMPTS[0], params)
     reasons = [(each.finish_reason, len(each.token_ids)) for each in output.outputs]
     assert reasons == [("error", 3) if 7 + i in failing else ("length", 6) for i in range(2)]
@@ -290,7 +290,7 @@ def test_a_failing_sample_is_the_same_event_everywhere(failing: tuple[int, ...])
         streamed.extend(llm.stream(PROMPTS[0], params))
 
     async def main() -> None:
-        async with AsyncLLM(config(), failing_seeds(*failing)) as engine:
+        async with AsyncLLM(demo_config(), failing_seeds(*failing)) as engine:
             with (
                 pytest.raises(ValueError, match="broken") if all_fail else contextlib.nullcontext()
             ):

@@ -423,7 +423,7 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
             )
             suites["drafts"] = suite([{"name": str(case), "values": drafts}], {}, command, DRAFTS)
     if llm.device is not None:
-        ceilings = measure_gpu_ceilings(llm.device, config.model.dtype)
+        ceilings = measure_gpu_ceilings(llm.device, llm.config.model.dtype)
         for row in rows if ceilings else ():
             add_shares(row, ceilings, config.quantization.settings.scheme)
     stats = llm.stats()
@@ -431,7 +431,7 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
     process["preemptions"] = stats.num_preemptions
     settings = {
         "model": config.model.model_name_or_path,
-        "dtype": config.model.dtype,
+        "dtype": llm.config.model.dtype,
         "quant_type": config.quantization.settings.types,
         "kv_format": config.kv_format,
         "lm_head_quant_type": config.quantization.settings.head_scheme or "none",

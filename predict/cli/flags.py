@@ -191,7 +191,7 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; {self.prog} --help lists the flags")
 
 
-USAGE = "--model_name_or_path DIR --dtype TYPE [--flag [VALUE] ...]"
+USAGE = "--model_name_or_path DIR [--flag [VALUE] ...]"
 
 
 def build_parser(

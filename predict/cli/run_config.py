@@ -7,18 +7,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from predict.cli.flags import Clash, FlagValues, RunOptions, check_rules
 from predict.config.cache import KV_FORMATS
 from predict.config.engine import TOPICS, EngineConfig, check_params
-from predict.config.model import DTYPES
+from predict.config.model import AUTO, DTYPES
 from predict.device.devices import default_name, on_cpu
 from predict.errors import UserError
 from predict.loading.generation_config import DRAWING, FILE, Recommended, read_recommended
 from predict.request import EarlyStopping, SamplingParams, check_samples
 from predict.system.files import find_model_dir, read_json_object
 from predict.system.options import values_of
+
+if TYPE_CHECKING:
+    from predict.nn.hf_config import ConfigReader
+    from predict.nn.spec import DecoderSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +49,10 @@ class PredictorConfig(RunOptions):
         if flags["mode"] == "static":
             flags = _with_exported(flags, directory)
         flags, left_out = _with_recommended(flags, directory)
+        spec = _read_spec(flags, directory) if flags["mode"] == "dynamic" else None
+        if spec is not None:
+            flags, said = _with_lengths(_with_avx_dtype(flags), spec[0])
+            left_out += said
         notes += [note.message for note in NOTES if note.broken(flags)]
         notes += left_out
         check_rules(RULES, flags, flags.values)
@@ -71,6 +79,11 @@ class PredictorConfig(RunOptions):
         if flags[draft] is not None:
             settings[draft] = str(find_model_dir(flags[draft], draft))
         engine = EngineConfig(**settings)
+        if engine.model.dtype == AUTO and spec is not None:
+            from predict.loading.defaults import with_model_defaults  # slow
+
+            engine = with_model_defaults(engine, *spec)
+            notes.append(f"--dtype is {engine.model.dtype}, the checkpoint's")
         _check_adapters(engine)
         sampling_params = _sampling_params(flags, max_length)
         check_params(sampling_params, engine)
@@ -116,9 +129,6 @@ def _sharpened(flags: FlagValues) -> bool:
 RULES: tuple[Clash, ...] = (
     Clash(lambda f: f["model_name_or_path"] is None,
          "--model_name_or_path is needed: the directory of a model"),
-    Clash(lambda f: f["dtype"] is None and f["mode"] == "dynamic",
-         "--dtype is needed (allowed: float32, bfloat16, float16); float32 is the most accurate, "
-         "bfloat16 takes half the memory"),
     Clash(lambda f: f.given("max_length", "total_max_length")
          and f["max_length"] > f["total_max_length"],
          "--max_length {max_length} is more than --total_max_length {total_max_length}, which is "
@@ -161,8 +171,6 @@ RULES: tuple[Clash, ...] = (
            "--benchmark decodes one answer to each prompt, without an early stop; leave "
            f"--{name} out")
       for name, none in _NOT_MEASURED.items()),
-    Clash(lambda f: f["mode"] == "static" and f["load_format"] == "dummy",
-         "--load_format dummy makes weights for --mode dynamic; an exported model brings its own"),
     Clash(lambda f: f["export_precache"] and not (f["prefix_path"] or f.values.get("output_path")),
          "--export_precache needs --prefix_path: the folder or the .npy file of a tuned prefix"),
     Clash(lambda f: f["benchmark_file"] is not None and not f["benchmark"],
@@ -172,6 +180,8 @@ RULES: tuple[Clash, ...] = (
          "output below --max_length {max_length}; raise --max_length or lower --src_length"),
 )
 NOTES: tuple[Clash, ...] = (
+    Clash(lambda f: f["mode"] == "static" and f["load_format"] == "dummy",
+         "--load_format dummy has no effect here: an exported model brings its own weights"),
     Clash(lambda f: f.given("max_length", "total_max_length"),
          "--max_length counts prompt and output together; --max_new_tokens limits the output "
          "alone"),
@@ -240,6 +250,38 @@ def _with_adapter(flags: FlagValues) -> tuple[FlagValues, list[str]]:
         changed["dtype"] = dtype
         notes.append(f"--dtype is {dtype}, that of {path}")
     return replace(flags, values={**flags.values, **changed}), notes
+
+
+def _with_avx_dtype(flags: FlagValues) -> FlagValues:
+    """The flags, with the dtype that flags of the CPU path name where --dtype is left out."""
+    if flags["dtype"] is not None or not (flags["avx_type"] or flags["avx_cachekv_type"] == "fp16"):
+        return flags
+    dtype = _AVX_DTYPES.get(flags["avx_type"], "float16")
+    return replace(flags, values={**flags.values, "dtype": dtype})
+
+
+def _read_spec(flags: FlagValues, directory: Path) -> tuple[DecoderSpec, ConfigReader] | None:
+    """The model's network; None where none can be read, which loading refuses by name."""
+    from predict.loading.model import read_spec  # slow, and most runs need nothing of it here
+
+    try:
+        return read_spec(directory, flags["model_type"])
+    except UserError:
+        return None
+
+
+def _with_lengths(flags: FlagValues, spec: DecoderSpec) -> tuple[FlagValues, list[str]]:
+    """The flags, lengths that they leave open within the table of learned positions."""
+    if flags.given("max_length") or flags.given("total_max_length"):
+        return flags, []
+    most = spec.num_learned_positions
+    if most is None or most >= _max_length(flags):
+        return flags, []
+    changed = {"max_length": most, "total_max_length": most}
+    if not flags.given("src_length"):
+        changed["src_length"] = min(flags["src_length"], most - 1)
+    note = f"--max_length is {most}, all positions that the model has learned"
+    return replace(flags, values={**flags.values, **changed}), [note]
 
 
 def _check_adapters(engine: EngineConfig) -> None:

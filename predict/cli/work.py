@@ -76,9 +76,7 @@ def prepare(config: PredictorConfig) -> Work:
     else:
         items = read_data_file(config.data_file)
     tokenizer = Tokenizer.from_dir(engine.model.model_name_or_path, engine.model.chat_template)
-    prompts = prepare_prompts(
-        items, tokenizer, engine.scheduling.src_length, engine.scheduling.max_length
-    )
+    prompts = prepare_prompts(items, tokenizer, engine.scheduling.src_length, engine.max_length)
     params = prepare_params(
         items,
         config.sampling_params,

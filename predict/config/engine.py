@@ -13,7 +13,7 @@ from predict.config.adapters import AdaptersConfig
 from predict.config.cache import KV_FORMATS, CacheConfig
 from predict.config.model import ModelConfig
 from predict.config.quantization import QuantizationConfig
-from predict.config.scheduling import SchedulingConfig
+from predict.config.scheduling import DEFAULT_MAX_LENGTH, SchedulingConfig
 from predict.config.speculation import SpeculationConfig
 from predict.errors import UserError, hint
 from predict.request import SamplingParams
@@ -89,9 +89,14 @@ class EngineConfig:
         return KV_FORMATS[self.cache.cachekv_int8_type or self.quantization.cache_type]
 
     @property
+    def max_length(self) -> int:
+        """Tokens of a sequence at most; the config of an LLM has what the model allows."""
+        return self.scheduling.max_length or DEFAULT_MAX_LENGTH
+
+    @property
     def max_blocks_per_seq(self) -> int:
         """Blocks that a sequence of `max_length` tokens fills."""
-        return -(-self.scheduling.max_length // self.cache.block_size)
+        return -(-self.max_length // self.cache.block_size)
 
     @property
     def token_budget(self) -> int:

@@ -12,6 +12,7 @@ from predict.system.ranges import SEED
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 DTYPES = tuple(DTYPE_BYTES)
+AUTO = "auto"  # the checkpoint's own
 MODEL_TYPES = ("gpt-3", "ernie-3.5-se", "llama-img2txt", "qwen-img2txt", "opt-img2txt")
 
 
@@ -25,10 +26,10 @@ class ModelConfig(Checked):
         "exported model. A hub name is found in $REGATTA_MODEL_DIR and in the local Hugging Face "
         "and PaddleNLP caches; nothing is downloaded. Required.",
         group="Model", is_file=True)
-    dtype: str = option("float32",
-        "Type of weights, activations and KV cache. Required as a flag, but in static mode it is "
-        "the exported model's.",
-        allowed=DTYPES, flag_default=None)
+    dtype: str = option(AUTO,
+        "Type of weights, activations and KV cache. auto, as when not given, is the checkpoint's, "
+        "or that of --avx_type or a PaddleNLP adapter; in static mode the exported model's.",
+        allowed=(*DTYPES, AUTO), flag_default=None, null_words=(AUTO, "none", ""))
     load_format: str = option("auto",
         "auto reads the checkpoint; dummy makes seeded random weights from config.json alone.",
         allowed=("auto", "dummy"))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from predict.system.options import Checked, option
 from predict.system.ranges import BATCH, LENGTH, MAX_LENGTH, Range
 
+DEFAULT_MAX_LENGTH = 2048
 CPU_TOKEN_BUDGET, GPU_TOKEN_BUDGET = 512, 8192
 
 
@@ -21,10 +22,10 @@ class SchedulingConfig(Checked):
     src_length: int = option(1024,
         "Longest prompt in tokens; a longer one keeps its first src_length tokens, with a warning.",
         allowed=LENGTH)
-    max_length: int = option(2048,
+    max_length: int | None = option(None,
         "Longest sequence in tokens, prompt and output together; at most the exported model's in "
-        "static mode.",
-        allowed=Range(2, MAX_LENGTH))
+        "static mode. When not given, 2048, or the learned positions of a model that has fewer.",
+        allowed=Range(2, MAX_LENGTH), flag_default=DEFAULT_MAX_LENGTH)
     max_num_batched_tokens: int | None = option(None,
         "Tokens computed per step; when not given, 512 on the CPU and 8192 on a GPU.",
         allowed=LENGTH)
@@ -43,5 +44,7 @@ class SchedulingConfig(Checked):
 
         if self.max_num_batched_tokens is not None:
             return max(self.max_num_batched_tokens, self.batch_size)
+        if not self.chunked_prefill:
+            return self.max_length or DEFAULT_MAX_LENGTH
         default = GPU_TOKEN_BUDGET if kind_of(device) == "gpu" else CPU_TOKEN_BUDGET
-        return max(default, self.batch_size) if self.chunked_prefill else self.max_length
+        return max(default, self.batch_size)

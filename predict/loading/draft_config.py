@@ -41,12 +41,12 @@ def read_draft(
         )
     if tokenizer is not None and Tokenizer.exists(path):
         _check_tokens(path, tokenizer, Tokenizer.from_dir(path, "none"))
-    if config.scheduling.max_length > spec.max_context:
+    if config.max_length > spec.max_context:
         raise UserError(
             f"draft model {path} was made for {spec.max_context} positions, --max_length is "
-            f"{config.scheduling.max_length}; lower --max_length, or use another draft model"
+            f"{config.max_length}; lower --max_length, or use another draft model"
         )
-    if placing_of(spec, config.scheduling.max_length) is not None:
+    if placing_of(spec, config.max_length) is not None:
         raise UserError(
             f"draft model {path} places tokens by the prompt that they follow, which drafts have "
             "not; use another draft model, or a --max_length of its training length"

@@ -304,10 +304,9 @@ def check_manifest(
             "it takes no adapters of requests, and --lora_modules asks for some (an export with "
             "--enable_lora takes them; --lora_path merges one)"
         )
-    if manifest.max_length < config.scheduling.max_length:
+    if manifest.max_length < config.max_length:
         problems.append(
-            f"max_length is {manifest.max_length} tokens, --max_length asks for "
-            f"{config.scheduling.max_length}"
+            f"max_length is {manifest.max_length} tokens, --max_length asks for {config.max_length}"
         )
     if manifest.paddle_version != paddle_version:
         problems.append(
@@ -323,7 +322,8 @@ def check_manifest(
         problems.append(
             f"it calls operators of ABI {manifest.library_abi}, and the library has {library_abi}"
         )
-    if is_compiled != config.model.inference_model:
+    # Without the library --inference_model runs the plain operators, as the export was made.
+    if is_compiled != config.model.inference_model and (is_compiled or library_abi is not None):
         kind, value = ("compiled", "true") if is_compiled else ("plain-Paddle", "false")
         problems.append(f"it calls the {kind} operators; pass --inference_model {value}")
     if problems:

@@ -81,7 +81,7 @@ def num_cache_blocks(
     wanted, least = _wanted_blocks(config, num_pinned)
     if fits < least:
         share = f"{config.cache.gpu_memory_utilization:.0%}"
-        way_out = f"lower --max_length ({config.scheduling.max_length})"
+        way_out = f"lower --max_length ({config.max_length})"
         if config.cache.reserve_full:
             way_out += (
                 f" or --batch_size ({config.scheduling.batch_size}), or use --append_attn, which "
@@ -195,7 +195,7 @@ def check_cpu_memory(
             "of memory are free; use a smaller --dtype, or end other processes"
         )
     free = available - weight_bytes
-    length = config.scheduling.max_length
+    length = config.max_length
     width = sum(
         dim * num_tables(rope, length)
         for dim, rope in zip(spec.rotary_dims, spec.ropes, strict=True)
@@ -203,7 +203,7 @@ def check_cpu_memory(
     table = length * width * ROPE_BYTES
     if table > free:
         raise UserError(
-            f"the rotary table of {config.scheduling.max_length} positions does not fit: making it "
+            f"the rotary table of {config.max_length} positions does not fit: making it "
             f"takes {mib(table)} MiB, and {mib(free)} MiB of memory are free beside the weights; "
             "lower --max_length"
         )
@@ -219,7 +219,7 @@ def check_cpu_memory(
         raise UserError(
             f"the KV cache does not fit: {num_blocks} blocks of {config.cache.block_size} tokens "
             f"are {mib(needed)} MiB, and {mib(free)} MiB of memory are free beside the weights; "
-            f"lower --num_cache_blocks, --max_length ({config.scheduling.max_length}) or "
+            f"lower --num_cache_blocks, --max_length ({config.max_length}) or "
             f"--batch_size ({config.scheduling.batch_size})"
         )
 
@@ -307,7 +307,7 @@ def _step_bytes(config: EngineConfig, spec: DecoderSpec, num_rows: int) -> int:
 
 
 def _num_step_tokens(config: EngineConfig) -> int:
-    return max(config.token_budget, config.scheduling.max_length)
+    return max(config.token_budget, config.max_length)
 
 
 def max_draft_rows(config: EngineConfig) -> int:

@@ -75,7 +75,7 @@ class Weights:
                 self.layout,
                 self.config.model.dtype,
                 self.platform.compiled,
-                self.config.scheduling.max_length,
+                self.config.max_length,
                 on_layer,
                 place=self.platform.place,
                 kv_format=self.config.kv_format,
@@ -190,9 +190,8 @@ def say_what_is_left_out(names: WeightNames, checkpoint: Checkpoint) -> None:
 
 def check_positions(config: EngineConfig, spec: DecoderSpec, reader: ConfigReader) -> None:
     """Raises UserError where max_length is more than the rows of a table of learned positions."""
-    rows = spec.embedding.num_positions - spec.embedding.position_offset
-    length = config.scheduling.max_length
-    if spec.embedding.num_positions and length > rows:
+    rows, length = spec.num_learned_positions, config.max_length
+    if rows is not None and length > rows:
         raise UserError(
             f"max_length is {length}, and {reader.path} has learned positions of {rows} tokens; "
             f"use --max_length {rows} or less"

@@ -210,6 +210,12 @@ class DecoderSpec:
         return longest
 
     @property
+    def num_learned_positions(self) -> int | None:
+        """Tokens that the table of learned positions has rows for; None without one."""
+        table = self.embedding
+        return table.num_positions - table.position_offset if table.num_positions else None
+
+    @property
     def num_matmul_weights(self) -> int:
         """Elements of all matrices of layers and LM head, those of all experts included."""
         return self._matmul_weights(

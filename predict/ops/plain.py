@@ -249,7 +249,7 @@ def copy_blocks(caches: Sequence[Tensor], copies: Sequence[tuple[int, int]]) -> 
 
     source, target = paddle.to_tensor(np.array(copies, np.int64)).unbind(axis=1)
     for cache in caches:
-        paddle.index_put_(cache, (target,), paddle.gather(cache, source))
+        paddle.index_put_(cache, (target,), cache[source])
 
 
 def _capped(x: Tensor, softcap: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Starts a server: `python -m predict.server --model_name_or_path DIR --dtype TYPE`.
+"""Starts a server: `python -m predict.server --model_name_or_path DIR`.
 
 Leaves with 0 after SIGTERM or Ctrl-C once what ran is finished; with 1 when the engine has ended or
 --drain_timeout broke something off; with 2 for wrong flags, files or a model that cannot be loaded;

@@ -158,7 +158,7 @@ class ServerConfig(Checked):
     @property
     def max_prompt_length(self) -> int:
         """Tokens that a prompt may have: one at least is left for the answer."""
-        most = self.engine.scheduling.max_length - 1
+        most = self.engine.max_length - 1
         return most if self.max_prompt_tokens is None else min(self.max_prompt_tokens, most)
 
     @property

@@ -318,7 +318,7 @@ def info_of(llm: LLM) -> ModelInfo:
         device=llm.platform.device.flag,
         mode=config.model.mode,
         vocab_size=llm.spec.vocab_size,
-        max_length=config.scheduling.max_length,
+        max_length=config.max_length,
         batch_size=config.scheduling.batch_size,
         num_cache_blocks=llm.engine.scheduler.config.num_blocks,
         block_size=config.cache.block_size,

@@ -17,7 +17,7 @@ from predict.system.ranges import BATCH, LENGTH
 
 PROG = "python -m predict.server"
 DESCRIPTION = "Answers requests of OpenAI's API over HTTP with one model."
-USAGE = "[FLAGS.json] --model_name_or_path DIR --dtype TYPE [--flag [VALUE] ...]"
+USAGE = "[FLAGS.json] --model_name_or_path DIR [--flag [VALUE] ...]"
 
 CPU_BATCH_SIZE, GPU_BATCH_SIZE = 32, 256
 

@@ -130,7 +130,7 @@ async def read_body(request: Request, config: ServerConfig, held: Held) -> bytes
 async def read_json(request: Request, config: ServerConfig, held: Held) -> dict[str, Any]:
     """The JSON object that a request's body is. Raises as read_body does."""
     data = await read_body(request, config, held)
-    length = config.engine.scheduling.max_length
+    length = config.engine.max_length
     if len(data) <= INLINE_BYTES:
         value = _parsed(data, length, config.max_prompts)
     else:

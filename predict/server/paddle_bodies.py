@@ -158,7 +158,7 @@ async def flask_job(context: Context, body: FlaskBody) -> Job:
         body = body.model_copy(update={"max_length": body.max_tokens})
     asked = _asked(context, body, _FLASK)
     src_length = _length(body, "src_length")
-    total = context.config.engine.scheduling.max_length
+    total = context.config.engine.max_length
     wanted = asked.params.max_new_tokens
     if src_length is not None and wanted is not None and src_length + wanted > total:
         raise invalid(

@@ -86,7 +86,7 @@ class ServedModels:
             "created": self._started if loaded is None else loaded.created,
             "owned_by": "regatta",
             "parent": None if loaded is None else self._config.model_names[0],
-            "max_model_len": self._config.engine.scheduling.max_length,
+            "max_model_len": self._config.engine.max_length,
         }
 
     def cards(self) -> list[dict[str, Any]]:

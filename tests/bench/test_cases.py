@@ -56,13 +56,13 @@ def test_cases_have_their_own_sizes() -> None:
         throughput.parse([*DEMO, "--cases", "1x2x3", "--speculate_method", "lookahead"])
     config, plan, _, _ = throughput.parse([*DEMO, "--cases", "4x20x3,2x8x40", "--device", "cpu"])
     assert plan.cases == (Case(4, 20, 3), Case(2, 8, 40))
-    assert (config.scheduling.batch_size, config.scheduling.max_length) == (4, 48)
+    assert (config.scheduling.batch_size, config.max_length) == (4, 48)
     config, plan, *_ = throughput.parse([*DEMO, "--cases", "4x20x3", "--batch_size", "2"])
     assert (config.scheduling.batch_size, plan.batch_size) == (2, 2)
     sizes = ["--num_requests", "7", "--batch_size", "2", "--input_len", "5", "--output_len", "3"]
     config, plan, *_ = throughput.parse([*DEMO, "--device", "cpu", *sizes])
     assert (plan.cases, plan.batch_size) == ((Case(7, 5, 3),), 2)
-    assert config.scheduling.max_length == 8
+    assert config.max_length == 8
 
 
 def test_a_run_must_read_the_weights_once_a_step_and_the_cache_once_a_token() -> None:

@@ -29,6 +29,7 @@ from tests.support.beams import (
 )
 from tests.support.golden import config, golden, greedy
 from tests.support.paths import DEMO
+from tests.support.prefixes import ENTRIES, npy
 from tests.support.quantized_caches import CACHE_TYPES, PROMPTS, model
 from tests.support.quantized_caches import config as kv_config
 
@@ -110,6 +111,20 @@ def test_a_cached_prompt_is_shared_by_a_search(compiled: library.Library) -> Non
     assert hits == (len(search["prompt"]) - 1) // 16 * 16
 
 
+def test_searches_and_prefixes_run_in_float16(operators: dict[str, Any], tmp_path: Path) -> None:
+    entry = next(each for each in ENTRIES if each["model"] == "llama_gqa")
+    path = npy(tmp_path / "prefix", entry)
+    params = SamplingParams(num_beams=3, max_new_tokens=5)
+    found = []
+    for dtype in ("float16", "float32"):
+        settings = {"dtype": dtype, "batch_size": 3, "block_size": 16, "prefix_path": path}
+        outputs = LLM(config("llama_gqa", **settings, **operators)).generate(
+            entry["prompts"], params
+        )
+        found.append([output.token_ids for output in outputs])
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("cache_type", CACHE_TYPES)
 def test_any_cache_and_block_size_gives_the_same_search(
@@ -132,10 +147,11 @@ def test_any_cache_and_block_size_gives_the_same_search(
     assert all(answers == found[0] for answers in found[1:])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("row", ["dense", "int8_dynamic", "int4", "fp8"])
 @pytest.mark.parametrize("backend", ["reference", "ops"])
 def test_copied_blocks_are_equal_and_others_untouched(
-    compiled: library.Library, row: str, backend: str
+    compiled: library.Library, row: str, backend: str, dtype: str
 ) -> None:
     import paddle
     from predict.ops import compiled as ops
@@ -144,7 +160,7 @@ def test_copied_blocks_are_equal_and_others_untouched(
     kv_format = kv_format_of(row)
     generator = np.random.default_rng(0)
     layer = []
-    for tensor in kv_format.tensors(key_value_rows(2, 20), 7, 16, "bfloat16"):
+    for tensor in kv_format.tensors(key_value_rows(2, 20), 7, 16, dtype):
         values = paddle.to_tensor(generator.integers(0, 255, tensor.shape).astype("float32"))
         layer.append(values.astype(tensor.dtype))
     before = [tensor.astype("float32").numpy() for tensor in layer]

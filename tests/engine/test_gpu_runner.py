@@ -148,6 +148,7 @@ def test_fields_of_a_buffer_share_its_memory() -> None:
 def config(**changes: object) -> EngineConfig:
     values: dict[str, object] = {
         "model_name_or_path": str(GOLDEN / "llama_gqa"),
+        "dtype": "float32",
         "device": "gpu",
         "inference_model": True,
         "attention": "append",

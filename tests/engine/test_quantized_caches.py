@@ -136,7 +136,7 @@ def test_what_cannot_fit_into_memory_is_refused_before_weights_are_read(
 ) -> None:
     directory = tiny.write(tmp_path / "model")
     spec = read_spec(directory)[0]
-    values = {"max_length": 64, "block_size": 16, **changes}
+    values = {"dtype": "float32", "max_length": 64, "block_size": 16, **changes}
     wanted = EngineConfig(model_name_or_path=str(directory), **values)
     with pytest.raises(UserError, match=message):
         check_cpu_memory(wanted, spec, 64 << 20, weights)
@@ -145,7 +145,7 @@ def test_what_cannot_fit_into_memory_is_refused_before_weights_are_read(
 def test_an_export_needs_no_memory_for_a_cache(tmp_path: Path) -> None:
     directory = tiny.write(tmp_path / "model")
     spec = read_spec(directory)[0]
-    wanted = EngineConfig(model_name_or_path=str(directory), max_length=60_000)
+    wanted = EngineConfig(model_name_or_path=directory, dtype="float32", max_length=60_000)
     check_cpu_memory(wanted, spec, 64 << 20, 1 << 20, with_cache=False)
 
 

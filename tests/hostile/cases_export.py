@@ -106,6 +106,19 @@ def out_holds(*names: str) -> Prepare:
     return prepare
 
 
+def earlier_export(more: str = "", without: str = "") -> Prepare:
+    """Makes the output an export, with or without a file."""
+
+    def prepare(sandbox: Sandbox) -> None:
+        shutil.copytree(template(compiled=False), sandbox.out)
+        if more:
+            (sandbox.out / more).write_text("precious")
+        if without:
+            (sandbox.out / without).unlink()
+
+    return prepare
+
+
 def cut_weights(sandbox: Sandbox) -> None:
     path = sandbox.model / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])
@@ -160,6 +173,13 @@ EXPORTS = [
          says=("is not empty", "--overwrite")),
     Case("export over an earlier one, unasked", "export", prepare=out_holds("manifest.json"),
          says=("is not empty", "--overwrite")),
+    Case("export over an earlier one that is whole, unasked", "export",
+         prepare=earlier_export(), code=0, writes_output=True,
+         says=("holds an earlier export, which this one replaces",)),
+    Case("export over an earlier one beside somebody's file", "export",
+         prepare=earlier_export("notes.json"), says=("is not empty", "--overwrite")),
+    Case("export over an earlier one that lacks a file", "export",
+         prepare=earlier_export(without="model.pdiparams"), says=("is not empty", "--overwrite")),
     Case("export over an earlier one, asked", "export", ("--overwrite",),
          prepare=out_holds("manifest.json", "model.pdiparams"), code=0, writes_output=True),
     Case("--overwrite of no export", "export", ("--overwrite",), prepare=out_holds("thesis.json"),

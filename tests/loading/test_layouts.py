@@ -192,7 +192,11 @@ def change(directory: Path, name: str, values: npt.NDArray[Any] | None) -> None:
 
 
 def load(directory: Path, **changes: Any) -> LLM:
-    return LLM(EngineConfig(model_name_or_path=str(directory), max_length=64, **changes))
+    return LLM(
+        EngineConfig(
+            **{"dtype": "float32", "max_length": 64, **changes}, model_name_or_path=directory
+        )
+    )
 
 
 WRITTEN = [
@@ -424,7 +428,7 @@ def test_the_size_of_other_types_is_that_of_what_is_stored(tmp_path: Path) -> No
     }
     made |= {name: ("F32", dense.read(name)) for name in dense.tensors if "layers.1." in name}
     safetensors_file.write(stored / "model.safetensors", made)
-    asked = EngineConfig(model_name_or_path=str(stored), inference_model=False)
+    asked = EngineConfig(model_name_or_path=str(stored), dtype="float32", inference_model=False)
     weights = open_weights(asked, *read_spec(stored), platform_of("cpu", False))
     as_float8 = replace(weights, layout=weights.layout_as(QuantSettings(scheme="a8w8_fp8")))
     as_int8 = replace(weights, layout=weights.layout_as(QuantSettings(scheme="weight_only_int8")))
@@ -983,7 +987,8 @@ def test_cache_scales_of_a_checkpoint_are_used(
     for layer, (key, value) in layers.items():
         np.testing.assert_allclose([key, value], [[0.02 * (1 + layer)], [0.03 * (1 + layer)]])
     # A static model has no tensors to read them from.
-    export_model(EngineConfig(model_name_or_path=str(source), max_length=64), tmp_path / "out")
+    asked = EngineConfig(model_name_or_path=source, dtype="float32", max_length=64)
+    export_model(asked, tmp_path / "out")
     again = head_scales(kv_format, tmp_path / "out", llm.spec)
     assert again is not None
     read, wanted = (np.array([*scales.values()]) for scales in (again, layers))

@@ -21,7 +21,11 @@ from predict.loading.manifest import (
 from tests.support.manifests import MANIFEST
 
 CONFIG = EngineConfig(
-    model_name_or_path="exported", mode="static", inference_model=True, max_length=256
+    model_name_or_path="exported",
+    dtype="float32",
+    mode="static",
+    inference_model=True,
+    max_length=256,
 )
 
 

@@ -37,7 +37,7 @@ from tests.support.schemes import SETTINGS, on_this_cpu
 
 
 def config(directory: Path, **changes: Any) -> EngineConfig:
-    values = {"max_length": 64, "block_size": 16, "batch_size": 2, **changes}
+    values = {"dtype": "float32", "max_length": 64, "block_size": 16, "batch_size": 2, **changes}
     return EngineConfig(model_name_or_path=str(directory), **values)
 
 

@@ -74,7 +74,9 @@ def test_windows_are_measured_where_their_length_says() -> None:
     folder = GOLDEN / "qwen_long"
     prompt = json.loads((folder / "golden.json").read_text())["prompts"][-1]
     wanted = np.load(folder / "golden.npz")["tail_logits"][:-1]
-    config = EngineConfig(model_name_or_path=str(folder), max_length=160, src_length=160)
+    config = EngineConfig(
+        model_name_or_path=str(folder), dtype="float32", max_length=160, src_length=160
+    )
     found = Model(config).logits(np.array(prompt, np.int32))
     np.testing.assert_allclose(found[-len(wanted) :], wanted, atol=1e-4 * np.abs(wanted).max())
 

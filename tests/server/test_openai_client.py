@@ -28,6 +28,7 @@ GREEDY: dict[str, Any] = {"model": "demo_model", "temperature": 0, "max_tokens":
 def engine_config() -> EngineConfig:
     return EngineConfig(
         model_name_or_path=str(DEMO),
+        dtype="float32",
         chat_template=str(ROOT / "examples" / "demo_template.jinja"),
         attention="append",
         batch_size=32,

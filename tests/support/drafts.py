@@ -50,6 +50,7 @@ PROMPTS = [
 
 def config(directory: Path, settings: Mapping[str, Any]) -> EngineConfig:
     values: dict[str, Any] = {
+        "dtype": "float32",
         "max_length": 128,
         "block_size": 32,
         "batch_size": 3,

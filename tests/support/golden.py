@@ -99,7 +99,7 @@ def golden(case: str) -> dict[str, Any]:
 
 
 def config(case: str | Path, **changes: Any) -> EngineConfig:
-    values = {"max_length": MAX_LENGTH, "block_size": 32, **changes}
+    values = {"dtype": "float32", "max_length": MAX_LENGTH, "block_size": 32, **changes}
     return EngineConfig(model_name_or_path=str(GOLDEN / case), **values)
 
 

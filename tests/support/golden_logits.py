@@ -23,7 +23,7 @@ def logits_and_wanted(
     """Of all prompts in one step: the last rows, and the tail of the prompt that has one."""
     expected = np.load(GOLDEN / case / "golden.npz")
     prompts = golden(case)["prompts"][which]
-    width = llm.config.scheduling.max_length // BLOCK_SIZE
+    width = llm.config.max_length // BLOCK_SIZE
     spans, start = [], 0
     for number, prompt in enumerate(prompts):
         request = Request(number, prompt, SamplingParams())

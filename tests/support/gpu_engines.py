@@ -47,6 +47,7 @@ FORMS: dict[str, Callable[[LLM], LLM]] = {
 def answer_config(**changes: Any) -> EngineConfig:
     values: dict[str, Any] = {
         "model_name_or_path": str(DEMO),
+        "dtype": "float32",
         "max_length": 256,
         "block_size": 16,
         "batch_size": 4,

@@ -81,6 +81,7 @@ def requests() -> list[tuple[str, SamplingParams, Callable[[str], Any] | None]]:
 def settings(**changes: Any) -> dict[str, Any]:
     return {
         "model": str(DEMO),
+        "dtype": "float32",
         "max_length": 192,
         "block_size": 16,
         "batch_size": 6,

@@ -44,7 +44,13 @@ def model(directory: Path, changes: dict[str, Any]) -> Path:
 
 
 def config(directory: Path, **changes: Any) -> EngineConfig:
-    values = {"max_length": 96, "block_size": 16, "inference_model": True, **changes}
+    values = {
+        "dtype": "float32",
+        "max_length": 96,
+        "block_size": 16,
+        "inference_model": True,
+        **changes,
+    }
     return EngineConfig(model_name_or_path=str(directory), **values)
 
 

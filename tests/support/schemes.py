@@ -37,7 +37,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def answer(directory: Path, **changes: Any) -> list[list[int]]:
-    config = EngineConfig(model_name_or_path=str(directory), max_length=64, batch_size=2, **changes)
+    config = EngineConfig(
+        **{"dtype": "float32", **changes},
+        model_name_or_path=str(directory),
+        max_length=64,
+        batch_size=2,
+    )
     llm = LLM(config)
     params = SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True)
     return [list(o.token_ids) for o in llm.generate([[5, 6, 7, 8], [9, 10, 11]], params)]
@@ -48,7 +53,7 @@ def logits_of(directory: Path, **changes: Any) -> npt.NDArray[np.float32]:
     from predict.engine.request_state import Request
     from predict.engine.scheduler import ScheduledSpan
 
-    llm = LLM(EngineConfig(model_name_or_path=str(directory), max_length=64, **changes))
+    llm = LLM(directory, **{"dtype": "float32", "max_length": 64, **changes})
     request = Request(0, [5, 6, 7, 8, 20, 30], SamplingParams())
     inputs = span_inputs([ScheduledSpan(request, 6, 0, [0], True)], 64)
     logits: npt.NDArray[np.float32] = llm.engine.runner.execute(inputs).numpy()

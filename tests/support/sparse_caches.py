@@ -88,7 +88,7 @@ def check_logits(folder: Path, llm: LLM, tolerance: float = LOGIT_TOLERANCE) -> 
     tolerance: of the largest logit.
     """
     prompts = PROMPTS[: llm.config.scheduling.batch_size]
-    width = llm.config.scheduling.max_length // BLOCK_SIZE
+    width = llm.config.max_length // BLOCK_SIZE
     spans = []
     for number, prompt in enumerate(prompts):
         blocks = list(range(number * width, (number + 1) * width))

@@ -30,7 +30,7 @@ def router(context: Context) -> APIRouter:
             body = parsed(TokenizeBody, value)
             context.models.find(body.model)
             ids = await _token_ids(context, body)
-        length = context.config.engine.scheduling.max_length
+        length = context.config.engine.max_length
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": length, "tokens": ids}
         if body.return_token_strs:
             texts = context.front.token_texts
@@ -43,7 +43,7 @@ def router(context: Context) -> APIRouter:
         async with body_of(context, request) as value:
             body = parsed(DetokenizeBody, value)
             context.models.find(body.model)
-            most = context.config.engine.scheduling.max_length
+            most = context.config.engine.max_length
             try:
                 ids = items("tokens", body.tokens, most, "a list of token ids")
             except UserError as error:

@@ -1,0 +1,70 @@
+"""What a config leaves to the model: its dtype, and the longest sequence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from predict.config.engine import EngineConfig
+from predict.config.model import AUTO, DTYPES
+from predict.config.schemes import FIRST_BFLOAT16
+from predict.device import devices
+from predict.errors import UserError
+from predict.gguf.files import gguf_of
+from predict.loading.arrays import FLOAT_DTYPES, STORED_DTYPES
+from predict.loading.checkpoint import Checkpoint
+from predict.loading.layouts import quantization_config
+from predict.loading.manifest import load_manifest
+from predict.nn.hf_config import ConfigReader
+from predict.nn.spec import DecoderSpec
+
+
+def with_model_defaults(
+    config: EngineConfig, spec: DecoderSpec, reader: ConfigReader
+) -> EngineConfig:
+    """The config, its dtype "auto" and its max_length None replaced by what suits the model.
+
+    dtype: the checkpoint's or the exported program's. max_length: the default, but no more than the
+    program, or a table of learned positions, has room for. Raises UserError where a file is broken.
+    """
+    changes: dict[str, Any] = {}
+    is_exported = config.model.mode == "static"
+    if config.scheduling.max_length is None:
+        most = spec.num_learned_positions
+        if is_exported:
+            most = load_manifest(config.model.model_name_or_path).max_length
+        changes["max_length"] = min(config.max_length, most or config.max_length)
+    if config.model.dtype == AUTO:
+        if is_exported:
+            changes["dtype"] = load_manifest(config.model.model_name_or_path).dtype
+        else:
+            changes["dtype"] = _dtype(config, reader)
+    return config.changed(**changes) if changes else config
+
+
+def _dtype(config: EngineConfig, reader: ConfigReader) -> str:
+    """The checkpoint's dtype, or on a GPU the nearest that runs there."""
+    found = reader.dtype()
+    if found not in DTYPES:
+        found = None if config.model.load_format == "dummy" else _most_frequent(config)
+    dtype = found or "float32"
+    device = config.model.device
+    if devices.kind_of(device) != "gpu":
+        return dtype
+    directory = config.model.model_name_or_path
+    is_coded = quantization_config(reader) is not None or gguf_of(directory) is not None
+    if dtype == "float32" and (is_coded or config.quantization.settings.scheme is not None):
+        dtype = "bfloat16"  # whose kernels take codes; those of float32 do not
+    try:
+        gpu = devices.driver_info().gpus[devices.choose(device).index]
+    except UserError:  # loading refuses the device by name
+        return dtype
+    return "float16" if dtype == "bfloat16" and gpu.capability < FIRST_BFLOAT16 else dtype
+
+
+def _most_frequent(config: EngineConfig) -> str | None:
+    """The dtype that most floating-point tensors have, for a config.json that names none."""
+    tensors = Checkpoint(config.model.model_name_or_path).tensors.values()
+    counts = Counter(each.dtype for each in tensors if each.dtype in FLOAT_DTYPES)
+    ((stored, _),) = counts.most_common(1) or [("F32", 0)]
+    return {name: dtype for dtype, name in STORED_DTYPES.items()}.get(stored)
