@@ -603,6 +603,8 @@ class LLM:
         Raises UserError naming file and key.
         """
         found = read_recommended(self.config.model.model_name_or_path)
+        for note in found.note if found else ():
+            LOG.warning(note)
         return SamplingParams() if found is None else found.params
 
     def chat_prompt(self, messages: Conversation) -> list[int]:

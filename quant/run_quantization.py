@@ -98,9 +98,10 @@ def run(
 def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> QuantSummary:
     from predict.loading.arrays import num_bytes
     from predict.loading.checkpoint import Checkpoint, checkpoint_digest
+    from predict.loading.layouts import quantization_config
     from predict.loading.model import read_spec
     from predict.loading.platform import platform_of
-    from predict.loading.sources import CheckpointSource, check_sizes
+    from predict.loading.sources import CheckpointSource, check_sizes, with_stored_head
     from predict.models import weight_names
     from predict.nn.weights import plan_weights
     from predict.system.progress import Progress
@@ -112,21 +113,22 @@ def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> QuantS
 
     source_dir = Path(config.model_name_or_path)
     spec, reader = read_spec(source_dir)
-    if reader.values.get("quantization_config"):
+    if quantization_config(reader):
         raise UserError(
-            f"{reader.path} has a quantization_config: this checkpoint is quantized already; pass "
-            "the unquantized one"
+            f"{reader.path} has a quantization_config, or lies beside one: this checkpoint is "
+            "quantized already; pass the unquantized one"
         )
     names = weight_names(reader)
     check_layers(plan_weights(spec, names), reader)
     checkpoint = Checkpoint(source_dir)
     names = names.found_in(checkpoint.tensors)
+    spec = with_stored_head(spec, names, checkpoint)
     check_sizes(spec, names, checkpoint)
     plan = plan_weights(spec, names)
     written = plan_weights(spec, names.with_separate_experts())
     source = CheckpointSource(checkpoint)
     check(config, plan, checkpoint, source)
-    for note in check_methods(config, written):
+    for note in (*reader.notes, *check_methods(config, written)):
         say(f"note: {note}")
     sequences = read_calibration(config) if config.calibrated else []
     state = RunState.open(

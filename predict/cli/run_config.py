@@ -331,7 +331,7 @@ def _with_recommended(flags: FlagValues, directory: Path) -> tuple[FlagValues, l
         found = read_recommended(directory if wanted == "auto" else wanted)
         if found is None:
             return flags, [f"--generation_config {wanted}: there is no {FILE}"]
-        return replace(flags, values={**flags.values, **_not_given(flags, found)}), []
+        return replace(flags, values={**flags.values, **_not_given(flags, found)}), found.note
     if flags.given("generation_config"):
         return flags, []
     try:
@@ -340,11 +340,12 @@ def _with_recommended(flags: FlagValues, directory: Path) -> tuple[FlagValues, l
         return flags, []
     values = {} if found is None else _not_given(flags, found)
     if found is None or all(value == flags[name] for name, value in values.items()):
-        return flags, []
+        return flags, [] if found is None else found.note
     said = [f"{name} {values[name]}" for name in found.values if name in values]
     return flags, [
+        *found.note,
         f"{found.path} recommends {', '.join(said) or 'sampling'}, which --generation_config auto "
-        "takes and none, the default, leaves out"
+        "takes and none, the default, leaves out",
     ]
 
 

@@ -101,6 +101,7 @@ def _llama_family(data: GgufMetadata) -> str:
 
 
 def _llama(data: GgufMetadata) -> ConfigValues:
+    data.must_be("{arch}.expert_weights_norm", (True,))
     return {
         **_biases(data),
         "num_local_experts": data.optional("{arch}.expert_count"),
@@ -119,7 +120,7 @@ def _olmoe(data: GgufMetadata, renormalize: bool = False) -> ConfigValues:
     return {
         "num_experts": data.whole("{arch}.expert_count"),
         "num_experts_per_tok": data.whole("{arch}.expert_used_count"),
-        "norm_topk_prob": renormalize,
+        "norm_topk_prob": data.flag("{arch}.expert_weights_norm", renormalize),
     }
 
 
@@ -180,8 +181,8 @@ def _gemma_scores(data: GgufMetadata, layers: int) -> ConfigValues:
 
 def _phi3(data: GgufMetadata) -> ConfigValues:
     return {
-        "original_max_position_embeddings": data.optional(
-            "{arch}.rope.scaling.original_context_length"
+        "original_max_position_embeddings": data.whole(
+            "{arch}.rope.scaling.original_context_length", data.whole("{arch}.context_length")
         ),
     }
 

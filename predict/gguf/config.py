@@ -49,6 +49,8 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "rope_scaling": scaling_of(data),
         **row.config(data),
     }
+    data.must_be("{arch}.attention.causal", (True,))
+    data.check_unread()
     return {name: value for name, value in values.items() if value is not None}
 
 

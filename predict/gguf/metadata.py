@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 from array import array
 from collections.abc import Sequence
@@ -11,6 +12,14 @@ from typing import Any
 from predict.errors import UserError, quoted
 from predict.gguf.reader import GgufFile, GgufTensor
 from predict.system.files import FLOAT32_MAX
+
+# Keys of an architecture that change no result here, behind its name.
+UNREAD = """
+    attention.key_length attention.key_length_swa attention.value_length attention.value_length_swa
+    attention.layer_norm_epsilon attention.layer_norm_rms_epsilon pooling_type tensor_data_layout
+    rope.dimension_count_swa rope.dimension_sections rope.scaling.finetuned vocab_size"""
+# Keys that say nothing by 1: factors, one group of experts, a softmax over them.
+_ONE = re.compile(r".*(scale|factor|expert_gating_func|group_count|group_used_count)")
 
 
 class GgufMetadata:
@@ -22,6 +31,7 @@ class GgufMetadata:
 
     def __init__(self, file: GgufFile):
         self.file = file
+        self.read: set[str] = set()
         self.arch = self.text("general.architecture")
 
     def __contains__(self, key: str) -> bool:
@@ -87,8 +97,21 @@ class GgufMetadata:
         if value not in allowed:
             raise self._wrong(key, value, ", ".join(map(repr, allowed)))
 
+    def check_unread(self) -> None:
+        """Raises UserError for a key of the architecture that says something, and was not read."""
+        known = {*self.read, *(f"{self.arch}.{key}" for key in UNREAD.split())}
+        for key, value in self.file.metadata.items():
+            is_one = not isinstance(value, (bool, str)) and value == 1 and _ONE.fullmatch(key)
+            if key.startswith(f"{self.arch}.") and key not in known and value and not is_one:
+                raise self._wrong(
+                    key, value, "none; it is not known here and may change results: use the "
+                    "model's safetensors files, or a file without it if it changes nothing"
+                )  # fmt: skip
+
     def key(self, key: str) -> str:
-        return key.format(arch=self.arch) if "{arch}" in key else key
+        whole = key.format(arch=self.arch) if "{arch}" in key else key
+        self.read.add(whole)
+        return whole
 
     def _get(self, key: str, default: Any) -> Any:
         value = self.file.metadata.get(self.key(key), default)

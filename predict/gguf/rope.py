@@ -19,6 +19,7 @@ def scaling_of(data: GgufMetadata) -> dict[str, Any] | None:
     of_llama = data.has_tensor("rope_freqs.weight")  # what Llama 3's factors come to
     if of_llama or data.has_tensor("rope_factors_long.weight"):
         names = ["rope_freqs"] * 2 if of_llama else ["rope_factors_short", "rope_factors_long"]
+        data.must_be("{arch}.rope.scaling.type", ("none", "linear", "longrope"))
         short, long = (_factors(data, f"{name}.weight") for name in names)
         factor = 1.0 if of_llama else data.real("{arch}.rope.scaling.attn_factor", 1.0)
         return {

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from predict.errors import UserError
 from predict.gguf.architectures import TENSORS, UNREAD, Architecture, architecture_of
 from predict.gguf.config import config_of
 from predict.gguf.metadata import GgufMetadata
@@ -20,6 +21,8 @@ LAYER = re.compile(r"blk\.([0-9]{1,4})\.([a-z0-9_]+)\.(weight|bias)")
 TOP = re.compile(r"([a-z_]+)\.(weight|bias)")
 NORM = re.compile(r".*_norm\.weight")
 MAX_PIECES = 4096  # of one tensor: experts or heads
+# Experts in forms that are not read, and what to do about them.
+OTHER_EXPERTS = re.compile(r"blk\.[0-9]+\.(ffn_(gate|up|down)\.[0-9]+|ffn_gate_up_exps)\.weight")
 # What a tensor's ending is to us, where it is neither .weight nor .bias.
 WITHOUT_ENDING = {
     "self_attn.sinks": "self_attn.sinks",
@@ -59,6 +62,12 @@ def sources_of(file: GgufFile) -> dict[str, Source]:
     names = row.names(config["model_type"])
     found: dict[str, Source] = {}
     for name, tensor in file.tensors.items():
+        if OTHER_EXPERTS.fullmatch(name):
+            raise UserError(
+                f"{file.path} has {name}: each expert's matrices apart, as llama.cpp wrote them "
+                "at first, or gate and up in one; convert the model again with a newer "
+                "llama.cpp, into ffn_gate_exps, ffn_up_exps and ffn_down_exps"
+            )
         if name not in UNREAD:
             for ours, source in _sources(name, tensor, names, row, config):
                 found[ours] = source

@@ -292,7 +292,7 @@ def same(arrays: Sequence[StoredArray], name: str) -> Computed:
     def read() -> npt.NDArray[Any]:
         values = first.read()
         for other in others:
-            if other.dtype != first.dtype or not _are_same(other.read(), values):
+            if other.dtype != first.dtype or not are_same(other.read(), values):
                 files = [array.places[0][0].name for array in (first, other)]
                 raise UserError(
                     f"{first.places[0][0].parent}: {files[0]} and {files[1]} hold different values "
@@ -305,7 +305,7 @@ def same(arrays: Sequence[StoredArray], name: str) -> Computed:
     return Computed(first.dtype, first.shape, places_of(arrays), read)
 
 
-def _are_same(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+def are_same(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
     """Whether two arrays have the same bits; in pieces, since a table of tokens may be large."""
     if one.shape != other.shape:
         return False

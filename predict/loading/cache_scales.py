@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from predict.errors import UserError
 from predict.nn.cache_formats import LEAST_RANGE, HeadScales, KvFormat
 from predict.system.files import FLOAT32_MAX, json_type, read_json_object
+from predict.system.notes import LOG
 
 if TYPE_CHECKING:
     from predict.nn.blocks import CachingBlock
@@ -134,6 +135,12 @@ def _tensor_scales(
 
     pairs = {layer: (scales(layer, "k"), scales(layer, "v")) for layer in layers}
     if all(pair == (None, None) for pair in pairs.values()):
+        if scheme is not None and kv_format.name == "fp8":
+            LOG.warning(
+                f"{directory}: kv_cache_scheme brings a cache of 8 bits, and the files have no "
+                "k_scale and v_scale: all scales are 1; --cachekv_int8_type dynamic needs none, "
+                "without kv_cache_scheme in config.json"
+            )
         return None
     for layer, (key, value) in pairs.items():
         if key is None or value is None:

@@ -15,7 +15,14 @@ from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.gguf.described import read_model_json
 from predict.gguf.files import gguf_of
-from predict.loading.arrays import FLOAT_DTYPES, Piece, StoredArray, TensorInfo, listed
+from predict.loading.arrays import (
+    FLOAT_DTYPES,
+    Piece,
+    StoredArray,
+    TensorInfo,
+    are_same,
+    listed,
+)
 from predict.loading.formats import format_of, known_format
 from predict.loading.paddle_checkpoint import as_hugging_face, prefixes_of, separate
 
@@ -28,6 +35,11 @@ ENDINGS = {
     "_blocks": "blocks",
     "_scales": "scales",
     "_scale_inv": "weight_scale_inv",
+}
+# What may be wrong where a tensor is missing, by a part of its name.
+WAYS_OUT = {
+    "lm_head.": "a model whose head is its table of tokens says so by tie_word_embeddings true in "
+    "config.json; any other lacks a part: complete the download",
 }
 MAX_EXPERTS = 4096  # more are no model's, and would take long to name
 
@@ -46,6 +58,16 @@ class Checkpoint:
         self.stored = found.open(self.directory)
         self.is_paddle = found.is_paddle or bool(prefixes_of(self.stored)[0])
         self.tensors = one_by_one(self.as_hugging_face(), self.directory)
+
+    @property
+    def files_left(self) -> list[str]:
+        """Names of files of the same format beside those that hold the tensors."""
+        found = format_of(self.directory)
+        if found is None or not self.directory.is_dir():
+            return []
+        read = {path for array in self.stored.values() for path, _ in array.places}
+        there = {path for pattern in found.files for path in self.directory.glob(pattern)}
+        return sorted(path.name for path in there - read if path.suffix != ".json")
 
     @property
     def takes_turns(self) -> bool | None:
@@ -77,9 +99,32 @@ class Checkpoint:
             f"{len(names)} {kind}: {listed(names)}" for kind, names in found.items() if names
         ]
         if problems:
+            ways = [self._strange_files(unexpected)] if unexpected else []
+            ways += [way for part, way in WAYS_OUT.items() if any(part in n for n in missing)]
             raise UserError(
-                f"{self.directory}: the tensors do not fit config.json; {'; '.join(problems)}"
+                f"{self.directory}: the tensors do not fit config.json; "
+                f"{'; '.join([*problems, *filter(None, ways)])}"
             )
+
+    def _strange_files(self, unexpected: Iterable[str]) -> str:
+        """What to do about files of which nothing is expected; empty where there are none."""
+        files: dict[str, set[str]] = {}
+        for name, array in self.tensors.items():
+            files.setdefault(array.places[0][0].name, set()).add(name)
+        strange = [file for file, names in files.items() if names <= {*unexpected}]
+        if not strange or len(strange) == len(files):
+            return ""
+        return f"nothing of {listed(strange)} belongs to the model: move it into another folder"
+
+    def are_same(self, one: str, other: str) -> bool:
+        """Whether two tensors have the same values."""
+        first, second = self.tensors[one], self.tensors[other]
+        if (first.dtype, first.places) == (second.dtype, second.places):
+            return True
+        values = [first.read(), second.read()]
+        if first.dtype != second.dtype:
+            values = list(map(to_float32, values))
+        return are_same(*values)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

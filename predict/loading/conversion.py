@@ -24,6 +24,7 @@ from predict.loading.baichuan import as_baichuan
 from predict.loading.checkpoint import Checkpoint, checkpoint_digest
 from predict.loading.companions import copy_companions
 from predict.loading.formats import INDEX
+from predict.loading.layouts import quantization_config
 from predict.loading.paddle_checkpoint import as_paddle
 from predict.loading.paddle_config import as_hugging_face_config, as_paddle_config, is_alibi_llama
 from predict.loading.safetensors_writer import (
@@ -143,7 +144,7 @@ class Conversion:
         checkpoint, to_paddle = self.checkpoint, self.options.layout == "paddle"
         if checkpoint.is_paddle == to_paddle:
             return checkpoint.stored
-        quantized = self.config.values.get("quantization_config")
+        quantized = quantization_config(self.config)
         if quantized:
             kind = quantized.get("quant_type") or quantized.get("quant_method")
             kept = "hf" if to_paddle else "paddle"
@@ -168,7 +169,7 @@ class Conversion:
         """The tensors in the dtype that was asked for."""
         if self.options.dtype is None:
             return arrays
-        if self.config.values.get("quantization_config"):
+        if quantization_config(self.config):
             raise UserError(
                 f"{self.config.path}: the checkpoint is quantized, and --dtype would change its "
                 "scales; leave --dtype out"

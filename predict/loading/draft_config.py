@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from predict.config.engine import EngineConfig
 from predict.errors import UserError
-from predict.models import family_of
+from predict.models import spec_of
 from predict.nn.hf_config import ConfigReader
 from predict.nn.places import placing_of
 from predict.nn.spec import DecoderSpec
@@ -33,7 +33,7 @@ def read_draft(
     if path is None:
         return None
     reader = ConfigReader.from_dir(path)
-    spec = family_of(reader).spec(reader)
+    spec = spec_of(reader)
     if spec.vocab_size != target.vocab_size:
         raise UserError(
             f"draft model {path} has vocab_size {spec.vocab_size}, the model has "

@@ -54,18 +54,21 @@ def sharded(
 ) -> Format:
     """A format of one file or several, beside which an index may stand. read: one file's tensors.
 
-    The index of the files, else their numbers, tells whether one of them is missing.
+    The file that the index is named for holds the whole model where it lies there, as transformers
+    has it. The index of the files, else their numbers, tells whether one of them is missing.
     """
-    ending = Path(index.removesuffix(".index.json")).suffix
+    single = index.removesuffix(".index.json")
+    ending = Path(single).suffix
 
     def open_shards(directory: Path) -> dict[str, StoredArray]:
         path = directory / index
+        there = sorted({path for pattern in files for path in directory.glob(pattern)})
         places = read_index(path, ending) if path.exists() else {}
-        paths = (
-            [directory / file for file in sorted(set(places.values()))]
-            if places
-            else sorted({path for pattern in files for path in directory.glob(pattern)})
-        )
+        if single not in places.values() and directory / single in there:
+            places = {}
+            paths = [directory / single]
+        else:
+            paths = [directory / file for file in sorted(set(places.values()))] or there
         _check_files(directory, paths, index if places else None)
         tensors: dict[str, StoredArray] = {}
         files_of: dict[str, str] = {}

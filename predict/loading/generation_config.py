@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from predict.errors import UserError
+from predict.errors import UserError, quoted
 from predict.gguf.files import ENDING
 from predict.request import SamplingParams
 from predict.system.files import read_json_object
@@ -17,6 +17,20 @@ FILE = "generation_config.json"
 # drawn from, and mean nothing to greedy decoding.
 DRAWING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 SAMPLING = (*DRAWING, "repetition_penalty", "no_repeat_ngram_size")
+# Keys that change no answer here, or are read elsewhere: ends of a text, the chat format.
+_UNREAD = """
+    do_sample decode_strategy max_new_tokens eos_token_id bos_token_id pad_token_id chat_format
+    user_token_id assistant_token_id decoder_start_token_id max_window_size transformers_version
+    paddlenlp_version _from_model_config _commit_hash assistant_ensemble_weight max_cache_len
+    max_length max_time num_return_sequences length_penalty early_stopping use_cache
+    cache_implementation cache_config return_legacy_cache return_dict_in_generate output_attentions
+    output_hidden_states output_scores output_logits remove_invalid_values renormalize_logits
+    low_memory compile_config disable_compile prefill_chunk_size continuous_batching_config
+    num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold
+    assistant_early_exit assistant_lookbehind target_lookbehind is_assistant
+    prompt_lookup_num_tokens max_matching_ngram_size speculation_type use_mtp"""
+MAX_NAMED = 12  # keys in a message
+_ONE = ("num_beams", "num_beam_groups", "guidance_scale", "encoder_repetition_penalty")
 # Greedy or not: Hugging Face's key, and PaddleNLP's.
 _GREEDY: tuple[tuple[str, Mapping[Any, bool]], ...] = (
     ("do_sample", {True: False, False: True}),
@@ -32,6 +46,18 @@ class Recommended:
     greedy: bool | None  # None: it does not say
     values: Mapping[str, Any]  # fields of SamplingParams; none of DRAWING when greedy
     max_new_tokens: int | None = None
+    left_out: tuple[str, ...] = ()  # keys that would change answers, and are not taken
+
+    @property
+    def note(self) -> list[str]:
+        """A line on what is not taken, where there is any."""
+        if not self.left_out:
+            return []
+        keys = ", ".join(map(quoted, self.left_out[:MAX_NAMED]))
+        return [
+            f"{self.path} has {keys}, which would change answers, and is not taken from there; "
+            "flags and parameters of requests say what can be had"
+        ]
 
     @property
     def samples(self) -> bool:
@@ -68,7 +94,13 @@ def read_recommended(path: str | Path) -> Recommended | None:
     length = given.get("max_new_tokens")
     if length is not None:
         length = _checked(path, "max_new_tokens", length)
-    return Recommended(path, greedy, values, length)
+    known = {*SAMPLING, *_UNREAD.split()}
+    left_out = (
+        name
+        for name, value in given.items()
+        if name not in known and value and not (name in _ONE and value == 1)
+    )
+    return Recommended(path, greedy, values, length, tuple(left_out))
 
 
 def _is_greedy(path: Path, given: Mapping[str, Any]) -> bool | None:

@@ -15,6 +15,7 @@ from predict.config.schemes import SCHEMES
 from predict.device import devices
 from predict.errors import UserError
 from predict.loading.adapters.model import with_adapter
+from predict.loading.arrays import listed
 from predict.loading.build import build_decoder, expected_tensors
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts import Layout, layout_of
@@ -34,8 +35,9 @@ from predict.loading.sources import (
     RandomSource,
     WeightSource,
     check_sizes,
+    with_stored_head,
 )
-from predict.models import family_of, weight_names, with_family
+from predict.models import spec_of, weight_names, with_family
 from predict.nn.decoder import Decoder
 from predict.nn.hf_config import ConfigReader
 from predict.nn.spec import DecoderSpec
@@ -94,6 +96,8 @@ def open_weights(
 ) -> Weights:
     """The checkpoint of `config`. Raises UserError where it does not fit the device or flags."""
     check_positions(config, spec, reader)
+    for note in dict.fromkeys(reader.notes):
+        LOG.warning(note)
     gpu = platform.gpu
     settings = config.quantization.settings
     names = weight_names(reader)
@@ -115,6 +119,7 @@ def open_weights(
     else:
         checkpoint = Checkpoint(config.model.model_name_or_path)
         names, turns = names.found_in(checkpoint.tensors), checkpoint.takes_turns
+        spec = with_stored_head(spec, names, checkpoint)
         check_sizes(spec, names, checkpoint)
         plan = plan_weights(spec, names)
         if config.model.lora_path is not None:
@@ -186,6 +191,8 @@ def say_what_is_left_out(names: WeightNames, checkpoint: Checkpoint) -> None:
         parts = [f"{part.strip('.')} ({count} tensors)" for part, count in unread.items() if count]
         if parts:
             LOG.info(f"{checkpoint.directory}: {' and '.join(parts)} stay unread; {why}")
+    if left := checkpoint.files_left:
+        LOG.info(f"{checkpoint.directory}: {listed(left)} beside the model's own stay unread")
 
 
 def check_positions(config: EngineConfig, spec: DecoderSpec, reader: ConfigReader) -> None:
@@ -273,4 +280,4 @@ def read_spec(
 ) -> tuple[DecoderSpec, ConfigReader]:
     """The network that a directory's config.json describes. model_type: where it names none."""
     reader = with_family(ConfigReader.from_dir(directory), model_type)
-    return family_of(reader).spec(reader), reader
+    return spec_of(reader), reader

@@ -14,10 +14,12 @@ import numpy.typing as npt
 from predict.config.model import DTYPE_BYTES
 from predict.device.place import place_tensor
 from predict.errors import UserError
+from predict.loading.arrays import listed
 from predict.loading.matrices import round_weight
 from predict.nn.blocks import ExpertBlock
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import WeightNames
+from predict.system.notes import LOG
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -71,6 +73,25 @@ def check_sizes(spec: DecoderSpec, names: WeightNames, checkpoint: Checkpoint) -
             f"{checkpoint.directory}: the tensors do not fit config.json: {'; '.join(problems)}; "
             "the two do not belong to one model, or the download is not complete"
         )
+
+
+def with_stored_head(spec: DecoderSpec, names: WeightNames, checkpoint: Checkpoint) -> DecoderSpec:
+    """The network, its head no longer the table of tokens where a head is stored that differs.
+
+    As in transformers. One in codes is another one, whatever they stand for.
+    """
+    head = f"{names.head}.weight"
+    stored = [name for name in checkpoint.tensors if name.startswith(f"{names.head}.")]
+    if not (spec.tie_word_embeddings and stored and names.embedding in checkpoint.tensors):
+        return spec
+    if stored == [head] and checkpoint.are_same(head, names.embedding):
+        return spec
+    LOG.warning(
+        f"{checkpoint.directory}: config.json says tie_word_embeddings, and {listed(stored)} is "
+        f"stored and differs from {names.embedding}: it is the head, as in transformers; set "
+        "tie_word_embeddings false, or take it out of the file"
+    )
+    return replace(spec, tie_word_embeddings=False)
 
 
 def _numbers(pattern: str, tensors: Iterable[str], of: str = "{layer}") -> set[str]:

@@ -2,7 +2,8 @@
 
 To add a family, write `predict/models/<model_type>.py`; nothing else changes. `WEIGHTS` has the
 names of its tensors where they are not Llama's; a family whose names depend on config.json has a
-function `weights(config)` instead.
+function `weights(config)` instead. `UNREAD`, where there is one, has keys of its config.json that
+change nothing; see predict.nn.config_keys.
 """
 
 from __future__ import annotations
@@ -68,3 +69,16 @@ def weight_names(config: ConfigReader) -> WeightNames:
     choose = getattr(family, "weights", None)
     names: WeightNames = choose(config) if choose else getattr(family, "WEIGHTS", WeightNames())
     return names
+
+
+def spec_of(config: ConfigReader) -> DecoderSpec:
+    """The network that a config.json describes, every key of it read or known to change nothing.
+
+    Raises UserError for what the family cannot run, and for a key that nobody reads and that may
+    change results.
+    """
+    family = family_of(config)
+    spec = family.spec(config)
+    weight_names(config)  # which reads keys, too
+    config.check_unread(getattr(family, "UNREAD", ()))
+    return spec

@@ -28,7 +28,7 @@ def spec(config: ConfigReader) -> DecoderSpec:
     residual = Residual("normed" if normed else "input")
     layer = blocks_of(
         (num_heads, num_heads, head_dim),
-        config.get_int("intermediate_size", 4 * hidden_size, aliases=("n_inner",)),
+        4 * hidden_size,
         Activation("gelu_tanh", gated=False),
         bias=True,
         attention={"positions": Positions("alibi")},

@@ -59,6 +59,7 @@ def _first_spec(config: ConfigReader) -> DecoderSpec:
     config.must_be("position_encoding_2d", True)
     config.must_be("no_block_position", False)  # PaddleNLP's, as the next
     config.must_be("attention_scale", True)
+    config.must_be("activation", "gelu")
     config.must_be("tie_word_embeddings", False)
     config.must_be("pre_seq_len", None)
     config.must_be("quantization_bit", 0)

@@ -10,6 +10,10 @@ WEIGHTS = WeightNames(
     correction_is_row=True,
     ignored=("rotary_emb.inv_freq", ".mtp_"),  # MTP: blocks that make drafts
 )
+UNREAD = (  # of training
+    *("moe_capacity", "moe_gate", "moe_group", "moe_use_aux_free", "multi_token_pred_lambda"),
+    *("moe_aux_loss_lambda", "moe_orthogonal_loss_lambda", "moe_z_loss_lambda"),
+)
 
 
 def spec(config: ConfigReader) -> DecoderSpec:

@@ -41,7 +41,7 @@ def spec(config: ConfigReader) -> DecoderSpec:
     positions = Positions("alibi", scale=head_dim**-0.5) if alibi else Positions()
     layer = blocks_of(
         (num_heads, num_kv_heads, head_dim),
-        config.get_int("intermediate_size", 4 * hidden_size, aliases=("ffn_hidden_size",)),
+        config.get_int("ffn_hidden_size", 4 * hidden_size),
         Activation(config.activation("activation", "gelu"), gated=False),
         bias,
         {"positions": positions},

@@ -7,7 +7,7 @@ from predict.models.gemma2 import WEIGHTS as WEIGHTS
 from predict.models.gemma2 import attention_fields, head_of
 from predict.nn.blocks import AttentionBlock, Positions
 from predict.nn.hf_config import ConfigReader
-from predict.nn.spec import DecoderSpec, RopeSpec
+from predict.nn.spec import DecoderSpec
 
 LOCAL = 1  # of the rotary tables
 
@@ -15,10 +15,8 @@ LOCAL = 1  # of the rotary tables
 def spec(config: ConfigReader) -> DecoderSpec:
     pattern = config.get_int("sliding_window_pattern", 6, aliases=("_sliding_window_pattern",))
     window, head_dim = config.get_int("sliding_window", 4096), config.get_int("head_dim", 256)
-    if config.values.get("rope_parameters"):
-        local = config.rope(head_dim, kind="sliding_attention")
-    else:
-        local = RopeSpec(theta=config.get_float("rope_local_base_freq", 10000.0))
+    base = config.get_float("rope_local_base_freq", 10000.0)
+    local = config.rope(head_dim, base, kind="sliding_attention")
     result = gemma_like(
         config,
         attention={**attention_fields(config), "qk_norm": gemma_norm(config)},

@@ -19,6 +19,7 @@ NAMES = WeightNames(
     down=("linear2",),
     final_norm="model.decoder.norm.weight",
 )
+UNREAD = ("scale_qk_coeff",)  # queries are divided by it, and scores multiplied
 
 
 def weights(config: ConfigReader) -> WeightNames:
@@ -32,10 +33,12 @@ def spec(config: ConfigReader) -> DecoderSpec:
     config.must_be("normalize_before", True)
     config.must_be("tie_word_embeddings", True)
     # PaddleNLP's "gelu" stands for the tanh approximation.
-    function = config.activation(default="gelu")
+    named = "hidden_act" if config.values.get("hidden_act") else "hidden_activation"
+    function = config.activation(named, "gelu")
     return gpt2_like(
         config,
         Norm("layer", 1e-5, bias=True),
         "gelu_tanh" if function == "gelu" else function,
         config.get_int("max_position_embeddings", 512),
+        "intermediate_size",
     )

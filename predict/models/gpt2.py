@@ -32,20 +32,21 @@ def spec(config: ConfigReader) -> DecoderSpec:
         Norm("layer", config.get_float("layer_norm_eps", 1e-5, ("layer_norm_epsilon",)), True),
         config.activation("activation_function", "gelu_new"),
         config.get_int("max_position_embeddings", 1024, aliases=("n_positions",)),
+        "n_inner",
     )
 
 
 def gpt2_like(
-    config: ConfigReader, norm: Norm, function: Function, num_positions: int
+    config: ConfigReader, norm: Norm, function: Function, num_positions: int, inner: str
 ) -> DecoderSpec:
-    """DecoderSpec of GPT-2's shape. function: of the MLPs."""
+    """DecoderSpec of GPT-2's shape. function: of the MLPs. inner: the key of their width."""
     hidden_size = config.get_int("hidden_size", aliases=("n_embd",))
     num_heads = config.get_int("num_attention_heads", aliases=("n_head",))
     num_layers = config.get_int("num_hidden_layers", aliases=("n_layer",))
     head_dim = per_head(config, hidden_size, num_heads)
     attention, mlp = blocks_of(
         (num_heads, num_heads, head_dim),
-        config.get_int("intermediate_size", 4 * hidden_size, aliases=("n_inner",)),
+        config.get_int(inner, 4 * hidden_size),
         Activation(function, gated=False),
         bias=True,
         attention={"positions": Positions("none")},

@@ -12,6 +12,7 @@ WEIGHTS = WeightNames(
     expert_rows="interleaved",
     experts_transposed=True,
 )
+UNREAD = ("initial_context_length",)
 # Where config.json says nothing.
 ROPE = {
     "rope_type": "yarn",
@@ -24,7 +25,8 @@ ROPE = {
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    config = ConfigReader({"rope_scaling": ROPE, **config.values}, config.path)
+    if not config.values.get("rope_parameters"):
+        config = config.with_defaults(rope_scaling=ROPE)
     config.must_be("hidden_act", "silu")
     bias = config.get_bool("attention_bias", True)
     dense = llama_like(

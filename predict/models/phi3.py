@@ -12,4 +12,5 @@ def spec(config: ConfigReader) -> DecoderSpec:
     for key in ("attention_bias", "mlp_bias", "lm_head_bias"):
         config.must_be(key, False)
     norm = Norm(epsilon=config.get_float("rms_norm_eps", 1e-5))
+    config = config.with_defaults(original_max_position_embeddings=4096)
     return llama_like(config, windows=config.windows(), norm=norm)

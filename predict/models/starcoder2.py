@@ -6,6 +6,8 @@ from predict.nn.spec import DecoderSpec
 from predict.nn.weights import WeightNames
 
 WEIGHTS = WeightNames(gate_up=("mlp.c_fc",), down=("mlp.c_proj",))
+# Published with it, and read by no code: hidden_act is its activation.
+UNREAD = ("activation_function", "scale_attn_weights", "scale_attention_softmax_in_fp32")
 
 
 def spec(config: ConfigReader) -> DecoderSpec:

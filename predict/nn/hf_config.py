@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from predict.errors import UserError
+from predict.errors import UserError, quoted
 from predict.gguf.described import described_in, read_model_json
 from predict.nn.blocks import (
     Activation,
@@ -18,6 +18,7 @@ from predict.nn.blocks import (
     Norm,
     Router,
 )
+from predict.nn.config_keys import ROPE_UNREAD, changes_results, is_known, says_something
 from predict.nn.rope import METHODS
 from predict.nn.spec import DecoderSpec, HeadSpec, RopeSpec
 from predict.system.ranges import Range
@@ -28,6 +29,11 @@ LLAMA3_FACTOR = 8.0  # where a file says none, as in PaddleNLP
 ROPE_TYPES = tuple(method for method in METHODS if method != "dynamic_steps")  # Qwen's has no name
 MAX_SHOWN = 40  # characters of a wrong value in a message
 MAX_EOS_IDS = 1024
+ORIGINAL = "original_max_position_embeddings"
+BY_ORIGINAL = ("llama3", "yarn", "longrope")  # rope types that read ORIGINAL
+ROPE_BLOCKS = ("rope_scaling", "rope_parameters")
+ROPE_KINDS = ("rope_type", "type")  # names of the key that says which
+MAX_NAMED = 24  # keys in a message
 
 
 def _whole(high: int, low: int = 1) -> Range:
@@ -42,6 +48,7 @@ _RANGES: tuple[tuple[str, Range], ...] = (
     ("vocab_size", _whole(1 << 22)),
     ("hidden_size word_embed_proj_dim", _whole(1 << 17)),
     ("intermediate_size moe_intermediate_size shared_expert_intermediate_size", _whole(1 << 20)),
+    ("n_inner ffn_hidden_size", _whole(1 << 20)),
     ("num_hidden_layers moe_layer_freq decoder_sparse_step sliding_window_pattern", _whole(1024)),
     ("max_window_layers first_k_dense_replace moe_layer_start_index", _whole(1024, low=0)),
     ("moe_layer_end_index", _whole(1024, low=-1)),
@@ -69,11 +76,11 @@ _RANGES: tuple[tuple[str, Range], ...] = (
 # Every number that a family reads. The limits are beyond any real model: what exceeds them is a
 # damaged or hostile file, and would take minutes and gigabytes before an error.
 NUMBERS: dict[str, Range] = {name: range_ for names, range_ in _RANGES for name in names.split()}
-# Keys whose aliases must not contradict each other.
-OF_EXPERTS = ("num_experts", "num_experts_per_tok", "n_shared_experts")
+# Keys whose aliases may differ: lengths that a model was made for, and was trained on.
+OF_LENGTH = ("max_position_embeddings", "seq_length")
 # Keys that a multimodal model's config.json may have beside its text_config and mean for it.
 WHOLE_MODELS = ("eos_token_id", "tie_word_embeddings")
-LAYER_TYPES = ("full_attention", "sliding_attention")
+LAYER_TYPES = GLOBAL_LAYERS, LOCAL_LAYERS = "full_attention", "sliding_attention"
 # What config.json calls an MLP's function.
 _TANH = ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh", "gelu_pytorch_tanh")
 FUNCTIONS: dict[str, Function] = {
@@ -96,15 +103,57 @@ BESIDE_MODELS = {
 }
 
 
+def as_whole(value: Any, allowed: Range) -> Any:
+    """A value, as an int where it is a whole number that the file writes as a float."""
+    is_whole = allowed.whole and isinstance(value, float) and value.is_integer()
+    return int(value) if is_whole else value
+
+
+class Noted(dict[str, Any]):
+    """A mapping that notes in `read` which keys it was asked for."""
+
+    def __init__(self, values: Mapping[str, Any]):
+        super().__init__(values)
+        self.read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self.read.add(str(key))
+        return super().__contains__(key)
+
+
 class ConfigReader:
     """A config.json with typed getters; every error names the file, the key and what is allowed."""
 
     def __init__(self, values: Mapping[str, Any], path: Path, inside: str = ""):
         """inside: the key of the object that `values` are, where they are not the whole file."""
-        self.values = values
+        self.values = Noted(values)
         self.path = path
         self.inside = inside
+        self.parts: list[ConfigReader] = []  # of objects inside that were read
+        self.notes: list[str] = []  # for who runs the model: what is not as the file may mean it
         self._reads_rope = False
+
+    def part(self, values: Mapping[str, Any], inside: str) -> ConfigReader:
+        """The reader of an object inside."""
+        made = ConfigReader(values, self.path, inside)
+        made.notes = self.notes
+        self.parts.append(made)
+        return made
+
+    def with_defaults(self, **defaults: Any) -> ConfigReader:
+        """The same file, and these values where it lacks the keys, or has null."""
+        lacking = {key: value for key, value in defaults.items() if self.values.get(key) is None}
+        made = ConfigReader({**self.values, **lacking}, self.path, self.inside)
+        made.values.read, made.parts, made.notes = self.values.read, self.parts, self.notes
+        return made
 
     @classmethod
     def from_dir(cls, directory: str | Path) -> ConfigReader:
@@ -137,7 +186,7 @@ class ConfigReader:
         given = {
             key: value for key, value in text.items() if value is not None or key not in shared
         }
-        return ConfigReader({**(defaults or {}), **shared, **given}, self.path, "text_config")
+        return self.part({**(defaults or {}), **shared, **given}, "text_config")
 
     def wrong(self, key: str, allowed: object) -> UserError:
         """The error for a key whose value is not allowed."""
@@ -159,12 +208,14 @@ class ConfigReader:
         """The number under the key, or under one of the names that it has elsewhere."""
         names = [name for name in (key, *aliases) if self.values.get(name) is not None]
         found = names[0] if names else key
-        for other in names[1:] if key in OF_EXPERTS else ():
+        for other in names[1:] if key not in OF_LENGTH else ():
             if self.values[other] != self.values[found]:
                 raise self.wrong(other, f"{self.values[found]!r:.{MAX_SHOWN}}, as {found!r} is")
         value = self._get(found, default, required)
-        if self.values.get(found) is not None and value not in NUMBERS[key]:
-            raise self.wrong(found, NUMBERS[key])
+        if self.values.get(found) is not None:
+            value = as_whole(value, NUMBERS[key])
+            if value not in NUMBERS[key]:
+                raise self.wrong(found, NUMBERS[key])
         return value
 
     def get_int(self, key: str, default: int | None = None, aliases: Sequence[str] = ()) -> int:
@@ -199,6 +250,7 @@ class ConfigReader:
         """A whole number or a list of at most `most`, as a tuple; empty when absent."""
         value = self._get(key, [], False)
         values = value if isinstance(value, list) else [value]
+        values = [as_whole(each, NUMBERS[key]) for each in values]
         if len(values) > most or any(each not in NUMBERS[key] for each in values):
             raise self.wrong(key, f"{NUMBERS[key]}, or a list of at most {most}")
         return tuple(values)
@@ -244,7 +296,7 @@ class ConfigReader:
                 "layer_types",
                 f"{num_layers} of {' and '.join(LAYER_TYPES)}, as num_hidden_layers says",
             )
-        return tuple(window if kind == LAYER_TYPES[1] else -1 for kind in types)
+        return tuple(window if kind == LOCAL_LAYERS else -1 for kind in types)
 
     def dtype(self) -> str | None:
         """The checkpoint's own dtype ("dtype" in transformers 5, "torch_dtype" before)."""
@@ -272,10 +324,9 @@ class ConfigReader:
         kind = self.get_str("rope_scaling_type")
         factor = self.get_float("factor", 1.0, aliases=("rope_scaling_factor",))
         if kind == "ntk":  # another base, whatever the length
-            base = self.get_float("rope_theta", theta)
             if head_dim < 4:
                 raise self.wrong("rope_scaling_type", "linear, null with heads of 2")
-            return {"rope_theta": base * factor ** (head_dim / (head_dim - 2))}
+            return {"rope_theta": theta * factor ** (head_dim / (head_dim - 2))}
         if kind not in ("linear", "dynamic_ntk"):
             raise self.wrong("rope_scaling_type", "linear, ntk, dynamic_ntk, null")
         return {"rope_type": kind, "factor": factor}
@@ -292,14 +343,81 @@ class ConfigReader:
         """Raises UserError where a scaling of positions is asked for, and nothing read it."""
         if self._reads_rope:
             return
-        for key in ("rope_parameters", "rope_scaling"):
+        for key in ROPE_BLOCKS:
             block = self.values.get(key) or {}
             is_plain = isinstance(block, dict) and all(
-                block.get(name) in (None, "default") for name in ("rope_type", "type")
+                block.get(name) in (None, "default") for name in ROPE_KINDS
             )
             if not is_plain:
                 raise self.wrong(key, f"null: {self.values.get('model_type')} scales no positions")
         self.must_be("rope_scaling_type", None)
+
+    def _rope_block(self, kind: str | None) -> tuple[dict[str, Any], str]:
+        """How positions turn, and the key of that; as transformers has it where there are two.
+
+        rope_scaling stands in place of rope_parameters. kind: as `rope` has it; where there is one,
+        rope_scaling changes what rope_parameters say of GLOBAL_LAYERS.
+        """
+        scaling, whole = self.values.get("rope_scaling"), self.values.get("rope_parameters")
+        for key, block in (("rope_scaling", scaling), ("rope_parameters", whole)):
+            if not isinstance(block, (dict, type(None))):
+                raise self.wrong(key, "an object, null")
+            if block and kind is None and not set(block).isdisjoint(LAYER_TYPES):
+                raise self.wrong(key, f"an object without {' and '.join(LAYER_TYPES)}, null")
+        if kind is not None:
+            own = (whole or {}).get(kind) or {}
+            if not isinstance(own, dict) or (whole and set(whole).isdisjoint(LAYER_TYPES)):
+                raise self.wrong("rope_parameters", f"an object of {' and '.join(LAYER_TYPES)}")
+            changes = (scaling or {}) if kind == GLOBAL_LAYERS else {}
+            return {**own, **changes}, "rope_parameters" if own else "rope_scaling"
+        if not scaling or not whole:
+            return dict(scaling or whole or {}), "rope_scaling" if scaling else "rope_parameters"
+        lost = {key: value for key, value in whole.items() if key not in (*scaling, *ROPE_KINDS)}
+        if lost:
+            said = ", ".join(f"{key} {value!r:.{MAX_SHOWN}}" for key, value in lost.items())
+            self.notes.append(
+                f"{self.path}: rope_scaling stands in place of rope_parameters, as in "
+                f"transformers, and does not say {said}; write into rope_scaling what it shall keep"
+            )
+        return dict(scaling), "rope_scaling"
+
+    def _original_context(self, method: str, nested: ConfigReader) -> int | None:
+        """The tokens that positions were trained on; those of the file's top level come first."""
+        inner, outer = nested.optional_int(ORIGINAL), self.optional_int(ORIGINAL)
+        if method not in BY_ORIGINAL:  # "dynamic" counts from max_position_embeddings
+            return None
+        if None not in (inner, outer) and inner != outer:
+            self.notes.append(
+                f"{self.path}: {ORIGINAL} is {outer}, and {inner} in {nested.inside}; the first "
+                "counts, as in transformers: make the two the same"
+            )
+        return outer or inner
+
+    def check_unread(self, unread: Collection[str]) -> None:
+        """Notes the keys that nothing read and nobody knows, of the file and of its parts.
+
+        unread: the family's, besides config_keys'. Raises UserError for one that may change
+        results: by its name, and all of those that say how positions turn.
+        """
+        said = {key: value for key, value in self.values.items() if says_something(key, value)}
+        is_of_rope = self.inside in ROPE_BLOCKS
+        left = said.keys() - self.values.read - {*(ROPE_UNREAD if is_of_rope else unread)}
+        unknown = sorted(key for key in left if is_of_rope or not is_known(key))
+        for key in unknown:
+            if is_of_rope or changes_results(key):
+                raise self.wrong(
+                    key,
+                    f"null; no {self.values.get('model_type', 'model')} here reads it, and it may "
+                    "change results: take it out if it does not",
+                )
+        if unknown:
+            where = f"{self.inside} of {self.path}" if self.inside else f"{self.path}"
+            self.notes.append(
+                f"{where} has keys that are not known here, and stay unread: "
+                f"{', '.join(quoted(key) for key in unknown[:MAX_NAMED])}"
+            )
+        for part in self.parts:
+            part.check_unread(unread)
 
     def rope(
         self, head_dim: int, theta: float = 10000.0, partial: float = 1.0, kind: str | None = None
@@ -310,19 +428,19 @@ class ConfigReader:
         rope_parameters has one for each.
         """
         self._reads_rope = True
-        key = "rope_parameters" if self.values.get("rope_parameters") else "rope_scaling"
-        block = self.values.get(key) or {}
-        if kind is not None and isinstance(block, dict) and kind in block:
-            block = block[kind]
-        if not isinstance(block, dict):
-            raise self.wrong(key, "an object, null")
-        if kind is None and not set(block).isdisjoint(LAYER_TYPES):
-            raise self.wrong(key, f"an object without {' and '.join(LAYER_TYPES)}, null")
-        if not block and self.values.get("rope_scaling_type") is not None:
+        block, key = self._rope_block(kind)
+        if kind != LOCAL_LAYERS:
+            theta = self.get_float("rope_theta", theta)
+        if not block and kind != LOCAL_LAYERS and self.values.get("rope_scaling_type") is not None:
             block = self._paddlenlp_scaling(head_dim, theta)
-        nested = ConfigReader(block, self.path, key)
+        nested = self.part(block, key)
         name = "rope_type" if "rope_type" in block else "type"
         method = nested.get_str(name, "default")
+        if len({nested.get_str(each, method) for each in ROPE_KINDS}) > 1:
+            self.notes.append(
+                f"{self.path}: {key}: rope_type is {method!r}, and type {block['type']!r:.40}; the "
+                "first counts, as in transformers: take the other out"
+            )
         method = ROPE_METHOD_ALIASES.get(method, method)
         if method not in ROPE_TYPES:
             known = ", ".join(ROPE_TYPES)
@@ -337,17 +455,17 @@ class ConfigReader:
                 f"{self.path}: {rotary_dim} of the head_dim {head_dim} dims are rotated "
                 f"(partial_rotary_factor {partial}); they must be even, and at least {least}"
             )
-        original = nested.optional_int("original_max_position_embeddings")
+        original = self._original_context(method, nested)
         given: dict[str, Any] = {
             key: nested.get_float(key) for key in ROPE_NUMBERS if block.get(key) is not None
         }
         if method == "longrope":
-            original = original or self.get_int("original_max_position_embeddings")
+            original = original or nested.get_int(ORIGINAL)
             given |= nested._longrope(rotary_dim // 2)
         if method != "default" and "factor" not in given:
             given["factor"] = self._context_factor(method, original, nested)
         rope = RopeSpec(
-            theta=nested.get_float("rope_theta", self.get_float("rope_theta", theta)),
+            theta=nested.get_float("rope_theta", theta),
             method=method,
             rotary_dim=None if partial == 1.0 else rotary_dim,
             original_max_position=original,

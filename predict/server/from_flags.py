@@ -118,6 +118,7 @@ def _sampling_defaults(flags: FlagValues, directory: str) -> tuple[dict[str, Any
         values = {name: value for name, value in values.items() if name not in DRAWING}
     values = {name: value for name, value in values.items() if name not in given}
     if not values:
-        return given, []
+        return given, found.note
     said = ", ".join(f"{name} {value}" for name, value in values.items())
-    return {**values, **given}, [f"{found.path}: requests that do not say it have {said}"]
+    notes = [f"{found.path}: requests that do not say it have {said}", *found.note]
+    return {**values, **given}, notes

@@ -29,10 +29,30 @@ def setting(config: Mapping[str, Any], key: str, default: Any, where: str, *kind
     value = config.get(key)
     if value is None:
         return default
+    if type(value) is float and int in kinds and float not in kinds and value.is_integer():
+        return int(value)
     if type(value) not in kinds:
         allowed = ", ".join(KINDS[kind] for kind in kinds)
         raise UserError(f"{where}: {key} is {repr(value)[:MAX_SHOWN]} (allowed: {allowed})")
     return value
+
+
+def refuse_unread(
+    config: Mapping[str, Any], read: str, unread: str, where: str, do: str = "quantize it again"
+) -> None:
+    """Raises UserError for a key that says something, and is in neither of two lists of names.
+
+    read: keys whose values are used; unread: those that change nothing. do: what helps.
+    """
+    known = {*read.split(), *unread.split()}
+    unknown = [key for key, value in config.items() if value and key not in known]
+    if unknown:
+        key = unknown[0]
+        raise UserError(
+            f"{where}: {key[:MAX_SHOWN]} is {repr(config[key])[:MAX_SHOWN]}, which is not known "
+            f"here and may change results (read are: {', '.join(read.split())}); {do} without it, "
+            "or take it out of the file if it changes nothing"
+        )
 
 
 def texts(config: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:

@@ -539,6 +539,19 @@ def with_recommended(model: Path, **values: Any) -> Path:
     return model
 
 
+@pytest.mark.parametrize("words", [(), ("--generation_config", "auto")])
+def test_what_no_flag_takes_of_a_recommendation_is_said(
+    model: Path, words: tuple[str, ...]
+) -> None:
+    neutral = {"num_beams": 1, "guidance_scale": 1.0, "min_length": 0, "suppress_tokens": []}
+    with_recommended(model, max_length=20, bos_token_id=1, use_cache=True, **neutral)
+    assert config_of(model, "--device", "cpu", *words).notes == ()
+    with_recommended(model, suppress_tokens=[7], num_beams=4, forced_bos_token_id=5)
+    (note,) = config_of(model, "--device", "cpu", *words).notes
+    named = "'suppress_tokens', 'num_beams', 'forced_bos_token_id'"
+    assert f"generation_config.json has {named}, which would change answers" in note
+
+
 def test_what_the_model_recommends_is_left_out_with_one_line(model: Path) -> None:
     with_recommended(model, **RECOMMENDED)
     config = config_of(model, "--device", "cpu")

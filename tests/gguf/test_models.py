@@ -236,8 +236,26 @@ def test_an_unknown_architecture_is_refused_with_the_list(tmp_path: Path) -> Non
         (lambda w: w.add_string("llama.rope.scaling.type", "su"), "'none', 'linear', 'yarn'"),
         (lambda w: w.add_value_length(48), "do not go together"),
         (lambda w: w.add_rope_dimension_count(3), "must be even"),
+        (lambda w: w.add_causal_attention(False), "llama.attention.causal is False .*True"),
+        (lambda w: w.add_attention_scale(0.5), "llama.attention.scale is 0.5 .allowed: none; it"),
+        (lambda w: w.add_clamp_kqv(8.0), "llama.attention.clamp_kqv is 8.0"),
+        (lambda w: w.add_nextn_predict_layers(1), "llama.nextn_predict_layers is 1"),
+        (lambda w: w.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID), "gating_func is 2"),
+        (lambda w: w.add_expert_weights_norm(False), "expert_weights_norm is False"),
     ],
-    ids=["no heads", "heads by layer", "layers", "not a number", "a text", "rope", "values", "odd"],
+    ids=[
+        *(
+            "no heads",
+            "heads by layer",
+            "layers",
+            "not a number",
+            "a text",
+            "rope",
+            "values",
+            "odd",
+        ),
+        *("not causal", "scale", "clamp", "drafting layers", "sigmoid", "sums of experts"),
+    ],
 )
 def test_metadata_out_of_range_are_named(change: Any, said: str, tmp_path: Path) -> None:
     values = {**tiny.CONFIG}
@@ -251,6 +269,30 @@ def test_metadata_out_of_range_are_named(change: Any, said: str, tmp_path: Path)
     finish(writer)
     with pytest.raises(UserError, match=said):
         read_spec(path)
+
+
+def test_metadata_that_change_nothing_are_read_over(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    writer = writer_of(path, tiny.CONFIG)
+    for key, value in {"logit_scale": 1.0, "attention.clamp_kqv": 0.0}.items():
+        writer.add_float32(f"llama.{key}", value)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX)
+    writer.add_causal_attention(True)
+    writer.add_string("llama.tensor_data_layout", "Meta AI original pth")
+    writer.add_uint32("general.unheard_of", 7)
+    writer.add_tensor("token_embd.weight", np.zeros((199, 64), np.float32))
+    finish(writer)
+    assert read_spec(path)[0].num_layers == tiny.CONFIG["num_hidden_layers"]
+
+
+@pytest.mark.parametrize("name", ["blk.0.ffn_gate.0.weight", "blk.0.ffn_gate_up_exps.weight"])
+def test_experts_in_another_form_are_to_be_converted_again(name: str, tmp_path: Path) -> None:
+    writer = writer_of(tmp_path / "x.gguf", tiny.CONFIG)
+    writer.add_tensor("token_embd.weight", np.zeros((199, 64), np.float32))
+    writer.add_tensor(name, np.zeros((96, 64), np.float32))
+    finish(writer)
+    with pytest.raises(UserError, match=rf"x.gguf has {name}: .*convert the model again"):
+        Checkpoint(tmp_path / "x.gguf")
 
 
 def test_tensors_that_do_not_fit_the_metadata_are_named(tmp_path: Path) -> None:

@@ -135,8 +135,9 @@ def written(name: str, text: str | bytes) -> Prepare:
 
 
 def twice(sandbox: Sandbox) -> None:
-    """A second file with the same tensors, and no index."""
+    """Two files with the same tensors, no index, and none of the whole model's name."""
     shutil.copy(sandbox.model / WEIGHTS, sandbox.model / "copy.safetensors")
+    (sandbox.model / WEIGHTS).rename(sandbox.model / "first.safetensors")
 
 
 def linked(sandbox: Sandbox) -> None:
@@ -248,7 +249,12 @@ CASES = [
     safetensors_case(
         "a device", replaced(WEIGHTS, lambda p: p.symlink_to("/dev/zero")), "a device"
     ),
-    safetensors_case("two files with one tensor", twice, "copy.safetensors", "both hold"),
+    Case(
+        "safetensors: two files with one tensor",
+        "predict",
+        prepare=twice,
+        says=("copy.safetensors", "first.safetensors", "both hold"),
+    ),
     Case("links as in a cache", "predict", prepare=linked, code=0, writes_output=True),
     Case(
         "an index out of the folder",

@@ -354,6 +354,39 @@ def test_hostile_peft_folder_is_refused(case: str, tiny_model: Path, tmp_path: P
         load(folder, tiny_model)
 
 
+UNREAD = {"velora_config": {"rank": 1}, "lora_future_option": 0.5, "use_bdlora": {"nblocks": 2}}
+
+
+@pytest.mark.parametrize("key", UNREAD)
+def test_a_setting_of_adapters_that_nobody_knows_is_refused(
+    key: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    folder = write_peft(tmp_path / "peft", peft_tensors(factors()), {key: UNREAD[key]})
+    with pytest.raises(UserError, match=rf"adapter_config.json: {key} is "):
+        load(folder, tiny_model)
+    files = {"lora_model_state.pdparams": paddlenlp_tensors(factors())}
+    folder = write_paddlenlp(tmp_path / "paddlenlp", files, {key: UNREAD[key]})
+    with pytest.raises(UserError, match=rf"lora_config.json: {key} is "):
+        load(folder, tiny_model)
+
+
+def test_settings_of_adapters_that_change_nothing_are_read_over(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    said = {
+        "r": float(RANK),
+        "target_modules": ["q_proj"],
+        "layers_to_transform": [0],
+        "layers_pattern": "layers",
+        "fan_in_fan_out": True,
+        "bias": "none",
+        "lora_dropout": 0.1,
+        "velora_config": None,
+        "use_bdlora": False,
+    }
+    load(write_peft(tmp_path, peft_tensors(factors()), said), tiny_model)
+
+
 HOSTILE_PADDLENLP: dict[
     str, tuple[Callable[[dict[str, Any]], dict[str, Any]], dict[str, Any], str]
 ] = {

@@ -145,6 +145,8 @@ TOP_LEVEL: dict[str, dict[str, Any]] = {
     "layer_norm_eps": {"model_type": "cohere"},
     "sliding_window_pattern": {"model_type": "gemma3_text"},
     "softcap": {"model_type": "gemma2"},
+    "n_inner": {"model_type": "gpt2"},
+    "ffn_hidden_size": {"model_type": "falcon"},
     "word_embed_proj_dim": {"model_type": "opt"},
     "rope_local_base_freq": {"model_type": "gemma3_text"},
     "multiplier": {"model_type": "granite"},

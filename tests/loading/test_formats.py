@@ -12,13 +12,15 @@ from safetensors.numpy import load_file
 
 from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint, checkpoint_digest
-from predict.loading.formats import FORMATS
+from predict.loading.formats import FORMATS, INDEX
 from predict.loading.pdparams import PickledArray
 from predict.loading.safetensors_reader import read_header
+from predict.loading.safetensors_writer import write
 from predict.loading.torch_file import read_torch
 from tests.support import stored_formats, tiny
 from tests.support.stored_formats import WRITERS, change_params, write_model
 
+STRANGE = {"layers.0.attention.wq.weight": ("F32", np.zeros((2, 2), np.float32))}
 PART = "model_state.tp01.pdparams"
 QUERIES = "llama.layers.0.self_attn.q_proj.weight"
 
@@ -208,3 +210,26 @@ def test_matrices_in_one_are_read_once_for_those_that_are_cut_out(
         values += 1  # its own: no other one changes
     assert read[1:] == [(64, 192)] * 3
     np.testing.assert_array_equal(checkpoint.read(names[0]), wanted[names[0]])
+
+
+@pytest.mark.parametrize("has_index", [False, True])
+def test_a_whole_model_is_read_alone_as_in_transformers(tmp_path: Path, has_index: bool) -> None:
+    wanted = write_model(tmp_path, "safetensors in shards")
+    if not has_index:
+        (tmp_path / INDEX).unlink()
+    stored_formats.save(tmp_path, {name: values + 1 for name, values in wanted.items()})
+    write(tmp_path / "consolidated.safetensors", STRANGE)
+    checkpoint = Checkpoint(tmp_path)
+    found = checkpoint.read("model.norm.weight")
+    np.testing.assert_array_equal(found, wanted["model.norm.weight"] + 1)
+    left = ["consolidated.safetensors", *(f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3))]
+    assert checkpoint.files_left == left
+
+
+def test_a_strange_file_among_shards_is_named(tmp_path: Path) -> None:
+    wanted = write_model(tmp_path, "safetensors in shards")
+    (tmp_path / INDEX).unlink()
+    write(tmp_path / "old.safetensors", STRANGE)
+    shapes = {name: values.shape for name, values in wanted.items()}
+    with pytest.raises(UserError, match=r"nothing of old.safetensors belongs to the model: move"):
+        Checkpoint(tmp_path).check(shapes, ())

@@ -968,7 +968,8 @@ def with_cache(directory: Path, scheme: dict[str, Any], scales: dict[str, float]
         for layer in range(2)
         for name, scale in scales.items()
     }
-    save_file(tensors, directory / "cache.safetensors")
+    held = {name: (each.dtype, each.read()) for name, each in Checkpoint(directory).stored.items()}
+    safetensors_file.write(directory / "model.safetensors", held | with_dtypes(tensors))
     return directory
 
 
@@ -999,6 +1000,13 @@ def test_cache_scales_of_a_checkpoint_are_used(
         tmp_path / "coarse", {**KV_SCHEME, "type": kind}, dict.fromkeys(scales, 9.0)
     )
     assert relative_error(logits_of(coarse), logits_of(source)) > 1e-3
+
+
+def test_cache_scales_that_are_not_there_are_said_to_be_1(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(with_cache(tmp_path / "source", KV_SCHEME, {}), inference_model=False)
+    assert "no k_scale and v_scale: all scales are 1" in caplog.text
 
 
 def test_cache_schemes_that_are_not_known_are_refused_by_name(tmp_path: Path) -> None:
@@ -1039,3 +1047,132 @@ def test_patterns_that_could_take_ages_are_refused(text: str, fine: bool) -> Non
         return
     with pytest.raises(UserError, match="here: "):
         pattern(text, "here")
+
+
+ONLINE = {"config_groups": {"R4": {"apply": [{"targets": ["Linear"], "location": "input"}]}}}
+CODES = {"num_bits": 8, "type": "int"}
+
+
+@pytest.mark.parametrize(
+    ("case", "key", "value"),
+    [
+        ("gptq_sym", "is_marlin_format", True),
+        ("gptq_sym", "rotation", "hadamard"),
+        ("gptq_sym", "checkpoint_format", "marlin"),
+        ("awq", "act_bits", 8),
+        ("awq", "version", "gemv"),
+        ("ct_w4a16", "transform_config", ONLINE),
+        ("ct_w4a16", "sparsity_config", {"format": "sparse-24-bitmask"}),
+        ("ct_w4a16", "spin_config", {"r1": True}),
+        ("ct_w4a16", "config_groups group_0 output_activations", CODES),
+        ("ct_w4a16", "config_groups group_0 weights offset", 1),
+        ("ct_w8a8", "config_groups group_0 input_activations rotate", True),
+        ("fp8_block", "fmt", "e5m2"),
+        ("fp8_block", "scale_fmt", "log"),
+        ("fp8_block", "dequantize", True),
+        ("fp8_block", "expert_dtype", "fp4"),
+        ("mxfp4", "scale_bits", 4),
+        ("paddlenlp", "weight_double_quant", True),
+    ],
+)
+def test_what_is_said_of_codes_and_not_read_is_refused_by_name(
+    tmp_path: Path, case: str, key: str, value: Any
+) -> None:
+    own = {"mxfp4": {"quant_method": "mxfp4"}, "paddlenlp": {"quant_type": "weight_only_int8"}}
+    shutil.copytree(GOLDEN / ("awq" if case in own else case), tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    inside = config["quantization_config"] = own.get(case) or config["quantization_config"]
+    *path, name = key.split()
+    for part in path:
+        inside = inside[part]
+    inside[name] = value
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=rf"config\.json: quantization_config.* {name} |{name}"):
+        open_layout(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("case", "values"),
+    [
+        ("gptq_sym", {"bits": 4.0, "group_size": 32.0, "meta": {"quantizer": ["gptqmodel:7"]}}),
+        ("gptq_sym", {"is_marlin_format": False, "rotation": None}),
+        ("awq", {"version": None, "format": "gemm"}),
+        ("ct_w4a16", {"transform_config": {}, "sparsity_config": {"format": "dense"}}),
+        (
+            "ct_w4a16",
+            {
+                "transform_config": {
+                    "config_groups": {"R1": {"apply": [{"location": "weight_input"}]}}
+                }
+            },
+        ),
+        ("fp8_block", {"ignored_layers": [], "scale_fmt": "ue8m0"}),
+    ],
+)
+def test_what_changes_no_code_is_read_over(
+    tmp_path: Path, case: str, values: dict[str, Any]
+) -> None:
+    shutil.copytree(GOLDEN / case, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    announce(tmp_path, {**config["quantization_config"], **values})
+    layout, plan = open_layout(tmp_path)
+    wanted, _ = open_layout(GOLDEN / case)
+    assert {layout.scheme(each) for each in plan.linears()} == {*layout.schemes}
+    assert layout.schemes == wanted.schemes
+
+
+@pytest.mark.parametrize(("case", "file"), [("gptq_sym", "quantize"), ("awq", "quant")])
+def test_a_tools_own_file_says_what_config_json_does_not(
+    tmp_path: Path, case: str, file: str
+) -> None:
+    shutil.copytree(GOLDEN / case, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    said = config.pop("quantization_config")
+    del said["quant_method"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / f"{file}_config.json").write_text(json.dumps(said))
+    layout, plan = open_layout(tmp_path)
+    linear = next(iter(plan.linears()))
+    for name, values in dequantized(layout, linear).items():
+        whole, wanted_plan = open_layout(GOLDEN / case)
+        wanted = dequantized(whole, next(iter(wanted_plan.linears())))
+        np.testing.assert_array_equal(values, wanted[name])
+
+
+def test_float8_of_another_kind_is_named(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "fp8_block", tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "model.safetensors"
+    head = path.read_bytes()
+    path.write_bytes(head.replace(b'"F8_E4M3"', b'"F8_E5M2"'))
+    with pytest.raises(UserError, match=r"proj.weight has dtype F8_E5M2 \(allowed: F8_E4M3\)"):
+        load(tmp_path)
+
+
+def test_zero_points_that_are_not_there_are_named(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "awq", tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "model.safetensors"
+    save_file({k: v for k, v in load_file(path).items() if "qzeros" not in k}, path)
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    announce(tmp_path, {**config, "zero_point": False})
+    with pytest.raises(UserError, match="zero_point is false, and the files have no qzeros"):
+        load(tmp_path)
+
+
+def test_compressed_parts_ordered_differently_are_read_dense(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    orders = {}
+
+    def stored(prefix: str, values: npt.NDArray[Any]) -> Any:
+        order = orders[prefix] = rng.permutation(values.shape[1])
+        weight = replace(rounded("weight_only_int4", values[:, order], 32), perm=order)
+        made = compressed_tensors.linear_tensors("weight_only_int4", prefix, weight)
+        return {name: array for name, (_, array) in made.items()}, values_of(weight)
+
+    wanted = write_linears(
+        tmp_path, stored, compressed_tensors.config("weight_only_int4", group_size=32)
+    )
+    layout, plan = open_layout(tmp_path)
+    first = named_linears(plan.layers[0])
+    assert (layout.scheme(first.qkv), layout.scheme(first.out)) == ("dense", "weight_only_int4")
+    for prefix, values in dequantized(layout, first.qkv).items():
+        np.testing.assert_allclose(values[:, orders[prefix]], wanted[prefix], rtol=1e-6)

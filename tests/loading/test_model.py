@@ -15,10 +15,11 @@ from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.model import read_spec
-from predict.loading.safetensors_writer import write
+from predict.loading.safetensors_writer import as_stored, write
 from predict.nn.blocks import AttentionBlock
 from tests.support.checkpoints import changed
 from tests.support.golden import GOLDEN, check_greedy, config, golden, greedy, runs
+from tests.support.schemes import answer
 
 
 @pytest.mark.parametrize(("case", "positions"), [("gpt2_small", 144), ("opt_125m", 256)])
@@ -232,3 +233,32 @@ def test_named_family_does_not_override_the_configs_own() -> None:
     with pytest.raises(UserError, match=r"'model_type' is 'llama' \(allowed: gpt\)"):
         read_spec(GOLDEN / "llama_gqa", "gpt-3")
     assert read_spec(GOLDEN / "llama_gqa", "llama")[0] == read_spec(GOLDEN / "llama_gqa")[0]
+
+
+@pytest.mark.parametrize("factor", [1.0, -1.0])
+def test_a_stored_head_that_differs_from_the_table_is_the_head(
+    factor: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tensors = stored(GOLDEN / "qwen2_tied")
+    dtype, table = tensors["model.embed_tokens.weight"]
+    tensors["lm_head.weight"] = (dtype, as_stored(to_float32(table) * np.float32(factor), dtype))
+    own = changed("qwen2_tied", tmp_path / "own", tensors)
+    answers = answer(own)
+    assert ("lm_head.weight is stored and differs" in caplog.text) == (factor != 1.0)
+    untied = changed("qwen2_tied", tmp_path / "untied", tensors, tie_word_embeddings=False)
+    assert answers == answer(untied)
+    assert (answers == answer(GOLDEN / "qwen2_tied")) == (factor == 1.0)
+
+
+def test_a_tied_head_in_codes_is_no_table(tmp_path: Path) -> None:
+    tensors = stored(GOLDEN / "qwen2_tied")
+    tensors["lm_head.qweight"] = ("I32", np.zeros((4, 4), np.int32))
+    folder = changed("qwen2_tied", tmp_path / "model", tensors)
+    with pytest.raises(UserError, match=r"1 missing: lm_head.weight; 1 unexpected: lm_head.qw"):
+        answer(folder)
+
+
+def test_a_head_that_is_missing_is_told_from_one_that_is_the_table(tmp_path: Path) -> None:
+    folder = changed("qwen2_tied", tmp_path / "model", tie_word_embeddings=False)
+    with pytest.raises(UserError, match=r"lm_head.weight; a model whose head .* true in config"):
+        answer(folder)

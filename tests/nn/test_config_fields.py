@@ -9,19 +9,32 @@ import pytest
 
 from predict.errors import UserError
 from predict.models import family_of
+from predict.models import spec_of as checked_spec_of
 from predict.nn.blocks import AttentionBlock, MlpBlock
 from predict.nn.hf_config import BESIDE_MODELS, ConfigReader
 from predict.nn.spec import DecoderSpec, RopeSpec
 from tests.support.golden import GOLDEN
 
 LINEAR = {"type": "linear", "factor": 2.0}
+ORIGINAL = "original_max_position_embeddings"
+YARN = {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 32}
+LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "factor": 8.0}
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0}
+OF_16, OF_8 = ({"short_factor": [1.0] * n, "long_factor": [2.0] * n} for n in (16, 8))
+LONGROPE = {"rope_type": "longrope", "factor": 2.0, **OF_16}
+GLOBAL = {"rope_type": "default", "rope_theta": 500000.0}
+
+
+def reader_of(case: str, **fields: Any) -> ConfigReader:
+    """A golden's config.json with other fields; Ellipsis takes one away."""
+    reader = ConfigReader.from_dir(GOLDEN / case)
+    values = {key: value for key, value in {**reader.values, **fields}.items() if value is not ...}
+    return ConfigReader(values, reader.path)
 
 
 def spec_of(case: str, **fields: Any) -> DecoderSpec:
-    """A golden's network with other fields; Ellipsis takes one away."""
-    reader = ConfigReader.from_dir(GOLDEN / case)
-    values = {key: value for key, value in {**reader.values, **fields}.items() if value is not ...}
-    changed = ConfigReader(values, reader.path)
+    """The network of `reader_of`."""
+    changed = reader_of(case, **fields)
     return family_of(changed).spec(changed)
 
 
@@ -203,3 +216,179 @@ def test_a_folder_that_is_no_model_is_told_by_its_files(name: str, tmp_path: Pat
     (tmp_path / name).write_text("{}")
     with pytest.raises(UserError, match=f"given by {BESIDE_MODELS[name]}, beside its model"):
         ConfigReader.from_dir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("case", "twice", "once"),
+    [
+        # rope_scaling in place of rope_parameters, whose base goes with them.
+        ("llama_gqa", {"rope_parameters": GLOBAL, "rope_scaling": YARN}, {"rope_scaling": YARN}),
+        (
+            "smollm3_3b",
+            {"rope_parameters": GLOBAL, "rope_scaling": LINEAR},
+            {"rope_scaling": {**LINEAR, "rope_theta": 2e6}},
+        ),
+        (
+            "llama_gqa",
+            {"rope_parameters": GLOBAL, "rope_scaling": YARN, "rope_theta": 77777.0},
+            {"rope_scaling": {**YARN, "rope_theta": 77777.0}},
+        ),
+        # The original context of the top level, whatever the kind.
+        (
+            "llama_gqa",
+            {"rope_scaling": {**YARN, ORIGINAL: 64}, ORIGINAL: 32},
+            {"rope_scaling": YARN},
+        ),
+        (
+            "llama_gqa",
+            {"rope_scaling": {**YARN, ORIGINAL: None}, ORIGINAL: 32},
+            {"rope_scaling": YARN},
+        ),
+        (
+            "llama_gqa",
+            {"rope_scaling": {**LLAMA3, ORIGINAL: 16}, ORIGINAL: 32},
+            {"rope_scaling": {**LLAMA3, ORIGINAL: 32}},
+        ),
+        (
+            "llama_gqa",
+            {"rope_scaling": {**LONGROPE, ORIGINAL: 16}, ORIGINAL: 32},
+            {"rope_scaling": {**LONGROPE, ORIGINAL: 32}},
+        ),
+        (
+            "phi3_longrope",
+            {"rope_scaling": {**LONGROPE, **OF_8, ORIGINAL: 16}, ORIGINAL: ...},
+            {"rope_scaling": {**LONGROPE, **OF_8}, ORIGINAL: 4096},  # Phi-3's where nothing is said
+        ),
+        # "dynamic" grows from max_position_embeddings on.
+        ("llama_gqa", {"rope_scaling": {**DYNAMIC, ORIGINAL: 16}}, {"rope_scaling": DYNAMIC}),
+        ("llama_gqa", {"rope_scaling": {**YARN, "type": "linear"}}, {"rope_scaling": YARN}),
+        (
+            "phi_2",
+            {
+                "rope_scaling": {**LINEAR, "partial_rotary_factor": 0.5},
+                "partial_rotary_factor": 0.25,
+            },
+            {"rope_scaling": LINEAR, "partial_rotary_factor": 0.5},
+        ),
+        (
+            "gemma3_text_1b",
+            {"rope_parameters": {"full_attention": GLOBAL}, "rope_scaling": {"factor": 8.0}},
+            {"rope_parameters": {"full_attention": {**GLOBAL, "factor": 8.0}}},
+        ),
+        (
+            "gemma3_text_1b",
+            {"rope_parameters": {"full_attention": GLOBAL}, "rope_local_base_freq": 7000.0},
+            {
+                "rope_parameters": {
+                    "full_attention": GLOBAL,
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 7000.0},
+                },
+            },
+        ),
+        ("gpt_oss_20b", {"rope_parameters": GLOBAL}, {"rope_scaling": GLOBAL}),
+    ],
+)
+def test_what_two_places_say_of_positions_is_taken_as_in_transformers(
+    case: str, twice: dict[str, Any], once: dict[str, Any]
+) -> None:
+    bare = dict.fromkeys(("rope_parameters", "rope_scaling", "rope_theta"), ...)
+    assert spec_of(case, **{**bare, **twice}).ropes == spec_of(case, **{**bare, **once}).ropes
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"rope_scaling": YARN}, "does not say rope_theta 500000.0; write into rope_scaling"),
+        (
+            {"rope_parameters": YARN, ORIGINAL: 64},
+            f"{ORIGINAL} is 64, and 32 in rope_parameters; the first counts",
+        ),
+        ({"rope_parameters": {**YARN, "type": "linear"}}, "rope_type is 'yarn', and type 'linear'"),
+        ({"trained_by": "us"}, "keys that are not known here, and stay unread: 'trained_by'"),
+    ],
+)
+def test_what_is_left_out_of_a_config_is_noted(fields: dict[str, Any], said: str) -> None:
+    reader = reader_of("llama_gqa", **fields)
+    checked_spec_of(reader)
+    (note,) = reader.notes
+    assert said in note
+    assert str(reader.path) in note
+
+
+@pytest.mark.parametrize(
+    ("case", "fields"),
+    [
+        ("llama_gqa", {"attn_temperature": 0.5}),
+        ("llama_gqa", {"logit_scale": 0.25}),
+        ("llama_gqa", {"per_layer_config": {"0": {"head_dim": 8}}}),
+        ("qwen2", {"is_causal": False}),
+        ("qwen2", {"use_sliding_window": False, "layer_types": ["sliding_attention"] * 2}),
+        ("mistral_full", {"layer_types": ["full_attention", "sliding_attention"]}),
+        ("llama_gqa", {"rope_parameters": {**YARN, "attn_factor": 2.0}}),
+        ("gemma3_4b", {"text_config": {"router_scale": 3.0}}),
+    ],
+)
+def test_a_key_that_nobody_reads_and_may_change_results_is_refused(
+    case: str, fields: dict[str, Any]
+) -> None:
+    if "text_config" in fields:
+        text = reader_of(case).values["text_config"]
+        fields = {"text_config": {**text, **fields["text_config"]}}
+    *_, key = fields
+    inner = (
+        [*fields[key]][-1] if isinstance(fields[key], dict) and key != "per_layer_config" else key
+    )
+    with pytest.raises(
+        UserError, match=rf"config\.json: .*{inner}' is .*take it out if it does not"
+    ):
+        checked_spec_of(reader_of(case, **fields))
+
+
+@pytest.mark.parametrize(
+    ("case", "fields"),
+    [
+        ("llama_gqa", {"logit_scale": 1.0, "residual_multiplier": 1, "use_qk_norm": False}),
+        ("llama_gqa", {"attention_dropout": 0.1, "recompute": True, "use_flash_attention": True}),
+        ("llama_gqa", {"is_causal": True, "layer_types": ["full_attention"], "sliding_window": 9}),
+        ("llama_gqa", {"temperature": 0.5, "router_aux_loss_coef": 0.01, "pretraining_tp": 4}),
+        ("starcoder2_window", {"activation_function": "gelu", "scale_attn_weights": True}),
+        ("gpt_oss_20b", {"initial_context_length": 4096, "experts_per_token": 3}),
+        ("ernie4_5_moe_21b", {"moe_capacity": [64, 64, 64], "moe_gate": "topk"}),
+    ],
+)
+def test_keys_that_change_nothing_say_nothing(case: str, fields: dict[str, Any]) -> None:
+    reader = reader_of(case, **fields)
+    assert checked_spec_of(reader) == spec_of(case)
+    assert reader.notes == []
+
+
+@pytest.mark.parametrize("case", [path.parent.name for path in GOLDEN.glob("*/config.json")])
+def test_every_key_of_the_goldens_is_known(case: str) -> None:
+    reader = reader_of(case)
+    checked_spec_of(reader)
+    assert reader.notes == []
+
+
+def test_whole_numbers_may_be_written_as_floats() -> None:
+    fields = {"num_hidden_layers": 2.0, "eos_token_id": [2.0], "rope_parameters": YARN}
+    as_floats = {**fields, "rope_parameters": {**YARN, ORIGINAL: 32.0}}
+    assert spec_of("llama_gqa", **as_floats) == spec_of("llama_gqa", **fields)
+    with pytest.raises(UserError, match=r"'num_hidden_layers' is 2\.5"):
+        spec_of("llama_gqa", num_hidden_layers=2.5)
+
+
+@pytest.mark.parametrize(
+    ("case", "fields"),
+    [
+        ("gpt_neox_pythia", {"partial_rotary_factor": 0.25, "rotary_pct": 0.5}),
+        ("gpt2_small", {"hidden_size": 32, "n_embd": 64}),
+    ],
+)
+def test_two_names_of_one_number_must_agree(case: str, fields: dict[str, Any]) -> None:
+    *_, name = fields
+    with pytest.raises(UserError, match=f"'{name}' is .* as '.*' is"):
+        spec_of(case, **fields)
+
+
+def test_a_width_that_gpt_2_does_not_read_is_left_out() -> None:
+    assert spec_of("gpt2_small", intermediate_size=96) == spec_of("gpt2_small")

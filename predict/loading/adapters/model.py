@@ -16,7 +16,8 @@ from predict.loading.checkpoint import Checkpoint
 from predict.loading.conversion import FUSED, Conversion, FileLayout, Options, cast
 from predict.loading.layouts import stored_method
 from predict.loading.paddle_checkpoint import as_paddle
-from predict.models import family_of, weight_names, with_family
+from predict.loading.sources import with_stored_head
+from predict.models import spec_of, weight_names, with_family
 from predict.nn.hf_config import ConfigReader
 from predict.nn.weights import WeightNames, WeightPlan, plan_weights
 
@@ -69,7 +70,7 @@ class Merging(Conversion):
         reader = with_family(ConfigReader.from_dir(source), None)
         checkpoint = Checkpoint(source)
         names = weight_names(reader).found_in(checkpoint.tensors)
-        plan = plan_weights(family_of(reader).spec(reader), names)
+        plan = plan_weights(with_stored_head(spec_of(reader), names, checkpoint), names)
         self.merged, _ = with_adapter(str(adapter), checkpoint, plan, names, reader)
         layout: FileLayout = "paddle" if checkpoint.is_paddle else "hf"
         super().__init__(source, Options(layout, dtype, max_shard_bytes))

@@ -27,7 +27,7 @@ from predict.loading.pdparams import read_params
 from predict.loading.safetensors_reader import read_header
 from predict.nn.hf_config import ConfigReader
 from predict.system.files import read_json_object
-from predict.system.settings import setting
+from predict.system.settings import refuse_unread, setting
 
 CONFIG, STEM, SAFETENSORS = "lora_config.json", "lora_model_state", "peft_model"
 SHARDS = sharded(
@@ -43,6 +43,12 @@ OTHER_METHODS = {
     "use_mora": "is of MoRA, whose factor is square",
     "do_qat": "was trained with quantized activations",
 }
+READ = """
+    r lora_alpha rslora pissa loraga lora_use_mixer base_model_name_or_path
+    tensor_parallel_degree"""
+UNREAD = """
+    target_modules trainable_modules trainable_bias lora_dropout merge_weights enable_lora_list
+    dtype head_dim lora_plus_scale use_quick_lora mp_degree"""
 MERGE = "merge it with PaddleNLP's merge_lora_params.py and pass the merged model"
 
 
@@ -91,6 +97,7 @@ def _config(raw: Mapping[str, Any], path: Path) -> AdapterConfig:
             raise UserError(
                 f"{where}: {key} is set: the adapter {what}, which is not supported; {MERGE}"
             )
+    refuse_unread(raw, READ, UNREAD, where, f"{MERGE}, train it again")
     enabled = setting(raw, "enable_lora_list", None, where, list)
     if enabled is not None and any(each is not None for each in enabled):
         raise UserError(

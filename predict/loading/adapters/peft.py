@@ -21,7 +21,7 @@ from predict.loading.arrays import MAX_SHOWN, StoredArray, listed
 from predict.loading.safetensors_reader import read_header
 from predict.loading.torch_file import read_torch
 from predict.system.files import read_json_object
-from predict.system.settings import pattern, setting, texts
+from predict.system.settings import pattern, refuse_unread, setting, texts
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 READERS: dict[str, Callable[[Path], Mapping[str, StoredArray]]] = {
@@ -42,6 +42,15 @@ KINDS = {
     ("magnitude_vector", None): "magnitude",
     ("magnitude_vector", "weight"): "magnitude",
 }
+READ = """
+    peft_type r lora_alpha use_rslora rank_pattern alpha_pattern modules_to_save use_dora lora_bias
+    init_lora_weights base_model_name_or_path ensure_weight_tying"""
+# Which linears were trained, and where biases were, the tensors say.
+UNREAD = """
+    task_type inference_mode target_modules exclude_modules layers_to_transform layers_pattern bias
+    fan_in_fan_out lora_dropout revision auto_mapping peft_version megatron_config megatron_core
+    loftq_config eva_config corda_config lora_ga_config runtime_config qalora_group_size
+    base_model_class unsloth_version save_embedding_layers"""
 # Of the base's weights, PEFT takes the beginning of these away before it adds the adapter.
 CHANGES_BASE = ("pissa", "olora", "loftq", "corda", "lora_ga")
 # Settings that make the adapter more than low-rank products of linears and tables.
@@ -105,6 +114,10 @@ def _config(raw: Mapping[str, Any], path: Path) -> AdapterConfig:
                 f"{where}: {key} is set: the adapter {what}, which is not supported; merge it with "
                 "PEFT's merge_and_unload() and pass the merged model"
             )
+    do = (
+        "merge the adapter with PEFT's merge_and_unload() and pass the merged model, train it again"
+    )
+    refuse_unread(raw, READ, UNREAD, where, do)
     start = raw.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(CHANGES_BASE):
         raise UserError(

@@ -21,6 +21,8 @@ from predict.loading.sources import WeightSource
 from predict.nn.hf_config import ConfigReader
 from predict.nn.weights import LinearPlan, WeightPlan
 from predict.schemes import Quantized
+from predict.system.files import read_json_object
+from predict.system.settings import refuse_unread
 
 __all__ = ["Layout", "cache_scheme", "layout_of", "with_stored_cache"]
 
@@ -67,6 +69,13 @@ STORED = {
     "mxfp4": ("mxfp4", "Mxfp4"),
 }
 PADDLENLP = ("paddlenlp", "PaddleNlp")
+PADDLENLP_READ = "quant_type moe_quant_type"
+# Of shift and smooth the tensors say; the others are of training, or say how scales were found.
+PADDLENLP_UNREAD = """
+    shift smooth shift_smooth_all_linears weight_quantize_algo quant_round_type llm_int8_threshold
+    weight_blocksize weight_double_quant_block_size weight_quant_method act_quant_method dtype"""
+# Files of tools that quantize, read where config.json has no quantization_config: their method.
+SIDE_CARS = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
 def layout_of(
@@ -95,7 +104,8 @@ def layout_of(
         return Online(source, settings, plan)
     where = f"{reader.path}: quantization_config"
     method = config.get("quant_method")
-    if method is None and "quant_type" in config:
+    if method is None and config.get("quant_type") is not None:
+        refuse_unread(config, PADDLENLP_READ, PADDLENLP_UNREAD, where)
         if stored_method(reader, checkpoint) is None:
             kind, own = str(config["quant_type"]), config.get("moe_quant_type")
             scheme = parse_quant_type(kind).scheme
@@ -193,8 +203,16 @@ def cache_scheme(reader: ConfigReader) -> str | None:
 
 
 def quantization_config(reader: ConfigReader) -> Mapping[str, Any] | None:
-    """config.json's quantization_config, or None where the checkpoint is not quantized."""
+    """config.json's quantization_config, or that of a tool's own file beside a config.json without.
+
+    None where the checkpoint is not quantized.
+    """
     config = reader.values.get("quantization_config") or reader.values.get("compression_config")
+    if config is None and reader.path.name == "config.json":
+        beside = (reader.path.with_name(name) for name in SIDE_CARS)
+        path = next((path for path in beside if path.exists()), None)
+        if path is not None:
+            return {"quant_method": SIDE_CARS[path.name], **read_json_object(path)}
     if config is None:
         return None
     if not isinstance(config, Mapping):

@@ -50,6 +50,7 @@ class Stored:
     reorders = False
     has_spare_biases = True  # some tools write biases to linears that have none
     mixes = True  # a product of codes and floats can be one of floats
+    order_name = ""  # of a part's tensor that has each column's group, where act-order left some
 
     def __init__(
         self,
@@ -96,8 +97,31 @@ class Stored:
             return -1
         return min(size, max(GROUP_SIZES))  # `grouped` repeats the scales of larger ones
 
+    def group_of_columns(self, part: StoredPart) -> Any:
+        """Int [K], the group of each column; None where they are in order."""
+        name = part[self.order_name]
+        there = bool(self.order_name) and name in self.checkpoint.tensors
+        return self.checkpoint.read_as(name, WORDS, "I64") if there else None
+
+    def _order(self, part: StoredPart) -> Any:
+        """The columns sorted by group; None where they are."""
+        group_of = self.group_of_columns(part)
+        if group_of is None or (np.diff(group_of) >= 0).all():
+            return None
+        return np.argsort(group_of, kind="stable")
+
     def scheme(self, plan: LinearPlan) -> str:
-        """See Layout. Where codes stand beside floats, they become floats."""
+        """See Layout. Where codes stand beside floats, they become floats.
+
+        So do parts whose columns were ordered differently: they share no gather.
+        """
+        name = self._scheme(plan)
+        if name == DENSE or len(plan.prefixes) == 1 or self._in_float(plan):
+            return name
+        orders = [self._order(part) for part in parts_of(plan)]
+        return name if all(np.array_equal(orders[0], order) for order in orders) else DENSE
+
+    def _scheme(self, plan: LinearPlan) -> str:
         names = {part.prefix: self.part_scheme(part) for part in parts_of(plan)}
         rows = [scheme_info(name) for name in set(names.values())]
         if all(row.is_weight_only for row in rows):

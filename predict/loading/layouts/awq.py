@@ -24,9 +24,14 @@ from predict.loading.layouts._stored import (
 )
 from predict.loading.layouts.online import DENSE
 from predict.schemes import Quantized
-from predict.system.settings import setting
+from predict.system.settings import refuse_unread, setting
 
 SCHEME = find("int4").name
+READ = "quant_method bits w_bit group_size q_group_size version format checkpoint_format zero_point"
+UNREAD = """
+    method backend modules_to_not_convert do_fuse fuse_max_seq_len modules_to_fuse exllama_config
+    use_exllama max_input_length lm_head sym desc_act dynamic pack_dtype meta
+    provider autoround_version"""
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble i of a word belongs to column ORDER[i] of its eight
 
 
@@ -41,7 +46,10 @@ class Awq(Stored):
         bits = setting(config, "bits", setting(config, "w_bit", 4, where, int), where, int)
         size = setting(config, "q_group_size", 128, where, int)
         self._size = setting(config, "group_size", size, where, int)
-        version = setting(config, "version", "gemm", where, str)
+        refuse_unread(config, READ, UNREAD, where)
+        layout = setting(config, "format", "gemm", where, str)
+        layout = setting(config, "checkpoint_format", layout, where, str)
+        version = setting(config, "version", layout, where, str)
         if self._size < 1 and self._size != -1:
             raise UserError(
                 f"{where}: group_size {self._size} is not supported (allowed: a number of input "
@@ -53,6 +61,13 @@ class Awq(Stored):
             raise UserError(
                 f"{where}: AWQ version {version!r} is not supported (allowed: gemm); quantize it "
                 "again with version gemm"
+            )
+
+        has_zeros = any(name.endswith(".qzeros") for name in self.checkpoint.tensors)
+        if not setting(config, "zero_point", True, where, bool) and not has_zeros:
+            raise UserError(
+                f"{where}: zero_point is false, and the files have no qzeros, which is not "
+                "supported; quantize it again with zero_point true"
             )
 
     def part_scheme(self, part: StoredPart) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from predict.config.schemes import FP8_BLOCK, SCHEMES, SchemeInfo, scheme_info
-from predict.errors import UserError
+from predict.errors import UserError, quoted
 from predict.loading.arrays import FLOAT_DTYPES, Shape
 from predict.loading.layouts._stored import (
     WORDS,
@@ -32,10 +32,17 @@ from predict.loading.layouts._stored import (
 )
 from predict.loading.layouts.online import DENSE
 from predict.schemes import Quantized
-from predict.system.settings import pattern, setting, texts
+from predict.system.settings import pattern, refuse_unread, setting, texts
 
 PACKED, INTS, FLOATS = "pack-quantized", "int-quantized", "float-quantized"
 FORMATS = (PACKED, INTS, FLOATS, "naive-quantized")
+READ = "quant_method format config_groups ignore kv_cache_scheme transform_config sparsity_config"
+UNREAD = "quantization_status global_compression_ratio version run_compressed"
+OF_GROUP = "targets weights input_activations format"
+OF_WEIGHTS = "num_bits type symmetric strategy group_size block_structure"
+OF_INPUTS = "num_bits type symmetric strategy group_size dynamic"
+HOW_FOUND = "actorder dynamic observer observer_kwargs scale_dtype zp_dtype block_structure"
+OFFLINE = ("weight_input", "weight_output")  # locations of transforms that the weights hold
 KINDS = {"e4m3": "float8"}  # their names of codes, where ours differ
 CLASS, PATTERN = "Linear", "re:"  # kinds of targets besides names
 INT8_MIN, INT4_MIN = 128, 8  # what is added to signed codes before packing
@@ -43,6 +50,8 @@ INT8_MIN, INT4_MIN = 128, 8  # what is added to signed codes before packing
 
 class CompressedTensors(Stored):
     """Integer or float8 weights, packed or one a byte."""
+
+    order_name = "weight_g_idx"
 
     # Scales of the cache are predict.loading.cache_scales.head_scales'.
     ignored = (
@@ -53,6 +62,8 @@ class CompressedTensors(Stored):
     def __init__(self, config: Mapping[str, Any], where: str, *stored: Any):
         super().__init__(*stored)
         self.where = where
+        refuse_unread(config, READ, UNREAD, where)
+        _check_transforms(config, where)
         self.format = setting(config, "format", None, where, str)
         self.ignore = _targets(config, "ignore", where)
         self.groups = [
@@ -162,8 +173,8 @@ class CompressedTensors(Stored):
         weight = self._integers(
             part, group, signed, scale, None if zero is None else zero.astype(np.float32) - middle
         )
-        if part["weight_g_idx"] in self.checkpoint.tensors:
-            group_of = read(part["weight_g_idx"], WORDS, "I64")
+        group_of = self.group_of_columns(part)
+        if group_of is not None:
             weight = in_group_order(weight, group_of, part, True)
         return grouped(weight, part)
 
@@ -184,6 +195,7 @@ class Group:
     def __init__(self, values: Mapping[str, Any], default_format: str, where: str):
         if not isinstance(values, Mapping):
             raise UserError(f"{where}: presets by name are not supported; write the group out")
+        refuse_unread(values, OF_GROUP, "", where)
         weights = setting(values, "weights", {}, where, dict)
         inputs = setting(values, "input_activations", None, where, dict)
         self.targets = _targets(values, "targets", where) or (CLASS,)
@@ -194,6 +206,8 @@ class Group:
             )
         self.packed = self.format == PACKED
         inside = f"{where}, weights"
+        refuse_unread(weights, OF_WEIGHTS, HOW_FOUND, inside)
+        refuse_unread(inputs or {}, OF_INPUTS, HOW_FOUND, f"{where}, input_activations")
         self.bits = setting(weights, "num_bits", 8, inside, int)
         self.floats = setting(weights, "type", "int", inside, str) == "float"
         self.symmetric = setting(weights, "symmetric", True, inside, bool)
@@ -242,6 +256,27 @@ class Group:
         if scheme is None or problem is not None:
             raise UserError(f"{where}: {self.format} does not support {problem}")
         return scheme.name
+
+
+def _check_transforms(config: Mapping[str, Any], where: str) -> None:
+    """Raises UserError for what is done to inputs, or to codes, besides quantizing them."""
+    sparsity = setting(config, "sparsity_config", {}, where, dict)
+    if sparsity.get("format", "dense") != "dense":
+        raise UserError(
+            f"{where}: sparsity_config has the format {str(sparsity['format'])[:40]!r} (allowed: "
+            "dense); save it again without compressing zeros"
+        )
+    transforms = setting(config, "transform_config", {}, where, dict)
+    inside = f"{where}, transform_config"
+    for group in setting(transforms, "config_groups", {}, inside, dict).values():
+        applied = group.get("apply", []) if isinstance(group, Mapping) else [group]
+        places = [each.get("location") if isinstance(each, Mapping) else each for each in applied]
+        if online := [place for place in places if place not in OFFLINE]:
+            raise UserError(
+                f"{inside} turns {quoted(online[0])} while the model runs, which is not "
+                f"supported (allowed: {', '.join(OFFLINE)}, which the weights hold already); "
+                "quantize it again without transforms, or use the unquantized checkpoint"
+            )
 
 
 def _targets(config: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:

@@ -26,9 +26,16 @@ from predict.loading.matrices import round_weight
 from predict.nn.weights import LinearPlan
 from predict.schemes import Quantized, scheme_of
 from predict.schemes._e4m3 import values_of
-from predict.system.settings import setting
+from predict.system.settings import refuse_unread, setting
 
 SCHEME = find("e4m3", "e4m3").name
+READ = "quant_method weight_block_size activation_scheme fmt scale_fmt expert_dtype kv_cache_scheme"
+ALLOWED = {"fmt": ("e4m3",), "scale_fmt": ("float", "ue8m0"), "expert_dtype": ("fp8",)}
+# activation_scale_ub bounds scales of rows: here they hold each row's largest value.
+UNREAD = """
+    modules_to_not_convert modules_to_convert ignored_layers activation_scale_ub
+    weight_quantize_algo quant_round_type llm_int8_threshold weight_blocksize
+    weight_double_quant_block_size weight_quant_method act_quant_method dtype"""
 SCALES = ("weight_scale_inv", "weight_scale")
 ACT_SCALES = ("activation_scale", "input_scale")
 
@@ -44,6 +51,14 @@ class Fp8(Stored):
     def __init__(self, config: Mapping[str, Any], where: str, *stored: Any):
         super().__init__(*stored)
         settings, source, plan = self.settings, self.source, self.plan
+        refuse_unread(config, READ, UNREAD, where)
+        for key, allowed in ALLOWED.items():
+            value = setting(config, key, allowed[0], where, str)
+            if value not in allowed:
+                raise UserError(
+                    f"{where}: {key} {value[:40]!r} is not supported (allowed: "
+                    f"{', '.join(allowed)}); use the unquantized checkpoint and --quant_type"
+                )
         if settings.block_size != -1:
             raise UserError(
                 f"{where} says that the weights are stored as {SCHEME}, which --weight_block_size "
@@ -99,6 +114,11 @@ class Fp8(Stored):
 
     def part_scheme(self, part: StoredPart) -> str:
         stored = self.checkpoint.tensors.get(part["weight"])
+        if stored is not None and stored.dtype == "F8_E5M2":
+            raise UserError(
+                f"{self.checkpoint.directory}: {part['weight']} has dtype F8_E5M2 (allowed: "
+                "F8_E4M3); use the unquantized checkpoint and --quant_type"
+            )
         return SCHEME if stored is not None and stored.dtype == "F8_E4M3" else DENSE
 
     def part_group_size(self, part: StoredPart) -> int:

@@ -26,16 +26,25 @@ from predict.loading.layouts._stored import (
     grouped,
     in_group_order,
     num_groups,
-    parts_of,
     unpacked,
 )
 from predict.loading.layouts.online import DENSE
-from predict.nn.weights import LinearPlan
 from predict.schemes import Quantized
-from predict.system.settings import pattern, setting
+from predict.system.settings import pattern, refuse_unread, setting
 
 BITS = (4, 8)
 FORMATS = ("gptq", "gptq_v2")
+READ = "quant_method bits group_size desc_act dynamic checkpoint_format format"
+# How codes were found, by which tool, on which device, and which kernels others run them by.
+UNREAD = """
+    method sym lm_head pack_dtype static_groups true_sequential damp_percent damp_auto_increment mse
+    act_group_aware hyb_act gptaq foem hessian fallback failsafe fail_safe scale_search meta
+    quantizer uri model_name_or_path model_file_base_name tokenizer dataset model_seqlen batch_size
+    pad_token_id cache_block_outputs modules_in_block_to_quantize block_name_to_quantize
+    module_name_preceding_first_block modules_to_not_convert max_input_length backend use_cuda_fp16
+    use_exllama disable_exllama exllama_config cache_examples_on_gpu use_triton iters lr
+    minmax_lr nsamples seqlen low_gpu_mem_usage enable_minmax_tuning enable_quanted_input
+    gradient_accumulate_steps scale_dtype autoround_version provider data_type amp"""
 # Settings of `dynamic` that say how codes were found, not how they are stored.
 HOW_FOUND = (
     *("sym", "desc_act", "act_group_aware", "static_groups", "true_sequential", "mse"),
@@ -74,14 +83,18 @@ class Codes(NamedTuple):
 class Gptq(Stored):
     """Integer weights with zero points, packed along the input features."""
 
+    order_name = "g_idx"
+
     def __init__(self, config: Mapping[str, Any], where: str, *stored: Any):
         super().__init__(*stored)
+        refuse_unread(config, READ, UNREAD, where)
         self.codes = Codes.of(config, Codes(4, -1), where)
         self.dynamic = dynamic_rules(
             setting(config, "dynamic", {}, where, dict), self.codes, f"{where}, dynamic"
         )
         self.is_scattered = setting(config, "desc_act", False, where, bool)
-        self.format = setting(config, "checkpoint_format", "gptq", where, str)
+        named = setting(config, "format", "gptq", where, str)
+        self.format = setting(config, "checkpoint_format", named, where, str)
         if self.format not in FORMATS:
             raise UserError(
                 f"{where}: checkpoint_format {self.format!r} is not supported (allowed: "
@@ -111,14 +124,6 @@ class Gptq(Stored):
             return DENSE
         return codes.scheme
 
-    def scheme(self, plan: LinearPlan) -> str:
-        """See Layout. Parts whose columns were ordered differently share no gather: dense."""
-        name = super().scheme(plan)
-        if len(plan.prefixes) == 1 or self._in_float(plan):
-            return name
-        orders = [self._order(part) for part in parts_of(plan)]
-        return name if all(np.array_equal(orders[0], order) for order in orders) else DENSE
-
     def part_group_size(self, part: StoredPart) -> int:
         return self._codes(part).group_size
 
@@ -138,18 +143,6 @@ class Gptq(Stored):
             names[part["g_idx"]] = (columns,)
         return names
 
-    def _group_of(self, part: StoredPart) -> Any:
-        name = part["g_idx"]
-        there = name in self.checkpoint.tensors
-        return self.checkpoint.read_as(name, WORDS, "I64") if there else None
-
-    def _order(self, part: StoredPart) -> Any:
-        """The columns sorted by group; None where they are."""
-        group_of = self._group_of(part)
-        if group_of is None or (np.diff(group_of) >= 0).all():
-            return None
-        return np.argsort(group_of, kind="stable")
-
     def read_part(self, part: StoredPart) -> Quantized:
         read, bits = self.checkpoint.read_as, self._codes(part).bits
         zeros = read(part["qzeros"], WORDS)
@@ -165,7 +158,7 @@ class Gptq(Stored):
             np.ascontiguousarray(self.scales(part["scales"]).T),
             np.ascontiguousarray(zero) if bits == 4 or zero.any() else None,
         )
-        group_of = self._group_of(part)
+        group_of = self.group_of_columns(part)
         if group_of is not None:
             weight = in_group_order(weight, group_of, part, self.is_scattered)
         return grouped(weight, part)

@@ -25,6 +25,7 @@ from predict.loading.matrices import round_weight
 from predict.nn.weights import LinearPlan
 from predict.schemes import Quantized, scheme_of
 from predict.schemes.weight_only_mxfp4 import TWICE
+from predict.system.settings import refuse_unread
 
 GROUP_SIZE = 32
 NO_NUMBER = 255  # of a scale
@@ -42,6 +43,7 @@ class Mxfp4(Stored):
 
     def __init__(self, config: Mapping[str, Any], where: str, *stored: Any):
         super().__init__(*stored)
+        refuse_unread(config, "quant_method", "modules_to_not_convert dequantize", where)
         settings = self.settings
         self.online = Online(self.source, settings, self.plan)
         self.is_asked = settings.scheme is not None or settings.expert_scheme is not None
