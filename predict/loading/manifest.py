@@ -40,6 +40,7 @@ ROUNDING_FLAGS = {
     "group_size": "weightonly_group_size",
     "block_size": "weight_block_size",
     "skip": "skip_list_names",
+    "activations": "weight_only_activations",
 }
 _SETTINGS = tuple(each.name for each in dataclasses.fields(QuantSettings))
 _MAY_LACK = ("adapters",)  # null then: an export without says what it said before there were any
