@@ -39,13 +39,14 @@ struct WeightOnly {
   // packed, scales, act [1]: whether activations stay in floating point, perm.
   static Status check(const Weight& weight, DType) {
     Status status = check_quantized(kId, weight);
+    if (!status.ok()) return status;
     const TensorView& act = weight.tensors[2];
-    if (status.ok() && (act.dtype != DType::kFloat32 || act.rank != 1 || act.shape[0] != 1)) {
+    if (act.dtype != DType::kFloat32 || act.rank != 1 || act.shape[0] != 1) {
       return Status::error(std::string("act of the ") + scheme_info(kId).name + " weight is " +
                            dtype_name(act.dtype) + " " + shape_string(act) +
                            ", expected float32 [1]: 0 rounds activations to int8");
     }
-    return status.ok() ? check_per_input(kId, weight, 3, "perm", DType::kInt32) : status;
+    return check_per_input(kId, weight, 3, "perm", DType::kInt32);
   }
 
   static const GemmKernels* kernels(Isa isa, DType dtype, const Weight& weight) {

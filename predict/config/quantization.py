@@ -72,8 +72,13 @@ class QuantSettings:
     block_size: int = -1  # rows and columns per scale of a8w8_fp8; -1: a row
     head_scheme: str | None = None  # of the LM head; None: it stays dense
     skip: tuple[str, ...] = ()  # linears whose names contain one of these stay dense
-    activations: str = DEFAULT_ACTIVATIONS  # of ACTIVATIONS
+    activations: str | None = None  # of ACTIVATIONS; None: the default
     fake: bool = False  # scales that a calibrated checkpoint lacks are made up
+
+    @property
+    def keeps_activations(self) -> bool:
+        """Whether a CPU's products of weight-only codes leave activations in floating point."""
+        return (self.activations or DEFAULT_ACTIVATIONS) == "float"
 
     @property
     def types(self) -> str:
@@ -108,7 +113,7 @@ class QuantizationConfig(Checked):
         "Activations of weight_only_int8 and weight_only_int4 on a CPU, files of such codes "
         f"included: int8, in blocks of 32, or float, as --dtype has them; when not given, "
         f"{DEFAULT_ACTIVATIONS}.",
-        choices=ACTIVATIONS)
+        allowed=ACTIVATIONS)
     moe_quant_type: str | None = option(None,
         "Round experts to another type; when not given, --quant_type is theirs too.",
         choices=tuple(name for name in QUANT_TYPES if "c8" not in name))
@@ -147,7 +152,7 @@ class QuantizationConfig(Checked):
             block_size=-1 if self.weight_block_size is None else self.weight_block_size[0],
             head_scheme=scheme(self.lm_head_quant_type),
             skip=self.skip_list_names,
-            activations=self.weight_only_activations or DEFAULT_ACTIVATIONS,
+            activations=self.weight_only_activations,
             fake=self.use_fake_parameter,
         )
 

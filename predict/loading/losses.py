@@ -38,7 +38,7 @@ def check_activations(weights: Weights) -> None:
         why = ""
     if why and (asked == "int8" or (asked and not count)):
         raise UserError(f"--weight_only_activations {asked} changes nothing: {why}; leave it out")
-    if not why and config.quantization.settings.activations == "int8":
+    if not why and not config.quantization.settings.keeps_activations:
         LOG.info(
             f"{count} linears of weight-only codes round activations to int8 in blocks of 32; "
             "--weight_only_activations float loses less, and reads prompts slower"

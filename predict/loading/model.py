@@ -81,7 +81,7 @@ class Weights:
                 place=self.platform.place,
                 kv_format=self.config.kv_format,
                 gpu=self.platform.gpu,
-                keeps_activations=self.config.quantization.settings.activations == "float",
+                keeps_activations=self.config.quantization.settings.keeps_activations,
             )
         finally:
             self.source.close()

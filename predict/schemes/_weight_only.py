@@ -1,7 +1,7 @@
 """What the weight-only schemes share: groups of columns with scales and zeros, and act-order.
 
-Compiled tensors: packed, scales, act (1 where a CPU's products leave activations in floating point;
-else they become int8 in blocks of 32, unless they are float32), perm. Plain: codes, scale, zero, perm.
+Compiled tensors: packed, scales, act, perm. Plain: codes, scale, zero, perm. act is 1 where a CPU's
+products leave 16-bit activations as they are, 0 where they become int8 in blocks of 32.
 """
 
 from __future__ import annotations

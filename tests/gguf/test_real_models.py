@@ -5,30 +5,32 @@ tests/golden_real/make.py recorded them. Skipped where pip cannot download.
 
 from __future__ import annotations
 
-import functools
 import json
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 
 from export.export_model import export_model
-from predict import LLM, EngineConfig
+from predict import LLM
 from predict.convert import main as convert
 from predict.text.tokenizer import Tokenizer
-from quant.evaluate import Model
-from quant.metrics import log_softmax
 from tests.support.golden import greedy
 from tests.support.pages import FOLDERS
 from tests.support.paths import ROOT
-from tests.support.real_models import MODELS, WINDOW, bodies, download, heldout_text, run_bash
+from tests.support.real_models import (
+    MODELS,
+    bodies,
+    config,
+    download,
+    measured,
+    recorded,
+    run_bash,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled")]
 
-RECORDED = ROOT / "tests" / "golden_real"
 MODES: dict[str, dict[str, Any]] = {
     "reference": {},
     "fused": {"inference_model": True},
@@ -36,11 +38,6 @@ MODES: dict[str, dict[str, Any]] = {
 }
 # Mean |difference| of a token's log-probability to float32, in bfloat16 on a CPU.
 CODES_LOSS = {"int8": 0.08, "float": 0.03}
-
-
-@functools.cache
-def recorded(name: str) -> dict[str, Any]:
-    return json.loads((RECORDED / f"{name}.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -61,36 +58,6 @@ def model(request: pytest.FixtureRequest, folder: Path) -> tuple[str, Path]:
     return request.param, folder / MODELS[request.param].file
 
 
-def config(path: Path, **settings: Any) -> EngineConfig:
-    values = {"max_length": 64, "dtype": "float32", "batch_size": 4, **settings}
-    return EngineConfig(model_name_or_path=str(path), **values)
-
-
-@functools.cache
-def logprobs(path: Path, name: str, **settings: Any) -> npt.NDArray[np.float64]:
-    """Of each token of the text that has one before it."""
-    values = {"inference_model": True, "attention": "append", "prefix_caching": False, **settings}
-    lengths = {"src_length": WINDOW, "max_length": 2 * WINDOW}
-    engine = Model(config(path, chat_template="none", **lengths, **values))
-    tokenizer = engine.llm.tokenizer
-    assert tokenizer is not None
-    ids = tokenizer.encode(heldout_text(), add_special_tokens=False)
-    assert len(ids) == recorded(name)["num_tokens"]
-    start = [tokenizer.bos_token_id] if MODELS[name].has_start else []
-    size, found = WINDOW - len(start), []
-    for at in range(0, len(ids), size):
-        window = np.array([*start, *ids[at : at + size]], np.int32)
-        rows = log_softmax(engine.logits(window))
-        found.append(rows[np.arange(len(rows)), window[1:]])
-    return np.concatenate(found).astype(np.float64)
-
-
-def loss(path: Path, name: str, **settings: Any) -> float:
-    """Mean |difference| to float32."""
-    exact = np.array(recorded(name)["logprobs"])
-    return float(np.abs(logprobs(path, name, **settings) - exact).mean())
-
-
 @pytest.mark.parametrize("mode", [*MODES, "static"])
 def test_greedy_ids_are_those_of_transformers(
     model: tuple[str, Path], mode: str, tmp_path: Path
@@ -107,9 +74,9 @@ def test_greedy_ids_are_those_of_transformers(
 
 def test_perplexity_is_that_of_transformers(model: tuple[str, Path]) -> None:
     name, path = model
-    found = logprobs(path, name)
-    assert np.exp(-found.mean()) == pytest.approx(recorded(name)["perplexity"], rel=1e-4)
-    np.testing.assert_allclose(found, recorded(name)["logprobs"], atol=2e-3)
+    found = measured(path, name)
+    assert found.perplexity == pytest.approx(recorded(name)["perplexity"], rel=1e-4)
+    assert found.loss < 5e-4
 
 
 def test_a_dense_bfloat16_checkpoint_loses_no_more_than_in_transformers(
@@ -118,7 +85,7 @@ def test_a_dense_bfloat16_checkpoint_loses_no_more_than_in_transformers(
     name, path = model
     words = [str(path), str(tmp_path / "dense"), "--format", "hf", "--dtype", "bfloat16"]
     assert convert(words) in (0, None)
-    ours = loss(tmp_path / "dense", name, dtype="bfloat16")
+    ours = measured(tmp_path / "dense", name, dtype="bfloat16").loss
     assert ours <= recorded(name)["bfloat16_loss"]
 
 
@@ -127,7 +94,7 @@ def test_codes_in_bfloat16_lose_what_the_page_says(
     model: tuple[str, Path], activations: str
 ) -> None:
     name, path = model
-    ours = loss(path, name, dtype="bfloat16", weight_only_activations=activations)
+    ours = measured(path, name, dtype="bfloat16", weight_only_activations=activations).loss
     assert ours <= CODES_LOSS[activations]
     if activations == "float":
         assert ours <= recorded(name)["bfloat16_loss"]

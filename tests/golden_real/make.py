@@ -9,9 +9,8 @@ One JSON file for each model:
 - "prompts" and "greedy", token ids: what transformers adds in float32, on the CPU, with the values
   that the file's codes stand for; "min_margin", the smallest lead of the largest logit over the
   next;
-- "logprobs": of each token of the first `TEXT_BYTES` of heldout.txt that has one before it, in
-  windows of `WINDOW` tokens, in float32, rounded to four places; "num_tokens"; "perplexity", of all
-  places;
+- "logprobs": of each token of `heldout_text` that has one before it, in windows of `WINDOW` tokens,
+  in float32, rounded to four places; "num_tokens"; "perplexity", of all places;
 - "bfloat16_loss": what transformers' bfloat16 adds: the mean |difference| of these logprobs;
 - "strings" and "tokens": ids by llama.cpp, special tokens read, none added.
 """
@@ -28,7 +27,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.support.real_models import MODELS, TEXT_BYTES, WINDOW, download, heldout_text
+from tests.support.real_models import MODELS, WINDOW, download, heldout_text
 
 HERE = Path(__file__).resolve().parent
 NUM_NEW_TOKENS = 32
@@ -39,13 +38,14 @@ PROMPTS = (
     "Once upon a time there was a little",
 )
 NUM_STRINGS = 200
-WORDS = (
-    *("hello", "World", "naïve", "Straße", "東京", "你好，世界", "привет", "مرحبا", "שלום", "नमस्ते"),
-    *("🙂", "👩‍👩‍👧", "🇫🇷", "é", "ﬁ", "①", "½", "Ω≈ç", "한국어", "ไทย", "Việt", "1234567", "3.14159"),
-    *("0x7fff", "1,000,000", "don't", "I'LL", "we've", "__init__", "self.x+=1", "<b>", "&amp;", "//"),
-    *("<|im_start|>", "<|im_end|>", "<bos>", "<eos>", "<start_of_turn>", "[INST]", "https://a.b/c?d=e"),
-    *(" ", "  ", "   ", "\t", "\n", "\n\n", "\r\n", "\u00a0", "\u3000", "▁", "\u200b", "...", "!?", "--"),
-)
+MANY = """
+hello World naïve Straße 東京 你好，世界 привет مرحبا שלום नमस्ते
+🙂 👩‍👩‍👧 🇫🇷 é ﬁ ① ½ Ω≈ç 한국어 ไทย Việt 1234567 3.14159
+0x7fff 1,000,000 don't I'LL we've __init__ self.x+=1 <b> &amp; //
+<|im_start|> <|im_end|> <bos> <eos> <start_of_turn> [INST] https://a.b/c?d=e
+"""
+SPACES = (" ", "  ", "   ", "\t", "\n", "\n\n", "\r\n", "\u00a0", "\u3000", "▁", "\u200b")
+WORDS = (*MANY.split(), *SPACES, "...", "!?", "--")
 
 
 def strings() -> list[str]:
