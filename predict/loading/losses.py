@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from predict.config.engine import EngineConfig
 from predict.config.schemes import scheme_info
 from predict.device.place import to_float32
 from predict.errors import UserError
-from predict.nn.weights import LinearPlan
+from predict.loading.layouts import Layout
+from predict.loading.layouts.gguf import Gguf
+from predict.loading.layouts.online import Online
+from predict.loading.platform import Platform
+from predict.loading.sources import RandomSource, WeightSource
+from predict.nn.weights import LinearPlan, WeightPlan
 from predict.schemes import float_values, scheme_of
 from predict.system.notes import LOG
-
-if TYPE_CHECKING:
-    from predict.loading.model import Weights
 
 ROWS = 64  # of a matrix that is rounded to see what it loses
 GROUP = 32
 
 
-def check_activations(weights: Weights) -> None:
+def check_activations(
+    config: EngineConfig, platform: Platform, plan: WeightPlan, layout: Layout
+) -> None:
     """Says how linears of weight-only codes take activations, where that loses something.
 
     Raises UserError where --weight_only_activations asks for what changes nothing.
     """
-    config, platform, scheme = weights.config, weights.platform, weights.layout.scheme
     asked = config.quantization.weight_only_activations
-    count = sum(scheme_info(scheme(linear)).may_round_activations for linear in _linears(weights))
+    infos = [scheme_info(layout.scheme(linear)) for linear in _linears(plan)]
+    count = sum(info.may_round_activations for info in infos)
     if not count:
         why = "no linear here is weight_only_int8 or weight_only_int4"
     elif config.model.dtype == "float32":
@@ -45,24 +50,24 @@ def check_activations(weights: Weights) -> None:
         )
 
 
-def say_what_groups_would_save(weights: Weights) -> None:
+def say_what_groups_would_save(plan: WeightPlan, layout: Layout, source: WeightSource) -> None:
     """Logs what one scale per output feature loses of 4-bit weights, beside groups of 32."""
-    layout = weights.layout
+    if not isinstance(layout, (Online, Gguf)) or isinstance(source, RandomSource):
+        return
     rounded = [
         linear
-        for linear in _linears(weights)
-        if layout.is_rounded
-        and scheme_info(layout.scheme(linear)).codes == "int4"
+        for linear in _linears(plan)
+        if scheme_info(layout.scheme(linear)).codes == "int4"
         and layout.group_size(linear) == -1
         and linear.in_features % GROUP == 0
         and linear.in_features > GROUP
     ]
     plain = [linear for linear in rounded if not linear.is_stored_otherwise]
-    if not plain or weights.config.model.load_format == "dummy":
+    if not plain:
         return
     first = plain[0]
     matrix = to_float32(
-        weights.source.host_matrix(
+        source.host_matrix(
             tuple(f"{prefix}.weight" for prefix in first.prefixes),
             (first.out_features, first.in_features),
         )
@@ -76,8 +81,8 @@ def say_what_groups_would_save(weights: Weights) -> None:
     )
 
 
-def _linears(weights: Weights) -> tuple[LinearPlan, ...]:
-    return (*weights.plan.linears(), weights.plan.head)
+def _linears(plan: WeightPlan) -> tuple[LinearPlan, ...]:
+    return (*plan.linears(), plan.head)
 
 
 def _loss(name: str, matrix: Any, group_size: int) -> float:

@@ -136,8 +136,8 @@ def open_weights(
         say_what_is_left_out(names, checkpoint)
     weights = Weights(config, plan, source, layout, platform, names, layout_as, turns)
     check_schemes(weights)
-    check_activations(weights)
-    say_what_groups_would_save(weights)
+    check_activations(config, platform, plan, layout)
+    say_what_groups_would_save(plan, layout, source)
     return weights
 
 
