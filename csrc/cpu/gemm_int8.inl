@@ -1,5 +1,5 @@
 // The microkernels of weights stored as 8- or 4-bit codes (regatta/pack_quantized.h). Rows are int8
-// (gemm.h: kInt8Blocks, kInt8Rows), or for float32 activations float. See gemm_weight_only.cc.
+// (gemm.h: kInt8Blocks, kInt8Rows). See gemm_weight_only.cc; gemm_codes.inl has rows of floats.
 #include "dot_int8.inl"
 #include "gemm_float.inl"
 
@@ -290,62 +290,6 @@ void run(const PanelJob& job) {
   if (!kBlockScales) scale_rows(job);
 }
 
-// Blocks of a panel as the floats they stand for, [32 num_blocks][kPanel].
-template <int kBits, bool kZeros>
-void expand(const uint8_t* codes, const float* scales, int64_t num_blocks, int64_t group_blocks,
-            float* out) {
-  for (int64_t block = 0; block < num_blocks; ++block) {
-    const float* scale = scales + block / group_blocks * (kZeros ? 2 : 1) * kPanel;
-    for (int step = 0; step < kBlockSteps; ++step, codes += 32 * kBits, out += 8 * kPanel) {
-      for (int64_t c = 0; c < kPanel; ++c) {
-        for (int k = 0; k < 8; ++k) {
-          const uint8_t byte = codes[kBits == 8 ? k / 4 * 128 + c * 4 + k % 4 : c * 4 + k % 4];
-          const int code = kBits == 8 ? byte : k < 4 ? byte & 15 : byte >> 4;
-          out[k * kPanel + c] = kZeros
-                                    ? static_cast<float>(code) * scale[c] - scale[kPanel + c]
-                                    : static_cast<float>(code - (kBits == 8 ? 128 : 8)) * scale[c];
-        }
-      }
-    }
-  }
-}
-
-// float32 activations: the weights become float, a slab at a time, and products are exact.
-template <int kBits, bool kZeros>
-void run_float(const PanelJob& job) {
-  using Product = dense::Product<float>;
-  constexpr int64_t kSlabBlocks = 8;  // 32 KiB of floats
-  constexpr int64_t kBlockBytes = 32 * kBits * kBlockSteps;
-  constexpr int64_t kScaleFloats = (kZeros ? 2 : 1) * kPanel;
-  const PanelWalk walk(job, kBits, kZeros);
-  const QuantizedLayout& layout = walk.layout;
-  const uint8_t* weight = walk.weight;
-  const float* scales = walk.scales;
-  const int64_t num_blocks = walk.num_blocks;
-  const int64_t group_blocks = walk.channel ? num_blocks : walk.group_blocks;
-  const int64_t num_rows = job.num_rows(), num_tiles = job.tile_end - job.tile_begin;
-  alignas(64) float expanded[kSlabBlocks * kBlock * kPanel];
-  for (int i = 0; i < job.num_panels; ++i) {
-    const uint8_t* codes = weight + job.panels[i] * layout.panel_bytes();
-    const float* panel_scales = scales + job.panels[i] * layout.panel_scales();
-    for (int64_t block = 0; block < num_blocks;) {
-      // A slab ends with a group or lies inside of one.
-      const int64_t in_group = group_blocks - block % group_blocks;
-      int64_t depth = std::min(kSlabBlocks, num_blocks - block);
-      if (depth > in_group && block % group_blocks != 0) depth = in_group;
-      expand<kBits, kZeros>(codes + block * kBlockBytes,
-                            panel_scales + block / group_blocks * kScaleFloats, depth, group_blocks,
-                            expanded);
-      const int64_t k = block * kBlock;
-      const int64_t num_units = std::min(depth * kBlock, job.rows->width - k);
-      dense::multiply_tiles<Product>(
-          job, k, expanded, num_units, job.out + i * num_rows * kPanel,
-          ahead_of_slab(codes + block * kBlockBytes, depth * kBlockBytes, num_tiles * num_units));
-      block += depth;
-    }
-  }
-}
-
 template <int kBits, bool kBlockScales>
 inline const GemmKernels* int8_kernels(bool zeros) {
   constexpr RowFormat kFormat = kBlockScales ? RowFormat::kInt8Blocks : RowFormat::kInt8Rows;
@@ -361,21 +305,10 @@ inline const GemmKernels* int8_kernels(bool zeros) {
   return zeros ? nullptr : &kSymmetric;
 }
 
-template <int kBits>
-inline const GemmKernels* float_kernels(bool zeros) {
-  static constexpr GemmKernels kSymmetric = {RowFormat::kFloat32, dense::kMaxTileRows, 0,
-                                             run_float<kBits, false>};
-  static constexpr GemmKernels kWithZeros = {RowFormat::kFloat32, dense::kMaxTileRows, 0,
-                                             run_float<kBits, true>};
-  return zeros ? &kWithZeros : &kSymmetric;
-}
-
-// kBits: of the scheme's codes; by_token: activations have one scale per row, in every dtype.
+// kBits: of the scheme's codes; by_token: activations have one scale per row, else per block.
 template <int kBits, bool kByToken>
 inline const GemmKernels* kernels(DType dtype, bool zeros) {
-  if (kByToken) return int8_kernels<kBits, false>(zeros);
-  if (dtype == DType::kFloat32) return float_kernels<kBits>(zeros);
-  return int8_kernels<kBits, true>(zeros);
+  return is_activation_dtype(dtype) ? int8_kernels<kBits, !kByToken>(zeros) : nullptr;
 }
 
 }  // namespace int8

@@ -26,6 +26,12 @@ const T* per_input(const Weight& weight, int index) {
              : nullptr;
 }
 
+// What stored codes stand for.
+enum class CodeKind : uint8_t { kE2m1, kInt4, kInt8 };
+
+// Kernels of rows that stay in floating point (gemm_codes.cc), or null.
+const GemmKernels* float_row_kernels(CodeKind kind, Isa isa, DType dtype, bool zeros);
+
 // int8::kernels<ARGUMENTS>(DTYPE, ZEROS) of the best namespace for `isa`. A CPU with vpdpbusd and
 // without vdpbf16ps has its own. Where candidates are forced, a name means what it says and no
 // more: "avx512" is without vpdpbusd, "avx512_bf16" without AMX.

@@ -2,11 +2,11 @@
 // channel, or for each group of K; zero points where a group has them. Packed as
 // regatta/pack_quantized.h says.
 //
-// Activations: float32 is multiplied exactly, by weights that become float in L1. bfloat16 and
-// float16 become int8 in blocks of 32 values with a float scale each (as llama.cpp's Q8_0 does):
-// eight vpdpbusd, then one conversion and one multiply-add with the block's scale. The weights'
-// scales come in once per group, or every 512 values of K. Stored codes are unsigned (w + 128); the
-// integer sum starts at -128 * sum(x).
+// Activations: float32 is multiplied as it is, and so are others where `act` is not 0
+// (gemm_codes.cc). Else bfloat16 and float16 become int8 in blocks of 32 values with a float scale
+// each (as llama.cpp's Q8_0 does): eight vpdpbusd, then one conversion and one multiply-add with
+// the block's scale. The weights' scales come in once per group, or every 512 values of K. Stored
+// codes are unsigned (w + 128); the integer sum starts at -128 * sum(x).
 //
 // What rounding activations costs: 0.5 % of a product of normal numbers (root mean square; rounding
 // the result to bfloat16 costs 0.17 %). On a small language model's held-out text, together with
@@ -19,6 +19,7 @@
 // (zero point 8) or with a zero point each. Two values of k lie in a byte: one load, two ANDs and a
 // shift make the operands of two vpdpbusd. Zero points take one more multiply-add per group, with
 // the sum of the activations.
+#include <string>
 #include <utility>
 
 #include "gemm_quantized.h"
@@ -35,14 +36,25 @@ struct WeightOnly {
   static constexpr SchemeId kId =
       kBits == 8 ? SchemeId::kWeightOnlyInt8 : SchemeId::kWeightOnlyInt4;
 
-  // packed, scales, a [1] that weight-only schemes do not read, perm.
+  // packed, scales, act [1]: whether activations stay in floating point, perm.
   static Status check(const Weight& weight, DType) {
     Status status = check_quantized(kId, weight);
-    return status.ok() ? check_per_input(kId, weight, 3, "perm", DType::kInt32) : status;
+    if (!status.ok()) return status;
+    const TensorView& act = weight.tensors[2];
+    if (act.dtype != DType::kFloat32 || act.rank != 1 || act.shape[0] != 1) {
+      return Status::error(std::string("act of the ") + scheme_info(kId).name + " weight is " +
+                           dtype_name(act.dtype) + " " + shape_string(act) +
+                           ", expected float32 [1]: 0 rounds activations to int8");
+    }
+    return check_per_input(kId, weight, 3, "perm", DType::kInt32);
   }
 
   static const GemmKernels* kernels(Isa isa, DType dtype, const Weight& weight) {
     const bool zeros = quantized_layout(kId, weight).has_zeros;
+    if (dtype == DType::kFloat32 || *static_cast<const float*>(weight.tensors[2].data) != 0.0f) {
+      constexpr CodeKind kKind = kBits == 8 ? CodeKind::kInt8 : CodeKind::kInt4;
+      return float_row_kernels(kKind, isa, dtype, zeros);
+    }
     return REGATTA_QUANTIZED_KERNELS(isa, kBits, false, dtype, zeros);
   }
 

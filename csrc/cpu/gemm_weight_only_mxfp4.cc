@@ -1,24 +1,10 @@
 // Scheme "weight_only_mxfp4": e2m1 codes with a scale for each 32 values of K, a power of two in
 // MXFP4 checkpoints (OCP Microscaling Formats 1.0). Packed as regatta/pack_quantized.h says.
+// gemm_codes.cc multiplies.
 //
-// Products are those of the floats that codes and scales stand for; sums alone are rounded. So
-// activations are not rounded to int8 as beside integer codes: a code becomes its value by a look
-// into a table of 16, one instruction for 16 or 32 of them, and a group's sum is multiplied by its
-// scale. bfloat16 multiplies pairs (vdpbf16ps) where the CPU can; else it and float16 become float.
 // The nibbles of a pair along K are 16 bits apart, so that a shift puts both where the table is
 // asked from.
-//
-// Rows: 12 in a tile (2 on AVX2), sums of a group in registers and those of all groups in L1.
-// Bound: memory for few rows, the multipliers of bfloat16 for many (half as many products an
-// instruction as of int8).
-#include <algorithm>
-#include <type_traits>
-#include <utility>
-
 #include "gemm_quantized.h"
-
-#define REGATTA_INL "gemm_e2m1.inl"
-#include "foreach_isa.h"
 
 namespace regatta::cpu {
 namespace {
@@ -39,7 +25,7 @@ Status check(const Weight& weight, DType) {
 }
 
 const GemmKernels* kernels(Isa isa, DType dtype, const Weight&) {
-  return REGATTA_IN_ISA(isa, e2m1::kernels(dtype));
+  return float_row_kernels(CodeKind::kE2m1, isa, dtype, false);
 }
 
 RowTransform transform(const Weight& weight, DType) {

@@ -12,6 +12,9 @@ from predict.errors import UserError, one_of
 from predict.system.options import Checked, option
 
 FP8_WINT4 = "a8w8_fp8_wint4"
+# What a CPU's products of integer weight-only codes do with 16-bit activations.
+ACTIVATIONS = ("int8", "float")
+DEFAULT_ACTIVATIONS = "int8"
 _KNOWN = (*SCHEMES, "a8w8c8", "a8w8c8_fp8", FP8_WINT4)
 # PaddleNLP's names, the short ones of its tools, and w4a8.
 QUANT_TYPES = (*_KNOWN, *(alias for row in SCHEMES.values() for alias in row.aliases))
@@ -69,7 +72,13 @@ class QuantSettings:
     block_size: int = -1  # rows and columns per scale of a8w8_fp8; -1: a row
     head_scheme: str | None = None  # of the LM head; None: it stays dense
     skip: tuple[str, ...] = ()  # linears whose names contain one of these stay dense
+    activations: str | None = None  # of ACTIVATIONS; None: the default
     fake: bool = False  # scales that a calibrated checkpoint lacks are made up
+
+    @property
+    def keeps_activations(self) -> bool:
+        """Whether a CPU's products of weight-only codes leave activations in floating point."""
+        return (self.activations or DEFAULT_ACTIVATIONS) == "float"
 
     @property
     def types(self) -> str:
@@ -100,6 +109,11 @@ class QuantizationConfig(Checked):
         choices=tuple(SCHEMES))
     skip_list_names: tuple[str, ...] = option((),
         "Linears with one of these in their name stay in --dtype.")
+    weight_only_activations: str | None = option(None,
+        "Activations of weight_only_int8 and weight_only_int4 on a CPU, files of such codes "
+        f"included: int8, in blocks of 32, or float, as --dtype has them; when not given, "
+        f"{DEFAULT_ACTIVATIONS}.",
+        allowed=ACTIVATIONS)
     moe_quant_type: str | None = option(None,
         "Round experts to another type; when not given, --quant_type is theirs too.",
         choices=tuple(name for name in QUANT_TYPES if "c8" not in name))
@@ -138,6 +152,7 @@ class QuantizationConfig(Checked):
             block_size=-1 if self.weight_block_size is None else self.weight_block_size[0],
             head_scheme=scheme(self.lm_head_quant_type),
             skip=self.skip_list_names,
+            activations=self.weight_only_activations,
             fake=self.use_fake_parameter,
         )
 

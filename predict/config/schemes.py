@@ -61,6 +61,11 @@ class SchemeInfo:
         """Whether weights alone are codes."""
         return self.codes is not None and self.activations is None
 
+    @property
+    def may_round_activations(self) -> bool:
+        """Whether a CPU's products may make 16-bit activations int8 (--weight_only_activations)."""
+        return self.is_weight_only and self.codes in ("int8", "int4")
+
 
 DENSE = SchemeInfo(
     name="dense",

@@ -61,6 +61,7 @@ def build_decoder(
     place: Any = None,
     kv_format: str = "dense",
     gpu: Device | None = None,
+    keeps_activations: bool = False,
 ) -> Decoder:
     """Reads (or makes up) every weight of the plan, layer by layer, converted to `dtype`.
 
@@ -68,7 +69,7 @@ def build_decoder(
     num_positions: rows of the rotary table (tokens). on_layer: called with each finished layer.
     compiled: predict.ops.compiled; None for plain operators.
     place: a GPU's; None for the CPU. kv_format: of the caches that it will run over. gpu: where
-    the place is one.
+    the place is one. keeps_activations: see Quantized.
     """
     import paddle
 
@@ -96,6 +97,7 @@ def build_decoder(
         name, weight = layout.scheme(plan), layout.read(plan)
         if of_experts and gpu is not None and compiled is not None:
             check_gpu_expert(weight, plan)
+        weight = replace(weight, keeps_activations=keeps_activations)
         tensors = scheme_of(name).tensors(weight, dtype, compiled, place)
         values = layout.bias(plan)
         bias = None if values is None else tensor(values)

@@ -62,6 +62,7 @@ def read_draft(
         weight_block_size=None,
         lm_head_quant_type=None,
         skip_list_names=(),
+        weight_only_activations=None,
         cachekv_int8_type=None,
         speculate_method=None,
         speculate_verify_window=None,

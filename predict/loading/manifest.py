@@ -20,7 +20,7 @@ from typing import Any
 from predict.config.cache import BLOCK_SIZES, KV_FORMATS
 from predict.config.engine import EngineConfig
 from predict.config.model import DTYPES
-from predict.config.quantization import QuantSettings
+from predict.config.quantization import DEFAULT_ACTIVATIONS, QuantSettings
 from predict.errors import UserError, hint
 from predict.nn.blocks import ADAPTED, PAGE_RANKS
 from predict.nn.spec import DecoderSpec
@@ -290,6 +290,10 @@ def check_manifest(
     if ours.head_scheme is not None:
         scheme = ours.head_scheme
         facts.append(("its LM head", manifest.head_scheme, scheme, "lm_head_quant_type"))
+    if ours.activations is not None:
+        made = theirs.get("activations") or DEFAULT_ACTIVATIONS
+        what = "activations beside weight-only codes"
+        facts.append((what, made, ours.activations, "weight_only_activations"))
     for name, flag in ROUNDING_FLAGS.items():
         wanted, default = _plain(getattr(ours, name)), _plain(getattr(QuantSettings(), name))
         if wanted != default:

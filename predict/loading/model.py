@@ -21,6 +21,7 @@ from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts import Layout, layout_of
 from predict.loading.layouts._target import Target
 from predict.loading.layouts.online import Online
+from predict.loading.losses import check_activations, say_what_groups_would_save
 from predict.loading.memory import (
     check_cpu_memory,
     check_gpu_memory,
@@ -82,6 +83,7 @@ class Weights:
                 place=self.platform.place,
                 kv_format=self.config.kv_format,
                 gpu=self.platform.gpu,
+                keeps_activations=self.config.quantization.settings.keeps_activations,
             )
         finally:
             self.source.close()
@@ -139,6 +141,8 @@ def open_weights(
         say_what_is_left_out(names, checkpoint)
     weights = Weights(config, plan, source, layout, platform, names, layout_as, turns)
     check_schemes(weights)
+    check_activations(config, platform, plan, layout)
+    say_what_groups_would_save(plan, layout, source)
     return weights
 
 

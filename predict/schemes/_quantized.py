@@ -31,6 +31,7 @@ class Quantized:
     shift: Any = None  # float32 [K]: x' = (x + shift) * smooth is what meets W; None: 0
     smooth: Any = None  # float32 [K]; None: 1
     perm: Any = None  # int32 [K]: column k of codes meets x[perm[k]] (act-order); None: k
+    keeps_activations: bool = False  # x stays in floating point where a CPU would make it int8
 
 
 def rounded_by(rule: str) -> Callable[..., Quantized]:

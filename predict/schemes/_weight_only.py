@@ -1,6 +1,7 @@
 """What the weight-only schemes share: groups of columns with scales and zeros, and act-order.
 
-Compiled tensors: packed, scales, act (unused), perm. Plain: codes, scale, zero, perm.
+Compiled tensors: packed, scales, act, perm. Plain: codes, scale, zero, perm. act is 1 where a CPU's
+products leave 16-bit activations as they are, 0 where they become int8 in blocks of 32.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from predict.device.place import tensor_at
 from predict.schemes._quantized import (
     Quantized,
-    act_tensor,
     dequantized,
     optional_at,
     weight_tensors,
@@ -28,7 +29,7 @@ def weight_only_tensors(
     """Scheme.tensors of a scheme."""
     made = weight_tensors(weight, scheme, dtype, compiled, place)
     if compiled is not None:
-        made += (act_tensor(weight, place),)
+        made += (tensor_at(np.array([weight.keeps_activations], np.float32), place),)
     return (*made, optional_at(weight.perm, np.int32, place))
 
 

@@ -166,8 +166,24 @@ def test_what_became_of_types_is_said_in_one_line(
         LLM(str(path), dtype="bfloat16", max_length=64, inference_model=True)
     assert caplog.messages == [
         "x.gguf: linears: 4 Q8_0 kept as weight_only_int8, "
-        "4 Q4_0 kept as weight_only_int4, 1 Q6_K+Q8_0 bfloat16"
+        "4 Q4_0 kept as weight_only_int4, 1 Q6_K+Q8_0 bfloat16",
+        "8 linears of weight-only codes round activations to int8 in blocks of 32; "
+        "--weight_only_activations float loses less, and reads prompts slower",
     ]
+
+
+def test_codes_of_the_type_that_is_asked_for_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = in_blocks(tmp_path / "m", tmp_path / "x.gguf", "Q4_K")
+    int4 = {"quant_type": "weight_only_int4"}
+    with caplog.at_level("INFO", "regatta"):
+        for settings in (int4, {**int4, "weightonly_group_size": 32}):
+            assert tokens_of(path, **settings) == tokens_of(path)
+            assert "x.gguf: linears: 4 Q4_K kept as weight_only_int4" in caplog.messages
+            assert not any("second time" in line for line in caplog.messages)
+        tokens_of(path, **int4, weightonly_group_size=64)
+    assert sum("loses a second time" in line for line in caplog.messages) == 1
 
 
 def decoder_of(path: Path, **settings: Any) -> Decoder:

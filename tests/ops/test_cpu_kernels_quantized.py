@@ -128,11 +128,11 @@ def rounded_by_row(x: Array, static_scale: float = 0.0) -> Wide:
     return codes.astype(np.float64) * scale
 
 
-def rounded_for(scheme: str, x: Array, dtype: str) -> Wide:
+def rounded_for(scheme: str, x: Array, dtype: str, keeps: bool = False) -> Wide:
     """The activations that the kernels of a scheme multiply."""
     if scheme in BY_TOKEN:
         return rounded_by_row(x)
-    return x.astype(np.float64) if dtype == "float32" else rounded_by_block(x)
+    return x.astype(np.float64) if keeps or dtype == "float32" else rounded_by_block(x)
 
 
 def linear(library: Library, scheme: str, x: Any, operand: list[Any], num_outputs: int) -> Any:
@@ -197,20 +197,56 @@ def test_linear_multiplies_by_the_dequantized_matrix(
     assert_close(numpy32(got), rounded_for(scheme, x, dtype) @ weight.wide().T, dtype)
 
 
+@pytest.mark.parametrize("keeps", [False, True], ids=["int8", "float"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("with_zeros", [False, True])
 @pytest.mark.parametrize("group", [32, 64, 96, 128, 1024])
 @pytest.mark.parametrize("scheme", WEIGHT_ONLY)
 def test_linear_with_groups_and_zero_points(
-    compiled: Library, candidate: str, scheme: str, group: int, with_zeros: bool, dtype: str
+    compiled: Library,
+    candidate: str,
+    scheme: str,
+    group: int,
+    with_zeros: bool,
+    dtype: str,
+    keeps: bool,
 ) -> None:
     rng = np.random.default_rng(group)
     inputs = 3 * group if group == 96 else 2048 + group
     for rows in (1, 2, 4, 7, 40):
         x = rounded(normal(rng, rows, inputs), dtype)
         weight = make_weight(rng, scheme, 66, inputs, group, with_zeros)
-        got = linear(compiled, scheme, tensor(x, dtype), weight.operand(compiled, dtype), 66)
-        assert_close(numpy32(got), rounded_for(scheme, x, dtype) @ weight.wide().T, dtype)
+        operand = weight.operand(compiled, dtype, tensor([keeps], "float32"))
+        got = linear(compiled, scheme, tensor(x, dtype), operand, 66)
+        assert_close(numpy32(got), rounded_for(scheme, x, dtype, keeps) @ weight.wide().T, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scheme", WEIGHT_ONLY)
+def test_activations_may_stay_floats_in_any_shape(
+    compiled: Library, candidate: str, scheme: str, dtype: str
+) -> None:
+    rng = np.random.default_rng(11)
+    for rows, inputs, outputs in SHAPES:
+        x = rounded(normal(rng, rows, inputs), dtype)
+        weight = make_weight(rng, scheme, outputs, inputs, with_zeros=bool(rows % 2))
+        operand = weight.operand(compiled, dtype, tensor([1], "float32"))
+        got = linear(compiled, scheme, tensor(x, dtype), operand, outputs)
+        assert_close(numpy32(got), x.astype(np.float64) @ weight.wide().T, dtype)
+
+
+@pytest.mark.parametrize("scheme", WEIGHT_ONLY)
+def test_every_code_comes_out_exact_beside_floats(
+    compiled: Library, candidate: str, scheme: str
+) -> None:
+    low, high = (0, 16) if is_int4(scheme) else (-128, 128)
+    codes = np.resize(np.arange(low, high), (16, 64)).astype(np.int8)
+    scale = np.ldexp(np.float32(1), np.arange(32).reshape(16, 2) % 5 - 2)
+    weight = Weight(scheme, codes, scale, None, 32)
+    for dtype in DTYPES:
+        operand = weight.operand(compiled, dtype, tensor([1], "float32"))
+        got = linear(compiled, scheme, tensor(np.eye(64), dtype), operand, 16)
+        np.testing.assert_array_equal(numpy32(got), rounded(weight.wide().T, dtype))
 
 
 @pytest.mark.parametrize("group", [32, 128])
@@ -262,15 +298,19 @@ def test_random_shapes_agree_with_the_reference(
         assert_close((numpy32(got) / size).astype(np.float32)[keep], (expected / size)[keep], dtype)
 
 
-@pytest.mark.parametrize("scheme", [*WEIGHT_ONLY, *BY_TOKEN])
+@pytest.mark.parametrize(
+    ("scheme", "act"),
+    [*((name, 0) for name in (*WEIGHT_ONLY, *BY_TOKEN)), *((name, 1) for name in WEIGHT_ONLY)],
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_row_does_not_depend_on_the_batch_or_the_threads(
-    compiled: Library, candidate: str, dtype: str, scheme: str
+    compiled: Library, candidate: str, dtype: str, scheme: str, act: int
 ) -> None:
     rng = np.random.default_rng(3)
     x = normal(rng, 45, 640)
     group = 0 if scheme in ("a8w8", "weight_only_int8") else 64
-    weight = make_weight(rng, scheme, 130, 640, group).operand(compiled, dtype)
+    made = make_weight(rng, scheme, 130, 640, group, with_zeros=act == 1)
+    weight = made.operand(compiled, dtype, tensor([act], "float32"))
     together = numpy32(linear(compiled, scheme, tensor(x, dtype), weight, 130))
     for rows in (1, 2, 6, 7, 12, 20):
         for num_threads in (1, 3):

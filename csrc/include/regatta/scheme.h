@@ -3,7 +3,7 @@
 //   scheme            tensors
 //   dense             weight
 //   dense_folded      weight times the norm's ahead of it; on a GPU (regatta/cuda_ops.h)
-//   weight_only_int8  packed, scales, unread, perm
+//   weight_only_int8  packed, scales, on a CPU whether activations stay floats (else int8), perm
 //   weight_only_int4  alike
 //   weight_only_mxfp4 alike
 //   w4a8              alike

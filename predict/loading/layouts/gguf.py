@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from predict.config.schemes import find
+from predict.config.schemes import find, scheme_info
 from predict.errors import UserError
 from predict.gguf.reader import PLAIN
 from predict.loading.arrays import Shape
@@ -31,6 +31,7 @@ Array = npt.NDArray[Any]
 Blocks = npt.NDArray[np.uint8]
 INT4, INT8, E2M1 = find("int4").name, find("int8").name, find("e2m1").name
 MIDDLE = 8  # of 4-bit codes
+INT4_BITS = scheme_info(INT4).bits
 
 
 class BlockCodes(NamedTuple):
@@ -191,8 +192,8 @@ KINDS: Mapping[str, BlockType] = {
 class Gguf(Stored):
     """See Layout. A linear keeps its codes where all its parts can; others are read as floats.
 
-    Where flags ask for a scheme, all are floats that it rounds. Logs what became of
-    linears that are not stored as floats.
+    Where flags ask for a scheme, those whose codes are of it and of its groups keep them, and the
+    others are floats that it rounds. Logs what became of linears that are not stored as floats.
     """
 
     has_spare_biases = False
@@ -202,6 +203,7 @@ class Gguf(Stored):
         super().__init__(*stored)
         settings = self.settings
         self.is_asked = settings.scheme is not None or settings.expert_scheme is not None
+        self.is_again = False  # whether codes of 4 bits are rounded to others of 4 bits
         if self.is_asked:
             self.online = Online(self.source, settings, self.plan)
         self._say()
@@ -216,13 +218,18 @@ class Gguf(Stored):
         return None if array is None else KINDS.get(array.kind)
 
     def _in_float(self, plan: LinearPlan) -> bool:
-        if self.is_asked or plan.is_stored_otherwise or plan.head_parts:
+        if plan.is_stored_otherwise or plan.head_parts:
             return True
         if plan == self.plan.head and self.settings.head_scheme is not None:
             return True
         kinds = [self._kind(part) for part in parts_of(plan)]
         found = [kind for kind in kinds if kind is not None]
-        return len(found) < len(kinds) or not holds(self.target, found, plan.in_features)
+        if len(found) < len(kinds) or not holds(self.target, found, plan.in_features):
+            return True
+        if not self.is_asked:
+            return False
+        sizes = {self.settings.group_size, *(kind.group_size for kind in found)} - {-1}
+        return len(sizes) > 1 or {self.online.scheme(plan)} != {kind.scheme for kind in found}
 
     def scheme(self, plan: LinearPlan) -> str:
         return self.online.scheme(plan) if self._in_float(plan) else super().scheme(plan)
@@ -276,10 +283,18 @@ class Gguf(Stored):
                 fate = f"kept as {fate}"
             elif name != DENSE:
                 fate = f"rounded to {fate}"
+                codes = {KINDS[kind].scheme for kind in kinds if kind in KINDS}
+                self.is_again |= INT4 in codes and scheme_info(name).bits == INT4_BITS
             fates[f"{'+'.join(sorted(kinds))} {fate}"] += 1
         if fates:
             listed = ", ".join(f"{count} {fate}" for fate, count in fates.items())
             LOG.info(f"{self.checkpoint.directory.name}: linears: {listed}")
+        if self.is_again:
+            LOG.warning(
+                f"{self.checkpoint.directory.name}: codes of 4 bits are rounded to others of 4 "
+                "bits, which loses a second time; leave --quant_type out, or take weight_only_int8 "
+                "(--quant_type weight_only_int4 alone keeps them on a CPU)"
+            )
 
 
 def as_quantized(found: BlockCodes, kind: BlockType, groups: int) -> Quantized:
