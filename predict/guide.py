@@ -25,6 +25,7 @@ MAX_CHOICES = 4096
 MAX_CHOICES_BYTES = 1 << 16  # of all of them
 MAX_TAGS = 256  # structures of a structural tag, and its triggers
 MAX_TAG_BYTES = 1024  # of a trigger, a beginning or an end
+CONTENT = "@content"  # in Guide.around
 
 _STRUCTURE_KEYS = ("begin", "schema", "end")
 _PROPERTY_KEYS = ("properties", "patternProperties")
@@ -37,6 +38,7 @@ class Guide:
     """What an answer must be: exactly one of these. Raises UserError that names the field.
 
     Schemas and structural tags may be given as dicts or as JSON texts, and are kept as JSON texts.
+    `around` may stand beside it.
     """
 
     json_schema: str | bool | Mapping[str, Any] | None = None  # JSON that fits this JSON schema
@@ -46,9 +48,12 @@ class Guide:
     grammar: str | None = None  # a text of this grammar, in llguidance's variant of Lark
     # Text in which tags hold JSON: {"structures": [{"begin", "schema", "end"}], "triggers": [...]}.
     structural_tag: str | Mapping[str, Any] | None = None
+    # A grammar of the whole answer, in which @content stands for the guide: of a model's thoughts
+    # ahead of it, for one.
+    around: str | None = None
 
     def __post_init__(self) -> None:
-        names = [field.name for field in fields(self)]
+        names = [field.name for field in fields(self) if field.name != "around"]
         if not isinstance(self.json_object, bool):
             raise refusal("guide.json_object", self.json_object, "true, false")
         given = [name for name in names if _is_given(self, name)]
@@ -60,6 +65,12 @@ class Guide:
         name = given[0]
         if name in _CHECKED:
             object.__setattr__(self, name, _CHECKED[name](getattr(self, name)))
+        if self.around is not None:
+            grammar = _text("guide.around", self.around, MAX_GRAMMAR_BYTES)
+            if CONTENT not in grammar:
+                raise UserError(
+                    f"guide.around has no {CONTENT}, which stands for the guide; add it"
+                )
 
     @classmethod
     def of(cls, value: object) -> Guide:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from predict.errors import UserError
 from predict.request import SamplingParams
+from predict.text.answer_parts import Forms
 from predict.text.tokenizer import Tokenizer
 
 
@@ -40,7 +41,10 @@ def with_token_ids(
                 f"{name} has token id {token}, which is outside the vocabulary (allowed: 0 to "
                 f"{vocab_size - 1})"
             )
-    stops = () if tokenizer is None else _special_tokens(params.stop_strings, tokenizer)
+    # Marks of an answer's parts are no content.
+    hidden = () if params.answer_form is None else Forms.of(params.answer_form).marks
+    texts = [text for text in params.stop_strings if text not in hidden]
+    stops = () if tokenizer is None else _special_tokens(texts, tokenizer)
     if tuple(words) == params.bad_words and set(stops) <= set(params.stop_token_ids):
         return params
     return replace(

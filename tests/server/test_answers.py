@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from predict.engine.samples import StreamOutput
-from predict.request import Logprob, SamplingParams
+from predict.request import Logprob
 from predict.server.answers import ChatEvents, CompletionEvents, Identity, gathered
-from predict.server.kept_text import KeptText
 from predict.server.logprobs import LEAST, LogprobTexts
 from predict.server.runs import Usage
-from predict.text.detokenizer import Detokenizer
 from predict.text.token_texts import TokenTexts
 from predict.text.tokenizer import Tokenizer
 from tests.support.tiny import TOKENIZER
@@ -73,28 +71,6 @@ def test_a_logprob_of_minus_infinity_is_a_number(tokenizer: Tokenizer) -> None:
     (entry,) = texts.chat([{5: Logprob(float("-inf"), 9), 6: Logprob(-0.1, 1)}])
     assert entry["logprob"] == LEAST
     assert [each["logprob"] for each in entry["top_logprobs"]] == [-0.1]
-
-
-def test_special_tokens_that_a_parser_needs_stay_in_the_text(tokenizer: Tokenizer) -> None:
-    mark, other = "<|user|>", "<|end|>"
-    ids = tokenizer.encode(f"a{mark}né{other}🙂b{mark}", False)
-    kept_id = tokenizer.token_to_id(mark)
-    assert kept_id is not None
-    assert not tokenizer.decode([kept_id]), "an engine's text leaves it out"
-
-    def made(params: SamplingParams) -> KeptText:
-        detokenizer = Detokenizer(tokenizer, False)
-        return KeptText(tokenizer, detokenizer, {kept_id: mark}, [5], params)
-
-    kept = made(SamplingParams())
-    text = ""
-    for number, token_id in enumerate(ids, 1):
-        reason: Any = "stop" if number == len(ids) else None
-        text += kept.of_piece(StreamOutput("", (token_id,), reason))
-    assert text == f"a{mark}né🙂b{mark}"
-    stopped = made(SamplingParams(stop="🙂"))
-    pieces = [stopped.of_piece(StreamOutput("", (token_id,), None)) for token_id in ids]
-    assert "".join(pieces) == f"a{mark}né"
 
 
 def test_texts_and_bytes_of_tokens_make_the_whole(tokenizer: Tokenizer) -> None:
