@@ -24,6 +24,7 @@ from predict.text.answer_parts import AnswerParts, Forms
 from predict.text.answer_text import AnswerText
 from predict.text.detokenizer import Detokenizer
 from predict.text.guides import GuideState
+from predict.text.params import hidden_in
 from predict.text.tokenizer import Tokenizer
 
 NUM_SEEDS = 1 << 63
@@ -119,7 +120,9 @@ class Samples:
         if own.answer_form is not None and own.stop_strings and self._tokenizer is not None:
             forms = Forms.of(own.answer_form)
             return AnswerParts(self._tokenizer, detokenizer, prompt, forms, *ends)
-        return AnswerText(detokenizer.stream(prompt), *ends)
+        stops = own.stop_strings
+        hidden = hidden_in(stops, self._tokenizer) if stops and self._tokenizer else {}
+        return AnswerText(detokenizer.stream(prompt), *ends, hidden)
 
     @property
     def is_finished(self) -> bool:

@@ -125,11 +125,12 @@ class ModelText:
             return None
         forms = Forms(self.calls, self.thoughts, use, self.is_thinking(prompt))
         is_marked = any(mark in self._special for mark in forms.marks)
-        if self._tokenizer is None or not (is_marked or params.stop_strings):
+        tokenizer, detokenizer = self._tokenizer, self._detokenizer
+        if not tokenizer or not detokenizer or not (is_marked or params.stop_strings):
             return TextParts(forms)
         return AnswerParts(
-            self._tokenizer,
-            self._detokenizer,
+            tokenizer,
+            detokenizer,
             token_ids,
             forms,
             params.stop_strings,

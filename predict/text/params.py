@@ -54,6 +54,17 @@ def with_token_ids(
     )
 
 
+def hidden_in(texts: Sequence[str], tokenizer: Tokenizer) -> dict[int, str]:
+    """The tokens without a text of their own that stand in these texts among others."""
+    found: dict[int, str] = {}
+    for text in texts:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        if len(ids) > 1:
+            hidden = ((i, tokenizer.decode([i], False)) for i in ids if not tokenizer.decode([i]))
+            found.update((i, mark) for i, mark in hidden if mark and mark in text)
+    return found
+
+
 def _special_tokens(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
     """The ids of those texts that are tokens without a text of their own."""
     ids = [tokenizer.token_to_id(text) for text in texts]
