@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from predict.answer_form import AnswerForm
     from predict.async_llm import AsyncLLM
     from predict.config.engine import EngineConfig
     from predict.errors import UserError
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "AnswerForm",
     "AsyncLLM",
     "EngineConfig",
     "Guide",
@@ -27,6 +29,7 @@ _HOMES = {
     "LLM": "predict.llm",
     "AsyncLLM": "predict.async_llm",
     "EngineConfig": "predict.config.engine",
+    "AnswerForm": "predict.answer_form",
     "Guide": "predict.guide",
     "RequestOutput": "predict.request",
     "SamplingParams": "predict.request",

@@ -26,6 +26,7 @@ MAX_CHOICES = 4096
 MAX_CHOICES_BYTES = 1 << 16  # of all of them
 MAX_TAGS = 256  # structures of a structural tag, and its triggers
 MAX_TAG_BYTES = 1024  # of a trigger, a beginning or an end
+CONTENT = "@content"  # in Guide.around
 
 _STRUCTURE_KEYS = ("begin", "schema", "end")
 _PROPERTY_KEYS = ("properties", "patternProperties")
@@ -50,6 +51,7 @@ class Guide:
     """What an answer must be: exactly one of these. Raises UserError that names the field.
 
     Schemas and structural tags may be given as dicts or as JSON texts, and are kept as JSON texts.
+    `around` may stand beside it.
     """
 
     json_schema: str | bool | Mapping[str, Any] | None = None  # JSON that fits this JSON schema
@@ -63,6 +65,9 @@ class Guide:
     # unknown formats, uniqueItems, propertyNames, oneOf that overlaps, look-around and back
     # references in patterns, bounds beyond 2**53. Else these are left out.
     strict: bool = False
+    # A grammar of the whole answer, in which @content stands for the guide: of a model's thoughts
+    # ahead of it, for one.
+    around: str | None = None
 
     def __post_init__(self) -> None:
         names = _kinds()
@@ -79,6 +84,12 @@ class Guide:
         name = given[0]
         if name in _CHECKED:
             object.__setattr__(self, name, _CHECKED[name](getattr(self, name), self.strict))
+        if self.around is not None:
+            grammar = _text("guide.around", self.around, MAX_GRAMMAR_BYTES)
+            if CONTENT not in grammar:
+                raise UserError(
+                    f"guide.around has no {CONTENT}, which stands for the guide; add it"
+                )
 
     @classmethod
     def of(cls, value: object) -> Guide:
@@ -106,7 +117,7 @@ class Guide:
 
 
 def _kinds() -> list[str]:
-    return [field.name for field in fields(Guide) if field.name != "strict"]
+    return [field.name for field in fields(Guide) if field.name not in ("strict", "around")]
 
 
 def _is_given(guide: Guide, name: str) -> bool:

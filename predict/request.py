@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
+from predict.answer_form import AnswerForm
 from predict.errors import UserError
 from predict.guide import Guide
 from predict.system import bounds
@@ -185,6 +186,10 @@ class SamplingParams(Checked):
         "What the answer's text must be: JSON of a schema, a regular expression, ... "
         "(predict.Guide).",
         allowed=_guide, is_flag=False)
+    answer_form: AnswerForm | None = option(None,
+        "How the answer is read: then stop counts in its content alone, not in thoughts, calls and "
+        "marks (predict.AnswerForm).",
+        allowed=AnswerForm.of, is_flag=False)
     # fmt: on
 
     def __post_init__(self) -> None:
@@ -230,12 +235,16 @@ class SamplingParams(Checked):
         return self.logprobs
 
     @cached_property
+    def bans(self) -> tuple[str, ...]:
+        """The given fields that may forbid tokens."""
+        names = ("logit_bias", "bad_words", "min_length", "no_repeat_ngram_size")
+        return tuple(name for name in names if getattr(self, name))
+
+    @cached_property
     def adjusts_logits(self) -> bool:
         """Whether logits are changed before a token is chosen."""
         penalties = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
-        return penalties != (1.0, 0.0, 0.0) or bool(
-            self.min_length or self.no_repeat_ngram_size or self.logit_bias or self.bad_words
-        )
+        return penalties != (1.0, 0.0, 0.0) or bool(self.bans)
 
 
 def check_samples(params: SamplingParams) -> None:

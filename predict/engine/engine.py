@@ -30,6 +30,7 @@ from predict.engine.scheduler import ScheduledBatch, ScheduledSpan, Scheduler
 from predict.errors import EngineError
 from predict.nn.inputs import Field, empty_example, fields_with
 from predict.request import SamplingParams
+from predict.text.guides import contradiction
 
 T = TypeVar("T")
 # Rows that take little longer on a CPU than one: up to there the weights' bytes decide, and beyond
@@ -546,7 +547,6 @@ def _no_token_message(request: Request) -> str:
         )
     if request.guide.error is not None:
         return f"{name} failed in stage guide: {request.guide.error}"
-    return (
-        f"{name} has no token that its guide allows and its other parameters leave (logit_bias, "
-        "bad_words, min_length, no_repeat_ngram_size); loosen one of them"
-    )
+    params = request.sampling_params
+    kind = "" if params.guide is None else params.guide.kind
+    return f"{name} failed in stage guide: {contradiction(kind, params.bans)}"

@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 # Stages of a request, by the modules and functions ("module:name") that do their work.
 _WORK = {
-    "detokenize": "text.tokenizer text.answer_text text.detokenizer text.stop_strings "
-    "engine.samples",
+    "detokenize": "text.tokenizer text.answer_text text.answer_parts text.detokenizer "
+    "text.stop_strings text.markup text.reasoning engine.samples",
     "guide": "text.guides",
     "schedule": "engine.batch engine.block_manager engine.scheduler engine.stopping",
     "beams": "engine.beams engine.gpu_beams",

@@ -26,6 +26,7 @@ from predict.system import bounds
 if TYPE_CHECKING:
     from predict.adapters.pool import ServedAdapter
     from predict.engine.logprobs import LogprobRecord
+    from predict.text.answer_parts import AnswerParts
     from predict.text.answer_text import AnswerText
     from predict.text.guides import GuideState
 
@@ -66,7 +67,9 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     error: str | None = None  # what went wrong, where finish_reason is "error"
-    answer: AnswerText | None = None  # its text so far, where that decides when it ends
+    answer: AnswerText | AnswerParts | None = (
+        None  # its text so far, where that decides when it ends
+    )
     logprobs: LogprobRecord | None = None  # where they are wanted; the engine adds them
     guide: GuideState | None = None  # behind the known tokens; set before Scheduler.add
     leader: Request | None = None  # has the same prompt, whose blocks this request waits for

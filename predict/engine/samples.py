@@ -21,9 +21,11 @@ from predict.request import (
     SamplingParams,
     TokenLogprobs,
 )
+from predict.text.answer_parts import AnswerParts, Forms
 from predict.text.answer_text import AnswerText
 from predict.text.detokenizer import Detokenizer
 from predict.text.guides import GuideState
+from predict.text.params import hidden_in
 from predict.text.tokenizer import Tokenizer
 
 
@@ -105,14 +107,21 @@ class Samples:
                 request.leader = self.requests[0]
             own = request.sampling_params
             if detokenizer is not None and (streamed or own.stop_strings) and own.num_beams == 1:
-                stream = detokenizer.stream(request.prompt_token_ids)
-                request.answer = AnswerText(
-                    stream, own.stop_strings, own.include_stop_str_in_output
-                )
+                request.answer = self._begun(request, detokenizer)
             if own.logprobs is not None or own.prompt_logprobs is not None:
                 request.logprobs = LogprobRecord(
                     own.logprobs, own.prompt_logprobs, request.num_prompt_tokens
                 )
+
+    def _begun(self, request: Request, detokenizer: Detokenizer) -> AnswerText | AnswerParts:
+        own, prompt = request.sampling_params, request.prompt_token_ids
+        ends = own.stop_strings, own.include_stop_str_in_output
+        if own.answer_form is not None and own.stop_strings and self._tokenizer is not None:
+            forms = Forms.of(own.answer_form)
+            return AnswerParts(self._tokenizer, detokenizer, prompt, forms, *ends)
+        stops = own.stop_strings
+        hidden = hidden_in(stops, self._tokenizer) if stops and self._tokenizer else {}
+        return AnswerText(detokenizer.stream(prompt), *ends, hidden)
 
     @property
     def is_finished(self) -> bool:

@@ -644,6 +644,9 @@ class Scheduler:
                 request.sampling_params,
                 eos_token_ids,
             )
+            params = request.sampling_params
+            if request.guide is not None and params.guide is not None and params.bans:
+                request.guide.check(token_id, params.guide.kind, params.bans)
             if request.guide is not None and reason != "stop" and request.guide.accept(token_id):
                 reason = "stop"  # nothing but an end may follow
             if request.answer is not None:

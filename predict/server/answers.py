@@ -20,14 +20,16 @@ from predict.text.deltas import (
     CallBegin,
     ContentDelta,
     Delta,
-    Parser,
+    Reader,
     ReasoningDelta,
     joined,
 )
 
 DONE = b"data: [DONE]\n\n"
 to_json = msgspec.json.Encoder().encode
-MakeParser = Callable[[], Parser | None]
+
+
+MakeReader = Callable[[], Reader | None]
 
 
 class Echo(NamedTuple):
@@ -186,11 +188,11 @@ class CompletionEvents(_Events):
 class _Choice:
     """An answer of a streamed chat, with its prepared JSON."""
 
-    def __init__(self, opening: bytes, index: int, parser: Parser | None) -> None:
+    def __init__(self, opening: bytes, index: int, reader: Reader | None) -> None:
         self.head = b'%s,"choices":[{"index":%d,"delta":{' % (opening, index)
         self.content = self.head + b'"content":'
         self.reasoning = self.head + b'"reasoning_content":'
-        self.parser = parser
+        self.reader = reader
         self.has_begun = False
         self.has_calls = False
 
@@ -202,18 +204,13 @@ class ChatEvents(_Events):
         self,
         identity: Identity,
         with_usage: bool,
-        make_parser: MakeParser = lambda: None,
+        make_reader: MakeReader = lambda: None,
         logprobs: LogprobTexts | None = None,
-        text_of: Callable[[StreamOutput], str] | None = None,
         usage_so_far: Usage | None = None,
     ) -> None:
-        """make_parser: makes the parser of an answer; None where all text is content.
-
-        text_of: the text of a piece with special tokens (predict.server.kept_text).
-        """
+        """make_reader: makes the reader of an answer; None where all text is content."""
         super().__init__(identity, with_usage, usage_so_far)
-        self._make_parser = make_parser
-        self._text_of = text_of
+        self._make_reader = make_reader
         self._logprobs = logprobs
         self._choices: dict[int, _Choice] = {}
 
@@ -227,14 +224,14 @@ class ChatEvents(_Events):
         for piece in gathered(pieces):
             choice = self._choices.get(piece.index)
             if choice is None:
-                choice = _Choice(self._opening, piece.index, self._make_parser())
+                choice = _Choice(self._opening, piece.index, self._make_reader())
                 self._choices[piece.index] = choice
                 out += (choice.head, b'"role":"assistant","content":""', self._tail)
             tail = self._tail
             if self._logprobs is not None:
                 measured = to_json({"content": self._logprobs.chat(piece.logprobs or ())})
                 tail = b'},"logprobs":%s,"finish_reason":null}%s' % (measured, self._end)
-            if choice.parser is None:
+            if choice.reader is None:
                 if piece.text or tail is not self._tail:
                     out += (choice.content, to_json(piece.text), tail)
             else:
@@ -250,11 +247,9 @@ class ChatEvents(_Events):
 
     def _parsed(self, choice: _Choice, piece: StreamOutput, tail: bytes, out: list[bytes]) -> None:
         """Appends the parts of a parsed piece to `out`; logprobs go with the first of them."""
-        assert choice.parser is not None
-        text = piece.text if self._text_of is None else self._text_of(piece)
-        deltas = choice.parser.feed(text)
-        if piece.finish_reason is not None:
-            deltas = [*deltas, *choice.parser.finish()]
+        assert choice.reader is not None
+        is_last = piece.finish_reason is not None
+        deltas = choice.reader.read(piece.text, piece.token_ids, is_last)
         if not deltas and tail is not self._tail:
             out += (choice.head, tail)
         for delta in deltas:
@@ -334,19 +329,17 @@ def chat_completion(
     identity: Identity,
     output: RequestOutput,
     usage: Usage,
-    make_parser: MakeParser,
+    make_reader: MakeReader,
     logprobs: LogprobTexts | None,
-    text_of: Callable[[CompletionOutput], str] | None = None,
 ) -> dict[str, Any]:
-    """A whole turn of a conversation. make_parser, text_of: see ChatEvents."""
+    """A whole turn of a conversation. make_reader: see ChatEvents."""
     choices: list[dict[str, Any]] = []
     for each in output.outputs:
-        parser = make_parser()
-        text = each.text if text_of is None else text_of(each)
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        reader = make_reader()
+        message: dict[str, Any] = {"role": "assistant", "content": each.text, "refusal": None}
         has_calls = False
-        if parser is not None:
-            found = joined([*parser.feed(text), *parser.finish()])
+        if reader is not None:
+            found = joined(reader.read(each.text, each.token_ids, True))
             has_calls = bool(found.calls)
             message["content"] = found.content if has_calls else found.content or ""
             if found.reasoning is not None:

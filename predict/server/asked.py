@@ -27,7 +27,7 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "min_length": ("min_length", "min_tokens"),
 }
 _GUIDE = re.compile(r"guide\b(\.\w+)?")  # at the beginning of an error about one
-_ELSEWHERE = ("adapter", "guide", "logprobs")  # fields that routes set
+_ELSEWHERE = ("adapter", "answer_form", "guide", "logprobs")  # fields that routes set
 # Kinds of a Guide by vLLM's names: of guided_NAME, and of structured_outputs' fields.
 _GUIDE_KINDS: Mapping[str, str] = {
     "json": "json_schema",

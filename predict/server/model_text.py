@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from predict.answer_form import AnswerForm
 from predict.errors import UserError
+from predict.request import SamplingParams
 from predict.server.asked import Form
 from predict.server.config import ServerConfig
 from predict.server.errors import invalid
@@ -13,7 +15,8 @@ from predict.server.front_model import FrontModel
 from predict.server.protocol import ToolBody
 from predict.system.files import json_type
 from predict.text import reasoning, tool_calls
-from predict.text.deltas import Parser
+from predict.text.answer_parts import AnswerParts, Forms, TextParts
+from predict.text.deltas import Reader
 from predict.text.tool_calls import CHOICES, GuideContext, Tool, ToolUse
 
 _NO_TOOLS = ToolUse()
@@ -25,6 +28,7 @@ class ModelText:
     def __init__(self, front: FrontModel, config: ServerConfig) -> None:
         source = "" if front.template is None else front.template.source
         self._tokenizer = front.tokenizer
+        self._detokenizer = front.literal
         self._knows_tools = "tools" in source
         name = config.tool_call_parser
         self.calls = tool_calls.detected(source) if name == "auto" else None
@@ -35,8 +39,6 @@ class ModelText:
         if name not in ("auto", "none"):
             self.thoughts = reasoning.reasoning_of(name)
         self._is_whole = self.calls is not None and self.calls.is_whole
-        self._call_marks = () if self.calls is None else self.calls.kept_tokens
-        self._thought_marks = () if self.thoughts is None else self.thoughts.kept_tokens
         self._special = self._special_marks()
 
     def use_of(
@@ -103,31 +105,48 @@ class ModelText:
             raise invalid(param, str(error)) from None
         return None if guide is None else Form(guide, param)
 
-    def parser(self, use: ToolUse, prompt: str) -> Parser | None:
-        """A parser for one answer; None where all of its text is content."""
+    def answer_form(self, use: ToolUse, prompt: str) -> AnswerForm | None:
+        """How an answer is read; None where all of its text is content."""
         if self.thoughts is None and not use.allowed and not self._is_whole:
             return None
-        return tool_calls.answer_parser(
-            self.calls, self.thoughts, use, is_thinking=self.is_thinking(prompt)
+        return AnswerForm(
+            calls=None if self.calls is None else self.calls.name,
+            thoughts=None if self.thoughts is None else self.thoughts.name,
+            is_thinking=self.is_thinking(prompt),
+            tools=tuple(tool.name for tool in use.allowed),
         )
 
-    def kept_tokens(self, use: ToolUse) -> Mapping[int, str]:
-        """Special tokens that a parser of such a request looks for, and the text of each."""
-        calls = self._call_marks if use.allowed or self._is_whole else ()
-        wanted = (*calls, *self._thought_marks)
-        return {self._special[text]: text for text in wanted if text in self._special}
+    def reader(
+        self, use: ToolUse, prompt: str, token_ids: Sequence[int], params: SamplingParams
+    ) -> Reader | None:
+        """What reads one answer to a prompt; None where all of its text is content."""
+        if params.answer_form is None:
+            return None
+        forms = Forms(self.calls, self.thoughts, use, self.is_thinking(prompt))
+        is_marked = any(mark in self._special for mark in forms.marks)
+        tokenizer, detokenizer = self._tokenizer, self._detokenizer
+        if not tokenizer or not detokenizer or not (is_marked or params.stop_strings):
+            return TextParts(forms)
+        return AnswerParts(
+            tokenizer,
+            detokenizer,
+            token_ids,
+            forms,
+            params.stop_strings,
+            params.include_stop_str_in_output,
+            params.min_length,
+        )
 
     def _token_id(self, text: str) -> int | None:
         return None if self._tokenizer is None else self._tokenizer.token_to_id(text)
 
-    def _special_marks(self) -> dict[str, int]:
+    def _special_marks(self) -> frozenset[str]:
         """Marks of this model's formats that are tokens which an answer's text leaves out."""
-        found: dict[str, int] = {}
-        for text in (*self._call_marks, *self._thought_marks):
-            token_id = self._token_id(text)
-            if token_id is not None and self._tokenizer and self._tokenizer.leaves_out(token_id):
-                found[text] = token_id
-        return found
+        marks = [mark for row in (self.calls, self.thoughts) if row for mark in row.kept_tokens]
+        ids = {mark: self._token_id(mark) for mark in marks}
+        known = {mark: i for mark, i in ids.items() if i is not None}
+        tokenizer = self._tokenizer
+        return frozenset(m for m, i in known.items() if tokenizer and tokenizer.leaves_out(i))
 
 
 def _allowed(choice: object, known: list[Tool]) -> tuple[object, list[Tool]]:

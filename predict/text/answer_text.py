@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from predict.text.detokenizer import TextStream
 from predict.text.stop_strings import ROOT, Match, stop_strings
+
+NO_TEXTS: Mapping[int, str] = MappingProxyType({})
 
 
 class AnswerText:
@@ -14,14 +19,26 @@ class AnswerText:
     text is made when it is read, as a device may be waiting for the caller of `append`.
     """
 
-    def __init__(self, stream: TextStream, stop: tuple[str, ...] = (), include_stop: bool = False):
-        """include_stop: whether the text ends behind the stop string, not before it."""
+    def __init__(
+        self,
+        stream: TextStream,
+        stop: tuple[str, ...] = (),
+        include_stop: bool = False,
+        hidden: Mapping[int, str] = NO_TEXTS,
+    ):
+        """include_stop: whether the text ends behind the stop string, not before it.
+
+        hidden: texts of tokens that the text leaves out, and that stop strings have.
+        """
         self._stream = stream
         self._stops = stop_strings(stop)
         self._stops_at_all = bool(stop)
         self._late: list[int] = []  # tokens that are no text yet
         self._has_ended = False
         self._include_stop = include_stop
+        self._hidden = hidden
+        # Characters of the certain text ahead of each hidden text so far, and that text's own.
+        self._places: list[tuple[int, int]] = []
         self._node = ROOT  # of the stop strings, behind the certain text
         self._num_certain = 0  # characters that no later token can change
         self._num_exempt = 0  # characters, from the first, in which no match may end
@@ -67,15 +84,30 @@ class AnswerText:
             _, match = self._stops.scan(node, pending, first - len(piece))
             if match is not None:
                 match = Match(match.begin + len(piece), match.end + len(piece))
-        self._node = node
         self._num_certain += len(piece)
         self._unsent += piece
+        end = 0 if match is None else start + match.end
+        hidden = self._hidden.get(token_id)
+        if match is None and hidden:
+            end = self._num_certain
+            self._places.append((end, len(hidden)))
+            node, match = self._stops.scan(node, hidden, 0 if may_stop else len(hidden))
+        self._node = node
         if match is not None:
-            end = start + (match.end if self._include_stop else match.begin)
+            if not self._include_stop:
+                end = self._begin(end, match.end - match.begin)
             self._text = (self._stream.text + pending)[:end]
         elif is_last:
             self._text = self._stream.text
         return match is not None
+
+    def _begin(self, end: int, length: int) -> int:
+        """Where text begins that ends at `end` and is `length` long with the hidden texts in it."""
+        for place, size in reversed(self._places):
+            if length <= end - place:
+                break
+            length, end = max(length - (end - place) - size, 0), place
+        return end - length
 
     def finish(self) -> None:
         """Ends the text where it is, unless a stop string has ended it."""
@@ -90,7 +122,8 @@ class AnswerText:
         if self._text is not None:
             piece = self._text[self._num_sent :]
         else:
-            end = len(self._unsent) - self._stops.depth(self._node)
+            held = self._num_certain - self._begin(self._num_certain, self._stops.depth(self._node))
+            end = len(self._unsent) - held
             piece, self._unsent = self._unsent[:end], self._unsent[end:]
         self._num_sent += len(piece)
         return piece

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -52,6 +52,14 @@ class Parser(Protocol):
 
     def finish(self) -> list[Delta]:
         """The deltas of the text that was held back. Call it once, at the end."""
+        ...
+
+
+class Reader(Protocol):
+    """Reads the parts of one answer (see predict.text.answer_parts)."""
+
+    def read(self, text: str, token_ids: Sequence[int], is_last: bool) -> list[Delta]:
+        """The deltas that more text, of these tokens, makes certain."""
         ...
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -66,6 +67,11 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._traits: _Traits | None = None
+
+    @cached_property
+    def literal(self) -> Detokenizer:
+        """One that writes special tokens out."""
+        return Detokenizer(self._tokenizer, False) if self._skip_special_tokens else self
 
     def stream(self, prompt_token_ids: Sequence[int] = ()) -> TextStream:
         """A stream without tokens yet, whose text continues that of the prompt.

@@ -76,6 +76,14 @@ class GuideState:
             raise UserError(self._said(f"token {token_id}"))
         return bool(self.matcher.is_stopped())
 
+    def check(self, token_id: int, kind: str, bans: Sequence[str]) -> None:
+        """Raises UserError for a token that the guide forbids: `bans` forbade all others.
+
+        kind: of the guide. bans: fields of the request.
+        """
+        if self.error is None and not self.valid((token_id,)):
+            raise UserError(contradiction(kind, bans))
+
     def valid(self, token_ids: Sequence[int]) -> Sequence[int]:
         """The longest prefix of these tokens that the guide allows next."""
         if not token_ids or self.matcher.is_stopped():
@@ -98,6 +106,12 @@ class GuideState:
     def _said(self, what: str) -> str:
         reason = self.matcher.get_error() or "it is not allowed here"
         return f"the guide failed at {what}: {_short(reason)}; make the guide simpler"
+
+
+def contradiction(kind: str, bans: Sequence[str]) -> str:
+    """Why nothing may follow where a guide and other fields of a request leave no token."""
+    names = " and ".join((f"guide.{kind}", *bans))
+    return f"{names} together forbid every token that may come next; loosen one of them"
 
 
 class CompiledGuide:
@@ -166,7 +180,7 @@ class Guides:
         self._vocab_size = vocab_size
         self._eos_token_ids = list(eos_token_ids)
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[str, str], Future[CompiledGuide]] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str, str], Future[CompiledGuide]] = OrderedDict()
         # A batch of answers begins when all their states are made.
         num_threads = min(max(len(os.sched_getaffinity(0)) // 2, 2), MOST_THREADS)
         self._threads = ThreadPoolExecutor(num_threads, "regatta-guides", _lower_priority)
@@ -174,7 +188,7 @@ class Guides:
 
     def compiled(self, guide: Guide) -> Future[CompiledGuide]:
         """The future compiled guide; a wrong guide's UserError names its field. Returns at once."""
-        key = guide.kind, guide.text
+        key = guide.kind, guide.text, guide.around or ""
         with self._lock:
             found = self._known.get(key)
             if found is None:
@@ -237,7 +251,7 @@ def _compile(guide: Guide, vocabulary: Future[_Vocabulary]) -> CompiledGuide:
     known = vocabulary.result()
     name = f"guide.{guide.kind}"
     try:
-        grammar = _grammar(guide, known.special)
+        grammar = grammar_of(guide, known.special)
     except ValueError as error:  # llguidance's of a schema
         raise UserError(f"{name}: {_short(str(error))}") from None
     limits = llguidance.LLParserLimits(**LIMITS)
@@ -273,8 +287,20 @@ def _short(message: str) -> str:
     return words if len(words) <= MAX_MESSAGE else f"{words[:MAX_MESSAGE]}..."
 
 
-def _grammar(guide: Guide, special: dict[str, int]) -> str:
+def grammar_of(guide: Guide, special: dict[str, int]) -> str:
     """The grammar that llguidance compiles. special: ids of tokens without bytes of their own."""
+    grammar = _content_grammar(guide, special)
+    if guide.around is None:
+        return grammar
+    # One of JSON holds a list of grammars, which refer to one another by @name.
+    content = {"lark_grammar": grammar}
+    if grammar.startswith("{"):
+        (content,) = json.loads(grammar)["grammars"]
+    named = [{"name": "answer", "lark_grammar": guide.around}, {**content, "name": "content"}]
+    return json.dumps({"grammars": named})
+
+
+def _content_grammar(guide: Guide, special: dict[str, int]) -> str:
     from llguidance import LLMatcher
 
     if guide.kind in ("json_object", "json_schema"):

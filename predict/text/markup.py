@@ -177,6 +177,41 @@ class Reader:
         return None
 
 
+class ContentStops:
+    """Ends an answer at the first stop string in its content, of those that may count."""
+
+    def __init__(self, stop: tuple[str, ...] = (), include_stop: bool = False) -> None:
+        """include_stop: whether the content ends behind the stop string, not before it."""
+        self._stops = stop_strings(stop) if stop else None
+        self._include_stop = include_stop
+        self._node = ROOT
+        self._held = ""  # may become a stop string
+        self.may_stop = True  # whether strings that are complete from now on count
+        self.has_stopped = False
+
+    def take(self, text: str) -> str:
+        """The content that is certain with this text; "" behind the end."""
+        if self._stops is None:
+            return text
+        if self.has_stopped:
+            return ""
+        held, self._held = self._held, ""
+        whole = held + text
+        first = 0 if self.may_stop else len(text)
+        self._node, match = self._stops.scan(self._node, text, first)
+        if match is not None:
+            self.has_stopped = True
+            return whole[: len(held) + (match.end if self._include_stop else match.begin)]
+        certain = len(whole) - self._stops.depth(self._node)
+        self._held = whole[certain:]
+        return whole[:certain]
+
+    def flush(self) -> str:
+        """The content that was held back, where something else follows, or nothing."""
+        held, self._held, self._node = self._held, "", ROOT
+        return held
+
+
 class Output:
     """Collects the findings of a parser; neighbours of a kind become one delta.
 
@@ -184,8 +219,9 @@ class Output:
     content follows.
     """
 
-    def __init__(self, new_id: Callable[[], str]) -> None:
+    def __init__(self, new_id: Callable[[], str], stops: ContentStops | None = None) -> None:
         self._new_id = new_id
+        self._stops = stops or ContentStops()
         self._deltas: list[Delta] = []
         self._pieces: list[str] = []  # of the last delta, which is not made yet
         self._make: Callable[[str], Delta] = ContentDelta
@@ -198,6 +234,9 @@ class Output:
 
     def content(self, text: str) -> None:
         """Text that is no markup."""
+        self._put_content(self._stops.take(text))
+
+    def _put_content(self, text: str) -> None:
         kept = text.rstrip()
         if kept:
             if self._spaces:
@@ -212,6 +251,8 @@ class Output:
 
     def reasoning(self, text: str) -> None:
         """Text of the model's thoughts, less the white space around it."""
+        if self._stops.has_stopped:
+            return
         kept = text.rstrip()
         if kept:
             whole = "".join([*self._thought_spaces, kept])
@@ -223,17 +264,21 @@ class Output:
 
     def separate(self) -> None:
         """Starts new lines for the content and the reasoning that follow."""
+        self._put_content(self._stops.flush())
         self._spaces = ["\n"] if self._has_content else []
         self._thought_spaces = ["\n"] if self._has_thoughts else []
         self._trims = True
 
     def trim(self) -> None:
         """Drops white space here, unless it stands amid content."""
+        self._put_content(self._stops.flush())
         self._spaces = []
         self._trims = True
 
     def begin_call(self, name: str, given_id: str | None = None) -> None:
         """Begins a call, which the following arguments belong to."""
+        if self._stops.has_stopped:
+            return
         self.trim()
         self._close()
         self._deltas.append(CallBegin(self.num_calls, given_id or self._new_id(), name))
@@ -241,7 +286,7 @@ class Output:
 
     def arguments(self, text: str) -> None:
         """More of the last call's arguments."""
-        if text:
+        if text and not self._stops.has_stopped:
             self._put(self._arguments, text)
 
     def take(self) -> list[Delta]:
@@ -252,6 +297,7 @@ class Output:
 
     def end(self) -> None:
         """Nothing follows."""
+        self._put_content(self._stops.flush())
         if self._spaces and not self._trims:
             self._put(ContentDelta, "".join(self._spaces))
         self._spaces = []
@@ -275,10 +321,13 @@ class StepParser:
     """A `Parser` made of a generator: `steps(reader, output)` reads until the text ends."""
 
     def __init__(
-        self, steps: Callable[[Reader, Output], Steps[None]], new_id: Callable[[], str]
+        self,
+        steps: Callable[[Reader, Output], Steps[None]],
+        new_id: Callable[[], str],
+        stops: ContentStops | None = None,
     ) -> None:
         self._reader = Reader()
-        self._output = Output(new_id)
+        self._output = Output(new_id, stops)
         self._steps = steps(self._reader, self._output)
         next(self._steps)
 

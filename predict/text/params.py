@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from predict.errors import UserError
 from predict.request import SamplingParams
+from predict.text.answer_parts import Forms
 from predict.text.tokenizer import Tokenizer
 
 
@@ -40,7 +41,10 @@ def with_token_ids(
                 f"{name} has token id {token}, which is outside the vocabulary (allowed: 0 to "
                 f"{vocab_size - 1})"
             )
-    stops = () if tokenizer is None else _stop_tokens(params.stop_strings, tokenizer)
+    # Marks of an answer's parts are no content.
+    hidden = () if params.answer_form is None else Forms.of(params.answer_form).marks
+    texts = [text for text in params.stop_strings if text not in hidden]
+    stops = () if tokenizer is None else _special_tokens(texts, tokenizer)
     if tuple(words) == params.bad_words and set(stops) <= set(params.stop_token_ids):
         return params
     return replace(
@@ -50,22 +54,18 @@ def with_token_ids(
     )
 
 
-def _stop_tokens(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The ids of those texts that are tokens which an answer's text leaves out.
-
-    Raises UserError for a text with such a token and more.
-    """
-    found: list[int] = []
+def hidden_in(texts: Sequence[str], tokenizer: Tokenizer) -> dict[int, str]:
+    """The tokens without a text of their own that stand in these texts among others."""
+    found: dict[int, str] = {}
     for text in texts:
-        token_id = tokenizer.token_to_id(text)
-        if token_id is not None:
-            found += [token_id] if tokenizer.leaves_out(token_id) else []
-            continue
-        hidden = next((i for i in tokenizer.encode(text, False) if tokenizer.leaves_out(i)), None)
-        if hidden is not None:
-            token = tokenizer.decode([hidden], False)
-            raise UserError(
-                f"stop has {text!r}, which would never stop: {token!r} in it is a special token, "
-                "and an answer's text has none; give the token alone, or the text without it"
-            )
-    return tuple(found)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        if len(ids) > 1:
+            hidden = ((i, tokenizer.decode([i], False)) for i in ids if tokenizer.leaves_out(i))
+            found.update((i, mark) for i, mark in hidden if mark and mark in text)
+    return found
+
+
+def _special_tokens(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The ids of those texts that are tokens without a text of their own."""
+    ids = [tokenizer.token_to_id(text) for text in texts]
+    return tuple(i for i in ids if i is not None and tokenizer.leaves_out(i))

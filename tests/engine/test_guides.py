@@ -167,11 +167,22 @@ def test_a_wrong_guide_fails_its_request_alone(llm: LLM, kind: str) -> None:
     assert second.token_ids == llm.generate("def", plain)[0].token_ids
 
 
-def test_a_guide_that_other_parameters_contradict_ends_its_request_alone(llm: LLM) -> None:
-    params = SamplingParams(max_new_tokens=5, guide=Guide(choice=["ab"]), bad_words=["a", "ab"])
+CONTRADICTIONS: list[tuple[Guide, dict[str, Any]]] = [
+    (Guide(choice=["ab"]), {"bad_words": ["a", "ab"]}),
+    (Guide(regex="a a a"), {"no_repeat_ngram_size": 1}),
+]
+
+
+@pytest.mark.parametrize(("guide", "bans"), CONTRADICTIONS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_guide_that_other_parameters_contradict_ends_its_request_alone(
+    llm: LLM, guide: Guide, bans: dict[str, Any], temperature: float
+) -> None:
+    params = SamplingParams(max_new_tokens=9, temperature=temperature, guide=guide, **bans)
     plain = SamplingParams(max_new_tokens=5, temperature=0.0)
     first, second = llm.generate(["def", "def"], [params, plain])
-    assert "no token that its guide allows" in str(first.outputs[0].error)
+    said = f"stage guide: guide.{guide.kind} and {next(iter(bans))} together forbid"
+    assert said in str(first.outputs[0].error)
     assert second.finish_reason == "length"
     assert llm.stats().num_used_blocks == 0
 

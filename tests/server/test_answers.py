@@ -13,7 +13,6 @@ from predict.request import (
     Logprob,
     RequestMetrics,
     RequestOutput,
-    SamplingParams,
 )
 from predict.server.answers import (
     ChatEvents,
@@ -24,10 +23,8 @@ from predict.server.answers import (
     completion,
     gathered,
 )
-from predict.server.kept_text import KeptText
 from predict.server.logprobs import LEAST, LogprobTexts
 from predict.server.runs import Usage
-from predict.text.detokenizer import Detokenizer
 from predict.text.token_texts import TokenTexts
 from predict.text.tokenizer import Tokenizer
 from tests.support.texts import TOKENIZERS
@@ -153,28 +150,6 @@ def test_each_event_counts_where_it_is_asked_for() -> None:
             usage.num_output_tokens = count
             for event in values(encoder.encode(0, [piece("a")])):
                 assert event["usage"]["completion_tokens"] == count
-
-
-def test_special_tokens_that_a_parser_needs_stay_in_the_text(tokenizer: Tokenizer) -> None:
-    mark, other = "<|user|>", "<|end|>"
-    ids = tokenizer.encode(f"a{mark}né{other}🙂b{mark}", False)
-    kept_id = tokenizer.token_to_id(mark)
-    assert kept_id is not None
-    assert not tokenizer.decode([kept_id]), "an engine's text leaves it out"
-
-    def made(params: SamplingParams) -> KeptText:
-        detokenizer = Detokenizer(tokenizer, False)
-        return KeptText(tokenizer, detokenizer, {kept_id: mark}, [5], params)
-
-    kept = made(SamplingParams())
-    text = ""
-    for number, token_id in enumerate(ids, 1):
-        reason: Any = "stop" if number == len(ids) else None
-        text += kept.of_piece(StreamOutput("", (token_id,), reason))
-    assert text == f"a{mark}né🙂b{mark}"
-    stopped = made(SamplingParams(stop="🙂"))
-    pieces = [stopped.of_piece(StreamOutput("", (token_id,), None)) for token_id in ids]
-    assert "".join(pieces) == f"a{mark}né"
 
 
 def test_texts_and_bytes_of_tokens_make_the_whole(tokenizer: Tokenizer) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import llguidance
 
 from predict.guide import Guide
-from predict.text.guides import LIMITS, pieces
+from predict.text.guides import LIMITS, grammar_of, pieces
 
 EOS = 256
 
@@ -44,7 +44,7 @@ def takes(guide: Guide | None, text: str, tokens: Sequence[str] = (), special: b
     assert guide is not None
     tokenizer, made = tokenizer_of(tuple(tokens), special)
     limits = llguidance.LLParserLimits(**LIMITS)
-    grammar = llguidance.LLMatcher.grammar_from_lark(guide.text)
+    grammar = grammar_of(guide, tokenizer.ids if special else {})
     matcher = llguidance.LLMatcher(made, grammar, log_level=0, limits=limits)
     assert not matcher.is_error(), matcher.get_error()
     ids = tokenizer(text)

@@ -15,13 +15,14 @@ from predict import LLM, EngineConfig, SamplingParams
 from predict.errors import UserError
 from predict.text.answer_text import AnswerText
 from predict.text.detokenizer import LONGEST_CHARACTER, MANY_PENDING, Detokenizer
-from predict.text.params import with_token_ids
+from predict.text.params import hidden_in, with_token_ids
 from predict.text.stop_strings import ROOT, Match, StopStrings
 from predict.text.tokenizer import Tokenizer
 from tests.support import tiny
 from tests.support.demo import demo_config
 from tests.support.drafts import draft_always
 from tests.support.texts import PROMPTS, REPLACEMENT, TEXTS, TOKENIZERS
+from tests.support.tiny import TOKENIZER
 
 strings = st.lists(st.text("ab", min_size=1, max_size=5), max_size=6)
 
@@ -46,8 +47,7 @@ def test_a_stop_is_a_token_where_texts_leave_that_out() -> None:
     assert ids("</s>") == (tokenizer.token_to_id("</s>"),)
     assert ids("▁") == (), "the mark of a space is the token of each space"
     assert ids("ing") == ()
-    with pytest.raises(UserError, match="stop has 'a</s>', which would never stop: '</s>' in it"):
-        ids("a</s>")
+    assert ids("a</s>") == ()
 
 
 @given(strings, st.text("abc", max_size=30), st.integers(0, 30), st.integers(0, 6))
@@ -221,6 +221,37 @@ def test_stops_that_the_model_cannot_meet_are_refused_before_any_work(
     bare = LLM(EngineConfig(model_name_or_path=str(tiny.write(tmp_path)), max_length=32))
     with pytest.raises(UserError, match="without a tokenizer; use stop_token_ids"):
         bare.generate([[1]], SamplingParams(stop="x"))
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "with_stop", "num_tokens"),
+    [
+        ("<|user|>né", "a", "ané", 5),
+        ("a<|user|>", "", "a", 2),
+        ("a<|user|>n", "", "an", 3),
+        ("<|user|><|end|>", "ané", "ané", 7),
+        ("né<|user|>", "a", "ané", 6),
+        ("é<|end|>", "an", "ané", 7),  # the other one is in no stop string
+    ],
+)
+def test_special_tokens_amid_a_stop_string_have_their_place(
+    stop: str, text: str, with_stop: str, num_tokens: int
+) -> None:
+    tokenizer = Tokenizer.from_dir(TOKENIZER)
+    ids = tokenizer.encode("a<|user|>né", False)
+    ids += tokenizer.encode("<|user|>", False) + tokenizer.encode("<|end|>b<|end|>", False)
+    hidden = hidden_in([stop], tokenizer)
+    assert hidden
+    for include, said in ((False, text), (True, with_stop)):
+        stream = Detokenizer(tokenizer).stream([5])
+        answer = AnswerText(stream, (stop, "zz"), include, hidden)
+        taken = ""
+        for number, token_id in enumerate(ids, 1):
+            ended = answer.append(token_id, True, number == len(ids))
+            taken += answer.take()
+            if ended:
+                break
+        assert (answer.text, taken, number) == (said, said, num_tokens)
 
 
 def test_special_tokens_stop_though_they_have_no_text(plain: LLM) -> None:

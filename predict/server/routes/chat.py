@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from predict.answer_form import AnswerForm
 from predict.server.answers import ChatEvents, Identity, chat_completion
 from predict.server.asked import (
     Asked,
@@ -18,7 +19,6 @@ from predict.server.asked import (
 )
 from predict.server.context import Context
 from predict.server.errors import invalid
-from predict.server.kept_text import KeptText
 from predict.server.openapi import errors, takes
 from predict.server.paddle_bodies import (
     FlaskBody,
@@ -38,8 +38,8 @@ from predict.server.routes._common import (
 )
 from predict.server.runs import Job, Run, Stream
 from predict.server.served_models import ServedModel
-from predict.server.turns import Turn, turn_of
-from predict.text.deltas import Parser
+from predict.server.turns import turn_of
+from predict.text.deltas import Reader
 
 
 def router(context: Context) -> APIRouter:
@@ -72,16 +72,16 @@ async def answered(context: Context, request: Request, body: ChatBody) -> Respon
     given = form_of(body, context.config)
     _asked(context, body, model, None)  # what is wrong is told before anything is rendered
     turn = await turn_of(context, body.messages, values, body.tools, use)
-    asked = _asked(context, body, model, texts.form(given, use, turn.prompt))
+    form = texts.answer_form(use, turn.prompt)
+    asked = _asked(context, body, model, texts.form(given, use, turn.prompt), form)
     job = Job([turn.token_ids], asked.params, asked.refused)
     identity = Identity(
         "chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion", model.name
     )
     logprobs = logprob_texts(context, asked.params.logprobs)
-    kept = _kept_text(context, turn, job)
 
-    def make_parser() -> Parser | None:
-        return texts.parser(use, turn.prompt)
+    def make_reader() -> Reader | None:
+        return texts.reader(use, turn.prompt, turn.token_ids, asked.params)
 
     if body.stream:
         if asked.params.prompt_logprobs is not None:
@@ -89,29 +89,24 @@ async def answered(context: Context, request: Request, body: ChatBody) -> Respon
                 "prompt_logprobs", "prompt_logprobs cannot be streamed; leave out one of the two"
             )
         with_usage, usage_so_far = usage_of(body.stream_options, job)
-        text_of = None if kept is None else kept.of_piece
-        events = ChatEvents(identity, with_usage, make_parser, logprobs, text_of, usage_so_far)
+        events = ChatEvents(identity, with_usage, make_reader, logprobs, usage_so_far)
         return Stream(Run(context, request, job, streamed=True), job, events)
     async with Run(context, request, job, streamed=False) as run:
         (output,) = await run.outputs()
     log_answer(context, request, output.text)
-    whole = None if kept is None else kept.of_answer
-    return json_response(chat_completion(identity, output, job.usage, make_parser, logprobs, whole))
+    return json_response(chat_completion(identity, output, job.usage, make_reader, logprobs))
 
 
-def _asked(context: Context, body: ChatBody, model: ServedModel, form: Form | None) -> Asked:
-    extra: dict[str, Any] = {"adapter": model.adapter}
+def _asked(
+    context: Context,
+    body: ChatBody,
+    model: ServedModel,
+    form: Form | None,
+    answer_form: AnswerForm | None = None,
+) -> Asked:
+    extra: dict[str, Any] = {"adapter": model.adapter, "answer_form": answer_form}
     if body.logprobs:
         extra["logprobs"] = 0 if body.top_logprobs is None else body.top_logprobs
     elif body.top_logprobs is not None and body.top_logprobs != 0:
         raise invalid("top_logprobs", "top_logprobs needs logprobs; set logprobs to true")
     return asked_of(body, context.config, extra, form)
-
-
-def _kept_text(context: Context, turn: Turn, job: Job) -> KeptText | None:
-    """Makes answers' texts where a parser looks for special tokens; else the engine does."""
-    kept = context.model_text.kept_tokens(turn.use)
-    front = context.front
-    if not kept or front.tokenizer is None or front.literal is None:
-        return None
-    return KeptText(front.tokenizer, front.literal, kept, turn.token_ids, job.params)

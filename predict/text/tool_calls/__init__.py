@@ -9,12 +9,13 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
+from dataclasses import replace
 
 from predict.errors import one_of
-from predict.guide import Guide
+from predict.guide import CONTENT, Guide
 from predict.text.deltas import ContentDelta, Delta, Parser
-from predict.text.lark import GuideContext, Rules, literal
-from predict.text.markup import StepParser
+from predict.text.lark import GuideContext, Rules
+from predict.text.markup import ContentStops, StepParser
 from predict.text.reasoning import ReasoningFormat, ReasoningParser
 from predict.text.tool_calls._forms import calls_or_content
 from predict.text.tool_calls._guides import CallFormat
@@ -63,9 +64,9 @@ def detected(template: str) -> CallFormat | None:
     return max(fitting, key=lambda row: len(row.marks), default=None)
 
 
-def parser_of(row: CallFormat, use: ToolUse) -> Parser:
+def parser_of(row: CallFormat, use: ToolUse, stops: ContentStops | None = None) -> Parser:
     """A parser of one answer in this format."""
-    return StepParser(lambda reader, output: row.reads(reader, output, use), row.new_id)
+    return StepParser(lambda reader, output: row.reads(reader, output, use), row.new_id, stops)
 
 
 def answer_parser(
@@ -74,14 +75,17 @@ def answer_parser(
     use: ToolUse,
     *,
     is_thinking: bool = False,
+    stops: ContentStops | None = None,
 ) -> Parser:
     """A parser of one answer: thoughts first, then content and calls.
 
-    is_thinking: whether the prompt has opened a thought (ReasoningFormat.is_opened_by).
+    is_thinking: whether the prompt has opened a thought (ReasoningFormat.is_opened_by). stops: end
+    the content, and the answer with it.
     """
     if row is not None and row.is_whole:
-        return parser_of(row, use)
-    inner: Parser = parser_of(row, use) if row is not None and use.allowed else _Plain()
+        return parser_of(row, use, stops)
+    has_calls = row is not None and bool(use.allowed)
+    inner = parser_of(row, use, stops) if row is not None and has_calls else _Plain(stops)
     if thoughts is None:
         return inner
     begins = row.begins if row is not None and use.allowed else ()
@@ -89,31 +93,28 @@ def answer_parser(
 
 
 def content_guide(row: CallFormat | None, guide: Guide, context: GuideContext) -> Guide:
-    """A guide for a whole answer: thoughts, then content that fits `guide`.
+    """A guide for a whole answer: thoughts and marks, and content that fits `guide`.
 
-    Grammars and structural tags are returned unchanged: they may have rules for thoughts.
+    One that says itself what stands around it is returned unchanged.
     """
     around = None if row is None else row.around_content
-    if around is None and context.thoughts is None:
+    if guide.around is not None or (around is None and context.thoughts is None):
         return guide
     rules = Rules(context)
-    if guide.kind == "json_schema" and guide.text not in ("true", "false"):
-        content = f"%json {guide.text}"
-    elif guide.kind == "json_object":
-        content = '%json {"type":"object"}'
-    elif guide.choice is not None:
-        content = rules.rule(" | ".join(map(literal, guide.choice)))
-    else:
-        return guide
-    start = f"{rules.thought()} {content}" if around is None else around(rules, content)
-    return Guide(grammar=rules.grammar(start))
+    start = f"{rules.thought()} {CONTENT}" if around is None else around(rules, CONTENT)
+    return replace(guide, around=rules.grammar(start))
 
 
 class _Plain:
     """All text is content."""
 
+    def __init__(self, stops: ContentStops | None) -> None:
+        self._stops = stops or ContentStops()
+
     def feed(self, text: str) -> list[Delta]:
+        text = self._stops.take(text)
         return [ContentDelta(text)] if text else []
 
     def finish(self) -> list[Delta]:
-        return []
+        text = self._stops.flush()
+        return [ContentDelta(text)] if text else []

@@ -183,22 +183,43 @@ def test_thoughts_come_ahead_of_calls(case: Published, thoughts: str, special: b
     assert not takes(guide_for(case.format, FORCED, marks, thoughts, True), call, marks, special)
 
 
+TAG = {
+    "structures": [{"begin": "<x>", "schema": {"type": "integer"}, "end": "</x>"}],
+    "triggers": ["<x>"],
+    "at_least_one": True,
+    "stop_after_first": True,
+}
 CONTENTS = [
     (Guide(json_schema={"type": "integer"}), "17", '"17"'),
+    (Guide(json_schema=True), "[1, 2]", "[1,2]"),
+    (Guide(json_schema={"type": "object", "properties": {"a": {}}}), '{"a": 1}', '{"a":  1}'),
     (Guide(json_object=True), '{"a": 1}', "[1]"),
     (Guide(choice=("yes", 'n"o')), 'n"o', "no"),
+    (Guide(regex="[0-9]{3}|a/b"), "a/b", "12"),
+    (Guide(grammar='start: rule_0 "!"\nrule_0: /[a-z]+/\nTEXT: "x"'), "hi!", "hi"),
+    (Guide(structural_tag=TAG), "so <x>1</x>", "so <x>a</x>"),
 ]
 
 
 @pytest.mark.parametrize(("guide", "good", "bad"), CONTENTS)
-def test_thoughts_come_ahead_of_guided_content(guide: Guide, good: str, bad: str) -> None:
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("is_thinking", [True, False])
+def test_thoughts_come_ahead_of_guided_content(
+    guide: Guide, good: str, bad: str, special: bool, is_thinking: bool
+) -> None:
     row = REASONING["think"]
-    ids = tokenizer_of(row.kept_tokens, True)[0].ids
-    context = GuideContext(ids.get, row, is_thinking=True)
-    made = content_guide(None, guide, context)
-    assert takes(made, f"Hm.</think>\n\n{good}", row.kept_tokens)
-    assert not takes(made, f"Hm.</think>\n\n{bad}", row.kept_tokens)
+    ids = tokenizer_of(row.kept_tokens, special)[0].ids
+    made = content_guide(None, guide, GuideContext(ids.get, row, is_thinking))
+    begin = "" if is_thinking else row.begin
+    is_free = guide.structural_tag is not None  # text may stand ahead of tags
+    for text, is_taken in ((good, True), (bad, False), (f"\n\n\n{good}", is_free)):
+        answer = f"{begin}Hm {bad}.</think>\n\n{text}"
+        assert takes(made, answer, row.kept_tokens, special) == is_taken, answer
+    assert takes(guide, good)
+    assert not takes(guide, bad)
+    assert takes(made, good, row.kept_tokens, special) != is_thinking
     assert content_guide(None, guide, GuideContext(ids.get)) is guide
+    assert content_guide(None, made, GuideContext(ids.get, row)) is made
 
 
 @pytest.mark.parametrize(("guide", "good", "bad"), CONTENTS)
