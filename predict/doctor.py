@@ -36,6 +36,7 @@ CPU_FLAGS = (
     "avx512_vnni",
     "avx512_bf16",
     "amx_bf16",
+    "amx_int8",
 )
 GIB = 1 << 30
 
@@ -151,6 +152,7 @@ def _cpu(info: dict[str, Any]) -> Report:
         "num_cores": os.cpu_count(),
         "num_allowed_cores": len(os.sched_getaffinity(0)),
         "num_threads": info.get("threads"),
+        "instruction_set": info.get("instruction_set"),
     }
 
 
@@ -245,6 +247,7 @@ def render(report: Report) -> str:
         ("CPU", f"{cpu['model']}: {' '.join(cpu['features'])}"),
         ("cores", f"{cpu['num_allowed_cores']} of {cpu['num_cores']} allowed"),
         ("threads", str(cpu["num_threads"] or "Paddle's choice")),
+        ("products by", cpu["instruction_set"] or "Paddle's choice"),
         ("memory", "{available_bytes:.1f} of {total_bytes:.1f} GiB available".format(
             **{name: value / GIB for name, value in report["memory"].items()}
         )),
