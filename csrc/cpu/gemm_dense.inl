@@ -76,7 +76,9 @@ inline void run_tiles(const PanelJob& job) {
       const bool at_rest = slab == slabs;
       const int64_t end = at_rest ? num_steps + 1 : num_steps * (slab + 1) / slabs;
       const char* columns = at_rest ? last[0] : panel + step * tiles::kStepBytes;
-      const char* more_columns = at_rest ? last[1] : other + step * tiles::kStepBytes;
+      const char* more_columns = !other    ? nullptr
+                                 : at_rest ? last[1]
+                                           : other + step * tiles::kStepBytes;
       Ahead ahead = tiles::ahead_of_slab(panel + step * tiles::kStepBytes, tiles::kStepBytes,
                                          end - step, num_tiles, job.num_panels);
       for (int64_t t = 0; t < num_tiles; t += 2) {

@@ -118,7 +118,7 @@ def test_integer_products_have_the_bits_of_vectors(amx: Library, scheme: str, gr
         pytest.skip("no groups")
     rng = np.random.default_rng(group)
     inputs = 3 * group + (group == 0) * 1100
-    for rows, zeros in ((1, False), (9, True), (17, False), (40, True), (150, False)):
+    for rows, zeros in ((9, False), (40, True), (100, True), (150, False)):
         weight = make_weight(rng, scheme, 66, inputs, group, zeros and scheme in WEIGHT_ONLY)
         x = tensor(normal(rng, rows, inputs), "bfloat16")
         operand = weight.operand(amx, "bfloat16")
