@@ -73,7 +73,7 @@ def test_the_twin_is_a_matrix_product() -> None:
 
 def test_the_twin_takes_denormals_for_zeros_and_makes_none() -> None:
     one, half = np.ones((1, 1), np.float32), np.full((1, 1), 0.5, np.float32)
-    tiny = np.full((1, 1), TINY)
+    tiny = np.full((1, 1), TINY, np.float32)
     np.testing.assert_array_equal(tile_product(tiny, one), tiny)
     np.testing.assert_array_equal(tile_product(tiny, half), 0)
     np.testing.assert_array_equal(tile_product(tiny / 2, one), 0)
