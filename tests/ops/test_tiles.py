@@ -76,7 +76,7 @@ def test_the_twin_takes_denormals_for_zeros_and_makes_none() -> None:
     tiny = np.full((1, 1), TINY, np.float32)
     np.testing.assert_array_equal(tile_product(tiny, one), tiny)
     np.testing.assert_array_equal(tile_product(tiny, half), 0)
-    np.testing.assert_array_equal(tile_product(tiny / 2, one), 0)
+    np.testing.assert_array_equal(tile_product(tiny * half, one), 0)
     assert np.signbit(flushed(-tiny / 2)).all()
 
 
