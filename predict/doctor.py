@@ -29,6 +29,7 @@ OPTIONAL = ("ninja", "paddlenlp", "torch", "transformers", "pytest", "hypothesis
 CPU_FLAGS = (
     *("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vbmi", "avx512_vnni", "avx512_bf16"),
     "amx_bf16",
+    "amx_int8",
 )
 GIB = 1 << 30
 
@@ -135,6 +136,7 @@ def _cpu(info: dict[str, Any]) -> Report:
         "num_cores": os.cpu_count(),
         "num_allowed_cores": len(os.sched_getaffinity(0)),
         "num_threads": info.get("threads"),
+        "instruction_set": info.get("instruction_set"),
     }
 
 
@@ -229,6 +231,7 @@ def render(report: Report) -> str:
         ("CPU", f"{cpu['model']}: {' '.join(cpu['features'])}"),
         ("cores", f"{cpu['num_allowed_cores']} of {cpu['num_cores']} allowed"),
         ("threads", str(cpu["num_threads"] or "Paddle's choice")),
+        ("products by", cpu["instruction_set"] or "Paddle's choice"),
         ("memory", "{available_bytes:.1f} of {total_bytes:.1f} GiB available".format(
             **{name: value / GIB for name, value in report["memory"].items()}
         )),

@@ -129,6 +129,75 @@ struct Product {
   }
 };
 
+#if REGATTA_HAS_BF16_DOT && REGATTA_TILES
+constexpr bool kHasTiles = true;
+
+// A product by tiles: c[r][j] (+)= sum over k of a[r][k] * b[k][j], of up to 16 rows and of any
+// number of vectors of columns. As Product<true>::run, steps are pairs; sums as tiles.inl says.
+struct TileProduct {
+  tiles::Shapes& shapes;
+  const bf16* a;
+  int64_t lda;
+  const bf16* b;
+  int64_t b_step, steps;
+  float* c;
+  int64_t ldc;
+  bool accumulate;
+  FetchAhead ahead;
+
+  // Of vectors `first` to `first` + sizeof...(kVec).
+  template <int... kVec>
+  void columns(int64_t first, FetchAhead part, std::integer_sequence<int, kVec...>) const {
+    const int64_t fetches = part.per_step((steps + 15) / 16), stride = b_step * 2;
+    const bf16* from = b + first * 32;
+    float* sums = c + first * 16;
+    if (accumulate) {
+      (tiles::load<kVec>(sums + kVec * 16, ldc * 4), ...);
+    } else {
+      (tiles::zero<kVec>(), ...);
+    }
+    int64_t k = 0;
+    for (; k + 16 <= steps; k += 16, from += 16 * b_step) {
+      part.fetch(k / 16, fetches);
+      tiles::load<4>(a + 2 * k, lda * 2);
+      ((tiles::load<5>(from + kVec * 32, stride), tiles::dot<tiles::Factors::kPairs, kVec, 4, 5>()),
+       ...);
+    }
+    if (k < steps) {
+      part.fetch(k / 16, fetches);
+      tiles::load<6>(a + 2 * k, lda * 2);
+      ((tiles::load<7>(from + kVec * 32, stride), tiles::dot<tiles::Factors::kPairs, kVec, 6, 7>()),
+       ...);
+    }
+    (tiles::store<kVec>(sums + kVec * 16, ldc * 4), ...);
+  }
+
+  void run(int64_t rows, int64_t num_vecs) const {
+    const int64_t rest = steps % 16;
+    const tiles::Shape whole = {rows, tiles::kRowBytes};
+    shapes.set({whole,
+                whole,
+                whole,
+                whole,
+                whole,
+                {16, tiles::kRowBytes},
+                {rest ? rows : 0, 4 * rest},
+                {rest, rest ? tiles::kRowBytes : 0}});
+    const int64_t parts = (num_vecs + 3) / 4;
+    for (int64_t i = 0; i < parts; ++i) {
+      const FetchAhead part = ahead.part(i, parts);
+      const int64_t count = num_vecs - 4 * i;
+      if (count >= 4) columns(4 * i, part, std::make_integer_sequence<int, 4>());
+      if (count == 3) columns(4 * i, part, std::make_integer_sequence<int, 3>());
+      if (count == 2) columns(4 * i, part, std::make_integer_sequence<int, 2>());
+      if (count == 1) columns(4 * i, part, std::make_integer_sequence<int, 1>());
+    }
+  }
+};
+#else
+constexpr bool kHasTiles = false;
+#endif
+
 #if REGATTA_HAS_BF16_DOT
 // arrange_keys of codes: they are transposed as such, four bytes of a row together, and become
 // pairs then. `out` has room for the pairs of a whole unit at its end.
@@ -679,7 +748,7 @@ class UnitWorker {
       for (int64_t i = 0; i < pieces; ++i) {
         if (!values_arranged) {
           arrange_values<Rows>(keys + i * piece, head_offset(h) + value_offset_,
-                               piece_end(seen, i, piece), job_.value_dim, padded_,
+                               whole_steps(piece_end(seen, i, piece)), job_.value_dim, padded_,
                                ahead_keys.part(pieces + i, 2 * pieces), buffers_.values);
         }
         add_values(h * rows_ + begin, end - begin, i * piece, piece_end(columns, i, piece), scales,
@@ -691,11 +760,17 @@ class UnitWorker {
     }
   }
 
+  // Whether products are by tiles. They take 32 positions or values of k together.
+  bool by_tiles() const { return kHasTiles && kDot && job_.by_tiles; }
+  int64_t whole_steps(int64_t positions) const {
+    return by_tiles() ? (positions + 31) / 32 * 32 : positions;
+  }
+
   // Positions whose K and V stay in L1 raw, arranged and fetched ahead: six times its K for a dense
   // cache, 48 KiB at 128 bytes per row. Measured: 8 to 10 KiB of K at a time, 28 GB/s; 16 KiB, 20.
   int64_t piece_positions() const {
     const int64_t bytes = 2 * row_bytes_ + job_.head_dim * static_cast<int64_t>(sizeof(F));
-    return bytes <= 480 ? kChunk : bytes <= 1152 ? kChunk / 2 : kChunk / 4;
+    return bytes <= 480 ? kChunk : bytes <= 1152 || by_tiles() ? kChunk / 2 : kChunk / 4;
   }
 
   // Columns of the i-th piece, of `count` in all.
@@ -745,6 +820,23 @@ class UnitWorker {
   // are added to what is there times that.
   void score_rows(int64_t row, int64_t rows, int64_t column, int64_t columns, int64_t dim,
                   int64_t dims, const float* scales, FetchAhead ahead) {
+#if REGATTA_HAS_BF16_DOT && REGATTA_TILES
+    if constexpr (kDot) {
+      if (job_.by_tiles) {  // scales are of tails, and 1
+        return TileProduct{shapes_,
+                           buffers_.q + row * job_.head_dim + dim,
+                           job_.head_dim,
+                           buffers_.keys + dim * kChunk,
+                           2 * kChunk,
+                           dims / 2,
+                           buffers_.scores + column,
+                           kChunk,
+                           scales != nullptr,
+                           ahead}
+            .run(rows, (columns + kLanes - 1) / kLanes);
+      }
+    }
+#endif
     const int num_vecs = static_cast<int>((columns + kLanes - 1) / kLanes);
     constexpr int64_t kPerStep = Factor<kDot>::kPerStep;
     const int64_t groups = (rows + kRegisterRows - 1) / kRegisterRows;
@@ -762,6 +854,25 @@ class UnitWorker {
   void add_values(int64_t row, int64_t rows, int64_t column, int64_t columns, const float* scales,
                   FetchAhead ahead) {
     if (columns == 0) return;
+#if REGATTA_HAS_BF16_DOT && REGATTA_TILES
+    if constexpr (kDot) {
+      if (job_.by_tiles) {
+        float* out = buffers_.out + row * padded_;
+        for (int64_t r = 0; r < rows; ++r) {
+          if (scales[r] == 1.0f) continue;
+          for (int64_t d = r * padded_; d < (r + 1) * padded_; d += kLanes) {
+            store(out + d, load(out + d) * set1(scales[r]));
+          }
+        }
+        return TileProduct{shapes_,     buffers_.weights + column,
+                           kChunk,      buffers_.values,
+                           2 * padded_, whole_steps(columns) / 2,
+                           out,         padded_,
+                           true,        ahead}
+            .run(rows, padded_ / kLanes);
+      }
+    }
+#endif
     constexpr int64_t kPerStep = Factor<kDot>::kPerStep;
     const int64_t groups = (rows + kRegisterRows - 1) / kRegisterRows;
     for (int64_t i = 0; i < groups; ++i) {
@@ -886,6 +997,8 @@ class UnitWorker {
         float* total = buffers_.offsets + (begin + r) * kLanes;
         store(total, fma(load(total), set1(scales[r]), offset));
       }
+      if (by_tiles() && num_vecs % 2)
+        store(buffers_.weights + r * kChunk + num_vecs * kLanes, zero());
       float* total = buffers_.sums + (begin + r) * kLanes;
       store(total, fma(load(total), set1(scales[r]), sum));
     }
@@ -907,6 +1020,9 @@ class UnitWorker {
   const int64_t row_bytes_;
   const ptrdiff_t value_offset_;  // bytes from a K row to its V row
   UnitBuffers<Rows> buffers_;
+#if REGATTA_HAS_BF16_DOT && REGATTA_TILES
+  tiles::Shapes shapes_;
+#endif
   // Of the open unit:
   int64_t rows_ = 0;                        // of one KV head
   int64_t first_head_ = 0, num_heads_ = 0;  // KV heads

@@ -159,11 +159,11 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
 inline Status run_attention_block(const AttentionBlockParams& p) {
   const AttentionBlock& block = p.block;
   BlockKernels kernels;
-  Status status = find_linear("qkv", p.qkv, block.qkv, p.hidden_size, block.qkv_size(), p.dtype,
-                              REGATTA_ISA_ENUM, &kernels.qkv);
+  Status status =
+      find_linear("qkv", p.qkv, block.qkv, p.hidden_size, block.qkv_size(), p.dtype, &kernels.qkv);
   if (!status.ok()) return status;
-  status = find_linear("out", p.out, block.out, block.q_size(), p.hidden_size, p.dtype,
-                       REGATTA_ISA_ENUM, &kernels.out);
+  status =
+      find_linear("out", p.out, block.out, block.q_size(), p.hidden_size, p.dtype, &kernels.out);
   if (!status.ok()) return status;
   return with_dtype(p.dtype, [&](auto like) {
     int64_t first = 0;

@@ -17,9 +17,22 @@ std::string quoted(const std::string& text) {
   return out + "\"";
 }
 
+// What products run by, as far as the CPU decides.
+std::string instruction_set() {
+  for (const OpTableBase* table : all_op_tables()) {
+    if (std::string(table->op()) != "linear") continue;
+    const std::string forced = table->forced();
+    for (const CandidateInfo& candidate : table->candidates()) {
+      if (candidate.accepts && (forced.empty() || forced == candidate.name)) return candidate.name;
+    }
+  }
+  return "";
+}
+
 std::string info_json() {
   std::string out = "{\"abi\": " + std::to_string(REGATTA_ABI) +
-                    ", \"threads\": " + std::to_string(num_threads()) + ", \"features\": [";
+                    ", \"threads\": " + std::to_string(num_threads()) +
+                    ", \"instruction_set\": " + quoted(instruction_set()) + ", \"features\": [";
   const char* separator = "";
   for (const std::string& name : cpu_feature_names()) {
     out += separator + quoted(name);
@@ -45,8 +58,9 @@ std::string info_json() {
 }  // namespace
 }  // namespace regatta::cpu
 
-// JSON: abi, threads, features of this CPU, and per operator its candidates in order of preference
-// with what the CPU says to them. Valid until the calling thread's next call.
+// JSON: abi, threads, what products run by, features of this CPU, and per operator its candidates
+// in order of preference with what the CPU says to them. Valid until the calling thread's next
+// call.
 REGATTA_EXPORT const char* regatta_cpu_info() {
   static thread_local std::string json;
   json = regatta::cpu::info_json();

@@ -76,6 +76,25 @@ bool has_feature(const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
+// Why a CPU with tiles does not use them; empty when it does. Linux hands out the tiles' state
+// (8 KiB per thread) to processes that ask for it; once is enough for all threads.
+std::string tiles_refusal() {
+  static const std::string refusal = []() -> std::string {
+    const char* wanted = std::getenv("REGATTA_AMX");
+    if (wanted && std::string(wanted) == "0") return "REGATTA_AMX=0 turns tiles off";
+#if !REGATTA_TILES
+    return "built by a compiler that does not know tiles (GCC 11 and newer do)";
+#elif defined(__linux__) && defined(SYS_arch_prctl)
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+    if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0) return "";
+    return "the system does not grant tiles to this process";
+#else
+    return "tiles are not asked for on this system";
+#endif
+  }();
+  return refusal;
+}
+
 std::vector<const OpTableBase*>& registered() {
   static std::vector<const OpTableBase*> tables;
   return tables;
@@ -139,7 +158,7 @@ Forced& forced_state() {
 }  // namespace
 
 const char* isa_name(Isa isa) {
-  constexpr const char* kNames[] = {"scalar", "avx2", "avx512", "avx512_bf16"};
+  constexpr const char* kNames[] = {"scalar", "avx2", "avx512", "avx512_bf16", "amx"};
   return kNames[static_cast<int>(isa)];
 }
 
@@ -157,19 +176,21 @@ std::string isa_refusal(Isa isa) {
                              {Isa::kAvx512, "avx512vl"},
                              {Isa::kAvx512Bf16, "avx512_vbmi"},
                              {Isa::kAvx512Bf16, "avx512_vnni"},
-                             {Isa::kAvx512Bf16, "avx512_bf16"}};
+                             {Isa::kAvx512Bf16, "avx512_bf16"},
+                             {Isa::kAmx, "amx_bf16"},
+                             {Isa::kAmx, "amx_int8"}};
   std::string missing;
   for (const Need& need : kNeeds) {
     if (isa < need.from || has_feature(need.feature)) continue;
     missing += (missing.empty() ? "this CPU lacks " : ", ") + std::string(need.feature);
   }
-  return missing;
+  return missing.empty() && isa == Isa::kAmx ? tiles_refusal() : missing;
 }
 
 bool isa_available(Isa isa) {
-  static const bool available[] = {true, isa_refusal(Isa::kAvx2).empty(),
-                                   isa_refusal(Isa::kAvx512).empty(),
-                                   isa_refusal(Isa::kAvx512Bf16).empty()};
+  static const bool available[] = {
+      true, isa_refusal(Isa::kAvx2).empty(), isa_refusal(Isa::kAvx512).empty(),
+      isa_refusal(Isa::kAvx512Bf16).empty(), isa_refusal(Isa::kAmx).empty()};
   return available[static_cast<int>(isa)];
 }
 
@@ -179,21 +200,19 @@ bool streams_into_l2() {
   return yes;
 }
 
-// Only on request, REGATTA_AMX=1: the tile kernels have not run on a CPU that has tiles yet. Linux
-// hands out the tiles' state (8 KiB per thread) to processes that ask for it.
-bool has_amx_int8() {
-  static const bool granted = [] {
-    const char* wanted = std::getenv("REGATTA_AMX");
-    if (!wanted || std::string(wanted) != "1") return false;
-#if defined(__linux__) && defined(SYS_arch_prctl)
-    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
-    return has_feature("amx_int8") && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-#else
-    return false;
-#endif
-  }();
-  return granted;
+bool pairs_are_slow() {
+  // Granite Rapids: one vdpbf16ps in two cycles, two multiply-adds of float in one.
+  static const bool yes = (__builtin_cpu_init(), __builtin_cpu_is("intel"));
+  return yes;
 }
+
+namespace {
+thread_local Isa running = Isa::kScalar;
+}  // namespace
+
+Isa running_isa() { return running; }
+RunningIsa::RunningIsa(Isa isa) : before_(running) { running = isa; }
+RunningIsa::~RunningIsa() { running = before_; }
 
 bool has_vnni() {
   static const bool present = isa_available(Isa::kAvx512) && has_feature("avx512_vnni");

@@ -20,13 +20,14 @@
 
 namespace regatta::cpu {
 
-enum class Isa : uint8_t { kScalar, kAvx2, kAvx512, kAvx512Bf16 };  // the last has VNNI too
+// kAvx512Bf16 has VNNI too. kAmx is its code, with products of bfloat16 and int8 by tiles.
+enum class Isa : uint8_t { kScalar, kAvx2, kAvx512, kAvx512Bf16, kAmx };
 
-const char* isa_name(Isa isa);                 // "scalar", "avx2", "avx512", "avx512_bf16"
+const char* isa_name(Isa isa);                 // "scalar", "avx2", "avx512", "avx512_bf16", "amx"
 bool isa_available(Isa isa);                   // CPU and operating system have it
 bool has_vnni();                               // AVX-512 with vpdpbusd
-bool has_amx_int8();                           // tiles of int8, granted by the system
 bool streams_into_l2();                        // what is read once is best prefetched into L2 only
+bool pairs_are_slow();                         // vdpbf16ps does less than multiply-adds of float
 std::vector<std::string> cpu_feature_names();  // for reports: "avx2", "fma", "avx512_bf16", ...
 
 // fn(T()) with T = float, bf16 or fp16. Every op's params were checked to have one of them.
@@ -44,6 +45,9 @@ Status with_dtype(DType dtype, Fn&& fn) {
                            " (allowed: float32, bfloat16, float16)");
   }
 }
+
+// Whether the compiler's assembler knows tiles.
+#define REGATTA_TILES (__GNUC__ >= 11)
 
 template <class Params>
 struct Candidate {
@@ -65,11 +69,11 @@ class OpTableBase {
   explicit OpTableBase(const char* op);
   const char* op() const { return op_; }
   virtual std::vector<CandidateInfo> candidates() const = 0;
+  // Name forced for this op, or empty.
+  std::string forced() const;
 
  protected:
   ~OpTableBase() = default;
-  // Name forced for this op, or empty.
-  std::string forced() const;
   Status none_fits(const std::string& forced, const std::vector<CandidateInfo>& tried) const;
 
  private:
@@ -84,6 +88,19 @@ bool any_kernel_forced();
 
 std::string isa_refusal(Isa isa);  // empty when available
 
+// The instruction set of the candidate that this thread runs.
+Isa running_isa();
+class RunningIsa {
+ public:
+  explicit RunningIsa(Isa isa);
+  ~RunningIsa();
+  RunningIsa(const RunningIsa&) = delete;
+  RunningIsa& operator=(const RunningIsa&) = delete;
+
+ private:
+  Isa before_;
+};
+
 template <class Params>
 class OpTable final : public OpTableBase {
  public:
@@ -96,6 +113,7 @@ class OpTable final : public OpTableBase {
       if (!name.empty() && name != candidate.name) continue;
       if (!isa_available(candidate.isa)) continue;
       if (candidate.refuse && candidate.refuse(params)) continue;
+      const RunningIsa running(candidate.isa);
       return candidate.run(params);
     }
     std::vector<CandidateInfo> tried = candidates();
@@ -120,13 +138,14 @@ class OpTable final : public OpTableBase {
   std::vector<Candidate<Params>> candidates_;
 };
 
-// The four instruction sets, best first. FN is the same function name in each ISA namespace; REFUSE
-// is the first one's.
-#define REGATTA_CANDIDATES_REFUSE(FN, REFUSE)                                 \
-  {"avx512_bf16", ::regatta::cpu::Isa::kAvx512Bf16, REFUSE, avx512_bf16::FN}, \
-      {"avx512", ::regatta::cpu::Isa::kAvx512, nullptr, avx512::FN},          \
-      {"avx2", ::regatta::cpu::Isa::kAvx2, nullptr, avx2::FN}, {              \
-    "scalar", ::regatta::cpu::Isa::kScalar, nullptr, scalar::FN               \
+// The instruction sets, best first. FN is the same function name in each ISA namespace; REFUSE is
+// that of avx512_bf16.
+#define REGATTA_CANDIDATES_REFUSE(FN, REFUSE)                                     \
+  {"amx", ::regatta::cpu::Isa::kAmx, REFUSE, avx512_bf16::FN},                    \
+      {"avx512_bf16", ::regatta::cpu::Isa::kAvx512Bf16, REFUSE, avx512_bf16::FN}, \
+      {"avx512", ::regatta::cpu::Isa::kAvx512, nullptr, avx512::FN},              \
+      {"avx2", ::regatta::cpu::Isa::kAvx2, nullptr, avx2::FN}, {                  \
+    "scalar", ::regatta::cpu::Isa::kScalar, nullptr, scalar::FN                   \
   }
 #define REGATTA_CANDIDATES(FN) REGATTA_CANDIDATES_REFUSE(FN, nullptr)
 
@@ -137,7 +156,7 @@ class OpTable final : public OpTableBase {
 
 // A call of a function that each ISA namespace has, in the one of ISA.
 #define REGATTA_IN_ISA(ISA, ...)                                        \
-  ((ISA) == ::regatta::cpu::Isa::kAvx512Bf16 ? avx512_bf16::__VA_ARGS__ \
+  ((ISA) >= ::regatta::cpu::Isa::kAvx512Bf16 ? avx512_bf16::__VA_ARGS__ \
    : (ISA) == ::regatta::cpu::Isa::kAvx512   ? avx512::__VA_ARGS__      \
    : (ISA) == ::regatta::cpu::Isa::kAvx2     ? avx2::__VA_ARGS__        \
                                              : scalar::__VA_ARGS__)

@@ -45,7 +45,7 @@ struct ExpertLinears {
       Weight weight = weight_of(weights, scheme, in, out);
       if (of_experts) weight.tensors = expert_tensors(weights, scheme, 0, scratch);
       *linear = {&weights, scheme, p.dtype, {}};
-      const Status status = find_gemm(scheme, weight, p.dtype, REGATTA_ISA_ENUM, &linear->first);
+      const Status status = find_gemm(scheme, weight, p.dtype, &linear->first);
       return status.ok() ? status : Status::error(std::string(name) + ": " + status.message());
     };
     const ExpertBlock& b = p.block;

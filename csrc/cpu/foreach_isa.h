@@ -12,7 +12,9 @@
 //  * Everything in an .inl lives in the ISA namespace (no `inline` functions outside of it).
 //  * Each ISA namespace is complete: every op, every dtype. Chosen at run time (cpu/dispatch.h).
 //  * REGATTA_HAS_BF16_DOT is 1 where vdpbf16ps exists, REGATTA_HAS_VNNI where vpdpbusd does;
-//    REGATTA_VECTOR_BITS is 0, 256 or 512; REGATTA_ISA_ENUM is the Isa value.
+//    REGATTA_VECTOR_BITS is 0, 256 or 512.
+//  * avx512_bf16 is the code of the instruction set "amx" too: its products have kernels of tiles
+//    (tiles.inl) beside those of vectors, and running_isa() chooses.
 //  * With `#define REGATTA_FOREACH_VNNI` there is one more namespace, avx512_vnni, for CPUs that
 //    have vpdpbusd without vdpbf16ps. No op runs in it: kernels that others call may choose it.
 
@@ -31,7 +33,6 @@
 #define REGATTA_ISA scalar
 #define REGATTA_VECTOR_BITS 0
 #define REGATTA_HAS_VNNI 0
-#define REGATTA_ISA_ENUM Isa::kScalar
 #define REGATTA_HAS_BF16_DOT 0
 #include "isa.inl"
 
@@ -40,7 +41,6 @@
 #define REGATTA_ISA avx2
 #define REGATTA_VECTOR_BITS 256
 #define REGATTA_HAS_VNNI 0
-#define REGATTA_ISA_ENUM Isa::kAvx2
 #define REGATTA_HAS_BF16_DOT 0
 #include "isa.inl"
 #pragma GCC pop_options
@@ -50,7 +50,6 @@
 #define REGATTA_ISA avx512
 #define REGATTA_VECTOR_BITS 512
 #define REGATTA_HAS_VNNI 0
-#define REGATTA_ISA_ENUM Isa::kAvx512
 #define REGATTA_HAS_BF16_DOT 0
 #include "isa.inl"
 #pragma GCC pop_options
@@ -61,7 +60,6 @@
 #define REGATTA_ISA avx512_vnni
 #define REGATTA_VECTOR_BITS 512
 #define REGATTA_HAS_VNNI 1
-#define REGATTA_ISA_ENUM Isa::kAvx512
 #define REGATTA_HAS_BF16_DOT 0
 #include "isa.inl"
 #pragma GCC pop_options
@@ -73,7 +71,6 @@
 #define REGATTA_ISA avx512_bf16
 #define REGATTA_VECTOR_BITS 512
 #define REGATTA_HAS_VNNI 1
-#define REGATTA_ISA_ENUM Isa::kAvx512Bf16
 #define REGATTA_HAS_BF16_DOT 1
 #include "isa.inl"
 #pragma GCC pop_options

@@ -16,8 +16,8 @@ std::vector<const Scheme*>& schemes() {
 
 SchemeEntry::SchemeEntry(const Scheme* scheme) { schemes().push_back(scheme); }
 
-Status find_gemm(SchemeId scheme, const Weight& weight, DType activation_dtype, Isa isa,
-                 Gemm* gemm) {
+Status find_gemm(SchemeId scheme, const Weight& weight, DType activation_dtype, Gemm* gemm) {
+  const Isa isa = running_isa();
   std::string known;
   for (const Scheme* candidate : schemes()) {
     if (scheme != candidate->id) {
@@ -39,10 +39,9 @@ Status find_gemm(SchemeId scheme, const Weight& weight, DType activation_dtype, 
 }
 
 Status find_linear(const char* name, const LinearWeights& weights, SchemeId scheme,
-                   int64_t in_features, int64_t out_features, DType activation_dtype, Isa isa,
-                   Gemm* gemm) {
+                   int64_t in_features, int64_t out_features, DType activation_dtype, Gemm* gemm) {
   const Status status = find_gemm(scheme, weight_of(weights, scheme, in_features, out_features),
-                                  activation_dtype, isa, gemm);
+                                  activation_dtype, gemm);
   return status.ok() ? status : Status::error(std::string(name) + ": " + status.message());
 }
 
@@ -65,6 +64,7 @@ PackedRows make_rows(const Gemm& gemm, Scratch& scratch, int64_t num_rows, Fill 
   rows.num_rows = num_rows;
   rows.width = gemm.weight.in_features;
   rows.transform = gemm.transform;
+  rows.kernels = gemm.kernels;
   const bool whole_rows = rows.transform.any() || (rows.format == RowFormat::kInt8Rows &&
                                                    rows.transform.static_scale == 0.0f);
   if (whole_rows && fill == Fill::kByColumns) {

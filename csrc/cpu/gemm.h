@@ -5,7 +5,7 @@
 // A block op, in its .inl (after `#include "block.inl"`):
 //
 //   Gemm qkv;                                                          // before the region
-//   Status status = find_gemm(scheme, weight, dtype, REGATTA_ISA_ENUM, &qkv);
+//   Status status = find_gemm(scheme, weight, dtype, &qkv);
 //   if (!status.ok()) return status;
 //   PackedRows rows = make_rows(qkv, Scratch::mine(), num_rows, Fill::kByRow);
 //   parallel([&](Team& team) {
@@ -84,6 +84,8 @@ struct RowTransform {
   bool any() const { return perm || shift || smooth; }
 };
 
+struct GemmKernels;
+
 // Activations in tiles of rows, [tile][line][row of tile][64 bytes]: a microkernel walks one
 // pointer, and copying a row in needs no transposition. A line holds 16 float, 32 bf16 or 64 int8
 // values of one row. The last tile may have fewer rows; its stride is the same.
@@ -98,6 +100,7 @@ struct PackedRows {
   int64_t tile_rows = 1;  // rows per tile
   char* data = nullptr;
   RowTransform transform;
+  const GemmKernels* kernels = nullptr;  // that multiply them
   float* staged = nullptr;  // [num_rows, width] until complete_rows() rounds it; or null
 
   bool is_int8() const {
@@ -126,21 +129,6 @@ struct PackedRows {
   }
 };
 
-// Many rows pass over a panel in blocks of tiles: the products of one stay in L1 until they are
-// stored (96 rows are 12 KiB per panel), and `cached` blocks surely stay in L3.
-struct RowBlocks {
-  int64_t tiles;   // of a block; the last one may have fewer
-  int64_t count;   // of blocks
-  int64_t cached;  // blocks to take over all panels before the next ones
-
-  explicit RowBlocks(const PackedRows& rows) {
-    constexpr int64_t kRows = 96, kCachedBytes = int64_t{8} << 20;
-    tiles = std::max<int64_t>(1, kRows / rows.tile_rows);
-    count = (rows.num_tiles() + tiles - 1) / tiles;
-    cached = std::max<int64_t>(1, kCachedBytes / (tiles * rows.tile_bytes()));
-  }
-};
-
 // What a scheme computes: the products of some row tiles with some panels.
 struct PanelJob {
   const PackedRows* rows;
@@ -162,6 +150,24 @@ struct GemmKernels {
   int64_t max_tile_rows;
   int64_t max_rows_of_two;  // with at most so many rows it reads two panels at once
   void (*run)(const PanelJob& job);
+  // Products of so many rows with a panel stay in L1 or L2 until they are stored (96 rows are 12
+  // KiB), and so many bytes of rows surely stay in the cache that all panels pass by.
+  int64_t block_rows = 96, cached_bytes = int64_t{8} << 20;
+};
+
+// Many rows pass over a panel in blocks of tiles.
+struct RowBlocks {
+  int64_t tiles;   // of a block; the last one may have fewer
+  int64_t count;   // of blocks
+  int64_t cached;  // blocks to take over all panels before the next ones
+
+  explicit RowBlocks(const PackedRows& rows) {
+    const int64_t in_cache = rows.kernels->cached_bytes / rows.tile_bytes();
+    tiles = std::max<int64_t>(1, std::min(rows.kernels->block_rows / rows.tile_rows, in_cache));
+    count = (rows.num_tiles() + tiles - 1) / tiles;
+    tiles = count > 0 ? (rows.num_tiles() + count - 1) / count : 1;
+    cached = std::max<int64_t>(1, in_cache / tiles);
+  }
 };
 
 // How weights are stored. `check` names what is wrong with the tensors; `kernels` returns
@@ -180,7 +186,7 @@ class SchemeEntry {
   explicit SchemeEntry(const Scheme* scheme);
 };
 
-// A weight with the kernels that multiply by it, for one activation dtype and ISA.
+// A weight with the kernels that multiply by it, for one activation dtype and the running ISA.
 struct Gemm {
   Weight weight;
   const GemmKernels* kernels = nullptr;
@@ -188,13 +194,11 @@ struct Gemm {
 };
 
 // Looks the scheme up and checks the weight's tensors. The error names the known schemes.
-Status find_gemm(SchemeId scheme, const Weight& weight, DType activation_dtype, Isa isa,
-                 Gemm* gemm);
+Status find_gemm(SchemeId scheme, const Weight& weight, DType activation_dtype, Gemm* gemm);
 
 // The same for a linear's weights; `name` is what an error calls them.
 Status find_linear(const char* name, const LinearWeights& weights, SchemeId scheme,
-                   int64_t in_features, int64_t out_features, DType activation_dtype, Isa isa,
-                   Gemm* gemm);
+                   int64_t in_features, int64_t out_features, DType activation_dtype, Gemm* gemm);
 
 // The same for other tensors of the same shapes, which are not checked again.
 Gemm gemm_like(const Gemm& checked, SchemeId scheme, const TensorView* tensors,

@@ -60,6 +60,9 @@ Status check(const Weight& weight, DType dtype) {
 }
 
 const GemmKernels* kernels(Isa isa, DType dtype, const Weight&) {
+#if REGATTA_TILES
+  if (isa == Isa::kAmx && dtype == DType::kBFloat16) return avx512_bf16::dense::tile_kernels();
+#endif
   return REGATTA_IN_ISA(isa, dense::kernels(dtype));
 }
 

@@ -1,5 +1,6 @@
 // The "dense" scheme over the microkernels of gemm_float.inl. See gemm_dense.cc.
 #include "gemm_float.inl"
+#include "gemm_tiles.inl"
 
 namespace regatta::cpu::REGATTA_ISA {
 namespace dense {
@@ -47,17 +48,87 @@ void run(const PanelJob& job) {
   }
 }
 
+#if REGATTA_HAS_BF16_DOT && REGATTA_TILES
+// bfloat16 by tiles, any number of rows. Rows pass over a slab of the panel in L1 by two tiles at a
+// time; meanwhile each job fetches its part of the next panel. A few rows take two panels at once.
+inline void run_tiles(const PanelJob& job) {
+  const PackedRows& rows = *job.rows;
+  const int64_t num_pairs = (rows.width + 1) / 2, line_bytes = rows.tile_rows * kLineBytes;
+  const int64_t panel_bytes = num_pairs * tiles::kPanelStride;
+  const int64_t num_steps = num_pairs / 16, rest = num_pairs % 16;  // pairs of a step
+  const auto* weight = static_cast<const char*>(job.weight->tensors[0].data);
+  const int64_t num_tiles = job.tile_end - job.tile_begin, num_rows = job.num_rows();
+  const bool two_panels = job.num_panels == 2 && num_tiles == 1;
+  tiles::Shapes shapes;
+  alignas(64) char last[2][tiles::kStepBytes];  // the rest of the panels, and zeros behind it
+  for (int i = 0; i < job.num_panels; i += two_panels ? 2 : 1) {
+    const char* panel = weight + job.panels[i] * panel_bytes;
+    const char* other = two_panels ? weight + job.panels[1] * panel_bytes : nullptr;
+    if (rest) {
+      for (int p = 0; p < (two_panels ? 2 : 1); ++p) {
+        const int64_t bytes = rest * tiles::kPanelStride;
+        __builtin_memcpy(last[p], (p ? other : panel) + panel_bytes - bytes, bytes);
+        __builtin_memset(last[p] + bytes, 0, tiles::kStepBytes - bytes);
+      }
+    }
+    const int64_t slabs = tiles::num_slabs(num_tiles, num_steps);
+    for (int64_t slab = 0, step = 0; slab < slabs + (rest > 0); ++slab) {
+      const bool at_rest = slab == slabs;
+      const int64_t end = at_rest ? num_steps + 1 : num_steps * (slab + 1) / slabs;
+      const char* columns = at_rest ? last[0] : panel + step * tiles::kStepBytes;
+      const char* more_columns = !other    ? nullptr
+                                 : at_rest ? last[1]
+                                           : other + step * tiles::kStepBytes;
+      Ahead ahead = tiles::ahead_of_slab(panel + step * tiles::kStepBytes, tiles::kStepBytes,
+                                         end - step, num_tiles, job.num_panels);
+      for (int64_t t = 0; t < num_tiles; t += 2) {
+        const int64_t first = t * rows.tile_rows;
+        const int64_t second = first + rows.tile_rows;  // row of the second tile
+        const char* lines = rows.tile(job.tile_begin + t) + step * line_bytes;
+        float* sums = job.out + (i * num_rows + first) * kPanel;
+        const auto multiply = [&](auto row_tiles, auto panels, const char* more_lines,
+                                  float* more_sums) REGATTA_LAMBDA_INLINE {
+          constexpr int kTwo = row_tiles.value * panels.value;
+          step > 0 ? tiles::load_sums<kTwo>(sums, more_sums) : tiles::zero_sums<kTwo>();
+          tiles::multiply<tiles::Factors::kPairs, row_tiles.value, panels.value>(
+              lines, more_lines, line_bytes, columns, more_columns, end - step, ahead);
+          tiles::store_sums<kTwo>(sums, more_sums);
+        };
+        constexpr std::integral_constant<int, 1> kOne;
+        constexpr std::integral_constant<int, 2> kTwo;
+        if (t + 1 < num_tiles) {
+          tiles::set_shapes(shapes, rows.tile_rows, std::min(rows.tile_rows, num_rows - second));
+          multiply(kTwo, kOne, lines + rows.tile_bytes(), sums + rows.tile_rows * kPanel);
+        } else {
+          tiles::set_shapes(shapes, std::min(rows.tile_rows, num_rows - first), 0);
+          two_panels ? multiply(kOne, kTwo, nullptr, sums + num_rows * kPanel)
+                     : multiply(kOne, kOne, nullptr, nullptr);
+        }
+      }
+      step = end;
+    }
+  }
+}
+
+inline const GemmKernels* tile_kernels() {
+  static constexpr GemmKernels kBFloat16 = {RowFormat::kBFloat16, tiles::kTileRows,
+                                            tiles::kTileRows,     run_tiles,
+                                            tiles::kBlockRows,    tiles::kCachedBytes};
+  return &kBFloat16;
+}
+#endif
+
 inline const GemmKernels* kernels(DType dtype) {
   static constexpr GemmKernels kFloat32 = {RowFormat::kFloat32, kMaxTileRows, kMaxRowsOfTwo,
                                            run<Product<float>>};
   static constexpr GemmKernels kFloat16 = {RowFormat::kFloat32, kMaxTileRows, kMaxRowsOfTwo,
                                            run<Product<fp16>>};
-#if REGATTA_HAS_BF16_DOT
-  static constexpr GemmKernels kBFloat16 = {RowFormat::kBFloat16, kMaxTileRows, kMaxRowsOfTwo,
-                                            run<PairProduct>};
-#else
   static constexpr GemmKernels kBFloat16 = {RowFormat::kFloat32, kMaxTileRows, kMaxRowsOfTwo,
                                             run<Product<bf16>>};
+#if REGATTA_HAS_BF16_DOT
+  static constexpr GemmKernels kPairs = {RowFormat::kBFloat16, kMaxTileRows, kMaxRowsOfTwo,
+                                         run<PairProduct>};
+  if (dtype == DType::kBFloat16 && !pairs_are_slow()) return &kPairs;
 #endif
   switch (dtype) {
     case DType::kFloat32:

@@ -2,6 +2,7 @@
 // (gemm.h: kInt8Blocks, kInt8Rows). See gemm_weight_only.cc; gemm_codes.inl has rows of floats.
 #include "dot_int8.inl"
 #include "gemm_float.inl"
+#include "gemm_tiles.inl"
 
 namespace regatta::cpu::REGATTA_ISA {
 namespace int8 {
@@ -264,7 +265,8 @@ void run(const PanelJob& job) {
     // tiles (gemm_dense.inl says why); whole groups.
     const int64_t wanted = (num_tiles <= 3 ? 8192 : 16384) / kBlockBytes;
     const int64_t slab_groups = std::max<int64_t>(1, wanted / walk.group_blocks);
-    const int64_t slab = num_tiles == 1 ? walk.num_blocks : slab_groups * walk.group_blocks;
+    const bool once = num_rows <= kMaxRows;  // pass rows over the panel
+    const int64_t slab = once ? walk.num_blocks : slab_groups * walk.group_blocks;
     for (int i = 0; i < job.num_panels; ++i) {
       for (int64_t block = 0; block < walk.num_blocks; block += slab) {
         walk.set_panel(0, job.panels[i], block, &piece);
@@ -273,15 +275,23 @@ void run(const PanelJob& job) {
         piece.accumulate = block > 0;
         const int64_t slab_bytes = piece.num_blocks * kBlockBytes;
         const int64_t steps = piece.num_blocks * kBlockSteps;
-        piece.ahead = num_tiles == 1 ? ahead_of_streams(piece.codes[0], 1, kStepBytes)
-                                     : ahead_of_slab(piece.codes[0], slab_bytes, num_tiles * steps);
+        piece.ahead = once ? ahead_of_streams(piece.codes[0], 1, kStepBytes)
+                           : ahead_of_slab(piece.codes[0], slab_bytes, num_tiles * steps);
         for (int64_t t = 0; t < num_tiles; ++t) {
           const int64_t tile = job.tile_begin + t;
           walk.set_tile(rows, tile, &piece);
           piece.sums = job.out + i * piece.panel_stride + t * rows.tile_rows * kPanel;
-          multiply_in<kBits, kZeros, kBlockScales, 1>(
-              std::min(rows.tile_rows, rows.num_rows - tile * rows.tile_rows), piece.ahead.into_l2,
-              std::make_integer_sequence<int, kMaxRows>())(piece);
+          int64_t left = std::min(rows.tile_rows, rows.num_rows - tile * rows.tile_rows);
+          while (left > 0) {  // more than once where tiles are AMX's
+            const int64_t parts = (left + kMaxRows - 1) / kMaxRows,
+                          part = (left + parts - 1) / parts;
+            multiply_in<kBits, kZeros, kBlockScales, 1>(
+                part, piece.ahead.into_l2, std::make_integer_sequence<int, kMaxRows>())(piece);
+            piece.lines += part * kLineBytes;
+            piece.metas += part;
+            piece.sums += part * kPanel;
+            left -= part;
+          }
           piece.ahead.at += steps * piece.ahead.step;
         }
       }
@@ -314,4 +324,4 @@ inline const GemmKernels* kernels(DType dtype, bool zeros) {
 }  // namespace int8
 }  // namespace regatta::cpu::REGATTA_ISA
 
-#include "gemm_amx.inl"
+#include "gemm_int8_tiles.inl"

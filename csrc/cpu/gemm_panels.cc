@@ -133,12 +133,12 @@ void gemm(Team& team, const Gemm& gemm, const PackedRows& rows, TileFn store, bo
     });
     return;
   }
-  team.for_guided(num_panels, [&](int64_t begin, int64_t end) {
-    for (int64_t first = 0; first < blocks.count; first += blocks.cached) {
-      const int64_t count = std::min(blocks.cached, blocks.count - first);
+  for (int64_t first = 0; first < blocks.count; first += blocks.cached) {
+    const int64_t count = std::min(blocks.cached, blocks.count - first);
+    team.for_guided(num_panels, [&](int64_t begin, int64_t end) {
       jobs.blocks(begin * count, end * count, first, count);
-    }
-  });
+    });
+  }
 }
 
 void gemm_groups(Team& team, const GroupPlan& plan, TileFn store) {

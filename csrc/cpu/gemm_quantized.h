@@ -33,13 +33,11 @@ enum class CodeKind : uint8_t { kE2m1, kInt4, kInt8 };
 const GemmKernels* float_row_kernels(CodeKind kind, Isa isa, DType dtype, bool zeros);
 
 // int8::kernels<ARGUMENTS>(DTYPE, ZEROS) of the best namespace for `isa`. A CPU with vpdpbusd and
-// without vdpbf16ps has its own. Where candidates are forced, a name means what it says and no
-// more: "avx512" is without vpdpbusd, "avx512_bf16" without AMX.
-#define REGATTA_QUANTIZED_KERNELS(ISA, BITS, BY_TOKEN, DTYPE, ZEROS)   \
-  ((ISA) == Isa::kAvx512Bf16 && !any_kernel_forced() && has_amx_int8() \
-       ? avx512_bf16::int8::amx_kernels<BITS, BY_TOKEN>(DTYPE, ZEROS)  \
-   : (ISA) == Isa::kAvx512 && !any_kernel_forced() && has_vnni()       \
-       ? avx512_vnni::int8::kernels<BITS, BY_TOKEN>(DTYPE, ZEROS)      \
+// without vdpbf16ps has its own. Where candidates are forced, "avx512" is without vpdpbusd.
+#define REGATTA_QUANTIZED_KERNELS(ISA, BITS, BY_TOKEN, DTYPE, ZEROS)                  \
+  ((ISA) == Isa::kAmx ? avx512_bf16::int8::tile_kernels<BITS, BY_TOKEN>(DTYPE, ZEROS) \
+   : (ISA) == Isa::kAvx512 && !any_kernel_forced() && has_vnni()                      \
+       ? avx512_vnni::int8::kernels<BITS, BY_TOKEN>(DTYPE, ZEROS)                     \
        : REGATTA_IN_ISA(ISA, int8::kernels<BITS, BY_TOKEN>(DTYPE, ZEROS)))
 
 }  // namespace regatta::cpu

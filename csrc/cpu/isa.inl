@@ -8,7 +8,6 @@
 #endif
 #include REGATTA_INL
 #undef REGATTA_ISA
-#undef REGATTA_ISA_ENUM
 #undef REGATTA_HAS_BF16_DOT
 #undef REGATTA_VECTOR_BITS
 #undef REGATTA_HAS_VNNI

@@ -345,7 +345,7 @@ class LatentAttention {
 
 inline Status run_latent_attention_block(const LatentAttentionBlockParams& p) {
   LatentKernels kernels;
-  const Status status = find_latent_kernels(p, REGATTA_ISA_ENUM, &kernels);
+  const Status status = find_latent_kernels(p, &kernels);
   if (!status.ok()) return status;
   return with_dtype(p.dtype, [&](auto like) {
     for (const LatentPiece& piece : latent_pieces(p.block, p.batch, most_rows(p.block))) {

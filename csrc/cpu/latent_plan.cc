@@ -7,13 +7,13 @@ namespace {
 
 // Matrices [rows, columns] of each head; `views` has room for them.
 Status find_head_gemms(const TensorView& stacked, int64_t rows, int64_t columns, DType dtype,
-                       Isa isa, std::vector<TensorView>* views, std::vector<Gemm>* gemms) {
+                       std::vector<TensorView>* views, std::vector<Gemm>* gemms) {
   TensorView one = stacked;
   one.rank = stacked.rank - 1;
   int64_t bytes = dtype_size(stacked.dtype);
   for (int i = 0; i < one.rank; ++i) bytes *= one.shape[i] = stacked.shape[i + 1];
   Gemm gemm;
-  const Status status = find_gemm(SchemeId::kDense, {&one, 1, columns, rows}, dtype, isa, &gemm);
+  const Status status = find_gemm(SchemeId::kDense, {&one, 1, columns, rows}, dtype, &gemm);
   if (!status.ok()) return status;
   for (int64_t head = 0; head < stacked.shape[0]; ++head) {
     views->push_back(one);
@@ -80,16 +80,16 @@ ExpandedContexts::ExpandedContexts(const AttentionBatch& batch) {
   }
 }
 
-Status find_latent_kernels(const LatentAttentionBlockParams& p, Isa isa, LatentKernels* kernels) {
+Status find_latent_kernels(const LatentAttentionBlockParams& p, LatentKernels* kernels) {
   const LatentAttentionBlock& block = p.block;
   Status status = find_linear("qkv_a", p.qkv_a, block.qkv_a, p.hidden_size, block.a_size(), p.dtype,
-                              isa, &kernels->qkv_a);
+                              &kernels->qkv_a);
   if (status.ok() && block.q_lora_rank > 0) {
-    status = find_linear("q_b", p.q_b, block.q_b, block.q_lora_rank, block.q_size(), p.dtype, isa,
+    status = find_linear("q_b", p.q_b, block.q_b, block.q_lora_rank, block.q_size(), p.dtype,
                          &kernels->q_b);
   }
   if (status.ok()) {
-    status = find_linear("out", p.out, block.out, block.mixed_size(), p.hidden_size, p.dtype, isa,
+    status = find_linear("out", p.out, block.out, block.mixed_size(), p.hidden_size, p.dtype,
                          &kernels->out);
   }
   const int64_t rank = block.kv_lora_rank, own = block.qk_nope_head_dim;
@@ -97,7 +97,7 @@ Status find_latent_kernels(const LatentAttentionBlockParams& p, Isa isa, LatentK
   const auto of_heads = [&](const char* name, const TensorView& stacked, int64_t rows,
                             int64_t columns, std::vector<Gemm>* gemms) {
     if (!status.ok()) return;
-    status = find_head_gemms(stacked, rows, columns, p.dtype, isa, &kernels->views, gemms);
+    status = find_head_gemms(stacked, rows, columns, p.dtype, &kernels->views, gemms);
     if (!status.ok()) status = Status::error(std::string(name) + ": " + status.message());
   };
   of_heads("key_up", p.kv_b.key_up, own, rank, &kernels->key_up);

@@ -46,7 +46,7 @@ struct LatentKernels {
   std::vector<Gemm> key_up, value_up, key_absorb;
 };
 
-Status find_latent_kernels(const LatentAttentionBlockParams& p, Isa isa, LatentKernels* kernels);
+Status find_latent_kernels(const LatentAttentionBlockParams& p, LatentKernels* kernels);
 
 // Rows that are taken through the phases at once: as many as have this much in scratch.
 int64_t most_rows(const LatentAttentionBlock& block);

@@ -32,7 +32,7 @@ Status linear_typed(const LinearParams& p, const Gemm& weight) {
 inline Status run_linear(const LinearParams& p) {
   Gemm weight;
   Status status = find_gemm(p.scheme, {p.weight, p.num_weights, p.in_features, p.out_features},
-                            p.dtype, REGATTA_ISA_ENUM, &weight);
+                            p.dtype, &weight);
   if (!status.ok()) return status;
   return with_dtype(p.dtype,
                     [&](auto zero_value) { return linear_typed<decltype(zero_value)>(p, weight); });

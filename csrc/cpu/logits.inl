@@ -53,8 +53,8 @@ Status logits_typed(const LogitsParams& p, const Gemm& head) {
 
 inline Status run_logits(const LogitsParams& p) {
   Gemm head;
-  Status status = find_gemm(p.scheme, {p.head, p.num_head, p.hidden_size, p.vocab_size}, p.dtype,
-                            REGATTA_ISA_ENUM, &head);
+  Status status =
+      find_gemm(p.scheme, {p.head, p.num_head, p.hidden_size, p.vocab_size}, p.dtype, &head);
   if (!status.ok()) return Status::error("head: " + status.message());
   for (int64_t i = 0; p.logit_indices != nullptr && i < p.num_logits; ++i) {
     if (p.logit_indices[i] < 0 || p.logit_indices[i] >= p.num_tokens) {

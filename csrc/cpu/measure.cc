@@ -19,7 +19,7 @@ double seconds_since(Clock::time_point begin) {
 }
 
 Isa best_isa() {
-  for (Isa isa : {Isa::kAvx512Bf16, Isa::kAvx512, Isa::kAvx2}) {
+  for (Isa isa : {Isa::kAmx, Isa::kAvx512Bf16, Isa::kAvx512, Isa::kAvx2}) {
     if (isa_available(isa)) return isa;
   }
   return Isa::kScalar;
@@ -49,11 +49,11 @@ REGATTA_EXPORT double regatta_measure_read(const void* data, int64_t bytes) {
 }
 
 // Floating-point operations per second of all threads in registers: fused multiply-adds of float,
-// or with `bf16_pairs` vdpbf16ps (0 where this CPU has none).
+// or with `bf16_pairs` tiles, else vdpbf16ps (0 where this CPU has neither).
 REGATTA_EXPORT double regatta_measure_flops(int bf16_pairs) {
   using namespace regatta::cpu;
   const Isa isa = best_isa();
-  if (bf16_pairs && isa != Isa::kAvx512Bf16) return 0.0;
+  if (bf16_pairs && isa < Isa::kAvx512Bf16) return 0.0;
   constexpr int64_t kRounds = 100000;  // 0.2 ms or so
   const int64_t pieces = 40 * num_threads();
   double per_piece = 0.0;
@@ -61,7 +61,13 @@ REGATTA_EXPORT double regatta_measure_flops(int bf16_pairs) {
   parallel([&](Team& team) {
     team.for_each(pieces, [&](int64_t i) {
       float sink = 0.0f;
-      const double count = REGATTA_IN_ISA(isa, multiply_add(kRounds, bf16_pairs != 0, &sink));
+      const auto multiply = [&] {
+#if REGATTA_TILES
+        if (bf16_pairs && isa == Isa::kAmx) return avx512_bf16::multiply_tiles(kRounds / 4);
+#endif
+        return REGATTA_IN_ISA(isa, multiply_add(kRounds, bf16_pairs != 0, &sink));
+      };
+      const double count = multiply();
       if (i == 0) per_piece = count;
       discarded = sink;
     });

@@ -1,4 +1,6 @@
 // See measure.cc.
+#include "tiles.inl"
+
 namespace regatta::cpu::REGATTA_ISA {
 
 // Independent sums: more than latency times multipliers, as many as there are registers.
@@ -30,6 +32,28 @@ inline double multiply_add(int64_t rounds, bool bf16_pairs, float* sink) {
   *sink = reduce_add(sums[0]);
   return static_cast<double>(rounds) * kChains * Vec::kLanes * (bf16_pairs ? 4 : 2);
 }
+
+#if REGATTA_HAS_BF16_DOT && REGATTA_TILES
+// The same of bfloat16 by tiles: four sums, two tiles of rows and two of columns.
+inline double multiply_tiles(int64_t rounds) {
+  constexpr tiles::Shape kWhole = {tiles::kTileRows, tiles::kRowBytes};
+  constexpr auto kPairs = tiles::Factors::kPairs;
+  alignas(64) static const char zeros[tiles::kTileRows * tiles::kRowBytes] = {};
+  tiles::Shapes shapes;
+  shapes.set({kWhole, kWhole, kWhole, kWhole, kWhole, kWhole, kWhole, kWhole});
+  tiles::load<4>(zeros, tiles::kRowBytes);
+  tiles::load<5>(zeros, tiles::kRowBytes);
+  tiles::load<6>(zeros, tiles::kRowBytes);
+  tiles::load<7>(zeros, tiles::kRowBytes);
+  for (int64_t round = 0; round < rounds; ++round) {
+    tiles::dot<kPairs, 0, 4, 6>();
+    tiles::dot<kPairs, 1, 4, 7>();
+    tiles::dot<kPairs, 2, 5, 6>();
+    tiles::dot<kPairs, 3, 5, 7>();
+  }
+  return static_cast<double>(rounds) * 4 * 16 * 16 * 32 * 2;
+}
+#endif
 
 // Sums [data, data + bytes) as floats in four streams; bytes is a multiple of 4 * 64 * 4.
 inline float read_streams(const char* data, int64_t bytes) {

@@ -66,10 +66,10 @@ inline Status run_mlp_block(const MlpBlockParams& p) {
   const MlpBlock& block = p.block;
   Gemm gate_up, down;
   Status status = find_linear("gate_up", p.gate_up, block.gate_up, p.hidden_size, block.up_size(),
-                              p.dtype, REGATTA_ISA_ENUM, &gate_up);
+                              p.dtype, &gate_up);
   if (!status.ok()) return status;
   status = find_linear("down", p.down, block.down, block.intermediate_size, p.hidden_size, p.dtype,
-                       REGATTA_ISA_ENUM, &down);
+                       &down);
   if (!status.ok()) return status;
   return with_dtype(p.dtype, [&](auto like) {
     for (int64_t begin = 0; begin < p.num_tokens; begin += kMaxBlockRows) {

@@ -2,6 +2,7 @@
 // clang-format off: attention.inl uses what the others define
 #include "rows.inl"
 #include "attend.inl"
+#include "tiles.inl"
 #include "kv_rows.inl"
 #include "attention.inl"
 // clang-format on

@@ -80,7 +80,7 @@ void pack_columns(const PackedRows& rows, int64_t row, int64_t column, const T* 
         for (int j = 0; j < 32; j += kLanes) store(out + j, load(values + i + j));
       } else {
         for (int64_t j = 0; j < count - i; ++j) from_float(to_float(values[i + j]), out + j);
-        out[count - i].bits = 0;
+        for (int64_t j = count - i; j < 32; ++j) out[j].bits = 0;
       }
     }
   }

@@ -82,7 +82,7 @@ class Scratch {
 
 namespace internal {
 
-constexpr int kMaxLoops = 64;
+constexpr int kMaxLoops = 256;
 
 // Shared state of one running region: for each loop what was claimed and what is finished.
 struct Region {

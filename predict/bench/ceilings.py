@@ -32,8 +32,8 @@ MOST_SHARE = 1.03  # what two measurements of one thing differ by
 def measure_ceilings(dtype: str, buffer: npt.NDArray[np.float32]) -> dict[str, float]:
     """`read_bytes_per_s` of all threads together, and `flops_per_s` of `dtype`'s best instruction.
 
-    The best of many short passes over `buffer`, some 50 ms. bfloat16 counts vdpbf16ps where the CPU
-    has it, every other case float32 multiply-adds.
+    The best of many short passes over `buffer`, some 50 ms. bfloat16 counts tiles, else vdpbf16ps
+    or float32 multiply-adds, whichever does more; every other case float32 multiply-adds.
     """
     handle = library.require().handle
     read, flops = handle.regatta_measure_read, handle.regatta_measure_flops
@@ -42,8 +42,7 @@ def measure_ceilings(dtype: str, buffer: npt.NDArray[np.float32]) -> dict[str, f
     passes = _passes(buffer.ctypes.data, buffer.nbytes)
 
     def best_flops() -> float:
-        pairs = flops(1) if dtype == "bfloat16" else 0.0
-        return float(pairs or flops(0))
+        return float(max(flops(each) for each in ((0, 1) if dtype == "bfloat16" else (0,))))
 
     return {
         "read_bytes_per_s": max(read(*each) for each in passes),

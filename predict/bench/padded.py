@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from predict.bench.report import report_of, table, write_json
 from predict.cli.run_config import PredictorConfig
+from predict.device import library
 from predict.request import RequestOutput, SamplingParams
 from predict.system.console import show
 from predict.system.progress import Progress
@@ -62,6 +63,8 @@ def run_benchmark(llm: LLM, config: PredictorConfig) -> dict[str, Any]:
         f"QPS: {report['requests_per_s']:.3f} requests/s. "
     )
     show(table(report))
+    if instruction_set := _instruction_set(config):
+        show(f"products by {instruction_set}")
     if config.benchmark_file is not None:
         write_json(_settings(config, runs) | report, config.benchmark_file)
     return report
@@ -86,6 +89,13 @@ def _prompt(llm: LLM, length: int) -> Sequence[int]:
     return list(itertools.islice(itertools.cycle(text), length))
 
 
+def _instruction_set(config: PredictorConfig) -> str | None:
+    """What products of the compiled operators run by on a CPU; None elsewhere."""
+    if config.engine.settings["device"] != "cpu" or library.find() is None:
+        return None
+    return str(library.require().info()["instruction_set"])
+
+
 def _settings(config: PredictorConfig, runs: Sequence[float]) -> dict[str, Any]:
     engine = config.engine
     names = ("model_name_or_path", "dtype", "device", "mode", "inference_model", "attention")
@@ -96,4 +106,5 @@ def _settings(config: PredictorConfig, runs: Sequence[float]) -> dict[str, Any]:
         "input_length": engine.scheduling.src_length,
         "output_length": config.max_new_tokens,
         "run_seconds": list(runs),
+        "instruction_set": _instruction_set(config),
     }

@@ -109,7 +109,10 @@ def cpu_device() -> dict[str, Any]:
     described = cpu_identity()
     if library.find() is not None:
         info = library.require().info()
-        described |= {"num_threads": info.get("threads"), "features": info.get("features")}
+        names = {"num_threads": "threads"} | {
+            name: name for name in ("features", "instruction_set")
+        }
+        described |= {name: info.get(key) for name, key in names.items()}
     return described
 
 

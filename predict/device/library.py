@@ -68,7 +68,10 @@ class Library:
         return functools.partial(_C_ops._run_custom_op, name)
 
     def info(self) -> dict[str, Any]:
-        """Returns the library's own report: abi, threads, features, and candidates per operator."""
+        """Returns the library's own report.
+
+        abi, threads, instruction_set (of products), features, and candidates per operator.
+        """
         result: dict[str, Any] = json.loads(self.handle.regatta_cpu_info())
         return result
 

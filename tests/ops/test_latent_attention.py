@@ -17,8 +17,24 @@ from predict.nn.inputs import ForwardInputs
 from predict.ops import compiled as ops
 from predict.ops import plain
 from predict.ops.records import text_of
-from tests.support.cpu_kernels import DTYPES, Array, int32, normal, numpy32, tensor, threads
-from tests.support.latents import RMS, LatentBatch, Latents, block_of, check_codes, rows_of_cache
+from tests.support.cpu_kernels import (
+    DTYPES,
+    PAIRED,
+    Array,
+    int32,
+    normal,
+    numpy32,
+    tensor,
+    threads,
+)
+from tests.support.latents import (
+    RMS,
+    LatentBatch,
+    Latents,
+    block_of,
+    check_codes,
+    rows_of_cache,
+)
 from tests.support.tolerances import BLOCK_ROUNDINGS, assert_close
 
 OPERATOR = "latent_attention_block"  # whose candidates the fixture `candidate` goes through
@@ -106,10 +122,10 @@ def close(got: Array, wanted: Array, dtype: str) -> None:
 def test_compiled_block_equals_its_plain_twin(
     compiled: Library, candidate: str, name: str, dtype: str, form: LatentForm
 ) -> None:
-    if candidate != "avx512_bf16" and name not in ("published", "odd sizes"):
+    if candidate not in PAIRED and name not in ("published", "odd sizes"):
         pytest.skip("the first candidate runs every block")
     latents, given, hidden = case_of(name, dtype, form)
-    if candidate == "avx512_bf16" and dtype == "bfloat16" and latents.block.latent_size % 2:
+    if candidate in PAIRED and dtype == "bfloat16" and latents.block.latent_size % 2:
         with pytest.raises(ValueError, match="head_dim is odd"):
             run(ops, latents, given, hidden)
         return
@@ -126,7 +142,7 @@ def test_codes_are_written_and_read_as_by_the_plain_twin(
     compiled: Library, candidate: str, name: str, dtype: str, form: LatentForm
 ) -> None:
     latents, given, hidden = case_of(name, dtype, form, "fp8")
-    if candidate == "avx512_bf16" and dtype == "bfloat16" and latents.block.latent_size % 2:
+    if candidate in PAIRED and dtype == "bfloat16" and latents.block.latent_size % 2:
         with pytest.raises(ValueError, match="head_dim is odd"):
             run(ops, latents, given, hidden)
         return
