@@ -102,6 +102,8 @@ def _llama_family(data: GgufMetadata) -> str:
 
 def _llama(data: GgufMetadata) -> ConfigValues:
     data.must_be("{arch}.expert_weights_norm", (True,))
+    size = data.whole("{arch}.feed_forward_length")
+    data.must_be("{arch}.expert_feed_forward_length", (size,))
     return {
         **_biases(data),
         "num_local_experts": data.optional("{arch}.expert_count"),

@@ -208,7 +208,7 @@ DATA = [
         "data: a parameter out of range",
         "predict",
         prepare=data('{"src": "a", "top_p": 2}'),
-        says=("line 2", "top_p 2", "up to 1"),
+        says=("line 2", "top_p 2", "1e-30 to 1"),
     ),
     Case(
         "data: a parameter of a text",

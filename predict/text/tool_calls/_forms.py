@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from predict.errors import UserError
 from predict.guide import MAX_GRAMMAR_BYTES, Guide
+from predict.system.files import parse_json
 from predict.text.guides import JSON_STYLE
 from predict.text.lark import GuideContext, Rules, literal
 from predict.text.tool_calls._guides import CallFormat, ToolRules
@@ -42,7 +43,7 @@ def calls_or_content(
 def _content(rules: Rules, guide: Guide) -> str:
     """The rule of a content that fits the guide."""
     if guide.kind in ("json_schema", "json_object"):
-        schema = json.loads(guide.text) if guide.kind == "json_schema" else {"type": "object"}
+        schema = parse_json(guide.text, "the schema") if guide.kind == "json_schema" else {"type": "object"}
         if isinstance(schema, bool):
             schema = {} if schema else {"not": {}}
         return f"%json {json.dumps({'x-guidance': JSON_STYLE, **schema}, ensure_ascii=False)}"
