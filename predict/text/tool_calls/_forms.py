@@ -43,7 +43,9 @@ def calls_or_content(
 def _content(rules: Rules, guide: Guide) -> str:
     """The rule of a content that fits the guide."""
     if guide.kind in ("json_schema", "json_object"):
-        schema = parse_json(guide.text, "the schema") if guide.kind == "json_schema" else {"type": "object"}
+        schema = {"type": "object"}
+        if guide.kind == "json_schema":
+            schema = parse_json(guide.text, "the schema")
         if isinstance(schema, bool):
             schema = {} if schema else {"not": {}}
         return f"%json {json.dumps({'x-guidance': JSON_STYLE, **schema}, ensure_ascii=False)}"
