@@ -21,40 +21,19 @@ import numpy.typing as npt
 from predict.errors import UserError
 from predict.guide import Guide
 from predict.system.files import parse_json
-from predict.text.lark import literal
+from predict.text.lark import JSON_STYLE, LIMITS, MAX_MESSAGE, literal
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-    from llguidance._lib import JsonCompileOptions
 
     from predict.text.tokenizer import Tokenizer
 
 MAX_CACHED = 256  # compiled guides
-MAX_MESSAGE = 400  # characters of what llguidance says
 MOST_THREADS = 8  # that compile
 BEHIND = 10  # their nice value
 NO_TEXT = ("NoExtension", "NoExtensionBias")  # llguidance's words for it
 MAX_FORCED = 64  # runs of tokens
 ALL_TOKENS = -1  # a word of a mask
-
-# JSON is written as Python's json.dumps does, the commonest form in training data. With any spaces
-# a model may write them to the end of its tokens, and no token between values is forced. A schema
-# may ask for another style under the key "x-guidance".
-JSON_STYLE: JsonCompileOptions = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-}
-# In llguidance's units: some 20 ms for the first lexer, 3 for the mask of one step, and 60 MB.
-LIMITS: dict[str, Any] = {
-    "initial_lexer_fuel": 1_000_000,
-    "step_lexer_fuel": 30_000,
-    "step_max_items": 20_000,
-    "max_items_in_row": 2_000,
-    "max_lexer_states": 40_000,
-    "max_grammar_size": 300_000,
-    "verbose_errors": False,
-}
 
 
 class GuideState:

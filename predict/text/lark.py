@@ -10,9 +10,32 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from predict.text.reasoning import ReasoningFormat
 
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+# JSON is written as Python's json.dumps does, the commonest form in training data. With any spaces
+# a model may write them to the end of its tokens, and no token between values is forced. A schema
+# may ask for another style under the key "x-guidance".
+JSON_STYLE: JsonCompileOptions = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+MAX_MESSAGE = 400  # characters of what llguidance says
+# In llguidance's units: some 20 ms for the first lexer, 3 for the mask of one step, and 60 MB.
+LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 30_000,
+    "step_max_items": 20_000,
+    "max_items_in_row": 2_000,
+    "max_lexer_states": 40_000,
+    "max_grammar_size": 300_000,
+    "verbose_errors": False,
+}
 TEXT = "TEXT"
 _TERMINALS = "TEXT: /(.|\\n)*/\n"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,84 +25,23 @@ from tests.support.cpu_kernels import (
     tensor,
     threads,
 )
+from tests.support.quantized_weights import (
+    BY_TOKEN,
+    WEIGHT_ONLY,
+    Weight,
+    is_int4,
+    linear,
+    make_weight,
+)
 from tests.support.tolerances import assert_close
 
 OPERATOR = "linear"  # whose candidates the fixture `candidate` goes through
 
-Codes = npt.NDArray[np.int8]
-WEIGHT_ONLY = ("weight_only_int8", "weight_only_int4")
-BY_TOKEN = ("a8w8", "w4a8")
 # rows, inputs, outputs: one to several tiles of rows, ends that fill no block, vector or panel.
 SHAPES = (
     *((1, 64, 32), (1, 33, 65), (2, 1, 1), (3, 256, 40), (5, 1056, 33), (8, 300, 96), (13, 96, 31)),
     *((25, 523, 70), (100, 320, 64), (257, 65, 34)),
 )
-
-
-@dataclass(frozen=True)
-class Weight:
-    """A quantized matrix [N, K] in canonical form."""
-
-    scheme: str
-    codes: Codes  # [N, K]
-    scale: Array  # [N, G]
-    zero: Array | None  # [N, G]
-    group: int  # values of K that share a scale
-
-    def wide(self) -> Wide:
-        """(codes - zero) * scale in float64."""
-        groups = np.arange(self.codes.shape[1]) // self.group
-        usual = 8.0 if is_int4(self.scheme) else 0.0
-        zero = np.full_like(self.scale, usual) if self.zero is None else self.zero
-        scale = self.scale.astype(np.float64)
-        return (self.codes.astype(np.float64) - zero[:, groups]) * scale[:, groups]
-
-    def packed(self, library: Library, dtype: str) -> tuple[Any, Any]:
-        """The weight as the kernels read it."""
-        import paddle
-
-        codes, scale, zero = (
-            None if value is None else paddle.to_tensor(value)
-            for value in (self.codes, self.scale, self.zero)
-        )
-        result, scales = library.op("regatta_pack_quantized")(
-            codes, scale, zero, self.scheme, dtype
-        )
-        return result, scales
-
-    def operand(self, library: Library, dtype: str, *extra: Any) -> list[Any]:
-        """All tensors of the scheme; `extra` in place of those that say "none"."""
-        num_extra = 3 if self.scheme == "a8w8" else 2
-        none = [tensor([0], "float32")] * num_extra
-        if self.scheme != "a8w8":
-            none[1] = int32([0])
-        return [*self.packed(library, dtype), *extra, *none[len(extra) :]]
-
-
-def is_int4(scheme: str) -> bool:
-    return scheme in ("weight_only_int4", "w4a8")
-
-
-def make_weight(
-    rng: np.random.Generator,
-    scheme: str,
-    num_outputs: int,
-    num_inputs: int,
-    group: int = 0,
-    with_zeros: bool = False,
-) -> Weight:
-    """Random codes over their whole range; group 0 is one scale per output channel."""
-    shape = (num_outputs, num_inputs)
-    low, high = (0, 16) if is_int4(scheme) else (-128, 128)
-    codes = rng.integers(low, high, shape).astype(np.int8)
-    group = group or num_inputs
-    scales = (num_outputs, -(-num_inputs // group))
-    scale = rng.uniform(0.01, 0.1, scales).astype(np.float32)
-    zero = None
-    if with_zeros:
-        zero = rng.uniform(0, 16, scales).astype(np.float32)
-        zero[::2] = np.rint(zero[::2])
-    return Weight(scheme, codes, scale, zero, group)
 
 
 def rounded_by_block(x: Array) -> Wide:
@@ -133,10 +71,6 @@ def rounded_for(scheme: str, x: Array, dtype: str, keeps: bool = False) -> Wide:
     if scheme in BY_TOKEN:
         return rounded_by_row(x)
     return x.astype(np.float64) if keeps or dtype == "float32" else rounded_by_block(x)
-
-
-def linear(library: Library, scheme: str, x: Any, operand: list[Any], num_outputs: int) -> Any:
-    return library.op("regatta_linear")(x, operand, None, scheme, num_outputs)[0]
 
 
 def unpacked(weight: Weight, stored: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from predict.device.library import Library
-from tests.ops.test_cpu_kernels_quantized import BY_TOKEN, WEIGHT_ONLY, linear, make_weight
 from tests.support.cpu_kernels import (
     Array,
     force,
@@ -20,6 +19,7 @@ from tests.support.cpu_kernels import (
     rounded,
     tensor,
 )
+from tests.support.quantized_weights import BY_TOKEN, WEIGHT_ONLY, linear, make_weight
 from tests.support.tiles import TINY, flushed, tile_product
 
 # rows, inputs, outputs: part of a tile of rows and one to several; blocks of rows and slabs of k;

@@ -14,7 +14,7 @@ import llguidance
 from predict import LLM, SamplingParams
 from predict.guide import Guide
 from predict.request import RequestOutput
-from predict.text.guides import JSON_STYLE
+from predict.text.lark import JSON_STYLE
 from tests.support.paths import DEMO
 
 PERSON = {

@@ -10,7 +10,8 @@ from typing import Any
 import llguidance
 
 from predict.guide import Guide
-from predict.text.guides import LIMITS, grammar_of, pieces
+from predict.text.guides import grammar_of, pieces
+from predict.text.lark import LIMITS
 
 EOS = 256
 

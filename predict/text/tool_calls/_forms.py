@@ -8,8 +8,7 @@ from dataclasses import replace
 from predict.errors import UserError
 from predict.guide import MAX_GRAMMAR_BYTES, Guide
 from predict.system.files import parse_json
-from predict.text.guides import JSON_STYLE
-from predict.text.lark import GuideContext, Rules, literal
+from predict.text.lark import JSON_STYLE, GuideContext, Rules, literal
 from predict.text.tool_calls._guides import CallFormat, ToolRules
 from predict.text.tool_calls._records import ToolUse
 

@@ -12,8 +12,7 @@ from predict.errors import UserError
 from predict.guide import MAX_DEPTH, MAX_GRAMMAR_BYTES, Guide
 from predict.system.files import parse_json
 from predict.text.deltas import call_id
-from predict.text.guides import LIMITS, MAX_MESSAGE
-from predict.text.lark import GuideContext, Rules, literal
+from predict.text.lark import LIMITS, MAX_MESSAGE, GuideContext, Rules, literal
 from predict.text.markup import Output, Reader, Steps
 from predict.text.tool_calls._records import Tool, ToolUse
 
