@@ -201,6 +201,7 @@ def is_outdated(metadata: Metadata) -> bool:
     return SOURCE_DIR.is_dir() and source_digest(SOURCE_DIR) != metadata.sources_digest
 
 
+@functools.cache
 def import_paddle() -> Any:
     """Returns the `paddle` module, imported without its warning that ccache is not installed.
 
