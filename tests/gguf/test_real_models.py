@@ -110,7 +110,12 @@ def test_texts_become_the_tokens_of_llama_cpp(model: tuple[str, Path]) -> None:
         for text, ids in pairs
         if (found := tokenizer.encode(text, add_special_tokens=False)) != ids
     ]
-    assert not different
+    # llama.cpp splits U+2581 off ahead of spaces, where the vocabulary calls it user-defined;
+    # transformers takes it for one of them, and so do we.
+    assert [each for each in different if name != "gemma3" or "▁" not in each[0]] == []
+    if name == "gemma3":
+        ids = tokenizer.encode("▁       [INST]", add_special_tokens=False)
+        assert ids == [144, 236840, 34177, 236842]  # transformers'
 
 
 def test_the_commands_of_the_page_answer(folder: Path) -> None:
