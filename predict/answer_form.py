@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from predict.errors import UserError, nearest, quoted
+from predict.errors import unknown_key
 from predict.system import bounds
 from predict.system.ranges import refusal
 
@@ -48,9 +48,5 @@ class AnswerForm:
             raise refusal("answer_form", value, f"an AnswerForm, an object of {names}, None")
         for key in value:
             if key not in names:
-                guess = nearest(str(key), names)
-                hint = f"; did you mean {guess}?" if guess else ""
-                raise UserError(
-                    f"answer_form has the key {quoted(key)} (allowed: {', '.join(names)}){hint}"
-                )
+                raise unknown_key("answer_form", key, names)
         return cls(**value)

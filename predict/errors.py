@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 EXIT_FAILURE = 1
@@ -48,6 +48,12 @@ def hint(name: str, known: Iterable[str]) -> str:
     """The end of a message that asks for the nearest known name; empty where none is like it."""
     guess = nearest(name, known)
     return f"; did you mean {guess}?" if guess else ""
+
+
+def unknown_key(where: str, key: object, known: Sequence[str]) -> UserError:
+    """The error for a key that a mapping cannot have; names the nearest known one."""
+    said = f"{where} has the key {quoted(key)} (allowed: {', '.join(known)})"
+    return UserError(said + hint(str(key), known))
 
 
 def one_of(name: str, got: object, allowed: Iterable[str]) -> UserError:

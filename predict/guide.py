@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from predict.errors import UserError, hint, quoted
+from predict.errors import UserError, quoted, unknown_key
 from predict.system import bounds
 from predict.system.bounds import MAX_SCHEMA_BYTES
 from predict.system.files import json_type, parse_json
@@ -101,7 +101,7 @@ class Guide:
             raise refusal("guide", value, f"a Guide, an object with one of {names}, None")
         for key in value:
             if key not in names:
-                raise _unknown("guide", key, names)
+                raise unknown_key("guide", key, names)
         return cls(**value)
 
     @property
@@ -123,11 +123,6 @@ def _kinds() -> list[str]:
 def _is_given(guide: Guide, name: str) -> bool:
     value = getattr(guide, name)
     return value is True if name == "json_object" else value is not None
-
-
-def _unknown(where: str, key: object, known: Sequence[str]) -> UserError:
-    said = f"{where} has the key {quoted(key)} (allowed: {', '.join(known)})"
-    return UserError(said + hint(str(key), known))
 
 
 def _text(name: str, value: object, most: int, *, empty: bool = False) -> str:
@@ -263,7 +258,7 @@ def _structural_tag(value: object, is_strict: bool) -> str:
     found.pop("type", None)  # as in OpenAI's and other servers' response_format
     for key in found:
         if key not in _TAG_KEYS:
-            raise _unknown(name, key, _TAG_KEYS)
+            raise unknown_key(name, key, _TAG_KEYS)
     for key in ("structures", "triggers"):
         if not isinstance(found.get(key), list) or not 0 < len(found[key]) <= MAX_TAGS:
             raise UserError(f"{name}.{key} is needed (allowed: a list of 1 to {MAX_TAGS} entries)")
@@ -286,7 +281,7 @@ def _check_structure(where: str, structure: object, triggers: Sequence[str]) -> 
         raise UserError(f"{where} is {json_type(structure)} (allowed: an object)")
     for key in structure:
         if key not in _STRUCTURE_KEYS:
-            raise _unknown(where, key, _STRUCTURE_KEYS)
+            raise unknown_key(where, key, _STRUCTURE_KEYS)
     begin = _text(f"{where}.begin", structure.get("begin"), MAX_TAG_BYTES)
     _text(f"{where}.end", structure.get("end", ""), MAX_TAG_BYTES, empty=True)
     if not isinstance(structure.get("schema"), (dict, bool)):

@@ -67,9 +67,8 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     error: str | None = None  # what went wrong, where finish_reason is "error"
-    answer: AnswerText | AnswerParts | None = (
-        None  # its text so far, where that decides when it ends
-    )
+    # Its text so far, where that decides when it ends.
+    answer: AnswerText | AnswerParts | None = None
     logprobs: LogprobRecord | None = None  # where they are wanted; the engine adds them
     guide: GuideState | None = None  # behind the known tokens; set before Scheduler.add
     leader: Request | None = None  # has the same prompt, whose blocks this request waits for

@@ -27,19 +27,18 @@ def with_model_defaults(
     dtype: the checkpoint's or the exported program's. max_length: the default, but no more than the
     program, or a table of learned positions, has room for. Raises UserError where a file is broken.
     """
-    changes: dict[str, Any] = {}
+    is_open = config.scheduling.max_length is None, config.model.dtype == AUTO
+    if not any(is_open):
+        return config
     is_exported = config.model.mode == "static"
-    if config.scheduling.max_length is None:
-        most = spec.num_learned_positions
-        if is_exported:
-            most = load_manifest(config.model.model_name_or_path).max_length
+    manifest = load_manifest(config.model.model_name_or_path) if is_exported else None
+    changes: dict[str, Any] = {}
+    if is_open[0]:
+        most = manifest.max_length if manifest else spec.num_learned_positions
         changes["max_length"] = min(config.max_length, most or config.max_length)
-    if config.model.dtype == AUTO:
-        if is_exported:
-            changes["dtype"] = load_manifest(config.model.model_name_or_path).dtype
-        else:
-            changes["dtype"] = _dtype(config, reader)
-    return config.changed(**changes) if changes else config
+    if is_open[1]:
+        changes["dtype"] = manifest.dtype if manifest else _dtype(config, reader)
+    return config.changed(**changes)
 
 
 def _dtype(config: EngineConfig, reader: ConfigReader) -> str:
