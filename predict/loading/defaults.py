@@ -25,28 +25,37 @@ def with_model_defaults(
     """The config, its dtype "auto" and its max_length None replaced by what suits the model.
 
     dtype: the checkpoint's or the exported program's. max_length: the default, but no more than the
-    program, or a table of learned positions, has room for. Raises UserError where a file is broken.
+    program, or a table of learned positions, has room for. Raises UserError where a file is broken,
+    and for float16 where the family's hidden states go beyond it.
     """
     is_open = config.scheduling.max_length is None, config.model.dtype == AUTO
-    if not any(is_open):
-        return config
     is_exported = config.model.mode == "static"
-    manifest = load_manifest(config.model.model_name_or_path) if is_exported else None
+    manifest = (
+        load_manifest(config.model.model_name_or_path) if is_exported and any(is_open) else None
+    )
     changes: dict[str, Any] = {}
     if is_open[0]:
         most = manifest.max_length if manifest else spec.num_learned_positions
         changes["max_length"] = min(config.max_length, most or config.max_length)
     if is_open[1]:
-        changes["dtype"] = manifest.dtype if manifest else _dtype(config, reader)
-    return config.changed(**changes)
+        changes["dtype"] = manifest.dtype if manifest else _dtype(config, spec, reader)
+    config = config.changed(**changes) if changes else config
+    if config.model.dtype == "float16" and spec.overflows_float16:
+        raise UserError(
+            f"dtype float16: hidden states of {spec.model_type} go beyond 65504, float16's "
+            "largest number (allowed: bfloat16, float32)"
+        )
+    return config
 
 
-def _dtype(config: EngineConfig, reader: ConfigReader) -> str:
+def _dtype(config: EngineConfig, spec: DecoderSpec, reader: ConfigReader) -> str:
     """The checkpoint's dtype, or on a GPU the nearest that runs there."""
     found = reader.dtype()
     if found not in DTYPES:
         found = None if config.model.load_format == "dummy" else _most_frequent(config)
     dtype = found or "float32"
+    if dtype == "float16" and spec.overflows_float16:
+        dtype = "bfloat16"
     device = config.model.device
     if devices.kind_of(device) != "gpu":
         return dtype
@@ -58,7 +67,9 @@ def _dtype(config: EngineConfig, reader: ConfigReader) -> str:
         gpu = devices.driver_info().gpus[devices.choose(device).index]
     except UserError:  # loading refuses the device by name
         return dtype
-    return "float16" if dtype == "bfloat16" and gpu.capability < FIRST_BFLOAT16 else dtype
+    if dtype == "bfloat16" and gpu.capability < FIRST_BFLOAT16:
+        return "float32" if spec.overflows_float16 else "float16"
+    return dtype
 
 
 def _most_frequent(config: EngineConfig) -> str | None:

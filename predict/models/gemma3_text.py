@@ -25,7 +25,7 @@ def spec(config: ConfigReader) -> DecoderSpec:
         head=head_of(config),
         ropes=(config.rope(head_dim, theta=1e6, kind="full_attention"), local),
     )
-    return result.with_blocks(
+    return replace(result, overflows_float16=True).with_blocks(
         lambda _, block: (
             replace(block, positions=Positions(table=LOCAL))
             if isinstance(block, AttentionBlock) and block.window > 0

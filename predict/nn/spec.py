@@ -104,6 +104,7 @@ class DecoderSpec:
     tie_word_embeddings: bool = False
     eos_token_ids: tuple[int, ...] = ()
     prefix: PrefixSpec | None = None  # where blocks have a prefix mask
+    overflows_float16: bool = False  # trained weights take hidden states beyond 65,504
 
     def __post_init__(self) -> None:
         for index, layer in enumerate(self.layers):

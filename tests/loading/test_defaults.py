@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,26 @@ def test_a_gpu_that_lacks_the_dtype_gets_the_nearest(
         model_name_or_path=tiny_model, device="gpu", inference_model=True, **settings
     )
     assert with_model_defaults(config, *read_spec(tiny_model)).model.dtype == dtype
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "float16"])
+def test_a_family_beyond_float16_never_gets_it(
+    stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = json.loads((GOLDEN / "gemma3_text_1b" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**values, "torch_dtype": stored}))
+
+    def dtype_of(**settings: Any) -> str:
+        config = EngineConfig(model_name_or_path=tmp_path, inference_model=True, **settings)
+        return with_model_defaults(config, *read_spec(tmp_path)).model.dtype
+
+    assert dtype_of() == "bfloat16"
+    with pytest.raises(UserError, match=r"dtype float16: .* gemma3_text .*bfloat16, float32"):
+        dtype_of(dtype="float16")
+    info = devices.DriverInfo(13, 13, "", (devices.Gpu("one", (7, 5), 1, 1),))
+    monkeypatch.setattr(devices, "driver_info", lambda: info)
+    monkeypatch.setattr(devices, "choose", lambda name: devices.Device("gpu:0", 0, name))
+    assert dtype_of(device="gpu") == "float32"
 
 
 @pytest.mark.parametrize(
