@@ -95,12 +95,10 @@ class ModelText:
         param = "tools" if given is None else given.param
         guide = None
         try:
-            if use.allowed and self.calls is not None and given is not None:
-                guide = tool_calls.calls_or_content(self.calls, use, given.guide, context)
-            elif use.allowed and self.calls is not None:
+            if given is not None:
+                guide = tool_calls.content_guide(self.calls, given.guide, context, use)
+            elif self.calls is not None:
                 guide = self.calls.guide(use, context)
-            elif given is not None:
-                guide = tool_calls.content_guide(self.calls, given.guide, context)
         except UserError as error:
             raise invalid(param, str(error)) from None
         return None if guide is None else Form(guide, param)

@@ -46,7 +46,11 @@ def test_an_answer_calls_a_tool_or_has_the_form(
     for text in ("words", '{"a": "b"}', call("i"), call("f") + '{"a": 5}'):
         assert not takes(guide, text)
     assert takes(asked(client, server, response_format={"type": "json_object"}), '{"b": []}')
-    assert takes(asked(client, server, guided_choice=["yes", "no"]), "no")
+    for form in ({"choice": ["yes", "no"]}, {"regex": "no?"}, {"grammar": 'start: "no"'}):
+        guide = asked(client, server, guide=form)
+        assert takes(guide, "no")
+        assert takes(guide, call("f"))
+        assert not takes(guide, "yes no")
 
 
 def test_a_forced_call_has_no_form(client: httpx.Client, server: ScriptedServer) -> None:
