@@ -71,21 +71,23 @@ def answer_parser(
     thoughts: ReasoningFormat | None,
     use: ToolUse,
     *,
-    is_thinking: bool = False,
+    is_thinking: bool | None = False,
     stops: ContentStops | None = None,
 ) -> Parser:
     """A parser of one answer: thoughts first, then content and calls.
 
-    is_thinking: whether the prompt has opened a thought (ReasoningFormat.is_opened_by). stops: end
-    the content, and the answer with it.
+    is_thinking: see ReasoningFormat.is_opened_by. stops: end the content, and the answer with it.
     """
     if row is not None and row.is_whole:
         return parser_of(row, use, stops)
-    has_calls = row is not None and bool(use.allowed)
-    inner = parser_of(row, use, stops) if row is not None and has_calls else _Plain(stops)
+    calls = row if use.allowed else None
+
+    def inner() -> Parser:
+        return _Plain(stops) if calls is None else parser_of(calls, use, stops)
+
     if thoughts is None:
-        return inner
-    begins = row.begins if row is not None and use.allowed else ()
+        return inner()
+    begins = () if calls is None else calls.begins
     return ReasoningParser(thoughts, is_thinking, inner, begins)
 
 
