@@ -22,7 +22,8 @@ class AnswerForm:
 
     calls: str | None = None  # of tool calls
     thoughts: str | None = None
-    is_thinking: bool = False  # whether the prompt has opened a thought
+    # Whether the prompt has opened a thought; None: it has closed one.
+    is_thinking: bool | None = False
     tools: tuple[str, ...] = ()  # names of those that may be called
 
     def __post_init__(self) -> None:
@@ -30,8 +31,8 @@ class AnswerForm:
             value = getattr(self, name)
             if not isinstance(value, (str, type(None))):
                 raise refusal(f"answer_form.{name}", value, "a name, None")
-        if not isinstance(self.is_thinking, bool):
-            raise refusal("answer_form.is_thinking", self.is_thinking, "true, false")
+        if not isinstance(self.is_thinking, (bool, type(None))):
+            raise refusal("answer_form.is_thinking", self.is_thinking, "true, false, None")
         tools = bounds.items("answer_form.tools", self.tools, MAX_TOOLS, "a sequence of names")
         for tool in tools:
             if not isinstance(tool, str):

@@ -81,9 +81,9 @@ class ModelText:
             param = "tool_choice" if "tool_choice" in str(error) else "tools"
             raise invalid(param, str(error)) from None
 
-    def is_thinking(self, prompt: str) -> bool:
-        """Whether an answer to this prompt begins within a thought."""
-        return self.thoughts is not None and self.thoughts.is_opened_by(prompt)
+    def is_thinking(self, prompt: str) -> bool | None:
+        """Whether an answer to this prompt begins within a thought; None: behind one."""
+        return False if self.thoughts is None else self.thoughts.is_opened_by(prompt)
 
     def form(self, given: Form | None, use: ToolUse, prompt: str) -> Form | None:
         """The form of an answer with valid calls, and thoughts ahead of its content.
@@ -95,12 +95,10 @@ class ModelText:
         param = "tools" if given is None else given.param
         guide = None
         try:
-            if use.allowed and self.calls is not None and given is not None:
-                guide = tool_calls.calls_or_content(self.calls, use, given.guide, context)
-            elif use.allowed and self.calls is not None:
+            if given is not None:
+                guide = tool_calls.content_guide(self.calls, given.guide, context, use)
+            elif self.calls is not None:
                 guide = self.calls.guide(use, context)
-            elif given is not None:
-                guide = tool_calls.content_guide(self.calls, given.guide, context)
         except UserError as error:
             raise invalid(param, str(error)) from None
         return None if guide is None else Form(guide, param)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     FailFast,
     Field,
@@ -45,9 +46,17 @@ _PART: Mapping[str, Any] = {
     "properties": {"type": {"const": "text"}, "text": _TEXT},
     "required": ["type", "text"],
 }
+
+
+def _whole(value: Any) -> Any:
+    """4 for 4.0, which JSON does not tell apart."""
+    exact = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
+    return int(value) if exact else value
+
+
 # Fields that may be null, and whose values are checked where they are used.
 NumberField = Annotated[Any, _optional({"type": "number"})]
-Integer = Annotated[Any, _optional({"type": "integer"})]
+Integer = Annotated[Any, BeforeValidator(_whole), _optional({"type": "integer"})]
 Boolean = Annotated[Any, _optional({"type": "boolean"})]
 Text = Annotated[Any, _optional(_TEXT)]
 Texts = Annotated[Any, _optional(_TEXTS)]
@@ -235,6 +244,10 @@ class GenerationBody(Body):
         "use_beam_search": ((False,), "use num_beams"),
         "guided_whitespace_pattern": ((), "use guided_regex or guided_grammar"),
         "logits_processors": (([],), "no code of a request is run; use logit_bias or a guide"),
+        "return_token_ids": ((False,), "/tokenize has the ids of a text"),
+        "return_tokens_as_token_ids": ((False,), "logprobs have the texts of tokens"),
+        "detokenize": ((True,), "an answer is a text"),
+        "request_id": ((), "send the header X-Request-Id"),
     }
 
 
@@ -303,8 +316,18 @@ class ToolBody(Body):
     type: Literal["function"] = "function"
     function: FunctionTool
 
+    refused: ClassVar[Mapping[str, tuple[tuple[Any, ...], str]]] = {
+        "custom": ((), "give a function, or a guide for the content"),
+        **dict.fromkeys(FunctionTool.model_fields, ((), "write it into function")),
+    }
+
 
 ChatField = Annotated[list[ChatMessage], FirstOnly(), Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+# vLLM's and SGLang's, and those that Qwen's and DeepSeek's own services have.
+_REASONING_SWITCHES = ("include_reasoning", "separate_reasoning", "stream_reasoning")
+_TEMPLATE_SWITCHES = ("enable_thinking", "thinking")
 
 
 class ChatBody(GenerationBody):
@@ -334,6 +357,10 @@ class ChatBody(GenerationBody):
         "echo": ((False,), "use completions"),
         "documents": (([],), "write them into a message"),
         "mm_processor_kwargs": ((), "this model reads text only"),
+        "add_special_tokens": ((False,), "the chat template writes special tokens"),
+        **dict.fromkeys(_REASONING_SWITCHES, ((True,), "thoughts come, as reasoning_content")),
+        **dict.fromkeys(_TEMPLATE_SWITCHES, ((), "write it into chat_template_kwargs")),
+        "reasoning": ((), "use reasoning_effort"),
     }
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from predict.answer_form import AnswerForm
 from predict.text import reasoning, tool_calls
-from predict.text.deltas import ContentDelta, Delta, Parser
+from predict.text.deltas import ContentDelta, Delta, Parser, ThoughtEnd
 from predict.text.detokenizer import Detokenizer
 from predict.text.markup import ContentStops
 from predict.text.reasoning import ReasoningFormat
@@ -21,7 +21,7 @@ class Forms(NamedTuple):
     calls: CallFormat | None
     thoughts: ReasoningFormat | None
     use: ToolUse = ToolUse()
-    is_thinking: bool = False
+    is_thinking: bool | None = False
 
     @classmethod
     def of(cls, form: AnswerForm) -> Forms:
@@ -135,7 +135,11 @@ class AnswerParts:
 
     def _put(self, deltas: list[Delta]) -> None:
         self._deltas += deltas
-        self._content += [delta.text for delta in deltas if isinstance(delta, ContentDelta)]
+        for delta in deltas:
+            if isinstance(delta, ContentDelta):
+                self._content.append(delta.text)
+            elif isinstance(delta, ThoughtEnd):
+                self._content, self._num_taken = [], 0
 
     def _is_shown(self, token_id: int) -> bool:
         """Whether a token is a mark, has a text, or is a part of a character."""

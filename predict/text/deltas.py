@@ -40,7 +40,14 @@ class CallArguments:
     text: str
 
 
-Delta = ContentDelta | ReasoningDelta | CallBegin | CallArguments
+@dataclass(frozen=True, slots=True)
+class ThoughtEnd:
+    """The end of a thought whose beginning was not marked: the content so far is that thought."""
+
+    text: str  # the mark and the white space behind it; content where that is out already
+
+
+Delta = ContentDelta | ReasoningDelta | CallBegin | CallArguments | ThoughtEnd
 
 
 class Parser(Protocol):
@@ -95,6 +102,9 @@ def joined(deltas: Iterable[Delta]) -> AnswerParts:
         elif isinstance(delta, CallBegin):
             answer.calls.append(Call(delta.id, delta.name))
             arguments.append([])
+        elif isinstance(delta, ThoughtEnd):
+            reasoning += filter(None, ["".join(content).strip()])
+            content = []
         else:
             arguments[delta.index].append(delta.text)
     for call, pieces in zip(answer.calls, arguments, strict=True):

@@ -49,7 +49,7 @@ class GuideContext:
 
     token_id: Callable[[str], int | None]
     thoughts: ReasoningFormat | None = None  # of the model
-    is_thinking: bool = False  # whether the prompt has opened a thought
+    is_thinking: bool | None = False  # see ReasoningFormat.is_opened_by
 
 
 class Rules:

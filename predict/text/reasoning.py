@@ -6,7 +6,7 @@ inside the thought. predict.text.tool_calls.harmony reads thoughts by their chan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from predict.errors import one_of
@@ -16,6 +16,7 @@ from predict.text.deltas import (
     Delta,
     Parser,
     ReasoningDelta,
+    ThoughtEnd,
     call_id,
 )
 from predict.text.markup import Output, Reader, Steps
@@ -36,9 +37,10 @@ class ReasoningFormat:
         """Special tokens that must stay in an answer's text."""
         return (self.begin, self.end, *(self.content or ()))
 
-    def is_opened_by(self, prompt: str) -> bool:
-        """Whether an answer to this prompt begins within a thought."""
-        return prompt.rstrip().endswith(self.begin)
+    def is_opened_by(self, prompt: str) -> bool | None:
+        """Whether an answer to this prompt begins within a thought; None: behind one."""
+        prompt = prompt.rstrip()
+        return prompt.endswith(self.begin) or (None if prompt.endswith(self.end) else False)
 
 
 # The first that fits a chat template is taken.
@@ -77,15 +79,22 @@ def detected(template: str) -> ReasoningFormat | None:
 class ReasoningParser:
     """Reads a thought at the beginning, and gives the rest to another parser.
 
-    A call in a thought is a part of it, unless the thought never ends.
+    A call in a thought is a part of it, unless the thought never ends. The end alone ends a thought
+    too, where neither a call nor the beginning of a thought stands ahead of it.
     """
 
     def __init__(
-        self, row: ReasoningFormat, is_thinking: bool, inner: Parser, begins: Sequence[str] = ()
+        self,
+        row: ReasoningFormat,
+        is_thinking: bool | None,
+        make_inner: Callable[[], Parser],
+        begins: Sequence[str] = (),
     ) -> None:
-        """is_thinking: whether the prompt has opened the thought. begins: marks of calls."""
+        """is_thinking: see ReasoningFormat.is_opened_by. begins: marks of calls."""
         self._row = row
-        self._inner = inner
+        self._make_inner = make_inner
+        self._inner = make_inner()
+        self._has_called = False
         self._begins = tuple(begins)
         self._reader = Reader()
         self._output = Output(call_id)
@@ -122,7 +131,7 @@ class ReasoningParser:
         content, self._content = self._content, []
         return self._output.take() + content
 
-    def _read(self, is_thinking: bool) -> Steps[None]:
+    def _read(self, is_thinking: bool | None) -> Steps[None]:
         reader, row = self._reader, self._row
         reader.record()
         yield from reader.spaces()
@@ -138,18 +147,35 @@ class ReasoningParser:
                     return
                 self._output.reasoning("".join(pieces))
             yield from reader.spaces()
-        if row.content is not None:
-            begin, end = row.content
-            if (yield from reader.literal(begin)):
-                yield from reader.spaces()
-                yield from reader.until((end, f"\n{end}"), self._feed_inner)
-                yield from reader.spaces()
-                return
-        if not (has_begin or is_thinking):
-            reader.unread(before)
+        if (yield from self._marked_content()) or has_begin or is_thinking:
+            return
+        reader.unread(before)
+        if is_thinking is None:
+            return
+        mark = yield from reader.until((row.begin, row.end), self._feed_inner)
+        if mark == row.end and not self._has_called:
+            self._content += self._inner.finish()
+            self._inner = self._make_inner()
+            spaces = yield from reader.spaces()
+            self._content.append(ThoughtEnd(mark + spaces))
+            yield from self._marked_content()
+        elif mark:
+            self._feed_inner(mark)
+
+    def _marked_content(self) -> Steps[bool]:
+        """Reads the content between marks of its own; whether it begins here."""
+        begin, end = self._row.content or ("", "")
+        if not begin or not (yield from self._reader.literal(begin)):
+            return False
+        yield from self._reader.spaces()
+        yield from self._reader.until((end, f"\n{end}"), self._feed_inner)
+        yield from self._reader.spaces()
+        return True
 
     def _feed_inner(self, text: str) -> None:
-        self._content += self._inner.feed(text)
+        deltas = self._inner.feed(text)
+        self._has_called |= any(isinstance(delta, CallBegin) for delta in deltas)
+        self._content += deltas
 
     def _unclosed(self) -> list[Delta]:
         """The calls in a thought that never ended, and the rest of it."""

@@ -6,7 +6,6 @@ tests/golden_real/make.py recorded them. Skipped where pip cannot download.
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,10 @@ from predict import LLM
 from predict.convert import main as convert
 from predict.text.tokenizer import Tokenizer
 from tests.support.golden import greedy
-from tests.support.pages import FOLDERS
-from tests.support.paths import ROOT
 from tests.support.real_models import (
     MODELS,
     bodies,
     config,
-    download,
     measured,
     recorded,
     run_bash,
@@ -40,22 +36,9 @@ MODES: dict[str, dict[str, Any]] = {
 CODES_LOSS = {"int8": 0.08, "float": 0.03}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder like the repository's root, in which the page's downloads ran."""
-    made = tmp_path_factory.mktemp("real_models")
-    for name in FOLDERS:
-        (made / name).symlink_to(ROOT / name)
-    try:
-        download(made)
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"pip cannot download the models: {error.stderr.strip()[-300:]}")
-    return made
-
-
 @pytest.fixture(params=MODELS)
-def model(request: pytest.FixtureRequest, folder: Path) -> tuple[str, Path]:
-    return request.param, folder / MODELS[request.param].file
+def model(request: pytest.FixtureRequest, real_folder: Path) -> tuple[str, Path]:
+    return request.param, real_folder / MODELS[request.param].file
 
 
 @pytest.mark.parametrize("mode", [*MODES, "static"])
@@ -118,11 +101,11 @@ def test_texts_become_the_tokens_of_llama_cpp(model: tuple[str, Path]) -> None:
         assert ids == [144, 236840, 34177, 236842]  # transformers'
 
 
-def test_the_commands_of_the_page_answer(folder: Path) -> None:
+def test_the_commands_of_the_page_answer(real_folder: Path) -> None:
     for body in bodies(downloads=False):
-        run_bash(body, folder)
+        run_bash(body, real_folder)
     answer, static, text = (
-        json.loads((folder / f"{name}.json").read_text())["output"]
+        json.loads((real_folder / f"{name}.json").read_text())["output"]
         for name in ("answer", "static", "text")
     )
     assert "Paris" in answer

@@ -198,7 +198,21 @@ CHAT: dict[str, tuple[dict[str, Any], str]] = {
         {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
         "tool_choice",
     ),
-    "tools with a grammar": ({"tools": [TOOL], "guided_grammar": "start: /a/"}, "guided_grammar"),
+    "tools with all of an answer": (
+        {"tools": [TOOL], "guide": {"regex": "a", "around": "start: @content"}},
+        "guide",
+    ),
+    "a tool of OpenAI's other kind": (
+        {"tools": [{"type": "custom", "custom": {}}]},
+        "tools[0].custom",
+    ),
+    "a function beside its field": (
+        {"tools": [{"type": "function", "name": "f", "parameters": {}}]},
+        "tools[0].name",
+    ),
+    "thoughts left out": ({"include_reasoning": False}, "include_reasoning"),
+    "a template's switch": ({"enable_thinking": False}, "enable_thinking"),
+    "half a token": ({"max_tokens": 4.5}, "max_tokens"),
     "allowed tools that are not there": (
         {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{}]}},
         "tool_choice",

@@ -156,6 +156,8 @@ def test_parameters_reach_the_engine(client: httpx.Client, server: ScriptedServe
         ({"top_k": -1}, {"top_k": 0}),
         ({"n": 2, "temperature": 0}, {"n": 2}),
         ({"verbosity": "medium"}, {}),
+        ({"seed": 4.0, "max_tokens": 2.0}, {"seed": 4, "max_new_tokens": 2}),
+        ({"include_reasoning": True, "return_token_ids": False, "add_special_tokens": False}, {}),
     ],
 )
 def test_values_that_openai_and_vllm_allow_are_taken(

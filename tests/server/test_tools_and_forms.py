@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +23,7 @@ FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
 @pytest.fixture(scope="module")
 def server() -> Iterator[ScriptedServer]:
     config = config_of(TOKENIZER, TEMPLATE, max_length=1024)
-    with ScriptedServer(config, lambda prompt, params: ["a"]) as server:
+    with ScriptedServer(config, lambda prompt, params: ["hm", "</thi", "nk>\n\nYes"]) as server:
         yield server
 
 
@@ -46,7 +47,11 @@ def test_an_answer_calls_a_tool_or_has_the_form(
     for text in ("words", '{"a": "b"}', call("i"), call("f") + '{"a": 5}'):
         assert not takes(guide, text)
     assert takes(asked(client, server, response_format={"type": "json_object"}), '{"b": []}')
-    assert takes(asked(client, server, guided_choice=["yes", "no"]), "no")
+    for form in ({"choice": ["yes", "no"]}, {"regex": "no?"}, {"grammar": 'start: "no"'}):
+        guide = asked(client, server, guide=form)
+        assert takes(guide, "no")
+        assert takes(guide, call("f"))
+        assert not takes(guide, "yes no")
 
 
 def test_a_forced_call_has_no_form(client: httpx.Client, server: ScriptedServer) -> None:
@@ -65,3 +70,12 @@ def test_some_of_the_tools_may_be_called(
     assert takes(guide, call("g"))
     assert not takes(guide, call("h"))
     assert takes(guide, "words") == (mode == "auto")
+
+
+def test_the_end_of_a_thought_alone_ends_it(client: httpx.Client) -> None:
+    response = client.post("/v1/chat/completions", json=CHAT)
+    message = response.json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hm", "Yes")
+    events = client.post("/v1/chat/completions", json={**CHAT, "stream": True}).text
+    pieces = [json.loads(e[6:])["choices"][0]["delta"] for e in events.split("\n\n")[:-2]]
+    assert "".join(p.get("content", "") for p in pieces) == "hm</think>\n\nYes"

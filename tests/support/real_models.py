@@ -20,6 +20,7 @@ from tests.support.pages import blocks
 from tests.support.paths import DEMO, ROOT
 
 PAGE = ROOT / "docs" / "real-model.md"
+CHAT = ROOT / "tests" / "golden_real" / "smollm2_chat.json"  # make_chat.py wrote it
 TEXT_BYTES = 20_000  # of heldout.txt
 WINDOW = 512  # tokens
 

@@ -61,6 +61,7 @@ NOW = [Call("", "now", '{"a": "x END y"}')]
 ENDS = [
     (PLAIN, "<think>a END b</think>c END d", Parts("c ", "a END b"), 2),
     (PLAIN, "<think>a END b</think>c", Parts("c", "a END b"), 0),
+    (PLAIN, "so</think>a END b", Parts("a ", "so"), 1),
     (HERMES, f"a{CALL}b END c", Parts("ab ", None, NOW), 2),
     (HERMES, f"<think>END</think>a\n{CALL}", Parts("a", "END", NOW), 0),
     (HERMES, f"a END{CALL}", Parts("a ", None), 1),

@@ -21,6 +21,15 @@ CASES = [
     ("think", False, "<think>\n\n</think>\n\nYes.", AnswerParts("Yes.")),
     ("think", False, "  Yes, <think>no</think>.", AnswerParts("  Yes, <think>no</think>.")),
     ("think", False, "<thin", AnswerParts("<thin")),
+    # The end alone, unless the prompt has closed the thought.
+    ("think", False, " Hm </thin \n</think>\nYes.", AnswerParts("Yes.", "Hm </thin")),
+    ("think", None, "Hm</think>\nYes.", AnswerParts("Hm</think>\nYes.")),
+    ("think", None, "<think>Hm</think>\nYes.", AnswerParts("Yes.", "Hm")),
+    ("think", False, f"Hm.\n</think>\n\n{CALL}", AnswerParts(None, "Hm.", NOW)),
+    ("think", False, "</think>Yes </think>.", AnswerParts("Yes </think>.")),
+    ("think", False, f"{CALL} a</think>b", AnswerParts("\n a</think>b", None, NOW)),
+    ("think", False, "a <tool_call> b</think>c", AnswerParts("c", "a <tool_call> b")),
+    ("ernie_x1", False, "Hm</think>\n<response>\nYes.\n</response>", AnswerParts("Yes.", "Hm")),
     ("think", True, "a </thin b", AnswerParts(None, "a </thin b")),
     ("think", True, "a </think", AnswerParts(None, "a </think")),
     ("think", False, "<think>Hm. ", AnswerParts(None, "Hm.")),
@@ -44,7 +53,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "is_thinking", "text", "answer"), CASES)
 def test_a_thought_is_told_wherever_the_text_is_cut(
-    name: str, is_thinking: bool, text: str, answer: AnswerParts
+    name: str, is_thinking: bool | None, text: str, answer: AnswerParts
 ) -> None:
     def told(pieces: list[str]) -> AnswerParts:
         row = reasoning_of(name)
@@ -84,12 +93,12 @@ def test_harmony_tells_thoughts_itself_with_tools_and_without() -> None:
     [
         ("<|im_start|>assistant\n<think>\n", True),
         ("<｜Assistant｜><think>", True),
-        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", None),
         ("What is <think>?<|im_end|>\n", False),
     ],
 )
-def test_a_prompt_may_open_the_thought(prompt: str, opened: bool) -> None:
-    assert THINK.is_opened_by(prompt) == opened
+def test_a_prompt_may_open_or_close_the_thought(prompt: str, opened: bool | None) -> None:
+    assert THINK.is_opened_by(prompt) is opened
 
 
 def test_a_row_is_found_by_the_template_or_by_name() -> None:

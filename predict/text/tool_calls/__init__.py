@@ -9,15 +9,13 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-from dataclasses import replace
 
 from predict.errors import one_of
-from predict.guide import CONTENT, Guide
 from predict.text.deltas import ContentDelta, Delta, Parser
-from predict.text.lark import GuideContext, Rules
+from predict.text.lark import GuideContext
 from predict.text.markup import ContentStops, StepParser
 from predict.text.reasoning import ReasoningFormat, ReasoningParser
-from predict.text.tool_calls._forms import calls_or_content
+from predict.text.tool_calls._forms import content_guide
 from predict.text.tool_calls._guides import CallFormat
 from predict.text.tool_calls._messages import template_messages
 from predict.text.tool_calls._records import CHOICES, Tool, ToolUse
@@ -29,7 +27,6 @@ __all__ = [
     "Tool",
     "ToolUse",
     "answer_parser",
-    "calls_or_content",
     "content_guide",
     "detected",
     "format_of",
@@ -74,35 +71,24 @@ def answer_parser(
     thoughts: ReasoningFormat | None,
     use: ToolUse,
     *,
-    is_thinking: bool = False,
+    is_thinking: bool | None = False,
     stops: ContentStops | None = None,
 ) -> Parser:
     """A parser of one answer: thoughts first, then content and calls.
 
-    is_thinking: whether the prompt has opened a thought (ReasoningFormat.is_opened_by). stops: end
-    the content, and the answer with it.
+    is_thinking: see ReasoningFormat.is_opened_by. stops: end the content, and the answer with it.
     """
     if row is not None and row.is_whole:
         return parser_of(row, use, stops)
-    has_calls = row is not None and bool(use.allowed)
-    inner = parser_of(row, use, stops) if row is not None and has_calls else _Plain(stops)
+    calls = row if use.allowed else None
+
+    def inner() -> Parser:
+        return _Plain(stops) if calls is None else parser_of(calls, use, stops)
+
     if thoughts is None:
-        return inner
-    begins = row.begins if row is not None and use.allowed else ()
+        return inner()
+    begins = () if calls is None else calls.begins
     return ReasoningParser(thoughts, is_thinking, inner, begins)
-
-
-def content_guide(row: CallFormat | None, guide: Guide, context: GuideContext) -> Guide:
-    """A guide for a whole answer: thoughts and marks, and content that fits `guide`.
-
-    One that says itself what stands around it is returned unchanged.
-    """
-    around = None if row is None else row.around_content
-    if guide.around is not None or (around is None and context.thoughts is None):
-        return guide
-    rules = Rules(context)
-    start = f"{rules.thought()} {CONTENT}" if around is None else around(rules, CONTENT)
-    return replace(guide, around=rules.grammar(start))
 
 
 class _Plain:

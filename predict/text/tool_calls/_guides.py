@@ -105,14 +105,18 @@ class ToolRules(Rules):
         return self.rule(" | ".join(self.rule(body(tool)) for tool in self.use.allowed))
 
     def call_object(self, arguments: str = "arguments") -> str:
-        """{"name": ..., arguments: ...} that calls one of the tools. arguments: the second key."""
+        """{"name": ..., arguments: ...} that calls one of the tools. arguments: the second key.
+
+        Its lexemes are those of JSON: the content may be JSON too, and no lexeme is cut short.
+        """
+
+        def quoted(text: str) -> str:
+            return literal(json.dumps(text))
 
         def named(tool: Tool) -> str:
-            between = literal(f'{tool.name}", "{arguments}": ')
-            return f"{between} {self.arguments(tool)}"
+            return f'{quoted(tool.name)} ", " {quoted(arguments)} ": " {self.arguments(tool)}'
 
-        head = literal('{"name": "')
-        return self.rule(f'{head} {self.any_tool(named)} "}}"')
+        return self.rule(f'"{{" {quoted("name")} ": " {self.any_tool(named)} "}}"')
 
     def calls(self, call: str, separator: str = "") -> str:
         """One call, or several where the request allows them."""

@@ -192,7 +192,11 @@ TAG = {
 CONTENTS = [
     (Guide(json_schema={"type": "integer"}), "17", '"17"'),
     (Guide(json_schema=True), "[1, 2]", "[1,2]"),
-    (Guide(json_schema={"type": "object", "properties": {"a": {}}}), '{"a": 1}', '{"a":  1}'),
+    (
+        Guide(json_schema={"type": "object", "properties": {"name": {}}}),
+        '{"name": 1}',
+        '{"name":  1}',
+    ),
     (Guide(json_object=True), '{"a": 1}', "[1]"),
     (Guide(choice=("yes", 'n"o')), 'n"o', "no"),
     (Guide(regex="[0-9]{3}|a/b"), "a/b", "12"),
@@ -209,7 +213,7 @@ def test_thoughts_come_ahead_of_guided_content(
 ) -> None:
     row = REASONING["think"]
     ids = tokenizer_of(row.kept_tokens, special)[0].ids
-    made = content_guide(None, guide, GuideContext(ids.get, row, is_thinking))
+    made = content_guide(None, guide, GuideContext(ids.get, row, is_thinking), ToolUse())
     begin = "" if is_thinking else row.begin
     is_free = guide.structural_tag is not None  # text may stand ahead of tags
     for text, is_taken in ((good, True), (bad, False), (f"\n\n\n{good}", is_free)):
@@ -218,21 +222,42 @@ def test_thoughts_come_ahead_of_guided_content(
     assert takes(guide, good)
     assert not takes(guide, bad)
     assert takes(made, good, row.kept_tokens, special) != is_thinking
-    assert content_guide(None, guide, GuideContext(ids.get)) is guide
-    assert content_guide(None, made, GuideContext(ids.get, row)) is made
+    assert content_guide(None, guide, GuideContext(ids.get), ToolUse()) is guide
+    assert content_guide(None, made, GuideContext(ids.get, row), ToolUse()) is made
 
 
 @pytest.mark.parametrize(("guide", "good", "bad"), CONTENTS)
 def test_guided_content_stands_in_harmonys_final_message(guide: Guide, good: str, bad: str) -> None:
     row = format_of("harmony")
     ids = tokenizer_of(row.kept_tokens, True)[0].ids
-    made = content_guide(row, guide, GuideContext(ids.get))
+    made = content_guide(row, guide, GuideContext(ids.get), ToolUse())
     thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
     final = "<|channel|>final<|message|>"
     assert takes(made, thought + final + good, row.kept_tokens)
     assert takes(made, final + good, row.kept_tokens)
     assert not takes(made, final + bad, row.kept_tokens)
     assert not takes(made, good, row.kept_tokens)
+
+
+@pytest.mark.parametrize(("guide", "good", "bad"), CONTENTS)
+@pytest.mark.parametrize("case", {case.format: case for case in VALID if case.calls}.values())
+def test_beside_tools_an_answer_calls_or_has_the_form(
+    case: Published, guide: Guide, good: str, bad: str
+) -> None:
+    row, marks = format_of(case.format), tokens_of(case)
+    context = GuideContext(tokenizer_of(marks, True)[0].ids.get)
+    made = content_guide(row, guide, context, USE)
+    head = "<|channel|>final<|message|>" if case.format == "harmony" else ""
+    assert takes(made, head + good, marks)
+    assert not takes(made, head + bad, marks)
+    assert not takes(made, "No.", marks)
+    if case.content is None or head:
+        assert takes(made, written(case), marks)
+    forced = content_guide(row, guide, context, FORCED)
+    assert not takes(forced, head + good, marks)
+    assert made is not None
+    with pytest.raises(UserError, match="around says what a whole answer is, and so do tools"):
+        content_guide(row, made, context, USE)
 
 
 @pytest.mark.parametrize("case", [*QWEN3_CODER, *GLM45, *MINIMAX])
