@@ -63,10 +63,12 @@ def weight_tensors(
 
 
 def act_tensor(weight: Quantized, place: Any) -> Tensor:
-    """[1] float32: the static activation scale; 0 where it is found at run time, of |x| of any size
-    or, below 0, of |x| up to its opposite: what is larger saturates."""
-    value = -weight.act_limit if weight.act_limit and not weight.act_scale else weight.act_scale
-    return tensor_at(np.array([value or 0.0], np.float32), place)
+    """[1] float32: the static activation scale; not above 0 where it is found at run time.
+
+    Then it is the opposite of act_limit, or 0 without one.
+    """
+    value = weight.act_scale or -(weight.act_limit or 0.0)
+    return tensor_at(np.array([value], np.float32), place)
 
 
 def dequantized(codes: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
