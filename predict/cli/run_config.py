@@ -55,7 +55,7 @@ class PredictorConfig(RunOptions):
             flags = _with_avx_dtype(flags)
         draft = "draft_model_name_or_path"
         drafts = None if flags[draft] is None else find_model_dir(flags[draft], draft)
-        flags, said = _with_lengths(flags, spec, drafts and _read_spec(drafts))
+        flags, said = _with_lengths(flags, spec, _read_spec(drafts) if drafts else None)
         left_out += said
         notes += [note.message for note in NOTES if note.broken(flags)]
         notes += left_out
