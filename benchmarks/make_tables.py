@@ -179,6 +179,7 @@ RUN = {
 }
 SKEWED = {key: f"{column}, skewed" for key, column in RUN.items()}
 BESIDE: dict[str, Show] = {"Regatta": one_digit, "llama.cpp": one_digit, RATIO: times}
+REAL_MODELS = {"smollm2": "SmolLM2-135M, `Q4_1`", "gemma3": "Gemma 3 270M, `Q4_K_M`"}
 WORDS = {
     "decode": "解码", "batch": "批大小", "prompt of": "提示词", " tokens/s": " token/s",
     "ms per token": "毫秒/token", "ms to the first token": "首 token 毫秒",
@@ -340,6 +341,24 @@ TABLES: dict[str, Table] = {
             "kl": "KL, nats", "top1": "same top token", "weights_mib": "weights, MiB"})],
         {**same("perplexity; ratio; KL, nats", plain), "same top token": finer_percent,
          "weights, MiB": plain}, "weights and cache",
+    ),
+    "quality-real-models": Table(
+        [Source("quality/2026-11-28.json", "real_models", {
+            f"{model}_{key}": f"{name}: {key}"
+            for model, name in REAL_MODELS.items() for key in ("perplexity", "loss")})],
+        {f"{name}: {key}": plain
+         for name in REAL_MODELS.values() for key in ("perplexity", "loss")},
+    ),
+    "quality-groups": Table(
+        [Source("quality/2026-11-28.json", "groups")], same("perplexity; ratio", plain)
+    ),
+    "cpu-activations": Table(
+        [Source("xeon/2026-11-28.json", f"activations{suite}",
+                {f"{step}_{kind}": f"{step}, {kind}{words}"
+                 for step in ("prompt", "decode") for kind in ("int8", "float")})
+         for suite, words in (("", ""), ("_avx2", ", AVX2"))],
+        same("prompt, int8; decode, int8; prompt, float; decode, float; prompt, int8, AVX2; "
+             "prompt, float, AVX2", plain), "tokens/s",
     ),
 }  # fmt: skip
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,13 @@ from tests.support.sanitized import covering, values_of
 NUM_PROCESSES = 2
 # Whose tests run with all combinations of their parameters when --slow is given, and otherwise with
 # few in which every two values meet.
-ROOMS = ("adapters", "engine", "nn", "ops", "schemes", "speculative")
+ROOMS = tuple(
+    f"tests/{room}/" for room in ("adapters", "engine", "nn", "ops", "schemes", "speculative")
+)
+
+# Hundreds of processes import the same modules: their bytecode is kept, whatever the shell says.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,6 +66,17 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         option.loadscopereorder = False
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Does not look for garbage among modules and tests: they stay, and are a million objects."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.pluginmanager.has_plugin("tests.support.sanitized"):  # which chooses by itself
         left_out = combinations_left_out(items)
@@ -83,8 +101,7 @@ def combinations_left_out(items: list[pytest.Item]) -> list[pytest.Item]:
     """Those of ROOMS without which every two values of a test's parameters still meet."""
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
-        room = item.path.relative_to(ROOT).parts[1]
-        if room in ROOMS and item.get_closest_marker("slow") is None:
+        if item.nodeid.startswith(ROOMS) and item.get_closest_marker("slow") is None:
             groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
     left_out = []
     for group in groups.values():
@@ -104,10 +121,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_collection_before_a_run() -> Iterator[None]:
-    """Commands collect garbage before they freeze what is there: half a second among all tests."""
+    """Commands collect garbage and freeze what is there: the tests are there, and stay frozen."""
     with pytest.MonkeyPatch.context() as patch:
-        without = SimpleNamespace(collect=lambda: 0, freeze=gc.freeze, unfreeze=gc.unfreeze)
-        patch.setattr(host, "gc", without)
+        without = {name: lambda: None for name in ("collect", "freeze", "unfreeze")}
+        patch.setattr(host, "gc", SimpleNamespace(**without))
         yield
 
 

@@ -116,15 +116,19 @@ def test_adapters_reach_every_layer(
     params = [replace(GREEDY, adapter=name) for name in names]
     export_model(config(folder, **operators), tmp_path / "static", enable_lora=True)
     serving = {"lora_modules": modules, "attention": "append", "batch_size": 4, **operators}
+    paths = {None: None, "0": adapters[0], "1": adapters[1]}
+    merged = {
+        name: LLM(config(folder, lora_path=path, **operators)) for name, path in paths.items()
+    }
+    wanted = [
+        merged[name].generate([prompt], GREEDY)[0].token_ids
+        for prompt, name in zip(PROMPTS, names, strict=True)
+    ]
     for llm in (
         LLM(config(folder, **serving)),
         LLM(config(tmp_path / "static", mode="static", **serving)),
     ):
-        found = [output.token_ids for output in llm.generate(PROMPTS, params)]
-        for prompt, name, answer in zip(PROMPTS, names, found, strict=True):
-            path = None if name is None else adapters[int(name)]
-            merged = LLM(config(folder, lora_path=path, **operators))
-            assert merged.generate([prompt], GREEDY)[0].token_ids == answer
+        assert [output.token_ids for output in llm.generate(PROMPTS, params)] == wanted
 
 
 def test_a_prefix_is_of_the_layers_that_keep_something(

@@ -49,10 +49,14 @@ class PredictorConfig(RunOptions):
         if flags["mode"] == "static":
             flags = _with_exported(flags, directory)
         flags, left_out = _with_recommended(flags, directory)
-        spec = _read_spec(flags, directory) if flags["mode"] == "dynamic" else None
+        dynamic = flags["mode"] == "dynamic"
+        spec = _read_spec(directory, flags["model_type"]) if dynamic else None
         if spec is not None:
-            flags, said = _with_lengths(_with_avx_dtype(flags), spec[0])
-            left_out += said
+            flags = _with_avx_dtype(flags)
+        draft = "draft_model_name_or_path"
+        drafts = None if flags[draft] is None else find_model_dir(flags[draft], draft)
+        flags, said = _with_lengths(flags, spec, _read_spec(drafts) if drafts else None)
+        left_out += said
         notes += [note.message for note in NOTES if note.broken(flags)]
         notes += left_out
         check_rules(RULES, flags, flags.values)
@@ -75,9 +79,8 @@ class PredictorConfig(RunOptions):
         }
         if flags["avx_cachekv_type"] == "int8":  # which has dynamic scales
             settings["cachekv_int8_type"] = "dynamic"
-        draft = "draft_model_name_or_path"
-        if flags[draft] is not None:
-            settings[draft] = str(find_model_dir(flags[draft], draft))
+        if drafts is not None:
+            settings[draft] = str(drafts)
         engine = EngineConfig(**settings)
         if engine.model.dtype == AUTO and spec is not None:
             from predict.loading.defaults import with_model_defaults  # slow
@@ -260,27 +263,40 @@ def _with_avx_dtype(flags: FlagValues) -> FlagValues:
     return replace(flags, values={**flags.values, "dtype": dtype})
 
 
-def _read_spec(flags: FlagValues, directory: Path) -> tuple[DecoderSpec, ConfigReader] | None:
+def _read_spec(
+    directory: Path, model_type: str | None = None
+) -> tuple[DecoderSpec, ConfigReader] | None:
     """The model's network; None where none can be read, which loading refuses by name."""
     from predict.loading.model import read_spec  # slow, and most runs need nothing of it here
 
     try:
-        return read_spec(directory, flags["model_type"])
+        return read_spec(directory, model_type)
     except UserError:
         return None
 
 
-def _with_lengths(flags: FlagValues, spec: DecoderSpec) -> tuple[FlagValues, list[str]]:
-    """The flags, lengths that they leave open within the table of learned positions."""
+def _with_lengths(
+    flags: FlagValues,
+    model: tuple[DecoderSpec, ConfigReader] | None,
+    draft: tuple[DecoderSpec, ConfigReader] | None,
+) -> tuple[FlagValues, list[str]]:
+    """The flags, lengths that they leave open within what the two models can take.
+
+    That is the table of learned positions; a draft model takes what it was made for.
+    """
     if flags.given("max_length") or flags.given("total_max_length"):
         return flags, []
-    most = spec.num_learned_positions
-    if most is None or most >= _max_length(flags):
+    learned = None if model is None else model[0].num_learned_positions
+    limits = [] if learned is None else [(learned, "all positions that the model has learned")]
+    if draft is not None:
+        limits.append((draft[0].max_context, "the positions that the draft model was made for"))
+    most, words = min(limits, default=(_max_length(flags), ""))
+    if most >= _max_length(flags):
         return flags, []
     changed = {"max_length": most, "total_max_length": most}
     if not flags.given("src_length"):
         changed["src_length"] = min(flags["src_length"], most - 1)
-    note = f"--max_length is {most}, all positions that the model has learned"
+    note = f"--max_length is {most}, {words}"
     return replace(flags, values={**flags.values, **changed}), [note]
 
 

@@ -29,11 +29,16 @@ from predict.loading.pdparams import read_params
 from predict.nn.hf_config import ConfigReader
 from predict.nn.spec import DecoderSpec
 from predict.system.files import read_json_object
-from predict.system.settings import setting
+from predict.system.settings import refuse_unread, setting
 
 PRE_CACHES = "pre_caches.npy"
 CONFIG, STEM = "prefix_config.json", "prefix_model_state"
 STATE = f"{STEM}.pdparams"
+READ = "num_prefix_tokens prefix_projection tensor_parallel_degree"
+# Sizes stand in the weights' shapes; the rest is of training.
+UNREAD = """
+    num_attention_heads multi_query_group_num num_hidden_layers hidden_size
+    prefix_projection_hidden_size prefix_dropout dtype"""
 # How tensors are split over ranks; what is not here each rank has whole.
 SPLITS = {
     **dict.fromkeys(("0.weight", "1.bias", "3.weight"), Split(is_column=False)),
@@ -136,6 +141,7 @@ def _from_state(path: Path, kept: tuple[int, int, int], max_length: int) -> Floa
     config_path = path.parent / CONFIG
     config = read_json_object(config_path)
     where = str(config_path)
+    refuse_unread(config, READ, UNREAD, where, do="train the prefix again")
     num_tokens = setting(config, "num_prefix_tokens", None, where, int)
     projects = setting(config, "prefix_projection", False, where, bool)
     if num_tokens is None:

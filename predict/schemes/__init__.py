@@ -18,6 +18,7 @@ act, float32 [1], is the static activation scale; 0: a scale per token is found 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 from types import ModuleType
@@ -82,6 +83,7 @@ def known_schemes() -> list[str]:
     return sorted(name for name in names if not name.startswith("_"))
 
 
+@functools.cache  # plain operators ask with every product
 def scheme_of(name: str) -> Scheme:
     """The scheme module of that name; raises UserError naming the known ones."""
     if name not in known_schemes():

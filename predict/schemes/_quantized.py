@@ -31,6 +31,7 @@ class Quantized:
     shift: Any = None  # float32 [K]: x' = (x + shift) * smooth is what meets W; None: 0
     smooth: Any = None  # float32 [K]; None: 1
     perm: Any = None  # int32 [K]: column k of codes meets x[perm[k]] (act-order); None: k
+    act_limit: float | None = None  # of |x| where x has scales found at run time; e4m3 alone
     keeps_activations: bool = False  # x stays in floating point where a CPU would make it int8
 
 
@@ -62,8 +63,12 @@ def weight_tensors(
 
 
 def act_tensor(weight: Quantized, place: Any) -> Tensor:
-    """[1] float32: the static activation scale, 0 where it is found at run time."""
-    return tensor_at(np.array([weight.act_scale or 0.0], np.float32), place)
+    """[1] float32: the static activation scale; not above 0 where it is found at run time.
+
+    Then it is the opposite of act_limit, or 0 without one.
+    """
+    value = weight.act_scale or -(weight.act_limit or 0.0)
+    return tensor_at(np.array([value], np.float32), place)
 
 
 def dequantized(codes: Tensor, scale: Tensor, zero: Tensor) -> Tensor:

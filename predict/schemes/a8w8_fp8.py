@@ -53,10 +53,14 @@ def plain(tensors: tuple[Tensor, ...]) -> Tensor:
 
 
 def _rounded_rows(x: Tensor, act: Tensor) -> tuple[Tensor, Tensor]:
-    """e4m3 values of x [..., K] and their scales: `act` [1], or [..., 1] where it is 0."""
+    """e4m3 values of x [..., K] and their scales: `act` [1], or [..., 1] where that is not above 0.
+
+    Where it is below 0, its opposite is the largest value of a row, and what is larger saturates.
+    """
     import paddle
 
     largest = paddle.max(paddle.abs(x), axis=-1, keepdim=True)
+    largest = paddle.where(act < 0, paddle.minimum(largest, -act), largest)
     dynamic = paddle.where(largest > 0, divided(largest, E4M3_MAX), paddle.ones_like(largest))
     scale = paddle.where(act > 0, act.expand_as(dynamic), dynamic)
     return rounded(x / scale), scale

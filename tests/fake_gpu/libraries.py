@@ -22,8 +22,7 @@ ENVIRONMENT = "REGATTA_FAKE_GPU"  # names FOLDER: tests/gpu runs over the librar
 RUNTIME_NAME = "libfake_cuda.so"
 TEST_OPS_NAME = "libtest_ops.so"  # of tests/gpu/ops
 LAUNCHERS = ("blocks", "kernels", "weights")  # here, in the place of csrc/cuda
-# Registrations are slow to compile for Paddle's headers: so many sources include all of them.
-NUM_UNITS = 2
+REGISTRATIONS = "registrations.cc"  # includes all of csrc/paddle: Paddle's headers are read once
 
 
 def select(folder: Path) -> None:
@@ -53,13 +52,10 @@ def compile_libraries() -> Path:
 def _compile(paddle: build.PaddlePackage, compiler: str) -> None:
     """Compiles into FOLDER and describes what is there."""
     plugin = FOLDER / devices.PLUGIN_FOLDER.name
-    units = [FOLDER / f"registrations_{index}.cc" for index in range(NUM_UNITS)]
-    sources = [source for source in build.registration_sources() if source not in own_units()]
-    for index, unit in enumerate(units):
-        text = unit_text(sources[index::NUM_UNITS])
-        if not unit.is_file() or unit.read_text(encoding="utf-8") != text:
-            unit.write_text(text, encoding="utf-8")
-    text = ninja_text(paddle, compiler, units)
+    unit, text = FOLDER / REGISTRATIONS, registrations_text()
+    if not unit.is_file() or unit.read_text(encoding="utf-8") != text:
+        unit.write_text(text, encoding="utf-8")
+    text = ninja_text(paddle, compiler, unit)
     (FOLDER / "build.ninja").write_text(text, encoding="utf-8")
     command = [build.find_ninja(), "-C", str(FOLDER), "-j", str(build.num_jobs())]
     process = subprocess.run(command, check=False, capture_output=True, text=True)
@@ -81,28 +77,27 @@ def _compile(paddle: build.PaddlePackage, compiler: str) -> None:
     described.write_text(metadata.to_json(), encoding="utf-8")
 
 
-def own_units() -> list[Path]:
-    """Sources that others of the folder call, by a header, and so have a unit of their own."""
-    return [each for each in build.registration_sources() if each.with_suffix(".h").is_file()]
+def registrations_text() -> str:
+    """Returns a source that includes all of csrc/paddle, each in a namespace of its own.
 
-
-def unit_text(sources: list[Path]) -> str:
-    """Returns a source that includes all of `sources`, each in a namespace of its own."""
+    Those that others call, by a header, come first and stay where their header says.
+    """
     headers = sorted((build.CSRC / "paddle").glob("*.h"))
     headers += sorted((build.CSRC / "include" / "regatta").glob("*.h"))
-    lines = [f'#include "{path}"' for path in headers]
-    for source in sources:
+    called = [each for each in build.registration_sources() if each.with_suffix(".h").is_file()]
+    lines = [f'#include "{path}"' for path in (*headers, *called)]
+    for source in build.registration_sources():
         name = f"binding_{source.stem}"
-        lines += [
+        lines += [] if source in called else [
             f"namespace regatta::{name} {{ using namespace binding; }}",
             f"#define binding {name}",
             f'#include "{source}"',
             "#undef binding",
-        ]
+        ]  # fmt: skip
     return "\n".join([*lines, ""])
 
 
-def ninja_text(paddle: build.PaddlePackage, compiler: str, units: list[Path]) -> str:
+def ninja_text(paddle: build.PaddlePackage, compiler: str, registrations: Path) -> str:
     kernels_folder = build.CSRC / "device" / "kernels"
     folders = [HERE, HERE / "include", TEST_OPS, kernels_folder]
     folders += [build.CSRC, *(build.CSRC / name for name in ("include", "paddle"))]
@@ -145,7 +140,7 @@ def ninja_text(paddle: build.PaddlePackage, compiler: str, units: list[Path]) ->
             "sources; run: python csrc/setup_cpu.py install"
         )
     own = objects([HERE / f"{name}.cc" for name in LAUNCHERS], "-O3")
-    own += " " + objects([*own_units(), *units], "-O1")
+    own += " " + objects([registrations], "-O1")
     runtime = f"-l:{RUNTIME_NAME}"
     linked(RUNTIME_NAME, objects([HERE / "runtime.cc"], "-O1 -fvisibility=default"))
     linked(devices.CUDA_LIBRARY_NAME, f"{own} {' '.join(map(str, cpu))}", f"{runtime} {names}")

@@ -83,7 +83,7 @@ SMOKE: dict[str, tuple[str, ...]] = {
     "traffic": ("second_gpu_answers_as_the_first", "engines_on_two_gpus_take_turns"),
     "twins": ("resolve_tokens", "follow_drafts", "sample_step"),
     "speculative": ("text_of_a_few_prompts_is_the_same",),
-    "window": ("drafts_that_the_device_alone_knows_stand_as_on_the_cpu",),
+    "window": ("drafts_that_the_device_alone_knows_stand_as_on_the_cpu[follows]",),
 }
 TESTS = [
     f"tests/gpu/test_{file}.py::test_{name}" for file, names in SMOKE.items() for name in names

@@ -37,9 +37,9 @@ Op = Callable[..., Any]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
+    here = f"{Path(__file__).parent}{os.sep}"
     for item in items:
-        if here in item.path.parents:
+        if str(item.path).startswith(here):
             item.add_marker(pytest.mark.gpu)
             if GPU is None:
                 item.add_marker(pytest.mark.skip(reason=REASON))

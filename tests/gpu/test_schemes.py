@@ -79,6 +79,13 @@ def test_products_of_codes_are_those_of_plain_paddle(
 
 
 @pytest.mark.parametrize("dtype", list(PRODUCT_DISTANCE))
+def test_rows_beyond_a_limit_saturate_as_in_plain_paddle(gpu: devices.Device, dtype: str) -> None:
+    skip_unless_product("a8w8_fp8", -1)
+    weight = scheme_of("a8w8_fp8").quantize(normal((272, 400)), -1)
+    check_products(gpu, "a8w8_fp8", replace(weight, act_limit=1.7), dtype)
+
+
+@pytest.mark.parametrize("dtype", list(PRODUCT_DISTANCE))
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("group_size", [-1, 32, 64, 128])

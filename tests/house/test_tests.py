@@ -8,11 +8,16 @@ import pytest
 
 from tests.support.paths import ROOT
 
-SOURCES = {
-    str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
-    for path in sorted((ROOT / "tests").rglob("*.py"))
-}
 CLOCKS = {"perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns"}
+
+
+@pytest.fixture(scope="module")
+def sources() -> dict[str, ast.Module]:
+    """The tests' modules by path."""
+    return {
+        str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+    }
 
 
 def imported_tests(tree: ast.Module) -> list[str]:
@@ -68,13 +73,15 @@ def names_in(node: ast.AST) -> set[str]:
     return {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
 
 
-def test_no_module_imports_a_test_module() -> None:
-    found = {path: names for path, tree in SOURCES.items() if (names := imported_tests(tree))}
+def test_no_module_imports_a_test_module(sources: dict[str, ast.Module]) -> None:
+    found = {path: names for path, tree in sources.items() if (names := imported_tests(tree))}
     assert not found, "move what is shared to tests/support or a conftest"
 
 
-def test_no_assertion_depends_on_the_time_that_something_took() -> None:
-    found = {path: lines for path, tree in SOURCES.items() if (lines := timed_assertions(tree))}
+def test_no_assertion_depends_on_the_time_that_something_took(
+    sources: dict[str, ast.Module],
+) -> None:
+    found = {path: lines for path, tree in sources.items() if (lines := timed_assertions(tree))}
     assert not found, "what must be fast is a benchmark"
 
 

@@ -180,6 +180,17 @@ def test_a_default_length_fits_the_learned_positions(case: str, tmp_path: Path) 
         LLM(asked)
 
 
+def test_a_default_length_fits_the_draft_model(tiny_model: Path, tmp_path: Path) -> None:
+    draft = tiny.write(tmp_path / "draft", {"max_position_embeddings": 100})
+    words = ("--speculate_method", "draft_model", "--draft_model_name_or_path", str(draft))
+    run = config_of(tiny_model, *words)
+    assert run.engine.max_length == run.sampling_params.max_length == 100
+    assert "--max_length is 100, the positions that the draft model was made for" in run.notes
+    assert len(LLM(run.engine).generate([[5, 6, 7]], run.sampling_params)) == 1
+    with pytest.raises(UserError, match="made for 100 positions, --max_length is 101; lower"):
+        LLM(config_of(tiny_model, *words, "--max_length", "101").engine)
+
+
 def test_a_gguf_files_dtype_is_that_of_its_matrices(tmp_path: Path) -> None:
     path = convert(GOLDEN / "llama_gqa", tmp_path / "x.gguf")
     assert LLM(path, max_length=32).config.model.dtype == "float32"

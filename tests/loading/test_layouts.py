@@ -352,6 +352,23 @@ def test_float8_layouts_of_hugging_face_are_read(
     assert relative_error(logits_of(stored), logits_of(dense)) < 0.2
 
 
+def test_the_limit_of_activations_is_fbgemms_alone(tmp_path: Path) -> None:
+    scale_as = FP8_LAYOUTS[0][1]
+
+    def opened(method: str, **changes: Any) -> Any:
+        given = {"quant_method": method, **changes}
+        folder = tmp_path / f"{method} {len(list(tmp_path.iterdir()))}"
+        layout, plan = open_layout(write_fp8(folder, given, **scale_as))
+        return layout.read(named_linears(plan.layers[0]).qkv).act_limit
+
+    assert opened("fbgemm_fp8") == 1200.0
+    assert opened("fbgemm_fp8", activation_scale_ub=7) == 7.0
+    with pytest.raises(UserError, match=r"activation_scale_ub is -1\.0 \(allowed: finite"):
+        opened("fbgemm_fp8", activation_scale_ub=-1.0)
+    with pytest.raises(UserError, match=r"activation_scale_ub is 7\.0, which is not known"):
+        opened("fp8", activation_scale_ub=7.0)
+
+
 @pytest.mark.parametrize(("quantization", "scale_as"), FP8_LAYOUTS)
 @pytest.mark.parametrize(
     ("settings", "scheme"),

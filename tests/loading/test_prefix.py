@@ -198,6 +198,11 @@ def refuse_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
         ({}, {"num_prefix_tokens": -1}, "a prefix of -1 tokens"),
         ({}, {"num_prefix_tokens": "5"}, "num_prefix_tokens is '5'"),
         ({}, {"prefix_projection": True}, "lacks 1.bias"),
+        (
+            {},
+            {"prefix_scale": 2.0},
+            r"prefix_config\.json: prefix_scale is 2.0, which is not known",
+        ),
     ],
 )
 def test_hostile_weights_are_refused_before_any_work(

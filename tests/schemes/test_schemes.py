@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,18 @@ def test_shift_comes_before_smooth() -> None:
     weight = Quantized(codes, np.ones(2, np.float32), act_scale=1.0, shift=shift, smooth=smooth)
     x = np.array([[1.0, 4.0]], np.float32)
     assert product("a8w8", weight, x).tolist() == [[6.0, 10.0]]
+
+
+def test_rows_beyond_a_limit_saturate_and_keep_the_precision_of_the_rest() -> None:
+    weight = scheme_of("a8w8_fp8").quantize(normal((64, 96)), -1)
+    x = normal((3, 96), 1)
+    x[0, 5] = 3000.0
+    clipped = np.clip(x, -1200.0, 1200.0)
+    limited = replace(weight, act_limit=1200.0)
+    np.testing.assert_array_equal(
+        product("a8w8_fp8", limited, x), product("a8w8_fp8", weight, clipped)
+    )
+    assert not np.array_equal(product("a8w8_fp8", weight, x), product("a8w8_fp8", limited, x))
 
 
 def test_fp8_blocks_have_a_scale_per_token_and_128_columns() -> None:

@@ -193,19 +193,26 @@ PARAMS = [
 ]
 
 
+def half_as_many(inference_model: bool) -> slice:
+    """Of requests: plain operators take several times as long, and rules run beside them alike."""
+    return slice(None) if inference_model else slice(0, None, 2)
+
+
 @functools.cache
 def without_drafts(batch_size: int, inference_model: bool) -> list[tuple[int, ...]]:
-    found, _ = texts(PROMPTS * 2, PARAMS, batch_size=batch_size, inference_model=inference_model)
-    return found
+    which = half_as_many(inference_model)
+    settings = {"batch_size": batch_size, "inference_model": inference_model}
+    return texts((PROMPTS * 2)[which], PARAMS[which], **settings)[0]
 
 
 @pytest.mark.usefixtures("unused_blocks_are_nan")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("batch_size", "inference_model"), [(1, True), (3, True), (3, False)])
 def test_text_is_the_same_with_drafts(batch_size: int, method: str, inference_model: bool) -> None:
+    which = half_as_many(inference_model)
     got, llm = texts(
-        PROMPTS * 2,
-        PARAMS,
+        (PROMPTS * 2)[which],
+        PARAMS[which],
         speculate_method=method,
         speculate_max_draft_token_num=5,
         batch_size=batch_size,

@@ -21,7 +21,7 @@ from predict.device import library
 from predict.errors import UserError
 from tests.support.drafts import METHODS, PROMPTS, config, draft_always, drafting, heldout
 
-GREEDY = {"temperature": 0.0, "max_new_tokens": 18, "ignore_eos": True}
+GREEDY = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
 SCHEMES = (None, "weight_only_int8", "weight_only_int4", "a8w8", "w4a8")
 Answers = list[tuple[tuple[int, ...], ...]]
 
@@ -69,7 +69,7 @@ FEATURES = (
     Feature("repetition_penalty", params={"repetition_penalty": 1.3}),
     Feature("two penalties", params={"presence_penalty": 0.5, "frequency_penalty": 0.2}),
     Feature("no_repeat_ngram_size", params={"no_repeat_ngram_size": 3}),
-    Feature("min_length", params={"min_length": 12, "stop_token_ids": (200, 202, 204)}),
+    Feature("min_length", params={"min_length": 8, "stop_token_ids": (200, 202, 204)}),
     Feature("logit_bias", params={"logit_bias": {200: 4.0, 202: -4.0}}),
     Feature("bad words", params={"bad_words": ((200,), (202, 203))}),
     Feature("stop strings", params={"stop": ("\n\n", "return x")}),

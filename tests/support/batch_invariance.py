@@ -23,7 +23,7 @@ Answer = tuple[tuple[int, ...], list[dict[int, float]]]
 
 
 def answers(
-    directory: Path, settings: Mapping[str, Any], count: int, length: int = 24
+    directory: Path, settings: Mapping[str, Any], count: int, length: int = 16
 ) -> list[Answer]:
     """Token ids, and logprobs of the likeliest tokens at each place."""
     values: dict[str, Any] = {

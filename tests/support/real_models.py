@@ -86,8 +86,8 @@ class Measured(NamedTuple):
 
 
 @functools.cache
-def measured(path: Path, name: str, **settings: Any) -> Measured:
-    """Of the text that has records, by the compiled operators."""
+def measured(path: Path, name: str, num_windows: int | None = None, **settings: Any) -> Measured:
+    """Of the text that has records, or of its first windows, by the compiled operators."""
     lengths = {"src_length": WINDOW, "max_length": 2 * WINDOW, "prefix_caching": False}
     values = {"inference_model": True, "attention": "append", "chat_template": "none", **settings}
     engine, wanted = Model(config(path, **lengths, **values)), recorded(name)
@@ -97,10 +97,10 @@ def measured(path: Path, name: str, **settings: Any) -> Measured:
     assert len(ids) == wanted["num_tokens"]
     start = [tokenizer.bos_token_id] if MODELS[name].has_start else []
     size, parts = WINDOW - len(start), []
-    for at in range(0, len(ids), size):
+    for at in range(0, len(ids), size)[:num_windows]:
         window = np.array([*start, *ids[at : at + size]], np.int32)
         rows = log_softmax(engine.logits(window))
         parts.append(rows[np.arange(len(rows)), window[1:]])
     found = np.concatenate(parts).astype(np.float64)
-    loss = np.abs(found - np.array(wanted["logprobs"])).mean()
+    loss = np.abs(found - np.array(wanted["logprobs"][: len(found)])).mean()
     return Measured(float(np.exp(-found.mean())), float(loss))

@@ -83,9 +83,12 @@ struct CodeScale {
   float factor, scale;
 };
 
+// fixed: above 0 the scale itself; below 0 its opposite bounds the largest value, divisor and all,
+// and what is larger saturates.
 template <bool kFp8>
 __device__ __forceinline__ CodeScale code_scale(float fixed, float largest, float divisor) {
   if (fixed > 0.f) return {divisor / fixed, fixed};
+  if (fixed < 0.f) largest = fminf(largest, -fixed / divisor);
   // x / rms has the codes of x: the root mean square goes into the scale alone.
   const float own = largest > 0.f ? largest / (kFp8 ? kFp8Max : kInt8Max) : 1.f;
   return {1.f / own, own * divisor};

@@ -2,7 +2,8 @@
 
 weight e4m3 [N, K]; its scale is weight_scale_inv (a factor in spite of its name) or weight_scale:
 [ceil(N / 128), ceil(K / 128)], [N, 1] or one number. Static activations: activation_scale or
-input_scale, one number.
+input_scale, one number. fbgemm_fp8: activation_scale_ub is the largest |x| of a row that its scale
+takes into account, 1200 as in transformers where the file has none.
 
 Codes are kept where flags ask for nothing else. Where they do, as PaddleNLP's a8w8_fp8_wint4 does
 of experts, the values that codes stand for are rounded as a dense checkpoint's.
@@ -10,6 +11,7 @@ of experts, the values that codes stand for are rounded as a dense checkpoint's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -31,9 +33,10 @@ from predict.system.settings import refuse_unread, setting
 SCHEME = find("e4m3", "e4m3").name
 READ = "quant_method weight_block_size activation_scheme fmt scale_fmt expert_dtype kv_cache_scheme"
 ALLOWED = {"fmt": ("e4m3",), "scale_fmt": ("float", "ue8m0"), "expert_dtype": ("fp8",)}
-# activation_scale_ub bounds scales of rows: here they hold each row's largest value.
+LIMIT, OF_FBGEMM = "activation_scale_ub", "fbgemm_fp8"
+DEFAULT_LIMIT = 1200.0
 UNREAD = """
-    modules_to_not_convert modules_to_convert ignored_layers activation_scale_ub
+    modules_to_not_convert modules_to_convert ignored_layers
     weight_quantize_algo quant_round_type llm_int8_threshold weight_blocksize
     weight_double_quant_block_size weight_quant_method act_quant_method dtype"""
 SCALES = ("weight_scale_inv", "weight_scale")
@@ -51,7 +54,8 @@ class Fp8(Stored):
     def __init__(self, config: Mapping[str, Any], where: str, *stored: Any):
         super().__init__(*stored)
         settings, source, plan = self.settings, self.source, self.plan
-        refuse_unread(config, READ, UNREAD, where)
+        self.by_row = config.get("quant_method") == OF_FBGEMM
+        refuse_unread(config, f"{READ} {LIMIT}" if self.by_row else READ, UNREAD, where)
         for key, allowed in ALLOWED.items():
             value = setting(config, key, allowed[0], where, str)
             if value not in allowed:
@@ -79,7 +83,10 @@ class Fp8(Stored):
                 f"{where}: weight_block_size {block} is not supported (allowed: {list(FP8_BLOCK)})"
             )
         self.static = setting(config, "activation_scheme", "dynamic", where, str) == "static"
-        self.by_row = config.get("quant_method") == "fbgemm_fp8"
+        limit = setting(config, LIMIT, DEFAULT_LIMIT, where, float, int)
+        if not 0 < limit < math.inf:
+            raise UserError(f"{where}: {LIMIT} is {limit} (allowed: finite numbers above 0)")
+        self.limit = float(limit) if self.by_row and not self.block else None
 
     def _is_kept(self, plan: LinearPlan) -> bool:
         """As it is stored, in codes or in float."""
@@ -157,4 +164,5 @@ class Fp8(Stored):
             self.checkpoint.read(part["weight"]),
             np.ascontiguousarray(scale if self.block else scale.reshape(-1)),
             act_scale=act_scale,
+            act_limit=self.limit,
         )
