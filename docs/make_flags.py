@@ -1,10 +1,12 @@
-"""Writes docs/flags.md, and the tables of fields in docs/python-api.md, from the sources.
+"""Writes from the sources what they say: docs/flags.md, parts of pages, and keywords of the API.
 
-python docs/make_flags.py          # writes the pages
-python docs/make_flags.py --check  # leaves with 1 where a page is not what it would write
+python docs/make_flags.py          # writes the pages, and predict/config/keywords.py
+python docs/make_flags.py --check  # leaves with 1 where a file is not what it would write
 
-A table of fields stands between `<!-- fields: MODULE.CLASS -->` and `<!-- /fields -->`. A field
-says what it means as an option, or in comments beside and above it.
+A part of a page stands between `<!-- fields: MODULE.CLASS -->` and `<!-- /fields -->`: a table of
+fields, of which each says what it means as an option, or in comments beside and above it; between
+`<!-- calls: MODULE.CLASS METHOD ... -->` and `<!-- /calls -->`: signatures and docstrings; between
+`<!-- file: PATH -->` and `<!-- /file -->`: that file, a page as it is, others as code.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import inspect
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,40 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from predict.cli.flags import Flag, markdown_table  # noqa: E402
-from predict.system.options import options_of  # noqa: E402
+from predict.config.engine import TOPICS  # noqa: E402
+from predict.system.options import Option, options_of  # noqa: E402
 
-FLAGS_PAGE, FIELDS_PAGE = ROOT / "docs" / "flags.md", ROOT / "docs" / "python-api.md"
+FLAGS_PAGE, KEYWORDS = ROOT / "docs" / "flags.md", ROOT / "predict" / "config" / "keywords.py"
+KEYWORDS_HEAD = '''\
+"""Settings of EngineConfig as keywords, for those who check types.
+
+Made by docs/make_flags.py: do not edit. No program imports it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TypedDict
+
+
+class Settings(TypedDict, total=False):
+    """Those of a model's directory."""
+
+'''
+KEYWORDS_END = '''
+
+class EngineSettings(Settings):
+    """All of EngineConfig."""
+
+    model_name_or_path: str | os.PathLike[str]
+
+
+class ChangedSettings(Settings, total=False):
+    """Any of EngineConfig."""
+
+    model_name_or_path: str | os.PathLike[str]
+'''
+LANGUAGES = {".py": "py", ".md": ""}  # of a block; else C++
 HEAD = """\
 # Every flag
 
@@ -66,7 +99,7 @@ COMMANDS = {
     "predict.bench.kernels": ("predict.bench.kernels.FLAGS", ""),
     "predict.bench.serving": ("predict.bench.serving.__main__.FLAGS", ""),
 }
-MARKED = re.compile(r"(<!-- fields: ([\w.]+) -->\n).*?(<!-- /fields -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- (fields|calls|file): ([^\n]+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 LINE = re.compile(r"    (?:(?P<name>\w+): [^#]*)?(?:# ?(?P<said>.*))?")
 
 
@@ -125,22 +158,76 @@ def _comments(config: type) -> dict[str, str]:
     return found
 
 
-def fields_page() -> str:
-    """docs/python-api.md with its tables made anew."""
+def calls(path: str, *methods: str) -> str:
+    """A class's docstring and signature, and those of methods, as paragraphs."""
+    config = named(path)
+    parts = [f"`{path}`", _doc(config)]
+    if not (is_dataclass(config) or issubclass(config, Exception)):  # whose fields have a table
+        parts += [_signature(config.__name__, config.__init__), _doc(config.__init__)]
+    for name in methods:
+        member = inspect.getattr_static(config, name)
+        call = getattr(config, name) if isinstance(member, classmethod) else member
+        shown = [f"`{name}`"] if isinstance(member, property) else [_signature(name, call)]
+        parts += [*shown, _doc(call)]
+    return "\n\n".join(filter(None, parts))
+
+
+def _doc(call: Any) -> str:
+    return inspect.getdoc(call) or ""
+
+
+def _signature(name: str, call: Any) -> str:
+    signature = re.sub(r"'([^']*)'", r"\1", str(inspect.signature(call)))
+    return f"```py\n{name}{re.sub(r'^.self(, )?', '(', signature)}\n```"
+
+
+def file_block(path: str) -> str:
+    """A file of the tree as a page shows it."""
+    text = (ROOT / path).read_text(encoding="utf-8").rstrip()
+    language = LANGUAGES.get(Path(path).suffix, "cpp")
+    return f"```{language}\n{text}\n```" if language else text
+
+
+def part(kind: str, said: str) -> str:
+    """What stands between a page's marks."""
+    if kind == "fields":
+        return fields_table(named(said))
+    return calls(*said.split()) if kind == "calls" else file_block(said)
+
+
+def page(path: Path) -> str:
+    """A page, its parts made anew."""
     return MARKED.sub(
-        lambda match: f"{match[1]}\n{fields_table(named(match[2]))}\n\n{match[3]}",
-        FIELDS_PAGE.read_text(encoding="utf-8"),
+        lambda match: f"{match[1]}\n{part(match[2], match[3])}\n\n{match[4]}",
+        path.read_text(encoding="utf-8"),
     )
 
 
+def keywords() -> str:
+    """predict/config/keywords.py: the settings' names and types."""
+    rows = (row for topic in TOPICS.values() for row in options_of(topic))
+    shown = [f"    {each.name}: {_keyword(each, said)}\n" for each, said in rows]
+    return KEYWORDS_HEAD + "".join(shown[1:]) + KEYWORDS_END  # the first is the model
+
+
+def _keyword(each: Field[Any], said: Option) -> str:
+    """The type of what a field takes in."""
+    kind = re.sub(r"tuple\[(\w+), \.\.\.\]", r"tuple[\1, ...] | list[\1]", str(each.type))
+    if (said.cells or {}).get("kind") == "texts":
+        kind = f"str | os.PathLike[str] | {kind}"
+    return kind.replace("str", "str | os.PathLike[str]", 1) if said.is_file else kind
+
+
 def main(words: Sequence[str]) -> int:
-    """Writes the pages, or checks them."""
+    """Writes the files, or checks them."""
     status = 0
-    for page, text in ((FLAGS_PAGE, flags_page()), (FIELDS_PAGE, fields_page())):
+    made = {FLAGS_PAGE: flags_page(), KEYWORDS: keywords()}
+    made |= {each: page(each) for each in sorted((ROOT / "docs").glob("*.md")) if each not in made}
+    for path, text in made.items():
         if "--check" not in words:
-            page.write_text(text, encoding="utf-8")
-        elif page.read_text(encoding="utf-8") != text:
-            print(f"{page} is not current; run: python docs/make_flags.py", file=sys.stderr)
+            path.write_text(text, encoding="utf-8")
+        elif path.read_text(encoding="utf-8") != text:
+            print(f"{path} is not current; run: python docs/make_flags.py", file=sys.stderr)
             status = 1
     return status
 

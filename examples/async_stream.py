@@ -24,7 +24,6 @@ async def run(directory: str) -> None:
     """Runs the example."""
     config = EngineConfig(
         model_name_or_path=directory,
-        inference_model=True,
         attention="append",
         batch_size=4,
         max_length=256,

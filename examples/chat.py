@@ -35,7 +35,6 @@ def main() -> None:
             model_name_or_path=given[0] if given else str(HERE / "demo_model"),
             # A model made for chats brings its own.
             chat_template=None if given else str(HERE / "demo_template.jinja"),
-            inference_model=True,
             attention="append",
             max_length=512,
         )

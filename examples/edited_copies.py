@@ -39,7 +39,6 @@ def main() -> None:
     """Runs the example."""
     plain = EngineConfig(
         model_name_or_path=str(HERE / "demo_model"),
-        inference_model=True,
         attention="append",
         max_length=1024,
         prefix_caching=False,

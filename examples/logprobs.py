@@ -17,11 +17,7 @@ PROMPT = "def add(a, b):\n    return a"
 def main() -> None:
     """Runs the example."""
     directory = sys.argv[1] if len(sys.argv) > 1 else str(Path(__file__).parent / "demo_model")
-    llm = LLM(
-        EngineConfig(
-            model_name_or_path=directory, inference_model=True, attention="append", max_length=128
-        )
-    )
+    llm = LLM(EngineConfig(model_name_or_path=directory, attention="append", max_length=128))
     params = SamplingParams(temperature=0.0, max_new_tokens=6, logprobs=3, prompt_logprobs=0)
     (output,) = llm.generate([PROMPT], params)
     assert llm.tokenizer is not None

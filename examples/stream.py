@@ -19,7 +19,6 @@ def main() -> None:
     llm = LLM(
         EngineConfig(
             model_name_or_path=directory,
-            inference_model=True,
             attention="append",
             batch_size=len(PROMPTS),
             max_length=256,

@@ -37,13 +37,16 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """The public object called `name`; raises AttributeError for any other name."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'predict' has no attribute {name!r} (has: {sorted(_HOMES)})")
-    import importlib
+if not TYPE_CHECKING:  # which would take any name for one that is there
 
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    def __getattr__(name: str) -> Any:
+        """The public object called `name`; raises AttributeError for any other name."""
+        if name not in _HOMES:
+            known = sorted(_HOMES)
+            raise AttributeError(f"module 'predict' has no attribute {name!r} (has: {known})")
+        import importlib
+
+        return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -16,13 +16,18 @@ import threading
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from predict.config.engine import EngineConfig
 from predict.engine.samples import Samples, StreamOutput
 from predict.engine.stats import EngineStats
 from predict.llm import LLM, Conversation, Prompt, check_streamed
 from predict.request import RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from predict.config.keywords import Settings
 
 AnswerEvent = StreamOutput | RequestOutput | BaseException  # the last two are an answer's last ones
 Command = Callable[[LLM], None]
@@ -80,7 +85,7 @@ class AsyncLLM:
         self,
         model: EngineConfig | str | os.PathLike[str],
         make_llm: Callable[[EngineConfig], LLM] = LLM,
-        **settings: Any,
+        **settings: Unpack[Settings],
     ):
         """Loads the model, and returns when it is ready; in a running event loop use `load`.
 
@@ -108,9 +113,11 @@ class AsyncLLM:
         atexit.register(self.close)
 
     @classmethod
-    async def load(cls, model: EngineConfig | str | os.PathLike[str], **settings: Any) -> AsyncLLM:
+    async def load(
+        cls, model: EngineConfig | str | os.PathLike[str], **settings: Unpack[Settings]
+    ) -> AsyncLLM:
         """An AsyncLLM, without blocking the event loop while it loads. See LLM."""
-        return await asyncio.to_thread(partial(cls, model, **settings))
+        return await asyncio.to_thread(lambda: cls(model, **settings))
 
     async def __aenter__(self) -> AsyncLLM:
         return self
@@ -118,8 +125,10 @@ class AsyncLLM:
     async def __aexit__(self, *error: object) -> None:
         await asyncio.to_thread(self.close)
 
-    def add(self, prompt: Prompt, sampling_params: SamplingParams) -> AsyncAnswer:
+    def add(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> AsyncAnswer:
         """Queues a prompt; raises UserError for parameters or a prompt that the model cannot take.
+
+        sampling_params: None: those of LLM.default_params.
 
         The answer raises errors that only the engine finds, such as a prompt that is too long, and
         the UserError of a guide that cannot be compiled.
@@ -127,9 +136,10 @@ class AsyncLLM:
         return self._start(prompt, sampling_params, streamed=True)
 
     def _start(
-        self, prompt: Prompt, sampling_params: SamplingParams, streamed: bool
+        self, prompt: Prompt, sampling_params: SamplingParams | None, streamed: bool
     ) -> AsyncAnswer:
-        samples = self._model().samples(prompt, sampling_params, streamed=streamed)
+        params = self._params(sampling_params)
+        samples = self._model().samples(prompt, params, streamed=streamed)
         answer = AsyncAnswer(self, samples, streamed)
 
         def announce(llm: LLM) -> None:
@@ -172,22 +182,25 @@ class AsyncLLM:
         self._post(end)
 
     async def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> AsyncGenerator[StreamOutput, None]:
         """Yields the answers to a prompt as they grow; leaving early or cancellation aborts them.
 
         Raises as `add` and AsyncAnswer do. Close the generator (`contextlib.aclosing`) where a
         loop over it may be left early: else it waits for the garbage collector.
         """
-        check_streamed(sampling_params)
-        answer = self.add(prompt, sampling_params)
+        params = self._params(sampling_params)
+        check_streamed(params)
+        answer = self.add(prompt, params)
         try:
             async for piece in answer:
                 yield piece
         finally:
             answer.abort()
 
-    async def generate(self, prompt: Prompt, sampling_params: SamplingParams) -> RequestOutput:
+    async def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> RequestOutput:
         """The finished answers to a prompt; cancellation aborts them."""
         answer = self._start(prompt, sampling_params, streamed=False)
         try:
@@ -195,7 +208,9 @@ class AsyncLLM:
         finally:
             answer.abort()
 
-    async def chat(self, messages: Conversation, sampling_params: SamplingParams) -> RequestOutput:
+    async def chat(
+        self, messages: Conversation, sampling_params: SamplingParams | None = None
+    ) -> RequestOutput:
         """The finished answers to a conversation; see LLM.chat."""
         return await self.generate(self._model().chat_prompt(messages), sampling_params)
 
@@ -251,6 +266,9 @@ class AsyncLLM:
         if self._ended is not None:
             raise _ended_error(self._ended)
         return cast(LLM, self._llm)
+
+    def _params(self, params: SamplingParams | None) -> SamplingParams:
+        return self._model().default_params() if params is None else params
 
     def _post(self, command: Command) -> bool:
         """Queues a command for the thread; False when the thread has ended."""

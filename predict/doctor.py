@@ -300,7 +300,7 @@ def _no_gpu_line(gpus: Report) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="regatta-doctor", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object")
     arguments = parser.parse_args(argv)
     report = collect()

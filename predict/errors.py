@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+
+from predict.names import hint
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -36,18 +37,6 @@ def quoted(value: object, most: int = 60) -> str:
     except (ValueError, RecursionError):  # an integer of thousands of digits, a list in itself
         text = f"<{type(value).__name__}>"
     return text if len(text) <= most else f"{text[: most - 3]}..."
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name most like `name`, or None when none is like it."""
-    matches = get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return matches[0] if matches else None
-
-
-def hint(name: str, known: Iterable[str]) -> str:
-    """The end of a message that asks for the nearest known name; empty where none is like it."""
-    guess = nearest(name, known)
-    return f"; did you mean {guess}?" if guess else ""
 
 
 def unknown_key(where: str, key: object, known: Sequence[str]) -> UserError:

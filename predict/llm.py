@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Generator, Iterable, Mapping, S
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -81,6 +81,11 @@ from predict.text.detokenizer import Detokenizer
 from predict.text.guides import Guides
 from predict.text.params import with_token_ids
 from predict.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from predict.config.keywords import Settings
 
 Prompt = str | Sequence[int]
 # In the place of a prompt that its tokenizer failed on: its answer says so, the others are given.
@@ -153,7 +158,7 @@ class LLM:
         self,
         model: EngineConfig | str | os.PathLike[str],
         tokenizer: Tokenizer | None = None,
-        **settings: Any,
+        **settings: Unpack[Settings],
     ):
         """model: its directory, or a config. settings: of EngineConfig, by name.
 
@@ -620,7 +625,7 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[PromptOrError],
-        sampling_params: SamplingParams | Sequence[SamplingParams],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         on_output: Callable[[int, RequestOutput], None] | None = None,
         on_step: Callable[[int, int], None] | None = None,
         skip: Container[int] = (),
@@ -628,7 +633,7 @@ class LLM:
         """Outputs in the prompts' order; of one prompt, given without a list, a list of one.
 
         A prompt is a text, or token ids, or the error of a tokenizer that failed on it.
-        sampling_params: for all, or one for each.
+        sampling_params: for all, or one for each; None: default_params().
         on_output(index, output) is called the moment all answers to a prompt are finished, in any
         order. on_step(prompt_tokens, output_tokens) is called after each step and its outputs, with
         the tokens of prompts that it took in and of outputs that came: of a beam search at its end.
@@ -671,7 +676,7 @@ class LLM:
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
-        sampling_params: SamplingParams | Sequence[SamplingParams],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """The answers to one conversation, or to each of several; see `generate`.
 
@@ -691,7 +696,7 @@ class LLM:
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Generator[StreamOutput, None, None]:
         """Yields the answers to one prompt, or to several, as they grow.
 
@@ -718,10 +723,11 @@ class LLM:
     def _groups(
         self,
         prompts: Prompt | Sequence[PromptOrError],
-        params: SamplingParams | Sequence[SamplingParams],
+        params: SamplingParams | Sequence[SamplingParams] | None,
         streamed: bool = False,
     ) -> list[Samples]:
         several = as_several(prompts)
+        params = self.default_params() if params is None else params
         each = params if isinstance(params, Sequence) else [params] * len(several)
         if len(each) != len(several):
             raise UserError(

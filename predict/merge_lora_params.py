@@ -25,8 +25,8 @@ if __name__ == "__main__":
 from predict.cli.command import command
 from predict.cli.flags import Flag, parse_flags
 from predict.cli.identity import folder_digest
-from predict.cli.run_config import ADAPTER_FILES
 from predict.cli.writing import INTERRUPTED, write_checkpoint, writing_flags
+from predict.config.adapters import ADAPTER_FILES
 from predict.errors import UserError
 from predict.system.console import say
 from predict.system.files import find_model_dir

@@ -71,8 +71,10 @@ def test_an_adapter_answers_as_the_model_with_it_merged(
     tiny_model: Path, folders: dict[str, Path], name: str, inference_model: bool
 ) -> None:
     llm = serving(tiny_model, {name: folders[name]}, inference_model=inference_model)
-    merged = LLM(tiny_model, dtype="float32", lora_path=folders[name], max_length=64, batch_size=8)
-    base = LLM(tiny_model, dtype="float32", max_length=64, batch_size=8)
+    reference: dict[str, Any] = {"dtype": "float32", "max_length": 64, "batch_size": 8}
+    reference["inference_model"] = False
+    merged = LLM(tiny_model, lora_path=folders[name], **reference)
+    base = LLM(tiny_model, **reference)
     ours = answers(llm, [name] * 3)
     theirs = merged.generate(PROMPTS[:3], GREEDY)
     plain = base.generate(PROMPTS[:3], GREEDY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import re
@@ -13,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from predict import LLM, EngineConfig, SamplingParams
+from predict import LLM, AsyncLLM, EngineConfig, SamplingParams
+from predict.device.library import Library
 from predict.errors import EngineError, UserError
 from predict.loading.model import load_decoder, read_spec
-from predict.loading.platform import platform_of
+from predict.loading.platform import is_compiled, platform_of
 from predict.request import RequestOutput
 from tests.support import tiny
 from tests.support.demo import demo_config
@@ -305,7 +307,6 @@ def test_prompts_of_another_kind_are_refused_before_any_work(
         ([SamplingParams()] * 3, "3 sampling_params for 2 prompts"),
         ([SamplingParams(), None], "sampling_params has None"),
         ({"temperature": 1.0}, "sampling_params has {'temperature': 1.0}"),
-        (None, "sampling_params has None"),
     ],
 )
 def test_parameters_of_another_kind_are_refused(demo: LLM, params: Any, said: str) -> None:
@@ -320,6 +321,44 @@ def test_default_params_are_what_the_model_recommends(model: Path) -> None:
     assert llm.default_params() == SamplingParams()
     (model / "generation_config.json").write_text('{"temperature": 0.5, "top_k": 3}')
     assert llm.default_params() == SamplingParams(temperature=0.5, top_k=3)
+
+
+def test_default_params_are_taken_where_none_are_given(model: Path) -> None:
+    llm = LLM(model, max_length=16)
+    (model / "generation_config.json").write_text('{"top_k": 1, "max_new_tokens": 3}')
+    prompt = [5, 6, 7]
+    wanted = llm.generate(prompt, SamplingParams(top_k=1, max_new_tokens=3))[0].token_ids
+    assert llm.generate(prompt)[0].token_ids == wanted
+    assert sum((piece.token_ids for piece in llm.stream(prompt)), ()) == wanted
+
+    async def check() -> None:
+        async with AsyncLLM(llm.config) as other:
+            pieces = [piece.token_ids async for piece in other.stream(prompt)]
+            assert sum(pieces, ()) == (await other.generate(prompt)).token_ids == wanted
+
+    asyncio.run(check())
+
+
+def test_compiled_operators_run_where_they_are_there(model: Path, compiled: Library) -> None:
+    assert is_compiled(LLM(model, max_length=16).backend)
+    assert not is_compiled(LLM(model, max_length=16, inference_model=False).backend)
+
+
+def test_a_hub_name_is_found_where_commands_find_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny.write(tmp_path / "models" / "org" / "name")
+    monkeypatch.setenv("REGATTA_MODEL_DIR", str(tmp_path / "models"))
+    llm = LLM(
+        "org/name",
+        max_length=16,
+        speculate_method="draft_model",
+        draft_model_name_or_path="org/name",
+    )
+    assert llm.config.model.model_name_or_path == str(folder)
+    assert llm.config.speculation.draft_model_name_or_path == str(folder)
+    with pytest.raises(UserError, match=r"'org/other' was not found .*REGATTA_MODEL_DIR"):
+        LLM("org/other")
 
 
 def test_ids_beyond_the_vocabulary_neither_end_a_text_nor_enter_a_prompt(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from predict.cli.prompt_keys import KNOWN_KEYS, meant
-from predict.errors import UserError, nearest, quoted
+from predict.errors import UserError, quoted
+from predict.names import nearest
 from predict.request import SAMPLING_KEYS
 from predict.system.files import json_type, parse_json
 from predict.text.conversation import conversation_messages

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from predict.config.engine import TOPICS
-from predict.errors import UserError, nearest, quoted
+from predict.errors import UserError, quoted
+from predict.names import hint
 from predict.request import SamplingParams
 from predict.system.files import json_type, read_json_object
 from predict.system.flag import KINDS, FlagKind, no_effect, not_yet
@@ -86,8 +88,7 @@ _NO_REFT = not_yet(
 # Flags that are no field of a config: they stand for several, or for none.
 _OTHERS = (
     Flag(_RUN, "avx_model", "bool", False,
-         "PaddleNLP's name for the CPU path: selects the compiled operators (--inference_model) "
-         "on the CPU.",
+         "PaddleNLP's name for the compiled operators on the CPU.",
          aliases=("avx_mode",)),
     Flag(_RUN, "avx_type", "str", None,
          "Type the CPU computes in; must agree with --dtype.",
@@ -99,8 +100,8 @@ _OTHERS = (
          choices=("fp16", "int8")),
     Flag(_FUSED, "block_attn", "bool", False,
          "Paged KV cache: blocks are taken as a sequence grows, and shared by equal prefixes. "
-         "Prompts and decoding sequences take turns. Implies --inference_model. Without it a "
-         "sequence reserves its whole cache."),
+         "Prompts and decoding sequences take turns. Without it a sequence reserves its whole "
+         "cache."),
     Flag(_FUSED, "append_attn", "bool", False,
          "As --block_attn, which it replaces, with prompts and decoding sequences in one step."),
     Flag(_LENGTHS, "total_max_length", "int", None,
@@ -127,7 +128,7 @@ _OTHERS = (
          availability=_NO_REFT),
     *without_effect(
         ("use_flash_attention", "bool", False, "Attention kernel of PaddleNLP's plain models.",
-         "--inference_model selects the attention kernel."),
+         "the operators of --inference_model have their own."),
         ("dynamic_insert", "bool", False, "Replace finished sequences at once.",
          "finished sequences are always replaced at once."),
         ("output_via_mq", "bool", True, "Tokens leave through a message queue.",
@@ -237,6 +238,8 @@ def parse_flags(
     Raises UserError for unknown flags, values out of range and features that are not there yet;
     raises SystemExit(0) after printing --help.
     """
+    if sys.argv[0].startswith("regatta "):  # see regatta.__main__
+        prog = sys.argv[0]
     parser = build_parser(flags, prog, description, usage)
     namespace, unknown = parser.parse_known_args([_underscored(word) for word in argv])
     if unknown:
@@ -356,6 +359,5 @@ def _unknown_error(word: str, flags: Sequence[Flag], prog: str) -> UserError:
             "(quote a value with spaces)"
         )
     name = quoted(word.lstrip("-").partition("=")[0])[1:-1]
-    guess = nearest(name, [known for flag in flags for known in (flag.name, *flag.aliases)])
-    hint = f"did you mean --{guess}?" if guess else f"{prog} --help lists the flags"
-    return UserError(f"unknown flag --{name}; {hint}")
+    said = hint(name, [known for flag in flags for known in (flag.name, *flag.aliases)], "--")
+    return UserError(f"unknown flag --{name}{said or f'; {prog} --help lists the flags'}")

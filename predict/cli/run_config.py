@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from predict.cli.flags import Clash, FlagValues, RunOptions, check_rules
+from predict.config.adapters import ADAPTER_FILES, LORA_CONFIG
 from predict.config.cache import KV_FORMATS
 from predict.config.engine import TOPICS, EngineConfig, check_params
 from predict.config.model import AUTO, DTYPES
@@ -71,7 +72,6 @@ class PredictorConfig(RunOptions):
             **values_of(flags.values, *TOPICS.values()),
             "model_name_or_path": str(directory),
             "device": device,
-            "inference_model": _fused(flags),
             "attention": _attention(flags),
             "max_length": max_length,
             "batch_size": flags["batch_size"] * max(beams, 1),  # each beam is a sequence
@@ -79,9 +79,7 @@ class PredictorConfig(RunOptions):
         }
         if flags["avx_cachekv_type"] == "int8":  # which has dynamic scales
             settings["cachekv_int8_type"] = "dynamic"
-        if drafts is not None:
-            settings[draft] = str(drafts)
-        engine = EngineConfig(**settings)
+        engine = EngineConfig(**settings).located()
         if engine.model.dtype == AUTO and spec is not None:
             from predict.loading.defaults import with_model_defaults  # slow
 
@@ -101,8 +99,6 @@ class PredictorConfig(RunOptions):
         )
 
 
-LORA_CONFIG = "lora_config.json"  # PaddleNLP's
-ADAPTER_FILES = f"{LORA_CONFIG} or adapter_config.json"  # what an adapter's folder holds
 _AVX_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 # Values of a sampling flag that change nothing about greedy decoding.
 _GREEDY_NEUTRAL = {
@@ -136,7 +132,8 @@ RULES: tuple[Clash, ...] = (
          and f["max_length"] > f["total_max_length"],
          "--max_length {max_length} is more than --total_max_length {total_max_length}, which is "
          "the limit on prompt and output together; leave --total_max_length out"),
-    Clash(lambda f: f.given("inference_model") and not f["inference_model"] and _fused(f),
+    Clash(lambda f: f.given("inference_model") and not f["inference_model"]
+         and (f["block_attn"] or f["append_attn"] or f["avx_model"]),
          "--block_attn, --append_attn and --avx_model run the compiled operators, which "
          "--inference_model false turns off; leave one of the two out"),
     Clash(lambda f: f.given("prefix_caching") and f["prefix_caching"]
@@ -219,8 +216,8 @@ def _device(flags: FlagValues) -> tuple[str, str]:
         return flags["device"], ""
     if flags["avx_model"]:
         return "cpu", ""
-    if not _fused(flags):
-        return "cpu", on_cpu("the plain operators run there, and not on a GPU (--append_attn does)")
+    if not flags["inference_model"]:
+        return "cpu", on_cpu("--inference_model false runs there, and not on a GPU")
     return default_name()
 
 
@@ -229,12 +226,6 @@ def _attention(flags: FlagValues) -> str:
     if flags["append_attn"]:
         return "append"
     return "block" if flags["block_attn"] else "reserved"
-
-
-def _fused(flags: FlagValues) -> bool:
-    """PaddleNLP implies the fused model from its attention flags; avx_model is its CPU name."""
-    names = ("inference_model", "block_attn", "append_attn", "avx_model")
-    return any(flags[name] for name in names)
 
 
 def _with_adapter(flags: FlagValues) -> tuple[FlagValues, list[str]]:

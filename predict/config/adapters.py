@@ -6,11 +6,14 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from predict.errors import UserError, hint
+from predict.errors import UserError
+from predict.names import hint
 from predict.system.files import check_name as check_file_name
 from predict.system.options import Checked, option
 from predict.system.ranges import COUNT, Range
 
+LORA_CONFIG = "lora_config.json"  # PaddleNLP's
+ADAPTER_FILES = f"{LORA_CONFIG} or adapter_config.json"  # what an adapter's folder holds
 MAX_NAME = 200  # characters of an adapter's name
 MAX_SHOWN = 20  # names in a message
 

@@ -7,16 +7,24 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from predict.config.adapters import AdaptersConfig
+from predict.config.adapters import ADAPTER_FILES, AdaptersConfig
 from predict.config.cache import KV_FORMATS, CacheConfig
 from predict.config.model import ModelConfig
 from predict.config.quantization import QuantizationConfig
 from predict.config.scheduling import DEFAULT_MAX_LENGTH, SchedulingConfig
 from predict.config.speculation import SpeculationConfig
-from predict.errors import UserError, hint
-from predict.request import SamplingParams
+from predict.errors import UserError
+from predict.names import hint, nearest
+from predict.request import SAMPLING_KEYS, SamplingParams
+from predict.system.files import find_model_dir
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from predict.config.keywords import ChangedSettings, EngineSettings, Settings
 
 TOPICS = {
     "model": ModelConfig,
@@ -25,6 +33,12 @@ TOPICS = {
     "quantization": QuantizationConfig,
     "speculation": SpeculationConfig,
     "adapters": AdaptersConfig,
+}
+# Settings that name a folder, which may be a hub name, and what it holds.
+FOLDERS = {
+    "model_name_or_path": "config.json",
+    "draft_model_name_or_path": "config.json",
+    "lora_path": ADAPTER_FILES,
 }
 # The topic of each setting; no two topics have one of the same name.
 TOPIC_OF = {field.name: name for name, topic in TOPICS.items() for field in fields(topic)}
@@ -46,15 +60,19 @@ class EngineConfig:
     speculation: SpeculationConfig
     adapters: AdaptersConfig
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: Unpack[EngineSettings]) -> None:
         for name in settings:
             if name not in TOPIC_OF:
-                said = hint(name, TOPIC_OF) or f" (known: {', '.join(TOPIC_OF)})"
+                field = nearest(name, SAMPLING_KEYS, likeness=1.0)
+                if field and not nearest(name, TOPIC_OF, likeness=1.0):
+                    said = f"; it is of SamplingParams, as {field}, which generate takes"
+                else:
+                    said = hint(name, TOPIC_OF) or f" (known: {', '.join(TOPIC_OF)})"
                 raise UserError(f"EngineConfig has no field {name!r}{said}")
         if "model_name_or_path" not in settings:
             raise UserError("EngineConfig needs model_name_or_path: the directory of a model")
         for name, topic in TOPICS.items():
-            own = {key: value for key, value in settings.items() if TOPIC_OF[key] == name}
+            own: dict[str, Any] = {key: v for key, v in settings.items() if TOPIC_OF[key] == name}
             object.__setattr__(self, name, topic(**own))
         given, brought = self.cache.cachekv_int8_type, self.quantization.cache_type
         if brought and given not in (None, brought):
@@ -64,18 +82,32 @@ class EngineConfig:
             )
 
     @classmethod
-    def of(cls, model: EngineConfig | str | os.PathLike[str], **settings: Any) -> EngineConfig:
-        """The config of a model's directory with these settings, or a config with them changed."""
+    def of(
+        cls, model: EngineConfig | str | os.PathLike[str], **settings: Unpack[Settings]
+    ) -> EngineConfig:
+        """The config of a model's directory with these settings, or a config with them changed.
+
+        Its folders are found. Raises UserError.
+        """
         if isinstance(model, EngineConfig):
-            return model.changed(**settings) if settings else model
-        return cls(model_name_or_path=model, **settings)
+            return (model.changed(**settings) if settings else model).located()
+        return cls(model_name_or_path=model, **settings).located()
+
+    def located(self) -> EngineConfig:
+        """The config, hub names in place of folders found on this machine. Raises UserError."""
+        given = {name: value for name in FOLDERS if (value := self.settings[name]) is not None}
+        found = {name: find_model_dir(value, name, FOLDERS[name]) for name, value in given.items()}
+        changed: Any = {
+            name: str(path) for name, path in found.items() if path != Path(given[name])
+        }
+        return self.changed(**changed) if changed else self
 
     @property
     def settings(self) -> dict[str, Any]:
         """All settings by name: EngineConfig(**config.settings) == config."""
         return {name: getattr(getattr(self, topic), name) for name, topic in TOPIC_OF.items()}
 
-    def changed(self, **settings: Any) -> EngineConfig:
+    def changed(self, **settings: Unpack[ChangedSettings]) -> EngineConfig:
         """The config with other values for these settings. Raises UserError as the class does."""
         return EngineConfig(**{**self.settings, **settings})
 

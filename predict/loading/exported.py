@@ -23,7 +23,7 @@ from predict.nn.adapter_pages import page_tensors
 from predict.nn.places import fields_of
 from predict.nn.rope import num_tables
 from predict.nn.spec import DecoderSpec
-from predict.ops.records import STORED, read_records, settings_of
+from predict.ops.records import BIASED, STORED, read_records, settings_of
 
 
 def check_export(
@@ -149,7 +149,9 @@ def _call_misfits(manifest: Manifest, spec: DecoderSpec, program: ProgramFile) -
             alike = [fields for known_kind, fields in known if known_kind == kind]
             if alike and alike[0].get("form") == "cheaper":  # no flag asks for one
                 fields["form"] = "cheaper"
-            if fields not in alike:
+            # The weights may have biases that config.json does not tell of.
+            biases = {n: "1" for n in BIASED.get(kind, {}).values() if fields.get(n) == "1"}
+            if fields not in [{**one, **biases} for one in alike]:
                 yield f"a block of kind {quoted(kind)} is none of config.json's"
     layers = ",".join(sorted(schemes - {"dense"})) or "dense"
     if layers != manifest.scheme:

@@ -21,7 +21,8 @@ from predict.config.cache import BLOCK_SIZES, KV_FORMATS
 from predict.config.engine import EngineConfig
 from predict.config.model import DTYPES
 from predict.config.quantization import DEFAULT_ACTIVATIONS, QuantSettings
-from predict.errors import UserError, hint
+from predict.errors import UserError
+from predict.names import hint
 from predict.nn.blocks import ADAPTED, PAGE_RANKS
 from predict.nn.spec import DecoderSpec
 from predict.schemes import known_schemes

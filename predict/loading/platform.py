@@ -94,8 +94,7 @@ def platform_of(device: str, inference_model: bool) -> Platform:
     """
     if devices.kind_of(device) == "gpu" and not inference_model:
         raise UserError(
-            f"device {device} runs the compiled operators only; add --append_attn, --block_attn or "
-            "--inference_model"
+            f"device {device} runs the compiled operators only; leave --inference_model false out"
         )
     chosen = devices.choose(device)
     if not chosen.is_cpu:  # the CPU is every process's from the start

@@ -1,6 +1,6 @@
 """Every operator of `predict.ops.compiled` in plain Paddle.
 
-The tests' oracle, and what runs where there is no compiled library or no --inference_model.
+The tests' oracle, and what runs without a compiled library, and with --inference_model false.
 Functions with a twin there are documented there. Activations and sums are float32, whatever the
 dtype of weights and caches: Paddle's CPU kernels for 16-bit floats are few.
 """

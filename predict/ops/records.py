@@ -6,7 +6,7 @@ csrc/paddle/block_records.cc reads the text, csrc/paddle/blocks.cc takes the ten
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,12 @@ STORED = {
     "latent_attention": ("qkv_a", "q_b", "out"),
     "mlp": ("gate_up", "down"),
     "experts": ("gate_up", "down", "shared_gate_up", "shared_down"),
+}
+# Linears that may have biases, and the field that says so. A quantized checkpoint may hold some
+# where its config.json has none: calibration adds them.
+BIASED = {
+    "attention": {"qkv": "qkv_bias", "out": "out_bias"},
+    "mlp": {"gate_up": "up_bias", "down": "down_bias"},
 }
 
 
@@ -69,7 +75,9 @@ def record(weights: BlockWeights) -> str:
         stored["kv_format"] = weights.kv_format
     if any(linear is not None and linear.low_rank is not None for linear in linears.values()):
         stored["adapters"] = "1"
-    return text_of(weights.block, **stored)
+    biased = BIASED.get(weights.block.kind, {}).items()
+    more = {field: True for name, field in biased if getattr(weights, name).bias is not None}
+    return text_of(replace(weights.block, **more), **stored)
 
 
 @cache

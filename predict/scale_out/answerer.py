@@ -73,8 +73,9 @@ class Answerer:
         make_llm: MakeLLM = LLM,
     ) -> None:
         """Loads the model. params: what prompts name by number. num_threads: of CPU operators."""
-        if config.model.inference_model and config.model.device == "cpu":
-            library.require().set_num_threads(num_threads)
+        on_cpu = config.model.inference_model and config.model.device == "cpu"
+        if on_cpu and (loaded := library.load()) is not None:
+            loaded.set_num_threads(num_threads)
         self._params = params
         self._attempts = attempts
         self._max_attempts = max_attempts

@@ -22,7 +22,8 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from predict.config.adapters import MAX_NAME as MAX_ADAPTER_NAME
-from predict.errors import nearest, quoted
+from predict.errors import quoted
+from predict.names import hint
 from predict.server.errors import ApiError, invalid
 from predict.system.files import MAX_PATH, json_type
 
@@ -129,9 +130,8 @@ class Body(BaseModel):
                 if given is not None and given not in neutral:
                     raise _field_error(name, f"is not supported: {why}")
             elif name not in cls.ignored:
-                guess = nearest(name[:64], cls.known)
-                hint = f"; did you mean {guess}?" if guess else "; leave it out"
-                raise _field_error(name, f"is not a known field{hint}")
+                said = hint(name, cls.known) or "; leave it out"
+                raise _field_error(name, f"is not a known field{said}")
         return kept
 
 

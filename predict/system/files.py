@@ -225,8 +225,9 @@ def find_model_dir(name: str, flag: str = "model_name_or_path", holds: str = "co
             found = _newest_snapshot(candidate) if candidate.name == hub_name else candidate
             if found is not None and found.is_dir():
                 return found
+    what = "model directory" if "model" in flag else flag_word(flag)
     raise UserError(
-        f"model directory {name!r} was not found (looked at {', '.join(looked)}). Names of hub "
+        f"{what} {name!r} was not found (looked at {', '.join(looked)}). Names of hub "
         "models are not downloaded: download the checkpoint yourself and pass its directory, or "
         "set REGATTA_MODEL_DIR to the folder that holds it"
     )

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
-from predict.errors import UserError, hint, quoted
-from predict.system.files import MAX_JSON_DIGITS, MAX_NAME, check_name, parse_json
+from predict.errors import UserError, quoted
+from predict.names import hint
+from predict.system.files import MAX_JSON_DIGITS, check_name, parse_json
 from predict.system.ranges import RANGES, Range
 
 FlagKind = Literal["str", "int", "float", "bool", "ints", "strs", "json", "texts", "pairs"]
@@ -87,7 +88,7 @@ class Flag:
             for part in value if self.kind in ("strs", "ints") else (value,):
                 if self.choices and part not in self.choices:
                     said = f"{quoted(part)} is not known (allowed: {', '.join(self.choices)})"
-                    raise UserError(said + hint(part.lower()[:MAX_NAME], self.choices))
+                    raise UserError(said + hint(part, self.choices))
                 if self.kind in ("str", "strs", "pairs"):  # some name files and folders
                     check_name("", part)
                 if self.range is not None:

@@ -14,9 +14,10 @@ import numbers
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, field, fields
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from predict.errors import UserError, one_of
+from predict.names import hint
 from predict.system.files import check_name
 from predict.system.flag import Flag, FlagKind
 from predict.system.ranges import Range, refusal
@@ -123,6 +124,15 @@ def values_of(values: Mapping[str, Any], *configs: type) -> dict[str, Any]:
 
 class Checked:
     """A base of frozen dataclasses: takes in options as their types say. Raises UserError."""
+
+    if not TYPE_CHECKING:  # which knows the fields
+
+        def __new__(cls, *values: Any, **named: Any) -> Any:
+            known = cls.__dataclass_fields__
+            for name in named.keys() - known.keys():
+                said = hint(name, known) or f" (known: {', '.join(known)})"
+                raise UserError(f"{cls.__name__} has no field {name!r}{said}")
+            return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for each, said in options_of(self):

@@ -1,18 +1,21 @@
-"""A progress bar with tokens per second, on terminals only."""
+"""How far a run is, with tokens per second: a bar on a terminal, else a line now and then."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
 
 from predict.system import console
 
-REFRESH_SECONDS = 0.2
+REFRESH_SECONDS = 0.2  # of a bar
+LINE_SECONDS = 30.0  # between lines, where no terminal is
+COLUMNS = 80  # of a terminal that does not say its size
 
 
 class Progress:
-    """Counts finished requests and output tokens; shows them on stderr when it is a terminal."""
+    """Counts finished requests and output tokens; shows them on stderr."""
 
     def __init__(
         self,
@@ -22,26 +25,36 @@ class Progress:
         num_tokens: int | None = None,
         label: str | None = None,
     ) -> None:
-        """`enabled`: None shows the bar when stderr is a terminal. unit: of what is counted.
+        """`enabled`: None: a bar when stderr is a terminal, else lines; False shows nothing.
+
+        unit: of what is counted.
 
         num_tokens: what the bar counts in place of requests, output tokens up to so many: a lone
         answer, or answers that all take the same time. label: what stands in front.
         """
         self._bar: Any = None
         self._counts_tokens = num_tokens is not None
+        self._total = num_requests if num_tokens is None else num_tokens
+        self._unit = unit if num_tokens is None else "token"
+        self._label = label
+        self._num_finished = 0
         self._num_counted = 0
         self.num_prompt_tokens = 0
         self._started = time.perf_counter()
         self._shown = self._started
         self.num_output_tokens = 0
-        if sys.stderr.isatty() if enabled is None else enabled:
+        is_terminal = sys.stderr.isatty()
+        self._tells = enabled is None and not is_terminal
+        if is_terminal if enabled is None else enabled:
             from tqdm import tqdm
 
+            has_size = not is_terminal or all(os.get_terminal_size(sys.stderr.fileno()))
             self._bar = tqdm(
-                total=num_tokens if self._counts_tokens else num_requests,
-                unit="token" if self._counts_tokens else unit,
+                total=self._total,
+                unit=self._unit,
                 desc=label,
-                dynamic_ncols=True,
+                ncols=None if has_size else COLUMNS,  # in no columns, or rows, tqdm shows nothing
+                dynamic_ncols=has_size,
                 leave=False,
                 file=console.Unfailing(sys.stderr),
             )
@@ -57,15 +70,34 @@ class Progress:
     def on_step(self, prompt_tokens: int, output_tokens: int) -> None:
         self.num_prompt_tokens += prompt_tokens
         self.num_output_tokens += output_tokens
-        now = time.perf_counter()
-        if self._bar is not None and now - self._shown >= REFRESH_SECONDS:
-            self._shown = now
+        if self._bar is None:
+            self._tell()
+        elif self._is_due(REFRESH_SECONDS):
             self._count_tokens()
             self._bar.set_postfix_str(self._postfix())
 
     def on_finished(self) -> None:
-        if self._bar is not None and not self._counts_tokens:
+        self._num_finished += 1
+        if self._bar is None:
+            self._tell()
+        elif not self._counts_tokens:
             self._bar.update()
+
+    def _is_due(self, seconds: float) -> bool:
+        """Whether nothing was shown for so long, and now is."""
+        now = time.perf_counter()
+        is_due = now - self._shown >= seconds
+        if is_due:
+            self._shown = now
+        return is_due
+
+    def _tell(self) -> None:
+        """Says where the run is, where no bar does and it was not said lately."""
+        if self._tells and self._is_due(LINE_SECONDS):
+            done = self.num_output_tokens if self._counts_tokens else self._num_finished
+            label = f"{self._label}: " if self._label else ""
+            speed = f", {self._postfix()}" if self.num_prompt_tokens else ""
+            console.say(f"{label}{done} of {self._total} {self._unit}s{speed}")
 
     def _count_tokens(self) -> None:
         """Moves a bar of tokens to where the run is."""

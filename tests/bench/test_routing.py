@@ -49,6 +49,7 @@ def folder(tmp_path: Path) -> Path:
 
 def llm_of(folder: Path, **changes: Any) -> LLM:
     settings = {"load_format": "dummy", "batch_size": 8, "max_length": 64, "src_length": 32}
+    settings["inference_model"] = False
     return LLM(EngineConfig(model_name_or_path=str(folder), **{**settings, **changes}))
 
 
@@ -84,7 +85,8 @@ def test_a_skewed_router_chooses_fewer_experts(
 ) -> None:
     if inference_model:
         request.getfixturevalue("compiled")
-    more = {"inference_model": True, "attention": "append"} if inference_model else {}
+    more: dict[str, Any] = {"inference_model": inference_model}
+    more |= {"attention": "append"} if inference_model else {}
     found = []
     for skewed in (False, True):
         llm = llm_of(folder, **more)

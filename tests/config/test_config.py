@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,9 @@ def test_dashes_equals_signs_and_null_words_are_understood() -> None:
     [
         (["--batchsize", "3"], "unknown flag --batchsize; did you mean --batch_size?"),
         (["--zzz"], "unknown flag --zzz; predictor.py --help lists the flags"),
+        (["--max_model_len", "9"], "unknown flag --max_model_len; did you mean --max_length?"),
+        (["--tensor-parallel-size", "2"], "size; one model on several GPUs does not run yet"),
+        (["--tensor_ranks", "2"], "unknown flag --tensor_ranks; predictor.py --help"),
         (["--batch_size", "two"], "--batch_size: 'two' is not an integer"),
         (["--benchmark", "maybe"], "--benchmark: 'maybe' is not true or false"),
         (["--dtype"], "--dtype: expected one argument"),
@@ -162,7 +166,8 @@ def test_model_is_needed() -> None:
 @pytest.mark.parametrize(
     ("words", "inference_model", "attention"),
     [
-        ([], False, "reserved"),
+        ([], True, "reserved"),
+        (["--inference_model", "false"], False, "reserved"),
         (["--inference_model"], True, "reserved"),
         (["--block_attn"], True, "block"),
         (["--append_attn"], True, "append"),
@@ -171,7 +176,7 @@ def test_model_is_needed() -> None:
         (["--avx_mode", "--avx_type", "fp16"], True, "reserved"),
     ],
 )
-def test_attention_flags_imply_the_fused_model(
+def test_operators_are_the_compiled_ones_unless_a_flag_says_false(
     model: Path, words: list[str], inference_model: bool, attention: str
 ) -> None:
     engine = config_of(model, *words, dtype="float16").engine
@@ -250,7 +255,8 @@ def test_what_may_surprise_is_said(model: Path, words: list[str], note: str) -> 
         (["--append_attn", "--device", "gpu:1"], False, True, "gpu:1", ""),
         (["--avx_model"], True, True, "cpu", ""),
         (["--device", "cpu"], True, True, "cpu", ""),
-        ([], True, True, "cpu", "the plain operators run there, and not on a GPU"),
+        ([], True, True, "gpu", ""),
+        (["--inference_model", "false"], True, True, "cpu", "false runs there, and not on a GPU"),
     ],
 )
 def test_device_is_a_usable_gpu_unless_told(
@@ -323,12 +329,45 @@ def test_a_file_is_not_a_model(tmp_path: Path) -> None:
         config_of(path)
 
 
-def test_engine_config_names_the_nearest_field() -> None:
-    values: dict[str, Any] = {"model_name_or_path": "x", "blocksize": 16}
-    with pytest.raises(UserError, match="did you mean block_size"):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("blocksize", "; did you mean block_size?"),
+        ("max_model_len", "; did you mean max_length?"),
+        ("max_num_seqs", "; did you mean batch_size?"),
+        ("n_gpu_layers", "; did you mean device?"),
+        ("kv_cache_dtype", "; did you mean cachekv_int8_type?"),
+        ("max_tokens", "; it is of SamplingParams, as max_new_tokens, which generate takes"),
+        ("temperature", "; it is of SamplingParams, as temperature, which generate takes"),
+        ("min_length", "; it is of SamplingParams, as min_length, which generate takes"),
+        ("tensor_parallel_size", "; one model on several GPUs does not run yet"),
+        ("tensor_ranks", " (known: model_name_or_path, dtype"),
+    ],
+)
+def test_a_wrong_setting_is_told_the_right_name(name: str, said: str) -> None:
+    values: dict[str, Any] = {"model_name_or_path": "x", name: 16}
+    with pytest.raises(UserError, match=re.escape(f"no field {name!r}{said}")):
         EngineConfig(**values)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("max_tokens", "; did you mean max_new_tokens?"),
+        ("repeat_penalty", "; did you mean repetition_penalty?"),
+        ("temprature", "; did you mean temperature?"),
+        ("batch_size", " (known: max_new_tokens, max_length"),
+    ],
+)
+def test_a_wrong_parameter_is_told_the_right_name(name: str, said: str) -> None:
+    values: dict[str, Any] = {name: 16}
+    with pytest.raises(UserError, match=re.escape(f"SamplingParams has no field {name!r}{said}")):
+        SamplingParams(**values)
+
+
+def test_engine_config_needs_a_model() -> None:
     with pytest.raises(UserError, match="needs model_name_or_path"):
-        EngineConfig(block_size=16)
+        EngineConfig(block_size=16)  # type: ignore[call-arg]
 
 
 def test_settings_of_a_config_make_it_again_and_change_one_by_one() -> None:
@@ -428,7 +467,7 @@ def test_the_package_gives_its_names_on_demand() -> None:
     assert predict.EngineConfig is EngineConfig
     assert "LLM" in dir(predict)
     with pytest.raises(AttributeError, match="no attribute 'LLMM'"):
-        _ = predict.LLMM
+        _ = predict.LLMM  # type: ignore[attr-defined]
 
 
 def test_batch_size_counts_prompts_where_each_has_beams(model: Path) -> None:

@@ -19,7 +19,7 @@ from tests.support.paths import DEMO, ROOT
 AUDITED = re.compile(r'constrains the platform tag to\s+"([^"]+)"')
 PROGRAM = """
 import sys
-from predict import LLM, SamplingParams
+from regatta import LLM, SamplingParams
 from predict.device import library
 assert library.require().path.is_relative_to(sys.prefix)
 llm = LLM(sys.argv[1], dtype="float32", inference_model=True, attention="append", device="cpu")
@@ -36,7 +36,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("the library is not built")
     root = tmp_path_factory.mktemp("wheel")
     listed = ["setup.py", "pyproject.toml", "README.md", "LICENSE", "csrc/*.py"]
-    listed += ["predict/**/*", "export/**/*.py", "quant/**/*.py"]
+    listed += ["regatta/*", "predict/**/*", "export/**/*.py", "quant/**/*.py"]
     for pattern in listed:
         for path in ROOT.glob(pattern):
             if path.is_file() and "__pycache__" not in path.parts:
@@ -53,6 +53,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_holds_the_library_and_is_tagged_for_what_it_needs(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {"predict/lib/libregatta_cpu.so", "predict/lib/libregatta_cpu.json"} <= set(names)
+    assert {"regatta/__main__.py", "regatta/py.typed", "predict/py.typed"} <= set(names)
     assert not [name for name in names if "libpaddle" in name or name.startswith(("csrc", "tests"))]
     shown = subprocess.run(
         [sys.executable, "-m", "auditwheel", "show", wheel], capture_output=True, text=True

@@ -47,7 +47,7 @@ PAGES = (
 def flag_table(command: str) -> Sequence[Flag]:
     maker = script("docs/make_flags.py")
     tables = {name: maker.named(path) for name, (path, _) in maker.COMMANDS.items()}
-    takes_all = ("export/export_model.py", "predict.bench.throughput")
+    takes_all = ("export/export_model.py", "predict.bench.throughput", "predict.server")
     shared = tables["predict/predictor.py"] if command in takes_all else ()
     names = {flag.name for flag in tables[command]}
     return [*tables[command], *(flag for flag in shared if flag.name not in names)]

@@ -52,7 +52,9 @@ def in_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[Enter]:
 @pytest.fixture
 def model(tmp_path: Path) -> EngineConfig:
     directory = tiny.write(tmp_path / "model")
-    return EngineConfig(model_name_or_path=str(directory), max_length=64, batch_size=2)
+    return EngineConfig(
+        model_name_or_path=str(directory), max_length=64, batch_size=2, inference_model=False
+    )
 
 
 def tokens(model: EngineConfig) -> list[tuple[int, ...]]:

@@ -146,7 +146,7 @@ def test_fields_of_a_buffer_share_its_memory() -> None:
 
 
 def config(**changes: object) -> EngineConfig:
-    values: dict[str, object] = {
+    values: dict[str, Any] = {
         "model_name_or_path": str(GOLDEN / "llama_gqa"),
         "dtype": "float32",
         "device": "gpu",

@@ -70,6 +70,7 @@ def answers(device: str, changes: dict[str, Any]) -> list[Any]:
 def texts(device: str) -> list[str]:
     """What a guide and a beam search make of a prompt of the demo model."""
     settings: dict[str, Any] = {"dtype": "float32", "block_size": 16, "attention": "append"}
+    settings["inference_model"] = False
     llm = LLM(DEMO, device=device, max_length=32, batch_size=4, **settings)
     params = [
         SamplingParams(temperature=0.0, max_new_tokens=3, guide=Guide(regex="[a-f]{3,6}")),

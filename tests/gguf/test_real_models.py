@@ -28,7 +28,7 @@ from tests.support.real_models import (
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled")]
 
 MODES: dict[str, dict[str, Any]] = {
-    "reference": {},
+    "reference": {"inference_model": False},
     "fused": {"inference_model": True},
     "block": {"inference_model": True, "attention": "block"},
 }

@@ -217,7 +217,7 @@ def test_sampling_repeats_with_its_seed(gpu: devices.Device) -> None:
 
 
 def test_plain_operators_are_refused(gpu: devices.Device) -> None:
-    with pytest.raises(UserError, match="--append_attn"):
+    with pytest.raises(UserError, match="--inference_model false"):
         LLM(config("llama_gqa", device="gpu"))
 
 

@@ -210,7 +210,11 @@ def test_random_weights_are_made_and_rounded_on_the_gpu(
 ) -> None:
     source = tiny.write(tmp_path)
     (source / "model.safetensors").unlink()
-    settings = {"dtype": "bfloat16", "load_format": "dummy", "quant_type": "weight_only_int4"}
+    settings: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "load_format": "dummy",
+        "quant_type": "weight_only_int4",
+    }
     config = EngineConfig(model_name_or_path=str(source), **ON_GPU, **settings)
     spec, reader = read_spec(source)
     weights = open_weights(config, spec, reader, platform_of("gpu", True))

@@ -194,7 +194,8 @@ def change(directory: Path, name: str, values: npt.NDArray[Any] | None) -> None:
 def load(directory: Path, **changes: Any) -> LLM:
     return LLM(
         EngineConfig(
-            **{"dtype": "float32", "max_length": 64, **changes}, model_name_or_path=directory
+            **{"dtype": "float32", "max_length": 64, "inference_model": False, **changes},
+            model_name_or_path=directory,
         )
     )
 
@@ -1005,7 +1006,9 @@ def test_cache_scales_of_a_checkpoint_are_used(
     for layer, (key, value) in layers.items():
         np.testing.assert_allclose([key, value], [[0.02 * (1 + layer)], [0.03 * (1 + layer)]])
     # A static model has no tensors to read them from.
-    asked = EngineConfig(model_name_or_path=source, dtype="float32", max_length=64)
+    asked = EngineConfig(
+        model_name_or_path=source, dtype="float32", max_length=64, inference_model=False
+    )
     export_model(asked, tmp_path / "out")
     again = head_scales(kv_format, tmp_path / "out", llm.spec)
     assert again is not None

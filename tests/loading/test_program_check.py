@@ -36,7 +36,9 @@ from tests.support.quantized_caches import SHAPES, model
 
 
 def config(directory: Path, **changes: Any) -> EngineConfig:
-    values = {"dtype": "float32", "max_length": 64, "block_size": 16, "batch_size": 2, **changes}
+    values: dict[str, Any] = {"dtype": "float32", "max_length": 64, "block_size": 16}
+    values["batch_size"] = 2
+    values |= {"inference_model": False, **changes}
     return EngineConfig(model_name_or_path=str(directory), **values)
 
 

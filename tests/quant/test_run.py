@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from predict import EngineConfig
+from export.export_model import export_model
+from predict import LLM, EngineConfig, SamplingParams
+from predict.device.library import Library
 from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.formats import PARAMS
@@ -60,7 +62,10 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def logits(model: Path, **changes: Any) -> np.ndarray:
-    config = EngineConfig(model_name_or_path=str(model), max_length=64, src_length=64, **changes)
+    config = EngineConfig(
+        **{"max_length": 64, "src_length": 64, "inference_model": False, **changes},
+        model_name_or_path=str(model),
+    )
     found: np.ndarray = Model(config).logits(np.arange(3, 43, dtype=np.int32))
     return found
 
@@ -151,6 +156,22 @@ def test_what_is_written_runs_and_is_near_the_unquantized_model(
     assert 0 < error < largest
     assert not (quantized / "calibration").exists()
     assert (quantized / "tokenizer.json").exists()
+
+
+def test_biases_that_calibration_adds_are_added_by_compiled_operators(
+    model: Path, text: Path, tmp_path: Path, compiled: Library
+) -> None:
+    quantized = quantize(
+        *(model, text, tmp_path / "out", *CASES["a8w8 static, shift and smooth"][0])
+    )
+    error = error_between(logits(quantized), logits(quantized, inference_model=True))
+    assert error < 1e-3
+    settings = EngineConfig(model_name_or_path=str(quantized), max_length=64)
+    export_model(settings, tmp_path / "static")
+    static = settings.changed(model_name_or_path=str(tmp_path / "static"), mode="static")
+    params = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True)
+    dynamic, exported = (LLM(each).generate([3, 4, 5], params) for each in (settings, static))
+    assert dynamic[0].token_ids == exported[0].token_ids
 
 
 def test_rounding_without_calibration_equals_the_online_scheme(model: Path, tmp_path: Path) -> None:

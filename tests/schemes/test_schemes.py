@@ -223,12 +223,11 @@ def test_models_answer_nearly_as_without_quantization(
 def test_exported_programs_give_the_same_tokens(
     tmp_path: Path, name: str, operators: str, request: pytest.FixtureRequest
 ) -> None:
-    settings = SETTINGS[name]
+    settings = {**SETTINGS[name], "inference_model": operators == "compiled"}
     if operators == "compiled":
         request.getfixturevalue("compiled")
         if not on_this_cpu(name):
             pytest.skip("no float8 units")
-        settings = {**settings, "inference_model": True}
     source = tiny.write(tmp_path / "source")
     out = tmp_path / "out"
     config = EngineConfig(model_name_or_path=str(source), max_length=64, batch_size=2, **settings)

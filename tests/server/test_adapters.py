@@ -166,7 +166,10 @@ def root(kind: Kind, folders: Path) -> Path:
 def scripted(kind: Kind, root: Path | None, **changes: Any) -> ScriptedServer:
     """A server with one "fixed", where others may be loaded if there is a root."""
     made = config_of(TOKENIZER, TEMPLATE)
-    settings = {kind.setting: ("fixed=somewhere",), "allow_adapter_updates": root is not None}
+    settings: dict[str, Any] = {
+        kind.setting: ("fixed=somewhere",),
+        "allow_adapter_updates": root is not None,
+    }
     path = None if root is None else str(root)
     made = replace(made, engine=made.engine.changed(**settings), adapter_root=path, **changes)
     return ScriptedServer(made, lambda prompt, params: ["a"])

@@ -45,15 +45,32 @@ def container() -> dict[str, Any]:
     return found
 
 
+def copied() -> list[str]:
+    """What .dockerignore lets into the image."""
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert lines.index("*") < min(lines.index("predict/lib"), lines.index("**/__pycache__"))
+    return [line[1:] for line in lines if line.startswith("!")]
+
+
+def test_the_image_has_what_a_build_reads_and_nothing_else() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    (packages,) = re.findall(r"^include = \[(.*)\]$", text, re.MULTILINE)
+    read = [*re.findall(r'"(\w+)\*"', packages), "csrc", "pyproject.toml", "setup.py"]
+    read += re.findall(r'^readme = "(.*)"$', text, re.MULTILINE)
+    read += re.findall(r'^license-files = \["(.*)"\]$', text, re.MULTILINE)
+    assert sorted(copied()) == sorted(read)
+    assert all((ROOT / name).exists() for name in read)
+
+
 def test_every_command_has_flags_that_exist() -> None:
     entry = words_of(dockerfile()["ENTRYPOINT"][0])
-    assert entry[:3] == ["python", "-m", "predict.server"]
-    assert parse([*entry[3:], *container()["args"]])["host"] == "0.0.0.0"
+    assert entry[:2] == ["regatta", "serve"]
+    assert parse([*entry[2:], *container()["args"]])["host"] == "0.0.0.0"
     unit = (FOLDER / "regatta.service").read_text()
     (start,) = re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)
     words = shlex.split(start)
-    assert words[1:3] == ["-m", "predict.server"]
-    limit = parse(words[3:])["request_timeout"]
+    assert (Path(words[0]).name, words[1]) == ("regatta", "serve")
+    limit = parse(words[2:])["request_timeout"]
     (stop,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
     assert int(stop) > limit, "what runs is not finished"
 
@@ -62,6 +79,9 @@ def test_probes_ask_for_health_and_readiness() -> None:
     found = container()
     assert found["livenessProbe"]["httpGet"]["path"] == "/health"
     assert found["readinessProbe"]["httpGet"]["path"] == "/ready"
+    start = found["startupProbe"]
+    assert start["httpGet"]["path"] == "/ready"
+    assert start["periodSeconds"] * start["failureThreshold"] >= 600
     assert "/health" in dockerfile()["HEALTHCHECK"][0]
     context = found["securityContext"]
     assert context["allowPrivilegeEscalation"] is False
@@ -92,10 +112,13 @@ def test_the_dockerfile_s_lines_make_a_server_that_answers(tmp_path: Path) -> No
     if shutil.which("apt-cache") and any(Path("/var/lib/apt/lists").glob("*_Packages*")):
         subprocess.run(["apt-cache", "show", *names], check=True, stdout=subprocess.DEVNULL)
     sources = tmp_path / "regatta"
-    # What git ignores was made here; a copy of the sources need not have git.
-    ignored = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text().split()]
-    left_out = [*(name for name in ignored if "/" not in name), ".git", "lib"]
-    shutil.copytree(ROOT, sources, ignore=shutil.ignore_patterns(*left_out))
+    sources.mkdir()
+    for path in map(ROOT.joinpath, copied()):
+        if path.is_dir():
+            left_out = shutil.ignore_patterns("__pycache__", "lib")
+            shutil.copytree(path, sources / path.name, ignore=left_out)
+        else:
+            shutil.copy(path, sources)
     venv.create(tmp_path / "venv", with_pip=True)
     binaries = tmp_path / "venv" / "bin"
     clean = {"PATH": f"{binaries}:/usr/local/bin:/usr/bin:/bin", "HOME": str(tmp_path)}

@@ -20,7 +20,7 @@ PAGE = ROOT / "docs" / "serving.md"
 def test_the_page_begins_with_three_lines() -> None:
     install, serve, ask = blocks(PAGE)[0].body.splitlines()
     assert install == 'pip install -e ".[server]"'
-    assert serve.startswith("python -m predict.server ")
+    assert serve.startswith("regatta serve ")
     assert ask.startswith("curl http://127.0.0.1:8000/v1/completions ")
 
 
@@ -32,7 +32,7 @@ def test_its_first_lines_work() -> None:
             pytest.skip("something listens on the port that the page names")
     if shutil.which("curl") is None:
         pytest.skip("no curl here")
-    words = [sys.executable, *shlex.split(serve)[1:]]
+    words = [sys.executable, "-m", *shlex.split(serve)]
     process = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None

@@ -81,7 +81,7 @@ RUNS: dict[str, tuple[tuple[int, slice], ...]] = {
     **dict.fromkeys(("gpt2_small", "gpt_paddlenlp", "gpt_paddlenlp_fused"), ((144, slice(None)),)),
 }
 
-OPERATORS = {"reference": {}, "fused": {"inference_model": True}}
+OPERATORS = {"reference": {"inference_model": False}, "fused": {"inference_model": True}}
 # How the same requests may be cut into steps and blocks. Every row must give the same tokens.
 COMPOSITIONS: dict[str, dict[str, Any]] = {
     "one by one": {"batch_size": 1},
@@ -99,7 +99,8 @@ def golden(case: str) -> dict[str, Any]:
 
 
 def config(case: str | Path, **changes: Any) -> EngineConfig:
-    values = {"dtype": "float32", "max_length": MAX_LENGTH, "block_size": 32, **changes}
+    values: dict[str, Any] = {"dtype": "float32", "max_length": MAX_LENGTH, "block_size": 32}
+    values |= {"inference_model": False, **changes}
     return EngineConfig(model_name_or_path=str(GOLDEN / case), **values)
 
 

@@ -15,7 +15,7 @@ from predict.engine.gpu_runner import GpuRunner
 from predict.engine.request_state import Request
 from tests.support.paths import DEMO
 
-SETTINGS = {"device": "gpu", "inference_model": True, "attention": "append"}
+SETTINGS: dict[str, Any] = {"device": "gpu", "inference_model": True, "attention": "append"}
 
 
 def runner_of(llm: LLM) -> GpuRunner:

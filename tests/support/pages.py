@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from regatta.__main__ import COMMANDS as REGATTA
 from tests.support.paths import ROOT
 
 BLOCK = re.compile(
@@ -25,6 +26,7 @@ COMMANDS = {
     "quant/run_quantization.py": "quant.run_quantization",
     "quant/evaluate.py": "quant.evaluate",
     "predict.doctor": "predict.doctor",
+    "predict.server": "predict.server.__main__",
     "predict.bench.compare": "predict.bench.compare",
     "predict.bench.throughput": "predict.bench.throughput",
     "predict.bench.kernels": "predict.bench.kernels",
@@ -67,6 +69,11 @@ def commands(block: Block) -> list[list[str]]:
 
 def own_command(words: Sequence[str]) -> tuple[str, list[str]] | None:
     """The name in COMMANDS, or the script, and its arguments; None for other programs."""
+    if words[0] == "regatta":
+        count = 3 if words[1] == "bench" else 2
+        module = REGATTA[" ".join(words[1:count])].module
+        name = next((name for name, each in COMMANDS.items() if each == module), None)
+        return None if name is None else (name, list(words[count:]))
     if words[0] != "python":
         return None
     if words[1] == "-m":

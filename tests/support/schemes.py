@@ -38,7 +38,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def answer(directory: Path, **changes: Any) -> list[list[int]]:
     config = EngineConfig(
-        **{"dtype": "float32", **changes},
+        **{"dtype": "float32", "inference_model": False, **changes},
         model_name_or_path=str(directory),
         max_length=64,
         batch_size=2,
@@ -53,7 +53,8 @@ def logits_of(directory: Path, **changes: Any) -> npt.NDArray[np.float32]:
     from predict.engine.request_state import Request
     from predict.engine.scheduler import ScheduledSpan
 
-    llm = LLM(directory, **{"dtype": "float32", "max_length": 64, **changes})
+    settings = {"dtype": "float32", "max_length": 64, "inference_model": False, **changes}
+    llm = LLM(directory, **settings)
     request = Request(0, [5, 6, 7, 8, 20, 30], SamplingParams())
     inputs = span_inputs([ScheduledSpan(request, 6, 0, [0], True)], 64)
     logits: npt.NDArray[np.float32] = llm.engine.runner.execute(inputs).numpy()

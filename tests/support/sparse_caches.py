@@ -66,7 +66,8 @@ def write_network(folder: Path, name: str, **changes: Any) -> Path:
 
 
 def config(folder: Path, **changes: Any) -> EngineConfig:
-    values = {"max_length": 96, "batch_size": 3, "block_size": BLOCK_SIZE, **changes}
+    values: dict[str, Any] = {"max_length": 96, "batch_size": 3, "block_size": BLOCK_SIZE}
+    values |= {"inference_model": False, **changes}
     return EngineConfig(model_name_or_path=str(folder), **values)
 
 

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import re
+import select
+import struct
+import sys
+import termios
+
 import pytest
 
-from predict.system.progress import REFRESH_SECONDS, Progress, draft_summary
+from predict.system.progress import LINE_SECONDS, REFRESH_SECONDS, Progress, draft_summary
 
 
 def shown(bar: Progress, capsys: pytest.CaptureFixture[str]) -> str:
@@ -37,6 +45,40 @@ def test_several_answers_count_prompts(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_labelled_bar_says_which_run_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress(2, enabled=True, num_tokens=20, label="run 1 of 3") as bar:
         assert "run 1 of 3" in shown(bar, capsys)
+
+
+def test_without_a_terminal_a_line_comes_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = Progress(12, label="run 1 of 3")
+    bar.on_step(10, 50)
+    bar.on_finished()
+    assert not capsys.readouterr().err
+    bar._shown -= LINE_SECONDS
+    bar.on_finished()
+    bar.on_finished()
+    assert re.fullmatch(r"run 1 of 3: 2 of 12 prompts, [\d.]+ tokens/s\n", capsys.readouterr().err)
+    convert = Progress(3, unit="tensor")
+    convert._shown -= LINE_SECONDS
+    convert.on_finished()
+    assert capsys.readouterr().err == "1 of 3 tensors\n"
+    off = Progress(3, enabled=False)
+    off._shown -= LINE_SECONDS
+    off.on_finished()
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", [(0, 0), (24, 0), (0, 60), (24, 60)])
+def test_a_terminal_of_any_size_has_a_bar(
+    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+    with os.fdopen(writer, "w") as terminal, os.fdopen(reader, "rb", 0) as seen:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with Progress(4) as bar:
+            bar.on_finished()
+            bar._bar.refresh()
+            assert select.select([seen], [], [], 10)[0]
+            assert b"1/4" in seen.read(4096)
 
 
 def test_drafts_are_summed_up() -> None:

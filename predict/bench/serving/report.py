@@ -10,7 +10,8 @@ from itertools import pairwise
 
 from predict.bench.record import RecordRow, repeated_row
 from predict.bench.report import PARTS, distribution
-from predict.errors import UserError, hint, quoted
+from predict.errors import UserError, quoted
+from predict.names import hint
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
 # What predict.bench.compare holds against another file's, of each load: its unit by name.
