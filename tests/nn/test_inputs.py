@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from predict.engine.gpu_runner import FieldLayout, GraphShape
-from predict.nn.inputs import FIELDS, Field, empty_example, fields_with
+from predict.engine.runner.buffers import FieldLayout, GraphShape
+from predict.nn.inputs import FIELDS, Field, RowKind, empty_example, fields_with
 from tests.support.processes import run_python
 
 
@@ -68,5 +68,5 @@ def test_the_smallest_step_is_padding() -> None:
         "context_lens": [1],
         "block_tables": [[0, 0, 0]],
         "logit_indices": [0],
-        "max_lens": [1, 1, 1, 1],
+        "max_lens": [1, 1, 1, 0, RowKind.ALL],
     }

@@ -41,7 +41,7 @@ def main(folder: Path) -> dict[str, Any]:
     vars(decoder)["forward"], vars(batch)["span_inputs"] = reading, giving
     from export.export_model import export_model
     from predict import LLM, EngineConfig, SamplingParams
-    from predict.engine.gpu_runner import FieldLayout, GraphShape
+    from predict.engine.runner.buffers import FieldLayout, GraphShape
     from predict.loading.program_check import read_program
     from tests.support import tiny
 
