@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from predict.adapters.pool import ServedAdapter
 from predict.adapters.prefixes import NO_PREFIX, ServedPrefix
@@ -26,6 +27,7 @@ from predict.device.devices import Device
 from predict.engine.block_manager import num_blocks_for
 from predict.engine.draft_policy import Costs, DraftPolicy
 from predict.engine.drafts import DraftNetwork, Follower, Proposer, SpeculativeConfig
+from predict.engine.embedding import Pooling, check_pooling, embed
 from predict.engine.engine import Engine
 from predict.engine.kv_cache import allocate_caches, write_rows
 from predict.engine.request_state import Request
@@ -691,6 +693,23 @@ class LLM:
             except TokenizerError as error:
                 prompts.append(error)
         return self.generate(prompts, sampling_params)
+
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], pooling: Pooling = "last", normalize: bool = True
+    ) -> npt.NDArray[np.float32]:
+        """Vectors [prompts, hidden size] of texts or token ids: hidden states behind the last norm.
+
+        pooling: "last", the last token's, or "mean", over all tokens. normalize: to length 1. Runs
+        to its end, without sampling. Raises UserError for a prompt that cannot run, for a model
+        with a prefix (prefix_path), and for an exported program, which has no hidden states.
+        """
+        check_pooling(pooling)
+        if "" in self.prefixes:
+            raise UserError("embed takes no tuned prefix; load the model without prefix_path")
+        several = cast("Sequence[Prompt]", as_several(prompts))
+        token_ids = [self._token_ids(prompt) for prompt in several]
+        self.platform.make_current()
+        return embed(self.engine, token_ids, pooling, normalize)
 
     def stream(
         self,

@@ -18,12 +18,12 @@ from tests.support.processes import run_python
 
 @pytest.mark.slow
 def test_a_row_is_all_that_every_way_to_run_needs(tmp_path: Path) -> None:
-    found = json.loads(run_python("-m", "tests.support.added_fields", tmp_path).stdout)
-    names = [*(field.name for field in fields_with()), "marks", "more"]
+    found = json.loads(run_python("-m", "tests.support.added_fields", tmp_path, "cpu").stdout)
+    names = [*(field.name for field in fields_with()), "marks", "more", "shift"]
     assert found["inputs"][: len(names)] == names
     (same, static_same), (other, static_other) = found["marks 0"], found["marks 1"]
     assert same == static_same != other == static_other
-    assert found["graph"] == [[7, 5, 5], [8, 0, 0]]  # and the rows' padding
+    assert found["graph"] == [[7, 5, 5], [8, 0, 0], [0.5, 2, 2]]  # and the rows' padding
 
 
 @pytest.mark.parametrize("fields", [fields_with(), FIELDS])

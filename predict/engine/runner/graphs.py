@@ -125,8 +125,9 @@ class GraphCache:
         found = self._graphs.pop(shape, None)
         if found is None:
             self._make_room(num_bytes)
-            found = record()
+            found = self._graphs[shape] = record()
             self.num_recorded += 1
+            self._make_room(0)
         self._graphs[shape] = found
         return found
 
@@ -136,10 +137,8 @@ class GraphCache:
             self._graphs.pop(shape).reset()
 
     def _make_room(self, num_bytes: int) -> None:
-        left = self.num_bytes
-        while self._graphs and left + num_bytes > self.max_bytes:
+        """Frees graphs until there are `num_bytes`; the newest one stays for its own step."""
+        while len(self._graphs) > (num_bytes == 0) and self.num_bytes + num_bytes > self.max_bytes:
             shape = next(iter(self._graphs))
-            graph = self._graphs.pop(shape)
-            left -= graph.num_bytes
-            graph.reset()
+            self._graphs.pop(shape).reset()
             self._num_met[shape] = -OFTEN_MET  # what is met in turns is not recorded in turns
