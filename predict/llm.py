@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from predict.adapters.pool import ServedAdapter
 from predict.adapters.prefixes import NO_PREFIX, ServedPrefix
@@ -26,15 +27,16 @@ from predict.device.devices import Device
 from predict.engine.block_manager import num_blocks_for
 from predict.engine.draft_policy import Costs, DraftPolicy
 from predict.engine.drafts import DraftNetwork, Follower, Proposer, SpeculativeConfig
+from predict.engine.embedding import Pooling, check_pooling, embed
 from predict.engine.engine import Engine
 from predict.engine.kv_cache import allocate_caches, write_rows
 from predict.engine.request_state import Request
-from predict.engine.runner import (
-    CopyBlocks,
+from predict.engine.runner.host_chooser import HostChooser
+from predict.engine.runner.networks import (
     DynamicForward,
     Forward,
+    HostNetwork,
     HostRunner,
-    Runner,
     Within,
     block_copier,
     static_forward,
@@ -43,7 +45,7 @@ from predict.engine.sampler import Sampler
 from predict.engine.samples import FailedPrompt, Samples, StreamOutput
 from predict.engine.scheduler import ScheduledBatch, Scheduler, SchedulerConfig
 from predict.engine.stats import EngineStats
-from predict.engine.window import WindowVerifier
+from predict.engine.step import CopyBlocks, Runner
 from predict.errors import EngineError, TokenizerError, UserError, quoted
 from predict.loading.adapters import Base
 from predict.loading.cache_scales import head_scales
@@ -55,6 +57,7 @@ from predict.loading.layouts import with_stored_cache
 from predict.loading.manifest import Manifest
 from predict.loading.memory import (
     check_page_memory,
+    graph_rows,
     max_draft_rows,
     num_cache_blocks,
     num_gpu_cache_blocks,
@@ -260,7 +263,7 @@ class LLM:
             name: self._served_prefix(name, stored, scheduler, caches)
             for name, stored in stored_prefixes.items()
         }
-        sampler = Sampler(self.backend, config.model.seed, eos_token_ids, self._verifier())
+        sampler = Sampler(config.model.seed, eos_token_ids, self._window())
         proposer, policy = self._speculation(draft_runner, sampler, num_blocks)
         fields = self._fields()
         self.engine = Engine(scheduler, runner, sampler, eos_token_ids, proposer, policy, fields)
@@ -404,9 +407,10 @@ class LLM:
         """target: the target's runner, for a draft model."""
         fields = fields_with() if target is not None else self._fields()
         if self.device is None:
-            return HostRunner(forward, copy_blocks, self.platform.place, fields)
+            network = HostNetwork(forward, self.platform.place, fields)
+            return HostRunner(network, HostChooser(self.backend), copy_blocks)
         from predict.device.cuda import left_queued
-        from predict.engine.gpu_runner import GpuRunner
+        from predict.engine.runner.gpu import GpuRunner
 
         config = self.config
         if config.model.mode == "static" and target is None and self.device.is_plugin:
@@ -422,6 +426,7 @@ class LLM:
             config.scheduling.batch_size,
             config.cache.block_size,
             self.spec.vocab_size,
+            4 * self.spec.vocab_size * graph_rows(config.scheduling.batch_size),
             max_rows=config.scheduling.batch_size + num_drafts,
             max_drafts=0 if self.draft is None else num_drafts,
             shelf=target.shelf if isinstance(target, GpuRunner) else None,
@@ -441,7 +446,7 @@ class LLM:
         if draft_runner is not None:
             draft = DraftNetwork(
                 runner=draft_runner,
-                sampler=Sampler(self.backend, config.model.seed, sampler.eos_token_ids),
+                sampler=Sampler(config.model.seed, sampler.eos_token_ids),
                 block_size=config.cache.block_size,
                 num_blocks=num_blocks,
                 token_budget=config.token_budget,
@@ -461,7 +466,8 @@ class LLM:
         most = config.speculation.speculate_max_draft_token_num
         return proposer, DraftPolicy(most, rows, costs, proposer.looks_up)
 
-    def _verifier(self) -> WindowVerifier | None:
+    def _window(self) -> tuple[int, int] | None:
+        """Of window verification: the window, and its candidates."""
         config = self.config
         if not config.speculation.verifies_by_window:
             return None
@@ -472,7 +478,7 @@ class LLM:
             f"(window {window}, {max_candidate_len} candidates): their text is not distributed as "
             "without drafts; greedy requests stay exact"
         )
-        return WindowVerifier(window, max_candidate_len)
+        return window, max_candidate_len
 
     def _num_cache_blocks(self, num_pinned: int) -> int:
         draft = None if self.draft is None else self.draft.spec
@@ -692,6 +698,23 @@ class LLM:
             except TokenizerError as error:
                 prompts.append(error)
         return self.generate(prompts, sampling_params)
+
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], pooling: Pooling = "last", normalize: bool = True
+    ) -> npt.NDArray[np.float32]:
+        """Vectors [prompts, hidden size] of texts or token ids: hidden states behind the last norm.
+
+        pooling: "last", the last token's, or "mean", over all tokens. normalize: to length 1. Runs
+        to its end, without sampling. Raises UserError for a prompt that cannot run, for a model
+        with a prefix (prefix_path), and for an exported program, which has no hidden states.
+        """
+        check_pooling(pooling)
+        if "" in self.prefixes:
+            raise UserError("embed takes no tuned prefix; load the model without prefix_path")
+        several = cast("Sequence[Prompt]", as_several(prompts))
+        token_ids = [self._token_ids(prompt) for prompt in several]
+        self.platform.make_current()
+        return embed(self.engine, token_ids, pooling, normalize)
 
     def stream(
         self,

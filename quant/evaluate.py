@@ -385,7 +385,7 @@ class Model:
         """float32 logits [n - 1, vocab_size] of a window's tokens but the last, in one step."""
         import paddle
         from predict.nn.decoder import forward
-        from predict.nn.inputs import to_tensors
+        from predict.nn.inputs import RowKind, to_tensors
         from quant.layer import first_step
 
         inputs = first_step(window, self.config.cache.block_size)
@@ -394,8 +394,10 @@ class Model:
         assert self.llm.decoder is not None  # the mode is dynamic
         with paddle.no_grad():
             tensors = to_tensors(inputs, self.place)
-            found, _ = forward(self.llm.backend, self.llm.decoder, tensors, self.caches)
-        return found.numpy()[:-1]
+            decoder, kind = self.llm.decoder, RowKind.ALL
+            found, _ = forward(self.llm.backend, decoder, tensors, self.caches, rows=kind)
+        assert found.logits is not None
+        return found.logits.numpy()[:-1]
 
 
 def measure(model: Model, reference: Model, windows: Sequence[TokenArray], bar: Progress) -> Result:

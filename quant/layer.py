@@ -46,7 +46,7 @@ from predict.nn.decoder import (
     NormWeights,
 )
 from predict.nn.hf_config import ConfigReader
-from predict.nn.inputs import ForwardInputs, max_lens_of, to_tensors
+from predict.nn.inputs import RowKind, StepInputs, max_lens_of, to_tensors
 from predict.nn.spec import DecoderSpec, EmbeddingSpec
 from predict.nn.weights import BlockPlan, ExpertsPlan, LinearPlan, TablePlan, WeightPlan
 from predict.ops import composed
@@ -537,7 +537,7 @@ def _by_sequence(attend: Callable[[int, int], Tensor], lengths: Sequence[int]) -
 
 def _one_sequence(
     length: int, num_heads: int, sizes: Sequence[int], place: Any
-) -> tuple[tuple[Tensor, ...], ForwardInputs]:
+) -> tuple[tuple[Tensor, ...], StepInputs]:
     """An empty cache of rows of `sizes` values, and the step of one sequence from its begin."""
     import paddle
 
@@ -549,14 +549,14 @@ def _one_sequence(
     return cache, to_tensors(step, place)
 
 
-def first_step(token_ids: npt.NDArray[np.int32], block_size: int) -> ForwardInputs:
+def first_step(token_ids: npt.NDArray[np.int32], block_size: int) -> StepInputs:
     """All tokens of one sequence in one step, the logits of each, and the first blocks of a cache.
 
     token_ids: [n].
     """
     length = len(token_ids)
     positions = np.arange(length, dtype=np.int32)
-    return ForwardInputs(
+    return StepInputs(
         token_ids=token_ids,
         positions=positions,
         slot_mapping=positions,
@@ -564,5 +564,5 @@ def first_step(token_ids: npt.NDArray[np.int32], block_size: int) -> ForwardInpu
         context_lens=np.array([length], np.int32),
         block_tables=np.arange(-(-length // block_size), dtype=np.int32)[None],
         logit_indices=positions,
-        max_lens=max_lens_of([length], [length]),
+        max_lens=max_lens_of([length], [length], RowKind.ALL),
     )

@@ -48,14 +48,21 @@ def answers(llm: LLM, adapters: list[str | None], prompts: Any = None) -> list[R
 def logits_of(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> dict[int, list[Any]]:
     """By request, in order of arrival: the logits of each of its steps, as they are drawn from."""
     found: dict[int, list[Any]] = {}
-    sample = llm.engine.sampler.sample
+    chooser: Any = llm.engine.runner.chooser  # type: ignore[attr-defined]
+    sampler, drawn = llm.engine.sampler, list[Any]()
+    choices, tokens = sampler.choices, chooser.tokens
 
-    def recorded(logits: Any, rows: Any) -> Any:
-        for row, values in zip(rows, logits.numpy(), strict=False):
+    def noted(rows: Any, *given: Any) -> Any:
+        drawn[:] = rows
+        return choices(rows, *given)
+
+    def recorded(logits: Any, *given: Any) -> Any:
+        for row, values in zip(drawn, logits.numpy(), strict=False):
             found.setdefault(row.request.request_id, []).append(values.copy())
-        return sample(logits, rows)
+        return tokens(logits, *given)
 
-    monkeypatch.setattr(llm.engine.sampler, "sample", recorded)
+    monkeypatch.setattr(sampler, "choices", noted)
+    monkeypatch.setattr(chooser, "tokens", recorded)
     return found
 
 

@@ -15,7 +15,7 @@ import pytest
 from predict import LLM, AsyncLLM, EngineConfig, SamplingParams
 from predict.engine.samples import StreamOutput
 from predict.errors import UserError
-from predict.nn.inputs import ForwardInputs
+from predict.nn.inputs import StepInputs
 from tests.support.demo import demo_config
 from tests.support.texts import PROMPTS
 
@@ -239,14 +239,16 @@ def nan_for(token_id: int) -> Callable[[EngineConfig], LLM]:
         import paddle
 
         llm = LLM(settings)
-        execute = llm.engine.runner.execute
+        network: Any = llm.engine.runner.network  # type: ignore[attr-defined]
+        run = network.run
 
-        def run_step(inputs: ForwardInputs) -> Any:
-            logits = execute(inputs).numpy()
+        def run_step(inputs: StepInputs) -> Any:
+            outputs = run(inputs)
+            logits = outputs.logits.numpy()
             logits[inputs.token_ids[inputs.logit_indices] == token_id] = np.nan
-            return paddle.to_tensor(logits)
+            return outputs._replace(logits=paddle.to_tensor(logits))
 
-        llm.engine.runner.execute = run_step  # type: ignore[method-assign]
+        network.run = run_step
         return llm
 
     return make

@@ -98,13 +98,17 @@ enum StepField : uint8_t {
 // Behind them where requests have adapters: such networks have no other optional fields.
 constexpr int kAdapterIds = kNumStepFields, kAdapterPages = kNumStepFields + 1;
 
-constexpr int64_t kNumMaxLens = 4;
+constexpr int64_t kNumMaxLens = 5;
 
 // What max_lens says, which is on the CPU.
 inline cuda::AttentionLimits limits_of(const paddle::Tensor& max_lens) {
   const TensorView view = checked_view(max_lens, "max_lens", DType::kInt32, {kNumMaxLens});
   const auto* lens = static_cast<const int32_t*>(view.data);
-  return {lens[0], lens[1], lens[2], lens[3]};
+  const int32_t rows = lens[4];
+  if (rows < 0 || rows > 3) fail("max_lens[4] is " + std::to_string(rows) + " (allowed: 0 .. 3)");
+  // A step without logits brings the rows that cost least: the last ones.
+  return {lens[0], lens[1], lens[2], lens[3],
+          rows == 3 ? cuda::RowKind::kLast : cuda::RowKind(rows)};
 }
 
 inline void check_step(const Tensors& step) {

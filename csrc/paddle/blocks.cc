@@ -439,6 +439,16 @@ void check_rows(const std::vector<BlockParams>& params) {
        std::to_string(params.size()) + " (allowed: one, which is the first)");
 }
 
+#ifdef REGATTA_WITH_CUDA
+void check_kind(cuda::RowKind kind, int64_t num_rows, int64_t num_tokens, int64_t num_seqs) {
+  const bool last = kind == cuda::RowKind::kLast;
+  if (kind == cuda::RowKind::kListed || num_rows == (last ? num_seqs : num_tokens)) return;
+  fail("rows has " + std::to_string(num_rows) + " entries, which max_lens calls " +
+       (last ? "the last token of each of " + std::to_string(num_seqs) + " requests"
+             : "all of " + std::to_string(num_tokens) + " tokens"));
+}
+#endif
+
 Tensors blocks(const paddle::Tensor& hidden, const Tensors& weights, Tensors& caches,
                const Tensors& step, const MaybeTensor& tree_mask, const MaybeTensor& rows,
                const std::string& text, const std::vector<int>& order) {
@@ -510,6 +520,7 @@ Tensors blocks(const paddle::Tensor& hidden, const Tensors& weights, Tensors& ca
   if (!device.is_cpu()) {
     cuda::AttentionLimits limits;
     if (inputs.positions != nullptr) limits = limits_of(step[kMaxLens]);
+    if (rows) check_kind(limits.rows, num_rows, num_tokens, inputs.batch.num_seqs);
     const int64_t most_rows = std::max(num_tokens, limits.num_long_tokens);  // of a product
     const auto resources = [&](int64_t bytes) { return resources_of(device, most_rows, bytes); };
     throw_if_error(cuda::blocks(params, limits, resources, launch_on(device)));

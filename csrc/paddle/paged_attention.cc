@@ -1,5 +1,5 @@
 // regatta_paged_attention(q [T, Hq D], caches..., cu_seqlens_q [B + 1], context_lens [B],
-//     block_tables [B, M], max_lens [4], tree_mask? [T, words], slopes? [Hq] float32,
+//     block_tables [B, M], max_lens [5], tree_mask? [T, words], slopes? [Hq] float32,
 //     prefix_lens? [B], sinks? [Hq] float32)
 //     {num_heads, softmax_scale, window, softcap, kv_format} -> out [T, Hq D]
 // caches: of one layer, see regatta/kv_format.h.

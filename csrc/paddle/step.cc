@@ -3,21 +3,19 @@
 // regatta_resolve_tokens(token_ids [T], last_tokens [R]) -> token_ids, in place: a negative id
 //     -1 - r becomes last_tokens[r]
 // regatta_follow_drafts(token_ids [T], positions [T], slot_mapping [T], context_lens [B],
-//     choices [10, P], cu_seqlens_q [B + 1], block_tables [B, M], plan [B, W], tokens [R])
-//     {block_size} -> the first five, in place (see regatta/follow_drafts.h). choices: as below
-// regatta_sample_step(logits [L, V] float32, choices [10, P] int32, last_tokens [R])
+//     choices, cu_seqlens_q [B + 1], block_tables [B, M], plan [B, W], tokens [R])
+//     {block_size} -> the first five, in place (see regatta/follow_drafts.h)
+// regatta_sample_step(logits [L, V] float32, choices, last_tokens [R])
 //     -> last_tokens, in place: its first L entries are the new tokens, -1 for a row that cannot be
-//     drawn from. Rows of `choices`, one column per logit row, the rest unused: temperature,
-//     top_k, top_p, min_p (floats by their bits), then the seeds (int64 in two rows' space), then
-//     the offsets (int64, likewise), then typical_p; the tenth is regatta_verify_window's
-// regatta_adjust_logits(logits [L, V] float32, penalties [8, P] int32, token_ids [T],
-//     logit_indices [L], history [S, M] int32, rules [S, W] int32)
-//     -> logits and history, in place. Rows of `penalties`: repetition, presence, frequency (floats
-//     by their bits), slot, tokens, prompt tokens, new tokens, no_repeat_ngram_size
-//     (see regatta/adjust_logits.h)
+//     drawn from
+// regatta_adjust_logits(logits [L, V] float32, penalties, token_ids [T], logit_indices [L],
+//     history [S, M] int32, rules [S, W] int32)
+//     -> logits and history, in place (see regatta/adjust_logits.h)
+//
+// choices, penalties: tables of columns.h.
 //
 // GPUs only: on a CPU nothing runs ahead, and regatta_sample says the same.
-#include "choices.h"
+#include "columns.h"
 #include "cuda_resources.h"
 #include "regatta/adjust_logits.h"
 #include "regatta/follow_drafts.h"
@@ -62,7 +60,7 @@ Tensors follow_drafts(paddle::Tensor& token_ids, paddle::Tensor& positions,
   params.positions = data_of<int32_t>(positions, "positions", {num_tokens}, device.place);
   params.slot_mapping = data_of<int32_t>(slot_mapping, "slot_mapping", {num_tokens}, device.place);
   params.context_lens = data_of<int32_t>(context_lens, "context_lens", {-1}, device.place);
-  params.offsets = drawing.offsets;
+  params.offsets = drawing.offset;
   params.cu_seqlens_q =
       data_of<int32_t>(cu_seqlens_q, "cu_seqlens_q", {params.num_seqs + 1}, device.place);
   params.block_tables = static_cast<const int32_t*>(tables.data);
@@ -92,8 +90,8 @@ Tensors sample_step(const paddle::Tensor& logits, const paddle::Tensor& choices,
   params.top_k = drawing.top_k;
   params.top_p = drawing.top_p;
   params.min_p = drawing.min_p;
-  params.seeds = drawing.seeds;
-  params.offsets = drawing.offsets;
+  params.seeds = drawing.seed;
+  params.offsets = drawing.offset;
   params.typical_p = drawing.typical_p;
   params.token_ids = data_of<int32_t>(last_tokens, "last_tokens", {-1}, device.place);
   params.num_rows = num_rows;
@@ -108,25 +106,24 @@ Tensors adjust_logits(paddle::Tensor& logits, const paddle::Tensor& penalties,
   const Device device = gpu_of(logits, "logits");
   const phi::Place& place = device.place;
   const TensorView x = checked_view(logits, "logits", DType::kFloat32, {-1, -1}, place);
-  const TensorView columns = checked_view(penalties, "penalties", DType::kInt32, {8, -1}, place);
+  const Penalties changing = penalties_of(penalties, place);
   const TensorView past = checked_view(history, "history", DType::kInt32, {-1, -1}, place);
   const TensorView table = checked_view(rules, "rules", DType::kInt32, {past.shape[0], -1}, place);
-  const int64_t num_rows = x.shape[0], stride = columns.shape[1];
+  const int64_t num_rows = x.shape[0], stride = changing.num_columns;
   if (stride < num_rows) {
     fail("penalties has " + std::to_string(stride) + " columns for " + std::to_string(num_rows) +
          " rows of logits (allowed: at least as many)");
   }
-  const auto* base = static_cast<const int32_t*>(columns.data);
   AdjustLogitsParams params;
   params.logits = static_cast<float*>(const_cast<void*>(x.data));
-  params.repetition = reinterpret_cast<const float*>(base);
-  params.presence = reinterpret_cast<const float*>(base + stride);
-  params.frequency = reinterpret_cast<const float*>(base + 2 * stride);
-  params.slot = base + 3 * stride;
-  params.length = base + 4 * stride;
-  params.num_prompt = base + 5 * stride;
-  params.num_new = base + 6 * stride;
-  params.no_repeat_ngram_size = base + 7 * stride;
+  params.repetition = changing.repetition;
+  params.presence = changing.presence;
+  params.frequency = changing.frequency;
+  params.slot = changing.slot;
+  params.length = changing.length;
+  params.num_prompt = changing.num_prompt;
+  params.num_new = changing.num_new;
+  params.no_repeat_ngram_size = changing.no_repeat_ngram_size;
   params.token_ids = data_of<int32_t>(token_ids, "token_ids", {-1}, device.place);
   params.logit_indices = data_of<int32_t>(logit_indices, "logit_indices", {num_rows}, device.place);
   params.history = static_cast<int32_t*>(const_cast<void*>(past.data));

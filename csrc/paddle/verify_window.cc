@@ -1,13 +1,12 @@
-// regatta_verify_window(logits [L, V] float32, choices [10, P] int32, token_ids [T] int32,
+// regatta_verify_window(logits [L, V] float32, choices, token_ids [T] int32,
 //     logit_indices [L] int32, last_tokens [R] int32) {window, max_candidate_len}
 //     -> last_tokens, in place: the first L are what regatta_sample_step drew, and become the
-//     drafts that stand (see regatta/verify_window.h). Row 9 of `choices` holds the drafts from
-//     each row of logits on, the rows before are those of regatta_sample_step. token_ids: resolved.
+//     drafts that stand (see regatta/verify_window.h). choices: of columns.h. token_ids: resolved.
 //
 // GPUs only: on a CPU predict/engine/window.py does the same.
 #include "regatta/verify_window.h"
 
-#include "choices.h"
+#include "columns.h"
 #include "cuda_resources.h"
 
 namespace regatta::binding {

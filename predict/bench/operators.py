@@ -14,7 +14,7 @@ import numpy as np
 
 from predict.nn.blocks import FUNCTIONS, Activation, AttentionBlock, MlpBlock, Norm, key_value_rows
 from predict.nn.cache_formats import CacheTensor, KvFormat, kv_format_of
-from predict.nn.inputs import ForwardInputs, max_lens_of
+from predict.nn.inputs import StepInputs, max_lens_of
 from predict.ops.records import text_of
 
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes per value
@@ -209,7 +209,7 @@ class Batch:
     num_seqs: int
     context_len: int
     blocks_per_seq: int
-    inputs: ForwardInputs  # token ids and logit rows, which blocks do not read, are positions
+    inputs: StepInputs  # token ids and logit rows, which blocks do not read, are positions
 
     @classmethod
     def of(cls, sizes: Sizes) -> Batch:
@@ -223,7 +223,7 @@ class Batch:
         columns = np.arange(context - span, context)
         slots = tables[:, columns // BLOCK_SIZE] * BLOCK_SIZE + columns % BLOCK_SIZE
         positions = _int32(np.tile(columns, num_seqs))
-        inputs = ForwardInputs(
+        inputs = StepInputs(
             token_ids=positions,
             positions=positions,
             slot_mapping=_int32(slots.reshape(-1)),

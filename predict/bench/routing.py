@@ -7,7 +7,7 @@ expert block gets there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -19,12 +19,12 @@ import numpy.typing as npt
 
 from predict.config.engine import EngineConfig
 from predict.device.place import place_tensor, put_row, to_float32
-from predict.engine.runner import DynamicForward, Within
+from predict.engine.runner.networks import DynamicForward, Within
 from predict.errors import UserError
 from predict.nn import decoder as network
 from predict.nn.blocks import ExpertBlock, Router
-from predict.nn.decoder import Experts, Linear, NormWeights
-from predict.nn.inputs import ForwardInputs
+from predict.nn.decoder import Experts, Linear, NormWeights, StepOutputs
+from predict.nn.inputs import StepInputs
 from predict.ops import composed
 
 if TYPE_CHECKING:
@@ -208,25 +208,27 @@ def chosen_by(hidden: Tensor, weights: Experts) -> npt.NDArray[np.int32]:
 def counted(llm: LLM) -> Iterator[ChosenExperts]:
     """The engine running block by block, without graphs, and counting."""
     runner: Any = llm.engine.runner
-    forward, chosen = runner.forward, ChosenExperts()
+    forward, chosen = runner.network.forward, ChosenExperts()
     inner = forward.forward if isinstance(forward, Within) else forward
     assert isinstance(inner, DynamicForward)  # counts_experts
     operators: Any = BlockByBlock(inner.backend, chosen)
 
-    def run(inputs: ForwardInputs) -> Tensor:
+    def run(inputs: StepInputs, rows: int, taps: Sequence[str] = ()) -> StepOutputs:
         operators.step = "decode" if int(inputs.max_lens[0]) == 1 else "prompt"
-        return network.forward(operators, inner.decoder, inputs, inner.caches)[0]
+        args = (operators, inner.decoder, inputs, inner.caches, None, None, rows, taps)
+        return network.forward(*args)[0]
 
-    pool = getattr(runner, "pool", None)
-    runner.forward = run
-    if pool is not None:
-        runner.pool = None
+    graphs = getattr(runner, "graphs", None)
+    pool = None if graphs is None else graphs.pool
+    runner.network.forward = run
+    if graphs is not None:
+        graphs.pool = None
     try:
         yield chosen
     finally:
-        runner.forward = forward
-        if pool is not None:
-            runner.pool = pool
+        runner.network.forward = forward
+        if graphs is not None:
+            graphs.pool = pool
 
 
 def counts_experts(llm: LLM) -> bool:

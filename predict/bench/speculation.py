@@ -16,27 +16,28 @@ from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from predict.engine.drafts import FAILED, Verified, accepted_tokens
 from predict.engine.request_state import Request
-from predict.engine.runner import NO_TARGETS, Logprobs, PromptTargets
+from predict.engine.sampler import Sampler
+from predict.engine.step import NO_TARGETS, Choices, Logprobs, PromptTargets
 from predict.request import SamplingParams
 from predict.speculative.draft_model import DraftModelProposer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paddle import Tensor
     from predict.engine.beams import Candidates
     from predict.engine.choices import Row
     from predict.engine.drafts import Drafts, ProposeBehind, Proposer
-    from predict.engine.runner import Runner, Tokens
-    from predict.engine.sampler import Sampler
+    from predict.engine.step import Runner, StepTokens
     from predict.llm import LLM
-    from predict.nn.inputs import ForwardInputs
+    from predict.nn.decoder import StepOutputs
+    from predict.nn.inputs import StepInputs
 
 MOST_WARM_UPS = 4  # runs with and without drafts
 Scripts = Mapping[tuple[int, ...], list[int]]  # by prompt, the output
@@ -46,7 +47,7 @@ StandIns = Mapping[int, int]  # by placeholder of a draft model's, the draft tha
 class ScriptedTokens:
     """The tokens of a script, in the place of those that a step chose."""
 
-    def __init__(self, tokens: Tokens, script: list[int], stand_ins: StandIns):
+    def __init__(self, tokens: StepTokens, script: list[int], stand_ins: StandIns):
         self._tokens = tokens
         self._script = script
         self._stand_ins = dict(stand_ins)
@@ -69,29 +70,25 @@ class ScriptedTokens:
         return Logprobs()
 
 
-class ScriptedRunner:
-    """A runner whose tokens follow a script. See predict.engine.runner.Runner."""
+class ScriptedChoices(Choices):
+    """Choices, and what the script has in their place."""
 
-    def __init__(self, runner: Runner, scripts: Scripts, stand_ins: StandIns):
-        self._runner = runner
+    script: list[int]
+
+
+class ScriptedSampler(Sampler):
+    """A sampler that looks up the script besides."""
+
+    def __init__(self, sampler: Sampler, scripts: Scripts, stand_ins: StandIns):
+        super().__init__(sampler.seed, sampler.eos_token_ids)
         self._scripts = scripts
         self._stand_ins = stand_ins
-        self.num_ahead = runner.num_ahead
-        self.copy_blocks = runner.copy_blocks
 
-    @property
-    def num_recorded(self) -> int:
-        return self._runner.num_recorded
-
-    def launch(
-        self,
-        inputs: ForwardInputs,
-        rows: Sequence[Row],
-        sampler: Sampler,
-        prompt: PromptTargets = NO_TARGETS,
-    ) -> ScriptedTokens:
-        tokens = self._runner.launch(inputs, rows, sampler)
-        return ScriptedTokens(tokens, [self._choice(row) for row in rows], self._stand_ins)
+    def choices(self, rows: Sequence[Row], prompt: PromptTargets = NO_TARGETS) -> Choices:
+        """The choices of a step's rows, with the script's."""
+        choices = ScriptedChoices(*super().choices(rows, prompt))
+        choices.script = [self._choice(row) for row in rows]
+        return choices
 
     def _choice(self, row: Row) -> int:
         """The script's token; after a wrong draft, any other token."""
@@ -101,8 +98,27 @@ class ScriptedRunner:
         right = drafts == script[place - len(drafts) : place]
         return script[place] if right else script[place] ^ 1
 
-    def execute(self, inputs: ForwardInputs) -> Tensor:
-        return self._runner.execute(inputs)
+
+class ScriptedRunner:
+    """A runner whose tokens follow a script. See predict.engine.step.Runner."""
+
+    def __init__(self, runner: Runner, stand_ins: StandIns):
+        self._runner = runner
+        self._stand_ins = stand_ins
+        self.num_ahead = runner.num_ahead
+        self.copy_blocks = runner.copy_blocks
+
+    @property
+    def num_recorded(self) -> int:
+        return self._runner.num_recorded
+
+    def launch(self, inputs: StepInputs, choices: Choices) -> ScriptedTokens:
+        assert isinstance(choices, ScriptedChoices)
+        tokens = self._runner.launch(inputs, choices)
+        return ScriptedTokens(tokens, choices.script, self._stand_ins)
+
+    def run(self, inputs: StepInputs, taps: Sequence[str] = ()) -> StepOutputs:
+        return self._runner.run(inputs, taps)
 
 
 class AgreeingProposer:
@@ -175,15 +191,23 @@ class Counts(NamedTuple):
 
 
 @contextmanager
-def replaced(llm: LLM, runner: Runner, proposer: Proposer | None) -> Iterator[None]:
-    """The engine with another runner and proposer."""
+def replaced(
+    llm: LLM,
+    proposer: Proposer | None,
+    scripts: Scripts | None = None,
+    stand_ins: StandIns = MappingProxyType({}),
+) -> Iterator[None]:
+    """The engine with another proposer, and with tokens that follow scripts."""
     engine = llm.engine
-    before = engine.runner, engine.proposer
-    engine.runner, engine.proposer = runner, proposer
+    before = engine.runner, engine.sampler, engine.proposer
+    if scripts is not None:
+        engine.sampler = ScriptedSampler(engine.sampler, scripts, stand_ins)
+        engine.runner = ScriptedRunner(engine.runner, stand_ins)
+    engine.proposer = proposer
     try:
         yield
     finally:
-        engine.runner, engine.proposer = before
+        engine.runner, engine.sampler, engine.proposer = before
 
 
 def counted(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> Counts:
@@ -235,12 +259,11 @@ def measure_drafts(
         if text == "copy" and isinstance(proposer, DraftModelProposer):
             agreeing = AgreeingProposer(proposer, scripts, agreement, seed)
             proposer, stand_ins = agreeing, agreeing.stand_ins
-        runner = ScriptedRunner(engine.runner, scripts, stand_ins)
-        with replaced(llm, runner, None):  # both turns find the prompts in the prefix cache
+        with replaced(llm, None, scripts):  # both turns find the prompts in the prefix cache
             counted(llm, batch, replace(params, max_new_tokens=1))
         taken: dict[bool, Counts] = {}
         for drafts in (False, True) if seed % 2 else (True, False):
-            with replaced(llm, runner, proposer if drafts else None):
+            with replaced(llm, proposer if drafts else None, scripts, stand_ins):
                 taken[drafts] = counted(llm, batch, params)
         return taken
 

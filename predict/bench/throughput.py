@@ -409,7 +409,7 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
     cost = replace(Cost.of(llm.spec, config.model.dtype, config.kv_format), weight_bytes=stored)
     suites: dict[str, Suite] = {}
     with frozen_objects():
-        with replaced(llm, llm.engine.runner, None):
+        with replaced(llm, None):
             rows = measure_cases(llm, config, plan, cost)
         if llm.engine.proposer is not None:
             case = plan.cases[0]

@@ -10,7 +10,7 @@ import numpy as np
 from predict.adapters.pool import AdapterPool
 from predict.engine.scheduler import ScheduledSpan
 from predict.nn.blocks import ADAPTED
-from predict.nn.inputs import ForwardInputs, max_lens_of
+from predict.nn.inputs import RowKind, StepInputs, max_lens_of
 from predict.nn.places import Placing
 
 FEW_TOKENS = 32  # for which lists are made faster than arrays
@@ -46,17 +46,13 @@ class Span(Protocol):
     def num_prompt_logits(self) -> int: ...
 
 
-def placed(
-    inputs: ForwardInputs, spans: Sequence[ScheduledSpan], placing: Placing
-) -> ForwardInputs:
+def placed(inputs: StepInputs, spans: Sequence[ScheduledSpan], placing: Placing) -> StepInputs:
     """The inputs with the fields that depend on the places of the requests' tokens."""
     places = [span.request.places or placing.of(span.request.prompt_token_ids) for span in spans]
     return placing.placed(inputs, places)
 
 
-def adapted(
-    inputs: ForwardInputs, spans: Sequence[ScheduledSpan], pool: AdapterPool
-) -> ForwardInputs:
+def adapted(inputs: StepInputs, spans: Sequence[ScheduledSpan], pool: AdapterPool) -> StepInputs:
     """The inputs with their requests' adapters and the pages of these.
 
     Requests with the same adapter have the same row of `adapter_pages`: the GPU multiplies rows of
@@ -72,7 +68,7 @@ def adapted(
     return inputs._replace(adapter_ids=ids, adapter_pages=pages)
 
 
-def span_inputs(spans: Sequence[Span], block_size: int) -> ForwardInputs:
+def span_inputs(spans: Sequence[Span], block_size: int) -> StepInputs:
     """A step's inputs as NumPy int32 arrays (see `predict.nn.inputs.FIELDS`).
 
     Logit rows in span order: the last num_logits tokens of each span. Behind them, in span order
@@ -111,12 +107,11 @@ def span_inputs(spans: Sequence[Span], block_size: int) -> ForwardInputs:
             for start, span in zip(cu_seqlens, spans, strict=False)
         ]
         logit_indices = np.concatenate([logit_indices, *rows])
-    # Most often they are the last row of each span, which needs no check.
-    is_unusual = wants_prompts or (num_logits != 1).any()
-    if is_unusual and len(logit_indices) in (0, num_tokens, len(spans)):
-        lasts = (cu_seqlens[1:] - 1).tolist()
-        logit_indices = np.array(_unambiguous(logit_indices.tolist(), num_tokens, lasts), np.intp)
-    return ForwardInputs(
+    one_each = bool((num_logits == 1).all())
+    kind = _row_kind(len(logit_indices), num_tokens, one_each, wants_prompts)
+    if kind == RowKind.NONE:
+        logit_indices = cu_seqlens[1:] - np.intp(1)
+    return StepInputs(
         token_ids=np.array(token_ids, np.int32),
         positions=positions,
         slot_mapping=tables[row_of, blocks] * block_size + offsets,
@@ -124,26 +119,20 @@ def span_inputs(spans: Sequence[Span], block_size: int) -> ForwardInputs:
         context_lens=context_lens,
         block_tables=tables,
         logit_indices=logit_indices,
-        max_lens=max_lens_of(lengths.tolist(), context_lens.tolist()),
+        max_lens=max_lens_of(lengths.tolist(), context_lens.tolist(), kind),
     )
 
 
-def _unambiguous(rows: list[int], num_tokens: int, lasts: list[int]) -> list[int]:
-    """Logit rows whose count is unambiguous, with one or two unused rows behind where needed.
-
-    The network takes as many rows as tokens for all tokens in order, and as many rows as spans for
-    the last token of each. It needs at least one row; the last rows cost it least.
-    """
-    if not rows:
-        return lasts
-    while (len(rows) == num_tokens and rows != [*range(num_tokens)]) or (
-        len(rows) == len(lasts) < num_tokens and rows != lasts
-    ):
-        rows = [*rows, rows[-1]]
-    return rows
+def _row_kind(num_rows: int, num_tokens: int, one_each: bool, of_prompts: bool) -> RowKind:
+    """one_each: every span has one row, its last token's. of_prompts: there are rows behind."""
+    if of_prompts:
+        return RowKind.LISTED
+    if num_rows in (0, num_tokens):
+        return RowKind.ALL if num_rows else RowKind.NONE
+    return RowKind.LAST if one_each else RowKind.LISTED
 
 
-def _inputs_of_one(span: Span, block_size: int) -> ForwardInputs:
+def _inputs_of_one(span: Span, block_size: int) -> StepInputs:
     """`span_inputs` of one long span (a prompt that runs alone), faster, since a GPU waits."""
     length = span.num_tokens
     start = span.num_prefix_tokens + span.start  # in the cache
@@ -151,7 +140,8 @@ def _inputs_of_one(span: Span, block_size: int) -> ForwardInputs:
     blocks = np.array(span.block_ids[: -(-end // block_size)], np.int32)
     slots = blocks[start // block_size :, None] * block_size + np.arange(block_size, dtype=np.int32)
     skipped = start % block_size
-    return ForwardInputs(
+    kind = _row_kind(span.num_logits, length, span.num_logits == 1, of_prompts=False)
+    return StepInputs(
         token_ids=np.array(span.token_ids, np.int32),
         positions=np.arange(span.start, span.start + length, dtype=np.int32),
         slot_mapping=slots.reshape(-1)[skipped : skipped + length],
@@ -159,16 +149,16 @@ def _inputs_of_one(span: Span, block_size: int) -> ForwardInputs:
         context_lens=np.array((end,), np.int32),
         block_tables=blocks[None],
         logit_indices=np.arange(length - max(1, span.num_logits), length),
-        max_lens=max_lens_of((length,), (end,)),
+        max_lens=max_lens_of((length,), (end,), kind),
     )
 
 
-def _inputs_of_few(spans: Sequence[Span], block_size: int) -> ForwardInputs:
+def _inputs_of_few(spans: Sequence[Span], block_size: int) -> StepInputs:
     """`span_inputs` of few tokens, in a tenth of the time, since a GPU waits for it."""
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
-    borders, context_lens = [0], []
+    borders, context_lens, one_each = [0], [], True
     logit_rows: list[int] = []
     prompt_rows: list[int] = []
     tables: list[Sequence[int]] = []
@@ -183,20 +173,23 @@ def _inputs_of_few(spans: Sequence[Span], block_size: int) -> ForwardInputs:
             slots.append(blocks[place // block_size] * block_size + place % block_size)
         borders.append(first + length)
         context_lens.append(end)
-        logit_rows += range(first + length - span.num_logits, first + length)
+        num_logits = span.num_logits
+        one_each &= num_logits == 1
+        logit_rows += range(first + length - num_logits, first + length)
         prompt_rows += range(first, first + span.num_prompt_logits)
         tables.append(blocks[: -(-end // block_size)])
         lengths.append(length)
     width = max(map(len, tables))
     if len(tables) > 1:
         tables = [[*table, *[-1] * (width - len(table))] for table in tables]
-    logit_rows += prompt_rows
-    if len(logit_rows) in (0, len(token_ids), len(spans)):
-        logit_rows = _unambiguous(logit_rows, len(token_ids), [end - 1 for end in borders[1:]])
-    return ForwardInputs(
+    kind = _row_kind(len(logit_rows), len(token_ids), one_each, bool(prompt_rows))
+    logit_rows = (
+        [end - 1 for end in borders[1:]] if kind == RowKind.NONE else logit_rows + prompt_rows
+    )
+    return StepInputs(
         *(np.array(token_ids, np.int32), np.array(positions, np.int32), np.array(slots, np.int32)),
         *(np.array(borders, np.int32), np.array(context_lens, np.int32)),
         np.array(tables, np.int32),
         np.array(logit_rows, np.int32),
-        max_lens_of(lengths, context_lens),
+        max_lens_of(lengths, context_lens, kind),
     )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from predict.engine.request_state import Request
 
@@ -25,7 +23,7 @@ class Row(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """How one row of logits becomes a token, in the order of the sampling operator's inputs."""
+    """How one row of logits becomes a token: names of CHOICES, in the order of `ops.sample`."""
 
     temperature: float  # 0: the largest logit
     top_k: int  # 0: all
@@ -34,12 +32,6 @@ class Choice(NamedTuple):
     offset: int
     min_p: float = 0.0
     typical_p: float = 1.0
-
-
-COLUMN_DTYPES: tuple[Any, ...] = (
-    *(np.float32, np.int32, np.float32, np.int64, np.int64),
-    *(np.float32, np.float32),  # min_p and typical_p, left out where nobody has them
-)
 
 
 GREEDY = Choice(0.0, 1, 1.0, 0, 0)

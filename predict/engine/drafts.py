@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 from predict.engine.request_state import Request
 
 if TYPE_CHECKING:
-    from predict.engine.choices import Row
-    from predict.engine.runner import Runner, Tokens
     from predict.engine.sampler import Sampler
-    from predict.nn.inputs import ForwardInputs
+    from predict.engine.step import Choices, Followed, Runner, StepTokens
+    from predict.nn.inputs import StepInputs
 
 
 # A span of 16 rows with a group of 4 query heads fills one tile of the attention kernels.
@@ -37,16 +36,11 @@ class Follower(Protocol):
     """A draft model's runner that continues a target's step before the host has its result."""
 
     def launch_behind(
-        self,
-        inputs: ForwardInputs,
-        rows: Sequence[Row],
-        sampler: Sampler,
-        verified: Sequence[Verified],
-        num_chosen: int,
-    ) -> Tokens:
-        """Queues a step behind the target's; inputs and rows assume that all drafts are accepted.
+        self, inputs: StepInputs, choices: Choices, followed: Sequence[Followed], num_chosen: int
+    ) -> StepTokens:
+        """Queues a step behind the target's, as if all drafts that it follows were accepted.
 
-        verified: one per request of the step. num_chosen: 0, or 2 tokens per request, which the
+        followed: one per request of the step. num_chosen: 0, or 2 tokens per request, which the
         device replaces by the target's last two choices (or the last known token and the choice).
         """
 
@@ -108,7 +102,7 @@ class Proposer(Protocol):
 
         Unless the proposer looks up, all tokens are known, and all but the last are in the cache.
         A draft below FAILED is a placeholder for a token on the device, known to the host after
-        the step that verifies it (see predict.engine.runner.Tokens.known).
+        the step that verifies it (see predict.engine.step.StepTokens.known).
         """
 
     def observe(self, request: Request, drafts: Sequence[int], chosen: Sequence[int]) -> None:

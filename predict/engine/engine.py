@@ -24,11 +24,18 @@ from predict.engine.drafts import (
 )
 from predict.engine.failures import RequestError, apart, explained
 from predict.engine.request_state import Request, RequestStatus, num_wanted
-from predict.engine.runner import NO_TARGETS, KnownTokens, Logprobs, PromptTargets, Runner, Tokens
 from predict.engine.sampler import Sampler
 from predict.engine.scheduler import ScheduledBatch, ScheduledSpan, Scheduler
+from predict.engine.step import (
+    NO_TARGETS,
+    KnownTokens,
+    Logprobs,
+    PromptTargets,
+    Runner,
+    StepTokens,
+)
 from predict.errors import EngineError
-from predict.nn.inputs import Field, empty_example, fields_with
+from predict.nn.inputs import Field, StepInputs, empty_example, fields_with
 from predict.request import SamplingParams
 from predict.text.guides import contradiction
 
@@ -43,7 +50,7 @@ class StepPart(NamedTuple):
     """Spans that run together, and their tokens to wait for."""
 
     spans: Sequence[ScheduledSpan]
-    tokens: Tokens
+    tokens: StepTokens
 
 
 class Step(NamedTuple):
@@ -68,7 +75,7 @@ class DraftStats:
 
 
 class Engine:
-    """Runs requests to their end. The scheduler decides, the runner executes, the sampler chooses.
+    """Runs requests to their end. The scheduler decides, the runner executes what the sampler asks.
 
     Where the runner allows it (`num_ahead`), the next step is scheduled and queued before the last
     one's tokens are known: they go from step to step on the device, and the host's work runs in
@@ -211,7 +218,7 @@ class Engine:
         probe = Request(PROBE_ID, [0], SamplingParams(temperature=0.0))
         inputs = empty_example(fields=self.fields)
         try:
-            self.runner.launch(inputs, [Row(probe)], self.sampler).take()
+            self.runner.launch(inputs, self.sampler.choices([Row(probe)])).take()
         except Exception as broken:
             raise EngineError(
                 f"the engine cannot go on: {explained(request, error)}; and so does a step of one "
@@ -351,14 +358,19 @@ class Engine:
             self._behind = self._propose_behind(batch, self.proposer.propose_behind)
         return True
 
-    def _run(self, spans: Sequence[ScheduledSpan]) -> StepPart:
-        """Launches some of a step's spans."""
+    def inputs(self, spans: Sequence[ScheduledSpan]) -> StepInputs:
+        """The network's inputs of a step of these spans."""
         config = self.scheduler.config
         inputs = span_inputs(spans, config.block_size)
         if config.placing is not None:
             inputs = placed(inputs, spans, config.placing)
         if config.adapters is not None:
             inputs = adapted(inputs, spans, config.adapters)
+        return inputs
+
+    def _run(self, spans: Sequence[ScheduledSpan]) -> StepPart:
+        """Launches some of a step's spans."""
+        inputs = self.inputs(spans)
         rows = [
             Row(span.request, span.draft_token_ids[:index])
             for span in spans
@@ -369,7 +381,7 @@ class Engine:
         if targets:
             num_top = num_wanted([span.request for span in spans], of_prompts=True)
             prompt = PromptTargets(targets, num_top or 0)
-        return StepPart(spans, self.runner.launch(inputs, rows, self.sampler, prompt))
+        return StepPart(spans, self.runner.launch(inputs, self.sampler.choices(rows, prompt)))
 
     def _run_apart(self, batch: ScheduledBatch) -> Step:
         """Runs a failed step again without drafts, split into parts so that failing requests end.
@@ -504,7 +516,7 @@ class Engine:
         return sampled
 
     def _accepted(
-        self, span: ScheduledSpan, tokens: Tokens, chosen: Sequence[int]
+        self, span: ScheduledSpan, tokens: StepTokens, chosen: Sequence[int]
     ) -> Sequence[int]:
         """The accepted drafts of a span, and one more token."""
         request, drafts = span.request, span.draft_token_ids

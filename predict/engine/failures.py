@@ -20,13 +20,13 @@ _WORK = {
     "text.stop_strings text.markup text.reasoning engine.samples",
     "guide": "text.guides",
     "schedule": "engine.batch engine.block_manager engine.scheduler engine.stopping",
-    "beams": "engine.beams engine.gpu_beams",
-    "forward": "engine.gpu_runner engine.runner",
-    "sample": "engine.sampler engine.gpu_runner:_choose engine.gpu_runner:_write_wanted "
-    "engine.gpu_runner:write_choices",
-    "logprobs": "engine.logprobs engine.gpu_runner:_measure engine.engine:_record_logprobs",
-    "adjust": "engine.logits_processors engine.token_history engine.sampler:_adjusted "
-    "engine.sampler:_adjustment",
+    "beams": "engine.beams engine.runner.gpu_chooser:find",
+    "forward": "engine.runner.networks engine.runner.gpu engine.runner.gpu_network "
+    "engine.runner.graphs engine.runner.buffers",
+    "sample": "engine.sampler engine.runner.host_chooser engine.runner.gpu_chooser",
+    "logprobs": "engine.logprobs engine.runner.gpu_chooser:measure engine.engine:_record_logprobs",
+    "adjust": "engine.logits_processors engine.token_history engine.runner.host_chooser:_apply "
+    "engine.sampler:_adjusted engine.sampler:_adjusted_row engine.sampler:_adjustment",
     "verify": "speculative engine.window engine.engine:_accepted",
     "draft": "speculative.draft_model speculative.inference_with_reference speculative.lookahead "
     "engine.draft_policy",

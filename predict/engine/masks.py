@@ -41,14 +41,6 @@ class GuideMasks:
         self.stats = MaskStats()
         self._filler: MaskFiller | None = None
 
-    def of(self, rows: Sequence[Row], vocab_size: int) -> npt.NDArray[np.int32] | None:
-        """Masks [len(rows), W] (see ops.mask_logits); None where no request has a guide."""
-        if not is_guided(rows):
-            return None
-        masks = np.empty((len(rows), num_words(vocab_size)), np.int32)
-        self.fill(rows, masks)
-        return masks
-
     def fill(self, rows: Sequence[Row], masks: npt.NDArray[np.int32]) -> None:
         """Fills masks [R, W] for `rows`, R at least as many; rows without a guide allow all tokens.
 

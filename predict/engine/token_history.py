@@ -1,4 +1,4 @@
-"""Requests' tokens and rules on a GPU, which ops.adjust_logits reads."""
+"""Sequences' tokens and rules on a GPU, which ops.adjust_logits reads."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from predict.device import cuda
 from predict.device.devices import Device
-from predict.engine.choices import Row
-from predict.engine.logits_processors import UNCHANGED, Adjustment
-from predict.engine.request_state import Request
+from predict.engine.logits_processors import Adjustment
+from predict.engine.step import Adjusted
+from predict.ops.columns import PENALTIES
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -36,9 +36,9 @@ def encoded(adjustment: Adjustment) -> npt.NDArray[np.int32]:
 
 
 class TokenHistory:
-    """A row of tokens and one of rules for each request that changes its logits.
+    """A row of tokens and one of rules for each sequence whose logits are changed.
 
-    A row is written with the known tokens when the request is first seen; the operator adds later
+    A row is written with the known tokens when the sequence is first seen; the operator adds later
     tokens. tokens: [num_slots, max_length] int32. rules: [num_slots, W] int32, W as the largest
     request needed.
     """
@@ -47,64 +47,61 @@ class TokenHistory:
         import paddle
 
         self._device = device
-        self._slots: dict[int, tuple[int, Request, Adjustment]] = {}  # by request id
+        self._slots: dict[int, tuple[int, Adjustment]] = {}  # by sequence
         self._free = list(range(num_slots))
         place = device.place()
         self.tokens: Tensor = paddle.zeros([num_slots, max_length], "int32", device=place)
         self.rules: Tensor = paddle.zeros([num_slots, FIRST_RULES_WIDTH], "int32", device=place)
 
-    def admit(self, adjustments: Sequence[Adjustment], rows: Sequence[Row]) -> None:
-        """Gives slots to running requests without one; `rules` may become another tensor."""
-        for adjustment, row in zip(adjustments, rows, strict=True):
-            request = row.request
-            if adjustment is UNCHANGED or request.request_id in self._slots:
+    def admit(self, adjusted: Sequence[Adjusted | None]) -> None:
+        """Gives slots to a step's sequences without one; `rules` may become another tensor."""
+        for row in adjusted:
+            if row is None or row.sequence_id in self._slots:
                 continue
-            known = np.array(request.token_ids[: request.num_known_tokens], np.int32)
-            words = encoded(adjustment)
+            known = np.array(row.token_ids[: row.num_known], np.int32)
+            words = encoded(row.adjustment)
             if len(words) > self.rules.shape[1]:
                 self._widen(len(words))
-            slot = self._take_slot()
+            slot = self._take_slot(adjusted)
             try:
                 self._write(self.tokens, slot, known)
                 self._write(self.rules, slot, words)
             except BaseException:
                 self._free.append(slot)
                 raise
-            self._slots[request.request_id] = (slot, request, adjustment)
+            self._slots[row.sequence_id] = (slot, row.adjustment)
 
     def write_columns(
-        self,
-        columns: npt.NDArray[np.int32],
-        adjustments: Sequence[Adjustment],
-        rows: Sequence[Row],
+        self, table: npt.NDArray[np.int32], adjusted: Sequence[Adjusted | None]
     ) -> None:
-        """Fills `penalties` [8, P] of ops.adjust_logits; rows behind have no work."""
-        columns[:] = 0
-        columns[3] = NO_SLOT
-        for index, (adjustment, row) in enumerate(zip(adjustments, rows, strict=True)):
-            if adjustment is UNCHANGED:
+        """Fills `penalties` of ops.adjust_logits; rows behind have no work."""
+        table[:] = 0
+        columns = PENALTIES.views(table)
+        columns["slot"][:] = NO_SLOT
+        for index, row in enumerate(adjusted):
+            if row is None:
                 continue
-            request, num_drafts = row.request, len(row.drafts)
-            penalties = adjustment.repetition, adjustment.presence, adjustment.frequency
-            columns[:3, index] = np.array(penalties, np.float32).view(np.int32)
-            columns[3:, index] = (
-                self._slots[request.request_id][0],
-                request.num_tokens + num_drafts,
-                request.num_prompt_tokens,
-                1 + num_drafts,
-                adjustment.no_repeat_ngram_size,
-            )
+            adjustment, num_drafts = row.adjustment, len(row.drafts)
+            values = {
+                "repetition": adjustment.repetition,
+                "presence": adjustment.presence,
+                "frequency": adjustment.frequency,
+                "slot": self._slots[row.sequence_id][0],
+                "length": len(row.token_ids) + num_drafts,
+                "num_prompt": row.num_prompt_tokens,
+                "num_new": 1 + num_drafts,
+                "no_repeat_ngram_size": adjustment.no_repeat_ngram_size,
+            }
+            for name, value in values.items():
+                columns[name][index] = value
 
-    def _take_slot(self) -> int:
+    def _take_slot(self, adjusted: Sequence[Adjusted | None]) -> int:
         if not self._free:
-            # At most num_slots requests run, and running requests have blocks. A waiting request
-            # gets a slot again, with its tokens.
-            gone = [
-                request_id
-                for request_id, (_, request, _) in self._slots.items()
-                if not request.block_ids
-            ]
-            self._free = [self._slots.pop(request_id)[0] for request_id in gone]
+            # A step has at most num_slots sequences. One that comes again gets a slot again, with
+            # the tokens that are known then.
+            present = {row.sequence_id for row in adjusted if row is not None}
+            gone = [sequence for sequence in self._slots if sequence not in present]
+            self._free = [self._slots.pop(sequence)[0] for sequence in gone]
         return self._free.pop()
 
     def _widen(self, needed: int) -> None:
@@ -112,7 +109,7 @@ class TokenHistory:
 
         shape = [self.rules.shape[0], 1 << (needed - 1).bit_length()]
         rules = paddle.zeros(shape, "int32", device=self._device.place())
-        for slot, _, adjustment in self._slots.values():
+        for slot, adjustment in self._slots.values():
             self._write(rules, slot, encoded(adjustment))
         self.rules = rules
 

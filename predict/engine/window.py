@@ -12,6 +12,7 @@ draft, verification goes on behind it (there: with the next step).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,47 +21,46 @@ from predict.engine.choices import GREEDY, Choice, Row
 from predict.ops.plain_sampling import accept_drafts, rank_of_draft
 
 
-class WindowVerifier:
-    """Replaces choices by accepted drafts."""
+class WindowDrafts(NamedTuple):
+    """The drafts of a step that are verified so, and how."""
 
-    def __init__(self, window: int, max_candidate_len: int):
-        self.window = window
-        self.max_candidate_len = max_candidate_len
-
-    def verified(
-        self,
-        chosen: Sequence[int],
-        logits: npt.NDArray[np.float32],
-        rows: Sequence[Row],
-        choices: Sequence[Choice],
-    ) -> list[int]:
-        """`chosen`, with each accepted draft in place of the token that was drawn there.
-
-        logits: [len(rows), vocab_size], which the tokens were drawn from. Greedy requests keep
-        their tokens; so do those with typical_p, whose candidates need not be the likeliest.
-        """
-        result = np.array(chosen, np.int32)
-        num_drafts = loose_drafts(rows, choices)
-        begin = 0
-        while begin < len(rows):
-            end = begin + num_drafts[begin] + 1
-            if end > begin + 1 and (result[begin:end] >= 0).all():
-                drafts = rows[end - 1].drafts
-                ranks = []
-                for row, draft in enumerate(drafts, begin):
-                    of = choices[row]
-                    drawing = of.temperature, of.top_p, of.min_p, of.top_k
-                    ranks.append(rank_of_draft(logits[row], draft, drawing, self.max_candidate_len))
-                accept_drafts(result[begin:end], drafts, ranks, self.window)
-            begin = end
-        return result.tolist()
+    window: int
+    max_candidate_len: int
+    drafts: Sequence[Sequence[int]]  # see loose_drafts
 
 
-def loose_drafts(rows: Sequence[Row], choices: Sequence[Choice]) -> list[int]:
-    """Drafts from each row on, of requests that window verification applies to: n, ..., 1, 0."""
-    num_drafts = [0] * len(rows)
+def verified(
+    chosen: Sequence[int],
+    logits: npt.NDArray[np.float32],
+    drafts: WindowDrafts,
+    choices: Sequence[Choice],
+) -> list[int]:
+    """`chosen`, with each accepted draft in place of the token that was drawn there.
+
+    logits: [len(chosen), vocab_size], which the tokens were drawn from. Greedy requests keep
+    their tokens; so do those with typical_p, whose candidates need not be the likeliest.
+    """
+    result = np.array(chosen, np.int32)
+    begin = 0
+    while begin < len(result):
+        behind = drafts.drafts[begin]
+        end = begin + len(behind) + 1
+        if behind and (result[begin:end] >= 0).all():
+            ranks = []
+            for row, draft in enumerate(behind, begin):
+                of = choices[row]
+                drawing = of.temperature, of.top_p, of.min_p, of.top_k
+                ranks.append(rank_of_draft(logits[row], draft, drawing, drafts.max_candidate_len))
+            accept_drafts(result[begin:end], behind, ranks, drafts.window)
+        begin = end
+    return result.tolist()
+
+
+def loose_drafts(rows: Sequence[Row], choices: Sequence[Choice]) -> list[Sequence[int]]:
+    """The drafts behind each row, of requests that window verification applies to."""
+    behind: list[Sequence[int]] = [()] * len(rows)
     for index in reversed(range(len(rows) - 1)):
         loose = choices[index] is not GREEDY and choices[index].typical_p >= 1
         if loose and rows[index].request is rows[index + 1].request:
-            num_drafts[index] = num_drafts[index + 1] + 1
-    return num_drafts
+            behind[index] = (rows[index + 1].drafts[-1], *behind[index + 1])
+    return behind

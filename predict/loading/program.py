@@ -65,12 +65,14 @@ def save_program(
     prefix: str,
     kv_format: str = "dense",
     pages: Mapping[str, Sequence[int]] | None = None,
+    taps: Sequence[str] = (),
 ) -> None:
     """Traces the decoder and writes `<prefix>.json` and `<prefix>.pdiparams` into `directory`.
 
     The program's inputs are `fields_of` the network, then the cache tensors of each layer i
     (key_cache_i, value_cache_i, ...: predict.nn.cache_formats), updated in place, then `pages`;
-    output 0 is the logits. pages: `page_tensors` of a network that takes adapters.
+    output 0 is the logits, those behind it the hidden states of `taps` (predict.nn.decoder). pages:
+    `page_tensors` of a network that takes adapters.
     """
     from paddle.static import InputSpec
 
@@ -95,13 +97,15 @@ def save_program(
             tensor.name = path
             self.register_buffer(path, tensor)
 
-        def forward(self, inputs: list[Tensor], held: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        def forward(self, inputs: list[Tensor], held: list[Tensor]) -> tuple[Any, ...]:
             """held: the caches' tensors, then those of pages."""
             traced = map_tensors(decoder, lambda path, tensor: getattr(self, path))
             if pages is not None:
                 traced = with_pages(traced, low_ranks(spec, held[sum(counts) :]))
             by_layer = cache_tensors(held, counts)
-            return network.forward(backend, traced, of_fields(fields, inputs), by_layer)
+            given = of_fields(fields, inputs)
+            found, written = network.forward(backend, traced, given, by_layer, taps=taps)
+            return found.logits, [*found.hidden.values()], written
 
     # Nothing below branches on a tensor's value: Paddle's rewriting of Python source is not needed.
     paddle.jit.ignore_module([importlib.import_module(name) for name in TRACED_MODULES])

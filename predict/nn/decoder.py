@@ -6,15 +6,15 @@ T tokens, H hidden size, L logit rows. `backend` is the module `predict.ops.comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import pairwise
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from predict.config.schemes import unfolded
 from predict.nn.blocks import AttentionBlock, ExpertBlock, LatentAttentionBlock, MlpBlock
-from predict.nn.inputs import ForwardInputs, LayerCache
+from predict.nn.inputs import LayerCache, RowKind, StepInputs
 from predict.nn.spec import EmbeddingSpec, HeadSpec
 
 if TYPE_CHECKING:
@@ -185,52 +185,84 @@ def linears(block: BlockWeights) -> Iterator[Linear]:
             yield value
 
 
+FINAL = "norm"  # the tap behind all layers and the last norm: the input of the head's matrix
+
+
+class StepOutputs(NamedTuple):
+    """What a step gives.
+
+    step: where it lies on a GPU, for the chooser.
+    """
+
+    logits: Tensor | None  # float32 [L, V] of the rows that the inputs name; None: none are wanted
+    hidden: Mapping[str, Tensor] = MappingProxyType({})  # by tap: [T, H] of all tokens
+    step: Any = None
+
+
+def check_taps(taps: Sequence[str], num_layers: int) -> None:
+    """Raises ValueError unless each is FINAL, or "layers.N" of one of the layers."""
+    for tap in taps:
+        kind, _, number = tap.partition(".")
+        is_layer = kind == "layers" and number.isdecimal() and int(number) < num_layers
+        if tap != FINAL and not is_layer:
+            raise ValueError(
+                f"hidden states of {tap!r} are not known (allowed: {FINAL}, layers.0 to "
+                f"layers.{num_layers - 1})"
+            )
+
+
 def forward(
     backend: ModuleType,
     decoder: Decoder,
-    inputs: ForwardInputs,
+    inputs: StepInputs,
     caches: Sequence[LayerCache],
     tree_mask: Tensor | None = None,
     bound: Callable[..., Tensor] | None = None,
-) -> tuple[Tensor, list[Tensor]]:
-    """Returns float32 logits [L, vocab_size] and the caches, which are updated in place.
+    rows: int = RowKind.LISTED,
+    taps: Sequence[str] = (),
+) -> tuple[StepOutputs, list[Tensor]]:
+    """Returns float32 logits [L, vocab_size] with hidden states, and the updated caches.
 
     caches: the tensors of each layer, see predict.nn.cache_formats; () of one that keeps nothing.
     They are also outputs because an exported program drops an input that no output depends on.
-    tree_mask: see the operator paged_attention.
-    Needs at least one logit row. As many rows as tokens are all tokens, as many rows as spans are
-    the last token of each. bound: the backend's BoundLayers of decoder.layers, caches and ropes;
-    the caches are then not returned.
+    tree_mask: see the operator paged_attention. bound: the backend's BoundLayers of decoder.layers,
+    caches and ropes; the caches are then not returned. rows: the inputs' RowKind; a traced program
+    serves all kinds, as LISTED does. taps: see check_taps.
     """
     import paddle
 
     hidden = backend.embed(inputs, decoder.embedding, decoder.head.linear)
     layers, ropes = decoder.layers, decoder.ropes
     written: list[Tensor] = []
-    # A traced program serves both kinds of steps, by the branch that is right for both.
-    is_decode = paddle.in_dynamic_mode() and len(inputs.token_ids) == len(inputs.logit_indices)
-    if is_decode and bound is not None:
-        hidden = bound(hidden, inputs, tree_mask)
-    elif is_decode:
-        hidden, written = backend.layers(hidden, layers, caches, ropes, inputs, tree_mask)
-    else:
-        keeping = [index for index, cache in enumerate(caches) if cache]
-        last = keeping[-1]
+    tapped: dict[str, Tensor] = {}
+    keeping = [index for index, cache in enumerate(caches) if cache]
+    # Behind the last cache write only the logit rows are needed.
+    narrows = rows != RowKind.ALL and not taps
+    if not narrows:
+        ends = {int(tap.removeprefix("layers.")) + 1 for tap in taps if tap != FINAL}
+        borders = sorted({0, *ends, len(layers)})
+    elif len(keeping) > 2 and paddle.get_device() != "cpu":
         # A GPU runs the first layers while the host prepares the others.
-        is_early = len(keeping) > 2 and paddle.get_device() != "cpu"
-        borders = [0, keeping[1], last] if is_early else [0, last]
-        parts = [*pairwise(borders if last else ()), (last, len(layers))]
-        for first, end in parts:
-            # Behind the last cache write only the logit rows are needed.
-            rows = inputs.logit_indices if first == last else None
-            if bound is not None:
-                hidden = bound(hidden, inputs, tree_mask, (first, end), rows)
-                continue
+        borders = [0, keeping[1], keeping[-1], len(layers)]
+    else:
+        borders = [*dict.fromkeys((0, keeping[-1])), len(layers)]
+    for first, end in pairwise(borders):
+        of_rows = inputs.logit_indices if narrows and end == len(layers) else None
+        if bound is not None:
+            hidden = bound(hidden, inputs, tree_mask, (first, end), of_rows)
+        else:
             hidden, part_written = backend.layers(
-                hidden, layers[first:end], caches[first:end], ropes, inputs, tree_mask, rows
+                hidden, layers[first:end], caches[first:end], ropes, inputs, tree_mask, of_rows
             )
             written += part_written
-    return backend.logits(hidden, decoder.head), written
+        tapped[f"layers.{end - 1}"] = hidden
+    if FINAL in taps:
+        tapped[FINAL] = backend.before_head(hidden, decoder.head)
+    found = {tap: tapped[tap] for tap in taps}
+    if rows == RowKind.NONE:
+        return StepOutputs(None, found), written
+    listed = inputs.logit_indices if rows != RowKind.ALL and taps else None
+    return StepOutputs(backend.logits(hidden, decoder.head, listed), found), written
 
 
 def layer_schemes(decoder: Decoder) -> str:

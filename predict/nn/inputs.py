@@ -1,4 +1,4 @@
-"""ForwardInputs: everything that one decoder step reads besides weights and caches, from one table.
+"""StepInputs: everything that one decoder step reads besides weights and caches, from one table.
 
 Dims: T tokens, B requests, L logit rows, M blocks per request, R pages of the largest adapter. The
 dynamic call, the exported program's InputSpecs and the static feeds are all made from `FIELDS`, so
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 
@@ -44,7 +45,7 @@ class Field:
         return tuple(dim if isinstance(dim, int) else sizes[dim] for dim in self.shape)
 
 
-class ForwardInputs(NamedTuple):
+class StepInputs(NamedTuple):
     """The tensors (or, before upload, NumPy arrays) of a step: the table, a row each."""
 
     token_ids: Annotated[Any, Field("int32", ("T",), "spans, request after request")]
@@ -60,7 +61,7 @@ class ForwardInputs(NamedTuple):
     ]
     block_tables: Annotated[Any, Field("int32", ("B", "M"), "block ids, -1 past the end")]
     logit_indices: Annotated[Any, Field("int32", ("L",), "rows of T to project to logits")]
-    max_lens: Annotated[Any, Field("int32", (4,), "what max_lens_of says", padding=1, on_host=True)]
+    max_lens: Annotated[Any, Field("int32", (5,), "what max_lens_of says", padding=1, on_host=True)]
     # The first of the optional ones: the operator of blocks finds them there.
     adapter_ids: Annotated[
         Any,
@@ -83,6 +84,16 @@ class ForwardInputs(NamedTuple):
     ] = None
 
     @property
+    def row_kind(self) -> int:
+        """The RowKind of NumPy inputs."""
+        return int(self.max_lens[4])
+
+    def with_rows(self, rows: npt.NDArray[np.int32]) -> StepInputs:
+        """NumPy inputs with logits of any tokens [L]."""
+        max_lens = np.array((*self.max_lens[:4], RowKind.LISTED), np.int32)
+        return self._replace(logit_indices=rows, max_lens=max_lens)
+
+    @property
     def of_blocks(self) -> list[Any]:
         """The fields that the operator of blocks reads, in its order."""
         return self._replace(block_positions=None, prefix_lens=None).given
@@ -93,28 +104,39 @@ class ForwardInputs(NamedTuple):
         return [value for value in self if value is not None]
 
 
+class RowKind(IntEnum):
+    """Which tokens the rows `logit_indices` are: the tag of a step's rows. In C++ it is RowKind."""
+
+    LISTED = 0  # any
+    LAST = 1  # the last token of each request
+    ALL = 2  # every token, in order
+    NONE = 3  # no logits are wanted; the rows are those of LAST
+
+
 # Spans of this many tokens are long: on a GPU latent attention expands their contexts' latents to
 # keys and values (csrc/cuda/attention/latent/expanded.h), which pays off from this length on.
 LONG_SPAN = 128
 
 
-def max_lens_of(lengths: Sequence[int], context_lens: Sequence[int]) -> npt.NDArray[np.int32]:
-    """[4]: longest span, longest context, longest short span, sum of the contexts of long spans.
+def max_lens_of(
+    lengths: Sequence[int], context_lens: Sequence[int], rows: RowKind = RowKind.LISTED
+) -> npt.NDArray[np.int32]:
+    """[5]: longest span, longest context, longest short span, contexts of long spans, `rows`.
 
-    0 where no span is short, or none long. Takes one span or more.
+    The contexts are summed; 0 where no span is short, or none long. Takes one span or more.
     """
     longest = max(lengths)
     if longest < LONG_SPAN:
-        return np.array((longest, max(context_lens), longest, 0), np.int32)
+        return np.array((longest, max(context_lens), longest, 0, rows), np.int32)
     short = max((length for length in lengths if length < LONG_SPAN), default=0)
     pairs = zip(lengths, context_lens, strict=True)
     in_long = sum(context for length, context in pairs if length >= LONG_SPAN)
-    return np.array((longest, max(context_lens), short, in_long), np.int32)
+    return np.array((longest, max(context_lens), short, in_long, rows), np.int32)
 
 
 FIELDS: tuple[Field, ...] = tuple(
     replace(hint.__metadata__[0], name=name)
-    for name, hint in get_type_hints(ForwardInputs, include_extras=True).items()
+    for name, hint in get_type_hints(StepInputs, include_extras=True).items()
 )
 
 
@@ -123,18 +145,18 @@ def fields_with(optional: Collection[str] = ()) -> tuple[Field, ...]:
     return tuple(field for field in FIELDS if not field.optional or field.name in optional)
 
 
-def of_fields(fields: Sequence[Field], values: Sequence[Any]) -> ForwardInputs:
+def of_fields(fields: Sequence[Field], values: Sequence[Any]) -> StepInputs:
     """Inputs with these values of these fields."""
     given = {field.name: value for field, value in zip(fields, values, strict=True)}
-    return ForwardInputs(**given)
+    return StepInputs(**given)
 
 
-def to_tensors(inputs: ForwardInputs, place: Any) -> ForwardInputs:
+def to_tensors(inputs: StepInputs, place: Any) -> StepInputs:
     """Copies NumPy inputs to `place`, or to the CPU for fields that stay there."""
     import paddle
 
     cpu = paddle.CPUPlace()
-    return ForwardInputs(
+    return StepInputs(
         *(
             None
             if array is None
@@ -161,7 +183,7 @@ class HostTensors:
             if tensor is not None
         ]
 
-    def filled(self, inputs: ForwardInputs) -> ForwardInputs:
+    def filled(self, inputs: StepInputs) -> StepInputs:
         """The tensors, with values and shapes of NumPy `inputs`; valid until the next call."""
         for dtype, index, store in self._stores:
             store.set(np.ascontiguousarray(inputs[index], dtype=dtype), self._place)
@@ -180,11 +202,13 @@ def input_specs(fields: Sequence[Field] = fields_with()) -> list[InputSpec]:
 
 def empty_example(
     block_tables_width: int = 1, fields: Sequence[Field] = fields_with()
-) -> ForwardInputs:
+) -> StepInputs:
     """NumPy inputs of the smallest legal step: one token, one request, slot -1."""
     sizes = {"T": 1, "B": 1, "B+1": 2, "L": 1, "M": block_tables_width, "R": 1}
     arrays = [np.full(field.sized(sizes), field.padding, field.dtype) for field in fields]
-    return of_fields(fields, arrays)._replace(cu_seqlens_q=np.arange(2, dtype=np.int32))
+    return of_fields(fields, arrays)._replace(
+        cu_seqlens_q=np.arange(2, dtype=np.int32), max_lens=max_lens_of([1], [1], RowKind.ALL)
+    )
 
 
 def cache_tensors(caches: Sequence[Tensor], of_layers: Sequence[int]) -> list[LayerCache]:

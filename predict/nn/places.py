@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from predict.nn.inputs import Field, ForwardInputs, fields_with
+from predict.nn.inputs import Field, StepInputs, fields_with
 from predict.nn.rope import num_tables, step_of
 from predict.nn.spec import DecoderSpec, PrefixSpec, RopeSpec
 
@@ -44,7 +44,7 @@ class Placing(Protocol):
     def of(self, prompt_token_ids: Sequence[int], num_before: int = 0) -> Places:
         """The places of a request. num_before: tokens of a tuned prefix in the cache before it."""
 
-    def placed(self, inputs: ForwardInputs, places: Sequence[Places]) -> ForwardInputs:
+    def placed(self, inputs: StepInputs, places: Sequence[Places]) -> StepInputs:
         """NumPy inputs of a step with the fields that depend on its requests' places."""
 
 
@@ -63,7 +63,7 @@ class PrefixPlacing:
         mask_row = next(masks, max(num_tokens - 1, 0))
         return Places(prefix=Prefix(num_tokens, mask_row), num_before=num_before)
 
-    def placed(self, inputs: ForwardInputs, places: Sequence[Places]) -> ForwardInputs:
+    def placed(self, inputs: StepInputs, places: Sequence[Places]) -> StepInputs:
         prefixes = [each.prefix or Prefix(0, 0) for each in places]
         lens = np.array([prefix.num_tokens for prefix in prefixes], np.int32)
         ends = _by_token(lens, inputs)
@@ -86,12 +86,12 @@ class StepPlacing:
     def of(self, prompt_token_ids: Sequence[int], num_before: int = 0) -> Places:
         return Places(self.num_positions * step_of(self.rope, len(prompt_token_ids)))
 
-    def placed(self, inputs: ForwardInputs, places: Sequence[Places]) -> ForwardInputs:
+    def placed(self, inputs: StepInputs, places: Sequence[Places]) -> StepInputs:
         first_rows = _by_token([each.first_row for each in places], inputs)
         return inputs._replace(positions=inputs.positions + first_rows)
 
 
-def _by_token(of_requests: npt.ArrayLike, inputs: ForwardInputs) -> npt.NDArray[np.int32]:
+def _by_token(of_requests: npt.ArrayLike, inputs: StepInputs) -> npt.NDArray[np.int32]:
     """Values of requests, repeated for each token: [T]."""
     return np.repeat(np.asarray(of_requests, np.int32), np.diff(inputs.cu_seqlens_q))
 

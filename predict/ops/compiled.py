@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         Mlp,
         NormWeights,
     )
-    from predict.nn.inputs import ForwardInputs, LayerCache
+    from predict.nn.inputs import LayerCache, StepInputs
 
 _OPS = sys.modules[__name__]
 
@@ -109,7 +109,7 @@ def add(a: Tensor, b: Tensor | None, a_scale: float = 1.0, b_scale: float = 1.0)
     return _run()("regatta_add", a, b, a_scale, b_scale)[0]
 
 
-def embed(inputs: ForwardInputs, embedding: Embedding, head: Linear) -> Tensor:
+def embed(inputs: StepInputs, embedding: Embedding, head: Linear) -> Tensor:
     """The first layer's input [T, H]. head: the LM head's matrix, which may be the table."""
     if embedding.projection is not None or embedding.norm is not None:
         return composed.embed(_OPS, inputs, embedding, head)
@@ -163,7 +163,7 @@ def rope_and_cache_write(
     attention: Attention,
     cache: LayerCache,
     ropes: Sequence[Tensor],
-    inputs: ForwardInputs,
+    inputs: StepInputs,
 ) -> tuple[Tensor, list[Tensor]]:
     """Rotates queries and keys, writes keys and values to their slots (-1 writes nothing).
 
@@ -198,7 +198,7 @@ def paged_attention(
     q: Tensor,
     attention: Attention,
     cache: LayerCache,
-    inputs: ForwardInputs,
+    inputs: StepInputs,
     tree_mask: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of ragged spans over a paged cache.
@@ -244,14 +244,13 @@ def attention_block(
     attention: Attention | LatentAttention,
     cache: LayerCache,
     ropes: Sequence[Tensor],
-    inputs: ForwardInputs,
+    inputs: StepInputs,
     tree_mask: Tensor | None = None,
     rows: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """The block's output [T, H] for hidden [T, H]; the cache is modified in place.
 
-    rows: [L] int32, at least one: those that are returned, [L, H]. As many rows as tokens must be
-    all tokens in order, as many rows as spans the last token of each.
+    rows: [L] int32, at least one: those that are returned, [L, H]; inputs.max_lens has their kind.
     """
     if not records.is_fused(attention.block):
         return composed.attention_block(
@@ -261,7 +260,7 @@ def attention_block(
 
 
 def mlp_block(
-    hidden: Tensor, mlp: Mlp, before: Tensor | None = None, inputs: ForwardInputs | None = None
+    hidden: Tensor, mlp: Mlp, before: Tensor | None = None, inputs: StepInputs | None = None
 ) -> Tensor:
     """The block's output [T, H] for hidden [T, H].
 
@@ -315,7 +314,7 @@ class _Run:
     def __call__(
         self,
         hidden: Tensor,
-        inputs: ForwardInputs | None,
+        inputs: StepInputs | None,
         tree_mask: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
@@ -354,7 +353,7 @@ def layers(
     layers: Sequence[Layer],
     caches: Sequence[LayerCache],
     ropes: Sequence[Tensor],
-    inputs: ForwardInputs,
+    inputs: StepInputs,
     tree_mask: Tensor | None = None,
     rows: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
@@ -384,7 +383,7 @@ class BoundLayers:
     def __call__(
         self,
         hidden: Tensor,
-        inputs: ForwardInputs,
+        inputs: StepInputs,
         tree_mask: Tensor | None = None,
         part: tuple[int, int] | None = None,
         rows: Tensor | None = None,
@@ -403,6 +402,11 @@ class BoundLayers:
             self._kept += runs
             self._runs[part] = found = [run.bound() for run in runs]
         return found
+
+
+def before_head(hidden: Tensor, head: Head) -> Tensor:
+    """The input [T, H] of the head's matrix, from hidden [T, H]."""
+    return composed.before_head(_OPS, hidden, head)
 
 
 def logits(hidden: Tensor, head: Head, logit_indices: Tensor | None = None) -> Tensor:
@@ -471,11 +475,11 @@ def resolve_tokens(token_ids: Tensor, last_tokens: Tensor) -> None:
 
 
 def follow_drafts(
-    inputs: ForwardInputs, choices: Tensor, plan: Tensor, tokens: Tensor, block_size: int
+    inputs: StepInputs, choices: Tensor, plan: Tensor, tokens: Tensor, block_size: int
 ) -> None:
     """Moves a draft model's step to the end of the target's verified drafts, in place; GPUs only.
 
-    inputs: as if all drafts were accepted. choices: of `sample_step`, a column per request.
+    inputs: as if all drafts were accepted. choices: CHOICES of predict.ops.columns, per request.
     plan [B, W] int32, per request: the number of drafts (-1: nothing moves), the row of the first
     choice, the number of its tokens that are choices (0 or 2), the places of its drafts. Rows and
     places are indices of `tokens` [R] int32, the target's.
@@ -497,11 +501,9 @@ def adjust_logits(
 ) -> None:
     """Biases, penalties and bans on logits [L, V], in place; GPUs only.
 
-    penalties [8, P] int32, P at least L: rows of repetition, presence and frequency penalty, floats
-    by their bits; the slot, a row of `history` [S, M] int32 that holds the request's tokens and of
-    `rules` [S, W] int32 (-1: the logits stay as they are); how many tokens the request has up to
-    this row, how many of them are the prompt's, how many are new in this step;
-    no_repeat_ngram_size. New tokens are those up to token_ids[logit_indices]; the newest is put
+    penalties: PENALTIES of predict.ops.columns, at least L columns; `slot` is a row of `history`
+    [S, M] int32, which holds the sequence's tokens, and of `rules` [S, W] int32. New tokens are
+    those up to token_ids[logit_indices]; the newest is put
     into the history. rules: see csrc/include/regatta/adjust_logits.h.
     """
     _run()("regatta_adjust_logits", logits, penalties, token_ids, logit_indices, history, rules)
@@ -520,9 +522,8 @@ def logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
 def sample_step(logits: Tensor, choices: Tensor, last_tokens: Tensor) -> None:
     """`sample` into the first L entries of last_tokens [R] int32, in place; GPUs only.
 
-    choices [10, P] int32, P even and at least L: rows of temperature, top_k, top_p and min_p,
-    floats by their bits; then seeds and offsets, int64, in two rows' space each; then typical_p;
-    then what `verify_window` takes. A row of logits that cannot be drawn from yields -1.
+    choices: CHOICES of predict.ops.columns, an even number of columns, at least L. A row of logits
+    that cannot be drawn from yields -1.
     """
     _run()("regatta_sample_step", logits, choices, last_tokens)
 
@@ -538,9 +539,8 @@ def verify_window(
 ) -> None:
     """Replaces tokens that `sample_step` drew by accepted drafts, in place; GPUs only.
 
-    predict.engine.window has the rule. The last row of `choices` [10, P] has the number of drafts
-    from each row of logits [L, V] on: n, n - 1, ..., 0 in a span with n drafts, 0 where the drawn
-    token stays. Row r's draft is token_ids[logit_indices[r] + 1].
+    predict.engine.window has the rule. choices: CHOICES of predict.ops.columns; num_drafts is 0
+    where the drawn token stays. Row r's draft is token_ids[logit_indices[r] + 1].
     """
     _run()(
         *("regatta_verify_window", logits, choices, token_ids, logit_indices, last_tokens),

@@ -18,7 +18,7 @@ from predict.nn.decoder import Attention, Experts, LatentAttention, Mlp
 if TYPE_CHECKING:
     from paddle import Tensor
     from predict.nn.decoder import BlockWeights, Embedding, Head, Layer, Linear, NormWeights
-    from predict.nn.inputs import ForwardInputs, LayerCache
+    from predict.nn.inputs import LayerCache, StepInputs
 
 
 def attention_block(
@@ -27,7 +27,7 @@ def attention_block(
     attention: Attention | LatentAttention,
     cache: LayerCache,
     ropes: Sequence[Tensor],
-    inputs: ForwardInputs,
+    inputs: StepInputs,
     tree_mask: Tensor | None = None,
     rows: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
@@ -53,7 +53,7 @@ def attention_block(
 
 
 def _queries_and_latents(
-    ops: ModuleType, x: Tensor, attention: LatentAttention, inputs: ForwardInputs
+    ops: ModuleType, x: Tensor, attention: LatentAttention, inputs: StepInputs
 ) -> tuple[Tensor, Tensor]:
     """Queries and latents of x [T, H], neither rotated."""
     block = attention.block
@@ -69,7 +69,7 @@ def mlp_block(
     hidden: Tensor,
     mlp: Mlp,
     before: Tensor | None = None,
-    inputs: ForwardInputs | None = None,
+    inputs: StepInputs | None = None,
 ) -> Tensor:
     """The block's output [T, H] for hidden [T, H].
 
@@ -118,7 +118,7 @@ class LayerRun:
     def __call__(
         self,
         hidden: Tensor,
-        inputs: ForwardInputs,
+        inputs: StepInputs,
         tree_mask: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
@@ -152,7 +152,7 @@ def in_turn(
     ops: ModuleType,
     runs: Iterable[JoinedLayers],
     hidden: Tensor,
-    inputs: ForwardInputs,
+    inputs: StepInputs,
     tree_mask: Tensor | None = None,
     rows: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
@@ -167,7 +167,7 @@ def in_turn(
 
 
 def linear(
-    ops: ModuleType, x: Tensor, weights: Linear, name: str, inputs: ForwardInputs | None
+    ops: ModuleType, x: Tensor, weights: Linear, name: str, inputs: StepInputs | None
 ) -> Tensor:
     """The product of x [T, K], with what the adapters of `inputs` add to it, [T, N].
 
@@ -179,13 +179,13 @@ def linear(
     return ops.adapted_linear(x, weights, ids, pages, ADAPTED_ROWS[name])
 
 
-def _adapters_of(ops: ModuleType, inputs: ForwardInputs, rows: Tensor) -> ForwardInputs:
+def _adapters_of(ops: ModuleType, inputs: StepInputs, rows: Tensor) -> StepInputs:
     """The inputs with the adapters of the tokens `rows`."""
     ids = inputs.adapter_ids
     return inputs if ids is None else inputs._replace(adapter_ids=ops.take_ids(ids, rows))
 
 
-def embed(ops: ModuleType, inputs: ForwardInputs, embedding: Embedding, head: Linear) -> Tensor:
+def embed(ops: ModuleType, inputs: StepInputs, embedding: Embedding, head: Linear) -> Tensor:
     """The first layer's input [T, H]."""
     spec = embedding.spec
     hidden = ops.embedding(inputs.token_ids, embedding.table, head)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         Linear,
         Mlp,
     )
-    from predict.nn.inputs import ForwardInputs, LayerCache
+    from predict.nn.inputs import LayerCache, StepInputs
 
 _OPS = sys.modules[__name__]
 LOWEST = -1e30  # in place of -inf, which a program's file has no constant for
@@ -177,7 +177,7 @@ def _rotate(x: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
     return paddle.concat([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
 
 
-def _turned(x: Tensor, table: Tensor, places: Positions, inputs: ForwardInputs) -> Tensor:
+def _turned(x: Tensor, table: Tensor, places: Positions, inputs: StepInputs) -> Tensor:
     """Rotates x [T, heads, D] by the rows of a table [rows, R] that the step names."""
     import paddle
 
@@ -194,7 +194,7 @@ def rope_and_cache_write(
     attention: Attention,
     cache: LayerCache,
     ropes: Sequence[Tensor],
-    inputs: ForwardInputs,
+    inputs: StepInputs,
 ) -> tuple[Tensor, list[Tensor]]:
     block = attention.block
     heads, kv_heads, dim = block.num_heads, block.num_kv_heads, block.head_dim
@@ -216,7 +216,7 @@ def rope_and_cache_write(
 
 
 def _write(
-    new: Sequence[Tensor], cache: LayerCache, formats: Sequence[KvFormat], inputs: ForwardInputs
+    new: Sequence[Tensor], cache: LayerCache, formats: Sequence[KvFormat], inputs: StepInputs
 ) -> list[Tensor]:
     """Puts rows [T, heads, D] of each kind into the cache, in place, and returns its tensors.
 
@@ -271,7 +271,7 @@ def paged_attention(
     q: Tensor,
     attention: Attention,
     cache: LayerCache,
-    inputs: ForwardInputs,
+    inputs: StepInputs,
     tree_mask: Tensor | None = None,
 ) -> Tensor:
     block = attention.block
@@ -313,7 +313,7 @@ def _context(
     num_kinds: int,
     kv_format: KvFormat,
     size: int,
-    inputs: ForwardInputs,
+    inputs: StepInputs,
 ) -> Tensor:
     """Rows [B, heads, 1, S, size] of every request's context, padded to the longest.
 
@@ -347,7 +347,7 @@ def _attend(
     shape_of: _Heads,
     keys: Tensor,
     values: Tensor,
-    inputs: ForwardInputs,
+    inputs: StepInputs,
     tree_mask: Tensor | None,
 ) -> Tensor:
     """Attention of queries [T, num_heads * D] over keys and values of every request's context.
@@ -428,7 +428,7 @@ def turn_and_keep_latents(
     attention: LatentAttention,
     cache: LayerCache,
     ropes: Sequence[Tensor],
-    inputs: ForwardInputs,
+    inputs: StepInputs,
 ) -> tuple[Tensor, list[Tensor]]:
     """Rotates queries, norms and rotates latents, and writes these to their slots.
 
@@ -457,7 +457,7 @@ def latent_attention(
     q: Tensor,
     attention: LatentAttention,
     cache: LayerCache,
-    inputs: ForwardInputs,
+    inputs: StepInputs,
     tree_mask: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of queries [T, heads * (N + R)] over latents. Returns [T, heads * V].
@@ -541,7 +541,7 @@ def attention_block(
     attention: Attention | LatentAttention,
     cache: LayerCache,
     ropes: Sequence[Tensor],
-    inputs: ForwardInputs,
+    inputs: StepInputs,
     tree_mask: Tensor | None = None,
     rows: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
@@ -549,7 +549,7 @@ def attention_block(
 
 
 def mlp_block(
-    hidden: Tensor, mlp: Mlp, before: Tensor | None = None, inputs: ForwardInputs | None = None
+    hidden: Tensor, mlp: Mlp, before: Tensor | None = None, inputs: StepInputs | None = None
 ) -> Tensor:
     return composed.mlp_block(_OPS, hidden, mlp, before, inputs)
 
@@ -657,7 +657,7 @@ def layers(
     layers: Sequence[Layer],
     caches: Sequence[LayerCache],
     ropes: Sequence[Tensor],
-    inputs: ForwardInputs,
+    inputs: StepInputs,
     tree_mask: Tensor | None = None,
     rows: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
@@ -676,7 +676,7 @@ class BoundLayers:
     def __call__(
         self,
         hidden: Tensor,
-        inputs: ForwardInputs,
+        inputs: StepInputs,
         tree_mask: Tensor | None = None,
         part: tuple[int, int] | None = None,
         rows: Tensor | None = None,
@@ -685,8 +685,12 @@ class BoundLayers:
         return composed.in_turn(_OPS, runs, hidden, inputs, tree_mask, rows)[0]
 
 
-def embed(inputs: ForwardInputs, embedding: Embedding, head: Linear) -> Tensor:
+def embed(inputs: StepInputs, embedding: Embedding, head: Linear) -> Tensor:
     return composed.embed(_OPS, inputs, embedding, head)
+
+
+def before_head(hidden: Tensor, head: Head) -> Tensor:
+    return composed.before_head(_OPS, hidden, head)
 
 
 def logits(hidden: Tensor, head: Head, logit_indices: Tensor | None = None) -> Tensor:

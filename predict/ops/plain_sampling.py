@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from predict.ops.columns import CHOICES, PENALTIES
+
 if TYPE_CHECKING:
     from paddle import Tensor
-    from predict.nn.inputs import ForwardInputs
+    from predict.nn.inputs import StepInputs
 
 __all__ = [
     "adjust_logits",
@@ -171,11 +173,11 @@ def resolve_tokens(token_ids: Tensor, last_tokens: Tensor) -> None:
 
 
 def follow_drafts(
-    inputs: ForwardInputs, choices: Tensor, plan: Tensor, tokens: Tensor, block_size: int
+    inputs: StepInputs, choices: Tensor, plan: Tensor, tokens: Tensor, block_size: int
 ) -> None:
     changed = inputs.token_ids, inputs.positions, inputs.slot_mapping, inputs.context_lens, choices
     token_ids, positions, slots, context_lens, columns = map(_copy_of, changed)
-    offsets = _int64s(columns, 6)
+    offsets = CHOICES.views(columns)["offset"]
     borders, tables = inputs.cu_seqlens_q.numpy().tolist(), inputs.block_tables.numpy()
     known = tokens.numpy()
     for index, (num_drafts, row, num_chosen, *places) in enumerate(plan.numpy().tolist()):
@@ -210,17 +212,17 @@ def adjust_logits(
     history: Tensor,
     rules: Tensor,
 ) -> None:
-    values, past, columns = _copy_of(logits), _copy_of(history), penalties.numpy()
+    values, past = _copy_of(logits), _copy_of(history)
+    columns = [*PENALTIES.views(penalties.numpy()).values()]
     ids, table = token_ids.numpy(), rules.numpy()
-    amounts = columns[:3].view(np.float32)
     for row, (own, end) in enumerate(zip(values, logit_indices.numpy().tolist(), strict=True)):
-        slot, length, num_prompt, num_new, ngram_size = columns[3:, row].tolist()
+        *amounts, slot, length, num_prompt, num_new, ngram_size = (each[row] for each in columns)
         if slot < 0:
             continue
         tokens = np.concatenate([past[slot, : length - num_new], ids[end + 1 - num_new : end + 1]])
         past[slot, length - 1] = tokens[-1]
         _apply_rules(own, table[slot], tokens, num_prompt)
-        penalize(own, tokens, num_prompt, *amounts[:, row])
+        penalize(own, tokens, num_prompt, *amounts)
         if ngram_size > 0:
             ban_repeats(own, tokens, ngram_size)
     _write(logits, values)
@@ -292,11 +294,9 @@ def logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
 def sample_step(logits: Tensor, choices: Tensor, last_tokens: Tensor) -> None:
     import paddle
 
-    columns, tokens = choices.numpy(), _copy_of(last_tokens)
-    floats, num_rows = columns.view(np.float32), len(logits)
-    rows = (floats[0], columns[1], floats[2], _int64s(columns, 4), _int64s(columns, 6))
-    narrowing = floats[3], floats[8]
-    inputs = [paddle.to_tensor(row[:num_rows].copy()) for row in (*rows, *narrowing)]
+    columns, tokens, num_rows = CHOICES.views(choices.numpy()), _copy_of(last_tokens), len(logits)
+    names = "temperature", "top_k", "top_p", "seed", "offset", "min_p", "typical_p"
+    inputs = [paddle.to_tensor(columns[name][:num_rows].copy()) for name in names]
     tokens[:num_rows] = sample(logits, *inputs).numpy()
     _write(last_tokens, tokens)
 
@@ -310,17 +310,18 @@ def verify_window(
     window: int,
     max_candidate_len: int,
 ) -> None:
-    values, columns, tokens = logits.numpy(), choices.numpy(), _copy_of(last_tokens)
-    ids, places = token_ids.numpy(), logit_indices.numpy()
-    floats, num_drafts = columns.view(np.float32), columns[9].tolist()
+    values, tokens = logits.numpy(), _copy_of(last_tokens)
+    ids, places, columns = token_ids.numpy(), logit_indices.numpy(), CHOICES.views(choices.numpy())
+    num_drafts = columns["num_drafts"].tolist()
     row = 0
     while row < len(values):
         length = num_drafts[row]
         drafts = ids[places[row] + 1 : places[row] + 1 + length].tolist()
         ranks = []
         for at, draft in enumerate(drafts, row):
-            temperature, top_p, min_p = floats[[0, 2, 3], at].tolist()
-            drawing = temperature, top_p, min_p, int(columns[1, at])
+            names = "temperature", "top_p", "min_p", "top_k"
+            temperature, top_p, min_p, top_k = (columns[name][at].item() for name in names)
+            drawing = temperature, top_p, min_p, top_k
             ranks.append(rank_of_draft(values[at], draft, drawing, max_candidate_len))
         span = tokens[row : row + length + 1]
         if (span >= 0).all():
@@ -399,11 +400,6 @@ def _log_total(logits: npt.NDArray[np.float32]) -> np.float64:
         largest = exact.max()
         total: np.float64 = largest + np.log(np.exp(exact - largest).sum())
     return total
-
-
-def _int64s(columns: npt.NDArray[np.int32], row: int) -> npt.NDArray[np.int64]:
-    """The int64s in the space of two rows of `choices` [10, P], a view."""
-    return columns.reshape(-1)[row * columns.shape[1] :][: 2 * columns.shape[1]].view(np.int64)
 
 
 def _copy_of(tensor: Tensor) -> npt.NDArray[Any]:

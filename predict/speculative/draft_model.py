@@ -37,6 +37,7 @@ from predict.engine.drafts import (
 )
 from predict.engine.request_state import Request
 from predict.engine.sampler import Sampler
+from predict.engine.step import Followed
 
 
 class UnadjustedSampler(Sampler):
@@ -45,7 +46,7 @@ class UnadjustedSampler(Sampler):
     For devices, where penalties read tokens that only the target's steps write.
     """
 
-    def adjustments(self, rows: Sequence[Row]) -> None:
+    def _adjusted(self, rows: Sequence[Row]) -> None:
         """None: drafts are chosen without penalties."""
 
 
@@ -85,7 +86,7 @@ class DraftModelProposer:
         self.network = network
         sampler = network.sampler
         if network.runner.num_ahead:
-            sampler = UnadjustedSampler(sampler.backend, sampler.seed, sampler.eos_token_ids)
+            sampler = UnadjustedSampler(sampler.seed, sampler.eos_token_ids)
         self._sampler = sampler
         self._states: dict[int, _State] = {}
         # By block, what it holds: the digest of a full block's prefix, or (request, index).
@@ -194,7 +195,9 @@ class DraftModelProposer:
             ]
             tokens = follower.launch_behind(
                 span_inputs(spans, self.network.block_size),
-                *(rows, self._sampler, [able[i][0] for i in active], num_chosen),
+                self._sampler.choices(rows),
+                [Followed(able[i][0].row, able[i][0].drafts) for i in active],
+                num_chosen,
             )
             new, before, active, spans = cast(list[int], tokens.take()), active, [], []
             for row, (i, token) in enumerate(zip(before, new, strict=True)):
@@ -239,7 +242,7 @@ class DraftModelProposer:
     ) -> list[int]:
         rows = [Row(requests[index], tuple(drafts[index])) for index in active]
         inputs = span_inputs(spans, self.network.block_size)
-        tokens = self.network.runner.launch(inputs, rows, self._sampler)
+        tokens = self.network.runner.launch(inputs, self._sampler.choices(rows))
         return cast(list[int], tokens.take())  # a draft model has no beams
 
     def _catch_up(self, requests: Sequence[Request], starts: list[int]) -> None:
@@ -260,7 +263,7 @@ class DraftModelProposer:
             if not spans:
                 return
             inputs = span_inputs(spans, self.network.block_size)
-            self.network.runner.launch(inputs, (), self._sampler)
+            self.network.runner.launch(inputs, self._sampler.choices(()))
 
     def _num_cached(self, request: Request) -> int:
         """Leading tokens of the request, never the last, that lie in its blocks."""

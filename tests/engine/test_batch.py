@@ -6,7 +6,7 @@ import pytest
 from predict.engine.batch import span_inputs
 from predict.engine.request_state import Request
 from predict.engine.scheduler import ScheduledSpan
-from predict.nn.inputs import FIELDS
+from predict.nn.inputs import FIELDS, RowKind
 from predict.request import SamplingParams
 
 
@@ -29,7 +29,7 @@ def test_mixed_batch_of_decode_chunk_and_drafts() -> None:
     assert inputs.context_lens.tolist() == [6, 5, 7]
     assert inputs.block_tables.tolist() == [[7, 2], [4, 0], [9, 3]]
     assert inputs.logit_indices.tolist() == [0, 4, 5, 6]
-    assert inputs.max_lens.tolist() == [3, 7, 3, 0]
+    assert inputs.max_lens.tolist() == [3, 7, 3, 0, RowKind.LISTED]
 
 
 def test_block_tables_are_minus_one_past_the_end() -> None:

@@ -309,17 +309,18 @@ def test_processors_change_the_log_probabilities_of_a_search(compiled: library.L
 def test_a_row_without_numbers_fails_its_search_alone() -> None:
     llm = LLM(config("llama_gqa", batch_size=6, attention="append"))
     expected = golden("llama_gqa")
-    sample = llm.engine.sampler.sample
+    chooser: Any = llm.engine.runner.chooser  # type: ignore[attr-defined]
+    tokens = chooser.tokens
     steps = iter(range(100))
 
-    def broken(logits: Any, rows: Any) -> Any:
-        found = sample(logits, rows)
+    def broken(*given: Any) -> Any:
+        found = tokens(*given)
         if next(steps) == 3:
             index = next(i for i, entry in enumerate(found) if isinstance(entry, Candidates))
             found[index] = Candidates([], [])
         return found
 
-    llm.engine.sampler.sample = broken  # type: ignore[method-assign]
+    chooser.tokens = broken
     num_new = len(expected["greedy"][0])
     plain = SamplingParams(max_new_tokens=num_new, temperature=0.0, ignore_eos=True)
     prompts = expected["prompts"][:2]

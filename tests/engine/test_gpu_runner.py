@@ -11,24 +11,26 @@ from typing import Any
 import numpy as np
 import pytest
 
+import make_columns
 from predict import LLM, SamplingParams
 from predict.config.engine import EngineConfig
 from predict.config.quantization import QuantSettings
 from predict.device import devices
 from predict.device.devices import GIB, MemoryInfo
+from predict.engine.batch import _row_kind
 from predict.engine.choices import GREEDY, Choice
-from predict.engine.gpu_runner import (
+from predict.engine.logits_processors import FOR_EVER, Adjustment
+from predict.engine.runner.buffers import GraphShape, Piece, Slab, StepBuffer, slab_sizes
+from predict.engine.runner.gpu_chooser import write_choices
+from predict.engine.runner.graphs import (
     FEW_TOKENS,
     OFTEN_MET,
     OFTEN_MET_OF_MANY,
-    GraphShape,
-    InputBuffer,
+    GraphCache,
+    StepGraph,
     graph_for,
     graph_shape,
-    num_elements,
-    write_choices,
 )
-from predict.engine.logits_processors import FOR_EVER, Adjustment
 from predict.engine.token_history import encoded
 from predict.errors import UserError
 from predict.loading.layouts.online import Online
@@ -44,6 +46,7 @@ from predict.loading.sources import RandomSource
 from predict.nn.cache_formats import kv_format_of
 from predict.nn.inputs import bucket_size, empty_example, max_lens_of
 from predict.nn.weights import LinearPlan, WeightNames, plan_weights
+from predict.ops.columns import CHOICES, TABLES
 from tests.support.golden import GOLDEN
 from tests.support.records import llama_spec
 
@@ -81,13 +84,14 @@ def test_buckets_hold_their_batches() -> None:
 def shape_of(lengths: list[int], num_logits: list[int]) -> GraphShape | None:
     borders = np.cumsum([0, *lengths])
     rows = [np.arange(end - count, end) for end, count in zip(borders[1:], num_logits, strict=True)]
+    kind = _row_kind(sum(num_logits), borders[-1], set(num_logits) == {1}, of_prompts=False)
     return graph_shape(
         empty_example()._replace(
             token_ids=np.zeros(borders[-1], np.int32),
             cu_seqlens_q=borders,
             context_lens=np.array(lengths),
             logit_indices=np.concatenate(rows),
-            max_lens=max_lens_of(lengths, [100] * len(lengths)),
+            max_lens=max_lens_of(lengths, [100] * len(lengths), kind),
         )
     )
 
@@ -134,15 +138,46 @@ def test_graphs_are_recorded_when_they_are_going_to_pay() -> None:
 def test_fields_of_a_buffer_share_its_memory() -> None:
     import paddle
 
-    shapes = [(3,), (2, 5), (1,)]
-    count = num_elements(shapes)
-    host, device = np.arange(count, dtype=np.int32), paddle.arange(count, dtype="int32")
-    buffer = InputBuffer(shapes, host, device)
-    for shape, array, tensor in zip(shapes, buffer.arrays, buffer.tensors, strict=True):
-        assert array.shape == shape
+    pieces = [Piece("int32", (3,)), Piece("float32", (2, 5)), Piece("float16", (3, 3))]
+    pieces += [Piece("int32", (1,)), Piece("float32", (2,))]
+    slabs = {
+        dtype: Slab(np.arange(count).astype(dtype), paddle.arange(count).astype(dtype))
+        for dtype, count in slab_sizes(pieces).items()
+    }
+    buffer = StepBuffer(pieces, slabs)
+    for (dtype, shape), array, tensor in zip(pieces, buffer.arrays, buffer.tensors, strict=True):
+        assert (array.shape, str(array.dtype)) == (shape, dtype)
         np.testing.assert_array_equal(array, tensor.numpy())
     buffer.arrays[1][1, 4] = -7
-    assert -7 in host
+    assert -7 in slabs["float32"].host
+    assert buffer.num_bytes == 4 * 8 + 4 * 16 + 2 * 16
+
+
+def test_graphs_keep_within_their_memory_and_those_used_longest_ago_go() -> None:
+    freed: list[int] = []
+
+    def recorded(size: int) -> StepGraph:
+        graph: Any = SimpleNamespace(num_bytes=10 * size, reset=lambda: freed.append(size))
+        return graph
+
+    def run(size: int) -> None:
+        graphs.graph(GraphShape(size, size, 1, True), 10 * size, lambda: recorded(size))
+
+    graphs = GraphCache(None, max_bytes=70)
+    for size in (1, 2, 4, 1):
+        run(size)
+    assert (freed, graphs.num_bytes, graphs.num_recorded) == ([], 70, 3)
+    run(3)
+    assert (freed, [shape.num_seqs for shape in graphs]) == ([2, 4], [1, 3])
+    freed_shape = GraphShape(2, 2, 1, True)
+    served = [graphs.shape_for(freed_shape) for _ in range(2 * OFTEN_MET)]
+    assert served == [freed_shape._replace(num_seqs=3, num_tokens=3)] * (2 * OFTEN_MET - 1) + [
+        freed_shape
+    ]
+    run(100)  # alone too large: the others make room for it
+    assert [shape.num_seqs for shape in graphs] == [100]
+    graphs.drop(lambda shape: shape.num_seqs == 100)
+    assert (len(graphs), freed[-1]) == (0, 100)
 
 
 def config(**changes: object) -> EngineConfig:
@@ -313,17 +348,27 @@ def test_rules_are_encoded_as_the_operator_reads_them() -> None:
 
 def test_choices_lie_where_the_operator_reads_them() -> None:
     choices = [Choice(0.5, 7, 0.9, 1 << 40, 3, 0.25, 0.5), GREEDY, Choice(1.0, 0, 1.0, 5, 1 << 33)]
-    columns = np.full((10, 4), -1, np.int32)
-    write_choices(columns, choices, [2, 1, 0])
-    assert columns[0].view(np.float32).tolist() == [0.5, 0.0, 1.0, 0.0]
-    assert columns[1].tolist()[:3] == [7, 1, 0]
-    np.testing.assert_array_equal(
-        columns[2].view(np.float32)[:3], np.array([0.9, 1, 1], np.float32)
-    )
-    assert columns[3].view(np.float32).tolist() == [0.25, 0.0, 0.0, 0.0]
-    assert columns[4:6].reshape(-1).view(np.int64).tolist()[:3] == [1 << 40, 0, 5]
-    assert columns[6:8].reshape(-1).view(np.int64).tolist()[:3] == [3, 0, 1 << 33]
-    assert columns[8].view(np.float32).tolist() == [0.5, 1.0, 1.0, 0.0]
-    assert columns[9].tolist() == [2, 1, 0, 0]
-    write_choices(columns, [GREEDY] * 3)
-    assert columns[[0, 9]].tolist() == [[0] * 4] * 2
+    table = np.full(CHOICES.shape(3), -1, np.int32)
+    write_choices(table, choices, [2, 1, 0])
+    columns = {name: view.tolist() for name, view in CHOICES.views(table).items()}
+    assert columns.pop("top_k")[:3] == [7, 1, 0]
+    assert columns == {
+        "temperature": [0.5, 0.0, 1.0, 0.0],
+        "top_p": np.array([0.9, 1, 1, 0], "f4").tolist(),
+        "min_p": [0.25, 0.0, 0.0, 0.0],
+        "seed": [1 << 40, 0, 5, 0],
+        "offset": [3, 0, 1 << 33, 0],
+        "typical_p": [0.5, 1.0, 1.0, 0.0],
+        "num_drafts": [2, 1, 0, 0],
+    }
+    write_choices(table, [GREEDY] * 3)
+    assert not table.any()
+
+
+def test_cpp_and_python_have_one_schema_of_columns() -> None:
+    """csrc/make_columns.py wrote the header of today's tables; and they have no gaps."""
+    assert make_columns.main(["--check"]) == 0
+    for table in TABLES:
+        memory = np.arange(table.num_rows * 8, dtype=np.int32).reshape(table.shape(5))
+        joined = b"".join(view.tobytes() for view in table.views(memory).values())
+        assert joined == memory.tobytes()

@@ -14,6 +14,7 @@ from predict.device import library
 from predict.device.library import import_paddle
 from predict.engine.choices import Row
 from predict.engine.request_state import Request
+from predict.engine.runner.host_chooser import HostChooser
 from predict.engine.sampler import Sampler
 from predict.ops import plain as reference
 from predict.request import SamplingParams
@@ -53,9 +54,9 @@ def ids(case: dict[str, Any]) -> str:
 def test_processed_logits_equal_transformers(case: dict[str, Any]) -> None:
     params = {k: v for k, v in case["params"].items() if k not in WARPERS}
     wanted = GOLDEN["scores"][CASES.index(case)]
-    sampler = Sampler(reference, 0, (EOS,))
+    sampler, chooser = Sampler(0, (EOS,)), HostChooser(reference)
     rows = [Row(request_of(row, params, row)) for row in range(len(wanted))]
-    got = sampler._adjusted(paddle.to_tensor(GOLDEN["logits"]), rows).numpy()
+    got = chooser.adjusted(paddle.to_tensor(GOLDEN["logits"]), sampler.choices(rows)).numpy()
     if set(case["params"]) & WARPERS:  # a kept one is divided by the temperature there
         wanted = wanted * case["params"].get("temperature", 1.0)
         got = np.where(np.isfinite(wanted), got, wanted)
@@ -65,7 +66,7 @@ def test_processed_logits_equal_transformers(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", CASES, ids=ids)
 def test_draws_follow_transformers_distribution(case: dict[str, Any], backend: ModuleType) -> None:
     """The token of each random number is the one of transformers' softmax, likeliest first."""
-    sampler = Sampler(backend, 0, (EOS,))
+    sampler, chooser = Sampler(0, (EOS,)), HostChooser(backend)
     num_compared = 0
     for row, scores in enumerate(GOLDEN["scores"][CASES.index(case)]):
         order = np.argsort(-scores, kind="stable")
@@ -74,7 +75,7 @@ def test_draws_follow_transformers_distribution(case: dict[str, Any], backend: M
             request_of(row, {"seed": seed, **case["params"]}, seed) for seed in range(NUM_DRAWS)
         ]
         logits = paddle.to_tensor(np.tile(GOLDEN["logits"][row], (NUM_DRAWS, 1)))
-        tokens = sampler.sample(logits, [Row(request) for request in requests])
+        tokens = chooser.tokens(logits, sampler.choices([Row(request) for request in requests]))
         assert np.isfinite(scores[tokens]).all()
         for request, token in zip(requests, tokens, strict=True):
             u = reference.uniform(request.request_id, request.num_output_tokens)
@@ -90,7 +91,7 @@ def test_draft_rows_see_the_drafts_before_them() -> None:
     params = {"no_repeat_ngram_size": 3, "bad_words": [[2, 12]], "repetition_penalty": 1.3}
     params |= {"frequency_penalty": 0.2, "min_length": 17}
     drafts = (2, 5, 2)
-    sampler = Sampler(reference, 0, (EOS,))
+    sampler, chooser = Sampler(0, (EOS,)), HostChooser(reference)
     logits = paddle.to_tensor(GOLDEN["logits"][:4])
     behind = [Row(request_of(1, params), drafts[:count]) for count in range(4)]
     without = []
@@ -98,7 +99,7 @@ def test_draft_rows_see_the_drafts_before_them() -> None:
         request = request_of(1, params, count)
         request.token_ids += drafts[:count]
         without.append(Row(request))
-    got = sampler._adjusted(logits, behind).numpy()
-    np.testing.assert_array_equal(got, sampler._adjusted(logits, without).numpy())
+    got = chooser.adjusted(logits, sampler.choices(behind)).numpy()
+    np.testing.assert_array_equal(got, chooser.adjusted(logits, sampler.choices(without)).numpy())
     assert np.isneginf(got[:, EOS]).tolist() == [True, True, False, False]
     assert np.isneginf(got[:, 12]).tolist() == [False, True, False, True]

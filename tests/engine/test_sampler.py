@@ -7,6 +7,7 @@ from predict.device.library import import_paddle
 from predict.engine.choices import Row, request_seed
 from predict.engine.logits_processors import Adjustment
 from predict.engine.request_state import Request
+from predict.engine.runner.host_chooser import HostChooser
 from predict.engine.sampler import Sampler
 from predict.ops import plain as reference
 from predict.request import SamplingParams
@@ -19,9 +20,9 @@ def make(number: int = 0, **params: object) -> Request:
 
 
 def tokens(rows: list[list[float]], requests: list[Request], seed: int = 0) -> list[int]:
-    sampler = Sampler(reference, seed, eos_token_ids=(0,))
+    choices = Sampler(seed, eos_token_ids=(0,)).choices([Row(request) for request in requests])
     logits = paddle.to_tensor(np.array(rows, np.float32))
-    chosen = sampler.sample(logits, [Row(request) for request in requests])
+    chosen = HostChooser(reference).tokens(logits, choices)
     return [token for token in chosen if isinstance(token, int)]
 
 

@@ -30,6 +30,7 @@ from predict.errors import UserError
 from predict.request import MAX_LOGPROBS, TokenLogprobs
 from tests.support import scheduler_traffic
 from tests.support.demo import demo_config
+from tests.support.golden import step_logits
 from tests.support.texts import PROMPTS
 
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=7, max_new_tokens=12)
@@ -161,7 +162,7 @@ def reference(llm: LLM, token_ids: tuple[int, ...]) -> np.ndarray[Any, Any]:
     scheduler.add(request)
     batch = scheduler.schedule()
     assert batch is not None
-    logits = llm.engine.runner.execute(span_inputs(batch.spans, 16)).numpy().astype(np.float64)
+    logits = step_logits(llm, span_inputs(batch.spans, 16)).astype(np.float64)
     # The last token's row comes first, and a row that nobody wants behind the others.
     logits = np.roll(logits[: len(token_ids)], -1, axis=0)
     return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))

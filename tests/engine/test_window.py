@@ -12,7 +12,7 @@ from predict.config.engine import EngineConfig
 from predict.engine.choices import GREEDY, Choice, Row
 from predict.engine.drafts import accepted_tokens
 from predict.engine.request_state import Request
-from predict.engine.window import WindowVerifier
+from predict.engine.window import WindowDrafts, loose_drafts, verified
 from predict.errors import UserError
 from predict.ops.plain_sampling import rank_of_draft
 
@@ -84,8 +84,8 @@ def test_random_spans_are_verified_as_the_algorithm_says() -> None:
             weights = np.exp(2.0 * (own - own.max(axis=1, keepdims=True)).astype(np.float64))
             shares = (weights / weights.sum(axis=1, keepdims=True)).tolist()
             wanted.append((drafts, plain(shares, drafts, draws, top_p, window, most)))
-        verifier = WindowVerifier(window, most)
-        result = verifier.verified(drawn, np.concatenate(logits), rows, choices)
+        loose = WindowDrafts(window, most, loose_drafts(rows, choices))
+        result = verified(drawn, np.concatenate(logits), loose, choices)
         for drafts, tokens in wanted:
             chosen, result = result[: len(drafts) + 1], result[len(drafts) + 1 :]
             assert accepted_tokens(drafts, chosen) == tokens, trial
@@ -99,7 +99,8 @@ def test_greedy_requests_keep_their_tokens() -> None:
     best = logits.argmax(axis=1).tolist()
     drafts = [int(np.argsort(-logits[0])[1]), best[1]]
     rows = [Row(request, drafts[:i]) for i in range(3)]
-    assert WindowVerifier(1, 5).verified(best, logits, rows, [GREEDY] * 3) == best
+    loose = WindowDrafts(1, 5, loose_drafts(rows, [GREEDY] * 3))
+    assert verified(best, logits, loose, [GREEDY] * 3) == best
 
 
 def test_a_banned_token_is_no_second_likeliest() -> None:
@@ -108,8 +109,8 @@ def test_a_banned_token_is_no_second_likeliest() -> None:
     request = Request(0, [1], SamplingParams(temperature=1.0))
     rows = [Row(request, [3, 7][:i]) for i in range(3)]
     choices = [Choice(1.0, 0, 1.0, 0, i) for i in range(3)]
-    verified = WindowVerifier(1, 5).verified([7, 7, 7], logits[[0, 1, 1]], rows, choices)
-    assert verified == [7, 7, 7]
+    loose = WindowDrafts(1, 5, loose_drafts(rows, choices))
+    assert verified([7, 7, 7], logits[[0, 1, 1]], loose, choices) == [7, 7, 7]
 
 
 def test_candidates_are_tokens_that_the_request_may_draw() -> None:

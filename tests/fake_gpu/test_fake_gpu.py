@@ -78,6 +78,12 @@ SMOKE: dict[str, tuple[str, ...]] = {
         "checkpoints_are_rounded_by_the_gpu[weight_only_int8-bfloat16]",
         "random_weights_are_made_and_rounded_on_the_gpu",
     ),
+    "steps": (
+        "embeddings_equal_transformers[gpt2_small]",
+        "hidden_states_of_named_layers_are_transformers[graph]",
+        "rows_of_any_dtype_reach_graphs",
+        "graphs_that_make_room_for_others_change_no_text",
+    ),
     "schemes": ("exported_programs_give_the_same_tokens[weight_only_int4 group]",),
     "sparse_caches": ("logits_and_tokens_are_numpys[AEAEAE-graph]",),
     "traffic": ("second_gpu_answers_as_the_first", "engines_on_two_gpus_take_turns"),

@@ -57,8 +57,8 @@ def gpu() -> Iterator[devices.Device]:
 @pytest.fixture(autouse=True)
 def graphs_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests are short: the second step of a shape is recorded, if the first one was not."""
-    monkeypatch.setattr("predict.engine.gpu_runner.OFTEN_MET", 2)
-    monkeypatch.setattr("predict.engine.gpu_runner.OFTEN_MET_OF_MANY", 2)
+    monkeypatch.setattr("predict.engine.runner.graphs.OFTEN_MET", 2)
+    monkeypatch.setattr("predict.engine.runner.graphs.OFTEN_MET_OF_MANY", 2)
 
 
 @pytest.fixture(scope="session")

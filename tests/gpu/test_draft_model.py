@@ -10,8 +10,9 @@ import pytest
 from predict import LLM, SamplingParams
 from predict.device import cuda, devices
 from predict.engine.draft_policy import Costs
-from predict.engine.gpu_runner import GpuRunner, Shelf
 from predict.engine.request_state import Request
+from predict.engine.runner.gpu import GpuRunner
+from predict.engine.runner.transport import Shelf
 from predict.speculative.draft_model import DraftModelProposer
 from tests.support.drafts import Generous
 from tests.support.golden import GOLDEN, config, golden
@@ -104,7 +105,7 @@ def test_goldens_with_drafts_of_other_families(gpu: devices.Device, draft: str, 
     changes = {**DRAFTS, "draft_model_name_or_path": str(GOLDEN / draft)}
     llm = drafting(FORMS[form](LLM(config("llama_gqa", **settings(batch_size=3), **changes))))
     if form == "eager":
-        parts(llm)[2].pool = None
+        parts(llm)[2].graphs.pool = None
     params = SamplingParams(max_new_tokens=len(expected["greedy"][0]), temperature=0.0)
     assert [list(ids) for ids in texts(llm, expected["prompts"], params)] == expected["greedy"]
     assert llm.stats().num_draft_tokens > 0
@@ -153,22 +154,23 @@ def test_drafts_that_cannot_be_drawn_change_nothing(gpu: devices.Device, form: s
     expected = golden("llama_gqa")
     llm = drafting(LLM(config("llama_gqa", **settings(batch_size=3), **DRAFTS)))
     _, _, own = parts(llm)
-    forward, calls = own.forward, [0]
+    forward, calls = own.network.forward, [0]
     if form == "eager":
-        own.pool = None
+        own.graphs.pool = None
     place = gpu.place()
     nans = paddle.to_tensor(np.full(8 * llm.spec.vocab_size, np.nan, np.float32), place=place)
 
-    def failing(inputs: Any) -> Any:
+    def failing(*given: Any) -> Any:
         """Of every third step, or where they are recorded, of all."""
-        logits = forward(inputs)
+        outputs = forward(*given)
+        logits: Any = outputs.logits
         calls[0] += 1
-        if form == "graph" or calls[0] % 3 == 0:
+        if logits is not None and (form == "graph" or calls[0] % 3 == 0):
             stream = cuda.current_stream(gpu)
             cuda.copy_bytes(logits.data_ptr(), nans.data_ptr(), 4 * logits.size, stream)
-        return logits
+        return outputs
 
-    own.forward = failing
+    own.network.forward = failing  # type: ignore[assignment]
     params = SamplingParams(max_new_tokens=len(expected["greedy"][0]), temperature=0.0)
     assert [list(ids) for ids in texts(llm, expected["prompts"], params)] == expected["greedy"]
     stats = llm.stats()

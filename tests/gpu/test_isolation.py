@@ -64,7 +64,7 @@ def test_requests_that_fail_end_alone(gpu: devices.Device, drafts: str, graphs: 
     llm = LLM(config(DEMO, **SETTINGS, **DRAFTS[drafts]))
     runner: Any = llm.engine.runner
     if not graphs:
-        runner.pool = None
+        runner.graphs.pool = None
     if llm.engine.proposer is not None:
         costs = Costs(row=0.01, draft=0.05)
         llm.engine.policy = Generous(3, 24, costs, llm.engine.proposer.looks_up)

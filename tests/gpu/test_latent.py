@@ -135,6 +135,8 @@ class Problem:
         self, of_last_rows: bool = False, hidden: Any = None, inputs: Any = None
     ) -> tuple[Any, tuple[Any, ...]]:
         """The block's output, and its cache brought to the CPU; of another step, if it is given."""
+        if of_last_rows:
+            inputs = self.step.of_rows(self.step.arrays.logit_indices)
         out, written = ops.layers(
             self.hidden.device if hidden is None else hidden,
             [(self.placed,)],

@@ -204,9 +204,10 @@ def test_attention_block(
             everything = np.arange(step.num_tokens)
             each += [step.arrays.logit_indices, everything, np.array([5, 0, 9, 9, 3, 1, 2])]
         for rows in each:
-            some = None if rows is None else operands.placed(rows.astype(np.int32))
+            inputs = step.device if rows is None else step.of_rows(rows)
+            some = None if rows is None else inputs.logit_indices
             got = ops.attention_block(
-                hidden.device, weights, step.caches()[1], rope.device, step.device, rows=some
+                hidden.device, weights, step.caches()[1], rope.device, inputs, rows=some
             )
             wanted = numpy_of(out) if rows is None else numpy_of(out)[rows]
             assert got[0].shape == list(wanted.shape)

@@ -14,7 +14,7 @@ from predict.device import devices
 from predict.engine.batch import span_inputs
 from predict.engine.request_state import Request
 from predict.engine.scheduler import ScheduledSpan
-from tests.support.golden import GOLDEN, check_greedy, config, greedy
+from tests.support.golden import GOLDEN, check_greedy, config, greedy, step_logits
 from tests.support.gpu_engines import SETTINGS, met_traffic
 from tests.support.paths import DEMO
 
@@ -67,8 +67,8 @@ def log_probabilities(llm: LLM, token_ids: list[int]) -> npt.NDArray[np.float64]
     request = Request(0, token_ids, SamplingParams())
     span = ScheduledSpan(request, len(token_ids), 0, blocks, True)
     inputs = span_inputs([span], 32)
-    inputs = inputs._replace(logit_indices=np.arange(len(token_ids) - 1, dtype=np.int32))
-    logits = llm.engine.runner.execute(inputs).numpy().astype(np.float64)
+    inputs = inputs.with_rows(np.arange(len(token_ids) - 1, dtype=np.int32))
+    logits = step_logits(llm, inputs).astype(np.float64)
     logits -= logits.max(axis=1, keepdims=True)
     chosen = logits[np.arange(len(logits)), token_ids[1:]]
     result: npt.NDArray[np.float64] = chosen - np.log(np.exp(logits).sum(axis=1))

@@ -84,7 +84,7 @@ def is_marked(request: Request) -> bool:
     return request.prompt_token_ids[0] == MARK
 
 
-def is_long(inputs: Any) -> bool:
+def is_long(inputs: Any, *_: Any) -> bool:
     """Whether the prompt that fails is in a step: no other request gets as long."""
     return bool(inputs.context_lens.numpy().max() >= NUM_MARKED)
 
@@ -120,15 +120,18 @@ def failing(
 def nan_logits(patch: pytest.MonkeyPatch, llm: LLM) -> None:
     import paddle
 
-    runner: Any = llm.engine.runner
-    execute = runner.execute
+    network: Any = llm.engine.runner.network  # type: ignore[attr-defined]
+    given = network.run
 
     def run(inputs: Any) -> Any:
-        logits = execute(inputs).numpy().copy()
+        outputs = given(inputs)
+        if outputs.logits is None:
+            return outputs
+        logits = outputs.logits.numpy().copy()
         logits[inputs.positions[inputs.logit_indices] == NUM_MARKED + 2] = math.nan
-        return paddle.to_tensor(logits)
+        return outputs._replace(logits=paddle.to_tensor(logits))
 
-    patch.setattr(runner, "execute", run)
+    patch.setattr(network, "run", run)
 
 
 def nothing(patch: pytest.MonkeyPatch, llm: LLM) -> None:
@@ -152,7 +155,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], Inject]] = {
     "forward: operator": (
         *("forward", {}, {}),
         failing(
-            lambda llm: llm.engine.runner,
+            lambda llm: llm.engine.runner.network,
             "forward",
             is_long,
         ),
@@ -160,7 +163,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], Inject]] = {
     "forward: memory": (
         *("forward", {}, {}),
         failing(
-            lambda llm: llm.engine.runner,
+            lambda llm: llm.engine.runner.network,
             "forward",
             is_long,
             MemoryError,
@@ -172,7 +175,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], Inject]] = {
         *("sample", {}, {}),
         failing(
             Sampler,
-            "choices",
+            "_rows",
             lambda _, rows: any(
                 is_marked(row.request) and row.num_output_tokens == 3 for row in rows
             ),
@@ -231,7 +234,7 @@ DRAFT_FAULTS: dict[tuple[str, str], tuple[str, Inject]] = {
     ("draft model", "forward"): (
         "draft",
         failing(
-            lambda llm: llm.engine.proposer.network.runner,
+            lambda llm: llm.engine.proposer.network.runner.network,
             "forward",
             is_long,
         ),
@@ -473,8 +476,8 @@ def test_logits_that_are_no_numbers_end_their_request_alone(
         failing(BeamGroup, "choose", lambda self, *_: is_marked(self.request)),
         failing(
             Sampler,
-            "_found",
-            lambda _, logits, row: is_marked(row.request) and row.num_output_tokens == 2,
+            "_rows",
+            lambda _, rows: any(is_marked(r.request) and r.num_output_tokens == 2 for r in rows),
         ),
     ],
     ids=["choose", "find"],
@@ -619,7 +622,7 @@ CLI_FAULTS: dict[str, tuple[str, Inject]] = {
         "sample",
         failing(
             Sampler,
-            "choices",
+            "_rows",
             lambda _, rows: any(is_bad_line(row.request) for row in rows),
         ),
     ),
@@ -691,16 +694,16 @@ def test_the_command_line_gives_all_other_answers(
 
 def broken(patch: pytest.MonkeyPatch, llm: LLM, steps: int) -> None:
     """After so many steps the device is gone."""
-    runner: Any = llm.engine.runner
-    forward, left = runner.forward, [steps]
+    network: Any = llm.engine.runner.network  # type: ignore[attr-defined]
+    forward, left = network.forward, [steps]
 
-    def run(inputs: Any) -> Any:
+    def run(*given: Any) -> Any:
         left[0] -= 1
         if left[0] < 0:
             raise OSError("the device is gone")
-        return forward(inputs)
+        return forward(*given)
 
-    patch.setattr(runner, "forward", run)
+    patch.setattr(network, "forward", run)
 
 
 def test_a_broken_device_ends_all_clearly(
@@ -774,17 +777,17 @@ def test_one_failing_step_that_nobody_causes_costs_nothing(
 ) -> None:
     llm, answers = llms("none"), expected("none")
     requests = good_requests(True)
-    runner: Any = llm.engine.runner
-    forward, count = runner.forward, [0]
+    network: Any = llm.engine.runner.network  # type: ignore[attr-defined]
+    forward, count = network.forward, [0]
 
-    def run(inputs: Any) -> Any:
+    def run(*given: Any) -> Any:
         count[0] += 1
         if count[0] % 5 == 0:
             raise MemoryError
-        return forward(inputs)
+        return forward(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "forward", run)
+        patch.setattr(network, "forward", run)
         outputs = llm.generate([p for p, _ in requests], [params for _, params in requests])
     assert [plain(output) for output in outputs] == answers
     check_idle(llm)

@@ -448,7 +448,7 @@ def test_tree_of_drafts_sees_ancestors_only(
 
 def test_plain_operators_see_the_same_tree(compiled: Library) -> None:
     from predict.nn.decoder import Linear
-    from predict.nn.inputs import ForwardInputs
+    from predict.nn.inputs import StepInputs
     from predict.ops import compiled as ops
     from predict.ops import plain as reference
 
@@ -465,7 +465,7 @@ def test_plain_operators_see_the_same_tree(compiled: Library) -> None:
             none, none, norm, (6, 2, 32), None, window, p.scale, kv_format="int4"
         )
         borders, lengths, tables, longest = batch.index_tensors()
-        inputs = ForwardInputs(
+        inputs = StepInputs(
             None,
             int32(batch.positions),
             int32(batch.slots),

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from predict.engine.gpu_runner import FieldLayout, GraphShape
-from predict.nn.inputs import FIELDS, Field, empty_example, fields_with
+from predict.engine.runner.buffers import FieldLayout, GraphShape
+from predict.nn.inputs import FIELDS, Field, RowKind, empty_example, fields_with
 from tests.support.processes import run_python
 
 
 @pytest.mark.slow
 def test_a_row_is_all_that_every_way_to_run_needs(tmp_path: Path) -> None:
-    found = json.loads(run_python("-m", "tests.support.added_fields", tmp_path).stdout)
-    names = [*(field.name for field in fields_with()), "marks", "more"]
+    found = json.loads(run_python("-m", "tests.support.added_fields", tmp_path, "cpu").stdout)
+    names = [*(field.name for field in fields_with()), "marks", "more", "shift"]
     assert found["inputs"][: len(names)] == names
     (same, static_same), (other, static_other) = found["marks 0"], found["marks 1"]
     assert same == static_same != other == static_other
-    assert found["graph"] == [[7, 5, 5], [8, 0, 0]]  # and the rows' padding
+    assert found["graph"] == [[7, 5, 5], [8, 0, 0], [0.5, 2, 2]]  # and the rows' padding
 
 
 @pytest.mark.parametrize("fields", [fields_with(), FIELDS])
@@ -68,5 +68,5 @@ def test_the_smallest_step_is_padding() -> None:
         "context_lens": [1],
         "block_tables": [[0, 0, 0]],
         "logit_indices": [0],
-        "max_lens": [1, 1, 1, 1],
+        "max_lens": [1, 1, 1, 0, RowKind.ALL],
     }

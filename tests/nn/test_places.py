@@ -6,7 +6,7 @@ import pytest
 from predict.engine.batch import placed, span_inputs
 from predict.engine.request_state import Request
 from predict.engine.scheduler import ScheduledSpan
-from predict.nn.inputs import ForwardInputs, empty_example
+from predict.nn.inputs import StepInputs, empty_example
 from predict.nn.places import Placing, PrefixPlacing, StepPlacing, fields_of, placing_of
 from predict.nn.spec import PrefixSpec, RopeSpec
 from predict.request import SamplingParams
@@ -18,7 +18,7 @@ STEPS = RopeSpec(method="dynamic_steps", original_max_position=8)
 SIZES = {"vocab_size": 10, "hidden_size": 8, "max_position": 8}
 
 
-def inputs_of(placing: Placing, *spans: tuple[list[int], int, int]) -> ForwardInputs:
+def inputs_of(placing: Placing, *spans: tuple[list[int], int, int]) -> StepInputs:
     """Of (prompt, start, number of tokens): tokens behind the prompt are generated ones."""
     scheduled = []
     for number, (prompt, start, count) in enumerate(spans):

@@ -13,7 +13,7 @@ from predict.device.library import Library
 from predict.nn.blocks import LatentAttentionBlock, LatentForm, Norm, Positions, Residual
 from predict.nn.cache_formats import LATENT_FORMATS
 from predict.nn.decoder import map_tensors
-from predict.nn.inputs import ForwardInputs
+from predict.nn.inputs import StepInputs
 from predict.ops import compiled as ops
 from predict.ops import plain
 from predict.ops.records import text_of
@@ -85,7 +85,7 @@ def step(
     codes = latents.weights.kv_format != "dense"
     values = [part.astype(dtype) for part in cache[codes : 1 + codes]]
     cache = (cache[0], *values, cache[2]) if codes else tuple(values)
-    inputs = ForwardInputs(*given.batch.step()[:8])
+    inputs = StepInputs(*given.batch.step()[:8])
     if read is not None:
         inputs = inputs._replace(slot_mapping=inputs.slot_mapping * 0 - 1)
     ropes = latents.ropes(given.longest + 1)
@@ -230,7 +230,7 @@ def test_a_draft_sees_its_ancestors(
     alone = LatentBatch.of(latents.block, ((4, 64),), 16)
     kept = np.concatenate([rows[:60], rows[[60 + i for i in line]]])
     positions = int32([60 + i for i in line])
-    inputs = ForwardInputs(*alone.batch.step()[:8])._replace(positions=positions)
+    inputs = StepInputs(*alone.batch.step()[:8])._replace(positions=positions)
     alone = replace(alone, past=[kept])
     weights = latents.packed() if backend is ops else latents.weights
     out, _ = backend.attention_block(
@@ -249,7 +249,7 @@ def test_rows_are_some_of_all(compiled: Library, form: LatentForm) -> None:
     latents, given, hidden = case_of("published", "float32", form)
     whole, _ = run(ops, latents, given, hidden)
     wanted = [0, 3, 60]
-    inputs = ForwardInputs(*given.batch.step()[:8])
+    inputs = StepInputs(*given.batch.step()[:8])
     for backend, weights in ((ops, latents.packed()), (plain, latents.weights)):
         out, _ = backend.attention_block(
             tensor(hidden, "float32"),

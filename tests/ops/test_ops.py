@@ -11,7 +11,7 @@ import pytest
 
 from predict.device import library
 from predict.nn.decoder import Attention, BlockWeights, Linear, Mlp, map_tensors
-from predict.nn.inputs import ForwardInputs, HostTensors, empty_example, max_lens_of, to_tensors
+from predict.nn.inputs import HostTensors, StepInputs, empty_example, max_lens_of, to_tensors
 from predict.nn.rope import rope_table
 from predict.nn.spec import RopeSpec
 from predict.ops import compiled as ops
@@ -72,15 +72,15 @@ class Case:
 MIXED = [(20, 5, [4, 9]), (33, 1, [0, 2, 7]), (0, 19, [5, 6])]
 
 
-def mixed_step() -> ForwardInputs:
+def mixed_step() -> StepInputs:
     return step_of(MIXED)
 
 
-def step_of(spans: Spans) -> ForwardInputs:
+def step_of(spans: Spans) -> StepInputs:
     return to_tensors(arrays_of(spans), paddle.CPUPlace())
 
 
-def arrays_of(spans: Spans) -> ForwardInputs:
+def arrays_of(spans: Spans) -> StepInputs:
     lengths = np.array([n for _, n, _ in spans])
     positions = np.concatenate([np.arange(start, start + n) for start, n, _ in spans])
     slots = np.concatenate(
@@ -95,7 +95,7 @@ def arrays_of(spans: Spans) -> ForwardInputs:
         tables[row, : len(blocks)] = blocks
     cu_seqlens = np.concatenate([[0], np.cumsum(lengths)])
     context_lens = np.array([start + n for start, n, _ in spans])
-    return ForwardInputs(
+    return StepInputs(
         token_ids=np.zeros(len(positions)),
         positions=positions,
         slot_mapping=slots,

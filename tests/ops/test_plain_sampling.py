@@ -11,9 +11,9 @@ import pytest
 from predict.device import library
 from predict.engine import beams
 from predict.engine.choices import GREEDY
-from predict.engine.gpu_runner import read_table
 from predict.engine.logprobs import measure
-from predict.engine.window import WindowVerifier
+from predict.engine.runner.transport import read_table
+from predict.engine.window import WindowDrafts, loose_drafts, verified
 from predict.ops import compiled, plain
 from predict.ops.plain_sampling import _sample_row
 from tests.support.step_operands import (
@@ -210,9 +210,8 @@ def test_drafts_stand_as_the_engine_says(vocab: int) -> None:
     for trial in range(30):
         spans = random_spans(generator, vocab, 12)
         window, most = 1 + trial % 3, 2 + trial % 9
-        wanted = WindowVerifier(window, most).verified(
-            spans.drawn.tolist(), spans.logits, spans.rows, spans.choices
-        )
+        loose = WindowDrafts(window, most, loose_drafts(spans.rows, spans.choices))
+        wanted = verified(spans.drawn.tolist(), spans.logits, loose, spans.choices)
         got = outcome(spans.case(window, most))[0][-1]
         assert got[-2:].tolist() == [77, 78]
         num_rows += len(wanted)

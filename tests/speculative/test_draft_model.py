@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import predict.ops.plain
 from predict import LLM, SamplingParams
 from predict.adapters.prefixes import NO_PREFIX, ServedPrefix, prefix_in
 from predict.engine.drafts import DraftNetwork
@@ -31,7 +30,7 @@ def make(num_blocks: int, ahead: bool = False, budget: int = 32) -> DraftModelPr
     return DraftModelProposer(
         DraftNetwork(
             runner=CacheReader(num_blocks + 8, ahead, target=target),
-            sampler=Sampler(predict.ops.plain, 0, ()),
+            sampler=Sampler(0, ()),
             block_size=BLOCK,
             num_blocks=num_blocks,
             token_budget=budget,

@@ -14,20 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-import predict.ops.plain
 from predict import SamplingParams
-from predict.bench.speculation import AgreeingProposer, ScriptedRunner, copies
+from predict.bench.speculation import AgreeingProposer, ScriptedRunner, ScriptedSampler, copies
 from predict.config.speculation import known_methods
 from predict.engine import engine as engine_module
 from predict.engine.draft_policy import Costs, DraftPolicy
 from predict.engine.drafts import FAILED, DraftNetwork, Proposer, SpeculativeConfig
 from predict.engine.engine import Engine
 from predict.engine.request_state import Request
-from predict.engine.runner import NO_TARGETS, KnownTokens, Logprobs
 from predict.engine.sampler import Sampler
 from predict.engine.scheduler import Scheduler, SchedulerConfig
+from predict.engine.step import KnownTokens, Logprobs
 from predict.llm import GPU_COSTS
-from predict.nn.inputs import ForwardInputs
+from predict.nn.inputs import StepInputs
 from predict.speculative import proposer_of
 
 VOCABULARY = 128_256
@@ -58,7 +57,7 @@ class PacedTokens(KnownTokens):
 
 
 class PacedRunner:
-    """Computes nothing; see predict.engine.runner.Runner."""
+    """Computes nothing; see predict.engine.step.Runner."""
 
     num_ahead = 1
 
@@ -68,9 +67,7 @@ class PacedRunner:
         self.num_drafts = self.num_recorded = 0
         self.sizes: set[tuple[bool, int, int]] = set()
 
-    def launch(
-        self, inputs: ForwardInputs, rows: Any, sampler: Any, prompt: Any = NO_TARGETS
-    ) -> PacedTokens:
+    def launch(self, inputs: StepInputs, choices: Any) -> PacedTokens:
         num_seqs, num_tokens = len(inputs.context_lens), len(inputs.token_ids)
         clock, eager = self.clock, num_tokens > 16 * num_seqs
         clock.now += (2.5e-3 if eager else 0.15e-3) + 8e-6 * num_seqs
@@ -86,15 +83,15 @@ class PacedRunner:
             seconds = 3.8e-3 + 2.6e-5 * num_seqs + (3.5e-5 if eager else 2.1e-5) * num_tokens
         clock.device = max(clock.device, clock.now) + seconds
         if self.is_draft:
-            self.num_drafts += len(rows)
+            self.num_drafts += len(choices.rows)
             first = FAILED - self.num_drafts
-            return PacedTokens(clock, 0.0, list(range(first, first + len(rows))))
-        return PacedTokens(clock, clock.device, [0] * len(rows))
+            return PacedTokens(clock, 0.0, list(range(first, first + len(choices.rows))))
+        return PacedTokens(clock, clock.device, [0] * len(choices.rows))
 
     def copy_blocks(self, copies: Any) -> None:
         raise NotImplementedError
 
-    def execute(self, inputs: ForwardInputs) -> Any:
+    def run(self, inputs: StepInputs, taps: Any = ()) -> Any:
         raise NotImplementedError
 
 
@@ -112,7 +109,7 @@ class Bench:
                 prefix_caching=False,
             )
         )
-        sampler = Sampler(predict.ops.plain, 0, ())
+        sampler = Sampler(0, ())
         draft = DraftNetwork(
             runner=PacedRunner(clock, True, is_cold),
             sampler=sampler,
@@ -130,7 +127,7 @@ class Bench:
         policy = DraftPolicy(15, 15 * batch_size, costs, self.proposer.looks_up)
         runner = PacedRunner(clock, False, is_cold)
         self.engine = Engine(scheduler, runner, sampler, (), None, policy)
-        self.runner = self.engine.runner
+        self.runner, self.sampler = self.engine.runner, sampler
         self.random = np.random.default_rng(0)
         self.ids = itertools.count()
 
@@ -156,7 +153,8 @@ class Bench:
             stand_ins = proposer.stand_ins
         engine = self.engine
         engine.proposer = proposer
-        engine.runner = ScriptedRunner(self.runner, scripts, stand_ins)
+        engine.runner = ScriptedRunner(self.runner, stand_ins)
+        engine.sampler = ScriptedSampler(self.sampler, scripts, stand_ins)
         params = SamplingParams(max_new_tokens=output, ignore_eos=True, temperature=0.0)
         requests = [Request(next(self.ids), prompt, params) for prompt in prompts]
         begin = self.clock.now

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import predict.ops.plain
 from predict import SamplingParams
 from predict.config.speculation import known_methods
 from predict.engine.draft_policy import Costs
@@ -33,7 +32,7 @@ def make_engine(method: str, ahead: bool) -> Engine:
             num_blocks=NUM_BLOCKS,
         )
     )
-    sampler = Sampler(predict.ops.plain, 0, ())
+    sampler = Sampler(0, ())
     runner = CacheReader(NUM_BLOCKS, ahead)
     own = CacheReader(
         *(NUM_BLOCKS + NUM_SEQS, ahead, 0.2), target=runner if ahead else None, failures=0.02

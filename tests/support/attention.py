@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.device.library import Library
-from predict.nn.inputs import ForwardInputs, max_lens_of
+from predict.nn.inputs import StepInputs, max_lens_of
 from tests.support.cpu_kernels import Array, Wide, int32, normal, numpy32, rounded, tensor
 
 Ints = npt.NDArray[np.int32]
@@ -21,7 +21,7 @@ def step_of(
 ) -> list[Any]:
     """The tensors of FIELDS; token ids and logit rows, which blocks do not read, are positions."""
     return [
-        *ForwardInputs(
+        *StepInputs(
             token_ids=positions,
             positions=positions,
             slot_mapping=slots,
@@ -92,7 +92,8 @@ class Batch:
 
     def index_tensors(self) -> tuple[Any, ...]:
         """cu_seqlens_q, context_lens, block_tables, max_lens."""
-        longest = max_lens_of(*zip(*self.shape.spans, strict=True))
+        lengths, contexts = zip(*self.shape.spans, strict=True)
+        longest = max_lens_of(lengths, contexts)
         return tuple(
             int32(a) for a in (self.borders, self.context_lens, self.block_tables, longest)
         )

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from predict.engine.drafts import FAILED, Verified, accepted_tokens
-from predict.engine.runner import NO_TARGETS, BlockCopies, KnownTokens, Logprobs
-from predict.nn.inputs import ForwardInputs
+from predict.engine.drafts import FAILED, accepted_tokens
+from predict.engine.step import BlockCopies, Followed, KnownTokens, Logprobs
+from predict.nn.inputs import StepInputs
 
 BLOCK = 16
 VOCABULARY = 50
@@ -61,9 +61,7 @@ class CacheReader:
         self.last: list[int] = []
         self.num_tokens = 0
 
-    def launch(
-        self, inputs: ForwardInputs, rows: Any, sampler: Any, prompt: Any = NO_TARGETS
-    ) -> KnownTokens:
+    def launch(self, inputs: StepInputs, choices: Any) -> KnownTokens:
         shelf, self.used, self.shelf = self.shelf, self.shelf, []
         tokens = ReadTokens([], shelf).known(
             [self.last[-1 - t] if SHELF < t < 0 else t for t in inputs.token_ids.tolist()]
@@ -86,17 +84,12 @@ class CacheReader:
         return ReadTokens(list(range(first, first - len(chosen), -1)), [])
 
     def launch_behind(
-        self,
-        inputs: ForwardInputs,
-        rows: Any,
-        sampler: Any,
-        verified: Sequence[Verified],
-        num_chosen: int,
+        self, inputs: StepInputs, choices: Any, followed: Sequence[Followed], num_chosen: int
     ) -> KnownTokens:
         target = self.target
         assert target is not None
         borders = inputs.cu_seqlens_q
-        for index, (_, row, placeholders) in enumerate(verified):
+        for index, (row, placeholders) in enumerate(followed):
             span = slice(int(borders[index]), int(borders[index + 1]))
             drafts = ReadTokens([], target.used).known(placeholders)
             new = accepted_tokens(drafts, target.last[row:])
@@ -108,9 +101,9 @@ class CacheReader:
             blocks = inputs.block_tables[index][places // BLOCK]
             inputs.slot_mapping[span] = blocks * BLOCK + places % BLOCK
         self.num_followed += 1
-        return self.launch(inputs, rows, sampler)
+        return self.launch(inputs, choices)
 
-    def execute(self, inputs: ForwardInputs) -> Any:
+    def run(self, inputs: StepInputs, taps: Any = ()) -> Any:
         raise NotImplementedError
 
     def copy_blocks(self, copies: BlockCopies) -> None:

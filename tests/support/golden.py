@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from predict import LLM, EngineConfig, SamplingParams
+from predict.nn.inputs import StepInputs
 from tests.support.paths import ROOT
 
 GOLDEN = ROOT / "tests" / "golden"
@@ -42,6 +43,13 @@ TRACED = frozenset(
         *("llama_biases", "llama_gqa", "llama_rope_yarn", "mistral_window", "qwen2", "qwen3_tied"),
     }
 )
+
+
+def step_logits(llm: LLM, inputs: StepInputs) -> Any:
+    """The float32 logits [L, V] of a step by itself."""
+    logits = llm.engine.runner.run(inputs).logits
+    assert logits is not None
+    return logits.cpu().numpy()
 
 
 def _rows(reference: frozenset[str], fused: frozenset[str]) -> list[Any]:

@@ -11,7 +11,7 @@ from predict import LLM, SamplingParams
 from predict.engine.batch import placed, span_inputs
 from predict.engine.request_state import Request
 from predict.engine.scheduler import ScheduledSpan
-from tests.support.golden import GOLDEN, golden
+from tests.support.golden import GOLDEN, golden, step_logits
 
 LOGIT_TOLERANCE = 1e-4  # of the largest logit: float32 sums in another order
 BLOCK_SIZE = 32
@@ -37,9 +37,9 @@ def logits_and_wanted(
     if prompts[-1] == golden(case)["prompts"][golden(case)["tail_prompt"]]:
         end, num_tail = inputs.cu_seqlens_q[-1], len(expected["tail_logits"])
         rows = np.concatenate([inputs.logit_indices, np.arange(end - num_tail, end)])
-        inputs = inputs._replace(logit_indices=rows)
+        inputs = inputs.with_rows(rows)
         wanted = np.concatenate([wanted, expected["tail_logits"]])
-    return llm.engine.runner.execute(inputs).cpu().numpy(), wanted
+    return step_logits(llm, inputs), wanted
 
 
 def check_logits(llm: LLM, case: str, which: slice = slice(None)) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 
 from export.export_model import export_model
 from predict import LLM, EngineConfig, SamplingParams
-from predict.engine.gpu_runner import GpuRunner
 from predict.engine.request_state import Request
+from predict.engine.runner.gpu import GpuRunner
 from tests.support.paths import DEMO
 
 SETTINGS: dict[str, Any] = {"device": "gpu", "inference_model": True, "attention": "append"}
@@ -25,7 +25,7 @@ def runner_of(llm: LLM) -> GpuRunner:
 
 
 def without_graphs(llm: LLM) -> LLM:
-    runner_of(llm).pool = None
+    runner_of(llm).graphs.pool = None
     return llm
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from predict.device.devices import Device
 from predict.nn.blocks import Block, HeadSlot, LinearSlot, NormSlot, TableSlot
 from predict.nn.decoder import Attention, HeadMatrices, Layer, Linear, Mlp, NormWeights, map_tensors
-from predict.nn.inputs import ForwardInputs, max_lens_of, to_tensors
+from predict.nn.inputs import RowKind, StepInputs, max_lens_of, to_tensors
 from predict.nn.rope import rope_table
 from predict.nn.spec import RopeSpec
 from predict.ops import compiled as ops
@@ -272,7 +272,7 @@ class Step:
         contexts = np.array([span.cached + span.new for span in spans])
         padding = np.zeros(num_padding, np.int64)
         self.num_tokens = int(borders[-1]) + num_padding
-        self.arrays = ForwardInputs(
+        self.arrays = StepInputs(
             token_ids=np.zeros(self.num_tokens),
             positions=np.concatenate([*positions, padding]),
             slot_mapping=np.concatenate([*slots, padding - 1]),
@@ -290,6 +290,21 @@ class Step:
         self.plain = to_tensors(self.arrays, paddle.CPUPlace())
         self.device = to_tensors(self.arrays, operands.gpu.place())
         self.pools = tuple(pools)
+
+    def of_rows(self, rows: npt.NDArray[Any]) -> StepInputs:
+        """The GPU's inputs with these rows, and with their kind."""
+        import paddle
+
+        kind = RowKind.LISTED
+        if np.array_equal(rows, np.arange(self.num_tokens)):
+            kind = RowKind.ALL
+        elif np.array_equal(rows, self.arrays.cu_seqlens_q[1:] - 1):
+            kind = RowKind.LAST
+        lens = np.array((*self.arrays.max_lens[:4], kind), np.int32)
+        return self.device._replace(
+            logit_indices=self.operands.placed(rows.astype(np.int32)),
+            max_lens=paddle.to_tensor(lens, place=paddle.CPUPlace()),
+        )
 
     def caches(self) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
         """New key and value caches: plain ones, and the GPU's."""
@@ -359,7 +374,7 @@ def check_layers(
             layers[:count],
             [pair[1] for pair in pairs],
             rope.device,
-            step.device,
+            step.device if some is None else step.of_rows(some),
             rows=None if some is None else step.device.logit_indices,
         )
         with operands.on_cpu():

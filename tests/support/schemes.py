@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from predict import LLM, EngineConfig, SamplingParams
+from tests.support.golden import step_logits
 
 
 def normal(shape: tuple[int, ...], seed: int = 0) -> npt.NDArray[np.float32]:
@@ -57,7 +58,7 @@ def logits_of(directory: Path, **changes: Any) -> npt.NDArray[np.float32]:
     llm = LLM(directory, **settings)
     request = Request(0, [5, 6, 7, 8, 20, 30], SamplingParams())
     inputs = span_inputs([ScheduledSpan(request, 6, 0, [0], True)], 64)
-    logits: npt.NDArray[np.float32] = llm.engine.runner.execute(inputs).numpy()
+    logits: npt.NDArray[np.float32] = step_logits(llm, inputs)
     return logits
 
 

@@ -20,6 +20,7 @@ from tests.golden import numpy_models as maths
 from tests.golden.numpy_models import Matrix, Weights
 from tests.support import tiny
 from tests.support.checkpoints import write_random
+from tests.support.golden import step_logits
 from tests.support.golden_logits import LOGIT_TOLERANCE
 
 FAMILY = "sparse_cache"
@@ -95,7 +96,7 @@ def check_logits(folder: Path, llm: LLM, tolerance: float = LOGIT_TOLERANCE) -> 
         blocks = list(range(number * width, (number + 1) * width))
         request = Request(number, prompt, SamplingParams())
         spans.append(ScheduledSpan(request, len(prompt), 0, blocks, True))
-    found = llm.engine.runner.execute(span_inputs(spans, BLOCK_SIZE)).cpu().numpy()
+    found = step_logits(llm, span_inputs(spans, BLOCK_SIZE))
     wanted = np.stack([logits(folder, prompt)[-1] for prompt in prompts])
     np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance * np.abs(wanted).max())
 

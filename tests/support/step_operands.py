@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.engine.choices import GREEDY, Choice, Row
-from predict.engine.gpu_runner import sampling_shapes, write_choices
 from predict.engine.logits_processors import Adjustment, Rule
 from predict.engine.request_state import Request
+from predict.engine.runner.gpu_chooser import write_choices
 from predict.engine.token_history import NO_SLOT, encoded
 from predict.engine.window import loose_drafts
-from predict.nn.inputs import ForwardInputs
+from predict.nn.inputs import StepInputs
+from predict.ops.columns import CHOICES, PENALTIES
 from predict.request import SamplingParams
 
 Array = npt.NDArray[Any]
@@ -108,9 +109,8 @@ def follow_drafts_case(num_seqs: int) -> Case:
     positions = np.concatenate(
         [np.arange(end - n, end) for end, n in zip(ends, lengths, strict=True)]
     ).astype(np.int32)
-    choices = random.integers(0, 100, (10, num_seqs + num_seqs % 2)).astype(np.int32)
-    offsets = choices.reshape(-1)[6 * choices.shape[1] :].view(np.int64)
-    offsets[:num_seqs] = random.integers(1 << 33, 1 << 34, num_seqs)
+    choices = random.integers(0, 100, CHOICES.shape(num_seqs)).astype(np.int32)
+    CHOICES.views(choices)["offset"][:num_seqs] = random.integers(1 << 33, 1 << 34, num_seqs)
     plan = np.zeros((num_seqs, 18), np.int32)
     plan[:, 0] = random.integers(-1, 16, num_seqs)
     plan[:, 1] = random.integers(0, 2000, num_seqs)
@@ -124,7 +124,7 @@ def follow_drafts_case(num_seqs: int) -> Case:
     arrays = (ids, positions, slots, borders, ends, tables, choices, plan, tokens)
 
     def call(ops: ModuleType, t: Sequence[Any]) -> None:
-        inputs = ForwardInputs(*[*t[:6], t[0], t[0]])
+        inputs = StepInputs(*[*t[:6], t[0], t[0]])
         ops.follow_drafts(inputs, *t[6:], BLOCK_SIZE)
 
     return Case(arrays, call)
@@ -156,7 +156,7 @@ def adjust_logits_case(vocab: int) -> tuple[Case, list[Adjusted]]:
     rules = np.zeros((num_slots, width), np.int32)
     ids: list[int] = []
     indices: list[int] = []
-    columns: list[list[int]] = []
+    columns: list[tuple[float, ...]] = []
     rows: list[Adjusted] = []
     slots = random.permutation(num_slots)
     for number, adjustment in enumerate([*adjustments, None]):
@@ -177,16 +177,14 @@ def adjust_logits_case(vocab: int) -> tuple[Case, list[Adjusted]]:
             rows.append(Adjusted(adjustment, known, num_prompt))
             of_row = adjustment or Adjustment()
             amounts = of_row.repetition, of_row.presence, of_row.frequency
-            columns.append(
-                [
-                    *np.array(amounts, np.float32).view(np.int32).tolist(),
-                    NO_SLOT if adjustment is None else slot,
-                    *(len(known), num_prompt, 1 + draft, of_row.no_repeat_ngram_size),
-                ]
-            )
+            own_slot = NO_SLOT if adjustment is None else slot
+            counts = len(known), num_prompt, 1 + draft, of_row.no_repeat_ngram_size
+            columns.append((*amounts, own_slot, *counts))
     logits = random.standard_normal((len(rows), vocab)).astype(np.float32)
-    penalties = np.zeros((8, len(rows) + 3), np.int32)
-    penalties[:, : len(rows)] = np.array(columns, np.int32).T
+    penalties = np.zeros(PENALTIES.shape(len(rows) + 3), np.int32)
+    views = PENALTIES.views(penalties).values()
+    for view, values in zip(views, zip(*columns, strict=True), strict=True):
+        view[: len(rows)] = values
     arrays = (
         logits,
         penalties,
@@ -235,7 +233,7 @@ def sample_step_case(vocab: int, num_rows: int = 40) -> tuple[Case, list[Choice]
         )
         for row in range(num_rows)
     ]
-    columns = np.full(sampling_shapes(num_rows)[0], 3, np.int32)
+    columns = np.full(CHOICES.shape(num_rows), 3, np.int32)
     write_choices(columns, choices)
     last = np.full(num_rows + 3, 77, np.int32)
     return Case((logits, columns, last), lambda ops, t: ops.sample_step(*t)), choices
@@ -253,8 +251,9 @@ class Spans(NamedTuple):
 
     def case(self, window: int, max_candidate_len: int) -> Case:
         """For `verify_window`; two tokens behind the rows' are nobody's."""
-        columns = np.zeros(sampling_shapes(len(self.rows))[0], np.int32)
-        write_choices(columns, self.choices, loose_drafts(self.rows, self.choices))
+        columns = np.zeros(CHOICES.shape(len(self.rows)), np.int32)
+        num_drafts = [*map(len, loose_drafts(self.rows, self.choices))]
+        write_choices(columns, self.choices, num_drafts)
         last_tokens = np.concatenate([self.drawn, [77, 78]]).astype(np.int32)
         arrays = (self.logits, columns, self.token_ids, self.logit_indices, last_tokens)
 

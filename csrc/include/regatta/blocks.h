@@ -183,8 +183,8 @@ struct AttentionBlockParams {
   const int32_t* slot_mapping = nullptr;  // [T]
   AttentionBatch batch;
   AdapterRows adapters;
-  // [L] those of hidden_out, or null: all. As many as tokens are all of them, as many as spans the
-  // last ones of each, unless there are trees. On a CPU: see narrows().
+  // [L] those of hidden_out, or null: all. On a GPU AttentionLimits::rows says which they are, on a
+  // CPU see narrows().
   const int32_t* rows = nullptr;
   int64_t num_rows = 0;
   void* hidden_out = nullptr;  // [T, H]; with rows [L, H]

@@ -55,6 +55,9 @@ struct Launch {
   bool between_halves = false;
 };
 
+// Which tokens the rows of a step are: predict.nn.inputs.RowKind.
+enum class RowKind : int32_t { kListed, kLast, kAll };
+
 // Upper bounds that hold for every run (and every replay) of one attention call.
 struct AttentionLimits {
   int64_t max_query_len = 1;    // tokens of the longest span; 1 launches the decode kernel alone
@@ -63,6 +66,7 @@ struct AttentionLimits {
   // the tokens of all their contexts; 0: there is none.
   int64_t max_short_len = 1;
   int64_t num_long_tokens = 0;
+  RowKind rows = RowKind::kListed;  // of blocks with rows
 };
 
 Status embedding(const EmbeddingParams& params, const Launch& launch);

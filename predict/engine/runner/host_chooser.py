@@ -1,0 +1,123 @@
+"""The choice of tokens on the host, and for devices that have no compiled operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from predict.engine.beams import Candidates, likeliest, log_softmax
+from predict.engine.choices import GREEDY, Choice
+from predict.engine.logprobs import LogprobTable, measure
+from predict.engine.masks import num_words
+from predict.engine.step import Adjusted, Choices, KnownTokens, Logprobs
+from predict.engine.window import verified
+from predict.nn.decoder import StepOutputs
+from predict.ops.columns import CHOICES
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+_DTYPES = [CHOICES.dtype(name) for name in Choice._fields]
+_NUM_PLAIN = Choice._fields.index("min_p")  # columns ahead of min_p and typical_p
+
+
+class HostChooser:
+    """Chooses a step's tokens, which are known at once."""
+
+    def __init__(self, backend: ModuleType):
+        self._backend = backend
+        # By number of rows: five uploads are a tenth of a small model's step on the host.
+        self._greedy_columns: dict[int, list[Tensor]] = {}
+
+    def choose(self, outputs: StepOutputs, choices: Choices) -> KnownTokens:
+        """The tokens, and the logprobs that are wanted."""
+        logits, num_rows, prompt = outputs.logits, len(choices.rows), choices.prompt
+        of_tokens: LogprobTable | None = None
+        of_prompt: LogprobTable | None = None
+        if logits is None:
+            return KnownTokens((), Logprobs())
+        if prompt.token_ids:
+            values = logits[num_rows : num_rows + len(prompt.token_ids)].numpy()
+            of_prompt = measure(values, prompt.token_ids, prompt.num_top)
+            logits = logits[:num_rows]
+        tokens: list[int | Candidates] = []
+        if num_rows:
+            num_top = choices.num_top
+            raw = None if num_top is None else logits.numpy().copy()
+            tokens = self.tokens(logits, choices)
+            if raw is not None and num_top is not None:
+                # A request without a token ends, and beams have no logprobs: token 0 stands in.
+                known = [max(token, 0) if isinstance(token, int) else 0 for token in tokens]
+                of_tokens = measure(raw, known, num_top)
+        return KnownTokens(tokens, Logprobs(of_tokens, of_prompt))
+
+    def tokens(self, logits: Tensor, choices: Choices) -> list[int | Candidates]:
+        """Token ids, one per row of logits [len(choices.rows), V]; -1 where none can be drawn.
+
+        A beam's row gets candidates in place of a token.
+        """
+        if not choices.candidates:
+            return [*self._drawn(logits, choices)]
+        values, adjusted = logits.numpy(), choices.adjusted
+        found: dict[int, int | Candidates] = {}
+        for row, count in choices.candidates.items():
+            log_probs = values[row].copy()
+            log_softmax(log_probs)
+            _apply(log_probs, None if adjusted is None else adjusted[row])
+            found[row] = likeliest(log_probs, count)
+        drawn = self._drawn(logits, choices) if len(found) < len(values) else [0] * len(values)
+        return [found.get(row, token) for row, token in enumerate(drawn)]
+
+    def adjusted(self, logits: Tensor, choices: Choices) -> Tensor:
+        """Adjusted logits; the logits themselves without adjustments."""
+        import paddle
+
+        if choices.adjusted is None:
+            return logits
+        changed = logits.numpy().copy()
+        for values, adjusted in zip(changed, choices.adjusted, strict=True):
+            _apply(values, adjusted)
+        return paddle.to_tensor(changed, place=logits.place)
+
+    def _drawn(self, logits: Tensor, choices: Choices) -> list[int]:
+        logits = self._masked(self.adjusted(logits, choices), choices)
+        tokens: list[int] = self._backend.sample(logits, *self._columns(choices.rows)).tolist()
+        if choices.window is not None:
+            return verified(tokens, logits.numpy(), choices.window, choices.rows)
+        return tokens
+
+    def _columns(self, choices: Sequence[Choice]) -> list[Tensor]:
+        """The sampling operator's inputs besides the logits."""
+        import paddle
+
+        all_greedy = all(choice is GREEDY for choice in choices)
+        if all_greedy and len(choices) in self._greedy_columns:
+            return self._greedy_columns[len(choices)]
+        narrowed = any(choice.min_p or choice.typical_p < 1 for choice in choices)
+        columns = [
+            paddle.to_tensor(np.array([choice[index] for choice in choices], dtype))
+            for index, dtype in enumerate(_DTYPES if narrowed else _DTYPES[:_NUM_PLAIN])
+        ]
+        if all_greedy:
+            self._greedy_columns[len(choices)] = columns
+        return columns
+
+    def _masked(self, logits: Tensor, choices: Choices) -> Tensor:
+        """Logits without the tokens that guides forbid, changed in place."""
+        import paddle
+
+        if choices.fill_masks is None:
+            return logits
+        masks = np.empty((len(choices.rows), num_words(logits.shape[1])), np.int32)
+        choices.fill_masks(masks)
+        return self._backend.mask_logits(logits, paddle.to_tensor(masks, place=logits.place))
+
+
+def _apply(values: npt.NDArray[np.float32], adjusted: Adjusted | None) -> None:
+    if adjusted is not None:
+        tokens = [*adjusted.token_ids, *adjusted.drafts]
+        adjusted.adjustment.apply(values, tokens, adjusted.num_prompt_tokens)
