@@ -62,7 +62,7 @@ def main(folder: Path, device: str) -> dict[str, Any]:
     params = SamplingParams(temperature=0.0, max_new_tokens=16, ignore_eos=True)
     found: dict[str, Any] = {"recorded": 0}
     if device == "gpu":  # with graphs and without; programs call no other operators there
-        settings = {"device": "gpu", "inference_model": True, "attention": "append"}
+        settings: dict[str, Any] = {"device": "gpu", "inference_model": True, "attention": "append"}
         config = other = config.changed(batch_size=2, max_length=64, **settings)
     else:
         export_model(config, folder / "static")

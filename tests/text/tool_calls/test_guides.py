@@ -214,6 +214,7 @@ def test_thoughts_come_ahead_of_guided_content(
     row = REASONING["think"]
     ids = tokenizer_of(row.kept_tokens, special)[0].ids
     made = content_guide(None, guide, GuideContext(ids.get, row, is_thinking), ToolUse())
+    assert made is not None
     begin = "" if is_thinking else row.begin
     is_free = guide.structural_tag is not None  # text may stand ahead of tags
     for text, is_taken in ((good, True), (bad, False), (f"\n\n\n{good}", is_free)):
