@@ -168,6 +168,14 @@ HARMONY = (
         "I will look.",
     ),
 )
+# Behind <|start|>assistant, with which the prompt ends.
+HARMONY += (
+    Published(
+        "harmony",
+        ' to=functions.get_weather<|channel|>commentary json<|message|>{"city": "Berlin"}<|call|>',
+        (BERLIN,),
+    ),
+)
 QWEN3_CODER = (
     Published(
         "qwen3_coder",
