@@ -167,9 +167,7 @@ HARMONY = (
         (NONE,),
         "I will look.",
     ),
-)
-# Behind <|start|>assistant, with which the prompt ends.
-HARMONY += (
+    # Behind <|start|>assistant, with which the prompt ends.
     Published(
         "harmony",
         ' to=functions.get_weather<|channel|>commentary json<|message|>{"city": "Berlin"}<|call|>',
