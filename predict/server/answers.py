@@ -258,7 +258,7 @@ class ChatEvents(_Events):
             tail = self._tail
 
     def _part(self, choice: _Choice, delta: Delta) -> tuple[bytes, bytes]:
-        if isinstance(delta, ContentDelta | ThoughtEnd):
+        if isinstance(delta, (ContentDelta, ThoughtEnd)):
             return choice.content, to_json(delta.text)
         if isinstance(delta, ReasoningDelta):
             return choice.reasoning, to_json(delta.text)

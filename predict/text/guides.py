@@ -13,6 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy.typing as npt
 from predict.errors import UserError
 from predict.guide import Guide
 from predict.system.files import parse_json
+from predict.text.backends.base import Pieces
 from predict.text.lark import JSON_STYLE, LIMITS, MAX_MESSAGE, literal
 
 if TYPE_CHECKING:
@@ -200,12 +202,11 @@ class _Vocabulary:
                 "a guide needs a model with an end-of-text token, and neither its tokenizer nor "
                 "its config.json names one; add eos_token_id to config.json"
             )
+        self._make: Callable[[Any], LLTokenizer] = partial(
+            llguidance.LLTokenizer, n_vocab=vocab_size, eos_token=list(eos_token_ids)
+        )
         try:
-            self.tokens: LLTokenizer = llguidance.LLTokenizer(
-                tokenizer.for_guides(eos_token_ids[0]),
-                n_vocab=vocab_size,
-                eos_token=list(eos_token_ids),
-            )
+            self._tokens = self._make(tokenizer.for_guides(eos_token_ids[0]))
         except Exception as error:
             raise UserError(
                 f"guides do not work with this model's tokenizer: {_short(str(error))}; leave the "
@@ -214,8 +215,27 @@ class _Vocabulary:
         self.special = {
             text: token_id
             for text, token_id in tokenizer.vocabulary().items()
-            if token_id < vocab_size and self.tokens.is_special_token(token_id)
+            if token_id < vocab_size and self._tokens.is_special_token(token_id)
         }
+        self._encode, self._eos_token_id = tokenizer.encode_literal, eos_token_ids[0]
+
+    def tokens_of(self, grammar: str) -> LLTokenizer:
+        """The tokens of a grammar's texts.
+
+        Where one has the text of a special token, it is cut as the ordinary text that it is.
+        """
+        is_there = any(text and text in grammar for text in self.special)
+        return self._literal if is_there else self._tokens
+
+    @cached_property
+    def _literal(self) -> LLTokenizer:
+        import llguidance
+
+        ids = range(self._tokens.vocab_size)
+        texts = [self._tokens.decode_bytes([i]) for i in ids]
+        special = [i for i in ids if self._tokens.is_special_token(i)]
+        pieces = Pieces(texts, special, self._eos_token_id, self._encode)
+        return self._make(llguidance.TokenizerWrapper(pieces))
 
 
 def _lower_priority() -> None:
@@ -235,8 +255,10 @@ def _compile(guide: Guide, vocabulary: Future[_Vocabulary]) -> CompiledGuide:
         raise UserError(f"{name}: {_short(str(error))}") from None
     limits = llguidance.LLParserLimits(**LIMITS)
 
+    tokens = known.tokens_of(grammar)
+
     def make() -> LLMatcher:
-        return llguidance.LLMatcher(known.tokens, grammar, log_level=0, limits=limits)
+        return llguidance.LLMatcher(tokens, grammar, log_level=0, limits=limits)
 
     matcher = make()
     if not matcher.is_error() and matcher.is_stopped():

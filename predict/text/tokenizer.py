@@ -160,6 +160,10 @@ class Tokenizer:
         """The id of one token's text, or None when the vocabulary lacks it."""
         return guarded(self._backend.token_to_id, token)
 
+    def encode_literal(self, text: str) -> list[int]:
+        """The token ids of a text within another, in which special tokens are not read."""
+        return guarded(self._backend.encode_literal, text)
+
     def for_guides(self, eos_token_id: int) -> Any:
         """The argument of llguidance.LLTokenizer: the bytes of tokens, and how text is cut."""
         return guarded(self._backend.for_guides, eos_token_id)

@@ -24,6 +24,8 @@ class Backend:
     def encode_inside(self, text: str) -> list[int]:
         raise NotImplementedError
 
+    encode_literal = encode_inside
+
     def for_guides(self, eos_token_id: int) -> object:
         raise NotImplementedError
 

@@ -95,6 +95,28 @@ def test_booleans_are_schemas(guides: Guides, tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(
+    "guide",
+    [
+        {"choice": ["<|end_of_text|>b"]},
+        {"json_schema": {"const": "a<|pad|>"}},
+        {"grammar": 'start: /[ab]/ "<|pad|>"'},
+    ],
+)
+def test_the_text_of_a_special_token_is_written_in_ordinary_ones(
+    guides: Guides, tokenizer: Tokenizer, guide: dict[str, Any]
+) -> None:
+    state = start(guides, **guide)
+    ids: list[int] = []
+    while not state.matcher.is_stopped():
+        mask = np.zeros((1, VOCAB // 32), np.int32)
+        MaskFiller().fill([MaskRows(state, 0, [])], mask)
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        ids.append(next(iter(state.forced()), int(allowed[-1])))
+        state.accept(ids[-1])
+    assert "<|" in tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize(
     ("guide", "text", "fits"),
     [
         ({"json_object": True}, '{"a": [1]}', True),

@@ -46,9 +46,29 @@ class Backend(Protocol):
         """Token ids of a piece of a text: no special tokens, no space put in front."""
         ...
 
+    def encode_literal(self, text: str) -> list[int]:
+        """Token ids of a piece of a text in which special tokens are not read."""
+        ...
+
     def for_guides(self, eos_token_id: int) -> Any:
         """The argument of llguidance.LLTokenizer."""
         ...
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A tokenizer as llguidance's TokenizerWrapper asks for it."""
+
+    tokens: Sequence[bytes]
+    special_token_ids: Sequence[int]
+    eos_token_id: int
+    encode: Callable[[str], list[int]]
+    bos_token_id: int | None = None
+
+    def __call__(self, text: str) -> list[int]:
+        if not isinstance(text, str):
+            raise TypeError("a text is needed")  # llguidance then gives texts
+        return self.encode(text)
 
 
 @dataclass(frozen=True)

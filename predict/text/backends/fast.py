@@ -71,6 +71,7 @@ class FastBackend:
             self.vocab_size = max([self._tokenizer.get_vocab_size(), *(i + 1 for i in added)])
 
         self._ends: Ends | None = None  # None: as the tokenizer itself has it
+        self._literal: Any = None  # a second tokenizer, for encode_literal
         loaded(path, load, hint)
 
     @classmethod
@@ -109,6 +110,14 @@ class FastBackend:
     def vocabulary(self) -> dict[str, int]:
         tokens: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         return tokens
+
+    def encode_literal(self, text: str) -> list[int]:
+        if self._literal is None:
+            made = type(self._tokenizer).from_str(self._tokenizer.to_str())
+            made.encode_special_tokens = True  # as the text that they are
+            self._literal = made
+        ids: list[int] = self._literal.encode(text, add_special_tokens=False).ids
+        return ids
 
     def for_guides(self, eos_token_id: int) -> Any:
         return self._tokenizer.to_str()

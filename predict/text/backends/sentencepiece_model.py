@@ -16,7 +16,7 @@ from predict.text.backends.added import (
     checked_content,
     checked_token_id,
 )
-from predict.text.backends.base import Ends, explicit_ends, loaded
+from predict.text.backends.base import Ends, Pieces, explicit_ends, loaded
 
 SENTENCEPIECE_SPACE = "\u2581"
 # Appended to a serialised sentencepiece model, they set add_dummy_prefix (field 3 of field 3, the
@@ -106,6 +106,8 @@ class SentencePieceBackend:
     def encode_inside(self, text: str) -> list[int]:
         return self._ids(self._bare, text)
 
+    encode_literal = encode_inside
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         parts: list[str] = []
         run: list[int] = []  # sentencepiece ids since the last added token
@@ -144,7 +146,7 @@ class SentencePieceBackend:
             if self._prefixed.is_control(i) or self._prefixed.is_unknown(i)
         ]
         return TokenizerWrapper(
-            _Pieces(tokens, sorted(set(special)), eos_token_id, self.encode_inside)
+            Pieces(tokens, sorted(set(special)), eos_token_id, self.encode_literal)
         )
 
     def _ids(self, processor: Any, text: str) -> list[int]:
@@ -221,19 +223,3 @@ class SentencePieceBackend:
                 added[content] = AddedToken(content, piece_id, True)
         added.pop("", None)
         return added
-
-
-@dataclass(frozen=True)
-class _Pieces:
-    """A sentencepiece model's tokens, as llguidance asks for them."""
-
-    tokens: Sequence[bytes]
-    special_token_ids: Sequence[int]
-    eos_token_id: int
-    encode: Callable[[str], list[int]]
-    bos_token_id: int | None = None
-
-    def __call__(self, text: str) -> list[int]:
-        if not isinstance(text, str):
-            raise TypeError("a text is needed")  # llguidance then gives texts
-        return self.encode(text)

@@ -19,13 +19,19 @@ START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", 
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 BEGINS, ENDS = (START, CHANNEL, MESSAGE), (END, CALL, RETURN)
 NAMESPACE = "functions."
+RECIPIENT = "to="
 _RECIPIENT = re.compile(r"\bto=([A-Za-z0-9_.-]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
 def _reads(reader: Reader, output: Output, use: ToolUse) -> Steps[None]:
     names = [tool.name for tool in use.allowed]
-    mark = yield from reader.until((*BEGINS, *ENDS), output.content)
+    reader.record()
+    yield from reader.spaces()
+    mark = yield from reader.literal(RECIPIENT)  # the prompt has begun the header
+    if mark is None:
+        output.content(reader.rejected())
+        mark = yield from reader.until((*BEGINS, *ENDS), output.content)
     while mark:
         if mark in ENDS:
             mark = yield from reader.until((*BEGINS, *ENDS), output.content)

@@ -167,6 +167,12 @@ HARMONY = (
         (NONE,),
         "I will look.",
     ),
+    # Behind <|start|>assistant, with which the prompt ends.
+    Published(
+        "harmony",
+        ' to=functions.get_weather<|channel|>commentary json<|message|>{"city": "Berlin"}<|call|>',
+        (BERLIN,),
+    ),
 )
 QWEN3_CODER = (
     Published(

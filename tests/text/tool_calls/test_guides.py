@@ -224,6 +224,7 @@ def test_thoughts_come_ahead_of_guided_content(
     assert not takes(guide, bad)
     assert takes(made, good, row.kept_tokens, special) != is_thinking
     assert content_guide(None, guide, GuideContext(ids.get), ToolUse()) is guide
+    assert made is not None
     assert content_guide(None, made, GuideContext(ids.get, row), ToolUse()) is made
 
 
