@@ -67,7 +67,8 @@ HEAD = """\
 A flag that is marked "Not in this release" is known and refused by name. A flag that is marked
 "No effect" is accepted, and a note on stderr says why nothing changes.
 
-A wrong spelling is an error that names the nearest flag.
+A wrong spelling, or another tool's name, is an error that names the flag that was meant. `regatta`
+has these commands by a word each: `regatta --help` lists them.
 """
 
 

@@ -159,14 +159,14 @@ class SamplingParams(Checked):
         is_flag=False)
     ignore_eos: bool = option(False,
         "End-of-text tokens do not end the output; stop_token_ids still do.", is_flag=False)
-    stop: str | tuple[str, ...] = option((),
+    stop: str | Sequence[str] = option((),
         'Ends the output before this text, or before any of ["...", ...].',
         group="Answers", allowed=bounds.stop_strings, kind="texts", null_words=())
     include_stop_str_in_output: bool = option(False,
         "Ends the output behind the text of --stop.")
-    stop_token_ids: tuple[int, ...] = option((),
+    stop_token_ids: Sequence[int] = option((),
         "Tokens that end the output, besides end-of-text tokens.",
-        allowed=bounds.stop_token_ids)
+        allowed=bounds.stop_token_ids, kind="ints")
     n: int = option(1,
         'Answers to each prompt, samples or the best of --num_beams beams: above 1 the result has '
         '"outputs" too. Sample i has seed + i, if there is a seed.',
@@ -218,7 +218,7 @@ class SamplingParams(Checked):
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else self.stop
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
     def num_samples(self) -> int:

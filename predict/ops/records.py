@@ -76,9 +76,7 @@ def record(weights: BlockWeights) -> str:
     if any(linear is not None and linear.low_rank is not None for linear in linears.values()):
         stored["adapters"] = "1"
     biased = BIASED.get(weights.block.kind, {}).items()
-    more: dict[str, Any] = {
-        field: True for name, field in biased if getattr(weights, name).bias is not None
-    }
+    more: Any = {field: True for name, field in biased if getattr(weights, name).bias is not None}
     return text_of(replace(weights.block, **more), **stored)
 
 

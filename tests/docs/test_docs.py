@@ -164,6 +164,14 @@ def test_links_to_files_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
+def test_pages_are_read_without_mkdocs_too(page: Path) -> None:
+    own = re.findall(
+        r"^ *(?:--8<--|:::|!!!|\?\?\?|```+ *\{).*$", page.read_text("utf-8"), re.MULTILINE
+    )
+    assert not own, "GitHub shows these lines as they are"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
 def test_paths_in_pages_exist(page: Path) -> None:
     pattern = rf"`((?:{'|'.join(FOLDERS)})/[\w./-]+)`"
     for path in re.findall(pattern, page.read_text(encoding="utf-8")):

@@ -21,7 +21,7 @@ from regatta import LLM, AsyncLLM, EngineConfig, SamplingParams
 def main() -> None:
     """Loads a model and asks it."""
     llm = LLM("org/name", batch_size=2, dtype="float32")
-    params = SamplingParams(temperature=0.0, max_new_tokens=8)
+    params = SamplingParams(temperature=0.0, max_new_tokens=8, stop=["\\n"])
     outputs = llm.generate(["a", "b"], params)
     print(outputs[0].text, llm.stats().num_steps, AsyncLLM)
     for piece in llm.stream("a"):

@@ -40,9 +40,8 @@ def test_a_stop_is_a_token_where_texts_leave_that_out() -> None:
     tokenizer = TOKENIZERS["byte_fallback"]()
 
     def ids(stop: str) -> tuple[int, ...]:
-        return with_token_ids(
-            SamplingParams(stop=stop), tokenizer, tokenizer.vocab_size
-        ).stop_token_ids
+        params = SamplingParams(stop=stop)
+        return tuple(with_token_ids(params, tokenizer, tokenizer.vocab_size).stop_token_ids)
 
     assert ids("</s>") == (tokenizer.token_to_id("</s>"),)
     assert ids("▁") == (), "the mark of a space is the token of each space"
