@@ -57,7 +57,7 @@ from predict.loading.layouts import with_stored_cache
 from predict.loading.manifest import Manifest
 from predict.loading.memory import (
     check_page_memory,
-    graph_rows,
+    graph_bytes,
     max_draft_rows,
     num_cache_blocks,
     num_gpu_cache_blocks,
@@ -426,7 +426,7 @@ class LLM:
             config.scheduling.batch_size,
             config.cache.block_size,
             self.spec.vocab_size,
-            4 * self.spec.vocab_size * graph_rows(config.scheduling.batch_size),
+            graph_bytes(config, self.spec),
             max_rows=config.scheduling.batch_size + num_drafts,
             max_drafts=0 if self.draft is None else num_drafts,
             shelf=target.shelf if isinstance(target, GpuRunner) else None,

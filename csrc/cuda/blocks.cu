@@ -767,8 +767,8 @@ class Blocks {
     attended.q = s_.q;
     attended.out = s_.mixed;
     const void* source = block.residual.source == Source::kNormed ? s_.normed : a.hidden;
-    const bool some = a.rows != nullptr && limits_.rows != RowKind::kAll;
-    const bool lasts = some && limits_.rows == RowKind::kLast && a.batch.tree_mask == nullptr;
+    const bool some = a.rows != nullptr && limits_.rows != StepRows::kAll;
+    const bool lasts = some && limits_.rows == StepRows::kLast && a.batch.tree_mask == nullptr;
     if (lasts) {
       REGATTA_RETURN_IF_ERROR(rope_and_cache_write(rope, launch_));
       REGATTA_RETURN_IF_ERROR(attend_last_rows(a, attended, space, source));
@@ -802,7 +802,7 @@ class Blocks {
                                            l.dtype));
     if (block.q_lora_rank > 0) REGATTA_RETURN_IF_ERROR(make_queries(l));
     REGATTA_RETURN_IF_ERROR(attend(l));
-    const bool some = l.rows != nullptr && limits_.rows != RowKind::kAll;
+    const bool some = l.rows != nullptr && limits_.rows != StepRows::kAll;
     Product out("out", block.out, l.out, s_.mixed, some ? s_.some : l.hidden_out, rows,
                 block.mixed_size(), l.hidden_size);
     const void* source = block.residual.source == Source::kNormed ? s_.normed : l.hidden;

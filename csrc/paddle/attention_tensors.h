@@ -108,7 +108,7 @@ inline cuda::AttentionLimits limits_of(const paddle::Tensor& max_lens) {
   if (rows < 0 || rows > 3) fail("max_lens[4] is " + std::to_string(rows) + " (allowed: 0 .. 3)");
   // A step without logits brings the rows that cost least: the last ones.
   return {lens[0], lens[1], lens[2], lens[3],
-          rows == 3 ? cuda::RowKind::kLast : cuda::RowKind(rows)};
+          rows == 3 ? cuda::StepRows::kLast : cuda::StepRows(rows)};
 }
 
 inline void check_step(const Tensors& step) {

@@ -440,9 +440,9 @@ void check_rows(const std::vector<BlockParams>& params) {
 }
 
 #ifdef REGATTA_WITH_CUDA
-void check_kind(cuda::RowKind kind, int64_t num_rows, int64_t num_tokens, int64_t num_seqs) {
-  const bool last = kind == cuda::RowKind::kLast;
-  if (kind == cuda::RowKind::kListed || num_rows == (last ? num_seqs : num_tokens)) return;
+void check_kind(cuda::StepRows kind, int64_t num_rows, int64_t num_tokens, int64_t num_seqs) {
+  const bool last = kind == cuda::StepRows::kLast;
+  if (kind == cuda::StepRows::kListed || num_rows == (last ? num_seqs : num_tokens)) return;
   fail("rows has " + std::to_string(num_rows) + " entries, which max_lens calls " +
        (last ? "the last token of each of " + std::to_string(num_seqs) + " requests"
              : "all of " + std::to_string(num_tokens) + " tokens"));

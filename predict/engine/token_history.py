@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,6 @@ from predict.device import cuda
 from predict.device.devices import Device
 from predict.engine.logits_processors import Adjustment
 from predict.engine.step import Adjusted
-from predict.ops.columns import PENALTIES
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -72,11 +71,9 @@ class TokenHistory:
             self._slots[row.sequence_id] = (slot, row.adjustment)
 
     def write_columns(
-        self, table: npt.NDArray[np.int32], adjusted: Sequence[Adjusted | None]
+        self, columns: Mapping[str, npt.NDArray[Any]], adjusted: Sequence[Adjusted | None]
     ) -> None:
-        """Fills `penalties` of ops.adjust_logits; rows behind have no work."""
-        table[:] = 0
-        columns = PENALTIES.views(table)
+        """Fills `penalties` of ops.adjust_logits; rows without a slot have no work."""
         columns["slot"][:] = NO_SLOT
         for index, row in enumerate(adjusted):
             if row is None:

@@ -29,6 +29,7 @@ CPU_DRAFT_ROWS, GPU_DRAFT_ROWS = 64, 256  # drafts of a step, at most
 # Of keys and values made of latents: kMaxExpandedBytes of csrc/cuda/blocks.cu, and what their
 # kernel keeps.
 EXPANDED_BYTES = (256 + 32) << 20
+SLACK_BYTES = 512 << 20  # of a step, for what is not counted by itself
 # A shared pool larger than this many times the running sequences' need only feeds the prefix cache.
 PREFIX_CACHE_SHARE = 2
 # Of a rotary table's element while it is made: float64 angles, cosines, sines and their copies.
@@ -283,6 +284,11 @@ def workspace_bytes(
     return total
 
 
+def graph_bytes(config: EngineConfig, spec: DecoderSpec) -> int:
+    """The bound of what a GPU's graphs keep: logits as counted for a step, and half the slack."""
+    return 4 * spec.vocab_size * graph_rows(config.scheduling.batch_size) + SLACK_BYTES // 2
+
+
 def graph_rows(batch_size: int) -> int:
     """Rows of logits that the graphs of plain steps keep, one graph of each size; at least 3 B.
 
@@ -303,7 +309,7 @@ def _step_bytes(config: EngineConfig, spec: DecoderSpec, num_rows: int) -> int:
         isinstance(block, LatentAttentionBlock) and block.form != "absorbed"
         for block in spec.attention
     )
-    return step + logits + (512 << 20) + (EXPANDED_BYTES if expands else 0)
+    return step + logits + SLACK_BYTES + (EXPANDED_BYTES if expands else 0)
 
 
 def _num_step_tokens(config: EngineConfig) -> int:

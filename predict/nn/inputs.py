@@ -88,11 +88,6 @@ class StepInputs(NamedTuple):
         """The RowKind of NumPy inputs."""
         return int(self.max_lens[4])
 
-    def with_rows(self, rows: npt.NDArray[np.int32]) -> StepInputs:
-        """NumPy inputs with logits of any tokens [L]."""
-        max_lens = np.array((*self.max_lens[:4], RowKind.LISTED), np.int32)
-        return self._replace(logit_indices=rows, max_lens=max_lens)
-
     @property
     def of_blocks(self) -> list[Any]:
         """The fields that the operator of blocks reads, in its order."""
@@ -105,7 +100,7 @@ class StepInputs(NamedTuple):
 
 
 class RowKind(IntEnum):
-    """Which tokens the rows `logit_indices` are: the tag of a step's rows. In C++ it is RowKind."""
+    """Which tokens the rows `logit_indices` are: the tag of a step's rows. StepRows in C++."""
 
     LISTED = 0  # any
     LAST = 1  # the last token of each request

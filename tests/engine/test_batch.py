@@ -32,6 +32,43 @@ def test_mixed_batch_of_decode_chunk_and_drafts() -> None:
     assert inputs.max_lens.tolist() == [3, 7, 3, 0, RowKind.LISTED]
 
 
+@pytest.mark.parametrize("few", [32, 0])
+@pytest.mark.parametrize(
+    ("spans", "kind"),
+    [
+        (((1, 1, 0), (1, 1, 0)), RowKind.ALL),
+        (((3, 3, 0), (1, 1, 0)), RowKind.ALL),  # with drafts
+        (((3, 1, 0), (1, 1, 0)), RowKind.LAST),
+        (((3, 1, 0),), RowKind.LAST),
+        (((3, 3, 0),), RowKind.ALL),
+        (((3, 2, 0),), RowKind.LISTED),
+        (((3, 0, 0), (1, 1, 0)), RowKind.LISTED),
+        (((2, 0, 0), (2, 2, 0)), RowKind.LISTED),  # as many rows as requests
+        (((2, 0, 2), (2, 2, 0)), RowKind.LISTED),  # as many as tokens, in another order
+        (((3, 0, 0),), RowKind.NONE),
+        (((3, 0, 0), (2, 0, 0)), RowKind.NONE),
+    ],
+)
+def test_rows_are_tagged(
+    spans: tuple[tuple[int, int, int], ...],
+    kind: RowKind,
+    few: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """spans: tokens, trailing rows, rows for the prompt's logprobs."""
+    monkeypatch.setattr("predict.engine.batch.FEW_TOKENS", few)
+    made = [
+        ScheduledSpan(
+            *(request(number, length), length, 0, [number], rows > 0, (7,) * (rows - 1), prompt)
+        )
+        for number, (length, rows, prompt) in enumerate(spans)
+    ]
+    inputs = span_inputs(made, 16)
+    assert inputs.row_kind == kind
+    if kind in (RowKind.LAST, RowKind.NONE):
+        assert inputs.logit_indices.tolist() == (inputs.cu_seqlens_q[1:] - 1).tolist()
+
+
 def test_block_tables_are_minus_one_past_the_end() -> None:
     spans = (
         ScheduledSpan(request(1, 2), 2, 0, [5], True),

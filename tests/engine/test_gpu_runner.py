@@ -349,8 +349,9 @@ def test_rules_are_encoded_as_the_operator_reads_them() -> None:
 def test_choices_lie_where_the_operator_reads_them() -> None:
     choices = [Choice(0.5, 7, 0.9, 1 << 40, 3, 0.25, 0.5), GREEDY, Choice(1.0, 0, 1.0, 5, 1 << 33)]
     table = np.full(CHOICES.shape(3), -1, np.int32)
-    write_choices(table, choices, [2, 1, 0])
-    columns = {name: view.tolist() for name, view in CHOICES.views(table).items()}
+    views = CHOICES.views(table)
+    write_choices(views, choices, [2, 1, 0])
+    columns = {name: view.tolist() for name, view in views.items()}
     assert columns.pop("top_k")[:3] == [7, 1, 0]
     assert columns == {
         "temperature": [0.5, 0.0, 1.0, 0.0],
@@ -361,7 +362,7 @@ def test_choices_lie_where_the_operator_reads_them() -> None:
         "typical_p": [0.5, 1.0, 1.0, 0.0],
         "num_drafts": [2, 1, 0, 0],
     }
-    write_choices(table, [GREEDY] * 3)
+    write_choices(views, [GREEDY] * 3)
     assert not table.any()
 
 

@@ -66,9 +66,8 @@ def log_probabilities(llm: LLM, token_ids: list[int]) -> npt.NDArray[np.float64]
     blocks = list(range(-(-len(token_ids) // 32)))
     request = Request(0, token_ids, SamplingParams())
     span = ScheduledSpan(request, len(token_ids), 0, blocks, True)
-    inputs = span_inputs([span], 32)
-    inputs = inputs.with_rows(np.arange(len(token_ids) - 1, dtype=np.int32))
-    logits = step_logits(llm, inputs).astype(np.float64)
+    rows = np.arange(len(token_ids) - 1, dtype=np.int32)
+    logits = step_logits(llm, span_inputs([span], 32), rows).astype(np.float64)
     logits -= logits.max(axis=1, keepdims=True)
     chosen = logits[np.arange(len(logits)), token_ids[1:]]
     result: npt.NDArray[np.float64] = chosen - np.log(np.exp(logits).sum(axis=1))

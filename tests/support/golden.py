@@ -9,10 +9,12 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from predict import LLM, EngineConfig, SamplingParams
-from predict.nn.inputs import StepInputs
+from predict.nn.inputs import RowKind, StepInputs
 from tests.support.paths import ROOT
 
 GOLDEN = ROOT / "tests" / "golden"
@@ -45,8 +47,11 @@ TRACED = frozenset(
 )
 
 
-def step_logits(llm: LLM, inputs: StepInputs) -> Any:
-    """The float32 logits [L, V] of a step by itself."""
+def step_logits(llm: LLM, inputs: StepInputs, rows: npt.NDArray[np.int32] | None = None) -> Any:
+    """The float32 logits [L, V] of a step by itself. rows: of these tokens in place of its own."""
+    if rows is not None:
+        max_lens = np.array((*inputs.max_lens[:4], RowKind.LISTED), np.int32)
+        inputs = inputs._replace(logit_indices=rows, max_lens=max_lens)
     logits = llm.engine.runner.run(inputs).logits
     assert logits is not None
     return logits.cpu().numpy()

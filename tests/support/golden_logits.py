@@ -33,13 +33,12 @@ def logits_and_wanted(
     placing = llm.engine.scheduler.config.placing
     inputs = span_inputs(spans, BLOCK_SIZE)
     inputs = inputs if placing is None else placed(inputs, spans, placing)
-    wanted = expected["last_logits"][which]
+    wanted, rows = expected["last_logits"][which], None
     if prompts[-1] == golden(case)["prompts"][golden(case)["tail_prompt"]]:
         end, num_tail = inputs.cu_seqlens_q[-1], len(expected["tail_logits"])
         rows = np.concatenate([inputs.logit_indices, np.arange(end - num_tail, end)])
-        inputs = inputs.with_rows(rows)
         wanted = np.concatenate([wanted, expected["tail_logits"]])
-    return step_logits(llm, inputs), wanted
+    return step_logits(llm, inputs, rows), wanted
 
 
 def check_logits(llm: LLM, case: str, which: slice = slice(None)) -> None:

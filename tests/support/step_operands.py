@@ -234,7 +234,7 @@ def sample_step_case(vocab: int, num_rows: int = 40) -> tuple[Case, list[Choice]
         for row in range(num_rows)
     ]
     columns = np.full(CHOICES.shape(num_rows), 3, np.int32)
-    write_choices(columns, choices)
+    write_choices(CHOICES.views(columns), choices)
     last = np.full(num_rows + 3, 77, np.int32)
     return Case((logits, columns, last), lambda ops, t: ops.sample_step(*t)), choices
 
@@ -253,7 +253,7 @@ class Spans(NamedTuple):
         """For `verify_window`; two tokens behind the rows' are nobody's."""
         columns = np.zeros(CHOICES.shape(len(self.rows)), np.int32)
         num_drafts = [*map(len, loose_drafts(self.rows, self.choices))]
-        write_choices(columns, self.choices, num_drafts)
+        write_choices(CHOICES.views(columns), self.choices, num_drafts)
         last_tokens = np.concatenate([self.drawn, [77, 78]]).astype(np.int32)
         arrays = (self.logits, columns, self.token_ids, self.logit_indices, last_tokens)
 

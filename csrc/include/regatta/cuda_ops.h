@@ -56,7 +56,7 @@ struct Launch {
 };
 
 // Which tokens the rows of a step are: predict.nn.inputs.RowKind.
-enum class RowKind : int32_t { kListed, kLast, kAll };
+enum class StepRows : int32_t { kListed, kLast, kAll };
 
 // Upper bounds that hold for every run (and every replay) of one attention call.
 struct AttentionLimits {
@@ -66,7 +66,7 @@ struct AttentionLimits {
   // the tokens of all their contexts; 0: there is none.
   int64_t max_short_len = 1;
   int64_t num_long_tokens = 0;
-  RowKind rows = RowKind::kListed;  // of blocks with rows
+  StepRows rows = StepRows::kListed;  // of blocks with rows
 };
 
 Status embedding(const EmbeddingParams& params, const Launch& launch);

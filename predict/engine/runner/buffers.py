@@ -6,6 +6,7 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -57,8 +58,11 @@ class StepBuffer:
     plan of a step that follows drafts.
     """
 
-    def __init__(self, pieces: Sequence[Piece], slabs: Mapping[str, Slab]):
-        """slabs: by dtype, large enough."""
+    def __init__(
+        self, pieces: Sequence[Piece], slabs: Mapping[str, Slab], tables: slice = slice(0, 0)
+    ):
+        """slabs: by dtype, large enough. tables: which pieces are TABLES."""
+        self._tables = tables
         self.arrays: list[npt.NDArray[Any]] = []
         self.tensors: list[Tensor] = []
         starts = dict.fromkeys(slabs, 0)
@@ -81,6 +85,12 @@ class StepBuffer:
         self._copies = [
             (device.data_ptr(), host.ctypes.data, host.nbytes) for host, device in self._slabs
         ]
+
+    @cached_property
+    def columns(self) -> list[dict[str, npt.NDArray[Any]]]:
+        """The arrays of TABLES, column by column."""
+        pairs = zip(TABLES, self.arrays[self._tables], strict=True)
+        return [table.views(array) for table, array in pairs]
 
     @property
     def num_bytes(self) -> int:

@@ -289,7 +289,7 @@ class GpuRunner:
         if plan is not None:
             pieces.append(Piece("int32", plan.shape))
         self._copied.synchronize()
-        buffer = StepBuffer(pieces, self._pinned.slabs(pieces))
+        buffer = StepBuffer(pieces, self._pinned.slabs(pieces), layout.tables)
         for array, (values, _) in zip(buffer.arrays, fields, strict=False):
             array[...] = values
         self._upload(buffer, choices, plan)
@@ -368,7 +368,7 @@ class GpuRunner:
             dtype: Slab(cuda.pinned([count], dtype), paddle.empty([count], dtype, device=place))
             for dtype, count in slab_sizes(pieces).items()
         }
-        buffer = StepBuffer(pieces, slabs)
+        buffer = StepBuffer(pieces, slabs, layout.tables)
         buffer.clear()
         for array, (_, field) in zip(buffer.arrays, layout.device, strict=False):
             array[:] = field.padding

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,24 +17,26 @@ from predict.engine.step import Choices
 from predict.engine.token_history import NO_SLOT, TokenHistory
 from predict.engine.window import WindowDrafts
 from predict.ops import compiled as ops
-from predict.ops.columns import CHOICES, PENALTIES
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
 
+Columns = Mapping[str, npt.NDArray[Any]]  # of a table, by name
+
+
 def write_choices(
-    table: npt.NDArray[np.int32], choices: Sequence[Choice], num_drafts: Sequence[int] = ()
+    columns: Columns, choices: Sequence[Choice], num_drafts: Sequence[int] = ()
 ) -> None:
     """Fills `choices` of ops.sample_step; columns behind them are greedy.
 
-    num_drafts: of ops.verify_window.
+    num_drafts: of ops.verify_window, which leaves greedy rows alone.
     """
-    table[:] = 0  # temperature 0 is greedy
-    columns = CHOICES.views(table)
-    columns["num_drafts"][: len(num_drafts)] = num_drafts
+    for column in columns.values():
+        column[:] = 0  # temperature 0 is greedy
     if all(choice is GREEDY for choice in choices):
         return
+    columns["num_drafts"][: len(num_drafts)] = num_drafts
     for name, values in zip(Choice._fields, zip(*choices, strict=True), strict=True):
         columns[name][: len(choices)] = np.array(values, columns[name].dtype)
 
@@ -78,16 +80,16 @@ class GpuChooser:
 
     def write(self, buffer: StepBuffer, choices: Choices) -> None:
         """Fills a buffer's tables."""
-        table, penalties = buffer.arrays[self._layout.tables]
+        columns, penalties = buffer.columns
         window = choices.window
-        write_choices(table, choices.rows, () if window is None else [*map(len, window.drafts)])
+        write_choices(columns, choices.rows, () if window is None else [*map(len, window.drafts)])
         if choices.adjusted is not None:
             assert self._history is not None
             self._history.write_columns(penalties, choices.adjusted)
 
     def clear(self, buffer: StepBuffer) -> None:
         """Fills a buffer's tables with what changes nothing."""
-        PENALTIES.views(buffer.arrays[self._layout.tables][1])["slot"][:] = NO_SLOT
+        buffer.columns[1]["slot"][:] = NO_SLOT
 
     def draw(
         self, buffer: StepBuffer, logits: Tensor, shape: GraphShape, window: WindowDrafts | None
