@@ -49,6 +49,75 @@ void run(const PanelJob& job) {
 }
 
 #if REGATTA_HAS_BF16_DOT && REGATTA_TILES
+// The sums of tiles for one row and one or two panels, by vectors: they wait less than tiles do for
+// what they read from memory.
+template <int kPanels>
+void run_row(const PanelJob& job) {
+  constexpr int64_t kStepPairs = 16, kAheadBytes = 2048;
+  const tiles::FlushDenormals flush;
+  const int64_t num_pairs = (job.rows->width + 1) / 2;
+  const auto* weight = static_cast<const bf16*>(job.weight->tensors[0].data);
+  const bf16 *columns[kPanels], *ahead[kPanels];
+  for (int p = 0; p < kPanels; ++p) {
+    columns[p] = weight + job.panels[p] * num_pairs * 2 * kPanel;
+    ahead[p] = columns[p] + kAheadBytes / 2;
+  }
+  const auto* row = reinterpret_cast<const bf16*>(job.rows->tile(job.tile_begin));
+  Vec total[kPanels][kVectors];
+  for (auto& of_panel : total) {
+    for (Vec& sum : of_panel) sum = zero();
+  }
+  alignas(64) float values[2][kStepPairs];
+  Vec even[kPanels][kVectors], odd[kPanels][kVectors];
+  const auto add = [&](int64_t k) REGATTA_LAMBDA_INLINE {
+    const Vec x = set1(values[0][k]), y = set1(values[1][k]);
+#pragma GCC unroll 2
+    for (int p = 0; p < kPanels; ++p) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        const int64_t at = (k * kVectors + v) * 2 * kLanes;
+        prefetch(ahead[p] + at);
+        Vec pairs = load(reinterpret_cast<const float*>(columns[p] + at)), evens, odds;
+        __asm__("" : "+v"(pairs.v));  // else loaded twice
+        split_pairs(pairs, evens, odds);
+        even[p][v] = fma(x, evens, even[p][v]);
+        odd[p][v] = fma(y, odds, odd[p][v]);
+      }
+    }
+    __asm__ volatile("" ::: "memory");  // else prefetches gather
+  };
+  for (int64_t pair = 0; pair < num_pairs; pair += kStepPairs) {
+    load_2k(row, even[0][0], odd[0][0]);
+    row += job.rows->tile_rows * 2 * kStepPairs;
+    store(values[0], even[0][0]);
+    store(values[1], odd[0][0]);
+    __asm__("" : "+m"(values));  // else each is shuffled out of a register
+    for (int p = 0; p < kPanels; ++p) {
+      for (int v = 0; v < kVectors; ++v) even[p][v] = odd[p][v] = zero();
+    }
+    if (num_pairs - pair >= kStepPairs) {
+#pragma GCC unroll 16
+      for (int64_t k = 0; k < kStepPairs; ++k) add(k);
+    } else {
+      for (int64_t k = 0; k < num_pairs - pair; ++k) add(k);
+      for (int p = 0; p < kPanels; ++p) {
+        for (int v = 0; v < kVectors; ++v) {  // tiles add zeros to them: -0 becomes 0
+          even[p][v] = even[p][v] + zero();
+          odd[p][v] = odd[p][v] + zero();
+        }
+      }
+    }
+    for (int p = 0; p < kPanels; ++p) {
+      for (int v = 0; v < kVectors; ++v) total[p][v] = total[p][v] + (even[p][v] + odd[p][v]);
+      columns[p] += kStepPairs * 2 * kPanel;
+      ahead[p] += kStepPairs * 2 * kPanel;
+    }
+  }
+  for (int p = 0; p < kPanels; ++p) {
+    for (int v = 0; v < kVectors; ++v) store(job.out + p * kPanel + v * kLanes, total[p][v]);
+  }
+}
+
 // bfloat16 by tiles, any number of rows. Rows pass over a slab of the panel in L1 by two tiles at a
 // time; meanwhile each job fetches its part of the next panel. A few rows take two panels at once.
 inline void run_tiles(const PanelJob& job) {
@@ -59,6 +128,7 @@ inline void run_tiles(const PanelJob& job) {
   const auto* weight = static_cast<const char*>(job.weight->tensors[0].data);
   const int64_t num_tiles = job.tile_end - job.tile_begin, num_rows = job.num_rows();
   const bool two_panels = job.num_panels == 2 && num_tiles == 1;
+  if (num_rows == 1) return two_panels ? run_row<2>(job) : run_row<1>(job);
   tiles::Shapes shapes;
   alignas(64) char last[2][tiles::kStepBytes];  // the rest of the panels, and zeros behind it
   for (int i = 0; i < job.num_panels; i += two_panels ? 2 : 1) {

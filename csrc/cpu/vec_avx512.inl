@@ -60,11 +60,14 @@ REGATTA_INLINE void store_n(fp16* p, Vec a, int n) {
   _mm256_mask_storeu_epi16(p, lane_mask(n),
                            _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
-REGATTA_INLINE void load_2k(const bf16* p, Vec& even, Vec& odd) {
-  const __m512i bits = _mm512_loadu_si512(p);
+REGATTA_INLINE void split_pairs(Vec pairs, Vec& even, Vec& odd) {
+  const __m512i bits = _mm512_castps_si512(pairs.v);
   even.v = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
   odd.v =
       _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+REGATTA_INLINE void load_2k(const bf16* p, Vec& even, Vec& odd) {
+  split_pairs({_mm512_loadu_ps(p)}, even, odd);
 }
 
 REGATTA_INLINE Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
