@@ -175,7 +175,7 @@ struct TileProduct {
   // The same sums of a few rows by vectors: tiles would wait for b, which was stored just before.
   template <int kRows, int kVecs>
   void few_rows(int64_t first, FetchAhead part) const {
-    const tiles::FlushDenormals flush;
+    const FlushDenormals flush;
     constexpr int kLanes = Vec::kLanes;
     const int64_t fetches = part.per_step(steps);
     const bf16* from = b + first * 32;

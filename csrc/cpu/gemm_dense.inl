@@ -7,7 +7,7 @@ namespace dense {
 
 template <class P>
 void run(const PanelJob& job) {
-  constexpr bool kExpands = std::is_same_v<P, Product<fp16>> || std::is_same_v<P, Product<bf16>>;
+  constexpr bool kExpands = !std::is_same_v<typename P::Stored, typename P::Row>;
   constexpr int64_t kTilesToExpand = 3;
   constexpr int64_t kUnitStored = kPanel * P::kUnitValues;
   constexpr int64_t kStepValues = P::kUnits * P::kUnitValues;
@@ -33,20 +33,51 @@ void run(const PanelJob& job) {
       const int64_t depth = std::min(step, num_units - k);
       const typename P::Stored* slab = panel(i) + k * kUnitStored;
       const int64_t slab_bytes = depth / P::kUnits * kStepBytes;
-      if (kExpands && num_tiles >= kTilesToExpand) {  // once, not for each tile
-        alignas(64) float expanded[kMaxSlab * kPanel];
-        expand(slab, depth, expanded);
-        multiply_tiles<Product<float>>(job, k, expanded, depth, sums,
-                                       ahead_of_slab(slab, slab_bytes, num_tiles * depth));
-      } else {
-        multiply_tiles<P>(job, k, slab, depth, sums,
-                          num_tiles == 1
-                              ? ahead_of_streams(slab, 1, kStepBytes)
-                              : ahead_of_slab(slab, slab_bytes, num_tiles * depth / P::kUnits));
+      if constexpr (kExpands) {
+        if (num_tiles >= kTilesToExpand) {  // once, not for each tile
+          alignas(64) float expanded[kMaxSlab * kPanel];
+          expand<P>(slab, depth, expanded);
+          multiply_tiles<Product<float>>(job, k, expanded, depth, sums,
+                                         ahead_of_slab(slab, slab_bytes, num_tiles * depth));
+          continue;
+        }
       }
+      multiply_tiles<P>(job, k, slab, depth, sums,
+                        num_tiles == 1
+                            ? ahead_of_streams(slab, 1, kStepBytes)
+                            : ahead_of_slab(slab, slab_bytes, num_tiles * depth / P::kUnits));
     }
   }
 }
+
+#if REGATTA_HAS_BF16_DOT
+// Rows in kSwappedPairs. A few of them wait for the panel, and are made pairs again meanwhile.
+inline void run_swapped(const PanelJob& job) {
+  const FlushDenormals flush;
+  const int64_t num_rows = job.num_rows();
+  if (num_rows > kMaxRowsOfTwo) return run<SwappedProduct>(job);
+  Scratch::Scope scope(*job.scratch);
+  PackedRows few;
+  few.format = RowFormat::kBFloat16;
+  few.num_rows = few.tile_rows = num_rows;
+  few.width = job.rows->width;
+  few.data = job.scratch->take<char>(few.tile_bytes());
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const char* from = job.rows->line(job.first_row() + row, 0);
+    char* to = few.line(row, 0);
+    for (int64_t k = 0; k < few.width; k += 16, from += job.rows->tile_rows * kLineBytes) {
+      store_swapped(reinterpret_cast<bf16*>(to) + k % 32,
+                    load(reinterpret_cast<const float*>(from)));
+      if (k % 32) to += num_rows * kLineBytes;
+    }
+  }
+  PanelJob pairs = job;
+  pairs.rows = &few;
+  pairs.tile_begin = 0;
+  pairs.tile_end = 1;
+  run<PairProduct>(pairs);
+}
+#endif
 
 #if REGATTA_HAS_BF16_DOT && REGATTA_TILES
 // The sums of tiles for one row and one or two panels, by vectors: they wait less than tiles do for
@@ -54,7 +85,7 @@ void run(const PanelJob& job) {
 template <int kPanels>
 void run_row(const PanelJob& job) {
   constexpr int64_t kStepPairs = 16, kAheadBytes = 2048;
-  const tiles::FlushDenormals flush;
+  const FlushDenormals flush;
   const int64_t num_pairs = (job.rows->width + 1) / 2;
   const auto* weight = static_cast<const bf16*>(job.weight->tensors[0].data);
   const bf16 *columns[kPanels], *ahead[kPanels];
@@ -193,18 +224,21 @@ inline const GemmKernels* kernels(DType dtype) {
                                            run<Product<float>>};
   static constexpr GemmKernels kFloat16 = {RowFormat::kFloat32, kMaxTileRows, kMaxRowsOfTwo,
                                            run<Product<fp16>>};
-  static constexpr GemmKernels kBFloat16 = {RowFormat::kFloat32, kMaxTileRows, kMaxRowsOfTwo,
-                                            run<Product<bf16>>};
 #if REGATTA_HAS_BF16_DOT
   static constexpr GemmKernels kPairs = {RowFormat::kBFloat16, kMaxTileRows, kMaxRowsOfTwo,
                                          run<PairProduct>};
-  if (dtype == DType::kBFloat16 && !pairs_are_slow()) return &kPairs;
+  static constexpr GemmKernels kSwapped = {RowFormat::kSwappedPairs, kMaxTileRows, kMaxRowsOfTwo,
+                                           run_swapped};
+  const GemmKernels& bfloat16 = pairs_are_slow() ? kSwapped : kPairs;
+#else
+  static constexpr GemmKernels bfloat16 = {RowFormat::kFloat32, kMaxTileRows, kMaxRowsOfTwo,
+                                           run<Product<bf16>>};
 #endif
   switch (dtype) {
     case DType::kFloat32:
       return &kFloat32;
     case DType::kBFloat16:
-      return &kBFloat16;
+      return &bfloat16;
     case DType::kFloat16:
       return &kFloat16;
     default:

@@ -79,18 +79,6 @@ class Shapes {
   Config config_;
 };
 
-// Denormals are zeros in vectors as in tiles, until the end of the scope.
-class FlushDenormals {
- public:
-  FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
-  ~FlushDenormals() { _mm_setcsr(before_); }
-  FlushDenormals(const FlushDenormals&) = delete;
-  FlushDenormals& operator=(const FlushDenormals&) = delete;
-
- private:
-  unsigned before_;
-};
-
 }  // namespace tiles
 }  // namespace regatta::cpu::REGATTA_ISA
 #endif
