@@ -60,14 +60,17 @@ def measure_tiles(buffer: npt.NDArray[np.float32]) -> dict[str, float]:
     flops.argtypes, flops.restype = [ctypes.c_int], ctypes.c_double
     tiles.argtypes, tiles.restype = [ctypes.c_void_p, ctypes.c_int64], ctypes.c_double
     address, threads = buffer.ctypes.data, int(library.require().info()["threads"])
-    rates = {
-        "registers": lambda: flops(1),
-        "first cache": lambda: tiles(address, CACHED_BYTES * threads),
-        "memory": lambda: tiles(address, buffer.nbytes),
-    }
     if tiles(address, CACHED_BYTES * threads) == 0.0:
         return {}
-    return {name: float(max(rate() for _ in range(REPEATS))) for name, rate in rates.items()}
+
+    def best(measure: Callable[..., Any], *arguments: int) -> float:
+        return float(max(measure(*arguments) for _ in range(REPEATS)))
+
+    return {
+        "registers": best(flops, 1),
+        "first cache": best(tiles, address, CACHED_BYTES * threads),
+        "memory": best(tiles, address, buffer.nbytes),
+    }
 
 
 def _passes(address: int, size: int) -> list[tuple[int, int]]:
