@@ -326,6 +326,11 @@ TABLES: dict[str, Table] = {
                 {"before_ms": "none", "after_ms": "eight, in turn"})],
         {"none": rounded, "eight, in turn": rounded, "ratio": times}, "ms per token of the batch",
     ),
+    "cpu-amx": Table(
+        [Source("granite-rapids/2026-11-28.json", "amx",
+                {"before_ms": "without tiles", "after_ms": "with tiles"})],
+        {"without tiles": rounded, "with tiles": rounded, "ratio": times}, "ms",
+    ),
     "cpu-quantized-zen5": Table(
         [Source(ZEN5, "ratios_quantized")],
         same("Qwen2.5-0.5B shape; Llama-1B shape", plain), RATIO,

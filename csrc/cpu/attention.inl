@@ -172,7 +172,68 @@ struct TileProduct {
     (tiles::store<kVec>(sums + kVec * 16, ldc * 4), ...);
   }
 
+  // The same sums of a few rows by vectors: tiles would wait for b, which was stored just before.
+  template <int kRows, int kVecs>
+  void few_rows(int64_t first, FetchAhead part) const {
+    const FlushDenormals flush;
+    constexpr int kLanes = Vec::kLanes;
+    const int64_t fetches = part.per_step(steps);
+    const bf16* from = b + first * 32;
+    float* const to = c + first * kLanes;
+    Vec sums[kRows][kVecs];
+    for (int i = 0; i < kRows * kVecs; ++i) {
+      const int r = i / kVecs, v = i % kVecs;
+      sums[r][v] = accumulate ? load(to + r * ldc + v * kLanes) : zero();
+    }
+    for (int64_t k = 0; k < steps;) {
+      Vec even[kRows][kVecs], odd[kRows][kVecs];
+      for (int i = 0; i < kRows * kVecs; ++i) {
+        even[i / kVecs][i % kVecs] = odd[i / kVecs][i % kVecs] = zero();
+      }
+      for (const int64_t end = std::min(k + 16, steps); k < end; ++k, from += b_step) {
+        part.fetch(k, fetches);
+        Vec evens[kVecs], odds[kVecs];
+#pragma GCC unroll 8
+        for (int v = 0; v < kVecs; ++v) load_2k(from + v * 32, evens[v], odds[v]);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          float pair;
+          __builtin_memcpy(&pair, a + r * lda + 2 * k, 4);
+          Vec x, y;
+          split_pairs(set1(pair), x, y);
+#pragma GCC unroll 8
+          for (int v = 0; v < kVecs; ++v) {
+            even[r][v] = fma(x, evens[v], even[r][v]);
+            odd[r][v] = fma(y, odds[v], odd[r][v]);
+          }
+        }
+      }
+      for (int i = 0; i < kRows * kVecs; ++i) {
+        const int r = i / kVecs, v = i % kVecs;
+        sums[r][v] = sums[r][v] + (even[r][v] + odd[r][v]);
+      }
+    }
+    for (int i = 0; i < kRows * kVecs; ++i) {
+      const int r = i / kVecs, v = i % kVecs;
+      store(to + r * ldc + v * kLanes, sums[r][v]);
+    }
+  }
+  static constexpr int kFewRows = 4;
+  template <int... kRow>
+  void few_rows(int64_t rows, int64_t num_vecs, std::integer_sequence<int, kRow...>) const {
+    using Fn = void (TileProduct::*)(int64_t, FetchAhead) const;
+    static constexpr Fn kTable[2][kFewRows] = {{&TileProduct::few_rows<kRow + 1, 1>...},
+                                               {&TileProduct::few_rows<kRow + 1, 2>...}};
+    const int64_t parts = (num_vecs + 1) / 2;
+    for (int64_t i = 0; i < parts; ++i) {
+      (this->*kTable[num_vecs - 2 * i > 1][rows - 1])(2 * i, ahead.part(i, parts));
+    }
+  }
+
   void run(int64_t rows, int64_t num_vecs) const {
+    if (rows <= kFewRows) {
+      return few_rows(rows, num_vecs, std::make_integer_sequence<int, kFewRows>());
+    }
     const int64_t rest = steps % 16;
     const tiles::Shape whole = {rows, tiles::kRowBytes};
     shapes.set({whole,

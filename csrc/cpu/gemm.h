@@ -58,8 +58,9 @@ struct Weight {
 enum class RowFormat : uint8_t {
   kFloat32,
   kBFloat16,
-  kInt8Blocks,  // int8, a scale for each block of 32 values of a row
-  kInt8Rows,    // int8, one scale for the row (or for all rows)
+  kInt8Blocks,    // int8, a scale for each block of 32 values of a row
+  kInt8Rows,      // int8, one scale for the row (or for all rows)
+  kSwappedPairs,  // bfloat16 values as floats, those of a pair swapped
 };
 
 constexpr int64_t kBlock = 32;  // values that share a scale in kInt8Blocks

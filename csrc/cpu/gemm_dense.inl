@@ -7,7 +7,7 @@ namespace dense {
 
 template <class P>
 void run(const PanelJob& job) {
-  constexpr bool kExpands = std::is_same_v<P, Product<fp16>> || std::is_same_v<P, Product<bf16>>;
+  constexpr bool kExpands = !std::is_same_v<typename P::Stored, typename P::Row>;
   constexpr int64_t kTilesToExpand = 3;
   constexpr int64_t kUnitStored = kPanel * P::kUnitValues;
   constexpr int64_t kStepValues = P::kUnits * P::kUnitValues;
@@ -33,22 +33,122 @@ void run(const PanelJob& job) {
       const int64_t depth = std::min(step, num_units - k);
       const typename P::Stored* slab = panel(i) + k * kUnitStored;
       const int64_t slab_bytes = depth / P::kUnits * kStepBytes;
-      if (kExpands && num_tiles >= kTilesToExpand) {  // once, not for each tile
-        alignas(64) float expanded[kMaxSlab * kPanel];
-        expand(slab, depth, expanded);
-        multiply_tiles<Product<float>>(job, k, expanded, depth, sums,
-                                       ahead_of_slab(slab, slab_bytes, num_tiles * depth));
-      } else {
-        multiply_tiles<P>(job, k, slab, depth, sums,
-                          num_tiles == 1
-                              ? ahead_of_streams(slab, 1, kStepBytes)
-                              : ahead_of_slab(slab, slab_bytes, num_tiles * depth / P::kUnits));
+      if constexpr (kExpands) {
+        if (num_tiles >= kTilesToExpand) {  // once, not for each tile
+          alignas(64) float expanded[kMaxSlab * kPanel];
+          expand<P>(slab, depth, expanded);
+          multiply_tiles<Product<float>>(job, k, expanded, depth, sums,
+                                         ahead_of_slab(slab, slab_bytes, num_tiles * depth));
+          continue;
+        }
       }
+      multiply_tiles<P>(job, k, slab, depth, sums,
+                        num_tiles == 1
+                            ? ahead_of_streams(slab, 1, kStepBytes)
+                            : ahead_of_slab(slab, slab_bytes, num_tiles * depth / P::kUnits));
     }
   }
 }
 
+#if REGATTA_HAS_BF16_DOT
+// Rows in kSwappedPairs. A few of them wait for the panel, and are made pairs again meanwhile.
+inline void run_swapped(const PanelJob& job) {
+  const FlushDenormals flush;
+  const int64_t num_rows = job.num_rows();
+  if (num_rows > kMaxRowsOfTwo) return run<SwappedProduct>(job);
+  Scratch::Scope scope(*job.scratch);
+  PackedRows few;
+  few.format = RowFormat::kBFloat16;
+  few.num_rows = few.tile_rows = num_rows;
+  few.width = job.rows->width;
+  few.data = job.scratch->take<char>(few.tile_bytes());
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const char* from = job.rows->line(job.first_row() + row, 0);
+    char* to = few.line(row, 0);
+    for (int64_t k = 0; k < few.width; k += 16, from += job.rows->tile_rows * kLineBytes) {
+      store_swapped(reinterpret_cast<bf16*>(to) + k % 32,
+                    load(reinterpret_cast<const float*>(from)));
+      if (k % 32) to += num_rows * kLineBytes;
+    }
+  }
+  PanelJob pairs = job;
+  pairs.rows = &few;
+  pairs.tile_begin = 0;
+  pairs.tile_end = 1;
+  run<PairProduct>(pairs);
+}
+#endif
+
 #if REGATTA_HAS_BF16_DOT && REGATTA_TILES
+// The sums of tiles for one row and one or two panels, by vectors: they wait less than tiles do for
+// what they read from memory.
+template <int kPanels>
+void run_row(const PanelJob& job) {
+  constexpr int64_t kStepPairs = 16, kAheadBytes = 2048;
+  const FlushDenormals flush;
+  const int64_t num_pairs = (job.rows->width + 1) / 2;
+  const auto* weight = static_cast<const bf16*>(job.weight->tensors[0].data);
+  const bf16 *columns[kPanels], *ahead[kPanels];
+  for (int p = 0; p < kPanels; ++p) {
+    columns[p] = weight + job.panels[p] * num_pairs * 2 * kPanel;
+    ahead[p] = columns[p] + kAheadBytes / 2;
+  }
+  const auto* row = reinterpret_cast<const bf16*>(job.rows->tile(job.tile_begin));
+  Vec total[kPanels][kVectors];
+  for (auto& of_panel : total) {
+    for (Vec& sum : of_panel) sum = zero();
+  }
+  alignas(64) float values[2][kStepPairs];
+  Vec even[kPanels][kVectors], odd[kPanels][kVectors];
+  const auto add = [&](int64_t k) REGATTA_LAMBDA_INLINE {
+    const Vec x = set1(values[0][k]), y = set1(values[1][k]);
+#pragma GCC unroll 2
+    for (int p = 0; p < kPanels; ++p) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        const int64_t at = (k * kVectors + v) * 2 * kLanes;
+        prefetch(ahead[p] + at);
+        Vec pairs = load(reinterpret_cast<const float*>(columns[p] + at)), evens, odds;
+        __asm__("" : "+v"(pairs.v));  // else loaded twice
+        split_pairs(pairs, evens, odds);
+        even[p][v] = fma(x, evens, even[p][v]);
+        odd[p][v] = fma(y, odds, odd[p][v]);
+      }
+    }
+    __asm__ volatile("" ::: "memory");  // else prefetches gather
+  };
+  for (int64_t pair = 0; pair < num_pairs; pair += kStepPairs) {
+    load_2k(row, even[0][0], odd[0][0]);
+    row += job.rows->tile_rows * 2 * kStepPairs;
+    store(values[0], even[0][0]);
+    store(values[1], odd[0][0]);
+    __asm__("" : "+m"(values));  // else each is shuffled out of a register
+    for (int p = 0; p < kPanels; ++p) {
+      for (int v = 0; v < kVectors; ++v) even[p][v] = odd[p][v] = zero();
+    }
+    if (num_pairs - pair >= kStepPairs) {
+#pragma GCC unroll 16
+      for (int64_t k = 0; k < kStepPairs; ++k) add(k);
+    } else {
+      for (int64_t k = 0; k < num_pairs - pair; ++k) add(k);
+      for (int p = 0; p < kPanels; ++p) {
+        for (int v = 0; v < kVectors; ++v) {  // tiles add zeros to them: -0 becomes 0
+          even[p][v] = even[p][v] + zero();
+          odd[p][v] = odd[p][v] + zero();
+        }
+      }
+    }
+    for (int p = 0; p < kPanels; ++p) {
+      for (int v = 0; v < kVectors; ++v) total[p][v] = total[p][v] + (even[p][v] + odd[p][v]);
+      columns[p] += kStepPairs * 2 * kPanel;
+      ahead[p] += kStepPairs * 2 * kPanel;
+    }
+  }
+  for (int p = 0; p < kPanels; ++p) {
+    for (int v = 0; v < kVectors; ++v) store(job.out + p * kPanel + v * kLanes, total[p][v]);
+  }
+}
+
 // bfloat16 by tiles, any number of rows. Rows pass over a slab of the panel in L1 by two tiles at a
 // time; meanwhile each job fetches its part of the next panel. A few rows take two panels at once.
 inline void run_tiles(const PanelJob& job) {
@@ -59,6 +159,7 @@ inline void run_tiles(const PanelJob& job) {
   const auto* weight = static_cast<const char*>(job.weight->tensors[0].data);
   const int64_t num_tiles = job.tile_end - job.tile_begin, num_rows = job.num_rows();
   const bool two_panels = job.num_panels == 2 && num_tiles == 1;
+  if (num_rows == 1) return two_panels ? run_row<2>(job) : run_row<1>(job);
   tiles::Shapes shapes;
   alignas(64) char last[2][tiles::kStepBytes];  // the rest of the panels, and zeros behind it
   for (int i = 0; i < job.num_panels; i += two_panels ? 2 : 1) {
@@ -123,18 +224,21 @@ inline const GemmKernels* kernels(DType dtype) {
                                            run<Product<float>>};
   static constexpr GemmKernels kFloat16 = {RowFormat::kFloat32, kMaxTileRows, kMaxRowsOfTwo,
                                            run<Product<fp16>>};
-  static constexpr GemmKernels kBFloat16 = {RowFormat::kFloat32, kMaxTileRows, kMaxRowsOfTwo,
-                                            run<Product<bf16>>};
 #if REGATTA_HAS_BF16_DOT
   static constexpr GemmKernels kPairs = {RowFormat::kBFloat16, kMaxTileRows, kMaxRowsOfTwo,
                                          run<PairProduct>};
-  if (dtype == DType::kBFloat16 && !pairs_are_slow()) return &kPairs;
+  static constexpr GemmKernels kSwapped = {RowFormat::kSwappedPairs, kMaxTileRows, kMaxRowsOfTwo,
+                                           run_swapped};
+  const GemmKernels& bfloat16 = pairs_are_slow() ? kSwapped : kPairs;
+#else
+  static constexpr GemmKernels bfloat16 = {RowFormat::kFloat32, kMaxTileRows, kMaxRowsOfTwo,
+                                           run<Product<bf16>>};
 #endif
   switch (dtype) {
     case DType::kFloat32:
       return &kFloat32;
     case DType::kBFloat16:
-      return &kBFloat16;
+      return &bfloat16;
     case DType::kFloat16:
       return &kFloat16;
     default:

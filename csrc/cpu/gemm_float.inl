@@ -81,6 +81,13 @@ struct PairProduct {  // rows and weights of bf16
     return dot_pairs(sum, columns, x);
   }
 };
+
+// The same sums of rows in kSwappedPairs, by multiply-adds of float.
+struct SwappedProduct : Product<bf16> {
+  static REGATTA_INLINE Vec load_columns(const bf16* b, int v, int u) {
+    return Product<bf16>::load_columns(b, v, 1 - u);
+  }
+};
 #endif
 
 // The microkernel: sums[p][r][0 .. 32) (+)= sum over units k of rows[r][k] * panels[p][k][0 .. 32).
@@ -196,9 +203,8 @@ inline int64_t slab_units(int64_t num_tiles, int64_t num_units) {
 }
 
 // `num_units` of a panel as floats, [num_units][kPanel].
-template <class T>
-void expand(const T* b, int64_t num_units, float* out) {
-  using P = Product<T>;
+template <class P>
+void expand(const typename P::Stored* b, int64_t num_units, float* out) {
   constexpr int kStepStored = P::kUnits * static_cast<int>(kPanel);
   for (int64_t k = 0; k < num_units; k += P::kUnits, b += kStepStored) {
     for (int u = 0; u < P::kUnits; ++u, out += kPanel) {

@@ -1,8 +1,13 @@
-// What this machine can do at best, for benchmarks to be compared with: bytes read from memory and
-// multiply-adds in registers, on the same threads that the kernels use.
+// What this machine can do at best, for benchmarks to be compared with: bytes read from memory,
+// multiply-adds in registers and tiles' of what they read, on the same threads that the kernels
+// use.
+#include <algorithm>
 #include <chrono>
+#include <type_traits>
+#include <utility>
 
 #include "dispatch.h"
+#include "gemm.h"
 #include "regatta/abi.h"
 #include "thread_pool.h"
 
@@ -74,4 +79,30 @@ REGATTA_EXPORT double regatta_measure_flops(int bf16_pairs) {
     team.barrier();
   });
   return per_piece * static_cast<double>(pieces) / seconds_since(begin);
+}
+
+// The same of bfloat16 by tiles that read one factor from `data`, of which a thread has an equal
+// part: a few KiB stay in its first cache. 0 where no tiles run.
+REGATTA_EXPORT double regatta_measure_tiles([[maybe_unused]] const void* data,
+                                            [[maybe_unused]] int64_t bytes) {
+  using namespace regatta::cpu;
+#if REGATTA_TILES
+  constexpr int64_t kRoundBytes = int64_t{16} << 20;  // of a thread
+  if (best_isa() < Isa::kAmx) return 0.0;
+  const int64_t parts = num_threads(), part = bytes / parts;
+  const int64_t rounds = std::max<int64_t>(1, kRoundBytes / part);
+  double per_part = 0.0;
+  const Clock::time_point begin = Clock::now();
+  parallel([&](Team& team) {
+    team.for_each(parts, [&](int64_t i) {
+      const double count =
+          avx512_bf16::stream_tiles(rounds, static_cast<const char*>(data) + i * part, part);
+      if (i == 0) per_part = count;
+    });
+    team.barrier();
+  });
+  return per_part * static_cast<double>(parts) / seconds_since(begin);
+#else
+  return 0.0;
+#endif
 }

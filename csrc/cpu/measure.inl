@@ -1,5 +1,6 @@
 // See measure.cc.
-#include "tiles.inl"
+#include "gemm_float.inl"
+#include "gemm_tiles.inl"
 
 namespace regatta::cpu::REGATTA_ISA {
 
@@ -52,6 +53,20 @@ inline double multiply_tiles(int64_t rounds) {
     tiles::dot<kPairs, 3, 5, 7>();
   }
   return static_cast<double>(rounds) * 4 * 16 * 16 * 32 * 2;
+}
+
+// The same of columns in [data, data + bytes), over and over, and two tiles of rows.
+inline double stream_tiles(int64_t rounds, const char* data, int64_t bytes) {
+  alignas(64) static const char zeros[tiles::kTileRows * tiles::kRowBytes] = {};
+  const int64_t steps = bytes / tiles::kStepBytes;
+  tiles::Shapes shapes;
+  tiles::set_shapes(shapes, tiles::kTileRows, tiles::kTileRows);
+  tiles::zero_sums<2>();
+  for (int64_t round = 0; round < rounds; ++round) {
+    Ahead ahead = ahead_of_streams(data, 1, tiles::kStepBytes);
+    tiles::multiply<tiles::Factors::kPairs, 2, 1>(zeros, zeros, 0, data, nullptr, steps, ahead);
+  }
+  return static_cast<double>(rounds * steps) * 4 * 16 * 16 * 32 * 2;
 }
 #endif
 

@@ -63,6 +63,15 @@ void pack_columns(const PackedRows& rows, int64_t row, int64_t column, const T* 
   }
   const int64_t step = rows.tile_rows * kLineBytes;
   char* line = rows.line(row, column);
+#if REGATTA_HAS_BF16_DOT
+  if (rows.format == RowFormat::kSwappedPairs) {
+    for (int64_t i = 0; i < count; i += 16, line += step) {
+      store(reinterpret_cast<float*>(line),
+            swapped_pairs(load_n(values + i, lanes_left(count - i))));
+    }
+    return;
+  }
+#endif
   if (rows.format == RowFormat::kFloat32) {
     for (int64_t i = 0; i < count; i += 16, line += step) {
       float* out = reinterpret_cast<float*>(line);

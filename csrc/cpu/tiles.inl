@@ -3,8 +3,9 @@
 //
 // A sum of bfloat16 is made so, whatever the number of rows (TDPBF16PS): for each 32 values of k,
 // the last ones filled up with zeros, the sum of the even ones and that of the odd ones, k by k in
-// one rounding each; both are added, and that to what is there. Denormals are zeros. Integer sums
-// are exact.
+// one rounding each; both are added, and that to what is there. Denormals are zeros. Vectors make
+// the same sums of one row, or of a few in attention, as fast as they read: tiles wait longer for
+// memory and for what was stored just before. Integer sums are exact.
 #if REGATTA_HAS_BF16_DOT && REGATTA_TILES
 namespace regatta::cpu::REGATTA_ISA {
 namespace tiles {

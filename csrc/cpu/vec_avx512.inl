@@ -60,11 +60,14 @@ REGATTA_INLINE void store_n(fp16* p, Vec a, int n) {
   _mm256_mask_storeu_epi16(p, lane_mask(n),
                            _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
-REGATTA_INLINE void load_2k(const bf16* p, Vec& even, Vec& odd) {
-  const __m512i bits = _mm512_loadu_si512(p);
+REGATTA_INLINE void split_pairs(Vec pairs, Vec& even, Vec& odd) {
+  const __m512i bits = _mm512_castps_si512(pairs.v);
   even.v = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
   odd.v =
       _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+REGATTA_INLINE void load_2k(const bf16* p, Vec& even, Vec& odd) {
+  split_pairs({_mm512_loadu_ps(p)}, even, odd);
 }
 
 REGATTA_INLINE Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
@@ -196,6 +199,27 @@ REGATTA_INLINE VecBf16 set1_pair(const bf16* p) {
 REGATTA_INLINE Vec dot_pairs(Vec acc, VecBf16 a, VecBf16 b) {
   return {_mm512_dpbf16_ps(acc.v, a.v, b.v)};
 }
+// 16 values rounded to bf16, those of a pair swapped; and eight such pairs as they are stored.
+REGATTA_INLINE Vec swapped_pairs(Vec a) {
+  return {_mm512_permute_ps(widen_bf16(narrow_bf16(a.v)), 0xb1)};
+}
+REGATTA_INLINE void store_swapped(bf16* out, Vec a) {
+  const __m512i bits = _mm512_castps_si512(a.v);
+  const __m512i pairs = _mm512_or_si512(_mm512_srli_epi64(bits, 48),
+                                        _mm512_and_si512(bits, _mm512_set1_epi64(0xffff0000)));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi64_epi32(pairs));
+}
+// Denormals are zeros, as in dot_pairs() and in tiles, until the end of the scope.
+class FlushDenormals {
+ public:
+  FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
+  ~FlushDenormals() { _mm_setcsr(before_); }
+  FlushDenormals(const FlushDenormals&) = delete;
+  FlushDenormals& operator=(const FlushDenormals&) = delete;
+
+ private:
+  unsigned before_;
+};
 REGATTA_INLINE void interleave(bf16* out, const bf16* a, const bf16* b, int64_t count) {
   // Words 0 32 1 33 ... of the 64 words of (a, b), then the upper half of both.
   const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,

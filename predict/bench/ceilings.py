@@ -50,6 +50,29 @@ def measure_ceilings(dtype: str, buffer: npt.NDArray[np.float32]) -> dict[str, f
     }
 
 
+CACHED_BYTES = 16 << 10  # of each thread, which its first cache keeps
+
+
+def measure_tiles(buffer: npt.NDArray[np.float32]) -> dict[str, float]:
+    """FLOP/s of AMX's tiles in bfloat16 by where one factor comes from; {} where none run."""
+    handle = library.require().handle
+    flops, tiles = handle.regatta_measure_flops, handle.regatta_measure_tiles
+    flops.argtypes, flops.restype = [ctypes.c_int], ctypes.c_double
+    tiles.argtypes, tiles.restype = [ctypes.c_void_p, ctypes.c_int64], ctypes.c_double
+    address, threads = buffer.ctypes.data, int(library.require().info()["threads"])
+    if tiles(address, CACHED_BYTES * threads) == 0.0:
+        return {}
+
+    def best(measure: Callable[..., Any], *arguments: int) -> float:
+        return float(max(measure(*arguments) for _ in range(REPEATS)))
+
+    return {
+        "registers": best(flops, 1),
+        "first cache": best(tiles, address, CACHED_BYTES * threads),
+        "memory": best(tiles, address, buffer.nbytes),
+    }
+
+
 def _passes(address: int, size: int) -> list[tuple[int, int]]:
     """(address, bytes) of what is read one after another, round and round.
 

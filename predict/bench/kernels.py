@@ -3,8 +3,9 @@
 Each case of predict.bench.operators is called over and over, on operands that rotate.
 The share is (time that the machine's measured limits allow) / (median time), where the limits are
 the bandwidth of reading as many bytes as the copies have, and the arithmetic peak, measured between
-the slices of every case; ">limit" where a case was faster. Kernels of GPUs are timed by the
-programs of tests/gpu/native.
+the slices of every case; ">limit" where a case was faster. Where AMX's tiles run, their rates stand
+above: of factors in registers, and of one that comes from the first cache or from memory. Kernels
+of GPUs are timed by the programs of tests/gpu/native.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if __name__ == "__main__":
 
 import numpy as np
 
-from predict.bench.ceilings import READ_BYTES, Limits, share_text
+from predict.bench.ceilings import READ_BYTES, Limits, measure_tiles, share_text
 from predict.bench.operators import CASES, DTYPES, SHAPES, OperatorCase, Sizes
 from predict.bench.outputs import Outputs
 from predict.bench.record import (
@@ -155,6 +156,9 @@ def run(flags: FlagValues, command: str) -> dict[str, Any]:
     library = require()
     library.keep_freed_memory()  # as the engine does
     buffer = np.ones(READ_BYTES // 4, np.float32)
+    tiles = {place: rate / 1e9 for place, rate in measure_tiles(buffer).items()}
+    if tiles:
+        show("tiles, bfloat16, GFLOP/s: " + ", ".join(f"{of}: {x:,.0f}" for of, x in tiles.items()))
     rows: list[RecordRow] = []
     for shape in flags["shapes"]:
         for dtype in flags["dtype"]:
@@ -169,7 +173,8 @@ def run(flags: FlagValues, command: str) -> dict[str, Any]:
                         rows.append({**row, "name": f"{shape} {dtype}, {row['name']}"})
     settings = {name: value for name, value in flags.values.items() if name != "output_file"}
     suites = {"operators": suite(rows, UNITS, command, METHOD)}
-    return record(cpu_device(), own_versions(), settings, suites)
+    device = cpu_device() | ({"tiles_gflops": tiles} if tiles else {})
+    return record(device, own_versions(), settings, suites)
 
 
 @command()

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from predict.bench import kernels, operators
-from predict.bench.ceilings import LEAST_BYTES, Limits, _passes, share_text
+from predict.bench.ceilings import LEAST_BYTES, Limits, _passes, measure_tiles, share_text
 from predict.device.library import Library
+from tests.support.cpu_kernels import refusal
 
 
 class Machine:
@@ -81,3 +82,10 @@ def test_calls_rotate_over_the_copies_from_slice_to_slice() -> None:
     called: list[int] = []
     taken = kernels.times(called.append, 5, 0.0, first=4)
     assert (called, len(taken)) == ([3, 2, 1, 4, 0], 2)
+
+
+def test_tiles_do_most_with_factors_in_registers(compiled: Library) -> None:
+    rates = measure_tiles(np.ones(1 << 22, np.float32))
+    assert bool(rates) == (not refusal(compiled, "linear", "amx"))
+    if rates:
+        assert rates["registers"] > rates["memory"] > 0

@@ -127,13 +127,13 @@ CUTS = ((0, 1, 2, 64, 65, 300, 700), (0, 511, 513, 700), (0, 64, 128, 512, 700))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [-1, 90])
+@pytest.mark.parametrize(("heads", "window"), [(7, -1), (7, 90), (2, -1)])
 def test_chunked_prefill_equals_whole_prefill_bit_for_bit(
-    compiled: Library, candidate: str, dtype: str, window: int
+    compiled: Library, candidate: str, dtype: str, heads: int, window: int
 ) -> None:
     if candidate == "scalar":
         pytest.skip("the same code as the others, and slow")
-    problem = Problem.of(Shape(7, 1, 64, 64, ((700, 700),), window), dtype)
+    problem = Problem.of(Shape(heads, 1, 64, 64, ((700, 700),), window), dtype)
     whole = problem.run(compiled)
     for cuts in CUTS:
         parts = [problem.part(0, a, b).run(compiled) for a, b in pairwise(cuts)]

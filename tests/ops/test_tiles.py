@@ -26,6 +26,8 @@ from tests.support.tiles import TINY, flushed, tile_product
 # ends that fill no step of k and no panel.
 SHAPES = (
     (1, 64, 32),
+    (1, 523, 40),
+    (1, 1, 97),
     (2, 1, 1),
     (5, 33, 65),
     (16, 96, 64),
@@ -100,15 +102,24 @@ def test_denormals_are_the_twin_s(amx: Library) -> None:
     x = rounded(normal(rng, 20, 90) * scale, "bfloat16")
     x[::3] = rounded(normal(rng, 7, 90) * TINY, "bfloat16")
     weight = rounded(normal(rng, 40, 90) * scale.mean(), "bfloat16")
-    np.testing.assert_array_equal(logits(amx, x, weight), tile_product(x, weight))
+    expected = tile_product(x, weight)
+    np.testing.assert_array_equal(logits(amx, x, weight), expected)
+    for row in range(20):
+        np.testing.assert_array_equal(logits(amx, x[[row]], weight), expected[[row]])
 
 
-def test_a_row_has_the_same_bits_in_batches_of_1_to_64(amx: Library) -> None:
+@pytest.mark.parametrize("isa", ["amx", "avx512_bf16"])
+def test_a_row_has_the_same_bits_in_batches_of_1_to_64(compiled: Library, isa: str) -> None:
+    if reason := refusal(compiled, "logits", isa):
+        pytest.skip(reason)
+    force(compiled, isa)
     rng = np.random.default_rng(2)
-    x, weight = bfloats(rng, 64, 300), bfloats(rng, 140, 300)
-    together = logits(amx, x, weight)
+    x, weight = bfloats(rng, 64, 301), bfloats(rng, 140, 301)
+    x[::3] *= np.float32(2.0**-126)  # to products that are denormals
+    together = logits(compiled, x, weight)
     for rows in range(1, 65):
-        np.testing.assert_array_equal(logits(amx, x[-rows:], weight), together[-rows:])
+        np.testing.assert_array_equal(logits(compiled, x[-rows:], weight), together[-rows:])
+    force(compiled, "")
 
 
 @pytest.mark.parametrize("group", [0, 32, 64, 96, 128, 1024])
