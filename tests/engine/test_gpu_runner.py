@@ -321,7 +321,7 @@ def test_types_that_there_is_room_for_are_named(
 
 
 def test_plain_operators_are_refused_on_a_gpu() -> None:
-    with pytest.raises(UserError, match="--append_attn"):
+    with pytest.raises(UserError, match="leave --inference_model false out"):
         LLM(config(inference_model=False))
 
 

@@ -71,8 +71,8 @@ def quantize(model: Path, text: Path | None, output: Path, *more: str) -> Path:
 
 def logits(model: Path, **changes: Any) -> np.ndarray:
     """Of a text of the calibration's kind."""
-    config = EngineConfig(model_name_or_path=str(model), max_length=300, src_length=256, **changes)
-    engine = Model(config)
+    settings = {"max_length": 300, "src_length": 256, "inference_model": False, **changes}
+    engine = Model(EngineConfig(model_name_or_path=str(model), **settings))
     assert engine.llm.tokenizer is not None
     ids = engine.llm.tokenizer.encode(letters(4, 120))[:256]
     found: np.ndarray = engine.logits(np.array(ids, np.int32))
