@@ -25,7 +25,8 @@ from predict.engine.drafts import (
 from predict.engine.failures import RequestError, apart, explained
 from predict.engine.request_state import Request, RequestStatus, num_wanted
 from predict.engine.sampler import Sampler
-from predict.engine.scheduler import ScheduledBatch, ScheduledSpan, Scheduler
+from predict.engine.scheduled import ScheduledBatch, ScheduledSpan
+from predict.engine.scheduler import Scheduler
 from predict.engine.step import (
     NO_TARGETS,
     KnownTokens,
@@ -339,9 +340,9 @@ class Engine:
         self._forced = self._forced_drafts(drafts, limits)
         if self._forced:
             drafts = {**drafts, **self._forced}
-        batch = self._retried(partial(self.scheduler.schedule, drafts))
-        if batch is None:
-            return False
+        while (batch := self._retried(partial(self.scheduler.schedule, drafts))) is None:
+            if self._steps or not self.scheduler.wait():
+                return False
         if batch.block_copies:
             self.runner.copy_blocks(batch.block_copies)
         try:

@@ -19,7 +19,8 @@ _WORK = {
     "detokenize": "text.tokenizer text.answer_text text.answer_parts text.detokenizer "
     "text.stop_strings text.markup text.reasoning engine.samples",
     "guide": "text.guides",
-    "schedule": "engine.batch engine.block_manager engine.scheduler engine.stopping",
+    "schedule": "engine.admission engine.appending engine.batch engine.block_manager engine.queue "
+    "engine.resources engine.scheduled engine.scheduler engine.searches engine.stopping",
     "beams": "engine.beams engine.runner.gpu_chooser:find",
     "forward": "engine.runner.networks engine.runner.gpu engine.runner.gpu_network "
     "engine.runner.graphs engine.runner.buffers",

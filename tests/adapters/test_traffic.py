@@ -17,7 +17,8 @@ from predict.engine.batch import adapted, span_inputs
 from predict.engine.beams import Candidates
 from predict.engine.failures import RequestError
 from predict.engine.request_state import Request
-from predict.engine.scheduler import ScheduledBatch, Scheduler, SchedulerConfig
+from predict.engine.scheduled import ScheduledBatch, SchedulerConfig
+from predict.engine.scheduler import Scheduler
 from predict.errors import UserError
 from predict.nn.blocks import ADAPTED
 from predict.request import SamplingParams
@@ -108,6 +109,12 @@ class AdapterSimulation(Simulation):
                 assert len(set(own)) == len(own)
                 assert {self.store.keys[page] for page in own} <= {adapter.key}
         return super()._execute(batch)
+
+    def _awaits_more(self, head: Request) -> bool:
+        wanted, free = head.adapter, self.pool.num_free_pages
+        if wanted is not None and wanted not in self.pool._pages and wanted.num_pages > free:
+            return True
+        return super()._awaits_more(head)
 
     def check(self) -> None:
         super().check()

@@ -7,7 +7,8 @@ import pytest
 from predict.adapters.prefixes import NO_PREFIX, ServedPrefix, draft_table
 from predict.engine.batch import span_inputs
 from predict.engine.request_state import Request
-from predict.engine.scheduler import Scheduler, SchedulerConfig
+from predict.engine.scheduled import SchedulerConfig
+from predict.engine.scheduler import Scheduler
 from predict.errors import UserError
 from predict.request import SamplingParams
 from tests.support import scheduler_traffic
