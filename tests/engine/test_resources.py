@@ -19,8 +19,12 @@ from predict.errors import UserError
 from predict.nn.blocks import ADAPTED
 from predict.request import SamplingParams
 from predict.text.answer_text import AnswerText
-from tests.adapters.test_traffic import AdapterSimulation, FakeStore, with_adapter
-from tests.engine.test_prefix_blocks import ComingAndGoing
+from tests.support.resource_traffic import (
+    AdapterSimulation,
+    ComingAndGoing,
+    FakeStore,
+    with_adapter,
+)
 from tests.support.scheduler_traffic import EOS, config, request, run_random
 
 
