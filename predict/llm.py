@@ -43,7 +43,8 @@ from predict.engine.runner.networks import (
 )
 from predict.engine.sampler import Sampler
 from predict.engine.samples import FailedPrompt, Samples, StreamOutput
-from predict.engine.scheduler import ScheduledBatch, Scheduler, SchedulerConfig
+from predict.engine.scheduled import ScheduledBatch, SchedulerConfig
+from predict.engine.scheduler import Scheduler
 from predict.engine.stats import EngineStats
 from predict.engine.step import CopyBlocks, Runner
 from predict.errors import EngineError, TokenizerError, UserError, quoted

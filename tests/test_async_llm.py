@@ -264,7 +264,7 @@ def failing_seeds(*seeds: int) -> Callable[[EngineConfig], LLM]:
         def run_step() -> Any:
             for request in list(requests.values()):
                 if request.sampling_params.seed in seeds and request.num_output_tokens == 3:
-                    llm.engine._end_alone(request, OSError("broken"))
+                    llm.engine.blame.end(request, OSError("broken"))
             return step()
 
         llm.engine.step = run_step  # type: ignore[method-assign]

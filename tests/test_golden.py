@@ -19,7 +19,7 @@ from predict.device import library
 from predict.device.place import to_float32
 from predict.engine.batch import span_inputs
 from predict.engine.request_state import Request
-from predict.engine.scheduler import ScheduledSpan
+from predict.engine.scheduled import ScheduledSpan
 from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
 from tests.golden.numpy_models import qwen

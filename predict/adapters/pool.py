@@ -8,13 +8,16 @@ from __future__ import annotations
 import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from predict.nn.blocks import ADAPTED
 
+READ_AHEAD = 2  # adapters that are read for requests at the head of the queue
 _keys = itertools.count(1)
 
 
@@ -41,16 +44,22 @@ class AdapterPool:
 
     An adapter is held while requests with it run. An idle adapter stays until others need its
     pages; the longest idle one is evicted first. write(adapter, pages) fills pages; `hold` passes
-    on what it raises, and the adapter then has no pages.
+    on what it raises, and the adapter then has no pages. read(adapter) begins to read the adapter's
+    file, on another thread, and is done once `write` reads none; None: `write` reads none now.
     """
 
     def __init__(
-        self, num_pages: int, max_pages: int, write: Callable[[ServedAdapter, list[int]], None]
+        self,
+        num_pages: int,
+        max_pages: int,
+        write: Callable[[ServedAdapter, list[int]], None],
+        read: Callable[[ServedAdapter], Future[Any] | None] = lambda _: None,
     ):
         """max_pages: of one adapter."""
         self.num_pages = num_pages
         self.max_pages = max_pages
         self._write = write
+        self._read = read
         self._free = list(range(num_pages - 1, -1, -1))
         self._pages: dict[ServedAdapter, list[int]] = {}
         self._tables: dict[ServedAdapter, npt.NDArray[np.int32]] = {}
@@ -67,6 +76,17 @@ class AdapterPool:
     def num_used_pages(self) -> int:
         """Pages of adapters, held or idle."""
         return self.num_pages - len(self._free)
+
+    def fetch(self, adapter: ServedAdapter) -> Future[Any] | None:
+        """Begins to read an adapter that has no pages; None where nothing is to be waited for."""
+        reading = None if adapter in self._pages else self._read(adapter)
+        return None if reading is None or reading.done() else reading
+
+    def has_room(self, adapter: ServedAdapter) -> bool:
+        """Whether `hold` can place the adapter now, without reading a file."""
+        if adapter in self._pages:
+            return True
+        return adapter.num_pages <= self.num_free_pages and self.fetch(adapter) is None
 
     def hold(self, adapter: ServedAdapter) -> bool:
         """Keeps the adapter in its pages until `release`; False: there is no room now."""

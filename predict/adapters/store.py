@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from predict.adapters.pool import AdapterPool, ServedAdapter
+from predict.adapters.pool import READ_AHEAD, AdapterPool, ServedAdapter
 from predict.adapters.weights import (
+    PagedLinear,
     Placement,
     check_servable,
     num_pages_for,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from paddle import Tensor
 
 PageTensors = list["tuple[Tensor, Tensor] | None"]  # of each linear
+PageValues = list["PagedLinear | None"]  # likewise, as they were read
 Stamp = list[tuple[str, int, int]]  # of a folder's files: name, bytes, time of the last change
 
 
@@ -48,7 +51,8 @@ def stamp_of(directory: Path) -> Stamp:
 class AdapterStore:
     """Adapters by name, over pages beside a network's linears. Not thread-safe.
 
-    The max_cpu_loras adapters that were used last stay in host memory; others are read again.
+    The max_cpu_loras adapters that were used last stay in host memory; others are read again, on
+    a thread of their own, ahead of the step that needs them.
     """
 
     def __init__(
@@ -66,12 +70,15 @@ class AdapterStore:
         self.plan, self.base, self.config, self.placement = plan, base, config, placement
         self.pools = pools
         most = num_pages_for(config.max_lora_rank)
-        self.pool = AdapterPool(num_pool_pages(config), most, self._write)
+        self.pool = AdapterPool(num_pool_pages(config), most, self._write, self._fetch)
         self._by_name: dict[str, ServedAdapter] = {}
         # Unloaded adapters stay as long as a request has them.
         self._adapters: WeakKeyDictionary[ServedAdapter, Adapter] = WeakKeyDictionary()
         self._stamps: WeakKeyDictionary[ServedAdapter, Stamp] = WeakKeyDictionary()
         self._values: OrderedDict[ServedAdapter, PageTensors] = OrderedDict()  # latest used last
+        # Of adapters that requests wait for; the oldest ones are given up.
+        self._reading: OrderedDict[ServedAdapter, Future[PageValues]] = OrderedDict()
+        self._reader = ThreadPoolExecutor(1, "regatta-adapters")
         for name, directory in config.directories.items():
             self.load(name, directory)
 
@@ -126,17 +133,32 @@ class AdapterStore:
         while len(self._values) > self.config.max_cpu_loras:
             self._values.popitem(last=False)
 
+    def _fetch(self, served: ServedAdapter) -> Future[PageValues] | None:
+        """Begins to read an adapter that is not in host memory; see AdapterPool."""
+        if served in self._values:
+            return None
+        if served not in self._reading:
+            self._reading[served] = self._reader.submit(self._read_again, served)
+        self._reading.move_to_end(served)
+        while len(self._reading) > READ_AHEAD:
+            self._reading.popitem(last=False)[1].cancel()
+        return self._reading[served]
+
+    def _read_again(self, served: ServedAdapter) -> PageValues:
+        adapter = self._adapters[served]
+        if stamp_of(adapter.directory) != self._stamps[served]:
+            raise UserError(
+                f"{adapter.directory}: files of adapter {served.name!r} have changed since it was "
+                "loaded; unload it, and load it again"
+            )
+        return list(paged(adapter, self.plan, served.num_pages))
+
     def _write(self, served: ServedAdapter, pages: list[int]) -> None:
         """Fills pages of the pools; see AdapterPool."""
-        values = self._values.get(served)
-        if values is None:
-            adapter = self._adapters[served]
-            if stamp_of(adapter.directory) != self._stamps[served]:
-                raise UserError(
-                    f"{adapter.directory}: files of adapter {served.name!r} have changed since it "
-                    "was loaded; unload it, and load it again"
-                )
-            values = self._read(adapter, served.num_pages)
-            self._keep(served, values)
+        if served not in self._values:
+            reading = self._reading.pop(served, None)
+            read = self._read_again(served) if reading is None else reading.result()
+            self._keep(served, on_host(read, self.placement))
+        values = self._values[served]
         self._values.move_to_end(served)
         write_pages(values, self.pools, pages, self.placement)

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from predict.adapters.pool import AdapterPool
-from predict.engine.scheduler import ScheduledSpan
+from predict.engine.scheduled import ScheduledSpan
 from predict.nn.blocks import ADAPTED
 from predict.nn.inputs import RowKind, StepInputs, max_lens_of
 from predict.nn.places import Placing

@@ -7,11 +7,12 @@ them (see `accepted_tokens`). The proposers are the modules of predict.speculati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from predict.engine.request_state import Request
+from predict.engine.scheduled import ScheduledSpan
 
 if TYPE_CHECKING:
     from predict.engine.sampler import Sampler
@@ -22,6 +23,16 @@ if TYPE_CHECKING:
 # A span of 16 rows with a group of 4 query heads fills one tile of the attention kernels.
 MAX_DRAFT_TOKENS = 15
 FAILED = -1  # in the place of a draft that could not be drawn; placeholders are below it
+
+
+@dataclass
+class DraftStats:
+    """Counts of speculation, over spans that had drafts."""
+
+    num_spans: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
+    num_forced: int = 0  # tokens that guides forced, which the other counts leave out
 
 
 class Verified(NamedTuple):
@@ -137,3 +148,37 @@ def accepted_tokens(drafts: Sequence[int], chosen: Sequence[int]) -> list[int]:
         if index == len(drafts) or token != drafts[index]:
             break
     return accepted
+
+
+def forced_drafts(proposed: Drafts, limits: Mapping[Request, int], num_spare: int) -> Drafts:
+    """Tokens that guides force, num_spare at most, for requests without proposed drafts."""
+    found: Drafts = {}
+    for request, limit in limits.items():
+        if num_spare <= 0:
+            break
+        if request.guide is not None and not proposed.get(request.request_id):
+            forced = request.guide.forced()[: min(limit, num_spare)]
+            if forced:
+                found[request.request_id] = forced
+                num_spare -= len(forced)
+    return found
+
+
+def followable(
+    spans: Sequence[ScheduledSpan], limits: Mapping[Request, int]
+) -> tuple[list[Verified], list[int]]:
+    """Spans of a step with drafts that more drafts may follow, and how many each."""
+    verified: list[Verified] = []
+    lengths: list[int] = []
+    row = 0
+    for span in spans:
+        request, drafts = span.request, span.draft_token_ids
+        # The room if all drafts of the batch are accepted.
+        room = request.max_num_tokens - request.num_tokens - len(drafts) - 2
+        length = min(limits.get(request, 0), room)
+        # The guide's mask after these drafts is not known in time.
+        if drafts and length > 0 and request.guide is None:
+            verified.append(Verified(request, row, drafts))
+            lengths.append(length)
+        row += span.num_logits
+    return verified, lengths

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from predict.engine.block_manager import num_blocks_for
 from predict.engine.engine import Engine
 from predict.engine.request_state import Request
-from predict.engine.scheduler import ScheduledSpan
+from predict.engine.scheduled import ScheduledSpan
 from predict.errors import EngineError, UserError, quoted
 from predict.nn.decoder import FINAL
 from predict.request import SamplingParams

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar, cast
 
 from predict.engine.batch import adapted, placed, span_inputs
 from predict.engine.beams import Candidates
+from predict.engine.blame import Blame
 from predict.engine.choices import Row
 from predict.engine.draft_policy import DraftPolicy
 from predict.engine.drafts import (
     FAILED,
     MAX_DRAFT_TOKENS,
     Drafts,
+    DraftStats,
     ProposeBehind,
     Proposer,
     Verified,
     accepted_tokens,
+    followable,
+    forced_drafts,
 )
-from predict.engine.failures import RequestError, apart, explained
+from predict.engine.failures import apart, device_failure
 from predict.engine.request_state import Request, RequestStatus, num_wanted
 from predict.engine.sampler import Sampler
-from predict.engine.scheduler import ScheduledBatch, ScheduledSpan, Scheduler
+from predict.engine.scheduled import ScheduledBatch, ScheduledSpan
+from predict.engine.scheduler import Scheduler
 from predict.engine.step import (
     NO_TARGETS,
     KnownTokens,
@@ -34,10 +38,8 @@ from predict.engine.step import (
     Runner,
     StepTokens,
 )
-from predict.errors import EngineError
 from predict.nn.inputs import Field, StepInputs, empty_example, fields_with
 from predict.request import SamplingParams
-from predict.text.guides import contradiction
 
 T = TypeVar("T")
 # Rows that take little longer on a CPU than one: up to there the weights' bytes decide, and beyond
@@ -64,16 +66,6 @@ class Step(NamedTuple):
     token_ids: Sequence[int | Candidates] | None = None
 
 
-@dataclass
-class DraftStats:
-    """Counts of speculation, over spans that had drafts."""
-
-    num_spans: int = 0
-    num_drafts: int = 0
-    num_accepted: int = 0
-    num_forced: int = 0  # tokens that guides forced, which the other counts leave out
-
-
 class Engine:
     """Runs requests to their end. The scheduler decides, the runner executes what the sampler asks.
 
@@ -87,12 +79,8 @@ class Engine:
 
     With guides a step's network runs ahead, and its tokens are chosen once those before are written
     back. Where nothing runs ahead, what a guide forces is drafted: such drafts are always right.
-
-    A request with logits that no token can be drawn from ends as "error", alone. So does one that
-    makes a step fail, in any stage: where the request is not known at once, the requests of the
-    step run apart, after the running steps. When a step of one token without any request fails
-    too, or blocks are lost, the device or the state is broken: EngineError ends all requests. Not
-    thread-safe. A step that raises leaves the requests in the scheduler; abort them.
+    What fails ends alone, see Blame; EngineError ends all requests. Not thread-safe. A step that
+    raises leaves the requests in the scheduler; abort them.
     """
 
     def __init__(
@@ -116,7 +104,7 @@ class Engine:
         self.draft_stats = DraftStats()
         self._steps: deque[Step] = deque()  # running, oldest first
         self._stuck: ScheduledBatch | None = None  # failed to launch; runs apart after `_steps`
-        self._failed: list[Request] = []  # since the last step
+        self.blame = Blame(scheduler, self.fail, self._probe)
         self._behind: Drafts = {}  # for requests whose last drafts the running step verifies
         self._forced: Drafts = {}  # drafts of the last step that guides force
         self._waits = False  # whether the next step waits for the running one's tokens
@@ -136,8 +124,7 @@ class Engine:
     def abort(self, request_id: int) -> Request | None:
         """Ends a request as "abort" and frees its blocks; None if it is unknown or ended."""
         self._forget(request_id)
-        if self._failed:  # by a step that raised
-            self._failed = [each for each in self._failed if each.request_id != request_id]
+        self.blame.forget(request_id)
         return self.scheduler.abort(request_id)
 
     def fail(self, request: Request, message: str) -> None:
@@ -158,19 +145,19 @@ class Engine:
         while len(self._steps) <= self.runner.num_ahead and self._launch():
             pass
         if not self._steps:
-            return None, self._ended([])
+            return None, self.blame.ended([])
         step = self._steps[0]
         batch, token_ids = step.batch, step.token_ids
         if token_ids is None:
             try:
                 token_ids = step.parts[0].tokens.take()
             except Exception as error:  # of the device, known when the host waits for it
-                raise _device_failure("while a step ran", error) from error
+                raise device_failure("while a step ran", error) from error
         self._steps.popleft()
         last_end, self._last_end = self._last_end, time.perf_counter()
         num_accepted = self.draft_stats.num_accepted
         sampled = self._verify(step, token_ids)
-        self._abort_failed(batch, sampled)
+        self.blame.end_undrawn(batch, sampled)
         finished = self.scheduler.update(batch, sampled, self.eos_token_ids)
         for request in finished:
             self._forget(request.request_id)
@@ -179,51 +166,23 @@ class Engine:
                 for part in self._steps[0].parts:
                     part.tokens.choose()
             except Exception as error:
-                raise _device_failure("between two steps", error) from error
+                raise device_failure("between two steps", error) from error
         if self.proposer is not None:
             num_accepted = self.draft_stats.num_accepted - num_accepted
             self._learn(step, num_accepted, self._last_end - last_end)
         if self.runner.num_ahead and not self._steps:
             self._launch()  # first, since the device is idle
         if self.proposer is not None:
-            self._retried(self.proposer.settle)
+            self.blame.retried(self.proposer.settle)
         for part in step.parts:
             self._record_logprobs(part.spans, part.tokens.logprobs())
-        return batch, self._ended(finished)
+        return batch, self.blame.ended(finished)
 
-    def _ended(self, finished: list[Request]) -> list[Request]:
-        """The requests that ended since the last step: `finished`, and those that failed."""
-        if not self._failed:
-            return finished
-        failed, self._failed = self._failed, []
-        return list(dict.fromkeys([*failed, *finished]))
-
-    def _end_alone(self, request: Request, error: BaseException) -> None:
-        """Ends a request that failed. Raises EngineError where the scheduler's state is broken."""
-        self.fail(request, explained(request, error))
-        self._failed.append(request.owner)
-        try:
-            self.scheduler.check()
-        except RuntimeError as broken:
-            raise EngineError(
-                f"the engine cannot go on: its blocks are in disorder ({broken}) after "
-                f"{explained(request, error)}"
-            ) from error
-
-    def _probe(self, request: Request, error: Exception) -> None:
-        """Runs one token without a request; raises EngineError where that fails too.
-
-        Nothing else may run: the step overwrites a step's tokens on the device.
-        """
+    def _probe(self) -> None:
+        """Runs one token without a request while no step runs, whose tokens it overwrites."""
         probe = Request(PROBE_ID, [0], SamplingParams(temperature=0.0))
-        inputs = empty_example(fields=self.fields)
-        try:
-            self.runner.launch(inputs, self.sampler.choices([Row(probe)])).take()
-        except Exception as broken:
-            raise EngineError(
-                f"the engine cannot go on: {explained(request, error)}; and so does a step of one "
-                "token without any request"
-            ) from broken
+        inputs, runner = empty_example(fields=self.fields), self.runner
+        runner.launch(inputs, self.sampler.choices([Row(probe)])).take()
 
     def _learn(self, step: Step, num_accepted: int, seconds: float) -> None:
         """Reports a step's time and accepted drafts to the policy; looks up new drafts."""
@@ -267,36 +226,11 @@ class Engine:
 
         def failed(wanted: tuple[Request, int], error: Exception) -> None:
             if not proposer.looks_up:  # a draft model proposes while no step runs
-                self._probe(wanted[0], error)
-            self._end_alone(wanted[0], error)
+                self.blame.probe(wanted[0], error)
+            self.blame.end(wanted[0], error)
 
         apart(list(zip(requests, limits, strict=True)), propose, failed)
         return found
-
-    def _retried(self, call: Callable[[], T]) -> T:
-        """The result of call(), called again after each request that fails in it has ended."""
-        while True:
-            try:
-                return call()
-            except RequestError as failure:
-                self._end_alone(failure.request, failure)
-
-    def _abort_failed(
-        self, batch: ScheduledBatch, sampled: Sequence[int | Sequence[int] | Candidates]
-    ) -> None:
-        """Ends requests for which no token could be drawn."""
-        spans = (span for span in batch.spans if span.samples)
-        for span, entry in zip(spans, sampled, strict=True):
-            if isinstance(entry, int):
-                fails = entry < 0
-            elif isinstance(entry, Candidates):
-                fails = not entry.token_ids
-            else:
-                fails = FAILED in entry
-            if fails and span.request.owner.status is not RequestStatus.FINISHED:
-                owner = span.request.owner
-                self.fail(owner, _no_token_message(owner))
-                self._failed.append(owner)
 
     def _record_logprobs(self, spans: Sequence[ScheduledSpan], logprobs: Logprobs) -> None:
         row = prompt_row = 0
@@ -312,7 +246,7 @@ class Engine:
                         targets = span.prompt_targets
                         record.add_prompt(logprobs.prompt, prompt_row, span.start + 1, targets)
                 except Exception as error:
-                    self._end_alone(request, error)
+                    self.blame.end(request, error)
             row += span.num_logits
             prompt_row += span.num_prompt_logits
 
@@ -339,9 +273,9 @@ class Engine:
         self._forced = self._forced_drafts(drafts, limits)
         if self._forced:
             drafts = {**drafts, **self._forced}
-        batch = self._retried(partial(self.scheduler.schedule, drafts))
-        if batch is None:
-            return False
+        while (batch := self.blame.retried(partial(self.scheduler.schedule, drafts))) is None:
+            if self._steps or not self.scheduler.wait():
+                return False
         if batch.block_copies:
             self.runner.copy_blocks(batch.block_copies)
         try:
@@ -391,7 +325,6 @@ class Engine:
         batch = self.scheduler.undrafted(batch)
         parts: list[StepPart] = []
         found: dict[Request, int | Candidates] = {}
-        failures: list[tuple[Request, Exception]] = []
 
         def run(spans: Sequence[ScheduledSpan]) -> None:
             part = self._run(spans)
@@ -400,15 +333,7 @@ class Engine:
             found.update(zip(sampling, tokens, strict=True))
             parts.append(StepPart(spans, KnownTokens(tokens, part.tokens.logprobs().copied())))
 
-        def failed(span: ScheduledSpan, error: Exception) -> None:
-            self._probe(span.request, error)
-            failures.append((span.request, error))
-
-        alive = [span for span in batch.spans if span.request.status is not RequestStatus.FINISHED]
-        if alive:
-            apart(alive, run, failed)
-        for request, error in failures:
-            self._end_alone(request, error)
+        self.blame.find(batch.spans, run)
         token_ids = [found.get(span.request, FAILED) for span in batch.spans if span.samples]
         return Step(batch, parts, True, self._waits, token_ids)
 
@@ -416,19 +341,7 @@ class Engine:
         """Drafts for the step after `batch`, which was just queued and has drafts."""
         assert self.policy is not None
         limits = self.policy.limits(self.scheduler.decoding, on_way=True)
-        verified: list[Verified] = []
-        lengths: list[int] = []
-        row = 0
-        for span in batch.spans:
-            request, drafts = span.request, span.draft_token_ids
-            # The room if all drafts of the batch are accepted.
-            room = request.max_num_tokens - request.num_tokens - len(drafts) - 2
-            length = min(limits.get(request, 0), room)
-            # The guide's mask after these drafts is not known in time.
-            if drafts and length > 0 and request.guide is None:
-                verified.append(Verified(request, row, drafts))
-                lengths.append(length)
-            row += span.num_logits
+        verified, lengths = followable(batch.spans, limits)
         found: Drafts = {}
         if not verified:
             return found
@@ -440,7 +353,7 @@ class Engine:
         apart(
             list(zip(verified, lengths, strict=True)),
             follow,
-            lambda wanted, error: self._end_alone(wanted[0].request, error),
+            lambda wanted, error: self.blame.end(wanted[0].request, error),
         )
         return found
 
@@ -472,21 +385,11 @@ class Engine:
         Where steps run ahead, only for requests that may have drafts, since no step runs ahead
         then. Else as many as keep the step within FEW_ROWS.
         """
-        found: Drafts = {}
-        wanted, num_spare = limits, sum(limits.values())
-        if self.runner.num_ahead == 0:
-            decoding = self.scheduler.decoding
-            num_spare = FEW_ROWS - len(decoding) - sum(map(len, proposed.values()))
-            wanted = dict.fromkeys(decoding, MAX_DRAFT_TOKENS)
-        for request, limit in wanted.items():
-            if num_spare <= 0:
-                break
-            if request.guide is not None and not proposed.get(request.request_id):
-                forced = request.guide.forced()[: min(limit, num_spare)]
-                if forced:
-                    found[request.request_id] = forced
-                    num_spare -= len(forced)
-        return found
+        if self.runner.num_ahead:
+            return forced_drafts(proposed, limits, sum(limits.values()))
+        decoding = self.scheduler.decoding
+        num_spare = FEW_ROWS - len(decoding) - sum(map(len, proposed.values()))
+        return forced_drafts(proposed, dict.fromkeys(decoding, MAX_DRAFT_TOKENS), num_spare)
 
     def _verify(
         self, step: Step, token_ids: Sequence[int | Candidates]
@@ -511,7 +414,7 @@ class Engine:
                 try:
                     sampled.append(self._accepted(span, tokens, drawn))
                 except Exception as error:
-                    self._end_alone(span.request, error)
+                    self.blame.end(span.request, error)
                     sampled.append(())
         return sampled
 
@@ -543,22 +446,3 @@ class Engine:
         if self.proposer is not None and self.policy is not None:
             self.proposer.forget(request_id)
             self.policy.forget(request_id)
-
-
-def _device_failure(when: str, error: Exception) -> EngineError:
-    return EngineError(f"the device failed {when}: {type(error).__name__}: {error}")
-
-
-def _no_token_message(request: Request) -> str:
-    """Why no token could be drawn for a request."""
-    name = f"request {request.request_id}"
-    if request.guide is None:
-        return (
-            f"{name} has no finite largest logit to draw from; the weights or the dtype do not "
-            "suit the model"
-        )
-    if request.guide.error is not None:
-        return f"{name} failed in stage guide: {request.guide.error}"
-    params = request.sampling_params
-    kind = "" if params.guide is None else params.guide.kind
-    return f"{name} failed in stage guide: {contradiction(kind, params.bans)}"

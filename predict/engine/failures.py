@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from predict.engine.request_state import Request
-from predict.errors import UserError
+from predict.errors import EngineError, UserError
 
 T = TypeVar("T")
 
@@ -19,7 +19,8 @@ _WORK = {
     "detokenize": "text.tokenizer text.answer_text text.answer_parts text.detokenizer "
     "text.stop_strings text.markup text.reasoning engine.samples",
     "guide": "text.guides",
-    "schedule": "engine.batch engine.block_manager engine.scheduler engine.stopping",
+    "schedule": "engine.admission engine.appending engine.batch engine.block_manager engine.queue "
+    "engine.resources engine.scheduled engine.scheduler engine.searches engine.stopping",
     "beams": "engine.beams engine.runner.gpu_chooser:find",
     "forward": "engine.runner.networks engine.runner.gpu engine.runner.gpu_network "
     "engine.runner.graphs engine.runner.buffers",
@@ -63,6 +64,11 @@ def explained(request: Request, error: BaseException) -> str:
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
     words = " ".join(str(error).split()) or "no further detail"
     return f"request {request.owner.request_id} failed in stage {stage_of(error)}: {kind}{words}"
+
+
+def device_failure(when: str, error: Exception) -> EngineError:
+    """What ends the engine where its device fails."""
+    return EngineError(f"the device failed {when}: {type(error).__name__}: {error}")
 
 
 def apart(

@@ -115,6 +115,28 @@ class Request:
         return self if self.beam_group is None else self.beam_group.request
 
     @property
+    def wants_prompt_logits(self) -> bool:
+        """Whether logprobs of its prompt are missing: then the whole prompt must run."""
+        return self.logprobs is not None and self.logprobs.wants_prompt
+
+    @property
+    def shares_blocks(self) -> bool:
+        """Whether it may share cache blocks with others."""
+        return self.places is None or not self.places.runs_whole
+
+    @property
+    def block_salt(self) -> bytes:
+        """The salt of its blocks: its own, and the first row of its positions."""
+        if self.places is None:
+            return self.cache_salt
+        return self.cache_salt + self.places.first_row.to_bytes(8, "little")
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that are not in the cache; 1 while it decodes."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
     def num_slots(self) -> int:
         """Sequences of the batch that it takes; a search counts its beams before the first fork."""
         group = self.beam_group

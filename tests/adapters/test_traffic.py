@@ -5,116 +5,24 @@ What a request computes depends on its adapter, so that a block of another's sho
 
 from __future__ import annotations
 
-import random
-
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predict.adapters.pool import AdapterPool, ServedAdapter
-from predict.engine.batch import adapted, span_inputs
-from predict.engine.beams import Candidates
+from predict.adapters.pool import ServedAdapter
 from predict.engine.failures import RequestError
-from predict.engine.request_state import Request
-from predict.engine.scheduler import ScheduledBatch, Scheduler, SchedulerConfig
+from predict.engine.scheduled import SchedulerConfig
+from predict.engine.scheduler import Scheduler
 from predict.errors import UserError
 from predict.nn.blocks import ADAPTED
-from predict.request import SamplingParams
+from tests.support.resource_traffic import AdapterSimulation, FakeStore, with_adapter
 from tests.support.scheduler_traffic import (
     EOS,
-    Simulation,
     config,
     random_config,
     request,
     run_random,
 )
-
-NUM_NAMES = 7
-MOST_UNFINISHED = 24  # a longer queue is looked through at every step, and finds nothing more
-Sampled = list[int | list[int] | Candidates]
-
-
-class FakeStore:
-    """Pages that hold the keys of the adapters that were written there."""
-
-    def __init__(self, num_pages: int, max_pages: int) -> None:
-        self.pool = AdapterPool(num_pages, max_pages, self.write)
-        self.keys = [0] * num_pages
-
-    def write(self, adapter: ServedAdapter, pages: list[int]) -> None:
-        for page in pages:
-            self.keys[page] = adapter.key
-
-
-class AdapterSimulation(Simulation):
-    """Adapters of seven names come and go; most requests name one."""
-
-    def __init__(self, limits: SchedulerConfig, rng: random.Random) -> None:
-        super().__init__(limits, rng)
-        assert limits.adapters is not None
-        self.pool = limits.adapters
-        self.store: FakeStore = limits.adapters._write.__self__  # type: ignore[attr-defined]
-        self.adapters: list[ServedAdapter] = []
-        self.num_loaded = self.num_blocked = 0
-        self.adapter: ServedAdapter | None = None  # of the next request
-
-    def add(self, prompt: list[int], params: SamplingParams) -> None:
-        while len(self.unfinished) > MOST_UNFINISHED:
-            if self.ahead:
-                self.step_ahead()
-            else:
-                self.step(drafts=False)
-        self._change()
-        self.adapter = self.rng.choice([None, *self.adapters])
-        before = len(self.requests)
-        super().add(prompt, params)
-        if len(self.requests) > before and params.num_beams == 1 and self.rng.random() < 0.2:
-            super().add(prompt, params)  # another sample of it
-            self.requests[before + 1].leader = self.requests[before]
-
-    def abort(self, request_id: int) -> None:
-        super().abort(self.rng.choice([request_id, *self.unfinished]))
-
-    def _change(self) -> None:
-        """Loads an adapter, or unloads one, whoever has it."""
-        if len(self.adapters) == NUM_NAMES or (self.adapters and self.rng.random() < 0.1):
-            gone = self.adapters.pop(self.rng.randrange(len(self.adapters)))
-            self.pool.forget(gone)
-        if not self.adapters or self.rng.random() < 0.2:
-            num_pages = self.rng.randint(1, self.pool.max_pages)
-            targets = tuple(self.rng.random() < 0.7 for _ in ADAPTED)
-            self.num_loaded += 1
-            self.adapters.append(ServedAdapter(str(self.num_loaded), num_pages, targets))
-
-    def _request(self, request_id: int, prompt: list[int], params: SamplingParams) -> Request:
-        return Request(request_id, prompt, params, adapter=self.adapter)
-
-    def _execute(self, batch: ScheduledBatch) -> Sampled:
-        inputs = adapted(span_inputs(batch.spans, self.limits.block_size), batch.spans, self.pool)
-        ids, pages = np.asarray(inputs.adapter_ids), np.asarray(inputs.adapter_pages)
-        ends = np.asarray(inputs.cu_seqlens_q)
-        for index, span in enumerate(batch.spans):
-            adapter = span.request.adapter
-            rows = set(ids[ends[index] : ends[index + 1]])
-            assert len(rows) == 1
-            row = rows.pop()
-            if adapter is None:
-                assert row == -1
-                continue
-            for changes, found in zip(adapter.targets, pages[row], strict=True):
-                own = [page for page in found if page >= 0]
-                assert len(own) == adapter.num_pages * changes
-                assert len(set(own)) == len(own)
-                assert {self.store.keys[page] for page in own} <= {adapter.key}
-        return super()._execute(batch)
-
-    def check(self) -> None:
-        super().check()
-        self.scheduler.check()
-        waiting = self.scheduler._waiting
-        head = waiting[0].adapter if waiting else None
-        self.num_blocked += head is not None and head.num_pages > self.pool.num_free_pages
 
 
 @pytest.mark.no_cover
@@ -162,11 +70,6 @@ def any_limits(draw: st.DrawFn) -> SchedulerConfig:
 )
 def test_any_limits_keep_every_promise(limits: SchedulerConfig, seed: int, mode: str) -> None:
     run_random(limits, seed, 60, mode == "drafts", mode == "ahead", kind=AdapterSimulation)
-
-
-def with_adapter(request_id: int, adapter: ServedAdapter, max_new_tokens: int = 4) -> Request:
-    params = SamplingParams(max_new_tokens=max_new_tokens, ignore_eos=True)
-    return Request(request_id, [1, 2, 3, 4, 5], params, adapter=adapter)
 
 
 def test_a_request_waits_for_pages_and_nobody_passes_it() -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from predict.engine.batch import span_inputs
 from predict.engine.request_state import Request
-from predict.engine.scheduler import ScheduledSpan
+from predict.engine.scheduled import ScheduledSpan
 from predict.nn.inputs import FIELDS, RowKind
 from predict.request import SamplingParams
 

@@ -7,10 +7,11 @@ import pytest
 from predict.adapters.prefixes import NO_PREFIX, ServedPrefix, draft_table
 from predict.engine.batch import span_inputs
 from predict.engine.request_state import Request
-from predict.engine.scheduler import Scheduler, SchedulerConfig
+from predict.engine.scheduler import Scheduler
 from predict.errors import UserError
 from predict.request import SamplingParams
 from tests.support import scheduler_traffic
+from tests.support.resource_traffic import ComingAndGoing, PrefixSimulation
 from tests.support.scheduler_traffic import EOS, config
 
 
@@ -146,43 +147,6 @@ def test_a_late_prefix_takes_no_block_that_a_request_may_need() -> None:
     scheduler.pin_prefix("q", 16, is_late=True)
 
 
-class PrefixSimulation(scheduler_traffic.Simulation):
-    """Requests with one of a few prefixes, or none."""
-
-    num_loaded = num_refused = 0
-
-    def __init__(self, limits: SchedulerConfig, rng: random.Random) -> None:
-        super().__init__(limits, rng)
-        self.prefixes = [
-            self.loaded(name, num_tokens, is_late=False)
-            for name, num_tokens in zip("abc", (1, limits.block_size, 7), strict=True)
-        ]
-
-    def loaded(self, name: str, num_tokens: int, is_late: bool) -> ServedPrefix:
-        prefix = self.scheduler.pin_prefix(name, num_tokens, is_late)
-        hashes = scheduler_traffic.prefix_hashes(scheduler_traffic.contents(prefix))
-        for place, value in enumerate(hashes):
-            self.cache.slots[self.cache.slot(prefix.all_block_ids, place)] = value
-        return prefix
-
-    def prefix(self) -> ServedPrefix:
-        return self.rng.choice([NO_PREFIX, *self.prefixes])
-
-    @property
-    def pinned(self) -> set[int]:
-        had = {each.prefix for each in self.unfinished.values()} | set(self.prefixes)
-        return {block for prefix in had for block in prefix.all_block_ids}
-
-    def check(self) -> None:
-        super().check()
-        self.scheduler.check()
-        if self.limits.for_drafts:
-            for each in self.unfinished.values():
-                own = draft_table(each.block_ids, each.prefix)
-                assert len(own) * self.limits.block_size >= each.num_computed_tokens
-                assert not set(own) & self.pinned
-
-
 @pytest.mark.no_cover
 @pytest.mark.parametrize("mode", ["plain", "drafts", "ahead", "draft model"])
 def test_any_traffic_with_prefixes_keeps_every_promise(mode: str) -> None:
@@ -216,30 +180,6 @@ def test_any_traffic_with_prefixes_keeps_every_promise(mode: str) -> None:
     assert num_hits > 1000
     assert num_preemptions > 40
     assert num_copies > (400 if mode == "draft model" else 1000)
-
-
-class ComingAndGoing(PrefixSimulation):
-    """Prefixes are loaded and unloaded between arrivals, whatever runs with them."""
-
-    def add(self, prompt: list[int], params: SamplingParams) -> None:
-        if self.prefixes and self.rng.random() < 0.3:
-            prefix = self.prefixes.pop(self.rng.randrange(len(self.prefixes)))
-            self.scheduler.unpin_prefix(prefix)
-        if self.rng.random() < 0.3:
-            self.num_loaded += 1
-            try:
-                made = self.loaded(f"{self.num_loaded}", self.rng.randint(1, 9), is_late=True)
-                self.prefixes.append(made)
-            except UserError:
-                self.num_refused += 1
-        self.check()
-        super().add(prompt, params)
-
-    def finish(self) -> None:
-        super().finish()
-        for prefix in self.prefixes:
-            self.scheduler.unpin_prefix(prefix)
-        assert self.scheduler.block_manager.num_used_blocks == 0
 
 
 @pytest.mark.no_cover

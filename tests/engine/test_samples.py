@@ -15,17 +15,14 @@ from hypothesis import strategies as st
 
 from export.export_model import export_model
 from predict import LLM, SamplingParams
-from predict.engine import scheduler as scheduler_module
+from predict.engine import queue as queue_module
 from predict.engine.batch import span_inputs
 from predict.engine.logprobs import LogprobRecord, measure
+from predict.engine.queue import MAX_PROMPT_LOGITS, waits_for_leader
 from predict.engine.request_state import Request
 from predict.engine.samples import Samples, sample_params
-from predict.engine.scheduler import (
-    MAX_PROMPT_LOGITS,
-    Scheduler,
-    SchedulerConfig,
-    _waits_for_leader,
-)
+from predict.engine.scheduled import SchedulerConfig
+from predict.engine.scheduler import Scheduler
 from predict.errors import UserError
 from predict.request import MAX_LOGPROBS, TokenLogprobs
 from tests.support import scheduler_traffic
@@ -332,7 +329,7 @@ class GroupSimulation(scheduler_traffic.Simulation):
         )
         oldest = min(going, key=lambda request: request.arrival_index, default=None)
         # A sample may wait for the step that computes its prompt, while others go on.
-        if oldest is None or not _waits_for_leader(oldest, self.limits.block_size):
+        if oldest is None or not waits_for_leader(oldest, self.limits.block_size):
             # Two requests may be the oldest, and wait, in turn.
             super()._check_turn(waits, f"{what} {oldest and oldest.request_id}")
 
@@ -342,7 +339,7 @@ class GroupSimulation(scheduler_traffic.Simulation):
 def test_samples_and_prompt_logprobs_keep_the_schedulers_promises(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler_module, "MAX_PROMPT_LOGITS", 7)
+    monkeypatch.setattr(queue_module, "MAX_PROMPT_LOGITS", 7)
     num_hits = 0
     for seed in range(60):
         rng = random.Random(seed)

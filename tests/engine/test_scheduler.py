@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from predict.engine.logprobs import LogprobRecord
 from predict.engine.request_state import Request, RequestStatus
-from predict.engine.scheduler import ScheduledBatch, Scheduler, SchedulerConfig
+from predict.engine.scheduled import ScheduledBatch, SchedulerConfig
+from predict.engine.scheduler import Scheduler
 from predict.errors import UserError
 from predict.nn.places import PrefixPlacing, StepPlacing
 from predict.nn.spec import PrefixSpec, RopeSpec

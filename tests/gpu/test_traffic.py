@@ -13,7 +13,7 @@ from predict import LLM, SamplingParams
 from predict.device import devices
 from predict.engine.batch import span_inputs
 from predict.engine.request_state import Request
-from predict.engine.scheduler import ScheduledSpan
+from predict.engine.scheduled import ScheduledSpan
 from tests.support.golden import GOLDEN, check_greedy, config, greedy, step_logits
 from tests.support.gpu_engines import SETTINGS, met_traffic
 from tests.support.paths import DEMO

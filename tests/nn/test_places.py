@@ -5,7 +5,7 @@ import pytest
 
 from predict.engine.batch import placed, span_inputs
 from predict.engine.request_state import Request
-from predict.engine.scheduler import ScheduledSpan
+from predict.engine.scheduled import ScheduledSpan
 from predict.nn.inputs import StepInputs, empty_example
 from predict.nn.places import Placing, PrefixPlacing, StepPlacing, fields_of, placing_of
 from predict.nn.spec import PrefixSpec, RopeSpec

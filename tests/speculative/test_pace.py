@@ -23,7 +23,8 @@ from predict.engine.drafts import FAILED, DraftNetwork, Proposer, SpeculativeCon
 from predict.engine.engine import Engine
 from predict.engine.request_state import Request
 from predict.engine.sampler import Sampler
-from predict.engine.scheduler import Scheduler, SchedulerConfig
+from predict.engine.scheduled import SchedulerConfig
+from predict.engine.scheduler import Scheduler
 from predict.engine.step import KnownTokens, Logprobs
 from predict.llm import GPU_COSTS
 from predict.nn.inputs import StepInputs

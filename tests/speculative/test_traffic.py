@@ -12,7 +12,8 @@ from predict.engine.drafts import DraftNetwork, SpeculativeConfig
 from predict.engine.engine import Engine
 from predict.engine.request_state import Request
 from predict.engine.sampler import Sampler
-from predict.engine.scheduler import Scheduler, SchedulerConfig
+from predict.engine.scheduled import SchedulerConfig
+from predict.engine.scheduler import Scheduler
 from predict.speculative import proposer_of
 from predict.speculative.draft_model import DraftModelProposer
 from tests.support.draft_models import BLOCK, VOCABULARY, CacheReader, expected

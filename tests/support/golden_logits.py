@@ -10,7 +10,7 @@ import numpy.typing as npt
 from predict import LLM, SamplingParams
 from predict.engine.batch import placed, span_inputs
 from predict.engine.request_state import Request
-from predict.engine.scheduler import ScheduledSpan
+from predict.engine.scheduled import ScheduledSpan
 from tests.support.golden import GOLDEN, golden, step_logits
 
 LOGIT_TOLERANCE = 1e-4  # of the largest logit: float32 sums in another order

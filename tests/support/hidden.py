@@ -9,7 +9,7 @@ import numpy as np
 from predict import SamplingParams
 from predict.engine.batch import span_inputs
 from predict.engine.request_state import Request
-from predict.engine.scheduler import ScheduledSpan
+from predict.engine.scheduled import ScheduledSpan
 from predict.nn.inputs import StepInputs
 from tests.support.golden import GOLDEN, golden
 

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from predict.adapters.pool import AdapterPool
 from predict.adapters.prefixes import NO_PREFIX, ServedPrefix
 from predict.engine.beams import Candidates, likeliest, num_candidates
+from predict.engine.queue import waits_for_leader
 from predict.engine.request_state import Request, RequestStatus
-from predict.engine.scheduler import ScheduledBatch, Scheduler, SchedulerConfig
+from predict.engine.scheduled import ScheduledBatch, SchedulerConfig
+from predict.engine.scheduler import Scheduler
 from predict.errors import UserError
 from predict.request import SamplingParams
 
@@ -269,13 +271,13 @@ class Simulation:
     def step(self, drafts: bool, abort: int | None = None) -> None:
         known = {i: list(r.token_ids) for i, r in self.unfinished.items()}
         running = {i for i, r in self.unfinished.items() if r.status is RequestStatus.RUNNING}
-        batch = self.scheduler.schedule(self._drafts() if drafts else None)
+        batch = self._schedule(self._drafts() if drafts else None)
         if not self.unfinished:
             assert batch is None
             return
         assert batch is not None
         self._check_batch(batch, running)
-        assert {i: list(r.token_ids) for i, r in self.unfinished.items()} == known
+        assert all(r.token_ids == known[i] for i, r in self.unfinished.items())
         sampled = self._execute(batch)
         if abort is not None:
             self.abort(abort)
@@ -291,7 +293,7 @@ class Simulation:
             if self.ahead and self.ahead[-1][0].decides:
                 break
             running = {i for i, r in self.unfinished.items() if r.status is RequestStatus.RUNNING}
-            batch = self.scheduler.schedule()
+            batch = self._schedule()
             if batch is None:
                 break
             self._check_batch(batch, running)
@@ -339,7 +341,7 @@ class Simulation:
         for each in self.requests.values():
             max_length = self.limits.max_length - each.prefix.num_tokens
             if each.beam_group is not None:
-                if each.finish_reason == "abort":
+                if each.finish_reason in ("abort", "error"):
                     assert each.output_token_ids == []
                     continue
                 answers = expected_search(each, max_length)
@@ -349,10 +351,13 @@ class Simulation:
                 continue
             output = expected_output(each, max_length)
             assert len(each.token_times) == each.num_output_tokens
-            if each.finish_reason == "abort":
+            if each.finish_reason in ("abort", "error"):
                 assert each.output_token_ids == output[: each.num_output_tokens]
             else:
                 assert each.output_token_ids == output
+
+    def _schedule(self, drafts: Mapping[int, list[int]] | None = None) -> ScheduledBatch | None:
+        return self.scheduler.schedule(drafts)
 
     def _end(self, ended: Request) -> None:
         assert ended.status is RequestStatus.FINISHED
@@ -411,7 +416,7 @@ class Simulation:
         limits = self.limits
         order = sorted(self.unfinished.values(), key=lambda r: r.arrival_index)
         head = next((each for each in order if each.status in WAITING), None)
-        if head is None or head.adapter or head.leader or head.logprobs:  # which wait for these too
+        if head is None or self._awaits_more(head):
             return
         if head.num_tokens > limits.max_num_batched_tokens - batch.num_tokens:
             return
@@ -425,6 +430,11 @@ class Simulation:
         num_spare = sum(r.num_slots for r in grows) if others and not limits.reserve_full else 0
         num_own = num_blocks - len(head.prefix.block_ids)
         assert num_own + num_spare > self.scheduler.block_manager.num_free_blocks, f"{head!r} waits"
+
+    def _awaits_more(self, head: Request) -> bool:
+        """Whether it waits for something else than tokens, sequences and blocks."""
+        of_prompt = self.limits.prefix_caching and waits_for_leader(head, self.limits.block_size)
+        return of_prompt or head.logprobs is not None
 
     def _check_turn(self, waits: bool, what: str) -> None:
         assert not waits or (self.limits.separate_steps and what not in self.waited), what

@@ -52,7 +52,7 @@ def answer(directory: Path, **changes: Any) -> list[list[int]]:
 def logits_of(directory: Path, **changes: Any) -> npt.NDArray[np.float32]:
     from predict.engine.batch import span_inputs
     from predict.engine.request_state import Request
-    from predict.engine.scheduler import ScheduledSpan
+    from predict.engine.scheduled import ScheduledSpan
 
     settings = {"dtype": "float32", "max_length": 64, "inference_model": False, **changes}
     llm = LLM(directory, **settings)

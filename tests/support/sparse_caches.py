@@ -15,7 +15,7 @@ import numpy as np
 from predict import LLM, EngineConfig, SamplingParams
 from predict.engine.batch import span_inputs
 from predict.engine.request_state import Request
-from predict.engine.scheduler import ScheduledSpan
+from predict.engine.scheduled import ScheduledSpan
 from tests.golden import numpy_models as maths
 from tests.golden.numpy_models import Matrix, Weights
 from tests.support import tiny

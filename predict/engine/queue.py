@@ -1,0 +1,159 @@
+"""The requests that wait for a place in the batch, and how they get one. Imports no Paddle."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from itertools import islice
+from typing import Any
+
+from predict.adapters.pool import READ_AHEAD
+from predict.engine.failures import RequestError
+from predict.engine.request_state import Request, RequestStatus
+from predict.engine.resources import AdapterPages, CacheBlocks, Need, Resource
+from predict.engine.scheduled import ScheduledSpan, SchedulerConfig, SchedulerStats, prompt_span
+
+# Rows of logits for prompts' logprobs in a step: 128 MiB with a vocabulary of 128k.
+MAX_PROMPT_LOGITS = 256
+
+
+def chunk(
+    config: SchedulerConfig,
+    request: Request,
+    start: int,
+    budget: int,
+    first: bool,
+    spans: Sequence[ScheduledSpan],
+) -> int:
+    """Tokens of a prompt to run now; only the `first` whole prompt may exceed the budget.
+
+    A prompt with logprobs always runs in chunks, since its logits take memory. A bidirectional
+    prompt is never cut; the tokens generated behind it before a preemption may be.
+    """
+    num_left = len(request.token_ids) - start
+    over_budget = first and not config.chunked_prefill
+    is_whole = start < request.num_prompt_tokens and not request.shares_blocks
+    if is_whole and budget < request.num_prompt_tokens and not over_budget:
+        return 0
+    if request.wants_prompt_logits:
+        num_left = min(num_left, budget)
+        budget = MAX_PROMPT_LOGITS - sum(span.num_prompt_logits for span in spans)
+    elif not config.chunked_prefill:
+        return num_left if num_left <= budget or first else 0
+    return min(num_left, budget)
+
+
+def waits_for_leader(request: Request, block_size: int) -> bool:
+    """Whether its leader, with the same prompt, has yet to publish blocks of that prompt."""
+    leader = request.leader
+    if leader is None or leader.status is not RequestStatus.RUNNING:
+        return False
+    num_tokens = leader.prefix.num_tokens + leader.num_prompt_tokens
+    return leader.num_published_blocks < (num_tokens - 1) // block_size
+
+
+class Queue:
+    """Waiting requests in the order of arrival, preempted ones first."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        blocks: CacheBlocks,
+        adapters: AdapterPages,
+        stats: SchedulerStats,
+    ) -> None:
+        self.requests: deque[Request] = deque()
+        # In the order in which they reserve: what may fail comes first.
+        self.resources: tuple[Resource, ...] = (adapters, blocks)
+        self._config, self._blocks, self._adapters, self._stats = config, blocks, adapters, stats
+        self._awaited: Future[Any] | None = None  # what is read for the first request
+
+    def fetch(self) -> None:
+        """Begins to read the adapters that are needed next, while other requests run."""
+        if self._adapters.pool is not None:
+            found = [self._adapters.fetch(each) for each in islice(self.requests, READ_AHEAD)]
+            self._awaited = found[0] if found else None
+
+    def wait(self) -> bool:
+        """Waits for the file that kept the first request waiting; False where none did."""
+        awaited, self._awaited = self._awaited, None
+        if awaited is not None:
+            wait([awaited])
+        return awaited is not None
+
+    def admit(
+        self, running: list[Request], budget: int, num_decodes: int, spans: list[ScheduledSpan]
+    ) -> None:
+        """Moves requests, in order, into the batch while sequences, budget and resources last.
+
+        The first is tried in every step: much may make room for it, and nothing remembers that it
+        had none. Raises RequestError, with the request in the queue and nothing of it reserved.
+        """
+        self.fetch()
+        config = self._config
+        # One free block stays for each running request that may still grow: otherwise the
+        # newcomer would be preempted, and its prefill lost, within a few steps. A request that
+        # is alone has the whole cache and needs none, so this delays but never starves.
+        headroom = 0
+        if not config.reserve_full:
+            headroom = sum(r.num_slots * (len(r.block_ids) < r.max_num_blocks) for r in running)
+        num_slots = config.max_num_seqs - sum(request.num_slots for request in running)
+        while self.requests and budget > 0:
+            request = self.requests[0]
+            num_slots -= request.num_slots
+            if num_slots < 0 or self._waits_for_leader(request):
+                return
+            try:
+                need = self._need(request, headroom if running else None)
+                first = len(spans) == num_decodes
+                num_tokens = (
+                    0
+                    if need is None
+                    else chunk(config, request, need.num_cached, budget, first, spans)
+                )
+                if need is None or not num_tokens or not self._has_room(need):
+                    return
+                for resource in self.resources:
+                    resource.reserve(need)
+            except Exception as error:
+                raise RequestError(request) from error
+            self._started(request, need.num_cached)
+            running.append(self.requests.popleft())
+            headroom += request.num_slots * (need.num_blocks < request.max_num_blocks)
+            budget -= num_tokens
+            spans.append(prompt_span(request, need.num_cached, num_tokens))
+
+    def _waits_for_leader(self, request: Request) -> bool:
+        return (
+            self._config.prefix_caching
+            and request.shares_blocks
+            and waits_for_leader(request, self._config.block_size)
+        )
+
+    def _need(self, request: Request, headroom: int | None) -> Need | None:
+        """What a request needs; headroom: of those that run, None without any. None: no room."""
+        # Ahead of the search for its prompt: it needs one block of its own in any case.
+        if not self._blocks.manager.can_allocate(1 + (headroom or 0), ()):
+            return None
+        shared, num_cached = self._blocks.cached(request)
+        num_blocks = request.max_num_blocks
+        if not self._config.reserve_full:
+            num_blocks = self._blocks.needed(request, len(request.token_ids))
+        num_spare = 0
+        if headroom is not None:
+            num_spare = headroom + request.num_slots * (num_blocks < request.max_num_blocks)
+        return Need(request, shared, num_cached, num_blocks, num_spare)
+
+    def _has_room(self, need: Need) -> bool:
+        return all(resource.has_room(need) for resource in self.resources)
+
+    def _started(self, request: Request, num_cached: int) -> None:
+        request.num_computed_tokens = num_cached
+        request.status = RequestStatus.RUNNING
+        if request.first_scheduled_time is None:
+            request.first_scheduled_time = time.perf_counter()
+            request.num_cached_tokens = num_cached
+            self._stats.num_prompt_tokens += request.num_prompt_tokens
+            self._stats.num_prefix_hit_tokens += num_cached
