@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import re
 import shutil
+import weakref
 from collections.abc import Container
 from pathlib import Path
 from typing import Any
@@ -378,3 +380,15 @@ def test_ids_beyond_the_vocabulary_neither_end_a_text_nor_enter_a_prompt(tmp_pat
     assert len(llm.generate(["hello"], params)) == 1
     with pytest.raises(UserError, match=r"token.* 1000000000"):
         llm.generate(["hello!"], params)
+
+
+def test_an_engine_ends_with_its_model_and_waits_for_no_collection(tiny_model: Path) -> None:
+    llm = LLM(EngineConfig(model_name_or_path=str(tiny_model), dtype="float32", max_length=32))
+    llm.generate([[5, 6, 7]], SamplingParams(max_new_tokens=2))
+    ends = weakref.ref(llm.engine), weakref.ref(llm.engine.scheduler)
+    gc.disable()
+    try:
+        del llm
+        assert [end() for end in ends] == [None, None]
+    finally:
+        gc.enable()
