@@ -14,7 +14,8 @@
 //    each tile prefetches its part of the next slab. Bound: multipliers.
 //  * bfloat16 multiplies pairs (vdpbf16ps) where the CPU can. Else it and float16 become float: in
 //    registers for a tile or two, once into an L1 buffer for more.
-//  * Where float's multiply-adds are faster than pairs (pairs_are_slow()), many rows of bfloat16 are
+//  * Where float's multiply-adds are faster than pairs (pairs_are_slow()), many rows of bfloat16
+//  are
 //    multiplied as float and a few, which wait for memory, as pairs, with the same sums: vdpbf16ps
 //    adds the products of odd k first, each with one rounding, and takes denormals for zeros.
 //
