@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from functools import cache
 
 MAX_NAME = 64  # characters that are looked at: each takes time
 # Ours, and those of vLLM, llama.cpp, transformers, OpenAI and others. One of theirs may be several
@@ -99,6 +100,8 @@ def _others(names: str) -> list[str]:
     return [_plain(each) for each in names.split()]
 
 
-def _foreign() -> set[str]:
+@cache
+def _foreign() -> frozenset[str]:
     """Names of others, plain."""
-    return {other for names in (*OTHER_NAMES.values(), *ABSENT) for other in _others(names)}
+    everywhere = (*OTHER_NAMES.values(), *ABSENT)
+    return frozenset(other for names in everywhere for other in _others(names))

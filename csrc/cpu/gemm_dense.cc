@@ -15,9 +15,9 @@
 //  * bfloat16 multiplies pairs (vdpbf16ps) where the CPU can. Else it and float16 become float: in
 //    registers for a tile or two, once into an L1 buffer for more.
 //  * Where float's multiply-adds are faster than pairs (pairs_are_slow()), many rows of bfloat16
-//  are
-//    multiplied as float and a few, which wait for memory, as pairs, with the same sums: vdpbf16ps
-//    adds the products of odd k first, each with one rounding, and takes denormals for zeros.
+//    are multiplied as float. A few rows wait for memory, and are multiplied as pairs. The sums are
+//    the same: vdpbf16ps adds the products of odd k first, each with one rounding, and takes
+//    denormals for zeros.
 //
 // Where a stream goes, and how far ahead (streams_into_l2()). On Zen 4 software prefetches into L1
 // keep its own prefetcher from running ahead: into L2 instead, 2 KiB ahead in each of two streams

@@ -95,7 +95,8 @@ class EngineConfig:
 
     def located(self) -> EngineConfig:
         """The config, hub names in place of folders found on this machine. Raises UserError."""
-        given = {name: value for name in FOLDERS if (value := self.settings[name]) is not None}
+        settings = self.settings
+        given = {name: settings[name] for name in FOLDERS if settings[name] is not None}
         found = {name: find_model_dir(value, name, FOLDERS[name]) for name, value in given.items()}
         changed: Any = {
             name: str(path) for name, path in found.items() if path != Path(given[name])

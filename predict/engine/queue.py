@@ -107,13 +107,11 @@ class Queue:
                 return
             try:
                 need = self._need(request, headroom if running else None)
+                if need is None:
+                    return
                 first = len(spans) == num_decodes
-                num_tokens = (
-                    0
-                    if need is None
-                    else chunk(config, request, need.num_cached, budget, first, spans)
-                )
-                if need is None or not num_tokens or not self._has_room(need):
+                num_tokens = chunk(config, request, need.num_cached, budget, first, spans)
+                if not num_tokens or not self._has_room(need):
                     return
                 for resource in self.resources:
                     resource.reserve(need)
