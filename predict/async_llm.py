@@ -15,7 +15,7 @@ import queue
 import threading
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from predict.config.engine import EngineConfig
@@ -268,7 +268,12 @@ class AsyncLLM:
         return cast(LLM, self._llm)
 
     def _params(self, params: SamplingParams | None) -> SamplingParams:
-        return self._model().default_params() if params is None else params
+        return self._recommended if params is None else params
+
+    @cached_property
+    def _recommended(self) -> SamplingParams:
+        """LLM.default_params, read once: it reads a file."""
+        return self._model().default_params()
 
     def _post(self, command: Command) -> bool:
         """Queues a command for the thread; False when the thread has ended."""

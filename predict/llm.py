@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -612,12 +612,8 @@ class LLM:
     def default_params(self) -> SamplingParams:
         """The parameters of the model's generation_config.json, or SamplingParams() without one.
 
-        Read once. Raises UserError naming file and key.
+        Raises UserError naming file and key.
         """
-        return self._recommended
-
-    @cached_property
-    def _recommended(self) -> SamplingParams:
         found = read_recommended(self.config.model.model_name_or_path)
         for note in found.note if found else ():
             LOG.warning(note)
