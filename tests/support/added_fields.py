@@ -59,6 +59,7 @@ def main(folder: Path, device: str) -> dict[str, Any]:
     from tests.support import tiny
 
     config = EngineConfig(model_name_or_path=str(tiny.write(folder / "model")), dtype="float32")
+    config = config.changed(inference_model=False)  # programs of the others call no pd_op.add
     params = SamplingParams(temperature=0.0, max_new_tokens=16, ignore_eos=True)
     found: dict[str, Any] = {"recorded": 0}
     if device == "gpu":  # with graphs and without; programs call no other operators there
