@@ -222,11 +222,12 @@ struct TileProduct {
   template <int... kRow>
   void few_rows(int64_t rows, int64_t num_vecs, std::integer_sequence<int, kRow...>) const {
     using Fn = void (TileProduct::*)(int64_t, FetchAhead) const;
-    static constexpr Fn kTable[2][kFewRows] = {{&TileProduct::few_rows<kRow + 1, 1>...},
-                                               {&TileProduct::few_rows<kRow + 1, 2>...}};
+    static constexpr Fn kOne[] = {&TileProduct::few_rows<kRow + 1, 1>...};
+    static constexpr Fn kTwo[] = {&TileProduct::few_rows<kRow + 1, 2>...};
     const int64_t parts = (num_vecs + 1) / 2;
     for (int64_t i = 0; i < parts; ++i) {
-      (this->*kTable[num_vecs - 2 * i > 1][rows - 1])(2 * i, ahead.part(i, parts));
+      const Fn* fns = num_vecs - 2 * i > 1 ? kTwo : kOne;
+      (this->*fns[rows - 1])(2 * i, ahead.part(i, parts));
     }
   }
 
