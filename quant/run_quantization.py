@@ -33,7 +33,7 @@ from quant.config import QuantConfig, parse_command_line
 
 if TYPE_CHECKING:
     from predict.loading.sources import CheckpointSource
-    from predict.nn.weights import WeightPlan
+    from predict.nn.plans import WeightPlan
     from quant.calibrate import Batches, LayerQuantizer
     from quant.data import TokenArray
     from quant.state import RunState
@@ -103,7 +103,7 @@ def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> QuantS
     from predict.loading.platform import platform_of
     from predict.loading.sources import CheckpointSource, check_sizes, with_stored_head
     from predict.models import weight_names
-    from predict.nn.weights import plan_weights
+    from predict.nn.plans import plan_weights
     from predict.system.progress import Progress
     from quant.data import digest
     from quant.layer import check_layers

@@ -14,24 +14,9 @@ from predict.config.schemes import DENSE
 from predict.device.place import place_tensor, put_row, tensor_at, to_float32
 from predict.errors import UserError
 from predict.loading.sources import WeightSource
-from predict.nn.blocks import AttentionBlock, ExpertBlock, LatentAttentionBlock, alibi_slopes
-from predict.nn.decoder import (
-    Attention,
-    BlockWeights,
-    Decoder,
-    Embedding,
-    Experts,
-    Head,
-    HeadMatrices,
-    LatentAttention,
-    Layer,
-    Linear,
-    Mlp,
-    NormWeights,
-    map_tensors,
-)
-from predict.nn.rope import rope_table
-from predict.nn.weights import (
+from predict.nn.blocks import BlockWeights, HeadMatrices, Linear, NormWeights
+from predict.nn.decoder import Decoder, Embedding, Head, Layer, map_tensors
+from predict.nn.plans import (
     BlockPlan,
     ExpertsPlan,
     HeadNormPlan,
@@ -41,7 +26,7 @@ from predict.nn.weights import (
     TablePlan,
     WeightPlan,
 )
-from predict.ops import records
+from predict.nn.rope import rope_table
 from predict.schemes import Quantized, float_values, scheme_of
 
 if TYPE_CHECKING:
@@ -174,27 +159,15 @@ def build_decoder(
         return head_norm(plan) if isinstance(plan, HeadNormPlan) else norm(plan)
 
     def block(plan: BlockPlan) -> BlockWeights:
-        slots: dict[str, Any] = {name: slot(part) for name, part in plan.slots.items()}
-        if isinstance(plan.block, AttentionBlock):
-            return Attention(plan.block, slopes=slopes(plan.block), kv_format=kv_format, **slots)
-        if isinstance(plan.block, LatentAttentionBlock):
-            return LatentAttention(plan.block, kv_format=kv_format, **slots)
-        if isinstance(plan.block, ExpertBlock):
-            return Experts(plan.block, **slots)
-        return Mlp(plan.block, **slots)
-
-    def slopes(block: AttentionBlock) -> Tensor | None:
-        if block.positions.kind != "alibi":
-            return None
-        values = np.array(alibi_slopes(block.num_heads), np.float32) * block.positions.scale
-        return paddle.to_tensor(values.astype(np.float32), place=place)
+        slots = {name: slot(part) for name, part in plan.slots.items()}
+        return plan.block.weights(slots, kv_format, place)
 
     # float32 is for comparing: there the norms stay apart, as references have them.
     folds = (
         compiled is not None
         and place is not None
         and dtype != "float32"
-        and all(map(records.folds_norm, spec.blocks()))
+        and all(block.folds_norm for block in spec.blocks())
         and all(layout.scheme(linear) == "dense" for linear in plan.linears())
     )
     layers = []
@@ -260,17 +233,12 @@ def fold_norms(layer: Layer, compiled: ModuleType) -> Layer:
     A norm is then one factor per row, which the product itself applies.
     """
 
-    def folded(linear: Linear) -> Linear:
-        return replace(linear, scheme=DENSE.folded)
-
-    def block(weights: BlockWeights) -> BlockWeights:
-        assert not isinstance(weights, (Experts, LatentAttention))  # folds_norm
-        assert weights.norm is not None
-        if isinstance(weights, Attention):
-            compiled.fold_norm(weights.qkv.tensors[0], weights.norm.weight)
-            return replace(weights, qkv=folded(weights.qkv), out=folded(weights.out))
-        compiled.fold_norm(weights.gate_up.tensors[0], weights.norm.weight)
-        return replace(weights, gate_up=folded(weights.gate_up), down=folded(weights.down))
+    def block(weights: Any) -> BlockWeights:
+        linears = weights.linears()
+        assert weights.norm is not None  # folds_norm
+        compiled.fold_norm(linears[weights.block.norm_reader].tensors[0], weights.norm.weight)
+        schemes = {n: replace(linear, scheme=DENSE.folded) for n, linear in linears.items()}
+        return replace(weights, **schemes)
 
     return tuple(map(block, layer))
 

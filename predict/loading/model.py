@@ -41,8 +41,9 @@ from predict.loading.sources import (
 from predict.models import spec_of, weight_names, with_family
 from predict.nn.decoder import Decoder
 from predict.nn.hf_config import ConfigReader
+from predict.nn.plans import ExpertsPlan, LinearPlan, WeightPlan, plan_weights
 from predict.nn.spec import DecoderSpec
-from predict.nn.weights import ExpertsPlan, LinearPlan, WeightNames, WeightPlan, plan_weights
+from predict.nn.weights import WeightNames
 from predict.system.notes import LOG
 
 

@@ -9,16 +9,11 @@ from typing import Any
 
 from predict.errors import UserError, quoted
 from predict.gguf.described import described_in, read_model_json
-from predict.nn.blocks import (
-    Activation,
-    AttentionBlock,
-    ExpertBlock,
-    Function,
-    MlpBlock,
-    Norm,
-    Router,
-)
+from predict.nn.blocks import Activation, Function, Norm
 from predict.nn.config_keys import ROPE_UNREAD, changes_results, is_known, says_something
+from predict.nn.kinds.attention import AttentionBlock
+from predict.nn.kinds.experts import ExpertBlock, Router
+from predict.nn.kinds.mlp import MlpBlock
 from predict.nn.rope import METHODS
 from predict.nn.spec import DecoderSpec, HeadSpec, RopeSpec
 from predict.system.ranges import Range
@@ -563,9 +558,7 @@ def with_experts(
     spec: DecoderSpec, experts: ExpertBlock, is_sparse: Callable[[int], bool]
 ) -> DecoderSpec:
     """The spec with an expert block in place of the MLP of each layer for which `is_sparse`."""
-    return spec.with_blocks(
-        lambda index, block: experts if is_sparse(index) and isinstance(block, MlpBlock) else block
-    )
+    return spec.with_blocks(MlpBlock, lambda index, block: experts if is_sparse(index) else block)
 
 
 def sparse_like(

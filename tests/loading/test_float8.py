@@ -22,9 +22,9 @@ from predict.loading.layouts import compressed_tensors
 from predict.loading.model import open_weights, read_spec
 from predict.loading.platform import platform_of
 from predict.loading.safetensors_writer import write
-from predict.nn.blocks import LatentAttentionBlock
-from predict.nn.decoder import Decoder, LatentAttention
-from predict.nn.weights import LinearPlan
+from predict.nn.decoder import Decoder
+from predict.nn.kinds.latent_attention import LatentAttention, LatentAttentionBlock
+from predict.nn.plans import LinearPlan
 from predict.schemes import scheme_of
 from tests.support.checkpoints import Tensors, stored
 from tests.support.expert_models import write_experts
