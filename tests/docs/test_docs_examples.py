@@ -120,7 +120,8 @@ def test_a_kind_of_block_is_one_file(
     tmp_path: Path, model: EngineConfig, narrow: EngineConfig
 ) -> None:
     llm, llama = LLM(narrow), LLM(model)
-    weights = LLM(narrow).decoder.layers[0][2]
+    assert llm.decoder is not None
+    weights = llm.decoder.layers[0][2]
     own, others = tokens(narrow), tokens(model)
     assert own != others
     assert tokens(narrow.changed(inference_model=True)) == own

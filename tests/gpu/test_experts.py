@@ -12,7 +12,6 @@ from predict.device import cuda, devices, library
 from predict.nn.blocks import Activation, Norm
 from predict.nn.kinds.experts import ExpertBlock, Experts, Router
 from predict.ops import compiled as ops
-from predict.ops import composed
 from predict.ops import plain as reference
 from tests.support.gpu_experts import coded, on_gpu, weights_of
 from tests.support.gpu_operands import Operands, numpy_of
@@ -60,10 +59,9 @@ def clear_rows(weights: Experts, hidden: Any, dtype: str) -> np.ndarray[Any, Any
     """The rows whose choice rounding does not change."""
     import paddle
 
-    block = weights.block
-    if block.router.top_k == block.router.num_experts:
+    if weights.block.router.top_k == weights.block.router.num_experts:
         return np.arange(len(hidden))
-    x = composed.normed(reference, hidden, weights.norm, block.norm)
+    x = weights.normed(reference, hidden)
     generator, tries = np.random.default_rng(5), [x, x.astype(dtype).astype("float32")]
     for _ in range(NUM_NOISES):
         values = x.numpy() * (1 + 2.0**-8 * generator.uniform(-1, 1, x.shape))
@@ -159,7 +157,7 @@ def test_of_equal_scores_the_lower_expert_is_chosen(
         made = both_modes(placed, hidden)
         wanted, clear = twin_of(operands, weights, hidden)
         with operands.on_cpu():
-            normed = composed.normed(reference, hidden.plain, weights.norm, block.norm)
+            normed = weights.normed(reference, hidden.plain)
             ids = np.sort(reference.route(normed, weights)[0].numpy(), axis=1)[clear]
         assert len(clear) >= rows // 3
         if kind == "all":
@@ -312,9 +310,7 @@ def test_a_nan_stays_in_its_row_and_in_its_expert(gpu: devices.Device, dtype: st
     with operands.on_cpu():
         weights = weights_of(operands, block, HIDDEN)
         hidden = operands.tensor(9, HIDDEN)
-        chosen = reference.route(
-            composed.normed(reference, hidden.plain, weights.norm, block.norm), weights
-        )[0].numpy()
+        chosen = reference.route(weights.normed(reference, hidden.plain), weights)[0].numpy()
     values = numpy_of(hidden.plain)
     values[4] = np.nan
     kept = [row for row in range(9) if row != 4]

@@ -232,12 +232,8 @@ def test_layers_of_every_form_equal_their_plain_twins(
         for _ in range(2)
     ]
 
-    def packed_block(block: BlockWeights) -> BlockWeights:
-        changes: dict[str, Any] = {
-            field.name: case.packed(value)
-            for field in dataclasses.fields(block)
-            if isinstance(value := getattr(block, field.name), Linear)
-        }
+    def packed_block(block: Any) -> BlockWeights:
+        changes = {name: case.packed(linear) for name, linear in block.linears().items()}
         return dataclasses.replace(block, **changes)
 
     packed = [tuple(map(packed_block, layer)) for layer in plain]

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from paddle import Tensor
     from predict.nn.weights import WeightNames
 
-NAMES = {"norm": "bottleneck.norm.weight", "down": ("bottleneck.down",), "up": ("bottleneck.up",)}
-
 
 @dataclass(frozen=True)
 class BottleneckBlock(Block):
@@ -52,7 +50,7 @@ class BottleneckBlock(Block):
         )
 
     def name(self, slot: str, names: WeightNames) -> str | tuple[str, ...]:
-        return NAMES[slot]
+        return "bottleneck.norm.weight" if slot == "norm" else (f"bottleneck.{slot}",)
 
     def weights(self, slots: Mapping[str, Any], kv_format: str, place: Any) -> Bottleneck:
         return Bottleneck(self, **slots)
