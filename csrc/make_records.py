@@ -73,7 +73,7 @@ def initial(kind: str, value: Any) -> str:
 
 def typed(field: Field[Any], record: Any) -> tuple[str, Any]:
     """The C++ type of a dataclass's field, and its value in a record, or its default in a class."""
-    kind = field.type.removesuffix(" | None")
+    kind = field.type.removesuffix(" | None").removeprefix("blocks.")
     value = field.default if isinstance(record, type) else getattr(record, field.name)
     if value is MISSING:
         value = {"int": 0, "float": 0.0, "bool": False}.get(kind)
@@ -88,7 +88,13 @@ def struct_of(record: type, name: str, stored: Iterable[tuple[str, str, str]] = 
     own = [(*typed(field, record), field.name) for field in fields(record)]
     members = [(kind, name, initial(kind, value)) for kind, value, name in own]
     members += [(kind, name, f" = {value}") for kind, name, value in stored]
-    lines = [f"  {kind} {name}{value};\n" for kind, name, value in members]
+    lines: list[str] = []
+    for kind, member_name, value in members:
+        more = f"{lines[-1][:-2]}, {member_name}{value};\n" if lines else ""
+        if more.startswith(f"  {kind} ") and len(more) <= 100:
+            lines[-1] = more
+        else:
+            lines.append(f"  {kind} {member_name}{value};\n")
     taken = [f'  setting.field("{name}", &to->{name});\n' for _, name, _ in members]
     return f"""struct {name} {{
 {"".join(lines)}{MEMBERS.get(name, "")}}};

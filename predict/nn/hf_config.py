@@ -71,7 +71,7 @@ _RANGES: tuple[tuple[str, Range], ...] = (
 # Every number that a family reads. The limits are beyond any real model: what exceeds them is a
 # damaged or hostile file, and would take minutes and gigabytes before an error.
 NUMBERS: dict[str, Range] = {name: range_ for names, range_ in _RANGES for name in names.split()}
-OWN_WHOLE, OWN_REAL = _whole(1 << 20), _real(65536.0)  # of a key that one family alone has
+OWN = _whole(1 << 20)  # of other keys, which one family alone has
 # Keys whose aliases may differ: lengths that a model was made for, and was trained on.
 OF_LENGTH = ("max_position_embeddings", "seq_length")
 # Keys that a multimodal model's config.json may have beside its text_config and mean for it.
@@ -200,19 +200,9 @@ class ConfigReader:
             raise UserError(f"{where} lacks {key!r}")
         return default if value is None else value
 
-    def _number(
-        self,
-        key: str,
-        default: Any,
-        required: bool,
-        aliases: Sequence[str] = (),
-        own: Range = OWN_WHOLE,
-    ) -> Any:
-        """The number under the key, or under one of the names that it has elsewhere.
-
-        own: what is allowed of a key that NUMBERS has not.
-        """
-        allowed = NUMBERS.get(key, own)
+    def _number(self, key: str, default: Any, required: bool, aliases: Sequence[str] = ()) -> Any:
+        """The number under the key, or under one of the names that it has elsewhere."""
+        allowed = NUMBERS.get(key, OWN)
         names = [name for name in (key, *aliases) if self.values.get(name) is not None]
         found = names[0] if names else key
         for other in names[1:] if key not in OF_LENGTH else ():
@@ -233,7 +223,7 @@ class ConfigReader:
         self, key: str, default: float | None = None, aliases: Sequence[str] = ()
     ) -> float:
         """A number in the key's range; required without a default."""
-        return float(self._number(key, default, default is None, aliases, OWN_REAL))
+        return float(self._number(key, default, default is None, aliases))
 
     def must_be(self, key: str, allowed: Any, default: Any = None) -> None:
         """Raises UserError where the key has another value than the family supports."""

@@ -8,26 +8,19 @@
 namespace regatta {
 
 struct AttentionFields {
-  int64_t num_heads = 0;
-  int64_t num_kv_heads = 0;
-  int64_t head_dim = 0;
+  int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
   float softmax_scale = 0.0f;
-  Norm norm;
-  Norm qk_norm;
-  bool qk_norm_whole = false;
-  bool qk_norm_each = false;
+  Norm norm, qk_norm;
+  bool qk_norm_whole = false, qk_norm_each = false;
   Positions positions;
-  bool qkv_bias = false;
-  bool out_bias = false;
+  bool qkv_bias = false, out_bias = false;
   float softcap = 0.0f;
   int64_t window = -1;
-  bool prefix_mask = false;
-  bool sinks = false;
+  bool prefix_mask = false, sinks = false;
   Norm post_norm;
   Placement post_norm_of = Placement::kOutput;
   Residual residual;
-  SchemeId qkv = SchemeId::kDense;
-  SchemeId out = SchemeId::kDense;
+  SchemeId qkv = SchemeId::kDense, out = SchemeId::kDense;
   KvFormat kv_format = KvFormat::kDense;
   bool adapters = false;
 };

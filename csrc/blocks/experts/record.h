@@ -18,15 +18,12 @@ constexpr const auto& names_of(GroupScore) { return kGroupScoreNames; }
 constexpr int kNumGroupScores = 2;
 
 struct Router {
-  int64_t num_experts = 0;
-  int64_t top_k = 0;
+  int64_t num_experts = 0, top_k = 0;
   Scoring scoring = Scoring::kSoftmax;
   bool renormalize = false;
   float scale = 1.0f;
-  bool bias = false;
-  bool correction = false;
-  int64_t num_groups = 1;
-  int64_t top_groups = 1;
+  bool bias = false, correction = false;
+  int64_t num_groups = 1, top_groups = 1;
   GroupScore group_score = GroupScore::kMax;
 };
 
@@ -49,16 +46,13 @@ struct ExpertFields {
   int64_t intermediate_size = 0;
   Activation activation;
   Norm norm;
-  bool up_bias = false;
-  bool down_bias = false;
+  bool up_bias = false, down_bias = false;
   int64_t shared_size = 0;
   bool shared_gate = false;
   Norm post_norm;
   Placement post_norm_of = Placement::kOutput;
   Residual residual;
-  SchemeId gate_up = SchemeId::kDense;
-  SchemeId down = SchemeId::kDense;
-  SchemeId shared_gate_up = SchemeId::kDense;
+  SchemeId gate_up = SchemeId::kDense, down = SchemeId::kDense, shared_gate_up = SchemeId::kDense;
   SchemeId shared_down = SchemeId::kDense;
 };
 

@@ -13,30 +13,22 @@ constexpr const auto& names_of(LatentForm) { return kLatentFormNames; }
 constexpr int kNumLatentForms = 3;
 
 struct LatentAttentionFields {
-  int64_t num_heads = 0;
-  int64_t kv_lora_rank = 0;
-  int64_t qk_nope_head_dim = 0;
-  int64_t qk_rope_head_dim = 0;
+  int64_t num_heads = 0, kv_lora_rank = 0, qk_nope_head_dim = 0, qk_rope_head_dim = 0;
   int64_t v_head_dim = 0;
   float softmax_scale = 0.0f;
   int64_t q_lora_rank = 0;
-  Norm norm;
-  Norm q_a_norm;
-  Norm kv_a_norm;
+  Norm norm, q_a_norm, kv_a_norm;
   Positions positions = [] {
     Positions of;
     of.interleaved = true;
     return of;
   }();
-  bool a_bias = false;
-  bool out_bias = false;
+  bool a_bias = false, out_bias = false;
   LatentForm form = LatentForm::kCheaper;
   Norm post_norm;
   Placement post_norm_of = Placement::kOutput;
   Residual residual;
-  SchemeId qkv_a = SchemeId::kDense;
-  SchemeId q_b = SchemeId::kDense;
-  SchemeId out = SchemeId::kDense;
+  SchemeId qkv_a = SchemeId::kDense, q_b = SchemeId::kDense, out = SchemeId::kDense;
   KvFormat kv_format = KvFormat::kDense;
   bool adapters = false;
 };

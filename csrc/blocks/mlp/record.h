@@ -11,14 +11,11 @@ struct MlpFields {
   int64_t intermediate_size = 0;
   Activation activation;
   Norm norm;
-  bool up_bias = false;
-  bool down_bias = false;
-  bool parallel = false;
+  bool up_bias = false, down_bias = false, parallel = false;
   Norm post_norm;
   Placement post_norm_of = Placement::kOutput;
   Residual residual;
-  SchemeId gate_up = SchemeId::kDense;
-  SchemeId down = SchemeId::kDense;
+  SchemeId gate_up = SchemeId::kDense, down = SchemeId::kDense;
   bool adapters = false;
 };
 

@@ -34,8 +34,7 @@ constexpr int kNumSources = 2;
 struct Norm {
   NormKind kind = NormKind::kRms;
   float epsilon = 1e-06f;
-  bool bias = false;
-  bool plus_one = false;
+  bool bias = false, plus_one = false;
   bool is_there = false;
 
   // x / sqrt(mean(x^2) + epsilon) * weight.
@@ -53,9 +52,7 @@ void take(Norm* to, Setting& setting) {
 struct Activation {
   Function function = Function::kSilu;
   bool gated = true;
-  float clamp = 0.0f;
-  float slope = 1.0f;
-  float up_offset = 0.0f;
+  float clamp = 0.0f, slope = 1.0f, up_offset = 0.0f;
 
   bool is_plain() const { return clamp == 0.0f && slope == 1.0f && up_offset == 0.0f; }
 };
@@ -71,8 +68,7 @@ void take(Activation* to, Setting& setting) {
 
 struct Residual {
   Source source = Source::kInput;
-  float input_scale = 1.0f;
-  float output_scale = 1.0f;
+  float input_scale = 1.0f, output_scale = 1.0f;
 
   bool is_plain_sum() const {
     return source == Source::kInput && input_scale == 1.0f && output_scale == 1.0f;
@@ -88,10 +84,8 @@ void take(Residual* to, Setting& setting) {
 
 struct Positions {
   PositionKind kind = PositionKind::kRotary;
-  int64_t table = 0;
-  int64_t query_table = -1;
-  bool interleaved = false;
-  bool two_dimensional = false;
+  int64_t table = 0, query_table = -1;
+  bool interleaved = false, two_dimensional = false;
   float scale = 1.0f;
 };
 

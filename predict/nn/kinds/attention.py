@@ -10,25 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from predict.device.place import tensor_at
-from predict.nn.blocks import (
-    BlockStep,
-    BlockWeights,
-    CachingBlock,
-    Costs,
-    HeadNormSlot,
-    Linear,
-    LinearSlot,
-    Norm,
-    NormSlot,
-    NormWeights,
-    Placement,
-    Positions,
-    Residual,
-    Slot,
-    TableSlot,
-    norm_slots,
-    normed,
-)
+from predict.nn import blocks
 from predict.nn.cache_formats import CacheRows, key_value_rows
 
 if TYPE_CHECKING:
@@ -37,27 +19,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class AttentionBlock(CachingBlock):
+class AttentionBlock(blocks.CachingBlock):
     """residual + out(attention(rotated(qkv(norm(x))))); keys and values stay in the cache."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     softmax_scale: float
-    norm: Norm | None = Norm()  # ahead of the product
-    qk_norm: Norm | None = None  # of queries and keys before the rotation
+    norm: blocks.Norm | None = blocks.Norm()  # ahead of the product
+    qk_norm: blocks.Norm | None = None  # of queries and keys before the rotation
     qk_norm_whole: bool = False  # over all heads' values, not over each head's
     qk_norm_each: bool = False  # over each head's, and each head has a factor of its own
-    positions: Positions = Positions()
+    positions: blocks.Positions = blocks.Positions()
     qkv_bias: bool = False
     out_bias: bool = False
     softcap: float = 0.0  # scores become softcap * tanh(scores / softcap); 0: they stay
     window: int = -1  # visible tokens, -1 all
     prefix_mask: bool = False  # every token sees the first inputs.prefix_lens of its request
     sinks: bool = False  # the softmax's sum has exp(sink) of the head besides (gpt-oss, 2025)
-    post_norm: Norm | None = None
-    post_norm_of: Placement = "output"  # of what the block made, or of the sum
-    residual: Residual = Residual()
+    post_norm: blocks.Norm | None = None
+    post_norm_of: blocks.Placement = "output"  # of what the block made, or of the sum
+    residual: blocks.Residual = blocks.Residual()
 
     kind = "attention"
     linears = ("qkv", "out")
@@ -99,9 +81,9 @@ class AttentionBlock(CachingBlock):
         return self.q_size + 2 * self.kv_size
 
     @property
-    def costs(self) -> Costs:
+    def costs(self) -> blocks.Costs:
         flops = 4 * self.q_size
-        return Costs(2 * self.qkv_size, pair_flops=flops, decode_pair_flops=flops)
+        return blocks.Costs(2 * self.qkv_size, pair_flops=flops, decode_pair_flops=flops)
 
     @property
     def rotated_size(self) -> int:
@@ -115,7 +97,7 @@ class AttentionBlock(CachingBlock):
     def can_be_calibrated(self) -> bool:
         return self.is_plain and self.is_fused and self.positions.kind == "rotary"
 
-    def row_groups(self, slot: LinearSlot, names: WeightNames) -> int:
+    def row_groups(self, slot: blocks.LinearSlot, names: WeightNames) -> int:
         return self.num_kv_heads if names.qkv_rows == "grouped" else 0
 
     def weights(self, slots: Mapping[str, Any], kv_format: str, place: Any) -> Attention:
@@ -125,40 +107,40 @@ class AttentionBlock(CachingBlock):
             slopes = tensor_at(values.astype(np.float32), place)
         return Attention(self, slopes=slopes, kv_format=kv_format, **slots)
 
-    def slots(self, hidden_size: int) -> tuple[Slot, ...]:
+    def slots(self, hidden_size: int) -> tuple[blocks.Slot, ...]:
         parts = (self.q_size, self.kv_size, self.kv_size)
         return (
-            *norm_slots("norm", self.norm, hidden_size),
-            LinearSlot("qkv", parts, hidden_size, self.qkv_bias),
+            *blocks.norm_slots("norm", self.norm, hidden_size),
+            blocks.LinearSlot("qkv", parts, hidden_size, self.qkv_bias),
             *self._qk_norm_slots(),
-            LinearSlot("out", (hidden_size,), self.q_size, self.out_bias),
-            *((TableSlot("sinks", (self.num_heads,), True),) if self.sinks else ()),
-            *norm_slots("post_norm", self.post_norm, hidden_size),
+            blocks.LinearSlot("out", (hidden_size,), self.q_size, self.out_bias),
+            *((blocks.TableSlot("sinks", (self.num_heads,), True),) if self.sinks else ()),
+            *blocks.norm_slots("post_norm", self.post_norm, hidden_size),
         )
 
-    def _qk_norm_slots(self) -> tuple[NormSlot | HeadNormSlot, ...]:
+    def _qk_norm_slots(self) -> tuple[blocks.NormSlot | blocks.HeadNormSlot, ...]:
         if self.qk_norm is not None and self.qk_norm_each:
             counts = (self.num_heads, self.num_kv_heads)
-            return (HeadNormSlot("qk_norm", self.qk_norm, counts, self.head_dim),)
+            return (blocks.HeadNormSlot("qk_norm", self.qk_norm, counts, self.head_dim),)
         whole = self.qk_norm_whole
         return (
-            *norm_slots("q_norm", self.qk_norm, self.q_size if whole else self.head_dim),
-            *norm_slots("k_norm", self.qk_norm, self.kv_size if whole else self.head_dim),
+            *blocks.norm_slots("q_norm", self.qk_norm, self.q_size if whole else self.head_dim),
+            *blocks.norm_slots("k_norm", self.qk_norm, self.kv_size if whole else self.head_dim),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Attention(BlockWeights):
+class Attention(blocks.BlockWeights):
     """Weights of an attention block."""
 
     block: AttentionBlock
-    qkv: Linear  # queries, keys, values
-    out: Linear
-    norm: NormWeights | None = None
-    q_norm: NormWeights | None = None
-    k_norm: NormWeights | None = None
-    qk_norm: NormWeights | None = None  # [num_heads + num_kv_heads, head_dim]
-    post_norm: NormWeights | None = None
+    qkv: blocks.Linear  # queries, keys, values
+    out: blocks.Linear
+    norm: blocks.NormWeights | None = None
+    q_norm: blocks.NormWeights | None = None
+    k_norm: blocks.NormWeights | None = None
+    qk_norm: blocks.NormWeights | None = None  # [num_heads + num_kv_heads, head_dim]
+    post_norm: blocks.NormWeights | None = None
     sinks: Tensor | None = None  # [num_heads] float32
     slopes: Tensor | None = None  # [num_heads] float32, of ALiBi
     kv_format: str = "dense"  # of its cache, see predict.nn.cache_formats
@@ -171,10 +153,12 @@ class Attention(BlockWeights):
             listed += [ropes[table] for table in tables if table >= 0]
         return listed
 
-    def run(self, ops: ModuleType, hidden: Tensor, step: BlockStep) -> tuple[Tensor, list[Tensor]]:
+    def run(
+        self, ops: ModuleType, hidden: Tensor, step: blocks.BlockStep
+    ) -> tuple[Tensor, list[Tensor]]:
         x = self.normed(ops, hidden)
         qkv = self.product(ops, x, "qkv", step)
-        qkv = normed(ops, qkv, self.qk_norm, self.block.qk_norm)
+        qkv = blocks.normed(ops, qkv, self.qk_norm, self.block.qk_norm)
         q, written = ops.rope_and_cache_write(qkv, self, step.cache, step.ropes, step.inputs)
         mixed = ops.paged_attention(q, self, tuple(written), step.inputs, step.tree_mask)
         if step.rows is not None:

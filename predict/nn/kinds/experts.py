@@ -7,22 +7,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from predict.nn.blocks import (
-    Activation,
-    Block,
-    BlockStep,
-    BlockWeights,
-    Costs,
-    Linear,
-    LinearSlot,
-    Norm,
-    NormWeights,
-    Placement,
-    Residual,
-    Slot,
-    TableSlot,
-    norm_slots,
-)
+from predict.nn import blocks
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -75,7 +60,7 @@ class Router:
 
 
 @dataclass(frozen=True)
-class ExpertBlock(Block):
+class ExpertBlock(blocks.Block):
     """residual + sum of the chosen experts' MLPs by the router's weights + a shared MLP.
 
     Each expert is down(activation(gate_up(x))), x the normed input. The shared MLP has the same
@@ -84,15 +69,15 @@ class ExpertBlock(Block):
 
     router: Router
     intermediate_size: int  # of each expert
-    activation: Activation = Activation()
-    norm: Norm | None = Norm()
+    activation: blocks.Activation = blocks.Activation()
+    norm: blocks.Norm | None = blocks.Norm()
     up_bias: bool = False  # of the gate, too
     down_bias: bool = False
     shared_size: int = 0  # inner features of all shared experts together; 0: there are none
     shared_gate: bool = False
-    post_norm: Norm | None = None
-    post_norm_of: Placement = "output"
-    residual: Residual = Residual()
+    post_norm: blocks.Norm | None = None
+    post_norm_of: blocks.Placement = "output"
+    residual: blocks.Residual = blocks.Residual()
 
     kind = "experts"
     linears = ("gate_up", "down", "shared_gate_up", "shared_down")
@@ -103,8 +88,8 @@ class ExpertBlock(Block):
             raise ValueError("a shared_gate needs a shared_size")
 
     @property
-    def costs(self) -> Costs:
-        return Costs(inner_size=self.intermediate_size, num_chosen=self.router.top_k)
+    def costs(self) -> blocks.Costs:
+        return blocks.Costs(inner_size=self.intermediate_size, num_chosen=self.router.top_k)
 
     def share_read(self, num_tokens: int) -> float:
         # Where all are equally likely.
@@ -117,55 +102,61 @@ class ExpertBlock(Block):
     def name(self, slot: str, names: WeightNames) -> str | tuple[str, ...]:
         return super().name(f"expert_{slot}" if slot in ("gate_up", "down") else slot, names)
 
-    def row_groups(self, slot: LinearSlot, names: WeightNames) -> int:
+    def row_groups(self, slot: blocks.LinearSlot, names: WeightNames) -> int:
         is_interleaved = slot.num_experts and names.expert_rows == "interleaved"
         return slot.part_sizes[0] if is_interleaved else 0
 
     def weights(self, slots: Mapping[str, Any], kv_format: str, place: Any) -> Experts:
         return Experts(self, **slots)
 
-    def slots(self, hidden_size: int) -> tuple[Slot, ...]:
+    def slots(self, hidden_size: int) -> tuple[blocks.Slot, ...]:
         router, inner, count = self.router, self.intermediate_size, self.router.num_experts
         gated = 2 if self.activation.gated else 1
         return (
-            *norm_slots("norm", self.norm, hidden_size),
-            TableSlot("router", (count, hidden_size), False),
-            *((TableSlot("router_bias", (count,), True),) if router.bias else ()),
-            *((TableSlot("correction", (count,), True),) if router.correction else ()),
-            LinearSlot("gate_up", (inner,) * gated, hidden_size, self.up_bias, count),
-            LinearSlot("down", (hidden_size,), inner, self.down_bias, count),
+            *blocks.norm_slots("norm", self.norm, hidden_size),
+            blocks.TableSlot("router", (count, hidden_size), False),
+            *((blocks.TableSlot("router_bias", (count,), True),) if router.bias else ()),
+            *((blocks.TableSlot("correction", (count,), True),) if router.correction else ()),
+            blocks.LinearSlot("gate_up", (inner,) * gated, hidden_size, self.up_bias, count),
+            blocks.LinearSlot("down", (hidden_size,), inner, self.down_bias, count),
             *self._shared_slots(hidden_size, gated),
-            *norm_slots("post_norm", self.post_norm, hidden_size),
+            *blocks.norm_slots("post_norm", self.post_norm, hidden_size),
         )
 
-    def _shared_slots(self, hidden_size: int, gated: int) -> tuple[Slot, ...]:
+    def _shared_slots(self, hidden_size: int, gated: int) -> tuple[blocks.Slot, ...]:
         size = self.shared_size
         if not size:
             return ()
         return (
-            LinearSlot("shared_gate_up", (size,) * gated, hidden_size, False),
-            LinearSlot("shared_down", (hidden_size,), size, False),
-            *((TableSlot("shared_gate", (1, hidden_size), False),) if self.shared_gate else ()),
+            blocks.LinearSlot("shared_gate_up", (size,) * gated, hidden_size, False),
+            blocks.LinearSlot("shared_down", (hidden_size,), size, False),
+            *(
+                (blocks.TableSlot("shared_gate", (1, hidden_size), False),)
+                if self.shared_gate
+                else ()
+            ),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Experts(BlockWeights):
+class Experts(blocks.BlockWeights):
     """Weights of an expert block of E experts."""
 
     block: ExpertBlock
     router: Tensor  # [E, H]
-    gate_up: Linear  # of E experts
-    down: Linear
-    norm: NormWeights | None = None
+    gate_up: blocks.Linear  # of E experts
+    down: blocks.Linear
+    norm: blocks.NormWeights | None = None
     router_bias: Tensor | None = None  # [E] float32
     correction: Tensor | None = None  # [E] float32
-    shared_gate_up: Linear | None = None
-    shared_down: Linear | None = None
+    shared_gate_up: blocks.Linear | None = None
+    shared_down: blocks.Linear | None = None
     shared_gate: Tensor | None = None  # [1, H]
-    post_norm: NormWeights | None = None
+    post_norm: blocks.NormWeights | None = None
 
-    def run(self, ops: ModuleType, hidden: Tensor, step: BlockStep) -> tuple[Tensor, list[Tensor]]:
+    def run(
+        self, ops: ModuleType, hidden: Tensor, step: blocks.BlockStep
+    ) -> tuple[Tensor, list[Tensor]]:
         x = self.normed(ops, hidden)
         made = ops.experts(x, *ops.route(x, self), self)
         if self.shared_gate_up is not None and self.shared_down is not None:

@@ -7,25 +7,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
-from predict.nn.blocks import (
-    BlockStep,
-    BlockWeights,
-    CachingBlock,
-    Costs,
-    HeadMatrices,
-    HeadSlot,
-    Linear,
-    LinearSlot,
-    Norm,
-    NormSlot,
-    NormWeights,
-    Placement,
-    Positions,
-    Residual,
-    Slot,
-    norm_slots,
-    normed,
-)
+from predict.nn import blocks
 from predict.nn.cache_formats import LATENT_FORMATS, CacheRows, KvFormat
 
 if TYPE_CHECKING:
@@ -39,7 +21,7 @@ EXPANDED_BYTES = (256 + 32) << 20
 
 
 @dataclass(frozen=True)
-class LatentAttentionBlock(CachingBlock):
+class LatentAttentionBlock(blocks.CachingBlock):
     """residual + out(attention over latents); the cache has one latent of each token.
 
     L kv_lora_rank, N qk_nope_head_dim, R qk_rope_head_dim, V v_head_dim. x the normed input:
@@ -61,16 +43,16 @@ class LatentAttentionBlock(CachingBlock):
     v_head_dim: int
     softmax_scale: float
     q_lora_rank: int = 0  # 0: queries are made of the input at once
-    norm: Norm | None = Norm()  # ahead of the first product
-    q_a_norm: Norm | None = None  # there with q_lora_rank
-    kv_a_norm: Norm = Norm()
-    positions: Positions = Positions(interleaved=True)  # of the R values
+    norm: blocks.Norm | None = blocks.Norm()  # ahead of the first product
+    q_a_norm: blocks.Norm | None = None  # there with q_lora_rank
+    kv_a_norm: blocks.Norm = blocks.Norm()
+    positions: blocks.Positions = blocks.Positions(interleaved=True)  # of the R values
     a_bias: bool = False  # of the first product
     out_bias: bool = False
     form: LatentForm = "cheaper"
-    post_norm: Norm | None = None
-    post_norm_of: Placement = "output"
-    residual: Residual = Residual()
+    post_norm: blocks.Norm | None = None
+    post_norm_of: blocks.Placement = "output"
+    residual: blocks.Residual = blocks.Residual()
 
     kind = "latent_attention"
     linears = ("qkv_a", "q_b", "out")
@@ -107,9 +89,9 @@ class LatentAttentionBlock(CachingBlock):
         return self.num_heads * self.v_head_dim
 
     @property
-    def costs(self) -> Costs:
+    def costs(self) -> blocks.Costs:
         absorbed = self.num_heads * (self.latent_size + self.kv_lora_rank)
-        return Costs(
+        return blocks.Costs(
             self.q_size + self.latent_size + absorbed + self.mixed_size,
             scratch_bytes=0 if self.form == "absorbed" else EXPANDED_BYTES,
             pair_flops=2 * (self.q_size + self.mixed_size),
@@ -139,48 +121,50 @@ class LatentAttentionBlock(CachingBlock):
     def weights(self, slots: Mapping[str, Any], kv_format: str, place: Any) -> LatentAttention:
         return LatentAttention(self, kv_format=kv_format, **slots)
 
-    def slots(self, hidden_size: int) -> tuple[Slot, ...]:
+    def slots(self, hidden_size: int) -> tuple[blocks.Slot, ...]:
         # qkv_a: q_a's outputs (or q's), kv_a's.
         parts = (self.q_lora_rank or self.q_size, self.latent_size)
         sizes = (self.qk_nope_head_dim, self.v_head_dim)
-        q_b = LinearSlot("q_b", (self.q_size,), self.q_lora_rank, False)
+        q_b = blocks.LinearSlot("q_b", (self.q_size,), self.q_lora_rank, False)
         return (
-            *norm_slots("norm", self.norm, hidden_size),
-            LinearSlot("qkv_a", parts, hidden_size, self.a_bias),
-            *norm_slots("q_a_norm", self.q_a_norm, self.q_lora_rank),
+            *blocks.norm_slots("norm", self.norm, hidden_size),
+            blocks.LinearSlot("qkv_a", parts, hidden_size, self.a_bias),
+            *blocks.norm_slots("q_a_norm", self.q_a_norm, self.q_lora_rank),
             *((q_b,) if self.q_lora_rank else ()),
-            NormSlot("kv_a_norm", self.kv_a_norm, self.kv_lora_rank),
-            HeadSlot("kv_b", self.num_heads, sizes, self.kv_lora_rank),
-            LinearSlot("out", (hidden_size,), self.mixed_size, self.out_bias),
-            *norm_slots("post_norm", self.post_norm, hidden_size),
+            blocks.NormSlot("kv_a_norm", self.kv_a_norm, self.kv_lora_rank),
+            blocks.HeadSlot("kv_b", self.num_heads, sizes, self.kv_lora_rank),
+            blocks.LinearSlot("out", (hidden_size,), self.mixed_size, self.out_bias),
+            *blocks.norm_slots("post_norm", self.post_norm, hidden_size),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class LatentAttention(BlockWeights):
+class LatentAttention(blocks.BlockWeights):
     """Weights of a latent attention block."""
 
     block: LatentAttentionBlock
-    qkv_a: Linear  # q_a's outputs, or the queries themselves, then kv_a's
-    kv_a_norm: NormWeights
-    kv_b: HeadMatrices
-    out: Linear
-    norm: NormWeights | None = None
-    q_a_norm: NormWeights | None = None
-    q_b: Linear | None = None
-    post_norm: NormWeights | None = None
+    qkv_a: blocks.Linear  # q_a's outputs, or the queries themselves, then kv_a's
+    kv_a_norm: blocks.NormWeights
+    kv_b: blocks.HeadMatrices
+    out: blocks.Linear
+    norm: blocks.NormWeights | None = None
+    q_a_norm: blocks.NormWeights | None = None
+    q_b: blocks.Linear | None = None
+    post_norm: blocks.NormWeights | None = None
     kv_format: str = "dense"
 
     def tables(self, ropes: Sequence[Tensor]) -> list[Tensor]:
         return [ropes[self.block.positions.table]]
 
     def matrices(self) -> list[Tensor]:
-        return [*BlockWeights.matrices(self), self.kv_b.value_up, self.kv_b.key_up]
+        return [*blocks.BlockWeights.matrices(self), self.kv_b.value_up, self.kv_b.key_up]
 
-    def run(self, ops: ModuleType, hidden: Tensor, step: BlockStep) -> tuple[Tensor, list[Tensor]]:
+    def run(
+        self, ops: ModuleType, hidden: Tensor, step: blocks.BlockStep
+    ) -> tuple[Tensor, list[Tensor]]:
         x, block = self.normed(ops, hidden), self.block
         q, latents = ops.split(self.product(ops, x, "qkv_a", step), block.latent_size)
-        q = normed(ops, q, self.q_a_norm, block.q_a_norm)
+        q = blocks.normed(ops, q, self.q_a_norm, block.q_a_norm)
         if self.q_b is not None:
             q = self.product(ops, q, "q_b", step)
         q, written = ops.turn_and_keep_latents(

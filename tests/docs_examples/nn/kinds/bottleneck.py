@@ -7,21 +7,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from predict.nn.blocks import (
-    Activation,
-    Block,
-    BlockStep,
-    BlockWeights,
-    Costs,
-    Linear,
-    LinearSlot,
-    Norm,
-    NormSlot,
-    NormWeights,
-    Placement,
-    Residual,
-    Slot,
-)
+from predict.nn import blocks
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -29,24 +15,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class BottleneckBlock(Block):
+class BottleneckBlock(blocks.Block):
     """The record: what differs from layer to layer. Its `kind` is the name of this module."""
 
     size: int
-    norm: Norm = Norm()
-    post_norm: Norm | None = None
-    post_norm_of: Placement = "output"
-    residual: Residual = Residual()
+    norm: blocks.Norm = blocks.Norm()
+    post_norm: blocks.Norm | None = None
+    post_norm_of: blocks.Placement = "output"
+    residual: blocks.Residual = blocks.Residual()
 
     kind = "bottleneck"
     linears = ("down", "up")
     adapted: ClassVar = {"down": 2, "up": 3}
 
-    def slots(self, hidden_size: int) -> tuple[Slot, ...]:
+    def slots(self, hidden_size: int) -> tuple[blocks.Slot, ...]:
         return (
-            NormSlot("norm", self.norm, hidden_size),
-            LinearSlot("down", (self.size,), hidden_size, False),
-            LinearSlot("up", (hidden_size,), self.size, False),
+            blocks.NormSlot("norm", self.norm, hidden_size),
+            blocks.LinearSlot("down", (self.size,), hidden_size, False),
+            blocks.LinearSlot("up", (hidden_size,), self.size, False),
         )
 
     def name(self, slot: str, names: WeightNames) -> str | tuple[str, ...]:
@@ -56,8 +42,8 @@ class BottleneckBlock(Block):
         return Bottleneck(self, **slots)
 
     @property
-    def costs(self) -> Costs:
-        return Costs(inner_size=self.size)
+    def costs(self) -> blocks.Costs:
+        return blocks.Costs(inner_size=self.size)
 
     @property
     def is_fused(self) -> bool:
@@ -65,16 +51,20 @@ class BottleneckBlock(Block):
 
 
 @dataclass(frozen=True, slots=True)
-class Bottleneck(BlockWeights):
+class Bottleneck(blocks.BlockWeights):
     """The weights, a field for each slot."""
 
     block: BottleneckBlock
-    norm: NormWeights
-    down: Linear
-    up: Linear
-    post_norm: NormWeights | None = None
+    norm: blocks.NormWeights
+    down: blocks.Linear
+    up: blocks.Linear
+    post_norm: blocks.NormWeights | None = None
 
-    def run(self, ops: ModuleType, hidden: Tensor, step: BlockStep) -> tuple[Tensor, list[Tensor]]:
+    def run(
+        self, ops: ModuleType, hidden: Tensor, step: blocks.BlockStep
+    ) -> tuple[Tensor, list[Tensor]]:
         x = self.normed(ops, hidden)
-        inner = ops.activate(self.product(ops, x, "down", step), Activation("gelu", gated=False))
+        inner = ops.activate(
+            self.product(ops, x, "down", step), blocks.Activation("gelu", gated=False)
+        )
         return self.ended(ops, hidden, x, self.product(ops, inner, "up", step)), []
