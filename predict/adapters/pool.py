@@ -25,7 +25,7 @@ _keys = itertools.count(1)
 class ServedAdapter:
     """An adapter that requests may name. Two that were loaded under one name are different.
 
-    targets: which of predict.nn.blocks.ADAPTED it changes, in any layer.
+    targets: which of predict.nn.inputs.ADAPTED it changes, in any layer.
     """
 
     name: str

@@ -226,7 +226,7 @@ def weight_bytes(plan: WeightPlan, scheme: Callable[[LinearPlan], str], dtype: s
     element = DTYPE_BYTES[dtype]
 
     def linear_bytes(linear: LinearPlan) -> int:
-        if parts := linear.head_parts:  # see predict.nn.decoder.HeadMatrices
+        if parts := linear.head_parts:  # see predict.nn.blocks.HeadMatrices
             rows = linear.out_features * (sum(parts) + parts[0]) // sum(parts)
             return rows * linear.in_features * element
         info = scheme_info(scheme(linear))

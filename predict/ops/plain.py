@@ -158,7 +158,7 @@ def adapted_linear(x: Tensor, weights: Linear, ids: Tensor, pages: Tensor, row: 
 
 
 def _rotate(x: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
-    """Rotates the first R dims of x [T, heads, D]; angles [T, R]. See predict.nn.blocks."""
+    """Rotates the first R dims of x [T, heads, D]; angles [T, R]. See Positions."""
     import paddle
 
     half = angles.shape[-1] // 2

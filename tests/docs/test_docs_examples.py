@@ -23,6 +23,7 @@ from export.export_model import export_model
 from predict import LLM, EngineConfig, SamplingParams, UserError
 from predict.bench.cost import Cost
 from predict.config import cache, schemes
+from predict.engine import logits_processors
 from predict.loading.memory import weight_bytes
 from predict.nn import cache_formats as kv_formats
 from predict.nn.adapter_pages import paged_slots
@@ -30,6 +31,7 @@ from predict.nn.plans import plan_weights
 from predict.nn.weights import WeightNames
 from predict.ops import plain
 from tests.docs_examples import cache_format
+from tests.docs_examples.engine import no_doubles
 from tests.docs_examples.models.acme import WEIGHTS as ACME_NAMES
 from tests.support import tiny
 from tests.support.drafts import draft_always
@@ -194,6 +196,22 @@ def test_a_cache_format_is_a_row(model: EngineConfig, monkeypatch: pytest.Monkey
     assert affine.kv_format == "int8_affine"
     same = [a == b for a, b in zip(tokens(affine), tokens(model), strict=True)]
     assert any(same)  # 8 bits with a minimum are near enough for a tiny model
+
+
+def test_a_rule_of_sampling_is_a_field_and_a_row(
+    model: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = (*logits_processors.RULES, no_doubles.no_doubles)
+    monkeypatch.setattr(logits_processors, "RULES", rules)
+    greedy = no_doubles.Params(
+        temperature=0.0, max_new_tokens=12, ignore_eos=True, logit_bias={5: 100.0}
+    )
+    for backend in (False, True):
+        llm = LLM(model.changed(inference_model=backend))
+        for doubles, count in (((), 12), ((5,), 6)):
+            given = dataclasses.replace(greedy, no_doubles=doubles)
+            found = [output.token_ids for output in llm.generate(PROMPTS, given)]
+            assert [ids[::2].count(5) + ids[1::2].count(5) for ids in found] == [count] * 2
 
 
 def test_a_drafter_is_one_file_and_changes_no_text(model: EngineConfig, in_package: Enter) -> None:
