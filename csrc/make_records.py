@@ -95,13 +95,14 @@ def struct_of(record: type, name: str, stored: Iterable[tuple[str, str, str]] = 
             lines[-1] = more
         else:
             lines.append(f"  {kind} {member_name}{value};\n")
-    taken = [f'  setting.field("{name}", &to->{name});\n' for _, name, _ in members]
+    taken = ", ".join(f"TAKE({name})" for _, name, _ in members)
     return f"""struct {name} {{
 {"".join(lines)}{MEMBERS.get(name, "")}}};
 
 template <class Setting>
 void take({name}* to, Setting& setting) {{
-{"".join(taken)}}}
+{textwrap.fill(taken, 99, initial_indent="  ", subsequent_indent="      ")};
+}}
 """
 
 
@@ -120,7 +121,9 @@ def header(source: str, includes: Iterable[str], parts: Iterable[str]) -> str:
     )
     lines = "".join(f"#include {name}\n" for name in includes)
     body = "\n".join(parts)
-    return f"{begin}\n{lines}\nnamespace regatta {{\n\n{body}\n}}  // namespace regatta\n"
+    space = f"namespace regatta {{\n\n{body}\n}}  // namespace regatta\n"
+    macro = "#define TAKE(name) setting.field(#name, &to->name)"
+    return f"{begin}\n{lines}\n{macro}\n\n{space}\n#undef TAKE\n"
 
 
 def record_of(kind: type[blocks.Block]) -> str:
