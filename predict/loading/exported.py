@@ -138,15 +138,15 @@ def _call_misfits(manifest: Manifest, spec: DecoderSpec, program: ProgramFile) -
     if manifest.library_abi is None:
         return
     known = [(block.kind, settings_of(block)) for block in spec.blocks()]
+    kinds, head = known_kinds(), None
     schemes: set[str] = set()
-    head = None
     for operator, attributes in program.calls:
         if operator == "regatta_logits":
             head = attributes.get("scheme")
         elif "scheme" in attributes:
             schemes.add(unfolded(attributes["scheme"]))
         for kind, settings in read_records(attributes["blocks"]) if "blocks" in attributes else ():
-            own = known_kinds().get(kind, Block)
+            own = kinds.get(kind, Block)
             schemes |= {unfolded(settings.pop(n)) for n in own.linears if n in settings}
             fields = {n: v for n, v in settings.items() if n not in ("kv_format", "adapters")}
             alike = [fields for known_kind, fields in known if known_kind == kind]

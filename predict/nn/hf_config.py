@@ -68,7 +68,7 @@ _RANGES: tuple[tuple[str, Range], ...] = (
     ("rope_theta rope_local_base_freq", _real(1e12, low=1.0)),
     ("partial_rotary_factor", _real(1.0)),
 )
-# Every number that a family reads. The limits are beyond any real model: what exceeds them is a
+# Numbers that families read. The limits are beyond any real model: what exceeds them is a
 # damaged or hostile file, and would take minutes and gigabytes before an error.
 NUMBERS: dict[str, Range] = {name: range_ for names, range_ in _RANGES for name in names.split()}
 OWN = _whole(1 << 20)  # of other keys, which one family alone has

@@ -26,7 +26,7 @@ JoinedLayers: TypeAlias = "Callable[..., tuple[Tensor, list[Tensor]]]"
 
 @dataclass(frozen=True)
 class LayerRun:
-    """One layer, block after block. See Run."""
+    """One layer, block after block. See JoinedLayers."""
 
     ops: ModuleType
     blocks: Layer

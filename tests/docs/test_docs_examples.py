@@ -154,7 +154,7 @@ def test_a_kind_s_record_in_cpp_is_made_of_it(narrow: EngineConfig) -> None:
     for line in (
         "struct BottleneckFields {",
         "int64_t size = 0;",
-        "SchemeId up = SchemeId::kDense;",
+        "SchemeId down = SchemeId::kDense, up = ",
     ):
         assert line in made
 
