@@ -195,7 +195,6 @@ def _export(
     from predict.loading.platform import platform_of
     from predict.loading.program import save_program
     from predict.nn.adapter_pages import page_tensors
-    from predict.nn.cache_formats import cache_format
     from predict.system.progress import Progress
 
     source = Path(config.model.model_name_or_path)
@@ -203,7 +202,7 @@ def _export(
     spec, reader = read_spec(source, config.model.model_type)
     spec = spec.with_latent_form(config.model.latent_form)
     config = with_model_defaults(with_stored_cache(config, reader), spec, reader)
-    kv_format = cache_format(config.kv_format, spec)
+    kv_format = spec.cache_format(config.kv_format)
     scales = head_scales(kv_format, source, spec, config.quantization.use_fake_parameter)
     backend = platform.backend
     pages = page_tensors(spec, -1, platform.packs_pages) if enable_lora else None

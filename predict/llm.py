@@ -69,13 +69,13 @@ from predict.loading.platform import platform_of
 from predict.loading.prefix import StoredPrefix, read_prefix
 from predict.loading.program import load_program
 from predict.nn.adapter_pages import with_pages
-from predict.nn.cache_formats import DENSE, cache_format
+from predict.nn.cache_formats import DENSE
 from predict.nn.decoder import Decoder
 from predict.nn.hf_config import ConfigReader
 from predict.nn.inputs import Field, LayerCache, fields_with
 from predict.nn.places import fields_of, placing_of
+from predict.nn.plans import WeightPlan
 from predict.nn.spec import DecoderSpec
-from predict.nn.weights import WeightPlan
 from predict.request import RequestOutput, SamplingParams
 from predict.speculative import proposer_of
 from predict.system.bounds import is_integer, prompt_token_ids
@@ -176,7 +176,7 @@ class LLM:
         self.config = config = _with_whole_prompts(
             with_model_defaults(with_stored_cache(config, reader), self.spec, reader), self.spec
         )
-        kv_format = cache_format(config.kv_format, self.spec)
+        kv_format = self.spec.cache_format(config.kv_format)
         if self.device is not None:
             kv_format.check_gpu(devices.driver_info().gpus[self.device.index].capability)
         fake = config.quantization.use_fake_parameter

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from predict.answer_form import AnswerForm
 from predict.errors import UserError
@@ -96,6 +96,9 @@ class SamplingParams(Checked):
     """
 
     # fmt: off
+    BANS: ClassVar[tuple[str, ...]] = (
+        "logit_bias", "bad_words", "min_length", "no_repeat_ngram_size")
+
     max_new_tokens: int | None = option(None,
         "Longest output in tokens, in place of --max_length; with both, whichever is reached "
         "first.",
@@ -237,8 +240,7 @@ class SamplingParams(Checked):
     @cached_property
     def bans(self) -> tuple[str, ...]:
         """The given fields that may forbid tokens."""
-        names = ("logit_bias", "bad_words", "min_length", "no_repeat_ngram_size")
-        return tuple(name for name in names if getattr(self, name))
+        return tuple(name for name in self.BANS if getattr(self, name))
 
     @cached_property
     def adjusts_logits(self) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from predict.config.schemes import scheme_info
 from predict.errors import UserError
 from predict.loading.platform import is_compiled
-from predict.nn.blocks import ExpertBlock
+from predict.nn.kinds.experts import ExpertBlock
 from predict.schemes import Quantized, scheme_of
 from predict.schemes._e4m3 import E4M3_MAX, encode
 from quant.awq import (

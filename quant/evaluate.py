@@ -171,7 +171,7 @@ class EvaluateConfig(Checked):
         from predict.loading.layouts.online import check_group_size
         from predict.loading.model import read_spec
         from predict.models import weight_names
-        from predict.nn.weights import plan_weights
+        from predict.nn.plans import plan_weights
         from quant.data import find_data_file
 
         engine_config(self, row, self.model_name_or_path)  # its own checks
@@ -356,7 +356,6 @@ class Model:
         from predict.llm import LLM
         from predict.loading.cache_scales import head_scales
         from predict.loading.model import read_spec
-        from predict.nn.cache_formats import cache_format
         from predict.nn.places import placing_of
 
         spec, _ = read_spec(config.model.model_name_or_path)
@@ -370,7 +369,7 @@ class Model:
         self.config = config = self.llm.config  # a checkpoint may bring its cache type
         self.placing = placing_of(spec, config.max_length)
         self.place = self.llm.platform.device.place()
-        kv_format = cache_format(config.kv_format, spec)
+        kv_format = spec.cache_format(config.kv_format)
         scales = head_scales(kv_format, config.model.model_name_or_path, spec)
         self.caches = allocate_caches(
             spec,
@@ -422,7 +421,7 @@ def measure(model: Model, reference: Model, windows: Sequence[TokenArray], bar: 
 
 def weight_bytes(llm: LLM) -> int:
     """Bytes of the weights, scales and embedding included, as the compiled operators hold them."""
-    from predict.nn.decoder import linears, map_tensors
+    from predict.nn.decoder import map_tensors
 
     decoder = llm.decoder
     assert decoder is not None  # the mode is dynamic
@@ -438,7 +437,9 @@ def weight_bytes(llm: LLM) -> int:
     if llm.platform.compiled is None:
         # Plain Paddle has a byte for each 4-bit code.
         for block in decoder.blocks():
-            stored = (each for each in linears(block) if scheme_info(each.scheme).bits == 4)
+            stored = (
+                each for each in block.linears().values() if scheme_info(each.scheme).bits == 4
+            )
             codes = (each.tensors[0] for each in stored)
             total -= sum(tensor.size // 2 for tensor in codes)
     return int(total)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,35 +26,35 @@ from predict.loading.layouts.online import Online
 from predict.loading.sources import WeightSource
 from predict.nn.blocks import (
     Activation,
-    AttentionBlock,
     Block,
-    ExpertBlock,
-    LatentAttentionBlock,
-    LinearSlot,
-    MlpBlock,
-    Norm,
-    Residual,
-)
-from predict.nn.decoder import (
-    Attention,
+    BlockStep,
     BlockWeights,
-    Experts,
     HeadMatrices,
-    LatentAttention,
     Linear,
-    Mlp,
     NormWeights,
 )
 from predict.nn.hf_config import ConfigReader
 from predict.nn.inputs import RowKind, StepInputs, max_lens_of, to_tensors
+from predict.nn.kinds.attention import Attention, AttentionBlock
+from predict.nn.kinds.experts import ExpertBlock, Experts
+from predict.nn.kinds.latent_attention import LatentAttention
+from predict.nn.plans import (
+    BlockPlan,
+    ExpertsPlan,
+    LinearPlan,
+    NormPlan,
+    SlotPlan,
+    TablePlan,
+    WeightPlan,
+)
 from predict.nn.spec import DecoderSpec, EmbeddingSpec
-from predict.nn.weights import BlockPlan, ExpertsPlan, LinearPlan, TablePlan, WeightPlan
-from predict.ops import composed
+from predict.ops import plain
 from quant.grids import Array
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
+Kind = TypeVar("Kind", bound=Block)
 EXPERT = "expert_"  # what kinds of routed experts begin with
 BLOCK_SIZE = 64  # of the cache that one forward pass uses
 
@@ -80,28 +80,12 @@ def check_layers(plan: WeightPlan, reader: ConfigReader) -> None:
     plain = plain and not any(
         linear.is_stored_otherwise for linear in plan.linears() if not linear.is_expert
     )
-    if not plain or not all(map(_is_known, spec.blocks())):
+    if not plain or not all(block.can_be_calibrated for block in spec.blocks()):
         raise UserError(
             f"{reader.path}: layers of {spec.model_type} cannot be calibrated (allowed: those of "
             "llama, mistral, qwen2, qwen3, and of the families with experts); round them while "
             "loading, with --quant_type"
         )
-
-
-def _is_known(block: Block) -> bool:
-    norm = block.norm
-    if norm is None or norm != Norm(epsilon=norm.epsilon) or block.post_norm is not None:
-        return False
-    if isinstance(block, MlpBlock) and (block.activation != Activation() or block.parallel):
-        return False
-    if isinstance(block, AttentionBlock) and (
-        block.positions.kind != "rotary"
-        or block.positions.two_dimensional
-        or block.prefix_mask
-        or block.qk_norm_each
-    ):
-        return False
-    return block.residual == Residual()
 
 
 def passes_scale(activation: Activation) -> bool:
@@ -172,14 +156,14 @@ class LayerWeights:
         """Keys of the linears that a scheme may store."""
         return [key for key, linear in self.linears.items() if not linear.plan.head_parts]
 
-    def _block(self, *kinds: type[Any]) -> BlockPlan | None:
-        return next((plan for plan in self.plan if isinstance(plan.block, kinds)), None)
+    def block_of(self, kind: type[Kind]) -> Kind | None:
+        """The layer's block of a kind; None without one."""
+        return next((p.block for p in self.plan if isinstance(p.block, kind)), None)
 
     @property
     def experts(self) -> ExpertBlock | None:
         """The layer's expert block; None without one."""
-        blocks = (plan.block for plan in self.plan)
-        return next((block for block in blocks if isinstance(block, ExpertBlock)), None)
+        return self.block_of(ExpertBlock)
 
     @property
     def attention_name(self) -> str:
@@ -188,17 +172,10 @@ class LayerWeights:
 
     def norm_of(self, key: str) -> str | None:
         """The norm whose output a linear reads; None where it reads another linear's."""
-        attention = self._block(AttentionBlock, LatentAttentionBlock)
-        mlp = self._block(MlpBlock, ExpertBlock)
-        plan, slot = {
-            "qkv": (attention, "norm"),
-            "qkv_a": (attention, "norm"),
-            "q_b": (attention, "q_a_norm"),
-            "gate_up": (mlp, "norm"),
-            "shared_gate_up": (mlp, "norm"),
-            "expert_gate_up": (mlp, "norm"),
-        }.get(kind_of(key), (None, ""))
-        return None if plan is None else dict(plan.norms())[slot].weight
+        slot = kind_of(key).removeprefix(EXPERT)
+        plan = next(plan for plan in self.plan if slot in plan.slots)
+        norm = plan.block.reads.get(slot)
+        return None if norm is None else dict(plan.norms())[norm].weight
 
     def scales_input(self, key: str) -> bool:
         """Whether a linear's input can be divided by channel in the weights that make it."""
@@ -212,11 +189,8 @@ class LayerWeights:
 
         Every query head of a group reads the same value head. None: each channel its own.
         """
-        plan = self._block(AttentionBlock)
-        if key != "out" or plan is None or not isinstance(plan.block, AttentionBlock):
-            return None
-        block = plan.block
-        if block.num_heads == block.num_kv_heads:
+        block = self.block_of(AttentionBlock)
+        if key != "out" or block is None or block.num_heads == block.num_kv_heads:
             return None
         group = block.num_heads // block.num_kv_heads
         head, channel = np.divmod(np.arange(block.q_size), block.head_dim)
@@ -232,8 +206,8 @@ class LayerWeights:
         name = "qkv" if key == "out" else key.replace("down", "gate_up")
         rows = self.linears[name].weight.shape[0]
         if key == "out":
-            block = self.plan[0].block
-            assert isinstance(block, AttentionBlock)
+            block = self.block_of(AttentionBlock)
+            assert block is not None
             return name, np.arange(rows - block.kv_size, rows)
         return name, np.arange(rows // 2, rows)
 
@@ -283,38 +257,35 @@ class LayerWeights:
         """
         import paddle
 
-        def block(plan: BlockPlan) -> BlockWeights | RoutedExperts:
-            slots: dict[str, Any] = {}
-            for name, stored in plan.slots.items():
-                if isinstance(stored, LinearPlan) and not stored.head_parts:
-                    slots[name] = self.linear(name, compiled)
-                elif isinstance(stored, TablePlan):
-                    with on_host() if name in ROUTING else nullcontext():
-                        slots[name] = paddle.to_tensor(self.tables[name].values)
-            for name, norm in plan.norms():
-                slots[name] = NormWeights(paddle.to_tensor(self.vectors[norm.weight]))
-            if isinstance(plan.block, AttentionBlock):
-                return Attention(plan.block, **slots)
-            if isinstance(plan.block, LatentAttentionBlock):
-                return LatentAttention(plan.block, kv_b=self._head_matrices(), **slots)
-            if isinstance(plan.block, MlpBlock):
-                return Mlp(plan.block, **slots)
-            for slot in plan.block.slots(self.spec.hidden_size):
-                if isinstance(slot, LinearSlot) and slot.num_experts:
-                    sizes = slot.in_features, slot.out_features, slot.num_experts
-                    slots[slot.name] = Linear("dense", (), None, *sizes)
-            return RoutedExperts(
-                Experts(plan.block, **slots),
-                lambda kind, expert: self.linear(f"{EXPERT}{kind}.{expert}", compiled),
-            )
+        def slot(name: str, stored: SlotPlan) -> Any:
+            if isinstance(stored, ExpertsPlan):
+                one, count = stored.experts[0], len(stored.experts)
+                return Linear("dense", (), None, one.in_features, one.out_features, count)
+            if isinstance(stored, LinearPlan):
+                return (
+                    self._head_matrices(name) if stored.head_parts else self.linear(name, compiled)
+                )
+            if isinstance(stored, TablePlan):
+                with on_host() if name in ROUTING else nullcontext():
+                    return paddle.to_tensor(self.tables[name].values)
+            assert isinstance(stored, NormPlan)  # can_be_calibrated
+            return NormWeights(paddle.to_tensor(self.vectors[stored.weight]))
 
-        return tuple(map(block, self.plan))
+        return RunnableLayer(
+            tuple(
+                plan.block.weights(
+                    {n: slot(n, part) for n, part in plan.slots.items()}, "dense", None
+                )
+                for plan in self.plan
+            ),
+            lambda kind, expert: self.linear(f"{EXPERT}{kind}.{expert}", compiled),
+        )
 
-    def _head_matrices(self) -> HeadMatrices:
-        """Of kv_b, as the plain operators take them."""
+    def _head_matrices(self, key: str) -> HeadMatrices:
+        """Of heads, as the plain operators take them."""
         import paddle
 
-        linear = self.linears["kv_b"]
+        linear = self.linears[key]
         keys, values = linear.plan.head_parts
         heads = linear.weight.reshape(-1, keys + values, linear.plan.in_features)
         with on_host():
@@ -327,14 +298,11 @@ ROUTING = ("router", "router_bias", "correction", "shared_gate")  # computed on 
 
 
 @dataclass(frozen=True)
-class RoutedExperts:
-    """An expert block whose experts' linears are made when their rows are computed."""
+class RunnableLayer:
+    """A layer whose experts' linears are made when their rows are computed."""
 
-    weights: Experts  # gate_up and down without tensors
-    linear: Callable[[str, int], Linear]  # of a slot's name and an expert
-
-
-RunnableLayer: TypeAlias = tuple[BlockWeights | RoutedExperts, ...]
+    blocks: tuple[BlockWeights, ...]  # linears of experts without tensors
+    expert: Callable[[str, int], Linear]  # of a slot's name and an expert
 
 
 @dataclass(frozen=True)
@@ -382,64 +350,163 @@ def run_layer(
     """
     import paddle
 
-    inputs: dict[str, Tensor] = {}
-    keys: Array | None = None
-    values: Array | None = None
-    routed: Routed | None = None
+    ops: Any = _CapturingOps(backend, layer, lengths)  # what a module is taken for
     with paddle.no_grad():
         x = paddle.to_tensor(hidden)
-        for block in layer:
-            if isinstance(block, Attention):
-                x, keys, values = _run_attention(backend, block, x, lengths, ropes, inputs)
-            elif isinstance(block, LatentAttention):
-                x = _run_latent_attention(backend, block, x, lengths, ropes, inputs)
-            elif isinstance(block, Mlp):
-                inputs["gate_up"] = composed.normed(backend, x, block.norm, block.block.norm)
-                gate_up = backend.linear(inputs["gate_up"], block.gate_up)
-                inputs["down"] = backend.activate(gate_up, block.block.activation)
-                x = x + backend.linear(inputs["down"], block.down)
-            else:
-                assert isinstance(block, RoutedExperts)
-                x, routed = _run_experts(backend, block, x, inputs)
+        for block in layer.blocks:
+            x, _ = block.run(ops, x, BlockStep(ropes=ropes))
     return Captured(
-        inputs={key: tensor.numpy() for key, tensor in inputs.items()},
-        keys=keys,
-        values=values,
+        inputs={key: tensor.numpy() for key, tensor in ops.inputs.items()},
+        keys=ops.keys,
+        values=ops.values,
         output=x.numpy(),
-        routed=routed,
+        routed=ops.routed,
     )
 
 
-def _run_experts(
-    backend: ModuleType, experts: RoutedExperts, x: Tensor, inputs: dict[str, Tensor]
-) -> tuple[Tensor, Routed]:
-    """The block's output, and its routed rows."""
-    import paddle
-    from predict.ops import plain
+class _CapturingOps:
+    """A backend's operators over whole sequences, which keep what `Captured` has.
 
-    weights = experts.weights
-    block = weights.block
-    normed = composed.normed(backend, x, weights.norm, block.norm)
-    rows: Array = normed.numpy()
-    with on_host():
-        on_cpu = paddle.to_tensor(rows)
-        ids, shares = (part.numpy() for part in plain.route(on_cpu, weights))
-        gate = None if weights.shared_gate is None else paddle.matmul(on_cpu, weights.shared_gate.T)
-    total = np.zeros_like(rows)
-    for expert in np.unique(ids):
-        row, choice = np.nonzero(ids == expert)
-        inner = expert_inner(backend, experts.linear("gate_up", expert), block, rows[row])
-        made = backend.linear(inner, experts.linear("down", expert)).numpy()
-        total[row] += made * shares[row, choice][:, None]
-    if weights.shared_gate_up is not None and weights.shared_down is not None:
-        inputs["shared_gate_up"] = normed
-        gate_up = backend.linear(normed, weights.shared_gate_up)
-        inputs["shared_down"] = backend.activate(gate_up, block.activation)
-        shared = backend.linear(inputs["shared_down"], weights.shared_down).numpy()
-        if gate is not None:
-            shared = shared / (1.0 + np.exp(-gate.numpy()))
-        total += shared
-    return x + paddle.to_tensor(total), Routed(rows, ids)
+    Experts and latents have no operators of their own but plain ones: these run on the host. Caches
+    are those of a sequence each, one after another.
+    """
+
+    def __init__(self, backend: ModuleType, layer: RunnableLayer, lengths: Sequence[int]):
+        self._backend, self._expert = backend, layer.expert
+        ends = np.cumsum(lengths).tolist()
+        self._spans = [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+        linears = (pair for block in layer.blocks for pair in block.linears().items())
+        self._keys = {id(linear): key for key, linear in linears}
+        self.inputs: dict[str, Tensor] = {}
+        self.keys: Array | None = None
+        self.values: Array | None = None
+        self.routed: Routed | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def linear(self, x: Tensor, weights: Linear) -> Tensor:
+        self.inputs[self._keys[id(weights)]] = x
+        return self._backend.linear(x, weights)
+
+    def rope_and_cache_write(
+        self, qkv: Tensor, attention: Attention, cache: Any, ropes: Sequence[Tensor], inputs: Any
+    ) -> tuple[Tensor, list[_Sequence]]:
+        block = attention.block
+        heads, size = block.num_kv_heads, block.head_dim
+        turned, sequences = [], []
+        for span in self._spans:
+            cache, step = _one_sequence(span.stop - span.start, heads, [size] * 2, qkv.place)
+            q, written = self._backend.rope_and_cache_write(
+                qkv[span], attention, cache, ropes, step
+            )
+            turned.append(q)
+            sequences.append(_Sequence(tuple(written), step, span))
+        self.keys, self.values = (
+            np.concatenate([each.rows(which) for each in sequences]) for which in (0, 1)
+        )
+        return _joined(turned), sequences
+
+    def paged_attention(
+        self, q: Tensor, attention: Attention, cache: Sequence[_Sequence], *given: Any
+    ) -> Tensor:
+        attend = self._backend.paged_attention
+        return _joined([attend(q[one.span], attention, one.cache, one.step) for one in cache])
+
+    def split(self, x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        return plain.split(x, size)
+
+    def turn_and_keep_latents(
+        self,
+        q: Tensor,
+        latents: Tensor,
+        attention: LatentAttention,
+        cache: Any,
+        ropes: Sequence[Tensor],
+        inputs: Any,
+    ) -> tuple[Tensor, list[_Sequence]]:
+        turned, sequences = [], []
+        with on_host():
+            q, latents, *tables = map(_to_host, (q, latents, *ropes))
+            norm = NormWeights(_to_host(attention.kv_a_norm.weight))
+            weights = replace(attention, kv_a_norm=norm)
+            for span in self._spans:
+                size = [attention.block.latent_size]
+                cache, step = _one_sequence(span.stop - span.start, 1, size, q.place)
+                one, kept = plain.turn_and_keep_latents(
+                    q[span], latents[span], weights, cache, tables, step
+                )
+                turned.append(one)
+                sequences.append(_Sequence(tuple(kept), step, span))
+            return _joined(turned), sequences
+
+    def latent_attention(
+        self, q: Tensor, attention: LatentAttention, cache: Sequence[_Sequence], *given: Any
+    ) -> Tensor:
+        import paddle
+
+        attend = plain.latent_attention
+        with on_host():
+            mixed = [attend(q[one.span], attention, one.cache, one.step) for one in cache]
+        return paddle.to_tensor(_joined(mixed).numpy())
+
+    def route(self, x: Tensor, weights: Experts) -> tuple[Array, Array]:
+        with on_host():
+            ids, shares = (part.numpy() for part in plain.route(_to_host(x), weights))
+        self.routed = Routed(x.numpy(), ids)
+        return ids, shares
+
+    def experts(self, x: Tensor, ids: Array, shares: Array, weights: Experts) -> Tensor:
+        import paddle
+
+        rows: Array = x.numpy()
+        total = np.zeros_like(rows)
+        for expert in np.unique(ids):
+            row, choice = np.nonzero(ids == expert)
+            gate_up, down = (self._expert(name, expert) for name in ("gate_up", "down"))
+            inner = expert_inner(self._backend, gate_up, weights.block, rows[row])
+            made = self._backend.linear(inner, down).numpy()
+            total[row] += made * shares[row, choice][:, None]
+        return paddle.to_tensor(total)
+
+    def gate(self, x: Tensor, by: Tensor, weight: Tensor) -> Tensor:
+        import paddle
+
+        with on_host():
+            logits = paddle.matmul(_to_host(by), weight.T).numpy()
+        return paddle.to_tensor(x.numpy() / (1.0 + np.exp(-logits)))
+
+
+class _Sequence(NamedTuple):
+    """One sequence's cache, its step, and its rows among those of all."""
+
+    cache: tuple[Tensor, ...]
+    step: StepInputs
+    span: slice
+
+    def rows(self, which: int) -> Array:
+        """Of a kind of the cache's rows, those of the sequence's tokens [T, heads, D]."""
+        by_slot = self.cache[which].numpy().transpose(0, 2, 1, 3)
+        rows: Array = by_slot.reshape(-1, *by_slot.shape[2:])[: self.span.stop - self.span.start]
+        return rows
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    """A copy of a tensor where `on_host` makes them."""
+    import paddle
+
+    return paddle.to_tensor(tensor.numpy())
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Sequences one below the other.
+
+    Computed one at a time: plain Paddle's scores are as large as its longest context squared, and
+    padding would multiply that by the batch.
+    """
+    import paddle
+
+    return paddle.concat(parts) if len(parts) > 1 else parts[0]
 
 
 def expert_inner(backend: ModuleType, gate_up: Linear, block: ExpertBlock, rows: Array) -> Tensor:
@@ -450,89 +517,6 @@ def expert_inner(backend: ModuleType, gate_up: Linear, block: ExpertBlock, rows:
         made = backend.linear(paddle.to_tensor(np.ascontiguousarray(rows)), gate_up)
         inner: Tensor = backend.activate(made, block.activation)
     return inner
-
-
-def _run_attention(
-    backend: ModuleType,
-    attention: Attention,
-    x: Tensor,
-    lengths: Sequence[int],
-    ropes: Sequence[Tensor],
-    inputs: dict[str, Tensor],
-) -> tuple[Tensor, Array, Array]:
-    """The block's output, and the keys and values [T, kv_heads, D] of the cache."""
-    block = attention.block
-    inputs["qkv"] = composed.normed(backend, x, attention.norm, block.norm)
-    qkv = backend.linear(inputs["qkv"], attention.qkv)
-    keys: list[Array] = []
-    values: list[Array] = []
-
-    def attend(start: int, length: int) -> Tensor:
-        span = qkv[start : start + length]
-        cache, step = _one_sequence(length, block.num_kv_heads, [block.head_dim] * 2, span.place)
-        q, (key_cache, value_cache) = backend.rope_and_cache_write(
-            span, attention, cache, ropes, step
-        )
-        for kept, written in ((keys, key_cache), (values, value_cache)):
-            by_slot = written.numpy().transpose(0, 2, 1, 3)
-            kept.append(by_slot.reshape(-1, block.num_kv_heads, block.head_dim)[:length])
-        mixed: Tensor = backend.paged_attention(q, attention, (key_cache, value_cache), step)
-        return mixed
-
-    inputs["out"] = _by_sequence(attend, lengths)
-    made = backend.linear(inputs["out"], attention.out)
-    return x + made, np.concatenate(keys), np.concatenate(values)
-
-
-def _run_latent_attention(
-    backend: ModuleType,
-    attention: LatentAttention,
-    x: Tensor,
-    lengths: Sequence[int],
-    ropes: Sequence[Tensor],
-    inputs: dict[str, Tensor],
-) -> Tensor:
-    """The block's output. Latents have no operators of their own but plain ones: on the host."""
-    import paddle
-    from predict.ops import plain
-
-    block = attention.block
-    inputs["qkv_a"] = composed.normed(backend, x, attention.norm, block.norm)
-    q, latents = plain.split(backend.linear(inputs["qkv_a"], attention.qkv_a), block.latent_size)
-    q = composed.normed(backend, q, attention.q_a_norm, block.q_a_norm)
-    if attention.q_b is not None:
-        inputs["q_b"] = q
-        q = backend.linear(q, attention.q_b)
-    with on_host():
-        q, latents = paddle.to_tensor(q.numpy()), paddle.to_tensor(latents.numpy())
-        tables = [paddle.to_tensor(rope.numpy()) for rope in ropes]
-        norm = NormWeights(paddle.to_tensor(attention.kv_a_norm.weight.numpy()))
-        weights = replace(attention, kv_a_norm=norm)
-
-        def attend(start: int, length: int) -> Tensor:
-            span = slice(start, start + length)
-            cache, step = _one_sequence(length, 1, [block.latent_size], q.place)
-            turned, kept = plain.turn_and_keep_latents(
-                q[span], latents[span], weights, cache, tables, step
-            )
-            return plain.latent_attention(turned, weights, tuple(kept), step)
-
-        mixed = _by_sequence(attend, lengths).numpy()
-    inputs["out"] = paddle.to_tensor(mixed)
-    return x + backend.linear(inputs["out"], attention.out)
-
-
-def _by_sequence(attend: Callable[[int, int], Tensor], lengths: Sequence[int]) -> Tensor:
-    """The results of `attend` for each sequence's start and length, one below the other.
-
-    One at a time: plain Paddle's scores are as large as its longest context squared, and padding
-    would multiply that by the batch.
-    """
-    import paddle
-
-    starts = np.cumsum([0, *lengths[:-1]]).tolist()
-    mixed = [attend(start, length) for start, length in zip(starts, lengths, strict=True)]
-    return paddle.concat(mixed) if len(mixed) > 1 else mixed[0]
 
 
 def _one_sequence(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from predict.errors import UserError
-from predict.nn.blocks import ExpertBlock, LatentAttentionBlock
-from predict.nn.weights import BlockPlan, ExpertsPlan, WeightPlan
+from predict.nn.kinds.experts import ExpertBlock
+from predict.nn.kinds.latent_attention import LatentAttentionBlock
+from predict.nn.plans import BlockPlan, ExpertsPlan, WeightPlan
 from quant.config import QuantConfig
 from quant.layer import passes_scale
 
@@ -14,9 +15,8 @@ def check_methods(config: QuantConfig, plan: WeightPlan) -> list[str]:
 
     Raises UserError for a method that has no meaning for the network.
     """
-    blocks = list(plan.spec.blocks())
-    experts = [block for block in blocks if isinstance(block, ExpertBlock)]
-    latents = any(isinstance(block, LatentAttentionBlock) for block in blocks)
+    experts = list(plan.spec.blocks_of(ExpertBlock))
+    latents = any(plan.spec.blocks_of(LatentAttentionBlock))
     kind = plan.spec.model_type
     if config.cachekv and latents:
         raise UserError(

@@ -33,7 +33,7 @@ from quant.config import QuantConfig, parse_command_line
 
 if TYPE_CHECKING:
     from predict.loading.sources import CheckpointSource
-    from predict.nn.weights import WeightPlan
+    from predict.nn.plans import WeightPlan
     from quant.calibrate import Batches, LayerQuantizer
     from quant.data import TokenArray
     from quant.state import RunState
@@ -97,18 +97,16 @@ def run(
 
 def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> QuantSummary:
     from predict.loading.arrays import num_bytes
-    from predict.loading.checkpoint import Checkpoint, checkpoint_digest
+    from predict.loading.checkpoint import Checkpoint
     from predict.loading.layouts import quantization_config
     from predict.loading.model import read_spec
     from predict.loading.platform import platform_of
     from predict.loading.sources import CheckpointSource, check_sizes, with_stored_head
     from predict.models import weight_names
-    from predict.nn.weights import plan_weights
+    from predict.nn.plans import plan_weights
     from predict.system.progress import Progress
-    from quant.data import digest
     from quant.layer import check_layers
     from quant.methods import check_methods
-    from quant.state import RunState
     from quant.writer import float_dtype, write_config, write_tensors
 
     source_dir = Path(config.model_name_or_path)
@@ -131,20 +129,7 @@ def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> QuantS
     for note in (*reader.notes, *check_methods(config, written)):
         say(f"note: {note}")
     sequences = read_calibration(config) if config.calibrated else []
-    state = RunState.open(
-        config.output_path,
-        {
-            "model": checkpoint_digest(source_dir),
-            "data": digest(sequences),
-            **{
-                f.name: getattr(config, f.name)
-                for f in fields(config)
-                if f.compare and f.name not in NOT_INPUTS
-            },
-        },
-        spec.num_layers,
-        config.overwrite_output_dir,
-    )
+    state = _opened_state(config, sequences, spec.num_layers)
     platform = platform_of(config.device, config.inference_model)
     platform.make_current()
     from quant.calibrate import LayerQuantizer
@@ -187,6 +172,21 @@ def _run(config: QuantConfig, progress: bool | None, signals: Signals) -> QuantS
         state.remove()
     before = sum(map(num_bytes, checkpoint.tensors.values()))
     return QuantSummary(before, after, sum(map(len, sequences)), loss)
+
+
+def _opened_state(config: QuantConfig, sequences: Any, num_layers: int) -> RunState:
+    """What an earlier run of the same inputs has kept; a new state without one."""
+    from predict.loading.checkpoint import checkpoint_digest
+    from quant.data import digest
+    from quant.state import RunState
+
+    inputs = {
+        "model": checkpoint_digest(Path(config.model_name_or_path)),
+        "data": digest(sequences),
+    }
+    named = (f.name for f in fields(config) if f.compare and f.name not in NOT_INPUTS)
+    inputs |= {name: getattr(config, name) for name in named}
+    return RunState.open(config.output_path, inputs, num_layers, config.overwrite_output_dir)
 
 
 def check(config: QuantConfig, plan: WeightPlan, checkpoint: Any, source: CheckpointSource) -> None:

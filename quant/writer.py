@@ -24,9 +24,9 @@ from predict.loading.safetensors_writer import (
     write_index,
     write_json,
 )
-from predict.nn.blocks import AttentionBlock
 from predict.nn.hf_config import ConfigReader
-from predict.nn.weights import WeightPlan
+from predict.nn.kinds.attention import AttentionBlock
+from predict.nn.plans import WeightPlan
 from predict.system.outputs import sync_folder
 from quant.calibrate import QuantizedLayer
 from quant.config import QuantConfig
@@ -97,8 +97,8 @@ def layer_tensors(
                 tensors[prefix + ".bias"] = (kept, as_stored(bias, kept))
     if layer.key_range is not None and layer.value_range is not None:
         attention = stem(weights, weights.attention_name)
-        block = weights.plan[0].block
-        assert isinstance(block, AttentionBlock)  # a latent cache has no ranges
+        block = weights.block_of(AttentionBlock)
+        assert block is not None  # a latent cache has no ranges
         group = block.num_heads // block.num_kv_heads
         for letter, ranges in (("k", layer.key_range), ("v", layer.value_range)):
             # PaddleNLP lists every query head: the cache's head that it reads.

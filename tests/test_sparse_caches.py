@@ -16,7 +16,8 @@ from predict import LLM
 from predict.device import library
 from predict.loading.cache_scales import SCALES_FILE
 from predict.loading.memory import bytes_per_token
-from predict.nn.blocks import AttentionBlock, MlpBlock
+from predict.nn.kinds.attention import AttentionBlock
+from predict.nn.kinds.mlp import MlpBlock
 from tests.support import tiny
 from tests.support.adapters import write_adapter
 from tests.support.drafts import draft_always

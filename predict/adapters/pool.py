@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from predict.nn.blocks import ADAPTED
+from predict.nn.inputs import ADAPTED
 
 READ_AHEAD = 2  # adapters that are read for requests at the head of the queue
 _keys = itertools.count(1)
@@ -25,7 +25,7 @@ _keys = itertools.count(1)
 class ServedAdapter:
     """An adapter that requests may name. Two that were loaded under one name are different.
 
-    targets: which of predict.nn.blocks.ADAPTED it changes, in any layer.
+    targets: which of predict.nn.inputs.ADAPTED it changes, in any layer.
     """
 
     name: str

@@ -25,8 +25,8 @@ from predict.adapters.weights import (
 from predict.config.adapters import AdaptersConfig, check_adapter_name, unknown
 from predict.errors import UserError
 from predict.loading.adapters import Adapter, Base, fitted, read_adapter
-from predict.nn.decoder import LowRankPages
-from predict.nn.weights import WeightPlan
+from predict.nn.blocks import LowRankPages
+from predict.nn.plans import WeightPlan
 
 if TYPE_CHECKING:
     from paddle import Tensor

@@ -14,18 +14,22 @@ from predict.device.place import check_holds, put_row, tensor_at
 from predict.errors import UserError
 from predict.loading.adapters import Adapter, Base, LowRank
 from predict.nn.adapter_pages import (
+    PACKED_IN,
+    PACKED_OUT,
+    PAGE_RANKS,
     low_ranks,
     packed_shape,
     page_tensors,
     paged_slots,
     part_sizes,
-    takes_adapters,
 )
-from predict.nn.blocks import ADAPTED, ADAPTED_ROWS, PACKED_IN, PACKED_OUT, PAGE_RANKS, Block
-from predict.nn.decoder import LowRankPages as Pages
+from predict.nn.blocks import Block
+from predict.nn.blocks import LowRankPages as Pages
 from predict.nn.hf_config import ConfigReader
+from predict.nn.inputs import ADAPTED
+from predict.nn.plans import LinearPlan, WeightPlan
 from predict.nn.spec import DecoderSpec
-from predict.nn.weights import LinearPlan, WeightNames, WeightPlan
+from predict.nn.weights import WeightNames
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -71,10 +75,9 @@ def pool_bytes(spec: DecoderSpec, num_pages: int, dtype: str) -> int:
 def adapted_plans(plan: WeightPlan) -> Iterator[tuple[Block, str, LinearPlan]]:
     """Blocks, names and plans of the linears that adapters may change, in the decoder's order."""
     for block in plan.blocks():
-        if takes_adapters(block.block):
-            for name, linear in block.linears():
-                if name in ADAPTED_ROWS:
-                    yield block.block, name, linear
+        for name, linear in block.linears():
+            if name in block.block.adapted:
+                yield block.block, name, linear
 
 
 @dataclass(frozen=True)
@@ -141,8 +144,8 @@ def check_servable(adapter: Adapter, plan: WeightPlan) -> None:
 def targets(adapter: Adapter, plan: WeightPlan) -> tuple[bool, ...]:
     """Which of ADAPTED the adapter changes, in any layer."""
     changed = {
-        ADAPTED_ROWS[name]
-        for _, name, linear in adapted_plans(plan)
+        block.adapted[name]
+        for block, name, linear in adapted_plans(plan)
         if any(prefix in adapter.linears for prefix in linear.prefixes)
     }
     return tuple(row in changed for row in range(len(ADAPTED)))
@@ -157,7 +160,7 @@ def paged(adapter: Adapter, plan: WeightPlan, num_pages: int) -> list[PagedLinea
     changed, hidden = targets(adapter, plan), plan.spec.hidden_size
     return [
         _paged(linear, part_sizes(block, name, hidden), adapter.linears, num_pages)
-        if changed[ADAPTED_ROWS[name]]
+        if changed[block.adapted[name]]
         else None
         for block, name, linear in adapted_plans(plan)
     ]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from predict.bench.cases import Case
 from predict.config.engine import EngineConfig
 from predict.config.model import DTYPE_BYTES
-from predict.nn.cache_formats import cache_format
 from predict.nn.spec import DecoderSpec
 
 if TYPE_CHECKING:
@@ -38,10 +37,10 @@ class Cost:
             weight_bytes=spec.num_matmul_weights * DTYPE_BYTES[dtype],
             layer_flops_per_token=2 * (spec.num_active_weights - head),
             head_flops_per_row=2 * head,
-            attention_flops_per_pair=sum(block.pair_flops for block in spec.attention),
-            decode_flops_per_pair=sum(block.decode_pair_flops for block in spec.attention),
-            cache_bytes_per_token=cache_format(kv_format, spec).bytes_per_token(
-                spec, DTYPE_BYTES[dtype]
+            attention_flops_per_pair=sum(block.costs.pair_flops for block in spec.attention),
+            decode_flops_per_pair=sum(block.costs.decode_pair_flops for block in spec.attention),
+            cache_bytes_per_token=spec.cache_format(kv_format).bytes_per_token(
+                spec.kept, DTYPE_BYTES[dtype]
             ),
             read_share=lambda count: spec.read_weights(count) / spec.num_matmul_weights,
         )
@@ -93,13 +92,9 @@ class Cost:
 
 def linear_bytes(decoder: Decoder) -> int:
     """Bytes of the matrices that a decode step multiplies by, as their schemes store them."""
-    from predict.nn.decoder import LatentAttention, linears
-
     found = [*decoder.head.linear.tensors]
     for block in decoder.blocks():
-        found += [tensor for linear in linears(block) for tensor in linear.tensors]
-        if isinstance(block, LatentAttention):
-            found += [block.kv_b.value_up, block.kv_b.key_up]
+        found += block.matrices()
     return sum(tensor.size * tensor.element_size() for tensor in found)
 
 

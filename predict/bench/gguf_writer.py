@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from predict.errors import UserError, one_of
 from predict.loading.model import read_spec
-from predict.nn.blocks import AttentionBlock, ExpertBlock
+from predict.nn.kinds.attention import AttentionBlock
+from predict.nn.kinds.experts import ExpertBlock
 from predict.nn.spec import DecoderSpec
 
 # Rows that differ; a longer matrix has them again and again, which takes no time to make. More than
@@ -136,11 +137,11 @@ def tensors(spec: DecoderSpec, layer_type: str) -> Iterator[tuple[str, tuple[int
 
 
 def _attention_of(spec: DecoderSpec) -> list[AttentionBlock]:
-    return [block for block in spec.attention if isinstance(block, AttentionBlock)]
+    return list(spec.blocks_of(AttentionBlock))
 
 
 def _experts_of(spec: DecoderSpec) -> ExpertBlock | None:
-    return next((block for block in spec.blocks() if isinstance(block, ExpertBlock)), None)
+    return next(spec.blocks_of(ExpertBlock), None)
 
 
 def _pattern(

@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from predict.nn.blocks import FUNCTIONS, Activation, AttentionBlock, MlpBlock, Norm, key_value_rows
-from predict.nn.cache_formats import CacheTensor, KvFormat, kv_format_of
+from predict.nn.blocks import FUNCTIONS, Activation, Norm
+from predict.nn.cache_formats import CacheTensor, KvFormat, key_value_rows, kv_format_of
 from predict.nn.inputs import StepInputs, max_lens_of
+from predict.nn.kinds.attention import AttentionBlock
+from predict.nn.kinds.mlp import MlpBlock
 from predict.ops.records import text_of
 
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes per value

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from predict.adapters.weights import adapted_plans
 from predict.errors import UserError, quoted
 from predict.loading.model import plan_of, read_spec
-from predict.nn.weights import WeightPlan
+from predict.nn.plans import WeightPlan
 
 RANK = 16
 

@@ -22,9 +22,10 @@ from predict.device.place import place_tensor, put_row, to_float32
 from predict.engine.runner.networks import DynamicForward, Within
 from predict.errors import UserError
 from predict.nn import decoder as network
-from predict.nn.blocks import ExpertBlock, Router
-from predict.nn.decoder import Experts, Linear, NormWeights, StepOutputs
+from predict.nn.blocks import BlockStep, Linear, NormWeights
+from predict.nn.decoder import StepOutputs
 from predict.nn.inputs import StepInputs
+from predict.nn.kinds.experts import ExpertBlock, Experts, Router
 from predict.ops import composed
 
 if TYPE_CHECKING:
@@ -122,15 +123,14 @@ def skew(llm: LLM, seed: int) -> None:
     """
     assert llm.decoder is not None  # check_routing
     generator = np.random.default_rng(seed)
-    for block in llm.decoder.blocks():
-        if isinstance(block, Experts):
-            router = block.block.router
-            numbers = np.arange(router.num_experts).reshape(router.num_groups, -1)
-            order = generator.permuted(generator.permutation(numbers), axis=1).reshape(-1)
-            rows = to_float32(block.router.numpy())
-            lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-            scale = np.array(spreads(router), np.float32)[order][:, None]
-            _replace(block.router, rows / lengths * lengths.mean() * scale, llm)
+    for block in llm.decoder.blocks_of(Experts):
+        router = block.block.router
+        numbers = np.arange(router.num_experts).reshape(router.num_groups, -1)
+        order = generator.permuted(generator.permutation(numbers), axis=1).reshape(-1)
+        rows = to_float32(block.router.numpy())
+        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+        scale = np.array(spreads(router), np.float32)[order][:, None]
+        _replace(block.router, rows / lengths * lengths.mean() * scale, llm)
 
 
 def _replace(tensor: Tensor, rows: Array, llm: LLM) -> None:
@@ -171,15 +171,15 @@ class BlockByBlock:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    def expert_block(self, hidden: Tensor, weights: Experts) -> Tensor:
-        """The backend's, whose choice is counted."""
-        self._chosen.counts[self.step].append(len(np.unique(chosen_by(hidden, weights))))
-        made: Tensor = self._backend.expert_block(hidden, weights)
-        return made
+    def block(self, hidden: Tensor, weights: Any, step: BlockStep) -> tuple[Tensor, list[Tensor]]:
+        """The backend's, whose choice of experts is counted."""
+        if weights.block.costs.num_chosen:
+            self._chosen.counts[self.step].append(len(np.unique(chosen_by(hidden, weights))))
+        return self._backend.block(hidden, weights, step)
 
     def layers(self, hidden: Tensor, *given: Any) -> tuple[Tensor, list[Tensor]]:
         layers, caches, ropes, *step = given
-        runs = composed.layer_runs(self._ops, layers, caches, ropes)
+        runs = composed.layer_runs(self._ops, zip(layers, caches, strict=True), ropes)
         return composed.in_turn(self._ops, runs, hidden, *step)
 
 
@@ -233,5 +233,5 @@ def counted(llm: LLM) -> Iterator[ChosenExperts]:
 
 def counts_experts(llm: LLM) -> bool:
     """Whether the network chooses experts, and runs block by block."""
-    has_experts = any(isinstance(block, ExpertBlock) for block in llm.spec.blocks())
+    has_experts = any(llm.spec.blocks_of(ExpertBlock))
     return has_experts and llm.decoder is not None

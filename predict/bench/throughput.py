@@ -55,7 +55,7 @@ from predict.config.schemes import scheme_info
 from predict.device import library
 from predict.errors import UserError
 from predict.guide import Guide
-from predict.nn.blocks import ExpertBlock
+from predict.nn.kinds.experts import ExpertBlock
 from predict.nn.spec import DecoderSpec
 from predict.request import RequestOutput, SamplingParams
 from predict.system.console import say, show
@@ -400,7 +400,7 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
     check_measured(config.model.device)
     if plan.routing is not None:
         spec, _ = read_spec(config.model.model_name_or_path)
-        check_routing(config, any(isinstance(block, ExpertBlock) for block in spec.blocks()))
+        check_routing(config, any(spec.blocks_of(ExpertBlock)))
     llm = LLM(config)
     startup = process_age_seconds()
     if plan.routing == "skewed":

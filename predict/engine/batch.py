@@ -9,8 +9,7 @@ import numpy as np
 
 from predict.adapters.pool import AdapterPool
 from predict.engine.scheduled import ScheduledSpan
-from predict.nn.blocks import ADAPTED
-from predict.nn.inputs import RowKind, StepInputs, max_lens_of
+from predict.nn.inputs import ADAPTED, RowKind, StepInputs, max_lens_of
 from predict.nn.places import Placing
 
 FEW_TOKENS = 32  # for which lists are made faster than arrays

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.device.place import place_tensor
-from predict.nn.blocks import AttentionBlock, CacheRows, Positions
-from predict.nn.cache_formats import HeadScales, cache_format
-from predict.nn.decoder import Attention, Linear
+from predict.nn.blocks import Linear, Positions
+from predict.nn.cache_formats import CacheRows, HeadScales
 from predict.nn.inputs import LayerCache, empty_example, to_tensors
+from predict.nn.kinds.attention import Attention, AttentionBlock
 from predict.nn.spec import DecoderSpec
 
 
@@ -32,7 +32,7 @@ def allocate_caches(
     """
     import paddle
 
-    row = cache_format(kv_format, spec)
+    row = spec.cache_format(kv_format)
 
     def layer(index: int, kept: tuple[CacheRows, ...]) -> LayerCache:
         tensors = row.tensors(kept, num_blocks, block_size, dtype)

@@ -8,7 +8,7 @@ itself (see regatta/sample.h).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -32,6 +32,32 @@ class Rule(NamedTuple):
     until: int = FOR_EVER  # while fewer output tokens than this are there
 
 
+def _biases(params: SamplingParams, eos_token_ids: Collection[int]) -> Iterator[Rule]:
+    yield from (Rule(token, amount) for token, amount in params.logit_bias.items())
+
+
+def _bad_words(params: SamplingParams, eos_token_ids: Collection[int]) -> Iterator[Rule]:
+    for word in params.bad_words:
+        assert not isinstance(word, str), "LLM turns words into token ids"
+        *prefix, token = word
+        # As in transformers: an end-of-text token of its own is no bad word.
+        if prefix or token not in eos_token_ids:
+            yield Rule(token, -np.inf, tuple(prefix))
+
+
+def _min_length(params: SamplingParams, eos_token_ids: Collection[int]) -> Iterator[Rule]:
+    for token in suppressed_token_ids(0, params, eos_token_ids):
+        yield Rule(token, -np.inf, until=params.min_length)
+
+
+# Rules of a request with these parameters, where these tokens end a text.
+RULES: tuple[Callable[[SamplingParams, Collection[int]], Iterator[Rule]], ...] = (
+    _biases,
+    _bad_words,
+    _min_length,
+)
+
+
 @dataclass(frozen=True)
 class Adjustment:
     """How one request changes its logits."""
@@ -45,21 +71,12 @@ class Adjustment:
     @classmethod
     def of(cls, params: SamplingParams, eos_token_ids: Collection[int]) -> Adjustment:
         """The adjustment of a request with these parameters."""
-        rules = [Rule(token, amount) for token, amount in params.logit_bias.items()]
-        for word in params.bad_words:
-            assert not isinstance(word, str), "LLM turns words into token ids"
-            *prefix, token = word
-            # As in transformers: an end-of-text token of its own is no bad word.
-            if prefix or token not in eos_token_ids:
-                rules.append(Rule(token, -np.inf, tuple(prefix)))
-        for token in suppressed_token_ids(0, params, eos_token_ids):
-            rules.append(Rule(token, -np.inf, until=params.min_length))
         return cls(
             params.repetition_penalty,
             params.presence_penalty,
             params.frequency_penalty,
             params.no_repeat_ngram_size,
-            tuple(rules),
+            tuple(rule for rules in RULES for rule in rules(params, eos_token_ids)),
         )
 
     @cached_property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -14,24 +14,9 @@ from predict.config.schemes import DENSE
 from predict.device.place import place_tensor, put_row, tensor_at, to_float32
 from predict.errors import UserError
 from predict.loading.sources import WeightSource
-from predict.nn.blocks import AttentionBlock, ExpertBlock, LatentAttentionBlock, alibi_slopes
-from predict.nn.decoder import (
-    Attention,
-    BlockWeights,
-    Decoder,
-    Embedding,
-    Experts,
-    Head,
-    HeadMatrices,
-    LatentAttention,
-    Layer,
-    Linear,
-    Mlp,
-    NormWeights,
-    map_tensors,
-)
-from predict.nn.rope import rope_table
-from predict.nn.weights import (
+from predict.nn.blocks import BlockWeights, HeadMatrices, Linear, NormWeights
+from predict.nn.decoder import Decoder, Embedding, Head, Layer, map_tensors
+from predict.nn.plans import (
     BlockPlan,
     ExpertsPlan,
     HeadNormPlan,
@@ -41,7 +26,7 @@ from predict.nn.weights import (
     TablePlan,
     WeightPlan,
 )
-from predict.ops import records
+from predict.nn.rope import rope_table
 from predict.schemes import Quantized, float_values, scheme_of
 
 if TYPE_CHECKING:
@@ -50,64 +35,111 @@ if TYPE_CHECKING:
     from predict.loading.layouts import Layout
 
 
-def build_decoder(
-    plan: WeightPlan,
-    source: WeightSource,
-    layout: Layout,
-    dtype: str,
-    compiled: ModuleType | None,
-    num_positions: int,
-    on_layer: Callable[[int], None] | None = None,
-    place: Any = None,
-    kv_format: str = "dense",
-    gpu: Device | None = None,
-    keeps_activations: bool = False,
-) -> Decoder:
-    """Reads (or makes up) every weight of the plan, layer by layer, converted to `dtype`.
+@dataclass(frozen=True)
+class DecoderBuilder:
+    """Reads (or makes up) every weight of a plan, layer by layer, converted to `dtype`."""
 
-    source gives embedding and norms, layout the linears, each in a scheme of its own.
-    num_positions: rows of the rotary table (tokens). on_layer: called with each finished layer.
-    compiled: predict.ops.compiled; None for plain operators.
-    place: a GPU's; None for the CPU. kv_format: of the caches that it will run over. gpu: where
-    the place is one. keeps_activations: see Quantized.
-    """
-    import paddle
+    plan: WeightPlan
+    source: WeightSource  # of embedding and norms
+    layout: Layout  # of the linears, each in a scheme of its own
+    dtype: str
+    compiled: ModuleType | None  # predict.ops.compiled; None for plain operators
+    num_positions: int  # rows of the rotary table (tokens)
+    on_layer: Callable[[int], None] | None = None  # called with each finished layer
+    place: Any = None  # a GPU's; None for the CPU
+    kv_format: str = "dense"  # of the caches that it will run over
+    gpu: Device | None = None  # where the place is one
+    keeps_activations: bool = False  # see Quantized
 
-    spec = plan.spec
+    def build(self) -> Decoder:
+        """The decoder."""
+        plan, spec = self.plan, self.plan.spec
+        layers, folds = [], self._folds_norms()
+        for index, layer_plan in enumerate(plan.layers):
+            layer = tuple(map(self._block, layer_plan))
+            layers.append(fold_norms(layer, self.compiled) if folds and self.compiled else layer)
+            if self.on_layer:
+                self.on_layer(index)
+        head = Head(
+            spec.head,
+            self._norm(plan.final_norm),
+            self._linear(plan.head),
+            None if plan.head_projection is None else self._linear(plan.head_projection),
+        )
+        return Decoder(self._embedding(head), tuple(layers), head, self._ropes())
 
-    def tensor(values: Any) -> Tensor:
-        if place is not None:
-            return place_tensor(values, dtype, place)
-        return paddle.to_tensor(values).astype(dtype)
+    def _folds_norms(self) -> bool:
+        # float32 is for comparing: there the norms stay apart, as references have them.
+        return (
+            self.compiled is not None
+            and self.place is not None
+            and self.dtype != "float32"
+            and all(block.folds_norm for block in self.plan.spec.blocks())
+            and all(self.layout.scheme(linear) == "dense" for linear in self.plan.linears())
+        )
 
-    def norm(plan: NormPlan | None) -> NormWeights | None:
+    def _embedding(self, head: Head) -> Embedding:
+        plan, spec, source = self.plan, self.plan.spec, self.source
+        tables, offset = dict(plan.matrices()), spec.embedding.position_offset
+        return Embedding(
+            spec.embedding,
+            # Rows of a quantized head are no embedding: the table stays beside it.
+            None
+            if spec.tie_word_embeddings and head.linear.scheme == "dense"
+            else self._tensor(source.matrix((plan.embedding,), tables[plan.embedding])),
+            None if plan.embedding_projection is None else self._linear(plan.embedding_projection),
+            self._tensor(source.matrix((plan.positions,), tables[plan.positions])[offset:])
+            if plan.positions in tables
+            else None,
+            self._norm(plan.embedding_norm),
+        )
+
+    def _ropes(self) -> tuple[Tensor, ...]:
+        import paddle
+
+        spec, count = self.plan.spec, self.num_positions
+        return tuple(
+            paddle.to_tensor(rope_table(rope, dim, count, spec.max_position), place=self.place)
+            for dim, rope in zip(spec.rotary_dims, spec.ropes, strict=True)
+        )
+
+    def _tensor(self, values: Any) -> Tensor:
+        import paddle
+
+        if self.place is not None:
+            return place_tensor(values, self.dtype, self.place)
+        return paddle.to_tensor(values).astype(self.dtype)
+
+    def _norm(self, plan: NormPlan | None) -> NormWeights | None:
         if plan is None:
             return None
-        bias = plan.bias and tensor(source.vector(plan.bias, plan.size))
-        return NormWeights(tensor(source.vector(plan.weight, plan.size)), bias)
+        bias = plan.bias and self._tensor(self.source.vector(plan.bias, plan.size))
+        return NormWeights(self._tensor(self.source.vector(plan.weight, plan.size)), bias)
 
-    def head_norm(plan: HeadNormPlan) -> NormWeights:
+    def _head_norm(self, plan: HeadNormPlan) -> NormWeights:
         values = [
-            to_float32(source.vector(name, math.prod(shape))).reshape(-1, plan.size)
+            to_float32(self.source.vector(name, math.prod(shape))).reshape(-1, plan.size)
             for name, shape in plan.tensors
         ]
-        return NormWeights(tensor(np.concatenate(values)))
+        return NormWeights(self._tensor(np.concatenate(values)))
 
-    def linear(plan: LinearPlan, of_experts: bool = False) -> Linear:
-        name, weight = layout.scheme(plan), layout.read(plan)
-        if of_experts and gpu is not None and compiled is not None:
+    def _linear(self, plan: LinearPlan, of_experts: bool = False) -> Linear:
+        name, weight = self.layout.scheme(plan), self.layout.read(plan)
+        if of_experts and self.gpu is not None and self.compiled is not None:
             check_gpu_expert(weight, plan)
-        weight = replace(weight, keeps_activations=keeps_activations)
-        tensors = scheme_of(name).tensors(weight, dtype, compiled, place)
-        values = layout.bias(plan)
-        bias = None if values is None else tensor(values)
+        weight = replace(weight, keeps_activations=self.keeps_activations)
+        tensors = scheme_of(name).tensors(weight, self.dtype, self.compiled, self.place)
+        values = self.layout.bias(plan)
+        bias = None if values is None else self._tensor(values)
         return Linear(name, tensors, bias, plan.in_features, plan.out_features)
 
-    def experts(plan: ExpertsPlan) -> Linear:
+    def _experts(self, plan: ExpertsPlan) -> Linear:
         """One expert after another, each to its place among all: there is no second copy."""
+        import paddle
+
         count, stacked = len(plan.experts), None
         for index, expert in enumerate(plan.experts):
-            one = linear(expert, of_experts=True)
+            one = self._linear(expert, of_experts=True)
             if stacked is None:
                 stacked = map_tensors(
                     one, lambda _, part: paddle.empty([count, *part.shape], part.dtype)
@@ -125,108 +157,61 @@ def build_decoder(
                         f"of the shape {list(part.shape)}, and the experts before it of "
                         f"{list(whole.shape[1:])}; quantize all experts of a layer alike"
                     )
-                put_row(whole, index, part, gpu)
+                put_row(whole, index, part, self.gpu)
         assert stacked is not None
         return replace(stacked, num_experts=count)
 
-    def by_head(plan: LinearPlan) -> HeadMatrices:
+    def _by_head(self, plan: LinearPlan) -> HeadMatrices:
         """The parts of every head; a matrix that the checkpoint quantizes becomes values again."""
-        name, weight = layout.scheme(plan), layout.read(plan)
+        name, weight = self.layout.scheme(plan), self.layout.read(plan)
         values = to_float32(weight.codes) if name == "dense" else float_values(name, weight)
-        if layout.bias(plan) is not None:
+        if self.layout.bias(plan) is not None:
             raise UserError(f"{plan.prefixes[0]} has biases, and no product here adds them")
         key_rows, value_rows = plan.head_parts
         heads = values.reshape(-1, key_rows + value_rows, plan.in_features)
         keys, values = heads[:, :key_rows], heads[:, key_rows:]
-        if compiled is None:
-            return HeadMatrices(tensor(keys), tensor(values))
+        if self.compiled is None:
+            return HeadMatrices(self._tensor(keys), self._tensor(values))
         absorbed = np.ascontiguousarray(keys.transpose(0, 2, 1))
-        place_all = packed if place is None else tensor
+        place_all = self._packed if self.place is None else self._tensor
         return HeadMatrices(*map(place_all, (keys, values, absorbed)))
 
-    def packed(matrices: Any) -> Tensor:
+    def _packed(self, matrices: Any) -> Tensor:
         """Matrices [heads, N, K] as the CPU's operators read each."""
-        assert compiled is not None
+        import paddle
+
+        assert self.compiled is not None
         whole = None
         for index, matrix in enumerate(matrices):
-            one = compiled.pack_dense(paddle.to_tensor(np.ascontiguousarray(matrix)), dtype)
+            one = self.compiled.pack_dense(
+                paddle.to_tensor(np.ascontiguousarray(matrix)), self.dtype
+            )
             if whole is None:
                 whole = paddle.empty([len(matrices), *one.shape], one.dtype)
             put_row(whole, index, one, None)
         assert whole is not None
         return whole
 
-    def table(plan: TablePlan) -> Tensor:
+    def _table(self, plan: TablePlan) -> Tensor:
         rows = (plan.shape[0], plan.shape[1]) if len(plan.shape) > 1 else (1, plan.shape[0])
-        values = source.host_matrix((plan.name,), rows)
+        values = self.source.host_matrix((plan.name,), rows)
         if plan.is_float32:
             values = to_float32(values)
-            return tensor_at(values.reshape(plan.shape), place)
-        return tensor(values.reshape(plan.shape))
+            return tensor_at(values.reshape(plan.shape), self.place)
+        return self._tensor(values.reshape(plan.shape))
 
-    def slot(plan: SlotPlan) -> Linear | HeadMatrices | Tensor | NormWeights | None:
+    def _slot(self, plan: SlotPlan) -> Linear | HeadMatrices | Tensor | NormWeights | None:
         if isinstance(plan, LinearPlan):
-            return by_head(plan) if plan.head_parts else linear(plan)
+            return self._by_head(plan) if plan.head_parts else self._linear(plan)
         if isinstance(plan, ExpertsPlan):
-            return experts(plan)
+            return self._experts(plan)
         if isinstance(plan, TablePlan):
-            return table(plan)
-        return head_norm(plan) if isinstance(plan, HeadNormPlan) else norm(plan)
+            return self._table(plan)
+        return self._head_norm(plan) if isinstance(plan, HeadNormPlan) else self._norm(plan)
 
-    def block(plan: BlockPlan) -> BlockWeights:
-        slots: dict[str, Any] = {name: slot(part) for name, part in plan.slots.items()}
-        if isinstance(plan.block, AttentionBlock):
-            return Attention(plan.block, slopes=slopes(plan.block), kv_format=kv_format, **slots)
-        if isinstance(plan.block, LatentAttentionBlock):
-            return LatentAttention(plan.block, kv_format=kv_format, **slots)
-        if isinstance(plan.block, ExpertBlock):
-            return Experts(plan.block, **slots)
-        return Mlp(plan.block, **slots)
-
-    def slopes(block: AttentionBlock) -> Tensor | None:
-        if block.positions.kind != "alibi":
-            return None
-        values = np.array(alibi_slopes(block.num_heads), np.float32) * block.positions.scale
-        return paddle.to_tensor(values.astype(np.float32), place=place)
-
-    # float32 is for comparing: there the norms stay apart, as references have them.
-    folds = (
-        compiled is not None
-        and place is not None
-        and dtype != "float32"
-        and all(map(records.folds_norm, spec.blocks()))
-        and all(layout.scheme(linear) == "dense" for linear in plan.linears())
-    )
-    layers = []
-    for index, layer_plan in enumerate(plan.layers):
-        layer = tuple(map(block, layer_plan))
-        layers.append(fold_norms(layer, compiled) if folds and compiled else layer)
-        if on_layer:
-            on_layer(index)
-    head = Head(
-        spec.head,
-        norm(plan.final_norm),
-        linear(plan.head),
-        None if plan.head_projection is None else linear(plan.head_projection),
-    )
-    tables, offset = dict(plan.matrices()), spec.embedding.position_offset
-    embedding = Embedding(
-        spec.embedding,
-        # Rows of a quantized head are no embedding: the table stays beside it.
-        None
-        if spec.tie_word_embeddings and head.linear.scheme == "dense"
-        else tensor(source.matrix((plan.embedding,), tables[plan.embedding])),
-        None if plan.embedding_projection is None else linear(plan.embedding_projection),
-        tensor(source.matrix((plan.positions,), tables[plan.positions])[offset:])
-        if plan.positions in tables
-        else None,
-        norm(plan.embedding_norm),
-    )
-    ropes = tuple(
-        paddle.to_tensor(rope_table(rope, dim, num_positions, spec.max_position), place=place)
-        for dim, rope in zip(spec.rotary_dims, spec.ropes, strict=True)
-    )
-    return Decoder(embedding, tuple(layers), head, ropes)
+    def _block(self, plan: BlockPlan) -> BlockWeights:
+        slots = {name: self._slot(part) for name, part in plan.slots.items()}
+        return plan.block.weights(slots, self.kv_format, self.place)
 
 
 def check_gpu_expert(weight: Quantized, plan: LinearPlan) -> None:
@@ -260,17 +245,12 @@ def fold_norms(layer: Layer, compiled: ModuleType) -> Layer:
     A norm is then one factor per row, which the product itself applies.
     """
 
-    def folded(linear: Linear) -> Linear:
-        return replace(linear, scheme=DENSE.folded)
-
-    def block(weights: BlockWeights) -> BlockWeights:
-        assert not isinstance(weights, (Experts, LatentAttention))  # folds_norm
-        assert weights.norm is not None
-        if isinstance(weights, Attention):
-            compiled.fold_norm(weights.qkv.tensors[0], weights.norm.weight)
-            return replace(weights, qkv=folded(weights.qkv), out=folded(weights.out))
-        compiled.fold_norm(weights.gate_up.tensors[0], weights.norm.weight)
-        return replace(weights, gate_up=folded(weights.gate_up), down=folded(weights.down))
+    def block(weights: Any) -> BlockWeights:
+        linears = weights.linears()
+        assert weights.norm is not None  # folds_norm
+        compiled.fold_norm(linears[weights.block.norm_reader].tensors[0], weights.norm.weight)
+        schemes = {n: replace(linear, scheme=DENSE.folded) for n, linear in linears.items()}
+        return replace(weights, **schemes)
 
     return tuple(map(block, layer))
 

@@ -20,10 +20,12 @@ from predict.loading.parameter_file import check_parameters
 from predict.loading.program import PROGRAM_ENDINGS, held_tensors
 from predict.loading.program_check import ProgramFile, TensorType, read_program
 from predict.nn.adapter_pages import page_tensors
+from predict.nn.blocks import Block
+from predict.nn.kinds import known_kinds
 from predict.nn.places import fields_of
 from predict.nn.rope import num_tables
 from predict.nn.spec import DecoderSpec
-from predict.ops.records import BIASED, STORED, read_records, settings_of
+from predict.ops.records import read_records, settings_of
 
 
 def check_export(
@@ -136,21 +138,22 @@ def _call_misfits(manifest: Manifest, spec: DecoderSpec, program: ProgramFile) -
     if manifest.library_abi is None:
         return
     known = [(block.kind, settings_of(block)) for block in spec.blocks()]
+    kinds, head = known_kinds(), None
     schemes: set[str] = set()
-    head = None
     for operator, attributes in program.calls:
         if operator == "regatta_logits":
             head = attributes.get("scheme")
         elif "scheme" in attributes:
             schemes.add(unfolded(attributes["scheme"]))
         for kind, settings in read_records(attributes["blocks"]) if "blocks" in attributes else ():
-            schemes |= {unfolded(settings.pop(n)) for n in STORED.get(kind, ()) if n in settings}
+            own = kinds.get(kind, Block)
+            schemes |= {unfolded(settings.pop(n)) for n in own.linears if n in settings}
             fields = {n: v for n, v in settings.items() if n not in ("kv_format", "adapters")}
             alike = [fields for known_kind, fields in known if known_kind == kind]
             if alike and alike[0].get("form") == "cheaper":  # no flag asks for one
                 fields["form"] = "cheaper"
             # The weights may have biases that config.json does not tell of.
-            biases = {n: "1" for n in BIASED.get(kind, {}).values() if fields.get(n) == "1"}
+            biases = {n: "1" for n in own.biases.values() if fields.get(n) == "1"}
             if fields not in [{**one, **biases} for one in alike]:
                 yield f"a block of kind {quoted(kind)} is none of config.json's"
     layers = ",".join(sorted(schemes - {"dense"})) or "dense"

@@ -15,7 +15,7 @@ from predict.loading.layouts.gguf import Gguf
 from predict.loading.layouts.online import Online
 from predict.loading.platform import Platform
 from predict.loading.sources import RandomSource, WeightSource
-from predict.nn.weights import LinearPlan, WeightPlan
+from predict.nn.plans import LinearPlan, WeightPlan
 from predict.schemes import float_values, scheme_of
 from predict.system.notes import LOG
 

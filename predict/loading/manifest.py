@@ -23,7 +23,8 @@ from predict.config.model import DTYPES
 from predict.config.quantization import DEFAULT_ACTIVATIONS, QuantSettings
 from predict.errors import UserError
 from predict.names import hint
-from predict.nn.blocks import ADAPTED, PAGE_RANKS
+from predict.nn.adapter_pages import PAGE_RANKS
+from predict.nn.inputs import ADAPTED
 from predict.nn.spec import DecoderSpec
 from predict.schemes import known_schemes
 from predict.system.files import json_type, read_json_object

@@ -13,8 +13,7 @@ from predict.config.schemes import scheme_info
 from predict.device.devices import kind_of
 from predict.errors import UserError
 from predict.nn.adapter_pages import paged_slots
-from predict.nn.blocks import ExpertBlock, LatentAttentionBlock
-from predict.nn.cache_formats import cache_format, kv_format_of
+from predict.nn.cache_formats import kv_format_of
 from predict.nn.inputs import bucket_size
 from predict.nn.rope import num_tables
 from predict.nn.spec import DecoderSpec
@@ -22,13 +21,10 @@ from predict.system.host import available_memory_bytes
 
 if TYPE_CHECKING:
     from predict.device.devices import MemoryInfo
-    from predict.nn.weights import LinearPlan, WeightPlan
+    from predict.nn.plans import LinearPlan, WeightPlan
 
 
 CPU_DRAFT_ROWS, GPU_DRAFT_ROWS = 64, 256  # drafts of a step, at most
-# Of keys and values made of latents: kMaxExpandedBytes of csrc/cuda/blocks.cu, and what their
-# kernel keeps.
-EXPANDED_BYTES = (256 + 32) << 20
 SLACK_BYTES = 512 << 20  # of a step, for what is not counted by itself
 # A shared pool larger than this many times the running sequences' need only feeds the prefix cache.
 PREFIX_CACHE_SHARE = 2
@@ -40,13 +36,13 @@ def bytes_per_token(
     config: EngineConfig, spec: DecoderSpec, draft: DecoderSpec | None = None
 ) -> int:
     """Bytes of cache that one token takes over all layers, those of a draft model included."""
-    own = cache_format(config.kv_format, spec)
-    total = own.bytes_per_token(spec, DTYPE_BYTES[config.model.dtype])
+    own = spec.cache_format(config.kv_format)
+    total = own.bytes_per_token(spec.kept, DTYPE_BYTES[config.model.dtype])
     return total if draft is None else total + _draft_bytes_per_token(config, draft)
 
 
 def _draft_bytes_per_token(config: EngineConfig, draft: DecoderSpec) -> int:
-    return kv_format_of("dense").bytes_per_token(draft, DTYPE_BYTES[config.model.dtype])
+    return kv_format_of("dense").bytes_per_token(draft.kept, DTYPE_BYTES[config.model.dtype])
 
 
 def num_cache_blocks(
@@ -230,7 +226,7 @@ def weight_bytes(plan: WeightPlan, scheme: Callable[[LinearPlan], str], dtype: s
     element = DTYPE_BYTES[dtype]
 
     def linear_bytes(linear: LinearPlan) -> int:
-        if parts := linear.head_parts:  # see predict.nn.decoder.HeadMatrices
+        if parts := linear.head_parts:  # see predict.nn.blocks.HeadMatrices
             rows = linear.out_features * (sum(parts) + parts[0]) // sum(parts)
             return rows * linear.in_features * element
         info = scheme_info(scheme(linear))
@@ -299,17 +295,14 @@ def graph_rows(batch_size: int) -> int:
 
 
 def _step_bytes(config: EngineConfig, spec: DecoderSpec, num_rows: int) -> int:
-    of_attention = max(block.step_values for block in spec.attention)
-    chosen = max((b.router.top_k for b in spec.blocks() if isinstance(b, ExpertBlock)), default=0)
-    per_token = 4 * spec.hidden_size + of_attention + 4 * spec.intermediate_size
+    costs = [block.costs for block in spec.blocks()]
+    per_token = 4 * spec.hidden_size + max(each.step_values for each in costs)
+    per_token += 4 * spec.intermediate_size
+    chosen = max(each.num_chosen for each in costs)
     per_token += chosen * (2 * spec.hidden_size + 4 * spec.intermediate_size)  # rows by expert
     logits = num_rows * spec.vocab_size * 4
     step = _num_step_tokens(config) * per_token * DTYPE_BYTES[config.model.dtype]
-    expands = any(
-        isinstance(block, LatentAttentionBlock) and block.form != "absorbed"
-        for block in spec.attention
-    )
-    return step + logits + SLACK_BYTES + (EXPANDED_BYTES if expands else 0)
+    return step + logits + SLACK_BYTES + max(each.scratch_bytes for each in costs)
 
 
 def _num_step_tokens(config: EngineConfig) -> int:

@@ -16,7 +16,7 @@ from predict.device import devices
 from predict.errors import UserError
 from predict.loading.adapters.model import with_adapter
 from predict.loading.arrays import listed
-from predict.loading.build import build_decoder, expected_tensors
+from predict.loading.build import DecoderBuilder, expected_tensors
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts import Layout, layout_of
 from predict.loading.layouts._target import Target
@@ -41,8 +41,9 @@ from predict.loading.sources import (
 from predict.models import spec_of, weight_names, with_family
 from predict.nn.decoder import Decoder
 from predict.nn.hf_config import ConfigReader
+from predict.nn.plans import ExpertsPlan, LinearPlan, WeightPlan, plan_weights
 from predict.nn.spec import DecoderSpec
-from predict.nn.weights import ExpertsPlan, LinearPlan, WeightNames, WeightPlan, plan_weights
+from predict.nn.weights import WeightNames
 from predict.system.notes import LOG
 
 
@@ -72,7 +73,7 @@ class Weights:
     def read(self, on_layer: Callable[[int], None] | None = None) -> Decoder:
         """The decoder, its weights in place. Called once. on_layer: called with each that is."""
         try:
-            decoder = build_decoder(
+            decoder = DecoderBuilder(
                 self.plan,
                 self.source,
                 self.layout,
@@ -84,7 +85,7 @@ class Weights:
                 kv_format=self.config.kv_format,
                 gpu=self.platform.gpu,
                 keeps_activations=self.config.quantization.settings.keeps_activations,
-            )
+            ).build()
         finally:
             self.source.close()
         gpu = self.platform.gpu

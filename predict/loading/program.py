@@ -14,7 +14,6 @@ from predict.device.devices import Device
 from predict.errors import UserError
 from predict.nn import decoder as network
 from predict.nn.adapter_pages import low_ranks, with_pages
-from predict.nn.cache_formats import cache_format
 from predict.nn.decoder import Decoder, map_tensors
 from predict.nn.inputs import cache_tensors, input_specs, of_fields
 from predict.nn.places import fields_of
@@ -46,7 +45,7 @@ def held_tensors(
     pages: Mapping[str, Sequence[int]] | None,
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Dtypes and shapes of what a program takes behind its fields: caches, then pages."""
-    row = cache_format(kv_format, spec)
+    row = spec.cache_format(kv_format)
     caches = {
         f"{tensor.name}_{layer}": (tensor.dtype, tuple(tensor.shape))
         for layer, kept in enumerate(spec.kept)
@@ -79,7 +78,7 @@ def save_program(
     import paddle
 
     fields = fields_of(spec, pages is not None)
-    counts = [cache_format(kv_format, spec).num_tensors(kept) for kept in spec.kept]
+    counts = [spec.cache_format(kv_format).num_tensors(kept) for kept in spec.kept]
     held_specs = [
         InputSpec([None if size < 0 else size for size in shape], kind, name)
         for name, (kind, shape) in held_tensors(spec, kv_format, block_size, dtype, pages).items()

@@ -16,7 +16,7 @@ from predict.device.place import place_tensor
 from predict.errors import UserError
 from predict.loading.arrays import listed
 from predict.loading.matrices import round_weight
-from predict.nn.blocks import ExpertBlock
+from predict.nn.kinds.experts import ExpertBlock
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import WeightNames
 from predict.system.notes import LOG
@@ -50,7 +50,7 @@ def check_sizes(spec: DecoderSpec, names: WeightNames, checkpoint: Checkpoint) -
             f"num_hidden_layers is {spec.num_layers}, and the tensors are those of {len(found)} "
             "layers"
         )
-    counts = {b.router.num_experts for b in spec.blocks() if isinstance(b, ExpertBlock)}
+    counts = {block.router.num_experts for block in spec.blocks_of(ExpertBlock)}
     experts = _numbers(f"{names.layer}{names.expert_down[0]}", read, "{expert}")
     if counts and experts and counts != {len(experts)}:
         # A hole has a name; a shorter row of experts is another model's.

@@ -2,16 +2,11 @@
 
 from dataclasses import replace
 
-from predict.nn.blocks import (
-    Activation,
-    ExpertBlock,
-    LatentAttentionBlock,
-    MlpBlock,
-    Norm,
-    Positions,
-    Router,
-)
+from predict.nn.blocks import Activation, Norm, Positions
 from predict.nn.hf_config import ConfigReader, decoder_spec, router_of, with_experts
+from predict.nn.kinds.experts import ExpertBlock, Router
+from predict.nn.kinds.latent_attention import LatentAttentionBlock
+from predict.nn.kinds.mlp import MlpBlock
 from predict.nn.rope import yarn_mscale
 from predict.nn.spec import DecoderSpec, HeadSpec, RopeSpec
 

@@ -8,8 +8,10 @@ MLP is the last block of the layer before it, so that every layer has a cache.
 
 from dataclasses import replace
 
-from predict.nn.blocks import Activation, AttentionBlock, MlpBlock, Norm
+from predict.nn.blocks import Activation, Norm
 from predict.nn.hf_config import ConfigReader, blocks_of, decoder_spec
+from predict.nn.kinds.attention import AttentionBlock
+from predict.nn.kinds.mlp import MlpBlock
 from predict.nn.spec import DecoderSpec, HeadSpec, RopeSpec
 
 SPREAD = 8  # positions that a token takes, where the model was trained on random ones

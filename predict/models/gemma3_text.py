@@ -5,8 +5,9 @@ from dataclasses import replace
 from predict.models.gemma import gemma_like, gemma_norm
 from predict.models.gemma2 import WEIGHTS as WEIGHTS
 from predict.models.gemma2 import attention_fields, head_of
-from predict.nn.blocks import AttentionBlock, Positions
+from predict.nn.blocks import Positions
 from predict.nn.hf_config import ConfigReader
+from predict.nn.kinds.attention import AttentionBlock
 from predict.nn.spec import DecoderSpec
 
 LOCAL = 1  # of the rotary tables
@@ -26,9 +27,8 @@ def spec(config: ConfigReader) -> DecoderSpec:
         ropes=(config.rope(head_dim, theta=1e6, kind="full_attention"), local),
     )
     return replace(result, overflows_float16=True).with_blocks(
+        AttentionBlock,
         lambda _, block: (
-            replace(block, positions=Positions(table=LOCAL))
-            if isinstance(block, AttentionBlock) and block.window > 0
-            else block
-        )
+            replace(block, positions=Positions(table=LOCAL)) if block.window > 0 else block
+        ),
     )

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from predict.models.qwen2 import windows
-from predict.nn.blocks import AttentionBlock, Positions
+from predict.nn.blocks import Positions
 from predict.nn.hf_config import ConfigReader, llama_like
+from predict.nn.kinds.attention import AttentionBlock
 from predict.nn.spec import DecoderSpec
 
 INTERVAL = "no_rope_layer_interval"
@@ -35,9 +36,8 @@ def spec(config: ConfigReader) -> DecoderSpec:
         tied=config.get_bool("tie_word_embeddings", True),
     )
     return rotary.with_blocks(
+        AttentionBlock,
         lambda index, block: (
-            replace(block, positions=Positions("none"))
-            if isinstance(block, AttentionBlock) and not rotates[index]
-            else block
-        )
+            block if rotates[index] else replace(block, positions=Positions("none"))
+        ),
     )

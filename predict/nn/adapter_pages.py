@@ -10,20 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from predict.nn.blocks import (
-    ADAPTED_ROWS,
-    PACKED_IN,
-    PACKED_OUT,
-    PAGE_RANKS,
-    Block,
-    ExpertBlock,
-    LinearSlot,
-)
-from predict.nn.decoder import BlockWeights, Decoder, LowRankPages
+from predict.nn.blocks import Block, BlockWeights, LinearSlot, LowRankPages
+from predict.nn.decoder import Decoder
 from predict.nn.spec import DecoderSpec
 
 if TYPE_CHECKING:
     from paddle import Tensor
+
+PAGE_RANKS = 8  # ranks of a page of adapters
+PACKED_IN, PACKED_OUT = 16, 32  # columns that the CPU's operators have side by side in one
 
 
 @dataclass(frozen=True)
@@ -48,15 +43,10 @@ class PagedSlot:
         return [(f"{self.name}_low_rank_a", a), (f"{self.name}_low_rank_b", b)]
 
 
-def takes_adapters(block: Block) -> bool:
-    """Whether adapters may change the linears of a block, those in ADAPTED_ROWS."""
-    return not isinstance(block, ExpertBlock)
-
-
 def adapted_slots(block: Block, hidden_size: int) -> Iterator[LinearSlot]:
     """The linears of a block that adapters may change, in the block's order."""
-    for slot in block.slots(hidden_size) if takes_adapters(block) else ():
-        if isinstance(slot, LinearSlot) and slot.name in ADAPTED_ROWS:
+    for slot in block.slots(hidden_size):
+        if isinstance(slot, LinearSlot) and slot.name in block.adapted:
             yield slot
 
 
@@ -95,7 +85,7 @@ def with_pages(decoder: Decoder, pages: Iterable[LowRankPages]) -> Decoder:
     """The decoder with room for adapters. pages: of `low_ranks`."""
     left = iter(pages)
 
-    def changed(weights: BlockWeights) -> BlockWeights:
+    def changed(weights: Any) -> BlockWeights:
         names = [slot.name for slot in adapted_slots(weights.block, 1)]  # of any hidden size
         linears: dict[str, Any] = {
             name: replace(getattr(weights, name), low_rank=next(left)) for name in names

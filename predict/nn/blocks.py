@@ -2,30 +2,35 @@
 
 A record says which weights a block has, what it computes and what it stores in the cache. Loading,
 operators, memory sums, quantization and benchmarks read records, never a model's name.
-H is the hidden size. Imports no Paddle.
+Here is what all kinds of blocks share; each kind is a module of predict.nn.kinds.
+T tokens, H hidden size. Imports no Paddle.
 """
 
 from __future__ import annotations
 
+import importlib
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, TypeAlias, get_args
+from functools import cache
+from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
+
+from predict.nn import cache_formats
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+    from predict.nn.cache_formats import CacheRows, KvFormat
+    from predict.nn.inputs import LayerCache, StepInputs
+    from predict.nn.weights import WeightNames
 
 NormKind = Literal["rms", "layer"]
 Function = Literal["silu", "gelu", "gelu_tanh", "relu", "relu_squared"]
 NORM_KINDS: tuple[NormKind, ...] = get_args(NormKind)  # numbered as in csrc/include
-# Linears that adapters of requests change (predict.adapters), in the operators' order: a row of
-# pages each. Both products of latent attention's queries have one.
-ADAPTED = ("qkv", "out", "gate_up", "down")
-ADAPTED_ROWS = {name: row for row, name in enumerate(ADAPTED)} | {"qkv_a": 0, "q_b": 0}
-PAGE_RANKS = 8  # ranks of a page of adapters
-PACKED_IN, PACKED_OUT = 16, 32  # columns that the CPU's operators have side by side in one
 FUNCTIONS: tuple[Function, ...] = get_args(Function)
 PositionKind = Literal["rotary", "alibi", "none"]
-NormPlacement = Literal["output", "sum"]
-BlockInput = Literal["input", "normed"]
-LatentForm = Literal["cheaper", "absorbed", "expanded"]
-Scoring = Literal["softmax", "sigmoid"]
-GroupScore = Literal["max", "top_two"]
+Placement = Literal["output", "sum"]
+Source = Literal["input", "normed"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ class Residual:
     source: the block's input, or its normed input.
     """
 
-    source: BlockInput = "input"
+    source: Source = "input"
     input_scale: float = 1.0
     output_scale: float = 1.0
 
@@ -159,356 +164,282 @@ class HeadNormSlot(NamedTuple):
 Slot: TypeAlias = LinearSlot | HeadSlot | TableSlot | NormSlot | HeadNormSlot
 
 
-class CacheRows(NamedTuple):
-    """A block's rows in the cache: `size` values per token and head.
-
-    tail: the last values of a row, which no format quantizes.
-    """
-
-    name: str
-    num_heads: int
-    size: int
-    tail: int = 0
-
-
-def key_value_rows(num_kv_heads: int, head_dim: int) -> tuple[CacheRows, ...]:
-    """Rows of keys, and rows of values."""
-    return CacheRows("key", num_kv_heads, head_dim), CacheRows("value", num_kv_heads, head_dim)
-
-
-def _norm_slot(name: str, norm: Norm | None, size: int) -> tuple[NormSlot, ...]:
+def norm_slots(name: str, norm: Norm | None, size: int) -> tuple[NormSlot, ...]:
+    """The slot of a norm that may not be there."""
     return () if norm is None else (NormSlot(name, norm, size),)
 
 
-@dataclass(frozen=True)
-class AttentionBlock:
-    """residual + out(attention(rotated(qkv(norm(x))))); keys and values stay in the cache."""
+def is_plain_rms(norm: Norm | None) -> bool:
+    """Whether it is an RMS norm with a weight alone."""
+    return norm is not None and norm.kind == "rms" and not (norm.bias or norm.plus_one)
 
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    softmax_scale: float
-    norm: Norm | None = Norm()  # ahead of the product
-    qk_norm: Norm | None = None  # of queries and keys before the rotation
-    qk_norm_whole: bool = False  # over all heads' values, not over each head's
-    qk_norm_each: bool = False  # over each head's, and each head has a factor of its own
-    positions: Positions = Positions()
-    qkv_bias: bool = False
-    out_bias: bool = False
-    softcap: float = 0.0  # scores become softcap * tanh(scores / softcap); 0: they stay
-    window: int = -1  # visible tokens, -1 all
-    prefix_mask: bool = False  # every token sees the first inputs.prefix_lens of its request
-    sinks: bool = False  # the softmax's sum has exp(sink) of the head besides (gpt-oss, 2025)
-    post_norm: Norm | None = None
-    post_norm_of: NormPlacement = "output"  # of what the block made, or of the sum
-    residual: Residual = Residual()
 
-    kind = "attention"
+class Costs(NamedTuple):
+    """What a block takes of a step. Operations are of a token and one that it sees."""
 
-    def __post_init__(self) -> None:
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}"
-            )
-        norm = self.qk_norm
-        if norm is not None and not self.qk_norm_each and (norm.kind != "rms" or norm.bias):
-            raise ValueError(f"qk_norm is {norm} (allowed unless qk_norm_each: rms without bias)")
-        if norm is not None and self.qk_norm_each and (norm.bias or self.qk_norm_whole):
-            raise ValueError("qk_norm_each goes neither with a bias nor with qk_norm_whole")
-        if self.prefix_mask and (self.window >= 0 or self.positions.kind == "alibi"):
-            raise ValueError("a block with a prefix mask has no window and no ALiBi")
+    step_values: int = 0  # of a token, held at one time besides its hidden states
+    inner_size: int = 0  # features between two products, which are not in step_values
+    num_chosen: int = 0  # rows of a token that its inner products have besides
+    scratch_bytes: int = 0  # on a GPU, however many tokens there are
+    pair_flops: int = 0  # of a prompt
+    decode_pair_flops: int = 0
+
+
+class Block:
+    """A block's record: what every kind says of itself. Kinds are frozen dataclasses.
+
+    csrc/make_records.py makes the C++ struct of a record's fields.
+    """
+
+    kind: ClassVar[str]  # the name of its module, and of its folder of csrc/blocks
+    linears: ClassVar[tuple[str, ...]] = ()  # its LinearSlots, of any record, in order
+    # Linears that may have biases, and the field that says so. A quantized checkpoint may hold some
+    # where its config.json has none: calibration adds them.
+    biases: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    # Linears that adapters of requests change, and the row of predict.nn.inputs.ADAPTED of each.
+    adapted: ClassVar[Mapping[str, int]] = MappingProxyType({})
+    # Linears, and the norm whose output each reads.
+    reads: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    norm_reader: ClassVar[str] = ""  # the one linear that reads the norm; "": several do, or others
+
+    norm: Norm | None  # ahead of the first product
+    post_norm: Norm | None
+    post_norm_of: Placement  # of what the block made, or of the sum
+    residual: Residual
 
     @property
     def cache_rows(self) -> tuple[CacheRows, ...]:
         """The rows that the cache has of each token."""
-        return key_value_rows(self.num_kv_heads, self.head_dim)
-
-    @property
-    def q_size(self) -> int:
-        """Values of a token's queries."""
-        return self.num_heads * self.head_dim
-
-    @property
-    def kv_size(self) -> int:
-        """Values of a token's keys; of its values, too."""
-        return self.num_kv_heads * self.head_dim
-
-    @property
-    def qkv_size(self) -> int:
-        """Output features of the query, key and value projection."""
-        return self.q_size + 2 * self.kv_size
-
-    @property
-    def mixed_size(self) -> int:
-        """Values of a token that the output projection reads."""
-        return self.q_size
-
-    @property
-    def step_values(self) -> int:
-        """Values of a token that a step holds at one time, besides its hidden states."""
-        return 2 * self.qkv_size
-
-    @property
-    def pair_flops(self) -> int:
-        """Operations of a query token and a visible token of a prompt."""
-        return 4 * self.q_size
-
-    @property
-    def decode_pair_flops(self) -> int:
-        """Operations of a decoded token and a visible token."""
-        return self.pair_flops
+        return ()
 
     def slots(self, hidden_size: int) -> tuple[Slot, ...]:
         """The block's weights, in the operators' order."""
-        parts = (self.q_size, self.kv_size, self.kv_size)
-        return (
-            *_norm_slot("norm", self.norm, hidden_size),
-            LinearSlot("qkv", parts, hidden_size, self.qkv_bias),
-            *self._qk_norm_slots(),
-            LinearSlot("out", (hidden_size,), self.q_size, self.out_bias),
-            *((TableSlot("sinks", (self.num_heads,), True),) if self.sinks else ()),
-            *_norm_slot("post_norm", self.post_norm, hidden_size),
-        )
+        raise NotImplementedError
 
-    def _qk_norm_slots(self) -> tuple[NormSlot | HeadNormSlot, ...]:
-        if self.qk_norm is not None and self.qk_norm_each:
-            counts = (self.num_heads, self.num_kv_heads)
-            return (HeadNormSlot("qk_norm", self.qk_norm, counts, self.head_dim),)
-        whole = self.qk_norm_whole
-        return (
-            *_norm_slot("q_norm", self.qk_norm, self.q_size if whole else self.head_dim),
-            *_norm_slot("k_norm", self.qk_norm, self.kv_size if whole else self.head_dim),
-        )
+    def weights(self, slots: Mapping[str, Any], kv_format: str, place: Any) -> BlockWeights:
+        """The weights of these slots. place: of tensors that no checkpoint holds."""
+        raise NotImplementedError
+
+    def name(self, slot: str, names: WeightNames) -> str | tuple[str, ...]:
+        """The name of a slot in a checkpoint, or its names, without the layer's prefix."""
+        if slot in ("norm", "post_norm"):
+            slot = f"attention_{slot}" if self.cache_rows else f"mlp_{slot}"
+        found: str | tuple[str, ...] = getattr(names, slot)
+        return found
+
+    def row_groups(self, slot: LinearSlot, names: WeightNames) -> int:
+        """Groups of a linear's rows where its parts have one name; 0: parts lie one by one."""
+        return 0
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether regatta_blocks computes it."""
+        return True
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a plain RMS norm goes ahead, and the output is x + what the block made."""
+        return is_plain_rms(self.norm) and self.post_norm is None and self.residual == Residual()
+
+    @property
+    def folds_norm(self) -> bool:
+        """Whether a GPU may keep the norm in the matrix behind it (regatta/cuda_ops.h)."""
+        fits = self.is_plain and self.is_fused and not self.reads_before
+        return bool(self.norm_reader) and fits
+
+    @property
+    def reads_before(self) -> bool:
+        """Whether it reads what the block before it read, in place of what that made."""
+        return False
+
+    @property
+    def can_be_calibrated(self) -> bool:
+        """Whether quant knows how to move scales between its weights."""
+        return False
+
+    @property
+    def costs(self) -> Costs:
+        """What a step takes for it."""
+        return Costs()
+
+    def share_read(self, num_tokens: int) -> float:
+        """The share of a slot's experts that a step of so many tokens is expected to read."""
+        return 1.0
+
+    def in_form(self, form: str) -> Block:
+        """The block computed in this form, where its kind has several."""
+        return self
 
 
-@dataclass(frozen=True)
-class LatentAttentionBlock:
-    """residual + out(attention over latents); the cache has one latent of each token.
+class CachingBlock(Block):
+    """A block that keeps rows in the cache: the first of its layer."""
 
-    L kv_lora_rank, N qk_nope_head_dim, R qk_rope_head_dim, V v_head_dim. x the normed input:
-      q = q_b(q_a_norm(q_a(x))), or q(x) without q_lora_rank; of each head [N], and [R] that rotate
-      latent = kv_a_norm(the first L of kv_a(x)), and its last R, rotated: a row of the cache
-      key of a head = key_up latent [N], then those R; value = value_up latent [V]
-    key_up [N, L] and value_up [V, L] of all heads are one matrix of the checkpoint, kv_b. In the
-    absorbed form a query becomes key_up^T q, attends to latents, and value_up multiplies the
-    result: a latent is read once for all heads. In the expanded form latents become keys and
-    values, and a pair of tokens takes N + R + V products in place of 2 L + R. `form` selects one;
-    they differ in rounding alone.
-    Source: DeepSeek-V2, 2024.
-    """
-
+    positions: Positions
     num_heads: int
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
     softmax_scale: float
-    q_lora_rank: int = 0  # 0: queries are made of the input at once
-    norm: Norm | None = Norm()  # ahead of the first product
-    q_a_norm: Norm | None = None  # there with q_lora_rank
-    kv_a_norm: Norm = Norm()
-    positions: Positions = Positions(interleaved=True)  # of the R values
-    a_bias: bool = False  # of the first product
-    out_bias: bool = False
-    form: LatentForm = "cheaper"
-    post_norm: Norm | None = None
-    post_norm_of: NormPlacement = "output"
-    residual: Residual = Residual()
-
-    kind = "latent_attention"
-
-    def __post_init__(self) -> None:
-        if (self.q_a_norm is not None) != (self.q_lora_rank > 0):
-            raise ValueError(
-                f"q_lora_rank is {self.q_lora_rank}, and q_a_norm {self.q_a_norm} (allowed: both, "
-                "or neither)"
-            )
-        if self.positions.kind != "rotary" or self.positions.two_dimensional:
-            raise ValueError(f"positions are {self.positions} (allowed: rotary, of one dimension)")
-        if self.positions.query_table >= 0:
-            raise ValueError("queries and keys of latents rotate by one table")
 
     @property
-    def latent_size(self) -> int:
-        """Values of a row of the cache."""
-        return self.kv_lora_rank + self.qk_rope_head_dim
+    def kv_formats(self) -> tuple[KvFormat, ...]:
+        """The formats that its rows may have."""
+        return cache_formats.FORMATS
 
     @property
-    def cache_rows(self) -> tuple[CacheRows, ...]:
-        # Rotated values are not normed, and few: codes would save little and cost more.
-        return (CacheRows("latent", 1, self.latent_size, tail=self.qk_rope_head_dim),)
-
-    @property
-    def q_size(self) -> int:
-        return self.num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
-
-    @property
-    def mixed_size(self) -> int:
-        return self.num_heads * self.v_head_dim
-
-    @property
-    def step_values(self) -> int:
-        absorbed = self.num_heads * (self.latent_size + self.kv_lora_rank)
-        return self.q_size + self.latent_size + absorbed + self.mixed_size
-
-    @property
-    def pair_flops(self) -> int:
-        return 2 * (self.q_size + self.mixed_size)
-
-    @property
-    def decode_pair_flops(self) -> int:
-        return 2 * self.num_heads * (self.latent_size + self.kv_lora_rank)
-
-    def slots(self, hidden_size: int) -> tuple[Slot, ...]:
-        """The block's weights, in the operators' order. qkv_a: q_a's outputs (or q's), kv_a's."""
-        parts = (self.q_lora_rank or self.q_size, self.latent_size)
-        sizes = (self.qk_nope_head_dim, self.v_head_dim)
-        q_b = LinearSlot("q_b", (self.q_size,), self.q_lora_rank, False)
-        return (
-            *_norm_slot("norm", self.norm, hidden_size),
-            LinearSlot("qkv_a", parts, hidden_size, self.a_bias),
-            *_norm_slot("q_a_norm", self.q_a_norm, self.q_lora_rank),
-            *((q_b,) if self.q_lora_rank else ()),
-            NormSlot("kv_a_norm", self.kv_a_norm, self.kv_lora_rank),
-            HeadSlot("kv_b", self.num_heads, sizes, self.kv_lora_rank),
-            LinearSlot("out", (hidden_size,), self.mixed_size, self.out_bias),
-            *_norm_slot("post_norm", self.post_norm, hidden_size),
-        )
+    def rotated_size(self) -> int:
+        """Values of a head that rotate, where a rotary table does not say."""
+        raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class MlpBlock:
-    """residual + down(activation(up(norm(x))))."""
-
-    intermediate_size: int
-    activation: Activation = Activation()
-    norm: Norm | None = Norm()
-    up_bias: bool = False  # of the gate, too
-    down_bias: bool = False
-    parallel: bool = False  # its norm reads what the block before it read
-    post_norm: Norm | None = None
-    post_norm_of: NormPlacement = "output"
-    residual: Residual = Residual()
-
-    kind = "mlp"
-    cache_rows: ClassVar[tuple[CacheRows, ...]] = ()
-
-    def slots(self, hidden_size: int) -> tuple[Slot, ...]:
-        """The block's weights, in the operators' order. gate_up: the gate's outputs, then up's."""
-        parts = (self.intermediate_size,) * (2 if self.activation.gated else 1)
-        return (
-            *_norm_slot("norm", self.norm, hidden_size),
-            LinearSlot("gate_up", parts, hidden_size, self.up_bias),
-            LinearSlot("down", (hidden_size,), self.intermediate_size, self.down_bias),
-            *_norm_slot("post_norm", self.post_norm, hidden_size),
-        )
+@cache
+def slot_names(block: Block) -> tuple[str, ...]:
+    """Of all of the block's weights, in the operators' order."""
+    return tuple(slot.name for slot in block.slots(1))  # for any hidden size
 
 
-@dataclass(frozen=True)
-class Router:
-    """The choice of a token's experts, and their weights, in float32.
+@dataclass(frozen=True, slots=True)
+class LowRankPages:
+    """Adapters' additions to a linear: x A^T B over the pages of a row's adapter.
 
-    scores = scoring(x W^T + bias). The top_k experts with the largest scores (plus `correction`'s
-    terms, for the choice alone; the lower expert on ties) are chosen, among the top_groups groups
-    of consecutive experts with the largest group_score. Weights are the scores, divided by their
-    sum with renormalize, times scale.
-    Sources: Shazeer et al. 2017; groups and correction: DeepSeek-V2 and V3, 2024.
+    In the model's dtype; b includes the scales. Each part of the outputs has its own A. For the
+    CPU's compiled operators both are packed (predict.adapters.weights.packed).
     """
 
-    num_experts: int
-    top_k: int
-    scoring: Scoring = "softmax"
-    renormalize: bool = False
-    scale: float = 1.0
-    bias: bool = False
-    correction: bool = False
-    num_groups: int = 1
-    top_groups: int = 1
-    group_score: GroupScore = "max"  # of its scores: the largest, or the sum of the two largest
-
-    def __post_init__(self) -> None:
-        if self.num_experts % self.num_groups:
-            raise ValueError(
-                f"{self.num_experts} experts do not divide into {self.num_groups} groups"
-            )
-        if self.top_groups > self.num_groups:
-            raise ValueError(
-                f"{self.top_groups} groups of {self.num_groups} cannot be chosen (allowed: "
-                f"1 to {self.num_groups})"
-            )
-        group_size = self.num_experts // self.num_groups
-        if self.top_k > self.top_groups * group_size:
-            raise ValueError(
-                f"{self.top_k} experts cannot be chosen of the {self.top_groups * group_size} in "
-                f"{self.top_groups} of {self.num_groups} groups"
-            )
-        if self.group_score == "top_two" and group_size < 2:
-            raise ValueError("a group's two largest scores need groups of two experts and more")
+    a: Tensor  # [pages, parts, PAGE_RANKS, in_features]
+    b: Tensor  # [pages, PAGE_RANKS, out_features]
+    part_sizes: tuple[int, ...]  # output features
 
 
-@dataclass(frozen=True)
-class ExpertBlock:
-    """residual + sum of the chosen experts' MLPs by the router's weights + a shared MLP.
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """y = x W^T + bias; `tensors` is what the scheme made of W [out_features, in_features].
 
-    Each expert is down(activation(gate_up(x))), x the normed input. The shared MLP has the same
-    activation; with shared_gate it is times sigmoid(x . shared_gate).
+    num_experts: not 0: of so many W; each tensor, and the bias, has them as one more dimension, the
+    first.
     """
 
-    router: Router
-    intermediate_size: int  # of each expert
-    activation: Activation = Activation()
-    norm: Norm | None = Norm()
-    up_bias: bool = False  # of the gate, too
-    down_bias: bool = False
-    shared_size: int = 0  # inner features of all shared experts together; 0: there are none
-    shared_gate: bool = False
-    post_norm: Norm | None = None
-    post_norm_of: NormPlacement = "output"
-    residual: Residual = Residual()
-
-    kind = "experts"
-    cache_rows: ClassVar[tuple[CacheRows, ...]] = ()
-
-    def __post_init__(self) -> None:
-        if self.shared_gate and not self.shared_size:
-            raise ValueError("a shared_gate needs a shared_size")
-
-    def slots(self, hidden_size: int) -> tuple[Slot, ...]:
-        """The block's weights, in the operators' order."""
-        router, inner, count = self.router, self.intermediate_size, self.router.num_experts
-        gated = 2 if self.activation.gated else 1
-        return (
-            *_norm_slot("norm", self.norm, hidden_size),
-            TableSlot("router", (count, hidden_size), False),
-            *((TableSlot("router_bias", (count,), True),) if router.bias else ()),
-            *((TableSlot("correction", (count,), True),) if router.correction else ()),
-            LinearSlot("gate_up", (inner,) * gated, hidden_size, self.up_bias, count),
-            LinearSlot("down", (hidden_size,), inner, self.down_bias, count),
-            *self._shared_slots(hidden_size, gated),
-            *_norm_slot("post_norm", self.post_norm, hidden_size),
-        )
-
-    def _shared_slots(self, hidden_size: int, gated: int) -> tuple[Slot, ...]:
-        size = self.shared_size
-        if not size:
-            return ()
-        return (
-            LinearSlot("shared_gate_up", (size,) * gated, hidden_size, False),
-            LinearSlot("shared_down", (hidden_size,), size, False),
-            *((TableSlot("shared_gate", (1, hidden_size), False),) if self.shared_gate else ()),
-        )
+    scheme: str
+    tensors: tuple[Tensor, ...]
+    bias: Tensor | None  # [out_features]
+    in_features: int
+    out_features: int
+    num_experts: int = 0
+    low_rank: LowRankPages | None = None
 
 
-CachingBlock: TypeAlias = AttentionBlock | LatentAttentionBlock
-Block: TypeAlias = CachingBlock | MlpBlock | ExpertBlock
+@dataclass(frozen=True, slots=True)
+class NormWeights:
+    """A norm's weights: out = normalised * weight + bias.
 
-
-def alibi_slopes(num_heads: int) -> list[float]:
-    """The slope of each head: powers of 2^(-8 / heads), and between them where heads are no power.
-
-    Source: Press et al. 2022, "Train short, test long", and its published code.
+    [heads, size] where each head has its own factor: see the operator `norm`.
     """
-    whole = 1 << (num_heads.bit_length() - 1)
-    slopes = [2.0 ** (-8.0 * (i + 1) / whole) for i in range(whole)]
-    between = [2.0 ** (-4.0 * (i + 1) / whole) for i in range(0, 2 * whole, 2)]
-    return slopes + between[: num_heads - whole]
+
+    weight: Tensor  # [size]
+    bias: Tensor | None = None  # [size]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadMatrices:
+    """Each head's matrices from latents to keys and values, in the model's dtype.
+
+    Packed by pack_dense, with heads as the first dimension. Compiled operators read key_up in two
+    layouts, and have it twice: a hundredth of DeepSeek-V2-Lite's memory, less of larger models'.
+    """
+
+    key_up: Tensor  # [heads, qk_nope_head_dim, kv_lora_rank]
+    value_up: Tensor  # [heads, v_head_dim, kv_lora_rank]
+    key_absorb: Tensor | None = None  # [heads, kv_lora_rank, qk_nope_head_dim], of these
+
+
+class BlockStep(NamedTuple):
+    """What a block reads of a step besides its input; the cache is modified in place."""
+
+    cache: LayerCache = ()
+    ropes: Sequence[Tensor] = ()  # the decoder's tables
+    inputs: StepInputs | None = None
+    tree_mask: Tensor | None = None  # see the operator paged_attention
+    rows: Tensor | None = None  # [L] int32, those that a block with a cache returns; None: all
+    before: Tensor | None = None  # [T, H] what the block before it read
+
+    def of_rows(self, ops: ModuleType) -> BlockStep:
+        """The step of the tokens `rows`, of which all are returned."""
+        inputs, rows = self.inputs, self.rows
+        if rows is not None and inputs is not None:
+            inputs = of_rows(ops, inputs, rows)
+        return self._replace(inputs=inputs, rows=None)
+
+
+def of_rows(ops: ModuleType, inputs: StepInputs, rows: Tensor) -> StepInputs:
+    """The inputs with the adapters of the tokens `rows`."""
+    ids = inputs.adapter_ids
+    return inputs if ids is None else inputs._replace(adapter_ids=ops.take_ids(ids, rows))
+
+
+class BlockWeights:
+    """A block's weights; a slot that the block has not is None. Kinds are frozen dataclasses.
+
+    `ops`: a backend, predict.ops.compiled or predict.ops.plain. Both have the operators that `run`
+    calls, except those of experts and latents, which predict.ops.plain alone has.
+    """
+
+    __slots__ = ()
+
+    block: Block
+    norm: NormWeights | None
+    post_norm: NormWeights | None
+    kv_format: str  # of its cache, where it has one: see predict.nn.cache_formats
+
+    def run(self, ops: ModuleType, hidden: Tensor, step: BlockStep) -> tuple[Tensor, list[Tensor]]:
+        """The block as smaller operators: [T, H] or [L, H] for hidden [T, H], and its cache."""
+        raise NotImplementedError
+
+    def tables(self, ropes: Sequence[Tensor]) -> list[Tensor]:
+        """Tensors that operators get behind those of its slots. ropes: the decoder's tables."""
+        return []
+
+    def linears(self) -> dict[str, Linear]:
+        """Those that are there, by slot, in the operators' order."""
+        found = ((name, getattr(self, name)) for name in self.block.linears)
+        return {name: linear for name, linear in found if linear is not None}
+
+    def matrices(self) -> list[Tensor]:
+        """Tensors of the matrices that a decode step multiplies by, as their schemes store them."""
+        return [tensor for linear in self.linears().values() for tensor in linear.tensors]
+
+    def normed(self, ops: ModuleType, hidden: Tensor) -> Tensor:
+        """The input of the first product."""
+        return normed(ops, hidden, self.norm, self.block.norm)
+
+    def product(self, ops: ModuleType, x: Tensor, slot: str, step: BlockStep) -> Tensor:
+        """The product of x [T, K] and a linear, with what adapters add to it, [T, N]."""
+        weights, inputs = getattr(self, slot), step.inputs
+        if weights.low_rank is None or inputs is None or inputs.adapter_ids is None:
+            return ops.linear(x, weights)
+        row, ids, pages = self.block.adapted[slot], inputs.adapter_ids, inputs.adapter_pages
+        return ops.adapted_linear(x, weights, ids, pages, row)
+
+    def ended(self, ops: ModuleType, hidden: Tensor, x: Tensor, made: Tensor) -> Tensor:
+        """The block's output. x: its normed input. made: the output of its last product."""
+        residual, of = self.block.residual, self.block.post_norm_of
+        if of == "output":
+            made = normed(ops, made, self.post_norm, self.block.post_norm)
+        source = x if residual.source == "normed" else hidden
+        total = ops.add(source, made, residual.input_scale, residual.output_scale)
+        return normed(ops, total, self.post_norm, self.block.post_norm) if of == "sum" else total
+
+
+def normed(ops: ModuleType, x: Tensor, weights: NormWeights | None, norm: Norm | None) -> Tensor:
+    """The norm of x; x itself without a norm."""
+    return x if weights is None or norm is None else ops.norm(x, weights, norm)
+
+
+# Names that were here, and where they are.
+_MOVED = {"AttentionBlock": "attention", "LatentAttentionBlock": "latent_attention"}
+_MOVED |= {"MlpBlock": "mlp", "ExpertBlock": "experts", "Router": "experts"}
+
+
+def __getattr__(name: str) -> Any:
+    """A kind's record, which a family may still import from here."""
+    if name not in _MOVED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = f"predict.nn.kinds.{_MOVED[name]}"
+    warnings.warn(f"{__name__}.{name} is {module}.{name}", DeprecationWarning, stacklevel=2)
+    return getattr(importlib.import_module(module), name)

@@ -1,13 +1,13 @@
 """Formats of rows in the paged cache: one entry per format, with its quantizer and unpacker.
 
 The compiled operators' table is csrc/include/regatta/kv_format.h. A *row* is the key, value or
-latent of one head and token (predict.nn.blocks.CacheRows).
+latent of one head and token.
 Dims: N blocks, S block size, D values of a row. Imports no Paddle until a function is called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -17,8 +17,6 @@ from predict.errors import UserError, one_of
 
 if TYPE_CHECKING:
     from paddle import Tensor
-    from predict.nn.blocks import CacheRows
-    from predict.nn.spec import DecoderSpec
 
 # The least max|x| or max - min that a scale is made from: a row of zeros keeps a scale above 0.
 LEAST_RANGE = 1e-30
@@ -34,6 +32,23 @@ class HeadScales(NamedTuple):
 
     key: list[float]
     value: list[float]
+
+
+class CacheRows(NamedTuple):
+    """A block's rows in the cache: `size` values per token and head.
+
+    tail: the last values of a row, which no format quantizes.
+    """
+
+    name: str
+    num_heads: int
+    size: int
+    tail: int = 0
+
+
+def key_value_rows(num_kv_heads: int, head_dim: int) -> tuple[CacheRows, ...]:
+    """Rows of keys, and rows of values."""
+    return CacheRows("key", num_kv_heads, head_dim), CacheRows("value", num_kv_heads, head_dim)
 
 
 class CacheTensor(NamedTuple):
@@ -103,11 +118,11 @@ class KvFormat:
             return head_dim * element_bytes
         return -(-head_dim * self.code_bits // 8)
 
-    def bytes_per_token(self, spec: DecoderSpec, element_bytes: int) -> int:
+    def bytes_per_token(self, layers: Iterable[Sequence[CacheRows]], element_bytes: int) -> int:
         """Bytes of cache that one token takes over all layers, scales per token included."""
         return sum(
             rows.num_heads * (row.row_bytes(rows.size, element_bytes) + row.scale_bytes)
-            for kept in spec.kept
+            for kept in layers
             for rows, row in self.kinds(kept)
         )
 
@@ -281,16 +296,3 @@ def kv_format_of(name: str, formats: Sequence[KvFormat] | None = None) -> KvForm
         if row.name == name:
             return row
     raise one_of("kv_format", name, [row.name for row in formats])
-
-
-def cache_format(name: str, spec: DecoderSpec) -> KvFormat:
-    """The row of that name for the network's cache; raises UserError where it has none."""
-    if all(block.kind == "attention" for block in spec.attention):
-        return kv_format_of(name)
-    if name in KV_FORMATS and all(row.name != name for row in LATENT_FORMATS):
-        known = ", ".join(row.name for row in LATENT_FORMATS)
-        raise UserError(
-            f"kv_format {name} is of keys and values, and {spec.model_type} keeps latents "
-            f"(allowed: {known}); set --cachekv_int8_type fp8, or leave it out"
-        )
-    return kv_format_of(name, LATENT_FORMATS)

@@ -13,7 +13,7 @@ from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from predict.config.schemes import unfolded
-from predict.nn.blocks import AttentionBlock, ExpertBlock, LatentAttentionBlock, MlpBlock
+from predict.nn.blocks import BlockWeights, Linear, NormWeights
 from predict.nn.inputs import LayerCache, RowKind, StepInputs
 from predict.nn.spec import EmbeddingSpec, HeadSpec
 
@@ -21,124 +21,8 @@ if TYPE_CHECKING:
     from paddle import Tensor
 
 Tree = TypeVar("Tree")
+Kind = TypeVar("Kind", bound=BlockWeights)
 
-
-@dataclass(frozen=True, slots=True)
-class LowRankPages:
-    """Adapters' additions to a linear: x A^T B over the pages of a row's adapter.
-
-    In the model's dtype; b includes the scales. Each part of the outputs has its own A. For the
-    CPU's compiled operators both are packed (predict.adapters.weights.packed).
-    """
-
-    a: Tensor  # [pages, parts, PAGE_RANKS, in_features]
-    b: Tensor  # [pages, PAGE_RANKS, out_features]
-    part_sizes: tuple[int, ...]  # output features
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """y = x W^T + bias; `tensors` is what the scheme made of W [out_features, in_features].
-
-    num_experts: not 0: of so many W; each tensor, and the bias, has them as one more dimension, the
-    first.
-    """
-
-    scheme: str
-    tensors: tuple[Tensor, ...]
-    bias: Tensor | None  # [out_features]
-    in_features: int
-    out_features: int
-    num_experts: int = 0
-    low_rank: LowRankPages | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class NormWeights:
-    """A norm's weights: out = normalised * weight + bias.
-
-    [heads, size] where each head has its own factor: see the operator `norm`.
-    """
-
-    weight: Tensor  # [size]
-    bias: Tensor | None = None  # [size]
-
-
-@dataclass(frozen=True, slots=True)
-class Attention:
-    """Weights of an attention block; a slot that the block has not is None."""
-
-    block: AttentionBlock
-    qkv: Linear  # queries, keys, values
-    out: Linear
-    norm: NormWeights | None = None
-    q_norm: NormWeights | None = None
-    k_norm: NormWeights | None = None
-    qk_norm: NormWeights | None = None  # [num_heads + num_kv_heads, head_dim]
-    post_norm: NormWeights | None = None
-    sinks: Tensor | None = None  # [num_heads] float32
-    slopes: Tensor | None = None  # [num_heads] float32, of ALiBi
-    kv_format: str = "dense"  # of its cache, see predict.nn.cache_formats
-
-
-@dataclass(frozen=True, slots=True)
-class HeadMatrices:
-    """Each head's matrices from latents to keys and values, in the model's dtype.
-
-    Packed by pack_dense, with heads as the first dimension. Compiled operators read key_up in two
-    layouts, and have it twice: a hundredth of DeepSeek-V2-Lite's memory, less of larger models'.
-    """
-
-    key_up: Tensor  # [heads, qk_nope_head_dim, kv_lora_rank]
-    value_up: Tensor  # [heads, v_head_dim, kv_lora_rank]
-    key_absorb: Tensor | None = None  # [heads, kv_lora_rank, qk_nope_head_dim], of these
-
-
-@dataclass(frozen=True, slots=True)
-class LatentAttention:
-    """Weights of a latent attention block; a slot that the block has not is None."""
-
-    block: LatentAttentionBlock
-    qkv_a: Linear  # q_a's outputs, or the queries themselves, then kv_a's
-    kv_a_norm: NormWeights
-    kv_b: HeadMatrices
-    out: Linear
-    norm: NormWeights | None = None
-    q_a_norm: NormWeights | None = None
-    q_b: Linear | None = None
-    post_norm: NormWeights | None = None
-    kv_format: str = "dense"
-
-
-@dataclass(frozen=True, slots=True)
-class Mlp:
-    """Weights of an MLP block; a slot that the block has not is None."""
-
-    block: MlpBlock
-    gate_up: Linear  # gate's outputs, then up's; without a gate, up's
-    down: Linear
-    norm: NormWeights | None = None
-    post_norm: NormWeights | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """Weights of an expert block of E experts; a slot that the block has not is None."""
-
-    block: ExpertBlock
-    router: Tensor  # [E, H]
-    gate_up: Linear  # of E experts
-    down: Linear
-    norm: NormWeights | None = None
-    router_bias: Tensor | None = None  # [E] float32
-    correction: Tensor | None = None  # [E] float32
-    shared_gate_up: Linear | None = None
-    shared_down: Linear | None = None
-    shared_gate: Tensor | None = None  # [1, H]
-    post_norm: NormWeights | None = None
-
-
-BlockWeights: TypeAlias = Attention | LatentAttention | Mlp | Experts
 Layer: TypeAlias = tuple[BlockWeights, ...]
 
 
@@ -176,13 +60,9 @@ class Decoder:
         for layer in self.layers:
             yield from layer
 
-
-def linears(block: BlockWeights) -> Iterator[Linear]:
-    """A block's linears, in order."""
-    for field in fields(block):
-        value = getattr(block, field.name)
-        if isinstance(value, Linear):
-            yield value
+    def blocks_of(self, kind: type[Kind]) -> Iterator[Kind]:
+        """The blocks of a kind, in order."""
+        return (block for block in self.blocks() if isinstance(block, kind))
 
 
 FINAL = "norm"  # the tap behind all layers and the last norm: the input of the head's matrix
@@ -267,7 +147,9 @@ def forward(
 
 def layer_schemes(decoder: Decoder) -> str:
     """The schemes of the layers' linears, joined by commas; "dense" beside others is left out."""
-    names = {unfolded(linear.scheme) for block in decoder.blocks() for linear in linears(block)}
+    names = {
+        unfolded(linear.scheme) for block in decoder.blocks() for linear in block.linears().values()
+    }
     return ",".join(sorted(names - {"dense"})) or "dense"
 
 

@@ -9,16 +9,11 @@ from typing import Any
 
 from predict.errors import UserError, quoted
 from predict.gguf.described import described_in, read_model_json
-from predict.nn.blocks import (
-    Activation,
-    AttentionBlock,
-    ExpertBlock,
-    Function,
-    MlpBlock,
-    Norm,
-    Router,
-)
+from predict.nn.blocks import Activation, Function, Norm
 from predict.nn.config_keys import ROPE_UNREAD, changes_results, is_known, says_something
+from predict.nn.kinds.attention import AttentionBlock
+from predict.nn.kinds.experts import ExpertBlock, Router
+from predict.nn.kinds.mlp import MlpBlock
 from predict.nn.rope import METHODS
 from predict.nn.spec import DecoderSpec, HeadSpec, RopeSpec
 from predict.system.ranges import Range
@@ -73,9 +68,10 @@ _RANGES: tuple[tuple[str, Range], ...] = (
     ("rope_theta rope_local_base_freq", _real(1e12, low=1.0)),
     ("partial_rotary_factor", _real(1.0)),
 )
-# Every number that a family reads. The limits are beyond any real model: what exceeds them is a
+# Numbers that families read. The limits are beyond any real model: what exceeds them is a
 # damaged or hostile file, and would take minutes and gigabytes before an error.
 NUMBERS: dict[str, Range] = {name: range_ for names, range_ in _RANGES for name in names.split()}
+OWN = _whole(1 << 20)  # of other keys, which one family alone has
 # Keys whose aliases may differ: lengths that a model was made for, and was trained on.
 OF_LENGTH = ("max_position_embeddings", "seq_length")
 # Keys that a multimodal model's config.json may have beside its text_config and mean for it.
@@ -206,6 +202,7 @@ class ConfigReader:
 
     def _number(self, key: str, default: Any, required: bool, aliases: Sequence[str] = ()) -> Any:
         """The number under the key, or under one of the names that it has elsewhere."""
+        allowed = NUMBERS.get(key, OWN)
         names = [name for name in (key, *aliases) if self.values.get(name) is not None]
         found = names[0] if names else key
         for other in names[1:] if key not in OF_LENGTH else ():
@@ -213,9 +210,9 @@ class ConfigReader:
                 raise self.wrong(other, f"{self.values[found]!r:.{MAX_SHOWN}}, as {found!r} is")
         value = self._get(found, default, required)
         if self.values.get(found) is not None:
-            value = as_whole(value, NUMBERS[key])
-            if value not in NUMBERS[key]:
-                raise self.wrong(found, NUMBERS[key])
+            value = as_whole(value, allowed)
+            if value not in allowed:
+                raise self.wrong(found, allowed)
         return value
 
     def get_int(self, key: str, default: int | None = None, aliases: Sequence[str] = ()) -> int:
@@ -563,9 +560,7 @@ def with_experts(
     spec: DecoderSpec, experts: ExpertBlock, is_sparse: Callable[[int], bool]
 ) -> DecoderSpec:
     """The spec with an expert block in place of the MLP of each layer for which `is_sparse`."""
-    return spec.with_blocks(
-        lambda index, block: experts if is_sparse(index) and isinstance(block, MlpBlock) else block
-    )
+    return spec.with_blocks(MlpBlock, lambda index, block: experts if is_sparse(index) else block)
 
 
 def sparse_like(

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, get_typ
 import numpy as np
 import numpy.typing as npt
 
-from predict.nn.blocks import ADAPTED
-
 if TYPE_CHECKING:
     from paddle.static import InputSpec
 
@@ -26,6 +24,11 @@ if TYPE_CHECKING:
 # The cache tensors of one layer: key and value, or one of latents; then the scales of each, where
 # the format has them. Empty for a layer that keeps nothing (DecoderSpec.kept).
 LayerCache: TypeAlias = "tuple[Tensor, ...]"
+
+
+# Rows of pages that a request's adapter has, by the linears that most kinds of blocks change with
+# them: see predict.nn.blocks.Block.adapted.
+ADAPTED = ("qkv", "out", "gate_up", "down")
 
 
 @dataclass(frozen=True)

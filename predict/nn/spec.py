@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
-from predict.nn.blocks import (
-    AttentionBlock,
-    Block,
-    CacheRows,
-    CachingBlock,
-    ExpertBlock,
-    HeadSlot,
-    LatentAttentionBlock,
-    LatentForm,
-    LinearSlot,
-    MlpBlock,
-    Norm,
-)
+from predict.errors import UserError
+from predict.nn.blocks import Block, CachingBlock, HeadSlot, LinearSlot, Norm
+from predict.nn.cache_formats import KV_FORMATS, CacheRows, KvFormat, kv_format_of
 
+Kind = TypeVar("Kind", bound=Block)
 RMS_NORM = Norm()
 
 
@@ -110,7 +102,7 @@ class DecoderSpec:
         for index, layer in enumerate(self.layers):
             if any(block.cache_rows for block in layer[1:]):
                 raise ValueError(f"layer {index}: only its first block may keep rows")
-            if isinstance(layer[0], MlpBlock) and layer[0].parallel:
+            if layer[0].reads_before:
                 raise ValueError(f"layer {index}: its first block is parallel to none")
         if not any(self.kept):
             raise ValueError(
@@ -140,7 +132,7 @@ class DecoderSpec:
     def _rotated(self, table: int) -> int:
         """Dims of the heads that a table of whole heads rotates; of one that nobody names any."""
         sizes = {
-            block.head_dim if isinstance(block, AttentionBlock) else block.qk_rope_head_dim
+            block.rotated_size
             for block in self.attention
             if table in (block.positions.table, block.positions.query_table)
         }
@@ -154,24 +146,34 @@ class DecoderSpec:
     @cached_property
     def attention(self) -> tuple[CachingBlock, ...]:
         """The blocks that keep rows in the cache, in order."""
-        kinds = (AttentionBlock, LatentAttentionBlock)
-        return tuple(block for block in self.blocks() if isinstance(block, kinds))
+        return tuple(self.blocks_of(CachingBlock))
 
-    def with_blocks(self, change: Callable[[int, Block], Block]) -> DecoderSpec:
-        """The spec with change(layer index, block) in place of each block."""
+    def blocks_of(self, kind: type[Kind]) -> Iterator[Kind]:
+        """The blocks of a kind, in order."""
+        return (block for block in self.blocks() if isinstance(block, kind))
+
+    def with_blocks(self, kind: type[Kind], change: Callable[[int, Kind], Block]) -> DecoderSpec:
+        """The spec with change(layer index, block) in place of each block of the kind."""
         layers = (
-            tuple(change(index, block) for block in layer)
+            tuple(change(index, each) if isinstance(each, kind) else each for each in layer)
             for index, layer in enumerate(self.layers)
         )
         return replace(self, layers=tuple(layers))
 
-    def with_latent_form(self, form: LatentForm) -> DecoderSpec:
+    def with_latent_form(self, form: str) -> DecoderSpec:
         """The spec with its latent attention computed in this form."""
-        return self.with_blocks(
-            lambda _, block: (
-                replace(block, form=form) if isinstance(block, LatentAttentionBlock) else block
+        return self.with_blocks(Block, lambda _, block: block.in_form(form))
+
+    def cache_format(self, name: str) -> KvFormat:
+        """The format of that name for the network's cache; raises UserError where it has none."""
+        formats = min((block.kv_formats for block in self.attention), key=len)
+        if name in KV_FORMATS and all(row.name != name for row in formats):
+            known = ", ".join(row.name for row in formats)
+            raise UserError(
+                f"kv_format {name} is of keys and values, and {self.model_type} keeps latents "
+                f"(allowed: {known}); set --cachekv_int8_type fp8, or leave it out"
             )
-        )
+        return kv_format_of(name, formats)
 
     @property
     def num_layers(self) -> int:
@@ -195,9 +197,7 @@ class DecoderSpec:
     @property
     def intermediate_size(self) -> int:
         """Inner features of the widest MLP, or expert."""
-        mlps = (MlpBlock, ExpertBlock)
-        sizes = (b.intermediate_size for b in self.blocks() if isinstance(b, mlps))
-        return max(sizes, default=0)
+        return max(block.costs.inner_size for block in self.blocks())
 
     @property
     def max_context(self) -> int:
@@ -236,9 +236,7 @@ class DecoderSpec:
 
         def count(block: Block, slot: LinearSlot | HeadSlot) -> float:
             num_experts = slot.num_experts if isinstance(slot, LinearSlot) else 0
-            if not isinstance(block, ExpertBlock) or not num_experts:
-                return 1
-            return num_experts * (1 - (1 - block.router.top_k / num_experts) ** num_tokens)
+            return num_experts * block.share_read(num_tokens) if num_experts else 1
 
         return self._matmul_weights(count)
 

@@ -12,28 +12,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from predict.device import library
-from predict.nn.blocks import FUNCTIONS, NORM_KINDS, Activation, Norm
+from predict.nn.blocks import FUNCTIONS, NORM_KINDS, Activation, BlockStep, Norm, is_plain_rms
 from predict.ops import composed, records
 
 if TYPE_CHECKING:
     from paddle import Tensor
-    from predict.nn.decoder import (
-        Attention,
-        Embedding,
-        Experts,
-        Head,
-        LatentAttention,
-        Layer,
-        Linear,
-        Mlp,
-        NormWeights,
-    )
+    from predict.nn.blocks import BlockWeights, Linear, NormWeights
+    from predict.nn.decoder import Embedding, Head, Layer
     from predict.nn.inputs import LayerCache, StepInputs
+    from predict.nn.kinds.attention import Attention
 
 _OPS = sys.modules[__name__]
 
@@ -239,44 +232,18 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
     return _run()("regatta_activate", x, function, of.gated, of.clamp, of.slope, of.up_offset)[0]
 
 
-def attention_block(
-    hidden: Tensor,
-    attention: Attention | LatentAttention,
-    cache: LayerCache,
-    ropes: Sequence[Tensor],
-    inputs: StepInputs,
-    tree_mask: Tensor | None = None,
-    rows: Tensor | None = None,
+def block(
+    hidden: Tensor, weights: BlockWeights, step: BlockStep = BlockStep()
 ) -> tuple[Tensor, list[Tensor]]:
-    """The block's output [T, H] for hidden [T, H]; the cache is modified in place.
+    """The block's output for hidden [T, H], and its cache's tensors, modified in place.
 
-    rows: [L] int32, at least one: those that are returned, [L, H]; inputs.max_lens has their kind.
+    [T, H]; with step.rows [L, H], at least one row, and step.inputs.max_lens has their kind.
     """
-    if not records.is_fused(attention.block):
-        return composed.attention_block(
-            _OPS, hidden, attention, cache, ropes, inputs, tree_mask, rows
-        )
-    return _Run.of([(attention,)], [cache], ropes)(hidden, inputs, tree_mask, rows)
-
-
-def mlp_block(
-    hidden: Tensor, mlp: Mlp, before: Tensor | None = None, inputs: StepInputs | None = None
-) -> Tensor:
-    """The block's output [T, H] for hidden [T, H].
-
-    before: the previous block's input, which a parallel block reads. inputs: for adapters.
-    """
-    import paddle
-
-    # In a call of its own a parallel one has no block ahead. Programs have the smaller operators.
-    if mlp.block.parallel or not paddle.in_dynamic_mode():
-        return composed.mlp_block(_OPS, hidden, mlp, before, inputs)
-    return _Run.of([(mlp,)], [()], ())(hidden, inputs)[0]
-
-
-def expert_block(hidden: Tensor, experts: Experts) -> Tensor:
-    """The block's output [T, H] for hidden [T, H]."""
-    return _Run.of([(experts,)], [()], ())(hidden, None)[0]
+    # In a call of its own a block has none ahead.
+    if weights.block.reads_before or not weights.block.is_fused:
+        return weights.run(_OPS, hidden, step)
+    run = _Run.of([(weights,)], [step.cache], step.ropes)
+    return run(hidden, step.inputs, step.tree_mask, step.rows)
 
 
 @dataclass(frozen=True)
@@ -336,16 +303,16 @@ def _no_tensors(anything: Tensor) -> list[Tensor]:
 
 
 def _runs(
-    pairs: Iterable[tuple[Layer, LayerCache]], ropes: Sequence[Tensor]
+    ops: ModuleType, pairs: Iterable[tuple[Layer, LayerCache]], ropes: Sequence[Tensor]
 ) -> Iterator[_Run | composed.LayerRun]:
     for fused, alike in groupby(
-        pairs, lambda pair: all(records.is_fused(w.block) for w in pair[0])
+        pairs, lambda pair: all(weights.block.is_fused for weights in pair[0])
     ):
         some = list(alike)
         if fused:
             yield _Run.of([layer for layer, _ in some], [cache for _, cache in some], ropes)
         else:
-            yield from (composed.LayerRun(_OPS, layer, cache, ropes) for layer, cache in some)
+            yield from composed.layer_runs(ops, some, ropes)
 
 
 def layers(
@@ -362,46 +329,19 @@ def layers(
     Returns hidden [T, H] and the tensors of the layers' caches, modified in place. rows: [L] int32,
     those that are returned, [L, H]; only the first layer may have a cache then.
     """
-    runs = _runs(zip(layers, caches, strict=True), ropes)
+    runs = _runs(_OPS, zip(layers, caches, strict=True), ropes)
     return composed.in_turn(_OPS, runs, hidden, inputs, tree_mask, rows)
 
 
-class BoundLayers:
+class BoundLayers(composed.BoundLayers):
     """`layers` for tensors that stay the same, which are gathered once.
 
     The operator reads their addresses from one list in place of some hundred arguments. This saves
     a fourteenth of a small model's step on the CPU, and half a millisecond of a prompt on a GPU.
     """
 
-    def __init__(
-        self, layers: Sequence[Layer], caches: Sequence[LayerCache], ropes: Sequence[Tensor]
-    ):
-        self._pairs, self._ropes = list(zip(layers, caches, strict=True)), ropes
-        self._kept: list[_Run | composed.LayerRun] = []  # keep the tensors alive
-        self._runs: dict[tuple[int, int], list[_Run | composed.LayerRun]] = {}
-
-    def __call__(
-        self,
-        hidden: Tensor,
-        inputs: StepInputs,
-        tree_mask: Tensor | None = None,
-        part: tuple[int, int] | None = None,
-        rows: Tensor | None = None,
-    ) -> Tensor:
-        """Hidden [T, H], or [L, H] of rows, behind the layers; the caches are modified in place.
-
-        part: the first layer and the one behind the last; None: all. rows: see `layers`.
-        """
-        runs = self._runs_of(part or (0, len(self._pairs)))
-        return composed.in_turn(_OPS, runs, hidden, inputs, tree_mask, rows)[0]
-
-    def _runs_of(self, part: tuple[int, int]) -> list[_Run | composed.LayerRun]:
-        found = self._runs.get(part)
-        if found is None:
-            runs = list(_runs(self._pairs[slice(*part)], self._ropes))
-            self._kept += runs
-            self._runs[part] = found = [run.bound() for run in runs]
-        return found
+    ops = _OPS
+    runs = staticmethod(_runs)
 
 
 def before_head(hidden: Tensor, head: Head) -> Tensor:
@@ -413,7 +353,7 @@ def logits(hidden: Tensor, head: Head, logit_indices: Tensor | None = None) -> T
     """float32 logits [L, V] of the rows `logit_indices` (or all) of hidden [T, H]."""
     spec, matrix = head.spec, head.linear
     weight, epsilon = _weight(head.norm), _epsilon(spec.norm)
-    if head.projection is not None or not records.is_plain_rms(spec.norm):
+    if head.projection is not None or not is_plain_rms(spec.norm):
         rows = hidden if logit_indices is None else take(hidden, logit_indices)
         hidden = composed.before_head(_OPS, rows, head)
         weight, epsilon, logit_indices = None, 0.0, None

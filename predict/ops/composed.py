@@ -1,100 +1,22 @@
-"""Blocks as sequences of smaller operators, for any record.
+"""Layers block after block, and what stands around them, as sequences of smaller operators.
 
-`ops` is a backend, predict.ops.compiled or predict.ops.plain. Both have the operators that are
-called here, except those of experts and latents, which predict.ops.plain alone has. T tokens, H
-hidden size.
+`ops` is a backend, predict.ops.compiled or predict.ops.plain. T tokens, H hidden size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from predict.nn.blocks import ADAPTED_ROWS, Norm
-from predict.nn.decoder import Attention, Experts, LatentAttention, Mlp
+from predict.nn.blocks import BlockStep, normed, of_rows
 
 if TYPE_CHECKING:
     from paddle import Tensor
-    from predict.nn.decoder import BlockWeights, Embedding, Head, Layer, Linear, NormWeights
+    from predict.nn.blocks import Linear
+    from predict.nn.decoder import Embedding, Head, Layer
     from predict.nn.inputs import LayerCache, StepInputs
-
-
-def attention_block(
-    ops: ModuleType,
-    hidden: Tensor,
-    attention: Attention | LatentAttention,
-    cache: LayerCache,
-    ropes: Sequence[Tensor],
-    inputs: StepInputs,
-    tree_mask: Tensor | None = None,
-    rows: Tensor | None = None,
-) -> tuple[Tensor, list[Tensor]]:
-    """The block's output [T, H] for hidden [T, H]; the cache is modified in place.
-
-    rows: [L] int32, those that are returned: [L, H].
-    """
-    x = normed(ops, hidden, attention.norm, attention.block.norm)
-    if isinstance(attention, LatentAttention):
-        q, latents = _queries_and_latents(ops, x, attention, inputs)
-        q, written = ops.turn_and_keep_latents(q, latents, attention, cache, ropes, inputs)
-        mixed = ops.latent_attention(q, attention, tuple(written), inputs, tree_mask)
-    else:
-        qkv = linear(ops, x, attention.qkv, "qkv", inputs)
-        qkv = normed(ops, qkv, attention.qk_norm, attention.block.qk_norm)
-        q, written = ops.rope_and_cache_write(qkv, attention, cache, ropes, inputs)
-        mixed = ops.paged_attention(q, attention, tuple(written), inputs, tree_mask)
-    if rows is not None:
-        mixed, hidden, x = (ops.take(each, rows) for each in (mixed, hidden, x))
-        inputs = _adapters_of(ops, inputs, rows)
-    made = linear(ops, mixed, attention.out, "out", inputs)
-    return _sum(ops, hidden, x, made, attention), written
-
-
-def _queries_and_latents(
-    ops: ModuleType, x: Tensor, attention: LatentAttention, inputs: StepInputs
-) -> tuple[Tensor, Tensor]:
-    """Queries and latents of x [T, H], neither rotated."""
-    block = attention.block
-    q, latents = ops.split(linear(ops, x, attention.qkv_a, "qkv_a", inputs), block.latent_size)
-    q = normed(ops, q, attention.q_a_norm, block.q_a_norm)
-    if attention.q_b is not None:
-        q = linear(ops, q, attention.q_b, "q_b", inputs)
-    return q, latents
-
-
-def mlp_block(
-    ops: ModuleType,
-    hidden: Tensor,
-    mlp: Mlp,
-    before: Tensor | None = None,
-    inputs: StepInputs | None = None,
-) -> Tensor:
-    """The block's output [T, H] for hidden [T, H].
-
-    before: the previous block's input, which a parallel block reads. inputs: for adapters.
-    """
-    block = mlp.block
-    x = normed(ops, before if block.parallel else hidden, mlp.norm, block.norm)
-    made = linear(ops, x, mlp.gate_up, "gate_up", inputs)
-    inner = ops.activate(made, block.activation)
-    made = linear(ops, inner, mlp.down, "down", inputs)
-    return _sum(ops, hidden, x, made, mlp)
-
-
-def expert_block(ops: ModuleType, hidden: Tensor, weights: Experts) -> Tensor:
-    """The block's output [T, H] for hidden [T, H]."""
-    block = weights.block
-    x = normed(ops, hidden, weights.norm, block.norm)
-    made = ops.experts(x, *ops.route(x, weights), weights)
-    if weights.shared_gate_up is not None and weights.shared_down is not None:
-        inner = ops.activate(ops.linear(x, weights.shared_gate_up), block.activation)
-        shared = ops.linear(inner, weights.shared_down)
-        if weights.shared_gate is not None:
-            shared = ops.gate(shared, x, weights.shared_gate)
-        made = ops.add(made, shared)
-    return _sum(ops, hidden, x, made, weights)
 
 
 # Layers that are called together: (hidden [T, H], inputs, tree_mask, rows) -> hidden behind them,
@@ -104,7 +26,7 @@ JoinedLayers: TypeAlias = "Callable[..., tuple[Tensor, list[Tensor]]]"
 
 @dataclass(frozen=True)
 class LayerRun:
-    """One layer, block after block. See Run."""
+    """One layer, block after block. See JoinedLayers."""
 
     ops: ModuleType
     blocks: Layer
@@ -122,30 +44,62 @@ class LayerRun:
         tree_mask: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        ops, before = self.ops, hidden
-        written: list[Tensor] = []
-        is_read_again = any(isinstance(w, Mlp) and w.block.parallel for w in self.blocks)
-        of_rows = inputs if rows is None else _adapters_of(ops, inputs, rows)
-        for block in self.blocks:
-            if isinstance(block, (Attention, LatentAttention)):
-                before = ops.take(hidden, rows) if is_read_again and rows is not None else hidden
-                hidden, written = ops.attention_block(
-                    hidden, block, self.cache, self.ropes, inputs, tree_mask, rows
-                )
-            elif isinstance(block, Experts):
-                hidden = ops.expert_block(hidden, block)
-            else:
-                hidden = ops.mlp_block(hidden, block, before, of_rows)
+        ops, written = self.ops, []
+        step = BlockStep(self.cache, self.ropes, inputs, tree_mask, rows)
+        is_read_again = any(weights.block.reads_before for weights in self.blocks)
+        for weights in self.blocks:
+            before = hidden
+            hidden, kept = ops.block(hidden, weights, step)
+            written += kept
+            if step.rows is not None:  # the first block returned these rows alone
+                before = ops.take(before, step.rows) if is_read_again else before
+                step = step.of_rows(ops)
+            step = step._replace(cache=(), before=before)
         return hidden, written
 
 
 def layer_runs(
-    ops: ModuleType, layers: Sequence[Layer], caches: Sequence[LayerCache], ropes: Sequence[Tensor]
-) -> list[LayerRun]:
-    """Layer after layer, each by itself."""
-    return [
-        LayerRun(ops, blocks, cache, ropes) for blocks, cache in zip(layers, caches, strict=True)
-    ]
+    ops: ModuleType, pairs: Iterable[tuple[Layer, LayerCache]], ropes: Sequence[Tensor]
+) -> Iterator[LayerRun]:
+    """Layer after layer, each by itself. pairs: layers and their caches."""
+    return (LayerRun(ops, blocks, cache, ropes) for blocks, cache in pairs)
+
+
+class BoundLayers:
+    """The operator `layers` for tensors that stay the same."""
+
+    ops: ModuleType
+    runs: Callable[..., Iterator[Any]] = staticmethod(layer_runs)  # a backend's own
+
+    def __init__(
+        self, layers: Sequence[Layer], caches: Sequence[LayerCache], ropes: Sequence[Tensor]
+    ):
+        self._pairs, self._ropes = list(zip(layers, caches, strict=True)), ropes
+        self._kept: list[Any] = []  # runs that keep the tensors alive
+        self._runs: dict[tuple[int, int], list[JoinedLayers]] = {}
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        inputs: StepInputs,
+        tree_mask: Tensor | None = None,
+        part: tuple[int, int] | None = None,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden [T, H], or [L, H] of rows, behind the layers; the caches are modified in place.
+
+        part: the first layer and the one behind the last; None: all. rows: see `layers`.
+        """
+        runs = self._runs_of(part or (0, len(self._pairs)))
+        return in_turn(self.ops, runs, hidden, inputs, tree_mask, rows)[0]
+
+    def _runs_of(self, part: tuple[int, int]) -> list[JoinedLayers]:
+        found = self._runs.get(part)
+        if found is None:
+            runs = list(self.runs(self.ops, self._pairs[slice(*part)], self._ropes))
+            self._kept += runs
+            self._runs[part] = found = [run.bound() for run in runs]
+        return found
 
 
 def in_turn(
@@ -160,29 +114,10 @@ def in_turn(
     written: list[Tensor] = []
     for number, run in enumerate(runs):
         if number == 1 and rows is not None:  # the first run returned these rows alone
-            inputs, rows = _adapters_of(ops, inputs, rows), None
+            inputs, rows = of_rows(ops, inputs, rows), None
         hidden, tensors = run(hidden, inputs, tree_mask, rows)
         written += tensors
     return hidden, written
-
-
-def linear(
-    ops: ModuleType, x: Tensor, weights: Linear, name: str, inputs: StepInputs | None
-) -> Tensor:
-    """The product of x [T, K], with what the adapters of `inputs` add to it, [T, N].
-
-    name: which of ADAPTED_ROWS it is.
-    """
-    if weights.low_rank is None or inputs is None or inputs.adapter_ids is None:
-        return ops.linear(x, weights)
-    ids, pages = inputs.adapter_ids, inputs.adapter_pages
-    return ops.adapted_linear(x, weights, ids, pages, ADAPTED_ROWS[name])
-
-
-def _adapters_of(ops: ModuleType, inputs: StepInputs, rows: Tensor) -> StepInputs:
-    """The inputs with the adapters of the tokens `rows`."""
-    ids = inputs.adapter_ids
-    return inputs if ids is None else inputs._replace(adapter_ids=ops.take_ids(ids, rows))
 
 
 def embed(ops: ModuleType, inputs: StepInputs, embedding: Embedding, head: Linear) -> Tensor:
@@ -202,19 +137,3 @@ def before_head(ops: ModuleType, hidden: Tensor, head: Head) -> Tensor:
     """The input of the head's matrix, from hidden [L, H]."""
     hidden = normed(ops, hidden, head.norm, head.spec.norm)
     return hidden if head.projection is None else ops.linear(hidden, head.projection)
-
-
-def normed(ops: ModuleType, x: Tensor, weights: NormWeights | None, norm: Norm | None) -> Tensor:
-    """The norm of x; x itself without a norm."""
-    return x if weights is None or norm is None else ops.norm(x, weights, norm)
-
-
-def _sum(ops: ModuleType, hidden: Tensor, x: Tensor, made: Tensor, weights: BlockWeights) -> Tensor:
-    """A block's output. x: its normed input. made: the output of its last product."""
-    block = weights.block
-    residual, of = block.residual, block.post_norm_of
-    if of == "output":
-        made = normed(ops, made, weights.post_norm, block.post_norm)
-    source = x if residual.source == "normed" else hidden
-    total = ops.add(source, made, residual.input_scale, residual.output_scale)
-    return normed(ops, total, weights.post_norm, block.post_norm) if of == "sum" else total

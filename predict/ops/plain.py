@@ -17,27 +17,22 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from predict.device.place import divided, tensor_at
-from predict.nn.blocks import Activation, Function, Norm, Positions, Router
-from predict.nn.cache_formats import LATENT_FORMATS, kv_format_of
-from predict.nn.decoder import NormWeights
+from predict.nn.blocks import Activation, BlockStep, Function, Norm, NormWeights, Positions
+from predict.nn.cache_formats import kv_format_of
+from predict.nn.kinds.experts import Router
 from predict.ops import composed
 from predict.ops.plain_sampling import *  # noqa: F403
 from predict.schemes import round_on_host, scheme_of
 
 if TYPE_CHECKING:
     from paddle import Tensor
+    from predict.nn.blocks import BlockWeights, Linear
     from predict.nn.cache_formats import KvFormat
-    from predict.nn.decoder import (
-        Attention,
-        Embedding,
-        Experts,
-        Head,
-        LatentAttention,
-        Layer,
-        Linear,
-        Mlp,
-    )
+    from predict.nn.decoder import Embedding, Head, Layer
     from predict.nn.inputs import LayerCache, StepInputs
+    from predict.nn.kinds.attention import Attention
+    from predict.nn.kinds.experts import Experts
+    from predict.nn.kinds.latent_attention import LatentAttention
 
 _OPS = sys.modules[__name__]
 LOWEST = -1e30  # in place of -inf, which a program's file has no constant for
@@ -163,7 +158,7 @@ def adapted_linear(x: Tensor, weights: Linear, ids: Tensor, pages: Tensor, row: 
 
 
 def _rotate(x: Tensor, angles: Tensor, interleaved: bool) -> Tensor:
-    """Rotates the first R dims of x [T, heads, D]; angles [T, R]. See predict.nn.blocks."""
+    """Rotates the first R dims of x [T, heads, D]; angles [T, R]. See Positions."""
     import paddle
 
     half = angles.shape[-1] // 2
@@ -432,7 +427,7 @@ def turn_and_keep_latents(
 ) -> tuple[Tensor, list[Tensor]]:
     """Rotates queries, norms and rotates latents, and writes these to their slots.
 
-    q [T, heads * (N + R)], latents [T, L + R]: see predict.nn.blocks.LatentAttentionBlock. Returns
+    q [T, heads * (N + R)], latents [T, L + R]: see LatentAttentionBlock. Returns
     q and the cache, which is modified in place.
     """
     import paddle
@@ -447,7 +442,7 @@ def turn_and_keep_latents(
     shared = _turned(row[:, rank:].unsqueeze(1), table, block.positions, inputs)
     row = paddle.concat([kept.unsqueeze(1), shared], axis=-1)
     q = paddle.concat([parts[..., :own], turned], axis=-1).flatten(1).astype(q.dtype)
-    kinds = kv_format_of(attention.kv_format, LATENT_FORMATS).kinds(block.cache_rows)
+    kinds = kv_format_of(attention.kv_format, block.kv_formats).kinds(block.cache_rows)
     ends = list(accumulate(rows.size for rows, _ in kinds))
     new = [row[..., begin:end] for begin, end in pairwise([0, *ends])]
     return q, _write(new, cache, [each for _, each in kinds], inputs)
@@ -468,7 +463,7 @@ def latent_attention(
 
     block = attention.block
     heads, rank, own = block.num_heads, block.kv_lora_rank, block.qk_nope_head_dim
-    kinds = kv_format_of(attention.kv_format, LATENT_FORMATS).kinds(block.cache_rows)
+    kinds = kv_format_of(attention.kv_format, block.kv_formats).kinds(block.cache_rows)
     contexts = [
         _context(cache, which, len(kinds), each, rows.size, inputs)
         for which, (rows, each) in enumerate(kinds)
@@ -536,28 +531,16 @@ def _function(x: Tensor, name: Function) -> Tensor:
     return positive * positive if name == "relu_squared" else positive
 
 
-def attention_block(
-    hidden: Tensor,
-    attention: Attention | LatentAttention,
-    cache: LayerCache,
-    ropes: Sequence[Tensor],
-    inputs: StepInputs,
-    tree_mask: Tensor | None = None,
-    rows: Tensor | None = None,
+def block(
+    hidden: Tensor, weights: BlockWeights, step: BlockStep = BlockStep()
 ) -> tuple[Tensor, list[Tensor]]:
-    return composed.attention_block(_OPS, hidden, attention, cache, ropes, inputs, tree_mask, rows)
-
-
-def mlp_block(
-    hidden: Tensor, mlp: Mlp, before: Tensor | None = None, inputs: StepInputs | None = None
-) -> Tensor:
-    return composed.mlp_block(_OPS, hidden, mlp, before, inputs)
+    return weights.run(_OPS, hidden, step)
 
 
 def route(x: Tensor, weights: Experts) -> tuple[Tensor, Tensor]:
     """The experts [T, top_k] int32 of each row of x [T, H], and their weights [T, top_k] float32.
 
-    See predict.nn.blocks.Router. A row with a NaN goes to experts 0, 1, ... with weights of NaN.
+    See Router. A row with a NaN goes to experts 0, 1, ... with weights of NaN.
     """
     import paddle
 
@@ -648,10 +631,6 @@ def gate(x: Tensor, by: Tensor, weight: Tensor) -> Tensor:
     return (x.astype("float32") * paddle.nn.functional.sigmoid(logits)).astype(x.dtype)
 
 
-def expert_block(hidden: Tensor, experts: Experts) -> Tensor:
-    return composed.expert_block(_OPS, hidden, experts)
-
-
 def layers(
     hidden: Tensor,
     layers: Sequence[Layer],
@@ -661,28 +640,14 @@ def layers(
     tree_mask: Tensor | None = None,
     rows: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
-    runs = composed.layer_runs(_OPS, layers, caches, ropes)
+    runs = composed.layer_runs(_OPS, zip(layers, caches, strict=True), ropes)
     return composed.in_turn(_OPS, runs, hidden, inputs, tree_mask, rows)
 
 
-class BoundLayers:
+class BoundLayers(composed.BoundLayers):
     """`layers` for tensors that stay the same."""
 
-    def __init__(
-        self, layers: Sequence[Layer], caches: Sequence[LayerCache], ropes: Sequence[Tensor]
-    ):
-        self._runs = composed.layer_runs(_OPS, layers, caches, ropes)
-
-    def __call__(
-        self,
-        hidden: Tensor,
-        inputs: StepInputs,
-        tree_mask: Tensor | None = None,
-        part: tuple[int, int] | None = None,
-        rows: Tensor | None = None,
-    ) -> Tensor:
-        runs = self._runs[slice(*(part or (0, len(self._runs))))]
-        return composed.in_turn(_OPS, runs, hidden, inputs, tree_mask, rows)[0]
+    ops = _OPS
 
 
 def embed(inputs: StepInputs, embedding: Embedding, head: Linear) -> Tensor:

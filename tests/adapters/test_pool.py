@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from predict.adapters.pool import AdapterPool, ServedAdapter
-from predict.nn.blocks import ADAPTED
+from predict.nn.inputs import ADAPTED
 
 CHANGED = st.tuples(*(st.booleans() for _ in ADAPTED))
 

@@ -14,7 +14,7 @@ from predict.engine.failures import RequestError
 from predict.engine.scheduled import SchedulerConfig
 from predict.engine.scheduler import Scheduler
 from predict.errors import UserError
-from predict.nn.blocks import ADAPTED
+from predict.nn.inputs import ADAPTED
 from tests.support.resource_traffic import AdapterSimulation, FakeStore, with_adapter
 from tests.support.scheduler_traffic import (
     EOS,

@@ -25,8 +25,7 @@ from predict.bench.routing import (
 )
 from predict.device.place import to_float32
 from predict.errors import UserError
-from predict.nn.blocks import Router
-from predict.nn.decoder import Experts
+from predict.nn.kinds.experts import Experts, Router
 from predict.ops import plain
 from predict.request import SamplingParams
 from tests.support.golden import GOLDEN

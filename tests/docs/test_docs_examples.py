@@ -5,22 +5,33 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import math
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 import build
+import make_records
+import paddle
+from export.export_model import export_model
 from predict import LLM, EngineConfig, SamplingParams, UserError
+from predict.bench.cost import Cost
 from predict.config import cache, schemes
+from predict.engine import logits_processors
+from predict.loading.memory import weight_bytes
 from predict.nn import cache_formats as kv_formats
-from predict.nn.decoder import linears
+from predict.nn.adapter_pages import paged_slots
+from predict.nn.plans import plan_weights
 from predict.nn.weights import WeightNames
+from predict.ops import plain
 from tests.docs_examples import cache_format
+from tests.docs_examples.engine import no_doubles
 from tests.docs_examples.models.acme import WEIGHTS as ACME_NAMES
 from tests.support import tiny
 from tests.support.drafts import draft_always
@@ -39,7 +50,7 @@ def in_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[Enter]:
 
     def enter(package: str, module: str) -> None:
         home = importlib.import_module(f"predict.{package}")
-        home.__path__.append(str(EXAMPLES / package))
+        home.__path__.append(str(EXAMPLES / package.replace(".", "/")))
         entered.append((f"predict.{package}", module))
 
     yield enter
@@ -87,6 +98,67 @@ def test_a_family_is_one_file(tmp_path: Path, model: EngineConfig, in_package: E
     assert tokens(model.changed(model_name_or_path=str(acme))) == tokens(model)
 
 
+@pytest.fixture
+def narrow(tmp_path: Path, model: EngineConfig, in_package: Enter) -> EngineConfig:
+    """The model with a bottleneck in each layer, of random weights."""
+    in_package("nn.kinds", "bottleneck")
+    in_package("models", "acme_narrow")
+    llama, acme = Path(model.model.model_name_or_path), tmp_path / "narrow"
+    acme.mkdir()
+    values = json.loads((llama / "config.json").read_text())
+    values |= {"model_type": "acme_narrow", "bottleneck_size": 24}
+    (acme / "config.json").write_text(json.dumps(values))
+    tensors, rng = load_file(llama / "model.safetensors"), np.random.default_rng(0)
+    for layer in range(2):
+        at = f"model.layers.{layer}.blocks.2.bottleneck."
+        tensors[at + "norm.weight"] = np.ones(64, np.float32)
+        for name, shape in (("down", (24, 64)), ("up", (64, 24))):
+            tensors[f"{at}{name}.weight"] = 0.5 * rng.standard_normal(shape, dtype=np.float32)
+    save_file(tensors, acme / "model.safetensors")
+    return model.changed(model_name_or_path=str(acme))
+
+
+def test_a_kind_of_block_is_one_file(
+    tmp_path: Path, model: EngineConfig, narrow: EngineConfig
+) -> None:
+    llm, llama = LLM(narrow), LLM(model)
+    assert llm.decoder is not None
+    weights = llm.decoder.layers[0][2]
+    own, others = tokens(narrow), tokens(model)
+    assert own != others
+    assert tokens(narrow.changed(inference_model=True)) == own
+    assert tokens(narrow.changed(quant_type="weight_only_int8")) != others
+    export_model(narrow, tmp_path / "static")
+    static = narrow.changed(model_name_or_path=str(tmp_path / "static"), mode="static")
+    assert tokens(static) == own
+    # What it does, and what counts it.
+    x = np.linspace(-1, 1, 64, dtype=np.float32)[None]
+    down, up = (linear.tensors[0].numpy() for linear in weights.linears().values())
+    inner = x / np.sqrt(np.mean(x * x) + 1e-5) @ down.T
+    wanted = x + (inner * (0.5 + 0.5 * np.vectorize(math.erf)(inner / 2**0.5))) @ up.T
+    made, _ = plain.block(paddle.to_tensor(x), weights)
+    np.testing.assert_allclose(made.numpy(), wanted, rtol=1e-4, atol=1e-5)
+    more = 2 * 2 * 24 * 64
+    assert llm.spec.num_matmul_weights - llama.spec.num_matmul_weights == more
+    costs = [Cost.of(each.spec, "float32").weight_bytes for each in (llm, llama)]
+    assert costs[0] - costs[1] == 4 * more
+    plans = [plan_weights(each.spec, WeightNames()) for each in (llm, llama)]
+    sizes = [weight_bytes(plan, lambda linear: "dense", "float32") for plan in plans]
+    assert sizes[0] - sizes[1] == 4 * (more + 2 * 64)
+    pages = [slot.name for slot in paged_slots(llm.spec)]
+    assert pages[4:6] == ["layers_0_2_down", "layers_0_2_up"]
+
+
+def test_a_kind_s_record_in_cpp_is_made_of_it(narrow: EngineConfig) -> None:
+    made = make_records.headers()[ROOT / "csrc" / "blocks" / "bottleneck" / "record.h"]
+    for line in (
+        "struct BottleneckFields {",
+        "int64_t size = 0;",
+        "SchemeId down = SchemeId::kDense, up = ",
+    ):
+        assert line in made
+
+
 def test_a_scheme_is_one_file_and_a_row(
     model: EngineConfig, in_package: Enter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,16 +169,13 @@ def test_a_scheme_is_one_file_and_a_row(
     monkeypatch.setitem(schemes.SCHEMES, name, row)
     llm = LLM(model.changed(quant_type=name))
     assert llm.decoder is not None
-    assert [linear.scheme for linear in linears(llm.decoder.layers[0][1])] == [name] * 2
+    assert [linear.scheme for linear in llm.decoder.layers[0][1].linears().values()] == [name] * 2
     assert all(len(o.token_ids) == 24 for o in llm.generate(PROMPTS, GREEDY))
     with pytest.raises(UserError, match="does not run on the compiled operators"):
         LLM(model.changed(quant_type=name, inference_model=True))
 
 
 def test_a_scheme_s_product_is_near_the_weight_s(in_package: Enter) -> None:
-    import numpy as np
-
-    import paddle
     from predict.schemes import scheme_of
 
     in_package("schemes", "weight_only_int6")
@@ -127,6 +196,22 @@ def test_a_cache_format_is_a_row(model: EngineConfig, monkeypatch: pytest.Monkey
     assert affine.kv_format == "int8_affine"
     same = [a == b for a, b in zip(tokens(affine), tokens(model), strict=True)]
     assert any(same)  # 8 bits with a minimum are near enough for a tiny model
+
+
+def test_a_rule_of_sampling_is_a_field_and_a_row(
+    model: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = (*logits_processors.RULES, no_doubles.no_doubles)
+    monkeypatch.setattr(logits_processors, "RULES", rules)
+    greedy = no_doubles.Params(
+        temperature=0.0, max_new_tokens=12, ignore_eos=True, logit_bias={5: 100.0}
+    )
+    for backend in (False, True):
+        llm = LLM(model.changed(inference_model=backend))
+        for doubles, count in (((), 12), ((5,), 6)):
+            given = dataclasses.replace(greedy, no_doubles=doubles)
+            found = [output.token_ids for output in llm.generate(PROMPTS, given)]
+            assert [ids[::2].count(5) + ids[1::2].count(5) for ids in found] == [count] * 2
 
 
 def test_a_drafter_is_one_file_and_changes_no_text(model: EngineConfig, in_package: Enter) -> None:

@@ -16,8 +16,7 @@ from predict.device import library
 from predict.engine.beams import Candidates, likeliest, log_softmax, num_candidates
 from predict.engine.request_state import BeamGroup, Request
 from predict.errors import UserError
-from predict.nn.blocks import key_value_rows
-from predict.nn.cache_formats import kv_format_of
+from predict.nn.cache_formats import key_value_rows, kv_format_of
 from predict.predictor import main
 from predict.request import RequestOutput
 from tests.support.beams import (

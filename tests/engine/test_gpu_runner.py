@@ -45,7 +45,8 @@ from predict.loading.model import Weights, check_memory
 from predict.loading.sources import RandomSource
 from predict.nn.cache_formats import kv_format_of
 from predict.nn.inputs import bucket_size, empty_example, max_lens_of
-from predict.nn.weights import LinearPlan, WeightNames, plan_weights
+from predict.nn.plans import LinearPlan, plan_weights
+from predict.nn.weights import WeightNames
 from predict.ops.columns import CHOICES, TABLES
 from tests.support.golden import GOLDEN
 from tests.support.records import llama_spec
@@ -200,14 +201,14 @@ def test_cache_takes_what_the_batch_needs_when_memory_is_plenty() -> None:
 
 
 def test_cache_shrinks_to_the_memory_that_is_left() -> None:
-    per_block = kv_format_of("dense").bytes_per_token(SPEC, 4) * 64
+    per_block = kv_format_of("dense").bytes_per_token(SPEC.kept, 4) * 64
     free = 20 * per_block
     blocks = num_gpu_cache_blocks(config(), SPEC, memory(free), 2 * per_block)
     assert blocks == 18
 
 
 def test_too_little_memory_is_an_error_with_the_arithmetic() -> None:
-    per_block = kv_format_of("dense").bytes_per_token(SPEC, 4) * 64
+    per_block = kv_format_of("dense").bytes_per_token(SPEC.kept, 4) * 64
     with pytest.raises(UserError, match="--max_length"):
         num_gpu_cache_blocks(config(), SPEC, memory(10 * per_block), 0)
 

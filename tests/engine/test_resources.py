@@ -16,7 +16,7 @@ from predict.engine.request_state import Request
 from predict.engine.scheduled import ScheduledBatch
 from predict.engine.scheduler import Scheduler
 from predict.errors import UserError
-from predict.nn.blocks import ADAPTED
+from predict.nn.inputs import ADAPTED
 from predict.request import SamplingParams
 from predict.text.answer_text import AnswerText
 from tests.support.resource_traffic import (

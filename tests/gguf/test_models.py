@@ -18,7 +18,8 @@ from predict.errors import UserError
 from predict.gguf.architectures import ARCHITECTURES as KNOWN
 from predict.loading.checkpoint import Checkpoint, checkpoint_digest
 from predict.loading.model import read_spec
-from predict.nn.decoder import Decoder, Experts
+from predict.nn.decoder import Decoder
+from predict.nn.kinds.experts import Experts
 from tests.support import tiny
 from tests.support.gguf_blocks import KINDS, Types, random_blocks, values_of
 from tests.support.gguf_models import (

@@ -22,7 +22,7 @@ import numpy as np  # noqa: E402
 from predict.device import devices  # noqa: E402
 
 if TYPE_CHECKING:
-    from predict.nn.blocks import ExpertBlock
+    from predict.nn.kinds.experts import ExpertBlock
     from tests.support.gpu_operands import Operands
 
 ROWS = (1, 3, 9, 17, 33, 65, 130)
@@ -57,7 +57,7 @@ LATENTS = ((3, 24, 16, 8, 20), (16, 64, 32, 32, 48), (16, 512, 128, 64, 128))
 def tour(gpu: devices.Device, dtype: str) -> None:
     """Runs every operator."""
     from predict.loading.build import fold_norms
-    from predict.nn.blocks import Activation
+    from predict.nn.blocks import Activation, BlockStep
     from predict.ops import compiled as ops
     from tests.support import step_operands
     from tests.support.gpu_adapters import PAGES, pages_table, with_ranks
@@ -112,8 +112,8 @@ def tour(gpu: devices.Device, dtype: str) -> None:
         for spans in (decode, mixed):
             step = Step(operands, spans, heads, block, num_padding=2)
             hidden = operands.tensor(step.num_tokens, 72).device
-            out, _ = ops.attention_block(hidden, layer[0], step.caches()[1], rope, step.device)
-            ops.mlp_block(out, layer[1])
+            out, _ = ops.block(hidden, layer[0], BlockStep(step.caches()[1], rope, step.device))
+            ops.block(out, layer[1])
             for each in (layer, folded):
                 ops.layers(hidden, [each], [step.caches()[1]], rope, step.device)
             q, caches = ops.rope_and_cache_write(
@@ -131,7 +131,7 @@ def tour(gpu: devices.Device, dtype: str) -> None:
 
 def tour_experts(operands: Operands) -> None:
     """Runs blocks of experts, with a shared MLP and without, by the kernels of every GPU."""
-    from predict.nn.blocks import ExpertBlock, Router
+    from predict.nn.kinds.experts import ExpertBlock, Router
 
     own = devices.driver_info().gpus[operands.gpu.index].capability
     for capability in (own, *(older for older in OLDER if older < own)):
@@ -176,13 +176,13 @@ def tour_expert_block(
         else coded(operands, dense, scheme, group_size)[1]
     )
     for rows in EXPERT_ROWS:
-        ops.expert_block(operands.tensor(rows, hidden_size).device, placed)
+        ops.block(operands.tensor(rows, hidden_size).device, placed)
 
 
 def tour_latents(operands: Operands) -> None:
     """Runs latent attention: decoded tokens, a prompt, and one that is long enough to expand."""
-    from predict.nn.blocks import LatentAttentionBlock
     from predict.nn.inputs import LONG_SPAN
+    from predict.nn.kinds.latent_attention import LatentAttentionBlock
     from predict.nn.rope import rope_table
     from predict.nn.spec import RopeSpec
     from predict.ops import compiled as ops

@@ -14,8 +14,11 @@ from export.export_model import export_model
 from predict.device import devices
 from predict.llm import LLM
 from predict.loading.build import fold_norms
-from predict.nn.blocks import ADAPTED
-from predict.nn.decoder import Attention, Layer, Linear, Mlp, map_tensors
+from predict.nn.blocks import Linear
+from predict.nn.decoder import Layer, map_tensors
+from predict.nn.inputs import ADAPTED
+from predict.nn.kinds.attention import Attention
+from predict.nn.kinds.mlp import Mlp
 from predict.ops import compiled as ops
 from predict.ops import plain as reference
 from predict.request import RequestOutput, SamplingParams

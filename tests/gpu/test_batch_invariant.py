@@ -13,7 +13,7 @@ from export.export_model import export_model
 from predict import LLM, EngineConfig, SamplingParams
 from predict.config.cache import CACHE_TYPES
 from predict.device import devices, library
-from predict.nn.decoder import Linear
+from predict.nn.blocks import Linear
 from predict.ops import compiled as ops
 from predict.schemes import scheme_of
 from tests.support.batch_invariance import WAYS, answers, check_ways

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from predict.device import cuda, devices, library
-from predict.nn.blocks import Activation, ExpertBlock, Norm, Router
-from predict.nn.decoder import Experts
+from predict.nn.blocks import Activation, Norm
+from predict.nn.kinds.experts import ExpertBlock, Experts, Router
 from predict.ops import compiled as ops
-from predict.ops import composed
 from predict.ops import plain as reference
 from tests.support.gpu_experts import coded, on_gpu, weights_of
 from tests.support.gpu_operands import Operands, numpy_of
@@ -60,10 +59,9 @@ def clear_rows(weights: Experts, hidden: Any, dtype: str) -> np.ndarray[Any, Any
     """The rows whose choice rounding does not change."""
     import paddle
 
-    block = weights.block
-    if block.router.top_k == block.router.num_experts:
+    if weights.block.router.top_k == weights.block.router.num_experts:
         return np.arange(len(hidden))
-    x = composed.normed(reference, hidden, weights.norm, block.norm)
+    x = weights.normed(reference, hidden)
     generator, tries = np.random.default_rng(5), [x, x.astype(dtype).astype("float32")]
     for _ in range(NUM_NOISES):
         values = x.numpy() * (1 + 2.0**-8 * generator.uniform(-1, 1, x.shape))
@@ -80,7 +78,7 @@ def twin_of(
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """What the plain twin makes, and the rows whose choice rounding does not change."""
     with operands.on_cpu():
-        wanted = numpy_of(reference.expert_block(hidden.plain, weights))
+        wanted = numpy_of(reference.block(hidden.plain, weights)[0])
         return wanted, clear_rows(weights, hidden.plain, operands.dtype)
 
 
@@ -122,9 +120,9 @@ def check_form(operands: Operands, form: str) -> None:
 
 def both_modes(placed: Experts, hidden: Any) -> list[np.ndarray[Any, Any]]:
     """What a GPU's block makes, and what in the batch-invariant mode."""
-    got = numpy_of(ops.expert_block(hidden.device, placed))
+    got = numpy_of(ops.block(hidden.device, placed)[0])
     with library.require().batch_invariant():
-        return [got, numpy_of(ops.expert_block(hidden.device, placed))]
+        return [got, numpy_of(ops.block(hidden.device, placed)[0])]
 
 
 def tied_router(kind: str) -> np.ndarray[Any, Any]:
@@ -159,7 +157,7 @@ def test_of_equal_scores_the_lower_expert_is_chosen(
         made = both_modes(placed, hidden)
         wanted, clear = twin_of(operands, weights, hidden)
         with operands.on_cpu():
-            normed = composed.normed(reference, hidden.plain, weights.norm, block.norm)
+            normed = weights.normed(reference, hidden.plain)
             ids = np.sort(reference.route(normed, weights)[0].numpy(), axis=1)[clear]
         assert len(clear) >= rows // 3
         if kind == "all":
@@ -206,7 +204,7 @@ def check_codes(gpu: devices.Device, scheme: str, group_size: int, dtype: str) -
     weights, placed = coded_experts(operands, inner, hidden_size, scheme, group_size)
     for rows in (1, 8, 100, 700):
         hidden = operands.tensor(rows, hidden_size)
-        got = numpy_of(ops.expert_block(hidden.device, placed))
+        got = numpy_of(ops.block(hidden.device, placed)[0])
         wanted, clear = twin_of(operands, weights, hidden)
         assert len(clear) > rows // 3
         made = [(each - numpy_of(hidden.plain))[clear] for each in (got, wanted)]
@@ -253,11 +251,11 @@ def test_forced_kernels_are_no_others(
     _, placed = coded_experts(operands, 128, 256, "weight_only_mxfp4", 32)
     hidden = operands.tensor(3, 256).device
     if devices.driver_info().gpus[gpu.index].capability == (9, 0):
-        assert np.isfinite(numpy_of(ops.expert_block(hidden, placed))).all()
+        assert np.isfinite(numpy_of(ops.block(hidden, placed)[0])).all()
     monkeypatch.setenv("REGATTA_KERNEL", kernels)
     named = kernels.replace("experts=sm", "sm_")
     with pytest.raises(ValueError, match=f"no kernel for M 9 in 16 groups.* on {named} "):
-        ops.expert_block(hidden, placed)
+        ops.block(hidden, placed)
 
 
 @pytest.mark.parametrize(
@@ -281,9 +279,9 @@ def test_rows_do_not_depend_on_the_rows_beside_them(
         _, placed = coded_experts(operands, 128, hidden_size, scheme)
     values = numpy_of(operands.tensor(300, hidden_size).plain)
     with library.require().batch_invariant():
-        whole = numpy_of(ops.expert_block(operands.both(values).device, placed))
+        whole = numpy_of(ops.block(operands.both(values).device, placed)[0])
         for first, end in ((0, 1), (7, 8), (7, 15), (39, 40), (100, 180), (299, 300)):
-            part = ops.expert_block(operands.both(values[first:end]).device, placed)
+            part = ops.block(operands.both(values[first:end]).device, placed)[0]
             np.testing.assert_array_equal(numpy_of(part), whole[first:end])
 
 
@@ -312,9 +310,7 @@ def test_a_nan_stays_in_its_row_and_in_its_expert(gpu: devices.Device, dtype: st
     with operands.on_cpu():
         weights = weights_of(operands, block, HIDDEN)
         hidden = operands.tensor(9, HIDDEN)
-        chosen = reference.route(
-            composed.normed(reference, hidden.plain, weights.norm, block.norm), weights
-        )[0].numpy()
+        chosen = reference.route(weights.normed(reference, hidden.plain), weights)[0].numpy()
     values = numpy_of(hidden.plain)
     values[4] = np.nan
     kept = [row for row in range(9) if row != 4]
@@ -325,8 +321,8 @@ def test_a_nan_stays_in_its_row_and_in_its_expert(gpu: devices.Device, dtype: st
         import paddle
 
         spoilt = replace(weights, down=replace(weights.down, tensors=(paddle.to_tensor(damaged),)))
-    whole = ops.expert_block(operands.both(values[[*kept[:2], 4]]).device, on_gpu(operands, spoilt))
-    wanted = ops.expert_block(operands.both(values[kept[:2]]).device, on_gpu(operands, weights))
+    whole = ops.block(operands.both(values[[*kept[:2], 4]]).device, on_gpu(operands, spoilt))[0]
+    wanted = ops.block(operands.both(values[kept[:2]]).device, on_gpu(operands, weights))[0]
     got = numpy_of(whole)
     assert np.isfinite(got[:2]).all()
     assert np.isnan(got[2]).all()
@@ -348,7 +344,7 @@ def test_infinite_logits_spoil_the_row_and_no_more(
         values = numpy_of(operands.tensor(rows, HIDDEN).plain)
     values[0, 0] = 50.0  # its logit of expert 3 is infinite; those of other rows are 0
     values[1:, 0] = 0.0
-    got = numpy_of(ops.expert_block(operands.both(values).device, on_gpu(operands, weights)))
+    got = numpy_of(ops.block(operands.both(values).device, on_gpu(operands, weights))[0])
     assert np.isfinite(got[1:]).all()
     softmax = BLOCKS[form].router.scoring == "softmax"  # is NaN then, a sigmoid 1
     assert np.isnan(got[0]).all() if softmax else np.isfinite(got[0]).all()
@@ -360,9 +356,9 @@ def test_graph_replay_equals_eager(gpu: devices.Device) -> None:
         weights = weights_of(operands, BLOCKS["shared"], HIDDEN)
     placed = on_gpu(operands, weights)
     first, second = (operands.tensor(6, HIDDEN).device for _ in range(2))
-    wanted = [numpy_of(ops.expert_block(hidden, placed)) for hidden in (first, second)]
+    wanted = [numpy_of(ops.block(hidden, placed)[0]) for hidden in (first, second)]
     given = operands.placed(numpy_of(first), "bfloat16")
-    graph = cuda.GraphPool(gpu).capture(lambda: (ops.expert_block(given, placed),))
+    graph = cuda.GraphPool(gpu).capture(lambda: (ops.block(given, placed)[0],))
     for hidden, want in zip((first, second), wanted, strict=True):
         given.set_value(hidden)
         graph.replay()

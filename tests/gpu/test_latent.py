@@ -16,9 +16,10 @@ from predict import LLM
 from predict.device import devices, library
 from predict.nn import inputs
 from predict.nn.adapter_pages import adapted_slots
-from predict.nn.blocks import LatentAttentionBlock, LatentForm, Norm
-from predict.nn.decoder import LatentAttention, map_tensors
+from predict.nn.blocks import Norm
+from predict.nn.decoder import map_tensors
 from predict.nn.inputs import max_lens_of, to_tensors
+from predict.nn.kinds.latent_attention import LatentAttention, LatentAttentionBlock, LatentForm
 from predict.nn.rope import rope_table
 from predict.nn.spec import RopeSpec
 from predict.ops import compiled as ops

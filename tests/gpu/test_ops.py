@@ -14,9 +14,11 @@ import pytest
 
 from predict.device import cuda, devices
 from predict.loading.build import fold_norms
-from predict.nn.blocks import Activation, Norm, NormKind
-from predict.nn.decoder import Attention, Layer, Mlp, NormWeights
+from predict.nn.blocks import Activation, BlockStep, Norm, NormKind, NormWeights
+from predict.nn.decoder import Layer
 from predict.nn.inputs import max_lens_of
+from predict.nn.kinds.attention import Attention
+from predict.nn.kinds.mlp import Mlp
 from predict.ops import compiled as ops
 from predict.ops import plain as reference
 from tests.support.block_forms import FORMS
@@ -196,8 +198,8 @@ def test_attention_block(
         hidden = operands.tensor(step.num_tokens, hidden_size)
         caches = step.caches()[0]
         with operands.on_cpu():
-            out, kept = reference.attention_block(
-                hidden.plain, plain[0], caches, rope.plain, step.plain
+            out, kept = reference.block(
+                hidden.plain, plain[0], BlockStep(caches, rope.plain, step.plain)
             )
         each: list[Any] = [None]
         if spans in (few, many):
@@ -206,8 +208,8 @@ def test_attention_block(
         for rows in each:
             inputs = step.device if rows is None else step.of_rows(rows)
             some = None if rows is None else inputs.logit_indices
-            got = ops.attention_block(
-                hidden.device, weights, step.caches()[1], rope.device, inputs, rows=some
+            got = ops.block(
+                hidden.device, weights, BlockStep(step.caches()[1], rope.device, inputs, rows=some)
             )
             wanted = numpy_of(out) if rows is None else numpy_of(out)[rows]
             assert got[0].shape == list(wanted.shape)
@@ -225,7 +227,7 @@ def test_mlp_block(gpu: devices.Device, dtype: str, bias: bool) -> None:
     check_rows(
         operands,
         200,
-        lambda module, x, which: module.mlp_block(x, weights[which]),
+        lambda module, x, which: module.block(x, weights[which])[0],
         roundings=BLOCK_ROUNDINGS,
     )
 
@@ -262,12 +264,12 @@ def test_all_layers_in_one_call_equal_the_block_ops(
     )
     wanted, expected = hidden, []
     for layer in layers:
-        wanted, pair = ops.attention_block(
-            wanted, attention_part(layer), step.caches()[1], rope.device, step.device
+        wanted, pair = ops.block(
+            wanted, attention_part(layer), BlockStep(step.caches()[1], rope.device, step.device)
         )
         mlp = layer[1]
         assert isinstance(mlp, Mlp)
-        wanted = ops.mlp_block(wanted, mlp)
+        wanted = ops.block(wanted, mlp)[0]
         expected += pair
     for got, want in zip([whole, *written], [wanted, *expected], strict=True):
         if folded:  # a product leaves sums of squares in other pieces than a kernel that takes them
@@ -414,7 +416,7 @@ def test_steps_without_tokens_return_nothing(gpu: devices.Device) -> None:
     operands, heads = Operands(gpu, "bfloat16"), Heads()
     layer = operands.on_gpu(operands.layer(64, 64, heads, True, False))
     empty = paddle.empty([0, 64], "bfloat16")
-    assert ops.mlp_block(empty, layer[1]).shape == [0, 64]
+    assert ops.block(empty, layer[1])[0].shape == [0, 64]
     assert ops.linear(empty, layer[1].gate_up).shape == [0, 128]
     norm = layer[1].norm
     assert norm is not None
@@ -428,7 +430,7 @@ def test_tensors_of_two_devices_are_refused_by_name(gpu: devices.Device) -> None
     with pytest.raises(ValueError, match=r"x is on Place\(cpu\)"):
         ops.linear(x.plain, layer[1].gate_up)
     with pytest.raises(ValueError, match=r"hidden is on Place\(cpu\)"):
-        ops.mlp_block(x.plain, layer[1])
+        ops.block(x.plain, layer[1])
     step = Step(operands, [Span(3, 1)], heads, 32)
     q = operands.tensor(1, heads.size)
     with pytest.raises(ValueError, match=r"q is on Place\(cpu\)"):

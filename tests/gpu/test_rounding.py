@@ -17,7 +17,7 @@ from predict.loading.model import open_weights, read_spec
 from predict.loading.platform import platform_of
 from predict.loading.sources import CheckpointSource
 from predict.loading.upload import DeviceCheckpointSource
-from predict.nn.decoder import Decoder, linears
+from predict.nn.decoder import Decoder
 from predict.ops import compiled, plain
 from predict.schemes import known_schemes, scheme_of
 from tests.support import rounding, tiny
@@ -149,7 +149,9 @@ def made_by(
 
 
 def rounded_linears(decoder: Decoder) -> list[Any]:
-    found = [linear for layer in decoder.layers for block in layer for linear in linears(block)]
+    found = [
+        linear for layer in decoder.layers for block in layer for linear in block.linears().values()
+    ]
     return [
         linear
         for linear in (*found, decoder.head.linear)

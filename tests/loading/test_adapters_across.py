@@ -25,7 +25,7 @@ from predict.loading.checkpoint import Checkpoint
 from predict.merge_lora_params import main as merge
 from predict.models import family_of, weight_names, with_family
 from predict.nn.hf_config import ConfigReader
-from predict.nn.weights import plan_weights
+from predict.nn.plans import plan_weights
 from predict.request import SamplingParams
 from tests.support import tiny
 from tests.support.adapter_folders import (

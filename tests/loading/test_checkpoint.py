@@ -18,7 +18,7 @@ from predict.loading.model import read_spec
 from predict.loading.sources import CheckpointSource, check_sizes
 from predict.models import family_of, weight_names
 from predict.nn.hf_config import NUMBERS, ROPE_NUMBERS, ConfigReader
-from predict.nn.weights import plan_weights
+from predict.nn.plans import plan_weights
 from tests.support import tiny
 
 

@@ -27,7 +27,7 @@ from predict.loading.platform import Platform
 from predict.loading.safetensors_writer import write
 from predict.loading.sources import CheckpointSource
 from predict.models import weight_names
-from predict.nn.weights import LinearPlan, WeightPlan, plan_weights
+from predict.nn.plans import LinearPlan, WeightPlan, plan_weights
 from predict.schemes import Quantized, float_values, scheme_of
 from quant.writer import read_tensors
 from tests.support import tiny

@@ -17,14 +17,14 @@ import pytest
 from export.export_model import export_model
 from predict import LLM, EngineConfig
 from predict.device import library
-from predict.loading.build import build_decoder
+from predict.loading.build import DecoderBuilder
 from predict.loading.layouts import compressed_tensors
 from predict.loading.model import open_weights, read_spec
 from predict.loading.platform import platform_of
 from predict.loading.safetensors_writer import write
-from predict.nn.blocks import LatentAttentionBlock
-from predict.nn.decoder import Decoder, LatentAttention
-from predict.nn.weights import LinearPlan
+from predict.nn.decoder import Decoder
+from predict.nn.kinds.latent_attention import LatentAttention, LatentAttentionBlock
+from predict.nn.plans import LinearPlan
 from predict.schemes import scheme_of
 from tests.support.checkpoints import Tensors, stored
 from tests.support.expert_models import write_experts
@@ -52,7 +52,8 @@ def decoder_of(folder: Path) -> Decoder:
     """The network, float32, for plain operators."""
     asked = EngineConfig(model_name_or_path=str(folder), dtype="float32", inference_model=False)
     weights = open_weights(asked, *read_spec(folder), platform_of("cpu", False))
-    return build_decoder(weights.plan, weights.source, weights.layout, "float32", None, 16)
+    given = weights.plan, weights.source, weights.layout, "float32", None, 16
+    return DecoderBuilder(*given).build()
 
 
 # Latents.

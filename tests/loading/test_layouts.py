@@ -28,7 +28,7 @@ from predict.loading.layouts._stored import packed, unpacked
 from predict.loading.model import open_weights, read_spec
 from predict.loading.platform import platform_of
 from predict.nn.cache_formats import kv_format_of
-from predict.nn.weights import LinearPlan
+from predict.nn.plans import LinearPlan
 from predict.schemes import Quantized, _e4m3, scheme_of
 from predict.schemes._e4m3 import encode
 from tests.support import tiny

@@ -16,7 +16,7 @@ from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.model import read_spec
 from predict.loading.safetensors_writer import as_stored, write
-from predict.nn.blocks import AttentionBlock
+from predict.nn.kinds.attention import AttentionBlock
 from tests.support.checkpoints import changed
 from tests.support.golden import GOLDEN, check_greedy, config, golden, greedy, runs
 from tests.support.schemes import answer

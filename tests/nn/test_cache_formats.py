@@ -14,15 +14,16 @@ import pytest
 from predict.device.library import Library
 from predict.errors import UserError
 from predict.loading.cache_scales import head_scales
-from predict.nn.blocks import AttentionBlock, key_value_rows
 from predict.nn.cache_formats import (
     FORMATS,
     KV_FORMATS,
     LATENT_FORMATS,
     CacheTensor,
     KvFormat,
+    key_value_rows,
     kv_format_of,
 )
+from predict.nn.kinds.attention import AttentionBlock
 from tests.support.attention import Problem, Shape, attention, rope_table, rotated
 from tests.support.cpu_kernels import (
     CANDIDATES,
@@ -288,7 +289,7 @@ def test_bytes_per_token_are_those_of_the_tensors() -> None:
         per_block = [t for t in tensors if len(t.shape) > 2]
         sizes = {"float32": 4, "uint8": 1}
         num_bytes = sum(np.prod(t.shape) * sizes[t.dtype] for t in per_block)
-        assert row.bytes_per_token(SPEC, 4) * 160 == SPEC.num_layers * num_bytes
+        assert row.bytes_per_token(SPEC.kept, 4) * 160 == SPEC.num_layers * num_bytes
 
 
 def write_scales(directory: Path, values: dict[str, Any]) -> None:
@@ -318,11 +319,8 @@ def test_scales_of_query_heads_serve_their_group(tmp_path: Path) -> None:
 
 def test_scales_are_as_many_as_their_own_layer_has_heads(tmp_path: Path) -> None:
     spec = SPEC.with_blocks(
-        lambda layer, block: (
-            dataclasses.replace(block, num_kv_heads=3)
-            if layer and isinstance(block, AttentionBlock)
-            else block
-        )
+        AttentionBlock,
+        lambda layer, block: dataclasses.replace(block, num_kv_heads=3) if layer else block,
     )
     made_up = head_scales(kv_format_of("fp8"), tmp_path, spec)
     assert made_up is not None
@@ -447,7 +445,7 @@ def test_tree_of_drafts_sees_ancestors_only(
 
 
 def test_plain_operators_see_the_same_tree(compiled: Library) -> None:
-    from predict.nn.decoder import Linear
+    from predict.nn.blocks import Linear
     from predict.nn.inputs import StepInputs
     from predict.ops import compiled as ops
     from predict.ops import plain as reference

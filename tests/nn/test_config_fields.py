@@ -10,8 +10,9 @@ import pytest
 from predict.errors import UserError
 from predict.models import family_of
 from predict.models import spec_of as checked_spec_of
-from predict.nn.blocks import AttentionBlock, MlpBlock
 from predict.nn.hf_config import BESIDE_MODELS, ConfigReader
+from predict.nn.kinds.attention import AttentionBlock
+from predict.nn.kinds.mlp import MlpBlock
 from predict.nn.spec import DecoderSpec, RopeSpec
 from tests.support.golden import GOLDEN
 

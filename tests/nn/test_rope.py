@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from predict.nn.blocks import AttentionBlock, Block, Positions
+from predict.nn.blocks import Positions
+from predict.nn.kinds.attention import AttentionBlock
 from predict.nn.rope import METHODS, attention_factor, rope_table, step_of
 from predict.nn.spec import RopeSpec
 from tests.support.records import llama_spec
@@ -104,13 +105,13 @@ def test_each_table_is_as_wide_as_the_heads_that_it_rotates() -> None:
     sizes = {"vocab_size": 9, "hidden_size": 64, "intermediate_size": 8, "max_position": 16}
     spec = llama_spec(**sizes, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=32)
 
-    def wider(layer: int, block: Block, table: int) -> Block:
-        if layer == 0 or not isinstance(block, AttentionBlock):
-            return block
-        return dataclasses.replace(block, head_dim=64, positions=Positions(table=table))
+    def wider(layer: int, block: AttentionBlock, table: int) -> AttentionBlock:
+        wide = dataclasses.replace(block, head_dim=64, positions=Positions(table=table))
+        return wide if layer else block
 
     ropes = RopeSpec(), RopeSpec(theta=9.0), RopeSpec(rotary_dim=8)
-    several = dataclasses.replace(spec, ropes=ropes).with_blocks(lambda i, b: wider(i, b, 1))
+    several = dataclasses.replace(spec, ropes=ropes)
+    several = several.with_blocks(AttentionBlock, lambda i, b: wider(i, b, 1))
     assert several.rotary_dims == (32, 64, 8)
     with pytest.raises(ValueError, match=r"rotary table 0 is for heads of \[32, 64\] dims"):
-        spec.with_blocks(lambda i, b: wider(i, b, 0))
+        spec.with_blocks(AttentionBlock, lambda i, b: wider(i, b, 0))

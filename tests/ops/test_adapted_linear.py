@@ -10,8 +10,9 @@ import pytest
 
 from predict.adapters.weights import packed
 from predict.device import library
-from predict.nn.blocks import ADAPTED, PACKED_IN, PACKED_OUT, PAGE_RANKS
-from predict.nn.decoder import Linear, LowRankPages
+from predict.nn.adapter_pages import PACKED_IN, PACKED_OUT, PAGE_RANKS
+from predict.nn.blocks import Linear, LowRankPages
+from predict.nn.inputs import ADAPTED
 from predict.ops import compiled as ops
 from predict.ops import plain as reference
 from tests.support.tolerances import assert_close

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from predict.device.library import Library
-from predict.nn.blocks import AttentionBlock, MlpBlock, Norm, Positions
+from predict.nn.blocks import Norm, Positions
+from predict.nn.kinds.attention import AttentionBlock
+from predict.nn.kinds.mlp import MlpBlock
 from predict.ops.records import text_of
 from tests.support.attention import Batch, Shape
 from tests.support.cpu_kernels import int32, normal, packed, tensor

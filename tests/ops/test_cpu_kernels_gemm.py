@@ -11,8 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from predict.device.library import Library
-from predict.nn.blocks import Norm, NormKind
-from predict.nn.decoder import NormWeights
+from predict.nn.blocks import Norm, NormKind, NormWeights
 from predict.ops import compiled as ops
 from predict.ops import plain
 from tests.support.cpu_kernels import (

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from predict.device.library import Library
-from predict.nn.blocks import Activation, ExpertBlock, GroupScore, Residual, Router, Scoring
-from predict.nn.decoder import Experts, Linear
+from predict.nn.blocks import Activation, Linear, Residual
+from predict.nn.kinds.experts import ExpertBlock, Experts, GroupScore, Router, Scoring
 from predict.ops import compiled as ops
 from predict.schemes import Quantized
 from tests.support.cpu_kernels import DTYPES, Array, normal, numpy32, tensor, threads
@@ -29,7 +29,7 @@ QUANTIZED_ERROR = {"float32": 0.004, "bfloat16": 0.02}
 
 
 def run(weights: Experts, hidden: Array, dtype: str = "float32") -> Array:
-    return numpy32(ops.expert_block(tensor(hidden, dtype), weights))
+    return numpy32(ops.block(tensor(hidden, dtype), weights)[0])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from predict.device.library import Library
-from predict.nn.blocks import LatentAttentionBlock, LatentForm, Norm, Positions, Residual
+from predict.nn.blocks import BlockStep, Norm, Positions, Residual
 from predict.nn.cache_formats import LATENT_FORMATS
 from predict.nn.decoder import map_tensors
 from predict.nn.inputs import StepInputs
+from predict.nn.kinds.latent_attention import LatentAttentionBlock, LatentForm
 from predict.ops import compiled as ops
 from predict.ops import plain
 from predict.ops.records import text_of
@@ -89,8 +90,8 @@ def step(
     if read is not None:
         inputs = inputs._replace(slot_mapping=inputs.slot_mapping * 0 - 1)
     ropes = latents.ropes(given.longest + 1)
-    out, written = backend.attention_block(
-        tensor(hidden, latents.dtype).astype(dtype), weights, cache, ropes, inputs, mask
+    out, written = backend.block(
+        tensor(hidden, latents.dtype).astype(dtype), weights, BlockStep(cache, ropes, inputs, mask)
     )
     return numpy32(out), written
 
@@ -233,13 +234,10 @@ def test_a_draft_sees_its_ancestors(
     inputs = StepInputs(*alone.batch.step()[:8])._replace(positions=positions)
     alone = replace(alone, past=[kept])
     weights = latents.packed() if backend is ops else latents.weights
-    out, _ = backend.attention_block(
+    out, _ = backend.block(
         tensor(hidden[[3 + i for i in line]], "float32"),
         weights,
-        alone.cache("float32", latents),
-        latents.ropes(80),
-        inputs,
-        None,
+        BlockStep(alone.cache("float32", latents), latents.ropes(80), inputs, None),
     )
     np.testing.assert_allclose(tree[[3 + i for i in line]], numpy32(out), rtol=1e-4, atol=1e-4)
 
@@ -251,14 +249,16 @@ def test_rows_are_some_of_all(compiled: Library, form: LatentForm) -> None:
     wanted = [0, 3, 60]
     inputs = StepInputs(*given.batch.step()[:8])
     for backend, weights in ((ops, latents.packed()), (plain, latents.weights)):
-        out, _ = backend.attention_block(
+        out, _ = backend.block(
             tensor(hidden, "float32"),
             weights,
-            given.cache("float32"),
-            latents.ropes(given.longest + 1),
-            inputs,
-            None,
-            int32(wanted),
+            BlockStep(
+                given.cache("float32"),
+                latents.ropes(given.longest + 1),
+                inputs,
+                None,
+                int32(wanted),
+            ),
         )
         assert_close(numpy32(out), whole[wanted], "float32", BLOCK_ROUNDINGS)
 

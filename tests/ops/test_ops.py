@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from predict.device import library
-from predict.nn.decoder import Attention, BlockWeights, Linear, Mlp, map_tensors
+from predict.nn.blocks import BlockStep, BlockWeights, Linear
+from predict.nn.decoder import map_tensors
 from predict.nn.inputs import HostTensors, StepInputs, empty_example, max_lens_of, to_tensors
+from predict.nn.kinds.attention import Attention
+from predict.nn.kinds.mlp import Mlp
 from predict.nn.rope import rope_table
 from predict.nn.spec import RopeSpec
 from predict.ops import compiled as ops
@@ -166,8 +169,8 @@ def test_attention_with_sinks_equals_its_plain_twin(
         given = paddle.to_tensor(np.array(sinks, np.float32))
         attention = dataclasses.replace(attention, block=block, sinks=given)
         like = dtype if backend is ops else "float32"
-        arguments = hidden.astype(like), attention, caches(case), ropes, inputs, tree_mask
-        out, written = backend.attention_block(*arguments)
+        step = BlockStep(caches(case), ropes, inputs, tree_mask)
+        out, written = backend.block(hidden.astype(like), attention, step)
         mixed = backend.paged_attention(q.astype(like), attention, written, inputs, tree_mask)
         results.append((out, mixed))
     (out, mixed), (wanted, wanted_mixed) = results
@@ -191,8 +194,8 @@ def test_one_call_for_all_layers_equals_the_block_ops(
 
     wanted, expected = hidden, []
     for attention, mlp in layers:
-        wanted, pair = ops.attention_block(wanted, attention, caches(case), ropes, inputs)
-        wanted = ops.mlp_block(wanted, mlp)
+        wanted, pair = ops.block(wanted, attention, BlockStep(caches(case), ropes, inputs))
+        wanted = ops.block(wanted, mlp)[0]
         expected += pair
     for got, want in zip([hidden_out, *written], [wanted, *expected], strict=True):
         same(got, want)
@@ -229,12 +232,8 @@ def test_layers_of_every_form_equal_their_plain_twins(
         for _ in range(2)
     ]
 
-    def packed_block(block: BlockWeights) -> BlockWeights:
-        changes: dict[str, Any] = {
-            field.name: case.packed(value)
-            for field in dataclasses.fields(block)
-            if isinstance(value := getattr(block, field.name), Linear)
-        }
+    def packed_block(block: Any) -> BlockWeights:
+        changes = {name: case.packed(linear) for name, linear in block.linears().items()}
         return dataclasses.replace(block, **changes)
 
     packed = [tuple(map(packed_block, layer)) for layer in plain]
@@ -268,17 +267,19 @@ def test_blocks_of_a_long_prompt_equal_those_of_its_parts(
     spans = [MIXED[0], (0, 1700, blocks), MIXED[1]]
     hidden = case.tensor(1706, HIDDEN)
     cache, of_parts = caches(case, spans), caches(case, spans)
-    whole, _ = ops.attention_block(hidden, attention, cache, ropes, step_of(spans))
+    whole, _ = ops.block(hidden, attention, BlockStep(cache, ropes, step_of(spans)))
     found = [
-        ops.attention_block(rows, attention, of_parts, ropes, step_of([(begin, len(rows), blocks)]))
+        ops.block(
+            rows, attention, BlockStep(of_parts, ropes, step_of([(begin, len(rows), blocks)]))
+        )
         for begin in range(0, 1700, 250)
         if len(rows := hidden[5 + begin : min(255 + begin, 1705)])
     ]
     same(paddle.concat([out for out, _ in found]), whole[5:1705])
     for one, other in zip(cache, of_parts, strict=True):
         same(other[10:], one[10:])
-    parts = [ops.mlp_block(hidden[begin : begin + 100], mlp) for begin in range(0, 1700, 100)]
-    same(paddle.concat(parts), ops.mlp_block(hidden[:1700], mlp))
+    parts = [ops.block(hidden[begin : begin + 100], mlp)[0] for begin in range(0, 1700, 100)]
+    same(paddle.concat(parts), ops.block(hidden[:1700], mlp)[0])
 
 
 def test_trees_of_drafts_are_cut_like_prompts(compiled: library.Library) -> None:
@@ -298,7 +299,7 @@ def test_trees_of_drafts_are_cut_like_prompts(compiled: library.Library) -> None
     def outcome(first: int, spans: Spans, mask: Any) -> Any:
         cache = caches(case, [(0, 0, range(48)), tree])
         step = step_of(spans)
-        return ops.attention_block(hidden[first:], attention, cache, ropes, step, mask)[0]
+        return ops.block(hidden[first:], attention, BlockStep(cache, ropes, step, mask))[0]
 
     alone = outcome(765, [tree], mask[765:])
     same(outcome(0, spans, mask)[765:], alone)

@@ -21,7 +21,7 @@ from predict.loading.model import read_spec
 from predict.loading.safetensors_writer import write
 from predict.loading.sources import CheckpointSource
 from predict.models import weight_names
-from predict.nn.weights import WeightPlan, plan_weights
+from predict.nn.plans import WeightPlan, plan_weights
 from quant.config import QuantConfig, parse_command_line
 from quant.evaluate import Model
 from quant.experts import RoutedRows

@@ -25,7 +25,7 @@ from predict.loading.checkpoint import Checkpoint
 from predict.loading.formats import PARAMS
 from predict.loading.paddle_checkpoint import is_turned
 from predict.loading.sources import CheckpointSource
-from predict.nn.weights import plan_weights
+from predict.nn.plans import plan_weights
 from predict.system.outputs import locked
 from quant.config import QuantConfig, parse_command_line
 from quant.data import read_sequences, text_windows

@@ -10,17 +10,18 @@ import numpy as np
 
 from predict.nn.blocks import (
     Activation,
-    AttentionBlock,
+    Linear,
     LinearSlot,
-    MlpBlock,
     Norm,
     NormSlot,
+    NormWeights,
     Positions,
     Residual,
     TableSlot,
-    alibi_slopes,
 )
-from predict.nn.decoder import Attention, Layer, Linear, Mlp, NormWeights
+from predict.nn.decoder import Layer
+from predict.nn.kinds.attention import Attention, AttentionBlock, alibi_slopes
+from predict.nn.kinds.mlp import Mlp, MlpBlock
 
 RMS, LAYER = Norm(epsilon=1e-5), Norm("layer", 1e-5, bias=True)
 PLUS_ONE = Norm(epsilon=1e-6, plus_one=True)

@@ -19,7 +19,7 @@ from predict.loading.model import read_spec
 from predict.loading.safetensors_writer import write
 from predict.loading.sources import RandomSource
 from predict.models import weight_names
-from predict.nn.weights import plan_weights
+from predict.nn.plans import plan_weights
 from tests.support.golden import GOLDEN
 
 Tensors = dict[str, tuple[str, Any]]  # a dtype of safetensors, and values

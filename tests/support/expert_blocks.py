@@ -11,16 +11,18 @@ import numpy as np
 from predict.config.schemes import scheme_info
 from predict.nn.blocks import (
     Activation,
-    ExpertBlock,
+    BlockStep,
+    Linear,
     LinearSlot,
     Norm,
     NormSlot,
+    NormWeights,
     Residual,
-    Router,
     TableSlot,
 )
-from predict.nn.decoder import Experts, Linear, NormWeights, map_tensors
-from predict.ops import compiled, composed
+from predict.nn.decoder import map_tensors
+from predict.nn.kinds.experts import ExpertBlock, Experts, Router
+from predict.ops import compiled
 from predict.ops import plain as reference
 from predict.schemes import Quantized, scheme_of
 from tests.support.cpu_kernels import Array, normal, numpy32, rounded, tensor
@@ -104,9 +106,7 @@ def twin(weights: Experts, hidden: Array, dtype: str = "float32") -> Array:
     wide = map_tensors(weights, lambda _, part: part.astype("float32") if is_of(part) else part)
     operators: Any = SimpleNamespace(**vars(reference))
     operators.norm = lambda *given: reference.norm(*given).astype(dtype).astype("float32")
-    return numpy32(
-        composed.expert_block(operators, tensor(rounded(hidden, dtype), "float32"), wide)
-    )
+    return numpy32(wide.run(operators, tensor(rounded(hidden, dtype), "float32"), BlockStep())[0])
 
 
 def _linears(

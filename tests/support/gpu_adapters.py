@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from predict.nn.adapter_pages import part_sizes
-from predict.nn.blocks import ADAPTED, PAGE_RANKS, Block
-from predict.nn.decoder import Linear, LowRankPages
-from predict.nn.inputs import to_tensors
+from predict.nn.adapter_pages import PAGE_RANKS, part_sizes
+from predict.nn.blocks import Block, Linear, LowRankPages
+from predict.nn.inputs import ADAPTED, to_tensors
 from tests.support.gpu_operands import Operands, Step
 
 NUM_PAGES = 7

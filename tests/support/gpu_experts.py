@@ -7,8 +7,9 @@ from typing import Any
 
 from predict.device import devices
 from predict.device.place import put_row
-from predict.nn.blocks import ExpertBlock
-from predict.nn.decoder import Experts, Linear, map_tensors
+from predict.nn.blocks import Linear
+from predict.nn.decoder import map_tensors
+from predict.nn.kinds.experts import ExpertBlock, Experts
 from predict.ops import compiled as ops
 from predict.schemes import scheme_of
 from tests.support.gpu_operands import Operands

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from predict.nn.blocks import LatentAttentionBlock
-from predict.nn.decoder import LatentAttention, map_tensors
+from predict.nn.decoder import map_tensors
+from predict.nn.kinds.latent_attention import LatentAttention, LatentAttentionBlock
 from tests.support.gpu_operands import Operands
 
 

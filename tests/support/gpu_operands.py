@@ -14,9 +14,20 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.device.devices import Device
-from predict.nn.blocks import Block, HeadSlot, LinearSlot, NormSlot, TableSlot
-from predict.nn.decoder import Attention, HeadMatrices, Layer, Linear, Mlp, NormWeights, map_tensors
+from predict.nn.blocks import (
+    Block,
+    HeadMatrices,
+    HeadSlot,
+    Linear,
+    LinearSlot,
+    NormSlot,
+    NormWeights,
+    TableSlot,
+)
+from predict.nn.decoder import Layer, map_tensors
 from predict.nn.inputs import RowKind, StepInputs, max_lens_of, to_tensors
+from predict.nn.kinds.attention import Attention
+from predict.nn.kinds.mlp import Mlp
 from predict.nn.rope import rope_table
 from predict.nn.spec import RopeSpec
 from predict.ops import compiled as ops

@@ -69,7 +69,7 @@ def check_products(
 ) -> None:
     """Asserts that its products with x of so many rows are plain Paddle's with the same x."""
     import paddle
-    from predict.nn.decoder import Linear
+    from predict.nn.blocks import Linear
     from predict.ops import compiled as ops
 
     module = scheme_of(scheme)

@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 
 from predict.nn.blocks import (
+    HeadMatrices,
     HeadSlot,
-    LatentAttentionBlock,
-    LatentForm,
+    Linear,
     LinearSlot,
     Norm,
     NormSlot,
+    NormWeights,
     Positions,
 )
 from predict.nn.cache_formats import LATENT_FORMATS, kv_format_of
-from predict.nn.decoder import HeadMatrices, LatentAttention, Linear, NormWeights
+from predict.nn.kinds.latent_attention import LatentAttention, LatentAttentionBlock, LatentForm
 from predict.nn.rope import rope_table
 from predict.nn.spec import RopeSpec
 from predict.ops import compiled as ops

@@ -12,7 +12,7 @@ from predict.loading.layouts import layout_of
 from predict.loading.sources import CheckpointSource
 from predict.models import family_of, weight_names
 from predict.nn.hf_config import ConfigReader
-from predict.nn.weights import WeightPlan, plan_weights
+from predict.nn.plans import WeightPlan, plan_weights
 
 GOLDEN = Path(__file__).parents[1] / "golden_quantized"
 MIXED = "gptq_dynamic"  # its linears have different schemes

@@ -5,10 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from predict.nn.blocks import AttentionBlock, MlpBlock, Norm
-from predict.nn.decoder import Attention, Head, Linear, Mlp, NormWeights
+from predict.nn.blocks import Linear, Norm, NormWeights
+from predict.nn.decoder import Head
+from predict.nn.kinds.attention import Attention, AttentionBlock
+from predict.nn.kinds.mlp import Mlp, MlpBlock
+from predict.nn.plans import LayerPlan
 from predict.nn.spec import DecoderSpec, HeadSpec, RopeSpec
-from predict.nn.weights import LayerPlan
 
 
 def llama_spec(

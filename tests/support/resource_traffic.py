@@ -17,7 +17,7 @@ from predict.engine.beams import Candidates
 from predict.engine.request_state import Request
 from predict.engine.scheduled import ScheduledBatch, SchedulerConfig
 from predict.errors import UserError
-from predict.nn.blocks import ADAPTED
+from predict.nn.inputs import ADAPTED
 from predict.request import SamplingParams
 from tests.support.scheduler_traffic import Simulation, contents, prefix_hashes
 

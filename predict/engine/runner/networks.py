@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from predict.engine.step import Choices, CopyBlocks, StepTokens
 from predict.errors import UserError
+from predict.nn.blocks import LowRankPages
 from predict.nn.cache_formats import KvFormat
-from predict.nn.decoder import Decoder, LowRankPages, StepOutputs, check_taps, forward
+from predict.nn.decoder import Decoder, StepOutputs, check_taps, forward
 from predict.nn.inputs import (
     Field,
     HostTensors,

@@ -8,7 +8,8 @@ from functools import cached_property
 
 from predict.loading.arrays import Shape
 from predict.nn.hf_config import ConfigReader
-from predict.nn.weights import WeightNames, WeightPlan
+from predict.nn.plans import WeightPlan
+from predict.nn.weights import WeightNames
 
 # What names of one network may begin with in one file and not in another.
 PREFIXES = ("base_model", "model", "transformer", "language_model")

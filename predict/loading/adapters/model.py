@@ -19,7 +19,8 @@ from predict.loading.paddle_checkpoint import as_paddle
 from predict.loading.sources import with_stored_head
 from predict.models import spec_of, weight_names, with_family
 from predict.nn.hf_config import ConfigReader
-from predict.nn.weights import WeightNames, WeightPlan, plan_weights
+from predict.nn.plans import WeightPlan, plan_weights
+from predict.nn.weights import WeightNames
 
 TIED = "tie_word_embeddings"
 

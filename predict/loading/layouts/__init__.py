@@ -19,7 +19,7 @@ from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts._target import Target
 from predict.loading.sources import WeightSource
 from predict.nn.hf_config import ConfigReader
-from predict.nn.weights import LinearPlan, WeightPlan
+from predict.nn.plans import LinearPlan, WeightPlan
 from predict.schemes import Quantized
 from predict.system.files import read_json_object
 from predict.system.settings import refuse_unread

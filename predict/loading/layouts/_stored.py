@@ -18,7 +18,7 @@ from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts._target import Target
 from predict.loading.layouts.online import DENSE, Online
 from predict.loading.sources import WeightSource
-from predict.nn.weights import LinearPlan, WeightPlan
+from predict.nn.plans import LinearPlan, WeightPlan
 from predict.schemes import Quantized, float_values
 
 WORDS = "I32"  # dtype of codes that are packed

@@ -25,7 +25,7 @@ from predict.loading.arrays import Shape
 from predict.loading.layouts._stored import Stored, StoredPart, parts_of
 from predict.loading.layouts.online import DENSE, Online
 from predict.loading.matrices import round_weight
-from predict.nn.weights import LinearPlan
+from predict.nn.plans import LinearPlan
 from predict.schemes import Quantized, scheme_of
 from predict.schemes._e4m3 import values_of
 from predict.system.settings import refuse_unread, setting

@@ -23,7 +23,7 @@ from predict.loading.gguf_tensors import GgufArray
 from predict.loading.layouts._stored import Stored, StoredPart, parts_of
 from predict.loading.layouts._target import Target
 from predict.loading.layouts.online import DENSE, Online
-from predict.nn.weights import LinearPlan
+from predict.nn.plans import LinearPlan
 from predict.schemes import Quantized, for_row_blocks
 from predict.system.notes import LOG
 

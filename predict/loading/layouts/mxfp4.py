@@ -22,7 +22,7 @@ from predict.errors import UserError
 from predict.loading.layouts._stored import EXPONENTS, Stored
 from predict.loading.layouts.online import Online
 from predict.loading.matrices import round_weight
-from predict.nn.weights import LinearPlan
+from predict.nn.plans import LinearPlan
 from predict.schemes import Quantized, scheme_of
 from predict.schemes.weight_only_mxfp4 import TWICE
 from predict.system.settings import refuse_unread

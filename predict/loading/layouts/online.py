@@ -13,7 +13,7 @@ from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading.matrices import round_weight, rows_in, transposed
 from predict.loading.sources import RandomSource, WeightSource
-from predict.nn.weights import LinearPlan, WeightPlan
+from predict.nn.plans import LinearPlan, WeightPlan
 from predict.schemes import Quantized, scheme_of
 
 DENSE = "dense"

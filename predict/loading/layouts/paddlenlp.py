@@ -28,8 +28,7 @@ from predict.errors import UserError
 from predict.loading.arrays import Shape, listed
 from predict.loading.layouts._stored import Array, Stored, StoredPart
 from predict.loading.layouts.online import DENSE
-from predict.nn.blocks import AttentionBlock, MlpBlock
-from predict.nn.weights import LinearPlan, WeightPlan
+from predict.nn.plans import LinearPlan, WeightPlan
 from predict.schemes import Quantized, scheme_of
 from predict.schemes._e4m3 import E4M3_MAX, VALUES, encode
 from predict.system.files import FLOAT32_MAX, read_json_object
@@ -82,10 +81,9 @@ class PaddleNlp(Stored):
         self.norm_biases = {
             prefix: norm.weight.removesuffix(".weight") + ".bias"
             for block in plan.blocks()
-            if isinstance(block.block, (AttentionBlock, MlpBlock))
             for _, norm in block.norms()
             for slot, linear in block.linears()
-            if norm is block.slots.get("norm") and slot in ("qkv", "gate_up")
+            if norm is block.slots.get("norm") and slot == block.block.norm_reader
             for prefix in linear.prefixes
         }
         self._check_shifts(plan, where)

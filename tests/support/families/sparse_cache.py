@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from predict.nn.blocks import Block, ExpertBlock, Norm, Router
+from predict.nn.blocks import Block, Norm
 from predict.nn.hf_config import ConfigReader, llama_like
+from predict.nn.kinds.experts import ExpertBlock, Router
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import WeightNames
 

@@ -1,0 +1,168 @@
+"""Experts that a router chooses: the records, their weights, and the block as smaller operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from predict.nn import blocks
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+    from predict.nn.weights import WeightNames
+
+Scoring = Literal["softmax", "sigmoid"]
+GroupScore = Literal["max", "top_two"]
+
+
+@dataclass(frozen=True)
+class Router:
+    """The choice of a token's experts, and their weights, in float32.
+
+    scores = scoring(x W^T + bias). The top_k experts with the largest scores (plus `correction`'s
+    terms, for the choice alone; the lower expert on ties) are chosen, among the top_groups groups
+    of consecutive experts with the largest group_score. Weights are the scores, divided by their
+    sum with renormalize, times scale.
+    Sources: Shazeer et al. 2017; groups and correction: DeepSeek-V2 and V3, 2024.
+    """
+
+    num_experts: int
+    top_k: int
+    scoring: Scoring = "softmax"
+    renormalize: bool = False
+    scale: float = 1.0
+    bias: bool = False
+    correction: bool = False
+    num_groups: int = 1
+    top_groups: int = 1
+    group_score: GroupScore = "max"  # of its scores: the largest, or the sum of the two largest
+
+    def __post_init__(self) -> None:
+        if self.num_experts % self.num_groups:
+            raise ValueError(
+                f"{self.num_experts} experts do not divide into {self.num_groups} groups"
+            )
+        if self.top_groups > self.num_groups:
+            raise ValueError(
+                f"{self.top_groups} groups of {self.num_groups} cannot be chosen (allowed: "
+                f"1 to {self.num_groups})"
+            )
+        group_size = self.num_experts // self.num_groups
+        if self.top_k > self.top_groups * group_size:
+            raise ValueError(
+                f"{self.top_k} experts cannot be chosen of the {self.top_groups * group_size} in "
+                f"{self.top_groups} of {self.num_groups} groups"
+            )
+        if self.group_score == "top_two" and group_size < 2:
+            raise ValueError("a group's two largest scores need groups of two experts and more")
+
+
+@dataclass(frozen=True)
+class ExpertBlock(blocks.Block):
+    """residual + sum of the chosen experts' MLPs by the router's weights + a shared MLP.
+
+    Each expert is down(activation(gate_up(x))), x the normed input. The shared MLP has the same
+    activation; with shared_gate it is times sigmoid(x . shared_gate).
+    """
+
+    router: Router
+    intermediate_size: int  # of each expert
+    activation: blocks.Activation = blocks.Activation()
+    norm: blocks.Norm | None = blocks.Norm()
+    up_bias: bool = False  # of the gate, too
+    down_bias: bool = False
+    shared_size: int = 0  # inner features of all shared experts together; 0: there are none
+    shared_gate: bool = False
+    post_norm: blocks.Norm | None = None
+    post_norm_of: blocks.Placement = "output"
+    residual: blocks.Residual = blocks.Residual()
+
+    kind = "experts"
+    linears = ("gate_up", "down", "shared_gate_up", "shared_down")
+    reads: ClassVar = {"gate_up": "norm", "shared_gate_up": "norm"}
+
+    def __post_init__(self) -> None:
+        if self.shared_gate and not self.shared_size:
+            raise ValueError("a shared_gate needs a shared_size")
+
+    @property
+    def costs(self) -> blocks.Costs:
+        return blocks.Costs(inner_size=self.intermediate_size, num_chosen=self.router.top_k)
+
+    def share_read(self, num_tokens: int) -> float:
+        # Where all are equally likely.
+        return 1 - (1 - self.router.top_k / self.router.num_experts) ** num_tokens
+
+    @property
+    def can_be_calibrated(self) -> bool:
+        return self.is_plain
+
+    def name(self, slot: str, names: WeightNames) -> str | tuple[str, ...]:
+        return super().name(f"expert_{slot}" if slot in ("gate_up", "down") else slot, names)
+
+    def row_groups(self, slot: blocks.LinearSlot, names: WeightNames) -> int:
+        is_interleaved = slot.num_experts and names.expert_rows == "interleaved"
+        return slot.part_sizes[0] if is_interleaved else 0
+
+    def weights(self, slots: Mapping[str, Any], kv_format: str, place: Any) -> Experts:
+        return Experts(self, **slots)
+
+    def slots(self, hidden_size: int) -> tuple[blocks.Slot, ...]:
+        router, inner, count = self.router, self.intermediate_size, self.router.num_experts
+        gated = 2 if self.activation.gated else 1
+        return (
+            *blocks.norm_slots("norm", self.norm, hidden_size),
+            blocks.TableSlot("router", (count, hidden_size), False),
+            *((blocks.TableSlot("router_bias", (count,), True),) if router.bias else ()),
+            *((blocks.TableSlot("correction", (count,), True),) if router.correction else ()),
+            blocks.LinearSlot("gate_up", (inner,) * gated, hidden_size, self.up_bias, count),
+            blocks.LinearSlot("down", (hidden_size,), inner, self.down_bias, count),
+            *self._shared_slots(hidden_size, gated),
+            *blocks.norm_slots("post_norm", self.post_norm, hidden_size),
+        )
+
+    def _shared_slots(self, hidden_size: int, gated: int) -> tuple[blocks.Slot, ...]:
+        size = self.shared_size
+        if not size:
+            return ()
+        return (
+            blocks.LinearSlot("shared_gate_up", (size,) * gated, hidden_size, False),
+            blocks.LinearSlot("shared_down", (hidden_size,), size, False),
+            *(
+                (blocks.TableSlot("shared_gate", (1, hidden_size), False),)
+                if self.shared_gate
+                else ()
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Experts(blocks.BlockWeights):
+    """Weights of an expert block of E experts."""
+
+    block: ExpertBlock
+    router: Tensor  # [E, H]
+    gate_up: blocks.Linear  # of E experts
+    down: blocks.Linear
+    norm: blocks.NormWeights | None = None
+    router_bias: Tensor | None = None  # [E] float32
+    correction: Tensor | None = None  # [E] float32
+    shared_gate_up: blocks.Linear | None = None
+    shared_down: blocks.Linear | None = None
+    shared_gate: Tensor | None = None  # [1, H]
+    post_norm: blocks.NormWeights | None = None
+
+    def run(
+        self, ops: ModuleType, hidden: Tensor, step: blocks.BlockStep
+    ) -> tuple[Tensor, list[Tensor]]:
+        x = self.normed(ops, hidden)
+        made = ops.experts(x, *ops.route(x, self), self)
+        if self.shared_gate_up is not None and self.shared_down is not None:
+            inner = ops.activate(ops.linear(x, self.shared_gate_up), self.block.activation)
+            shared = ops.linear(inner, self.shared_down)
+            if self.shared_gate is not None:
+                shared = ops.gate(shared, x, self.shared_gate)
+            made = ops.add(made, shared)
+        return self.ended(ops, hidden, x, made), []

@@ -1,0 +1,78 @@
+"""The MLP: its record, its weights, and the block as smaller operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from predict.nn import blocks
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+
+@dataclass(frozen=True)
+class MlpBlock(blocks.Block):
+    """residual + down(activation(up(norm(x))))."""
+
+    intermediate_size: int
+    activation: blocks.Activation = blocks.Activation()
+    norm: blocks.Norm | None = blocks.Norm()
+    up_bias: bool = False  # of the gate, too
+    down_bias: bool = False
+    parallel: bool = False  # its norm reads what the block before it read
+    post_norm: blocks.Norm | None = None
+    post_norm_of: blocks.Placement = "output"
+    residual: blocks.Residual = blocks.Residual()
+
+    kind = "mlp"
+    linears = ("gate_up", "down")
+    biases: ClassVar = {"gate_up": "up_bias", "down": "down_bias"}
+    adapted: ClassVar = {"gate_up": 2, "down": 3}
+    reads: ClassVar = {"gate_up": "norm"}
+    norm_reader = "gate_up"
+
+    @property
+    def costs(self) -> blocks.Costs:
+        return blocks.Costs(inner_size=self.intermediate_size)
+
+    @property
+    def reads_before(self) -> bool:
+        return self.parallel
+
+    @property
+    def can_be_calibrated(self) -> bool:
+        return self.is_plain and self.activation == blocks.Activation() and not self.parallel
+
+    def weights(self, slots: Mapping[str, Any], kv_format: str, place: Any) -> Mlp:
+        return Mlp(self, **slots)
+
+    def slots(self, hidden_size: int) -> tuple[blocks.Slot, ...]:
+        # gate_up: the gate's outputs, then up's.
+        parts = (self.intermediate_size,) * (2 if self.activation.gated else 1)
+        return (
+            *blocks.norm_slots("norm", self.norm, hidden_size),
+            blocks.LinearSlot("gate_up", parts, hidden_size, self.up_bias),
+            blocks.LinearSlot("down", (hidden_size,), self.intermediate_size, self.down_bias),
+            *blocks.norm_slots("post_norm", self.post_norm, hidden_size),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp(blocks.BlockWeights):
+    """Weights of an MLP block."""
+
+    block: MlpBlock
+    gate_up: blocks.Linear  # gate's outputs, then up's; without a gate, up's
+    down: blocks.Linear
+    norm: blocks.NormWeights | None = None
+    post_norm: blocks.NormWeights | None = None
+
+    def run(
+        self, ops: ModuleType, hidden: Tensor, step: blocks.BlockStep
+    ) -> tuple[Tensor, list[Tensor]]:
+        x = self.normed(ops, step.before if self.block.parallel else hidden)
+        inner = ops.activate(self.product(ops, x, "gate_up", step), self.block.activation)
+        return self.ended(ops, hidden, x, self.product(ops, inner, "down", step)), []
