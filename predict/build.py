@@ -13,6 +13,7 @@ from predict.adapters.weights import Placement, base_of, empty_pages, num_pool_p
 from predict.config.engine import EngineConfig
 from predict.config.model import DTYPE_BYTES
 from predict.device import devices, library
+from predict.device.devices import kind_of
 from predict.engine.addons import Addons
 from predict.engine.draft_policy import Costs, DraftPolicy
 from predict.engine.drafts import DraftNetwork, Follower, Proposer, SpeculativeConfig
@@ -39,7 +40,7 @@ from predict.loading.defaults import with_model_defaults
 from predict.loading.draft_config import DraftModel, read_draft
 from predict.loading.exported import check_export
 from predict.loading.layouts import with_stored_cache
-from predict.loading.manifest import Manifest
+from predict.loading.manifest import Manifest, load_manifest
 from predict.loading.memory import (
     check_page_memory,
     graph_bytes,
@@ -113,7 +114,10 @@ class _Builder:
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
         model = config.model
-        self.platform = platform_of(model.device, model.inference_model)
+        compiled = model.inference_model
+        if compiled is None and model.mode == "static" and kind_of(model.device) == "cpu":
+            compiled = load_manifest(Path(model.model_name_or_path)).library_abi is not None
+        self.platform = platform_of(model.device, compiled)
         spec, self.reader = read_spec(model.model_name_or_path, model.model_type)
         self.spec = spec = spec.with_latent_form(model.latent_form)
         config = with_model_defaults(with_stored_cache(config, self.reader), spec, self.reader)
@@ -138,12 +142,13 @@ class _Builder:
 
     def parts(self) -> Parts:
         """Reads the weights and makes the rest. Raises UserError."""
-        config, platform = self.config, self.platform
-        platform.make_current()
-        if platform.gpu is not None and platform.gpu.is_plugin:
-            devices.release_cached(platform.gpu)  # what an earlier model left in the pools
-        with platform.explained_out_of_memory(LESS_MEMORY):
+        config, gpu = self.config, self.platform.gpu
+        self.platform.make_current()
+        if gpu is not None and gpu.is_plugin:
+            devices.release_cached(gpu)  # what an earlier model left in the pools
+        with self.platform.explained_out_of_memory(LESS_MEMORY):
             network, draft_network = self._networks()
+        platform = self.platform
         num_blocks = self._num_cache_blocks()
         with platform.explained_out_of_memory(LESS_MEMORY):
             caches = self._caches(num_blocks)
@@ -195,6 +200,7 @@ class _Builder:
         adapter_bytes = self._adapter_bytes()
         if manifest is None:
             opened.append(open_weights(config, self.spec, self.reader, self.platform))
+            self.platform = opened[0].platform
         if self.draft is not None:
             opened.append(open_weights(*self.draft, self.platform))
         if opened:
@@ -220,7 +226,10 @@ class _Builder:
             if self.adapters is not None:
                 decoders[0] = with_pages(decoders[0], self.adapters.pools)
             self.decoder = decoders[0]
-        networks += [partial(DynamicForward, self.platform.backend, each) for each in decoders]
+        networks += [
+            partial(DynamicForward, weights.platform.backend, decoder)
+            for weights, decoder in zip(opened, decoders, strict=True)
+        ]
         return networks[0], networks[1] if self.draft is not None else None
 
     def _checked_export(self) -> Manifest:
