@@ -199,6 +199,7 @@ def _export(
 
     source = Path(config.model.model_name_or_path)
     platform = platform_of(config.model.device, config.model.inference_model)
+    config = config.changed(inference_model=platform.inference_model)  # what it is traced with
     spec, reader = read_spec(source, config.model.model_type)
     spec = spec.with_latent_form(config.model.latent_form)
     config = with_model_defaults(with_stored_cache(config, reader), spec, reader)

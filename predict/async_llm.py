@@ -14,11 +14,13 @@ import os
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from predict.config.adapters import AddonVerbs, Change
 from predict.config.engine import EngineConfig
+from predict.engine.answers import News
 from predict.engine.samples import Samples, StreamOutput
 from predict.engine.stats import EngineStats
 from predict.llm import LLM, Conversation, Prompt, check_streamed
@@ -72,7 +74,7 @@ class AsyncAnswer:
         return event
 
 
-class AsyncLLM:
+class AsyncLLM(AddonVerbs[Coroutine[Any, Any, None]]):
     """Answers prompts of many asyncio tasks with one model.
 
     Close it, or use it with `async with`. Requests run together in one batch, and one's failure,
@@ -95,7 +97,7 @@ class AsyncLLM:
         config = EngineConfig.of(model, **settings)
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._answers: dict[int, AsyncAnswer] = {}  # unfinished, by request id; the thread's
-        self._compiling: dict[int, AsyncAnswer] = {}  # their guides; likewise
+        self._events: dict[AsyncAnswer, list[AnswerEvent]] = {}  # not sent yet; likewise
         self._closing = False  # written by the thread
         self._ended: BaseException | None = None  # why the thread has ended
         self._lock = threading.Lock()  # no command is queued once `_ended` is set
@@ -142,42 +144,25 @@ class AsyncLLM:
         samples = self._model().samples(prompt, params, streamed=streamed)
         answer = AsyncAnswer(self, samples, streamed)
 
-        def announce(llm: LLM) -> None:
-            self._compiling[answer.request_id] = answer
-            if samples.guide is None:
-                start(llm)
-
         def start(llm: LLM) -> None:
-            if self._compiling.pop(answer.request_id, None) is None:
-                return  # aborted
+            self._answers[answer.request_id] = answer
             try:
-                if self._ended is None:
-                    samples.check_guide()
-                    llm.queue([samples])
+                llm.answers.add([samples], partial(self._take, answer))
             except Exception as error:
-                llm.abort([samples])
-                self._send({answer: [error]})
-            else:
-                self._answers[answer.request_id] = answer
+                self._take(answer, News(samples, [], error=error))
 
-        if not self._post(announce):
+        if not self._post(start):
             self._model()  # raises
-        if samples.guide is not None:  # compiled on a thread of its own: no step waits for it
-            samples.guide.add_done_callback(lambda _: self._post(start))
         return answer
 
     def abort(self, request_id: int) -> None:
         """Ends an answer's request; nothing when it is unknown or ended. Returns at once."""
 
         def end(llm: LLM) -> None:
-            answer = self._answers.pop(request_id, None)
-            if answer is not None:
-                llm.abort([answer._samples])
-                self._finish(answer)
-            answer = self._compiling.pop(request_id, None)
-            if answer is not None:
-                answer._samples.abandon()
-                self._finish(answer)
+            answer = self._answers.get(request_id)
+            news = None if answer is None else llm.answers.abort(answer._samples)
+            if answer is not None and news is not None:
+                self._take(answer, news)
 
         self._post(end)
 
@@ -218,21 +203,9 @@ class AsyncLLM:
         """Counts so far, between two steps."""
         return await self._ask(LLM.stats)
 
-    async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:
-        """Reads a LoRA adapter, between two steps; see LLM.load_adapter."""
-        await self._ask(lambda llm: llm.load_adapter(name, directory))
-
-    async def unload_adapter(self, name: str) -> None:
-        """Forgets one, between two steps; see LLM.unload_adapter."""
-        await self._ask(lambda llm: llm.unload_adapter(name))
-
-    async def load_prefix(self, name: str, path: str | os.PathLike[str]) -> None:
-        """Writes a tuned prefix into the cache, between two steps; see LLM.load_prefix."""
-        await self._ask(lambda llm: llm.load_prefix(name, path))
-
-    async def unload_prefix(self, name: str) -> None:
-        """Forgets one, between two steps; see LLM.unload_prefix."""
-        await self._ask(lambda llm: llm.unload_prefix(name))
+    async def change(self, change: Change) -> None:
+        """Loads or unloads an adapter or a prefix, between two steps; see AddonVerbs."""
+        await self._ask(lambda llm: llm.change(change))
 
     async def _ask(self, ask: Callable[[LLM], T]) -> T:
         """The result of ask(llm), called between two steps; raises what that raises."""
@@ -288,11 +261,13 @@ class AsyncLLM:
         reason: BaseException = RuntimeError("it was closed")
         try:
             self._llm = llm = make_llm(config)
+            llm.answers.wake = self._wake
             self._ready.set()
             while not self._closing:
                 self._run_commands(llm)
-                if self._answers and not self._closing:
-                    self._step(llm)
+                if llm.answers.is_busy and not self._closing:
+                    llm.answers.step()
+                self._send()
         except BaseException as error:
             reason = error
         with self._lock:
@@ -303,57 +278,37 @@ class AsyncLLM:
             self._ready.set()
 
     def _run_commands(self, llm: LLM) -> None:
-        """Runs the queued commands; waits for one when no answer is unfinished."""
-        while True:
+        """Runs the queued commands; waits for one when there is nothing else to do."""
+        while not self._closing:
+            is_idle = not (self._events or llm.answers.is_busy)
             try:
-                command = self._commands.get(block=not self._answers and not self._closing)
+                command = self._commands.get(block=is_idle)
             except queue.Empty:
                 return
             command(llm)
-            if self._closing:
-                return
 
-    def _step(self, llm: LLM) -> None:
-        llm.step(answer._samples for answer in self._answers.values())
-        events: dict[AsyncAnswer, list[AnswerEvent]] = {}
-        for answer in list(self._answers.values()):
-            try:
-                new = self._new_events(answer)
-            except Exception as error:
-                new = [error]
-            if new and not isinstance(new[-1], StreamOutput):
-                # This was its last event: stop its other requests.
-                llm.abort([answer._samples])
-                del self._answers[answer.request_id]
-            if new:
-                events[answer] = new
-        for answer in self._send(events):
-            self.abort(answer.request_id)
+    def _wake(self) -> None:
+        """Lets the thread look for guides that are compiled. Called on any thread."""
+        self._post(lambda _: None)
 
-    def _new_events(self, answer: AsyncAnswer) -> list[AnswerEvent]:
-        """An answer's events after a step; an error or an output is its last event."""
-        samples = answer._samples
-        new: list[AnswerEvent] = [*samples.pieces()] if answer._streamed else []
-        if samples.is_finished:
-            output = samples.output()
-            new.append(output if samples.error is None else ValueError(samples.error))
-        return new
+    def _take(self, answer: AsyncAnswer, news: News) -> None:
+        """Notes an answer's events; an error or an output is the last one."""
+        events = self._events.setdefault(answer, [])
+        if news.error is None:
+            events += news.pieces
+        if news.is_last:
+            self._answers.pop(answer.request_id, None)
+            error = news.error
+            if error is None and news.samples.error is not None:
+                error = ValueError(news.samples.error)
+            events.append(error or cast(RequestOutput, news.output))
 
-    def _finish(self, answer: AsyncAnswer) -> None:
-        """Sends the last events of an aborted answer."""
-        try:
-            pieces = answer._samples.pieces() if answer._streamed else []
-            left: list[AnswerEvent] = [*pieces, answer._samples.output()]
-        except Exception as error:
-            left = [error]
-        self._send({answer: left})
-
-    def _send(self, events: dict[AsyncAnswer, list[AnswerEvent]]) -> list[AsyncAnswer]:
-        """Sends events to their event loops, one call each; returns answers of closed loops."""
+    def _send(self) -> None:
+        """Sends what is noted to its event loops, one call each; aborts answers of closed ones."""
         by_loop: defaultdict[asyncio.AbstractEventLoop, list[AsyncAnswer]] = defaultdict(list)
+        events, self._events = self._events, {}
         for answer in events:
             by_loop[answer._loop].append(answer)
-        lost: list[AsyncAnswer] = []
 
         def deliver(answers: Sequence[AsyncAnswer]) -> None:
             for answer in answers:
@@ -364,19 +319,19 @@ class AsyncLLM:
             try:
                 loop.call_soon_threadsafe(deliver, answers)
             except RuntimeError:  # the loop is closed
-                lost += answers
-        return lost
+                for answer in answers:
+                    self.abort(answer.request_id)
 
     def _release(self) -> None:
         """Sends unfinished answers the reason why the thread ends, and frees their blocks."""
-        assert self._ended is not None
-        if self._llm is None:
+        if self._llm is None or self._ended is None:
             return  # no answer was added
         while not self._commands.empty():  # `_post` takes no more commands
             self._commands.get()(self._llm)
-        answers = [*self._answers.values(), *self._compiling.values()]
-        self._send({answer: [_ended_error(self._ended)] for answer in answers})
-        self._llm.abort([answer._samples for answer in answers])
+        for answer in self._answers.values():
+            self._llm.answers.abort(answer._samples)
+            self._events.setdefault(answer, []).append(_ended_error(self._ended))
+        self._send()
 
 
 def _ended_error(cause: BaseException) -> RuntimeError:

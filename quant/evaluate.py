@@ -394,7 +394,7 @@ class Model:
         with paddle.no_grad():
             tensors = to_tensors(inputs, self.place)
             decoder, kind = self.llm.decoder, RowKind.ALL
-            found, _ = forward(self.llm.backend, decoder, tensors, self.caches, rows=kind)
+            found, _ = forward(self.llm.platform.backend, decoder, tensors, self.caches, rows=kind)
         assert found.logits is not None
         return found.logits.numpy()[:-1]
 

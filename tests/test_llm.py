@@ -18,7 +18,7 @@ import pytest
 
 from predict import LLM, AsyncLLM, EngineConfig, SamplingParams
 from predict.device.library import Library
-from predict.errors import EngineError, UserError
+from predict.errors import UserError
 from predict.loading.model import load_decoder, read_spec
 from predict.loading.platform import is_compiled, platform_of
 from predict.request import RequestOutput
@@ -51,16 +51,6 @@ def test_streamed_pieces_join_to_the_generated_text(demo: LLM) -> None:
         assert "".join(piece.text for piece in pieces) == whole.text
         assert sum((piece.token_ids for piece in pieces), ()) == whole.token_ids
         assert pieces[-1].finish_reason == whole.finish_reason
-
-
-@pytest.mark.parametrize("way", ["generate", "stream"])
-def test_an_engine_that_stands_still_is_an_error(
-    demo: LLM, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
-    monkeypatch.setattr(demo.engine, "step", lambda: (None, []))
-    with pytest.raises(EngineError, match="nothing runs, and 2 answers have not ended"):
-        list(getattr(demo, way)(["a", "b"], SamplingParams()))
-    assert demo.engine.scheduler.num_waiting == 0
 
 
 def test_leaving_a_stream_early_frees_its_blocks(demo: LLM) -> None:
@@ -342,8 +332,8 @@ def test_default_params_are_taken_where_none_are_given(model: Path) -> None:
 
 
 def test_compiled_operators_run_where_they_are_there(model: Path, compiled: Library) -> None:
-    assert is_compiled(LLM(model, max_length=16).backend)
-    assert not is_compiled(LLM(model, max_length=16, inference_model=False).backend)
+    assert is_compiled(LLM(model, max_length=16).platform.backend)
+    assert not is_compiled(LLM(model, max_length=16, inference_model=False).platform.backend)
 
 
 def test_a_hub_name_is_found_where_commands_find_it(

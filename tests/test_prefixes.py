@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import predict.llm
+import predict.engine.addons
 from export.export_model import export_model
 from predict import LLM, AsyncLLM, SamplingParams
 from predict.device import library
@@ -44,7 +44,7 @@ DRAFTS: list[dict[str, Any]] = [
 
 
 def num_pinned(llm: LLM) -> int:
-    return sum(len(prefix.all_block_ids) for prefix in llm.prefixes.values())
+    return sum(len(prefix.all_block_ids) for prefix in llm.addons.prefixes.values())
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -202,20 +202,11 @@ def test_the_cache_holds_a_prefix_as_its_format_rounds_it(
     model = quantized_caches.model(tmp_path / "model", {})
     path = write_prefix(tmp_path / "prefix", TINY, 21)
     changes = {"cachekv_int8_type": cache_type, "dtype": dtype, "inference_model": fused}
-    written: list[Any] = []
-    copied = LLM.__dict__["_served_prefix"]
-
-    def recorded(self: LLM, name: str, stored: Any, scheduler: Any, caches: Any) -> Any:
-        written.append(caches)
-        return copied(self, name, stored, scheduler, caches)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LLM, "_served_prefix", recorded)
-        llm = LLM(quantized_caches.config(model, prefix_path=path, **changes))
+    llm = LLM(quantized_caches.config(model, prefix_path=path, **changes))
     import paddle
 
-    row, blocks = kv_format_of(llm.config.kv_format), llm.prefixes[""].all_block_ids
-    for cache, layer in zip(written[0], random_prefix(TINY, 21, 0), strict=True):
+    row, blocks = kv_format_of(llm.config.kv_format), llm.addons.prefixes[""].all_block_ids
+    for cache, layer in zip(llm.parts.caches, random_prefix(TINY, 21, 0), strict=True):
         for which in range(2):
             scale: Any = cache[2 + which] if row.scales != "none" else None
             rows = paddle.to_tensor(layer[which])  # [heads, P, D]
@@ -326,19 +317,19 @@ def test_prefixes_come_and_go_beside_what_runs(tmp_path: Path) -> None:
     assert llm.stats().num_prefixes == 0
     llm.load_prefix("a", one)
     samples = [llm.samples([5, 9, 11], replace(GREEDY, adapter="a")) for _ in range(3)]
-    llm.queue(samples[:2])
-    llm.step()
+    llm.answers.add(samples[:2], [].append)
+    llm.answers.step()
     llm.unload_prefix("a")  # which one runs with, and one waits for
     assert (llm.stats().num_prefixes, llm.stats().num_prefix_blocks) == (0, 2)
     with pytest.raises(UserError, match=r"adapter is 'a' \(loaded: none\)"):
         llm.samples([5, 9, 11], replace(GREEDY, adapter="a"))
     with pytest.raises(UserError, match="its prefix a was unloaded before the request was queued"):
-        llm.queue(samples[2:])
+        llm.answers.add(samples[2:], [].append)
     llm.load_prefix("a", two / "pre_caches.npy")
     last = llm.samples([5, 9, 11], replace(GREEDY, adapter="a"))
-    llm.queue([last])
+    llm.answers.add([last], [].append)
     while not last.is_finished:
-        llm.step()
+        llm.answers.step()
         llm.engine.scheduler.check()
     found = [each.output().token_ids for each in (*samples[:2], last)]
     assert found == [wanted["one"], wanted["one"], wanted["two"]]
@@ -406,7 +397,7 @@ def test_a_load_that_fails_loses_no_block(tmp_path: Path) -> None:
         raise MemoryError("no room")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(predict.llm, "write_rows", fail)
+        patch.setattr(predict.engine.addons, "write_rows", fail)
         with pytest.raises(MemoryError, match="no room"):
             llm.load_prefix("a", path)
     assert llm.stats().num_prefix_blocks == llm.stats().num_used_blocks == 0

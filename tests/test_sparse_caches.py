@@ -61,7 +61,7 @@ def test_half_the_layers_take_half_the_cache(operators: dict[str, Any], tmp_path
         network: LLM(config(write_network(tmp_path / network, network), **operators))
         for network in ("AAAAAA", "AMAMAM")
     }
-    tensors = {name: [*map(len, llm._caches)] for name, llm in made.items()}
+    tensors = {name: [*map(len, llm.parts.caches)] for name, llm in made.items()}
     assert tensors == {"AAAAAA": [2] * 6, "AMAMAM": [2, 0] * 3}
     sizes = {name: bytes_per_token(llm.config, llm.spec) for name, llm in made.items()}
     assert sizes["AAAAAA"] == 2 * sizes["AMAMAM"] > 0
@@ -97,7 +97,7 @@ def test_quantized_caches_have_scales_by_layer(
     answers = tokens(llm)
     check_logits(folder, llm, CODES[cache])
     if cache == "static":
-        found = [cache[2].numpy().tolist() for cache in llm._caches if cache]
+        found = [cache[2].numpy().tolist() for cache in llm.parts.caches if cache]
         assert found == [pytest.approx([(5.0 + layer) / 127] * 2) for layer in (1, 3)]
     export_model(config(folder, **changes), tmp_path / "static")
     assert tokens(LLM(config(tmp_path / "static", mode="static", **changes))) == answers
@@ -141,8 +141,8 @@ def test_a_prefix_is_of_the_layers_that_keep_something(
     llm = LLM(config(folder, **changes))
     answers = tokens(llm)
     assert answers != tokens(LLM(config(folder, **operators)))
-    kept = [cache[0].numpy() for cache in llm._caches if cache]
-    blocks = llm.prefixes[""].all_block_ids
+    kept = [cache[0].numpy() for cache in llm.parts.caches if cache]
+    blocks = llm.addons.prefixes[""].all_block_ids
     values = np.load(path / "pre_caches.npy")
     for layer, keys in enumerate(kept):
         np.testing.assert_array_equal(keys[blocks[0]], values[layer, 0, :, :16])

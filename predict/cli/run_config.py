@@ -74,6 +74,7 @@ class PredictorConfig(RunOptions):
             "device": device,
             "attention": _attention(flags),
             "max_length": max_length,
+            "draft_model_name_or_path": None if drafts is None else str(drafts),
             "batch_size": flags["batch_size"] * max(beams, 1),  # each beam is a sequence
             "prefix_caching": flags["prefix_caching"] and shares,
         }
@@ -216,7 +217,7 @@ def _device(flags: FlagValues) -> tuple[str, str]:
         return flags["device"], ""
     if flags["avx_model"]:
         return "cpu", ""
-    if not flags["inference_model"]:
+    if flags["inference_model"] is False:
         return "cpu", on_cpu("--inference_model false runs there, and not on a GPU")
     return default_name()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from predict.errors import UserError
 from predict.names import hint
@@ -16,6 +17,8 @@ LORA_CONFIG = "lora_config.json"  # PaddleNLP's
 ADAPTER_FILES = f"{LORA_CONFIG} or adapter_config.json"  # what an adapter's folder holds
 MAX_NAME = 200  # characters of an adapter's name
 MAX_SHOWN = 20  # names in a message
+AddonKind = Literal["adapter", "prefix"]
+T = TypeVar("T")
 
 
 def check_adapter_name(name: str) -> None:
@@ -32,6 +35,48 @@ def unknown(name: str, known: Iterable[str], what: str = "adapter") -> UserError
     known = list(known)
     names, name = ", ".join(known[:MAX_SHOWN]) or "none", name[:MAX_NAME]
     return UserError(f"{what} is {name!r} (loaded: {names}){hint(name, known)}")
+
+
+class Change(NamedTuple):
+    """Loads an adapter or a tuned prefix, which requests may name then, or unloads it."""
+
+    kind: AddonKind
+    name: str
+    path: str | None = None  # the folder or file to load; None: unload
+
+
+class AddonVerbs(Generic[T]):
+    """Changes of adapters and prefixes by name. T: what each returns, None or an awaitable.
+
+    They raise UserError, and change nothing, where a name, a file or the room does not suit.
+    Requests with what is unloaded go on to their ends.
+    """
+
+    def change(self, change: Change) -> T:
+        """Makes one change."""
+        raise NotImplementedError
+
+    def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> T:
+        """Reads a LoRA adapter that requests may name from now on."""
+        return self.change(Change("adapter", name, os.fspath(directory)))
+
+    def unload_adapter(self, name: str) -> T:
+        """Forgets an adapter."""
+        return self.change(Change("adapter", name))
+
+    def load_prefix(self, name: str, path: str | os.PathLike[str]) -> T:
+        """Writes a tuned prefix into the cache, which requests may name from now on.
+
+        path: a folder or a .npy file, see predict.loading.prefix.
+        """
+        return self.change(Change("prefix", name, os.fspath(path)))
+
+    def unload_prefix(self, name: str) -> T:
+        """Forgets a prefix; its blocks are freed when its last request ends.
+
+        The prefix of requests without a name stays.
+        """
+        return self.change(Change("prefix", name))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ class Settings(TypedDict, total=False):
     chat_template: str | os.PathLike[str] | None
     device: str
     mode: str
-    inference_model: bool
+    inference_model: bool | None
     batch_invariant: bool
     mla_use_matrix_absorption: bool | None
     seed: int

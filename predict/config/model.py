@@ -52,9 +52,10 @@ class ModelConfig(Checked):
     mode: str = option("dynamic",
         "dynamic runs the checkpoint; static runs what export/export_model.py wrote.",
         allowed=("dynamic", "static"))
-    inference_model: bool = option(True,
-        "Use the compiled, fused operators where they are built; false: the plain-Paddle ones. In "
-        "static mode it is the exported model's.",
+    inference_model: bool | None = option(None,
+        "Use the compiled, fused operators where they are built; false: the plain-Paddle ones. "
+        "When not given: the compiled ones, but on a CPU the plain ones for weights that these do "
+        "not compute with. In static mode it is the exported model's.",
         group="Operators and cache")
     batch_invariant: bool = option(False,
         "On a GPU, give a request the same text to the last bit whatever is beside it, with and "

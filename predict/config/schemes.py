@@ -183,6 +183,10 @@ def _has_kernels(row: Support, capability: tuple[int, int]) -> bool:
     return row.gpu <= capability <= (row.gpu_last or capability)
 
 
+class NotCompiledError(UserError):
+    """A scheme that the CPU's compiled operators lack; its plain ones have all."""
+
+
 def check_support(
     scheme: str,
     device: str,
@@ -203,7 +207,7 @@ def check_support(
     row = info.support
     if device == "cpu":
         if not row.cpu:
-            raise UserError(
+            raise NotCompiledError(
                 f"quant_type {scheme} does not run on the compiled operators of this CPU; use "
                 f"{row.instead}, or --inference_model false to measure quality"
             )

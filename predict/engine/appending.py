@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from predict.engine.request_state import Request
-from predict.engine.scheduled import SchedulerStats
+from predict.engine.stats import EngineStats
 from predict.engine.stopping import finish_reason
 from predict.request import FinishReason
 
@@ -15,7 +15,7 @@ def append_tokens(
     token_ids: Sequence[int],
     now: float,
     eos_token_ids: Collection[int],
-    stats: SchedulerStats,
+    stats: EngineStats,
 ) -> FinishReason | None:
     """Adds tokens, in the place of placeholders where there are some, up to one that ends it.
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
-from weakref import WeakMethod
+from typing import Protocol, TypeVar
 
 from predict.engine.beams import Candidates
 from predict.engine.drafts import FAILED
@@ -18,6 +17,16 @@ from predict.text.guides import contradiction
 T = TypeVar("T")
 
 
+class Failing(Protocol):
+    """The engine, as far as blame needs it."""
+
+    def fail(self, request: Request, message: str) -> None:
+        """Ends a request as "error"."""
+
+    def probe(self) -> None:
+        """Runs a step of one token without any request; raises where that fails."""
+
+
 class Blame:
     """Ends requests that fail, and raises EngineError where the fault is no request's.
 
@@ -27,15 +36,9 @@ class Blame:
     too, or blocks are lost, the device or the state is broken.
     """
 
-    def __init__(
-        self, scheduler: Scheduler, fail: Callable[[Request, str], None], run: Callable[[], None]
-    ):
-        """fail: ends a request as "error". run: runs a step of one token without any request.
-
-        Both are methods of the engine, which ends with its last user and not in a cycle with this.
-        """
-        self._scheduler = scheduler
-        self._engine_fail, self._engine_run = WeakMethod(fail), WeakMethod(run)
+    def __init__(self, scheduler: Scheduler, engine: Failing):
+        """engine: as a weak reference, since it ends with its last user and not in a cycle."""
+        self._scheduler, self._engine = scheduler, engine
         self._failed: list[Request] = []  # since the last step
 
     def ended(self, finished: list[Request]) -> list[Request]:
@@ -52,7 +55,7 @@ class Blame:
 
     def end(self, request: Request, error: BaseException) -> None:
         """Ends a request that failed. Raises EngineError where the scheduler's state is broken."""
-        self._called(self._engine_fail)(request, explained(request, error))
+        self._engine.fail(request, explained(request, error))
         self._failed.append(request.owner)
         try:
             self._scheduler.check()
@@ -65,19 +68,12 @@ class Blame:
     def probe(self, request: Request, error: Exception) -> None:
         """Raises EngineError where a step without any request fails too. Nothing else may run."""
         try:
-            self._called(self._engine_run)()
+            self._engine.probe()
         except Exception as broken:
             raise EngineError(
                 f"the engine cannot go on: {explained(request, error)}; and so does a step of one "
                 "token without any request"
             ) from broken
-
-    @staticmethod
-    def _called(method: WeakMethod[Callable[..., None]]) -> Callable[..., None]:
-        """The engine's method; it runs while it calls this."""
-        found = method()
-        assert found is not None
-        return found
 
     def retried(self, call: Callable[[], T]) -> T:
         """The result of call(), called again after each request that fails in it has ended."""
@@ -117,7 +113,7 @@ class Blame:
                 fails = FAILED in entry
             if fails and span.request.owner.status is not RequestStatus.FINISHED:
                 owner = span.request.owner
-                self._called(self._engine_fail)(owner, _no_token_message(owner))
+                self._engine.fail(owner, _no_token_message(owner))
                 self._failed.append(owner)
 
 

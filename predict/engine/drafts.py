@@ -25,16 +25,6 @@ MAX_DRAFT_TOKENS = 15
 FAILED = -1  # in the place of a draft that could not be drawn; placeholders are below it
 
 
-@dataclass
-class DraftStats:
-    """Counts of speculation, over spans that had drafts."""
-
-    num_spans: int = 0
-    num_drafts: int = 0
-    num_accepted: int = 0
-    num_forced: int = 0  # tokens that guides forced, which the other counts leave out
-
-
 class Verified(NamedTuple):
     """A request whose drafts the running step verifies."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
@@ -17,7 +18,6 @@ from predict.engine.drafts import (
     FAILED,
     MAX_DRAFT_TOKENS,
     Drafts,
-    DraftStats,
     ProposeBehind,
     Proposer,
     Verified,
@@ -45,7 +45,7 @@ T = TypeVar("T")
 # Rows that take little longer on a CPU than one: up to there the weights' bytes decide, and beyond
 # it the products, where a drafted row costs as much as the step that it saves its request.
 FEW_ROWS = 16
-PROBE_ID = -(2**62)  # of the request of `_probe`; beams' ids are above
+PROBE_ID = -(2**62)  # of the request of `probe`; beams' ids are above
 
 
 class StepPart(NamedTuple):
@@ -101,10 +101,10 @@ class Engine:
         self.proposer = proposer
         self.policy = policy
         self.fields = fields
-        self.draft_stats = DraftStats()
+        self.stats = sampler.masks.stats = scheduler.stats
         self._steps: deque[Step] = deque()  # running, oldest first
         self._stuck: ScheduledBatch | None = None  # failed to launch; runs apart after `_steps`
-        self.blame = Blame(scheduler, self.fail, self._probe)
+        self.blame = Blame(scheduler, weakref.proxy(self))
         self._behind: Drafts = {}  # for requests whose last drafts the running step verifies
         self._forced: Drafts = {}  # drafts of the last step that guides force
         self._waits = False  # whether the next step waits for the running one's tokens
@@ -155,7 +155,7 @@ class Engine:
                 raise device_failure("while a step ran", error) from error
         self._steps.popleft()
         last_end, self._last_end = self._last_end, time.perf_counter()
-        num_accepted = self.draft_stats.num_accepted
+        num_accepted = self.stats.num_accepted_draft_tokens
         sampled = self._verify(step, token_ids)
         self.blame.end_undrawn(batch, sampled)
         finished = self.scheduler.update(batch, sampled, self.eos_token_ids)
@@ -168,7 +168,7 @@ class Engine:
             except Exception as error:
                 raise device_failure("between two steps", error) from error
         if self.proposer is not None:
-            num_accepted = self.draft_stats.num_accepted - num_accepted
+            num_accepted = self.stats.num_accepted_draft_tokens - num_accepted
             self._learn(step, num_accepted, self._last_end - last_end)
         if self.runner.num_ahead and not self._steps:
             self._launch()  # first, since the device is idle
@@ -178,7 +178,7 @@ class Engine:
             self._record_logprobs(part.spans, part.tokens.logprobs())
         return batch, self.blame.ended(finished)
 
-    def _probe(self) -> None:
+    def probe(self) -> None:
         """Runs one token without a request while no step runs, whose tokens it overwrites."""
         probe = Request(PROBE_ID, [0], SamplingParams(temperature=0.0))
         inputs, runner = empty_example(fields=self.fields), self.runner
@@ -425,7 +425,7 @@ class Engine:
         request, drafts = span.request, span.draft_token_ids
         if request.request_id in self._forced:
             accepted = accepted_tokens(drafts, chosen)
-            self.draft_stats.num_forced += len(accepted) - 1
+            self.stats.num_forced_tokens += len(accepted) - 1
             return accepted
         assert self.proposer is not None
         assert self.policy is not None
@@ -435,9 +435,9 @@ class Engine:
         accepted = accepted_tokens(drafts, chosen)
         self.proposer.observe(request, drafts, chosen)
         self.policy.record(request, len(drafts), len(accepted) - 1)
-        self.draft_stats.num_spans += 1
-        self.draft_stats.num_drafts += len(drafts)
-        self.draft_stats.num_accepted += len(accepted) - 1
+        self.stats.num_draft_spans += 1
+        self.stats.num_draft_tokens += len(drafts)
+        self.stats.num_accepted_draft_tokens += len(accepted) - 1
         return accepted
 
     def _forget(self, request_id: int) -> None:

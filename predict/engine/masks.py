@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from predict.engine.choices import Row
 from predict.engine.request_state import RequestStatus
+from predict.engine.stats import EngineStats
 from predict.text.guides import ALL_TOKENS, MaskFiller, MaskRows
 
 BITS = 32  # of a word
-
-
-@dataclass
-class MaskStats:
-    """Costs of masks so far."""
-
-    num_steps: int = 0  # with masks
-    seconds: float = 0.0  # on the host
 
 
 def num_words(vocab_size: int) -> int:
@@ -38,7 +30,7 @@ class GuideMasks:
     """Computes the masks of steps."""
 
     def __init__(self) -> None:
-        self.stats = MaskStats()
+        self.stats = EngineStats()  # where costs are counted
         self._filler: MaskFiller | None = None
 
     def fill(self, rows: Sequence[Row], masks: npt.NDArray[np.int32]) -> None:
@@ -61,5 +53,5 @@ class GuideMasks:
         if self._filler is None:
             self._filler = MaskFiller()
         self._filler.fill(spans, masks)
-        self.stats.num_steps += 1
-        self.stats.seconds += time.perf_counter() - started
+        self.stats.num_mask_steps += 1
+        self.stats.mask_seconds += time.perf_counter() - started

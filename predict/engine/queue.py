@@ -13,7 +13,8 @@ from predict.adapters.pool import READ_AHEAD
 from predict.engine.failures import RequestError
 from predict.engine.request_state import Request, RequestStatus
 from predict.engine.resources import AdapterPages, CacheBlocks, Need, Resource
-from predict.engine.scheduled import ScheduledSpan, SchedulerConfig, SchedulerStats, prompt_span
+from predict.engine.scheduled import ScheduledSpan, SchedulerConfig, prompt_span
+from predict.engine.stats import EngineStats
 
 # Rows of logits for prompts' logprobs in a step: 128 MiB with a vocabulary of 128k.
 MAX_PROMPT_LOGITS = 256
@@ -62,7 +63,7 @@ class Queue:
         config: SchedulerConfig,
         blocks: CacheBlocks,
         adapters: AdapterPages,
-        stats: SchedulerStats,
+        stats: EngineStats,
     ) -> None:
         self.requests: deque[Request] = deque()
         # In the order in which they reserve: what may fail comes first.

@@ -90,6 +90,7 @@ class Samples:
         """
         self.params = params
         self.guide = guide
+        self.streamed = streamed
         self._fail = fail
         self.prompt_index = prompt_index
         self._tokenizer = tokenizer
@@ -135,11 +136,6 @@ class Samples:
             return self.requests[0].error
         return None
 
-    def check_guide(self) -> None:
-        """Raises UserError for a guide that cannot be compiled; waits until that is known."""
-        if self.guide is not None:
-            self.guide.result()
-
     def settle_guide(self) -> bool:
         """Gives each request its guide, waiting until that is compiled; False: all have failed."""
         if self.guide is None:
@@ -151,11 +147,6 @@ class Samples:
             for request in self.requests:
                 self._fail(request, explained(request, error))
         return self.error is None
-
-    def abandon(self) -> None:
-        """Ends requests that were never added."""
-        for request in self.requests:
-            request.finish_reason = "abort"
 
     def pieces(self) -> list[StreamOutput]:
         """New text and tokens of each sample since the last call.
@@ -294,6 +285,7 @@ class FailedPrompt(Samples):
     def __init__(self, request_id: int, prompt_index: int, error: str):
         self.requests = []
         self.guide = None
+        self.streamed = True
         self.prompt_index = prompt_index
         self._request_id = request_id
         self._error = error

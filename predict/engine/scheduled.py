@@ -113,18 +113,6 @@ class ScheduledBatch:
         )
 
 
-@dataclass
-class SchedulerStats:
-    """Counts since the scheduler was made."""
-
-    num_steps: int = 0
-    num_scheduled_tokens: int = 0
-    num_prompt_tokens: int = 0  # of requests admitted for the first time
-    num_prefix_hit_tokens: int = 0  # of these, taken from the prefix cache
-    num_output_tokens: int = 0
-    num_preemptions: int = 0
-
-
 def prompt_span(request: Request, start: int, num_tokens: int) -> ScheduledSpan:
     """A span of a request that owns its blocks and has more than one token to compute."""
     end, num_prompt_logits = start + num_tokens, 0

@@ -39,10 +39,10 @@ from predict.engine.scheduled import (
     ScheduledBatch,
     ScheduledSpan,
     SchedulerConfig,
-    SchedulerStats,
     prompt_span,
 )
 from predict.engine.searches import Searches
+from predict.engine.stats import EngineStats
 from predict.errors import UserError
 from predict.request import FinishReason
 
@@ -63,7 +63,7 @@ class Scheduler:
         self._adapters = AdapterPages(config.adapters)
         self._searches = Searches(self._blocks)
         self._limits = Limits(self._blocks, self._searches)
-        self.stats = SchedulerStats()
+        self.stats = EngineStats()
         self._requests: dict[int, Request] = {}  # unfinished, by id
         self._queue = Queue(config, self._blocks, self._adapters, self.stats)
         self._waiting = self._queue.requests

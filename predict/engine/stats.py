@@ -1,33 +1,69 @@
-"""EngineStats: an engine's counts, the same for Python's API, the server and /metrics."""
+"""EngineStats: an engine's counts, for whoever counts, Python's API, the server and /metrics."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, NamedTuple
+
+from predict.system.options import option
 
 
-@dataclass(frozen=True)
+class Metric(NamedTuple):
+    """A count at /metrics."""
+
+    name: str  # behind "regatta_"; a counter's ends in _total there
+    is_now: bool  # holds now, and not since the start
+
+
+def _count(metric: str, meaning: str, is_now: bool = False, zero: Any = 0) -> Any:
+    said = option(zero, meaning, is_flag=False).metadata
+    return field(default=zero, metadata={**said, "metric": Metric(metric, is_now)})
+
+
+def _now(metric: str, meaning: str) -> Any:
+    return _count(metric, meaning, is_now=True)
+
+
+@dataclass
 class EngineStats:
     """Counts since the LLM was made; sizes in bytes, prefix hits in tokens."""
 
-    num_steps: int
-    num_prompt_tokens: int
-    num_output_tokens: int
-    num_prefix_hit_tokens: int
-    num_preemptions: int
-    num_draft_tokens: int
-    num_accepted_draft_tokens: int
-    num_draft_spans: int  # decode spans with drafts: each yields its accepted drafts and one more
-    num_cache_blocks: int
-    num_used_blocks: int
-    peak_memory_bytes: int
-    num_running: int = 0  # requests in the batch
-    num_waiting: int = 0
-    num_mask_steps: int = 0  # steps with masks of guides
-    mask_seconds: float = 0.0  # of the host for these masks
-    num_forced_tokens: int = 0  # that guides forced, without a step for each
-    num_adapters: int = 0  # that requests may name
-    num_adapter_pages: int = 0
-    num_used_adapter_pages: int = 0  # with an adapter
-    num_adapters_written: int = 0  # into their pages
-    num_prefixes: int = 0  # tuned prefixes, that requests may have
-    num_prefix_blocks: int = 0  # cache blocks of these prefixes
+    # fmt: off
+    num_steps: int = _count("engine_steps", "Steps that the engine has run.")
+    num_scheduled_tokens: int = _count("engine_tokens", "Tokens that these computed.")
+    num_prompt_tokens: int = _count("prompt_tokens", "Tokens of prompts that were taken in.")
+    num_output_tokens: int = _count("generation_tokens", "Tokens that were generated.")
+    num_prefix_hit_tokens: int = _count("prefix_cache_hits",
+        "Tokens of prompts that the prefix cache had.")
+    num_preemptions: int = _count("num_preemptions",
+        "Sequences that lost their blocks to older ones.")
+    num_draft_tokens: int = _count("spec_decode_num_draft_tokens",
+        "Draft tokens that were verified.")
+    num_accepted_draft_tokens: int = _count("spec_decode_num_accepted_tokens",
+        "Draft tokens that stood.")
+    num_draft_spans: int = _count("spec_decode_num_drafts",
+        "Steps of a sequence with draft tokens: each yields those that stood, and one more.")
+    num_forced_tokens: int = _count("guided_forced_tokens",
+        "Tokens that guides forced, without a step.")
+    num_mask_steps: int = _count("guided_steps", "Steps with masks of guides.")
+    mask_seconds: float = _count("guided_mask_seconds",
+        "Seconds that these masks took on the host.", zero=0.0)
+    num_running: int = _now("num_requests_running", "Sequences in the batch.")
+    num_waiting: int = _now("num_requests_waiting", "Sequences in the engine's queue.")
+    num_cache_blocks: int = _now("kv_cache_blocks", "Blocks of the KV cache.")
+    num_used_blocks: int = _now("kv_cache_used_blocks", "Blocks that unfinished requests hold.")
+    peak_memory_bytes: int = _now("engine_peak_memory_bytes",
+        "Largest memory of the engine so far.")
+    num_adapters: int = _now("adapters_loaded", "Adapters that requests may name.")
+    num_adapter_pages: int = _now("adapter_pages", "Pages for adapters, of eight ranks each.")
+    num_used_adapter_pages: int = _now("adapter_used_pages", "Pages that an adapter lies in.")
+    num_adapters_written: int = _count("adapters_written",
+        "Adapters that were written into their pages.")
+    num_prefixes: int = _now("prefixes_loaded", "Tuned prefixes that requests may have.")
+    num_prefix_blocks: int = _now("prefix_blocks", "Blocks of the KV cache that they fill.")
+    # fmt: on
+
+
+def metrics() -> list[tuple[Field[Any], Metric]]:
+    """Each count's field and its metric."""
+    return [(each, each.metadata["metric"]) for each in fields(EngineStats)]

@@ -329,7 +329,8 @@ def check_manifest(
             f"it calls operators of ABI {manifest.library_abi}, and the library has {library_abi}"
         )
     # Without the library --inference_model runs the plain operators, as the export was made.
-    if is_compiled != config.model.inference_model and (is_compiled or library_abi is not None):
+    asked = config.model.inference_model
+    if asked not in (None, is_compiled) and (is_compiled or library_abi is not None):
         kind, value = ("compiled", "true") if is_compiled else ("plain-Paddle", "false")
         problems.append(f"it calls the {kind} operators; pass --inference_model {value}")
     if problems:

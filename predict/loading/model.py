@@ -11,7 +11,7 @@ from pathlib import Path
 
 from predict.config.engine import EngineConfig
 from predict.config.quantization import QuantSettings
-from predict.config.schemes import SCHEMES
+from predict.config.schemes import SCHEMES, NotCompiledError
 from predict.device import devices
 from predict.errors import UserError
 from predict.loading.adapters.model import with_adapter
@@ -97,10 +97,34 @@ class Weights:
 def open_weights(
     config: EngineConfig, spec: DecoderSpec, reader: ConfigReader, platform: Platform
 ) -> Weights:
-    """The checkpoint of `config`. Raises UserError where it does not fit the device or flags."""
+    """The checkpoint of `config`. Raises UserError where it does not fit the device or flags.
+
+    For weights that the CPU's compiled operators do not compute with, its platform has the plain
+    ones where `config` leaves that open.
+    """
     check_positions(config, spec, reader)
     for note in dict.fromkeys(reader.notes):
         LOG.warning(note)
+    try:
+        weights = _opened(config, spec, reader, platform)
+        check_schemes(weights)
+    except NotCompiledError as error:
+        if config.model.inference_model is not None:
+            raise
+        LOG.warning(f"{error}. The plain-Paddle operators are in use, which are far slower")
+        weights = _opened(config, spec, reader, replace(platform, inference_model=False))
+        check_schemes(weights)
+    if isinstance(weights.source, CheckpointSource):
+        say_what_is_left_out(weights.names, weights.source.checkpoint)
+    check_activations(config, weights.platform, weights.plan, weights.layout)
+    say_what_groups_would_save(weights.plan, weights.layout, weights.source)
+    return weights
+
+
+def _opened(
+    config: EngineConfig, spec: DecoderSpec, reader: ConfigReader, platform: Platform
+) -> Weights:
+    """See open_weights; whether their schemes run there is not checked."""
     gpu = platform.gpu
     settings = config.quantization.settings
     names = weight_names(reader)
@@ -139,12 +163,7 @@ def open_weights(
 
         layout = layout_as(settings)
         checkpoint.check(expected_tensors(plan, layout), (*plan.ignored, *layout.ignored))
-        say_what_is_left_out(names, checkpoint)
-    weights = Weights(config, plan, source, layout, platform, names, layout_as, turns)
-    check_schemes(weights)
-    check_activations(config, platform, plan, layout)
-    say_what_groups_would_save(plan, layout, source)
-    return weights
+    return Weights(config, plan, source, layout, platform, names, layout_as, turns)
 
 
 def target_of(config: EngineConfig, platform: Platform) -> Target:

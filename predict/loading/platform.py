@@ -87,16 +87,16 @@ class Platform:
         return devices.explained_out_of_memory(self.device, advice)
 
 
-def platform_of(device: str, inference_model: bool) -> Platform:
-    """The platform that flags ask for, its device activated.
+def platform_of(device: str, inference_model: bool | None) -> Platform:
+    """The platform that flags ask for, its device activated. None: compiled where there are any.
 
     Raises UserError where it cannot be used, for a GPU before Paddle is imported.
     """
-    if devices.kind_of(device) == "gpu" and not inference_model:
+    if devices.kind_of(device) == "gpu" and inference_model is False:
         raise UserError(
             f"device {device} runs the compiled operators only; leave --inference_model false out"
         )
     chosen = devices.choose(device)
     if not chosen.is_cpu:  # the CPU is every process's from the start
         devices.activate(chosen)
-    return Platform(chosen, inference_model)
+    return Platform(chosen, inference_model is not False)

@@ -73,7 +73,7 @@ class Answerer:
         make_llm: MakeLLM = LLM,
     ) -> None:
         """Loads the model. params: what prompts name by number. num_threads: of CPU operators."""
-        on_cpu = config.model.inference_model and config.model.device == "cpu"
+        on_cpu = config.model.inference_model is not False and config.model.device == "cpu"
         if on_cpu and (loaded := library.load()) is not None:
             loaded.set_num_threads(num_threads)
         self._params = params

@@ -16,6 +16,7 @@ from typing import Any, Protocol, cast
 
 import msgspec
 
+from predict.config.adapters import Change
 from predict.config.engine import EngineConfig
 from predict.engine.samples import StreamOutput
 from predict.engine.stats import EngineStats
@@ -24,10 +25,9 @@ from predict.request import RequestOutput, SamplingParams
 from predict.server.config import API_KEY_VARIABLE
 from predict.server.wire import (
     Abort,
-    AdapterKind,
     Add,
-    AddonChange,
     AnswerMetrics,
+    AskChange,
     AskStats,
     Changed,
     Ended,
@@ -117,17 +117,12 @@ class EngineHandle(Protocol):
     async def stats(self) -> EngineStats:
         """Counts, between two steps. Raises EngineDied."""
 
-    async def load(self, kind: AdapterKind, name: str, path: str) -> None:
-        """Loads an adapter or a tuned prefix, which requests may name once this returns.
+    async def change(self, change: Change) -> None:
+        """Loads or unloads an adapter or a tuned prefix.
 
-        A prefix takes blocks of the cache. Raises UserError for one that does not fit,
-        AdapterFailed, EngineDied.
-        """
-
-    async def unload(self, kind: AdapterKind, name: str) -> None:
-        """Unloads one: requests added from now on may not name it, earlier ones are finished.
-
-        A prefix's blocks are free once its last request has ended. Raises as `load`.
+        Requests may name what is loaded once this returns. They may not name what is unloaded from
+        now on; earlier ones are finished, and a prefix's blocks free behind the last of them.
+        Raises UserError for what does not fit, AdapterFailed, EngineDied.
         """
 
 
@@ -349,14 +344,8 @@ class EngineClient(asyncio.Protocol):
         told: Told = await self._ask(AskStats)
         return told.stats
 
-    async def load(self, kind: AdapterKind, name: str, path: str) -> None:
-        await self._change(kind, name, path)
-
-    async def unload(self, kind: AdapterKind, name: str) -> None:
-        await self._change(kind, name, None)
-
-    async def _change(self, kind: AdapterKind, name: str, path: str | None) -> None:
-        changed: Changed = await self._ask(lambda question: AddonChange(question, kind, name, path))
+    async def change(self, change: Change) -> None:
+        changed: Changed = await self._ask(lambda question: AskChange(question, change))
         if changed.refused is not None:
             raise UserError(changed.refused)
         if changed.failed is not None:

@@ -15,17 +15,18 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
-from predict.engine.failures import explained
+from predict.engine.answers import News, Tell
 from predict.engine.samples import Samples, StreamOutput
 from predict.errors import EXIT_FAILURE, UserError
 from predict.server.wire import (
     Abort,
     Add,
-    AddonChange,
     AnswerMetrics,
+    AskChange,
     AskStats,
     Changed,
     Ended,
@@ -127,18 +128,6 @@ class Link:
                 self._unsent.popleft()
 
 
-class _Live:
-    """An answer that has not ended."""
-
-    __slots__ = ("request_id", "samples", "sent_at", "streamed")
-
-    def __init__(self, message: Add, samples: Samples):
-        self.request_id = message.request_id
-        self.streamed = message.streamed
-        self.sent_at = message.sent_at
-        self.samples = samples
-
-
 class EngineLoop:
     """Answers the front's messages until Stop.
 
@@ -148,51 +137,42 @@ class EngineLoop:
 
     def __init__(self, llm: LLM, link: Link):
         self._llm = llm
+        self._answers = llm.answers
+        self._answers.wake = link.wake
         self._link = link
-        self._live: dict[int, _Live] = {}  # by the front's ids
-        self._by_request: dict[int, _Live] = {}  # by the engine's ids
-        # Answers whose guides are being compiled on other threads; their requests are not queued.
-        self._compiling: dict[int, _Live] = {}
+        self._live: dict[int, tuple[Samples, Tell]] = {}  # unfinished, by the front's ids
         self._pieces: list[tuple[int, list[StreamOutput]]] = []  # not sent yet
         self._ended: list[Ended] = []
 
     def run(self) -> None:
         """Returns when the front says stop. Raises FrontEnded, EngineError."""
         while True:
-            for message in self._link.received(wait=not self._live):
+            for message in self._link.received(wait=not self._answers.is_busy):
                 if isinstance(message, Stop):
                     return
                 self._obey(message)
-            if self._compiling:
-                self._begin_compiled()
-            if self._live:
-                self._step()
+            if self._answers.is_busy:
+                self._answers.step()
             self._send()
 
     def _obey(self, message: FromFront) -> None:
         if isinstance(message, Add):
             self._add(message)
         elif isinstance(message, Abort):
-            if live := self._compiling.pop(message.request_id, None):
-                live.samples.abandon()
-                self._collect([live])
-            elif live := self._live.get(message.request_id):
-                self._llm.abort([live.samples])
-                self._collect([live])
+            if message.request_id in self._live:
+                samples, tell = self._live[message.request_id]
+                if news := self._answers.abort(samples):
+                    tell(news)
         elif isinstance(message, AskStats):
             self._send()  # first the text that the counts include
             self._link.send(Told(message.question, self._llm.stats()))
-        elif isinstance(message, AddonChange):
+        elif isinstance(message, AskChange):
             self._link.send(self._changed(message))
 
-    def _changed(self, message: AddonChange) -> Changed:
-        """Loads or unloads an adapter or a prefix; no failure of it touches running requests."""
-        llm, is_prefix = self._llm, message.kind == "prefix"
+    def _changed(self, message: AskChange) -> Changed:
+        """Changes adapters or prefixes; no failure of it touches running requests."""
         try:
-            if message.path is None:
-                (llm.unload_prefix if is_prefix else llm.unload_adapter)(message.name)
-            else:
-                (llm.load_prefix if is_prefix else llm.load_adapter)(message.name, message.path)
+            self._llm.change(message.change)
         except UserError as error:
             return Changed(message.question, refused=str(error))
         except Exception as error:
@@ -200,77 +180,39 @@ class EngineLoop:
         return Changed(message.question)
 
     def _add(self, message: Add) -> None:
+        tell = partial(self._take, message)
         try:
             samples = self._llm.samples(
                 message.prompt_token_ids, message.params, streamed=message.streamed
             )
-            live = _Live(message, samples)
-            if samples.guide is None:
-                self._begin(live)
-            else:
-                self._compiling[live.request_id] = live
-                samples.guide.add_done_callback(lambda _: self._link.wake())
+            self._live[message.request_id] = samples, tell
+            self._answers.add([samples], tell)
         except Exception as error:
-            self._refuse(message.request_id, error)
+            self._end(message.request_id, error)
 
-    def _begin_compiled(self) -> None:
-        for live in list(self._compiling.values()):
-            guide = live.samples.guide
-            if guide is not None and guide.done():
-                del self._compiling[live.request_id]
-                try:
-                    guide.result()
-                    self._begin(live)
-                except Exception as error:
-                    self._refuse(live.request_id, error)
+    def _take(self, message: Add, news: News) -> None:
+        """Notes what is new of an answer."""
+        if news.output is not None and news.error is None:
+            output = None if message.streamed else news.output
+            metrics = metrics_of(news.samples, message.sent_at)
+            del self._live[message.request_id]
+            self._ended.append(Ended(message.request_id, metrics, output))
+        elif news.error is not None:
+            self._end(message.request_id, news.error, news.pieces if news.output is None else ())
+            return
+        if news.pieces:
+            self._pieces.append((message.request_id, news.pieces))
 
-    def _begin(self, live: _Live) -> None:
-        """Queues an answer's requests. Raises UserError, with nothing queued."""
-        self._llm.queue([live.samples])
-        self._live[live.request_id] = live
-        for request in live.samples.requests:
-            self._by_request[request.request_id] = live
-
-    def _refuse(self, request_id: int, error: Exception) -> None:
-        """Ends an answer that never ran."""
+    def _end(self, request_id: int, error: Exception, pieces: Sequence[StreamOutput] = ()) -> None:
+        """Ends an answer that never ran, or whose text cannot be made."""
+        self._live.pop(request_id, None)
         if isinstance(error, UserError):
             self._ended.append(Ended(request_id, None, refused=str(error)))
             return
         text = f"{type(error).__name__}: {error}"
-        self._pieces.append((request_id, [StreamOutput("", (), "error", error=text)]))
+        said = [*pieces] or [StreamOutput("", (), "error", error=text)]
+        self._pieces.append((request_id, said))
         self._ended.append(Ended(request_id, None))
-
-    def _step(self) -> None:
-        batch, finished = self._llm.step(live.samples for live in self._live.values())
-        sampled = (span.request for span in batch.spans if span.samples) if batch else ()
-        found = (self._by_request.get(each.owner.request_id) for each in (*sampled, *finished))
-        # None: aborted while the step ran.
-        self._collect({id(live): live for live in found if live is not None}.values())
-
-    def _collect(self, answers: Iterable[_Live]) -> None:
-        """Notes the new pieces of these answers, and drops those that have ended."""
-        for live in answers:
-            output = None
-            try:
-                if live.streamed:
-                    new = live.samples.pieces()
-                    if new:
-                        self._pieces.append((live.request_id, new))
-                if not live.samples.is_finished:
-                    continue
-                if not live.streamed:
-                    output = live.samples.output()
-            except Exception as error:  # making its text failed: this answer alone ends
-                text = explained(live.samples.requests[0], error)
-                self._pieces.append((live.request_id, [StreamOutput("", (), "error", error=text)]))
-                self._llm.abort([live.samples])
-            self._forget(live)
-            self._ended.append(Ended(live.request_id, metrics_of(live), output))
-
-    def _forget(self, live: _Live) -> None:
-        self._live.pop(live.request_id, None)
-        for request in live.samples.requests:
-            self._by_request.pop(request.request_id, None)
 
     def _send(self) -> None:
         if self._pieces or self._ended:
@@ -278,9 +220,9 @@ class EngineLoop:
             self._pieces, self._ended = [], []
 
 
-def metrics_of(live: _Live) -> AnswerMetrics:
-    """The metrics of an answer that has ended."""
-    requests = live.samples.requests
+def metrics_of(samples: Samples, sent_at: float) -> AnswerMetrics:
+    """The metrics of an answer that has ended. sent_at: see Add."""
+    requests = samples.requests
     first = requests[0]
     times = first.token_times
     ends = [request.finish_time for request in requests if request.finish_time is not None]
@@ -294,7 +236,7 @@ def metrics_of(live: _Live) -> AnswerMetrics:
         per_token = (times[-1] - times[0]) / (len(times) - 1)
 
     def since(when: float | None) -> float | None:
-        return None if when is None else max(when - live.sent_at, 0.0)
+        return None if when is None else max(when - sent_at, 0.0)
 
     return AnswerMetrics(
         num_prompt_tokens=first.num_prompt_tokens,

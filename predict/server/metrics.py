@@ -21,7 +21,7 @@ from prometheus_client import (
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from predict.engine.stats import EngineStats
+from predict.engine.stats import EngineStats, metrics
 from predict.server.wire import AnswerMetrics, ModelInfo
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -44,34 +44,6 @@ _ANSWERS = (
     ("num_output_tokens", "request_generation_tokens",
      "Tokens of all answers to each prompt.", _TOKENS),
 )  # fmt: skip
-# Of EngineStats: the field, the metric's name, its help text. Names of counters end in _total.
-_COUNTERS = (
-    ("num_steps", "engine_steps", "Steps that the engine has run."),
-    ("num_prompt_tokens", "prompt_tokens", "Tokens of prompts that were taken in."),
-    ("num_output_tokens", "generation_tokens", "Tokens that were generated."),
-    ("num_preemptions", "num_preemptions", "Sequences that lost their blocks to older ones."),
-    ("num_prompt_tokens", "prefix_cache_queries", "Tokens looked up in the prefix cache."),
-    ("num_prefix_hit_tokens", "prefix_cache_hits", "Tokens of these that it had."),
-    ("num_draft_spans", "spec_decode_num_drafts", "Steps of a sequence with draft tokens."),
-    ("num_draft_tokens", "spec_decode_num_draft_tokens", "Draft tokens that were verified."),
-    ("num_accepted_draft_tokens", "spec_decode_num_accepted_tokens", "Draft tokens that stood."),
-    ("num_mask_steps", "guided_steps", "Steps with masks of guides."),
-    ("mask_seconds", "guided_mask_seconds", "Seconds that these masks took on the host."),
-    ("num_forced_tokens", "guided_forced_tokens", "Tokens that guides forced, without a step."),
-    ("num_adapters_written", "adapters_written", "Adapters that were written into their pages."),
-)
-_GAUGES = (
-    ("num_running", "num_requests_running", "Sequences in the batch."),
-    ("num_waiting", "num_requests_waiting", "Sequences in the engine's queue."),
-    ("num_cache_blocks", "kv_cache_blocks", "Blocks of the KV cache."),
-    ("num_used_blocks", "kv_cache_used_blocks", "Blocks that unfinished requests hold."),
-    ("num_adapters", "adapters_loaded", "Adapters that requests may name."),
-    ("num_adapter_pages", "adapter_pages", "Pages for adapters, of eight ranks each."),
-    ("num_used_adapter_pages", "adapter_used_pages", "Pages that an adapter lies in."),
-    ("num_prefixes", "prefixes_loaded", "Tuned prefixes that requests may have."),
-    ("num_prefix_blocks", "prefix_blocks", "Blocks of the KV cache that they fill."),
-    ("peak_memory_bytes", "engine_peak_memory_bytes", "Largest memory of the engine so far."),
-)
 
 
 class Metrics:
@@ -185,10 +157,14 @@ class _EngineCollector(Collector):
         stats = self.stats
         if stats is None:
             return
-        for field, name, text in _COUNTERS:
-            yield CounterMetricFamily(f"regatta_{name}", text, value=getattr(stats, field))
-        for field, name, text in _GAUGES:
-            yield GaugeMetricFamily(f"regatta_{name}", text, value=getattr(stats, field))
+        looked_up = "Tokens looked up in the prefix cache."
+        yield CounterMetricFamily(
+            "regatta_prefix_cache_queries", looked_up, value=stats.num_prompt_tokens
+        )
+        for field, said in metrics():
+            family = GaugeMetricFamily if said.is_now else CounterMetricFamily
+            help_text = field.metadata["option"].help
+            yield family(f"regatta_{said.name}", help_text, value=getattr(stats, field.name))
         for name, text, part, whole in (
             (
                 "kv_cache_usage_perc",

@@ -6,13 +6,12 @@ import asyncio
 import time
 from typing import Any, NamedTuple
 
-from predict.config.adapters import check_adapter_name
+from predict.config.adapters import AddonKind, Change, check_adapter_name
 from predict.errors import UserError, one_of
 from predict.server.adapter_root import below_root
 from predict.server.config import ServerConfig
 from predict.server.engine_client import AdapterFailed, EngineHandle
 from predict.server.errors import ApiError, invalid
-from predict.server.wire import AdapterKind
 
 MAX_ADAPTERS = 4096  # that are loaded, and prefixes: a client may name one folder over and over
 MAX_SHOWN = 20  # names in a message
@@ -28,7 +27,7 @@ class ServedModel(NamedTuple):
 class Kind(NamedTuple):
     """A kind of thing that requests may name beside the model, and its routes' field names."""
 
-    noun: AdapterKind
+    noun: AddonKind
     name_field: str
     path_field: str
     load_route: str
@@ -102,7 +101,7 @@ class ServedModels:
                 below_root, root, path, kind.path_field, kind.takes_files
             )
             try:
-                await engine.load(kind.noun, name, found)
+                await engine.change(Change(kind.noun, name, found))
             except UserError as error:
                 # Where the root lies is not for clients.
                 raise invalid(kind.path_field, str(error).replace(found, path)) from None
@@ -134,7 +133,7 @@ class ServedModels:
                 )
             del self._loaded[name]  # first: no later request may name it
             try:
-                await engine.unload(kind.noun, name)
+                await engine.change(Change(kind.noun, name))
             except (UserError, AdapterFailed) as error:
                 self._loaded[name] = loaded
                 raise ApiError(500, f"the {kind.noun} was not unloaded: {error}") from None

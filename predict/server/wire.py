@@ -6,16 +6,16 @@ Both ends are ours, and of one version: the engine's process is started by the f
 from __future__ import annotations
 
 import struct
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from predict.config.adapters import Change
 from predict.engine.samples import StreamOutput
 from predict.engine.stats import EngineStats
 from predict.request import RequestOutput, SamplingParams
 
 T = TypeVar("T")
-AdapterKind = Literal["adapter", "prefix"]
 _LENGTH = struct.Struct("<I")  # bytes of the message behind it
 
 
@@ -83,23 +83,21 @@ class AskStats(msgspec.Struct, tag=True, array_like=True):
     question: int
 
 
-class AddonChange(msgspec.Struct, tag=True, array_like=True):
-    """Loads an adapter or a tuned prefix, or unloads it; Changed answers it.
+class AskChange(msgspec.Struct, tag=True, array_like=True):
+    """Asks for a change of adapters or prefixes; Changed answers it.
 
     Messages behind it may name what it loads, and may not name what it unloads.
     """
 
     question: int
-    kind: AdapterKind
-    name: str
-    path: str | None = None  # the folder or file to load; None: unload
+    change: Change
 
 
 class Stop(msgspec.Struct, tag=True, array_like=True):
     """The last message: the engine's process leaves with 0."""
 
 
-FromFront = Start | Add | Abort | AskStats | AddonChange | Stop
+FromFront = Start | Add | Abort | AskStats | AskChange | Stop
 
 # From the engine to the front.
 
@@ -141,7 +139,7 @@ class Told(msgspec.Struct, tag=True, array_like=True):
 
 
 class Changed(msgspec.Struct, tag=True, array_like=True):
-    """The result of a Change; one that was refused or failed has changed nothing."""
+    """The result of an AskChange; one that was refused or failed has changed nothing."""
 
     question: int
     refused: str | None = None  # a UserError's text

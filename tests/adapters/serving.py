@@ -39,8 +39,8 @@ def generate(llm: LLM, asked: list[tuple[Any, SamplingParams]]) -> list[RequestO
     found = llm.generate([prompt for prompt, _ in asked], [each for _, each in asked])
     llm.engine.scheduler.check()
     assert llm.stats().num_used_blocks == 0
-    if llm.adapters is not None:
-        llm.adapters.pool.check({})
+    if llm.addons.adapters is not None:
+        llm.addons.adapters.pool.check({})
     return found
 
 

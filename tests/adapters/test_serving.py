@@ -171,17 +171,17 @@ def test_adapters_come_and_go_beside_what_runs(base: Path, seven: dict[str, Path
     )
     first = llm.samples(LONG, replace(asked[0][1], adapter="a"))
     second = llm.samples(LONG, replace(asked[0][1], adapter="a"))
-    llm.queue([first])
-    llm.step()
-    llm.queue([second])
+    llm.answers.add([first], [].append)
+    llm.answers.step()
+    llm.answers.add([second], [].append)
     llm.unload_adapter("a")  # which one runs with, and one waits for
     with pytest.raises(UserError, match=r"adapter is 'a' \(loaded: none\)"):
         llm.samples(LONG, replace(GREEDY, adapter="a"))
     llm.load_adapter("a", seven["wide"])
     third = llm.samples(LONG, replace(asked[1][1], adapter="a"))
-    llm.queue([third])
+    llm.answers.add([third], [].append)
     while not all(each.is_finished for each in (first, second, third)):
-        llm.step()
+        llm.answers.step()
         llm.engine.scheduler.check()
     found = token_ids([each.output() for each in (first, second, third)])
     assert found == [wanted[0], wanted[0], wanted[1]]
@@ -189,12 +189,12 @@ def test_adapters_come_and_go_beside_what_runs(base: Path, seven: dict[str, Path
 
 def test_unloaded_adapters_are_forgotten(base: Path, seven: dict[str, Path]) -> None:
     llm = llm_of(base, {}, allow_adapter_updates=True, max_loras=1, max_cpu_loras=1)
-    assert llm.adapters is not None
+    assert llm.addons.adapters is not None
     for name in itertools.islice(itertools.cycle(seven), 20):
         llm.load_adapter("a", seven[name])
         llm.generate([PROMPTS[0]], replace(GREEDY, adapter="a", max_new_tokens=2))
         llm.unload_adapter("a")
-    assert len(llm.adapters._adapters) <= 1  # the one whose values are kept
+    assert len(llm.addons.adapters._adapters) <= 1  # the one whose values are kept
     assert llm.stats().num_used_adapter_pages == 0
 
 

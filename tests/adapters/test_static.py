@@ -208,7 +208,7 @@ def nothing_is_read(bare: Path, program: Path, monkeypatch: pytest.MonkeyPatch) 
         raise AssertionError("weights are read")
 
     monkeypatch.setattr(Weights, "read", fail)
-    monkeypatch.setattr("predict.llm.load_program", fail)
+    monkeypatch.setattr("predict.build.load_program", fail)
 
 
 @pytest.mark.usefixtures("nothing_is_read")

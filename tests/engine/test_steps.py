@@ -39,9 +39,10 @@ def test_hidden_states_of_named_layers_come_with_logits_and_without(operators: A
 def test_a_program_gives_the_hidden_states_that_it_was_traced_with(tmp_path: Path) -> None:
     llm = LLM(config("llama_gqa", batch_size=1, **FUSED))
     assert llm.decoder is not None
-    save_program(llm.backend, llm.decoder, llm.spec, 32, "float32", tmp_path, "model", taps=TAPS)
+    backend, stem = llm.platform.backend, "model"
+    save_program(backend, llm.decoder, llm.spec, 32, "float32", tmp_path, stem, taps=TAPS)
     program = load_program(tmp_path, "model", llm.platform.device)
-    network = HostNetwork(static_forward(program, llm._caches, taps=TAPS))
+    network = HostNetwork(static_forward(program, llm.parts.caches, taps=TAPS))
     check_hidden("llama_gqa", network.run(step_of(LAST), TAPS))
     with pytest.raises(UserError, match=r"layers.1 are wanted, .* those of norm, layers.0 alone"):
         network.run(step_of(LAST), ("layers.1",))

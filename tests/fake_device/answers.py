@@ -108,7 +108,7 @@ def main() -> None:
     found["refused"] = {name: refusal(function) for name, function in REFUSED.items()}
     found["refused"]["memory"] = refusal(out_of_memory)
     llm = LLM(config("llama_gqa", device="pretend", inference_model=True))
-    found["with --inference_model"] = [llm.platform.device.flag, llm.backend.__name__]
+    found["with --inference_model"] = [llm.platform.device.flag, llm.platform.backend.__name__]
     placed = llm.decoder.head.linear.tensors[0] if llm.decoder else None
     found["place"] = str(placed.place) if placed is not None else ""
     found["peak"] = devices.peak_bytes(llm.platform.device)

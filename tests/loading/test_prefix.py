@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import predict.llm
 from predict import LLM
 from predict.errors import UserError
 from predict.loading.model import read_spec
@@ -180,8 +179,8 @@ def refuse_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise AssertionError("work began")
 
-    for name in ("open_weights", "allocate_caches", "write_rows"):
-        monkeypatch.setattr(predict.llm, name, fail)
+    for place in ("build.open_weights", "build.allocate_caches", "engine.addons.write_rows"):
+        monkeypatch.setattr(f"predict.{place}", fail)
     monkeypatch.setattr(os, "system", fail)
 
 

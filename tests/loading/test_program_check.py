@@ -140,7 +140,7 @@ def test_program_that_would_write_a_file_is_refused_before_it_is_loaded(
     manifest = load_manifest(plain)
     manifest.files["model.json"] = FileDigest.of(path)
     manifest.save(plain)
-    monkeypatch.setattr("predict.llm.load_program", None)
+    monkeypatch.setattr("predict.build.load_program", None)
     with pytest.raises(UserError, match=r"model\.json calls the operator 'pd_op\.save_combine'"):
         LLM(config(plain, mode="static"))
     assert not marker.exists()

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from export.export_model import export_model
-from predict import LLM, EngineConfig
+from predict import LLM, EngineConfig, SamplingParams
 from predict.config.quantization import QuantType, parse_quant_type
 from predict.config.schemes import (
     DENSE,
@@ -261,6 +261,26 @@ def test_the_cpu_refuses_float8_before_it_reads_weights(
     monkeypatch.setattr("predict.loading.checkpoint.Checkpoint.read", None)
     with pytest.raises(UserError, match=r"a8w8_fp8 does not run on the compiled .*use .*a8w8 "):
         answer(tmp_path, quant_type="a8w8_fp8", inference_model=True)
+
+
+def test_what_the_compiled_operators_lack_runs_on_plain_ones_unless_told_otherwise(
+    tmp_path: Path, compiled: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = tiny.write(tmp_path / "model")
+    settings: dict[str, Any] = {"max_length": 64, "dtype": "float32", "quant_type": "a8w8_fp8"}
+    llm = LLM(source, **settings)
+    (said,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert "a8w8_fp8 does not run on the compiled operators" in said
+    assert "The plain-Paddle operators are in use" in said
+    plain = LLM(source, **settings, inference_model=False)
+    prompt, greedy = [5, 6, 7], SamplingParams(temperature=0.0, max_new_tokens=8)
+    wanted = plain.generate(prompt, greedy)[0].token_ids
+    assert llm.generate(prompt, greedy)[0].token_ids == wanted
+    assert len(caplog.records) == 1
+    export_model(plain.config, tmp_path / "static")
+    static = LLM(tmp_path / "static", mode="static", max_length=64)  # as its manifest says
+    assert static.platform.compiled is plain.platform.compiled is llm.platform.compiled is None
+    assert static.generate(prompt, greedy)[0].token_ids == wanted
 
 
 @pytest.mark.parametrize("name", ["weight_only_int4 group", "a8w8_fp8 blocks", "head"])

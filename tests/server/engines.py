@@ -13,7 +13,8 @@ from predict import EngineConfig, SamplingParams
 from predict.engine.samples import StreamOutput
 from predict.engine.stats import EngineStats
 from predict.server.engine_client import EngineClient, EngineProcess
-from predict.server.wire import AnswerMetrics
+from predict.server.engine_process import Link
+from predict.server.wire import Add, AnswerMetrics, FromEngine, FromFront, Stop
 from tests.support import tiny
 from tests.support.tiny import TOKENIZER
 
@@ -87,3 +88,24 @@ async def nothing_runs(client: EngineClient) -> EngineStats:
         if not (stats.num_running or stats.num_waiting or stats.num_used_blocks):
             return stats
         await asyncio.sleep(0.005)
+
+
+class ScriptedLink(Link):
+    """A link whose front says what it is told to, and then waits until nothing runs."""
+
+    def __init__(self, messages: Sequence[FromFront]):
+        self._messages_left = [*messages]
+        self.sent: list[FromEngine] = []
+
+    def received(self, wait: bool) -> list[FromFront]:
+        if self._messages_left:
+            messages, self._messages_left = self._messages_left, []
+            return messages
+        return [Stop()] if wait else []
+
+    def send(self, message: FromEngine) -> None:
+        self.sent.append(message)
+
+
+def adds(count: int, streamed: bool = True) -> list[FromFront]:
+    return [Add(index, [5, 6, 7 + index], GREEDY, streamed, 0.0) for index in range(count)]

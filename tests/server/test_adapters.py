@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from export.export_model import export_model
 from predict import LLM, SamplingParams
+from predict.config.adapters import Change
 from predict.errors import UserError
 from predict.server.config import ServerConfig
 from predict.server.engine_client import AdapterFailed
@@ -528,28 +529,27 @@ def test_what_runs_goes_on_when_what_it_names_is_unloaded(
     wanted = alone.generate([PROMPT], named_alone)[0].text
     client = engine.client
     is_prefix = kind is PREFIX
-    load = partial(client.load, "prefix" if is_prefix else "adapter")
-    unload = partial(client.unload, "prefix" if is_prefix else "adapter")
+    change = partial(Change, "prefix" if is_prefix else "adapter", "sql")
 
     async def main() -> None:
-        await load("sql", str(root / "sql"))
+        await client.change(change(str(root / "sql")))
         answer = client.add(PROMPT, params, streamed=True)
         pieces = await answer.__anext__()
-        await unload("sql")
+        await client.change(change())
         assert (await client.stats()).num_prefix_blocks == 2 * is_prefix
         with pytest.raises(UserError, match=r"adapter is 'sql' \(loaded: none\)"):
             await all_pieces(client, PROMPT, params)
-        await load("sql", str(root / "team" / "chat"))  # another one
+        await client.change(change(str(root / "team" / "chat")))  # another one
         other = await all_pieces(client, PROMPT, params)
         async for more in answer:
             pieces += more
         assert texts(pieces) == [wanted]
         assert texts(other) != [wanted]
         with pytest.raises(UserError, match="is loaded already"):
-            await load("sql", str(root / "sql"))
-        await unload("sql")
+            await client.change(change(str(root / "sql")))
+        await client.change(change())
         with pytest.raises(UserError, match=r"is 'sql' \(loaded: none\)"):
-            await unload("sql")
+            await client.change(change())
         stats = await nothing_runs(client)
         assert (stats.num_adapters, stats.num_prefixes, stats.num_prefix_blocks) == (0, 0, 0)
 

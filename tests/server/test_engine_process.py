@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,41 +14,18 @@ from predict.errors import EngineError, UserError
 from predict.server.engine_client import EngineClient, EngineDied
 from predict.server.engine_process import EngineLoop, FrontEnded, Link
 from predict.server.wire import (
-    Add,
     FromEngine,
-    FromFront,
     Messages,
     StepNews,
     Stop,
     frame,
 )
-from tests.server.engines import GREEDY, config, running, write_model
+from tests.server.engines import GREEDY, ScriptedLink, adds, config, running, write_model
 
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     return LLM(config(write_model(tmp_path_factory.mktemp("model") / "tiny")))
-
-
-class ScriptedLink(Link):
-    """A link whose front says what it is told to, and then waits until nothing runs."""
-
-    def __init__(self, messages: Sequence[FromFront]):
-        self._messages_left = [*messages]
-        self.sent: list[FromEngine] = []
-
-    def received(self, wait: bool) -> list[FromFront]:
-        if self._messages_left:
-            messages, self._messages_left = self._messages_left, []
-            return messages
-        return [Stop()] if wait else []
-
-    def send(self, message: FromEngine) -> None:
-        self.sent.append(message)
-
-
-def adds(count: int, streamed: bool = True) -> list[FromFront]:
-    return [Add(index, [5, 6, 7 + index], GREEDY, streamed, 0.0) for index in range(count)]
 
 
 def test_a_step_is_one_message_with_all_that_is_new(llm: LLM) -> None:

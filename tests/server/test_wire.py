@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from predict import Guide, SamplingParams
+from predict.config.adapters import Change
 from predict.engine.samples import StreamOutput
 from predict.request import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from predict.server.wire import (
     Abort,
     Add,
-    AddonChange,
+    AskChange,
     Changed,
     Ended,
     FromEngine,
@@ -56,8 +57,8 @@ SAID = StepNews([(1, [StreamOutput("a", (5,), None), StreamOutput("", (), "stop"
 def test_messages_are_whole_however_they_are_cut(cuts: list[int]) -> None:
     sent: list[FromFront] = [
         *ADDED,
-        AddonChange(3, "adapter", "é", "/a"),
-        AddonChange(4, "prefix", "é"),
+        AskChange(3, Change("adapter", "é", "/a")),
+        AskChange(4, Change("prefix", "é")),
         Abort(9),
         Stop(),
     ]

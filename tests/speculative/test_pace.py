@@ -16,6 +16,7 @@ import pytest
 
 from predict import SamplingParams
 from predict.bench.speculation import AgreeingProposer, ScriptedRunner, ScriptedSampler, copies
+from predict.build import GPU_COSTS
 from predict.config.speculation import known_methods
 from predict.engine import engine as engine_module
 from predict.engine.draft_policy import Costs, DraftPolicy
@@ -26,7 +27,6 @@ from predict.engine.sampler import Sampler
 from predict.engine.scheduled import SchedulerConfig
 from predict.engine.scheduler import Scheduler
 from predict.engine.step import KnownTokens, Logprobs
-from predict.llm import GPU_COSTS
 from predict.nn.inputs import StepInputs
 from predict.speculative import proposer_of
 

@@ -161,7 +161,7 @@ def unused_blocks_are_nan(monkeypatch: pytest.MonkeyPatch) -> None:
                 tensor.set_value(np.full(tensor.shape, np.nan, np.float32))
         return caches
 
-    monkeypatch.setattr("predict.llm.allocate_caches", filled)
+    monkeypatch.setattr("predict.build.allocate_caches", filled)
 
 
 @pytest.mark.parametrize("method", [None, *METHODS])

@@ -90,7 +90,7 @@ def test_aborts_amid_drafts_lose_no_block_and_change_no_text(method: str, ahead:
     while engine.step()[0] is not None:
         pass
     assert manager.num_used_blocks == 0
-    assert engine.draft_stats.num_accepted > 300
+    assert engine.stats.num_accepted_draft_tokens > 300
     assert engine.scheduler.stats.num_preemptions > 0
     for request in requests:
         output = request.output_token_ids
@@ -129,6 +129,6 @@ def test_drafts_behind_a_verification_are_as_right_as_others(
             assert request.output_token_ids == expected(request.prompt_token_ids, 60)
         assert (reader.num_followed > 500) == follows
         assert engine.scheduler.stats.num_preemptions > 5
-        shares.append(engine.draft_stats.num_accepted / engine.draft_stats.num_drafts)
+        shares.append(engine.stats.num_accepted_draft_tokens / engine.stats.num_draft_tokens)
     assert 0.4 < shares[0] < 0.6
     assert abs(shares[1] - shares[0]) < 0.03

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
+from predict.config.adapters import Change
 from predict.engine.samples import StreamOutput
 from predict.engine.stats import EngineStats
 from predict.request import (
@@ -18,7 +19,7 @@ from predict.request import (
     TokenLogprobs,
 )
 from predict.server.engine_client import EngineDied
-from predict.server.wire import AdapterKind, AnswerMetrics, ModelInfo
+from predict.server.wire import AnswerMetrics, ModelInfo
 from predict.text.tokenizer import Tokenizer
 
 # What an answer consists of: texts, one for each time the engine sends; or why there is none.
@@ -167,23 +168,18 @@ class ScriptedEngine:
             raise EngineDied(self.failure)
         return EngineStats(*(0 for _ in EngineStats.__dataclass_fields__))
 
-    async def load(self, kind: AdapterKind, name: str, path: str) -> None:
+    async def change(self, change: Change) -> None:
         if self.failure is not None:
             raise EngineDied(self.failure)
         if self.adapter_error is not None:
             raise self.adapter_error
-        self.adapters[name] = path
-        if kind == "prefix":
-            self.prefixes.add(name)
-
-    async def unload(self, kind: AdapterKind, name: str) -> None:
-        if self.failure is not None:
-            raise EngineDied(self.failure)
-        if self.adapter_error is not None:
-            raise self.adapter_error
-        del self.adapters[name]
-        if kind == "prefix":
-            self.prefixes.remove(name)
+        names = self.prefixes if change.kind == "prefix" else set[str]()
+        if change.path is None:
+            del self.adapters[change.name]
+            names.discard(change.name)
+        else:
+            self.adapters[change.name] = change.path
+            names.add(change.name)
 
     def die(self, why: str) -> None:
         """Ends it: whoever waits hears of it."""

@@ -13,8 +13,9 @@ from typing import Any
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
+from predict.config.adapters import Change
 from predict.engine.samples import StreamOutput
-from predict.engine.stats import EngineStats
+from predict.engine.stats import EngineStats, metrics
 from predict.errors import UserError
 from predict.request import RequestOutput, SamplingParams
 from predict.scale_out.serving.first_block import key_of
@@ -27,19 +28,13 @@ from predict.scale_out.serving.messages import (
     encode,
 )
 from predict.server.errors import ApiError
-from predict.server.wire import AdapterKind, AnswerMetrics, ModelInfo
+from predict.server.wire import AnswerMetrics, ModelInfo
 from predict.system.console import say
 
 LOST = (RayError, RayServeException)  # what calls to a replica that has died raise
 COUNT_SECONDS = 4.0  # that replicas may take to tell their counts
 FIXED = "adapters of replicas are fixed; give them with --lora_modules, prefixes with --prefix_path"
 NUM_RUNS = 2  # of a request, at most
-# Fields of EngineStats that hold now, and not since the start.
-_OF_NOW = {
-    *("num_running", "num_waiting", "num_cache_blocks", "num_used_blocks", "peak_memory_bytes"),
-    *("num_adapters", "num_adapter_pages", "num_used_adapter_pages"),
-    *("num_prefixes", "num_prefix_blocks"),
-}
 
 
 class ServeReplicas:
@@ -216,11 +211,8 @@ class Engines:
         past = [stats for name, stats in self._counts.items() if name not in names]
         return summed([each.stats for each in told], past)
 
-    async def load(self, kind: AdapterKind, name: str, path: str) -> None:
+    async def change(self, change: Change) -> None:
         """Raises UserError: a replica that comes later would not know the adapter."""
-        raise UserError(FIXED)
-
-    async def unload(self, kind: AdapterKind, name: str) -> None:
         raise UserError(FIXED)
 
     def broken_off(self, has_begun: bool) -> ApiError:
@@ -236,7 +228,7 @@ class Engines:
 def summed(now: Sequence[EngineStats], past: Sequence[EngineStats]) -> EngineStats:
     """EngineStats of several engines as one's; of those in `past` what they have counted."""
     values: dict[str, int] = {}
-    for field in EngineStats.__dataclass_fields__:
-        counted = now if field in _OF_NOW else [*now, *past]
-        values[field] = sum(getattr(each, field) for each in counted)
+    for field, metric in metrics():
+        counted = now if metric.is_now else [*now, *past]
+        values[field.name] = sum(getattr(each, field.name) for each in counted)
     return EngineStats(**values)

@@ -1,0 +1,387 @@
+"""What an LLM is made of: settings held against the model, networks, caches, an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from predict.adapters.store import AdapterStore
+from predict.adapters.weights import Placement, base_of, empty_pages, num_pool_pages, pool_bytes
+from predict.config.engine import EngineConfig
+from predict.config.model import DTYPE_BYTES
+from predict.device import devices, library
+from predict.device.devices import kind_of
+from predict.engine.addons import Addons
+from predict.engine.draft_policy import Costs, DraftPolicy
+from predict.engine.drafts import DraftNetwork, Follower, Proposer, SpeculativeConfig
+from predict.engine.engine import Engine
+from predict.engine.kv_cache import allocate_caches
+from predict.engine.runner.host_chooser import HostChooser
+from predict.engine.runner.networks import (
+    DynamicForward,
+    Forward,
+    HostNetwork,
+    HostRunner,
+    Within,
+    block_copier,
+    static_forward,
+)
+from predict.engine.sampler import Sampler
+from predict.engine.scheduled import SchedulerConfig
+from predict.engine.scheduler import Scheduler
+from predict.engine.step import CopyBlocks, Runner
+from predict.errors import UserError
+from predict.loading.adapters import Base
+from predict.loading.cache_scales import head_scales
+from predict.loading.defaults import with_model_defaults
+from predict.loading.draft_config import DraftModel, read_draft
+from predict.loading.exported import check_export
+from predict.loading.layouts import with_stored_cache
+from predict.loading.manifest import Manifest, load_manifest
+from predict.loading.memory import (
+    check_page_memory,
+    graph_bytes,
+    max_draft_rows,
+    num_cache_blocks,
+    num_gpu_cache_blocks,
+    workspace_bytes,
+)
+from predict.loading.model import Weights, check_memory, open_weights, plan_of, read_spec
+from predict.loading.platform import Platform, platform_of
+from predict.loading.program import load_program
+from predict.nn.adapter_pages import with_pages
+from predict.nn.cache_formats import DENSE, cache_format
+from predict.nn.decoder import Decoder
+from predict.nn.inputs import Field, LayerCache, fields_with
+from predict.nn.places import fields_of, placing_of
+from predict.nn.spec import DecoderSpec
+from predict.nn.weights import WeightPlan
+from predict.speculative import proposer_of
+from predict.system.notes import LOG
+from predict.text.tokenizer import Tokenizer
+
+# The demo model on 2 cores: 1.65 ms for one row, 2.8 for 16.
+CPU_COSTS = Costs(row=0.04)
+# Llama-3-8B on an H200: 3.8 ms for one row, 6.4 for 128. The host takes some 0.3 ms from a step's
+# tokens to the next step, and more for many requests; a draft of a sixth of the bytes takes 0.8 ms.
+GPU_COSTS = Costs(row=0.0055, draft=0.05, wait=0.08, wait_each=0.004)
+LESS_MEMORY = (
+    "use a smaller --dtype, lower --max_length or --batch_size, or end other processes on this "
+    "device"
+)
+Network = Callable[[Sequence[LayerCache]], Forward]  # runs over the caches that it is given
+
+
+class Parts(NamedTuple):
+    """What `build` makes."""
+
+    config: EngineConfig  # with the model's defaults
+    platform: Platform
+    spec: DecoderSpec
+    tokenizer: Tokenizer | None
+    draft: DraftModel | None
+    decoder: Decoder | None  # in dynamic mode
+    caches: list[LayerCache]
+    addons: Addons
+    engine: Engine
+
+
+def build(config: EngineConfig, tokenizer: Tokenizer | None = None) -> Parts:
+    """The parts of an LLM. tokenizer: the model's; None: read from its directory.
+
+    Raises UserError before any weight is read when the directory, the flags and the machine do not
+    fit together.
+    """
+    return _Builder(config, tokenizer).parts()
+
+
+def _with_whole_prompts(config: EngineConfig, spec: DecoderSpec) -> EngineConfig:
+    """The config; for a model that runs prompts whole, with steps of max_length tokens.
+
+    An explicit max_num_batched_tokens stays.
+    """
+    scheduling = config.scheduling
+    if spec.prefix is None or scheduling.max_num_batched_tokens is not None:
+        return config
+    return config.changed(max_num_batched_tokens=max(config.token_budget, config.max_length))
+
+
+class _Builder:
+    """Builds one LLM's parts; made, it has read all but weights."""
+
+    def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
+        model = config.model
+        compiled = model.inference_model
+        if compiled is None and model.mode == "static" and kind_of(model.device) == "cpu":
+            compiled = load_manifest(Path(model.model_name_or_path)).library_abi is not None
+        self.platform = platform_of(model.device, compiled)
+        spec, self.reader = read_spec(model.model_name_or_path, model.model_type)
+        self.spec = spec = spec.with_latent_form(model.latent_form)
+        config = with_model_defaults(with_stored_cache(config, self.reader), spec, self.reader)
+        self.config = config = _with_whole_prompts(config, spec)
+        self.kv_format = cache_format(config.kv_format, spec)
+        if self.platform.gpu is not None:
+            self.kv_format.check_gpu(devices.driver_info().gpus[self.platform.gpu.index].capability)
+        fake = config.quantization.use_fake_parameter
+        self.kv_scales = head_scales(self.kv_format, model.model_name_or_path, spec, fake)
+        self.prefixes = Addons.read_prefixes(config, spec)
+        if config.max_length > spec.max_context:
+            LOG.warning(
+                f"--max_length is {config.max_length}, and the model was made for "
+                f"{spec.max_context} positions; text beyond them is likely to be poor"
+            )
+        self.tokenizer, self.eos_token_ids = self._tokenizer(tokenizer)
+        self.draft = read_draft(config, spec, self.tokenizer)
+        self.draft_cost = 0.0  # of a step of the draft model, in steps of the model
+        self.decoder: Decoder | None = None
+        self.adapters: AdapterStore | None = None
+        self.takes_adapters = config.adapters.is_used  # a program may take none
+
+    def parts(self) -> Parts:
+        """Reads the weights and makes the rest. Raises UserError."""
+        config, gpu = self.config, self.platform.gpu
+        self.platform.make_current()
+        if gpu is not None and gpu.is_plugin:
+            devices.release_cached(gpu)  # what an earlier model left in the pools
+        with self.platform.explained_out_of_memory(LESS_MEMORY):
+            network, draft_network = self._networks()
+        platform = self.platform
+        num_blocks = self._num_cache_blocks()
+        with platform.explained_out_of_memory(LESS_MEMORY):
+            caches = self._caches(num_blocks)
+            copy_blocks = block_copier(platform.backend, caches, self.kv_format)
+            runner = self._runner(network(caches), copy_blocks)
+            draft_runner = None
+            if self.draft is not None and draft_network is not None:
+                draft_caches = self._draft_caches(self.draft, num_blocks)
+                draft_copies = block_copier(platform.backend, draft_caches, DENSE)
+                draft_runner = self._runner(draft_network(draft_caches), draft_copies, runner)
+        if platform.compiled is not None:
+            # The weights are in place; from here on only the steps' own tensors come and go.
+            library.require().keep_freed_memory()
+        scheduler = self._scheduler(num_blocks)
+        addons = Addons(config, self.spec, platform, self.adapters, scheduler, caches)
+        for name, stored in self.prefixes.items():
+            addons.serve(name, stored)
+        sampler = Sampler(config.model.seed, self.eos_token_ids, self._window())
+        proposer, policy = self._speculation(draft_runner, sampler, num_blocks)
+        engine = Engine(
+            scheduler, runner, sampler, self.eos_token_ids, proposer, policy, self._fields()
+        )
+        return Parts(
+            *(config, platform, self.spec, self.tokenizer, self.draft, self.decoder),
+            *(caches, addons, engine),
+        )
+
+    def _tokenizer(self, tokenizer: Tokenizer | None) -> tuple[Tokenizer | None, Sequence[int]]:
+        """The tokenizer, and the ids that end an answer."""
+        directory, spec = self.config.model.model_name_or_path, self.spec
+        if tokenizer is None and Tokenizer.exists(directory):
+            tokenizer = Tokenizer.from_dir(directory, self.config.model.chat_template)
+        if tokenizer is None:
+            return None, spec.eos_token_ids
+        if tokenizer.vocab_size > spec.vocab_size:
+            raise UserError(
+                f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens and config.json "
+                f"says vocab_size {spec.vocab_size}; they do not belong to one model"
+            )
+        # An id that the model cannot make ends nothing, and has no logit to suppress.
+        known = [i for i in tokenizer.eos_token_ids if i < spec.vocab_size]
+        return tokenizer, known or spec.eos_token_ids
+
+    def _networks(self) -> tuple[Network, Network | None]:
+        """The network with its weights in place, and the draft model's where there is one."""
+        config = self.config
+        opened: list[Weights] = []
+        manifest = self._checked_export() if config.model.mode == "static" else None
+        adapter_bytes = self._adapter_bytes()
+        if manifest is None:
+            opened.append(open_weights(config, self.spec, self.reader, self.platform))
+            self.platform = opened[0].platform
+        if self.draft is not None:
+            opened.append(open_weights(*self.draft, self.platform))
+        if opened:
+            check_memory(opened, adapter_bytes=adapter_bytes)
+        networks: list[Network] = []
+        if manifest is not None:
+            if manifest.adapters is not None:
+                plan, names = plan_of(self.spec, self.reader)
+                self.adapters = self._adapter_store(plan, base_of(plan, names, self.reader, None))
+            directory = Path(config.model.model_name_or_path)
+            program = load_program(directory, config.model.model_prefix, self.platform.device)
+            pages = () if self.adapters is None else self.adapters.pools
+            networks.append(partial(static_forward, program, pages=pages))
+        elif self.takes_adapters:
+            plan, names = opened[0].plan, opened[0].names
+            base = base_of(plan, names, self.reader, opened[0].takes_turns)
+            self.adapters = self._adapter_store(plan, base)
+        if self.draft is not None:
+            own = DTYPE_BYTES[config.model.dtype] * self.spec.num_matmul_weights
+            self.draft_cost = opened[-1].num_bytes / (opened[0].num_bytes if not manifest else own)
+        decoders = [weights.read() for weights in opened]
+        if manifest is None:
+            if self.adapters is not None:
+                decoders[0] = with_pages(decoders[0], self.adapters.pools)
+            self.decoder = decoders[0]
+        networks += [
+            partial(DynamicForward, weights.platform.backend, decoder)
+            for weights, decoder in zip(opened, decoders, strict=True)
+        ]
+        return networks[0], networks[1] if self.draft is not None else None
+
+    def _checked_export(self) -> Manifest:
+        """The program's manifest. Raises UserError where the export does not fit this run."""
+        import paddle
+
+        loaded = None if self.platform.compiled is None else library.require()
+        abi = None if loaded is None else loaded.metadata.abi
+        manifest = check_export(self.config, self.spec, paddle.__version__, abi)
+        self.takes_adapters = self.takes_adapters and manifest.adapters is not None
+        return manifest
+
+    def _fields(self) -> tuple[Field, ...]:
+        return fields_of(self.spec, self.adapters is not None)
+
+    def _adapter_bytes(self) -> int:
+        config = self.config.adapters
+        if not self.takes_adapters:
+            return 0
+        num_bytes = pool_bytes(self.spec, num_pool_pages(config), self.config.model.dtype)
+        check_page_memory(config, num_bytes, self.platform.free_bytes())
+        return num_bytes
+
+    def _adapter_store(self, plan: WeightPlan, base: Base) -> AdapterStore:
+        """The pages for adapters, and the flags' adapters, which must fit; reads no weights yet."""
+        platform, adapters = self.platform, self.config.adapters
+        if not adapters.is_used:  # a program that takes adapters needs one page without them too
+            adapters = replace(adapters, max_loras=1, max_lora_rank=1)
+        dtype = self.config.model.dtype
+        placement = Placement(dtype, platform.place, platform.gpu, platform.packs_pages)
+        pools = empty_pages(self.spec, num_pool_pages(adapters), placement)
+        return AdapterStore(pools, plan, base, adapters, placement)
+
+    def _num_cache_blocks(self) -> int:
+        """Blocks of the cache, those of prefixes included. Raises UserError."""
+        config = self.config
+        pinned = Addons.num_blocks(self.prefixes, config.cache.block_size)
+        if self.draft and (config.adapters.prefix_path or config.adapters.allow_adapter_updates):
+            pinned += config.scheduling.batch_size  # of requests with one, for the draft's cache
+        draft = None if self.draft is None else self.draft.spec
+        if self.platform.gpu is None:
+            return num_cache_blocks(config, self.spec, self.platform.free_bytes(), draft, pinned)
+        memory = devices.memory_info(self.platform.gpu)
+        workspace = workspace_bytes(config, self.spec, draft)
+        return num_gpu_cache_blocks(config, self.spec, memory, workspace, draft, pinned)
+
+    def _caches(self, num_blocks: int) -> list[LayerCache]:
+        config = self.config
+        return allocate_caches(
+            *(self.spec, num_blocks, config.cache.block_size, config.model.dtype),
+            *(config.kv_format, self.kv_scales),
+        )
+
+    def _draft_caches(self, draft: DraftModel, num_blocks: int) -> list[LayerCache]:
+        config = self.config
+        num_blocks += config.scheduling.batch_size  # see DraftNetwork
+        return allocate_caches(draft.spec, num_blocks, config.cache.block_size, config.model.dtype)
+
+    def _scheduler(self, num_blocks: int) -> Scheduler:
+        config = self.config
+        return Scheduler(
+            SchedulerConfig(
+                max_num_seqs=config.scheduling.batch_size,
+                max_num_batched_tokens=config.token_budget,
+                max_length=config.max_length,
+                block_size=config.cache.block_size,
+                num_blocks=num_blocks,
+                reserve_full=config.cache.reserve_full,
+                prefix_caching=config.cache.shares_prefixes,
+                chunked_prefill=config.scheduling.chunked_prefill,
+                separate_steps=config.cache.attention == "block",
+                for_drafts=self.draft is not None,
+                adapters=None if self.adapters is None else self.adapters.pool,
+                placing=placing_of(self.spec, config.max_length),
+            )
+        )
+
+    def _runner(
+        self, forward: Forward, copy_blocks: CopyBlocks, target: Runner | None = None
+    ) -> Runner:
+        """target: the target's runner, for a draft model."""
+        fields = fields_with() if target is not None else self._fields()
+        config, gpu = self.config, self.platform.gpu
+        if gpu is None:
+            network = HostNetwork(forward, self.platform.place, fields)
+            return HostRunner(network, HostChooser(self.platform.backend), copy_blocks)
+        from predict.device.cuda import left_queued
+        from predict.engine.runner.gpu import GpuRunner
+
+        if config.model.mode == "static" and target is None and gpu.is_plugin:
+            forward = Within(left_queued, forward)
+        if config.model.batch_invariant:
+            forward = Within(library.require().batch_invariant, forward)
+        num_drafts = 0 if target is not None else max_draft_rows(config)
+        return GpuRunner(
+            forward,
+            copy_blocks,
+            gpu,
+            config.max_length,
+            config.scheduling.batch_size,
+            config.cache.block_size,
+            self.spec.vocab_size,
+            graph_bytes(config, self.spec),
+            max_rows=config.scheduling.batch_size + num_drafts,
+            max_drafts=0 if self.draft is None else num_drafts,
+            shelf=target.shelf if isinstance(target, GpuRunner) else None,
+            fields=fields,
+            adapter_pages=0 if self.adapters is None else self.adapters.pool.max_pages,
+            # A program takes all of its inputs, and a draft model's steps have no adapters.
+            always_adapted=config.model.batch_invariant or config.model.mode == "static",
+        )
+
+    def _speculation(
+        self, draft_runner: Runner | None, sampler: Sampler, num_blocks: int
+    ) -> tuple[Proposer | None, DraftPolicy | None]:
+        config = self.config
+        if config.speculation.speculate_method is None:
+            return None, None
+        on_gpu = self.platform.gpu is not None
+        draft = None
+        if draft_runner is not None:
+            draft = DraftNetwork(
+                runner=draft_runner,
+                sampler=Sampler(config.model.seed, sampler.eos_token_ids),
+                block_size=config.cache.block_size,
+                num_blocks=num_blocks,
+                token_budget=config.token_budget,
+                follower=cast(Follower, draft_runner) if on_gpu else None,
+            )
+        proposer = proposer_of(
+            SpeculativeConfig(
+                method=config.speculation.speculate_method,
+                max_ngram_size=config.speculation.speculate_max_ngram_size,
+                draft=draft,
+            )
+        )
+        costs = GPU_COSTS if on_gpu else CPU_COSTS
+        step = 0.0 if self.draft is None else costs.draft + self.draft_cost
+        rows = max_draft_rows(config)
+        most = config.speculation.speculate_max_draft_token_num
+        return proposer, DraftPolicy(most, rows, replace(costs, draft=step), proposer.looks_up)
+
+    def _window(self) -> tuple[int, int] | None:
+        """Of window verification: the window, and its candidates."""
+        config = self.config
+        if not config.speculation.verifies_by_window:
+            return None
+        window = config.speculation.speculate_verify_window or 2
+        max_candidate_len = config.speculation.speculate_max_candidate_len or 5
+        LOG.warning(
+            "drafts of sampled requests stand by PaddleNLP's TopP + window verification "
+            f"(window {window}, {max_candidate_len} candidates): their text is not distributed as "
+            "without drafts; greedy requests stay exact"
+        )
+        return window, max_candidate_len

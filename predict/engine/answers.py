@@ -1,0 +1,182 @@
+"""The answer loop: prompts are added and aborted, steps run, and each answer's news are told.
+
+LLM.generate, LLM.stream, AsyncLLM and the server's engine process are shells of it: they hand on
+what it tells, to a caller, to tasks, or over a socket.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
+
+from predict.engine.engine import Engine
+from predict.engine.failures import explained
+from predict.engine.samples import Samples, StreamOutput
+from predict.engine.scheduled import ScheduledBatch
+from predict.errors import EngineError
+from predict.request import RequestOutput
+
+
+class News(NamedTuple):
+    """What there is new of the answers to one prompt."""
+
+    samples: Samples
+    pieces: list[StreamOutput]  # of streamed ones, since the last news
+    output: RequestOutput | None = None  # all of it, at its end
+    # The end, too: why it never ran (a wrong guide, a refusal), or why its text cannot be made.
+    error: Exception | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the answers have ended."""
+        return self.output is not None or self.error is not None
+
+
+Tell = Callable[[News], None]
+
+
+class AnswerLoop:
+    """The answers of one engine that have not ended. Not thread-safe.
+
+    An answer whose guide is still being compiled, on another thread, is queued by the first step
+    after that; `wake`, called on that thread, says when. It waits for nothing else, and no other
+    answer waits for it.
+    """
+
+    def __init__(self, engine: Engine, make_current: Callable[[], None]):
+        """make_current: makes the engine's device the current one of the thread that calls it."""
+        self._engine = engine
+        self._make_current = make_current
+        self._thread = threading.get_ident()  # where that was called last
+        self._live: dict[Samples, Tell] = {}
+        self._compiling: dict[Samples, Tell] = {}
+        self._by_request: dict[int, Samples] = {}  # the live ones
+        self._num_streamed = 0  # of the live ones
+        self.wake: Callable[[], None] = lambda: None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `step` has an answer to go on with."""
+        return bool(self._live) or any(_is_compiled(each) for each in self._compiling)
+
+    def add(self, groups: Sequence[Samples], tell: Tell) -> None:
+        """Queues the requests of prompts. Raises ValueError with none of them queued.
+
+        tell(news) is called in `step` whenever there are some, and here for what has ended already.
+        """
+        ready: list[Samples] = []
+        for samples in groups:
+            if _is_compiled(samples):
+                ready.append(samples)
+            else:
+                self._compiling[samples] = tell
+        try:
+            self._begin(ready, tell)
+        except ValueError:
+            for samples in groups:
+                self._compiling.pop(samples, None)
+            raise
+        for samples in groups:
+            if samples.guide is not None and samples in self._compiling:
+                samples.guide.add_done_callback(lambda _: self.wake())
+
+    def abort(self, samples: Samples) -> News | None:
+        """Ends answers; their last news, which are not told. None where they have ended."""
+        if self._compiling.pop(samples, None) is not None:
+            for request in samples.requests:  # which were never added
+                request.finish_reason = "abort"
+        elif samples in self._live:
+            for request in samples.requests:
+                self._engine.abort(request.request_id)
+        else:
+            return None
+        return self._news(samples)
+
+    def step(self) -> ScheduledBatch | None:
+        """Runs a step, and tells its news; the batch that ran, None without one.
+
+        Raises EngineError where nothing can run and an answer has not ended, and what Engine.step
+        raises: then the answers stay, to be aborted.
+        """
+        if self._compiling:
+            self._begin_compiled()
+        thread = threading.get_ident()
+        if thread != self._thread:
+            self._make_current()
+            self._thread = thread
+        batch, finished = self._engine.step()
+        if batch is None and not finished:
+            if self._live:
+                raise EngineError(f"nothing runs, and {len(self._live)} answers have not ended")
+            return None
+        found: dict[Samples, None] = {}
+        if batch is not None and self._num_streamed:
+            for span in batch.spans:
+                if span.samples:
+                    samples = self._by_request.get(span.request.owner.request_id)
+                    if samples is not None and samples.streamed:  # None: aborted meanwhile
+                        found[samples] = None
+        for request in finished:
+            samples = self._by_request.get(request.request_id)
+            if samples is not None and (samples.streamed or samples.is_finished):
+                found[samples] = None
+        for samples in found:
+            tell, news = self._live[samples], self._news(samples)
+            if news.pieces or news.is_last:
+                tell(news)
+        return batch
+
+    def _begin(self, groups: Sequence[Samples], tell: Tell) -> None:
+        """Queues answers whose guides are there. Raises ValueError with none of them queued."""
+        try:
+            for samples in groups:
+                if samples.settle_guide():
+                    for request in samples.requests:
+                        self._engine.add(request)
+        except ValueError:
+            for samples in groups:
+                for request in samples.requests:
+                    self._engine.abort(request.request_id)
+            raise
+        for samples in groups:
+            self._live[samples] = tell
+            self._num_streamed += samples.streamed
+            self._by_request.update((each.request_id, samples) for each in samples.requests)
+        for samples in groups:
+            if samples.is_finished:
+                tell(self._news(samples))
+
+    def _begin_compiled(self) -> None:
+        for samples, tell in list(self._compiling.items()):
+            if _is_compiled(samples):
+                del self._compiling[samples]
+                try:
+                    self._begin([samples], tell)
+                except ValueError as error:
+                    tell(News(samples, [], error=error))
+
+    def _news(self, samples: Samples) -> News:
+        """What is new of these answers, which leave the loop where they have ended."""
+        try:
+            pieces = samples.pieces() if samples.streamed else []
+            if not samples.is_finished:
+                return News(samples, pieces)
+            error = None
+            if samples.guide is not None and samples.error is not None:
+                error = cast("Exception | None", samples.guide.exception())
+            news = News(samples, pieces, samples.output(), error)
+        except Exception as error:  # making its text failed: this answer alone ends
+            for request in samples.requests:
+                self._engine.fail(request, explained(request, error))
+            piece = StreamOutput("", (), "error", error=explained(samples.requests[0], error))
+            news = News(samples, [piece], error=error)
+        if self._live.pop(samples, None) is not None:
+            self._num_streamed -= samples.streamed
+            for request in samples.requests:
+                self._by_request.pop(request.request_id, None)
+        return news
+
+
+def _is_compiled(samples: Samples) -> bool:
+    return samples.guide is None or samples.guide.done()
