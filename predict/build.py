@@ -53,12 +53,12 @@ from predict.loading.model import Weights, check_memory, open_weights, plan_of, 
 from predict.loading.platform import Platform, platform_of
 from predict.loading.program import load_program
 from predict.nn.adapter_pages import with_pages
-from predict.nn.cache_formats import DENSE, cache_format
+from predict.nn.cache_formats import DENSE
 from predict.nn.decoder import Decoder
 from predict.nn.inputs import Field, LayerCache, fields_with
 from predict.nn.places import fields_of, placing_of
+from predict.nn.plans import WeightPlan
 from predict.nn.spec import DecoderSpec
-from predict.nn.weights import WeightPlan
 from predict.speculative import proposer_of
 from predict.system.notes import LOG
 from predict.text.tokenizer import Tokenizer
@@ -122,7 +122,7 @@ class _Builder:
         self.spec = spec = spec.with_latent_form(model.latent_form)
         config = with_model_defaults(with_stored_cache(config, self.reader), spec, self.reader)
         self.config = config = _with_whole_prompts(config, spec)
-        self.kv_format = cache_format(config.kv_format, spec)
+        self.kv_format = spec.cache_format(config.kv_format)
         if self.platform.gpu is not None:
             self.kv_format.check_gpu(devices.driver_info().gpus[self.platform.gpu.index].capability)
         fake = config.quantization.use_fake_parameter
