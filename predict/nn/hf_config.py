@@ -16,6 +16,7 @@ from predict.nn.blocks import (
     Function,
     MlpBlock,
     Norm,
+    Positions,
     Router,
 )
 from predict.nn.config_keys import ROPE_UNREAD, changes_results, is_known, says_something
@@ -556,6 +557,19 @@ def blocks_of(
     return (
         AttentionBlock(**{**of_attention, **shared, **(attention or {})}),
         MlpBlock(**{**of_mlp, "down_bias": bias, **shared, **(mlp or {})}),
+    )
+
+
+def with_positions(
+    spec: DecoderSpec, positions: Positions, applies: Callable[[int, AttentionBlock], bool]
+) -> DecoderSpec:
+    """The spec with these positions in the attention for which `applies`, by layer and block."""
+    return spec.with_blocks(
+        lambda index, block: (
+            replace(block, positions=positions)
+            if isinstance(block, AttentionBlock) and applies(index, block)
+            else block
+        )
     )
 
 
