@@ -357,6 +357,7 @@ GEMMA3_TEXT: dict[str, Any] = SMALL | {
     },
 }
 
+
 # RMS norms and gated MLPs, with something of their own.
 MODERN: dict[str, Case] = {
     "gemma_2b": Case(family="gemma", config={"num_attention_heads": 3}, spelling=4),
@@ -541,6 +542,22 @@ MODERN: dict[str, Case] = {
     "olmo2_gqa": Case(
         family="olmo2",
         config={"num_attention_heads": 4, "num_key_value_heads": 2},
+    ),
+    "seed_oss_36b": Case(  # heads that are wider together than the hidden states
+        family="seed_oss",
+        config={
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": False,
+            "rope_parameters": rope("default", rope_theta=10000000.0),
+        },
+        without=({"attention_bias": False}, {"rope_parameters": PLAIN_ROPE}),
+        spelling=4,
+    ),
+    "seed_oss_biases": Case(
+        family="seed_oss",
+        config={"attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
+        without=({"attention_out_bias": False}, {"mlp_bias": False}),
     ),
     "smollm3_3b": Case(  # the second of every two layers without positions
         family="smollm3",
