@@ -63,6 +63,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"tie_word_embeddings": False},
     "phi3": EVEN | {"tie_word_embeddings": False},
     "olmo2": EVEN | {"tie_word_embeddings": False},
+    "olmo3": EVEN | {"tie_word_embeddings": False},
     "starcoder2": EVEN | {"num_key_value_heads": 1},
     "granite": EVEN,
     "smollm3": EVEN,
@@ -357,6 +358,15 @@ GEMMA3_TEXT: dict[str, Any] = SMALL | {
     },
 }
 
+OLMO3_YARN = rope(
+    "yarn",
+    rope_theta=500000.0,
+    factor=8.0,
+    beta_fast=32,
+    beta_slow=1,
+    attention_factor=1.2079441541679836,
+    original_max_position_embeddings=32,
+)
 
 # RMS norms and gated MLPs, with something of their own.
 MODERN: dict[str, Case] = {
@@ -542,6 +552,24 @@ MODERN: dict[str, Case] = {
     "olmo2_gqa": Case(
         family="olmo2",
         config={"num_attention_heads": 4, "num_key_value_heads": 2},
+    ),
+    "olmo3_7b": Case(  # windows, whose positions YaRN leaves as they are
+        family="olmo3",
+        config={
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 1,
+            "sliding_window": 12,
+            "rope_parameters": {
+                "sliding_attention": rope("default", rope_theta=500000.0),
+                "full_attention": OLMO3_YARN,
+            },
+        },
+        without=(
+            {"sliding_window": 256},
+            {"layer_types": ["sliding_attention"] * 4},
+            {"rope_parameters": {"sliding_attention": OLMO3_YARN, "full_attention": OLMO3_YARN}},
+        ),
+        spelling=4,
     ),
     "seed_oss_36b": Case(  # heads that are wider together than the hidden states
         family="seed_oss",

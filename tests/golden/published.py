@@ -86,6 +86,7 @@ FAMILIES: dict[str, Published] = {
         dropped=("_sliding_window_pattern", "layer_types", "use_bidirectional_attention"),
     ),
     "phi3": Published(rope_kind="type"),
+    "olmo3": Published(dropped=("rope_local_base_freq",)),
     "deepseek_v2": Published(
         added={"moe_layer_freq": 1, "scoring_func": "softmax", "seq_aux": True, "ep_size": 1},
         dropped=("head_dim", "mlp_bias", "output_router_logits", "qk_head_dim"),
