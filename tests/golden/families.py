@@ -571,6 +571,41 @@ MODERN: dict[str, Case] = {
         ),
         spelling=4,
     ),
+    "exaone4_32b": Case(  # windows in three of four layers; the fourth knows no positions
+        family="exaone4",
+        config={
+            "num_hidden_layers": 4,
+            "tie_word_embeddings": False,
+            "sliding_window": 12,
+            "sliding_window_pattern": "LLLG",
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+            "rope_parameters": rope(
+                "llama3",
+                rope_theta=1000000.0,
+                factor=16.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=64,
+            ),
+        },
+        without=(
+            {"sliding_window": 256},
+            {"layer_types": ["sliding_attention"] * 4},
+            {"rope_parameters": PLAIN_ROPE},
+        ),
+        spelling=4,
+    ),
+    "exaone4_1_2b": Case(  # no windows: all layers know positions
+        family="exaone4",
+        config={
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "tie_word_embeddings": False,
+            "sliding_window": None,
+            "layer_types": ["full_attention"] * 2,
+        },
+    ),
     "seed_oss_36b": Case(  # heads that are wider together than the hidden states
         family="seed_oss",
         config={
