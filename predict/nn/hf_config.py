@@ -32,6 +32,7 @@ MAX_SHOWN = 40  # characters of a wrong value in a message
 MAX_EOS_IDS = 1024
 ORIGINAL = "original_max_position_embeddings"
 BY_ORIGINAL = ("llama3", "yarn", "longrope")  # rope types that read ORIGINAL
+GROWTH = "llama_4_scaling_beta"
 ROPE_BLOCKS = ("rope_scaling", "rope_parameters")
 ROPE_KINDS = ("rope_type", "type")  # names of the key that says which
 MAX_NAMED = 24  # keys in a message
@@ -70,7 +71,7 @@ _RANGES: tuple[tuple[str, Range], ...] = (
     ("softcap", _real(65536.0, above=False)),
     ("multiplier factor low_freq_factor high_freq_factor beta_fast beta_slow", _real(65536.0)),
     ("attention_factor", _real(1024.0)),
-    ("mscale mscale_all_dim", _real(1024.0, above=False)),
+    ("mscale mscale_all_dim llama_4_scaling_beta", _real(1024.0, above=False)),
     ("rope_theta rope_local_base_freq", _real(1e12, low=1.0)),
     ("partial_rotary_factor", _real(1.0)),
 )
@@ -421,12 +422,17 @@ class ConfigReader:
             part.check_unread(unread)
 
     def rope(
-        self, head_dim: int, theta: float = 10000.0, partial: float = 1.0, kind: str | None = None
+        self,
+        head_dim: int,
+        theta: float = 10000.0,
+        partial: float = 1.0,
+        kind: str | None = None,
+        grows: bool = False,
     ) -> RopeSpec:
         """The rotary embedding from rope_parameters, or from rope_theta and rope_scaling.
 
         theta, partial: where config.json says neither. kind: of the layers that it is for, where
-        rope_parameters has one for each.
+        rope_parameters has one for each. grows: llama_4_scaling_beta is read, too.
         """
         self._reads_rope = True
         block, key = self._rope_block(kind)
@@ -471,6 +477,7 @@ class ConfigReader:
             rotary_dim=None if partial == 1.0 else rotary_dim,
             original_max_position=original,
             truncate=nested.get_bool("truncate", True),
+            log_growth=nested.get_float(GROWTH, 0.0) if grows else 0.0,
             **given,
         )
         if method == "llama3" and rope.high_freq_factor <= rope.low_freq_factor:

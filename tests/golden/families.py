@@ -367,6 +367,24 @@ OLMO3_YARN = rope(
     attention_factor=1.2079441541679836,
     original_max_position_embeddings=32,
 )
+MINISTRAL3_ROPE = rope(
+    "yarn",
+    rope_theta=1000000.0,
+    factor=4.0,
+    beta_fast=32.0,
+    beta_slow=1.0,
+    mscale=1.0,
+    mscale_all_dim=1.0,
+    original_max_position_embeddings=32,
+    llama_4_scaling_beta=0.8,
+)
+MINISTRAL3: dict[str, Any] = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "sliding_window": None,
+    "rope_parameters": MINISTRAL3_ROPE,
+}
 
 # RMS norms and gated MLPs, with something of their own.
 MODERN: dict[str, Case] = {
@@ -621,6 +639,22 @@ MODERN: dict[str, Case] = {
         family="seed_oss",
         config={"attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
         without=({"attention_out_bias": False}, {"mlp_bias": False}),
+    ),
+    "ministral3_8b": Case(  # queries that grow with the position
+        family="ministral3",
+        config=MINISTRAL3 | {"tie_word_embeddings": False},
+        without=(
+            {"rope_parameters": MINISTRAL3_ROPE | {"llama_4_scaling_beta": 0.0}},
+            {"rope_parameters": MINISTRAL3_ROPE | {"factor": 1.0}},
+        ),
+    ),
+    "mistral3_3b": Case(  # the same within a model that sees images
+        family="mistral3",
+        config={
+            "text_config": SMALL | MINISTRAL3 | {"model_type": "ministral3"},
+            "vision_config": VISION | {"model_type": "pixtral", "head_dim": 8},
+            "tie_word_embeddings": True,
+        },
     ),
     "smollm3_3b": Case(  # the second of every two layers without positions
         family="smollm3",
