@@ -57,7 +57,7 @@ _RANGES: tuple[tuple[str, Range], ...] = (
     ("mlp_only_layers", _whole(1023, low=0)),
     ("num_nextn_predict_layers n_shared_experts", _whole(64, low=0)),
     ("num_attention_heads num_key_value_heads", _whole(4096)),
-    ("head_dim qk_nope_head_dim qk_rope_head_dim v_head_dim", _whole(1024)),
+    ("head_dim rotary_dim qk_nope_head_dim qk_rope_head_dim v_head_dim", _whole(1024)),
     ("q_lora_rank", _whole(1 << 16)),
     ("kv_lora_rank", _whole(1 << 14)),
     ("max_position_embeddings original_max_position_embeddings sliding_window", _whole(1 << 26)),

@@ -896,6 +896,24 @@ EXPERTS: dict[str, Case] = {
         },
         without=({"norm_topk_prob": True},),
     ),
+    "minimax_m2_230b": Case(  # half of each head rotated, one norm over all heads, no groups
+        family="minimax_m2",
+        config={
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "intermediate_size": 20,
+            "num_local_experts": 9,
+            "num_experts_per_tok": 3,
+            "tie_word_embeddings": False,
+            "rope_parameters": rope("default", rope_theta=5000000.0, partial_rotary_factor=0.5),
+        },
+        without=(
+            {"num_experts_per_tok": 4},
+            {"rope_parameters": rope("default", rope_theta=5000000.0)},
+            {"rope_parameters": rope("default", partial_rotary_factor=0.5)},
+        ),
+        spelling=4,
+    ),
     "ernie4_5_moe_21b": Case(
         family="ernie4_5_moe",
         config={
