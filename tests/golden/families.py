@@ -967,6 +967,23 @@ DEEPSEEK_YARN: dict[str, Any] = {
     "beta_slow": 1,
     "original_max_position_embeddings": 32,
 }
+GLM4_MOE_LITE: dict[str, Any] = {
+    "head_dim": None,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 28,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 32,
+    "moe_intermediate_size": 12,
+    "n_routed_experts": 9,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 4,
+    "routed_scaling_factor": 1.8,
+    "tie_word_embeddings": False,
+    "rope_parameters": rope("default", rope_theta=1000000.0),
+}
 # Attention over latents, and experts behind dense layers.
 DEEPSEEK: dict[str, Case] = {
     "deepseek_v2_lite": Case(  # queries at once, experts of no groups
@@ -1102,6 +1119,28 @@ DEEPSEEK: dict[str, Case] = {
             "rope_interleave": False,
         },
         without=({"rope_interleave": True}, {"norm_topk_prob": True}),
+    ),
+    "glm4_moe_lite_30b": Case(  # DeepSeek V3's attention, an odd number of heads, no groups
+        family="glm4_moe_lite",
+        config=GLM4_MOE_LITE,
+        without=(
+            {"rope_parameters": PLAIN_ROPE},
+            {"norm_topk_prob": False},
+            {"routed_scaling_factor": 1.0},
+            {"rope_interleave": False},
+        ),
+        spelling=4,
+    ),
+    "glm4_moe_lite_types": Case(  # a dense layer behind one of experts
+        family="glm4_moe_lite",
+        config=GLM4_MOE_LITE
+        | {
+            "q_lora_rank": None,
+            "norm_topk_prob": False,
+            "rope_interleave": False,
+            "mlp_layer_types": ["sparse", "dense"],
+        },
+        without=({"norm_topk_prob": True}, {"rope_interleave": True}),
     ),
     # Blocks of 128 end within the keys of the second head, within the values of the third, and
     # within rows of latents.

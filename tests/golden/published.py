@@ -106,6 +106,15 @@ FAMILIES: dict[str, Published] = {
         },
         dropped=("partial_rotary_factor",),
     ),
+    "glm4_moe_lite": Published(
+        added={
+            "first_k_dense_replace": 1,
+            "num_nextn_predict_layers": 1,
+            "topk_method": "noaux_tc",
+        },
+        dropped=("head_dim", "mlp_layer_types", "output_router_logits", "rope_interleave"),
+        drafting=("eh_proj.weight", "enorm.weight", "hnorm.weight", "shared_head.norm.weight"),
+    ),
     "deepseek_v2": Published(
         added={"moe_layer_freq": 1, "scoring_func": "softmax", "seq_aux": True, "ep_size": 1},
         dropped=("head_dim", "mlp_bias", "output_router_logits", "qk_head_dim"),
