@@ -71,6 +71,20 @@ def test_no_request_may_be_longer_than_the_learned_positions(
         ("ernie4_5_moe_21b", {"use_bias": True}),
         ("ernie4_5_moe_21b", {"moe_gate_act": "sigmoid"}),
         ("ernie4_5_moe_21b", {"moe_norm_min": 0.5}),
+        ("exaone4_32b", {"attention_bias": True}),
+        ("exaone4_32b", {"layer_types": ["full_attention"]}),
+        ("exaone4_1_2b", {"layer_types": ["sliding_attention", "full_attention"]}),
+        ("glm4_moe_lite_30b", {"topk_method": "greedy"}),
+        ("glm4_moe_lite_types", {"mlp_layer_types": ["dense"]}),
+        ("glm4_moe_lite_types", {"mlp_layer_types": ["dense", "experts"]}),
+        ("minimax_m2_230b", {"attn_type_list": [1, 0]}),
+        ("minimax_m2_230b", {"layernorm_mlp_beta": 2.0}),
+        ("minimax_m2_230b", {"qk_norm_type": "per_head"}),
+        ("minimax_m2_230b", {"rotary_dim": 64}),
+        ("minimax_m2_230b", {"scoring_func": "softmax"}),
+        ("minimax_m2_230b", {"shared_intermediate_size": 64}),
+        ("minimax_m2_230b", {"sliding_window": 12}),
+        ("ministral3_8b", {"rope_parameters": None}),
         ("gpt_oss_20b", {"hidden_act": "gelu"}),
         ("gpt_oss_20b", {"swiglu_limit": 0}),
         ("gpt_oss_20b", {"layer_types": ["full_attention"]}),
@@ -82,6 +96,26 @@ def test_config_that_asks_for_what_the_family_does_not_do_is_refused(
     (key,) = changes
     with pytest.raises(UserError, match=f"'{key}' is "):
         read_spec(changed(case, tmp_path / "model", **changes))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "full"), [("LLLG", [3]), ("LG", [1, 3]), ("LLG", [2, 3]), ("L", [3]), (3, [2])]
+)
+def test_windows_of_exaone_go_by_letters_or_by_number(
+    pattern: str | int, full: list[int], tmp_path: Path
+) -> None:
+    changes = {"sliding_window_pattern": pattern, "layer_types": None}
+    spec, _ = read_spec(changed("exaone4_32b", tmp_path / "model", **changes))
+    for index, block in enumerate(spec.attention):
+        assert isinstance(block, AttentionBlock)
+        kind = ("none", -1) if index in full else ("rotary", 12)
+        assert (block.positions.kind, block.window) == kind
+
+
+def test_letters_that_say_nothing_of_windows_are_refused(tmp_path: Path) -> None:
+    changes = {"sliding_window_pattern": "LLGX", "layer_types": None}
+    with pytest.raises(UserError, match=r"'sliding_window_pattern' is 'LLGX' .*letters L and G"):
+        read_spec(changed("exaone4_32b", tmp_path / "model", **changes))
 
 
 @pytest.mark.parametrize(
