@@ -16,6 +16,7 @@ from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.model import read_spec
 from predict.loading.safetensors_writer import as_stored, write
+from predict.models import MISSING
 from predict.nn.blocks import AttentionBlock
 from tests.support.checkpoints import changed
 from tests.support.golden import GOLDEN, check_greedy, config, golden, greedy, runs
@@ -193,9 +194,9 @@ def test_tensors_beside_a_text_model_are_not_all_ignored(tmp_path: Path) -> None
 def test_text_model_of_another_family_is_refused(tmp_path: Path) -> None:
     text = json.loads((GOLDEN / "mistral3_24b" / "config.json").read_text())["text_config"]
     folder = changed(
-        "mistral3_24b", tmp_path / "model", text_config=text | {"model_type": "ministral3"}
+        "mistral3_24b", tmp_path / "model", text_config=text | {"model_type": "mistral4"}
     )
-    with pytest.raises(UserError, match="text_config: 'model_type' is 'ministral3'"):
+    with pytest.raises(UserError, match=r"'model_type' is 'mistral4' .*: mistral, ministral3"):
         read_spec(folder)
 
 
@@ -296,3 +297,22 @@ def test_a_head_that_is_missing_is_told_from_one_that_is_the_table(tmp_path: Pat
     folder = changed("qwen2_tied", tmp_path / "model", tie_word_embeddings=False)
     with pytest.raises(UserError, match=r"lm_head.weight; a model whose head .* true in config"):
         answer(folder)
+
+
+@pytest.mark.parametrize("family", sorted(MISSING))
+def test_a_family_that_is_not_there_is_refused_with_what_is_missing(
+    family: str, tmp_path: Path
+) -> None:
+    folder = changed("llama_gqa", tmp_path / "model", model_type=family)
+    with pytest.raises(UserError, match=f"'{family}' is not supported: .* missing here") as error:
+        read_spec(folder)
+    assert MISSING[family] in str(error.value)
+
+
+@pytest.mark.parametrize("case", ["qwen3_tied", "ministral3_8b"])
+def test_names_may_lack_the_model_they_are_of(case: str, tmp_path: Path) -> None:
+    """As Qwen3-Embedding's, whose file has the layers alone."""
+    folder = changed(case, tmp_path / "model")
+    tensors = {name.removeprefix("model."): held for name, held in stored(folder).items()}
+    write(folder / "model.safetensors", tensors)
+    check_greedy(LLM(config(folder, batch_size=3)), case)
