@@ -39,7 +39,7 @@ KINDS: dict[str, Kind] = {
 }
 # Families that keep latents: in fp8, with a scale for each token. int8 is of the keys and values of
 # heads, which they do not keep (refused: tests/engine/test_latent_caches.py).
-LATENTS = frozenset({"deepseek_v2_lite", "deepseek_v3"})
+LATENTS = frozenset({"deepseek_v2_lite", "deepseek_v3", "glm4_moe_lite_30b"})
 
 
 def kinds_of(case: str) -> list[str]:

@@ -19,6 +19,21 @@ from predict.nn.weights import WeightNames
 
 # Families by PaddleNLP's names for --model_type.
 PADDLENLP = {"gpt-3": "gpt", "ernie-3.5-se": "ernie"}
+_GEMMA4 = (
+    "heads of two sizes, keys that are the values, layers that read another one's cache, and "
+    "embeddings of each layer"
+)
+_INDEXED = "the index by which a token chooses those that it attends to (DSA)"
+# What families need that nothing here does.
+MISSING = {
+    "gemma4": _GEMMA4,
+    "gemma4_text": _GEMMA4,
+    "deepseek_v32": _INDEXED,
+    "deepseek_v4": "attention to compressed keys, hyper-connections, and experts by token ids",
+    "glm_moe_dsa": _INDEXED,
+    "kimi_linear": "a delta rule's state beside the cache (KDA), and latents without positions",
+    "nemotron_h": "a state-space model's state beside the cache (Mamba 2)",
+}
 
 
 class Family(Protocol):
@@ -55,6 +70,11 @@ def family_of(config: ConfigReader) -> Family:
             f"--model_type {' or '.join(PADDLENLP)}"
         )
     model_type = config.get_str("model_type")
+    if model_type in MISSING:
+        raise UserError(
+            f"{config.path}: model_type {model_type!r} is not supported: {MISSING[model_type]} is "
+            "missing here"
+        )
     if model_type not in known_families():
         raise UserError(
             f"{config.path}: model_type {model_type!r} is not supported "

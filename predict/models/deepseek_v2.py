@@ -1,5 +1,6 @@
 """DeepSeek V2 and V2-Lite, their Coders too: latent attention, and experts behind dense layers."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from predict.nn.blocks import Activation, Norm, Positions
@@ -43,9 +44,15 @@ def latent_attention(
 
 
 def deepseek_like(
-    config: ConfigReader, router: Router | None, interleaved: bool = True
+    config: ConfigReader,
+    router: Router | None,
+    interleaved: bool = True,
+    is_sparse: Callable[[int], bool] | None = None,
 ) -> DecoderSpec:
-    """The network with this router; None: all layers have MLPs. interleaved: rotary pairs."""
+    """The network with this router; None: all layers have MLPs.
+
+    interleaved: rotary pairs. is_sparse: which layers have experts, in place of config.json's.
+    """
     config.must_be("mlp_bias", False)
     norm, function = Norm(epsilon=config.get_float("rms_norm_eps", 1e-6)), config.activation()
     rope = config.rope(config.get_int("qk_rope_head_dim", 64))
@@ -71,7 +78,8 @@ def deepseek_like(
     )
     first = config.get_int("first_k_dense_replace", 0)
     step = config.get_int("moe_layer_freq", 1)
-    return with_experts(spec, experts, lambda index: index >= first and index % step == 0)
+    behind = is_sparse or (lambda index: index >= first and index % step == 0)
+    return with_experts(spec, experts, behind)
 
 
 def spec(config: ConfigReader) -> DecoderSpec:

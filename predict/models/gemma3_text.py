@@ -6,8 +6,7 @@ from predict.models.gemma import gemma_like, gemma_norm
 from predict.models.gemma2 import WEIGHTS as WEIGHTS
 from predict.models.gemma2 import attention_fields, head_of
 from predict.nn.blocks import Positions
-from predict.nn.hf_config import ConfigReader
-from predict.nn.kinds.attention import AttentionBlock
+from predict.nn.hf_config import ConfigReader, with_positions
 from predict.nn.spec import DecoderSpec
 
 LOCAL = 1  # of the rotary tables
@@ -26,9 +25,5 @@ def spec(config: ConfigReader) -> DecoderSpec:
         head=head_of(config),
         ropes=(config.rope(head_dim, theta=1e6, kind="full_attention"), local),
     )
-    return replace(result, overflows_float16=True).with_blocks(
-        AttentionBlock,
-        lambda _, block: (
-            replace(block, positions=Positions(table=LOCAL)) if block.window > 0 else block
-        ),
-    )
+    result = replace(result, overflows_float16=True)
+    return with_positions(result, Positions(table=LOCAL), lambda _, block: block.window > 0)

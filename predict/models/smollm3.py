@@ -1,11 +1,8 @@
 """SmolLM3: Llama's shape, in every fourth layer of which attention knows no positions."""
 
-from dataclasses import replace
-
 from predict.models.qwen2 import windows
 from predict.nn.blocks import Positions
-from predict.nn.hf_config import ConfigReader, llama_like
-from predict.nn.kinds.attention import AttentionBlock
+from predict.nn.hf_config import ConfigReader, llama_like, with_positions
 from predict.nn.spec import DecoderSpec
 
 INTERVAL = "no_rope_layer_interval"
@@ -35,9 +32,4 @@ def spec(config: ConfigReader) -> DecoderSpec:
         theta=2e6,
         tied=config.get_bool("tie_word_embeddings", True),
     )
-    return rotary.with_blocks(
-        AttentionBlock,
-        lambda index, block: (
-            block if rotates[index] else replace(block, positions=Positions("none"))
-        ),
-    )
+    return with_positions(rotary, Positions("none"), lambda index, _: not rotates[index])

@@ -67,7 +67,10 @@ _UNREAD: Mapping[str, str] = {
 }
 UNREAD = frozenset(" ".join(_UNREAD.values()).split())
 # Of objects that say how positions turn: what other kinds than the named one read.
-ROPE_UNREAD = ("rope_type", "type", "finetuned", "short_factor", "long_factor")
+ROPE_UNREAD = (
+    *("rope_type", "type", "finetuned", "short_factor", "long_factor"),
+    "max_position_embeddings",  # that of the file's top level counts
+)
 # Names of training, and of other ways to the same result.
 _UNREAD_NAMES = re.compile(
     r".*dropout.*|.*_pdrop|.*recompute.*|.*_parallel_degree|(use_)?(flash|fuse|mem_efficient)\w*|"

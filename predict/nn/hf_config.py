@@ -9,7 +9,7 @@ from typing import Any
 
 from predict.errors import UserError, quoted
 from predict.gguf.described import described_in, read_model_json
-from predict.nn.blocks import Activation, Function, Norm
+from predict.nn.blocks import Activation, Function, Norm, Positions
 from predict.nn.config_keys import ROPE_UNREAD, changes_results, is_known, says_something
 from predict.nn.kinds.attention import AttentionBlock
 from predict.nn.kinds.experts import ExpertBlock, Router
@@ -26,6 +26,7 @@ MAX_SHOWN = 40  # characters of a wrong value in a message
 MAX_EOS_IDS = 1024
 ORIGINAL = "original_max_position_embeddings"
 BY_ORIGINAL = ("llama3", "yarn", "longrope")  # rope types that read ORIGINAL
+GROWTH = "llama_4_scaling_beta"
 ROPE_BLOCKS = ("rope_scaling", "rope_parameters")
 ROPE_KINDS = ("rope_type", "type")  # names of the key that says which
 MAX_NAMED = 24  # keys in a message
@@ -50,7 +51,7 @@ _RANGES: tuple[tuple[str, Range], ...] = (
     ("mlp_only_layers", _whole(1023, low=0)),
     ("num_nextn_predict_layers n_shared_experts", _whole(64, low=0)),
     ("num_attention_heads num_key_value_heads", _whole(4096)),
-    ("head_dim qk_nope_head_dim qk_rope_head_dim v_head_dim", _whole(1024)),
+    ("head_dim rotary_dim qk_nope_head_dim qk_rope_head_dim v_head_dim", _whole(1024)),
     ("q_lora_rank", _whole(1 << 16)),
     ("kv_lora_rank", _whole(1 << 14)),
     ("max_position_embeddings original_max_position_embeddings sliding_window", _whole(1 << 26)),
@@ -64,7 +65,7 @@ _RANGES: tuple[tuple[str, Range], ...] = (
     ("softcap", _real(65536.0, above=False)),
     ("multiplier factor low_freq_factor high_freq_factor beta_fast beta_slow", _real(65536.0)),
     ("attention_factor", _real(1024.0)),
-    ("mscale mscale_all_dim", _real(1024.0, above=False)),
+    ("mscale mscale_all_dim llama_4_scaling_beta", _real(1024.0, above=False)),
     ("rope_theta rope_local_base_freq", _real(1e12, low=1.0)),
     ("partial_rotary_factor", _real(1.0)),
 )
@@ -417,12 +418,17 @@ class ConfigReader:
             part.check_unread(unread)
 
     def rope(
-        self, head_dim: int, theta: float = 10000.0, partial: float = 1.0, kind: str | None = None
+        self,
+        head_dim: int,
+        theta: float = 10000.0,
+        partial: float = 1.0,
+        kind: str | None = None,
+        grows: bool = False,
     ) -> RopeSpec:
         """The rotary embedding from rope_parameters, or from rope_theta and rope_scaling.
 
         theta, partial: where config.json says neither. kind: of the layers that it is for, where
-        rope_parameters has one for each.
+        rope_parameters has one for each. grows: llama_4_scaling_beta is read, too.
         """
         self._reads_rope = True
         block, key = self._rope_block(kind)
@@ -467,6 +473,7 @@ class ConfigReader:
             rotary_dim=None if partial == 1.0 else rotary_dim,
             original_max_position=original,
             truncate=nested.get_bool("truncate", True),
+            log_growth=nested.get_float(GROWTH, 0.0) if grows else 0.0,
             **given,
         )
         if method == "llama3" and rope.high_freq_factor <= rope.low_freq_factor:
@@ -553,6 +560,18 @@ def blocks_of(
     return (
         AttentionBlock(**{**of_attention, **shared, **(attention or {})}),
         MlpBlock(**{**of_mlp, "down_bias": bias, **shared, **(mlp or {})}),
+    )
+
+
+def with_positions(
+    spec: DecoderSpec, positions: Positions, applies: Callable[[int, AttentionBlock], bool]
+) -> DecoderSpec:
+    """The spec with these positions in the attention for which `applies`, by layer and block."""
+    return spec.with_blocks(
+        AttentionBlock,
+        lambda index, block: (
+            replace(block, positions=positions) if applies(index, block) else block
+        ),
     )
 
 

@@ -161,4 +161,7 @@ def rope_table(
     if rope.log_scale_from:
         lengths = places.astype(np.float64) + 1
         factor = factor * np.maximum(np.log(lengths) / math.log(rope.log_scale_from), 1.0)
+    if rope.log_growth:
+        original = rope.original_max_position or max_position
+        factor = factor * (1 + rope.log_growth * np.log1p(places // original))
     return (np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * factor).astype(np.float32)

@@ -40,6 +40,8 @@ class RopeSpec:
     short_factor: tuple[float, ...] = ()  # longrope, of each pair of dims
     long_factor: tuple[float, ...] = ()
     log_scale_from: int | None = None  # tokens n: the row of length l is multiplied by log_n(l)
+    # The row of position p is multiplied by 1 + this * ln(1 + floor(p / original_max_position)).
+    log_growth: float = 0.0
 
 
 @dataclass(frozen=True)

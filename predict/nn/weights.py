@@ -71,7 +71,7 @@ class WeightNames:
     shared_gate: str = "mlp.shared_expert_gate.weight"
     transposed: bool = False
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
-    base: str = ""  # what names begin with, unless a checkpoint leaves it out
+    base: str = "model."  # what names begin with, unless a checkpoint leaves it out
     # Substrings of names of tensors that are not read: of a multimodal model's other parts, and of
     # layers behind the last one that draft tokens.
     beside_text: tuple[str, ...] = ()

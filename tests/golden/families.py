@@ -63,6 +63,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     | {"tie_word_embeddings": False},
     "phi3": EVEN | {"tie_word_embeddings": False},
     "olmo2": EVEN | {"tie_word_embeddings": False},
+    "olmo3": EVEN | {"tie_word_embeddings": False},
     "starcoder2": EVEN | {"num_key_value_heads": 1},
     "granite": EVEN,
     "smollm3": EVEN,
@@ -357,6 +358,34 @@ GEMMA3_TEXT: dict[str, Any] = SMALL | {
     },
 }
 
+OLMO3_YARN = rope(
+    "yarn",
+    rope_theta=500000.0,
+    factor=8.0,
+    beta_fast=32,
+    beta_slow=1,
+    attention_factor=1.2079441541679836,
+    original_max_position_embeddings=32,
+)
+MINISTRAL3_ROPE = rope(
+    "yarn",
+    rope_theta=1000000.0,
+    factor=4.0,
+    beta_fast=32.0,
+    beta_slow=1.0,
+    mscale=1.0,
+    mscale_all_dim=1.0,
+    original_max_position_embeddings=32,
+    llama_4_scaling_beta=0.8,
+)
+MINISTRAL3: dict[str, Any] = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "sliding_window": None,
+    "rope_parameters": MINISTRAL3_ROPE,
+}
+
 # RMS norms and gated MLPs, with something of their own.
 MODERN: dict[str, Case] = {
     "gemma_2b": Case(family="gemma", config={"num_attention_heads": 3}, spelling=4),
@@ -541,6 +570,91 @@ MODERN: dict[str, Case] = {
     "olmo2_gqa": Case(
         family="olmo2",
         config={"num_attention_heads": 4, "num_key_value_heads": 2},
+    ),
+    "olmo3_7b": Case(  # windows, whose positions YaRN leaves as they are
+        family="olmo3",
+        config={
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 1,
+            "sliding_window": 12,
+            "rope_parameters": {
+                "sliding_attention": rope("default", rope_theta=500000.0),
+                "full_attention": OLMO3_YARN,
+            },
+        },
+        without=(
+            {"sliding_window": 256},
+            {"layer_types": ["sliding_attention"] * 4},
+            {"rope_parameters": {"sliding_attention": OLMO3_YARN, "full_attention": OLMO3_YARN}},
+        ),
+        spelling=4,
+    ),
+    "exaone4_32b": Case(  # windows in three of four layers; the fourth knows no positions
+        family="exaone4",
+        config={
+            "num_hidden_layers": 4,
+            "tie_word_embeddings": False,
+            "sliding_window": 12,
+            "sliding_window_pattern": "LLLG",
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+            "rope_parameters": rope(
+                "llama3",
+                rope_theta=1000000.0,
+                factor=16.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=64,
+            ),
+        },
+        without=(
+            {"sliding_window": 256},
+            {"layer_types": ["sliding_attention"] * 4},
+            {"rope_parameters": PLAIN_ROPE},
+        ),
+        spelling=4,
+    ),
+    "exaone4_1_2b": Case(  # no windows: all layers know positions
+        family="exaone4",
+        config={
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "tie_word_embeddings": False,
+            "sliding_window": None,
+            "layer_types": ["full_attention"] * 2,
+        },
+    ),
+    "seed_oss_36b": Case(  # heads that are wider together than the hidden states
+        family="seed_oss",
+        config={
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": False,
+            "rope_parameters": rope("default", rope_theta=10000000.0),
+        },
+        without=({"attention_bias": False}, {"rope_parameters": PLAIN_ROPE}),
+        spelling=4,
+    ),
+    "seed_oss_biases": Case(
+        family="seed_oss",
+        config={"attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
+        without=({"attention_out_bias": False}, {"mlp_bias": False}),
+    ),
+    "ministral3_8b": Case(  # queries that grow with the position
+        family="ministral3",
+        config=MINISTRAL3 | {"tie_word_embeddings": False},
+        without=(
+            {"rope_parameters": MINISTRAL3_ROPE | {"llama_4_scaling_beta": 0.0}},
+            {"rope_parameters": MINISTRAL3_ROPE | {"factor": 1.0}},
+        ),
+    ),
+    "mistral3_3b": Case(  # the same within a model that sees images
+        family="mistral3",
+        config={
+            "text_config": SMALL | MINISTRAL3 | {"model_type": "ministral3"},
+            "vision_config": VISION | {"model_type": "pixtral", "head_dim": 8},
+            "tie_word_embeddings": True,
+        },
     ),
     "smollm3_3b": Case(  # the second of every two layers without positions
         family="smollm3",
@@ -782,6 +896,24 @@ EXPERTS: dict[str, Case] = {
         },
         without=({"norm_topk_prob": True},),
     ),
+    "minimax_m2_230b": Case(  # half of each head rotated, one norm over all heads, no groups
+        family="minimax_m2",
+        config={
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "intermediate_size": 20,
+            "num_local_experts": 9,
+            "num_experts_per_tok": 3,
+            "tie_word_embeddings": False,
+            "rope_parameters": rope("default", rope_theta=5000000.0, partial_rotary_factor=0.5),
+        },
+        without=(
+            {"num_experts_per_tok": 4},
+            {"rope_parameters": rope("default", rope_theta=5000000.0)},
+            {"rope_parameters": rope("default", partial_rotary_factor=0.5)},
+        ),
+        spelling=4,
+    ),
     "ernie4_5_moe_21b": Case(
         family="ernie4_5_moe",
         config={
@@ -834,6 +966,23 @@ DEEPSEEK_YARN: dict[str, Any] = {
     "beta_fast": 32,
     "beta_slow": 1,
     "original_max_position_embeddings": 32,
+}
+GLM4_MOE_LITE: dict[str, Any] = {
+    "head_dim": None,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 28,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 32,
+    "moe_intermediate_size": 12,
+    "n_routed_experts": 9,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 4,
+    "routed_scaling_factor": 1.8,
+    "tie_word_embeddings": False,
+    "rope_parameters": rope("default", rope_theta=1000000.0),
 }
 # Attention over latents, and experts behind dense layers.
 DEEPSEEK: dict[str, Case] = {
@@ -970,6 +1119,28 @@ DEEPSEEK: dict[str, Case] = {
             "rope_interleave": False,
         },
         without=({"rope_interleave": True}, {"norm_topk_prob": True}),
+    ),
+    "glm4_moe_lite_30b": Case(  # DeepSeek V3's attention, an odd number of heads, no groups
+        family="glm4_moe_lite",
+        config=GLM4_MOE_LITE,
+        without=(
+            {"rope_parameters": PLAIN_ROPE},
+            {"norm_topk_prob": False},
+            {"routed_scaling_factor": 1.0},
+            {"rope_interleave": False},
+        ),
+        spelling=4,
+    ),
+    "glm4_moe_lite_types": Case(  # a dense layer behind one of experts
+        family="glm4_moe_lite",
+        config=GLM4_MOE_LITE
+        | {
+            "q_lora_rank": None,
+            "norm_topk_prob": False,
+            "rope_interleave": False,
+            "mlp_layer_types": ["sparse", "dense"],
+        },
+        without=({"norm_topk_prob": True}, {"rope_interleave": True}),
     ),
     # Blocks of 128 end within the keys of the second head, within the values of the third, and
     # within rows of latents.

@@ -80,11 +80,12 @@ class HFModel:
         generator = torch.Generator().manual_seed(0)
         close = []
 
-        def check(router: torch.nn.Module, inputs: tuple[torch.Tensor], outputs: Any) -> None:
+        def check(router: torch.nn.Module, inputs: tuple[torch.Tensor, ...], outputs: Any) -> None:
             chosen = outputs[2].sort(dim=-1).values
             noise = 1 + NOISE * torch.randn(NUM_DRAWS, *inputs[0].shape, generator=generator)
             for drawn in inputs[0] * noise:
-                close.append(not torch.equal(chosen, router.forward(drawn)[2].sort(-1).values))
+                again = router.forward(drawn, *inputs[1:])
+                close.append(not torch.equal(chosen, again[2].sort(-1).values))
 
         routers = [m for m in self.model.modules() if type(m).__name__.lower().endswith("router")]
         handles = [router.register_forward_hook(check) for router in routers]

@@ -16,6 +16,7 @@ from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.model import read_spec
 from predict.loading.safetensors_writer import as_stored, write
+from predict.models import MISSING
 from predict.nn.kinds.attention import AttentionBlock
 from tests.support.checkpoints import changed
 from tests.support.golden import GOLDEN, check_greedy, config, golden, greedy, runs
@@ -71,6 +72,20 @@ def test_no_request_may_be_longer_than_the_learned_positions(
         ("ernie4_5_moe_21b", {"use_bias": True}),
         ("ernie4_5_moe_21b", {"moe_gate_act": "sigmoid"}),
         ("ernie4_5_moe_21b", {"moe_norm_min": 0.5}),
+        ("exaone4_32b", {"attention_bias": True}),
+        ("exaone4_32b", {"layer_types": ["full_attention"]}),
+        ("exaone4_1_2b", {"layer_types": ["sliding_attention", "full_attention"]}),
+        ("glm4_moe_lite_30b", {"topk_method": "greedy"}),
+        ("glm4_moe_lite_types", {"mlp_layer_types": ["dense"]}),
+        ("glm4_moe_lite_types", {"mlp_layer_types": ["dense", "experts"]}),
+        ("minimax_m2_230b", {"attn_type_list": [1, 0]}),
+        ("minimax_m2_230b", {"layernorm_mlp_beta": 2.0}),
+        ("minimax_m2_230b", {"qk_norm_type": "per_head"}),
+        ("minimax_m2_230b", {"rotary_dim": 64}),
+        ("minimax_m2_230b", {"scoring_func": "softmax"}),
+        ("minimax_m2_230b", {"shared_intermediate_size": 64}),
+        ("minimax_m2_230b", {"sliding_window": 12}),
+        ("ministral3_8b", {"rope_parameters": None}),
         ("gpt_oss_20b", {"hidden_act": "gelu"}),
         ("gpt_oss_20b", {"swiglu_limit": 0}),
         ("gpt_oss_20b", {"layer_types": ["full_attention"]}),
@@ -82,6 +97,26 @@ def test_config_that_asks_for_what_the_family_does_not_do_is_refused(
     (key,) = changes
     with pytest.raises(UserError, match=f"'{key}' is "):
         read_spec(changed(case, tmp_path / "model", **changes))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "full"), [("LLLG", [3]), ("LG", [1, 3]), ("LLG", [2, 3]), ("L", [3]), (3, [2])]
+)
+def test_windows_of_exaone_go_by_letters_or_by_number(
+    pattern: str | int, full: list[int], tmp_path: Path
+) -> None:
+    changes = {"sliding_window_pattern": pattern, "layer_types": None}
+    spec, _ = read_spec(changed("exaone4_32b", tmp_path / "model", **changes))
+    for index, block in enumerate(spec.attention):
+        assert isinstance(block, AttentionBlock)
+        kind = ("none", -1) if index in full else ("rotary", 12)
+        assert (block.positions.kind, block.window) == kind
+
+
+def test_letters_that_say_nothing_of_windows_are_refused(tmp_path: Path) -> None:
+    changes = {"sliding_window_pattern": "LLGX", "layer_types": None}
+    with pytest.raises(UserError, match=r"'sliding_window_pattern' is 'LLGX' .*letters L and G"):
+        read_spec(changed("exaone4_32b", tmp_path / "model", **changes))
 
 
 @pytest.mark.parametrize(
@@ -159,9 +194,9 @@ def test_tensors_beside_a_text_model_are_not_all_ignored(tmp_path: Path) -> None
 def test_text_model_of_another_family_is_refused(tmp_path: Path) -> None:
     text = json.loads((GOLDEN / "mistral3_24b" / "config.json").read_text())["text_config"]
     folder = changed(
-        "mistral3_24b", tmp_path / "model", text_config=text | {"model_type": "ministral3"}
+        "mistral3_24b", tmp_path / "model", text_config=text | {"model_type": "mistral4"}
     )
-    with pytest.raises(UserError, match="text_config: 'model_type' is 'ministral3'"):
+    with pytest.raises(UserError, match=r"'model_type' is 'mistral4' .*: mistral, ministral3"):
         read_spec(folder)
 
 
@@ -262,3 +297,22 @@ def test_a_head_that_is_missing_is_told_from_one_that_is_the_table(tmp_path: Pat
     folder = changed("qwen2_tied", tmp_path / "model", tie_word_embeddings=False)
     with pytest.raises(UserError, match=r"lm_head.weight; a model whose head .* true in config"):
         answer(folder)
+
+
+@pytest.mark.parametrize("family", sorted(MISSING))
+def test_a_family_that_is_not_there_is_refused_with_what_is_missing(
+    family: str, tmp_path: Path
+) -> None:
+    folder = changed("llama_gqa", tmp_path / "model", model_type=family)
+    with pytest.raises(UserError, match=f"'{family}' is not supported: .* missing here") as error:
+        read_spec(folder)
+    assert MISSING[family] in str(error.value)
+
+
+@pytest.mark.parametrize("case", ["qwen3_tied", "ministral3_8b"])
+def test_names_may_lack_the_model_they_are_of(case: str, tmp_path: Path) -> None:
+    """As Qwen3-Embedding's, whose file has the layers alone."""
+    folder = changed(case, tmp_path / "model")
+    tensors = {name.removeprefix("model."): held for name, held in stored(folder).items()}
+    write(folder / "model.safetensors", tensors)
+    check_greedy(LLM(config(folder, batch_size=3)), case)

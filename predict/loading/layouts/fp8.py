@@ -32,11 +32,15 @@ from predict.system.settings import refuse_unread, setting
 
 SCHEME = find("e4m3", "e4m3").name
 READ = "quant_method weight_block_size activation_scheme fmt scale_fmt expert_dtype kv_cache_scheme"
-ALLOWED = {"fmt": ("e4m3",), "scale_fmt": ("float", "ue8m0"), "expert_dtype": ("fp8",)}
+ALLOWED = {
+    "fmt": ("e4m3", "float8_e4m3fn"),
+    "scale_fmt": ("float", "ue8m0"),
+    "expert_dtype": ("fp8",),
+}
 LIMIT, OF_FBGEMM = "activation_scale_ub", "fbgemm_fp8"
 DEFAULT_LIMIT = 1200.0
 UNREAD = """
-    modules_to_not_convert modules_to_convert ignored_layers
+    modules_to_not_convert modules_to_convert ignored_layers dequantize
     weight_quantize_algo quant_round_type llm_int8_threshold weight_blocksize
     weight_double_quant_block_size weight_quant_method act_quant_method dtype"""
 SCALES = ("weight_scale_inv", "weight_scale")
