@@ -88,9 +88,15 @@ class ApiError(Exception):
         return msgspec.json.encode(self.content)
 
     def messages_content(self, request_id: str) -> dict[str, Any]:
-        """The body of the Messages API, with the field and the code beside its own."""
+        """The body of the Messages API, with the field and the code beside its own.
+
+        The message names the field: clients of this API show nothing else.
+        """
         kind = _MESSAGES_KINDS.get(self.status, _kind(self.status).type)
-        error = {**self.content["error"], "type": kind}
+        said = self.message
+        if self.param is not None and self.param not in said:
+            said = f"{self.param}: {said}"
+        error = {**self.content["error"], "type": kind, "message": said}
         return {"type": "error", "error": error, "request_id": request_id}
 
 

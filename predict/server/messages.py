@@ -70,7 +70,7 @@ class ToolUseBlock(Body):
 Texted = Annotated[
     Annotated[str, tagged("text")]
     | Annotated[list[TextBlock], FirstOnly(), Field(max_length=MAX_MESSAGES), tagged("list")],
-    by_kind(text_or_list, "a text, a list of text blocks"),
+    text_or_list("a text, a list of text blocks"),
 ]
 
 
@@ -89,12 +89,12 @@ Block = Annotated[
     | Annotated[ThinkingBlock, tagged("thinking")]
     | Annotated[ToolUseBlock, tagged("tool_use")]
     | Annotated[ToolResultBlock, tagged("tool_result")],
-    by_kind(type_of, "text, thinking, tool_use, tool_result"),
+    by_kind("text, thinking, tool_use, tool_result", type_of),
 ]
 BlockList = Annotated[list[Block], FirstOnly(), Field(min_length=1, max_length=MAX_MESSAGES)]
 Blocks = Annotated[
     Annotated[str, tagged("text")] | Annotated[BlockList, tagged("list")],
-    by_kind(text_or_list, "a text, a list of blocks"),
+    text_or_list("a text, a list of blocks"),
 ]
 
 

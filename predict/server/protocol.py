@@ -155,25 +155,29 @@ class TypedBody(Body):
         return value if is_other else super()._known_fields(value)
 
 
-def by_kind(kind_of: Callable[[Any], str | None], allowed: str) -> Discriminator:
-    """Chooses among tagged types by what a value says; `allowed` is told where it says none."""
+def by_kind(allowed: str, kind_of: Callable[[Any], str | None]) -> Discriminator:
+    """Chooses among tagged types of objects; `allowed` is told where a value is none of them."""
+    return _by("kind", allowed, kind_of)
 
+
+def text_or_list(allowed: str) -> Discriminator:
+    """Chooses among the tags text and list; `allowed` is told where a value is neither."""
+    shapes = {str: "text", list: "list"}
+    return _by("shape", allowed, lambda value: shapes.get(type(value)))
+
+
+def _by(error: str, allowed: str, kind_of: Callable[[Any], str | None]) -> Discriminator:
     def tag(value: Any) -> str | None:
         kind = kind_of(value)
         return None if kind is None else TAG + kind
 
-    return Discriminator(tag, custom_error_type="kind", custom_error_message=allowed)
+    return Discriminator(tag, custom_error_type=error, custom_error_message=allowed)
 
 
 def type_of(value: Any) -> str | None:
     """The type that an object says."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return kind if isinstance(kind, str) else None
-
-
-def text_or_list(value: Any) -> str | None:
-    """The tag of a text, or of a list."""
-    return "text" if isinstance(value, str) else "list" if isinstance(value, list) else None
 
 
 def tagged(kind: str) -> Tag:

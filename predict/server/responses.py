@@ -107,12 +107,12 @@ Item = Annotated[
     | Annotated[CallItem, tagged("function_call")]
     | Annotated[OutputItem, tagged("function_call_output")]
     | Annotated[ThoughtItem, tagged("reasoning")],
-    by_kind(_kind_of, "message, function_call, function_call_output, reasoning"),
+    by_kind("message, function_call, function_call_output, reasoning", _kind_of),
 ]
 Items = Annotated[list[Item], FirstOnly(), Field(min_length=1, max_length=MAX_ITEMS)]
 Input = Annotated[
     Annotated[str, tagged("text")] | Annotated[Items, tagged("list")],
-    by_kind(text_or_list, "a text, a list of items"),
+    text_or_list("a text, a list of items"),
 ]
 
 
