@@ -19,11 +19,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from predict.server.access_log import MAX_PATH, AccessLog, request_id
+from predict.server.answers import to_json
 from predict.server.auth import OPEN_PATHS, OPEN_PREFIXES, Keys
 from predict.server.config import ServerConfig
 from predict.server.context import RECORD, Context, Record
 from predict.server.engine_client import EngineDied, EngineHandle
-from predict.server.errors import ApiError
+from predict.server.errors import MESSAGES_PATHS, ApiError
 from predict.server.front_model import FrontModel
 from predict.server.lifecycle import Lifecycle
 from predict.server.limits import Admission
@@ -33,9 +34,11 @@ from predict.server.openapi import document
 from predict.server.routes import routers
 from predict.server.routes._common import json_response
 from predict.server.served_models import ServedModels
+from predict.server.store import Store
 from predict.system.notes import LOG
 
 CLIENT_GONE = 499  # for the log: the client did not wait for a status
+_HEADERS = b"authorization, content-type, x-request-id, x-api-key, anthropic-version"
 SWITCH_SECONDS = 0.0005  # after which a thread that tokenizes yields to the event loop
 
 
@@ -69,6 +72,7 @@ def create_app(
         Admission(config),
         ModelText(front, config),
         ServedModels(config),
+        Store(config.max_stored_responses, config.max_stored_bytes),
         log if config.access_log else None,
         package_version(),
     )
@@ -105,12 +109,16 @@ async def _http_error(request: Request, error: Exception) -> Response:
         404: f"there is no {path!r} here; /openapi.json lists what there is",
         405: f"{request.method} does not go with {path!r}",
     }.get(error.status_code, str(error.detail))
-    return _error_response(ApiError(error.status_code, said, headers=dict(error.headers or {})))
+    refused = ApiError(error.status_code, said, headers=dict(error.headers or {}))
+    return _error_response(refused, request.scope)
 
 
-def _error_response(error: ApiError) -> Response:
+def _error_response(error: ApiError, scope: Scope) -> Response:
+    body = error.body
+    if scope["path"] in MESSAGES_PATHS:
+        body = to_json(error.messages_content(scope[RECORD].request_id))
     return Response(
-        error.body,
+        body,
         status_code=error.status,
         media_type="application/json",
         headers=error.headers,
@@ -123,8 +131,13 @@ class _Gate:
     def __init__(self, app: ASGIApp, context: Context, paths: Sequence[str]) -> None:
         """paths: of all routes."""
         self._app = app
-        # Of each path, or of what is in front of its parameter: its pattern.
-        self._patterns = {path.partition("{")[0]: path.replace(":path", "") for path in paths}
+        self._paths = frozenset(path for path in paths if "{" not in path)
+        # Of what is in front of a path's parameter, and behind it: the pattern; the longest first.
+        named = (
+            (path.partition("{")[0], path.rpartition("}")[2], path) for path in paths if "{" in path
+        )
+        ends = sorted(named, key=lambda each: -len(each[1]))
+        self._patterns = [(*each[:2], each[2].replace(":path", "")) for each in ends]
         self._context = context
         self._keys = Keys(context.config.api_keys)
         self._origins = frozenset(context.config.allowed_origins)
@@ -162,8 +175,9 @@ class _Gate:
             if self._is_preflight(scope, headers):
                 await Response(status_code=204)(scope, receive, answer)
                 return
-            key = headers.get("authorization")
-            self._keys.check(scope["path"], None if key is None else key.encode("latin-1"))
+            sent = (headers.get(name) for name in ("authorization", "x-api-key"))
+            keys = (None if key is None else key.encode("latin-1") for key in sent)
+            answer.record.owner = self._keys.check(scope["path"], *keys)
             if self._context.lifecycle.draining and not _is_open(scope["path"]):
                 raise ApiError(
                     503,
@@ -175,7 +189,7 @@ class _Gate:
             error = self._context.unavailable() if isinstance(raised, EngineDied) else raised
             answer.record.error = error.code
             if not answer.has_begun:
-                await _error_response(error)(scope, receive, answer)
+                await _error_response(error, scope)(scope, receive, answer)
         except ClientDisconnect:
             answer.record.log["aborted"] = True
         except Exception as error:
@@ -184,7 +198,7 @@ class _Gate:
             answer.record.error = "internal_error"
             if not answer.has_begun:
                 said = f"the server failed; its log has more on {answer.record.request_id}"
-                await _error_response(ApiError(500, said))(scope, receive, answer)
+                await _error_response(ApiError(500, said), scope)(scope, receive, answer)
             else:
                 raise
 
@@ -210,10 +224,14 @@ class _Gate:
 
     def _pattern_of(self, path: str) -> str:
         """The pattern of a path, for counters: none that a client made up."""
-        if path in self._patterns:
-            return self._patterns[path]
-        with_names = ((each, name) for each, name in self._patterns.items() if "{" in name)
-        return next((name for each, name in with_names if path.startswith(each)), "other")
+        if path in self._paths:
+            return path
+        fitting = (
+            name
+            for begin, end, name in self._patterns
+            if path.startswith(begin) and path.endswith(end)
+        )
+        return next(fitting, "other")
 
 
 class _Answer:
@@ -226,13 +244,12 @@ class _Answer:
         self.has_begun = False
         self.num_bytes = 0
         self.first_byte: float | None = None
-        self._headers = [(b"x-request-id", record.request_id.encode("ascii"))]
+        own_id = record.request_id.encode("ascii")
+        self._headers = [(b"x-request-id", own_id), (b"request-id", own_id)]
         self._headers += [(k.lower().encode(), v.encode("latin-1")) for k, v in headers.items()]
         if "Access-Control-Allow-Origin" in headers:
-            self._headers.append((b"access-control-allow-methods", b"GET, POST"))
-            self._headers.append(
-                (b"access-control-allow-headers", b"authorization, content-type, x-request-id")
-            )
+            self._headers.append((b"access-control-allow-methods", b"GET, POST, DELETE"))
+            self._headers.append((b"access-control-allow-headers", _HEADERS))
 
     async def __call__(self, message: Message) -> None:
         if self.has_begun:

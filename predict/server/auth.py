@@ -20,19 +20,26 @@ class Keys:
         # Digests have one length, so that the time of a comparison tells nothing of a key.
         self._digests = [_digest(key.encode()) for key in keys]
 
-    def check(self, path: str, header: bytes | None) -> None:
-        """Raises ApiError 401 unless the path is open or the header Authorization has a key."""
+    def check(self, path: str, authorization: bytes | None, x_api_key: bytes | None) -> bytes:
+        """What tells the owner of the key from others: its digest; b"" where none is asked for.
+
+        The key stands in Authorization, behind Bearer, or in X-Api-Key. Raises ApiError 401 for a
+        wrong one, unless the path is open.
+        """
         if not self._digests or path in OPEN_PATHS or path.startswith(OPEN_PREFIXES):
-            return
-        scheme, _, key = (header or b"").partition(b" ")
+            return b""
+        scheme, _, key = (authorization or b"").partition(b" ")
+        if authorization is None and x_api_key is not None:
+            scheme, key = b"bearer", x_api_key
         shown = _digest(key.strip())
         fits = [hmac.compare_digest(shown, digest) for digest in self._digests]
         if scheme.lower() == b"bearer" and any(fits):
-            return
-        got = "no API key was sent" if header is None else "the API key is wrong"
+            return shown
+        got = "no API key was sent" if scheme == b"" else "the API key is wrong"
         raise ApiError(
             401,
-            f"{got}; send the header Authorization: Bearer KEY with a key of this server",
+            f"{got}; send the header Authorization: Bearer KEY with a key of this server, or "
+            "X-Api-Key: KEY",
             headers={"WWW-Authenticate": "Bearer"},
         )
 

@@ -75,6 +75,12 @@ class ServerConfig(Checked):
     max_queue: int = option(512,
         "Answers that wait for a place in the batch; behind them comes 429 with Retry-After.",
         allowed=Range(0, MAX_COUNT))
+    max_stored_responses: int = option(1024,
+        "Answers of /v1/responses that are kept for later requests, the latest ones; 0 keeps none.",
+        allowed=Range(0, MAX_COUNT))
+    max_stored_bytes: int = option(128 << 20,
+        "Bytes of these answers and of the conversations ahead of them.",
+        allowed=Range(1024, 1 << 40))
     max_connections: int = option(4096,
         "Connections of all clients; more are 503.", allowed=COUNT)
     request_timeout: float = option(600.0,

@@ -18,6 +18,7 @@ from predict.server.limits import Admission, Held
 from predict.server.metrics import Metrics
 from predict.server.model_text import ModelText
 from predict.server.served_models import ServedModels
+from predict.server.store import Store
 from predict.server.wire import ModelInfo
 
 RECORD = "regatta.record"  # the key of a request's Record in its ASGI scope
@@ -33,6 +34,7 @@ class Record:
     log: dict[str, Any] = field(default_factory=dict)
     error: str | None = None  # kind of an error, for the metrics
     body: Held | None = None  # counted bytes, until its prompts are token ids
+    owner: bytes = b""  # of what it stores: tells its API key from others
 
 
 @dataclass
@@ -47,6 +49,7 @@ class Context:
     admission: Admission
     model_text: ModelText
     models: ServedModels
+    store: Store
     log: AccessLog | None  # None: nothing is logged
     version: str
 

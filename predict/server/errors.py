@@ -18,6 +18,16 @@ class _Kind(NamedTuple):
     code: str | None
 
 
+# Paths whose errors have the body of the Messages API.
+MESSAGES_PATHS = ("/v1/messages", "/v1/messages/count_tokens")
+# Status -> the Messages API's name of it, where it is not OpenAI's.
+_MESSAGES_KINDS: Mapping[int, str] = {
+    404: "not_found_error",
+    413: "request_too_large",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 # Status -> OpenAI's names of it.
 _KINDS: Mapping[int, _Kind] = {
     400: _Kind("invalid_request_error", None),
@@ -76,6 +86,18 @@ class ApiError(Exception):
     def body(self) -> bytes:
         """The body as JSON."""
         return msgspec.json.encode(self.content)
+
+    def messages_content(self, request_id: str) -> dict[str, Any]:
+        """The body of the Messages API, with the field and the code beside its own.
+
+        The message names the field: clients of this API show nothing else.
+        """
+        kind = _MESSAGES_KINDS.get(self.status, _kind(self.status).type)
+        said = self.message
+        if self.param is not None and self.param not in said:
+            said = f"{self.param}: {said}"
+        error = {**self.content["error"], "type": kind, "message": said}
+        return {"type": "error", "error": error, "request_id": request_id}
 
 
 def invalid(param: str | None, message: str, code: str | None = None) -> ApiError:

@@ -68,6 +68,12 @@ class FrontModel:
         ids = await self._run(partial(tokenizer.encode, text, add_special_tokens), param)
         return self._checked(ids, param)
 
+    async def num_tokens(self, text: str) -> int:
+        """Tokens of a text, of any length; 0 where there is no tokenizer."""
+        if not text or self.tokenizer is None:
+            return 0
+        return len(await self._run(partial(self.tokenizer.encode, text, False), "text"))
+
     def token_ids(self, value: Any, param: str, vocab_size: int) -> list[int]:
         """A prompt that is token ids already. Raises ApiError 400."""
         if len(value) > self._max_prompt_length:

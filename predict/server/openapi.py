@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -34,6 +35,16 @@ def takes(*models: type[Body]) -> dict[str, Any]:
     schemas = [{"$ref": _REF + model.__name__} for model in models]
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def asks(params: Mapping[str, str]) -> dict[str, Any]:
+    """FastAPI's `openapi_extra` of a route with these parameters behind its path, by type."""
+    return {
+        "parameters": [
+            {"name": name, "in": "query", "required": False, "schema": {"type": kind}}
+            for name, kind in params.items()
+        ]
+    }
 
 
 def errors() -> dict[int | str, dict[str, Any]]:

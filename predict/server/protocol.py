@@ -6,15 +6,17 @@ for the command line and the Python API.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     FailFast,
     Field,
+    Tag,
     ValidationError,
     WithJsonSchema,
     model_validator,
@@ -29,6 +31,7 @@ from predict.system.files import MAX_PATH, json_type
 
 MAX_MESSAGES = 2048
 MAX_NAME = 256  # characters of names and ids in messages
+TAG = "\0"  # in front of the tags of types, which stand in no field's place
 
 ModelT = TypeVar("ModelT", bound="Body")
 
@@ -49,7 +52,7 @@ _PART: Mapping[str, Any] = {
 }
 
 
-def _whole(value: Any) -> Any:
+def whole(value: Any) -> Any:
     """4 for 4.0, which JSON does not tell apart."""
     exact = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
     return int(value) if exact else value
@@ -57,7 +60,7 @@ def _whole(value: Any) -> Any:
 
 # Fields that may be null, and whose values are checked where they are used.
 NumberField = Annotated[Any, _optional({"type": "number"})]
-Integer = Annotated[Any, BeforeValidator(_whole), _optional({"type": "integer"})]
+Integer = Annotated[Any, BeforeValidator(whole), _optional({"type": "integer"})]
 Boolean = Annotated[Any, _optional({"type": "boolean"})]
 Text = Annotated[Any, _optional(_TEXT)]
 Texts = Annotated[Any, _optional(_TEXTS)]
@@ -118,7 +121,12 @@ class Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
+    def _checked(cls, value: Any) -> Any:
+        return cls._known_fields(value)
+
+    @classmethod
     def _known_fields(cls, value: Any) -> Any:
+        """The fields that are taken. Raises for one that is not."""
         if not isinstance(value, dict) or value.keys() <= cls.known:
             return value
         kept: dict[str, Any] = {}
@@ -133,6 +141,48 @@ class Body(BaseModel):
                 said = hint(name, cls.known) or "; leave it out"
                 raise _field_error(name, f"is not a known field{said}")
         return kept
+
+
+class TypedBody(Body):
+    """An object that says its type, which is told ahead of its unknown fields where it is wrong."""
+
+    @classmethod
+    def _known_fields(cls, value: Any) -> Any:
+        field = cls.model_fields["type"]
+        is_other = isinstance(value, dict) and value.get("type", field.default) not in get_args(
+            field.annotation
+        )
+        return value if is_other else super()._known_fields(value)
+
+
+def by_kind(allowed: str, kind_of: Callable[[Any], str | None]) -> Discriminator:
+    """Chooses among tagged types of objects; `allowed` is told where a value is none of them."""
+    return _by("kind", allowed, kind_of)
+
+
+def text_or_list(allowed: str) -> Discriminator:
+    """Chooses among the tags text and list; `allowed` is told where a value is neither."""
+    shapes = {str: "text", list: "list"}
+    return _by("shape", allowed, lambda value: shapes.get(type(value)))
+
+
+def _by(error: str, allowed: str, kind_of: Callable[[Any], str | None]) -> Discriminator:
+    def tag(value: Any) -> str | None:
+        kind = kind_of(value)
+        return None if kind is None else TAG + kind
+
+    return Discriminator(tag, custom_error_type=error, custom_error_message=allowed)
+
+
+def type_of(value: Any) -> str | None:
+    """The type that an object says."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return kind if isinstance(kind, str) else None
+
+
+def tagged(kind: str) -> Tag:
+    """The tag of a type that `by_kind` chooses."""
+    return Tag(TAG + kind)
 
 
 def _field_error(name: str, text: str) -> PydanticCustomError:
@@ -449,6 +499,12 @@ def _explained(error: ErrorDetails) -> ApiError:
     if kind == "field":
         param = path((*error["loc"], context["field"]))
         return invalid(param, f"{param} {context['text']}", "unknown_field")
+    if kind == "kind":
+        found = error["input"]
+        if isinstance(found, dict):
+            param, found = f"{param}.type", found.get("type")
+        message = f"{param} is {_shown(found)} (allowed: {error['msg']})"
+        return invalid(param, message, "unsupported_content")
     if kind == "missing":
         return invalid(param, f"{param} is missing; write it", "missing_field")
     if kind == "literal_error":
@@ -469,5 +525,6 @@ def _shown(value: Any) -> str:
 
 def path(location: tuple[int | str, ...]) -> str:
     """A field's place in a body: messages[0].content."""
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    named = (part for part in location if isinstance(part, int) or not part.startswith(TAG))
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in named)
     return "".join(parts).removeprefix(".")

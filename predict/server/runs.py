@@ -34,6 +34,7 @@ class Usage:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
+    num_thought_tokens: int = 0  # of the output, where a form of answer tells them
 
     def add(self, metrics: AnswerMetrics | None) -> None:
         """Counts the metrics of the answers to one prompt."""
@@ -226,6 +227,9 @@ class Encoder:
         """The bytes of these pieces; b"" where they have no text yet."""
         raise NotImplementedError
 
+    async def settle(self, usage: Usage) -> None:
+        """Completes the counts ahead of `finish`."""
+
     def finish(self, usage: Usage) -> bytes:
         """The bytes behind the last piece."""
         raise NotImplementedError
@@ -273,6 +277,7 @@ class Stream(Response):
                                 await self._begin(send)
                             if body:
                                 await send({"type": BODY, "body": body, "more_body": True})
+                await encoder.settle(self._job.usage)
                 last = encoder.finish(self._job.usage)
             except ApiError as error:
                 if not has_begun:

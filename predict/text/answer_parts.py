@@ -50,6 +50,8 @@ class Forms(NamedTuple):
 class TextParts:
     """Reads an answer whose text is made already, marks included."""
 
+    stopped_by = ""
+
     def __init__(self, forms: Forms) -> None:
         self._parser = forms.parser(ContentStops())
 
@@ -117,6 +119,11 @@ class AnswerParts:
             self._has_ended = True
             self._feed(self._stream.finish())
             self._put(self._parser.finish())
+
+    @property
+    def stopped_by(self) -> str:
+        """The stop string that has ended the content; "" where none has."""
+        return self._stops.stopped_by
 
     @property
     def text(self) -> str:

@@ -65,6 +65,10 @@ class Parser(Protocol):
 class Reader(Protocol):
     """Reads the parts of one answer (see predict.text.answer_parts)."""
 
+    @property
+    def stopped_by(self) -> str:
+        """The stop string that has ended the content; "" where none has."""
+
     def read(self, text: str, token_ids: Sequence[int], is_last: bool) -> list[Delta]:
         """The deltas that more text, of these tokens, makes certain."""
         ...

@@ -188,6 +188,7 @@ class ContentStops:
         self._held = ""  # may become a stop string
         self.may_stop = True  # whether strings that are complete from now on count
         self.has_stopped = False
+        self.stopped_by = ""  # the stop string
 
     def take(self, text: str) -> str:
         """The content that is certain with this text; "" behind the end."""
@@ -201,7 +202,9 @@ class ContentStops:
         self._node, match = self._stops.scan(self._node, text, first)
         if match is not None:
             self.has_stopped = True
-            return whole[: len(held) + (match.end if self._include_stop else match.begin)]
+            begin, end = len(held) + match.begin, len(held) + match.end
+            self.stopped_by = whole[begin:end]
+            return whole[: end if self._include_stop else begin]
         certain = len(whole) - self._stops.depth(self._node)
         self._held = whole[certain:]
         return whole[:certain]

@@ -93,7 +93,11 @@ class HttpServer:
         async def run() -> Any:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(SECONDS)
+        return self.run(run())
+
+    def run(self, task: Coroutine[Any, Any, Any]) -> Any:
+        """What a task returns on the server's loop."""
+        return asyncio.run_coroutine_threadsafe(task, self._loop).result(SECONDS)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Returns once a condition holds on the server's loop; fails after SECONDS."""

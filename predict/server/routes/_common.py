@@ -30,7 +30,7 @@ async def body_of(context: Context, request: Request) -> AsyncIterator[dict[str,
         record_of(request).body = held
         value = await read_json(request, context.config, held)
         if context.config.log_requests:
-            given = value.get("messages", value.get("prompt"))
+            given = value.get("messages", value.get("input", value.get("prompt")))
             record_of(request).log["prompt"] = shortened(given)
         yield value
 

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from predict.answer_form import AnswerForm
 from predict.server.answers import ChatEvents, Identity, chat_completion
-from predict.server.asked import (
-    Asked,
-    Form,
-    asked_of,
-    form_of,
-    template_values,
-)
 from predict.server.context import Context
 from predict.server.errors import invalid
 from predict.server.openapi import errors, takes
@@ -36,10 +26,8 @@ from predict.server.routes._common import (
     logprob_texts,
     usage_of,
 )
-from predict.server.runs import Job, Run, Stream
-from predict.server.served_models import ServedModel
-from predict.server.turns import turn_of
-from predict.text.deltas import Reader
+from predict.server.runs import Run, Stream
+from predict.server.turns import ready_turn
 
 
 def router(context: Context) -> APIRouter:
@@ -65,26 +53,13 @@ def router(context: Context) -> APIRouter:
 
 async def answered(context: Context, request: Request, body: ChatBody) -> Response:
     """The answer to a body. Raises ApiError."""
-    model = context.models.find(body.model)
-    texts = context.model_text
-    use = texts.use_of(body.tools, body.tool_choice, body.parallel_tool_calls)
-    values = template_values(body.chat_template_kwargs, body.reasoning_effort)
-    given = form_of(body, context.config)
-    _asked(context, body, model, None)  # what is wrong is told before anything is rendered
-    turn = await turn_of(context, body.messages, values, body.tools, use)
-    form = texts.answer_form(use, turn.prompt)
-    asked = _asked(context, body, model, texts.form(given, use, turn.prompt), form)
-    job = Job([turn.token_ids], asked.params, asked.refused)
+    model, job, make_reader = await ready_turn(context, body)
     identity = Identity(
-        "chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion", model.name
+        "chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion", model
     )
-    logprobs = logprob_texts(context, asked.params.logprobs)
-
-    def make_reader() -> Reader | None:
-        return texts.reader(use, turn.prompt, turn.token_ids, asked.params)
-
+    logprobs = logprob_texts(context, job.params.logprobs)
     if body.stream:
-        if asked.params.prompt_logprobs is not None:
+        if job.params.prompt_logprobs is not None:
             raise invalid(
                 "prompt_logprobs", "prompt_logprobs cannot be streamed; leave out one of the two"
             )
@@ -95,18 +70,3 @@ async def answered(context: Context, request: Request, body: ChatBody) -> Respon
         (output,) = await run.outputs()
     log_answer(context, request, output.text)
     return json_response(chat_completion(identity, output, job.usage, make_reader, logprobs))
-
-
-def _asked(
-    context: Context,
-    body: ChatBody,
-    model: ServedModel,
-    form: Form | None,
-    answer_form: AnswerForm | None = None,
-) -> Asked:
-    extra: dict[str, Any] = {"adapter": model.adapter, "answer_form": answer_form}
-    if body.logprobs:
-        extra["logprobs"] = 0 if body.top_logprobs is None else body.top_logprobs
-    elif body.top_logprobs is not None and body.top_logprobs != 0:
-        raise invalid("top_logprobs", "top_logprobs needs logprobs; set logprobs to true")
-    return asked_of(body, context.config, extra, form)
