@@ -318,13 +318,14 @@ void expert_block_piece(const ExpertBlockParams& p, const ExpertLinears& linears
 
 // Rows that are taken at once.
 inline int64_t rows_of_piece(const ExpertBlockParams& p, const ExpertLinears& linears) {
-  constexpr int64_t kBytes = int64_t{64} << 20;
+  constexpr int64_t kBytes = int64_t{64} << 20, kMany = 16;  // few may take less each
   Scratch& scratch = Scratch::mine();
   Scratch::Scope scope(scratch);
   const auto bytes_of = [&](const ExpertLinear& up, const ExpertLinear& down) {
-    const PackedRows active = make_rows(down.first, scratch, 1, Fill::kByColumns);
-    int64_t bytes = make_rows(up.first, scratch, 1, Fill::kByRow).tile_bytes();
-    bytes += active.tile_bytes();
+    const PackedRows active = make_rows(down.first, scratch, kMany, Fill::kByColumns);
+    const PackedRows x = make_rows(up.first, scratch, kMany, Fill::kByRow);
+    int64_t bytes =
+        (x.num_tiles() * x.tile_bytes() + active.num_tiles() * active.tile_bytes()) / kMany;
     if (active.staged) bytes += active.width * int64_t{sizeof(float)};
     if (active.width % kPanel != 0) bytes += up.out_features() * int64_t{sizeof(float)};
     return bytes;

@@ -58,13 +58,13 @@ Gemm gemm_like(const Gemm& checked, SchemeId scheme, const TensorView* tensors,
 
 PackedRows make_rows(const Gemm& gemm, Scratch& scratch, int64_t num_rows, Fill fill,
                      int64_t max_tile_rows) {
-  if (max_tile_rows == 0) max_tile_rows = gemm.kernels->max_tile_rows;
   PackedRows rows;
-  rows.format = gemm.kernels->row_format;
+  rows.kernels = gemm.kernels->of(num_rows);
+  if (max_tile_rows == 0) max_tile_rows = rows.kernels->max_tile_rows;
+  rows.format = rows.kernels->row_format;
   rows.num_rows = num_rows;
   rows.width = gemm.weight.in_features;
   rows.transform = gemm.transform;
-  rows.kernels = gemm.kernels;
   const bool whole_rows = rows.transform.any() || (rows.format == RowFormat::kInt8Rows &&
                                                    rows.transform.static_scale == 0.0f);
   if (whole_rows && fill == Fill::kByColumns) {

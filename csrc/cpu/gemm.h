@@ -154,6 +154,11 @@ struct GemmKernels {
   // Products of so many rows with a panel stay in L1 or L2 until they are stored (96 rows are 12
   // KiB), and so many bytes of rows surely stay in the cache that all panels pass by.
   int64_t block_rows = 96, cached_bytes = int64_t{8} << 20;
+  const GemmKernels* of_few = nullptr;  // that multiply at most max_rows_of_two rows, if others do
+
+  const GemmKernels* of(int64_t num_rows) const {
+    return of_few && num_rows <= max_rows_of_two ? of_few : this;
+  }
 };
 
 // Many rows pass over a panel in blocks of tiles.

@@ -51,31 +51,9 @@ void run(const PanelJob& job) {
 }
 
 #if REGATTA_HAS_BF16_DOT
-// Rows in kSwappedPairs. A few of them wait for the panel, and are made pairs again meanwhile.
 inline void run_swapped(const PanelJob& job) {
   const FlushDenormals flush;
-  const int64_t num_rows = job.num_rows();
-  if (num_rows > kMaxRowsOfTwo) return run<SwappedProduct>(job);
-  Scratch::Scope scope(*job.scratch);
-  PackedRows few;
-  few.format = RowFormat::kBFloat16;
-  few.num_rows = few.tile_rows = num_rows;
-  few.width = job.rows->width;
-  few.data = job.scratch->take<char>(few.tile_bytes());
-  for (int64_t row = 0; row < num_rows; ++row) {
-    const char* from = job.rows->line(job.first_row() + row, 0);
-    char* to = few.line(row, 0);
-    for (int64_t k = 0; k < few.width; k += 16, from += job.rows->tile_rows * kLineBytes) {
-      store_swapped(reinterpret_cast<bf16*>(to) + k % 32,
-                    load(reinterpret_cast<const float*>(from)));
-      if (k % 32) to += num_rows * kLineBytes;
-    }
-  }
-  PanelJob pairs = job;
-  pairs.rows = &few;
-  pairs.tile_begin = 0;
-  pairs.tile_end = 1;
-  run<PairProduct>(pairs);
+  run<SwappedProduct>(job);
 }
 #endif
 
@@ -227,8 +205,9 @@ inline const GemmKernels* kernels(DType dtype) {
 #if REGATTA_HAS_BF16_DOT
   static constexpr GemmKernels kPairs = {RowFormat::kBFloat16, kMaxTileRows, kMaxRowsOfTwo,
                                          run<PairProduct>};
-  static constexpr GemmKernels kSwapped = {RowFormat::kSwappedPairs, kMaxTileRows, kMaxRowsOfTwo,
-                                           run_swapped};
+  static constexpr GemmKernels kSwapped = {
+      RowFormat::kSwappedPairs, kMaxTileRows,        kMaxRowsOfTwo, run_swapped,
+      kPairs.block_rows,        kPairs.cached_bytes, &kPairs};
   const GemmKernels& bfloat16 = pairs_are_slow() ? kSwapped : kPairs;
 #else
   static constexpr GemmKernels bfloat16 = {RowFormat::kFloat32, kMaxTileRows, kMaxRowsOfTwo,

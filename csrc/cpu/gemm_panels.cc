@@ -15,7 +15,7 @@ class PanelJobs {
   // Takes scratch that lives as long as the caller's scope.
   PanelJobs(const Gemm& gemm, const PackedRows& rows, int64_t halves, int64_t owner,
             Scratch& scratch, TileFn store)
-      : run_(gemm.kernels->run), blocks_(rows), halves_(halves), owner_(owner), store_(store) {
+      : run_(rows.kernels->run), blocks_(rows), halves_(halves), owner_(owner), store_(store) {
     job_.rows = &rows;
     job_.weight = &gemm.weight;
     job_.scratch = &scratch;

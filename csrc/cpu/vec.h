@@ -32,7 +32,7 @@
 //   VecBf16 load_pairs(const bf16*);  VecBf16 set1_pair(const bf16*)   a pair to all lanes
 //   Vec dot_pairs(Vec acc, VecBf16 a, VecBf16 b)            acc + a1*b1 + a0*b0 per lane, as fma()
 //                                         would while FlushDenormals lives
-//   Vec swapped_pairs(Vec a);  void store_swapped(bf16*, Vec)   a1 a0 a3 a2 ... of bf16 values
+//   Vec swapped_pairs(Vec a)                                a1 a0 a3 a2 ... of bf16 values
 //   void split_pairs(Vec pairs, Vec& even, Vec& odd)        what load_2k() does to what it loads
 //   void interleave(bf16* out, const bf16* a, const bf16* b, int64_t count)
 //                                         a0 b0 a1 b1 ...; zero pairs up to a multiple of 16

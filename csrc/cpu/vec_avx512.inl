@@ -203,12 +203,6 @@ REGATTA_INLINE Vec dot_pairs(Vec acc, VecBf16 a, VecBf16 b) {
 REGATTA_INLINE Vec swapped_pairs(Vec a) {
   return {_mm512_permute_ps(widen_bf16(narrow_bf16(a.v)), 0xb1)};
 }
-REGATTA_INLINE void store_swapped(bf16* out, Vec a) {
-  const __m512i bits = _mm512_castps_si512(a.v);
-  const __m512i pairs = _mm512_or_si512(_mm512_srli_epi64(bits, 48),
-                                        _mm512_and_si512(bits, _mm512_set1_epi64(0xffff0000)));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi64_epi32(pairs));
-}
 // Denormals are zeros, as in dot_pairs() and in tiles, until the end of the scope.
 class FlushDenormals {
  public:

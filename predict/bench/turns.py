@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
@@ -98,10 +99,12 @@ class TurnCommand:
             return read_json_object(path)
 
 
-def run_program(words: Sequence[str], folder: Path | None, env: Mapping[str, str]) -> str:
-    """What a program prints on stdout, or else on stderr.
+def run_program(
+    words: Sequence[str], folder: Path | None, env: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """What a program prints.
 
-    Raises UserError with its last lines where it fails.
+    Raises UserError where it fails: with its last lines, and the signal that ended it.
     """
     own = [sys.executable if words[0] == "python" else words[0], *words[1:]]
     try:
@@ -111,9 +114,11 @@ def run_program(words: Sequence[str], folder: Path | None, env: Mapping[str, str
     except OSError as error:
         raise UserError(f"{words[0]} cannot be started: {error.strerror}", 1) from None
     if done.returncode != 0:
+        code = done.returncode
+        signals = {-each.value: f"signal {each.name}" for each in signal.Signals}
         said = "\n".join(done.stderr.strip().splitlines()[-LAST_LINES:])
-        raise UserError(f"{shlex.join(words)} ended with {done.returncode}: {said}", 1)
-    return done.stdout or done.stderr
+        raise UserError(f"{shlex.join(words)} ended with {signals.get(code, code)}: {said}", 1)
+    return done
 
 
 def cases_of(content: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -41,11 +41,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 # Prints what llama-batched-bench does of --output-format jsonl, but not the first time: its log is
-# at times not written when the process ends.
+# at times not written when the process ends. Dies of prompts of 32.
 PROGRAM = """#!/bin/sh
 case "$1" in --version) echo "version: 1" >&2; exit;; esac
-case "$*" in *mmap*) exit 1;; esac
+case "$*" in *mmap*) exit 1;; *"-npp 32"*) echo "an assertion" >&2; kill -ILL $$;; esac
 test -e "$0.once" || { touch "$0.once"; exit; }
+echo "load_tensors:          AMX model buffer size =   559.41 MiB" >&2
 echo "a line of its log"
 echo '{"n_kv_max": 256, "pp": 16, "tg": 2, "pl": 2, "t_pp": 2.0, "t_tg": 0.5, "speed": 1.0}'
 """
@@ -123,20 +124,43 @@ def test_a_shape_is_a_name_or_a_folder(tmp_path: Path) -> None:
         peer.folder_of("qwen-9t")
 
 
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "batched-bench"
+    path.write_text(PROGRAM)
+    path.chmod(0o755)
+    return path
+
+
+def words_of(folder: Path, program: Path, cases: str) -> list[str]:
+    words = ["--shapes", str(folder), "--types", "Q4_0", "--cases", cases, "--turns", "1"]
+    return [*words, "--batched_bench", str(program), "--num_threads", "1"]
+
+
 def test_both_sides_read_one_file_in_turns(
-    compiled: library.Library, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    compiled: library.Library, program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    program, written = tmp_path / "batched-bench", tmp_path / "turns.json"
-    program.write_text(PROGRAM)
-    program.chmod(0o755)
-    folder = folder_with(tmp_path, FAMILIES["llama"])
-    words = ["--shapes", str(folder), "--types", "Q4_0", "--cases", "2x16x65", "--turns", "1"]
-    words += ["--batched_bench", str(program), "--num_threads", "1"]
+    written = tmp_path / "turns.json"
+    words = words_of(folder_with(tmp_path, FAMILIES["llama"]), program, "2x32x65,2x16x65")
     assert peer.main([*words, "--output_file", str(written)]) == 0
-    assert "tiny, Q4_0, 2x16x65" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "tiny, Q4_0, 2x16x65" in said.out
+    assert "tiny, Q4_0: llama.cpp has its weights in AMX 559 MiB" in said.err
+    assert "tiny, Q4_0, 2x32x65 is not measured, llama.cpp died: " in said.err
+    assert "ended with signal SIGILL: an assertion" in said.err
     made = read_recorded(written)
     theirs = made.cases["llama.cpp: tiny, Q4_0, 2x16x65"]
     assert theirs["prompt_tokens_per_s"].median == 16.0
     assert theirs["decode_tokens_per_s"].median == 256.0
     assert made.cases["regatta: tiny, Q4_0, 2x16x65"]["prompt_tokens_per_s"].median > 0
     assert made.versions["llama.cpp"] == "version: 1"
+    assert not any("2x32x65" in case for case in made.cases)
+
+
+def test_a_peer_that_always_dies_is_said_and_nothing_of_ours_is_run(
+    program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_with(tmp_path, FAMILIES["llama"])
+    assert peer.main(words_of(folder, program, "1x32x1,1x32x65")) == 1
+    said = capsys.readouterr().err
+    assert said.count("is not measured, llama.cpp died") == said.count("signal SIGILL") == 2
