@@ -149,7 +149,7 @@ class AsyncLLM(AddonVerbs[Coroutine[Any, Any, None]]):
             try:
                 llm.answers.add([samples], partial(self._take, answer))
             except Exception as error:
-                self._take(answer, News(samples, [], error=error))
+                self._take(answer, News(samples, [], None, error, True))
 
         if not self._post(start):
             self._model()  # raises

@@ -26,11 +26,7 @@ class News(NamedTuple):
     output: RequestOutput | None = None  # all of it, at its end
     # The end, too: why it never ran (a wrong guide, a refusal), or why its text cannot be made.
     error: Exception | None = None
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the answers have ended."""
-        return self.output is not None or self.error is not None
+    is_last: bool = False
 
 
 Tell = Callable[[News], None]
@@ -113,10 +109,10 @@ class AnswerLoop:
         found: dict[Samples, None] = {}
         if batch is not None and self._num_streamed:
             for span in batch.spans:
-                if span.samples:
-                    samples = self._by_request.get(span.request.owner.request_id)
-                    if samples is not None and samples.streamed:  # None: aborted meanwhile
-                        found[samples] = None
+                # None: aborted meanwhile, or a beam, whose search is told of at its end.
+                samples = self._by_request.get(span.request.request_id)
+                if samples is not None and span.samples and samples.streamed:
+                    found[samples] = None
         for request in finished:
             samples = self._by_request.get(request.request_id)
             if samples is not None and (samples.streamed or samples.is_finished):
@@ -154,7 +150,7 @@ class AnswerLoop:
                 try:
                     self._begin([samples], tell)
                 except ValueError as error:
-                    tell(News(samples, [], error=error))
+                    tell(News(samples, [], None, error, True))
 
     def _news(self, samples: Samples) -> News:
         """What is new of these answers, which leave the loop where they have ended."""
@@ -165,12 +161,12 @@ class AnswerLoop:
             error = None
             if samples.guide is not None and samples.error is not None:
                 error = cast("Exception | None", samples.guide.exception())
-            news = News(samples, pieces, samples.output(), error)
+            news = News(samples, pieces, samples.output(), error, True)
         except Exception as error:  # making its text failed: this answer alone ends
             for request in samples.requests:
                 self._engine.fail(request, explained(request, error))
             piece = StreamOutput("", (), "error", error=explained(samples.requests[0], error))
-            news = News(samples, [piece], error=error)
+            news = News(samples, [piece], None, error, True)
         if self._live.pop(samples, None) is not None:
             self._num_streamed -= samples.streamed
             for request in samples.requests:

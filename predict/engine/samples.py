@@ -127,7 +127,7 @@ class Samples:
     @property
     def is_finished(self) -> bool:
         """Whether all of them have ended."""
-        return all(request.finish_reason is not None for request in self.requests)
+        return None not in [request.finish_reason for request in self.requests]
 
     @property
     def error(self) -> str | None:
@@ -169,7 +169,7 @@ class Samples:
             sent = self._num_sent[index]
             if sent < 0:
                 continue  # its last piece is out
-            first = request.num_prompt_tokens + sent
+            first = len(request.prompt_token_ids) + sent
             new = tuple(request.token_ids[first : request.num_known_tokens])
             if not new and request.finish_reason is None:
                 continue

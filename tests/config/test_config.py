@@ -166,18 +166,18 @@ def test_model_is_needed() -> None:
 @pytest.mark.parametrize(
     ("words", "inference_model", "attention"),
     [
-        ([], True, "reserved"),
+        ([], None, "reserved"),
         (["--inference_model", "false"], False, "reserved"),
         (["--inference_model"], True, "reserved"),
-        (["--block_attn"], True, "block"),
-        (["--append_attn"], True, "append"),
+        (["--block_attn"], None, "block"),
+        (["--append_attn"], None, "append"),
         (["--append_attn", "--block_attn", "--inference_model"], True, "append"),
-        (["--avx_model", "--device", "cpu"], True, "reserved"),
-        (["--avx_mode", "--avx_type", "fp16"], True, "reserved"),
+        (["--avx_model", "--device", "cpu"], None, "reserved"),
+        (["--avx_mode", "--avx_type", "fp16"], None, "reserved"),
     ],
 )
-def test_operators_are_the_compiled_ones_unless_a_flag_says_false(
-    model: Path, words: list[str], inference_model: bool, attention: str
+def test_operators_are_left_open_unless_a_flag_names_them(
+    model: Path, words: list[str], inference_model: bool | None, attention: str
 ) -> None:
     engine = config_of(model, *words, dtype="float16").engine
     assert (engine.model.inference_model, engine.cache.attention) == (inference_model, attention)

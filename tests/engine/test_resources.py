@@ -113,6 +113,7 @@ def test_the_head_runs_whenever_there_is_room_and_nothing_is_lost(
         max_num_batched_tokens=32,
         num_blocks=18,
         adapters=SlowStore(3, 2).pool,
+        for_drafts=mode == "drafts",
     )
     found = run_random(limits, 5, num_events, mode == "drafts", mode == "ahead", kind=Everything)
     assert isinstance(found, Everything)
