@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import httpx
 import openai
 import pytest
-from openai.types.responses import ResponseStreamEvent
+from openai.types.responses import ResponseItemList, ResponseStreamEvent
 from pydantic import BaseModel
 
 from predict.config.engine import EngineConfig
@@ -466,6 +466,20 @@ def test_a_coding_agents_body_is_taken(server: ScriptedServer, path: str, body: 
     assert "a.py" in asked_of(server)
 
 
+def test_items_are_kept_as_the_published_ones_and_go_on(server: ScriptedServer) -> None:
+    with httpx.Client(base_url=f"{server.url}/v1", timeout=SECONDS) as client:
+        body = {**CODEX, "stream": False, "store": True}
+        made = client.post("/responses", json=body).json()
+        prompt = asked_of(server)
+        kept = client.get(f"/responses/{made['id']}/input_items", params={"order": "asc"}).json()
+        more = {"input": "Well?", "previous_response_id": made["id"]}
+        client.post("/responses", json={**body, **more})
+    ResponseItemList.model_validate(kept)
+    names = ["message"] * 2 + ["reasoning", "function_call", "function_call_output"]
+    assert [item["type"] for item in kept["data"]] == names
+    assert asked_of(server).startswith(prompt)
+
+
 # Events
 
 
@@ -642,11 +656,11 @@ def test_keys_versions_and_errors_are_those_of_the_door() -> None:
 
 
 def test_metrics_count_requests_by_the_patterns_of_routes(server: ScriptedServer) -> None:
-    client = httpx.Client(base_url=server.url, timeout=SECONDS)
-    for path in ("", "/input_items", "/cancel", "/other"):
-        call = client.post if path == "/cancel" else client.get
-        assert call(f"/v1/responses/resp_x{path}").status_code == 404
-    text = client.get("/metrics").text
+    with httpx.Client(base_url=server.url, timeout=SECONDS) as client:
+        for path in ("", "/input_items", "/cancel", "/other"):
+            call = client.post if path == "/cancel" else client.get
+            assert call(f"/v1/responses/resp_x{path}").status_code == 404
+        text = client.get("/metrics").text
     for pattern in ("", "/input_items", "/cancel"):
         route = f'route="/v1/responses/{{response_id}}{pattern}"'
         assert f'regatta_http_requests_total{{{route},status="404"}}' in text
