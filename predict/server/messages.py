@@ -108,7 +108,7 @@ class MessageTurn(Body):
 class ClientTool(TypedBody):
     """A function that the model may call."""
 
-    type: Literal["custom"] | None = None
+    type: Literal["custom", None] = None
     name: FullName
     description: str | None = None
     input_schema: Object = None  # a JSON schema of its arguments

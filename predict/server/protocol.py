@@ -162,7 +162,7 @@ def by_kind(allowed: str, kind_of: Callable[[Any], str | None]) -> Discriminator
 
 def text_or_list(allowed: str) -> Discriminator:
     """Chooses among the tags text and list; `allowed` is told where a value is neither."""
-    shapes = {str: "text", list: "list"}
+    shapes: Mapping[type, str] = {str: "text", list: "list"}
     return _by("shape", allowed, lambda value: shapes.get(type(value)))
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import httpx
 import openai
 import pytest
-from openai.types.responses import ResponseStreamEvent
+from openai.types.responses import ResponseItemList, ResponseStreamEvent
 from pydantic import BaseModel
 
 from predict.config.engine import EngineConfig
@@ -94,6 +94,7 @@ def demo() -> Iterator[ModelServer]:
         chat_template=str(ROOT / "examples" / "demo_template.jinja"),
         attention="append",
         batch_size=32,
+        max_length=192,
     )
     with ModelServer(ServerConfig(engine=engine, api_keys=("a-key",))) as server:
         yield server
@@ -210,8 +211,20 @@ def test_a_stop_sequence_and_the_end_of_the_room_are_told(demo: ModelServer) -> 
         assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", word)
         assert message["content"][0]["text"] == whole[: whole.index(word)]
         assert made(stream, max_tokens=2)["stop_reason"] == "max_tokens"
-    message = made(False, max_tokens=100_000, messages=[{"role": "user", "content": "x = 1\n" * 9}])
-    assert message["stop_reason"] in ("end_turn", "model_context_window_exceeded")
+    turns = [{"role": "user", "content": "x = 1\n" * 9}]
+    message = made(False, max_tokens=100_000, messages=turns)
+    assert message["stop_reason"] == "model_context_window_exceeded"
+
+
+def test_a_response_that_is_cut_says_so(demo: ModelServer) -> None:
+    with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="a-key", timeout=SECONDS) as client:
+        asked: Any = {"model": "demo_model", "input": QUESTION, "max_output_tokens": 2}
+        made = client.responses.create(**asked)
+        assert (made.status, made.output[0].status) == ("incomplete", "incomplete")
+        assert made.incomplete_details.reason == "max_output_tokens"
+        *_, last = client.responses.create(**asked, stream=True)
+        assert last.type == "response.incomplete"
+        assert last.response.usage.output_tokens == 2
 
 
 # Tools over three turns
@@ -370,6 +383,101 @@ def test_a_choice_of_tools_is_that_of_chat(
         model="test", max_tokens=9, messages=turns, tools=[TOOL], tool_choice=of_messages
     )
     assert server.engine.added[-1][1].guide == guide
+
+
+# Bodies as Codex CLI and Claude Code send them
+CODEX: dict[str, Any] = {
+    "model": "test",
+    "instructions": "You are a coding agent.",
+    "input": [
+        {
+            "type": "message",
+            "role": "developer",
+            "content": [{"type": "input_text", "text": "Permissions: read only."}],
+        },
+        {
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_text", "text": "List the files."}],
+        },
+        {"type": "reasoning", "summary": [], "content": None, "encrypted_content": None},
+        {"type": "function_call", "name": "shell", "arguments": "{}", "call_id": "c1"},
+        {"type": "function_call_output", "call_id": "c1", "output": "a.py"},
+    ],
+    "tools": [{**FUNCTION, "name": "shell", "strict": False}],
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+    "reasoning": {"effort": "medium", "summary": "auto"},
+    "store": False,
+    "stream": True,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "0199",
+    "client_metadata": {"originator": "cli"},
+}
+EPHEMERAL = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+CLAUDE: dict[str, Any] = {
+    "model": "test",
+    "max_tokens": 32000,
+    "system": [
+        {"type": "text", "text": "You are a coding agent.", **EPHEMERAL},
+        {"type": "text", "text": "\nBe brief.", **EPHEMERAL},
+    ],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "List the files."}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "So.", "signature": "s"},
+                {"type": "tool_use", "id": "c1", "name": "Bash", "input": {"command": "ls"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "c1",
+                    "content": [{"type": "text", "text": "a.py"}],
+                    "is_error": False,
+                    **EPHEMERAL,
+                }
+            ],
+        },
+    ],
+    "tools": [{**TOOL, "name": "Bash", "eager_input_streaming": True, **EPHEMERAL}],
+    "metadata": {"user_id": "user_1"},
+    "thinking": {"type": "enabled", "budget_tokens": 31999},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "output_config": {"effort": "high"},
+    "stream": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/responses", CODEX), ("/v1/messages?beta=true", CLAUDE)]
+)
+def test_a_coding_agents_body_is_taken(server: ScriptedServer, path: str, body: Any) -> None:
+    server.engine.script = lambda prompt, params: ["x"]
+    headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "any-2026-01-01"}
+    response = httpx.post(server.url + path, json=body, headers=headers, timeout=SECONDS)
+    server.engine.script = script
+    events = events_of(response)
+    assert events[-1]["type"] in ("response.completed", "message_stop")
+    assert "a.py" in asked_of(server)
+
+
+def test_items_are_kept_as_the_published_ones_and_go_on(server: ScriptedServer) -> None:
+    with httpx.Client(base_url=f"{server.url}/v1", timeout=SECONDS) as client:
+        body = {**CODEX, "stream": False, "store": True}
+        made = client.post("/responses", json=body).json()
+        prompt = asked_of(server)
+        kept = client.get(f"/responses/{made['id']}/input_items", params={"order": "asc"}).json()
+        more = {"input": "Well?", "previous_response_id": made["id"]}
+        client.post("/responses", json={**body, **more})
+    ResponseItemList.model_validate(kept)
+    names = ["message"] * 2 + ["reasoning", "function_call", "function_call_output"]
+    assert [item["type"] for item in kept["data"]] == names
+    assert asked_of(server).startswith(prompt)
 
 
 # Events
@@ -548,11 +656,11 @@ def test_keys_versions_and_errors_are_those_of_the_door() -> None:
 
 
 def test_metrics_count_requests_by_the_patterns_of_routes(server: ScriptedServer) -> None:
-    client = httpx.Client(base_url=server.url, timeout=SECONDS)
-    for path in ("", "/input_items", "/cancel", "/other"):
-        call = client.post if path == "/cancel" else client.get
-        assert call(f"/v1/responses/resp_x{path}").status_code == 404
-    text = client.get("/metrics").text
+    with httpx.Client(base_url=server.url, timeout=SECONDS) as client:
+        for path in ("", "/input_items", "/cancel", "/other"):
+            call = client.post if path == "/cancel" else client.get
+            assert call(f"/v1/responses/resp_x{path}").status_code == 404
+        text = client.get("/metrics").text
     for pattern in ("", "/input_items", "/cancel"):
         route = f'route="/v1/responses/{{response_id}}{pattern}"'
         assert f'regatta_http_requests_total{{{route},status="404"}}' in text

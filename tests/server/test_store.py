@@ -31,7 +31,10 @@ def entry(owner: bytes, number: int, size: int, is_running: bool = False) -> Ent
     return made
 
 
-@pytest.mark.parametrize("seed", range(4))
+SLOW = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4)]
+
+
+@pytest.mark.parametrize("seed", [0, *SLOW])
 def test_10000_random_changes_stay_within_the_bounds(seed: int) -> None:
     draw = random.Random(seed)
     max_count, max_bytes = draw.choice([(8, 1 << 14), (64, 1 << 15), (3, 1 << 20)])
