@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 CPU_DRAFT_ROWS, GPU_DRAFT_ROWS = 64, 256  # drafts of a step, at most
-# Of keys and values made of latents: kMaxExpandedBytes of csrc/cuda/blocks.cu, and what their
-# kernel keeps.
+# Of keys and values made of latents: kMaxExpandedBytes of csrc/blocks/latent_attention, and what
+# their kernel keeps.
 EXPANDED_BYTES = (256 + 32) << 20
 SLACK_BYTES = 512 << 20  # of a step, for what is not counted by itself
 # A shared pool larger than this many times the running sequences' need only feeds the prefix cache.

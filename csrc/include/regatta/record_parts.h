@@ -1,0 +1,102 @@
+// The records of predict.nn.blocks. Made by csrc/make_records.py: do not edit.
+#pragma once
+
+#include <cstdint>
+
+namespace regatta {
+
+enum class NormKind : uint8_t { kRms, kLayer };
+inline constexpr const char* kNormKindNames[] = {"rms", "layer"};
+constexpr const auto& names_of(NormKind) { return kNormKindNames; }
+constexpr int kNumNormKinds = 2;
+
+enum class Function : uint8_t { kSilu, kGelu, kGeluTanh, kRelu, kReluSquared };
+inline constexpr const char* kFunctionNames[] = {"silu", "gelu", "gelu_tanh", "relu",
+                                                 "relu_squared"};
+constexpr const auto& names_of(Function) { return kFunctionNames; }
+constexpr int kNumFunctions = 5;
+
+enum class PositionKind : uint8_t { kRotary, kAlibi, kNone };
+inline constexpr const char* kPositionKindNames[] = {"rotary", "alibi", "none"};
+constexpr const auto& names_of(PositionKind) { return kPositionKindNames; }
+constexpr int kNumPositionKinds = 3;
+
+enum class Placement : uint8_t { kOutput, kSum };
+inline constexpr const char* kPlacementNames[] = {"output", "sum"};
+constexpr const auto& names_of(Placement) { return kPlacementNames; }
+constexpr int kNumPlacements = 2;
+
+enum class Source : uint8_t { kInput, kNormed };
+inline constexpr const char* kSourceNames[] = {"input", "normed"};
+constexpr const auto& names_of(Source) { return kSourceNames; }
+constexpr int kNumSources = 2;
+
+struct Norm {
+  NormKind kind = NormKind::kRms;
+  float epsilon = 1e-06f;
+  bool bias = false, plus_one = false;
+  bool is_there = false;
+
+  // x / sqrt(mean(x^2) + epsilon) * weight.
+  bool is_plain_rms() const { return is_there && kind == NormKind::kRms && !bias && !plus_one; }
+};
+
+template <class Setting>
+void take(Norm* to, Setting& setting) {
+  setting.field("kind", &to->kind);
+  setting.field("epsilon", &to->epsilon);
+  setting.field("bias", &to->bias);
+  setting.field("plus_one", &to->plus_one);
+}
+
+struct Activation {
+  Function function = Function::kSilu;
+  bool gated = true;
+  float clamp = 0.0f, slope = 1.0f, up_offset = 0.0f;
+
+  bool is_plain() const { return clamp == 0.0f && slope == 1.0f && up_offset == 0.0f; }
+};
+
+template <class Setting>
+void take(Activation* to, Setting& setting) {
+  setting.field("function", &to->function);
+  setting.field("gated", &to->gated);
+  setting.field("clamp", &to->clamp);
+  setting.field("slope", &to->slope);
+  setting.field("up_offset", &to->up_offset);
+}
+
+struct Residual {
+  Source source = Source::kInput;
+  float input_scale = 1.0f, output_scale = 1.0f;
+
+  bool is_plain_sum() const {
+    return source == Source::kInput && input_scale == 1.0f && output_scale == 1.0f;
+  }
+};
+
+template <class Setting>
+void take(Residual* to, Setting& setting) {
+  setting.field("source", &to->source);
+  setting.field("input_scale", &to->input_scale);
+  setting.field("output_scale", &to->output_scale);
+}
+
+struct Positions {
+  PositionKind kind = PositionKind::kRotary;
+  int64_t table = 0, query_table = -1;
+  bool interleaved = false, two_dimensional = false;
+  float scale = 1.0f;
+};
+
+template <class Setting>
+void take(Positions* to, Setting& setting) {
+  setting.field("kind", &to->kind);
+  setting.field("table", &to->table);
+  setting.field("query_table", &to->query_table);
+  setting.field("interleaved", &to->interleaved);
+  setting.field("two_dimensional", &to->two_dimensional);
+  setting.field("scale", &to->scale);
+}
+
+}  // namespace regatta
