@@ -1,7 +1,8 @@
 """Compiles csrc/ into the operator libraries that predict/device/library.py loads.
 
-libregatta_cpu.so is csrc/cpu and csrc/paddle. Where CUDA is asked for, libregatta_cuda.so is the
-same and csrc/cuda, and csrc/device becomes Paddle's plugin for NVIDIA GPUs.
+libregatta_cpu.so is csrc/cpu, csrc/runtime, csrc/blocks and csrc/paddle. Where CUDA is asked for,
+libregatta_cuda.so is the same and csrc/cuda, and csrc/device becomes Paddle's plugin for NVIDIA
+GPUs.
 Used by setup_cpu.py and setup_cuda.py (by hand) and by backend.py (pip). The headers and the link
 names come from the Paddle installed beside the running Python; neither Paddle nor anything else
 outside the standard library is imported. Objects go to build/, the library and its metadata to
@@ -300,8 +301,9 @@ def num_jobs() -> int:
 
 
 def kernel_sources() -> list[Path]:
-    """Returns every source of the CPU's kernels, sorted."""
-    return sorted((CSRC / "cpu").glob("*.cc"))
+    """Returns every source of the CPU's kernels and of what knows no Paddle above them, sorted."""
+    folders = ("cpu", "runtime", "blocks")
+    return sorted(path for name in folders for path in (CSRC / name).rglob("*.cc"))
 
 
 def cpu_sources() -> list[Path]:
@@ -311,7 +313,8 @@ def cpu_sources() -> list[Path]:
 
 def cuda_sources() -> list[Path]:
     """Returns every CUDA source but ABSENT_NAME, sorted; empty in a release without them."""
-    return sorted(path for path in (CSRC / "cuda").rglob("*.cu") if path.name != ABSENT_NAME)
+    found = [path for name in ("cuda", "blocks") for path in (CSRC / name).rglob("*.cu")]
+    return sorted(path for path in found if path.name != ABSENT_NAME)
 
 
 def registration_sources() -> list[Path]:

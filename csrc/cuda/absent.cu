@@ -59,7 +59,6 @@ Status gemm_blas_unfolded_sm90(const GemmParams&, const QuantizeRowsParams&, con
                                CUstream_st*) {
   return absent("90a");
 }
-bool takes_route_step(const RouteParams&) { return false; }
 Status route_step(const RouteParams&, const Launch&) { return absent("90a"); }
 Status launch_attention_decode_sm90(const AttentionArgs&, DType, KvFormat, int,
                                     const AttentionLimits&, int, const Launch&) {

@@ -1,4 +1,4 @@
-// The composed operators beside a decoder's blocks (blocks.cu): attention, linear and logits as
+// The composed operators beside a decoder's blocks (walk.cu): attention, linear and logits as
 // sequences of the kernels beside this file. Host code alone.
 #include "cuda/adapters/adding.h"
 #include "cuda/host.h"

@@ -9,10 +9,6 @@
 #include "cuda/integers.h"
 #include "regatta/types.h"
 
-// Ends the function that it stands in with the status of an expression that is not ok.
-#define REGATTA_RETURN_IF_ERROR(...) \
-  if (Status returned = (__VA_ARGS__); !returned.ok()) return returned
-
 namespace regatta::cuda {
 
 inline Status cuda_status(cudaError_t error, const char* what) {

@@ -11,6 +11,8 @@
 #include "paddle/phi/core/dense_tensor.h"
 #include "regatta/scheme.h"
 #include "regatta/types.h"
+#include "runtime/checks.h"
+#include "runtime/settings.h"
 
 namespace regatta::binding {
 
@@ -58,12 +60,6 @@ inline DType dtype_of(const paddle::Tensor& tensor, const char* name) {
 
 inline Type paddle_dtype(DType dtype) { return kTypes[static_cast<int>(dtype)]; }
 
-inline std::string dims_string(const std::vector<int64_t>& dims) {
-  std::string text = "[";
-  for (size_t i = 0; i < dims.size(); ++i) text += (i ? ", " : "") + std::to_string(dims[i]);
-  return text + "]";
-}
-
 // The tensor as a kernel sees it. Throws unless it is a contiguous dense tensor at `place`.
 inline TensorView view(const paddle::Tensor& tensor, const char* name,
                        const phi::Place& place = phi::CPUPlace()) {
@@ -97,38 +93,15 @@ inline TensorView view(const paddle::Tensor& tensor, const char* name,
   return result;
 }
 
-// -1 in `shape` allows any size.
-inline void check_shape(const TensorView& tensor, const char* name,
-                        const std::vector<int64_t>& shape) {
-  bool fits = tensor.rank == static_cast<int>(shape.size());
-  for (int i = 0; fits && i < tensor.rank; ++i) {
-    fits = shape[i] < 0 || shape[i] == tensor.shape[i];
-  }
-  if (!fits) {
-    fail(std::string(name) + " has shape " + shape_string(tensor) + ", expected " +
-         dims_string(shape) + " (-1: any)");
-  }
+// As runtime/checks.h has them; each throws.
+inline void check_shape(const TensorView& tensor, const char* name, const Shape& shape) {
+  throw_if_error(runtime::check_shape(tensor, name, shape));
 }
-
-inline void check_dtype(const TensorView& tensor, const char* name, DType expected) {
-  if (tensor.dtype != expected) {
-    fail(std::string(name) + " is " + dtype_name(tensor.dtype) + ", expected " +
-         dtype_name(expected));
-  }
-}
-
-// float32, bfloat16 or float16.
 inline void check_activation(const TensorView& tensor, const char* name) {
-  if (!is_activation_dtype(tensor.dtype)) {
-    fail(std::string(name) + " is " + dtype_name(tensor.dtype) +
-         " (allowed: float32, bfloat16, float16)");
-  }
+  throw_if_error(runtime::check_activation(tensor, name));
 }
-
-inline void check(const TensorView& tensor, const char* name, DType dtype,
-                  const std::vector<int64_t>& shape) {
-  check_dtype(tensor, name, dtype);
-  check_shape(tensor, name, shape);
+inline void check(const TensorView& tensor, const char* name, DType dtype, const Shape& shape) {
+  throw_if_error(runtime::check(tensor, name, dtype, shape));
 }
 
 inline TensorView checked_view(const paddle::Tensor& tensor, const char* name, DType dtype,
@@ -173,9 +146,8 @@ inline std::vector<TensorView> views(const Tensors& tensors, const char* name,
 
 inline SchemeId scheme_of(const std::string& name) {
   SchemeId scheme;
-  if (parse_scheme(name.c_str(), &scheme)) return scheme;
-  fail("scheme '" + name +
-       "' is not known (known: " + scheme_names([](const SchemeInfo&) { return true; }) + ")");
+  throw_if_error(runtime::parse(name, &scheme));
+  return scheme;
 }
 
 inline paddle::Tensor empty(const std::vector<int64_t>& shape, DType dtype) {

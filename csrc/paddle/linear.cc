@@ -8,8 +8,8 @@
 
 #include <numeric>
 
-#include "adapter_tensors.h"
 #include "cuda_resources.h"
+#include "runtime/adapters.h"
 
 namespace regatta::binding {
 namespace {
@@ -75,11 +75,13 @@ Tensors adapted_linear(const paddle::Tensor& x, const Tensors& weight, const May
   }
   const int64_t out_features = sum_of(part_sizes);
   const auto set = [&](LinearParams& p, const Device& device) {
-    p.low_rank =
-        low_rank_weights(view(a, "a", device.place), view(b, "b", device.place), "adapters",
-                         num_parts, p.in_features, out_features, p.dtype, device.is_cpu());
-    p.adapters =
-        adapter_rows(adapter_ids, adapter_pages, p.low_rank.num_pages, p.num_tokens, device);
+    const phi::Place& place = device.place;
+    throw_if_error(runtime::low_rank_weights(view(a, "a", place), view(b, "b", place), "adapters",
+                                             num_parts, p.in_features, out_features, p.dtype,
+                                             device.is_cpu(), &p.low_rank));
+    throw_if_error(runtime::adapter_rows(
+        view(adapter_ids, "adapter_ids", place), view(adapter_pages, "adapter_pages", place),
+        p.low_rank.num_pages, p.num_tokens, device.is_cpu(), &p.adapters));
     p.which = static_cast<Adapted>(which);
     std::copy(part_sizes.begin(), part_sizes.end(), p.part_sizes);
   };

@@ -30,7 +30,7 @@ Tensors norm(const paddle::Tensor& x, const paddle::Tensor& weight, const MaybeT
   if (weight.dims().size() == 2) {
     factors = {weight.dims()[0], weight.dims()[1]};
     if (factors[1] < 1 || shape[1] % factors[1] != 0 || factors[0] * factors[1] > shape[1]) {
-      fail("weight is " + dims_string(factors) + ", and rows of x have " +
+      fail("weight is " + runtime::dims_string(factors) + ", and rows of x have " +
            std::to_string(shape[1]) + " values: no whole number of its rows, or less than it has");
     }
     params.num_parts = shape[1] / factors[1];

@@ -53,7 +53,7 @@ Tensors pack_on_gpu(const Device& device, const paddle::Tensor& codes, const pad
   check_shape(codes_view, "codes", {-1, -1});
   const int64_t rows = codes_view.shape[0], columns = codes_view.shape[1];
   const TensorView scale_view = view(scale, "scale", device.place);
-  check_dtype(scale_view, "scale", DType::kFloat32);
+  throw_if_error(runtime::check_dtype(scale_view, "scale", DType::kFloat32));
   const int64_t groups = scale_view.rank == 2 ? scale_view.shape[1] : 1;
   const bool per_row = groups == 1 && (scale_view.shape[0] == rows || scale_view.shape[0] == 1);
   const TensorView zero_view =
@@ -134,7 +134,7 @@ Tensors pack_quantized(const paddle::Tensor& codes, const paddle::Tensor& scale,
 #endif
   const TensorView codes_view = checked_view(codes, "codes", DType::kInt8, {-1, -1});
   const TensorView scale_view = view(scale, "scale");
-  check_dtype(scale_view, "scale", DType::kFloat32);
+  throw_if_error(runtime::check_dtype(scale_view, "scale", DType::kFloat32));
   const int64_t num_outputs = codes_view.shape[0];
   check_shape(scale_view, "scale",
               scale_view.rank == 1 ? std::vector<int64_t>{num_outputs}

@@ -25,7 +25,7 @@ Tensors paged_attention(const paddle::Tensor& q, const Tensors& caches,
   const TensorView x = view(q, "q", place);
   check_activation(x, "q");
   check_shape(x, "q", {-1, -1});
-  check_softmax_scale(softmax_scale);
+  throw_if_error(runtime::check_softmax_scale(softmax_scale));
   const TensorView keys = view(caches[0], "key_cache", place);
   check_shape(keys, "key_cache", {-1, -1, -1, -1});
   PagedAttentionParams params;
@@ -36,12 +36,16 @@ Tensors paged_attention(const paddle::Tensor& q, const Tensors& caches,
   // Two codes to a byte do not tell an odd row.
   const bool halves = kv_format_info(format).code_bits == 4;
   params.head_dim = halves ? x.shape[1] / std::max<int64_t>(num_heads, 1) : keys.shape[3];
-  check_heads(num_heads, params.num_kv_heads, params.head_dim);
+  throw_if_error(runtime::check_heads(num_heads, params.num_kv_heads, params.head_dim));
   check_shape(x, "q", {-1, num_heads * params.head_dim});
-  params.cache = cache_of(views(caches, "caches", place).data(), format, x.dtype,
-                          params.num_kv_heads, params.head_dim);
-  params.batch =
-      batch_of(cu_seqlens_q, context_lens, block_tables, max_lens, tree_mask, x.shape[0], place);
+  params.cache = cache_of(caches, format, x.dtype, params.num_kv_heads, params.head_dim, place);
+  TensorView mask;
+  if (tree_mask) mask = view(*tree_mask, "tree_mask", place);
+  throw_if_error(runtime::batch_of(
+      view(cu_seqlens_q, "cu_seqlens_q", place), view(context_lens, "context_lens", place),
+      view(block_tables, "block_tables", place), mask, x.shape[0], &params.batch));
+  cuda::AttentionLimits limits;
+  throw_if_error(runtime::limits_of(view(max_lens, "max_lens"), &limits));
   paddle::Tensor out = device.empty({x.shape[0], x.shape[1]}, x.dtype);
   params.out = out.data();
   params.softmax_scale = softmax_scale;
@@ -57,7 +61,6 @@ Tensors paged_attention(const paddle::Tensor& q, const Tensors& caches,
   if (device.is_cpu()) throw_if_error(cpu::paged_attention(params));
 #ifdef REGATTA_WITH_CUDA
   if (!device.is_cpu()) {
-    const cuda::AttentionLimits limits = limits_of(max_lens);
     const cuda::ComposedResources resources =
         resources_of(device, 0, cuda::attention_scratch_bytes(params, limits));
     throw_if_error(cuda::attention(params, limits, resources, launch_on(device)));

@@ -20,7 +20,7 @@ Tensors rope_and_cache_write(const paddle::Tensor& qkv, const paddle::Tensor& po
                              bool whole, bool interleaved, const std::string& kv_format) {
   const KvFormat format = kv_format_of(kv_format);
   check_num_caches(caches.size(), format);
-  check_heads(num_heads, num_kv_heads, head_dim);
+  throw_if_error(runtime::check_heads(num_heads, num_kv_heads, head_dim));
   const Device device = device_of(caches[0], "key_cache");
   const phi::Place& place = device.place;
   const TensorView x = view(qkv, "qkv", place);
@@ -36,7 +36,7 @@ Tensors rope_and_cache_write(const paddle::Tensor& qkv, const paddle::Tensor& po
   if (rope_cache) {
     const TensorView table =
         checked_view(*rope_cache, "rope_cache", DType::kFloat32, {-1, -1}, place);
-    set_rope_table(params, table, head_dim);
+    throw_if_error(runtime::set_rope_table(table, head_dim, &params));
     params.query_rope_cache = data_of<float>(query_rope_cache, "query_rope_cache",
                                              {table.shape[0], table.shape[1]}, place);
     params.block_positions =
@@ -52,8 +52,7 @@ Tensors rope_and_cache_write(const paddle::Tensor& qkv, const paddle::Tensor& po
   const int64_t k_values = whole ? num_kv_heads * head_dim : head_dim;
   params.q_norm = optional_view(q_norm, "q_norm", x.dtype, {q_values}, place).data;
   params.k_norm = optional_view(k_norm, "k_norm", x.dtype, {k_values}, place).data;
-  params.cache =
-      cache_of(views(caches, "caches", place).data(), format, x.dtype, num_kv_heads, head_dim);
+  params.cache = cache_of(caches, format, x.dtype, num_kv_heads, head_dim, place);
   params.q_out = q.data();
   params.num_tokens = num_tokens;
   params.num_heads = num_heads;

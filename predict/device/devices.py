@@ -39,7 +39,7 @@ BUILT_IN = {"xpu": "is_compiled_with_xpu", "dcu": "is_compiled_with_rocm"}
 CUDA_ERROR_NAME = "cuda_build_error.txt"  # why the last `pip install` built no CUDA library
 OLDEST_CAPABILITY = (7, 5)
 # The folders of csrc/ that only the CUDA library and the plugin are made from.
-CUDA_SOURCE_FOLDERS = ("include", "cuda", "device")
+CUDA_SOURCE_FOLDERS = ("include", "cuda", "blocks", "device")
 GIB = 1 << 30
 
 

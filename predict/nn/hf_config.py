@@ -58,7 +58,7 @@ _RANGES: tuple[tuple[str, Range], ...] = (
     ("seq_length", _whole(1 << 26, low=2)),
     ("eos_token_id", _whole((1 << 31) - 1, low=-1)),  # -1 is how some say none
     ("bos_token_id gmask_token_id mask_token_id", _whole((1 << 31) - 1, low=0)),
-    ("num_experts n_group topk_group", _whole(512)),  # what csrc/include/regatta/blocks.h holds
+    ("num_experts n_group topk_group", _whole(512)),  # what csrc/blocks/experts holds
     ("num_experts_per_tok", _whole(32)),
     ("rms_norm_eps layer_norm_eps", _real(0.1)),
     ("moe_norm_min", _real(1e-9, above=False)),

@@ -1,6 +1,6 @@
 """Blocks as regatta_blocks takes them: a text of each record, and its tensors in one list.
 
-csrc/paddle/block_records.cc reads the text, csrc/paddle/blocks.cc takes the tensors.
+csrc/runtime/kinds.h reads the text, csrc/blocks/<kind>/kind.cc takes the tensors.
 """
 
 from __future__ import annotations

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import build
 from tests.support import gemm_choices as choices
+from tests.support import host_programs
 
 
 @pytest.fixture(scope="session")
@@ -13,5 +16,16 @@ def gemm_choices() -> choices.GemmChoices:
     """Which kernel multiplies (csrc/cuda/gemm/select.cu)."""
     try:
         return choices.compiled()
+    except build.BuildError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def select_kernels() -> Path:
+    """select_kernels.cc, which answers for attention and for experts."""
+    try:
+        return host_programs.compiled(
+            "select_kernels", ("attention/select.cu", "experts/select.cu")
+        )
     except build.BuildError as error:
         pytest.skip(str(error))

@@ -6,16 +6,22 @@ Read from the sources, and from the table of select.cu as compiled for a CPU: no
 from __future__ import annotations
 
 import re
+import subprocess
 from functools import cache
+from pathlib import Path
 
 import pytest
 
 import build
 from tests.support.gemm_choices import GemmChoices
 
-CUDA = build.CSRC / "cuda"
-SOURCES = {path.name: path for path in build.cuda_sources()}
-FILES = {path.name: path for path in CUDA.rglob("*.*")}  # headers too
+# By their names in csrc/.
+SOURCES = {str(path.relative_to(build.CSRC)): path for path in build.cuda_sources()}
+FILES = {
+    str(path.relative_to(build.CSRC)): path
+    for folder in ("cuda", "blocks")
+    for path in (build.CSRC / folder).rglob("*.*")  # headers too
+}
 # Of GPUs that nvcc 13 knows, each as code of its own is named.
 EVERY = ("75", "80", "86", "87", "89", "90a", "100a", "103", "110", "120a", "121")
 BUILDS = [("75",), ("80",), ("89",), ("90a",), ("80", "90a"), ("75", "80", "86", "89"), EVERY]
@@ -35,11 +41,11 @@ def code_of(name: str) -> str:
 
 @cache
 def included(name: str) -> frozenset[str]:
-    """The file and all of csrc/cuda that it includes, on the way too."""
+    """The file and all of csrc/cuda and csrc/blocks that it includes, on the way too."""
     found = {name}
-    for header in re.findall(r'#include "(?:cuda/)?(?:\w+/)*([\w.]+)"', text_of(name)):
-        if header in FILES:
-            found |= included(header)
+    for header in re.findall(r'#include "([\w./]+)"', text_of(name)):
+        for each in (header, f"{Path(name).parent}/{header}"):
+            found |= included(each) if each in FILES else set()
     return frozenset(found)
 
 
@@ -76,7 +82,6 @@ def test_names_say_what_the_headers_say() -> None:
     }
     assert not wrong, f"file and the suffix that its first lines call for: {wrong}"
     assert sum(stated(name) is not None for name in SOURCES) > 25
-    assert len(SOURCES) == len(build.cuda_sources()), "two folders have a source of the same name"
 
 
 def test_products_are_compiled_where_their_candidates_run_and_nowhere_else(
@@ -96,20 +101,18 @@ def test_products_are_compiled_where_their_candidates_run_and_nowhere_else(
 
 
 @pytest.mark.parametrize("architecture", ["80", "90"])
-def test_attention_is_compiled_where_its_candidate_accepts(architecture: str) -> None:
-    refusal = re.search(
-        rf"refuse_sm{architecture}\(.*?architecture (<|!=) (\d+)",
-        code_of("attention.cu"),
-        re.DOTALL,
-    )
-    assert refusal is not None
-    assert refusal[2] == architecture
-    compare = {"<": lambda n: n >= int(architecture), "!=": lambda n: n == int(architecture)}
-    accepted = [name for name in EVERY if compare[refusal[1]](number(name))]
+def test_attention_is_compiled_where_its_candidate_accepts(
+    architecture: str, select_kernels: Path
+) -> None:
+    calls = "\n".join(f"attention arch={number(n)} force=sm{architecture}" for n in EVERY)
+    said = subprocess.run([select_kernels], input=calls, capture_output=True, text=True, check=True)
+    answers = zip(EVERY, said.stdout.splitlines(), strict=True)
+    accepted = [name for name, answer in answers if answer.startswith("sm")]
     own = [
         path
         for name, path in SOURCES.items()
-        if f"launch_attention_decode_sm{architecture}(" in code_of(name) and name != "attention.cu"
+        if f"launch_attention_decode_sm{architecture}(" in code_of(name)
+        and path.name != "attention.cu"
     ]
     assert own
     for path in own:
@@ -121,7 +124,9 @@ def test_sources_with_kernels_of_one_architecture_are_named_for_it() -> None:
         named = {re.search(r"_sm(\d+)\.cuh$", header) for header in included(name)}
         needs = {match[1] for match in named if match}
         # hopper.cuh alone has it around wrappers, which are empty elsewhere.
-        if any("ifdef REGATTA_SM90A" in text_of(part) for part in included(name) - {"hopper.cuh"}):
+        if any(
+            "ifdef REGATTA_SM90A" in text_of(part) for part in included(name) - {"cuda/hopper.cuh"}
+        ):
             needs.add("90")
         assert needs <= {build.oldest_architecture(path)}, name
 
@@ -142,14 +147,14 @@ def test_builds_compile_no_source_for_what_its_name_leaves_out(
             assert oldest != "90" or architecture == "90a"
         if not compiled:
             missing.add(oldest)
-    absent = targets.get(CUDA / build.ABSENT_NAME, "")
+    absent = targets.get(build.CSRC / "cuda" / build.ABSENT_NAME, "")
     assert set(re.findall(r"REGATTA_WITHOUT_SM(\d+)", absent)) == missing
 
 
 def test_all_that_others_call_of_a_source_is_defined_where_it_is_left_out() -> None:
     parts = re.findall(
         r"^#ifdef REGATTA_WITHOUT_SM(\d+)\n(.*?)^#endif",
-        code_of(build.ABSENT_NAME),
+        code_of(f"cuda/{build.ABSENT_NAME}"),
         re.DOTALL | re.MULTILINE,
     )
     defined = {oldest: set(re.findall(r"\b(\w+)\([^)]*\) \{", body)) for oldest, body in parts}
@@ -159,10 +164,10 @@ def test_all_that_others_call_of_a_source_is_defined_where_it_is_left_out() -> N
     assert set(defined) == set(by_level) - {""}
     headers = (
         build.CSRC / "include" / "regatta" / "gemm.h",
-        FILES["attention.cuh"],
-        FILES["latent_attention.cuh"],
-        FILES["latent.h"],
-        FILES["experts.h"],
+        FILES["cuda/attention/attention.cuh"],
+        FILES["cuda/attention/latent/latent_attention.cuh"],
+        FILES["cuda/attention/latent/latent.h"],
+        FILES["cuda/experts/experts.h"],
     )
     declared = {
         function

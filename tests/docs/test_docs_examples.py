@@ -262,3 +262,67 @@ def test_an_operator_is_a_header_a_kernel_and_a_registration(tmp_path: Path) -> 
     link += [f"-l:{name}" for name in build.PADDLE_LIBRARIES]
     subprocess.run(["g++", *build.LINK_FLAGS, *objects, *link, "-o", str(library)], check=True)
     subprocess.run([sys.executable, "-c", OPERATOR_CHECK, str(library)], check=True)
+
+
+BLOCK_KIND_CHECK = """
+#include <cstdio>
+#include "runtime/blocks.h"
+
+using namespace regatta;
+
+// The blocks of `text` in this order over [2, 3] values, or what was wrong.
+void answer(const char* text, const std::vector<int>& order) {
+  float x[] = {1, 2, 3, 4, 5, 6}, out[6], room[2][6];
+  int used = 0;
+  TensorView hidden;
+  hidden.data = x, hidden.rank = 2, hidden.shape[0] = 2, hidden.shape[1] = 3;
+  runtime::Blocks blocks(hidden, true);
+  Status status = blocks.take(text, order, {}, {});
+  if (status.ok()) status = blocks.take_step({});
+  if (status.ok()) blocks.place(out, [&](int64_t) { return room[used++]; });
+  if (status.ok()) status = blocks.run();
+  if (!status.ok()) return void(std::puts(status.message().c_str()));
+  for (float value : out) std::printf("%g ", value);
+  std::puts("");
+}
+
+int main() {
+  answer("scale factor=2|scale factor=3 residual.input_scale=0", {0, 1, 1, 0});
+  answer("scale factor=0", {0});
+  answer("scale factors=1", {0});
+  answer("shift", {0});
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_a_kind_of_block_is_one_folder_of_csrc(tmp_path: Path) -> None:
+    own, csrc = EXAMPLES / "csrc", ROOT / "csrc"
+    runtime = [csrc / "runtime" / f"{name}.cc" for name in ("blocks", "kinds", "tensors")]
+    sources = [*runtime, own / "blocks" / "scale" / "kind.cc"]
+    program = tmp_path / "check.cc"  # one unit: the library's headers are read once
+    text = "".join(f'#include "{path}"\n' for path in sources)
+    program.write_text(text + BLOCK_KIND_CHECK)
+    flags = ["-std=c++17", "-Wall", f"-I{csrc / 'include'}", f"-I{csrc}", f"-I{own}"]
+    made = tmp_path / "check"
+    subprocess.run(["g++", *flags, str(program), "-o", str(made)], check=True)
+    said = subprocess.run([str(made)], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines() == [
+        "81 162 243 324 405 486 ",
+        "blocks: factor is 0.000000, or there is a norm (allowed: not 0, and none)",
+        "blocks: 'factors' is no field (allowed: factor, norm.*, post_norm.*, post_norm_of, "
+        "residual.*)",
+        "blocks: kind is 'shift' (allowed: scale)",
+    ]
+
+
+def test_a_kind_of_block_has_its_gpu_half_in_the_folder(tmp_path: Path) -> None:
+    try:
+        headers = build.find_cuda_toolkit().include
+    except build.BuildError as error:
+        pytest.skip(str(error))
+    own, csrc = EXAMPLES / "csrc", ROOT / "csrc"
+    folders = [csrc / "include", csrc, own, headers]
+    flags = ["-std=c++17", "-Wall", "-Werror", "-fsyntax-only", "-x", "c++"]
+    command = ["g++", *flags, *(f"-I{folder}" for folder in folders)]
+    subprocess.run([*command, str(own / "blocks" / "scale" / "cuda.cu")], check=True)

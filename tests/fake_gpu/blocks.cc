@@ -1,20 +1,23 @@
 // The composed operators of regatta/cuda_ops.h: the CPU's. Whenever one runs, it packs the weights
 // for them, which lie in memory as a GPU stores them.
-#include "regatta/blocks.h"
-
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
+#include "blocks/attention/block.h"
+#include "blocks/experts/block.h"
+#include "blocks/latent_attention/block.h"
+#include "blocks/mlp/block.h"
 #include "cpu/thread_pool.h"
 #include "launch.h"
 #include "regatta/abi.h"
 #include "regatta/linear.h"
 #include "regatta/logits.h"
 #include "regatta/pack_quantized.h"
+#include "runtime/kinds.h"
 #include "weights.h"
 
 namespace regatta::cuda {
@@ -213,17 +216,38 @@ void for_linears(ExpertBlockParams& p, Fn&& fn) {
   fn(Stored{p.shared_down, b.shared_down, b.shared_size, p.hidden_size});
 }
 
-// Copies of the views that blocks point to, in the order of for_linears().
-using Views = std::vector<std::vector<TensorView>>;
-
-Views views_of(std::vector<BlockParams> blocks) {
-  Views views;
-  const auto keep = [&](const Stored& linear) {
-    views.emplace_back(linear.weights.tensors, linear.weights.tensors + linear.num_tensors());
-  };
-  for (BlockParams& block : blocks) std::visit([&](auto& p) { for_linears(p, keep); }, block);
-  return views;
+// fn(params) of the block's kind.
+template <class Fn>
+void with_kind(BlockParams& params, Fn&& fn) {
+  const std::string kind = params.kind->name;
+  if (kind == "attention") return fn(static_cast<AttentionBlockParams&>(params));
+  if (kind == "latent_attention") return fn(static_cast<LatentAttentionBlockParams&>(params));
+  if (kind == "mlp") return fn(static_cast<MlpBlockParams&>(params));
+  if (kind == "experts") return fn(static_cast<ExpertBlockParams&>(params));
+  check(Status::error("the fake GPU has no blocks of kind " + kind));
 }
+
+// A block's params of any kind, and of the views that they point to, in the order of for_linears().
+class Copy {
+ public:
+  explicit Copy(const BlockParams& params)
+      : room_(params.kind->params_bytes / sizeof(std::max_align_t) + 1) {
+    std::memcpy(room_.data(), &params, params.kind->params_bytes);
+    with_kind(this->params(), [&](auto& p) {
+      for_linears(p, [&](const Stored& linear) {
+        const TensorView* const first = linear.weights.tensors;
+        views_.emplace_back(first, first + linear.num_tensors());
+      });
+    });
+  }
+
+  BlockParams& params() { return *reinterpret_cast<BlockParams*>(room_.data()); }
+  const std::vector<std::vector<TensorView>>& views() const { return views_; }
+
+ private:
+  std::vector<std::max_align_t> room_;
+  std::vector<std::vector<TensorView>> views_;
+};
 
 // Whether lengths are those that the call was launched for.
 bool check_limits(const AttentionBatch& batch, const AttentionLimits& limits) {
@@ -248,69 +272,55 @@ Status compute(LatentAttentionBlockParams& p) {
   return cpu::latent_attention_block(p);
 }
 
-// Blocks one after the other. `wanted_`: the rows that attention left, of all.
-class Run {
- public:
-  Run(const AttentionLimits& limits, const Views& views) : limits_(limits), views_(views) {}
-
-  void operator()(BlockParams& block) {
-    Scratch::Scope scope(Scratch::mine());
-    std::visit(
-        [&](auto& p) {
-          for_linears(p, [&](const Stored& linear) {
-            linear.weights.tensors = views_[next_++].data();
-            pack(linear, p.dtype);
-          });
-          run(p);
-        },
-        block);
+// Of either attention; where some rows are wanted, of all rows these.
+template <class Attention>
+void run(Attention& p, const AttentionLimits& limits) {
+  if (!check_limits(p.batch, limits)) return;
+  const int32_t* const rows = std::exchange(p.rows, nullptr);
+  void* const out = p.hidden_out;
+  if (rows != nullptr) {
+    p.hidden_out = Scratch::mine().take<char>(p.num_tokens * p.hidden_size * dtype_size(p.dtype));
   }
+  const bool done = check(compute(p));
+  if (!done || rows == nullptr) return;
+  gather({rows, p.hidden_out, out, p.num_rows, p.num_tokens, p.hidden_size, p.dtype});
+}
 
- private:
-  template <class Attention>
-  void run(Attention& p) {
-    if (!check_limits(p.batch, limits_)) return;
-    wanted_ = std::exchange(p.rows, nullptr);
-    void* const out = p.hidden_out;
-    const int64_t num_tokens = p.batch.num_tokens, width = p.hidden_size;
-    if (wanted_ != nullptr) {
-      p.hidden_out = Scratch::mine().take<char>(num_tokens * width * dtype_size(p.dtype));
-    }
-    const bool done = check(compute(p));
-    if (!done || wanted_ == nullptr) return;
-    gather({wanted_, p.hidden_out, out, p.num_rows, num_tokens, width, p.dtype});
+void run(MlpBlockParams& p, const AttentionLimits&) {
+  if (p.block.parallel && p.before_rows != nullptr) {
+    void* const some =
+        Scratch::mine().take<char>(p.num_tokens * p.hidden_size * dtype_size(p.dtype));
+    gather({p.before_rows, p.before, some, p.num_tokens, p.num_before, p.hidden_size, p.dtype});
+    p.before = some;
   }
-
-  void run(MlpBlockParams& p) {
-    if (p.block.parallel && p.before_rows != nullptr) {
-      void* const some =
-          Scratch::mine().take<char>(p.num_tokens * p.hidden_size * dtype_size(p.dtype));
-      gather({p.before_rows, p.before, some, p.num_tokens, p.num_before, p.hidden_size, p.dtype});
-      p.before = some;
-    }
-    if (p.adapters.ids != nullptr && wanted_ != nullptr) {
-      auto* const ids = Scratch::mine().take<int32_t>(p.num_tokens);
-      for (int64_t i = 0; i < p.num_tokens; ++i) ids[i] = p.adapters.ids[wanted_[i]];
-      p.adapters.ids = ids;
-    }
-    check(cpu::mlp_block(p));
+  if (p.adapters.ids != nullptr && p.rows != nullptr) {
+    auto* const ids = Scratch::mine().take<int32_t>(p.num_tokens);
+    for (int64_t i = 0; i < p.num_tokens; ++i) ids[i] = p.adapters.ids[p.rows[i]];
+    p.adapters.ids = ids;
   }
+  check(cpu::mlp_block(p));
+}
 
-  void run(ExpertBlockParams& p) { check(cpu::expert_block(p)); }
-
-  const AttentionLimits& limits_;
-  const Views& views_;
-  size_t next_ = 0;
-  const int32_t* wanted_ = nullptr;
-};
+void run(ExpertBlockParams& p, const AttentionLimits&) { check(cpu::expert_block(p)); }
 
 }  // namespace
 
-Status blocks(const std::vector<BlockParams>& params, const AttentionLimits& limits,
+Status blocks(const std::vector<BlockParams*>& params, const AttentionLimits& limits,
               const ResourcesFor&, const Launch& on) {
-  return queue(on.stream, "blocks", [params, limits, views = views_of(params)] {
-    Run run(limits, views);
-    for (BlockParams block : params) run(block);
+  std::vector<Copy> copies;
+  for (const BlockParams* block : params) copies.emplace_back(*block);
+  return queue(on.stream, "blocks", [copies, limits] {
+    for (Copy block : copies) {
+      Scratch::Scope scope(Scratch::mine());
+      with_kind(block.params(), [&](auto& p) {
+        size_t next = 0;
+        for_linears(p, [&](const Stored& linear) {
+          linear.weights.tensors = block.views()[next++].data();
+          pack(linear, p.dtype);
+        });
+        run(p, limits);
+      });
+    }
   });
 }
 

@@ -130,8 +130,7 @@ def ninja_text(paddle: build.PaddlePackage, compiler: str, registrations: Path) 
         lines.extend([f"build {name}: link {inputs} | {RUNTIME_NAME if names else ''}"])
         lines.extend([f"  names = {names}", f"  up = {up}"])
 
-    cpu_objects = build.BUILD_DIR / "cpu" / "obj" / "cpu"
-    cpu = [cpu_objects / f"{path.stem}.o" for path in sorted((build.CSRC / "cpu").glob("*.cc"))]
+    cpu = [build.BUILD_DIR / "cpu" / build.object_path(path) for path in build.kernel_sources()]
     metadata = library.LIBRARY_DIR / library.METADATA_NAME
     fresh = metadata.is_file() and all(path.is_file() for path in cpu)
     if not fresh or library.is_outdated(library.read_metadata(metadata)):

@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import os
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import build
-
-PROGRAM = build.ROOT / "tests" / "csrc" / "select_gemm.cc"
-GEMM = build.CSRC / "cuda" / "gemm"
-HEADERS = (
-    GEMM / "select.h",
-    GEMM / "tiles.h",
-    build.CSRC / "cuda" / "integers.h",
-    build.CSRC / "include" / "regatta" / "gemm.h",
-    build.CSRC / "include" / "regatta" / "types.h",
-)
-FLAGS = ("-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-x", "c++")
+from tests.support import host_programs
 
 
 @dataclass(frozen=True)
@@ -82,22 +68,5 @@ def _choice(line: str) -> Choice:
 
 
 def compiled() -> GemmChoices:
-    """Returns the choice, compiled from these sources by this call or by an earlier one.
-
-    Raises build.BuildError where there is no C++ compiler.
-    """
-    sources = (PROGRAM, GEMM / "select.cu")
-    compiler = build.find_compiler()
-    digest = hashlib.blake2b(" ".join([compiler, *FLAGS]).encode(), digest_size=8)
-    for path in (*sources, *HEADERS):
-        digest.update(path.read_bytes())
-    folder = build.BUILD_DIR / "select_gemm"
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / digest.hexdigest()
-    if not target.is_file():
-        with tempfile.TemporaryDirectory(dir=folder) as own:
-            made = Path(own) / "program"
-            command = [compiler, *FLAGS, f"-I{build.CSRC / 'include'}", f"-I{build.CSRC}"]
-            subprocess.run([*command, *map(str, sources), "-o", str(made)], check=True)
-            os.replace(made, target)  # another process may do the same
-    return GemmChoices(target)
+    """Returns the choice; raises build.BuildError where there is no C++ compiler."""
+    return GemmChoices(host_programs.compiled("select_gemm", ("gemm/select.cu",)))

@@ -1,4 +1,4 @@
-// paged_attention on the GPU: checks, workspace, and the choice of kernels.
+// paged_attention on the GPU: checks, workspace, and launches.
 //
 // A call is one or two launches: the decode kernel (it also clears padding rows), and the prefill
 // kernel when a span may be longer than what the decode kernel takes; on sm_90 the prefill kernel
@@ -7,82 +7,19 @@
 // front, so the prefill kernel starts without a wait, and waits for the decode kernel before it
 // ends; whoever waits for the prefill kernel thereby waits for both.
 //
-// Which candidate runs: the first of kCandidates that does not refuse. REGATTA_KERNEL may force one
+// Which candidate runs, and in how many launches: select.h. REGATTA_KERNEL may force one
 // ("paged_attention=sm80").
 #include <algorithm>
 #include <cmath>
 
 #include "attention.cuh"
+#include "cuda/attention/select.h"
 
 namespace regatta::cuda {
 namespace {
 
 bool one_of(int64_t x, std::initializer_list<int64_t> allowed) {
   return std::find(allowed.begin(), allowed.end(), x) != allowed.end();
-}
-
-// What both tensor-core kernels refuse.
-std::string refuse_matrix_units(const PagedAttentionParams& p) {
-  if (p.dtype == DType::kFloat32) return "takes bfloat16 and float16";
-  if (!one_of(p.head_dim, {64, 80, 96, 128, 256})) {
-    return "head_dim " + std::to_string(p.head_dim) + " (allowed: 64, 80, 96, 128, 256)";
-  }
-  return p.batch.num_seqs > 4096 ? "more than 4096 requests" : "";
-}
-
-std::string refuse_sm80(const PagedAttentionParams& p) {
-  const int architecture = compute_capability();
-  if (architecture < 80) return "needs sm_80 or later";
-  if (p.batch.tree_mask != nullptr) return "has no draft trees";
-  if (p.cache.format != KvFormat::kDense) {
-    return std::string("kv_format ") + kv_format_info(p.cache.format).name + " (allowed: dense)";
-  }
-  return refuse_matrix_units(p);
-}
-
-// Spans that may be trees of drafts are the decode kernel's, prompts with a prefix the other one's.
-int max_decode_rows(const PagedAttentionParams& p) {
-  if (p.batch.prefix_lens != nullptr) return 0;  // single tokens alone
-  if (p.batch.tree_mask == nullptr) return kMaxDecodeRows;
-  return std::max<int>(kMaxDecodeRows, 32 * p.batch.tree_words * (p.num_heads / p.num_kv_heads));
-}
-
-std::string refuse_sm90(const PagedAttentionParams& p) {
-  const int architecture = compute_capability();
-  return architecture != 90 ? "needs sm_90" : refuse_matrix_units(p);
-}
-
-std::string refuse_generic(const PagedAttentionParams& p) {
-  return p.head_dim > 256 ? "head_dim " + std::to_string(p.head_dim) + " is larger than 256" : "";
-}
-
-enum class Kernel { kSm90, kSm80, kGeneric };
-
-struct Candidate {
-  const char* name;
-  Kernel kernel;
-  std::string (*refuse)(const PagedAttentionParams&);
-};
-
-constexpr Candidate kCandidates[] = {
-    {"sm90", Kernel::kSm90, refuse_sm90},
-    {"sm80", Kernel::kSm80, refuse_sm80},
-    {"generic", Kernel::kGeneric, refuse_generic},
-};
-
-Status choose(const PagedAttentionParams& params, Kernel* kernel) {
-  const std::string forced = forced_candidate("paged_attention");
-  std::string reasons;
-  for (const Candidate& candidate : kCandidates) {
-    if (!forced.empty() && forced != candidate.name) continue;
-    const std::string reason = candidate.refuse(params);
-    if (reason.empty()) {
-      *kernel = candidate.kernel;
-      return {};
-    }
-    reasons += std::string("\n  ") + candidate.name + ": " + reason;
-  }
-  return Status::error("paged_attention: no kernel fits" + reasons);
 }
 
 Status check(const PagedAttentionParams& p, const AttentionLimits& limits) {
@@ -115,19 +52,13 @@ Status check(const PagedAttentionParams& p, const AttentionLimits& limits) {
   return {};
 }
 
-constexpr int kTileRows = 16;            // of the sm80 decode kernel
-constexpr int64_t kShortContext = 4096;  // tokens that one block may read without splitting
+constexpr int kTileRows = 16;  // of the sm80 decode kernel
 
-// Whether spans may be longer than what the decode kernel takes.
-bool has_prefills(const PagedAttentionParams& p, const AttentionLimits& limits) {
-  return !is_decode_span(static_cast<int>(limits.max_query_len),
-                         static_cast<int>(p.num_heads / p.num_kv_heads), max_decode_rows(p));
-}
-
-// Whether blocks of the sm90 prefill kernel may share an item.
-bool shares_prefill(const PagedAttentionParams& p, const AttentionLimits& limits) {
-  return !is_batch_invariant && has_prefills(p, limits) && limits.max_context_len > kShortContext &&
-         (p.window < 0 || p.window > kShortContext);
+AttentionProblem problem_of(const PagedAttentionParams& params, const AttentionLimits& limits,
+                            const RopeAndCacheWriteParams* rope = nullptr) {
+  AttentionProblem problem(params, limits, rope);
+  problem.is_batch_invariant = is_batch_invariant;
+  return problem;
 }
 
 // The prefill kernels' tickets, and what blocks of a kernel leave for each other (AttentionArgs).
@@ -156,7 +87,7 @@ struct Workspace {
     const int64_t vectors = 2 * p.batch.num_seqs * p.num_kv_heads > kBlocks
                                 ? 0
                                 : kBlocks * kDecodeRows * p.head_dim / 4;
-    const int64_t pieces = shares_prefill(p, limits) ? 2 * kBlocks : 0;
+    const int64_t pieces = problem_of(p, limits).shares_prefill() ? 2 * kBlocks : 0;
     prefill_offset = vectors * 4;
     stats_bytes = std::max(stats_bytes, vectors * 8);
     out_bytes = std::max(out_bytes, vectors * 16 + pieces * 2 * 128 * (p.head_dim / 2 + 4) * 4);
@@ -182,17 +113,14 @@ int64_t paged_attention_zeroed_bytes(const PagedAttentionParams& params,
 
 namespace {
 
-int64_t rotary_dim_of(const RopeAndCacheWriteParams& rope) {
-  return rope.rope_cache == nullptr ? 0 : rope.rotary_dim;
-}
-
 bool has_norms(const RopeAndCacheWriteParams& rope) {
   return rope.q_norm != nullptr || rope.k_norm != nullptr;
 }
 
 // rope: done on the way when not null.
 Status run(const PagedAttentionParams& params, const RopeAndCacheWriteParams* rope,
-           const AttentionLimits& limits, void* workspace, int64_t workspace_bytes, Kernel kernel,
+           const AttentionLimits& limits, void* workspace, int64_t workspace_bytes,
+           const AttentionProblem& problem, const AttentionLaunches& launches,
            const Launch& launch_on) {
   AttentionArgs args = {};
   args.q = params.q;
@@ -226,7 +154,7 @@ Status run(const PagedAttentionParams& params, const RopeAndCacheWriteParams* ro
   args.bf16 = params.dtype == DType::kBFloat16;
   const int head_dim = static_cast<int>(params.head_dim);
   const KvFormat format = params.cache.format;
-  if (kernel == Kernel::kGeneric) {
+  if (launches.kernel == AttentionKernel::kGeneric) {
     return launch_attention_generic(args, params.dtype, format, head_dim, launch_on);
   }
   if (rope != nullptr) {
@@ -236,7 +164,7 @@ Status run(const PagedAttentionParams& params, const RopeAndCacheWriteParams* ro
     args.rope.table = rope->rope_cache;
     args.rope.q_norm = rope->q_norm;
     args.rope.k_norm = rope->k_norm;
-    args.rope.rotary_dim = static_cast<int>(rotary_dim_of(*rope));
+    args.rope.rotary_dim = static_cast<int>(problem.rotary_dim);
     args.rope.num_positions = static_cast<int>(rope->num_positions);
     args.rope.num_slots = static_cast<int>(params.cache.num_blocks * params.cache.block_size);
     args.rope.epsilon = rope->epsilon;
@@ -258,71 +186,55 @@ Status run(const PagedAttentionParams& params, const RopeAndCacheWriteParams* ro
   args.partial_out = reinterpret_cast<float*>(bytes + sizes.counter_bytes + sizes.stats_bytes);
   args.tile_rows = kTileRows;
   args.partial_rows = static_cast<int>(sizes.partial_rows);
-  const bool trees = args.tree_mask != nullptr;
-  args.max_decode_rows = max_decode_rows(params);
-  const bool prefills = has_prefills(params, limits);
-  const bool prefill_sm90 = kernel == Kernel::kSm90;
-  if (prefills && prefill_sm90 && !trees) args.max_decode_rows = 0;  // single tokens alone
-  // Short contexts: the prefill kernel takes single tokens as fast as it can read the cache, and a
-  // launch in front of it costs 15 us. Its rows do not depend on each other.
-  args.prefill_alone =
-      prefill_sm90 && !trees &&
-      (is_batch_invariant ||
-       (prefills && (args.num_seqs == 1 ||
-                     (format == KvFormat::kDense && limits.max_context_len <= kShortContext))));
-  args.shares_prefill = shares_prefill(params, limits);
+  args.max_decode_rows = launches.max_decode_rows;
+  args.prefill_alone = !launches.decodes;
+  args.shares_prefill = problem.shares_prefill();
+  const bool sm90 = launches.kernel == AttentionKernel::kSm90;
   const int num_sms = num_multiprocessors();
-  if (!args.prefill_alone) {
+  if (launches.decodes) {
     const Status status =
-        kernel == Kernel::kSm90
-            ? launch_attention_decode_sm90(args, params.dtype, format, head_dim, limits, num_sms,
-                                           launch_on)
-            : launch_attention_decode_sm80(args, params.dtype, head_dim, num_sms, launch_on);
-    if (!status.ok() || !prefills) return status;
+        sm90 ? launch_attention_decode_sm90(args, params.dtype, format, head_dim, limits, num_sms,
+                                            launch_on)
+             : launch_attention_decode_sm80(args, params.dtype, head_dim, num_sms, launch_on);
+    if (!status.ok() || !launches.prefills) return status;
   }
   args.counters += kMaxMultiprocessors;
   args.partial_out += sizes.prefill_offset;
   const int64_t cache_rows =
       params.cache.num_blocks * params.num_kv_heads * params.cache.block_size;
-  return prefill_sm90 ? launch_attention_prefill_sm90(args, params.dtype, format, head_dim,
-                                                      cache_rows, num_sms, launch_on)
-                      : launch_attention_prefill_sm80(args, params.dtype, head_dim, launch_on);
+  return sm90 ? launch_attention_prefill_sm90(args, params.dtype, format, head_dim, cache_rows,
+                                              num_sms, launch_on)
+              : launch_attention_prefill_sm80(args, params.dtype, head_dim, launch_on);
 }
 
-Status prepare(const PagedAttentionParams& params, const AttentionLimits& limits, Kernel* kernel) {
+// rope: null, or done first where it is not done on the way.
+Status attend(const PagedAttentionParams& params, const RopeAndCacheWriteParams* rope,
+              const AttentionLimits& limits, void* workspace, int64_t workspace_bytes,
+              const Launch& launch_on) {
+  if (params.batch.num_tokens == 0) return {};
   REGATTA_RETURN_IF_ERROR(check(params, limits));
-  REGATTA_RETURN_IF_ERROR(choose(params, kernel));
-  if (is_batch_invariant && *kernel == Kernel::kSm80) *kernel = Kernel::kGeneric;
-  return {};
+  const AttentionProblem problem = problem_of(params, limits, rope);
+  AttentionLaunches launches;
+  REGATTA_RETURN_IF_ERROR(select_attention(problem, compute_capability(),
+                                           forced_candidate("paged_attention"), &launches));
+  if (rope != nullptr && !launches.writes_cache) {
+    REGATTA_RETURN_IF_ERROR(rope_and_cache_write(*rope, launch_on));
+    rope = nullptr;
+  }
+  return run(params, rope, limits, workspace, workspace_bytes, problem, launches, launch_on);
 }
 
 }  // namespace
 
 Status paged_attention(const PagedAttentionParams& params, const AttentionLimits& limits,
                        void* workspace, int64_t workspace_bytes, const Launch& launch_on) {
-  if (params.batch.num_tokens == 0) return {};
-  Kernel kernel;
-  REGATTA_RETURN_IF_ERROR(prepare(params, limits, &kernel));
-  return run(params, nullptr, limits, workspace, workspace_bytes, kernel, launch_on);
+  return attend(params, nullptr, limits, workspace, workspace_bytes, launch_on);
 }
 
 Status rope_and_paged_attention(const RopeAndCacheWriteParams& rope,
                                 const PagedAttentionParams& params, const AttentionLimits& limits,
                                 void* workspace, int64_t workspace_bytes, const Launch& launch_on) {
-  if (params.batch.num_tokens == 0) return {};
-  Kernel kernel;
-  REGATTA_RETURN_IF_ERROR(prepare(params, limits, &kernel));
-  // In one launch: vectors of eight columns, one new token per span, and norms over single heads.
-  const int64_t rotary_dim = rotary_dim_of(rope);
-  const bool fused = kernel == Kernel::kSm90 && limits.max_query_len == 1 && !is_batch_invariant &&
-                     rotary_dim % 16 == 0 && rotary_dim <= params.head_dim &&
-                     rope.positions != nullptr && rope.block_positions == nullptr &&
-                     !(rope.whole && has_norms(rope));
-  if (!fused) {
-    REGATTA_RETURN_IF_ERROR(rope_and_cache_write(rope, launch_on));
-  }
-  return run(params, fused ? &rope : nullptr, limits, workspace, workspace_bytes, kernel,
-             launch_on);
+  return attend(params, &rope, limits, workspace, workspace_bytes, launch_on);
 }
 
 }  // namespace regatta::cuda

@@ -15,6 +15,7 @@
 
 #include <type_traits>
 
+#include "cuda/attention/select.h"
 #include "cuda/common.cuh"
 #include "regatta/cuda_ops.h"
 
@@ -97,16 +98,10 @@ __host__ __device__ inline bool shapes_scores(const AttentionArgs& args) {
 constexpr float kLog2E = 1.44269504088896340736f;
 constexpr int kNoWindow = 1 << 30;
 constexpr int kDecodeTickets = 32;        // more than launches that dependent launch lets overlap
-constexpr int kMaxDecodeRows = 64;        // with more rows the matrix units are the bound
 constexpr int kMaxSplits = 32;            // of a context
 constexpr int kDecodeRows = 8;            // of queries that an item of the sm90 decode kernel takes
 constexpr int kMaxMultiprocessors = 144;  // of sm_90 that are made use of: a whole GH100
 constexpr int kMinSplit = 256;            // tokens: below, merging costs more than it spreads
-
-__host__ __device__ inline bool is_decode_span(int num_tokens, int group,
-                                               int max_rows = kMaxDecodeRows) {
-  return num_tokens == 1 || num_tokens * group <= max_rows;
-}
 
 // Tokens per split of a context of `length` tokens: a power of two, a function of the length alone.
 // Few splits, because an item's fixed costs (queries, merging) are those of about 250 tokens: at

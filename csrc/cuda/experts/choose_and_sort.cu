@@ -18,6 +18,7 @@
 #include "cuda/experts/choose.cuh"
 #include "cuda/experts/experts.h"
 #include "cuda/experts/forced.h"
+#include "cuda/experts/select.h"
 #include "cuda/hopper.cuh"
 
 namespace regatta::cuda {
@@ -25,7 +26,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kFewPairs = 4096;    // up to which every block counts all ids itself
 constexpr int kFewChunk = kWarps;  // pairs of a block: one for each warp
 constexpr int kMostChunk = 256;
 constexpr int kManyPairs =
@@ -35,10 +35,8 @@ constexpr int kChooseWarps = 4;
 // Of one launch.
 constexpr int kTogetherWarps = 16;
 constexpr int kTogetherThreads = kTogetherWarps * kWarp;
-constexpr int kMostTogether = 64;  // tokens: with 128, one launch is as slow as two or slower
-constexpr int kTokensOfBlock = 8;  // for which it chooses at once, without losing time to them
-constexpr int kMostBlocks = 8;     // of a cluster, on every device that has them
-constexpr int kPieceVectors = 4;   // of 16 bytes that a lane copies at a time
+constexpr int kMostBlocks = 8;    // of a cluster, on every device that has them
+constexpr int kPieceVectors = 4;  // of 16 bytes that a lane copies at a time
 constexpr int kPieceBytes = kPieceVectors * kWarp * 16;
 constexpr int kRound = kWarp * 4;    // pairs that a warp looks at at a time
 static_assert(kFewPairs < 1 << 16);  // a pair and its expert are a word
@@ -323,10 +321,12 @@ int64_t sort_counts(int64_t num_pairs, int64_t num_experts) {
 }
 
 bool sorts_together(const ChooseAndSortParams& p) {
-  const int most = experts_capability(compute_capability()) == 90 ? kMostTogether : kTokensOfBlock;
-  return p.choose.num_tokens <= most &&
-         sort_counts(p.choose.num_tokens * p.choose.router.top_k, 1) == 0 &&
-         p.hidden_size * dtype_size(p.dtype) % 16 == 0;
+  ExpertProblem problem;
+  problem.dtype = p.dtype;
+  problem.num_tokens = p.choose.num_tokens;
+  problem.hidden_size = p.hidden_size;
+  problem.top_k = p.choose.router.top_k;
+  return select_sort(problem, experts_capability(compute_capability())) == SortKernel::kTogether;
 }
 
 Status choose_and_sort(const ChooseAndSortParams& p, const Launch& launch_on) {

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "regatta/blocks.h"
+#include "blocks/experts/block.h"
 #include "regatta/cuda_ops.h"
 #include "regatta/gemm.h"
 
@@ -27,9 +27,7 @@ struct RouteParams {
 };
 Status route(const RouteParams& params, const Launch& launch);
 
-// The same of a step's tokens, by tensor cores: of normed rows as they are rounded. Whether it
-// takes them, and where there are few enough is faster than a product behind a norm.
-bool takes_route_step(const RouteParams& params);
+// The same of a step's tokens, by tensor cores: of normed rows as they are rounded.
 Status route_step(const RouteParams& params, const Launch& launch);
 
 // The choice that the logits make, as predict/nn/blocks.py has it. A row with a NaN goes to experts
@@ -81,8 +79,6 @@ struct OneTokenParams {
   Activation activation;
   DType dtype = DType::kBFloat16;
 };
-// Whether the token is a single one, and one_token() takes it.
-bool takes_one_token(const OneTokenParams& params);
 Status one_token(const OneTokenParams& params, const Launch& launch);
 
 // Values of ChooseAndSortParams::counts.

@@ -16,6 +16,7 @@
 #include "cuda/common.cuh"
 #include "cuda/experts/choose.cuh"
 #include "cuda/experts/experts.h"
+#include "cuda/experts/select.h"
 #include "cuda/gemm/dot.cuh"
 #include "cuda/gemm/quantize_row.cuh"
 
@@ -34,9 +35,9 @@ using Element = std::conditional_t<kCodes, uint8_t, T>;
 template <class T, bool kCodes>
 constexpr int kUnit = 16 / static_cast<int>(sizeof(Element<T, kCodes>));  // values of 16 bytes
 
-constexpr int kMostVectors = 4;          // of a row that becomes codes: 8,192 columns
-constexpr float kHalfUnit = 1.f / 256;   // of codes as halves
-constexpr int64_t kMostColumns = 10240;  // measured on an H200: 6,144 gain, 11,264 lose
+constexpr int kMostVectors = 4;         // of a row that becomes codes
+constexpr float kHalfUnit = 1.f / 256;  // of codes as halves
+static_assert(kMostVectors * kQuantizeThreads * 8 == kOneTokenCodes);
 
 template <class T, bool kCodes>
 struct Args {
@@ -516,24 +517,6 @@ Status run_type(const OneTokenParams& p, const Launch& launch_on) {
 }
 
 }  // namespace
-
-bool takes_one_token(const OneTokenParams& p) {
-  const Router& router = p.choose.router;
-  if (p.dtype == DType::kFloat32 || p.choose.num_tokens > 1 || !p.activation.gated) {
-    return false;
-  }
-  if (router.num_groups > kWarp) return false;
-  const bool codes = p.gate_up_scale != nullptr;
-  // Columns of down, of all choices: sums of more are faster by many warps.
-  if (p.shared_size + router.top_k * p.intermediate_size > kMostColumns) return false;
-  const int64_t unit = codes ? 16 : 8;
-  const auto is_whole = [&](int64_t width) { return width % unit == 0; };
-  if (!is_whole(p.hidden_size) || !is_whole(p.intermediate_size) || !is_whole(p.shared_size)) {
-    return false;
-  }
-  // Codes' rows are kept whole.
-  return !codes || (p.shared_size == 0 && p.hidden_size <= kMostVectors * kQuantizeThreads * 8);
-}
 
 Status one_token(const OneTokenParams& p, const Launch& launch_on) {
   if (p.choose.num_tokens == 0) return {};

@@ -15,7 +15,7 @@
 
 #include "cuda/common.cuh"
 #include "cuda/experts/experts.h"
-#include "cuda/experts/forced.h"
+#include "cuda/experts/select.h"
 #include "cuda/hopper.cuh"
 
 namespace regatta::cuda {
@@ -30,9 +30,7 @@ constexpr int kChunk = 32;                 // columns that a warp multiplies at 
 constexpr int kTeam = kThreads / kTokens;  // threads of a row
 constexpr int kSums = 4;                   // that a lane adds to in turn
 static_assert(kWarps == kBlocks && kWarp % kTeam == 0 && kTeam >= kBlocks);
-
-constexpr int64_t kMostTokens = 256;
-constexpr int64_t kMostBytes = 16 << 20;  // of weights that all tiles of tokens read
+static_assert(kTokens == kRouteStepTokens && kBlocks * 32 * kChunk == kRouteStepColumns);
 
 template <class T>
 struct Args {
@@ -189,16 +187,6 @@ Status run(const RouteParams& p, const Launch& launch_on) {
 }
 
 }  // namespace
-
-bool takes_route_step(const RouteParams& p) {
-  const bool rms = p.norm.is_there && p.norm.kind == NormKind::kRms && !p.norm.bias;
-  if (!rms || p.dtype == DType::kFloat32) return false;
-  if (experts_capability(compute_capability()) != 90) return false;
-  if (p.hidden_size % 8 != 0 || p.hidden_size > kBlocks * 32 * kChunk) return false;
-  const int64_t bytes = p.num_experts * p.hidden_size * dtype_size(p.dtype);
-  return p.num_tokens <= kMostTokens &&
-         ceil_div(p.num_tokens, int64_t{kTokens}) * bytes <= kMostBytes;
-}
 
 Status route_step(const RouteParams& p, const Launch& launch_on) {
   if (p.num_tokens == 0) return {};

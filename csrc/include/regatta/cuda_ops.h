@@ -140,12 +140,12 @@ struct ComposedResources {
 };
 
 // Blocks in their order, each reading what the one before it wrote. What one leaves in scratch for
-// the norm of the next is chosen from their records (csrc/cuda/blocks.cu).
+// the norm of the next is chosen from their records (csrc/cuda/walk.h).
 //
 // The resources are asked for once, with the bytes of scratch: counting them is a walk over all
 // blocks, at each call.
 using ResourcesFor = std::function<ComposedResources(int64_t scratch_bytes)>;
-Status blocks(const std::vector<BlockParams>& params, const AttentionLimits& limits,
+Status blocks(const std::vector<BlockParams*>& params, const AttentionLimits& limits,
               const ResourcesFor& resources, const Launch& launch);
 
 // paged_attention() with its workspace in the scratch, which is prepared here.

@@ -1,15 +1,10 @@
 // Normalisation over the last dimension, with a residual addition in front of it.
 #pragma once
 
+#include "regatta/record_parts.h"
 #include "regatta/types.h"
 
 namespace regatta {
-
-// As predict.nn.blocks has them.
-enum class NormKind : uint8_t {
-  kRms,    // x / sqrt(mean(x^2) + epsilon)
-  kLayer,  // the same of x - mean(x)
-};
 
 struct NormParams {
   const void* x = nullptr;         // [num_tokens, hidden_size]

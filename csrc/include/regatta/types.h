@@ -63,6 +63,10 @@ inline std::string shape_string(const TensorView& tensor) {
   return text + "]";
 }
 
+// Ends the function that it stands in with the status of an expression that is not ok.
+#define REGATTA_RETURN_IF_ERROR(...) \
+  if (Status returned = (__VA_ARGS__); !returned.ok()) return returned
+
 // What a kernel returns: empty message = done. Kernels do not throw; csrc/paddle turns a message
 // into an exception. A message says what was got, what is allowed and what to do.
 class [[nodiscard]] Status {

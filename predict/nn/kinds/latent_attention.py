@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from predict.nn.weights import WeightNames
 
 LatentForm = Literal["cheaper", "absorbed", "expanded"]
-# Of keys and values made of latents: kMaxExpandedBytes of csrc/cuda/blocks.cu, and what their
+# Of keys and values made of latents: kMaxExpandedBytes of csrc/blocks/latent_attention, and what
 # kernel keeps.
 EXPANDED_BYTES = (256 + 32) << 20
 

@@ -9,6 +9,7 @@
 //   experts check lists|routes|sums [ROUNDS]
 //   experts time layers [MODEL] [TOKENS ...]
 #include "cuda/experts/experts.h"
+#include "cuda/experts/select.h"
 #include "cuda/norm/sum_norm.h"
 #include "products.cuh"
 #include "regatta/cuda_ops.h"
@@ -40,6 +41,14 @@ __global__ void scores_kernel(ChooseArgs a, float* scores) {
     for (int i = 0; i < o; ++i) sums[i] += sums[i + o];
   }
   for (int e = 0; e < count; ++e) scores[e] = scores[e] / sums[0];
+}
+
+bool takes_route_step(const RouteParams& p) {
+  ExpertProblem problem;
+  problem.dtype = p.dtype;
+  problem.num_tokens = p.num_tokens, problem.hidden_size = p.hidden_size;
+  problem.num_experts = p.num_experts;
+  return compute_capability() == 90 && route_step_sm90_refuses(problem).empty();
 }
 
 struct ListCase {

@@ -748,9 +748,9 @@ void compare(const LatentCase& c) {
   }
 }
 
-// What a block launches between its outer products, of one token of each request: as blocks.cu does
-// with any number of tokens, with few, and each launch alone, layers in turn. Their matrices are
-// more than L2 holds.
+// What a block launches between its outer products, of one token of each request: as csrc/blocks
+// does with any number of tokens, with few, and each launch alone, layers in turn. Their matrices
+// are more than L2 holds.
 void compare_chain(int heads, int requests, int context, const cuda::GemmResources& resources) {
   const int layers = heads > 64 ? 8 : 27;
   LatentCase c = decode(heads, requests, context);

@@ -1,5 +1,5 @@
 // Latent attention of long spans, expanded: keys and values of whole contexts are made of their
-// latents by two products (blocks.cu), and attended as any others, a key being N + R wide and a
+// latents by two products (csrc/blocks), and attended as any others, a key being N + R wide and a
 // value V, in place of L + R and L. Which spans are long says AttentionLimits.
 //
 // S context tokens of long spans, a context's behind each other, contexts in the order of their

@@ -1,7 +1,7 @@
-// See expert_block.cc.
+// See cpu.cc.
 // clang-format off: router.inl uses what block.inl includes
-#include "block.inl"
-#include "router.inl"
+#include "cpu/block.inl"
+#include "blocks/experts/router.inl"
 // clang-format on
 
 namespace regatta::cpu::REGATTA_ISA {
@@ -306,8 +306,8 @@ void expert_block_piece(const ExpertBlockParams& p, const ExpertLinears& linears
   float* products = scratch.take<float>(piece.num_places() * stripes.panels * kPanel);
   float* totals = scratch.take<float>(num_rows * width);
   const T* summed = p.block.residual.source == Source::kNormed ? routes.x : hidden;
-  const RowEnding<T> ending(p.block, p.post_norm, summed, static_cast<T*>(p.out) + begin * width,
-                            width);
+  const RowEnding<T> ending(p.block, p.post_norm, summed,
+                            static_cast<T*>(p.hidden_out) + begin * width, width);
   parallel([&](Team& team) {
     gather(team, piece);
     team.barrier();

@@ -10,12 +10,12 @@
 // the products while they are in L1. Bound: the weights' bytes (decode), the multiplier (prefill).
 #include <algorithm>
 
-#include "dispatch.h"
-#include "gemm.h"
-#include "regatta/blocks.h"
+#include "blocks/mlp/block.h"
+#include "cpu/dispatch.h"
+#include "cpu/gemm.h"
 
-#define REGATTA_INL "mlp_block.inl"
-#include "foreach_isa.h"
+#define REGATTA_INL "blocks/mlp/cpu.inl"
+#include "cpu/foreach_isa.h"
 
 namespace regatta::cpu {
 

@@ -21,14 +21,14 @@
 // Bound: the bytes of the chosen experts' weights (few rows), the multiplier (many).
 #include <algorithm>
 
-#include "dispatch.h"
-#include "expert_routes.h"
-#include "gemm.h"
-#include "gemm_groups.h"
-#include "regatta/blocks.h"
+#include "blocks/experts/block.h"
+#include "blocks/experts/routes.h"
+#include "cpu/dispatch.h"
+#include "cpu/gemm.h"
+#include "cpu/gemm_groups.h"
 
-#define REGATTA_INL "expert_block.inl"
-#include "foreach_isa.h"
+#define REGATTA_INL "blocks/experts/cpu.inl"
+#include "cpu/foreach_isa.h"
 
 namespace regatta::cpu {
 

@@ -1,4 +1,4 @@
-#include "latent_plan.h"
+#include "blocks/latent_attention/plan.h"
 
 #include <algorithm>
 

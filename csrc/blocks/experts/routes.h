@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "regatta/blocks.h"
-#include "thread_pool.h"
+#include "blocks/experts/block.h"
+#include "cpu/thread_pool.h"
 
 namespace regatta::cpu {
 

@@ -24,16 +24,16 @@
 #include <utility>
 #include <vector>
 
-#include "attention_checks.h"
-#include "attention_plan.h"
-#include "dispatch.h"
-#include "gemm.h"
-#include "gemm_groups.h"
-#include "latent_plan.h"
-#include "regatta/blocks.h"
+#include "blocks/latent_attention/block.h"
+#include "blocks/latent_attention/plan.h"
+#include "cpu/attention_checks.h"
+#include "cpu/attention_plan.h"
+#include "cpu/dispatch.h"
+#include "cpu/gemm.h"
+#include "cpu/gemm_groups.h"
 
-#define REGATTA_INL "latent_attention_block.inl"
-#include "foreach_isa.h"
+#define REGATTA_INL "blocks/latent_attention/cpu.inl"
+#include "cpu/foreach_isa.h"
 
 namespace regatta::cpu {
 namespace {

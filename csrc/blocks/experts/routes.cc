@@ -1,4 +1,4 @@
-#include "expert_routes.h"
+#include "blocks/experts/routes.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,13 +1,13 @@
-// Which tokens of a batch take which form of latent attention (latent_attention_block.cc), and how
+// Which tokens of a batch take which form of latent attention (cpu.cc), and how
 // expanded contexts lie; and the products that it takes. Independent of the ISA.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "attention_plan.h"
-#include "gemm.h"
-#include "regatta/blocks.h"
+#include "blocks/latent_attention/block.h"
+#include "cpu/attention_plan.h"
+#include "cpu/gemm.h"
 
 namespace regatta::cpu {
 

@@ -1,9 +1,9 @@
-// See latent_attention_block.cc.
+// See cpu.cc.
 // clang-format off: the others use what block.inl includes
-#include "block.inl"
-#include "attend.inl"
-#include "kv_rows.inl"
-#include "rope.inl"
+#include "cpu/block.inl"
+#include "cpu/attend.inl"
+#include "cpu/kv_rows.inl"
+#include "cpu/rope.inl"
 // clang-format on
 
 namespace regatta::cpu::REGATTA_ISA {

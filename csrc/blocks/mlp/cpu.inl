@@ -1,5 +1,5 @@
-// See mlp_block.cc.
-#include "block.inl"
+// See cpu.cc.
+#include "cpu/block.inl"
 
 namespace regatta::cpu::REGATTA_ISA {
 
@@ -21,7 +21,7 @@ void mlp_block_piece(const MlpBlockParams& p, const Gemm& gate_up, const Gemm& d
   const PackedRows active = make_rows(down, shared, num_rows, Fill::kByColumns);
   float* products = fused ? nullptr : shared.take<float>(num_rows * up_size);
   const Ending<T> ending(p.block, p.post_norm, p.down.bias, hidden,
-                         static_cast<T*>(p.out) + begin * hidden_size, num_rows, hidden_size,
+                         static_cast<T*>(p.hidden_out) + begin * hidden_size, num_rows, hidden_size,
                          shared);
   const int64_t halves = activation.gated ? intermediate : 0;
   const Addend<T> up_addend(p.adapters, Adapted::kGateUp, p.gate_up.low_rank, begin, num_rows,

@@ -14,14 +14,14 @@
 #include <type_traits>
 #include <utility>
 
-#include "attention_checks.h"
-#include "attention_plan.h"
-#include "dispatch.h"
-#include "gemm.h"
-#include "regatta/blocks.h"
+#include "blocks/attention/block.h"
+#include "cpu/attention_checks.h"
+#include "cpu/attention_plan.h"
+#include "cpu/dispatch.h"
+#include "cpu/gemm.h"
 
-#define REGATTA_INL "attention_block.inl"
-#include "foreach_isa.h"
+#define REGATTA_INL "blocks/attention/cpu.inl"
+#include "cpu/foreach_isa.h"
 
 namespace regatta::cpu {
 namespace {

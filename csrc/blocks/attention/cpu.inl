@@ -1,8 +1,8 @@
-// See attention_block.cc.
+// See cpu.cc.
 // clang-format off: the others use what block.inl includes
-#include "block.inl"
-#include "attend.inl"
-#include "rope.inl"
+#include "cpu/block.inl"
+#include "cpu/attend.inl"
+#include "cpu/rope.inl"
 // clang-format on
 
 namespace regatta::cpu::REGATTA_ISA {
