@@ -231,6 +231,19 @@ def test_a_background_stream_goes_on_without_its_client_and_is_told_again() -> N
         assert later.split("\n\n")[:-1] == events[4:]
 
 
+def test_a_client_that_does_not_read_a_background_stream_is_given_up() -> None:
+    with serving(request_timeout=1.0) as (server, client):
+        server.engine.script = lambda prompt, params: ["x" * 100_000] * 200
+        body = json.dumps({"input": "x", "background": True, "stream": True}).encode()
+        head = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        with server.connect() as sock:
+            sock.sendall(f"POST {RESPONSES} HTTP/1.1\r\n{head}".encode() + body)
+            server.wait_until(lambda: server.engine.num_added == 1)
+            server.wait_until(lambda: server.lifecycle.num_requests == 0)
+        server.engine.script = script
+        assert text_of(created(client)) == "one two three"
+
+
 @pytest.mark.parametrize("way", ["cancel", "delete"])
 def test_a_background_response_is_ended(way: str) -> None:
     with serving() as (server, client):

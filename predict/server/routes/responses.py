@@ -6,14 +6,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import anyio
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from predict.server.answer_blocks import whole
 from predict.server.answers import to_json
 from predict.server.background import answer_in_background
-from predict.server.context import Context, record_of
+from predict.server.context import RECORD, Context, record_of
 from predict.server.errors import ApiError, invalid
 from predict.server.openapi import asks, errors, takes
 from predict.server.protocol import Body, ChatBody, parsed
@@ -96,6 +98,14 @@ def router(context: Context) -> APIRouter:
         return json_response({"object": "list", "data": page, **ends})
 
     return routes
+
+
+class _Followed(StreamingResponse):
+    """A stream whose client has its request's time to read it."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with anyio.CancelScope(deadline=scope[RECORD].deadline):
+            await super().__call__(scope, receive, send)
 
 
 async def _answered(context: Context, request: Request, body: ResponsesBody) -> Response:
@@ -216,16 +226,13 @@ async def _fitting(context: Context, chat: ChatBody, name_of: NameOf, cuts: bool
                 raise
             return error
         length = len(ready.job.prompts[0])
-        fits = not cuts or length + room <= most
-        return (
-            ready
-            if fits
-            else invalid(
-                "input",
-                f"input has {length} tokens, and less than {room} of {most} are left for an "
-                "answer; shorten it, or ask for fewer tokens",
-                "context_length_exceeded",
-            )
+        if not cuts or length + room <= most:
+            return ready
+        return invalid(
+            "input",
+            f"input has {length} tokens, and less than {room} of {most} are left for an answer; "
+            "shorten it, or ask for fewer tokens",
+            "context_length_exceeded",
         )
 
     messages = chat.messages
@@ -264,9 +271,7 @@ def _followed(entry: Entry, first: int) -> Response:
             "stream", f"{entry.id} was not created with background and stream true; leave it out"
         )
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return StreamingResponse(
-        entry.follow(first), media_type=ResponseEvents.media_type, headers=headers
-    )
+    return _Followed(entry.follow(first), media_type=ResponseEvents.media_type, headers=headers)
 
 
 def _flag(request: Request, name: str) -> bool:
