@@ -84,7 +84,7 @@ void copy_packed_row(const PackedRows& rows, int64_t from, const PackedRows& oth
   for (int64_t i = 0; i < rows.num_lines(); ++i, line += step, other += other_step) {
     std::memcpy(other, line, kLineBytes);
   }
-  if (!rows.is_int8()) return;
+  if (!rows.has_blocks()) return;
   const int64_t tile = from / rows.tile_rows, other_tile = to / others.tile_rows;
   const BlockScale* scale = rows.block_scales(tile) + from - tile * rows.tile_rows;
   BlockScale* other_scale = others.block_scales(other_tile) + to - other_tile * others.tile_rows;

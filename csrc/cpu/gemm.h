@@ -58,6 +58,7 @@ struct Weight {
 enum class RowFormat : uint8_t {
   kFloat32,
   kBFloat16,
+  kBFloat16Sums,  // the same, and the sum of each block of 32 values of a row
   kInt8Blocks,    // int8, a scale for each block of 32 values of a row
   kInt8Rows,      // int8, one scale for the row (or for all rows)
   kSwappedPairs,  // bfloat16 values as floats, those of a pair swapped
@@ -71,7 +72,7 @@ struct BlockScale {
   float scale;  // x = q * scale
   union {
     int32_t start;    // -offset * sum(q): where the integer sum of the products starts
-    float value_sum;  // scale * sum(q), where each weight group has its own zero point
+    float value_sum;  // of the rounded values, where each weight group has its own zero point
   };
 };
 
@@ -93,7 +94,7 @@ struct GemmKernels;
 //
 //   tile 0: | row 0 k 0..15 | row 1 k 0..15 | ... | row 0 k 16..31 | row 1 k 16..31 | ...
 //
-// int8 tiles go on with [block][row of tile] BlockScale.
+// Tiles of int8, and of kBFloat16Sums, go on with [block][row of tile] BlockScale.
 struct PackedRows {
   RowFormat format = RowFormat::kFloat32;
   int64_t num_rows = 0;
@@ -107,13 +108,17 @@ struct PackedRows {
   bool is_int8() const {
     return format == RowFormat::kInt8Blocks || format == RowFormat::kInt8Rows;
   }
-  int64_t line_values() const { return is_int8() ? 64 : format == RowFormat::kBFloat16 ? 32 : 16; }
+  bool is_bf16() const {
+    return format == RowFormat::kBFloat16 || format == RowFormat::kBFloat16Sums;
+  }
+  bool has_blocks() const { return is_int8() || format == RowFormat::kBFloat16Sums; }
+  int64_t line_values() const { return is_int8() ? 64 : is_bf16() ? 32 : 16; }
   int64_t num_lines() const { return (width + line_values() - 1) / line_values(); }
   int64_t num_blocks() const { return (width + kBlock - 1) / kBlock; }
   int64_t num_tiles() const { return (num_rows + tile_rows - 1) / tile_rows; }
   int64_t lines_bytes() const { return num_lines() * tile_rows * kLineBytes; }
   int64_t tile_bytes() const {
-    if (!is_int8()) return lines_bytes();
+    if (!has_blocks()) return lines_bytes();
     const int64_t scales = num_blocks() * tile_rows * int64_t{sizeof(BlockScale)};
     return lines_bytes() + (scales + kLineBytes - 1) / kLineBytes * kLineBytes;
   }
@@ -124,7 +129,7 @@ struct PackedRows {
     return data + t * tile_bytes() +
            ((column / line_values()) * tile_rows + row - t * tile_rows) * kLineBytes;
   }
-  // [block][tile_rows] of an int8 tile.
+  // [block][tile_rows] of a tile that has them.
   BlockScale* block_scales(int64_t t) const {
     return reinterpret_cast<BlockScale*>(data + t * tile_bytes() + lines_bytes());
   }

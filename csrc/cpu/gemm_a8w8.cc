@@ -41,12 +41,12 @@ Status check_w4a8(const Weight& weight, DType) {
   return check_per_input(SchemeId::kW4A8, weight, 3, "perm", DType::kInt32);
 }
 
-const GemmKernels* kernels_a8w8(Isa isa, DType dtype, const Weight&) {
-  return REGATTA_QUANTIZED_KERNELS(isa, 8, true, dtype, false);
-}
-
-const GemmKernels* kernels_w4a8(Isa isa, DType dtype, const Weight&) {
-  return REGATTA_QUANTIZED_KERNELS(isa, 4, true, dtype, false);
+template <int kBits>
+const GemmKernels* kernels(Isa isa, DType dtype, const Weight&) {
+#if REGATTA_TILES
+  if (isa == Isa::kAmx) return avx512_bf16::int8::tile_kernels<kBits>(dtype);
+#endif
+  return REGATTA_QUANTIZED_KERNELS(isa, kBits, true, dtype, false);
 }
 
 RowTransform transform_a8w8(const Weight& weight, DType) {
@@ -65,8 +65,8 @@ RowTransform transform_w4a8(const Weight& weight, DType) {
   return result;
 }
 
-constexpr Scheme kA8w8 = {SchemeId::kA8W8, check_a8w8, kernels_a8w8, transform_a8w8};
-constexpr Scheme kW4a8 = {SchemeId::kW4A8, check_w4a8, kernels_w4a8, transform_w4a8};
+constexpr Scheme kA8w8 = {SchemeId::kA8W8, check_a8w8, kernels<8>, transform_a8w8};
+constexpr Scheme kW4a8 = {SchemeId::kW4A8, check_w4a8, kernels<4>, transform_w4a8};
 const SchemeEntry kA8w8Entry(&kA8w8);
 const SchemeEntry kW4a8Entry(&kW4a8);
 

@@ -1,5 +1,6 @@
 // The microkernels of codes times rows that stay in floating point. See gemm_codes.cc.
 #include "gemm_float.inl"
+#include "gemm_tiles.inl"
 
 namespace regatta::cpu::REGATTA_ISA {
 namespace codes {
@@ -72,11 +73,15 @@ using Raw = __m512i;
 REGATTA_INLINE Raw load_raw(const uint8_t* p) { return _mm512_loadu_si512(p); }
 template <CodeKind kKind, bool kZeros>
 REGATTA_INLINE Vec value(Raw raw, int bit) {
-  const __m512i shifted = _mm512_srli_epi32(raw, static_cast<unsigned>(bit));
   if constexpr (kKind == CodeKind::kInt8) {
-    const __m512i code = _mm512_and_si512(shifted, _mm512_set1_epi32(255));
-    const __m512i middle = _mm512_set1_epi32(kZeros ? 0 : 128);
-    return {_mm512_cvtepi32_ps(_mm512_sub_epi32(code, middle))};
+    // The byte as low bits of 2^23 or, 8 bits on, of 2^15: the sum of both, as a float.
+    const __m512i low = bit < 16 ? raw : _mm512_srli_epi32(raw, 16);
+    const bool second = bit % 16 != 0;
+    const int offset = second ? 0x47000000 : 0x4b000000, mask = second ? 0xff00 : 0xff;
+    const __m512i sum = _mm512_ternarylogic_epi32(low, _mm512_set1_epi32(mask),
+                                                  _mm512_set1_epi32(offset), 0xea);  // a & b | c
+    const float middle = (second ? 0x1p15f : 0x1p23f) + (kZeros ? 0.0f : 128.0f);
+    return {_mm512_sub_ps(_mm512_castsi512_ps(sum), _mm512_set1_ps(middle))};
   } else {
     constexpr float kLow = kZeros ? 0.0f : -8.0f;
     const __m512 table =
@@ -86,6 +91,7 @@ REGATTA_INLINE Vec value(Raw raw, int bit) {
             : _mm512_setr_ps(kLow, kLow + 1, kLow + 2, kLow + 3, kLow + 4, kLow + 5, kLow + 6,
                              kLow + 7, kLow + 8, kLow + 9, kLow + 10, kLow + 11, kLow + 12,
                              kLow + 13, kLow + 14, kLow + 15);
+    const __m512i shifted = _mm512_srli_epi32(raw, static_cast<unsigned>(bit));
     return {_mm512_permutexvar_ps(shifted, table)};  // the index's low four bits count
   }
 }
@@ -328,6 +334,32 @@ void sum_rows(const PackedRows& rows, int64_t tile, int64_t group_blocks, float*
   }
 }
 
+// Where the panels and scales of a job lie.
+struct CodePanels {
+  CodePanels(const PanelJob& job, int bits, bool zeros)
+      : weight(static_cast<const uint8_t*>(job.weight->tensors[0].data)),
+        of_groups(static_cast<const float*>(job.weight->tensors[1].data)) {
+    layout.bits = bits;
+    layout.in_features = job.weight->in_features;
+    layout.out_features = job.weight->out_features;
+    layout.num_groups = job.weight->tensors[1].shape[1];
+    layout.has_zeros = zeros;
+    channel = layout.num_groups == 1;
+    block_bytes = layout.block_bytes();
+    group_blocks = channel ? kChannelBlocks : layout.group_size() / kBlock;
+    group_floats = channel ? 0 : (zeros ? 2 : 1) * kPanel;
+  }
+  const uint8_t* codes(int64_t panel) const { return weight + panel * layout.panel_bytes(); }
+  const float* scales(int64_t panel) const { return of_groups + panel * layout.panel_scales(); }
+
+  QuantizedLayout layout;
+  const uint8_t* weight;
+  const float* of_groups;
+  bool channel;  // one scale per output channel
+  int64_t block_bytes, group_blocks;
+  int64_t group_floats;  // from one group's scales to the next
+};
+
 template <class P>
 void run(const PanelJob& job) {
   using Row = typename P::Row;
@@ -335,16 +367,8 @@ void run(const PanelJob& job) {
   constexpr int64_t kStepBytes = step_bytes(P::kKind), kBlockBytes = kSteps * kStepBytes;
   const PackedRows& rows = *job.rows;
   const int64_t num_blocks = rows.num_blocks();
-  const auto* weight = static_cast<const uint8_t*>(job.weight->tensors[0].data);
-  const auto* scales = static_cast<const float*>(job.weight->tensors[1].data);
-  QuantizedLayout layout;
-  layout.bits = bits_of(P::kKind);
-  layout.in_features = job.weight->in_features;
-  layout.out_features = job.weight->out_features;
-  layout.num_groups = job.weight->tensors[1].shape[1];
-  layout.has_zeros = P::kZeros;
-  const bool channel = layout.num_groups == 1;
-  const int64_t group_blocks = channel ? kChannelBlocks : layout.group_size() / kBlock;
+  const CodePanels panels(job, bits_of(P::kKind), P::kZeros);
+  const int64_t group_blocks = panels.group_blocks;
   const int64_t num_tiles = job.tile_end - job.tile_begin;
   const int64_t num_rows = job.num_rows();
   Piece<Row> piece;
@@ -352,7 +376,7 @@ void run(const PanelJob& job) {
   piece.line_step = rows.tile_rows * kLineValues;
   piece.panel_stride = num_rows * kPanel;
   piece.group_blocks = group_blocks;
-  piece.scale_step = channel ? 0 : (P::kZeros ? 2 : 1) * kPanel;
+  piece.scale_step = panels.group_floats;
   const int64_t tile_sums = (num_blocks + group_blocks - 1) / group_blocks * rows.tile_rows;
   Scratch::Scope scope(*job.scratch);
   float* row_sums = nullptr;
@@ -363,9 +387,8 @@ void run(const PanelJob& job) {
     }
   }
   const auto set_panel = [&](int slot, int64_t panel, int64_t block) {
-    piece.codes[slot] = weight + panel * layout.panel_bytes() + block * kBlockBytes;
-    piece.scales[slot] =
-        scales + panel * layout.panel_scales() + block / group_blocks * piece.scale_step;
+    piece.codes[slot] = panels.codes(panel) + block * kBlockBytes;
+    piece.scales[slot] = panels.scales(panel) + block / group_blocks * piece.scale_step;
   };
   const auto set_tile = [&](int64_t t, int64_t block) {
     piece.lines = reinterpret_cast<const Row*>(rows.tile(job.tile_begin + t)) +
@@ -428,3 +451,5 @@ inline const GemmKernels* kernels(DType dtype) {
 
 }  // namespace codes
 }  // namespace regatta::cpu::REGATTA_ISA
+
+#include "gemm_codes_tiles.inl"

@@ -34,10 +34,9 @@ const GemmKernels* float_row_kernels(CodeKind kind, Isa isa, DType dtype, bool z
 
 // int8::kernels<ARGUMENTS>(DTYPE, ZEROS) of the best namespace for `isa`. A CPU with vpdpbusd and
 // without vdpbf16ps has its own. Where candidates are forced, "avx512" is without vpdpbusd.
-#define REGATTA_QUANTIZED_KERNELS(ISA, BITS, BY_TOKEN, DTYPE, ZEROS)                  \
-  ((ISA) == Isa::kAmx ? avx512_bf16::int8::tile_kernels<BITS, BY_TOKEN>(DTYPE, ZEROS) \
-   : (ISA) == Isa::kAvx512 && !any_kernel_forced() && has_vnni()                      \
-       ? avx512_vnni::int8::kernels<BITS, BY_TOKEN>(DTYPE, ZEROS)                     \
+#define REGATTA_QUANTIZED_KERNELS(ISA, BITS, BY_TOKEN, DTYPE, ZEROS) \
+  ((ISA) == Isa::kAvx512 && !any_kernel_forced() && has_vnni()       \
+       ? avx512_vnni::int8::kernels<BITS, BY_TOKEN>(DTYPE, ZEROS)    \
        : REGATTA_IN_ISA(ISA, int8::kernels<BITS, BY_TOKEN>(DTYPE, ZEROS)))
 
 }  // namespace regatta::cpu

@@ -17,7 +17,7 @@ constexpr int64_t kBlockRows = 512, kCachedBytes = int64_t{3} << 19;
 
 // Slabs of a panel, each of which stays in L1 while the rows pass over it.
 inline int64_t num_slabs(int64_t num_tiles, int64_t num_steps) {
-  constexpr int64_t kSlabSteps = 16;
+  constexpr int64_t kSlabSteps = 8;
   if (num_tiles <= 2) return num_steps > 0;
   return (num_steps + kSlabSteps - 1) / kSlabSteps;
 }
@@ -95,11 +95,12 @@ REGATTA_INLINE void store_sums(T* sums, T* more) {
   if constexpr (kCount == 2) store<3>(more + 16, kSumStride);
 }
 
-// For row tiles of `rows` and, unless that is 0, `more` rows, and steps of `bytes` of a row.
-inline void set_shapes(Shapes& shapes, int64_t rows, int64_t more, int64_t bytes = kLineBytes) {
+// For row tiles of `rows` and, unless that is 0, `more` rows.
+inline void set_shapes(Shapes& shapes, int64_t rows, int64_t more) {
   const Shape sums = {rows, kRowBytes}, more_sums = {more ? more : rows, kRowBytes};
-  const Shape columns = {bytes / 4, kRowBytes}, factors = {rows, bytes},
-              more_factors = {more, bytes};
+  const Shape columns = {kTileRows, kRowBytes}, factors = {rows, kRowBytes},
+              more_factors = {more, kRowBytes};
+  if (!shapes.is_new(rows << 8 | more)) return;
   shapes.set(
       {sums, sums, more_sums, more_sums, factors, more ? more_factors : columns, columns, columns});
 }

@@ -91,6 +91,13 @@ void pack_columns(const PackedRows& rows, int64_t row, int64_t column, const T* 
         for (int64_t j = 0; j < count - i; ++j) from_float(to_float(values[i + j]), out + j);
         for (int64_t j = count - i; j < 32; ++j) out[j].bits = 0;
       }
+      if (rows.format == RowFormat::kBFloat16Sums) {
+        Vec sum = zero();
+        for (int j = 0; j < kBlock; j += kLanes) sum = sum + load(out + j);
+        const int64_t tile = row / rows.tile_rows, block = (column + i) / kBlock;
+        rows.block_scales(tile)[block * rows.tile_rows + row - tile * rows.tile_rows].value_sum =
+            reduce_add(sum);
+      }
     }
   }
 }

@@ -55,6 +55,13 @@ class Shapes {
   Shapes(const Shapes&) = delete;
   Shapes& operator=(const Shapes&) = delete;
 
+  // Whether shapes of that name, not 0, are not those that were last set by a name.
+  bool is_new(int64_t name) {
+    const bool is_other = name != name_;
+    name_ = name;
+    return is_other;
+  }
+
   // What tiles hold is lost where a shape changes.
   void set(const Shape (&shapes)[8]) {
     Config config;
@@ -77,6 +84,7 @@ class Shapes {
     uint8_t rows[16] = {};
   };
   Config config_;
+  int64_t name_ = 0;
 };
 
 }  // namespace tiles

@@ -112,7 +112,7 @@ class QuantizationConfig(Checked):
     weight_only_activations: str | None = option(None,
         "Activations of weight_only_int8 and weight_only_int4 on a CPU, files of such codes "
         f"included: int8, in blocks of 32, or float, as --dtype has them; when not given, "
-        f"{DEFAULT_ACTIVATIONS}.",
+        f"{DEFAULT_ACTIVATIONS}. AMX takes bfloat16 as it is.",
         allowed=ACTIVATIONS)
     moe_quant_type: str | None = option(None,
         "Round experts to another type; when not given, --quant_type is theirs too.",

@@ -8,6 +8,7 @@ import numpy as np
 
 from predict.config.engine import EngineConfig
 from predict.config.schemes import scheme_info
+from predict.device import library
 from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading.layouts import Layout
@@ -43,7 +44,10 @@ def check_activations(
         why = ""
     if why and (asked == "int8" or (asked and not count)):
         raise UserError(f"--weight_only_activations {asked} changes nothing: {why}; leave it out")
-    if not why and not config.quantization.settings.keeps_activations:
+    if why or config.quantization.settings.keeps_activations:
+        return
+    by_tiles = library.require().info()["instruction_set"] == "amx"
+    if not by_tiles or config.model.dtype != "bfloat16":  # tiles take bfloat16 as it is
         LOG.info(
             f"{count} linears of weight-only codes round activations to int8 in blocks of 32; "
             "--weight_only_activations float loses less, and reads prompts slower"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 
 from export.export_model import export_model
 from predict import LLM, EngineConfig
+from predict.device.library import Library
 from predict.errors import UserError
 from tests.support import tiny
+from tests.support.cpu_kernels import force
 from tests.support.golden import greedy
 from tests.support.schemes import logits_of, relative_error
 
@@ -24,7 +27,16 @@ def model(tmp_path: Path) -> Path:
     return tiny.write(tmp_path / "m")
 
 
-@pytest.mark.usefixtures("compiled")
+@pytest.fixture
+def vectors(compiled: Library) -> Iterator[None]:
+    """The operators without tiles."""
+    if compiled.info()["instruction_set"] == "amx":
+        force(compiled, "avx512_bf16")
+    yield
+    force(compiled, "")
+
+
+@pytest.mark.usefixtures("vectors")
 @pytest.mark.parametrize("scheme", ["weight_only_int8", "weight_only_int4"])
 def test_floats_are_nearer_to_the_values_than_int8(model: Path, scheme: str) -> None:
     settings = {"quant_type": scheme, "inference_model": True}
@@ -57,7 +69,23 @@ def test_an_export_keeps_its_activations(model: Path, tmp_path: Path) -> None:
         LLM(config(tmp_path / "out", **static, weight_only_activations="int8"))
 
 
-@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("scheme", ["weight_only_int8", "weight_only_int4"])
+def test_tiles_take_bfloat16_as_it_is(
+    compiled: Library, model: Path, caplog: pytest.LogCaptureFixture, scheme: str
+) -> None:
+    if compiled.info()["instruction_set"] != "amx":
+        pytest.skip("products here are not by AMX")
+    settings = {**INT8, "quant_type": scheme}
+    with caplog.at_level("INFO", "regatta"):
+        asked = {
+            how: logits_of(model, weight_only_activations=how, **settings)
+            for how in ("int8", "float")
+        }
+    np.testing.assert_array_equal(asked["int8"], asked["float"])
+    assert not any(SAID in line for line in caplog.messages)
+
+
+@pytest.mark.usefixtures("vectors")
 @pytest.mark.parametrize(
     ("changes", "times"),
     [({}, 1), ({"weight_only_activations": "float"}, 0), ({"dtype": "float32"}, 0)],

@@ -66,11 +66,14 @@ def rounded_by_row(x: Array, static_scale: float = 0.0) -> Wide:
     return codes.astype(np.float64) * scale
 
 
-def rounded_for(scheme: str, x: Array, dtype: str, keeps: bool = False) -> Wide:
+def rounded_for(
+    scheme: str, x: Array, dtype: str, keeps: bool = False, candidate: str = ""
+) -> Wide:
     """The activations that the kernels of a scheme multiply."""
     if scheme in BY_TOKEN:
         return rounded_by_row(x)
-    return x.astype(np.float64) if keeps or dtype == "float32" else rounded_by_block(x)
+    keeps = keeps or dtype == "float32" or (candidate == "amx" and dtype == "bfloat16")
+    return x.astype(np.float64) if keeps else rounded_by_block(x)
 
 
 def unpacked(weight: Weight, stored: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
@@ -128,7 +131,9 @@ def test_linear_multiplies_by_the_dequantized_matrix(
     x = rounded(normal(rng, rows, inputs), dtype)
     weight = make_weight(rng, scheme, outputs, inputs)
     got = linear(compiled, scheme, tensor(x, dtype), weight.operand(compiled, dtype), outputs)
-    assert_close(numpy32(got), rounded_for(scheme, x, dtype) @ weight.wide().T, dtype)
+    assert_close(
+        numpy32(got), rounded_for(scheme, x, dtype, candidate=candidate) @ weight.wide().T, dtype
+    )
 
 
 @pytest.mark.parametrize("keeps", [False, True], ids=["int8", "float"])
@@ -152,7 +157,9 @@ def test_linear_with_groups_and_zero_points(
         weight = make_weight(rng, scheme, 66, inputs, group, with_zeros)
         operand = weight.operand(compiled, dtype, tensor([keeps], "float32"))
         got = linear(compiled, scheme, tensor(x, dtype), operand, 66)
-        assert_close(numpy32(got), rounded_for(scheme, x, dtype, keeps) @ weight.wide().T, dtype)
+        assert_close(
+            numpy32(got), rounded_for(scheme, x, dtype, keeps, candidate) @ weight.wide().T, dtype
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -201,7 +208,11 @@ def test_the_last_group_may_be_shorter(compiled: Library, candidate: str) -> Non
         x = rounded(normal(rng, 9, 300), dtype)
         operand = weight.operand(compiled, dtype)
         got = linear(compiled, weight.scheme, tensor(x, dtype), operand, 40)
-        assert_close(numpy32(got), rounded_for(weight.scheme, x, dtype) @ weight.wide().T, dtype)
+        assert_close(
+            numpy32(got),
+            rounded_for(weight.scheme, x, dtype, candidate=candidate) @ weight.wide().T,
+            dtype,
+        )
 
 
 @pytest.mark.parametrize("scheme", [*WEIGHT_ONLY, *BY_TOKEN])
@@ -226,7 +237,7 @@ def test_random_shapes_agree_with_the_reference(
                 compiled, scheme, tensor(x, dtype), weight.operand(compiled, dtype), outputs
             )
         # float16 results overflow where a row is large: compare what both can hold.
-        expected = rounded_for(scheme, x, dtype) @ weight.wide().T
+        expected = rounded_for(scheme, x, dtype, candidate=candidate) @ weight.wide().T
         size = np.abs(expected).max(axis=1, keepdims=True)
         keep = (size < 60000).ravel()
         assert_close((numpy32(got) / size).astype(np.float32)[keep], (expected / size)[keep], dtype)
@@ -264,7 +275,7 @@ def test_act_order_gathers_the_inputs(
     x = rounded(normal(rng, 7, 192), dtype)
     operand = weight.operand(compiled, dtype, tensor([0], "float32"), int32(perm))
     got = linear(compiled, scheme, tensor(x, dtype), operand, 40)
-    expected = rounded_for(scheme, x[:, perm], dtype) @ weight.wide().T
+    expected = rounded_for(scheme, x[:, perm], dtype, candidate=candidate) @ weight.wide().T
     assert_close(numpy32(got), expected, dtype)
 
 

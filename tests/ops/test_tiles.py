@@ -108,6 +108,14 @@ def test_denormals_are_the_twin_s(amx: Library) -> None:
         np.testing.assert_array_equal(logits(amx, x[[row]], weight), expected[[row]])
 
 
+# scheme, values of k in a group (0: all), with zero points.
+CODES = (
+    *(("a8w8", 0, False), ("w4a8", 0, False), ("w4a8", 32, False), ("w4a8", 96, False)),
+    *((scheme, group, bool(group % 64)) for scheme in WEIGHT_ONLY for group in (0, 32, 96, 128)),
+    *((scheme, 1024, True) for scheme in WEIGHT_ONLY),
+)
+
+
 @pytest.mark.parametrize("isa", ["amx", "avx512_bf16"])
 def test_a_row_has_the_same_bits_in_batches_of_1_to_64(compiled: Library, isa: str) -> None:
     if reason := refusal(compiled, "logits", isa):
@@ -122,15 +130,60 @@ def test_a_row_has_the_same_bits_in_batches_of_1_to_64(compiled: Library, isa: s
     force(compiled, "")
 
 
+@pytest.mark.parametrize(("scheme", "group", "zeros"), CODES)
+def test_a_row_times_codes_has_the_same_bits_in_batches_of_1_to_64(
+    amx: Library, scheme: str, group: int, zeros: bool
+) -> None:
+    rng = np.random.default_rng(group)
+    inputs = 570 if not group else 288 if group == 96 else 2 * group + 40
+    operand = make_weight(rng, scheme, 70, inputs, group, zeros).operand(amx, "bfloat16")
+    x = tensor(normal(rng, 200, inputs), "bfloat16")
+    together = numpy32(linear(amx, scheme, x, operand, 70))
+    for rows in (*range(1, 65), 100):
+        part = numpy32(linear(amx, scheme, x[-rows:], operand, 70))
+        np.testing.assert_array_equal(part, together[-rows:])
+
+
+@pytest.mark.parametrize(("scheme", "group", "zeros"), CODES[4:])
+def test_products_with_codes_are_the_twin_s_sums_times_scales(
+    amx: Library, scheme: str, group: int, zeros: bool
+) -> None:
+    rng = np.random.default_rng(group)
+    inputs = 570 if not group else 288 if group == 96 else 2 * group + 40
+    weight = make_weight(rng, scheme, 70, inputs, group, zeros)
+    usual = 8 * (scheme == "weight_only_int4")
+    codes = (weight.codes.astype(np.float32) - (0 if zeros else usual)).astype(np.float32)
+    if zeros and scheme == "weight_only_int8":
+        codes += 128  # as they are stored
+    for rows in (1, 20, 40):
+        x = bfloats(rng, rows, inputs)
+        expected = np.zeros((rows, 70), np.float32)
+        for index, begin in enumerate(range(0, inputs, weight.group)):
+            part = slice(begin, begin + weight.group)
+            sums = tile_product(x[:, part], codes[:, part]).astype(np.float64)
+            expected = (sums * weight.scale[:, index] + expected).astype(np.float32)
+            if weight.zero is not None:
+                zero = weight.zero[:, index] + (128 if scheme == "weight_only_int8" else 0)
+                offset = (weight.scale[:, index] * zero).astype(np.float64)
+                value_sum = x[:, part].astype(np.float64).sum(1, keepdims=True)
+                expected = (expected - value_sum * offset).astype(np.float32)
+        operand = weight.operand(amx, "bfloat16")
+        got = numpy32(linear(amx, scheme, tensor(x, "bfloat16"), operand, 70))
+        if zeros:  # the sum of a row's values is made in another order
+            np.testing.assert_allclose(got, expected, rtol=8e-3, atol=0.02)
+        else:
+            np.testing.assert_array_equal(got, rounded(expected, "bfloat16"))
+
+
 @pytest.mark.parametrize("group", [0, 32, 64, 96, 128, 1024])
-@pytest.mark.parametrize("scheme", [*WEIGHT_ONLY, *BY_TOKEN])
+@pytest.mark.parametrize("scheme", BY_TOKEN)
 def test_integer_products_have_the_bits_of_vectors(amx: Library, scheme: str, group: int) -> None:
     if scheme == "a8w8" and group:
         pytest.skip("no groups")
     rng = np.random.default_rng(group)
     inputs = 3 * group + (group == 0) * 1100
-    for rows, zeros in ((9, False), (40, True), (100, True), (150, False)):
-        weight = make_weight(rng, scheme, 66, inputs, group, zeros and scheme in WEIGHT_ONLY)
+    for rows in (9, 40, 100, 150):
+        weight = make_weight(rng, scheme, 66, inputs, group)
         x = tensor(normal(rng, rows, inputs), "bfloat16")
         operand = weight.operand(amx, "bfloat16")
         got = numpy32(linear(amx, scheme, x, operand, 66))

@@ -1,0 +1,190 @@
+// Codes times rows of bfloat16 through tiles, in the namespace of avx512_bf16, for any number of
+// rows: codes of 4 and 8 bits are whole bfloat16 numbers, and a group's sum is a tile's (tiles.inl)
+// before it gets the group's scale.
+//
+// Few rows wait for the codes: a step of 32 values of k becomes bfloat16 while tiles multiply the
+// step before. Many rows pass over a slab of 8 steps, 16 KiB that stay in L1.
+#if REGATTA_HAS_BF16_DOT && REGATTA_TILES
+namespace regatta::cpu::REGATTA_ISA {
+namespace codes {
+
+// `count` blocks of a panel as steps for tiles; asks for what lies so many bytes ahead, unless 0.
+template <CodeKind kKind, bool kZeros>
+REGATTA_INLINE void stage(const uint8_t* codes, int64_t count, char* out, int64_t ahead) {
+  using P = Pairs<kKind, kZeros>;
+  constexpr int kUnits = kStepValues / P::kUnitValues;
+  for (int64_t step = 0; step < count * kSteps; ++step, codes += step_bytes(kKind)) {
+#pragma GCC unroll 4
+    for (int unit = 0; unit < kUnits; ++unit, out += tiles::kPanelStride) {
+      if (ahead && unit * kLineBytes < step_bytes(kKind)) {
+        prefetch(codes + ahead + unit * kLineBytes);
+      }
+      for (int v = 0; v < kVectors; ++v) {
+        _mm512_store_si512(out + v * 64, (__m512i)P::columns(codes, v, unit).v);
+      }
+    }
+  }
+}
+
+// One or two tiles of rows, whose rows follow each other in `out`.
+struct RowTiles {
+  const char* lines[2];
+  const BlockScale* sums[2];  // with zero points: value_sum of each block
+  int64_t num_rows[2];
+  float* out;  // [rows][kPanel]
+};
+
+// out = (first ? 0 : out) + a group's sums times its scales. scales: of the group.
+template <bool kZeros>
+void add_group(const RowTiles& rows, const float* sums, const float* scales, bool first,
+               int64_t begin, int64_t end, int64_t tile_rows) {
+  for (int64_t row = 0; row < rows.num_rows[0] + rows.num_rows[1]; ++row) {
+    float value_sum = 0.0f;
+    if constexpr (kZeros) {
+      const int t = row >= rows.num_rows[0];
+      const BlockScale* of_blocks = rows.sums[t] + row - t * rows.num_rows[0];
+      for (int64_t i = begin; i < end; ++i) value_sum += of_blocks[i * tile_rows].value_sum;
+    }
+    for (int v = 0; v < kVectors; ++v) {
+      float* to = rows.out + row * kPanel + v * kLanes;
+      const Vec value = load(sums + row * kPanel + v * kLanes);
+      Vec sum = fma(value, load(scales + v * kLanes), first ? zero() : load(to));
+      if (kZeros) sum = fnma(set1(value_sum), load(scales + kPanel + v * kLanes), sum);
+      store(to, sum);
+    }
+  }
+}
+
+// The tiles of rows from tile t of a job on, whose products with a panel are at `out`.
+inline RowTiles row_tiles(const PanelJob& job, int64_t t, float* out) {
+  const PackedRows& rows = *job.rows;
+  RowTiles tile = {};
+  for (int64_t index = job.tile_begin + t, j = 0; j < 2 && index < job.tile_end; ++j, ++index) {
+    tile.lines[j] = rows.tile(index);
+    tile.sums[j] = rows.block_scales(index);
+    tile.num_rows[j] = std::min(rows.tile_rows, rows.num_rows - index * rows.tile_rows);
+  }
+  tile.out = out + t * rows.tile_rows * kPanel;
+  return tile;
+}
+
+// A tile of rows and one or two panels, or two tiles and one panel at a time.
+template <CodeKind kKind, bool kZeros, int kTiles, int kPanels>
+void run_few(const PanelJob& job) {
+  constexpr int64_t kRing = 4, kEarly = 2;  // steps; those that are staged ahead
+  constexpr int64_t kBlockBytes = kSteps * step_bytes(kKind);
+  const PackedRows& rows = *job.rows;
+  const CodePanels panels(job, bits_of(kKind), kZeros);
+  const int64_t num_blocks = rows.num_blocks(), line_bytes = rows.tile_rows * kLineBytes;
+  const int64_t group = panels.channel ? num_blocks : panels.group_blocks;
+  constexpr int64_t kFetch = 2048;  // bytes ahead; more is slower
+  alignas(64) char staged[kPanels][kRing][tiles::kStepBytes];
+  alignas(64) float sums[2][tiles::kTileRows * kPanel];
+  float* const more_sums = kPanels == 2 ? sums[1] : sums[0] + rows.tile_rows * kPanel;
+  tiles::Shapes shapes;
+  for (int i = 0; i < job.num_panels; i += kPanels) {
+    RowTiles tile = row_tiles(job, 0, job.out + i * job.num_rows() * kPanel);
+    tiles::set_shapes(shapes, tile.num_rows[0], tile.num_rows[1]);
+    const uint8_t* codes[kPanels];
+    for (int p = 0; p < kPanels; ++p) codes[p] = panels.codes(job.panels[i + p]);
+    const auto stage_next = [&](int64_t block) REGATTA_LAMBDA_INLINE {
+      for (int p = 0; p < kPanels; ++p) {
+        stage<kKind, kZeros>(codes[p], 1, staged[p][block % kRing], kFetch);
+        codes[p] += kBlockBytes;
+      }
+    };
+    for (int64_t block = 0; block < std::min(kEarly, num_blocks); ++block) stage_next(block);
+    const char *lines = tile.lines[0], *more = tile.lines[kTiles - 1];
+    for (int64_t begin = 0, index = 0; begin < num_blocks; begin += group, ++index) {
+      const int64_t end = std::min(begin + group, num_blocks);
+      Ahead none = {nullptr, 0, false};
+      tiles::zero_sums<kTiles * kPanels>();
+      for (int64_t block = begin; block < end; ++block, lines += line_bytes, more += line_bytes) {
+        if (block + kEarly < num_blocks) stage_next(block + kEarly);
+        tiles::multiply<tiles::Factors::kPairs, kTiles, kPanels>(
+            lines, more, line_bytes, staged[0][block % kRing], staged[kPanels - 1][block % kRing],
+            1, none);
+      }
+      tiles::store_sums<kTiles * kPanels>(sums[0], more_sums);
+      for (int p = 0; p < kPanels; ++p) {
+        RowTiles of_panel = tile;
+        of_panel.out += p * job.num_rows() * kPanel;
+        add_group<kZeros>(of_panel, sums[p],
+                          panels.scales(job.panels[i + p]) + index * panels.group_floats,
+                          begin == 0, begin, end, rows.tile_rows);
+      }
+    }
+  }
+}
+
+template <CodeKind kKind, bool kZeros>
+void run_tiles(const PanelJob& job) {
+  const PackedRows& rows = *job.rows;
+  const int64_t num_tiles = job.tile_end - job.tile_begin;
+  if (num_tiles == 2) return run_few<kKind, kZeros, 2, 1>(job);
+  if (num_tiles == 1) {
+    return job.num_panels == 2 ? run_few<kKind, kZeros, 1, 2>(job)
+                               : run_few<kKind, kZeros, 1, 1>(job);
+  }
+  constexpr int64_t kSlabBlocks = 8;
+  const CodePanels panels(job, bits_of(kKind), kZeros);
+  const int64_t num_blocks = rows.num_blocks(), line_bytes = rows.tile_rows * kLineBytes;
+  const int64_t group = panels.channel ? num_blocks : panels.group_blocks;
+  // Whole groups, but of one that has all of k parts, whose sums wait in the output.
+  const int64_t slab =
+      panels.channel ? kSlabBlocks : std::max<int64_t>(1, kSlabBlocks / group) * group;
+  Scratch::Scope scope(*job.scratch);
+  char* const staged = job.scratch->take<char>(slab * tiles::kStepBytes);
+  alignas(64) float sums[2 * tiles::kTileRows * kPanel];
+  tiles::Shapes shapes;
+  for (int i = 0; i < job.num_panels; ++i) {
+    const uint8_t* codes = panels.codes(job.panels[i]);
+    const float* scales = panels.scales(job.panels[i]);
+    for (int64_t block = 0; block < num_blocks; block += slab) {
+      const int64_t end = std::min(block + slab, num_blocks);
+      const uint8_t* const of_slab = codes + block * panels.block_bytes;
+      Ahead ahead =
+          tiles::ahead_of_slab(of_slab, panels.block_bytes, end - block, num_tiles, job.num_panels);
+      stage<kKind, kZeros>(of_slab, end - block, staged, 0);
+      for (int64_t t = 0; t < num_tiles; t += 2) {
+        const RowTiles tile = row_tiles(job, t, job.out + i * job.num_rows() * kPanel);
+        tiles::set_shapes(shapes, tile.num_rows[0], tile.num_rows[1]);
+        const auto multiply = [&](auto two, int64_t begin, int64_t stop) REGATTA_LAMBDA_INLINE {
+          constexpr int kTiles = two.value;
+          float* const of = panels.channel ? tile.out : sums;
+          float* const more = of + rows.tile_rows * kPanel;
+          begin % group ? tiles::load_sums<kTiles>(of, more) : tiles::zero_sums<kTiles>();
+          tiles::multiply<tiles::Factors::kPairs, kTiles, 1>(
+              tile.lines[0] + begin * line_bytes, tile.lines[kTiles - 1] + begin * line_bytes,
+              line_bytes, staged + (begin - block) * tiles::kStepBytes, nullptr, stop - begin,
+              ahead);
+          tiles::store_sums<kTiles>(of, more);
+          if (stop % group && stop != num_blocks) return;
+          const int64_t index = (stop - 1) / group;
+          add_group<kZeros>(tile, of, scales + index * panels.group_floats, index == 0,
+                            index * group, stop, rows.tile_rows);
+        };
+        for (int64_t begin = block; begin < end; begin += group) {
+          const int64_t stop = std::min(end, (begin / group + 1) * group);
+          tile.num_rows[1] ? multiply(std::integral_constant<int, 2>(), begin, stop)
+                           : multiply(std::integral_constant<int, 1>(), begin, stop);
+        }
+      }
+    }
+  }
+}
+
+template <CodeKind kKind, bool kZeros>
+inline const GemmKernels* tile_kernels() {
+  static constexpr GemmKernels kKernels = {kZeros ? RowFormat::kBFloat16Sums : RowFormat::kBFloat16,
+                                           tiles::kTileRows,
+                                           tiles::kTileRows,
+                                           run_tiles<kKind, kZeros>,
+                                           tiles::kBlockRows,
+                                           tiles::kCachedBytes};
+  return &kKernels;
+}
+
+}  // namespace codes
+}  // namespace regatta::cpu::REGATTA_ISA
+#endif
