@@ -200,6 +200,7 @@ class Block:
     adapted: ClassVar[Mapping[str, int]] = MappingProxyType({})
     # Linears, and the norm whose output each reads.
     reads: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    has_parts: ClassVar[bool] = True  # whether predict.ops.compiled has all that its `run` calls
     norm_reader: ClassVar[str] = ""  # the one linear that reads the norm; "": several do, or others
 
     norm: Norm | None  # ahead of the first product

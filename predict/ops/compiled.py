@@ -239,8 +239,12 @@ def block(
 
     [T, H]; with step.rows [L, H], at least one row, and step.inputs.max_lens has their kind.
     """
-    # In a call of its own a block has none ahead.
-    if weights.block.reads_before or not weights.block.is_fused:
+    import paddle
+
+    # In a call of its own a block has none ahead. Programs have the smaller operators.
+    record = weights.block
+    in_parts = record.has_parts and not paddle.in_dynamic_mode()
+    if record.reads_before or not record.is_fused or in_parts:
         return weights.run(_OPS, hidden, step)
     run = _Run.of([(weights,)], [step.cache], step.ropes)
     return run(hidden, step.inputs, step.tree_mask, step.rows)

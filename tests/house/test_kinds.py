@@ -9,6 +9,7 @@ from importlib import import_module
 import pytest
 
 import make_records
+from predict.nn import blocks
 from predict.nn.blocks import Block, BlockWeights
 from predict.nn.kinds import known_kinds
 from tests.support.paths import ROOT
@@ -74,6 +75,12 @@ def test_nothing_outside_asks_of_what_kind_a_block_is() -> None:
 )
 def test_a_question_is_found(text: str) -> None:
     assert list(asked(text))
+
+
+@pytest.mark.parametrize("name", ["AttentionBlock", "ExpertBlock", "MlpBlock", "Router"])
+def test_a_family_may_import_a_record_from_where_it_was(name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=rf"blocks\.{name} is predict\.nn\.kinds\.\w+\."):
+        assert getattr(blocks, name).__module__.startswith("predict.nn.kinds.")
 
 
 def test_the_records_in_cpp_are_those_of_today() -> None:

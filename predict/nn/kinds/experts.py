@@ -81,6 +81,7 @@ class ExpertBlock(blocks.Block):
 
     kind = "experts"
     linears = ("gate_up", "down", "shared_gate_up", "shared_down")
+    has_parts = False
     reads: ClassVar = {"gate_up": "norm", "shared_gate_up": "norm"}
 
     def __post_init__(self) -> None:

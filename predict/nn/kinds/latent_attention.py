@@ -56,6 +56,7 @@ class LatentAttentionBlock(blocks.CachingBlock):
 
     kind = "latent_attention"
     linears = ("qkv_a", "q_b", "out")
+    has_parts = False
     reads: ClassVar = {"qkv_a": "norm", "q_b": "q_a_norm"}
     adapted: ClassVar = {"qkv_a": 0, "q_b": 0, "out": 1}  # both products of queries have one row
 
