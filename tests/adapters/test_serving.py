@@ -172,7 +172,7 @@ def test_adapters_come_and_go_beside_what_runs(base: Path, seven: dict[str, Path
     first = llm.samples(LONG, replace(asked[0][1], adapter="a"))
     second = llm.samples(LONG, replace(asked[0][1], adapter="a"))
     llm.answers.add([first], [].append)
-    llm.answers.step()
+    llm.step()
     llm.answers.add([second], [].append)
     llm.unload_adapter("a")  # which one runs with, and one waits for
     with pytest.raises(UserError, match=r"adapter is 'a' \(loaded: none\)"):
@@ -181,7 +181,7 @@ def test_adapters_come_and_go_beside_what_runs(base: Path, seven: dict[str, Path
     third = llm.samples(LONG, replace(asked[1][1], adapter="a"))
     llm.answers.add([third], [].append)
     while not all(each.is_finished for each in (first, second, third)):
-        llm.answers.step()
+        llm.step()
         llm.engine.scheduler.check()
     found = token_ids([each.output() for each in (first, second, third)])
     assert found == [wanted[0], wanted[0], wanted[1]]

@@ -8,11 +8,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from predict.answer_form import AnswerForm
 from predict.server.answers import ChatEvents, Identity, chat_completion
 from predict.server.asked import (
-    Asked,
-    Form,
     asked_of,
     form_of,
     template_values,
@@ -37,7 +34,6 @@ from predict.server.routes._common import (
     usage_of,
 )
 from predict.server.runs import Job, Run, Stream
-from predict.server.served_models import ServedModel
 from predict.server.turns import turn_of
 from predict.text.deltas import Reader
 
@@ -70,10 +66,11 @@ async def answered(context: Context, request: Request, body: ChatBody) -> Respon
     use = texts.use_of(body.tools, body.tool_choice, body.parallel_tool_calls)
     values = template_values(body.chat_template_kwargs, body.reasoning_effort)
     given = form_of(body, context.config)
-    _asked(context, body, model, None)  # what is wrong is told before anything is rendered
+    # What is wrong is told before anything is rendered.
+    asked = asked_of(body, context.config, {"adapter": model.adapter, **_logprobs(body)}, given)
     turn = await turn_of(context, body.messages, values, body.tools, use)
-    form = texts.answer_form(use, turn.prompt)
-    asked = _asked(context, body, model, texts.form(given, use, turn.prompt), form)
+    form = texts.form(given, use, turn.prompt)
+    asked = asked.behind(form, texts.answer_form(use, turn.prompt))
     job = Job([turn.token_ids], asked.params, asked.refused)
     identity = Identity(
         "chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion", model.name
@@ -97,16 +94,10 @@ async def answered(context: Context, request: Request, body: ChatBody) -> Respon
     return json_response(chat_completion(identity, output, job.usage, make_reader, logprobs))
 
 
-def _asked(
-    context: Context,
-    body: ChatBody,
-    model: ServedModel,
-    form: Form | None,
-    answer_form: AnswerForm | None = None,
-) -> Asked:
-    extra: dict[str, Any] = {"adapter": model.adapter, "answer_form": answer_form}
+def _logprobs(body: ChatBody) -> dict[str, Any]:
+    """The field of SamplingParams that a chat's two fields stand for. Raises ApiError 400."""
     if body.logprobs:
-        extra["logprobs"] = 0 if body.top_logprobs is None else body.top_logprobs
-    elif body.top_logprobs is not None and body.top_logprobs != 0:
+        return {"logprobs": 0 if body.top_logprobs is None else body.top_logprobs}
+    if body.top_logprobs is not None and body.top_logprobs != 0:
         raise invalid("top_logprobs", "top_logprobs needs logprobs; set logprobs to true")
-    return asked_of(body, context.config, extra, form)
+    return {}
