@@ -17,10 +17,13 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
-from trace_path import ROOT, call_stack
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
 Frames = list[tuple[str, str]]
 # What is done, and the function that does it, where it is called from.
@@ -43,8 +46,10 @@ STOPS = {
 BODY = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 2}
 
 
-def watch(place: str, seen: Callable[[Frames], None]) -> None:
+def watch(place: str, seen: Callable[[Frames], object]) -> None:
     """Has seen(calls) called with the calls that are open whenever that function is called."""
+    from docs.trace_path import call_stack
+
     module, _, path = place.partition(":")
     holder: Any = importlib.import_module(module)
     *outer, name = path.split(".")
