@@ -266,7 +266,7 @@ class AsyncLLM(AddonVerbs[Coroutine[Any, Any, None]]):
             while not self._closing:
                 self._run_commands(llm)
                 if llm.answers.is_busy and not self._closing:
-                    llm.answers.step()
+                    llm.step()
                 self._send()
         except BaseException as error:
             reason = error

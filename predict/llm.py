@@ -219,7 +219,7 @@ class LLM(AddonVerbs[None]):
             batch: ScheduledBatch | None = None
             while batch is not None or len(outputs) < len(running):
                 before = stats.num_prompt_tokens, stats.num_output_tokens
-                batch = self.answers.step()
+                batch = self.step()
                 for each in news:
                     if each.output is None:
                         raise each.error or AssertionError
@@ -298,7 +298,7 @@ class LLM(AddonVerbs[None]):
                 news.clear()
                 if num_ended < len(groups):
                     self.platform.make_current()
-                    self.answers.step()
+                    self.step()
             for group in groups:
                 if group.error is not None:
                     raise ValueError(group.error)
@@ -342,6 +342,17 @@ class LLM(AddonVerbs[None]):
     def _abort(self, groups: Sequence[Samples]) -> None:
         for group in groups:
             self.answers.abort(group)
+
+    def step(self) -> ScheduledBatch | None:
+        """Runs a step of all answers and tells their news; its batch, None where nothing ran.
+
+        Raises EngineError where nothing can run and an answer has not ended, and what Engine.step
+        raises: then the answers stay, to be aborted.
+        """
+        self.answers.prepare()
+        batch, finished = self.engine.step()
+        self.answers.settle(batch, finished)
+        return batch
 
     def stats(self) -> EngineStats:
         """Counts so far."""

@@ -317,19 +317,19 @@ def test_prefixes_come_and_go_beside_what_runs(tmp_path: Path) -> None:
     assert llm.stats().num_prefixes == 0
     llm.load_prefix("a", one)
     samples = [llm.samples([5, 9, 11], replace(GREEDY, adapter="a")) for _ in range(3)]
-    llm.answers.add(samples[:2], [].append)
-    llm.answers.step()
+    llm.answers.add(samples[:2], lambda _: None)
+    llm.step()
     llm.unload_prefix("a")  # which one runs with, and one waits for
     assert (llm.stats().num_prefixes, llm.stats().num_prefix_blocks) == (0, 2)
     with pytest.raises(UserError, match=r"adapter is 'a' \(loaded: none\)"):
         llm.samples([5, 9, 11], replace(GREEDY, adapter="a"))
     with pytest.raises(UserError, match="its prefix a was unloaded before the request was queued"):
-        llm.answers.add(samples[2:], [].append)
+        llm.answers.add(samples[2:], lambda _: None)
     llm.load_prefix("a", two / "pre_caches.npy")
     last = llm.samples([5, 9, 11], replace(GREEDY, adapter="a"))
-    llm.answers.add([last], [].append)
+    llm.answers.add([last], lambda _: None)
     while not last.is_finished:
-        llm.answers.step()
+        llm.step()
         llm.engine.scheduler.check()
     found = [each.output().token_ids for each in (*samples[:2], last)]
     assert found == [wanted["one"], wanted["one"], wanted["two"]]

@@ -1,7 +1,8 @@
 """The answer loop: prompts are added and aborted, steps run, and each answer's news are told.
 
-LLM.generate, LLM.stream, AsyncLLM and the server's engine process are shells of it: they hand on
-what it tells, to a caller, to tasks, or over a socket.
+LLM.step runs a step between `prepare` and `settle`. LLM.generate, LLM.stream, AsyncLLM and the
+server's engine process are shells of it: they hand on what it tells, to a caller, to tasks, or over
+a socket.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import NamedTuple, cast
 
 from predict.engine.engine import Engine
 from predict.engine.failures import explained
+from predict.engine.request_state import Request
 from predict.engine.samples import Samples, StreamOutput
 from predict.engine.scheduled import ScheduledBatch
 from predict.errors import EngineError
@@ -53,13 +55,13 @@ class AnswerLoop:
 
     @property
     def is_busy(self) -> bool:
-        """Whether `step` has an answer to go on with."""
+        """Whether a step has an answer to go on with."""
         return bool(self._live) or any(_is_compiled(each) for each in self._compiling)
 
     def add(self, groups: Sequence[Samples], tell: Tell) -> None:
         """Queues the requests of prompts. Raises ValueError with none of them queued.
 
-        tell(news) is called in `step` whenever there are some, and here for what has ended already.
+        tell(news) is called whenever there are some, and here for what has ended already.
         """
         ready: list[Samples] = []
         for samples in groups:
@@ -89,23 +91,24 @@ class AnswerLoop:
             return None
         return self._news(samples)
 
-    def step(self) -> ScheduledBatch | None:
-        """Runs a step, and tells its news; the batch that ran, None without one.
-
-        Raises EngineError where nothing can run and an answer has not ended, and what Engine.step
-        raises: then the answers stay, to be aborted.
-        """
+    def prepare(self) -> None:
+        """To be called ahead of each step of the engine: queues answers with compiled guides."""
         if self._compiling:
             self._begin_compiled()
         thread = threading.get_ident()
         if thread != self._thread:
             self._make_current()
             self._thread = thread
-        batch, finished = self._engine.step()
+
+    def settle(self, batch: ScheduledBatch | None, finished: Sequence[Request]) -> None:
+        """To be called behind it, with what it returned: tells the news.
+
+        Raises EngineError where nothing could run and an answer has not ended.
+        """
         if batch is None and not finished:
             if self._live:
                 raise EngineError(f"nothing runs, and {len(self._live)} answers have not ended")
-            return None
+            return
         found: dict[Samples, None] = {}
         if batch is not None and self._num_streamed:
             for span in batch.spans:
@@ -121,7 +124,6 @@ class AnswerLoop:
             tell, news = self._live[samples], self._news(samples)
             if news.pieces or news.is_last:
                 tell(news)
-        return batch
 
     def _begin(self, groups: Sequence[Samples], tell: Tell) -> None:
         """Queues answers whose guides are there. Raises ValueError with none of them queued."""

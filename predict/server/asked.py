@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from predict.answer_form import AnswerForm
 from predict.config.engine import check_params
 from predict.errors import UserError, quoted
 from predict.guide import Guide
@@ -44,6 +46,17 @@ class Asked(NamedTuple):
 
     params: SamplingParams
     names: Mapping[str, str]  # field of SamplingParams -> field of the request
+
+    def behind(self, form: Form | None, answer_form: AnswerForm | None) -> Asked:
+        """With what the prompt decides: a guide, and how the answer is read. Raises ApiError."""
+        guide, param = (None, "guide") if form is None else form
+        if (guide, answer_form) == (self.params.guide, self.params.answer_form):
+            return self
+        names = {**self.names, "guide": param}
+        try:
+            return Asked(replace(self.params, guide=guide, answer_form=answer_form), names)
+        except UserError as error:
+            raise refused(error, names) from None
 
     def refused(self, error: UserError) -> ApiError:
         """The engine's refusal as an error that names the request's field."""

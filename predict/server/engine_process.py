@@ -152,7 +152,7 @@ class EngineLoop:
                     return
                 self._obey(message)
             if self._answers.is_busy:
-                self._answers.step()
+                self._llm.step()
             self._send()
 
     def _obey(self, message: FromFront) -> None:

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 from predict.answer_form import AnswerForm
 from predict.errors import UserError
-from predict.server.asked import Asked, Form, asked_of, conversation, form_of, template_values
+from predict.server.asked import asked_of, conversation, form_of, template_values
 from predict.server.context import Context
 from predict.server.errors import ApiError, invalid
 from predict.server.model_text import tools_for_template
 from predict.server.protocol import ChatBody, ChatMessage, FunctionTool, ToolBody
 from predict.server.runs import Job
-from predict.server.served_models import ServedModel
 from predict.text.deltas import Reader
 from predict.text.tool_calls import ToolUse, template_messages
 
@@ -134,13 +133,14 @@ async def ready_turn(
     with _told_as(name_of):
         model = context.models.find(body.model)
         given = form_of(body, context.config)
-        _asked(context, body, model, None)  # what is wrong is told before anything is rendered
+        # What is wrong is told before anything is rendered.
+        asked = asked_of(body, context.config, {"adapter": model.adapter, **_logprobs(body)}, given)
         turn = await _rendered(context, body)
         form = texts.answer_form(turn.use, turn.prompt)
         if form is None and tells_stops and body.stop:
             form = AnswerForm()
         guide = texts.form(given, turn.use, turn.prompt)
-        asked = _asked(context, body, model, guide, form)
+        asked = asked.behind(guide, form)
 
     def make_reader() -> Reader | None:
         return texts.reader(turn.use, turn.prompt, turn.token_ids, asked.params)
@@ -157,19 +157,13 @@ async def _rendered(context: Context, body: ChatBody) -> Turn:
     return await turn_of(context, body.messages, values, body.tools, use)
 
 
-def _asked(
-    context: Context,
-    body: ChatBody,
-    model: ServedModel,
-    form: Form | None,
-    answer_form: AnswerForm | None = None,
-) -> Asked:
-    extra: dict[str, Any] = {"adapter": model.adapter, "answer_form": answer_form}
+def _logprobs(body: ChatBody) -> dict[str, Any]:
+    """The field of SamplingParams that a chat's two fields stand for. Raises ApiError 400."""
     if body.logprobs:
-        extra["logprobs"] = 0 if body.top_logprobs is None else body.top_logprobs
-    elif body.top_logprobs is not None and body.top_logprobs != 0:
+        return {"logprobs": 0 if body.top_logprobs is None else body.top_logprobs}
+    if body.top_logprobs is not None and body.top_logprobs != 0:
         raise invalid("top_logprobs", "top_logprobs needs logprobs; set logprobs to true")
-    return asked_of(body, context.config, extra, form)
+    return {}
 
 
 def _renamed(error: ApiError, name_of: NameOf) -> ApiError:
