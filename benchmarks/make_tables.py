@@ -178,6 +178,7 @@ RUN = {
     "decode_experts": "experts",
 }
 SKEWED = {key: f"{column}, skewed" for key, column in RUN.items()}
+STEPS = ("prompt", "decode")
 BESIDE: dict[str, Show] = {"Regatta": one_digit, "llama.cpp": one_digit, RATIO: times}
 REAL_MODELS = {"smollm2": "SmolLM2-135M, `Q4_1`", "gemma3": "Gemma 3 270M, `Q4_K_M`"}
 WORDS = {
@@ -197,6 +198,17 @@ def beside_llama(file: str) -> list[Source]:
         Source(file, "llama.cpp", dict.fromkeys(rates, "llama.cpp")),
         Source(file, "ratios", dict.fromkeys((f"{rate}_times_as_good" for rate in rates), RATIO)),
     ]
+
+
+def peer_rates(file: str) -> list[Source]:
+    """Both sides of a file as predict.bench.peer wrote it: prompts and decoding apart."""
+    return [
+        Source(file, suite, {f"{step}_tokens_per_s{end}": f"{step}, {column}" for step in STEPS})
+        for suite, end, column in (
+            ("regatta", "", "Regatta"), ("llama.cpp", "", "llama.cpp"),
+            ("ratios", "_times_as_good", RATIO),
+        )
+    ]  # fmt: skip
 
 
 def llama_record(file: str, suite: str) -> list[Source]:
@@ -320,6 +332,11 @@ TABLES: dict[str, Table] = {
         llama_record(ZEN4, "quantized"), same(f"Regatta; llama.cpp; {RATIO}", plain), "tokens/s"
     ),
     "cpu-shapes": Table(beside_llama("zen4/2026-11-25.json"), BESIDE, "tokens/s"),
+    "cpu-amx-peer": Table(
+        peer_rates("granite-rapids/2026-11-28-peer.json"),
+        {f"{step}, {column}": show for step in STEPS for column, show in BESIDE.items()},
+        "tokens/s",
+    ),
     "cpu-experts": Table(beside_llama("zen4/2026-11-27-experts.json"), BESIDE, "tokens/s"),
     "cpu-adapters": Table(
         [Source("zen4/2026-11-27-adapters.json", "adapters",
