@@ -32,7 +32,6 @@ MAX_SHOWN = 40  # characters of a wrong value in a message
 MAX_EOS_IDS = 1024
 ORIGINAL = "original_max_position_embeddings"
 BY_ORIGINAL = ("llama3", "yarn", "longrope")  # rope types that read ORIGINAL
-GROWTH = "llama_4_scaling_beta"
 ROPE_BLOCKS = ("rope_scaling", "rope_parameters")
 ROPE_KINDS = ("rope_type", "type")  # names of the key that says which
 MAX_NAMED = 24  # keys in a message
@@ -427,12 +426,13 @@ class ConfigReader:
         theta: float = 10000.0,
         partial: float = 1.0,
         kind: str | None = None,
-        grows: bool = False,
+        also: Mapping[str, str] | None = None,
     ) -> RopeSpec:
         """The rotary embedding from rope_parameters, or from rope_theta and rope_scaling.
 
         theta, partial: where config.json says neither. kind: of the layers that it is for, where
-        rope_parameters has one for each. grows: llama_4_scaling_beta is read, too.
+        rope_parameters has one for each. also: fields of RopeSpec by keys that the
+        family reads besides.
         """
         self._reads_rope = True
         block, key = self._rope_block(kind)
@@ -466,6 +466,11 @@ class ConfigReader:
         given: dict[str, Any] = {
             key: nested.get_float(key) for key in ROPE_NUMBERS if block.get(key) is not None
         }
+        given |= {
+            field: nested.get_float(key)
+            for key, field in (also or {}).items()
+            if block.get(key) is not None
+        }
         if method == "longrope":
             original = original or nested.get_int(ORIGINAL)
             given |= nested._longrope(rotary_dim // 2)
@@ -477,7 +482,6 @@ class ConfigReader:
             rotary_dim=None if partial == 1.0 else rotary_dim,
             original_max_position=original,
             truncate=nested.get_bool("truncate", True),
-            log_growth=nested.get_float(GROWTH, 0.0) if grows else 0.0,
             **given,
         )
         if method == "llama3" and rope.high_freq_factor <= rope.low_freq_factor:
