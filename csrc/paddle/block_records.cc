@@ -173,6 +173,7 @@ void take(AttentionBlock* block, Setting& setting) {
   setting.field("qk_norm", &block->qk_norm);
   setting.field("qk_norm_whole", &block->qk_norm_whole);
   setting.field("qk_norm_each", &block->qk_norm_each);
+  setting.field("qk_norm_last", &block->qk_norm_last);
   setting.field("positions", &block->positions);
   setting.field("qkv_bias", &block->qkv_bias);
   setting.field("out_bias", &block->out_bias);

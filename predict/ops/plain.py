@@ -200,17 +200,25 @@ def rope_and_cache_write(
     heads, kv_heads, dim = block.num_heads, block.num_kv_heads, block.head_dim
     parts = qkv.astype("float32").reshape([-1, heads + 2 * kv_heads, dim])
     q, k, v = parts[:, :heads], parts[:, heads : heads + kv_heads], parts[:, heads + kv_heads :]
-    if attention.q_norm is not None and attention.k_norm is not None:
+
+    def normed(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if attention.q_norm is None or attention.k_norm is None:
+            return q, k
         assert block.qk_norm is not None
         if block.qk_norm_whole:
             q, k = q.flatten(1), k.flatten(1)
         q = _normalise(q, attention.q_norm, block.qk_norm).reshape([-1, heads, dim])
-        k = _normalise(k, attention.k_norm, block.qk_norm).reshape([-1, kv_heads, dim])
+        return q, _normalise(k, attention.k_norm, block.qk_norm).reshape([-1, kv_heads, dim])
+
+    if not block.qk_norm_last:
+        q, k = normed(q, k)
     places = block.positions
     if places.kind == "rotary":
         q_table = places.table if places.query_table < 0 else places.query_table
         q = _turned(q, ropes[q_table], places, inputs)
         k = _turned(k, ropes[places.table], places, inputs)
+    if block.qk_norm_last:
+        q, k = normed(q, k)
     q = q.reshape([-1, heads * dim]).astype(qkv.dtype)
     return q, _write((k, v), cache, [kv_format_of(attention.kv_format)] * 2, inputs)
 

@@ -312,12 +312,13 @@ Status rope_and_paged_attention(const RopeAndCacheWriteParams& rope,
   if (params.batch.num_tokens == 0) return {};
   Kernel kernel;
   REGATTA_RETURN_IF_ERROR(prepare(params, limits, &kernel));
-  // In one launch: vectors of eight columns, one new token per span, and norms over single heads.
+  // In one launch: vectors of eight columns, one new token per span, and norms over single heads
+  // ahead of the rotation.
   const int64_t rotary_dim = rotary_dim_of(rope);
   const bool fused = kernel == Kernel::kSm90 && limits.max_query_len == 1 && !is_batch_invariant &&
                      rotary_dim % 16 == 0 && rotary_dim <= params.head_dim &&
                      rope.positions != nullptr && rope.block_positions == nullptr &&
-                     !(rope.whole && has_norms(rope));
+                     !((rope.whole || rope.last) && has_norms(rope));
   if (!fused) {
     REGATTA_RETURN_IF_ERROR(rope_and_cache_write(rope, launch_on));
   }

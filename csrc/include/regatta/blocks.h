@@ -60,7 +60,7 @@ struct AttentionBlock {
   float softmax_scale = 1.0f;
   Norm norm;
   Norm qk_norm;
-  bool qk_norm_whole = false;
+  bool qk_norm_whole = false, qk_norm_last = false;
   bool qk_norm_each = false;
   Positions positions;
   bool qkv_bias = false, out_bias = false;
