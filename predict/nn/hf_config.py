@@ -68,8 +68,11 @@ _RANGES: tuple[tuple[str, Range], ...] = (
     ("rms_norm_eps layer_norm_eps", _real(0.1)),
     ("moe_norm_min", _real(1e-9, above=False)),
     ("softcap", _real(65536.0, above=False)),
-    ("multiplier factor low_freq_factor high_freq_factor beta_fast beta_slow", _real(65536.0)),
-    ("attention_factor", _real(1024.0)),
+    (
+        "multiplier factor alpha low_freq_factor high_freq_factor beta_fast beta_slow",
+        _real(65536.0),
+    ),
+    ("attention_factor short_mscale long_mscale", _real(1024.0)),
     ("mscale mscale_all_dim llama_4_scaling_beta", _real(1024.0, above=False)),
     ("rope_theta rope_local_base_freq", _real(1e12, low=1.0)),
     ("partial_rotary_factor", _real(1.0)),

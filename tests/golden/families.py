@@ -368,6 +368,15 @@ OLMO3_YARN = rope(
     attention_factor=1.2079441541679836,
     original_max_position_embeddings=32,
 )
+HUNYUAN_ROPE = rope(
+    "dynamic",
+    alpha=1000.0,
+    beta_fast=32,
+    beta_slow=1,
+    factor=1.0,
+    mscale=1.0,
+    mscale_all_dim=1.0,
+)
 MINISTRAL3_ROPE = rope(
     "yarn",
     rope_theta=1000000.0,
@@ -624,6 +633,21 @@ MODERN: dict[str, Case] = {
             "sliding_window": None,
             "layer_types": ["full_attention"] * 2,
         },
+    ),
+    "hunyuan_7b": Case(  # norms of heads behind the rotation, whose base has a factor
+        family="hunyuan_v1_dense",
+        config={
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "tie_word_embeddings": False,
+            "rope_parameters": HUNYUAN_ROPE,
+        },
+        without=(
+            {"rope_parameters": PLAIN_ROPE},
+            {"rope_parameters": HUNYUAN_ROPE | {"alpha": 10.0}},
+        ),
+        spelling=4,
     ),
     "seed_oss_36b": Case(  # heads that are wider together than the hidden states
         family="seed_oss",
