@@ -22,7 +22,7 @@ constexpr const char* kPositionKinds[] = {"rotary", "alibi", "none"};
 constexpr const char* kPlacements[] = {"output", "sum"};
 constexpr const char* kSources[] = {"input", "normed"};
 constexpr const char* kLatentForms[] = {"cheaper", "absorbed", "expanded"};
-constexpr const char* kScorings[] = {"softmax", "sigmoid"};
+constexpr const char* kScorings[] = {"softmax", "sigmoid", "sparse_mixer"};
 constexpr const char* kGroupScores[] = {"max", "top_two"};
 
 // One "name=value", offered to the fields of a record until one takes it.
@@ -92,6 +92,7 @@ class Setting {
       inner.field("scale", &to->scale);
       inner.field("bias", &to->bias);
       inner.field("correction", &to->correction);
+      inner.field("jitter", &to->jitter);
       inner.field("num_groups", &to->num_groups);
       inner.field("top_groups", &to->top_groups);
       inner.field("group_score", &to->group_score);

@@ -20,7 +20,7 @@ enum class PositionKind : uint8_t { kRotary, kAlibi, kNone };
 enum class Placement : uint8_t { kOutput, kSum };  // of a post norm
 enum class Source : uint8_t { kInput, kNormed };   // of a residual
 enum class LatentForm : uint8_t { kCheaper, kAbsorbed, kExpanded };
-enum class Scoring : uint8_t { kSoftmax, kSigmoid };
+enum class Scoring : uint8_t { kSoftmax, kSigmoid, kSparseMixer };
 enum class GroupScore : uint8_t { kMax, kTopTwo };
 
 struct Norm {
@@ -130,6 +130,7 @@ struct Router {
   bool renormalize = false;
   float scale = 1.0f;
   bool bias = false, correction = false;
+  float jitter = 0.0f;  // of kSparseMixer
   int64_t num_groups = 1, top_groups = 1;
   GroupScore group_score = GroupScore::kMax;
 };
