@@ -66,6 +66,7 @@ _RANGES: tuple[tuple[str, Range], ...] = (
     ("num_experts n_group topk_group", _whole(512)),  # what csrc/include/regatta/blocks.h holds
     ("num_experts_per_tok", _whole(32)),
     ("rms_norm_eps layer_norm_eps", _real(0.1)),
+    ("router_jitter_noise", _real(1.0, above=False)),
     ("moe_norm_min", _real(1e-9, above=False)),
     ("softcap", _real(65536.0, above=False)),
     (
@@ -309,8 +310,6 @@ class ConfigReader:
 
     def _longrope(self, count: int) -> dict[str, tuple[float, ...]]:
         """LongRoPE's factors of `count` frequencies, for short and for long contexts."""
-        for key in ("short_mscale", "long_mscale"):
-            self.must_be(key, None)
         factors = {}
         for key in ("short_factor", "long_factor"):
             values = self._get(key, None, True)

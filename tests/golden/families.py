@@ -67,6 +67,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "starcoder2": EVEN | {"num_key_value_heads": 1},
     "granite": EVEN,
     "granitemoe": EVEN,
+    "phimoe": EVEN,
     "smollm3": EVEN,
     "cohere": EVEN,
     "gemma3": TOKENS,
@@ -783,6 +784,14 @@ GPT_OSS: dict[str, Any] = {
     "swiglu_limit": 1.5,
     "rope_parameters": YARN,
 }
+PHIMOE_ROPE = rope(
+    "longrope",
+    short_factor=[1.0, 1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0],
+    long_factor=[1.0, 1.2, 1.6, 2.4, 3.2, 4.0, 5.0, 6.0],
+    short_mscale=1.24,
+    long_mscale=1.3,
+    original_max_position_embeddings=160,
+)
 # Experts in place of MLPs: odd numbers of them, of odd sizes.
 EXPERTS: dict[str, Case] = {
     "mixtral_8x7b": Case(
@@ -940,6 +949,27 @@ EXPERTS: dict[str, Case] = {
             {"residual_multiplier": 1.0},
             {"logits_scaling": 1.0},
             {"num_experts_per_tok": 2},
+        ),
+        spelling=4,
+    ),
+    "phimoe_42b": Case(  # two experts by the sparse mixer; LayerNorm and biases
+        family="phimoe",
+        config={
+            "num_key_value_heads": 1,
+            "intermediate_size": 20,
+            "num_local_experts": 7,
+            "num_experts_per_tok": 2,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "router_jitter_noise": 0.3,
+            "tie_word_embeddings": False,
+            "original_max_position_embeddings": 160,
+            "rope_parameters": PHIMOE_ROPE,
+        },
+        without=(
+            {"router_jitter_noise": 0.01},
+            {"attention_bias": False},
+            {"rope_parameters": PHIMOE_ROPE | {"short_mscale": 1.0}},
         ),
         spelling=4,
     ),

@@ -100,6 +100,7 @@ FAMILIES: dict[str, Published] = {
         },
         rope_kind="type",
     ),
+    "phimoe": Published(added={"input_jitter_noise": 0.01}, rope_kind="type"),
     "olmo3": Published(dropped=("rope_local_base_freq",)),
     "minimax_m2": Published(
         added={
