@@ -101,7 +101,8 @@ PD_BUILD_OP(regatta_rope_and_cache_write)
     .Outputs({"q", paddle::Vec("caches_out")})
     .SetInplaceMap({{paddle::Vec("caches"), paddle::Vec("caches_out")}})
     .Attrs({"num_heads: int64_t", "num_kv_heads: int64_t", "head_dim: int64_t", "epsilon: float",
-            "plus_one: bool", "whole: bool", "interleaved: bool", "kv_format: std::string"})
+            "plus_one: bool", "whole: bool", "last: bool", "interleaved: bool",
+            "kv_format: std::string"})
     .SetKernelFn(PD_KERNEL(regatta::binding::rope_and_cache_write))
     .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
     .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));
