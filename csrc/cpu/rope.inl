@@ -50,7 +50,7 @@ struct RopeJob {
   PagedCache cache;
   int64_t num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim;
   float epsilon;
-  bool plus_one = false, interleaved = false;
+  bool plus_one = false, interleaved = false, norms_last = false;
   const int32_t* block_positions = nullptr;  // [T] or null: one dimension
 
   int64_t heads() const { return num_heads + 2 * num_kv_heads; }

@@ -8,9 +8,9 @@
 namespace regatta::cpu::REGATTA_ISA {
 
 // out[i] = x[i] / sqrt(mean(x^2) + epsilon) * weight[i] over one head.
-template <class In, class T>
+template <class In, class T, class Out>
 inline void norm_head(const In* x, const T* weight, int64_t dim, float epsilon, bool plus_one,
-                      float* out) {
+                      Out* out) {
   constexpr int kLanes = Vec::kLanes;
   Vec squares = zero();
   for (int64_t i = 0; i < dim; i += kLanes) {
@@ -39,7 +39,7 @@ template <class T, class In, class Out>
 inline void turn_head(const RopeJob<T>& job, const T* norm, const float* angles, const float* again,
                       const In* x, float* normed, Out* to) {
   const int64_t dim = job.head_dim, half = angles ? job.rotary_dim / 2 : 0;
-  const auto rotate = [&](const auto* from) {
+  const auto rotate = [&](const auto* from, auto* to) {
     if (again) {
       const int64_t first = 2 * half;
       rotate_head(from, angles, angles + half, half, first, to);
@@ -50,9 +50,13 @@ inline void turn_head(const RopeJob<T>& job, const T* norm, const float* angles,
     }
     rotate_head(from, angles, angles + half, half, dim, to);
   };
-  if (!norm) return rotate(x);
+  if (!norm) return rotate(x, to);
+  if (job.norms_last) {
+    rotate(x, normed);
+    return norm_head(normed, norm, dim, job.epsilon, job.plus_one, to);
+  }
   norm_head(x, norm, dim, job.epsilon, job.plus_one, normed);
-  rotate(static_cast<const float*>(normed));
+  rotate(static_cast<const float*>(normed), to);
 }
 
 // Head h of a token: [0, Hq) is a query, then Hkv keys, then Hkv values.
@@ -126,6 +130,7 @@ Status rope_and_cache_write_typed(const RopeAndCacheWriteParams& p) {
   job.epsilon = p.epsilon;
   job.plus_one = p.plus_one;
   job.interleaved = p.interleaved;
+  job.norms_last = p.last;
   job.block_positions = p.block_positions;
   const T* qkv = static_cast<const T*>(p.qkv);
   T* q_out = static_cast<T*>(p.q_out);

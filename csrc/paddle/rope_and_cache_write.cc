@@ -1,7 +1,7 @@
 // regatta_rope_and_cache_write(qkv [T, (Hq + 2 Hkv) D], positions [T], slot_mapping [T],
 //     rope_cache? [P, R], query_rope_cache? [P, R], q_norm? [D], k_norm? [D], caches...,
 //     block_positions? [T])
-//     {num_heads, num_kv_heads, head_dim, epsilon, plus_one, whole, interleaved, kv_format}
+//     {num_heads, num_kv_heads, head_dim, epsilon, plus_one, whole, last, interleaved, kv_format}
 //     -> q [T, Hq D], caches in place
 // caches: of one layer, see regatta/kv_format.h. With `whole` q_norm is [Hq D], k_norm [Hkv D].
 #include "attention_tensors.h"
@@ -17,7 +17,8 @@ Tensors rope_and_cache_write(const paddle::Tensor& qkv, const paddle::Tensor& po
                              const MaybeTensor& k_norm, Tensors& caches,
                              const MaybeTensor& block_positions, int64_t num_heads,
                              int64_t num_kv_heads, int64_t head_dim, float epsilon, bool plus_one,
-                             bool whole, bool interleaved, const std::string& kv_format) {
+                             bool whole, bool last, bool interleaved,
+                             const std::string& kv_format) {
   const KvFormat format = kv_format_of(kv_format);
   check_num_caches(caches.size(), format);
   throw_if_error(runtime::check_heads(num_heads, num_kv_heads, head_dim));
@@ -48,6 +49,9 @@ Tensors rope_and_cache_write(const paddle::Tensor& qkv, const paddle::Tensor& po
            std::to_string(head_dim) + ")");
     }
   }
+  if (last && (whole || params.block_positions)) {
+    fail("norms behind the rotation with `whole` or block_positions (allowed: neither)");
+  }
   const int64_t q_values = whole ? num_heads * head_dim : head_dim;
   const int64_t k_values = whole ? num_kv_heads * head_dim : head_dim;
   params.q_norm = optional_view(q_norm, "q_norm", x.dtype, {q_values}, place).data;
@@ -61,6 +65,7 @@ Tensors rope_and_cache_write(const paddle::Tensor& qkv, const paddle::Tensor& po
   params.epsilon = epsilon;
   params.plus_one = plus_one;
   params.whole = whole;
+  params.last = last;
   params.interleaved = interleaved;
   REGATTA_RUN(rope_and_cache_write, params, device);
   return {q};
@@ -70,7 +75,7 @@ std::vector<Shape> infer_shape(const Shape& qkv, const Shape&, const Shape&, con
                                const MaybeShape&, const MaybeShape&, const MaybeShape&,
                                const std::vector<Shape>& caches, const MaybeShape&,
                                int64_t num_heads, int64_t, int64_t head_dim, float, bool, bool,
-                               bool, const std::string&) {
+                               bool, bool, const std::string&) {
   std::vector<Shape> result = {{qkv[0], num_heads * head_dim}};
   result.insert(result.end(), caches.begin(), caches.end());
   return result;
@@ -95,7 +100,8 @@ PD_BUILD_OP(regatta_rope_and_cache_write)
     .Outputs({"q", paddle::Vec("caches_out")})
     .SetInplaceMap({{paddle::Vec("caches"), paddle::Vec("caches_out")}})
     .Attrs({"num_heads: int64_t", "num_kv_heads: int64_t", "head_dim: int64_t", "epsilon: float",
-            "plus_one: bool", "whole: bool", "interleaved: bool", "kv_format: std::string"})
+            "plus_one: bool", "whole: bool", "last: bool", "interleaved: bool",
+            "kv_format: std::string"})
     .SetKernelFn(PD_KERNEL(regatta::binding::rope_and_cache_write))
     .SetInferShapeFn(PD_INFER_SHAPE(regatta::binding::infer_shape))
     .SetInferDtypeFn(PD_INFER_DTYPE(regatta::binding::infer_dtype));

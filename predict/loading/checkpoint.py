@@ -28,6 +28,11 @@ from predict.loading.paddle_checkpoint import as_hugging_face, prefixes_of, sepa
 
 SAMPLE_BYTES, NUM_SAMPLES = 4096, 64
 STACKED = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(|_bias|_blocks|_scales|_scale_inv)")
+# What Granite calls those tensors.
+GRANITE = {
+    ".block_sparse_moe.input_linear.weight": ".block_sparse_moe.experts.gate_up_proj",
+    ".block_sparse_moe.output_linear.weight": ".block_sparse_moe.experts.down_proj",
+}
 # What an expert's own tensor ends in, by what all experts' does.
 ENDINGS = {
     "": "weight",
@@ -188,6 +193,8 @@ def one_by_one(tensors: Mapping[str, StoredArray], directory: Path) -> dict[str,
 
 def stacked_pieces(name: str, array: StoredArray) -> dict[str, StoredArray]:
     """The tensors of the experts whose tensors one has, behind one another; empty for others."""
+    for ending, other in GRANITE.items():
+        name = name.removesuffix(ending) + other if name.endswith(ending) else name
     match = STACKED.fullmatch(name)
     if match is None or not array.shape or array.shape[0] > MAX_EXPERTS:
         return {}

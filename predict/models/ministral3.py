@@ -14,7 +14,7 @@ def spec(config: ConfigReader) -> DecoderSpec:
     if not any(map(config.values.get, ROPE_BLOCKS)):
         raise config.wrong("rope_parameters", "an object that says how positions turn")
     head_dim = config.get_int("head_dim", 128)
-    rope = config.rope(head_dim, theta=1e6, grows=True)
+    rope = config.rope(head_dim, theta=1e6, also={"llama_4_scaling_beta": "log_growth"})
     keys, has_own = replace(rope, log_growth=0.0), rope.log_growth > 0
     return llama_like(
         config,

@@ -26,7 +26,6 @@ MAX_SHOWN = 40  # characters of a wrong value in a message
 MAX_EOS_IDS = 1024
 ORIGINAL = "original_max_position_embeddings"
 BY_ORIGINAL = ("llama3", "yarn", "longrope")  # rope types that read ORIGINAL
-GROWTH = "llama_4_scaling_beta"
 ROPE_BLOCKS = ("rope_scaling", "rope_parameters")
 ROPE_KINDS = ("rope_type", "type")  # names of the key that says which
 MAX_NAMED = 24  # keys in a message
@@ -61,10 +60,14 @@ _RANGES: tuple[tuple[str, Range], ...] = (
     ("num_experts n_group topk_group", _whole(512)),  # what csrc/blocks/experts holds
     ("num_experts_per_tok", _whole(32)),
     ("rms_norm_eps layer_norm_eps", _real(0.1)),
+    ("router_jitter_noise", _real(1.0, above=False)),
     ("moe_norm_min", _real(1e-9, above=False)),
     ("softcap", _real(65536.0, above=False)),
-    ("multiplier factor low_freq_factor high_freq_factor beta_fast beta_slow", _real(65536.0)),
-    ("attention_factor", _real(1024.0)),
+    (
+        "multiplier factor alpha low_freq_factor high_freq_factor beta_fast beta_slow",
+        _real(65536.0),
+    ),
+    ("attention_factor short_mscale long_mscale", _real(1024.0)),
     ("mscale mscale_all_dim llama_4_scaling_beta", _real(1024.0, above=False)),
     ("rope_theta rope_local_base_freq", _real(1e12, low=1.0)),
     ("partial_rotary_factor", _real(1.0)),
@@ -303,8 +306,6 @@ class ConfigReader:
 
     def _longrope(self, count: int) -> dict[str, tuple[float, ...]]:
         """LongRoPE's factors of `count` frequencies, for short and for long contexts."""
-        for key in ("short_mscale", "long_mscale"):
-            self.must_be(key, None)
         factors = {}
         for key in ("short_factor", "long_factor"):
             values = self._get(key, None, True)
@@ -423,12 +424,13 @@ class ConfigReader:
         theta: float = 10000.0,
         partial: float = 1.0,
         kind: str | None = None,
-        grows: bool = False,
+        also: Mapping[str, str] | None = None,
     ) -> RopeSpec:
         """The rotary embedding from rope_parameters, or from rope_theta and rope_scaling.
 
         theta, partial: where config.json says neither. kind: of the layers that it is for, where
-        rope_parameters has one for each. grows: llama_4_scaling_beta is read, too.
+        rope_parameters has one for each. also: fields of RopeSpec by keys that the
+        family reads besides.
         """
         self._reads_rope = True
         block, key = self._rope_block(kind)
@@ -462,6 +464,11 @@ class ConfigReader:
         given: dict[str, Any] = {
             key: nested.get_float(key) for key in ROPE_NUMBERS if block.get(key) is not None
         }
+        given |= {
+            field: nested.get_float(key)
+            for key, field in (also or {}).items()
+            if block.get(key) is not None
+        }
         if method == "longrope":
             original = original or nested.get_int(ORIGINAL)
             given |= nested._longrope(rotary_dim // 2)
@@ -473,7 +480,6 @@ class ConfigReader:
             rotary_dim=None if partial == 1.0 else rotary_dim,
             original_max_position=original,
             truncate=nested.get_bool("truncate", True),
-            log_growth=nested.get_float(GROWTH, 0.0) if grows else 0.0,
             **given,
         )
         if method == "llama3" and rope.high_freq_factor <= rope.low_freq_factor:

@@ -99,8 +99,12 @@ def _longrope(rope: RopeSpec, dim: int, max_position: int) -> Array:
     Factors for short contexts hold up to the original one, those for long contexts beyond it. One
     table serves all requests, so the longest one that is allowed decides.
     """
-    is_long = max_position > (rope.original_max_position or max_position)
-    return _base_inv_freq(rope.theta, dim) / (rope.long_factor if is_long else rope.short_factor)
+    factors = rope.long_factor if _is_long(rope, max_position) else rope.short_factor
+    return _base_inv_freq(rope.theta, dim) / factors
+
+
+def _is_long(rope: RopeSpec, max_position: int) -> bool:
+    return max_position > (rope.original_max_position or max_position)
 
 
 METHODS: dict[str, Callable[[RopeSpec, int, int], Array]] = {
@@ -115,10 +119,17 @@ METHODS: dict[str, Callable[[RopeSpec, int, int], Array]] = {
 BY_NUM_POSITIONS = ("dynamic", "dynamic_steps", "longrope")  # given the rows that are made
 
 
-def attention_factor(rope: RopeSpec) -> float:
-    """Multiplier of cos and sin (an attention temperature); 1 without YaRN or LongRoPE."""
+def attention_factor(rope: RopeSpec, max_position: int = 0) -> float:
+    """Multiplier of cos and sin (an attention temperature); 1 without YaRN or LongRoPE.
+
+    max_position: of contexts, in tokens, by which some of LongRoPE have one of two.
+    """
     if rope.method not in ("yarn", "longrope"):
         return 1.0
+    is_long = _is_long(rope, max_position)
+    own = rope.long_attention_factor if is_long else rope.short_attention_factor
+    if own is not None:
+        return own
     if rope.attention_factor is not None:
         return rope.attention_factor
     if rope.method == "longrope":
@@ -157,7 +168,7 @@ def rope_table(
     places = np.tile(np.arange(num_positions), num_tables(rope, num_positions))[:, None]
     positions = places.astype(np.float32)
     angles = (positions * inv_freq.astype(np.float32)).astype(np.float64)
-    factor: float | Array = attention_factor(rope)
+    factor: float | Array = attention_factor(rope, given)
     if rope.log_scale_from:
         lengths = places.astype(np.float64) + 1
         factor = factor * np.maximum(np.log(lengths) / math.log(rope.log_scale_from), 1.0)

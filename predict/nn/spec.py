@@ -39,6 +39,8 @@ class RopeSpec:
     truncate: bool = True  # yarn: round the ramp's borders to whole dims
     short_factor: tuple[float, ...] = ()  # longrope, of each pair of dims
     long_factor: tuple[float, ...] = ()
+    short_attention_factor: float | None = None  # longrope, in place of attention_factor
+    long_attention_factor: float | None = None
     log_scale_from: int | None = None  # tokens n: the row of length l is multiplied by log_n(l)
     # The row of position p is multiplied by 1 + this * ln(1 + floor(p / original_max_position)).
     log_growth: float = 0.0

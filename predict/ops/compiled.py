@@ -174,7 +174,7 @@ def rope_and_cache_write(
         inputs.block_positions if places.two_dimensional else None,
         *(block.num_heads, block.num_kv_heads, block.head_dim, _epsilon(norm)),
         norm is not None and norm.plus_one,
-        *(block.qk_norm_whole, places.interleaved, attention.kv_format),
+        *(block.qk_norm_whole, block.qk_norm_last, places.interleaved, attention.kv_format),
     )
     return q, written
 

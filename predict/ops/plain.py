@@ -195,17 +195,25 @@ def rope_and_cache_write(
     heads, kv_heads, dim = block.num_heads, block.num_kv_heads, block.head_dim
     parts = qkv.astype("float32").reshape([-1, heads + 2 * kv_heads, dim])
     q, k, v = parts[:, :heads], parts[:, heads : heads + kv_heads], parts[:, heads + kv_heads :]
-    if attention.q_norm is not None and attention.k_norm is not None:
+
+    def normed(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if attention.q_norm is None or attention.k_norm is None:
+            return q, k
         assert block.qk_norm is not None
         if block.qk_norm_whole:
             q, k = q.flatten(1), k.flatten(1)
         q = _normalise(q, attention.q_norm, block.qk_norm).reshape([-1, heads, dim])
-        k = _normalise(k, attention.k_norm, block.qk_norm).reshape([-1, kv_heads, dim])
+        return q, _normalise(k, attention.k_norm, block.qk_norm).reshape([-1, kv_heads, dim])
+
+    if not block.qk_norm_last:
+        q, k = normed(q, k)
     places = block.positions
     if places.kind == "rotary":
         q_table = places.table if places.query_table < 0 else places.query_table
         q = _turned(q, ropes[q_table], places, inputs)
         k = _turned(k, ropes[places.table], places, inputs)
+    if block.qk_norm_last:
+        q, k = normed(q, k)
     q = q.reshape([-1, heads * dim]).astype(qkv.dtype)
     return q, _write((k, v), cache, [kv_format_of(attention.kv_format)] * 2, inputs)
 
@@ -550,6 +558,8 @@ def route(x: Tensor, weights: Experts) -> tuple[Tensor, Tensor]:
         logits = logits + weights.router_bias
     if router.scoring == "softmax":
         scores = paddle.nn.functional.softmax(logits, axis=-1)
+    elif router.scoring == "sparse_mixer":
+        scores = logits
     else:
         scores = paddle.nn.functional.sigmoid(logits)
     # 0, or NaN where the row has one: a program's file has no NaN for a constant.
@@ -562,9 +572,28 @@ def route(x: Tensor, weights: Experts) -> tuple[Tensor, Tensor]:
     # A stable sort: of equal ones the lower expert first, which top-k does not promise.
     chosen = paddle.argsort(choice, axis=-1, descending=True, stable=True)[:, : router.top_k]
     shares = paddle.take_along_axis(scores, chosen, axis=-1)
+    if router.scoring == "sparse_mixer":
+        shares = _mixer_shares(logits, chosen, shares, router)
     if router.renormalize:
         shares = shares / paddle.sum(shares, axis=-1, keepdim=True)
     return chosen.astype("int32"), shares * router.scale + broken
+
+
+def _mixer_shares(logits: Tensor, chosen: Tensor, best: Tensor, router: Router) -> Tensor:
+    """The weights [T, top_k] of the chosen experts, whose logits are `best`: see Router."""
+    import paddle
+
+    ids = paddle.arange(router.num_experts, dtype=chosen.dtype)
+    none, shares = paddle.full_like(logits, LOWEST), []
+    for place in range(router.top_k):
+        most = best[:, place : place + 1]
+        gap = (most - logits) / paddle.maximum(paddle.abs(logits), most)
+        left_out = gap > 2 * router.jitter
+        for ahead in range(place):
+            left_out = left_out | (ids == chosen[:, ahead : ahead + 1])
+        kept = paddle.where(left_out, none, logits)
+        shares.append(1 / paddle.exp(kept - most).sum(axis=-1))
+    return paddle.stack(shares, axis=-1)
 
 
 def _in_groups(choice: Tensor, router: Router) -> Tensor:

@@ -52,10 +52,13 @@ FORMATS = {
             ("<response>", "</response>"),
         ),
         ReasoningFormat(
-            "think", "Qwen3, QwQ, DeepSeek R1 and V3.1, GLM-4.5 to 4.7, Kimi K2, MiniMax M2",
+            "think",
+            "Qwen3, QwQ, DeepSeek R1 and V3.1, GLM-4.5 to 4.7, Kimi K2, MiniMax M2, EXAONE 4, "
+            "OLMo 3",
             "<think>", "</think>",
         ),
-        ReasoningFormat("mistral", "Magistral", "[THINK]", "[/THINK]"),
+        ReasoningFormat("mistral", "Magistral, Ministral 3", "[THINK]", "[/THINK]"),
+        ReasoningFormat("seed_oss", "Seed-OSS", "<seed:think>", "</seed:think>"),
     )
 }  # fmt: skip
 

@@ -66,6 +66,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "olmo3": EVEN | {"tie_word_embeddings": False},
     "starcoder2": EVEN | {"num_key_value_heads": 1},
     "granite": EVEN,
+    "granitemoe": EVEN,
+    "phimoe": EVEN,
     "smollm3": EVEN,
     "cohere": EVEN,
     "gemma3": TOKENS,
@@ -367,6 +369,15 @@ OLMO3_YARN = rope(
     attention_factor=1.2079441541679836,
     original_max_position_embeddings=32,
 )
+HUNYUAN_ROPE = rope(
+    "dynamic",
+    alpha=1000.0,
+    beta_fast=32,
+    beta_slow=1,
+    factor=1.0,
+    mscale=1.0,
+    mscale_all_dim=1.0,
+)
 MINISTRAL3_ROPE = rope(
     "yarn",
     rope_theta=1000000.0,
@@ -624,6 +635,21 @@ MODERN: dict[str, Case] = {
             "layer_types": ["full_attention"] * 2,
         },
     ),
+    "hunyuan_7b": Case(  # norms of heads behind the rotation, whose base has a factor
+        family="hunyuan_v1_dense",
+        config={
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "tie_word_embeddings": False,
+            "rope_parameters": HUNYUAN_ROPE,
+        },
+        without=(
+            {"rope_parameters": PLAIN_ROPE},
+            {"rope_parameters": HUNYUAN_ROPE | {"alpha": 10.0}},
+        ),
+        spelling=4,
+    ),
     "seed_oss_36b": Case(  # heads that are wider together than the hidden states
         family="seed_oss",
         config={
@@ -758,6 +784,14 @@ GPT_OSS: dict[str, Any] = {
     "swiglu_limit": 1.5,
     "rope_parameters": YARN,
 }
+PHIMOE_ROPE = rope(
+    "longrope",
+    short_factor=[1.0, 1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0],
+    long_factor=[1.0, 1.2, 1.6, 2.4, 3.2, 4.0, 5.0, 6.0],
+    short_mscale=1.24,
+    long_mscale=1.3,
+    original_max_position_embeddings=160,
+)
 # Experts in place of MLPs: odd numbers of them, of odd sizes.
 EXPERTS: dict[str, Case] = {
     "mixtral_8x7b": Case(
@@ -895,6 +929,49 @@ EXPERTS: dict[str, Case] = {
             "first_k_dense_replace": 0,
         },
         without=({"norm_topk_prob": True},),
+    ),
+    "granitemoe_3b": Case(  # experts of a layer in one tensor
+        family="granitemoe",
+        config={
+            "num_key_value_heads": 1,
+            "intermediate_size": 20,
+            "tie_word_embeddings": False,
+            "num_local_experts": 7,
+            "num_experts_per_tok": 3,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.1,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 0.1,
+        },
+        without=(
+            {"embedding_multiplier": 1.0},
+            {"attention_multiplier": 0.25},
+            {"residual_multiplier": 1.0},
+            {"logits_scaling": 1.0},
+            {"num_experts_per_tok": 2},
+        ),
+        spelling=4,
+    ),
+    "phimoe_42b": Case(  # two experts by the sparse mixer; LayerNorm and biases
+        family="phimoe",
+        config={
+            "num_key_value_heads": 1,
+            "intermediate_size": 20,
+            "num_local_experts": 7,
+            "num_experts_per_tok": 2,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "router_jitter_noise": 0.3,
+            "tie_word_embeddings": False,
+            "original_max_position_embeddings": 160,
+            "rope_parameters": PHIMOE_ROPE,
+        },
+        without=(
+            {"router_jitter_noise": 0.01},
+            {"attention_bias": False},
+            {"rope_parameters": PHIMOE_ROPE | {"short_mscale": 1.0}},
+        ),
+        spelling=4,
     ),
     "minimax_m2_230b": Case(  # half of each head rotated, one norm over all heads, no groups
         family="minimax_m2",

@@ -202,7 +202,9 @@ SCALES = {
     **dict.fromkeys(("falcon", "gpt2", "gpt_neox", "opt", "phi", "starcoder2"), UNGATED),
     "bloom": Scales(matrix=2.0, attention_output=12.0, bias=0.1),
     "gemma": Scales(matrix=4.0, attention_output=16.0),
-    "granite": Scales(embedding=0.7),  # it has a multiplier of its own
+    **dict.fromkeys(
+        ("granite", "granitemoe"), Scales(embedding=0.7)
+    ),  # it has a multiplier of its own
     "stablelm": Scales(matrix=2.0, attention_output=4.0, bias=0.2),
 }
 

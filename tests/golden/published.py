@@ -86,6 +86,21 @@ FAMILIES: dict[str, Published] = {
         dropped=("_sliding_window_pattern", "layer_types", "use_bidirectional_attention"),
     ),
     "phi3": Published(rope_kind="type"),
+    "hunyuan_v1_dense": Published(
+        added={
+            "attention_head_dim": 16,
+            "cla_share_factor": 2,
+            "mlp_bias": False,
+            "norm_type": "rms",
+            "num_experts": 1,
+            "pool_type": "last",
+            "use_cla": False,
+            "use_qk_norm": True,
+            "use_rotary_pos_emb": True,
+        },
+        rope_kind="type",
+    ),
+    "phimoe": Published(added={"input_jitter_noise": 0.01}, rope_kind="type"),
     "olmo3": Published(dropped=("rope_local_base_freq",)),
     "minimax_m2": Published(
         added={

@@ -195,7 +195,7 @@ def test_rows_are_quantized_when_they_are_written(
         *(None, None, None),
         caches,
         None,
-        *(heads, kv_heads, dim, 1e-6, False, False, False),
+        *(heads, kv_heads, dim, 1e-6, False, False, False, False),
         kv_format.name,
     )
     q, k, v = np.split(qkv.astype(np.float64), [heads, heads + kv_heads], axis=1)
@@ -252,7 +252,7 @@ def test_every_instruction_set_writes_the_same_codes(
                 int32(np.arange(300) % 50),
                 int32(np.arange(300)),
                 tensor(rope_table(50, 0), "float32"),
-                *(None, None, None, caches, None, 1, 1, 67, 1e-6, False, False, False),
+                *(None, None, None, caches, None, 1, 1, 67, 1e-6, False, False, False, False),
                 kv_format.name,
             )
         finally:

@@ -12,6 +12,25 @@ from predict.nn.spec import RopeSpec
 from tests.support.records import llama_spec
 
 
+@pytest.mark.parametrize(("num_positions", "factor"), [(32, 1.25), (33, 1.5)])
+def test_longest_context_chooses_the_factor_of_angles(num_positions: int, factor: float) -> None:
+    same = RopeSpec(
+        method="longrope", original_max_position=32, short_factor=(1.0,) * 4, long_factor=(1.0,) * 4
+    )
+    scaled = dataclasses.replace(same, short_attention_factor=1.25, long_attention_factor=1.5)
+    tables = [rope_table(rope, 8, num_positions, 64) for rope in (same, scaled)]
+    np.testing.assert_allclose(tables[1], factor * tables[0], rtol=1e-6)
+
+
+def test_rows_grow_with_the_logarithm_of_how_often_training_fits() -> None:
+    rope = RopeSpec(original_max_position=16)
+    plain, grown = (
+        rope_table(each, 8, 64, 64) for each in (rope, dataclasses.replace(rope, log_growth=0.5))
+    )
+    factors = 1 + 0.5 * np.log([1, 2, 3, 4])
+    np.testing.assert_allclose(grown, np.repeat(factors, 16)[:, None] * plain, rtol=1e-6)
+
+
 def test_default_table_is_cos_then_sin_of_position_times_frequency() -> None:
     table = rope_table(RopeSpec(theta=100.0), head_dim=4, num_positions=3, max_position=3)
     angles = np.outer([0, 1, 2], [1.0, 0.1])

@@ -224,14 +224,19 @@ TURNS = (*((sizes, False) for sizes in ROPES), ((4, 4, 128, 64), True), ((3, 1, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("with_norm", [False, True])
-@pytest.mark.parametrize(("sizes", "twice"), TURNS)
+@pytest.mark.parametrize(
+    ("sizes", "twice", "norm"),
+    [
+        *((*turn, norm) for turn in TURNS for norm in ("none", "first")),
+        *((sizes, False, "last") for sizes in ROPES),
+    ],
+)
 def test_rope_rotates_heads_and_writes_their_slots_only(
     compiled: Library,
     candidate: str,
     sizes: tuple[int, int, int, int],
     twice: bool,
-    with_norm: bool,
+    norm: str,
     dtype: str,
 ) -> None:
     heads, kv_heads, dim, rotary = sizes
@@ -249,15 +254,15 @@ def test_rope_rotates_heads_and_writes_their_slots_only(
         int32(slots),
         tensor(table, "float32"),
         None,
-        *(tensor(norm, dtype) if with_norm else None for norm in norms),
+        *(None if norm == "none" else tensor(factor, dtype) for factor in norms),
         [keys, values],
         int32(second) if twice else None,
-        *(heads, kv_heads, dim, 1e-6, False, False, False),
+        *(heads, kv_heads, dim, 1e-6, False, False, norm == "last", False),
         "dense",
     )
     wide = qkv.astype(np.float64)
     q, k, v = np.split(wide, [heads, heads + kv_heads], axis=1)
-    if with_norm:
+    if norm == "first":
         q, k = normed(q, norms[0], 1e-6), normed(k, norms[1], 1e-6)
 
     def turned(x: Wide) -> Wide:
@@ -267,8 +272,11 @@ def test_rope_rotates_heads_and_writes_their_slots_only(
         pairs = zip(parts, (positions, second), strict=True)
         return np.concatenate([rotated(part, table[rows]) for part, rows in pairs], axis=-1)
 
-    assert_close(numpy32(outputs[0]), turned(q).reshape(5, -1), dtype)
-    for cache, returned, new in ((keys, outputs[1], turned(k)), (values, outputs[2], v)):
+    q, k = turned(q), turned(k)
+    if norm == "last":
+        q, k = normed(q, norms[0], 1e-6), normed(k, norms[1], 1e-6)
+    assert_close(numpy32(outputs[0]), q.reshape(5, -1), dtype)
+    for cache, returned, new in ((keys, outputs[1], k), (values, outputs[2], v)):
         np.testing.assert_array_equal(numpy32(returned), numpy32(cache))  # in place
         rows = numpy32(cache).transpose(0, 2, 1, 3).reshape(40, kv_heads, dim)
         written = slots >= 0
@@ -392,7 +400,7 @@ def test_rope_says_what_does_not_fit(
             *(None, None, None),
             [tensor(cache, "float32"), tensor(cache, "float32")],
             None,
-            *(1, 1, 32, 1e-6, False, False, False),
+            *(1, 1, 32, 1e-6, False, False, False, False),
             "dense",
         )
 
@@ -419,6 +427,6 @@ def test_rope_says_what_does_not_fit_second_positions(
             *(None, None, None),
             [tensor(cache, "float32"), tensor(cache, "float32")],
             int32(rows),
-            *(1, 1, 32, 1e-6, False, False, interleaved),
+            *(1, 1, 32, 1e-6, False, False, False, interleaved),
             "dense",
         )

@@ -13,6 +13,7 @@ from predict.device.library import Library
 from predict.nn.blocks import Activation, Linear, Residual
 from predict.nn.kinds.experts import ExpertBlock, Experts, GroupScore, Router, Scoring
 from predict.ops import compiled as ops
+from predict.ops import plain
 from predict.schemes import Quantized
 from tests.support.cpu_kernels import DTYPES, Array, normal, numpy32, tensor, threads
 from tests.support.expert_blocks import FORMS, RMS, experts_of, hidden_of, twin
@@ -179,6 +180,30 @@ def test_a_router_chooses_and_weighs(
     correction = normal(rng, 24) * 0.1 if with_correction else None
     got = run(telling(router, weight, correction), hidden)[:, :24]
     assert_close(got, wanted_weights(router, hidden @ weight.T, correction), "float32")
+
+
+@pytest.mark.parametrize("jitter", [0.01, 0.2, 2.0])
+def test_the_sparse_mixer_weighs_a_choice_among_the_near_ones_that_are_left(
+    compiled: Library, jitter: float
+) -> None:
+    router = Router(24, 3, "sparse_mixer", scale=1.5, jitter=jitter)
+    rng = np.random.default_rng(7)
+    weight, hidden = normal(rng, 24, 30) * 0.3, normal(rng, 50, 30)
+    wanted = np.zeros((50, 24))
+    for row, logits in enumerate((hidden @ weight.T).astype(np.float64)):
+        left = logits.copy()
+        for best in np.argsort(-logits)[:3]:
+            most = logits[best]
+            near = (most - logits) / np.maximum(np.abs(logits), most) <= 2 * jitter
+            wanted[row, best] = 1.5 / np.exp(np.where(near, left, -np.inf) - most).sum()
+            left[best] = -np.inf
+    experts = telling(router, weight)
+    got = run(experts, hidden)[:, :24]
+    assert_close(got, wanted, "float32")
+    ids, shares = plain.route(tensor(hidden, "float32"), experts)
+    same = np.zeros((50, 24))
+    np.put_along_axis(same, ids.numpy(), shares.numpy(), axis=1)
+    assert_close(same, wanted, "float32")
 
 
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])

@@ -33,7 +33,7 @@ EVERY_WAY = frozenset(
         *("qwen2_moe_a2_7b", "qwen3_moe_30b", "qwen_7b", "smollm3_3b", "stablelm_12b", "qwen_long"),
         *("stablelm_3b", "starcoder2_window"),
         *("exaone4_32b", "glm4_moe_lite_30b", "minimax_m2_230b", "ministral3_8b", "mistral3_3b"),
-        *("olmo3_7b", "seed_oss_36b"),
+        *("granitemoe_3b", "hunyuan_7b", "olmo3_7b", "phimoe_42b", "seed_oss_36b"),
     }
 )
 FIRST_FAMILIES = frozenset(

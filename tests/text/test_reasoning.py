@@ -48,6 +48,7 @@ CASES = [
      AnswerParts("So.", "Hm.", NOW)),
     ("ernie_x1", True, f"Hm.\n</think>\n\n\n{CALL}", AnswerParts(None, "Hm.", NOW)),
     ("mistral", False, "[THINK]Hm.[/THINK]Oui.", AnswerParts("Oui.", "Hm.")),
+    ("seed_oss", False, "<seed:think>Hm.</seed:think>Yes.", AnswerParts("Yes.", "Hm.")),
 ]  # fmt: skip
 
 

@@ -110,6 +110,7 @@ RopeAndCacheWriteParams rope_params(const AttentionBlockParams& a, const Attenti
   rope.epsilon = block.qk_norm.epsilon;
   rope.plus_one = block.qk_norm.plus_one;
   rope.whole = block.qk_norm_whole;
+  rope.last = block.qk_norm_last;
   rope.interleaved = block.positions.interleaved;
   return rope;
 }

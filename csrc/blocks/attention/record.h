@@ -13,7 +13,7 @@ struct AttentionFields {
   int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
   float softmax_scale = 0.0f;
   Norm norm, qk_norm;
-  bool qk_norm_whole = false, qk_norm_each = false;
+  bool qk_norm_whole = false, qk_norm_each = false, qk_norm_last = false;
   Positions positions;
   bool qkv_bias = false, out_bias = false;
   float softcap = 0.0f;
@@ -30,9 +30,10 @@ struct AttentionFields {
 template <class Setting>
 void take(AttentionFields* to, Setting& setting) {
   TAKE(num_heads), TAKE(num_kv_heads), TAKE(head_dim), TAKE(softmax_scale), TAKE(norm),
-      TAKE(qk_norm), TAKE(qk_norm_whole), TAKE(qk_norm_each), TAKE(positions), TAKE(qkv_bias),
-      TAKE(out_bias), TAKE(softcap), TAKE(window), TAKE(prefix_mask), TAKE(sinks), TAKE(post_norm),
-      TAKE(post_norm_of), TAKE(residual), TAKE(qkv), TAKE(out), TAKE(kv_format), TAKE(adapters);
+      TAKE(qk_norm), TAKE(qk_norm_whole), TAKE(qk_norm_each), TAKE(qk_norm_last), TAKE(positions),
+      TAKE(qkv_bias), TAKE(out_bias), TAKE(softcap), TAKE(window), TAKE(prefix_mask), TAKE(sinks),
+      TAKE(post_norm), TAKE(post_norm_of), TAKE(residual), TAKE(qkv), TAKE(out), TAKE(kv_format),
+      TAKE(adapters);
 }
 
 }  // namespace regatta

@@ -9,10 +9,10 @@
 
 namespace regatta {
 
-enum class Scoring : uint8_t { kSoftmax, kSigmoid };
-inline constexpr const char* kScoringNames[] = {"softmax", "sigmoid"};
+enum class Scoring : uint8_t { kSoftmax, kSigmoid, kSparseMixer };
+inline constexpr const char* kScoringNames[] = {"softmax", "sigmoid", "sparse_mixer"};
 constexpr const auto& names_of(Scoring) { return kScoringNames; }
-constexpr int kNumScorings = 2;
+constexpr int kNumScorings = 3;
 
 enum class GroupScore : uint8_t { kMax, kTopTwo };
 inline constexpr const char* kGroupScoreNames[] = {"max", "top_two"};
@@ -26,13 +26,14 @@ struct Router {
   float scale = 1.0f;
   bool bias = false, correction = false;
   int64_t num_groups = 1, top_groups = 1;
+  float jitter = 0.0f;
   GroupScore group_score = GroupScore::kMax;
 };
 
 template <class Setting>
 void take(Router* to, Setting& setting) {
   TAKE(num_experts), TAKE(top_k), TAKE(scoring), TAKE(renormalize), TAKE(scale), TAKE(bias),
-      TAKE(correction), TAKE(num_groups), TAKE(top_groups), TAKE(group_score);
+      TAKE(correction), TAKE(num_groups), TAKE(top_groups), TAKE(jitter), TAKE(group_score);
 }
 
 struct ExpertFields {

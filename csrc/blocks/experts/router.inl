@@ -116,7 +116,7 @@ void choose_of_row(const ExpertBlockParams& p, const Routes<T>& routes, int64_t 
   if (router.scoring == Scoring::kSoftmax) {
     for (int64_t e = router.num_experts; e < routes.stride; ++e) scores[e] = -__builtin_inff();
     softmax(scores, routes.stride);
-  } else {
+  } else if (router.scoring == Scoring::kSigmoid) {
     sigmoids(scores, router.num_experts);
   }
   int32_t* ids = routes.ids + row * routes.num_chosen;

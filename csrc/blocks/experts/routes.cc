@@ -60,6 +60,18 @@ void choose_among(const Router& router, const float* values, int32_t* ids) {
   }
 }
 
+// The weight of the i-th choice by the sparse mixer: its softmax among the near ones that are left.
+float mixer_share(const Router& router, const float* logits, const int32_t* ids, int64_t i) {
+  const float most = logits[ids[i]];
+  float sum = 0.0f;
+  for (int32_t e = 0; e < router.num_experts; ++e) {
+    const float gap = (most - logits[e]) / std::max(std::fabs(logits[e]), most);
+    if (gap > 2 * router.jitter || std::find(ids, ids + i, e) != ids + i) continue;
+    sum += std::exp(logits[e] - most);
+  }
+  return 1.0f / sum;
+}
+
 }  // namespace
 
 void choose_experts(const Router& router, const float* scores, const float* correction,
@@ -82,7 +94,9 @@ void choose_experts(const Router& router, const float* scores, const float* corr
   float sum = 0.0f;
   for (int64_t i = 0; i < top_k; ++i) sum += scores[ids[i]];
   for (int64_t i = 0; i < top_k; ++i) {
-    const float score = scores[ids[i]];
+    const float score = router.scoring == Scoring::kSparseMixer
+                            ? mixer_share(router, scores, ids, i)
+                            : scores[ids[i]];
     weights[i] = (router.renormalize ? score / sum : score) * router.scale;
   }
 }

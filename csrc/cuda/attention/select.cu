@@ -74,7 +74,8 @@ AttentionProblem::AttentionProblem(const PagedAttentionParams& p, const Attentio
       has_prefixes(p.batch.prefix_lens != nullptr),
       tree_words(p.batch.tree_words),
       has_plain_rope(rope != nullptr && rope->positions != nullptr &&
-                     rope->block_positions == nullptr && !(rope->whole && has_norms(*rope))),
+                     rope->block_positions == nullptr &&
+                     !((rope->whole || rope->last) && has_norms(*rope))),
       rotary_dim(rope == nullptr || rope->rope_cache == nullptr ? 0 : rope->rotary_dim) {}
 
 // Spans that may be trees of drafts are the decode kernel's, prompts with a prefix the other one's.

@@ -44,7 +44,7 @@ struct Args {
 struct More {
   const float* query_rope_cache;   // of queries
   const int32_t* block_positions;  // of the second dimension, or null
-  bool plus_one, whole, interleaved;
+  bool plus_one, whole, last, interleaved;
 };
 
 // Where a head of a token comes from and goes to.
@@ -172,7 +172,8 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const Args a, const More
       const bool active = index < last_head;
       const Head head(a, active ? index : 0, slot);
       if constexpr (kMore) {
-        if (a.q_norm != nullptr || a.k_norm != nullptr) {
+        const auto normalise = [&](bool now) {
+          if (!now || (a.q_norm == nullptr && a.k_norm == nullptr)) return;
           const T* const weight = norm_of<T>(a, more.whole, head, index);
           const float sum = lanes_sum(x[j].squares(), a.units.lanes);
           const float scale = more.whole ? (head.is_query ? scales.x : scales.y)
@@ -180,7 +181,8 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const Args a, const More
           if (weight != nullptr) {
             x[j].multiply(weight, a.units, unit, scale, more.plus_one);
           }
-        }
+        };
+        normalise(!more.last);
         if (!head.is_value && a.rope_cache != nullptr) {
           const float* const row = angles_of(a, more, a.positions, token, head.is_query);
           if (more.interleaved) {
@@ -191,6 +193,7 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const Args a, const More
             x[j].rotate(angles);
           }
         }
+        normalise(more.last);
       } else {
         if (a.q_norm != nullptr || a.k_norm != nullptr) {
           const void* weight = head.is_value ? nullptr : head.is_query ? a.q_norm : a.k_norm;
@@ -242,7 +245,8 @@ __global__ void __launch_bounds__(kAnyWarps* kWarp) rope_any_kernel(const Args a
     row[d] = Traits<T>::to_float(source[d]);
     sum = fmaf(row[d], row[d], sum);
   }
-  if (norm != nullptr) {
+  const auto normalise = [&](bool now) {
+    if (!now || norm == nullptr) return;
     int normed = dim;
     if (more.whole) {
       normed *= head.is_query ? a.num_heads : a.num_kv_heads;
@@ -259,7 +263,8 @@ __global__ void __launch_bounds__(kAnyWarps* kWarp) rope_any_kernel(const Args a
       const float weight = Traits<T>::to_float(norm[d]);
       row[d] *= scale * (more.plus_one ? 1.f + weight : weight);
     }
-  }
+  };
+  normalise(!more.last);
   __syncwarp();
   if (!head.is_value && a.rope_cache != nullptr) {
     const auto rotate = [&](const int32_t* positions, float* values) {
@@ -273,6 +278,12 @@ __global__ void __launch_bounds__(kAnyWarps* kWarp) rope_any_kernel(const Args a
     };
     rotate(a.positions, row);
     if (more.block_positions != nullptr) rotate(more.block_positions, row + 2 * half);
+    __syncwarp();
+    if (more.last) {  // of rotated values, whose table may have a factor
+      sum = 0.f;
+      for (int d = lane; d < dim; d += kWarp) sum = fmaf(row[d], row[d], sum);
+    }
+    normalise(more.last);
     __syncwarp();
   }
   if (head.is_query) {
@@ -352,6 +363,7 @@ Status rope_and_cache_write(const RopeAndCacheWriteParams& p, const Launch& laun
   a.units = HeadUnits::of(a.head_dim, a.rotary_dim);
   more.plus_one = p.plus_one;
   more.whole = p.whole && (p.q_norm != nullptr || p.k_norm != nullptr);
+  more.last = p.last;
   more.interleaved = p.interleaved;
   more.block_positions = p.rope_cache == nullptr ? nullptr : p.block_positions;
   if (more.block_positions != nullptr && (p.interleaved || 2 * rotary_dim > p.head_dim)) {
@@ -361,7 +373,7 @@ Status rope_and_cache_write(const RopeAndCacheWriteParams& p, const Launch& laun
                          std::to_string(p.head_dim) + ")");
   }
   const bool does_more = a.rope_cache == nullptr || p.query_rope_cache != nullptr ||
-                         more.plus_one || more.whole || more.interleaved;
+                         more.plus_one || more.whole || more.last || more.interleaved;
   const bool dense = p.cache.format == KvFormat::kDense;
   const bool vector = more.block_positions == nullptr && rotary_dim % 16 == 0 &&
                       p.head_dim % 8 == 0 && a.units.lanes <= kWarp;

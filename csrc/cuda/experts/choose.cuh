@@ -111,6 +111,21 @@ struct Choice {
   float share;
 };
 
+// The weight of lane j's choice, the j-th, by the sparse mixer: its softmax among the near ones
+// that are left. A whole warp calls it.
+__device__ __forceinline__ float mixer_share(const Router& router, const float* logits, int mine) {
+  const int lane = threadIdx.x % kWarp, top_k = static_cast<int>(router.top_k);
+  const float most = logits[mine];
+  float sum = 0.f;
+  for (int e = 0; e < router.num_experts; ++e) {
+    const float gap = (most - logits[e]) / fmaxf(fabsf(logits[e]), most);
+    bool left = !(gap > 2 * router.jitter);
+    for (int j = 0; j < top_k; ++j) left &= __shfl_sync(~0u, mine, j) != e || j >= lane;
+    if (left) sum += expf(logits[e] - most);
+  }
+  return 1.f / sum;
+}
+
 // Chooses for one token of these logits. scores, choice: room for E values in shared memory, of
 // this warp; `choice` where groups are chosen alone.
 template <int kPerLane>
@@ -139,7 +154,7 @@ __device__ __forceinline__ Choice choose_among(const ChooseArgs& a, float (&valu
     sum = warp_sum(sum);
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) value[i] = value[i] / sum;
-  } else {
+  } else if (router.scoring == Scoring::kSigmoid) {
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) value[i] = 1.f / (1.f + expf(-value[i]));
   }
@@ -190,6 +205,7 @@ __device__ __forceinline__ Choice choose_among(const ChooseArgs& a, float (&valu
     }
   }
   float share = lane < top_k ? scores[mine] : 0.f;
+  if (router.scoring == Scoring::kSparseMixer) share = mixer_share(router, scores, mine);
   if (router.renormalize) {
     float sum = 0.f;  // in the order of the choices
     for (int first = 0; first < top_k; first += 8) {

@@ -115,7 +115,7 @@ __device__ __forceinline__ void choose_together(const ChooseArgs& a, ChooseRoom&
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) sum += room.sums[w];
     each([&](int i, int) { value[i] = value[i] / sum; });
-  } else {
+  } else if (router.scoring == Scoring::kSigmoid) {
     each([&](int i, int) { value[i] = 1.f / (1.f + expf(-value[i])); });
   }
   each([&](int i, int e) {
@@ -148,7 +148,9 @@ __device__ __forceinline__ void choose_together(const ChooseArgs& a, ChooseRoom&
   __syncthreads();
   if (warp == 0) {
     const bool inside = lane < top_k;
-    float share = inside ? room.scores[to.ids[lane]] : 0.f;
+    const int mine = inside ? to.ids[lane] : 0;
+    float share = inside ? room.scores[mine] : 0.f;
+    if (router.scoring == Scoring::kSparseMixer) share = mixer_share(router, room.scores, mine);
     if (router.renormalize) share = share / warp_sum(share);
     if (inside) to.shares[lane] = share * router.scale;
   }

@@ -69,6 +69,7 @@ struct RopeAndCacheWriteParams {
   float epsilon = 0.0f;      // of the norms
   bool plus_one = false;     // the norms' factors are 1 + weight
   bool whole = false;        // q_norm [Hq * D] and k_norm [Hkv * D] norm all heads' values together
+  bool last = false;         // they come behind the rotation; not with `whole`
   bool interleaved = false;  // pairs are (2i, 2i + 1), not (i, i + R / 2)
   // Rows of rope_cache by which dims [R, 2R) rotate, besides [0, R) by `positions`; null: they
   // pass.

@@ -27,9 +27,10 @@ class AttentionBlock(blocks.CachingBlock):
     head_dim: int
     softmax_scale: float
     norm: blocks.Norm | None = blocks.Norm()  # ahead of the product
-    qk_norm: blocks.Norm | None = None  # of queries and keys before the rotation
+    qk_norm: blocks.Norm | None = None  # of queries and keys, ahead of the rotation
     qk_norm_whole: bool = False  # over all heads' values, not over each head's
     qk_norm_each: bool = False  # over each head's, and each head has a factor of its own
+    qk_norm_last: bool = False  # behind the rotation, over each head's
     positions: blocks.Positions = blocks.Positions()
     qkv_bias: bool = False
     out_bias: bool = False
@@ -58,6 +59,14 @@ class AttentionBlock(blocks.CachingBlock):
             raise ValueError(f"qk_norm is {norm} (allowed unless qk_norm_each: rms without bias)")
         if norm is not None and self.qk_norm_each and (norm.bias or self.qk_norm_whole):
             raise ValueError("qk_norm_each goes neither with a bias nor with qk_norm_whole")
+        if self.qk_norm_last and (
+            norm is None
+            or self.qk_norm_each
+            or self.qk_norm_whole
+            or self.positions.kind != "rotary"
+            or self.positions.two_dimensional
+        ):
+            raise ValueError("qk_norm_last is of heads with one factor, and of rotary positions")
         if self.prefix_mask and (self.window >= 0 or self.positions.kind == "alibi"):
             raise ValueError("a block with a prefix mask has no window and no ALiBi")
 

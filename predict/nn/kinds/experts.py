@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from paddle import Tensor
     from predict.nn.weights import WeightNames
 
-Scoring = Literal["softmax", "sigmoid"]
+Scoring = Literal["softmax", "sigmoid", "sparse_mixer"]
 GroupScore = Literal["max", "top_two"]
 
 
@@ -25,6 +25,8 @@ class Router:
     terms, for the choice alone; the lower expert on ties) are chosen, among the top_groups groups
     of consecutive experts with the largest group_score. Weights are the scores, divided by their
     sum with renormalize, times scale.
+    sparse_mixer: scores are the sums themselves. The weight of a choice s is its softmax among the
+    experts not chosen ahead of it whose t has (s - t) / max(|t|, s) <= 2 jitter (GRIN, 2024).
     Sources: Shazeer et al. 2017; groups and correction: DeepSeek-V2 and V3, 2024.
     """
 
@@ -37,6 +39,7 @@ class Router:
     correction: bool = False
     num_groups: int = 1
     top_groups: int = 1
+    jitter: float = 0.0  # of sparse_mixer
     group_score: GroupScore = "max"  # of its scores: the largest, or the sum of the two largest
 
     def __post_init__(self) -> None:
@@ -44,6 +47,10 @@ class Router:
             raise ValueError(
                 f"{self.num_experts} experts do not divide into {self.num_groups} groups"
             )
+        if self.scoring == "sparse_mixer" and (
+            self.renormalize or self.correction or self.num_groups > 1
+        ):
+            raise ValueError("sparse_mixer goes without renormalize, correction and groups")
         if self.top_groups > self.num_groups:
             raise ValueError(
                 f"{self.top_groups} groups of {self.num_groups} cannot be chosen (allowed: "

@@ -223,6 +223,15 @@ MINIMAX = (
         "Both.",
     ),
 )
+SEED = (
+    Published(
+        "seed_oss",
+        "Let me look.\n<seed:tool_call>\n<function=get_weather>\n<parameter=city>Köln\n<b>"
+        "</parameter>\n<parameter=days>3</parameter>\n</function>\n</seed:tool_call>",
+        (("get_weather", r'{"city": "Köln\n<b>", "days": 3}'),),
+        "Let me look.",
+    ),
+)
 _K2 = "<|tool_call_begin|>functions.{}:{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
 KIMI = (
     Published(
@@ -239,6 +248,7 @@ ALL = (
     *QWEN3_CODER,
     *GLM45,
     *MINIMAX,
+    *SEED,
     *KIMI,
     *LLAMA,
     *MISTRAL,

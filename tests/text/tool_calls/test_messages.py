@@ -121,6 +121,7 @@ HARMONY = """
 {%- else %}{{ message.role }}<|message|>{{ message.content }}<|end|>
 {%- endif %}
 {%- endfor %}"""
+SEED = CODER.replace("tool_call>", "seed:tool_call>").replace("\n{{ value }}\n", "{{ value }}")
 TEMPLATES = {
     "hermes": QWEN,
     "llama3_json": LLAMA,
@@ -129,6 +130,7 @@ TEMPLATES = {
     "qwen3_coder": CODER,
     "glm45": GLM,
     "minimax_m2": MINIMAX,
+    "seed_oss": SEED,
     "kimi_k2": KIMI,
     "harmony": HARMONY,
 }
