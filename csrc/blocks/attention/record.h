@@ -5,6 +5,8 @@
 #include "regatta/record_parts.h"
 #include "regatta/scheme.h"
 
+#define TAKE(name) setting.field(#name, &to->name)
+
 namespace regatta {
 
 struct AttentionFields {
@@ -27,28 +29,12 @@ struct AttentionFields {
 
 template <class Setting>
 void take(AttentionFields* to, Setting& setting) {
-  setting.field("num_heads", &to->num_heads);
-  setting.field("num_kv_heads", &to->num_kv_heads);
-  setting.field("head_dim", &to->head_dim);
-  setting.field("softmax_scale", &to->softmax_scale);
-  setting.field("norm", &to->norm);
-  setting.field("qk_norm", &to->qk_norm);
-  setting.field("qk_norm_whole", &to->qk_norm_whole);
-  setting.field("qk_norm_each", &to->qk_norm_each);
-  setting.field("positions", &to->positions);
-  setting.field("qkv_bias", &to->qkv_bias);
-  setting.field("out_bias", &to->out_bias);
-  setting.field("softcap", &to->softcap);
-  setting.field("window", &to->window);
-  setting.field("prefix_mask", &to->prefix_mask);
-  setting.field("sinks", &to->sinks);
-  setting.field("post_norm", &to->post_norm);
-  setting.field("post_norm_of", &to->post_norm_of);
-  setting.field("residual", &to->residual);
-  setting.field("qkv", &to->qkv);
-  setting.field("out", &to->out);
-  setting.field("kv_format", &to->kv_format);
-  setting.field("adapters", &to->adapters);
+  TAKE(num_heads), TAKE(num_kv_heads), TAKE(head_dim), TAKE(softmax_scale), TAKE(norm),
+      TAKE(qk_norm), TAKE(qk_norm_whole), TAKE(qk_norm_each), TAKE(positions), TAKE(qkv_bias),
+      TAKE(out_bias), TAKE(softcap), TAKE(window), TAKE(prefix_mask), TAKE(sinks), TAKE(post_norm),
+      TAKE(post_norm_of), TAKE(residual), TAKE(qkv), TAKE(out), TAKE(kv_format), TAKE(adapters);
 }
 
 }  // namespace regatta
+
+#undef TAKE

@@ -5,6 +5,8 @@
 #include "regatta/record_parts.h"
 #include "regatta/scheme.h"
 
+#define TAKE(name) setting.field(#name, &to->name)
+
 namespace regatta {
 
 enum class Scoring : uint8_t { kSoftmax, kSigmoid };
@@ -29,16 +31,8 @@ struct Router {
 
 template <class Setting>
 void take(Router* to, Setting& setting) {
-  setting.field("num_experts", &to->num_experts);
-  setting.field("top_k", &to->top_k);
-  setting.field("scoring", &to->scoring);
-  setting.field("renormalize", &to->renormalize);
-  setting.field("scale", &to->scale);
-  setting.field("bias", &to->bias);
-  setting.field("correction", &to->correction);
-  setting.field("num_groups", &to->num_groups);
-  setting.field("top_groups", &to->top_groups);
-  setting.field("group_score", &to->group_score);
+  TAKE(num_experts), TAKE(top_k), TAKE(scoring), TAKE(renormalize), TAKE(scale), TAKE(bias),
+      TAKE(correction), TAKE(num_groups), TAKE(top_groups), TAKE(group_score);
 }
 
 struct ExpertFields {
@@ -58,21 +52,11 @@ struct ExpertFields {
 
 template <class Setting>
 void take(ExpertFields* to, Setting& setting) {
-  setting.field("router", &to->router);
-  setting.field("intermediate_size", &to->intermediate_size);
-  setting.field("activation", &to->activation);
-  setting.field("norm", &to->norm);
-  setting.field("up_bias", &to->up_bias);
-  setting.field("down_bias", &to->down_bias);
-  setting.field("shared_size", &to->shared_size);
-  setting.field("shared_gate", &to->shared_gate);
-  setting.field("post_norm", &to->post_norm);
-  setting.field("post_norm_of", &to->post_norm_of);
-  setting.field("residual", &to->residual);
-  setting.field("gate_up", &to->gate_up);
-  setting.field("down", &to->down);
-  setting.field("shared_gate_up", &to->shared_gate_up);
-  setting.field("shared_down", &to->shared_down);
+  TAKE(router), TAKE(intermediate_size), TAKE(activation), TAKE(norm), TAKE(up_bias),
+      TAKE(down_bias), TAKE(shared_size), TAKE(shared_gate), TAKE(post_norm), TAKE(post_norm_of),
+      TAKE(residual), TAKE(gate_up), TAKE(down), TAKE(shared_gate_up), TAKE(shared_down);
 }
 
 }  // namespace regatta
+
+#undef TAKE

@@ -5,6 +5,8 @@
 #include "regatta/record_parts.h"
 #include "regatta/scheme.h"
 
+#define TAKE(name) setting.field(#name, &to->name)
+
 namespace regatta {
 
 enum class LatentForm : uint8_t { kCheaper, kAbsorbed, kExpanded };
@@ -35,28 +37,13 @@ struct LatentAttentionFields {
 
 template <class Setting>
 void take(LatentAttentionFields* to, Setting& setting) {
-  setting.field("num_heads", &to->num_heads);
-  setting.field("kv_lora_rank", &to->kv_lora_rank);
-  setting.field("qk_nope_head_dim", &to->qk_nope_head_dim);
-  setting.field("qk_rope_head_dim", &to->qk_rope_head_dim);
-  setting.field("v_head_dim", &to->v_head_dim);
-  setting.field("softmax_scale", &to->softmax_scale);
-  setting.field("q_lora_rank", &to->q_lora_rank);
-  setting.field("norm", &to->norm);
-  setting.field("q_a_norm", &to->q_a_norm);
-  setting.field("kv_a_norm", &to->kv_a_norm);
-  setting.field("positions", &to->positions);
-  setting.field("a_bias", &to->a_bias);
-  setting.field("out_bias", &to->out_bias);
-  setting.field("form", &to->form);
-  setting.field("post_norm", &to->post_norm);
-  setting.field("post_norm_of", &to->post_norm_of);
-  setting.field("residual", &to->residual);
-  setting.field("qkv_a", &to->qkv_a);
-  setting.field("q_b", &to->q_b);
-  setting.field("out", &to->out);
-  setting.field("kv_format", &to->kv_format);
-  setting.field("adapters", &to->adapters);
+  TAKE(num_heads), TAKE(kv_lora_rank), TAKE(qk_nope_head_dim), TAKE(qk_rope_head_dim),
+      TAKE(v_head_dim), TAKE(softmax_scale), TAKE(q_lora_rank), TAKE(norm), TAKE(q_a_norm),
+      TAKE(kv_a_norm), TAKE(positions), TAKE(a_bias), TAKE(out_bias), TAKE(form), TAKE(post_norm),
+      TAKE(post_norm_of), TAKE(residual), TAKE(qkv_a), TAKE(q_b), TAKE(out), TAKE(kv_format),
+      TAKE(adapters);
 }
 
 }  // namespace regatta
+
+#undef TAKE

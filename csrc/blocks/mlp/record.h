@@ -5,6 +5,8 @@
 #include "regatta/record_parts.h"
 #include "regatta/scheme.h"
 
+#define TAKE(name) setting.field(#name, &to->name)
+
 namespace regatta {
 
 struct MlpFields {
@@ -21,18 +23,11 @@ struct MlpFields {
 
 template <class Setting>
 void take(MlpFields* to, Setting& setting) {
-  setting.field("intermediate_size", &to->intermediate_size);
-  setting.field("activation", &to->activation);
-  setting.field("norm", &to->norm);
-  setting.field("up_bias", &to->up_bias);
-  setting.field("down_bias", &to->down_bias);
-  setting.field("parallel", &to->parallel);
-  setting.field("post_norm", &to->post_norm);
-  setting.field("post_norm_of", &to->post_norm_of);
-  setting.field("residual", &to->residual);
-  setting.field("gate_up", &to->gate_up);
-  setting.field("down", &to->down);
-  setting.field("adapters", &to->adapters);
+  TAKE(intermediate_size), TAKE(activation), TAKE(norm), TAKE(up_bias), TAKE(down_bias),
+      TAKE(parallel), TAKE(post_norm), TAKE(post_norm_of), TAKE(residual), TAKE(gate_up),
+      TAKE(down), TAKE(adapters);
 }
 
 }  // namespace regatta
+
+#undef TAKE

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#define TAKE(name) setting.field(#name, &to->name)
+
 namespace regatta {
 
 enum class NormKind : uint8_t { kRms, kLayer };
@@ -43,10 +45,7 @@ struct Norm {
 
 template <class Setting>
 void take(Norm* to, Setting& setting) {
-  setting.field("kind", &to->kind);
-  setting.field("epsilon", &to->epsilon);
-  setting.field("bias", &to->bias);
-  setting.field("plus_one", &to->plus_one);
+  TAKE(kind), TAKE(epsilon), TAKE(bias), TAKE(plus_one);
 }
 
 struct Activation {
@@ -59,11 +58,7 @@ struct Activation {
 
 template <class Setting>
 void take(Activation* to, Setting& setting) {
-  setting.field("function", &to->function);
-  setting.field("gated", &to->gated);
-  setting.field("clamp", &to->clamp);
-  setting.field("slope", &to->slope);
-  setting.field("up_offset", &to->up_offset);
+  TAKE(function), TAKE(gated), TAKE(clamp), TAKE(slope), TAKE(up_offset);
 }
 
 struct Residual {
@@ -77,9 +72,7 @@ struct Residual {
 
 template <class Setting>
 void take(Residual* to, Setting& setting) {
-  setting.field("source", &to->source);
-  setting.field("input_scale", &to->input_scale);
-  setting.field("output_scale", &to->output_scale);
+  TAKE(source), TAKE(input_scale), TAKE(output_scale);
 }
 
 struct Positions {
@@ -91,12 +84,9 @@ struct Positions {
 
 template <class Setting>
 void take(Positions* to, Setting& setting) {
-  setting.field("kind", &to->kind);
-  setting.field("table", &to->table);
-  setting.field("query_table", &to->query_table);
-  setting.field("interleaved", &to->interleaved);
-  setting.field("two_dimensional", &to->two_dimensional);
-  setting.field("scale", &to->scale);
+  TAKE(kind), TAKE(table), TAKE(query_table), TAKE(interleaved), TAKE(two_dimensional), TAKE(scale);
 }
 
 }  // namespace regatta
+
+#undef TAKE
