@@ -91,7 +91,7 @@ def _compile_ops(kernel: Path, target: Path) -> None:
         [toolkit.nvcc, *build.CUDA_FLAGS, *target_flags, "-c", str(OPS / "axpb.cu"), "-o", kernel],
         check=True,
     )
-    includes = [build.CSRC / "include", build.CSRC / "paddle"]
+    includes = [build.CSRC, build.CSRC / "include", build.CSRC / "paddle"]
     system = [paddle.root / "include", paddle.root / "include" / "third_party", toolkit.include]
     place = "-DPADDLE_WITH_CUDA" if paddle.has_cuda else "-DPADDLE_WITH_CUSTOM_DEVICE"
     subprocess.run(

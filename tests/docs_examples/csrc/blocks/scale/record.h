@@ -3,23 +3,22 @@
 
 #include "regatta/record_parts.h"
 
+#define TAKE(name) setting.field(#name, &to->name)
+
 namespace regatta {
 
 struct ScaleFields {
   float factor = 1.0f;
-  Norm norm;
-  Norm post_norm;
+  Norm norm, post_norm;
   Placement post_norm_of = Placement::kOutput;
   Residual residual;
 };
 
 template <class Setting>
 void take(ScaleFields* to, Setting& setting) {
-  setting.field("factor", &to->factor);
-  setting.field("norm", &to->norm);
-  setting.field("post_norm", &to->post_norm);
-  setting.field("post_norm_of", &to->post_norm_of);
-  setting.field("residual", &to->residual);
+  TAKE(factor), TAKE(norm), TAKE(post_norm), TAKE(post_norm_of), TAKE(residual);
 }
 
 }  // namespace regatta
+
+#undef TAKE
