@@ -344,8 +344,9 @@ TABLES: dict[str, Table] = {
         {"none": rounded, "eight, in turn": rounded, "ratio": times}, "ms per token of the batch",
     ),
     "cpu-amx": Table(
-        [Source("granite-rapids/2026-11-28.json", "amx",
-                {"before_ms": "without tiles", "after_ms": "with tiles"})],
+        [Source(f"granite-rapids/2026-11-28{part}.json", "amx",
+                {"before_ms": "without tiles", "after_ms": "with tiles"})
+         for part in ("", "-codes")],
         {"without tiles": rounded, "with tiles": rounded, "ratio": times}, "ms",
     ),
     "cpu-quantized-zen5": Table(
