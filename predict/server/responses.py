@@ -231,7 +231,10 @@ _NAMES: Mapping[str, str] = {
 
 
 def asked(body: ResponsesBody, earlier: Sequence[Any] = ()) -> tuple[ChatBody, NameOf]:
-    """The conversation of a body, and the names of its fields. earlier: items ahead of its own."""
+    """The conversation of a body, and the names of its fields. Raises ApiError 400.
+
+    earlier: items ahead of its own.
+    """
     made = Conversation(_NAMES)
     if body.instructions:
         made.add(Place("instructions", "instructions"), "system", body.instructions)
@@ -243,7 +246,7 @@ def asked(body: ResponsesBody, earlier: Sequence[Any] = ()) -> tuple[ChatBody, N
             place = Place("input", "input")
         if isinstance(item, OutputItem):
             place = Place(where, f"{where}.output")
-            made.add(place, "tool", item.output, tool_call_id=item.call_id)
+            made.add_result(place, item.output, "call_id", item.call_id)
             last = None
         elif isinstance(item, MessageItem) and item.role != "assistant":
             made.add(place, item.role, item.content)
@@ -253,6 +256,8 @@ def asked(body: ResponsesBody, earlier: Sequence[Any] = ()) -> tuple[ChatBody, N
                 last = made.add(place, "assistant", None)
             elif isinstance(item, MessageItem):
                 made.places[-1] = place
+            if isinstance(item, CallItem):
+                made.call_ids.add(item.call_id)
             _join(last, item)
     effort = None if body.reasoning is None else body.reasoning.effort
     chat = ChatBody.model_construct(
@@ -315,8 +320,9 @@ def _join(message: ChatMessage, item: Any) -> None:
         message.content = item.content
     elif isinstance(item, CallItem):
         function = FunctionCall(name=item.name, arguments=item.arguments)
-        calls = message.tool_calls or []
-        message.tool_calls = [*calls, ToolCall(id=item.call_id, function=function)]
+        if message.tool_calls is None:
+            message.tool_calls = []
+        message.tool_calls.append(ToolCall(id=item.call_id, function=function))
     else:
         message.reasoning_content = _thought(item)
 
