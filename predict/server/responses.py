@@ -35,6 +35,7 @@ from predict.server.protocol import (
     type_of,
 )
 from predict.server.turns import Conversation, NameOf, Place, function_tool, thinking
+from predict.text.conversation import text_part
 
 MAX_ITEMS = 4 * MAX_MESSAGES  # a turn may be a thought, a text, a call and its result
 MAX_METADATA = 16
@@ -307,8 +308,11 @@ def new_id(prefix: str) -> str:
 
 
 def _is_next(message: ChatMessage, item: Any) -> bool:
-    """Whether a part of an answer begins a message of its own."""
-    if isinstance(item, CallItem):
+    """Whether a part of an answer begins a message of its own.
+
+    A text behind calls that have no results yet is of their answer.
+    """
+    if isinstance(item, CallItem) or (isinstance(item, MessageItem) and message.tool_calls):
         return False
     has_more = message.content is not None or bool(message.tool_calls)
     return has_more or isinstance(item, ThoughtItem)
@@ -317,7 +321,7 @@ def _is_next(message: ChatMessage, item: Any) -> bool:
 def _join(message: ChatMessage, item: Any) -> None:
     """Adds a part of an answer to the assistant's message that it belongs to."""
     if isinstance(item, MessageItem):
-        message.content = item.content
+        message.content = _joined(message.content, item.content)
     elif isinstance(item, CallItem):
         function = FunctionCall(name=item.name, arguments=item.arguments)
         if message.tool_calls is None:
@@ -325,6 +329,16 @@ def _join(message: ChatMessage, item: Any) -> None:
         message.tool_calls.append(ToolCall(id=item.call_id, function=function))
     else:
         message.reasoning_content = _thought(item)
+
+
+def _joined(content: Any, more: Any) -> Any:
+    """A content with more behind it. Neither has been checked."""
+    if content is None:
+        return more
+    parts: list[Any] = []
+    for each in (content, more):
+        parts += each if isinstance(each, list) else [text_part(each)]
+    return parts
 
 
 def _thought(item: ThoughtItem) -> str:
