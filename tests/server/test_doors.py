@@ -372,7 +372,7 @@ def test_texts_between_calls_stay_in_their_answer(server: ScriptedServer) -> Non
         more = {"input": results, "previous_response_id": made["id"], "tools": [FUNCTION]}
         client.post("/responses", json=more)
         prompt = asked_of(server)
-        body = {"max_tokens": 99, "messages": [{"role": "user", "content": ASK}]}
+        body: dict[str, Any] = {"max_tokens": 99, "messages": [{"role": "user", "content": ASK}]}
         body["tools"] = [{**TOOL, "description": FUNCTION["description"]}]
         content = client.post("/messages", json=body).json()["content"]
         heard = [
