@@ -36,13 +36,8 @@ LIBRARY_DIR = Path(__file__).resolve().parents[1] / "lib"
 SOURCE_DIR = Path(__file__).resolve().parents[2] / "csrc"
 GLOG_LEVEL = "_ZN3fLI17FLAGS_minloglevelE"  # in libpaddle.so: the least level that is written
 GLOG_WARNING, GLOG_ERROR = 1, 2
-SOURCE_FOLDERS = (
-    "include",
-    "cpu",
-    "runtime",
-    "blocks",
-    "paddle",
-)  # of csrc/, what the CPU library is made from
+# Of csrc/: what the CPU library is made from.
+SOURCE_FOLDERS = ("include", "cpu", "runtime", "blocks", "paddle")
 
 
 class LibraryError(UserError):

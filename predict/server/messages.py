@@ -253,14 +253,21 @@ def _add(made: Conversation, turn: MessageTurn, where: str) -> None:
         made.add(Place(where, f"{where}.content"), turn.role, turn.content)
         return
     texts: list[str] = []
-    more: dict[str, Any] = {}
+    thoughts: list[str] = []
+    calls: list[ToolCall] = []
 
     def say() -> None:
+        more: dict[str, Any] = {}
+        if thoughts:
+            more["reasoning_content"] = "".join(thoughts)
+        if calls:
+            more["tool_calls"] = [*calls]
         if texts or more:
             content = None if more and not texts else _joined(texts)
             made.add(Place(where, f"{where}.content"), turn.role, content, **more)
         texts.clear()
-        more.clear()
+        thoughts.clear()
+        calls.clear()
 
     for index, block in enumerate(turn.content):
         place = f"{where}.content[{index}]"
@@ -274,16 +281,16 @@ def _add(made: Conversation, turn: MessageTurn, where: str) -> None:
         if isinstance(block, TextBlock):
             texts.append(block.text)
         elif isinstance(block, ThinkingBlock):
-            thought = block.thinking or unsealed(block.signature) or ""
-            more["reasoning_content"] = more.get("reasoning_content", "") + thought
+            thoughts.append(block.thinking or unsealed(block.signature) or "")
         elif isinstance(block, ToolUseBlock):
             function = FunctionCall(name=block.name, arguments=to_json(block.input).decode())
-            more.setdefault("tool_calls", []).append(ToolCall(id=block.id, function=function))
+            calls.append(ToolCall(id=block.id, function=function))
+            made.call_ids.add(block.id)
         else:
             say()
             content = _texts(block.content or "", "Error: " if block.is_error else "")
             at = Place(place, f"{place}.content")
-            made.add(at, "tool", content, tool_call_id=block.tool_use_id)
+            made.add_result(at, content, "tool_use_id", block.tool_use_id)
     say()
 
 

@@ -153,8 +153,9 @@ def _allowed(choice: object, known: list[Tool]) -> tuple[object, list[Tool]]:
         return choice, known
     given = choice.get("allowed_tools", choice)
     tools = given.get("tools") if isinstance(given, dict) else None
-    functions = [tool.get("function", tool) for tool in tools or () if isinstance(tool, dict)]
-    names = {each.get("name") for each in functions if isinstance(each, dict)}
+    tools = tools if isinstance(tools, list) else []
+    functions = [tool.get("function", tool) for tool in tools if isinstance(tool, dict)]
+    names = {str(each.get("name")) for each in functions if isinstance(each, dict)}
     kept = [tool for tool in known if tool.name in names]
     if not kept or len(kept) < len(names) or given.get("mode") not in ("auto", "required"):
         raise invalid(

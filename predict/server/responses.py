@@ -35,6 +35,7 @@ from predict.server.protocol import (
     type_of,
 )
 from predict.server.turns import Conversation, NameOf, Place, function_tool, thinking
+from predict.text.conversation import text_part
 
 MAX_ITEMS = 4 * MAX_MESSAGES  # a turn may be a thought, a text, a call and its result
 MAX_METADATA = 16
@@ -231,7 +232,10 @@ _NAMES: Mapping[str, str] = {
 
 
 def asked(body: ResponsesBody, earlier: Sequence[Any] = ()) -> tuple[ChatBody, NameOf]:
-    """The conversation of a body, and the names of its fields. earlier: items ahead of its own."""
+    """The conversation of a body, and the names of its fields. Raises ApiError 400.
+
+    earlier: items ahead of its own.
+    """
     made = Conversation(_NAMES)
     if body.instructions:
         made.add(Place("instructions", "instructions"), "system", body.instructions)
@@ -243,7 +247,7 @@ def asked(body: ResponsesBody, earlier: Sequence[Any] = ()) -> tuple[ChatBody, N
             place = Place("input", "input")
         if isinstance(item, OutputItem):
             place = Place(where, f"{where}.output")
-            made.add(place, "tool", item.output, tool_call_id=item.call_id)
+            made.add_result(place, item.output, "call_id", item.call_id)
             last = None
         elif isinstance(item, MessageItem) and item.role != "assistant":
             made.add(place, item.role, item.content)
@@ -253,6 +257,8 @@ def asked(body: ResponsesBody, earlier: Sequence[Any] = ()) -> tuple[ChatBody, N
                 last = made.add(place, "assistant", None)
             elif isinstance(item, MessageItem):
                 made.places[-1] = place
+            if isinstance(item, CallItem):
+                made.call_ids.add(item.call_id)
             _join(last, item)
     effort = None if body.reasoning is None else body.reasoning.effort
     chat = ChatBody.model_construct(
@@ -302,8 +308,11 @@ def new_id(prefix: str) -> str:
 
 
 def _is_next(message: ChatMessage, item: Any) -> bool:
-    """Whether a part of an answer begins a message of its own."""
-    if isinstance(item, CallItem):
+    """Whether a part of an answer begins a message of its own.
+
+    A text behind calls that have no results yet is of their answer.
+    """
+    if isinstance(item, CallItem) or (isinstance(item, MessageItem) and message.tool_calls):
         return False
     has_more = message.content is not None or bool(message.tool_calls)
     return has_more or isinstance(item, ThoughtItem)
@@ -312,13 +321,24 @@ def _is_next(message: ChatMessage, item: Any) -> bool:
 def _join(message: ChatMessage, item: Any) -> None:
     """Adds a part of an answer to the assistant's message that it belongs to."""
     if isinstance(item, MessageItem):
-        message.content = item.content
+        message.content = _joined(message.content, item.content)
     elif isinstance(item, CallItem):
         function = FunctionCall(name=item.name, arguments=item.arguments)
-        calls = message.tool_calls or []
-        message.tool_calls = [*calls, ToolCall(id=item.call_id, function=function)]
+        if message.tool_calls is None:
+            message.tool_calls = []
+        message.tool_calls.append(ToolCall(id=item.call_id, function=function))
     else:
         message.reasoning_content = _thought(item)
+
+
+def _joined(content: Any, more: Any) -> Any:
+    """A content with more behind it. Neither has been checked."""
+    if content is None:
+        return more
+    parts: list[Any] = []
+    for each in (content, more):
+        parts += each if isinstance(each, list) else [text_part(each)]
+    return parts
 
 
 def _thought(item: ThoughtItem) -> str:

@@ -12,7 +12,8 @@ import msgspec
 
 from predict.server.errors import ApiError
 
-ENTRY_BYTES = 1024  # that an entry takes besides its JSON
+# That an entry and an event take in memory besides their JSON.
+ENTRY_BYTES, EVENT_BYTES = 2560, 64
 
 
 @dataclass
@@ -42,9 +43,10 @@ class Entry:
         items: list[dict[str, Any]] = msgspec.json.decode(self.items)
         return items
 
-    def conversation(self) -> list[dict[str, Any]]:
-        """The items of the conversation, the answer's among them."""
-        return self.input_items() + msgspec.json.decode(self.response)["output"]
+    def shown(self) -> dict[str, Any]:
+        """The response."""
+        response: dict[str, Any] = msgspec.json.decode(self.response)
+        return response
 
     async def follow(self, first: int) -> AsyncIterator[bytes]:
         """The events from that one on, as they come, to the end of the answer."""
@@ -110,13 +112,15 @@ class Store:
             entry.size = 0
         entry.gone.set()
 
-    def measure(self, entry: Entry, more: int | None = None) -> None:
-        """Counts a changed entry anew, or `more` bytes; others, or it itself, give way."""
+    def measure(self, entry: Entry, event: bytes | None = None) -> None:
+        """Counts a changed entry anew, or its new event; others, or it itself, give way."""
         if (entry.owner, entry.id) not in self._entries:
             return
         entry.moved.set()
-        if more is None:
-            events = sum(map(len, entry.events or ()))
+        if event is not None:
+            more = EVENT_BYTES + len(event)
+        else:
+            events = sum(EVENT_BYTES + len(each) for each in entry.events or ())
             more = ENTRY_BYTES + len(entry.response) + len(entry.items) + events - entry.size
         entry.size += more
         self.num_bytes += more

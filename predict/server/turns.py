@@ -57,12 +57,23 @@ class Conversation:
         self._names = names
         self.messages: list[ChatMessage] = []
         self.places: list[Place] = []
+        self.call_ids: set[str] = set()  # of the calls so far
 
     def add(self, place: Place, role: Any, content: Any, **more: Any) -> ChatMessage:
-        """Adds a message."""
-        self.messages.append(ChatMessage(role=role, content=content, **more))
+        """Adds a message, whose fields the door has checked within its own bounds."""
+        self.messages.append(ChatMessage.model_construct(role=role, content=content, **more))
         self.places.append(place)
         return self.messages[-1]
+
+    def add_result(self, place: Place, content: Any, name: str, call_id: str) -> None:
+        """Adds the result of a call. name: of the id. Raises ApiError 400 for an unknown one."""
+        param = f"{place.message}.{name}"
+        if call_id not in self.call_ids:
+            raise invalid(
+                param,
+                f"{param} is {call_id[:80]!r}, and no call ahead has that id; send the call too",
+            )
+        self.add(place, "tool", content, tool_call_id=call_id)
 
     def name_of(self, param: str) -> str:
         """A field of the conversation as the door has it."""

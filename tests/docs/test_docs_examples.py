@@ -249,12 +249,7 @@ def test_an_operator_is_a_header_a_kernel_and_a_registration(tmp_path: Path) -> 
     paddle = build.find_paddle()
     headers, libraries = paddle.root / "include", paddle.root / "libs"
     own, csrc = EXAMPLES / "csrc", ROOT / "csrc"
-    folders = [
-        own / "include",
-        own / "cpu",
-        csrc,
-        *(csrc / name for name in ("include", "cpu", "paddle")),
-    ]
+    folders = [own / "include", own / "cpu", csrc, csrc / "include", csrc / "cpu", csrc / "paddle"]
     flags = [*build.CXX_FLAGS, "-O1", *(f"-I{folder}" for folder in folders)]
     flags += [f"-isystem{headers}", f"-isystem{headers / 'third_party'}"]
     shared = [csrc / "cpu" / f"{name}.cc" for name in ("dispatch", "thread_pool", "cpu_info")]

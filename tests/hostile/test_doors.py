@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from predict.server.messages import MessagesBody, asked
+from predict.server.protocol import parsed
 from tests.support.http_server import SECONDS, ScriptedServer, config_of
 from tests.support.paths import ROOT
 from tests.support.tiny import TOKENIZER
@@ -17,6 +20,7 @@ FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 USE = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+ALLOWED = {"type": "allowed_tools", "mode": "auto"}
 SOURCE = {"type": "url", "url": "http://169.254.169.254/"}
 
 
@@ -60,8 +64,16 @@ RESPONSES: dict[str, tuple[dict[str, Any], str]] = {
         "input[0].call_id",
     ),
     "a result that is a number": (
-        {"input": [USER, {"type": "function_call_output", "call_id": "c", "output": 5}]},
+        {"input": [CALL, {"type": "function_call_output", "call_id": "c", "output": 5}]},
         "input[1].output",
+    ),
+    "a result of an unknown call": (
+        {"input": [CALL, {"type": "function_call_output", "call_id": "d", "output": "x"}]},
+        "input[1].call_id",
+    ),
+    "a result ahead of its call": (
+        {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}, CALL]},
+        "input[0].call_id",
     ),
     "a thought that is a text": (
         {"input": [{"type": "reasoning", "summary": "x"}]},
@@ -92,6 +104,14 @@ RESPONSES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a tool that is not there": (
         {"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "g"}},
+        "tool_choice",
+    ),
+    "allowed tools that are a number": (
+        {"tools": [FUNCTION], "tool_choice": {**ALLOWED, "tools": 5}},
+        "tool_choice",
+    ),
+    "an allowed tool whose name is a list": (
+        {"tools": [FUNCTION], "tool_choice": {**ALLOWED, "tools": [{**FUNCTION, "name": ["f"]}]}},
         "tool_choice",
     ),
     "less than none": ({"max_output_tokens": 0}, "max_output_tokens"),
@@ -160,6 +180,10 @@ MESSAGES: dict[str, tuple[dict[str, Any], str]] = {
         "messages[1].content[0].type",
     ),
     "a result of no call": (turns({"type": "tool_result"}), "messages[1].content[0].tool_use_id"),
+    "a result of an unknown call": (
+        turns({"type": "tool_result", "tool_use_id": "d", "content": "x"}),
+        "messages[1].content[0].tool_use_id",
+    ),
     "an image as a result": (
         turns({"type": "tool_result", "tool_use_id": "c", "content": [{"type": "image", "a": 1}]}),
         "messages[1].content[0].content[0].type",
@@ -259,3 +283,18 @@ def test_a_body_with_a_wrong_field_names_it(
         assert server.engine.num_added == before, "the engine heard of it"
         assert client.post(path, json=good).status_code == 200, "it goes on"
     server.wait_until(lambda: server.lifecycle.num_requests == 0)
+
+
+def test_a_turn_of_many_calls_is_taken_or_refused(server: ScriptedServer) -> None:
+    body = {"messages": [said(*[USE] * 1000, role="assistant"), USER], "max_tokens": 9}
+    response = httpx.post(f"{server.url}/v1/messages", json=body, timeout=SECONDS)
+    assert response.status_code in (200, 400), response.text
+
+
+def test_a_turn_of_many_thoughts_takes_time_by_their_length() -> None:
+    thoughts = [{"type": "thinking", "thinking": "x" * 4000}] * 2000
+    body = {"messages": [said(*thoughts, role="assistant"), USER], "max_tokens": 9}
+    given = parsed(MessagesBody, body)
+    before = time.process_time()
+    asked(given)
+    assert time.process_time() - before < 0.5  # copying all of them for each takes five times that

@@ -357,6 +357,37 @@ def test_the_three_doors_make_one_prompt_of_a_conversation(
     assert asked_of(server) == prompt
 
 
+def test_texts_between_calls_stay_in_their_answer(server: ScriptedServer) -> None:
+    text = "See:" + CALL % "Rome" + " and" + CALL % "Oslo" + " now"
+    server.engine.script = lambda prompt, params: [text]
+    with httpx.Client(base_url=f"{server.url}/v1", timeout=SECONDS) as client:
+        made = client.post("/responses", json={"input": ASK, "tools": [FUNCTION]}).json()
+        names = [item["type"] for item in made["output"]]
+        assert names == ["message", "function_call"] * 2 + ["message"]
+        results = [
+            {"type": "function_call_output", "call_id": item["call_id"], "output": "x"}
+            for item in made["output"]
+            if item["type"] == "function_call"
+        ]
+        more = {"input": results, "previous_response_id": made["id"], "tools": [FUNCTION]}
+        client.post("/responses", json=more)
+        prompt = asked_of(server)
+        body: dict[str, Any] = {"max_tokens": 99, "messages": [{"role": "user", "content": ASK}]}
+        body["tools"] = [{**TOOL, "description": FUNCTION["description"]}]
+        content = client.post("/messages", json=body).json()["content"]
+        heard = [
+            {"type": "tool_result", "tool_use_id": block["id"], "content": "x"}
+            for block in content
+            if block["type"] == "tool_use"
+        ]
+        turns = [("assistant", content), ("user", heard)]
+        body["messages"] += [{"role": role, "content": said} for role, said in turns]
+        client.post("/messages", json=body)
+    server.engine.script = script
+    ids = re.compile(r"call_\w+")
+    assert ids.sub("", prompt) == ids.sub("", asked_of(server))
+
+
 @pytest.mark.parametrize(
     ("of_responses", "of_messages"),
     [

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import random
+import tracemalloc
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -70,7 +71,7 @@ def test_10000_random_changes_stay_within_the_bounds(seed: int) -> None:
             else:
                 assert made.events is not None
                 made.events.append(b"e" * draw.randrange(2000))
-                store.measure(made, len(made.events[-1]))
+                store.measure(made, made.events[-1])
         assert len(store) <= max_count
         kept = list(store)
         assert store.num_bytes == sum(each.size for each in kept) <= max_bytes
@@ -80,6 +81,26 @@ def test_10000_random_changes_stay_within_the_bounds(seed: int) -> None:
         left = {id(each) for each in kept}
         assert all(id(each) in left or each.gone.is_set() for each in running)
         running = [each for each in running if id(each) in left]
+
+
+def test_what_entries_take_is_counted() -> None:
+    def keep(number: int, num_events: int) -> None:
+        response = json.dumps({"output": [], "id": number}).encode()
+        events: list[bytes] = []
+        made = Entry(b"", f"resp_{number:048}", response, b"[%d]" % number, events)
+        store.put(made)
+        for event in range(num_events):
+            events.append(b"event: x\ndata: %d\n\n" % event)
+            store.measure(made, events[-1])
+
+    for num_events in (0, 50):
+        store = Store(1000, 1 << 30)
+        tracemalloc.start()
+        for number in range(100):
+            keep(number, num_events)
+        taken, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert taken <= store.num_bytes
 
 
 def test_what_was_asked_for_least_lately_goes_first() -> None:
@@ -155,13 +176,15 @@ def test_a_streamed_response_is_kept_as_its_last_event_has_it(client: httpx.Clie
 
 def test_input_items_are_those_of_the_whole_conversation(client: httpx.Client) -> None:
     first = created(client, input=[{"role": "user", "content": "a"}])
-    call = {"type": "function_call_output", "call_id": "c", "output": "b"}
-    second = created(client, input=[call], previous_response_id=first["id"])
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "b"}
+    second = created(client, input=[call, result], previous_response_id=first["id"])
     path = f"{RESPONSES}/{second['id']}/input_items"
     whole = client.get(path, params={"order": "asc"}).json()
     assert [item["type"] for item in whole["data"]] == [
         "message",
         "message",
+        "function_call",
         "function_call_output",
     ]
     assert whole["data"][0]["content"] == [{"type": "input_text", "text": "a"}]
@@ -169,9 +192,9 @@ def test_input_items_are_those_of_the_whole_conversation(client: httpx.Client) -
     ids = [item["id"] for item in whole["data"]]
     assert (whole["first_id"], whole["last_id"], whole["has_more"]) == (ids[0], ids[-1], False)
     page = client.get(path, params={"limit": 1}).json()
-    assert ([item["id"] for item in page["data"]], page["has_more"]) == (ids[2:], True)
-    rest = client.get(path, params={"after": ids[2]}).json()
-    assert [item["id"] for item in rest["data"]] == [ids[1], ids[0]]
+    assert ([item["id"] for item in page["data"]], page["has_more"]) == (ids[3:], True)
+    rest = client.get(path, params={"after": ids[3]}).json()
+    assert [item["id"] for item in rest["data"]] == ids[2::-1]
     for name, value in (("limit", "0"), ("limit", "x"), ("order", "up"), ("after", "nobody")):
         response = client.get(path, params={name: value})
         assert (response.status_code, response.json()["error"]["param"]) == (400, name)
@@ -273,6 +296,23 @@ def test_background_responses_are_finished_while_the_server_drains_and_fail_as_o
         assert "0.3 s" in done["error"]["message"]
 
 
+def test_what_has_failed_or_no_item_may_be_does_not_go_on() -> None:
+    with serving() as (server, client):
+        server.engine.failed = [0]
+        failed = ended(client, created(client, background=True)["id"])
+        server.engine.failed = []
+        assert failed["status"] == "failed"
+        call = json.dumps({"name": "n" * 300, "arguments": {}})
+        server.engine.script = lambda *_: [f"<tool_call>\n{call}\n</tool_call>"]
+        named = created(client, tools=[{"type": "function", "name": "f"}])
+        assert named["output"][0]["type"] == "function_call"
+        for made in (failed, named):
+            body = {"input": "x", "previous_response_id": made["id"]}
+            error = client.post(RESPONSES, json=body).json()["error"]
+            assert error["param"] == "previous_response_id"
+            assert made["id"] in error["message"]
+
+
 def test_a_full_store_takes_no_background_response() -> None:
     with serving(max_stored_responses=1) as (server, client):
         server.engine.is_held = True
@@ -313,7 +353,7 @@ def test_follow_ends_with_its_entry() -> None:
             await asyncio.sleep(0)
             assert made.events is not None
             made.events.append(b"b")
-            store.measure(made, 1)
+            store.measure(made, b"b")
 
         store.put(made)
         made.task = asyncio.create_task(work())

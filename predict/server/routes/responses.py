@@ -114,8 +114,7 @@ async def _answered(context: Context, request: Request, body: ResponsesBody) -> 
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "stream_options needs stream; set stream to true")
     kept = _earlier(context, request, body)
-    earlier = parsed(_Kept, {"input": kept}).input if kept else []
-    chat, name_of = asked(body, earlier)
+    chat, name_of = asked(body, _items(body, kept))
     ready = await _fitting(context, chat, name_of, cuts=body.truncation == "auto")
     events = ResponseEvents(context, ready, body, is_stored)
     entry: Entry | None = None
@@ -158,7 +157,21 @@ def _earlier(context: Context, request: Request, body: ResponsesBody) -> list[di
     entry = context.store.find(record_of(request).owner, wanted, name)
     if entry.is_running:
         raise invalid(name, f"{name} {wanted} has not ended; wait for it")
-    return entry.conversation()
+    response = entry.shown()
+    if response["status"] == "failed":
+        raise invalid(name, f"{name} {wanted} has failed; go on with the one before it")
+    return [*entry.input_items(), *response["output"]]
+
+
+def _items(body: ResponsesBody, kept: list[dict[str, Any]]) -> Sequence[Any]:
+    """The kept items of a conversation. Raises ApiError 400 where nobody may send those."""
+    try:
+        return parsed(_Kept, {"input": kept}).input if kept else []
+    except ApiError as error:
+        name = "previous_response_id"
+        raise invalid(
+            name, f"{name} {body.previous_response_id} cannot go on: of it {error.message}"
+        ) from None
 
 
 def _keeper(context: Context, events: ResponseEvents, entry: Entry) -> Callable[[], None]:
@@ -199,7 +212,7 @@ def _started(
     def sent(event: bytes) -> None:
         if entry.events is not None:
             entry.events.append(event)
-            context.store.measure(entry, len(event))
+            context.store.measure(entry, event)
 
     events.changed = changed
     request_id = record_of(request).request_id
