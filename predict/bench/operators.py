@@ -301,7 +301,8 @@ def rope_and_cache_write_cases(sizes: Sizes) -> Iterator[OperatorCase]:
     shape, batch = sizes.shape, Batch.of(sizes)
     qkv, rope = sizes.full(sizes.num_tokens, shape.qkv_size), _rope(sizes, batch)
     inputs = qkv, batch.inputs.positions, batch.inputs.slot_mapping, rope, None, None, None
-    attributes = shape.num_heads, shape.num_kv_heads, shape.head_dim, 1e-6, False, False, False
+    flags = (False,) * 4  # plus_one, whole, last, interleaved
+    attributes = shape.num_heads, shape.num_kv_heads, shape.head_dim, 1e-6, *flags
     name = f"{shape.num_heads}/{shape.num_kv_heads} x {shape.head_dim}"
     flops = 3.0 * sizes.num_tokens * shape.qkv_size
     for kv_format in map(kv_format_of, sizes.kv_formats):

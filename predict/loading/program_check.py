@@ -46,8 +46,8 @@ _ITEMS = [tag for kind, tag in _TAGS.items() if kind not in ("array", "str")]
 ATTRIBUTES = {
     name: kind
     for kind, names in {
-        "bool": "accumulate bias_after_scale descending gated interleaved keepdim largest packed "
-        "plus_one sorted sparse stable transpose_x transpose_y whole",
+        "bool": "accumulate bias_after_scale descending gated interleaved keepdim largest last "
+        "packed plus_one sorted sparse stable transpose_x transpose_y whole",
         "i32": "axis col decimals input_dim_idx num output_dim_idx repeats start_axis stop_axis",
         "i64": "function head_dim hidden_size kind num_heads num_kv_heads out_features output_size "
         "padding_idx vocab_size which window",
@@ -107,7 +107,7 @@ COMPILED = _table(
         "TLtTTTT>T scheme part_sizes which": "regatta_adapted_linear",
         "TtLtt>T scheme vocab_size epsilon scale softcap": "regatta_logits",
         "TLLLtt>TL blocks order": "regatta_blocks_",
-        "TTTttttLt>TL num_heads num_kv_heads head_dim epsilon plus_one whole interleaved "
+        "TTTttttLt>TL num_heads num_kv_heads head_dim epsilon plus_one whole last interleaved "
         "kv_format": "regatta_rope_and_cache_write_",
         "TLTTTTtttt>T num_heads window softmax_scale softcap kv_format": "regatta_paged_attention",
     },

@@ -128,7 +128,7 @@ class Checked:
     if not TYPE_CHECKING:  # which knows the fields
 
         def __new__(cls, *values: Any, **named: Any) -> Any:
-            known = cls.__dataclass_fields__
+            known = {each.name: each for each in fields(cls)}
             for name in named.keys() - known.keys():
                 said = hint(name, known) or f" (known: {', '.join(known)})"
                 raise UserError(f"{cls.__name__} has no field {name!r}{said}")

@@ -164,10 +164,10 @@ def test_what_became_of_types_is_said_in_one_line(
 
     path = convert(directory, tmp_path / "x.gguf", kind_of)
     with caplog.at_level("INFO", "regatta"):
-        LLM(str(path), dtype="bfloat16", max_length=64, inference_model=True)
+        LLM(str(path), dtype="float16", max_length=64, inference_model=True)
     assert caplog.messages == [
         "x.gguf: linears: 4 Q8_0 kept as weight_only_int8, "
-        "4 Q4_0 kept as weight_only_int4, 1 Q6_K+Q8_0 bfloat16",
+        "4 Q4_0 kept as weight_only_int4, 1 Q6_K+Q8_0 float16",
         "8 linears of weight-only codes round activations to int8 in blocks of 32; "
         "--weight_only_activations float loses less, and reads prompts slower",
     ]

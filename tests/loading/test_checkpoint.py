@@ -138,8 +138,12 @@ OF_DEEPSEEK = (
 )
 OF_ERNIE = ("moe_layer_start_index", "moe_layer_end_index", "moe_norm_min")
 DEEPSEEK = {"num_key_value_heads": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+# Within rope_scaling, read by one family each.
+OF_ROPE = {"alpha": ("hunyuan_v1_dense", "dynamic"), "llama_4_scaling_beta": ("ministral3", "yarn")}
+OF_ROPE |= dict.fromkeys(("short_mscale", "long_mscale"), ("phimoe", "longrope"))
 TOP_LEVEL: dict[str, dict[str, Any]] = {
-    **{key: {} for key in NUMBERS if key not in (*ROPE_NUMBERS, ROPE_ORIGINAL)},
+    **{key: {} for key in NUMBERS if key not in (*ROPE_NUMBERS, *OF_ROPE, ROPE_ORIGINAL)},
+    "router_jitter_noise": {"model_type": "phimoe"},
     "sliding_window": {"model_type": "mistral"},
     "max_window_layers": {"model_type": "qwen2", "use_sliding_window": True},
     "layer_norm_eps": {"model_type": "cohere"},
@@ -165,7 +169,9 @@ TOP_LEVEL: dict[str, dict[str, Any]] = {
 )
 def test_every_number_of_a_config_has_a_range(tmp_path: Path, key: str, value: Any) -> None:
     changes = {**TOP_LEVEL[key], key: value} if key in TOP_LEVEL else {}
-    config = {**tiny.CONFIG, **(changes or {"rope_scaling": {"type": "yarn", key: value}})}
+    family, kind = OF_ROPE.get(key, ("llama", "yarn"))
+    inner = {"model_type": family, "rope_scaling": {"type": kind, key: value}}
+    config = {**tiny.CONFIG, "num_experts_per_tok": 2, **(changes or inner)}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=f"config.json: .*'{key}' is .* .allowed: a"):
         weight_names(read_spec(tmp_path)[1])

@@ -12,7 +12,7 @@ import pytest
 from predict.loading.model import read_spec
 from predict.loading.safetensors_writer import write
 from predict.models import weight_names
-from predict.nn.weights import plan_weights
+from predict.nn.plans import plan_weights
 from predict.schemes._e4m3 import encode, values_of
 from tests.support.checkpoints import stored, write_random
 from tests.support.expert_models import SIZES

@@ -40,7 +40,7 @@ ALLOWED = {
 LIMIT, OF_FBGEMM = "activation_scale_ub", "fbgemm_fp8"
 DEFAULT_LIMIT = 1200.0
 UNREAD = """
-    modules_to_not_convert modules_to_convert ignored_layers dequantize
+    modules_to_not_convert modules_to_convert ignored_layers
     weight_quantize_algo quant_round_type llm_int8_threshold weight_blocksize
     weight_double_quant_block_size weight_quant_method act_quant_method dtype"""
 SCALES = ("weight_scale_inv", "weight_scale")
