@@ -278,7 +278,7 @@ def run(config: EvaluateConfig, progress: bool | None = None) -> dict[str, Resul
             f"window of --src_length {config.src_length}: numbers of so short a text say little"
         )
     results: dict[str, Result] = {}
-    references: dict[bool, Model] = {}  # by whether the operators are compiled
+    references: dict[bool | None, Model] = {}  # by --inference_model
     rows = [QuantRow(UNQUANTIZED, None), *(row for row in config.rows if row.name != UNQUANTIZED)]
     with (
         tempfile.TemporaryDirectory(prefix="regatta-evaluate-") as folder,

@@ -112,7 +112,7 @@ def test_config_that_asks_for_what_the_family_does_not_do_is_refused(
 def test_windows_of_exaone_go_by_letters_or_by_number(
     pattern: str | int, full: list[int], tmp_path: Path
 ) -> None:
-    changes = {"sliding_window_pattern": pattern, "layer_types": None}
+    changes: dict[str, Any] = {"sliding_window_pattern": pattern, "layer_types": None}
     spec, _ = read_spec(changed("exaone4_32b", tmp_path / "model", **changes))
     for index, block in enumerate(spec.attention):
         assert isinstance(block, AttentionBlock)
@@ -121,7 +121,7 @@ def test_windows_of_exaone_go_by_letters_or_by_number(
 
 
 def test_letters_that_say_nothing_of_windows_are_refused(tmp_path: Path) -> None:
-    changes = {"sliding_window_pattern": "LLGX", "layer_types": None}
+    changes: dict[str, Any] = {"sliding_window_pattern": "LLGX", "layer_types": None}
     with pytest.raises(UserError, match=r"'sliding_window_pattern' is 'LLGX' .*letters L and G"):
         read_spec(changed("exaone4_32b", tmp_path / "model", **changes))
 

@@ -201,7 +201,7 @@ def test_the_sparse_mixer_weighs_a_choice_among_the_near_ones_that_are_left(
     got = run(experts, hidden)[:, :24]
     assert_close(got, wanted, "float32")
     ids, shares = plain.route(tensor(hidden, "float32"), experts)
-    same = np.zeros((50, 24))
+    same = np.zeros((50, 24), np.float32)
     np.put_along_axis(same, ids.numpy(), shares.numpy(), axis=1)
     assert_close(same, wanted, "float32")
 
