@@ -117,10 +117,91 @@ void run_few(const PanelJob& job) {
   }
 }
 
+// The sums of tiles for one row and one or two panels, by vectors: codes become numbers where they
+// are multiplied, and are not written before.
+template <CodeKind kKind, bool kZeros, int kPanels>
+void run_row(const PanelJob& job) {
+  constexpr int64_t kAheadBytes = 2048;
+  constexpr int kPairs = static_cast<int>(kBlock) / 2, kStepPairs = kStepValues / 2;
+  const PackedRows& rows = *job.rows;
+  const CodePanels panels(job, bits_of(kKind), kZeros);
+  const int64_t num_blocks = rows.num_blocks();
+  const int64_t group = panels.channel ? num_blocks : panels.group_blocks;
+  const int64_t num_groups = (num_blocks + group - 1) / group;
+  Scratch::Scope scope(*job.scratch);
+  float* const sums = job.scratch->take<float>(num_groups * kPanels * kPanel);
+  const uint8_t* codes[kPanels];
+  for (int p = 0; p < kPanels; ++p) codes[p] = panels.codes(job.panels[p]);
+  const auto* row = reinterpret_cast<const bf16*>(rows.tile(job.tile_begin));
+  {
+    const FlushDenormals flush;
+    for (int64_t index = 0; index < num_groups; ++index) {
+      Vec total[kPanels][kVectors];
+      for (auto& of_panel : total) {
+        for (Vec& sum : of_panel) sum = zero();
+      }
+      const int64_t end = std::min((index + 1) * group, num_blocks);
+      for (int64_t block = index * group; block < end; ++block) {
+        alignas(64) float values[2][kPairs];
+        Vec even[kPanels][kVectors], odd[kPanels][kVectors];
+        load_2k(row, even[0][0], odd[0][0]);
+        row += rows.tile_rows * kBlock;
+        store(values[0], even[0][0]);
+        store(values[1], odd[0][0]);
+        __asm__("" : "+m"(values));  // else each is shuffled out of a register
+        for (int p = 0; p < kPanels; ++p) {
+          for (int v = 0; v < kVectors; ++v) even[p][v] = odd[p][v] = zero();
+        }
+#pragma GCC unroll 16
+        for (int k = 0; k < kPairs; ++k) {
+          const int step = k / kStepPairs, at = k % kStepPairs * 2;
+          const Vec x = set1(values[0][k]), y = set1(values[1][k]);
+#pragma GCC unroll 2
+          for (int p = 0; p < kPanels; ++p) {
+            const uint8_t* from = codes[p] + step * step_bytes(kKind);
+#pragma GCC unroll 2
+            for (int v = 0; v < kVectors; ++v) {
+              if (at % (kKind == CodeKind::kInt8 ? 4 : 8) == 0) {
+                prefetch(from + (kKind == CodeKind::kInt8 ? at / 4 * 128 : 0) + v * kLineBytes +
+                         kAheadBytes);
+              }
+              const Raw raw = lanes<kKind>(from, v, at);
+              even[p][v] = fma(x, value<kKind, kZeros>(raw, first_bit<kKind>(at)), even[p][v]);
+              odd[p][v] = fma(y, value<kKind, kZeros>(raw, first_bit<kKind>(at + 1)), odd[p][v]);
+            }
+          }
+          __asm__ volatile("" ::: "memory");  // else prefetches gather
+        }
+        for (int p = 0; p < kPanels; ++p) {
+          for (int v = 0; v < kVectors; ++v) total[p][v] = total[p][v] + (even[p][v] + odd[p][v]);
+          codes[p] += kSteps * step_bytes(kKind);
+        }
+      }
+      for (int p = 0; p < kPanels; ++p) {
+        for (int v = 0; v < kVectors; ++v) {
+          store(sums + (index * kPanels + p) * kPanel + v * kLanes, total[p][v]);
+        }
+      }
+    }
+  }
+  for (int64_t index = 0; index < num_groups; ++index) {
+    for (int p = 0; p < kPanels; ++p) {
+      const int64_t begin = index * group;
+      add_group<kZeros>(row_tiles(job, 0, job.out + p * kPanel),
+                        sums + (index * kPanels + p) * kPanel,
+                        panels.scales(job.panels[p]) + index * panels.group_floats, begin == 0,
+                        begin, std::min(begin + group, num_blocks), rows.tile_rows);
+    }
+  }
+}
+
 template <CodeKind kKind, bool kZeros>
 void run_tiles(const PanelJob& job) {
   const PackedRows& rows = *job.rows;
   const int64_t num_tiles = job.tile_end - job.tile_begin;
+  if (job.num_rows() == 1) {
+    return job.num_panels == 2 ? run_row<kKind, kZeros, 2>(job) : run_row<kKind, kZeros, 1>(job);
+  }
   if (num_tiles == 2) return run_few<kKind, kZeros, 2, 1>(job);
   if (num_tiles == 1) {
     return job.num_panels == 2 ? run_few<kKind, kZeros, 1, 2>(job)
