@@ -1,9 +1,9 @@
-// Codes times rows of bfloat16 through tiles, in the namespace of avx512_bf16, for any number of
-// rows: codes of 4 and 8 bits are whole bfloat16 numbers, and a group's sum is a tile's (tiles.inl)
-// before it gets the group's scale.
+// Codes times rows of bfloat16 beside tiles, in the namespace of avx512_bf16: codes of 4 and 8 bits
+// are whole bfloat16 numbers, and a group's sum is a tile's (tiles.inl) before it gets the group's
+// scale, in any number of rows.
 //
-// Few rows wait for the codes: a step of 32 values of k becomes bfloat16 while tiles multiply the
-// step before. Many rows pass over a slab of 8 steps, 16 KiB that stay in L1.
+// One row goes through vectors. Few rows wait for the codes: 32 values of k become bfloat16 while
+// tiles multiply those before. Many rows pass over a slab of 8 such steps, 16 KiB that stay in L1.
 #if REGATTA_HAS_BF16_DOT && REGATTA_TILES
 namespace regatta::cpu::REGATTA_ISA {
 namespace codes {

@@ -128,8 +128,8 @@ class Checked:
     if not TYPE_CHECKING:  # which knows the fields
 
         def __new__(cls, *values: Any, **named: Any) -> Any:
-            known = {each.name: each for each in fields(cls)}
-            for name in named.keys() - known.keys():
+            for name in named.keys() - cls.__dataclass_fields__.keys():
+                known = [each.name for each in fields(cls)]
                 said = hint(name, known) or f" (known: {', '.join(known)})"
                 raise UserError(f"{cls.__name__} has no field {name!r}{said}")
             return super().__new__(cls)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 LatentForm = Literal["cheaper", "absorbed", "expanded"]
 # Of keys and values made of latents: kMaxExpandedBytes of csrc/blocks/latent_attention, and what
-# kernel keeps.
+# their kernel keeps.
 EXPANDED_BYTES = (256 + 32) << 20
 
 
