@@ -17,7 +17,7 @@ import build
 from predict.device import library
 from predict.system import host
 from tests.fake_gpu import libraries
-from tests.fake_gpu.libraries import ENVIRONMENT
+from tests.fake_gpu.chosen import ENVIRONMENT
 from tests.support import tiny
 from tests.support.cpu_kernels import CANDIDATES, force, refusal
 from tests.support.golden import OPERATORS

@@ -7,7 +7,6 @@ operators, which are taken from the CPU library's build.
 from __future__ import annotations
 
 import fcntl
-import os
 import subprocess
 from pathlib import Path
 
@@ -18,18 +17,10 @@ from predict.device.built import Metadata, describe
 HERE = Path(__file__).resolve().parent
 TEST_OPS = HERE.parent / "gpu" / "ops"
 FOLDER = build.BUILD_DIR.parent / "fake_gpu"
-ENVIRONMENT = "REGATTA_FAKE_GPU"  # names FOLDER: tests/gpu runs over the libraries there
 RUNTIME_NAME = "libfake_cuda.so"
 TEST_OPS_NAME = "libtest_ops.so"  # of tests/gpu/ops
 LAUNCHERS = ("blocks", "kernels", "weights")  # here, in the place of csrc/cuda
 REGISTRATIONS = "registrations.cc"  # includes all of csrc/paddle: Paddle's headers are read once
-
-
-def select(folder: Path) -> None:
-    """Makes this process take its GPU libraries from `folder`; before Paddle is imported."""
-    os.environ.setdefault("FAKE_CUDA_BYTES", str(1 << 32))  # a step's workspace, and some cache
-    library.LIBRARY_DIR = folder
-    devices.PLUGIN_FOLDER = folder / devices.PLUGIN_FOLDER.name
 
 
 def compile_libraries() -> Path:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import build
-from tests.fake_gpu import libraries
+from tests.fake_gpu import chosen
 from tests.support.paths import ROOT
 
 # Tests of tests/gpu, by file: one of each kind that depends on an order of work. What is new joins
@@ -102,7 +102,7 @@ def test_the_smoke_of_the_gpus_tests_passes(fake_gpu: Path) -> None:
     }
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(build.CSRC)])
     # Late: queued work runs when somebody waits for it.
-    environment |= {libraries.ENVIRONMENT: str(fake_gpu), "FAKE_CUDA_LATE": "1"}
+    environment |= {chosen.ENVIRONMENT: str(fake_gpu), "FAKE_CUDA_LATE": "1"}
 
     # One core: threads that wait for one another on cores that others use take twice the time.
     cores = os.sched_getaffinity(0)

@@ -18,13 +18,13 @@ import pytest
 import build
 from predict.device import devices, library
 from predict.errors import UserError
-from tests.fake_gpu import libraries
+from tests.fake_gpu import chosen, libraries
 
 OPS = Path(__file__).parent / "ops"
 
-FAKE = Path(os.environ[libraries.ENVIRONMENT]) if libraries.ENVIRONMENT in os.environ else None
+FAKE = chosen.folder()
 if FAKE is not None:
-    libraries.select(FAKE)
+    chosen.select(FAKE)
 try:
     CHOSEN = devices.choose("gpu")
     devices.set_environment(CHOSEN)

@@ -44,7 +44,9 @@ def test_hidden_states_of_named_layers_are_transformers(gpu: devices.Device, for
 
 
 def test_rows_of_any_dtype_reach_graphs(gpu: devices.Device, tmp_path: Path) -> None:
-    found = json.loads(run_python("-m", "tests.support.added_fields", tmp_path, "gpu").stdout)
+    done = run_python("-m", "tests.support.added_fields", tmp_path, "gpu")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
     (same, eager_same), (other, eager_other) = found["marks 0"], found["marks 1"]
     assert same == eager_same != other == eager_other
     assert found["recorded"] > 0

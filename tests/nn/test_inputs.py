@@ -18,7 +18,9 @@ from tests.support.processes import run_python
 
 @pytest.mark.slow
 def test_a_row_is_all_that_every_way_to_run_needs(tmp_path: Path) -> None:
-    found = json.loads(run_python("-m", "tests.support.added_fields", tmp_path, "cpu").stdout)
+    done = run_python("-m", "tests.support.added_fields", tmp_path, "cpu")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
     names = [*(field.name for field in fields_with()), "marks", "more", "shift"]
     assert found["inputs"][: len(names)] == names
     (same, static_same), (other, static_other) = found["marks 0"], found["marks 1"]

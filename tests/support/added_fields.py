@@ -5,7 +5,6 @@ python -m tests.support.added_fields FOLDER DEVICE: a process of its own.
 
 import importlib.util
 import json
-import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.fake_gpu import libraries
+from tests.fake_gpu import chosen
 
 ROWS = """
     marks: Annotated[Any, Field("int32", ("T",), "added to positions", padding=5)] = None
@@ -22,8 +21,8 @@ ROWS = """
 
 
 def main(folder: Path, device: str) -> dict[str, Any]:
-    if libraries.ENVIRONMENT in os.environ:
-        libraries.select(Path(os.environ[libraries.ENVIRONMENT]))
+    if (folder_of_libraries := chosen.folder()) is not None:
+        chosen.select(folder_of_libraries)
     place: Any = importlib.util.find_spec("predict.nn.inputs")
     table, end, rest = (
         Path(place.origin).read_text().partition("\n\n    @property\n    def of_blocks")
