@@ -8,6 +8,7 @@ neighbouring pairs (`permuted`), norms with 1 added (`plus_one`).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any
 
 from predict.errors import UserError
 from predict.gguf.metadata import GgufMetadata
-from predict.gguf.rope import scaling_of
+from predict.gguf.rope import scaling_of, yarn_mscale
 
 ConfigValues = dict[str, Any]
 # What tensors are called in most families, without ".weight" and ".bias": in the file, to us.
@@ -37,6 +38,7 @@ LAYER_TENSORS: Mapping[str, str] = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    # Experts are found by these names in every family, whatever its own are.
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.{expert}.gate_proj",
     "ffn_up_exps": "mlp.experts.{expert}.up_proj",
@@ -59,6 +61,9 @@ GEMMA_LOCAL_BASE = 10000.0
 # latent].
 KEYS_OF_LATENTS, VALUES_OF_LATENTS = "self_attn.k_b_proj", "self_attn.v_b_proj"
 SOFTMAX, SIGMOID = 1, 2  # of a router's scores
+TEMPERATURE = "{arch}.attention.temperature_scale"
+CORRECTION = re.compile(r"blk\.[0-9]+\.exp_probs_b\.bias")
+V3_EXPERTS = 256  # of DeepSeek V3, whose older files do not say that they are in groups
 # Layers of the models whose scores llama.cpp scales by the width of the hidden states.
 GEMMA2_27B, GEMMA3_27B = 46, 62
 
@@ -78,20 +83,9 @@ class Architecture:
     def family(self, data: GgufMetadata) -> str:
         return self.model_type if isinstance(self.model_type, str) else self.model_type(data)
 
-    def names(self, model_type: str) -> Mapping[str, str]:
+    def names(self) -> Mapping[str, str]:
         """What a layer's tensors are called, in the file and to us."""
-        return {**LAYER_TENSORS, **self.tensors, **BY_FAMILY.get(model_type, {})}
-
-
-# Of architectures that are one of several families.
-BY_FAMILY: Mapping[str, Mapping[str, str]] = {
-    "mixtral": {
-        "ffn_gate_inp": "block_sparse_moe.gate",
-        "ffn_gate_exps": "block_sparse_moe.experts.{expert}.w1",
-        "ffn_up_exps": "block_sparse_moe.experts.{expert}.w3",
-        "ffn_down_exps": "block_sparse_moe.experts.{expert}.w2",
-    },
-}
+        return {**LAYER_TENSORS, **self.tensors}
 
 
 def _llama_family(data: GgufMetadata) -> str:
@@ -102,19 +96,24 @@ def _llama_family(data: GgufMetadata) -> str:
 
 def _llama(data: GgufMetadata) -> ConfigValues:
     data.must_be("{arch}.expert_weights_norm", (True,))
-    size = data.whole("{arch}.feed_forward_length")
-    data.must_be("{arch}.expert_feed_forward_length", (size,))
-    return {
-        **_biases(data),
-        "num_local_experts": data.optional("{arch}.expert_count"),
-        "num_experts_per_tok": data.optional("{arch}.expert_used_count"),
-    }
+    return {**_biases(data), **_experts(data)}
+
+
+def _with_biases(data: GgufMetadata) -> ConfigValues:
+    return {"attention_bias": data.has_tensor("blk.0.attn_q.bias")}
 
 
 def _biases(data: GgufMetadata) -> ConfigValues:
+    return {**_with_biases(data), "mlp_bias": data.has_tensor("blk.0.ffn_up.bias")}
+
+
+def _experts(data: GgufMetadata) -> ConfigValues:
+    """Of families whose experts are as wide as config.json's intermediate_size says."""
+    size = data.whole("{arch}.feed_forward_length")
+    data.must_be("{arch}.expert_feed_forward_length", (size,))
     return {
-        "attention_bias": data.has_tensor("blk.0.attn_q.bias"),
-        "mlp_bias": data.has_tensor("blk.0.ffn_up.bias"),
+        "num_local_experts": data.optional("{arch}.expert_count"),
+        "num_experts_per_tok": data.optional("{arch}.expert_used_count"),
     }
 
 
@@ -247,9 +246,15 @@ def _gpt_oss(data: GgufMetadata) -> ConfigValues:
     }
 
 
+def _has_correction(data: GgufMetadata) -> bool:
+    return any(map(CORRECTION.fullmatch, data.file.tensors))
+
+
 def _is_sigmoid(data: GgufMetadata) -> bool:
+    """The router's scores; GLM-4.7-Flash's files do not say, and have what only sigmoids have."""
     data.must_be("{arch}.expert_gating_func", (SOFTMAX, SIGMOID))
-    return data.whole("{arch}.expert_gating_func", SOFTMAX) == SIGMOID
+    given = SIGMOID if _has_correction(data) else SOFTMAX
+    return data.whole("{arch}.expert_gating_func", given) == SIGMOID
 
 
 def _deepseek_family(data: GgufMetadata) -> str:
@@ -265,7 +270,9 @@ def _deepseek(data: GgufMetadata) -> ConfigValues:
     value = data.optional("{arch}.attention.value_length_mla") or data.whole(
         "{arch}.attention.value_length"
     )
-    groups = data.whole("{arch}.expert_group_count", 0)
+    experts = data.whole("{arch}.expert_count")
+    groups = data.whole("{arch}.expert_group_count", 0 if experts == V3_EXPERTS else 1)
+    drafting = data.whole("{arch}.nextn_predict_layers", 0)  # counted, and behind the others
     method = "noaux_tc" if _is_sigmoid(data) else "group_limited_greedy"
     scaling = scaling_of(data)
     if scaling and scaling["rope_type"] == "yarn":
@@ -281,7 +288,7 @@ def _deepseek(data: GgufMetadata) -> ConfigValues:
         "qk_nope_head_dim": key - rotated,
         "v_head_dim": value,
         "rope_scaling": scaling,
-        "n_routed_experts": data.whole("{arch}.expert_count"),
+        "n_routed_experts": experts,
         "num_experts_per_tok": data.whole("{arch}.expert_used_count"),
         "moe_intermediate_size": data.whole("{arch}.expert_feed_forward_length"),
         "n_shared_experts": data.whole("{arch}.expert_shared_count", 0),
@@ -290,13 +297,54 @@ def _deepseek(data: GgufMetadata) -> ConfigValues:
         "norm_topk_prob": data.flag("{arch}.expert_weights_norm", False),
         "topk_method": method if groups > 1 or _is_sigmoid(data) else "greedy",
         "n_group": groups or None,
-        "topk_group": data.whole("{arch}.expert_group_used_count", 0) or None,
-        "num_nextn_predict_layers": 0,
+        "topk_group": data.whole("{arch}.expert_group_used_count", min(groups, 1)) or None,
+        "num_hidden_layers": data.whole("{arch}.block_count") - drafting,
+        "num_nextn_predict_layers": drafting,
     }
 
 
-def _with_biases(data: GgufMetadata) -> ConfigValues:
-    return {"attention_bias": data.has_tensor("blk.0.attn_q.bias")}
+def _olmo2_family(data: GgufMetadata) -> str:
+    return "olmo3" if data.whole("{arch}.attention.sliding_window", 0) else "olmo2"
+
+
+def _olmo2(data: GgufMetadata) -> ConfigValues:
+    base = data.file.metadata.get(data.key("{arch}.rope.freq_base"))
+    data.must_be("{arch}.rope.freq_base_swa", (base,))
+    return {**_with_biases(data), **_windows(data)}
+
+
+def _mistral3_family(data: GgufMetadata) -> str:
+    return "ministral3" if data.real(TEMPERATURE, 0.0) else "mistral"
+
+
+def _mistral3(data: GgufMetadata) -> ConfigValues:
+    scaling: ConfigValues = scaling_of(data) or {"rope_type": "default"}
+    if scaling["rope_type"] == "yarn":
+        log = data.real("{arch}.rope.scaling.yarn_log_multiplier", 0.0)
+        scaling["attention_factor"] /= yarn_mscale(scaling["factor"], log)
+    return {"rope_scaling": {**scaling, "llama_4_scaling_beta": data.real(TEMPERATURE, 0.0)}}
+
+
+def _hunyuan(data: GgufMetadata) -> ConfigValues:
+    return {**_with_biases(data), "use_qk_norm": data.has_tensor("blk.0.attn_q_norm.weight")}
+
+
+def _minimax(data: GgufMetadata) -> ConfigValues:
+    data.must_be("{arch}.expert_gating_func", (SIGMOID,))
+    return {
+        **_experts(data),
+        "intermediate_size": data.whole("{arch}.expert_feed_forward_length"),
+        "use_routing_bias": _has_correction(data),
+    }
+
+
+def _phimoe(data: GgufMetadata) -> ConfigValues:
+    head = {"lm_head_bias": data.has_tensor("output.bias")}
+    return {**_phi3(data), **_with_biases(data), **_experts(data), **head}
+
+
+def _seed_oss(data: GgufMetadata) -> ConfigValues:
+    return {**_biases(data), "attention_out_bias": data.has_tensor("blk.0.attn_output.bias")}
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -320,10 +368,26 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         layer_norm=True,
     ),
     "phi3": Architecture("phi3", _phi3, FUSED_GATE_UP),
-    "olmo2": Architecture(
-        "olmo2",
-        _with_biases,
-        NORMS_BEHIND,
+    "olmo2": Architecture(_olmo2_family, _olmo2, NORMS_BEHIND),
+    "exaone4": Architecture("exaone4", _windows, NORMS_BEHIND),
+    "mistral3": Architecture(_mistral3_family, _mistral3, permuted=True),
+    "seed_oss": Architecture(
+        "seed_oss", _seed_oss, {"post_attention_norm": "post_attention_layernorm"}
+    ),
+    "hunyuan-dense": Architecture(
+        "hunyuan_v1_dense",
+        _hunyuan,
+        {
+            "attn_q_norm": "self_attn.query_layernorm",
+            "attn_k_norm": "self_attn.key_layernorm",
+        },
+    ),
+    "minimax-m2": Architecture(
+        "minimax_m2", _minimax, {"exp_probs_b": "block_sparse_moe.e_score_correction_bias"}
+    ),
+    "phimoe": Architecture("phimoe", _phimoe),
+    "granitemoe": Architecture(
+        "granitemoe", lambda data: {**_granite(data), **_experts(data)}, permuted=True
     ),
     "olmoe": Architecture("olmoe", _olmoe),
     "starcoder2": Architecture(

@@ -38,16 +38,21 @@ def scaling_of(data: GgufMetadata) -> dict[str, Any] | None:
     values = {"rope_type": method, "factor": factor}
     if method == "linear":
         return values
-    temperature = data.real(
-        "{arch}.rope.scaling.attn_factor", data.real("{arch}.rope.scaling.yarn_attn_factor", 1.0)
-    )
+    data.must_be("{arch}.rope.scaling.yarn_ext_factor", (1.0, -1.0))  # -1: not said
+    # What converters call yarn_attn_factor is the whole, as config.json's attention_factor.
+    whole = data.real("{arch}.rope.scaling.yarn_attn_factor", yarn_mscale(factor, 1.0))
     return {
         **values,
         "original_max_position_embeddings": original or context,
         "beta_fast": data.real("{arch}.rope.scaling.yarn_beta_fast", 32.0),
         "beta_slow": data.real("{arch}.rope.scaling.yarn_beta_slow", 1.0),
-        "attention_factor": temperature * (1 + 0.1 * math.log(max(factor, 1.0))),
+        "attention_factor": data.real("{arch}.rope.scaling.attn_factor", 1.0) * whole,
     }
+
+
+def yarn_mscale(factor: float, scale: float) -> float:
+    """The factor of cos and sin where positions are stretched by `factor`."""
+    return 1 + 0.1 * scale * math.log(max(factor, 1.0))
 
 
 def _factors(data: GgufMetadata, name: str) -> list[float]:

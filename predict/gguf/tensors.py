@@ -17,17 +17,14 @@ from predict.gguf.config import config_of
 from predict.gguf.metadata import GgufMetadata
 from predict.gguf.reader import GgufFile, GgufTensor
 
-LAYER = re.compile(r"blk\.([0-9]{1,4})\.([a-z0-9_]+)\.(weight|bias)")
+LAYER = re.compile(r"blk\.([0-9]{1,4})\.([a-z0-9_.]+)\.(weight|bias)")
 TOP = re.compile(r"([a-z_]+)\.(weight|bias)")
 NORM = re.compile(r".*_norm\.weight")
 MAX_PIECES = 4096  # of one tensor: experts or heads
 # Experts in forms that are not read, and what to do about them.
 OTHER_EXPERTS = re.compile(r"blk\.[0-9]+\.(ffn_(gate|up|down)\.[0-9]+|ffn_gate_up_exps)\.weight")
-# What a tensor's ending is to us, where it is neither .weight nor .bias.
-WITHOUT_ENDING = {
-    "self_attn.sinks": "self_attn.sinks",
-    "mlp.gate.e_score_correction_bias": "mlp.gate.e_score_correction_bias",
-}
+# Tensors that to us end in neither .weight nor .bias.
+WITHOUT_ENDING = ("self_attn.sinks", "e_score_correction_bias")
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ def sources_of(file: GgufFile) -> dict[str, Source]:
     """The tensors by Hugging Face's names; those that are not known keep the file's."""
     data = GgufMetadata(file)
     row, config = architecture_of(data), config_of(file)
-    names = row.names(config["model_type"])
+    names = row.names()
     found: dict[str, Source] = {}
     for name, tensor in file.tensors.items():
         if OTHER_EXPERTS.fullmatch(name):
@@ -85,6 +82,8 @@ def _sources(
     stem = ending = ""
     if layer and layer[2] in names:
         stem, ending = f"model.layers.{layer[1]}.{names[layer[2]]}", layer[3]
+    elif layer and int(layer[1]) >= config["num_hidden_layers"]:  # of layers that draft tokens
+        stem, ending = f"model.layers.{layer[1]}.{layer[2]}", layer[3]
     elif top and top[1] in TENSORS:
         stem, ending = row.tensors.get(top[1], TENSORS[top[1]]), top[2]
     offset = -1.0 if row.plus_one and NORM.fullmatch(name) else 0.0
@@ -98,8 +97,8 @@ def _sources(
         yield f"{stem}.{ending}", replace(source, shape=(1, *tensor.shape[-1:]))
     else:
         heads = _heads(layer[2], tensor, config) if layer and row.permuted else 0
-        short = next((s for s in WITHOUT_ENDING if stem.endswith(s)), None)
-        yield stem if short else f"{stem}.{ending}", replace(source, heads=heads)
+        is_short = stem.endswith(WITHOUT_ENDING)
+        yield stem if is_short else f"{stem}.{ending}", replace(source, heads=heads)
 
 
 def _heads(stem: str, tensor: GgufTensor, config: Mapping[str, Any]) -> int:

@@ -37,9 +37,9 @@ from tests.support.golden import CASES, GOLDEN, check_greedy, config, greedy, ru
 # Layers with experts and layers without: llama.cpp has no such Qwen, and no converter writes them.
 NOT_CONVERTED = ("qwen2_moe_sparse", "qwen3_moe_window")
 # A rotary base that grows with the context is in no GGUF, nor DeepSeek rotated in halves.
-NOT_ROTATED = ("llama_rope_dynamic", "deepseek_v3_halves")
-# Their experts' limit is not the one that llama.cpp has for all of the family.
-OTHER_LIMIT = ("gpt_oss_20b", "gpt_oss_mxfp4")
+NOT_ROTATED = ("llama_rope_dynamic", "deepseek_v3_halves", "glm4_moe_lite_types")
+# What llama.cpp has for all of the family is not theirs: an experts' limit, a rotary factor.
+OTHER_LIMIT = ("gpt_oss_20b", "gpt_oss_mxfp4", "phimoe_42b")
 FAMILIES = [
     case
     for case in CASES
@@ -74,6 +74,63 @@ def test_gpt_oss_gives_the_tokens_of_its_safetensors(tmp_path: Path) -> None:
     # MXFP4 is of experts' matrices, which keep their codes.
     path = convert(directory, tmp_path / "mxfp4.gguf", Types.MXFP4)
     assert tokens_of(path) == tokens_of(path, inference_model=False)
+
+
+def test_phimoe_gives_the_tokens_of_its_safetensors(tmp_path: Path) -> None:
+    directory = tmp_path / "m"
+    shutil.copytree(GOLDEN / "phimoe_42b", directory)
+    values = json.loads((directory / "config.json").read_text())
+    original, context = values["original_max_position_embeddings"], 256
+    factor = (1 + np.log(context / original) / np.log(original)) ** 0.5
+    values["rope_scaling"] |= {"short_mscale": factor, "long_mscale": factor}
+    # A GGUF file has no jitter: llama.cpp knows the published model's.
+    values["router_jitter_noise"] = 0.01
+    (directory / "config.json").write_text(json.dumps(values))
+    assert tokens_of(convert(directory, tmp_path / "x.gguf")) == tokens_of(directory)
+
+
+@pytest.mark.parametrize(
+    ("case", "add", "said"),
+    [
+        ("olmo3_7b", lambda w: w.add_float32("olmo2.rope.freq_base_swa", 1e4), "freq_base_swa is"),
+        ("olmo3_7b", lambda w: w.add_rope_scaling_yarn_ext_factor(0.5), "yarn_ext_factor is 0.5"),
+        ("exaone4_32b", lambda w: w.add_nextn_predict_layers(1), "nextn_predict_layers is 1"),
+        ("ministral3_8b", lambda w: w.add_expert_count(8), "mistral3.expert_count is 8"),
+        ("ministral3_8b", lambda w: w.add_attn_temperature_length(9), "temperature_length is 9"),
+        ("seed_oss_36b", lambda w: w.add_attention_scale(0.5), "attention.scale is 0.5"),
+        (
+            "hunyuan_7b",
+            lambda w: w.add_float32("hunyuan-dense.rope.scaling.alpha", 9.0),
+            "alpha is",
+        ),
+        ("minimax_m2_230b", lambda w: w.add_expert_weights_scale(2.0), "weights_scale is 2.0"),
+        ("phimoe_42b", lambda w: w.add_expert_shared_count(2), "expert_shared_count is 2"),
+        (
+            "granitemoe_3b",
+            lambda w: w.add_expert_shared_feed_forward_length(64),
+            "shared_feed_forward_length is 64",
+        ),
+    ],
+)
+def test_what_a_file_of_a_new_family_says_and_is_not_done_is_refused(
+    case: str, add: Any, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=said):
+        read_spec(convert(GOLDEN / case, tmp_path / "x.gguf", add_tokens=add))
+
+
+def test_layers_that_draft_are_left_unread(tmp_path: Path) -> None:
+    """GLM-4.7-Flash's file has its drafting layer, which the count of layers includes."""
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_block_count(3)
+        writer.add_nextn_predict_layers(1)
+        writer.add_tensor("blk.2.nextn.eh_proj.weight", np.zeros((32, 64), np.float32))
+        writer.add_tensor("blk.2.attn_norm.weight", np.zeros(32, np.float32))
+
+    path = convert(GOLDEN / "glm4_moe_lite_30b", tmp_path / "x.gguf", add_tokens=add)
+    assert read_spec(path)[0].num_layers == 2
+    assert tokens_of(path) == tokens_of(GOLDEN / "glm4_moe_lite_30b")
 
 
 def test_older_files_have_the_sizes_of_heads_of_latents_under_their_own_names(

@@ -48,17 +48,32 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
+    "glm4_moe_lite": "deepseek2",
+    "olmo3": "olmo2",
+    "exaone4": "exaone4",
+    "ministral3": "mistral3",
+    "mistral3": "mistral3",
+    "seed_oss": "seed_oss",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "minimax_m2": "minimax-m2",
+    "phimoe": "phimoe",
+    "granitemoe": "granitemoe",
 }
-PERMUTED = ("llama", "granite", "minicpm", "internlm2")
+PERMUTED = ("llama", "granite", "minicpm", "internlm2", "mistral3", "granitemoe")
+OF_EYES = ("vision_tower.", "multi_modal_projector.")
 PLUS_ONE = ("gemma", "gemma2", "gemma3")
 LAYER_NORM = ("phi2", "starcoder2", "stablelm", "command-r")
 EXPERT = re.compile(r"(model\.layers\.\d+\.)(.*\.experts)\.(\d+)\.(.*)\.(weight|bias)")
 
 
 def read_tensors(directory: Path) -> dict[str, Array]:
-    """The directory's tensors in float32, experts' one by one."""
+    """The directory's tensors of text in float32, experts' one by one."""
     checkpoint = Checkpoint(directory)
-    return {name: checkpoint.read_float((name,)) for name in checkpoint.tensors}
+    return {
+        name.replace("language_model.model.", "model.").replace("language_model.lm", "lm"):
+            checkpoint.read_float((name,))
+        for name in checkpoint.tensors if not name.startswith(OF_EYES)
+    }  # fmt: skip
 
 
 def as_float32(values: Array) -> npt.NDArray[np.float32]:
@@ -118,8 +133,11 @@ def with_parts(
     made: dict[str, Array] = {}
     for name, values in tensors.items():
         if "experts" in name and "gate_up_proj" in name:
-            for start, part in enumerate(("gate_proj", "up_proj")):
-                made[name.replace("gate_up_proj", part)] = values[..., start::2].T
+            halves = [values[..., start::2].T for start in range(2)]  # gpt-oss'
+            if "block_sparse_moe" in name:
+                halves = np.split(values, 2)
+            for half, part in zip(halves, ("gate_proj", "up_proj"), strict=True):
+                made[as_default(name).replace("gate_up_proj", part)] = half
             continue
         if "sinks" in name:
             made[name + ".weight"] = values
@@ -134,7 +152,7 @@ def with_parts(
             made[name.replace("kv_b_proj", "v_b_proj")] = values_b
             continue
         if "wqkv" not in name:
-            made[name] = values.T if is_turned(name, tensors) else values
+            made[as_default(name)] = values.T if is_turned(name, tensors) else values
             continue
         layer = name.removesuffix("attention.wqkv.weight") + "self_attn."
         groups = values.reshape(keys, heads // keys + 2, -1, values.shape[-1])
@@ -143,10 +161,15 @@ def with_parts(
     return made
 
 
+def as_default(name: str) -> str:
+    """GraniteMoe's experts under the names that most families' have."""
+    return re.sub(r"block_sparse_moe(\.experts\.\d+\.(gate_up|down)_proj)", r"mlp\1", name)
+
+
 def is_turned(name: str, tensors: Mapping[str, Array]) -> bool:
     """Whether a matrix of gpt-oss lies as [in, out]."""
     joined = name.replace("down_proj", "gate_up_proj")
-    return "experts" in name and name.endswith("down_proj.weight") and joined in tensors
+    return "mlp.experts" in name and name.endswith("down_proj.weight") and joined in tensors
 
 
 def mapped(table: Any, name: str) -> str:
@@ -172,6 +195,8 @@ def writer_of(path: Path, config: Mapping[str, Any]) -> gguf.GGUFWriter:
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     partial = config.get("partial_rotary_factor")
+    if config.get("rotary_dim"):
+        partial = config["rotary_dim"] / head_dim
     if partial is None:
         partial = {"phi": 0.5, "stablelm": 0.25, "glm4": 0.5}.get(config["model_type"], 1.0)
     writer.add_rope_dimension_count(int(head_dim * partial))
@@ -207,11 +232,12 @@ def latent_writer(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> gguf.GG
     writer.add_expert_used_count(config["num_experts_per_tok"])
     writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     writer.add_expert_shared_count(config["n_shared_experts"])
-    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_leading_dense_block_count(config.get("first_k_dense_replace", 0))
     writer.add_expert_weights_scale(config["routed_scaling_factor"])
     writer.add_expert_weights_norm(config["norm_topk_prob"])
-    is_third = config["model_type"] == "deepseek_v3"
-    writer.add_expert_gating_func(gguf.ExpertGatingFuncType(2 if is_third else 1))
+    is_third = config["model_type"] in ("deepseek_v3", "glm4_moe_lite")
+    if config["model_type"] != "glm4_moe_lite":  # which does not say how its router scores
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType(2 if is_third else 1))
     if is_third or config.get("topk_method") == "group_limited_greedy":
         writer.add_expert_group_count(config["n_group"])
         writer.add_expert_group_used_count(config["topk_group"])
@@ -230,8 +256,9 @@ def rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     scaling = rope_of(config)
-    writer.add_rope_freq_base(scaling["rope_theta"])
     kind = scaling.get("rope_type", scaling.get("type"))
+    if "alpha" not in scaling:
+        writer.add_rope_freq_base(scaling["rope_theta"])
     if kind in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
         writer.add_rope_scaling_factor(scaling["factor"])
@@ -239,6 +266,12 @@ def add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
         writer.add_rope_scaling_orig_ctx_len(
             scaling.get("original_max_position_embeddings", config["max_position_embeddings"])
         )
+        if "attention_factor" in scaling:
+            writer.add_rope_scaling_yarn_attn_factor(scaling["attention_factor"])
+    if "alpha" in scaling:  # Hunyuan's "dynamic", which has one base
+        dim = config["head_dim"]
+        writer.add_rope_freq_base(scaling["rope_theta"] * scaling["alpha"] ** (dim / (dim - 2)))
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
     if kind == "longrope":
         original, context = (config[f"{name}max_position_embeddings"] for name in ("original_", ""))
         writer.add_rope_scaling_orig_ctx_len(original)
@@ -251,12 +284,12 @@ def add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
 def add_family(writer: gguf.GGUFWriter, arch: str, config: Mapping[str, Any]) -> None:
     """Keys of single architectures."""
     experts = config.get("num_local_experts") or config.get("num_experts")
-    if experts:
+    if experts and experts > 1:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
-        if arch == "gpt-oss":
+        if arch in ("gpt-oss", "minimax-m2"):
             writer.add_expert_feed_forward_length(config["intermediate_size"])
-        if arch.endswith("moe") and arch != "olmoe":
+        if arch.endswith("moe") and arch not in ("olmoe", "phimoe", "granitemoe"):
             writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if arch == "qwen2moe":
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
@@ -269,16 +302,25 @@ def add_family(writer: gguf.GGUFWriter, arch: str, config: Mapping[str, Any]) ->
         ):
             if config.get(key) or arch == "gemma2":
                 add(config.get(key) or 0.0)
+    if arch in ("gemma2", "gemma3", "olmo2", "exaone4") and config.get("sliding_window"):
         pattern = config.get("sliding_window_pattern")
         if config.get("layer_types"):
             pattern = [kind == "sliding_attention" for kind in config["layer_types"]]
         if pattern:
             writer.add_sliding_window_pattern(pattern)
-    if arch in ("llama", "phi3", "starcoder2", "gpt-oss") and config.get("sliding_window"):
+    windowed = ("llama", "phi3", "starcoder2", "gpt-oss", "olmo2", "exaone4", "phimoe")
+    if arch in windowed and config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
     if arch == "stablelm":
         writer.add_parallel_residual(config.get("use_parallel_residual", False))
-    if arch == "granite":
+    if arch == "minimax-m2":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if arch == "mistral3":
+        scaling = rope_of(config)
+        if "llama_4_scaling_beta" in scaling:
+            writer.add_rope_scaling_yarn_log_mul(scaling["mscale_all_dim"])
+            writer.add_attn_temperature_scale(scaling["llama_4_scaling_beta"])
+    if arch in ("granite", "granitemoe"):
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_attention_scale(config["attention_multiplier"])
@@ -347,7 +389,8 @@ def convert(
 
     kind: of all matrices, or by their name. add_tokens: its tokenizer. changes: of config.json.
     """
-    config = json.loads((directory / "config.json").read_text()) | changes
+    config = json.loads((directory / "config.json").read_text())
+    config = {**config.get("text_config", config), "model_type": config["model_type"], **changes}
     writer = writer_of(path, config)
     if add_tokens is not None:
         add_tokens(writer)

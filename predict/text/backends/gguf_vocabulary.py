@@ -39,6 +39,8 @@ NUM_BYTES = 256
 # Regular expressions that cut a text into words.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 ONE_DIGIT, THREE_DIGITS = WORDS.format(digits=""), WORDS.format(digits="{1,3}")
+# Of a mark ahead of a line's end, the end is a word of its own.
+SEED = ONE_DIGIT.replace(r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}\r\n]+")
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -71,7 +73,7 @@ _GPT4O = Way((GPT4O,))
 # By tokenizer.ggml.pre.
 WAYS: Mapping[str, Way] = {
     "default": Way((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
-    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "gigachat"), Way((GPT2,))),
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "gigachat", "exaone4"), Way((GPT2,))),
     **dict.fromkeys(
         ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2"), _LLAMA3
     ),
@@ -84,10 +86,13 @@ WAYS: Mapping[str, Way] = {
         _STARCODER,
     ),
     "tekken": Way((TEKKEN,), whole_words=True),
-    **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
+    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), _GPT4O),
     "falcon": Way((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
     "deepseek-coder": Way((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
-    "deepseek-v3": Way((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK3)),
+    **dict.fromkeys(
+        ("deepseek-v3", "hunyuan-dense"), Way((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK3))
+    ),
+    "seed-coder": Way((SEED,)),
 }
 
 
