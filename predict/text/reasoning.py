@@ -31,6 +31,7 @@ class ReasoningFormat:
     begin: str
     end: str
     content: tuple[str, str] | None = None
+    other: str = ""  # a text of templates in which the marks around content have another sense
 
     @property
     def kept_tokens(self) -> tuple[str, ...]:
@@ -48,8 +49,12 @@ FORMATS = {
     row.name: row
     for row in (
         ReasoningFormat(
-            "ernie_x1", "ERNIE X1 and 4.5 Thinking", "<think>", "</think>",
+            "ernie_x1", "ERNIE X1 and 4.5 Thinking, Granite 3.3", "<think>", "</think>",
             ("<response>", "</response>"),
+            other="<minimax:tool_call>",  # around results of tools
+        ),
+        ReasoningFormat(
+            "hunyuan", "Hunyuan", "<think>", "</think>", ("<answer>", "</answer>"),
         ),
         ReasoningFormat(
             "think",
@@ -75,8 +80,12 @@ def detected(template: str) -> ReasoningFormat | None:
 
     The end alone tells: some templates only take the thoughts of earlier turns away.
     """
-    wanted = ((row, (row.end, *(row.content or ()))) for row in FORMATS.values())
-    return next((row for row, marks in wanted if all(mark in template for mark in marks)), None)
+
+    def fits(row: ReasoningFormat) -> bool:
+        has_marks = all(mark in template for mark in (row.end, *(row.content or ())))
+        return has_marks and not (row.other and row.other in template)
+
+    return next(filter(fits, FORMATS.values()), None)
 
 
 class ReasoningParser:

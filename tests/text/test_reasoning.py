@@ -47,6 +47,8 @@ CASES = [
     ("ernie_x1", True, f"Hm.\n</think>\n\n<response>\nSo.\n</response>\n{CALL}",
      AnswerParts("So.", "Hm.", NOW)),
     ("ernie_x1", True, f"Hm.\n</think>\n\n\n{CALL}", AnswerParts(None, "Hm.", NOW)),
+    ("hunyuan", False, "<think>\nHm.\n</think>\n<answer>\nYes.\n</answer>",
+     AnswerParts("Yes.", "Hm.")),
     ("mistral", False, "[THINK]Hm.[/THINK]Oui.", AnswerParts("Oui.", "Hm.")),
     ("seed_oss", False, "<seed:think>Hm.</seed:think>Yes.", AnswerParts("Yes.", "Hm.")),
 ]  # fmt: skip
@@ -106,6 +108,8 @@ def test_a_row_is_found_by_the_template_or_by_name() -> None:
     assert detected("... {% if x %}<think>{% endif %} ... </think>") is THINK
     assert detected("{{ m.content.split('</think>')[-1] }}") is THINK
     assert detected("<think></think><response></response>") is FORMATS["ernie_x1"]
+    assert detected("<minimax:tool_call></think><response></response>") is THINK
+    assert detected("</think><answer></answer>") is FORMATS["hunyuan"]
     assert detected("[THINK]{{ x }}[/THINK]") is FORMATS["mistral"]
     assert detected("{{ messages }}") is None
     with pytest.raises(UserError, match="did you mean think"):

@@ -9,15 +9,17 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
+from collections.abc import Sequence
 
 from predict.errors import one_of
+from predict.text.conversation import Message
 from predict.text.deltas import ContentDelta, Delta, Parser
 from predict.text.lark import GuideContext
 from predict.text.markup import ContentStops, StepParser
 from predict.text.reasoning import ReasoningFormat, ReasoningParser
 from predict.text.tool_calls._forms import content_guide
 from predict.text.tool_calls._guides import CallFormat
-from predict.text.tool_calls._messages import template_messages
+from predict.text.tool_calls._messages import shaped_messages
 from predict.text.tool_calls._records import CHOICES, Tool, ToolUse
 
 __all__ = [
@@ -59,6 +61,15 @@ def detected(template: str) -> CallFormat | None:
     rows = [format_of(name) for name in known_formats()]
     fitting = [row for row in rows if all(mark in written for mark in row.marks)]
     return max(fitting, key=lambda row: len(row.marks), default=None)
+
+
+def template_messages(messages: Sequence[Message], source: str) -> list[Message]:
+    """OpenAI's messages as the template with this source reads them; see `shaped_messages`.
+
+    Calls of a template that writes none, as Granite 3's, stand in the content, in its form.
+    """
+    row = None if "tool_calls" in source else detected(source)
+    return shaped_messages(messages, source, row)
 
 
 def parser_of(row: CallFormat, use: ToolUse, stops: ContentStops | None = None) -> Parser:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -48,6 +48,8 @@ class CallFormat:
     is_whole: bool = False
     # Puts thoughts and marks around a rule for the content; None: thoughts in front of it.
     around_content: Callable[[Rules, str], str] | None = None
+    # Calls, each a name and arguments, as the text of an answer: for templates that write none.
+    writes: Callable[[Sequence[tuple[str, Any]]], str] | None = None
 
     def guide(self, use: ToolUse, context: GuideContext) -> Guide | None:
         """The guide that makes calls valid; None where no tool may be called.

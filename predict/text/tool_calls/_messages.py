@@ -12,6 +12,7 @@ from typing import Any
 from predict.errors import UserError
 from predict.system.files import parse_json
 from predict.text.conversation import Message
+from predict.text.tool_calls._guides import CallFormat
 
 # A template that joins arguments to its own text takes texts alone: + tool['arguments'] +
 _JOINS_ARGUMENTS = re.compile(r"\+\s*[\w.'\"\[\]]*\barguments\b['\"\]]*\s*(?:\+|-?\}\}|-?%\})")
@@ -22,8 +23,12 @@ _NINE_CHARACTERS = re.compile(r"\|\s*length\s*!=\s*9\b")
 _NINE = re.compile(r"[A-Za-z0-9]{9}")
 
 
-def template_messages(messages: Sequence[Message], source: str) -> list[Message]:
+def shaped_messages(
+    messages: Sequence[Message], source: str, row: CallFormat | None
+) -> list[Message]:
     """OpenAI's messages as the template with this source reads them; none is changed in place.
+
+    row: the form of calls of a template that writes none itself; they become content.
 
     Arguments become objects, or texts where the template takes no objects. What is not a JSON
     object stays as it is; a template that takes objects alone gets it under the key "arguments".
@@ -36,7 +41,9 @@ def template_messages(messages: Sequence[Message], source: str) -> list[Message]
         message = dict(message)
         calls = message.get("tool_calls")
         if isinstance(calls, list) and calls:
-            message["tool_calls"] = [_call(call, source, names) for call in calls]
+            calls = message["tool_calls"] = [_call(call, source, names) for call in calls]
+            if row is not None and row.writes is not None:
+                message["content"] = _with_text(message.get("content"), row.writes(_named(calls)))
         given_id = message.get("tool_call_id")
         if isinstance(given_id, str):
             if message.get("role") == "tool" and given_id in names:
@@ -50,6 +57,18 @@ def template_messages(messages: Sequence[Message], source: str) -> list[Message]
                 message["thinking"] = thoughts
         made.append(message)
     return made
+
+
+def _named(calls: Sequence[Any]) -> list[tuple[str, Any]]:
+    functions = [call["function"] for call in calls if isinstance(call, Mapping)]
+    return [(str(each.get("name")), each.get("arguments")) for each in functions]
+
+
+def _with_text(content: Any, text: str) -> Any:
+    """A content, text or parts, and a text behind it."""
+    if isinstance(content, list):
+        return [*content, {"type": "text", "text": text}]
+    return f"{content or ''}{text}"
 
 
 def _call(call: Any, source: str, names: dict[str, str]) -> Any:

@@ -36,7 +36,8 @@ def _start(rules: ToolRules) -> str:
 
 FORMAT = CallFormat(
     name="hermes",
-    models="Qwen2.5, Qwen3, QwQ, Hermes 2 Pro and 3, SmolLM3, ERNIE X1 and 4.5 Thinking, EXAONE 4",
+    models="Qwen2.5, Qwen3, QwQ, Hermes 2 Pro and 3, SmolLM3, ERNIE X1 and 4.5 Thinking, EXAONE 4, "
+    "Granite 4",
     marks=(BEGIN, END, '"name":', '"arguments":'),
     begins=(BEGIN,),
     kept_tokens=(BEGIN, END),

@@ -12,7 +12,8 @@ from predict.text.deltas import short_call_id
 from predict.text.lark import literal
 from predict.text.markup import Output, Reader, Steps
 from predict.text.tool_calls._guides import CallFormat, ToolRules
-from predict.text.tool_calls._json import CallKeys, Outcome, arguments, call_object
+from predict.text.tool_calls._json import Outcome, arguments
+from predict.text.tool_calls._lists import calls_of_list, guided_list
 from predict.text.tool_calls._records import NAME_CHARACTERS, Tool, ToolUse
 
 BEGIN, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -25,31 +26,11 @@ def _reads(reader: Reader, output: Output, use: ToolUse) -> Steps[None]:
         reader.record()
         yield from reader.spaces()
         is_list = yield from reader.literal("[")
-        outcome = yield from (_listed if is_list else _named)(reader, output)
+        outcome = yield from (calls_of_list if is_list else _named)(reader, output)
         # Of calls that went out nothing is recorded any more.
         output.content(reader.rejected(BEGIN if outcome is Outcome.NONE else ""))
         emit = output.arguments if outcome is Outcome.CUT else output.content
         mark = yield from reader.until((BEGIN,), emit)
-
-
-def _listed(reader: Reader, output: Output) -> Steps[Outcome]:
-    """The calls of a list."""
-    is_first = True
-    while True:
-        yield from reader.spaces()
-        outcome = yield from call_object(reader, output, CallKeys())
-        if outcome is Outcome.NONE:
-            return outcome if is_first else Outcome.WHOLE
-        reader.record()
-        if outcome is Outcome.CUT:
-            return outcome
-        is_first = False
-        yield from reader.spaces()
-        if not (yield from reader.literal(",")):
-            break
-    if (yield from reader.literal("]")):
-        reader.record()
-    return Outcome.WHOLE
 
 
 def _named(reader: Reader, output: Output) -> Steps[Outcome]:
@@ -78,8 +59,7 @@ def _start(rules: ToolRules) -> str:
 
         calls = rules.calls(rules.any_tool(named), rules.mark(BEGIN))
     else:
-        calls = rules.calls(rules.call_object(), "/, ?/")
-        calls = f'"[" {calls} "]"'
+        calls = guided_list(rules)
     return rules.behind_text(BEGIN, calls)
 
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from predict.text.tool_calls._guides import CallFormat
 from predict.text.tool_calls._tagged import Tags, tagged_format
 
-TAGS = Tags(
-    begin="<tool_call>",
-    end="</tool_call>",
-    call="<function=",
-    named=">",
-    call_end="</function>",
-    key="<parameter=",
-    keyed=">",
-    value_end="</parameter>",
-    line="\n",
-)
-FORMAT = tagged_format(
-    "qwen3_coder",
-    "Qwen3-Coder, Qwen3.5",
-    (TAGS.begin, TAGS.end, TAGS.call, TAGS.key),
-    (TAGS.begin, TAGS.end),
-    TAGS,
-)
+
+def function_format(name: str, models: str, tag: str, line: str) -> CallFormat:
+    """The format of such calls within <tag>. line: see Tags."""
+    tags = Tags(
+        begin=f"<{tag}>",
+        end=f"</{tag}>",
+        call="<function=",
+        named=">",
+        call_end="</function>",
+        key="<parameter=",
+        keyed=">",
+        value_end="</parameter>",
+        line=line,
+    )
+    around = (tags.begin, tags.end)
+    return tagged_format(name, models, (*around, tags.call, tags.key), around, tags)
+
+
+FORMAT = function_format("qwen3_coder", "Qwen3-Coder, Qwen3.5", "tool_call", line="\n")

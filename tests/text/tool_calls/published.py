@@ -243,8 +243,49 @@ KIMI = (
         "So.",
     ),
 )
+_LIST = (
+    '[{"name": "get_weather", "arguments": {"city": "Köln 🌧", "unit": "celsius"}}, '
+    '{"name": "now", "arguments": {}}]'
+)
+HUNYUAN = (
+    Published("hunyuan", f"So. <tool_calls>{_LIST}</tool_calls>", (KOELN, NONE), "So."),
+    # Within an answer that is marked, whose last mark is cut off here.
+    Published("hunyuan", f"<tool_calls>{_LIST}</tool_calls>\n", (KOELN, NONE), valid=False),
+)
+GRANITE = (
+    Published("granite", f"<|tool_call|>{_LIST}", (KOELN, NONE)),
+    Published("granite", f"<tool_call>{_LIST}", (KOELN, NONE), valid=False),
+)
+OLMO = (
+    Published(
+        "olmo3",
+        'I look.\n<function_calls>get_weather(city="Köln \\"🌧\\")", days=3, tags=["a", ")"])\n'
+        "now()</function_calls>",
+        (
+            ("get_weather", r'{"city": "Köln \"🌧\")", "days": 3, "tags": ["a", ")"]}'),
+            NONE,
+        ),
+        "I look.",
+    ),
+    # As Python writes it.
+    Published(
+        "olmo3",
+        "<function_calls>\nget_weather(city='a\\'\\x41\"b', x={'k': (None, True, -2.5e-3)}, n=[])\n"
+        "</function_calls>",
+        (
+            (
+                "get_weather",
+                r"""{"city": "a'\u0041\"b", "x": {"k": [null, true, -2.5e-3]}, "n": []}""",
+            ),
+        ),
+        valid=False,
+    ),
+)
 ALL = (
     *HERMES,
+    *HUNYUAN,
+    *GRANITE,
+    *OLMO,
     *QWEN3_CODER,
     *GLM45,
     *MINIMAX,

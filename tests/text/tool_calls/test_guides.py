@@ -380,3 +380,31 @@ def test_a_schema_that_nests_too_deep_is_refused() -> None:
     with pytest.raises(UserError, match="nested too deeply"):
         guide_for("hermes", ToolUse(tools=(Tool(name="f", parameters=schema),)))
     assert json.dumps(schema)
+
+
+@pytest.mark.parametrize(
+    ("required", "given", "is_taken"),
+    [
+        (["b"], 'a=1, b="x", c=[true]', True),
+        (["b"], 'b="x"', True),
+        (["b"], 'b="x", c=[]', True),
+        (["b"], "a=1", False),
+        (["b"], "a=1, c=[]", False),
+        (["b"], 'a=1 b="x"', False),
+        (["b"], 'b="x", ', False),
+        (["b"], "b='x'", False),
+        (["b"], 'b="x", a=1', False),
+        ([], "", True),
+        ([], "c=[]", True),
+        ([], ", c=[]", False),
+        ([], "d=1", False),
+    ],
+)
+def test_parameters_of_olmo_stand_in_the_order_of_the_schema(
+    required: list[str], given: str, is_taken: bool
+) -> None:
+    types = {"a": "integer", "b": "string", "c": "array"}
+    properties = {name: {"type": kind} for name, kind in types.items()}
+    tool = Tool(name="f", parameters={"properties": properties, "required": required})
+    guide = guide_for("olmo3", ToolUse(tools=(tool,)))
+    assert takes(guide, f"<function_calls>f({given})</function_calls>") == is_taken

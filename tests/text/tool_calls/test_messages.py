@@ -122,7 +122,34 @@ HARMONY = """
 {%- endif %}
 {%- endfor %}"""
 SEED = CODER.replace("tool_call>", "seed:tool_call>").replace("\n{{ value }}\n", "{{ value }}")
+OLMO = """<functions>{{ tools | tojson }}</functions>
+{%- for message in messages %}
+{%- if message.tool_calls %}<function_calls>
+{%- for call in message.tool_calls %}{{ call.function.name }}(
+{%- for key, value in call.function.arguments.items() %}
+{{- key }}={{ value | tojson }}{% if not loop.last %}, {% endif %}
+{%- endfor %}){% if not loop.last %}{{ "\n" }}{% endif %}
+{%- endfor %}</function_calls>
+{%- endif %}
+{%- endfor %}"""
+HUNYUAN = """<tool_calls>[...]</tool_calls>
+{%- for message in messages %}
+{%- if message.tool_calls %}<tool_calls>[
+{%- for call in message.tool_calls %}{"name": "{{ call.function.name }}", "arguments":
+{{- call.function.arguments | tojson }}}{% if not loop.last %}, {% endif %}
+{%- endfor %}]</tool_calls>
+{%- else %}{{ message.content }}
+{%- endif %}
+{%- endfor %}"""
+# Which has no place for calls but the content.
+GRANITE = """{% if tools %}<|tool_call|> followed by a list{% endif %}
+{%- for message in messages %}
+{{ "<|start_of_role|>" + message["role"] + "<|end_of_role|>" + message["content"] }}
+{%- endfor %}"""
 TEMPLATES = {
+    "olmo3": OLMO,
+    "hunyuan": HUNYUAN,
+    "granite": GRANITE,
     "hermes": QWEN,
     "llama3_json": LLAMA,
     "mistral": MISTRAL,
