@@ -136,6 +136,21 @@ def test_compiled_block_equals_its_plain_twin(
         close(got, wanted, dtype)
 
 
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_heads_of_glm_4_7_flash_equal_their_plain_twins(
+    compiled: Library, dtype: str, form: LatentForm, kv_format: str
+) -> None:
+    """20 heads, keys of 192 + 64 and values of 256, in tiles that other models' do not fill."""
+    block = block_of(20, (512, 192, 64, 256), 768)
+    latents = Latents.of(block, dtype, HIDDEN).in_form(form).in_format(kv_format)
+    given = LatentBatch.of(block, ((1, 70), (37, 90), (0, 0), (1, 1)), 16)
+    hidden = normal(np.random.default_rng(5), given.batch.shape.num_tokens, HIDDEN)
+    got, written = step(ops, latents, given, hidden)
+    close(got, step(plain, latents, given, hidden, read=written)[0], dtype)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["published", "odd sizes", "everything else"])
