@@ -102,6 +102,16 @@ def add(a: Tensor, b: Tensor | None, a_scale: float = 1.0, b_scale: float = 1.0)
     return _run()("regatta_add", a, b, a_scale, b_scale)[0]
 
 
+def sum_ranks(x: Tensor) -> Tensor:
+    """The sum of all ranks' x, in their order in float32 and rounded once; x where one runs."""
+    return _run()("regatta_sum_ranks", x)[0]
+
+
+def gather_ranks(x: Tensor, num_ranks: int) -> Tensor:
+    """All ranks' x [...], in their order: [num_ranks, ...]."""
+    return _run()("regatta_gather_ranks", x, num_ranks)[0]
+
+
 def embed(inputs: StepInputs, embedding: Embedding, head: Linear) -> Tensor:
     """The first layer's input [T, H]. head: the LM head's matrix, which may be the table."""
     if embedding.projection is not None or embedding.norm is not None:

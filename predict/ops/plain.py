@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from predict.device import communicator
 from predict.device.place import divided, tensor_at
 from predict.nn.blocks import Activation, BlockStep, Function, Norm, NormWeights, Positions
 from predict.nn.cache_formats import kv_format_of
@@ -40,6 +41,16 @@ LOWEST = -1e30  # in place of -inf, which a program's file has no constant for
 
 def pack_dense(weight: Tensor, dtype: str) -> Tensor:
     return weight.astype(dtype)
+
+
+def sum_ranks(x: Tensor) -> Tensor:
+    values = x.numpy().copy()
+    communicator.sum_ranks(values)
+    return tensor_at(values, None)
+
+
+def gather_ranks(x: Tensor, num_ranks: int) -> Tensor:
+    return tensor_at(communicator.gather_ranks(x.numpy(), num_ranks), None)
 
 
 def fold_norm(weight: Tensor, norm: Tensor) -> None:
