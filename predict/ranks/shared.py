@@ -76,7 +76,8 @@ class Ring:
     def write(self, parts: Sequence[Buffer], look: Look) -> None:
         """Writes one message, which may be longer than the ring. Raises what `look` raises."""
         size = sum(memoryview(part).nbytes for part in parts)
-        for part in (_LENGTH.pack(size), *parts):
+        parts = (_LENGTH.pack(size), *parts)
+        for part in parts if size > PAGE else (b"".join(parts),):  # few copies, or few parts
             self._write(memoryview(part).cast("B"), look)
         self._words.store(0, self._done)
 
