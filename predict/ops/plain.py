@@ -203,6 +203,9 @@ def rope_and_cache_write(
     inputs: StepInputs,
 ) -> tuple[Tensor, list[Tensor]]:
     block = attention.block
+    if block.norms_over_ranks:
+        qkv = composed.normed_over_ranks(_OPS, qkv, attention)
+        attention = replace(attention, q_norm=None, k_norm=None)
     heads, kv_heads, dim = block.num_heads, block.num_kv_heads, block.head_dim
     parts = qkv.astype("float32").reshape([-1, heads + 2 * kv_heads, dim])
     q, k, v = parts[:, :heads], parts[:, heads : heads + kv_heads], parts[:, heads + kv_heads :]
@@ -632,8 +635,9 @@ def experts(x: Tensor, ids: Tensor, shares: Tensor, weights: Experts) -> Tensor:
     rows = x.astype("float32")
     total = paddle.zeros_like(rows)
     gate_up, down = map(_with_experts_apart, (weights.gate_up, weights.down))
-    for number in range(weights.block.router.num_experts):
-        share = paddle.where(ids == number, shares, paddle.zeros_like(shares)).sum(axis=-1)
+    for number in range(weights.block.num_experts):
+        own = ids == weights.block.first_expert + number
+        share = paddle.where(own, shares, paddle.zeros_like(shares)).sum(axis=-1)
         share = share.unsqueeze(-1)
         inner = activate(linear(x, _expert(gate_up, number)), weights.block.activation)
         made = _linear(inner, _expert(down, number)) * share
@@ -704,4 +708,4 @@ def logits(hidden: Tensor, head: Head, logit_indices: Tensor | None = None) -> T
     out = _linear(x, head.linear)
     if head.spec.scale != 1.0:
         out = out * head.spec.scale
-    return _capped(out, head.spec.softcap)
+    return composed.of_all_tokens(_OPS, _capped(out, head.spec.softcap), head.share)
