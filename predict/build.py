@@ -8,11 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, cast
 
+import numpy as np
+
 from predict.adapters.store import AdapterStore
 from predict.adapters.weights import Placement, base_of, empty_pages, num_pool_pages, pool_bytes
 from predict.config.engine import EngineConfig
 from predict.config.model import DTYPE_BYTES
-from predict.device import devices, library
+from predict.device import communicator, devices, library
 from predict.device.devices import kind_of
 from predict.engine.addons import Addons
 from predict.engine.draft_policy import Costs, DraftPolicy
@@ -45,6 +47,7 @@ from predict.loading.memory import (
     check_page_memory,
     graph_bytes,
     max_draft_rows,
+    mib,
     num_cache_blocks,
     num_gpu_cache_blocks,
     workspace_bytes,
@@ -59,6 +62,7 @@ from predict.nn.inputs import Field, LayerCache, fields_with
 from predict.nn.places import fields_of, placing_of
 from predict.nn.plans import WeightPlan
 from predict.nn.spec import DecoderSpec
+from predict.ranks.front import Ranks, RanksRunner, Ready
 from predict.speculative import proposer_of
 from predict.system.notes import LOG
 from predict.text.tokenizer import Tokenizer
@@ -73,6 +77,15 @@ LESS_MEMORY = (
     "device"
 )
 Network = Callable[[Sequence[LayerCache]], Forward]  # runs over the caches that it is given
+
+
+class Running(NamedTuple):
+    """What runs steps."""
+
+    runner: Runner
+    draft_runner: Runner | None
+    caches: list[LayerCache]
+    num_blocks: int  # of the caches
 
 
 class Parts(NamedTuple):
@@ -98,6 +111,19 @@ def build(config: EngineConfig, tokenizer: Tokenizer | None = None) -> Parts:
     return _Builder(config, tokenizer).parts()
 
 
+def build_rank(
+    config: EngineConfig, rank: int, on_progress: Callable[[], None]
+) -> tuple[list[Runner], Ready]:
+    """The runners of one of config.ranks, which predict.device.communicator has opened.
+
+    on_progress: called with each layer that is read. Raises UserError as `build` does.
+    """
+    builder = _Builder(config, None, rank, on_progress)
+    running = builder.running()
+    runners = [each for each in (running.runner, running.draft_runner) if each is not None]
+    return runners, Ready(running.num_blocks, builder.weight_bytes)
+
+
 def _with_whole_prompts(config: EngineConfig, spec: DecoderSpec) -> EngineConfig:
     """The config; for a model that runs prompts whole, with steps of max_length tokens.
 
@@ -112,14 +138,25 @@ def _with_whole_prompts(config: EngineConfig, spec: DecoderSpec) -> EngineConfig
 class _Builder:
     """Builds one LLM's parts; made, it has read all but weights."""
 
-    def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
-        model = config.model
+    def __init__(
+        self,
+        config: EngineConfig,
+        tokenizer: Tokenizer | None,
+        rank: int | None = None,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        """rank: which of several this process is; None: the one that asks them, or the only one."""
+        model, self.given, self.rank, self.on_progress = config.model, config, rank, on_progress
+        self.num_ranks = config.ranks.tensor_parallel_degree
         compiled = model.inference_model
         if compiled is None and model.mode == "static" and kind_of(model.device) == "cpu":
             compiled = load_manifest(Path(model.model_name_or_path)).library_abi is not None
         self.platform = platform_of(model.device, compiled)
         spec, self.reader = read_spec(model.model_name_or_path, model.model_type)
-        self.spec = spec = spec.with_latent_form(model.latent_form)
+        spec = spec.with_latent_form(model.latent_form)
+        if rank is not None:
+            self.platform = replace(self.platform, num_ranks=self.num_ranks)
+        self.spec = spec
         config = with_model_defaults(with_stored_cache(config, self.reader), spec, self.reader)
         self.config = config = _with_whole_prompts(config, spec)
         self.kv_format = spec.cache_format(config.kv_format)
@@ -136,13 +173,43 @@ class _Builder:
         self.tokenizer, self.eos_token_ids = self._tokenizer(tokenizer)
         self.draft = read_draft(config, spec, self.tokenizer)
         self.draft_cost = 0.0  # of a step of the draft model, in steps of the model
+        self.weight_bytes = 0
         self.decoder: Decoder | None = None
         self.adapters: AdapterStore | None = None
         self.takes_adapters = config.adapters.is_used  # a program may take none
 
     def parts(self) -> Parts:
         """Reads the weights and makes the rest. Raises UserError."""
-        config, gpu = self.config, self.platform.gpu
+        config = self.config
+        running = self.running() if self.num_ranks == 1 else self._over_ranks()
+        caches, num_blocks = running.caches, running.num_blocks
+        scheduler = self._scheduler(num_blocks)
+        addons = Addons(config, self.spec, self.platform, self.adapters, scheduler, caches)
+        for name, stored in self.prefixes.items():
+            addons.serve(name, stored)
+        sampler = Sampler(config.model.seed, self.eos_token_ids, self._window())
+        proposer, policy = self._speculation(running.draft_runner, sampler, num_blocks)
+        engine = Engine(
+            *(scheduler, running.runner, sampler, self.eos_token_ids),
+            *(proposer, policy, self._fields()),
+        )
+        return Parts(
+            *(config, self.platform, self.spec, self.tokenizer, self.draft, self.decoder),
+            *(caches, addons, engine),
+        )
+
+    def _over_ranks(self) -> Running:
+        """The same, of other processes, which this one starts."""
+        of = self.config.ranks
+        ranks = Ranks(self.given.settings, self.num_ranks, of.rank_timeout)
+        ready = ranks.ready()
+        for rank, each in enumerate(ready):
+            LOG.info(f"rank {rank}: {mib(each.weight_bytes)} MiB of weights")
+        return Running(RanksRunner(ranks, self.spec.vocab_size), None, [], ready[0].num_blocks)
+
+    def running(self) -> Running:
+        """Reads this process's weights, and makes what runs steps. Raises UserError."""
+        gpu = self.platform.gpu
         self.platform.make_current()
         if gpu is not None and gpu.is_plugin:
             devices.release_cached(gpu)  # what an earlier model left in the pools
@@ -162,24 +229,12 @@ class _Builder:
         if platform.compiled is not None:
             # The weights are in place; from here on only the steps' own tensors come and go.
             library.require().keep_freed_memory()
-        scheduler = self._scheduler(num_blocks)
-        addons = Addons(config, self.spec, platform, self.adapters, scheduler, caches)
-        for name, stored in self.prefixes.items():
-            addons.serve(name, stored)
-        sampler = Sampler(config.model.seed, self.eos_token_ids, self._window())
-        proposer, policy = self._speculation(draft_runner, sampler, num_blocks)
-        engine = Engine(
-            scheduler, runner, sampler, self.eos_token_ids, proposer, policy, self._fields()
-        )
-        return Parts(
-            *(config, platform, self.spec, self.tokenizer, self.draft, self.decoder),
-            *(caches, addons, engine),
-        )
+        return Running(runner, draft_runner, caches, num_blocks)
 
     def _tokenizer(self, tokenizer: Tokenizer | None) -> tuple[Tokenizer | None, Sequence[int]]:
         """The tokenizer, and the ids that end an answer."""
         directory, spec = self.config.model.model_name_or_path, self.spec
-        if tokenizer is None and Tokenizer.exists(directory):
+        if self.rank is None and tokenizer is None and Tokenizer.exists(directory):
             tokenizer = Tokenizer.from_dir(directory, self.config.model.chat_template)
         if tokenizer is None:
             return None, spec.eos_token_ids
@@ -203,8 +258,11 @@ class _Builder:
             self.platform = opened[0].platform
         if self.draft is not None:
             opened.append(open_weights(*self.draft, self.platform))
+        self._met()
         if opened:
             check_memory(opened, adapter_bytes=adapter_bytes)
+            self.weight_bytes = sum(weights.num_bytes for weights in opened)
+        self._met()
         networks: list[Network] = []
         if manifest is not None:
             if manifest.adapters is not None:
@@ -221,7 +279,7 @@ class _Builder:
         if self.draft is not None:
             own = DTYPE_BYTES[config.model.dtype] * self.spec.num_matmul_weights
             self.draft_cost = opened[-1].num_bytes / (opened[0].num_bytes if not manifest else own)
-        decoders = [weights.read() for weights in opened]
+        decoders = [weights.read(lambda _: self.on_progress()) for weights in opened]
         if manifest is None:
             if self.adapters is not None:
                 decoders[0] = with_pages(decoders[0], self.adapters.pools)
@@ -271,10 +329,18 @@ class _Builder:
             pinned += config.scheduling.batch_size  # of requests with one, for the draft's cache
         draft = None if self.draft is None else self.draft.spec
         if self.platform.gpu is None:
-            return num_cache_blocks(config, self.spec, self.platform.free_bytes(), draft, pinned)
+            self._met()
+            free = self.platform.free_bytes()
+            return self._met(num_cache_blocks(config, self.spec, free, draft, pinned))
         memory = devices.memory_info(self.platform.gpu)
         workspace = workspace_bytes(config, self.spec, draft)
         return num_gpu_cache_blocks(config, self.spec, memory, workspace, draft, pinned)
+
+    def _met(self, number: int = 0) -> int:
+        """Waits for all ranks; the least of their numbers."""
+        if self.rank is None:
+            return number
+        return int(communicator.gather_ranks(np.array([number]), self.num_ranks).min())
 
     def _caches(self, num_blocks: int) -> list[LayerCache]:
         config = self.config

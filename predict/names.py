@@ -48,12 +48,14 @@ OTHER_NAMES: Mapping[str, str] = {
     "guide": "guided_decoding structured_outputs",
     "num_beams": "beam_size beam_width",
     "seed": "random_seed",
+    "tensor_parallel_degree": "tensor_parallel_size tp_size tp split_mode tensor_split",
+    "expert_parallel_degree": "expert_parallel_size enable_expert_parallel ep_size",
     "adapter": "lora lora_name lora_request adapter_name adapter_id",
 }
 # What others have and nothing here is called, and why.
 ABSENT: Mapping[str, str] = {
-    "tensor_parallel_size tp_size pipeline_parallel_size split_mode tensor_split":
-        "one model on several GPUs does not run yet; docs/scale-out.md has replicas",
+    "pipeline_parallel_size pipeline_parallel_degree data_parallel_size":
+        "layers are not shared out; tensor_parallel_degree cuts each of them",
     "trust_remote_code": "code of a checkpoint is never run; leave it out",
     "enforce_eager": "on a GPU steps are always graphs; leave it out",
     "download_dir cache_dir revision": "nothing is downloaded; give a folder",

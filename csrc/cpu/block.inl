@@ -67,6 +67,7 @@ struct RowEnding {
   RowNorm<T> post_norm;
   bool has_post_norm;
   Placement post_norm_of;
+  bool partial;  // rows are to be summed over all ranks ahead of all this
 
   template <class Block>
   RowEnding(const Block& block, const NormWeights& post, const T* summed, T* out_rows,
@@ -77,9 +78,18 @@ struct RowEnding {
         residual(block.residual),
         post_norm(row_norm<T>(block.post_norm, post)),
         has_post_norm(block.post_norm.is_there),
-        post_norm_of(block.post_norm_of) {}
+        post_norm_of(block.post_norm_of),
+        partial(block.partial) {}
 
-  bool is_plain_sum() const { return !has_post_norm && residual.is_plain_sum(); }
+  bool is_plain_sum() const { return !has_post_norm && !partial && residual.is_plain_sum(); }
+
+  // The sum over ranks of rows [num_rows, width], where they are partial: behind a barrier, and
+  // with one at its end.
+  void sum_ranks(Team& team, int64_t num_rows, float* values) const {
+    if (!partial) return;
+    team.once([&] { sum_of_ranks(values, num_rows * width); });
+    team.barrier();
+  }
 
   // values: [width], changed.
   void complete(int64_t row, float* values) const;

@@ -7,6 +7,7 @@
 #include "dispatch.h"
 #include "gemm.h"
 #include "regatta/blocks.h"
+#include "regatta/sum_of_ranks.h"
 
 #define REGATTA_INL "linear.inl"
 #include "foreach_isa.h"

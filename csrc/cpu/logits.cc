@@ -7,6 +7,7 @@
 
 #include "dispatch.h"
 #include "gemm.h"
+#include "regatta/sum_of_ranks.h"
 
 #define REGATTA_INL "logits.inl"
 #include "foreach_isa.h"

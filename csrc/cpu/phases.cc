@@ -4,6 +4,7 @@
 
 #include "gemm.h"
 #include "regatta/blocks.h"
+#include "regatta/sum_of_ranks.h"
 
 #define REGATTA_INL "phases.inl"
 #include "foreach_isa.h"

@@ -252,6 +252,7 @@ template <class T>
 void Ending<T>::complete(Team& team) const {
   if (!made) return;
   team.barrier();
+  rows.sum_ranks(team, num_rows, made);
   for_rows(team, num_rows, [&](int64_t row) { rows.complete(row, made + row * rows.width); });
 }
 

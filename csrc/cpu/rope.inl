@@ -60,17 +60,44 @@ struct RopeJob {
 template <class T, class In, class Query>
 void rope_rows(Team& team, const RopeJob<T>& job, const In* qkv, Query* q_out);
 
+template <class In>
+inline float sum_of_squares(const In* x, int64_t width) {
+  Vec sum = zero();
+  for (int64_t i = 0; i < width; i += Vec::kLanes) {
+    const Vec value = load_n(x + i, lanes_left(width - i));
+    sum = fma(value, value, sum);
+  }
+  return reduce_add(sum);
+}
+
+// An RMS norm of values whose mean of squares is known.
+template <class In, class T>
+inline void scale_row(const In* x, const RowNorm<T>& norm, float mean, float* out, int64_t width) {
+  const Vec scale = set1(1.0f / __builtin_sqrtf(mean + norm.epsilon));
+  const Vec one = set1(norm.plus_one ? 1.0f : 0.0f);
+  for_lanes(width, [&](int64_t i, auto n) REGATTA_LAMBDA_INLINE {
+    store_n(out + i, load_n(x + i, n) * scale * (load_n(norm.weight + i, n) + one), n);
+  });
+}
+
 // The norms of queries and keys over all heads' values, which come ahead of rope_rows().
 template <class T>
 struct WholeNorms {
   RowNorm<T> q = {}, k = {};
   int64_t q_size = 0, k_size = 0;
   bool are_there = false;
+  // Of several ranks: values of all queries, query heads of a key head here, and room for what the
+  // ranks sum, [tokens, 2].
+  int64_t all_size = 0, group = 1;
+  float* squares = nullptr;
 
-  // Takes the job's norms over where they are `whole`.
-  WholeNorms(RopeJob<T>* job, bool whole) {
+  // Takes the job's norms over where they are `whole`. all_heads: of all ranks' queries, 0: these.
+  WholeNorms(RopeJob<T>* job, bool whole, int64_t all_heads, Scratch& scratch) {
     if (!whole || !job->q_norm) return;
     are_there = true;
+    all_size = all_heads * job->head_dim;
+    group = job->num_heads / job->num_kv_heads;
+    if (all_size) squares = scratch.take<float>(2 * job->num_tokens);
     q = {job->q_norm, nullptr, job->epsilon, false, job->plus_one};
     k = {job->k_norm, nullptr, job->epsilon, false, job->plus_one};
     q_size = job->num_heads * job->head_dim;
@@ -82,12 +109,37 @@ struct WholeNorms {
   template <class In>
   void apply(Team& team, int64_t num_tokens, const In* qkv, float* out) const {
     if (!are_there) return;
+    if (squares) return apply_of_ranks(team, num_tokens, qkv, out);
     const int64_t width = q_size + 2 * k_size;
     for_rows(team, num_tokens, [&](int64_t row) {
       const In* from = qkv + row * width;
       float* to = out + row * width;
       norm_row(from, q, to, q_size);
       norm_row(from + q_size, k, to + q_size, k_size);
+      copy_row(from + q_size + k_size, to + q_size + k_size, k_size);
+    });
+    team.barrier();
+  }
+
+  // A key head counts as often as query heads read it: of all ranks together that is once for each
+  // of its group, however many ranks have it.
+  template <class In>
+  void apply_of_ranks(Team& team, int64_t num_tokens, const In* qkv, float* out) const {
+    const int64_t width = q_size + 2 * k_size;
+    for_rows(team, num_tokens, [&](int64_t row) {
+      const In* from = qkv + row * width;
+      squares[2 * row] = sum_of_squares(from, q_size);
+      squares[2 * row + 1] = static_cast<float>(group) * sum_of_squares(from + q_size, k_size);
+    });
+    team.barrier();
+    team.once([&] { sum_of_ranks(squares, 2 * num_tokens); });
+    team.barrier();
+    for_rows(team, num_tokens, [&](int64_t row) {
+      const In* from = qkv + row * width;
+      float* to = out + row * width;
+      const float* sums = squares + 2 * row;
+      scale_row(from, q, sums[0] / static_cast<float>(all_size), to, q_size);
+      scale_row(from + q_size, k, sums[1] / static_cast<float>(all_size), to + q_size, k_size);
       copy_row(from + q_size + k_size, to + q_size + k_size, k_size);
     });
     team.barrier();

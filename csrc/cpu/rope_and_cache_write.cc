@@ -5,6 +5,7 @@
 #include "attention_checks.h"
 #include "dispatch.h"
 #include "regatta/attention.h"
+#include "regatta/sum_of_ranks.h"
 #include "thread_pool.h"
 
 #define REGATTA_INL "rope_and_cache_write.inl"

@@ -136,7 +136,7 @@ Status rope_and_cache_write_typed(const RopeAndCacheWriteParams& p) {
   T* q_out = static_cast<T*>(p.q_out);
   const int64_t width = job.heads() * p.head_dim;
   const int64_t bytes = p.num_tokens * width * static_cast<int64_t>(sizeof(T));
-  const WholeNorms<T> whole(&job, p.whole);
+  const WholeNorms<T> whole(&job, p.whole, 0, Scratch::mine());
   if (!whole.are_there) {
     parallel(threads_for_bytes(bytes), [&](Team& team) { rope_rows(team, job, qkv, q_out); });
     return {};

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "regatta/sum_of_ranks.h"
 #include "runtime/adapters.h"
 
 namespace regatta::runtime {
@@ -129,7 +130,10 @@ void Blocks::place(void* out, const Memory& memory) {
 }
 
 Status Blocks::run() {
-  for (BlockParams* block : params_) REGATTA_RETURN_IF_ERROR(block->kind->run(*block));
+  for (BlockParams* block : params_) {
+    REGATTA_RETURN_IF_ERROR(block->kind->run(*block));
+    REGATTA_RETURN_IF_ERROR(take_failure_of_ranks());
+  }
   return {};
 }
 

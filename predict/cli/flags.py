@@ -67,6 +67,7 @@ _GROUPS = (
     "Model",
     "Input and output",
     "Device and mode",
+    "Several processes",
     "Operators and cache",
     "Lengths and batch",
     "Sampling",
@@ -77,8 +78,8 @@ _GROUPS = (
     "Benchmark",
     COMPAT,
 )
-_RUN, _FUSED, _LENGTHS, _SAMPLING = _GROUPS[2:6]
-_SPECULATE, _ADAPTERS = _GROUPS[8:10]
+_RUN, _, _FUSED, _LENGTHS, _SAMPLING = _GROUPS[2:7]
+_SPECULATE, _ADAPTERS = _GROUPS[9:11]
 _NO_REFT = not_yet(
     "ReFT edits hidden states of chosen tokens of a prompt, which is no change of weights and no "
     "operator here does: PaddleNLP's reft_predictor.py runs it. LoRA adapters run: --lora_path."

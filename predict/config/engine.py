@@ -14,6 +14,7 @@ from predict.config.adapters import ADAPTER_FILES, AdaptersConfig
 from predict.config.cache import KV_FORMATS, CacheConfig
 from predict.config.model import ModelConfig
 from predict.config.quantization import QuantizationConfig
+from predict.config.ranks import RanksConfig, check_ranks
 from predict.config.scheduling import DEFAULT_MAX_LENGTH, SchedulingConfig
 from predict.config.speculation import SpeculationConfig
 from predict.errors import UserError
@@ -33,6 +34,7 @@ TOPICS = {
     "quantization": QuantizationConfig,
     "speculation": SpeculationConfig,
     "adapters": AdaptersConfig,
+    "ranks": RanksConfig,
 }
 # Settings that name a folder, which may be a hub name, and what it holds.
 FOLDERS = {
@@ -59,6 +61,7 @@ class EngineConfig:
     quantization: QuantizationConfig
     speculation: SpeculationConfig
     adapters: AdaptersConfig
+    ranks: RanksConfig
 
     def __init__(self, **settings: Unpack[EngineSettings]) -> None:
         for name in settings:
@@ -80,6 +83,7 @@ class EngineConfig:
                 f"quant_type {self.quantization.quant_type} has a {brought} cache, and "
                 f"cachekv_int8_type is {given}; give one of the two"
             )
+        check_ranks(self)
 
     @classmethod
     def of(

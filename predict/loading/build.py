@@ -13,6 +13,7 @@ import numpy as np
 from predict.config.schemes import DENSE
 from predict.device.place import place_tensor, put_row, tensor_at, to_float32
 from predict.errors import UserError
+from predict.loading.layouts.local import padded, taken
 from predict.loading.sources import WeightSource
 from predict.nn.blocks import BlockWeights, HeadMatrices, Linear, NormWeights
 from predict.nn.decoder import Decoder, Embedding, Head, Layer, map_tensors
@@ -65,6 +66,7 @@ class DecoderBuilder:
             self._norm(plan.final_norm),
             self._linear(plan.head),
             None if plan.head_projection is None else self._linear(plan.head_projection),
+            spec.share,
         )
         return Decoder(self._embedding(head), tuple(layers), head, self._ropes())
 
@@ -86,13 +88,19 @@ class DecoderBuilder:
             # Rows of a quantized head are no embedding: the table stays beside it.
             None
             if spec.tie_word_embeddings and head.linear.scheme == "dense"
-            else self._tensor(source.matrix((plan.embedding,), tables[plan.embedding])),
+            else self._tensor(self._table_of_tokens(tables[plan.embedding])),
             None if plan.embedding_projection is None else self._linear(plan.embedding_projection),
             self._tensor(source.matrix((plan.positions,), tables[plan.positions])[offset:])
             if plan.positions in tables
             else None,
             self._norm(plan.embedding_norm),
+            spec.share,
         )
+
+    def _table_of_tokens(self, shape: tuple[int, int]) -> Any:
+        plan, share = self.plan, self.plan.spec.share
+        whole = self.source.matrix((plan.embedding,), (plan.spec.vocab_size, shape[1]))
+        return whole if share is None else padded(taken(whole, (share.tokens(),)), shape[0])
 
     def _ropes(self) -> tuple[Tensor, ...]:
         import paddle
@@ -113,15 +121,20 @@ class DecoderBuilder:
     def _norm(self, plan: NormPlan | None) -> NormWeights | None:
         if plan is None:
             return None
-        bias = plan.bias and self._tensor(self.source.vector(plan.bias, plan.size))
-        return NormWeights(self._tensor(self.source.vector(plan.weight, plan.size)), bias)
+
+        def values(name: str) -> Tensor:
+            whole = self.source.vector(name, plan.size)
+            return self._tensor(whole if plan.rows is None else taken(whole, plan.rows))
+
+        return NormWeights(values(plan.weight), plan.bias and values(plan.bias))
 
     def _head_norm(self, plan: HeadNormPlan) -> NormWeights:
         values = [
             to_float32(self.source.vector(name, math.prod(shape))).reshape(-1, plan.size)
             for name, shape in plan.tensors
         ]
-        return NormWeights(self._tensor(np.concatenate(values)))
+        whole = np.concatenate(values)
+        return NormWeights(self._tensor(whole if plan.rows is None else taken(whole, plan.rows)))
 
     def _linear(self, plan: LinearPlan, of_experts: bool = False) -> Linear:
         name, weight = self.layout.scheme(plan), self.layout.read(plan)
@@ -193,12 +206,13 @@ class DecoderBuilder:
         return whole
 
     def _table(self, plan: TablePlan) -> Tensor:
-        rows = (plan.shape[0], plan.shape[1]) if len(plan.shape) > 1 else (1, plan.shape[0])
-        values = self.source.host_matrix((plan.name,), rows)
+        size, *others = plan.stored_shape if plan.rows else plan.shape
+        values = self.source.host_matrix((plan.name,), (size, others[0]) if others else (1, size))
+        values = values.reshape(size, *others)
+        values = values if plan.rows is None else taken(values, plan.rows)
         if plan.is_float32:
-            values = to_float32(values)
-            return tensor_at(values.reshape(plan.shape), self.place)
-        return self._tensor(values.reshape(plan.shape))
+            return tensor_at(to_float32(values), self.place)
+        return self._tensor(values)
 
     def _slot(self, plan: SlotPlan) -> Linear | HeadMatrices | Tensor | NormWeights | None:
         if isinstance(plan, LinearPlan):

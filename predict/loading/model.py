@@ -20,6 +20,7 @@ from predict.loading.build import DecoderBuilder, expected_tensors
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts import Layout, layout_of
 from predict.loading.layouts._target import Target
+from predict.loading.layouts.local import Local, units
 from predict.loading.layouts.online import Online
 from predict.loading.losses import check_activations, say_what_groups_would_save
 from predict.loading.memory import (
@@ -39,9 +40,11 @@ from predict.loading.sources import (
     with_stored_head,
 )
 from predict.models import spec_of, weight_names, with_family
+from predict.nn.cuts import linears_of_features, local_plan, local_spec
 from predict.nn.decoder import Decoder
 from predict.nn.hf_config import ConfigReader
 from predict.nn.plans import ExpertsPlan, LinearPlan, WeightPlan, plan_weights
+from predict.nn.shares import Ranks
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import WeightNames
 from predict.system.notes import LOG
@@ -128,6 +131,8 @@ def _opened(
     gpu = platform.gpu
     settings = config.quantization.settings
     names = weight_names(reader)
+    share = spec.share
+    spec = spec if share is None else share.whole
     source: WeightSource
     turns: bool | None = False  # random weights have no order
     if config.model.load_format == "dummy":
@@ -163,7 +168,22 @@ def _opened(
 
         layout = layout_as(settings)
         checkpoint.check(expected_tensors(plan, layout), (*plan.ignored, *layout.ignored))
-    return Weights(config, plan, source, layout, platform, names, layout_as, turns)
+    whole = Weights(config, plan, source, layout, platform, names, layout_as, turns)
+    return whole if share is None else _of_rank(whole, share.ranks)
+
+
+def _of_rank(whole: Weights, ranks: Ranks) -> Weights:
+    """A rank's weights. Raises UserError where they cannot be cut so."""
+    unit = units(whole.layout, linears_of_features(whole.plan))
+    spec = local_spec(
+        whole.plan.spec, ranks.rank, ranks.size, unit=unit, whole_experts=ranks.whole_experts
+    )
+    return replace(
+        whole,
+        plan=local_plan(whole.plan, spec),
+        layout=Local(whole.layout),
+        layout_as=lambda settings: Local(whole.layout_as(settings)),
+    )
 
 
 def target_of(config: EngineConfig, platform: Platform) -> Target:

@@ -31,6 +31,7 @@ class Platform:
 
     device: Device
     inference_model: bool  # the compiled operators, where there are any
+    num_ranks: int = 1  # processes that share the device's memory
 
     @property
     def gpu(self) -> Device | None:
@@ -78,7 +79,7 @@ class Platform:
 
     def free_bytes(self) -> int:
         """Memory for weights, cache and workspace, but of a GPU; no limit where nobody tells."""
-        return available_memory_bytes() if self.device.is_cpu else sys.maxsize
+        return available_memory_bytes() // self.num_ranks if self.device.is_cpu else sys.maxsize
 
     def explained_out_of_memory(self, advice: str) -> AbstractContextManager[None]:
         """See devices.explained_out_of_memory; the CPU has no such error."""

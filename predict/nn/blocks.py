@@ -16,7 +16,9 @@ from functools import cache
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
+from predict.errors import UserError
 from predict.nn import cache_formats
+from predict.nn.shares import Axis, Cut, Ranks, SlotShare, joined, places
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -164,6 +166,30 @@ class HeadNormSlot(NamedTuple):
 Slot: TypeAlias = LinearSlot | HeadSlot | TableSlot | NormSlot | HeadNormSlot
 
 
+def slot_parts(slot: Slot) -> tuple[int, ...]:
+    """Rows of each part that a rank's share may be cut from; of norms their values, or heads."""
+    if isinstance(slot, LinearSlot):
+        return slot.part_sizes
+    if isinstance(slot, HeadSlot):
+        return (slot.out_features,)
+    if isinstance(slot, TableSlot):
+        return slot.shape[:1]
+    return (slot.size,) if isinstance(slot, NormSlot) else slot.num_heads
+
+
+def slot_share(slot: Slot, cut: Cut, axes: Mapping[str, Axis]) -> SlotShare:
+    """The rows and columns of a whole slot that a rank has. axes: what it has of each axis."""
+    share = SlotShare()
+    if cut.rows and axes.keys() >= {*cut.rows}:
+        parts = places(slot_parts(slot), cut.rows, axes)
+        share = share._replace(rows=joined(each for part in parts for each in part))
+    if cut.columns in axes and isinstance(slot, LinearSlot):
+        share = share._replace(columns=places((slot.in_features,), (cut.columns,), axes)[0])
+    if cut.experts in axes:
+        share = share._replace(experts=axes[cut.experts].ranges[0])
+    return share
+
+
 def norm_slots(name: str, norm: Norm | None, size: int) -> tuple[NormSlot, ...]:
     """The slot of a norm that may not be there."""
     return () if norm is None else (NormSlot(name, norm, size),)
@@ -207,6 +233,22 @@ class Block:
     post_norm: Norm | None
     post_norm_of: Placement  # of what the block made, or of the sum
     residual: Residual
+    partial: bool  # its last product is a part: the sum over all ranks comes ahead of what follows
+
+    def shared(self, ranks: Ranks) -> tuple[Block, Mapping[str, Axis]]:
+        """The block of one of several ranks, and what that has of each axis of `cuts`.
+
+        Raises UserError where it cannot be cut so.
+        """
+        raise UserError(
+            f"blocks of the kind {self.kind} are not cut for several ranks yet; use "
+            "--tensor_parallel_degree 1"
+        )
+
+    @property
+    def cuts(self) -> Mapping[str, Cut]:
+        """By slot how ranks share it; those that are not named are whole on each."""
+        return {}
 
     @property
     def cache_rows(self) -> tuple[CacheRows, ...]:
@@ -420,6 +462,8 @@ class BlockWeights:
     def ended(self, ops: ModuleType, hidden: Tensor, x: Tensor, made: Tensor) -> Tensor:
         """The block's output. x: its normed input. made: the output of its last product."""
         residual, of = self.block.residual, self.block.post_norm_of
+        if self.block.partial:
+            made = ops.sum_ranks(made)
         if of == "output":
             made = normed(ops, made, self.post_norm, self.block.post_norm)
         source = x if residual.source == "normed" else hidden

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 from predict.config.schemes import unfolded
 from predict.nn.blocks import BlockWeights, Linear, NormWeights
 from predict.nn.inputs import LayerCache, RowKind, StepInputs
-from predict.nn.spec import EmbeddingSpec, HeadSpec
+from predict.nn.spec import EmbeddingSpec, HeadSpec, Share
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -35,6 +35,7 @@ class Embedding:
     projection: Linear | None = None
     positions: Tensor | None = None  # [positions, H]
     norm: NormWeights | None = None
+    share: Share | None = None  # of several ranks, whose tables have some tokens each
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class Head:
     norm: NormWeights | None
     linear: Linear
     projection: Linear | None = None
+    share: Share | None = None  # of several ranks, whose matrices have some tokens each
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from predict.nn.blocks import (
     Slot,
     TableSlot,
 )
+from predict.nn.shares import Ranges
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import WeightNames
 
@@ -40,6 +41,11 @@ class LinearPlan:
     is_expert: bool = False
     # Rows of each head's parts, where operators multiply by those: it stays in the model's dtype.
     head_parts: tuple[int, ...] = ()
+    # Of a rank: the plan that all ranks have together, and what of its matrix is this one.
+    whole: LinearPlan | None = None
+    rows: Ranges | None = None
+    columns: Ranges | None = None
+    keeps_bias: bool = True
 
     @property
     def out_features(self) -> int:
@@ -74,6 +80,7 @@ class TablePlan:
     stored_shape: tuple[int, ...]
     shape: tuple[int, ...]
     is_float32: bool  # else of the model's dtype
+    rows: Ranges | None = None  # of a rank, those of its stored ones; None: all
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,7 @@ class NormPlan:
     weight: str
     bias: str | None
     size: int
+    rows: Ranges | None = None  # of a rank, those of its values; None: all
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,7 @@ class HeadNormPlan:
     norm: Norm
     tensors: tuple[tuple[str, tuple[int, ...]], ...]  # names and shapes: [heads, size] or [size]
     size: int
+    rows: Ranges | None = None  # of a rank, those of its heads; None: all
 
 
 SlotPlan: TypeAlias = LinearPlan | ExpertsPlan | TablePlan | NormPlan | HeadNormPlan
@@ -158,7 +167,7 @@ class WeightPlan:
     def matrices(self) -> Iterator[tuple[str, tuple[int, int]]]:
         """Names and shapes of the tables that rows are taken from."""
         spec = self.spec
-        yield self.embedding, (spec.vocab_size, spec.embedding.width or spec.hidden_size)
+        yield self.embedding, (spec.head_rows, spec.embedding.width or spec.hidden_size)
         if spec.embedding.num_positions:
             yield self.positions, (spec.embedding.num_positions, spec.hidden_size)
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 from predict.errors import UserError
 from predict.nn.blocks import Block, CachingBlock, HeadSlot, LinearSlot, Norm
 from predict.nn.cache_formats import KV_FORMATS, CacheRows, KvFormat, kv_format_of
+from predict.nn.shares import Ranks, part_of
 
 Kind = TypeVar("Kind", bound=Block)
 RMS_NORM = Norm()
@@ -86,8 +87,32 @@ class HeadSpec:
 
 
 @dataclass(frozen=True)
+class Share:
+    """Which part of a network this is: one of several ranks'. See predict.nn.cuts."""
+
+    whole: DecoderSpec
+    ranks: Ranks
+
+    def tokens(self, rank: int | None = None) -> tuple[int, int]:
+        """[begin, end) of the vocabulary, whose rows of embedding and head a rank has."""
+        own = self.ranks.rank if rank is None else rank
+        return part_of(self.whole.vocab_size, own, self.ranks.size)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of those matrices, the same on each rank: the last ones are zeros, one at least.
+
+        The rows of tokens that other ranks have are taken from there.
+        """
+        return -(-self.whole.vocab_size // self.ranks.size) + 1
+
+
+@dataclass(frozen=True)
 class DecoderSpec:
-    """Shapes and switches of one network; sizes in elements, positions in tokens."""
+    """Shapes and switches of one network; sizes in elements, positions in tokens.
+
+    Of one of several ranks layers are that rank's, and the vocabulary is all of it.
+    """
 
     model_type: str
     vocab_size: int
@@ -101,6 +126,7 @@ class DecoderSpec:
     eos_token_ids: tuple[int, ...] = ()
     prefix: PrefixSpec | None = None  # where blocks have a prefix mask
     overflows_float16: bool = False  # trained weights take hidden states beyond 65,504
+    share: Share | None = None  # None: it is whole
 
     def __post_init__(self) -> None:
         for index, layer in enumerate(self.layers):
@@ -166,7 +192,16 @@ class DecoderSpec:
 
     def with_latent_form(self, form: str) -> DecoderSpec:
         """The spec with its latent attention computed in this form."""
-        return self.with_blocks(Block, lambda _, block: block.in_form(form))
+        made = self.with_blocks(Block, lambda _, block: block.in_form(form))
+        if self.share is None:
+            return made
+        whole = self.share.whole.with_latent_form(form)
+        return replace(made, share=replace(self.share, whole=whole))
+
+    @property
+    def head_rows(self) -> int:
+        """Rows of the embedding's table, and of the head."""
+        return self.vocab_size if self.share is None else self.share.num_rows
 
     def cache_format(self, name: str) -> KvFormat:
         """The format of that name for the network's cache; raises UserError where it has none."""
@@ -258,4 +293,4 @@ class DecoderSpec:
             for slot in block.slots(self.hidden_size)
             if isinstance(slot, (LinearSlot, HeadSlot))
         )
-        return round(sum(linears)) + self.vocab_size * (self.head.width or self.hidden_size)
+        return round(sum(linears)) + self.head_rows * (self.head.width or self.hidden_size)

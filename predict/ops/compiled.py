@@ -102,9 +102,20 @@ def add(a: Tensor, b: Tensor | None, a_scale: float = 1.0, b_scale: float = 1.0)
     return _run()("regatta_add", a, b, a_scale, b_scale)[0]
 
 
+def sum_ranks(x: Tensor) -> Tensor:
+    """The sum of all ranks' x, in their order in float32 and rounded once; x where one runs."""
+    return _run()("regatta_sum_ranks", x)[0]
+
+
+def gather_ranks(x: Tensor, num_ranks: int) -> Tensor:
+    """All ranks' x [...], in their order: [num_ranks, ...]."""
+    return _run()("regatta_gather_ranks", x, num_ranks)[0]
+
+
 def embed(inputs: StepInputs, embedding: Embedding, head: Linear) -> Tensor:
     """The first layer's input [T, H]. head: the LM head's matrix, which may be the table."""
-    if embedding.projection is not None or embedding.norm is not None:
+    composed_of = (embedding.projection, embedding.norm, embedding.share)
+    if any(part is not None for part in composed_of):
         return composed.embed(_OPS, inputs, embedding, head)
     rows, scale = embedding.positions, embedding.spec.scale
     positions = None if rows is None else inputs.positions
@@ -165,6 +176,9 @@ def rope_and_cache_write(
     layer's cache tensors (attention.kv_format says which), modified in place.
     """
     block, norm = attention.block, attention.block.qk_norm
+    if block.norms_over_ranks:
+        qkv = composed.normed_over_ranks(_OPS, qkv, attention)
+        attention = replace(attention, q_norm=None, k_norm=None)
     rotary, places = block.positions.kind == "rotary", block.positions
     q, *written = _run()(
         *("regatta_rope_and_cache_write", qkv, inputs.positions, inputs.slot_mapping),
@@ -361,10 +375,11 @@ def logits(hidden: Tensor, head: Head, logit_indices: Tensor | None = None) -> T
         rows = hidden if logit_indices is None else take(hidden, logit_indices)
         hidden = composed.before_head(_OPS, rows, head)
         weight, epsilon, logit_indices = None, 0.0, None
-    return _run()(
+    made = _run()(
         *("regatta_logits", hidden, weight, matrix.tensors, matrix.bias, logit_indices),
         *(matrix.scheme, matrix.out_features, epsilon, spec.scale, spec.softcap),
     )[0]
+    return composed.of_all_tokens(_OPS, made, head.share)
 
 
 def sample(

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from predict.nn.blocks import Linear
     from predict.nn.decoder import Embedding, Head, Layer
     from predict.nn.inputs import LayerCache, StepInputs
+    from predict.nn.kinds.attention import Attention
+    from predict.nn.spec import Share
 
 
 # Layers that are called together: (hidden [T, H], inputs, tree_mask, rows) -> hidden behind them,
@@ -122,8 +124,12 @@ def in_turn(
 
 def embed(ops: ModuleType, inputs: StepInputs, embedding: Embedding, head: Linear) -> Tensor:
     """The first layer's input [T, H]."""
-    spec = embedding.spec
-    hidden = ops.embedding(inputs.token_ids, embedding.table, head)
+    spec, share = embedding.spec, embedding.share
+    if share is None:
+        hidden = ops.embedding(inputs.token_ids, embedding.table, head)
+    else:
+        rows = rows_of_tokens(inputs.token_ids, share)
+        hidden = ops.sum_ranks(ops.embedding(rows, embedding.table, head))
     if spec.scale != 1.0:
         hidden = ops.add(hidden, None, spec.scale)
     if embedding.projection is not None:
@@ -131,6 +137,51 @@ def embed(ops: ModuleType, inputs: StepInputs, embedding: Embedding, head: Linea
     if embedding.positions is not None:
         hidden = ops.add(hidden, ops.embedding(inputs.positions, embedding.positions, head))
     return normed(ops, hidden, embedding.norm, spec.norm)
+
+
+def normed_over_ranks(ops: ModuleType, qkv: Tensor, attention: Attention) -> Tensor:
+    """Queries, keys and values [T, N] behind norms over all heads of all ranks; as csrc has them.
+
+    A key head counts as often as query heads read it: once for each of its group, of all ranks.
+    """
+    import paddle
+
+    block, norm = attention.block, attention.block.qk_norm
+    assert norm is not None
+    assert attention.q_norm is not None
+    assert attention.k_norm is not None
+    sizes = [block.q_size, block.kv_size, block.kv_size]
+    q, k, v = paddle.split(qkv.astype("float32"), sizes, axis=-1)
+    group = block.num_heads // block.num_kv_heads
+    squares = [(q * q).sum(axis=-1, keepdim=True), (k * k).sum(axis=-1, keepdim=True) * group]
+    sums = ops.sum_ranks(paddle.concat(squares, axis=-1))
+    factors = paddle.rsqrt(sums / (block.all_heads * block.head_dim) + norm.epsilon)
+    parts = []
+    for part, (x, weights) in enumerate(((q, attention.q_norm), (k, attention.k_norm))):
+        weight = weights.weight.astype("float32") + (1.0 if norm.plus_one else 0.0)
+        parts.append(x * factors[:, part : part + 1] * weight)
+    return paddle.concat([*parts, v], axis=-1).astype(qkv.dtype)
+
+
+def rows_of_tokens(token_ids: Tensor, share: Share) -> Tensor:
+    """Rows [T] of a rank's table: of other ranks' tokens the last one, which is zeros."""
+    import paddle
+
+    begin, end = share.tokens()
+    rows = token_ids - begin
+    has = paddle.logical_and(token_ids >= begin, token_ids < end)
+    return paddle.where(has, rows, paddle.full_like(rows, share.num_rows - 1))
+
+
+def of_all_tokens(ops: ModuleType, logits: Tensor, share: Share | None) -> Tensor:
+    """Logits [L, V] of all ranks' [L, rows]."""
+    import paddle
+
+    if share is None:
+        return logits
+    parts = ops.gather_ranks(logits, share.ranks.size)
+    counts = (end - begin for begin, end in map(share.tokens, range(share.ranks.size)))
+    return paddle.concat([parts[rank][:, :count] for rank, count in enumerate(counts)], axis=-1)
 
 
 def before_head(ops: ModuleType, hidden: Tensor, head: Head) -> Tensor:

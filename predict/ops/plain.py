@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from predict.device import communicator
 from predict.device.place import divided, tensor_at
 from predict.nn.blocks import Activation, BlockStep, Function, Norm, NormWeights, Positions
 from predict.nn.cache_formats import kv_format_of
@@ -40,6 +41,16 @@ LOWEST = -1e30  # in place of -inf, which a program's file has no constant for
 
 def pack_dense(weight: Tensor, dtype: str) -> Tensor:
     return weight.astype(dtype)
+
+
+def sum_ranks(x: Tensor) -> Tensor:
+    values = x.numpy().copy()
+    communicator.sum_ranks(values)
+    return tensor_at(values, None)
+
+
+def gather_ranks(x: Tensor, num_ranks: int) -> Tensor:
+    return tensor_at(communicator.gather_ranks(x.numpy(), num_ranks), None)
 
 
 def fold_norm(weight: Tensor, norm: Tensor) -> None:
@@ -192,6 +203,9 @@ def rope_and_cache_write(
     inputs: StepInputs,
 ) -> tuple[Tensor, list[Tensor]]:
     block = attention.block
+    if block.norms_over_ranks:
+        qkv = composed.normed_over_ranks(_OPS, qkv, attention)
+        attention = replace(attention, q_norm=None, k_norm=None)
     heads, kv_heads, dim = block.num_heads, block.num_kv_heads, block.head_dim
     parts = qkv.astype("float32").reshape([-1, heads + 2 * kv_heads, dim])
     q, k, v = parts[:, :heads], parts[:, heads : heads + kv_heads], parts[:, heads + kv_heads :]
@@ -621,8 +635,9 @@ def experts(x: Tensor, ids: Tensor, shares: Tensor, weights: Experts) -> Tensor:
     rows = x.astype("float32")
     total = paddle.zeros_like(rows)
     gate_up, down = map(_with_experts_apart, (weights.gate_up, weights.down))
-    for number in range(weights.block.router.num_experts):
-        share = paddle.where(ids == number, shares, paddle.zeros_like(shares)).sum(axis=-1)
+    for number in range(weights.block.num_experts):
+        own = ids == weights.block.first_expert + number
+        share = paddle.where(own, shares, paddle.zeros_like(shares)).sum(axis=-1)
         share = share.unsqueeze(-1)
         inner = activate(linear(x, _expert(gate_up, number)), weights.block.activation)
         made = _linear(inner, _expert(down, number)) * share
@@ -693,4 +708,4 @@ def logits(hidden: Tensor, head: Head, logit_indices: Tensor | None = None) -> T
     out = _linear(x, head.linear)
     if head.spec.scale != 1.0:
         out = out * head.spec.scale
-    return _capped(out, head.spec.softcap)
+    return composed.of_all_tokens(_OPS, _capped(out, head.spec.softcap), head.share)

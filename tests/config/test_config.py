@@ -340,7 +340,7 @@ def test_a_file_is_not_a_model(tmp_path: Path) -> None:
         ("max_tokens", "; it is of SamplingParams, as max_new_tokens, which generate takes"),
         ("temperature", "; it is of SamplingParams, as temperature, which generate takes"),
         ("min_length", "; it is of SamplingParams, as min_length, which generate takes"),
-        ("tensor_parallel_size", "; one model on several GPUs does not run yet"),
+        ("tensor_parallel_size", "; did you mean tensor_parallel_degree?"),
         ("tensor_ranks", " (known: model_name_or_path, dtype"),
     ],
 )

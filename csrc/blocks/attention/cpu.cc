@@ -19,6 +19,7 @@
 #include "cpu/attention_plan.h"
 #include "cpu/dispatch.h"
 #include "cpu/gemm.h"
+#include "regatta/sum_of_ranks.h"
 
 #define REGATTA_INL "blocks/attention/cpu.inl"
 #include "cpu/foreach_isa.h"

@@ -76,7 +76,7 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
   rope.plus_one = block.qk_norm.plus_one;
   rope.interleaved = block.positions.interleaved;
   rope.norms_last = block.qk_norm_last;
-  const WholeNorms<T> whole(&rope, block.qk_norm_whole);
+  const WholeNorms<T> whole(&rope, block.qk_norm_whole, block.all_heads, shared);
   AttentionBatch batch = cut_batch(p.batch, begin, end, shared);
   const Wanted wanted(p, begin, end, first, last, &batch, shared);
   const T* summed = hidden;  // of the output's rows

@@ -22,6 +22,8 @@ struct AttentionFields {
   Norm post_norm;
   Placement post_norm_of = Placement::kOutput;
   Residual residual;
+  bool partial = false;
+  int64_t all_heads = 0, first_head = 0;
   SchemeId qkv = SchemeId::kDense, out = SchemeId::kDense;
   KvFormat kv_format = KvFormat::kDense;
   bool adapters = false;
@@ -32,8 +34,8 @@ void take(AttentionFields* to, Setting& setting) {
   TAKE(num_heads), TAKE(num_kv_heads), TAKE(head_dim), TAKE(softmax_scale), TAKE(norm),
       TAKE(qk_norm), TAKE(qk_norm_whole), TAKE(qk_norm_each), TAKE(qk_norm_last), TAKE(positions),
       TAKE(qkv_bias), TAKE(out_bias), TAKE(softcap), TAKE(window), TAKE(prefix_mask), TAKE(sinks),
-      TAKE(post_norm), TAKE(post_norm_of), TAKE(residual), TAKE(qkv), TAKE(out), TAKE(kv_format),
-      TAKE(adapters);
+      TAKE(post_norm), TAKE(post_norm_of), TAKE(residual), TAKE(partial), TAKE(all_heads),
+      TAKE(first_head), TAKE(qkv), TAKE(out), TAKE(kv_format), TAKE(adapters);
 }
 
 }  // namespace regatta

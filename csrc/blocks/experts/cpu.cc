@@ -26,6 +26,7 @@
 #include "cpu/dispatch.h"
 #include "cpu/gemm.h"
 #include "cpu/gemm_groups.h"
+#include "regatta/sum_of_ranks.h"
 
 #define REGATTA_INL "blocks/experts/cpu.inl"
 #include "cpu/foreach_isa.h"

@@ -87,7 +87,7 @@ struct ExpertPiece {
   ExpertMlp<T>* mlps = nullptr;  // [num_used]
 
   int64_t num_mlps() const { return by_expert.num_used; }
-  int64_t num_places() const { return routes.num_rows * routes.num_chosen; }
+  int64_t num_places() const { return by_expert.num_places; }
 };
 
 // Whether all experts round a row alike, and that is work: it is then done once.
@@ -102,7 +102,7 @@ template <class T>
 ExpertMlp<T> mlp_of(const ExpertBlockParams& p, const ExpertLinears& linears, int64_t expert,
                     int64_t num_rows, Scratch& scratch) {
   ExpertMlp<T> mlp;
-  if (expert == p.block.router.num_experts) {
+  if (expert == p.block.num_own()) {
     mlp.gate_up = linears.shared_gate_up.first;
     mlp.down = linears.shared_down.first;
   } else {
@@ -209,7 +209,7 @@ GroupPlan plan_down(const ExpertPiece<T>& piece, int64_t first_panel, int64_t nu
 }
 
 // Columns [first, first + count) of the sum of a row's products by its weights. A product whose
-// weight is 0 counts for nothing, whatever it is.
+// weight is 0 counts for nothing, whatever it is; other ranks' experts have none here.
 template <class T>
 void sum_products(const ExpertPiece<T>& piece, int64_t row, const float* products, int64_t count,
                   float* total) {
@@ -220,7 +220,7 @@ void sum_products(const ExpertPiece<T>& piece, int64_t row, const float* product
     const int n = lanes_left(count - i);
     Vec sum = zero();
     for (int64_t j = 0; j < num_chosen; ++j) {
-      if (weights[j] == 0.0f) continue;
+      if (weights[j] == 0.0f || places[j] < 0) continue;
       sum = fma(set1(weights[j]), load_n(products + places[j] * count + i, n), sum);
     }
     store_n(total + i, sum, n);
@@ -246,10 +246,13 @@ void run_down(Team& team, const ExpertPiece<T>& piece, const GroupPlan* plans,
     const bool is_last = s == stripes.count - 1;
     for_rows(team, num_rows, [&](int64_t row) {
       sum_products(piece, row, products, columns, totals + row * width + first);
-      if (is_last) ending.complete(row, totals + row * width);
+      if (is_last && !ending.partial) ending.complete(row, totals + row * width);
     });
-    if (!is_last) team.barrier();
+    if (!is_last || ending.partial) team.barrier();
   }
+  if (!ending.partial) return;
+  ending.sum_ranks(team, num_rows, totals);
+  for_rows(team, num_rows, [&](int64_t row) { ending.complete(row, totals + row * width); });
 }
 
 // Rows of x and where they go.
@@ -286,7 +289,7 @@ void expert_block_piece(const ExpertBlockParams& p, const ExpertLinears& linears
   }
   parallel([&](Team& team) { choose(team, p, hidden, normed, routes, piece.packed); });
 
-  const int64_t num_owners = p.block.router.num_experts + (p.block.shared_size > 0 ? 1 : 0);
+  const int64_t num_owners = p.block.num_own() + (p.block.shared_size > 0 ? 1 : 0);
   piece.by_expert = rows_by_expert(routes.ids, num_rows, routes.num_chosen, num_owners, scratch);
   const RowsByExpert& by_expert = piece.by_expert;
   piece.mlps = scratch.take<ExpertMlp<T>>(by_expert.num_used);

@@ -31,6 +31,12 @@ Status check(const ExpertBlock& block) {
     return Status::error(
         "blocks: router.group_score is top_two of groups of one expert (allowed: max)");
   }
+  if (block.own_experts < 0 || block.first_expert < 0 ||
+      block.first_expert + block.own_experts > r.num_experts) {
+    return Status::error("blocks: own_experts is " + std::to_string(block.own_experts) +
+                         " from first_expert " + std::to_string(block.first_expert) + " on, of " +
+                         std::to_string(r.num_experts) + " experts");
+  }
   if (block.shared_size < 0) {
     return Status::error("blocks: shared_size is " + std::to_string(block.shared_size) +
                          " (allowed: 0 and more)");
@@ -45,8 +51,9 @@ void take(ExpertBlockParams& p, Tensors& tensors) {
   p.router = tensors.matrix("router", {count, width}).data;
   if (block.router.bias) p.router_bias = tensors.floats("router_bias", count);
   if (block.router.correction) p.correction = tensors.floats("correction", count);
-  p.gate_up = tensors.experts("gate_up", block.gate_up, count, block.up_size(), block.up_bias);
-  p.down = tensors.experts("down", block.down, count, width, block.down_bias);
+  const int64_t own = block.num_own();
+  p.gate_up = tensors.experts("gate_up", block.gate_up, own, block.up_size(), block.up_bias);
+  p.down = tensors.experts("down", block.down, own, width, block.down_bias);
   if (block.shared_size > 0) {
     p.shared_gate_up = tensors.linear("shared_gate_up", block.shared_gate_up, width,
                                       block.shared_up_size(), false);

@@ -47,6 +47,8 @@ struct ExpertFields {
   Norm post_norm;
   Placement post_norm_of = Placement::kOutput;
   Residual residual;
+  bool partial = false;
+  int64_t own_experts = 0, first_expert = 0;
   SchemeId gate_up = SchemeId::kDense, down = SchemeId::kDense, shared_gate_up = SchemeId::kDense;
   SchemeId shared_down = SchemeId::kDense;
 };
@@ -55,7 +57,8 @@ template <class Setting>
 void take(ExpertFields* to, Setting& setting) {
   TAKE(router), TAKE(intermediate_size), TAKE(activation), TAKE(norm), TAKE(up_bias),
       TAKE(down_bias), TAKE(shared_size), TAKE(shared_gate), TAKE(post_norm), TAKE(post_norm_of),
-      TAKE(residual), TAKE(gate_up), TAKE(down), TAKE(shared_gate_up), TAKE(shared_down);
+      TAKE(residual), TAKE(partial), TAKE(own_experts), TAKE(first_expert), TAKE(gate_up),
+      TAKE(down), TAKE(shared_gate_up), TAKE(shared_down);
 }
 
 }  // namespace regatta

@@ -122,8 +122,14 @@ void choose_of_row(const ExpertBlockParams& p, const Routes<T>& routes, int64_t 
   int32_t* ids = routes.ids + row * routes.num_chosen;
   float* weights = routes.weights + row * routes.num_chosen;
   choose_experts(router, scores, p.correction, ids, weights);
+  const auto own = static_cast<int32_t>(p.block.num_own());
+  const auto first = static_cast<int32_t>(p.block.first_expert);
+  for (int64_t i = 0; i < router.top_k; ++i) {
+    const int32_t id = ids[i] - first;
+    ids[i] = id >= 0 && id < own ? id : -1;  // another rank's
+  }
   if (p.block.shared_size == 0) return;
-  ids[router.top_k] = static_cast<int32_t>(router.num_experts);
+  ids[router.top_k] = own;
   float* gate = routes.gate_logits + row;
   if (p.block.shared_gate) sigmoids(gate, 1);
   weights[router.top_k] = p.block.shared_gate ? *gate : 1.0f;

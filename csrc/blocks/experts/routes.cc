@@ -112,8 +112,10 @@ RowsByExpert rows_by_expert(const int32_t* ids, int64_t num_rows, int64_t num_ch
   int32_t* owners = scratch.take<int32_t>(num_places);
   int32_t* places = scratch.take<int32_t>(num_places);
   std::fill(next, next + num_experts, 0);
-  for (int64_t i = 0; i < num_places; ++i) ++next[ids[i]];
-  RowsByExpert result = {0, used, begins, rows, owners, places};
+  for (int64_t i = 0; i < num_places; ++i) {
+    if (ids[i] >= 0) ++next[ids[i]];
+  }
+  RowsByExpert result = {0, 0, used, begins, rows, owners, places};
   int64_t begin = 0;
   for (int64_t e = 0; e < num_experts; ++e) {
     if (next[e] == 0) continue;
@@ -122,8 +124,12 @@ RowsByExpert rows_by_expert(const int32_t* ids, int64_t num_rows, int64_t num_ch
     begins[result.num_used++] = begin;
     begin += std::exchange(next[e], begin);
   }
-  begins[result.num_used] = begin;
+  begins[result.num_used] = result.num_places = begin;
   for (int64_t i = 0; i < num_places; ++i) {
+    if (ids[i] < 0) {
+      places[i] = -1;
+      continue;
+    }
     const int64_t place = next[ids[i]]++;
     rows[place] = static_cast<int32_t>(i / num_chosen);
     owners[place] = index[ids[i]];

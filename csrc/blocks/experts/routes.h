@@ -17,15 +17,17 @@ void choose_experts(const Router& router, const float* scores, const float* corr
 
 // Rows in the order of the experts that they go to; those of one expert in their own order.
 struct RowsByExpert {
-  int64_t num_used = 0;             // experts that have rows
+  int64_t num_used = 0;  // experts that have rows
+  int64_t num_places = 0;
   const int32_t* used = nullptr;    // [num_used] ascending
   const int64_t* begins = nullptr;  // [num_used + 1] of their places
   const int32_t* rows = nullptr;    // [places] which row stands there
   const int32_t* owners = nullptr;  // [places] whose place it is: an index of `used`
-  const int32_t* places = nullptr;  // [num_rows, num_chosen] where a row stands for each choice
+  // [num_rows, num_chosen] where a row stands for each choice, -1: nowhere
+  const int32_t* places = nullptr;
 };
 
-// ids: [num_rows, num_chosen], below num_experts. Lives in `scratch`.
+// ids: [num_rows, num_chosen], below num_experts; -1: of no expert here. Lives in `scratch`.
 RowsByExpert rows_by_expert(const int32_t* ids, int64_t num_rows, int64_t num_chosen,
                             int64_t num_experts, Scratch& scratch);
 

@@ -31,6 +31,7 @@
 #include "cpu/dispatch.h"
 #include "cpu/gemm.h"
 #include "cpu/gemm_groups.h"
+#include "regatta/sum_of_ranks.h"
 
 #define REGATTA_INL "blocks/latent_attention/cpu.inl"
 #include "cpu/foreach_isa.h"

@@ -30,6 +30,7 @@ struct LatentAttentionFields {
   Norm post_norm;
   Placement post_norm_of = Placement::kOutput;
   Residual residual;
+  bool partial = false;
   SchemeId qkv_a = SchemeId::kDense, q_b = SchemeId::kDense, out = SchemeId::kDense;
   KvFormat kv_format = KvFormat::kDense;
   bool adapters = false;
@@ -40,8 +41,8 @@ void take(LatentAttentionFields* to, Setting& setting) {
   TAKE(num_heads), TAKE(kv_lora_rank), TAKE(qk_nope_head_dim), TAKE(qk_rope_head_dim),
       TAKE(v_head_dim), TAKE(softmax_scale), TAKE(q_lora_rank), TAKE(norm), TAKE(q_a_norm),
       TAKE(kv_a_norm), TAKE(positions), TAKE(a_bias), TAKE(out_bias), TAKE(form), TAKE(post_norm),
-      TAKE(post_norm_of), TAKE(residual), TAKE(qkv_a), TAKE(q_b), TAKE(out), TAKE(kv_format),
-      TAKE(adapters);
+      TAKE(post_norm_of), TAKE(residual), TAKE(partial), TAKE(qkv_a), TAKE(q_b), TAKE(out),
+      TAKE(kv_format), TAKE(adapters);
 }
 
 }  // namespace regatta

@@ -13,6 +13,7 @@
 #include "blocks/mlp/block.h"
 #include "cpu/dispatch.h"
 #include "cpu/gemm.h"
+#include "regatta/sum_of_ranks.h"
 
 #define REGATTA_INL "blocks/mlp/cpu.inl"
 #include "cpu/foreach_isa.h"

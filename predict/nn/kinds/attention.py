@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,6 +12,7 @@ import numpy as np
 from predict.device.place import tensor_at
 from predict.nn import blocks
 from predict.nn.cache_formats import CacheRows, key_value_rows
+from predict.nn.shares import Axis, Cut, Ranks
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -41,6 +42,10 @@ class AttentionBlock(blocks.CachingBlock):
     post_norm: blocks.Norm | None = None
     post_norm_of: blocks.Placement = "output"  # of what the block made, or of the sum
     residual: blocks.Residual = blocks.Residual()
+    partial: bool = False  # see Block
+    # Query heads of all ranks together, 0: these are all; and those of the ranks ahead.
+    all_heads: int = 0
+    first_head: int = 0
 
     kind = "attention"
     linears = ("qkv", "out")
@@ -70,9 +75,39 @@ class AttentionBlock(blocks.CachingBlock):
         if self.prefix_mask and (self.window >= 0 or self.positions.kind == "alibi"):
             raise ValueError("a block with a prefix mask has no window and no ALiBi")
 
+    def shared(self, ranks: Ranks) -> tuple[AttentionBlock, Mapping[str, Axis]]:
+        heads = ranks.alike(self.num_heads, "query heads")
+        keys = ranks.key_heads(self.num_heads, self.num_kv_heads)
+        block = replace(
+            self,
+            num_heads=heads.count,
+            num_kv_heads=keys.count,
+            out_bias=self.out_bias and ranks.is_first,
+            partial=True,
+            all_heads=self.num_heads,
+            first_head=heads.ranges[0][0],
+        )
+        return block, {"heads": heads, "key_heads": keys}
+
+    @property
+    def cuts(self) -> Mapping[str, Cut]:
+        norms = {"q_norm": Cut(("heads",)), "k_norm": Cut(("key_heads",))}
+        return {
+            "qkv": Cut(("heads", "key_heads", "key_heads")),
+            "qk_norm": Cut(("heads", "key_heads")),
+            "out": Cut(columns="heads"),
+            "sinks": Cut(("heads",)),
+            **(norms if self.qk_norm_whole else {}),
+        }
+
     @property
     def cache_rows(self) -> tuple[CacheRows, ...]:
         return key_value_rows(self.num_kv_heads, self.head_dim)
+
+    @property
+    def norms_over_ranks(self) -> bool:
+        """Whether norms of queries and keys need the squares of other ranks' heads."""
+        return self.qk_norm_whole and self.all_heads > 0
 
     @property
     def q_size(self) -> int:
@@ -112,8 +147,9 @@ class AttentionBlock(blocks.CachingBlock):
     def weights(self, slots: Mapping[str, Any], kv_format: str, place: Any) -> Attention:
         slopes = None
         if self.positions.kind == "alibi":
-            values = np.array(alibi_slopes(self.num_heads), np.float32) * self.positions.scale
-            slopes = tensor_at(values.astype(np.float32), place)
+            slope = np.array(alibi_slopes(self.all_heads or self.num_heads), np.float32)
+            own = slope[self.first_head : self.first_head + self.num_heads] * self.positions.scale
+            slopes = tensor_at(own.astype(np.float32), place)
         return Attention(self, slopes=slopes, kv_format=kv_format, **slots)
 
     def slots(self, hidden_size: int) -> tuple[blocks.Slot, ...]:

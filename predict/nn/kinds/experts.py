@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from predict.nn import blocks
+from predict.nn.shares import Axis, Cut, Ranks
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -85,6 +86,10 @@ class ExpertBlock(blocks.Block):
     post_norm: blocks.Norm | None = None
     post_norm_of: blocks.Placement = "output"
     residual: blocks.Residual = blocks.Residual()
+    partial: bool = False  # see Block
+    # Experts of this rank, 0: all; and the first of them.
+    own_experts: int = 0
+    first_expert: int = 0
 
     kind = "experts"
     linears = ("gate_up", "down", "shared_gate_up", "shared_down")
@@ -98,6 +103,36 @@ class ExpertBlock(blocks.Block):
     @property
     def costs(self) -> blocks.Costs:
         return blocks.Costs(inner_size=self.intermediate_size, num_chosen=self.router.top_k)
+
+    @property
+    def num_experts(self) -> int:
+        """Experts whose weights are here."""
+        return self.own_experts or self.router.num_experts
+
+    def shared(self, ranks: Ranks) -> tuple[ExpertBlock, Mapping[str, Axis]]:
+        axes: dict[str, Axis] = {}
+        changes: dict[str, Any] = {"partial": True}
+        if self.shared_size:
+            axes["shared"] = ranks.features(self.shared_size)
+            changes["shared_size"] = axes["shared"].count
+        if ranks.whole_experts:
+            axes["experts"] = own = ranks.nearly_alike(self.router.num_experts, "experts")
+            changes |= {"own_experts": own.count, "first_expert": own.ranges[0][0]}
+        else:
+            axes["inner"] = ranks.features(self.intermediate_size)
+            changes["intermediate_size"] = axes["inner"].count
+            changes["down_bias"] = self.down_bias and ranks.is_first
+        return replace(self, **changes), axes
+
+    @property
+    def cuts(self) -> Mapping[str, Cut]:
+        parts = 2 if self.activation.gated else 1
+        return {
+            "gate_up": Cut(("inner",) * parts, experts="experts"),
+            "down": Cut(columns="inner", experts="experts"),
+            "shared_gate_up": Cut(("shared",) * parts),
+            "shared_down": Cut(columns="shared"),
+        }
 
     def share_read(self, num_tokens: int) -> float:
         # Where all are equally likely.
@@ -119,14 +154,14 @@ class ExpertBlock(blocks.Block):
 
     def slots(self, hidden_size: int) -> tuple[blocks.Slot, ...]:
         router, inner, count = self.router, self.intermediate_size, self.router.num_experts
-        gated = 2 if self.activation.gated else 1
+        gated, own = 2 if self.activation.gated else 1, self.num_experts
         return (
             *blocks.norm_slots("norm", self.norm, hidden_size),
             blocks.TableSlot("router", (count, hidden_size), False),
             *((blocks.TableSlot("router_bias", (count,), True),) if router.bias else ()),
             *((blocks.TableSlot("correction", (count,), True),) if router.correction else ()),
-            blocks.LinearSlot("gate_up", (inner,) * gated, hidden_size, self.up_bias, count),
-            blocks.LinearSlot("down", (hidden_size,), inner, self.down_bias, count),
+            blocks.LinearSlot("gate_up", (inner,) * gated, hidden_size, self.up_bias, own),
+            blocks.LinearSlot("down", (hidden_size,), inner, self.down_bias, own),
             *self._shared_slots(hidden_size, gated),
             *blocks.norm_slots("post_norm", self.post_norm, hidden_size),
         )

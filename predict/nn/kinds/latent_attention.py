@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from predict.nn import blocks
 from predict.nn.cache_formats import LATENT_FORMATS, CacheRows, KvFormat
+from predict.nn.shares import Axis, Cut, Ranks
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -53,6 +54,7 @@ class LatentAttentionBlock(blocks.CachingBlock):
     post_norm: blocks.Norm | None = None
     post_norm_of: blocks.Placement = "output"
     residual: blocks.Residual = blocks.Residual()
+    partial: bool = False  # see Block
 
     kind = "latent_attention"
     linears = ("qkv_a", "q_b", "out")
@@ -70,6 +72,23 @@ class LatentAttentionBlock(blocks.CachingBlock):
             raise ValueError(f"positions are {self.positions} (allowed: rotary, of one dimension)")
         if self.positions.query_table >= 0:
             raise ValueError("queries and keys of latents rotate by one table")
+
+    def shared(self, ranks: Ranks) -> tuple[LatentAttentionBlock, Mapping[str, Axis]]:
+        heads = ranks.alike(self.num_heads, "query heads")
+        # Each rank has all latents, and their cache.
+        axes = {"heads": heads, "latents": Axis(1, ((0, 1),))}
+        bias = self.out_bias and ranks.is_first
+        return replace(self, num_heads=heads.count, out_bias=bias, partial=True), axes
+
+    @property
+    def cuts(self) -> Mapping[str, Cut]:
+        queries = Cut(("heads",))
+        return {
+            "qkv_a": Cut() if self.q_lora_rank else Cut(("heads", "latents")),
+            "q_b": queries,
+            "kv_b": queries,
+            "out": Cut(columns="heads"),
+        }
 
     @property
     def latent_size(self) -> int:

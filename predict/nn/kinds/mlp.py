@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from predict.nn import blocks
+from predict.nn.shares import Axis, Cut, Ranks
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -26,6 +27,7 @@ class MlpBlock(blocks.Block):
     post_norm: blocks.Norm | None = None
     post_norm_of: blocks.Placement = "output"
     residual: blocks.Residual = blocks.Residual()
+    partial: bool = False  # see Block
 
     kind = "mlp"
     linears = ("gate_up", "down")
@@ -45,6 +47,17 @@ class MlpBlock(blocks.Block):
     @property
     def can_be_calibrated(self) -> bool:
         return self.is_plain and self.activation == blocks.Activation() and not self.parallel
+
+    def shared(self, ranks: Ranks) -> tuple[MlpBlock, Mapping[str, Axis]]:
+        inner = ranks.features(self.intermediate_size)
+        bias = self.down_bias and ranks.is_first
+        block = replace(self, intermediate_size=inner.count, down_bias=bias, partial=True)
+        return block, {"inner": inner}
+
+    @property
+    def cuts(self) -> Mapping[str, Cut]:
+        parts = ("inner",) * (2 if self.activation.gated else 1)
+        return {"gate_up": Cut(parts), "down": Cut(columns="inner")}
 
     def weights(self, slots: Mapping[str, Any], kv_format: str, place: Any) -> Mlp:
         return Mlp(self, **slots)

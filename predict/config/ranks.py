@@ -1,0 +1,76 @@
+"""One model over several processes of a machine: how many, and how long one may hang."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from predict.errors import UserError
+from predict.system.options import Checked, option
+from predict.system.ranges import Range
+
+if TYPE_CHECKING:
+    from predict.config.engine import EngineConfig
+
+RANKS = Range(1, 64)  # of kMaxRanks in csrc/include/regatta/communicator.h
+
+
+@dataclass(frozen=True, kw_only=True)
+class RanksConfig(Checked):
+    """The ranks of one model. Raises UserError for other values."""
+
+    # fmt: off
+    tensor_parallel_degree: int = option(1,
+        "Processes that run one model together, each with its part of the weights and the cache. "
+        "Ranks on the CPU run; with --device gpu only 1.",
+        group="Several processes", allowed=RANKS, aliases=("tensor_parallel_size",))
+    expert_parallel_degree: int | None = option(None,
+        "1 gives each rank a part of every expert, tensor_parallel_degree whole experts; when not "
+        "given, 1.",
+        allowed=RANKS)
+    rank_timeout: float = option(10.0,
+        "Seconds after which a rank that makes no progress ends the run; loading is progress.",
+        allowed=Range(0.5, 86400, whole=False))
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        degree, experts = self.tensor_parallel_degree, self.expert_parallel_degree
+        if experts not in (None, 1, degree):
+            raise UserError(
+                f"expert_parallel_degree {experts} is not supported with tensor_parallel_degree "
+                f"{degree} (allowed: 1, which cuts each expert, or {degree}, whole experts)"
+            )
+
+    @property
+    def has_whole_experts(self) -> bool:
+        """Whether ranks share experts out instead of cutting each."""
+        return self.tensor_parallel_degree > 1 and (self.expert_parallel_degree or 1) > 1
+
+
+def check_ranks(config: EngineConfig) -> None:
+    """Raises UserError for what several ranks do not do yet."""
+    from predict.device.devices import kind_of  # slow, and --help needs none
+
+    degree = config.ranks.tensor_parallel_degree
+    if degree == 1:
+        return
+    named = f"tensor_parallel_degree {degree}"
+    if kind_of(config.model.device) != "cpu":
+        raise UserError(
+            f"{named} with device {config.model.device}: CPU ranks run today; give --device cpu, "
+            "or leave --tensor_parallel_degree out"
+        )
+    adapters = config.adapters
+    refused = {
+        "--mode static": config.model.mode == "static",
+        "--speculate_method draft_model": config.speculation.speculate_method == "draft_model",
+        "adapters of requests": adapters.is_used,
+        "tuned prefixes": bool(adapters.prefixes),
+    }
+    for what, is_given in refused.items():
+        if is_given:
+            raise UserError(
+                f"{named} does not go with {what} yet; leave one of the two out (one process runs "
+                "all of them)"
+            )

@@ -1,0 +1,64 @@
+"""This process as one of the ranks of a model: the library's communicator, for Python.
+
+The operators sum_ranks and gather_ranks of predict.ops do the same with tensors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from predict.device import library
+
+# By the type of an array, its DType in csrc/include/regatta/types.h.
+_TYPES = {"float32": 0, "bfloat16": 1, "uint16": 1, "float16": 2}
+
+
+def num_bytes(size: int) -> int:
+    """Bytes of the memory file of `size` ranks."""
+    function = library.require().handle.regatta_communicator_bytes
+    function.restype = ctypes.c_int64
+    return int(function(ctypes.c_int(size)))
+
+
+def open_ranks(fd: int, rank: int, size: int) -> None:
+    """Makes this process a rank; the memory file has num_bytes(size), all 0 at first.
+
+    Raises LibraryError.
+    """
+    _call("open", *map(ctypes.c_int, (fd, rank, size)))
+
+
+def close_ranks() -> None:
+    """Makes this process one without ranks again."""
+    library.require().handle.regatta_communicator_close()
+
+
+def sum_ranks(values: npt.NDArray[Any]) -> None:
+    """The sum of all ranks' values (bfloat16 as uint16 too), in place: see regatta/communicator.h.
+
+    Raises LibraryError when the ranks were told to end.
+    """
+    assert values.flags.c_contiguous
+    kind = ctypes.c_int(_TYPES[values.dtype.name])
+    _call("sum", values.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(values.size), kind)
+
+
+def gather_ranks(values: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
+    """All ranks' values [size, ...], in their order. Raises LibraryError likewise."""
+    values = np.ascontiguousarray(values)
+    every = np.empty((size, *values.shape), values.dtype)
+    pointers = [each.ctypes.data_as(ctypes.c_void_p) for each in (values, every)]
+    _call("gather", *pointers, ctypes.c_int64(values.nbytes))
+    return every
+
+
+def _call(name: str, *arguments: Any) -> None:
+    function = getattr(library.require().handle, f"regatta_communicator_{name}")
+    function.restype = ctypes.c_char_p
+    error = function(*arguments)
+    if error is not None:
+        raise library.LibraryError(error.decode())

@@ -1,0 +1,163 @@
+"""What a rank has of a checkpoint's linears, whatever layout they lie in.
+
+A linear is read as one rank alone would have it, its codes and scales with it, and cut then: so
+they are bit for bit those of one rank, online rounding included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from predict.config.schemes import scheme_info
+from predict.errors import UserError
+from predict.nn.plans import LinearPlan
+from predict.nn.shares import Ranges
+from predict.schemes import Quantized
+
+if TYPE_CHECKING:
+    from predict.loading.layouts import Layout
+
+E4M3_BLOCK = 128  # rows, and columns, that share a scale of fp8 blocks
+
+
+class Local:
+    """See Layout. Of plans that predict.nn.cuts made; whole: the layout of the whole linears."""
+
+    def __init__(self, whole: Layout):
+        self.whole = whole
+        self.ignored, self.is_rounded = whole.ignored, whole.is_rounded
+
+    def scheme(self, plan: LinearPlan) -> str:
+        return self.whole.scheme(plan.whole or plan)
+
+    def group_size(self, plan: LinearPlan) -> int:
+        """See Layout; smaller where a rank's columns begin or end within a group.
+
+        Raises UserError where the scheme has one size of groups.
+        """
+        size = self.whole.group_size(plan.whole or plan)
+        if size < 1 or plan.columns is None:
+            return size
+        own, info = shared_group(size, plan.columns), scheme_info(self.scheme(plan))
+        if own != size and (info.has_blocks or info.group_size):
+            raise UserError(
+                f"a rank's inputs of {plan.prefixes[0]} are {list(plan.columns)}, within a group "
+                f"of {size} that has one scale; use another --tensor_parallel_degree"
+            )
+        return own
+
+    def expected(self, plan: LinearPlan) -> Mapping[str, tuple[int, ...]]:
+        return self.whole.expected(plan.whole or plan)
+
+    def read(self, plan: LinearPlan) -> Quantized:
+        if plan.whole is None:
+            return self.whole.read(plan)
+        return cut(self.whole.read(plan.whole), plan)
+
+    def bias(self, plan: LinearPlan) -> Any:
+        values = self.whole.bias(plan.whole or plan) if plan.keeps_bias else None
+        if values is None or plan.rows is None:
+            return values
+        return padded(taken(values, plan.rows), plan.out_features)
+
+    def stored_bytes(self, plan: LinearPlan) -> int:
+        return self.whole.stored_bytes(plan.whole or plan)
+
+
+def shared_group(size: int, columns: Ranges) -> int:
+    """The largest part of a group's size that the columns' ends are multiples of."""
+    return math.gcd(size, *(place for ends in columns for place in ends))
+
+
+def units(layout: Layout, plans: Iterable[LinearPlan]) -> int:
+    """Inputs of the linears that stay together: whole groups of each."""
+    return math.lcm(1, *(max(layout.group_size(plan), 1) for plan in plans))
+
+
+def taken(values: Any, ranges: Ranges, axis: int = 0) -> Any:
+    """The places of an axis, one range behind the other; a copy, where they are not all."""
+    ahead = (slice(None),) * axis
+    parts = [values[(*ahead, slice(*ends))] for ends in ranges]
+    if isinstance(values, np.ndarray):
+        return np.concatenate(parts, axis=axis)
+    import paddle
+
+    return parts[0].contiguous() if len(parts) == 1 else paddle.concat(parts, axis=axis)
+
+
+def padded(values: Any, num_rows: int) -> Any:
+    """The rows, and rows of zeros behind them."""
+    missing = num_rows - len(values)
+    if missing < 1:
+        return values
+    if isinstance(values, np.ndarray):
+        return np.concatenate([values, np.zeros((missing, *values.shape[1:]), values.dtype)])
+    import paddle
+
+    return paddle.concat([values, paddle.zeros([missing, *values.shape[1:]], values.dtype)])
+
+
+def cut(weight: Quantized, plan: LinearPlan) -> Quantized:
+    """What the plan has of the weight of `plan.whole`, with rows of zeros behind where it has more.
+
+    Raises UserError where codes cannot be cut so.
+    """
+    whole = plan.whole
+    assert whole is not None
+    rows, columns = plan.rows, plan.columns
+    if columns is not None:
+        weight = _with_columns(weight, columns, whole)
+    if rows is None:
+        return weight
+    num_rows = whole.out_features
+
+    def of_rows(values: Any) -> Any:
+        if values is None or (len(values) == 1 and num_rows != 1):
+            return values
+        if len(values) == num_rows:
+            return padded(taken(values, rows), plan.out_features)
+        if all(begin % E4M3_BLOCK == 0 for begin, _ in rows) and len(rows) == 1:
+            return taken(values, tuple((b // E4M3_BLOCK, -(-e // E4M3_BLOCK)) for b, e in rows))
+        return taken(np.repeat(values, E4M3_BLOCK, axis=0)[:num_rows], rows)  # of each row its own
+
+    return replace(
+        weight,
+        codes=of_rows(weight.codes),
+        scale=of_rows(weight.scale),
+        zero=of_rows(weight.zero),
+    )
+
+
+def _with_columns(weight: Quantized, columns: Ranges, plan: LinearPlan) -> Quantized:
+    if weight.perm is not None:
+        raise UserError(
+            f"{plan.prefixes[0]} has its columns in act-order (desc_act, actorder group), which "
+            "are not cut for several ranks yet; use --tensor_parallel_degree 1, or a checkpoint "
+            "without it"
+        )
+
+    def of_groups(values: Any) -> Any:
+        if values is None or len(values.shape) < 2 or values.shape[1] == 1:
+            return values
+        is_float8 = plan.in_features % values.shape[1] or weight.codes.dtype == np.uint8
+        size = E4M3_BLOCK if is_float8 else plan.in_features // values.shape[1]
+        each = size if is_float8 else shared_group(size, columns)
+        values = values if each == size else np.repeat(values, size // each, axis=1)
+        return taken(values, tuple((b // each, -(-e // each)) for b, e in columns), axis=1)
+
+    def of_inputs(values: Any) -> Any:
+        return None if values is None else taken(values, columns)
+
+    return replace(
+        weight,
+        codes=taken(weight.codes, columns, axis=1),
+        scale=of_groups(weight.scale),
+        zero=of_groups(weight.zero),
+        smooth=of_inputs(weight.smooth),
+        shift=of_inputs(weight.shift),
+    )

@@ -1,0 +1,108 @@
+"""The part of a network that one of several ranks has: its spec, and what its plan reads.
+
+A block's kind says how it is shared (Block.shared, Block.cuts). Weights, caches, kernels, memory
+and exports follow from the rank's own spec, and none of them asks for a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from predict.nn.blocks import slot_share
+from predict.nn.plans import BlockPlan, ExpertsPlan, LinearPlan, SlotPlan, TablePlan, WeightPlan
+from predict.nn.shares import Ranges, Ranks, SlotShare, num_places
+from predict.nn.spec import DecoderSpec, Share
+
+FEATURES = ("inner", "shared")  # axes that are no heads
+
+
+def local_spec(
+    spec: DecoderSpec, rank: int, size: int, *, unit: int = 1, whole_experts: bool = False
+) -> DecoderSpec:
+    """The spec of a rank of `size`; the spec itself for one rank. spec: the whole network's.
+
+    unit, whole_experts: see Ranks. Raises UserError where the network cannot be shared so.
+    """
+    if spec.share is not None:
+        spec = spec.share.whole
+    ranks = Ranks(rank, size, unit, whole_experts)
+    if size == 1:
+        return spec
+    layers = tuple(tuple(block.shared(ranks)[0] for block in layer) for layer in spec.layers)
+    return replace(spec, layers=layers, share=Share(spec, ranks))
+
+
+def local_plan(whole: WeightPlan, spec: DecoderSpec) -> WeightPlan:
+    """The plan of a rank's spec, made of that of the whole network."""
+    share = spec.share
+    if share is None:
+        return whole
+    tokens: Ranges = (share.tokens(),)
+    layers = (
+        tuple(
+            BlockPlan(block, dict(_slots(plan, share.ranks, spec.hidden_size)))
+            for block, plan in zip(layer, plans, strict=True)
+        )
+        for layer, plans in zip(spec.layers, whole.layers, strict=True)
+    )
+    head = _linear(whole.head, SlotShare(rows=tokens), share.ranks)
+    head = replace(head, part_sizes=(share.num_rows,))
+    return replace(whole, spec=spec, layers=tuple(layers), head=head)
+
+
+def linears_of_features(plan: WeightPlan) -> Iterator[LinearPlan]:
+    """The whole linears whose inputs are inner features: what Ranks.unit is of."""
+    for block in plan.blocks():
+        cuts = block.block.cuts
+        for name, linear in block.linears():
+            if name in cuts and cuts[name].columns in FEATURES:
+                yield linear
+
+
+def _slots(plan: BlockPlan, ranks: Ranks, hidden_size: int) -> Iterator[tuple[str, SlotPlan]]:
+    """The slots of a rank. plan: of the whole block."""
+    _, axes = plan.block.shared(ranks)
+    cuts = plan.block.cuts
+    for slot in plan.block.slots(hidden_size):
+        whole = plan.slots[slot.name]
+        if slot.name not in cuts:
+            yield slot.name, whole
+            continue
+        share = slot_share(slot, cuts[slot.name], axes)
+        yield slot.name, _slot(whole, share, ranks)
+
+
+def _slot(plan: SlotPlan, share: SlotShare, ranks: Ranks) -> SlotPlan:
+    if isinstance(plan, LinearPlan):
+        return _linear(plan, share, ranks)
+    if isinstance(plan, ExpertsPlan):
+        own = slice(*share.experts) if share.experts else slice(None)
+        return ExpertsPlan(tuple(_linear(each, share, ranks) for each in plan.experts[own]))
+    if share.rows is None:
+        return plan
+    count = num_places(share.rows)
+    if isinstance(plan, TablePlan):
+        return replace(plan, shape=(count, *plan.shape[1:]), rows=share.rows)
+    return replace(plan, rows=share.rows)
+
+
+def _linear(plan: LinearPlan, share: SlotShare, ranks: Ranks) -> LinearPlan:
+    if share.rows is None and share.columns is None:
+        return plan
+    rows = plan.out_features if share.rows is None else num_places(share.rows)
+    columns = plan.in_features if share.columns is None else num_places(share.columns)
+    # The bias of a product that is summed over ranks comes in once.
+    keeps_bias = share.columns is None or ranks.is_first
+    return LinearPlan(
+        plan.prefixes,
+        (rows,),
+        columns,
+        plan.has_bias and keeps_bias,
+        is_expert=plan.is_expert,
+        head_parts=plan.head_parts,
+        whole=plan,
+        rows=share.rows,
+        columns=share.columns,
+        keeps_bias=keeps_bias,
+    )

@@ -1,0 +1,56 @@
+"""The process of one rank, which predict.ranks.front starts.
+
+    python -m predict.rank_process CHANNELS SUMS SETTINGS SIZE FRONT RANK
+
+First the descriptors of memory that the front has made; then how many ranks there are, the id of
+the front's process, and which rank this is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from predict.config.engine import EngineConfig
+from predict.ranks.life import end_with_front
+from predict.ranks.rank import Rank, ToFront
+from predict.ranks.shared import Channels
+from predict.system.notes import LOG
+
+
+def main(words: Sequence[str]) -> None:
+    """Loads this rank's part of the model and serves the front, which ends the process."""
+    channels_fd, sums_fd, settings_fd, size, front, number = map(int, words)
+    settings = json.loads(os.pread(settings_fd, os.fstat(settings_fd).st_size, 0))
+    end_with_front(front, number, settings["rank_timeout"])
+    rank = Rank(Channels.open(channels_fd, size), number)
+    try:
+        config = EngineConfig(**settings)
+        from predict.build import build_rank
+        from predict.device import communicator, library
+
+        communicator.open_ranks(sums_fd, number, size)
+        own = library.require()
+        own.set_num_threads(max(own.info()["threads"] // size, 1))
+        if number == 0:  # what all say is said once
+            LOG.addHandler(ToFront(rank))
+        runners, ready = build_rank(config, number, rank.got_on)
+        rank.tell_ready(ready)
+    except Exception as error:
+        rank.tell_failure(error)
+        raise SystemExit(_until_ended()) from None
+    rank.serve(runners)
+
+
+def _until_ended() -> int:
+    """Waits until the front, which was told what is wrong, ends this process."""
+    import time
+
+    time.sleep(60)
+    return 1
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

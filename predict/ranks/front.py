@@ -1,0 +1,344 @@
+"""The ranks of a model, as the process that asks them has them: started, watched, ended.
+
+Ranks are processes of this machine. All get every message, run the same steps in the same order,
+and exchange partial sums through memory that they share; rank 0 answers. Where one of them dies,
+fails, or gets nowhere, all end. Imports no Paddle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from predict.device.place import tensor_at
+from predict.engine.step import BlockCopies, Choices, KnownTokens
+from predict.errors import EngineError, UserError
+from predict.nn.decoder import StepOutputs
+from predict.nn.inputs import StepInputs
+from predict.ranks.life import LOOK_SECONDS, Clock, state_of, stop_together
+from predict.ranks.messages import (
+    Down,
+    Up,
+    array_text,
+    arrays_tokens,
+    choices_arrays,
+    step_arrays,
+    text_array,
+)
+from predict.ranks.shared import LINE, Arrays, Channels, message, opened
+from predict.system.notes import LOG
+
+# The memory file of sums: SharedWords in csrc/include/regatta/communicator.h.
+MOST_RANKS, SLOT_BYTES = 64, 1 << 18
+START_PROGRESS = 0.02  # seconds of computing that count as progress, and a part of the timeout
+COMPUTES = 0.005
+FAIL_SECONDS = 2.0  # in which all ranks fail, where one does by what it was asked for
+
+
+class Ready(NamedTuple):
+    """What a rank says once it is loaded."""
+
+    num_blocks: int  # of its caches, the same for all
+    weight_bytes: int
+
+
+class _Group:
+    """The processes, and the thread that starts and watches them: they end with that thread."""
+
+    def __init__(self, settings: Mapping[str, Any], size: int, timeout: float, module: str):
+        self.size, self.timeout = size, timeout
+        self.failure: str | None = None  # why all have ended
+        self.is_asked = True  # whether they have something to do: they load, or a step runs
+        self.on_failure: Callable[[], None] = lambda: None
+        self.processes: list[subprocess.Popen[bytes]] = []
+        fds = [Channels.create(size), os.memfd_create("regatta-sums"), os.memfd_create("config")]
+        os.truncate(fds[1], _sums_bytes(size))
+        os.write(fds[2], json.dumps(settings).encode())
+        self.channels = Channels.open(fds[0], size)
+        self._sums = mmap.mmap(fds[1], LINE * (1 + size))
+        self._arguments = [sys.executable, "-m", module, *map(str, (*fds, size, os.getpid()))]
+        self._fds = fds
+        self._closing, self._started = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="regatta-ranks", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        for fd in fds:
+            os.close(fd)
+
+    def _run(self) -> None:
+        try:
+            for rank in range(self.size):
+                self.processes.append(
+                    subprocess.Popen(
+                        [*self._arguments, str(rank)],
+                        pass_fds=self._fds,
+                        stdin=subprocess.DEVNULL,
+                        stdout=2,  # answers are the front's
+                        env=_environment(self.size),
+                    )
+                )
+        except OSError as error:
+            self.failure = f"rank {len(self.processes)} cannot be started: {error}"
+        self._started.set()
+        watch = _Watch(self)
+        while self.failure is None and not self._closing.wait(LOOK_SECONDS):
+            self.failure = watch.look()
+        self._end()
+        if self.failure is not None:
+            self.on_failure()
+
+    def arrived(self, rank: int) -> int:
+        """Exchanges that a rank has brought its part to."""
+        at = LINE * (1 + rank)
+        return int.from_bytes(self._sums[at : at + 4], "little")
+
+    def _end(self) -> None:
+        self._sums[:4] = b"\x01\0\0\0"
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.wait()
+
+    def close(self) -> None:
+        """Ends the processes; returns when they have ended."""
+        self._closing.set()
+        self._thread.join()
+
+
+class _Watch:
+    """Looks at the processes of a group again and again."""
+
+    def __init__(self, group: _Group):
+        self._group, self._clock = group, Clock()
+        # Of each rank: counts, seconds of computing, and when they changed.
+        self._marks: list[tuple[tuple[int, int], float, float]] = [((-1, -1), 0.0, 0.0)]
+        self._marks *= group.size
+
+    def look(self) -> str | None:
+        """Why all must end; None where all is well."""
+        group, now = self._group, self._clock.tick()
+        for rank, process in enumerate(group.processes):
+            status = process.poll()
+            if status is not None:
+                return f"rank {rank} (process {process.pid}) {_how(status)}, and so all ranks end"
+        late = [rank for rank in range(group.size) if self._is_late(rank, now)]
+        if not late:
+            return None
+        states = [state_of(process.pid) for process in group.processes]
+        stopped = [rank for rank, state in enumerate(states) if state.is_stopped]
+        rank = min(stopped or late, key=group.arrived)
+        return (
+            f"rank {rank} (process {group.processes[rank].pid}) made no progress for "
+            f"{group.timeout:g} s (--rank_timeout)"
+            f"{', and is stopped by a signal' if stopped else ''}; all ranks end"
+        )
+
+    def _is_late(self, rank: int, now: float) -> bool:
+        group = self._group
+        counts = (group.channels.progress.load(rank), group.arrived(rank))
+        state = state_of(group.processes[rank].pid)
+        known, computed, since = self._marks[rank]
+        computes = state.cpu_seconds - computed > START_PROGRESS + COMPUTES * group.timeout
+        is_idle = not group.is_asked and not state.is_stopped
+        if counts != known or computes or is_idle:
+            self._marks[rank] = counts, state.cpu_seconds, now
+            return False
+        return now - since > group.timeout
+
+
+class Ranks:
+    """The ranks of one model. Not thread-safe. They end with this object, and with the process."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        size: int,
+        timeout: float,
+        module: str = "predict.rank_process",
+    ):
+        """Starts them. settings: of EngineConfig. timeout: seconds without progress."""
+        self._group = group = _Group(settings, size, timeout, module)
+        self.size, self._channels = size, group.channels
+        self.close = weakref.finalize(self, group.close)
+        stop_together(lambda: [each.pid for each in group.processes if each.poll() is None])
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Of each rank."""
+        return [process.pid for process in self._group.processes]
+
+    @property
+    def failure(self) -> str | None:
+        """Why the ranks have ended; None while they live."""
+        return self._group.failure
+
+    def call_on_failure(self, call: Callable[[], None]) -> None:
+        """Has `call` called, on another thread, once the ranks have ended by themselves."""
+        self._group.on_failure = call
+
+    def check(self) -> None:
+        """Raises EngineError where the ranks have ended."""
+        if self._group.failure is not None:
+            raise EngineError(self._group.failure)
+        if not self.close.alive:
+            raise EngineError("the ranks were ended")
+
+    def ready(self) -> list[Ready]:
+        """Waits until all are loaded. Raises UserError and EngineError; then all have ended."""
+        try:
+            answers = [self._answer(rank) for rank in range(self.size)]
+        except RankFailed as error:
+            self.close()
+            if error.of_user:
+                raise UserError(str(error)) from None
+            raise EngineError(f"rank {error.rank} failed while loading: {error}") from None
+        except BaseException:
+            self.close()
+            raise
+        self._group.is_asked = False
+        return [Ready(*cast(Any, counts).tolist()) for (counts,) in answers]
+
+    def send(self, kind: Down, arrays: Arrays) -> None:
+        """Sends a message that nothing answers."""
+        self.check()
+        self._channels.down.write(message(kind, arrays), self.check)
+
+    def ask(self, kind: Down, arrays: Arrays) -> Arrays:
+        """What rank 0 answers to a message.
+
+        Raises what all ranks raised in its course, and EngineError where they cannot go on.
+        """
+        self._group.is_asked = True
+        try:
+            self.send(kind, arrays)
+            return self._answer(0)
+        except RankFailed as error:
+            self._check_others_failed(error)
+            if error.of_user:
+                raise UserError(str(error)) from None
+            raise RuntimeError(str(error)) from None
+        finally:
+            self._group.is_asked = False
+
+    def _answer(self, rank: int) -> Arrays:
+        """The next message of a rank that is no note. Raises RankFailed of any rank."""
+
+        def look() -> None:
+            self.check()
+            for other in range(self.size):
+                if other != rank and self._channels.up[other].has_message():
+                    self._next(other, self.check, only_notes=True)
+
+        return self._next(rank, look)
+
+    def _next(self, rank: int, look: Callable[[], None], only_notes: bool = False) -> Arrays:
+        """The next message that is no note; () where `only_notes` are taken and the next is one."""
+        ring = self._channels.up[rank]
+        while only_notes is False or ring.has_message():
+            kind, arrays = opened(ring.read(0, look))
+            if kind == Up.NOTE:
+                level = int(cast(Any, arrays[0])[0])
+                LOG.log(level, f"rank {rank}: {array_text(arrays[1])}")
+            elif kind == Up.FAILED:
+                raise RankFailed(rank, array_text(arrays[0]), bool(cast(Any, arrays[1])[0]))
+            elif not only_notes:
+                return arrays
+        return ()
+
+    def _check_others_failed(self, first: RankFailed) -> None:
+        """Raises EngineError unless all ranks failed alike: then they can go on together."""
+        deadline = time.monotonic() + FAIL_SECONDS
+
+        def look() -> None:
+            self.check()
+            if time.monotonic() > deadline:
+                raise TimeoutError
+
+        for rank in range(self.size):
+            if rank == first.rank:
+                continue
+            try:
+                self._next(rank, look)
+            except RankFailed:
+                continue
+            except TimeoutError:
+                pass
+            self._group.failure = f"rank {first.rank} failed alone: {first}"
+            self.close()
+            raise EngineError(self._group.failure)
+
+
+class RankFailed(Exception):  # noqa: N818  # what a rank says of itself
+    """A rank could not do what it was asked for."""
+
+    def __init__(self, rank: int, text: str, of_user: bool):
+        super().__init__(text)
+        self.rank, self.of_user = rank, of_user
+
+
+class RanksRunner:
+    """Runs steps on all ranks: each is over when `launch` returns. See Runner."""
+
+    num_ahead = 0
+    num_recorded = 0
+
+    def __init__(self, ranks: Ranks, vocab_size: int, which: int = 0):
+        """which: 0 for the model, 1 for the draft model. vocab_size: of its logits."""
+        self._ranks, self._vocab_size, self._which = ranks, vocab_size, which
+
+    def run(self, inputs: StepInputs, taps: Sequence[str] = ()) -> StepOutputs:
+        asked = [*step_arrays(self._which, inputs), text_array("\n".join(taps))]
+        logits, *hidden = self._ranks.ask(Down.RUN, asked)
+        tensors = [tensor_at(array, None) for array in hidden]
+        found = dict(zip(taps, tensors, strict=True))
+        return StepOutputs(None if logits is None else tensor_at(logits, None), found)
+
+    def launch(self, inputs: StepInputs, choices: Choices) -> KnownTokens:
+        asked = [
+            *step_arrays(self._which, inputs),
+            *choices_arrays(choices, self._vocab_size),
+        ]
+        return arrays_tokens(self._ranks.ask(Down.LAUNCH, asked))
+
+    def copy_blocks(self, copies: BlockCopies) -> None:
+        table = np.array(copies, np.int64).reshape(-1, 2)
+        self._ranks.send(Down.COPY, [np.array([self._which], np.int64), table])
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"ended with exit code {status}"
+    with contextlib.suppress(ValueError):
+        return f"was ended by signal {-status} ({signal.Signals(-status).name})"
+    return f"was ended by signal {-status}"
+
+
+def _sums_bytes(size: int) -> int:
+    """Bytes of the memory file of sums: see csrc/include/regatta/communicator.h."""
+    return LINE * (1 + MOST_RANKS) + 2 * size * SLOT_BYTES
+
+
+def _environment(size: int) -> dict[str, str]:
+    """This process's environment, with the package on Python's path, and a share of the cores."""
+    root = str(Path(__file__).resolve().parents[2])
+    found = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
+    }
+    share = str(max(len(os.sched_getaffinity(0)) // size, 1))
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        found.setdefault(name, share)
+    return found

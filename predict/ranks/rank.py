@@ -1,0 +1,98 @@
+"""One rank: does what the front's messages say, in their order, and tells what it found."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from predict.engine.step import Runner
+from predict.errors import UserError
+from predict.ranks.messages import (
+    NUM_INPUTS,
+    Down,
+    Up,
+    array_text,
+    arrays_choices,
+    arrays_step,
+    text_array,
+    tokens_arrays,
+)
+from predict.ranks.shared import Arrays, Channels, message, opened
+
+if TYPE_CHECKING:
+    from predict.ranks.front import Ready
+
+
+class Rank:
+    """This process's end of the channels."""
+
+    def __init__(self, channels: Channels, rank: int):
+        self._channels, self.rank = channels, rank
+        self._num_done = 0
+
+    def got_on(self) -> None:
+        """Notes progress: a step, a weight."""
+        self._num_done += 1
+        self._channels.progress.store(self.rank, self._num_done)
+
+    def tell(self, kind: Up, arrays: Arrays) -> None:
+        """Sends a message to the front."""
+        self._channels.up[self.rank].write(message(kind, arrays), _wait)
+
+    def tell_failure(self, error: BaseException) -> None:
+        """Says what went wrong here."""
+        of_user = isinstance(error, UserError)
+        text = str(error) if of_user else f"{type(error).__name__}: {error}"
+        self.tell(Up.FAILED, [text_array(text), np.array([of_user], np.int64)])
+
+    def tell_ready(self, ready: Ready) -> None:
+        """Says that it is loaded."""
+        self.tell(Up.READY, [np.array(ready, np.int64)])
+
+    def serve(self, runners: Sequence[Runner]) -> None:
+        """Answers messages for ever. runners: of the model, and of its draft model."""
+        while True:
+            kind, arrays = opened(self._channels.down.read(self.rank, _wait))
+            try:
+                answer = _done(Down(kind), cast("list[Any]", arrays), runners)
+            except Exception as error:
+                self.tell_failure(error)
+            else:
+                if answer is not None and self.rank == 0:
+                    self.tell(Up.ANSWER, answer)
+            self.got_on()
+
+
+def _done(kind: Down, arrays: list[Any], runners: Sequence[Runner]) -> Arrays | None:
+    """Does what a message says; what answers it."""
+    if kind == Down.COPY:
+        runners[int(arrays[0][0])].copy_blocks([(a, b) for a, b in arrays[1].tolist()])
+        return None
+    which, inputs = arrays_step(arrays)
+    if kind == Down.LAUNCH:
+        tokens = runners[which].launch(inputs, arrays_choices(arrays[NUM_INPUTS:]))
+        return tokens_arrays(tokens.take(), tokens.logprobs())
+    taps = list(filter(None, array_text(arrays[NUM_INPUTS]).split("\n")))
+    outputs = runners[which].run(inputs, taps)
+    tensors = [outputs.logits, *(outputs.hidden[tap] for tap in taps)]
+    return [None if each is None else each.astype("float32").numpy() for each in tensors]
+
+
+def _wait() -> None:
+    """The front's end is this process's end: predict.ranks.life sees to it."""
+
+
+class ToFront(logging.Handler):
+    """Sends a rank's records of the log to the front."""
+
+    def __init__(self, rank: Rank):
+        super().__init__()
+        self._rank = rank
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Sends one."""
+        level = np.array([record.levelno], np.int64)
+        self._rank.tell(Up.NOTE, [level, text_array(record.getMessage())])
