@@ -101,7 +101,7 @@ def struct_of(record: type, name: str, stored: Iterable[tuple[str, str, str]] = 
 
 template <class Setting>
 void take({name}* to, Setting& setting) {{
-{textwrap.fill(taken, 99, initial_indent="  ", subsequent_indent="      ")};
+{textwrap.fill(taken + ";", 100, initial_indent="  ", subsequent_indent="      ")}
 }}
 """
 

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "cpu/thread_pool.h"
 #include "regatta/embedding.h"
 
 namespace regatta::runtime {
@@ -18,6 +17,13 @@ Status gather_rows(const int32_t* ids, int64_t num_rows, const void* x, int64_t 
   p.hidden_size = width;
   p.dtype = dtype;
   return cpu::embedding(p);
+}
+
+void keep_wanted_adapters(BlockParams& p, cpu::Scratch& scratch) {
+  if (p.adapters.ids == nullptr || p.rows == nullptr) return;
+  auto* const ids = scratch.take<int32_t>(p.num_tokens);
+  for (int64_t i = 0; i < p.num_tokens; ++i) ids[i] = p.adapters.ids[p.rows[i]];
+  p.adapters.ids = ids;
 }
 
 Status run_all_rows(BlockParams& p, const std::function<Status()>& run) {

@@ -6,6 +6,8 @@ import dataclasses
 import importlib
 import json
 import math
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from export.export_model import export_model
 from predict import LLM, EngineConfig, SamplingParams, UserError
 from predict.bench.cost import Cost
 from predict.config import cache, schemes
+from predict.device import built, library
 from predict.engine import logits_processors
 from predict.loading.memory import weight_bytes
 from predict.nn import cache_formats as kv_formats
@@ -119,8 +122,13 @@ def narrow(tmp_path: Path, model: EngineConfig, in_package: Enter) -> EngineConf
 
 
 def test_a_kind_of_block_is_one_file(
-    tmp_path: Path, model: EngineConfig, narrow: EngineConfig
+    tmp_path: Path,
+    model: EngineConfig,
+    narrow: EngineConfig,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    record = importlib.import_module("predict.nn.kinds.bottleneck").BottleneckBlock
+    monkeypatch.setattr(record, "is_fused", False)  # as long as it has no folder
     llm, llama = LLM(narrow), LLM(model)
     assert llm.decoder is not None
     weights = llm.decoder.layers[0][2]
@@ -151,12 +159,7 @@ def test_a_kind_of_block_is_one_file(
 
 def test_a_kind_s_record_in_cpp_is_made_of_it(narrow: EngineConfig) -> None:
     made = make_records.headers()[ROOT / "csrc" / "blocks" / "bottleneck" / "record.h"]
-    for line in (
-        "struct BottleneckFields {",
-        "int64_t size = 0;",
-        "SchemeId down = SchemeId::kDense, up = ",
-    ):
-        assert line in made
+    assert made == (EXAMPLES / "csrc" / "blocks" / "bottleneck" / "record.h").read_text()
 
 
 def test_a_scheme_is_one_file_and_a_row(
@@ -264,56 +267,71 @@ def test_an_operator_is_a_header_a_kernel_and_a_registration(tmp_path: Path) -> 
     subprocess.run([sys.executable, "-c", OPERATOR_CHECK, str(library)], check=True)
 
 
-BLOCK_KIND_CHECK = """
-#include <cstdio>
-#include "runtime/blocks.h"
+KIND_CHECK = """
+import importlib, json, sys
+from pathlib import Path
+examples, model, exported = sys.argv[1:]
+for package in ("nn/kinds", "models"):
+    home = importlib.import_module("predict." + package.replace("/", "."))
+    home.__path__.append(f"{examples}/{package}")
+from export.export_model import export_model
+from predict import LLM, EngineConfig, SamplingParams
 
-using namespace regatta;
-
-// The blocks of `text` in this order over [2, 3] values, or what was wrong.
-void answer(const char* text, const std::vector<int>& order) {
-  float x[] = {1, 2, 3, 4, 5, 6}, out[6], room[2][6];
-  int used = 0;
-  TensorView hidden;
-  hidden.data = x, hidden.rank = 2, hidden.shape[0] = 2, hidden.shape[1] = 3;
-  runtime::Blocks blocks(hidden, true);
-  Status status = blocks.take(text, order, {}, {});
-  if (status.ok()) status = blocks.take_step({});
-  if (status.ok()) blocks.place(out, [&](int64_t) { return room[used++]; });
-  if (status.ok()) status = blocks.run();
-  if (!status.ok()) return void(std::puts(status.message().c_str()));
-  for (float value : out) std::printf("%g ", value);
-  std::puts("");
-}
-
-int main() {
-  answer("scale factor=2|scale factor=3 residual.input_scale=0", {0, 1, 1, 0});
-  answer("scale factor=0", {0});
-  answer("scale factors=1", {0});
-  answer("shift", {0});
-}
+own = EngineConfig(model_name_or_path=model, max_length=64, batch_size=2)
+greedy = SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True)
+export_model(own, Path(exported))
+static = own.changed(model_name_or_path=exported, mode="static")
+prompts = json.load(sys.stdin)
+for config in (own, own.changed(inference_model=False), static):
+    print(json.dumps([output.token_ids for output in LLM(config).generate(prompts, greedy)]))
 """
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
-def test_a_kind_of_block_is_one_folder_of_csrc(tmp_path: Path) -> None:
-    own, csrc = EXAMPLES / "csrc", ROOT / "csrc"
-    runtime = [csrc / "runtime" / f"{name}.cc" for name in ("blocks", "kinds", "tensors")]
-    sources = [*runtime, own / "blocks" / "scale" / "kind.cc"]
-    program = tmp_path / "check.cc"  # one unit: the library's headers are read once
-    text = "".join(f'#include "{path}"\n' for path in sources)
-    program.write_text(text + BLOCK_KIND_CHECK)
-    flags = ["-std=c++17", "-Wall", f"-I{csrc / 'include'}", f"-I{csrc}", f"-I{own}"]
-    made = tmp_path / "check"
-    subprocess.run(["g++", *flags, str(program), "-o", str(made)], check=True)
-    said = subprocess.run([str(made)], capture_output=True, text=True, check=True).stdout
-    assert said.splitlines() == [
-        "81 162 243 324 405 486 ",
-        "blocks: factor is 0.000000, or there is a norm (allowed: not 0, and none)",
-        "blocks: 'factors' is no field (allowed: factor, norm.*, post_norm.*, post_norm_of, "
-        "residual.*)",
-        "blocks: kind is 'shift' (allowed: scale)",
-    ]
+@pytest.fixture
+def bottleneck_library(tmp_path: Path) -> Path:
+    """The library with the folder of the example's kind: its one source beside all others."""
+    source, folder = EXAMPLES / "csrc/blocks/bottleneck/kind.cc", build.BUILD_DIR / "cpu"
+    build.build_cpu_library()
+    text = (folder / "build.ninja").read_text()
+    objects = re.search(f"build {library.LIBRARY_NAME}: link (.*)", text)
+    flags = " ".join([*build.CXX_FLAGS, *build.OWN_HEADERS, f"-I'{EXAMPLES / 'csrc'}'"])
+    lines = [f"build bottleneck.o: compile {build.escaped(source)}", f"  flags = {flags}"]
+    lines += [f"build bottleneck.so: link bottleneck.o {objects[1]}", "default bottleneck.so", ""]
+    build.run_ninja(folder, text + "\n".join(lines), 1, name="bottleneck.ninja")
+    made = tmp_path / library.LIBRARY_NAME
+    shutil.copyfile(folder / "bottleneck.so", made)
+    metadata = built.read(library.LIBRARY_DIR / library.METADATA_NAME)
+    metadata = dataclasses.replace(metadata, file=built.describe(made))
+    made.with_suffix(".json").write_text(metadata.to_json())
+    return made
+
+
+@pytest.mark.slow  # it links the library
+def test_a_kind_of_block_is_one_module_and_one_folder(
+    tmp_path: Path, narrow: EngineConfig, bottleneck_library: Path
+) -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", KIND_CHECK, str(EXAMPLES), str(tmp_path / "narrow"), "exported"],
+        cwd=tmp_path,
+        env={**os.environ, "REGATTA_LIBRARY": str(bottleneck_library), "PYTHONPATH": str(ROOT)},
+        input=json.dumps(PROMPTS),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr[-4000:]
+    said = [json.loads(line) for line in process.stdout.splitlines()]
+    assert said == [[list(ids) for ids in tokens(narrow)]] * 3
+
+
+def test_what_a_kind_of_block_adds_is_listed() -> None:
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    paths = [EXAMPLES / "nn/kinds/bottleneck.py", *(EXAMPLES / "csrc/blocks").rglob("*.*")]
+    for path in paths:
+        home = "predict" if path.suffix == ".py" else "."
+        name = (Path(home) / path.relative_to(EXAMPLES)).as_posix()
+        count = len(path.read_text(encoding="utf-8").splitlines())
+        assert f"\n{name:<35} | {count:>3}\n" in page
 
 
 def test_a_kind_of_block_has_its_gpu_half_in_the_folder(tmp_path: Path) -> None:
@@ -325,4 +343,4 @@ def test_a_kind_of_block_has_its_gpu_half_in_the_folder(tmp_path: Path) -> None:
     folders = [csrc / "include", csrc, own, headers]
     flags = ["-std=c++17", "-Wall", "-Werror", "-fsyntax-only", "-x", "c++"]
     command = ["g++", *flags, *(f"-I{folder}" for folder in folders)]
-    subprocess.run([*command, str(own / "blocks" / "scale" / "cuda.cu")], check=True)
+    subprocess.run([*command, str(own / "blocks" / "bottleneck" / "cuda.cu")], check=True)

@@ -1,6 +1,5 @@
 // Tensors: norm, gate_up's, gate_up bias?, down's, down bias?, post norm?. Adapters as attention's.
 #include "blocks/mlp/block.h"
-#include "cpu/thread_pool.h"
 #include "runtime/kinds.h"
 #include "runtime/rows.h"
 
@@ -34,11 +33,7 @@ Status run(MlpBlockParams& p) {
                                         p.hidden_size, p.dtype, some));
     p.before = some;
   }
-  if (p.adapters.ids != nullptr && p.rows != nullptr) {
-    auto* const ids = scratch.take<int32_t>(p.num_tokens);
-    for (int64_t i = 0; i < p.num_tokens; ++i) ids[i] = p.adapters.ids[p.rows[i]];
-    p.adapters.ids = ids;
-  }
+  keep_wanted_adapters(p, scratch);
   return cpu::mlp_block(p);
 }
 

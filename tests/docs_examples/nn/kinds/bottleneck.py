@@ -47,7 +47,7 @@ class BottleneckBlock(blocks.Block):
 
     @property
     def is_fused(self) -> bool:
-        return False  # until csrc/blocks/bottleneck is there
+        return self.is_plain  # by csrc/blocks/bottleneck
 
 
 @dataclass(frozen=True, slots=True)
