@@ -131,15 +131,15 @@ def test_drafts_are_what_the_draft_model_says_without_the_prefix(
     llm = LLM(model, inference_model=True, prefix_path=(f"p={path}",), **settings, **drafts)
     draft_always(llm)
     seen: list[tuple[list[int], list[int]]] = []
-    assert llm.engine.proposer is not None
-    propose = llm.engine.proposer.propose
+    assert llm.engine.speculation.proposer is not None
+    propose = llm.engine.speculation.proposer.propose
 
     def recorded(requests: Any, limits: Any) -> Any:
         found = propose(requests, limits)
         seen.extend((list(r.token_ids), list(f)) for r, f in zip(requests, found, strict=True))
         return found
 
-    llm.engine.proposer.propose = recorded  # type: ignore[method-assign]
+    llm.engine.speculation.proposer.propose = recorded  # type: ignore[method-assign]
     params = SamplingParams(temperature=0.0, max_new_tokens=40, ignore_eos=True, adapter="p")
     sampled = replace(params, n=2, temperature=0.8, seed=3)
     prompts = [[5, 9, 11, 30], list(range(40, 77)), [5, 9, 11, 30], list(range(40, 73))]

@@ -199,15 +199,15 @@ def replaced(
 ) -> Iterator[None]:
     """The engine with another proposer, and with tokens that follow scripts."""
     engine = llm.engine
-    before = engine.runner, engine.sampler, engine.proposer
+    before = engine.runner, engine.sampler, engine.speculation.proposer
     if scripts is not None:
         engine.sampler = ScriptedSampler(engine.sampler, scripts, stand_ins)
         engine.runner = ScriptedRunner(engine.runner, stand_ins)
-    engine.proposer = proposer
+    engine.speculation.proposer = proposer
     try:
         yield
     finally:
-        engine.runner, engine.sampler, engine.proposer = before
+        engine.runner, engine.sampler, engine.speculation.proposer = before
 
 
 def counted(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> Counts:
@@ -254,7 +254,7 @@ def measure_drafts(
         """A run with drafts and one without."""
         share = edits if text == "copy" else 1.0
         scripts = copies(batch, output_len, share, vocab_size, seed)
-        proposer, stand_ins = engine.proposer, dict[int, int]()
+        proposer, stand_ins = engine.speculation.proposer, dict[int, int]()
         assert proposer is not None
         if text == "copy" and isinstance(proposer, DraftModelProposer):
             agreeing = AgreeingProposer(proposer, scripts, agreement, seed)

@@ -411,7 +411,7 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
     with frozen_objects():
         with replaced(llm, None):
             rows = measure_cases(llm, config, plan, cost)
-        if llm.engine.proposer is not None:
+        if llm.engine.speculation.proposer is not None:
             case = plan.cases[0]
             sizes = case.num_requests, case.input_len
             prompts = [

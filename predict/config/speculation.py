@@ -88,7 +88,9 @@ def known_methods() -> list[str]:
     package = importlib.util.find_spec("predict.speculative")
     assert package is not None
     return sorted(
-        module.name for module in pkgutil.iter_modules(package.submodule_search_locations)
+        module.name
+        for module in pkgutil.iter_modules(package.submodule_search_locations)
+        if not module.name.startswith("_")
     )
 
 

@@ -37,7 +37,8 @@ class BlockManager:
     blocks and one `allocate` for the partial last one.
 
     `block_size` in tokens. `prefix_caching` False forgets content on free. Managers with different
-    `salt` never produce equal digests.
+    `salt` never produce equal digests. `lookahead`: tokens behind a block on which its content
+    depends, too: blocks match where these are the same.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class BlockManager:
         block_size: int,
         prefix_caching: bool = True,
         salt: bytes | str = b"",
+        lookahead: int = 0,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(
@@ -54,6 +56,7 @@ class BlockManager:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_caching = prefix_caching
+        self.lookahead = lookahead
         self._salt = salt.encode() if isinstance(salt, str) else salt
         self._ref_counts = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: lowest id on top
@@ -97,7 +100,8 @@ class BlockManager:
             return [], 0
         digests = [] if digests is None else digests
         block_ids: list[int] = []
-        for index in range((offset + len(token_ids) - 1) // self.block_size):
+        most = offset + len(token_ids) - max(self.lookahead, 1)
+        for index in range(most // self.block_size):
             # One block at a time: a miss on the first spares hashing a long prompt.
             hashed = self._hashed_bytes(digests, token_ids, index, salt, offset)
             block_id = self._block_of.get(digests[index])
@@ -217,7 +221,8 @@ class BlockManager:
         """The bytes that block `index`'s digest hashes; appends the digest where it is missing."""
         parent = digests[index - 1] if index else self._root(salt)
         end = (index + 1) * self.block_size - offset
-        hashed = parent + array("i", token_ids[max(end - self.block_size, 0) : end]).tobytes()
+        begin = max(end - self.block_size, 0)
+        hashed = parent + array("i", token_ids[begin : end + self.lookahead]).tobytes()
         if index == len(digests):
             digests.append(_digest(hashed))
         return hashed

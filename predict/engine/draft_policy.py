@@ -91,11 +91,20 @@ class DraftPolicy:
     A new request starts with the acceptance of all requests.
     """
 
-    def __init__(self, max_length: int, max_rows: int, costs: Costs, looks_up: bool):
+    def __init__(
+        self,
+        max_length: int,
+        max_rows: int,
+        costs: Costs,
+        looks_up: bool,
+        catches_up: bool = True,
+    ):
         """max_length: drafts of one request. max_rows: drafts of a step.
 
-        looks_up: see Proposer.
+        looks_up: see Proposer. catches_up: whether a proposer that does not has a request's earlier
+        tokens to compute.
         """
+        self.catches_up = catches_up
         self.max_length = max_length
         self.max_rows = max_rows
         self.costs = costs
@@ -272,7 +281,8 @@ class DraftPolicy:
         )
         rate = min(max(rate, 0.001), 0.995)
         if not self.looks_up:
-            return _Bet(request, rate, 1.0, room, request.num_tokens - state.num_drafted)
+            missing = request.num_tokens - state.num_drafted if self.catches_up else 0
+            return _Bet(request, rate, 1.0, room, missing)
         chance = 1.0
         if on_way:
             chance = rate + (1 - rate) * state.found if left else state.found

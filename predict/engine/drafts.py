@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
+from predict.engine.choices import Row
 from predict.engine.request_state import Request
 from predict.engine.scheduled import ScheduledSpan
 
 if TYPE_CHECKING:
+    from paddle import Tensor
     from predict.engine.sampler import Sampler
     from predict.engine.step import Choices, Followed, Runner, StepTokens
     from predict.nn.inputs import StepInputs
@@ -70,12 +72,39 @@ class DraftNetwork:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StateDrafting:
+    """What a StateProposer drafts with, on the host.
+
+    network: of predict.nn.drafters. choose: tokens of logits [R, V]. block_size, num_blocks: of the
+    target's cache; a drafter's has one block more for each request of a batch behind them.
+    """
+
+    network: Any
+    choose: Callable[[Tensor, Choices], Sequence[Any]]
+    sampler: Sampler
+    block_size: int
+    num_blocks: int
+
+    def chosen(self, logits: Tensor, sampler: Sampler, rows: Sequence[Row]) -> Sequence[int]:
+        """A token per row, drawn as the target draws; FAILED where none can be."""
+        return self.choose(logits, sampler.choices(rows))
+
+
+@dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig:
     """Arguments of a proposer; sizes in tokens."""
 
     method: str
     max_ngram_size: int = 1
     draft: DraftNetwork | None = None  # of draft_model
+    states: StateDrafting | None = None  # of methods that read hidden states
+
+
+def drafting_of(config: SpeculativeConfig) -> StateDrafting:
+    """What a method that reads hidden states drafts with."""
+    if config.states is None:
+        raise ValueError(f"{config.method} needs a network over the model's hidden states")
+    return config.states
 
 
 class Proposer(Protocol):
@@ -121,6 +150,66 @@ class Proposer(Protocol):
 
     def forget(self, request_id: int) -> None:
         """Drops the state of an ended request."""
+
+
+class DraftSpan(NamedTuple):
+    """The tokens of one request in a step of the draft model."""
+
+    token_ids: Sequence[int]
+    start: int
+    block_ids: Sequence[int]
+    num_logits: int
+    num_prompt_logits: int = 0
+    num_prefix_tokens: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+class Tapped(NamedTuple):
+    """A span of a step whose hidden states are there."""
+
+    span: ScheduledSpan
+    row: int  # of its first token among the step's
+
+
+class StateProposer:
+    """A Proposer that reads the hidden states of the model's own steps.
+
+    taps: which (predict.nn.decoder.check_taps). lookahead: see BlockManager. Steps do not run ahead
+    of it.
+    """
+
+    looks_up = False
+    propose_behind: ProposeBehind | None = None
+    num_recorded = 0
+    taps: Sequence[str]
+    lookahead = 0
+
+    def follow(self, tapped: Sequence[Tapped], hidden: Mapping[str, Tensor]) -> None:
+        """Takes a step's hidden states [T, H], once its tokens are written back."""
+        raise NotImplementedError
+
+    def is_ready(self, request: Request) -> bool:
+        """Whether it has all that it needs to draft for a request that decodes."""
+        raise NotImplementedError
+
+    def propose(
+        self, requests: Sequence[Request], limits: Sequence[int]
+    ) -> Sequence[Sequence[int]]:
+        """See Proposer; called for requests that are ready."""
+        raise NotImplementedError
+
+    def observe(self, request: Request, drafts: Sequence[int], chosen: Sequence[int]) -> None:
+        """Changes nothing: `follow` brings what there is to know."""
+
+    def settle(self) -> None:
+        """Changes nothing: no work is put off."""
+
+    def forget(self, request_id: int) -> None:
+        """See Proposer."""
+        raise NotImplementedError
 
 
 def accepted_tokens(drafts: Sequence[int], chosen: Sequence[int]) -> list[int]:

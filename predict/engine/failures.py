@@ -28,7 +28,7 @@ _WORK = {
     "logprobs": "engine.logprobs engine.runner.gpu_chooser:measure engine.engine:_record_logprobs",
     "adjust": "engine.logits_processors engine.token_history engine.runner.host_chooser:_apply "
     "engine.sampler:_adjusted engine.sampler:_adjusted_row engine.sampler:_adjustment",
-    "verify": "speculative engine.window engine.engine:_accepted",
+    "verify": "speculative engine.window engine.speculation:_accepted",
     "draft": "speculative.draft_model speculative.inference_with_reference speculative.lookahead "
     "engine.draft_policy",
 }

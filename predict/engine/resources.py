@@ -52,7 +52,8 @@ class CacheBlocks:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.manager = BlockManager(
-            config.num_blocks, config.block_size, config.prefix_caching, config.cache_salt
+            *(config.num_blocks, config.block_size, config.prefix_caching),
+            *(config.cache_salt, config.lookahead),
         )
         self.pinned: set[int] = set()  # of tuned prefixes
         # (from, to), planned and not in a batch yet: their blocks are in tables already.
@@ -133,8 +134,12 @@ class CacheBlocks:
         self.manager.check(held)
 
     def publish(self, request: Request, num_computed: int) -> None:
-        """Lets others match the blocks that `num_computed` tokens, all known, fill."""
+        """Lets others match the blocks that `num_computed` tokens, all known, fill.
+
+        Those whose lookahead is not known yet come later.
+        """
         block_size, prefix = self.config.block_size, request.prefix
+        num_computed = min(num_computed, request.num_known_tokens - self.config.lookahead)
         num_full = (prefix.num_tokens + num_computed) // block_size
         if request.shares_blocks:
             first_own = len(prefix.block_ids)

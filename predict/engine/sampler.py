@@ -106,3 +106,13 @@ class Sampler:
     def forget(self, request_id: int) -> None:
         """Drops the state of an ended request."""
         self._adjustments.pop(request_id, None)
+
+
+class UnadjustedSampler(Sampler):
+    """Leaves logits as they are.
+
+    For drafts, where penalties would read tokens that the target's steps alone write.
+    """
+
+    def _adjusted(self, rows: Sequence[Row]) -> None:
+        """None: drafts are chosen without penalties."""

@@ -29,6 +29,7 @@ class SchedulerConfig:
     separate_steps: bool = False  # no step has both prompts and decoding requests; they take turns
     cache_salt: bytes = b""
     for_drafts: bool = False  # a draft model's cache lies in blocks of the same numbers
+    lookahead: int = 0  # see BlockManager: 1 where rows of drafts depend on the token behind theirs
     adapters: AdapterPool | None = None  # of a network whose requests may have adapters
     placing: Placing | None = None  # for a network whose positions are not 0, 1, 2, ...
 

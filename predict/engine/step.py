@@ -19,6 +19,7 @@ from predict.engine.logprobs import LogprobTable
 from predict.engine.window import WindowDrafts
 
 if TYPE_CHECKING:
+    from paddle import Tensor
     from predict.nn.decoder import StepOutputs
     from predict.nn.inputs import StepInputs
 
@@ -48,7 +49,8 @@ class Choices(NamedTuple):
     """How the first rows of a step's logits become tokens.
 
     fill_masks: writes what guides allow into [R, W] (see ops.mask_logits); called once the tokens
-    before the rows are known. waits: they are not when the step is launched.
+    before the rows are known. waits: they are not when the step is launched. taps: hidden states
+    that are wanted besides (predict.nn.decoder.check_taps).
     """
 
     rows: Sequence[Choice]
@@ -59,6 +61,7 @@ class Choices(NamedTuple):
     window: WindowDrafts | None = None  # drafts to verify so
     fill_masks: Callable[[npt.NDArray[np.int32]], None] | None = None
     waits: bool = False
+    taps: Sequence[str] = ()
 
     @property
     def changes_logits(self) -> bool:
@@ -79,7 +82,12 @@ class Logprobs(NamedTuple):
 
 
 class StepTokens(Protocol):
-    """The tokens of a step that may still run."""
+    """The tokens of a step that may still run.
+
+    hidden: by tap, [T, H] of all tokens of the step.
+    """
+
+    hidden: Mapping[str, Tensor] = MappingProxyType({})
 
     def choose(self) -> None:
         """Queues what waits for the previous step's tokens: the choice under guides' masks.

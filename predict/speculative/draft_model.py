@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import cast
 
 from predict.adapters.prefixes import draft_table
 from predict.engine.batch import span_inputs
@@ -30,39 +30,15 @@ from predict.engine.drafts import (
     FAILED,
     DraftNetwork,
     Drafts,
+    DraftSpan,
     ProposeBehind,
     SpeculativeConfig,
     Verified,
     accepted_tokens,
 )
 from predict.engine.request_state import Request
-from predict.engine.sampler import Sampler
+from predict.engine.sampler import UnadjustedSampler
 from predict.engine.step import Followed
-
-
-class UnadjustedSampler(Sampler):
-    """Leaves logits as they are.
-
-    For devices, where penalties read tokens that only the target's steps write.
-    """
-
-    def _adjusted(self, rows: Sequence[Row]) -> None:
-        """None: drafts are chosen without penalties."""
-
-
-class DraftSpan(NamedTuple):
-    """The tokens of one request in a step of the draft model."""
-
-    token_ids: Sequence[int]
-    start: int
-    block_ids: Sequence[int]
-    num_logits: int
-    num_prompt_logits: int = 0
-    num_prefix_tokens: int = 0
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.token_ids)
 
 
 @dataclass

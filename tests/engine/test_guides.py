@@ -13,7 +13,7 @@ import pytest
 from export.export_model import export_model
 from predict import LLM, AsyncLLM, SamplingParams, UserError
 from predict.device import library
-from predict.engine.engine import Engine
+from predict.engine.speculation import Speculation
 from predict.guide import Guide
 from predict.text.guides import Guides, GuideState
 from tests.support.drafts import METHODS, Generous
@@ -29,7 +29,7 @@ def llm(compiled: library.Library) -> LLM:
 def expected(llm: LLM) -> list[list[tuple[int, ...]]]:
     """The tokens of each request alone, one a step."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Engine, "_forced_drafts", lambda engine, proposed, limits: {})
+        patch.setattr(Speculation, "_forced_drafts", lambda engine, proposed, limits: {})
         outputs = [llm.generate([prompt], params)[0] for prompt, params, _ in requests()]
     return tokens(outputs)
 

@@ -48,7 +48,7 @@ def drafting(llm: LLM) -> LLM:
     """With drafts whatever they cost: the draft model is as large as the target."""
     config = llm.config
     rows = config.scheduling.batch_size * config.speculation.speculate_max_draft_token_num
-    llm.engine.policy = Generous(
+    llm.engine.speculation.policy = Generous(
         config.speculation.speculate_max_draft_token_num, rows, Costs(row=0.001), looks_up=False
     )
     return llm
@@ -56,7 +56,7 @@ def drafting(llm: LLM) -> LLM:
 
 def parts(llm: LLM) -> tuple[GpuRunner, DraftModelProposer, GpuRunner]:
     """The target's runner, the proposer, the draft's runner."""
-    runner, proposer = llm.engine.runner, llm.engine.proposer
+    runner, proposer = llm.engine.runner, llm.engine.speculation.proposer
     assert isinstance(runner, GpuRunner)
     assert isinstance(proposer, DraftModelProposer)
     own = proposer.network.runner

@@ -65,9 +65,11 @@ def test_requests_that_fail_end_alone(gpu: devices.Device, drafts: str, graphs: 
     runner: Any = llm.engine.runner
     if not graphs:
         runner.graphs.pool = None
-    if llm.engine.proposer is not None:
+    if llm.engine.speculation.proposer is not None:
         costs = Costs(row=0.01, draft=0.05)
-        llm.engine.policy = Generous(3, 24, costs, llm.engine.proposer.looks_up)
+        llm.engine.speculation.policy = Generous(
+            3, 24, costs, llm.engine.speculation.proposer.looks_up
+        )
     prompts, params = requests()
     expected = results(llm.generate(prompts, params))
     scheduler = llm.engine.scheduler

@@ -53,7 +53,7 @@ def check(
         if settings.get("dtype", "float32") == "float32":
             drafts.pop("draft_model_quant_type", None)  # on a GPU, for 16 bits
         llm = LLM(config(demo_with_scales, {**settings, **drafts}))
-        assert llm.engine.policy is not None
+        assert llm.engine.speculation.policy is not None
         draft_always(llm)
         apart = 0
         for wanted, got in zip(plain, llm.generate(prompts, unmeasured), strict=True):

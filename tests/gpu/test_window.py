@@ -27,7 +27,7 @@ class FixedDrafts(DraftPolicy):
 
 def with_fixed_drafts(llm: LLM) -> LLM:
     most = llm.config.speculation.speculate_max_draft_token_num
-    llm.engine.policy = FixedDrafts(most, 64, Costs(row=0.0), looks_up=False)
+    llm.engine.speculation.policy = FixedDrafts(most, 64, Costs(row=0.0), looks_up=False)
     return llm
 
 
@@ -92,8 +92,8 @@ def test_drafts_that_the_device_alone_knows_stand_as_on_the_cpu(
         llm = LLM(config("llama_gqa", **{**drafts, **settings, **sizes}))
         with_fixed_drafts(llm)
         if not follows:
-            assert isinstance(llm.engine.proposer, DraftModelProposer)
-            llm.engine.proposer.propose_behind = None
+            assert isinstance(llm.engine.speculation.proposer, DraftModelProposer)
+            llm.engine.speculation.proposer.propose_behind = None
         outputs = llm.generate(prompts, params)
         answers.append([output.token_ids[:num_compared] for output in outputs])
         stats = llm.stats()

@@ -229,12 +229,16 @@ DRAFT_FAULTS: dict[tuple[str, str], tuple[str, Inject]] = {
     ),
     ("lookahead", "pool"): (
         "draft",
-        failing(lambda llm: llm.engine.proposer._pool, "add", lambda tokens, *_: tokens[0] == MARK),
+        failing(
+            lambda llm: llm.engine.speculation.proposer._pool,
+            "add",
+            lambda tokens, *_: tokens[0] == MARK,
+        ),
     ),
     ("draft model", "forward"): (
         "draft",
         failing(
-            lambda llm: llm.engine.proposer.network.runner.network,
+            lambda llm: llm.engine.speculation.proposer.network.runner.network,
             "forward",
             is_long,
         ),
@@ -243,7 +247,9 @@ DRAFT_FAULTS: dict[tuple[str, str], tuple[str, Inject]] = {
         (method, "verify"): (
             "verify",
             failing(
-                lambda llm: llm.engine.proposer, "observe", lambda request, *_: is_marked(request)
+                lambda llm: llm.engine.speculation.proposer,
+                "observe",
+                lambda request, *_: is_marked(request),
             ),
         )
         for method in DRAFTS
@@ -279,9 +285,9 @@ def llms(model_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
                 export_model(config, folder)
                 config = config.changed(model_name_or_path=str(folder), mode="static")
             made[drafts] = llm = LLM(config)
-            if llm.engine.proposer is not None:
-                llm.engine.policy = Generous(
-                    3, 64, Costs(row=0.01, draft=0.05), llm.engine.proposer.looks_up
+            if llm.engine.speculation.proposer is not None:
+                llm.engine.speculation.policy = Generous(
+                    3, 64, Costs(row=0.01, draft=0.05), llm.engine.speculation.proposer.looks_up
                 )
         return made[drafts]
 
@@ -636,7 +642,11 @@ CLI_FAULTS: dict[str, tuple[str, Inject]] = {
     ),
     "verify": (
         "verify",
-        failing(lambda llm: llm.engine.proposer, "observe", lambda each, *_: is_bad_line(each)),
+        failing(
+            lambda llm: llm.engine.speculation.proposer,
+            "observe",
+            lambda each, *_: is_bad_line(each),
+        ),
     ),
     "detokenize": (
         "detokenize",

@@ -153,7 +153,7 @@ class Bench:
             proposer = AgreeingProposer(self.proposer, scripts, agreement)
             stand_ins = proposer.stand_ins
         engine = self.engine
-        engine.proposer = proposer
+        engine.speculation.proposer = proposer
         engine.runner = ScriptedRunner(self.runner, stand_ins)
         engine.sampler = ScriptedSampler(self.sampler, scripts, stand_ins)
         params = SamplingParams(max_new_tokens=output, ignore_eos=True, temperature=0.0)

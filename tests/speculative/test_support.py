@@ -32,7 +32,7 @@ def answers(llm: LLM, prompts: Sequence[Any], params: SamplingParams) -> Answers
     outputs = llm.generate(prompts, params)
     stats = llm.stats()
     assert stats.num_used_blocks == 0
-    assert (stats.num_draft_tokens > drafted) == (llm.engine.policy is not None)
+    assert (stats.num_draft_tokens > drafted) == (llm.engine.speculation.policy is not None)
     return [tuple(one.token_ids for one in output.outputs) for output in outputs]
 
 

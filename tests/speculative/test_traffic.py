@@ -109,14 +109,14 @@ def test_drafts_behind_a_verification_are_as_right_as_others(
     shares = []
     for follows in (False, True):
         engine, random = make_engine("draft_model", ahead=True), np.random.default_rng(0)
-        assert engine.policy is not None
-        engine.policy.costs = Costs(row=0.0001)
-        assert isinstance(engine.proposer, DraftModelProposer)
-        reader = engine.proposer.network.runner
+        assert engine.speculation.policy is not None
+        engine.speculation.policy.costs = Costs(row=0.0001)
+        assert isinstance(engine.speculation.proposer, DraftModelProposer)
+        reader = engine.speculation.proposer.network.runner
         assert isinstance(reader, CacheReader)
         reader.failures = 0.0
         if not follows:
-            engine.proposer.propose_behind = None
+            engine.speculation.proposer.propose_behind = None
         requests: list[Request] = []
         for number in range(40):
             prompt = random.integers(0, VOCABULARY, int(random.integers(1, 30))).tolist()

@@ -42,7 +42,7 @@ def answers(
         likeliest = [{token: one.logprob for token, one in place.items()} for place in table]
         found.append((output.token_ids, likeliest))
     assert llm.stats().num_used_blocks == 0
-    if llm.engine.policy is not None:
+    if llm.engine.speculation.policy is not None:
         assert llm.stats().num_accepted_draft_tokens > 0
     return found
 

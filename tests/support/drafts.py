@@ -62,9 +62,9 @@ def config(directory: Path, settings: Mapping[str, Any]) -> EngineConfig:
 
 def draft_always(llm: LLM) -> None:
     """Drafts whether they pay or not: a draft model as large as the target's does not."""
-    before = llm.engine.policy
+    before = llm.engine.speculation.policy
     if before is not None:
-        llm.engine.policy = Generous(
+        llm.engine.speculation.policy = Generous(
             before.max_length, before.max_rows, Costs(row=0.02), before.looks_up
         )
 

@@ -129,4 +129,7 @@ class HostRunner:
         return self.network.run(inputs, taps)
 
     def launch(self, inputs: StepInputs, choices: Choices) -> StepTokens:
-        return self.chooser.choose(self.network.run(inputs), choices)
+        outputs = self.network.run(inputs, choices.taps)
+        tokens = self.chooser.choose(outputs, choices)
+        tokens.hidden = outputs.hidden
+        return tokens
