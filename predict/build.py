@@ -130,7 +130,7 @@ def _with_whole_prompts(config: EngineConfig, spec: DecoderSpec) -> EngineConfig
     An explicit max_num_batched_tokens stays.
     """
     scheduling = config.scheduling
-    if spec.prefix is None or scheduling.max_num_batched_tokens is not None:
+    if not (spec.prefix or spec.sees_both_ways) or scheduling.max_num_batched_tokens is not None:
         return config
     return config.changed(max_num_batched_tokens=max(config.token_budget, config.max_length))
 

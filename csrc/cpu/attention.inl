@@ -579,8 +579,7 @@ class UnitWorker {
     begin_ = job_.window < 0 ? 0 : least_depth - job_.window + 1;
     if (begin_ < 0) begin_ = 0;
     const int64_t prefix = batch.prefix_lens ? batch.prefix_lens[tile.span] : 0;
-    end_ = first_position + tile.end;
-    if (end_ < prefix) end_ = prefix;
+    end_ = seen_end(first_position + tile.end, prefix, job_.window);
     F* to = buffers_.q;
     for (int64_t h = first_head; h < first_head + num_heads; ++h) {
       for (int64_t r = 0; r < rows_; ++r, to += job_.head_dim) {
@@ -596,7 +595,7 @@ class UnitWorker {
     }
     for (int64_t r = 0; r < rows_; ++r) {
       const int64_t position = first_position + tile.begin + r / group_;
-      buffers_.positions[r] = static_cast<int32_t>(position < prefix ? prefix - 1 : position);
+      buffers_.positions[r] = static_cast<int32_t>(seen_end(position + 1, prefix, job_.window) - 1);
       buffers_.depths[r] = static_cast<int32_t>(position);
       if (!tree_) continue;
       int64_t seen = 0;
@@ -851,11 +850,14 @@ class UnitWorker {
     return tree_ ? tree_first_ - 1 : buffers_.positions[begin];
   }
 
+  // What a row's window counts from; of a tree's rows, whose depths are in no order, `other`.
+  int64_t depth(int64_t r, int64_t other) const { return tree_ ? other : buffers_.depths[r]; }
+
   // Positions of the chunk up to the last that any of the rows sees, 0 if they see none.
   int64_t visible_columns(int64_t chunk, int64_t begin, int64_t end) const {
     const int64_t oldest = common_position(begin), newest = buffers_.positions[end - 1];
     if (newest < chunk) return 0;
-    if (job_.window >= 0 && oldest - job_.window + 1 >= chunk + kChunk) return 0;
+    if (job_.window >= 0 && depth(begin, oldest) - job_.window + 1 >= chunk + kChunk) return 0;
     return newest + 1 - chunk < kChunk ? newest + 1 - chunk : kChunk;
   }
 
@@ -990,7 +992,7 @@ class UnitWorker {
     const int64_t oldest = common_position(begin), newest = buffers_.positions[end - 1];
     const int num_vecs = static_cast<int>((columns + kLanes - 1) / kLanes);
     if (chunk + num_vecs * kLanes - 1 <= oldest &&
-        (job_.window < 0 || chunk >= newest - job_.window + 1)) {
+        (job_.window < 0 || chunk >= depth(end - 1, newest) - job_.window + 1)) {
       return;
     }
     const Vec hidden = set1(-__builtin_inff());

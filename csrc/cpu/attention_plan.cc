@@ -233,7 +233,7 @@ AttentionPlan make_attention_plan(const AttentionBatch& batch, int64_t num_kv_he
       const int64_t oldest =
           window < 0 ? 0 : std::max<int64_t>(0, first + tile.begin - window + 1 - shallower);
       tile.first_split = static_cast<int32_t>(oldest / kSplit);
-      const int64_t end = std::max(first + tile.end, prefix);
+      const int64_t end = seen_end(first + tile.end, prefix, window);
       tile.end_split = static_cast<int32_t>((end - 1) / kSplit + 1);
       tile.partial = -1;
       all.positions[all.count++] = end - oldest;

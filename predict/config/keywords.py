@@ -17,6 +17,7 @@ class Settings(TypedDict, total=False):
     model_prefix: str | os.PathLike[str]
     model_type: str | None
     chat_template: str | os.PathLike[str] | None
+    pooling: str | None
     device: str
     mode: str
     inference_model: bool | None

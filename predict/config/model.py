@@ -13,6 +13,8 @@ from predict.system.ranges import SEED
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 DTYPES = tuple(DTYPE_BYTES)
 AUTO = "auto"  # the checkpoint's own
+# In the order in which sentence-transformers joins those that a file asks for together.
+POOLINGS = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "last")
 MODEL_TYPES = ("gpt-3", "ernie-3.5-se", "llama-img2txt", "qwen-img2txt", "opt-img2txt")
 
 
@@ -44,6 +46,10 @@ class ModelConfig(Checked):
         "The tokenizer's own template, or its family's, when not given; none turns it off; else a "
         "template file, a directory with one, or the name of a published format.",
         is_file=True, null_words=())
+    pooling: str | None = option(None,
+        "How the hidden states of a text become its vector, where the model's files "
+        "(modules.json) do not say.",
+        allowed=POOLINGS, null_words=())
     device: str = option("cpu",
         "cpu, gpu, gpu:N, or another type that the installed Paddle has (xpu, npu, npu:1, ...), "
         "which runs the plain operators. The flag when not given: gpu where one is usable and the "

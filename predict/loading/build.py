@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -82,7 +82,7 @@ class DecoderBuilder:
 
     def _embedding(self, head: Head) -> Embedding:
         plan, spec, source = self.plan, self.plan.spec, self.source
-        tables, offset = dict(plan.matrices()), spec.embedding.position_offset
+        tables = dict(plan.matrices())
         return Embedding(
             spec.embedding,
             # Rows of a quantized head are no embedding: the table stays beside it.
@@ -90,9 +90,7 @@ class DecoderBuilder:
             if spec.tie_word_embeddings and head.linear.scheme == "dense"
             else self._tensor(self._table_of_tokens(tables[plan.embedding])),
             None if plan.embedding_projection is None else self._linear(plan.embedding_projection),
-            self._tensor(source.matrix((plan.positions,), tables[plan.positions])[offset:])
-            if plan.positions in tables
-            else None,
+            self._positions(tables) if plan.positions in tables else None,
             self._norm(plan.embedding_norm),
             spec.share,
         )
@@ -101,6 +99,17 @@ class DecoderBuilder:
         plan, share = self.plan, self.plan.spec.share
         whole = self.source.matrix((plan.embedding,), (plan.spec.vocab_size, shape[1]))
         return whole if share is None else padded(taken(whole, (share.tokens(),)), shape[0])
+
+    def _positions(self, tables: Mapping[str, tuple[int, int]]) -> Tensor:
+        """The rows of positions; of a pair's texts one below the other, each with its type's."""
+        plan, source = self.plan, self.source
+        name, offset = plan.positions, plan.spec.embedding.position_offset
+        if plan.types not in tables:
+            return self._tensor(source.matrix((name,), tables[name])[offset:])
+        rows, types = (
+            to_float32(source.host_matrix((each,), tables[each])) for each in (name, plan.types)
+        )
+        return self._tensor(np.concatenate([rows[offset:] + row for row in types]))
 
     def _ropes(self) -> tuple[Tensor, ...]:
         import paddle

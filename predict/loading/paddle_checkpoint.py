@@ -33,9 +33,10 @@ from predict.loading.ernie import parts_of
 from predict.loading.fused import PADDLENLP, rows_of
 from predict.nn.hf_config import ConfigReader
 
-# The family that stands ahead of the table of tokens. Hugging Face's first OPT has "decoder" there.
+# The family that stands ahead of the table of tokens. Hugging Face's first OPT has "decoder" there,
+# and its encoders have their own name.
 FAMILY = re.compile(
-    r"(?!model\.|decoder\.)([a-z0-9_]+\.)(embed_tokens|embeddings\.word_embeddings)\.weight"
+    r"(?!model\.|decoder\.|bert\.|roberta\.)([a-z0-9_]+\.)(embed_tokens|embeddings\.word_embeddings)\.weight"
 )
 CHATGLM = "chatglm.transformer."
 # Families whose names begin with "transformer." in Hugging Face's files: by PaddleNLP's name of the

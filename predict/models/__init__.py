@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from dataclasses import replace
 from typing import Protocol, cast
 
 from predict.errors import UserError
@@ -24,6 +25,8 @@ _GEMMA4 = (
     "embeddings of each layer"
 )
 _INDEXED = "the index by which a token chooses those that it attends to (DSA)"
+# Classes without a head that models of vectors name in config.json.
+_HEADLESS = {f"{name}Model" for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3Text")}
 # What families need that nothing here does.
 MISSING = {
     "gemma4": _GEMMA4,
@@ -69,7 +72,7 @@ def family_of(config: ConfigReader) -> Family:
             f"{config.path} lacks 'model_type'; if the model is one of these of PaddleNLP's, set "
             f"--model_type {' or '.join(PADDLENLP)}"
         )
-    model_type = config.get_str("model_type")
+    model_type = config.get_str("model_type").replace("-", "_")
     if model_type in MISSING:
         raise UserError(
             f"{config.path}: model_type {model_type!r} is not supported: {MISSING[model_type]} is "
@@ -88,7 +91,14 @@ def weight_names(config: ConfigReader) -> WeightNames:
     family = family_of(config)
     choose = getattr(family, "weights", None)
     names: WeightNames = choose(config) if choose else getattr(family, "WEIGHTS", WeightNames())
-    return names
+    return names if _makes_text(config) else replace(names, ignored=(*names.ignored, "score."))
+
+
+def _makes_text(config: ConfigReader) -> bool:
+    """Whether the class that config.json names is not one for labels, or of no head at all."""
+    named = config.values.get("architectures")
+    name = str(named[0]) if isinstance(named, list) and named else ""
+    return not (name.endswith("ForSequenceClassification") or name in _HEADLESS)
 
 
 def spec_of(config: ConfigReader) -> DecoderSpec:
@@ -99,6 +109,8 @@ def spec_of(config: ConfigReader) -> DecoderSpec:
     """
     family = family_of(config)
     spec = family.spec(config)
+    if not _makes_text(config):  # what it was trained for has another head than the next token's
+        spec = replace(spec, tie_word_embeddings=True, makes_text=False)
     weight_names(config)  # which reads keys, too
     config.check_unread(getattr(family, "UNREAD", ()))
     return spec

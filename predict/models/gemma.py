@@ -24,7 +24,8 @@ def gemma_activation(config: ConfigReader) -> Function:
 def gemma_like(config: ConfigReader, **changes: Any) -> DecoderSpec:
     """`llama_like` with what all Gemmas share."""
     config.must_be("alibi", False)  # which PaddleNLP's Gemma has a field for
-    config.must_be("use_bidirectional_attention", False)
+    if not changes.get("attention", {}).get("prefix_mask"):
+        config.must_be("use_bidirectional_attention", False)
     return llama_like(
         config,
         norm=gemma_norm(config),

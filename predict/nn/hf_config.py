@@ -59,7 +59,7 @@ _RANGES: tuple[tuple[str, Range], ...] = (
     ("bos_token_id gmask_token_id mask_token_id", _whole((1 << 31) - 1, low=0)),
     ("num_experts n_group topk_group", _whole(512)),  # what csrc/blocks/experts holds
     ("num_experts_per_tok", _whole(32)),
-    ("rms_norm_eps layer_norm_eps", _real(0.1)),
+    ("rms_norm_eps layer_norm_eps norm_eps", _real(0.1)),
     ("router_jitter_noise", _real(1.0, above=False)),
     ("moe_norm_min", _real(1e-9, above=False)),
     ("softcap", _real(65536.0, above=False)),

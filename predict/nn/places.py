@@ -31,6 +31,7 @@ class Places(NamedTuple):
     first_row: int = 0  # row of the rotary tables of token 0
     prefix: Prefix | None = None
     num_before: int = 0  # tokens of a tuned prefix, without positions, visible to all tokens
+    second: int | None = None  # place of the first token of a pair's second text
 
     @property
     def runs_whole(self) -> bool:
@@ -77,6 +78,26 @@ class PrefixPlacing:
 
 
 @dataclass(frozen=True)
+class WholePlacing:
+    """Positions where every token sees its whole text: all of it is a prefix.
+
+    Tokens of a pair's second text have rows of the table of positions behind those of the first's.
+    """
+
+    num_rows: int  # of a first text; 0 where both have the same
+
+    def of(self, prompt_token_ids: Sequence[int], num_before: int = 0) -> Places:
+        return Places(prefix=Prefix(len(prompt_token_ids), 0), num_before=num_before)
+
+    def placed(self, inputs: StepInputs, places: Sequence[Places]) -> StepInputs:
+        positions, lens = inputs.positions, np.diff(inputs.cu_seqlens_q).astype(np.int32)
+        if self.num_rows:
+            seconds = [lens.max() if p.second is None else p.second for p in places]
+            positions = positions + self.num_rows * (positions >= _by_token(seconds, inputs))
+        return inputs._replace(positions=positions.astype(np.int32), prefix_lens=lens)
+
+
+@dataclass(frozen=True)
 class StepPlacing:
     """Positions in the part of the rotary table that the prompt's length selects; see step_of."""
 
@@ -103,6 +124,9 @@ def placing_of(spec: DecoderSpec, num_positions: int) -> Placing | None:
     """
     if spec.prefix is not None:
         return PrefixPlacing(spec.prefix)
+    if spec.sees_both_ways:
+        is_pair = spec.embedding.num_types > 1
+        return WholePlacing(spec.num_learned_positions or 0 if is_pair else 0)
     for rope in spec.ropes:
         if num_tables(rope, num_positions) > 1:
             return StepPlacing(rope, num_positions)
@@ -111,5 +135,7 @@ def placing_of(spec: DecoderSpec, num_positions: int) -> Placing | None:
 
 def fields_of(spec: DecoderSpec, adapters: bool = False) -> tuple[Field, ...]:
     """The rows of predict.nn.inputs.FIELDS that a network reads. adapters: whether it has some."""
-    optional = () if spec.prefix is None else ("block_positions", "prefix_lens")
+    optional: tuple[str, ...] = ("prefix_lens",) if spec.sees_both_ways else ()
+    if spec.prefix is not None:
+        optional = ("block_positions", "prefix_lens")
     return fields_with(optional + (("adapter_ids", "adapter_pages") if adapters else ()))

@@ -146,6 +146,7 @@ class WeightPlan:
     spec: DecoderSpec
     embedding: str
     positions: str
+    types: str
     embedding_norm: NormPlan | None
     embedding_projection: LinearPlan | None
     final_norm: NormPlan | None
@@ -170,6 +171,8 @@ class WeightPlan:
         yield self.embedding, (spec.head_rows, spec.embedding.width or spec.hidden_size)
         if spec.embedding.num_positions:
             yield self.positions, (spec.embedding.num_positions, spec.hidden_size)
+        if spec.embedding.num_types:
+            yield self.types, (spec.embedding.num_types, spec.hidden_size)
 
     def projections(self) -> Iterator[LinearPlan]:
         """Linears between the embedding, the layers and the head."""
@@ -225,6 +228,7 @@ def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
         spec=spec,
         embedding=names.embedding,
         positions=names.positions,
+        types=names.types,
         embedding_norm=between(spec.embedding.norm, names.embedding_norm),
         embedding_projection=projection(names.embedding_projection, hidden, spec.embedding.width),
         final_norm=between(spec.head.norm, names.final_norm),

@@ -59,6 +59,7 @@ class EmbeddingSpec:
     num_positions: int = 0  # rows of a learned table; 0: there is none
     position_offset: int = 0  # of position 0 in that table
     norm: Norm | None = None
+    num_types: int = 0  # rows of a table by which of a pair's texts a token is of, added likewise
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ class DecoderSpec:
     prefix: PrefixSpec | None = None  # where blocks have a prefix mask
     overflows_float16: bool = False  # trained weights take hidden states beyond 65,504
     share: Share | None = None  # None: it is whole
+    makes_text: bool = True  # it has a head whose logits are of the next token
 
     def __post_init__(self) -> None:
         for index, layer in enumerate(self.layers):
@@ -213,6 +215,13 @@ class DecoderSpec:
                 f"(allowed: {known}); set --cachekv_int8_type fp8, or leave it out"
             )
         return kv_format_of(name, formats)
+
+    @property
+    def sees_both_ways(self) -> bool:
+        """Whether every token sees its whole text: an encoder, which keeps nothing of it."""
+        return self.prefix is None and any(
+            getattr(block, "prefix_mask", False) for block in self.attention
+        )
 
     @property
     def num_layers(self) -> int:

@@ -31,6 +31,7 @@ class WeightNames:
     embedding_norm: str = ""
     embedding_projection: str = ""
     positions: str = ""
+    types: str = ""
     final_norm: str = "model.norm.weight"
     head_projection: str = ""
     head: str = "lm_head"
@@ -124,7 +125,7 @@ class WeightNames:
         )
 
     def _with_found_base(self, tensors: Collection[str]) -> WeightNames:
-        candidates = [self, self._with_base(self.base, "")]
+        candidates = [self, *(self._with_base(self.base, base) for base in ("", "model."))]
         if self.beside_text:
             candidates = [
                 self._with_base("model.", "model.language_model."),

@@ -394,7 +394,10 @@ def _attend(
         position = first + row  # [B, span]
         last = position
         if shape_of.prefix_mask:
-            last = paddle.maximum(last, inputs.prefix_lens.unsqueeze(1) - 1)
+            reach = inputs.prefix_lens.unsqueeze(1) - 1
+            if shape_of.window >= 0:
+                reach = paddle.minimum(reach, position + (shape_of.window - 1))
+            last = paddle.maximum(last, reach)
         visible = column <= last.unsqueeze(2)  # [B, span, S]
     else:
         seen = paddle.gather(_bits(tree_mask), span_rows.reshape([-1]))  # [B * span, bits]

@@ -110,6 +110,16 @@ class Tokenizer:
         """Token ids of a prompt; a rendered chat template already holds its special tokens."""
         return self.encode(text, not templated)
 
+    def encode_pair(
+        self, text: str, second: str | None, most: int | None
+    ) -> tuple[list[int], int | None]:
+        """Token ids of a text, or of a pair, as an encoder reads it, and the second text's place.
+
+        most: tokens in all; the end of the last text is cut. Raises UserError for a pair where the
+        tokenizer's files do not say how one is written.
+        """
+        return guarded(self._backend.encode_pair, text, second, most)
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `token_ids` standing alone: a sentencepiece model drops one leading space."""
         return guarded(self._backend.decode, token_ids, skip_special_tokens)

@@ -70,9 +70,9 @@ def test_what_cannot_be_embedded_is_refused_and_holds_no_block(tmp_path: Path) -
     llm = LLM(config("llama_gqa", batch_size=1, max_length=64, **FUSED))
     asked: Any = llm.embed
     for prompts, pooling, said in (
-        ([[5]], "max", r"pooling is 'max' \(allowed: last"),
+        ([[5]], "first", r"pooling is 'first' \(allowed: cls, max"),
         ([], "last", "prompts is empty"),
-        ([[5], [6] * 65], "last", r"prompt 1 has 65 tokens \(allowed: up to 64"),
+        ([[5], [6] * 65], "last", r"prompt 1 has 65 tokens \(allowed: 1 to 64"),
     ):
         with pytest.raises(UserError, match=said):
             asked(prompts, pooling)

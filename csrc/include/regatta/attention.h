@@ -46,11 +46,18 @@ struct AttentionBatch {
   const int32_t* tree_mask = nullptr;  // [T, tree_words]
   int64_t tree_words = 0;
   // The first so many tokens of each request are seen by all of its tokens, those before them too:
-  // a span that begins among them has them all. Null: none. Without trees, windows and slopes.
+  // a span that begins among them has them all. Null: none. Without trees and slopes. A window goes
+  // both ways there, on a CPU.
   const int32_t* prefix_lens = nullptr;  // [B]
   // The first so many tokens of each span have no row in the output. Null: none. On a CPU.
   const int32_t* unread = nullptr;  // [B]
 };
+
+// The end of the positions that the token before `end` sees, of a prefix of so many tokens.
+inline int64_t seen_end(int64_t end, int64_t prefix, int64_t window) {
+  if (window >= 0 && prefix > end - 1 + window) prefix = end - 1 + window;
+  return end < prefix ? prefix : end;
+}
 
 struct RopeAndCacheWriteParams {
   DType dtype = DType::kFloat32;

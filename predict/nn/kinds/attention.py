@@ -36,7 +36,7 @@ class AttentionBlock(blocks.CachingBlock):
     qkv_bias: bool = False
     out_bias: bool = False
     softcap: float = 0.0  # scores become softcap * tanh(scores / softcap); 0: they stay
-    window: int = -1  # visible tokens, -1 all
+    window: int = -1  # visible tokens, -1 all; among a prefix as many behind a token
     prefix_mask: bool = False  # every token sees the first inputs.prefix_lens of its request
     sinks: bool = False  # the softmax's sum has exp(sink) of the head besides (gpt-oss, 2025)
     post_norm: blocks.Norm | None = None
@@ -72,8 +72,8 @@ class AttentionBlock(blocks.CachingBlock):
             or self.positions.two_dimensional
         ):
             raise ValueError("qk_norm_last is of heads with one factor, and of rotary positions")
-        if self.prefix_mask and (self.window >= 0 or self.positions.kind == "alibi"):
-            raise ValueError("a block with a prefix mask has no window and no ALiBi")
+        if self.prefix_mask and self.positions.kind == "alibi":
+            raise ValueError("a block with a prefix mask has no ALiBi")
 
     def shared(self, ranks: Ranks) -> tuple[AttentionBlock, Mapping[str, Axis]]:
         heads = ranks.alike(self.num_heads, "query heads")

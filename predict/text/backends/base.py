@@ -30,6 +30,12 @@ class Backend(Protocol):
         """Token ids; special tokens written in the text become their ids."""
         ...
 
+    def encode_pair(
+        self, text: str, second: str | None, most: int | None
+    ) -> tuple[list[int], int | None]:
+        """Ids of a text, or of a pair, with what the files put around; see Tokenizer."""
+        ...
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Text; ids outside the vocabulary have none."""
         ...
@@ -92,6 +98,22 @@ def explicit_ends(
         token_id = None if token is None else token_to_id(token)
         ids.append((token_id,) if value and token_id is not None else ())
     return Ends(*ids)
+
+
+def single(
+    ids: list[int], bare: list[int], second: str | None, most: int | None
+) -> tuple[list[int], None]:
+    """`Backend.encode_pair` of a text, `bare` without what stands around it."""
+    if second is not None:
+        raise UserError(
+            "this tokenizer's files do not say how a pair of texts is written (a tokenizer.json "
+            "does); copy the model's tokenizer.json beside its weights"
+        )
+    if most is not None and len(ids) > most:
+        kept = bare[: max(most - (len(ids) - len(bare)), 0)]
+        at = next((i for i in range(len(ids)) if ids[i : i + len(bare)] == bare), 0)
+        ids = [*ids[:at], *kept, *ids[at + len(bare) :]][:most]
+    return ids, None
 
 
 def guarded(method: Callable[..., BackendResult], *arguments: Any) -> BackendResult:

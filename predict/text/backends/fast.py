@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from predict.text.backends.base import Ends, explicit_ends, loaded
+from predict.text.backends.base import Ends, explicit_ends, loaded, single
 
 JSON_HINT = (
     "the file may be cut short or written by a newer tokenizers library: copy it again, or pip "
@@ -95,6 +95,28 @@ class FastBackend:
             return [*self._ends.first, *ids, *self._ends.last]
         plain: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return plain
+
+    def encode_pair(
+        self, text: str, second: str | None, most: int | None
+    ) -> tuple[list[int], int | None]:
+        tokenizer, ends = self._tokenizer, self._ends
+        # A file may say of both ends that they are bare, and have its own way to write a text.
+        if second is None and ends is not None and (ends.first or ends.last):
+            return single(self.encode(text, True), self.encode(text, False), None, most)
+        parts = [text] if second is None else [text, second]
+        found = [tokenizer.encode(part, add_special_tokens=False) for part in parts]
+        num_around = tokenizer.num_special_tokens_to_add(second is not None)
+        if second is not None and not num_around:
+            return single([], [], second, most)
+        if most is not None:
+            room = most - num_around - sum(len(each.ids) for each in found[:-1])
+            if room < len(found[-1].ids):
+                found[-1].truncate(max(room, 0))
+        made = tokenizer.post_process(*found)
+        ids: list[int] = made.ids
+        if second is None or not found[-1].ids:
+            return ids[:most], None
+        return ids, made.sequence_ids.index(1)
 
     def encode_inside(self, text: str) -> list[int]:
         return self.encode(text, add_special_tokens=False)

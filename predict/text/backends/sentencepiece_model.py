@@ -16,7 +16,7 @@ from predict.text.backends.added import (
     checked_content,
     checked_token_id,
 )
-from predict.text.backends.base import Ends, Pieces, explicit_ends, loaded
+from predict.text.backends.base import Ends, Pieces, explicit_ends, loaded, single
 
 SENTENCEPIECE_SPACE = "\u2581"
 # Appended to a serialised sentencepiece model, they set add_dummy_prefix (field 3 of field 3, the
@@ -107,6 +107,11 @@ class SentencePieceBackend:
         return self._ids(self._bare, text)
 
     encode_literal = encode_inside
+
+    def encode_pair(
+        self, text: str, second: str | None, most: int | None
+    ) -> tuple[list[int], int | None]:
+        return single(self.encode(text, True), self.encode(text, False), second, most)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         parts: list[str] = []

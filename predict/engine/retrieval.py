@@ -1,0 +1,249 @@
+"""Texts to vectors, and pairs of texts to scores: what a model's files say, in front of a queue.
+
+A score is made in one of three ways: by a classification head of one label; by the share of yes
+among the answers yes and no to the model's own question (Qwen3-Reranker); or as the cosine of two
+vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from predict.engine.embedding import Text
+from predict.errors import UserError, quoted
+from predict.loading.pooling import PoolingFiles
+from predict.nn.pooling import Pooler, Vectors, check_pooling, normalized
+from predict.nn.spec import DecoderSpec
+from predict.text.tokenizer import Tokenizer
+
+# What a reranker of the yes/no kind was trained to read (Qwen3-Reranker's page).
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+_BEFORE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n"
+)
+_BEHIND = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+_TURNS = ("<|im_start|>", "<|im_end|>")
+QUERY, DOCUMENT = ("query",), ("document", "passage")  # names of prompts, the first known one
+
+
+class Ranked(NamedTuple):
+    """A document's place in the list that was given, and its score."""
+
+    index: int
+    score: float
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How texts of one model are written, in plain values, which a server's front gets.
+
+    scores_by: head, answers or vectors (see the module), or None. no_vectors, no_scores: why there
+    are none; "" where there are. max_length: tokens of a text, longest: those that longer texts are
+    cut to, where the files say so.
+    """
+
+    max_length: int
+    no_vectors: str
+    no_scores: str
+    scores_by: str | None
+    prompts: Mapping[str, str]
+    default_prompt: str | None
+    counts_prompt: bool
+    longest: int | None
+
+    def check_vectors(self) -> None:
+        """Raises UserError where the model makes no vectors."""
+        if self.no_vectors:
+            raise UserError(self.no_vectors)
+
+    def check_scores(self) -> None:
+        """Raises UserError where the model makes no scores."""
+        if self.no_scores:
+            raise UserError(self.no_scores)
+
+    def prompt_named(self, name: str | None) -> str:
+        """The text in front of a text. Raises UserError for an unknown name."""
+        name = self.default_prompt if name is None else name
+        if name is not None and name not in self.prompts:
+            known = ", ".join(map(repr, self.prompts)) or "none"
+            raise UserError(f"prompt_name is {quoted(name)} (known: {known}); leave it out")
+        return "" if name is None else self.prompts[name]
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Makes token ids of texts and of pairs. May be called by several threads."""
+
+    rules: Rules
+    tokenizer: Tokenizer
+
+    def text(self, text: str, prompt: str = "", most: int | None = None) -> Text:
+        """The tokens of a text behind a prompt; at most `most`, from its beginning on."""
+        ids, _ = self.tokenizer.encode_pair(prompt + text, None, self.cut(most))
+        skipped = 0
+        if prompt and not self.rules.counts_prompt:
+            whole, bare = self.tokenizer.encode(prompt), self.tokenizer.encode(prompt, False)
+            skipped = len(whole) - len(self._behind(whole, bare))
+        return Text(ids, num_skipped=min(skipped, max(len(ids) - 1, 0)))
+
+    @staticmethod
+    def _behind(whole: list[int], part: list[int]) -> list[int]:
+        at = next((i for i in range(len(whole)) if whole[i : i + len(part)] == part), 0)
+        return whole[at + len(part) :]
+
+    def cut(self, most: int | None) -> int | None:
+        """Tokens to cut a text at, -1 for the model's most; None: a longer one is refused."""
+        rules = self.rules
+        lengths = [rules.max_length if each == -1 else each for each in (most, rules.longest)]
+        given = [each for each in lengths if each is not None]
+        return min([*given, rules.max_length]) if given else None
+
+    def pair(
+        self, query: str, document: str, most: int | None = None, instruction: str | None = None
+    ) -> list[Text]:
+        """What runs for a score: one text, or two for two vectors. Only the document is cut."""
+        self.rules.check_scores()
+        by, tokenizer = self.rules.scores_by, self.tokenizer
+        if instruction is not None and by != "answers":
+            raise UserError("instruction is for rerankers of the yes/no kind; leave it out")
+        if by == "vectors":
+            return [
+                self.text(text, self._prompt_of(names), most)
+                for text, names in ((query, QUERY), (document, DOCUMENT))
+            ]
+        if by == "head":
+            return [Text(*tokenizer.encode_pair(query, document, self.cut(most)))]
+        before, behind = (tokenizer.encode(each, False) for each in (_BEFORE, _BEHIND))
+        body = tokenizer.encode_literal(
+            f"<Instruct>: {instruction or INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"
+        )
+        cut = self.cut(most)
+        if cut is not None:
+            body = body[: max(cut - len(before) - len(behind), 0)]
+        return [Text([*before, *body, *behind])]
+
+    def _prompt_of(self, names: Sequence[str]) -> str:
+        found = next((name for name in names if name in self.rules.prompts), None)
+        return self.rules.prompt_named(found)
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """How one model makes vectors and scores. pooling: what a flag says in place of the files."""
+
+    files: PoolingFiles
+    spec: DecoderSpec
+    tokenizer: Tokenizer | None
+    pooling: str | None
+    max_length: int
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether neither files nor flags name a pooling."""
+        return self.files.embed is None and self.pooling is None
+
+    def pooler(self, pooling: str | None = None, normalize: bool | None = None) -> Pooler:
+        """The way to vectors. pooling, normalize: in place of what the files say.
+
+        Raises UserError where neither files nor flags nor the caller name a pooling.
+        """
+        named = pooling or self.pooling
+        if named is not None:
+            check_pooling(named)
+            return Pooler((named,), normalize=True if normalize is None else normalize)
+        self.rules.check_vectors()
+        assert self.files.embed is not None
+        return (
+            self.files.embed
+            if normalize is None
+            else replace(self.files.embed, normalize=normalize)
+        )
+
+    def score_pooler(self) -> Pooler:
+        """The way to scores. Raises UserError where there is none."""
+        self.rules.check_scores()
+        if self.rules.scores_by == "answers":
+            return Pooler((), answers=self._answers())
+        if self.files.score is not None:
+            return self.files.score
+        return self.pooler(normalize=True)
+
+    @cached_property
+    def writer(self) -> Writer:
+        """Makes token ids of texts. Raises UserError without a tokenizer."""
+        if self.tokenizer is None:
+            raise UserError("this model was loaded without a tokenizer; pass token ids")
+        return Writer(self.rules, self.tokenizer)
+
+    @cached_property
+    def rules(self) -> Rules:
+        """How texts are written."""
+        no_vectors = ""
+        if self.says_nothing:
+            no_vectors = (
+                f"pooling is not known: the files of this {self.spec.model_type} have no "
+                "modules.json that names one; start with --pooling last, mean or cls, as the "
+                "model was trained"
+            )
+        by, no_scores = self._scores_by()
+        files = self.files
+        return Rules(
+            *(self.max_length, no_vectors, no_scores, by, dict(files.prompts)),
+            *(files.default_prompt, files.counts_prompt, files.max_length),
+        )
+
+    def _scores_by(self) -> tuple[str | None, str]:
+        if self.files.num_labels > 1:
+            return None, (
+                f"the model's classification head has {self.files.num_labels} labels (allowed for "
+                "scores: 1); use a reranker, or an embedding model"
+            )
+        if self.files.score is not None:
+            return "head", ""
+        if not self.says_nothing:
+            return "vectors", ""
+        if self.spec.makes_text and self._answers() is not None:
+            return "answers", ""
+        return None, (
+            f"this {self.spec.model_type} has no classification head, names no pooling, and knows "
+            "no tokens yes, no, <|im_start|> and <|im_end|> to answer with (one of these is "
+            "needed); use a reranker, or give --pooling of an embedding model"
+        )
+
+    def _answers(self) -> tuple[int, int] | None:
+        if self.tokenizer is None:
+            return None
+        no, yes, *turns = map(self.tokenizer.token_to_id, ("no", "yes", *_TURNS))
+        return None if no is None or yes is None or None in turns else (no, yes)
+
+
+def scores_of(vectors: Vectors, scores_by: str | None) -> Vectors:
+    """Scores [pairs] of the results of `Writer.pair`'s texts, one or two rows for each pair."""
+    if scores_by != "vectors":
+        return vectors[:, 0]
+    return np.einsum("ph,ph->p", vectors[::2], vectors[1::2])  # type: ignore[no-any-return]
+
+
+def shortened(vectors: Vectors, dimensions: int | None, normalize: bool) -> Vectors:
+    """The first so many values of vectors, of length 1 again. Raises UserError."""
+    size = vectors.shape[1]
+    if dimensions is None:
+        return vectors
+    if not 0 < dimensions <= size:
+        raise UserError(f"dimensions is {dimensions} (allowed: 1 to {size}, the vectors' size)")
+    return normalized(vectors[:, :dimensions]) if normalize else vectors[:, :dimensions]
+
+
+def ranked(scores: Sequence[float], top_n: int | None) -> list[Ranked]:
+    """The best first, the earlier of two alike; top_n: so many. Raises UserError."""
+    if top_n is not None and top_n < 1:
+        raise UserError(f"top_n is {top_n} (allowed: 1 and more)")
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])
+    return [Ranked(index, float(scores[index])) for index in order[:top_n]]

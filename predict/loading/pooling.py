@@ -1,0 +1,279 @@
+"""What a model's files say of vectors and scores: sentence-transformers' files, and its heads.
+
+modules.json lists the modules behind the network, each with a folder: pooling, dense layers, a
+length of 1. A classification head is part of the checkpoint. What a file asks for and is not done
+here is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from predict.config.model import POOLINGS
+from predict.device.place import to_float32
+from predict.errors import UserError, quoted
+from predict.gguf.files import gguf_of
+from predict.loading.checkpoint import Checkpoint
+from predict.nn.hf_config import FUNCTIONS as CONFIG_FUNCTIONS
+from predict.nn.hf_config import ConfigReader
+from predict.nn.pooling import FUNCTIONS, Dense, Pooler
+from predict.nn.spec import DecoderSpec
+from predict.system.files import json_type, read_json, read_json_object
+
+MODULES, PROMPTS, LENGTHS = (
+    *("modules.json", "config_sentence_transformers.json"),
+    "sentence_bert_config.json",
+)
+MAX_MODULES, MAX_PROMPTS = 16, 256
+# sentence-transformers' names of poolings in 1_Pooling/config.json, and ours.
+_POOLINGS = {
+    "cls": "cls",
+    "cls_token": "cls",
+    "max": "max",
+    "max_tokens": "max",
+    "mean": "mean",
+    "mean_tokens": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean": "weightedmean",
+    "weightedmean_tokens": "weightedmean",
+    "lasttoken": "last",
+}
+_TORCH = {
+    "Identity": "identity",
+    "Tanh": "tanh",
+    "Sigmoid": "sigmoid",
+    "ReLU": "relu",
+    "SiLU": "silu",
+    "GELU": "gelu",
+}
+
+
+@dataclass(frozen=True)
+class PoolingFiles:
+    """What a model's files say.
+
+    embed: to vectors; None: they name no pooling. score: a classification head of one label, on a
+    text, or on a pair of them; num_labels: of a head. prompts: texts put in front, by name.
+    """
+
+    embed: Pooler | None = None
+    score: Pooler | None = None
+    num_labels: int = 0
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    counts_prompt: bool = True  # its tokens count for means
+    max_length: int | None = None  # tokens; longer texts are cut
+
+
+def read_pooling(directory: str | Path, spec: DecoderSpec) -> PoolingFiles:
+    """What a folder's files say. Raises UserError, naming file and key, for what is not done."""
+    folder = Path(directory)
+    if gguf_of(directory) is not None:
+        return PoolingFiles()
+    found = PoolingFiles()
+    if (folder / MODULES).is_file():
+        found = _with_prompts(_of_modules(folder), folder)
+    reader = ConfigReader.from_dir(directory)
+    architectures = reader.values.get("architectures") or [""]
+    kind = str(architectures[0]).partition("For")
+    if kind[2] == "SequenceClassification":
+        found = _with_head(found, folder, spec, reader)
+    return found
+
+
+def _of_modules(folder: Path) -> PoolingFiles:
+    path = folder / MODULES
+    listed = read_json(path)
+    if not isinstance(listed, list) or not 0 < len(listed) <= MAX_MODULES:
+        raise UserError(f"{path} is {json_type(listed)} (allowed: a list of 1 to {MAX_MODULES})")
+    files, pooler = PoolingFiles(), None
+    for number, module in enumerate(listed):
+        if not isinstance(module, dict) or not isinstance(module.get("type"), str):
+            raise UserError(f"{path}: entry {number} has no type (allowed: an object with type)")
+        kind, at = module["type"].rpartition(".")[2], module.get("path", "")
+        if not isinstance(at, str) or "/" in at.rstrip("/") or at.startswith("."):
+            raise UserError(f"{path}: path is {quoted(at)} (allowed: a folder of the model)")
+        where = folder / at
+        if kind == "Transformer" and not number:
+            if at not in ("", "./"):
+                raise UserError(
+                    f"{path}: the network lies in {quoted(at)} (allowed: beside {MODULES}); move "
+                    "its files there, and set path to an empty text"
+                )
+        elif kind == "Pooling" and pooler is None and number:
+            pooler, counts = _pooling(where / "config.json")
+            files = replace(files, counts_prompt=counts)
+        elif kind == "Dense" and pooler is not None and not pooler.normalize:
+            pooler = replace(pooler, layers=(*pooler.layers, _dense(where)))
+        elif kind == "Normalize" and pooler is not None:
+            pooler = replace(pooler, normalize=True)
+        else:
+            raise UserError(
+                f"{path}: module {number} is {quoted(module['type'])} (allowed: Transformer, then "
+                "Pooling, then Dense, then Normalize, each of them once and Dense more often); "
+                "nothing here does what it does"
+            )
+    return replace(files, embed=pooler)
+
+
+def _pooling(path: Path) -> tuple[Pooler, bool]:
+    """The pooling of a module's config.json, and whether a prompt's tokens count."""
+    values = read_json_object(path)
+    names: list[str] = []
+    unknown = [key for key in values if key.startswith("pooling_mode_")]
+    for key in list(unknown):
+        if key.removeprefix("pooling_mode_") in _POOLINGS:
+            unknown.remove(key)
+            if values[key] is True:
+                names.append(_POOLINGS[key.removeprefix("pooling_mode_")])
+            elif values[key] is not False:
+                raise UserError(f"{path}: {key} is {quoted(values[key])} (allowed: true, false)")
+    given = values.get("pooling_mode")
+    for name in [given] if isinstance(given, str) else given if isinstance(given, list) else []:
+        if name not in _POOLINGS:
+            raise UserError(f"{path}: pooling_mode is {quoted(name)} (allowed: {_known()})")
+        names.append(_POOLINGS[name])
+    unknown = [key for key in unknown if values[key]]
+    if unknown or not names:
+        raise UserError(
+            f"{path}: {unknown[0] if unknown else 'no pooling_mode'} is true (allowed: {_known()})"
+        )
+    counts = values.get("include_prompt", True)
+    if not isinstance(counts, bool):
+        raise UserError(f"{path}: include_prompt is {quoted(counts)} (allowed: true, false)")
+    return Pooler(tuple(name for name in POOLINGS if name in names)), counts
+
+
+def _known() -> str:
+    return ", ".join(_POOLINGS)
+
+
+def _dense(folder: Path) -> Dense:
+    path = folder / "config.json"
+    values = read_json_object(path)
+    name = str(values.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    function = _TORCH.get(name.rpartition(".")[2].removesuffix("()"))
+    if function is None:
+        raise UserError(
+            f"{path}: activation_function is {quoted(name)} (allowed: {', '.join(_TORCH)})"
+        )
+    checkpoint = Checkpoint(folder)
+    try:
+        shape = int(values["out_features"]), int(values["in_features"])
+        has_bias = values.get("bias", True)
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{path} lacks in_features or out_features: whole numbers") from None
+    return Dense(
+        _tensor(checkpoint, "linear.weight", shape),
+        _tensor(checkpoint, "linear.bias", shape[:1]) if has_bias else None,
+        function,
+    )
+
+
+def _tensor(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> Any:
+    found = checkpoint.tensors.get(name)
+    if found is None or found.shape != shape:
+        got = "is missing" if found is None else f"has the shape {list(found.shape)}"
+        raise UserError(f"{checkpoint.directory}: {name} {got} (allowed: {list(shape)})")
+    return np.ascontiguousarray(to_float32(checkpoint.read(name)))
+
+
+def _with_prompts(files: PoolingFiles, folder: Path) -> PoolingFiles:
+    path = folder / PROMPTS
+    values = read_json_object(path, missing_ok=True)
+    prompts, default = values.get("prompts") or {}, values.get("default_prompt_name")
+    if (
+        not isinstance(prompts, dict)
+        or len(prompts) > MAX_PROMPTS
+        or not all(isinstance(each, str) for each in prompts.values())
+    ):
+        raise UserError(f"{path}: prompts is {json_type(prompts)} (allowed: texts by name)")
+    if default is not None and default not in prompts:
+        raise UserError(
+            f"{path}: default_prompt_name is {quoted(default)} (allowed: {', '.join(prompts)})"
+        )
+    path = folder / LENGTHS
+    values = read_json_object(path, missing_ok=True)
+    if values.get("do_lower_case"):
+        raise UserError(
+            f"{path}: do_lower_case is {quoted(values['do_lower_case'])} (allowed: false); texts "
+            "are cut as tokenizer.json says: lower them there, or yourself"
+        )
+    length = values.get("max_seq_length")
+    if length is not None and not (type(length) is int and length > 0):
+        raise UserError(f"{path}: max_seq_length is {quoted(length)} (allowed: 1 and more)")
+    return replace(files, prompts=prompts, default_prompt=default, max_length=length)
+
+
+def _with_head(
+    files: PoolingFiles, folder: Path, spec: DecoderSpec, reader: ConfigReader
+) -> PoolingFiles:
+    """With the checkpoint's classification head, whose tensors say what it is."""
+    checkpoint, hidden = Checkpoint(folder), spec.hidden_size
+    names = checkpoint.tensors
+    weight = next((n for n in _OUTPUTS if f"{n}.weight" in names), None)
+    if weight is None:
+        raise UserError(
+            f"{folder}: config.json names a classification model, and its head is missing (looked "
+            f"for {', '.join(_OUTPUTS)}); complete the download"
+        )
+    num_labels = names[f"{weight}.weight"].shape[0]
+
+    def dense(name: str, function: str, rows: int = hidden) -> Dense:
+        bias = f"{name}.bias"
+        return Dense(
+            _tensor(checkpoint, f"{name}.weight", (rows, hidden)),
+            _tensor(checkpoint, bias, (rows,)) if bias in names else None,
+            function,
+        )
+
+    layers, pooling = list[Dense](), "cls"
+    if weight == "score":
+        pooling = "last"
+    elif weight == "classifier.out_proj":
+        layers.append(dense("classifier.dense", "tanh"))
+    elif "head.dense.weight" in names:
+        pooling = reader.get_str("classifier_pooling", "cls")
+        made = dense("head.dense", _function(reader, "classifier_activation", "gelu"))
+        factor = _tensor(checkpoint, "head.norm.weight", (hidden,))
+        epsilon = reader.get_float("norm_eps", 1e-5)
+        layers.append(replace(made, norm=(factor, None, epsilon)))
+    else:
+        pooler = next(
+            (n.removesuffix(".weight") for n in names if n.endswith("pooler.dense.weight")),
+            "pooler",
+        )
+        layers.append(dense(pooler, "tanh"))
+    layers.append(dense(weight, _label_function(reader), num_labels))
+    score = Pooler((pooling,), tuple(layers))
+    return replace(files, score=score if num_labels == 1 else None, num_labels=num_labels)
+
+
+_OUTPUTS = ("score", "classifier.out_proj", "classifier")
+
+
+def _function(reader: ConfigReader, key: str, default: str) -> str:
+    found = CONFIG_FUNCTIONS.get(reader.get_str(key, default))
+    if found not in FUNCTIONS:
+        raise reader.wrong(key, ", ".join(FUNCTIONS))
+    return str(found)
+
+
+def _label_function(reader: ConfigReader) -> str:
+    """Of the one label's value: sentence-transformers' part of config.json says it, or sigmoid."""
+    own = reader.values.get("sentence_transformers")
+    name = own.get("activation_fn") if isinstance(own, dict) else None
+    name = name or reader.values.get("sbert_ce_default_activation_function")
+    if name is None:
+        return "sigmoid"
+    function = _TORCH.get(str(name).rpartition(".")[2].removesuffix("()"))
+    if function is None:
+        raise UserError(
+            f"{reader.path}: activation_fn is {quoted(name)} (allowed: {', '.join(_TORCH)})"
+        )
+    return function

@@ -1,0 +1,123 @@
+"""Vectors and scores against transformers: encoders, embedding models, rerankers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from predict.errors import UserError
+from tests.support.vectors import (
+    CASES,
+    ENCODERS,
+    FOUND,
+    IDS,
+    OPERATORS,
+    RERANKERS,
+    SAID,
+    llm_of,
+    nothing_is_held,
+)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("operators", OPERATORS)
+def test_pooled_hidden_states_equal_transformers(case: str, operators: str) -> None:
+    llm = llm_of(case, operators)
+    for pooling in ("mean", "cls", "last"):
+        found = llm.embed(IDS, pooling, normalize=False)
+        np.testing.assert_allclose(found, FOUND[f"{case}/{pooling}"], atol=1e-4, rtol=0)
+    assert nothing_is_held(llm)
+
+
+@pytest.mark.parametrize("case", ["bert", "modernbert", "embedding_gemma", "qwen3_embedding"])
+def test_a_text_has_the_same_bits_alone_and_packed(case: str) -> None:
+    llm = llm_of(case, max_num_batched_tokens=700, prefix_caching=False)
+    together = llm.embed(IDS)
+    alone = np.concatenate([llm.embed([ids]) for ids in IDS])
+    np.testing.assert_array_equal(together, alone)
+    np.testing.assert_array_equal(llm.embed(IDS[::-1])[::-1], alone)
+
+
+@pytest.mark.parametrize("case", RERANKERS)
+def test_scores_and_their_order_equal_transformers(case: str) -> None:
+    llm, wanted = llm_of(case), FOUND[f"{case}/score"]
+    queries, documents = zip(*SAID["pairs"], strict=True)
+    np.testing.assert_allclose(llm.score(queries, documents), wanted, atol=1e-4, rtol=0)
+    ranked = llm.rerank(queries[0], documents, top_n=3)
+    assert [each.index for each in ranked] == np.argsort(-wanted, kind="stable")[:3].tolist()
+    assert nothing_is_held(llm)
+
+
+def test_a_decoder_with_a_classification_head_scores_its_last_token() -> None:
+    llm = llm_of("qwen3_classifier")
+    pooler = llm.retrieval.score_pooler()
+    from predict.engine.embedding import Text
+
+    found = llm.run_texts([Text(ids) for ids in IDS], pooler, None)[:, 0]
+    np.testing.assert_allclose(found, FOUND["qwen3_classifier/score"], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_texts_become_the_ids_that_transformers_makes(case: str) -> None:
+    llm, wanted = llm_of(case), SAID["tokens"][case]
+    writer = llm.retrieval.writer
+    assert [list(writer.text(text).token_ids) for text in SAID["texts"]] == wanted["texts"]
+    for (query, document), given in zip(SAID["pairs"], wanted.get("pairs", ()), strict=False):
+        (text,) = writer.pair(query, document)
+        assert list(text.token_ids) == given["input_ids"]
+        types = given.get("token_type_ids")
+        if types and any(types):
+            assert text.second == types.index(1)
+        short = writer.pair(query, document, 20)[0].token_ids if "qwen" not in case else ()
+        assert len(short) <= 20
+
+
+def test_files_say_pooling_dense_layers_and_length() -> None:
+    raw = FOUND["embedding_gemma/mean"]
+    llm = llm_of("embedding_gemma")
+    files = llm.retrieval.files
+    assert files.embed is not None
+    (dense,) = files.embed.layers
+    wanted = np.tanh(raw @ dense.weight.T + dense.bias)
+    wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
+    np.testing.assert_allclose(llm.embed(IDS), wanted, atol=1e-4, rtol=0)
+    short = wanted[:, :8] / np.linalg.norm(wanted[:, :8], axis=1, keepdims=True)
+    np.testing.assert_allclose(llm.embed(IDS, dimensions=8), short, atol=1e-4, rtol=0)
+    query = llm.embed("cats", prompt_name="query")
+    np.testing.assert_allclose(query, llm.embed("query: cats"), atol=1e-6, rtol=0)
+    with pytest.raises(UserError, match=r"prompt_name is 'title' \(known: 'query', 'document'\)"):
+        llm.embed("cats", prompt_name="title")
+
+
+@pytest.mark.parametrize("case", ENCODERS)
+def test_an_encoder_makes_no_text(case: str) -> None:
+    with pytest.raises(UserError, match="makes vectors and scores, and no text"):
+        llm_of(case).generate([[5, 6]])
+
+
+def test_a_prompt_that_another_begins_with_is_read_from_the_cache() -> None:
+    llm = llm_of("qwen3_embedding", block_size=32)
+    long = IDS[-1]
+    alone = llm_of("qwen3_embedding", block_size=32, prefix_caching=False).embed([long])
+    llm.embed([long[:300]])
+    before = llm.engine.stats.num_scheduled_tokens
+    np.testing.assert_allclose(llm.embed([long]), alone, atol=1e-5)
+    assert llm.engine.stats.num_scheduled_tokens - before == 512 - 288
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "no pooling": ("bert_reranker", {}, "pooling is not known: .* modules.json"),
+    "a long text": ("bert", {"prompts": [IDS[-1] + [5]]}, "513 tokens"),
+    "dimensions": ("bert", {"dimensions": 33}, r"dimensions is 33 \(allowed: 1 to 32"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_is_refused(name: str) -> None:
+    case, given, said = REFUSED[name]
+    llm = llm_of(case)
+    with pytest.raises(UserError, match=said):
+        llm.embed(**{"prompts": [[5, 6]], **given})
+    assert nothing_is_held(llm)

@@ -1,0 +1,1 @@
+"""Tiny encoders, embedding models and rerankers, with what transformers finds for them."""
