@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from predict.device.place import to_float32
+from predict.loading.layouts import compressed_tensors
 from predict.loading.model import read_spec
 from predict.loading.safetensors_writer import write
 from predict.models import weight_names
@@ -111,7 +113,8 @@ def check_codes(
 
 def as_granite(tensors: Tensors) -> Tensors:
     """Granite's experts in floats as its files have them: all of a layer in one tensor."""
-    made, experts = {}, {}
+    made: Tensors = {}
+    experts: dict[str, dict[int, Any]] = {}
     for name, (dtype, values) in tensors.items():
         found = GRANITE_EXPERT.fullmatch(name)
         if found is None or dtype != "F32":
@@ -133,3 +136,53 @@ def test_codes_answer_as_what_they_stand_for(case: str, method: str, tmp_path: P
 def test_experts_in_one_tensor_stay_in_floats_beside_codes(method: str, tmp_path: Path) -> None:
     """Tools find Granite's linears one by one, and its experts are none to them."""
     check_codes(tmp_path, "granitemoe_3b", method, keep=lambda name: "experts" in name)
+
+
+def ministral_in_float8(folder: Path, layout: str) -> Path:
+    """Ministral 3 as Mistral publishes it, or the same codes as compressed-tensors has them.
+
+    One scale for each matrix and one for its activations, bfloat16, of no dimension; the tower that
+    sees images, the projector and the table of tokens in floats.
+    """
+    tensors = stored(GOLDEN / "mistral3_3b")
+    made: Tensors = {}
+    for name, (dtype, values) in tensors.items():
+        if "language_model" not in name or "_proj.weight" not in name:
+            made[name] = dtype, values
+            continue
+        prefix, weight = name.removesuffix(".weight"), to_float32(values)
+        scale = 2.0 ** np.ceil(np.log2(np.abs(weight).max() / 448))  # bfloat16 holds it
+        made[name] = "F8_E4M3", encode(weight / scale)
+        scales = {"weight": scale, "input": 2.0**-4}
+        for kind, value in scales.items():
+            ending = f"{kind}_scale"
+            if layout == "fp8":
+                ending = {"weight": "weight_scale_inv", "input": "activation_scale"}[kind]
+            made[f"{prefix}.{ending}"] = "BF16", np.uint16(np.float32(value).view(np.uint32) >> 16)
+    folder.mkdir()
+    config = json.loads((GOLDEN / "mistral3_3b" / "config.json").read_text())
+    ignored = ["model.vision_tower", "model.multi_modal_projector", "lm_head"]
+    config["quantization_config"] = {
+        "activation_scheme": "static",
+        "dequantize": False,
+        "modules_to_not_convert": ignored,
+        "quant_method": "fp8",
+        "weight_block_size": None,
+    }
+    if layout != "fp8":
+        names = ["re:.*vision_tower.*", "re:.*multi_modal_projector.*", "lm_head"]
+        config["quantization_config"] = compressed_tensors.config(
+            "a8w8_fp8", ignore=names, static=True, per_tensor=True
+        )
+    (folder / "config.json").write_text(json.dumps(config))
+    write(folder / "model.safetensors", made)
+    return folder
+
+
+def test_ministral_in_float8_answers_as_its_codes_in_another_layout(tmp_path: Path) -> None:
+    logits = {
+        layout: logits_of(ministral_in_float8(tmp_path / layout, layout))
+        for layout in ("fp8", "compressed-tensors")
+    }
+    np.testing.assert_array_equal(logits["fp8"], logits["compressed-tensors"])
+    assert 0 < relative_error(logits["fp8"], logits_of(GOLDEN / "mistral3_3b")) < 0.3
