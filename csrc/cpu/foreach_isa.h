@@ -17,6 +17,8 @@
 //    (tiles.inl) beside those of vectors, and running_isa() chooses.
 //  * With `#define REGATTA_FOREACH_VNNI` there is one more namespace, avx512_vnni, for CPUs that
 //    have vpdpbusd without vdpbf16ps. No op runs in it: kernels that others call may choose it.
+//  * With -DREGATTA_LAST_ISA_ALONE avx512_bf16 stands for all others: a library for tests that look
+//    at no other, compiled in a third of the time.
 
 #ifndef REGATTA_INL
 #error "define REGATTA_INL before including foreach_isa.h"
@@ -30,6 +32,15 @@
 
 #include "vec.h"
 
+#ifdef REGATTA_LAST_ISA_ALONE
+namespace regatta::cpu {
+namespace avx512_bf16 {}
+namespace scalar = avx512_bf16;
+namespace avx2 = avx512_bf16;
+namespace avx512 = avx512_bf16;
+namespace avx512_vnni = avx512_bf16;
+}  // namespace regatta::cpu
+#else
 #define REGATTA_ISA scalar
 #define REGATTA_VECTOR_BITS 0
 #define REGATTA_HAS_VNNI 0
@@ -63,6 +74,7 @@
 #define REGATTA_HAS_BF16_DOT 0
 #include "isa.inl"
 #pragma GCC pop_options
+#endif
 #endif
 
 #pragma GCC push_options

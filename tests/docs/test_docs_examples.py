@@ -7,7 +7,6 @@ import importlib
 import json
 import math
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -293,10 +292,11 @@ def bottleneck_library(tmp_path: Path) -> Path:
     source, folder = EXAMPLES / "csrc/blocks/bottleneck/kind.cc", build.BUILD_DIR / "cpu"
     build.build_cpu_library()
     text = (folder / "build.ninja").read_text()
-    objects = re.search(f"build {library.LIBRARY_NAME}: link (.*)", text)
+    _, _, objects = text.partition(f"build {library.LIBRARY_NAME}: link ")
+    objects = objects.partition("\n")[0]
     flags = " ".join([*build.CXX_FLAGS, *build.OWN_HEADERS, f"-I'{EXAMPLES / 'csrc'}'"])
     lines = [f"build bottleneck.o: compile {build.escaped(source)}", f"  flags = {flags}"]
-    lines += [f"build bottleneck.so: link bottleneck.o {objects[1]}", "default bottleneck.so", ""]
+    lines += [f"build bottleneck.so: link bottleneck.o {objects}", "default bottleneck.so", ""]
     build.run_ninja(folder, text + "\n".join(lines), 1, name="bottleneck.ninja")
     made = tmp_path / library.LIBRARY_NAME
     shutil.copyfile(folder / "bottleneck.so", made)

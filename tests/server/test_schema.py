@@ -15,7 +15,7 @@ schemathesis = pytest.importorskip(
 )
 
 NUM_EXAMPLES = 5  # of each route; --slow: many more
-NUM_SLOW_EXAMPLES = 400
+NUM_SLOW_EXAMPLES = 150
 
 
 def check(server: ScriptedServer, num_examples: int) -> None:
