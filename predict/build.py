@@ -57,6 +57,7 @@ from predict.loading.platform import Platform, platform_of
 from predict.loading.program import load_program
 from predict.nn.adapter_pages import with_pages
 from predict.nn.cache_formats import DENSE
+from predict.nn.cuts import local_spec
 from predict.nn.decoder import Decoder
 from predict.nn.inputs import Field, LayerCache, fields_with
 from predict.nn.places import fields_of, placing_of
@@ -154,8 +155,11 @@ class _Builder:
         self.platform = platform_of(model.device, compiled)
         spec, self.reader = read_spec(model.model_name_or_path, model.model_type)
         spec = spec.with_latent_form(model.latent_form)
-        if rank is not None:
-            self.platform = replace(self.platform, num_ranks=self.num_ranks)
+        if self.num_ranks > 1:
+            whole_experts = config.ranks.has_whole_experts
+            own = local_spec(spec, rank or 0, self.num_ranks, whole_experts=whole_experts)
+            spec = spec if rank is None else own
+            self.platform = replace(self.platform, num_ranks=1 if rank is None else self.num_ranks)
         self.spec = spec
         config = with_model_defaults(with_stored_cache(config, self.reader), spec, self.reader)
         self.config = config = _with_whole_prompts(config, spec)
