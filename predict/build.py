@@ -112,17 +112,22 @@ def build(config: EngineConfig, tokenizer: Tokenizer | None = None) -> Parts:
     return _Builder(config, tokenizer).parts()
 
 
-def build_rank(
+def rank_builder(
     config: EngineConfig, rank: int, on_progress: Callable[[], None]
-) -> tuple[list[Runner], Ready]:
-    """The runners of one of config.ranks, which predict.device.communicator has opened.
+) -> Callable[[], tuple[list[Runner], Ready]]:
+    """What builds the runners of one of config.ranks, once its files and flags are checked.
 
-    on_progress: called with each layer that is read. Raises UserError as `build` does.
+    Of the model, and of its draft model. on_progress: called with each layer that is read.
+    predict.device.communicator must have opened the ranks. Both raise UserError as `build` does.
     """
     builder = _Builder(config, None, rank, on_progress)
-    running = builder.running()
-    runners = [each for each in (running.runner, running.draft_runner) if each is not None]
-    return runners, Ready(running.num_blocks, builder.weight_bytes)
+
+    def runners() -> tuple[list[Runner], Ready]:
+        running = builder.running()
+        found = [each for each in (running.runner, running.draft_runner) if each is not None]
+        return found, Ready(running.num_blocks, builder.weight_bytes)
+
+    return runners
 
 
 def _with_whole_prompts(config: EngineConfig, spec: DecoderSpec) -> EngineConfig:
