@@ -265,6 +265,7 @@ class AsyncLLM(AddonVerbs[Coroutine[Any, Any, None]]):
             self._ready.set()
             while not self._closing:
                 self._run_commands(llm)
+                llm.check()
                 if llm.answers.is_busy and not self._closing:
                     llm.step()
                 self._send()

@@ -57,6 +57,7 @@ from predict.loading.platform import Platform, platform_of
 from predict.loading.program import load_program
 from predict.nn.adapter_pages import with_pages
 from predict.nn.cache_formats import DENSE
+from predict.nn.cuts import local_spec
 from predict.nn.decoder import Decoder
 from predict.nn.inputs import Field, LayerCache, fields_with
 from predict.nn.places import fields_of, placing_of
@@ -111,17 +112,22 @@ def build(config: EngineConfig, tokenizer: Tokenizer | None = None) -> Parts:
     return _Builder(config, tokenizer).parts()
 
 
-def build_rank(
+def rank_builder(
     config: EngineConfig, rank: int, on_progress: Callable[[], None]
-) -> tuple[list[Runner], Ready]:
-    """The runners of one of config.ranks, which predict.device.communicator has opened.
+) -> Callable[[], tuple[list[Runner], Ready]]:
+    """What builds the runners of one of config.ranks, once its files and flags are checked.
 
-    on_progress: called with each layer that is read. Raises UserError as `build` does.
+    Of the model, and of its draft model. on_progress: called with each layer that is read.
+    predict.device.communicator must have opened the ranks. Both raise UserError as `build` does.
     """
     builder = _Builder(config, None, rank, on_progress)
-    running = builder.running()
-    runners = [each for each in (running.runner, running.draft_runner) if each is not None]
-    return runners, Ready(running.num_blocks, builder.weight_bytes)
+
+    def runners() -> tuple[list[Runner], Ready]:
+        running = builder.running()
+        found = [each for each in (running.runner, running.draft_runner) if each is not None]
+        return found, Ready(running.num_blocks, builder.weight_bytes)
+
+    return runners
 
 
 def _with_whole_prompts(config: EngineConfig, spec: DecoderSpec) -> EngineConfig:
@@ -154,8 +160,11 @@ class _Builder:
         self.platform = platform_of(model.device, compiled)
         spec, self.reader = read_spec(model.model_name_or_path, model.model_type)
         spec = spec.with_latent_form(model.latent_form)
-        if rank is not None:
-            self.platform = replace(self.platform, num_ranks=self.num_ranks)
+        if self.num_ranks > 1:
+            whole_experts = config.ranks.has_whole_experts
+            own = local_spec(spec, rank or 0, self.num_ranks, whole_experts=whole_experts)
+            spec = spec if rank is None else own
+            self.platform = replace(self.platform, num_ranks=1 if rank is None else self.num_ranks)
         self.spec = spec
         config = with_model_defaults(with_stored_cache(config, self.reader), spec, self.reader)
         self.config = config = _with_whole_prompts(config, spec)

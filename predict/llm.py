@@ -6,6 +6,7 @@ import itertools
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import replace
@@ -27,6 +28,7 @@ from predict.errors import TokenizerError, UserError, quoted
 from predict.loading.generation_config import read_recommended
 from predict.loading.pooling import read_pooling
 from predict.nn.pooling import Pooler, Vectors
+from predict.ranks.front import RanksRunner
 from predict.request import RequestOutput, SamplingParams
 from predict.system.bounds import is_integer, prompt_token_ids
 from predict.system.notes import LOG
@@ -104,6 +106,9 @@ class LLM(AddonVerbs[None]):
         self.addons, self.engine = parts.addons, parts.engine
         self.answers = AnswerLoop(self.engine, self.platform.make_current)
         self.embedder = Embedder(self.engine)
+        if isinstance(self.engine.runner, RanksRunner):
+            answers = weakref.ref(self.answers)  # the ranks end with this LLM
+            self.engine.runner.call_on_failure(lambda: (found := answers()) and found.wake())
         self._detokenizer = None if self.tokenizer is None else Detokenizer(self.tokenizer)
         self._ids = itertools.count()
         self._compiler: Guides | None = None
@@ -434,6 +439,11 @@ class LLM(AddonVerbs[None]):
         batch, finished = self.engine.step()
         self.answers.settle(batch, finished)
         return batch
+
+    def check(self) -> None:
+        """Raises EngineError where ranks have ended while no step ran; `answers.wake` says when."""
+        if isinstance(self.engine.runner, RanksRunner):
+            self.engine.runner.check()
 
     def stats(self) -> EngineStats:
         """Counts so far."""

@@ -28,15 +28,17 @@ def main(words: Sequence[str]) -> None:
     rank = Rank(Channels.open(channels_fd, size), number)
     try:
         config = EngineConfig(**settings)
-        from predict.build import build_rank
+        from predict.build import rank_builder
         from predict.device import communicator, library
 
         communicator.open_ranks(sums_fd, number, size)
         own = library.require()
         own.set_num_threads(max(own.info()["threads"] // size, 1))
+        LOG.propagate = False  # what flags and files give reason to say, the front has said
+        build = rank_builder(config, number, rank.got_on)
         if number == 0:  # what all say is said once
             LOG.addHandler(ToFront(rank))
-        runners, ready = build_rank(config, number, rank.got_on)
+        runners, ready = build()
         rank.tell_ready(ready)
     except Exception as error:
         rank.tell_failure(error)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from predict.cli.launched import DEGREE, with_launched
 from predict.config.engine import TOPICS
 from predict.errors import UserError, quoted
 from predict.names import hint
@@ -246,6 +247,8 @@ def parse_flags(
     if unknown:
         raise _unknown_error(unknown[0], flags, prog)
     given = vars(namespace)
+    if any(flag.name == DEGREE for flag in flags):
+        given = dict(with_launched(given))
     notes = []
     for flag in flags:
         availability = flag.availability

@@ -14,7 +14,7 @@ from predict.config.adapters import ADAPTER_FILES, AdaptersConfig
 from predict.config.cache import KV_FORMATS, CacheConfig
 from predict.config.model import ModelConfig
 from predict.config.quantization import QuantizationConfig
-from predict.config.ranks import RanksConfig, check_ranks
+from predict.config.ranks import RanksConfig
 from predict.config.scheduling import DEFAULT_MAX_LENGTH, SchedulingConfig
 from predict.config.speculation import SpeculationConfig
 from predict.errors import UserError
@@ -83,7 +83,7 @@ class EngineConfig:
                 f"quant_type {self.quantization.quant_type} has a {brought} cache, and "
                 f"cachekv_int8_type is {given}; give one of the two"
             )
-        check_ranks(self)
+        _check_ranks(self)
 
     @classmethod
     def of(
@@ -139,6 +139,34 @@ class EngineConfig:
     def token_budget(self) -> int:
         """Tokens per step, see SchedulingConfig."""
         return self.scheduling.token_budget(self.model.device)
+
+
+def _check_ranks(config: EngineConfig) -> None:
+    """Raises UserError for what several ranks do not do yet."""
+    from predict.device.devices import kind_of  # slow, and --help needs none
+
+    degree = config.ranks.tensor_parallel_degree
+    if degree == 1:
+        return
+    named = f"tensor_parallel_degree {degree}"
+    if kind_of(config.model.device) != "cpu":
+        raise UserError(
+            f"{named} with device {config.model.device}: CPU ranks run today; give --device cpu, "
+            "or leave --tensor_parallel_degree out"
+        )
+    adapters = config.adapters
+    refused = {
+        "--mode static": config.model.mode == "static",
+        "--speculate_method draft_model": config.speculation.speculate_method == "draft_model",
+        "adapters of requests": adapters.is_used,
+        "tuned prefixes": bool(adapters.prefixes),
+    }
+    for what, is_given in refused.items():
+        if is_given:
+            raise UserError(
+                f"{named} does not go with {what} yet; leave one of the two out (one process runs "
+                "all of them)"
+            )
 
 
 def check_params(params: SamplingParams, config: EngineConfig) -> None:

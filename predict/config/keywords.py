@@ -57,6 +57,9 @@ class Settings(TypedDict, total=False):
     max_lora_rank: int
     max_cpu_loras: int
     prefix_path: str | os.PathLike[str] | tuple[str, ...] | list[str]
+    tensor_parallel_degree: int
+    expert_parallel_degree: int | None
+    rank_timeout: float
 
 
 class EngineSettings(Settings):

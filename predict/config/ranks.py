@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from predict.errors import UserError
 from predict.system.options import Checked, option
 from predict.system.ranges import Range
-
-if TYPE_CHECKING:
-    from predict.config.engine import EngineConfig
 
 RANKS = Range(1, 64)  # of kMaxRanks in csrc/include/regatta/communicator.h
 
@@ -46,31 +42,3 @@ class RanksConfig(Checked):
     def has_whole_experts(self) -> bool:
         """Whether ranks share experts out instead of cutting each."""
         return self.tensor_parallel_degree > 1 and (self.expert_parallel_degree or 1) > 1
-
-
-def check_ranks(config: EngineConfig) -> None:
-    """Raises UserError for what several ranks do not do yet."""
-    from predict.device.devices import kind_of  # slow, and --help needs none
-
-    degree = config.ranks.tensor_parallel_degree
-    if degree == 1:
-        return
-    named = f"tensor_parallel_degree {degree}"
-    if kind_of(config.model.device) != "cpu":
-        raise UserError(
-            f"{named} with device {config.model.device}: CPU ranks run today; give --device cpu, "
-            "or leave --tensor_parallel_degree out"
-        )
-    adapters = config.adapters
-    refused = {
-        "--mode static": config.model.mode == "static",
-        "--speculate_method draft_model": config.speculation.speculate_method == "draft_model",
-        "adapters of requests": adapters.is_used,
-        "tuned prefixes": bool(adapters.prefixes),
-    }
-    for what, is_given in refused.items():
-        if is_given:
-            raise UserError(
-                f"{named} does not go with {what} yet; leave one of the two out (one process runs "
-                "all of them)"
-            )

@@ -180,13 +180,8 @@ class Ranks:
         """Of each rank."""
         return [process.pid for process in self._group.processes]
 
-    @property
-    def failure(self) -> str | None:
-        """Why the ranks have ended; None while they live."""
-        return self._group.failure
-
     def call_on_failure(self, call: Callable[[], None]) -> None:
-        """Has `call` called, on another thread, once the ranks have ended by themselves."""
+        """Has `call` called, on another thread, where the ranks end by themselves."""
         self._group.on_failure = call
 
     def check(self) -> None:
@@ -312,6 +307,14 @@ class RanksRunner:
             *choices_arrays(choices, self._vocab_size),
         ]
         return arrays_tokens(self._ranks.ask(Down.LAUNCH, asked))
+
+    def check(self) -> None:
+        """Raises EngineError where the ranks have ended by themselves."""
+        self._ranks.check()
+
+    def call_on_failure(self, call: Callable[[], None]) -> None:
+        """Has `call` called, on another thread, where the ranks end by themselves."""
+        self._ranks.call_on_failure(call)
 
     def copy_blocks(self, copies: BlockCopies) -> None:
         table = np.array(copies, np.int64).reshape(-1, 2)

@@ -151,6 +151,7 @@ class EngineLoop:
                 if isinstance(message, Stop):
                     return
                 self._obey(message)
+            self._llm.check()
             if self._answers.is_busy:
                 self._llm.step()
             self._send()

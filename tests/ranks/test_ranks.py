@@ -1,0 +1,155 @@
+"""One model over several CPU ranks: their text is that of one, and one refusal says why not."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from predict import LLM, EngineConfig, Guide, SamplingParams
+from predict.device import library
+from predict.errors import EngineError, UserError
+from predict.ranks.front import Ranks
+from tests.support.demo import demo_config
+from tests.support.paths import DEMO
+from tests.support.processes import run_python
+
+pytestmark = pytest.mark.skipif(library.find() is None, reason="needs the compiled library")
+PROMPTS = ["def main(", "once upon a time", [3, 4, 5], "import os\n" * 40]
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12)
+SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 7, "max_new_tokens": 12}
+PARAMS = {
+    "greedy": GREEDY,
+    "sampled": SamplingParams(**SAMPLED, n=2),
+    "narrowed": SamplingParams(**SAMPLED, min_p=0.05, top_k=20),
+    "adjusted": SamplingParams(
+        **SAMPLED,
+        repetition_penalty=1.3,
+        frequency_penalty=0.2,
+        no_repeat_ngram_size=2,
+        logit_bias={14: -4.0},
+        bad_words=["the", "in a"],
+        min_length=5,
+    ),
+    "measured": SamplingParams(temperature=0.0, max_new_tokens=6, logprobs=3, prompt_logprobs=2),
+    "beams": SamplingParams(num_beams=3, max_new_tokens=8),
+    "guided": SamplingParams(**SAMPLED, guide=Guide(regex="[a-z]{3,9} [0-9]+")),
+}
+
+
+@pytest.fixture(scope="module")
+def one() -> LLM:
+    return LLM(demo_config())
+
+
+@pytest.fixture(scope="module")
+def two() -> LLM:
+    return LLM(demo_config(tensor_parallel_degree=2, rank_timeout=60.0))
+
+
+def ranks_of(llm: LLM) -> Ranks:
+    return llm.engine.runner._ranks  # type: ignore[attr-defined,no-any-return]
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_two_ranks_answer_as_one_does(one: LLM, two: LLM, name: str):
+    wanted, found = (llm.generate(PROMPTS, PARAMS[name]) for llm in (one, two))
+    for theirs, ours in zip(wanted, found, strict=True):
+        for a, b in zip(theirs.outputs, ours.outputs, strict=True):
+            assert (a.token_ids, a.finish_reason) == (b.token_ids, b.finish_reason)
+            for p, q in zip(a.logprobs or (), b.logprobs or (), strict=True):
+                assert p.keys() == q.keys()
+                for token in p:
+                    assert p[token].logprob == pytest.approx(q[token].logprob, abs=1e-4)
+
+
+def test_two_ranks_embed_as_one_does(one: LLM, two: LLM):
+    wanted, found = (llm.embed(["hello", "a longer text"], "mean") for llm in (one, two))
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def test_a_rank_has_its_part_of_the_weights(one: LLM, two: LLM):
+    spec = two.spec
+    assert spec.share is None  # the front's is the whole network's
+    assert two.decoder is None
+    assert one.stats().num_cache_blocks == two.stats().num_cache_blocks
+
+
+def test_a_step_that_all_ranks_refuse_ends_alone(two: LLM):
+    with pytest.raises(RuntimeError, match=r"layers\.99"):
+        two.engine.runner.run(one_token(two), ("layers.99",))
+    assert two.generate("hello", GREEDY)[0].outputs[0].token_ids
+
+
+def one_token(llm: LLM) -> Any:
+    from predict.nn.inputs import empty_example
+
+    return empty_example(fields=llm.engine.fields)
+
+
+def test_ranks_end_with_their_llm():
+    llm = LLM(demo_config(tensor_parallel_degree=2, rank_timeout=60.0))
+    ids = ranks_of(llm).process_ids
+    assert all(Path(f"/proc/{each}").exists() for each in ids)
+    del llm
+    gc.collect()
+    assert not any(Path(f"/proc/{each}").exists() for each in ids)
+
+
+def test_a_rank_that_dies_ends_the_engine_by_name():
+    llm = LLM(demo_config(tensor_parallel_degree=2, rank_timeout=60.0))
+    ids = ranks_of(llm).process_ids
+    os.kill(ids[1], 9)
+    endless = SamplingParams(temperature=0.0, max_new_tokens=200, ignore_eos=True)
+    with pytest.raises(EngineError, match=rf"rank 1 \(process {ids[1]}\) was ended by signal 9"):
+        llm.generate(["hello"] * 50, endless)
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{ids[0]}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+REFUSED = {
+    "device gpu: CPU ranks run today": {"device": "gpu"},
+    "does not go with --mode static": {"mode": "static"},
+    "does not go with adapters of requests": {"lora_modules": ("a=b",)},
+    "does not go with tuned prefixes": {"prefix_path": "p"},
+    "does not go with --speculate_method draft_model": {
+        "speculate_method": "draft_model",
+        "draft_model_name_or_path": "d",
+    },
+    "expert_parallel_degree 3": {"expert_parallel_degree": 3},
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_ranks_do_not_do_is_refused_by_name(said: str):
+    with pytest.raises(UserError, match=said):
+        EngineConfig(model_name_or_path="x", tensor_parallel_degree=2, **REFUSED[said])
+
+
+def test_heads_that_do_not_divide_are_refused_before_any_process_starts():
+    with pytest.raises(UserError, match="heads"):
+        LLM(demo_config(tensor_parallel_degree=7))
+
+
+def test_the_command_answers_as_with_one_rank(one: LLM, tmp_path: Path):
+    data, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    data.write_text('{"src": "def main("}\n{"src": "once upon a time"}\n')
+    done = run_python(
+        *("predict/predictor.py", "--model_name_or_path", DEMO, "--dtype", "float32"),
+        *("--device", "cpu", "--data_file", data, "--output_file", out, "--batch_size", "2"),
+        *("--decode_strategy", "greedy_search", "--max_length", "24"),
+        *("--tensor_parallel_size", "2", "--rank_timeout", "60"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rank 1: " in done.stderr
+    texts = [each.outputs[0].text for each in one.generate(PROMPTS[:2], GREEDY)]
+    found = [json.loads(line)["output"] for line in out.read_text().splitlines()]
+    assert [each[: len(text)] for each, text in zip(found, texts, strict=True)] == texts
