@@ -81,8 +81,8 @@ def units(layout: Layout, plans: Iterable[LinearPlan]) -> int:
 
 def taken(values: Any, ranges: Ranges, axis: int = 0) -> Any:
     """The places of an axis, one range behind the other; a copy, where they are not all."""
-    ahead = (slice(None),) * axis
-    parts = [values[(*ahead, slice(*ends))] for ends in ranges]
+    places = ((*(slice(None),) * axis, slice(*ends)) for ends in ranges)
+    parts = [values[place] for place in places]
     if isinstance(values, np.ndarray):
         return np.concatenate(parts, axis=axis)
     import paddle
