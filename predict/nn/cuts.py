@@ -48,7 +48,15 @@ def local_plan(whole: WeightPlan, spec: DecoderSpec) -> WeightPlan:
     )
     head = _linear(whole.head, SlotShare(rows=tokens), share.ranks)
     head = replace(head, part_sizes=(share.num_rows,))
-    return replace(whole, spec=spec, layers=tuple(layers), head=head)
+    return replace(whole, spec=spec, layers=tuple(layers), head=head, whole=whole)
+
+
+def own_key_heads(spec: DecoderSpec) -> tuple[Ranges, ...]:
+    """Of each layer with a cache, the whole network's key heads that the rank of the spec keeps."""
+    share = spec.share
+    assert share is not None
+    found = (block.shared(share.ranks)[1] for block in share.whole.attention)
+    return tuple(axes["key_heads"].ranges if "key_heads" in axes else ((0, 1),) for axes in found)
 
 
 def linears_of_features(plan: WeightPlan) -> Iterator[LinearPlan]:

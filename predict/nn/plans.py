@@ -154,6 +154,7 @@ class WeightPlan:
     head: LinearPlan  # with tied embeddings its weight is the embedding's
     layers: tuple[LayerPlan, ...]
     ignored: tuple[str, ...]
+    whole: WeightPlan | None = None  # of a rank's, the plan of the whole network
 
     def blocks(self) -> Iterator[BlockPlan]:
         for layer in self.layers:

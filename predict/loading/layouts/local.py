@@ -43,7 +43,9 @@ class Local:
         size = self.whole.group_size(plan.whole or plan)
         if size < 1 or plan.columns is None:
             return size
-        own, info = shared_group(size, plan.columns), scheme_info(self.scheme(plan))
+        assert plan.whole is not None
+        own = shared_group(size, plan.columns, plan.whole.in_features)
+        info = scheme_info(self.scheme(plan))
         if own != size and (info.has_blocks or info.group_size):
             raise UserError(
                 f"a rank's inputs of {plan.prefixes[0]} are {list(plan.columns)}, within a group "
@@ -69,9 +71,10 @@ class Local:
         return self.whole.stored_bytes(plan.whole or plan)
 
 
-def shared_group(size: int, columns: Ranges) -> int:
-    """The largest part of a group's size that the columns' ends are multiples of."""
-    return math.gcd(size, *(place for ends in columns for place in ends))
+def shared_group(size: int, columns: Ranges, num_columns: int) -> int:
+    """The largest part of a group's size that the columns' borders are multiples of."""
+    borders = {place for ends in columns for place in ends} - {num_columns}
+    return math.gcd(size, *borders)
 
 
 def units(layout: Layout, plans: Iterable[LinearPlan]) -> int:
@@ -81,8 +84,8 @@ def units(layout: Layout, plans: Iterable[LinearPlan]) -> int:
 
 def taken(values: Any, ranges: Ranges, axis: int = 0) -> Any:
     """The places of an axis, one range behind the other; a copy, where they are not all."""
-    ahead = (slice(None),) * axis
-    parts = [values[(*ahead, slice(*ends))] for ends in ranges]
+    places = ((*(slice(None),) * axis, slice(*ends)) for ends in ranges)
+    parts = [values[place] for place in places]
     if isinstance(values, np.ndarray):
         return np.concatenate(parts, axis=axis)
     import paddle
@@ -146,7 +149,7 @@ def _with_columns(weight: Quantized, columns: Ranges, plan: LinearPlan) -> Quant
             return values
         is_float8 = plan.in_features % values.shape[1] or weight.codes.dtype == np.uint8
         size = E4M3_BLOCK if is_float8 else plan.in_features // values.shape[1]
-        each = size if is_float8 else shared_group(size, columns)
+        each = size if is_float8 else shared_group(size, columns, plan.in_features)
         values = values if each == size else np.repeat(values, size // each, axis=1)
         return taken(values, tuple((b // each, -(-e // each)) for b, e in columns), axis=1)
 
