@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 from predict import LLM, EngineConfig, SamplingParams
 from predict.device import library
 from predict.device.place import to_float32
+from predict.engine import speculation
 from predict.loading.checkpoint import Checkpoint
 from tests.support import drafters, tiny
 from tests.support.checkpoints import changed
@@ -426,3 +427,15 @@ def test_drafts_do_not_depend_on_how_a_prompt_came_in(
     assert (stats.num_preemptions > 0) == (way == "preempted")
     assert (stats.num_prefix_hit_tokens > 0) == (way != "chunks")
     check_alike(whole, found, len(prompts) * 5)
+
+
+def test_few_right_first_drafts_are_said_once(
+    target: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(speculation, "MANY_DRAFTS", 20)
+    head = HEADS["EAGLE-3 of SafeAILab"]
+    llm = LLM(settings(target, written(head, tmp_path / "head"), head.method))
+    draft_always(llm)
+    llm.generate([PROMPT], SamplingParams(temperature=0.0, max_new_tokens=60, ignore_eos=True))
+    (said,) = (line for line in caplog.messages if "first drafts" in line)
+    assert "hidden states of layers.1, layers.2, layers.2: where" in said
