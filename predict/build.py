@@ -18,7 +18,13 @@ from predict.device import communicator, devices, library
 from predict.device.devices import kind_of
 from predict.engine.addons import Addons
 from predict.engine.draft_policy import Costs, DraftPolicy
-from predict.engine.drafts import DraftNetwork, Follower, Proposer, SpeculativeConfig
+from predict.engine.drafts import (
+    DraftNetwork,
+    Follower,
+    Proposer,
+    SpeculativeConfig,
+    StateDrafting,
+)
 from predict.engine.engine import Engine
 from predict.engine.kv_cache import allocate_caches
 from predict.engine.runner.host_chooser import HostChooser
@@ -40,6 +46,7 @@ from predict.loading.adapters import Base
 from predict.loading.cache_scales import head_scales
 from predict.loading.defaults import with_model_defaults
 from predict.loading.draft_config import DraftModel, read_draft
+from predict.loading.drafters import DrafterWeights, open_drafter
 from predict.loading.exported import check_export
 from predict.loading.layouts import with_stored_cache
 from predict.loading.manifest import Manifest, load_manifest
@@ -59,6 +66,7 @@ from predict.nn.adapter_pages import with_pages
 from predict.nn.cache_formats import DENSE
 from predict.nn.cuts import local_spec
 from predict.nn.decoder import Decoder
+from predict.nn.drafters import ChainNetwork, MedusaHeads, MedusaNetwork
 from predict.nn.inputs import Field, LayerCache, fields_with
 from predict.nn.places import fields_of, placing_of
 from predict.nn.plans import WeightPlan
@@ -181,6 +189,7 @@ class _Builder:
             )
         self.tokenizer, self.eos_token_ids = self._tokenizer(tokenizer)
         self.draft = read_draft(config, spec, self.tokenizer)
+        self.drafter: DrafterWeights | None = None  # of hidden states
         self.draft_cost = 0.0  # of a step of the draft model, in steps of the model
         self.weight_bytes = 0
         self.decoder: Decoder | None = None
@@ -232,7 +241,7 @@ class _Builder:
             runner = self._runner(network(caches), copy_blocks)
             draft_runner = None
             if self.draft is not None and draft_network is not None:
-                draft_caches = self._draft_caches(self.draft, num_blocks)
+                draft_caches = self._draft_caches(self.draft.spec, num_blocks)
                 draft_copies = block_copier(platform.backend, draft_caches, DENSE)
                 draft_runner = self._runner(draft_network(draft_caches), draft_copies, runner)
         if platform.compiled is not None:
@@ -260,6 +269,7 @@ class _Builder:
         """The network with its weights in place, and the draft model's where there is one."""
         config = self.config
         opened: list[Weights] = []
+        drafters: list[DrafterWeights] = []
         manifest = self._checked_export() if config.model.mode == "static" else None
         adapter_bytes = self._adapter_bytes()
         if manifest is None:
@@ -267,10 +277,13 @@ class _Builder:
             self.platform = opened[0].platform
         if self.draft is not None:
             opened.append(open_weights(*self.draft, self.platform))
+        self.drafter = open_drafter(config, self.spec, self.reader, self.platform)
+        if self.drafter is not None:
+            drafters.append(self.drafter)
         self._met()
         if opened:
-            check_memory(opened, adapter_bytes=adapter_bytes)
-            self.weight_bytes = sum(weights.num_bytes for weights in opened)
+            check_memory([*opened, *drafters], adapter_bytes=adapter_bytes)
+            self.weight_bytes = sum(weights.num_bytes for weights in (*opened, *drafters))
         self._met()
         networks: list[Network] = []
         if manifest is not None:
@@ -285,9 +298,10 @@ class _Builder:
             plan, names = opened[0].plan, opened[0].names
             base = base_of(plan, names, self.reader, opened[0].takes_turns)
             self.adapters = self._adapter_store(plan, base)
-        if self.draft is not None:
+        if self.draft is not None or drafters:
             own = DTYPE_BYTES[config.model.dtype] * self.spec.num_matmul_weights
-            self.draft_cost = opened[-1].num_bytes / (opened[0].num_bytes if not manifest else own)
+            of_draft = drafters[0].num_bytes if drafters else opened[-1].num_bytes
+            self.draft_cost = of_draft / (opened[0].num_bytes if not manifest else own)
         decoders = [weights.read(lambda _: self.on_progress()) for weights in opened]
         if manifest is None:
             if self.adapters is not None:
@@ -336,7 +350,8 @@ class _Builder:
         pinned = Addons.num_blocks(self.prefixes, config.cache.block_size)
         if self.draft and (config.adapters.prefix_path or config.adapters.allow_adapter_updates):
             pinned += config.scheduling.batch_size  # of requests with one, for the draft's cache
-        draft = None if self.draft is None else self.draft.spec
+        drafter = self.draft or self.drafter
+        draft = None if drafter is None else drafter.spec
         if self.platform.gpu is None:
             self._met()
             free = self.platform.free_bytes()
@@ -358,10 +373,10 @@ class _Builder:
             *(config.kv_format, self.kv_scales),
         )
 
-    def _draft_caches(self, draft: DraftModel, num_blocks: int) -> list[LayerCache]:
+    def _draft_caches(self, spec: DecoderSpec, num_blocks: int) -> list[LayerCache]:
         config = self.config
         num_blocks += config.scheduling.batch_size  # see DraftNetwork
-        return allocate_caches(draft.spec, num_blocks, config.cache.block_size, config.model.dtype)
+        return allocate_caches(spec, num_blocks, config.cache.block_size, config.model.dtype)
 
     def _scheduler(self, num_blocks: int) -> Scheduler:
         config = self.config
@@ -377,6 +392,7 @@ class _Builder:
                 chunked_prefill=config.scheduling.chunked_prefill,
                 separate_steps=config.cache.attention == "block",
                 for_drafts=self.draft is not None,
+                lookahead=int(self.drafter is not None and self.drafter.spec is not None),
                 adapters=None if self.adapters is None else self.adapters.pool,
                 placing=placing_of(self.spec, config.max_length),
             )
@@ -439,13 +455,34 @@ class _Builder:
                 method=config.speculation.speculate_method,
                 max_ngram_size=config.speculation.speculate_max_ngram_size,
                 draft=draft,
+                states=self._state_drafting(sampler, num_blocks),
             )
         )
         costs = GPU_COSTS if on_gpu else CPU_COSTS
-        step = 0.0 if self.draft is None else costs.draft + self.draft_cost
+        step = costs.draft + self.draft_cost if self.draft or self.drafter else 0.0
         rows = max_draft_rows(config)
         most = config.speculation.speculate_max_draft_token_num
-        return proposer, DraftPolicy(most, rows, replace(costs, draft=step), proposer.looks_up)
+        costs, catches_up = replace(costs, draft=step), self.draft is not None
+        return proposer, DraftPolicy(most, rows, costs, proposer.looks_up, catches_up)
+
+    def _state_drafting(self, sampler: Sampler, num_blocks: int) -> StateDrafting | None:
+        """What a drafter of hidden states runs with, its weights read."""
+        if self.drafter is None or self.decoder is None:
+            return None
+        backend, weights = self.platform.backend, self.drafter.read(self.decoder)
+        network: ChainNetwork | MedusaNetwork
+        if isinstance(weights, MedusaHeads):
+            network = MedusaNetwork(backend, weights)
+        else:
+            caches = self._draft_caches(self.drafter.found.spec, num_blocks)
+            network = ChainNetwork(backend, weights, caches)
+        return StateDrafting(
+            network=network,
+            choose=HostChooser(backend).tokens,
+            sampler=sampler,
+            block_size=self.config.cache.block_size,
+            num_blocks=num_blocks,
+        )
 
     def _window(self) -> tuple[int, int] | None:
         """Of window verification: the window, and its candidates."""

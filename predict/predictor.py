@@ -144,7 +144,7 @@ def _drafts(llm: LLM) -> str:
         return ""
     stats = llm.stats()
     counts = stats.num_draft_tokens, stats.num_accepted_draft_tokens, stats.num_draft_spans
-    return "; " + draft_summary(*counts)
+    return "; " + draft_summary(*counts, stats.num_accepted_by_position)
 
 
 class _Console:

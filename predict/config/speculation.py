@@ -6,9 +6,16 @@ from dataclasses import dataclass
 
 from predict.config.quantization import QUANT_TYPES, parse_quant_type
 from predict.errors import UserError, one_of
-from predict.system.flag import not_yet
 from predict.system.options import Checked, option
 from predict.system.ranges import LENGTH, Range
+
+# Methods with weights of their own, and what folder each must be given; "": it may be left out.
+FOLDERS = {
+    "draft_model": "the directory of a smaller model with the same tokens",
+    "eagle": "the folder of a head that was trained for this model",
+    "medusa": "the folder of heads that were trained for this model",
+    "mtp": "",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,9 +26,7 @@ class SpeculationConfig(Checked):
     speculate_method: str | None = option(None,
         "Where draft tokens come from.",
         group="Speculative decoding",
-        choices=("inference_with_reference", "lookahead", "draft_model", "eagle", "mtp"),
-        availability=not_yet(
-            "inference_with_reference, lookahead and draft_model work.", "eagle", "mtp"))
+        choices=("inference_with_reference", "lookahead", "draft_model", "eagle", "mtp", "medusa"))
     speculate_max_draft_token_num: int = option(1,
         "Draft tokens per sequence and step, 1 to 15.",
         allowed=Range(1, 15))  # of predict.engine.drafts.MAX_DRAFT_TOKENS
@@ -37,7 +42,9 @@ class SpeculationConfig(Checked):
         "10; 5 when only the flag above is given.",
         allowed=Range(2, 10))
     draft_model_name_or_path: str | None = option(None,
-        "Directory, or GGUF file, of the draft model: a smaller checkpoint with the same tokens.",
+        "Directory, or GGUF file, of the draft model: a smaller checkpoint with the same tokens. "
+        "For eagle and medusa the folder of the heads; for mtp the one of the layer that drafts, "
+        "where the model's own checkpoint has none.",
         is_file=True)
     draft_model_quant_type: str | None = option(None,
         "Rounds the draft model's weights while they are read; --quant_type is the model's.",
@@ -46,16 +53,16 @@ class SpeculationConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        drafts = self.speculate_method == "draft_model"
-        if drafts and self.draft_model_name_or_path is None:
+        drafts, method = self.speculate_method in FOLDERS, self.speculate_method
+        if method is not None and FOLDERS.get(method) and self.draft_model_name_or_path is None:
             raise UserError(
-                "speculate_method draft_model needs --draft_model_name_or_path: the directory of a "
-                "smaller model with the same tokens"
+                f"speculate_method {method} needs --draft_model_name_or_path: {FOLDERS[method]}"
             )
         for name in ("draft_model_name_or_path", "draft_model_quant_type"):
             if not drafts and getattr(self, name) is not None:
                 raise UserError(
-                    f"--{name} {getattr(self, name)} is for --speculate_method draft_model, and "
+                    f"--{name} {getattr(self, name)} is for --speculate_method "
+                    f"{', '.join(FOLDERS)}, and "
                     f"speculate_method is {self.speculate_method}; leave one of the two out"
                 )
         if self.draft_model_quant_type is not None:

@@ -29,7 +29,8 @@ _WORK = {
     "adjust": "engine.logits_processors engine.token_history engine.runner.host_chooser:_apply "
     "engine.sampler:_adjusted engine.sampler:_adjusted_row engine.sampler:_adjustment",
     "verify": "speculative engine.window engine.speculation:_accepted",
-    "draft": "speculative.draft_model speculative.inference_with_reference speculative.lookahead "
+    "draft": "speculative._chain speculative.draft_model speculative.inference_with_reference "
+    "speculative.lookahead speculative.medusa nn.drafters "
     "engine.draft_policy",
 }
 STAGES = {f"predict.{place}": stage for stage, text in _WORK.items() for place in text.split()}

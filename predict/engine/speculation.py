@@ -26,13 +26,16 @@ from predict.engine.failures import apart
 from predict.engine.request_state import Request, RequestStatus
 from predict.engine.scheduled import ScheduledBatch, ScheduledSpan
 from predict.engine.scheduler import Scheduler
+from predict.engine.stats import with_accepted
 from predict.engine.step import StepTokens
+from predict.system.notes import LOG
 
 # Rows that take little longer on a CPU than one: up to there the weights' bytes decide, and beyond
 # it the products, where a drafted row costs as much as the step that it saves its request.
 FEW_ROWS = 16
 # Steps without a right draft after which hidden states are no longer asked for, and for how many.
 MOST_VAIN, PAUSE = 100, 2000
+FEW_RIGHT, MANY_DRAFTS = 0.2, 1000  # of first drafts: what is said once, after how many
 
 
 class Speculation:
@@ -60,6 +63,7 @@ class Speculation:
         self._forced: Drafts = {}  # drafts of the last step that guides force
         self._num_accepted = 0  # drafts of the last step, forced ones apart
         self._num_recorded = 0  # graphs, when the last step ended
+        self._says = isinstance(proposer, StateProposer)  # whether few first drafts are right
         self._num_vain = 0  # steps since a draft stood; below 0: steps until the end of a pause
 
     @property
@@ -162,10 +166,14 @@ class Speculation:
         lengths: list[int] = []
         if decides:
             lengths = [len(span.draft_token_ids) for span in batch.spans if span.draft_token_ids]
-        if isinstance(proposer, StateProposer):
+        decoded = any(span.samples and span.num_tokens == span.num_logits for span in batch.spans)
+        if decoded and isinstance(proposer, StateProposer):
             self._num_vain = 0 if self._num_accepted else self._num_vain + 1
             if self._num_vain == MOST_VAIN:
                 self._num_vain = -PAUSE
+            if self._says and self.stats.num_draft_spans >= MANY_DRAFTS:
+                self._says = False
+                self._say_few(proposer)
         policy.stepped(batch.num_samples, lengths, self._num_accepted, waited, timed)
         if not proposer.looks_up:
             return
@@ -180,6 +188,16 @@ class Speculation:
             proposer, wanting, [policy.max_length] * len(wanting)
         ):
             policy.guessed(request, guess)
+
+    def _say_few(self, proposer: StateProposer) -> None:
+        """Says so where few first drafts stand: a head for another model, or states of others."""
+        share = (self.stats.num_accepted_by_position or (0,))[0] / self.stats.num_draft_spans
+        if share < FEW_RIGHT:
+            LOG.warning(
+                f"{share:.0%} of the first {self.stats.num_draft_spans} first drafts were right; "
+                f"the head reads the hidden states of {', '.join(proposer.taps)}: where it was "
+                "trained with others, its config.json must name the layers"
+            )
 
     def settle(self) -> None:
         """Has the proposer do its postponed work, while the device runs the next step."""
@@ -289,4 +307,7 @@ class Speculation:
         self.stats.num_draft_spans += 1
         self.stats.num_draft_tokens += len(drafts)
         self.stats.num_accepted_draft_tokens += num_accepted
+        if num_accepted:
+            counts = with_accepted(self.stats.num_accepted_by_position, num_accepted)
+            self.stats.num_accepted_by_position = counts
         return accepted

@@ -13,11 +13,12 @@ class Metric(NamedTuple):
 
     name: str  # behind "regatta_"; a counter's ends in _total there
     is_now: bool  # holds now, and not since the start
+    label: str = ""  # of a tuple's entries, whose values are 0, 1, ...
 
 
-def _count(metric: str, meaning: str, is_now: bool = False, zero: Any = 0) -> Any:
+def _count(metric: str, meaning: str, is_now: bool = False, zero: Any = 0, label: str = "") -> Any:
     said = option(zero, meaning, is_flag=False).metadata
-    return field(default=zero, metadata={**said, "metric": Metric(metric, is_now)})
+    return field(default=zero, metadata={**said, "metric": Metric(metric, is_now, label)})
 
 
 def _now(metric: str, meaning: str) -> Any:
@@ -43,6 +44,9 @@ class EngineStats:
         "Draft tokens that stood.")
     num_draft_spans: int = _count("spec_decode_num_drafts",
         "Steps of a sequence with draft tokens: each yields those that stood, and one more.")
+    num_accepted_by_position: tuple[int, ...] = _count("spec_decode_num_accepted_tokens_per_pos",
+        "Draft tokens that stood, by their place among those of a step of a sequence.", zero=(),
+        label="position")
     num_forced_tokens: int = _count("guided_forced_tokens",
         "Tokens that guides forced, without a step.")
     num_mask_steps: int = _count("guided_steps", "Steps with masks of guides.")
@@ -62,6 +66,12 @@ class EngineStats:
     num_prefixes: int = _now("prefixes_loaded", "Tuned prefixes that requests may have.")
     num_prefix_blocks: int = _now("prefix_blocks", "Blocks of the KV cache that they fill.")
     # fmt: on
+
+
+def with_accepted(counts: tuple[int, ...], num_accepted: int) -> tuple[int, ...]:
+    """Counts by position, with one more at each of the first `num_accepted`."""
+    longer = counts + (0,) * (num_accepted - len(counts))
+    return tuple(count + (index < num_accepted) for index, count in enumerate(longer))
 
 
 def metrics() -> list[tuple[Field[Any], Metric]]:

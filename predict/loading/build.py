@@ -57,7 +57,7 @@ class DecoderBuilder:
         plan, spec = self.plan, self.plan.spec
         layers, folds = [], self._folds_norms()
         for index, layer_plan in enumerate(plan.layers):
-            layer = tuple(map(self._block, layer_plan))
+            layer = tuple(map(self.block, layer_plan))
             layers.append(fold_norms(layer, self.compiled) if folds and self.compiled else layer)
             if self.on_layer:
                 self.on_layer(index)
@@ -68,7 +68,7 @@ class DecoderBuilder:
             None if plan.head_projection is None else self._linear(plan.head_projection),
             spec.share,
         )
-        return Decoder(self._embedding(head), tuple(layers), head, self._ropes())
+        return Decoder(self._embedding(head), tuple(layers), head, self.ropes())
 
     def _folds_norms(self) -> bool:
         # float32 is for comparing: there the norms stay apart, as references have them.
@@ -111,7 +111,8 @@ class DecoderBuilder:
         )
         return self._tensor(np.concatenate([rows[offset:] + row for row in types]))
 
-    def _ropes(self) -> tuple[Tensor, ...]:
+    def ropes(self) -> tuple[Tensor, ...]:
+        """The rotary tables."""
         import paddle
 
         spec, count = self.plan.spec, self.num_positions
@@ -223,7 +224,8 @@ class DecoderBuilder:
             return tensor_at(to_float32(values), self.place)
         return self._tensor(values)
 
-    def _slot(self, plan: SlotPlan) -> Linear | HeadMatrices | Tensor | NormWeights | None:
+    def slot(self, plan: SlotPlan) -> Linear | HeadMatrices | Tensor | NormWeights | None:
+        """The weights of a slot."""
         if isinstance(plan, LinearPlan):
             return self._by_head(plan) if plan.head_parts else self._linear(plan)
         if isinstance(plan, ExpertsPlan):
@@ -232,8 +234,9 @@ class DecoderBuilder:
             return self._table(plan)
         return self._head_norm(plan) if isinstance(plan, HeadNormPlan) else self._norm(plan)
 
-    def _block(self, plan: BlockPlan) -> BlockWeights:
-        slots = {name: self._slot(part) for name, part in plan.slots.items()}
+    def block(self, plan: BlockPlan) -> BlockWeights:
+        """The weights of a block."""
+        slots = {name: self.slot(part) for name, part in plan.slots.items()}
         return plan.block.weights(slots, self.kv_format, self.place)
 
 

@@ -64,6 +64,14 @@ class Checkpoint:
         self.is_paddle = found.is_paddle or bool(prefixes_of(self.stored)[0])
         self.tensors = one_by_one(self.as_hugging_face(), self.directory)
 
+    @classmethod
+    def of(cls, directory: Path, tensors: Mapping[str, StoredArray]) -> Checkpoint:
+        """The tensors of one file of a directory, under the names that it has."""
+        made = cls.__new__(cls)
+        made.directory, made.stored, made.is_paddle = directory, tensors, False
+        made.tensors = dict(tensors)
+        return made
+
     @property
     def files_left(self) -> list[str]:
         """Names of files of the same format beside those that hold the tensors."""

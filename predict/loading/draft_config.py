@@ -30,7 +30,7 @@ def read_draft(
     alone, and its cache is dense. Raises UserError where the two models do not fit together.
     """
     path = config.speculation.draft_model_name_or_path
-    if path is None:
+    if path is None or config.speculation.speculate_method != "draft_model":
         return None
     reader = ConfigReader.from_dir(path)
     spec = spec_of(reader)
@@ -51,7 +51,13 @@ def read_draft(
             f"draft model {path} places tokens by the prompt that they follow, which drafts have "
             "not; use another draft model, or a --max_length of its training length"
         )
-    settings = config.changed(
+    settings = draft_settings(config, path)
+    return DraftModel(settings, spec.with_latent_form(config.model.latent_form), reader)
+
+
+def draft_settings(config: EngineConfig, path: str) -> EngineConfig:
+    """The settings of a drafter in `path`, from the target's."""
+    return config.changed(
         model_name_or_path=path,
         mode="dynamic",
         model_type=None,
@@ -70,7 +76,6 @@ def read_draft(
         draft_model_name_or_path=None,
         draft_model_quant_type=None,
     )
-    return DraftModel(settings, spec.with_latent_form(config.model.latent_form), reader)
 
 
 def _check_tokens(path: str, target: Tokenizer, draft: Tokenizer) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from predict.config.engine import EngineConfig
 from predict.config.quantization import QuantSettings
@@ -62,6 +63,11 @@ class Weights:
     names: WeightNames
     layout_as: Callable[[QuantSettings], Layout]  # the one that other flags would give
     takes_turns: bool | None = False  # see Checkpoint
+
+    @property
+    def spec(self) -> DecoderSpec:
+        """The network, whose cache is counted."""
+        return self.plan.spec
 
     @property
     def num_bytes(self) -> int:
@@ -262,12 +268,26 @@ def load_decoder(
     return weights.read(on_layer)
 
 
-def check_memory(
-    opened: Sequence[Weights], with_cache: bool = True, adapter_bytes: int = 0
-) -> None:
+class Opened(Protocol):
+    """Weights that are not read yet: a model's, or those of what drafts for it."""
+
+    @property
+    def spec(self) -> DecoderSpec | None:
+        """The network, whose cache is counted; None where it has none."""
+
+    @property
+    def num_bytes(self) -> int:
+        """See Weights."""
+
+    @property
+    def loading_bytes(self) -> int:
+        """See Weights."""
+
+
+def check_memory(opened: Sequence[Opened], with_cache: bool = True, adapter_bytes: int = 0) -> None:
     """Raises UserError with the arithmetic where there is no room for a model and its draft's.
 
-    opened: the model's weights, then those of the draft model where there is one. with_cache:
+    opened: the model's weights, then those of its drafter where there is one. with_cache:
     whether a CPU must hold the cache too, which an export does without. adapter_bytes: of the pages
     beside the weights.
     """
@@ -278,10 +298,11 @@ def check_memory(
         raise UserError(f"{error}{fits}") from None
 
 
-def _check_memory(opened: Sequence[Weights], with_cache: bool, adapter_bytes: int) -> None:
+def _check_memory(opened: Sequence[Opened], with_cache: bool, adapter_bytes: int) -> None:
     first, *others = opened
+    assert isinstance(first, Weights)
     needed = sum(weights.num_bytes for weights in opened) + adapter_bytes
-    draft = others[0].plan.spec if others else None
+    draft = others[0].spec if others else None
     gpu = first.platform.gpu
     if gpu is None:
         free = first.platform.free_bytes()
@@ -291,9 +312,10 @@ def _check_memory(opened: Sequence[Weights], with_cache: bool, adapter_bytes: in
     check_gpu_memory(first.config, first.plan.spec, devices.memory_info(gpu), needed, draft, beside)
 
 
-def _what_fits(opened: Sequence[Weights], with_cache: bool, adapter_bytes: int) -> str:
+def _what_fits(opened: Sequence[Opened], with_cache: bool, adapter_bytes: int) -> str:
     """The end of a message: which quant_types there is room for, where one may be chosen."""
     first, *others = opened
+    assert isinstance(first, Weights)
     if not first.layout.is_rounded:
         return ""
     fitting = []

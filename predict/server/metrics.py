@@ -164,7 +164,14 @@ class _EngineCollector(Collector):
         for field, said in metrics():
             family = GaugeMetricFamily if said.is_now else CounterMetricFamily
             help_text = field.metadata["option"].help
-            yield family(f"regatta_{said.name}", help_text, value=getattr(stats, field.name))
+            value = getattr(stats, field.name)
+            if not said.label:
+                yield family(f"regatta_{said.name}", help_text, value=value)
+                continue
+            made = family(f"regatta_{said.name}", help_text, labels=(said.label,))
+            for index, count in enumerate(value):
+                made.add_metric((str(index),), count)
+            yield made
         for name, text, part, whole in (
             (
                 "kv_cache_usage_perc",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from predict.system import console
@@ -137,14 +138,19 @@ class Progress:
         )
 
 
-def draft_summary(num_drafts: int, num_accepted: int, num_spans: int) -> str:
+def draft_summary(
+    num_drafts: int, num_accepted: int, num_spans: int, by_position: Sequence[int] = ()
+) -> str:
     """How speculation went: tokens that were drafted, that stood, and what a step with drafts made.
 
     num_spans: steps of one sequence that had drafts; each yields its accepted drafts and one token.
+    by_position: drafts that stood, by their place among those of such a step.
     """
     if num_drafts == 0:
         return "no drafts were made"
+    shares = " ".join(f"{count / num_spans:.0%}" for count in by_position)
     return (
         f"{num_accepted} of {num_drafts} drafts accepted ({num_accepted / num_drafts:.0%}), "
         f"{1 + num_accepted / num_spans:.2f} tokens per step with drafts"
+        + (f" (by position {shares})" if shares else "")
     )

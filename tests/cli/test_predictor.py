@@ -546,12 +546,18 @@ def test_the_summary_says_how_drafts_went(run: Runs) -> None:
     class Drafting(FakeLLM):
         def stats(self) -> SimpleNamespace:
             return SimpleNamespace(
-                num_draft_tokens=40, num_accepted_draft_tokens=10, num_draft_spans=20
+                num_draft_tokens=40,
+                num_accepted_draft_tokens=10,
+                num_draft_spans=20,
+                num_accepted_by_position=(8, 2),
             )
 
     words = ("--append_attn", "--speculate_method", "inference_with_reference")
     assert run(*words, "--speculate_max_draft_token_num", "2", make=Drafting) == 0
-    assert "10 of 40 drafts accepted (25%), 1.50 tokens per step with drafts" in run.err
+    assert (
+        "10 of 40 drafts accepted (25%), 1.50 tokens per step with drafts (by position 40% 10%)"
+        in run.err
+    )
     assert run(make=FakeLLM) == 0
     assert "drafts" not in run.err
 

@@ -80,7 +80,6 @@ def test_wrong_words_are_refused_with_the_nearest_right_one(words: list[str], sa
 def test_features_of_later_releases_are_refused_by_name() -> None:
     for words, today in (
         ("--reft_path x", "--lora_path"),
-        ("--speculate_method eagle", "lookahead"),
         ("--model_type llama-img2txt", "gemma3 and mistral3"),
     ):
         with pytest.raises(UserError, match=rf"{words}?.* is not available .*{today}"):

@@ -14,6 +14,7 @@ from predict.engine import kv_cache
 from predict.engine.drafts import SpeculativeConfig, accepted_tokens
 from predict.engine.request_state import Request
 from predict.errors import UserError
+from predict.loading.drafters import STATES
 from predict.speculative import proposer_of
 from predict.speculative.inference_with_reference import (
     MOST_AT_ONCE,
@@ -246,12 +247,12 @@ def test_goldens_with_drafts_preemption_and_chunks(case: str) -> None:
 
 
 def test_every_method_is_tested() -> None:
-    assert sorted(METHODS) == known_methods()
+    assert sorted([*METHODS, *STATES]) == known_methods()
 
 
 def test_bad_settings_are_refused_before_loading() -> None:
-    with pytest.raises(UserError, match="draft_model, inference_with_reference, lookahead"):
-        config(DEMO, speculate_method="medusa")
+    with pytest.raises(UserError, match="draft_model, eagle, inference_with_reference, lookahead"):
+        config(DEMO, speculate_method="dflash")
     with pytest.raises(UserError, match="1 to 15"):
         config(DEMO, speculate_method="lookahead", speculate_max_draft_token_num=16)
     with pytest.raises(UserError, match="a whole number from 1"):

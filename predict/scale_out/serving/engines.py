@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from ray.exceptions import RayError
@@ -227,8 +228,9 @@ class Engines:
 
 def summed(now: Sequence[EngineStats], past: Sequence[EngineStats]) -> EngineStats:
     """EngineStats of several engines as one's; of those in `past` what they have counted."""
-    values: dict[str, int] = {}
+    values: dict[str, Any] = {}
     for field, metric in metrics():
-        counted = now if metric.is_now else [*now, *past]
-        values[field.name] = sum(getattr(each, field.name) for each in counted)
+        counted = [getattr(each, field.name) for each in (now if metric.is_now else [*now, *past])]
+        by_place = zip_longest(*counted, fillvalue=0) if metric.label else ()
+        values[field.name] = tuple(map(sum, by_place)) if metric.label else sum(counted)
     return EngineStats(**values)

@@ -1,0 +1,441 @@
+"""Drafters of hidden states: their logits, the ways that a prompt comes in, and exact text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from predict import LLM, EngineConfig, SamplingParams
+from predict.device import library
+from predict.device.place import to_float32
+from predict.engine import speculation
+from predict.loading.checkpoint import Checkpoint
+from tests.support import drafters, tiny
+from tests.support.checkpoints import changed
+from tests.support.drafters import HEAD_CONFIG, HIDDEN, LAYERS, NUM_DRAFT_TOKENS, Target, Tensors
+from tests.support.drafts import draft_always
+from tests.support.golden import GOLDEN
+from tests.support.hidden import step_of
+
+PROMPT = [5, 17, 3, 88, 120, 44, 9, 150, 7, 61, 33, 2 + 5, 90, 14, 73, 28, 11, 99, 100, 54, 23]
+TARGET = {"num_hidden_layers": LAYERS}
+EAGLE3 = {**HEAD_CONFIG, "draft_vocab_size": NUM_DRAFT_TOKENS}
+SPECULATORS = {
+    "speculators_model_type": "eagle3",
+    "draft_vocab_size": NUM_DRAFT_TOKENS,
+    "norm_before_residual": True,
+    "eagle_aux_hidden_state_layer_ids": [1, 3, 5],
+    "transformer_layer_config": {**HEAD_CONFIG, "model_type": "llama"},
+}
+
+
+class Head(NamedTuple):
+    """A published layout: its folder, and its drafts by NumPy."""
+
+    method: str
+    config: dict[str, Any]
+    tensors: Callable[[], Tensors]
+    logits: Callable[..., list[Any]]
+    options: Mapping[str, Any] = MappingProxyType({})
+    file: str = ""
+
+
+NORMS = {f"fc_norm.{index}.weight": (HIDDEN,) for index in range(3)}
+OLD_NORMS = {f"aux_norm_{name}.weight": (HIDDEN,) for name in ("low", "mid", "high")}
+
+
+def _in_blocks() -> Tensors:
+    """vLLM's names of Medusa's heads."""
+    made = drafters.medusa()
+    return {_vllm(name): value for name, value in made.items()}
+
+
+def _vllm(name: str) -> str:
+    head, _, rest = name.partition(".")
+    if rest.startswith("0.linear."):
+        return f"blocks.{head}.layers.0.{rest.removeprefix('0.linear.')}"
+    return f"lm_heads.{head}.weight"
+
+
+HEADS = {
+    "EAGLE-1": Head("eagle", HEAD_CONFIG, drafters.eagle1, drafters.eagle1_logits),
+    "EAGLE-1 without embedding": Head(
+        *("eagle", HEAD_CONFIG, lambda: drafters.eagle1(own_embedding=False)),
+        drafters.eagle1_logits,
+    ),
+    "EAGLE-3 of SafeAILab": Head("eagle", EAGLE3, drafters.eagle3, drafters.eagle3_logits),
+    "EAGLE-3 of SGLang, outputs": Head(
+        "eagle",
+        {**EAGLE3, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}},
+        drafters.eagle3,
+        drafters.eagle3_logits,
+        {"layers": (2, 4, 5)},
+    ),
+    "EAGLE-3 of NVIDIA, inputs": Head(
+        "eagle",
+        {**EAGLE3, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 6]}},
+        drafters.eagle3,
+        drafters.eagle3_logits,
+        {"layers": (2, 3, 6)},
+    ),
+    "EAGLE-3 of speculators": Head(
+        *("eagle", SPECULATORS, lambda: drafters.eagle3(at=drafters.LAYER)),
+        *(drafters.eagle3_logits, {"layers": (1, 3, 5), "adds_normed": True}),
+    ),
+    "EAGLE-3 of the final state": Head(
+        "eagle",
+        {**EAGLE3, "eagle_config": {"use_aux_hidden_state": False}},
+        lambda: drafters.eagle3(num_taps=0),
+        drafters.eagle3_logits,
+        {"layers": ()},
+    ),
+    "EAGLE-3.1": Head(
+        *("eagle", {**EAGLE3, "fc_norm": True, "norm_output": True}),
+        lambda: drafters.eagle3(more=NORMS),
+        *(drafters.eagle3_logits, {"feeds_normed": True}),
+    ),
+    "EAGLE-3.1, older names": Head(
+        *("eagle", EAGLE3, lambda: drafters.eagle3(more=OLD_NORMS)),
+        lambda made, *args, **more: drafters.eagle3_logits(
+            {
+                name.replace("aux_norm_low", "fc_norm.0")
+                .replace("aux_norm_mid", "fc_norm.1")
+                .replace("aux_norm_high", "fc_norm.2"): value
+                for name, value in made.items()
+            },
+            *args,
+            **more,
+        ),
+    ),
+    "one norm before fc": Head(
+        *("eagle", {**EAGLE3, "norm_before_fc": True}),
+        lambda: drafters.eagle3(more={"input_norm.weight": (3 * HIDDEN,)}),
+        drafters.eagle3_logits,
+    ),
+    "Medusa": Head(
+        *("medusa", {"medusa_num_heads": 2}, drafters.medusa, drafters.medusa_logits),
+        file="medusa_lm_head.safetensors",
+    ),
+    "Medusa of two layers": Head(
+        *("medusa", {}, lambda: drafters.medusa(num_layers=2), drafters.medusa_logits),
+        {"num_layers": 2},
+        "medusa_lm_head.safetensors",
+    ),
+    "Medusa, the model's matrix": Head(
+        *("medusa", {}, lambda: drafters.medusa(shared=True), drafters.medusa_logits),
+        file="medusa_lm_head.safetensors",
+    ),
+    "Medusa of vLLM": Head(
+        *("medusa", {"num_heads": 3}, _in_blocks),
+        lambda _, *args, **more: drafters.medusa_logits(drafters.medusa(), *args, **more),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write(tmp_path_factory.mktemp("target"), TARGET)
+
+
+def settings(target: Path, folder: Path | None, method: str, **more: Any) -> EngineConfig:
+    values: dict[str, Any] = {
+        "model_name_or_path": str(target),
+        "dtype": "float32",
+        "max_length": 160,
+        "block_size": 16,
+        "batch_size": 3,
+        "attention": "append",
+        "inference_model": library.find() is not None,
+        "speculate_method": method,
+        "speculate_max_draft_token_num": 3,
+        "draft_model_name_or_path": None if folder is None else str(folder),
+    }
+    return EngineConfig(**{**values, **more})
+
+
+def written(head: Head, folder: Path) -> Path:
+    return drafters.write_head(folder, head.config, head.tensors(), head.file)
+
+
+@contextmanager
+def recorded(llm: LLM) -> Iterator[list[tuple[list[int], list[Any]]]]:
+    """What the drafter proposed: the tokens before each proposal, and the logits of its drafts."""
+    proposer: Any = llm.engine.speculation.proposer
+    network, propose = proposer.network, proposer.propose
+    found: list[tuple[list[int], list[Any]]] = []
+    logits_of = network.logits
+
+    def logits(*args: Any) -> Any:
+        made = logits_of(*args)
+        found[-1][1].append(made.numpy())
+        return made
+
+    def proposed(requests: Sequence[Any], limits: Sequence[int]) -> Any:
+        found.append((list(requests[0].token_ids), []))
+        return propose(requests, limits)
+
+    network.logits, proposer.propose = logits, proposed
+    try:
+        yield found
+    finally:
+        del network.logits, proposer.propose
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
+@pytest.mark.parametrize("name", HEADS)
+def test_logits_of_drafts_equal_numpy(
+    name: str, compiled: bool, target: Path, tmp_path: Path
+) -> None:
+    if compiled and library.find() is None:
+        pytest.skip("the compiled library is not built")
+    head = HEADS[name]
+    made, reference = head.tensors(), Target(TARGET)
+    llm = LLM(settings(target, written(head, tmp_path / "head"), head.method,
+                       inference_model=compiled))  # fmt: skip
+    draft_always(llm)
+    params = SamplingParams(temperature=0.0, max_new_tokens=8, ignore_eos=True)
+    with recorded(llm) as found:
+        llm.generate([PROMPT], params)
+    assert len(found) > 2
+    for tokens, logits in found[:3]:
+        wanted = head.logits(made, reference, tokens, len(logits), **head.options)
+        for own, theirs in zip(logits, wanted, strict=True):
+            np.testing.assert_allclose(own[0], theirs, atol=2e-4, rtol=1e-4)
+
+
+def with_layer(case: str, folder: Path, added: Callable[[Any], Tensors]) -> Path:
+    """A golden checkpoint in float32, with more tensors."""
+    checkpoint = Checkpoint(GOLDEN / case)
+    there = {name: to_float32(checkpoint.read(name)) for name in checkpoint.tensors}
+    values = {name: ("F32", value) for name, value in (there | added(there)).items()}
+    return changed(case, folder, values)
+
+
+@pytest.mark.parametrize("form", ["absorbed", "expanded"])
+@pytest.mark.parametrize("case", drafters.MTP_CASES)
+def test_logits_of_a_layer_behind_the_last_equal_transformers(
+    case: str, form: str, tmp_path: Path
+) -> None:
+    last = drafters.MTP_CASES[case]
+    folder = with_layer(case, tmp_path / "model", lambda there: drafters.mtp_tensors(there, last))
+    llm = LLM(settings(folder, None, "mtp", inference_model=form == "absorbed"))
+    draft_always(llm)
+    wanted = np.load(GOLDEN / "mtp.npz")
+    params = SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True)
+    with recorded(llm) as found:
+        llm.generate([drafters.MTP_PROMPT], params)
+    tokens, logits = found[0]
+    assert tokens[-1] == wanted[f"{case}/tokens"][0]
+    for own, theirs in zip(logits, wanted[f"{case}/logits"], strict=True):
+        np.testing.assert_allclose(own[0], theirs, atol=2e-4, rtol=1e-4)
+
+
+def test_logits_of_ernies_layer_equal_numpy(tmp_path: Path) -> None:
+    case = "ernie4_5_moe_21b"
+    values = json.loads((GOLDEN / case / "config.json").read_text())
+    folder = with_layer(case, tmp_path / "model", lambda _: drafters.ernie_tensors(values))
+    llm = LLM(settings(folder, None, "mtp", block_size=32))
+    draft_always(llm)
+    checkpoint = Checkpoint(folder)
+    shared = {
+        key: checkpoint.read(name)
+        for key, name in (
+            ("table", "model.embed_tokens.weight"),
+            ("head", "lm_head.weight" if "lm_head.weight" in checkpoint.tensors
+             else "model.embed_tokens.weight"),
+            ("norm", "model.norm.weight"),
+        )
+    }  # fmt: skip
+    prompt = [token % values["vocab_size"] for token in PROMPT]
+    with recorded(llm) as found:
+        llm.generate([prompt], SamplingParams(temperature=0.0, max_new_tokens=6, ignore_eos=True))
+    for tokens, logits in found[:2]:
+        states = llm.engine.runner.run(step_of([tokens[:-1]]), ("norm",)).hidden["norm"].numpy()
+        made = drafters.ernie_tensors(values)
+        wanted = drafters.ernie_logits(made, values, shared, states, tokens, len(logits))
+        for own, theirs in zip(logits, wanted, strict=True):
+            np.testing.assert_allclose(own[0], theirs, atol=2e-4, rtol=1e-4)
+
+
+# Heads that are right by construction: a row of the embedding says what follows it.
+
+WORDS = 60  # tokens, fewer than hidden values: their rows are orthogonal
+FOLLOWED = {**TARGET, "vocab_size": WORDS, "num_hidden_layers": 2}
+
+
+def _rows_and_order() -> tuple[Any, Any]:
+    generator = np.random.default_rng(5)
+    rows = np.linalg.qr(generator.standard_normal((HIDDEN, HIDDEN)))[0][:WORDS] * HIDDEN**0.5
+    return rows.astype(np.float32), generator.permutation(WORDS)
+
+
+def write_followed(folder: Path, noise: float) -> Path:
+    """A model whose next token depends on the last one, the more the smaller the noise."""
+    tiny.write(folder, FOLLOWED)
+    rows, order = _rows_and_order()
+    made = tiny.tensors({**tiny.CONFIG, **FOLLOWED})
+    for name, values in made.items():
+        if "proj" in name:
+            values *= noise
+    made["model.norm.weight"][:] = 1
+    made["model.embed_tokens.weight"] = rows
+    made["lm_head.weight"][order] = rows * (0.05 if noise else 0.2)
+    save_file(made, folder / "model.safetensors")
+    return folder
+
+
+def write_knowing(folder: Path, method: str, of: str) -> Path:
+    """A head that makes the row of the token behind its place: of the token, or of the state."""
+    rows, order = _rows_and_order()
+    config = {**HEAD_CONFIG, "vocab_size": WORDS}
+    step = rows[order].T @ rows / HIDDEN  # from a token's row to that of the one behind it
+    if method == "medusa":
+        blocks = {"1.0.linear.weight": np.eye(HIDDEN), "0.0.linear.weight": np.eye(HIDDEN)}
+        made: Tensors = {name: np.zeros_like(value) for name, value in blocks.items()}
+        made |= {f"{head}.0.linear.bias": np.zeros(HIDDEN) for head in range(2)}
+        head = np.zeros((WORDS, HIDDEN))
+        head[order] = rows * 0.2
+        made |= {"0.1.weight": head @ step, "1.1.weight": head @ step @ step}
+        config = {}
+    else:
+        made = {name: np.zeros_like(value) for name, value in drafters.eagle1().items()}
+        made["embed_tokens.weight"] = rows
+        made["layers.0.post_attention_layernorm.weight"] = np.ones(HIDDEN)
+        made["fc.weight"] = np.concatenate(
+            [np.eye(HIDDEN) * (of == "token"), step * (of == "state")], 1
+        )
+    made = {name: value.astype(np.float32) for name, value in made.items()}
+    file = "medusa_lm_head.safetensors" if method == "medusa" else ""
+    return drafters.write_head(folder, config, made, file)
+
+
+KNOWING = [("eagle", "token"), ("eagle", "state"), ("medusa", "state")]
+SOME = [[5, 17, 3, 40], [9], [30, 31, 32, 33, 34, 35] * 4]
+
+
+@pytest.mark.parametrize(("method", "of"), KNOWING)
+def test_a_head_that_knows_what_follows_is_always_right(
+    method: str, of: str, tmp_path: Path
+) -> None:
+    target = write_followed(tmp_path / "model", 0.0)
+    folder = write_knowing(tmp_path / "head", method, of)
+    llm = LLM(settings(target, folder, method))
+    draft_always(llm)
+    llm.generate(SOME, SamplingParams(temperature=0.0, max_new_tokens=40, ignore_eos=True))
+    stats = llm.stats()
+    assert stats.num_draft_tokens > 60
+    assert stats.num_accepted_draft_tokens == stats.num_draft_tokens
+    assert stats.num_used_blocks == 0
+
+
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=40, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=1.0, top_p=0.9, max_new_tokens=40, ignore_eos=True, seed=3)
+SCHEMES = (None, "weight_only_int8", "weight_only_int4", "a8w8")
+# Each scheme with each drafter, each cache with each drafter.
+PAIRS = [
+    (method, of, SCHEMES[(row + column) % 4], (None, "dynamic", "fp8")[(row + column) % 3])
+    for row, (method, of) in enumerate(KNOWING)
+    for column in range(4)
+]
+
+
+@pytest.mark.parametrize(("method", "of", "scheme", "cache"), PAIRS)
+def test_text_with_drafts_is_the_text_without(
+    method: str, of: str, scheme: str | None, cache: str | None, tmp_path: Path
+) -> None:
+    target = write_followed(tmp_path / "model", 1.0)
+    folder = write_knowing(tmp_path / "head", method, of)
+    more = {"quant_type": scheme, "cachekv_int8_type": cache}
+    plain: dict[str, Any] = {"draft_model_name_or_path": None, "speculate_method": None}
+    prompts = [[(7 * i + j * j) % WORDS for j in range(3 + 5 * i)] for i in range(8)]
+    params = [GREEDY if index % 2 else SAMPLED for index in range(len(prompts))]
+    expected = LLM(settings(target, None, method, **more, **plain)).generate(prompts, params)
+    llm = LLM(settings(target, folder, method, **more))
+    draft_always(llm)
+    assert tokens(llm.generate(prompts, params)) == tokens(expected)
+    stats = llm.stats()
+    assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
+
+
+def tokens(outputs: Sequence[Any]) -> list[Any]:
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def drafts_of(llm: LLM, prompts: list[list[int]], count: int = 24) -> dict[Any, list[int]]:
+    """Every proposal, by the tokens that it is behind."""
+    draft_always(llm)
+    proposer: Any = llm.engine.speculation.proposer
+    found: dict[Any, list[int]] = {}
+
+    def proposed(requests: Sequence[Any], limits: Sequence[int]) -> Any:
+        made = propose(requests, limits)
+        for request, drafts in zip(requests, made, strict=True):
+            found[tuple(request.token_ids)] = list(drafts)
+        return made
+
+    propose, proposer.propose = proposer.propose, proposed
+    params = SamplingParams(temperature=0.0, max_new_tokens=count, ignore_eos=True)
+    try:
+        llm.generate(prompts, params)
+    finally:
+        proposer.propose = propose
+    return found
+
+
+def check_alike(one: dict[Any, list[int]], other: dict[Any, list[int]], least: int) -> None:
+    """Drafts behind the same tokens are the same, as far as both go."""
+    both = one.keys() & other.keys()
+    assert len(both) >= least
+    for known in both:
+        count = min(len(one[known]), len(other[known]))
+        assert count > 0
+        assert one[known][:count] == other[known][:count], len(known)
+
+
+LONG = [(11 * i + i * i // 3) % 190 for i in range(70)]
+
+
+@pytest.mark.parametrize("name", ["EAGLE-1", "EAGLE-3 of SafeAILab", "Medusa"])
+@pytest.mark.parametrize("way", ["chunks", "prefix", "preempted"])
+def test_drafts_do_not_depend_on_how_a_prompt_came_in(
+    way: str, name: str, target: Path, tmp_path: Path
+) -> None:
+    head = HEADS[name]
+    folder = written(head, tmp_path / "head")
+    prompts = [LONG[:48] + LONG[60:66], LONG[:48], [*LONG[:32], 7, 8, 9], LONG[3:40]]
+    alone = settings(target, folder, head.method, prefix_caching=False, batch_size=1)
+    whole = drafts_of(LLM(alone), prompts)
+    more: dict[str, Any] = {
+        "chunks": {"max_num_batched_tokens": 16, "prefix_caching": False},
+        "prefix": {},
+        "preempted": {"num_cache_blocks": 9, "max_length": 120},
+    }[way]
+    llm = LLM(settings(target, folder, head.method, **more))
+    if way == "prefix":  # the same blocks, with other tokens behind them
+        drafts_of(llm, [[*LONG[:48], 100, 101], [*LONG[:32], 101, 102]], 4)
+    found = drafts_of(llm, prompts)
+    stats = llm.stats()
+    assert stats.num_used_blocks == 0
+    assert (stats.num_preemptions > 0) == (way == "preempted")
+    assert (stats.num_prefix_hit_tokens > 0) == (way != "chunks")
+    check_alike(whole, found, len(prompts) * 5)
+
+
+def test_few_right_first_drafts_are_said_once(
+    target: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(speculation, "MANY_DRAFTS", 20)
+    head = HEADS["EAGLE-3 of SafeAILab"]
+    llm = LLM(settings(target, written(head, tmp_path / "head"), head.method))
+    draft_always(llm)
+    llm.generate([PROMPT], SamplingParams(temperature=0.0, max_new_tokens=60, ignore_eos=True))
+    (said,) = (line for line in caplog.messages if "first drafts" in line)
+    assert "hidden states of layers.1, layers.2, layers.2: where" in said
