@@ -144,6 +144,11 @@ def _with_whole_prompts(config: EngineConfig, spec: DecoderSpec) -> EngineConfig
     An explicit max_num_batched_tokens stays.
     """
     scheduling = config.scheduling
+    if spec.sees_both_ways and config.cache.num_cache_blocks is None:
+        # Nothing of a text is kept behind its step: there is room for the texts of one.
+        tokens = max(config.token_budget, config.max_length)
+        least = -(-tokens // config.cache.block_size) + scheduling.batch_size
+        config = config.changed(num_cache_blocks=least)
     if not (spec.prefix or spec.sees_both_ways) or scheduling.max_num_batched_tokens is not None:
         return config
     return config.changed(max_num_batched_tokens=max(config.token_budget, config.max_length))
@@ -367,11 +372,13 @@ class _Builder:
         return int(communicator.gather_ranks(np.array([number]), self.num_ranks).min())
 
     def _caches(self, num_blocks: int) -> list[LayerCache]:
-        config = self.config
-        return allocate_caches(
-            *(self.spec, num_blocks, config.cache.block_size, config.model.dtype),
-            *(config.kv_format, self.kv_scales),
+        config, spec = self.config, self.spec
+        one = spec.sees_both_ways  # layers take turns with keys and values of a step
+        made = allocate_caches(
+            *(replace(spec, layers=spec.layers[:1]) if one else spec, num_blocks),
+            *(config.cache.block_size, config.model.dtype, config.kv_format, self.kv_scales),
         )
+        return made * spec.num_layers if one else made
 
     def _draft_caches(self, spec: DecoderSpec, num_blocks: int) -> list[LayerCache]:
         config = self.config

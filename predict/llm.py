@@ -20,7 +20,14 @@ from predict.device import devices
 from predict.device.devices import Device
 from predict.engine.answers import AnswerLoop, News, Tell
 from predict.engine.embedding import Embedder, Text, VectorJob
-from predict.engine.retrieval import Ranked, Retrieval, ranked, scores_of, shortened
+from predict.engine.retrieval import (
+    Ranked,
+    Retrieval,
+    check_dimensions,
+    ranked,
+    scores_of,
+    shortened,
+)
 from predict.engine.samples import FailedPrompt, Samples, StreamOutput
 from predict.engine.scheduled import ScheduledBatch
 from predict.engine.stats import EngineStats
@@ -295,6 +302,7 @@ class LLM(AddonVerbs[None]):
             pooling = "last"
         pooler = retrieval.pooler(pooling, normalize)
         prompt = retrieval.rules.prompt_named(prompt_name)
+        check_dimensions(dimensions, retrieval.size_of(pooler))
         several = cast("Sequence[Prompt]", as_several(prompts))
         texts = [
             retrieval.writer.text(each, prompt)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from predict.errors import UserError, quoted
 from predict.loading.pooling import PoolingFiles
 from predict.nn.pooling import Pooler, Vectors, check_pooling, normalized
 from predict.nn.spec import DecoderSpec
+from predict.system.bounds import is_integer
 from predict.text.tokenizer import Tokenizer
 
 # What a reranker of the yes/no kind was trained to read (Qwen3-Reranker's page).
@@ -57,6 +58,8 @@ class Rules:
     default_prompt: str | None
     counts_prompt: bool
     longest: int | None
+    normalize: bool  # vectors have length 1
+    size: int  # values of a vector
 
     def check_vectors(self) -> None:
         """Raises UserError where the model makes no vectors."""
@@ -154,17 +157,27 @@ class Retrieval:
 
         Raises UserError where neither files nor flags nor the caller name a pooling.
         """
-        named = pooling or self.pooling
-        if named is not None:
-            check_pooling(named)
-            return Pooler((named,), normalize=True if normalize is None else normalize)
-        self.rules.check_vectors()
+        if pooling is not None:
+            check_pooling(pooling)
+            return Pooler((pooling,), normalize=True if normalize is None else normalize)
+        if self.says_nothing:
+            raise UserError(self._no_vectors())
+        found = self._pooler_of_files
+        return found if normalize is None else replace(found, normalize=normalize)
+
+    @property
+    def _pooler_of_files(self) -> Pooler:
+        """The way to vectors that flags or files name."""
+        if self.pooling is not None:
+            return Pooler((self.pooling,), normalize=True)
         assert self.files.embed is not None
-        return (
-            self.files.embed
-            if normalize is None
-            else replace(self.files.embed, normalize=normalize)
-        )
+        return self.files.embed
+
+    def size_of(self, pooler: Pooler) -> int:
+        """Values of a vector."""
+        if pooler.layers:
+            return len(pooler.layers[-1].weight)
+        return self.spec.hidden_size * len(pooler.poolings)
 
     def score_pooler(self) -> Pooler:
         """The way to scores. Raises UserError where there is none."""
@@ -185,18 +198,20 @@ class Retrieval:
     @cached_property
     def rules(self) -> Rules:
         """How texts are written."""
-        no_vectors = ""
-        if self.says_nothing:
-            no_vectors = (
-                f"pooling is not known: the files of this {self.spec.model_type} have no "
-                "modules.json that names one; start with --pooling last, mean or cls, as the "
-                "model was trained"
-            )
+        no_vectors = self._no_vectors() if self.says_nothing else ""
         by, no_scores = self._scores_by()
         files = self.files
         return Rules(
             *(self.max_length, no_vectors, no_scores, by, dict(files.prompts)),
             *(files.default_prompt, files.counts_prompt, files.max_length),
+            self.pooling is not None or files.embed is None or files.embed.normalize,
+            self.spec.hidden_size if self.says_nothing else self.size_of(self._pooler_of_files),
+        )
+
+    def _no_vectors(self) -> str:
+        return (
+            f"pooling is not known: the files of this {self.spec.model_type} have no modules.json "
+            "that names one; start with --pooling last, mean or cls, as the model was trained"
         )
 
     def _scores_by(self) -> tuple[str | None, str]:
@@ -231,13 +246,18 @@ def scores_of(vectors: Vectors, scores_by: str | None) -> Vectors:
     return np.einsum("ph,ph->p", vectors[::2], vectors[1::2])  # type: ignore[no-any-return]
 
 
+def check_dimensions(dimensions: Any, size: int) -> None:
+    """Raises UserError for dimensions that vectors of `size` values do not have."""
+    if dimensions is not None and not (is_integer(dimensions) and 0 < dimensions <= size):
+        raise UserError(
+            f"dimensions is {quoted(dimensions)} (allowed: 1 to {size}, the vectors' size)"
+        )
+
+
 def shortened(vectors: Vectors, dimensions: int | None, normalize: bool) -> Vectors:
-    """The first so many values of vectors, of length 1 again. Raises UserError."""
-    size = vectors.shape[1]
+    """The first so many values of vectors, of length 1 again where they had it."""
     if dimensions is None:
         return vectors
-    if not 0 < dimensions <= size:
-        raise UserError(f"dimensions is {dimensions} (allowed: 1 to {size}, the vectors' size)")
     return normalized(vectors[:, :dimensions]) if normalize else vectors[:, :dimensions]
 
 

@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from predict.config.adapters import Change
 from predict.config.engine import EngineConfig
+from predict.engine.embedding import Text
 from predict.engine.samples import StreamOutput
 from predict.engine.stats import EngineStats
-from predict.errors import EXIT_FAILURE, EXIT_USAGE, UserError
+from predict.errors import EXIT_FAILURE, EXIT_USAGE, EngineError, UserError
 from predict.request import RequestOutput, SamplingParams
 from predict.server.config import API_KEY_VARIABLE
 from predict.server.wire import (
@@ -29,7 +32,9 @@ from predict.server.wire import (
     AnswerMetrics,
     AskChange,
     AskStats,
+    AskVectors,
     Changed,
+    DropVectors,
     Ended,
     Failed,
     FromEngine,
@@ -41,6 +46,7 @@ from predict.server.wire import (
     StepNews,
     Stop,
     Told,
+    Vectors,
     frame,
 )
 
@@ -123,6 +129,14 @@ class EngineHandle(Protocol):
         Requests may name what is loaded once this returns. They may not name what is unloaded from
         now on; earlier ones are finished, and a prefix's blocks free behind the last of them.
         Raises UserError for what does not fit, AdapterFailed, EngineDied.
+        """
+
+    async def vectors(
+        self, texts: Sequence[Text], scores: bool, adapter: str | None
+    ) -> npt.NDArray[np.float32]:
+        """Vectors [texts, size], or results of score_pooler; a cancelled task drops them.
+
+        Raises UserError where the engine refuses the texts, EngineError, EngineDied.
         """
 
 
@@ -351,6 +365,31 @@ class EngineClient(asyncio.Protocol):
         if changed.failed is not None:
             raise AdapterFailed(changed.failed)
 
+    async def vectors(
+        self, texts: Sequence[Text], scores: bool, adapter: str | None
+    ) -> npt.NDArray[np.float32]:
+        number, given = 0, list(texts)
+
+        def question(asked: int) -> FromFront:
+            nonlocal number
+            number = asked
+            return AskVectors(asked, given, scores, adapter)
+
+        self.num_in_flight += len(given)
+        try:
+            made: Vectors = await self._ask(question)
+        except asyncio.CancelledError:
+            if self.failure is None:
+                self._send(DropVectors(number))
+            raise
+        finally:
+            self.num_in_flight -= len(given)
+        if made.refused is not None:
+            raise UserError(made.refused)
+        if made.failed is not None:
+            raise EngineError(made.failed)
+        return np.frombuffer(made.rows, np.float32).reshape(-1, made.size)
+
     async def _ask(self, question: Callable[[int], FromFront]) -> Any:
         """Sends question(number); the message that answers it. Raises EngineDied."""
         self._num_asked += 1
@@ -408,7 +447,7 @@ class EngineClient(asyncio.Protocol):
                     answer.take(pieces)
             for ended in message.ended:
                 self._end(ended)
-        elif isinstance(message, (Told, Changed)):
+        elif isinstance(message, (Told, Changed, Vectors)):
             question = self._questions.pop(message.question, None)
             if question is not None and not question.done():
                 question.set_result(message)

@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from predict.engine.answers import News, Tell
+from predict.engine.embedding import VectorJob
 from predict.engine.samples import Samples, StreamOutput
 from predict.errors import EXIT_FAILURE, UserError
 from predict.server.wire import (
@@ -28,7 +29,9 @@ from predict.server.wire import (
     AnswerMetrics,
     AskChange,
     AskStats,
+    AskVectors,
     Changed,
+    DropVectors,
     Ended,
     Failed,
     FromEngine,
@@ -40,6 +43,7 @@ from predict.server.wire import (
     StepNews,
     Stop,
     Told,
+    Vectors,
     frame,
 )
 from predict.system import notes
@@ -143,17 +147,23 @@ class EngineLoop:
         self._live: dict[int, tuple[Samples, Tell]] = {}  # unfinished, by the front's ids
         self._pieces: list[tuple[int, list[StreamOutput]]] = []  # not sent yet
         self._ended: list[Ended] = []
+        self._jobs: dict[int, VectorJob] = {}  # unfinished, by the front's questions
 
     def run(self) -> None:
         """Returns when the front says stop. Raises FrontEnded, EngineError."""
+        embedder = self._llm.embedder
         while True:
-            for message in self._link.received(wait=not self._answers.is_busy):
+            busy = self._answers.is_busy or embedder.is_busy
+            for message in self._link.received(wait=not busy):
                 if isinstance(message, Stop):
                     return
                 self._obey(message)
             self._llm.check()
             if self._answers.is_busy:
                 self._llm.step()
+            if embedder.is_busy:
+                for job in embedder.step():
+                    self._made(job)
             self._send()
 
     def _obey(self, message: FromFront) -> None:
@@ -169,6 +179,33 @@ class EngineLoop:
             self._link.send(Told(message.question, self._llm.stats()))
         elif isinstance(message, AskChange):
             self._link.send(self._changed(message))
+        elif isinstance(message, AskVectors):
+            self._add_texts(message)
+        elif isinstance(message, DropVectors) and message.question in self._jobs:
+            self._llm.embedder.abort(self._jobs.pop(message.question))
+
+    def _add_texts(self, message: AskVectors) -> None:
+        try:
+            retrieval = self._llm.retrieval
+            pooler = retrieval.score_pooler() if message.scores else retrieval.pooler()
+            job = self._llm.add_texts(message.texts, pooler, message.adapter)
+        except UserError as error:
+            self._link.send(Vectors(message.question, refused=str(error)))
+        else:
+            self._jobs[message.question] = job
+
+    def _made(self, job: VectorJob) -> None:
+        question = next((each for each, own in self._jobs.items() if own is job), None)
+        if question is None:  # dropped
+            return
+        del self._jobs[question]
+        if job.vectors is not None:
+            made = Vectors(question, job.vectors.tobytes(), job.vectors.shape[1])
+        elif isinstance(job.error, UserError):
+            made = Vectors(question, refused=str(job.error))
+        else:
+            made = Vectors(question, failed=str(job.error))
+        self._link.send(made)
 
     def _changed(self, message: AskChange) -> Changed:
         """Changes adapters or prefixes; no failure of it touches running requests."""
@@ -270,6 +307,7 @@ def info_of(llm: LLM) -> ModelInfo:
         kv_format=config.kv_format,
         speculate_method=config.speculation.speculate_method,
         startup_seconds=llm.startup_seconds,
+        rules=llm.retrieval.rules,
     )
 
 

@@ -68,6 +68,14 @@ class FrontModel:
         ids = await self._run(partial(tokenizer.encode, text, add_special_tokens), param)
         return self._checked(ids, param)
 
+    async def work(self, make: Callable[[Tokenizer], T], param: str, texts: Sequence[str]) -> T:
+        """What `make` makes with the tokenizer. Raises ApiError 400; texts: what it is made of."""
+        tokenizer = self._need_tokenizer(param)
+        size = sum(map(len, texts))
+        if size > 2 * self._max_characters:
+            raise self._too_long(param, f"{size} characters, which are more tokens than that")
+        return await self._run(partial(make, tokenizer), param)
+
     async def num_tokens(self, text: str) -> int:
         """Tokens of a text, of any length; 0 where there is no tokenizer."""
         if not text or self.tokenizer is None:

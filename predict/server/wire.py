@@ -11,6 +11,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from predict.config.adapters import Change
+from predict.engine.embedding import Text
+from predict.engine.retrieval import Rules
 from predict.engine.samples import StreamOutput
 from predict.engine.stats import EngineStats
 from predict.request import RequestOutput, SamplingParams
@@ -36,6 +38,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     kv_format: str
     speculate_method: str | None
     startup_seconds: float
+    rules: Rules | None = None  # how texts for vectors and scores are written
 
 
 class AnswerMetrics(msgspec.Struct, frozen=True, gc=False):
@@ -93,11 +96,26 @@ class AskChange(msgspec.Struct, tag=True, array_like=True):
     change: Change
 
 
+class AskVectors(msgspec.Struct, tag=True, array_like=True):
+    """Texts whose vectors or scores are wanted; Vectors answers it."""
+
+    question: int
+    texts: list[Text]
+    scores: bool  # else vectors
+    adapter: str | None
+
+
+class DropVectors(msgspec.Struct, tag=True, array_like=True):
+    """Nobody waits for an AskVectors' answer any more."""
+
+    question: int
+
+
 class Stop(msgspec.Struct, tag=True, array_like=True):
     """The last message: the engine's process leaves with 0."""
 
 
-FromFront = Start | Add | Abort | AskStats | AskChange | Stop
+FromFront = Start | Add | Abort | AskStats | AskChange | AskVectors | DropVectors | Stop
 
 # From the engine to the front.
 
@@ -146,7 +164,17 @@ class Changed(msgspec.Struct, tag=True, array_like=True):
     failed: str | None = None  # another error's
 
 
-FromEngine = Ready | Failed | StepNews | Told | Changed
+class Vectors(msgspec.Struct, tag=True, array_like=True):
+    """The result of an AskVectors: float32 rows of `size` values, or why there are none."""
+
+    question: int
+    rows: bytes = b""
+    size: int = 0
+    refused: str | None = None  # a UserError's text
+    failed: str | None = None  # another error's
+
+
+FromEngine = Ready | Failed | StepNews | Told | Changed | Vectors
 
 _ENCODER = msgspec.msgpack.Encoder()
 

@@ -5,9 +5,9 @@ Needs torch and transformers 5; the tests that read the files need neither:
     python tests/golden_encoders/make.py
 
 In float32 on the CPU with eager attention. Of each case, of token ids ("ids/N" [T]): the hidden
-states behind the last norm, pooled: "CASE/mean", "CASE/cls", "CASE/last" [texts, H]. Of cases with a
-classification head or answers: "CASE/score" [pairs] of PAIRS in texts.json, whose token ids are
-"CASE/pair/N". tokens.json has the ids of texts and pairs by transformers' tokenizers.
+states behind the last norm, pooled: "CASE/mean", "CASE/cls", "CASE/last" [texts, H]. Of cases with
+a classification head or answers "CASE/score" [pairs], of PAIRS, or of the ids. texts.json has the
+texts, and their ids by transformers' tokenizers.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def make(case: str, found: dict[str, Any], tokens: dict[str, Any]) -> None:
     settings._attn_implementation = "eager"
     model = kind(settings).float().eval()
     with torch.no_grad():
-        for name, value in model.named_parameters():  # norms' and biases' parts show too
+        for value in model.parameters():  # norms' and biases' parts show too
             if value.ndim == 1:
                 value.add_(torch.randn_like(value) * 0.1)
     model.save_pretrained(folder)

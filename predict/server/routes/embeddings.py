@@ -1,0 +1,150 @@
+"""POST /v1/embeddings, /v1/rerank, /rerank and /v1/score: vectors of texts, scores of pairs."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from predict.engine.retrieval import check_dimensions, ranked, scores_of, shortened
+from predict.errors import UserError
+from predict.server.context import Context
+from predict.server.errors import invalid
+from predict.server.openapi import errors, takes
+from predict.server.protocol import parsed
+from predict.server.routes._common import body_of, json_response
+from predict.server.vectors import (
+    EmbeddingsBody,
+    RerankBody,
+    ScoreBody,
+    as_text,
+    as_texts,
+    cut_of,
+    input_texts,
+    made,
+    pairs_of,
+    rules_of,
+)
+
+
+def router(context: Context) -> APIRouter:
+    """The routes."""
+    routes = APIRouter()
+
+    @routes.post("/v1/embeddings", openapi_extra=takes(EmbeddingsBody), responses=errors())
+    async def embeddings(request: Request) -> Response:
+        """The vectors of texts."""
+        async with body_of(context, request) as value:
+            return await _embedded(context, request, parsed(EmbeddingsBody, value))
+
+    @routes.post("/rerank", openapi_extra=takes(RerankBody), responses=errors())
+    @routes.post("/v1/rerank", openapi_extra=takes(RerankBody), responses=errors())
+    async def rerank(request: Request) -> Response:
+        """Documents in the order of how well they answer a query."""
+        async with body_of(context, request) as value:
+            return await _reranked(context, request, parsed(RerankBody, value))
+
+    @routes.post("/v1/score", openapi_extra=takes(ScoreBody), responses=errors())
+    async def score(request: Request) -> Response:
+        """The scores of pairs of texts."""
+        async with body_of(context, request) as value:
+            return await _scored(context, request, parsed(ScoreBody, value))
+
+    return routes
+
+
+def _usage(texts: Any) -> dict[str, int]:
+    count = sum(len(text.token_ids) for text in texts)
+    return {"prompt_tokens": count, "total_tokens": count}
+
+
+def _identity(kind: str) -> str:
+    return f"{kind}-{secrets.token_hex(16)}"
+
+
+async def _embedded(context: Context, request: Request, body: EmbeddingsBody) -> Response:
+    model, rules = context.models.find(body.model), rules_of(context)
+    try:
+        rules.check_vectors()
+    except UserError as error:
+        raise invalid("model", str(error)) from None
+    try:
+        check_dimensions(body.dimensions, rules.size)
+    except UserError as error:
+        raise invalid("dimensions", str(error)) from None
+    texts = await input_texts(context, rules, body)
+    vectors = await made(context, request, texts, False, model.adapter)
+    vectors = shortened(vectors, body.dimensions, rules.normalize)
+    if body.encoding_format == "base64":
+        rows: Any = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in vectors]
+    else:
+        rows = [row.tolist() for row in vectors]
+    data = [{"object": "embedding", "index": i, "embedding": row} for i, row in enumerate(rows)]
+    answer = {"object": "list", "data": data, "model": model.name, "usage": _usage(texts)}
+    return json_response(answer)
+
+
+async def _reranked(context: Context, request: Request, body: RerankBody) -> Response:
+    model, rules = context.models.find(body.model), rules_of(context)
+    if body.top_n is not None and not (type(body.top_n) is int and body.top_n > 0):
+        raise invalid("top_n", f"top_n is {body.top_n!r:.40} (allowed: 1 and more)")
+    query, documents = as_text(body.query, "query"), as_texts(context, body.documents, "documents")
+    cut = cut_of(rules, body.truncate_prompt_tokens)
+    if cut is None:
+        cut = cut_of(rules, body.max_tokens_per_doc, "max_tokens_per_doc")
+    texts = await pairs_of(
+        context,
+        [(query, document) for document in documents],
+        cut,
+        body.instruction,
+        lambda index: f"documents[{index}]",
+    )
+    found = await made(context, request, texts, True, model.adapter)
+    results = []
+    for index, value in ranked(scores_of(found, rules.scores_by).tolist(), body.top_n):
+        entry: dict[str, Any] = {"index": index, "relevance_score": value}
+        if body.return_documents is not False:
+            entry["document"] = {"text": documents[index]}
+        results.append(entry)
+    usage = _usage(texts)
+    answer = {"id": _identity("rerank"), "model": model.name, "results": results, "usage": usage}
+    return json_response(answer)
+
+
+async def _scored(context: Context, request: Request, body: ScoreBody) -> Response:
+    model, rules = context.models.find(body.model), rules_of(context)
+    first, second = (
+        as_texts(context, value if isinstance(value, list) else [value], name)
+        for name, value in (("text_1", body.text_1), ("text_2", body.text_2))
+    )
+    if len(first) == 1:
+        first *= len(second)
+    if len(first) != len(second):
+        raise invalid(
+            "text_2",
+            f"text_1 has {len(first)} texts, and text_2 {len(second)} (allowed: one text_1 for "
+            "all, or as many)",
+        )
+    texts = await pairs_of(
+        context,
+        list(zip(first, second, strict=True)),
+        cut_of(rules, body.truncate_prompt_tokens),
+        body.instruction,
+        lambda index: f"text_2[{index}]",
+    )
+    scores = scores_of(await made(context, request, texts, True, model.adapter), rules.scores_by)
+    data = [{"index": i, "object": "score", "score": s} for i, s in enumerate(scores.tolist())]
+    answer = {
+        "id": _identity("score"),
+        "object": "list",
+        "created": int(time.time()),
+        "model": model.name,
+        "data": data,
+        "usage": _usage(texts),
+    }
+    return json_response(answer)
