@@ -23,7 +23,7 @@ if __package__ in (None, ""):  # run as a script: import from the checkout, not 
 from predict.cli.command import command
 from predict.errors import UserError
 from predict.system.console import show
-from predict.system.files import find_model_dir
+from predict.system.files import find_model_dir, parse_json
 from predict.system.outputs import check_output, write_whole
 from predict.system.signals import Signals
 from predict.text.backends.base import Ends
@@ -74,7 +74,7 @@ class _Export:
     def __init__(self, text: str, path: Path, ends: Ends | None) -> None:
         import tokenizers
 
-        held = json.loads(text)
+        held = parse_json(text, f"{path}: its tokenizer")
         self.tokens = tokenizers.Tokenizer.from_str(text)
         self.path, self.model, self.ends = path, held["model"], ends
         self._check_model()
@@ -353,7 +353,7 @@ def main(words: Sequence[str], signals: Signals) -> int:
     if len(words) != 2 or any(word.startswith("-") for word in words):
         raise UserError("two names are needed: python export/export_text.py DIR FILE")
     folder = find_model_dir(words[0], "DIR")
-    check_output("FILE", words[1], {"DIR": folder})
+    check_output("FILE", words[1], folders={"DIR": folder})
     export_text(folder, Path(words[1]))
     show(f"The text file is {words[1]}.")
     return 0

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from export.export_text import export_text, text_file
+from export.export_text import export_text, main, text_file
 from predict.errors import UserError
 from predict.text import tokenizer as ours
 from tests.support import text_library as library
@@ -42,11 +42,12 @@ def file_of(name: str) -> bytes:
 
 
 def exported(tokens: Tokenizer) -> bytes:
-    return text_file(python_of(tokens), Path("made"))
+    return text_file(made.python_of(tokens), Path("made"))
 
 
-def python_of(tokens: Tokenizer) -> ours.Tokenizer:
-    return ours.Tokenizer(ours.FastBackend(DEMO / "tokenizer.json", lambda: tokens, ""), {})
+def ids_of(name: str, *tokens: str) -> list[int]:
+    vocabulary = tokenizer(name).get_vocab()
+    return [vocabulary[token] for token in tokens]
 
 
 def strings(name: str, count: int = NUM_STRINGS) -> list[str]:
@@ -111,7 +112,7 @@ def test_a_stream_goes_on_behind_its_prompt(name: str) -> None:
 
 def test_a_character_that_begins_in_the_prompt_comes_with_its_last_byte() -> None:
     text = Text(file_of("gpt2"))
-    ids = [tokenizer("gpt2").token_to_id(letter) for letter in "ä½łA"]  # 你, A
+    ids = ids_of("gpt2", *"ä½łA")  # 你, A
     assert [*text.pieces(ids[1:], ids[:1])] == [b"", "你".encode(), b"A", b""]
     assert [*text.pieces(ids[3:], ids[:1])] == [b"A", b""]
     assert [*text.pieces(ids[:2])] == [b"", b"", "\ufffd".encode()]
@@ -119,7 +120,7 @@ def test_a_character_that_begins_in_the_prompt_comes_with_its_last_byte() -> Non
 
 def test_a_run_of_byte_tokens_waits_for_the_token_behind_it() -> None:
     text = Text(file_of("gemma"))
-    e, acute, a = (tokenizer("gemma").token_to_id(token) for token in ("<0xC3>", "<0xA9>", "a"))
+    e, acute, a = ids_of("gemma", "<0xC3>", "<0xA9>", "a")
     assert [*text.pieces([e, acute, a])] == [b"", b"", "éa".encode(), b""]
     assert [*text.pieces([e, acute, e, a])] == [b"", b"", b"", "\ufffd\ufffd\ufffda".encode(), b""]
 
@@ -209,14 +210,27 @@ def test_a_step_outside_the_list_is_named_at_export(
 def test_a_folder_is_exported_with_the_ends_that_its_config_asks_for(tmp_path: Path) -> None:
     tokens = made.llama3()
     tokens.save(str(tmp_path / "tokenizer.json"))
-    settings = {"add_bos_token": True, "add_eos_token": True}
+    settings: dict[str, object] = {"add_bos_token": True, "add_eos_token": True}
     settings |= {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     export_text(tmp_path, tmp_path / "text.bin")
-    first, last = map(tokens.token_to_id, ("<|begin_of_text|>", "<|eot_id|>"))
+    first, last = map(tokens.get_vocab().get, ("<|begin_of_text|>", "<|eot_id|>"))
     text = Text((tmp_path / "text.bin").read_bytes())
     assert text.encode("", library.ADD_SPECIAL) == [first, last]
     assert ours.Tokenizer.from_dir(tmp_path).encode("") == [first, last]
+
+
+def test_the_command_writes_a_file_or_says_why_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "text.bin"
+    assert main([str(DEMO), str(target)]) == 0
+    assert target.read_bytes() == text_file(ours.Tokenizer.from_dir(DEMO), DEMO)
+    assert main([str(DEMO)]) == 2
+    assert "two names are needed" in capsys.readouterr().err
+    folder = ROOT / "tests" / "data" / "families" / "internlm2"
+    assert main([str(folder), str(target)]) == 2
+    assert "sentencepiece model is not among the steps" in capsys.readouterr().err
 
 
 def test_only_the_functions_of_the_header_are_exported() -> None:

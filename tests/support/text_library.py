@@ -19,7 +19,6 @@ BUILDS = ROOT / "build" / "text"
 PACKAGES = {"oniguruma": "libonig-dev", "libutf8proc": "libutf8proc-dev"}
 ADD_SPECIAL, LITERAL, SKIP_SPECIAL = 1, 2, 4
 OK, INVALID, BAD_FILE, UNSUPPORTED, TOO_SMALL, NO_MEMORY, FAILED = range(7)
-PIECE = (ctypes.POINTER(ctypes.c_char), ctypes.c_size_t)
 
 
 def missing() -> str:
@@ -131,15 +130,15 @@ class Text:
                 self._handle, array(prompt), size(prompt), flags, ctypes.byref(stream)
             )
         )
-        piece, count = ctypes.POINTER(ctypes.c_char)(), ctypes.c_size_t()
+        piece, count = ctypes.c_void_p(), ctypes.c_size_t()
         out = ctypes.byref(piece), ctypes.byref(count)
         try:
             for i in ids:
                 add = library().regatta_text_stream_add
                 check(add(stream, array([i]), ctypes.c_size_t(1), *out))
-                yield piece[: count.value]
+                yield ctypes.string_at(piece, count.value)
             check(library().regatta_text_stream_finish(stream, *out))
-            yield piece[: count.value]
+            yield ctypes.string_at(piece, count.value)
         finally:
             library().regatta_text_stream_close(stream)
 

@@ -21,6 +21,8 @@ from tokenizers import (
     trainers,
 )
 
+from predict.text import tokenizer as ours
+from predict.text.backends.fast import FastBackend
 from predict.text.backends.gguf_vocabulary import DEEPSEEK3
 from predict.text.backends.tiktoken_file import WORDS
 from tests.support.paths import DEMO, ROOT
@@ -179,18 +181,22 @@ def added() -> Tokenizer:
 def behaviors() -> Tokenizer:
     """Every way to cut, at a text and at a pattern, and what is asked of the rest."""
     made = bytes_tokenizer()
+    cuts: tuple[str | Regex, ...] = (Regex(r"[aeiou]|(?=z)"), "n", Regex("e"), "q", " ")
     ways = ("merged_with_previous", "merged_with_next", "contiguous", "removed", "isolated")
     steps: list[Any] = [
-        pre_tokenizers.Split(pattern, way)
-        for pattern, way in zip(
-            (Regex(r"[aeiou]|(?=z)"), "n", Regex("e"), "q", " "), ways, strict=True
-        )
+        pre_tokenizers.Split(pattern, way) for pattern, way in zip(cuts, ways, strict=True)
     ]
     steps += [pre_tokenizers.Split(Regex(r"\w+"), "contiguous", invert=True)]
     steps += [pre_tokenizers.Digits(individual_digits=False)]
     steps += [pre_tokenizers.ByteLevel(add_prefix_space=True)]
     made.pre_tokenizer = pre_tokenizers.Sequence(steps)
     return made
+
+
+def python_of(made: Tokenizer) -> ours.Tokenizer:
+    """The tokenizer as Regatta's Python has it."""
+    backend: Any = FastBackend(DEMO / "tokenizer.json", lambda: made, "")
+    return ours.Tokenizer(backend, {})
 
 
 BUILDERS: Mapping[str, Callable[[], Tokenizer]] = {
