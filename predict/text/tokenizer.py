@@ -52,7 +52,7 @@ class Tokenizer:
 
         `closing_token_ids`: what the family's own code puts behind every prompt.
         """
-        self._backend = backend
+        self.backend = backend
         self.special_tokens = dict(special_tokens)
         self.vocab_size = backend.vocab_size
         self.bos_token_id = self._special_id("bos_token")
@@ -104,7 +104,7 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; special tokens written in the text become their ids."""
-        return guarded(self._backend.encode, text, add_special_tokens)
+        return guarded(self.backend.encode, text, add_special_tokens)
 
     def encode_prompt(self, text: str, templated: bool) -> list[int]:
         """Token ids of a prompt; a rendered chat template already holds its special tokens."""
@@ -122,11 +122,11 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `token_ids` standing alone: a sentencepiece model drops one leading space."""
-        return guarded(self._backend.decode, token_ids, skip_special_tokens)
+        return guarded(self.backend.decode, token_ids, skip_special_tokens)
 
     def vocabulary(self) -> dict[str, int]:
         """The id of each token, special and added ones included."""
-        return guarded(self._backend.vocabulary)
+        return guarded(self.backend.vocabulary)
 
     def decode_continuation(
         self,
@@ -159,24 +159,24 @@ class Tokenizer:
         token and adds none, as in vLLM: a space of its own could not be told from any other.
         """
         word = word.strip()
-        first, inside = self.encode(word, False), guarded(self._backend.encode_inside, word)
+        first, inside = self.encode(word, False), guarded(self.backend.encode_inside, word)
         variants = [tuple(first), tuple(inside)]
-        spaced = guarded(self._backend.encode_inside, " " + word)
+        spaced = guarded(self.backend.encode_inside, " " + word)
         if len(spaced) == len(inside) and spaced[:1] != inside[:1]:
             variants.append(tuple(spaced))
         return [ids for ids in dict.fromkeys(variants) if ids]
 
     def token_to_id(self, token: str) -> int | None:
         """The id of one token's text, or None when the vocabulary lacks it."""
-        return guarded(self._backend.token_to_id, token)
+        return guarded(self.backend.token_to_id, token)
 
     def encode_literal(self, text: str) -> list[int]:
         """The token ids of a text within another, in which special tokens are not read."""
-        return guarded(self._backend.encode_literal, text)
+        return guarded(self.backend.encode_literal, text)
 
     def for_guides(self, eos_token_id: int) -> Any:
         """The argument of llguidance.LLTokenizer: the bytes of tokens, and how text is cut."""
-        return guarded(self._backend.for_guides, eos_token_id)
+        return guarded(self.backend.for_guides, eos_token_id)
 
     def _special_id(self, role: str) -> int | None:
         token = self.special_tokens.get(role)

@@ -279,7 +279,7 @@ def test_thousands_of_added_tokens_and_long_runs_of_spaces_take_linear_time(
     }
     path = sentencepiece_folder / "tokenizer_config.json"
     path.write_text(json.dumps({"added_tokens_decoder": decoder}))
-    splitter = Tokenizer.from_dir(sentencepiece_folder)._backend._splitter  # type: ignore[attr-defined]
+    splitter = Tokenizer.from_dir(sentencepiece_folder).backend._splitter  # type: ignore[attr-defined]
     text = " " * 100_000 + "<extra_700>" + " " * 100_000 + "<x" * 20_000
     with cpu_seconds(20):  # a pattern with the spaces in it takes minutes, this one milliseconds
         pieces = [(piece, token and token.token_id) for piece, token in splitter.split(text)]

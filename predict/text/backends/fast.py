@@ -89,6 +89,10 @@ class FastBackend:
         """Sets the ids around a text; None leaves them to the tokenizer itself."""
         self._ends = ends
 
+    def described(self) -> tuple[str, Ends | None]:
+        """The content of a tokenizer.json, and the ids around a text where that does not say."""
+        return self._tokenizer.to_str(), self._ends
+
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         if add_special_tokens and self._ends is not None:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

@@ -1,0 +1,52 @@
+// The steps ahead of a model: a text is normalized, then cut into words.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "file.h"
+
+struct re_pattern_buffer;
+
+namespace regatta::text {
+
+// A regular expression of Oniguruma, in its Ruby syntax, as Hugging Face's tokenizers has them.
+class Regex {
+ public:
+  explicit Regex(const std::string& pattern);
+
+  // Calls `found` with the begin and the end of each match, empty ones included.
+  void matches(std::string_view text, const std::function<void(size_t, size_t)>& found) const;
+
+ private:
+  struct Free {
+    void operator()(re_pattern_buffer* regex) const;
+  };
+  std::unique_ptr<re_pattern_buffer, Free> regex_;
+};
+
+class Steps {
+ public:
+  explicit Steps(const std::vector<Step>& steps);
+
+  std::string normalized(std::string_view text) const;
+
+  // Calls `word` with each word. at_start: the text begins at the start of what is encoded.
+  using Word = std::function<void(std::string_view)>;
+  void cut(std::string_view text, bool at_start, const Word& word) const {
+    cut_from(num_normalizers_, text, at_start, word);
+  }
+
+ private:
+  void cut_from(size_t index, std::string_view text, bool at_start, const Word& word) const;
+  void split(size_t index, std::string_view text, bool at_start, const Word& word) const;
+
+  const std::vector<Step>& steps_;
+  std::vector<std::unique_ptr<Regex>> regexes_;  // by step, null for others
+  size_t num_normalizers_ = 0;
+};
+
+}  // namespace regatta::text

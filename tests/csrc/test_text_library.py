@@ -1,0 +1,245 @@
+"""Regatta::text (csrc/text): the ids and texts of Python's library, and what damaged files give."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from export.export_text import export_text, main, text_file
+from predict.errors import UserError
+from predict.text import tokenizer as ours
+from tests.support import text_library as library
+from tests.support import text_tokenizers as made
+from tests.support.damage import changed_bytes
+from tests.support.paths import DEMO, ROOT
+from tests.support.text_library import Text, TextError
+
+pytestmark = pytest.mark.skipif(bool(library.missing()), reason=library.missing() or "built")
+
+FOLDERS = {"demo": DEMO, "byte_level": ROOT / "tests" / "data" / "tokenizers" / "byte_level"}
+NAMES = [*made.BUILDERS, *FOLDERS]
+NUM_STRINGS = 300
+REFUSED = (library.BAD_FILE, library.UNSUPPORTED)
+
+
+@functools.cache
+def tokenizer(name: str) -> Tokenizer:
+    if name in FOLDERS:
+        return Tokenizer.from_file(str(FOLDERS[name] / "tokenizer.json"))
+    return made.BUILDERS[name]()
+
+
+@functools.cache
+def file_of(name: str) -> bytes:
+    return exported(tokenizer(name))
+
+
+def exported(tokens: Tokenizer) -> bytes:
+    return text_file(made.python_of(tokens), Path("made"))
+
+
+def ids_of(name: str, *tokens: str) -> list[int]:
+    vocabulary = tokenizer(name).get_vocab()
+    return [vocabulary[token] for token in tokens]
+
+
+def strings(name: str, count: int = NUM_STRINGS) -> list[str]:
+    return [*made.strings(tokenizer(name), count, len(name))]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ids_are_those_of_tokenizers(name: str) -> None:
+    text, wanted = Text(file_of(name)), tokenizer(name)
+    for string in strings(name):
+        for flags in (0, library.ADD_SPECIAL):
+            ids = wanted.encode(string, add_special_tokens=bool(flags)).ids
+            assert text.encode(string, flags) == ids, ascii(string)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_special_tokens_are_text_where_that_is_asked(name: str) -> None:
+    text, wanted = Text(file_of(name)), Tokenizer.from_str(tokenizer(name).to_str())
+    wanted.encode_special_tokens = True
+    for string in strings(name):
+        ids = wanted.encode(string, add_special_tokens=False).ids
+        assert text.encode(string, library.LITERAL) == ids, ascii(string)
+
+
+def id_lists(name: str, count: int) -> list[list[int]]:
+    """Ids of texts, and random ones: most are no UTF-8 together."""
+    dice, tokens = random.Random(3), tokenizer(name)
+    most = tokens.get_vocab_size() + 3
+    lists = [tokens.encode(string).ids for string in strings(name, count)]
+    for _ in range(count):
+        ends = (most, 260, most)[dice.randrange(3)]
+        lists.append([dice.randrange(ends) for _ in range(dice.randrange(12))])
+    return lists
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_are_those_of_tokenizers_and_pieces_join_to_them(name: str) -> None:
+    text, wanted = Text(file_of(name)), tokenizer(name)
+    for ids in id_lists(name, NUM_STRINGS):
+        for flags in (0, library.SKIP_SPECIAL):
+            whole = wanted.decode(ids, skip_special_tokens=bool(flags))
+            assert text.decode(ids, flags) == whole, ids
+            pieces = [piece.decode() for piece in text.pieces(ids, flags=flags)]
+            assert "".join(pieces) == whole, ids
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stream_goes_on_behind_its_prompt(name: str) -> None:
+    text, tokens = Text(file_of(name)), tokenizer(name)
+    num_seen = 0
+    for string in strings(name, 100):
+        ids = tokens.encode(string, add_special_tokens=False).ids
+        whole = tokens.decode(ids, skip_special_tokens=False)
+        for cut in {0, 1, len(ids) // 2}:
+            before = tokens.decode(ids[:cut], skip_special_tokens=False)
+            if whole.startswith(before) and "\ufffd" not in before:
+                got = b"".join(text.pieces(ids[cut:], ids[:cut])).decode()
+                assert before + got == whole, (ids, cut)
+                num_seen += 1
+    assert num_seen > 200
+
+
+def test_a_character_that_begins_in_the_prompt_comes_with_its_last_byte() -> None:
+    text = Text(file_of("gpt2"))
+    ids = ids_of("gpt2", *"ä½łA")  # 你, A
+    assert [*text.pieces(ids[1:], ids[:1])] == [b"", "你".encode(), b"A", b""]
+    assert [*text.pieces(ids[3:], ids[:1])] == [b"A", b""]
+    assert [*text.pieces(ids[:2])] == [b"", b"", "\ufffd".encode()]
+
+
+def test_a_run_of_byte_tokens_waits_for_the_token_behind_it() -> None:
+    text = Text(file_of("gemma"))
+    e, acute, a = ids_of("gemma", "<0xC3>", "<0xA9>", "a")
+    assert [*text.pieces([e, acute, a])] == [b"", b"", "éa".encode(), b""]
+    assert [*text.pieces([e, acute, e, a])] == [b"", b"", b"", "\ufffd\ufffd\ufffda".encode(), b""]
+
+
+def test_a_word_of_many_characters_takes_no_quadratic_time() -> None:
+    string = "ab" * 200_000
+    assert len(Text(file_of("gpt2")).encode(string)) < len(string)
+
+
+def test_arguments_that_are_wrong_are_named() -> None:
+    text = Text(file_of("gpt2"))
+    cases: list[tuple[Callable[[], Any], str]] = [
+        (lambda: text.encode(b"ab\xff"), "the text is no UTF-8 at byte 2"),
+        (lambda: text.encode("a", 4), "flags are 4"),
+        (lambda: text.decode([1, -1]), "id 1 is -1"),
+        (lambda: text.decode([1], 1), "flags are 1"),
+        (lambda: [*text.pieces([-5])], "id 0 is -5"),
+    ]
+    for call, message in cases:
+        with pytest.raises(TextError, match=message) as error:
+            call()
+        assert error.value.status == library.INVALID
+    assert library.library().regatta_text_open(None, None) == library.INVALID
+
+
+def test_a_file_that_is_cut_anywhere_is_refused() -> None:
+    data = file_of("byte_level")
+    dice = random.Random(5)
+    for end in {*range(200), len(data) - 1, *(dice.randrange(len(data)) for _ in range(300))}:
+        with pytest.raises(TextError, match="text file") as error:
+            Text(data[:end])
+        assert error.value.status in REFUSED
+    with pytest.raises(TextError, match="cut or joined"):
+        Text(data + b"x")
+
+
+@pytest.mark.parametrize("name", ["byte_level", "mistral"])
+def test_a_damaged_file_is_refused_or_works(name: str) -> None:
+    data, dice, string = file_of(name), random.Random(7), made.SCRIPTS[3] + made.SCRIPTS[8]
+    statuses: list[int] = []
+    for _ in range(1500):
+        changed = changed_bytes(data, dice)
+        # The size, as the header has it, so that what is behind it is read.
+        changed = changed[:16] + len(changed).to_bytes(4, "little") + changed[20:]
+        try:
+            text = Text(changed)
+            [*text.pieces(text.encode(string, library.ADD_SPECIAL))]
+        except TextError as error:
+            statuses.append(error.status if str(error) else library.OK)
+    assert len(statuses) > 500
+    assert {*statuses} <= {*REFUSED, library.FAILED}
+
+
+def settings(**parts: Any) -> Tokenizer:
+    """GPT-2's steps with other parts."""
+    tokens = made.gpt2()
+    for part, value in parts.items():
+        setattr(tokens, part, value)
+    return tokens
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (lambda: Tokenizer(models.WordPiece({"a": 0}, unk_token="a")), "WordPiece"),
+        (lambda: Tokenizer(models.Unigram([("a", 0.0)], 0, False)), "Unigram"),
+        (lambda: settings(normalizer=normalizers.NFKC()), "normalizer NFKC"),
+        (lambda: settings(normalizer=normalizers.Lowercase()), "normalizer Lowercase"),
+        (lambda: settings(pre_tokenizer=pre_tokenizers.Whitespace()), "pre_tokenizer Whitespace"),
+        (lambda: settings(decoder=decoders.WordPiece()), "decoder WordPiece"),
+        (lambda: settings(decoder=decoders.Fuse()), "decoder that is ByteLevel, or is not"),
+        (
+            lambda: settings(post_processor=processors.BertProcessing(("a", 0), ("b", 1))),
+            "post_processor BertProcessing",
+        ),
+        (lambda: made.pieces_tokenizer(dropout=0.5), "dropout 0.5"),
+        (lambda: made.pieces_tokenizer(end_of_word_suffix="x"), "end_of_word_suffix 'x'"),
+    ],
+)
+def test_a_step_outside_the_list_is_named_at_export(
+    tokens: Callable[[], Tokenizer], message: str
+) -> None:
+    with pytest.raises(UserError, match=f"made: .*{message}.* is not among the steps"):
+        exported(tokens())
+
+
+def test_a_folder_is_exported_with_the_ends_that_its_config_asks_for(tmp_path: Path) -> None:
+    tokens = made.llama3()
+    tokens.save(str(tmp_path / "tokenizer.json"))
+    settings: dict[str, object] = {"add_bos_token": True, "add_eos_token": True}
+    settings |= {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    export_text(tmp_path, tmp_path / "text.bin")
+    first, last = map(tokens.get_vocab().get, ("<|begin_of_text|>", "<|eot_id|>"))
+    text = Text((tmp_path / "text.bin").read_bytes())
+    assert text.encode("", library.ADD_SPECIAL) == [first, last]
+    assert ours.Tokenizer.from_dir(tmp_path).encode("") == [first, last]
+
+
+def test_the_command_writes_a_file_or_says_why_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "text.bin"
+    assert main([str(DEMO), str(target)]) == 0
+    assert target.read_bytes() == text_file(ours.Tokenizer.from_dir(DEMO), DEMO)
+    assert main([str(DEMO)]) == 2
+    assert "two names are needed" in capsys.readouterr().err
+    folder = ROOT / "tests" / "data" / "families" / "internlm2"
+    assert main([str(folder), str(target)]) == 2
+    assert "sentencepiece model is not among the steps" in capsys.readouterr().err
+
+
+def test_only_the_functions_of_the_header_are_exported() -> None:
+    path = library.installed() / "lib" / "libregatta_text.so.1"
+    names = {
+        line.split()[-1] for line in library.run("nm", "-D", "--defined-only", path).splitlines()
+    }
+    names = {name.partition("@")[0] for name in names} - {"REGATTA_TEXT_1"}
+    header = (library.SOURCE / "include" / "regatta_text.h").read_text()
+    assert names
+    assert all(name.startswith("regatta_text_") and f" {name}(" in header for name in names)
+    assert "libregatta_text.so.1" in library.run("readelf", "-d", path)

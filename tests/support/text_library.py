@@ -1,0 +1,151 @@
+"""csrc/text built by CMake, and called as Python calls a C library."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+from tests.support.paths import ROOT
+
+SOURCE = ROOT / "csrc" / "text"
+BUILDS = ROOT / "build" / "text"
+PACKAGES = {"oniguruma": "libonig-dev", "libutf8proc": "libutf8proc-dev"}
+ADD_SPECIAL, LITERAL, SKIP_SPECIAL = 1, 2, 4
+OK, INVALID, BAD_FILE, UNSUPPORTED, TOO_SMALL, NO_MEMORY, FAILED = range(7)
+
+
+def missing() -> str:
+    """Why the library cannot be built here; "" where it can."""
+    for program in ("cmake", "pkg-config", "c++"):
+        if shutil.which(program) is None:
+            return f"{program} is not installed"
+    for name, package in PACKAGES.items():
+        if subprocess.run(["pkg-config", "--exists", name], check=False).returncode:
+            return f"{package} is not installed"
+    return ""
+
+
+@cache
+def installed(*options: str) -> Path:
+    """The folder that it was installed into with these options of CMake, now or before."""
+    digest = hashlib.blake2b("\0".join(options).encode(), digest_size=8)
+    for path in sorted(SOURCE.rglob("*")):
+        if path.is_file():
+            digest.update(path.read_bytes())
+    target = BUILDS / digest.hexdigest()
+    if not target.is_dir():
+        BUILDS.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=BUILDS) as own:
+            build, made = f"{own}/build", f"{own}/installed"
+            prefix = [f"-DCMAKE_INSTALL_PREFIX={target}", "-DCMAKE_INSTALL_LIBDIR=lib"]
+            run("cmake", "-S", SOURCE, "-B", build, *prefix, *options)
+            run("cmake", "--build", build, "-j2")
+            run("cmake", "--install", build, "--prefix", made)
+            if not target.is_dir():  # another process may have done the same
+                os.replace(made, target)
+    return target
+
+
+def run(*command: str | Path, **settings: str) -> str:
+    """What a command prints; its errors are in the exception where it fails."""
+    process = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+        env={**os.environ, **settings},
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
+
+
+class TextError(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@cache
+def library() -> ctypes.CDLL:
+    loaded = ctypes.CDLL(str(installed() / "lib" / "libregatta_text.so.1"))
+    loaded.regatta_text_error.restype = ctypes.c_char_p
+    loaded.regatta_text_close.restype = loaded.regatta_text_stream_close.restype = None
+    return loaded
+
+
+def check(status: int) -> None:
+    if status != OK:
+        raise TextError(status, library().regatta_text_error().decode())
+
+
+class Text:
+    """An opened text file."""
+
+    def __init__(self, data: bytes) -> None:
+        self._handle = ctypes.c_void_p()
+        check(library().regatta_text_read(data, size(data), ctypes.byref(self._handle)))
+
+    def __del__(self) -> None:
+        library().regatta_text_close(self._handle)
+
+    def encode(self, text: str | bytes, flags: int = 0) -> list[int]:
+        given = text if isinstance(text, bytes) else text.encode()
+        room = 3 * len(given) + 64
+        ids, count = (ctypes.c_int32 * room)(), ctypes.c_size_t()
+        check(
+            library().regatta_text_encode(
+                self._handle, given, size(given), flags, ids, ctypes.c_size_t(room),
+                ctypes.byref(count),
+            )
+        )  # fmt: skip
+        return ids[: count.value]
+
+    def decode(self, ids: Sequence[int], flags: int = 0) -> str:
+        out, count = ctypes.create_string_buffer(4096), ctypes.c_size_t()
+        for _ in range(2):
+            status = library().regatta_text_decode(
+                self._handle, array(ids), size(ids), flags, out, size(out), ctypes.byref(count)
+            )
+            if status != TOO_SMALL:
+                break
+            out = ctypes.create_string_buffer(count.value)
+        check(status)
+        return out.raw[: count.value].decode()
+
+    def pieces(
+        self, ids: Sequence[int], prompt: Sequence[int] = (), flags: int = 0
+    ) -> Iterator[bytes]:
+        """The text of each id behind a prompt, then the rest."""
+        stream = ctypes.c_void_p()
+        check(
+            library().regatta_text_stream_open(
+                self._handle, array(prompt), size(prompt), flags, ctypes.byref(stream)
+            )
+        )
+        piece, count = ctypes.c_void_p(), ctypes.c_size_t()
+        out = ctypes.byref(piece), ctypes.byref(count)
+        try:
+            for i in ids:
+                add = library().regatta_text_stream_add
+                check(add(stream, array([i]), ctypes.c_size_t(1), *out))
+                yield ctypes.string_at(piece, count.value)
+            check(library().regatta_text_stream_finish(stream, *out))
+            yield ctypes.string_at(piece, count.value)
+        finally:
+            library().regatta_text_stream_close(stream)
+
+
+def size(items: Sequence[object] | bytes | ctypes.Array[ctypes.c_char]) -> ctypes.c_size_t:
+    return ctypes.c_size_t(len(items))
+
+
+def array(ids: Sequence[int]) -> ctypes.Array[ctypes.c_int32]:
+    return (ctypes.c_int32 * len(ids))(*ids)
