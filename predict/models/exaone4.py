@@ -13,10 +13,10 @@ PATTERN = "sliding_window_pattern"
 
 def spec(config: ConfigReader) -> DecoderSpec:
     config.must_be("attention_bias", False)
-    window = config.optional_int("sliding_window")
-    if window is None:
+    window, has_none = config.optional_int("sliding_window"), "sliding_window" in config.values
+    if window is None and (has_none or config.values.get(PATTERN) == 0):
         return olmo2_like(config, whole=False)
-    windows = config.layer_windows(window, _pattern(config))
+    windows = config.layer_windows(window or 4096, _pattern(config))
     result = olmo2_like(config, whole=False, windows=windows)
     return with_positions(result, Positions("none"), lambda _, block: block.window < 0)
 
@@ -24,6 +24,8 @@ def spec(config: ConfigReader) -> DecoderSpec:
 def _pattern(config: ConfigReader) -> Callable[[int], bool]:
     """Which layers have windows: all but every n-th, or those whose letter in "LLLG" is L."""
     pattern, last = config.values.get(PATTERN), config.get_int("num_hidden_layers") - 1
+    if config.values.get("layer_types") is not None:  # which say it
+        return lambda index: False
     if not isinstance(pattern, str):
         every = config.get_int(PATTERN, 4)
         return lambda index: (index + 1) % every > 0
