@@ -76,7 +76,6 @@ def test_no_request_may_be_longer_than_the_learned_positions(
         ("ernie4_5_moe_21b", {"moe_norm_min": 0.5}),
         ("exaone4_32b", {"attention_bias": True}),
         ("exaone4_32b", {"layer_types": ["full_attention"]}),
-        ("exaone4_1_2b", {"layer_types": ["sliding_attention", "full_attention"]}),
         ("glm4_moe_lite_30b", {"topk_method": "greedy"}),
         ("glm4_moe_lite_types", {"mlp_layer_types": ["dense"]}),
         ("glm4_moe_lite_types", {"mlp_layer_types": ["dense", "experts"]}),
@@ -133,11 +132,17 @@ def test_windows_of_exaone_go_by_letters_or_by_number(
 def test_a_window_that_exaones_config_does_not_name_is_transformers(tmp_path: Path) -> None:
     spec, _ = read_spec(changed("exaone4_32b", tmp_path / "model", sliding_window=None))
     assert windows_and_positions(spec) == [(4096, "rotary")] * 3 + [(-1, "none")]
-    # null is none; layers' types say what a pattern of 0 does not.
+    # null is none, beside which no layer has one; types say what a pattern of 0 does not.
+    path = changed("exaone4_1_2b", tmp_path / "null") / "config.json"
+    values = json.loads((GOLDEN / "exaone4_1_2b" / "config.json").read_text())
+    path.write_text(json.dumps({**values, "layer_types": ["sliding_attention", "full_attention"]}))
+    with pytest.raises(UserError, match="'layer_types' is "):
+        read_spec(path.parent)
     spec, _ = read_spec(GOLDEN / "exaone4_1_2b")
     assert windows_and_positions(spec) == [(-1, "rotary")] * 2
-    spec, _ = read_spec(changed("exaone4_1_2b", tmp_path / "types", sliding_window=5))
-    assert windows_and_positions(spec) == [(-1, "none")] * 2
+    for number, window in enumerate((5, None)):
+        folder = changed("exaone4_1_2b", tmp_path / str(number), sliding_window=window)
+        assert windows_and_positions(read_spec(folder)[0]) == [(-1, "none")] * 2
 
 
 @pytest.mark.parametrize("method", [{"rope_type": "default"}, {"type": "linear", "factor": 2.0}])
