@@ -318,11 +318,18 @@ def _mistral3_family(data: GgufMetadata) -> str:
 
 
 def _mistral3(data: GgufMetadata) -> ConfigValues:
+    original = data.optional("{arch}.rope.scaling.original_context_length")
     scaling: ConfigValues = scaling_of(data) or {"rope_type": "default"}
+    scaling["original_max_position_embeddings"] = original or data.whole("{arch}.context_length")
     if scaling["rope_type"] == "yarn":
         log = data.real("{arch}.rope.scaling.yarn_log_multiplier", 0.0)
         scaling["attention_factor"] /= yarn_mscale(scaling["factor"], log)
     return {"rope_scaling": {**scaling, "llama_4_scaling_beta": data.real(TEMPERATURE, 0.0)}}
+
+
+def _exaone4(data: GgufMetadata) -> ConfigValues:
+    has_window = data.whole("{arch}.attention.sliding_window", 0) > 0
+    return _windows(data) if has_window else {"sliding_window_pattern": 0}  # as its own config.json
 
 
 def _hunyuan(data: GgufMetadata) -> ConfigValues:
@@ -369,7 +376,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "phi3": Architecture("phi3", _phi3, FUSED_GATE_UP),
     "olmo2": Architecture(_olmo2_family, _olmo2, NORMS_BEHIND),
-    "exaone4": Architecture("exaone4", _windows, NORMS_BEHIND),
+    "exaone4": Architecture("exaone4", _exaone4, NORMS_BEHIND),
     "mistral3": Architecture(_mistral3_family, _mistral3, permuted=True),
     "seed_oss": Architecture(
         "seed_oss", _seed_oss, {"post_attention_norm": "post_attention_layernorm"}

@@ -17,13 +17,18 @@ def spec(config: ConfigReader) -> DecoderSpec:
         config, config.get_int("hidden_size"), config.get_int("num_attention_heads")
     )
     bias = config.get_bool("attention_bias", False)
+    rope = config.rope(head_dim, theta=1e6, also=MSCALES)
+    factors = (rope.short_attention_factor, rope.long_attention_factor)
+    has_factors = rope.attention_factor is not None or None not in factors
+    if rope.method != "default" and not (rope.method == "longrope" and has_factors):
+        raise config.wrong("rope_scaling", "longrope with short_mscale and long_mscale, null")
     dense = llama_like(
         config,
         attention={"qkv_bias": bias, "out_bias": bias},
         windows=config.windows(),
         head_dim=head_dim,
         norm=norm,
-        ropes=(config.rope(head_dim, theta=1e6, also=MSCALES),),
+        ropes=(rope,),
         head=HeadSpec(norm, bias=config.get_bool("lm_head_bias", False)),
     )
     router = {

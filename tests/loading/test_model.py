@@ -18,6 +18,8 @@ from predict.loading.model import read_spec
 from predict.loading.safetensors_writer import as_stored, write
 from predict.models import MISSING
 from predict.nn.kinds.attention import AttentionBlock
+from predict.nn.rope import rope_table
+from predict.nn.spec import DecoderSpec
 from tests.support.checkpoints import changed
 from tests.support.golden import GOLDEN, check_greedy, config, golden, greedy, runs
 from tests.support.schemes import answer
@@ -74,7 +76,6 @@ def test_no_request_may_be_longer_than_the_learned_positions(
         ("ernie4_5_moe_21b", {"moe_norm_min": 0.5}),
         ("exaone4_32b", {"attention_bias": True}),
         ("exaone4_32b", {"layer_types": ["full_attention"]}),
-        ("exaone4_1_2b", {"layer_types": ["sliding_attention", "full_attention"]}),
         ("glm4_moe_lite_30b", {"topk_method": "greedy"}),
         ("glm4_moe_lite_types", {"mlp_layer_types": ["dense"]}),
         ("glm4_moe_lite_types", {"mlp_layer_types": ["dense", "experts"]}),
@@ -93,6 +94,11 @@ def test_no_request_may_be_longer_than_the_learned_positions(
         ("minimax_m2_230b", {"shared_intermediate_size": 64}),
         ("minimax_m2_230b", {"sliding_window": 12}),
         ("ministral3_8b", {"rope_parameters": None}),
+        (
+            "ministral3_8b",
+            {"rope_parameters": {"type": "dynamic", "factor": 2.0, "llama_4_scaling_beta": 0.5}},
+        ),
+        ("phimoe_42b", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
         ("gpt_oss_20b", {"hidden_act": "gelu"}),
         ("gpt_oss_20b", {"swiglu_limit": 0}),
         ("gpt_oss_20b", {"layer_types": ["full_attention"]}),
@@ -106,6 +112,11 @@ def test_config_that_asks_for_what_the_family_does_not_do_is_refused(
         read_spec(changed(case, tmp_path / "model", **changes))
 
 
+def windows_and_positions(spec: DecoderSpec) -> list[tuple[int, str]]:
+    blocks = spec.blocks_of(AttentionBlock)
+    return [(block.window, block.positions.kind) for block in blocks]
+
+
 @pytest.mark.parametrize(
     ("pattern", "full"), [("LLLG", [3]), ("LG", [1, 3]), ("LLG", [2, 3]), ("L", [3]), (3, [2])]
 )
@@ -114,10 +125,35 @@ def test_windows_of_exaone_go_by_letters_or_by_number(
 ) -> None:
     changes: dict[str, Any] = {"sliding_window_pattern": pattern, "layer_types": None}
     spec, _ = read_spec(changed("exaone4_32b", tmp_path / "model", **changes))
-    for index, block in enumerate(spec.attention):
-        assert isinstance(block, AttentionBlock)
-        kind = ("none", -1) if index in full else ("rotary", 12)
-        assert (block.positions.kind, block.window) == kind
+    kinds = [(-1, "none") if index in full else (12, "rotary") for index in range(4)]
+    assert windows_and_positions(spec) == kinds
+
+
+def test_a_window_that_exaones_config_does_not_name_is_transformers(tmp_path: Path) -> None:
+    spec, _ = read_spec(changed("exaone4_32b", tmp_path / "model", sliding_window=None))
+    assert windows_and_positions(spec) == [(4096, "rotary")] * 3 + [(-1, "none")]
+    # null is none, beside which no layer has one; types say what a pattern of 0 does not.
+    path = changed("exaone4_1_2b", tmp_path / "null") / "config.json"
+    values = json.loads((GOLDEN / "exaone4_1_2b" / "config.json").read_text())
+    path.write_text(json.dumps({**values, "layer_types": ["sliding_attention", "full_attention"]}))
+    with pytest.raises(UserError, match="'layer_types' is "):
+        read_spec(path.parent)
+    spec, _ = read_spec(GOLDEN / "exaone4_1_2b")
+    assert windows_and_positions(spec) == [(-1, "rotary")] * 2
+    for number, window in enumerate((5, None)):
+        folder = changed("exaone4_1_2b", tmp_path / str(number), sliding_window=window)
+        assert windows_and_positions(read_spec(folder)[0]) == [(-1, "none")] * 2
+
+
+@pytest.mark.parametrize("method", [{"rope_type": "default"}, {"type": "linear", "factor": 2.0}])
+def test_queries_of_ministral_grow_whatever_scales_positions(
+    method: dict[str, Any], tmp_path: Path
+) -> None:
+    rope = {**method, "llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 16}
+    spec, _ = read_spec(changed("ministral3_8b", tmp_path / "model", rope_parameters=rope))
+    keys, queries = (rope_table(each, 16, 40, spec.max_position) for each in spec.ropes)
+    growth = 1 + 0.5 * np.log1p(np.arange(40) // 16)
+    np.testing.assert_allclose(queries, keys * growth[:, None], rtol=1e-6)
 
 
 def test_letters_that_say_nothing_of_windows_are_refused(tmp_path: Path) -> None:
