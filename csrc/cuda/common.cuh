@@ -26,7 +26,6 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -73,23 +72,6 @@ struct LaunchConfig {
   LaunchConfig(const Launch& on, int64_t blocks = 1, int64_t threads = 1, int64_t dynamic_bytes = 0)
       : LaunchConfig(on, grid_of(blocks, 1), threads, dynamic_bytes) {}
 };
-
-// Of the current device, times 10: 90 for sm_90; 0 where it cannot be asked. Asked once: launches
-// want it.
-inline int compute_capability() {
-  constexpr int kMaxDevices = 64;
-  static std::atomic<int> known[kMaxDevices] = {};
-  int device = 0, major = 0, minor = 0;
-  if (cudaGetDevice(&device) != cudaSuccess || device >= kMaxDevices) return 0;
-  int capability = known[device].load(std::memory_order_relaxed);
-  if (capability == 0) {
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-    capability = major * 10 + minor;
-    known[device].store(capability, std::memory_order_relaxed);
-  }
-  return capability;
-}
 
 // Whether the current device overlaps dependent launches. Older ones must not be asked to.
 inline bool has_dependent_launch() { return compute_capability() >= 90; }

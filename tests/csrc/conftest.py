@@ -25,7 +25,8 @@ def select_kernels() -> Path:
     """select_kernels.cc, which answers for attention and for experts."""
     try:
         return host_programs.compiled(
-            "select_kernels", ("attention/select.cu", "experts/select.cu")
+            "select_kernels",
+            ("attention/select.cu", "attention/latent/select.cu", "experts/select.cu"),
         )
     except build.BuildError as error:
         pytest.skip(str(error))

@@ -1,15 +1,19 @@
-// Answers which kernels attend, route, sort and multiply for experts, for tests on a CPU.
+// Answers which kernels attend, over keys or latents, and which route, sort and multiply for
+// experts, for tests on a CPU.
 //
-//   select_kernels < FILE    per line "attention" or "experts" and NAME=VALUE words of the problem
+//   select_kernels < FILE    per line "attention", "latents" or "experts" and NAME=VALUE words of
+//   the problem
 //                            and the GPU. Printed is, of attention, the kernel and its launches, or
-//                            what each candidate said on one line; of experts, what routes, what
-//                            multiplies, and what sorts
+//                            what each candidate said on one line; of latents, the
+//                            kernel, and whether long spans are expanded; of experts, what routes,
+//                            what multiplies, and what sorts
 #include <cstdio>
 #include <iostream>
 #include <map>
 #include <sstream>
 #include <string>
 
+#include "cuda/attention/latent/select.h"
 #include "cuda/attention/select.h"
 #include "cuda/experts/select.h"
 
@@ -74,6 +78,33 @@ std::string attention(Words& words) {
   return text;
 }
 
+std::string latents(Words& words) {
+  LatentProblem p;
+  int architecture = 90;
+  std::string force = words.count("force") ? words["force"] : "";
+  words.erase("force");
+  take_shared(words, &p, &architecture);
+  take(words, "heads", &p.num_heads);
+  take(words, "rank", &p.latent_rank);
+  take(words, "rope_size", &p.rope_size);
+  take(words, "nope", &p.nope_size);
+  take(words, "codes", &p.has_codes);
+  take(words, "block_size", &p.block_size);
+  take(words, "query", &p.max_query_len);
+  take(words, "short", &p.max_short_len);
+  take(words, "long_tokens", &p.num_long_tokens);
+  take(words, "trees", &p.has_trees);
+  take(words, "absorbed", &p.is_absorbed);
+  take(words, "shared_bytes", &p.max_shared_bytes);
+  const char* const names[] = {"sm90", "mma16", "mma32", "mma64", "plain"};
+  const auto kernel = select_latent_attention(p, architecture, force);
+  std::string text = names[static_cast<int>(kernel)];
+  if (select_long_spans(p, architecture) == LongSpans::kExpanded) {
+    text += " expanded by " + std::to_string(expanded_heads(p));
+  }
+  return text;
+}
+
 std::string experts(Words& words) {
   ExpertProblem p;
   int architecture = 90;
@@ -110,7 +141,10 @@ int main() {
       const size_t at = word.find('=');
       words[word.substr(0, at)] = at == std::string::npos ? "1" : word.substr(at + 1);
     }
-    std::puts((kind == "attention" ? attention(words) : experts(words)).c_str());
+    std::puts((kind == "attention" ? attention(words)
+               : kind == "latents" ? latents(words)
+                                   : experts(words))
+                  .c_str());
     if (words.empty()) continue;
     std::fprintf(stderr, "select_kernels: %s is not known\n", words.begin()->first.c_str());
     return 1;

@@ -1,6 +1,6 @@
 """Which kernels attend and which serve experts: calls and GPUs in, names out, on a CPU.
 
-The choices are host code without CUDA (csrc/cuda/attention/select.cu, csrc/cuda/experts/select.cu).
+The choices are host code without CUDA: select.cu in csrc/cuda/attention, its latent, and experts.
 """
 
 from __future__ import annotations
@@ -56,6 +56,42 @@ ATTENTION = {
     "seqs=8 tokens=8 force=generic": "generic",
 }
 
+# DeepSeek-V3's block in a step that decodes, and changes of it: what attends, and how long spans do.
+LATENTS = {
+    "": "sm90",
+    "batch_invariant": "sm90",
+    "force=sm80": "mma64",
+    "force=plain": "plain",
+    f"{FLOAT32}": "plain",
+    f"force=sm80 {FLOAT32}": "plain",
+    "codes": "mma64",
+    "codes heads=16": "mma16",
+    "codes heads=16 query=2": "mma32",
+    "codes heads=16 batch_invariant": "mma64",
+    "block_size=16": "sm90",
+    "block_size=48": "mma64",
+    "block_size=6": "plain",
+    "rank=256": "mma64",
+    "rank=1024": "plain",
+    "rank=520": "plain",
+    "arch=120 shared_bytes=101376": "plain",
+    "arch=80 shared_bytes=166912": "mma64",
+    "arch=80 shared_bytes=166912 heads=16": "mma64",
+    "arch=80 shared_bytes=166912 heads=16 rank=128": "mma16",
+    "arch=75": "plain",
+    # Prompts: keys and values of so many heads at a time.
+    "query=100 long_tokens=1000": "sm90 expanded by 128",
+    "query=100 long_tokens=100000": "sm90 expanded by 2",
+    "query=100 long_tokens=300000": "sm90",
+    "query=100 long_tokens=1000 codes": "mma64 expanded by 128",
+    "query=100 short=100 long_tokens=1000": "sm90",
+    "query=100 long_tokens=1000 absorbed": "sm90",
+    "query=100 long_tokens=1000 trees": "sm90",
+    "query=100 long_tokens=1000 nope=64": "sm90",
+    "query=100 long_tokens=1000 batch_invariant": "sm90",
+    "query=100 long_tokens=1000 arch=80 shared_bytes=166912": "mma64",
+}
+
 # Qwen3-30B-A3B's block, and changes of it: what routes, multiplies and sorts.
 EXPERTS = {
     "tokens=1": "route one_token together",
@@ -105,7 +141,9 @@ def ask(program: Path, lines: Sequence[str]) -> list[str]:
     return result.stdout.splitlines()
 
 
-@pytest.mark.parametrize(("kind", "cases"), [("attention", ATTENTION), ("experts", EXPERTS)])
+@pytest.mark.parametrize(
+    ("kind", "cases"), [("attention", ATTENTION), ("latents", LATENTS), ("experts", EXPERTS)]
+)
 def test_kernels_are_the_tables_(kind: str, cases: dict[str, str], select_kernels: Path) -> None:
     answers = ask(select_kernels, [f"{kind} {line}" for line in cases])
     assert dict(zip(cases, answers, strict=True)) == cases
@@ -137,7 +175,8 @@ def test_batch_invariant_attention_has_one_launch_for_any_batch(
 
 
 def test_the_choices_include_no_cuda() -> None:
-    for name in ("attention/select.cu", "attention/select.h", "experts/select.cu", "candidates.h"):
+    names = ("attention/select", "attention/latent/select", "experts/select")
+    for name in (*(f"{each}{end}" for each in names for end in (".cu", ".h")), "candidates.h"):
         text = (build.CSRC / "cuda" / name).read_text(encoding="utf-8")
         headers = re.findall(r'#include ["<]([^">]+)', text)
         assert not [header for header in headers if header.endswith(".cuh") or "cuda_r" in header]

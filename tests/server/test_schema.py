@@ -14,7 +14,7 @@ schemathesis = pytest.importorskip(
     "schemathesis", reason="needs schemathesis: pip install -e '.[test]'"
 )
 
-NUM_EXAMPLES = 5  # of each route; --slow: many more
+NUM_EXAMPLES = 2  # of each route; --slow: many more
 NUM_SLOW_EXAMPLES = 150
 
 

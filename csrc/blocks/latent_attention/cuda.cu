@@ -4,14 +4,11 @@
 #include "blocks/latent_attention/block.h"
 #include "cuda/attention/latent/expanded.h"
 #include "cuda/attention/latent/latent.h"
+#include "cuda/attention/latent/select.h"
 #include "cuda/walk.h"
 
 namespace regatta::cuda {
 namespace {
-
-// Keys and values of so many bytes are made of latents at a time, of as many heads as that allows.
-// On the host, predict/loading/memory.py has room for as much.
-constexpr int64_t kMaxExpandedBytes = int64_t{256} << 20;
 
 LatentAttentionParams latent_attention_params(const LatentAttentionBlockParams& l) {
   LatentAttentionParams a;
@@ -43,20 +40,25 @@ struct Expansion {
 
   static Expansion of(const LatentAttentionBlockParams& l, const AttentionLimits& limits) {
     const LatentAttentionBlock& block = l.block;
-    Expansion none;
-    none.rest = limits;
-    if (is_batch_invariant || block.form == LatentForm::kAbsorbed || limits.num_long_tokens == 0 ||
-        limits.max_short_len >= limits.max_query_len || l.batch.tree_mask != nullptr ||
-        !expands_latents(latent_sizes(block), l.dtype)) {
-      return none;
-    }
-    const int64_t row_bytes = limits.num_long_tokens * dtype_size(l.dtype);
-    const int64_t left = kMaxExpandedBytes - row_bytes * block.latent_size();
-    const int64_t most = left / (row_bytes * (block.qk_nope_head_dim + block.v_head_dim));
-    if (left < 0 || most == 0) return none;  // contexts without end
     Expansion made;
+    made.rest = limits;
+    LatentProblem problem;
+    problem.dtype = l.dtype;
+    problem.num_heads = block.num_heads;
+    problem.latent_rank = block.kv_lora_rank;
+    problem.rope_size = block.qk_rope_head_dim;
+    problem.nope_size = block.qk_nope_head_dim;
+    problem.value_size = block.v_head_dim;
+    problem.num_tokens = l.batch.num_tokens;
+    problem.max_query_len = limits.max_query_len;
+    problem.max_short_len = limits.max_short_len;
+    problem.num_long_tokens = limits.num_long_tokens;
+    problem.has_trees = l.batch.tree_mask != nullptr;
+    problem.is_absorbed = block.form == LatentForm::kAbsorbed;
+    problem.is_batch_invariant = is_batch_invariant;
+    if (select_long_spans(problem, compute_capability()) == LongSpans::kAbsorbed) return made;
     made.rows = limits.num_long_tokens;
-    made.heads = ceil_div(block.num_heads, ceil_div(block.num_heads, most));
+    made.heads = expanded_heads(problem);
     made.is_all = limits.max_short_len == 0;
     made.rest = {std::max<int64_t>(limits.max_short_len, 1), limits.max_context_len};
     return made;

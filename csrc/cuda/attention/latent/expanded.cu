@@ -13,7 +13,6 @@ namespace regatta::cuda {
 namespace {
 
 constexpr int kWarps = 8;
-constexpr int64_t kKernelNope = 128, kKernelRope = 64, kKernelValues = 128;  // of the sm_90 kernel
 // What its blocks leave for each other, and from which contexts on they do (attention.cu).
 constexpr int64_t kTicketBytes = 256;
 constexpr int64_t kCounterBytes = kTicketBytes + int64_t{2} * kMaxMultiprocessors * 4;
@@ -90,12 +89,6 @@ __global__ void __launch_bounds__(kWarps* kWarp) gather_latents_kernel(const Gat
 bool shares_items(const AttentionLimits& limits) { return limits.max_context_len > kShortContext; }
 
 }  // namespace
-
-bool expands_latents(const LatentSizes& sizes, DType dtype) {
-  return dtype != DType::kFloat32 && sizes.latent_rank % 8 == 0 && sizes.nope_size == kKernelNope &&
-         sizes.rope_size == kKernelRope && sizes.value_size == kKernelValues &&
-         compute_capability() == 90;
-}
 
 Status gather_latents(const GatherLatentsParams& p, const Launch& launch_on) {
   GatherArgs a = {};

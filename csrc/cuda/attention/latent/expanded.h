@@ -20,10 +20,6 @@ struct LatentSizes {
   int64_t latent_rank = 0, rope_size = 0, nope_size = 0, value_size = 0;
 };
 
-// Whether the current device has a kernel for expanded keys and values of these sizes: sm_90 for
-// DeepSeek's.
-bool expands_latents(const LatentSizes& sizes, DType dtype);
-
 // Copies latents of long spans' contexts out of a paged cache; codes become values.
 struct GatherLatentsParams : LatentCache {
   int64_t max_short_len = 0, num_long_tokens = 0;  // AttentionLimits'

@@ -16,6 +16,7 @@
 
 #include "cuda/attention/latent/codes.cuh"
 #include "cuda/attention/latent/latent_attention.cuh"
+#include "cuda/attention/latent/select.h"
 
 namespace regatta::cuda {
 namespace {
@@ -24,7 +25,7 @@ constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kMaxRank = 512;
 constexpr int kPairs = kMaxRank / 16 / kWarps;  // of columns by 16 that a warp owns
-constexpr int kStages = 2;
+constexpr int kStages = kLatentStages;
 constexpr int kLeastPart = 256;  // tokens of a context, split
 constexpr int kMaxParts = 32;
 
@@ -66,11 +67,6 @@ struct Shape {
   static constexpr __host__ __device__ int row_bytes(int rank, int rope) { return rank + rope * 2; }
   static constexpr __host__ __device__ int stage_bytes(int rank, int rope) {
     return kCodes ? kTile * (row_bytes(rank, rope) + 4) : 0;
-  }
-  static constexpr int64_t bytes(int rank, int rope) {
-    return int64_t{kM + kTiles * kTile} * (rank + rope + 8) * 2 +
-           kStages * stage_bytes(rank, rope) + kM * kScoreStride * 4 + kM * kWeightStride * 2 +
-           kM * 3 * 4 + 1024;
   }
 };
 
@@ -457,31 +453,29 @@ __global__ void __launch_bounds__(kThreads) latent_attention_plain_kernel(const 
   }
 }
 
-// Of a block, for so many rows of a span, where a block may have so much shared memory; 0: none
-// fits.
-template <bool kCodes>
-int most_rows(const LatentAttentionParams& p, int64_t rows, int shared) {
-  const int rank = static_cast<int>(p.latent_rank), rope = static_cast<int>(p.rope_size);
-  constexpr int64_t kOwn = 1024;  // the kernel's variables, up to where its tiles are aligned
-  const auto fits = [&](int64_t bytes) { return bytes + kOwn <= shared; };
-  if (rows <= 16 && fits(Shape<16, 64, kCodes>::bytes(rank, rope))) return 16;
-  if (rows <= 32 && fits(Shape<32, 64, kCodes>::bytes(rank, rope))) return 32;
-  return fits(Shape<64, 32, kCodes>::bytes(rank, rope)) ? 64 : 0;
+LatentKernel kernel_of(const LatentAttentionParams& p, const AttentionLimits& limits) {
+  LatentProblem problem;
+  problem.dtype = p.dtype;
+  problem.num_heads = p.num_heads;
+  problem.latent_rank = p.latent_rank;
+  problem.rope_size = p.rope_size;
+  problem.has_codes = p.scales != nullptr;
+  problem.block_size = p.block_size;
+  problem.num_blocks = p.num_blocks;
+  problem.num_tokens = p.batch.num_tokens;
+  problem.max_query_len = limits.max_query_len;
+  problem.max_shared_bytes = max_shared_bytes();
+  problem.is_batch_invariant = is_batch_invariant;
+  return select_latent_attention(problem, compute_capability(),
+                                 forced_candidate("latent_attention"));
 }
 
-// Rows of a block of the mma kernel: all heads of a token that is decoded, or 64, whose tiles of
-// tokens are smaller; 0: the plain kernel's. What DeepSeek's 576 values take of shared memory
-// Hopper has for all of them, sm_80 for 64 rows alone, and others for none. A row's bits follow
-// from the tile of tokens: in the batch-invariant mode it is one.
-int rows_of_block(const LatentAttentionParams& p, const AttentionLimits& limits) {
-  const int shared = max_shared_bytes();
-  if (compute_capability() < 80 || p.dtype == DType::kFloat32 || p.latent_rank % 32 != 0 ||
-      (p.latent_rank + p.rope_size) % 32 != 0 || p.latent_rank > kMaxRank || p.rope_size > 64 ||
-      p.block_size % 4 != 0) {
-    return 0;
-  }
-  const int64_t rows = is_batch_invariant ? 64 : p.num_heads * limits.max_query_len;
-  return p.scales != nullptr ? most_rows<true>(p, rows, shared) : most_rows<false>(p, rows, shared);
+// Rows of a block of the mma kernel; 0: another kernel's.
+int rows_of_block(LatentKernel kernel) {
+  return kernel == LatentKernel::kMma16   ? 16
+         : kernel == LatentKernel::kMma32 ? 32
+         : kernel == LatentKernel::kMma64 ? 64
+                                          : 0;
 }
 
 int64_t most_items(const LatentAttentionParams& p, int rows) {
@@ -490,21 +484,12 @@ int64_t most_items(const LatentAttentionParams& p, int rows) {
 }
 
 // How many parts a context has: those that keep all multiprocessors busy.
-int num_parts(const LatentAttentionParams& p, const AttentionLimits& limits) {
-  const int rows = rows_of_block(p, limits);
+int num_parts(const LatentAttentionParams& p, const AttentionLimits& limits, LatentKernel kernel) {
+  const int rows = rows_of_block(kernel);
   if (rows == 0 || is_batch_invariant) return 1;
   const int64_t items = std::max<int64_t>(1, most_items(p, rows));
   const int64_t most = std::min<int64_t>(kMaxParts, ceil_div(limits.max_context_len, kLeastPart));
   return static_cast<int>(std::clamp<int64_t>(num_multiprocessors() / items, 1, most));
-}
-
-// Whether the sm90 kernel takes it: a function of the model and the cache, not of the batch.
-bool takes_sm90(const LatentAttentionParams& p) {
-  const int64_t block = p.block_size;
-  const bool fits_tiles = block >= 64 ? block % 64 == 0 : block >= 8 && (block & (block - 1)) == 0;
-  return compute_capability() == 90 && p.dtype != DType::kFloat32 && p.scales == nullptr &&
-         p.latent_rank == 512 && p.rope_size == 64 && fits_tiles && p.num_blocks > 0 &&
-         p.num_blocks * block <= INT32_MAX && forced_candidate("latent_attention") != "sm80";
 }
 
 // How the sm90 kernel shares a call out. Parts of equal work where blocks would be idle; not in the
@@ -531,12 +516,13 @@ LatentPlan plan_sm90(const LatentAttentionParams& p, const AttentionLimits& limi
 }
 
 // Rows of partial results of all parts.
-int64_t partial_rows(const LatentAttentionParams& p, const AttentionLimits& limits) {
-  if (takes_sm90(p)) {
+int64_t partial_rows(const LatentAttentionParams& p, const AttentionLimits& limits,
+                     LatentKernel kernel) {
+  if (kernel == LatentKernel::kSm90) {
     const LatentPlan plan = plan_sm90(p, limits, num_multiprocessors());
     return plan.num_places() * plan.place_rows;
   }
-  const int parts = num_parts(p, limits);
+  const int parts = num_parts(p, limits, kernel);
   return parts == 1 ? 0 : parts * p.num_heads * p.batch.num_tokens;
 }
 
@@ -545,7 +531,7 @@ Status run_mma(const LatentArgs& a, const LatentAttentionParams& p, const Launch
   REGATTA_RETURN_IF_ERROR(
       launch(latent_attention_kernel<T, kM, kTile, kCodes>,
              LaunchConfig(launch_on, grid_of(most_items(p, kM), a.parts), kThreads,
-                          Shape<kM, kTile, kCodes>::bytes(a.rank, a.rope)),
+                          latent_tile_bytes(kM, kTile, kCodes, a.rank, a.rope)),
              "latent_attention", a));
   if (a.parts == 1) return {};
   return launch(add_parts_kernel<T>, {launch_on, p.num_heads * p.batch.num_tokens, 128},
@@ -553,10 +539,10 @@ Status run_mma(const LatentArgs& a, const LatentAttentionParams& p, const Launch
 }
 
 template <class T, bool kCodes>
-Status run(const LatentArgs& a, const LatentAttentionParams& p, const AttentionLimits& limits,
+Status run(const LatentArgs& a, const LatentAttentionParams& p, LatentKernel kernel,
            const Launch& launch_on) {
   if constexpr (sizeof(T) == 2) {
-    switch (rows_of_block(p, limits)) {
+    switch (rows_of_block(kernel)) {
       case 16:
         return run_mma<T, 16, 64, kCodes>(a, p, launch_on);
       case 32:
@@ -577,7 +563,8 @@ Status run(const LatentArgs& a, const LatentAttentionParams& p, const AttentionL
 
 int64_t latent_attention_workspace_bytes(const LatentAttentionParams& p,
                                          const AttentionLimits& limits) {
-  return partial_rows(p, limits) * (p.latent_rank * 4 + static_cast<int64_t>(sizeof(float2)));
+  return partial_rows(p, limits, kernel_of(p, limits)) *
+         (p.latent_rank * 4 + static_cast<int64_t>(sizeof(float2)));
 }
 
 Status latent_attention(const LatentAttentionParams& p, const AttentionLimits& limits,
@@ -604,20 +591,21 @@ Status latent_attention(const LatentAttentionParams& p, const AttentionLimits& l
   a.block_size = static_cast<int>(p.block_size);
   a.max_span_len = static_cast<int>(limits.max_query_len);
   a.scale_log2 = p.softmax_scale * 1.44269504f;
-  const int64_t rows = partial_rows(p, limits);
+  const LatentKernel kernel = kernel_of(p, limits);
+  const int64_t rows = partial_rows(p, limits, kernel);
   if (rows > 0) {
     a.partial = static_cast<float*>(workspace);
     a.sums = reinterpret_cast<float2*>(a.partial + rows * p.latent_rank);
   }
-  if (takes_sm90(p)) {
+  if (kernel == LatentKernel::kSm90) {
     return launch_latent_attention_sm90(a, plan_sm90(p, limits, num_multiprocessors()), p.dtype,
                                         p.num_blocks * p.block_size, launch_on);
   }
-  a.parts = num_parts(p, limits);
+  a.parts = num_parts(p, limits, kernel);
   return dispatch_dtype(p.dtype, "latent_attention", [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    return p.scales != nullptr ? run<T, true>(a, p, limits, launch_on)
-                               : run<T, false>(a, p, limits, launch_on);
+    return p.scales != nullptr ? run<T, true>(a, p, kernel, launch_on)
+                               : run<T, false>(a, p, kernel, launch_on);
   });
 }
 
