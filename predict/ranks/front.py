@@ -28,7 +28,7 @@ from predict.engine.step import BlockCopies, Choices, KnownTokens
 from predict.errors import EngineError, UserError
 from predict.nn.decoder import StepOutputs
 from predict.nn.inputs import StepInputs
-from predict.ranks.life import LOOK_SECONDS, Clock, state_of, stop_together
+from predict.ranks.life import LOOK_SECONDS, Clock, State, state_of, stop_together
 from predict.ranks.messages import (
     Down,
     Up,
@@ -43,8 +43,9 @@ from predict.system.notes import LOG
 
 # The memory file of sums: SharedWords in csrc/include/regatta/communicator.h.
 MOST_RANKS, SLOT_BYTES = 64, 1 << 18
-START_PROGRESS = 0.02  # seconds of computing that count as progress, and a part of the timeout
-COMPUTES = 0.005
+# Seconds of computing that count as progress, and their part of the timeout: waiting takes less.
+LEAST_SECONDS, LEAST_PART = 0.02, 0.005
+BUSY = "RD"  # states of a process that runs, or reads a disk
 FAIL_SECONDS = 2.0  # in which all ranks fail, where one does by what it was asked for
 
 
@@ -119,11 +120,15 @@ class _Group:
 
 
 class _Watch:
-    """Looks at the processes of a group again and again."""
+    """Looks at the processes of a group again and again.
+
+    A rank gets on where its counts change, where it computes, runs or reads a disk. One that waits
+    for another does not, which is no fault: all must wait, or one be stopped by a signal.
+    """
 
     def __init__(self, group: _Group):
         self._group, self._clock = group, Clock()
-        # Of each rank: counts, seconds of computing, and when they changed.
+        # Of each rank: its counts, seconds of computing, and when they changed.
         self._marks: list[tuple[tuple[int, int], float, float]] = [((-1, -1), 0.0, 0.0)]
         self._marks *= group.size
 
@@ -134,29 +139,32 @@ class _Watch:
             status = process.poll()
             if status is not None:
                 return f"rank {rank} (process {process.pid}) {_how(status)}, and so all ranks end"
-        late = [rank for rank in range(group.size) if self._is_late(rank, now)]
+        states = [state_of(process.pid) for process in group.processes]
+        seconds = [self._waited(rank, state, now) for rank, state in enumerate(states)]
+        stopped = [rank for rank, state in enumerate(states) if state.is_stopped]
+        late = [rank for rank in stopped if seconds[rank] > group.timeout]
+        if not late and min(seconds) > group.timeout:
+            late = list(range(group.size))
         if not late:
             return None
-        states = [state_of(process.pid) for process in group.processes]
-        stopped = [rank for rank, state in enumerate(states) if state.is_stopped]
-        rank = min(stopped or late, key=group.arrived)
+        rank = min(late, key=group.arrived)
         return (
             f"rank {rank} (process {group.processes[rank].pid}) made no progress for "
             f"{group.timeout:g} s (--rank_timeout)"
-            f"{', and is stopped by a signal' if stopped else ''}; all ranks end"
+            f"{', and is stopped by a signal' if rank in stopped else ''}; all ranks end"
         )
 
-    def _is_late(self, rank: int, now: float) -> bool:
+    def _waited(self, rank: int, state: State, now: float) -> float:
+        """Seconds in which a rank that has something to do has not got on."""
         group = self._group
         counts = (group.channels.progress.load(rank), group.arrived(rank))
-        state = state_of(group.processes[rank].pid)
         known, computed, since = self._marks[rank]
-        computes = state.cpu_seconds - computed > START_PROGRESS + COMPUTES * group.timeout
+        computes = state.cpu_seconds - computed > LEAST_SECONDS + LEAST_PART * group.timeout
         is_idle = not group.is_asked and not state.is_stopped
-        if counts != known or computes or is_idle:
+        if counts != known or computes or is_idle or state.letter in BUSY:
             self._marks[rank] = counts, state.cpu_seconds, now
-            return False
-        return now - since > group.timeout
+            return 0.0
+        return now - since
 
 
 class Ranks:

@@ -42,6 +42,8 @@ def hit(folder: Path, number: int, victim: int, when: str) -> str:
     ranks = children(front.pid)
     if when == "decoding":
         wait_until("an answer", 240, lambda: journal(folder) > done or front.poll() is not None)
+    if front.poll() is not None:
+        raise AssertionError(front.communicate()[1])
     ids = [front.pid, *ranks]
     os.kill(ids[victim], number)
     waits = SLACK + (TIMEOUT if number == signal.SIGSTOP else 0.0)
