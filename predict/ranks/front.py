@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -180,6 +181,7 @@ class Ranks:
         """Starts them. settings: of EngineConfig. timeout: seconds without progress."""
         self._group = group = _Group(settings, size, timeout, module)
         self.size, self._channels = size, group.channels
+        self._early: list[deque[Arrays]] = [deque() for _ in range(size)]  # read, and not asked for
         self.close = weakref.finalize(self, group.close)
         stop_together(lambda: [each.pid for each in group.processes if each.poll() is None])
 
@@ -243,23 +245,21 @@ class Ranks:
             self.check()
             for other in range(self.size):
                 if other != rank and self._channels.up[other].has_message():
-                    self._next(other, self.check, only_notes=True)
+                    self._early[other].append(self._next(other, self.check))
 
-        return self._next(rank, look)
+        early = self._early[rank]
+        return early.popleft() if early else self._next(rank, look)
 
-    def _next(self, rank: int, look: Callable[[], None], only_notes: bool = False) -> Arrays:
-        """The next message that is no note; () where `only_notes` are taken and the next is one."""
-        ring = self._channels.up[rank]
-        while only_notes is False or ring.has_message():
-            kind, arrays = opened(ring.read(0, look))
-            if kind == Up.NOTE:
-                level = int(cast(Any, arrays[0])[0])
-                LOG.log(level, f"rank {rank}: {array_text(arrays[1])}")
-            elif kind == Up.FAILED:
+    def _next(self, rank: int, look: Callable[[], None]) -> Arrays:
+        """Reads the next message of a rank that is no note. Raises RankFailed of this rank."""
+        while True:
+            kind, arrays = opened(self._channels.up[rank].read(0, look))
+            if kind == Up.FAILED:
                 raise RankFailed(rank, array_text(arrays[0]), bool(cast(Any, arrays[1])[0]))
-            elif not only_notes:
+            if kind != Up.NOTE:
                 return arrays
-        return ()
+            level = int(cast(Any, arrays[0])[0])
+            LOG.log(level, f"rank {rank}: {array_text(arrays[1])}")
 
     def _check_others_failed(self, first: RankFailed) -> None:
         """Raises EngineError unless all ranks failed alike: then they can go on together."""
