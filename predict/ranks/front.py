@@ -29,7 +29,7 @@ from predict.engine.step import BlockCopies, Choices, KnownTokens
 from predict.errors import EngineError, UserError
 from predict.nn.decoder import StepOutputs
 from predict.nn.inputs import StepInputs
-from predict.ranks.life import LOOK_SECONDS, Clock, State, state_of, stop_together
+from predict.ranks.life import LOOK_SECONDS, Clock, State, peak_bytes_of, state_of, stop_together
 from predict.ranks.messages import (
     Down,
     Up,
@@ -298,9 +298,18 @@ class RanksRunner:
     num_ahead = 0
     num_recorded = 0
 
-    def __init__(self, ranks: Ranks, vocab_size: int, which: int = 0):
-        """which: 0 for the model, 1 for the draft model. vocab_size: of its logits."""
+    def __init__(self, ranks: Ranks, vocab_size: int, weight_bytes: int, which: int = 0):
+        """which: 0 for the model, 1 for the draft model. vocab_size: of its logits.
+
+        weight_bytes: of all ranks together.
+        """
         self._ranks, self._vocab_size, self._which = ranks, vocab_size, which
+        self.weight_bytes = weight_bytes
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """The largest memory of each rank so far, added."""
+        return sum(map(peak_bytes_of, self._ranks.process_ids))
 
     def run(self, inputs: StepInputs, taps: Sequence[str] = ()) -> StepOutputs:
         asked = [*step_arrays(self._which, inputs), text_array("\n".join(taps))]
