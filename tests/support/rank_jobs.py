@@ -7,11 +7,16 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from predict import LLM
+from predict import LLM, SamplingParams
+from predict.engine.batch import span_inputs
+from predict.engine.request_state import Request
+from predict.engine.scheduled import ScheduledSpan
 from predict.loading.model import read_spec
 from predict.nn.cuts import local_spec
-from tests.support.golden import check_greedy, config, runs
+from tests.support.golden import check_greedy, config, greedy, runs, step_logits
 from tests.support.golden_logits import BLOCK_SIZE, check_logits
+
+PROMPTS = [[1, 5, 9, 13, 40, 7, 8, 100, 3, 4, 5], [17, 3], [90, 80, 70, 60, 50]]
 
 
 @contextmanager
@@ -45,3 +50,17 @@ def check_golden(
             )
         check_logits(llm, case, which)
         check_greedy(llm, case, which)
+
+
+def logits_of(rank: int, size: int, source: str, cut: Any = None, **settings: Any) -> Any:
+    """float32 logits of PROMPTS, and the greedy text behind them; of one rank the whole model's."""
+    if "weight_block_size" in settings:
+        settings["weight_block_size"] = tuple(settings["weight_block_size"])
+    with of_rank(rank, size, **(cut or {})):
+        llm = LLM(config(source, **{"batch_size": 3, "inference_model": True, **settings}))
+    spans = [
+        ScheduledSpan(Request(n, prompt, SamplingParams()), len(prompt), 0, [n], True)
+        for n, prompt in enumerate(PROMPTS)
+    ]
+    logits = step_logits(llm, span_inputs(spans, llm.config.cache.block_size))
+    return logits.tolist(), greedy(llm, PROMPTS, 6)
