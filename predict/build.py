@@ -329,7 +329,7 @@ class _Builder:
             adapters = replace(adapters, max_loras=1, max_lora_rank=1)
         dtype = self.config.model.dtype
         placement = Placement(dtype, platform.place, platform.gpu, platform.packs_pages)
-        pools = empty_pages(self.spec, num_pool_pages(adapters), placement)
+        pools = empty_pages(plan.spec, num_pool_pages(adapters), placement)
         return AdapterStore(pools, plan, base, adapters, placement)
 
     def _num_cache_blocks(self) -> int:

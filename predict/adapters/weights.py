@@ -13,6 +13,7 @@ from predict.config.model import DTYPE_BYTES
 from predict.device.place import check_holds, put_row, tensor_at
 from predict.errors import UserError
 from predict.loading.adapters import Adapter, Base, LowRank
+from predict.loading.layouts.local import taken
 from predict.nn.adapter_pages import (
     PACKED_IN,
     PACKED_OUT,
@@ -47,6 +48,7 @@ def base_of(
 
     Includes tensors that `check_servable` refuses. takes_turns: see Base.
     """
+    plan = plan.whole or plan
     shapes: dict[str, tuple[int, ...]] = {**dict(plan.matrices()), **dict(plan.small_tensors())}
     for linear in plan.stored_linears():
         for prefix, size in zip(linear.prefixes, linear.part_sizes, strict=True):
@@ -158,12 +160,19 @@ def paged(adapter: Adapter, plan: WeightPlan, num_pages: int) -> list[PagedLinea
     values that are not finite.
     """
     changed, hidden = targets(adapter, plan), plan.spec.hidden_size
+    linears = zip(adapted_plans(plan.whole or plan), adapted_plans(plan), strict=True)
     return [
-        _paged(linear, part_sizes(block, name, hidden), adapter.linears, num_pages)
+        _own(_paged(linear, part_sizes(block, name, hidden), adapter.linears, num_pages), own)
         if changed[block.adapted[name]]
         else None
-        for block, name, linear in adapted_plans(plan)
+        for (block, name, linear), (_, _, own) in linears
     ]
+
+
+def _own(linear: PagedLinear, plan: LinearPlan) -> PagedLinear:
+    """What a rank's linear has of all columns and rows: its products are parts of the sum."""
+    a = linear.a if plan.columns is None else taken(linear.a, plan.columns, axis=3)
+    return PagedLinear(a, linear.b if plan.rows is None else taken(linear.b, plan.rows, axis=2))
 
 
 def _paged(

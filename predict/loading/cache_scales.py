@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from predict.errors import UserError
 from predict.nn.cache_formats import LEAST_RANGE, HeadScales, KvFormat
+from predict.nn.cuts import own_key_heads
 from predict.system.files import FLOAT32_MAX, json_type, read_json_object
 from predict.system.notes import LOG
 
 if TYPE_CHECKING:
     from predict.nn.blocks import CachingBlock
+    from predict.nn.shares import Ranges
     from predict.nn.spec import DecoderSpec
 
 
@@ -35,6 +37,10 @@ def head_scales(
     """
     if kv_format.scales != "head":
         return None
+    if spec.share is not None:
+        whole = head_scales(kv_format, directory, spec.share.whole, fake)
+        own = dict(zip(_layers(spec), own_key_heads(spec), strict=True))
+        return whole and {n: HeadScales(*(_taken(v, own[n]) for v in s)) for n, s in whole.items()}
     range_max = kv_format.range_max
     assert range_max is not None
     layers = _layers(spec)
@@ -77,6 +83,10 @@ def head_scales(
         return [max(float(v), LEAST_RANGE) / range_max for v in values]
 
     return {layer: HeadScales(scales(layer, "k"), scales(layer, "v")) for layer in layers}
+
+
+def _taken(values: Sequence[float], heads: Ranges) -> list[float]:
+    return [value for begin, end in heads for value in values[begin:end]]
 
 
 def _layers(spec: DecoderSpec) -> dict[int, CachingBlock]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 
 from predict.config.engine import EngineConfig
@@ -20,7 +21,7 @@ from predict.loading.build import DecoderBuilder, expected_tensors
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts import Layout, layout_of
 from predict.loading.layouts._target import Target
-from predict.loading.layouts.local import Local, units
+from predict.loading.layouts.local import Local, order_of, units
 from predict.loading.layouts.online import Online
 from predict.loading.losses import check_activations, say_what_groups_would_save
 from predict.loading.memory import (
@@ -180,7 +181,7 @@ def _of_rank(whole: Weights, ranks: Ranks) -> Weights:
     )
     return replace(
         whole,
-        plan=local_plan(whole.plan, spec),
+        plan=local_plan(whole.plan, spec, cache(partial(order_of, whole.layout))),
         layout=Local(whole.layout),
         layout_as=lambda settings: Local(whole.layout_as(settings)),
     )

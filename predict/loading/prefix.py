@@ -26,6 +26,7 @@ from predict.loading.arrays import StoredArray, listed
 from predict.loading.npy import read_npy
 from predict.loading.parallel_parts import Split, check_degree, joined, patterns, ranks_of
 from predict.loading.pdparams import read_params
+from predict.nn.cuts import own_key_heads
 from predict.nn.hf_config import ConfigReader
 from predict.nn.spec import DecoderSpec
 from predict.system.files import read_json_object
@@ -66,6 +67,14 @@ def read_prefix(path: str | Path, spec: DecoderSpec, dtype: str, max_length: int
     is no prefix of this network, or that leaves no room in `max_length` tokens.
     """
     path = Path(path)
+    if spec.share is not None:
+        stored = read_prefix(path, spec.share.whole, dtype, max_length)
+        layers = zip(stored.values, own_key_heads(spec), strict=True)
+        own = [
+            np.concatenate([layer[:, slice(*ends)] for ends in heads], axis=1)
+            for layer, heads in layers
+        ]
+        return StoredPrefix(stored.path, np.stack(own))
     num_layers, num_heads, head_dim = _kept(spec, path)
     source = _source(path)
     if source.suffix == ".npy":

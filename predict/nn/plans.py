@@ -46,6 +46,7 @@ class LinearPlan:
     rows: Ranges | None = None
     columns: Ranges | None = None
     keeps_bias: bool = True
+    is_scattered: bool = False  # its columns are parts of groups that have one scale
 
     @property
     def out_features(self) -> int:
@@ -153,6 +154,7 @@ class WeightPlan:
     head: LinearPlan  # with tied embeddings its weight is the embedding's
     layers: tuple[LayerPlan, ...]
     ignored: tuple[str, ...]
+    whole: WeightPlan | None = None  # of a rank's, the plan of the whole network
 
     def blocks(self) -> Iterator[BlockPlan]:
         for layer in self.layers:

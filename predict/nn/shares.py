@@ -30,6 +30,11 @@ class Axis:
         """Of this rank."""
         return num_places(self.ranges)
 
+    def in_order(self, places: Sequence[int]) -> Axis:
+        """The axis with the rank's share of `places`, which are all of it in another order."""
+        own = (int(places[at]) for begin, end in self.ranges for at in range(begin, end))
+        return Axis(self.size, joined((place, place + 1) for place in own))
+
 
 class Cut(NamedTuple):
     """How ranks share a slot, by names of axes. Without any it is whole on each of them.
@@ -96,17 +101,15 @@ class Ranks:
         return Axis(count, (part_of(count, self.rank, self.size),))
 
     def features(self, size: int) -> Axis:
-        """Inner features in units, unevenly where need be. Raises UserError for too few units."""
+        """Inner features in units, unevenly where need be; the last one may be smaller.
+
+        Raises UserError for too few units.
+        """
         units = (lcm(self.unit, ALIGNED), self.unit)
         unit = next((u for u in units if size % u == 0 and size // u >= self.size), self.unit)
-        if size % unit:
-            raise UserError(
-                f"{size} inner features are not whole groups of {unit}, which {self.size} ranks "
-                "could share; use a --quant_type with smaller groups, or one rank"
-            )
         name = "inner features" if unit == 1 else f"groups of {unit} inner features"
-        ((begin, end),) = self.nearly_alike(size // unit, name).ranges
-        return Axis(size, ((begin * unit, end * unit),))
+        ((begin, end),) = self.nearly_alike(-(-size // unit), name).ranges
+        return Axis(size, ((begin * unit, min(end * unit, size)),))
 
     def key_heads(self, num_heads: int, num_kv_heads: int) -> Axis:
         """The key heads that a rank's query heads read; repeated where their groups are uneven.
