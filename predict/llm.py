@@ -81,6 +81,11 @@ def check_streamed(params: SamplingParams) -> None:
         )
 
 
+def _wake(answers: AnswerLoop | None) -> None:
+    if answers is not None:
+        answers.wake()
+
+
 class LLM(AddonVerbs[None]):
     """Answers prompts with one model.
 
@@ -106,7 +111,7 @@ class LLM(AddonVerbs[None]):
         self.answers = AnswerLoop(self.engine, self.platform.make_current)
         if isinstance(self.engine.runner, RanksRunner):
             answers = weakref.ref(self.answers)  # the ranks end with this LLM
-            self.engine.runner.call_on_failure(lambda: (found := answers()) and found.wake())
+            self.engine.runner.call_on_failure(lambda: _wake(answers()))
         self._detokenizer = None if self.tokenizer is None else Detokenizer(self.tokenizer)
         self._ids = itertools.count()
         self._compiler: Guides | None = None

@@ -40,7 +40,10 @@ def main(words: Sequence[str]) -> None:
             LOG.addHandler(ToFront(rank))
         runners, ready = build()
         if os.environ.get("REGATTA_CHECK_RANKS") == "1":
+            from predict.engine.runner.networks import HostRunner
+
             for runner in runners:
+                assert isinstance(runner, HostRunner)
                 runner.network = Compared(runner.network, size)
         rank.tell_ready(ready)
     except Exception as error:

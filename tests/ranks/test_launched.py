@@ -20,12 +20,12 @@ TWO = {"PADDLE_TRAINERS_NUM": "2", "PADDLE_TRAINER_ID": "0", "PADDLE_NNODES": "1
 
 
 @pytest.mark.parametrize("environ", [{}, {**TWO, "PADDLE_TRAINERS_NUM": "1"}])
-def test_without_several_processes_flags_stay(environ: dict[str, str]):
+def test_without_several_processes_flags_stay(environ: dict[str, str]) -> None:
     assert with_launched({"dtype": "x"}, environ) == {"dtype": "x"}
 
 
 @pytest.mark.parametrize("given", [{}, {"tensor_parallel_degree": 2}])
-def test_the_first_process_runs_as_many_ranks(given: dict[str, int]):
+def test_the_first_process_runs_as_many_ranks(given: dict[str, int]) -> None:
     assert with_launched(given, TWO) == {"tensor_parallel_degree": 2}
 
 
@@ -39,14 +39,14 @@ def test_the_first_process_runs_as_many_ranks(given: dict[str, int]):
 @pytest.mark.parametrize("number", ["0", "1"])
 def test_what_the_launcher_does_not_fit_is_refused(
     given: dict[str, int], changed: dict[str, str], said: str, number: str
-):
+) -> None:
     with pytest.raises(UserError, match=re.escape(said)):
         with_launched(given, {**TWO, **changed, "PADDLE_TRAINER_ID": number})
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(library.find() is None, reason="needs the compiled library")
-def test_the_launcher_s_run_has_one_answer_for_each_line(tmp_path: Path):
+def test_the_launcher_s_run_has_one_answer_for_each_line(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"src": "def main("}\n{"src": "import"}\n')
     done = subprocess.run(
         [
