@@ -60,7 +60,7 @@ def test_the_launcher_s_run_has_one_answer_for_each_line(tmp_path: Path) -> None
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=110,
         check=False,
     )
     logs = "".join(each.read_text() for each in (tmp_path / "log").glob("workerlog.*"))
