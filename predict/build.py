@@ -228,7 +228,9 @@ class _Builder:
         ready = ranks.ready()
         for rank, each in enumerate(ready):
             LOG.info(f"rank {rank}: {mib(each.weight_bytes)} MiB of weights")
-        return Running(RanksRunner(ranks, self.spec.vocab_size), None, [], ready[0].num_blocks)
+        weight_bytes = sum(each.weight_bytes for each in ready)
+        runner = RanksRunner(ranks, self.spec.vocab_size, weight_bytes)
+        return Running(runner, None, [], ready[0].num_blocks)
 
     def running(self) -> Running:
         """Reads this process's weights, and makes what runs steps. Raises UserError."""

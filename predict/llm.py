@@ -89,6 +89,11 @@ def check_streamed(params: SamplingParams) -> None:
         )
 
 
+def _wake(answers: AnswerLoop | None) -> None:
+    if answers is not None:
+        answers.wake()
+
+
 class LLM(AddonVerbs[None]):
     """Answers prompts with one model.
 
@@ -115,7 +120,7 @@ class LLM(AddonVerbs[None]):
         self.embedder = Embedder(self.engine)
         if isinstance(self.engine.runner, RanksRunner):
             answers = weakref.ref(self.answers)  # the ranks end with this LLM
-            self.engine.runner.call_on_failure(lambda: (found := answers()) and found.wake())
+            self.engine.runner.call_on_failure(lambda: _wake(answers()))
         self._detokenizer = None if self.tokenizer is None else Detokenizer(self.tokenizer)
         self._ids = itertools.count()
         self._compiler: Guides | None = None
@@ -457,13 +462,15 @@ class LLM(AddonVerbs[None]):
         """Counts so far."""
         scheduler, adapters = self.engine.scheduler, self.addons.adapters
         pool = None if adapters is None else adapters.pool
+        peak, runner = devices.peak_bytes(self.platform.device), self.engine.runner
         return replace(
             self.engine.stats,
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             num_cache_blocks=scheduler.config.num_blocks,
             num_used_blocks=scheduler.block_manager.num_used_blocks,
-            peak_memory_bytes=devices.peak_bytes(self.platform.device),
+            peak_memory_bytes=peak
+            + (runner.peak_memory_bytes if isinstance(runner, RanksRunner) else 0),
             num_adapters=0 if adapters is None else len(adapters.names),
             num_adapter_pages=0 if pool is None else pool.num_pages,
             num_used_adapter_pages=0 if pool is None else pool.num_used_pages,

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from predict.config.engine import EngineConfig
 from predict.ranks.life import end_with_front
-from predict.ranks.rank import Rank, ToFront
+from predict.ranks.rank import Compared, Rank, ToFront
 from predict.ranks.shared import Channels
 from predict.system.notes import LOG
 
@@ -39,6 +39,12 @@ def main(words: Sequence[str]) -> None:
         if number == 0:  # what all say is said once
             LOG.addHandler(ToFront(rank))
         runners, ready = build()
+        if os.environ.get("REGATTA_CHECK_RANKS") == "1":
+            from predict.engine.runner.networks import HostRunner
+
+            for runner in runners:
+                assert isinstance(runner, HostRunner)
+                runner.network = Compared(runner.network, size)
         rank.tell_ready(ready)
     except Exception as error:
         rank.tell_failure(error)

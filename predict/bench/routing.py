@@ -51,6 +51,11 @@ def check_routing(config: EngineConfig, has_experts: bool) -> None:
             "--routing makes routers of random weights, and these are stored ones; add "
             "--load_format dummy, or leave --routing out"
         )
+    if config.ranks.tensor_parallel_degree > 1:
+        raise UserError(
+            "--routing makes routers in this process, and several ranks have their own; leave out "
+            "--routing or --tensor_parallel_degree"
+        )
     if not has_experts:
         raise UserError(
             f"--routing is of experts, and {config.model.model_name_or_path} has none; leave it out"

@@ -57,6 +57,7 @@ from predict.errors import UserError
 from predict.guide import Guide
 from predict.nn.kinds.experts import ExpertBlock
 from predict.nn.spec import DecoderSpec
+from predict.ranks.front import RanksRunner
 from predict.request import RequestOutput, SamplingParams
 from predict.system.console import say, show
 from predict.system.host import frozen_objects, process_age_seconds
@@ -405,7 +406,12 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
     startup = process_age_seconds()
     if plan.routing == "skewed":
         skew(llm, plan.seed)
-    stored = linear_bytes(llm.decoder) if llm.decoder else program_bytes(config, llm.spec)
+    if llm.decoder is not None:
+        stored = linear_bytes(llm.decoder)
+    elif isinstance(llm.engine.runner, RanksRunner):
+        stored = llm.engine.runner.weight_bytes
+    else:
+        stored = program_bytes(config, llm.spec)
     cost = replace(Cost.of(llm.spec, config.model.dtype, config.kv_format), weight_bytes=stored)
     suites: dict[str, Suite] = {}
     with frozen_objects():
@@ -448,6 +454,8 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
     }
     method = METHOD.format(LATENCIES if plan.repetitions else LATENCIES_OF_ONE_RUN)
     units = UNITS
+    if config.ranks.tensor_parallel_degree > 1:
+        settings["tensor_parallel_degree"] = config.ranks.tensor_parallel_degree
     if counts_experts(llm):
         settings["routing"] = plan.routing or "as the weights have it"
         method, units = method + EXPERTS, UNITS | EXPERT_UNITS

@@ -19,7 +19,7 @@ from predict.gguf.files import parts_of
 # How much runs together, and in how much memory: what a run may be resumed with other values of.
 OPERATIONAL = (
     *("batch_size", "max_num_batched_tokens", "num_cache_blocks", "gpu_memory_utilization"),
-    *("max_loras", "max_lora_rank", "max_cpu_loras"),
+    *("max_loras", "max_lora_rank", "max_cpu_loras", "rank_timeout"),
 )
 # Digests stand for what these lead to.
 FOLDERS = ("model_name_or_path", "draft_model_name_or_path", "lora_path")

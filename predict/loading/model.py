@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +22,7 @@ from predict.loading.build import DecoderBuilder, expected_tensors
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts import Layout, layout_of
 from predict.loading.layouts._target import Target
-from predict.loading.layouts.local import Local, units
+from predict.loading.layouts.local import Local, order_of, units
 from predict.loading.layouts.online import Online
 from predict.loading.losses import check_activations, say_what_groups_would_save
 from predict.loading.memory import (
@@ -186,7 +187,7 @@ def _of_rank(whole: Weights, ranks: Ranks) -> Weights:
     )
     return replace(
         whole,
-        plan=local_plan(whole.plan, spec),
+        plan=local_plan(whole.plan, spec, cache(partial(order_of, whole.layout))),
         layout=Local(whole.layout),
         layout_as=lambda settings: Local(whole.layout_as(settings)),
     )
@@ -263,6 +264,12 @@ def load_decoder(
     on_layer: Callable[[int], None] | None = None,
 ) -> Decoder:
     """Reads the checkpoint of `config` into a decoder, once it is checked. See open_weights."""
+    degree = config.ranks.tensor_parallel_degree
+    if degree > 1:
+        raise UserError(
+            f"tensor_parallel_degree {degree}: this command runs in one process; leave it out (the "
+            "predictor, the server and the Python API run several, without --mode static)"
+        )
     weights = open_weights(config, spec, reader, platform)
     check_memory([weights], with_cache=False)
     return weights.read(on_layer)

@@ -26,8 +26,8 @@ from predict.loading.arrays import StoredArray, listed
 from predict.loading.npy import read_npy
 from predict.loading.parallel_parts import Split, check_degree, joined, patterns, ranks_of
 from predict.loading.pdparams import read_params
-from predict.nn.hf_config import ConfigReader
 from predict.nn.cuts import own_key_heads
+from predict.nn.hf_config import ConfigReader
 from predict.nn.spec import DecoderSpec
 from predict.system.files import read_json_object
 from predict.system.settings import refuse_unread, setting

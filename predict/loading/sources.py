@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import zlib
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -164,16 +165,16 @@ class RandomSource:
         generator = np.random.default_rng(seed)
         self.values = generator.standard_normal(self.PERIOD, dtype=np.float32)
         self.values *= np.float32(0.02)
-        self.used = 0
+
+    def start(self, names: tuple[str, ...]) -> int:
+        """Where the values of these tensors begin: the same, whatever else is read."""
+        return zlib.crc32(" ".join(names).encode()) % self.PERIOD
 
     def vector(self, name: str, size: int) -> npt.NDArray[Any]:
         return np.ones(size, np.float32)
 
     def matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
-        count = shape[0] * shape[1]
-        start = self.used % self.PERIOD
-        self.used += count
-        return np.resize(np.roll(self.values, -start), shape)
+        return np.resize(np.roll(self.values, -self.start(names)), shape)
 
     def stored_matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> Any:
         return self.matrix(names, shape)
@@ -190,10 +191,12 @@ class RandomSource:
     def close(self) -> None:
         pass
 
-    def quantized(self, scheme: Scheme, group_size: int, shape: tuple[int, int]) -> Quantized:
+    def quantized(
+        self, names: tuple[str, ...], scheme: Scheme, group_size: int, shape: tuple[int, int]
+    ) -> Quantized:
         """A linear [N, K] of random codes: some rows are rounded, and repeated to all N."""
         num_rows = min(shape[0], max(1, self.PERIOD // shape[1]))
-        sample = scheme.quantize(self.host_matrix((), (num_rows, shape[1])), group_size)
+        sample = scheme.quantize(self.host_matrix(names, (num_rows, shape[1])), group_size)
 
         def repeated(values: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
             if values is None:
@@ -235,11 +238,12 @@ class DeviceRandomSource(RandomSource):
     def stored_bytes(self, names: tuple[str, ...]) -> int:
         return DTYPE_BYTES[self.dtype]
 
-    def quantized(self, scheme: Scheme, group_size: int, shape: tuple[int, int]) -> Quantized:
+    def quantized(
+        self, names: tuple[str, ...], scheme: Scheme, group_size: int, shape: tuple[int, int]
+    ) -> Quantized:
         """A linear [N, K] of random values, rounded where they are."""
-        return scheme.quantize(self.matrix((), shape), group_size, round_weight)
+        return scheme.quantize(self.matrix(names, shape), group_size, round_weight)
 
     def biases(self, names: tuple[str, ...], size: int) -> npt.NDArray[Any]:
-        start = self.used % (self.PERIOD - size)
-        self.used += size
+        start = self.start(names) % (self.PERIOD - size)
         return self.values[start : start + size]

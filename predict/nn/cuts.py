@@ -6,13 +6,27 @@ and exports follow from the rank's own spec, and none of them asks for a rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
 
-from predict.nn.blocks import slot_share
-from predict.nn.plans import BlockPlan, ExpertsPlan, LinearPlan, SlotPlan, TablePlan, WeightPlan
+from predict.nn.blocks import Slot, slot_share
+from predict.nn.plans import (
+    BlockPlan,
+    ExpertsPlan,
+    HeadNormPlan,
+    LinearPlan,
+    NormPlan,
+    SlotPlan,
+    TablePlan,
+    WeightPlan,
+)
 from predict.nn.shares import Ranges, Ranks, SlotShare, num_places
 from predict.nn.spec import DecoderSpec, Share
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 FEATURES = ("inner", "shared")  # axes that are no heads
 
@@ -33,15 +47,24 @@ def local_spec(
     return replace(spec, layers=layers, share=Share(spec, ranks))
 
 
-def local_plan(whole: WeightPlan, spec: DecoderSpec) -> WeightPlan:
-    """The plan of a rank's spec, made of that of the whole network."""
+# Of a whole linear: its columns as groups of them have one scale, where that is another order.
+Order: TypeAlias = Callable[[LinearPlan], "npt.NDArray[np.int32] | None"]
+
+
+def local_plan(
+    whole: WeightPlan, spec: DecoderSpec, order: Order = lambda plan: None
+) -> WeightPlan:
+    """The plan of a rank's spec, made of that of the whole network.
+
+    order: inner features are shared in it; heads stay what they are.
+    """
     share = spec.share
     if share is None:
         return whole
     tokens: Ranges = (share.tokens(),)
     layers = (
         tuple(
-            BlockPlan(block, dict(_slots(plan, share.ranks, spec.hidden_size)))
+            BlockPlan(block, dict(_slots(plan, share.ranks, spec.hidden_size, order)))
             for block, plan in zip(layer, plans, strict=True)
         )
         for layer, plans in zip(spec.layers, whole.layers, strict=True)
@@ -68,25 +91,45 @@ def linears_of_features(plan: WeightPlan) -> Iterator[LinearPlan]:
                 yield linear
 
 
-def _slots(plan: BlockPlan, ranks: Ranks, hidden_size: int) -> Iterator[tuple[str, SlotPlan]]:
+def _slots(
+    plan: BlockPlan, ranks: Ranks, hidden_size: int, order: Order
+) -> Iterator[tuple[str, SlotPlan]]:
     """The slots of a rank. plan: of the whole block."""
     _, axes = plan.block.shared(ranks)
     cuts = plan.block.cuts
+    readers = {cut.columns: plan.slots.get(name) for name, cut in cuts.items() if cut.columns}
+
+    def linear(number: int, whole: LinearPlan, slot: Slot) -> LinearPlan:
+        """number: of an expert."""
+        own = dict(axes)
+        for axis in FEATURES:
+            reader = readers.get(axis)
+            reader = reader.experts[number] if isinstance(reader, ExpertsPlan) else reader
+            places = order(reader) if axis in own and isinstance(reader, LinearPlan) else None
+            if places is not None:
+                own[axis] = own[axis].in_order(places)
+        cut = cuts[slot.name]
+        made = _linear(whole, slot_share(slot, cut, own), ranks)
+        by_heads = bool(cut.columns) and cut.columns not in FEATURES
+        return replace(made, is_scattered=by_heads and order(whole) is not None)
+
     for slot in plan.block.slots(hidden_size):
         whole = plan.slots[slot.name]
         if slot.name not in cuts:
             yield slot.name, whole
             continue
         share = slot_share(slot, cuts[slot.name], axes)
-        yield slot.name, _slot(whole, share, ranks)
+        if isinstance(whole, LinearPlan):
+            yield slot.name, linear(0, whole, slot)
+        elif isinstance(whole, ExpertsPlan):
+            own = range(*share.experts) if share.experts else range(len(whole.experts))
+            experts = tuple(linear(number, whole.experts[number], slot) for number in own)
+            yield slot.name, ExpertsPlan(experts)
+        else:
+            yield slot.name, _slot(whole, share)
 
 
-def _slot(plan: SlotPlan, share: SlotShare, ranks: Ranks) -> SlotPlan:
-    if isinstance(plan, LinearPlan):
-        return _linear(plan, share, ranks)
-    if isinstance(plan, ExpertsPlan):
-        own = slice(*share.experts) if share.experts else slice(None)
-        return ExpertsPlan(tuple(_linear(each, share, ranks) for each in plan.experts[own]))
+def _slot(plan: TablePlan | NormPlan | HeadNormPlan, share: SlotShare) -> SlotPlan:
     if share.rows is None:
         return plan
     count = num_places(share.rows)

@@ -46,6 +46,7 @@ class LinearPlan:
     rows: Ranges | None = None
     columns: Ranges | None = None
     keeps_bias: bool = True
+    is_scattered: bool = False  # its columns are parts of groups that have one scale
 
     @property
     def out_features(self) -> int:

@@ -30,6 +30,11 @@ class Axis:
         """Of this rank."""
         return num_places(self.ranges)
 
+    def in_order(self, places: Sequence[int]) -> Axis:
+        """The axis with the rank's share of `places`, which are all of it in another order."""
+        own = (int(places[at]) for begin, end in self.ranges for at in range(begin, end))
+        return Axis(self.size, joined((place, place + 1) for place in own))
+
 
 class Cut(NamedTuple):
     """How ranks share a slot, by names of axes. Without any it is whole on each of them.

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -28,7 +29,7 @@ from predict.engine.step import BlockCopies, Choices, KnownTokens
 from predict.errors import EngineError, UserError
 from predict.nn.decoder import StepOutputs
 from predict.nn.inputs import StepInputs
-from predict.ranks.life import LOOK_SECONDS, Clock, state_of, stop_together
+from predict.ranks.life import LOOK_SECONDS, Clock, State, peak_bytes_of, state_of, stop_together
 from predict.ranks.messages import (
     Down,
     Up,
@@ -43,8 +44,9 @@ from predict.system.notes import LOG
 
 # The memory file of sums: SharedWords in csrc/include/regatta/communicator.h.
 MOST_RANKS, SLOT_BYTES = 64, 1 << 18
-START_PROGRESS = 0.02  # seconds of computing that count as progress, and a part of the timeout
-COMPUTES = 0.005
+# Seconds of computing that count as progress, and their part of the timeout: waiting takes less.
+LEAST_SECONDS, LEAST_PART = 0.02, 0.005
+BUSY = "RD"  # states of a process that runs, or reads a disk
 FAIL_SECONDS = 2.0  # in which all ranks fail, where one does by what it was asked for
 
 
@@ -119,11 +121,15 @@ class _Group:
 
 
 class _Watch:
-    """Looks at the processes of a group again and again."""
+    """Looks at the processes of a group again and again.
+
+    A rank gets on where its counts change, where it computes, runs or reads a disk. One that waits
+    for another does not, which is no fault: all must wait, or one be stopped by a signal.
+    """
 
     def __init__(self, group: _Group):
         self._group, self._clock = group, Clock()
-        # Of each rank: counts, seconds of computing, and when they changed.
+        # Of each rank: its counts, seconds of computing, and when they changed.
         self._marks: list[tuple[tuple[int, int], float, float]] = [((-1, -1), 0.0, 0.0)]
         self._marks *= group.size
 
@@ -134,29 +140,32 @@ class _Watch:
             status = process.poll()
             if status is not None:
                 return f"rank {rank} (process {process.pid}) {_how(status)}, and so all ranks end"
-        late = [rank for rank in range(group.size) if self._is_late(rank, now)]
+        states = [state_of(process.pid) for process in group.processes]
+        seconds = [self._waited(rank, state, now) for rank, state in enumerate(states)]
+        stopped = [rank for rank, state in enumerate(states) if state.is_stopped]
+        late = [rank for rank in stopped if seconds[rank] > group.timeout]
+        if not late and min(seconds) > group.timeout:
+            late = list(range(group.size))
         if not late:
             return None
-        states = [state_of(process.pid) for process in group.processes]
-        stopped = [rank for rank, state in enumerate(states) if state.is_stopped]
-        rank = min(stopped or late, key=group.arrived)
+        rank = min(late, key=group.arrived)
         return (
             f"rank {rank} (process {group.processes[rank].pid}) made no progress for "
             f"{group.timeout:g} s (--rank_timeout)"
-            f"{', and is stopped by a signal' if stopped else ''}; all ranks end"
+            f"{', and is stopped by a signal' if rank in stopped else ''}; all ranks end"
         )
 
-    def _is_late(self, rank: int, now: float) -> bool:
+    def _waited(self, rank: int, state: State, now: float) -> float:
+        """Seconds in which a rank that has something to do has not got on."""
         group = self._group
         counts = (group.channels.progress.load(rank), group.arrived(rank))
-        state = state_of(group.processes[rank].pid)
         known, computed, since = self._marks[rank]
-        computes = state.cpu_seconds - computed > START_PROGRESS + COMPUTES * group.timeout
+        computes = state.cpu_seconds - computed > LEAST_SECONDS + LEAST_PART * group.timeout
         is_idle = not group.is_asked and not state.is_stopped
-        if counts != known or computes or is_idle:
+        if counts != known or computes or is_idle or state.letter in BUSY:
             self._marks[rank] = counts, state.cpu_seconds, now
-            return False
-        return now - since > group.timeout
+            return 0.0
+        return now - since
 
 
 class Ranks:
@@ -172,6 +181,7 @@ class Ranks:
         """Starts them. settings: of EngineConfig. timeout: seconds without progress."""
         self._group = group = _Group(settings, size, timeout, module)
         self.size, self._channels = size, group.channels
+        self._early: list[deque[Arrays]] = [deque() for _ in range(size)]  # read, and not asked for
         self.close = weakref.finalize(self, group.close)
         stop_together(lambda: [each.pid for each in group.processes if each.poll() is None])
 
@@ -235,23 +245,21 @@ class Ranks:
             self.check()
             for other in range(self.size):
                 if other != rank and self._channels.up[other].has_message():
-                    self._next(other, self.check, only_notes=True)
+                    self._early[other].append(self._next(other, self.check))
 
-        return self._next(rank, look)
+        early = self._early[rank]
+        return early.popleft() if early else self._next(rank, look)
 
-    def _next(self, rank: int, look: Callable[[], None], only_notes: bool = False) -> Arrays:
-        """The next message that is no note; () where `only_notes` are taken and the next is one."""
-        ring = self._channels.up[rank]
-        while only_notes is False or ring.has_message():
-            kind, arrays = opened(ring.read(0, look))
-            if kind == Up.NOTE:
-                level = int(cast(Any, arrays[0])[0])
-                LOG.log(level, f"rank {rank}: {array_text(arrays[1])}")
-            elif kind == Up.FAILED:
+    def _next(self, rank: int, look: Callable[[], None]) -> Arrays:
+        """Reads the next message of a rank that is no note. Raises RankFailed of this rank."""
+        while True:
+            kind, arrays = opened(self._channels.up[rank].read(0, look))
+            if kind == Up.FAILED:
                 raise RankFailed(rank, array_text(arrays[0]), bool(cast(Any, arrays[1])[0]))
-            elif not only_notes:
+            if kind != Up.NOTE:
                 return arrays
-        return ()
+            level = int(cast(Any, arrays[0])[0])
+            LOG.log(level, f"rank {rank}: {array_text(arrays[1])}")
 
     def _check_others_failed(self, first: RankFailed) -> None:
         """Raises EngineError unless all ranks failed alike: then they can go on together."""
@@ -290,9 +298,18 @@ class RanksRunner:
     num_ahead = 0
     num_recorded = 0
 
-    def __init__(self, ranks: Ranks, vocab_size: int, which: int = 0):
-        """which: 0 for the model, 1 for the draft model. vocab_size: of its logits."""
+    def __init__(self, ranks: Ranks, vocab_size: int, weight_bytes: int, which: int = 0):
+        """which: 0 for the model, 1 for the draft model. vocab_size: of its logits.
+
+        weight_bytes: of all ranks together.
+        """
         self._ranks, self._vocab_size, self._which = ranks, vocab_size, which
+        self.weight_bytes = weight_bytes
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """The largest memory of each rank so far, added."""
+        return sum(map(peak_bytes_of, self._ranks.process_ids))
 
     def run(self, inputs: StepInputs, taps: Sequence[str] = ()) -> StepOutputs:
         asked = [*step_arrays(self._which, inputs), text_array("\n".join(taps))]

@@ -41,6 +41,15 @@ def state_of(process_id: int) -> State:
     return State(fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
 
 
+def peak_bytes_of(process_id: int) -> int:
+    """The largest resident set of a process so far; 0 where it is gone."""
+    try:
+        lines = Path(f"/proc/{process_id}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
 class Clock:
     """Seconds while this process runs: what it was stopped for does not count."""
 

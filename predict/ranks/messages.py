@@ -119,7 +119,7 @@ def arrays_choices(arrays: Arrays) -> Choices:
         dict(of[3].tolist()),
         None if top < 0 else top,
         PromptTargets(of[4].tolist(), prompt_top),
-        None if of[6] is None else WindowDrafts(*of[6].tolist(), _lists(of[7], of[8])),
+        _arrays_window(*of[6:9]),
         None if masks is None else fill_masks,
     )
 
@@ -127,6 +127,13 @@ def arrays_choices(arrays: Arrays) -> Choices:
 def _window_arrays(window: WindowDrafts) -> Arrays:
     of = np.array([window.window, window.max_candidate_len], np.int64)
     return [of, *_ragged(window.drafts)]
+
+
+def _arrays_window(of: Any, lengths: Any, flat: Any) -> WindowDrafts | None:
+    if of is None:
+        return None
+    window, max_candidate_len = of.tolist()
+    return WindowDrafts(window, max_candidate_len, _lists(lengths, flat))
 
 
 def _adjusted_arrays(rows: Sequence[tuple[int, Adjusted]]) -> Arrays:
@@ -163,7 +170,8 @@ def _arrays_adjusted(of: Sequence[Any], num_rows: int) -> list[Adjusted | None]:
         row, sequence_id, num_known, num_prompt, ngram, num_rules = numbers
         own = tuple(rules[begin : begin + num_rules])
         begin += num_rules
-        adjustment = Adjustment(*penalty, ngram, own)
+        repetition, presence, frequency = penalty
+        adjustment = Adjustment(repetition, presence, frequency, ngram, own)
         found[row] = Adjusted(adjustment, sequence_id, known, num_known, num_prompt, ())
     return found
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from predict.engine.step import Runner
+from predict.device import communicator
+from predict.engine.step import Network, Runner
 from predict.errors import UserError
+from predict.nn.decoder import FINAL, StepOutputs
+from predict.nn.inputs import StepInputs
 from predict.ranks.messages import (
     NUM_INPUTS,
     Down,
@@ -79,6 +83,24 @@ def _done(kind: Down, arrays: list[Any], runners: Sequence[Runner]) -> Arrays | 
     outputs = runners[which].run(inputs, taps)
     tensors = [outputs.logits, *(outputs.hidden[tap] for tap in taps)]
     return [None if each is None else each.astype("float32").numpy() for each in tensors]
+
+
+class Compared:
+    """A network that fails where its hidden states are not those of all ranks, bit for bit."""
+
+    def __init__(self, network: Network, size: int):
+        self._network, self._size = network, size
+
+    def run(self, inputs: StepInputs, taps: Sequence[str] = ()) -> StepOutputs:
+        """See Network."""
+        outputs = self._network.run(inputs, (*taps, FINAL))
+        bits = outputs.hidden[FINAL].astype("float32").numpy().tobytes()
+        own = np.frombuffer(hashlib.blake2b(bits, digest_size=8).digest(), np.int64)
+        every = communicator.gather_ranks(own, self._size).ravel()
+        if (every != every[0]).any():
+            wrong = np.flatnonzero(every != every[0]).tolist()
+            raise RuntimeError(f"hidden states of ranks {wrong} are not those of rank 0")
+        return outputs
 
 
 def _wait() -> None:

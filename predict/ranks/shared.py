@@ -175,7 +175,7 @@ def message(kind: int, arrays: Arrays = ()) -> list[Buffer]:
         sizes = [*array.shape, *[0] * (_MOST_DIMS - array.ndim)]
         parts.append(_ARRAY.pack(_DTYPES.index(array.dtype), array.ndim, *sizes))
         if array.size:
-            parts.append(memoryview(array.reshape(-1)).cast("B"))
+            parts.append(array.reshape(-1).data.cast("B"))
     return parts
 
 

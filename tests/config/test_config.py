@@ -61,7 +61,7 @@ def test_dashes_equals_signs_and_null_words_are_understood() -> None:
         (["--batchsize", "3"], "unknown flag --batchsize; did you mean --batch_size?"),
         (["--zzz"], "unknown flag --zzz; predictor.py --help lists the flags"),
         (["--max_model_len", "9"], "unknown flag --max_model_len; did you mean --max_length?"),
-        (["--tensor-parallel-size", "2"], "size; one model on several GPUs does not run yet"),
+        (["--pipeline-parallel-size", "2"], "size; layers are not shared out"),
         (["--tensor_ranks", "2"], "unknown flag --tensor_ranks; predictor.py --help"),
         (["--batch_size", "two"], "--batch_size: 'two' is not an integer"),
         (["--benchmark", "maybe"], "--benchmark: 'maybe' is not true or false"),

@@ -28,7 +28,7 @@ def widened(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_all_ranks_get_the_sum_in_the_order_of_ranks_and_all_parts(size: int):
+def test_all_ranks_get_the_sum_in_the_order_of_ranks_and_all_parts(size: int) -> None:
     fd = os.memfd_create("test")
     os.truncate(fd, communicator.num_bytes(size))
     processes = start(fd, size)
@@ -51,7 +51,7 @@ def test_all_ranks_get_the_sum_in_the_order_of_ranks_and_all_parts(size: int):
     assert [text.splitlines() for text in texts] == [expected] * size
 
 
-def test_a_rank_that_waits_ends_when_all_are_told_to():
+def test_a_rank_that_waits_ends_when_all_are_told_to() -> None:
     fd = os.memfd_create("test")
     os.truncate(fd, communicator.num_bytes(2))
     (process, other) = start(fd, 2)
@@ -69,12 +69,12 @@ def test_a_rank_that_waits_ends_when_all_are_told_to():
 
 
 @pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), (0, 65)])
-def test_a_rank_that_cannot_be_is_refused(rank: int, size: int):
+def test_a_rank_that_cannot_be_is_refused(rank: int, size: int) -> None:
     with pytest.raises(library.LibraryError, match=f"rank {rank} of {size}"):
         communicator.open_ranks(0, rank, size)
 
 
-def test_a_memory_file_that_is_too_small_is_refused():
+def test_a_memory_file_that_is_too_small_is_refused() -> None:
     fd = os.memfd_create("test")
     with pytest.raises(library.LibraryError, match="not there, or too small"):
         communicator.open_ranks(fd, 0, 2)

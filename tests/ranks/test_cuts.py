@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from predict.config.quantization import QuantSettings
 from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
-from predict.loading.layouts.local import Local, units
+from predict.loading.layouts.local import Local, order_of, units
 from predict.loading.layouts.online import Online
 from predict.loading.sources import CheckpointSource
 from predict.nn.cuts import linears_of_features, local_plan, local_spec
@@ -25,14 +26,14 @@ from tests.support.layouts import CASES, open_layout
 from tests.support.layouts import GOLDEN as QUANTIZED
 from tests.support.tiny import write
 
-ACT_ORDER = ["gptq_act_order", "gptq_asym_v2"]
 SIZES = {"num_attention_heads": 8, "head_dim": 64, "hidden_size": 256, "intermediate_size": 384}
 
 
 def check_cut(layout: Any, plan: WeightPlan, size: int) -> None:
     """Raises AssertionError unless ranks' linears are parts of the whole ones, bit for bit."""
     unit = units(layout, linears_of_features(plan))
-    ranks = [local_plan(plan, local_spec(plan.spec, rank, size, unit=unit)) for rank in range(size)]
+    specs = (local_spec(plan.spec, rank, size, unit=unit) for rank in range(size))
+    ranks = [local_plan(plan, spec, partial(order_of, layout)) for spec in specs]
     of_rank = Local(layout)
     for whole, *parts in zip(plan.linears(), *(rank.linears() for rank in ranks), strict=True):
         name, weight = layout.scheme(whole), layout.read(whole)
@@ -46,24 +47,19 @@ def check_cut(layout: Any, plan: WeightPlan, size: int) -> None:
             )
             place = np.ix_(rows, columns)
             seen[place] = True
-            np.testing.assert_array_equal(own.codes, weight.codes[place])
-            found = own.codes if name == "dense" else float_values(name, own)
+            if weight.perm is None:
+                np.testing.assert_array_equal(own.codes, weight.codes[place])
+            is_dense = of_rank.scheme(part) == "dense"
+            found = own.codes if is_dense else float_values(name, own)
             np.testing.assert_array_equal(found, values[place])
             assert found.shape == (part.out_features, part.in_features)
-            assert of_rank.scheme(part) == name
+            assert is_dense == (name == "dense" or part.is_scattered)
         assert seen.all()
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in ACT_ORDER])
+@pytest.mark.parametrize("case", CASES)
 def test_codes_of_each_layout_are_those_of_one_rank(case: str) -> None:
     check_cut(*open_layout(QUANTIZED / case), size=2)
-
-
-@pytest.mark.parametrize("case", ACT_ORDER)
-def test_columns_in_act_order_are_refused_by_name(case: str) -> None:
-    layout, plan = open_layout(QUANTIZED / case)
-    with pytest.raises(UserError, match=r"o_proj has its columns in act-order .* use --tensor_par"):
-        check_cut(layout, plan, 2)
 
 
 SCHEMES: dict[str, dict[str, Any]] = {
@@ -78,7 +74,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
 
 def opened(folder: Path, scheme: str) -> tuple[Online, WeightPlan]:
     """A tiny model's layout, rounded so, and its plan."""
-    layout, plan = open_layout(folder)
+    _, plan = open_layout(folder)
     source = CheckpointSource(Checkpoint(folder))
     return Online(source, QuantSettings(**SCHEMES[scheme]), plan), plan
 

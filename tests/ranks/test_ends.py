@@ -42,6 +42,8 @@ def hit(folder: Path, number: int, victim: int, when: str) -> str:
     ranks = children(front.pid)
     if when == "decoding":
         wait_until("an answer", 240, lambda: journal(folder) > done or front.poll() is not None)
+    if front.poll() is not None:
+        raise AssertionError(front.communicate()[1])
     ids = [front.pid, *ranks]
     os.kill(ids[victim], number)
     waits = SLACK + (TIMEOUT if number == signal.SIGSTOP else 0.0)
@@ -62,7 +64,7 @@ def check_resumed(folder: Path) -> None:
     assert all(line["output"] for line in lines)
 
 
-def test_a_killed_rank_ends_the_run_by_name_and_resume_goes_on(tmp_path: Path):
+def test_a_killed_rank_ends_the_run_by_name_and_resume_goes_on(tmp_path: Path) -> None:
     said = hit(tmp_path, signal.SIGKILL, 2, "decoding")
     assert "rank 1 (process " in said
     assert "was ended by signal 9 (SIGKILL)" in said
@@ -71,7 +73,7 @@ def test_a_killed_rank_ends_the_run_by_name_and_resume_goes_on(tmp_path: Path):
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_stopped_process_ends_the_run_after_the_timeout(tmp_path: Path, victim: int):
+def test_a_stopped_process_ends_the_run_after_the_timeout(tmp_path: Path, victim: int) -> None:
     said = hit(tmp_path, signal.SIGSTOP, victim, "decoding")
     if victim == 0:
         assert "the front (process " in said
@@ -81,12 +83,12 @@ def test_a_stopped_process_ends_the_run_after_the_timeout(tmp_path: Path, victim
         assert "made no progress for 2 s (--rank_timeout), and is stopped by a signal" in said
 
 
-def test_a_killed_front_ends_its_ranks_while_they_load(tmp_path: Path):
+def test_a_killed_front_ends_its_ranks_while_they_load(tmp_path: Path) -> None:
     hit(tmp_path, signal.SIGKILL, 0, "loading")
 
 
 @pytest.mark.slow
-def test_twenty_random_ends_leave_nothing_and_resume_answers_each_line_once(tmp_path: Path):
+def test_twenty_random_ends_leave_nothing_and_resume_answers_each_line_once(tmp_path: Path) -> None:
     chance = random.Random(4)
     for _ in range(20):
         number = chance.choice([signal.SIGKILL, signal.SIGSTOP])
@@ -96,7 +98,7 @@ def test_twenty_random_ends_leave_nothing_and_resume_answers_each_line_once(tmp_
     check_resumed(tmp_path)
 
 
-def test_a_run_that_the_terminal_stops_goes_on(tmp_path: Path):
+def test_a_run_that_the_terminal_stops_goes_on(tmp_path: Path) -> None:
     write_prompts(tmp_path)
     front = start(tmp_path, TIMEOUT)
     wait_until("an answer", 240, lambda: journal(tmp_path) > 0)

@@ -35,7 +35,7 @@ def through(arrays: Arrays) -> Arrays:
     return found
 
 
-def test_a_step_comes_out_as_it_was():
+def test_a_step_comes_out_as_it_was() -> None:
     inputs = empty_example()
     which, found = arrays_step(through(step_arrays(1, inputs)))
     assert which == 1
@@ -43,7 +43,7 @@ def test_a_step_comes_out_as_it_was():
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_choices_come_out_as_they_were():
+def test_choices_come_out_as_they_were() -> None:
     changed = Adjustment(1.3, 0.1, 0.25, 3, (Rule(7, -np.inf, (1, 2)), Rule(4, 2.5, until=9)))
     rows = [GREEDY, Choice(0.7, 5, 0.9, 2**63 - 1, 12, 0.05, 0.8)]
     given = Choices(
@@ -74,19 +74,19 @@ def test_choices_come_out_as_they_were():
     assert (masks == -5).all()
 
 
-def test_choices_without_anything_stay_so():
+def test_choices_without_anything_stay_so() -> None:
     found = arrays_choices(through(choices_arrays(Choices([GREEDY]), 70)))
     assert found == Choices([GREEDY], candidates={}, prompt=PromptTargets([], 0))
 
 
-def test_tokens_and_logprobs_come_out_as_they_were():
+def test_tokens_and_logprobs_come_out_as_they_were() -> None:
     table = LogprobTable(
         np.array([-0.5], np.float32),
         np.array([2], np.int32),
         np.array([[4, 5]], np.int32),
         np.array([[-0.25, -0.5]], np.float32),
     )
-    tokens = [3, Candidates([5, 6], [-0.5, -1.5]), -1, Candidates([], [])]
+    tokens: list[int | Candidates] = [3, Candidates([5, 6], [-0.5, -1.5]), -1, Candidates([], [])]
     found = arrays_tokens(through(tokens_arrays(tokens, Logprobs(table, None))))
     assert found.take() == tokens
     assert found.logprobs().prompt is None
@@ -95,7 +95,7 @@ def test_tokens_and_logprobs_come_out_as_they_were():
 
 
 @pytest.mark.parametrize("sizes", [[0, 1, 5000, 3], [70_000, 1, 70_000]])
-def test_every_reader_gets_all_messages_also_those_longer_than_the_ring(sizes: list[int]):
+def test_every_reader_gets_all_messages_also_those_longer_than_the_ring(sizes: list[int]) -> None:
     capacity = 1 << 14
     fd = os.memfd_create("test")
     os.truncate(fd, Ring.num_bytes(capacity))
@@ -124,7 +124,7 @@ def test_every_reader_gets_all_messages_also_those_longer_than_the_ring(sizes: l
     os.close(fd)
 
 
-def test_a_writer_that_nobody_reads_from_looks_whether_it_may_end():
+def test_a_writer_that_nobody_reads_from_looks_whether_it_may_end() -> None:
     fd = os.memfd_create("test")
     os.truncate(fd, Ring.num_bytes(PAGE))
     ring = Ring(mmap.mmap(fd, Ring.num_bytes(PAGE)), 0, PAGE, 1)
@@ -139,7 +139,7 @@ def test_a_writer_that_nobody_reads_from_looks_whether_it_may_end():
     os.close(fd)
 
 
-def test_channels_have_a_ring_down_and_one_up_for_each_rank():
+def test_channels_have_a_ring_down_and_one_up_for_each_rank() -> None:
     fd = Channels.create(2)
     front, rank = Channels.open(fd, 2), Channels.open(fd, 2)
     rank.up[1].write([b"two"], lambda: None)

@@ -21,7 +21,7 @@ from tests.support.paths import DEMO
 from tests.support.processes import run_python
 
 pytestmark = pytest.mark.skipif(library.find() is None, reason="needs the compiled library")
-PROMPTS = ["def main(", "once upon a time", [3, 4, 5], "import os\n" * 40]
+PROMPTS: list[str | list[int]] = ["def main(", "once upon a time", [3, 4, 5], "import os\n" * 40]
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12)
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 7, "max_new_tokens": 12}
 PARAMS = {
@@ -54,11 +54,11 @@ def two() -> LLM:
 
 
 def ranks_of(llm: LLM) -> Ranks:
-    return llm.engine.runner._ranks  # type: ignore[attr-defined,no-any-return]
+    return llm.engine.runner._ranks  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", PARAMS)
-def test_two_ranks_answer_as_one_does(one: LLM, two: LLM, name: str):
+def test_two_ranks_answer_as_one_does(one: LLM, two: LLM, name: str) -> None:
     wanted, found = (llm.generate(PROMPTS, PARAMS[name]) for llm in (one, two))
     for theirs, ours in zip(wanted, found, strict=True):
         for a, b in zip(theirs.outputs, ours.outputs, strict=True):
@@ -69,19 +69,19 @@ def test_two_ranks_answer_as_one_does(one: LLM, two: LLM, name: str):
                     assert p[token].logprob == pytest.approx(q[token].logprob, abs=1e-4)
 
 
-def test_two_ranks_embed_as_one_does(one: LLM, two: LLM):
+def test_two_ranks_embed_as_one_does(one: LLM, two: LLM) -> None:
     wanted, found = (llm.embed(["hello", "a longer text"], "mean") for llm in (one, two))
     np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
-def test_a_rank_has_its_part_of_the_weights(one: LLM, two: LLM):
+def test_a_rank_has_its_part_of_the_weights(one: LLM, two: LLM) -> None:
     spec = two.spec
     assert spec.share is None  # the front's is the whole network's
     assert two.decoder is None
     assert one.stats().num_cache_blocks == two.stats().num_cache_blocks
 
 
-def test_a_step_that_all_ranks_refuse_ends_alone(two: LLM):
+def test_a_step_that_all_ranks_refuse_ends_alone(two: LLM) -> None:
     with pytest.raises(RuntimeError, match=r"layers\.99"):
         two.engine.runner.run(one_token(two), ("layers.99",))
     assert two.generate("hello", GREEDY)[0].outputs[0].token_ids
@@ -93,7 +93,7 @@ def one_token(llm: LLM) -> Any:
     return empty_example(fields=llm.engine.fields)
 
 
-def test_ranks_end_with_their_llm():
+def test_ranks_end_with_their_llm() -> None:
     llm = LLM(demo_config(tensor_parallel_degree=2, rank_timeout=60.0))
     ids = ranks_of(llm).process_ids
     assert all(Path(f"/proc/{each}").exists() for each in ids)
@@ -102,7 +102,7 @@ def test_ranks_end_with_their_llm():
     assert not any(Path(f"/proc/{each}").exists() for each in ids)
 
 
-def test_a_rank_that_dies_ends_the_engine_by_name():
+def test_a_rank_that_dies_ends_the_engine_by_name() -> None:
     llm = LLM(demo_config(tensor_parallel_degree=2, rank_timeout=60.0))
     ids = ranks_of(llm).process_ids
     os.kill(ids[1], 9)
@@ -115,7 +115,7 @@ def test_a_rank_that_dies_ends_the_engine_by_name():
         time.sleep(0.05)
 
 
-REFUSED = {
+REFUSED: dict[str, dict[str, Any]] = {
     "device gpu: CPU ranks run today": {"device": "gpu"},
     "does not go with --mode static": {"mode": "static"},
     "does not go with adapters of requests": {"lora_modules": ("a=b",)},
@@ -129,17 +129,17 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("said", REFUSED)
-def test_what_ranks_do_not_do_is_refused_by_name(said: str):
+def test_what_ranks_do_not_do_is_refused_by_name(said: str) -> None:
     with pytest.raises(UserError, match=said):
         EngineConfig(model_name_or_path="x", tensor_parallel_degree=2, **REFUSED[said])
 
 
-def test_heads_that_do_not_divide_are_refused_before_any_process_starts():
+def test_heads_that_do_not_divide_are_refused_before_any_process_starts() -> None:
     with pytest.raises(UserError, match="heads"):
         LLM(demo_config(tensor_parallel_degree=7))
 
 
-def test_the_command_answers_as_with_one_rank(one: LLM, tmp_path: Path):
+def test_the_command_answers_as_with_one_rank(one: LLM, tmp_path: Path) -> None:
     data, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     data.write_text('{"src": "def main("}\n{"src": "once upon a time"}\n')
     done = run_python(

@@ -7,11 +7,16 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from predict import LLM
+from predict import LLM, SamplingParams
+from predict.engine.batch import span_inputs
+from predict.engine.request_state import Request
+from predict.engine.scheduled import ScheduledSpan
 from predict.loading.model import read_spec
 from predict.nn.cuts import local_spec
-from tests.support.golden import check_greedy, config, runs
+from tests.support.golden import check_greedy, config, greedy, runs, step_logits
 from tests.support.golden_logits import BLOCK_SIZE, check_logits
+
+PROMPTS = [[1, 5, 9, 13, 40, 7, 8, 100, 3, 4, 5], [17, 3], [90, 80, 70, 60, 50]]
 
 
 @contextmanager
@@ -45,3 +50,35 @@ def check_golden(
             )
         check_logits(llm, case, which)
         check_greedy(llm, case, which)
+
+
+def made(rank: int, size: int, source: str, cut: Any, settings: dict[str, Any]) -> LLM:
+    """The rank's part of a model; of one rank the whole."""
+    settings = {"batch_size": 3, "inference_model": True, "attention": "append", **settings}
+    settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
+    with of_rank(rank, size, **(cut or {})):
+        return LLM(config(source, **settings))
+
+
+def logits_of(rank: int, size: int, source: str, cut: Any = None, **settings: Any) -> Any:
+    """float32 logits of PROMPTS, and the greedy text behind them."""
+    llm = made(rank, size, source, cut, settings)
+    spans = [
+        ScheduledSpan(Request(n, prompt, SamplingParams()), len(prompt), 0, [n], True)
+        for n, prompt in enumerate(PROMPTS)
+    ]
+    logits = step_logits(llm, span_inputs(spans, llm.config.cache.block_size))
+    return logits.tolist(), greedy(llm, PROMPTS, 6)
+
+
+def answers_of(
+    rank: int, size: int, source: str, requests: Any, cut: Any = None, **settings: Any
+) -> Any:
+    """Ids of all answers to requests, which are prompts and fields of SamplingParams."""
+    llm = made(rank, size, source, cut, settings)
+    params = [SamplingParams(**{"ignore_eos": True, "seed": 7, **each}) for _, each in requests]
+    outputs = llm.generate([prompt for prompt, _ in requests], params)
+    again = llm.generate([prompt for prompt, _ in requests], params)
+    return [
+        [[list(o.token_ids) for o in each.outputs] for each in which] for which in (outputs, again)
+    ]

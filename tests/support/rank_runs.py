@@ -12,7 +12,7 @@ from pathlib import Path
 from predict.ranks.life import state_of
 from tests.support.paths import DEMO, ROOT
 
-NUM_PROMPTS = 30
+NUM_PROMPTS = 16
 NUM_TOKENS = 24  # of each answer, which no end of text shortens
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from predict.engine.step import Choices, CopyBlocks, StepTokens
+from predict.engine.step import Choices, CopyBlocks, Network, StepTokens
 from predict.errors import UserError
 from predict.nn.blocks import LowRankPages
 from predict.nn.cache_formats import KvFormat
@@ -122,7 +122,7 @@ class HostRunner:
     num_ahead = 0
     num_recorded = 0
 
-    def __init__(self, network: HostNetwork, chooser: HostChooser, copy_blocks: CopyBlocks):
+    def __init__(self, network: Network, chooser: HostChooser, copy_blocks: CopyBlocks):
         self.network, self.chooser, self.copy_blocks = network, chooser, copy_blocks
 
     def run(self, inputs: StepInputs, taps: Sequence[str] = ()) -> StepOutputs:

@@ -12,16 +12,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from predict.config.schemes import scheme_info
 from predict.errors import UserError
 from predict.nn.plans import LinearPlan
-from predict.nn.shares import Ranges
-from predict.schemes import Quantized
+from predict.nn.shares import Ranges, joined
+from predict.schemes import Quantized, float_values
 
 if TYPE_CHECKING:
     from predict.loading.layouts import Layout
 
+DENSE, ORDER = "dense", "g_idx"
 E4M3_BLOCK = 128  # rows, and columns, that share a scale of fp8 blocks
 
 
@@ -33,7 +35,8 @@ class Local:
         self.ignored, self.is_rounded = whole.ignored, whole.is_rounded
 
     def scheme(self, plan: LinearPlan) -> str:
-        return self.whole.scheme(plan.whole or plan)
+        """See Layout. Columns that are parts of groups become floats: codes have whole groups."""
+        return DENSE if plan.is_scattered else self.whole.scheme(plan.whole or plan)
 
     def group_size(self, plan: LinearPlan) -> int:
         """See Layout; smaller where a rank's columns begin or end within a group.
@@ -41,11 +44,16 @@ class Local:
         Raises UserError where the scheme has one size of groups.
         """
         size = self.whole.group_size(plan.whole or plan)
+        if plan.is_scattered:
+            return -1
         if size < 1 or plan.columns is None:
             return size
         assert plan.whole is not None
         own = shared_group(size, plan.columns, plan.whole.in_features)
         info = scheme_info(self.scheme(plan))
+        ((begin, end), *more) = plan.columns
+        if info.has_blocks and not more and begin // size == (end - 1) // size:
+            return size  # all of its columns are of one block
         if own != size and (info.has_blocks or info.group_size):
             raise UserError(
                 f"a rank's inputs of {plan.prefixes[0]} are {list(plan.columns)}, within a group "
@@ -59,7 +67,10 @@ class Local:
     def read(self, plan: LinearPlan) -> Quantized:
         if plan.whole is None:
             return self.whole.read(plan)
-        return cut(self.whole.read(plan.whole), plan)
+        weight = self.whole.read(plan.whole)
+        if plan.is_scattered:
+            weight = Quantized(float_values(self.whole.scheme(plan.whole), weight), None)
+        return cut(weight, plan)
 
     def bias(self, plan: LinearPlan) -> Any:
         values = self.whole.bias(plan.whole or plan) if plan.keeps_bias else None
@@ -69,6 +80,16 @@ class Local:
 
     def stored_bytes(self, plan: LinearPlan) -> int:
         return self.whole.stored_bytes(plan.whole or plan)
+
+
+def order_of(layout: Layout, plan: LinearPlan) -> npt.NDArray[np.int64] | None:
+    """Columns of a whole linear, those of a group one behind the other; None: they lie so."""
+    checkpoint = getattr(layout, "checkpoint", None)
+    name = next((each for each in layout.expected(plan) if each.endswith(ORDER)), None)
+    if checkpoint is None or name is None:
+        return None
+    order = np.argsort(checkpoint.read(name), kind="stable")
+    return None if np.array_equal(order, np.arange(plan.in_features)) else order
 
 
 def shared_group(size: int, columns: Ranges, num_columns: int) -> int:
@@ -137,12 +158,11 @@ def cut(weight: Quantized, plan: LinearPlan) -> Quantized:
 
 
 def _with_columns(weight: Quantized, columns: Ranges, plan: LinearPlan) -> Quantized:
-    if weight.perm is not None:
-        raise UserError(
-            f"{plan.prefixes[0]} has its columns in act-order (desc_act, actorder group), which "
-            "are not cut for several ranks yet; use --tensor_parallel_degree 1, or a checkpoint "
-            "without it"
-        )
+    inputs = columns
+    if weight.perm is not None:  # codes lie in that order, in which these are one behind the other
+        place_of = np.argsort(weight.perm)
+        columns = joined((place_of[at], place_of[at] + 1) for b, e in columns for at in range(b, e))
+        assert len(columns) == 1, "a share of columns in act-order is cut by order_of"
 
     def of_groups(values: Any) -> Any:
         if values is None or len(values.shape) < 2 or values.shape[1] == 1:
@@ -154,13 +174,14 @@ def _with_columns(weight: Quantized, columns: Ranges, plan: LinearPlan) -> Quant
         return taken(values, tuple((b // each, -(-e // each)) for b, e in columns), axis=1)
 
     def of_inputs(values: Any) -> Any:
-        return None if values is None else taken(values, columns)
+        return None if values is None else taken(values, inputs)
 
     return replace(
         weight,
         codes=taken(weight.codes, columns, axis=1),
         scale=of_groups(weight.scale),
         zero=of_groups(weight.zero),
+        perm=None,
         smooth=of_inputs(weight.smooth),
         shift=of_inputs(weight.shift),
     )

@@ -82,7 +82,7 @@ class Online:
         if isinstance(self.source, RandomSource):
             if name == DENSE:
                 return scheme.quantize(matrix(names, shape), group_size)
-            return self.source.quantized(scheme, group_size, shape)
+            return self.source.quantized(names, scheme, group_size, shape)
         if plan.is_stored_otherwise:
             weight = self._as_used(plan, names, on_host=name == DENSE)
         elif name == DENSE:
