@@ -48,7 +48,7 @@ def local_spec(
 
 
 # Of a whole linear: its columns as groups of them have one scale, where that is another order.
-Order: TypeAlias = Callable[[LinearPlan], "npt.NDArray[np.int32] | None"]
+Order: TypeAlias = Callable[[LinearPlan], "npt.NDArray[np.int64] | None"]
 
 
 def local_plan(

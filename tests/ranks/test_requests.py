@@ -61,7 +61,7 @@ def test_answers_of_all_kinds_of_requests(folder: Path) -> None:
 
 @pytest.mark.parametrize("inference_model", [True, False])
 def test_adapters_and_prefixes(folder: Path, inference_model: bool) -> None:
-    names = [None, "all", "more", "tuned"]
+    names: list[Any] = [None, "all", "more", "tuned"]
     requests = [[prompt, {**GREEDY, "adapter": name}] for prompt in PROMPTS for name in names]
     (answers, _) = check(
         folder,
@@ -82,8 +82,10 @@ def test_a_merged_adapter_and_drafts(folder: Path) -> None:
 @pytest.mark.parametrize("whole_experts", [False, True])
 def test_random_weights_are_those_of_one_rank(whole_experts: bool) -> None:
     golden = Path(__file__).parents[1] / "golden"
-    wanted = None
-    arguments = {"source": str(golden / "mixtral_8x7b"), "requests": [[[1, 2, 3], GREEDY]]}
+    arguments: dict[str, Any] = {
+        "source": str(golden / "mixtral_8x7b"),
+        "requests": [[[1, 2, 3], GREEDY]],
+    }
     wanted = answers_of(0, 1, **arguments, load_format="dummy")
     with RankProcesses(2) as ranks:
         found = ranks.run(
