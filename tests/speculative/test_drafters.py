@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from export.export_model import export_model
 from predict import LLM, EngineConfig, SamplingParams
 from predict.device import library
 from predict.device.place import to_float32
 from predict.engine import speculation
+from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
 from tests.support import drafters, tiny
 from tests.support.checkpoints import changed
@@ -439,3 +441,77 @@ def test_few_right_first_drafts_are_said_once(
     llm.generate([PROMPT], SamplingParams(temperature=0.0, max_new_tokens=60, ignore_eos=True))
     (said,) = (line for line in caplog.messages if "first drafts" in line)
     assert "hidden states of layers.1, layers.2, layers.2: where" in said
+
+
+@pytest.mark.parametrize("name", ["EAGLE-1", "EAGLE-3 of speculators", "Medusa", "MTP"])
+def test_a_program_drafts_as_the_dynamic_model(name: str, target: Path, tmp_path: Path) -> None:
+    if name == "MTP":
+        case, last = next(iter(drafters.MTP_CASES.items()))
+        target = with_layer(
+            case, tmp_path / "model", lambda there: drafters.mtp_tensors(there, last)
+        )
+        folder, method = None, "mtp"
+    else:
+        folder, method = written(HEADS[name], tmp_path / "head"), HEADS[name].method
+    config = settings(target, folder, method)
+    export_model(config, tmp_path / "out", gives_states=True)
+    static = config.changed(model_name_or_path=str(tmp_path / "out"), mode="static")
+    prompts = [LONG[:40], LONG[30:35], PROMPT]
+    check_alike(drafts_of(LLM(config), prompts), drafts_of(LLM(static), prompts), 20)
+
+
+def test_a_program_without_states_is_refused(target: Path, tmp_path: Path) -> None:
+    folder = written(HEADS["EAGLE-3 of SafeAILab"], tmp_path / "head")
+    config = settings(target, folder, "eagle")
+    export_model(config, tmp_path / "out")
+    static = config.changed(model_name_or_path=str(tmp_path / "out"), mode="static")
+    with pytest.raises(UserError, match="gives none; export it with this drafter"):
+        LLM(static)
+    other = written(HEADS["EAGLE-1"], tmp_path / "other")
+    export_model(settings(target, other, "eagle"), tmp_path / "final", gives_states=True)
+    with pytest.raises(UserError, match=r"layers.1, layers.2, layers.2, and .* gives norm;"):
+        LLM(static.changed(model_name_or_path=str(tmp_path / "final")))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "another hidden size": ({"hidden_size": 32}, {}, "of hidden_size 32, and the model has 64"),
+    "another vocabulary": ({"vocab_size": 50}, {}, "of vocab_size 50, and the model has 199"),
+    "two layers": ({"num_hidden_layers": 2}, {}, "num_hidden_layers"),
+    "layers that are not there": (
+        {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 7]}},
+        {},
+        "allowed: up to 8 of 1 to 6, for the model's 6 layers",
+    ),
+    "a missing tensor": ({}, {"fc.weight": None}, "1 missing: fc.weight"),
+    "an unknown tensor": ({}, {"gate.weight": np.zeros((2, 2), np.float32)}, "gate.weight"),
+    "a doubled tensor": (
+        {},
+        {"layers.0.hidden_norm.weight": np.zeros(HIDDEN, np.float32)},
+        "two names of one tensor",
+    ),
+    "tokens outside the vocabulary": (
+        {},
+        {"d2t": np.arange(NUM_DRAFT_TOKENS)},
+        "d2t names tokens from 0 to 238",
+    ),
+    "DFlash": ({"architectures": ["DFlashDraftModel"]}, {}, "DFlash .* is not supported yet"),
+    "DSpark": ({"speculators_model_type": "dspark"}, {}, "DSpark .* is not supported yet"),
+    "P-EAGLE": ({"speculators_model_type": "p-eagle"}, {}, "P-EAGLE .* is not supported yet"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_heads_that_do_not_fit_are_refused_by_name(name: str, target: Path, tmp_path: Path) -> None:
+    changes, tensors, said = REFUSED[name]
+    made = drafters.eagle3() | tensors
+    made = {key: value for key, value in made.items() if value is not None}
+    folder = drafters.write_head(tmp_path / "head", {**EAGLE3, **changes}, made)
+    with pytest.raises(UserError, match=said):
+        LLM(settings(target, folder, "eagle"))
+
+
+def test_models_without_a_layer_that_drafts_are_refused(target: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="deepseek_v3, glm4_moe, ernie4_5_moe, and this model"):
+        LLM(settings(target, None, "mtp"))
+    with pytest.raises(UserError, match=r"has no layer that drafts: model.mtp_linear_proj.0"):
+        LLM(settings(GOLDEN / "ernie4_5_moe_21b", None, "mtp"))
