@@ -240,6 +240,36 @@ def test_logits_of_a_layer_behind_the_last_equal_transformers(
         np.testing.assert_allclose(own[0], theirs, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("whose", ["DeepSeek", "PaddleNLP", "PaddleNLP, with embedding"])
+def test_the_layer_may_lie_in_a_folder_of_its_own(whose: str, tmp_path: Path) -> None:
+    case, last = next(iter(drafters.MTP_CASES.items()))
+    checkpoint = Checkpoint(GOLDEN / case)
+    there = {name: to_float32(checkpoint.read(name)) for name in checkpoint.tensors}
+    kept = {name: ("F32", value) for name, value in there.items() if "layers.3." not in name}
+    folder = changed(case, tmp_path / "model", kept)
+    at, made = "model.layers.3.", drafters.mtp_tensors(there, last)
+    if whose != "DeepSeek":
+        ours = {"shared_head.norm.weight": "norm.weight"}
+        ours |= {f"{name}.weight": f"{name}.weight" for name in ("enorm", "hnorm", "eh_proj")}
+        if whose.endswith("embedding"):
+            ours["embed_tokens.weight"] = "embed_tokens.weight"
+        made = {
+            f"deepseek_v3_mtp.{ours.get(name, f'layers.0.{name}')}": (
+                value.T if value.ndim == 2 and "embed" not in name else value
+            )
+            for name, value in ((key.removeprefix(at), value) for key, value in made.items())
+            if "head.head" not in name and (name in ours or "embed" not in name)
+        }
+    drafters.write_head(tmp_path / "layer", {}, made)
+    llm = LLM(settings(folder, tmp_path / "layer", "mtp"))
+    draft_always(llm)
+    wanted = np.load(GOLDEN / "mtp.npz")[f"{case}/logits"]
+    with recorded(llm) as found:
+        llm.generate([drafters.MTP_PROMPT], GREEDY)
+    for own, theirs in zip(found[0][1], wanted, strict=True):
+        np.testing.assert_allclose(own[0], theirs, atol=2e-4, rtol=1e-4)
+
+
 def test_logits_of_ernies_layer_equal_numpy(tmp_path: Path) -> None:
     case = "ernie4_5_moe_21b"
     values = json.loads((GOLDEN / case / "config.json").read_text())
@@ -515,3 +545,56 @@ def test_models_without_a_layer_that_drafts_are_refused(target: Path, tmp_path: 
         LLM(settings(target, None, "mtp"))
     with pytest.raises(UserError, match=r"has no layer that drafts: model.mtp_linear_proj.0"):
         LLM(settings(GOLDEN / "ernie4_5_moe_21b", None, "mtp"))
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "n": {"n": 3, "temperature": 1.0, "seed": 4},
+    "penalties": {"temperature": 0.0, "repetition_penalty": 1.4, "frequency_penalty": 0.5},
+    "log-probabilities": {"temperature": 0.8, "seed": 5, "logprobs": 2},
+    "of prompts": {"temperature": 0.0, "prompt_logprobs": 1},
+    "least tokens": {"temperature": 0.7, "seed": 6, "min_length": 9},
+    "other drawing": {"temperature": 1.2, "seed": 7, "min_p": 0.02, "top_k": 20},
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize(("method", "of"), KNOWING[1:])
+def test_what_requests_ask_for_is_the_same_with_drafts(
+    feature: str, method: str, of: str, tmp_path: Path
+) -> None:
+    target = write_followed(tmp_path / "model", 1.0)
+    folder = write_knowing(tmp_path / "head", method, of)
+    asked: dict[str, Any] = {"max_new_tokens": 16, "ignore_eos": True, **FEATURES[feature]}
+    params = SamplingParams(**asked)
+    plain: dict[str, Any] = {"draft_model_name_or_path": None, "speculate_method": None}
+    expected = LLM(settings(target, None, method, **plain)).generate(SOME, params)
+    llm = LLM(settings(target, folder, method))
+    draft_always(llm)
+    found = llm.generate(SOME, params)
+    for one, other in zip(found, expected, strict=True):
+        assert [each.token_ids for each in one.outputs] == [
+            each.token_ids for each in other.outputs
+        ]
+        for each, wanted in zip(one.outputs, other.outputs, strict=True):
+            assert (each.logprobs is None) == (wanted.logprobs is None)
+    stats = llm.stats()
+    assert stats.num_draft_tokens > 0
+    assert stats.num_used_blocks == 0
+
+
+def test_drafts_pause_where_none_is_right(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculation, "MOST_VAIN", 10)
+    monkeypatch.setattr(speculation, "PAUSE", 30)
+    head = HEADS["EAGLE-3 of SafeAILab"]
+    llm = LLM(settings(target, written(head, tmp_path / "head"), head.method))
+    draft_always(llm)
+    params = SamplingParams(temperature=0.0, max_new_tokens=36, ignore_eos=True)
+    llm.generate([PROMPT], params)
+    spans = llm.stats().num_draft_spans
+    assert 8 <= spans <= 11  # and none behind the pause: the request's rows are not all there
+    llm.generate([PROMPT], params)  # whose blocks lack rows, where some were found
+    llm.generate([PROMPT[5:]], params)
+    assert llm.stats().num_draft_spans > spans
+    assert llm.stats().num_used_blocks == 0

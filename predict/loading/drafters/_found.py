@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +21,6 @@ from predict.nn.plans import (
 )
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import WeightNames
-
-if TYPE_CHECKING:
-    pass
 
 SHARED_FILE = "shared.safetensors"  # of an export: what drafters share with the model
 OTHERS = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
@@ -30,9 +29,6 @@ from predict.nn.plans import (
 )
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import WeightNames
-
-if TYPE_CHECKING:
-    pass
 
 MAX_TAPS = 8
 EAGLE_UNREAD = (

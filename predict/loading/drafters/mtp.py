@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from predict.errors import UserError
+from predict.loading.arrays import Turned
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.drafters._found import Found, linear, renamed
 from predict.models import weight_names
@@ -19,8 +19,7 @@ from predict.nn.plans import (
 )
 from predict.nn.spec import DecoderSpec
 
-if TYPE_CHECKING:
-    pass
+PADDLENLP = ("deepseek_v3_mtp.", "model.")  # what names begin with, as stored and as read
 
 
 def mtp(checkpoint: Checkpoint, target: DecoderSpec, reader: ConfigReader) -> Found:
@@ -44,6 +43,31 @@ def mtp(checkpoint: Checkpoint, target: DecoderSpec, reader: ConfigReader) -> Fo
     return kinds[target.model_type](checkpoint, target, reader)
 
 
+def _as_deepseeks(checkpoint: Checkpoint, prefix: str) -> Checkpoint:
+    """PaddleNLP's folder (deepseek_v3_mtp) by DeepSeek's names, matrices [out, in]; others as is.
+
+    Where the folder has an embedding, the checkpoint has turned its matrices already.
+    """
+    own = next((part for part in PADDLENLP if f"{part}eh_proj.weight" in checkpoint.tensors), None)
+    if own is None:
+        return checkpoint
+
+    def rename(name: str) -> str | None:
+        rest = name.removeprefix(own)
+        if not name.startswith(own) or rest in ("embed_tokens.weight", "eh_proj.bias"):
+            return None
+        rest = rest.removeprefix("layers.0.")
+        return f"{prefix}{'shared_head.' if rest == 'norm.weight' else ''}{rest}"
+
+    made = renamed(checkpoint, rename)
+    if not checkpoint.is_paddle:
+        made.tensors = {
+            name: Turned(array) if len(array.shape) == 2 else array
+            for name, array in made.tensors.items()
+        }
+    return made
+
+
 def _behind_last(checkpoint: Checkpoint, target: DecoderSpec, reader: ConfigReader) -> Found:
     """DeepSeek's and GLM's: a whole layer, behind the last one.
 
@@ -52,6 +76,7 @@ def _behind_last(checkpoint: Checkpoint, target: DecoderSpec, reader: ConfigRead
     names, hidden = weight_names(reader).found_in(checkpoint.tensors), target.hidden_size
     prefix, norm = names.layer.format(layer=target.num_layers), target.head.norm
     assert norm is not None
+    checkpoint = _as_deepseeks(checkpoint, prefix)
     copies = (f"{prefix}embed_tokens.", f"{prefix}shared_head.head.")
     there = _of_mtp(checkpoint, (prefix,), f"{prefix}eh_proj.weight", copies)
     slots: dict[str, SlotPlan] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,9 +31,6 @@ from predict.nn.plans import (
     plan_weights,
 )
 from predict.nn.spec import DecoderSpec
-
-if TYPE_CHECKING:
-    pass
 
 
 def write_shared(
