@@ -34,7 +34,7 @@ from predict.system.notes import LOG
 # it the products, where a drafted row costs as much as the step that it saves its request.
 FEW_ROWS = 16
 # Steps without a right draft after which hidden states are no longer asked for, and for how many.
-MOST_VAIN, PAUSE = 100, 2000
+MOST_VAIN, PAUSE = 100, 4000
 FEW_RIGHT, MANY_DRAFTS = 0.2, 1000  # of first drafts: what is said once, after how many
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +18,11 @@ from predict import LLM, EngineConfig, SamplingParams
 from predict.device import library
 from predict.device.place import to_float32
 from predict.engine import speculation
+from predict.engine.request_state import Request
 from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
+from predict.loading.drafters import open_drafter
+from predict.loading.model import read_spec
 from tests.support import drafters, tiny
 from tests.support.checkpoints import changed
 from tests.support.drafters import HEAD_CONFIG, HIDDEN, LAYERS, NUM_DRAFT_TOKENS, Target, Tensors
@@ -597,4 +600,42 @@ def test_drafts_pause_where_none_is_right(
     llm.generate([PROMPT], params)  # whose blocks lack rows, where some were found
     llm.generate([PROMPT[5:]], params)
     assert llm.stats().num_draft_spans > spans
+    assert llm.stats().num_used_blocks == 0
+
+
+def test_devices_and_ways_to_verify_without_states_are_refused(target: Path) -> None:
+    gpu: Any = SimpleNamespace(gpu=object(), device=SimpleNamespace(is_cpu=False))
+    spec, reader = read_spec(target)
+    with pytest.raises(UserError, match="medusa drafts on the CPU alone for now"):
+        open_drafter(settings(target, target, "medusa"), spec, reader, gpu)
+    with pytest.raises(UserError, match=r"TopP . window verification, and speculate_method mtp"):
+        settings(target, None, "mtp", speculate_verify_window=2)
+    with pytest.raises(UserError, match="eagle needs --draft_model_name_or_path: the folder of a"):
+        settings(target, None, "eagle")
+
+
+@pytest.mark.parametrize("name", ["EAGLE-3 of SafeAILab", "Medusa"])
+def test_random_requests_lose_no_block(name: str, target: Path, tmp_path: Path) -> None:
+    head = HEADS[name]
+    folder = written(head, tmp_path / "head")
+    more = {"num_cache_blocks": 8, "max_length": 112, "max_num_batched_tokens": 24}
+    llm = LLM(settings(target, folder, head.method, **more))
+    draft_always(llm)
+    engine, random = llm.engine, np.random.default_rng(1)
+    running: list[int] = []
+    for number in range(160):
+        if random.random() < 0.4:
+            prompt = [*LONG[: random.integers(1, 60)], int(random.integers(150))]
+            params = SamplingParams(max_new_tokens=int(random.integers(1, 30)), ignore_eos=True)
+            engine.add(Request(number, prompt, params))
+            running.append(number)
+        if running and random.random() < 0.05:
+            engine.abort(running.pop(int(random.integers(len(running)))))
+        ended = {request.request_id for request in engine.step()[1]}
+        running = [each for each in running if each not in ended]
+        engine.scheduler.check()
+    assert engine.stats.num_draft_tokens > 50
+    assert engine.stats.num_prefix_hit_tokens > 0
+    for each in running:
+        engine.abort(each)
     assert llm.stats().num_used_blocks == 0

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.config.engine import EngineConfig
+from predict.config.speculation import STATES
 from predict.errors import UserError
 from predict.loading.build import DecoderBuilder, expected_tensors
 from predict.loading.checkpoint import Checkpoint
@@ -42,8 +43,6 @@ from predict.nn.spec import DecoderSpec, HeadSpec
 
 if TYPE_CHECKING:
     from paddle import Tensor
-
-STATES = ("eagle", "mtp", "medusa")  # the methods that read hidden states
 
 
 @dataclass(frozen=True)

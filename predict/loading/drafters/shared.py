@@ -11,11 +11,12 @@ import numpy.typing as npt
 
 from predict.config.engine import EngineConfig
 from predict.config.quantization import QuantSettings
+from predict.config.speculation import STATES
 from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading.build import DecoderBuilder, expected_tensors
 from predict.loading.checkpoint import Checkpoint
-from predict.loading.drafters import STATES, find_drafter
+from predict.loading.drafters import find_drafter
 from predict.loading.drafters._found import SHARED_FILE
 from predict.loading.drafters.medusa import MEDUSA_TAPS
 from predict.loading.layouts.online import Online
