@@ -72,7 +72,7 @@ NOT_COPIED = ("*.index.json", "manifest.json")
 # Flags of a run, which PaddleNLP's scripts pass here too: none changes the program.
 OF_A_RUN = (
     *(flag.name for flag in flags_of(RunOptions, SamplingParams) if flag.name != "max_new_tokens"),
-    *("decode_strategy", "speculate_method", "prefix_path", "export_precache"),
+    *("decode_strategy", "prefix_path", "export_precache"),
     *("lora_modules", "max_loras", "max_lora_rank", "max_cpu_loras"),
 )
 
@@ -83,12 +83,14 @@ def export_model(
     overwrite: bool = False,
     signals: Signals | None = None,
     enable_lora: bool = False,
+    gives_states: bool = False,
 ) -> None:
     """Writes the static model of `config` to `output_path`, a new or an empty folder.
 
     It comes to be there whole, at the end; until then it is a folder beside. overwrite: replaces an
     earlier export. signals: those that end the run, which wait while the folder is put in place.
-    enable_lora: the program takes adapters of requests.
+    enable_lora: the program takes adapters of requests. gives_states: it gives the hidden states
+    that the config's drafter reads, and what the drafter shares with the model lies beside it.
     Raises UserError where the checkpoint cannot be read or the folder not written.
     """
     with kept():
@@ -116,7 +118,7 @@ def export_model(
         check()  # again: another process may have written it in between
         if not overwrite and holds_export(output_path):
             LOG.info(f"{output_path} holds an earlier export, which this one replaces")
-        _export(config, output_path, signals, enable_lora)
+        _export(config, output_path, signals, enable_lora, gives_states)
 
 
 def _check_adapters(config: EngineConfig, enable_lora: bool) -> None:
@@ -174,7 +176,7 @@ def _check_replaced(folder: Path) -> None:
             f"--overwrite replaces earlier exports, and {folder} holds none (no {FILE_NAME}); "
             "choose another --output_path, or empty it yourself"
         )
-    known = (*COPIED, "*.pdiparams")
+    known = (*COPIED, "*.pdiparams", "shared.safetensors")
     for path in sorted(folder.iterdir()):
         if path.is_dir() or not any(path.match(pattern) for pattern in known):
             raise UserError(
@@ -184,11 +186,16 @@ def _check_replaced(folder: Path) -> None:
 
 
 def _export(
-    config: EngineConfig, output_path: Path, signals: Signals | None, enable_lora: bool
+    config: EngineConfig,
+    output_path: Path,
+    signals: Signals | None,
+    enable_lora: bool,
+    gives_states: bool,
 ) -> None:
     from predict.device import library
     from predict.loading.cache_scales import head_scales
     from predict.loading.defaults import with_model_defaults
+    from predict.loading.drafters.shared import write_shared
     from predict.loading.exported import check_program
     from predict.loading.layouts import with_stored_cache
     from predict.loading.model import load_decoder, read_spec
@@ -216,6 +223,9 @@ def _export(
     try:
         final = partial(_unbroken, signals, "the static model is just being put in its place")
         with whole_folder(output_path, final) as folder:
+            taps: Sequence[str] = ()
+            if gives_states:
+                taps = write_shared(config, spec, reader, platform, folder)
             _stage("tracing the program")
             # Paddle does not live through an exception in the middle of tracing.
             with _unbroken(signals, "the export ends once the program is written"):
@@ -229,6 +239,7 @@ def _export(
                     config.model.model_prefix,
                     config.kv_format,
                     pages,
+                    taps,
                 )
             if signals is not None:
                 signals.check()
@@ -236,7 +247,7 @@ def _export(
             _copy_files(source, folder, f"{config.model.model_prefix}.json", kv_format, scales)
             _name_family(reader, folder)
             manifest = _manifest(
-                config, spec, decoder, folder, paddle.__version__, abi, enable_lora
+                *(config, spec, decoder, folder, paddle.__version__, abi, enable_lora, taps),
             )
             try:
                 check_program(manifest, spec, folder, config.model.model_prefix)
@@ -304,6 +315,7 @@ def _manifest(
     paddle_version: str,
     library_abi: int | None,
     enable_lora: bool,
+    taps: Sequence[str],
 ) -> Manifest:
     """What the export in `folder` is, its files' digests included."""
     from predict.loading.manifest import ADAPTERS, FORMAT, FileDigest, Manifest, facts_of
@@ -324,13 +336,15 @@ def _manifest(
         **facts_of(spec),
         kv_format=config.kv_format,
         adapters=ADAPTERS if enable_lora else None,
+        taps=list(taps) or None,
         files={path.name: FileDigest.of(path) for path in sorted(folder.iterdir())},
     )
 
 
 def _notes(flags: FlagValues) -> Iterator[str]:
     """What is to be said of flags before the work."""
-    given = [f"--{name}" for name in OF_A_RUN if flags.given(name)]
+    of_a_run = OF_A_RUN if flags["return_full_hidden_states"] else (*OF_A_RUN, "speculate_method")
+    given = [f"--{name}" for name in of_a_run if flags.given(name)]
     if given:
         verb = "has" if len(given) == 1 else "have"
         yield f"{', '.join(given)} {verb} no effect here: give it to the run of the static model"
@@ -350,7 +364,8 @@ def main(words: Sequence[str], signals: Signals) -> int:
     for note in (*config.notes, *_notes(flags)):
         say(f"note: {note}")
     folder, enable_lora = Path(flags["output_path"]), flags["enable_lora"]
-    export_model(config.engine, folder, flags["overwrite"], signals, enable_lora)
+    gives_states = flags["return_full_hidden_states"]
+    export_model(config.engine, folder, flags["overwrite"], signals, enable_lora, gives_states)
     show(f"The static model is in {flags['output_path']}.")
     return 0
 

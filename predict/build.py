@@ -47,6 +47,7 @@ from predict.loading.cache_scales import head_scales
 from predict.loading.defaults import with_model_defaults
 from predict.loading.draft_config import DraftModel, read_draft
 from predict.loading.drafters import DrafterWeights, open_drafter
+from predict.loading.drafters.shared import read_shared
 from predict.loading.exported import check_export
 from predict.loading.layouts import with_stored_cache
 from predict.loading.manifest import Manifest, load_manifest
@@ -287,6 +288,8 @@ class _Builder:
         self.drafter = open_drafter(config, self.spec, self.reader, self.platform)
         if self.drafter is not None:
             drafters.append(self.drafter)
+            if manifest is not None:
+                self.drafter.check_given(manifest.taps, config.model.model_name_or_path)
         self._met()
         if opened:
             check_memory([*opened, *drafters], adapter_bytes=adapter_bytes)
@@ -300,7 +303,8 @@ class _Builder:
             directory = Path(config.model.model_name_or_path)
             program = load_program(directory, config.model.model_prefix, self.platform.device)
             pages = () if self.adapters is None else self.adapters.pools
-            networks.append(partial(static_forward, program, pages=pages))
+            taps = manifest.taps or ()
+            networks.append(partial(static_forward, program, pages=pages, taps=taps))
         elif self.takes_adapters:
             plan, names = opened[0].plan, opened[0].names
             base = base_of(plan, names, self.reader, opened[0].takes_turns)
@@ -476,9 +480,12 @@ class _Builder:
 
     def _state_drafting(self, sampler: Sampler, num_blocks: int) -> StateDrafting | None:
         """What a drafter of hidden states runs with, its weights read."""
-        if self.drafter is None or self.decoder is None:
+        if self.drafter is None:
             return None
-        backend, weights = self.platform.backend, self.drafter.read(self.decoder)
+        decoder = self.decoder
+        if decoder is None:
+            decoder = read_shared(self.config, self.spec, self.reader, self.platform)
+        backend, weights = self.platform.backend, self.drafter.read(decoder)
         network: ChainNetwork | MedusaNetwork
         if isinstance(weights, MedusaHeads):
             network = MedusaNetwork(backend, weights)

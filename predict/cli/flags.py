@@ -118,8 +118,8 @@ _OTHERS = (
          "key of the prompt says; the name of such a file, or of its folder, likewise; none leaves "
          "it out."),
     Flag(_SPECULATE, "return_full_hidden_states", "bool", False,
-         "Hidden states of all positions, for eagle and mtp.",
-         availability=not_yet("inference_with_reference, lookahead and draft_model work.")),
+         "For an export: its program gives the hidden states that the --speculate_method reads, "
+         "eagle, mtp or medusa. A run needs no such flag."),
     Flag(_ADAPTERS, "export_precache", "bool", False,
          "As PaddleNLP's: --prefix_path is to be there. An export takes any prefix without it."),
     Flag(_ADAPTERS, "reft", "bool", False,

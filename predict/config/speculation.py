@@ -18,6 +18,9 @@ FOLDERS = {
 }
 
 
+STATES = ("eagle", "mtp", "medusa")  # methods that read the model's hidden states
+
+
 @dataclass(frozen=True, kw_only=True)
 class SpeculationConfig(Checked):
     """Where drafts come from and how they are verified. Raises UserError for other values."""
@@ -77,6 +80,11 @@ class SpeculationConfig(Checked):
                 raise UserError(
                     f"--{name} says how drafts are verified, and there are none; add "
                     "--speculate_method, or leave it out"
+                )
+            if method in STATES and getattr(self, name) is not None:
+                raise UserError(
+                    f"--{name} is TopP + window verification, and speculate_method {method} has "
+                    "exact verification alone; leave one of the two out"
                 )
         if self.speculate_method is not None:
             check_method(self.speculate_method)

@@ -34,7 +34,7 @@ from predict.system.notes import LOG
 # it the products, where a drafted row costs as much as the step that it saves its request.
 FEW_ROWS = 16
 # Steps without a right draft after which hidden states are no longer asked for, and for how many.
-MOST_VAIN, PAUSE = 100, 2000
+MOST_VAIN, PAUSE = 100, 4000
 FEW_RIGHT, MANY_DRAFTS = 0.2, 1000  # of first drafts: what is said once, after how many
 
 
@@ -64,6 +64,7 @@ class Speculation:
         self._num_accepted = 0  # drafts of the last step, forced ones apart
         self._num_recorded = 0  # graphs, when the last step ended
         self._says = isinstance(proposer, StateProposer)  # whether few first drafts are right
+        self._had_ready = False  # whether a request of the last step could have drafts
         self._num_vain = 0  # steps since a draft stood; below 0: steps until the end of a pause
 
     @property
@@ -84,6 +85,7 @@ class Speculation:
         decoding = self.scheduler.decoding
         if isinstance(self.proposer, StateProposer):
             decoding = [request for request in decoding if self.proposer.is_ready(request)]
+            self._had_ready = bool(decoding)
         return self.policy.limits(decoding, on_way)
 
     def propose(self, limits: Mapping[Request, int]) -> Drafts:
@@ -166,8 +168,7 @@ class Speculation:
         lengths: list[int] = []
         if decides:
             lengths = [len(span.draft_token_ids) for span in batch.spans if span.draft_token_ids]
-        decoded = any(span.samples and span.num_tokens == span.num_logits for span in batch.spans)
-        if decoded and isinstance(proposer, StateProposer):
+        if isinstance(proposer, StateProposer) and (self._had_ready or self._num_vain < 0):
             self._num_vain = 0 if self._num_accepted else self._num_vain + 1
             if self._num_vain == MOST_VAIN:
                 self._num_vain = -PAUSE

@@ -21,6 +21,7 @@ from predict.loading.program import PROGRAM_ENDINGS, held_tensors
 from predict.loading.program_check import ProgramFile, TensorType, read_program
 from predict.nn.adapter_pages import page_tensors
 from predict.nn.blocks import Block
+from predict.nn.decoder import FINAL
 from predict.nn.kinds import known_kinds
 from predict.nn.places import fields_of
 from predict.nn.rope import num_tables
@@ -91,9 +92,17 @@ def _misfits(manifest: Manifest, spec: DecoderSpec, program: ProgramFile) -> Ite
                 f"{manifest.dtype}, num_kv_heads {manifest.num_kv_heads}, block_size "
                 f"{manifest.block_size} and head_dim {manifest.head_dim} make it {' '.join(want)}"
             )
-    logits, *caches = program.outputs
+    logits, *others = program.outputs
+    taps = manifest.taps or ()
+    hidden, caches = others[: len(taps)], others[len(taps) :]
     if logits != TensorType("float32", (-1, manifest.vocab_size)):
         yield f"its logits are {logits}, and vocab_size is {manifest.vocab_size}"
+    state = TensorType(manifest.dtype, (-1, spec.hidden_size))
+    if [each for each in hidden if each != state]:
+        yield f"its hidden states are {', '.join(map(str, hidden))}, not {state} each"
+    layers = [int(tap.partition(".")[2]) for tap in taps if tap != FINAL]
+    if max(layers, default=0) >= manifest.num_layers:
+        yield f"taps are {', '.join(taps)}, and num_layers is {manifest.num_layers}"
     if len(caches) != num_caches:
         yield f"it returns {len(caches)} cache tensors and takes {num_caches}"
     yield from _parameter_misfits(manifest, spec, program)

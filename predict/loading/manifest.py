@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -44,7 +45,8 @@ ROUNDING_FLAGS = {
     "skip": "skip_list_names",
 }
 _SETTINGS = tuple(each.name for each in dataclasses.fields(QuantSettings))
-_MAY_LACK = ("adapters",)  # null then: an export without says what it said before there were any
+# Null then: an export without them says what it said before there were any.
+_MAY_LACK = ("adapters", "taps")
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,12 @@ def _one_of(values: Iterable[Any], **options: Any) -> Any:
     known = [*values]
     words = f"one of {', '.join(map(str, known))}"
     return _kind(words, lambda v: type(v) is type(known[0]) and v in known, **options)
+
+
+def _are_taps(value: Any) -> bool:
+    known = re.compile(r"norm|layers\.(0|[1-9]\d{0,4})")
+    listed = isinstance(value, list) and 0 < len(value) <= 8
+    return listed and all(isinstance(tap, str) and known.fullmatch(tap) for tap in value)
 
 
 def _are_settings(value: Any) -> bool:
@@ -162,6 +170,12 @@ class Manifest:
     adapters: dict[str, Any] | None = _kind(  # noqa: RUF009
         f"null, or {json.dumps(ADAPTERS)}",
         lambda value: value is None or _sorted_json(value) == _sorted_json(ADAPTERS),
+        default=None,
+    )
+    # Hidden states that the program gives besides (predict.nn.decoder.check_taps), in order.
+    taps: list[str] | None = _kind(  # noqa: RUF009
+        'null, or a list of up to 8 of "norm" and "layers." with the number of a layer',
+        lambda value: value is None or _are_taps(value),
         default=None,
     )
     files: dict[str, FileDigest] = _kind(  # noqa: RUF009  (all but the manifest, by name)

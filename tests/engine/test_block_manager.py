@@ -273,3 +273,12 @@ def test_any_use_keeps_counts_owners_and_contents(
     for block_ids in live:
         manager.free(block_ids)
     assert sorted(manager.allocate(num_blocks)) == list(range(num_blocks))
+
+
+def test_with_lookahead_blocks_match_where_the_tokens_behind_them_are_the_same() -> None:
+    manager = BlockManager(8, BLOCK_SIZE, lookahead=1)
+    cached(manager, [1, 2, 3, 4, 5, 6, 7, 8, 9])
+    assert manager.match_prefix([1, 2, 3, 4, 5, 6, 7, 8, 9])[1] == 8
+    assert manager.match_prefix([1, 2, 3, 4, 5, 6, 7, 8, 10])[1] == 4
+    assert manager.match_prefix([1, 2, 3, 4, 6])[1] == 0
+    assert manager.match_prefix([1, 2, 3, 4])[1] == 0  # what is behind is not known

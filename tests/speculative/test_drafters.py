@@ -6,18 +6,23 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from export.export_model import export_model
 from predict import LLM, EngineConfig, SamplingParams
 from predict.device import library
 from predict.device.place import to_float32
 from predict.engine import speculation
+from predict.engine.request_state import Request
+from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
+from predict.loading.drafters import open_drafter
+from predict.loading.model import read_spec
 from tests.support import drafters, tiny
 from tests.support.checkpoints import changed
 from tests.support.drafters import HEAD_CONFIG, HIDDEN, LAYERS, NUM_DRAFT_TOKENS, Target, Tensors
@@ -238,6 +243,36 @@ def test_logits_of_a_layer_behind_the_last_equal_transformers(
         np.testing.assert_allclose(own[0], theirs, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("whose", ["DeepSeek", "PaddleNLP", "PaddleNLP, with embedding"])
+def test_the_layer_may_lie_in_a_folder_of_its_own(whose: str, tmp_path: Path) -> None:
+    case, last = next(iter(drafters.MTP_CASES.items()))
+    checkpoint = Checkpoint(GOLDEN / case)
+    there = {name: to_float32(checkpoint.read(name)) for name in checkpoint.tensors}
+    kept = {name: ("F32", value) for name, value in there.items() if "layers.3." not in name}
+    folder = changed(case, tmp_path / "model", kept)
+    at, made = "model.layers.3.", drafters.mtp_tensors(there, last)
+    if whose != "DeepSeek":
+        ours = {"shared_head.norm.weight": "norm.weight"}
+        ours |= {f"{name}.weight": f"{name}.weight" for name in ("enorm", "hnorm", "eh_proj")}
+        if whose.endswith("embedding"):
+            ours["embed_tokens.weight"] = "embed_tokens.weight"
+        made = {
+            f"deepseek_v3_mtp.{ours.get(name, f'layers.0.{name}')}": (
+                value.T if value.ndim == 2 and "embed" not in name else value
+            )
+            for name, value in ((key.removeprefix(at), value) for key, value in made.items())
+            if "head.head" not in name and (name in ours or "embed" not in name)
+        }
+    drafters.write_head(tmp_path / "layer", {}, made)
+    llm = LLM(settings(folder, tmp_path / "layer", "mtp"))
+    draft_always(llm)
+    wanted = np.load(GOLDEN / "mtp.npz")[f"{case}/logits"]
+    with recorded(llm) as found:
+        llm.generate([drafters.MTP_PROMPT], GREEDY)
+    for own, theirs in zip(found[0][1], wanted, strict=True):
+        np.testing.assert_allclose(own[0], theirs, atol=2e-4, rtol=1e-4)
+
+
 def test_logits_of_ernies_layer_equal_numpy(tmp_path: Path) -> None:
     case = "ernie4_5_moe_21b"
     values = json.loads((GOLDEN / case / "config.json").read_text())
@@ -439,3 +474,168 @@ def test_few_right_first_drafts_are_said_once(
     llm.generate([PROMPT], SamplingParams(temperature=0.0, max_new_tokens=60, ignore_eos=True))
     (said,) = (line for line in caplog.messages if "first drafts" in line)
     assert "hidden states of layers.1, layers.2, layers.2: where" in said
+
+
+@pytest.mark.parametrize("name", ["EAGLE-1", "EAGLE-3 of speculators", "Medusa", "MTP"])
+def test_a_program_drafts_as_the_dynamic_model(name: str, target: Path, tmp_path: Path) -> None:
+    if name == "MTP":
+        case, last = next(iter(drafters.MTP_CASES.items()))
+        target = with_layer(
+            case, tmp_path / "model", lambda there: drafters.mtp_tensors(there, last)
+        )
+        folder, method = None, "mtp"
+    else:
+        folder, method = written(HEADS[name], tmp_path / "head"), HEADS[name].method
+    config = settings(target, folder, method)
+    export_model(config, tmp_path / "out", gives_states=True)
+    static = config.changed(model_name_or_path=str(tmp_path / "out"), mode="static")
+    prompts = [LONG[:40], LONG[30:35], PROMPT]
+    check_alike(drafts_of(LLM(config), prompts), drafts_of(LLM(static), prompts), 20)
+
+
+def test_a_program_without_states_is_refused(target: Path, tmp_path: Path) -> None:
+    folder = written(HEADS["EAGLE-3 of SafeAILab"], tmp_path / "head")
+    config = settings(target, folder, "eagle")
+    export_model(config, tmp_path / "out")
+    static = config.changed(model_name_or_path=str(tmp_path / "out"), mode="static")
+    with pytest.raises(UserError, match="gives none; export it with this drafter"):
+        LLM(static)
+    other = written(HEADS["EAGLE-1"], tmp_path / "other")
+    export_model(settings(target, other, "eagle"), tmp_path / "final", gives_states=True)
+    with pytest.raises(UserError, match=r"layers.1, layers.2, layers.2, and .* gives norm;"):
+        LLM(static.changed(model_name_or_path=str(tmp_path / "final")))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "another hidden size": ({"hidden_size": 32}, {}, "of hidden_size 32, and the model has 64"),
+    "another vocabulary": ({"vocab_size": 50}, {}, "of vocab_size 50, and the model has 199"),
+    "two layers": ({"num_hidden_layers": 2}, {}, "num_hidden_layers"),
+    "layers that are not there": (
+        {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 7]}},
+        {},
+        "allowed: up to 8 of 1 to 6, for the model's 6 layers",
+    ),
+    "a missing tensor": ({}, {"fc.weight": None}, "1 missing: fc.weight"),
+    "an unknown tensor": ({}, {"gate.weight": np.zeros((2, 2), np.float32)}, "gate.weight"),
+    "a doubled tensor": (
+        {},
+        {"layers.0.hidden_norm.weight": np.zeros(HIDDEN, np.float32)},
+        "two names of one tensor",
+    ),
+    "tokens outside the vocabulary": (
+        {},
+        {"d2t": np.arange(NUM_DRAFT_TOKENS)},
+        "d2t names tokens from 0 to 238",
+    ),
+    "DFlash": ({"architectures": ["DFlashDraftModel"]}, {}, "DFlash .* is not supported yet"),
+    "DSpark": ({"speculators_model_type": "dspark"}, {}, "DSpark .* is not supported yet"),
+    "P-EAGLE": ({"speculators_model_type": "p-eagle"}, {}, "P-EAGLE .* is not supported yet"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_heads_that_do_not_fit_are_refused_by_name(name: str, target: Path, tmp_path: Path) -> None:
+    changes, tensors, said = REFUSED[name]
+    made = drafters.eagle3() | tensors
+    made = {key: value for key, value in made.items() if value is not None}
+    folder = drafters.write_head(tmp_path / "head", {**EAGLE3, **changes}, made)
+    with pytest.raises(UserError, match=said):
+        LLM(settings(target, folder, "eagle"))
+
+
+def test_models_without_a_layer_that_drafts_are_refused(target: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="deepseek_v3, glm4_moe, ernie4_5_moe, and this model"):
+        LLM(settings(target, None, "mtp"))
+    with pytest.raises(UserError, match=r"has no layer that drafts: model.mtp_linear_proj.0"):
+        LLM(settings(GOLDEN / "ernie4_5_moe_21b", None, "mtp"))
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "n": {"n": 3, "temperature": 1.0, "seed": 4},
+    "penalties": {"temperature": 0.0, "repetition_penalty": 1.4, "frequency_penalty": 0.5},
+    "log-probabilities": {"temperature": 0.8, "seed": 5, "logprobs": 2},
+    "of prompts": {"temperature": 0.0, "prompt_logprobs": 1},
+    "least tokens": {"temperature": 0.7, "seed": 6, "min_length": 9},
+    "other drawing": {"temperature": 1.2, "seed": 7, "min_p": 0.02, "top_k": 20},
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize(("method", "of"), KNOWING[1:])
+def test_what_requests_ask_for_is_the_same_with_drafts(
+    feature: str, method: str, of: str, tmp_path: Path
+) -> None:
+    target = write_followed(tmp_path / "model", 1.0)
+    folder = write_knowing(tmp_path / "head", method, of)
+    asked: dict[str, Any] = {"max_new_tokens": 16, "ignore_eos": True, **FEATURES[feature]}
+    params = SamplingParams(**asked)
+    plain: dict[str, Any] = {"draft_model_name_or_path": None, "speculate_method": None}
+    expected = LLM(settings(target, None, method, **plain)).generate(SOME, params)
+    llm = LLM(settings(target, folder, method))
+    draft_always(llm)
+    found = llm.generate(SOME, params)
+    for one, other in zip(found, expected, strict=True):
+        assert [each.token_ids for each in one.outputs] == [
+            each.token_ids for each in other.outputs
+        ]
+        for each, wanted in zip(one.outputs, other.outputs, strict=True):
+            assert (each.logprobs is None) == (wanted.logprobs is None)
+    stats = llm.stats()
+    assert stats.num_draft_tokens > 0
+    assert stats.num_used_blocks == 0
+
+
+def test_drafts_pause_where_none_is_right(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculation, "MOST_VAIN", 10)
+    monkeypatch.setattr(speculation, "PAUSE", 30)
+    head = HEADS["EAGLE-3 of SafeAILab"]
+    llm = LLM(settings(target, written(head, tmp_path / "head"), head.method))
+    draft_always(llm)
+    params = SamplingParams(temperature=0.0, max_new_tokens=36, ignore_eos=True)
+    llm.generate([PROMPT], params)
+    spans = llm.stats().num_draft_spans
+    assert 8 <= spans <= 11  # and none behind the pause: the request's rows are not all there
+    llm.generate([PROMPT], params)  # whose blocks lack rows, where some were found
+    llm.generate([PROMPT[5:]], params)
+    assert llm.stats().num_draft_spans > spans
+    assert llm.stats().num_used_blocks == 0
+
+
+def test_devices_and_ways_to_verify_without_states_are_refused(target: Path) -> None:
+    gpu: Any = SimpleNamespace(gpu=object(), device=SimpleNamespace(is_cpu=False))
+    spec, reader = read_spec(target)
+    with pytest.raises(UserError, match="medusa drafts on the CPU alone for now"):
+        open_drafter(settings(target, target, "medusa"), spec, reader, gpu)
+    with pytest.raises(UserError, match=r"TopP . window verification, and speculate_method mtp"):
+        settings(target, None, "mtp", speculate_verify_window=2)
+    with pytest.raises(UserError, match="eagle needs --draft_model_name_or_path: the folder of a"):
+        settings(target, None, "eagle")
+
+
+@pytest.mark.parametrize("name", ["EAGLE-3 of SafeAILab", "Medusa"])
+def test_random_requests_lose_no_block(name: str, target: Path, tmp_path: Path) -> None:
+    head = HEADS[name]
+    folder = written(head, tmp_path / "head")
+    more = {"num_cache_blocks": 8, "max_length": 112, "max_num_batched_tokens": 24}
+    llm = LLM(settings(target, folder, head.method, **more))
+    draft_always(llm)
+    engine, random = llm.engine, np.random.default_rng(1)
+    running: list[int] = []
+    for number in range(160):
+        if random.random() < 0.4:
+            prompt = [*LONG[: random.integers(1, 60)], int(random.integers(150))]
+            params = SamplingParams(max_new_tokens=int(random.integers(1, 30)), ignore_eos=True)
+            engine.add(Request(number, prompt, params))
+            running.append(number)
+        if running and random.random() < 0.05:
+            engine.abort(running.pop(int(random.integers(len(running)))))
+        ended = {request.request_id for request in engine.step()[1]}
+        running = [each for each in running if each not in ended]
+        engine.scheduler.check()
+    assert engine.stats.num_draft_tokens > 50
+    assert engine.stats.num_prefix_hit_tokens > 0
+    for each in running:
+        engine.abort(each)
+    assert llm.stats().num_used_blocks == 0

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from predict import LLM, SamplingParams
-from predict.config.speculation import known_methods
+from predict.config.speculation import STATES, known_methods
 from predict.engine import kv_cache
 from predict.engine.drafts import SpeculativeConfig, accepted_tokens
 from predict.engine.request_state import Request
 from predict.errors import UserError
-from predict.loading.drafters import STATES
 from predict.speculative import proposer_of
 from predict.speculative.inference_with_reference import (
     MOST_AT_ONCE,

@@ -1,0 +1,106 @@
+"""What drafters share with a model that was exported: written beside its program, and read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from predict.config.engine import EngineConfig
+from predict.config.quantization import QuantSettings
+from predict.config.speculation import STATES
+from predict.device.place import to_float32
+from predict.errors import UserError
+from predict.loading.build import DecoderBuilder, expected_tensors
+from predict.loading.checkpoint import Checkpoint
+from predict.loading.drafters import find_drafter
+from predict.loading.drafters._found import SHARED_FILE
+from predict.loading.drafters.medusa import MEDUSA_TAPS
+from predict.loading.layouts.online import Online
+from predict.loading.model import open_weights
+from predict.loading.platform import Platform
+from predict.loading.safetensors_reader import read_header
+from predict.loading.safetensors_writer import write
+from predict.loading.sources import CheckpointSource
+from predict.models import weight_names
+from predict.nn.decoder import Decoder
+from predict.nn.hf_config import ConfigReader
+from predict.nn.plans import (
+    plan_weights,
+)
+from predict.nn.spec import DecoderSpec
+
+
+def write_shared(
+    config: EngineConfig, spec: DecoderSpec, reader: ConfigReader, platform: Platform, folder: Path
+) -> tuple[str, ...]:
+    """Writes what a drafter shares with the model beside its program; the taps it reads.
+
+    The embedding, the head and the last norm, and of mtp the layer itself. Raises UserError where
+    there is no drafter, or the head is in codes.
+    """
+    found = find_drafter(config, spec, reader)
+    if found is None:
+        raise UserError(
+            "--return_full_hidden_states is for drafters of hidden states; add --speculate_method "
+            f"{', '.join(STATES)}, or leave it out"
+        )
+    floats = config.changed(quant_type=None, moe_quant_type=None, lm_head_quant_type=None)
+    weights = open_weights(floats, spec, reader, platform)
+    plan = weights.plan
+    if weights.layout.scheme(plan.head) != "dense":
+        raise UserError(
+            "--return_full_hidden_states needs a head in floats, which drafters share, and the "
+            "checkpoint's is in codes; export without it"
+        )
+    made: dict[str, tuple[str, npt.NDArray[Any]]] = {}
+
+    def keep(name: str, values: npt.NDArray[Any]) -> None:
+        made[name] = ("F32", np.asarray(to_float32(values), np.float32))
+
+    source = weights.source
+    shape = dict(plan.matrices())[plan.embedding]
+    keep(plan.embedding, source.host_matrix((plan.embedding,), shape))
+    if not plan.spec.tie_word_embeddings:
+        keep(f"{plan.head.prefixes[0]}.weight", weights.layout.read(plan.head).codes)
+        bias = weights.layout.bias(plan.head)
+        if bias is not None:
+            keep(f"{plan.head.prefixes[0]}.bias", bias)
+    if plan.final_norm is not None:
+        for name in filter(None, (plan.final_norm.weight, plan.final_norm.bias)):
+            keep(name, source.vector(name, plan.final_norm.size))
+    if found.checkpoint.directory == Path(config.model.model_name_or_path):  # mtp, of the model
+        for name, array in found.checkpoint.tensors.items():
+            made[name] = (array.dtype, found.checkpoint.read(name))
+    source.close()
+    write(folder / SHARED_FILE, made)
+    return MEDUSA_TAPS if found.form is None else found.form.taps
+
+
+def read_shared(
+    config: EngineConfig, spec: DecoderSpec, reader: ConfigReader, platform: Platform
+) -> Decoder:
+    """Of a model that runs as a program, what a drafter shares with it: no layers."""
+    directory = Path(config.model.model_name_or_path)
+    if not (directory / SHARED_FILE).exists():
+        raise UserError(
+            f"{directory} has no {SHARED_FILE}, which a drafter of hidden states needs beside the "
+            "program; export it with --speculate_method "
+            f"{config.speculation.speculate_method} --return_full_hidden_states"
+        )
+    checkpoint = Checkpoint.of(directory, read_header(directory / SHARED_FILE))
+    names = weight_names(reader).found_in(checkpoint.tensors)
+    if f"{names.head}.weight" in checkpoint.tensors:
+        spec = replace(spec, tie_word_embeddings=False)
+    plan = replace(plan_weights(spec, names), layers=())
+    source = CheckpointSource(checkpoint)
+    layout = Online(source, QuantSettings(), plan)
+    of_layers = [name for name in checkpoint.tensors if "layers." in name or "mtp_" in name]
+    checkpoint.check(expected_tensors(plan, layout), of_layers)
+    builder = DecoderBuilder(
+        *(plan, source, layout, config.model.dtype, platform.compiled, config.max_length)
+    )
+    return builder.build()
