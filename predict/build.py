@@ -54,7 +54,7 @@ from predict.loading.platform import Platform, platform_of
 from predict.loading.program import load_program
 from predict.nn.adapter_pages import with_pages
 from predict.nn.cache_formats import DENSE
-from predict.nn.decoder import Decoder
+from predict.nn.decoder import FINAL, Decoder
 from predict.nn.inputs import Field, LayerCache, fields_with
 from predict.nn.places import fields_of, placing_of
 from predict.nn.plans import WeightPlan
@@ -218,7 +218,8 @@ class _Builder:
             directory = Path(config.model.model_name_or_path)
             program = load_program(directory, config.model.model_prefix, self.platform.device)
             pages = () if self.adapters is None else self.adapters.pools
-            networks.append(partial(static_forward, program, pages=pages))
+            taps = () if manifest.task is None else (FINAL,)
+            networks.append(partial(static_forward, program, pages=pages, taps=taps))
         elif self.takes_adapters:
             plan, names = opened[0].plan, opened[0].names
             base = base_of(plan, names, self.reader, opened[0].takes_turns)

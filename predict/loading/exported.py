@@ -92,6 +92,10 @@ def _misfits(manifest: Manifest, spec: DecoderSpec, program: ProgramFile) -> Ite
                 f"{manifest.block_size} and head_dim {manifest.head_dim} make it {' '.join(want)}"
             )
     logits, *caches = program.outputs
+    if manifest.task is not None:
+        hidden = caches.pop(0) if caches else None
+        if hidden != TensorType(manifest.dtype, (-1, spec.hidden_size)):
+            yield f"its hidden states are {hidden}, and hidden_size is {spec.hidden_size}"
     if logits != TensorType("float32", (-1, manifest.vocab_size)):
         yield f"its logits are {logits}, and vocab_size is {manifest.vocab_size}"
     if len(caches) != num_caches:

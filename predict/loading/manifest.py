@@ -44,7 +44,10 @@ ROUNDING_FLAGS = {
     "skip": "skip_list_names",
 }
 _SETTINGS = tuple(each.name for each in dataclasses.fields(QuantSettings))
-_MAY_LACK = ("adapters",)  # null then: an export without says what it said before there were any
+_MAY_LACK = (
+    "adapters",
+    "task",
+)  # null then: an export without says what it said before there were any
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,9 @@ class Manifest:
         f"null, or {json.dumps(ADAPTERS)}",
         lambda value: value is None or _sorted_json(value) == _sorted_json(ADAPTERS),
         default=None,
+    )
+    task: str | None = _kind(  # embed: it gives hidden states beside its logits
+        "null or embed", lambda value: value in (None, "embed"), default=None
     )
     files: dict[str, FileDigest] = _kind(  # noqa: RUF009  (all but the manifest, by name)
         "an object of file names, without folders, with num_bytes and a list sha256 of a digest "

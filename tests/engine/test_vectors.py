@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from export.export_model import export_model
+from predict import LLM, EngineConfig
 from predict.errors import UserError
 from tests.support.vectors import (
     CASES,
     ENCODERS,
+    FOLDER,
     FOUND,
     IDS,
     OPERATORS,
@@ -121,3 +125,32 @@ def test_what_cannot_be_is_refused(name: str) -> None:
     with pytest.raises(UserError, match=said):
         llm.embed(**{"prompts": [[5, 6]], **given})
     assert nothing_is_held(llm)
+
+
+@pytest.mark.parametrize("operators", OPERATORS)
+@pytest.mark.parametrize(
+    "case", ["bert_reranker", "modernbert", "embedding_gemma", "qwen3_embedding"]
+)
+def test_an_exported_program_gives_the_same(case: str, operators: str, tmp_path: Path) -> None:
+    settings = {"max_length": 512, "batch_size": 8, **OPERATORS[operators]}
+    config = EngineConfig(model_name_or_path=str(FOLDER / case), **settings)
+    export_model(config, tmp_path / "static", task="embed")
+    llm = LLM(tmp_path / "static", mode="static", max_length=512, batch_size=8)
+    for pooling in ("mean", "last"):
+        found = llm.embed(IDS, pooling, normalize=False)
+        np.testing.assert_allclose(found, FOUND[f"{case}/{pooling}"], atol=1e-4, rtol=0)
+    if case == "bert_reranker":
+        queries, documents = zip(*SAID["pairs"], strict=True)
+        found = llm.score(queries, documents)
+        np.testing.assert_allclose(found, FOUND[f"{case}/score"], atol=1e-4, rtol=0)
+    else:
+        np.testing.assert_allclose(llm.embed(IDS), llm_of(case).embed(IDS), atol=1e-4, rtol=0)
+    assert nothing_is_held(llm)
+
+
+# Cosines of tiny random models are worse than of real ones: 32 values share a scale.
+@pytest.mark.parametrize("scheme", [{"dtype": "bfloat16"}, {"quant_type": "weight_only_int8"}])
+@pytest.mark.parametrize("case", ["bert", "xlm_roberta", "qwen3_embedding"])
+def test_other_types_of_weights_stay_near(case: str, scheme: dict[str, Any]) -> None:
+    found, wanted = llm_of(case, **scheme).embed(IDS), llm_of(case).embed(IDS)
+    assert np.einsum("ij,ij->i", found, wanted).min() >= 0.999
