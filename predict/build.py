@@ -114,6 +114,16 @@ def _with_whole_prompts(config: EngineConfig, spec: DecoderSpec) -> EngineConfig
     return config.changed(max_num_batched_tokens=max(config.token_budget, config.max_length))
 
 
+def check_encoder(spec: DecoderSpec, on_gpu: bool) -> None:
+    """Raises UserError for an encoder that the device's operators do not run."""
+    windowed = any(getattr(block, "window", -1) >= 0 for block in spec.attention)
+    if on_gpu and spec.sees_both_ways and windowed:
+        raise UserError(
+            f"{spec.model_type} has windows that go both ways, and no kernel for GPUs has them yet; "
+            "use --device cpu"
+        )
+
+
 class _Builder:
     """Builds one LLM's parts; made, it has read all but weights."""
 
@@ -124,6 +134,7 @@ class _Builder:
             compiled = load_manifest(Path(model.model_name_or_path)).library_abi is not None
         self.platform = platform_of(model.device, compiled)
         spec, self.reader = read_spec(model.model_name_or_path, model.model_type)
+        check_encoder(spec, self.platform.gpu is not None)
         self.spec = spec = spec.with_latent_form(model.latent_form)
         config = with_model_defaults(with_stored_cache(config, self.reader), spec, self.reader)
         self.config = config = _with_whole_prompts(config, spec)

@@ -10,7 +10,9 @@ import pytest
 
 from export.export_model import export_model
 from predict import LLM, EngineConfig
+from predict.build import check_encoder
 from predict.errors import UserError
+from predict.loading.model import read_spec
 from tests.support.vectors import (
     CASES,
     ENCODERS,
@@ -148,9 +150,21 @@ def test_an_exported_program_gives_the_same(case: str, operators: str, tmp_path:
     assert nothing_is_held(llm)
 
 
-# Cosines of tiny random models are worse than of real ones: 32 values share a scale.
-@pytest.mark.parametrize("scheme", [{"dtype": "bfloat16"}, {"quant_type": "weight_only_int8"}])
-@pytest.mark.parametrize("case", ["bert", "xlm_roberta", "qwen3_embedding"])
+@pytest.mark.parametrize(
+    ("case", "scheme"),
+    [
+        *((case, {"dtype": "bfloat16"}) for case in ("bert", "modernbert", "qwen3_embedding")),
+        *((case, {"quant_type": "weight_only_int8"}) for case in ("bert", "xlm_roberta")),
+    ],
+)
 def test_other_types_of_weights_stay_near(case: str, scheme: dict[str, Any]) -> None:
     found, wanted = llm_of(case, **scheme).embed(IDS), llm_of(case).embed(IDS)
     assert np.einsum("ij,ij->i", found, wanted).min() >= 0.999
+
+
+def test_windows_both_ways_are_refused_on_a_gpu_by_name() -> None:
+    spec, _ = read_spec(FOLDER / "modernbert")
+    with pytest.raises(UserError, match=r"windows that go both ways .* device cpu"):
+        check_encoder(spec, on_gpu=True)
+    check_encoder(spec, on_gpu=False)
+    check_encoder(read_spec(FOLDER / "bert")[0], on_gpu=True)
