@@ -119,8 +119,8 @@ def check_encoder(spec: DecoderSpec, on_gpu: bool) -> None:
     windowed = any(getattr(block, "window", -1) >= 0 for block in spec.attention)
     if on_gpu and spec.sees_both_ways and windowed:
         raise UserError(
-            f"{spec.model_type} has windows that go both ways, and no kernel for GPUs has them yet; "
-            "use --device cpu"
+            f"{spec.model_type} has windows that go both ways, and no kernel for GPUs has them "
+            "yet; use --device cpu"
         )
 
 
@@ -297,8 +297,12 @@ class _Builder:
         config, spec = self.config, self.spec
         one = spec.sees_both_ways  # layers take turns with keys and values of a step
         made = allocate_caches(
-            *(replace(spec, layers=spec.layers[:1]) if one else spec, num_blocks),
-            *(config.cache.block_size, config.model.dtype, config.kv_format, self.kv_scales),
+            replace(spec, layers=spec.layers[:1]) if one else spec,
+            num_blocks,
+            config.cache.block_size,
+            config.model.dtype,
+            config.kv_format,
+            self.kv_scales,
         )
         return made * spec.num_layers if one else made
 

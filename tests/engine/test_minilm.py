@@ -51,6 +51,7 @@ def test_vectors_and_their_order_are_those_recorded(minilm: Path) -> None:
     assert order(found) == order(WANTED)
     scores = llm.score(TEXTS[::2], TEXTS[1::2])
     np.testing.assert_allclose(scores, np.einsum("ij,ij->i", WANTED[::2], WANTED[1::2]), atol=1e-4)
-    for scheme in ({"dtype": "bfloat16"}, {"quant_type": "weight_only_int8"}):
+    schemes: list[dict[str, Any]] = [{"dtype": "bfloat16"}, {"quant_type": "weight_only_int8"}]
+    for scheme in schemes:
         coarse = LLM(minilm, **settings, **scheme).embed(TEXTS)
         assert np.einsum("ij,ij->i", coarse, WANTED).min() >= 0.999
