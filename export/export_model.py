@@ -68,10 +68,15 @@ OWN_FLAGS = (
 )
 # Weights live in the program; everything else of a checkpoint goes along.
 COPIED = ("*.json", "*.model", "merges.txt", "vocab.txt", "*.jinja", "*.tiktoken")
+POOLING = "pooling.safetensors"  # predict.loading.pooling writes it
 NOT_COPIED = ("*.index.json", "manifest.json")
 # Flags of a run, which PaddleNLP's scripts pass here too: none changes the program.
 OF_A_RUN = (
-    *(flag.name for flag in flags_of(RunOptions, SamplingParams) if flag.name != "max_new_tokens"),
+    *(
+        flag.name
+        for flag in flags_of(RunOptions, SamplingParams)
+        if flag.name not in ("max_new_tokens", "task")
+    ),
     *("decode_strategy", "prefix_path", "export_precache"),
     *("lora_modules", "max_loras", "max_lora_rank", "max_cpu_loras"),
 )
@@ -84,6 +89,7 @@ def export_model(
     signals: Signals | None = None,
     enable_lora: bool = False,
     gives_states: bool = False,
+    task: str = "generate",
 ) -> None:
     """Writes the static model of `config` to `output_path`, a new or an empty folder.
 
@@ -91,6 +97,8 @@ def export_model(
     earlier export. signals: those that end the run, which wait while the folder is put in place.
     enable_lora: the program takes adapters of requests. gives_states: it gives the hidden states
     that the config's drafter reads, and what the drafter shares with the model lies beside it.
+    task: embed, for one that gives hidden states too, as those of models that make no text always
+    do.
     Raises UserError where the checkpoint cannot be read or the folder not written.
     """
     with kept():
@@ -118,7 +126,7 @@ def export_model(
         check()  # again: another process may have written it in between
         if not overwrite and holds_export(output_path):
             LOG.info(f"{output_path} holds an earlier export, which this one replaces")
-        _export(config, output_path, signals, enable_lora, gives_states)
+        _export(config, output_path, signals, enable_lora, gives_states, task)
 
 
 def _check_adapters(config: EngineConfig, enable_lora: bool) -> None:
@@ -176,7 +184,7 @@ def _check_replaced(folder: Path) -> None:
             f"--overwrite replaces earlier exports, and {folder} holds none (no {FILE_NAME}); "
             "choose another --output_path, or empty it yourself"
         )
-    known = (*COPIED, "*.pdiparams", "shared.safetensors")
+    known = (*COPIED, "*.pdiparams", "shared.safetensors", POOLING)
     for path in sorted(folder.iterdir()):
         if path.is_dir() or not any(path.match(pattern) for pattern in known):
             raise UserError(
@@ -191,6 +199,7 @@ def _export(
     signals: Signals | None,
     enable_lora: bool,
     gives_states: bool,
+    task: str,
 ) -> None:
     from predict.device import library
     from predict.loading.cache_scales import head_scales
@@ -200,8 +209,10 @@ def _export(
     from predict.loading.layouts import with_stored_cache
     from predict.loading.model import load_decoder, read_spec
     from predict.loading.platform import platform_of
+    from predict.loading.pooling import read_pooling, save_pooling
     from predict.loading.program import save_program
     from predict.nn.adapter_pages import page_tensors
+    from predict.nn.decoder import FINAL
     from predict.system.progress import Progress
 
     source = Path(config.model.model_name_or_path)
@@ -210,6 +221,13 @@ def _export(
     spec, reader = read_spec(source, config.model.model_type)
     spec = spec.with_latent_form(config.model.latent_form)
     config = with_model_defaults(with_stored_cache(config, reader), spec, reader)
+    embeds = task == "embed" or not spec.makes_text
+    if embeds and gives_states:
+        raise UserError(
+            "--return_full_hidden_states is of programs that draft, and this one makes vectors "
+            "(--task embed, or a model that makes no text); give one of them"
+        )
+    pooling = read_pooling(source, spec) if embeds else None
     kv_format = spec.cache_format(config.kv_format)
     scales = head_scales(kv_format, source, spec, config.quantization.use_fake_parameter)
     backend = platform.backend
@@ -223,7 +241,7 @@ def _export(
     try:
         final = partial(_unbroken, signals, "the static model is just being put in its place")
         with whole_folder(output_path, final) as folder:
-            taps: Sequence[str] = ()
+            taps: Sequence[str] = (FINAL,) if embeds else ()
             if gives_states:
                 taps = write_shared(config, spec, reader, platform, folder)
             _stage("tracing the program")
@@ -246,9 +264,12 @@ def _export(
             _stage("writing the other files")
             _copy_files(source, folder, f"{config.model.model_prefix}.json", kv_format, scales)
             _name_family(reader, folder)
+            if pooling is not None:
+                save_pooling(pooling, folder)
             manifest = _manifest(
                 *(config, spec, decoder, folder, paddle.__version__, abi, enable_lora, taps),
             )
+            manifest = dataclasses.replace(manifest, task="embed" if embeds else None)
             try:
                 check_program(manifest, spec, folder, config.model.model_prefix)
             except UserError as error:  # Paddle does not notice that a disk is full
@@ -364,8 +385,8 @@ def main(words: Sequence[str], signals: Signals) -> int:
     for note in (*config.notes, *_notes(flags)):
         say(f"note: {note}")
     folder, enable_lora = Path(flags["output_path"]), flags["enable_lora"]
-    gives_states = flags["return_full_hidden_states"]
-    export_model(config.engine, folder, flags["overwrite"], signals, enable_lora, gives_states)
+    gives_states, task = flags["return_full_hidden_states"], flags["task"]
+    export_model(config.engine, folder, flags["overwrite"], signals, enable_lora, gives_states, task)
     show(f"The static model is in {flags['output_path']}.")
     return 0
 

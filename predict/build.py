@@ -155,6 +155,16 @@ def _with_whole_prompts(config: EngineConfig, spec: DecoderSpec) -> EngineConfig
     return config.changed(max_num_batched_tokens=max(config.token_budget, config.max_length))
 
 
+def check_encoder(spec: DecoderSpec, on_gpu: bool) -> None:
+    """Raises UserError for an encoder that the device's operators do not run."""
+    windowed = any(getattr(block, "window", -1) >= 0 for block in spec.attention)
+    if on_gpu and spec.sees_both_ways and windowed:
+        raise UserError(
+            f"{spec.model_type} has windows that go both ways, and no kernel for GPUs has them "
+            "yet; use --device cpu"
+        )
+
+
 class _Builder:
     """Builds one LLM's parts; made, it has read all but weights."""
 
@@ -173,6 +183,7 @@ class _Builder:
             compiled = load_manifest(Path(model.model_name_or_path)).library_abi is not None
         self.platform = platform_of(model.device, compiled)
         spec, self.reader = read_spec(model.model_name_or_path, model.model_type)
+        check_encoder(spec, self.platform.gpu is not None)
         spec = spec.with_latent_form(model.latent_form)
         if self.num_ranks > 1:
             whole_experts = config.ranks.has_whole_experts
@@ -381,8 +392,12 @@ class _Builder:
         config, spec = self.config, self.spec
         one = spec.sees_both_ways  # layers take turns with keys and values of a step
         made = allocate_caches(
-            *(replace(spec, layers=spec.layers[:1]) if one else spec, num_blocks),
-            *(config.cache.block_size, config.model.dtype, config.kv_format, self.kv_scales),
+            replace(spec, layers=spec.layers[:1]) if one else spec,
+            num_blocks,
+            config.cache.block_size,
+            config.model.dtype,
+            config.kv_format,
+            self.kv_scales,
         )
         return made * spec.num_layers if one else made
 

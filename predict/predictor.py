@@ -64,6 +64,10 @@ def run(config: PredictorConfig, make_llm: MakeLLM, signals: Signals) -> int:
 
     for note in config.notes:
         say(f"note: {note}")
+    if config.task == "embed":
+        from predict.cli.vectors import embed_file
+
+        return embed_file(config, make_llm, signals)
     with ExitStack() as stack:
         for flag, path in checked_outputs(config):
             stack.enter_context(locked(flag, path))

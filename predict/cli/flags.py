@@ -41,6 +41,11 @@ class RunOptions(Checked):
     resume: bool = option(False,
         "Go on after an interrupted run of the same command: answers in its journal are kept, "
         "and the other prompts run.")
+    task: str = option("generate",
+        "generate answers prompts; embed writes the vectors of texts (src) to --output_file, as "
+        "JSON lines {\"src\", \"embedding\"}, or as rows of a .npy file. An export for it gives "
+        "hidden states, too.",
+        allowed=("generate", "embed"))
     benchmark: bool = option(False,
         "Measure speed: every prompt padded to src_length, decoded to max_length without an "
         "early stop, warm-up apart. A data file is answered first when given.",

@@ -58,7 +58,7 @@ class _Waiting(NamedTuple):
     """A text of a job, in the queue."""
 
     job: VectorJob
-    index: int
+    number: int
     request: Request
     num_skipped: int
 
@@ -248,7 +248,7 @@ class Embedder:
                 spans.append(ScheduledSpan(request, length, start, request.block_ids, wants))
                 left -= length
             self._step(running, spans)
-            running = [pair for pair in running if pair[0].index not in pair[0].job.found]
+            running = [pair for pair in running if pair[0].number not in pair[0].job.found]
 
     def _step(
         self, running: Sequence[tuple[_Waiting, Pooled]], spans: Sequence[ScheduledSpan]
@@ -273,10 +273,10 @@ class Embedder:
             if request.num_computed_tokens < request.num_tokens:
                 continue
             if pool.pooler.answers is None:
-                text.job.found[text.index] = pool.result()
+                text.job.found[text.number] = pool.result()
             else:
                 assert logits is not None
-                text.job.found[text.index] = pool.pooler.of_logits(logits[row])
+                text.job.found[text.number] = pool.pooler.of_logits(logits[row])
             row += span.samples
             engine.stats.num_prompt_tokens += request.num_tokens
             engine.stats.num_prefix_hit_tokens += request.num_cached_tokens

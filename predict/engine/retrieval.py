@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +34,8 @@ _TURNS = ("<|im_start|>", "<|im_end|>")
 QUERY, DOCUMENT = ("query",), ("document", "passage")  # names of prompts, the first known one
 
 
-class Ranked(NamedTuple):
+@dataclass(frozen=True)
+class Ranked:
     """A document's place in the list that was given, and its score."""
 
     index: int
@@ -243,7 +244,7 @@ def scores_of(vectors: Vectors, scores_by: str | None) -> Vectors:
     """Scores [pairs] of the results of `Writer.pair`'s texts, one or two rows for each pair."""
     if scores_by != "vectors":
         return vectors[:, 0]
-    return np.einsum("ph,ph->p", vectors[::2], vectors[1::2])  # type: ignore[no-any-return]
+    return np.einsum("ph,ph->p", vectors[::2], vectors[1::2])
 
 
 def check_dimensions(dimensions: Any, size: int) -> None:
@@ -261,7 +262,7 @@ def shortened(vectors: Vectors, dimensions: int | None, normalize: bool) -> Vect
     return normalized(vectors[:, :dimensions]) if normalize else vectors[:, :dimensions]
 
 
-def ranked(scores: Sequence[float], top_n: int | None) -> list[Ranked]:
+def ranked(scores: Sequence[float] | Vectors, top_n: int | None) -> list[Ranked]:
     """The best first, the earlier of two alike; top_n: so many. Raises UserError."""
     if top_n is not None and top_n < 1:
         raise UserError(f"top_n is {top_n} (allowed: 1 and more)")

@@ -46,7 +46,7 @@ ROUNDING_FLAGS = {
 }
 _SETTINGS = tuple(each.name for each in dataclasses.fields(QuantSettings))
 # Null then: an export without them says what it said before there were any.
-_MAY_LACK = ("adapters", "taps")
+_MAY_LACK = ("adapters", "taps", "task")
 
 
 @dataclass(frozen=True)
@@ -177,6 +177,9 @@ class Manifest:
         'null, or a list of up to 8 of "norm" and "layers." with the number of a layer',
         lambda value: value is None or _are_taps(value),
         default=None,
+    )
+    task: str | None = _kind(  # embed: it gives vectors
+        "null or embed", lambda value: value in (None, "embed"), default=None
     )
     files: dict[str, FileDigest] = _kind(  # noqa: RUF009  (all but the manifest, by name)
         "an object of file names, without folders, with num_bytes and a list sha256 of a digest "

@@ -7,6 +7,7 @@ here is refused.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from predict.device.place import to_float32
 from predict.errors import UserError, quoted
 from predict.gguf.files import gguf_of
 from predict.loading.checkpoint import Checkpoint
+from predict.loading.safetensors_reader import read_header
+from predict.loading.safetensors_writer import write
 from predict.nn.hf_config import FUNCTIONS as CONFIG_FUNCTIONS
 from predict.nn.hf_config import ConfigReader
 from predict.nn.pooling import FUNCTIONS, Dense, Pooler
@@ -29,6 +32,7 @@ MODULES, PROMPTS, LENGTHS = (
     *("modules.json", "config_sentence_transformers.json"),
     "sentence_bert_config.json",
 )
+SAVED, SAVED_TENSORS = "pooling.json", "pooling.safetensors"  # of an export: all of it
 MAX_MODULES, MAX_PROMPTS = 16, 256
 # sentence-transformers' names of poolings in 1_Pooling/config.json, and ours.
 _POOLINGS = {
@@ -75,6 +79,8 @@ def read_pooling(directory: str | Path, spec: DecoderSpec) -> PoolingFiles:
     folder = Path(directory)
     if gguf_of(directory) is not None:
         return PoolingFiles()
+    if (folder / SAVED).is_file():
+        return _load(folder)
     found = PoolingFiles()
     if (folder / MODULES).is_file():
         found = _with_prompts(_of_modules(folder), folder)
@@ -277,3 +283,66 @@ def _label_function(reader: ConfigReader) -> str:
             f"{reader.path}: activation_fn is {quoted(name)} (allowed: {', '.join(_TORCH)})"
         )
     return function
+
+
+_SAID = ("num_labels", "prompts", "default_prompt", "counts_prompt", "max_length")
+
+
+def save_pooling(files: PoolingFiles, folder: Path) -> None:
+    """Writes all of it into an export's folder."""
+    tensors: dict[str, Any] = {"none": np.zeros(1, np.float32)}  # a file holds one at least
+
+    def described(pooler: Pooler | None, name: str) -> Any:
+        if pooler is None:
+            return None
+        layers: list[dict[str, Any]] = []
+        for number, layer in enumerate(pooler.layers):
+            factor, bias, epsilon = layer.norm or (None, None, None)
+            parts = (layer.weight, layer.bias, factor, bias)
+            there = {p: v for p, v in zip(_PARTS, parts, strict=True) if v is not None}
+            tensors.update({f"{name}.{number}.{part}": value for part, value in there.items()})
+            layers.append({"function": layer.function, "epsilon": epsilon, "parts": [*there]})
+        return {"poolings": pooler.poolings, "layers": layers, "normalize": pooler.normalize}
+
+    said = {name: described(getattr(files, name), name) for name in ("embed", "score")}
+    said |= {name: getattr(files, name) for name in _SAID}
+    (folder / SAVED).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    stored = {name: ("F32", np.ascontiguousarray(v, np.float32)) for name, v in tensors.items()}
+    write(folder / SAVED_TENSORS, stored)
+
+
+_PARTS = ("weight", "bias", "factor", "norm_bias")
+
+
+def _load(folder: Path) -> PoolingFiles:
+    """What `save_pooling` wrote. Raises UserError for a file that it did not."""
+    path = folder / SAVED
+    said, stored = read_json_object(path), read_header(folder / SAVED_TENSORS)
+
+    def pooler(name: str) -> Pooler | None:
+        match said[name]:
+            case None:
+                return None
+            case {"poolings": list(poolings), "layers": list(layers), "normalize": bool(unit)}:
+                made = tuple(dense(f"{name}.{i}", layer) for i, layer in enumerate(layers))
+                if poolings and set(poolings) <= set(POOLINGS):
+                    return Pooler(tuple(poolings), made, unit)
+        raise ValueError(name)
+
+    def dense(at: str, layer: Any) -> Dense:
+        parts = {part: stored[f"{at}.{part}"].read() for part in layer["parts"]}
+        if not set(parts) <= set(_PARTS) or layer["function"] not in FUNCTIONS:
+            raise ValueError(at)
+        norm = None
+        if "factor" in parts:
+            norm = parts["factor"], parts.get("norm_bias"), float(layer["epsilon"])
+        return Dense(parts["weight"], parts.get("bias"), layer["function"], norm)
+
+    try:
+        rest = {name: said[name] for name in _SAID}
+        return PoolingFiles(embed=pooler("embed"), score=pooler("score"), **rest)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{path} is not as an export wrote it ({error}); export the model again with "
+            "export/export_model.py"
+        ) from None

@@ -38,7 +38,7 @@ def bert_like(config: ConfigReader, offset: int = 0) -> DecoderSpec:
     hidden_size = config.get_int("hidden_size")
     num_heads = config.get_int("num_attention_heads")
     norm = Norm("layer", config.get_float("layer_norm_eps", 1e-12), True)
-    behind = {"norm": None, "post_norm": norm, "post_norm_of": "sum"}
+    behind: dict[str, Any] = {"norm": None, "post_norm": norm, "post_norm_of": "sum"}
     layer = blocks_of(
         (num_heads, num_heads, per_head(config, hidden_size, num_heads)),
         config.get_int("intermediate_size"),

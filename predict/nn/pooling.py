@@ -31,12 +31,12 @@ def check_pooling(pooling: str) -> None:
 
 
 def _erf(x: Vectors) -> Vectors:
-    return np.vectorize(math.erf, otypes=[np.float32])(x)  # type: ignore[no-any-return]
+    return np.vectorize(math.erf, otypes=[np.float32])(x)
 
 
 def _sigmoid(x: Vectors) -> Vectors:
     ratio = np.exp(-np.abs(x))
-    return np.where(x < 0, ratio, np.float32(1)) / (1 + ratio)  # type: ignore[no-any-return]
+    return np.where(x < 0, ratio, np.float32(1)) / (1 + ratio)
 
 
 FUNCTIONS: Mapping[str, Callable[[Vectors], Vectors]] = {
@@ -104,7 +104,7 @@ class Pooler:
 def normalized(vectors: Vectors) -> Vectors:
     """Vectors [..., size] made of length 1; a zero vector stays."""
     length = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return (vectors / np.maximum(length, np.float32(1e-12))).astype(np.float32)  # type: ignore[no-any-return]
+    return (vectors / np.maximum(length, np.float32(1e-12))).astype(np.float32)
 
 
 @dataclass

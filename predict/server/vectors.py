@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import anyio
@@ -21,9 +22,9 @@ from predict.server.errors import ApiError, invalid
 from predict.server.protocol import Body, Integer, ModelName, Name, PromptsField
 from predict.system.bounds import is_integer, prompt_token_ids
 from predict.system.files import json_type
+from predict.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
-MAX_TOP = 1 << 20
 _DOCUMENT = {"anyOf": [{"type": "string"}, {"type": "object"}]}
 Document = Annotated[Any, WithJsonSchema(_DOCUMENT)]
 Documents = Annotated[Any, WithJsonSchema({"type": "array", "items": _DOCUMENT})]
@@ -145,9 +146,8 @@ async def input_texts(context: Context, rules: Rules, body: EmbeddingsBody) -> l
     for index, each in enumerate(listed):
         where = "input" if len(listed) == 1 else f"input[{index}]"
         if isinstance(each, str):
-            found += await written(
-                context, where, [each], lambda w, t=each: [w.text(t, prompt, cut)]
-            )
+            made_of = partial(Writer.text, text=each, prompt=prompt, most=cut)
+            found.append(await written(context, where, [each], made_of))
         elif isinstance(each, list):
             try:
                 ids = prompt_token_ids(each, vocab_size - 1)
@@ -173,12 +173,12 @@ def check_length(rules: Rules, text: Text, where: str) -> None:
 
 
 async def written(
-    context: Context, where: str, texts: Sequence[str], make: Callable[[Writer], list[T]]
-) -> list[T]:
+    context: Context, where: str, texts: Sequence[str], make: Callable[[Writer], T]
+) -> T:
     """What `make` makes of the texts, on a thread. Raises ApiError 400."""
     rules = rules_of(context)
 
-    def work(tokenizer: Any) -> list[T]:
+    def work(tokenizer: Tokenizer) -> T:
         return make(Writer(rules, tokenizer))
 
     return await context.front.work(work, where, texts)
@@ -203,9 +203,10 @@ async def pairs_of(
         )
     found: list[Text] = []
     for index, pair in enumerate(pairs):
-        texts = await written(
-            context, where(index), pair, lambda w, p=pair: w.pair(*p, cut, instruction)
+        made_of = partial(
+            Writer.pair, query=pair[0], document=pair[1], most=cut, instruction=instruction
         )
+        texts = await written(context, where(index), pair, made_of)
         for text in texts:
             check_length(rules, text, where(index))
         found += texts

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from export.export_model import export_model
+from predict import LLM, EngineConfig
+from predict.build import check_encoder
 from predict.errors import UserError
+from predict.loading.model import read_spec
 from tests.support.vectors import (
     CASES,
     ENCODERS,
+    FOLDER,
     FOUND,
     IDS,
     OPERATORS,
@@ -121,3 +127,44 @@ def test_what_cannot_be_is_refused(name: str) -> None:
     with pytest.raises(UserError, match=said):
         llm.embed(**{"prompts": [[5, 6]], **given})
     assert nothing_is_held(llm)
+
+
+@pytest.mark.parametrize("operators", OPERATORS)
+@pytest.mark.parametrize(
+    "case", ["bert_reranker", "modernbert", "embedding_gemma", "qwen3_embedding"]
+)
+def test_an_exported_program_gives_the_same(case: str, operators: str, tmp_path: Path) -> None:
+    settings = {"max_length": 512, "batch_size": 8, **OPERATORS[operators]}
+    config = EngineConfig(model_name_or_path=str(FOLDER / case), **settings)
+    export_model(config, tmp_path / "static", task="embed")
+    llm = LLM(tmp_path / "static", mode="static", max_length=512, batch_size=8)
+    for pooling in ("mean", "last"):
+        found = llm.embed(IDS, pooling, normalize=False)
+        np.testing.assert_allclose(found, FOUND[f"{case}/{pooling}"], atol=1e-4, rtol=0)
+    if case == "bert_reranker":
+        queries, documents = zip(*SAID["pairs"], strict=True)
+        found = llm.score(queries, documents)
+        np.testing.assert_allclose(found, FOUND[f"{case}/score"], atol=1e-4, rtol=0)
+    else:
+        np.testing.assert_allclose(llm.embed(IDS), llm_of(case).embed(IDS), atol=1e-4, rtol=0)
+    assert nothing_is_held(llm)
+
+
+@pytest.mark.parametrize(
+    ("case", "scheme"),
+    [
+        *((case, {"dtype": "bfloat16"}) for case in ("bert", "modernbert", "qwen3_embedding")),
+        *((case, {"quant_type": "weight_only_int8"}) for case in ("bert", "xlm_roberta")),
+    ],
+)
+def test_other_types_of_weights_stay_near(case: str, scheme: dict[str, Any]) -> None:
+    found, wanted = (llm_of(case, **kind).embed(IDS, normalize=True) for kind in (scheme, {}))
+    assert np.einsum("ij,ij->i", found, wanted).min() >= 0.999
+
+
+def test_windows_both_ways_are_refused_on_a_gpu_by_name() -> None:
+    spec, _ = read_spec(FOLDER / "modernbert")
+    with pytest.raises(UserError, match=r"windows that go both ways, .* use --device cpu"):
+        check_encoder(spec, on_gpu=True)
+    check_encoder(spec, on_gpu=False)
+    check_encoder(read_spec(FOLDER / "bert")[0], on_gpu=True)

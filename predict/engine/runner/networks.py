@@ -68,7 +68,8 @@ def static_forward(
             has = f"those of {', '.join(given)} alone" if given else "none"
             raise UserError(
                 f"hidden states of {', '.join(taps)} are wanted, and the exported program gives "
-                f"{has}; run the checkpoint it was made from, with mode dynamic"
+                f"{has}; export it with --task embed, or run the checkpoint it was made from, with "
+                "mode dynamic"
             )
         logits, *others = program.run([*inputs.given, *tensors])
         hidden = dict(zip(given, others, strict=False))

@@ -106,10 +106,10 @@ async def _reranked(context: Context, request: Request, body: RerankBody) -> Res
     )
     found = await made(context, request, texts, True, model.adapter)
     results = []
-    for index, value in ranked(scores_of(found, rules.scores_by).tolist(), body.top_n):
-        entry: dict[str, Any] = {"index": index, "relevance_score": value}
+    for each in ranked(scores_of(found, rules.scores_by), body.top_n):
+        entry: dict[str, Any] = {"index": each.index, "relevance_score": each.score}
         if body.return_documents is not False:
-            entry["document"] = {"text": documents[index]}
+            entry["document"] = {"text": documents[each.index]}
         results.append(entry)
     usage = _usage(texts)
     answer = {"id": _identity("rerank"), "model": model.name, "results": results, "usage": usage}

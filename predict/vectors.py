@@ -1,0 +1,147 @@
+"""LLM's verbs of vectors and scores: embed, score, rerank; and what a prompt is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, cast
+
+from predict.config.engine import EngineConfig
+from predict.engine.addons import Addons
+from predict.engine.embedding import Embedder, Text, VectorJob
+from predict.engine.retrieval import (
+    Ranked,
+    Retrieval,
+    check_dimensions,
+    ranked,
+    scores_of,
+    shortened,
+)
+from predict.errors import TokenizerError, UserError, quoted
+from predict.loading.platform import Platform
+from predict.loading.pooling import read_pooling
+from predict.nn.pooling import Pooler, Vectors
+from predict.nn.spec import DecoderSpec
+from predict.system.bounds import is_integer, prompt_token_ids
+from predict.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+# In the place of a prompt that its tokenizer failed on: its answer says so, the others are given.
+PromptOrError = Prompt | TokenizerError
+
+
+def as_several(prompts: Prompt | Sequence[PromptOrError]) -> Sequence[PromptOrError]:
+    """Prompts as a list; a text, or whole numbers, are one prompt. Raises UserError."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, (bytes, bytearray, Mapping)) or not hasattr(prompts, "__len__"):
+        raise UserError(
+            f"prompts is {quoted(prompts)} (allowed: a text, token ids, or a list of these; for "
+            "conversations use chat)"
+        )
+    if len(prompts) and all(is_integer(each) for each in prompts):
+        return [cast("Sequence[int]", prompts)]
+    return cast("Sequence[PromptOrError]", prompts)
+
+
+class VectorVerbs:
+    """The verbs, over a loaded model."""
+
+    config: EngineConfig
+    platform: Platform
+    spec: DecoderSpec
+    tokenizer: Tokenizer | None
+    addons: Addons
+    embedder: Embedder
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        adapter: str | None = None,
+    ) -> Vectors:
+        """Vectors [prompts, size] of texts or token ids: hidden states behind the last norm.
+
+        pooling: "last", the last token's, "cls", the first one's, "mean", or another of POOLINGS;
+        None: as the model's files say, with their dense layers, and "last" where they say nothing
+        and tokens see those before them alone. normalize: to length 1; None: as the files say, and
+        true where they say nothing. dimensions: of the vector that many values, of length 1 again.
+        prompt_name: of the files' prompts, put in front of texts. Runs to its end, without
+        sampling. Raises UserError for a prompt that cannot run, for a model with a prefix
+        (prefix_path), and for an exported program without hidden states (export it with --task
+        embed).
+        """
+        retrieval = self.retrieval
+        if pooling is None and retrieval.says_nothing and not self.spec.sees_both_ways:
+            pooling = "last"
+        pooler = retrieval.pooler(pooling, normalize)
+        prompt = retrieval.rules.prompt_named(prompt_name)
+        check_dimensions(dimensions, retrieval.size_of(pooler))
+        several = cast("Sequence[Prompt]", as_several(prompts))
+        texts = [
+            retrieval.writer.text(each, prompt)
+            if isinstance(each, str)
+            else Text(prompt_token_ids(each, self.spec.vocab_size - 1))
+            for each in several
+        ]
+        vectors = self.run_texts(texts, pooler, adapter)
+        return shortened(vectors, dimensions, pooler.normalize)
+
+    def score(
+        self, queries: str | Sequence[str], documents: str | Sequence[str], **options: Any
+    ) -> Vectors:
+        """Scores [pairs] of queries and documents, one of each, or one query for all documents.
+
+        Higher is closer: by the model's classification head, by its share of yes (instruction: the
+        question's first line), or by the cosine of two vectors. options: instruction, adapter.
+        Raises UserError where the model has none of these.
+        """
+        several = [documents] if isinstance(documents, str) else list(documents)
+        asked = [queries] * len(several) if isinstance(queries, str) else list(queries)
+        if len(asked) != len(several):
+            raise UserError(
+                f"{len(asked)} queries for {len(several)} documents (allowed: one for all, or one "
+                "for each)"
+            )
+        adapter, retrieval = options.pop("adapter", None), self.retrieval
+        pooler, writer = retrieval.score_pooler(), retrieval.writer
+        pairs = [writer.pair(*pair, **options) for pair in zip(asked, several, strict=True)]
+        found = self.run_texts([text for pair in pairs for text in pair], pooler, adapter)
+        return scores_of(found, retrieval.rules.scores_by)
+
+    def rerank(
+        self, query: str, documents: Sequence[str], top_n: int | None = None, **options: Any
+    ) -> list[Ranked]:
+        """The documents' places and scores, the best first, at most top_n; see `score`."""
+        return ranked(self.score(query, documents, **options), top_n)
+
+    @cached_property
+    def retrieval(self) -> Retrieval:
+        """How the model makes vectors and scores. Raises UserError for wrong files."""
+        model = self.config.model
+        files = read_pooling(model.model_name_or_path, self.spec)
+        return Retrieval(files, self.spec, self.tokenizer, model.pooling, self.config.max_length)
+
+    def add_texts(self, texts: Sequence[Text], pooler: Pooler, adapter: str | None) -> VectorJob:
+        """Queues texts for `embedder`, whose rounds run between steps. Raises UserError."""
+        found, prefix = self.addons.find(adapter)
+        if prefix.num_tokens:
+            raise UserError("embed takes no tuned prefix; load the model without prefix_path")
+        return self.embedder.add(texts, pooler, found)
+
+    def run_texts(self, texts: Sequence[Text], pooler: Pooler, adapter: str | None) -> Vectors:
+        """The texts' results, [texts, size]. Raises UserError, EngineError."""
+        self.platform.make_current()
+        job = self.add_texts(texts, pooler, adapter)
+        try:
+            while not job.is_finished:
+                self.embedder.step(waits=False)
+        finally:
+            self.embedder.abort(job)
+        if job.vectors is None:
+            raise job.error or AssertionError
+        return job.vectors
