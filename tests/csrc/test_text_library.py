@@ -243,3 +243,72 @@ def test_only_the_functions_of_the_header_are_exported() -> None:
     assert names
     assert all(name.startswith("regatta_text_") and f" {name}(" in header for name in names)
     assert "libregatta_text.so.1" in library.run("readelf", "-d", path)
+
+
+CONSUMER = """cmake_minimum_required(VERSION 3.18)
+project(consumer LANGUAGES C CXX)
+find_package(Regatta 1 REQUIRED COMPONENTS text)
+foreach(language c cc)
+  add_executable(use_${language} ${SOURCES}/text_use.${language})
+  target_link_libraries(use_${language} PRIVATE Regatta::text)
+endforeach()
+"""
+NATIVE = ROOT / "tests" / "native"
+
+
+def uses(program: Path, folder: Path) -> None:
+    """Runs a program on a file that is one and on one that is none."""
+    (folder / "text.bin").write_bytes(file_of("qwen"))
+    string = "naïve 你好"
+    wanted = tokenizer("qwen").encode(string).ids
+    printed = library.run(program, folder / "text.bin", string)
+    assert printed == " ".join(map(str, wanted)) + f" {string}\n"
+    with pytest.raises(AssertionError, match=r"cannot read .*absent: No such file"):
+        library.run(program, folder / "absent", string)
+
+
+@pytest.mark.parametrize(
+    "kind", ["ON", pytest.param("OFF", marks=pytest.mark.slow)], ids=["shared", "static"]
+)
+def test_others_find_the_package_by_cmake(kind: str, tmp_path: Path) -> None:
+    options = [] if kind == "ON" else ["-DBUILD_SHARED_LIBS=OFF"]
+    prefix = library.installed(*options)
+    (tmp_path / "CMakeLists.txt").write_text(CONSUMER)
+    where = [f"-DCMAKE_PREFIX_PATH={prefix}", f"-DSOURCES={NATIVE}"]
+    library.run("cmake", "-S", tmp_path, "-B", tmp_path / "build", *where)
+    library.run("cmake", "--build", tmp_path / "build")
+    for language in ("c", "cc"):
+        program = tmp_path / "build" / f"use_{language}"
+        uses(program, tmp_path)
+        assert ("libregatta_text" in library.run("ldd", program)) == (kind == "ON")
+        assert "python" not in library.run("ldd", program)
+
+
+def test_the_header_is_c99_and_pkg_config_knows_the_library(tmp_path: Path) -> None:
+    prefix = library.installed()
+    path = {"PKG_CONFIG_PATH": str(prefix / "lib" / "pkgconfig")}
+    flags = library.run("pkg-config", "--cflags", "--libs", "regatta_text", **path).split()
+    strict = ["-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror"]
+    program = tmp_path / "use"
+    library.run(
+        "cc", *strict, NATIVE / "text_use.c", "-o", program, *flags, f"-Wl,-rpath,{prefix}/lib"
+    )
+    uses(program, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+def test_hostile_files_break_nothing_under_sanitizers(sanitizers: str, tmp_path: Path) -> None:
+    flags = f"-fsanitize={sanitizers} -fno-sanitize-recover=all -O1 -g1 -D_GLIBCXX_ASSERTIONS"
+    options = ["-DBUILD_SHARED_LIBS=OFF", f"-DCMAKE_CXX_FLAGS={flags}", "-DCMAKE_BUILD_TYPE=None"]
+    prefix = library.installed(*options)
+    path = {"PKG_CONFIG_PATH": str(prefix / "lib" / "pkgconfig")}
+    needs = library.run("pkg-config", "--static", "--cflags", "--libs", "regatta_text", **path)
+    program = tmp_path / "fuzz"
+    source = NATIVE / "text_fuzz.cc"
+    library.run("c++", "-std=c++17", *flags.split(), source, "-o", program, *needs.split())
+    for name in ("byte_level", "mistral", "behaviors", "added", "llama3"):
+        (tmp_path / name).write_bytes(file_of(name))
+        count = "3000" if name == "byte_level" else "800"
+        printed = library.run(program, tmp_path / name, count, "11")
+        assert int(printed.split()[0]) > 0

@@ -38,7 +38,7 @@ def compare(name: str, python: ours.Tokenizer, count: int) -> int:
         if ids != wanted or b"".join(text.pieces(ids)).decode() != whole:
             num_different += 1
             if num_different == 1:
-                print(f"{name}: {ascii(string)}: {ids} for {wanted}", file=sys.stderr)
+                print(f"{name}: {string!a}: {ids} for {wanted}", file=sys.stderr)
     took = f"tokenizers {seconds[0]:.1f} s, Regatta::text {seconds[1]:.1f} s"
     print(
         f"{name}: {num_different} of {count} differ; file of {len(data)} bytes; {took}", flush=True
