@@ -9,17 +9,18 @@ refused by the step's name. Leaves with 0, or with 2 for wrong arguments, files 
 from __future__ import annotations
 
 import json
-import struct
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
 
 if __package__ in (None, ""):  # run as a script: import from the checkout, not from this folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from export import text_layout as layout
+from export.text_layout import TextFile, packed_step, refuse
+from export.text_pieces import pieces_file
 from predict.cli.command import command
 from predict.errors import UserError
 from predict.system.console import show
@@ -28,18 +29,9 @@ from predict.system.outputs import check_output, write_whole
 from predict.system.signals import Signals
 from predict.text.backends.base import Ends
 from predict.text.backends.fast import FastBackend, byte_letters
+from predict.text.backends.sentencepiece_model import SentencePieceBackend
 from predict.text.tokenizer import Tokenizer
 
-MAGIC, VERSION = b"REGATEXT", 1
-BPE = 0
-# csrc/text/file.h
-NFC, PREPEND, REPLACE, PREFIX_SPACE, SPLIT_REGEX, SPLIT_TEXT, METASPACE = 1, 2, 3, 16, 17, 18, 19
-BEHAVIORS = ("Isolated", "Removed", "Contiguous", "MergedWithPrevious", "MergedWithNext")
-SCHEMES = ("always", "first", "never")
-IGNORE_MERGES, BYTE_FALLBACK, FUSE_UNKNOWN, BYTE_LEVEL = 1, 2, 4, 8
-SWITCHES = {"special": 1, "lstrip": 2, "rstrip": 4, "normalized": 8, "single_word": 16}
-NO_TEXT, TEXT, BYTE, SPECIAL = 0, 1, 2, 128
-NONE = 2**32 - 1
 # How GPT-2 cuts text: what ByteLevel does by itself.
 GPT2_WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
@@ -58,14 +50,11 @@ class Decoding:
 def text_file(tokenizer: Tokenizer, path: Path) -> bytes:
     """The file's bytes. path: what errors name. Raises UserError for a step that is not known."""
     backend = tokenizer.backend
-    if not isinstance(backend, FastBackend):
-        raise UserError(
-            f"{path}: a sentencepiece model is not among the steps of a text file (known: "
-            "byte-pair encoding of a tokenizer.json, a GGUF file, vocab.json and merges.txt, "
-            "tiktoken ranks); save the tokenizer as tokenizer.json, or run the model on ids"
-        )
+    if isinstance(backend, SentencePieceBackend):
+        return pieces_file(backend, path).data()
+    assert isinstance(backend, FastBackend)  # there are no others
     text, ends = backend.described()
-    return _Export(text, path, ends).data()
+    return _Export(text, path, ends).file().data()
 
 
 class _Export:
@@ -88,24 +77,26 @@ class _Export:
         self.post_processor = held["post_processor"]
         self._check_vocabulary()
 
-    def data(self) -> bytes:
-        num_ids = 1 + max([*self.model["vocab"].values(), *(t["id"] for t in self.added)])
+    def file(self) -> TextFile:
         unknown = self.model.get("unk_token")
-        flags = IGNORE_MERGES * bool(self.model.get("ignore_merges"))
-        flags |= BYTE_FALLBACK * bool(self.model.get("byte_fallback"))
-        flags |= FUSE_UNKNOWN * bool(self.model.get("fuse_unk"))
-        flags |= BYTE_LEVEL * self.byte_level
-        head = _u32(num_ids, flags, self.decoding.strip, self.decoding.bare_start)
-        head += _u32(NONE if unknown is None else self._id(unknown, "unk_token"))
-        parts = [self._around(), self._steps(), self._added(), self._texts(num_ids)]
-        body = b"".join([head, *parts, self._words(), self._merges()])
-        return MAGIC + _u32(VERSION, BPE, len(MAGIC) + 12 + len(body)) + body
+        flags = layout.IGNORE_MERGES * bool(self.model.get("ignore_merges"))
+        flags |= layout.BYTE_FALLBACK * bool(self.model.get("byte_fallback"))
+        flags |= layout.FUSE_UNKNOWN * bool(self.model.get("fuse_unk"))
+        return TextFile(
+            flags | layout.BYTE_LEVEL * self.byte_level,
+            None if unknown is None else self._id(unknown, "unk_token"),
+            self._template() if self.ends is None else (self.ends.first, self.ends.last),
+            self.steps,
+            self._added(),
+            self._texts(),
+            self._words(),
+            self._merges(),
+            self.decoding.strip,
+            self.decoding.bare_start,
+        )
 
     def _refuse(self, part: str, what: str) -> NoReturn:
-        raise UserError(
-            f"{self.path}: {part} {what} is not among the steps of a text file "
-            "(docs/runtime-format.md lists them); run the exported model on ids"
-        )
+        refuse(self.path, f"{part} {what}")
 
     def _id(self, token: str, where: str) -> int:
         for added in self.added:
@@ -119,11 +110,11 @@ class _Export:
         for step in _flat(part):
             kind = step["type"]
             if kind == "NFC":
-                yield _step(NFC)
+                yield packed_step(layout.NFC)
             elif kind == "Prepend" and step["prepend"]:
-                yield _step(PREPEND, a=step["prepend"])
+                yield packed_step(layout.PREPEND, a=step["prepend"])
             elif kind == "Replace" and step["pattern"].get("String"):
-                yield _step(REPLACE, a=step["pattern"]["String"], b=step["content"])
+                yield packed_step(layout.REPLACE, a=step["pattern"]["String"], b=step["content"])
             else:
                 self._refuse("normalizer", _named(step))
 
@@ -133,22 +124,24 @@ class _Export:
             self._refuse("pre_tokenizer", f"{kind} behind ByteLevel")
         if kind == "Split" and any(step["pattern"].values()):
             regex = step["pattern"].get("Regex")
-            code, text = (SPLIT_REGEX, regex) if regex else (SPLIT_TEXT, step["pattern"]["String"])
-            yield _step(code, BEHAVIORS.index(step["behavior"]), step["invert"], text)
-        elif kind == "Digits":
-            one = step["individual_digits"]
-            yield _step(
-                SPLIT_REGEX, BEHAVIORS.index("Isolated" if one else "Contiguous"), a=r"\p{N}"
+            code, text = (
+                (layout.SPLIT_REGEX, regex)
+                if regex
+                else (layout.SPLIT_TEXT, step["pattern"]["String"])
             )
+            yield packed_step(code, layout.BEHAVIORS.index(step["behavior"]), step["invert"], text)
+        elif kind == "Digits":
+            way = layout.BEHAVIORS.index("Isolated" if step["individual_digits"] else "Contiguous")
+            yield packed_step(layout.SPLIT_REGEX, way, a=r"\p{N}")
         elif kind == "Metaspace":
-            scheme = SCHEMES.index(step["prepend_scheme"])
-            yield _step(METASPACE, scheme, step["split"], step["replacement"])
+            scheme = layout.SCHEMES.index(step["prepend_scheme"])
+            yield packed_step(layout.METASPACE, scheme, step["split"], step["replacement"])
         elif kind == "ByteLevel":
             self.byte_level = True
             if step["add_prefix_space"]:
-                yield _step(PREFIX_SPACE, a=" ")
+                yield packed_step(layout.PREFIX_SPACE, a=" ")
             if step["use_regex"]:
-                yield _step(SPLIT_REGEX, a=GPT2_WORDS)
+                yield packed_step(layout.SPLIT_REGEX, a=GPT2_WORDS)
         else:
             self._refuse("pre_tokenizer", _named(step))
 
@@ -198,14 +191,8 @@ class _Export:
     def _contents(self) -> list[str]:
         return [token["content"] for token in self.added]
 
-    def _around(self) -> bytes:
-        """The ids around a text: what tokenizer_config.json asks for, else the template's."""
-        first, last = ([], []) if self.ends is None else (self.ends.first, self.ends.last)
-        if self.ends is None:
-            first, last = self._template()
-        return b"".join(_u32(len(ids), *ids) for ids in (first, last))
-
-    def _template(self) -> tuple[list[int], list[int]]:
+    def _template(self) -> tuple[Sequence[int], Sequence[int]]:
+        """The ids around a text."""
         found: list[tuple[list[int], list[int]]] = []
         for step in _flat(self.post_processor):
             if step["type"] == "ByteLevel":  # offsets alone
@@ -227,44 +214,37 @@ class _Export:
             self._refuse("post_processor", "two of TemplateProcessing")
         return found[0] if found else ([], [])
 
-    def _steps(self) -> bytes:
-        return _u32(len(self.steps)) + b"".join(self.steps)
-
-    def _added(self) -> bytes:
+    def _added(self) -> dict[tuple[bool, bytes], tuple[int, int]]:
         normalizer = self.tokens.normalizer
         normalize = str if normalizer is None else normalizer.normalize_str
-        rows = {}
+        rows: dict[tuple[bool, bytes], tuple[int, int]] = {}
         for token in self.added:
-            flags = sum(bit for name, bit in SWITCHES.items() if token[name])
+            flags = sum(bit for name, bit in layout.SWITCHES.items() if token[name])
             late = bool(token["normalized"])
             content = (normalize(token["content"]) if late else token["content"]).encode()
             if not content or (late, content) in rows:
                 self._refuse("added_tokens", f"{token['content']!r}, empty or there twice,")
-            rows[late, content] = _u32(token["id"], flags) + _text(content)
-        return _u32(len(rows)) + b"".join(row for _, row in sorted(rows.items()))
+            rows[late, content] = token["id"], flags
+        return rows
 
-    def _texts(self, num_ids: int) -> bytes:
-        """The text of each id."""
+    def _texts(self) -> dict[int, tuple[int, bytes]]:
         tokens = {i: token for token, i in self.model["vocab"].items()}
         tokens |= {t["id"]: self.tokens.id_to_token(t["id"]) for t in self.added}
         special = {token["id"] for token in self.added if token["special"]}
-        kinds, texts = bytearray(num_ids), [b""] * num_ids
-        for i, token in tokens.items():
-            kinds[i], texts[i] = self._text_of(token)
-            kinds[i] |= SPECIAL * (i in special)
-        return bytes(kinds) + _strings(texts)
+        texts = {i: self._text_of(token) for i, token in tokens.items()}
+        return texts | {i: (texts[i][0] | layout.SPECIAL, texts[i][1]) for i in special}
 
     def _text_of(self, token: str) -> tuple[int, bytes]:
         if self.byte_level:
             found = _bytes_of(token)
-            return TEXT, token.encode() if found is None else found
+            return layout.TEXT, token.encode() if found is None else found
         for old, new in self.decoding.replaced:
             token = token.replace(old, new)
         if self.decoding.byte_fallback and (byte := _byte_of(token)) is not None:
-            return BYTE, bytes([byte])
-        return TEXT, token.encode()
+            return layout.BYTE, bytes([byte])
+        return layout.TEXT, token.encode()
 
-    def _words(self) -> bytes:
+    def _words(self) -> dict[bytes, int]:
         """Tokens that a text is looked up among: all under ignore_merges, else single units."""
         words: dict[bytes, int] = {}
         whole = bool(self.model.get("ignore_merges"))
@@ -275,17 +255,12 @@ class _Export:
             word = _bytes_of(token) if self.byte_level else token.encode()
             if word is not None:
                 words[word] = i
-        rows = sorted(words.items())
-        return _u32(len(rows), *(i for _, i in rows)) + _strings([word for word, _ in rows])
+        return words
 
-    def _merges(self) -> bytes:
-        vocabulary = self.model["vocab"]
-        found = {}
-        for rank, (left, right) in enumerate(self.model["merges"]):
-            pair = vocabulary[left], vocabulary[right]
-            found[pair] = rank, vocabulary[left + right]
-        rows = sorted((*pair, *merge) for pair, merge in found.items())
-        return _u32(len(rows)) + b"".join(struct.pack("<4I", *row) for row in rows)
+    def _merges(self) -> dict[tuple[int, int], tuple[int, int]]:
+        ids = self.model["vocab"]
+        merges = enumerate(self.model["merges"])
+        return {(ids[a], ids[b]): (rank, ids[a + b]) for rank, (a, b) in merges}
 
 
 def _flat(part: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
@@ -322,24 +297,6 @@ def _byte_of(token: str) -> int | None:
         return int(token[3:5], 16) if token[3:5].isalnum() else None
     except ValueError:
         return None
-
-
-def _u32(*values: int) -> bytes:
-    return struct.pack(f"<{len(values)}I", *values)
-
-
-def _text(text: bytes) -> bytes:
-    return _u32(len(text)) + text
-
-
-def _step(kind: int, way: int = 0, on: bool = False, a: str = "", b: str = "") -> bytes:
-    return _u32(kind, way, on) + _text(a.encode()) + _text(b.encode())
-
-
-def _strings(texts: Iterable[bytes]) -> bytes:
-    """Where each begins and the last ends, then the texts."""
-    held = list(texts)
-    return _u32(0, *accumulate(map(len, held))) + b"".join(held)
 
 
 def export_text(folder: Path, target: Path) -> None:

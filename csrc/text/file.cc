@@ -102,9 +102,9 @@ Step read_step(Reader& reader) {
       num_ways = 5;
       break;
     case StepKind::kMetaspace:
+    case StepKind::kPrepend:
       num_ways = 3;
       break;
-    case StepKind::kPrepend:
     case StepKind::kReplace:
     case StepKind::kPrefixSpace:
       break;
@@ -197,12 +197,12 @@ File read_file(std::string_view bytes) {
                       std::to_string(kFileVersion) + "); export it again, or use its library"};
   }
   File file;
-  file.model = static_cast<Model>(reader.below(2, "the model"));
+  reader.below(1, "the model");
   const uint32_t size = reader.u32();
   reader.require(size == bytes.size(), "it has " + std::to_string(bytes.size()) + " bytes of " +
                                            std::to_string(size) + ", so it was cut or joined");
   const uint32_t num_ids = reader.below(kMaxIds + 1, "the number of ids");
-  file.flags = reader.below(16, "the flags");
+  file.flags = reader.below(32, "the flags");
   file.strip = reader.below(kMaxReplacement, "the number of stripped spaces");
   file.bare_start = reader.below(2, "a switch") != 0;
   const uint32_t unknown = reader.u32();
@@ -218,12 +218,7 @@ File read_file(std::string_view bytes) {
   read_added(reader, num_ids, &file);
   reader.begin("texts of ids");
   read_texts(reader, num_ids, &file);
-  if (file.model == Model::kBpe) {
-    read_bpe(reader, num_ids, &file);
-  } else {
-    reader.begin("sentencepiece model");
-    file.sentencepiece = reader.take(reader.u32());
-  }
+  read_bpe(reader, num_ids, &file);
   reader.require(reader.at_end(), "bytes follow the end");
   return file;
 }

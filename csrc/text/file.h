@@ -23,11 +23,9 @@ inline constexpr uint32_t kMaxSteps = 64;
 inline constexpr uint32_t kMaxPattern = 1 << 16;      // bytes of a regular expression
 inline constexpr uint32_t kMaxReplacement = 1 << 10;  // bytes that one step puts in at a place
 
-enum class Model : uint32_t { kBpe = 0, kSentencePiece = 1 };
-
 enum class StepKind : uint32_t {
   kNfc = 1,
-  kPrepend = 2,  // a in front of a text that is not empty
+  kPrepend = 2,  // a in front of a text that is not empty; `way` is a Prepend
   kReplace = 3,  // b for each a
   // Behind those of above; each sees the pieces that the one before it left.
   kPrefixSpace = 16,  // a in front of a piece that does not begin with it
@@ -46,7 +44,13 @@ struct Step {
   std::string a, b;
 };
 
-enum : uint32_t { kIgnoreMerges = 1, kByteFallback = 2, kFuseUnknown = 4, kByteLevel = 8 };
+enum : uint32_t {
+  kIgnoreMerges = 1,
+  kByteFallback = 2,
+  kFuseUnknown = 4,
+  kByteLevel = 8,
+  kEachByte = 16
+};
 enum : uint32_t { kSpecial = 1, kLeft = 2, kRight = 4, kNormalized = 8, kSingleWord = 16 };
 enum class TextKind : uint8_t { kNone, kText, kByte };
 
@@ -74,7 +78,6 @@ class Strings {
 };
 
 struct File {
-  Model model;
   uint32_t flags;
   uint32_t strip;                     // spaces that the start of a text loses
   bool bare_start;                    // the first token's text loses all its spaces
@@ -87,7 +90,6 @@ struct File {
   Strings words;               // in the order of their bytes
   std::vector<uint32_t> word_ids;
   std::vector<Merge> merges;  // by left, then right
-  std::string sentencepiece;
 
   bool is(uint32_t flag) const { return (flags & flag) != 0; }
 };

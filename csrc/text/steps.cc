@@ -159,14 +159,19 @@ Steps::Steps(const std::vector<Step>& steps) : steps_(steps) {
   }
 }
 
-std::string Steps::normalized(std::string_view text) const {
+bool Steps::prepends(const Step& step, bool at_start) {
+  const auto scheme = static_cast<Prepend>(step.way);
+  return scheme == Prepend::kAlways || (scheme == Prepend::kFirst && at_start);
+}
+
+std::string Steps::normalized(std::string_view text, bool at_start) const {
   std::string out(text);
   for (size_t i = 0; i < num_normalizers_ && !out.empty(); ++i) {
     const Step& step = steps_[i];
     if (step.kind == StepKind::kNfc) {
       out = composed(out);
     } else if (step.kind == StepKind::kPrepend) {
-      out.insert(0, step.a);
+      if (prepends(step, at_start)) out.insert(0, step.a);
     } else {
       out = replaced(out, step.a, step.b);
     }
@@ -184,9 +189,8 @@ void Steps::cut_from(size_t index, std::string_view text, bool at_start, const W
   }
   if (step.kind == StepKind::kMetaspace) {
     std::string out = replaced(text, " ", step.a);
-    const auto scheme = static_cast<Prepend>(step.way);
-    const bool wants = scheme == Prepend::kAlways || (scheme == Prepend::kFirst && at_start);
-    if (wants && out.compare(0, step.a.size(), step.a) != 0) out.insert(0, step.a);
+    const bool has = out.compare(0, step.a.size(), step.a) == 0;
+    if (!has && prepends(step, at_start)) out.insert(0, step.a);
     if (!step.on) return cut_from(index + 1, out, at_start, word);
     return split(index, out, at_start, word);
   }

@@ -32,15 +32,17 @@ class Steps {
  public:
   explicit Steps(const std::vector<Step>& steps);
 
-  std::string normalized(std::string_view text) const;
+  // at_start: the text begins at the start of what is encoded.
+  std::string normalized(std::string_view text, bool at_start) const;
 
-  // Calls `word` with each word. at_start: the text begins at the start of what is encoded.
+  // Calls `word` with each word.
   using Word = std::function<void(std::string_view)>;
   void cut(std::string_view text, bool at_start, const Word& word) const {
     cut_from(num_normalizers_, text, at_start, word);
   }
 
  private:
+  static bool prepends(const Step& step, bool at_start);
   void cut_from(size_t index, std::string_view text, bool at_start, const Word& word) const;
   void split(size_t index, std::string_view text, bool at_start, const Word& word) const;
 

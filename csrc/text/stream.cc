@@ -55,7 +55,16 @@ void Stream::add_bytes(std::string_view bytes, std::string* out) {
 
 void Stream::end_run(std::string* out) {
   const size_t whole = whole_utf8(held_);
-  if (whole == held_.size()) {
+  if (file_.is(kEachByte)) {
+    if (!held_.empty()) strip_ = 0;
+    std::string_view rest = std::string_view(held_).substr(num_of_prompt_);
+    while (!rest.empty()) {
+      const Utf8Step step = utf8_step(rest);
+      const size_t size = step.what == Utf8::kWhole ? step.size : 1;
+      put(step.what == Utf8::kWhole ? rest.substr(0, size) : kReplacement, out);
+      rest.remove_prefix(size);
+    }
+  } else if (whole == held_.size()) {
     put(std::string_view(held_).substr(
             whole_utf8(std::string_view(held_).substr(0, num_of_prompt_))),
         out);

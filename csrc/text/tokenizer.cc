@@ -91,9 +91,10 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special,
       ids.push_back(static_cast<int32_t>(part.id));
       continue;
     }
-    const std::string normal = steps_.normalized(part.text);
+    const bool is_first = part.text.data() == text.data();
+    const std::string normal = steps_.normalized(part.text, is_first);
     for (const Part& inner : parts(normal, true, literal)) {
-      const bool at_start = part.text.data() == text.data() && inner.text.data() == normal.data();
+      const bool at_start = is_first && inner.text.data() == normal.data();
       if (inner.id >= 0) {
         ids.push_back(static_cast<int32_t>(inner.id));
       } else {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import random
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from export.export_text import export_text, main, text_file
@@ -23,7 +25,10 @@ from tests.support.text_library import Text, TextError
 
 pytestmark = pytest.mark.skipif(bool(library.missing()), reason=library.missing() or "built")
 
-FOLDERS = {"demo": DEMO, "byte_level": ROOT / "tests" / "data" / "tokenizers" / "byte_level"}
+DATA = ROOT / "tests" / "data"
+FOLDERS = {"demo": DEMO, "byte_level": DATA / "tokenizers" / "byte_level"}
+PIECES: tuple[str, ...] = ("tokenizers/sentencepiece", "tokenizers/sentencepiece_legacy")
+PIECES += ("families/internlm2", "families/baichuan_2")
 NAMES = [*made.BUILDERS, *FOLDERS]
 NUM_STRINGS = 300
 REFUSED = (library.BAD_FILE, library.UNSUPPORTED)
@@ -51,7 +56,7 @@ def ids_of(name: str, *tokens: str) -> list[int]:
 
 
 def strings(name: str, count: int = NUM_STRINGS) -> list[str]:
-    return [*made.strings(tokenizer(name), count, len(name))]
+    return [*made.strings(made.python_of(tokenizer(name)), count, len(name))]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -108,6 +113,39 @@ def test_a_stream_goes_on_behind_its_prompt(name: str) -> None:
                 assert before + got == whole, (ids, cut)
                 num_seen += 1
     assert num_seen > 200
+
+
+@pytest.mark.parametrize("folder", PIECES)
+def test_a_sentencepiece_model_gives_what_its_library_gives(folder: str) -> None:
+    python, dice = ours.Tokenizer.from_dir(DATA / folder), random.Random(4)
+    text = Text(text_file(python, DATA / folder))
+    for string in made.strings(python, NUM_STRINGS):
+        wanted = python.encode(string)
+        assert text.encode(string, library.ADD_SPECIAL) == wanted, ascii(string)
+        assert text.encode(string) == python.encode(string, False), ascii(string)
+        for ids in (wanted, [dice.randrange(python.vocab_size + 3) for _ in range(12)]):
+            for flags in (0, library.SKIP_SPECIAL):
+                whole = python.decode(ids, bool(flags))
+                assert text.decode(ids, flags) == whole, ids
+                assert b"".join(text.pieces(ids, flags=flags)).decode() == whole
+
+
+def unigram() -> bytes:
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(made.SCRIPTS * 3),
+        model_writer=written,
+        vocab_size=300,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    return written.getvalue()
+
+
+def test_a_sentencepiece_model_of_another_kind_is_named_at_export(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(unigram())
+    with pytest.raises(UserError, match=r"type 1 \(1: Unigram\) is not among the steps"):
+        export_text(tmp_path, tmp_path / "text.bin")
 
 
 def test_a_character_that_begins_in_the_prompt_comes_with_its_last_byte() -> None:
@@ -228,9 +266,8 @@ def test_the_command_writes_a_file_or_says_why_not(
     assert target.read_bytes() == text_file(ours.Tokenizer.from_dir(DEMO), DEMO)
     assert main([str(DEMO)]) == 2
     assert "two names are needed" in capsys.readouterr().err
-    folder = ROOT / "tests" / "data" / "families" / "internlm2"
-    assert main([str(folder), str(target)]) == 2
-    assert "sentencepiece model is not among the steps" in capsys.readouterr().err
+    assert main([str(DATA / "families" / "chatglm3_6b"), str(target)]) == 2
+    assert "this family's code does with its sentencepiece model" in capsys.readouterr().err
 
 
 def test_only_the_functions_of_the_header_are_exported() -> None:
@@ -243,3 +280,72 @@ def test_only_the_functions_of_the_header_are_exported() -> None:
     assert names
     assert all(name.startswith("regatta_text_") and f" {name}(" in header for name in names)
     assert "libregatta_text.so.1" in library.run("readelf", "-d", path)
+
+
+CONSUMER = """cmake_minimum_required(VERSION 3.18)
+project(consumer LANGUAGES C CXX)
+find_package(Regatta 1 REQUIRED COMPONENTS text)
+foreach(language c cc)
+  add_executable(use_${language} ${SOURCES}/text_use.${language})
+  target_link_libraries(use_${language} PRIVATE Regatta::text)
+endforeach()
+"""
+NATIVE = ROOT / "tests" / "native"
+
+
+def uses(program: Path, folder: Path) -> None:
+    """Runs a program on a file that is one and on one that is none."""
+    (folder / "text.bin").write_bytes(file_of("qwen"))
+    string = "naïve 你好"
+    wanted = tokenizer("qwen").encode(string).ids
+    printed = library.run(program, folder / "text.bin", string)
+    assert printed == " ".join(map(str, wanted)) + f" {string}\n"
+    with pytest.raises(AssertionError, match=r"cannot read .*absent: No such file"):
+        library.run(program, folder / "absent", string)
+
+
+@pytest.mark.parametrize(
+    "kind", ["ON", pytest.param("OFF", marks=pytest.mark.slow)], ids=["shared", "static"]
+)
+def test_others_find_the_package_by_cmake(kind: str, tmp_path: Path) -> None:
+    options = [] if kind == "ON" else ["-DBUILD_SHARED_LIBS=OFF"]
+    prefix = library.installed(*options)
+    (tmp_path / "CMakeLists.txt").write_text(CONSUMER)
+    where = [f"-DCMAKE_PREFIX_PATH={prefix}", f"-DSOURCES={NATIVE}"]
+    library.run("cmake", "-S", tmp_path, "-B", tmp_path / "build", *where)
+    library.run("cmake", "--build", tmp_path / "build")
+    for language in ("c", "cc"):
+        program = tmp_path / "build" / f"use_{language}"
+        uses(program, tmp_path)
+        assert ("libregatta_text" in library.run("ldd", program)) == (kind == "ON")
+        assert "python" not in library.run("ldd", program)
+
+
+def test_the_header_is_c99_and_pkg_config_knows_the_library(tmp_path: Path) -> None:
+    prefix = library.installed()
+    path = {"PKG_CONFIG_PATH": str(prefix / "lib" / "pkgconfig")}
+    flags = library.run("pkg-config", "--cflags", "--libs", "regatta_text", **path).split()
+    strict = ["-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror"]
+    program = tmp_path / "use"
+    library.run(
+        "cc", *strict, NATIVE / "text_use.c", "-o", program, *flags, f"-Wl,-rpath,{prefix}/lib"
+    )
+    uses(program, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+def test_hostile_files_break_nothing_under_sanitizers(sanitizers: str, tmp_path: Path) -> None:
+    flags = f"-fsanitize={sanitizers} -fno-sanitize-recover=all -O1 -g1 -D_GLIBCXX_ASSERTIONS"
+    options = ["-DBUILD_SHARED_LIBS=OFF", f"-DCMAKE_CXX_FLAGS={flags}", "-DCMAKE_BUILD_TYPE=None"]
+    prefix = library.installed(*options)
+    path = {"PKG_CONFIG_PATH": str(prefix / "lib" / "pkgconfig")}
+    needs = library.run("pkg-config", "--static", "--cflags", "--libs", "regatta_text", **path)
+    program = tmp_path / "fuzz"
+    source = NATIVE / "text_fuzz.cc"
+    library.run("c++", "-std=c++17", *flags.split(), source, "-o", program, *needs.split())
+    for name in ("byte_level", "mistral", "behaviors", "added", "llama3"):
+        (tmp_path / name).write_bytes(file_of(name))
+        count = "3000" if name == "byte_level" else "800"
+        printed = library.run(program, tmp_path / name, count, "11")
+        assert int(printed.split()[0]) > 0

@@ -1,8 +1,9 @@
 """Compares Regatta::text with tokenizers over many strings; run by hand.
 
-    python -m tests.support.text_comparison [--count 200000] [DIR ...]
+    python -m tests.support.text_comparison [--count 200000] [NAME|DIR ...]
 
-Of the small tokenizers, and of those in the folders and GGUF files DIR: ids, texts, pieces.
+Ids, texts and pieces of the small tokenizers NAME (all, where none is named), and of those in the
+folders and GGUF files DIR.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ import argparse
 import sys
 import time
 from pathlib import Path
-
-from tokenizers import Tokenizer
 
 from export.export_text import text_file
 from predict.text import tokenizer as ours
@@ -25,9 +24,8 @@ def compare(name: str, python: ours.Tokenizer, count: int) -> int:
     """How many strings differ; prints the first, and how long both took."""
     data = text_file(python, Path(name))
     text = Text(data)
-    described = python.backend.described()[0]  # type: ignore[attr-defined]
     num_different, seconds = 0, [0.0, 0.0]
-    for string in made.strings(Tokenizer.from_str(described), count, seed=1):
+    for string in made.strings(python, count, seed=1):
         begin = time.perf_counter()
         wanted = python.encode(string)
         middle = time.perf_counter()
@@ -38,7 +36,7 @@ def compare(name: str, python: ours.Tokenizer, count: int) -> int:
         if ids != wanted or b"".join(text.pieces(ids)).decode() != whole:
             num_different += 1
             if num_different == 1:
-                print(f"{name}: {ascii(string)}: {ids} for {wanted}", file=sys.stderr)
+                print(f"{name}: {string!a}: {ids} for {wanted}", file=sys.stderr)
     took = f"tokenizers {seconds[0]:.1f} s, Regatta::text {seconds[1]:.1f} s"
     print(
         f"{name}: {num_different} of {count} differ; file of {len(data)} bytes; {took}", flush=True
@@ -49,13 +47,13 @@ def compare(name: str, python: ours.Tokenizer, count: int) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--count", type=int, default=200_000)
-    parser.add_argument("folders", nargs="*")
+    parser.add_argument("names", nargs="*", default=[*made.BUILDERS, str(DEMO)])
     given = parser.parse_args()
     total = 0
-    for name, build in made.BUILDERS.items():
-        total += compare(name, made.python_of(build()), given.count)
-    for folder in (DEMO, *given.folders):
-        total += compare(str(folder), ours.Tokenizer.from_dir(folder, "none"), given.count)
+    for name in given.names:
+        build = made.BUILDERS.get(name)
+        python = made.python_of(build()) if build else ours.Tokenizer.from_dir(name, "none")
+        total += compare(name, python, given.count)
     return 1 if total else 0
 
 

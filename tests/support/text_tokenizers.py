@@ -24,6 +24,7 @@ from tokenizers import (
 from predict.text import tokenizer as ours
 from predict.text.backends.fast import FastBackend
 from predict.text.backends.gguf_vocabulary import DEEPSEEK3
+from predict.text.backends.sentencepiece_model import SentencePieceBackend
 from predict.text.backends.tiktoken_file import WORDS
 from tests.support.paths import DEMO, ROOT
 
@@ -215,10 +216,19 @@ def differing() -> frozenset[int]:
     return frozenset(c for end in ends for c in range(int(end[0], 16), int(end[-1], 16) + 1))
 
 
-def strings(tokenizer: Tokenizer, count: int, seed: int = 0) -> Iterator[str]:
+def added_to(tokenizer: ours.Tokenizer) -> list[str]:
+    """The texts of its added tokens."""
+    backend = tokenizer.backend
+    if isinstance(backend, SentencePieceBackend):
+        return [token.content for token in backend.described().added]
+    assert isinstance(backend, FastBackend)
+    return [token["content"] for token in json.loads(backend.described()[0])["added_tokens"]]
+
+
+def strings(tokenizer: ours.Tokenizer, count: int, seed: int = 0) -> Iterator[str]:
     """Random Unicode, code, all scripts, white space, and special tokens among them."""
     dice = random.Random(seed)
-    tokens = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    tokens = added_to(tokenizer)
     code = (DEMO / "heldout.txt").read_text()
     yield from ("", " ", "\n", *SCRIPTS)
 

@@ -45,7 +45,7 @@ def tokenizer_of(vocab_size: int, decode: Callable[[list[int], bool], str]) -> T
 
 
 def backend_of(tokenizer: Tokenizer) -> Backend:
-    backend = tokenizer._backend
+    backend = tokenizer.backend
     assert isinstance(backend, Backend)
     return backend
 

@@ -285,7 +285,7 @@ def test_sentencepiece_tokens_have_their_bytes() -> None:
     tokenizer = Tokenizer.from_dir(ROOT / "tests" / "data" / "tokenizers" / "sentencepiece")
     guides = Guides(tokenizer, tokenizer.vocab_size + 9, tokenizer.eos_token_ids)
     text = '{"a b": "é🙂\t"}'
-    ids = tokenizer._backend.encode_inside(text)
+    ids = tokenizer.backend.encode_inside(text)
     assert accepts(start(guides, regex=r'\{"a b": ".*"\}'), ids)
     assert not accepts(start(guides, regex=r'\{"a c": ".*"\}'), ids)
     state = start(guides, choice=["hello there"])

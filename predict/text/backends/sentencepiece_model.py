@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from predict.errors import UserError
 from predict.system.files import read_json_object
@@ -42,6 +42,16 @@ class FamilyDialect:
     spelled: Mapping[str, str] = field(default_factory=dict)  # piece -> the text that it means
     prepare: Callable[[str], str] = str  # what the model gets for a text
     ends: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # around a text; None: bos and eos
+
+
+class Described(NamedTuple):
+    """What a backend consists of."""
+
+    proto: bytes  # the model, serialized
+    added: tuple[AddedToken, ...]
+    ends: Ends
+    legacy: bool  # every piece of a text gets the dummy prefix, not its start alone
+    dialect: FamilyDialect
 
 
 class SentencePieceBackend:
@@ -91,6 +101,12 @@ class SentencePieceBackend:
         )
         self.vocab_size = max([self._end_id, *(i + 1 for i in self._by_id)])
         self._ends = self._ends_of(config)
+
+    def described(self) -> Described:
+        """What a tokenizer like this one is made of."""
+        proto = self._prefixed.serialized_model_proto()
+        added = tuple(self._added.values())
+        return Described(proto, added, self._ends, self._legacy, self._dialect)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = []
