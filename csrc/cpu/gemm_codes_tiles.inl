@@ -8,23 +8,39 @@
 namespace regatta::cpu::REGATTA_ISA {
 namespace codes {
 
-// `count` blocks of a panel as steps for tiles; asks for what lies so many bytes ahead, unless 0.
+// 8 values of k of a panel as columns for tiles; asks for what lies so many bytes ahead, unless 0.
 template <CodeKind kKind, bool kZeros>
-REGATTA_INLINE void stage(const uint8_t* codes, int64_t count, char* out, int64_t ahead) {
+REGATTA_INLINE void stage_step(const uint8_t* codes, char* out, int64_t ahead) {
   using P = Pairs<kKind, kZeros>;
-  constexpr int kUnits = kStepValues / P::kUnitValues;
-  for (int64_t step = 0; step < count * kSteps; ++step, codes += step_bytes(kKind)) {
 #pragma GCC unroll 4
-    for (int unit = 0; unit < kUnits; ++unit, out += tiles::kPanelStride) {
-      if (ahead && unit * kLineBytes < step_bytes(kKind)) {
-        prefetch(codes + ahead + unit * kLineBytes);
-      }
-      for (int v = 0; v < kVectors; ++v) {
-        _mm512_store_si512(out + v * 64, (__m512i)P::columns(codes, v, unit).v);
-      }
+  for (int unit = 0; unit < kStepValues / P::kUnitValues; ++unit, out += tiles::kPanelStride) {
+    if (ahead && unit * kLineBytes < step_bytes(kKind)) prefetch(codes + ahead + unit * kLineBytes);
+    for (int v = 0; v < kVectors; ++v) {
+      _mm512_store_si512(out + v * 64, (__m512i)P::columns(codes, v, unit).v);
     }
   }
 }
+
+// A slab's codes that become columns, some at each of so many steps that multiply others.
+template <CodeKind kKind, bool kZeros>
+struct Staging {
+  const uint8_t* codes = nullptr;
+  char* out = nullptr;
+  int64_t total = 0, left = 0, steps = 1, credit = 0;
+
+  REGATTA_INLINE void one() {
+    stage_step<kKind, kZeros>(codes, out, 0);
+    codes += step_bytes(kKind);
+    out += tiles::kStepBytes / kSteps;
+    --left;
+  }
+  REGATTA_INLINE void some() {
+    for (credit += total; credit >= steps && left > 0; credit -= steps) one();
+  }
+  void rest() {
+    while (left > 0) one();
+  }
+};
 
 // One or two tiles of rows, whose rows follow each other in `out`.
 struct RowTiles {
@@ -34,26 +50,35 @@ struct RowTiles {
   float* out;  // [rows][kPanel]
 };
 
-// out = (first ? 0 : out) + a group's sums times its scales. scales: of the group.
-template <bool kZeros>
-void add_group(const RowTiles& rows, const float* sums, const float* scales, bool first,
-               int64_t begin, int64_t end, int64_t tile_rows) {
-  for (int64_t row = 0; row < rows.num_rows[0] + rows.num_rows[1]; ++row) {
-    float value_sum = 0.0f;
-    if constexpr (kZeros) {
-      const int t = row >= rows.num_rows[0];
-      const BlockScale* of_blocks = rows.sums[t] + row - t * rows.num_rows[0];
-      for (int64_t i = begin; i < end; ++i) value_sum += of_blocks[i * tile_rows].value_sum;
-    }
-    for (int v = 0; v < kVectors; ++v) {
-      float* to = rows.out + row * kPanel + v * kLanes;
-      const Vec value = load(sums + row * kPanel + v * kLanes);
-      Vec sum = fma(value, load(scales + v * kLanes), first ? zero() : load(to));
-      if (kZeros) sum = fnma(set1(value_sum), load(scales + kPanel + v * kLanes), sum);
-      store(to, sum);
+// Sums of blocks [begin, end), a group, that are still to be scaled and added to rows' products.
+struct GroupSums {
+  RowTiles rows = {};
+  const float* sums = nullptr;    // [rows][kPanel]
+  const float* scales = nullptr;  // of the group
+  int64_t begin = 0, end = 0, tile_rows = 0, done = 0;
+
+  int64_t num_rows() const { return rows.num_rows[0] + rows.num_rows[1]; }
+
+  // out = (the first group ? 0 : out) + sums times scales, of rows up to `until`.
+  template <bool kZeros>
+  REGATTA_INLINE void add(int64_t until) {
+    for (; done < until; ++done) {
+      float value_sum = 0.0f;
+      if constexpr (kZeros) {
+        const int t = done >= rows.num_rows[0];
+        const BlockScale* of_blocks = rows.sums[t] + done - t * rows.num_rows[0];
+        for (int64_t i = begin; i < end; ++i) value_sum += of_blocks[i * tile_rows].value_sum;
+      }
+      for (int v = 0; v < kVectors; ++v) {
+        float* to = rows.out + done * kPanel + v * kLanes;
+        const Vec value = load(sums + done * kPanel + v * kLanes);
+        Vec sum = fma(value, load(scales + v * kLanes), begin == 0 ? zero() : load(to));
+        if (kZeros) sum = fnma(set1(value_sum), load(scales + kPanel + v * kLanes), sum);
+        store(to, sum);
+      }
     }
   }
-}
+};
 
 // The tiles of rows from tile t of a job on, whose products with a panel are at `out`.
 inline RowTiles row_tiles(const PanelJob& job, int64_t t, float* out) {
@@ -72,7 +97,6 @@ inline RowTiles row_tiles(const PanelJob& job, int64_t t, float* out) {
 template <CodeKind kKind, bool kZeros, int kTiles, int kPanels>
 void run_few(const PanelJob& job) {
   constexpr int64_t kRing = 4, kEarly = 2;  // steps; those that are staged ahead
-  constexpr int64_t kBlockBytes = kSteps * step_bytes(kKind);
   const PackedRows& rows = *job.rows;
   const CodePanels panels(job, bits_of(kKind), kZeros);
   const int64_t num_blocks = rows.num_blocks(), line_bytes = rows.tile_rows * kLineBytes;
@@ -89,8 +113,10 @@ void run_few(const PanelJob& job) {
     for (int p = 0; p < kPanels; ++p) codes[p] = panels.codes(job.panels[i + p]);
     const auto stage_next = [&](int64_t block) REGATTA_LAMBDA_INLINE {
       for (int p = 0; p < kPanels; ++p) {
-        stage<kKind, kZeros>(codes[p], 1, staged[p][block % kRing], kFetch);
-        codes[p] += kBlockBytes;
+        for (int step = 0; step < kSteps; ++step, codes[p] += step_bytes(kKind)) {
+          stage_step<kKind, kZeros>(
+              codes[p], staged[p][block % kRing] + step * tiles::kStepBytes / kSteps, kFetch);
+        }
       }
     };
     for (int64_t block = 0; block < std::min(kEarly, num_blocks); ++block) stage_next(block);
@@ -109,9 +135,9 @@ void run_few(const PanelJob& job) {
       for (int p = 0; p < kPanels; ++p) {
         RowTiles of_panel = tile;
         of_panel.out += p * job.num_rows() * kPanel;
-        add_group<kZeros>(of_panel, sums[p],
-                          panels.scales(job.panels[i + p]) + index * panels.group_floats,
-                          begin == 0, begin, end, rows.tile_rows);
+        GroupSums{of_panel, sums[p], panels.scales(job.panels[i + p]) + index * panels.group_floats,
+                  begin,    end,     rows.tile_rows}
+            .template add<kZeros>(of_panel.num_rows[0] + of_panel.num_rows[1]);
       }
     }
   }
@@ -186,18 +212,96 @@ void run_row(const PanelJob& job) {
   }
   for (int64_t index = 0; index < num_groups; ++index) {
     for (int p = 0; p < kPanels; ++p) {
-      const int64_t begin = index * group;
-      add_group<kZeros>(row_tiles(job, 0, job.out + p * kPanel),
-                        sums + (index * kPanels + p) * kPanel,
-                        panels.scales(job.panels[p]) + index * panels.group_floats, begin == 0,
-                        begin, std::min(begin + group, num_blocks), rows.tile_rows);
+      GroupSums{row_tiles(job, 0, job.out + p * kPanel),
+                sums + (index * kPanels + p) * kPanel,
+                panels.scales(job.panels[p]) + index * panels.group_floats,
+                index * group,
+                std::min((index + 1) * group, num_blocks),
+                rows.tile_rows}
+          .template add<kZeros>(1);
     }
   }
 }
 
+// Many rows: each slab of a panel becomes columns once, while rows pass over the slab before; and a
+// group's sums get their scale while tiles multiply those of other rows.
+template <CodeKind kKind, bool kZeros>
+void run_many(const PanelJob& job) {
+  const PackedRows& rows = *job.rows;
+  const CodePanels panels(job, bits_of(kKind), kZeros);
+  const int64_t num_tiles = job.tile_end - job.tile_begin, line_bytes = rows.tile_rows * kLineBytes;
+  const int64_t num_blocks = rows.num_blocks();
+  const int64_t group = panels.channel ? num_blocks : panels.group_blocks;
+  // Whole groups, but of one that has all of k parts, whose sums wait in the output. Many rows
+  // visit their sums less often; few wait for the first slab.
+  const int64_t deep = num_tiles <= 8 ? 8 : 14;
+  const int64_t slab = panels.channel ? deep : std::max<int64_t>(1, deep / group) * group;
+  const int64_t num_slabs = (num_blocks + slab - 1) / slab, all_slabs = job.num_panels * num_slabs;
+  Scratch::Scope scope(*job.scratch);
+  char* const staged = job.scratch->take<char>(2 * slab * tiles::kStepBytes);
+  alignas(64) float sums[2 * tiles::kTileRows * kPanel];
+  tiles::Shapes shapes;
+  Staging<kKind, kZeros> staging;
+  GroupSums waiting;
+  for (int64_t index = -1; index < all_slabs; ++index) {
+    const int64_t next = index + 1, next_block = next % num_slabs * slab;
+    if (next < all_slabs) {
+      staging.codes = panels.codes(job.panels[next / num_slabs]) + next_block * panels.block_bytes;
+      staging.out = staged + next % 2 * slab * tiles::kStepBytes;
+      staging.left = std::min(slab, num_blocks - next_block) * kSteps;
+    }
+    staging.total = staging.left;
+    staging.credit = 0;
+    if (index < 0) {
+      staging.rest();
+      continue;
+    }
+    const int64_t panel = job.panels[index / num_slabs], block = index % num_slabs * slab;
+    const int64_t end = std::min(block + slab, num_blocks);
+    const char* const columns = staged + index % 2 * slab * tiles::kStepBytes;
+    staging.steps = (num_tiles + 1) / 2 * (end - block);
+    Ahead ahead = tiles::ahead_of_slab(panels.codes(panel) + (block + slab) * panels.block_bytes,
+                                       panels.block_bytes, slab, num_tiles, job.num_panels);
+    for (int64_t t = 0; t < num_tiles; t += 2) {
+      const RowTiles tile =
+          row_tiles(job, t, job.out + index / num_slabs * job.num_rows() * kPanel);
+      tiles::set_shapes(shapes, tile.num_rows[0], tile.num_rows[1]);
+      const auto multiply = [&](auto two, int64_t begin, int64_t stop) REGATTA_LAMBDA_INLINE {
+        constexpr int kTiles = two.value;
+        float* const of = panels.channel ? tile.out : sums;
+        float* const more = of + rows.tile_rows * kPanel;
+        begin % group ? tiles::load_sums<kTiles>(of, more) : tiles::zero_sums<kTiles>();
+        const int64_t num_waiting = waiting.num_rows();
+        for (int64_t at = begin; at < stop; ++at) {
+          tiles::multiply<tiles::Factors::kPairs, kTiles, 1, true>(
+              tile.lines[0] + at * line_bytes, tile.lines[kTiles - 1] + at * line_bytes, line_bytes,
+              columns + (at - block) * tiles::kStepBytes, nullptr, 1, ahead);
+          staging.some();
+          waiting.add<kZeros>(num_waiting * (at + 1 - begin) / (stop - begin));
+        }
+        tiles::store_sums<kTiles>(of, more);
+        if (stop % group && stop != num_blocks) return;
+        const int64_t of_group = (stop - 1) / group;
+        waiting = {tile,
+                   of,
+                   panels.scales(panel) + of_group * panels.group_floats,
+                   of_group * group,
+                   stop,
+                   rows.tile_rows};
+      };
+      for (int64_t begin = block; begin < end; begin += group) {
+        const int64_t stop = std::min(end, (begin / group + 1) * group);
+        tile.num_rows[1] ? multiply(std::integral_constant<int, 2>(), begin, stop)
+                         : multiply(std::integral_constant<int, 1>(), begin, stop);
+      }
+    }
+    staging.rest();
+  }
+  waiting.add<kZeros>(waiting.num_rows());
+}
+
 template <CodeKind kKind, bool kZeros>
 void run_tiles(const PanelJob& job) {
-  const PackedRows& rows = *job.rows;
   const int64_t num_tiles = job.tile_end - job.tile_begin;
   if (job.num_rows() == 1) {
     return job.num_panels == 2 ? run_row<kKind, kZeros, 2>(job) : run_row<kKind, kZeros, 1>(job);
@@ -207,52 +311,7 @@ void run_tiles(const PanelJob& job) {
     return job.num_panels == 2 ? run_few<kKind, kZeros, 1, 2>(job)
                                : run_few<kKind, kZeros, 1, 1>(job);
   }
-  constexpr int64_t kSlabBlocks = 8;
-  const CodePanels panels(job, bits_of(kKind), kZeros);
-  const int64_t num_blocks = rows.num_blocks(), line_bytes = rows.tile_rows * kLineBytes;
-  const int64_t group = panels.channel ? num_blocks : panels.group_blocks;
-  // Whole groups, but of one that has all of k parts, whose sums wait in the output.
-  const int64_t slab =
-      panels.channel ? kSlabBlocks : std::max<int64_t>(1, kSlabBlocks / group) * group;
-  Scratch::Scope scope(*job.scratch);
-  char* const staged = job.scratch->take<char>(slab * tiles::kStepBytes);
-  alignas(64) float sums[2 * tiles::kTileRows * kPanel];
-  tiles::Shapes shapes;
-  for (int i = 0; i < job.num_panels; ++i) {
-    const uint8_t* codes = panels.codes(job.panels[i]);
-    const float* scales = panels.scales(job.panels[i]);
-    for (int64_t block = 0; block < num_blocks; block += slab) {
-      const int64_t end = std::min(block + slab, num_blocks);
-      const uint8_t* const of_slab = codes + block * panels.block_bytes;
-      Ahead ahead =
-          tiles::ahead_of_slab(of_slab, panels.block_bytes, end - block, num_tiles, job.num_panels);
-      stage<kKind, kZeros>(of_slab, end - block, staged, 0);
-      for (int64_t t = 0; t < num_tiles; t += 2) {
-        const RowTiles tile = row_tiles(job, t, job.out + i * job.num_rows() * kPanel);
-        tiles::set_shapes(shapes, tile.num_rows[0], tile.num_rows[1]);
-        const auto multiply = [&](auto two, int64_t begin, int64_t stop) REGATTA_LAMBDA_INLINE {
-          constexpr int kTiles = two.value;
-          float* const of = panels.channel ? tile.out : sums;
-          float* const more = of + rows.tile_rows * kPanel;
-          begin % group ? tiles::load_sums<kTiles>(of, more) : tiles::zero_sums<kTiles>();
-          tiles::multiply<tiles::Factors::kPairs, kTiles, 1>(
-              tile.lines[0] + begin * line_bytes, tile.lines[kTiles - 1] + begin * line_bytes,
-              line_bytes, staged + (begin - block) * tiles::kStepBytes, nullptr, stop - begin,
-              ahead);
-          tiles::store_sums<kTiles>(of, more);
-          if (stop % group && stop != num_blocks) return;
-          const int64_t index = (stop - 1) / group;
-          add_group<kZeros>(tile, of, scales + index * panels.group_floats, index == 0,
-                            index * group, stop, rows.tile_rows);
-        };
-        for (int64_t begin = block; begin < end; begin += group) {
-          const int64_t stop = std::min(end, (begin / group + 1) * group);
-          tile.num_rows[1] ? multiply(std::integral_constant<int, 2>(), begin, stop)
-                           : multiply(std::integral_constant<int, 1>(), begin, stop);
-        }
-      }
-    }
-  }
+  run_many<kKind, kZeros>(job);
 }
 
 template <CodeKind kKind, bool kZeros>

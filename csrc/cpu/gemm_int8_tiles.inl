@@ -75,7 +75,7 @@ struct GroupProducts {
     const auto* from = reinterpret_cast<const char*>(columns);
     tiles::zero_sums<kTiles>();
     for (int64_t step = 0; step < steps; ++step) {
-      tiles::multiply<tiles::Factors::kBytes, kTiles, 1>(
+      tiles::multiply<tiles::Factors::kBytes, kTiles, 1, true>(
           lines + step * line_bytes, more + step * line_bytes, line_bytes,
           from + step * tiles::kStepBytes, nullptr, 1, ahead);
       convert(num_waiting * (step + 1) / steps);

@@ -39,8 +39,8 @@ REGATTA_INLINE void fetch(const char* from, const Ahead& ahead) {
 
 // Sums += rows times columns over `steps` steps. Tiles 0 and 1 are the sums of the first row tile
 // with a panel, 2 and 3 those of the second, or of the first with another panel.
-// rows: lines of each row tile, `line_bytes` from one to the next.
-template <Factors kFactors, int kRowTiles, int kPanels>
+// rows: lines of each row tile, `line_bytes` from one to the next. kPassing: not kept in L1.
+template <Factors kFactors, int kRowTiles, int kPanels, bool kPassing = false>
 REGATTA_INLINE void multiply(const char* rows, const char* more_rows, int64_t line_bytes,
                              const char* columns, const char* more_columns, int64_t steps,
                              Ahead& ahead) {
@@ -51,8 +51,10 @@ REGATTA_INLINE void multiply(const char* rows, const char* more_rows, int64_t li
     ahead.at += ahead.step;
     load<6>(columns, kPanelStride);
     load<7>(columns + kRowBytes, kPanelStride);
-    load<4>(rows, kLineBytes);
-    if constexpr (kRowTiles == 2) load<5>(more_rows, kLineBytes);
+    kPassing ? load_passing<4>(rows, kLineBytes) : load<4>(rows, kLineBytes);
+    if constexpr (kRowTiles == 2) {
+      kPassing ? load_passing<5>(more_rows, kLineBytes) : load<5>(more_rows, kLineBytes);
+    }
     dot<kFactors, 0, 4, 6>();
     if constexpr (kRowTiles == 2) dot<kFactors, 2, 5, 6>();
     dot<kFactors, 1, 4, 7>();

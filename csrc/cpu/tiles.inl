@@ -18,6 +18,12 @@ template <int kTile>
 REGATTA_INLINE void load(const void* from, int64_t stride) {
   __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kTile) : "memory");
 }
+// Of what passes by once: it takes no room in L1.
+template <int kTile>
+REGATTA_INLINE void load_passing(const void* from, int64_t stride) {
+  __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kTile)
+                   : "memory");
+}
 template <int kTile>
 REGATTA_INLINE void store(void* to, int64_t stride) {
   __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(kTile) : "memory");
