@@ -125,7 +125,10 @@ def open_weights(
         weights = _opened(config, spec, reader, replace(platform, inference_model=False))
         check_schemes(weights)
     if isinstance(weights.source, CheckpointSource):
-        say_what_is_left_out(weights.names, weights.source.checkpoint)
+        names = weights.names
+        if config.speculation.speculate_method == "mtp":  # which reads them by itself
+            names = replace(names, drafting=())
+        say_what_is_left_out(names, weights.source.checkpoint)
     check_activations(config, weights.platform, weights.plan, weights.layout)
     say_what_groups_would_save(weights.plan, weights.layout, weights.source)
     return weights
@@ -235,7 +238,7 @@ def say_what_is_left_out(names: WeightNames, checkpoint: Checkpoint) -> None:
     """Logs which parts of a model stay unread, and why, where there are any."""
     reasons = {
         names.beside_text: "text alone goes in and comes out",
-        names.drafting: "these layers draft tokens, and no --speculate_method takes them yet",
+        names.drafting: "these layers draft tokens, for --speculate_method mtp",
     }
     for names_of, why in reasons.items():
         unread = {part: sum(part in tensor for tensor in checkpoint.tensors) for part in names_of}

@@ -8,7 +8,7 @@ from predict.nn.weights import WeightNames
 WEIGHTS = WeightNames(
     correction="mlp.moe_statics.e_score_correction_bias",
     correction_is_row=True,
-    ignored=("rotary_emb.inv_freq", ".mtp_"),  # MTP: blocks that make drafts
+    drafting=(".mtp_",),
 )
 UNREAD = (  # of training
     *("moe_capacity", "moe_gate", "moe_group", "moe_use_aux_free", "multi_token_pred_lambda"),

@@ -84,7 +84,7 @@ def test_layers_that_make_drafts_stay_unread_and_one_line_says_so(
     folder = changed(case, tmp_path / "model", tensors)
     with caplog.at_level("INFO", "regatta"):
         check_greedy(LLM(config(folder, batch_size=3)), case)
-    why = "these layers draft tokens, and no --speculate_method takes them yet"
+    why = "these layers draft tokens, for --speculate_method mtp"
     unread = f"model.layers.3 ({len(behind)} tensors) stay unread"
     assert caplog.messages == [f"{folder}: {unread}; {why}"]
     with pytest.raises(UserError, match=r"num_hidden_layers is 3, .* those of 4 layers"):
