@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from predict import LLM, EngineConfig
 from predict.build import check_encoder
 from predict.errors import UserError
 from predict.loading.model import read_spec
+from tests.support.adapters import write_seven
 from tests.support.vectors import (
     CASES,
     ENCODERS,
@@ -168,3 +170,19 @@ def test_windows_both_ways_are_refused_on_a_gpu_by_name() -> None:
         check_encoder(spec, on_gpu=True)
     check_encoder(spec, on_gpu=False)
     check_encoder(read_spec(FOLDER / "bert")[0], on_gpu=True)
+
+
+def test_an_adapter_changes_vectors_as_when_it_is_merged(tmp_path: Path) -> None:
+    config = json.loads((FOLDER / "qwen3_embedding" / "config.json").read_text())
+    folders = write_seven(tmp_path, config)
+    named = tuple(f"{name}={folders[name]}" for name in ("four", "odd"))
+    llm = llm_of("qwen3_embedding", lora_modules=named, max_lora_rank=64)
+    plain = llm.embed(IDS)
+    for name in ("four", "odd"):
+        merged = llm_of("qwen3_embedding", lora_path=str(folders[name])).embed(IDS)
+        found = llm.embed(IDS, adapter=name)
+        np.testing.assert_allclose(found, merged, atol=1e-4, rtol=0)
+        assert np.abs(found - plain).max() > 1e-2
+    with pytest.raises(UserError, match="six"):
+        llm.embed(IDS, adapter="six")
+    assert nothing_is_held(llm)

@@ -6,9 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from predict.config.adapters import Change
+from predict.engine.embedding import Text
 from predict.engine.samples import StreamOutput
 from predict.engine.stats import EngineStats
+from predict.errors import UserError
 from predict.request import (
     CompletionOutput,
     FinishReason,
@@ -167,6 +172,11 @@ class ScriptedEngine:
         if self.failure is not None:
             raise EngineDied(self.failure)
         return EngineStats(*(0 for _ in EngineStats.__dataclass_fields__))
+
+    async def vectors(
+        self, texts: Sequence[Text], scores: bool, adapter: str | None
+    ) -> npt.NDArray[np.float32]:
+        raise UserError("scripts have no vectors")
 
     async def change(self, change: Change) -> None:
         if self.failure is not None:

@@ -11,10 +11,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from predict.config.adapters import Change
+from predict.engine.embedding import Text
 from predict.engine.samples import StreamOutput
 from predict.engine.stats import EngineStats, metrics
 from predict.errors import UserError
@@ -215,6 +218,12 @@ class Engines:
     async def change(self, change: Change) -> None:
         """Raises UserError: a replica that comes later would not know the adapter."""
         raise UserError(FIXED)
+
+    async def vectors(
+        self, texts: Sequence[Text], scores: bool, adapter: str | None
+    ) -> npt.NDArray[np.float32]:
+        """Raises UserError: replicas answer prompts alone."""
+        raise UserError("replicas on Ray make no vectors yet; start one server with regatta serve")
 
     def broken_off(self, has_begun: bool) -> ApiError:
         """The error for an answer whose replica has died."""
