@@ -385,8 +385,8 @@ def main(words: Sequence[str], signals: Signals) -> int:
     for note in (*config.notes, *_notes(flags)):
         say(f"note: {note}")
     folder, enable_lora = Path(flags["output_path"]), flags["enable_lora"]
-    gives_states, task = flags["return_full_hidden_states"], flags["task"]
-    export_model(config.engine, folder, flags["overwrite"], signals, enable_lora, gives_states, task)
+    more = {"gives_states": flags["return_full_hidden_states"], "task": flags["task"]}
+    export_model(config.engine, folder, flags["overwrite"], signals, enable_lora, **more)
     show(f"The static model is in {flags['output_path']}.")
     return 0
 

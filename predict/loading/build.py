@@ -81,7 +81,7 @@ class DecoderBuilder:
         )
 
     def _embedding(self, head: Head) -> Embedding:
-        plan, spec, source = self.plan, self.plan.spec, self.source
+        plan, spec = self.plan, self.plan.spec
         tables = dict(plan.matrices())
         return Embedding(
             spec.embedding,
