@@ -69,7 +69,7 @@ OWN_FLAGS = (
 # Weights live in the program; everything else of a checkpoint goes along.
 COPIED = ("*.json", "*.model", "merges.txt", "vocab.txt", "*.jinja", "*.tiktoken")
 POOLING = "pooling.safetensors"  # predict.loading.pooling writes it
-NOT_COPIED = ("*.index.json", "manifest.json")
+NOT_COPIED = ("*.index.json", "manifest.json", "modules.json")
 # Flags of a run, which PaddleNLP's scripts pass here too: none changes the program.
 OF_A_RUN = (
     *(

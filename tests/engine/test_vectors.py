@@ -186,3 +186,13 @@ def test_an_adapter_changes_vectors_as_when_it_is_merged(tmp_path: Path) -> None
     with pytest.raises(UserError, match="six"):
         llm.embed(IDS, adapter="six")
     assert nothing_is_held(llm)
+
+
+def test_a_program_of_answers_alone_says_how_to_export_one_of_vectors(tmp_path: Path) -> None:
+    config = EngineConfig(model_name_or_path=str(FOLDER / "qwen3_embedding"), max_length=64)
+    export_model(config, tmp_path / "static")
+    llm = LLM(tmp_path / "static", mode="static", max_length=64)
+    assert llm.retrieval.says_nothing
+    with pytest.raises(UserError, match="export it with --task embed"):
+        llm.embed([[5, 6]])
+    assert nothing_is_held(llm)
