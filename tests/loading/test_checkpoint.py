@@ -155,6 +155,7 @@ TOP_LEVEL: dict[str, dict[str, Any]] = {
     "rope_local_base_freq": {"model_type": "gemma3_text"},
     "multiplier": {"model_type": "granite"},
     "seq_length": {"model_type": "qwen"},
+    "norm_eps": {"model_type": "modernbert"},
     **dict.fromkeys(TOKENS, CHATGLM),
     **{key: {"model_type": "qwen2_moe"} for key in (*EXPERTS, *OF_QWEN)},
     **{key: {"model_type": "glm4_moe"} for key in OF_GLM},
