@@ -72,7 +72,7 @@ from predict.nn.inputs import Field, LayerCache, fields_with
 from predict.nn.places import fields_of, placing_of
 from predict.nn.plans import WeightPlan
 from predict.nn.spec import DecoderSpec
-from predict.ranks.front import Ranks, RanksRunner, Ready
+from predict.ranks.front import Ranks, RanksRunner
 from predict.speculative import proposer_of
 from predict.system.notes import LOG
 from predict.text.tokenizer import Tokenizer
@@ -118,25 +118,7 @@ def build(config: EngineConfig, tokenizer: Tokenizer | None = None) -> Parts:
     Raises UserError before any weight is read when the directory, the flags and the machine do not
     fit together.
     """
-    return _Builder(config, tokenizer).parts()
-
-
-def rank_builder(
-    config: EngineConfig, rank: int, on_progress: Callable[[], None]
-) -> Callable[[], tuple[list[Runner], Ready]]:
-    """What builds the runners of one of config.ranks, once its files and flags are checked.
-
-    Of the model, and of its draft model. on_progress: called with each layer that is read.
-    predict.device.communicator must have opened the ranks. Both raise UserError as `build` does.
-    """
-    builder = _Builder(config, None, rank, on_progress)
-
-    def runners() -> tuple[list[Runner], Ready]:
-        running = builder.running()
-        found = [each for each in (running.runner, running.draft_runner) if each is not None]
-        return found, Ready(running.num_blocks, builder.weight_bytes)
-
-    return runners
+    return Builder(config, tokenizer).parts()
 
 
 def _with_whole_prompts(config: EngineConfig, spec: DecoderSpec) -> EngineConfig:
@@ -165,7 +147,7 @@ def check_encoder(spec: DecoderSpec, on_gpu: bool) -> None:
         )
 
 
-class _Builder:
+class Builder:
     """Builds one LLM's parts; made, it has read all but weights."""
 
     def __init__(
@@ -235,8 +217,7 @@ class _Builder:
 
     def _over_ranks(self) -> Running:
         """The same, of other processes, which this one starts."""
-        of = self.config.ranks
-        ranks = Ranks(self.given.settings, self.num_ranks, of.rank_timeout)
+        ranks = Ranks(self.given.settings, self.num_ranks, self.given.ranks.rank_timeout)
         ready = ranks.ready()
         for rank, each in enumerate(ready):
             LOG.info(f"rank {rank}: {mib(each.weight_bytes)} MiB of weights")

@@ -8,44 +8,47 @@ the front's process, and which rank this is.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
 
 from predict.config.engine import EngineConfig
+from predict.ranks.front import Ready
 from predict.ranks.life import end_with_front
 from predict.ranks.rank import Compared, Rank, ToFront
 from predict.ranks.shared import Channels
+from predict.system.files import parse_json
 from predict.system.notes import LOG
 
 
 def main(words: Sequence[str]) -> None:
     """Loads this rank's part of the model and serves the front, which ends the process."""
     channels_fd, sums_fd, settings_fd, size, front, number = map(int, words)
-    settings = json.loads(os.pread(settings_fd, os.fstat(settings_fd).st_size, 0))
+    text = os.pread(settings_fd, os.fstat(settings_fd).st_size, 0).decode()
+    settings = parse_json(text, "the settings of ranks")
     end_with_front(front, number, settings["rank_timeout"])
     rank = Rank(Channels.open(channels_fd, size), number)
     try:
         config = EngineConfig(**settings)
-        from predict.build import rank_builder
+        from predict.build import Builder
         from predict.device import communicator, library
 
         communicator.open_ranks(sums_fd, number, size)
         own = library.require()
         own.set_num_threads(max(own.info()["threads"] // size, 1))
         LOG.propagate = False  # what flags and files give reason to say, the front has said
-        build = rank_builder(config, number, rank.got_on)
+        builder = Builder(config, None, number, rank.got_on)
         if number == 0:  # what all say is said once
             LOG.addHandler(ToFront(rank))
-        runners, ready = build()
+        running = builder.running()
+        runners = [each for each in (running.runner, running.draft_runner) if each is not None]
         if os.environ.get("REGATTA_CHECK_RANKS") == "1":
             from predict.engine.runner.networks import HostRunner
 
             for runner in runners:
                 assert isinstance(runner, HostRunner)
                 runner.network = Compared(runner.network, size)
-        rank.tell_ready(ready)
+        rank.tell_ready(Ready(running.num_blocks, builder.weight_bytes))
     except Exception as error:
         rank.tell_failure(error)
         raise SystemExit(_until_ended()) from None

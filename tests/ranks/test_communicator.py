@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 
 import numpy as np
 import pytest
 
 from predict.device import communicator, library
+from tests.support.rank_runs import wait_until
 from tests.support.ranks import LENGTHS, digest, part, start
 
 pytestmark = pytest.mark.skipif(library.find() is None, reason="needs the compiled library")
@@ -57,10 +57,7 @@ def test_a_rank_that_waits_ends_when_all_are_told_to() -> None:
     (process, other) = start(fd, 2)
     other.kill()
     other.communicate()
-    deadline = time.monotonic() + 60
-    while os.pread(fd, 4, 64) == bytes(4):  # until rank 0 has come to its first exchange
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until("rank 0's first exchange", 60, lambda: os.pread(fd, 4, 64) != bytes(4))
     os.pwrite(fd, b"\x01\x00\x00\x00", 0)
     _, errors = process.communicate(timeout=20)
     assert process.returncode != 0

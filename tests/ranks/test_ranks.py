@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from predict.ranks.front import Ranks
 from tests.support.demo import demo_config
 from tests.support.paths import DEMO
 from tests.support.processes import run_python
+from tests.support.rank_runs import is_gone, wait_until
 
 pytestmark = pytest.mark.skipif(library.find() is None, reason="needs the compiled library")
 PROMPTS: list[str | list[int]] = ["def main(", "once upon a time", [3, 4, 5], "import os\n" * 40]
@@ -109,10 +109,7 @@ def test_a_rank_that_dies_ends_the_engine_by_name() -> None:
     endless = SamplingParams(temperature=0.0, max_new_tokens=200, ignore_eos=True)
     with pytest.raises(EngineError, match=rf"rank 1 \(process {ids[1]}\) was ended by signal 9"):
         llm.generate(["hello"] * 50, endless)
-    deadline = time.monotonic() + 5
-    while Path(f"/proc/{ids[0]}").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until("the other rank ends", 5, lambda: is_gone(ids[0]))
 
 
 REFUSED: dict[str, dict[str, Any]] = {

@@ -19,9 +19,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from predict.device import library
 from tests.server.engines import SECONDS
 from tests.support import tiny
-from tests.support.paths import ROOT
+from tests.support.paths import DEMO, ROOT
+from tests.support.rank_runs import children, is_gone, wait_until
 from tests.support.signals import as_from_a_terminal
 
 ASKED = {"model": "tiny", "prompt": [5, 6, 7], "temperature": 0, "ignore_eos": True}
@@ -162,6 +164,26 @@ def test_a_killed_engine_ends_the_server_with_an_error(model: Path) -> None:
         status, said = server.ended()
     assert status == 1
     assert "the engine's process was ended by signal 9 (SIGKILL)" in said
+
+
+@pytest.mark.skipif(library.find() is None, reason="needs the compiled library")
+def test_an_idle_server_whose_rank_is_killed_leaves_with_an_error() -> None:
+    async def main(session: aiohttp.ClientSession) -> None:
+        body: dict[str, Any] = {"model": "demo_model", "prompt": "def", "max_tokens": 8}
+        async with session.post("/v1/completions", json=body) as response:
+            assert response.status == 200, await response.text()
+            assert (await response.json())["usage"]["completion_tokens"] == 8
+
+    words = ("--tensor_parallel_degree", "2", "--rank_timeout", "60")
+    with started(DEMO, *words) as (server, address):
+        run(address, main)
+        ids = children(server.engine_process_id)
+        assert len(ids) == 2
+        os.kill(ids[1], signal.SIGKILL)
+        status, said = server.ended()
+        wait_until("all have ended", 5, lambda: all(map(is_gone, ids)))
+    assert status == 1
+    assert f"rank 1 (process {ids[1]}) was ended by signal 9 (SIGKILL)" in said
 
 
 def test_a_second_signal_ends_both_processes_at_once(model: Path) -> None:

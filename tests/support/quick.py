@@ -36,6 +36,7 @@ QUICK = (
     "tests/ops/test_ops.py",
     "tests/paddlenlp/test_recipes.py::test_the_type_that_flags_leave_open_is_paddlenlps",
     "tests/quant/test_observers.py",
+    "tests/ranks/test_messages.py",
     "tests/schemes/test_rounding.py",
     "tests/server/test_answers.py",
     "tests/server/test_openai_client.py::test_chat_whole_and_streamed_say_the_same",

@@ -56,10 +56,11 @@ def journal(folder: Path) -> int:
 def wait_until(what: str, seconds: float, is_so: object) -> None:
     """Returns when is_so() is; raises AssertionError after a time."""
     assert callable(is_so)
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, f"not in {seconds} s: {what}"
+    for _ in range(int(seconds / 0.02)):
+        if is_so():
+            return
         time.sleep(0.02)
+    raise AssertionError(f"not in {seconds} s: {what}")
 
 
 def is_gone(process_id: int) -> bool:
