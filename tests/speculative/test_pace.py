@@ -17,7 +17,6 @@ import pytest
 from predict import SamplingParams
 from predict.bench.speculation import AgreeingProposer, ScriptedRunner, ScriptedSampler, copies
 from predict.build import GPU_COSTS
-from predict.config.speculation import known_methods
 from predict.engine import engine as engine_module
 from predict.engine.draft_policy import Costs, DraftPolicy
 from predict.engine.drafts import FAILED, DraftNetwork, Proposer, SpeculativeConfig
@@ -29,6 +28,7 @@ from predict.engine.scheduler import Scheduler
 from predict.engine.step import KnownTokens, Logprobs
 from predict.nn.inputs import StepInputs
 from predict.speculative import proposer_of
+from tests.support.drafts import METHODS
 
 VOCABULARY = 128_256
 PROMPT = 256
@@ -176,7 +176,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.mark.parametrize("batch_size", [1, 8, 64])
-@pytest.mark.parametrize("method", known_methods())
+@pytest.mark.parametrize("method", sorted(METHODS))
 def test_text_without_repetition_is_as_fast_as_without_drafts(
     clock: Clock, method: str, batch_size: int
 ) -> None:
@@ -208,7 +208,7 @@ def test_drafts_pay_where_text_repeats(clock: Clock, method: str, batch_size: in
     assert bench.speed_up(0.05, 0.7, 256) > LEAST[method, batch_size]
 
 
-@pytest.mark.parametrize("method", known_methods())
+@pytest.mark.parametrize("method", sorted(METHODS))
 def test_drafts_pay_again_after_text_without_repetition(clock: Clock, method: str) -> None:
     bench = Bench(clock, method, 1)
     bench.speed_up(1.0, 0.0, 256, num_turns=2)
@@ -216,7 +216,7 @@ def test_drafts_pay_again_after_text_without_repetition(clock: Clock, method: st
     assert bench.speed_up(0.05, 0.7, 256) > 0.9 * LEAST[method, 1]
 
 
-@pytest.mark.parametrize("method", known_methods())
+@pytest.mark.parametrize("method", sorted(METHODS))
 def test_first_runs_of_sizes_do_not_speak_against_drafts(clock: Clock, method: str) -> None:
     bench = Bench(clock, method, 1, is_cold=True)
     bench.speed_up(0.05, 0.7, 192)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from predict import SamplingParams
-from predict.config.speculation import known_methods
 from predict.engine.draft_policy import Costs
 from predict.engine.drafts import DraftNetwork, SpeculativeConfig
 from predict.engine.engine import Engine
@@ -17,7 +16,7 @@ from predict.engine.scheduler import Scheduler
 from predict.speculative import proposer_of
 from predict.speculative.draft_model import DraftModelProposer
 from tests.support.draft_models import BLOCK, VOCABULARY, CacheReader, expected
-from tests.support.drafts import Generous
+from tests.support.drafts import METHODS, Generous
 
 NUM_BLOCKS = 11
 NUM_SEQS = 5
@@ -52,7 +51,7 @@ def make_engine(method: str, ahead: bool) -> Engine:
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("method", known_methods())
+@pytest.mark.parametrize("method", sorted(METHODS))
 def test_aborts_amid_drafts_lose_no_block_and_change_no_text(method: str, ahead: bool) -> None:
     """About 10,000 random events over all six cases: a request comes, one is aborted, a step."""
     engine, random = make_engine(method, ahead), np.random.default_rng(0)
