@@ -1,4 +1,4 @@
-"""Writes csrc/paddle/columns.h from predict/ops/columns.py.
+"""Writes csrc/runtime/columns.h from predict/ops/columns.py.
 
 python csrc/make_columns.py          # writes the header
 python csrc/make_columns.py --check  # leaves with 1 where it is not what it would write
@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 from predict.ops.columns import TABLES, ColumnTable  # noqa: E402
 
-HEADER = ROOT / "csrc" / "paddle" / "columns.h"
+HEADER = ROOT / "csrc" / "runtime" / "columns.h"
 TYPES = {"float32": "float", "int32": "int32_t", "int64": "int64_t"}
 
 
@@ -28,12 +28,8 @@ def struct_of(table: ColumnTable) -> str:
         rows += column.num_rows
     lines = [f"// {table.meaning} Rows of a table [{rows}, P] int32.", f"struct {name} {{"]
     lines += ["  int64_t num_columns;  // P", *members, "};", ""]
-    lines += [
-        f"inline {name} {table.name}_of(const paddle::Tensor& tensor, const phi::Place& at) {{"
-    ]
-    view = f'checked_view(tensor, "{table.name}", DType::kInt32, {{{rows}, -1}}, at)'
-    lines += [f"  const TensorView table = {view};"]
-    lines += ["  auto* base = static_cast<int32_t*>(const_cast<void*>(table.data));"]
+    lines += [f"inline {name} {table.name}_of(Reader& read, const TensorView& table) {{"]
+    lines += [f'  auto* const base = read.values<int32_t>(table, "{table.name}", {{{rows}, -1}});']
     lines += ["  const int64_t stride = table.shape[1];", "  return {stride,"]
     return "\n".join([*lines, ",\n".join(pointers) + "};", "}"])
 
@@ -42,9 +38,9 @@ def text() -> str:
     """The header."""
     parts = [
         "// Tables of predict/ops/columns.py. Made by csrc/make_columns.py: do not edit.",
-        '#pragma once\n\n#include "device.h"\n\nnamespace regatta::binding {\n',
+        '#pragma once\n\n#include "runtime/checks.h"\n\nnamespace regatta::runtime {\n',
         *(struct_of(table) + "\n" for table in TABLES),
-        "}  // namespace regatta::binding\n",
+        "}  // namespace regatta::runtime\n",
     ]
     return "\n".join(parts)
 

@@ -32,6 +32,7 @@
 #include <string>
 #include <utility>
 
+#include "capability.h"
 #include "host.h"
 #include "regatta/cuda_ops.h"
 #include "regatta/types.h"

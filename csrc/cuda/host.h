@@ -3,7 +3,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <atomic>
 #include <cstdint>
 #include <string>
 
@@ -27,22 +26,5 @@ inline Status refusal(const char* kernel, const char* reason) {
 // however many: every sum in an order of its own, at some cost. Set by
 // regatta_set_batch_invariant().
 inline thread_local bool is_batch_invariant = false;
-
-// Of the current device, times 10: 90 for sm_90; 0 where it cannot be asked. Asked once: launches
-// want it.
-inline int compute_capability() {
-  constexpr int kMaxDevices = 64;
-  static std::atomic<int> known[kMaxDevices] = {};
-  int device = 0, major = 0, minor = 0;
-  if (cudaGetDevice(&device) != cudaSuccess || device >= kMaxDevices) return 0;
-  int capability = known[device].load(std::memory_order_relaxed);
-  if (capability == 0) {
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-    capability = major * 10 + minor;
-    known[device].store(capability, std::memory_order_relaxed);
-  }
-  return capability;
-}
 
 }  // namespace regatta::cuda

@@ -93,6 +93,14 @@ inline TensorView view(const paddle::Tensor& tensor, const char* name,
   return result;
 }
 
+// Of rank 0 when the tensor was not given.
+inline TensorView view(const MaybeTensor& tensor, const char* name, const phi::Place& place) {
+  if (!tensor) return {};
+  const TensorView result = view(*tensor, name, place);
+  if (result.rank == 0) fail(std::string(name) + " has no dimensions");
+  return result;
+}
+
 // As runtime/checks.h has them; each throws.
 inline void check_shape(const TensorView& tensor, const char* name, const Shape& shape) {
   throw_if_error(runtime::check_shape(tensor, name, shape));

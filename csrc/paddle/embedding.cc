@@ -1,9 +1,8 @@
 // regatta_embedding(token_ids [T], weight, position_table? [P, H], positions? [T])
 //     {packed, hidden_size, scale} -> [T, H]
 // weight: [V, H], or with packed=true the dense LM head of a tied model.
-#include "regatta/embedding.h"
-
 #include "cuda_resources.h"
+#include "runtime/operators.h"
 
 namespace regatta::binding {
 namespace {
@@ -12,34 +11,17 @@ Tensors embedding(const paddle::Tensor& token_ids, const paddle::Tensor& weight,
                   const MaybeTensor& position_table, const MaybeTensor& positions, bool packed,
                   int64_t hidden_size, float scale) {
   const Device device = device_of(weight, "weight");
-  const TensorView ids = checked_view(token_ids, "token_ids", DType::kInt32, {-1}, device.place);
-  const TensorView table = view(weight, "weight", device.place);
-  check_activation(table, "weight");
-  if (!packed) {
-    check_shape(table, "weight", {-1, hidden_size});
-  } else if (table.dtype == DType::kBFloat16) {
-    check_shape(table, "packed weight", {-1, (hidden_size + 1) / 2, 32, 2});
-  } else {
-    check_shape(table, "packed weight", {-1, hidden_size, 32});
-  }
-  EmbeddingParams params;
-  params.num_tokens = ids.shape[0];
-  params.vocab_size = table.shape[0] * (packed ? 32 : 1);
+  const phi::Place& place = device.place;
+  EmbeddingParams params = {};
   params.hidden_size = hidden_size;
   params.packed = packed;
-  params.dtype = table.dtype;
-  paddle::Tensor out = device.empty({params.num_tokens, hidden_size}, params.dtype);
-  params.token_ids = static_cast<const int32_t*>(ids.data);
-  params.weight = table.data;
-  params.out = out.data();
   params.scale = scale;
-  if (position_table && positions) {
-    const TensorView rows = checked_view(*position_table, "position_table", table.dtype,
-                                         {-1, hidden_size}, device.place);
-    params.position_table = rows.data;
-    params.num_positions = rows.shape[0];
-    params.positions = data_of<int32_t>(*positions, "positions", {params.num_tokens}, device.place);
-  }
+  throw_if_error(runtime::embedding(
+      {view(token_ids, "token_ids", place), view(weight, "weight", place),
+       view(position_table, "position_table", place), view(positions, "positions", place)},
+      &params));
+  paddle::Tensor out = device.empty({params.num_tokens, hidden_size}, params.dtype);
+  params.out = out.data();
   REGATTA_RUN(embedding, params, device);
   return {out};
 }

@@ -4,38 +4,29 @@
 //
 // The second adds what adapters do (regatta/adapters.h). a, b: LowRankWeights'. part_sizes: columns
 // of each part; which: the row of adapter_pages.
-#include "regatta/linear.h"
-
+#include <functional>
 #include <numeric>
 
 #include "cuda_resources.h"
-#include "runtime/adapters.h"
+#include "runtime/operators.h"
 
 namespace regatta::binding {
 namespace {
 
-// The product; set(params, device) says what else there is of it.
-template <class Set>
+// Of the operators' tensors; `adapted` takes what adapters add, or is null.
+using Adapt = std::function<Status(const Device&, LinearParams*)>;
 Tensors multiply(const paddle::Tensor& x, const Tensors& weight, const MaybeTensor& bias,
-                 const std::string& scheme, int64_t out_features, Set&& set) {
+                 const std::string& scheme, int64_t out_features, const Adapt& adapted = nullptr) {
   const Device device = weight.empty() ? device_of(x, "x") : device_of(weight[0], "weight");
-  const TensorView x_view = view(x, "x", device.place);
-  check_activation(x_view, "x");
-  check_shape(x_view, "x", {-1, -1});
-  const std::vector<TensorView> weight_views = views(weight, "weight", device.place);
-  paddle::Tensor out = device.empty({x_view.shape[0], out_features}, x_view.dtype);
-  LinearParams params;
-  params.x = x_view.data;
-  params.weight = weight_views.data();
-  params.num_weights = static_cast<int>(weight_views.size());
-  params.bias = optional_view(bias, "bias", x_view.dtype, {out_features}, device.place).data;
-  params.out = out.data();
-  params.num_tokens = x_view.shape[0];
-  params.in_features = x_view.shape[1];
+  const std::vector<TensorView> stored = views(weight, "weight", device.place);
+  LinearParams params = {};
   params.out_features = out_features;
-  params.dtype = x_view.dtype;
   params.scheme = scheme_of(scheme);
-  set(params, device);
+  throw_if_error(runtime::linear(view(x, "x", device.place), {stored.data(), stored.size()},
+                                 view(bias, "bias", device.place), &params));
+  if (adapted) throw_if_error(adapted(device, &params));
+  paddle::Tensor out = device.empty({params.num_tokens, out_features}, params.dtype);
+  params.out = out.data();
   if (device.is_cpu()) throw_if_error(cpu::linear(params));
 #ifdef REGATTA_WITH_CUDA
   if (!device.is_cpu()) {
@@ -49,7 +40,7 @@ Tensors multiply(const paddle::Tensor& x, const Tensors& weight, const MaybeTens
 
 Tensors linear(const paddle::Tensor& x, const Tensors& weight, const MaybeTensor& bias,
                const std::string& scheme, int64_t out_features) {
-  return multiply(x, weight, bias, scheme, out_features, [](LinearParams&, const Device&) {});
+  return multiply(x, weight, bias, scheme, out_features);
 }
 
 int64_t sum_of(const std::vector<int>& part_sizes) {
@@ -61,31 +52,15 @@ Tensors adapted_linear(const paddle::Tensor& x, const Tensors& weight, const May
                        const paddle::Tensor& adapter_ids, const paddle::Tensor& adapter_pages,
                        const std::string& scheme, const std::vector<int>& part_sizes,
                        int64_t which) {
-  const auto num_parts = static_cast<int64_t>(part_sizes.size());
-  constexpr int64_t kMost = sizeof(LinearParams::part_sizes) / sizeof(int64_t);
-  const bool are_sizes =
-      std::all_of(part_sizes.begin(), part_sizes.end(), [](int size) { return size > 0; });
-  if (num_parts < 1 || num_parts > kMost || !are_sizes) {
-    fail("part_sizes has " + std::to_string(num_parts) + " sizes (allowed: 1 to " +
-         std::to_string(kMost) + ", each above 0)");
-  }
-  if (which < 0 || which >= kNumAdapted) {
-    fail("which is " + std::to_string(which) + " (allowed: 0 to " +
-         std::to_string(kNumAdapted - 1) + ")");
-  }
-  const int64_t out_features = sum_of(part_sizes);
-  const auto set = [&](LinearParams& p, const Device& device) {
+  throw_if_error(runtime::check_adapted(part_sizes, which));
+  const auto adapted = [&](const Device& device, LinearParams* params) {
     const phi::Place& place = device.place;
-    throw_if_error(runtime::low_rank_weights(view(a, "a", place), view(b, "b", place), "adapters",
-                                             num_parts, p.in_features, out_features, p.dtype,
-                                             device.is_cpu(), &p.low_rank));
-    throw_if_error(runtime::adapter_rows(
-        view(adapter_ids, "adapter_ids", place), view(adapter_pages, "adapter_pages", place),
-        p.low_rank.num_pages, p.num_tokens, device.is_cpu(), &p.adapters));
-    p.which = static_cast<Adapted>(which);
-    std::copy(part_sizes.begin(), part_sizes.end(), p.part_sizes);
+    return runtime::adapted_linear(
+        {view(a, "a", place), view(b, "b", place), view(adapter_ids, "adapter_ids", place),
+         view(adapter_pages, "adapter_pages", place)},
+        part_sizes, which, device.is_cpu(), params);
   };
-  return multiply(x, weight, bias, scheme, out_features, set);
+  return multiply(x, weight, bias, scheme, sum_of(part_sizes), adapted);
 }
 
 std::vector<Shape> infer_shape(const Shape& x, const std::vector<Shape>&, const MaybeShape&,

@@ -12,14 +12,11 @@
 //     history [S, M] int32, rules [S, W] int32)
 //     -> logits and history, in place (see regatta/adjust_logits.h)
 //
-// choices, penalties: tables of columns.h.
+// choices, penalties: tables of runtime/columns.h.
 //
 // GPUs only: on a CPU nothing runs ahead, and regatta_sample says the same.
-#include "columns.h"
 #include "cuda_resources.h"
-#include "regatta/adjust_logits.h"
-#include "regatta/follow_drafts.h"
-#include "regatta/sample.h"
+#include "runtime/operators.h"
 
 namespace regatta::binding {
 namespace {
@@ -45,30 +42,15 @@ Tensors follow_drafts(paddle::Tensor& token_ids, paddle::Tensor& positions,
                       const paddle::Tensor& tokens, int64_t block_size) {
   const Device device = gpu_of(token_ids, "token_ids");
   const phi::Place& place = device.place;
-  const Choices drawing = choices_of(choices, place);
   FollowDraftsParams params;
-  const int64_t num_tokens = token_ids.numel(), stride = drawing.num_columns;
-  params.num_seqs = context_lens.numel();
-  if (stride < params.num_seqs || stride % 2 != 0) {
-    fail("choices has " + std::to_string(stride) + " columns for " +
-         std::to_string(params.num_seqs) + " requests (allowed: an even number, at least as many)");
-  }
-  const TensorView tables =
-      checked_view(block_tables, "block_tables", DType::kInt32, {params.num_seqs, -1}, place);
-  const TensorView rows = checked_view(plan, "plan", DType::kInt32, {params.num_seqs, -1}, place);
-  params.token_ids = data_of<int32_t>(token_ids, "token_ids", {-1}, device.place);
-  params.positions = data_of<int32_t>(positions, "positions", {num_tokens}, device.place);
-  params.slot_mapping = data_of<int32_t>(slot_mapping, "slot_mapping", {num_tokens}, device.place);
-  params.context_lens = data_of<int32_t>(context_lens, "context_lens", {-1}, device.place);
-  params.offsets = drawing.offset;
-  params.cu_seqlens_q =
-      data_of<int32_t>(cu_seqlens_q, "cu_seqlens_q", {params.num_seqs + 1}, device.place);
-  params.block_tables = static_cast<const int32_t*>(tables.data);
-  params.plan = static_cast<const int32_t*>(rows.data);
-  params.tokens = data_of<int32_t>(tokens, "tokens", {-1}, device.place);
-  params.blocks_per_seq = tables.shape[1];
-  params.plan_width = rows.shape[1];
   params.block_size = static_cast<int32_t>(block_size);
+  throw_if_error(runtime::follow_drafts(
+      {view(token_ids, "token_ids", place), view(positions, "positions", place),
+       view(slot_mapping, "slot_mapping", place), view(context_lens, "context_lens", place),
+       view(choices, "choices", place), view(cu_seqlens_q, "cu_seqlens_q", place),
+       view(block_tables, "block_tables", place), view(plan, "plan", place),
+       view(tokens, "tokens", place)},
+      &params));
   REGATTA_RUN_ON_GPU(follow_drafts, params, device);
   return {};
 }
@@ -76,26 +58,11 @@ Tensors follow_drafts(paddle::Tensor& token_ids, paddle::Tensor& positions,
 Tensors sample_step(const paddle::Tensor& logits, const paddle::Tensor& choices,
                     paddle::Tensor& last_tokens) {
   const Device device = gpu_of(logits, "logits");
-  const TensorView x = checked_view(logits, "logits", DType::kFloat32, {-1, -1}, device.place);
-  const Choices drawing = choices_of(choices, device.place);
-  const int64_t num_rows = x.shape[0], stride = drawing.num_columns;
-  if (stride < num_rows || stride % 2 != 0 || last_tokens.numel() < num_rows) {
-    fail("choices has " + std::to_string(stride) + " columns and last_tokens " +
-         std::to_string(last_tokens.numel()) + " entries for " + std::to_string(num_rows) +
-         " rows of logits (allowed: at least as many; choices an even number)");
-  }
+  const phi::Place& place = device.place;
   SampleParams params;
-  params.logits = static_cast<const float*>(x.data);
-  params.temperature = drawing.temperature;
-  params.top_k = drawing.top_k;
-  params.top_p = drawing.top_p;
-  params.min_p = drawing.min_p;
-  params.seeds = drawing.seed;
-  params.offsets = drawing.offset;
-  params.typical_p = drawing.typical_p;
-  params.token_ids = data_of<int32_t>(last_tokens, "last_tokens", {-1}, device.place);
-  params.num_rows = num_rows;
-  params.vocab_size = x.shape[1];
+  throw_if_error(runtime::sample_step(view(logits, "logits", place),
+                                      view(choices, "choices", place),
+                                      view(last_tokens, "last_tokens", place), &params));
   REGATTA_RUN_ON_GPU(sample, params, device);
   return {};
 }
@@ -105,33 +72,12 @@ Tensors adjust_logits(paddle::Tensor& logits, const paddle::Tensor& penalties,
                       paddle::Tensor& history, const paddle::Tensor& rules) {
   const Device device = gpu_of(logits, "logits");
   const phi::Place& place = device.place;
-  const TensorView x = checked_view(logits, "logits", DType::kFloat32, {-1, -1}, place);
-  const Penalties changing = penalties_of(penalties, place);
-  const TensorView past = checked_view(history, "history", DType::kInt32, {-1, -1}, place);
-  const TensorView table = checked_view(rules, "rules", DType::kInt32, {past.shape[0], -1}, place);
-  const int64_t num_rows = x.shape[0], stride = changing.num_columns;
-  if (stride < num_rows) {
-    fail("penalties has " + std::to_string(stride) + " columns for " + std::to_string(num_rows) +
-         " rows of logits (allowed: at least as many)");
-  }
   AdjustLogitsParams params;
-  params.logits = static_cast<float*>(const_cast<void*>(x.data));
-  params.repetition = changing.repetition;
-  params.presence = changing.presence;
-  params.frequency = changing.frequency;
-  params.slot = changing.slot;
-  params.length = changing.length;
-  params.num_prompt = changing.num_prompt;
-  params.num_new = changing.num_new;
-  params.no_repeat_ngram_size = changing.no_repeat_ngram_size;
-  params.token_ids = data_of<int32_t>(token_ids, "token_ids", {-1}, device.place);
-  params.logit_indices = data_of<int32_t>(logit_indices, "logit_indices", {num_rows}, device.place);
-  params.history = static_cast<int32_t*>(const_cast<void*>(past.data));
-  params.rules = static_cast<const int32_t*>(table.data);
-  params.num_rows = num_rows;
-  params.vocab_size = x.shape[1];
-  params.max_length = past.shape[1];
-  params.rules_width = table.shape[1];
+  throw_if_error(runtime::adjust_logits(
+      {view(logits, "logits", place), view(penalties, "penalties", place),
+       view(token_ids, "token_ids", place), view(logit_indices, "logit_indices", place),
+       view(history, "history", place), view(rules, "rules", place)},
+      &params));
   REGATTA_RUN_ON_GPU(adjust_logits, params, device);
   return {};
 }

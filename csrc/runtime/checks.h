@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "regatta/types.h"
@@ -51,5 +52,47 @@ inline Status take_ids(const TensorView& tensor, const char* name,
   *to = static_cast<const int32_t*>(tensor.data);
   return check(tensor, name, DType::kInt32, shape);
 }
+
+// Takes the tensors of one operator. What is wrong first is kept. A tensor of rank 0 is not there.
+class Reader {
+ public:
+  const Status& status() const { return status_; }
+  void check(const Status& status) {
+    if (status_.ok()) status_ = status;
+  }
+
+  // The values of a tensor of float, int32_t or int64_t.
+  template <class T>
+  T* values(const TensorView& tensor, const char* name, const std::vector<int64_t>& shape) {
+    constexpr DType kDType = std::is_same_v<T, float>     ? DType::kFloat32
+                             : std::is_same_v<T, int32_t> ? DType::kInt32
+                                                          : DType::kInt64;
+    return static_cast<T*>(const_cast<void*>(data(tensor, name, kDType, shape)));
+  }
+  const void* data(const TensorView& tensor, const char* name, DType dtype,
+                   const std::vector<int64_t>& shape) {
+    check(runtime::check(tensor, name, dtype, shape));
+    return tensor.data;
+  }
+  // Null where it is not there.
+  template <class T>
+  T* optional_values(const TensorView& tensor, const char* name,
+                     const std::vector<int64_t>& shape) {
+    return tensor.rank == 0 ? nullptr : values<T>(tensor, name, shape);
+  }
+  const void* optional_data(const TensorView& tensor, const char* name, DType dtype,
+                            const std::vector<int64_t>& shape) {
+    return tensor.rank == 0 ? nullptr : data(tensor, name, dtype, shape);
+  }
+  // [rows, columns] of activations.
+  const void* activations(const TensorView& tensor, const char* name) {
+    check(check_activation(tensor, name));
+    check(check_shape(tensor, name, {-1, -1}));
+    return tensor.data;
+  }
+
+ private:
+  Status status_;
+};
 
 }  // namespace regatta::runtime

@@ -56,7 +56,7 @@ ATTENTION = {
     "seqs=8 tokens=8 force=generic": "generic",
 }
 
-# DeepSeek-V3's block in a step that decodes, and changes of it: what attends, how long spans do.
+# DeepSeek-V3's block in a step that decodes, and changes of it: what attends, and to long spans.
 LATENTS = {
     "": "sm90",
     "batch_invariant": "sm90",

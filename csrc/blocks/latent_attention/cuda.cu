@@ -5,6 +5,7 @@
 #include "cuda/attention/latent/expanded.h"
 #include "cuda/attention/latent/latent.h"
 #include "cuda/attention/latent/select.h"
+#include "cuda/capability.h"
 #include "cuda/walk.h"
 
 namespace regatta::cuda {

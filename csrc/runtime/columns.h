@@ -1,9 +1,9 @@
 // Tables of predict/ops/columns.py. Made by csrc/make_columns.py: do not edit.
 #pragma once
 
-#include "device.h"
+#include "runtime/checks.h"
 
-namespace regatta::binding {
+namespace regatta::runtime {
 
 // How a row of logits is drawn from (regatta/sample.h). Rows of a table [10, P] int32.
 struct Choices {
@@ -18,9 +18,8 @@ struct Choices {
   int32_t* num_drafts;
 };
 
-inline Choices choices_of(const paddle::Tensor& tensor, const phi::Place& at) {
-  const TensorView table = checked_view(tensor, "choices", DType::kInt32, {10, -1}, at);
-  auto* base = static_cast<int32_t*>(const_cast<void*>(table.data));
+inline Choices choices_of(Reader& read, const TensorView& table) {
+  auto* const base = read.values<int32_t>(table, "choices", {10, -1});
   const int64_t stride = table.shape[1];
   return {stride,
           reinterpret_cast<float*>(base + 0 * stride),
@@ -46,9 +45,8 @@ struct Penalties {
   int32_t* no_repeat_ngram_size;
 };
 
-inline Penalties penalties_of(const paddle::Tensor& tensor, const phi::Place& at) {
-  const TensorView table = checked_view(tensor, "penalties", DType::kInt32, {8, -1}, at);
-  auto* base = static_cast<int32_t*>(const_cast<void*>(table.data));
+inline Penalties penalties_of(Reader& read, const TensorView& table) {
+  auto* const base = read.values<int32_t>(table, "penalties", {8, -1});
   const int64_t stride = table.shape[1];
   return {stride,
           reinterpret_cast<float*>(base + 0 * stride),
@@ -61,4 +59,4 @@ inline Penalties penalties_of(const paddle::Tensor& tensor, const phi::Place& at
           reinterpret_cast<int32_t*>(base + 7 * stride)};
 }
 
-}  // namespace regatta::binding
+}  // namespace regatta::runtime
