@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,15 +16,8 @@ from predict.config.engine import EngineConfig
 from predict.config.model import DTYPE_BYTES
 from predict.device import communicator, devices, library
 from predict.device.devices import kind_of
+from predict.drafting import Drafting, draft_caches_of, speculation
 from predict.engine.addons import Addons
-from predict.engine.draft_policy import Costs, DraftPolicy
-from predict.engine.drafts import (
-    DraftNetwork,
-    Follower,
-    Proposer,
-    SpeculativeConfig,
-    StateDrafting,
-)
 from predict.engine.engine import Engine
 from predict.engine.kv_cache import allocate_caches
 from predict.engine.runner.host_chooser import HostChooser
@@ -47,7 +40,6 @@ from predict.loading.cache_scales import head_scales
 from predict.loading.defaults import with_model_defaults
 from predict.loading.draft_config import DraftModel, read_draft
 from predict.loading.drafters import DrafterWeights, open_drafter
-from predict.loading.drafters.shared import read_shared
 from predict.loading.exported import check_export
 from predict.loading.layouts import with_stored_cache
 from predict.loading.manifest import Manifest, load_manifest
@@ -67,21 +59,14 @@ from predict.nn.adapter_pages import with_pages
 from predict.nn.cache_formats import DENSE
 from predict.nn.cuts import local_spec
 from predict.nn.decoder import Decoder
-from predict.nn.drafters import ChainNetwork, MedusaHeads, MedusaNetwork
 from predict.nn.inputs import Field, LayerCache, fields_with
 from predict.nn.places import fields_of, placing_of
 from predict.nn.plans import WeightPlan
 from predict.nn.spec import DecoderSpec
 from predict.ranks.front import Ranks, RanksRunner
-from predict.speculative import proposer_of
 from predict.system.notes import LOG
 from predict.text.tokenizer import Tokenizer
 
-# The demo model on 2 cores: 1.65 ms for one row, 2.8 for 16.
-CPU_COSTS = Costs(row=0.04)
-# Llama-3-8B on an H200: 3.8 ms for one row, 6.4 for 128. The host takes some 0.3 ms from a step's
-# tokens to the next step, and more for many requests; a draft of a sixth of the bytes takes 0.8 ms.
-GPU_COSTS = Costs(row=0.0055, draft=0.05, wait=0.08, wait_each=0.004)
 LESS_MEMORY = (
     "use a smaller --dtype, lower --max_length or --batch_size, or end other processes on this "
     "device"
@@ -205,7 +190,11 @@ class Builder:
         for name, stored in self.prefixes.items():
             addons.serve(name, stored)
         sampler = Sampler(config.model.seed, self.eos_token_ids, self._window())
-        proposer, policy = self._speculation(running.draft_runner, sampler, num_blocks)
+        drafting = Drafting(
+            *(config, self.platform, self.spec, self.reader, self.decoder, self.drafter),
+            *(running.draft_runner, self.draft_cost, num_blocks),
+        )
+        proposer, policy = speculation(drafting, sampler)
         engine = Engine(
             *(scheduler, running.runner, sampler, self.eos_token_ids),
             *(proposer, policy, self._fields()),
@@ -241,7 +230,7 @@ class Builder:
             runner = self._runner(network(caches), copy_blocks)
             draft_runner = None
             if self.draft is not None and draft_network is not None:
-                draft_caches = self._draft_caches(self.draft.spec, num_blocks)
+                draft_caches = draft_caches_of(self.config, self.draft.spec, num_blocks)
                 draft_copies = block_copier(platform.backend, draft_caches, DENSE)
                 draft_runner = self._runner(draft_network(draft_caches), draft_copies, runner)
         if platform.compiled is not None:
@@ -382,11 +371,6 @@ class Builder:
         )
         return made * spec.num_layers if one else made
 
-    def _draft_caches(self, spec: DecoderSpec, num_blocks: int) -> list[LayerCache]:
-        config = self.config
-        num_blocks += config.scheduling.batch_size  # see DraftNetwork
-        return allocate_caches(spec, num_blocks, config.cache.block_size, config.model.dtype)
-
     def _scheduler(self, num_blocks: int) -> Scheduler:
         config = self.config
         return Scheduler(
@@ -440,60 +424,6 @@ class Builder:
             adapter_pages=0 if self.adapters is None else self.adapters.pool.max_pages,
             # A program takes all of its inputs, and a draft model's steps have no adapters.
             always_adapted=config.model.batch_invariant or config.model.mode == "static",
-        )
-
-    def _speculation(
-        self, draft_runner: Runner | None, sampler: Sampler, num_blocks: int
-    ) -> tuple[Proposer | None, DraftPolicy | None]:
-        config = self.config
-        if config.speculation.speculate_method is None:
-            return None, None
-        on_gpu = self.platform.gpu is not None
-        draft = None
-        if draft_runner is not None:
-            draft = DraftNetwork(
-                runner=draft_runner,
-                sampler=Sampler(config.model.seed, sampler.eos_token_ids),
-                block_size=config.cache.block_size,
-                num_blocks=num_blocks,
-                token_budget=config.token_budget,
-                follower=cast(Follower, draft_runner) if on_gpu else None,
-            )
-        proposer = proposer_of(
-            SpeculativeConfig(
-                method=config.speculation.speculate_method,
-                max_ngram_size=config.speculation.speculate_max_ngram_size,
-                draft=draft,
-                states=self._state_drafting(sampler, num_blocks),
-            )
-        )
-        costs = GPU_COSTS if on_gpu else CPU_COSTS
-        step = costs.draft + self.draft_cost if self.draft or self.drafter else 0.0
-        rows = max_draft_rows(config)
-        most = config.speculation.speculate_max_draft_token_num
-        costs, catches_up = replace(costs, draft=step), self.draft is not None
-        return proposer, DraftPolicy(most, rows, costs, proposer.looks_up, catches_up)
-
-    def _state_drafting(self, sampler: Sampler, num_blocks: int) -> StateDrafting | None:
-        """What a drafter of hidden states runs with, its weights read."""
-        if self.drafter is None:
-            return None
-        decoder = self.decoder
-        if decoder is None:
-            decoder = read_shared(self.config, self.spec, self.reader, self.platform)
-        backend, weights = self.platform.backend, self.drafter.read(decoder)
-        network: ChainNetwork | MedusaNetwork
-        if isinstance(weights, MedusaHeads):
-            network = MedusaNetwork(backend, weights)
-        else:
-            caches = self._draft_caches(self.drafter.found.spec, num_blocks)
-            network = ChainNetwork(backend, weights, caches)
-        return StateDrafting(
-            network=network,
-            choose=HostChooser(backend).tokens,
-            sampler=sampler,
-            block_size=self.config.cache.block_size,
-            num_blocks=num_blocks,
         )
 
     def _window(self) -> tuple[int, int] | None:

@@ -1,0 +1,111 @@
+"""Who drafts, of a config and what is loaded for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple, cast
+
+from predict.config.engine import EngineConfig
+from predict.engine.draft_policy import Costs, DraftPolicy
+from predict.engine.drafts import (
+    DraftNetwork,
+    Follower,
+    Proposer,
+    SpeculativeConfig,
+    StateDrafting,
+)
+from predict.engine.kv_cache import allocate_caches
+from predict.engine.runner.host_chooser import HostChooser
+from predict.engine.sampler import Sampler
+from predict.engine.step import Runner
+from predict.loading.drafters import DrafterWeights
+from predict.loading.drafters.shared import read_shared
+from predict.loading.memory import max_draft_rows
+from predict.loading.platform import Platform
+from predict.nn.decoder import Decoder
+from predict.nn.drafters import ChainNetwork, MedusaHeads, MedusaNetwork
+from predict.nn.hf_config import ConfigReader
+from predict.nn.inputs import LayerCache
+from predict.nn.spec import DecoderSpec
+from predict.speculative import proposer_of
+
+# The demo model on 2 cores: 1.65 ms for one row, 2.8 for 16.
+CPU_COSTS = Costs(row=0.04)
+# Llama-3-8B on an H200: 3.8 ms for one row, 6.4 for 128. The host takes some 0.3 ms from a step's
+# tokens to the next step, and more for many requests; a draft of a sixth of the bytes takes 0.8 ms.
+GPU_COSTS = Costs(row=0.0055, draft=0.05, wait=0.08, wait_each=0.004)
+
+
+class Drafting(NamedTuple):
+    """What drafts are made with."""
+
+    config: EngineConfig
+    platform: Platform
+    spec: DecoderSpec  # of the model
+    reader: ConfigReader
+    decoder: Decoder | None  # the model's, in dynamic mode
+    drafter: DrafterWeights | None  # of hidden states
+    draft_runner: Runner | None  # of a draft model
+    draft_cost: float  # of a step of either, in steps of the model
+    num_blocks: int  # of the model's caches
+
+
+def draft_caches_of(config: EngineConfig, spec: DecoderSpec, num_blocks: int) -> list[LayerCache]:
+    """New caches of a drafter beside the model's."""
+    num_blocks += config.scheduling.batch_size  # see DraftNetwork
+    return allocate_caches(spec, num_blocks, config.cache.block_size, config.model.dtype)
+
+
+def speculation(of: Drafting, sampler: Sampler) -> tuple[Proposer | None, DraftPolicy | None]:
+    """What proposes drafts, and what says how many; None where nothing does."""
+    config = of.config
+    if config.speculation.speculate_method is None:
+        return None, None
+    on_gpu = of.platform.gpu is not None
+    draft = None
+    if of.draft_runner is not None:
+        draft = DraftNetwork(
+            runner=of.draft_runner,
+            sampler=Sampler(config.model.seed, sampler.eos_token_ids),
+            block_size=config.cache.block_size,
+            num_blocks=of.num_blocks,
+            token_budget=config.token_budget,
+            follower=cast(Follower, of.draft_runner) if on_gpu else None,
+        )
+    proposer = proposer_of(
+        SpeculativeConfig(
+            method=config.speculation.speculate_method,
+            max_ngram_size=config.speculation.speculate_max_ngram_size,
+            draft=draft,
+            states=_state_drafting(of, sampler),
+        )
+    )
+    costs = GPU_COSTS if on_gpu else CPU_COSTS
+    step = costs.draft + of.draft_cost if of.draft_runner or of.drafter else 0.0
+    rows = max_draft_rows(config)
+    most = config.speculation.speculate_max_draft_token_num
+    costs, catches_up = replace(costs, draft=step), of.draft_runner is not None
+    return proposer, DraftPolicy(most, rows, costs, proposer.looks_up, catches_up)
+
+
+def _state_drafting(of: Drafting, sampler: Sampler) -> StateDrafting | None:
+    """What a drafter of hidden states runs with, its weights read."""
+    if of.drafter is None:
+        return None
+    decoder = of.decoder
+    if decoder is None:
+        decoder = read_shared(of.config, of.spec, of.reader, of.platform)
+    backend, weights = of.platform.backend, of.drafter.read(decoder)
+    network: ChainNetwork | MedusaNetwork
+    if isinstance(weights, MedusaHeads):
+        network = MedusaNetwork(backend, weights)
+    else:
+        caches = draft_caches_of(of.config, of.drafter.found.spec, of.num_blocks)
+        network = ChainNetwork(backend, weights, caches)
+    return StateDrafting(
+        network=network,
+        choose=HostChooser(backend).tokens,
+        sampler=sampler,
+        block_size=of.config.cache.block_size,
+        num_blocks=of.num_blocks,
+    )
