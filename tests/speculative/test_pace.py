@@ -16,7 +16,7 @@ import pytest
 
 from predict import SamplingParams
 from predict.bench.speculation import AgreeingProposer, ScriptedRunner, ScriptedSampler, copies
-from predict.build import GPU_COSTS
+from predict.drafting import GPU_COSTS
 from predict.engine import engine as engine_module
 from predict.engine.draft_policy import Costs, DraftPolicy
 from predict.engine.drafts import FAILED, DraftNetwork, Proposer, SpeculativeConfig
