@@ -14,6 +14,7 @@ import pytest
 import sentencepiece
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from export import text_layout as layout
 from export.export_text import export_text, main, text_file
 from predict.errors import UserError
 from predict.text import tokenizer as ours
@@ -210,6 +211,23 @@ def test_a_damaged_file_is_refused_or_works(name: str) -> None:
             statuses.append(error.status if str(error) else library.OK)
     assert len(statuses) > 500
     assert {*statuses} <= {*REFUSED, library.FAILED}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        (r"(a+)+$", "gave up on a text of 3001 bytes"),
+        ("(" * 5000 + "a" + ")" * 5000, "is none: parse depth limit over"),
+        (r"\g<0>", "is none: never ending recursion"),
+    ],
+)
+def test_an_expression_that_would_not_end_is_refused(pattern: str, message: str) -> None:
+    letters = {bytes([i]): i for i in range(256)}
+    texts = {i: (layout.TEXT, letter) for letter, i in letters.items()}
+    steps = [layout.packed_step(layout.SPLIT_REGEX, a=pattern)]
+    held: Any = (layout.BYTE_LEVEL, None, ((), ()), steps, {}, texts, letters, {})
+    with pytest.raises(TextError, match=message):
+        Text(layout.TextFile(*held).data()).encode("a" * 3000 + "c")
 
 
 def settings(**parts: Any) -> Tokenizer:
