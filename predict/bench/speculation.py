@@ -24,7 +24,7 @@ import numpy as np
 from predict.engine.drafts import FAILED, Verified, accepted_tokens
 from predict.engine.request_state import Request
 from predict.engine.sampler import Sampler
-from predict.engine.step import NO_TARGETS, Choices, Logprobs, PromptTargets
+from predict.engine.step import NO_TARGETS, Choices, Logprobs, PromptTargets, StepTokens
 from predict.request import SamplingParams
 from predict.speculative.draft_model import DraftModelProposer
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from predict.engine.beams import Candidates
     from predict.engine.choices import Row
     from predict.engine.drafts import Drafts, ProposeBehind, Proposer
-    from predict.engine.step import Runner, StepTokens
+    from predict.engine.step import Runner
     from predict.llm import LLM
     from predict.nn.decoder import StepOutputs
     from predict.nn.inputs import StepInputs
@@ -44,7 +44,7 @@ Scripts = Mapping[tuple[int, ...], list[int]]  # by prompt, the output
 StandIns = Mapping[int, int]  # by placeholder of a draft model's, the draft that is verified
 
 
-class ScriptedTokens:
+class ScriptedTokens(StepTokens):
     """The tokens of a script, in the place of those that a step chose."""
 
     def __init__(self, tokens: StepTokens, script: list[int], stand_ins: StandIns):
