@@ -65,7 +65,7 @@ def test_answers_of_all_kinds_of_requests(folder: Path, ranks: Ranks) -> None:
 @pytest.mark.parametrize("inference_model", [True, False])
 def test_adapters_and_prefixes(folder: Path, ranks: Ranks, inference_model: bool) -> None:
     names: list[Any] = [None, "all", "more", "tuned"]
-    requests = [[prompt, {**GREEDY, "adapter": name}] for prompt in PROMPTS for name in names]
+    requests = [[prompt, dict(GREEDY, adapter=name)] for prompt in PROMPTS for name in names]
     (answers, _) = check(
         folder,
         *(ranks(2), requests),
