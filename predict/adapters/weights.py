@@ -13,7 +13,7 @@ from predict.config.model import DTYPE_BYTES
 from predict.device.place import check_holds, put_row, tensor_at
 from predict.errors import UserError
 from predict.loading.adapters import Adapter, Base, LowRank
-from predict.loading.layouts.local import taken
+from predict.loading.matrices import taken
 from predict.nn.adapter_pages import (
     PACKED_IN,
     PACKED_OUT,

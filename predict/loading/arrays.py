@@ -108,11 +108,16 @@ class TensorInfo:
         dtype = NUMPY_DTYPES[self.dtype]
         return values_at(self.file, self.offset, dtype, math.prod(self.shape)).reshape(self.shape)
 
+    def rows(self, begin: int, end: int) -> TensorInfo:
+        """Some of the first axis."""
+        size = math.prod(self.shape[1:]) * item_bytes(self.dtype)
+        shape = (end - begin, *self.shape[1:])
+        return TensorInfo(self.file, self.dtype, shape, self.offset + begin * size)
+
     def piece(self, index: int) -> TensorInfo:
         """The tensor at `index` along the first axis."""
-        shape = self.shape[1:]
-        size = math.prod(shape) * item_bytes(self.dtype)
-        return TensorInfo(self.file, self.dtype, shape, self.offset + index * size)
+        row = self.rows(index, index + 1)
+        return TensorInfo(row.file, row.dtype, row.shape[1:], row.offset)
 
 
 def values_at(path: Path, offset: int, dtype: Any, count: int) -> npt.NDArray[Any]:

@@ -13,8 +13,8 @@ import numpy as np
 from predict.config.schemes import DENSE
 from predict.device.place import place_tensor, put_row, tensor_at, to_float32
 from predict.errors import UserError
-from predict.loading.layouts.local import padded, taken
-from predict.loading.sources import WeightSource
+from predict.loading.matrices import padded, taken
+from predict.loading.sources import CheckpointSource, WeightSource
 from predict.nn.blocks import BlockWeights, HeadMatrices, Linear, NormWeights
 from predict.nn.decoder import Decoder, Embedding, Head, Layer, map_tensors
 from predict.nn.plans import (
@@ -98,9 +98,14 @@ class DecoderBuilder:
         )
 
     def _table_of_tokens(self, shape: tuple[int, int]) -> Any:
-        plan, share = self.plan, self.plan.spec.share
-        whole = self.source.matrix((plan.embedding,), (plan.spec.vocab_size, shape[1]))
-        return whole if share is None else padded(taken(whole, (share.tokens(),)), shape[0])
+        names, share, source = (self.plan.embedding,), self.plan.spec.share, self.source
+        if share is None:
+            return source.matrix(names, shape)
+        rows = (share.tokens(),)
+        if isinstance(source, CheckpointSource):
+            return padded(source.part(names, rows, None), shape[0])
+        whole = source.matrix(names, (self.plan.spec.vocab_size, shape[1]))
+        return padded(taken(whole, rows), shape[0])
 
     def _ropes(self) -> tuple[Tensor, ...]:
         import paddle

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.device.place import tensor_at
+from predict.nn.shares import Ranges
 from predict.schemes import round_on_host
 
 
@@ -39,3 +40,26 @@ def transposed(parts: Sequence[Any]) -> Any:
 
     turned = [compiled.transposed(part) for part in parts]
     return turned[0] if len(turned) == 1 else paddle.concat(turned)
+
+
+def taken(values: Any, ranges: Ranges, axis: int = 0) -> Any:
+    """The places of an axis, one range behind the other; a copy, where they are not all."""
+    places = ((*(slice(None),) * axis, slice(*ends)) for ends in ranges)
+    parts = [values[place] for place in places]
+    if isinstance(values, np.ndarray):
+        return np.concatenate(parts, axis=axis)
+    import paddle
+
+    return parts[0].contiguous() if len(parts) == 1 else paddle.concat(parts, axis=axis)
+
+
+def padded(values: Any, num_rows: int) -> Any:
+    """The rows, and rows of zeros behind them."""
+    missing = num_rows - len(values)
+    if missing < 1:
+        return values
+    if isinstance(values, np.ndarray):
+        return np.concatenate([values, np.zeros((missing, *values.shape[1:]), values.dtype)])
+    import paddle
+
+    return paddle.concat([values, paddle.zeros([missing, *values.shape[1:]], values.dtype)])

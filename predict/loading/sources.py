@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.config.model import DTYPE_BYTES
-from predict.device.place import place_tensor
+from predict.device.place import place_tensor, to_float32
 from predict.errors import UserError
-from predict.loading.arrays import listed
-from predict.loading.matrices import round_weight
+from predict.loading.arrays import FLOAT_DTYPES, listed
+from predict.loading.matrices import round_weight, taken
 from predict.nn.kinds.experts import ExpertBlock
+from predict.nn.shares import Ranges
 from predict.nn.spec import DecoderSpec
 from predict.nn.weights import WeightNames
 from predict.system.notes import LOG
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from predict.schemes import Quantized, Scheme
 
 
+PART_BYTES = 16 << 20  # of a matrix, in memory beside a rank's part of it
 MAX_HOLES = 8  # experts that a message names
 DRAFTING = ".eh_proj."  # in the name of what a layer that drafts begins with
 
@@ -141,6 +143,34 @@ class CheckpointSource:
         return self.checkpoint.read_float(names)
 
     stored_matrix = host_matrix = matrix
+
+    def part(
+        self, names: tuple[str, ...], rows: Ranges | None, columns: Ranges | None
+    ) -> npt.NDArray[Any]:
+        """Rows and columns of the named matrices, one below the other; None: all.
+
+        No more than those, and some MiB, are in memory at a time.
+        """
+        found, first = [], 0
+        for name in names:
+            info = self.checkpoint.in_file(name)
+            if info is None or info.dtype not in FLOAT_DTYPES:
+                whole = self.checkpoint.read_float(names)
+                whole = whole if rows is None else taken(whole, rows)
+                return whole if columns is None else taken(whole, columns, axis=1)
+            count = info.shape[0]
+            most = max(1, PART_BYTES * count // max(info.num_bytes, 1))
+            for begin, end in rows or ((0, sum(self._num_rows(name) for name in names)),):
+                begin, end = max(begin - first, 0), min(end - first, count)
+                for at in range(begin, end, most):
+                    values = info.rows(at, min(at + most, end)).read()
+                    found.append(values if columns is None else taken(values, columns, axis=1))
+            first += count
+        dtypes = {values.dtype for values in found}
+        return np.concatenate(found if len(dtypes) == 1 else [to_float32(v) for v in found])
+
+    def _num_rows(self, name: str) -> int:
+        return self.checkpoint.tensors[name].shape[0]
 
     def stored_bytes(self, names: tuple[str, ...]) -> int:
         dtypes = {self.checkpoint.tensors[name].dtype for name in names}

@@ -233,7 +233,8 @@ class Block:
     post_norm: Norm | None
     post_norm_of: Placement  # of what the block made, or of the sum
     residual: Residual
-    partial: bool  # its last product is a part: the sum over all ranks comes ahead of what follows
+    # Whether its last product is a part: the sum over all ranks comes ahead of what follows.
+    partial: bool = False
 
     def shared(self, ranks: Ranks) -> tuple[Block, Mapping[str, Axis]]:
         """The block of one of several ranks, and what that has of each axis of `cuts`.

@@ -48,7 +48,7 @@ def local_spec(
 
 
 # Of a whole linear: its columns as groups of them have one scale, where that is another order.
-Order: TypeAlias = Callable[[LinearPlan], "npt.NDArray[np.int32] | None"]
+Order: TypeAlias = Callable[[LinearPlan], "npt.NDArray[np.int64] | None"]
 
 
 def local_plan(
@@ -107,7 +107,7 @@ def _slots(
             reader = reader.experts[number] if isinstance(reader, ExpertsPlan) else reader
             places = order(reader) if axis in own and isinstance(reader, LinearPlan) else None
             if places is not None:
-                own[axis] = own[axis].in_order(places)
+                own[axis] = own[axis].in_order(places.tolist())
         cut = cuts[slot.name]
         made = _linear(whole, slot_share(slot, cut, own), ranks)
         by_heads = bool(cut.columns) and cut.columns not in FEATURES

@@ -11,6 +11,7 @@ import pytest
 
 from predict.config.quantization import QuantSettings
 from predict.errors import UserError
+from predict.loading import sources
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts.local import Local, order_of, units
 from predict.loading.layouts.online import Online
@@ -142,3 +143,13 @@ def test_one_rank_has_the_network_itself() -> None:
     spec = spec_of(8, 4)
     assert local_spec(spec, 0, 1) is spec
     assert local_plan(open_layout(GOLDEN / "llama_gqa")[1], spec).whole is None
+
+
+@pytest.mark.parametrize("case", ["qwen2_tied", "phi3_mini", "llama_sharded", "llama_biases"])
+@pytest.mark.parametrize("part_bytes", [1 << 24, 300])
+def test_floats_are_read_in_part(
+    case: str, part_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is stored as it is used is not read whole; all others become the same parts."""
+    monkeypatch.setattr(sources, "PART_BYTES", part_bytes)
+    check_cut(*open_layout(GOLDEN / case), size=2)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from functools import cache
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,13 +29,6 @@ CASES: dict[int, list[tuple[str, dict[str, Any]]]] = {
         *((case, PLAIN) for case in ("olmo2_gqa", "bloom_7b")),
     ],
 }
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Callable[[int], RankProcesses]]:
-    """The processes of so many ranks, which stay."""
-    with ExitStack() as ends:
-        yield cache(lambda size: ends.enter_context(RankProcesses(size)))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,27 +46,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def check(folder: Path, size: int, requests: list[Any], **settings: Any) -> list[Any]:
+Ranks = Callable[[int], RankProcesses]
+
+
+def check(folder: Path, ranks: RankProcesses, requests: list[Any], **settings: Any) -> list[Any]:
     arguments = {"source": str(folder / "model"), "requests": requests, **settings}
     wanted = answers_of(0, 1, **arguments)
-    with RankProcesses(size) as ranks:
-        for found in ranks.run("tests.support.rank_jobs:answers_of", **arguments):
-            assert found == wanted
+    for found in ranks.run("tests.support.rank_jobs:answers_of", **arguments):
+        assert found == wanted
     return wanted
 
 
-def test_answers_of_all_kinds_of_requests(folder: Path) -> None:
+def test_answers_of_all_kinds_of_requests(folder: Path, ranks: Ranks) -> None:
     requests = [[PROMPTS[i % 4], fields] for i, fields in enumerate((GREEDY, *FIELDS))]
-    check(folder, 2, requests)
+    check(folder, ranks(2), requests)
 
 
 @pytest.mark.parametrize("inference_model", [True, False])
-def test_adapters_and_prefixes(folder: Path, inference_model: bool) -> None:
-    names = [None, "all", "more", "tuned"]
-    requests = [[prompt, {**GREEDY, "adapter": name}] for prompt in PROMPTS for name in names]
+def test_adapters_and_prefixes(folder: Path, ranks: Ranks, inference_model: bool) -> None:
+    names: list[Any] = [None, "all", "more", "tuned"]
+    requests = [[prompt, dict(GREEDY, adapter=name)] for prompt in PROMPTS for name in names]
     (answers, _) = check(
         folder,
-        *(2, requests),
+        *(ranks(2), requests),
         lora_modules=[f"{name}={folder / name}" for name in ("all", "more")],
         prefix_path=[f"tuned={folder / 'prefix'}"],
         inference_model=inference_model,
@@ -73,23 +76,24 @@ def test_adapters_and_prefixes(folder: Path, inference_model: bool) -> None:
     assert len({str(each) for each in answers}) > len(PROMPTS)  # adapters say something else
 
 
-def test_a_merged_adapter_and_drafts(folder: Path) -> None:
+def test_a_merged_adapter_and_drafts(folder: Path, ranks: Ranks) -> None:
     requests = [[prompt, GREEDY] for prompt in PROMPTS]
     drafts = {"speculate_method": "inference_with_reference", "speculate_max_draft_token_num": 4}
-    check(folder, 2, requests, lora_path=str(folder / "all"), **drafts)
+    check(folder, ranks(2), requests, lora_path=str(folder / "all"), **drafts)
 
 
 @pytest.mark.parametrize("whole_experts", [False, True])
-def test_random_weights_are_those_of_one_rank(whole_experts: bool) -> None:
+def test_random_weights_are_those_of_one_rank(ranks: Ranks, whole_experts: bool) -> None:
     golden = Path(__file__).parents[1] / "golden"
-    wanted = None
-    arguments = {"source": str(golden / "mixtral_8x7b"), "requests": [[[1, 2, 3], GREEDY]]}
+    arguments: dict[str, Any] = {
+        "source": str(golden / "mixtral_8x7b"),
+        "requests": [[[1, 2, 3], GREEDY]],
+    }
     wanted = answers_of(0, 1, **arguments, load_format="dummy")
-    with RankProcesses(2) as ranks:
-        found = ranks.run(
-            "tests.support.rank_jobs:answers_of",
-            cut={"whole_experts": whole_experts},
-            load_format="dummy",
-            **arguments,
-        )
+    found = ranks(2).run(
+        "tests.support.rank_jobs:answers_of",
+        cut={"whole_experts": whole_experts},
+        load_format="dummy",
+        **arguments,
+    )
     assert found == [wanted] * 2

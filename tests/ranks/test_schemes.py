@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +37,6 @@ ONLINE: dict[str, tuple[float, dict[str, Any]]] = {
     "blocks": (EXACT, {"quant_type": "a8w8_fp8", "weight_block_size": [128, 128], **PLAIN}),
     "plain": (EXACT, {"quant_type": "weight_only_int8", **PLAIN}),
 }
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Callable[[int], RankProcesses]]:
-    """The processes of so many ranks, which stay."""
-    with ExitStack() as ends:
-        yield cache(lambda size: ends.enter_context(RankProcesses(size)))
 
 
 @pytest.fixture(scope="module")

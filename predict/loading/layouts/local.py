@@ -16,6 +16,9 @@ import numpy.typing as npt
 
 from predict.config.schemes import scheme_info
 from predict.errors import UserError
+from predict.loading.layouts.online import Online
+from predict.loading.matrices import padded, taken
+from predict.loading.sources import CheckpointSource
 from predict.nn.plans import LinearPlan
 from predict.nn.shares import Ranges, joined
 from predict.schemes import Quantized, float_values
@@ -67,10 +70,21 @@ class Local:
     def read(self, plan: LinearPlan) -> Quantized:
         if plan.whole is None:
             return self.whole.read(plan)
+        if (values := self._values(plan, plan.whole)) is not None:
+            return Quantized(values, None)
         weight = self.whole.read(plan.whole)
         if plan.is_scattered:
             weight = Quantized(float_values(self.whole.scheme(plan.whole), weight), None)
         return cut(weight, plan)
+
+    def _values(self, plan: LinearPlan, whole: LinearPlan) -> Any:
+        """Floats that are stored as they are used: these alone are read. None: others."""
+        source = self.whole.source if isinstance(self.whole, Online) else None
+        is_plain = self.scheme(plan) == DENSE and not whole.is_stored_otherwise
+        if not isinstance(source, CheckpointSource) or not is_plain:
+            return None
+        names = tuple(prefix + ".weight" for prefix in whole.prefixes)
+        return padded(source.part(names, plan.rows, plan.columns), plan.out_features)
 
     def bias(self, plan: LinearPlan) -> Any:
         values = self.whole.bias(plan.whole or plan) if plan.keeps_bias else None
@@ -101,29 +115,6 @@ def shared_group(size: int, columns: Ranges, num_columns: int) -> int:
 def units(layout: Layout, plans: Iterable[LinearPlan]) -> int:
     """Inputs of the linears that stay together: whole groups of each."""
     return math.lcm(1, *(max(layout.group_size(plan), 1) for plan in plans))
-
-
-def taken(values: Any, ranges: Ranges, axis: int = 0) -> Any:
-    """The places of an axis, one range behind the other; a copy, where they are not all."""
-    places = ((*(slice(None),) * axis, slice(*ends)) for ends in ranges)
-    parts = [values[place] for place in places]
-    if isinstance(values, np.ndarray):
-        return np.concatenate(parts, axis=axis)
-    import paddle
-
-    return parts[0].contiguous() if len(parts) == 1 else paddle.concat(parts, axis=axis)
-
-
-def padded(values: Any, num_rows: int) -> Any:
-    """The rows, and rows of zeros behind them."""
-    missing = num_rows - len(values)
-    if missing < 1:
-        return values
-    if isinstance(values, np.ndarray):
-        return np.concatenate([values, np.zeros((missing, *values.shape[1:]), values.dtype)])
-    import paddle
-
-    return paddle.concat([values, paddle.zeros([missing, *values.shape[1:]], values.dtype)])
 
 
 def cut(weight: Quantized, plan: LinearPlan) -> Quantized:
