@@ -20,6 +20,7 @@ from predict.loading.pooling import PoolingFiles
 from predict.nn.pooling import Pooler, Vectors, check_pooling, normalized
 from predict.nn.spec import DecoderSpec
 from predict.system.bounds import is_integer
+from predict.text.backends.base import check_room
 from predict.text.tokenizer import Tokenizer
 
 # What a reranker of the yes/no kind was trained to read (Qwen3-Reranker's page).
@@ -125,12 +126,12 @@ class Writer:
         if by == "head":
             return [Text(*tokenizer.encode_pair(query, document, self.cut(most)))]
         before, behind = (tokenizer.encode(each, False) for each in (_BEFORE, _BEHIND))
-        body = tokenizer.encode_literal(
-            f"<Instruct>: {instruction or INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"
-        )
+        asked = f"<Instruct>: {instruction or INSTRUCTION}\n<Query>: {query}\n<Document>: "
+        body = tokenizer.encode_literal(asked + document)
         cut = self.cut(most)
-        if cut is not None:
-            body = body[: max(cut - len(before) - len(behind), 0)]
+        if cut is not None and (room := cut - len(before) - len(behind)) < len(body):
+            check_room(room - len(tokenizer.encode_literal(asked)), cut)
+            body = body[:room]
         return [Text([*before, *body, *behind])]
 
     def _prompt_of(self, names: Sequence[str]) -> str:

@@ -82,6 +82,15 @@ def test_texts_become_the_ids_that_transformers_makes(case: str) -> None:
         assert len(short) <= 20
 
 
+@pytest.mark.parametrize("case", ["bert_reranker", "xlm_roberta_reranker", "qwen3_reranker"])
+def test_a_query_that_leaves_no_token_for_the_document_is_refused(case: str) -> None:
+    llm = llm_of(case)
+    writer = llm.retrieval.writer
+    with pytest.raises(UserError, match="of 400 tokens .* leaves none for the second"):
+        writer.pair("word " * 600, "another", 400)
+    assert len(writer.pair("word", "another " * 600, 400)[0].token_ids) == 400
+
+
 def test_files_say_pooling_dense_layers_and_length() -> None:
     raw = FOUND["embedding_gemma/mean"]
     llm = llm_of("embedding_gemma")

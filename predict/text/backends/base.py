@@ -116,6 +116,15 @@ def single(
     return ids, None
 
 
+def check_room(room: int, most: int) -> None:
+    """Raises UserError where the first text of a pair leaves no token for the second."""
+    if room < 1:
+        raise UserError(
+            f"of {most} tokens the first text of a pair, or the query, leaves none for the second; "
+            "shorten it, or allow more tokens"
+        )
+
+
 def guarded(method: Callable[..., BackendResult], *arguments: Any) -> BackendResult:
     """The result of a backend's method. Failures and panics of its library are TokenizerErrors."""
     try:

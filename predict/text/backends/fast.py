@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from predict.text.backends.base import Ends, explicit_ends, loaded, single
+from predict.text.backends.base import Ends, check_room, explicit_ends, loaded, single
 
 JSON_HINT = (
     "the file may be cut short or written by a newer tokenizers library: copy it again, or pip "
@@ -115,6 +115,8 @@ class FastBackend:
         if most is not None:
             room = most - num_around - sum(len(each.ids) for each in found[:-1])
             if room < len(found[-1].ids):
+                if second is not None:
+                    check_room(room, most)
                 found[-1].truncate(max(room, 0))
         made = tokenizer.post_process(*found)
         ids: list[int] = made.ids
