@@ -83,16 +83,18 @@ def read_pooling(directory: str | Path, spec: DecoderSpec) -> PoolingFiles:
         return _load(folder)
     found = PoolingFiles()
     if (folder / MODULES).is_file():
-        found = _with_prompts(_of_modules(folder), folder)
+        found = _with_prompts(_of_modules(folder, spec.hidden_size), folder)
     reader = ConfigReader.from_dir(directory)
     architectures = reader.values.get("architectures") or [""]
+    if not isinstance(architectures, list):
+        raise reader.wrong("architectures", "a list of names")
     kind = str(architectures[0]).partition("For")
     if kind[2] == "SequenceClassification":
         found = _with_head(found, folder, spec, reader)
     return found
 
 
-def _of_modules(folder: Path) -> PoolingFiles:
+def _of_modules(folder: Path, size: int) -> PoolingFiles:
     path = folder / MODULES
     listed = read_json(path)
     if not isinstance(listed, list) or not 0 < len(listed) <= MAX_MODULES:
@@ -113,9 +115,10 @@ def _of_modules(folder: Path) -> PoolingFiles:
                 )
         elif kind == "Pooling" and pooler is None and number:
             pooler, counts = _pooling(where / "config.json")
-            files = replace(files, counts_prompt=counts)
+            files, size = replace(files, counts_prompt=counts), size * len(pooler.poolings)
         elif kind == "Dense" and pooler is not None and not pooler.normalize:
-            pooler = replace(pooler, layers=(*pooler.layers, _dense(where)))
+            layer = _dense(where, size)
+            pooler, size = replace(pooler, layers=(*pooler.layers, layer)), len(layer.weight)
         elif kind == "Normalize" and pooler is not None:
             pooler = replace(pooler, normalize=True)
         else:
@@ -141,7 +144,7 @@ def _pooling(path: Path) -> tuple[Pooler, bool]:
                 raise UserError(f"{path}: {key} is {quoted(values[key])} (allowed: true, false)")
     given = values.get("pooling_mode")
     for name in [given] if isinstance(given, str) else given if isinstance(given, list) else []:
-        if name not in _POOLINGS:
+        if not isinstance(name, str) or name not in _POOLINGS:
             raise UserError(f"{path}: pooling_mode is {quoted(name)} (allowed: {_known()})")
         names.append(_POOLINGS[name])
     unknown = [key for key in unknown if values[key]]
@@ -159,7 +162,7 @@ def _known() -> str:
     return ", ".join(_POOLINGS)
 
 
-def _dense(folder: Path) -> Dense:
+def _dense(folder: Path, size: int) -> Dense:
     path = folder / "config.json"
     values = read_json_object(path)
     name = str(values.get("activation_function", "torch.nn.modules.activation.Tanh"))
@@ -174,6 +177,12 @@ def _dense(folder: Path) -> Dense:
         has_bias = values.get("bias", True)
     except (KeyError, TypeError, ValueError):
         raise UserError(f"{path} lacks in_features or out_features: whole numbers") from None
+    if shape[1] != size:
+        raise UserError(
+            f"{path}: in_features is {shape[1]} (allowed: {size}, the values of what comes before)"
+        )
+    if not isinstance(has_bias, bool):
+        raise UserError(f"{path}: bias is {quoted(has_bias)} (allowed: true, false)")
     return Dense(
         _tensor(checkpoint, "linear.weight", shape),
         _tensor(checkpoint, "linear.bias", shape[:1]) if has_bias else None,
@@ -199,7 +208,7 @@ def _with_prompts(files: PoolingFiles, folder: Path) -> PoolingFiles:
         or not all(isinstance(each, str) for each in prompts.values())
     ):
         raise UserError(f"{path}: prompts is {json_type(prompts)} (allowed: texts by name)")
-    if default is not None and default not in prompts:
+    if default is not None and not (isinstance(default, str) and default in prompts):
         raise UserError(
             f"{path}: default_prompt_name is {quoted(default)} (allowed: {', '.join(prompts)})"
         )
@@ -228,7 +237,9 @@ def _with_head(
             f"{folder}: config.json names a classification model, and its head is missing (looked "
             f"for {', '.join(_OUTPUTS)}); complete the download"
         )
-    num_labels = names[f"{weight}.weight"].shape[0]
+    num_labels = next(iter(names[f"{weight}.weight"].shape), 0)
+    if num_labels < 1:
+        raise UserError(f"{folder}: {weight}.weight has no row for a label; copy the model again")
 
     def dense(name: str, function: str, rows: int = hidden) -> Dense:
         bias = f"{name}.bias"
@@ -245,10 +256,15 @@ def _with_head(
         layers.append(dense("classifier.dense", "tanh"))
     elif "head.dense.weight" in names:
         pooling = reader.get_str("classifier_pooling", "cls")
+        if pooling not in ("cls", "mean"):
+            raise reader.wrong("classifier_pooling", "cls, mean")
         made = dense("head.dense", _function(reader, "classifier_activation", "gelu"))
-        factor = _tensor(checkpoint, "head.norm.weight", (hidden,))
+        factor, bias = (
+            _tensor(checkpoint, f"head.norm.{part}", (hidden,)) if is_there else None
+            for part, is_there in (("weight", True), ("bias", "head.norm.bias" in names))
+        )
         epsilon = reader.get_float("norm_eps", 1e-5)
-        layers.append(replace(made, norm=(factor, None, epsilon)))
+        layers.append(replace(made, norm=(factor, bias, epsilon)))
     else:
         pooler = next(
             (n.removesuffix(".weight") for n in names if n.endswith("pooler.dense.weight")),

@@ -14,6 +14,8 @@ import pytest
 from predict.errors import UserError
 from predict.loading.model import read_spec
 from predict.loading.pooling import PoolingFiles, read_pooling, save_pooling
+from predict.loading.safetensors_reader import read_header
+from predict.loading.safetensors_writer import write
 from tests.support.vectors import CASES, FOLDER
 
 POOL, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
@@ -57,6 +59,13 @@ WRONG: dict[str, tuple[str, Change, str]] = {
     "a prompt that may count": (POOL, key("include_prompt", "no"), "include_prompt is 'no'"),
     "another activation": (DENSE, key("activation_function", "torch.nn.Mish"), "torch.nn.Mish"),
     "another width": (DENSE, key("out_features", 5), r"linear.weight has the shape \[24, 32\]"),
+    "a bias of no switch": (DENSE, key("bias", "no"), "bias is 'no'"),
+    "a pooling of no text": (POOL, key("pooling_mode", [["mean"]]), "pooling_mode is"),
+    "a default of no text": (
+        "config_sentence_transformers.json",
+        key("default_prompt_name", ["query"]),
+        "default_prompt_name is",
+    ),
     "no width": (DENSE, key("in_features", None), "lacks in_features"),
     "prompts of no texts": (
         "config_sentence_transformers.json",
@@ -106,6 +115,68 @@ def test_a_head_that_is_missing_or_unknown_is_refused(tmp_path: Path) -> None:
     (other / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="activation_fn is"):
         read(other)
+
+
+@pytest.mark.parametrize("num_joined", [1, 2])
+def test_a_dense_layer_of_another_width_than_the_pooled_vector_is_refused(
+    num_joined: int, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(FOLDER / "embedding_gemma", tmp_path / "model")
+    width = 16 if num_joined == 1 else 32
+    write(
+        folder / "2_Dense" / "model.safetensors",
+        {"linear.weight": ("F32", np.ones((8, width), np.float32))},
+    )
+    own = {"in_features": width, "out_features": 8, "bias": False}
+    config = json.loads((folder / DENSE).read_text())
+    (folder / DENSE).write_text(json.dumps({**config, **own}))
+    pooling = json.loads((folder / POOL).read_text())
+    joined = {**pooling, "pooling_mode_cls_token": num_joined == 2}
+    (folder / POOL).write_text(json.dumps(joined))
+    with pytest.raises(UserError, match=f"in_features is {width} .allowed: {32 * num_joined},"):
+        read(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("classifier_pooling", "first", "'classifier_pooling' is 'first' .allowed: cls, mean"),
+        ("architectures", {"a": 1}, "'architectures' is"),
+    ],
+)
+def test_a_config_that_misnames_its_head_is_refused(
+    name: str, value: Any, said: str, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(FOLDER / "modernbert_reranker", tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, name: value}))
+    with pytest.raises(UserError, match=said):
+        read(folder)
+
+
+@pytest.mark.parametrize("shape", [(), (0, 32)])
+def test_a_head_of_no_label_is_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
+    folder = changed_head("bert_reranker", "classifier.weight", np.ones(shape), tmp_path)
+    with pytest.raises(UserError, match="no row for a label"):
+        read(folder)
+
+
+def test_a_heads_norm_has_its_bias(tmp_path: Path) -> None:
+    given = np.linspace(-1, 1, 32)
+    found = read(changed_head("modernbert_reranker", "head.norm.bias", given, tmp_path))
+    assert found.score is not None
+    norm = found.score.layers[0].norm
+    assert norm is not None
+    np.testing.assert_array_equal(norm[1], given.astype(np.float32))
+
+
+def changed_head(case: str, name: str, value: Any, tmp_path: Path) -> Path:
+    """A copy of a model with another tensor of its head."""
+    folder = shutil.copytree(FOLDER / case, tmp_path / "model")
+    path = folder / "model.safetensors"
+    held = {key: (stored.dtype, stored.read()) for key, stored in read_header(path).items()}
+    write(path, {**held, name: ("F32", np.asarray(value, np.float32))})
+    return folder
 
 
 @pytest.mark.parametrize("case", CASES)
