@@ -193,7 +193,12 @@ class Embedder:
                 text = self._queue[0]
                 if taken and text.request.num_tokens > left:
                     break
-                if not self._reserve(text):
+                try:
+                    if not self._reserve(text):
+                        break
+                except Exception:
+                    if not taken:  # else it is the first of the next round, and fails there
+                        raise
                     break
                 taken.append(self._queue.popleft())
                 left -= text.request.num_tokens

@@ -12,6 +12,7 @@ import pytest
 from export.export_model import export_model
 from predict import LLM, EngineConfig
 from predict.build import check_encoder
+from predict.engine.embedding import Text
 from predict.errors import UserError
 from predict.loading.model import read_spec
 from tests.support.adapters import write_seven
@@ -61,8 +62,6 @@ def test_scores_and_their_order_equal_transformers(case: str) -> None:
 def test_a_decoder_with_a_classification_head_scores_its_last_token() -> None:
     llm = llm_of("qwen3_classifier")
     pooler = llm.retrieval.score_pooler()
-    from predict.engine.embedding import Text
-
     found = llm.run_texts([Text(ids) for ids in IDS], pooler, None)[:, 0]
     np.testing.assert_allclose(found, FOUND["qwen3_classifier/score"], atol=1e-4, rtol=0)
 
@@ -86,7 +85,7 @@ def test_texts_become_the_ids_that_transformers_makes(case: str) -> None:
 def test_a_query_that_leaves_no_token_for_the_document_is_refused(case: str) -> None:
     llm = llm_of(case)
     writer = llm.retrieval.writer
-    with pytest.raises(UserError, match="of 400 tokens .* leaves none for the second"):
+    with pytest.raises(UserError, match=r"of 400 tokens .* leaves none for the second"):
         writer.pair("word " * 600, "another", 400)
     assert len(writer.pair("word", "another " * 600, 400)[0].token_ids) == 400
 
@@ -194,6 +193,28 @@ def test_an_adapter_changes_vectors_as_when_it_is_merged(tmp_path: Path) -> None
         assert np.abs(found - plain).max() > 1e-2
     with pytest.raises(UserError, match="six"):
         llm.embed(IDS, adapter="six")
+    assert nothing_is_held(llm)
+
+
+def test_an_adapter_that_cannot_be_read_fails_no_other_job(tmp_path: Path) -> None:
+    config = json.loads((FOLDER / "qwen3_embedding" / "config.json").read_text())
+    four = write_seven(tmp_path, config)["four"]
+    settings = {"lora_modules": (f"four={four}",), "max_lora_rank": 64}
+    llm = llm_of("qwen3_embedding", **settings)
+    pool = llm.embedder._pages.pool
+    assert pool is not None
+
+    def unreadable(*_: Any) -> None:
+        raise OSError("the disk has failed")
+
+    pool._write = unreadable
+    pooler, texts = llm.retrieval.pooler(), [Text([5, 6])]
+    plain, named = (llm.add_texts(texts, pooler, name) for name in (None, "four"))
+    while llm.embedder.is_busy:
+        llm.embedder.step(waits=False)
+    assert plain.vectors is not None
+    assert plain.error is None
+    assert "the disk has failed" in str(named.error)
     assert nothing_is_held(llm)
 
 
