@@ -93,18 +93,20 @@ class Embedder:
     def abort(self, job: VectorJob) -> None:
         """Takes a job's texts out of the queue."""
         self._queue = deque(each for each in self._queue if each.job is not job)
+        self._engine.scheduler.make_room(False)
 
     def step(self, waits: bool = True) -> list[VectorJob]:
         """Runs a round, and returns the jobs that have ended; failures are errors of jobs.
 
-        waits: a text waits for the blocks that running answers hold.
+        waits: a text waits for the blocks that running answers hold, and no answer joins them.
         """
         if not self._queue:
             return []
         texts: list[_Waiting] = []
         try:
             texts = self._take()
-            if not texts and not (waits and self._engine.scheduler.has_unfinished()):
+            self._engine.scheduler.make_room(not texts)
+            if not texts and not (waits and self._engine.scheduler.num_running):
                 return self._fail(self._queue[0].job, self._no_room(self._queue[0].request))
             self._run(texts)
         except Exception as error:

@@ -70,6 +70,7 @@ class Queue:
         self.resources: tuple[Resource, ...] = (adapters, blocks)
         self._config, self._blocks, self._adapters, self._stats = config, blocks, adapters, stats
         self._awaited: Future[Any] | None = None  # what is read for the first request
+        self.yields = False  # see Scheduler.make_room
 
     def fetch(self) -> None:
         """Begins to read the adapters that are needed next, while other requests run."""
@@ -92,6 +93,8 @@ class Queue:
         The first is tried in every step: much may make room for it, and nothing remembers that it
         had none. Raises RequestError, with the request in the queue and nothing of it reserved.
         """
+        if self.yields and running:
+            return
         self.fetch()
         config = self._config
         # One free block stays for each running request that may still grow: otherwise the

@@ -106,6 +106,10 @@ class Scheduler:
         """Gives up a prefix; its blocks are freed when its last request ends."""
         self._prefixes.unpin(prefix)
 
+    def make_room(self, wanted: bool) -> None:
+        """Whether nothing joins running requests, so that their ends make room for others."""
+        self._queue.yields = wanted
+
     def has_unfinished(self) -> bool:
         """Whether `schedule` has anything to do."""
         return bool(self._requests)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from export.export_model import export_model
-from predict import LLM, EngineConfig
+from predict import LLM, EngineConfig, SamplingParams
 from predict.build import check_encoder
 from predict.engine.embedding import Text
 from predict.errors import UserError
@@ -193,6 +193,39 @@ def test_an_adapter_changes_vectors_as_when_it_is_merged(tmp_path: Path) -> None
         assert np.abs(found - plain).max() > 1e-2
     with pytest.raises(UserError, match="six"):
         llm.embed(IDS, adapter="six")
+    assert nothing_is_held(llm)
+
+
+def test_neither_long_texts_nor_answers_wait_for_ever() -> None:
+    sizes = {"block_size": 32, "num_cache_blocks": 16, "prefix_caching": False}
+    llm = llm_of("qwen3_embedding", **sizes)
+    running, ended = set[Any](), 0
+
+    def tell(news: Any) -> None:
+        nonlocal ended
+        if news.is_last:
+            running.discard(news.samples)
+            ended += 1
+
+    jobs, lengths = [], iter(range(10**6))
+    for _ in range(150):
+        while len(running) < 16:  # as many as hold all blocks, and others that wait
+            num_tokens = 10 + next(lengths) * 7 % 50
+            params = SamplingParams(max_new_tokens=num_tokens, min_length=num_tokens)
+            samples = llm.samples([5, 6, 7] * 9, params)
+            llm.answers.add([samples], tell)
+            running.add(samples)
+        if not llm.embedder.is_busy:
+            jobs.append(llm.add_texts([Text([7] * 480)], llm.retrieval.pooler(), None))
+        llm.step()
+        llm.embedder.step()
+    assert len(jobs) > 1
+    assert not any(job.error for job in jobs)
+    assert ended > 8
+    for job in jobs:
+        llm.embedder.abort(job)
+    while llm.answers.is_busy:
+        llm.step()
     assert nothing_is_held(llm)
 
 
