@@ -47,7 +47,9 @@ def embed_file(config: PredictorConfig, make_llm: MakeLLM, signals: Signals) -> 
             tokenizer = Tokenizer.from_dir(model.model_name_or_path, model.chat_template)
             spec, _ = read_spec(model.model_name_or_path, model.model_type)
             files = read_pooling(model.model_name_or_path, spec)
-            Retrieval(files, spec, tokenizer, model.pooling, engine.max_length).pooler()
+            retrieval = Retrieval(files, spec, tokenizer, model.pooling, engine.max_length)
+            retrieval.pooler()
+            _check_lengths(items, retrieval)
             llm = make_llm(engine, tokenizer)
             _write(Path(path), items, _vectors(llm, items, signals))
     say(f"{len(items)} vectors are in {config.output_file}")
@@ -65,6 +67,18 @@ def _items(config: PredictorConfig) -> Sequence[DataItem]:
             name = next(iter(item.sampling))
             raise UserError(f"{item.where}: {name} is of answers, and --task embed makes none")
     return items
+
+
+def _check_lengths(items: Sequence[DataItem], retrieval: Retrieval) -> None:
+    rules = retrieval.rules
+    prompt = rules.prompt_named(None)
+    for item in items:
+        count = len(retrieval.writer.text(str(item.src), prompt).token_ids)
+        if not 0 < count <= rules.max_length:
+            raise UserError(
+                f"{item.where}: src has {count} tokens (allowed: 1 to {rules.max_length}, "
+                "--max_length)"
+            )
 
 
 def _vectors(llm: LLM, items: Sequence[DataItem], signals: Signals) -> Any:

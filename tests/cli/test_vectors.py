@@ -39,6 +39,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any], tuple[str, ...], str]] = {
     "no pooling": ("bert_reranker", {"src": "a"}, (), "pooling is not known"),
     "a conversation": ("bert", {"src": [{"role": "user", "content": "a"}]}, (), "conversation"),
     "a sampling key": ("bert", {"src": "a", "top_k": 3}, (), "top_k is of answers"),
+    "a long text": (
+        *("qwen3_embedding", {"src": "word " * 700}),
+        *(("--max_length", "64"), "line 1 of data.jsonl: src has 2802 tokens (allowed: 1 to 64"),
+    ),
     "a benchmark": ("bert", {"src": "a"}, ("--benchmark",), "goes with no --benchmark"),
 }
 
