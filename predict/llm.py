@@ -19,6 +19,7 @@ from predict.device import devices
 from predict.device.devices import Device
 from predict.engine.answers import AnswerLoop, News, Tell
 from predict.engine.embedding import Embedder
+from predict.engine.retrieval import no_text
 from predict.engine.samples import FailedPrompt, Samples, StreamOutput
 from predict.engine.scheduled import ScheduledBatch
 from predict.engine.stats import EngineStats
@@ -119,10 +120,7 @@ class LLM(AddonVerbs[None], VectorVerbs):
         check_kind(params)
         check_params(params, self.config)
         if not self.spec.makes_text:
-            raise UserError(
-                f"this {self.spec.model_type} makes vectors and scores, and no text; use embed, "
-                "score or rerank (/v1/embeddings, /v1/score, /v1/rerank)"
-            )
+            raise UserError(no_text(self.spec.model_type))
         params = with_token_ids(params, self.tokenizer, self.spec.vocab_size)
         if params.stop_strings and self.tokenizer is None:
             raise UserError(

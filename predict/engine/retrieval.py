@@ -241,6 +241,14 @@ class Retrieval:
         return None if no is None or yes is None or None in turns else (no, yes)
 
 
+def no_text(model_type: str) -> str:
+    """What a request for an answer hears of a model that makes none."""
+    return (
+        f"this {model_type} makes vectors and scores, and no text; use embed, score or rerank "
+        "(/v1/embeddings, /v1/score, /v1/rerank)"
+    )
+
+
 def scores_of(vectors: Vectors, scores_by: str | None) -> Vectors:
     """Scores [pairs] of the results of `Writer.pair`'s texts, one or two rows for each pair."""
     if scores_by != "vectors":

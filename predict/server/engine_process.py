@@ -191,6 +191,9 @@ class EngineLoop:
             job = self._llm.add_texts(message.texts, pooler, message.adapter)
         except UserError as error:
             self._link.send(Vectors(message.question, refused=str(error)))
+        except Exception as error:
+            failed = f"{type(error).__name__}: {error}"
+            self._link.send(Vectors(message.question, failed=failed))
         else:
             self._jobs[message.question] = job
 
@@ -308,6 +311,7 @@ def info_of(llm: LLM) -> ModelInfo:
         speculate_method=config.speculation.speculate_method,
         startup_seconds=llm.startup_seconds,
         rules=llm.retrieval.rules,
+        makes_text=llm.spec.makes_text,
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from predict.answer_form import AnswerForm
+from predict.engine.retrieval import no_text
 from predict.errors import UserError
 from predict.server.asked import asked_of, conversation, form_of, template_values
 from predict.server.context import Context
@@ -112,6 +113,8 @@ async def turn_of(
     use: ToolUse = NO_TOOLS,
 ) -> Turn:
     """The prompt of a conversation. values: what else the template takes. Raises ApiError 400."""
+    if not context.info().makes_text:  # most such models have no template, which says less
+        raise invalid("model", no_text(context.info().model_type))
     most = context.config.max_schema_bytes
     shown = tools_for_template(tools or ())
     size = len(json.dumps(shown).encode())

@@ -39,6 +39,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     speculate_method: str | None
     startup_seconds: float
     rules: Rules | None = None  # how texts for vectors and scores are written
+    makes_text: bool = True
 
 
 class AnswerMetrics(msgspec.Struct, frozen=True, gc=False):

@@ -113,9 +113,18 @@ def test_a_model_says_by_name_what_it_cannot_make(reranker: httpx.Client) -> Non
     answer = reranker.post("/v1/embeddings", json={"input": "a"})
     assert answer.status_code == 400
     assert "pooling is not known" in answer.json()["error"]["message"]
-    answer = reranker.post("/v1/completions", json={"prompt": "a"})
-    assert answer.status_code == 400
-    assert "makes vectors and scores, and no text" in answer.json()["error"]["message"]
+    turn = {"messages": [{"role": "user", "content": "a"}]}
+    doors = {
+        "/v1/completions": {"prompt": "a"},
+        "/v1/chat/completions": turn,
+        "/v1/messages": {**turn, "max_tokens": 4},
+        "/v1/responses": {"input": "a"},
+    }
+    for path, body in doors.items():
+        for stream in (False, True):
+            answer = reranker.post(path, json={**body, "stream": stream})
+            assert answer.status_code == 400
+            assert "makes vectors and scores, and no text" in answer.json()["error"]["message"]
 
 
 E, R, S = "/v1/embeddings", "/v1/rerank", "/v1/score"
