@@ -51,7 +51,7 @@ class VectorsBody(Body):
     model: ModelName | None = None
     truncate_prompt_tokens: Integer = None  # a longer text keeps that many; -1: the model's most
 
-    ignored: ClassVar[frozenset[str]] = frozenset({"user", "normalized"})
+    ignored: ClassVar[frozenset[str]] = frozenset({"user"})
     refused = _NEVER
 
 
@@ -66,9 +66,9 @@ class EmbeddingsBody(VectorsBody):
     refused: ClassVar[Any] = {
         **_NEVER,
         "messages": ((), "write the text into input"),
+        "normalized": ((), "the model's files say whether vectors have length 1"),
         "normalize": ((), "the model's files say whether vectors have length 1"),
     }
-    ignored: ClassVar[frozenset[str]] = frozenset({"user"})
 
 
 class RerankBody(VectorsBody):
@@ -163,7 +163,9 @@ async def input_texts(context: Context, rules: Rules, body: EmbeddingsBody) -> l
 
 def check_length(rules: Rules, text: Text, where: str) -> None:
     """Raises ApiError 400 for a text that is too long, or has no token."""
-    if not 0 < len(text.token_ids) <= rules.max_length:
+    if not text.token_ids:
+        raise invalid(where, f"{where} has no tokens; write something")
+    if len(text.token_ids) > rules.max_length:
         raise invalid(
             where,
             f"{where} has {len(text.token_ids)} tokens (allowed: 1 to {rules.max_length}); shorten "
@@ -221,6 +223,10 @@ async def made(
     Raises ApiError: 400 where they are refused, 429, 503, 504.
     """
     record, count = record_of(request), len(texts)
+    if count > (most := context.config.max_in_flight):
+        raise invalid(
+            "input", f"the request makes {count} texts (allowed: {most}); send several requests"
+        )
     context.admission.enter(count)
     if record.body is not None:
         record.body.release()

@@ -127,6 +127,19 @@ def test_a_model_says_by_name_what_it_cannot_make(reranker: httpx.Client) -> Non
             assert "makes vectors and scores, and no text" in answer.json()["error"]["message"]
 
 
+def test_more_texts_than_may_wait_are_refused_as_texts() -> None:
+    engine = config_of("qwen3_embedding").engine
+    with (
+        ModelServer(ServerConfig(engine=engine, max_queue=10)) as server,
+        httpx.Client(base_url=server.url, timeout=SECONDS) as client,
+    ):
+        many = client.post("/v1/rerank", json={"query": "a", "documents": ["b"] * 10})
+        assert (many.status_code, many.json()["error"]["param"]) == (400, "input")
+        assert "makes 20 texts (allowed: 18)" in many.json()["error"]["message"]
+        few = client.post("/v1/rerank", json={"query": "a", "documents": ["b"] * 9})
+        assert few.status_code == 200
+
+
 E, R, S = "/v1/embeddings", "/v1/rerank", "/v1/score"
 ASK = {"query": "a", "documents": ["b"]}
 BODIES: dict[str, tuple[str, Any, str]] = {
@@ -166,6 +179,8 @@ BODIES: dict[str, tuple[str, Any, str]] = {
     "a text as cut": (E, {"input": "a", "truncate_prompt_tokens": "x"}, "truncate_prompt_tokens"),
     "an unknown field": (E, {"input": "a", "dimension": 8}, "dimension"),
     "messages": (E, {"input": "a", "messages": []}, "messages"),
+    "a length": (E, {"input": "a", "normalized": True}, "files say whether vectors have length"),
+    "no token within": (E, {"input": ["a", []]}, "input[1] has no tokens"),
     "priority": (E, {"input": "a", "priority": 3}, "priority"),
     "task": (E, {"input": "a", "task": "x"}, "task"),
     "another model": (E, {"input": "a", "model": "other"}, "model"),
@@ -189,6 +204,10 @@ BODIES: dict[str, tuple[str, Any, str]] = {
     "a text as switch": (R, {**ASK, "return_documents": "no"}, "return_documents"),
     "an instruction": (R, {**ASK, "instruction": "a"}, "instruction"),
     "a cut of documents": (R, {**ASK, "max_tokens_per_doc": 0}, "max_tokens_per_doc"),
+    "two cuts": (
+        *(R, {**ASK, "max_tokens_per_doc": 8, "truncate_prompt_tokens": 9}),
+        "max_tokens_per_doc",
+    ),
     "one text": (S, {"text_1": "a"}, "text_2"),
     "two for three": (S, {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_2"),
     "none": (S, {"text_1": [], "text_2": []}, "text_1"),

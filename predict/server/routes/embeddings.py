@@ -94,9 +94,16 @@ async def _reranked(context: Context, request: Request, body: RerankBody) -> Res
     if body.top_n is not None and not (type(body.top_n) is int and body.top_n > 0):
         raise invalid("top_n", f"top_n is {body.top_n!r:.40} (allowed: 1 and more)")
     query, documents = as_text(body.query, "query"), as_texts(context, body.documents, "documents")
-    cut = cut_of(rules, body.truncate_prompt_tokens)
-    if cut is None:
-        cut = cut_of(rules, body.max_tokens_per_doc, "max_tokens_per_doc")
+    cut, other = (
+        cut_of(rules, getattr(body, name), name)
+        for name in ("truncate_prompt_tokens", "max_tokens_per_doc")
+    )
+    if cut is not None and other is not None:
+        raise invalid(
+            "max_tokens_per_doc",
+            "max_tokens_per_doc says what truncate_prompt_tokens says; leave one of the two out",
+        )
+    cut = other if cut is None else cut
     texts = await pairs_of(
         context,
         [(query, document) for document in documents],
