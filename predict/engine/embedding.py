@@ -98,6 +98,8 @@ class Embedder:
     def step(self, waits: bool = True) -> list[VectorJob]:
         """Runs a round, and returns the jobs that have ended; failures are errors of jobs.
 
+        Raises EngineError where nothing can run any more.
+
         waits: a text waits for the blocks that running answers hold, and no answer joins them.
         """
         if not self._queue:
@@ -107,12 +109,12 @@ class Embedder:
             texts = self._take()
             self._engine.scheduler.make_room(not texts)
             if not texts and not (waits and self._engine.scheduler.num_running):
-                return self._fail(self._queue[0].job, self._no_room(self._queue[0].request))
+                return self._fail(self._queue[0], self._no_room(self._queue[0].request))
             self._run(texts)
         except Exception as error:
             if len(texts) > 1:  # which of them failed shows when each runs alone
                 return [job for text in texts for job in self._alone(text)]
-            return self._fail((texts or self._queue)[0].job, error)
+            return self._fail((texts or self._queue)[0], error)
         finally:
             self._give_back(texts)
         return self._ended(texts)
@@ -123,19 +125,22 @@ class Embedder:
             if text.job.is_finished:
                 return []
             if not self._reserve(text):
-                return self._fail(text.job, self._no_room(text.request))
+                return self._fail(text, self._no_room(text.request))
             self._run([text])
         except Exception as error:
-            return self._fail(text.job, error)
+            return self._fail(text, error)
         finally:
             self._give_back([text])
         return self._ended([text])
 
-    def _fail(self, job: VectorJob, error: Exception) -> list[VectorJob]:
+    def _fail(self, text: _Waiting, error: Exception) -> list[VectorJob]:
+        job = text.job
         self.abort(job)
         if job.is_finished:
             return []
         is_ours = isinstance(error, (UserError, EngineError))
+        if not is_ours and not self._engine.scheduler.num_running:  # else answers would tell
+            self._engine.blame.probe(text.request, error)
         job.error = error if is_ours else EngineError(f"{type(error).__name__}: {error}")
         return [job]
 

@@ -13,7 +13,7 @@ from export.export_model import export_model
 from predict import LLM, EngineConfig, SamplingParams
 from predict.build import check_encoder
 from predict.engine.embedding import Text
-from predict.errors import UserError
+from predict.errors import EngineError, UserError
 from predict.loading.model import read_spec
 from tests.support.adapters import write_seven
 from tests.support.vectors import (
@@ -193,6 +193,29 @@ def test_an_adapter_changes_vectors_as_when_it_is_merged(tmp_path: Path) -> None
         assert np.abs(found - plain).max() > 1e-2
     with pytest.raises(UserError, match="six"):
         llm.embed(IDS, adapter="six")
+    assert nothing_is_held(llm)
+
+
+@pytest.mark.parametrize("case", ["bert", "qwen3_embedding"])
+def test_a_failure_of_the_device_ends_the_engine_and_one_of_a_text_the_text(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = llm_of(case)
+    pooler = llm.retrieval.pooler()
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("an illegal address")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.runner, "run", fails)
+        job = llm.add_texts([Text([5, 6])], pooler, None)
+        assert llm.embedder.step() == [job]
+        assert "an illegal address" in str(job.error)
+        patch.setattr(llm.engine.runner, "launch", fails)
+        llm.add_texts([Text([5, 6])], pooler, None)
+        with pytest.raises(EngineError, match="the engine cannot go on"):
+            llm.embedder.step()
+    assert llm.embed([[5, 6]]).shape == (1, 32)
     assert nothing_is_held(llm)
 
 
