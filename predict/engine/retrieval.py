@@ -141,7 +141,7 @@ class Writer:
 
 @dataclass(frozen=True)
 class Retrieval:
-    """How one model makes vectors and scores. pooling: what a flag says in place of the files."""
+    """How one model makes vectors and scores. pooling: what a flag says where files do not."""
 
     files: PoolingFiles
     spec: DecoderSpec
@@ -170,10 +170,19 @@ class Retrieval:
     @property
     def _pooler_of_files(self) -> Pooler:
         """The way to vectors that flags or files name."""
-        if self.pooling is not None:
-            return Pooler((self.pooling,), normalize=True)
-        assert self.files.embed is not None
-        return self.files.embed
+        if self.files.embed is not None:
+            return self.files.embed
+        assert self.pooling is not None
+        return Pooler((self.pooling,), normalize=True)
+
+    def __post_init__(self) -> None:
+        """Raises UserError where a flag and the files name a pooling."""
+        embed = self.files.embed
+        if self.pooling is not None and embed is not None and embed.poolings != (self.pooling,):
+            raise UserError(
+                f"--pooling {self.pooling} was given, and the model's modules.json names "
+                f"{', '.join(embed.poolings)}; leave the flag out"
+            )
 
     def size_of(self, pooler: Pooler) -> int:
         """Values of a vector."""
@@ -206,7 +215,7 @@ class Retrieval:
         return Rules(
             *(self.max_length, no_vectors, no_scores, by, dict(files.prompts)),
             *(files.default_prompt, files.counts_prompt, files.max_length),
-            self.pooling is not None or files.embed is None or files.embed.normalize,
+            files.embed is None or files.embed.normalize,
             self.spec.hidden_size if self.says_nothing else self.size_of(self._pooler_of_files),
         )
 

@@ -139,6 +139,13 @@ def test_what_cannot_be_is_refused(name: str) -> None:
     assert nothing_is_held(llm)
 
 
+def test_a_flag_that_says_another_pooling_than_the_files_is_refused() -> None:
+    with pytest.raises(UserError, match=r"--pooling last was given, .* names mean; leave the"):
+        llm_of("embedding_gemma", pooling="last").embed([[5, 6]])
+    same = llm_of("embedding_gemma", pooling="mean").embed([[5, 6]])
+    np.testing.assert_array_equal(same, llm_of("embedding_gemma").embed([[5, 6]]))
+
+
 @pytest.mark.parametrize("operators", OPERATORS)
 @pytest.mark.parametrize(
     "case", ["bert_reranker", "modernbert", "embedding_gemma", "qwen3_embedding"]
