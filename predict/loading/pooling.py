@@ -259,10 +259,9 @@ def _with_head(
         if pooling not in ("cls", "mean"):
             raise reader.wrong("classifier_pooling", "cls, mean")
         made = dense("head.dense", _function(reader, "classifier_activation", "gelu"))
-        factor, bias = (
-            _tensor(checkpoint, f"head.norm.{part}", (hidden,)) if is_there else None
-            for part, is_there in (("weight", True), ("bias", "head.norm.bias" in names))
-        )
+        factor = _tensor(checkpoint, "head.norm.weight", (hidden,))
+        there = "head.norm.bias" in names
+        bias = _tensor(checkpoint, "head.norm.bias", (hidden,)) if there else None
         epsilon = reader.get_float("norm_eps", 1e-5)
         layers.append(replace(made, norm=(factor, bias, epsilon)))
     else:

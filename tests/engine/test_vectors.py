@@ -227,7 +227,7 @@ def test_a_failure_of_the_device_ends_the_engine_and_one_of_a_text_the_text(
 
 
 def test_neither_long_texts_nor_answers_wait_for_ever() -> None:
-    sizes = {"block_size": 32, "num_cache_blocks": 16, "prefix_caching": False}
+    sizes: dict[str, Any] = {"block_size": 32, "num_cache_blocks": 16, "prefix_caching": False}
     llm = llm_of("qwen3_embedding", **sizes)
     running, ended = set[Any](), 0
 
@@ -262,7 +262,7 @@ def test_neither_long_texts_nor_answers_wait_for_ever() -> None:
 def test_an_adapter_that_cannot_be_read_fails_no_other_job(tmp_path: Path) -> None:
     config = json.loads((FOLDER / "qwen3_embedding" / "config.json").read_text())
     four = write_seven(tmp_path, config)["four"]
-    settings = {"lora_modules": (f"four={four}",), "max_lora_rank": 64}
+    settings: dict[str, Any] = {"lora_modules": (f"four={four}",), "max_lora_rank": 64}
     llm = llm_of("qwen3_embedding", **settings)
     pool = llm.embedder._pages.pool
     assert pool is not None

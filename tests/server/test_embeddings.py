@@ -113,8 +113,8 @@ def test_a_model_says_by_name_what_it_cannot_make(reranker: httpx.Client) -> Non
     answer = reranker.post("/v1/embeddings", json={"input": "a"})
     assert answer.status_code == 400
     assert "pooling is not known" in answer.json()["error"]["message"]
-    turn = {"messages": [{"role": "user", "content": "a"}]}
-    doors = {
+    turn: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
+    doors: dict[str, dict[str, Any]] = {
         "/v1/completions": {"prompt": "a"},
         "/v1/chat/completions": turn,
         "/v1/messages": {**turn, "max_tokens": 4},
