@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -232,9 +232,7 @@ async def made(
         record.body.release()
     record.log["prompt_tokens"] = sum(len(text.token_ids) for text in texts)
     try:
-        with anyio.CancelScope(deadline=record.deadline) as scope:
-            async with _until_gone(request, scope):
-                return await context.engine.vectors(texts, scores, adapter)
+        return await in_time(context, request, context.engine.vectors(texts, scores, adapter))
     except UserError as error:
         raise invalid("input", str(error)) from None
     except EngineError as error:
@@ -243,6 +241,13 @@ async def made(
         raise context.unavailable() from None
     finally:
         context.admission.leave(count)
+
+
+async def in_time(context: Context, request: Request, work: Awaitable[T]) -> T:
+    """What work gives; it is dropped when the client disconnects. Raises ApiError 504."""
+    with anyio.CancelScope(deadline=record_of(request).deadline) as scope:
+        async with _until_gone(request, scope):
+            return await work
     seconds = context.config.request_timeout
     raise ApiError(
         504, f"the vectors were not ready within {seconds:g} s; send fewer texts in a request"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 
 from predict.config.engine import EngineConfig
+from predict.engine.embedding import Text
+from predict.engine.retrieval import Writer
 from predict.server.config import ServerConfig
 from tests.support.http_server import SECONDS, ModelServer
 from tests.support.vectors import FOLDER, FOUND, IDS, SAID, llm_of
@@ -125,6 +128,24 @@ def test_a_model_says_by_name_what_it_cannot_make(reranker: httpx.Client) -> Non
             answer = reranker.post(path, json={**body, "stream": stream})
             assert answer.status_code == 400
             assert "makes vectors and scores, and no text" in answer.json()["error"]["message"]
+
+
+def test_a_client_that_goes_while_its_texts_are_cut_is_waited_for_no_longer(
+    server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = []
+
+    def slow(self: Writer, text: str, *_: Any, **__: Any) -> Text:
+        cut.append(text)
+        time.sleep(0.05)
+        return Text([5])
+
+    monkeypatch.setattr(Writer, "text", slow)
+    body = {"input": ["a"] * 100}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(server.url + "/v1/embeddings", json=body, timeout=0.3)
+    server.wait_until(lambda: server.lifecycle.num_requests == 0)
+    assert len(cut) < 50
 
 
 def test_more_texts_than_may_wait_are_refused_as_texts() -> None:

@@ -25,6 +25,7 @@ from predict.server.vectors import (
     as_text,
     as_texts,
     cut_of,
+    in_time,
     input_texts,
     made,
     pairs_of,
@@ -77,7 +78,7 @@ async def _embedded(context: Context, request: Request, body: EmbeddingsBody) ->
         check_dimensions(body.dimensions, rules.size)
     except UserError as error:
         raise invalid("dimensions", str(error)) from None
-    texts = await input_texts(context, rules, body)
+    texts = await in_time(context, request, input_texts(context, rules, body))
     vectors = await made(context, request, texts, False, model.adapter)
     vectors = shortened(vectors, body.dimensions, rules.normalize)
     if body.encoding_format == "base64":
@@ -104,13 +105,14 @@ async def _reranked(context: Context, request: Request, body: RerankBody) -> Res
             "max_tokens_per_doc says what truncate_prompt_tokens says; leave one of the two out",
         )
     cut = other if cut is None else cut
-    texts = await pairs_of(
+    pairs = pairs_of(
         context,
         [(query, document) for document in documents],
         cut,
         body.instruction,
         lambda index: f"documents[{index}]",
     )
+    texts = await in_time(context, request, pairs)
     found = await made(context, request, texts, True, model.adapter)
     results = []
     for each in ranked(scores_of(found, rules.scores_by), body.top_n):
@@ -137,13 +139,14 @@ async def _scored(context: Context, request: Request, body: ScoreBody) -> Respon
             f"text_1 has {len(first)} texts, and text_2 {len(second)} (allowed: one text_1 for "
             "all, or as many)",
         )
-    texts = await pairs_of(
+    pairs = pairs_of(
         context,
         list(zip(first, second, strict=True)),
         cut_of(rules, body.truncate_prompt_tokens),
         body.instruction,
         lambda index: f"text_2[{index}]",
     )
+    texts = await in_time(context, request, pairs)
     scores = scores_of(await made(context, request, texts, True, model.adapter), rules.scores_by)
     data = [{"index": i, "object": "score", "score": s} for i, s in enumerate(scores.tolist())]
     answer = {
