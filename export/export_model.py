@@ -247,17 +247,10 @@ def _export(
             _stage("tracing the program")
             # Paddle does not live through an exception in the middle of tracing.
             with _unbroken(signals, "the export ends once the program is written"):
+                model = config.model
                 save_program(
-                    backend,
-                    decoder,
-                    spec,
-                    config.cache.block_size,
-                    config.model.dtype,
-                    folder,
-                    config.model.model_prefix,
-                    config.kv_format,
-                    pages,
-                    taps,
+                    *(backend, decoder, spec, config.cache.block_size, model.dtype, folder),
+                    *(model.model_prefix, config.kv_format, pages, taps),
                 )
             if signals is not None:
                 signals.check()
@@ -266,9 +259,8 @@ def _export(
             _name_family(reader, folder)
             if pooling is not None:
                 save_pooling(pooling, folder)
-            manifest = _manifest(
-                *(config, spec, decoder, folder, paddle.__version__, abi, enable_lora, taps),
-            )
+            described = (config, spec, decoder, folder, paddle.__version__, abi, enable_lora, taps)
+            manifest = _manifest(*described)
             manifest = dataclasses.replace(manifest, task="embed" if embeds else None)
             try:
                 check_program(manifest, spec, folder, config.model.model_prefix)
