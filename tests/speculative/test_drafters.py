@@ -400,6 +400,21 @@ def test_text_with_drafts_is_the_text_without(
     assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("method", "of"), KNOWING[1:])
+def test_text_with_drafts_is_the_text_without_in_16_bits(
+    method: str, of: str, dtype: str, tmp_path: Path
+) -> None:
+    target = write_followed(tmp_path / "model", 1.0)
+    folder = write_knowing(tmp_path / "head", method, of)
+    plain = settings(target, None, method, dtype=dtype, speculate_method=None)
+    llm = LLM(settings(target, folder, method, dtype=dtype))
+    draft_always(llm)
+    params = [GREEDY, SAMPLED, GREEDY]
+    assert tokens(llm.generate(SOME, params)) == tokens(LLM(plain).generate(SOME, params))
+    assert llm.stats().num_accepted_draft_tokens > 0
+
+
 def tokens(outputs: Sequence[Any]) -> list[Any]:
     return [output.outputs[0].token_ids for output in outputs]
 
