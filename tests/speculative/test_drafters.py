@@ -542,6 +542,19 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"d2t": np.arange(NUM_DRAFT_TOKENS)},
         "d2t names tokens from 0 to 238",
     ),
+    "tokens in floats": (
+        {},
+        {"d2t": np.arange(NUM_DRAFT_TOKENS, dtype=np.float32)},
+        "d2t has dtype F32 .allowed: whole numbers",
+    ),
+    "architectures in a text": ({"architectures": "DFlash"}, {}, "allowed: a list of texts"),
+    "a kind that is not known": ({"speculators_model_type": "x"}, {}, "allowed: eagle3, eagle, m"),
+    "a list in place of an object": ({"eagle_config": [1]}, {}, "'eagle_config' .*an object"),
+    "a layer in a list": (
+        {"transformer_layer_config": [1]},
+        {},
+        "'transformer_layer_config' .*an object",
+    ),
     "DFlash": ({"architectures": ["DFlashDraftModel"]}, {}, "DFlash .* is not supported yet"),
     "DSpark": ({"speculators_model_type": "dspark"}, {}, "DSpark .* is not supported yet"),
     "P-EAGLE": ({"speculators_model_type": "p-eagle"}, {}, "P-EAGLE .* is not supported yet"),
@@ -555,6 +568,34 @@ def test_heads_that_do_not_fit_are_refused_by_name(name: str, target: Path, tmp_
     made = {key: value for key, value in made.items() if value is not None}
     folder = drafters.write_head(tmp_path / "head", {**EAGLE3, **changes}, made)
     with pytest.raises(UserError, match=said):
+        LLM(settings(target, folder, "eagle"))
+
+
+def _square(name: str) -> Tensors:
+    return {name: np.zeros((HIDDEN, HIDDEN), np.float32)}
+
+
+OTHER_HEADS: dict[str, tuple[Tensors, str]] = {
+    "a head far behind the others": (_square("99999999.0.linear.weight"), "names 100000000 Med"),
+    "a layer far behind the others": (_square("0.99999999.linear.weight"), "of 100000000 layers"),
+    "a number of many digits": (_square(f"{'9' * 5000}.0.linear.weight"), "1 unexpected: 9999"),
+    "a table of no tokens": ({"token_map": np.zeros(0, np.int64)}, "token_map has 0 entries"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_HEADS)
+def test_medusa_heads_that_are_wrong_are_refused(name: str, target: Path, tmp_path: Path) -> None:
+    tensors, said = OTHER_HEADS[name]
+    made = drafters.medusa() | tensors
+    folder = drafters.write_head(tmp_path / "head", {}, made, "medusa_lm_head.safetensors")
+    with pytest.raises(UserError, match=said):
+        LLM(settings(target, folder, "medusa"))
+
+
+def test_a_head_of_one_state_has_the_models_size(target: Path, tmp_path: Path) -> None:
+    config = {**HEAD_CONFIG, "hidden_size": 32, "target_hidden_size": HIDDEN}
+    folder = drafters.write_head(tmp_path / "head", config, drafters.eagle1(hidden=32))
+    with pytest.raises(UserError, match="of hidden_size 32, and the model has 64"):
         LLM(settings(target, folder, "eagle"))
 
 
