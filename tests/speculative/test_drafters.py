@@ -21,7 +21,7 @@ from predict.engine import speculation
 from predict.engine.request_state import Request
 from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
-from predict.loading.drafters import open_drafter
+from predict.loading.drafters import find_drafter, open_drafter
 from predict.loading.model import read_spec
 from tests.support import drafters, tiny
 from tests.support.checkpoints import changed
@@ -599,7 +599,21 @@ def test_a_head_of_one_state_has_the_models_size(target: Path, tmp_path: Path) -
         LLM(settings(target, folder, "eagle"))
 
 
+@pytest.mark.skipif(library.find() is None, reason="the compiled library is not built")
+@pytest.mark.parametrize("name", ["EAGLE-1", "EAGLE-3 of SafeAILab", "Medusa"])
+def test_schemes_that_do_not_run_are_refused(name: str, target: Path, tmp_path: Path) -> None:
+    folder = written(HEADS[name], tmp_path / "head")
+    with pytest.raises(UserError, match="a8w8_fp8 does not run on the compiled operators"):
+        LLM(settings(target, folder, HEADS[name].method, draft_model_quant_type="a8w8_fp8"))
+
+
 def test_models_without_a_layer_that_drafts_are_refused(target: Path, tmp_path: Path) -> None:
+    (file := tmp_path / "model.gguf").write_bytes(b"")
+    spec, reader = read_spec(GOLDEN / "deepseek_v3")
+    with pytest.raises(UserError, match=r"its layer from a folder, and .*model.gguf is a file"):
+        find_drafter(settings(file, None, "mtp"), spec, reader)
+    with pytest.raises(UserError, match="ernie4_5_moe, and this model is llama"):
+        LLM(settings(target, tmp_path, "mtp"))
     with pytest.raises(UserError, match="deepseek_v3, glm4_moe, ernie4_5_moe, and this model"):
         LLM(settings(target, None, "mtp"))
     with pytest.raises(UserError, match=r"has no layer that drafts: model.mtp_linear_proj.0"):
