@@ -508,6 +508,25 @@ def test_a_program_drafts_as_the_dynamic_model(name: str, target: Path, tmp_path
     check_alike(drafts_of(LLM(config), prompts), drafts_of(LLM(static), prompts), 20)
 
 
+@pytest.mark.parametrize(
+    ("method", "changes", "said"),
+    [
+        (None, {}, "add --speculate_method eagle, mtp, medusa, or leave it out"),
+        ("lookahead", {}, "is for drafters of hidden states"),
+        ("eagle", {"fc.weight": None}, "1 missing: fc.weight"),
+    ],
+)
+def test_an_export_without_a_drafter_is_refused_before_weights_are_read(
+    method: str, changes: Tensors, said: str, target: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("predict.loading.model.load_decoder", lambda *_: pytest.fail("it reads"))
+    made = {n: v for n, v in (drafters.eagle3() | changes).items() if v is not None}
+    folder = drafters.write_head(tmp_path / "head", EAGLE3, made) if changes else None
+    with pytest.raises(UserError, match=said):
+        export_model(settings(target, folder, method), tmp_path / "out", gives_states=True)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_program_without_states_is_refused(target: Path, tmp_path: Path) -> None:
     folder = written(HEADS["EAGLE-3 of SafeAILab"], tmp_path / "head")
     config = settings(target, folder, "eagle")
