@@ -123,8 +123,8 @@ def nan_logits(patch: pytest.MonkeyPatch, llm: LLM) -> None:
     network: Any = llm.engine.runner.network  # type: ignore[attr-defined]
     given = network.run
 
-    def run(inputs: Any) -> Any:
-        outputs = given(inputs)
+    def run(inputs: Any, *taps: Any) -> Any:
+        outputs = given(inputs, *taps)
         if outputs.logits is None:
             return outputs
         logits = outputs.logits.numpy().copy()
