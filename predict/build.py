@@ -347,6 +347,8 @@ class Builder:
         if self.platform.gpu is None:
             self._met()
             free = self.platform.free_bytes()
+            if self.drafter is not None:  # its weights are read behind the caches
+                free -= self.drafter.num_bytes
             return self._met(num_cache_blocks(config, self.spec, free, draft, pinned))
         memory = devices.memory_info(self.platform.gpu)
         workspace = workspace_bytes(config, self.spec, draft)

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from export.export_model import export_model
-from predict import LLM, EngineConfig, SamplingParams
+from predict import LLM, EngineConfig, SamplingParams, build
 from predict.device import library
 from predict.device.place import to_float32
 from predict.engine import speculation
@@ -23,6 +23,7 @@ from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.drafters import find_drafter, open_drafter
 from predict.loading.model import read_spec
+from predict.loading.platform import Platform
 from tests.support import drafters, tiny
 from tests.support.checkpoints import changed
 from tests.support.drafters import HEAD_CONFIG, HIDDEN, LAYERS, NUM_DRAFT_TOKENS, Target, Tensors
@@ -477,6 +478,42 @@ def test_drafts_do_not_depend_on_how_a_prompt_came_in(
     assert (stats.num_preemptions > 0) == (way == "preempted")
     assert (stats.num_prefix_hit_tokens > 0) == (way != "chunks")
     check_alike(whole, found, len(prompts) * 5)
+
+
+@pytest.mark.parametrize("length", [1, 15])
+def test_a_conversation_has_drafts_in_each_turn(length: int, target: Path, tmp_path: Path) -> None:
+    """The step that ends an answer may fill a block, which the next turn finds."""
+    head = HEADS["EAGLE-1"]
+    llm = LLM(settings(target, written(head, tmp_path / "head"), head.method, max_length=320))
+    draft_always(llm)
+    known, params = LONG[:17], SamplingParams(max_new_tokens=length, ignore_eos=True)
+    for _ in range(16 if length == 1 else 5):
+        known = [*known, *tokens(llm.generate([known], params))[0], 3, 4]
+        before = llm.stats()
+        drafted, hits = before.num_draft_spans, before.num_prefix_hit_tokens
+        llm.generate([known], SamplingParams(max_new_tokens=4, ignore_eos=True))
+        after = llm.stats()
+        assert after.num_draft_spans > drafted
+        assert after.num_prefix_hit_tokens > hits
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+def test_the_cache_leaves_room_for_the_drafters_weights(
+    is_static: bool, target: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    folder = written(HEADS["Medusa"], tmp_path / "head")
+    config = settings(target, folder, "medusa")
+    if is_static:
+        export_model(config, tmp_path / "out", gives_states=True)
+        config = config.changed(model_name_or_path=str(tmp_path / "out"), mode="static")
+    monkeypatch.setattr(Platform, "free_bytes", lambda _: 1 << 30)
+    given: list[int] = []
+    monkeypatch.setattr(
+        build, "num_cache_blocks", lambda _, __, free, *___: given.append(free) or 20
+    )
+    LLM(config)
+    matrices = (value.size for value in drafters.medusa().values() if value.ndim == 2)
+    assert given == [(1 << 30) - 4 * sum(matrices)]
 
 
 def test_few_right_first_drafts_are_said_once(
