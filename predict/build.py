@@ -274,7 +274,8 @@ class Builder:
         self._met()
         if opened:
             check_memory([*opened, *drafters], adapter_bytes=adapter_bytes)
-            self.weight_bytes = sum(weights.num_bytes for weights in (*opened, *drafters))
+            self.weight_bytes = sum(weights.num_bytes for weights in opened)
+            self.weight_bytes += sum(weights.num_bytes for weights in drafters)
         self._met()
         networks: list[Network] = []
         if manifest is not None:

@@ -508,9 +508,12 @@ def test_the_cache_leaves_room_for_the_drafters_weights(
         config = config.changed(model_name_or_path=str(tmp_path / "out"), mode="static")
     monkeypatch.setattr(Platform, "free_bytes", lambda _: 1 << 30)
     given: list[int] = []
-    monkeypatch.setattr(
-        build, "num_cache_blocks", lambda _, __, free, *___: given.append(free) or 20
-    )
+
+    def num_cache_blocks(_: Any, __: Any, free: int, *___: Any) -> int:
+        given.append(free)
+        return 20
+
+    monkeypatch.setattr(build, "num_cache_blocks", num_cache_blocks)
     LLM(config)
     matrices = (value.size for value in drafters.medusa().values() if value.ndim == 2)
     assert given == [(1 << 30) - 4 * sum(matrices)]
