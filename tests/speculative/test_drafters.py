@@ -20,6 +20,7 @@ from predict.device.place import to_float32
 from predict.engine import speculation
 from predict.engine.request_state import Request
 from predict.errors import UserError
+from predict.guide import Guide
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.drafters import find_drafter, open_drafter
 from predict.loading.model import read_spec
@@ -712,6 +713,25 @@ def test_what_requests_ask_for_is_the_same_with_drafts(
     stats = llm.stats()
     assert stats.num_draft_tokens > 0
     assert stats.num_used_blocks == 0
+
+
+@pytest.mark.parametrize("method", ["eagle", "medusa"])
+def test_guided_text_is_the_same_with_drafts(method: str, tmp_path: Path) -> None:
+    demo = Path(__file__).parents[2] / "examples" / "demo_model"
+    sizes = json.loads((demo / "config.json").read_text())
+    hidden = sizes["hidden_size"]
+    config = {**HEAD_CONFIG, "hidden_size": hidden, "vocab_size": sizes["vocab_size"]}
+    made = drafters.eagle1(hidden=hidden, own_embedding=False)
+    if method == "medusa":
+        config, made = {}, {f"{k}.0.linear.weight": np.zeros((hidden, hidden), "f") for k in "01"}
+    folder = drafters.write_head(tmp_path / "head", config, made)
+    params = SamplingParams(temperature=0.8, seed=3, max_new_tokens=12, guide=Guide(regex="[a-c]+"))
+    plain = settings(demo, None, method, speculate_method=None)
+    llm = LLM(settings(demo, folder, method))
+    draft_always(llm)
+    prompts = ["def main(", "import os"]
+    assert tokens(llm.generate(prompts, params)) == tokens(LLM(plain).generate(prompts, params))
+    assert llm.stats().num_draft_tokens > 0
 
 
 def test_drafts_pause_where_none_is_right(
