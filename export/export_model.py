@@ -242,10 +242,7 @@ def _export(
     try:
         final = partial(_unbroken, signals, "the static model is just being put in its place")
         with whole_folder(output_path, final) as folder:
-            taps: Sequence[str] = (FINAL,) if embeds else ()
-            if shared is not None:
-                write_shared(shared, folder)
-                taps = shared.taps
+            taps = write_shared(shared, folder) if shared else (FINAL,) * embeds
             _stage("tracing the program")
             # Paddle does not live through an exception in the middle of tracing.
             with _unbroken(signals, "the export ends once the program is written"):
@@ -268,9 +265,8 @@ def _export(
             _name_family(reader, folder)
             if pooling is not None:
                 save_pooling(pooling, folder)
-            manifest = _manifest(
-                *(config, spec, decoder, folder, paddle.__version__, abi, enable_lora, taps),
-            )
+            facts = config, spec, decoder, folder, paddle.__version__, abi, enable_lora, taps
+            manifest = _manifest(*facts)
             manifest = dataclasses.replace(manifest, task="embed" if embeds else None)
             try:
                 check_program(manifest, spec, folder, config.model.model_prefix)

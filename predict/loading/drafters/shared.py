@@ -41,11 +41,6 @@ class Shared(NamedTuple):
     found: Found
     weights: Weights
 
-    @property
-    def taps(self) -> tuple[str, ...]:
-        """The hidden states that the drafter reads."""
-        return MEDUSA_TAPS if self.found.form is None else self.found.form.taps
-
 
 def open_shared(
     config: EngineConfig, spec: DecoderSpec, reader: ConfigReader, platform: Platform
@@ -71,8 +66,8 @@ def open_shared(
     return Shared(config, found, weights)
 
 
-def write_shared(shared: Shared, folder: Path) -> None:
-    """Writes it beside the model's program.
+def write_shared(shared: Shared, folder: Path) -> tuple[str, ...]:
+    """Writes it beside the model's program; the hidden states that the drafter reads.
 
     The embedding, the head and the last norm, and of mtp the layer itself.
     """
@@ -99,6 +94,7 @@ def write_shared(shared: Shared, folder: Path) -> None:
             made[name] = (array.dtype, found.checkpoint.read(name))
     source.close()
     write(folder / SHARED_FILE, made)
+    return MEDUSA_TAPS if found.form is None else found.form.taps
 
 
 def read_shared(
