@@ -204,7 +204,7 @@ def _export(
     from predict.device import library
     from predict.loading.cache_scales import head_scales
     from predict.loading.defaults import with_model_defaults
-    from predict.loading.drafters.shared import write_shared
+    from predict.loading.drafters.shared import open_shared, write_shared
     from predict.loading.exported import check_program
     from predict.loading.layouts import with_stored_cache
     from predict.loading.model import load_decoder, read_spec
@@ -227,6 +227,7 @@ def _export(
             "--return_full_hidden_states is of programs that draft, and this one makes vectors "
             "(--task embed, or a model that makes no text); give one of them"
         )
+    shared = open_shared(config, spec, reader, platform) if gives_states else None
     pooling = read_pooling(source, spec) if embeds else None
     kv_format = spec.cache_format(config.kv_format)
     scales = head_scales(kv_format, source, spec, config.quantization.use_fake_parameter)
@@ -241,9 +242,7 @@ def _export(
     try:
         final = partial(_unbroken, signals, "the static model is just being put in its place")
         with whole_folder(output_path, final) as folder:
-            taps: Sequence[str] = (FINAL,) if embeds else ()
-            if gives_states:
-                taps = write_shared(config, spec, reader, platform, folder)
+            taps = write_shared(shared, folder) if shared else (FINAL,) * embeds
             _stage("tracing the program")
             # Paddle does not live through an exception in the middle of tracing.
             with _unbroken(signals, "the export ends once the program is written"):

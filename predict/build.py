@@ -274,7 +274,8 @@ class Builder:
         self._met()
         if opened:
             check_memory([*opened, *drafters], adapter_bytes=adapter_bytes)
-            self.weight_bytes = sum(weights.num_bytes for weights in (*opened, *drafters))
+            self.weight_bytes = sum(weights.num_bytes for weights in opened)
+            self.weight_bytes += sum(weights.num_bytes for weights in drafters)
         self._met()
         networks: list[Network] = []
         if manifest is not None:
@@ -347,6 +348,8 @@ class Builder:
         if self.platform.gpu is None:
             self._met()
             free = self.platform.free_bytes()
+            if self.drafter is not None:  # its weights are read behind the caches
+                free -= self.drafter.num_bytes
             return self._met(num_cache_blocks(config, self.spec, free, draft, pinned))
         memory = devices.memory_info(self.platform.gpu)
         workspace = workspace_bytes(config, self.spec, draft)

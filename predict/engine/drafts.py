@@ -86,8 +86,14 @@ class StateDrafting:
     num_blocks: int
 
     def chosen(self, logits: Tensor, sampler: Sampler, rows: Sequence[Row]) -> Sequence[int]:
-        """A token per row, drawn as the target draws; FAILED where none can be."""
-        return self.choose(logits, sampler.choices(rows))
+        """A token per row, drawn as the target draws; FAILED where none can be.
+
+        Guides mask first drafts alone: what they allow behind these, GuideState.valid says.
+        """
+        choices = sampler.choices(rows)
+        if any(row.drafts for row in rows):
+            choices = choices._replace(fill_masks=None)
+        return self.choose(logits, choices)
 
 
 @dataclass(frozen=True, kw_only=True)

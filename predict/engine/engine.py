@@ -143,6 +143,8 @@ class Engine:
         sampled = self.speculation.accepted(batch, tokens, token_ids)
         self.blame.end_undrawn(batch, sampled)
         finished = self.scheduler.update(batch, sampled, self.eos_token_ids)
+        for part in step.parts:
+            self.speculation.follow(part.spans, part.tokens)
         for request in finished:
             self._forget(request.request_id)
         if self._steps:  # it may choose now that the tokens before it are written back
@@ -151,8 +153,6 @@ class Engine:
                     part.tokens.choose()
             except Exception as error:
                 raise device_failure("between two steps", error) from error
-        for part in step.parts:
-            self.speculation.follow(part.spans, part.tokens)
         seconds = self._last_end - last_end if step.token_ids is None else None
         self.speculation.stepped(batch, step.decides, step.waited, seconds, self.num_recorded)
         if self.runner.num_ahead and not self._steps:

@@ -206,18 +206,22 @@ def target_of(config: EngineConfig, platform: Platform) -> Target:
 
 
 def check_schemes(weights: Weights) -> None:
+    """See check_linears."""
+    check_linears(weights.plan, weights.layout, target_of(weights.config, weights.platform))
+
+
+def check_linears(plan: WeightPlan, layout: Layout, target: Target) -> None:
     """Raises UserError for a linear whose scheme does not run where the weights go.
 
     Of a layer's experts all have one.
     """
-    layout, target = weights.layout, target_of(weights.config, weights.platform)
 
     def check(linear: LinearPlan) -> str:
         name = layout.scheme(linear)
         target.check(name, layout.group_size(linear), linear.in_features)
         return name
 
-    for block in weights.plan.blocks():
+    for block in plan.blocks():
         for slot in block.slots.values():
             if isinstance(slot, LinearPlan):
                 check(slot)
@@ -231,7 +235,7 @@ def check_schemes(weights: Weights) -> None:
                         f"{expert.prefixes[0]} would be {name}, and {first.prefixes[0]} {wanted}; "
                         "quantize, or skip, all experts of a layer alike"
                     )
-    check(weights.plan.head)
+    check(plan.head)
 
 
 def say_what_is_left_out(names: WeightNames, checkpoint: Checkpoint) -> None:

@@ -154,8 +154,9 @@ class MedusaNetwork:
 
         with paddle.no_grad():
             for linear in self.heads.blocks[head]:
-                made = paddle.nn.functional.silu(self.ops.linear(states, linear))
-                states = self.ops.add(states, made)
+                # A CPU's Paddle has silu in float32 alone.
+                made = paddle.nn.functional.silu(self.ops.linear(states, linear).astype("float32"))
+                states = self.ops.add(states, made.astype(states.dtype))
             logits = self.ops.logits(states, self.heads.heads[head])
         return _spread(logits, self.heads.columns)
 

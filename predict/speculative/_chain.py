@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class _State:
     """A request's rows in the drafter's cache."""
 
-    block_ids: list[int]
+    block_ids: Sequence[int]
     num_rows: int  # leading ones, of true states
     output: Tensor  # [1, H] the layers', of the last of these
 
@@ -71,21 +71,27 @@ class ChainProposer(StateProposer):
         for request, span, _ in pieces:
             end += span.num_tokens
             num_rows = span.start + span.num_tokens
-            state = _State(request.block_ids, num_rows, output[end - 1 : end])
+            state = _State(span.block_ids, num_rows, output[end - 1 : end])
             self._states[request.request_id] = state
-            self._mark(request, span.start, num_rows)
+            self._mark(request.block_digests, span)
 
     def _piece(self, scheduled: ScheduledSpan, row: int) -> _Piece | None:
-        """The rows of a span whose tokens are known; None for a request without drafts."""
-        request, start = scheduled.request, scheduled.start
-        end = min(request.num_computed_tokens, request.num_known_tokens - 1)
-        if request.status is not RequestStatus.RUNNING or end <= start:
+        """The rows of a span whose tokens are known; None for a request without drafts.
+
+        Of a request that has just ended, those that fill a block, which others may find.
+        """
+        request, start, block_size = scheduled.request, scheduled.start, self.drafting.block_size
+        end = min(start + scheduled.num_tokens, request.num_known_tokens - 1)
+        has_ended = request.finish_reason in ("stop", "length")
+        if end <= start or not (request.status is RequestStatus.RUNNING or has_ended):
             return None
-        if request.prefix.num_tokens or not self._reaches(request, start):
+        if has_ended and start // block_size == end // block_size:
+            return None
+        if request.prefix.num_tokens or not self._reaches(scheduled):
             self._states.pop(request.request_id, None)
             return None
         tokens = request.token_ids[start + 1 : end + 1]
-        return _Piece(request, DraftSpan(tokens, start, request.block_ids, 0), row)
+        return _Piece(request, DraftSpan(tokens, start, scheduled.block_ids, 0), row)
 
     def is_ready(self, request: Request) -> bool:
         state = self._states.get(request.request_id)
@@ -132,18 +138,19 @@ class ChainProposer(StateProposer):
     def forget(self, request_id: int) -> None:
         self._states.pop(request_id, None)
 
-    def _reaches(self, request: Request, start: int) -> bool:
-        """Whether the cache has the rows of all places before `start`."""
+    def _reaches(self, span: ScheduledSpan) -> bool:
+        """Whether the cache has the rows of all places before a span."""
+        request, start, block_ids = span.request, span.start, span.block_ids
         state = self._states.get(request.request_id)
-        if state is not None and state.block_ids is request.block_ids:
+        if state is not None and state.block_ids is block_ids:
             return state.num_rows >= start
         num_full, rest = divmod(start, self.drafting.block_size)
-        held = [self._holds[block] for block in request.block_ids[:num_full]]
+        held = [self._holds[block] for block in block_ids[:num_full]]
         return not rest and held == request.block_digests[:num_full]
 
-    def _mark(self, request: Request, start: int, end: int) -> None:
-        """Records the content of the blocks of rows `start` to `end`, which are written."""
-        block_size, digests = self.drafting.block_size, request.block_digests
-        for index in range(start // block_size, -(-end // block_size)):
+    def _mark(self, digests: Sequence[bytes], span: DraftSpan) -> None:
+        """Records the content of the blocks of a span's rows, which are written."""
+        block_size, end = self.drafting.block_size, span.start + span.num_tokens
+        for index in range(span.start // block_size, -(-end // block_size)):
             is_full = (index + 1) * block_size <= end and index < len(digests)
-            self._holds[request.block_ids[index]] = digests[index] if is_full else None
+            self._holds[span.block_ids[index]] = digests[index] if is_full else None

@@ -14,15 +14,17 @@ import pytest
 from safetensors.numpy import save_file
 
 from export.export_model import export_model
-from predict import LLM, EngineConfig, SamplingParams
+from predict import LLM, EngineConfig, SamplingParams, build
 from predict.device import library
 from predict.device.place import to_float32
 from predict.engine import speculation
 from predict.engine.request_state import Request
 from predict.errors import UserError
+from predict.guide import Guide
 from predict.loading.checkpoint import Checkpoint
-from predict.loading.drafters import open_drafter
+from predict.loading.drafters import find_drafter, open_drafter
 from predict.loading.model import read_spec
+from predict.loading.platform import Platform
 from tests.support import drafters, tiny
 from tests.support.checkpoints import changed
 from tests.support.drafters import HEAD_CONFIG, HIDDEN, LAYERS, NUM_DRAFT_TOKENS, Target, Tensors
@@ -400,6 +402,21 @@ def test_text_with_drafts_is_the_text_without(
     assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("method", "of"), KNOWING[1:])
+def test_text_with_drafts_is_the_text_without_in_16_bits(
+    method: str, of: str, dtype: str, tmp_path: Path
+) -> None:
+    target = write_followed(tmp_path / "model", 1.0)
+    folder = write_knowing(tmp_path / "head", method, of)
+    plain = settings(target, None, method, dtype=dtype, speculate_method=None)
+    llm = LLM(settings(target, folder, method, dtype=dtype))
+    draft_always(llm)
+    params = [GREEDY, SAMPLED, GREEDY]
+    assert tokens(llm.generate(SOME, params)) == tokens(LLM(plain).generate(SOME, params))
+    assert llm.stats().num_accepted_draft_tokens > 0
+
+
 def tokens(outputs: Sequence[Any]) -> list[Any]:
     return [output.outputs[0].token_ids for output in outputs]
 
@@ -464,6 +481,45 @@ def test_drafts_do_not_depend_on_how_a_prompt_came_in(
     check_alike(whole, found, len(prompts) * 5)
 
 
+@pytest.mark.parametrize("length", [1, 15])
+def test_a_conversation_has_drafts_in_each_turn(length: int, target: Path, tmp_path: Path) -> None:
+    """The step that ends an answer may fill a block, which the next turn finds."""
+    head = HEADS["EAGLE-1"]
+    llm = LLM(settings(target, written(head, tmp_path / "head"), head.method, max_length=320))
+    draft_always(llm)
+    known, params = LONG[:17], SamplingParams(max_new_tokens=length, ignore_eos=True)
+    for _ in range(16 if length == 1 else 5):
+        known = [*known, *tokens(llm.generate([known], params))[0], 3, 4]
+        before = llm.stats()
+        drafted, hits = before.num_draft_spans, before.num_prefix_hit_tokens
+        llm.generate([known], SamplingParams(max_new_tokens=4, ignore_eos=True))
+        after = llm.stats()
+        assert after.num_draft_spans > drafted
+        assert after.num_prefix_hit_tokens > hits
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+def test_the_cache_leaves_room_for_the_drafters_weights(
+    is_static: bool, target: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    folder = written(HEADS["Medusa"], tmp_path / "head")
+    config = settings(target, folder, "medusa")
+    if is_static:
+        export_model(config, tmp_path / "out", gives_states=True)
+        config = config.changed(model_name_or_path=str(tmp_path / "out"), mode="static")
+    monkeypatch.setattr(Platform, "free_bytes", lambda _: 1 << 30)
+    given: list[int] = []
+
+    def num_cache_blocks(_: Any, __: Any, free: int, *___: Any) -> int:
+        given.append(free)
+        return 20
+
+    monkeypatch.setattr(build, "num_cache_blocks", num_cache_blocks)
+    LLM(config)
+    matrices = (value.size for value in drafters.medusa().values() if value.ndim == 2)
+    assert given == [(1 << 30) - 4 * sum(matrices)]
+
+
 def test_few_right_first_drafts_are_said_once(
     target: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
@@ -491,6 +547,25 @@ def test_a_program_drafts_as_the_dynamic_model(name: str, target: Path, tmp_path
     static = config.changed(model_name_or_path=str(tmp_path / "out"), mode="static")
     prompts = [LONG[:40], LONG[30:35], PROMPT]
     check_alike(drafts_of(LLM(config), prompts), drafts_of(LLM(static), prompts), 20)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "said"),
+    [
+        (None, {}, "add --speculate_method eagle, mtp, medusa, or leave it out"),
+        ("lookahead", {}, "is for drafters of hidden states"),
+        ("eagle", {"fc.weight": None}, "1 missing: fc.weight"),
+    ],
+)
+def test_an_export_without_a_drafter_is_refused_before_weights_are_read(
+    method: str, changes: Tensors, said: str, target: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("predict.loading.model.load_decoder", lambda *_: pytest.fail("it reads"))
+    made = {n: v for n, v in (drafters.eagle3() | changes).items() if v is not None}
+    folder = drafters.write_head(tmp_path / "head", EAGLE3, made) if changes else None
+    with pytest.raises(UserError, match=said):
+        export_model(settings(target, folder, method), tmp_path / "out", gives_states=True)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_program_without_states_is_refused(target: Path, tmp_path: Path) -> None:
@@ -527,6 +602,19 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"d2t": np.arange(NUM_DRAFT_TOKENS)},
         "d2t names tokens from 0 to 238",
     ),
+    "tokens in floats": (
+        {},
+        {"d2t": np.arange(NUM_DRAFT_TOKENS, dtype=np.float32)},
+        "d2t has dtype F32 .allowed: whole numbers",
+    ),
+    "architectures in a text": ({"architectures": "DFlash"}, {}, "allowed: a list of texts"),
+    "a kind that is not known": ({"speculators_model_type": "x"}, {}, "allowed: eagle3, eagle, m"),
+    "a list in place of an object": ({"eagle_config": [1]}, {}, "'eagle_config' .*an object"),
+    "a layer in a list": (
+        {"transformer_layer_config": [1]},
+        {},
+        "'transformer_layer_config' .*an object",
+    ),
     "DFlash": ({"architectures": ["DFlashDraftModel"]}, {}, "DFlash .* is not supported yet"),
     "DSpark": ({"speculators_model_type": "dspark"}, {}, "DSpark .* is not supported yet"),
     "P-EAGLE": ({"speculators_model_type": "p-eagle"}, {}, "P-EAGLE .* is not supported yet"),
@@ -543,7 +631,49 @@ def test_heads_that_do_not_fit_are_refused_by_name(name: str, target: Path, tmp_
         LLM(settings(target, folder, "eagle"))
 
 
+def _square(name: str) -> Tensors:
+    return {name: np.zeros((HIDDEN, HIDDEN), np.float32)}
+
+
+OTHER_HEADS: dict[str, tuple[Tensors, str]] = {
+    "a head far behind the others": (_square("99999999.0.linear.weight"), "names 100000000 Med"),
+    "a layer far behind the others": (_square("0.99999999.linear.weight"), "of 100000000 layers"),
+    "a number of many digits": (_square(f"{'9' * 5000}.0.linear.weight"), "1 unexpected: 9999"),
+    "a table of no tokens": ({"token_map": np.zeros(0, np.int64)}, "token_map has 0 entries"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_HEADS)
+def test_medusa_heads_that_are_wrong_are_refused(name: str, target: Path, tmp_path: Path) -> None:
+    tensors, said = OTHER_HEADS[name]
+    made = drafters.medusa() | tensors
+    folder = drafters.write_head(tmp_path / "head", {}, made, "medusa_lm_head.safetensors")
+    with pytest.raises(UserError, match=said):
+        LLM(settings(target, folder, "medusa"))
+
+
+def test_a_head_of_one_state_has_the_models_size(target: Path, tmp_path: Path) -> None:
+    config = {**HEAD_CONFIG, "hidden_size": 32, "target_hidden_size": HIDDEN}
+    folder = drafters.write_head(tmp_path / "head", config, drafters.eagle1(hidden=32))
+    with pytest.raises(UserError, match="of hidden_size 32, and the model has 64"):
+        LLM(settings(target, folder, "eagle"))
+
+
+@pytest.mark.skipif(library.find() is None, reason="the compiled library is not built")
+@pytest.mark.parametrize("name", ["EAGLE-1", "EAGLE-3 of SafeAILab", "Medusa"])
+def test_schemes_that_do_not_run_are_refused(name: str, target: Path, tmp_path: Path) -> None:
+    folder = written(HEADS[name], tmp_path / "head")
+    with pytest.raises(UserError, match="a8w8_fp8 does not run on the compiled operators"):
+        LLM(settings(target, folder, HEADS[name].method, draft_model_quant_type="a8w8_fp8"))
+
+
 def test_models_without_a_layer_that_drafts_are_refused(target: Path, tmp_path: Path) -> None:
+    (file := tmp_path / "model.gguf").write_bytes(b"")
+    spec, reader = read_spec(GOLDEN / "deepseek_v3")
+    with pytest.raises(UserError, match=r"its layer from a folder, and .*model.gguf is a file"):
+        find_drafter(settings(file, None, "mtp"), spec, reader)
+    with pytest.raises(UserError, match="ernie4_5_moe, and this model is llama"):
+        LLM(settings(target, tmp_path, "mtp"))
     with pytest.raises(UserError, match="deepseek_v3, glm4_moe, ernie4_5_moe, and this model"):
         LLM(settings(target, None, "mtp"))
     with pytest.raises(UserError, match=r"has no layer that drafts: model.mtp_linear_proj.0"):
@@ -583,6 +713,25 @@ def test_what_requests_ask_for_is_the_same_with_drafts(
     stats = llm.stats()
     assert stats.num_draft_tokens > 0
     assert stats.num_used_blocks == 0
+
+
+@pytest.mark.parametrize("method", ["eagle", "medusa"])
+def test_guided_text_is_the_same_with_drafts(method: str, tmp_path: Path) -> None:
+    demo = Path(__file__).parents[2] / "examples" / "demo_model"
+    sizes = json.loads((demo / "config.json").read_text())
+    hidden = sizes["hidden_size"]
+    config = {**HEAD_CONFIG, "hidden_size": hidden, "vocab_size": sizes["vocab_size"]}
+    made = drafters.eagle1(hidden=hidden, own_embedding=False)
+    if method == "medusa":
+        config, made = {}, {f"{k}.0.linear.weight": np.zeros((hidden, hidden), "f") for k in "01"}
+    folder = drafters.write_head(tmp_path / "head", config, made)
+    params = SamplingParams(temperature=0.8, seed=3, max_new_tokens=12, guide=Guide(regex="[a-c]+"))
+    plain = settings(demo, None, method, speculate_method=None)
+    llm = LLM(settings(demo, folder, method))
+    draft_always(llm)
+    prompts = ["def main(", "import os"]
+    assert tokens(llm.generate(prompts, params)) == tokens(LLM(plain).generate(prompts, params))
+    assert llm.stats().num_draft_tokens > 0
 
 
 def test_drafts_pause_where_none_is_right(

@@ -63,11 +63,11 @@ HEAD_CONFIG = {
 }
 
 
-def eagle1(seed: int = 1, own_embedding: bool = True) -> Tensors:
-    shapes: dict[str, Sequence[int]] = {"fc.weight": (HIDDEN, 2 * HIDDEN), "fc.bias": (HIDDEN,)}
+def eagle1(seed: int = 1, own_embedding: bool = True, hidden: int = HIDDEN) -> Tensors:
+    shapes: dict[str, Sequence[int]] = {"fc.weight": (hidden, 2 * hidden), "fc.bias": (hidden,)}
     if own_embedding:
-        shapes["embed_tokens.weight"] = (VOCAB, HIDDEN)
-    return _random(shapes | _layer(LAYER, HIDDEN), seed)
+        shapes["embed_tokens.weight"] = (VOCAB, hidden)
+    return _random(shapes | _layer(LAYER, hidden, hidden), seed)
 
 
 def eagle3(seed: int = 2, num_taps: int = 3, at: str = "midlayer.", more: Any = ()) -> Tensors:

@@ -23,10 +23,10 @@ from predict.loading.draft_config import draft_settings
 from predict.loading.drafters._found import SHARED_FILE, Found
 from predict.loading.drafters.eagle import eagle
 from predict.loading.drafters.medusa import MEDUSA_TAPS, medusa, medusa_heads
-from predict.loading.drafters.mtp import mtp
+from predict.loading.drafters.mtp import check_family, mtp
 from predict.loading.layouts import Layout, layout_of
 from predict.loading.memory import loading_bytes, weight_bytes
-from predict.loading.model import target_of
+from predict.loading.model import check_linears, target_of
 from predict.loading.platform import Platform
 from predict.loading.safetensors_reader import read_header
 from predict.loading.sources import CheckpointSource
@@ -158,7 +158,13 @@ def find_drafter(config: EngineConfig, target: DecoderSpec, reader: ConfigReader
         )
     path = config.speculation.draft_model_name_or_path
     if method == "mtp":
+        check_family(target)
         directory = Path(path or config.model.model_name_or_path)
+        if directory.is_file():
+            raise UserError(
+                f"speculate_method mtp reads its layer from a folder, and {directory} is a file; "
+                "give the folder by --draft_model_name_or_path, or use another method"
+            )
         shared = directory / SHARED_FILE
         stored = Checkpoint.of(directory, read_header(shared)) if shared.exists() else None
         return mtp(stored or Checkpoint(directory), target, reader)
@@ -181,10 +187,11 @@ def _opened(config: EngineConfig, found: Found, platform: Platform) -> DrafterWe
     )  # fmt: skip
     checkpoint = found.checkpoint
     source = CheckpointSource(checkpoint)
+    runs_on = target_of(config, platform)
     layout = layout_of(
-        *(found.reader, checkpoint, source, settings.quantization.settings, plan),
-        target_of(config, platform),
+        *(found.reader, checkpoint, source, settings.quantization.settings, plan), runs_on
     )
+    check_linears(plan, layout, runs_on)
     expected = {n: s for n, s in expected_tensors(plan, layout).items() if n != plan.embedding}
     checkpoint.check(expected, (*found.ignored, *layout.ignored))
     return DrafterWeights(found, plan, layout, settings, platform)

@@ -23,6 +23,7 @@ from predict.nn.spec import DecoderSpec
 from predict.nn.weights import WeightNames
 
 SHARED_FILE = "shared.safetensors"  # of an export: what drafters share with the model
+KNOWN = ("eagle3", "eagle", "medusa")  # of speculators
 OTHERS = {
     "dflash": "DFlash drafts a block of tokens at once",
     "dspark": "DSpark drafts a block of tokens at once",
@@ -83,9 +84,8 @@ def check_sizes(reader: ConfigReader, target: DecoderSpec, hidden_size: int) -> 
 
 def refuse_others(reader: ConfigReader) -> None:
     """Raises UserError for another kind of drafter, by its name."""
-    kind = str(reader.values.get("speculators_model_type") or "eagle3").lower()
-    said = [str(name) for name in reader.values.get("architectures") or []]
-    words = [kind, *(name.lower() for name in said)]
+    kind = reader.get_str("speculators_model_type", KNOWN[0]).lower()
+    words = [kind, *(name.lower() for name in reader.get_texts("architectures") or [])]
     if reader.values.get("dflash_config") is not None:
         words.append("dflash")
     if reader.values.get("parallel_drafting"):
@@ -97,6 +97,8 @@ def refuse_others(reader: ConfigReader) -> None:
                 f"{reader.path}: {what}, which is not supported yet (--speculate_method eagle "
                 "takes heads of EAGLE-1, 2, 3 and 3.1)"
             )
+    if kind not in KNOWN:
+        raise reader.wrong("speculators_model_type", ", ".join(KNOWN))
 
 
 def linear(name: str, out: int, into: int, tensors: Iterable[str]) -> LinearPlan:
@@ -109,8 +111,13 @@ def mapped(
     """The model's token of each of a drafter's; None where the file has no table of them."""
     if name not in checkpoint.tensors:
         return None
+    if (dtype := checkpoint.tensors[name].dtype)[0] not in "IU":
+        raise UserError(
+            f"{checkpoint.directory}: {name} has dtype {dtype} (allowed: whole numbers, as I64); "
+            "copy the file again"
+        )
     values = checkpoint.read(name).astype(np.int64).reshape(-1)
-    if len(values) != count:
+    if len(values) != count or not count:
         raise UserError(
             f"{checkpoint.directory}: {name} has {len(values)} entries, and the drafter has "
             f"{count} tokens; the two do not belong together"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
@@ -52,7 +53,7 @@ def eagle(path: Path, target: DecoderSpec) -> Found:
     there = checkpoint.tensors
     at = "layers.0.self_attn."
     inner = reader
-    if isinstance(block := reader.values.get("transformer_layer_config"), dict):
+    if block := _block(reader, "transformer_layer_config"):
         inner = reader.part(block, "transformer_layer_config")
     inner = inner.with_defaults(vocab_size=target.vocab_size, num_hidden_layers=1)
     inner.values["model_type"] = "llama"
@@ -73,7 +74,9 @@ def eagle(path: Path, target: DecoderSpec) -> Found:
     hidden = spec.hidden_size
     query = there.get(f"{at}q_proj.weight")
     reads_both = query is not None and query.shape[-1] == 2 * hidden
-    check_sizes(reader, target, reader.values.get("target_hidden_size") or hidden)
+    # EAGLE-3's product alone makes states of another size.
+    theirs = reader.optional_int("target_hidden_size")
+    check_sizes(reader, target, theirs if theirs and reads_both else hidden)
     if not reads_both:
         if has_norm:
             spec = spec.with_blocks(AttentionBlock, lambda _, b: replace(b, norm=norm))
@@ -153,6 +156,14 @@ def _eagle3(
     return Found(checkpoint, inner, spec, names, slots, form, both, ids, ignored)
 
 
+def _block(reader: ConfigReader, key: str) -> dict[str, Any]:
+    """The object of that key, empty where there is none."""
+    block = reader.values.get(key)
+    if block is not None and not isinstance(block, dict):
+        raise reader.wrong(key, "an object")
+    return block or {}
+
+
 def _own_embedding(
     checkpoint: Checkpoint, vocab_size: int, hidden_size: int
 ) -> dict[str, SlotPlan]:
@@ -168,7 +179,7 @@ def _taps(reader: ConfigReader, target: DecoderSpec) -> tuple[str, ...]:
     """
     key, num_layers = "eagle_aux_hidden_state_layer_ids", target.num_layers
     part, given, shift = reader, reader.values.get(key), 0
-    if isinstance(block := reader.values.get("eagle_config"), dict):
+    if block := _block(reader, "eagle_config"):
         part = reader.part(block, "eagle_config")
         if part.get_bool("use_aux_hidden_state", True) is False:
             return ("norm",)

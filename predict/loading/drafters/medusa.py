@@ -41,6 +41,7 @@ MEDUSA_UNREAD = (
     *("num_hidden_layers", "medusa_fc_bias", "truncated_vocab_size", "version", "hidden_size"),
     *("vocab_size", "max_paths", "topk", "max_seq_len"),
 )
+MAX_HEADS = 64  # and layers of one
 HEAD_NAME = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.)?(weight|bias)")
 VLLM_BLOCK = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
 VLLM_HEAD = re.compile(r"lm_heads\.(\d+)\.weight")
@@ -63,7 +64,9 @@ def medusa(path: Path, target: DecoderSpec) -> Found:
             lambda name: None if own and "medusa_head." not in name else _medusa_name(name),
         )
     there, hidden = checkpoint.tensors, target.hidden_size
-    numbers = [match for name in there if (match := re.match(r"(\d+)\.(\d+)\.linear\.", name))]
+    numbers = [
+        match for name in there if (match := re.match(r"(\d{1,9})\.(\d{1,9})\.linear\.", name))
+    ]
     num_heads = 1 + max((int(match[1]) for match in numbers), default=-1)
     num_layers = 1 + max((int(match[2]) for match in numbers), default=-1)
     if not numbers:
@@ -71,6 +74,11 @@ def medusa(path: Path, target: DecoderSpec) -> Found:
             f"{path} has no Medusa heads (names like 0.0.linear.weight, or "
             "blocks.0.layers.0.weight); it has "
             f"{listed(list(there)[:3])}"
+        )
+    if max(num_heads, num_layers) > MAX_HEADS:
+        raise UserError(
+            f"{path} names {num_heads} Medusa heads of {num_layers} layers (allowed: up to "
+            f"{MAX_HEADS} of each, numbered from 0); copy the file again"
         )
     first = there.get("0.0.linear.weight")
     if first is not None:

@@ -25,22 +25,21 @@ PADDLENLP = ("deepseek_v3_mtp.", "model.")  # what names begin with, as stored a
 def mtp(checkpoint: Checkpoint, target: DecoderSpec, reader: ConfigReader) -> Found:
     """The layer that a model was trained with to draft; of the families that have one."""
     count = reader.values.get("num_nextn_predict_layers") or reader.values.get("num_mtp_layers")
-    kinds = {
-        "deepseek_v3": _behind_last,
-        "glm4_moe": _behind_last,
-        "ernie4_5_moe": _ernie,
-    }
-    if target.model_type not in kinds:
-        raise UserError(
-            f"speculate_method mtp takes model_type {', '.join(kinds)}, and this model is "
-            f"{target.model_type}; use another method"
-        )
     if count is not None and count != 1:
         raise UserError(
             f"{reader.path}: num_nextn_predict_layers is {count} (allowed: 1, the one layer that "
             "makes all drafts)"
         )
-    return kinds[target.model_type](checkpoint, target, reader)
+    return KINDS[target.model_type](checkpoint, target, reader)
+
+
+def check_family(target: DecoderSpec) -> None:
+    """Raises UserError for a family that has no such layer."""
+    if target.model_type not in KINDS:
+        raise UserError(
+            f"speculate_method mtp takes model_type {', '.join(KINDS)}, and this model is "
+            f"{target.model_type}; use another method"
+        )
 
 
 def _as_deepseeks(checkpoint: Checkpoint, prefix: str) -> Checkpoint:
@@ -112,6 +111,9 @@ def _ernie(checkpoint: Checkpoint, target: DecoderSpec, reader: ConfigReader) ->
         *(there, reader, replace(target, layers=layers), replace(names, layer=prefix, ignored=())),
         *(slots, form),
     )
+
+
+KINDS = {"deepseek_v3": _behind_last, "glm4_moe": _behind_last, "ernie4_5_moe": _ernie}
 
 
 def _of_mtp(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +16,11 @@ from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading.build import DecoderBuilder, expected_tensors
 from predict.loading.checkpoint import Checkpoint
-from predict.loading.drafters import find_drafter
-from predict.loading.drafters._found import SHARED_FILE
+from predict.loading.drafters import open_drafter
+from predict.loading.drafters._found import SHARED_FILE, Found
 from predict.loading.drafters.medusa import MEDUSA_TAPS
 from predict.loading.layouts.online import Online
-from predict.loading.model import open_weights
+from predict.loading.model import Weights, open_weights
 from predict.loading.platform import Platform
 from predict.loading.safetensors_reader import read_header
 from predict.loading.safetensors_writer import write
@@ -34,15 +34,23 @@ from predict.nn.plans import (
 from predict.nn.spec import DecoderSpec
 
 
-def write_shared(
-    config: EngineConfig, spec: DecoderSpec, reader: ConfigReader, platform: Platform, folder: Path
-) -> tuple[str, ...]:
-    """Writes what a drafter shares with the model beside its program; the taps it reads.
+class Shared(NamedTuple):
+    """What a drafter shares with the model, checked and not read yet."""
 
-    The embedding, the head and the last norm, and of mtp the layer itself. Raises UserError where
-    there is no drafter, or the head is in codes.
+    config: EngineConfig
+    found: Found
+    weights: Weights
+
+
+def open_shared(
+    config: EngineConfig, spec: DecoderSpec, reader: ConfigReader, platform: Platform
+) -> Shared:
+    """What a drafter shares with the model; its own files are checked as for a run.
+
+    Raises UserError where there is no drafter, it does not fit, or the head is in codes.
     """
-    found = find_drafter(config, spec, reader)
+    opened = open_drafter(config, spec, reader, platform)
+    found = None if opened is None else opened.found
     if found is None:
         raise UserError(
             "--return_full_hidden_states is for drafters of hidden states; add --speculate_method "
@@ -50,12 +58,21 @@ def write_shared(
         )
     floats = config.changed(quant_type=None, moe_quant_type=None, lm_head_quant_type=None)
     weights = open_weights(floats, spec, reader, platform)
-    plan = weights.plan
-    if weights.layout.scheme(plan.head) != "dense":
+    if weights.layout.scheme(weights.plan.head) != "dense":
         raise UserError(
             "--return_full_hidden_states needs a head in floats, which drafters share, and the "
             "checkpoint's is in codes; export without it"
         )
+    return Shared(config, found, weights)
+
+
+def write_shared(shared: Shared, folder: Path) -> tuple[str, ...]:
+    """Writes it beside the model's program; the hidden states that the drafter reads.
+
+    The embedding, the head and the last norm, and of mtp the layer itself.
+    """
+    config, found, weights = shared
+    plan = weights.plan
     made: dict[str, tuple[str, npt.NDArray[Any]]] = {}
 
     def keep(name: str, values: npt.NDArray[Any]) -> None:
