@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -219,24 +219,43 @@ class Ranks:
     def send(self, kind: Down, arrays: Arrays) -> None:
         """Sends a message that nothing answers."""
         self.check()
-        self._channels.down.write(message(kind, arrays), self.check)
+        parts = message(kind, arrays)
+        with self._unbroken():
+            self._channels.down.write(parts, self.check)
 
     def ask(self, kind: Down, arrays: Arrays) -> Arrays:
         """What rank 0 answers to a message.
 
         Raises what all ranks raised in its course, and EngineError where they cannot go on.
         """
+        self.check()
+        parts = message(kind, arrays)
         self._group.is_asked = True
         try:
-            self.send(kind, arrays)
-            return self._answer(0)
+            with self._unbroken():
+                self._channels.down.write(parts, self.check)
+                return self._answer(0)
         except RankFailed as error:
-            self._check_others_failed(error)
+            with self._unbroken():
+                self._check_others_failed(error)
             if error.of_user:
                 raise UserError(str(error)) from None
             raise RuntimeError(str(error)) from None
         finally:
             self._group.is_asked = False
+
+    @contextlib.contextmanager
+    def _unbroken(self) -> Iterator[None]:
+        """Ends all where a signal breaks an exchange off: the next answer would be this one's."""
+        try:
+            yield
+        except (RankFailed, EngineError):
+            raise
+        except BaseException as error:
+            name = type(error).__name__
+            self._group.failure = f"{name} broke a step off, and so all ranks end; load it again"
+            self.close()
+            raise
 
     def _answer(self, rank: int) -> Arrays:
         """The next message of a rank that is no note. Raises RankFailed of any rank."""

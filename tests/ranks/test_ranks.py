@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -110,6 +111,16 @@ def test_a_rank_that_dies_ends_the_engine_by_name() -> None:
     with pytest.raises(EngineError, match=rf"rank 1 \(process {ids[1]}\) was ended by signal 9"):
         llm.generate(["hello"] * 50, endless)
     wait_until("the other rank ends", 5, lambda: is_gone(ids[0]))
+
+
+def test_a_step_that_is_broken_off_ends_the_ranks_and_leaves_no_answer_to_the_next() -> None:
+    llm = LLM(demo_config(tensor_parallel_degree=2, rank_timeout=60.0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ranks, "_answer", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("hello", GREEDY)
+    with pytest.raises(EngineError, match="KeyboardInterrupt broke a step off"):
+        llm.generate("hello", GREEDY)
 
 
 REFUSED: dict[str, dict[str, Any]] = {
