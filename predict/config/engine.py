@@ -16,6 +16,7 @@ from predict.config.model import ModelConfig
 from predict.config.quantization import QuantizationConfig
 from predict.config.ranks import RanksConfig
 from predict.config.scheduling import DEFAULT_MAX_LENGTH, SchedulingConfig
+from predict.config.speculation import FOLDERS as FOLDERS_OF_DRAFTS
 from predict.config.speculation import SpeculationConfig
 from predict.errors import UserError
 from predict.names import hint, nearest
@@ -154,10 +155,10 @@ def _check_ranks(config: EngineConfig) -> None:
             f"{named} with device {config.model.device}: CPU ranks run today; give --device cpu, "
             "or leave --tensor_parallel_degree out"
         )
-    adapters = config.adapters
+    adapters, method = config.adapters, config.speculation.speculate_method
     refused = {
         "--mode static": config.model.mode == "static",
-        "--speculate_method draft_model": config.speculation.speculate_method == "draft_model",
+        f"--speculate_method {method}": method in FOLDERS_OF_DRAFTS,
         "adapters of requests": adapters.is_used,
         "tuned prefixes": bool(adapters.prefixes),
     }

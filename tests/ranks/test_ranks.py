@@ -128,9 +128,12 @@ REFUSED: dict[str, dict[str, Any]] = {
     "does not go with --mode static": {"mode": "static"},
     "does not go with adapters of requests": {"lora_modules": ("a=b",)},
     "does not go with tuned prefixes": {"prefix_path": "p"},
-    "does not go with --speculate_method draft_model": {
-        "speculate_method": "draft_model",
-        "draft_model_name_or_path": "d",
+    **{
+        f"does not go with --speculate_method {method}": {
+            "speculate_method": method,
+            "draft_model_name_or_path": "d",
+        }
+        for method in ("draft_model", "eagle", "medusa", "mtp")
     },
     "expert_parallel_degree 3": {"expert_parallel_degree": 3},
 }
