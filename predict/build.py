@@ -206,6 +206,7 @@ class Builder:
 
     def _over_ranks(self) -> Running:
         """The same, of other processes, which this one starts."""
+        library.require()  # ranks add in it, whatever operators they run
         ranks = Ranks(self.given.settings, self.num_ranks, self.given.ranks.rank_timeout)
         ready = ranks.ready()
         for rank, each in enumerate(ready):

@@ -145,9 +145,22 @@ def test_what_ranks_do_not_do_is_refused_by_name(said: str) -> None:
         EngineConfig(model_name_or_path="x", tensor_parallel_degree=2, **REFUSED[said])
 
 
-def test_heads_that_do_not_divide_are_refused_before_any_process_starts() -> None:
-    with pytest.raises(UserError, match="heads"):
-        LLM(demo_config(tensor_parallel_degree=7))
+@pytest.mark.parametrize(
+    ("said", "settings", "built"),
+    [
+        ("heads", {"tensor_parallel_degree": 7}, True),
+        ("whole experts, and .* none", {"expert_parallel_degree": 2}, True),
+        ("compiled operators are not there", {"inference_model": False}, False),
+    ],
+)
+def test_what_cannot_run_is_refused_before_any_process_starts(
+    said: str, settings: dict[str, Any], built: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("predict.build.Ranks", Mock(side_effect=AssertionError("started")))
+    if not built:
+        monkeypatch.setattr(library, "find", lambda: None)
+    with pytest.raises(UserError, match=said):
+        LLM(demo_config(**{"tensor_parallel_degree": 2, **settings}))
 
 
 def test_the_command_answers_as_with_one_rank(one: LLM, tmp_path: Path) -> None:
