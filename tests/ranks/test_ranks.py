@@ -16,6 +16,7 @@ from predict import LLM, EngineConfig, Guide, SamplingParams
 from predict.device import library
 from predict.errors import EngineError, UserError
 from predict.ranks.front import Ranks
+from predict.ranks.messages import Down
 from tests.support.demo import demo_config
 from tests.support.paths import DEMO
 from tests.support.processes import run_python
@@ -111,6 +112,13 @@ def test_a_rank_that_dies_ends_the_engine_by_name() -> None:
     with pytest.raises(EngineError, match=rf"rank 1 \(process {ids[1]}\) was ended by signal 9"):
         llm.generate(["hello"] * 50, endless)
     wait_until("the other rank ends", 5, lambda: is_gone(ids[0]))
+
+
+def test_blocks_that_are_not_copied_end_the_ranks() -> None:
+    llm = LLM(demo_config(tensor_parallel_degree=2, rank_timeout=60.0))
+    ranks_of(llm).send(Down.COPY, [np.array([9], np.int64), np.zeros((0, 2), np.int64)])
+    with pytest.raises(EngineError, match=r"rank . \(process \d+\) ended with exit code 1"):
+        llm.generate("hello", GREEDY)
 
 
 def test_a_step_that_is_broken_off_ends_the_ranks_and_leaves_no_answer_to_the_next() -> None:
