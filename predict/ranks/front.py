@@ -97,7 +97,8 @@ class _Group:
         self._started.set()
         watch = _Watch(self)
         while self.failure is None and not self._closing.wait(LOOK_SECONDS):
-            self.failure = watch.look()
+            found = watch.look()
+            self.failure = self.failure or found  # which the front may have set meanwhile
         self._end()
         if self.failure is not None:
             self.on_failure()
