@@ -50,6 +50,14 @@ BUSY = "RD"  # states of a process that runs, or reads a disk
 FAIL_SECONDS = 2.0  # in which all ranks fail, where one does by what it was asked for
 
 
+# As -m does, but for files of the working directory, which are not ours to import.
+RUN_MODULE = """import sys
+if sys.path[0] == "":
+    del sys.path[0]
+import runpy
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)"""
+
+
 class Ready(NamedTuple):
     """What a rank says once it is loaded."""
 
@@ -71,7 +79,8 @@ class _Group:
         os.write(fds[2], json.dumps(settings).encode())
         self.channels = Channels.open(fds[0], size)
         self._sums = mmap.mmap(fds[1], LINE * (1 + size))
-        self._arguments = [sys.executable, "-m", module, *map(str, (*fds, size, os.getpid()))]
+        words = map(str, (module, *fds, size, os.getpid()))
+        self._arguments = [sys.executable, "-c", RUN_MODULE, *words]
         self._fds = fds
         self._closing, self._started = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="regatta-ranks", daemon=True)

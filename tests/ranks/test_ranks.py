@@ -18,7 +18,7 @@ from predict.errors import EngineError, UserError
 from predict.ranks.front import Ranks
 from predict.ranks.messages import Down
 from tests.support.demo import demo_config
-from tests.support.paths import DEMO
+from tests.support.paths import DEMO, ROOT
 from tests.support.processes import run_python
 from tests.support.rank_runs import is_gone, wait_until
 
@@ -172,13 +172,15 @@ def test_what_cannot_run_is_refused_before_any_process_starts(
 
 
 def test_the_command_answers_as_with_one_rank(one: LLM, tmp_path: Path) -> None:
+    (tmp_path / "decimal.py").write_text("raise SystemExit(3)")  # not ours to import
     data, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     data.write_text('{"src": "def main("}\n{"src": "once upon a time"}\n')
     done = run_python(
-        *("predict/predictor.py", "--model_name_or_path", DEMO, "--dtype", "float32"),
+        *(ROOT / "predict" / "predictor.py", "--model_name_or_path", DEMO, "--dtype", "float32"),
         *("--device", "cpu", "--data_file", data, "--output_file", out, "--batch_size", "2"),
         *("--decode_strategy", "greedy_search", "--max_length", "24"),
         *("--tensor_parallel_size", "2", "--rank_timeout", "60"),
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     assert "rank 1: " in done.stderr
