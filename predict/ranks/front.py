@@ -381,12 +381,11 @@ def _sums_bytes(size: int) -> int:
 
 
 def _environment(size: int) -> dict[str, str]:
-    """This process's environment, with the package on Python's path, and a share of the cores."""
-    root = str(Path(__file__).resolve().parents[2])
-    found = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
-    }
+    """This process's environment, with a checkout on Python's path, and a share of the cores."""
+    root, found = Path(__file__).resolve().parents[2], dict(os.environ)
+    if (root / "pyproject.toml").is_file():  # site-packages would come ahead of Python's own
+        paths = [str(root), found.get("PYTHONPATH", "")]
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     share = str(max(len(os.sched_getaffinity(0)) // size, 1))
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         found.setdefault(name, share)

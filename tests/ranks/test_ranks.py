@@ -15,6 +15,7 @@ import pytest
 from predict import LLM, EngineConfig, Guide, SamplingParams
 from predict.device import library
 from predict.errors import EngineError, UserError
+from predict.ranks import front
 from predict.ranks.front import Ranks
 from predict.ranks.messages import Down
 from tests.support.demo import demo_config
@@ -169,6 +170,18 @@ def test_what_cannot_run_is_refused_before_any_process_starts(
         monkeypatch.setattr(library, "find", lambda: None)
     with pytest.raises(UserError, match=said):
         LLM(demo_config(**{"tensor_parallel_degree": 2, **settings}))
+
+
+@pytest.mark.parametrize("is_checkout", [True, False])
+def test_a_checkout_alone_is_on_the_path_of_ranks(
+    is_checkout: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_checkout:
+        (tmp_path / "pyproject.toml").touch()
+    monkeypatch.setenv("PYTHONPATH", "there")
+    monkeypatch.setattr(front, "__file__", str(tmp_path / "predict" / "ranks" / "front.py"))
+    wanted = f"{tmp_path}{os.pathsep}there" if is_checkout else "there"
+    assert front._environment(2)["PYTHONPATH"] == wanted
 
 
 def test_the_command_answers_as_with_one_rank(one: LLM, tmp_path: Path) -> None:
