@@ -52,7 +52,14 @@ from predict.loading.memory import (
     num_gpu_cache_blocks,
     workspace_bytes,
 )
-from predict.loading.model import Weights, check_memory, open_weights, plan_of, read_spec
+from predict.loading.model import (
+    Opened,
+    Weights,
+    check_memory,
+    open_weights,
+    plan_of,
+    read_spec,
+)
 from predict.loading.platform import Platform, platform_of
 from predict.loading.program import load_program
 from predict.nn.adapter_pages import with_pages
@@ -206,6 +213,7 @@ class Builder:
 
     def _over_ranks(self) -> Running:
         """The same, of other processes, which this one starts."""
+        library.require()  # ranks add in it, whatever operators they run
         ranks = Ranks(self.given.settings, self.num_ranks, self.given.ranks.rank_timeout)
         ready = ranks.ready()
         for rank, each in enumerate(ready):
@@ -273,9 +281,9 @@ class Builder:
                 self.drafter.check_given(manifest.taps, config.model.model_name_or_path)
         self._met()
         if opened:
-            check_memory([*opened, *drafters], adapter_bytes=adapter_bytes)
-            self.weight_bytes = sum(weights.num_bytes for weights in opened)
-            self.weight_bytes += sum(weights.num_bytes for weights in drafters)
+            every: list[Opened] = [*opened, *drafters]
+            check_memory(every, adapter_bytes=adapter_bytes)
+            self.weight_bytes = sum(weights.num_bytes for weights in every)
         self._met()
         networks: list[Network] = []
         if manifest is not None:

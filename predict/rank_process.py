@@ -53,6 +53,7 @@ def main(words: Sequence[str]) -> None:
         rank.tell_failure(error)
         raise SystemExit(_until_ended()) from None
     rank.serve(runners)
+    raise SystemExit(1)
 
 
 def _until_ended() -> int:

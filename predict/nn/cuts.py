@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from predict.errors import UserError
 from predict.nn.blocks import Slot, slot_share
 from predict.nn.plans import (
     BlockPlan,
@@ -43,6 +44,12 @@ def local_spec(
     ranks = Ranks(rank, size, unit, whole_experts)
     if size == 1:
         return spec
+    cuts = (cut for layer in spec.layers for block in layer for cut in block.cuts.values())
+    if whole_experts and not any(cut.experts for cut in cuts):
+        raise UserError(
+            f"expert_parallel_degree {size} gives ranks whole experts, and {spec.model_type} has "
+            "none; leave it out"
+        )
     layers = tuple(tuple(block.shared(ranks)[0] for block in layer) for layer in spec.layers)
     return replace(spec, layers=layers, share=Share(spec, ranks))
 

@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -50,6 +50,14 @@ BUSY = "RD"  # states of a process that runs, or reads a disk
 FAIL_SECONDS = 2.0  # in which all ranks fail, where one does by what it was asked for
 
 
+# As -m does, but for files of the working directory, which are not ours to import.
+RUN_MODULE = """import sys
+if sys.path[0] == "":
+    del sys.path[0]
+import runpy
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)"""
+
+
 class Ready(NamedTuple):
     """What a rank says once it is loaded."""
 
@@ -71,7 +79,8 @@ class _Group:
         os.write(fds[2], json.dumps(settings).encode())
         self.channels = Channels.open(fds[0], size)
         self._sums = mmap.mmap(fds[1], LINE * (1 + size))
-        self._arguments = [sys.executable, "-m", module, *map(str, (*fds, size, os.getpid()))]
+        words = map(str, (module, *fds, size, os.getpid()))
+        self._arguments = [sys.executable, "-c", RUN_MODULE, *words]
         self._fds = fds
         self._closing, self._started = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="regatta-ranks", daemon=True)
@@ -97,7 +106,8 @@ class _Group:
         self._started.set()
         watch = _Watch(self)
         while self.failure is None and not self._closing.wait(LOOK_SECONDS):
-            self.failure = watch.look()
+            found = watch.look()
+            self.failure = self.failure or found  # which the front may have set meanwhile
         self._end()
         if self.failure is not None:
             self.on_failure()
@@ -219,24 +229,43 @@ class Ranks:
     def send(self, kind: Down, arrays: Arrays) -> None:
         """Sends a message that nothing answers."""
         self.check()
-        self._channels.down.write(message(kind, arrays), self.check)
+        parts = message(kind, arrays)
+        with self._unbroken():
+            self._channels.down.write(parts, self.check)
 
     def ask(self, kind: Down, arrays: Arrays) -> Arrays:
         """What rank 0 answers to a message.
 
         Raises what all ranks raised in its course, and EngineError where they cannot go on.
         """
+        self.check()
+        parts = message(kind, arrays)
         self._group.is_asked = True
         try:
-            self.send(kind, arrays)
-            return self._answer(0)
+            with self._unbroken():
+                self._channels.down.write(parts, self.check)
+                return self._answer(0)
         except RankFailed as error:
-            self._check_others_failed(error)
+            with self._unbroken():
+                self._check_others_failed(error)
             if error.of_user:
                 raise UserError(str(error)) from None
             raise RuntimeError(str(error)) from None
         finally:
             self._group.is_asked = False
+
+    @contextlib.contextmanager
+    def _unbroken(self) -> Iterator[None]:
+        """Ends all where a signal breaks an exchange off: the next answer would be this one's."""
+        try:
+            yield
+        except (RankFailed, EngineError):
+            raise
+        except BaseException as error:
+            name = type(error).__name__
+            self._group.failure = f"{name} broke a step off, and so all ranks end; load it again"
+            self.close()
+            raise
 
     def _answer(self, rank: int) -> Arrays:
         """The next message of a rank that is no note. Raises RankFailed of any rank."""
@@ -352,12 +381,11 @@ def _sums_bytes(size: int) -> int:
 
 
 def _environment(size: int) -> dict[str, str]:
-    """This process's environment, with the package on Python's path, and a share of the cores."""
-    root = str(Path(__file__).resolve().parents[2])
-    found = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
-    }
+    """This process's environment, with a checkout on Python's path, and a share of the cores."""
+    root, found = Path(__file__).resolve().parents[2], dict(os.environ)
+    if (root / "pyproject.toml").is_file():  # site-packages would come ahead of Python's own
+        paths = [str(root), found.get("PYTHONPATH", "")]
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     share = str(max(len(os.sched_getaffinity(0)) // size, 1))
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         found.setdefault(name, share)

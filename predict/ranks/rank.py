@@ -57,13 +57,15 @@ class Rank:
         self.tell(Up.READY, [np.array(ready, np.int64)])
 
     def serve(self, runners: Sequence[Runner]) -> None:
-        """Answers messages for ever. runners: of the model, and of its draft model."""
+        """Answers messages until one fails that nothing answers. runners: see `_done`."""
         while True:
             kind, arrays = opened(self._channels.down.read(self.rank, _wait))
             try:
                 answer = _done(Down(kind), cast("list[Any]", arrays), runners)
             except Exception as error:
                 self.tell_failure(error)
+                if kind == Down.COPY:  # steps behind it would read what is not there
+                    return
             else:
                 if answer is not None and self.rank == 0:
                     self.tell(Up.ANSWER, answer)
@@ -71,7 +73,7 @@ class Rank:
 
 
 def _done(kind: Down, arrays: list[Any], runners: Sequence[Runner]) -> Arrays | None:
-    """Does what a message says; what answers it."""
+    """Does what a message says; what answers it. runners: of the model, and of its draft model."""
     if kind == Down.COPY:
         runners[int(arrays[0][0])].copy_blocks([(a, b) for a, b in arrays[1].tolist()])
         return None

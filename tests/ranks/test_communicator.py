@@ -27,7 +27,7 @@ def widened(values: np.ndarray, dtype: str) -> np.ndarray:
     return paddle.to_tensor(values).astype(dtype).astype("float32").numpy()
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_all_ranks_get_the_sum_in_the_order_of_ranks_and_all_parts(size: int) -> None:
     fd = os.memfd_create("test")
     os.truncate(fd, communicator.num_bytes(size))

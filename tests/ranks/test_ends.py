@@ -98,6 +98,7 @@ def test_twenty_random_ends_leave_nothing_and_resume_answers_each_line_once(tmp_
     check_resumed(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_that_the_terminal_stops_goes_on(tmp_path: Path) -> None:
     write_prompts(tmp_path)
     front = start(tmp_path, TIMEOUT)

@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ import pytest
 from predict import LLM, EngineConfig, Guide, SamplingParams
 from predict.device import library
 from predict.errors import EngineError, UserError
+from predict.ranks import front
 from predict.ranks.front import Ranks
+from predict.ranks.messages import Down
 from tests.support.demo import demo_config
-from tests.support.paths import DEMO
+from tests.support.paths import DEMO, ROOT
 from tests.support.processes import run_python
 from tests.support.rank_runs import is_gone, wait_until
 
@@ -112,6 +115,23 @@ def test_a_rank_that_dies_ends_the_engine_by_name() -> None:
     wait_until("the other rank ends", 5, lambda: is_gone(ids[0]))
 
 
+def test_blocks_that_are_not_copied_end_the_ranks() -> None:
+    llm = LLM(demo_config(tensor_parallel_degree=2, rank_timeout=60.0))
+    ranks_of(llm).send(Down.COPY, [np.array([9], np.int64), np.zeros((0, 2), np.int64)])
+    with pytest.raises(EngineError, match=r"rank . \(process \d+\) ended with exit code 1"):
+        llm.generate("hello", GREEDY)
+
+
+def test_a_step_that_is_broken_off_ends_the_ranks_and_leaves_no_answer_to_the_next() -> None:
+    llm = LLM(demo_config(tensor_parallel_degree=2, rank_timeout=60.0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ranks, "_answer", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("hello", GREEDY)
+    with pytest.raises(EngineError, match="KeyboardInterrupt broke a step off"):
+        llm.generate("hello", GREEDY)
+
+
 REFUSED: dict[str, dict[str, Any]] = {
     "device gpu: CPU ranks run today": {"device": "gpu"},
     "does not go with --mode static": {"mode": "static"},
@@ -134,19 +154,46 @@ def test_what_ranks_do_not_do_is_refused_by_name(said: str) -> None:
         EngineConfig(model_name_or_path="x", tensor_parallel_degree=2, **REFUSED[said])
 
 
-def test_heads_that_do_not_divide_are_refused_before_any_process_starts() -> None:
-    with pytest.raises(UserError, match="heads"):
-        LLM(demo_config(tensor_parallel_degree=7))
+@pytest.mark.parametrize(
+    ("said", "settings", "built"),
+    [
+        ("heads", {"tensor_parallel_degree": 7}, True),
+        ("whole experts, and .* none", {"expert_parallel_degree": 2}, True),
+        ("compiled operators are not there", {"inference_model": False}, False),
+    ],
+)
+def test_what_cannot_run_is_refused_before_any_process_starts(
+    said: str, settings: dict[str, Any], built: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("predict.build.Ranks", Mock(side_effect=AssertionError("started")))
+    if not built:
+        monkeypatch.setattr(library, "find", lambda: None)
+    with pytest.raises(UserError, match=said):
+        LLM(demo_config(**{"tensor_parallel_degree": 2, **settings}))
+
+
+@pytest.mark.parametrize("is_checkout", [True, False])
+def test_a_checkout_alone_is_on_the_path_of_ranks(
+    is_checkout: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_checkout:
+        (tmp_path / "pyproject.toml").touch()
+    monkeypatch.setenv("PYTHONPATH", "there")
+    monkeypatch.setattr(front, "__file__", str(tmp_path / "predict" / "ranks" / "front.py"))
+    wanted = f"{tmp_path}{os.pathsep}there" if is_checkout else "there"
+    assert front._environment(2)["PYTHONPATH"] == wanted
 
 
 def test_the_command_answers_as_with_one_rank(one: LLM, tmp_path: Path) -> None:
+    (tmp_path / "decimal.py").write_text("raise SystemExit(3)")  # not ours to import
     data, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     data.write_text('{"src": "def main("}\n{"src": "once upon a time"}\n')
     done = run_python(
-        *("predict/predictor.py", "--model_name_or_path", DEMO, "--dtype", "float32"),
+        *(ROOT / "predict" / "predictor.py", "--model_name_or_path", DEMO, "--dtype", "float32"),
         *("--device", "cpu", "--data_file", data, "--output_file", out, "--batch_size", "2"),
         *("--decode_strategy", "greedy_search", "--max_length", "24"),
         *("--tensor_parallel_size", "2", "--rank_timeout", "60"),
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     assert "rank 1: " in done.stderr
