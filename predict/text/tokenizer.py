@@ -118,7 +118,7 @@ class Tokenizer:
         most: tokens in all; the end of the last text is cut. Raises UserError for a pair where the
         tokenizer's files do not say how one is written.
         """
-        return guarded(self._backend.encode_pair, text, second, most)
+        return guarded(self.backend.encode_pair, text, second, most)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `token_ids` standing alone: a sentencepiece model drops one leading space."""
