@@ -114,8 +114,9 @@ Regex::Regex(const std::string& pattern) {
                        : onig_new(&regex, begin, begin + pattern.size(), ONIG_OPTION_NONE,
                                   ONIG_ENCODING_UTF8, ONIG_SYNTAX_RUBY, &info);
   if (code != ONIG_NORMAL) {
+    const std::string_view shown = std::string_view(pattern).substr(0, 200);
     throw Failure{REGATTA_TEXT_BAD_FILE, "text file: the regular expression " +
-                                             pattern.substr(0, 200) +
+                                             std::string(shown.substr(0, whole_utf8(shown))) +
                                              " is none: " + onig_message(code, &info)};
   }
   regex_.reset(regex);

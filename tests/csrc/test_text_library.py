@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import io
 import json
@@ -213,6 +214,14 @@ def test_a_damaged_file_is_refused_or_works(name: str) -> None:
     assert {*statuses} <= {*REFUSED, library.FAILED}
 
 
+def file_with(steps: list[bytes]) -> bytes:
+    """A file whose tokens are the bytes."""
+    letters = {bytes([i]): i for i in range(256)}
+    texts = {i: (layout.TEXT, letter) for letter, i in letters.items()}
+    held: Any = (layout.BYTE_LEVEL, None, ((), ()), steps, {}, texts, letters, {})
+    return layout.TextFile(*held).data()
+
+
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
@@ -222,12 +231,21 @@ def test_a_damaged_file_is_refused_or_works(name: str) -> None:
     ],
 )
 def test_an_expression_that_would_not_end_is_refused(pattern: str, message: str) -> None:
-    letters = {bytes([i]): i for i in range(256)}
-    texts = {i: (layout.TEXT, letter) for letter, i in letters.items()}
     steps = [layout.packed_step(layout.SPLIT_REGEX, a=pattern)]
-    held: Any = (layout.BYTE_LEVEL, None, ((), ()), steps, {}, texts, letters, {})
     with pytest.raises(TextError, match=message):
-        Text(layout.TextFile(*held).data()).encode("a" * 3000 + "c")
+        Text(file_with(steps)).encode("a" * 3000 + "c")
+
+
+def test_a_long_error_is_whole_utf8() -> None:
+    """The text of an error with a long path, or a long expression, ends with a character."""
+    opened = library.library().regatta_text_open
+    handle = ctypes.c_void_p()
+    for name in ("é" * 600, "aé" * 400):
+        assert opened(name.encode(), ctypes.byref(handle)) == library.BAD_FILE
+        assert library.library().regatta_text_error().decode().startswith("cannot read")
+    for pattern in ("é" * 150 + "(", "a" + "é" * 150 + "("):
+        with pytest.raises(TextError, match="é is none: end pattern with unmatched"):
+            Text(file_with([layout.packed_step(layout.SPLIT_REGEX, a=pattern)]))
 
 
 def settings(**parts: Any) -> Tokenizer:
