@@ -236,6 +236,26 @@ def test_an_expression_that_would_not_end_is_refused(pattern: str, message: str)
         Text(file_with(steps)).encode("a" * 3000 + "c")
 
 
+GROWING = [
+    layout.packed_step(layout.PREFIX_SPACE, a="xy"),
+    layout.packed_step(layout.SPLIT_REGEX, a="."),
+]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [layout.packed_step(layout.REPLACE, a="a", b="a" * 16)] * 6,
+        GROWING * 32,
+        [*(GROWING * 31), layout.packed_step(layout.SPLIT_REGEX, 1, a=".")],
+    ],
+    ids=["replacements", "pieces", "pieces that are removed"],
+)
+def test_steps_that_grow_a_text_without_end_are_refused(steps: list[bytes]) -> None:
+    with pytest.raises(TextError, match="make the text more than 16 times as long"):
+        Text(file_with(steps)).encode("aaa")
+
+
 def test_a_long_error_is_whole_utf8() -> None:
     """The text of an error with a long path, or a long expression, ends with a character."""
     opened = library.library().regatta_text_open
