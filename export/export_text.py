@@ -51,10 +51,14 @@ def text_file(tokenizer: Tokenizer, path: Path) -> bytes:
     """The file's bytes. path: what errors name. Raises UserError for a step that is not known."""
     backend = tokenizer.backend
     if isinstance(backend, SentencePieceBackend):
-        return pieces_file(backend, path).data()
-    assert isinstance(backend, FastBackend)  # there are no others
-    text, ends = backend.described()
-    return _Export(text, path, ends).file().data()
+        file = pieces_file(backend, path)
+    else:
+        assert isinstance(backend, FastBackend)  # there are no others
+        text, ends = backend.described()
+        file = _Export(text, path, ends).file()
+    if (highest := max(file.texts)) >= layout.MAX_IDS:
+        refuse(path, f"the id {highest} of a token, above {layout.MAX_IDS - 1},")
+    return file.data()
 
 
 class _Export:

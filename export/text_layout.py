@@ -21,6 +21,7 @@ IGNORE_MERGES, BYTE_FALLBACK, FUSE_UNKNOWN, BYTE_LEVEL, EACH_BYTE = 1, 2, 4, 8, 
 SWITCHES = {"special": 1, "lstrip": 2, "rstrip": 4, "normalized": 8, "single_word": 16}
 TEXT, BYTE, SPECIAL = 1, 2, 128  # without a text: 0
 NONE = 2**32 - 1
+MAX_IDS = 2**22
 
 
 @dataclass

@@ -15,8 +15,17 @@ namespace {
 // Of one search: a pattern that tries more than that is hostile. Oniguruma's own limit is for each
 // place where a match may begin.
 constexpr unsigned long kMaxRetries = 10'000'000;
-// A step may make a text that much longer; more is no text of a tokenizer.
-constexpr size_t kMaxGrowth = 16, kMinGrown = 1 << 16;
+// The steps together may make a text that much longer; more is no text of a tokenizer.
+constexpr size_t kMaxGrowth = 16, kMinGrown = 1 << 12;
+
+size_t most_grown(size_t size) { return size * kMaxGrowth + kMinGrown; }
+
+void require_grown(bool holds) {
+  if (!holds) {
+    throw Failure{REGATTA_TEXT_FAILED, "the steps make the text more than " +
+                                           std::to_string(kMaxGrowth) + " times as long"};
+  }
+}
 
 std::string onig_message(int code, OnigErrorInfo* info) {
   UChar buffer[ONIG_MAX_ERROR_MESSAGE_LEN];
@@ -36,10 +45,7 @@ std::string replaced(std::string_view text, const std::string& from, const std::
   size_t done = 0;
   for (size_t at; (at = text.find(from, done)) != text.npos; done = at + from.size()) {
     out.append(text, done, at - done).append(to);
-    if (out.size() > text.size() * kMaxGrowth + kMinGrown) {
-      throw Failure{REGATTA_TEXT_FAILED, "a replacement makes the text more than " +
-                                             std::to_string(kMaxGrowth) + " times as long"};
-    }
+    require_grown(out.size() <= most_grown(text.size()));
   }
   return out.append(text, done);
 }
@@ -114,8 +120,9 @@ Regex::Regex(const std::string& pattern) {
                        : onig_new(&regex, begin, begin + pattern.size(), ONIG_OPTION_NONE,
                                   ONIG_ENCODING_UTF8, ONIG_SYNTAX_RUBY, &info);
   if (code != ONIG_NORMAL) {
+    const std::string_view shown = std::string_view(pattern).substr(0, 200);
     throw Failure{REGATTA_TEXT_BAD_FILE, "text file: the regular expression " +
-                                             pattern.substr(0, 200) +
+                                             std::string(shown.substr(0, whole_utf8(shown))) +
                                              " is none: " + onig_message(code, &info)};
   }
   regex_.reset(regex);
@@ -175,29 +182,37 @@ std::string Steps::normalized(std::string_view text, bool at_start) const {
     } else {
       out = replaced(out, step.a, step.b);
     }
+    require_grown(out.size() <= most_grown(text.size()));
   }
   return out;
 }
 
-void Steps::cut_from(size_t index, std::string_view text, bool at_start, const Word& word) const {
+void Steps::cut(std::string_view text, bool at_start, const Word& word) const {
+  size_t left = most_grown(text.size()) * (steps_.size() + 1);
+  cut_from(num_normalizers_, text, at_start, {word, left});
+}
+
+void Steps::cut_from(size_t index, std::string_view text, bool at_start, const Cutting& to) const {
   if (text.empty()) return;
-  if (index == steps_.size()) return word(text);
+  require_grown(text.size() <= to.left);
+  to.left -= text.size();
+  if (index == steps_.size()) return to.word(text);
   const Step& step = steps_[index];
   if (step.kind == StepKind::kPrefixSpace) {
     const bool has = text.substr(0, step.a.size()) == step.a;
-    return cut_from(index + 1, has ? text : step.a + std::string(text), at_start, word);
+    return cut_from(index + 1, has ? text : step.a + std::string(text), at_start, to);
   }
   if (step.kind == StepKind::kMetaspace) {
     std::string out = replaced(text, " ", step.a);
     const bool has = out.compare(0, step.a.size(), step.a) == 0;
     if (!has && prepends(step, at_start)) out.insert(0, step.a);
-    if (!step.on) return cut_from(index + 1, out, at_start, word);
-    return split(index, out, at_start, word);
+    if (!step.on) return cut_from(index + 1, out, at_start, to);
+    return split(index, out, at_start, to);
   }
-  split(index, text, at_start, word);
+  split(index, text, at_start, to);
 }
 
-void Steps::split(size_t index, std::string_view text, bool at_start, const Word& word) const {
+void Steps::split(size_t index, std::string_view text, bool at_start, const Cutting& to) const {
   const Step& step = steps_[index];
   const bool is_metaspace = step.kind == StepKind::kMetaspace;
   const bool inverts = !is_metaspace && step.on;
@@ -217,7 +232,7 @@ void Steps::split(size_t index, std::string_view text, bool at_start, const Word
   const auto behavior = is_metaspace ? Behavior::kWithNext : static_cast<Behavior>(step.way);
   for (const Span& span : joined(std::move(spans), behavior)) {
     const std::string_view piece = text.substr(span.begin, span.end - span.begin);
-    cut_from(index + 1, piece, at_start && span.begin == 0, word);
+    cut_from(index + 1, piece, at_start && span.begin == 0, to);
   }
 }
 

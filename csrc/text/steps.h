@@ -37,14 +37,16 @@ class Steps {
 
   // Calls `word` with each word.
   using Word = std::function<void(std::string_view)>;
-  void cut(std::string_view text, bool at_start, const Word& word) const {
-    cut_from(num_normalizers_, text, at_start, word);
-  }
+  void cut(std::string_view text, bool at_start, const Word& word) const;
 
  private:
+  struct Cutting {
+    const Word& word;
+    size_t& left;  // bytes that all steps may still see
+  };
   static bool prepends(const Step& step, bool at_start);
-  void cut_from(size_t index, std::string_view text, bool at_start, const Word& word) const;
-  void split(size_t index, std::string_view text, bool at_start, const Word& word) const;
+  void cut_from(size_t index, std::string_view text, bool at_start, const Cutting& to) const;
+  void split(size_t index, std::string_view text, bool at_start, const Cutting& to) const;
 
   const std::vector<Step>& steps_;
   std::vector<std::unique_ptr<Regex>> regexes_;  // by step, null for others

@@ -29,7 +29,13 @@ constexpr size_t kMaxMessage = 1024;
 thread_local char last_error[kMaxMessage];  // no destructor, and room for it where memory ends
 
 regatta_text_status failed(regatta_text_status status, const char* message) {
-  std::snprintf(last_error, sizeof last_error, "%s", message);
+  const int size = std::snprintf(last_error, sizeof last_error, "%s", message);
+  if (size >= static_cast<int>(sizeof last_error)) {  // a character may have been cut
+    const size_t at = regatta::text::last_character({last_error, sizeof last_error - 1});
+    if (regatta::text::utf8_step(last_error + at).what == regatta::text::Utf8::kCut) {
+      last_error[at] = 0;
+    }
+  }
   return status;
 }
 

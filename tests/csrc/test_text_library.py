@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
-import io
 import json
 import random
 from collections.abc import Callable
@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sentencepiece
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer
 
 from export import text_layout as layout
-from export.export_text import export_text, main, text_file
-from predict.errors import UserError
+from export.export_text import export_text, text_file
 from predict.text import tokenizer as ours
 from tests.support import text_library as library
 from tests.support import text_tokenizers as made
@@ -131,24 +129,6 @@ def test_a_sentencepiece_model_gives_what_its_library_gives(folder: str) -> None
                 assert b"".join(text.pieces(ids, flags=flags)).decode() == whole
 
 
-def unigram() -> bytes:
-    written = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(made.SCRIPTS * 3),
-        model_writer=written,
-        vocab_size=300,
-        hard_vocab_limit=False,
-        minloglevel=2,
-    )
-    return written.getvalue()
-
-
-def test_a_sentencepiece_model_of_another_kind_is_named_at_export(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(unigram())
-    with pytest.raises(UserError, match=r"type 1 \(1: Unigram\) is not among the steps"):
-        export_text(tmp_path, tmp_path / "text.bin")
-
-
 def test_a_character_that_begins_in_the_prompt_comes_with_its_last_byte() -> None:
     text = Text(file_of("gpt2"))
     ids = ids_of("gpt2", *"ä½łA")  # 你, A
@@ -213,6 +193,14 @@ def test_a_damaged_file_is_refused_or_works(name: str) -> None:
     assert {*statuses} <= {*REFUSED, library.FAILED}
 
 
+def file_with(steps: list[bytes]) -> bytes:
+    """A file whose tokens are the bytes."""
+    letters = {bytes([i]): i for i in range(256)}
+    texts = {i: (layout.TEXT, letter) for letter, i in letters.items()}
+    held: Any = (layout.BYTE_LEVEL, None, ((), ()), steps, {}, texts, letters, {})
+    return layout.TextFile(*held).data()
+
+
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
@@ -222,45 +210,41 @@ def test_a_damaged_file_is_refused_or_works(name: str) -> None:
     ],
 )
 def test_an_expression_that_would_not_end_is_refused(pattern: str, message: str) -> None:
-    letters = {bytes([i]): i for i in range(256)}
-    texts = {i: (layout.TEXT, letter) for letter, i in letters.items()}
     steps = [layout.packed_step(layout.SPLIT_REGEX, a=pattern)]
-    held: Any = (layout.BYTE_LEVEL, None, ((), ()), steps, {}, texts, letters, {})
     with pytest.raises(TextError, match=message):
-        Text(layout.TextFile(*held).data()).encode("a" * 3000 + "c")
+        Text(file_with(steps)).encode("a" * 3000 + "c")
 
 
-def settings(**parts: Any) -> Tokenizer:
-    """GPT-2's steps with other parts."""
-    tokens = made.gpt2()
-    for part, value in parts.items():
-        setattr(tokens, part, value)
-    return tokens
+GROWING = [
+    layout.packed_step(layout.PREFIX_SPACE, a="xy"),
+    layout.packed_step(layout.SPLIT_REGEX, a="."),
+]
 
 
 @pytest.mark.parametrize(
-    ("tokens", "message"),
+    "steps",
     [
-        (lambda: Tokenizer(models.WordPiece({"a": 0}, unk_token="a")), "WordPiece"),
-        (lambda: Tokenizer(models.Unigram([("a", 0.0)], 0, False)), "Unigram"),
-        (lambda: settings(normalizer=normalizers.NFKC()), "normalizer NFKC"),
-        (lambda: settings(normalizer=normalizers.Lowercase()), "normalizer Lowercase"),
-        (lambda: settings(pre_tokenizer=pre_tokenizers.Whitespace()), "pre_tokenizer Whitespace"),
-        (lambda: settings(decoder=decoders.WordPiece()), "decoder WordPiece"),
-        (lambda: settings(decoder=decoders.Fuse()), "decoder that is ByteLevel, or is not"),
-        (
-            lambda: settings(post_processor=processors.BertProcessing(("a", 0), ("b", 1))),
-            "post_processor BertProcessing",
-        ),
-        (lambda: made.pieces_tokenizer(dropout=0.5), "dropout 0.5"),
-        (lambda: made.pieces_tokenizer(end_of_word_suffix="x"), "end_of_word_suffix 'x'"),
+        [layout.packed_step(layout.REPLACE, a="a", b="a" * 16)] * 6,
+        GROWING * 32,
+        [*(GROWING * 31), layout.packed_step(layout.SPLIT_REGEX, 1, a=".")],
     ],
+    ids=["replacements", "pieces", "pieces that are removed"],
 )
-def test_a_step_outside_the_list_is_named_at_export(
-    tokens: Callable[[], Tokenizer], message: str
-) -> None:
-    with pytest.raises(UserError, match=f"made: .*{message}.* is not among the steps"):
-        exported(tokens())
+def test_steps_that_grow_a_text_without_end_are_refused(steps: list[bytes]) -> None:
+    with pytest.raises(TextError, match="make the text more than 16 times as long"):
+        Text(file_with(steps)).encode("aaa")
+
+
+def test_a_long_error_is_whole_utf8() -> None:
+    """The text of an error with a long path, or a long expression, ends with a character."""
+    opened = library.library().regatta_text_open
+    handle = ctypes.c_void_p()
+    for name in ("é" * 600, "aé" * 400):
+        assert opened(name.encode(), ctypes.byref(handle)) == library.BAD_FILE
+        assert library.library().regatta_text_error().decode().startswith("cannot read")
+    for pattern in ("é" * 150 + "(", "a" + "é" * 150 + "("):
+        with pytest.raises(TextError, match="é is none: end pattern with unmatched"):
+            Text(file_with([layout.packed_step(layout.SPLIT_REGEX, a=pattern)]))
 
 
 def test_a_folder_is_exported_with_the_ends_that_its_config_asks_for(tmp_path: Path) -> None:
@@ -274,18 +258,6 @@ def test_a_folder_is_exported_with_the_ends_that_its_config_asks_for(tmp_path: P
     text = Text((tmp_path / "text.bin").read_bytes())
     assert text.encode("", library.ADD_SPECIAL) == [first, last]
     assert ours.Tokenizer.from_dir(tmp_path).encode("") == [first, last]
-
-
-def test_the_command_writes_a_file_or_says_why_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target = tmp_path / "text.bin"
-    assert main([str(DEMO), str(target)]) == 0
-    assert target.read_bytes() == text_file(ours.Tokenizer.from_dir(DEMO), DEMO)
-    assert main([str(DEMO)]) == 2
-    assert "two names are needed" in capsys.readouterr().err
-    assert main([str(DATA / "families" / "chatglm3_6b"), str(target)]) == 2
-    assert "this family's code does with its sentencepiece model" in capsys.readouterr().err
 
 
 def test_only_the_functions_of_the_header_are_exported() -> None:

@@ -51,6 +51,14 @@ def test_every_stage_has_a_budget() -> None:
     assert re.search(r"^timeout .* pytest --slow -m slow\b", RUN, re.MULTILINE)
 
 
+@pytest.mark.parametrize("words", [["--coverge"], ["--coverage", "x"]])
+def test_an_argument_that_ci_does_not_know_is_refused(words: list[str]) -> None:
+    # Without what it does beyond its arguments, were they taken.
+    head = RUN[: RUN.index("\nroot=")]
+    done = subprocess.run(["bash", "-c", head, "run", *words], capture_output=True, check=False)
+    assert (done.returncode, b"allowed: --coverage" in done.stderr) == (2, True)
+
+
 def test_quick_tests_are_of_every_room() -> None:
     rooms = {test.split("::")[0].rpartition("/")[0] for test in QUICK}
     needing = {f"tests/{room}" for room in ("examples", "fake_device", "fake_gpu", "gpu", "ray")}

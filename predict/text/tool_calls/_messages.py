@@ -42,8 +42,8 @@ def shaped_messages(
         calls = message.get("tool_calls")
         if isinstance(calls, list) and calls:
             calls = message["tool_calls"] = [_call(call, source, names) for call in calls]
-            if row is not None and row.writes is not None:
-                message["content"] = _with_text(message.get("content"), row.writes(_named(calls)))
+            if row is not None and row.writes is not None and (named := _named(calls)):
+                message["content"] = _with_text(message.get("content"), row.writes(named))
         given_id = message.get("tool_call_id")
         if isinstance(given_id, str):
             if message.get("role") == "tool" and given_id in names:
@@ -60,7 +60,9 @@ def shaped_messages(
 
 
 def _named(calls: Sequence[Any]) -> list[tuple[str, Any]]:
-    functions = [call["function"] for call in calls if isinstance(call, Mapping)]
+    """Names and arguments; what is no call is not there."""
+    held = [call.get("function") for call in calls if isinstance(call, Mapping)]
+    functions = [each for each in held if isinstance(each, Mapping)]
     return [(str(each.get("name")), each.get("arguments")) for each in functions]
 
 

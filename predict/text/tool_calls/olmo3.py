@@ -94,9 +94,11 @@ def _value(reader: Reader, emit: Emit) -> Steps[bool]:
             number = yield from reader.run(_NUMBER)
             word = yield from reader.run(_WORD)
             between = (yield from reader.run(_BETWEEN)) if closers else ""
-            emit(f"{number}{PYTHON.get(word, word)}{between}")
             if not number and not word and not between:
                 return False
+            if "," in between and (yield from reader.peek()) == closers[-1]:
+                between = between.rstrip().removesuffix(",")  # which Python allows, and JSON not
+            emit(f"{number}{PYTHON.get(word, word)}{between}")
             if closers or (yield from reader.peek()) in tuple("0123456789+-."):
                 continue  # as behind an exponent's letter
         if not closers:

@@ -214,6 +214,16 @@ def test_messages_are_left_as_they_were() -> None:
     assert json.dumps(MESSAGES) == before
 
 
+@pytest.mark.parametrize("given", [{"id": "a"}, {"function": "f"}, "f"])
+def test_what_is_no_call_is_not_written_into_the_content(given: Any) -> None:
+    for calls, written in (([given], ""), ([given, CALL], "get_weather")):
+        message = {"role": "assistant", "content": "", "tool_calls": calls}
+        (shaped,) = template_messages([message], GRANITE)
+        assert shaped["tool_calls"][0] == given
+        assert bool(shaped["content"]) == bool(written)
+        assert written in shaped["content"]
+
+
 @pytest.mark.parametrize("given", ["no JSON", "[1]", '{"a": 1', "7"])
 def test_arguments_that_are_no_object_stay_as_the_model_wrote_them(given: str) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": given}}

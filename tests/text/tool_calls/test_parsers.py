@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -252,6 +253,13 @@ def test_arguments_come_in_other_shapes(written: str, arguments: str) -> None:
         answer = read_format("hermes", ["<tool_call>", *pieces, "</tool_call>"])
         assert [(call.name, call.arguments) for call in answer.calls] == [("now", arguments)]
         assert answer.content is None
+
+
+def test_a_comma_behind_the_last_value_of_python_is_not_in_the_arguments() -> None:
+    text = "<function_calls>now(a=(1,), b=[[2, ], {'c': 'd,',\n},],)</function_calls>"
+    for pieces in ([text], list(text)):
+        (call,) = read_format("olmo3", pieces).calls
+        assert json.loads(call.arguments) == {"a": [1], "b": [[2], {"c": "d,"}]}
 
 
 def test_a_broken_call_is_followed_by_a_good_one() -> None:
