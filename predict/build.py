@@ -16,7 +16,7 @@ from predict.config.engine import EngineConfig
 from predict.config.model import DTYPE_BYTES
 from predict.device import communicator, devices, library
 from predict.device.devices import kind_of
-from predict.drafting import Drafting, draft_caches_of, speculation
+from predict.drafting import Drafting, draft_caches_of, speculation, window_of
 from predict.engine.addons import Addons
 from predict.engine.engine import Engine
 from predict.engine.kv_cache import allocate_caches
@@ -196,7 +196,7 @@ class Builder:
         addons = Addons(config, self.spec, self.platform, self.adapters, scheduler, caches)
         for name, stored in self.prefixes.items():
             addons.serve(name, stored)
-        sampler = Sampler(config.model.seed, self.eos_token_ids, self._window())
+        sampler = Sampler(config.model.seed, self.eos_token_ids, window_of(config))
         drafting = Drafting(
             *(config, self.platform, self.spec, self.reader, self.decoder, self.drafter),
             *(running.draft_runner, self.draft_cost, num_blocks),
@@ -265,8 +265,7 @@ class Builder:
     def _networks(self) -> tuple[Network, Network | None]:
         """The network with its weights in place, and the draft model's where there is one."""
         config = self.config
-        opened: list[Weights] = []
-        drafters: list[DrafterWeights] = []
+        opened, drafters = list[Weights](), list[DrafterWeights]()
         manifest = self._checked_export() if config.model.mode == "static" else None
         adapter_bytes = self._adapter_bytes()
         if manifest is None:
@@ -280,12 +279,12 @@ class Builder:
             if manifest is not None:
                 self.drafter.check_given(manifest.taps, config.model.model_name_or_path)
         self._met()
+        every: list[Opened] = [*opened, *drafters]
         if opened:
-            every: list[Opened] = [*opened, *drafters]
             check_memory(every, adapter_bytes=adapter_bytes)
-            self.weight_bytes = sum(weights.num_bytes for weights in every)
+        self.weight_bytes = sum(weights.num_bytes for weights in every)
         self._met()
-        networks: list[Network] = []
+        networks = list[Network]()
         if manifest is not None:
             if manifest.adapters is not None:
                 plan, names = plan_of(self.spec, self.reader)
@@ -436,17 +435,3 @@ class Builder:
             # A program takes all of its inputs, and a draft model's steps have no adapters.
             always_adapted=config.model.batch_invariant or config.model.mode == "static",
         )
-
-    def _window(self) -> tuple[int, int] | None:
-        """Of window verification: the window, and its candidates."""
-        config = self.config
-        if not config.speculation.verifies_by_window:
-            return None
-        window = config.speculation.speculate_verify_window or 2
-        max_candidate_len = config.speculation.speculate_max_candidate_len or 5
-        LOG.warning(
-            "drafts of sampled requests stand by PaddleNLP's TopP + window verification "
-            f"(window {window}, {max_candidate_len} candidates): their text is not distributed as "
-            "without drafts; greedy requests stay exact"
-        )
-        return window, max_candidate_len

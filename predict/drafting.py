@@ -28,6 +28,7 @@ from predict.nn.hf_config import ConfigReader
 from predict.nn.inputs import LayerCache
 from predict.nn.spec import DecoderSpec
 from predict.speculative import proposer_of
+from predict.system.notes import LOG
 
 # The demo model on 2 cores: 1.65 ms for one row, 2.8 for 16.
 CPU_COSTS = Costs(row=0.04)
@@ -109,3 +110,17 @@ def _state_drafting(of: Drafting, sampler: Sampler) -> StateDrafting | None:
         block_size=of.config.cache.block_size,
         num_blocks=of.num_blocks,
     )
+
+
+def window_of(config: EngineConfig) -> tuple[int, int] | None:
+    """Of window verification: the window, and its candidates."""
+    if not config.speculation.verifies_by_window:
+        return None
+    window = config.speculation.speculate_verify_window or 2
+    max_candidate_len = config.speculation.speculate_max_candidate_len or 5
+    LOG.warning(
+        "drafts of sampled requests stand by PaddleNLP's TopP + window verification "
+        f"(window {window}, {max_candidate_len} candidates): their text is not distributed as "
+        "without drafts; greedy requests stay exact"
+    )
+    return window, max_candidate_len

@@ -242,8 +242,8 @@ def nan_for(token_id: int) -> Callable[[EngineConfig], LLM]:
         network: Any = llm.engine.runner.network  # type: ignore[attr-defined]
         run = network.run
 
-        def run_step(inputs: StepInputs) -> Any:
-            outputs = run(inputs)
+        def run_step(inputs: StepInputs, taps: Sequence[str] = ()) -> Any:
+            outputs = run(inputs, taps)
             logits = outputs.logits.numpy()
             logits[inputs.token_ids[inputs.logit_indices] == token_id] = np.nan
             return outputs._replace(logits=paddle.to_tensor(logits))

@@ -48,8 +48,7 @@ ATTRIBUTES = {
     for kind, names in {
         "bool": "accumulate bias_after_scale descending gated interleaved keepdim largest last "
         "packed plus_one sorted sparse stable transpose_x transpose_y whole",
-        "i32": "axis col decimals input_dim_idx num num_ranks output_dim_idx repeats start_axis "
-        "stop_axis",
+        "i32": "axis col decimals input_dim_idx num output_dim_idx repeats start_axis stop_axis",
         "i64": "function head_dim hidden_size kind num_heads num_kv_heads out_features output_size "
         "padding_idx vocab_size which window",
         "f32": "a_scale b_scale bias clamp epsilon scale slope softcap softmax_scale up_offset",
@@ -101,8 +100,6 @@ COMPILED = _table(
     {
         "T>T function gated clamp slope up_offset": "regatta_activate",
         "TT>T": "regatta_take_ids",
-        "T>T": "regatta_sum_ranks",
-        "T>T num_ranks": "regatta_gather_ranks",
         "Tt>T a_scale b_scale": "regatta_add",
         "TTtt>T hidden_size packed scale": "regatta_embedding",
         "TTtt>TT kind epsilon plus_one": "regatta_norm",

@@ -79,7 +79,7 @@ def test_drafts_change_no_token(
     expected: list[list[tuple[int, ...]]],
     method: str,
 ) -> None:
-    monkeypatch.setattr("predict.build.DraftPolicy", Generous)
+    monkeypatch.setattr("predict.drafting.DraftPolicy", Generous)
     chosen = {k: v for k, v in METHODS[method].items() if k != "draft_model_quant_type"}
     drafting = LLM(**settings(speculate_method=method, **chosen))
     assert tokens(answers(drafting)) == expected

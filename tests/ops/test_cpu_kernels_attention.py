@@ -327,8 +327,8 @@ BAD_ATTENTION: dict[str, tuple[Change, str]] = {
         lambda a: a.__setitem__("sinks", tensor(np.zeros(4, "f4"), "bfloat16")),
         "sinks is bfloat16, expected float32",
     ),
-    "prefix and window": (
-        lambda a: a.update(prefix_lens=[0, 0], window=8),
+    "prefix and slopes": (
+        lambda a: a.update(prefix_lens=[0, 0], slopes=tensor(np.ones(4, "f4"), "float32")),
         "prefix_lens goes with no tree_mask, no slopes",
     ),
     "context too long": (_set("lengths", [20, 49]), r"context_lens\[1\] is 49"),

@@ -196,12 +196,7 @@ def test_an_abort_ends_the_call_and_the_iteration() -> None:
 
 
 def counts(replica: str, num_steps: int, num_running: int) -> bytes:
-    values = dict.fromkeys(EngineStats.__dataclass_fields__, 0)
-    return encode(
-        ReplicaCounts(
-            replica, EngineStats(**{**values, "num_steps": num_steps, "num_running": num_running})
-        )
-    )
+    return encode(ReplicaCounts(replica, EngineStats(num_steps=num_steps, num_running=num_running)))
 
 
 def test_counts_are_those_of_all_replicas_and_never_fall() -> None:

@@ -161,7 +161,8 @@ def unused_blocks_are_nan(monkeypatch: pytest.MonkeyPatch) -> None:
                 tensor.set_value(np.full(tensor.shape, np.nan, np.float32))
         return caches
 
-    monkeypatch.setattr("predict.build.allocate_caches", filled)
+    for module in ("build", "drafting"):
+        monkeypatch.setattr(f"predict.{module}.allocate_caches", filled)
 
 
 @pytest.mark.parametrize("method", [None, *METHODS])

@@ -15,8 +15,10 @@ from tests.support.paths import DEMO
 class Generous(DraftPolicy):
     """Has as many drafts as acceptance makes worthwhile, whatever they take."""
 
-    def __init__(self, max_length: int, max_rows: int, costs: Costs, looks_up: bool):
-        super().__init__(max_length, max_rows, costs, looks_up)
+    def __init__(
+        self, max_length: int, max_rows: int, costs: Costs, looks_up: bool, catches_up: bool = True
+    ):
+        super().__init__(max_length, max_rows, costs, looks_up, catches_up)
         for _ in range(FEWEST_TIMES):
             super().stepped(1, [], 0, False, 1.0)
 
