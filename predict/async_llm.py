@@ -23,8 +23,9 @@ from predict.config.engine import EngineConfig
 from predict.engine.answers import News
 from predict.engine.samples import Samples, StreamOutput
 from predict.engine.stats import EngineStats
-from predict.llm import LLM, Conversation, Prompt, check_streamed
+from predict.llm import LLM, Conversation, check_streamed
 from predict.request import RequestOutput, SamplingParams
+from predict.vectors import Prompt
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

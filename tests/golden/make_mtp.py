@@ -14,6 +14,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,7 +58,7 @@ def drafted(case: str, last: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def main() -> None:
-    made = {}
+    made: dict[str, Any] = {}
     for case, last in MTP_CASES.items():
         made[f"{case}/logits"], made[f"{case}/tokens"] = drafted(case, last)
     np.savez_compressed(HERE / "mtp.npz", **made)

@@ -122,13 +122,13 @@ def modules(folder: Path, pooling: dict[str, bool], dense: bool, normalize: bool
         torch.manual_seed(7)
         weight = {"linear.weight": torch.randn(24, 32) * 0.2, "linear.bias": torch.randn(24)}
         save_file(weight, folder / "2_Dense" / "model.safetensors")
-        config = {
+        layer: dict[str, Any] = {
             "in_features": 32,
             "out_features": 24,
             "bias": True,
             "activation_function": "torch.nn.modules.activation.Tanh",
         }
-        (folder / "2_Dense" / "config.json").write_text(json.dumps(config))
+        (folder / "2_Dense" / "config.json").write_text(json.dumps(layer))
     if normalize:
         listed.append((str(len(listed)), f"{len(listed)}_Normalize", "Normalize"))
     entries = [
@@ -255,8 +255,8 @@ def make(case: str, found: dict[str, Any], tokens: dict[str, Any]) -> None:
     for query, document in PAIRS:
         if case == "qwen3_reranker":
             body = f"<Instruct>: {INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"
-            encode = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731
-            given = {"input_ids": [*encode(_BEFORE), *encode(body), *encode(_BEHIND)]}
+            parts = [tokenizer(text, add_special_tokens=False) for text in (_BEFORE, body, _BEHIND)]
+            given = {"input_ids": [i for part in parts for i in part["input_ids"]]}
         elif case == "qwen3_classifier":
             continue
         else:
@@ -292,7 +292,8 @@ def main() -> None:
     tokens: dict[str, Any] = {}
     for case in CASES:
         make(case, found, tokens)
-    np.savez_compressed(HERE / "golden.npz", **{k: np.asarray(v) for k, v in found.items()})
+    made: dict[str, Any] = {k: np.asarray(v) for k, v in found.items()}
+    np.savez_compressed(HERE / "golden.npz", **made)
     (HERE / "texts.json").write_text(
         json.dumps({"texts": TEXTS, "pairs": PAIRS, "tokens": tokens}, indent=1) + "\n"
     )

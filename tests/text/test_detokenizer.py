@@ -26,6 +26,11 @@ class Backend:
 
     encode_literal = encode_inside
 
+    def encode_pair(
+        self, text: str, second: str | None, most: int | None
+    ) -> tuple[list[int], int | None]:
+        raise NotImplementedError
+
     def for_guides(self, eos_token_id: int) -> object:
         raise NotImplementedError
 
