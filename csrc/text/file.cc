@@ -189,6 +189,9 @@ void read_bpe(Reader& reader, uint32_t num_ids, File* file) {
 
 File read_file(std::string_view bytes) {
   Reader reader(bytes);
+  reader.require(bytes.size() <= kMaxFileBytes, "it has " + std::to_string(bytes.size()) +
+                                                    " bytes (allowed: at most " +
+                                                    std::to_string(kMaxFileBytes) + ")");
   reader.require(reader.take(8) == std::string_view(kMagic, 8), "it is none: it does not begin so");
   const uint32_t version = reader.u32();
   if (version != kFileVersion) {

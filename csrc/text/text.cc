@@ -94,9 +94,10 @@ std::string content_of(const char* path) {
   if (!file) fail(std::strerror(errno));
   std::string bytes;
   char block[1 << 16];
-  while (const size_t size = std::fread(block, 1, sizeof block, file.get())) {
+  while (bytes.size() <= regatta::text::kMaxFileBytes) {  // a larger one is refused as it is read
+    const size_t size = std::fread(block, 1, sizeof block, file.get());
+    if (size == 0) break;
     bytes.append(block, size);
-    if (bytes.size() > regatta::text::kMaxFileBytes) fail("it is too large for a text file");
   }
   if (std::ferror(file.get())) fail(std::strerror(errno));
   return bytes;

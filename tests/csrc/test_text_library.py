@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
+import mmap
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -174,6 +175,17 @@ def test_a_file_that_is_cut_anywhere_is_refused() -> None:
         assert error.value.status in REFUSED
     with pytest.raises(TextError, match="cut or joined"):
         Text(data + b"x")
+
+
+def test_more_bytes_than_a_file_may_have_are_refused_unread() -> None:
+    size = (1 << 29) + 1
+    with mmap.mmap(-1, size) as memory:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        handle = ctypes.byref(ctypes.c_void_p())
+        read = library.library().regatta_text_read
+        assert read(ctypes.c_void_p(address), ctypes.c_size_t(size), handle) == library.BAD_FILE
+    said = library.library().regatta_text_error().decode()
+    assert f"it has {size} bytes (allowed: at most {size - 1})" in said
 
 
 @pytest.mark.parametrize("name", ["byte_level", "mistral"])
