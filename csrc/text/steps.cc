@@ -12,9 +12,8 @@ namespace regatta::text {
 
 namespace {
 
-// Of one search: a pattern that tries more than that is hostile. Oniguruma's own limit is for each
-// place where a match may begin.
-constexpr unsigned long kMaxRetries = 10'000'000;
+// What a search may try without a count; then four times as much again and again, from Retries.
+constexpr unsigned long kFreeRetries = 1024;
 // The steps together may make a text that much longer; more is no text of a tokenizer.
 constexpr size_t kMaxGrowth = 16, kMinGrown = 1 << 12;
 
@@ -128,19 +127,28 @@ Regex::Regex(const std::string& pattern) {
   regex_.reset(regex);
 }
 
-void Regex::matches(std::string_view text, const std::function<void(size_t, size_t)>& found) const {
+void Regex::matches(std::string_view text, Retries* retries,
+                    const std::function<void(size_t, size_t)>& found) const {
   const std::unique_ptr<OnigRegion, FreeRegion> region(onig_region_new());
   const std::unique_ptr<OnigMatchParam, FreeParam> param(onig_new_match_param());
   if (!region || !param) throw std::bad_alloc();
   onig_initialize_match_param(param.get());
-  onig_set_retry_limit_in_match_of_match_param(param.get(), kMaxRetries);
-  onig_set_retry_limit_in_search_of_match_param(param.get(), kMaxRetries);
   const auto* begin = reinterpret_cast<const UChar*>(text.data());
   const UChar* const end = begin + text.size();
   size_t at = 0, last = text.npos;  // last: where the last match ended
+  const auto searched = [&] {
+    for (unsigned long limit = kFreeRetries;; limit *= 4) {
+      onig_set_retry_limit_in_match_of_match_param(param.get(), limit);
+      onig_set_retry_limit_in_search_of_match_param(param.get(), limit);
+      const int code = onig_search_with_param(regex_.get(), begin, end, begin + at, end,
+                                              region.get(), ONIG_OPTION_NONE, param.get());
+      const bool gave_up =
+          code == ONIGERR_RETRY_LIMIT_IN_MATCH_OVER || code == ONIGERR_RETRY_LIMIT_IN_SEARCH_OVER;
+      if (!gave_up || !retries->take(limit * 4)) return code;
+    }
+  };
   while (at <= text.size()) {
-    const int code = onig_search_with_param(regex_.get(), begin, end, begin + at, end, region.get(),
-                                            ONIG_OPTION_NONE, param.get());
+    const int code = searched();
     if (code == ONIG_MISMATCH) return;
     if (code < 0) {
       throw Failure{REGATTA_TEXT_FAILED, "a regular expression gave up on a text of " +
@@ -187,9 +195,9 @@ std::string Steps::normalized(std::string_view text, bool at_start) const {
   return out;
 }
 
-void Steps::cut(std::string_view text, bool at_start, const Word& word) const {
+void Steps::cut(std::string_view text, bool at_start, Retries* retries, const Word& word) const {
   size_t left = most_grown(text.size()) * (steps_.size() + 1);
-  cut_from(num_normalizers_, text, at_start, {word, left});
+  cut_from(num_normalizers_, text, at_start, {word, retries, left});
 }
 
 void Steps::cut_from(size_t index, std::string_view text, bool at_start, const Cutting& to) const {
@@ -224,7 +232,7 @@ void Steps::split(size_t index, std::string_view text, bool at_start, const Cutt
     done = end;
   };
   if (regexes_[index]) {
-    regexes_[index]->matches(text, found);
+    regexes_[index]->matches(text, to.retries, found);
   } else {
     for (size_t at; (at = text.find(step.a, done)) != text.npos;) found(at, at + step.a.size());
   }

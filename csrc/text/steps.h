@@ -13,13 +13,30 @@ struct re_pattern_buffer;
 
 namespace regatta::text {
 
+// What all searches in one text may try together: expressions that try more are hostile.
+class Retries {
+ public:
+  explicit Retries(size_t text_size) : left_(10'000'000 + 64 * uint64_t{text_size}) {}
+
+  // Takes what a search may try now; false where no more is left.
+  bool take(uint64_t count) {
+    const bool holds = count <= left_;
+    left_ -= holds ? count : 0;
+    return holds;
+  }
+
+ private:
+  uint64_t left_;
+};
+
 // A regular expression of Oniguruma, in its Ruby syntax, as Hugging Face's tokenizers has them.
 class Regex {
  public:
   explicit Regex(const std::string& pattern);
 
   // Calls `found` with the begin and the end of each match, empty ones included.
-  void matches(std::string_view text, const std::function<void(size_t, size_t)>& found) const;
+  void matches(std::string_view text, Retries* retries,
+               const std::function<void(size_t, size_t)>& found) const;
 
  private:
   struct Free {
@@ -37,11 +54,12 @@ class Steps {
 
   // Calls `word` with each word.
   using Word = std::function<void(std::string_view)>;
-  void cut(std::string_view text, bool at_start, const Word& word) const;
+  void cut(std::string_view text, bool at_start, Retries* retries, const Word& word) const;
 
  private:
   struct Cutting {
     const Word& word;
+    Retries* retries;
     size_t& left;  // bytes that all steps may still see
   };
   static bool prepends(const Step& step, bool at_start);

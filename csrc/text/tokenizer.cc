@@ -47,7 +47,8 @@ std::vector<Tokenizer::Part> Tokenizer::parts(std::string_view text, bool normal
   std::vector<Part> found;
   const auto is_word = [&](std::string_view character) {
     bool matches = false;
-    word_.matches(character, [&](size_t, size_t) { matches = true; });
+    Retries retries(character.size());
+    word_.matches(character, &retries, [&](size_t, size_t) { matches = true; });
     return matches;
   };
   size_t done = 0;
@@ -77,14 +78,15 @@ std::vector<Tokenizer::Part> Tokenizer::parts(std::string_view text, bool normal
   return found;
 }
 
-void Tokenizer::encode_plain(std::string_view text, bool at_start,
+void Tokenizer::encode_plain(std::string_view text, bool at_start, Retries* retries,
                              std::vector<int32_t>* ids) const {
-  steps_.cut(text, at_start, [&](std::string_view word) { bpe_.encode(word, ids); });
+  steps_.cut(text, at_start, retries, [&](std::string_view word) { bpe_.encode(word, ids); });
 }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special,
                                        bool literal) const {
   std::vector<int32_t> ids;
+  Retries retries(text.size());
   if (add_special) ids.assign(file_.first.begin(), file_.first.end());
   for (const Part& part : parts(text, false, literal)) {
     if (part.id >= 0) {
@@ -98,7 +100,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special,
       if (inner.id >= 0) {
         ids.push_back(static_cast<int32_t>(inner.id));
       } else {
-        encode_plain(inner.text, at_start, &ids);
+        encode_plain(inner.text, at_start, &retries, &ids);
       }
     }
   }

@@ -29,7 +29,8 @@ class Tokenizer {
   };
   std::vector<Part> parts(std::string_view text, bool normalized, bool literal) const;
   const Added* added_at(std::string_view text, bool normalized) const;
-  void encode_plain(std::string_view text, bool at_start, std::vector<int32_t>* ids) const;
+  void encode_plain(std::string_view text, bool at_start, Retries* retries,
+                    std::vector<int32_t>* ids) const;
 
   const File file_;
   const size_t num_raw_;  // added tokens that are looked for ahead of the normalizer

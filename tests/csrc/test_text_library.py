@@ -227,6 +227,15 @@ def test_an_expression_that_would_not_end_is_refused(pattern: str, message: str)
         Text(file_with(steps)).encode("a" * 3000 + "c")
 
 
+def test_expressions_share_what_they_may_try_in_a_text() -> None:
+    """One stretch is quick enough, and many together are not."""
+    text = Text(file_with([layout.packed_step(layout.SPLIT_REGEX, a="(a+)+b| ")]))
+    slow = "a" * 18 + " "
+    assert len(text.encode(slow * 3)) == 57
+    with pytest.raises(TextError, match=r"gave up on a text of \d+ bytes"):
+        text.encode(slow * 60)
+
+
 GROWING = [
     layout.packed_step(layout.PREFIX_SPACE, a="xy"),
     layout.packed_step(layout.SPLIT_REGEX, a="."),
