@@ -79,6 +79,7 @@ void Stream::finish(std::string* out) {
   if (!file_.is(kByteLevel)) return end_run(out);
   if (!held_.empty() && num_of_prompt_ == 0) put_replacement(out);
   held_.clear();
+  num_of_prompt_ = 0;
 }
 
 void Stream::put_replacement(std::string* out) { put(kReplacement, out); }

@@ -145,6 +145,15 @@ def test_a_run_of_byte_tokens_waits_for_the_token_behind_it() -> None:
     assert [*text.pieces([e, acute, e, a])] == [b"", b"", b"", "\ufffd\ufffd\ufffda".encode(), b""]
 
 
+@pytest.mark.parametrize("name", ["gpt2", "gemma"])
+def test_a_stream_goes_on_behind_its_finish(name: str) -> None:
+    first, second, a = ids_of(name, *("ä½A" if name == "gpt2" else ("<0xE4>", "<0xBD>", "a")))
+    text, finish, broken = Text(file_of(name)), library.FINISH, "\ufffd".encode()
+    # The prompt's byte ends with the finish, and what comes then is broken by itself.
+    found = b"".join(text.pieces([finish, second, finish, first, finish, a], [first]))
+    assert found == broken * 2 + (b"A" if name == "gpt2" else b"a")
+
+
 def test_a_word_of_many_characters_takes_no_quadratic_time() -> None:
     string = "ab" * 200_000
     assert len(Text(file_of("gpt2")).encode(string)) < len(string)

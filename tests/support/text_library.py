@@ -18,6 +18,7 @@ SOURCE = ROOT / "csrc" / "text"
 BUILDS = ROOT / "build" / "text"
 PACKAGES = {"oniguruma": "libonig-dev", "libutf8proc": "libutf8proc-dev"}
 ADD_SPECIAL, LITERAL, SKIP_SPECIAL = 1, 2, 4
+FINISH = -(2**31)  # among the ids of `Text.pieces`
 OK, INVALID, BAD_FILE, UNSUPPORTED, TOO_SMALL, NO_MEMORY, FAILED = range(7)
 
 
@@ -123,7 +124,7 @@ class Text:
     def pieces(
         self, ids: Sequence[int], prompt: Sequence[int] = (), flags: int = 0
     ) -> Iterator[bytes]:
-        """The text of each id behind a prompt, then the rest."""
+        """The text of each id behind a prompt, then the rest; an id FINISH gives the rest, too."""
         stream = ctypes.c_void_p()
         check(
             library().regatta_text_stream_open(
@@ -133,12 +134,13 @@ class Text:
         piece, count = ctypes.c_void_p(), ctypes.c_size_t()
         out = ctypes.byref(piece), ctypes.byref(count)
         try:
-            for i in ids:
-                add = library().regatta_text_stream_add
-                check(add(stream, array([i]), ctypes.c_size_t(1), *out))
+            for i in (*ids, FINISH):
+                if i == FINISH:
+                    check(library().regatta_text_stream_finish(stream, *out))
+                else:
+                    add = library().regatta_text_stream_add
+                    check(add(stream, array([i]), ctypes.c_size_t(1), *out))
                 yield ctypes.string_at(piece, count.value)
-            check(library().regatta_text_stream_finish(stream, *out))
-            yield ctypes.string_at(piece, count.value)
         finally:
             library().regatta_text_stream_close(stream)
 

@@ -87,7 +87,8 @@ REGATTA_TEXT_API regatta_text_status regatta_text_stream_add(regatta_text_stream
                                                              const int32_t* ids, size_t num_ids,
                                                              const char** piece, size_t* size);
 
-/* Gives the last piece: bytes that were held back, as U+FFFD where they make no character. */
+/* Gives the last piece: bytes that were held back, as U+FFFD where they make no character.
+ * Ids may be added behind it: they go on where it ends, and no byte of before joins theirs. */
 REGATTA_TEXT_API regatta_text_status regatta_text_stream_finish(regatta_text_stream* stream,
                                                                 const char** piece, size_t* size);
 
