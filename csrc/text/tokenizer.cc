@@ -51,7 +51,7 @@ std::vector<Tokenizer::Part> Tokenizer::parts(std::string_view text, bool normal
     word_.matches(character, &retries, [&](size_t, size_t) { matches = true; });
     return matches;
   };
-  size_t done = 0;
+  size_t done = 0, run_end = 0;  // run_end: where the spaces behind an added token last ended
   for (size_t at = 0; at < text.size();) {
     const Added* const token = added_at(text.substr(at), normalized);
     if (!token) {
@@ -67,9 +67,12 @@ std::vector<Tokenizer::Part> Tokenizer::parts(std::string_view text, bool normal
       if (!behind.empty() && is_word(behind.substr(0, utf8_step(behind).size))) continue;
     }
     if (token->flags & kLeft) {
-      begin = std::max(begin - spaces_at_end(text.substr(0, begin)), done);
+      begin = begin < done ? done : begin - spaces_at_end(text.substr(done, begin - done));
     }
-    if (token->flags & kRight) end += spaces_at_start(text.substr(end));
+    if (token->flags & kRight) {
+      run_end = std::max(run_end, end);
+      end = run_end += spaces_at_start(text.substr(run_end));
+    }
     if (done < begin) found.push_back({text.substr(done, begin - done), -1});
     found.push_back({text.substr(begin, end - begin), token->id});
     done = end;

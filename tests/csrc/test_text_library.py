@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from export import text_layout as layout
 from export.export_text import export_text, text_file
@@ -157,6 +157,17 @@ def test_a_stream_goes_on_behind_its_finish(name: str) -> None:
 def test_a_word_of_many_characters_takes_no_quadratic_time() -> None:
     string = "ab" * 200_000
     assert len(Text(file_of("gpt2")).encode(string)) < len(string)
+
+
+@pytest.mark.parametrize("end", ["lstrip", "rstrip"])
+def test_spaces_beside_many_added_tokens_take_no_quadratic_time(end: str) -> None:
+    tokens = made.gpt2()
+    tokens.add_tokens([AddedToken("\t", **{end: True}), AddedToken("\n"), AddedToken("\v")])
+    tokens.add_tokens([AddedToken("x", single_word=True)])
+    text = Text(exported(tokens))
+    for string in ("\t" * 9, " \t \n \t\t\v \n x \t", "\n\t\t a\t \n\t x\tx a"):
+        assert text.encode(string) == tokens.encode(string, add_special_tokens=False).ids
+    assert len(text.encode(("\t" if end == "rstrip" else "\n\t") * 200_000)) >= 200_000
 
 
 def test_arguments_that_are_wrong_are_named() -> None:
