@@ -59,6 +59,21 @@ def strings(name: str, count: int = NUM_STRINGS) -> list[str]:
     return [*made.strings(made.python_of(tokenizer(name)), count, len(name))]
 
 
+def test_a_build_that_fails_is_tried_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tried = []
+
+    def fails(*command: Any) -> str:
+        tried.append(command)
+        raise AssertionError("no such compiler")
+
+    monkeypatch.setattr(library, "run", fails)
+    monkeypatch.setattr(library, "BUILDS", tmp_path)
+    for _ in range(2):
+        with pytest.raises(AssertionError, match="no such compiler"):
+            library.installed("-DNOTHING=1")
+    assert len(tried) == 1
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_ids_are_those_of_tokenizers(name: str) -> None:
     text, wanted = Text(file_of(name)), tokenizer(name)

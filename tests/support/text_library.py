@@ -33,9 +33,16 @@ def missing() -> str:
     return ""
 
 
-@cache
 def installed(*options: str) -> Path:
     """The folder that it was installed into with these options of CMake, now or before."""
+    found = _built(*options)
+    assert isinstance(found, Path), found
+    return found
+
+
+@cache
+def _built(*options: str) -> Path | str:
+    """The folder; what a build that failed said, which each test that needs it then says."""
     digest = hashlib.blake2b("\0".join(options).encode(), digest_size=8)
     for path in sorted(SOURCE.rglob("*")):
         if path.is_file():
@@ -46,9 +53,12 @@ def installed(*options: str) -> Path:
         with tempfile.TemporaryDirectory(dir=BUILDS) as own:
             build, made = f"{own}/build", f"{own}/installed"
             prefix = [f"-DCMAKE_INSTALL_PREFIX={target}", "-DCMAKE_INSTALL_LIBDIR=lib"]
-            run("cmake", "-S", SOURCE, "-B", build, *prefix, *options)
-            run("cmake", "--build", build, "-j2")
-            run("cmake", "--install", build, "--prefix", made)
+            try:
+                run("cmake", "-S", SOURCE, "-B", build, *prefix, *options)
+                run("cmake", "--build", build, "-j2")
+                run("cmake", "--install", build, "--prefix", made)
+            except AssertionError as error:
+                return str(error)
             if not target.is_dir():  # another process may have done the same
                 os.replace(made, target)
     return target
