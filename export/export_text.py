@@ -9,6 +9,7 @@ refused by the step's name. Leaves with 0, or with 2 for wrong arguments, files 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ if __package__ in (None, ""):  # run as a script: import from the checkout, not 
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from export import text_layout as layout
-from export.text_layout import TextFile, packed_step, refuse
+from export.text_layout import Step, TextFile, refuse
 from export.text_pieces import pieces_file
 from predict.cli.command import command
 from predict.errors import UserError
@@ -56,9 +57,11 @@ def text_file(tokenizer: Tokenizer, path: Path) -> bytes:
         assert isinstance(backend, FastBackend)  # there are no others
         text, ends = backend.described()
         file = _Export(text, path, ends).file()
-    if (highest := max(file.texts)) >= layout.MAX_IDS:
-        refuse(path, f"the id {highest} of a token, above {layout.MAX_IDS - 1},")
-    return file.data()
+    file.check(path)
+    data = file.data()
+    if len(data) > layout.MAX_BYTES:
+        refuse(path, f"a file of {len(data)} bytes, above {layout.MAX_BYTES},")
+    return data
 
 
 class _Export:
@@ -110,19 +113,19 @@ class _Export:
             raise UserError(f"{self.path}: {where} names {token!r}, which is no token of the model")
         return int(self.model["vocab"][token])
 
-    def _normalizers(self, part: Any) -> Iterator[bytes]:
+    def _normalizers(self, part: Any) -> Iterator[Step]:
         for step in _flat(part):
             kind = step["type"]
             if kind == "NFC":
-                yield packed_step(layout.NFC)
+                yield Step(layout.NFC)
             elif kind == "Prepend" and step["prepend"]:
-                yield packed_step(layout.PREPEND, a=step["prepend"])
+                yield Step(layout.PREPEND, a=step["prepend"])
             elif kind == "Replace" and step["pattern"].get("String"):
-                yield packed_step(layout.REPLACE, a=step["pattern"]["String"], b=step["content"])
+                yield Step(layout.REPLACE, a=step["pattern"]["String"], b=step["content"])
             else:
                 self._refuse("normalizer", _named(step))
 
-    def _cut(self, step: Mapping[str, Any]) -> Iterator[bytes]:
+    def _cut(self, step: Mapping[str, Any]) -> Iterator[Step]:
         kind = step["type"]
         if self.byte_level:
             self._refuse("pre_tokenizer", f"{kind} behind ByteLevel")
@@ -133,19 +136,19 @@ class _Export:
                 if regex
                 else (layout.SPLIT_TEXT, step["pattern"]["String"])
             )
-            yield packed_step(code, layout.BEHAVIORS.index(step["behavior"]), step["invert"], text)
+            yield Step(code, layout.BEHAVIORS.index(step["behavior"]), step["invert"], text)
         elif kind == "Digits":
             way = layout.BEHAVIORS.index("Isolated" if step["individual_digits"] else "Contiguous")
-            yield packed_step(layout.SPLIT_REGEX, way, a=r"\p{N}")
+            yield Step(layout.SPLIT_REGEX, way, a=r"\p{N}")
         elif kind == "Metaspace":
             scheme = layout.SCHEMES.index(step["prepend_scheme"])
-            yield packed_step(layout.METASPACE, scheme, step["split"], step["replacement"])
+            yield Step(layout.METASPACE, scheme, step["split"], step["replacement"])
         elif kind == "ByteLevel":
             self.byte_level = True
             if step["add_prefix_space"]:
-                yield packed_step(layout.PREFIX_SPACE, a=" ")
+                yield Step(layout.PREFIX_SPACE, a=" ")
             if step["use_regex"]:
-                yield packed_step(layout.SPLIT_REGEX, a=GPT2_WORDS)
+                yield Step(layout.SPLIT_REGEX, a=GPT2_WORDS)
         else:
             self._refuse("pre_tokenizer", _named(step))
 
@@ -294,13 +297,9 @@ def _bytes_of(token: str) -> bytes | None:
 
 
 def _byte_of(token: str) -> int | None:
-    """20 for <0x14>; None for what is no byte token."""
-    if len(token) != 6 or not token.startswith("<0x") or token[5] != ">":
-        return None
-    try:
-        return int(token[3:5], 16) if token[3:5].isalnum() else None
-    except ValueError:
-        return None
+    """20 for <0x14>, and 4 for <0x+4>, as tokenizers has it; None for what is no byte token."""
+    found = re.fullmatch("<0x([+0-9A-Fa-f][0-9A-Fa-f])>", token)
+    return None if found is None else int(found[1], 16)
 
 
 def export_text(folder: Path, target: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -21,7 +21,23 @@ IGNORE_MERGES, BYTE_FALLBACK, FUSE_UNKNOWN, BYTE_LEVEL, EACH_BYTE = 1, 2, 4, 8, 
 SWITCHES = {"special": 1, "lstrip": 2, "rstrip": 4, "normalized": 8, "single_word": 16}
 TEXT, BYTE, SPECIAL = 1, 2, 128  # without a text: 0
 NONE = 2**32 - 1
-MAX_IDS = 2**22
+# What csrc/text/file.h allows: bytes of an expression or an added token, of any other text of a
+# step, and of a file; ids around a text, and spaces that a start loses, are below MAX_SHORT.
+MAX_IDS, MAX_STEPS, MAX_PATTERN, MAX_SHORT, MAX_BYTES = 2**22, 64, 2**16, 2**10, 2**29
+
+
+class Step(NamedTuple):
+    """A step ahead of the model."""
+
+    kind: int
+    way: int = 0
+    on: bool = False
+    a: str = ""
+    b: str = ""
+
+    def data(self) -> bytes:
+        """Its bytes in a file."""
+        return u32(self.kind, self.way, self.on) + text(self.a.encode()) + text(self.b.encode())
 
 
 @dataclass
@@ -31,13 +47,34 @@ class TextFile:
     flags: int
     unknown: int | None
     ends: tuple[Sequence[int], Sequence[int]]  # ids ahead of a text, and behind it
-    steps: Sequence[bytes]  # of `packed_step`
+    steps: Sequence[Step]
     added: Mapping[tuple[bool, bytes], tuple[int, int]]  # (normalized, content): id, flags
     texts: Mapping[int, tuple[int, bytes]]  # id: kind, text
     words: Mapping[bytes, int]
     merges: Mapping[tuple[int, int], tuple[int, int]]  # (left, right): rank, id
     strip: int = 0
     bare_start: bool = False
+
+    def check(self, path: Path) -> None:
+        """Raises UserError, naming `path`, for what is larger than readers take."""
+        found = [
+            ("the id of a token", max(self.texts), MAX_IDS - 1, ""),
+            ("the number of steps", len(self.steps), MAX_STEPS, ""),
+            ("the spaces that a start loses", self.strip, MAX_SHORT - 1, ""),
+            ("the number of merges", len(self.merges), 4 * MAX_IDS - 1, ""),
+        ]
+        found += [("the ids around a text", len(ids), MAX_SHORT - 1, "") for ids in self.ends]
+        for step in self.steps:
+            most = MAX_PATTERN if step.kind == SPLIT_REGEX else MAX_SHORT
+            found.append(("the bytes of a step's text", len(step.a.encode()), most, step.a))
+            found.append(("the bytes that a step writes", len(step.b.encode()), MAX_SHORT, step.b))
+        for _, content in self.added:
+            shown = content[:80].decode(errors="replace")
+            found.append(("the bytes of an added token", len(content), MAX_PATTERN, shown))
+        for what, size, most, shown in found:
+            if size > most:
+                beginning = f" ({shown[:40]!r}...)" if shown else ""
+                refuse(path, f"{what}{beginning}: {size}, above {most},")
 
     def data(self) -> bytes:
         """The file's bytes."""
@@ -51,7 +88,7 @@ class TextFile:
         for ids in self.ends:
             yield u32(len(ids), *ids)
         yield u32(len(self.steps))
-        yield from self.steps
+        yield from (step.data() for step in self.steps)
 
     def _added(self) -> Iterator[bytes]:
         yield u32(len(self.added))
@@ -82,11 +119,6 @@ def u32(*values: int) -> bytes:
 def text(content: bytes) -> bytes:
     """A size, then as many bytes."""
     return u32(len(content)) + content
-
-
-def packed_step(kind: int, way: int = 0, on: bool = False, a: str = "", b: str = "") -> bytes:
-    """A step ahead of the model."""
-    return u32(kind, way, on) + text(a.encode()) + text(b.encode())
 
 
 def strings(texts: Iterable[bytes]) -> bytes:

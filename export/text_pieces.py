@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from export import text_layout as layout
-from export.text_layout import TextFile, packed_step, refuse
+from export.text_layout import Step, TextFile, refuse
 from predict.text.backends.sentencepiece_model import (
     SENTENCEPIECE_SPACE,
     FamilyDialect,
@@ -111,12 +111,12 @@ def pieces_file(backend: SentencePieceBackend, path: Path) -> TextFile:
         added[False, token.content.encode()] = token.token_id, flags
         texts[token.token_id] = layout.TEXT | layout.SPECIAL * token.special, token.content.encode()
     scheme = layout.SCHEMES.index("always" if held.legacy else "first")
-    prefix = packed_step(layout.PREPEND, scheme, a=SENTENCEPIECE_SPACE)
+    prefix = Step(layout.PREPEND, scheme, a=SENTENCEPIECE_SPACE)
     return TextFile(
         layout.FUSE_UNKNOWN | layout.EACH_BYTE | layout.BYTE_FALLBACK * model.byte_fallback,
         next(i for i, (_, _, kind) in enumerate(model.pieces) if kind == UNKNOWN),
         (held.ends.first, held.ends.last),
-        [prefix] * model.adds_prefix + [packed_step(layout.REPLACE, a=" ", b=SENTENCEPIECE_SPACE)],
+        [prefix] * model.adds_prefix + [Step(layout.REPLACE, a=" ", b=SENTENCEPIECE_SPACE)],
         added,
         texts,
         words,

@@ -240,7 +240,7 @@ def test_a_damaged_file_is_refused_or_works(name: str) -> None:
     assert {*statuses} <= {*REFUSED, library.FAILED}
 
 
-def file_with(steps: list[bytes]) -> bytes:
+def file_with(steps: list[layout.Step]) -> bytes:
     """A file whose tokens are the bytes."""
     letters = {bytes([i]): i for i in range(256)}
     texts = {i: (layout.TEXT, letter) for letter, i in letters.items()}
@@ -257,14 +257,14 @@ def file_with(steps: list[bytes]) -> bytes:
     ],
 )
 def test_an_expression_that_would_not_end_is_refused(pattern: str, message: str) -> None:
-    steps = [layout.packed_step(layout.SPLIT_REGEX, a=pattern)]
+    steps = [layout.Step(layout.SPLIT_REGEX, a=pattern)]
     with pytest.raises(TextError, match=message):
         Text(file_with(steps)).encode("a" * 3000 + "c")
 
 
 def test_expressions_share_what_they_may_try_in_a_text() -> None:
     """One stretch is quick enough, and many together are not."""
-    text = Text(file_with([layout.packed_step(layout.SPLIT_REGEX, a="(a+)+b| ")]))
+    text = Text(file_with([layout.Step(layout.SPLIT_REGEX, a="(a+)+b| ")]))
     slow = "a" * 18 + " "
     assert len(text.encode(slow * 3)) == 57
     with pytest.raises(TextError, match=r"gave up on a text of \d+ bytes"):
@@ -272,21 +272,21 @@ def test_expressions_share_what_they_may_try_in_a_text() -> None:
 
 
 GROWING = [
-    layout.packed_step(layout.PREFIX_SPACE, a="xy"),
-    layout.packed_step(layout.SPLIT_REGEX, a="."),
+    layout.Step(layout.PREFIX_SPACE, a="xy"),
+    layout.Step(layout.SPLIT_REGEX, a="."),
 ]
 
 
 @pytest.mark.parametrize(
     "steps",
     [
-        [layout.packed_step(layout.REPLACE, a="a", b="a" * 16)] * 6,
+        [layout.Step(layout.REPLACE, a="a", b="a" * 16)] * 6,
         GROWING * 32,
-        [*(GROWING * 31), layout.packed_step(layout.SPLIT_REGEX, 1, a=".")],
+        [*(GROWING * 31), layout.Step(layout.SPLIT_REGEX, 1, a=".")],
     ],
     ids=["replacements", "pieces", "pieces that are removed"],
 )
-def test_steps_that_grow_a_text_without_end_are_refused(steps: list[bytes]) -> None:
+def test_steps_that_grow_a_text_without_end_are_refused(steps: list[layout.Step]) -> None:
     with pytest.raises(TextError, match="make the text more than 16 times as long"):
         Text(file_with(steps)).encode("aaa")
 
@@ -300,7 +300,7 @@ def test_a_long_error_is_whole_utf8() -> None:
         assert library.library().regatta_text_error().decode().startswith("cannot read")
     for pattern in ("é" * 150 + "(", "a" + "é" * 150 + "("):
         with pytest.raises(TextError, match="é is none: end pattern with unmatched"):
-            Text(file_with([layout.packed_step(layout.SPLIT_REGEX, a=pattern)]))
+            Text(file_with([layout.Step(layout.SPLIT_REGEX, a=pattern)]))
 
 
 def test_a_folder_is_exported_with_the_ends_that_its_config_asks_for(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import sentencepiece
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from export import text_layout as layout
-from export.export_text import export_text, main, text_file
+from export.export_text import _byte_of, export_text, main, text_file
 from predict.errors import UserError
 from predict.text import tokenizer as ours
 from tests.support import text_tokenizers as made
@@ -74,8 +74,44 @@ def test_a_step_outside_the_list_is_named_at_export(
 
 def test_an_id_that_no_reader_takes_is_refused_at_export(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "MAX_IDS", 100)
-    with pytest.raises(UserError, match=r"made: the id \d+ of a token, above 99, is not among"):
+    with pytest.raises(UserError, match=r"made: the id of a token: \d+, above 99, is not among"):
         text_file(made.python_of(made.gpt2()), Path("made"))
+
+
+def split(pattern: str) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(False)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"normalizer": normalizers.Prepend("é" * 513)}, "a step's text .*: 1026, above 1024"),
+        ({"normalizer": normalizers.Replace("a", "b" * 1025)}, "a step writes .*: 1025, above"),
+        (
+            {"normalizer": normalizers.Sequence([normalizers.Prepend("a")] * 65)},
+            "number of steps: 66, above 64",
+        ),
+        ({"pre_tokenizer": split("a{2}" * 16385)}, "a step's text .*: 65540, above 65536"),
+    ],
+)
+def test_a_step_that_no_reader_takes_is_refused_at_export(
+    parts: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        text_file(made.python_of(settings(**parts)), Path("made"))
+
+
+def test_byte_tokens_have_digits_of_ascii() -> None:
+    for token, byte in {
+        "<0x1a>": 0x1A,
+        "<0xFF>": 255,
+        "<0x١٢>": None,
+        "<0x+1>": 1,
+        "<0x1>": None,
+    }.items():
+        assert _byte_of(token) == byte
 
 
 def test_the_command_writes_a_file_or_says_why_not(
