@@ -14,7 +14,6 @@ from predict.engine.retrieval import (
     Retrieval,
     check_dimensions,
     ranked,
-    scores_of,
     shortened,
 )
 from predict.errors import TokenizerError, UserError, quoted
@@ -109,9 +108,10 @@ class VectorVerbs:
             )
         adapter, retrieval = options.pop("adapter", None), self.retrieval
         pooler, writer = retrieval.score_pooler(), retrieval.writer
-        pairs = [writer.pair(*pair, **options) for pair in zip(asked, several, strict=True)]
-        found = self.run_texts([text for pair in pairs for text in pair], pooler, adapter)
-        return scores_of(found, retrieval.rules.scores_by)
+        retrieval.rules.check_instruction(options.get("instruction"))
+        pairs = retrieval.rules.pairs([*zip(asked, several, strict=True)])
+        texts = [writer.part(part, **options) for part in pairs.parts]
+        return pairs.scores(self.run_texts(texts, pooler, adapter))
 
     def rerank(
         self, query: str, documents: Sequence[str], top_n: int | None = None, **options: Any

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from predict.engine.embedding import Text
 from predict.errors import UserError, quoted
@@ -41,6 +42,26 @@ class Ranked:
 
     index: int
     score: float
+
+
+class Part(NamedTuple):
+    """What one text says of a pair: both sides of it, or one where vectors are compared."""
+
+    query: str | None
+    document: str | None
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The different parts of pairs, and the places [pairs, 1 or 2] of each pair's own in them."""
+
+    parts: list[Part]
+    places: npt.NDArray[np.intp]
+
+    def scores(self, found: Vectors) -> Vectors:
+        """Scores [pairs] of the parts' results [parts, size]."""
+        own = found[self.places]
+        return own[:, 0, 0] if own.shape[1] == 1 else np.einsum("ph,ph->p", own[:, 0], own[:, 1])
 
 
 @dataclass(frozen=True)
@@ -72,6 +93,29 @@ class Rules:
         """Raises UserError where the model makes no scores."""
         if self.no_scores:
             raise UserError(self.no_scores)
+
+    def pairs(self, pairs: Sequence[tuple[str, str]]) -> Pairs:
+        """What runs for the scores of pairs, each once. Raises UserError where there are none."""
+        self.check_scores()
+        if not pairs:
+            raise UserError("documents is empty (allowed: one document and more)")
+        places: dict[Part, int] = {}
+        own = [
+            [places.setdefault(part, len(places)) for part in self._parts(*pair)] for pair in pairs
+        ]
+        return Pairs([*places], np.array(own, np.intp))
+
+    def _parts(self, query: str, document: str) -> list[Part]:
+        if self.scores_by == "vectors":
+            return [Part(query, None), Part(None, document)]
+        return [Part(query, document)]
+
+    def check_instruction(self, instruction: str | None) -> None:
+        """Raises UserError for an instruction that is no text, or that no question takes."""
+        if instruction is not None and not isinstance(instruction, str):
+            raise UserError(f"instruction is {quoted(instruction)} (allowed: a text)")
+        if instruction is not None and self.scores_by != "answers":
+            raise UserError("instruction is for rerankers of the yes/no kind; leave it out")
 
     def prompt_named(self, name: str | None) -> str:
         """The text in front of a text. Raises UserError for an unknown name."""
@@ -110,21 +154,14 @@ class Writer:
         given = [each for each in lengths if each is not None]
         return min([*given, rules.max_length]) if given else None
 
-    def pair(
-        self, query: str, document: str, most: int | None = None, instruction: str | None = None
-    ) -> list[Text]:
-        """What runs for a score: one text, or two for two vectors. Only the document is cut."""
-        self.rules.check_scores()
-        by, tokenizer = self.rules.scores_by, self.tokenizer
-        if instruction is not None and by != "answers":
-            raise UserError("instruction is for rerankers of the yes/no kind; leave it out")
-        if by == "vectors":
-            return [
-                self.text(text, self._prompt_of(names), most)
-                for text, names in ((query, QUERY), (document, DOCUMENT))
-            ]
-        if by == "head":
-            return [Text(*tokenizer.encode_pair(query, document, self.cut(most)))]
+    def part(self, part: Part, most: int | None = None, instruction: str | None = None) -> Text:
+        """What runs for a score. Of both sides of a pair only the document is cut."""
+        (query, document), tokenizer = part, self.tokenizer
+        if query is None or document is None:
+            side, names = (document, DOCUMENT) if query is None else (query, QUERY)
+            return self.text(side or "", self._prompt_of(names), most)
+        if self.rules.scores_by == "head":
+            return Text(*tokenizer.encode_pair(query, document, self.cut(most)))
         before, behind = (tokenizer.encode(each, False) for each in (_BEFORE, _BEHIND))
         asked = f"<Instruct>: {instruction or INSTRUCTION}\n<Query>: {query}\n<Document>: "
         body = tokenizer.encode_literal(asked + document)
@@ -132,7 +169,7 @@ class Writer:
         if cut is not None and (room := cut - len(before) - len(behind)) < len(body):
             check_room(room - len(tokenizer.encode_literal(asked)), cut)
             body = body[:room]
-        return [Text([*before, *body, *behind])]
+        return Text([*before, *body, *behind])
 
     def _prompt_of(self, names: Sequence[str]) -> str:
         found = next((name for name in names if name in self.rules.prompts), None)
@@ -256,13 +293,6 @@ def no_text(model_type: str) -> str:
         f"this {model_type} makes vectors and scores, and no text; use embed, score or rerank "
         "(/v1/embeddings, /v1/score, /v1/rerank)"
     )
-
-
-def scores_of(vectors: Vectors, scores_by: str | None) -> Vectors:
-    """Scores [pairs] of the results of `Writer.pair`'s texts, one or two rows for each pair."""
-    if scores_by != "vectors":
-        return vectors[:, 0]
-    return np.einsum("ph,ph->p", vectors[::2], vectors[1::2])
 
 
 def check_dimensions(dimensions: Any, size: int) -> None:

@@ -14,7 +14,7 @@ from pydantic import Field, WithJsonSchema
 from starlette.requests import Request
 
 from predict.engine.embedding import Text
-from predict.engine.retrieval import Rules, Writer
+from predict.engine.retrieval import Pairs, Rules, Writer
 from predict.errors import EngineError, UserError
 from predict.server.context import Context, record_of
 from predict.server.engine_client import EngineDied
@@ -192,27 +192,28 @@ async def pairs_of(
     cut: int | None,
     instruction: str | None,
     where: Callable[[int], str],
-) -> list[Text]:
-    """The texts that run for the scores of pairs. Raises ApiError 400."""
+) -> tuple[Pairs, list[Text]]:
+    """The parts of pairs, and their texts, which run for the scores. Raises ApiError 400."""
     rules = rules_of(context)
     try:
-        rules.check_scores()
+        split = rules.pairs(pairs)
     except UserError as error:
         raise invalid("model", str(error)) from None
-    if instruction is not None and rules.scores_by != "answers":
-        raise invalid(
-            "instruction", "instruction is for rerankers of the yes/no kind; leave it out"
-        )
-    found: list[Text] = []
-    for index, pair in enumerate(pairs):
-        made_of = partial(
-            Writer.pair, query=pair[0], document=pair[1], most=cut, instruction=instruction
-        )
-        texts = await written(context, where(index), pair, made_of)
-        for text in texts:
-            check_length(rules, text, where(index))
-        found += texts
-    return found
+    try:
+        rules.check_instruction(instruction)
+    except UserError as error:
+        raise invalid("instruction", str(error)) from None
+    first: dict[int, int] = {}  # of each part: the pair that it is named by
+    for index, own in enumerate(split.places.tolist()):
+        first.update({place: index for place in own if place not in first})
+    texts: list[Text] = []
+    for number, part in enumerate(split.parts):
+        at = where(first[number])
+        made_of = partial(Writer.part, part=part, most=cut, instruction=instruction)
+        said = [each for each in part if each is not None]
+        texts.append(await written(context, at, said, made_of))
+        check_length(rules, texts[-1], at)
+    return split, texts
 
 
 async def made(

@@ -13,6 +13,7 @@ from export.export_model import export_model
 from predict import LLM, EngineConfig, SamplingParams
 from predict.build import check_encoder
 from predict.engine.embedding import Text
+from predict.engine.retrieval import Part
 from predict.errors import EngineError, UserError
 from predict.loading.model import read_spec
 from tests.support.adapters import write_seven
@@ -72,12 +73,12 @@ def test_texts_become_the_ids_that_transformers_makes(case: str) -> None:
     writer = llm.retrieval.writer
     assert [list(writer.text(text).token_ids) for text in SAID["texts"]] == wanted["texts"]
     for (query, document), given in zip(SAID["pairs"], wanted.get("pairs", ()), strict=False):
-        (text,) = writer.pair(query, document)
+        text = writer.part(Part(query, document))
         assert list(text.token_ids) == given["input_ids"]
         types = given.get("token_type_ids")
         if types and any(types):
             assert text.second == types.index(1)
-        short = writer.pair(query, document, 20)[0].token_ids if "qwen" not in case else ()
+        short = writer.part(Part(query, document), 20).token_ids if "qwen" not in case else ()
         assert len(short) <= 20
 
 
@@ -86,8 +87,22 @@ def test_a_query_that_leaves_no_token_for_the_document_is_refused(case: str) -> 
     llm = llm_of(case)
     writer = llm.retrieval.writer
     with pytest.raises(UserError, match=r"of 400 tokens .* leaves none for the second"):
-        writer.pair("word " * 600, "another", 400)
-    assert len(writer.pair("word", "another " * 600, 400)[0].token_ids) == 400
+        writer.part(Part("word " * 600, "another"), 400)
+    assert len(writer.part(Part("word", "another " * 600), 400).token_ids) == 400
+
+
+def test_a_text_that_stands_in_several_pairs_runs_once() -> None:
+    llm = llm_of("qwen3_embedding", prefix_caching=False)
+    texts = SAID["texts"]
+    before = llm.engine.stats.num_scheduled_tokens
+    found = llm.score(texts[0], [*texts[1:], texts[1]])
+    ids = [llm.retrieval.writer.text(text).token_ids for text in texts[1:]]
+    query = llm.retrieval.writer.text("query: " + texts[0]).token_ids
+    num_tokens = len(query) + sum(map(len, ids))
+    assert llm.engine.stats.num_scheduled_tokens - before == num_tokens
+    assert found[0] == found[-1]
+    alone = [llm.score(texts[0], text)[0] for text in texts[1:]]
+    np.testing.assert_allclose(found[:-1], alone, atol=1e-6, rtol=0)
 
 
 def test_files_say_pooling_dense_layers_and_length() -> None:

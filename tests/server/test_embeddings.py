@@ -154,11 +154,16 @@ def test_more_texts_than_may_wait_are_refused_as_texts() -> None:
         ModelServer(ServerConfig(engine=engine, max_queue=10)) as server,
         httpx.Client(base_url=server.url, timeout=SECONDS) as client,
     ):
-        many = client.post("/v1/rerank", json={"query": "a", "documents": ["b"] * 10})
+        documents = [f"b {number}" for number in range(18)]
+        many = client.post("/v1/rerank", json={"query": "a", "documents": documents})
         assert (many.status_code, many.json()["error"]["param"]) == (400, "input")
-        assert "makes 20 texts (allowed: 18)" in many.json()["error"]["message"]
-        few = client.post("/v1/rerank", json={"query": "a", "documents": ["b"] * 9})
+        assert "makes 19 texts (allowed: 18)" in many.json()["error"]["message"]
+        few = client.post("/v1/rerank", json={"query": "a", "documents": documents[1:]})
         assert few.status_code == 200
+        once = client.post("/v1/rerank", json={"query": "a", "documents": ["b"]}).json()
+        again = client.post("/v1/rerank", json={"query": "a", "documents": ["b"] * 30}).json()
+        assert len(again["results"]) == 30
+        assert again["usage"] == once["usage"]
 
 
 E, R, S = "/v1/embeddings", "/v1/rerank", "/v1/score"

@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from predict.engine.retrieval import check_dimensions, ranked, scores_of, shortened
+from predict.engine.retrieval import check_dimensions, ranked, shortened
 from predict.errors import UserError
 from predict.server.context import Context
 from predict.server.errors import invalid
@@ -112,10 +112,10 @@ async def _reranked(context: Context, request: Request, body: RerankBody) -> Res
         body.instruction,
         lambda index: f"documents[{index}]",
     )
-    texts = await in_time(context, request, pairs)
+    split, texts = await in_time(context, request, pairs)
     found = await made(context, request, texts, True, model.adapter)
     results = []
-    for each in ranked(scores_of(found, rules.scores_by), body.top_n):
+    for each in ranked(split.scores(found), body.top_n):
         entry: dict[str, Any] = {"index": each.index, "relevance_score": each.score}
         if body.return_documents is not False:
             entry["document"] = {"text": documents[each.index]}
@@ -146,8 +146,8 @@ async def _scored(context: Context, request: Request, body: ScoreBody) -> Respon
         body.instruction,
         lambda index: f"text_2[{index}]",
     )
-    texts = await in_time(context, request, pairs)
-    scores = scores_of(await made(context, request, texts, True, model.adapter), rules.scores_by)
+    split, texts = await in_time(context, request, pairs)
+    scores = split.scores(await made(context, request, texts, True, model.adapter))
     data = [{"index": i, "object": "score", "score": s} for i, s in enumerate(scores.tolist())]
     answer = {
         "id": _identity("score"),
