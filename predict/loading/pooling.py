@@ -26,11 +26,14 @@ from predict.nn.hf_config import FUNCTIONS as CONFIG_FUNCTIONS
 from predict.nn.hf_config import ConfigReader
 from predict.nn.pooling import FUNCTIONS, Dense, Pooler
 from predict.nn.spec import DecoderSpec
+from predict.system.bounds import is_integer
 from predict.system.files import json_type, read_json, read_json_object
 
-MODULES, PROMPTS, LENGTHS = (
-    *("modules.json", "config_sentence_transformers.json"),
-    "sentence_bert_config.json",
+MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
+# Of the network's module, by the class that wrote it; the first that is there counts.
+LENGTHS = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 SAVED, SAVED_TENSORS = "pooling.json", "pooling.safetensors"  # of an export: all of it
 MAX_MODULES, MAX_PROMPTS = 16, 256
@@ -114,7 +117,7 @@ def _of_modules(folder: Path, size: int) -> PoolingFiles:
                     "its files there, and set path to an empty text"
                 )
         elif kind == "Pooling" and pooler is None and number:
-            pooler, counts = _pooling(where / "config.json")
+            pooler, counts = _pooling(where / "config.json", size)
             files, size = replace(files, counts_prompt=counts), size * len(pooler.poolings)
         elif kind == "Dense" and pooler is not None and not pooler.normalize:
             layer = _dense(where, size)
@@ -130,9 +133,12 @@ def _of_modules(folder: Path, size: int) -> PoolingFiles:
     return replace(files, embed=pooler)
 
 
-def _pooling(path: Path) -> tuple[Pooler, bool]:
+def _pooling(path: Path, size: int) -> tuple[Pooler, bool]:
     """The pooling of a module's config.json, and whether a prompt's tokens count."""
     values = read_json_object(path)
+    for key in ("word_embedding_dimension", "embedding_dimension"):
+        if values.get(key) is not None:
+            _check_width(path, key, values[key], size)
     names: list[str] = []
     unknown = [key for key in values if key.startswith("pooling_mode_")]
     for key in list(unknown):
@@ -171,16 +177,12 @@ def _dense(folder: Path, size: int) -> Dense:
         raise UserError(
             f"{path}: activation_function is {quoted(name)} (allowed: {', '.join(_TORCH)})"
         )
-    checkpoint = Checkpoint(folder)
-    try:
-        shape = int(values["out_features"]), int(values["in_features"])
-        has_bias = values.get("bias", True)
-    except (KeyError, TypeError, ValueError):
-        raise UserError(f"{path} lacks in_features or out_features: whole numbers") from None
-    if shape[1] != size:
-        raise UserError(
-            f"{path}: in_features is {shape[1]} (allowed: {size}, the values of what comes before)"
-        )
+    checkpoint, has_bias = Checkpoint(folder), values.get("bias", True)
+    _check_width(path, "in_features", values.get("in_features"), size)
+    rows = values.get("out_features")
+    if not (is_integer(rows) and rows > 0):
+        raise UserError(f"{path}: out_features is {quoted(rows)} (allowed: 1 and more)")
+    shape = rows, size
     if not isinstance(has_bias, bool):
         raise UserError(f"{path}: bias is {quoted(has_bias)} (allowed: true, false)")
     return Dense(
@@ -188,6 +190,13 @@ def _dense(folder: Path, size: int) -> Dense:
         _tensor(checkpoint, "linear.bias", shape[:1]) if has_bias else None,
         function,
     )
+
+
+def _check_width(path: Path, key: str, value: Any, size: int) -> None:
+    if not (is_integer(value) and value == size):
+        raise UserError(
+            f"{path}: {key} is {quoted(value)} (allowed: {size}, the values of what comes before)"
+        )
 
 
 def _tensor(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> Any:
@@ -212,7 +221,7 @@ def _with_prompts(files: PoolingFiles, folder: Path) -> PoolingFiles:
         raise UserError(
             f"{path}: default_prompt_name is {quoted(default)} (allowed: {', '.join(prompts)})"
         )
-    path = folder / LENGTHS
+    path = next((p for name in LENGTHS if (p := folder / name).is_file()), folder / LENGTHS[0])
     values = read_json_object(path, missing_ok=True)
     if values.get("do_lower_case"):
         raise UserError(

@@ -66,7 +66,15 @@ WRONG: dict[str, tuple[str, Change, str]] = {
         key("default_prompt_name", ["query"]),
         "default_prompt_name is",
     ),
-    "no width": (DENSE, key("in_features", None), "lacks in_features"),
+    "no width": (DENSE, key("in_features", None), "in_features is None"),
+    "half a value": (DENSE, key("in_features", 32.7), r"in_features is 32.7 \(allowed: 32,"),
+    "a text as width": (DENSE, key("in_features", "32"), "in_features is '32'"),
+    "a fraction of rows": (DENSE, key("out_features", 24.0), "out_features is 24.0"),
+    "another network's pooling": (
+        *(POOL, key("word_embedding_dimension", 768)),
+        r"word_embedding_dimension is 768 \(allowed: 32,",
+    ),
+    "a text as dimension": (POOL, key("embedding_dimension", "32"), "embedding_dimension is '32'"),
     "prompts of no texts": (
         "config_sentence_transformers.json",
         key("prompts", {"query": 5}),
@@ -100,6 +108,13 @@ def test_lengths_that_cannot_be_are_refused(values: Any, said: str, tmp_path: Pa
     (folder / "sentence_bert_config.json").write_text(json.dumps(values))
     with pytest.raises(UserError, match=said):
         read(folder)
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "xlm-roberta", "xlnet"])
+def test_a_length_is_read_from_the_file_of_each_class(name: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(FOLDER / "bert", tmp_path / "model")
+    (folder / f"sentence_{name}_config.json").write_text(json.dumps({"max_seq_length": 77}))
+    assert read(folder).max_length == 77
 
 
 def test_a_head_that_is_missing_or_unknown_is_refused(tmp_path: Path) -> None:
