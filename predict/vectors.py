@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, cast
 
@@ -13,6 +13,7 @@ from predict.engine.retrieval import (
     Ranked,
     Retrieval,
     check_dimensions,
+    check_top,
     ranked,
     shortened,
 )
@@ -41,6 +42,21 @@ def as_several(prompts: Prompt | Sequence[PromptOrError]) -> Sequence[PromptOrEr
     if len(prompts) and all(is_integer(each) for each in prompts):
         return [cast("Sequence[int]", prompts)]
     return cast("Sequence[PromptOrError]", prompts)
+
+
+_OPTIONS = ("instruction", "adapter")  # of scores
+
+
+def _texts(name: str, given: Any) -> list[str]:
+    """Texts as a list. Raises UserError."""
+    several = [given] if isinstance(given, str) else given
+    if isinstance(several, (bytes, bytearray, Mapping)) or not isinstance(several, Iterable):
+        raise UserError(f"{name} is {quoted(given)} (allowed: a text, or a list of texts)")
+    several = list(several)
+    for index, each in enumerate(several):
+        if not isinstance(each, str):
+            raise UserError(f"{name}[{index}] is {quoted(each)} (allowed: a text)")
+    return several
 
 
 class VectorVerbs:
@@ -99,8 +115,14 @@ class VectorVerbs:
         question's first line), or by the cosine of two vectors. options: instruction, adapter.
         Raises UserError where the model has none of these.
         """
-        several = [documents] if isinstance(documents, str) else list(documents)
-        asked = [queries] * len(several) if isinstance(queries, str) else list(queries)
+        for name, value in options.items():
+            if name not in _OPTIONS:
+                raise UserError(f"{quoted(name)} is no option (allowed: {', '.join(_OPTIONS)})")
+            if not isinstance(value, (str, type(None))):
+                raise UserError(f"{name} is {quoted(value)} (allowed: a text)")
+        several = _texts("documents", documents)
+        asked = _texts("queries", queries)
+        asked = asked * len(several) if isinstance(queries, str) else asked
         if len(asked) != len(several):
             raise UserError(
                 f"{len(asked)} queries for {len(several)} documents (allowed: one for all, or one "
@@ -117,6 +139,9 @@ class VectorVerbs:
         self, query: str, documents: Sequence[str], top_n: int | None = None, **options: Any
     ) -> list[Ranked]:
         """The documents' places and scores, the best first, at most top_n; see `score`."""
+        if not isinstance(query, str):
+            raise UserError(f"query is {quoted(query)} (allowed: a text)")
+        check_top(top_n)
         return ranked(self.score(query, documents, **options), top_n)
 
     @cached_property

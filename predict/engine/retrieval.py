@@ -111,9 +111,7 @@ class Rules:
         return [Part(query, document)]
 
     def check_instruction(self, instruction: str | None) -> None:
-        """Raises UserError for an instruction that is no text, or that no question takes."""
-        if instruction is not None and not isinstance(instruction, str):
-            raise UserError(f"instruction is {quoted(instruction)} (allowed: a text)")
+        """Raises UserError for an instruction where no question takes one."""
         if instruction is not None and self.scores_by != "answers":
             raise UserError("instruction is for rerankers of the yes/no kind; leave it out")
 
@@ -310,9 +308,13 @@ def shortened(vectors: Vectors, dimensions: int | None, normalize: bool) -> Vect
     return normalized(vectors[:, :dimensions]) if normalize else vectors[:, :dimensions]
 
 
+def check_top(top_n: Any) -> None:
+    """Raises UserError for a number of documents that no answer has."""
+    if top_n is not None and not (is_integer(top_n) and top_n > 0):
+        raise UserError(f"top_n is {quoted(top_n)} (allowed: 1 and more)")
+
+
 def ranked(scores: Sequence[float] | Vectors, top_n: int | None) -> list[Ranked]:
-    """The best first, the earlier of two alike; top_n: so many. Raises UserError."""
-    if top_n is not None and top_n < 1:
-        raise UserError(f"top_n is {top_n} (allowed: 1 and more)")
+    """The best first, the earlier of two alike; top_n: so many."""
     order = sorted(range(len(scores)), key=lambda index: -scores[index])
     return [Ranked(index, float(scores[index])) for index in order[:top_n]]

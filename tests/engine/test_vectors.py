@@ -154,6 +154,30 @@ def test_what_cannot_be_is_refused(name: str) -> None:
     assert nothing_is_held(llm)
 
 
+SCORED: dict[str, tuple[dict[str, Any], str]] = {
+    "a number": ({"documents": 5}, r"documents is 5 \(allowed: a text, or a list of texts"),
+    "bytes": ({"documents": b"a"}, "documents is b'a'"),
+    "an object": ({"documents": {"text": "a"}}, "documents is {'text': 'a'}"),
+    "a number within": ({"documents": ["a", 5]}, r"documents\[1\] is 5 \(allowed: a text\)"),
+    "a document": ({"documents": [{"text": "a"}]}, r"documents\[0\] is"),
+    "nothing": ({"documents": None}, "documents is None"),
+    "no document": ({"documents": []}, "documents is empty"),
+    "queries": ({"query": ["a"]}, "query is"),
+    "no query": ({"query": None}, "query is None"),
+    "an option": ({"instructions": "a"}, "'instructions' is no option .allowed: instruction, ad"),
+    "an instruction": ({"instruction": 5}, "instruction is 5"),
+    "an adapter": ({"adapter": ["a"]}, "adapter is"),
+    "half a document": ({"top_n": 1.5}, "top_n is 1.5"),
+}
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_a_pair_of_no_texts_is_refused_by_name(name: str) -> None:
+    given, said = SCORED[name]
+    with pytest.raises(UserError, match=said):
+        llm_of("qwen3_reranker").rerank(**{"query": "a", "documents": ["b"], **given})
+
+
 def test_a_flag_that_says_another_pooling_than_the_files_is_refused() -> None:
     with pytest.raises(UserError, match=r"--pooling last was given, .* names mean; leave the"):
         llm_of("embedding_gemma", pooling="last").embed([[5, 6]])

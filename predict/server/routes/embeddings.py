@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from predict.engine.retrieval import check_dimensions, ranked, shortened
+from predict.engine.retrieval import check_dimensions, check_top, ranked, shortened
 from predict.errors import UserError
 from predict.server.context import Context
 from predict.server.errors import invalid
@@ -92,8 +92,10 @@ async def _embedded(context: Context, request: Request, body: EmbeddingsBody) ->
 
 async def _reranked(context: Context, request: Request, body: RerankBody) -> Response:
     model, rules = context.models.find(body.model), rules_of(context)
-    if body.top_n is not None and not (type(body.top_n) is int and body.top_n > 0):
-        raise invalid("top_n", f"top_n is {body.top_n!r:.40} (allowed: 1 and more)")
+    try:
+        check_top(body.top_n)
+    except UserError as error:
+        raise invalid("top_n", str(error)) from None
     query, documents = as_text(body.query, "query"), as_texts(context, body.documents, "documents")
     cut, other = (
         cut_of(rules, getattr(body, name), name)
