@@ -112,7 +112,7 @@ class VectorVerbs:
         """Scores [pairs] of queries and documents, one of each, or one query for all documents.
 
         Higher is closer: by the model's classification head, by its share of yes (instruction: the
-        question's first line), or by the cosine of two vectors. options: instruction, adapter.
+        question's first line), or by the cosine, or product, of two vectors. options: instruction, adapter.
         Raises UserError where the model has none of these.
         """
         for name, value in options.items():

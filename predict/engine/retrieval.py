@@ -1,8 +1,8 @@
 """Texts to vectors, and pairs of texts to scores: what a model's files say, in front of a queue.
 
 A score is made in one of three ways: by a classification head of one label; by the share of yes
-among the answers yes and no to the model's own question (Qwen3-Reranker); or as the cosine of two
-vectors.
+among the answers yes and no to the model's own question (Qwen3-Reranker); or as the cosine, or the
+product, of two vectors.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class Retrieval:
             return Pooler((), answers=self._answers())
         if self.files.score is not None:
             return self.files.score
-        return self.pooler(normalize=True)
+        return self.pooler(normalize=True if self.files.similarity == "cosine" else None)
 
     @cached_property
     def writer(self) -> Writer:
@@ -269,7 +269,13 @@ class Retrieval:
         if self.files.score is not None:
             return "head", ""
         if not self.says_nothing:
-            return "vectors", ""
+            if self.files.similarity in ("cosine", "dot"):
+                return "vectors", ""
+            return None, (
+                "config_sentence_transformers.json: similarity_fn_name is "
+                f"{self.files.similarity} (allowed for scores: cosine, dot); compare the vectors "
+                "yourself"
+            )
         if self.spec.makes_text and self._answers() is not None:
             return "answers", ""
         return None, (

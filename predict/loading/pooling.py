@@ -37,6 +37,7 @@ LENGTHS = tuple(
 )
 SAVED, SAVED_TENSORS = "pooling.json", "pooling.safetensors"  # of an export: all of it
 MAX_MODULES, MAX_PROMPTS = 16, 256
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")  # sentence-transformers'
 # sentence-transformers' names of poolings in 1_Pooling/config.json, and ours.
 _POOLINGS = {
     "cls": "cls",
@@ -75,6 +76,7 @@ class PoolingFiles:
     default_prompt: str | None = None
     counts_prompt: bool = True  # its tokens count for means
     max_length: int | None = None  # tokens; longer texts are cut
+    similarity: str = "cosine"  # of SIMILARITIES: what a score of two vectors is
 
 
 def read_pooling(directory: str | Path, spec: DecoderSpec) -> PoolingFiles:
@@ -221,6 +223,13 @@ def _with_prompts(files: PoolingFiles, folder: Path) -> PoolingFiles:
         raise UserError(
             f"{path}: default_prompt_name is {quoted(default)} (allowed: {', '.join(prompts)})"
         )
+    similarity = values.get("similarity_fn_name") or "cosine"
+    if similarity not in SIMILARITIES:
+        raise UserError(
+            f"{path}: similarity_fn_name is {quoted(similarity)} (allowed: "
+            f"{', '.join(SIMILARITIES)})"
+        )
+    files = replace(files, similarity=similarity)
     path = next((p for name in LENGTHS if (p := folder / name).is_file()), folder / LENGTHS[0])
     values = read_json_object(path, missing_ok=True)
     if values.get("do_lower_case"):
@@ -309,7 +318,7 @@ def _label_function(reader: ConfigReader) -> str:
     return function
 
 
-_SAID = ("num_labels", "prompts", "default_prompt", "counts_prompt", "max_length")
+_SAID = ("num_labels", "prompts", "default_prompt", "counts_prompt", "max_length", "similarity")
 
 
 def save_pooling(files: PoolingFiles, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,35 @@ def test_a_query_that_leaves_no_token_for_the_document_is_refused(case: str) -> 
     with pytest.raises(UserError, match=r"of 400 tokens .* leaves none for the second"):
         writer.part(Part("word " * 600, "another"), 400)
     assert len(writer.part(Part("word", "another " * 600), 400).token_ids) == 400
+
+
+def with_values(case: str, name: str, folder: Path, **values: Any) -> Path:
+    """A copy of a model with other values in one of its files."""
+    shutil.copytree(FOLDER / case, folder)
+    held = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps({**held, **values}))
+    return folder
+
+
+def test_a_score_of_vectors_is_what_the_files_name(tmp_path: Path) -> None:
+    texts, name = SAID["texts"], "config_sentence_transformers.json"
+    found = {}
+    for similarity in ("dot", "cosine", "euclidean"):
+        said = {"similarity_fn_name": similarity}
+        folder = with_values("modernbert", name, tmp_path / similarity, **said)
+        found[similarity] = LLM(folder, max_length=512, batch_size=8)
+    plain = llm_of("modernbert")
+    query = plain.embed(texts[0], prompt_name="query")
+    documents = plain.embed(texts[1:], prompt_name="document")
+    products = documents @ query[0]
+    lengths = np.linalg.norm(query) * np.linalg.norm(documents, axis=1)
+    dot, cosine = (found[each].score(texts[0], texts[1:]) for each in ("dot", "cosine"))
+    np.testing.assert_allclose(dot, products, atol=1e-3, rtol=1e-4)
+    np.testing.assert_allclose(cosine, products / lengths, atol=1e-5, rtol=0)
+    assert np.abs(dot - cosine).max() > 0.1
+    with pytest.raises(UserError, match=r"similarity_fn_name is euclidean .*: cosine, dot"):
+        found["euclidean"].score(texts[0], texts[1:])
+    np.testing.assert_array_equal(found["euclidean"].embed(IDS[:2]), plain.embed(IDS[:2]))
 
 
 def test_a_text_that_stands_in_several_pairs_runs_once() -> None:

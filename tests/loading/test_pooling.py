@@ -75,6 +75,16 @@ WRONG: dict[str, tuple[str, Change, str]] = {
         r"word_embedding_dimension is 768 \(allowed: 32,",
     ),
     "a text as dimension": (POOL, key("embedding_dimension", "32"), "embedding_dimension is '32'"),
+    "another similarity": (
+        "config_sentence_transformers.json",
+        key("similarity_fn_name", "jaccard"),
+        "similarity_fn_name is 'jaccard'",
+    ),
+    "a similarity of no text": (
+        "config_sentence_transformers.json",
+        key("similarity_fn_name", ["dot"]),
+        "similarity_fn_name is",
+    ),
     "prompts of no texts": (
         "config_sentence_transformers.json",
         key("prompts", {"query": 5}),
@@ -201,6 +211,7 @@ def test_what_an_export_keeps_is_what_was_read(case: str, tmp_path: Path) -> Non
     kept = read_pooling(tmp_path, read_spec(FOLDER / case)[0])
     assert kept.prompts == found.prompts
     assert kept.num_labels == found.num_labels
+    assert kept.similarity == found.similarity
     x = np.linspace(-1, 1, 32, dtype=np.float32)
     for ours, theirs in ((kept.embed, found.embed), (kept.score, found.score)):
         assert (ours is None) == (theirs is None)
