@@ -222,13 +222,9 @@ def _export(
     spec = spec.with_latent_form(config.model.latent_form)
     config = with_model_defaults(with_stored_cache(config, reader), spec, reader)
     embeds = task == "embed" or not spec.makes_text
-    if embeds and gives_states:
-        raise UserError(
-            "--return_full_hidden_states is of programs that draft, and this one makes vectors "
-            "(--task embed, or a model that makes no text); give one of them"
-        )
+    _check_task(embeds, gives_states, config.model.pooling)
     shared = open_shared(config, spec, reader, platform) if gives_states else None
-    pooling = read_pooling(source, spec) if embeds else None
+    pooling = read_pooling(source, spec, config.model.pooling) if embeds else None
     kv_format = spec.cache_format(config.kv_format)
     scales = head_scales(kv_format, source, spec, config.quantization.use_fake_parameter)
     backend = platform.backend
@@ -272,6 +268,19 @@ def _export(
             manifest.save(folder)
     except OSError as error:
         raise _not_written(output_path, error) from None
+
+
+def _check_task(embeds: bool, gives_states: bool, pooling: str | None) -> None:
+    if embeds and gives_states:
+        raise UserError(
+            "--return_full_hidden_states is of programs that draft, and this one makes vectors "
+            "(--task embed, or a model that makes no text); give one of them"
+        )
+    if pooling is not None and not embeds:
+        raise UserError(
+            f"--pooling {pooling} is of programs that make vectors; add --task embed, "
+            "or leave it out"
+        )
 
 
 @contextlib.contextmanager

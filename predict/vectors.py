@@ -112,8 +112,8 @@ class VectorVerbs:
         """Scores [pairs] of queries and documents, one of each, or one query for all documents.
 
         Higher is closer: by the model's classification head, by its share of yes (instruction: the
-        question's first line), or by the cosine, or product, of two vectors. options: instruction, adapter.
-        Raises UserError where the model has none of these.
+        question's first line), or by the cosine, or product, of two vectors. options: instruction,
+        adapter. Raises UserError where the model has none of these.
         """
         for name, value in options.items():
             if name not in _OPTIONS:
@@ -148,8 +148,8 @@ class VectorVerbs:
     def retrieval(self) -> Retrieval:
         """How the model makes vectors and scores. Raises UserError for wrong files."""
         model = self.config.model
-        files = read_pooling(model.model_name_or_path, self.spec)
-        return Retrieval(files, self.spec, self.tokenizer, model.pooling, self.config.max_length)
+        files = read_pooling(model.model_name_or_path, self.spec, model.pooling)
+        return Retrieval(files, self.spec, self.tokenizer, self.config.max_length)
 
     def add_texts(self, texts: Sequence[Text], pooler: Pooler, adapter: str | None) -> VectorJob:
         """Queues texts for `embedder`, whose rounds run between steps. Raises UserError."""

@@ -46,8 +46,8 @@ def embed_file(config: PredictorConfig, make_llm: MakeLLM, signals: Signals) -> 
             model = engine.model
             tokenizer = Tokenizer.from_dir(model.model_name_or_path, model.chat_template)
             spec, _ = read_spec(model.model_name_or_path, model.model_type)
-            files = read_pooling(model.model_name_or_path, spec)
-            retrieval = Retrieval(files, spec, tokenizer, model.pooling, engine.max_length)
+            files = read_pooling(model.model_name_or_path, spec, model.pooling)
+            retrieval = Retrieval(files, spec, tokenizer, engine.max_length)
             retrieval.pooler()
             _check_lengths(items, retrieval)
             llm = make_llm(engine, tokenizer)

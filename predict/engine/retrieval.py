@@ -176,18 +176,17 @@ class Writer:
 
 @dataclass(frozen=True)
 class Retrieval:
-    """How one model makes vectors and scores. pooling: what a flag says where files do not."""
+    """How one model makes vectors and scores."""
 
     files: PoolingFiles
     spec: DecoderSpec
     tokenizer: Tokenizer | None
-    pooling: str | None
     max_length: int
 
     @property
     def says_nothing(self) -> bool:
         """Whether neither files nor flags name a pooling."""
-        return self.files.embed is None and self.pooling is None
+        return self.files.embed is None
 
     def pooler(self, pooling: str | None = None, normalize: bool | None = None) -> Pooler:
         """The way to vectors. pooling, normalize: in place of what the files say.
@@ -197,27 +196,10 @@ class Retrieval:
         if pooling is not None:
             check_pooling(pooling)
             return Pooler((pooling,), normalize=True if normalize is None else normalize)
-        if self.says_nothing:
+        found = self.files.embed
+        if found is None:
             raise UserError(self._no_vectors())
-        found = self._pooler_of_files
         return found if normalize is None else replace(found, normalize=normalize)
-
-    @property
-    def _pooler_of_files(self) -> Pooler:
-        """The way to vectors that flags or files name."""
-        if self.files.embed is not None:
-            return self.files.embed
-        assert self.pooling is not None
-        return Pooler((self.pooling,), normalize=True)
-
-    def __post_init__(self) -> None:
-        """Raises UserError where a flag and the files name a pooling."""
-        embed = self.files.embed
-        if self.pooling is not None and embed is not None and embed.poolings != (self.pooling,):
-            raise UserError(
-                f"--pooling {self.pooling} was given, and the model's modules.json names "
-                f"{', '.join(embed.poolings)}; leave the flag out"
-            )
 
     def size_of(self, pooler: Pooler) -> int:
         """Values of a vector."""
@@ -251,7 +233,7 @@ class Retrieval:
             *(self.max_length, no_vectors, no_scores, by, dict(files.prompts)),
             *(files.default_prompt, files.counts_prompt, files.max_length),
             files.embed is None or files.embed.normalize,
-            self.spec.hidden_size if self.says_nothing else self.size_of(self._pooler_of_files),
+            self.spec.hidden_size if files.embed is None else self.size_of(files.embed),
         )
 
     def _no_vectors(self) -> str:

@@ -79,8 +79,27 @@ class PoolingFiles:
     similarity: str = "cosine"  # of SIMILARITIES: what a score of two vectors is
 
 
-def read_pooling(directory: str | Path, spec: DecoderSpec) -> PoolingFiles:
-    """What a folder's files say. Raises UserError, naming file and key, for what is not done."""
+def read_pooling(
+    directory: str | Path, spec: DecoderSpec, pooling: str | None = None
+) -> PoolingFiles:
+    """What a folder's files say, and the flag --pooling where they name none.
+
+    Raises UserError, naming file and key, for what is not done, and for files that say otherwise.
+    """
+    found = _of_files(directory, spec)
+    if pooling is None:
+        return found
+    if found.embed is None:
+        return replace(found, embed=Pooler((pooling,), normalize=True))
+    if found.embed.poolings != (pooling,):
+        raise UserError(
+            f"--pooling {pooling} was given, and the model's modules.json names "
+            f"{', '.join(found.embed.poolings)}; leave the flag out"
+        )
+    return found
+
+
+def _of_files(directory: str | Path, spec: DecoderSpec) -> PoolingFiles:
     folder = Path(directory)
     if gguf_of(directory) is not None:
         return PoolingFiles()

@@ -17,6 +17,7 @@ from predict.engine.embedding import Text
 from predict.engine.retrieval import Part
 from predict.errors import EngineError, UserError
 from predict.loading.model import read_spec
+from predict.nn.pooling import normalized
 from tests.support.adapters import write_seven
 from tests.support.vectors import (
     CASES,
@@ -234,6 +235,27 @@ def test_an_exported_program_gives_the_same(case: str, operators: str, tmp_path:
     else:
         np.testing.assert_allclose(llm.embed(IDS), llm_of(case).embed(IDS), atol=1e-4, rtol=0)
     assert nothing_is_held(llm)
+
+
+def test_an_exported_program_keeps_the_pooling_of_the_flag(tmp_path: Path) -> None:
+    folder = shutil.copytree(FOLDER / "bert", tmp_path / "model")
+    (folder / "modules.json").unlink()
+    config = EngineConfig(model_name_or_path=str(folder), max_length=512, pooling="cls")
+    export_model(config, tmp_path / "static")
+    llm = LLM(tmp_path / "static", mode="static", max_length=512, batch_size=8)
+    assert not llm.retrieval.says_nothing
+    wanted = normalized(FOUND["bert/cls"])
+    np.testing.assert_allclose(llm.embed(IDS), wanted, atol=1e-4, rtol=0)
+    with pytest.raises(UserError, match="--pooling mean was given, .* names cls"):
+        LLM(tmp_path / "static", mode="static", max_length=512, pooling="mean").embed(IDS)
+
+
+def test_a_pooling_that_no_program_of_answers_has_is_refused(tmp_path: Path) -> None:
+    path = str(FOLDER / "qwen3_reranker")
+    config = EngineConfig(model_name_or_path=path, max_length=64, pooling="last")
+    with pytest.raises(UserError, match="--pooling last is of programs .* add --task embed"):
+        export_model(config, tmp_path / "static")
+    assert not (tmp_path / "static").exists()
 
 
 @pytest.mark.parametrize(
