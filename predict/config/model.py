@@ -15,6 +15,7 @@ DTYPES = tuple(DTYPE_BYTES)
 AUTO = "auto"  # the checkpoint's own
 # In the order in which sentence-transformers joins those that a file asks for together.
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len", "weightedmean", "last")
+YES_NO = "yes_no"  # in the place of a pooling: a reranker that answers yes or no
 MODEL_TYPES = ("gpt-3", "ernie-3.5-se", "llama-img2txt", "qwen-img2txt", "opt-img2txt")
 
 
@@ -48,8 +49,8 @@ class ModelConfig(Checked):
         is_file=True, null_words=())
     pooling: str | None = option(None,
         "How the hidden states of a text become its vector, where the model's files "
-        "(modules.json) do not say.",
-        allowed=POOLINGS, null_words=())
+        "(modules.json) do not say; yes_no: a reranker that answers yes or no, as Qwen3-Reranker.",
+        allowed=(*POOLINGS, YES_NO), null_words=())
     device: str = option("cpu",
         "cpu, gpu, gpu:N, or another type that the installed Paddle has (xpu, npu, npu:1, ...), "
         "which runs the plain operators. The flag when not given: gpu where one is usable and the "

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from predict.config.model import POOLINGS
+from predict.config.model import POOLINGS, YES_NO
 from predict.device.place import to_float32
 from predict.errors import UserError, quoted
 from predict.gguf.files import gguf_of
@@ -66,12 +66,14 @@ class PoolingFiles:
     """What a model's files say.
 
     embed: to vectors; None: they name no pooling. score: a classification head of one label, on a
-    text, or on a pair of them; num_labels: of a head. prompts: texts put in front, by name.
+    text, or on a pair of them; num_labels: of a head. answers: a score is the answer yes or no.
+    prompts: texts put in front, by name.
     """
 
     embed: Pooler | None = None
     score: Pooler | None = None
     num_labels: int = 0
+    answers: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     counts_prompt: bool = True  # its tokens count for means
@@ -87,8 +89,15 @@ def read_pooling(
     Raises UserError, naming file and key, for what is not done, and for files that say otherwise.
     """
     found = _of_files(directory, spec)
-    if pooling is None:
+    if pooling is None or (pooling == YES_NO and found.answers):
         return found
+    if pooling == YES_NO and found.num_labels:
+        raise UserError(
+            f"--pooling {YES_NO} was given, and the checkpoint has a classification head; leave "
+            "the flag out"
+        )
+    if found.embed is None and pooling == YES_NO:
+        return replace(found, answers=True)
     if found.embed is None:
         return replace(found, embed=Pooler((pooling,), normalize=True))
     if found.embed.poolings != (pooling,):
@@ -113,9 +122,26 @@ def _of_files(directory: str | Path, spec: DecoderSpec) -> PoolingFiles:
     if not isinstance(architectures, list):
         raise reader.wrong("architectures", "a list of names")
     kind = str(architectures[0]).partition("For")
-    if kind[2] == "SequenceClassification":
+    if _answers(reader):
+        found = replace(found, answers=True)
+    elif kind[2] == "SequenceClassification":
         found = _with_head(found, folder, spec, reader)
     return found
+
+
+def _answers(reader: ConfigReader) -> bool:
+    """Whether config.json has the two keys that vLLM's users give for Qwen3-Reranker."""
+    tokens, original = (reader.values.get(key) for key in _ANSWERS)
+    if tokens is None and not original:
+        return False
+    said = (tokens, ["no", "yes"]), (original, True)
+    for key, (value, allowed) in zip(_ANSWERS, said, strict=True):
+        if value != allowed:
+            raise reader.wrong(key, f"{json.dumps(allowed)}, with {' and '.join(_ANSWERS)}")
+    return True
+
+
+_ANSWERS = ("classifier_from_token", "is_original_qwen3_reranker")
 
 
 def _of_modules(folder: Path, size: int) -> PoolingFiles:
@@ -337,7 +363,10 @@ def _label_function(reader: ConfigReader) -> str:
     return function
 
 
-_SAID = ("num_labels", "prompts", "default_prompt", "counts_prompt", "max_length", "similarity")
+_SAID = (
+    *("num_labels", "answers", "prompts", "default_prompt", "counts_prompt", "max_length"),
+    "similarity",
+)
 
 
 def save_pooling(files: PoolingFiles, folder: Path) -> None:

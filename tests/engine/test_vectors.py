@@ -246,14 +246,31 @@ def test_an_exported_program_keeps_the_pooling_of_the_flag(tmp_path: Path) -> No
     assert not llm.retrieval.says_nothing
     wanted = normalized(FOUND["bert/cls"])
     np.testing.assert_allclose(llm.embed(IDS), wanted, atol=1e-4, rtol=0)
-    with pytest.raises(UserError, match="--pooling mean was given, .* names cls"):
+    with pytest.raises(UserError, match=r"--pooling mean was given, .* names cls"):
         LLM(tmp_path / "static", mode="static", max_length=512, pooling="mean").embed(IDS)
+
+
+def test_a_model_of_text_is_no_reranker_until_it_is_said_to_be_one(tmp_path: Path) -> None:
+    plain = {"classifier_from_token": None, "is_original_qwen3_reranker": None}
+    folder = with_values("qwen3_reranker", "config.json", tmp_path / "model", **plain)
+    queries, documents = zip(*SAID["pairs"], strict=True)
+    sizes: dict[str, Any] = {"max_length": 512, "batch_size": 8}
+    with pytest.raises(UserError, match=r"is not said to answer yes or no .* --pooling yes_no"):
+        LLM(folder, **sizes).score(queries, documents)
+    llm = LLM(folder, pooling="yes_no", **sizes)
+    found = llm.score(queries, documents)
+    np.testing.assert_allclose(found, FOUND["qwen3_reranker/score"], atol=1e-4, rtol=0)
+    with pytest.raises(UserError, match="pooling is not known"):
+        llm.retrieval.pooler()
+    for case, said in {"bert_reranker": "has a classification head", "bert": "names mean"}.items():
+        with pytest.raises(UserError, match=f"--pooling yes_no was given, .* {said}"):
+            llm_of(case, pooling="yes_no").score(queries, documents)
 
 
 def test_a_pooling_that_no_program_of_answers_has_is_refused(tmp_path: Path) -> None:
     path = str(FOLDER / "qwen3_reranker")
     config = EngineConfig(model_name_or_path=path, max_length=64, pooling="last")
-    with pytest.raises(UserError, match="--pooling last is of programs .* add --task embed"):
+    with pytest.raises(UserError, match=r"--pooling last is of programs .* add --task embed"):
         export_model(config, tmp_path / "static")
     assert not (tmp_path / "static").exists()
 

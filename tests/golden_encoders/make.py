@@ -210,7 +210,14 @@ CASES: dict[str, tuple[Any, Any, Any, Any]] = {
         bytelevel,
         ({"pooling_mode_lasttoken": True}, False, True),
     ),
-    "qwen3_reranker": (T.Qwen3ForCausalLM, lambda: T.Qwen3Config(**QWEN), bytelevel, None),
+    "qwen3_reranker": (
+        T.Qwen3ForCausalLM,
+        lambda: T.Qwen3Config(
+            **QWEN, classifier_from_token=["no", "yes"], is_original_qwen3_reranker=True
+        ),
+        bytelevel,
+        None,
+    ),
     "qwen3_classifier": (
         T.Qwen3ForSequenceClassification,
         lambda: T.Qwen3Config(**QWEN, num_labels=1, pad_token_id=0),

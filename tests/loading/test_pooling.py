@@ -167,6 +167,9 @@ def test_a_dense_layer_of_another_width_than_the_pooled_vector_is_refused(
     [
         ("classifier_pooling", "first", "'classifier_pooling' is 'first' .allowed: cls, mean"),
         ("architectures", {"a": 1}, "'architectures' is"),
+        ("classifier_from_token", ["Yes"], r"'classifier_from_token' is .* .allowed: ..no., .yes"),
+        ("classifier_from_token", ["no", "yes"], "'is_original_qwen3_reranker' is None"),
+        ("is_original_qwen3_reranker", True, "'classifier_from_token' is None"),
     ],
 )
 def test_a_config_that_misnames_its_head_is_refused(
