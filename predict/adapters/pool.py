@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from predict.nn.inputs import ADAPTED
 
-READ_AHEAD = 2  # adapters that are read for requests at the head of the queue
+READ_AHEAD = 2  # adapters that are read for requests at the head of a queue
 _keys = itertools.count(1)
 
 

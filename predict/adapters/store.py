@@ -140,7 +140,7 @@ class AdapterStore:
         if served not in self._reading:
             self._reading[served] = self._reader.submit(self._read_again, served)
         self._reading.move_to_end(served)
-        while len(self._reading) > READ_AHEAD:
+        while len(self._reading) > 2 * READ_AHEAD:  # for the queues of answers and of texts
             self._reading.popitem(last=False)[1].cancel()
         return self._reading[served]
 

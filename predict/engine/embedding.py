@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -100,15 +101,22 @@ class Embedder:
 
         Raises EngineError where nothing can run any more.
 
-        waits: a text waits for the blocks that running answers hold, and no answer joins them.
+        waits: a text waits for the blocks that running answers hold, and no answer joins them; and
+        for its adapter's file, while they go on. Without answers the file is waited for here.
         """
         if not self._queue:
             return []
+        waits = waits and self._engine.scheduler.num_running > 0
         texts: list[_Waiting] = []
         try:
+            awaited = self._pages.fetch(self._queue[0].request)
+            if awaited is not None:
+                if not waits:
+                    wait([awaited])
+                return []
             texts = self._take()
             self._engine.scheduler.make_room(not texts)
-            if not texts and not (waits and self._engine.scheduler.num_running):
+            if not texts and not waits:
                 return self._fail(self._queue[0], self._no_room(self._queue[0].request))
             self._run(texts)
         except Exception as error:
@@ -218,9 +226,6 @@ class Embedder:
     def _reserve(self, text: _Waiting) -> bool:
         """Takes a text's blocks, and its adapter's pages; False where there is no room."""
         manager, request = self._engine.scheduler.block_manager, text.request
-        awaited = self._pages.fetch(request)
-        if awaited is not None:
-            awaited.result()
         shared, num_cached = list[int](), 0
         if text.job.pooler.reads_last and request.shares_blocks:
             digests, salt = request.block_digests, request.block_salt

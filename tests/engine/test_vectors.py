@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import Future
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -387,6 +389,54 @@ def test_an_adapter_that_cannot_be_read_fails_no_other_job(tmp_path: Path) -> No
     assert plain.error is None
     assert "the disk has failed" in str(named.error)
     assert nothing_is_held(llm)
+
+
+def test_answers_go_on_while_a_texts_adapter_is_read(tmp_path: Path) -> None:
+    class NotBlocking(Future[Any]):
+        def result(self, timeout: float | None = None) -> Any:
+            raise AssertionError("the engine's loop waits")
+
+    config = json.loads((FOLDER / "qwen3_embedding" / "config.json").read_text())
+    four = write_seven(tmp_path, config)["four"]
+    settings: dict[str, Any] = {"lora_modules": (f"four={four}",), "max_lora_rank": 64}
+    llm, reading = llm_of("qwen3_embedding", **settings), NotBlocking()
+    pool = llm.embedder._pages.pool
+    assert pool is not None
+    params = SamplingParams(max_new_tokens=6, min_length=6)
+    samples = llm.samples([5, 6, 7], params)
+    llm.answers.add([samples], lambda news: None)
+    llm.step()
+    pool._read = lambda _: reading
+    job = llm.add_texts([Text([5, 6])], llm.retrieval.pooler(), "four")
+    for _ in range(3):
+        assert llm.embedder.step() == []
+        assert llm.step() is not None
+    assert not job.is_finished
+    reading.set_result(None)
+    assert llm.embedder.step() == [job]
+    assert job.error is None
+    pool._read, other = (lambda _: Future[Any]()), llm.samples([5, 6], params)
+    llm.answers.add([other], lambda news: None)  # joins those that run: nothing holds it back
+    while llm.answers.is_busy:
+        llm.step()
+    assert nothing_is_held(llm)
+
+
+def test_two_queues_read_adapters_ahead_and_give_up_none_of_each_others(tmp_path: Path) -> None:
+    config = json.loads((FOLDER / "qwen3_embedding" / "config.json").read_text())
+    folders = [*write_seven(tmp_path, config).items()][:5]
+    named = tuple(f"{name}={folder}" for name, folder in folders)
+    sizes = {"max_lora_rank": 64, "max_loras": 1, "max_cpu_loras": 1}
+    store, free = llm_of("qwen3_embedding", lora_modules=named, **sizes).addons.adapters, Event()
+    assert store is not None
+    store._read_again = lambda _: [] if free.wait(60) else []  # type: ignore[method-assign]
+    absent = [store.get(name) for name in store.names[:4]]
+    try:
+        first = [store._fetch(each) for each in absent]
+        assert [store._fetch(each) for each in absent] == first
+        assert not any(each is None or each.cancelled() for each in first)
+    finally:
+        free.set()
 
 
 def test_a_program_of_answers_alone_says_how_to_export_one_of_vectors(tmp_path: Path) -> None:
