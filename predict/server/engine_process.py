@@ -50,6 +50,7 @@ from predict.system import notes
 from predict.system.console import say
 
 if TYPE_CHECKING:
+    from predict.config.engine import EngineConfig
     from predict.llm import LLM
 
 READ_BYTES = 1 << 20  # at once
@@ -315,6 +316,15 @@ def info_of(llm: LLM) -> ModelInfo:
     )
 
 
+def check_pooling_files(config: EngineConfig) -> None:
+    """Raises UserError, ahead of any weight, for files of vectors and scores that are wrong."""
+    from predict.loading.model import read_spec
+    from predict.loading.pooling import read_pooling
+
+    name = config.model.model_name_or_path
+    read_pooling(name, read_spec(name, config.model.model_type)[0], config.model.pooling)
+
+
 def serve(link: Link) -> int:
     """Loads a model and answers the front until Stop; the exit status. Raises FrontEnded."""
     from predict.cli.command import explanation
@@ -326,7 +336,9 @@ def serve(link: Link) -> int:
     try:
         from predict.llm import LLM
 
-        llm = LLM(EngineConfig(**start.settings))
+        config = EngineConfig(**start.settings)
+        check_pooling_files(config)
+        llm = LLM(config)
         link.send(Ready(info_of(llm)))
         with frozen_objects():
             EngineLoop(llm, link).run()

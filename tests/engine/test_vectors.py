@@ -429,7 +429,12 @@ def test_two_queues_read_adapters_ahead_and_give_up_none_of_each_others(tmp_path
     sizes = {"max_lora_rank": 64, "max_loras": 1, "max_cpu_loras": 1}
     store, free = llm_of("qwen3_embedding", lora_modules=named, **sizes).addons.adapters, Event()
     assert store is not None
-    store._read_again = lambda _: [] if free.wait(60) else []  # type: ignore[method-assign]
+
+    def read(_: Any) -> Any:
+        free.wait(60)
+        return []
+
+    store._read_again = read  # type: ignore[method-assign]
     absent = [store.get(name) for name in store.names[:4]]
     try:
         first = [store._fetch(each) for each in absent]

@@ -106,6 +106,8 @@ class ScriptedLink(Link):
     def send(self, message: FromEngine) -> None:
         self.sent.append(message)
 
+    send_all = send
+
 
 def adds(count: int, streamed: bool = True) -> list[FromFront]:
     return [Add(index, [5, 6, 7 + index], GREEDY, streamed, 0.0) for index in range(count)]

@@ -10,12 +10,14 @@ import pytest
 
 from predict import LLM
 from predict.engine.samples import Samples, StreamOutput
-from predict.errors import EngineError, UserError
+from predict.errors import EXIT_USAGE, EngineError, UserError
 from predict.server.engine_client import EngineClient, EngineDied
-from predict.server.engine_process import EngineLoop, FrontEnded, Link
+from predict.server.engine_process import EngineLoop, FrontEnded, Link, serve
 from predict.server.wire import (
+    Failed,
     FromEngine,
     Messages,
+    Start,
     StepNews,
     Stop,
     frame,
@@ -74,6 +76,19 @@ def test_an_engine_that_fails_ends_the_loop(llm: LLM, monkeypatch: pytest.Monkey
     monkeypatch.setattr(llm.engine, "step", step)
     with pytest.raises(EngineError, match="the device is gone"):
         EngineLoop(llm, ScriptedLink(adds(1))).run()
+
+
+def test_wrong_files_of_vectors_are_told_before_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_model(tmp_path / "tiny")
+    (folder / "modules.json").write_text("{}")
+    monkeypatch.setattr("predict.llm.LLM", None)  # which would read them
+    link = ScriptedLink([Start(config(folder).settings)])
+    assert serve(link) == EXIT_USAGE
+    (failed,) = link.sent
+    assert isinstance(failed, Failed)
+    assert "modules.json is an object" in failed.message
 
 
 def test_a_front_that_does_not_read_keeps_nobody_waiting() -> None:
