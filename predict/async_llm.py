@@ -21,11 +21,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from predict.config.adapters import AddonVerbs, Change
 from predict.config.engine import EngineConfig
 from predict.engine.answers import News
+from predict.engine.embedding import VectorJob
+from predict.engine.retrieval import Ranked
 from predict.engine.samples import Samples, StreamOutput
 from predict.engine.stats import EngineStats
 from predict.llm import LLM, Conversation, check_streamed
+from predict.nn.pooling import Vectors
 from predict.request import RequestOutput, SamplingParams
-from predict.vectors import Prompt
+from predict.vectors import Asked, Prompt
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -99,6 +102,7 @@ class AsyncLLM(AddonVerbs[Coroutine[Any, Any, None]]):
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._answers: dict[int, AsyncAnswer] = {}  # unfinished, by request id; the thread's
         self._events: dict[AsyncAnswer, list[AnswerEvent]] = {}  # not sent yet; likewise
+        self._jobs: dict[asyncio.Future[Vectors], VectorJob] = {}  # unfinished; likewise
         self._closing = False  # written by the thread
         self._ended: BaseException | None = None  # why the thread has ended
         self._lock = threading.Lock()  # no command is queued once `_ended` is set
@@ -200,6 +204,51 @@ class AsyncLLM(AddonVerbs[Coroutine[Any, Any, None]]):
         """The finished answers to a conversation; see LLM.chat."""
         return await self.generate(self._model().chat_prompt(messages), sampling_params)
 
+    async def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        **options: Any,
+    ) -> Vectors:
+        """Vectors [prompts, size], made between steps of answers; see LLM.embed.
+
+        Cancellation drops the texts, here and in `score` and `rerank`.
+        """
+        return await self._made(self._model().asked_vectors(prompts, pooling, normalize, **options))
+
+    async def score(
+        self, queries: str | Sequence[str], documents: str | Sequence[str], **options: Any
+    ) -> Vectors:
+        """Scores [pairs]; see LLM.score."""
+        return await self._made(self._model().asked_scores(queries, documents, **options))
+
+    async def rerank(
+        self, query: str, documents: Sequence[str], top_n: int | None = None, **options: Any
+    ) -> list[Ranked]:
+        """The documents' places and scores, the best first; see LLM.rerank."""
+        return await self._made(self._model().asked_order(query, documents, top_n, **options))
+
+    async def _made(self, asked: Asked[T]) -> T:
+        made: asyncio.Future[Vectors] = asyncio.get_running_loop().create_future()
+
+        def start(llm: LLM) -> None:
+            try:
+                self._jobs[made] = llm.add_texts(asked.texts, asked.pooler, asked.adapter)
+            except Exception as error:
+                _settle(made, partial(made.set_exception, error))
+
+        def drop(llm: LLM) -> None:
+            if made in self._jobs:
+                llm.embedder.abort(self._jobs.pop(made))
+
+        if not self._post(start):
+            self._model()  # raises
+        try:
+            return asked.finish(await made)
+        finally:
+            self._post(drop)
+
     async def stats(self) -> EngineStats:
         """Counts so far, between two steps."""
         return await self._ask(LLM.stats)
@@ -210,8 +259,7 @@ class AsyncLLM(AddonVerbs[Coroutine[Any, Any, None]]):
 
     async def _ask(self, ask: Callable[[LLM], T]) -> T:
         """The result of ask(llm), called between two steps; raises what that raises."""
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[T] = loop.create_future()
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def tell(llm: LLM) -> None:
             settle: Callable[[], None]
@@ -219,8 +267,7 @@ class AsyncLLM(AddonVerbs[Coroutine[Any, Any, None]]):
                 settle = partial(result.set_result, ask(llm))
             except Exception as error:
                 settle = partial(result.set_exception, error)
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-                loop.call_soon_threadsafe(lambda: None if result.done() else settle())
+            _settle(result, settle)
 
         if not self._post(tell):
             self._model()  # raises
@@ -269,6 +316,9 @@ class AsyncLLM(AddonVerbs[Coroutine[Any, Any, None]]):
                 llm.check()
                 if llm.answers.is_busy and not self._closing:
                     llm.step()
+                if llm.embedder.is_busy and not self._closing:
+                    llm.embedder.step()
+                    self._send_vectors()
                 self._send()
         except BaseException as error:
             reason = error
@@ -282,7 +332,7 @@ class AsyncLLM(AddonVerbs[Coroutine[Any, Any, None]]):
     def _run_commands(self, llm: LLM) -> None:
         """Runs the queued commands; waits for one when there is nothing else to do."""
         while not self._closing:
-            is_idle = not (self._events or llm.answers.is_busy)
+            is_idle = not (self._events or llm.answers.is_busy or llm.embedder.is_busy)
             try:
                 command = self._commands.get(block=is_idle)
             except queue.Empty:
@@ -324,16 +374,34 @@ class AsyncLLM(AddonVerbs[Coroutine[Any, Any, None]]):
                 for answer in answers:
                     self.abort(answer.request_id)
 
+    def _send_vectors(self) -> None:
+        for made, job in [*self._jobs.items()]:
+            if job.is_finished:
+                del self._jobs[made]
+                if job.vectors is not None:
+                    _settle(made, partial(made.set_result, job.vectors))
+                else:
+                    _settle(made, partial(made.set_exception, job.error or AssertionError()))
+
     def _release(self) -> None:
         """Sends unfinished answers the reason why the thread ends, and frees their blocks."""
         if self._llm is None or self._ended is None:
             return  # no answer was added
         while not self._commands.empty():  # `_post` takes no more commands
             self._commands.get()(self._llm)
+        for made, job in self._jobs.items():
+            self._llm.embedder.abort(job)
+            _settle(made, partial(made.set_exception, _ended_error(self._ended)))
         for answer in self._answers.values():
             self._llm.answers.abort(answer._samples)
             self._events.setdefault(answer, []).append(_ended_error(self._ended))
         self._send()
+
+
+def _settle(future: asyncio.Future[Any], settle: Callable[[], None]) -> None:
+    """Calls `settle` on the future's loop, unless it is done. May be called by any thread."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        future.get_loop().call_soon_threadsafe(lambda: None if future.done() else settle())
 
 
 def _ended_error(cause: BaseException) -> RuntimeError:

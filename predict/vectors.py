@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Generic, TypeVar, cast
 
 from predict.config.engine import EngineConfig
 from predict.engine.addons import Addons
@@ -25,6 +26,7 @@ from predict.nn.spec import DecoderSpec
 from predict.system.bounds import is_integer, prompt_token_ids
 from predict.text.tokenizer import Tokenizer
 
+T = TypeVar("T")
 Prompt = str | Sequence[int]
 # In the place of a prompt that its tokenizer failed on: its answer says so, the others are given.
 PromptOrError = Prompt | TokenizerError
@@ -59,6 +61,16 @@ def _texts(name: str, given: Any) -> list[str]:
     return several
 
 
+@dataclass(frozen=True)
+class Asked(Generic[T]):
+    """Texts to run, and what is made of their results [texts, size]."""
+
+    texts: Sequence[Text]
+    pooler: Pooler
+    adapter: str | None
+    finish: Callable[[Vectors], T]
+
+
 class VectorVerbs:
     """The verbs, over a loaded model."""
 
@@ -90,6 +102,25 @@ class VectorVerbs:
         (prefix_path), and for an exported program without hidden states (export it with --task
         embed).
         """
+        asked = self.asked_vectors(
+            *(prompts, pooling, normalize),
+            dimensions=dimensions,
+            prompt_name=prompt_name,
+            adapter=adapter,
+        )
+        return self._made(asked)
+
+    def asked_vectors(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        adapter: str | None = None,
+    ) -> Asked[Vectors]:
+        """What `embed` runs. Raises UserError."""
         retrieval = self.retrieval
         if pooling is None and retrieval.says_nothing and not self.spec.sees_both_ways:
             pooling = "last"
@@ -103,8 +134,8 @@ class VectorVerbs:
             else Text(prompt_token_ids(each, self.spec.vocab_size - 1))
             for each in several
         ]
-        vectors = self.run_texts(texts, pooler, adapter)
-        return shortened(vectors, dimensions, pooler.normalize)
+        finish = partial(shortened, dimensions=dimensions, normalize=pooler.normalize)
+        return Asked(texts, pooler, adapter, finish)
 
     def score(
         self, queries: str | Sequence[str], documents: str | Sequence[str], **options: Any
@@ -115,6 +146,12 @@ class VectorVerbs:
         question's first line), or by the cosine, or product, of two vectors. options: instruction,
         adapter. Raises UserError where the model has none of these.
         """
+        return self._made(self.asked_scores(queries, documents, **options))
+
+    def asked_scores(
+        self, queries: str | Sequence[str], documents: str | Sequence[str], **options: Any
+    ) -> Asked[Vectors]:
+        """What `score` runs. Raises UserError."""
         for name, value in options.items():
             if name not in _OPTIONS:
                 raise UserError(f"{quoted(name)} is no option (allowed: {', '.join(_OPTIONS)})")
@@ -133,16 +170,29 @@ class VectorVerbs:
         retrieval.rules.check_instruction(options.get("instruction"))
         pairs = retrieval.rules.pairs([*zip(asked, several, strict=True)])
         texts = [writer.part(part, **options) for part in pairs.parts]
-        return pairs.scores(self.run_texts(texts, pooler, adapter))
+        return Asked(texts, pooler, adapter, pairs.scores)
 
     def rerank(
         self, query: str, documents: Sequence[str], top_n: int | None = None, **options: Any
     ) -> list[Ranked]:
         """The documents' places and scores, the best first, at most top_n; see `score`."""
+        return self._made(self.asked_order(query, documents, top_n, **options))
+
+    def asked_order(
+        self, query: str, documents: Sequence[str], top_n: int | None = None, **options: Any
+    ) -> Asked[list[Ranked]]:
+        """What `rerank` runs. Raises UserError."""
         if not isinstance(query, str):
             raise UserError(f"query is {quoted(query)} (allowed: a text)")
         check_top(top_n)
-        return ranked(self.score(query, documents, **options), top_n)
+        asked = self.asked_scores(query, documents, **options)
+        return Asked(
+            *(asked.texts, asked.pooler, asked.adapter),
+            lambda found: ranked(asked.finish(found), top_n),
+        )
+
+    def _made(self, asked: Asked[T]) -> T:
+        return asked.finish(self.run_texts(asked.texts, asked.pooler, asked.adapter))
 
     @cached_property
     def retrieval(self) -> Retrieval:

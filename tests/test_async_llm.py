@@ -18,6 +18,7 @@ from predict.errors import UserError
 from predict.nn.inputs import StepInputs
 from tests.support.demo import demo_config
 from tests.support.texts import PROMPTS
+from tests.support.vectors import FOLDER, IDS, SAID, llm_of
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=16, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_new_tokens=200, ignore_eos=True)
@@ -225,6 +226,42 @@ def test_closing_ends_the_thread_and_all_that_wait() -> None:
     assert threading.active_count() == before
     assert llm._llm is not None
     assert llm._llm.stats().num_used_blocks == 0
+
+
+def test_vectors_and_scores_are_made_beside_answers() -> None:
+    plain, (query, *documents) = llm_of("qwen3_embedding"), SAID["texts"]
+    wanted: Any = plain.embed(IDS), plain.score(query, documents), plain.rerank(query, documents, 2)
+
+    async def main() -> None:
+        sizes: dict[str, Any] = {"max_length": 512, "batch_size": 8, "attention": "append"}
+        async with await AsyncLLM.load(FOLDER / "qwen3_embedding", **sizes) as llm:
+            answer = asyncio.create_task(llm.generate([5, 6, 7], LONG))
+            made: list[Any] = await asyncio.gather(
+                *(llm.embed(IDS), llm.score(query, documents), llm.rerank(query, documents, 2)),
+                llm.embed([[5] * 513]),
+                return_exceptions=True,
+            )
+            vectors, scores, order, refused = made
+            np.testing.assert_allclose(vectors, wanted[0], atol=1e-5, rtol=0)
+            np.testing.assert_allclose(scores, wanted[1], atol=1e-5, rtol=0)
+            assert [each.index for each in order] == [each.index for each in wanted[2]]
+            assert isinstance(refused, UserError)
+            with pytest.raises(UserError, match="instructions"):
+                await llm.score(query, documents, instructions="a")
+            dropped = [asyncio.create_task(llm.embed(IDS * 40)) for _ in range(3)]
+            await asyncio.sleep(0.01)
+            for task in dropped:
+                task.cancel()
+            assert (await llm.embed(IDS[:2])).shape == (2, 32)
+            assert len((await answer).token_ids) == 200
+            await no_blocks_are_used(llm)
+            assert not llm._jobs
+            waiting = asyncio.create_task(llm.embed(IDS * 200))
+            await asyncio.sleep(0.05)
+        with pytest.raises(RuntimeError, match="was closed"):
+            await waiting
+
+    run(main())
 
 
 def test_a_model_that_cannot_be_loaded_raises_where_it_was_asked_for() -> None:
