@@ -236,7 +236,7 @@ def test_vectors_and_scores_are_made_beside_answers() -> None:
         sizes: dict[str, Any] = {"max_length": 512, "batch_size": 8, "attention": "append"}
         async with await AsyncLLM.load(FOLDER / "qwen3_embedding", **sizes) as llm:
             answer = asyncio.create_task(llm.generate([5, 6, 7], LONG))
-            made: list[Any] = await asyncio.gather(
+            made: Any = await asyncio.gather(
                 *(llm.embed(IDS), llm.score(query, documents), llm.rerank(query, documents, 2)),
                 llm.embed([[5] * 513]),
                 return_exceptions=True,

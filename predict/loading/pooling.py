@@ -226,7 +226,7 @@ def _dense(folder: Path, size: int) -> Dense:
         )
     checkpoint, has_bias = Checkpoint(folder), values.get("bias", True)
     _check_width(path, "in_features", values.get("in_features"), size)
-    rows = values.get("out_features")
+    rows: Any = values.get("out_features")
     if not (is_integer(rows) and rows > 0):
         raise UserError(f"{path}: out_features is {quoted(rows)} (allowed: 1 and more)")
     shape = rows, size

@@ -426,7 +426,7 @@ def test_two_queues_read_adapters_ahead_and_give_up_none_of_each_others(tmp_path
     config = json.loads((FOLDER / "qwen3_embedding" / "config.json").read_text())
     folders = [*write_seven(tmp_path, config).items()][:5]
     named = tuple(f"{name}={folder}" for name, folder in folders)
-    sizes = {"max_lora_rank": 64, "max_loras": 1, "max_cpu_loras": 1}
+    sizes: dict[str, Any] = {"max_lora_rank": 64, "max_loras": 1, "max_cpu_loras": 1}
     store, free = llm_of("qwen3_embedding", lora_modules=named, **sizes).addons.adapters, Event()
     assert store is not None
 
@@ -434,7 +434,7 @@ def test_two_queues_read_adapters_ahead_and_give_up_none_of_each_others(tmp_path
         free.wait(60)
         return []
 
-    store._read_again = read  # type: ignore[method-assign]
+    store._read_again = read  # type: ignore[method-assign, assignment]
     absent = [store.get(name) for name in store.names[:4]]
     try:
         first = [store._fetch(each) for each in absent]
