@@ -752,6 +752,35 @@ def test_drafts_pause_where_none_is_right(
     assert llm.stats().num_used_blocks == 0
 
 
+def test_blocks_of_a_pause_are_computed_again_with_the_drafters_rows(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculation, "MOST_VAIN", 10)
+    monkeypatch.setattr(speculation, "PAUSE", 60)
+    head = HEADS["EAGLE-3 of SafeAILab"]
+    llm = LLM(settings(target, written(head, tmp_path / "head"), head.method))
+    hits: list[int] = []
+
+    def drafts_behind(*ends: int) -> dict[Any, list[int]]:
+        before = llm.stats().num_prefix_hit_tokens
+        found = drafts_of(llm, [[*LONG[:48], *ends]], 4)
+        hits.append(llm.stats().num_prefix_hit_tokens - before)
+        return found
+
+    drafts_of(llm, [PROMPT], 16)
+    assert llm.engine.speculation.taps == ()
+    assert drafts_behind(1) == drafts_behind(LONG[48], 2) == {}
+    drafts_of(llm, [PROMPT], 60)
+    assert llm.engine.speculation.taps
+    found = drafts_behind(LONG[48], 3) | drafts_behind(LONG[48], 4)
+    # In the pause all blocks match; behind it those that have rows.
+    assert hits == [0, 32, 0, 48]
+    alone = settings(target, tmp_path / "head", head.method, prefix_caching=False)
+    prompts = [[*LONG[:49], 3], [*LONG[:49], 4]]
+    check_alike(found, drafts_of(LLM(alone), prompts, 4), len(found))
+    assert llm.stats().num_used_blocks == 0
+
+
 def test_devices_and_ways_to_verify_without_states_are_refused(target: Path) -> None:
     gpu: Any = SimpleNamespace(gpu=object(), device=SimpleNamespace(is_cpu=False))
     spec, reader = read_spec(target)
