@@ -21,6 +21,8 @@ from predict.engine import speculation
 from predict.engine.request_state import Request
 from predict.errors import UserError
 from predict.guide import Guide
+from predict.loading import drafters as drafters_loading
+from predict.loading.build import DecoderBuilder
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.drafters import find_drafter, open_drafter
 from predict.loading.model import read_spec
@@ -499,25 +501,51 @@ def test_a_conversation_has_drafts_in_each_turn(length: int, target: Path, tmp_p
 
 
 @pytest.mark.parametrize("is_static", [False, True])
-def test_the_cache_leaves_room_for_the_drafters_weights(
+def test_all_weights_are_in_place_before_the_cache_is_sized(
     is_static: bool, target: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    folder = written(HEADS["Medusa"], tmp_path / "head")
-    config = settings(target, folder, "medusa")
+    """What is free then is what the drafter, and what it shares with a program, leave."""
+    config = settings(target, written(HEADS["Medusa"], tmp_path / "head"), "medusa")
     if is_static:
         export_model(config, tmp_path / "out", gives_states=True)
         config = config.changed(model_name_or_path=str(tmp_path / "out"), mode="static")
-    monkeypatch.setattr(Platform, "free_bytes", lambda _: 1 << 30)
-    given: list[int] = []
+    events: list[str] = []
 
-    def num_cache_blocks(_: Any, __: Any, free: int, *___: Any) -> int:
-        given.append(free)
-        return 20
+    def noted(owner: Any, name: str) -> None:
+        own = getattr(owner, name)
 
-    monkeypatch.setattr(build, "num_cache_blocks", num_cache_blocks)
+        def run(*args: Any, **more: Any) -> Any:
+            events.append(name)
+            return own(*args, **more)
+
+        monkeypatch.setattr(owner, name, run)
+
+    noted(DecoderBuilder, "build")
+    noted(drafters_loading, "medusa_heads")
+    noted(build, "num_cache_blocks")
+    noted(library.Library, "keep_freed_memory")
     LLM(config)
-    matrices = (value.size for value in drafters.medusa().values() if value.ndim == 2)
-    assert given == [(1 << 30) - 4 * sum(matrices)]
+    kept = ["keep_freed_memory"] * (library.find() is not None)
+    assert events == ["build", "medusa_heads", "num_cache_blocks", *kept]
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+def test_a_drafter_without_room_is_refused_before_its_weights_are_read(
+    is_static: bool, target: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    config = settings(target, written(HEADS["Medusa"], tmp_path / "head"), "medusa")
+    values = sum(value.size for value in drafters.medusa().values())  # biases included
+    own = tiny.tensors({**tiny.CONFIG, **TARGET})
+    if is_static:
+        export_model(config, tmp_path / "out", gives_states=True)
+        config = config.changed(model_name_or_path=str(tmp_path / "out"), mode="static")
+        own = {name: value for name, value in own.items() if "layers." not in name}
+    needed = 4 * (values + sum(value.size for value in own.values()))
+    monkeypatch.setattr(drafters_loading, "medusa_heads", lambda *_: pytest.fail("it reads"))
+    for free, said in ((needed - 1, "the weights do not fit"), (needed, "rotary table")):
+        monkeypatch.setattr(Platform, "free_bytes", lambda _, free=free: free)
+        with pytest.raises(UserError, match=said):
+            LLM(config)
 
 
 def test_few_right_first_drafts_are_said_once(
