@@ -277,6 +277,18 @@ def test_the_layer_may_lie_in_a_folder_of_its_own(whose: str, tmp_path: Path) ->
         np.testing.assert_allclose(own[0], theirs, atol=2e-4, rtol=1e-4)
 
 
+def test_a_stray_file_of_an_export_is_no_layer(tmp_path: Path) -> None:
+    case, last = next(iter(drafters.MTP_CASES.items()))
+    folder = with_layer(case, tmp_path / "model", lambda there: drafters.mtp_tensors(there, last))
+    save_file({"x": np.zeros(1, np.float32)}, folder / "shared.safetensors")
+    spec, reader = read_spec(folder)
+    assert find_drafter(settings(folder, None, "mtp"), spec, reader)
+    program = settings(tmp_path, None, "mtp", mode="static")
+    assert find_drafter(program.changed(draft_model_name_or_path=str(folder)), spec, reader)
+    with pytest.raises(UserError, match=r"has no shared.safetensors, which a drafter of hidden"):
+        find_drafter(program, spec, reader)
+
+
 def test_logits_of_ernies_layer_equal_numpy(tmp_path: Path) -> None:
     case = "ernie4_5_moe_21b"
     values = json.loads((GOLDEN / case / "config.json").read_text())
@@ -612,6 +624,11 @@ def test_a_program_without_states_is_refused(target: Path, tmp_path: Path) -> No
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "another hidden size": ({"hidden_size": 32}, {}, "of hidden_size 32, and the model has 64"),
     "another vocabulary": ({"vocab_size": 50}, {}, "of vocab_size 50, and the model has 199"),
+    "another vocabulary, of speculators": (
+        {"transformer_layer_config": {**HEAD_CONFIG, "vocab_size": 50}},
+        {},
+        "of vocab_size 50, and the model has 199",
+    ),
     "two layers": ({"num_hidden_layers": 2}, {}, "num_hidden_layers"),
     "layers that are not there": (
         {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 7]}},

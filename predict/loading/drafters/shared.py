@@ -15,16 +15,14 @@ from predict.config.speculation import STATES
 from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading.build import DecoderBuilder, expected_tensors
-from predict.loading.checkpoint import Checkpoint
 from predict.loading.drafters import open_drafter
-from predict.loading.drafters._found import SHARED_FILE, Found
+from predict.loading.drafters._found import SHARED_FILE, Found, shared_checkpoint
 from predict.loading.drafters.medusa import MEDUSA_TAPS
 from predict.loading.layouts import Layout
 from predict.loading.layouts.online import Online
 from predict.loading.memory import weight_bytes
 from predict.loading.model import Weights, open_weights
 from predict.loading.platform import Platform
-from predict.loading.safetensors_reader import read_header
 from predict.loading.safetensors_writer import write
 from predict.loading.sources import CheckpointSource
 from predict.models import weight_names
@@ -130,14 +128,7 @@ def open_stored(
     config: EngineConfig, spec: DecoderSpec, reader: ConfigReader, platform: Platform
 ) -> StoredShared:
     """What lies beside the program of `config`. Raises UserError where it is missing or wrong."""
-    directory = Path(config.model.model_name_or_path)
-    if not (directory / SHARED_FILE).exists():
-        raise UserError(
-            f"{directory} has no {SHARED_FILE}, which a drafter of hidden states needs beside the "
-            "program; export it with --speculate_method "
-            f"{config.speculation.speculate_method} --return_full_hidden_states"
-        )
-    checkpoint = Checkpoint.of(directory, read_header(directory / SHARED_FILE))
+    checkpoint = shared_checkpoint(config)
     names = weight_names(reader).found_in(checkpoint.tensors)
     if f"{names.head}.weight" in checkpoint.tensors:
         spec = replace(spec, tie_word_embeddings=False)
