@@ -435,8 +435,10 @@ def tokens(outputs: Sequence[Any]) -> list[Any]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def drafts_of(llm: LLM, prompts: list[list[int]], count: int = 24) -> dict[Any, list[int]]:
-    """Every proposal, by the tokens that it is behind."""
+def drafts_of(
+    llm: LLM, prompts: list[list[int]], count: int = 24, asked: Any = None
+) -> dict[Any, list[int]]:
+    """Every proposal, by the seed of its request and the tokens that it is behind."""
     draft_always(llm)
     proposer: Any = llm.engine.speculation.proposer
     found: dict[Any, list[int]] = {}
@@ -444,13 +446,14 @@ def drafts_of(llm: LLM, prompts: list[list[int]], count: int = 24) -> dict[Any, 
     def proposed(requests: Sequence[Any], limits: Sequence[int]) -> Any:
         made = propose(requests, limits)
         for request, drafts in zip(requests, made, strict=True):
-            found[tuple(request.token_ids)] = list(drafts)
+            known = request.sampling_params.seed, *request.token_ids
+            found[known] = list(drafts)
         return made
 
     propose, proposer.propose = proposer.propose, proposed
     params = SamplingParams(temperature=0.0, max_new_tokens=count, ignore_eos=True)
     try:
-        llm.generate(prompts, params)
+        llm.generate(prompts, asked or params)
     finally:
         proposer.propose = propose
     return found
@@ -493,6 +496,27 @@ def test_drafts_do_not_depend_on_how_a_prompt_came_in(
     assert (stats.num_preemptions > 0) == (way == "preempted")
     assert (stats.num_prefix_hit_tokens > 0) == (way != "chunks")
     check_alike(whole, found, len(prompts) * 5)
+
+
+@pytest.mark.parametrize("name", ["EAGLE-1", "EAGLE-3 of SafeAILab", "Medusa"])
+def test_answers_to_one_prompt_have_the_drafts_of_requests_of_their_own(
+    name: str, target: Path, tmp_path: Path
+) -> None:
+    """With n > 1 they begin with the same blocks, and part behind them."""
+    head = HEADS[name]
+    folder = written(head, tmp_path / "head")
+
+    def asked(seed: int, n: int = 1) -> SamplingParams:
+        return SamplingParams(n=n, temperature=1.0, seed=seed, max_new_tokens=24, ignore_eos=True)
+
+    llm = LLM(settings(target, folder, head.method))
+    found = drafts_of(llm, [LONG[:40], LONG[:32]], asked=asked(4, n=3))
+    assert llm.stats().num_prefix_hit_tokens > 0
+    assert llm.stats().num_used_blocks == 0
+    assert len({known[:45] for known in found if len(known) > 45}) > 3
+    alone = settings(target, folder, head.method, prefix_caching=False, batch_size=1)
+    prompts, seeds = [LONG[:40]] * 3 + [LONG[:32]] * 3, [4, 5, 6] * 2
+    check_alike(found, drafts_of(LLM(alone), prompts, asked=[*map(asked, seeds)]), 60)
 
 
 @pytest.mark.parametrize("length", [1, 15])
