@@ -309,6 +309,8 @@ class Speculation:
         proposer.observe(request, drafts, chosen)
         policy.record(request, len(drafts), num_accepted)
         self._num_accepted += num_accepted
+        request.num_draft_tokens += len(drafts)
+        request.num_accepted_draft_tokens += num_accepted
         self.stats.num_draft_spans += 1
         self.stats.num_draft_tokens += len(drafts)
         self.stats.num_accepted_draft_tokens += num_accepted
