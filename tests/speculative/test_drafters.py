@@ -861,28 +861,46 @@ def test_devices_and_ways_to_verify_without_states_are_refused(target: Path) -> 
         settings(target, None, "eagle")
 
 
-@pytest.mark.parametrize("name", ["EAGLE-3 of SafeAILab", "Medusa"])
-def test_random_requests_lose_no_block(name: str, target: Path, tmp_path: Path) -> None:
-    head = HEADS[name]
-    folder = written(head, tmp_path / "head")
-    more = {"num_cache_blocks": 8, "max_length": 112, "max_num_batched_tokens": 24}
-    llm = LLM(settings(target, folder, head.method, **more))
+@pytest.mark.parametrize(
+    ("method", "num_events"),
+    [("eagle", 200), ("medusa", 200), pytest.param("eagle", 10_000, marks=pytest.mark.slow)],
+)
+def test_random_requests_lose_no_block(
+    method: str, num_events: int, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """An event: a request comes, or one is aborted, or neither; then a step, in a pause or not."""
+    monkeypatch.setattr(speculation, "MOST_VAIN", 5)
+    monkeypatch.setattr(speculation, "PAUSE", 10)
+    target = write_followed(tmp_path / "model", 1.0)
+    folder = write_knowing(tmp_path / "head", method, "state")
+    more = {"num_cache_blocks": 7, "max_length": 112, "max_num_batched_tokens": 24}
+    llm = LLM(settings(target, folder, method, **more))
     draft_always(llm)
     engine, random = llm.engine, np.random.default_rng(1)
-    running: list[int] = []
-    for number in range(160):
-        if random.random() < 0.4:
-            prompt = [*LONG[: random.integers(1, 60)], int(random.integers(150))]
-            params = SamplingParams(max_new_tokens=int(random.integers(1, 30)), ignore_eos=True)
+    manager, running, num_paused = engine.scheduler.block_manager, list[int](), 0
+    for number in range(num_events):
+        if random.random() < 0.2 and len(running) < 6:
+            prompt = [token % WORDS for token in LONG[: random.integers(1, 50)]]
+            prompt.append(int(random.integers(WORDS)))
+            params = SamplingParams(
+                temperature=float(number % 100 >= 60),  # where few drafts are right
+                max_new_tokens=int(random.integers(20, 90)),
+                ignore_eos=True,
+            )
             engine.add(Request(number, prompt, params))
             running.append(number)
-        if running and random.random() < 0.05:
+        if running and random.random() < 0.03:
             engine.abort(running.pop(int(random.integers(len(running)))))
         ended = {request.request_id for request in engine.step()[1]}
         running = [each for each in running if each not in ended]
         engine.scheduler.check()
-    assert engine.stats.num_draft_tokens > 50
-    assert engine.stats.num_prefix_hit_tokens > 0
+        assert manager.num_free_blocks + manager.num_used_blocks == 7
+        num_paused += not engine.speculation.taps
+    stats = engine.stats
+    assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
+    assert stats.num_prefix_hit_tokens > 0
+    assert stats.num_preemptions > num_events // 100
+    assert num_events // 100 < num_paused < num_events // 2
     for each in running:
         engine.abort(each)
     assert llm.stats().num_used_blocks == 0
