@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from predict.loading.drafters import find_drafter, open_drafter
 from predict.loading.model import read_spec
 from predict.loading.platform import Platform
 from tests.support import drafters, tiny
+from tests.support.adapter_folders import factors, peft_tensors, write_peft
 from tests.support.checkpoints import changed
 from tests.support.drafters import HEAD_CONFIG, HIDDEN, LAYERS, NUM_DRAFT_TOKENS, Target, Tensors
 from tests.support.drafts import draft_always
@@ -782,6 +784,25 @@ def test_what_requests_ask_for_is_the_same_with_drafts(
     stats = llm.stats()
     assert stats.num_draft_tokens > 0
     assert stats.num_used_blocks == 0
+
+
+@pytest.mark.parametrize(("method", "of"), KNOWING[1:])
+def test_requests_with_adapters_have_drafts_and_their_own_text(
+    method: str, of: str, tmp_path: Path
+) -> None:
+    target = write_followed(tmp_path / "model", 1.0)
+    folder = write_knowing(tmp_path / "head", method, of)
+    adapter = write_peft(tmp_path / "adapter", peft_tensors(factors()))
+    more: dict[str, Any] = {"lora_modules": (f"a={adapter}",), "max_lora_rank": 8}
+    params = [replace(GREEDY, adapter=name) for name in ("a", None, "a")]
+    plain: dict[str, Any] = {"draft_model_name_or_path": None, "speculate_method": None}
+    expected = tokens(LLM(settings(target, None, method, **more, **plain)).generate(SOME, params))
+    llm = LLM(settings(target, folder, method, **more))
+    draft_always(llm)
+    found = llm.generate(SOME, params)
+    assert tokens(found) == expected
+    assert all(each.metrics.num_draft_tokens > 0 for each in found)
+    assert expected != tokens(llm.generate(SOME, GREEDY))
 
 
 @pytest.mark.parametrize("method", ["eagle", "medusa"])
