@@ -16,7 +16,15 @@ from predict.config.engine import EngineConfig
 from predict.config.model import DTYPE_BYTES
 from predict.device import communicator, devices, library
 from predict.device.devices import kind_of
-from predict.drafting import Drafting, draft_caches_of, speculation, window_of
+from predict.drafting import (
+    DrafterNetwork,
+    Drafting,
+    StateDrafter,
+    draft_caches_of,
+    open_state_drafter,
+    speculation,
+    window_of,
+)
 from predict.engine.addons import Addons
 from predict.engine.engine import Engine
 from predict.engine.kv_cache import allocate_caches
@@ -39,7 +47,6 @@ from predict.loading.adapters import Base
 from predict.loading.cache_scales import head_scales
 from predict.loading.defaults import with_model_defaults
 from predict.loading.draft_config import DraftModel, read_draft
-from predict.loading.drafters import DrafterWeights, open_drafter
 from predict.loading.exported import check_export
 from predict.loading.layouts import with_stored_cache
 from predict.loading.manifest import Manifest, load_manifest
@@ -88,6 +95,7 @@ class Running(NamedTuple):
     draft_runner: Runner | None
     caches: list[LayerCache]
     num_blocks: int  # of the caches
+    drafter: DrafterNetwork | None = None  # of hidden states
 
 
 class Parts(NamedTuple):
@@ -180,7 +188,7 @@ class Builder:
             )
         self.tokenizer, self.eos_token_ids = self._tokenizer(tokenizer)
         self.draft = read_draft(config, spec, self.tokenizer)
-        self.drafter: DrafterWeights | None = None  # of hidden states
+        self.drafter: StateDrafter | None = None
         self.draft_cost = 0.0  # of a step of the draft model, in steps of the model
         self.weight_bytes = 0
         self.decoder: Decoder | None = None
@@ -198,7 +206,7 @@ class Builder:
             addons.serve(name, stored)
         sampler = Sampler(config.model.seed, self.eos_token_ids, window_of(config))
         drafting = Drafting(
-            *(config, self.platform, self.spec, self.reader, self.decoder, self.drafter),
+            *(config, self.platform, running.drafter),
             *(running.draft_runner, self.draft_cost, num_blocks),
         )
         proposer, policy = speculation(drafting, sampler)
@@ -236,7 +244,9 @@ class Builder:
             caches = self._caches(num_blocks)
             copy_blocks = block_copier(platform.backend, caches, self.kv_format)
             runner = self._runner(network(caches), copy_blocks)
-            draft_runner = None
+            draft_runner = drafter = None
+            if self.drafter is not None:
+                drafter = self.drafter.network(self.config, platform, num_blocks)
             if self.draft is not None and draft_network is not None:
                 draft_caches = draft_caches_of(self.config, self.draft.spec, num_blocks)
                 draft_copies = block_copier(platform.backend, draft_caches, DENSE)
@@ -244,7 +254,7 @@ class Builder:
         if platform.compiled is not None:
             # The weights are in place; from here on only the steps' own tensors come and go.
             library.require().keep_freed_memory()
-        return Running(runner, draft_runner, caches, num_blocks)
+        return Running(runner, draft_runner, caches, num_blocks, drafter)
 
     def _tokenizer(self, tokenizer: Tokenizer | None) -> tuple[Tokenizer | None, Sequence[int]]:
         """The tokenizer, and the ids that end an answer."""
@@ -265,7 +275,7 @@ class Builder:
     def _networks(self) -> tuple[Network, Network | None]:
         """The network with its weights in place, and the draft model's where there is one."""
         config = self.config
-        opened, drafters = list[Weights](), list[DrafterWeights]()
+        opened = list[Weights]()
         manifest = self._checked_export() if config.model.mode == "static" else None
         adapter_bytes = self._adapter_bytes()
         if manifest is None:
@@ -273,13 +283,11 @@ class Builder:
             self.platform = opened[0].platform
         if self.draft is not None:
             opened.append(open_weights(*self.draft, self.platform))
-        self.drafter = open_drafter(config, self.spec, self.reader, self.platform)
-        if self.drafter is not None:
-            drafters.append(self.drafter)
-            if manifest is not None:
-                self.drafter.check_given(manifest.taps, config.model.model_name_or_path)
+        self.drafter = open_state_drafter(
+            *(config, self.spec, self.reader, self.platform, manifest)
+        )
         self._met()
-        every: list[Opened] = [*opened, *drafters]
+        every: list[Opened] = [*opened, *([self.drafter] if self.drafter else [])]
         if opened:
             check_memory(every, adapter_bytes=adapter_bytes)
         self.weight_bytes = sum(weights.num_bytes for weights in every)
@@ -298,15 +306,17 @@ class Builder:
             plan, names = opened[0].plan, opened[0].names
             base = base_of(plan, names, self.reader, opened[0].takes_turns)
             self.adapters = self._adapter_store(plan, base)
-        if self.draft is not None or drafters:
+        if self.draft is not None or self.drafter is not None:
             own = DTYPE_BYTES[config.model.dtype] * self.spec.num_matmul_weights
-            of_draft = drafters[0].num_bytes if drafters else opened[-1].num_bytes
+            of_draft = self.drafter.weights.num_bytes if self.drafter else opened[-1].num_bytes
             self.draft_cost = of_draft / (opened[0].num_bytes if not manifest else own)
         decoders = [weights.read(lambda _: self.on_progress()) for weights in opened]
         if manifest is None:
             if self.adapters is not None:
                 decoders[0] = with_pages(decoders[0], self.adapters.pools)
             self.decoder = decoders[0]
+        if self.drafter is not None:
+            self.drafter.read(self.decoder)
         networks += [
             partial(DynamicForward, weights.platform.backend, decoder)
             for weights, decoder in zip(opened, decoders, strict=True)
@@ -355,8 +365,6 @@ class Builder:
         if self.platform.gpu is None:
             self._met()
             free = self.platform.free_bytes()
-            if self.drafter is not None:  # its weights are read behind the caches
-                free -= self.drafter.num_bytes
             return self._met(num_cache_blocks(config, self.spec, free, draft, pinned))
         memory = devices.memory_info(self.platform.gpu)
         workspace = workspace_bytes(config, self.spec, draft)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeAlias, cast
 
 from predict.config.engine import EngineConfig
 from predict.engine.draft_policy import Costs, DraftPolicy
@@ -18,12 +18,13 @@ from predict.engine.kv_cache import allocate_caches
 from predict.engine.runner.host_chooser import HostChooser
 from predict.engine.sampler import Sampler
 from predict.engine.step import Runner
-from predict.loading.drafters import DrafterWeights
-from predict.loading.drafters.shared import read_shared
-from predict.loading.memory import max_draft_rows
+from predict.loading.drafters import DrafterWeights, open_drafter
+from predict.loading.drafters.shared import StoredShared, open_stored
+from predict.loading.manifest import Manifest
+from predict.loading.memory import check_cpu_memory, max_draft_rows
 from predict.loading.platform import Platform
 from predict.nn.decoder import Decoder
-from predict.nn.drafters import ChainNetwork, MedusaHeads, MedusaNetwork
+from predict.nn.drafters import ChainDrafter, ChainNetwork, MedusaHeads, MedusaNetwork
 from predict.nn.hf_config import ConfigReader
 from predict.nn.inputs import LayerCache
 from predict.nn.spec import DecoderSpec
@@ -36,16 +37,60 @@ CPU_COSTS = Costs(row=0.04)
 # tokens to the next step, and more for many requests; a draft of a sixth of the bytes takes 0.8 ms.
 GPU_COSTS = Costs(row=0.0055, draft=0.05, wait=0.08, wait_each=0.004)
 
+DrafterNetwork: TypeAlias = "ChainNetwork | MedusaNetwork"
+
+
+class StateDrafter:
+    """A drafter of hidden states, checked; `read` reads its weights."""
+
+    def __init__(self, weights: DrafterWeights, shared: StoredShared | None):
+        """shared: with a model that runs as a program."""
+        self.weights, self.shared, self.spec = weights, shared, weights.spec
+        self.num_bytes = weights.num_bytes + (0 if shared is None else shared.num_bytes)
+        self.loading_bytes = weights.loading_bytes
+        self._read: ChainDrafter | MedusaHeads | None = None
+
+    def read(self, decoder: Decoder | None) -> None:
+        """decoder: the model's, where it is no program."""
+        target = decoder if self.shared is None else self.shared.read()
+        assert target is not None
+        self._read = self.weights.read(target)
+
+    def network(self, config: EngineConfig, platform: Platform, num_blocks: int) -> DrafterNetwork:
+        """What runs it, with its caches made. num_blocks: of the model's."""
+        assert self._read is not None
+        if isinstance(self._read, MedusaHeads):
+            return MedusaNetwork(platform.backend, self._read)
+        caches = draft_caches_of(config, self.weights.found.spec, num_blocks)
+        return ChainNetwork(platform.backend, self._read, caches)
+
+
+def open_state_drafter(
+    config: EngineConfig,
+    spec: DecoderSpec,
+    reader: ConfigReader,
+    platform: Platform,
+    program: Manifest | None,
+) -> StateDrafter | None:
+    """The drafter of hidden states that `config` asks for; None where it is none.
+
+    spec, reader: the model's. program: it runs as. Raises UserError before any weight is read.
+    """
+    weights = open_drafter(config, spec, reader, platform)
+    if weights is None or program is None:
+        return None if weights is None else StateDrafter(weights, None)
+    weights.check_given(program.taps, config.model.model_name_or_path)
+    drafter = StateDrafter(weights, open_stored(config, spec, reader, platform))
+    check_cpu_memory(config, spec, platform.free_bytes(), drafter.num_bytes, weights.spec)
+    return drafter
+
 
 class Drafting(NamedTuple):
     """What drafts are made with."""
 
     config: EngineConfig
     platform: Platform
-    spec: DecoderSpec  # of the model
-    reader: ConfigReader
-    decoder: Decoder | None  # the model's, in dynamic mode
-    drafter: DrafterWeights | None  # of hidden states
+    drafter: DrafterNetwork | None  # of hidden states
     draft_runner: Runner | None  # of a draft model
     draft_cost: float  # of a step of either, in steps of the model
     num_blocks: int  # of the model's caches
@@ -90,22 +135,11 @@ def speculation(of: Drafting, sampler: Sampler) -> tuple[Proposer | None, DraftP
 
 
 def _state_drafting(of: Drafting, sampler: Sampler) -> StateDrafting | None:
-    """What a drafter of hidden states runs with, its weights read."""
     if of.drafter is None:
         return None
-    decoder = of.decoder
-    if decoder is None:
-        decoder = read_shared(of.config, of.spec, of.reader, of.platform)
-    backend, weights = of.platform.backend, of.drafter.read(decoder)
-    network: ChainNetwork | MedusaNetwork
-    if isinstance(weights, MedusaHeads):
-        network = MedusaNetwork(backend, weights)
-    else:
-        caches = draft_caches_of(of.config, of.drafter.found.spec, of.num_blocks)
-        network = ChainNetwork(backend, weights, caches)
     return StateDrafting(
-        network=network,
-        choose=HostChooser(backend).tokens,
+        network=of.drafter,
+        choose=HostChooser(of.platform.backend).tokens,
         sampler=sampler,
         block_size=of.config.cache.block_size,
         num_blocks=of.num_blocks,

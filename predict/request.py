@@ -307,6 +307,8 @@ class RequestMetrics:
     finish_time: float | None
     num_cached_tokens: int = 0  # prompt tokens taken from the prefix cache
     num_preemptions: int = 0
+    num_draft_tokens: int = 0  # that were verified
+    num_accepted_draft_tokens: int = 0
 
     @property
     def first_token_time(self) -> float | None:

@@ -15,9 +15,11 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 _DIGEST_BYTES = 32
+# Whether a block has all that a request needs which matches it by this digest.
+Suits = Callable[[int, bytes], bool]
 
 
 def num_blocks_for(num_tokens: int, block_size: int) -> int:
@@ -85,6 +87,7 @@ class BlockManager:
         digests: list[bytes] | None = None,
         salt: bytes = b"",
         offset: int = 0,
+        suits: Suits | None = None,
     ) -> tuple[list[int], int]:
         """(block_ids, num_cached_tokens) of the longest cached prefix of `token_ids`.
 
@@ -94,7 +97,8 @@ class BlockManager:
         `digests`: of the sequence's leading blocks, extended in place; the caller keeps one list
         per sequence, so that each token is hashed once. `salt` separates sequences of one manager
         and must not change over a sequence's life. `offset`: slots at the beginning of the first
-        block without tokens, with the same content for all sequences of that salt.
+        block without tokens, with the same content for all sequences of that salt. `suits`: blocks
+        for which it is false do not match; None: all may.
         """
         if not self.prefix_caching:
             return [], 0
@@ -105,7 +109,7 @@ class BlockManager:
             # One block at a time: a miss on the first spares hashing a long prompt.
             hashed = self._hashed_bytes(digests, token_ids, index, salt, offset)
             block_id = self._block_of.get(digests[index])
-            if block_id is None:
+            if block_id is None or not (suits is None or suits(block_id, digests[index])):
                 break
             content = self._content[block_id]
             # Token ids compared: a digest may collide, and wrong text must not be the price.
@@ -161,17 +165,25 @@ class BlockManager:
         last: int,
         salt: bytes = b"",
         offset: int = 0,
+        suits: Suits | None = None,
     ) -> None:
         """Makes blocks `first`..`last - 1` of a sequence, now fully computed, matchable.
 
         The other arguments are those of the whole sequence (see `match_prefix`). The blocks must
-        not be written again. A block whose prefix another block already holds stays private.
+        not be written again. A block whose prefix another block already holds stays private, unless
+        that one does not suit: it is forgotten.
         """
         if not self.prefix_caching:
             return
         for index in range(first, last):
             hashed = self._hashed_bytes(digests, token_ids, index, salt, offset)
             digest, block_id = digests[index], block_ids[index]
+            holder = self._block_of.get(digest)
+            if holder is not None and suits is not None and not suits(holder, digest):
+                self._forget(holder)
+                if holder in self._cached_free:
+                    del self._cached_free[holder]
+                    self._free.append(holder)
             if digest not in self._block_of:
                 self._block_of[digest] = block_id
                 self._content[block_id] = (digest, hashed)

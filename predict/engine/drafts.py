@@ -201,6 +201,10 @@ class StateProposer:
         """Whether it has all that it needs to draft for a request that decodes."""
         raise NotImplementedError
 
+    def suits(self, block_id: int, digest: bytes) -> bool:
+        """Whether a request that begins with this block of the prefix cache has drafts."""
+        return True
+
     def propose(
         self, requests: Sequence[Request], limits: Sequence[int]
     ) -> Sequence[Sequence[int]]:

@@ -79,6 +79,8 @@ class Request:
     finish_time: float | None = None
     num_cached_tokens: int = 0  # of the prompt, at first admission
     num_preemptions: int = 0
+    num_draft_tokens: int = 0  # that were verified
+    num_accepted_draft_tokens: int = 0
     block_ids: list[int] = field(default_factory=list)
     block_digests: list[bytes] = field(default_factory=list)  # of the full blocks hashed so far
     num_published_blocks: int = 0  # leading blocks of block_ids that others may match
@@ -179,6 +181,8 @@ class Request:
             finish_time=self.finish_time,
             num_cached_tokens=self.num_cached_tokens,
             num_preemptions=self.num_preemptions,
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_draft_tokens=self.num_accepted_draft_tokens,
         )
 
     def __repr__(self) -> str:

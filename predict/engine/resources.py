@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from predict.adapters.pool import AdapterPool
 from predict.adapters.prefixes import ServedPrefix, prefix_in
-from predict.engine.block_manager import BlockManager, num_blocks_for
+from predict.engine.block_manager import BlockManager, Suits, num_blocks_for
 from predict.engine.request_state import Request, RequestStatus
 from predict.engine.scheduled import SchedulerConfig
 from predict.errors import UserError
@@ -55,6 +55,7 @@ class CacheBlocks:
             *(config.num_blocks, config.block_size, config.prefix_caching),
             *(config.cache_salt, config.lookahead),
         )
+        self.suits: Suits | None = None  # of blocks that a request without a tuned prefix matches
         self.pinned: set[int] = set()  # of tuned prefixes
         # (from, to), planned and not in a batch yet: their blocks are in tables already.
         self.copies: list[tuple[int, int]] = []
@@ -74,7 +75,8 @@ class CacheBlocks:
         if not request.shares_blocks or request.wants_prompt_logits:
             return list(prefix.block_ids), 0
         found, num_tokens = self.manager.match_prefix(
-            request.token_ids, request.block_digests, request.block_salt, prefix.num_partial
+            *(request.token_ids, request.block_digests, request.block_salt, prefix.num_partial),
+            *(None if prefix.num_tokens else self.suits,),
         )
         return [*prefix.block_ids, *found], num_tokens
 
@@ -151,6 +153,7 @@ class CacheBlocks:
                 num_full - first_own,
                 request.block_salt,
                 prefix.num_partial,
+                None if prefix.num_tokens else self.suits,
             )
         request.num_published_blocks = num_full
 

@@ -57,15 +57,15 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self._blocks = CacheBlocks(config)
-        self.block_manager = self._blocks.manager
-        self._prefixes = Prefixes(self._blocks)
+        self.blocks = CacheBlocks(config)
+        self.block_manager = self.blocks.manager
+        self._prefixes = Prefixes(self.blocks)
         self._adapters = AdapterPages(config.adapters)
-        self._searches = Searches(self._blocks)
-        self._limits = Limits(self._blocks, self._searches)
+        self._searches = Searches(self.blocks)
+        self._limits = Limits(self.blocks, self._searches)
         self.stats = EngineStats()
         self._requests: dict[int, Request] = {}  # unfinished, by id
-        self._queue = Queue(config, self._blocks, self._adapters, self.stats)
+        self._queue = Queue(config, self.blocks, self._adapters, self.stats)
         self._waiting = self._queue.requests
         self._running: list[Request] = []  # in arrival order
         self._out = Outstanding()
@@ -90,7 +90,7 @@ class Scheduler:
     @property
     def num_pinned_blocks(self) -> int:
         """Blocks that tuned prefixes fill."""
-        return len(self._blocks.pinned)
+        return len(self.blocks.pinned)
 
     def pin_prefix(self, name: str, num_tokens: int, is_late: bool = False) -> ServedPrefix:
         """A prefix that requests may have, with its own blocks, which the caller must write.
@@ -183,7 +183,7 @@ class Scheduler:
             self._prompts_are_next = bool(spans)
             if not (separate and spans):
                 self._schedule_prompts(prefilling, spans, preempted)
-        copies, self._blocks.copies = self._blocks.copies, []
+        copies, self.blocks.copies = self.blocks.copies, []
         if not spans:
             return None  # every request waits for its last token
         num_tokens = sum(span.num_tokens for span in spans)
@@ -276,14 +276,14 @@ class Scheduler:
                     request.num_computed_tokens = min(computed, len(request.token_ids))
                 num_full = (request.prefix.num_tokens + computed) // block_size
                 if num_full > request.num_published_blocks:
-                    self._blocks.publish(request, min(computed, request.num_known_tokens))
+                    self.blocks.publish(request, min(computed, request.num_known_tokens))
             if reason is not None:
                 if request.status is RequestStatus.PREEMPTED:
                     self._waiting.remove(request)
                 self._finish(request, reason, now)
                 finished.append(request)
             elif drafts:
-                self._blocks.trim(request)
+                self.blocks.trim(request)
         if found:
             self._update_searches(found, now, eos_token_ids, finished)
         if finished:
@@ -360,7 +360,7 @@ class Scheduler:
             limit = min(len(drafts), num_spare, request.max_num_tokens - num_tokens - 1)
             if limit <= 0:
                 continue
-            limit = self._blocks.lengthen(request, limit)
+            limit = self.blocks.lengthen(request, limit)
             num_spare -= limit
             spans[index] = span._replace(
                 num_tokens=1 + limit, draft_token_ids=tuple(drafts[:limit])

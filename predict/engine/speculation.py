@@ -66,6 +66,8 @@ class Speculation:
         self._says = isinstance(proposer, StateProposer)  # whether few first drafts are right
         self._had_ready = False  # whether a request of the last step could have drafts
         self._num_vain = 0  # steps since a draft stood; below 0: steps until the end of a pause
+        if isinstance(proposer, StateProposer):
+            scheduler.blocks.suits = proposer.suits
 
     @property
     def num_recorded(self) -> int:
@@ -172,6 +174,8 @@ class Speculation:
             self._num_vain = 0 if self._num_accepted else self._num_vain + 1
             if self._num_vain == MOST_VAIN:
                 self._num_vain = -PAUSE
+            # Nothing that runs in a pause needs rows of drafts.
+            self.scheduler.blocks.suits = None if self._num_vain < 0 else proposer.suits
             if self._says and self.stats.num_draft_spans >= MANY_DRAFTS:
                 self._says = False
                 self._say_few(proposer)
@@ -305,6 +309,8 @@ class Speculation:
         proposer.observe(request, drafts, chosen)
         policy.record(request, len(drafts), num_accepted)
         self._num_accepted += num_accepted
+        request.num_draft_tokens += len(drafts)
+        request.num_accepted_draft_tokens += num_accepted
         self.stats.num_draft_spans += 1
         self.stats.num_draft_tokens += len(drafts)
         self.stats.num_accepted_draft_tokens += num_accepted

@@ -222,7 +222,7 @@ def check_cpu_memory(
 
 
 def weight_bytes(plan: WeightPlan, scheme: Callable[[LinearPlan], str], dtype: str) -> int:
-    """Bytes of all weights, scales and biases apart; scheme: of each linear."""
+    """Bytes of all weights, scales of codes apart; scheme: of each linear."""
     element = DTYPE_BYTES[dtype]
 
     def linear_bytes(linear: LinearPlan) -> int:
@@ -238,6 +238,7 @@ def weight_bytes(plan: WeightPlan, scheme: Callable[[LinearPlan], str], dtype: s
         if name != plan.embedding or not plan.spec.tie_word_embeddings:
             values += rows * columns
     linears = (*plan.linears(), *plan.projections(), plan.head)
+    values += sum(each.out_features for each in linears if each.has_bias)
     return values * element + sum(map(linear_bytes, linears))
 
 

@@ -62,14 +62,21 @@ class Identity:
 
 
 def usage_fields(usage: Usage) -> dict[str, Any]:
-    """OpenAI's counts of tokens."""
+    """OpenAI's counts of tokens; those of drafts where there were any."""
     prompt, output = usage.num_prompt_tokens, usage.num_output_tokens
-    return {
+    drafts, accepted = usage.num_draft_tokens, usage.num_accepted_draft_tokens
+    fields: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
     }
+    if drafts:
+        fields["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafts - accepted,
+        }
+    return fields
 
 
 def gathered(pieces: list[StreamOutput]) -> list[StreamOutput]:

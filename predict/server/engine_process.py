@@ -290,6 +290,8 @@ def metrics_of(samples: Samples, sent_at: float) -> AnswerMetrics:
         time_per_output_token=per_token,
         seconds=since(max(ends, default=time.perf_counter())) or 0.0,
         finish_reasons=tuple(request.finish_reason or "" for request in requests),
+        num_draft_tokens=sum(request.num_draft_tokens for request in requests),
+        num_accepted_draft_tokens=sum(each.num_accepted_draft_tokens for each in requests),
     )
 
 

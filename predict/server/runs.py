@@ -35,11 +35,15 @@ class Usage:
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     num_thought_tokens: int = 0  # of the output, where a form of answer tells them
+    num_draft_tokens: int = 0  # that were verified
+    num_accepted_draft_tokens: int = 0
 
     def add(self, metrics: AnswerMetrics | None) -> None:
         """Counts the metrics of the answers to one prompt."""
         if metrics is not None:
             self.num_cached_tokens += metrics.num_cached_tokens
+            self.num_draft_tokens += metrics.num_draft_tokens
+            self.num_accepted_draft_tokens += metrics.num_accepted_draft_tokens
 
 
 @dataclass

@@ -54,6 +54,8 @@ class AnswerMetrics(msgspec.Struct, frozen=True, gc=False):
     time_per_output_token: float | None  # after the first, of the first answer
     seconds: float  # from `add` to the end
     finish_reasons: tuple[str, ...]  # of each sample
+    num_draft_tokens: int = 0  # of all answers, as many as were verified
+    num_accepted_draft_tokens: int = 0
 
 
 # From the front to the engine.

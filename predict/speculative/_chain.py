@@ -5,7 +5,7 @@ gives the token of place i + 2. A step's states become rows once its tokens are 
 behind guessed states are written again, from true ones. Its cache has blocks with the same numbers
 as the model's. The last row of a full block depends on the token behind it, which the digests of
 blocks include (`lookahead`): a block of the prefix cache has the rows that a request needs, or does
-not match.
+not match; one that was computed while nobody asked for states is computed again (`suits`).
 A request whose rows are not all there goes on without drafts: one with a tuned prefix, and one that
 ran while nobody asked for states.
 """
@@ -134,6 +134,9 @@ class ChainProposer(StateProposer):
                         states = paddle.index_select(states, paddle.to_tensor(kept))
                     output = self.network.run(span_inputs(spans, block_size), states)
         return drafts
+
+    def suits(self, block_id: int, digest: bytes) -> bool:
+        return self._holds[block_id] == digest
 
     def forget(self, request_id: int) -> None:
         self._states.pop(request_id, None)

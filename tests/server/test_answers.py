@@ -75,6 +75,13 @@ def test_any_text_is_whole_in_one_event(text: str) -> None:
 
 def test_usage_follows_all_answers() -> None:
     last = values(ChatEvents(IDENTITY, True).finish(Usage(3, 4, 2)))[-1]
+    assert "completion_tokens_details" not in last["usage"]
+    drafted = Usage(3, 4, num_draft_tokens=5, num_accepted_draft_tokens=2)
+    details = values(ChatEvents(IDENTITY, True).finish(drafted))[-1]["usage"]
+    assert details["completion_tokens_details"] == {
+        "accepted_prediction_tokens": 2,
+        "rejected_prediction_tokens": 3,
+    }
     assert last["choices"] == []
     assert last["usage"]["total_tokens"] == 7
     assert ChatEvents(IDENTITY, False).finish(Usage()) == b"data: [DONE]\n\n"

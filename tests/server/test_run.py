@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -109,6 +110,47 @@ async def count(session: aiohttp.ClientSession, name: str) -> float:
         found = re.search(rf"^{name} (\S+)$", await response.text(), re.MULTILINE)
     assert found is not None, name
     return float(found[1])
+
+
+@pytest.mark.slow
+def test_drafts_are_counted_by_request_and_by_position() -> None:
+    words = (
+        *("--speculate_method", "inference_with_reference", "--speculate_max_ngram_size", "3"),
+        *("--speculate_max_draft_token_num", "5"),
+    )
+
+    async def main(session: aiohttp.ClientSession) -> None:
+        said: Counter[str] = Counter()
+        name, place = "regatta_spec_decode_num_", 'per_pos_total{position="%s"}'
+        text = ""
+        while place % 1 not in text:  # drafts come where steps' times say that they pay
+            body = {
+                **ASKED,
+                "model": "demo_model",
+                "prompt": "    print(i)\nfor i in range(10):\n" * 5,
+                "max_tokens": 100,
+            }
+            async with session.post("/v1/completions", json=body) as response:
+                usage = (await response.json())["usage"]
+            assert usage["completion_tokens"] == 100
+            said.update(usage.get("completion_tokens_details", {}))
+            async with session.get("/metrics") as response:
+                text = await response.text()
+        drafts = await count(session, f"{name}draft_tokens_total")
+        accepted = await count(session, f"{name}accepted_tokens_total")
+        assert said == {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafts - accepted,
+        }
+        first, second = [
+            await count(session, f"{name}accepted_tokens_{re.escape(place % each)}")
+            for each in range(2)
+        ]
+        assert await count(session, f"{name}drafts_total") >= first >= second > 0
+        assert accepted >= first + second
+
+    with started(DEMO, *words) as (_, address):
+        run(address, main)
 
 
 def test_a_server_answers_counts_and_drains(model: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -21,11 +22,14 @@ from predict.engine import speculation
 from predict.engine.request_state import Request
 from predict.errors import UserError
 from predict.guide import Guide
+from predict.loading import drafters as drafters_loading
+from predict.loading.build import DecoderBuilder
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.drafters import find_drafter, open_drafter
 from predict.loading.model import read_spec
 from predict.loading.platform import Platform
 from tests.support import drafters, tiny
+from tests.support.adapter_folders import factors, peft_tensors, write_peft
 from tests.support.checkpoints import changed
 from tests.support.drafters import HEAD_CONFIG, HIDDEN, LAYERS, NUM_DRAFT_TOKENS, Target, Tensors
 from tests.support.drafts import draft_always
@@ -275,6 +279,18 @@ def test_the_layer_may_lie_in_a_folder_of_its_own(whose: str, tmp_path: Path) ->
         np.testing.assert_allclose(own[0], theirs, atol=2e-4, rtol=1e-4)
 
 
+def test_a_stray_file_of_an_export_is_no_layer(tmp_path: Path) -> None:
+    case, last = next(iter(drafters.MTP_CASES.items()))
+    folder = with_layer(case, tmp_path / "model", lambda there: drafters.mtp_tensors(there, last))
+    save_file({"x": np.zeros(1, np.float32)}, folder / "shared.safetensors")
+    spec, reader = read_spec(folder)
+    assert find_drafter(settings(folder, None, "mtp"), spec, reader)
+    program = settings(tmp_path, None, "mtp", mode="static")
+    assert find_drafter(program.changed(draft_model_name_or_path=str(folder)), spec, reader)
+    with pytest.raises(UserError, match=r"has no shared.safetensors, which a drafter of hidden"):
+        find_drafter(program, spec, reader)
+
+
 def test_logits_of_ernies_layer_equal_numpy(tmp_path: Path) -> None:
     case = "ernie4_5_moe_21b"
     values = json.loads((GOLDEN / case / "config.json").read_text())
@@ -421,8 +437,10 @@ def tokens(outputs: Sequence[Any]) -> list[Any]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def drafts_of(llm: LLM, prompts: list[list[int]], count: int = 24) -> dict[Any, list[int]]:
-    """Every proposal, by the tokens that it is behind."""
+def drafts_of(
+    llm: LLM, prompts: list[list[int]], count: int = 24, asked: Any = None
+) -> dict[Any, list[int]]:
+    """Every proposal, by the seed of its request and the tokens that it is behind."""
     draft_always(llm)
     proposer: Any = llm.engine.speculation.proposer
     found: dict[Any, list[int]] = {}
@@ -430,13 +448,14 @@ def drafts_of(llm: LLM, prompts: list[list[int]], count: int = 24) -> dict[Any, 
     def proposed(requests: Sequence[Any], limits: Sequence[int]) -> Any:
         made = propose(requests, limits)
         for request, drafts in zip(requests, made, strict=True):
-            found[tuple(request.token_ids)] = list(drafts)
+            known = request.sampling_params.seed, *request.token_ids
+            found[known] = list(drafts)
         return made
 
     propose, proposer.propose = proposer.propose, proposed
     params = SamplingParams(temperature=0.0, max_new_tokens=count, ignore_eos=True)
     try:
-        llm.generate(prompts, params)
+        llm.generate(prompts, asked or params)
     finally:
         proposer.propose = propose
     return found
@@ -481,6 +500,27 @@ def test_drafts_do_not_depend_on_how_a_prompt_came_in(
     check_alike(whole, found, len(prompts) * 5)
 
 
+@pytest.mark.parametrize("name", ["EAGLE-1", "EAGLE-3 of SafeAILab", "Medusa"])
+def test_answers_to_one_prompt_have_the_drafts_of_requests_of_their_own(
+    name: str, target: Path, tmp_path: Path
+) -> None:
+    """With n > 1 they begin with the same blocks, and part behind them."""
+    head = HEADS[name]
+    folder = written(head, tmp_path / "head")
+
+    def asked(seed: int, n: int = 1) -> SamplingParams:
+        return SamplingParams(n=n, temperature=1.0, seed=seed, max_new_tokens=24, ignore_eos=True)
+
+    llm = LLM(settings(target, folder, head.method))
+    found = drafts_of(llm, [LONG[:40], LONG[:32]], asked=asked(4, n=3))
+    assert llm.stats().num_prefix_hit_tokens > 0
+    assert llm.stats().num_used_blocks == 0
+    assert len({known[:45] for known in found if len(known) > 45}) > 3
+    alone = settings(target, folder, head.method, prefix_caching=False, batch_size=1)
+    prompts, seeds = [LONG[:40]] * 3 + [LONG[:32]] * 3, [4, 5, 6] * 2
+    check_alike(found, drafts_of(LLM(alone), prompts, asked=[*map(asked, seeds)]), 60)
+
+
 @pytest.mark.parametrize("length", [1, 15])
 def test_a_conversation_has_drafts_in_each_turn(length: int, target: Path, tmp_path: Path) -> None:
     """The step that ends an answer may fill a block, which the next turn finds."""
@@ -499,25 +539,51 @@ def test_a_conversation_has_drafts_in_each_turn(length: int, target: Path, tmp_p
 
 
 @pytest.mark.parametrize("is_static", [False, True])
-def test_the_cache_leaves_room_for_the_drafters_weights(
+def test_all_weights_are_in_place_before_the_cache_is_sized(
     is_static: bool, target: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    folder = written(HEADS["Medusa"], tmp_path / "head")
-    config = settings(target, folder, "medusa")
+    """What is free then is what the drafter, and what it shares with a program, leave."""
+    config = settings(target, written(HEADS["Medusa"], tmp_path / "head"), "medusa")
     if is_static:
         export_model(config, tmp_path / "out", gives_states=True)
         config = config.changed(model_name_or_path=str(tmp_path / "out"), mode="static")
-    monkeypatch.setattr(Platform, "free_bytes", lambda _: 1 << 30)
-    given: list[int] = []
+    events: list[str] = []
 
-    def num_cache_blocks(_: Any, __: Any, free: int, *___: Any) -> int:
-        given.append(free)
-        return 20
+    def noted(owner: Any, name: str) -> None:
+        own = getattr(owner, name)
 
-    monkeypatch.setattr(build, "num_cache_blocks", num_cache_blocks)
+        def run(*args: Any, **more: Any) -> Any:
+            events.append(name)
+            return own(*args, **more)
+
+        monkeypatch.setattr(owner, name, run)
+
+    noted(DecoderBuilder, "build")
+    noted(drafters_loading, "medusa_heads")
+    noted(build, "num_cache_blocks")
+    noted(library.Library, "keep_freed_memory")
     LLM(config)
-    matrices = (value.size for value in drafters.medusa().values() if value.ndim == 2)
-    assert given == [(1 << 30) - 4 * sum(matrices)]
+    kept = ["keep_freed_memory"] * (library.find() is not None)
+    assert events == ["build", "medusa_heads", "num_cache_blocks", *kept]
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+def test_a_drafter_without_room_is_refused_before_its_weights_are_read(
+    is_static: bool, target: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    config = settings(target, written(HEADS["Medusa"], tmp_path / "head"), "medusa")
+    values = sum(value.size for value in drafters.medusa().values())  # biases included
+    own = tiny.tensors({**tiny.CONFIG, **TARGET})
+    if is_static:
+        export_model(config, tmp_path / "out", gives_states=True)
+        config = config.changed(model_name_or_path=str(tmp_path / "out"), mode="static")
+        own = {name: value for name, value in own.items() if "layers." not in name}
+    needed = 4 * (values + sum(value.size for value in own.values()))
+    monkeypatch.setattr(drafters_loading, "medusa_heads", lambda *_: pytest.fail("it reads"))
+    for free, said in ((needed - 1, "the weights do not fit"), (needed, "rotary table")):
+        monkeypatch.setattr(Platform, "free_bytes", lambda _, free=free: free)
+        with pytest.raises(UserError, match=said):
+            LLM(config)
 
 
 def test_few_right_first_drafts_are_said_once(
@@ -584,6 +650,11 @@ def test_a_program_without_states_is_refused(target: Path, tmp_path: Path) -> No
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "another hidden size": ({"hidden_size": 32}, {}, "of hidden_size 32, and the model has 64"),
     "another vocabulary": ({"vocab_size": 50}, {}, "of vocab_size 50, and the model has 199"),
+    "another vocabulary, of speculators": (
+        {"transformer_layer_config": {**HEAD_CONFIG, "vocab_size": 50}},
+        {},
+        "of vocab_size 50, and the model has 199",
+    ),
     "two layers": ({"num_hidden_layers": 2}, {}, "num_hidden_layers"),
     "layers that are not there": (
         {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 7]}},
@@ -715,6 +786,25 @@ def test_what_requests_ask_for_is_the_same_with_drafts(
     assert stats.num_used_blocks == 0
 
 
+@pytest.mark.parametrize(("method", "of"), KNOWING[1:])
+def test_requests_with_adapters_have_drafts_and_their_own_text(
+    method: str, of: str, tmp_path: Path
+) -> None:
+    target = write_followed(tmp_path / "model", 1.0)
+    folder = write_knowing(tmp_path / "head", method, of)
+    adapter = write_peft(tmp_path / "adapter", peft_tensors(factors()))
+    more: dict[str, Any] = {"lora_modules": (f"a={adapter}",), "max_lora_rank": 8}
+    params = [replace(GREEDY, adapter=name) for name in ("a", None, "a")]
+    plain: dict[str, Any] = {"draft_model_name_or_path": None, "speculate_method": None}
+    expected = tokens(LLM(settings(target, None, method, **more, **plain)).generate(SOME, params))
+    llm = LLM(settings(target, folder, method, **more))
+    draft_always(llm)
+    found = llm.generate(SOME, params)
+    assert tokens(found) == expected
+    assert all(each.metrics.num_draft_tokens > 0 for each in found)
+    assert expected != tokens(llm.generate(SOME, GREEDY))
+
+
 @pytest.mark.parametrize("method", ["eagle", "medusa"])
 def test_guided_text_is_the_same_with_drafts(method: str, tmp_path: Path) -> None:
     demo = Path(__file__).parents[2] / "examples" / "demo_model"
@@ -752,6 +842,35 @@ def test_drafts_pause_where_none_is_right(
     assert llm.stats().num_used_blocks == 0
 
 
+def test_blocks_of_a_pause_are_computed_again_with_the_drafters_rows(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculation, "MOST_VAIN", 10)
+    monkeypatch.setattr(speculation, "PAUSE", 60)
+    head = HEADS["EAGLE-3 of SafeAILab"]
+    llm = LLM(settings(target, written(head, tmp_path / "head"), head.method))
+    hits: list[int] = []
+
+    def drafts_behind(*ends: int) -> dict[Any, list[int]]:
+        before = llm.stats().num_prefix_hit_tokens
+        found = drafts_of(llm, [[*LONG[:48], *ends]], 4)
+        hits.append(llm.stats().num_prefix_hit_tokens - before)
+        return found
+
+    drafts_of(llm, [PROMPT], 16)
+    assert llm.engine.speculation.taps == ()
+    assert drafts_behind(1) == drafts_behind(LONG[48], 2) == {}
+    drafts_of(llm, [PROMPT], 60)
+    assert llm.engine.speculation.taps
+    found = drafts_behind(LONG[48], 3) | drafts_behind(LONG[48], 4)
+    # In the pause all blocks match; behind it those that have rows.
+    assert hits == [0, 32, 0, 48]
+    alone = settings(target, tmp_path / "head", head.method, prefix_caching=False)
+    prompts = [[*LONG[:49], 3], [*LONG[:49], 4]]
+    check_alike(found, drafts_of(LLM(alone), prompts, 4), len(found))
+    assert llm.stats().num_used_blocks == 0
+
+
 def test_devices_and_ways_to_verify_without_states_are_refused(target: Path) -> None:
     gpu: Any = SimpleNamespace(gpu=object(), device=SimpleNamespace(is_cpu=False))
     spec, reader = read_spec(target)
@@ -763,28 +882,46 @@ def test_devices_and_ways_to_verify_without_states_are_refused(target: Path) -> 
         settings(target, None, "eagle")
 
 
-@pytest.mark.parametrize("name", ["EAGLE-3 of SafeAILab", "Medusa"])
-def test_random_requests_lose_no_block(name: str, target: Path, tmp_path: Path) -> None:
-    head = HEADS[name]
-    folder = written(head, tmp_path / "head")
-    more = {"num_cache_blocks": 8, "max_length": 112, "max_num_batched_tokens": 24}
-    llm = LLM(settings(target, folder, head.method, **more))
+@pytest.mark.parametrize(
+    ("method", "num_events"),
+    [("eagle", 200), ("medusa", 200), pytest.param("eagle", 10_000, marks=pytest.mark.slow)],
+)
+def test_random_requests_lose_no_block(
+    method: str, num_events: int, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """An event: a request comes, or one is aborted, or neither; then a step, in a pause or not."""
+    monkeypatch.setattr(speculation, "MOST_VAIN", 5)
+    monkeypatch.setattr(speculation, "PAUSE", 10)
+    target = write_followed(tmp_path / "model", 1.0)
+    folder = write_knowing(tmp_path / "head", method, "state")
+    more = {"num_cache_blocks": 7, "max_length": 112, "max_num_batched_tokens": 24}
+    llm = LLM(settings(target, folder, method, **more))
     draft_always(llm)
     engine, random = llm.engine, np.random.default_rng(1)
-    running: list[int] = []
-    for number in range(160):
-        if random.random() < 0.4:
-            prompt = [*LONG[: random.integers(1, 60)], int(random.integers(150))]
-            params = SamplingParams(max_new_tokens=int(random.integers(1, 30)), ignore_eos=True)
+    manager, running, num_paused = engine.scheduler.block_manager, list[int](), 0
+    for number in range(num_events):
+        if random.random() < 0.2 and len(running) < 6:
+            prompt = [token % WORDS for token in LONG[: random.integers(1, 50)]]
+            prompt.append(int(random.integers(WORDS)))
+            params = SamplingParams(
+                temperature=float(number % 100 >= 60),  # where few drafts are right
+                max_new_tokens=int(random.integers(20, 90)),
+                ignore_eos=True,
+            )
             engine.add(Request(number, prompt, params))
             running.append(number)
-        if running and random.random() < 0.05:
+        if running and random.random() < 0.03:
             engine.abort(running.pop(int(random.integers(len(running)))))
         ended = {request.request_id for request in engine.step()[1]}
         running = [each for each in running if each not in ended]
         engine.scheduler.check()
-    assert engine.stats.num_draft_tokens > 50
-    assert engine.stats.num_prefix_hit_tokens > 0
+        assert manager.num_free_blocks + manager.num_used_blocks == 7
+        num_paused += not engine.speculation.taps
+    stats = engine.stats
+    assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
+    assert stats.num_prefix_hit_tokens > 0
+    assert stats.num_preemptions > num_events // 100
+    assert num_events // 100 < num_paused < num_events // 2
     for each in running:
         engine.abort(each)
     assert llm.stats().num_used_blocks == 0

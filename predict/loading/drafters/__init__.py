@@ -20,7 +20,7 @@ from predict.errors import UserError
 from predict.loading.build import DecoderBuilder, expected_tensors
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.draft_config import draft_settings
-from predict.loading.drafters._found import SHARED_FILE, Found
+from predict.loading.drafters._found import Found, shared_checkpoint
 from predict.loading.drafters.eagle import eagle
 from predict.loading.drafters.medusa import MEDUSA_TAPS, medusa, medusa_heads
 from predict.loading.drafters.mtp import check_family, mtp
@@ -28,7 +28,6 @@ from predict.loading.layouts import Layout, layout_of
 from predict.loading.memory import loading_bytes, weight_bytes
 from predict.loading.model import check_linears, target_of
 from predict.loading.platform import Platform
-from predict.loading.safetensors_reader import read_header
 from predict.loading.sources import CheckpointSource
 from predict.nn.decoder import Decoder, Head
 from predict.nn.drafters import ChainDrafter, MedusaHeads
@@ -165,9 +164,10 @@ def find_drafter(config: EngineConfig, target: DecoderSpec, reader: ConfigReader
                 f"speculate_method mtp reads its layer from a folder, and {directory} is a file; "
                 "give the folder by --draft_model_name_or_path, or use another method"
             )
-        shared = directory / SHARED_FILE
-        stored = Checkpoint.of(directory, read_header(shared)) if shared.exists() else None
-        return mtp(stored or Checkpoint(directory), target, reader)
+        is_program = config.model.mode == "static"
+        if is_program and directory == Path(config.model.model_name_or_path):
+            return mtp(shared_checkpoint(config), target, reader)
+        return mtp(Checkpoint(directory), target, reader)
     assert path is not None
     return (eagle if method == "eagle" else medusa)(Path(path), target)
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from predict.config.engine import EngineConfig
 from predict.errors import UserError
 from predict.loading.arrays import listed
 from predict.loading.checkpoint import Checkpoint
+from predict.loading.safetensors_reader import read_header
 from predict.nn.drafters import ChainForm
 from predict.nn.hf_config import ConfigReader
 from predict.nn.plans import (
@@ -46,6 +49,18 @@ class Found:
     layers_change: Callable[[BlockPlan], BlockPlan] = lambda plan: plan
     target_ids: npt.NDArray[np.int64] | None = None  # of the head's rows
     ignored: tuple[str, ...] = ()
+
+
+def shared_checkpoint(config: EngineConfig) -> Checkpoint:
+    """What an export wrote for drafters beside the program of `config`, a run's."""
+    directory = Path(config.model.model_name_or_path)
+    if not (directory / SHARED_FILE).exists():
+        raise UserError(
+            f"{directory} has no {SHARED_FILE}, which a drafter of hidden states needs beside the "
+            "program; export it with --speculate_method "
+            f"{config.speculation.speculate_method} --return_full_hidden_states"
+        )
+    return Checkpoint.of(directory, read_header(directory / SHARED_FILE))
 
 
 def renamed(checkpoint: Checkpoint, rename: Callable[[str], str | None]) -> Checkpoint:

@@ -76,7 +76,8 @@ def eagle(path: Path, target: DecoderSpec) -> Found:
     reads_both = query is not None and query.shape[-1] == 2 * hidden
     # EAGLE-3's product alone makes states of another size.
     theirs = reader.optional_int("target_hidden_size")
-    check_sizes(reader, target, theirs if theirs and reads_both else hidden)
+    for part in (reader, inner):
+        check_sizes(part, target, theirs if theirs and reads_both else hidden)
     if not reads_both:
         if has_norm:
             spec = spec.with_blocks(AttentionBlock, lambda _, b: replace(b, norm=norm))

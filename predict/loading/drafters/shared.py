@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,22 +15,20 @@ from predict.config.speculation import STATES
 from predict.device.place import to_float32
 from predict.errors import UserError
 from predict.loading.build import DecoderBuilder, expected_tensors
-from predict.loading.checkpoint import Checkpoint
 from predict.loading.drafters import open_drafter
-from predict.loading.drafters._found import SHARED_FILE, Found
+from predict.loading.drafters._found import SHARED_FILE, Found, shared_checkpoint
 from predict.loading.drafters.medusa import MEDUSA_TAPS
+from predict.loading.layouts import Layout
 from predict.loading.layouts.online import Online
+from predict.loading.memory import weight_bytes
 from predict.loading.model import Weights, open_weights
 from predict.loading.platform import Platform
-from predict.loading.safetensors_reader import read_header
 from predict.loading.safetensors_writer import write
 from predict.loading.sources import CheckpointSource
 from predict.models import weight_names
 from predict.nn.decoder import Decoder
 from predict.nn.hf_config import ConfigReader
-from predict.nn.plans import (
-    plan_weights,
-)
+from predict.nn.plans import WeightPlan, plan_weights
 from predict.nn.spec import DecoderSpec
 
 
@@ -97,18 +95,40 @@ def write_shared(shared: Shared, folder: Path) -> tuple[str, ...]:
     return MEDUSA_TAPS if found.form is None else found.form.taps
 
 
-def read_shared(
+@dataclass(frozen=True)
+class StoredShared:
+    """Of a model that runs as a program, what a drafter shares with it, checked and not read yet.
+
+    It has no layers, and nothing in a cache.
+    """
+
+    config: EngineConfig
+    plan: WeightPlan
+    layout: Layout
+    source: CheckpointSource
+    platform: Platform
+    spec: None = None
+    loading_bytes: int = 0  # it is in floats
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in memory."""
+        return weight_bytes(self.plan, self.layout.scheme, self.config.model.dtype)
+
+    def read(self) -> Decoder:
+        """Embedding, head and last norm."""
+        config = self.config
+        return DecoderBuilder(
+            *(self.plan, self.source, self.layout, config.model.dtype, self.platform.compiled),
+            config.max_length,
+        ).build()
+
+
+def open_stored(
     config: EngineConfig, spec: DecoderSpec, reader: ConfigReader, platform: Platform
-) -> Decoder:
-    """Of a model that runs as a program, what a drafter shares with it: no layers."""
-    directory = Path(config.model.model_name_or_path)
-    if not (directory / SHARED_FILE).exists():
-        raise UserError(
-            f"{directory} has no {SHARED_FILE}, which a drafter of hidden states needs beside the "
-            "program; export it with --speculate_method "
-            f"{config.speculation.speculate_method} --return_full_hidden_states"
-        )
-    checkpoint = Checkpoint.of(directory, read_header(directory / SHARED_FILE))
+) -> StoredShared:
+    """What lies beside the program of `config`. Raises UserError where it is missing or wrong."""
+    checkpoint = shared_checkpoint(config)
     names = weight_names(reader).found_in(checkpoint.tensors)
     if f"{names.head}.weight" in checkpoint.tensors:
         spec = replace(spec, tie_word_embeddings=False)
@@ -117,7 +137,4 @@ def read_shared(
     layout = Online(source, QuantSettings(), plan)
     of_layers = [name for name in checkpoint.tensors if "layers." in name or "mtp_" in name]
     checkpoint.check(expected_tensors(plan, layout), of_layers)
-    builder = DecoderBuilder(
-        *(plan, source, layout, config.model.dtype, platform.compiled, config.max_length)
-    )
-    return builder.build()
+    return StoredShared(config, plan, layout, source, platform)
