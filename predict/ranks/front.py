@@ -29,7 +29,15 @@ from predict.engine.step import BlockCopies, Choices, KnownTokens
 from predict.errors import EngineError, UserError
 from predict.nn.decoder import StepOutputs
 from predict.nn.inputs import StepInputs
-from predict.ranks.life import LOOK_SECONDS, Clock, State, peak_bytes_of, state_of, stop_together
+from predict.ranks.life import (
+    LOOK_SECONDS,
+    Clock,
+    State,
+    peak_bytes_of,
+    state_of,
+    stop_alone,
+    stop_together,
+)
 from predict.ranks.messages import (
     Down,
     Up,
@@ -83,6 +91,7 @@ class _Group:
         self._arguments = [sys.executable, "-c", RUN_MODULE, *words]
         self._fds = fds
         self._closing, self._started = threading.Event(), threading.Event()
+        stop_together(self._living)
         self._thread = threading.Thread(target=self._run, name="regatta-ranks", daemon=True)
         self._thread.start()
         self._started.wait()
@@ -128,6 +137,10 @@ class _Group:
         """Ends the processes; returns when they have ended."""
         self._closing.set()
         self._thread.join()
+        stop_alone(self._living)
+
+    def _living(self) -> list[int]:
+        return [process.pid for process in self.processes if process.poll() is None]
 
 
 class _Watch:
@@ -193,7 +206,6 @@ class Ranks:
         self.size, self._channels = size, group.channels
         self._early: list[deque[Arrays]] = [deque() for _ in range(size)]  # read, and not asked for
         self.close = weakref.finalize(self, group.close)
-        stop_together(lambda: [each.pid for each in group.processes if each.poll() is None])
 
     @property
     def process_ids(self) -> list[int]:
