@@ -112,7 +112,7 @@ def test_a_rank_that_dies_ends_the_engine_by_name() -> None:
     endless = SamplingParams(temperature=0.0, max_new_tokens=200, ignore_eos=True)
     with pytest.raises(EngineError, match=rf"rank 1 \(process {ids[1]}\) was ended by signal 9"):
         llm.generate(["hello"] * 50, endless)
-    wait_until("the other rank ends", 5, lambda: is_gone(ids[0]))
+    wait_until("the other rank ends", 60, lambda: is_gone(ids[0]))
 
 
 def test_blocks_that_are_not_copied_end_the_ranks() -> None:
