@@ -44,6 +44,7 @@ from predict.ranks.messages import (
     array_text,
     arrays_tokens,
     choices_arrays,
+    sent_behind,
     step_arrays,
     text_array,
 )
@@ -346,6 +347,7 @@ class RanksRunner:
         """
         self._ranks, self._vocab_size, self._which = ranks, vocab_size, which
         self.weight_bytes = weight_bytes
+        self._sent: Mapping[int, int] = {}
 
     @property
     def peak_memory_bytes(self) -> int:
@@ -360,11 +362,14 @@ class RanksRunner:
         return StepOutputs(None if logits is None else tensor_at(logits, None), found)
 
     def launch(self, inputs: StepInputs, choices: Choices) -> KnownTokens:
+        sent, self._sent = self._sent, {}  # nothing is, behind a step that fails
         asked = [
             *step_arrays(self._which, inputs),
-            *choices_arrays(choices, self._vocab_size),
+            *choices_arrays(choices, self._vocab_size, sent),
         ]
-        return arrays_tokens(self._ranks.ask(Down.LAUNCH, asked))
+        tokens = arrays_tokens(self._ranks.ask(Down.LAUNCH, asked))
+        self._sent = sent_behind(choices, sent)
+        return tokens
 
     def check(self) -> None:
         """Raises EngineError where the ranks have ended by themselves."""

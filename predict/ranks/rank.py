@@ -58,10 +58,11 @@ class Rank:
 
     def serve(self, runners: Sequence[Runner]) -> None:
         """Answers messages until one fails that nothing answers. runners: see `_done`."""
+        known: list[dict[int, list[int]]] = [{} for _ in runners]
         while True:
             kind, arrays = opened(self._channels.down.read(self.rank, _wait))
             try:
-                answer = _done(Down(kind), cast("list[Any]", arrays), runners)
+                answer = _done(Down(kind), cast("list[Any]", arrays), runners, known)
             except Exception as error:
                 self.tell_failure(error)
                 if kind == Down.COPY:  # steps behind it would read what is not there
@@ -72,14 +73,22 @@ class Rank:
             self.got_on()
 
 
-def _done(kind: Down, arrays: list[Any], runners: Sequence[Runner]) -> Arrays | None:
-    """Does what a message says; what answers it. runners: of the model, and of its draft model."""
+def _done(
+    kind: Down,
+    arrays: list[Any],
+    runners: Sequence[Runner],
+    known: Sequence[dict[int, list[int]]],
+) -> Arrays | None:
+    """Does what a message says; what answers it.
+
+    runners: of the model, and of its draft model. known: for each, see `arrays_choices`.
+    """
     if kind == Down.COPY:
         runners[int(arrays[0][0])].copy_blocks([(a, b) for a, b in arrays[1].tolist()])
         return None
     which, inputs = arrays_step(arrays)
     if kind == Down.LAUNCH:
-        tokens = runners[which].launch(inputs, arrays_choices(arrays[NUM_INPUTS:]))
+        tokens = runners[which].launch(inputs, arrays_choices(arrays[NUM_INPUTS:], known[which]))
         return tokens_arrays(tokens.take(), tokens.logprobs())
     taps = list(filter(None, array_text(arrays[NUM_INPUTS]).split("\n")))
     outputs = runners[which].run(inputs, taps)

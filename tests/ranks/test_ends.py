@@ -121,7 +121,9 @@ def test_the_terminal_stops_the_ranks_of_all_models_that_live(tmp_path: Path) ->
     front = subprocess.Popen(
         [sys.executable, "-c", TWO_GROUPS],
         env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
-        **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
     try:
