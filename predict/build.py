@@ -71,6 +71,7 @@ from predict.nn.places import fields_of, placing_of
 from predict.nn.plans import WeightPlan
 from predict.nn.spec import DecoderSpec
 from predict.ranks.front import Ranks, RanksRunner
+from predict.system.launcher import check_alone
 from predict.system.notes import LOG
 from predict.text.tokenizer import Tokenizer
 
@@ -108,8 +109,9 @@ def build(config: EngineConfig, tokenizer: Tokenizer | None = None) -> Parts:
     """The parts of an LLM. tokenizer: the model's; None: read from its directory.
 
     Raises UserError before any weight is read when the directory, the flags and the machine do not
-    fit together.
+    fit together, and in each of several processes that Paddle's launcher has started.
     """
+    check_alone()
     return Builder(config, tokenizer).parts()
 
 
