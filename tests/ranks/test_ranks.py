@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -129,6 +130,42 @@ def test_a_step_that_is_broken_off_ends_the_ranks_and_leaves_no_answer_to_the_ne
         with pytest.raises(KeyboardInterrupt):
             llm.generate("hello", GREEDY)
     with pytest.raises(EngineError, match="KeyboardInterrupt broke a step off"):
+        llm.generate("hello", GREEDY)
+
+
+UNEVEN = """
+import sys
+from predict import rank_process
+from predict.engine.runner.networks import HostNetwork
+
+run = HostNetwork.run
+
+def changed(self, inputs, taps=()):
+    outputs = run(self, inputs, taps)
+    return outputs._replace(hidden={tap: each + 1 for tap, each in outputs.hidden.items()})
+
+if sys.argv[-1] == "1":
+    HostNetwork.run = changed
+rank_process.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_even", [True, False])
+def test_ranks_that_are_checked_answer_or_say_which_of_them_differ(
+    one: LLM, is_even: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REGATTA_CHECK_RANKS", "1")
+    if not is_even:
+        (tmp_path / "uneven.py").write_text(UNEVEN)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+        monkeypatch.setattr("predict.build.Ranks", partial(Ranks, module="uneven"))
+    llm = LLM(demo_config(tensor_parallel_degree=2, rank_timeout=60.0))
+    if is_even:
+        wanted, found = (each.generate(PROMPTS, GREEDY) for each in (one, llm))
+        assert [a.outputs[0].token_ids for a in found] == [a.outputs[0].token_ids for a in wanted]
+        return
+    with pytest.raises(RuntimeError, match=r"hidden states of ranks \[1\] are not those of rank 0"):
         llm.generate("hello", GREEDY)
 
 
