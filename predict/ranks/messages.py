@@ -27,11 +27,16 @@ Ints = npt.NDArray[np.int64]
 
 
 class Down(IntEnum):
-    """Messages to the ranks. The first array of a step says which network runs, 0 the model."""
+    """Messages to the ranks.
+
+    The first array of a step, and of copies, says which network's it is, 0 the model's.
+    """
 
     LAUNCH = 1  # inputs, choices; tokens and logprobs answer
     RUN = 2  # inputs, taps; logits and hidden states answer
     COPY = 3  # cache blocks
+    PAGES = 4  # an adapter's values; an empty answer
+    PREFIX = 5  # a prefix's values, and their slots; an empty answer
 
 
 class Up(IntEnum):

@@ -172,8 +172,6 @@ def test_ranks_that_are_checked_answer_or_say_which_of_them_differ(
 REFUSED: dict[str, dict[str, Any]] = {
     "device gpu: CPU ranks run today": {"device": "gpu"},
     "does not go with --mode static": {"mode": "static"},
-    "does not go with adapters of requests": {"lora_modules": ("a=b",)},
-    "does not go with tuned prefixes": {"prefix_path": "p"},
     **{
         f"does not go with --speculate_method {method}": {
             "speculate_method": method,
