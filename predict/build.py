@@ -11,7 +11,14 @@ from typing import NamedTuple
 import numpy as np
 
 from predict.adapters.store import AdapterStore
-from predict.adapters.weights import Placement, base_of, empty_pages, num_pool_pages, pool_bytes
+from predict.adapters.weights import (
+    OwnShelf,
+    Placement,
+    base_of,
+    empty_pages,
+    num_pool_pages,
+    pool_bytes,
+)
 from predict.config.engine import EngineConfig
 from predict.config.model import DTYPE_BYTES
 from predict.device import communicator, devices, library
@@ -25,7 +32,7 @@ from predict.drafting import (
     speculation,
     window_of,
 )
-from predict.engine.addons import Addons
+from predict.engine.addons import Addons, WritePrefix, prefix_writer
 from predict.engine.engine import Engine
 from predict.engine.kv_cache import allocate_caches
 from predict.engine.runner.host_chooser import HostChooser
@@ -62,6 +69,7 @@ from predict.loading.memory import (
 from predict.loading.model import (
     Opened,
     Weights,
+    check_encoder,
     check_memory,
     open_weights,
     plan_of,
@@ -70,6 +78,7 @@ from predict.loading.model import (
 from predict.loading.platform import Platform, platform_of
 from predict.loading.program import load_program
 from predict.nn.adapter_pages import with_pages
+from predict.nn.blocks import LowRankPages
 from predict.nn.cache_formats import DENSE
 from predict.nn.cuts import local_spec
 from predict.nn.decoder import Decoder
@@ -77,7 +86,9 @@ from predict.nn.inputs import Field, LayerCache, fields_with
 from predict.nn.places import fields_of, placing_of
 from predict.nn.plans import WeightPlan
 from predict.nn.spec import DecoderSpec
+from predict.ranks import addons as rank_addons
 from predict.ranks.front import Ranks, RanksRunner
+from predict.system.launcher import check_alone
 from predict.system.notes import LOG
 from predict.text.tokenizer import Tokenizer
 
@@ -95,6 +106,7 @@ class Running(NamedTuple):
     draft_runner: Runner | None
     caches: list[LayerCache]
     num_blocks: int  # of the caches
+    write_prefix: WritePrefix
     drafter: DrafterNetwork | None = None  # of hidden states
 
 
@@ -116,8 +128,9 @@ def build(config: EngineConfig, tokenizer: Tokenizer | None = None) -> Parts:
     """The parts of an LLM. tokenizer: the model's; None: read from its directory.
 
     Raises UserError before any weight is read when the directory, the flags and the machine do not
-    fit together.
+    fit together, and in each of several processes that Paddle's launcher has started.
     """
+    check_alone()
     return Builder(config, tokenizer).parts()
 
 
@@ -135,16 +148,6 @@ def _with_whole_prompts(config: EngineConfig, spec: DecoderSpec) -> EngineConfig
     if not (spec.prefix or spec.sees_both_ways) or scheduling.max_num_batched_tokens is not None:
         return config
     return config.changed(max_num_batched_tokens=max(config.token_budget, config.max_length))
-
-
-def check_encoder(spec: DecoderSpec, on_gpu: bool) -> None:
-    """Raises UserError for an encoder that the device's operators do not run."""
-    windowed = any(getattr(block, "window", -1) >= 0 for block in spec.attention)
-    if on_gpu and spec.sees_both_ways and windowed:
-        raise UserError(
-            f"{spec.model_type} has windows that go both ways, and no kernel for GPUs has them "
-            "yet; use --device cpu"
-        )
 
 
 class Builder:
@@ -193,6 +196,7 @@ class Builder:
         self.weight_bytes = 0
         self.decoder: Decoder | None = None
         self.adapters: AdapterStore | None = None
+        self.pages: list[LowRankPages] = []  # of adapters
         self.takes_adapters = config.adapters.is_used  # a program may take none
 
     def parts(self) -> Parts:
@@ -201,7 +205,9 @@ class Builder:
         running = self.running() if self.num_ranks == 1 else self._over_ranks()
         caches, num_blocks = running.caches, running.num_blocks
         scheduler = self._scheduler(num_blocks)
-        addons = Addons(config, self.spec, self.platform, self.adapters, scheduler, caches)
+        addons = Addons(
+            *(config, self.spec, self.platform, self.adapters, scheduler, running.write_prefix)
+        )
         for name, stored in self.prefixes.items():
             addons.serve(name, stored)
         sampler = Sampler(config.model.seed, self.eos_token_ids, window_of(config))
@@ -222,13 +228,18 @@ class Builder:
     def _over_ranks(self) -> Running:
         """The same, of other processes, which this one starts."""
         library.require()  # ranks add in it, whatever operators they run
-        ranks = Ranks(self.given.settings, self.num_ranks, self.given.ranks.rank_timeout)
+        shelf = rank_addons.RanksShelf(self.config.model.dtype)
+        if self.takes_adapters:
+            self.adapters = shelf.store(self.config, self.spec, self.reader, self.platform)
+        shelf.ranks = ranks = Ranks(
+            self.given.settings, self.num_ranks, self.given.ranks.rank_timeout
+        )
         ready = ranks.ready()
         for rank, each in enumerate(ready):
             LOG.info(f"rank {rank}: {mib(each.weight_bytes)} MiB of weights")
         weight_bytes = sum(each.weight_bytes for each in ready)
         runner = RanksRunner(ranks, self.spec.vocab_size, weight_bytes)
-        return Running(runner, None, [], ready[0].num_blocks)
+        return Running(runner, None, [], ready[0].num_blocks, rank_addons.prefix_writer(ranks))
 
     def running(self) -> Running:
         """Reads this process's weights, and makes what runs steps. Raises UserError."""
@@ -254,7 +265,8 @@ class Builder:
         if platform.compiled is not None:
             # The weights are in place; from here on only the steps' own tensors come and go.
             library.require().keep_freed_memory()
-        return Running(runner, draft_runner, caches, num_blocks, drafter)
+        write_prefix = prefix_writer(self.config, platform, caches)
+        return Running(runner, draft_runner, caches, num_blocks, write_prefix, drafter)
 
     def _tokenizer(self, tokenizer: Tokenizer | None) -> tuple[Tokenizer | None, Sequence[int]]:
         """The tokenizer, and the ids that end an answer."""
@@ -299,9 +311,8 @@ class Builder:
                 self.adapters = self._adapter_store(plan, base_of(plan, names, self.reader, None))
             directory = Path(config.model.model_name_or_path)
             program = load_program(directory, config.model.model_prefix, self.platform.device)
-            pages = () if self.adapters is None else self.adapters.pools
             taps = manifest.taps or ()
-            networks.append(partial(static_forward, program, pages=pages, taps=taps))
+            networks.append(partial(static_forward, program, pages=self.pages, taps=taps))
         elif self.takes_adapters:
             plan, names = opened[0].plan, opened[0].names
             base = base_of(plan, names, self.reader, opened[0].takes_turns)
@@ -313,7 +324,7 @@ class Builder:
         decoders = [weights.read(lambda _: self.on_progress()) for weights in opened]
         if manifest is None:
             if self.adapters is not None:
-                decoders[0] = with_pages(decoders[0], self.adapters.pools)
+                decoders[0] = with_pages(decoders[0], self.pages)
             self.decoder = decoders[0]
         if self.drafter is not None:
             self.drafter.read(self.decoder)
@@ -351,8 +362,10 @@ class Builder:
             adapters = replace(adapters, max_loras=1, max_lora_rank=1)
         dtype = self.config.model.dtype
         placement = Placement(dtype, platform.place, platform.gpu, platform.packs_pages)
-        pools = empty_pages(plan.spec, num_pool_pages(adapters), placement)
-        return AdapterStore(pools, plan, base, adapters, placement)
+        self.pages = empty_pages(plan.spec, num_pool_pages(adapters), placement)
+        if self.rank is not None:  # the front reads them
+            adapters = replace(adapters, lora_modules=())
+        return AdapterStore(OwnShelf(self.pages, placement), plan, base, adapters)
 
     def _num_cache_blocks(self) -> int:
         """Blocks of the cache, those of prefixes included. Raises UserError."""

@@ -32,6 +32,7 @@ def main(words: Sequence[str]) -> None:
         config = EngineConfig(**settings)
         from predict.build import Builder
         from predict.device import communicator, library
+        from predict.ranks.addons import RankAddons
 
         communicator.open_ranks(sums_fd, number, size)
         own = library.require()
@@ -48,11 +49,12 @@ def main(words: Sequence[str]) -> None:
             for runner in runners:
                 assert isinstance(runner, HostRunner)
                 runner.network = Compared(runner.network, size)
+        addons = RankAddons(builder.spec, builder.adapters, running.write_prefix)
         rank.tell_ready(Ready(running.num_blocks, builder.weight_bytes))
     except Exception as error:
         rank.tell_failure(error)
         raise SystemExit(_until_ended()) from None
-    rank.serve(runners)
+    rank.serve(runners, addons.answers)
     raise SystemExit(1)
 
 

@@ -7,32 +7,25 @@ from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from predict.adapters.pool import READ_AHEAD, AdapterPool, ServedAdapter
 from predict.adapters.weights import (
     PagedLinear,
-    Placement,
+    Shelf,
     check_servable,
     num_pages_for,
     num_pool_pages,
-    on_host,
     paged,
     targets,
-    write_pages,
 )
 from predict.config.adapters import AdaptersConfig, check_adapter_name, unknown
 from predict.errors import UserError
 from predict.loading.adapters import Adapter, Base, fitted, read_adapter
-from predict.nn.blocks import LowRankPages
 from predict.nn.plans import WeightPlan
 
-if TYPE_CHECKING:
-    from paddle import Tensor
-
-PageTensors = list["tuple[Tensor, Tensor] | None"]  # of each linear
-PageValues = list["PagedLinear | None"]  # likewise, as they were read
+PageValues = list[PagedLinear | None]  # of each linear
 Stamp = list[tuple[str, int, int]]  # of a folder's files: name, bytes, time of the last change
 
 
@@ -57,25 +50,23 @@ class AdapterStore:
 
     def __init__(
         self,
-        pools: list[LowRankPages],
+        shelf: Shelf,
         plan: WeightPlan,
         base: Base,
         config: AdaptersConfig,
-        placement: Placement,
     ):
-        """pools: of `empty_pages`. plan, base: of the network.
+        """plan, base: of the network.
 
         Raises UserError for an adapter of `config` that does not fit; see `load`.
         """
-        self.plan, self.base, self.config, self.placement = plan, base, config, placement
-        self.pools = pools
+        self.shelf, self.plan, self.base, self.config = shelf, plan, base, config
         most = num_pages_for(config.max_lora_rank)
         self.pool = AdapterPool(num_pool_pages(config), most, self._write, self._fetch)
         self._by_name: dict[str, ServedAdapter] = {}
         # Unloaded adapters stay as long as a request has them.
         self._adapters: WeakKeyDictionary[ServedAdapter, Adapter] = WeakKeyDictionary()
         self._stamps: WeakKeyDictionary[ServedAdapter, Stamp] = WeakKeyDictionary()
-        self._values: OrderedDict[ServedAdapter, PageTensors] = OrderedDict()  # latest used last
+        self._values: OrderedDict[ServedAdapter, Any] = OrderedDict()  # latest used last
         # Of adapters that requests wait for; the oldest ones are given up.
         self._reading: OrderedDict[ServedAdapter, Future[PageValues]] = OrderedDict()
         self._reader = ThreadPoolExecutor(1, "regatta-adapters")
@@ -105,7 +96,7 @@ class AdapterStore:
                 "--max_lora_rank"
             )
         served = ServedAdapter(name, num_pages_for(rank), targets(adapter, self.plan))
-        self._keep(served, self._read(adapter, served.num_pages))
+        self._keep(served, paged(adapter, self.plan, served.num_pages))
         self._adapters[served], self._stamps[served] = adapter, stamp
         self._by_name[name] = served
         return served
@@ -125,11 +116,8 @@ class AdapterStore:
             raise unknown(name, list(self._by_name))  # which another thread may change meanwhile
         return found
 
-    def _read(self, adapter: Adapter, num_pages: int) -> PageTensors:
-        return on_host(paged(adapter, self.plan, num_pages), self.placement)
-
-    def _keep(self, served: ServedAdapter, values: PageTensors) -> None:
-        self._values[served] = values
+    def _keep(self, served: ServedAdapter, values: PageValues) -> None:
+        self._values[served] = self.shelf.made(values)
         while len(self._values) > self.config.max_cpu_loras:
             self._values.popitem(last=False)
 
@@ -151,14 +139,14 @@ class AdapterStore:
                 f"{adapter.directory}: files of adapter {served.name!r} have changed since it was "
                 "loaded; unload it, and load it again"
             )
-        return list(paged(adapter, self.plan, served.num_pages))
+        return paged(adapter, self.plan, served.num_pages)
 
     def _write(self, served: ServedAdapter, pages: list[int]) -> None:
         """Fills pages of the pools; see AdapterPool."""
         if served not in self._values:
             reading = self._reading.pop(served, None)
             read = self._read_again(served) if reading is None else reading.result()
-            self._keep(served, on_host(read, self.placement))
+            self._keep(served, read)
         values = self._values[served]
         self._values.move_to_end(served)
-        write_pages(values, self.pools, pages, self.placement)
+        self.shelf.write(values, pages)

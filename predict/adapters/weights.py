@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -160,13 +160,19 @@ def paged(adapter: Adapter, plan: WeightPlan, num_pages: int) -> list[PagedLinea
     values that are not finite.
     """
     changed, hidden = targets(adapter, plan), plan.spec.hidden_size
-    linears = zip(adapted_plans(plan.whole or plan), adapted_plans(plan), strict=True)
-    return [
-        _own(_paged(linear, part_sizes(block, name, hidden), adapter.linears, num_pages), own)
+    whole = (
+        _paged(linear, part_sizes(block, name, hidden), adapter.linears, num_pages)
         if changed[block.adapted[name]]
         else None
-        for (block, name, linear), (_, _, own) in linears
-    ]
+        for block, name, linear in adapted_plans(plan.whole or plan)
+    )
+    return own_values(whole, plan)
+
+
+def own_values(whole: Iterable[PagedLinear | None], plan: WeightPlan) -> list[PagedLinear | None]:
+    """What the plan, of a rank or of all, has of an adapter's values."""
+    linears = zip(whole, adapted_plans(plan), strict=True)
+    return [None if each is None else _own(each, own) for each, (_, _, own) in linears]
 
 
 def _own(linear: PagedLinear, plan: LinearPlan) -> PagedLinear:
@@ -202,10 +208,34 @@ def _paged(
     )
 
 
+class Shelf(Protocol):
+    """Where adapters' values are ready to be written from, and the pages that they go to."""
+
+    def made(self, values: list[PagedLinear | None]) -> Any:
+        """The values in the form that `write` takes. Raises UserError for what no page can hold."""
+
+    def write(self, made: Any, pages: Sequence[int]) -> None:
+        """Fills pages."""
+
+
+@dataclass(frozen=True)
+class OwnShelf:
+    """This process's pages. See Shelf."""
+
+    pools: list[Pages]
+    placement: Placement
+
+    def made(self, values: list[PagedLinear | None]) -> list[tuple[Tensor, Tensor] | None]:
+        return on_host(values, self.placement)
+
+    def write(self, made: list[tuple[Tensor, Tensor] | None], pages: Sequence[int]) -> None:
+        write_pages(made, self.pools, pages, self.placement)
+
+
 def write_pages(
     linears: list[tuple[Tensor, Tensor] | None],
     pools: list[Pages],
-    pages: list[int],
+    pages: Sequence[int],
     placement: Placement,
 ) -> None:
     """Copies an adapter's tensors (a and b of each linear, on the host) into pages of the pools."""

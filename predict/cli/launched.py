@@ -8,34 +8,34 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from predict.errors import UserError
+from predict.system.launcher import HOSTS, ID, NUM, num_launched
 from predict.system.signals import Interrupted, Signals
 
 DEGREE = "tensor_parallel_degree"
-_NUM, _ID, _HOSTS = "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ID", "PADDLE_NNODES"
 LAUNCHER_SECONDS = 5.0  # in which the launcher ends the others where the first one failed
 
 
 def with_launched(
-    given: Mapping[str, Any], environ: Mapping[str, str] = os.environ
+    given: Mapping[str, Any], environ: MutableMapping[str, str] = os.environ
 ) -> Mapping[str, Any]:
     """The flags given, and tensor_parallel_degree where the launcher says how many there are.
 
     Raises UserError where both say something else, or on several hosts; in all processes but the
-    first SystemExit, once that one has ended.
+    first SystemExit, once that one has ended. The first one then runs as if it had been started
+    alone: it takes the launcher's number out of `environ`.
     """
-    num, number = (environ.get(name, "") for name in (_NUM, _ID))
-    if not (num.isdecimal() and number.isdecimal()) or int(num) <= 1:
+    degree = num_launched(environ)
+    if degree == 1:
         return given
-    degree = int(num)
-    if environ.get(_HOSTS, "1") not in ("", "1"):
+    if environ.get(HOSTS, "1") not in ("", "1"):
         raise UserError(
-            f"the launcher has {environ[_HOSTS]} hosts, and one model runs on one host; start the "
+            f"the launcher has {environ[HOSTS]} hosts, and one model runs on one host; start the "
             f"command there, without the launcher: --{DEGREE} N starts N processes"
         )
     if given.get(DEGREE, degree) != degree:
@@ -44,8 +44,9 @@ def with_launched(
             f"the flag out, or start the command without the launcher: --{DEGREE} "
             f"{given[DEGREE]} starts its processes itself"
         )
-    if int(number):
+    if int(environ[ID]):
         sys.exit(_waited())
+    del environ[NUM]
     return {**given, DEGREE: degree}
 
 
@@ -64,7 +65,7 @@ def _waited() -> int:
 
 def _sibling() -> int | None:
     """A descriptor that becomes readable when the launcher's first process ends; None: it has."""
-    wanted = f"{_ID}=0".encode()
+    wanted = f"{ID}=0".encode()
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal():
             continue

@@ -155,12 +155,10 @@ def _check_ranks(config: EngineConfig) -> None:
             f"{named} with device {config.model.device}: CPU ranks run today; give --device cpu, "
             "or leave --tensor_parallel_degree out"
         )
-    adapters, method = config.adapters, config.speculation.speculate_method
+    method = config.speculation.speculate_method
     refused = {
         "--mode static": config.model.mode == "static",
         f"--speculate_method {method}": method in DRAFTERS,
-        "adapters of requests": adapters.is_used,
-        "tuned prefixes": bool(adapters.prefixes),
     }
     for what, is_given in refused.items():
         if is_given:

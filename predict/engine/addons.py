@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from predict.adapters.pool import ServedAdapter
 from predict.adapters.prefixes import NO_PREFIX, ServedPrefix
@@ -21,6 +23,21 @@ from predict.loading.prefix import StoredPrefix, read_prefix
 from predict.nn.inputs import LayerCache
 from predict.nn.spec import DecoderSpec
 
+# Writes a prefix's values (see StoredPrefix) to slots of the caches.
+WritePrefix = Callable[["npt.NDArray[np.float32]", "npt.NDArray[np.int32]"], None]
+
+
+def prefix_writer(
+    config: EngineConfig, platform: Platform, caches: Sequence[LayerCache]
+) -> WritePrefix:
+    """Of this process's caches."""
+
+    def write(values: Any, slots: Any) -> None:
+        form = (config.kv_format, config.model.dtype, platform.place)
+        write_rows(platform.backend, caches, values, slots, *form)
+
+    return write
+
 
 class Addons:
     """The adapters and prefixes of one engine, by name. Changes are made between steps."""
@@ -32,11 +49,11 @@ class Addons:
         platform: Platform,
         adapters: AdapterStore | None,
         scheduler: Scheduler,
-        caches: Sequence[LayerCache],
+        write_prefix: WritePrefix,
     ):
         """adapters: None where the network takes none."""
         self._config, self._spec, self._platform = config, spec, platform
-        self._scheduler, self._caches = scheduler, caches
+        self._scheduler, self._write_prefix = scheduler, write_prefix
         self.adapters = adapters
         self.prefixes: dict[str, ServedPrefix] = {}  # "": that of requests without a name
 
@@ -120,17 +137,13 @@ class Addons:
 
     def serve(self, name: str, stored: StoredPrefix, is_late: bool = False) -> None:
         """Writes a prefix into pinned blocks; is_late: see Scheduler.pin_prefix."""
-        config = self._config
-        block_size = config.cache.block_size
+        block_size = self._config.cache.block_size
         prefix = self._scheduler.pin_prefix(name, stored.num_tokens, is_late)
         blocks = np.array(prefix.all_block_ids, np.int32)
         slots = blocks[:, None] * block_size + np.arange(block_size, dtype=np.int32)
         try:
-            write_rows(
-                *(self._platform.backend, self._caches, stored.values),
-                slots.reshape(-1)[: stored.num_tokens].astype(np.int32),
-                *(config.kv_format, config.model.dtype, self._platform.place),
-            )
+            rows = slots.reshape(-1)[: stored.num_tokens].astype(np.int32)
+            self._write_prefix(stored.values, rows)
         except BaseException:
             self._scheduler.unpin_prefix(prefix)
             raise

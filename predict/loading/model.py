@@ -104,6 +104,16 @@ class Weights:
         return decoder
 
 
+def check_encoder(spec: DecoderSpec, on_gpu: bool) -> None:
+    """Raises UserError for an encoder that the device's operators do not run."""
+    windowed = any(getattr(block, "window", -1) >= 0 for block in spec.attention)
+    if on_gpu and spec.sees_both_ways and windowed:
+        raise UserError(
+            f"{spec.model_type} has windows that go both ways, and no kernel for GPUs has them "
+            "yet; use --device cpu"
+        )
+
+
 def open_weights(
     config: EngineConfig, spec: DecoderSpec, reader: ConfigReader, platform: Platform
 ) -> Weights:
@@ -116,13 +126,13 @@ def open_weights(
     for note in dict.fromkeys(reader.notes):
         LOG.warning(note)
     try:
-        weights = _opened(config, spec, reader, platform)
+        weights = find_weights(config, spec, reader, platform)
         check_schemes(weights)
     except NotCompiledError as error:
         if config.model.inference_model is not None:
             raise
         LOG.warning(f"{error}. The plain-Paddle operators are in use, which are far slower")
-        weights = _opened(config, spec, reader, replace(platform, inference_model=False))
+        weights = find_weights(config, spec, reader, replace(platform, inference_model=False))
         check_schemes(weights)
     if isinstance(weights.source, CheckpointSource):
         names = weights.names
@@ -134,7 +144,7 @@ def open_weights(
     return weights
 
 
-def _opened(
+def find_weights(
     config: EngineConfig, spec: DecoderSpec, reader: ConfigReader, platform: Platform
 ) -> Weights:
     """See open_weights; whether their schemes run there is not checked."""

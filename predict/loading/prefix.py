@@ -69,12 +69,7 @@ def read_prefix(path: str | Path, spec: DecoderSpec, dtype: str, max_length: int
     path = Path(path)
     if spec.share is not None:
         stored = read_prefix(path, spec.share.whole, dtype, max_length)
-        layers = zip(stored.values, own_key_heads(spec), strict=True)
-        own = [
-            np.concatenate([layer[:, slice(*ends)] for ends in heads], axis=1)
-            for layer, heads in layers
-        ]
-        return StoredPrefix(stored.path, np.stack(own))
+        return StoredPrefix(stored.path, own_heads(stored.values, spec))
     num_layers, num_heads, head_dim = _kept(spec, path)
     source = _source(path)
     if source.suffix == ".npy":
@@ -93,6 +88,14 @@ def read_prefix(path: str | Path, spec: DecoderSpec, dtype: str, max_length: int
         values = _from_state(source, (num_layers, num_heads, head_dim), max_length)
     check_holds(dtype, values, str(source), "prefix")
     return StoredPrefix(source, values)
+
+
+def own_heads(values: Floats, spec: DecoderSpec) -> Floats:
+    """What the rank of a spec has of a prefix's values."""
+    layers = zip(values, own_key_heads(spec), strict=True)
+    return np.stack(
+        [np.concatenate([layer[:, slice(*ends)] for ends in heads], 1) for layer, heads in layers]
+    )
 
 
 def _kept(spec: DecoderSpec, path: Path) -> tuple[int, int, int]:

@@ -29,13 +29,22 @@ from predict.engine.step import BlockCopies, Choices, KnownTokens
 from predict.errors import EngineError, UserError
 from predict.nn.decoder import StepOutputs
 from predict.nn.inputs import StepInputs
-from predict.ranks.life import LOOK_SECONDS, Clock, State, peak_bytes_of, state_of, stop_together
+from predict.ranks.life import (
+    LOOK_SECONDS,
+    Clock,
+    State,
+    peak_bytes_of,
+    state_of,
+    stop_alone,
+    stop_together,
+)
 from predict.ranks.messages import (
     Down,
     Up,
     array_text,
     arrays_tokens,
     choices_arrays,
+    sent_behind,
     step_arrays,
     text_array,
 )
@@ -83,6 +92,7 @@ class _Group:
         self._arguments = [sys.executable, "-c", RUN_MODULE, *words]
         self._fds = fds
         self._closing, self._started = threading.Event(), threading.Event()
+        stop_together(self._living)
         self._thread = threading.Thread(target=self._run, name="regatta-ranks", daemon=True)
         self._thread.start()
         self._started.wait()
@@ -128,6 +138,10 @@ class _Group:
         """Ends the processes; returns when they have ended."""
         self._closing.set()
         self._thread.join()
+        stop_alone(self._living)
+
+    def _living(self) -> list[int]:
+        return [process.pid for process in self.processes if process.poll() is None]
 
 
 class _Watch:
@@ -193,7 +207,6 @@ class Ranks:
         self.size, self._channels = size, group.channels
         self._early: list[deque[Arrays]] = [deque() for _ in range(size)]  # read, and not asked for
         self.close = weakref.finalize(self, group.close)
-        stop_together(lambda: [each.pid for each in group.processes if each.poll() is None])
 
     @property
     def process_ids(self) -> list[int]:
@@ -334,6 +347,7 @@ class RanksRunner:
         """
         self._ranks, self._vocab_size, self._which = ranks, vocab_size, which
         self.weight_bytes = weight_bytes
+        self._sent: Mapping[int, int] = {}
 
     @property
     def peak_memory_bytes(self) -> int:
@@ -348,11 +362,14 @@ class RanksRunner:
         return StepOutputs(None if logits is None else tensor_at(logits, None), found)
 
     def launch(self, inputs: StepInputs, choices: Choices) -> KnownTokens:
+        sent, self._sent = self._sent, {}  # nothing is, behind a step that fails
         asked = [
             *step_arrays(self._which, inputs),
-            *choices_arrays(choices, self._vocab_size),
+            *choices_arrays(choices, self._vocab_size, sent),
         ]
-        return arrays_tokens(self._ranks.ask(Down.LAUNCH, asked))
+        tokens = arrays_tokens(self._ranks.ask(Down.LAUNCH, asked))
+        self._sent = sent_behind(choices, sent)
+        return tokens
 
     def check(self) -> None:
         """Raises EngineError where the ranks have ended by themselves."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -95,18 +96,40 @@ def _watch_front(front: int, rank: int, timeout: float) -> None:
     os._exit(1)
 
 
+_TOGETHER: list[Callable[[], list[int]]] = []  # living processes of each group
+
+
 def stop_together(process_ids: Callable[[], list[int]]) -> None:
-    """SIGTSTP to this process, in its main thread, stops those too, and SIGCONT lets them go on."""
+    """SIGTSTP to this process stops those of all groups too, and SIGCONT lets them go on.
+
+    Where a group is made in the main thread, and nobody else handles the signal.
+    """
+    _TOGETHER.append(process_ids)
+    if _is_handled_by(signal.SIG_DFL):
+        signal.signal(signal.SIGTSTP, _stop)
+
+
+def stop_alone(process_ids: Callable[[], list[int]]) -> None:
+    """Takes back one call of `stop_together`; behind the last one the signal is the system's."""
+    _TOGETHER.remove(process_ids)
+    if not _TOGETHER and _is_handled_by(_stop):
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+
+
+def _is_handled_by(handler: object) -> bool:
+    """Whether SIGTSTP is, and this thread may change that."""
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTSTP) is not signal.SIG_DFL:
-        return
+    return is_main and signal.getsignal(signal.SIGTSTP) == handler
 
-    def stop(number: int, frame: object) -> None:
-        ids = process_ids()
-        for each in ids:
-            os.kill(each, signal.SIGSTOP)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        for each in ids:
-            os.kill(each, signal.SIGCONT)
 
-    signal.signal(signal.SIGTSTP, stop)
+def _stop(number: int, frame: object) -> None:
+    ids = [each for group in _TOGETHER for each in group()]
+    _send(ids, signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    _send(ids, signal.SIGCONT)
+
+
+def _send(process_ids: list[int], number: signal.Signals) -> None:
+    for each in process_ids:
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.kill(each, number)

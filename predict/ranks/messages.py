@@ -5,7 +5,7 @@ Imports no Paddle.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from itertools import accumulate, pairwise
 from typing import Any, cast
@@ -27,11 +27,16 @@ Ints = npt.NDArray[np.int64]
 
 
 class Down(IntEnum):
-    """Messages to the ranks. The first array of a step says which network runs, 0 the model."""
+    """Messages to the ranks.
+
+    The first array of a step, and of copies, says which network's it is, 0 the model's.
+    """
 
     LAUNCH = 1  # inputs, choices; tokens and logprobs answer
     RUN = 2  # inputs, taps; logits and hidden states answer
     COPY = 3  # cache blocks
+    PAGES = 4  # an adapter's values; an empty answer
+    PREFIX = 5  # a prefix's values, and their slots; an empty answer
 
 
 class Up(IntEnum):
@@ -75,8 +80,11 @@ def _column(rows: Sequence[Choice], names: Sequence[str], dtype: str) -> npt.NDA
     return np.array(values, dtype).reshape(len(rows), len(names))
 
 
-def choices_arrays(choices: Choices, vocab_size: int) -> Arrays:
-    """Choices as arrays; what guides allow is asked here. vocab_size: of the logits."""
+def choices_arrays(choices: Choices, vocab_size: int, sent: Mapping[int, int]) -> Arrays:
+    """Choices as arrays; what guides allow is asked here.
+
+    vocab_size: of the logits. sent: by sequence, tokens that ranks have (see `sent_behind`).
+    """
     prompt, window = choices.prompt, choices.window
     top = -1 if choices.num_top is None else choices.num_top
     masks = None
@@ -92,15 +100,25 @@ def choices_arrays(choices: Choices, vocab_size: int) -> Arrays:
         np.array(prompt.token_ids, np.int64),
         masks,
         *(_window_arrays(window) if window is not None else [None] * 3),
-        *_adjusted_arrays([(row, each) for row, each in adjusted if each is not None]),
+        *_adjusted_arrays([(row, each) for row, each in adjusted if each is not None], sent),
     ]
 
 
 NUM_CHOICES = 17  # arrays of `choices_arrays`
 
 
-def arrays_choices(arrays: Arrays) -> Choices:
-    """The Choices of `choices_arrays`."""
+def sent_behind(choices: Choices, sent: Mapping[int, int]) -> Mapping[int, int]:
+    """By sequence, the tokens that ranks have once they took these choices.
+
+    Of the last step alone that changes logits: what is not in it is sent whole when it comes again.
+    """
+    if choices.adjusted is None:
+        return sent
+    return {each.sequence_id: each.num_known for each in choices.adjusted if each is not None}
+
+
+def arrays_choices(arrays: Arrays, known: dict[int, list[int]]) -> Choices:
+    """The Choices of `choices_arrays`. known: tokens of sequences, kept from step to step here."""
     of = cast("list[Any]", arrays)
     top, prompt_top, adjusts = of[0].tolist()
     rows = []
@@ -115,7 +133,7 @@ def arrays_choices(arrays: Arrays) -> Choices:
 
     return Choices(
         rows,
-        _arrays_adjusted(of[9:], len(rows)) if adjusts else None,
+        _arrays_adjusted(of[9:], len(rows), known) if adjusts else None,
         dict(of[3].tolist()),
         None if top < 0 else top,
         PromptTargets(of[4].tolist(), prompt_top),
@@ -136,27 +154,34 @@ def _arrays_window(of: Any, lengths: Any, flat: Any) -> WindowDrafts | None:
     return WindowDrafts(window, max_candidate_len, _lists(lengths, flat))
 
 
-def _adjusted_arrays(rows: Sequence[tuple[int, Adjusted]]) -> Arrays:
-    """Eight arrays: of each row its numbers, penalties, tokens, drafts, and the rules of all."""
-    table, penalties, rules = [], [], list[Rule]()
+def _adjusted_arrays(rows: Sequence[tuple[int, Adjusted]], sent: Mapping[int, int]) -> Arrays:
+    """Eight arrays: of each row its numbers, penalties, new tokens, drafts, and the rules of all.
+
+    All tokens of each row in each step would be quadratic in an answer's length.
+    """
+    table, penalties, tokens, rules = [], [], list[list[int]](), list[Rule]()
     for row, each in rows:
         of = each.adjustment
-        numbers = (row, each.sequence_id, each.num_known, each.num_prompt_tokens)
+        num_sent = min(sent.get(each.sequence_id, 0), each.num_known)
+        numbers = (row, each.sequence_id, num_sent, each.num_known, each.num_prompt_tokens)
         table.append([*numbers, of.no_repeat_ngram_size, len(of.rules)])
         penalties.append([of.repetition, of.presence, of.frequency])
+        tokens.append([*each.token_ids[num_sent:], *each.drafts])
         rules += of.rules
     prefixes = _ragged([rule.prefix for rule in rules])
     return [
-        np.array(table, np.int64).reshape(-1, 6),
+        np.array(table, np.int64).reshape(-1, 7),
         np.array(penalties, np.float64).reshape(-1, 3),
-        *_ragged([[*each.token_ids, *each.drafts] for _, each in rows]),
+        *_ragged(tokens),
         np.array([[rule.token, rule.until] for rule in rules], np.int64).reshape(-1, 2),
         np.array([rule.amount for rule in rules], np.float64),
         *prefixes,
     ]
 
 
-def _arrays_adjusted(of: Sequence[Any], num_rows: int) -> list[Adjusted | None]:
+def _arrays_adjusted(
+    of: Sequence[Any], num_rows: int, known: dict[int, list[int]]
+) -> list[Adjusted | None]:
     table, penalties, lengths, tokens, pairs, amounts, *prefixes = of
     rules = [
         Rule(token, amount, tuple(prefix), until)
@@ -165,14 +190,21 @@ def _arrays_adjusted(of: Sequence[Any], num_rows: int) -> list[Adjusted | None]:
         )
     ]
     found: list[Adjusted | None] = [None] * num_rows
-    lists, begin = _lists(lengths, tokens), 0
-    for numbers, penalty, known in zip(table.tolist(), penalties.tolist(), lists, strict=True):
-        row, sequence_id, num_known, num_prompt, ngram, num_rules = numbers
+    lists, begin, before = _lists(lengths, tokens), 0, dict(known)
+    known.clear()
+    for numbers, penalty, new in zip(table.tolist(), penalties.tolist(), lists, strict=True):
+        row, sequence_id, num_sent, num_known, num_prompt, ngram, num_rules = numbers
         own = tuple(rules[begin : begin + num_rules])
         begin += num_rules
+        if sequence_id not in known:  # else a row ahead has brought what is new
+            of_sequence = known[sequence_id] = before[sequence_id] if num_sent else []
+            of_sequence[num_sent:] = new[: num_known - num_sent]
+        drafts = new[num_known - num_sent :]
         repetition, presence, frequency = penalty
         adjustment = Adjustment(repetition, presence, frequency, ngram, own)
-        found[row] = Adjusted(adjustment, sequence_id, known, num_known, num_prompt, ())
+        found[row] = Adjusted(
+            *(adjustment, sequence_id, known[sequence_id], num_known, num_prompt, drafts)
+        )
     return found
 
 

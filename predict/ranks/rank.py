@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -28,6 +28,9 @@ from predict.ranks.shared import Arrays, Channels, message, opened
 
 if TYPE_CHECKING:
     from predict.ranks.front import Ready
+
+
+Others = Mapping[Down, Callable[[list[Any]], None]]
 
 
 class Rank:
@@ -56,12 +59,13 @@ class Rank:
         """Says that it is loaded."""
         self.tell(Up.READY, [np.array(ready, np.int64)])
 
-    def serve(self, runners: Sequence[Runner]) -> None:
-        """Answers messages until one fails that nothing answers. runners: see `_done`."""
+    def serve(self, runners: Sequence[Runner], others: Others) -> None:
+        """Answers messages until one fails that nothing answers. See `_done`."""
+        known: list[dict[int, list[int]]] = [{} for _ in runners]
         while True:
             kind, arrays = opened(self._channels.down.read(self.rank, _wait))
             try:
-                answer = _done(Down(kind), cast("list[Any]", arrays), runners)
+                answer = _done(Down(kind), cast("list[Any]", arrays), runners, known, others)
             except Exception as error:
                 self.tell_failure(error)
                 if kind == Down.COPY:  # steps behind it would read what is not there
@@ -72,14 +76,27 @@ class Rank:
             self.got_on()
 
 
-def _done(kind: Down, arrays: list[Any], runners: Sequence[Runner]) -> Arrays | None:
-    """Does what a message says; what answers it. runners: of the model, and of its draft model."""
+def _done(
+    kind: Down,
+    arrays: list[Any],
+    runners: Sequence[Runner],
+    known: Sequence[dict[int, list[int]]],
+    others: Others,
+) -> Arrays | None:
+    """Does what a message says; what answers it.
+
+    runners: of the model, and of its draft model. known: for each, see `arrays_choices`. others:
+    what does the messages that are not of runners.
+    """
+    if kind in others:
+        others[kind](arrays)
+        return []
     if kind == Down.COPY:
         runners[int(arrays[0][0])].copy_blocks([(a, b) for a, b in arrays[1].tolist()])
         return None
     which, inputs = arrays_step(arrays)
     if kind == Down.LAUNCH:
-        tokens = runners[which].launch(inputs, arrays_choices(arrays[NUM_INPUTS:]))
+        tokens = runners[which].launch(inputs, arrays_choices(arrays[NUM_INPUTS:], known[which]))
         return tokens_arrays(tokens.take(), tokens.logprobs())
     taps = list(filter(None, array_text(arrays[NUM_INPUTS]).split("\n")))
     outputs = runners[which].run(inputs, taps)

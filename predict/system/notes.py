@@ -29,12 +29,17 @@ class OnStderr(logging.Handler):
 
 @contextmanager
 def printed() -> Iterator[None]:
-    """Notes and warnings go to stderr until the end of the block."""
-    handler, level = OnStderr(), LOG.level
+    """Notes and warnings go to stderr until the end of the block, and nowhere else.
+
+    Paddle gives the root logger a handler, which would print them once more.
+    """
+    handler, level, propagates = OnStderr(), LOG.level, LOG.propagate
     LOG.addHandler(handler)
     LOG.setLevel(logging.INFO)
+    LOG.propagate = False
     try:
         yield
     finally:
         LOG.removeHandler(handler)
         LOG.setLevel(level)
+        LOG.propagate = propagates

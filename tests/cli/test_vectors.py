@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from predict.device import library
 from predict.predictor import main
 from tests.support.vectors import FOLDER, SAID, llm_of
 
@@ -33,6 +34,17 @@ def test_vectors_are_rows_of_a_file_or_lines(tmp_path: Path) -> None:
     assert [each["src"] for each in found] == TEXTS
     rows = [each["embedding"] for each in found]
     np.testing.assert_allclose(rows, wanted, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(library.find() is None, reason="needs the compiled library")
+@pytest.mark.parametrize("case", ["bert", "qwen3_embedding"])
+def test_vectors_of_two_ranks_are_those_of_one(case: str, tmp_path: Path) -> None:
+    lines = [{"src": text} for text in TEXTS]
+    more = ("--tensor_parallel_degree", "2", "--rank_timeout", "60")
+    assert run(tmp_path, case, lines, "out.npy", *more) == 0
+    wanted = llm_of(case).embed(TEXTS)
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), wanted, atol=1e-5, rtol=0)
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], tuple[str, ...], str]] = {

@@ -14,11 +14,10 @@ import pytest
 
 from export.export_model import export_model
 from predict import LLM, EngineConfig, SamplingParams
-from predict.build import check_encoder
 from predict.engine.embedding import Text
 from predict.engine.retrieval import Part
 from predict.errors import EngineError, UserError
-from predict.loading.model import read_spec
+from predict.loading.model import check_encoder, read_spec
 from predict.nn.pooling import normalized
 from tests.support.adapters import write_seven
 from tests.support.vectors import (

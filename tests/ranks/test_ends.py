@@ -6,6 +6,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 
 from predict.device import library
 from predict.ranks.life import state_of
+from tests.support.paths import ROOT
 from tests.support.rank_runs import (
     NUM_PROMPTS,
     children,
@@ -26,13 +29,13 @@ from tests.support.rank_runs import (
 
 pytestmark = pytest.mark.skipif(library.find() is None, reason="needs the compiled library")
 TIMEOUT = 2.0  # seconds without progress
-SLACK = 5.0  # in which all have ended besides
+PATIENCE, PROMISE = 60.0, 5.0  # seconds in which all have ended besides: at all, and as promised
 
 
-def hit(folder: Path, number: int, victim: int, when: str) -> str:
+def hit(folder: Path, number: int, victim: int, when: str, slack: float = PATIENCE) -> str:
     """Sends a signal to a process of a run, 0 its front, and returns what the run then said.
 
-    All of it must end. when: "loading", or "decoding".
+    All of it must end. when: "loading", or "decoding". slack: seconds for that, besides TIMEOUT.
     """
     write_prompts(folder)
     before = shared_files()
@@ -46,9 +49,9 @@ def hit(folder: Path, number: int, victim: int, when: str) -> str:
         raise AssertionError(front.communicate()[1])
     ids = [front.pid, *ranks]
     os.kill(ids[victim], number)
-    waits = SLACK + (TIMEOUT if number == signal.SIGSTOP else 0.0)
+    waits = slack + (TIMEOUT if number == signal.SIGSTOP else 0.0)
     wait_until("all have ended", waits, lambda: all(map(is_gone, ids)))
-    _, said = front.communicate(timeout=20)
+    _, said = front.communicate(timeout=PATIENCE)
     assert front.returncode != 0
     assert shared_files() <= before
     return said
@@ -92,10 +95,50 @@ def test_twenty_random_ends_leave_nothing_and_resume_answers_each_line_once(tmp_
     chance = random.Random(4)
     for _ in range(20):
         number = chance.choice([signal.SIGKILL, signal.SIGSTOP])
-        hit(tmp_path, number, chance.randrange(3), chance.choice(["loading", "decoding"]))
+        when = chance.choice(["loading", "decoding"])
+        hit(tmp_path, number, victim=chance.randrange(3), when=when, slack=PROMISE)
         if journal(tmp_path) > NUM_PROMPTS - 6:
             (tmp_path / "out.jsonl.journal").unlink()
     check_resumed(tmp_path)
+
+
+TWO_GROUPS = """
+import signal
+from predict.ranks.front import Ranks
+first, second = (Ranks({}, 1, 60.0, "sleeping") for _ in range(2))
+first.close()
+third = Ranks({}, 1, 60.0, "sleeping")
+print("made", flush=True)
+input()
+second.close()
+third.close()
+assert signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
+"""
+
+
+def test_the_terminal_stops_the_ranks_of_all_models_that_live(tmp_path: Path) -> None:
+    (tmp_path / "sleeping.py").write_text("import time\ntime.sleep(120)\n")
+    front = subprocess.Popen(
+        [sys.executable, "-c", TWO_GROUPS],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert front.stdout is not None
+        assert front.stdout.readline() == "made\n"
+        ids = [front.pid, *children(front.pid)]
+        assert len(ids) == 3
+        os.kill(front.pid, signal.SIGTSTP)
+        wait_until("all have stopped", 60, lambda: all(state_of(each).is_stopped for each in ids))
+        os.kill(front.pid, signal.SIGCONT)
+        wait_until("all go on", 60, lambda: not any(state_of(each).is_stopped for each in ids))
+        _, said = front.communicate("\n", timeout=60)
+        assert front.returncode == 0, said
+    finally:
+        front.kill()
 
 
 @pytest.mark.slow
@@ -105,7 +148,7 @@ def test_a_run_that_the_terminal_stops_goes_on(tmp_path: Path) -> None:
     wait_until("an answer", 240, lambda: journal(tmp_path) > 0)
     ids = [front.pid, *children(front.pid)]
     os.kill(front.pid, signal.SIGTSTP)
-    wait_until("all have stopped", 20, lambda: all(state_of(each).is_stopped for each in ids))
+    wait_until("all have stopped", PATIENCE, lambda: all(state_of(each).is_stopped for each in ids))
     time.sleep(TIMEOUT + 1)
     os.kill(front.pid, signal.SIGCONT)
     _, said = front.communicate(timeout=400)

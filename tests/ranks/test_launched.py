@@ -8,12 +8,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from predict import LLM
 from predict.cli.launched import with_launched
 from predict.device import library
 from predict.errors import UserError
+from predict.system.launcher import check_alone
+from tests.support.demo import demo_config
 from tests.support.paths import DEMO, ROOT
 
 TWO = {"PADDLE_TRAINERS_NUM": "2", "PADDLE_TRAINER_ID": "0", "PADDLE_NNODES": "1"}
@@ -26,7 +30,20 @@ def test_without_several_processes_flags_stay(environ: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("given", [{}, {"tensor_parallel_degree": 2}])
 def test_the_first_process_runs_as_many_ranks(given: dict[str, int]) -> None:
-    assert with_launched(given, TWO) == {"tensor_parallel_degree": 2}
+    environ = dict(TWO)
+    assert with_launched(given, environ) == {"tensor_parallel_degree": 2}
+    check_alone(environ)
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+def test_a_script_that_the_launcher_starts_several_times_is_refused_before_any_work(
+    degree: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in TWO.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("predict.build.Builder", Mock(side_effect=AssertionError("built")))
+    with pytest.raises(UserError, match=r"the launcher started 2 processes .*a whole model"):
+        LLM(demo_config(tensor_parallel_degree=degree))
 
 
 @pytest.mark.parametrize(

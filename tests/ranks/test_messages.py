@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from predict.ranks.messages import (
     arrays_step,
     arrays_tokens,
     choices_arrays,
+    sent_behind,
     step_arrays,
     tokens_arrays,
 )
@@ -55,15 +57,14 @@ def test_choices_come_out_as_they_were() -> None:
         WindowDrafts(2, 5, [(4, 3), ()]),
         lambda masks: masks.fill(-5),
     )
-    arrays = choices_arrays(given, vocab_size=70)
+    arrays = choices_arrays(given, 70, {})
     assert len(arrays) == NUM_CHOICES
-    found = arrays_choices(through(arrays))
+    found = arrays_choices(through(arrays), {})
     assert found.rows == rows
     assert found.rows[0] is GREEDY
     assert found.adjusted is not None
     assert found.adjusted[0] is None
-    # Drafts before a row stand behind its tokens: both are read together.
-    assert found.adjusted[1] == Adjusted(changed, 77, [1, 2, 3, 9, 8], 4, 3, ())
+    assert found.adjusted[1] == Adjusted(changed, 77, [1, 2, 3, 9], 4, 3, [8])
     assert found.candidates == {0: 6}
     assert found.num_top == 3
     assert found.prompt == PromptTargets([5, 6], 2)
@@ -74,8 +75,38 @@ def test_choices_come_out_as_they_were() -> None:
     assert (masks == -5).all()
 
 
+def test_tokens_that_ranks_have_are_not_sent_again() -> None:
+    """Steps of one sequence, with drafts, of another one, of none, and of the first one again."""
+    first, second, sizes = list(range(5000)), list(range(300)), list[int]()
+    sent: Mapping[int, int] = {}
+    known: dict[int, list[int]] = {}
+    steps: list[list[tuple[int, list[int], tuple[int, ...]]]] = [
+        [(1, first, ())],
+        [(1, first, ()), (1, first, (7,)), (1, first, (7, 8))],
+    ]
+    steps += [[(2, second, ())], [], [(2, second, ())], [(1, first, ()), (2, second, ())]]
+    for step in steps:
+        rows = [
+            Adjusted(Adjustment(1.2), number, tokens, len(tokens) - 1, 3, drafts)
+            for number, tokens, drafts in step
+        ]
+        given = Choices([GREEDY] * len(rows), rows or None)
+        arrays = choices_arrays(given, 70, sent)
+        sent = sent_behind(given, sent)
+        sizes.append(sum(each.nbytes for each in arrays if each is not None))
+        found = arrays_choices(through(arrays), known).adjusted
+        assert [[*a.token_ids, *a.drafts] for a in found or () if a is not None] == [
+            [*tokens, *drafts] for _, tokens, drafts in step
+        ]
+        for _, tokens, _ in step[:1]:
+            tokens.append(len(tokens))
+    assert set(known) == {1, 2}
+    assert [size > 8 * 300 for size in sizes] == [True, False, True, False, False, True]
+    assert sizes[-1] < 8 * 5300
+
+
 def test_choices_without_anything_stay_so() -> None:
-    found = arrays_choices(through(choices_arrays(Choices([GREEDY]), 70)))
+    found = arrays_choices(through(choices_arrays(Choices([GREEDY]), 70, {})), {})
     assert found == Choices([GREEDY], candidates={}, prompt=PromptTargets([], 0))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -112,7 +113,7 @@ def test_a_rank_that_dies_ends_the_engine_by_name() -> None:
     endless = SamplingParams(temperature=0.0, max_new_tokens=200, ignore_eos=True)
     with pytest.raises(EngineError, match=rf"rank 1 \(process {ids[1]}\) was ended by signal 9"):
         llm.generate(["hello"] * 50, endless)
-    wait_until("the other rank ends", 5, lambda: is_gone(ids[0]))
+    wait_until("the other rank ends", 60, lambda: is_gone(ids[0]))
 
 
 def test_blocks_that_are_not_copied_end_the_ranks() -> None:
@@ -132,11 +133,45 @@ def test_a_step_that_is_broken_off_ends_the_ranks_and_leaves_no_answer_to_the_ne
         llm.generate("hello", GREEDY)
 
 
+UNEVEN = """
+import sys
+from predict import rank_process
+from predict.engine.runner.networks import HostNetwork
+
+run = HostNetwork.run
+
+def changed(self, inputs, taps=()):
+    outputs = run(self, inputs, taps)
+    return outputs._replace(hidden={tap: each + 1 for tap, each in outputs.hidden.items()})
+
+if sys.argv[-1] == "1":
+    HostNetwork.run = changed
+rank_process.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_even", [True, False])
+def test_ranks_that_are_checked_answer_or_say_which_of_them_differ(
+    one: LLM, is_even: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REGATTA_CHECK_RANKS", "1")
+    if not is_even:
+        (tmp_path / "uneven.py").write_text(UNEVEN)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+        monkeypatch.setattr("predict.build.Ranks", partial(Ranks, module="uneven"))
+    llm = LLM(demo_config(tensor_parallel_degree=2, rank_timeout=60.0))
+    if is_even:
+        wanted, found = (each.generate(PROMPTS, GREEDY) for each in (one, llm))
+        assert [a.outputs[0].token_ids for a in found] == [a.outputs[0].token_ids for a in wanted]
+        return
+    with pytest.raises(RuntimeError, match=r"hidden states of ranks \[1\] are not those of rank 0"):
+        llm.generate("hello", GREEDY)
+
+
 REFUSED: dict[str, dict[str, Any]] = {
     "device gpu: CPU ranks run today": {"device": "gpu"},
     "does not go with --mode static": {"mode": "static"},
-    "does not go with adapters of requests": {"lora_modules": ("a=b",)},
-    "does not go with tuned prefixes": {"prefix_path": "p"},
     **{
         f"does not go with --speculate_method {method}": {
             "speculate_method": method,

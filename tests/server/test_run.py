@@ -223,7 +223,7 @@ def test_an_idle_server_whose_rank_is_killed_leaves_with_an_error() -> None:
         assert len(ids) == 2
         os.kill(ids[1], signal.SIGKILL)
         status, said = server.ended()
-        wait_until("all have ended", 5, lambda: all(map(is_gone, ids)))
+        wait_until("all have ended", 60, lambda: all(map(is_gone, ids)))
     assert status == 1
     assert f"rank 1 (process {ids[1]}) was ended by signal 9 (SIGKILL)" in said
 

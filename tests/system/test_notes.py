@@ -47,7 +47,7 @@ def test_a_command_prints_notes_on_stderr(tmp_path: Path) -> None:
 
 
 def test_printed_notes_have_their_traceback_and_no_control_sequence(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with printed():
         LOG.info("a \x1b[2J name")
@@ -55,6 +55,9 @@ def test_printed_notes_have_their_traceback_and_no_control_sequence(
             raise ValueError("gone")
         except ValueError as error:
             LOG.error("it failed:", exc_info=error)
+    assert (
+        not caplog.records
+    )  # handlers of the root logger, as Paddle adds one, print no second line
     LOG.warning("nobody hears this")
     said = capsys.readouterr().err
     assert said.startswith("regatta: a \\x1b[2J name\nregatta: it failed:\nTraceback ")
