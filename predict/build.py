@@ -52,7 +52,7 @@ from predict.engine.step import CopyBlocks, Runner
 from predict.errors import UserError
 from predict.loading.adapters import Base
 from predict.loading.cache_scales import head_scales
-from predict.loading.defaults import with_model_defaults
+from predict.loading.defaults import with_model_defaults, with_whole_prompts
 from predict.loading.draft_config import DraftModel, read_draft
 from predict.loading.exported import check_export
 from predict.loading.layouts import with_stored_cache
@@ -134,22 +134,6 @@ def build(config: EngineConfig, tokenizer: Tokenizer | None = None) -> Parts:
     return Builder(config, tokenizer).parts()
 
 
-def _with_whole_prompts(config: EngineConfig, spec: DecoderSpec) -> EngineConfig:
-    """The config; for a model that runs prompts whole, with steps of max_length tokens.
-
-    An explicit max_num_batched_tokens stays.
-    """
-    scheduling = config.scheduling
-    if spec.sees_both_ways and config.cache.num_cache_blocks is None:
-        # Nothing of a text is kept behind its step: there is room for the texts of one.
-        tokens = max(config.token_budget, config.max_length)
-        least = -(-tokens // config.cache.block_size) + scheduling.batch_size
-        config = config.changed(num_cache_blocks=least)
-    if not (spec.prefix or spec.sees_both_ways) or scheduling.max_num_batched_tokens is not None:
-        return config
-    return config.changed(max_num_batched_tokens=max(config.token_budget, config.max_length))
-
-
 class Builder:
     """Builds one LLM's parts; made, it has read all but weights."""
 
@@ -177,7 +161,7 @@ class Builder:
             self.platform = replace(self.platform, num_ranks=1 if rank is None else self.num_ranks)
         self.spec = spec
         config = with_model_defaults(with_stored_cache(config, self.reader), spec, self.reader)
-        self.config = config = _with_whole_prompts(config, spec)
+        self.config = config = with_whole_prompts(config, spec)
         self.kv_format = spec.cache_format(config.kv_format)
         if self.platform.gpu is not None:
             self.kv_format.check_gpu(devices.driver_info().gpus[self.platform.gpu.index].capability)

@@ -265,10 +265,12 @@ class Retrieval:
                 f"{self.files.similarity} (allowed for scores: cosine, dot); compare the vectors "
                 "yourself"
             )
+        if self.spec.makes_text and self._answers() is not None:
+            return "answers", ""
         return None, (
-            f"this {self.spec.model_type} has no classification head, names no pooling, and is not "
-            "said to answer yes or no (one of these is needed); use a reranker, with --pooling "
-            "yes_no where it is of Qwen3-Reranker's kind, or give --pooling of an embedding model"
+            f"this {self.spec.model_type} has no classification head, names no pooling, and knows "
+            "no tokens yes, no, <|im_start|> and <|im_end|> to answer with (one of these is "
+            "needed); use a reranker, or give --pooling of an embedding model"
         )
 
     def _answers(self) -> tuple[int, int] | None:

@@ -78,3 +78,19 @@ def _most_frequent(config: EngineConfig) -> str | None:
     counts = Counter(each.dtype for each in tensors if each.dtype in FLOAT_DTYPES)
     ((stored, _),) = counts.most_common(1) or [("F32", 0)]
     return {name: dtype for dtype, name in STORED_DTYPES.items()}.get(stored)
+
+
+def with_whole_prompts(config: EngineConfig, spec: DecoderSpec) -> EngineConfig:
+    """The config; for a model that runs prompts whole, with steps of max_length tokens.
+
+    An explicit max_num_batched_tokens stays.
+    """
+    scheduling = config.scheduling
+    if spec.sees_both_ways and config.cache.num_cache_blocks is None:
+        # Nothing of a text is kept behind its step: there is room for the texts of one.
+        tokens = max(config.token_budget, config.max_length)
+        least = -(-tokens // config.cache.block_size) + scheduling.batch_size
+        config = config.changed(num_cache_blocks=least)
+    if not (spec.prefix or spec.sees_both_ways) or scheduling.max_num_batched_tokens is not None:
+        return config
+    return config.changed(max_num_batched_tokens=max(config.token_budget, config.max_length))

@@ -251,16 +251,17 @@ def test_an_exported_program_keeps_the_pooling_of_the_flag(tmp_path: Path) -> No
         LLM(tmp_path / "static", mode="static", max_length=512, pooling="mean").embed(IDS)
 
 
-def test_a_model_of_text_is_no_reranker_until_it_is_said_to_be_one(tmp_path: Path) -> None:
+def test_a_model_of_text_answers_yes_or_no_whether_it_is_said_to_be_a_reranker_or_not(
+    tmp_path: Path,
+) -> None:
     plain = {"classifier_from_token": None, "is_original_qwen3_reranker": None}
     folder = with_values("qwen3_reranker", "config.json", tmp_path / "model", **plain)
     queries, documents = zip(*SAID["pairs"], strict=True)
     sizes: dict[str, Any] = {"max_length": 512, "batch_size": 8}
-    with pytest.raises(UserError, match=r"is not said to answer yes or no .* --pooling yes_no"):
-        LLM(folder, **sizes).score(queries, documents)
-    llm = LLM(folder, pooling="yes_no", **sizes)
-    found = llm.score(queries, documents)
-    np.testing.assert_allclose(found, FOUND["qwen3_reranker/score"], atol=1e-4, rtol=0)
+    for pooling in (None, "yes_no"):
+        llm = LLM(folder, pooling=pooling, **sizes)
+        found = llm.score(queries, documents)
+        np.testing.assert_allclose(found, FOUND["qwen3_reranker/score"], atol=1e-4, rtol=0)
     with pytest.raises(UserError, match="pooling is not known"):
         llm.retrieval.pooler()
     for case, said in {"bert_reranker": "has a classification head", "bert": "names mean"}.items():
