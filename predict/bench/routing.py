@@ -7,7 +7,9 @@ expert block gets there.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -42,6 +44,7 @@ StepKind = Literal["prompt", "decode"]
 EXPONENT = 0.5
 MOST = 0.45  # of the tokens, to one expert: a logit that is as often below 0 wins at most half
 FIT_ROWS, FIT_ROUNDS, FIT_RATE = 4096, 40, 0.2
+ROWS_OF_A_THREAD = 512
 
 
 def check_routing(config: EngineConfig, has_experts: bool) -> None:
@@ -155,6 +158,7 @@ class ChosenExperts:
     """Distinct experts of each expert block and step so far."""
 
     counts: dict[StepKind, list[int]] = field(default_factory=lambda: {"prompt": [], "decode": []})
+    counting: StepKind | None = None  # steps of this kind alone; None: of both
 
     def means(self) -> dict[str, float]:
         """The mean over blocks and steps, of prompts and of decoding, where there were any."""
@@ -178,7 +182,8 @@ class BlockByBlock:
 
     def block(self, hidden: Tensor, weights: Any, step: BlockStep) -> tuple[Tensor, list[Tensor]]:
         """The backend's, whose choice of experts is counted."""
-        if weights.block.costs.num_chosen:
+        wanted = self._chosen.counting in (None, self.step)
+        if wanted and weights.block.costs.num_chosen:
             self._chosen.counts[self.step].append(len(np.unique(chosen_by(hidden, weights))))
         return self._backend.block(hidden, weights, step)
 
@@ -189,24 +194,36 @@ class BlockByBlock:
 
 
 def chosen_by(hidden: Tensor, weights: Experts) -> npt.NDArray[np.int32]:
-    """The experts [T, top_k] that an expert block chooses for hidden [T, H]."""
+    """The experts [T, top_k] that an expert block chooses for hidden [T, H].
+
+    Many rows go to as many threads as there are CPU cores: plain Paddle takes one for an operator.
+    """
     import paddle
     from predict.ops import plain
 
     def read(tensor: Tensor | None) -> Array | None:
         return None if tensor is None else to_float32(tensor.numpy())
 
-    block, rows = weights.block, _on_host(read(hidden))
+    block, rows, own = weights.block, read(hidden), None
     if weights.norm is not None and block.norm is not None:
-        own = (_on_host(read(each)) for each in (weights.norm.weight, weights.norm.bias))
-        with paddle.no_grad():
-            # The router reads values of the model's dtype.
-            normed = plain.norm(rows, NormWeights(*own), block.norm)
-            rows = normed.astype(hidden.dtype).astype("float32")
+        own = NormWeights(*(_on_host(read(x)) for x in (weights.norm.weight, weights.norm.bias)))
     router, *biases = map(read, (weights.router, weights.router_bias, weights.correction))
     assert rows is not None
     assert router is not None
-    return choose(rows.numpy(), block.router, router, *biases)
+
+    def part(rows: Array) -> npt.NDArray[np.int32]:
+        if own is not None and block.norm is not None:
+            with paddle.no_grad():
+                # The router reads values of the model's dtype.
+                normed = plain.norm(_on_host(rows), own, block.norm)
+                rows = normed.astype(hidden.dtype).astype("float32").numpy()
+        return choose(rows, block.router, router, *biases)
+
+    parts = np.array_split(rows, -(-len(rows) // ROWS_OF_A_THREAD))
+    if len(parts) == 1:
+        return part(rows)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        return np.concatenate(list(threads.map(part, parts)))
 
 
 @contextmanager

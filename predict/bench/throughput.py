@@ -188,9 +188,10 @@ def count_experts(llm: LLM, plan: Plan, case: Case) -> dict[str, float]:
 
     with counted(llm) as chosen:
         run(whole, case.input_len, 1)
-        of_prompts = chosen.means()
-        run(batch, min(case.input_len, max(2, COUNTED_TOKENS // batch)), output_len)
-    return chosen.means() | of_prompts
+        if output_len > 1:
+            chosen.counting = "decode"
+            run(batch, min(case.input_len, max(2, COUNTED_TOKENS // batch)), output_len)
+    return chosen.means()
 
 
 def measure(

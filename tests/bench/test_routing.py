@@ -114,10 +114,12 @@ def test_routers_are_written_where_they_lie(folder: Path) -> None:
     assert not np.array_equal(lengths[0].argsort(), lengths[1].argsort())
 
 
+@pytest.mark.parametrize("rows_of_a_thread", [512, 3])
 def test_what_is_counted_is_what_the_run_chooses(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, rows_of_a_thread: int
 ) -> None:
     """Plain Paddle's own run shows its choice: the count of the same requests says the same."""
+    monkeypatch.setattr("predict.bench.routing.ROWS_OF_A_THREAD", rows_of_a_thread)
     llm = llm_of(folder)
     with counted(llm) as chosen:
         generate(llm, 5)
@@ -174,6 +176,16 @@ def test_of_many_long_prompts_a_few_are_counted(
     assert lengths[2:] == [([8, 8], 1), ([4] * 4, 3)]
     assert few["prompt_experts"] == many["prompt_experts"]
     assert few.keys() == many.keys() == {"prompt_experts", "decode_experts"}
+    assert throughput.count_experts(llm, plan, Case(2, 8, 1)).keys() == {"prompt_experts"}
+    assert lengths[4:] == [([8, 8], 1)]
+
+
+def test_steps_of_one_kind_can_be_counted_alone(folder: Path) -> None:
+    llm = llm_of(folder)
+    with counted(llm) as chosen:
+        chosen.counting = "decode"
+        generate(llm, 3)
+    assert [len(chosen.counts[step]) for step in ("prompt", "decode")] == [0, 6]
 
 
 def test_a_decoding_step_reads_the_experts_that_were_counted(folder: Path) -> None:

@@ -7,6 +7,7 @@ REGATTA_FAKE_GPU names a folder of libraries that need no GPU (tests/fake_gpu).
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from predict.errors import UserError
 from tests.fake_gpu import chosen, libraries
 
 OPS = Path(__file__).parent / "ops"
+MOST_KEPT = 1 << 30  # bytes that a process keeps between tests; others share the GPU
 
 FAKE = chosen.folder()
 if FAKE is not None:
@@ -47,10 +49,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def gpu() -> Iterator[devices.Device]:
-    """The first GPU, as the default device."""
+    """The first GPU, as the default device; a test's large memory goes back to the driver."""
     assert GPU is not None
     devices.activate(GPU)
     yield GPU
+    if devices.memory_info(GPU).held > MOST_KEPT:
+        devices.release_cached(GPU)
+    if devices.memory_info(GPU).held > MOST_KEPT:  # engines are cycles
+        gc.collect()
+        devices.release_cached(GPU)
     library.import_paddle().set_device("cpu")
 
 
