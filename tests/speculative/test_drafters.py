@@ -178,26 +178,29 @@ def written(head: Head, folder: Path) -> Path:
 
 @contextmanager
 def recorded(llm: LLM) -> Iterator[list[tuple[list[int], list[Any]]]]:
-    """What the drafter proposed: the tokens before each proposal, and the logits of its drafts."""
+    """Of one request: the tokens before each proposal, and the logits of its drafts."""
     proposer: Any = llm.engine.speculation.proposer
-    network, propose = proposer.network, proposer.propose
+    network, follow = proposer.drafting.runner.network, proposer.follow
     found: list[tuple[list[int], list[Any]]] = []
-    logits_of = network.logits
+    forward = network.forward
 
     def logits(*args: Any) -> Any:
-        made = logits_of(*args)
-        found[-1][1].append(made.numpy())
+        made = forward(*args)
+        if made.logits is not None:
+            found[-1][1].append(made.logits.numpy())
         return made
 
-    def proposed(requests: Sequence[Any], limits: Sequence[int]) -> Any:
-        found.append((list(requests[0].token_ids), []))
-        return propose(requests, limits)
+    def followed(tapped: Sequence[Any], hidden: Any) -> None:
+        found.append((list(tapped[0].span.request.token_ids), []))
+        follow(tapped, hidden)
 
-    network.logits, proposer.propose = logits, proposed
+    network.forward, proposer.follow = logits, followed
     try:
         yield found
     finally:
-        del network.logits, proposer.propose
+        network.forward = forward
+        del proposer.follow
+        found[:] = [each for each in found if each[1]]
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
