@@ -61,7 +61,7 @@ class GpuChooser:
         import paddle
 
         place = device.place()
-        self._token_ids = None if token_ids is None else paddle.to_tensor(token_ids, place=place)
+        self.token_ids = None if token_ids is None else paddle.to_tensor(token_ids, place=place)
         self._device = device
         self._layout = layout
         self._last_tokens = last_tokens
@@ -115,9 +115,9 @@ class GpuChooser:
         if shape.guided:
             ops.mask_logits(logits, self._mask_buffer().device)
         ops.sample_step(logits, choices, self._last_tokens)
-        if self._token_ids is not None:
+        if self.token_ids is not None:
             rows = self._last_tokens[: len(logits)]
-            tokens = ops.take_ids(self._token_ids, rows)
+            tokens = ops.take_ids(self.token_ids, rows)
             cuda.copy(rows, tokens, cuda.current_stream(self._device))
         if window is not None:
             tokens, most = self._last_tokens, window.max_candidate_len

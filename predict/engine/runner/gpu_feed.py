@@ -67,7 +67,7 @@ class GpuFeed:
         return self._tables[taps]
 
     def states(self, taps: Sequence[str], num_rows: int) -> Tensor:
-        """[num_rows, P * H] of P taps, side by side; a graph's rows behind the given ones are any."""
+        """[num_rows, P * H] of P taps, side by side; padding of a graph takes any."""
         if self._large:
             return self.beside(self._large)
         table = self._tables[tuple(taps)]

@@ -88,6 +88,8 @@ class DrafterWeights:
         builder = DecoderBuilder(
             *(self.plan, source, self.layout, config.model.dtype, self.platform.compiled),
             config.max_length,
+            place=self.platform.place,
+            gpu=self.platform.gpu,
         )
         *layers, (own,) = self.plan.layers
         slots: dict[str, Any] = {name: builder.slot(plan) for name, plan in own.slots.items()}

@@ -121,6 +121,8 @@ class StoredShared:
         return DecoderBuilder(
             *(self.plan, self.source, self.layout, config.model.dtype, self.platform.compiled),
             config.max_length,
+            place=self.platform.place,
+            gpu=self.platform.gpu,
         ).build()
 
 
