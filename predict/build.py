@@ -24,7 +24,6 @@ from predict.config.model import DTYPE_BYTES
 from predict.device import communicator, devices, library
 from predict.device.devices import kind_of
 from predict.drafting import (
-    DrafterNetwork,
     Drafting,
     StateDrafter,
     draft_caches_of,
@@ -107,7 +106,6 @@ class Running(NamedTuple):
     caches: list[LayerCache]
     num_blocks: int  # of the caches
     write_prefix: WritePrefix
-    drafter: DrafterNetwork | None = None  # of hidden states
 
 
 class Parts(NamedTuple):
@@ -196,7 +194,7 @@ class Builder:
             addons.serve(name, stored)
         sampler = Sampler(config.model.seed, self.eos_token_ids, window_of(config))
         drafting = Drafting(
-            *(config, self.platform, running.drafter),
+            *(config, self.platform, self.drafter),
             *(running.draft_runner, self.draft_cost, num_blocks),
         )
         proposer, policy = speculation(drafting, sampler)
@@ -239,9 +237,10 @@ class Builder:
             caches = self._caches(num_blocks)
             copy_blocks = block_copier(platform.backend, caches, self.kv_format)
             runner = self._runner(network(caches), copy_blocks)
-            draft_runner = drafter = None
+            draft_runner = None
             if self.drafter is not None:
-                drafter = self.drafter.network(self.config, platform, num_blocks)
+                forward = self.drafter.forward(self.config, platform, num_blocks)
+                draft_runner = self._runner(forward, lambda copies: None, runner)
             if self.draft is not None and draft_network is not None:
                 draft_caches = draft_caches_of(self.config, self.draft.spec, num_blocks)
                 draft_copies = block_copier(platform.backend, draft_caches, DENSE)
@@ -250,7 +249,7 @@ class Builder:
             # The weights are in place; from here on only the steps' own tensors come and go.
             library.require().keep_freed_memory()
         write_prefix = prefix_writer(self.config, platform, caches)
-        return Running(runner, draft_runner, caches, num_blocks, write_prefix, drafter)
+        return Running(runner, draft_runner, caches, num_blocks, write_prefix)
 
     def _tokenizer(self, tokenizer: Tokenizer | None) -> tuple[Tokenizer | None, Sequence[int]]:
         """The tokenizer, and the ids that end an answer."""
@@ -423,6 +422,7 @@ class Builder:
         if config.model.batch_invariant:
             forward = Within(library.require().batch_invariant, forward)
         num_drafts = 0 if target is not None else max_draft_rows(config)
+        drafts_there = target is None and (self.draft or self.drafter) is not None
         return GpuRunner(
             forward,
             copy_blocks,
@@ -433,7 +433,9 @@ class Builder:
             self.spec.vocab_size,
             graph_bytes(config, self.spec),
             max_rows=config.scheduling.batch_size + num_drafts,
-            max_drafts=0 if self.draft is None else num_drafts,
+            # A drafter of hidden states makes each request's first draft whether it is used or not.
+            max_drafts=num_drafts + config.scheduling.batch_size if drafts_there else 0,
+            token_ids=None if target is None or self.drafter is None else self.drafter.token_ids,
             shelf=target.shelf if isinstance(target, GpuRunner) else None,
             fields=fields,
             adapter_pages=0 if self.adapters is None else self.adapters.pool.max_pages,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
 
 from predict.config.engine import EngineConfig
 from predict.engine.draft_policy import Costs, DraftPolicy
@@ -15,8 +19,7 @@ from predict.engine.drafts import (
     StateDrafting,
 )
 from predict.engine.kv_cache import allocate_caches
-from predict.engine.runner.host_chooser import HostChooser
-from predict.engine.sampler import Sampler
+from predict.engine.sampler import Sampler, UnadjustedSampler
 from predict.engine.step import Runner
 from predict.loading.drafters import DrafterWeights, open_drafter
 from predict.loading.drafters.shared import StoredShared, open_stored
@@ -24,9 +27,16 @@ from predict.loading.manifest import Manifest
 from predict.loading.memory import check_cpu_memory, max_draft_rows
 from predict.loading.platform import Platform
 from predict.nn.decoder import Decoder
-from predict.nn.drafters import ChainDrafter, ChainNetwork, MedusaHeads, MedusaNetwork
+from predict.nn.drafters import (
+    MEDUSA_TAPS,
+    ChainDrafter,
+    ChainForward,
+    Feed,
+    MedusaForward,
+    MedusaHeads,
+)
 from predict.nn.hf_config import ConfigReader
-from predict.nn.inputs import LayerCache
+from predict.nn.inputs import LayerCache, bucket_size
 from predict.nn.spec import DecoderSpec
 from predict.speculative import proposer_of
 from predict.system.notes import LOG
@@ -36,8 +46,6 @@ CPU_COSTS = Costs(row=0.04)
 # Llama-3-8B on an H200: 3.8 ms for one row, 6.4 for 128. The host takes some 0.3 ms from a step's
 # tokens to the next step, and more for many requests; a draft of a sixth of the bytes takes 0.8 ms.
 GPU_COSTS = Costs(row=0.0055, draft=0.05, wait=0.08, wait_each=0.004)
-
-DrafterNetwork: TypeAlias = "ChainNetwork | MedusaNetwork"
 
 
 class StateDrafter:
@@ -49,6 +57,7 @@ class StateDrafter:
         self.num_bytes = weights.num_bytes + (0 if shared is None else shared.num_bytes)
         self.loading_bytes = weights.loading_bytes
         self._read: ChainDrafter | MedusaHeads | None = None
+        self.network: ChainForward | MedusaForward | None = None
 
     def read(self, decoder: Decoder | None) -> None:
         """decoder: the model's, where it is no program."""
@@ -56,13 +65,49 @@ class StateDrafter:
         assert target is not None
         self._read = self.weights.read(target)
 
-    def network(self, config: EngineConfig, platform: Platform, num_blocks: int) -> DrafterNetwork:
+    def forward(
+        self, config: EngineConfig, platform: Platform, num_blocks: int
+    ) -> ChainForward | MedusaForward:
         """What runs it, with its caches made. num_blocks: of the model's."""
-        assert self._read is not None
+        ops, feed = platform.backend, _feed_of(config, platform)
         if isinstance(self._read, MedusaHeads):
-            return MedusaNetwork(platform.backend, self._read)
-        caches = draft_caches_of(config, self.weights.found.spec, num_blocks)
-        return ChainNetwork(platform.backend, self._read, caches)
+            self.network = MedusaForward(ops, self._read, feed)
+        else:
+            assert self._read is not None
+            caches = draft_caches_of(config, self.weights.found.spec, num_blocks)
+            self.network = ChainForward(ops, self._read, caches, feed)
+        return self.network
+
+    @property
+    def taps(self) -> Sequence[str]:
+        """The hidden states that it reads."""
+        assert self._read is not None
+        return MEDUSA_TAPS if isinstance(self._read, MedusaHeads) else self._read.form.taps
+
+    @property
+    def num_heads(self) -> int:
+        """Of Medusa; else 0."""
+        return len(self._read.heads) if isinstance(self._read, MedusaHeads) else 0
+
+    @property
+    def token_ids(self) -> npt.NDArray[np.int32] | None:
+        """[D] of a vocabulary that is smaller than the model's; else None."""
+        if self._read is None or self._read.columns is None:
+            return None
+        columns = self._read.columns.numpy()
+        count = len(np.unique(columns))  # one for all that it does not know
+        count -= count < len(columns)
+        return np.argsort(columns, kind="stable")[:count].astype(np.int32)
+
+
+def _feed_of(config: EngineConfig, platform: Platform) -> Any:
+    if platform.gpu is None:
+        return Feed(platform.backend)
+    from predict.engine.runner.gpu_feed import GpuFeed
+    from predict.engine.runner.graphs import MAX_SPAN
+
+    size = bucket_size(config.scheduling.batch_size * MAX_SPAN)
+    return GpuFeed(platform.backend, platform.gpu, size)
 
 
 def open_state_drafter(
@@ -90,8 +135,8 @@ class Drafting(NamedTuple):
 
     config: EngineConfig
     platform: Platform
-    drafter: DrafterNetwork | None  # of hidden states
-    draft_runner: Runner | None  # of a draft model
+    drafter: StateDrafter | None
+    draft_runner: Runner | None  # of the drafter, or of a draft model
     draft_cost: float  # of a step of either, in steps of the model
     num_blocks: int  # of the model's caches
 
@@ -109,7 +154,7 @@ def speculation(of: Drafting, sampler: Sampler) -> tuple[Proposer | None, DraftP
         return None, None
     on_gpu = of.platform.gpu is not None
     draft = None
-    if of.draft_runner is not None:
+    if of.drafter is None and of.draft_runner is not None:
         draft = DraftNetwork(
             runner=of.draft_runner,
             sampler=Sampler(config.model.seed, sampler.eos_token_ids),
@@ -127,20 +172,24 @@ def speculation(of: Drafting, sampler: Sampler) -> tuple[Proposer | None, DraftP
         )
     )
     costs = GPU_COSTS if on_gpu else CPU_COSTS
-    step = costs.draft + of.draft_cost if of.draft_runner or of.drafter else 0.0
+    step = costs.draft + of.draft_cost if of.draft_runner else 0.0
     rows = max_draft_rows(config)
     most = config.speculation.speculate_max_draft_token_num
-    costs, catches_up = replace(costs, draft=step), of.draft_runner is not None
+    costs, catches_up = replace(costs, draft=step), draft is not None
     return proposer, DraftPolicy(most, rows, costs, proposer.looks_up, catches_up)
 
 
 def _state_drafting(of: Drafting, sampler: Sampler) -> StateDrafting | None:
     if of.drafter is None:
         return None
+    assert of.draft_runner is not None
+    assert of.drafter.network is not None
     return StateDrafting(
-        network=of.drafter,
-        choose=HostChooser(of.platform.backend).tokens,
-        sampler=sampler,
+        runner=of.draft_runner,
+        feed=of.drafter.network.feed,
+        taps=of.drafter.taps,
+        num_heads=of.drafter.num_heads,
+        sampler=UnadjustedSampler(sampler.seed, sampler.eos_token_ids),
         block_size=of.config.cache.block_size,
         num_blocks=of.num_blocks,
     )

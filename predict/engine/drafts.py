@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
+from predict.engine.batch import span_inputs
 from predict.engine.choices import Row
 from predict.engine.request_state import Request
 from predict.engine.scheduled import ScheduledSpan
@@ -73,27 +74,40 @@ class DraftNetwork:
 
 @dataclass(frozen=True, kw_only=True)
 class StateDrafting:
-    """What a StateProposer drafts with, on the host.
+    """What a StateProposer drafts with.
 
-    network: of predict.nn.drafters. choose: tokens of logits [R, V]. block_size, num_blocks: of the
-    target's cache; a drafter's has one block more for each request of a batch behind them.
+    runner: of the drafter; its tokens may be placeholders, as a DraftNetwork's. feed: what it reads
+    states from (predict.nn.drafters.Feed). taps: of the target. num_heads: of Medusa. block_size,
+    num_blocks: of the target's cache; a drafter's has one block more for each request of a batch.
     """
 
-    network: Any
-    choose: Callable[[Tensor, Choices], Sequence[Any]]
+    runner: Runner
+    feed: Any
+    taps: Sequence[str]
     sampler: Sampler
     block_size: int
     num_blocks: int
+    num_heads: int = 0
 
-    def chosen(self, logits: Tensor, sampler: Sampler, rows: Sequence[Row]) -> Sequence[int]:
-        """A token per row, drawn as the target draws; FAILED where none can be.
+    def launch(
+        self,
+        spans: Sequence[DraftSpan],
+        hidden: Mapping[str, Tensor],
+        taps: Sequence[str],
+        state_rows: Sequence[int],
+        rows: Sequence[Row],
+        key: Sequence[str] = (),
+    ) -> StepTokens:
+        """Starts a step on these rows of hidden states; a token per Row, as the target draws.
 
-        Guides mask first drafts alone: what they allow behind these, GuideState.valid says.
+        Guides mask first drafts alone: what they allow behind these, GuideState.valid says. On a
+        GPU requests with guides have no drafts. key: which step it is, in the place of the taps.
         """
-        choices = sampler.choices(rows)
-        if any(row.drafts for row in rows):
+        self.feed.give(hidden, taps, state_rows)
+        choices = self.sampler.choices(rows)._replace(taps=key or taps, num_top=None)
+        if self.runner.num_ahead or any(row.drafts for row in rows):
             choices = choices._replace(fill_masks=None)
-        return self.choose(logits, choices)
+        return self.runner.launch(span_inputs(spans, self.block_size), choices)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,9 +203,14 @@ class StateProposer:
 
     looks_up = False
     propose_behind: ProposeBehind | None = None
-    num_recorded = 0
-    taps: Sequence[str]
     lookahead = 0
+
+    def __init__(self, drafting: StateDrafting):
+        self.drafting, self.taps = drafting, drafting.taps
+
+    @property
+    def num_recorded(self) -> int:
+        return self.drafting.runner.num_recorded
 
     def follow(self, tapped: Sequence[Tapped], hidden: Mapping[str, Tensor]) -> None:
         """Takes a step's hidden states [T, H], once its tokens are written back."""

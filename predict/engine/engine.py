@@ -188,7 +188,8 @@ class Engine:
 
     def _launch(self) -> bool:
         """Queues one more step; False when there is none to queue now."""
-        if self._steps and self._steps[-1].decides:
+        # States of a step are read before the next one overwrites them.
+        if self._steps and (self._steps[-1].decides or self.speculation.taps):
             self._waits = True
             return False
         if self._stuck is not None:

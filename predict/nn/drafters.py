@@ -13,12 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from predict.nn.blocks import BlockStep, Linear, Norm, NormWeights, normed
-from predict.nn.decoder import Decoder, Embedding, Head, Layer
-from predict.nn.inputs import HostTensors, LayerCache, StepInputs
+from predict.nn.blocks import Activation, BlockStep, Linear, Norm, NormWeights, normed
+from predict.nn.decoder import Decoder, Embedding, Head, Layer, StepOutputs
+from predict.nn.inputs import LayerCache, RowKind, StepInputs
 
 if TYPE_CHECKING:
     from paddle import Tensor
+
+
+FED = "fed"  # the tap of a chain drafter's own states
+MEDUSA_TAPS = ("norm",)
+SILU = Activation(gated=False)
 
 
 @dataclass(frozen=True)
@@ -70,47 +75,93 @@ class MedusaHeads:
     columns: Tensor | None = None
 
 
-class ChainNetwork:
-    """Runs a chain drafter over its own caches, on the host."""
+class Feed:
+    """The states that a drafter's next step reads, on the host: rows of what an earlier one gave.
 
-    def __init__(self, ops: ModuleType, drafter: ChainDrafter, caches: Sequence[LayerCache]):
-        self.ops, self.drafter, self.caches = ops, drafter, caches
-        self.taps = drafter.form.taps
-        self._bound = ops.BoundLayers(drafter.layers, caches, drafter.ropes)
-        self._placed = HostTensors()
+    Its twin on a GPU is predict.engine.runner.gpu_feed.
+    """
 
-    def states(self, hidden: Mapping[str, Tensor], rows: Sequence[int]) -> Tensor:
-        """The states [R, H] of these rows of a model's step."""
-        ops, drafter = self.ops, self.drafter
-        index = _rows(rows)
-        taken = [ops.take(hidden[tap], index) for tap in self.taps]
-        if not drafter.form.reads_both:
-            return taken[0]
-        norm = drafter.form.norm
-        if drafter.tap_norms:
-            taken = [
-                ops.norm(x, weights, norm)
-                for x, weights in zip(taken, drafter.tap_norms, strict=True)
-            ]
-        joined = normed(ops, _beside(taken), drafter.taps_norm, norm)
-        return joined if drafter.product is None else ops.linear(joined, drafter.product)
+    def __init__(self, ops: ModuleType):
+        self.ops = ops
+        self._hidden: Mapping[str, Tensor] = {}
+        self._rows: Tensor | None = None
 
-    def run(self, inputs: StepInputs, states: Tensor) -> Tensor:
-        """The layers' output [R, H] of NumPy inputs, whose tokens are those behind the places."""
+    def give(self, hidden: Mapping[str, Tensor], taps: Sequence[str], rows: Sequence[int]) -> None:
+        """Takes the states of these taps, of which these rows are the next step's."""
         import paddle
 
+        self._hidden = hidden
+        self._rows = paddle.to_tensor(np.array(rows, np.int32), place=paddle.CPUPlace())
+
+    def states(self, taps: Sequence[str], num_rows: int) -> Tensor:
+        """[num_rows, P * H] of P taps, side by side."""
+        return self.beside([self.ops.take(self._hidden[tap], self._rows) for tap in taps])
+
+    def beside(self, parts: Sequence[Tensor]) -> Tensor:
+        """Tensors [R, H] side by side."""
+        import paddle
+
+        return parts[0] if len(parts) == 1 else paddle.concat(list(parts), axis=1)
+
+    def of_tokens(self, logits: Tensor, columns: Tensor | None) -> Tensor:
+        """float32 [R, V] of logits [R, D]; -inf for tokens that the drafter does not know."""
+        import paddle
+
+        if columns is None:
+            return logits
+        nothing = paddle.full([logits.shape[0], 1], -np.inf, logits.dtype)
+        return paddle.index_select(paddle.concat([logits, nothing], axis=1), columns, axis=1)
+
+
+class ChainForward:
+    """Runs a chain drafter over its own caches. See predict.engine.runner.networks.Forward.
+
+    The inputs' tokens are those behind the places of the states that `feed` has. With the taps of
+    the model these are the model's; with FED they are those that an earlier call returned: hidden
+    has them by FED, [L, H], for the rows behind the logit rows.
+    """
+
+    def __init__(
+        self, ops: ModuleType, drafter: ChainDrafter, caches: Sequence[LayerCache], feed: Any
+    ):
+        """feed: a Feed, or its twin."""
+        self.ops, self.drafter, self.caches, self.feed = ops, drafter, caches, feed
+        self._bound = ops.BoundLayers(drafter.layers, caches, drafter.ropes)
+        self._tap_norms = _stacked(drafter.tap_norms)
+
+    def __call__(self, inputs: StepInputs, rows: int, taps: Sequence[str] = ()) -> StepOutputs:
+        ops, head, form = self.ops, self.drafter.head, self.drafter.form
+        states = self.feed.states(taps, inputs.token_ids.shape[0])
+        if form.reads_both and FED not in taps:
+            states = self._joined(states)
+        output = self._layers(inputs, states)
+        if rows == RowKind.NONE:
+            return StepOutputs(None)
+        if rows != RowKind.ALL:
+            output = ops.take(output, inputs.logit_indices)
+        fed = ops.before_head(output, head) if form.feeds_normed else output
+        logits = self.feed.of_tokens(ops.logits(output, head), self.drafter.columns)
+        return StepOutputs(logits, {FED: fed})
+
+    def _joined(self, states: Tensor) -> Tensor:
+        """One state [R, H] of those of all taps, side by side."""
+        ops, drafter, norm = self.ops, self.drafter, self.drafter.form.norm
+        states = normed(ops, states, self._tap_norms, norm)
+        states = normed(ops, states, drafter.taps_norm, norm)
+        return states if drafter.product is None else ops.linear(states, drafter.product)
+
+    def _layers(self, inputs: StepInputs, states: Tensor) -> Tensor:
+        """What the layers give, [R, H]."""
         ops, drafter, form = self.ops, self.drafter, self.drafter.form
-        given = self._placed.filled(inputs)
-        with paddle.no_grad():
-            token = ops.embed(given, drafter.embedding, drafter.tied)
-            token = normed(ops, token, drafter.token_norm, form.norm)
-            state = normed(ops, states, drafter.state_norm, form.norm)
-            both = _beside([token, state] if form.token_first else [state, token])
-            if not form.reads_both:
-                assert drafter.product is not None
-                hidden: Tensor = self._bound(ops.linear(both, drafter.product), given)
-                return hidden
-            return self._read_both(both, state if form.adds_normed else states, given)
+        token = ops.embed(inputs, drafter.embedding, drafter.tied)
+        token = normed(ops, token, drafter.token_norm, form.norm)
+        state = normed(ops, states, drafter.state_norm, form.norm)
+        both = self.feed.beside([token, state] if form.token_first else [state, token])
+        if form.reads_both:
+            return self._read_both(both, state if form.adds_normed else states, inputs)
+        assert drafter.product is not None
+        hidden: Tensor = self._bound(ops.linear(both, drafter.product), inputs)
+        return hidden
 
     def _read_both(self, both: Tensor, residual: Tensor, inputs: StepInputs) -> Tensor:
         ops: Any = self.ops
@@ -125,40 +176,26 @@ class ChainNetwork:
             hidden, _ = block.run(ops, hidden, step)
         return hidden
 
-    def fed(self, output: Tensor) -> Tensor:
-        """The states of the rows behind those that gave this output."""
-        form = self.drafter.form
-        return self.ops.before_head(output, self.drafter.head) if form.feeds_normed else output
 
-    def logits(self, output: Tensor) -> Tensor:
-        """float32 [R, V] of an output; -inf for tokens that the drafter does not know."""
-        return _spread(self.ops.logits(output, self.drafter.head), self.drafter.columns)
+class MedusaForward:
+    """Runs one of Medusa's heads, the one that the only tap names, on the states of `feed`.
 
+    See predict.engine.runner.networks.Forward. Logits [R, V] are of the token of place i + 2 + head
+    for a state of place i; of the inputs it reads how many rows there are.
+    """
 
-class MedusaNetwork:
-    """Runs Medusa heads, on the host."""
+    def __init__(self, ops: ModuleType, heads: MedusaHeads, feed: Any):
+        """feed: a Feed, or its twin."""
+        self.ops, self.heads, self.feed = ops, heads, feed
 
-    taps: tuple[str, ...] = ("norm",)
-
-    def __init__(self, ops: ModuleType, heads: MedusaHeads):
-        self.ops, self.heads = ops, heads
-        self.num_heads = len(heads.heads)
-
-    def states(self, hidden: Mapping[str, Tensor], rows: Sequence[int]) -> Tensor:
-        """The states [R, H] of these rows of a model's step."""
-        return self.ops.take(hidden[self.taps[0]], _rows(rows))
-
-    def logits(self, states: Tensor, head: int) -> Tensor:
-        """float32 [R, V]: of the token of place i + 2 + head, for states of place i."""
-        import paddle
-
-        with paddle.no_grad():
-            for linear in self.heads.blocks[head]:
-                # A CPU's Paddle has silu in float32 alone.
-                made = paddle.nn.functional.silu(self.ops.linear(states, linear).astype("float32"))
-                states = self.ops.add(states, made.astype(states.dtype))
-            logits = self.ops.logits(states, self.heads.heads[head])
-        return _spread(logits, self.heads.columns)
+    def __call__(self, inputs: StepInputs, rows: int, taps: Sequence[str] = ()) -> StepOutputs:
+        (tap,), ops = taps, self.ops
+        head = int(tap)
+        states = self.feed.states(MEDUSA_TAPS, inputs.token_ids.shape[0])
+        for linear in self.heads.blocks[head]:
+            states = ops.add(states, ops.activate(ops.linear(states, linear), SILU))
+        logits = ops.logits(states, self.heads.heads[head])
+        return StepOutputs(self.feed.of_tokens(logits, self.heads.columns))
 
 
 def shared_embedding(decoder: Decoder) -> tuple[Embedding, Linear]:
@@ -166,22 +203,8 @@ def shared_embedding(decoder: Decoder) -> tuple[Embedding, Linear]:
     return decoder.embedding, decoder.head.linear
 
 
-def _rows(rows: Sequence[int]) -> Tensor:
+def _stacked(norms: Sequence[NormWeights]) -> NormWeights | None:
+    """The norms of parts of a row, side by side: see the operator `norm`."""
     import paddle
 
-    return paddle.to_tensor(np.array(rows, np.int32), place=paddle.CPUPlace())
-
-
-def _beside(parts: Sequence[Tensor]) -> Tensor:
-    import paddle
-
-    return parts[0] if len(parts) == 1 else paddle.concat(list(parts), axis=1)
-
-
-def _spread(logits: Tensor, columns: Tensor | None) -> Tensor:
-    import paddle
-
-    if columns is None:
-        return logits
-    nothing = paddle.full([logits.shape[0], 1], -np.inf, logits.dtype)
-    return paddle.index_select(paddle.concat([logits, nothing], axis=1), columns, axis=1)
+    return NormWeights(paddle.stack([each.weight for each in norms])) if norms else None

@@ -13,27 +13,23 @@ ran while nobody asked for states.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from predict.engine.batch import span_inputs
 from predict.engine.choices import Row
 from predict.engine.drafts import FAILED, DraftSpan, StateDrafting, StateProposer, Tapped
 from predict.engine.request_state import Request, RequestStatus
-from predict.engine.sampler import UnadjustedSampler
 from predict.engine.scheduled import ScheduledSpan
+from predict.nn.drafters import FED
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
 
-@dataclass
-class _State:
+class _State(NamedTuple):
     """A request's rows in the drafter's cache."""
 
     block_ids: Sequence[int]
     num_rows: int  # leading ones, of true states
-    output: Tensor  # [1, H] the layers', of the last of these
 
 
 class _Piece(NamedTuple):
@@ -44,35 +40,44 @@ class _Piece(NamedTuple):
     row: int  # of the first among the model's step
 
 
+class _First(NamedTuple):
+    """The first draft behind a request's tokens."""
+
+    token: int  # or a placeholder
+    row: int  # of the state for the next one
+
+
 class ChainProposer(StateProposer):
     """See Proposer. All requests advance together, a row of each for each draft."""
 
     lookahead = 1
 
     def __init__(self, drafting: StateDrafting):
-        self.drafting, self.network = drafting, drafting.network
-        self.taps = drafting.network.taps
-        self._sampler = UnadjustedSampler(drafting.sampler.seed, drafting.sampler.eos_token_ids)
+        super().__init__(drafting)
         self._states: dict[int, _State] = {}
+        self._first: dict[int, _First] = {}  # of the last step's requests
+        self._fed: Mapping[str, Tensor] = {}  # states behind the rows that gave these
         # By block, the digest of the full block whose rows it has.
         self._holds: list[bytes | None] = [None] * drafting.num_blocks
 
     def follow(self, tapped: Sequence[Tapped], hidden: Mapping[str, Tensor]) -> None:
-        import paddle
-
+        self._first = {}
         pieces = [piece for each in tapped if (piece := self._piece(*each)) is not None]
         if not pieces:
             return
-        rows = [row for _, span, first in pieces for row in range(first, first + span.num_tokens)]
-        inputs = span_inputs([piece.span for piece in pieces], self.drafting.block_size)
-        with paddle.no_grad():
-            output = self.network.run(inputs, self.network.states(hidden, rows))
-        end = 0
+        state_rows = [
+            row for _, span, first in pieces for row in range(first, first + span.num_tokens)
+        ]
+        going_on = [request for request, span, _ in pieces if span.num_logits]
+        spans, rows = [piece.span for piece in pieces], [Row(request) for request in going_on]
+        tokens = self.drafting.launch(spans, hidden, self.taps, state_rows, rows)
+        self._fed = tokens.hidden
+        new = cast(list[int], tokens.take())
+        for row, (request, token) in enumerate(zip(going_on, new, strict=True)):
+            self._first[request.request_id] = _First(token, row)
         for request, span, _ in pieces:
-            end += span.num_tokens
             num_rows = span.start + span.num_tokens
-            state = _State(span.block_ids, num_rows, output[end - 1 : end])
-            self._states[request.request_id] = state
+            self._states[request.request_id] = _State(span.block_ids, num_rows)
             self._mark(request.block_digests, span)
 
     def _piece(self, scheduled: ScheduledSpan, row: int) -> _Piece | None:
@@ -91,48 +96,41 @@ class ChainProposer(StateProposer):
             self._states.pop(request.request_id, None)
             return None
         tokens = request.token_ids[start + 1 : end + 1]
-        return _Piece(request, DraftSpan(tokens, start, scheduled.block_ids, 0), row)
+        goes_on = not has_ended and end == request.num_known_tokens - 1
+        return _Piece(request, DraftSpan(tokens, start, scheduled.block_ids, int(goes_on)), row)
 
     def is_ready(self, request: Request) -> bool:
         state = self._states.get(request.request_id)
         return (
             state is not None
+            and request.request_id in self._first
             and state.block_ids is request.block_ids
             and state.num_rows == request.num_tokens - 1
         )
 
     def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[list[int]]:
-        import paddle
-
-        num_blocks, block_size = self.drafting.num_blocks, self.drafting.block_size
-        drafts: list[list[int]] = [[] for _ in requests]
-        active = list(range(len(requests)))
-        output = paddle.concat([self._states[each.request_id].output for each in requests])
-        with paddle.no_grad():
-            while active:
-                rows = [Row(requests[index], tuple(drafts[index])) for index in active]
-                new = self.drafting.chosen(self.network.logits(output), self._sampler, rows)
-                spans: list[DraftSpan] = []
-                going_on: list[int] = []
-                kept: list[int] = []
-                for row, (index, token) in enumerate(zip(active, new, strict=True)):
-                    if token == FAILED:
-                        continue
-                    request, own = requests[index], drafts[index]
-                    own.append(token)
-                    if len(own) < limits[index]:
-                        # Behind the request's own blocks one more, for rows that nobody keeps.
-                        table = [*request.block_ids, num_blocks + index]
-                        place = request.num_tokens - 2 + len(own)
-                        spans.append(DraftSpan((token,), place, table, 0))
-                        going_on.append(index)
-                        kept.append(row)
-                active = going_on
-                if active:
-                    states = self.network.fed(output)
-                    if len(kept) < states.shape[0]:
-                        states = paddle.index_select(states, paddle.to_tensor(kept))
-                    output = self.network.run(span_inputs(spans, block_size), states)
+        num_blocks, fed = self.drafting.num_blocks, self._fed
+        firsts = [self._first.pop(each.request_id) for each in requests]
+        drafts = [[] if each.token == FAILED else [each.token] for each in firsts]
+        # Which have more drafts, and the rows of their last ones in the step that gave these.
+        active = [(index, each.row) for index, each in enumerate(firsts)]
+        while active := [each for each in active if 0 < len(drafts[each[0]]) < limits[each[0]]]:
+            spans: list[DraftSpan] = []
+            for index, row in active:
+                request, own = requests[index], drafts[index]
+                # Behind the request's own blocks one more, for rows that nobody keeps.
+                table = [*request.block_ids, num_blocks + index]
+                token = own[-1] if own[-1] >= 0 else -1 - row
+                place = request.num_tokens - 2 + len(own)
+                spans.append(DraftSpan((token,), place, table, 1))
+            rows = [Row(requests[index], tuple(drafts[index])) for index, _ in active]
+            tokens = self.drafting.launch(spans, fed, (FED,), [row for _, row in active], rows)
+            fed, going_on = tokens.hidden, list[tuple[int, int]]()
+            for row, ((index, _), token) in enumerate(zip(active, tokens.take(), strict=True)):
+                if token != FAILED:
+                    drafts[index].append(cast(int, token))
+                    going_on.append((index, row))
+            active = going_on
         return drafts
 
     def suits(self, block_id: int, digest: bytes) -> bool:

@@ -8,11 +8,12 @@ and not by Medusa's typical acceptance, which changes the text.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from predict.engine.choices import Row
 from predict.engine.drafts import (
     FAILED,
+    DraftSpan,
     SpeculativeConfig,
     StateDrafting,
     StateProposer,
@@ -20,7 +21,6 @@ from predict.engine.drafts import (
     drafting_of,
 )
 from predict.engine.request_state import Request, RequestStatus
-from predict.engine.sampler import UnadjustedSampler
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -30,34 +30,25 @@ class MedusaProposer(StateProposer):
     """See Proposer."""
 
     def __init__(self, drafting: StateDrafting):
-        self.drafting, self.network = drafting, drafting.network
-        self.taps = drafting.network.taps
-        self._sampler = UnadjustedSampler(drafting.sampler.seed, drafting.sampler.eos_token_ids)
-        self._states: dict[int, tuple[int, Tensor]] = {}  # place and state [1, H], by request
+        super().__init__(drafting)
+        self._places: dict[int, tuple[int, int]] = {}  # place and row of its state, by request
+        self._hidden: Mapping[str, Tensor] = {}  # of the last step
 
     def follow(self, tapped: Sequence[Tapped], hidden: Mapping[str, Tensor]) -> None:
-        running = [
-            (each.span.request, each.row - each.span.start)
-            for each in tapped
-            if each.span.request.status is RequestStatus.RUNNING and each.span.samples
-        ]
-        places = [request.num_computed_tokens - 1 for request, _ in running]
-        rows = [place + begin for place, (_, begin) in zip(places, running, strict=True)]
-        if not rows:
-            return
-        states = self.network.states(hidden, rows)
-        for row, ((request, _), place) in enumerate(zip(running, places, strict=True)):
-            self._states[request.request_id] = place, states[row : row + 1]
+        self._hidden, self._places = hidden, {}
+        for span, row in tapped:
+            request = span.request
+            if request.status is RequestStatus.RUNNING and span.samples:
+                place = request.num_computed_tokens - 1
+                self._places[request.request_id] = place, row - span.start + place
 
     def is_ready(self, request: Request) -> bool:
-        state = self._states.get(request.request_id)
-        return state is not None and state[0] == request.num_tokens - 2
+        place, _ = self._places.get(request.request_id, (-1, 0))
+        return place == request.num_tokens - 2
 
     def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[list[int]]:
-        import paddle
-
         drafts: list[list[int]] = [[] for _ in requests]
-        for head in range(min(self.network.num_heads, max(limits))):
+        for head in range(min(self.drafting.num_heads, max(limits))):
             active = [
                 index
                 for index, limit in enumerate(limits)
@@ -65,18 +56,19 @@ class MedusaProposer(StateProposer):
             ]
             if not active:
                 break
-            states = [self._states[requests[index].request_id][1] for index in active]
+            of_states = [self._places[requests[index].request_id][1] for index in active]
             rows = [Row(requests[index], tuple(drafts[index])) for index in active]
-            logits = self.network.logits(paddle.concat(states), head)
-            for index, token in zip(
-                active, self.drafting.chosen(logits, self._sampler, rows), strict=True
-            ):
+            spans = [DraftSpan((0,), 0, (0,), 1)] * len(active)  # nothing of it is read
+            tokens = self.drafting.launch(
+                *(spans, self._hidden, self.taps, of_states, rows, (str(head),))
+            )
+            for index, token in zip(active, tokens.take(), strict=True):
                 if token != FAILED:
-                    drafts[index].append(token)
+                    drafts[index].append(cast(int, token))
         return drafts
 
     def forget(self, request_id: int) -> None:
-        self._states.pop(request_id, None)
+        self._places.pop(request_id, None)
 
 
 def make(config: SpeculativeConfig) -> MedusaProposer:

@@ -51,6 +51,11 @@ SMOKE: dict[str, tuple[str, ...]] = {
         "drafts_that_cannot_be_drawn_change_nothing",
         "aborts_amid_drafts_lose_no_block_and_change_no_text",
     ),
+    "drafts": (
+        "logits_of_drafts_equal_numpy[EAGLE-3 of SafeAILab]",
+        "text_with_drafts_is_the_text_without[eagle-state-graph]",
+        "text_with_drafts_is_the_text_without[medusa-state-graph]",
+    ),
     "engine": (
         "greedy_text_equals_transformers[llama_gqa-graph]",
         "greedy_text_equals_transformers[gpt_oss_20b-eager]",

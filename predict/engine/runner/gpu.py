@@ -79,13 +79,15 @@ class GpuRunner:
         fields: Sequence[Field] = fields_with(),
         adapter_pages: int = 0,
         always_adapted: bool = False,
+        token_ids: npt.NDArray[np.int32] | None = None,
     ):
         """max_length: tokens of the longest sequence, which bounds every replay of a graph.
 
         graph_bytes: bound of the memory that graphs keep, logits above all. max_rows: logit rows of
         a step, where drafts make more of them than max_num_seqs. max_drafts: of a draft model for
         one step. shelf: the target's, for a draft model's runner. fields: of the network.
-        adapter_pages: of the largest adapter. always_adapted: see GpuNetwork.
+        adapter_pages: of the largest adapter. always_adapted: see GpuNetwork. token_ids: see
+        GpuChooser.
         """
         import paddle
 
@@ -108,7 +110,8 @@ class GpuRunner:
             forward, layout, self._last_tokens, followed, block_size, always_adapted
         )
         self.chooser = GpuChooser(
-            device, layout, self._last_tokens, vocab_size, self._max_rows, max_length
+            *(device, layout, self._last_tokens, vocab_size, self._max_rows, max_length),
+            token_ids,
         )
         self.graphs = GraphCache(cuda.GraphPool(device), graph_bytes)
         self._pinned = PinnedMemory(device)
@@ -124,10 +127,13 @@ class GpuRunner:
         return self._start(inputs, NO_CHOICES, shape)[0]
 
     def launch(self, inputs: StepInputs, choices: Choices) -> StepTokens:
-        shape = self._shape(inputs, choices)
+        shape = self._shape(inputs, choices)._replace(taps=tuple(choices.taps))
         if isinstance(self._outlet, Shelf):
-            self._start(inputs, choices, shape)[1]()
-            return self._outlet.send(self._last_tokens, len(choices.rows))
+            outputs, draw = self._start(inputs, choices, shape)
+            draw()
+            known = self._outlet.send(self._last_tokens, len(choices.rows))
+            known.hidden = outputs.hidden
+            return known
         outlet, num_named = self._outlet, -int(inputs.token_ids.min())
 
         def send(outputs: StepOutputs) -> TokensOnTheirWay:
@@ -147,6 +153,7 @@ class GpuRunner:
                 tokens = send(outputs)
             else:
                 tokens = self._under_masks(outputs, draw, choices, send)
+            tokens.hidden = outputs.hidden
         self.shelf.turn()
         return tokens
 

@@ -52,8 +52,16 @@ class GpuChooser:
         vocab_size: int,
         max_rows: int,
         max_length: int,
+        token_ids: npt.NDArray[np.int32] | None = None,
     ):
-        """max_rows: of logits that tokens are drawn from. max_length: tokens of a sequence."""
+        """max_rows: of logits that tokens are drawn from. max_length: tokens of a sequence.
+
+        token_ids: [D] of logits of fewer tokens; token 0 stands in for one that cannot be drawn.
+        """
+        import paddle
+
+        place = device.place()
+        self.token_ids = None if token_ids is None else paddle.to_tensor(token_ids, place=place)
         self._device = device
         self._layout = layout
         self._last_tokens = last_tokens
@@ -107,6 +115,10 @@ class GpuChooser:
         if shape.guided:
             ops.mask_logits(logits, self._mask_buffer().device)
         ops.sample_step(logits, choices, self._last_tokens)
+        if self.token_ids is not None:
+            rows = self._last_tokens[: len(logits)]
+            tokens = ops.take_ids(self.token_ids, rows)
+            cuda.copy(rows, tokens, cuda.current_stream(self._device))
         if window is not None:
             tokens, most = self._last_tokens, window.max_candidate_len
             ops.verify_window(

@@ -45,7 +45,6 @@ MAX_HEADS = 64  # and layers of one
 HEAD_NAME = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.)?(weight|bias)")
 VLLM_BLOCK = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
 VLLM_HEAD = re.compile(r"lm_heads\.(\d+)\.weight")
-MEDUSA_TAPS = ("norm",)
 
 
 def medusa(path: Path, target: DecoderSpec) -> Found:

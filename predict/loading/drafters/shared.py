@@ -17,7 +17,6 @@ from predict.errors import UserError
 from predict.loading.build import DecoderBuilder, expected_tensors
 from predict.loading.drafters import open_drafter
 from predict.loading.drafters._found import SHARED_FILE, Found, shared_checkpoint
-from predict.loading.drafters.medusa import MEDUSA_TAPS
 from predict.loading.layouts import Layout
 from predict.loading.layouts.online import Online
 from predict.loading.memory import weight_bytes
@@ -27,6 +26,7 @@ from predict.loading.safetensors_writer import write
 from predict.loading.sources import CheckpointSource
 from predict.models import weight_names
 from predict.nn.decoder import Decoder
+from predict.nn.drafters import MEDUSA_TAPS
 from predict.nn.hf_config import ConfigReader
 from predict.nn.plans import WeightPlan, plan_weights
 from predict.nn.spec import DecoderSpec
@@ -121,6 +121,8 @@ class StoredShared:
         return DecoderBuilder(
             *(self.plan, self.source, self.layout, config.model.dtype, self.platform.compiled),
             config.max_length,
+            place=self.platform.place,
+            gpu=self.platform.gpu,
         ).build()
 
 
