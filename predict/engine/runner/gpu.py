@@ -124,7 +124,7 @@ class GpuRunner:
         return self._start(inputs, NO_CHOICES, shape)[0]
 
     def launch(self, inputs: StepInputs, choices: Choices) -> StepTokens:
-        shape = self._shape(inputs, choices)
+        shape = self._shape(inputs, choices)._replace(taps=tuple(choices.taps))
         if isinstance(self._outlet, Shelf):
             self._start(inputs, choices, shape)[1]()
             return self._outlet.send(self._last_tokens, len(choices.rows))
@@ -137,16 +137,17 @@ class GpuRunner:
                 measured = self.chooser.measure(outputs.logits, choices)
             return outlet.send(self._last_tokens, len(choices.rows), measured, num_named)
 
-        tokens: StepTokens
         if choices.candidates:
-            tokens = self._launch_beams(inputs, choices, shape, send)
+            outputs, tokens = self._launch_beams(inputs, choices, shape, send)
         else:
             outputs, draw = self._start(inputs, choices, shape)
+            tokens: StepTokens
             if choices.fill_masks is None:
                 draw()
                 tokens = send(outputs)
             else:
                 tokens = self._under_masks(outputs, draw, choices, send)
+        tokens.hidden = outputs.hidden
         self.shelf.turn()
         return tokens
 
@@ -168,18 +169,18 @@ class GpuRunner:
         choices: Choices,
         shape: GraphShape,
         send: Callable[[StepOutputs], TokensOnTheirWay],
-    ) -> StepTokens:
+    ) -> tuple[StepOutputs, StepTokens]:
         """The network may replay a graph; the choice is queued by itself."""
         import paddle
 
-        plain = self._shape(inputs, NO_CHOICES)
+        plain = self._shape(inputs, NO_CHOICES)._replace(taps=shape.taps)
         outputs, _ = self._start(inputs, choices, plain)
         assert outputs.logits is not None
         rows = outputs.logits[: len(choices.rows)]
         with paddle.no_grad():
             rows = rows.clone() if shape.raw else rows
             found = self.chooser.find(outputs.step, rows, shape, choices)
-        return BeamTokensOnTheirWay(send(outputs), found, list(choices.candidates))
+        return outputs, BeamTokensOnTheirWay(send(outputs), found, list(choices.candidates))
 
     def _under_masks(
         self,
