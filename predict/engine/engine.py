@@ -162,8 +162,8 @@ class Engine:
                 token_ids = step.parts[0].tokens.take()
             except Exception as error:  # of the device, known when the host waits for it
                 raise device_failure("while a step ran", error) from error
-        for part in step.parts if self.riders else ():
-            if part.riding:
+        for part in step.parts:
+            if part.riding and self.riders:
                 self.riders.arrive(part)  # ahead of what may be launched over its hidden states
         self._steps.popleft()
         last_end, self._last_end = self._last_end, time.perf_counter()

@@ -136,8 +136,8 @@ class Pooled:
         """Takes hidden states of those of `count` tokens from `start` on that are `wanted`."""
         if set(self.pooler.poolings) <= _ROWS:
             for row, place in zip(rows, self.wanted(start, count), strict=True):
-                for name, own in (("cls", self.first), ("last", self.num_tokens - 1)):
-                    if start + place == own:
+                for name, token in (("cls", self.first), ("last", self.num_tokens - 1)):
+                    if start + place == token:
                         self._kept[name] = row.copy()
             return
         own = rows[max(self.first - start, 0) :]

@@ -137,11 +137,11 @@ class GpuRunner:
                 measured = self.chooser.measure(outputs.logits, choices)
             return outlet.send(self._last_tokens, len(choices.rows), measured, num_named)
 
+        tokens: StepTokens
         if choices.candidates:
             outputs, tokens = self._launch_beams(inputs, choices, shape, send)
         else:
             outputs, draw = self._start(inputs, choices, shape)
-            tokens: StepTokens
             if choices.fill_masks is None:
                 draw()
                 tokens = send(outputs)
