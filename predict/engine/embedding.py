@@ -88,6 +88,7 @@ class Embedder:
         self._riding: dict[Request, _Waiting] = {}  # in a step of answers that runs
         self._rode = False  # whether texts were in the last step of answers
         self._ended_riding: list[VectorJob] = []
+        self._params = SamplingParams()  # texts sample nothing
         self._pages = AdapterPages(engine.scheduler.config.adapters)
         if isinstance(engine.runner, SHARING):
             engine.riders = self
@@ -282,7 +283,7 @@ class Embedder:
 
     def _request(self, index: int, text: Text, adapter: ServedAdapter | None) -> Request:
         config = self._engine.scheduler.config
-        request = Request(index, list(text.token_ids), SamplingParams(), adapter=adapter)
+        request = Request(index, list(text.token_ids), self._params, adapter=adapter)
         most = min(config.max_length, config.num_blocks * config.block_size)
         why = "the cache's length"
         if config.placing is not None:
