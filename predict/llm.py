@@ -91,7 +91,7 @@ class LLM(AddonVerbs[None], VectorVerbs):
         self.tokenizer, self.decoder = parts.tokenizer, parts.decoder
         self.addons, self.engine = parts.addons, parts.engine
         self.answers = AnswerLoop(self.engine, self.platform.make_current)
-        self.embedder = Embedder(self.engine)
+        self.embedder = Embedder(self.engine, self.platform.backend.take)
         if isinstance(self.engine.runner, RanksRunner):
             answers = weakref.ref(self.answers)  # the ranks end with this LLM
             self.engine.runner.call_on_failure(lambda: _wake(answers()))

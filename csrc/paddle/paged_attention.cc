@@ -55,8 +55,8 @@ Tensors paged_attention(const paddle::Tensor& q, const Tensors& caches,
   params.sinks = data_of<float>(sinks, "sinks", {num_heads}, place);
   params.batch.prefix_lens =
       data_of<int32_t>(prefix_lens, "prefix_lens", {params.batch.num_seqs}, place);
-  if (params.batch.prefix_lens && (tree_mask || slopes || (window >= 0 && !device.is_cpu()))) {
-    fail("prefix_lens goes with no tree_mask, no slopes, and on a GPU no window; leave one out");
+  if (params.batch.prefix_lens && (tree_mask || slopes)) {
+    fail("prefix_lens goes with no tree_mask and no slopes; leave one out");
   }
   if (device.is_cpu()) throw_if_error(cpu::paged_attention(params));
 #ifdef REGATTA_WITH_CUDA

@@ -3,7 +3,8 @@
 Takes every flag of the predictor, and its own. Prompts are random token ids, new ones for every
 repetition, so that no prefix cache helps; each request decodes exactly its output tokens. --cases
 measures several sizes in one run. With --speculate_method the same requests also run with and
-without drafts in turns, over two kinds of text (see predict.bench.speculation).
+without drafts in turns, over two kinds of text (see predict.bench.speculation). With --task embed
+requests are texts, of which vectors are made.
 """
 
 from __future__ import annotations
@@ -119,6 +120,11 @@ EXPERTS = (
     "block by block, where the router's plain twin chooses by the hidden states of each block. A "
     "decoding step is taken to read so many."
 )
+TEXTS = (
+    "Texts of random token ids, new ones for each run, all at once: rates until the last vector is "
+    "there. Share of the limit: least time that the device's measured limits allow, over the time "
+    "it took; the LM head's product is no part of it."
+)
 DRAFTS = "The same requests with and without drafts, in turns; see predict.bench.speculation."
 
 
@@ -135,6 +141,7 @@ class Plan:
     routing: Routing | None = None  # of random weights
     adapters: tuple[str, ...] = ()  # of requests, in turn
     guide: Guide | None = None
+    embeds: bool = False  # requests are texts, whose vectors are made
 
     def params(self, count: int, output_len: int) -> list[SamplingParams]:
         """Of so many requests, each of which decodes exactly `output_len` tokens."""
@@ -276,6 +283,29 @@ def measure(
     return row
 
 
+def measure_texts(
+    llm: LLM,
+    plan: Plan,
+    case: Case,
+    beside: Callable[[], None] = lambda: None,
+    on_run: Callable[[], None] = lambda: None,
+) -> RecordRow:
+    """The rate of all texts of a case, as of `measure`; without repetitions of one run."""
+    rates = []
+    for number in range(max(plan.repetitions, 1) + 1):
+        prompts = random_prompts(llm.spec, plan.seed, case.num_requests, case.input_len, number)
+        start = time.perf_counter()
+        llm.embed(prompts)
+        if number:  # the first one warms up
+            rates.append(case.num_requests * case.input_len / (time.perf_counter() - start))
+            on_run()
+        beside()
+    row = repeated_row(str(case), {"input_tokens_per_s": rates})
+    rate = row["values"]["prefill_tokens_per_s"] = statistics.median(rates)
+    row["values"]["requests_per_s"] = rate / case.input_len
+    return row
+
+
 def add_rates(row: RecordRow, case: Case, batch_size: int, cost: Cost) -> None:
     """Adds the bytes that decode reads and the operations that prefill does, per second."""
     values = row["values"]
@@ -368,6 +398,8 @@ def measure_cases(llm: LLM, config: EngineConfig, plan: Plan, cost: Cost) -> lis
     rows = []
     counts = counts_experts(llm)
     waiting = [c for c in plan.cases if c.num_requests > plan.batch_size or not plan.repetitions]
+    if plan.embeds and plan.repetitions:
+        waiting = []
     with Progress(
         len(plan.cases) * plan.repetitions + len(waiting), unit="run", label="measuring"
     ) as progress:
@@ -380,7 +412,8 @@ def measure_cases(llm: LLM, config: EngineConfig, plan: Plan, cost: Cost) -> lis
                 num_bytes = own_cost.decode_bytes(batch, case.mean_context)
                 limits = Limits(config.model.dtype, num_bytes)
             beside = limits.sample if limits else lambda: None
-            row = measure(llm, plan, case, beside, progress.on_finished)
+            timed_case = measure_texts if plan.embeds else measure
+            row = timed_case(llm, plan, case, beside, progress.on_finished)
             add_rates(row, case, plan.batch_size, own_cost)
             row["values"] |= experts
             if limits is not None:
@@ -414,6 +447,8 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
     else:
         stored = program_bytes(config, llm.spec)
     cost = replace(Cost.of(llm.spec, config.model.dtype, config.kv_format), weight_bytes=stored)
+    if plan.embeds:
+        cost = replace(cost, head_flops_per_row=0)
     suites: dict[str, Suite] = {}
     with frozen_objects():
         with replaced(llm, None):
@@ -455,6 +490,8 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
     }
     method = METHOD.format(LATENCIES if plan.repetitions else LATENCIES_OF_ONE_RUN)
     units = UNITS
+    if plan.embeds:
+        method, settings["task"] = TEXTS, "embed"
     if config.ranks.tensor_parallel_degree > 1:
         settings["tensor_parallel_degree"] = config.ranks.tensor_parallel_degree
     if counts_experts(llm):
@@ -491,17 +528,29 @@ def parse(
     elif not flags.given("batch_size"):
         batch_size = max(case.num_requests for case in cases)
     config = engine_config(flags, cases, batch_size, scratch)
-    engine = config.engine
+    engine, embeds = config.engine, config.task == "embed"
+    if embeds:
+        check_texts(flags, cases)
     plan = Plan(
         cases=cases,
         batch_size=batch_size,
         **{name: flags[name] for name in PLANNED},
         adapters=tuple(engine.adapters.directories) if flags["request_adapters"] else (),
         guide=None if flags["guide"] is None else Guide.of(flags["guide"]),
+        embeds=embeds,
     )
     outputs = Outputs(flags["output_file"], flags["plot"])
     outputs.check(folders=input_paths(engine))
     return engine, plan, outputs, config.notes
+
+
+def check_texts(flags: FlagValues, cases: Sequence[Case]) -> None:
+    """Raises UserError for what --task embed does not measure."""
+    for name in ("speculate_method", "guide", "random_adapters", "lora_modules"):
+        if flags[name]:
+            raise UserError(f"--task embed measures texts alone; leave --{name} out")
+    if any(case.output_len > 1 for case in cases):
+        raise UserError("--task embed makes no tokens; give cases of one, as in 1024x512x1")
 
 
 def engine_config(

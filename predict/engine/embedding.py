@@ -1,29 +1,40 @@
-"""Vectors and scores of texts: rounds of steps without a choice, between the steps of answers.
+"""Vectors and scores of texts: in the steps of answers, and in rounds of steps without a choice.
 
-A round runs some texts from their first token to their last, and gives back all that it took, so
-that nothing of a text is held while answers run.
+Texts ride in the room that a step of answers leaves, in order; a long one in parts, which holds its
+blocks between steps. What cannot ride runs in rounds, between two steps, from the first token to
+the last: where no answer runs, no room was left, the last token's logits are wanted, or a step
+with the text in it failed.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from predict.adapters.pool import ServedAdapter
 from predict.engine.block_manager import num_blocks_for
-from predict.engine.engine import Engine
+from predict.engine.engine import Engine, StepPart
 from predict.engine.request_state import Request
 from predict.engine.resources import AdapterPages, Need
-from predict.engine.scheduled import ScheduledSpan
+from predict.engine.runner.networks import HostRunner
+from predict.engine.scheduled import ScheduledBatch, ScheduledSpan
 from predict.errors import EngineError, UserError
 from predict.nn.decoder import FINAL
 from predict.nn.pooling import Pooled, Pooler, Vectors
 from predict.request import SamplingParams
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+# Runners whose `launch` gives hidden states. GpuRunner's does, and no GPU has run that yet.
+SHARING = (HostRunner,)
+Take = Callable[["Tensor", "Tensor"], "Tensor"]  # of rows, see predict.ops.compiled.take
 
 
 class Text(NamedTuple):
@@ -61,21 +72,31 @@ class _Waiting(NamedTuple):
     job: VectorJob
     number: int
     request: Request
-    num_skipped: int
+    pooled: Pooled
+    rides: bool  # in steps of answers
 
 
 class Embedder:
-    """A queue of texts in front of an engine. Not thread-safe."""
+    """A queue of texts in front of an engine. Not thread-safe. See predict.engine.engine.Riders."""
 
-    def __init__(self, engine: Engine):
-        self._engine = engine
+    def __init__(self, engine: Engine, take: Take):
+        """engine: as a weak reference, which has this one as its riders. take: of its device."""
+        self._engine: Engine = weakref.proxy(engine)
+        self._host_rows = _HostRows(take)
         self._queue: deque[_Waiting] = deque()
+        self._begun: _Waiting | None = None  # holds its blocks between steps of answers
+        self._riding: dict[Request, _Waiting] = {}  # in a step of answers that runs
+        self._rode = False  # whether texts were in the last step of answers
+        self._ended_riding: list[VectorJob] = []
+        self._params = SamplingParams()  # texts sample nothing
         self._pages = AdapterPages(engine.scheduler.config.adapters)
+        if isinstance(engine.runner, SHARING):
+            engine.riders = self
 
     @property
     def is_busy(self) -> bool:
-        """Whether texts wait."""
-        return bool(self._queue)
+        """Whether texts wait, or jobs are to be handed on."""
+        return bool(self._queue or self._begun or self._ended_riding)
 
     def add(
         self, texts: Sequence[Text], pooler: Pooler, adapter: ServedAdapter | None = None
@@ -84,29 +105,45 @@ class Embedder:
         if not texts:
             raise UserError("prompts is empty (allowed: one prompt and more)")
         job = VectorJob(pooler, sum(len(text.token_ids) for text in texts), num_texts=len(texts))
-        waiting = [
-            _Waiting(job, index, self._request(index, text, adapter), text.num_skipped)
-            for index, text in enumerate(texts)
-        ]
+        waiting = [self._waiting(job, index, text, adapter) for index, text in enumerate(texts)]
         self._queue += waiting
         return job
 
+    def _waiting(
+        self, job: VectorJob, index: int, text: Text, adapter: ServedAdapter | None
+    ) -> _Waiting:
+        request, pooler = self._request(index, text, adapter), job.pooler
+        pooled = Pooled(pooler, request.num_tokens, text.num_skipped)
+        return _Waiting(job, index, request, pooled, pooler.answers is None)
+
     def abort(self, job: VectorJob) -> None:
-        """Takes a job's texts out of the queue."""
+        """Takes a job's texts out of the queue, and out of steps that run."""
         self._queue = deque(each for each in self._queue if each.job is not job)
+        begun = [] if self._begun is None else [self._begun]
+        self._give_back(each for each in [*begun, *self._riding.values()] if each.job is job)
+        if begun and begun[0].job is job:
+            self._begun = None
         self._engine.scheduler.make_room(False)
 
     def step(self, waits: bool = True) -> list[VectorJob]:
-        """Runs a round, and returns the jobs that have ended; failures are errors of jobs.
+        """The jobs that have ended; failures are errors of jobs. To be called behind each step.
 
-        Raises EngineError where nothing can run any more.
+        Runs a round first, unless texts were in that step. Raises EngineError where nothing can run
+        any more.
 
         waits: a text waits for the blocks that running answers hold, and no answer joins them; and
         for its adapter's file, while they go on. Without answers the file is waited for here.
         """
-        if not self._queue:
-            return []
-        waits = waits and self._engine.scheduler.num_running > 0
+        ended, self._ended_riding = self._ended_riding, []
+        rode, self._rode = self._rode, False
+        if (waits and rode) or not (self._queue or self._begun):
+            return ended
+        return ended + self._round(waits and self._engine.scheduler.num_running > 0)
+
+    def _round(self, waits: bool) -> list[VectorJob]:
+        if self._begun is not None:
+            self._queue.appendleft(self._begun)  # with its blocks
+            self._begun = None
         texts: list[_Waiting] = []
         try:
             awaited = self._pages.fetch(self._queue[0].request)
@@ -126,6 +163,81 @@ class Embedder:
         finally:
             self._give_back(texts)
         return self._ended(texts)
+
+    def make_way(self) -> None:
+        """See Riders. The text that has begun runs in a round then, from its first token."""
+        scheduler, begun = self._engine.scheduler, self._begun
+        if begun is None:
+            return
+        num_running, manager = scheduler.num_running, scheduler.block_manager
+        if num_running and manager.num_free_blocks >= _SPARE * num_running:
+            return
+        self._begun = None
+        self._give_back([begun])
+        self._queue.appendleft(begun._replace(rides=False))
+
+    def board(self, batch: ScheduledBatch) -> list[ScheduledSpan]:
+        """See Riders: of the text that has begun, and of the next ones."""
+        config, spans = self._engine.scheduler.config, list[ScheduledSpan]()
+        left = config.max_num_batched_tokens - batch.num_tokens
+        while left > 0 and len(spans) < config.max_num_seqs and not config.separate_steps:
+            text = self._begun or self._next(left)
+            if text is None:
+                break
+            self._begun, request = None, text.request
+            self._riding[request] = text
+            length = min(left, request.num_left)
+            start = request.num_computed_tokens
+            spans.append(ScheduledSpan(request, length, start, request.block_ids, False))
+            left -= length
+        self._rode = bool(spans)
+        if spans:
+            self._engine.scheduler.make_room(False)
+        return spans
+
+    def _next(self, left: int) -> _Waiting | None:
+        """The first in the queue, with its blocks, where it may begin within `left` tokens."""
+        scheduler = self._engine.scheduler
+        if not (self._queue and self._queue[0].rides):
+            return None
+        request = self._queue[0].request
+        is_whole = not (request.shares_blocks and scheduler.config.chunked_prefill)
+        if is_whole and request.num_tokens > left:
+            return None
+        try:
+            if self._pages.fetch(request) is not None:
+                return None
+            if not self._reserve(self._queue[0], _SPARE * scheduler.num_running):
+                return None
+        except Exception:  # it fails in a round, alone
+            return None
+        return self._queue.popleft()
+
+    def stay(self, spans: Sequence[ScheduledSpan]) -> None:
+        """See Riders. In rounds it shows which text failed, if one did."""
+        texts = [self._riding.pop(span.request) for span in spans]
+        self._give_back(texts)
+        self._queue.extendleft(text._replace(rides=False) for text in reversed(texts))
+        self._rode = False
+
+    def arrive(self, part: StepPart) -> None:
+        """See Riders."""
+        texts = [self._riding.pop(span.request) for span in part.riding]
+        first = sum(span.num_tokens for span in part.spans)
+        try:
+            self._pool(texts, part.riding, part.tokens.hidden.get(FINAL), None, first)
+            self._ended_riding += self._ended(texts)
+        except Exception as error:
+            for text in texts:
+                self._ended_riding += self._fail(text, error)
+        finally:
+            for text in texts:
+                if text.number in text.job.found or text.job.is_finished:
+                    self._give_back([text])
+                elif text.request.block_ids:  # not aborted
+                    self._begun = text
+        stats = self._engine.stats
+        stats.num_scheduled_tokens += sum(span.num_tokens for span in part.riding)
 
     def _alone(self, text: _Waiting) -> list[VectorJob]:
         self._give_back([text])
@@ -171,7 +283,7 @@ class Embedder:
 
     def _request(self, index: int, text: Text, adapter: ServedAdapter | None) -> Request:
         config = self._engine.scheduler.config
-        request = Request(index, list(text.token_ids), SamplingParams(), adapter=adapter)
+        request = Request(index, list(text.token_ids), self._params, adapter=adapter)
         most = min(config.max_length, config.num_blocks * config.block_size)
         why = "the cache's length"
         if config.placing is not None:
@@ -209,7 +321,7 @@ class Embedder:
                 if taken and text.request.num_tokens > left:
                     break
                 try:
-                    if not self._reserve(text):
+                    if not (text.request.block_ids or self._reserve(text)):
                         break
                 except Exception:
                     if not taken:  # else it is the first of the next round, and fails there
@@ -223,8 +335,11 @@ class Embedder:
             raise
         return taken
 
-    def _reserve(self, text: _Waiting) -> bool:
-        """Takes a text's blocks, and its adapter's pages; False where there is no room."""
+    def _reserve(self, text: _Waiting, num_spare: int = 0) -> bool:
+        """Takes a text's blocks, and its adapter's pages; False where there is no room.
+
+        num_spare: blocks to leave free.
+        """
         manager, request = self._engine.scheduler.block_manager, text.request
         shared, num_cached = list[int](), 0
         if text.job.pooler.reads_last and request.shares_blocks:
@@ -232,16 +347,18 @@ class Embedder:
             shared, num_cached = manager.match_prefix(request.token_ids, digests, salt)
         num_blocks = num_blocks_for(request.num_tokens, manager.block_size) - len(shared)
         need = Need(request, shared, num_cached, num_blocks, 0)
-        if not (manager.can_allocate(num_blocks, shared) and self._pages.has_room(need)):
+        has_blocks = manager.can_allocate(num_blocks + num_spare, shared)
+        if not (has_blocks and self._pages.has_room(need)):
             return False
         self._pages.reserve(need)
         manager.acquire(shared)
         request.block_ids = shared + manager.allocate(num_blocks)
         request.num_computed_tokens = request.num_cached_tokens = num_cached
         request.num_published_blocks = len(shared)
+        text.pooled.clear()
         return True
 
-    def _give_back(self, texts: Sequence[_Waiting]) -> None:
+    def _give_back(self, texts: Iterable[_Waiting]) -> None:
         for text in texts:
             if text.request.block_ids:
                 self._engine.scheduler.block_manager.free(text.request.block_ids)
@@ -250,13 +367,10 @@ class Embedder:
 
     def _run(self, texts: Sequence[_Waiting]) -> None:
         """All steps of a round; adds the results to the jobs."""
-        pooled = [
-            Pooled(text.job.pooler, text.request.num_tokens, text.num_skipped) for text in texts
-        ]
-        running = list(zip(texts, pooled, strict=True))
+        running = list(texts)
         while running:
             left, spans = self._engine.scheduler.config.max_num_batched_tokens, []
-            for text, _ in running:
+            for text in running:
                 request = text.request
                 length = min(left, request.num_tokens - request.num_computed_tokens)
                 start = request.num_computed_tokens
@@ -265,39 +379,54 @@ class Embedder:
                 spans.append(ScheduledSpan(request, length, start, request.block_ids, wants))
                 left -= length
             self._step(running, spans)
-            running = [pair for pair in running if pair[0].number not in pair[0].job.found]
+            running = [text for text in running if text.number not in text.job.found]
 
-    def _step(
-        self, running: Sequence[tuple[_Waiting, Pooled]], spans: Sequence[ScheduledSpan]
-    ) -> None:
+    def _step(self, texts: Sequence[_Waiting], spans: Sequence[ScheduledSpan]) -> None:
         engine = self._engine
-        taps = (FINAL,) if any(p.pooler.answers is None for _, p in running) else ()
+        taps = (FINAL,) if any(text.job.pooler.answers is None for text in texts) else ()
         outputs = engine.runner.run(engine.inputs(spans), taps)
-        hidden = logits = None
-        if taps:
-            hidden = outputs.hidden[FINAL].astype("float32").cpu().numpy()
+        logits = None
         if outputs.logits is not None:
-            logits = outputs.logits.astype("float32").cpu().numpy()
+            logits = outputs.logits.cpu().astype("float32").numpy()
         engine.stats.num_steps += 1
         engine.stats.num_scheduled_tokens += sum(span.num_tokens for span in spans)
-        begin = row = 0
-        for (text, pool), span in zip(running, spans, strict=True):
-            if hidden is not None and pool.pooler.answers is None:
-                pool.add(hidden[begin : begin + span.num_tokens], span.start)
-            begin += span.num_tokens
-            request = text.request
+        self._pool(texts, spans, outputs.hidden.get(FINAL), logits)
+
+    def _pool(
+        self,
+        texts: Sequence[_Waiting],
+        spans: Sequence[ScheduledSpan],
+        hidden: Tensor | None,
+        logits: Vectors | None,
+        first: int = 0,
+    ) -> None:
+        """Adds what a step made of its texts to their jobs. first: token of the first span."""
+        wanted: list[Sequence[int]] = []
+        for text, span in zip(texts, spans, strict=True):
+            pools = text.job.pooler.answers is None and text.request.block_ids
+            wanted.append(text.pooled.wanted(span.start, span.num_tokens) if pools else ())
+        begins = np.cumsum([first, *(span.num_tokens for span in spans)])
+        places = [b + place for b, own in zip(begins, wanted, strict=False) for place in own]
+        rows = self._host_rows(hidden, places)
+        taken = row = 0
+        for text, span, own in zip(texts, spans, wanted, strict=True):
+            request, job = text.request, text.job
+            if not request.block_ids:
+                continue  # aborted while it ran
+            if job.pooler.answers is None:
+                text.pooled.add(rows[taken : taken + len(own)], span.start, span.num_tokens)
+                taken += len(own)
             request.num_computed_tokens += span.num_tokens
-            if request.num_computed_tokens < request.num_tokens:
-                continue
-            if pool.pooler.answers is None:
-                text.job.found[text.number] = pool.result()
-            else:
-                assert logits is not None
-                text.job.found[text.number] = pool.pooler.of_logits(logits[row])
+            if request.num_computed_tokens == request.num_tokens:
+                if job.pooler.answers is None:
+                    job.found[text.number] = text.pooled.result()
+                else:
+                    assert logits is not None
+                    job.found[text.number] = job.pooler.of_logits(logits[row])
+                self._engine.stats.num_prompt_tokens += request.num_tokens
+                self._engine.stats.num_prefix_hit_tokens += request.num_cached_tokens
+                self._publish(request)
             row += span.samples
-            engine.stats.num_prompt_tokens += request.num_tokens
-            engine.stats.num_prefix_hit_tokens += request.num_cached_tokens
-            self._publish(request)
 
     def _publish(self, request: Request) -> None:
         if request.shares_blocks:
@@ -307,3 +436,25 @@ class Embedder:
                 *(request.num_published_blocks, request.num_tokens // manager.block_size),
                 request.block_salt,
             )
+
+
+_SPARE = 2  # blocks that a text leaves to each answer that runs
+
+
+class _HostRows:
+    """Rows of hidden states, as float32 on the host: no more than are read cross over."""
+
+    def __init__(self, take: Take):
+        self._take = take
+
+    def __call__(self, hidden: Tensor | None, places: Sequence[int]) -> Vectors:
+        """[n, H]; places: of the rows, in order."""
+        import paddle
+
+        if hidden is None or not places:
+            return np.zeros((0, 0), np.float32)
+        if len(places) < len(hidden):
+            rows = np.array(places, np.int32)
+            hidden = self._take(hidden, paddle.to_tensor(rows, place=hidden.place))
+        found: Vectors = hidden.cpu().astype("float32").numpy()
+        return found

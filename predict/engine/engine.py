@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Collection, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from predict.engine.batch import adapted, placed, span_inputs
 from predict.engine.beams import Candidates
@@ -29,6 +29,7 @@ from predict.engine.step import (
     Runner,
     StepTokens,
 )
+from predict.nn.decoder import FINAL
 from predict.nn.inputs import Field, StepInputs, empty_example, fields_with
 from predict.request import SamplingParams
 
@@ -37,10 +38,30 @@ PROBE_ID = -(2**62)  # of the request of `probe`; beams' ids are above
 
 
 class StepPart(NamedTuple):
-    """Spans that run together, and their tokens to wait for."""
+    """Spans that run together, and their tokens to wait for.
+
+    riding: spans of texts behind those, whose hidden states are wanted, and no tokens.
+    """
 
     spans: Sequence[ScheduledSpan]
     tokens: StepTokens
+    riding: Sequence[ScheduledSpan] = ()
+
+
+class Riders(Protocol):
+    """Texts that run in the steps of answers; see predict.engine.embedding."""
+
+    def make_way(self) -> None:
+        """Gives back blocks that answers may need. Called ahead of each step's schedule."""
+
+    def board(self, batch: ScheduledBatch) -> Sequence[ScheduledSpan]:
+        """Spans to run in a batch's step. They go on by `arrive` or `stay`."""
+
+    def stay(self, spans: Sequence[ScheduledSpan]) -> None:
+        """Takes spans back: their step failed to launch."""
+
+    def arrive(self, part: StepPart) -> None:
+        """Takes the hidden states of the spans of a step that has ended."""
 
 
 class Step(NamedTuple):
@@ -69,7 +90,11 @@ class Engine:
     back. Where nothing runs ahead, what a guide forces is drafted: such drafts are always right.
     What fails ends alone, see Blame; EngineError ends all requests. Not thread-safe. A step that
     raises leaves the requests in the scheduler; abort them.
+
+    `riders` fill the room that a step's requests leave; nothing runs ahead of such a step.
     """
+
+    riders: Riders | None = None
 
     def __init__(
         self,
@@ -137,6 +162,9 @@ class Engine:
                 token_ids = step.parts[0].tokens.take()
             except Exception as error:  # of the device, known when the host waits for it
                 raise device_failure("while a step ran", error) from error
+        for part in step.parts:
+            if part.riding and self.riders:
+                self.riders.arrive(part)  # ahead of what may be launched over its hidden states
         self._steps.popleft()
         last_end, self._last_end = self._last_end, time.perf_counter()
         tokens = step.parts[0].tokens if step.parts else None  # all of its requests failed
@@ -153,7 +181,8 @@ class Engine:
                     part.tokens.choose()
             except Exception as error:
                 raise device_failure("between two steps", error) from error
-        seconds = self._last_end - last_end if step.token_ids is None else None
+        alone = step.token_ids is None and not any(part.riding for part in step.parts)
+        seconds = self._last_end - last_end if alone else None
         self.speculation.stepped(batch, step.decides, step.waited, seconds, self.num_recorded)
         if self.runner.num_ahead and not self._steps:
             self._launch()  # first, since the device is idle
@@ -202,18 +231,23 @@ class Engine:
         if limits and self._steps:
             self._waits = True
             return False
+        if self.riders:
+            self.riders.make_way()
         drafts = self.speculation.propose(limits)
         while (batch := self.blame.retried(partial(self.scheduler.schedule, drafts))) is None:
             if self._steps or not self.scheduler.wait():
                 return False
         if batch.block_copies:
             self.runner.copy_blocks(batch.block_copies)
+        riding = self.riders.board(batch) if self.riders else ()
         try:
-            part = self._run(batch.spans)
+            part = self._run(batch.spans, riding)
         except Exception:  # which request failed is found when nothing else runs
+            if self.riders:
+                self.riders.stay(riding)
             self._stuck = batch
             return self._launch()
-        decides = batch.decides
+        decides = batch.decides or bool(riding)
         if self.runner.num_ahead and not decides:
             self.scheduler.advance(batch)
         self._steps.append(Step(batch, (part,), decides, self._waits))
@@ -231,9 +265,11 @@ class Engine:
             inputs = adapted(inputs, spans, config.adapters)
         return inputs
 
-    def _run(self, spans: Sequence[ScheduledSpan]) -> StepPart:
+    def _run(
+        self, spans: Sequence[ScheduledSpan], riding: Sequence[ScheduledSpan] = ()
+    ) -> StepPart:
         """Launches some of a step's spans."""
-        inputs = self.inputs(spans)
+        inputs = self.inputs([*spans, *riding])
         rows = [
             Row(span.request, span.draft_token_ids[:index])
             for span in spans
@@ -245,9 +281,9 @@ class Engine:
             num_top = num_wanted([span.request for span in spans], of_prompts=True)
             prompt = PromptTargets(targets, num_top or 0)
         choices = self.sampler.choices(rows, prompt)
-        if taps := self.speculation.taps:
-            choices = choices._replace(taps=taps)
-        return StepPart(spans, self.runner.launch(inputs, choices))
+        if taps := dict.fromkeys([*self.speculation.taps, *((FINAL,) if riding else ())]):
+            choices = choices._replace(taps=tuple(taps))
+        return StepPart(spans, self.runner.launch(inputs, choices), riding)
 
     def _run_apart(self, batch: ScheduledBatch) -> Step:
         """Runs a failed step again without drafts, split into parts so that failing requests end.

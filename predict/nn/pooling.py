@@ -17,7 +17,7 @@ from predict.config.model import POOLINGS
 from predict.errors import UserError, quoted
 
 Vectors = npt.NDArray[np.float32]
-_WEIGHTED = {"mean", "mean_sqrt_len", "weightedmean"}
+_ROWS = {"cls", "last"}  # poolings that read one token each
 
 
 def check_pooling(pooling: str) -> None:
@@ -111,7 +111,8 @@ def normalized(vectors: Vectors) -> Vectors:
 class Pooled:
     """The pooling of one text, whose hidden states come part by part.
 
-    num_tokens: of the text. first: the first token that counts for means and maxima.
+    num_tokens: of the text. first: the first token that counts for means and maxima. The parts do
+    not change the result: sums go from token to token.
     """
 
     pooler: Pooler
@@ -119,35 +120,54 @@ class Pooled:
     first: int = 0
     _kept: dict[str, Any] = field(default_factory=dict)
 
-    def add(self, rows: Vectors, start: int) -> None:
-        """Takes hidden states [n, H] of the tokens from `start` on."""
+    def clear(self) -> None:
+        """Forgets what was added."""
+        self._kept.clear()
+
+    def wanted(self, start: int, count: int) -> Sequence[int]:
+        """Which of `count` tokens from `start` on are read, counted from `start`."""
+        names = set(self.pooler.poolings)
+        if not names <= _ROWS:
+            return range(count)
+        places = {"cls": self.first - start, "last": self.num_tokens - 1 - start}
+        return sorted({places[name] for name in names if 0 <= places[name] < count})
+
+    def add(self, rows: Vectors, start: int, count: int) -> None:
+        """Takes hidden states of those of `count` tokens from `start` on that are `wanted`."""
+        if set(self.pooler.poolings) <= _ROWS:
+            for row, place in zip(rows, self.wanted(start, count), strict=True):
+                for name, token in (("cls", self.first), ("last", self.num_tokens - 1)):
+                    if start + place == token:
+                        self._kept[name] = row.copy()
+            return
         own = rows[max(self.first - start, 0) :]
         place = max(start - self.first, 0)  # of own[0] among those that count
-        for name in self.pooler.poolings:
-            if name == "cls" and not place and len(own) and name not in self._kept:
-                self._kept[name] = own[0].copy()
+        for name in self.pooler.poolings if len(own) else ():
+            if name == "cls":
+                self._kept.setdefault(name, own[0].copy())
             elif name == "last":
-                self._kept[name] = rows[-1].copy()
-            elif name == "max" and len(own):
+                self._kept[name] = own[-1].copy()
+            elif name == "max":
                 most = own.max(axis=0)
                 self._kept[name] = np.maximum(self._kept.get(name, most), most)
-            elif name in _WEIGHTED and len(own):
+            else:
+                weighted = own
                 if name == "weightedmean":
-                    own_weights = np.arange(place + 1, place + 1 + len(own), dtype=np.float32)
-                    total = (own * own_weights[:, None]).sum(axis=0)
-                else:
-                    total = own.sum(axis=0) / np.float32(self._divisor(name))
-                self._kept[name] = self._kept.get(name, 0) + total
+                    weights = np.arange(place + 1, place + 1 + len(own), dtype=np.float32)
+                    weighted = own * weights[:, None]
+                if name in self._kept:
+                    weighted = np.concatenate([self._kept[name][None], weighted])
+                self._kept[name] = np.add.reduce(weighted, axis=0)
 
     def _divisor(self, name: str) -> float:
         count = self.num_tokens - self.first
         if name == "weightedmean":
             return count * (count + 1) / 2
-        return count**0.5 if name == "mean_sqrt_len" else count
+        return {"mean": count, "mean_sqrt_len": count**0.5}.get(name, 1)
 
     def result(self) -> Vectors:
         """The text's vector, once all of its tokens were added."""
-        if "weightedmean" in self._kept:
-            self._kept["weightedmean"] /= np.float32(self._divisor("weightedmean"))
-        parts: Sequence[Vectors] = [self._kept[name] for name in self.pooler.poolings]
+        parts = [
+            self._kept[name] / np.float32(self._divisor(name)) for name in self.pooler.poolings
+        ]
         return self.pooler.finished(np.concatenate(parts).astype(np.float32))

@@ -73,7 +73,7 @@ def prompt_token_ids(value: Any, most: int = MAX_INT32) -> list[int]:
             f"a prompt is {quoted(value)} (allowed: a text, or a sequence of token ids)"
         )
     found: list[Any] = list(value)
-    if not all(type(token) is int for token in found):
+    if not set(map(type, found)) <= {int}:
         for index, token in enumerate(found):
             if not is_integer(token):
                 raise UserError(

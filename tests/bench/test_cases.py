@@ -143,6 +143,28 @@ def test_every_kind_of_case_has_all_columns(
     assert (cells[2] == "-") is not has_tpot
 
 
+def test_texts_are_measured_as_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "texts.json"
+    words = ["--task", "embed", "--repetitions", "2", "--output_file", str(output)]
+    assert throughput.main([*ON_CPU, *words, "--cases", "3x8x1", "--batch_size", "2"]) == 0
+    (row,) = rows_of(output)
+    values = row["values"]
+    assert values["input_tokens_per_s"] == pytest.approx(8 * values["requests_per_s"])
+    assert row["spread"]["input_tokens_per_s"]["n"] == 2
+    assert values["share_of_limit"] > 0
+    assert json.loads(output.read_text())["settings"]["task"] == "embed"
+    cells = capsys.readouterr().out.splitlines()[1].split()
+    assert cells[1:3] == cells[4:5] * 2 == ["-", "-"]
+    for words, says in (
+        (["--cases", "3x8x2"], "makes no tokens"),
+        (["--cases", "3x8x1", "--guide", '{"regex": "a"}'], "leave --guide out"),
+        (["--cases", "3x8x1", "--random_adapters", "2x4"], "leave --random_adapters out"),
+        (["--output_len", "1", "--speculate_method", "lookahead"], "leave --speculate_method out"),
+    ):
+        with pytest.raises(UserError, match=says):
+            throughput.parse([*ON_CPU, "--task", "embed", *words], tmp_path)
+
+
 def test_the_file_has_what_the_numbers_belong_to(tmp_path: Path) -> None:
     output = tmp_path / "cases.json"
     words = [*ON_CPU, "--cases", "2x8x4,1x8x1", "--repetitions", "2", "--output_file", str(output)]

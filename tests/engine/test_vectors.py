@@ -31,6 +31,7 @@ from tests.support.vectors import (
     SAID,
     llm_of,
     nothing_is_held,
+    write_wide,
 )
 
 
@@ -286,6 +287,20 @@ def test_a_pooling_that_no_program_of_answers_has_is_refused(tmp_path: Path) -> 
 )
 def test_other_types_of_weights_stay_near(case: str, scheme: dict[str, Any]) -> None:
     found, wanted = (llm_of(case, **kind).embed(IDS, normalize=True) for kind in (scheme, {}))
+    assert np.einsum("ij,ij->i", found, wanted).min() >= 0.999
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_decoder_in_int8_stays_near_where_weights_are_as_large_as_published_ones(
+    head_dim: int, tmp_path: Path
+) -> None:
+    # Of a deviation of 0.02, with 1,024 columns. Larger ones, as of the tiny checkpoint, sharpen
+    # attention's weights, and each rounding with them.
+    folder = write_wide("qwen3_embedding", tmp_path / "wide", head_dim, gain=0.64)
+    found, wanted = (
+        LLM(folder, max_length=512, inference_model=True, **kind).embed(IDS)
+        for kind in ({"quant_type": "weight_only_int8"}, {})
+    )
     assert np.einsum("ij,ij->i", found, wanted).min() >= 0.999
 
 

@@ -160,11 +160,12 @@ def test_attention_with_sinks(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-@pytest.mark.parametrize("group", [(4, 4), (8, 2)])
+@pytest.mark.parametrize("group", [(4, 4), (8, 2), (3, 1)])
+@pytest.mark.parametrize("window", [-1, 1, 9, 64, 257])
 def test_attention_behind_a_prefix_mask(
-    gpu: devices.Device, dtype: str, head_dim: int, group: tuple[int, int]
+    gpu: devices.Device, dtype: str, head_dim: int, group: tuple[int, int], window: int
 ) -> None:
-    heads = Heads(*group, head_dim)
+    heads = Heads(*group, head_dim, window)
     prompts = {300: 299, 2: 1, 129: 64, 1: 1, 700: 513, 17: 17, 40: 0}
     mixed = [Span(90, 1), *(Span(0, count) for count in prompts), Span(20, 5), Span(7, 0)]
     prefixes = [60, *prompts.values(), 20, 7]

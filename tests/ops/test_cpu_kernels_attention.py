@@ -329,7 +329,7 @@ BAD_ATTENTION: dict[str, tuple[Change, str]] = {
     ),
     "prefix and slopes": (
         lambda a: a.update(prefix_lens=[0, 0], slopes=tensor(np.ones(4, "f4"), "float32")),
-        "prefix_lens goes with no tree_mask, no slopes",
+        "prefix_lens goes with no tree_mask and no slopes",
     ),
     "context too long": (_set("lengths", [20, 49]), r"context_lens\[1\] is 49"),
     "block id": (

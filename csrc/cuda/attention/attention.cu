@@ -41,8 +41,8 @@ Status check(const PagedAttentionParams& p, const AttentionLimits& limits) {
                          " (allowed: 0 for none, or a positive number)");
   }
   if (p.batch.prefix_lens != nullptr &&
-      (p.batch.tree_mask != nullptr || p.slopes != nullptr || p.window != -1)) {
-    return Status::error("paged_attention: prefix_lens goes with no tree_mask, slopes or window");
+      (p.batch.tree_mask != nullptr || p.slopes != nullptr)) {
+    return Status::error("paged_attention: prefix_lens goes with no tree_mask and no slopes");
   }
   if (limits.max_query_len < 1 || limits.max_context_len < 0) {
     return Status::error("paged_attention: limits must be at least 1 token, got max_query_len " +

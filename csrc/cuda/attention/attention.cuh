@@ -4,8 +4,9 @@
 // a span is token r / group, head kv_head * group + r % group. A span of n tokens has n * group
 // rows per KV head. Row r sees positions up to context_len - n + r / group.
 //
-// Behind a prefix mask all of a request's rows see its first prefix_lens positions: the prefill and
-// generic kernels know them. A single token sees what is before it in any case.
+// Behind a prefix mask all of a request's rows see its first prefix_lens positions, those behind a
+// row as far as a window goes both ways: the prefill and generic kernels know them. A single token
+// sees what is before it in any case.
 //
 // Two kernels share a call. Spans of few rows (decode, drafts) are bound by reading the cache:
 // their context is split over blocks (attention_decode_*). Longer spans are bound by the matrix
@@ -145,6 +146,11 @@ __device__ __forceinline__ int last_of_prefix(const AttentionArgs& args, int seq
   return args.prefix_lens == nullptr ? -1 : min(args.prefix_lens[seq], context_len) - 1;
 }
 
+// The last position that the token at `position` sees; common: last_of_prefix().
+__device__ __forceinline__ int last_visible(int position, int common, int window) {
+  return max(position, min(common, position + window - 1));
+}
+
 // First visible position of a span's first row.
 __device__ __forceinline__ int first_visible(int context_len, int num_tokens, int window) {
   const int first = context_len - num_tokens - window + 1;
@@ -157,7 +163,7 @@ struct PrefillTile {
   int seq, tile;           // tile counts kRows rows from the start of the span
   int token0, num_tokens;  // span in T
   int context_len;
-  int common;  // the last position of the request's prefix, which all rows see; -1: it has none
+  int common;  // the last position of the request's prefix; -1: it has none
 };
 
 template <int kRows>

@@ -46,11 +46,12 @@ __global__ void __launch_bounds__(PrefillShape<D>::kThreads, 2)
     const int row_begin = tile.tile * Shape::kRows;
     const int row_end = min(row_begin + Shape::kRows, num_rows);
     const int before = tile.context_len - tile.num_tokens;
-    // The last that the first row sees, and the last one.
-    const int position0 = max(before + row_begin / args.group, tile.common);
-    const int position1 = max(before + token_of_row(args, row_end - 1), tile.common);
-    const int low = max(0, position0 - args.window + 1);
-    const int high = position1 + 1;
+    // Where the first row and the last one stand, and the end of what they see.
+    const int first_own = before + row_begin / args.group;
+    const int last_own = before + token_of_row(args, row_end - 1);
+    const int low = max(0, first_own - args.window + 1);
+    const int low_end = last_visible(first_own, tile.common, args.window) + 1;
+    const int high = last_visible(last_own, tile.common, args.window) + 1;
     const int tile_first = low / kKeys, tile_last = (high - 1) / kKeys;
 
     const int64_t token_stride = static_cast<int64_t>(args.num_heads) * D;
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(PrefillShape<D>::kThreads, 2)
 
     float out[kRowTiles][D / 8][4];
     float largest[kRowTiles][2], sum[kRowTiles][2];
-    int last_seen[kRowTiles][2];
+    int own[kRowTiles][2];  // where rows stand
     [[maybe_unused]] float slopes[kRowTiles][2];
     auto logit_unit = [&] { return kShaped ? 1.f : args.scale_log2; };  // of what s is then
 #pragma unroll
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(PrefillShape<D>::kThreads, 2)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int r = row_begin + (warp * kRowTiles + m) * 16 + lane / 4 + h * 8;
-        last_seen[m][h] = max(before + token_of_row(args, r), tile.common);
+        own[m][h] = before + token_of_row(args, r);
         if constexpr (kShaped) {
           slopes[m][h] = slope_of(args, kv_head * args.group + r % args.group);
         }
@@ -139,23 +140,25 @@ __global__ void __launch_bounds__(PrefillShape<D>::kThreads, 2)
       cp_async_commit();
       next_block = block_of(j - 2);
 
-      const bool edge = (j + 1) * kKeys > position0 + 1 || j * kKeys <= position1 - args.window;
+      const bool edge = (j + 1) * kKeys > low_end || j * kKeys <= last_own - args.window;
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
         if constexpr (kShaped) {
           const int first = j * kKeys + 2 * (lane % 4);
-          const int distances[2] = {first - last_seen[m][0], first - last_seen[m][1]};
+          const int distances[2] = {first - own[m][0], first - own[m][1]};
           shape_logits<kKeys / 2>(args, slopes[m], distances,
                                   [&](int i) -> float& { return s[m][i / 4][i % 4]; });
         }
         if (edge) {
+          const int last[2] = {last_visible(own[m][0], tile.common, args.window),
+                               last_visible(own[m][1], tile.common, args.window)};
 #pragma unroll
           for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
               const int p = j * kKeys + n * 8 + 2 * (lane % 4) + (e & 1);
-              const int last = last_seen[m][e / 2];
-              if (p > last || p <= last - args.window) s[m][n][e] = -INFINITY;
+              const int h = e / 2;
+              if (p > last[h] || p <= own[m][h] - args.window) s[m][n][e] = -INFINITY;
             }
           }
         }

@@ -70,10 +70,10 @@ struct PrefillItem {
   int slot;        // of the piece's results in the workspace
 };
 
-// What all roles derive from an item. position0, position1: the last that its first and its last
-// row see.
+// What all roles derive from an item. last_own: where its last row stands. low, low_end: what its
+// first row sees.
 struct PrefillRange {
-  int num_rows, row_begin, before, position0, position1, low, tile_first, tile_last, num_tiles;
+  int num_rows, row_begin, before, last_own, low, low_end, tile_first, tile_last, num_tiles;
 
   template <int kRows, int kKeys>
   static __device__ __forceinline__ PrefillRange of(const AttentionArgs& args,
@@ -83,11 +83,12 @@ struct PrefillRange {
     r.row_begin = tile.tile * kRows;
     const int row_end = min(r.row_begin + kRows, r.num_rows);
     r.before = tile.context_len - tile.num_tokens;
-    r.position0 = max(r.before + token_of_row(args, r.row_begin), tile.common);
-    r.position1 = max(r.before + token_of_row(args, row_end - 1), tile.common);
-    r.low = max(0, r.position0 - args.window + 1);
+    const int first_own = r.before + token_of_row(args, r.row_begin);
+    r.last_own = r.before + token_of_row(args, row_end - 1);
+    r.low = max(0, first_own - args.window + 1);
+    r.low_end = last_visible(first_own, tile.common, args.window) + 1;
     r.tile_first = r.low / kKeys;
-    r.tile_last = r.position1 / kKeys;
+    r.tile_last = last_visible(r.last_own, tile.common, args.window) / kKeys;
     r.num_tiles = r.tile_last - r.tile_first + 1;
     return r;
   }
@@ -537,7 +538,7 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat, V>::kThreads, 1)
     // The item whose logits are computed, and its rows of this thread.
     int slot = 0;
     PrefillRange range;
-    int last_seen[2];
+    int own[2];  // where they stand
     [[maybe_unused]] float slopes[2];
     auto logit_unit = [&] { return kShaped ? 1.f : args.scale_log2; };  // of what s is then
     float largest[2], sum[2], rescale[2];
@@ -553,7 +554,7 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat, V>::kThreads, 1)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int r = range.row_begin + consumer * 64 + warp * 16 + lane / 4 + h * 8;
-        last_seen[h] = max(range.before + token_of_row(args, r), items[slot].tile.common);
+        own[h] = range.before + token_of_row(args, r);
         if constexpr (kShaped) {
           slopes[h] = slope_of(args, items[slot].kv_head * args.group + r % args.group);
         }
@@ -606,15 +607,18 @@ __global__ void __launch_bounds__(PrefillShape<D, kFormat, V>::kThreads, 1)
     auto softmax = [&](int j) {  // s becomes weights of key tile j
       if constexpr (kShaped) {
         const int first = j * kKeys + 2 * (lane % 4);
-        const int distances[2] = {first - last_seen[0], first - last_seen[1]};
+        const int distances[2] = {first - own[0], first - own[1]};
         shape_logits<kKeys / 2>(args, slopes, distances, [&](int i) -> float& { return s[i]; });
       }
-      if ((j + 1) * kKeys > range.position0 + 1 || j * kKeys <= range.position1 - args.window) {
+      if ((j + 1) * kKeys > range.low_end || j * kKeys <= range.last_own - args.window) {
+        const int common = items[slot].tile.common;
+        const int last[2] = {last_visible(own[0], common, args.window),
+                             last_visible(own[1], common, args.window)};
 #pragma unroll
         for (int i = 0; i < kKeys / 2; ++i) {
           const int position = j * kKeys + i / 4 * 8 + 2 * (lane % 4) + (i & 1);
-          const int last = last_seen[i / 2 & 1];
-          if (position > last || position <= last - args.window) s[i] = -INFINITY;
+          const int h = i / 2 & 1;
+          if (position > last[h] || position <= own[h] - args.window) s[i] = -INFINITY;
         }
       }
 #pragma unroll

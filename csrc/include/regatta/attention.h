@@ -47,7 +47,7 @@ struct AttentionBatch {
   int64_t tree_words = 0;
   // The first so many tokens of each request are seen by all of its tokens, those before them too:
   // a span that begins among them has them all. Null: none. Without trees and slopes. A window goes
-  // both ways there, on a CPU.
+  // both ways there.
   const int32_t* prefix_lens = nullptr;  // [B]
   // The first so many tokens of each span have no row in the output. Null: none. On a CPU.
   const int32_t* unread = nullptr;  // [B]

@@ -145,7 +145,7 @@ class GpuRunner:
 
         tokens: StepTokens
         if choices.candidates:
-            tokens = self._launch_beams(inputs, choices, shape, send)
+            outputs, tokens = self._launch_beams(inputs, choices, shape, send)
         else:
             outputs, draw = self._start(inputs, choices, shape)
             if choices.fill_masks is None:
@@ -153,7 +153,7 @@ class GpuRunner:
                 tokens = send(outputs)
             else:
                 tokens = self._under_masks(outputs, draw, choices, send)
-            tokens.hidden = outputs.hidden
+        tokens.hidden = outputs.hidden
         self.shelf.turn()
         return tokens
 
@@ -175,18 +175,18 @@ class GpuRunner:
         choices: Choices,
         shape: GraphShape,
         send: Callable[[StepOutputs], TokensOnTheirWay],
-    ) -> StepTokens:
+    ) -> tuple[StepOutputs, StepTokens]:
         """The network may replay a graph; the choice is queued by itself."""
         import paddle
 
-        plain = self._shape(inputs, NO_CHOICES)
+        plain = self._shape(inputs, NO_CHOICES)._replace(taps=shape.taps)
         outputs, _ = self._start(inputs, choices, plain)
         assert outputs.logits is not None
         rows = outputs.logits[: len(choices.rows)]
         with paddle.no_grad():
             rows = rows.clone() if shape.raw else rows
             found = self.chooser.find(outputs.step, rows, shape, choices)
-        return BeamTokensOnTheirWay(send(outputs), found, list(choices.candidates))
+        return outputs, BeamTokensOnTheirWay(send(outputs), found, list(choices.candidates))
 
     def _under_masks(
         self,
