@@ -957,8 +957,8 @@ class UnitWorker {
       Product<kDot>::columns(
           static_cast<int>(rows * (i + 1) / groups - first), static_cast<int>(padded_ / kLanes),
           buffers_.weights + first * kChunk + column, kChunk, buffers_.values, padded_ * kPerStep,
-          (whole_steps(columns) + kPerStep - 1) / kPerStep, buffers_.out + (row + first) * padded_, padded_,
-          scales + first, ahead.part(i, groups));
+          (whole_steps(columns) + kPerStep - 1) / kPerStep, buffers_.out + (row + first) * padded_,
+          padded_, scales + first, ahead.part(i, groups));
     }
   }
 
@@ -1132,7 +1132,7 @@ void attend_rows(Team& team, const AttentionJob& job, const Query* q, AttendedFn
       const AttentionUnit& unit = job.plan.units[i];
       const AttentionTile& tile = job.plan.tiles[unit.tile];
       (tile.end - tile.begin) * job.group() > kRowsOfPairs ? worker_of_many.run(unit, q, sink)
-                                                       : worker.run(unit, q, sink);
+                                                           : worker.run(unit, q, sink);
     });
   };
   bool as_floats = false;
