@@ -310,8 +310,8 @@ void arrange_code_keys(const char* const* rows, ptrdiff_t offset, int64_t count,
 #endif
 
 // Rows of K transposed: out[u][j], u the units (see kv_rows.inl) of row j < count, which begins at
-// rows[j] + offset bytes.
-template <class Rows>
+// rows[j] + offset bytes. kSwaps: those of a pair swapped.
+template <class Rows, bool kSwaps = Rows::kSwaps>
 void arrange_keys(const char* const* rows, ptrdiff_t offset, int64_t count, int64_t head_dim,
                   FetchAhead ahead, typename Factor<Rows::kDot>::Type* out) {
 #if REGATTA_HAS_BF16_DOT
@@ -332,7 +332,7 @@ void arrange_keys(const char* const* rows, ptrdiff_t offset, int64_t count, int6
       for (int i = 0; i < kLanes; ++i) block[i] = Rows::units(rows[j + i] + offset, u, width);
       transpose(block);
       auto* to = reinterpret_cast<float*>(out) + u * kChunk + j;
-      for (int i = 0; i < width; ++i) store(to + i * kChunk, block[i]);
+      for (int i = 0; i < width; ++i) store(to + (i ^ kSwaps) * kChunk, block[i]);
     }
   }
 }
@@ -366,7 +366,7 @@ void arrange_values(const char* const* rows, ptrdiff_t offset, int64_t count, in
     if constexpr (!Rows::kDot) {
       for (int64_t d = 0; d < head_dim; d += kLanes) {
         const int width = static_cast<int>(head_dim - d < kLanes ? head_dim - d : kLanes);
-        store(out + j * stride + d, Rows::units(row, d, width));
+        store(out + (j ^ Rows::kSwaps) * stride + d, Rows::units(row, d, width));
       }
     }
   }
@@ -490,6 +490,8 @@ struct UnitBuffers {
   ChunkScales scales;       // of the chunk and KV head being done
 };
 
+struct KeepDenormals {};
+
 // Does the units of one thread. Rows reads the cache.
 template <class Rows>
 class UnitWorker {
@@ -497,6 +499,13 @@ class UnitWorker {
   static constexpr bool kDot = Rows::kDot;
   static constexpr int kLanes = Vec::kLanes;
   using F = typename Factor<kDot>::Type;
+#if REGATTA_HAS_BF16_DOT
+  using Stored = std::conditional_t<Rows::kSwaps, bf16, F>;  // what factors are rounded to
+  using Denormals = std::conditional_t<Rows::kSwaps, FlushDenormals, KeepDenormals>;
+#else
+  using Stored = F;
+  using Denormals = KeepDenormals;
+#endif
 
   UnitWorker(const AttentionJob& job, Scratch& scratch)
       : job_(job),
@@ -508,12 +517,10 @@ class UnitWorker {
                       static_cast<const char*>(job.cache.key)),
         buffers_(job, scratch) {}
 
-  // Writes row `row` of q, [.., D] of whatever dtype.
-  using CopyQueryFn = void (*)(const void* q, int64_t row, int64_t dim, F* to);
-
-  void run(AttentionUnit unit, const void* q, CopyQueryFn copy_query, AttendedFn sink) {
+  template <class Query>
+  void run(AttentionUnit unit, const Query* q, AttendedFn sink) {
     const AttentionTile& tile = job_.plan.tiles[unit.tile];
-    open(tile, unit.first_head, unit.num_heads, q, copy_query);
+    open(tile, unit.first_head, unit.num_heads, q);
     if (unit.split >= 0) {
       run_split(unit.split, (unit.split + 1) * kSplit);
       for (int64_t i = 0; i < num_heads_ * rows_; ++i) {
@@ -559,8 +566,8 @@ class UnitWorker {
     return kv_head * job_.plan.num_partial_rows + tile.partial + (split - tile.first_split) * rows_;
   }
 
-  void open(const AttentionTile& tile, int64_t first_head, int64_t num_heads, const void* q,
-            CopyQueryFn copy_query) {
+  template <class Query>
+  void open(const AttentionTile& tile, int64_t first_head, int64_t num_heads, const Query* q) {
     const AttentionBatch& batch = job_.batch;
     const int64_t first_token = batch.cu_seqlens_q[tile.span];
     const int64_t num_tokens = batch.cu_seqlens_q[tile.span + 1] - first_token;
@@ -585,7 +592,10 @@ class UnitWorker {
       for (int64_t r = 0; r < rows_; ++r, to += job_.head_dim) {
         const int64_t token = first_token + tile.begin + r / group_;
         const int64_t head = h * group_ + r % group_;
-        copy_query(q, token * job_.num_heads + head, job_.head_dim, to);
+        const Query* row = q + (token * job_.num_heads + head) * job_.head_dim;
+        for_lanes(job_.head_dim, [&](int64_t i, auto n) REGATTA_LAMBDA_INLINE {
+          store_factors(to + i, load_n(row + i, n), n);
+        });
       }
     }
     if constexpr (Rows::kOffset) {
@@ -824,7 +834,8 @@ class UnitWorker {
   // Whether products are by tiles. They take 32 positions or values of k together.
   bool by_tiles() const { return kHasTiles && kDot && job_.by_tiles; }
   int64_t whole_steps(int64_t positions) const {
-    return by_tiles() ? (positions + 31) / 32 * 32 : positions;
+    const int64_t step = by_tiles() ? 32 : Rows::kSwaps ? 2 : 1;
+    return (positions + step - 1) / step * step;
   }
 
   // Positions whose K and V stay in L1 raw, arranged and fetched ahead: six times its K for a dense
@@ -864,8 +875,8 @@ class UnitWorker {
   // Tails behind the keys that arrange_keys made of codes.
   void arrange_tails([[maybe_unused]] const char* const* tails, [[maybe_unused]] int64_t count) {
     if constexpr (Rows::kTail) {
-      arrange_keys<typename Rows::Tail>(tails, 0, count, job_.tail_dim, FetchAhead(),
-                                        buffers_.keys + key_dim_ * kChunk);
+      arrange_keys<typename Rows::Tail, Rows::kSwaps>(tails, 0, count, job_.tail_dim, FetchAhead(),
+                                                      buffers_.keys + key_dim_ * kChunk);
     }
   }
 
@@ -901,6 +912,7 @@ class UnitWorker {
       }
     }
 #endif
+    [[maybe_unused]] const Denormals denormals;
     const int num_vecs = static_cast<int>((columns + kLanes - 1) / kLanes);
     constexpr int64_t kPerStep = Factor<kDot>::kPerStep;
     const int64_t groups = (rows + kRegisterRows - 1) / kRegisterRows;
@@ -937,6 +949,7 @@ class UnitWorker {
       }
     }
 #endif
+    [[maybe_unused]] const Denormals denormals;
     constexpr int64_t kPerStep = Factor<kDot>::kPerStep;
     const int64_t groups = (rows + kRegisterRows - 1) / kRegisterRows;
     for (int64_t i = 0; i < groups; ++i) {
@@ -944,8 +957,8 @@ class UnitWorker {
       Product<kDot>::columns(
           static_cast<int>(rows * (i + 1) / groups - first), static_cast<int>(padded_ / kLanes),
           buffers_.weights + first * kChunk + column, kChunk, buffers_.values, padded_ * kPerStep,
-          (columns + kPerStep - 1) / kPerStep, buffers_.out + (row + first) * padded_, padded_,
-          scales + first, ahead.part(i, groups));
+          (whole_steps(columns) + kPerStep - 1) / kPerStep, buffers_.out + (row + first) * padded_,
+          padded_, scales + first, ahead.part(i, groups));
     }
   }
 
@@ -1014,6 +1027,15 @@ class UnitWorker {
     }
   }
 
+  // What keys and values are multiplied by: with kSwaps rounded, those of a pair swapped.
+  template <class Lanes>
+  static REGATTA_INLINE void store_factors(F* to, Vec factors, Lanes n) {
+#if REGATTA_HAS_BF16_DOT
+    if constexpr (Rows::kSwaps) factors = swapped_pairs(factors);
+#endif
+    store_n(to, factors, n);
+  }
+
   static int lane(int64_t i) { return i < 0 ? 0 : i > kLanes ? kLanes : static_cast<int>(i); }
 
   // weights := 2^(score - new largest) of rows [begin, begin + rows); sums go on. scales[r]: what
@@ -1047,13 +1069,13 @@ class UnitWorker {
         const Vec weight = exp2_below0(fma(load(buffers_.scores + i), unit, zero() - shift));
         if constexpr (Rows::kScaled) {
           const Vec scaled = weight * load(buffers_.scales.value + v * kLanes);
-          store(buffers_.weights + i, scaled);
+          store_factors(buffers_.weights + i, scaled, AllLanes());
           if constexpr (Rows::kOffset) {
             const Vec step = load(buffers_.scales.value_offset + v * kLanes);
-            offset = fma(as_stored<F>(scaled), step, offset);
+            offset = fma(as_stored<Stored>(scaled), step, offset);
           }
         } else {
-          store(buffers_.weights + i, weight);
+          store_factors(buffers_.weights + i, weight, AllLanes());
         }
         sum = sum + weight;
       }
@@ -1097,17 +1119,33 @@ class UnitWorker {
   const uint32_t* tree_rows_ = nullptr;  // masks of the tile's tokens
 };
 
+// More of one KV head are multiplied as floats where pairs are slow: fewer wait for memory.
+constexpr int64_t kRowsOfPairs = 8;
+
 // All units, then the merges.
 template <class Rows, class Query>
 void attend_rows(Team& team, const AttentionJob& job, const Query* q, AttendedFn sink) {
-  using Worker = UnitWorker<Rows>;
-  const auto copy_query = [](const void* from, int64_t row, int64_t dim, typename Worker::F* to) {
-    copy_row(static_cast<const Query*>(from) + row * dim, to, dim);
-  };
   Scratch::Scope scope(team.scratch());
-  Worker worker(job, team.scratch());
-  team.for_each(job.plan.num_units,
-                [&](int64_t i) { worker.run(job.plan.units[i], q, copy_query, sink); });
+  UnitWorker<Rows> worker(job, team.scratch());
+  const auto run_all = [&](auto& worker_of_many) {
+    team.for_each(job.plan.num_units, [&](int64_t i) {
+      const AttentionUnit& unit = job.plan.units[i];
+      const AttentionTile& tile = job.plan.tiles[unit.tile];
+      (tile.end - tile.begin) * job.group() > kRowsOfPairs ? worker_of_many.run(unit, q, sink)
+                                                           : worker.run(unit, q, sink);
+    });
+  };
+  bool as_floats = false;
+#if REGATTA_HAS_BF16_DOT
+  if constexpr (Rows::kDot) {
+    as_floats = pairs_are_slow() && !job.by_tiles;
+    if (as_floats) {
+      UnitWorker<typename Rows::Floats> floats(job, team.scratch());
+      run_all(floats);
+    }
+  }
+#endif
+  if (!as_floats) run_all(worker);
   if (job.plan.num_divided == 0) return;
   team.barrier();
   team.for_each(job.plan.num_divided * job.num_kv_heads, [&](int64_t i) {

@@ -36,7 +36,7 @@ constexpr CpuFeature kFeatures[] = {
     {"avx512vl", 7, 0, 1, 1u << 31, kZmm},   {"avx512_vnni", 7, 0, 2, 1u << 11, kZmm},
     {"avx_vnni", 7, 1, 0, 1u << 4, kYmm},    {"avx512_bf16", 7, 1, 0, 1u << 5, kZmm},
     {"avx512_vbmi", 7, 0, 2, 1u << 1, kZmm}, {"amx_bf16", 7, 0, 3, 1u << 22, kTiles},
-    {"amx_int8", 7, 0, 3, 3u << 24, kTiles},
+    {"amx_int8", 7, 0, 3, 3u << 24, kTiles}, {"amx_fp16", 7, 1, 0, 1u << 21, kTiles},
 };
 
 uint64_t enabled_states() {
@@ -158,7 +158,7 @@ Forced& forced_state() {
 }  // namespace
 
 const char* isa_name(Isa isa) {
-  constexpr const char* kNames[] = {"scalar", "avx2", "avx512", "avx512_bf16", "amx"};
+  constexpr const char* kNames[] = {"scalar", "avx2", "avx512", "avx512_bf16", "amx", "amx_fp16"};
   return kNames[static_cast<int>(isa)];
 }
 
@@ -178,19 +178,23 @@ std::string isa_refusal(Isa isa) {
                              {Isa::kAvx512Bf16, "avx512_vnni"},
                              {Isa::kAvx512Bf16, "avx512_bf16"},
                              {Isa::kAmx, "amx_bf16"},
-                             {Isa::kAmx, "amx_int8"}};
+                             {Isa::kAmx, "amx_int8"},
+                             {Isa::kAmxFp16, "amx_fp16"}};
   std::string missing;
   for (const Need& need : kNeeds) {
     if (isa < need.from || has_feature(need.feature)) continue;
     missing += (missing.empty() ? "this CPU lacks " : ", ") + std::string(need.feature);
   }
-  return missing.empty() && isa == Isa::kAmx ? tiles_refusal() : missing;
+  return missing.empty() && isa >= Isa::kAmx ? tiles_refusal() : missing;
 }
 
 bool isa_available(Isa isa) {
-  static const bool available[] = {
-      true, isa_refusal(Isa::kAvx2).empty(), isa_refusal(Isa::kAvx512).empty(),
-      isa_refusal(Isa::kAvx512Bf16).empty(), isa_refusal(Isa::kAmx).empty()};
+  static const bool available[] = {true,
+                                   isa_refusal(Isa::kAvx2).empty(),
+                                   isa_refusal(Isa::kAvx512).empty(),
+                                   isa_refusal(Isa::kAvx512Bf16).empty(),
+                                   isa_refusal(Isa::kAmx).empty(),
+                                   isa_refusal(Isa::kAmxFp16).empty()};
   return available[static_cast<int>(isa)];
 }
 

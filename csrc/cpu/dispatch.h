@@ -20,10 +20,11 @@
 
 namespace regatta::cpu {
 
-// kAvx512Bf16 has VNNI too. kAmx is its code, with products of bfloat16 and int8 by tiles.
-enum class Isa : uint8_t { kScalar, kAvx2, kAvx512, kAvx512Bf16, kAmx };
+// kAvx512Bf16 has VNNI too. kAmx is its code, with products of bfloat16 and int8 by tiles; kAmxFp16
+// with those of dense float16 besides.
+enum class Isa : uint8_t { kScalar, kAvx2, kAvx512, kAvx512Bf16, kAmx, kAmxFp16 };
 
-const char* isa_name(Isa isa);                 // "scalar", "avx2", "avx512", "avx512_bf16", "amx"
+const char* isa_name(Isa isa);                 // "scalar", "avx2", ..., "amx", "amx_fp16"
 bool isa_available(Isa isa);                   // CPU and operating system have it
 bool has_vnni();                               // AVX-512 with vpdpbusd
 bool streams_into_l2();                        // what is read once is best prefetched into L2 only
@@ -138,14 +139,15 @@ class OpTable final : public OpTableBase {
   std::vector<Candidate<Params>> candidates_;
 };
 
-// The instruction sets, best first. FN is the same function name in each ISA namespace; REFUSE is
-// that of avx512_bf16.
+// The instruction sets, best first; behind scalar, which always fits, one that runs only where it
+// is forced. FN is the same function name in each ISA namespace; REFUSE is that of avx512_bf16.
 #define REGATTA_CANDIDATES_REFUSE(FN, REFUSE)                                     \
   {"amx", ::regatta::cpu::Isa::kAmx, REFUSE, avx512_bf16::FN},                    \
       {"avx512_bf16", ::regatta::cpu::Isa::kAvx512Bf16, REFUSE, avx512_bf16::FN}, \
       {"avx512", ::regatta::cpu::Isa::kAvx512, nullptr, avx512::FN},              \
-      {"avx2", ::regatta::cpu::Isa::kAvx2, nullptr, avx2::FN}, {                  \
-    "scalar", ::regatta::cpu::Isa::kScalar, nullptr, scalar::FN                   \
+      {"avx2", ::regatta::cpu::Isa::kAvx2, nullptr, avx2::FN},                    \
+      {"scalar", ::regatta::cpu::Isa::kScalar, nullptr, scalar::FN}, {            \
+    "amx_fp16", ::regatta::cpu::Isa::kAmxFp16, REFUSE, avx512_bf16::FN            \
   }
 #define REGATTA_CANDIDATES(FN) REGATTA_CANDIDATES_REFUSE(FN, nullptr)
 

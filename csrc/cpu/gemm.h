@@ -61,6 +61,7 @@ enum class RowFormat : uint8_t {
   kBFloat16Sums,  // the same, and the sum of each block of 32 values of a row
   kInt8Blocks,    // int8, a scale for each block of 32 values of a row
   kInt8Rows,      // int8, one scale for the row (or for all rows)
+  kFloat16,
   kSwappedPairs,  // bfloat16 values as floats, those of a pair swapped
 };
 
@@ -89,8 +90,8 @@ struct RowTransform {
 struct GemmKernels;
 
 // Activations in tiles of rows, [tile][line][row of tile][64 bytes]: a microkernel walks one
-// pointer, and copying a row in needs no transposition. A line holds 16 float, 32 bf16 or 64 int8
-// values of one row. The last tile may have fewer rows; its stride is the same.
+// pointer, and copying a row in needs no transposition. A line holds 16 float, 32 bf16 or fp16, or
+// 64 int8 values of one row. The last tile may have fewer rows; its stride is the same.
 //
 //   tile 0: | row 0 k 0..15 | row 1 k 0..15 | ... | row 0 k 16..31 | row 1 k 16..31 | ...
 //
@@ -108,11 +109,12 @@ struct PackedRows {
   bool is_int8() const {
     return format == RowFormat::kInt8Blocks || format == RowFormat::kInt8Rows;
   }
-  bool is_bf16() const {
-    return format == RowFormat::kBFloat16 || format == RowFormat::kBFloat16Sums;
+  bool is_16_bit() const {
+    return format == RowFormat::kBFloat16 || format == RowFormat::kBFloat16Sums ||
+           format == RowFormat::kFloat16;
   }
   bool has_blocks() const { return is_int8() || format == RowFormat::kBFloat16Sums; }
-  int64_t line_values() const { return is_int8() ? 64 : is_bf16() ? 32 : 16; }
+  int64_t line_values() const { return is_int8() ? 64 : is_16_bit() ? 32 : 16; }
   int64_t num_lines() const { return (width + line_values() - 1) / line_values(); }
   int64_t num_blocks() const { return (width + kBlock - 1) / kBlock; }
   int64_t num_tiles() const { return (num_rows + tile_rows - 1) / tile_rows; }

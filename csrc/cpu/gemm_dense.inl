@@ -127,19 +127,42 @@ void run_row(const PanelJob& job) {
   }
 }
 
+// `count` values of k of a panel of float16 as columns for tiles, in pairs; zeros behind them fill
+// a step.
+inline void stage_halves(const bf16* from, int64_t count, char* to) {
+  auto* out = reinterpret_cast<bf16*>(to);
+  for (; count > 1; count -= 2, from += 2 * kPanel, out += 2 * kPanel) {
+    interleave(out, from, from + kPanel, kPanel);
+  }
+  bf16 last[2 * kPanel] = {};
+  if (count > 0) {
+    __builtin_memcpy(last, from, sizeof(last) / 2);
+    interleave(out, last, last + kPanel, kPanel);
+    out += 2 * kPanel;
+  }
+  const int64_t left = reinterpret_cast<char*>(out) - to;
+  const int64_t whole = (left + tiles::kStepBytes - 1) / tiles::kStepBytes * tiles::kStepBytes;
+  __builtin_memset(out, 0, whole - left);
+}
+
 // bfloat16 by tiles, any number of rows. Rows pass over a slab of the panel in L1 by two tiles at a
 // time; meanwhile each job fetches its part of the next panel. A few rows take two panels at once.
-inline void run_tiles(const PanelJob& job) {
+// kHalves: float16, which is stored by k alone and becomes pairs a slab at a time.
+template <tiles::Factors kFactors>
+void run_tiles(const PanelJob& job) {
+  constexpr bool kHalves = kFactors == tiles::Factors::kHalves;
   const PackedRows& rows = *job.rows;
   const int64_t num_pairs = (rows.width + 1) / 2, line_bytes = rows.tile_rows * kLineBytes;
-  const int64_t panel_bytes = num_pairs * tiles::kPanelStride;
-  const int64_t num_steps = num_pairs / 16, rest = num_pairs % 16;  // pairs of a step
+  const int64_t panel_bytes = kHalves ? rows.width * 64 : num_pairs * tiles::kPanelStride;
+  const int64_t num_steps = (num_pairs + 15 * kHalves) / 16;
+  const int64_t rest = kHalves ? 0 : num_pairs % 16;  // pairs of a step
   const auto* weight = static_cast<const char*>(job.weight->tensors[0].data);
   const int64_t num_tiles = job.tile_end - job.tile_begin, num_rows = job.num_rows();
-  const bool two_panels = job.num_panels == 2 && num_tiles == 1;
-  if (num_rows == 1) return two_panels ? run_row<2>(job) : run_row<1>(job);
+  const bool two_panels = !kHalves && job.num_panels == 2 && num_tiles == 1;
+  if (num_rows == 1 && !kHalves) return two_panels ? run_row<2>(job) : run_row<1>(job);
   tiles::Shapes shapes;
   alignas(64) char last[2][tiles::kStepBytes];  // the rest of the panels, and zeros behind it
+  alignas(64) char staged[kHalves ? tiles::kSlabSteps * tiles::kStepBytes : 1];
   for (int i = 0; i < job.num_panels; i += two_panels ? 2 : 1) {
     const char* panel = weight + job.panels[i] * panel_bytes;
     const char* other = two_panels ? weight + job.panels[1] * panel_bytes : nullptr;
@@ -150,11 +173,15 @@ inline void run_tiles(const PanelJob& job) {
         __builtin_memset(last[p] + bytes, 0, tiles::kStepBytes - bytes);
       }
     }
-    const int64_t slabs = tiles::num_slabs(num_tiles, num_steps);
+    const int64_t slabs = tiles::num_slabs(kHalves ? tiles::kFewestOfSlabs : num_tiles, num_steps);
     for (int64_t slab = 0, step = 0; slab < slabs + (rest > 0); ++slab) {
       const bool at_rest = slab == slabs;
       const int64_t end = at_rest ? num_steps + 1 : num_steps * (slab + 1) / slabs;
-      const char* columns = at_rest ? last[0] : panel + step * tiles::kStepBytes;
+      const char* columns = at_rest ? last[0] : kHalves ? staged : panel + step * tiles::kStepBytes;
+      if (kHalves) {
+        stage_halves(reinterpret_cast<const bf16*>(panel + step * tiles::kStepBytes),
+                     std::min(rows.width, end * 32) - step * 32, staged);
+      }
       const char* more_columns = !other    ? nullptr
                                  : at_rest ? last[1]
                                            : other + step * tiles::kStepBytes;
@@ -169,7 +196,7 @@ inline void run_tiles(const PanelJob& job) {
                                   float* more_sums) REGATTA_LAMBDA_INLINE {
           constexpr int kTwo = row_tiles.value * panels.value;
           step > 0 ? tiles::load_sums<kTwo>(sums, more_sums) : tiles::zero_sums<kTwo>();
-          tiles::multiply<tiles::Factors::kPairs, row_tiles.value, panels.value>(
+          tiles::multiply<kFactors, row_tiles.value, panels.value>(
               lines, more_lines, line_bytes, columns, more_columns, end - step, ahead);
           tiles::store_sums<kTwo>(sums, more_sums);
         };
@@ -189,11 +216,16 @@ inline void run_tiles(const PanelJob& job) {
   }
 }
 
+template <tiles::Factors kFactors>
 inline const GemmKernels* tile_kernels() {
-  static constexpr GemmKernels kBFloat16 = {RowFormat::kBFloat16, tiles::kTileRows,
-                                            tiles::kTileRows,     run_tiles,
-                                            tiles::kBlockRows,    tiles::kCachedBytes};
-  return &kBFloat16;
+  constexpr bool kHalves = kFactors == tiles::Factors::kHalves;
+  static constexpr GemmKernels kKernels = {kHalves ? RowFormat::kFloat16 : RowFormat::kBFloat16,
+                                           tiles::kTileRows,
+                                           kHalves ? 0 : tiles::kTileRows,
+                                           run_tiles<kFactors>,
+                                           tiles::kBlockRows,
+                                           tiles::kCachedBytes};
+  return &kKernels;
 }
 #endif
 

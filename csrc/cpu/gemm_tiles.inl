@@ -16,9 +16,9 @@ constexpr int64_t kSumStride = kPanel * 4;
 constexpr int64_t kBlockRows = 512, kCachedBytes = int64_t{3} << 19;
 
 // Slabs of a panel, each of which stays in L1 while the rows pass over it.
+constexpr int64_t kSlabSteps = 8, kFewestOfSlabs = 3;  // steps; tiles of rows
 inline int64_t num_slabs(int64_t num_tiles, int64_t num_steps) {
-  constexpr int64_t kSlabSteps = 8;
-  if (num_tiles <= 2) return num_steps > 0;
+  if (num_tiles < kFewestOfSlabs) return num_steps > 0;
   return (num_steps + kSlabSteps - 1) / kSlabSteps;
 }
 

@@ -20,6 +20,8 @@ namespace regatta::cpu::REGATTA_ISA {
 
 // What a kind of rows offers:
 //   kDot, kScaled (scales apply), kOffset (and offsets), kCodePairs (codes become pairs, by Reader)
+//   kSwaps             without kDot: values of bfloat16 as floats, those of a pair swapped
+//   Floats             the same rows so
 //   kTail              a key's last AttentionJob::tail_dim values are rows of kind Tail, elsewhere
 //   row_bytes(D)
 //   units(row, u, n)   without kCodePairs: n <= kLanes units from unit u on; a unit is a float, or
@@ -29,10 +31,18 @@ namespace regatta::cpu::REGATTA_ISA {
 //   Reader::make().store_pairs(units, out, step)   kPairsPerUnit pairs of each 32-bit lane,
 //                      `step` apart
 
-template <class T>
+// Multiply-adds of float make the sums of vdpbf16ps where they add each pair's odd product first,
+// and take denormals for zeros.
+template <class Rows>
+struct SwappedRows : Rows {
+  static constexpr bool kSwaps = true;
+};
+
+template <class T, bool kUsesDot = uses_dot<T>()>
 struct DenseRows {
-  static constexpr bool kDot = uses_dot<T>(), kScaled = false, kOffset = false, kCodePairs = false;
-  static constexpr bool kTail = false;
+  static constexpr bool kDot = kUsesDot, kScaled = false, kOffset = false, kCodePairs = false;
+  static constexpr bool kTail = false, kSwaps = false;
+  using Floats = SwappedRows<DenseRows<T, false>>;
   static int64_t row_bytes(int64_t head_dim) { return head_dim * static_cast<int64_t>(sizeof(T)); }
 
   static REGATTA_INLINE Vec units(const char* row, int64_t u, int n) {
@@ -54,7 +64,8 @@ enum class Codes { k8, k4, kE4m3 };
 template <Codes kCodes, bool kUsesDot>
 struct CodeRows {
   static constexpr bool kDot = kUsesDot, kScaled = true, kOffset = kCodes == Codes::k4;
-  static constexpr bool kCodePairs = kDot, kTail = false;
+  static constexpr bool kCodePairs = kDot, kTail = false, kSwaps = false;
+  using Floats = SwappedRows<CodeRows<kCodes, false>>;
 #if REGATTA_HAS_BF16_DOT
   using Reader =
       std::conditional_t<kCodes == Codes::k4, PairReader4, PairReader8<kCodes == Codes::kE4m3>>;
@@ -72,10 +83,11 @@ struct CodeRows {
 };
 
 // Latents in fp8, of a scale per token.
-template <class T>
-struct LatentCodeRows : CodeRows<Codes::kE4m3, uses_dot<T>()> {
+template <class T, bool kUsesDot = uses_dot<T>()>
+struct LatentCodeRows : CodeRows<Codes::kE4m3, kUsesDot> {
   static constexpr bool kTail = true;
-  using Tail = DenseRows<T>;
+  using Tail = DenseRows<T, kUsesDot>;
+  using Floats = SwappedRows<LatentCodeRows<T, false>>;
 };
 
 // fn(reader) with the reader of a cache's rows; T is the activations' dtype.

@@ -53,6 +53,29 @@ void pack_int8(const PackedRows& rows, int64_t row, int64_t column, const T* val
   }
 }
 
+// pack_columns() of a format of bf16 or fp16.
+template <class Half, class T>
+void pack_halves(const PackedRows& rows, int64_t row, int64_t column, const T* values,
+                 int64_t count) {
+  char* line = rows.line(row, column);
+  for (int64_t i = 0; i < count; i += 32, line += rows.tile_rows * kLineBytes) {
+    auto* out = reinterpret_cast<Half*>(line);
+    if (count - i >= 32) {
+      for (int j = 0; j < 32; j += Vec::kLanes) store(out + j, load(values + i + j));
+    } else {
+      for (int64_t j = 0; j < count - i; ++j) from_float(to_float(values[i + j]), out + j);
+      for (int64_t j = count - i; j < 32; ++j) out[j].bits = 0;
+    }
+    if (rows.format == RowFormat::kBFloat16Sums) {
+      Vec sum = zero();
+      for (int j = 0; j < kBlock; j += Vec::kLanes) sum = sum + load(out + j);
+      const int64_t tile = row / rows.tile_rows, block = (column + i) / kBlock;
+      rows.block_scales(tile)[block * rows.tile_rows + row - tile * rows.tile_rows].value_sum =
+          reduce_add(sum);
+    }
+  }
+}
+
 template <class T>
 void pack_columns(const PackedRows& rows, int64_t row, int64_t column, const T* values,
                   int64_t count) {
@@ -61,6 +84,10 @@ void pack_columns(const PackedRows& rows, int64_t row, int64_t column, const T* 
   if (rows.is_int8()) {
     return pack_int8(rows, row, column, values, count, rows.transform.static_scale);
   }
+  if (rows.format == RowFormat::kFloat16) {
+    return pack_halves<fp16>(rows, row, column, values, count);
+  }
+  if (rows.is_16_bit()) return pack_halves<bf16>(rows, row, column, values, count);
   const int64_t step = rows.tile_rows * kLineBytes;
   char* line = rows.line(row, column);
 #if REGATTA_HAS_BF16_DOT
@@ -72,32 +99,13 @@ void pack_columns(const PackedRows& rows, int64_t row, int64_t column, const T* 
     return;
   }
 #endif
-  if (rows.format == RowFormat::kFloat32) {
-    for (int64_t i = 0; i < count; i += 16, line += step) {
-      float* out = reinterpret_cast<float*>(line);
-      if (count - i >= 16) {
-        for (int j = 0; j < 16; j += kLanes) store(out + j, load(values + i + j));
-      } else {
-        for (int64_t j = 0; j < count - i; ++j) out[j] = to_float(values[i + j]);
-        out[count - i] = 0.0f;  // weights stored in pairs pad an odd row with a zero
-      }
-    }
-  } else {
-    for (int64_t i = 0; i < count; i += 32, line += step) {
-      bf16* out = reinterpret_cast<bf16*>(line);
-      if (count - i >= 32) {
-        for (int j = 0; j < 32; j += kLanes) store(out + j, load(values + i + j));
-      } else {
-        for (int64_t j = 0; j < count - i; ++j) from_float(to_float(values[i + j]), out + j);
-        for (int64_t j = count - i; j < 32; ++j) out[j].bits = 0;
-      }
-      if (rows.format == RowFormat::kBFloat16Sums) {
-        Vec sum = zero();
-        for (int j = 0; j < kBlock; j += kLanes) sum = sum + load(out + j);
-        const int64_t tile = row / rows.tile_rows, block = (column + i) / kBlock;
-        rows.block_scales(tile)[block * rows.tile_rows + row - tile * rows.tile_rows].value_sum =
-            reduce_add(sum);
-      }
+  for (int64_t i = 0; i < count; i += 16, line += step) {
+    float* out = reinterpret_cast<float*>(line);
+    if (count - i >= 16) {
+      for (int j = 0; j < 16; j += kLanes) store(out + j, load(values + i + j));
+    } else {
+      for (int64_t j = 0; j < count - i; ++j) out[j] = to_float(values[i + j]);
+      out[count - i] = 0.0f;  // weights stored in pairs pad an odd row with a zero
     }
   }
 }

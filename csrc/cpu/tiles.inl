@@ -5,7 +5,8 @@
 // the last ones filled up with zeros, the sum of the even ones and that of the odd ones, k by k in
 // one rounding each; both are added, and that to what is there. Denormals are zeros. Vectors make
 // the same sums of one row, or of a few in attention, as fast as they read: tiles wait longer for
-// memory and for what was stored just before. Integer sums are exact.
+// memory and for what was stored just before. Sums of float16 (TDPFP16PS) are made alike, of its
+// denormals too. Integer sums are exact.
 #if REGATTA_HAS_BF16_DOT && REGATTA_TILES
 namespace regatta::cpu::REGATTA_ISA {
 namespace tiles {
@@ -33,8 +34,9 @@ REGATTA_INLINE void zero() {
   __asm__ volatile("tilezero %%tmm%c0" ::"i"(kTile));
 }
 
-// What is multiplied: pairs of bfloat16; int8 rows with unsigned codes; int8 with int8.
-enum class Factors : uint8_t { kPairs, kCodes, kBytes };
+// What is multiplied: pairs of bfloat16, or of float16; int8 rows with unsigned codes; int8 with
+// int8.
+enum class Factors : uint8_t { kPairs, kHalves, kCodes, kBytes };
 
 template <Factors kFactors, int kSum, int kRows, int kColumns>
 REGATTA_INLINE void dot() {
@@ -44,6 +46,10 @@ REGATTA_INLINE void dot() {
   if constexpr (kFactors == Factors::kCodes) REGATTA_TILE_DOT("tdpbsud");
   if constexpr (kFactors == Factors::kBytes) REGATTA_TILE_DOT("tdpbssd");
 #undef REGATTA_TILE_DOT
+  if constexpr (kFactors == Factors::kHalves) {  // tdpfp16ps, which older assemblers do not know
+    __asm__ volatile(".byte 0xc4, 0xe2, %c0, 0x5c, %c1" ::"i"(0x7b ^ kColumns << 3),
+                     "i"(0xc0 | kSum << 3 | kRows));
+  }
 }
 
 // Rows, and bytes of a row.

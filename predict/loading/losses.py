@@ -46,7 +46,7 @@ def check_activations(
         raise UserError(f"--weight_only_activations {asked} changes nothing: {why}; leave it out")
     if why or config.quantization.settings.keeps_activations:
         return
-    by_tiles = library.require().info()["instruction_set"] == "amx"
+    by_tiles = library.require().info()["instruction_set"].startswith("amx")
     if not by_tiles or config.model.dtype != "bfloat16":  # tiles take bfloat16 as it is
         LOG.info(
             f"{count} linears of weight-only codes round activations to int8 in blocks of 32; "

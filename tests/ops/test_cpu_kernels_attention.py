@@ -140,6 +140,19 @@ def test_chunked_prefill_equals_whole_prefill_bit_for_bit(
         np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
+def test_rows_of_denormals_have_the_same_bits_alone_and_together(
+    compiled: Library, candidate: str
+) -> None:
+    """Some CPUs multiply a few rows of bfloat16 by other instructions than many."""
+    problem = Problem.of(Shape(2, 1, 64, 64, ((40, 75),)), "bfloat16")
+    values = [rounded(each * np.float32(2.0**-122), "bfloat16") for each in problem.values]
+    problem = replace(problem, values=values)
+    whole = problem.run(compiled)
+    assert whole.any()
+    parts = [problem.part(0, i, i + 1).run(compiled) for i in range(40)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_request_s_result_does_not_depend_on_its_batch(
     compiled: Library, candidate: str, dtype: str

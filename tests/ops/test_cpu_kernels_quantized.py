@@ -72,7 +72,7 @@ def rounded_for(
     """The activations that the kernels of a scheme multiply."""
     if scheme in BY_TOKEN:
         return rounded_by_row(x)
-    keeps = keeps or dtype == "float32" or (candidate == "amx" and dtype == "bfloat16")
+    keeps = keeps or dtype == "float32" or (candidate.startswith("amx") and dtype == "bfloat16")
     return x.astype(np.float64) if keeps else rounded_by_block(x)
 
 

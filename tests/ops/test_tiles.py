@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -49,13 +50,23 @@ def amx(compiled: Library) -> Iterator[Library]:
     force(compiled, "")
 
 
-def logits(library: Library, x: Array, weight: Array) -> Array:
-    """Products of bfloat16 as float32, which the operator of the LM head returns."""
+@pytest.fixture
+def halves(compiled: Library) -> Iterator[Library]:
+    """The operators, with float16 by tiles too."""
+    if reason := refusal(compiled, "linear", "amx_fp16"):
+        pytest.skip(reason)
+    assert force(compiled, "amx_fp16") is None
+    yield compiled
+    force(compiled, "")
+
+
+def logits(library: Library, x: Array, weight: Array, dtype: str = "bfloat16") -> Array:
+    """Products as float32, which the operator of the LM head returns."""
     return numpy32(
         library.op("regatta_logits")(
-            tensor(x, "bfloat16"),
+            tensor(x, dtype),
             None,
-            [packed(library, weight, "bfloat16")],
+            [packed(library, weight, dtype)],
             None,
             int32(range(len(x))),
             *("dense", len(weight), 0.0, 1.0, 0.0),
@@ -82,6 +93,11 @@ def test_the_twin_takes_denormals_for_zeros_and_makes_none() -> None:
     assert np.signbit(flushed(-tiny / 2)).all()
 
 
+def test_the_twin_keeps_denormals_of_float16() -> None:
+    least = np.full((1, 1), 2.0**-24, np.float32)
+    np.testing.assert_array_equal(tile_product(least, least), np.float32(2.0**-48))
+
+
 def test_the_twin_adds_even_and_odd_values_apart() -> None:
     big = np.float32(2**24)  # to which 1 cannot be added, but 2 can
     row = np.array([[big, 1, 0, 1, -big, 0]], np.float32)
@@ -94,6 +110,30 @@ def test_products_are_the_twin_s_bits(amx: Library, shape: tuple[int, int, int])
     rng = np.random.default_rng(inputs)
     x, weight = bfloats(rng, rows, inputs), bfloats(rng, outputs, inputs)
     np.testing.assert_array_equal(logits(amx, x, weight), tile_product(x, weight))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products_of_float16_are_the_twin_s_bits(
+    halves: Library, shape: tuple[int, int, int]
+) -> None:
+    rows, inputs, outputs = shape
+    rng = np.random.default_rng(inputs)
+    x = rounded(normal(rng, rows, inputs), "float16")
+    weight = rounded(normal(rng, outputs, inputs) * np.float32(2.0**-14), "float16")  # denormals
+    got = logits(halves, x, weight, "float16")
+    np.testing.assert_array_equal(got, tile_product(x, weight))
+    np.testing.assert_array_equal(logits(halves, x[-1:], weight, "float16"), got[-1:])
+
+
+def test_float16_goes_through_tiles_where_it_is_asked_for_alone(compiled: Library) -> None:
+    names = [row["name"] for row in compiled.info()["kernels"]["linear"]]
+    assert names.index("amx_fp16") > names.index("scalar")  # which always fits
+    assert compiled.info()["instruction_set"] != "amx_fp16"
+    if reason := refusal(compiled, "linear", "amx_fp16"):
+        force(compiled, "amx_fp16")
+        with pytest.raises(ValueError, match=re.escape(f"amx_fp16 ({reason})")):
+            logits(compiled, np.ones((1, 4), np.float32), np.ones((3, 4), np.float32), "float16")
+        force(compiled, "")
 
 
 def test_denormals_are_the_twin_s(amx: Library) -> None:

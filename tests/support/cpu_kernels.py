@@ -15,7 +15,7 @@ from predict.device.library import Library
 Array = npt.NDArray[np.float32]
 Wide = npt.NDArray[np.float64]
 
-CANDIDATES = ("scalar", "avx2", "avx512", "avx512_bf16", "amx")
+CANDIDATES = ("scalar", "avx2", "avx512", "avx512_bf16", "amx", "amx_fp16")
 PAIRED = CANDIDATES[3:]  # multiply bfloat16 in pairs
 DTYPES = ("float32", "bfloat16", "float16")
 

@@ -1,4 +1,4 @@
-"""The scalar twin of AMX's product of bfloat16 tiles (TDPBF16PS), in NumPy."""
+"""The scalar twin of AMX's products of bfloat16 and float16 tiles (TDPBF16PS, TDPFP16PS)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def flushed(values: Array | Wide) -> Array:
 
 
 def tile_product(x: Array, weight: Array) -> Array:
-    """x [M, K] times weight [N, K] transposed, both of bfloat16 values.
+    """x [M, K] times weight [N, K] transposed, both of bfloat16 or float16 values.
 
     Of each 32 values of k, the last ones filled up with zeros, the even and the odd ones are summed
     apart, k by k with one rounding each (float64 holds such a product and sum exactly enough); then
