@@ -136,9 +136,7 @@ class StateSlots:
 
     def _keep(self, request: Request, num_tokens: int) -> None:
         size = self._config.block_size
-        if num_tokens % self._stride or not (
-            self._config.prefix_caching and request.shares_blocks
-        ):
+        if num_tokens % self._stride or not (self._config.prefix_caching and request.shares_blocks):
             return
         digest = self._blocks.digest(request, num_tokens // size)
         if digest not in self._kept:

@@ -46,17 +46,15 @@ def _keep(states: Tensor, span: _Span, state: Tensor) -> None:
         states[span.dst] = state
 
 
-def _convolved(
-    x: Tensor, taps: Tensor, bias: Tensor | None, states: Tensor, span: _Span
-) -> Tensor:
-    """The causal convolution of x [n, C], a request's, by taps [C, W]; keeps its last columns."""
+def _convolved(x: Tensor, taps: Tensor, bias: Tensor | None, states: Tensor, span: _Span) -> Tensor:
+    """The causal convolution of x [n, C], a request's, by taps [W, C]; keeps its last columns."""
     import paddle
 
     columns = paddle.concat([_before(states, span), x])
-    count, width = x.shape[0], taps.shape[1]
-    made = taps[:, 0] * columns[:count]
+    count, width = x.shape[0], taps.shape[0]
+    made = taps[0] * columns[:count]
     for tap in range(1, width):
-        made = made + taps[:, tap] * columns[tap : tap + count]
+        made = made + taps[tap] * columns[tap : tap + count]
     _keep(states, span, columns[count:])
     return made if bias is None else made + bias
 
@@ -93,9 +91,7 @@ def delta_net(
     made = []
     for span in _spans(inputs):
         part = slice(span.begin, span.end)
-        y = functions.silu(
-            _convolved(x[part], weights.conv, weights.conv_bias, conv_states, span)
-        )
+        y = functions.silu(_convolved(x[part], weights.conv, weights.conv_bias, conv_states, span))
         state, outputs = _before(kept, span), []
         q, k, v = _heads(y, weights)
         for t in range(span.end - span.begin):
@@ -118,7 +114,9 @@ def _gates(ba: Tensor, weights: DeltaNet) -> tuple[Tensor, Tensor]:
 
     block, functions = weights.block, paddle.nn.functional
     heads = block.num_value_heads
-    a = (ba[:, -block.decay_size :] + weights.step_bias).reshape([-1, heads, block.decay_size // heads])
+    a = (ba[:, -block.decay_size :] + weights.step_bias).reshape(
+        [-1, heads, block.decay_size // heads]
+    )
     rate = paddle.exp(weights.decay).unsqueeze(-1)
     step = functions.softplus(a, threshold=20.0)
     if block.decay_bound:

@@ -133,7 +133,11 @@ class AttentionBlock(blocks.CachingBlock):
     @property
     def costs(self) -> blocks.Costs:
         flops = 4 * self.q_size
-        return blocks.Costs(2 * self.qkv_size + 2 * self.out_gate * self.q_size, pair_flops=flops, decode_pair_flops=flops)
+        return blocks.Costs(
+            2 * self.qkv_size + 2 * self.out_gate * self.q_size,
+            pair_flops=flops,
+            decode_pair_flops=flops,
+        )
 
     @property
     def rotated_size(self) -> int:

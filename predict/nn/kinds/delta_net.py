@@ -122,7 +122,8 @@ class DeltaNetBlock(blocks.Block):
         return super().name(slot if slot in ("norm", "post_norm") else f"delta_{slot}", names)
 
     def weights(self, slots: Mapping[str, Any], kv_format: str, place: Any) -> DeltaNet:
-        return DeltaNet(self, **slots)
+        taps = slots["conv"].transpose([1, 0]).contiguous()
+        return DeltaNet(self, **{**slots, "conv": taps})
 
     def slots(self, hidden_size: int) -> tuple[blocks.Slot, ...]:
         conv, values, heads = self.conv_size, self.value_size, self.num_value_heads
@@ -154,7 +155,7 @@ class DeltaNet(blocks.BlockWeights):
     block: DeltaNetBlock
     qkvz: blocks.Linear  # queries, keys, values, gates
     ba: blocks.Linear  # strengths, decays
-    conv: Tensor  # [conv_size, conv_width] float32, the last tap is the newest token's
+    conv: Tensor  # [conv_width, conv_size] float32, the last tap is the newest token's
     decay: Tensor  # [V] float32, the logarithm
     step_bias: Tensor  # [decay_size] float32
     out_norm: Tensor  # [E] or [V * E] float32

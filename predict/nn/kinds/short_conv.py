@@ -51,7 +51,8 @@ class ShortConvBlock(blocks.Block):
         return super().name(slot if slot in ("norm", "post_norm") else f"conv_{slot}", names)
 
     def weights(self, slots: Mapping[str, Any], kv_format: str, place: Any) -> ShortConv:
-        return ShortConv(self, **slots)
+        taps = slots["taps"].transpose([1, 0]).contiguous()
+        return ShortConv(self, **{**slots, "taps": taps})
 
     def slots(self, hidden_size: int) -> tuple[blocks.Slot, ...]:
         size, table = self.size, blocks.TableSlot
@@ -71,7 +72,7 @@ class ShortConv(blocks.BlockWeights):
 
     block: ShortConvBlock
     bcx: blocks.Linear
-    taps: Tensor  # [size, width] float32, the last tap is the newest token's
+    taps: Tensor  # [width, size] float32, the last tap is the newest token's
     out: blocks.Linear
     norm: blocks.NormWeights | None = None
     taps_bias: Tensor | None = None  # [size] float32
