@@ -211,6 +211,7 @@ def _export(
     from predict.loading.platform import platform_of
     from predict.loading.pooling import read_pooling, save_pooling
     from predict.loading.program import save_program
+    from predict.loading.states import check_states
     from predict.nn.adapter_pages import page_tensors
     from predict.nn.decoder import FINAL
     from predict.system.progress import Progress
@@ -219,6 +220,7 @@ def _export(
     platform = platform_of(config.model.device, config.model.inference_model)
     config = config.changed(inference_model=platform.inference_model)  # what it is traced with
     spec, reader = read_spec(source, config.model.model_type)
+    check_states(config.changed(mode="static"), spec)
     spec = spec.with_latent_form(config.model.latent_form)
     config = with_model_defaults(with_stored_cache(config, reader), spec, reader)
     embeds = task == "embed" or not spec.makes_text

@@ -63,6 +63,7 @@ from predict.loading.memory import (
     mib,
     num_cache_blocks,
     num_gpu_cache_blocks,
+    num_state_slots,
     workspace_bytes,
 )
 from predict.loading.model import (
@@ -76,6 +77,7 @@ from predict.loading.model import (
 )
 from predict.loading.platform import Platform, platform_of
 from predict.loading.program import load_program
+from predict.loading.states import check_states
 from predict.nn.adapter_pages import with_pages
 from predict.nn.blocks import LowRankPages
 from predict.nn.cache_formats import DENSE
@@ -151,6 +153,7 @@ class Builder:
         self.platform = platform_of(model.device, compiled)
         spec, self.reader = read_spec(model.model_name_or_path, model.model_type)
         check_encoder(spec, self.platform.gpu is not None)
+        check_states(config, spec)
         spec = spec.with_latent_form(model.latent_form)
         if self.num_ranks > 1:
             whole_experts = config.ranks.has_whole_experts
@@ -175,7 +178,7 @@ class Builder:
         self.draft = read_draft(config, spec, self.tokenizer)
         self.drafter: StateDrafter | None = None
         self.draft_cost = 0.0  # of a step of the draft model, in steps of the model
-        self.weight_bytes = 0
+        self.weight_bytes = self.num_state_slots = 0
         self.decoder: Decoder | None = None
         self.adapters: AdapterStore | None = None
         self.pages: list[LowRankPages] = []  # of adapters
@@ -235,7 +238,8 @@ class Builder:
         num_blocks = self._num_cache_blocks()
         with platform.explained_out_of_memory(LESS_MEMORY):
             caches = self._caches(num_blocks)
-            copy_blocks = block_copier(platform.backend, caches, self.kv_format)
+            paged = [cache for cache, kept in zip(caches, self.spec.kept, strict=True) if kept]
+            copy_blocks = block_copier(platform.backend, paged, self.kv_format)
             runner = self._runner(network(caches), copy_blocks)
             draft_runner = None
             if self.drafter is not None:
@@ -361,6 +365,7 @@ class Builder:
         if self.platform.gpu is None:
             self._met()
             free = self.platform.free_bytes()
+            self.num_state_slots = num_state_slots(config, self.spec, free)
             return self._met(num_cache_blocks(config, self.spec, free, draft, pinned))
         memory = devices.memory_info(self.platform.gpu)
         workspace = workspace_bytes(config, self.spec, draft)
@@ -382,6 +387,7 @@ class Builder:
             config.model.dtype,
             config.kv_format,
             self.kv_scales,
+            self.num_state_slots,
         )
         return made * spec.num_layers if one else made
 
@@ -402,6 +408,7 @@ class Builder:
                 lookahead=int(self.drafter is not None and self.drafter.spec is not None),
                 adapters=None if self.adapters is None else self.adapters.pool,
                 placing=placing_of(self.spec, config.max_length),
+                num_state_slots=self.num_state_slots,
             )
         )
 

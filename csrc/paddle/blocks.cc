@@ -41,21 +41,22 @@ class Views {
   runtime::TensorList list_;
 };
 
-void check_step(const Tensors& step) {
-  if (step.size() >= runtime::kNumStepFields) return;
+void check_step(const Tensors& step, size_t least) {
+  if (step.size() >= least) return;
   fail("step holds " + std::to_string(step.size()) + " tensors (allowed: those of " +
-       "predict.nn.inputs.FIELDS, " + std::to_string(runtime::kNumStepFields) + " and more)");
+       "predict.nn.inputs.FIELDS, " + std::to_string(least) + " and more)");
 }
 
 // The tensors of `step` that `made` reads.
 runtime::StepViews step_views(const runtime::Blocks& made, const Tensors& step,
                               const phi::Place& place) {
   runtime::StepViews views;
+  const size_t num_states = made.has_states() ? 2 : 0;  // the last ones
   const auto add = [&](int field, const char* name, const phi::Place& at) {
     views.fields[field] = view(step[field], name, at);
   };
   if (made.reads_step()) {
-    check_step(step);
+    check_step(step, runtime::kNumStepFields + num_states);
     add(runtime::kPositions, "positions", place);
     add(runtime::kSlotMapping, "slot_mapping", place);
     add(runtime::kCuSeqlensQ, "cu_seqlens_q", place);
@@ -63,9 +64,13 @@ runtime::StepViews step_views(const runtime::Blocks& made, const Tensors& step,
     add(runtime::kBlockTables, "block_tables", place);
     add(runtime::kMaxLens, "max_lens", phi::CPUPlace());
   }
-  if (made.has_adapters() && step.size() > runtime::kAdapterPages) {
+  if (made.has_adapters() && step.size() > runtime::kAdapterPages + num_states) {
     add(runtime::kAdapterIds, "adapter_ids", place);
     add(runtime::kAdapterPages, "adapter_pages", place);
+  }
+  if (num_states > 0) {
+    views.state_src = view(step[step.size() - 2], "state_src", place);
+    views.state_dst = view(step[step.size() - 1], "state_dst", place);
   }
   return views;
 }

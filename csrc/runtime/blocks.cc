@@ -24,6 +24,18 @@ Status check_rows_kind(cuda::StepRows kind, int64_t num_rows, int64_t num_tokens
                              : "all of " + std::to_string(num_tokens) + " tokens"));
 }
 
+Status take_slots(const TensorView& view, const char* name, int64_t num_seqs, int64_t num_slots,
+                  bool on_cpu, const int32_t** slots) {
+  REGATTA_RETURN_IF_ERROR(take_ids(view, name, {num_seqs}, slots));
+  for (int64_t i = 0; on_cpu && i < num_seqs; ++i) {
+    if ((*slots)[i] >= -1 && (*slots)[i] < num_slots) continue;
+    return Status::error(std::string(name) + "[" + std::to_string(i) + "] is " +
+                         std::to_string((*slots)[i]) + " (allowed: -1 .. " +
+                         std::to_string(num_slots - 1) + ")");
+  }
+  return {};
+}
+
 }  // namespace
 
 Status Blocks::take(const std::string& text, const std::vector<int>& order, TensorList weights,
@@ -36,6 +48,7 @@ Status Blocks::take(const std::string& text, const std::vector<int>& order, Tens
   REGATTA_RETURN_IF_ERROR(tensors.status());
   REGATTA_RETURN_IF_ERROR(tensors.check_all_weights_taken());
   num_pages_ = tensors.num_pages();
+  num_slots_ = tensors.num_slots();
   reads_step_ = std::any_of(params_.begin(), params_.end(), is_reader);
   return reads_step_ ? tensors.check_all_caches_taken() : Status();
 }
@@ -78,6 +91,13 @@ Status Blocks::take_step(const StepViews& step) {
                                      &read.batch));
     REGATTA_RETURN_IF_ERROR(limits_of(fields[kMaxLens], &limits_));
   }
+  if (has_states()) {
+    const int64_t count = read.batch.num_seqs;
+    REGATTA_RETURN_IF_ERROR(
+        take_slots(step.state_src, "state_src", count, num_slots_, on_cpu_, &read.state_src));
+    REGATTA_RETURN_IF_ERROR(
+        take_slots(step.state_dst, "state_dst", count, num_slots_, on_cpu_, &read.state_dst));
+  }
   if (step.fields[kAdapterIds].rank != 0) {
     REGATTA_RETURN_IF_ERROR(adapter_rows(step.fields[kAdapterIds], step.fields[kAdapterPages],
                                          num_pages_, num_tokens, on_cpu_, &read.adapters));
@@ -88,6 +108,8 @@ Status Blocks::take_step(const StepViews& step) {
     block->positions = read.positions;
     block->slot_mapping = read.slot_mapping;
     block->batch = read.batch;
+    block->state_src = read.state_src;
+    block->state_dst = read.state_dst;
   }
   return step.rows.rank == 0 ? Status() : take_rows(step.rows);
 }

@@ -21,6 +21,7 @@ namespace regatta::runtime {
 struct StepViews {
   TensorView fields[kAdapterPages + 1];  // by StepField; those that are read
   TensorView tree_mask;                  // [T, words]
+  TensorView state_src, state_dst;       // [B]
   // [L]: these alone are the output of the first block, which is the only one that reads the step,
   // and of what follows it.
   TensorView rows;
@@ -42,6 +43,7 @@ class Blocks {
   // What take_step() needs beside `rows`, behind take().
   bool reads_step() const { return reads_step_; }
   bool has_adapters() const { return num_pages_ >= 0; }
+  bool has_states() const { return num_slots_ >= 0; }
   int64_t num_rows() const { return num_rows_; }  // of the output
 
   // Where each block reads and writes; the last one writes to `out` [num_rows(), H].
@@ -66,6 +68,7 @@ class Blocks {
   std::vector<std::max_align_t> room_;  // of params_
   bool reads_step_ = false;
   int64_t num_pages_ = -1;  // of adapters
+  int64_t num_slots_ = -1;  // of states
   int64_t num_rows_ = 0;
   cuda::AttentionLimits limits_;
 };

@@ -103,6 +103,15 @@ PagedCache Tensors::cache(KvFormat format, int64_t num_kv_heads, int64_t head_di
   return cache;
 }
 
+float* Tensors::state(const char* name, const std::vector<int64_t>& shape) {
+  const TensorView& view = *take(caches_, name, 1);
+  std::vector<int64_t> whole = {num_slots_};
+  whole.insert(whole.end(), shape.begin(), shape.end());
+  check(runtime::check(view, name, DType::kFloat32, whole));
+  if (view.rank > 0) num_slots_ = view.shape[0];
+  return static_cast<float*>(const_cast<void*>(view.data));
+}
+
 PagedCache Tensors::latent_cache(KvFormat format, int64_t rank, int64_t tail) {
   PagedCache cache;
   check(latent_cache_of(take(caches_, "a cache", num_latent_tensors(format)), format, dtype_, rank,

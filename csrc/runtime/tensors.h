@@ -64,6 +64,10 @@ class Tensors {
     return view;
   }
   PagedCache cache(KvFormat format, int64_t num_kv_heads, int64_t head_dim);
+  // A state [slots, ...] in float32, of `shape` for each request.
+  float* state(const char* name, const std::vector<int64_t>& shape);
+  // Slots of all states; below 0 without.
+  int64_t num_slots() const { return num_slots_; }
   PagedCache latent_cache(KvFormat format, int64_t rank, int64_t tail);
 
  private:
@@ -82,7 +86,7 @@ class Tensors {
   DType dtype_;
   int64_t hidden_size_;
   bool on_cpu_;
-  int64_t num_pages_ = -1;
+  int64_t num_pages_ = -1, num_slots_ = -1;
   Status status_;
 };
 

@@ -34,6 +34,10 @@ class CacheConfig(Checked):
     prefix_caching: bool = option(True,
         "Keep the blocks of finished prompts and share them; needs --block_attn or --append_attn. "
         "Off under --benchmark unless given.")
+    prefix_cache_state_budget: int | None = option(None,
+        "Bytes for states that prompts leave behind, of models whose layers keep one beside the KV "
+        "cache; when not given, 64 states where memory allows. See docs/hybrid_models.md.",
+        allowed=Range(0, 1 << 50))
     num_cache_blocks: int | None = option(None,
         "Blocks of the KV cache; when not given, what the batch needs or the memory holds.",
         allowed=Range(1, MAX_INT32))  # block tables hold int32

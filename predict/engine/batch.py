@@ -67,6 +67,12 @@ def adapted(inputs: StepInputs, spans: Sequence[ScheduledSpan], pool: AdapterPoo
     return inputs._replace(adapter_ids=ids, adapter_pages=pages)
 
 
+def stated(inputs: StepInputs, spans: Sequence[ScheduledSpan]) -> StepInputs:
+    """The inputs with the slots of their requests' states."""
+    src, dst = (np.array(slots, np.int32) for slots in zip(*(s.state for s in spans), strict=True))
+    return inputs._replace(state_src=src, state_dst=dst)
+
+
 def span_inputs(spans: Sequence[Span], block_size: int) -> StepInputs:
     """A step's inputs as NumPy int32 arrays (see `predict.nn.inputs.FIELDS`).
 

@@ -188,6 +188,14 @@ class BlockManager:
                 self._block_of[digest] = block_id
                 self._content[block_id] = (digest, hashed)
 
+    def digest(
+        self, token_ids: Sequence[int], digests: list[bytes], num_blocks: int, salt: bytes = b""
+    ) -> bytes:
+        """The digest of a sequence's first `num_blocks` blocks; `digests`: see `match_prefix`."""
+        for index in range(len(digests), num_blocks):
+            self._hashed_bytes(digests, token_ids, index, salt, 0)
+        return digests[num_blocks - 1]
+
     def free(self, block_ids: Sequence[int]) -> None:
         """Drops one reference from each block; published ones keep their content until evicted.
 

@@ -102,6 +102,11 @@ class Embedder:
         self, texts: Sequence[Text], pooler: Pooler, adapter: ServedAdapter | None = None
     ) -> VectorJob:
         """Queues texts. Raises UserError, with none queued, where one can never run."""
+        if self._engine.scheduler.config.num_state_slots:
+            raise UserError(
+                "this model's layers keep a state of each request, and vectors and scores are not "
+                "made of such models yet; use a model without, or generate"
+            )
         if not texts:
             raise UserError("prompts is empty (allowed: one prompt and more)")
         job = VectorJob(pooler, sum(len(text.token_ids) for text in texts), num_texts=len(texts))

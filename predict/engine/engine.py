@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
-from predict.engine.batch import adapted, placed, span_inputs
+from predict.engine.batch import adapted, placed, span_inputs, stated
 from predict.engine.beams import Candidates
 from predict.engine.blame import Blame
 from predict.engine.choices import Row
@@ -263,7 +263,7 @@ class Engine:
             inputs = placed(inputs, spans, config.placing)
         if config.adapters is not None:
             inputs = adapted(inputs, spans, config.adapters)
-        return inputs
+        return stated(inputs, spans) if config.num_state_slots else inputs
 
     def _run(
         self, spans: Sequence[ScheduledSpan], riding: Sequence[ScheduledSpan] = ()

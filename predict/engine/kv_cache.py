@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.device.place import place_tensor
-from predict.nn.blocks import Linear, Positions
+from predict.nn.blocks import Linear, Positions, StateTensor
 from predict.nn.cache_formats import CacheRows, HeadScales
 from predict.nn.inputs import LayerCache, empty_example, to_tensors
 from predict.nn.kinds.attention import Attention, AttentionBlock
@@ -24,10 +24,12 @@ def allocate_caches(
     dtype: str,
     kv_format: str = "dense",
     scales: Mapping[int, HeadScales] | None = None,
+    num_slots: int = 0,
 ) -> list[LayerCache]:
     """The cache tensors of each layer (DecoderSpec.kept), as predict.nn.cache_formats has them.
 
-    scales: by layer, for formats with a scale per head. Memory is not touched: pages of blocks that
+    scales: by layer, for formats with a scale per head. num_slots: of states, [num_slots, ...] of
+    each StateTensor of a layer that has some (DecoderSpec.states). Memory is not touched: pages of blocks that
     no request uses cost nothing on a CPU.
     """
     import paddle
@@ -43,7 +45,13 @@ def allocate_caches(
             made[len(kept) :] = [paddle.to_tensor(values, "float32") for values in scales[index]]
         return tuple(made)
 
-    return [layer(index, kept) for index, kept in enumerate(spec.kept)]
+    def states(layer: Sequence[StateTensor]) -> LayerCache:
+        return tuple(paddle.empty([num_slots, *each.shape], each.dtype) for each in layer)
+
+    return [
+        states(spec.states[index]) if spec.states[index] else layer(index, kept)
+        for index, kept in enumerate(spec.kept)
+    ]
 
 
 def write_rows(

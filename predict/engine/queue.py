@@ -14,6 +14,7 @@ from predict.engine.failures import RequestError
 from predict.engine.request_state import Request, RequestStatus
 from predict.engine.resources import AdapterPages, CacheBlocks, Need, Resource
 from predict.engine.scheduled import ScheduledSpan, SchedulerConfig, prompt_span
+from predict.engine.states import StateSlots
 from predict.engine.stats import EngineStats
 
 # Rows of logits for prompts' logprobs in a step: 128 MiB with a vocabulary of 128k.
@@ -30,10 +31,11 @@ def chunk(
 ) -> int:
     """Tokens of a prompt to run now; only the `first` whole prompt may exceed the budget.
 
-    A prompt with logprobs always runs in chunks, since its logits take memory. A bidirectional
+    A prompt is cut where it leaves a state behind. One with logprobs always runs in chunks, since its logits take memory. A bidirectional
     prompt is never cut; the tokens generated behind it before a preemption may be.
     """
-    num_left = len(request.token_ids) - start
+    end = next((each for each in request.state_ends if each > start), len(request.token_ids))
+    num_left = end - start
     over_budget = first and not config.chunked_prefill
     is_whole = start < request.num_prompt_tokens and not request.shares_blocks
     if is_whole and budget < request.num_prompt_tokens and not over_budget:
@@ -66,8 +68,9 @@ class Queue:
         stats: EngineStats,
     ) -> None:
         self.requests: deque[Request] = deque()
+        self.states = StateSlots(blocks, stats)
         # In the order in which they reserve: what may fail comes first.
-        self.resources: tuple[Resource, ...] = (adapters, blocks)
+        self.resources: tuple[Resource, ...] = (adapters, blocks, self.states)
         self._config, self._blocks, self._adapters, self._stats = config, blocks, adapters, stats
         self._awaited: Future[Any] | None = None  # what is read for the first request
         self.yields = False  # see Scheduler.make_room
@@ -139,7 +142,7 @@ class Queue:
         # Ahead of the search for its prompt: it needs one block of its own in any case.
         if not self._blocks.manager.can_allocate(1 + (headroom or 0), ()):
             return None
-        shared, num_cached = self._blocks.cached(request)
+        shared, num_cached = self.states.matched(request, *self._blocks.cached(request))
         num_blocks = request.max_num_blocks
         if not self._config.reserve_full:
             num_blocks = self._blocks.needed(request, len(request.token_ids))

@@ -86,6 +86,12 @@ class Request:
     num_published_blocks: int = 0  # leading blocks of block_ids that others may match
     max_num_tokens: int = 0  # prompt + output, set by Scheduler.add
     max_num_blocks: int = 0  # blocks for max_num_tokens, set by Scheduler.add
+    # Slots of its state (predict.engine.states), -1: none; that of the step that runs; the numbers
+    # of tokens behind which it leaves one behind; tokens that the cache has, and no state.
+    state_slot: int = -1
+    next_state_slot: int = -1
+    state_ends: tuple[int, ...] = ()
+    num_stateless_tokens: int = 0
     beam_group: BeamGroup | None = None  # of a beam, or of a search; set by Scheduler.add
 
     def __post_init__(self) -> None:

@@ -157,6 +157,11 @@ class CacheBlocks:
             )
         request.num_published_blocks = num_full
 
+    def digest(self, request: Request, num_blocks: int) -> bytes:
+        """The digest of the first blocks of a request without a tuned prefix."""
+        own = request.token_ids, request.block_digests
+        return self.manager.digest(*own, num_blocks, request.block_salt)
+
     def lengthen(self, request: Request, num_drafts: int) -> int:
         """Takes free blocks for drafts behind a request's tokens; how many drafts have room."""
         num_tokens = len(request.token_ids)

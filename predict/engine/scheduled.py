@@ -32,6 +32,8 @@ class SchedulerConfig:
     lookahead: int = 0  # see BlockManager: 1 where rows of drafts depend on the token behind theirs
     adapters: AdapterPool | None = None  # of a network whose requests may have adapters
     placing: Placing | None = None  # for a network whose positions are not 0, 1, 2, ...
+    # Of a network with states (predict.engine.states): two for each sequence, and more; else 0.
+    num_state_slots: int = 0
 
     def __post_init__(self) -> None:
         sizes = "max_num_seqs max_num_batched_tokens max_length block_size num_blocks"
@@ -71,6 +73,7 @@ class ScheduledSpan(NamedTuple):
     samples: bool  # reaches the end of the known tokens: its last rows yield new tokens
     draft_token_ids: Sequence[int] = ()
     num_prompt_logits: int = 0  # leading rows to project as well, for the prompt's logprobs
+    state: tuple[int, int] = (-1, -1)  # slots of states to read and to write, -1: none
 
     @property
     def num_prefix_tokens(self) -> int:

@@ -61,12 +61,12 @@ class Scheduler:
         self.block_manager = self.blocks.manager
         self._prefixes = Prefixes(self.blocks)
         self._adapters = AdapterPages(config.adapters)
-        self._searches = Searches(self.blocks)
-        self._limits = Limits(self.blocks, self._searches)
         self.stats = EngineStats()
         self._requests: dict[int, Request] = {}  # unfinished, by id
         self._queue = Queue(config, self.blocks, self._adapters, self.stats)
-        self._waiting = self._queue.requests
+        self._waiting, self._states = self._queue.requests, self._queue.states
+        self._searches = Searches(self.blocks, self._states)
+        self._limits = Limits(self.blocks, self._searches)
         self._running: list[Request] = []  # in arrival order
         self._out = Outstanding()
         self._num_added = 0
@@ -190,7 +190,7 @@ class Scheduler:
         self.stats.num_steps += 1
         self.stats.num_scheduled_tokens += num_tokens
         self._out.last = ScheduledBatch(
-            spans=tuple(spans),
+            spans=tuple(self._states.assigned(spans)),
             num_tokens=num_tokens,
             num_samples=sum(span.samples for span in spans),
             preempted=tuple(preempted),
@@ -224,7 +224,7 @@ class Scheduler:
             placeholder -= span.samples
             if request.status is not RequestStatus.RUNNING:
                 continue  # aborted since
-            request.num_computed_tokens = span.start + span.num_tokens
+            request.num_computed_tokens = self._states.written(span, span.start + span.num_tokens)
             if span.samples:
                 request.token_ids.append(placeholder)
                 request.num_placeholders += 1
@@ -251,7 +251,7 @@ class Scheduler:
         entries = iter(sampled)
         block_size = self.config.block_size
         for span in batch.spans:
-            request, num_tokens, start, _, samples, drafts, _ = span
+            request, num_tokens, start, _, samples, drafts, _, _ = span
             entry = next(entries) if samples else ()
             if request.status is RequestStatus.FINISHED:
                 continue  # aborted while the step ran, or ended by the step before it
@@ -272,8 +272,7 @@ class Scheduler:
                     continue
             if request.status is RequestStatus.RUNNING:
                 if not advanced:
-                    # Accepted drafts behind the last token are no part of the request.
-                    request.num_computed_tokens = min(computed, len(request.token_ids))
+                    request.num_computed_tokens = self._states.written(span, computed)
                 num_full = (request.prefix.num_tokens + computed) // block_size
                 if num_full > request.num_published_blocks:
                     self.blocks.publish(request, min(computed, request.num_known_tokens))

@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 
 from predict.engine.request_state import BeamGroup, Request
 from predict.engine.resources import CacheBlocks
+from predict.engine.states import StateSlots
 
 
 class Searches:
     """The beams of all searches of a scheduler."""
 
-    def __init__(self, blocks: CacheBlocks) -> None:
-        self._blocks = blocks
+    def __init__(self, blocks: CacheBlocks, states: StateSlots) -> None:
+        self._blocks, self._states = blocks, states
         self._num_beams = 0  # made since: beams have ids below 0
 
     def max_num_blocks(self, request: Request, of_one_beam: int) -> int:
@@ -69,6 +70,7 @@ class Searches:
                 beam = beam.fork(-self._num_beams)
                 beam.max_num_blocks = blocks.needed(beam, beam.max_num_tokens)
                 blocks.manager.acquire(beam.block_ids)
+                self._states.share(beam)
             beams.append(beam)
         for beam, (_, token_id) in zip(beams, going_on, strict=True):
             beam.token_ids.append(token_id)
@@ -78,6 +80,7 @@ class Searches:
         for beam in before:
             if beam not in beams:
                 blocks.drop(beam)
+                self._states.drop(beam)
         if blocks.config.reserve_full:
             # The group keeps as many blocks as the dropped beams alone had.
             spare, own = group.spare_block_ids, {b for beam in beams for b in beam.block_ids}

@@ -36,6 +36,8 @@ class EngineStats:
     num_output_tokens: int = _count("generation_tokens", "Tokens that were generated.")
     num_prefix_hit_tokens: int = _count("prefix_cache_hits",
         "Tokens of prompts that the prefix cache had.")
+    num_stateless_tokens: int = _count("prefix_cache_stateless",
+        "Tokens of prompts that the prefix cache had, without a state behind them.")
     num_preemptions: int = _count("num_preemptions",
         "Sequences that lost their blocks to older ones.")
     num_draft_tokens: int = _count("spec_decode_num_draft_tokens",

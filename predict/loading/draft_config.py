@@ -46,6 +46,11 @@ def read_draft(
             f"draft model {path} was made for {spec.max_context} positions, --max_length is "
             f"{config.max_length}; lower --max_length, or use another draft model"
         )
+    if any(spec.states):
+        raise UserError(
+            f"draft model {path} is of model_type {spec.model_type}, which keeps a state of each "
+            "request and does not draft yet; use another draft model"
+        )
     if placing_of(spec, config.max_length) is not None:
         raise UserError(
             f"draft model {path} places tokens by the prompt that they follow, which drafts have "

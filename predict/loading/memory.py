@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from predict.nn.plans import LinearPlan, WeightPlan
 
 
+KEPT_STATES = 64  # that prompts leave behind, where no flag says how many bytes they take
+KEPT_SHARE = 4  # of the memory for the cache: they take no more than one part of so many
 CPU_DRAFT_ROWS, GPU_DRAFT_ROWS = 64, 256  # drafts of a step, at most
 SLACK_BYTES = 512 << 20  # of a step, for what is not counted by itself
 # A shared pool larger than this many times the running sequences' need only feeds the prefix cache.
@@ -45,6 +47,31 @@ def _draft_bytes_per_token(config: EngineConfig, draft: DecoderSpec) -> int:
     return kv_format_of("dense").bytes_per_token(draft.kept, DTYPE_BYTES[config.model.dtype])
 
 
+def num_state_slots(config: EngineConfig, spec: DecoderSpec, free_bytes: int) -> int:
+    """Slots for states of requests (predict.engine.states): two for each sequence, and kept ones.
+
+    Raises UserError with the arithmetic when they do not fit into free_bytes.
+    """
+    each, batch = spec.state_bytes, config.scheduling.batch_size
+    if not each:
+        return 0
+    budget = int(free_bytes * config.cache.gpu_memory_utilization)
+    kept = 0
+    if config.cache.shares_prefixes:
+        asked = config.cache.prefix_cache_state_budget
+        most = min(KEPT_STATES, budget // KEPT_SHARE // each)
+        kept = most if asked is None else asked // each
+    count = 2 * batch + kept
+    if count * each > budget:
+        raise UserError(
+            f"the states of requests do not fit: two for each of --batch_size {batch} and {kept} "
+            f"that prompts leave behind, of {each} bytes each, are {mib(count * each)} MiB, and "
+            f"{config.cache.gpu_memory_utilization:.0%} of the {mib(free_bytes)} MiB of free memory "
+            f"are {mib(budget)} MiB; lower --batch_size or --prefix_cache_state_budget"
+        )
+    return count
+
+
 def num_cache_blocks(
     config: EngineConfig,
     spec: DecoderSpec,
@@ -63,6 +90,7 @@ def num_cache_blocks(
     per_block = per_token * config.cache.block_size
     if free_bytes is None:
         free_bytes = available_memory_bytes()
+    free_bytes -= num_state_slots(config, spec, free_bytes) * spec.state_bytes
     asked = config.cache.num_cache_blocks
     if asked is not None:
         if asked * per_block > free_bytes:
@@ -208,6 +236,7 @@ def check_cpu_memory(
         return
     # Raises by itself where the number of blocks is not given.
     num_blocks = num_cache_blocks(config, spec, free, draft)
+    free -= num_state_slots(config, spec, free) * spec.state_bytes
     needed = num_blocks * config.cache.block_size * bytes_per_token(config, spec, draft)
     if draft is not None:  # its cache has a block more for each sequence
         num_tokens = config.scheduling.batch_size * config.cache.block_size

@@ -107,7 +107,8 @@ class Positions:
 class LinearSlot(NamedTuple):
     """A matrix of a block: outputs of each of its parts, inputs, whether it has biases.
 
-    num_experts: not 0: so many of them, one for each expert.
+    num_experts: not 0: so many of them, one for each expert. is_rounded: whether weights may be
+    rounded while they are read; else they stay in the model's dtype.
     """
 
     name: str
@@ -115,6 +116,7 @@ class LinearSlot(NamedTuple):
     in_features: int
     has_bias: bool
     num_experts: int = 0
+    is_rounded: bool = True
 
     @property
     def out_features(self) -> int:
@@ -139,11 +141,15 @@ class HeadSlot(NamedTuple):
 
 
 class TableSlot(NamedTuple):
-    """A tensor that is stored without a scheme, in float32 or in the model's dtype."""
+    """A tensor that is stored without a scheme, in float32 or in the model's dtype.
+
+    stored: its shape in a checkpoint, where that is another one.
+    """
 
     name: str
     shape: tuple[int, ...]
     is_float32: bool
+    stored: tuple[int, ...] = ()
 
 
 class NormSlot(NamedTuple):
@@ -161,6 +167,14 @@ class HeadNormSlot(NamedTuple):
     norm: Norm
     num_heads: tuple[int, ...]
     size: int
+
+
+class StateTensor(NamedTuple):
+    """A tensor of what a block keeps of each request, however many tokens it has."""
+
+    name: str
+    shape: tuple[int, ...]  # of one request
+    dtype: str = "float32"
 
 
 Slot: TypeAlias = LinearSlot | HeadSlot | TableSlot | NormSlot | HeadNormSlot
@@ -256,6 +270,11 @@ class Block:
         """The rows that the cache has of each token."""
         return ()
 
+    @property
+    def states(self) -> tuple[StateTensor, ...]:
+        """What it keeps of each request, in place of rows of its tokens."""
+        return ()
+
     def slots(self, hidden_size: int) -> tuple[Slot, ...]:
         """The block's weights, in the operators' order."""
         raise NotImplementedError
@@ -267,7 +286,7 @@ class Block:
     def name(self, slot: str, names: WeightNames) -> str | tuple[str, ...]:
         """The name of a slot in a checkpoint, or its names, without the layer's prefix."""
         if slot in ("norm", "post_norm"):
-            slot = f"attention_{slot}" if self.cache_rows else f"mlp_{slot}"
+            slot = f"attention_{slot}" if self.cache_rows or self.states else f"mlp_{slot}"
         found: str | tuple[str, ...] = getattr(names, slot)
         return found
 

@@ -85,6 +85,13 @@ class StepInputs(NamedTuple):
     prefix_lens: Annotated[
         Any, Field("int32", ("B",), "first tokens, which all tokens see", optional=True)
     ] = None
+    # The last ones: the operator of blocks finds them there.
+    state_src: Annotated[
+        Any, Field("int32", ("B",), "slot of the state before; -1: zeros", -1, optional=True)
+    ] = None
+    state_dst: Annotated[
+        Any, Field("int32", ("B",), "slot to write it to; -1: nowhere", -1, optional=True)
+    ] = None
 
     @property
     def row_kind(self) -> int:

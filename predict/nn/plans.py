@@ -39,6 +39,7 @@ class LinearPlan:
     transposed: bool = False  # stored [in, out]
     normalized: bool = False  # rows have length 1, and the stored ones have not
     is_expert: bool = False
+    is_rounded: bool = True  # see LinearSlot
     # Rows of each head's parts, where operators multiply by those: it stays in the model's dtype.
     head_parts: tuple[int, ...] = ()
     # Of a rank: the plan that all ranks have together, and what of its matrix is this one.
@@ -275,7 +276,7 @@ def _slot_plan(names: WeightNames, block: Block, slot: Slot, whole: tuple[str, .
         return _norm_plan(slot.norm, whole[0], slot.size)
     if isinstance(slot, TableSlot):
         is_row = slot.name == "correction" and names.correction_is_row
-        stored = (1, *slot.shape) if is_row else slot.shape
+        stored = (1, *slot.shape) if is_row else slot.stored or slot.shape
         return TablePlan(whole[0], stored, slot.shape, slot.is_float32)
     if isinstance(slot, HeadSlot):
         parts, size = slot.part_sizes, slot.out_features
@@ -324,4 +325,5 @@ def _linear_plan(
         group_sizes,
         names.experts_transposed if is_expert else names.transposed,
         is_expert=is_expert,
+        is_rounded=slot.is_rounded,
     )

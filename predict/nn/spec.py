@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
 from predict.errors import UserError
-from predict.nn.blocks import Block, CachingBlock, HeadSlot, LinearSlot, Norm
+from predict.nn.blocks import Block, CachingBlock, HeadSlot, LinearSlot, Norm, StateTensor
 from predict.nn.cache_formats import KV_FORMATS, CacheRows, KvFormat, kv_format_of
 from predict.nn.shares import Ranks, part_of
 
@@ -132,8 +133,8 @@ class DecoderSpec:
 
     def __post_init__(self) -> None:
         for index, layer in enumerate(self.layers):
-            if any(block.cache_rows for block in layer[1:]):
-                raise ValueError(f"layer {index}: only its first block may keep rows")
+            if any(block.cache_rows or block.states for block in layer[1:]):
+                raise ValueError(f"layer {index}: only its first block may keep rows, or a state")
             if layer[0].reads_before:
                 raise ValueError(f"layer {index}: its first block is parallel to none")
         if not any(self.kept):
@@ -150,6 +151,16 @@ class DecoderSpec:
     def kept(self) -> tuple[tuple[CacheRows, ...], ...]:
         """The cache rows of each layer; () for a layer without a cache."""
         return tuple(layer[0].cache_rows for layer in self.layers)
+
+    @cached_property
+    def states(self) -> tuple[tuple[StateTensor, ...], ...]:
+        """What each layer keeps of a request beside the cache; () for a layer without a state."""
+        return tuple(layer[0].states for layer in self.layers)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of all states of one request."""
+        return sum(4 * math.prod(each.shape) for layer in self.states for each in layer)
 
     @cached_property
     def rotary_dims(self) -> tuple[int, ...]:

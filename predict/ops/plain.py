@@ -23,6 +23,8 @@ from predict.nn.cache_formats import kv_format_of
 from predict.nn.kinds.experts import Router
 from predict.ops import composed
 from predict.ops.plain_sampling import *  # noqa: F403
+from predict.ops.plain_states import delta_net as delta_net
+from predict.ops.plain_states import short_conv as short_conv
 from predict.schemes import round_on_host, scheme_of
 
 if TYPE_CHECKING:

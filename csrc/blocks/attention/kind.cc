@@ -18,10 +18,11 @@ Status check(const AttentionBlock& block) {
     return Status::error(
         "blocks: qk_norm is a layer norm or has a bias (allowed: an RMS norm without)");
   }
-  if (block.qk_norm_each || block.prefix_mask || block.positions.two_dimensional) {
+  if (block.qk_norm_each || block.prefix_mask || block.positions.two_dimensional ||
+      block.out_gate) {
     return Status::error(
-        "blocks: a block has qk_norm_each, prefix_mask or two-dimensional positions (allowed: "
-        "none of these)");
+        "blocks: a block has qk_norm_each, prefix_mask, two-dimensional positions or an out_gate "
+        "(allowed: none of these)");
   }
   return {};
 }

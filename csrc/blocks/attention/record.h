@@ -18,7 +18,7 @@ struct AttentionFields {
   bool qkv_bias = false, out_bias = false;
   float softcap = 0.0f;
   int64_t window = -1;
-  bool prefix_mask = false, sinks = false;
+  bool prefix_mask = false, sinks = false, out_gate = false;
   Norm post_norm;
   Placement post_norm_of = Placement::kOutput;
   Residual residual;
@@ -34,8 +34,8 @@ void take(AttentionFields* to, Setting& setting) {
   TAKE(num_heads), TAKE(num_kv_heads), TAKE(head_dim), TAKE(softmax_scale), TAKE(norm),
       TAKE(qk_norm), TAKE(qk_norm_whole), TAKE(qk_norm_each), TAKE(qk_norm_last), TAKE(positions),
       TAKE(qkv_bias), TAKE(out_bias), TAKE(softcap), TAKE(window), TAKE(prefix_mask), TAKE(sinks),
-      TAKE(post_norm), TAKE(post_norm_of), TAKE(residual), TAKE(partial), TAKE(all_heads),
-      TAKE(first_head), TAKE(qkv), TAKE(out), TAKE(kv_format), TAKE(adapters);
+      TAKE(out_gate), TAKE(post_norm), TAKE(post_norm_of), TAKE(residual), TAKE(partial),
+      TAKE(all_heads), TAKE(first_head), TAKE(qkv), TAKE(out), TAKE(kv_format), TAKE(adapters);
 }
 
 }  // namespace regatta

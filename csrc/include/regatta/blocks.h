@@ -52,6 +52,9 @@ struct BlockParams {
   const int32_t* positions = nullptr;     // [T]
   const int32_t* slot_mapping = nullptr;  // [T]
   AttentionBatch batch;
+  // [B] slots of the requests' states to read (-1: zeros), and others to write (-1: none). No slot
+  // that is written is another request's to read.
+  const int32_t *state_src = nullptr, *state_dst = nullptr;
 };
 
 }  // namespace regatta

@@ -50,7 +50,7 @@ class Online:
 
     def scheme(self, plan: LinearPlan) -> str:
         settings = self.settings
-        if plan.head_parts:
+        if plan.head_parts or not plan.is_rounded:
             return DENSE
         if any(part in prefix for part in settings.skip for prefix in plan.prefixes):
             return DENSE

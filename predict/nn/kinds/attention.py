@@ -39,6 +39,8 @@ class AttentionBlock(blocks.CachingBlock):
     window: int = -1  # visible tokens, -1 all; among a prefix as many behind a token
     prefix_mask: bool = False  # every token sees the first inputs.prefix_lens of its request
     sinks: bool = False  # the softmax's sum has exp(sink) of the head besides (gpt-oss, 2025)
+    # What attention makes is times sigmoid(gate): the product has [query, gate] of each head.
+    out_gate: bool = False
     post_norm: blocks.Norm | None = None
     post_norm_of: blocks.Placement = "output"  # of what the block made, or of the sum
     residual: blocks.Residual = blocks.Residual()
@@ -72,10 +74,14 @@ class AttentionBlock(blocks.CachingBlock):
             or self.positions.two_dimensional
         ):
             raise ValueError("qk_norm_last is of heads with one factor, and of rotary positions")
+        if self.out_gate and (self.qk_norm_whole or self.qk_norm_each):
+            raise ValueError("out_gate goes neither with qk_norm_whole nor with qk_norm_each")
         if self.prefix_mask and self.positions.kind == "alibi":
             raise ValueError("a block with a prefix mask has no ALiBi")
 
     def shared(self, ranks: Ranks) -> tuple[AttentionBlock, Mapping[str, Axis]]:
+        if self.out_gate:
+            return super().shared(ranks)
         heads = ranks.alike(self.num_heads, "query heads")
         keys = ranks.key_heads(self.num_heads, self.num_kv_heads)
         block = replace(
@@ -127,7 +133,11 @@ class AttentionBlock(blocks.CachingBlock):
     @property
     def costs(self) -> blocks.Costs:
         flops = 4 * self.q_size
-        return blocks.Costs(2 * self.qkv_size, pair_flops=flops, decode_pair_flops=flops)
+        return blocks.Costs(
+            2 * self.qkv_size + 2 * self.out_gate * self.q_size,
+            pair_flops=flops,
+            decode_pair_flops=flops,
+        )
 
     @property
     def rotated_size(self) -> int:
@@ -135,7 +145,8 @@ class AttentionBlock(blocks.CachingBlock):
 
     @property
     def is_fused(self) -> bool:
-        return not (self.qk_norm_each or self.prefix_mask or self.positions.two_dimensional)
+        two_dimensional = self.positions.two_dimensional
+        return not (self.qk_norm_each or self.prefix_mask or two_dimensional or self.out_gate)
 
     @property
     def can_be_calibrated(self) -> bool:
@@ -153,7 +164,7 @@ class AttentionBlock(blocks.CachingBlock):
         return Attention(self, slopes=slopes, kv_format=kv_format, **slots)
 
     def slots(self, hidden_size: int) -> tuple[blocks.Slot, ...]:
-        parts = (self.q_size, self.kv_size, self.kv_size)
+        parts = (self.q_size * (1 + self.out_gate), self.kv_size, self.kv_size)
         return (
             *blocks.norm_slots("norm", self.norm, hidden_size),
             blocks.LinearSlot("qkv", parts, hidden_size, self.qkv_bias),
@@ -203,13 +214,35 @@ class Attention(blocks.BlockWeights):
     ) -> tuple[Tensor, list[Tensor]]:
         x = self.normed(ops, hidden)
         qkv = self.product(ops, x, "qkv", step)
+        gate = None
+        if self.block.out_gate:
+            qkv, gate = without_gate(qkv, self.block)
         qkv = blocks.normed(ops, qkv, self.qk_norm, self.block.qk_norm)
         q, written = ops.rope_and_cache_write(qkv, self, step.cache, step.ropes, step.inputs)
         mixed = ops.paged_attention(q, self, tuple(written), step.inputs, step.tree_mask)
+        mixed = mixed if gate is None else gated(mixed, gate)
         if step.rows is not None:
             mixed, hidden, x = (ops.take(each, step.rows) for each in (mixed, hidden, x))
             step = step.of_rows(ops)
         return self.ended(ops, hidden, x, self.product(ops, mixed, "out", step)), written
+
+
+def without_gate(qkv: Tensor, block: AttentionBlock) -> tuple[Tensor, Tensor]:
+    """Queries, keys and values [T, qkv_size], and gates [T, q_size], of the product's outputs."""
+    import paddle
+
+    heads, others = paddle.split(qkv, [2 * block.q_size, 2 * block.kv_size], axis=-1)
+    pairs = heads.reshape([-1, block.num_heads, 2, block.head_dim])
+    q, gate = (pairs[:, :, part].reshape([-1, block.q_size]) for part in range(2))
+    return paddle.concat([q, others], axis=-1), gate
+
+
+def gated(mixed: Tensor, gate: Tensor) -> Tensor:
+    """Mixed * sigmoid(gate), in float32, in mixed's dtype."""
+    import paddle
+
+    open_part = paddle.nn.functional.sigmoid(gate.astype("float32"))
+    return (mixed.astype("float32") * open_part).astype(mixed.dtype)
 
 
 def alibi_slopes(num_heads: int) -> list[float]:

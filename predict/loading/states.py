@@ -1,0 +1,31 @@
+"""What networks with a state per request do not run with yet."""
+
+from __future__ import annotations
+
+from predict.config.engine import EngineConfig
+from predict.device.devices import kind_of
+from predict.errors import UserError
+from predict.nn.spec import DecoderSpec
+
+
+def check_states(config: EngineConfig, spec: DecoderSpec) -> None:
+    """Raises UserError for what a network with states does not run with."""
+    if not any(spec.states):
+        return
+    model, drafts = config.model, config.speculation.speculate_method
+    asked = {
+        f"--device {model.device}": kind_of(model.device) != "cpu",
+        f"--mode {model.mode}": model.mode == "static",
+        f"--tensor_parallel_degree {config.ranks.tensor_parallel_degree}": (
+            config.ranks.tensor_parallel_degree > 1
+        ),
+        f"--speculate_method {drafts}": drafts is not None,
+        "--prefix_path": bool(config.adapters.prefixes),
+    }
+    found = [flag for flag, is_there in asked.items() if is_there]
+    if found:
+        raise UserError(
+            f"{spec.model_type} keeps a state of each request beside its KV cache, and does not "
+            f"run with {' and '.join(found)} yet (allowed: --device cpu --mode dynamic, one "
+            "process, no drafts, no prefix)"
+        )
