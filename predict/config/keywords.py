@@ -60,6 +60,9 @@ class Settings(TypedDict, total=False):
     tensor_parallel_degree: int
     expert_parallel_degree: int | None
     rank_timeout: float
+    limit_mm_per_prompt: Mapping[str, int]
+    mm_processor_kwargs: Mapping[str, Any]
+    max_image_pixels: int
 
 
 class EngineSettings(Settings):

@@ -138,4 +138,6 @@ def fields_of(spec: DecoderSpec, adapters: bool = False) -> tuple[Field, ...]:
     optional: tuple[str, ...] = ("prefix_lens",) if spec.sees_both_ways else ()
     if spec.prefix is not None:
         optional = ("block_positions", "prefix_lens")
+    if spec.vision is not None:
+        optional += ("image_rows", "image_places")
     return fields_with(optional + (("adapter_ids", "adapter_pages") if adapters else ()))
