@@ -24,6 +24,7 @@ from predict.engine.samples import FailedPrompt, Samples, StreamOutput
 from predict.engine.scheduled import ScheduledBatch
 from predict.engine.stats import EngineStats
 from predict.errors import TokenizerError, UserError, quoted
+from predict.images.placed import Pictures
 from predict.loading.generation_config import read_recommended
 from predict.ranks.front import RanksRunner
 from predict.request import RequestOutput, SamplingParams
@@ -120,8 +121,12 @@ class LLM(AddonVerbs[None], VectorVerbs):
         params: SamplingParams,
         prompt_index: int = 0,
         streamed: bool = False,
+        pictures: Pictures | None = None,
     ) -> Samples:
-        """The requests of a prompt, checked, not queued. Raises UserError."""
+        """The requests of a prompt, checked, not queued. Raises UserError.
+
+        pictures: whose tokens the prompt, token ids, has already.
+        """
         check_kind(params)
         check_params(params, self.config)
         if not self.spec.makes_text:
@@ -134,7 +139,9 @@ class LLM(AddonVerbs[None], VectorVerbs):
             )
         adapter, prefix = self.addons.find(params.adapter)
         own, parts = prompt_parts(prompt) if isinstance(prompt, Mapping) else (prompt, ())
-        token_ids, pictures = self.parts.sight.read(self._token_ids(own), parts)
+        token_ids = self._token_ids(own)
+        if pictures is None:
+            token_ids, pictures = self.parts.sight.read(token_ids, parts)
         return Samples(
             token_ids,
             params,

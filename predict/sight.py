@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from predict.config.engine import EngineConfig
+from predict.config.images import ImagesConfig
 from predict.config.model import DTYPE_BYTES
 from predict.engine.picture_rows import PictureRows
 from predict.engine.pictures import Encode, Eyes
@@ -51,6 +52,39 @@ def with_eyes(config: EngineConfig, spec: DecoderSpec, on_gpu: bool) -> DecoderS
     return spec
 
 
+@dataclass(frozen=True)
+class PictureReader:
+    """Reads the pictures of prompts. Needs no weights: a server's front has one, too."""
+
+    config: ImagesConfig
+    pixels: AreaPixels
+    placeholder: int
+
+    def read(
+        self, token_ids: Sequence[int], parts: Sequence[PicturePart]
+    ) -> tuple[list[int], Pictures | None]:
+        """A prompt with all placeholders of its pictures, and these. Raises UserError.
+
+        token_ids: with one placeholder for each picture.
+        """
+        self.config.check_count(len(parts))
+        pictures = []
+        for number, part in enumerate(parts, 1):
+            where = f"picture {number} of the prompt"
+            pixels = self.pixels.changed(part.options, where)
+            pictures.append(picture_of(part.source, pixels, where, self.config.max_image_pixels))
+        return with_pictures(token_ids, pictures, self.placeholder)
+
+
+def reader_of(config: EngineConfig, spec: DecoderSpec) -> PictureReader | None:
+    """What reads the pictures of a model's prompts; None where it takes none. Raises UserError."""
+    images, vision = config.images, spec.vision
+    if vision is None or not images.max_images:
+        return None
+    options, directory = dict(images.mm_processor_kwargs), config.model.model_name_or_path
+    return PictureReader(images, pixels_of(vision, directory, options), vision.placeholder)
+
+
 class Sight:
     """The parts of an LLM for pictures; of a model without a tower it changes nothing."""
 
@@ -58,15 +92,13 @@ class Sight:
         """Reads how pictures become patches. Raises UserError where that does not fit the tower."""
         self.config, self.spec = config, spec.vision
         self.rows: PictureRows | None = None
-        self.pixels: AreaPixels | None = None
+        self.reader = reader_of(config, spec)
         self.eyes: Eyes | None = None
         self.tower: Tower | None = None
         self._opened: TowerWeights | None = None
         if self.spec is not None:
             self.num_places = max(config.max_length, config.token_budget)
             self.rows = PictureRows(TABLES * self.num_places)
-            model, options = config.model, dict(config.images.mm_processor_kwargs)
-            self.pixels = pixels_of(self.spec, model.model_name_or_path, options)
 
     def open(self, text: Weights) -> int:
         """Checks the tower's tensors; the bytes that tower and table take."""
@@ -94,27 +126,16 @@ class Sight:
     def read(
         self, token_ids: Sequence[int], parts: Sequence[PicturePart]
     ) -> tuple[list[int], Pictures | None]:
-        """A prompt with all placeholders of its pictures, and these. Raises UserError.
-
-        token_ids: with one placeholder for each picture.
-        """
-        if self.spec is None or self.pixels is None:
-            if parts:
-                raise UserError(
-                    f"the prompt has {len(parts)} pictures, and this model reads text alone "
-                    "(allowed: texts); leave them out"
-                    + ", or leave out limit_mm_per_prompt"
-                    * (not self.config.images.max_images)
-                )
-            return list(token_ids), None
-        images = self.config.images
-        images.check_count(len(parts))
-        pictures = []
-        for number, part in enumerate(parts, 1):
-            where = f"picture {number} of the prompt"
-            pixels = self.pixels.changed(part.options, where)
-            pictures.append(picture_of(part.source, pixels, where, images.max_image_pixels))
-        return with_pictures(token_ids, pictures, self.spec.placeholder)
+        """See PictureReader. Raises UserError for pictures where the model has no tower."""
+        if self.reader is not None:
+            return self.reader.read(token_ids, parts)
+        if parts:
+            is_off = self.config.images.max_images == 0
+            raise UserError(
+                f"the prompt has {len(parts)} pictures, and this model reads text alone (allowed: "
+                f"texts); leave them out{', or leave out limit_mm_per_prompt' * is_off}"
+            )
+        return list(token_ids), None
 
 
 def picture_parts(data: Any) -> list[PicturePart]:

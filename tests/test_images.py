@@ -29,6 +29,7 @@ from tests.support.pictures import (
     drawn,
     image_golden,
     pictures_of,
+    png_url,
 )
 
 CASES = ["qwen2_5_vl"]
@@ -75,10 +76,10 @@ def test_towers_logits_and_text_equal_transformers(
     golden = np.load(GOLDEN_IMAGES / case / "golden.npz")
     sight = llm.parts.sight
     assert sight.tower is not None
-    assert sight.pixels is not None
+    assert sight.reader is not None
     run = partial(encode, llm.platform.backend, sight.tower)
     for number, size in enumerate(SIZES):
-        picture = picture_of(drawn(number, size), sight.pixels)
+        picture = picture_of(drawn(number, size), sight.reader.pixels)
         close(run(picture.patches, picture.grid, "float32").numpy(), golden[f"tower_{number}"])
     check_logits(llm, golden["last_logits"])
     check_greedy(llm, case)
@@ -202,26 +203,19 @@ def test_chats_have_pictures(compiled: library.Library) -> None:
     text = [{"type": "text", "text": "hi "}, {"type": "image_url", "image_url": {"url": None}}]
     for key, part in (
         ("image", drawn(0, SIZES[0])),
-        ("image_url", {"url": data_url(0)}),
-        ("image_url", data_url(0)),
+        ("image_url", {"url": png_url(drawn(0, SIZES[0]))}),
+        ("image_url", png_url(drawn(0, SIZES[0]))),
     ):
         text[1] = {"type": key, key: part}
         answer = llm.chat([{"role": "user", "content": text}], GREEDY)[0]
         assert answer.prompt_token_ids.count(261) == 45
         assert answer.prompt_token_ids[-1] == llm.tokenizer.encode("\n")[0]  # type: ignore[union-attr]
-    small: Any = {"type": "image_url", "image_url": {"url": data_url(0), "max_pixel": 1000}}
+    small: Any = {
+        "type": "image_url",
+        "image_url": {"url": png_url(drawn(0, SIZES[0])), "max_pixel": 1000},
+    }
     answer = llm.chat([{"role": "user", "content": [small]}], GREEDY)[0]
     assert answer.prompt_token_ids.count(261) == 10
-
-
-def data_url(number: int) -> str:
-    """A picture of the goldens, as a data URL."""
-    import base64
-    from io import BytesIO
-
-    file = BytesIO()
-    drawn(number, SIZES[number]).save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def test_text_alone_loads_no_tower(compiled: library.Library) -> None:

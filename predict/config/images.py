@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from predict.errors import UserError, unknown_key
-from predict.images.areas import AreaPixels
-from predict.images.opening import MAX_PIXELS
+from predict.images.limits import MAX_PIXELS, check_options
 from predict.system.options import Checked, option
 from predict.system.ranges import Range, refusal
 
@@ -30,7 +29,7 @@ def _limits(value: Any) -> dict[str, int]:
 def _options(value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise refusal("mm_processor_kwargs", value, 'an object such as {"max_pixels": 1003520}')
-    AreaPixels(min_pixels=1, max_pixels=1 << 28).changed(value, "mm_processor_kwargs")
+    check_options(value, "mm_processor_kwargs")
     return dict(value)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.errors import UserError, one_of, quoted, unknown_key
-from predict.images.opening import MAX_SIDES
+from predict.images.limits import AREA, MAX_SIDES, OPTIONS, check_options
 from predict.system.files import read_json_object
 from predict.system.ranges import Range
 
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 BICUBIC = 3  # of Pillow's numbers
-PIXELS = Range(1, 1 << 28)  # of an area
 FILES = ("preprocessor_config.json", "processor_config.json")
-OPTIONS = ("min_pixels", "max_pixels")  # that a request, and a flag, may change
 # Keys that say nothing here: names of classes, how tensors are batched, what no picture has.
 UNREAD = (
     *("auto_map", "data_format", "device", "disable_grouping", "do_center_crop", "do_pad"),
@@ -68,11 +66,7 @@ class AreaPixels:
 
     def changed(self, options: Mapping[str, Any], where: str) -> AreaPixels:
         """With other options. Raises UserError for others than OPTIONS, and where they cross."""
-        for key, value in options.items():
-            if key not in OPTIONS:
-                raise unknown_key(where, key, OPTIONS)
-            if value not in PIXELS:
-                raise UserError(f"{where}: {key} is {quoted(value)} (allowed: {PIXELS})")
+        check_options(options, where)
         made = replace(self, **options)
         if made.min_pixels > made.max_pixels:
             raise UserError(
@@ -181,7 +175,7 @@ def _from_values(values: dict[str, Any], default: AreaPixels, where: str) -> Are
                 raise one_of(f"{where}: resample", value, map(str, range(6)))
             is_good = True
         else:
-            is_good = value in (PIXELS if key in OPTIONS else Range(1, 1024))
+            is_good = value in (AREA if key in OPTIONS else Range(1, 1024))
         if not is_good or (key == "image_std" and 0 in value):
             raise UserError(f"{where}: {key} is {quoted(value)} (allowed: such as {own})")
     return replace(default, **given)

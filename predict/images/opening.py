@@ -19,15 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from predict.errors import UserError, quoted
+from predict.images.limits import MAX_BYTES, MAX_PIXELS, MAX_SIDES
 from predict.system.files import open_regular
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # of a GIF the first frame
-MAX_PIXELS = 1 << 26  # of one picture, unless a flag says another number
-MAX_BYTES = 1 << 26  # of one file
-MAX_SIDES = 200  # one side over the other
 ALLOWED = "PNG, JPEG, WebP, GIF, BMP"
 DATA_URL = re.compile(r"data:([a-zA-Z0-9.+-]+/[a-zA-Z0-9.+-]+)?(;[a-zA-Z0-9=.+-]+)*;base64,")
 ORIENTATION = 0x0112  # EXIF's tag

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from predict.errors import UserError
 from predict.images.areas import AreaPixels
-from predict.images.opening import MAX_PIXELS, opened
+from predict.images.limits import MAX_PIXELS
+from predict.images.opening import opened
 
 DIGEST_WORDS = 8  # of 32 bits
 
@@ -43,11 +44,15 @@ def picture_of(
 ) -> Picture:
     """The picture of a source; see predict.images.opening. Raises UserError."""
     image, digest = opened(source, where, max_pixels)
-    values = pixels.resized(image)
-    grid = pixels.grid(values.shape[:2])
     whole = hashlib.blake2b(digest + pixels.digest, digest_size=32).digest()
+    return resized_picture(whole, pixels.resized(image), pixels)
+
+
+def resized_picture(digest: bytes, values: npt.NDArray[np.uint8], pixels: AreaPixels) -> Picture:
+    """The picture of resized pixels [height, width, 3]."""
+    grid = pixels.grid(values.shape[:2])
     cells = grid[0] // pixels.merge_size, grid[1] // pixels.merge_size
-    return Picture(whole, values, grid, cells, pixels)
+    return Picture(digest, values, grid, cells, pixels)
 
 
 class Placed(NamedTuple):
@@ -150,18 +155,25 @@ def with_pictures(
         )
     if not pictures:
         return list(token_ids), None
-    ids, placed, left, shift = list[int](), list[Placed](), iter(pictures), 0
+    ids, starts, left = list[int](), list[int](), iter(pictures)
     for token in token_ids:
         if token != placeholder:
             ids.append(token)
             continue
-        picture, start = next(left), len(ids)
-        if placed and placed[-1].end == start:
+        if starts and ids[-1] == placeholder:
             raise UserError(
-                f"pictures {len(placed)} and {len(placed) + 1} of the prompt have no token between "
+                f"pictures {len(starts)} and {len(starts) + 1} of the prompt have no token between "
                 "them; write what the model's template has around a picture"
             )
+        starts.append(len(ids))
+        ids += [placeholder] * next(left).num_tokens
+    return ids, placed_at(starts, pictures)
+
+
+def placed_at(starts: Sequence[int], pictures: Sequence[Picture]) -> Pictures:
+    """Pictures whose tokens begin there."""
+    placed, shift = list[Placed](), 0
+    for start, picture in zip(starts, pictures, strict=True):
         placed.append(Placed(start, picture, start + shift))
-        ids += [placeholder] * picture.num_tokens
         shift += max(picture.cells) - picture.num_tokens
-    return ids, Pictures(tuple(placed))
+    return Pictures(tuple(placed))

@@ -38,6 +38,12 @@ def content_text(content: str | list[TextPart]) -> str:
     return "".join(part["text"] for part in content)
 
 
+def content_size(content: str | list[Part]) -> int:
+    """Characters of a content's texts."""
+    parts = [text_part(content)] if isinstance(content, str) else content
+    return sum(len(part.get("text", "")) for part in parts)
+
+
 class PicturePart(NamedTuple):
     """A picture that a part of a content brings, and its own options."""
 

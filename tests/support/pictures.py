@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +77,13 @@ def sampled(patches: NDArray[np.float32]) -> NDArray[np.float32]:
     """Some values of patches, the same for the same number of them."""
     flat = patches.reshape(-1)
     return flat[np.random.default_rng(1).integers(0, len(flat), 60)]
+
+
+def png_url(image: Image) -> str:
+    """A picture as a data URL."""
+    file = BytesIO()
+    image.save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 @cache
