@@ -37,7 +37,8 @@ Made by docs/make_flags.py: do not edit. No program imports it.
 from __future__ import annotations
 
 import os
-from typing import TypedDict
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
 
 class Settings(TypedDict, total=False):

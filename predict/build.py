@@ -89,6 +89,7 @@ from predict.nn.plans import WeightPlan
 from predict.nn.spec import DecoderSpec
 from predict.ranks import addons as rank_addons
 from predict.ranks.front import Ranks, RanksRunner
+from predict.sight import Sight, with_eyes
 from predict.system.launcher import check_alone
 from predict.system.notes import LOG
 from predict.text.tokenizer import Tokenizer
@@ -122,6 +123,7 @@ class Parts(NamedTuple):
     caches: list[LayerCache]
     addons: Addons
     engine: Engine
+    sight: Sight
 
 
 def build(config: EngineConfig, tokenizer: Tokenizer | None = None) -> Parts:
@@ -153,6 +155,7 @@ class Builder:
         self.platform = platform_of(model.device, compiled)
         spec, self.reader = read_spec(model.model_name_or_path, model.model_type)
         check_encoder(spec, self.platform.gpu is not None)
+        spec = with_eyes(config, spec, self.platform.gpu is not None)
         check_states(config, spec)
         spec = spec.with_latent_form(model.latent_form)
         if self.num_ranks > 1:
@@ -163,6 +166,7 @@ class Builder:
         self.spec = spec
         config = with_model_defaults(with_stored_cache(config, self.reader), spec, self.reader)
         self.config = config = with_whole_prompts(config, spec)
+        self.sight = Sight(config, spec)
         self.kv_format = spec.cache_format(config.kv_format)
         if self.platform.gpu is not None:
             self.kv_format.check_gpu(devices.driver_info().gpus[self.platform.gpu.index].capability)
@@ -203,11 +207,11 @@ class Builder:
         proposer, policy = speculation(drafting, sampler)
         engine = Engine(
             *(scheduler, running.runner, sampler, self.eos_token_ids),
-            *(proposer, policy, self._fields()),
+            *(proposer, policy, self._fields(), self.sight.eyes),
         )
         return Parts(
             *(config, self.platform, self.spec, self.tokenizer, self.draft, self.decoder),
-            *(caches, addons, engine),
+            *(caches, addons, engine, self.sight),
         )
 
     def _over_ranks(self) -> Running:
@@ -280,6 +284,7 @@ class Builder:
         if manifest is None:
             opened.append(open_weights(config, self.spec, self.reader, self.platform))
             self.platform = opened[0].platform
+            adapter_bytes += self.sight.open(opened[0])
         if self.draft is not None:
             opened.append(open_weights(*self.draft, self.platform))
         self.drafter = open_state_drafter(
@@ -310,6 +315,7 @@ class Builder:
             self.draft_cost = of_draft / (opened[0].num_bytes if not manifest else own)
         decoders = [weights.read(lambda _: self.on_progress()) for weights in opened]
         if manifest is None:
+            decoders[0] = self.sight.joined(decoders[0])
             if self.adapters is not None:
                 decoders[0] = with_pages(decoders[0], self.pages)
             self.decoder = decoders[0]
@@ -407,6 +413,7 @@ class Builder:
                 for_drafts=self.draft is not None,
                 lookahead=int(self.drafter is not None and self.drafter.spec is not None),
                 adapters=None if self.adapters is None else self.adapters.pool,
+                pictures=self.sight.rows,
                 placing=placing_of(self.spec, config.max_length),
                 num_state_slots=self.num_state_slots,
             )

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Container, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -24,17 +24,19 @@ from predict.engine.samples import FailedPrompt, Samples, StreamOutput
 from predict.engine.scheduled import ScheduledBatch
 from predict.engine.stats import EngineStats
 from predict.errors import TokenizerError, UserError, quoted
+from predict.images.placed import Pictures
 from predict.loading.generation_config import read_recommended
 from predict.ranks.front import RanksRunner
 from predict.request import RequestOutput, SamplingParams
+from predict.sight import prompt_parts
 from predict.system.bounds import prompt_token_ids
 from predict.system.notes import LOG
-from predict.text.conversation import Message, conversation_messages
+from predict.text.conversation import Message, PicturePart, conversation_messages
 from predict.text.detokenizer import Detokenizer
 from predict.text.guides import Guides
 from predict.text.params import with_token_ids
 from predict.text.tokenizer import Tokenizer
-from predict.vectors import Prompt, PromptOrError, VectorVerbs, as_several
+from predict.vectors import Prompt, PromptOrError, SeenPrompt, VectorVerbs, as_several
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -114,9 +116,17 @@ class LLM(AddonVerbs[None], VectorVerbs):
         return prompt_token_ids(prompt, self.spec.vocab_size - 1)
 
     def samples(
-        self, prompt: Prompt, params: SamplingParams, prompt_index: int = 0, streamed: bool = False
+        self,
+        prompt: SeenPrompt,
+        params: SamplingParams,
+        prompt_index: int = 0,
+        streamed: bool = False,
+        pictures: Pictures | None = None,
     ) -> Samples:
-        """The requests of a prompt, checked, not queued. Raises UserError."""
+        """The requests of a prompt, checked, not queued. Raises UserError.
+
+        pictures: whose tokens the prompt, token ids, has already.
+        """
         check_kind(params)
         check_params(params, self.config)
         if not self.spec.makes_text:
@@ -128,8 +138,12 @@ class LLM(AddonVerbs[None], VectorVerbs):
                 "stop_token_ids"
             )
         adapter, prefix = self.addons.find(params.adapter)
+        own, parts = prompt_parts(prompt) if isinstance(prompt, Mapping) else (prompt, ())
+        token_ids = self._token_ids(own)
+        if pictures is None:
+            token_ids, pictures = self.parts.sight.read(token_ids, parts)
         return Samples(
-            self._token_ids(prompt),
+            token_ids,
             params,
             lambda: next(self._ids),
             self.tokenizer,
@@ -142,6 +156,7 @@ class LLM(AddonVerbs[None], VectorVerbs):
             else self._guides().states(params.guide, params.num_samples),
             adapter,
             prefix,
+            pictures,
         )
 
     def change(self, change: Change) -> None:
@@ -172,19 +187,24 @@ class LLM(AddonVerbs[None], VectorVerbs):
             LOG.warning(note)
         return SamplingParams() if found is None else found.params
 
-    def chat_prompt(self, messages: Conversation) -> list[int]:
-        """Token ids of a conversation behind which the model answers. Raises UserError."""
+    def chat_prompt(self, messages: Conversation) -> SeenPrompt:
+        """A conversation behind which the model answers: token ids, and pictures where it has some.
+
+        Raises UserError.
+        """
         if self.tokenizer is None or self.tokenizer.chat_template is None:
             raise UserError(
                 "chat needs a tokenizer with a chat template, and this model has none; give one "
                 "with chat_template (a .jinja or .json file), or use generate"
             )
-        text = self.tokenizer.chat_template.render(conversation_messages(list(messages), ""))
-        return self.tokenizer.encode_prompt(text, templated=True)
+        parts: list[PicturePart] = []
+        text = self.tokenizer.chat_template.render(conversation_messages(list(messages), "", parts))
+        ids = self.tokenizer.encode_prompt(text, templated=True)
+        return {"prompt": ids, "multi_modal_data": {"image": parts}} if parts else ids
 
     def generate(
         self,
-        prompts: Prompt | Sequence[PromptOrError],
+        prompts: SeenPrompt | Sequence[PromptOrError],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         on_output: Callable[[int, RequestOutput], None] | None = None,
         on_step: Callable[[int, int], None] | None = None,
@@ -192,7 +212,9 @@ class LLM(AddonVerbs[None], VectorVerbs):
     ) -> list[RequestOutput]:
         """Outputs in the prompts' order; of one prompt, given without a list, a list of one.
 
-        A prompt is a text, or token ids, or the error of a tokenizer that failed on it.
+        A prompt is a text, or token ids, or the error of a tokenizer that failed on it. With
+        pictures it is {"prompt": ..., "multi_modal_data": {"image": [...]}}, and a placeholder for
+        each.
         sampling_params: for all, or one for each; None: default_params().
         on_output(index, output) is called the moment all answers to a prompt are finished, in any
         order. on_step(prompt_tokens, output_tokens) is called after each step and its outputs, with
@@ -254,7 +276,7 @@ class LLM(AddonVerbs[None], VectorVerbs):
 
     def stream(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: SeenPrompt | Sequence[SeenPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Generator[StreamOutput, None, None]:
         """Yields the answers to one prompt, or to several, as they grow.
@@ -285,11 +307,11 @@ class LLM(AddonVerbs[None], VectorVerbs):
 
     def _groups(
         self,
-        prompts: Prompt | Sequence[PromptOrError],
+        prompts: SeenPrompt | Sequence[PromptOrError],
         params: SamplingParams | Sequence[SamplingParams] | None,
         streamed: bool = False,
     ) -> list[Samples]:
-        several = as_several(prompts)
+        several = [prompts] if isinstance(prompts, Mapping) else as_several(prompts)
         params = self.default_params() if params is None else params
         each = params if isinstance(params, Sequence) else [params] * len(several)
         if len(each) != len(several):

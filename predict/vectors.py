@@ -28,8 +28,10 @@ from predict.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 Prompt = str | Sequence[int]
+# Of generate: {"prompt": a text or token ids, "multi_modal_data": {"image": [...]}} besides.
+SeenPrompt = Prompt | Mapping[str, Any]
 # In the place of a prompt that its tokenizer failed on: its answer says so, the others are given.
-PromptOrError = Prompt | TokenizerError
+PromptOrError = SeenPrompt | TokenizerError
 
 
 def as_several(prompts: Prompt | Sequence[PromptOrError]) -> Sequence[PromptOrError]:

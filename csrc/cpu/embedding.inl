@@ -11,9 +11,15 @@ void copy_embeddings(const EmbeddingParams& p) {
   const int64_t width = p.hidden_size;
   const bool pairs = p.packed && p.dtype == DType::kBFloat16;
   const int64_t panel_words = (pairs ? (width + 1) / 2 * 2 : width) * kPanel;
+  const Word* images = static_cast<const Word*>(p.image_table);
   const auto one_token = [&](int64_t token) {
     const int64_t id = p.token_ids[token];
     Word* to = out + token * width;
+    if (images != nullptr && p.image_rows[token] >= 0) {
+      __builtin_memcpy(to, images + p.image_rows[token] * width,
+                       static_cast<size_t>(width) * sizeof(Word));
+      return;
+    }
     if (!p.packed) {
       __builtin_memcpy(to, weight + id * width, static_cast<size_t>(width) * sizeof(Word));
       return;
@@ -40,6 +46,7 @@ Status finish_embeddings(const EmbeddingParams& p) {
   const Vec scale = set1(p.scale);
   parallel(threads_for_bytes(p.num_tokens * width * 3 * int64_t{sizeof(T)}), [&](Team& team) {
     for_rows(team, p.num_tokens, [&](int64_t token) {
+      if (p.image_table != nullptr && p.image_rows[token] >= 0) return;
       T* to = out + token * width;
       const T* add = table ? table + p.positions[token] * width : to;
       for (int64_t i = 0; i < width; i += Vec::kLanes) {
@@ -58,6 +65,13 @@ inline Status run_embedding(const EmbeddingParams& p) {
       return Status::error("positions[" + std::to_string(i) + "] is " +
                            std::to_string(p.positions[i]) + " (allowed: 0 .. " +
                            std::to_string(p.num_positions - 1) + ")");
+    }
+  }
+  for (int64_t i = 0; p.image_table != nullptr && i < p.num_tokens; ++i) {
+    if (p.image_rows[i] >= p.num_image_rows) {
+      return Status::error("image_rows[" + std::to_string(i) + "] is " +
+                           std::to_string(p.image_rows[i]) + " (allowed: -1 .. " +
+                           std::to_string(p.num_image_rows - 1) + ")");
     }
   }
   for (int64_t i = 0; i < p.num_tokens; ++i) {

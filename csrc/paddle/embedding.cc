@@ -1,4 +1,5 @@
-// regatta_embedding(token_ids [T], weight, position_table? [P, H], positions? [T])
+// regatta_embedding(token_ids [T], weight, position_table? [P, H], positions? [T],
+//                   image_table? [R, H], image_rows? [T])
 //     {packed, hidden_size, scale} -> [T, H]
 // weight: [V, H], or with packed=true the dense LM head of a tied model.
 #include "cuda_resources.h"
@@ -8,7 +9,8 @@ namespace regatta::binding {
 namespace {
 
 Tensors embedding(const paddle::Tensor& token_ids, const paddle::Tensor& weight,
-                  const MaybeTensor& position_table, const MaybeTensor& positions, bool packed,
+                  const MaybeTensor& position_table, const MaybeTensor& positions,
+                  const MaybeTensor& image_table, const MaybeTensor& image_rows, bool packed,
                   int64_t hidden_size, float scale) {
   const Device device = device_of(weight, "weight");
   const phi::Place& place = device.place;
@@ -18,7 +20,8 @@ Tensors embedding(const paddle::Tensor& token_ids, const paddle::Tensor& weight,
   params.scale = scale;
   throw_if_error(runtime::embedding(
       {view(token_ids, "token_ids", place), view(weight, "weight", place),
-       view(position_table, "position_table", place), view(positions, "positions", place)},
+       view(position_table, "position_table", place), view(positions, "positions", place),
+       view(image_table, "image_table", place), view(image_rows, "image_rows", place)},
       &params));
   paddle::Tensor out = device.empty({params.num_tokens, hidden_size}, params.dtype);
   params.out = out.data();
@@ -27,7 +30,8 @@ Tensors embedding(const paddle::Tensor& token_ids, const paddle::Tensor& weight,
 }
 
 std::vector<Shape> infer_shape(const Shape& token_ids, const Shape&, const MaybeShape&,
-                               const MaybeShape&, bool, int64_t hidden_size, float) {
+                               const MaybeShape&, const MaybeShape&, const MaybeShape&, bool,
+                               int64_t hidden_size, float) {
   return {{token_ids[0], hidden_size}};
 }
 
@@ -36,7 +40,8 @@ std::vector<Shape> infer_shape(const Shape& token_ids, const Shape&, const Maybe
 
 PD_BUILD_OP(regatta_embedding)
     .Inputs({"token_ids", "weight", paddle::Optional("position_table"),
-             paddle::Optional("positions")})
+             paddle::Optional("positions"), paddle::Optional("image_table"),
+             paddle::Optional("image_rows")})
     .Outputs({"out"})
     .Attrs({"packed: bool", "hidden_size: int64_t", "scale: float"})
     .SetKernelFn(PD_KERNEL(regatta::binding::embedding))

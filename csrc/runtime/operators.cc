@@ -50,6 +50,11 @@ Status embedding(const EmbeddingViews& v, EmbeddingParams* p) {
   p->weight = v.weight.data;
   p->num_tokens = v.token_ids.shape[0];
   p->vocab_size = v.weight.shape[0] * (p->packed ? 32 : 1);
+  if (v.image_table.rank != 0 && v.image_rows.rank != 0) {
+    p->image_table = read.data(v.image_table, "image_table", p->dtype, {-1, width});
+    p->num_image_rows = v.image_table.shape[0];
+    p->image_rows = read.values<int32_t>(v.image_rows, "image_rows", {p->num_tokens});
+  }
   if (v.position_table.rank == 0 || v.positions.rank == 0) return read.status();
   p->position_table = read.data(v.position_table, "position_table", p->dtype, {-1, width});
   p->num_positions = v.position_table.shape[0];

@@ -29,6 +29,8 @@ struct EmbeddingViews {
   TensorView weight;          //
   TensorView position_table;  // [P, H]?
   TensorView positions;       // [T]?
+  TensorView image_table;     // [R, H]?
+  TensorView image_rows;      // [T]?
 };
 Status embedding(const EmbeddingViews& views, EmbeddingParams* params);
 

@@ -81,6 +81,7 @@ _GROUPS = (
     "Quantization",
     "Speculative decoding",
     "Adapters",
+    "Pictures",
     "Benchmark",
     COMPAT,
 )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from predict.config.adapters import ADAPTER_FILES, AdaptersConfig
 from predict.config.cache import KV_FORMATS, CacheConfig
+from predict.config.images import ImagesConfig
 from predict.config.model import ModelConfig
 from predict.config.quantization import QuantizationConfig
 from predict.config.ranks import RanksConfig
@@ -36,6 +37,7 @@ TOPICS = {
     "speculation": SpeculationConfig,
     "adapters": AdaptersConfig,
     "ranks": RanksConfig,
+    "images": ImagesConfig,
 }
 # Settings that name a folder, which may be a hub name, and what it holds.
 FOLDERS = {
@@ -63,6 +65,7 @@ class EngineConfig:
     speculation: SpeculationConfig
     adapters: AdaptersConfig
     ranks: RanksConfig
+    images: ImagesConfig
 
     def __init__(self, **settings: Unpack[EngineSettings]) -> None:
         for name in settings:

@@ -6,7 +6,8 @@ Made by docs/make_flags.py: do not edit. No program imports it.
 from __future__ import annotations
 
 import os
-from typing import TypedDict
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
 
 class Settings(TypedDict, total=False):
@@ -60,6 +61,9 @@ class Settings(TypedDict, total=False):
     tensor_parallel_degree: int
     expert_parallel_degree: int | None
     rank_timeout: float
+    limit_mm_per_prompt: Mapping[str, int]
+    mm_processor_kwargs: Mapping[str, Any]
+    max_image_pixels: int
 
 
 class EngineSettings(Settings):

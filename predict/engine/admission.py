@@ -38,6 +38,8 @@ class Limits:
                 f"{num_free} (allowed: {num_free * config.block_size} tokens in "
                 "all); lower max_length or max_new_tokens, or give the cache more blocks"
             )
+        if config.pictures is not None:
+            config.pictures.check_fits(request)
         if config.placing is not None:
             places = config.placing.of(request.prompt_token_ids, request.prefix.num_tokens)
             if places.runs_whole:

@@ -16,6 +16,7 @@ from predict.engine.choices import Row
 from predict.engine.draft_policy import DraftPolicy
 from predict.engine.drafts import FAILED, Proposer
 from predict.engine.failures import device_failure
+from predict.engine.pictures import Eyes
 from predict.engine.request_state import Request, num_wanted
 from predict.engine.sampler import Sampler
 from predict.engine.scheduled import ScheduledBatch, ScheduledSpan
@@ -105,8 +106,10 @@ class Engine:
         proposer: Proposer | None = None,
         policy: DraftPolicy | None = None,
         fields: Sequence[Field] = fields_with(),
+        eyes: Eyes | None = None,
     ):
         """proposer, policy: both, for speculation. fields: of the inputs that the network reads."""
+        self.eyes = eyes
         self.scheduler = scheduler
         self.runner = runner
         self.sampler = sampler
@@ -263,6 +266,8 @@ class Engine:
             inputs = placed(inputs, spans, config.placing)
         if config.adapters is not None:
             inputs = adapted(inputs, spans, config.adapters)
+        if self.eyes is not None:
+            inputs = self.eyes.seen(inputs, spans)
         return stated(inputs, spans) if config.num_state_slots else inputs
 
     def _run(

@@ -12,7 +12,7 @@ from typing import Any
 from predict.adapters.pool import READ_AHEAD
 from predict.engine.failures import RequestError
 from predict.engine.request_state import Request, RequestStatus
-from predict.engine.resources import AdapterPages, CacheBlocks, Need, Resource
+from predict.engine.resources import AdapterPages, CacheBlocks, Need, PictureRoom, Resource
 from predict.engine.scheduled import ScheduledSpan, SchedulerConfig, prompt_span
 from predict.engine.states import StateSlots
 from predict.engine.stats import EngineStats
@@ -70,7 +70,8 @@ class Queue:
         self.requests: deque[Request] = deque()
         self.states = StateSlots(blocks, stats)
         # In the order in which they reserve: what may fail comes first.
-        self.resources: tuple[Resource, ...] = (adapters, blocks, self.states)
+        pictures = PictureRoom(config.pictures)
+        self.resources: tuple[Resource, ...] = (adapters, pictures, blocks, self.states)
         self._config, self._blocks, self._adapters, self._stats = config, blocks, adapters, stats
         self._awaited: Future[Any] | None = None  # what is read for the first request
         self.yields = False  # see Scheduler.make_room

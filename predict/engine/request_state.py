@@ -26,6 +26,7 @@ from predict.system import bounds
 if TYPE_CHECKING:
     from predict.adapters.pool import ServedAdapter
     from predict.engine.logprobs import LogprobRecord
+    from predict.images.placed import Pictures
     from predict.text.answer_parts import AnswerParts
     from predict.text.answer_text import AnswerText
     from predict.text.guides import GuideState
@@ -61,6 +62,7 @@ class Request:
     cache_salt: bytes = b""
     adapter: ServedAdapter | None = None  # held by the pool of adapters while the request runs
     prefix: ServedPrefix = NO_PREFIX
+    pictures: Pictures | None = None  # whose tokens are placeholders of the prompt
     token_ids: list[int] = field(init=False)
     num_computed_tokens: int = 0
     num_placeholders: int = 0
@@ -138,6 +140,11 @@ class Request:
         if self.places is None:
             return self.cache_salt
         return self.cache_salt + self.places.first_row.to_bytes(8, "little")
+
+    @property
+    def contents(self) -> Sequence[int]:
+        """What its blocks are hashed by: its tokens, and what pictures stand for some of them."""
+        return self.token_ids if self.pictures is None else self.pictures.content(self.token_ids)
 
     @property
     def num_left(self) -> int:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from predict.adapters.pool import AdapterPool
 from predict.adapters.prefixes import ServedPrefix, prefix_in
 from predict.engine.block_manager import BlockManager, Suits, num_blocks_for
+from predict.engine.picture_rows import PictureRows
 from predict.engine.request_state import Request, RequestStatus
 from predict.engine.scheduled import SchedulerConfig
 from predict.errors import UserError
@@ -75,7 +76,7 @@ class CacheBlocks:
         if not request.shares_blocks or request.wants_prompt_logits:
             return list(prefix.block_ids), 0
         found, num_tokens = self.manager.match_prefix(
-            *(request.token_ids, request.block_digests, request.block_salt, prefix.num_partial),
+            *(request.contents, request.block_digests, request.block_salt, prefix.num_partial),
             *(None if prefix.num_tokens else self.suits,),
         )
         return [*prefix.block_ids, *found], num_tokens
@@ -147,7 +148,7 @@ class CacheBlocks:
             first_own = len(prefix.block_ids)
             self.manager.publish(
                 request.block_ids[first_own:] if first_own else request.block_ids,
-                request.token_ids,
+                request.contents,
                 request.block_digests,
                 request.num_published_blocks - first_own,
                 num_full - first_own,
@@ -222,6 +223,32 @@ class AdapterPages:
         running = (each for each in requests if each.status is RequestStatus.RUNNING)
         if self.pool is not None:
             self.pool.check(Counter(each.adapter for each in running if each.adapter))
+
+
+class PictureRoom:
+    """Rows of pictures, held until a request has read them."""
+
+    def __init__(self, rows: PictureRows | None) -> None:
+        self.rows = rows
+
+    def has_room(self, need: Need) -> bool:
+        """See Resource."""
+        return self.rows is None or self.rows.has_room(need.request, need.num_cached)
+
+    def reserve(self, need: Need) -> None:
+        """See Resource."""
+        if self.rows is not None:
+            self.rows.hold(need.request, need.num_cached)
+
+    def release(self, request: Request) -> None:
+        """See Resource."""
+        if self.rows is not None:
+            self.rows.release(request)
+
+    def check(self, requests: Collection[Request]) -> None:
+        """See Resource."""
+        if self.rows is not None:
+            self.rows.check(requests)
 
 
 class Prefixes:

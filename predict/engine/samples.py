@@ -13,6 +13,7 @@ from predict.engine.choices import NUM_SEEDS
 from predict.engine.failures import explained
 from predict.engine.logprobs import LogprobRecord
 from predict.engine.request_state import Request
+from predict.images.placed import Pictures
 from predict.request import (
     CompletionOutput,
     FinishReason,
@@ -83,6 +84,7 @@ class Samples:
         guide: Future[list[GuideState]] | None = None,
         adapter: ServedAdapter | None = None,
         prefix: ServedPrefix = NO_PREFIX,
+        pictures: Pictures | None = None,
     ):
         """streamed: `pieces` will be asked for. fail: see Engine.fail.
 
@@ -99,6 +101,7 @@ class Samples:
                 *(new_id(), prompt_token_ids, sample_params(params, index)),
                 adapter=adapter,
                 prefix=prefix,
+                pictures=pictures,
             )
             for index in range(params.num_samples)
         ]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from predict.adapters.pool import AdapterPool
 from predict.engine.block_manager import num_blocks_for
+from predict.engine.picture_rows import PictureRows
 from predict.engine.request_state import Request
 from predict.errors import UserError
 from predict.nn.places import Placing
@@ -31,6 +32,7 @@ class SchedulerConfig:
     for_drafts: bool = False  # a draft model's cache lies in blocks of the same numbers
     lookahead: int = 0  # see BlockManager: 1 where rows of drafts depend on the token behind theirs
     adapters: AdapterPool | None = None  # of a network whose requests may have adapters
+    pictures: PictureRows | None = None  # of a network with a tower
     placing: Placing | None = None  # for a network whose positions are not 0, 1, 2, ...
     # Of a network with states (predict.engine.states): two for each sequence, and more; else 0.
     num_state_slots: int = 0

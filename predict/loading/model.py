@@ -140,6 +140,8 @@ def open_weights(
         check_schemes(weights)
     if isinstance(weights.source, CheckpointSource):
         names = weights.names
+        if spec.vision is not None:  # whose tensors are read beside these
+            names = replace(names, beside_text=())
         if config.speculation.speculate_method == "mtp":  # which reads them by itself
             names = replace(names, drafting=())
         say_what_is_left_out(names, weights.source.checkpoint)

@@ -101,7 +101,7 @@ COMPILED = _table(
         "T>T function gated clamp slope up_offset": "regatta_activate",
         "TT>T": "regatta_take_ids",
         "Tt>T a_scale b_scale": "regatta_add",
-        "TTtt>T hidden_size packed scale": "regatta_embedding",
+        "TTtttt>T hidden_size packed scale": "regatta_embedding",
         "TTtt>TT kind epsilon plus_one": "regatta_norm",
         "TLt>T scheme out_features": "regatta_linear",
         "TLtTTTT>T scheme part_sizes which": "regatta_adapted_linear",

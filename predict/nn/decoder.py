@@ -36,6 +36,7 @@ class Embedding:
     positions: Tensor | None = None  # [positions, H]
     norm: NormWeights | None = None
     share: Share | None = None  # of several ranks, whose tables have some tokens each
+    images: Tensor | None = None  # [rows, H], of pictures: see StepInputs.image_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,17 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
+class Axes:
+    """How places in several dimensions become rows of the first rotary table.
+
+    axes: of each angle. first: the row of the table that the first of a step's places gets.
+    """
+
+    axes: tuple[int, ...]
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
 class Decoder:
     """All weights of a network."""
 
@@ -57,6 +69,7 @@ class Decoder:
     layers: tuple[Layer, ...]
     head: Head
     ropes: tuple[Tensor, ...]  # [positions, rotary_dim] float32 each: cosines, then sines
+    axes: Axes | None = None  # where tokens of pictures have places in several dimensions
 
     def blocks(self) -> Iterator[BlockWeights]:
         for layer in self.layers:
@@ -113,6 +126,9 @@ def forward(
     """
     import paddle
 
+    if inputs.image_places is not None and decoder.axes is not None:
+        of = decoder.axes
+        backend.write_places(decoder.ropes[0], inputs.image_places, of.axes, of.first)
     hidden = backend.embed(inputs, decoder.embedding, decoder.head.linear)
     layers, ropes = decoder.layers, decoder.ropes
     written: list[Tensor] = []

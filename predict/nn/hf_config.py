@@ -44,7 +44,11 @@ _RANGES: tuple[tuple[str, Range], ...] = (
     ("hidden_size word_embed_proj_dim", _whole(1 << 17)),
     ("intermediate_size moe_intermediate_size shared_expert_intermediate_size", _whole(1 << 20)),
     ("n_inner ffn_hidden_size", _whole(1 << 20)),
-    ("num_hidden_layers moe_layer_freq decoder_sparse_step sliding_window_pattern", _whole(1024)),
+    ("fullatt_block_indexes", _whole(1023, low=0)),
+    (
+        "depth num_hidden_layers moe_layer_freq decoder_sparse_step sliding_window_pattern",
+        _whole(1024),
+    ),
     ("max_window_layers first_k_dense_replace moe_layer_start_index", _whole(1024, low=0)),
     ("moe_layer_end_index", _whole(1024, low=-1)),
     ("mlp_only_layers full_attn_idxs", _whole(1023, low=0)),
@@ -54,7 +58,7 @@ _RANGES: tuple[tuple[str, Range], ...] = (
     ("linear_conv_kernel_dim conv_L_cache", _whole(64, low=2)),
     ("block_ffn_dim_multiplier", _real(1024.0)),
     ("num_nextn_predict_layers n_shared_experts", _whole(64, low=0)),
-    ("num_attention_heads num_key_value_heads", _whole(4096)),
+    ("num_attention_heads num_key_value_heads num_heads", _whole(4096)),
     ("head_dim rotary_dim qk_nope_head_dim qk_rope_head_dim v_head_dim", _whole(1024)),
     ("q_lora_rank", _whole(1 << 16)),
     ("kv_lora_rank", _whole(1 << 14)),
@@ -155,8 +159,13 @@ class ConfigReader:
 
     def with_defaults(self, **defaults: Any) -> ConfigReader:
         """The same file, and these values where it lacks the keys, or has null."""
-        lacking = {key: value for key, value in defaults.items() if self.values.get(key) is None}
-        made = ConfigReader({**self.values, **lacking}, self.path, self.inside)
+        return self.with_values(
+            **{key: value for key, value in defaults.items() if self.values.get(key) is None}
+        )
+
+    def with_values(self, **values: Any) -> ConfigReader:
+        """The same file, and these values in place of its own."""
+        made = ConfigReader({**self.values, **values}, self.path, self.inside)
         made.values.read, made.parts, made.notes = self.values.read, self.parts, self.notes
         return made
 

@@ -85,6 +85,18 @@ class StepInputs(NamedTuple):
     prefix_lens: Annotated[
         Any, Field("int32", ("B",), "first tokens, which all tokens see", optional=True)
     ] = None
+    image_rows: Annotated[
+        Any,
+        Field(
+            *("int32", ("T",), "row of the pictures' table in place of the token's; -1: its own"),
+            padding=-1,
+            optional=True,
+        ),
+    ] = None
+    image_places: Annotated[
+        Any,
+        Field("int32", ("I", 3), "of tokens with image_rows: time, row, column", optional=True),
+    ] = None
     # The last ones: the operator of blocks finds them there.
     state_src: Annotated[
         Any, Field("int32", ("B",), "slot of the state before; -1: zeros", -1, optional=True)
@@ -101,7 +113,8 @@ class StepInputs(NamedTuple):
     @property
     def of_blocks(self) -> list[Any]:
         """The fields that the operator of blocks reads, in its order."""
-        return self._replace(block_positions=None, prefix_lens=None).given
+        others = ("block_positions", "prefix_lens", "image_rows", "image_places")
+        return self._replace(**dict.fromkeys(others)).given
 
     @property
     def given(self) -> list[Any]:
@@ -190,9 +203,13 @@ class HostTensors:
 
     def filled(self, inputs: StepInputs) -> StepInputs:
         """The tensors, with values and shapes of NumPy `inputs`; valid until the next call."""
+        tensors = self._tensors
         for dtype, index, store in self._stores:
+            if inputs[index] is None:  # of a step without pictures
+                tensors = tensors._replace(**{FIELDS[index].name: None})
+                continue
             store.set(np.ascontiguousarray(inputs[index], dtype=dtype), self._place)
-        return self._tensors
+        return tensors
 
 
 def input_specs(fields: Sequence[Field] = fields_with()) -> list[InputSpec]:
@@ -209,7 +226,7 @@ def empty_example(
     block_tables_width: int = 1, fields: Sequence[Field] = fields_with()
 ) -> StepInputs:
     """NumPy inputs of the smallest legal step: one token, one request, slot -1."""
-    sizes = {"T": 1, "B": 1, "B+1": 2, "L": 1, "M": block_tables_width, "R": 1}
+    sizes = {"T": 1, "B": 1, "B+1": 2, "L": 1, "M": block_tables_width, "R": 1, "I": 1}
     arrays = [np.full(field.sized(sizes), field.padding, field.dtype) for field in fields]
     return of_fields(fields, arrays)._replace(
         cu_seqlens_q=np.arange(2, dtype=np.int32), max_lens=max_lens_of([1], [1], RowKind.ALL)

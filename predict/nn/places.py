@@ -138,6 +138,8 @@ def fields_of(spec: DecoderSpec, adapters: bool = False) -> tuple[Field, ...]:
     optional: tuple[str, ...] = ("prefix_lens",) if spec.sees_both_ways else ()
     if spec.prefix is not None:
         optional = ("block_positions", "prefix_lens")
+    if spec.vision is not None:
+        optional += ("image_rows", "image_places")
     if any(spec.states):
         optional += ("state_src", "state_dst")
     return fields_with(optional + (("adapter_ids", "adapter_pages") if adapters else ()))

@@ -218,7 +218,7 @@ def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
     hidden, head_width = spec.hidden_size, spec.head.width
 
     def between(norm: Norm | None, name: str) -> NormPlan | None:
-        return None if norm is None else _norm_plan(norm, name, hidden)
+        return None if norm is None else norm_plan(norm, name, hidden)
 
     def projection(name: str, size: int | None, in_features: int | None) -> LinearPlan | None:
         if size is None or in_features is None:
@@ -245,7 +245,7 @@ def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
         ),
         layers=tuple(
             tuple(
-                _block_plan(names, hidden, index, number, block)
+                block_plan(names, hidden, index, number, block)
                 for number, block in enumerate(layer)
             )
             for index, layer in enumerate(spec.layers)
@@ -255,7 +255,7 @@ def plan_weights(spec: DecoderSpec, names: WeightNames) -> WeightPlan:
     )
 
 
-def _block_plan(
+def block_plan(
     names: WeightNames, hidden_size: int, index: int, number: int, block: Block
 ) -> BlockPlan:
     """Of block `number` of layer `index`."""
@@ -273,7 +273,7 @@ def _slot_plan(names: WeightNames, block: Block, slot: Slot, whole: tuple[str, .
     if isinstance(slot, HeadNormSlot):
         return _head_norm_plan(slot, whole)
     if isinstance(slot, NormSlot):
-        return _norm_plan(slot.norm, whole[0], slot.size)
+        return norm_plan(slot.norm, whole[0], slot.size)
     if isinstance(slot, TableSlot):
         is_row = slot.name == "correction" and names.correction_is_row
         stored = (1, *slot.shape) if is_row else slot.stored or slot.shape
@@ -292,7 +292,8 @@ def _slot_plan(names: WeightNames, block: Block, slot: Slot, whole: tuple[str, .
     )
 
 
-def _norm_plan(norm: Norm, name: str, size: int) -> NormPlan:
+def norm_plan(norm: Norm, name: str, size: int) -> NormPlan:
+    """Where a norm over `size` values comes from, whose weight has the name."""
     bias = name.removesuffix(".weight") + ".bias" if norm.bias else None
     return NormPlan(norm, name, bias, size)
 

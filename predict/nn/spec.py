@@ -12,6 +12,7 @@ from predict.errors import UserError
 from predict.nn.blocks import Block, CachingBlock, HeadSlot, LinearSlot, Norm, StateTensor
 from predict.nn.cache_formats import KV_FORMATS, CacheRows, KvFormat, kv_format_of
 from predict.nn.shares import Ranks, part_of
+from predict.nn.vision import VisionSpec
 
 Kind = TypeVar("Kind", bound=Block)
 RMS_NORM = Norm()
@@ -129,6 +130,7 @@ class DecoderSpec:
     prefix: PrefixSpec | None = None  # where blocks have a prefix mask
     overflows_float16: bool = False  # trained weights take hidden states beyond 65,504
     share: Share | None = None  # None: it is whole
+    vision: VisionSpec | None = None  # the tower whose rows stand for pictures in prompts
     makes_text: bool = True  # it has a head whose logits are of the next token
 
     def __post_init__(self) -> None:

@@ -78,18 +78,21 @@ def _rows(
     position_table: Tensor | None = None,
     positions: Tensor | None = None,
     scale: float = 1.0,
+    image_table: Tensor | None = None,
+    image_rows: Tensor | None = None,
 ) -> Tensor:
     table = head.tensors[0] if weight is None else weight
     packed = len(table.shape) > 2  # the CPU's layout of a matrix; a GPU takes [V, H]
     width = head.in_features if packed else table.shape[1]
     return _run()(
-        "regatta_embedding", token_ids, table, position_table, positions, packed, width, scale
+        *("regatta_embedding", token_ids, table, position_table, positions),
+        *(image_table, image_rows, packed, width, scale),
     )[0]
 
 
 def take(x: Tensor, rows: Tensor) -> Tensor:
     """Rows [L] of x [T, N]."""
-    return _run()("regatta_embedding", rows, x, None, None, False, x.shape[1], 1.0)[0]
+    return _run()("regatta_embedding", rows, x, *(None,) * 4, False, x.shape[1], 1.0)[0]
 
 
 def take_ids(ids: Tensor, rows: Tensor) -> Tensor:
@@ -112,6 +115,9 @@ def gather_ranks(x: Tensor, num_ranks: int) -> Tensor:
     return _run()("regatta_gather_ranks", x, num_ranks)[0]
 
 
+write_places = composed.write_places
+
+
 def embed(inputs: StepInputs, embedding: Embedding, head: Linear) -> Tensor:
     """The first layer's input [T, H]. head: the LM head's matrix, which may be the table."""
     composed_of = (embedding.projection, embedding.norm, embedding.share)
@@ -119,7 +125,11 @@ def embed(inputs: StepInputs, embedding: Embedding, head: Linear) -> Tensor:
         return composed.embed(_OPS, inputs, embedding, head)
     rows, scale = embedding.positions, embedding.spec.scale
     positions = None if rows is None else inputs.positions
-    return _rows(inputs.token_ids, embedding.table, head, rows, positions, scale)
+    images = None if inputs.image_rows is None else embedding.images
+    return _rows(
+        *(inputs.token_ids, embedding.table, head, rows, positions, scale),
+        *(images, inputs.image_rows),
+    )
 
 
 def norm(x: Tensor, weights: NormWeights, norm: Norm) -> Tensor:

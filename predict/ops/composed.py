@@ -136,7 +136,33 @@ def embed(ops: ModuleType, inputs: StepInputs, embedding: Embedding, head: Linea
         hidden = ops.linear(hidden, embedding.projection)
     if embedding.positions is not None:
         hidden = ops.add(hidden, ops.embedding(inputs.positions, embedding.positions, head))
+    if inputs.image_rows is not None and embedding.images is not None:
+        hidden = with_images(ops, hidden, embedding.images, inputs.image_rows)
     return normed(ops, hidden, embedding.norm, spec.norm)
+
+
+def with_images(ops: ModuleType, hidden: Tensor, table: Tensor, rows: Tensor) -> Tensor:
+    """Hidden [T, H] with rows of the table [R, H] in place of those whose number is not below 0."""
+    import paddle
+
+    taken = ops.take(table, paddle.clip(rows, min=0)).astype(hidden.dtype)
+    return paddle.where((rows >= 0).unsqueeze(1), taken, hidden)
+
+
+def write_places(table: Tensor, places: Tensor, axes: Sequence[int], first: int) -> None:
+    """Writes rows of a rotary table [P, R] for places in several dimensions, in place.
+
+    Row first + i takes each of its R / 2 angles from the row places[i, axis], of the angle's axis.
+    places: [I, 3] int32.
+    """
+    import paddle
+
+    count, axis_of = places.shape[0], paddle.to_tensor([*axes, *axes], place=table.place)
+    rows = paddle.gather(table, places[:, 0])
+    for axis in sorted({*axes} - {0}):
+        own = paddle.gather(table, places[:, axis])
+        rows = paddle.where((axis_of == axis).expand_as(rows), own, rows)
+    paddle.assign(rows, table._slice(first, first + count))
 
 
 def normed_over_ranks(ops: ModuleType, qkv: Tensor, attention: Attention) -> Tensor:

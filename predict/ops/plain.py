@@ -699,6 +699,9 @@ class BoundLayers(composed.BoundLayers):
     ops = _OPS
 
 
+write_places = composed.write_places
+
+
 def embed(inputs: StepInputs, embedding: Embedding, head: Linear) -> Tensor:
     return composed.embed(_OPS, inputs, embedding, head)
 

@@ -14,6 +14,7 @@ from predict.guide import Guide
 from predict.request import SAMPLING_KEYS, SamplingParams
 from predict.server.config import ServerConfig
 from predict.server.errors import ApiError, invalid, refused
+from predict.server.pictures import Found, asked_picture
 from predict.server.protocol import (
     ChatMessage,
     GenerationBody,
@@ -21,7 +22,7 @@ from predict.server.protocol import (
     StructuredOutputs,
 )
 from predict.system.files import json_type
-from predict.text.conversation import TEXT_PARTS, Message, TextPart, text_part
+from predict.text.conversation import PICTURE_PARTS, TEXT_PARTS, Message, Part, text_part
 
 # The names that requests have for fields of SamplingParams, where they differ.
 _SPELLINGS: Mapping[str, tuple[str, ...]] = {
@@ -205,14 +206,19 @@ def _of_structured(form: StructuredOutputs) -> Iterator[tuple[str, Any]]:
             yield f"structured_outputs.{name}", {kind: value}
 
 
-def conversation(messages: Sequence[ChatMessage], where: str = "messages") -> list[Message]:
-    """Role messages of texts or text parts. Raises ApiError 400 that names the field."""
-    return [_message(message, f"{where}[{index}]") for index, message in enumerate(messages)]
+def conversation(
+    messages: Sequence[ChatMessage], where: str = "messages", found: Found | None = None
+) -> list[Message]:
+    """Role messages of texts or parts. Raises ApiError 400 that names the field.
+
+    found: where there may be pictures: those are added.
+    """
+    return [_message(each, f"{where}[{index}]", found) for index, each in enumerate(messages)]
 
 
-def _message(message: ChatMessage, where: str) -> Message:
+def _message(message: ChatMessage, where: str, found: Found | None) -> Message:
     role = "system" if message.role == "developer" else message.role
-    fields: Message = {"role": role, "content": _content(message, where)}
+    fields: Message = {"role": role, "content": _content(message, where, found)}
     for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
         if (value := getattr(message, name)) is not None:
             fields[name] = value
@@ -225,7 +231,7 @@ def _message(message: ChatMessage, where: str) -> Message:
     return fields
 
 
-def _content(message: ChatMessage, where: str) -> str | list[TextPart]:
+def _content(message: ChatMessage, where: str, found: Found | None) -> str | list[Part]:
     content, param = message.content, f"{where}.content"
     if isinstance(content, str):
         return content
@@ -245,7 +251,14 @@ def _content(message: ChatMessage, where: str) -> str | list[TextPart]:
             f"{param} is {json_type(content)} (allowed: a text, or a list of at most {MAX_PARTS} "
             "text parts)",
         )
-    return [text_part(_part(part, f"{param}[{index}]")) for index, part in enumerate(content)]
+    return [_part_of(part, f"{param}[{index}]", found) for index, part in enumerate(content)]
+
+
+def _part_of(part: object, where: str, found: Found | None) -> Part:
+    if found is None or not isinstance(part, dict) or part.get("type") not in PICTURE_PARTS:
+        return text_part(_part(part, where))
+    found.append((where, asked_picture(part, where)))
+    return {"type": "image"}
 
 
 def _part(part: object, where: str) -> str:

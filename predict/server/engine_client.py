@@ -24,8 +24,10 @@ from predict.engine.embedding import Text
 from predict.engine.samples import StreamOutput
 from predict.engine.stats import EngineStats
 from predict.errors import EXIT_FAILURE, EXIT_USAGE, EngineError, UserError
+from predict.images.placed import Pictures
 from predict.request import RequestOutput, SamplingParams
 from predict.server.config import API_KEY_VARIABLE
+from predict.server.pictures import sent_pictures
 from predict.server.wire import (
     Abort,
     Add,
@@ -112,9 +114,16 @@ class EngineHandle(Protocol):
         """Returns once the model is loaded; raises EngineDied, or UserError where it cannot be."""
 
     def add(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, *, streamed: bool
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        streamed: bool,
+        pictures: Pictures | None = None,
     ) -> Answer:
         """Sends a prompt to the engine. Raises EngineDied.
+
+        pictures: whose tokens it has.
 
         streamed: pieces come as they are made. Else they come at the end, one for each answer, and
         `output` is set, with logprobs of the prompt, scores, and the choices of best_of and beams.
@@ -338,12 +347,20 @@ class EngineClient(asyncio.Protocol):
         await asyncio.shield(self._lost)
 
     def add(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, *, streamed: bool
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        streamed: bool,
+        pictures: Pictures | None = None,
     ) -> ClientAnswer:
         self._num_asked += 1
         answer = ClientAnswer(self, self._num_asked, params.num_samples)
         self._send(
-            Add(answer.request_id, list(prompt_token_ids), params, streamed, time.perf_counter())
+            Add(
+                *(answer.request_id, list(prompt_token_ids), params, streamed),
+                *(time.perf_counter(), sent_pictures(pictures)),
+            )
         )
         self._answers[answer.request_id] = answer
         self.num_in_flight += answer.num_answers

@@ -23,6 +23,7 @@ from predict.engine.answers import News, Tell
 from predict.engine.embedding import VectorJob
 from predict.engine.samples import Samples, StreamOutput
 from predict.errors import EXIT_FAILURE, UserError
+from predict.server.pictures import received_pictures
 from predict.server.wire import (
     Abort,
     Add,
@@ -224,8 +225,12 @@ class EngineLoop:
     def _add(self, message: Add) -> None:
         tell = partial(self._take, message)
         try:
+            sight, sent = self._llm.parts.sight, message.pictures
+            pictures = received_pictures(sent, sight) if sent else None
             samples = self._llm.samples(
-                message.prompt_token_ids, message.params, streamed=message.streamed
+                *(message.prompt_token_ids, message.params),
+                streamed=message.streamed,
+                pictures=pictures,
             )
             self._live[message.request_id] = samples, tell
             self._answers.add([samples], tell)

@@ -13,11 +13,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 from predict.errors import UserError
+from predict.images.placed import Pictures
+from predict.loading.model import read_spec
 from predict.server.config import ServerConfig
 from predict.server.errors import ApiError, invalid
+from predict.sight import PictureReader, reader_of
 from predict.system.bounds import prompt_token_ids
 from predict.text.chat_template import ChatTemplate
-from predict.text.conversation import Message, content_text
+from predict.text.conversation import Message, PicturePart, content_size
 from predict.text.detokenizer import Detokenizer
 from predict.text.token_texts import TokenTexts
 from predict.text.tokenizer import Tokenizer
@@ -28,8 +31,17 @@ T = TypeVar("T")
 class FrontModel:
     """A tokenizer and a chat template for the tasks of one event loop."""
 
-    def __init__(self, tokenizer: Tokenizer | None, config: ServerConfig) -> None:
-        """tokenizer: None where the model has none: prompts are token ids then, answers too."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        config: ServerConfig,
+        pictures: PictureReader | None = None,
+    ) -> None:
+        """tokenizer: None where the model has none: prompts are token ids then, answers too.
+
+        pictures: what reads them, for a model with eyes.
+        """
+        self.pictures = pictures
         self.tokenizer = tokenizer
         self._max_prompt_length = config.max_prompt_length
         self._threads = ThreadPoolExecutor(
@@ -43,13 +55,17 @@ class FrontModel:
         self._max_characters = (self._max_prompt_length + 1) * max(longest, 1)
 
     @classmethod
-    def load(cls, config: ServerConfig) -> FrontModel:
+    def load(cls, config: ServerConfig, reads_pictures: bool = True) -> FrontModel:
         """The tokenizer of the model's folder. Raises UserError where it is damaged."""
         model = config.engine.model
         tokenizer = None
         if Tokenizer.exists(model.model_name_or_path):
             tokenizer = Tokenizer.from_dir(model.model_name_or_path, model.chat_template)
-        return cls(tokenizer, config)
+        pictures = None
+        if reads_pictures and config.engine.model.mode != "static":
+            spec, _ = read_spec(model.model_name_or_path, model.model_type)
+            pictures = reader_of(config.engine, spec)
+        return cls(tokenizer, config, pictures)
 
     def close(self) -> None:
         """Ends its threads; waiting work is dropped."""
@@ -109,10 +125,24 @@ class FrontModel:
             )
         if len(messages) > self._max_prompt_length:  # some templates take quadratic time
             raise self._too_long("messages", f"{len(messages)} messages, of a token at least")
-        size = sum(len(content_text(message["content"])) for message in messages)
+        size = sum(content_size(message["content"]) for message in messages)
         if size > self._max_characters:
             raise self._too_long("messages", f"{size} characters, more tokens than that")
         return await self._run(partial(template.render, messages, tools, values), "messages")
+
+    async def see(
+        self, token_ids: list[int], found: Sequence[tuple[str, PicturePart]]
+    ) -> tuple[list[int], Pictures | None]:
+        """A prompt with its pictures, and these. Raises ApiError 400.
+
+        found: the fields of the request, and what they bring.
+        """
+        reader = self.pictures
+        if reader is None or not found:
+            return token_ids, None
+        parts = [part for _, part in found]
+        ids, pictures = await self._run(partial(reader.read, token_ids, parts), found[0][0])
+        return self._checked(ids, "messages"), pictures
 
     async def decode(self, token_ids: Sequence[int], param: str) -> str:
         """The text of token ids, special tokens written out. Raises ApiError 400."""

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from predict.engine.samples import StreamOutput
 from predict.errors import UserError
+from predict.images.placed import Pictures
 from predict.request import RequestOutput, SamplingParams
 from predict.server.access_log import MAX_TEXT, shortened
 from predict.server.context import RECORD, Context, record_of
@@ -54,6 +55,7 @@ class Job:
     params: SamplingParams
     refused: Refused  # turns the engine's refusal into the request's error
     usage: Usage = field(default_factory=Usage)
+    pictures: Pictures | None = None  # of the one prompt
 
 
 class Run:
@@ -85,7 +87,9 @@ class Run:
                 self._record.body.release()
             for prompt in job.prompts:
                 self._answers.append(
-                    self._context.engine.add(prompt, job.params, streamed=self._streamed)
+                    self._context.engine.add(
+                        prompt, job.params, streamed=self._streamed, pictures=job.pictures
+                    )
                 )
         except BaseException as error:  # no `__aexit__` follows
             self._leave()

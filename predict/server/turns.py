@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 from predict.answer_form import AnswerForm
 from predict.engine.retrieval import no_text
 from predict.errors import UserError
+from predict.images.placed import Pictures
 from predict.server.asked import asked_of, conversation, form_of, template_values
 from predict.server.context import Context
 from predict.server.errors import ApiError, invalid
 from predict.server.model_text import tools_for_template
+from predict.server.pictures import Found
 from predict.server.protocol import ChatBody, ChatMessage, FunctionTool, ToolBody
 from predict.server.runs import Job
 from predict.text.deltas import Reader
@@ -33,6 +35,7 @@ class Turn(NamedTuple):
     prompt: str
     token_ids: list[int]
     use: ToolUse
+    pictures: Pictures | None = None  # whose tokens the prompt has
 
 
 class Ready(NamedTuple):
@@ -120,12 +123,15 @@ async def turn_of(
     size = len(json.dumps(shown).encode())
     if tools and size > most:
         raise invalid("tools", f"tools have {size} bytes as JSON (allowed: {most})")
-    turns = conversation(messages)
+    found: Found | None = None if context.front.pictures is None else []
+    turns = conversation(messages, found=found)
     if context.front.template is not None:
         turns = template_messages(turns, context.front.template.source)
     # A model that may call nothing is not told of tools.
     prompt = await context.front.render(turns, shown if use.allowed else None, values)
-    return Turn(prompt, await context.front.encode(prompt, "messages", False), use)
+    token_ids = await context.front.encode(prompt, "messages", False)
+    token_ids, pictures = await context.front.see(token_ids, found or ())
+    return Turn(prompt, token_ids, use, pictures)
 
 
 async def num_prompt_tokens(context: Context, body: ChatBody, name_of: NameOf) -> int:
@@ -162,7 +168,8 @@ async def ready_turn(
     def refused(error: UserError) -> ApiError:
         return _renamed(asked.refused(error), name_of)
 
-    return Ready(model.name, Job([turn.token_ids], asked.params, refused), make_reader)
+    job = Job([turn.token_ids], asked.params, refused, pictures=turn.pictures)
+    return Ready(model.name, job, make_reader)
 
 
 async def _rendered(context: Context, body: ChatBody) -> Turn:

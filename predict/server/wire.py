@@ -67,6 +67,15 @@ class Start(msgspec.Struct, tag=True, array_like=True):
     settings: dict[str, Any]  # of EngineConfig
 
 
+class SentPicture(msgspec.Struct, array_like=True):
+    """A picture of a prompt, resized."""
+
+    start: int  # of its tokens
+    digest: bytes
+    shape: tuple[int, int, int]
+    values: bytes  # of uint8
+
+
 class Add(msgspec.Struct, tag=True, array_like=True):
     """A prompt to answer."""
 
@@ -75,6 +84,7 @@ class Add(msgspec.Struct, tag=True, array_like=True):
     params: SamplingParams
     streamed: bool
     sent_at: float  # time.perf_counter(), which all processes of a machine share
+    pictures: list[SentPicture] = []  # whose tokens the prompt has
 
 
 class Abort(msgspec.Struct, tag=True, array_like=True):

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from predict.errors import UserError, quoted
+from predict.errors import UserError, quoted, unknown_key
 from predict.system.files import json_type
 
+# A part of a content: of text, or {"type": "image"}, where a picture stands.
+Part = dict[str, str]
 # {"role": "system" | "user" | "assistant" | ..., "content": a text or a list of text parts, ...}
 Message = dict[str, Any]
 TextPart = dict[str, str]  # {"type": "text", "text": ...}
 
-# Types of the text parts of a content that is a list.
+# Types of the text parts of a content that is a list, and of pictures' with the key of these.
 TEXT_PARTS = ("text", "input_text", "output_text")
+PICTURE_PARTS = {"image_url": "image_url", "input_image": "image_url", "image": "image"}
+URL_KEYS = ("url", "detail", "min_pixels", "max_pixels", "min_pixel", "max_pixel")
 
 
 def text_part(text: str) -> TextPart:
@@ -21,12 +27,61 @@ def text_part(text: str) -> TextPart:
 
 
 def content_text(content: str | list[TextPart]) -> str:
-    """A content as one text: its parts are joined as they are."""
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+    """A content as one text: its parts are joined as they are. Raises UserError for a picture."""
+    if isinstance(content, str):
+        return content
+    if any("text" not in part for part in content):
+        raise UserError(
+            "the chat template has no place for pictures; give one with --chat_template that reads "
+            'parts of the type "image"'
+        )
+    return "".join(part["text"] for part in content)
 
 
-def conversation_messages(src: Any, tgt: Any) -> list[Message]:
+def content_size(content: str | list[Part]) -> int:
+    """Characters of a content's texts."""
+    parts = [text_part(content)] if isinstance(content, str) else content
+    return sum(len(part.get("text", "")) for part in parts)
+
+
+class PicturePart(NamedTuple):
+    """A picture that a part of a content brings, and its own options."""
+
+    source: Any
+    options: Mapping[str, int] = MappingProxyType({})
+
+
+def picture_part(part: Mapping[str, Any]) -> PicturePart:
+    """The picture of a part whose type is one of PICTURE_PARTS. Raises UserError without a place.
+
+    {"type": "image_url", "image_url": {"url": ..., "min_pixels": ..., "max_pixels": ...}}, or the
+    url alone. `detail` says nothing: the model's own limits hold.
+    """
+    kind = part["type"]
+    key = PICTURE_PARTS[kind]
+    given = part.get(key)
+    options: dict[str, int] = {}
+    if isinstance(given, Mapping):
+        for name in given:
+            if name not in URL_KEYS:
+                raise unknown_key(key, name, URL_KEYS)
+        for name in ("min_pixel", "max_pixel"):  # DashInfer's names
+            for spelled in (name, f"{name}s"):
+                if given.get(spelled) is not None:
+                    options[f"{name}s"] = given[spelled]
+        given = given.get("url")
+    if given is None:
+        raise UserError(f'{key} is missing; write {{"type": "{kind}", "{key}": ...}}')
+    return PicturePart(given, options)
+
+
+def conversation_messages(
+    src: Any, tgt: Any, pictures: list[PicturePart] | None = None
+) -> list[Message]:
     """Role messages of one data line's `src` and `tgt`.
+
+    pictures: where they may have some: those that parts bring are added, and {"type": "image"}
+    stands in their places.
 
     `src` is a text, a list of role objects, or a list of questions (then `tgt` lists the answers to
     all but the last), or PaddleNLP's pairs [[question, answer], ..., [question]]. Raises UserError
@@ -37,7 +92,7 @@ def conversation_messages(src: Any, tgt: Any) -> list[Message]:
     if not isinstance(src, list) or not src:
         raise UserError("src must be a text or a list that is not empty")
     if all(isinstance(turn, dict) for turn in src):
-        return [_message(turn, f"message {number}") for number, turn in enumerate(src, 1)]
+        return [_message(turn, f"message {number}", pictures) for number, turn in enumerate(src, 1)]
     if all(isinstance(turn, str) for turn in src):
         answers = tgt if isinstance(tgt, list) else []
         pairs = [[q, *answers[i : i + 1]] for i, q in enumerate(src)]
@@ -59,7 +114,9 @@ def conversation_messages(src: Any, tgt: Any) -> list[Message]:
     return [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
 
 
-def _message(turn: dict[Any, Any], where: str) -> Message:
+def _message(
+    turn: dict[Any, Any], where: str, pictures: list[PicturePart] | None = None
+) -> Message:
     """A role object with its content checked; its other fields are for the template."""
     role = turn.get("role")
     if not isinstance(role, str) or not role:
@@ -79,12 +136,22 @@ def _message(turn: dict[Any, Any], where: str) -> Message:
         # Templates print what is there: null would stand in the prompt as Python's "None".
         content = ""
     elif isinstance(content, list):
-        content = [text_part(_part(part, where)) for part in content]
+        content = [_part_of(part, where, pictures) for part in content]
     elif not isinstance(content, str):
         raise UserError(
             f"{where} has {json_type(content)} as content; write a text or a list of text parts"
         )
     return {**turn, "content": content}
+
+
+def _part_of(part: Any, where: str, pictures: list[PicturePart] | None) -> Part:
+    if pictures is None or not isinstance(part, dict) or part.get("type") not in PICTURE_PARTS:
+        return text_part(_part(part, where))
+    try:
+        pictures.append(picture_part(part))
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    return {"type": "image"}
 
 
 def _part(part: Any, where: str) -> str:

@@ -169,8 +169,17 @@ def test_embedding_returns_rows_of_the_table_or_of_the_packed_head(
     embedding = compiled.op("regatta_embedding")
     tables = (tensor(table, dtype), False), (packed(compiled, table, dtype), True)
     for weight, is_packed in tables:
-        got = embedding(paddle.to_tensor(ids), weight, None, None, is_packed, hidden_size, 1.0)[0]
+        sizes = is_packed, hidden_size
+        got = embedding(paddle.to_tensor(ids), weight, *(None,) * 4, *sizes, 1.0)[0]
         np.testing.assert_array_equal(numpy32(got), table[ids])
+        rows = np.array([-1, 2, -1, 0, 2, -1], np.int32)  # of pictures, which no scale changes
+        pictures = rounded(normal(np.random.default_rng(5), 3, hidden_size), dtype)
+        seen = tensor(pictures, dtype), paddle.to_tensor(rows)
+        got = embedding(paddle.to_tensor(ids), weight, None, None, *seen, *sizes, 2.0)[0]
+        wanted = np.where(rows[:, None] < 0, 2 * table[ids], pictures[rows])
+        np.testing.assert_array_equal(numpy32(got), wanted)
+        with pytest.raises(ValueError, match=r"image_rows\[1\] is 2 \(allowed: -1 \.\. 1\)"):
+            embedding(paddle.to_tensor(ids), weight, None, None, seen[0][:2], seen[1], *sizes, 1.0)
 
 
 def test_embedding_names_a_token_outside_the_table(compiled: Library) -> None:
@@ -179,7 +188,7 @@ def test_embedding_names_a_token_outside_the_table(compiled: Library) -> None:
     ids = paddle.to_tensor(np.array([1, 7], np.int32))
     table = tensor(np.zeros((7, 4)), "float32")
     with pytest.raises(ValueError, match=r"token_ids\[1\] is 7 \(allowed: 0 \.\. 6\)"):
-        compiled.op("regatta_embedding")(ids, table, None, None, False, 4, 1.0)
+        compiled.op("regatta_embedding")(ids, table, *(None,) * 4, False, 4, 1.0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

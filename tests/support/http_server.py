@@ -13,6 +13,7 @@ import uvicorn
 from typing_extensions import Self
 
 from predict.config.engine import EngineConfig
+from predict.loading.model import read_spec
 from predict.server.access_log import AccessLog
 from predict.server.app import create_app
 from predict.server.config import ServerConfig
@@ -21,6 +22,7 @@ from predict.server.front_model import FrontModel
 from predict.server.http_protocol import uvicorn_settings
 from predict.server.lifecycle import Lifecycle
 from predict.server.run import listen
+from predict.sight import reader_of
 from predict.text.tokenizer import Tokenizer
 from tests.support.scripted_engine import Script, ScriptedEngine
 
@@ -56,7 +58,9 @@ class HttpServer:
         self.lifecycle = Lifecycle()
         self._start = start
         self._log = AccessLog(self.lines.append)
-        front = FrontModel(Tokenizer.from_dir(folder, model.chat_template), config)
+        tokenizer = Tokenizer.from_dir(folder, model.chat_template)
+        pictures = reader_of(config.engine, read_spec(folder)[0])
+        front = FrontModel(tokenizer, config, pictures)
         app = create_app(engine, front, config, lifecycle=self.lifecycle, log=self._log)
         self._listening = listen("127.0.0.1", 0)
         self._server = uvicorn.Server(uvicorn.Config(app, **uvicorn_settings(config)))

@@ -14,6 +14,7 @@ from predict.engine.embedding import Text
 from predict.engine.samples import StreamOutput
 from predict.engine.stats import EngineStats
 from predict.errors import UserError
+from predict.images.placed import Pictures
 from predict.request import (
     CompletionOutput,
     FinishReason,
@@ -157,7 +158,12 @@ class ScriptedEngine:
         return
 
     def add(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, *, streamed: bool
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        streamed: bool,
+        pictures: Pictures | None = None,
     ) -> ScriptedAnswer:
         if self.failure is not None:
             raise EngineDied(self.failure)

@@ -109,6 +109,9 @@ Status embedding(const EmbeddingParams& params, const Launch& launch_on) {
     return Status::error(
         "embedding: packed weights are a CPU layout; pass [vocab_size, hidden_size]");
   }
+  if (params.image_table != nullptr) {
+    return Status::error("embedding: rows of images are taken on a CPU alone");
+  }
   if (params.scale != 1.f || params.position_table != nullptr) {
     if (params.num_tokens == 0 || params.hidden_size == 0) return {};
     return dispatch_dtype(params.dtype, "embedding", [&](auto* t) {

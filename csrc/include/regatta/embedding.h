@@ -1,4 +1,5 @@
-// Rows of a table, by token id, and those of a learned table of positions added to them.
+// Rows of a table, by token id, and those of a learned table of positions added to them; or rows of
+// pictures in their place.
 #pragma once
 
 #include "regatta/types.h"
@@ -19,6 +20,10 @@ struct EmbeddingParams {
   const void* position_table = nullptr;  // [num_positions, hidden_size]
   const int32_t* positions = nullptr;    // [num_tokens]
   int64_t num_positions = 0;
+  // Where there are any: token i is row image_rows[i], as it is, unless that is below 0.
+  const void* image_table = nullptr;    // [num_image_rows, hidden_size]
+  const int32_t* image_rows = nullptr;  // [num_tokens]
+  int64_t num_image_rows = 0;
 };
 
 namespace cpu {

@@ -21,6 +21,7 @@ from predict.engine.embedding import Text
 from predict.engine.samples import StreamOutput
 from predict.engine.stats import EngineStats, metrics
 from predict.errors import UserError
+from predict.images.placed import Pictures
 from predict.request import RequestOutput, SamplingParams
 from predict.scale_out.serving.first_block import key_of
 from predict.scale_out.serving.messages import (
@@ -195,8 +196,14 @@ class Engines:
         self._info = decode_info(await self.replicas.info())
 
     def add(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, *, streamed: bool
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        streamed: bool,
+        pictures: Pictures | None = None,
     ) -> RemoteAnswer:
+        assert pictures is None  # its front reads none
         self._num_asked += 1
         self.num_in_flight += params.num_samples
         key = key_of(prompt_token_ids, self.info.block_size)

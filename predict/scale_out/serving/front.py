@@ -29,7 +29,7 @@ class RayFront:
         self._engines = Engines(ServeReplicas(engines), config.retry_after, metrics.answer_ended)
         self._app = create_app(
             self._engines,
-            FrontModel.load(config),
+            FrontModel.load(config, reads_pictures=False),
             config,
             lifecycle=self._lifecycle,
             metrics=metrics,

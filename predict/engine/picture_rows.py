@@ -1,0 +1,115 @@
+"""Rows of pictures in a table on the device, and which requests hold them. Imports no Paddle.
+
+Requests hold rows from their admission until their last token of a picture is computed; what
+nobody holds stays until its room is needed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from predict.engine.request_state import Request, RequestStatus
+from predict.errors import UserError
+from predict.images.placed import Picture
+
+
+@dataclass(eq=False)
+class HeldRows:
+    """A picture's rows."""
+
+    rows: npt.NDArray[np.int32]
+    num_holders: int = 0
+    is_encoded: bool = False
+
+
+@dataclass(eq=False)
+class PictureRows:
+    """The rows of the table, and who holds them."""
+
+    num_rows: int
+    _free: list[int] = field(init=False)
+    _of: dict[bytes, HeldRows] = field(default_factory=dict)
+    _unheld: OrderedDict[bytes, None] = field(default_factory=OrderedDict)  # oldest first
+    _holders: dict[Request, list[bytes]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._free = list(range(self.num_rows - 1, -1, -1))
+
+    def check_fits(self, request: Request) -> None:
+        """Raises UserError for a request whose pictures never have room together."""
+        if request.pictures is not None and request.pictures.num_tokens > self.num_rows:
+            raise UserError(
+                f"request {request.request_id}: its pictures have {request.pictures.num_tokens} "
+                f"tokens (allowed: up to {self.num_rows} at once); make them smaller, or raise "
+                "max_length"
+            )
+
+    def held(self, picture: Picture) -> HeldRows:
+        """The rows of a picture that some request holds."""
+        return self._of[picture.digest]
+
+    def has_room(self, request: Request, num_cached: int) -> bool:
+        """Whether `hold` would succeed. num_cached: leading tokens that are not computed again."""
+        wanted = _wanted(request, num_cached)
+        missing = sum(n for digest, n in wanted.items() if digest not in self._of)
+        left = sum(len(self._of[d].rows) for d in self._unheld if d not in wanted)
+        return missing <= len(self._free) + left
+
+    def hold(self, request: Request, num_cached: int) -> None:
+        """Keeps rows for the pictures that the request has yet to read."""
+        wanted = _wanted(request, num_cached)
+        if not wanted:
+            return
+        for digest in wanted:
+            if digest in self._of:
+                self._of[digest].num_holders += 1
+                self._unheld.pop(digest, None)
+        for digest, count in wanted.items():
+            if digest in self._of:
+                continue
+            while len(self._free) < count:
+                oldest, _ = self._unheld.popitem(last=False)
+                self._free += self._of.pop(oldest).rows.tolist()
+            rows = [self._free.pop() for _ in range(count)]
+            self._of[digest] = HeldRows(np.array(rows, np.int32), 1)
+        self._holders[request] = list(wanted)
+
+    def release(self, request: Request) -> None:
+        """Gives back what a request holds, if anything."""
+        for digest in self._holders.pop(request, ()):
+            held = self._of[digest]
+            held.num_holders -= 1
+            if held.num_holders:
+                continue
+            if held.is_encoded:
+                self._unheld[digest] = None
+            else:
+                self._free += self._of.pop(digest).rows.tolist()
+
+    def check(self, requests: Collection[Request]) -> None:
+        """Raises RuntimeError unless requests that run hold what is taken, and no rows are lost."""
+        running = {r for r in requests if r.status is RequestStatus.RUNNING}
+        if not self._holders.keys() <= running:
+            raise RuntimeError("a request that does not run holds rows of pictures")
+        held = Counter(digest for digests in self._holders.values() for digest in digests)
+        if any(each.num_holders != held[digest] for digest, each in self._of.items()):
+            raise RuntimeError("rows of pictures are not held by those who have them")
+        if {d for d, each in self._of.items() if not each.num_holders} != self._unheld.keys():
+            raise RuntimeError("rows of pictures that nobody holds are lost")
+        rows = [*self._free, *(int(row) for each in self._of.values() for row in each.rows)]
+        if sorted(rows) != list(range(self.num_rows)):
+            raise RuntimeError(f"{len(rows)} rows of pictures, of {self.num_rows}")
+
+
+def _wanted(request: Request, num_cached: int) -> dict[bytes, int]:
+    """Tokens by digest of the pictures that the request has yet to read."""
+    pictures = request.pictures
+    if pictures is None:
+        return {}
+    left = pictures.within(num_cached, pictures.end)
+    return {each.picture.digest: each.picture.num_tokens for each in left}

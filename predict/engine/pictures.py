@@ -1,0 +1,58 @@
+"""What a step reads of pictures: their rows, made ahead of it, and positions. Imports no Paddle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from predict.engine.picture_rows import PictureRows
+from predict.engine.scheduled import ScheduledSpan
+from predict.images.placed import Picture
+from predict.nn.inputs import StepInputs
+
+Encode = Callable[[Picture, npt.NDArray[np.int32]], None]  # writes a picture to rows of the table
+
+
+@dataclass(frozen=True, eq=False)
+class Eyes:
+    """What makes pictures' rows, and a step's inputs of them."""
+
+    rows: PictureRows
+    encode: Encode
+    first_place: int  # row of the rotary table that the first of a step's pictures' tokens gets
+
+    def seen(self, inputs: StepInputs, spans: Sequence[ScheduledSpan]) -> StepInputs:
+        """The inputs with the positions of requests with pictures, whose rows are made."""
+        if all(span.request.pictures is None for span in spans):
+            return inputs
+        positions, num_places, places = inputs.positions.copy(), 0, []
+        rows = np.full(len(positions), -1, np.int32)
+        for span, first in zip(spans, inputs.cu_seqlens_q.tolist(), strict=False):
+            pictures, begin, end = span.request.pictures, span.start, span.start + span.num_tokens
+            if pictures is None:
+                continue
+            positions[first : first + span.num_tokens] = pictures.positions(begin, end)
+            for each in pictures.within(begin, end):
+                low, high = max(begin, each.start), min(end, each.end)
+                here = slice(first + low - begin, first + high - begin)
+                rows[here] = self._encoded(each.picture)[low - each.start : high - each.start]
+                positions[here] = self.first_place + num_places + np.arange(high - low)
+                places.append(each.places(low, high))
+                num_places += high - low
+            if begin >= pictures.end:
+                self.rows.release(span.request.owner)
+        if not places:
+            return inputs._replace(positions=positions)
+        return inputs._replace(
+            positions=positions, image_rows=rows, image_places=np.concatenate(places)
+        )
+
+    def _encoded(self, picture: Picture) -> npt.NDArray[np.int32]:
+        held = self.rows.held(picture)
+        if not held.is_encoded:
+            self.encode(picture, held.rows)
+            held.is_encoded = True
+        return held.rows

@@ -1,0 +1,24 @@
+"""What a picture may be, in numbers. Imports no NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from predict.errors import UserError, quoted, unknown_key
+from predict.system.ranges import Range
+
+MAX_PIXELS = 1 << 26  # of one picture, unless a flag says another number
+MAX_BYTES = 1 << 26  # of one file
+MAX_SIDES = 200  # one side over the other
+AREA = Range(1, 1 << 28)  # pixels
+OPTIONS = ("min_pixels", "max_pixels")  # that a request, and a flag, may change
+
+
+def check_options(options: Mapping[str, Any], where: str) -> None:
+    """Raises UserError for other options than OPTIONS, and for other values than areas."""
+    for key, value in options.items():
+        if key not in OPTIONS:
+            raise unknown_key(where, key, OPTIONS)
+        if value not in AREA:
+            raise UserError(f"{where}: {key} is {quoted(value)} (allowed: {AREA})")

@@ -1,0 +1,179 @@
+"""Pictures in a prompt: where their tokens stand, and which positions these have."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from predict.errors import UserError
+from predict.images.areas import AreaPixels
+from predict.images.limits import MAX_PIXELS
+from predict.images.opening import opened
+
+DIGEST_WORDS = 8  # of 32 bits
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A picture as a tower reads it."""
+
+    digest: bytes  # 32 bytes, of the file (or the image in memory) and of all options
+    values: npt.NDArray[np.uint8]  # [height, width, 3], resized
+    grid: tuple[int, int]  # rows and columns of patches
+    cells: tuple[int, int]  # rows and columns of merged cells: tokens
+    pixels: AreaPixels  # which made it
+
+    @property
+    def num_tokens(self) -> int:
+        return self.cells[0] * self.cells[1]
+
+    @property
+    def patches(self) -> npt.NDArray[np.float32]:
+        """What the tower reads."""
+        return self.pixels.patches(self.values)
+
+
+def picture_of(
+    source: Any, pixels: AreaPixels, where: str = "the picture", max_pixels: int = MAX_PIXELS
+) -> Picture:
+    """The picture of a source; see predict.images.opening. Raises UserError."""
+    image, digest = opened(source, where, max_pixels)
+    whole = hashlib.blake2b(digest + pixels.digest, digest_size=32).digest()
+    return resized_picture(whole, pixels.resized(image), pixels)
+
+
+def resized_picture(digest: bytes, values: npt.NDArray[np.uint8], pixels: AreaPixels) -> Picture:
+    """The picture of resized pixels [height, width, 3]."""
+    grid = pixels.grid(values.shape[:2])
+    cells = grid[0] // pixels.merge_size, grid[1] // pixels.merge_size
+    return Picture(digest, values, grid, cells, pixels)
+
+
+class Placed(NamedTuple):
+    """A picture in a prompt."""
+
+    start: int  # of its tokens
+    picture: Picture
+    first: int  # position of its first token, in each dimension
+
+    @property
+    def end(self) -> int:
+        return self.start + self.picture.num_tokens
+
+    def places(self, begin: int, end: int) -> npt.NDArray[np.int32]:
+        """[end - begin, 3] time, row and column of tokens from `begin` to before `end`."""
+        row, column = np.divmod(np.arange(begin - self.start, end - self.start), self._columns)
+        return (np.stack([np.zeros_like(row), row, column], axis=1) + self.first).astype(np.int32)
+
+    @property
+    def _columns(self) -> int:
+        return self.picture.cells[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """The pictures of a prompt, in order."""
+
+    placed: tuple[Placed, ...]
+
+    @cached_property
+    def shifts(self) -> tuple[int, ...]:
+        """What is added to the place of a text token behind so many pictures: its position."""
+        return (
+            0,
+            *(each.first + max(each.picture.cells) - each.end for each in self.placed),
+        )
+
+    @property
+    def end(self) -> int:
+        """Behind the last picture's tokens."""
+        return self.placed[-1].end
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(each.picture.num_tokens for each in self.placed)
+
+    def within(self, begin: int, end: int) -> Iterator[Placed]:
+        """Pictures of which some tokens stand from `begin` to before `end`."""
+        return (each for each in self.placed if each.start < end and each.end > begin)
+
+    def positions(self, begin: int, end: int) -> npt.NDArray[np.int32]:
+        """Of text tokens from `begin` to before `end`; of pictures' tokens any."""
+        places = np.arange(begin, end, dtype=np.int32)
+        ends = [each.end for each in self.placed]
+        behind = np.searchsorted(ends, places, side="right")
+        return (places + np.array(self.shifts, np.int32)[behind]).astype(np.int32)
+
+    def content(self, token_ids: Sequence[int]) -> Contents:
+        """What blocks of the tokens are hashed by."""
+        return Contents(token_ids, self)
+
+
+class Contents(Sequence[int]):
+    """Token ids, with what pictures stand in a slice behind those of the slice.
+
+    Of each picture the whole digest, and where its tokens begin, counted from the slice's first.
+    """
+
+    def __init__(self, token_ids: Sequence[int], pictures: Pictures) -> None:
+        self._token_ids, self._pictures = token_ids, pictures
+
+    def __len__(self) -> int:
+        return len(self._token_ids)
+
+    def __getitem__(self, key: Any) -> Any:
+        found = self._token_ids[key]
+        if not isinstance(key, slice):
+            return found
+        begin, end, _ = key.indices(len(self))
+        ids = list(found)
+        for each in self._pictures.within(begin, end):
+            ids += np.frombuffer(each.picture.digest, np.int32).tolist()
+            ids.append(each.start - begin)
+        return ids
+
+
+def with_pictures(
+    token_ids: Sequence[int], pictures: Sequence[Picture], placeholder: int
+) -> tuple[list[int], Pictures | None]:
+    """A prompt with a placeholder for each token of its pictures, and where these stand.
+
+    token_ids: with one placeholder for each picture. Raises UserError where they are not as many,
+    and where two pictures have no token between them.
+    """
+    count = sum(token == placeholder for token in token_ids)
+    if count != len(pictures):
+        raise UserError(
+            f"the prompt has {count} placeholders of pictures (token {placeholder}), and "
+            f"{len(pictures)} pictures are given; write one for each picture, and none in a text"
+        )
+    if not pictures:
+        return list(token_ids), None
+    ids, starts, left = list[int](), list[int](), iter(pictures)
+    for token in token_ids:
+        if token != placeholder:
+            ids.append(token)
+            continue
+        if starts and ids[-1] == placeholder:
+            raise UserError(
+                f"pictures {len(starts)} and {len(starts) + 1} of the prompt have no token between "
+                "them; write what the model's template has around a picture"
+            )
+        starts.append(len(ids))
+        ids += [placeholder] * next(left).num_tokens
+    return ids, placed_at(starts, pictures)
+
+
+def placed_at(starts: Sequence[int], pictures: Sequence[Picture]) -> Pictures:
+    """Pictures whose tokens begin there."""
+    placed, shift = list[Placed](), 0
+    for start, picture in zip(starts, pictures, strict=True):
+        placed.append(Placed(start, picture, start + shift))
+        shift += max(picture.cells) - picture.num_tokens
+    return Pictures(tuple(placed))

@@ -1,0 +1,153 @@
+"""A tower's weights from a checkpoint, in the model's dtype under every scheme of its text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from predict.config.model import DTYPE_BYTES
+from predict.config.quantization import QuantSettings
+from predict.device.place import to_float32
+from predict.images.areas import AreaPixels, read_pixels
+from predict.loading.build import DecoderBuilder
+from predict.loading.checkpoint import Checkpoint
+from predict.loading.layouts.online import Online
+from predict.loading.model import Weights
+from predict.loading.sources import CheckpointSource, RandomSource
+from predict.nn.blocks import Linear
+from predict.nn.plans import LayerPlan, LinearPlan, NormPlan, block_plan, norm_plan
+from predict.nn.tower import Tower
+from predict.nn.vision import CHANNELS, VisionSpec
+from predict.schemes import Quantized, scheme_of
+
+BASES = ("model.visual.", "visual.")  # of names: as transformers 5 saves, as published
+PATCHES, MERGER = "patch_embed.proj", "merger."
+NORM, UP, DOWN = "merger.ln_q.weight", "merger.mlp.0", "merger.mlp.2"
+
+
+@dataclass(frozen=True)
+class TowerWeights:
+    """A tower whose tensors were checked; they are not read yet."""
+
+    spec: VisionSpec
+    text: Weights
+    base: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in memory."""
+        return self.spec.num_weights * DTYPE_BYTES[self.text.config.model.dtype]
+
+    @property
+    def layers(self) -> tuple[LayerPlan, ...]:
+        """The blocks, and where each of their weights comes from."""
+        names = replace(self.spec.names, layer=self.base + self.spec.names.layer)
+        return tuple(
+            tuple(
+                block_plan(names, self.spec.hidden_size, index, number, block)
+                for number, block in enumerate(layer)
+            )
+            for index, layer in enumerate(self.spec.layers)
+        )
+
+    @property
+    def merger(self) -> tuple[NormPlan, LinearPlan, LinearPlan]:
+        """Norm, first and last product of the merger."""
+        spec, base = self.spec, self.base
+        cell, inner = spec.cell_values, spec.merger.inner
+        return (
+            norm_plan(spec.merger.norm, base + NORM, spec.hidden_size),
+            LinearPlan((base + UP,), (inner,), cell, True),
+            LinearPlan((base + DOWN,), (spec.out_size,), inner, True),
+        )
+
+    def expected(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of all tensors."""
+        return dict(self._expected())
+
+    def _expected(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        pixels = self.spec.pixels
+        side, frames = pixels.patch_size, pixels.temporal_patch_size
+        width, patches = self.spec.hidden_size, self.base + PATCHES
+        yield f"{patches}.weight", (width, CHANNELS, frames, side, side)
+        if self.spec.patch_bias:
+            yield f"{patches}.bias", (width,)
+        norm, *linears = self.merger
+        norms = [norm]
+        for layer in self.layers:
+            for block in layer:
+                linears += [linear for _, linear in block.linears()]
+                norms += [norm for _, norm in block.norms()]
+        for linear in linears:
+            for prefix, size in zip(linear.prefixes, linear.part_sizes, strict=True):
+                yield f"{prefix}.weight", (size, linear.in_features)
+                if linear.has_bias:
+                    yield f"{prefix}.bias", (size,)
+        for norm in norms:
+            yield norm.weight, (norm.size,)
+            if norm.bias is not None:
+                yield norm.bias, (norm.size,)
+
+    def read(self) -> Tower:
+        """The tower, its weights in place."""
+        text, spec = self.text, self.spec
+        source, model, platform = text.source, text.config.model, text.platform
+        builder = DecoderBuilder(
+            text.plan,
+            source,
+            Online(source, QuantSettings(), text.plan),
+            model.dtype,
+            platform.compiled,
+            0,
+            place=platform.place,
+        )
+        parts: list[Any] = [builder.slot(part) for part in self.merger]
+        layers = tuple(tuple(builder.block(block) for block in layer) for layer in self.layers)
+        return Tower(spec, self._patches(), layers, *parts)
+
+    def _patches(self) -> Linear:
+        """The product of a patch: a still picture's frames are one, and so are their weights."""
+        spec, text = self.spec, self.text
+        width, frames = spec.hidden_size, spec.pixels.temporal_patch_size
+        shape, name = (width, frames * spec.patch_values), self.base + PATCHES
+        stored = to_float32(text.source.host_matrix((f"{name}.weight",), shape))
+        values = stored.reshape(width, CHANNELS, frames, -1).sum(2).reshape(width, -1)
+        dtype, platform = text.config.model.dtype, text.platform
+        tensors = scheme_of("dense").tensors(
+            Quantized(values, None), dtype, platform.compiled, platform.place
+        )
+        return Linear("dense", tensors, None, spec.patch_values, width)
+
+
+def open_tower(text: Weights, spec: VisionSpec) -> TowerWeights:
+    """The tower beside a text model's weights. Raises UserError where its tensors do not fit."""
+    source = text.source
+    if isinstance(source, RandomSource):
+        return TowerWeights(spec, text, BASES[0])
+    assert isinstance(source, CheckpointSource)
+    checkpoint = source.checkpoint
+    found = (base for base in BASES if any(name.startswith(base) for name in checkpoint.tensors))
+    tower = TowerWeights(spec, text, next(found, BASES[0]))
+    own = {n: each for n, each in checkpoint.tensors.items() if n.startswith(tower.base)}
+    Checkpoint.of(checkpoint.directory, own).check(tower.expected(), ())
+    return tower
+
+
+def pixels_of(spec: VisionSpec, directory: str | Path, options: dict[str, Any]) -> AreaPixels:
+    """How a model's pictures become patches. options: of --mm_processor_kwargs.
+
+    Raises UserError where the folder's patches are not the tower's.
+    """
+    from predict.errors import UserError
+
+    found = read_pixels(Path(directory), spec.pixels).changed(options, "mm_processor_kwargs")
+    for key in ("patch_size", "merge_size", "temporal_patch_size"):
+        own, said = getattr(spec.pixels, key), getattr(found, key)
+        if own != said:
+            raise UserError(
+                f"{directory}: preprocessor_config.json says {key} {said}, and config.json {own}; "
+                "they do not belong to one model"
+            )
+    return found

@@ -1,0 +1,179 @@
+"""What an LLM sees with: a model's tower, the table of its rows, and what a step reads of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from predict.config.engine import EngineConfig
+from predict.config.images import ImagesConfig
+from predict.config.model import DTYPE_BYTES
+from predict.engine.picture_rows import PictureRows
+from predict.engine.pictures import Encode, Eyes
+from predict.errors import UserError, quoted, unknown_key
+from predict.images.areas import AreaPixels
+from predict.images.placed import Picture, Pictures, picture_of, with_pictures
+from predict.loading.model import Weights
+from predict.loading.platform import Platform
+from predict.loading.vision import TowerWeights, open_tower, pixels_of
+from predict.nn.decoder import Decoder
+from predict.nn.spec import DecoderSpec
+from predict.nn.tower import Tower, encode, with_images
+from predict.text.conversation import PicturePart
+
+WITHOUT = "--limit_mm_per_prompt '{\"image\": 0}'"
+TABLES = 2  # rows of the table, in longest steps or prompts
+
+
+def with_eyes(config: EngineConfig, spec: DecoderSpec, on_gpu: bool) -> DecoderSpec:
+    """The network, without its tower where no pictures are wanted.
+
+    Raises UserError for what pictures do not go with yet.
+    """
+    if spec.vision is None or config.images.max_images == 0:
+        return replace(spec, vision=None)
+    degree, method = config.ranks.tensor_parallel_degree, config.speculation.speculate_method
+    refused = {
+        f"--device {config.model.device}": on_gpu,
+        "--mode static": config.model.mode == "static",
+        f"--tensor_parallel_degree {degree}": degree > 1,
+        f"--speculate_method {method}": method is not None,
+    }
+    for what, is_given in refused.items():
+        if is_given:
+            raise UserError(
+                f"{spec.model_type} reads pictures, which do not go with {what} yet (on a CPU in "
+                f"one process they run); leave that out, or give {WITHOUT}: text alone runs then"
+            )
+    return spec
+
+
+@dataclass(frozen=True)
+class PictureReader:
+    """Reads the pictures of prompts. Needs no weights: a server's front has one, too."""
+
+    config: ImagesConfig
+    pixels: AreaPixels
+    placeholder: int
+
+    def read(
+        self, token_ids: Sequence[int], parts: Sequence[PicturePart]
+    ) -> tuple[list[int], Pictures | None]:
+        """A prompt with all placeholders of its pictures, and these. Raises UserError.
+
+        token_ids: with one placeholder for each picture.
+        """
+        self.config.check_count(len(parts))
+        pictures = []
+        for number, part in enumerate(parts, 1):
+            where = f"picture {number} of the prompt"
+            pixels = self.pixels.changed(part.options, where)
+            pictures.append(picture_of(part.source, pixels, where, self.config.max_image_pixels))
+        return with_pictures(token_ids, pictures, self.placeholder)
+
+
+def reader_of(config: EngineConfig, spec: DecoderSpec) -> PictureReader | None:
+    """What reads the pictures of a model's prompts; None where it takes none. Raises UserError."""
+    images, vision = config.images, spec.vision
+    if vision is None or not images.max_images:
+        return None
+    options, directory = dict(images.mm_processor_kwargs), config.model.model_name_or_path
+    return PictureReader(images, pixels_of(vision, directory, options), vision.placeholder)
+
+
+class Sight:
+    """The parts of an LLM for pictures; of a model without a tower it changes nothing."""
+
+    def __init__(self, config: EngineConfig, spec: DecoderSpec) -> None:
+        """Reads how pictures become patches. Raises UserError where that does not fit the tower."""
+        self.config, self.spec = config, spec.vision
+        self.rows: PictureRows | None = None
+        self.reader = reader_of(config, spec)
+        self.eyes: Eyes | None = None
+        self.tower: Tower | None = None
+        self._opened: TowerWeights | None = None
+        if self.spec is not None:
+            self.num_places = max(config.max_length, config.token_budget)
+            self.rows = PictureRows(TABLES * self.num_places)
+
+    def open(self, text: Weights) -> int:
+        """Checks the tower's tensors; the bytes that tower and table take."""
+        if self.spec is None or self.rows is None:
+            return 0
+        self._opened = open_tower(text, self.spec)
+        row = self.spec.out_size * DTYPE_BYTES[self.config.model.dtype]
+        return self._opened.num_bytes + self.rows.num_rows * row
+
+    def joined(self, decoder: Decoder) -> Decoder:
+        """The decoder that reads rows of pictures; reads the tower's weights."""
+        import paddle
+
+        if self._opened is None or self.rows is None:
+            return decoder
+        spec, platform = self._opened.spec, self._opened.text.platform
+        self.tower = tower = self._opened.read()
+        table = paddle.zeros([self.rows.num_rows, spec.out_size], self.config.model.dtype)
+        made = with_images(decoder, spec, table, self.num_places)
+        assert made.axes is not None
+        encode_to = _encoder(tower, table, self.config.model.dtype, platform)
+        self.eyes = Eyes(self.rows, encode_to, made.axes.first)
+        return made
+
+    def read(
+        self, token_ids: Sequence[int], parts: Sequence[PicturePart]
+    ) -> tuple[list[int], Pictures | None]:
+        """See PictureReader. Raises UserError for pictures where the model has no tower."""
+        if self.reader is not None:
+            return self.reader.read(token_ids, parts)
+        if parts:
+            is_off = self.config.images.max_images == 0
+            raise UserError(
+                f"the prompt has {len(parts)} pictures, and this model reads text alone (allowed: "
+                f"texts); leave them out{', or leave out limit_mm_per_prompt' * is_off}"
+            )
+        return list(token_ids), None
+
+
+def picture_parts(data: Any) -> list[PicturePart]:
+    """The pictures of a prompt's `multi_modal_data`. Raises UserError for other things."""
+    if not isinstance(data, Mapping):
+        raise UserError(f'multi_modal_data is {quoted(data)} (allowed: {{"image": [...]}})')
+    for key, value in data.items():
+        if key != "image" and value:
+            raise unknown_key("multi_modal_data", key, ["image"])
+    images = data.get("image")
+    several = images if isinstance(images, (list, tuple)) else [images]
+    return [
+        each if isinstance(each, PicturePart) else PicturePart(each)
+        for each in several
+        if each is not None
+    ]
+
+
+def prompt_parts(prompt: Mapping[str, Any]) -> tuple[Any, list[PicturePart]]:
+    """Text or token ids, and pictures, of a prompt with both. Raises UserError."""
+    keys = ("prompt", "prompt_token_ids", "multi_modal_data")
+    for key in prompt:
+        if key not in keys:
+            raise unknown_key("the prompt", key, keys)
+    own = prompt.get("prompt", prompt.get("prompt_token_ids"))
+    if own is None:
+        raise UserError("the prompt is missing; write a text, or token ids, as its key prompt")
+    return own, picture_parts(prompt.get("multi_modal_data") or {})
+
+
+def _encoder(tower: Tower, table: object, dtype: str, platform: Platform) -> Encode:
+    def write(picture: Picture, rows: npt.NDArray[np.int32]) -> None:
+        import paddle
+
+        with paddle.no_grad():
+            made = encode(
+                *(platform.backend, tower, picture.patches, picture.grid, dtype, platform.place)
+            )
+            paddle.scatter_(table, paddle.to_tensor(rows, place=made.place), made)
+
+    return write

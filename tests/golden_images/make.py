@@ -1,0 +1,234 @@
+"""Makes tiny random checkpoints with eyes, and what Hugging Face transformers computes with them.
+
+Needs torch, transformers 5, tokenizers and Pillow; the tests that read the files need only the
+last:
+
+    python -m tests.golden_images.make
+
+pixels.npz: what processors make of the cases of tests.support.pictures.
+
+One folder per case: the checkpoint as transformers 5 saves it, with a tokenizer of bytes and a chat
+template, and
+
+- golden.json: "prompts": token ids with one placeholder for each of "pictures" (numbers of
+  tests.support.pictures.SIZES), and the "greedy" ids behind them; "min_margin";
+- golden.npz: "tower_N" of each picture, the tower's rows; "last_logits" of each prompt.
+
+Every parameter is random, norms and biases too. Seeds are searched until no greedy step is close.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from PIL import ImageOps
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from tests.support.pictures import SIZES, drawn, pixel_cases, sampled
+
+HERE = Path(__file__).resolve().parent
+NUM_NEW_TOKENS = 12
+MIN_MARGIN = 2e-2
+MAX_SEEDS = 300
+SPECIAL = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"),
+    *("<|image_pad|>", "<|video_pad|>"),
+)
+END, IM_START, IM_END, START, STOP, IMAGE, VIDEO = range(256, 263)
+TEMPLATE = (
+    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' }}"
+    "{%- if message.content is string %}{{- message.content }}{%- else %}"
+    "{%- for part in message.content %}"
+    "{%- if part.type == 'image' or 'image' in part or 'image_url' in part %}"
+    "{{- '<|vision_start|><|image_pad|><|vision_end|>' }}"
+    "{%- elif 'text' in part %}{{- part.text }}{%- endif %}{%- endfor %}{%- endif %}"
+    "{{- '<|im_end|>\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+CONFIG: dict[str, Any] = {
+    "text_config": {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": 264,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "rope_type": "default",
+            "mrope_section": [2, 3, 3],
+            "rope_theta": 10000.0,
+        },
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    },
+    "vision_config": {
+        "depth": 3,
+        "hidden_size": 32,
+        "intermediate_size": 20,
+        "num_heads": 2,
+        "patch_size": 4,
+        "window_size": 32,
+        "out_hidden_size": 32,
+        "fullatt_block_indexes": [1],
+    },
+    "image_token_id": IMAGE,
+    "video_token_id": VIDEO,
+    "vision_start_token_id": START,
+    "vision_end_token_id": STOP,
+    "tie_word_embeddings": False,
+}
+PICTURE = [START, IMAGE, STOP]
+PROMPTS: tuple[tuple[tuple[Any, ...], ...], ...] = (
+    (("text", 7),),
+    (("text", 3), ("picture", 0), ("text", 5)),
+    (("picture", 1), ("picture", 2), ("picture", 3), ("text", 2)),
+    (
+        ("text", 4),
+        ("picture", 3),
+        ("text", 9),
+        ("picture", 2),
+        ("text", 1),
+        ("picture", 3),
+        ("text", 6),
+    ),
+)
+
+
+def write_tokenizer(folder: Path) -> None:
+    """One token for each byte, and the special ones behind them."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({char: index for index, char in enumerate(alphabet)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
+    made.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>", "bos_token": None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+
+
+def model_of(seed: int) -> Any:
+    """A model whose parameters are all random, rounded to bfloat16."""
+    config = transformers.Qwen2_5_VLConfig(**CONFIG)
+    config._attn_implementation = "eager"
+    model = transformers.Qwen2_5_VLForConditionalGeneration(config).eval()
+    generator = torch.Generator().manual_seed(seed)
+    for name, value in model.named_parameters():
+        noise = torch.randn(value.shape, generator=generator)
+        if (value.dim() == 1 and "norm" in name) or "ln_q" in name:
+            noise = 1 + 0.2 * noise
+        elif value.dim() == 1:
+            noise = 0.2 * noise
+        elif "embed_tokens" not in name:
+            noise = noise * 1.3 / np.sqrt(value[0].numel())
+        value.data = noise.to(torch.bfloat16).to(torch.float32)
+    return model
+
+
+def expanded(prompt: list[int], counts: list[int]) -> list[int]:
+    """The prompt with so many placeholders for each picture."""
+    left, ids = iter(counts), list[int]()
+    for token in prompt:
+        ids += [token] * (next(left) if token == IMAGE else 1)
+    return ids
+
+
+def attempt(seed: int, processor: Any, folder: Path) -> dict[str, Any] | None:
+    """Writes golden.npz of a seed; None where a greedy step is close."""
+    model, rng = model_of(seed), np.random.default_rng(seed)
+    inputs = [processor(drawn(n, size), return_tensors="pt") for n, size in enumerate(SIZES)]
+    with torch.no_grad():
+        towers = [
+            model.model.visual(each["pixel_values"], each["image_grid_thw"]).pooler_output.numpy()
+            for each in inputs
+        ]
+    prompts, margin, firsts = list[dict[str, Any]](), np.inf, []
+    for parts in PROMPTS:
+        prompt, pictures = list[int](), []
+        for kind, number in parts:
+            prompt += PICTURE if kind == "picture" else rng.integers(0, 256, number).tolist()
+            pictures += [number] * (kind == "picture")
+        ids = expanded(prompt, [len(towers[number]) for number in pictures])
+        given: dict[str, Any] = {}
+        if pictures:
+            given = {
+                key: torch.cat([inputs[number][key] for number in pictures])
+                for key in ("pixel_values", "image_grid_thw")
+            }
+        greedy: list[int] = []
+        for _ in range(NUM_NEW_TOKENS):
+            tokens = torch.tensor([ids + greedy])
+            if pictures:
+                # Generated placeholders stand for no picture.
+                kinds = torch.zeros_like(tokens)
+                kinds[0, : len(ids)] = (tokens[0, : len(ids)] == IMAGE).int()
+                given["mm_token_type_ids"] = kinds
+            with torch.no_grad():
+                logits = model(input_ids=tokens, use_cache=False, **given).logits[0, -1].numpy()
+            if not greedy:
+                firsts.append(logits)
+            best = np.sort(logits)[-2:]
+            margin = min(margin, best[1] - best[0])
+            greedy.append(int(logits.argmax()))
+            if margin < MIN_MARGIN or greedy[-1] == IMAGE:
+                return None
+        prompts.append({"prompt": prompt, "pictures": pictures, "greedy": greedy})
+    model.to(torch.bfloat16).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text()) | {"dtype": "float32"}
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    arrays = {f"tower_{number}": rows for number, rows in enumerate(towers)}
+    np.savez_compressed(folder / "golden.npz", last_logits=np.stack(firsts), **arrays)
+    return {"seed": seed, "min_margin": float(margin), "prompts": prompts}
+
+
+def make_pixels() -> None:
+    """Writes pixels.npz: grids and some values of every case of tests.support.pictures."""
+    grids, values = [], []
+    for image, options in pixel_cases():
+        processor = Qwen2VLImageProcessorPil(**options)
+        made = processor(ImageOps.exif_transpose(image), return_tensors="np")
+        grids.append(made["image_grid_thw"][0, 1:])
+        frames = made["pixel_values"].reshape(len(made["pixel_values"]), 3, 2, 196)
+        values.append(sampled(frames[:, :, 0]))
+    np.savez_compressed(HERE / "pixels.npz", grids=np.stack(grids), values=np.stack(values))
+
+
+def main() -> None:
+    """Makes all of them."""
+    torch.set_num_threads(1)
+    make_pixels()
+    processor = Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, min_pixels=64, max_pixels=3200)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "qwen2_5_vl"
+        folder.mkdir()
+        golden = next(filter(None, (attempt(s, processor, folder) for s in range(MAX_SEEDS))), None)
+        if golden is None:
+            raise SystemExit(f"no seed below {MAX_SEEDS} has a margin of {MIN_MARGIN}")
+        write_tokenizer(folder)
+        saved = {
+            key: value
+            for key, value in json.loads(processor.to_json_string()).items()
+            if value is not None
+        }
+        (folder / "preprocessor_config.json").write_text(json.dumps(saved, indent=1))
+        (folder / "golden.json").write_text(json.dumps(golden))
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        shutil.rmtree(HERE / "qwen2_5_vl", ignore_errors=True)
+        shutil.copytree(folder, HERE / "qwen2_5_vl", copy_function=shutil.copyfile)
+    size = sum(path.stat().st_size for path in (HERE / "qwen2_5_vl").iterdir())
+    print(f"seed {golden['seed']}, margin {golden['min_margin']:.3f}, {size / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Pictures of chats over HTTP: data URLs alone, counted as tokens, refused by field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from predict import LLM, SamplingParams
+from tests.support.http_server import ModelServer, config_of
+from tests.support.pictures import GOLDEN_IMAGES, SIZES, drawn, png_url
+
+FOLDER = GOLDEN_IMAGES / "qwen2_5_vl"
+PART: Any = {"type": "image_url", "image_url": {"url": png_url(drawn(0, SIZES[0]))}}
+TEXT: Any = {"type": "text", "text": "what is it?"}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[openai.OpenAI]:
+    with ModelServer(config_of(FOLDER)) as server:
+        yield openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0)
+
+
+def ask(client: openai.OpenAI, *content: Any) -> Any:
+    return client.chat.completions.create(
+        model="test",
+        messages=[{"role": "user", "content": list(content)}],
+        temperature=0,
+        max_tokens=8,
+    )
+
+
+def test_answers_are_those_of_the_model(client: openai.OpenAI) -> None:
+    llm = LLM(str(FOLDER), max_length=256)
+    for content in ((TEXT, PART), (PART, TEXT, PART), (TEXT,)):
+        got = ask(client, *content)
+        params = SamplingParams(temperature=0.0, max_new_tokens=8)
+        wanted = llm.chat([{"role": "user", "content": list(content)}], params)[0]
+        assert got.choices[0].message.content == wanted.text
+        assert got.usage.prompt_tokens == len(wanted.prompt_token_ids)
+        num_images = sum(part is PART for part in content)
+        assert wanted.prompt_token_ids.count(261) == 45 * num_images
+
+
+def url(value: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": value}}
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (url("https://example.com/a.png"), "this server fetches no address and reads no file"),
+        (url("/etc/passwd"), "this server fetches no address and reads no file"),
+        (url("file:///etc/passwd"), "fetches no address"),
+        (url("data:image/png;base64,AAAA"), "picture 1 of the prompt is no picture"),
+        (url(PART["image_url"]["url"][:400]), "damaged or cut off|base64"),
+        ({"type": "image_url"}, "image_url is missing"),
+        ({"type": "image_url", "image_url": {"url": "x", "uri": "y"}}, "'uri'"),
+        ({"type": "text", "text": "<|image_pad|>"}, "1 placeholders of pictures"),
+        ({"type": "input_audio"}, "input_audio"),
+        ({"type": "image_url", "image_url": {**PART["image_url"], "max_pixels": 0}}, "max_pixels"),
+    ],
+)
+def test_what_is_no_picture_is_refused_by_field(
+    client: openai.OpenAI, part: Any, words: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=words) as error:
+        ask(client, part)
+    if part["type"] == "image_url":
+        assert (error.value.param or "").startswith("messages[0].content[0]")
+    assert ask(client, PART).usage.prompt_tokens > 45
+
+
+def test_prompts_too_long_with_pictures_are_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"tokens of a prompt|max_length"):
+        ask(client, *[PART, TEXT] * 6)
+
+
+def test_a_placeholder_in_a_text_prompt_is_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="1 placeholders of pictures"):
+        client.completions.create(model="test", prompt="a<|image_pad|>", max_tokens=2)

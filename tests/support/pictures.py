@@ -1,0 +1,97 @@
+"""Pictures that tests draw, and their golden checkpoint."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from PIL.Image import Image
+
+GOLDEN_IMAGES = Path(__file__).resolve().parents[1] / "golden_images"
+# Width and height of the pictures of the goldens: cut windows at both edges, one cell, one row.
+SIZES = ((72, 40), (9, 11), (130, 14), (56, 64))
+
+
+def drawn(number: int, size: tuple[int, int], mode: str = "RGB") -> Image:
+    """A picture of waves and noise, the same for the same number and size."""
+    from PIL import Image
+
+    width, height = size
+    y, x = np.mgrid[:height, :width]
+    rng = np.random.default_rng(number)
+    waves = [np.sin(x / (3 + 2 * c + number) + y / (5 + c)) for c in range(4)]
+    values = 128 + 90 * np.stack(waves, axis=-1) + rng.normal(0, 20, (height, width, 4))
+    rgba = Image.fromarray(np.clip(values, 0, 255).astype(np.uint8))
+    return rgba if mode == "RGBA" else rgba.convert("RGB").convert(mode)
+
+
+MODES = ("RGB", "L", "LA", "P", "P, see-through", "RGBA", "CMYK", "1", "I;16", "I")
+
+
+def in_mode(image: Image, mode: str) -> Image:
+    """An RGBA picture in another mode."""
+    from PIL import Image
+
+    if mode == "P, see-through":
+        made = image.convert("RGB").convert("P", palette=Image.Palette.ADAPTIVE, colors=16)
+        made.info["transparency"] = 3
+        return made
+    if mode in ("I;16", "I"):
+        values = np.asarray(image.convert("L")).astype(np.uint16) * 2
+        return Image.fromarray(values if mode == "I;16" else values.astype(np.int32))
+    return image if mode == "RGBA" else image.convert("LA" if mode == "LA" else "RGB").convert(mode)
+
+
+def turned(image: Image, orientation: int) -> Image:
+    """The picture with EXIF's tag of its orientation."""
+    image.getexif()[0x0112] = orientation
+    return image
+
+
+def pixel_cases() -> Iterator[tuple[Image, dict[str, int]]]:
+    """Pictures of random shapes in all modes and orientations, and options of the processor."""
+    rng = np.random.default_rng(48)
+    for number in range(40):
+        width, height = (int(side) for side in np.exp(rng.uniform(0.7, 5, 2)))
+        image = in_mode(drawn(number, (width, height), "RGBA"), MODES[number % len(MODES)])
+        least = int(rng.integers(1, 5)) * 1000
+        yield (
+            turned(image, number % 9) if number % 9 else image,
+            {
+                "min_pixels": least,
+                "max_pixels": least * int(rng.integers(2, 9)),
+            },
+        )
+
+
+def sampled(patches: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Some values of patches, the same for the same number of them."""
+    flat = patches.reshape(-1)
+    return flat[np.random.default_rng(1).integers(0, len(flat), 60)]
+
+
+def png_url(image: Image) -> str:
+    """A picture as a data URL."""
+    file = BytesIO()
+    image.save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+@cache
+def image_golden(case: str) -> dict[str, Any]:
+    """The prompts and answers of a case."""
+    return json.loads((GOLDEN_IMAGES / case / "golden.json").read_text())  # type: ignore[no-any-return]
+
+
+def pictures_of(prompt: dict[str, Any]) -> list[Image]:
+    """The pictures of a golden's prompt."""
+    return [drawn(number, SIZES[number]) for number in prompt["pictures"]]

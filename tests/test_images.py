@@ -1,0 +1,300 @@
+"""Answers to prompts with pictures equal HF transformers' (tests/golden_images)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from predict import LLM, SamplingParams
+from predict.device import library
+from predict.engine.batch import span_inputs
+from predict.engine.request_state import Request
+from predict.engine.scheduled import ScheduledSpan
+from predict.errors import UserError
+from predict.images.placed import picture_of, with_pictures
+from predict.loading import safetensors_writer
+from predict.nn.tower import encode
+from tests.support.golden import step_logits
+from tests.support.pictures import (
+    GOLDEN_IMAGES,
+    SIZES,
+    drawn,
+    image_golden,
+    pictures_of,
+    png_url,
+)
+
+CASES = ["qwen2_5_vl"]
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
+TOLERANCE = 1e-4  # of the largest value
+WAYS: dict[str, dict[str, Any]] = {
+    "reference": {"inference_model": False},
+    "fused": {"inference_model": True, "attention": "append"},
+    "block": {"inference_model": True, "attention": "block"},
+}
+
+
+def load(source: str | Path = "qwen2_5_vl", **settings: Any) -> LLM:
+    """A golden's checkpoint, or one in a folder."""
+    folder = GOLDEN_IMAGES / source
+    return LLM(str(folder), **{"batch_size": 3, "max_length": 256, "block_size": 16, **settings})
+
+
+def asked(case: str = "qwen2_5_vl") -> list[dict[str, Any]]:
+    """The prompts of a golden, as generate takes them."""
+    return [
+        {"prompt": each["prompt"], "multi_modal_data": {"image": pictures_of(each)}}
+        for each in image_golden(case)["prompts"]
+    ]
+
+
+def check_greedy(llm: LLM, case: str = "qwen2_5_vl") -> None:
+    outputs = llm.generate(asked(case), GREEDY)
+    wanted = [each["greedy"] for each in image_golden(case)["prompts"]]
+    assert [list(output.token_ids) for output in outputs] == wanted
+    llm.engine.scheduler.check()
+
+
+def close(got: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> None:
+    np.testing.assert_allclose(got, wanted, atol=TOLERANCE * np.abs(wanted).max(), rtol=0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", CASES)
+def test_towers_logits_and_text_equal_transformers(
+    case: str, way: str, compiled: library.Library
+) -> None:
+    llm = load(case, num_cache_blocks=64, **WAYS[way])
+    golden = np.load(GOLDEN_IMAGES / case / "golden.npz")
+    sight = llm.parts.sight
+    assert sight.tower is not None
+    assert sight.reader is not None
+    run = partial(encode, llm.platform.backend, sight.tower)
+    for number, size in enumerate(SIZES):
+        picture = picture_of(drawn(number, size), sight.reader.pixels)
+        close(run(picture.patches, picture.grid, "float32").numpy(), golden[f"tower_{number}"])
+    check_logits(llm, golden["last_logits"])
+    check_greedy(llm, case)
+
+
+def check_logits(llm: LLM, wanted: np.ndarray[Any, Any]) -> None:
+    """Of all prompts in one step."""
+    sight, spans, start = llm.parts.sight, [], 0
+    for number, prompt in enumerate(asked()):
+        from predict.sight import prompt_parts
+
+        ids, pictures = sight.read(*prompt_parts(prompt))
+        request = Request(number, ids, SamplingParams(), pictures=pictures)
+        assert sight.rows is not None
+        sight.rows.hold(request, 0)
+        spans.append(ScheduledSpan(request, len(ids), 0, list(range(start, start + 16)), True))
+        start += 16
+    assert sight.eyes is not None
+    inputs = sight.eyes.seen(span_inputs(spans, 16), spans)
+    close(step_logits(llm, inputs), wanted)
+    for span in spans:
+        sight.rows.release(span.request)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_num_batched_tokens": 7},
+        {"batch_size": 1, "chunked_prefill": False},
+        {"batch_invariant": True, "prefix_caching": False},
+    ],
+    ids=["chunks", "one by one", "invariant"],
+)
+def test_batches_change_nothing(settings: dict[str, Any], compiled: library.Library) -> None:
+    llm = load(**{"attention": "append", **settings})
+    for _ in range(2):
+        check_greedy(llm)
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_preempted_requests_see_the_same(prefix_caching: bool, compiled: library.Library) -> None:
+    """Positions are the request's, and rows that were given back are made again."""
+    long = replace(GREEDY, max_new_tokens=70)
+    wanted = [each.token_ids for each in load(max_length=320).generate(asked(), long)]
+    settings = {"prefix_caching": prefix_caching, "attention": "append"}
+    llm = load(batch_size=4, num_cache_blocks=24, max_length=320, **settings)
+    got = [each.token_ids for each in llm.generate(asked(), long)]
+    assert llm.stats().num_preemptions > 0
+    assert got == wanted
+    llm.engine.scheduler.check()
+
+
+def test_prompts_that_share_pictures_share_blocks(compiled: library.Library) -> None:
+    """Two pictures of one size share no block; a picture seen again is not encoded again."""
+    llm = load(attention="append")
+    eyes, seen = llm.engine.eyes, list[bytes]()
+    assert eyes is not None
+    write = eyes.encode
+    object.__setattr__(eyes, "encode", lambda p, rows: (seen.append(p.digest), write(p, rows)))
+    prompt = image_golden("qwen2_5_vl")["prompts"][1]["prompt"]
+    images = [drawn(number, SIZES[0]) for number in (0, 7, 0)]
+    ask: Any = [{"prompt": prompt, "multi_modal_data": {"image": image}} for image in images]
+    answers, hits = [], []
+    for each in ask:
+        answers.append(llm.generate(each, GREEDY)[0].token_ids)
+        hits.append(llm.stats().num_prefix_hit_tokens)
+    assert hits == [0, 0, 48]  # of 55 tokens
+    assert answers[0] == answers[2] != answers[1]
+    assert len(seen) == len(set(seen)) == 2
+    assert answers == [load().generate(each, GREEDY)[0].token_ids for each in ask]
+
+
+def published(folder: Path) -> Path:
+    """The checkpoint as it was published ahead of transformers 5: other names, a flat config."""
+    from predict.loading.checkpoint import Checkpoint
+
+    source = GOLDEN_IMAGES / "qwen2_5_vl"
+    shutil.copytree(source, folder)
+    config = json.loads((source / "config.json").read_text())
+    text = config.pop("text_config")
+    rope = text.pop("rope_parameters")
+    scaling = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    text |= {"rope_theta": rope["rope_theta"], "rope_scaling": scaling, "model_type": "qwen2_5_vl"}
+    vision = config["vision_config"]
+    vision["in_chans"] = vision.pop("in_channels")
+    vision |= {"model_type": "qwen2_5_vl", "spatial_patch_size": vision["patch_size"]}
+    del vision["rope_parameters"], text["layer_types"]
+    (folder / "config.json").write_text(json.dumps(text | config | {"model_type": "qwen2_5_vl"}))
+    checkpoint = Checkpoint(source)
+    names = {"model.visual.": "visual.", "model.language_model.": "model."}
+    tensors = {}
+    for name in checkpoint.tensors:
+        new = next(
+            (new + name[len(old) :] for old, new in names.items() if name.startswith(old)), name
+        )
+        tensors[new] = ("BF16", checkpoint.read_float((name,)))
+    safetensors_writer.write(folder / "model.safetensors", tensors)
+    return folder
+
+
+def test_published_layouts_are_read(compiled: library.Library, tmp_path: Path) -> None:
+    check_greedy(load(published(tmp_path / "published"), attention="append"))
+
+
+def test_samples_beams_and_adapters_of_numbers_have_pictures(compiled: library.Library) -> None:
+    llm = load(attention="append")
+    prompt: Any = asked()[3]
+    greedy = image_golden("qwen2_5_vl")["prompts"][3]["greedy"]
+    beams = llm.generate(prompt, SamplingParams(num_beams=3, n=3, max_new_tokens=4))[0]
+    assert len({each.token_ids for each in beams.outputs}) == 3
+    params = SamplingParams(n=3, temperature=1e-3, seed=1, max_new_tokens=12, logprobs=1)
+    for each in llm.generate(prompt, params)[0].outputs:
+        assert list(each.token_ids) == greedy
+    streamed = [t for piece in llm.stream([prompt], GREEDY) for t in piece.token_ids]
+    assert streamed == greedy
+    llm.engine.scheduler.check()
+
+
+def test_chats_have_pictures(compiled: library.Library) -> None:
+    llm = load(attention="append")
+    text = [{"type": "text", "text": "hi "}, {"type": "image_url", "image_url": {"url": None}}]
+    for key, part in (
+        ("image", drawn(0, SIZES[0])),
+        ("image_url", {"url": png_url(drawn(0, SIZES[0]))}),
+        ("image_url", png_url(drawn(0, SIZES[0]))),
+    ):
+        text[1] = {"type": key, key: part}
+        answer = llm.chat([{"role": "user", "content": text}], GREEDY)[0]
+        assert answer.prompt_token_ids.count(261) == 45
+        assert answer.prompt_token_ids[-1] == llm.tokenizer.encode("\n")[0]  # type: ignore[union-attr]
+    small: Any = {
+        "type": "image_url",
+        "image_url": {"url": png_url(drawn(0, SIZES[0])), "max_pixel": 1000},
+    }
+    answer = llm.chat([{"role": "user", "content": [small]}], GREEDY)[0]
+    assert answer.prompt_token_ids.count(261) == 10
+
+
+def test_text_alone_loads_no_tower(compiled: library.Library) -> None:
+    llm = load(limit_mm_per_prompt={"image": 0})
+    assert llm.spec.vision is None
+    first = image_golden("qwen2_5_vl")["prompts"][0]
+    assert list(llm.generate([first["prompt"]], GREEDY)[0].token_ids) == first["greedy"]
+    with pytest.raises(UserError, match=r"reads text alone .* leave out limit_mm_per_prompt"):
+        llm.generate(asked()[1], GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "images", "words"),
+    [
+        ([1, 261], [], "1 placeholders of pictures .token 261., and 0 pictures"),
+        ([1, 2], [0], "0 placeholders .* and 1 pictures"),
+        ([261, 261], [0, 0], "pictures 1 and 2 of the prompt have no token between"),
+        ([261, 1], [b"x"], "picture 1 of the prompt is no picture"),
+        ([261, 1] * 6, [0] * 6, r"270 tokens|256|max_length"),
+        ([261, 1] * 9, [0] * 9, r"9 pictures \(allowed: up to 8\)"),
+        ("<|image_pad|>x", [], "1 placeholders"),
+    ],
+)
+def test_wrong_prompts_are_refused_ahead_of_all(
+    prompt: Any, images: Sequence[Any], words: str, small: LLM
+) -> None:
+    given = [drawn(0, SIZES[0]) if each == 0 else each for each in images]
+    ask: Any = [asked()[1], {"prompt": prompt, "multi_modal_data": {"image": given}}]
+    with pytest.raises(UserError, match=words):
+        small.generate(ask, GREEDY)
+    assert not small.engine.scheduler.has_unfinished()
+
+
+@pytest.fixture(scope="module")
+def small(compiled: library.Library) -> LLM:
+    return load(limit_mm_per_prompt={"image": 8})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"tensor_parallel_degree": 2}, "tensor_parallel_degree 2 yet"),
+        ({"speculate_method": "inference_with_reference"}, "speculate_method inference_with"),
+        ({"mm_processor_kwargs": {"max_pixel": 5}}, "did you mean max_pixels"),
+        ({"limit_mm_per_prompt": {"video": 1}}, "limit_mm_per_prompt: video 1"),
+    ],
+)
+def test_what_pictures_do_not_go_with_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        load(**settings)
+
+
+def test_positions_follow_pictures() -> None:
+    """Text goes on behind the larger side of a picture, and its tokens have three positions."""
+    from predict.images.areas import AreaPixels
+
+    pixels = AreaPixels(patch_size=4, min_pixels=64, max_pixels=3200)
+    images = [picture_of(drawn(number, SIZES[number]), pixels) for number in (0, 3)]
+    ids, pictures = with_pictures([5, 9, 6, 9, 7], images, 9)
+    assert pictures is not None
+    assert len(ids) == 3 + 45 + 42
+    first, second = pictures.placed
+    positions = pictures.positions(0, len(ids))
+    assert [positions[0], positions[46], positions[-1]] == [0, 1 + 9, 1 + 9 + 1 + 7]
+    np.testing.assert_array_equal(first.places(1, 12)[[0, 8, 9]], [[1, 1, 1], [1, 1, 9], [1, 2, 1]])
+    assert second.places(second.start, second.start + 1).tolist() == [[11, 11, 11]]
+
+
+def test_contents_of_blocks_say_which_picture_stands_where() -> None:
+    from predict.images.areas import AreaPixels
+
+    pixels = AreaPixels(patch_size=4, min_pixels=64, max_pixels=3200)
+
+    def contents(number: int, before: int = 2) -> Sequence[int]:
+        image = picture_of(drawn(number, SIZES[0]), pixels)
+        ids, pictures = with_pictures([1] * before + [9, 1], [image], 9)
+        return Request(0, ids, SamplingParams(), pictures=pictures).contents
+
+    assert contents(0)[16:32] == contents(0)[16:32] != contents(1)[16:32]
+    assert contents(0)[16:32] != contents(0, before=3)[16:32]
+    assert contents(0)[0:2] == [1, 1]
+    assert len(contents(0)) == 48
