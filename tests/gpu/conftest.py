@@ -53,12 +53,17 @@ def gpu() -> Iterator[devices.Device]:
     assert GPU is not None
     devices.activate(GPU)
     yield GPU
-    if devices.memory_info(GPU).held > MOST_KEPT:
-        devices.release_cached(GPU)
-    if devices.memory_info(GPU).held > MOST_KEPT:  # engines are cycles
-        gc.collect()
-        devices.release_cached(GPU)
+    give_back(GPU)
     library.import_paddle().set_device("cpu")
+
+
+def give_back(gpu: devices.Device) -> None:
+    """Gives memory that no tensor uses back to the driver where this process holds much."""
+    if devices.memory_info(gpu).held > MOST_KEPT:
+        devices.release_cached(gpu)
+    if devices.memory_info(gpu).held > MOST_KEPT:  # engines are cycles
+        gc.collect()
+        devices.release_cached(gpu)
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ import pytest
 
 from predict.device import cuda, devices, library
 from predict.errors import UserError
+from tests.gpu.conftest import MOST_KEPT, give_back
 from tests.support.paths import ROOT
 
 Op = Callable[..., Any]
@@ -146,6 +147,17 @@ def test_out_of_memory_says_what_was_asked_and_leaves_a_usable_device(gpu: devic
     free = devices.memory_info(gpu).free
     held.append(paddle.empty([free + (2 << 30)], "uint8"))
     assert (paddle.zeros([8]).numpy() == 0).all()
+
+
+@pytest.mark.parametrize("in_a_cycle", [False, True])
+def test_a_tests_large_memory_goes_back(gpu: devices.Device, in_a_cycle: bool) -> None:
+    held: list[Any] = [paddle_module().empty([MOST_KEPT + MIB], "uint8")]
+    if in_a_cycle:
+        held.append(held)
+    before = devices.memory_info(gpu).held
+    del held
+    give_back(gpu)
+    assert devices.memory_info(gpu).held <= before - MOST_KEPT
 
 
 def test_memory_statistics_follow_tensors(gpu: devices.Device) -> None:
