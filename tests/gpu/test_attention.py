@@ -160,8 +160,8 @@ def test_attention_with_sinks(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-@pytest.mark.parametrize("group", [(4, 4), (8, 2), (3, 1)])
-@pytest.mark.parametrize("window", [-1, 1, 9, 64, 257])
+@pytest.mark.parametrize("group", [(4, 4), (8, 2)])
+@pytest.mark.parametrize("window", [-1, 1, 40, 257])
 def test_attention_behind_a_prefix_mask(
     gpu: devices.Device, dtype: str, head_dim: int, group: tuple[int, int], window: int
 ) -> None:
