@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers as T
+import transformers
 from transformers.models import qwen3_5, qwen3_5_moe
 
 HERE = Path(__file__).resolve().parent
@@ -63,6 +63,7 @@ LFM2: dict[str, Any] = {
     "block_multiple_of": 8,
     "layer_types": ["conv", "conv", "full_attention", "conv"],
 }
+T = transformers
 DENSE = {**SIZES, "intermediate_size": 48}
 # Name -> the class, its config.
 CASES: dict[str, tuple[Any, Any]] = {
