@@ -117,7 +117,7 @@ class StateSlots:
     def written(self, span: ScheduledSpan, num_computed: int) -> int:
         """Makes the state behind a span its request's, which runs; the request's computed tokens.
 
-        num_computed: tokens up to where the step stands, accepted drafts included. Where drafts were
+        num_computed: tokens up to where the step stands, with accepted drafts. Where some were
         rejected the state before the span stays, and what follows is computed again.
         """
         request, (before, after) = span.request, span.state

@@ -62,7 +62,7 @@ def _convolved(x: Tensor, taps: Tensor, bias: Tensor | None, states: Tensor, spa
 def short_conv(
     bcx: Tensor, weights: ShortConv, states: LayerCache, inputs: StepInputs
 ) -> tuple[Tensor, list[Tensor]]:
-    """Returns c * conv(b * x) [T, size]; bcx [T, 3 * size], states [slots, W - 1, size], in place."""
+    """Returns c * conv(b * x) [T, size]; bcx [T, 3 * size]; states [slots, W - 1, size], kept."""
     import paddle
 
     size = weights.block.size
