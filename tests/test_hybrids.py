@@ -1,4 +1,4 @@
-"""Models with a state per request: goldens of transformers, and answers that are their lone runs'."""
+"""Models with a state per request: goldens of transformers, and answers as their lone runs give."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def spoil(tensor: Any, slots: Any) -> None:
     tensor.copy_(paddle.to_tensor(values), True)
 
 
-@pytest.mark.parametrize("case", ["qwen3_next", "lfm2_biases"])
+@pytest.mark.parametrize("case", ["qwen3_5_text", "lfm2_biases"])
 def test_what_released_slots_hold_reaches_no_answer(case: str, operators: dict[str, Any]) -> None:
     llm = LLM(config(case, **operators, **SMALL_STEPS))
     states = [
@@ -155,7 +155,7 @@ def test_what_it_does_not_run_with_is_refused(changes: dict[str, Any], says: str
 
 
 def test_no_program_is_made_of_it(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="qwen3_next keeps a state .*--mode static"):
+    with pytest.raises(UserError, match=r"qwen3_next keeps a state .*--mode static"):
         export_model(config("qwen3_next"), tmp_path / "out")
 
 

@@ -5,7 +5,7 @@ namespace regatta::cpu::REGATTA_ISA {
 
 // Spans of a step, and the slots [slots, width - 1, channels] of their last columns.
 struct ConvSpans {
-  const int32_t* borders;  // [B + 1] in the step's tokens
+  const int32_t* borders;    // [B + 1] in the step's tokens
   const int32_t *src, *dst;  // [B] slots, -1: zeros, nowhere
   int64_t num_seqs, num_tokens;
   float* slots;

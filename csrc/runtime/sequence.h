@@ -39,7 +39,8 @@ inline Status product_of(const BlockParams& p, const LinearWeights& weights, Sch
 
 // hidden_out = hidden + made.
 inline Status sum_with_input(const BlockParams& p, const void* made) {
-  return cpu::add({p.hidden, made, p.hidden_out, p.num_tokens * p.hidden_size, 1.0f, 1.0f, p.dtype});
+  return cpu::add(
+      {p.hidden, made, p.hidden_out, p.num_tokens * p.hidden_size, 1.0f, 1.0f, p.dtype});
 }
 
 // What such a sequence computes of a record.

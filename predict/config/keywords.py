@@ -29,6 +29,7 @@ class Settings(TypedDict, total=False):
     attention: str
     block_size: int
     prefix_caching: bool
+    prefix_cache_state_budget: int | None
     num_cache_blocks: int | None
     gpu_memory_utilization: float
     cachekv_int8_type: str | None

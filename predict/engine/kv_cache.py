@@ -29,8 +29,8 @@ def allocate_caches(
     """The cache tensors of each layer (DecoderSpec.kept), as predict.nn.cache_formats has them.
 
     scales: by layer, for formats with a scale per head. num_slots: of states, [num_slots, ...] of
-    each StateTensor of a layer that has some (DecoderSpec.states). Memory is not touched: pages of blocks that
-    no request uses cost nothing on a CPU.
+    each StateTensor of a layer that has some (DecoderSpec.states). Memory is not touched: pages of
+    blocks that no request uses cost nothing on a CPU.
     """
     import paddle
 

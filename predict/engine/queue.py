@@ -31,8 +31,9 @@ def chunk(
 ) -> int:
     """Tokens of a prompt to run now; only the `first` whole prompt may exceed the budget.
 
-    A prompt is cut where it leaves a state behind. One with logprobs always runs in chunks, since its logits take memory. A bidirectional
-    prompt is never cut; the tokens generated behind it before a preemption may be.
+    A prompt is cut where it leaves a state behind. One with logprobs always runs in chunks, since
+    its logits take memory. A bidirectional prompt is never cut; the tokens generated behind it
+    before a preemption may be.
     """
     end = next((each for each in request.state_ends if each > start), len(request.token_ids))
     num_left = end - start

@@ -52,8 +52,9 @@ class StateSlots:
     def matched(
         self, request: Request, shared: list[int], num_cached: int
     ) -> tuple[list[int], int]:
-        """Of the cached blocks of a prompt's beginning those up to the last kept state, and the
-        tokens in them. Sets where the request leaves states behind.
+        """Of a prompt's cached blocks those up to the last kept state, and the tokens in them.
+
+        Sets where the request leaves states behind.
         """
         config, size = self._config, self._config.block_size
         request.state_ends, request.num_stateless_tokens = (), 0
@@ -116,8 +117,8 @@ class StateSlots:
     def written(self, span: ScheduledSpan, num_computed: int) -> int:
         """Makes the state behind a span its request's, which runs; the request's computed tokens.
 
-        num_computed: tokens up to where the step stands, all accepted drafts included. Where some of the span
-        were rejected the state before it stays, and what follows is computed again.
+        num_computed: tokens up to where the step stands, with accepted drafts. Where some were
+        rejected the state before the span stays, and what follows is computed again.
         """
         request, (before, after) = span.request, span.state
         # Accepted drafts behind the last token are no part of the request.

@@ -66,8 +66,8 @@ def num_state_slots(config: EngineConfig, spec: DecoderSpec, free_bytes: int) ->
         raise UserError(
             f"the states of requests do not fit: two for each of --batch_size {batch} and {kept} "
             f"that prompts leave behind, of {each} bytes each, are {mib(count * each)} MiB, and "
-            f"{config.cache.gpu_memory_utilization:.0%} of the {mib(free_bytes)} MiB of free memory "
-            f"are {mib(budget)} MiB; lower --batch_size or --prefix_cache_state_budget"
+            f"{config.cache.gpu_memory_utilization:.0%} of the {mib(free_bytes)} MiB of free "
+            f"memory are {mib(budget)} MiB; lower --batch_size or --prefix_cache_state_budget"
         )
     return count
 

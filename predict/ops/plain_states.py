@@ -62,7 +62,7 @@ def _convolved(x: Tensor, taps: Tensor, bias: Tensor | None, states: Tensor, spa
 def short_conv(
     bcx: Tensor, weights: ShortConv, states: LayerCache, inputs: StepInputs
 ) -> tuple[Tensor, list[Tensor]]:
-    """c * conv(b * x) [T, size] of bcx [T, 3 * size]; states: [slots, W - 1, size], in place."""
+    """Returns c * conv(b * x) [T, size]; bcx [T, 3 * size]; states [slots, W - 1, size], kept."""
     import paddle
 
     size = weights.block.size
@@ -119,10 +119,8 @@ def _gates(ba: Tensor, weights: DeltaNet) -> tuple[Tensor, Tensor]:
     )
     rate = paddle.exp(weights.decay).unsqueeze(-1)
     step = functions.softplus(a, threshold=20.0)
-    if block.decay_bound:
-        decays = block.decay_bound * functions.sigmoid(rate * a)
-    else:
-        decays = -rate * step
+    bound = block.decay_bound
+    decays = bound * functions.sigmoid(rate * a) if bound else -rate * step
     if block.write == "step":
         return decays, step[:, :, 0] * block.write_scale
     return decays, functions.sigmoid(ba[:, :heads]) * block.write_scale

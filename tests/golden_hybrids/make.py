@@ -4,7 +4,7 @@ Needs torch and transformers 5; the tests that read the files need neither:
 
     python tests/golden_hybrids/make.py
 
-In float32 on the CPU, by transformers' own torch code. golden.npz: of each case "CASE/logits"
+Weights are stored in bfloat16. In float32 on the CPU, by transformers' own torch code. golden.npz: of each case "CASE/logits"
 [prompts, vocabulary], of each prompt's last position. golden.json: "prompts", lists of token ids,
 and of each case the greedy continuations. Seeds are searched until no greedy step is close.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers as T
+import transformers
 from transformers.models import qwen3_5, qwen3_5_moe
 
 HERE = Path(__file__).resolve().parent
@@ -63,6 +63,7 @@ LFM2: dict[str, Any] = {
     "block_multiple_of": 8,
     "layer_types": ["conv", "conv", "full_attention", "conv"],
 }
+T = transformers
 DENSE = {**SIZES, "intermediate_size": 48}
 # Name -> the class, its config.
 CASES: dict[str, tuple[Any, Any]] = {
@@ -114,6 +115,7 @@ def randomize(model: Any) -> None:
             values += 1.0 if any(part in name for part in plain) else 0.0
         else:
             values.normal_(0.0, 0.35 if values.shape[-1] < 64 else 1.5 / values.shape[-1] ** 0.5)
+        values.copy_(values.bfloat16())  # as they are stored
 
 
 def attempt(name: str, seed: int, prompts: list[list[int]]) -> tuple[Any, Any, Any] | None:
@@ -146,7 +148,7 @@ def main() -> None:
         found = next(f for seed in range(500) if (f := attempt(name, seed, prompts)) is not None)
         model, golden[name], arrays[f"{name}/logits"] = found
         shutil.rmtree(HERE / name, ignore_errors=True)
-        model.save_pretrained(HERE / name)
+        model.bfloat16().save_pretrained(HERE / name)
         (HERE / name / "generation_config.json").unlink()
         print(name, np.abs(arrays[f"{name}/logits"]).max(), flush=True)
     np.savez_compressed(HERE / "golden.npz", **arrays)

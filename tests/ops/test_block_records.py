@@ -79,7 +79,7 @@ def test_some_rows_are_those_of_all(compiled: Library, residual: str, rows: list
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("conv width=3", r"kind is 'conv' .allowed: attention, experts, latent_attention, mlp"),
+        ("conv width=3", r"kind is 'conv' .allowed: attention, delta_net, experts, "),
         ("mlp wide=3", r"'wide' is no field .allowed: intermediate_size, activation\.\*, norm\.\*"),
         (
             "mlp norm.kindness=rms",

@@ -20,14 +20,14 @@ struct DeltaNetBlock : DeltaNetFields {
 struct DeltaNetBlockParams : BlockParams {
   DeltaNetBlock block;
   LinearWeights qkvz, ba, out;
-  const float* conv = nullptr;            // [conv_width, conv_size]
-  const float* conv_bias = nullptr;       // [conv_size] or null
-  const float* decay_log = nullptr;       // [V]
-  const float* step_bias = nullptr;       // [decay_size]
-  const float* skip = nullptr;            // [V] or null
-  const float* out_norm = nullptr;        // [E], or with norm_groups [V * E]
-  float* conv_states = nullptr;           // [slots, conv_width - 1, conv_size], in place
-  float* states = nullptr;                // [slots, V, D, E], in place
+  const float* conv = nullptr;       // [conv_width, conv_size]
+  const float* conv_bias = nullptr;  // [conv_size] or null
+  const float* decay_log = nullptr;  // [V]
+  const float* step_bias = nullptr;  // [decay_size]
+  const float* skip = nullptr;       // [V] or null
+  const float* out_norm = nullptr;   // [E], or with norm_groups [V * E]
+  float* conv_states = nullptr;      // [slots, conv_width - 1, conv_size], in place
+  float* states = nullptr;           // [slots, V, D, E], in place
   // Of the step, made by kind.cc.
   const void* made_qkvz = nullptr;  // [T, conv_size + V * E]
   const void* made_ba = nullptr;    // [T, gate_size]

@@ -69,9 +69,8 @@ inline void unit_row(const float* x, float* to, int64_t size, bool unit, float s
     sum = fma(value, value, sum);
   }
   const Vec factor = set1(scale / __builtin_sqrtf(reduce_add(sum) + kEpsilon));
-  for_lanes(size, [&](int64_t i, auto n) REGATTA_LAMBDA_INLINE {
-    store_n(to + i, load_n(x + i, n) * factor, n);
-  });
+  for_lanes(size, [&](int64_t i, auto n)
+                      REGATTA_LAMBDA_INLINE { store_n(to + i, load_n(x + i, n) * factor, n); });
 }
 
 // The decays of value head h's token, [D] or [1], and its strength; gates: the token's row of ba.
@@ -86,7 +85,8 @@ float gates_of(const DeltaNetBlockParams& p, int64_t h, const T* gates, float* d
   for (int64_t i = 0; i < count; ++i) {
     const float x = to_float(a[i]) + p.step_bias[h * count + i];
     step = softplus(x);
-    const float g = block.decay_bound < 0.0f ? block.decay_bound * logistic(rate * x) : -rate * step;
+    const float g =
+        block.decay_bound < 0.0f ? block.decay_bound * logistic(rate * x) : -rate * step;
     decay[i] = __builtin_expf(g);
   }
   return block.write_scale * (by_step ? step : logistic(to_float(gates[h])));
@@ -102,8 +102,7 @@ void run_head(const DeltaNetBlockParams& p, Scratch& scratch, int64_t seq, int64
   const int64_t size = dim * width, group = heads / block.num_key_heads;
   const int64_t key_head = block.tiled_heads ? h % block.num_key_heads : h / group;
   const int32_t src = p.state_src[seq], dst = p.state_dst[seq];
-  float* const state =
-      dst < 0 ? scratch.take<float>(size) : p.states + (dst * heads + h) * size;
+  float* const state = dst < 0 ? scratch.take<float>(size) : p.states + (dst * heads + h) * size;
   if (src < 0) {
     for (int64_t i = 0; i < size; ++i) state[i] = 0.0f;
   } else if (src != dst) {
@@ -163,27 +162,26 @@ Status delta_net_typed(const DeltaNetBlockParams& p) {
   const DeltaNetBlock& block = p.block;
   const int64_t conv = block.conv_size(), values = block.value_size(), row = conv + values;
   const int64_t seqs = p.batch.num_seqs, tokens = p.num_tokens, parts = (conv + kPart - 1) / kPart;
-  const ConvSpans spans = {p.batch.cu_seqlens_q, p.state_src, p.state_dst, seqs, tokens,
-                           p.conv_states, p.conv, p.conv_bias, block.conv_width, conv};
+  const ConvSpans spans = {
+      p.batch.cu_seqlens_q, p.state_src,      p.state_dst, seqs, tokens, p.conv_states, p.conv,
+      p.conv_bias,          block.conv_width, conv};
   const T* const x = static_cast<const T*>(p.made_qkvz);
-  const auto column = [&](int64_t token, int64_t c, int n) REGATTA_LAMBDA_INLINE {
-    return load_n(x + token * row + c, n);
-  };
+  const auto column = [&](int64_t token, int64_t c, int n)
+                          REGATTA_LAMBDA_INLINE { return load_n(x + token * row + c, n); };
   Scratch& scratch = Scratch::mine();
   Scratch::Scope scope(scratch);
   float* const y = scratch.take<float>(tokens * conv);
   float* const o = scratch.take<float>(tokens * values);
   const int64_t used = seqs > 0 ? p.batch.cu_seqlens_q[seqs] : 0;
   parallel([&](Team& team) {
-    for_span_tokens(team, spans, parts,
-                    [&](int64_t seq, int64_t token, int64_t place, int64_t part) {
-                      const int64_t begin = part * kPart;
-                      conv_token(spans, seq, token, place, begin,
-                                 begin + kPart < conv ? begin + kPart : conv, column,
-                                 [&](int64_t c, int n, Vec sum) REGATTA_LAMBDA_INLINE {
-                                   store_n(y + token * conv + c, silu(sum), n);
-                                 });
-                    });
+    for_span_tokens(
+        team, spans, parts, [&](int64_t seq, int64_t token, int64_t place, int64_t part) {
+          const int64_t begin = part * kPart;
+          conv_token(spans, seq, token, place, begin, begin + kPart < conv ? begin + kPart : conv,
+                     column, [&](int64_t c, int n, Vec sum) REGATTA_LAMBDA_INLINE {
+                       store_n(y + token * conv + c, silu(sum), n);
+                     });
+        });
     team.barrier();
     const int64_t heads = block.num_value_heads;
     team.for_each(seqs * (heads + 1), [&](int64_t item) {

@@ -6,8 +6,9 @@ namespace regatta::cpu::REGATTA_ISA {
 template <class T>
 Status short_conv_typed(const ShortConvBlockParams& p) {
   const int64_t size = p.block.size, seqs = p.batch.num_seqs, tokens = p.num_tokens;
-  const ConvSpans spans = {p.batch.cu_seqlens_q, p.state_src, p.state_dst, seqs, tokens,
-                           p.states, p.taps, p.taps_bias, p.block.width, size};
+  const ConvSpans spans = {
+      p.batch.cu_seqlens_q, p.state_src,   p.state_dst, seqs, tokens, p.states, p.taps,
+      p.taps_bias,          p.block.width, size};
   const T* const bcx = static_cast<const T*>(p.made_bcx);
   T* const mixed = static_cast<T*>(p.mixed);
   const auto column = [&](int64_t token, int64_t c, int n) REGATTA_LAMBDA_INLINE {
