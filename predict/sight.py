@@ -154,8 +154,11 @@ def picture_parts(data: Any) -> list[PicturePart]:
     ]
 
 
-def prompt_parts(prompt: Mapping[str, Any]) -> tuple[Any, list[PicturePart]]:
-    """Text or token ids, and pictures, of a prompt with both. Raises UserError."""
+def prompt_parts(prompt: Mapping[str, Any]) -> tuple[Any, list[PicturePart] | Pictures]:
+    """Text or token ids, and pictures, of a prompt with both. Raises UserError.
+
+    Pictures that were read before, whose tokens the prompt has, are returned as they are.
+    """
     keys = ("prompt", "prompt_token_ids", "multi_modal_data")
     for key in prompt:
         if key not in keys:
@@ -163,7 +166,8 @@ def prompt_parts(prompt: Mapping[str, Any]) -> tuple[Any, list[PicturePart]]:
     own = prompt.get("prompt", prompt.get("prompt_token_ids"))
     if own is None:
         raise UserError("the prompt is missing; write a text, or token ids, as its key prompt")
-    return own, picture_parts(prompt.get("multi_modal_data") or {})
+    data = prompt.get("multi_modal_data") or {}
+    return own, data if isinstance(data, Pictures) else picture_parts(data)
 
 
 def _encoder(tower: Tower, table: object, dtype: str, platform: Platform) -> Encode:
