@@ -92,7 +92,7 @@ def test_wrong_lines_are_named(line: Any, words: str, tmp_path: Path) -> None:
 def test_runs_over_data_files_have_pictures(tmp_path: Path, compiled: library.Library) -> None:
     path = data_file(tmp_path, {"src": "<image>a", "images": "in/0.png"}, {"src": "b"})
     out = tmp_path / "out.jsonl"
-    words = {"model_name_or_path": FOLDER, "data_file": path, "output_file": out}
+    words: dict[str, Any] = {"model_name_or_path": FOLDER, "data_file": path, "output_file": out}
     words |= {"max_length": "128", "max_new_tokens": "8", "decode_strategy": "greedy_search"}
     assert main([word for k, v in words.items() for word in (f"--{k}", str(v))]) == 0
     got = [json.loads(line)["output"] for line in out.read_text().splitlines()]
