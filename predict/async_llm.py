@@ -28,7 +28,7 @@ from predict.engine.stats import EngineStats
 from predict.llm import LLM, Conversation, check_streamed
 from predict.nn.pooling import Vectors
 from predict.request import RequestOutput, SamplingParams
-from predict.vectors import Asked, Prompt
+from predict.vectors import Asked, Prompt, SeenPrompt
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -132,7 +132,7 @@ class AsyncLLM(AddonVerbs[Coroutine[Any, Any, None]]):
     async def __aexit__(self, *error: object) -> None:
         await asyncio.to_thread(self.close)
 
-    def add(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> AsyncAnswer:
+    def add(self, prompt: SeenPrompt, sampling_params: SamplingParams | None = None) -> AsyncAnswer:
         """Queues a prompt; raises UserError for parameters or a prompt that the model cannot take.
 
         sampling_params: None: those of LLM.default_params.
@@ -143,7 +143,7 @@ class AsyncLLM(AddonVerbs[Coroutine[Any, Any, None]]):
         return self._start(prompt, sampling_params, streamed=True)
 
     def _start(
-        self, prompt: Prompt, sampling_params: SamplingParams | None, streamed: bool
+        self, prompt: SeenPrompt, sampling_params: SamplingParams | None, streamed: bool
     ) -> AsyncAnswer:
         params = self._params(sampling_params)
         samples = self._model().samples(prompt, params, streamed=streamed)
@@ -172,7 +172,7 @@ class AsyncLLM(AddonVerbs[Coroutine[Any, Any, None]]):
         self._post(end)
 
     async def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+        self, prompt: SeenPrompt, sampling_params: SamplingParams | None = None
     ) -> AsyncGenerator[StreamOutput, None]:
         """Yields the answers to a prompt as they grow; leaving early or cancellation aborts them.
 
@@ -189,7 +189,7 @@ class AsyncLLM(AddonVerbs[Coroutine[Any, Any, None]]):
             answer.abort()
 
     async def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+        self, prompt: SeenPrompt, sampling_params: SamplingParams | None = None
     ) -> RequestOutput:
         """The finished answers to a prompt; cancellation aborts them."""
         answer = self._start(prompt, sampling_params, streamed=False)

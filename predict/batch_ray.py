@@ -75,6 +75,11 @@ def run(flags: FlagValues, make_llm: MakeLLM | None, signals: Signals) -> int:
         for flag, path in checked_outputs(config):
             stack.enter_context(locked(flag, path))
         work = prepare(config)
+        if any(work.pictures):
+            raise UserError(
+                "--data_file has pictures, which replicas on Ray do not read yet; run it with "
+                "predict.predictor"
+            )
         with kept_results(config, work) as results:
             num_failed, speed = 0, ""
             if not results.is_complete:

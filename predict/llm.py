@@ -140,7 +140,9 @@ class LLM(AddonVerbs[None], VectorVerbs):
         adapter, prefix = self.addons.find(params.adapter)
         own, parts = prompt_parts(prompt) if isinstance(prompt, Mapping) else (prompt, ())
         token_ids = self._token_ids(own)
-        if pictures is None:
+        if isinstance(parts, Pictures):
+            pictures = parts
+        elif pictures is None:
             token_ids, pictures = self.parts.sight.read(token_ids, parts)
         return Samples(
             token_ids,

@@ -122,7 +122,7 @@ def answer(llm: LLM | None, work: Work, results: Results, signals: Signals) -> i
 
         if llm is not None:
             with signals.held("the running step ends first"):
-                llm.generate(work.token_ids, work.params, on_output, on_step, results.done)
+                llm.generate(work.prompts, work.params, on_output, on_step, results.done)
         speed = "" if llm is None else progress.speed + _drafts(llm)
     return finished(results, signals, speed, num_failed)
 

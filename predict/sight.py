@@ -23,6 +23,7 @@ from predict.loading.vision import TowerWeights, open_tower, pixels_of
 from predict.nn.decoder import Decoder
 from predict.nn.spec import DecoderSpec
 from predict.nn.tower import Tower, encode, with_images
+from predict.nn.vision import VisionSpec
 from predict.text.conversation import PicturePart
 
 WITHOUT = "--limit_mm_per_prompt '{\"image\": 0}'"
@@ -58,7 +59,7 @@ class PictureReader:
 
     config: ImagesConfig
     pixels: AreaPixels
-    placeholder: int
+    spec: VisionSpec
 
     def read(
         self, token_ids: Sequence[int], parts: Sequence[PicturePart]
@@ -72,8 +73,10 @@ class PictureReader:
         for number, part in enumerate(parts, 1):
             where = f"picture {number} of the prompt"
             pixels = self.pixels.changed(part.options, where)
-            pictures.append(picture_of(part.source, pixels, where, self.config.max_image_pixels))
-        return with_pictures(token_ids, pictures, self.placeholder)
+            picture = picture_of(part.source, pixels, where, self.config.max_image_pixels)
+            self.spec.check_size(picture.cells, where)
+            pictures.append(picture)
+        return with_pictures(token_ids, pictures, self.spec.placeholder)
 
 
 def reader_of(config: EngineConfig, spec: DecoderSpec) -> PictureReader | None:
@@ -82,7 +85,7 @@ def reader_of(config: EngineConfig, spec: DecoderSpec) -> PictureReader | None:
     if vision is None or not images.max_images:
         return None
     options, directory = dict(images.mm_processor_kwargs), config.model.model_name_or_path
-    return PictureReader(images, pixels_of(vision, directory, options), vision.placeholder)
+    return PictureReader(images, pixels_of(vision, directory, options), vision)
 
 
 class Sight:
@@ -154,8 +157,11 @@ def picture_parts(data: Any) -> list[PicturePart]:
     ]
 
 
-def prompt_parts(prompt: Mapping[str, Any]) -> tuple[Any, list[PicturePart]]:
-    """Text or token ids, and pictures, of a prompt with both. Raises UserError."""
+def prompt_parts(prompt: Mapping[str, Any]) -> tuple[Any, list[PicturePart] | Pictures]:
+    """Text or token ids, and pictures, of a prompt with both. Raises UserError.
+
+    Pictures that were read before, whose tokens the prompt has, are returned as they are.
+    """
     keys = ("prompt", "prompt_token_ids", "multi_modal_data")
     for key in prompt:
         if key not in keys:
@@ -163,7 +169,8 @@ def prompt_parts(prompt: Mapping[str, Any]) -> tuple[Any, list[PicturePart]]:
     own = prompt.get("prompt", prompt.get("prompt_token_ids"))
     if own is None:
         raise UserError("the prompt is missing; write a text, or token ids, as its key prompt")
-    return own, picture_parts(prompt.get("multi_modal_data") or {})
+    data = prompt.get("multi_modal_data") or {}
+    return own, data if isinstance(data, Pictures) else picture_parts(data)
 
 
 def _encoder(tower: Tower, table: object, dtype: str, platform: Platform) -> Encode:

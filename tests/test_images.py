@@ -19,9 +19,10 @@ from predict.engine.batch import span_inputs
 from predict.engine.request_state import Request
 from predict.engine.scheduled import ScheduledSpan
 from predict.errors import UserError
-from predict.images.placed import picture_of, with_pictures
+from predict.images.placed import Picture, picture_of, with_pictures
 from predict.loading import safetensors_writer
 from predict.nn.tower import encode
+from predict.sight import picture_parts
 from tests.support.golden import step_logits
 from tests.support.pictures import (
     GOLDEN_IMAGES,
@@ -88,16 +89,14 @@ def test_towers_logits_and_text_equal_transformers(
 def check_logits(llm: LLM, wanted: np.ndarray[Any, Any]) -> None:
     """Of all prompts in one step."""
     sight, spans, start = llm.parts.sight, [], 0
+    assert sight.rows is not None
+    assert sight.eyes is not None
     for number, prompt in enumerate(asked()):
-        from predict.sight import prompt_parts
-
-        ids, pictures = sight.read(*prompt_parts(prompt))
+        ids, pictures = sight.read(prompt["prompt"], picture_parts(prompt["multi_modal_data"]))
         request = Request(number, ids, SamplingParams(), pictures=pictures)
-        assert sight.rows is not None
         sight.rows.hold(request, 0)
         spans.append(ScheduledSpan(request, len(ids), 0, list(range(start, start + 16)), True))
         start += 16
-    assert sight.eyes is not None
     inputs = sight.eyes.seen(span_inputs(spans, 16), spans)
     close(step_logits(llm, inputs), wanted)
     for span in spans:
@@ -124,7 +123,7 @@ def test_preempted_requests_see_the_same(prefix_caching: bool, compiled: library
     """Positions are the request's, and rows that were given back are made again."""
     long = replace(GREEDY, max_new_tokens=70)
     wanted = [each.token_ids for each in load(max_length=320).generate(asked(), long)]
-    settings = {"prefix_caching": prefix_caching, "attention": "append"}
+    settings: dict[str, Any] = {"prefix_caching": prefix_caching, "attention": "append"}
     llm = load(batch_size=4, num_cache_blocks=24, max_length=320, **settings)
     got = [each.token_ids for each in llm.generate(asked(), long)]
     assert llm.stats().num_preemptions > 0
@@ -138,7 +137,12 @@ def test_prompts_that_share_pictures_share_blocks(compiled: library.Library) -> 
     eyes, seen = llm.engine.eyes, list[bytes]()
     assert eyes is not None
     write = eyes.encode
-    object.__setattr__(eyes, "encode", lambda p, rows: (seen.append(p.digest), write(p, rows)))
+
+    def encode_and_note(picture: Picture, rows: Any) -> None:
+        seen.append(picture.digest)
+        write(picture, rows)
+
+    object.__setattr__(eyes, "encode", encode_and_note)
     prompt = image_golden("qwen2_5_vl")["prompts"][1]["prompt"]
     images = [drawn(number, SIZES[0]) for number in (0, 7, 0)]
     ask: Any = [{"prompt": prompt, "multi_modal_data": {"image": image}} for image in images]
@@ -266,6 +270,13 @@ def small(compiled: library.Library) -> LLM:
 def test_what_pictures_do_not_go_with_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         load(**settings)
+
+
+def test_pictures_of_too_many_windows_are_refused(compiled: library.Library) -> None:
+    llm = load(mm_processor_kwargs={"max_pixels": 1 << 23})
+    ask: Any = {"prompt": [261, 1], "multi_modal_data": {"image": drawn(0, (3000, 1500))}}
+    with pytest.raises(UserError, match="picture 1 of the prompt is cut into 4418 windows"):
+        llm.generate(ask, GREEDY)
 
 
 def test_positions_follow_pictures() -> None:

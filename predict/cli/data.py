@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import stat
 import time
@@ -13,13 +14,16 @@ from typing import Any
 
 from predict.cli.prompt_keys import KNOWN_KEYS, meant
 from predict.errors import UserError, quoted
+from predict.images.files import file_bytes, of_base64
 from predict.names import nearest
 from predict.request import SAMPLING_KEYS
-from predict.system.files import json_type, parse_json
-from predict.text.conversation import conversation_messages
+from predict.system.files import json_type, open_regular, parse_json
+from predict.text.conversation import PicturePart, conversation_messages, with_marked
 
 BUILT_IN_PROMPT = "Hello, how are you?"  # what runs without a data file
 MAX_DATA_BYTES = 2 << 30
+MAX_PATH, MIN_CODED = 4096, 64  # characters of a path, and of a picture in base64
+CODED = re.compile("[A-Za-z0-9+/\\s]+={0,2}")
 WRITER_SECONDS = 30.0  # for somebody to open a pipe that is read
 
 
@@ -32,6 +36,8 @@ class DataItem:
     tgt: str | list[Any] = ""
     sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams
     other_keys: tuple[str, ...] = ()  # that nothing here reads
+    images: tuple[Any, ...] = ()  # pictures, one for each "<image>" in the texts
+    folder: Path = Path()  # that its pictures' files lie below
 
 
 def read_data_file(path: str | Path) -> list[DataItem]:
@@ -55,7 +61,7 @@ def read_data_file(path: str | Path) -> list[DataItem]:
     for where, entry in entries:
         try:
             value = parse_json(entry, "it") if isinstance(entry, bytes) else entry
-            items.append(_item(where, value))
+            items.append(_item(where, value, path.parent))
         except UserError as error:
             problems.append((where, str(error)))
     if problems:
@@ -126,10 +132,13 @@ def _line_entries(content: bytes, name: str) -> list[Entry]:
     return [(f"line {number} of {name}", line) for number, line in lines if line.strip()]
 
 
-def _item(where: str, value: Any) -> DataItem:
+def _item(where: str, value: Any, folder: Path) -> DataItem:
     """The prompt that one JSON value holds; UserError when it holds none."""
     if not isinstance(value, dict):
         raise UserError(f"it is {json_type(value)}; an object with src and tgt is needed")
+    if "messages" in value and "src" not in value:
+        value = {**value, "src": value["messages"]}
+        del value["messages"]
     if "src" not in value:
         guess = next((key for key in value if meant(key) == "src"), None) or nearest("src", value)
         keys = short_list([quoted(key) for key in value]) or "none"
@@ -145,12 +154,39 @@ def _item(where: str, value: Any) -> DataItem:
     if isinstance(tgt, list) and not all(isinstance(text, str) for text in tgt):
         odd = next(text for text in tgt if not isinstance(text, str))
         raise UserError(f'"tgt" is a list with {json_type(odd)} in it; write texts')
-    conversation_messages(src, tgt)
+    images = value.get("images") or []
+    images = images if isinstance(images, list) else [images]
+    pictures: list[PicturePart] = []
+    with_marked(conversation_messages(src, tgt, pictures), pictures, images)
+    for source in (*images, *(each.source for each in pictures)):
+        located(source, folder)
     sampling = {key: value[key] for key in SAMPLING_KEYS if key in value}
     if "num_return_sequences" in value:  # as the flag is called
         sampling.setdefault("n", value["num_return_sequences"])
     others = tuple(key for key in value if key not in KNOWN_KEYS)
-    return DataItem(where, src, tgt or "", sampling, others)
+    return DataItem(where, src, tgt or "", sampling, others, tuple(images), folder)
+
+
+def located(source: Any, folder: Path) -> Any:
+    """A picture of a data file: a path below the file's folder, a data URL, or bytes of base64.
+
+    Raises UserError for other things, and for a path that leads elsewhere.
+    """
+    if not isinstance(source, str) or not source:
+        raise UserError(f"a picture is {quoted(source)} (allowed: a path, a data URL, base64)")
+    if source[:5].lower() == "data:" or "://" in source[:40]:
+        file_bytes(source, "a picture")
+        return source
+    looks_coded = len(source) > MAX_PATH or not (folder / source).exists()
+    if looks_coded and len(source) > MIN_CODED and CODED.fullmatch(source):
+        return of_base64(source, "a picture")
+    path = (folder / source[: MAX_PATH + 1]).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise UserError(
+            f"the picture {quoted(source)} does not lie below the data file's folder; move it there"
+        )
+    open_regular(path).close()
+    return path
 
 
 def short_list(words: Sequence[str], shown: int = 5, separator: str = ", ") -> str:

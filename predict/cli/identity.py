@@ -8,13 +8,16 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from predict.cli.data import DataItem
 from predict.cli.run_config import PredictorConfig
 from predict.config.engine import EngineConfig
 from predict.errors import TokenizerError, UserError
 from predict.gguf.files import parts_of
+
+if TYPE_CHECKING:
+    from predict.images.placed import Pictures
 
 # How much runs together, and in how much memory: what a run may be resumed with other values of.
 OPERATIONAL = (
@@ -35,6 +38,7 @@ def run_inputs(
     config: PredictorConfig,
     items: Sequence[DataItem],
     token_ids: Sequence[Sequence[int] | TokenizerError],
+    pictures: Sequence[Pictures | None] = (),
 ) -> dict[str, Any]:
     """Flags by name and, under names with a space, digests; for JSON. Raises UserError.
 
@@ -53,6 +57,9 @@ def run_inputs(
         b"failed" if isinstance(ids, TokenizerError) else array("q", ids).tobytes()
         for ids in token_ids
     )
+    placed = [each for seen in pictures if seen is not None for each in seen.placed]
+    if placed:
+        inputs["pictures of --data_file"] = _digest(each.picture.digest for each in placed)
     for name, path in input_paths(config.engine).items():
         inputs[f"content of --{name}"] = folder_digest(Path(path), name not in LARGE)
     for name, path in config.engine.adapters.directories.items():

@@ -12,11 +12,11 @@ from predict.request import SAMPLING_KEYS
 MAX_KEYS = 500  # looked at, of those that differ: each takes some ms
 MAX_WARNINGS = 10
 # num_return_sequences is n, as the flag is called.
-KNOWN_KEYS = ("src", "tgt", "num_return_sequences", *SAMPLING_KEYS)
+KNOWN_KEYS = ("src", "tgt", "images", "num_return_sequences", *SAMPLING_KEYS)
 
 # Asked for elsewhere, and not here.
 UNSUPPORTED = (
-    "functions guided_choice guided_grammar guided_json guided_regex image images response_format "
+    "functions guided_choice guided_grammar guided_json guided_regex response_format "
     "tool_choice tools"
 )
 

@@ -20,12 +20,16 @@ from predict.cli.results import Results, open_results
 from predict.cli.run_config import PredictorConfig
 from predict.config.engine import check_params
 from predict.errors import EXIT_FAILURE, TokenizerError
+from predict.images.placed import Pictures
 from predict.loading.model import read_spec
+from predict.nn.spec import DecoderSpec
 from predict.request import RequestOutput, SamplingParams, TokenLogprobs
+from predict.sight import reader_of
 from predict.system.console import say
 from predict.system.outputs import check_output, is_special
 from predict.system.signals import Interrupted, Signals, number_of
 from predict.text.tokenizer import Tokenizer
+from predict.vectors import PromptOrError
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,16 @@ class Work:
     token_ids: list[list[int] | TokenizerError]
     params: list[SamplingParams]
     tokenizer: Tokenizer
+    pictures: Sequence[Pictures | None] = ()  # by prompt, whose tokens it has
+
+    @property
+    def prompts(self) -> list[PromptOrError]:
+        """What LLM.generate takes."""
+        seen = self.pictures or [None] * len(self.token_ids)
+        return [
+            ids if each is None else {"prompt": ids, "multi_modal_data": each}
+            for ids, each in zip(self.token_ids, seen, strict=True)
+        ]
 
 
 def answers_prompts(config: PredictorConfig) -> bool:
@@ -76,17 +90,22 @@ def prepare(config: PredictorConfig) -> Work:
     else:
         items = read_data_file(config.data_file)
     tokenizer = Tokenizer.from_dir(engine.model.model_name_or_path, engine.model.chat_template)
-    prompts = prepare_prompts(items, tokenizer, engine.scheduling.src_length, engine.max_length)
+    model, lengths = engine.model, (engine.scheduling.src_length, engine.max_length)
+
+    def spec() -> DecoderSpec:
+        return read_spec(model.model_name_or_path, model.model_type)[0]
+
+    prompts = prepare_prompts(items, tokenizer, *lengths, lambda: reader_of(engine, spec()))
     params = prepare_params(
         items,
         config.sampling_params,
         tokenizer,
-        lambda: read_spec(engine.model.model_name_or_path, engine.model.model_type)[0].vocab_size,
+        lambda: spec().vocab_size,
         lambda params: check_params(params, engine),
     )
     for warning in prompts.warnings:
         say(f"warning: {warning}")
-    return Work(items, prompts.token_ids, params, tokenizer)
+    return Work(items, prompts.token_ids, params, tokenizer, prompts.pictures)
 
 
 @contextmanager
@@ -99,7 +118,7 @@ def kept_results(config: PredictorConfig, work: Work) -> Iterator[Results]:
     results = open_results(
         config.output_file,
         len(work.items),
-        lambda: run_inputs(config, work.items, work.token_ids),
+        lambda: run_inputs(config, work.items, work.token_ids, work.pictures),
         config.resume,
         say,
     )

@@ -22,14 +22,15 @@ class Eyes:
 
     rows: PictureRows
     encode: Encode
-    first_place: int  # row of the rotary table that the first of a step's pictures' tokens gets
+    first_place: int  # row of the rotary table of a step's first token, where it is a picture's
 
     def seen(self, inputs: StepInputs, spans: Sequence[ScheduledSpan]) -> StepInputs:
         """The inputs with the positions of requests with pictures, whose rows are made."""
         if all(span.request.pictures is None for span in spans):
             return inputs
-        positions, num_places, places = inputs.positions.copy(), 0, []
+        positions = inputs.positions.copy()
         rows = np.full(len(positions), -1, np.int32)
+        places = np.zeros((len(positions), 3), np.int32)
         for span, first in zip(spans, inputs.cu_seqlens_q.tolist(), strict=False):
             pictures, begin, end = span.request.pictures, span.start, span.start + span.num_tokens
             if pictures is None:
@@ -39,16 +40,13 @@ class Eyes:
                 low, high = max(begin, each.start), min(end, each.end)
                 here = slice(first + low - begin, first + high - begin)
                 rows[here] = self._encoded(each.picture)[low - each.start : high - each.start]
-                positions[here] = self.first_place + num_places + np.arange(high - low)
-                places.append(each.places(low, high))
-                num_places += high - low
+                positions[here] = self.first_place + np.arange(here.start, here.stop)
+                places[here] = each.places(low, high)
             if begin >= pictures.end:
                 self.rows.release(span.request.owner)
-        if not places:
+        if rows.max() < 0:
             return inputs._replace(positions=positions)
-        return inputs._replace(
-            positions=positions, image_rows=rows, image_places=np.concatenate(places)
-        )
+        return inputs._replace(positions=positions, image_rows=rows, image_places=places)
 
     def _encoded(self, picture: Picture) -> npt.NDArray[np.int32]:
         held = self.rows.held(picture)

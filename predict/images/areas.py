@@ -152,7 +152,7 @@ def _from_values(values: dict[str, Any], default: AreaPixels, where: str) -> Are
         if key not in areas and key not in areas.values():
             raise unknown_key(f"{where}: size", key, list(areas))
         if value is not None:
-            given[areas.get(key, key)] = value
+            given[areas.get(str(key), str(key))] = value
     names = [field.name for field in fields(AreaPixels)]
     for key, value in values.items():
         if key in UNREAD or value is None:

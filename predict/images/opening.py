@@ -6,28 +6,22 @@ image. EXIF's orientation is applied, and alpha is laid on white.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
-import os
-import re
 import warnings
 from io import BytesIO
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from predict.errors import UserError, quoted
-from predict.images.limits import MAX_BYTES, MAX_PIXELS, MAX_SIDES
-from predict.system.files import open_regular
+from predict.images.files import file_bytes
+from predict.images.limits import MAX_PIXELS, MAX_SIDES
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # of a GIF the first frame
 ALLOWED = "PNG, JPEG, WebP, GIF, BMP"
-DATA_URL = re.compile(r"data:([a-zA-Z0-9.+-]+/[a-zA-Z0-9.+-]+)?(;[a-zA-Z0-9=.+-]+)*;base64,")
 ORIENTATION = 0x0112  # EXIF's tag
 
 
@@ -78,47 +72,6 @@ def check_size(size: tuple[int, int], where: str, max_pixels: int) -> None:
         raise UserError(
             f"{where} has {width} x {height} pixels (allowed: sides up to {MAX_SIDES} to 1); cut it"
         )
-
-
-def file_bytes(source: Any, where: str) -> tuple[bytes, str]:
-    """The bytes of a file, and the media type that a data URL says, or ""."""
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        data, kind = bytes(source), ""
-    elif isinstance(source, str) and source[:5].lower() == "data:":
-        data, kind = _of_url(source, where)
-    elif isinstance(source, str) and re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+://", source):
-        raise UserError(
-            f"{where} is the address {quoted(source)}, and none is fetched (allowed: data URLs, "
-            "data:image/png;base64,...); send the picture itself"
-        )
-    elif isinstance(source, (str, os.PathLike)):
-        with open_regular(Path(source)) as file:
-            data, kind = file.read(MAX_BYTES + 1), ""
-    else:
-        raise UserError(
-            f"{where} is {quoted(source)} (allowed: a path, bytes, a data URL, an array, an image "
-            "of PIL)"
-        )
-    if not 0 < len(data) <= MAX_BYTES:
-        raise UserError(f"{where} has {len(data)} bytes (allowed: 1 to {MAX_BYTES}); shrink it")
-    return data, kind
-
-
-def _of_url(url: str, where: str) -> tuple[bytes, str]:
-    begin = DATA_URL.match(url[:200])
-    if begin is None:
-        raise UserError(f"{where} is {quoted(url)} (allowed: data:image/png;base64,... and alike)")
-    return of_base64(url[begin.end() :], where), begin[1] or ""
-
-
-def of_base64(text: str, where: str) -> bytes:
-    """The bytes that base64 stands for."""
-    if len(text) > MAX_BYTES * 4 // 3 + 4:
-        raise UserError(f"{where} has more than {MAX_BYTES} bytes; shrink it")
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise UserError(f"{where} is no base64 ({quoted(str(error))}); encode it again") from None
 
 
 def _of_array(values: np.ndarray[Any, Any], where: str) -> Image:

@@ -54,7 +54,7 @@ class Head:
 class Axes:
     """How places in several dimensions become rows of the first rotary table.
 
-    axes: of each angle. first: the row of the table that the first of a step's places gets.
+    axes: of each angle. first: the row of the table that the first token of a step gets.
     """
 
     axes: tuple[int, ...]

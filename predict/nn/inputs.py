@@ -95,7 +95,7 @@ class StepInputs(NamedTuple):
     ] = None
     image_places: Annotated[
         Any,
-        Field("int32", ("I", 3), "of tokens with image_rows: time, row, column", optional=True),
+        Field("int32", ("T", 3), "of tokens with image_rows: time, row, column", optional=True),
     ] = None
     # The last ones: the operator of blocks finds them there.
     state_src: Annotated[
@@ -226,7 +226,7 @@ def empty_example(
     block_tables_width: int = 1, fields: Sequence[Field] = fields_with()
 ) -> StepInputs:
     """NumPy inputs of the smallest legal step: one token, one request, slot -1."""
-    sizes = {"T": 1, "B": 1, "B+1": 2, "L": 1, "M": block_tables_width, "R": 1, "I": 1}
+    sizes = {"T": 1, "B": 1, "B+1": 2, "L": 1, "M": block_tables_width, "R": 1}
     arrays = [np.full(field.sized(sizes), field.padding, field.dtype) for field in fields]
     return of_fields(fields, arrays)._replace(
         cu_seqlens_q=np.arange(2, dtype=np.int32), max_lens=max_lens_of([1], [1], RowKind.ALL)

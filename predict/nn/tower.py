@@ -92,7 +92,7 @@ def _scratch(tower: Tower, num_blocks: int, dtype: str, place: Any) -> LayerCach
 def with_images(decoder: Decoder, spec: VisionSpec, table: Tensor, num_places: int) -> Decoder:
     """The text's decoder, which reads rows of pictures [rows, H] from `table`.
 
-    num_places: tokens of pictures in a step, whose rotary rows lie behind those of positions.
+    num_places: tokens of a step, whose rotary rows lie behind those of positions.
     """
     import paddle
 

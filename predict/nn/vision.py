@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from predict.errors import UserError
 from predict.images.areas import AreaPixels
-from predict.nn.blocks import Activation, Block, Norm
+from predict.nn.blocks import Activation, Block, HeadSlot, LinearSlot, Norm
 from predict.nn.inputs import RowKind, StepInputs, max_lens_of
 from predict.nn.weights import WeightNames
 
@@ -70,6 +71,16 @@ class VisionSpec:
         """Rows and columns of merged cells of a grid of patches."""
         return grid[0] // self.merge, grid[1] // self.merge
 
+    def check_size(self, cells: tuple[int, int], where: str) -> None:
+        """Raises UserError for a picture of more windows than a pass may have spans."""
+        side = self.window
+        count = (-(-cells[0] // side)) * (-(-cells[1] // side)) if side else 1
+        if count > MAX_SPANS:
+            raise UserError(
+                f"{where} is cut into {count} windows (allowed: up to {MAX_SPANS}); lower "
+                "max_pixels"
+            )
+
     def blocks(self) -> Iterator[Block]:
         for layer in self.layers:
             yield from layer
@@ -81,7 +92,7 @@ class VisionSpec:
             slot.out_features * slot.in_features
             for block in self.blocks()
             for slot in block.slots(self.hidden_size)
-            if hasattr(slot, "in_features")
+            if isinstance(slot, (LinearSlot, HeadSlot))
         )
         merger = self.merger.inner * (self.cell_values + self.out_size)
         return int(linears + merger + self.hidden_size * self.patch_values)
@@ -135,7 +146,7 @@ def places_of(
     """[P, 2] the row and column of each patch, cells in `order`."""
     merge = spec.merge
     rows, columns = spec.cells(grid)
-    places = np.stack(np.indices(grid), axis=-1).reshape(rows, merge, columns, merge, 2)
+    places = np.indices(grid).transpose(1, 2, 0).reshape(rows, merge, columns, merge, 2)
     of_cells = places.transpose(0, 2, 1, 3, 4).reshape(rows * columns, merge * merge, 2)
     return of_cells[order].reshape(-1, 2)
 

@@ -152,8 +152,8 @@ def with_images(ops: ModuleType, hidden: Tensor, table: Tensor, rows: Tensor) ->
 def write_places(table: Tensor, places: Tensor, axes: Sequence[int], first: int) -> None:
     """Writes rows of a rotary table [P, R] for places in several dimensions, in place.
 
-    Row first + i takes each of its R / 2 angles from the row places[i, axis], of the angle's axis.
-    places: [I, 3] int32.
+    Row first + t takes each of its R / 2 angles from the row places[t, axis], of the angle's axis.
+    places: [T, 3] int32.
     """
     import paddle
 

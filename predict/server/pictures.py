@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from predict.errors import UserError, quoted
-from predict.images.opening import DATA_URL
+from predict.images.files import DATA_URL
 from predict.images.placed import Pictures, placed_at, resized_picture
 from predict.server.errors import invalid
 from predict.server.wire import SentPicture

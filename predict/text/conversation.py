@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ TextPart = dict[str, str]  # {"type": "text", "text": ...}
 # Types of the text parts of a content that is a list, and of pictures' with the key of these.
 TEXT_PARTS = ("text", "input_text", "output_text")
 PICTURE_PARTS = {"image_url": "image_url", "input_image": "image_url", "image": "image"}
+MARK = "<image>"  # in a data file's texts, for each of its line's `images`
 URL_KEYS = ("url", "detail", "min_pixels", "max_pixels", "min_pixel", "max_pixel")
 
 
@@ -38,10 +39,47 @@ def content_text(content: str | list[TextPart]) -> str:
     return "".join(part["text"] for part in content)
 
 
+def with_marked(
+    messages: Sequence[Message], own: Sequence[PicturePart], images: Sequence[Any]
+) -> tuple[list[Message], list[PicturePart]]:
+    """Messages with a part for each MARK in their texts, and all pictures in order.
+
+    own: those of the messages' parts. images: sources, one for each MARK. Raises UserError where
+    there are not as many.
+    """
+    left, others, pictures = iter(images), iter(own), list[PicturePart]()
+    if not images:
+        return list(messages), list(own)
+    count = sum(part.get("text", "").count(MARK) for m in messages for part in _parts(m["content"]))
+    if count != len(images):
+        raise UserError(
+            f"the texts have {count} times {MARK}, and images has {len(images)} pictures; write "
+            f"{MARK} where each of them stands"
+        )
+    made: list[Message] = []
+    for message in messages:
+        parts: list[Part] = []
+        for part in _parts(message["content"]):
+            if "text" not in part:
+                parts.append(part)
+                pictures.append(next(others))
+                continue
+            first, *rest = part["text"].split(MARK)
+            parts += [text_part(first)] if first or not rest else []
+            for text in rest:
+                parts += [{"type": "image"}, *([text_part(text)] if text else [])]
+                pictures.append(PicturePart(next(left)))
+        made.append({**message, "content": parts})
+    return made, pictures
+
+
+def _parts(content: str | list[Part]) -> list[Part]:
+    return [text_part(content)] if isinstance(content, str) else content
+
+
 def content_size(content: str | list[Part]) -> int:
     """Characters of a content's texts."""
-    parts = [text_part(content)] if isinstance(content, str) else content
-    return sum(len(part.get("text", "")) for part in parts)
+    return sum(len(part.get("text", "")) for part in _parts(content))
 
 
 class PicturePart(NamedTuple):

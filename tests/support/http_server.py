@@ -59,7 +59,8 @@ class HttpServer:
         self._start = start
         self._log = AccessLog(self.lines.append)
         tokenizer = Tokenizer.from_dir(folder, model.chat_template)
-        pictures = reader_of(config.engine, read_spec(folder)[0])
+        has_model = (folder / "config.json").exists()  # others have a tokenizer alone
+        pictures = reader_of(config.engine, read_spec(folder)[0]) if has_model else None
         front = FrontModel(tokenizer, config, pictures)
         app = create_app(engine, front, config, lifecycle=self.lifecycle, log=self._log)
         self._listening = listen("127.0.0.1", 0)

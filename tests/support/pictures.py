@@ -89,7 +89,7 @@ def png_url(image: Image) -> str:
 @cache
 def image_golden(case: str) -> dict[str, Any]:
     """The prompts and answers of a case."""
-    return json.loads((GOLDEN_IMAGES / case / "golden.json").read_text())  # type: ignore[no-any-return]
+    return json.loads((GOLDEN_IMAGES / case / "golden.json").read_text())
 
 
 def pictures_of(prompt: dict[str, Any]) -> list[Image]:

@@ -26,6 +26,7 @@ QUICK = (
     "tests/gguf/test_reader.py",
     f"{KILLED}_bytes[SIGKILL-0.6]",
     "tests/house/test_no_code_from_files.py",
+    "tests/images/test_opening.py",
     "tests/loading/test_checkpoint.py",
     "tests/loading/test_pdparams.py",
     "tests/nn/test_config_fields.py",
