@@ -88,7 +88,9 @@ from predict.nn.places import fields_of, placing_of
 from predict.nn.plans import WeightPlan
 from predict.nn.spec import DecoderSpec
 from predict.ranks import addons as rank_addons
+from predict.ranks.ahead import AheadRunner
 from predict.ranks.front import Ranks, RanksRunner
+from predict.ranks.gpus import device_of
 from predict.sight import Sight, with_eyes
 from predict.system.launcher import check_alone
 from predict.system.notes import LOG
@@ -152,7 +154,7 @@ class Builder:
         compiled = model.inference_model
         if compiled is None and model.mode == "static" and kind_of(model.device) == "cpu":
             compiled = load_manifest(Path(model.model_name_or_path)).library_abi is not None
-        self.platform = platform_of(model.device, compiled)
+        self.platform = platform_of(device_of(model.device, rank, self.num_ranks), compiled)
         spec, self.reader = read_spec(model.model_name_or_path, model.model_type)
         check_encoder(spec, self.platform.gpu is not None)
         spec = with_eyes(config, spec, self.platform.gpu is not None)
@@ -227,7 +229,9 @@ class Builder:
         for rank, each in enumerate(ready):
             LOG.info(f"rank {rank}: {mib(each.weight_bytes)} MiB of weights")
         weight_bytes = sum(each.weight_bytes for each in ready)
-        runner = RanksRunner(ranks, self.spec.vocab_size, weight_bytes)
+        on_gpus = kind_of(self.config.model.device) == "gpu"
+        form = AheadRunner if on_gpus else RanksRunner
+        runner = form(ranks, self.spec.vocab_size, weight_bytes)
         return Running(runner, None, [], ready[0].num_blocks, rank_addons.prefix_writer(ranks))
 
     def running(self) -> Running:
@@ -375,7 +379,7 @@ class Builder:
             return self._met(num_cache_blocks(config, self.spec, free, draft, pinned))
         memory = devices.memory_info(self.platform.gpu)
         workspace = workspace_bytes(config, self.spec, draft)
-        return num_gpu_cache_blocks(config, self.spec, memory, workspace, draft, pinned)
+        return self._met(num_gpu_cache_blocks(config, self.spec, memory, workspace, draft, pinned))
 
     def _met(self, number: int = 0) -> int:
         """Waits for all ranks; the least of their numbers."""

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from predict.config.engine import EngineConfig
+from predict.errors import UserError
 from predict.ranks.front import Ready
 from predict.ranks.life import end_with_front
 from predict.ranks.rank import Compared, Rank, ToFront
@@ -31,10 +32,18 @@ def main(words: Sequence[str]) -> None:
     try:
         config = EngineConfig(**settings)
         from predict.build import Builder
-        from predict.device import communicator, library
+        from predict.device import communicator, devices, library
+        from predict.ranks import gpus
         from predict.ranks.addons import RankAddons
+        from predict.ranks.ahead import Answers
 
+        device = gpus.device_of(config.model.device, number, size)
+        if on_gpu := device != "cpu":
+            devices.activate(devices.choose(device))
         communicator.open_ranks(sums_fd, number, size)
+        if on_gpu:
+            gpus.open_gpus(config.model.device, number, size)
+            Answers(rank)
         own = library.require()
         own.set_num_threads(max(own.info()["threads"] // size, 1))
         LOG.propagate = False  # what flags and files give reason to say, the front has said
@@ -44,6 +53,8 @@ def main(words: Sequence[str]) -> None:
         running = builder.running()
         runners = [each for each in (running.runner, running.draft_runner) if each is not None]
         if os.environ.get("REGATTA_CHECK_RANKS") == "1":
+            if on_gpu:
+                raise UserError("REGATTA_CHECK_RANKS=1 compares ranks on the CPU alone; unset it")
             from predict.engine.runner.networks import HostRunner
 
             for runner in runners:

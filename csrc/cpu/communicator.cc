@@ -69,6 +69,7 @@ class SharedMemory final : public Communicator {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  const std::atomic<uint32_t>& ends() const override { return words_->all.ends; }
 
   Status sum(void* data, int64_t count, DType dtype) override {
     if (!is_activation_dtype(dtype)) {
@@ -121,7 +122,7 @@ class SharedMemory final : public Communicator {
   bool has_arrived(int rank) const {  // the counters may wrap around
     return static_cast<int32_t>(words_->ranks[rank].num_arrived.load() - num_done_) >= 0;
   }
-  bool ends() const { return words_->all.ends.load(std::memory_order_relaxed) != 0; }
+  bool is_ending() const { return ends().load(std::memory_order_relaxed) != 0; }
 
   Status wait_for(int rank) {
     if (has_arrived(rank)) return {};
@@ -133,7 +134,7 @@ class SharedMemory final : public Communicator {
     }
     SharedWords::OfRank& other = words_->ranks[rank];
     while (!has_arrived(rank)) {
-      if (ends()) {
+      if (is_ending()) {
         return Status::error("rank " + std::to_string(rank_) + " waited for rank " +
                              std::to_string(rank) + ", and all ranks were told to end");
       }
@@ -197,6 +198,10 @@ REGATTA_EXPORT const char* regatta_communicator_open(int fd, int rank, int size)
 REGATTA_EXPORT void regatta_communicator_close() {
   delete regatta::cpu::current;
   regatta::cpu::current = nullptr;
+}
+// The word that ends all waiting: see Communicator::ends(). Null with one rank.
+REGATTA_EXPORT const void* regatta_communicator_ends() {
+  return regatta::cpu::current ? &regatta::cpu::current->ends() : nullptr;
 }
 REGATTA_EXPORT const char* regatta_communicator_sum(void* data, int64_t count, int dtype) {
   if (!regatta::cpu::current) return nullptr;

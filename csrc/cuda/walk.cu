@@ -70,7 +70,7 @@ void SharedScratch::need_block(const BlockView& block) {
   normed.need(values);
   sumsq.need(p.num_tokens * sumsq_per_row(p.hidden_size, p.num_tokens));
   if (p.rows != nullptr) some.need(values);
-  if (!block.routes && !block.ends_in_product()) made.need(values);
+  if (block.partial || (!block.routes && !block.ends_in_product())) made.need(values);
 }
 
 void SharedScratch::need_adapters(const AdapterRows& rows, int64_t num_rows, int64_t in_features,
@@ -256,6 +256,8 @@ Status Walk::end_block(Product& last, const BlockView& block, const void* source
 
 Status Walk::sum(SumNormParams& p, const BlockView& block, const void* source, void* out,
                  int64_t rows, int64_t width) {
+  p.over_ranks = block.partial;
+  p.summed = shared.made;
   p.source = source;
   p.source_scale = block.residual.input_scale;
   p.made_scale = block.residual.output_scale;

@@ -32,16 +32,20 @@ struct BlockView {
   SchemeId first, last;   // of its products
   bool parallel = false;  // its norm reads what the block ahead read
   bool routes = false;    // a launch of its own norms, and its parts are summed behind the last
+  bool partial = false;   // what it makes is summed over ranks ahead of all that follows
 
   // Whether its last product's epilogue makes its output.
-  bool ends_in_product() const { return !routes && !post_norm.is_there && residual.is_plain_sum(); }
+  bool ends_in_product() const {
+    return !routes && !partial && !post_norm.is_there && residual.is_plain_sum();
+  }
 };
 
 template <class Params>
 BlockView view_of(const Params& p, SchemeId first, SchemeId last, bool parallel = false,
                   bool routes = false) {
   const auto& b = p.block;
-  return {p, b.norm, b.post_norm, b.post_norm_of, b.residual, first, last, parallel, routes};
+  return {p,     b.norm, b.post_norm, b.post_norm_of, b.residual,
+          first, last,   parallel,    routes,         b.partial};
 }
 
 // Device memory of several buffers, each as large as the block that needs most of it wants.
@@ -94,7 +98,7 @@ Status zero_ahead(void* memory, int64_t bytes, const Launch& launch);
 // What kinds share.
 struct SharedScratch : Buffers {
   Values normed{this};     // [T, H]
-  Values made{this};       // [T, H], by a last product that does not make the output
+  Values made{this};       // [T, H], by a last product that does not make the output, and of ranks
   Values some{this};       // [T, H], where some rows are the output
   Floats sumsq{this};      // [T, sums of squares of a row]
   Words wanted_ids{this};  // [L] the adapters of the rows that are the output

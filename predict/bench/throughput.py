@@ -54,6 +54,7 @@ from predict.cli.run_config import PredictorConfig
 from predict.config.engine import EngineConfig
 from predict.config.schemes import scheme_info
 from predict.device import library
+from predict.device.devices import indices_of, kind_of
 from predict.errors import UserError
 from predict.guide import Guide
 from predict.nn.kinds.experts import ExpertBlock
@@ -408,7 +409,7 @@ def measure_cases(llm: LLM, config: EngineConfig, plan: Plan, cost: Cost) -> lis
             experts = count_experts(llm, plan, case) if counts else {}
             own_cost = cost.choosing(llm.spec, experts.get("decode_experts"))
             limits = None
-            if llm.device is None and library.find() is not None:
+            if first_gpu(llm) is None and library.find() is not None:
                 num_bytes = own_cost.decode_bytes(batch, case.mean_context)
                 limits = Limits(config.model.dtype, num_bytes)
             beside = limits.sample if limits else lambda: None
@@ -421,6 +422,14 @@ def measure_cases(llm: LLM, config: EngineConfig, plan: Plan, cost: Cost) -> lis
                 row["values"]["measured_bandwidth_spread"] = limits.spread
             rows.append(row)
     return rows
+
+
+def first_gpu(llm: LLM) -> int | None:
+    """The index of the GPU that runs the model, or its first rank; None: the CPU does."""
+    if llm.device is not None:
+        return llm.device.index
+    flag = llm.config.model.device
+    return next(iter(indices_of(flag)), 0) if kind_of(flag) == "gpu" else None
 
 
 def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
@@ -500,7 +509,8 @@ def run(config: EngineConfig, plan: Plan, command: str = "") -> dict[str, Any]:
     suites["throughput"] = suite(rows, units, command, method)
     of_process = [{"name": "process", "values": process}]
     suites["process"] = suite(of_process, {}, command, "As the system counts time and memory.")
-    device = cpu_device() if llm.device is None else gpu_device(llm.device.index)
+    gpu = first_gpu(llm)
+    device = cpu_device() if gpu is None else gpu_device(gpu)
     return record(device, own_versions(), settings, suites)
 
 

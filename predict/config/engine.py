@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from predict.config import ranks
 from predict.config.adapters import ADAPTER_FILES, AdaptersConfig
 from predict.config.cache import KV_FORMATS, CacheConfig
 from predict.config.images import ImagesConfig
@@ -153,11 +154,14 @@ def _check_ranks(config: EngineConfig) -> None:
     if degree == 1:
         return
     named = f"tensor_parallel_degree {degree}"
-    if kind_of(config.model.device) != "cpu":
+    kind = kind_of(config.model.device)
+    if kind not in ranks.DEVICES:
         raise UserError(
             f"{named} with device {config.model.device}: CPU ranks run today; give --device cpu, "
             "or leave --tensor_parallel_degree out"
         )
+    if kind == "gpu":
+        _check_gpu_ranks(config, named)
     method = config.speculation.speculate_method
     refused = {
         "--mode static": config.model.mode == "static",
@@ -168,6 +172,24 @@ def _check_ranks(config: EngineConfig) -> None:
             raise UserError(
                 f"{named} does not go with {what} yet; leave one of the two out (one process runs "
                 "all of them)"
+            )
+
+
+def _check_gpu_ranks(config: EngineConfig, named: str) -> None:
+    """Raises UserError for what ranks on GPUs do not do yet."""
+    method = config.speculation.speculate_method
+    refused = {
+        "--mode static": config.model.mode == "static",
+        f"--expert_parallel_degree {config.ranks.expert_parallel_degree}": (
+            config.ranks.has_whole_experts
+        ),
+        f"--speculate_method {method}": method == "draft_model" or method in DRAFTERS,
+    }
+    for what, is_given in refused.items():
+        if is_given:
+            raise UserError(
+                f"{named} with --device gpu does not go with {what} yet; leave it out, or give "
+                "--device cpu"
             )
 
 

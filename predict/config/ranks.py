@@ -8,6 +8,8 @@ from predict.errors import UserError
 from predict.system.options import Checked, option
 from predict.system.ranges import Range
 
+# Of ranks, by kind; "gpu" once tests/gpu/test_ranks.py has passed on two GPUs.
+DEVICES: tuple[str, ...] = ("cpu",)
 RANKS = Range(1, 64)  # of kMaxRanks in csrc/include/regatta/communicator.h
 
 

@@ -6,6 +6,7 @@ The operators sum_ranks and gather_ranks of predict.ops do the same with tensors
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from predict.device import library
 
 # By the type of an array, its DType in csrc/include/regatta/types.h.
 _TYPES = {"float32": 0, "bfloat16": 1, "uint16": 1, "float16": 2}
+HANDLE_BYTES = 64  # of cudaIpcMemHandle_t
 
 
 def num_bytes(size: int) -> int:
@@ -37,6 +39,24 @@ def close_ranks() -> None:
     library.require().handle.regatta_communicator_close()
 
 
+def open_gpus(gpus: Sequence[int], rank: int) -> None:
+    """Lets this rank's GPU, which is gpus[rank], and the other ranks' write into each other.
+
+    All ranks call it, behind open_ranks; the library is the one for GPUs. Raises LibraryError.
+    """
+    handle, size = library.require().handle, len(gpus)
+    own = np.zeros(HANDLE_BYTES, np.uint8)
+    _call("create", ctypes.c_int(gpus[rank]), ctypes.c_int(size), _address(own), of="gpu_ranks")
+    every = gather_ranks(own, size)
+    ends = handle.regatta_communicator_ends
+    ends.restype = ctypes.c_void_p
+    numbers = np.array(gpus, np.int32)
+    words = (_address(every), _address(numbers), ctypes.c_int(rank), ctypes.c_void_p(ends()))
+    _call("open", *words, of="gpu_ranks")
+    gather_ranks(own, size)  # all are open
+    _call("check", of="gpu_ranks")
+
+
 def sum_ranks(values: npt.NDArray[Any]) -> None:
     """The sum of all ranks' values (bfloat16 as uint16 too), in place: see regatta/communicator.h.
 
@@ -44,20 +64,23 @@ def sum_ranks(values: npt.NDArray[Any]) -> None:
     """
     assert values.flags.c_contiguous
     kind = ctypes.c_int(_TYPES[values.dtype.name])
-    _call("sum", values.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(values.size), kind)
+    _call("sum", _address(values), ctypes.c_int64(values.size), kind)
 
 
 def gather_ranks(values: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
     """All ranks' values [size, ...], in their order. Raises LibraryError likewise."""
     values = np.ascontiguousarray(values)
     every = np.empty((size, *values.shape), values.dtype)
-    pointers = [each.ctypes.data_as(ctypes.c_void_p) for each in (values, every)]
-    _call("gather", *pointers, ctypes.c_int64(values.nbytes))
+    _call("gather", _address(values), _address(every), ctypes.c_int64(values.nbytes))
     return every
 
 
-def _call(name: str, *arguments: Any) -> None:
-    function = getattr(library.require().handle, f"regatta_communicator_{name}")
+def _address(values: npt.NDArray[Any]) -> ctypes.c_void_p:
+    return values.ctypes.data_as(ctypes.c_void_p)
+
+
+def _call(name: str, *arguments: Any, of: str = "communicator") -> None:
+    function = getattr(library.require().handle, f"regatta_{of}_{name}")
     function.restype = ctypes.c_char_p
     error = function(*arguments)
     if error is not None:

@@ -33,6 +33,7 @@ KERNELS_NAME = "libregatta_kernels.so"  # what Paddle itself lacks there; the pl
 PLUGIN_FOLDER = library.LIBRARY_DIR / "plugin"  # Paddle loads every library in this folder
 PLUGIN_TYPE = "nvgpu"  # as csrc/device/plugin.cc registers it
 NAME = re.compile(r"([A-Za-z]\w{0,31})(?::([0-9]{1,4}))?", re.ASCII)
+SEVERAL = re.compile(r"gpu:[0-9]{1,4}(,[0-9]{1,4})+", re.ASCII)  # of ranks
 VIEWS_FLAG = "FLAGS_use_stride_kernel"
 # Device types that Paddle may be built for, besides those of plugins: the function that says so.
 BUILT_IN = {"xpu": "is_compiled_with_xpu", "dcu": "is_compiled_with_rocm"}
@@ -280,7 +281,7 @@ def _version(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-def _built_architectures() -> tuple[str, ...]:
+def built_architectures() -> tuple[str, ...]:
     """The architectures of the CUDA library's machine code; UserError when it is not built."""
     return library.read_metadata(library.LIBRARY_DIR / CUDA_LIBRARY_NAME).architectures
 
@@ -291,6 +292,8 @@ def kind_of(name: str) -> str:
     Raises UserError for what is no such name, or cpu or gpu misspelt. Whether Paddle has another
     type is seen by `activate`.
     """
+    if SEVERAL.fullmatch(name):
+        return "gpu"
     match = NAME.fullmatch(name)
     meant = _misspelt(match[1], ("cpu", "gpu")) if match else ""
     if match is None or meant or (match[1] in ("cpu", PLUGIN_TYPE) and name != "cpu"):
@@ -299,6 +302,11 @@ def kind_of(name: str) -> str:
             f"Paddle has registered, such as npu or npu:N){meant}"
         )
     return match[1]
+
+
+def indices_of(name: str) -> list[int]:
+    """The GPUs that a name of kind gpu names; none of `gpu` itself."""
+    return [int(index) for index in name.partition(":")[2].split(",") if index]
 
 
 def _misspelt(name: str, known: Sequence[str]) -> str:
@@ -331,6 +339,11 @@ def choose(name: str) -> Device:
     kind = kind_of(name)
     if kind == "cpu":
         return Device("cpu", 0, "--device cpu")
+    if SEVERAL.fullmatch(name):
+        raise UserError(
+            f"device {name} names several GPUs, and one process takes one; give "
+            f"--tensor_parallel_degree {len(indices_of(name))} too, or --device gpu:N"
+        )
     index = int(name.partition(":")[2] or 0)
     if kind != "gpu":
         return Device(f"{kind}:{index}", index, f"--device {name}: Paddle's own, or a plugin's")
@@ -338,7 +351,7 @@ def choose(name: str) -> Device:
     if paddle is None:
         raise UserError("Paddle is not installed; run: pip install -e .")
     if (PLUGIN_FOLDER / PLUGIN_NAME).is_file():
-        check_gpu(driver_info(), index, _built_architectures())
+        check_gpu(driver_info(), index, built_architectures())
     elif not paddle.has_cuda:
         raise UserError(
             f"device gpu: the installed Paddle {paddle.version} is the CPU build, and the plugin "

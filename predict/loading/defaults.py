@@ -64,7 +64,7 @@ def _dtype(config: EngineConfig, spec: DecoderSpec, reader: ConfigReader) -> str
     if dtype == "float32" and (is_coded or config.quantization.settings.scheme is not None):
         dtype = "bfloat16"  # whose kernels take codes; those of float32 do not
     try:
-        gpu = devices.driver_info().gpus[devices.choose(device).index]
+        gpu = devices.driver_info().gpus[devices.choose(device.partition(",")[0]).index]
     except UserError:  # loading refuses the device by name
         return dtype
     if dtype == "bfloat16" and gpu.capability < FIRST_BFLOAT16:

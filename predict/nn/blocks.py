@@ -307,7 +307,8 @@ class Block:
     @property
     def folds_norm(self) -> bool:
         """Whether a GPU may keep the norm in the matrix behind it (regatta/cuda_ops.h)."""
-        fits = self.is_plain and self.is_fused and not self.reads_before
+        # Of parts of several ranks the sum's launch makes the norm.
+        fits = self.is_plain and self.is_fused and not self.reads_before and not self.partial
         return bool(self.norm_reader) and fits
 
     @property

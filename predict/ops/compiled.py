@@ -110,9 +110,17 @@ def sum_ranks(x: Tensor) -> Tensor:
     return _run()("regatta_sum_ranks", x)[0]
 
 
-def gather_ranks(x: Tensor, num_ranks: int) -> Tensor:
-    """All ranks' x [...], in their order: [num_ranks, ...]."""
-    return _run()("regatta_gather_ranks", x, num_ranks)[0]
+def gather_ranks(x: Tensor, counts: Sequence[int]) -> Tensor:
+    """The first counts[r] columns of rank r's x [T, N], one behind the other: [T, sum of counts].
+
+    On a GPU x is float32.
+    """
+    return _run()("regatta_gather_ranks", x, list(counts))[0]
+
+
+def own_rows(token_ids: Tensor, begin: int, end: int, other: int) -> Tensor:
+    """Rows [T] of a table of the tokens from `begin` to before `end`; `other` for other tokens."""
+    return _run()("regatta_own_rows", token_ids, begin, end, other)[0]
 
 
 write_places = composed.write_places

@@ -128,7 +128,8 @@ def embed(ops: ModuleType, inputs: StepInputs, embedding: Embedding, head: Linea
     if share is None:
         hidden = ops.embedding(inputs.token_ids, embedding.table, head)
     else:
-        rows = rows_of_tokens(inputs.token_ids, share)
+        # Of other ranks' tokens the last row, which is zeros.
+        rows = ops.own_rows(inputs.token_ids, *share.tokens(), share.num_rows - 1)
         hidden = ops.sum_ranks(ops.embedding(rows, embedding.table, head))
     if spec.scale != 1.0:
         hidden = ops.add(hidden, None, spec.scale)
@@ -189,25 +190,12 @@ def normed_over_ranks(ops: ModuleType, qkv: Tensor, attention: Attention) -> Ten
     return paddle.concat([*parts, v], axis=-1).astype(qkv.dtype)
 
 
-def rows_of_tokens(token_ids: Tensor, share: Share) -> Tensor:
-    """Rows [T] of a rank's table: of other ranks' tokens the last one, which is zeros."""
-    import paddle
-
-    begin, end = share.tokens()
-    rows = token_ids - begin
-    has = paddle.logical_and(token_ids >= begin, token_ids < end)
-    return paddle.where(has, rows, paddle.full_like(rows, share.num_rows - 1))
-
-
 def of_all_tokens(ops: ModuleType, logits: Tensor, share: Share | None) -> Tensor:
     """Logits [L, V] of all ranks' [L, rows]."""
-    import paddle
-
     if share is None:
         return logits
-    parts = ops.gather_ranks(logits, share.ranks.size)
-    counts = (end - begin for begin, end in map(share.tokens, range(share.ranks.size)))
-    return paddle.concat([parts[rank][:, :count] for rank, count in enumerate(counts)], axis=-1)
+    ranges = map(share.tokens, range(share.ranks.size))
+    return ops.gather_ranks(logits, [end - begin for begin, end in ranges])
 
 
 def before_head(ops: ModuleType, hidden: Tensor, head: Head) -> Tensor:

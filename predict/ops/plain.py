@@ -51,8 +51,17 @@ def sum_ranks(x: Tensor) -> Tensor:
     return tensor_at(values, None)
 
 
-def gather_ranks(x: Tensor, num_ranks: int) -> Tensor:
-    return tensor_at(communicator.gather_ranks(x.numpy(), num_ranks), None)
+def gather_ranks(x: Tensor, counts: Sequence[int]) -> Tensor:
+    parts = communicator.gather_ranks(x.numpy(), len(counts))
+    columns = [part[:, :count] for part, count in zip(parts, counts, strict=True)]
+    return tensor_at(np.concatenate(columns, axis=-1), None)
+
+
+def own_rows(token_ids: Tensor, begin: int, end: int, other: int) -> Tensor:
+    import paddle
+
+    has = paddle.logical_and(token_ids >= begin, token_ids < end)
+    return paddle.where(has, token_ids - begin, paddle.full_like(token_ids, other))
 
 
 def fold_norm(weight: Tensor, norm: Tensor) -> None:

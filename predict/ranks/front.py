@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from predict.device.place import tensor_at
-from predict.engine.step import BlockCopies, Choices, KnownTokens
+from predict.engine.step import BlockCopies, Choices, StepTokens
 from predict.errors import EngineError, UserError
 from predict.nn.decoder import StepOutputs
 from predict.nn.inputs import StepInputs
@@ -206,6 +206,8 @@ class Ranks:
         self._group = group = _Group(settings, size, timeout, module)
         self.size, self._channels = size, group.channels
         self._early: list[deque[Arrays]] = [deque() for _ in range(size)]  # read, and not asked for
+        self._num_asked = 0  # answers of rank 0 that are not read
+        self.settle: Callable[[], None] = lambda: None  # reads what is on its way
         self.close = weakref.finalize(self, group.close)
 
     @property
@@ -251,21 +253,40 @@ class Ranks:
 
         Raises what all ranks raised in its course, and EngineError where they cannot go on.
         """
-        self.check()
-        parts = message(kind, arrays)
-        self._group.is_asked = True
+        self.settle()
+        self.post(kind, arrays)
         try:
-            with self._unbroken():
-                self._channels.down.write(parts, self.check)
-                return self._answer(0)
+            return self.answer()
         except RankFailed as error:
             with self._unbroken():
                 self._check_others_failed(error)
             if error.of_user:
                 raise UserError(str(error)) from None
             raise RuntimeError(str(error)) from None
+
+    def post(self, kind: Down, arrays: Arrays) -> None:
+        """Sends a message that `answer` is to read the answer of."""
+        self.check()
+        parts = message(kind, arrays)
+        self._num_asked += 1
+        self._group.is_asked = True
+        with self._unbroken():
+            self._channels.down.write(parts, self.check)
+
+    def answer(self) -> Arrays:
+        """The next answer of rank 0. Raises RankFailed of any rank, and EngineError."""
+        try:
+            with self._unbroken():
+                return self._answer(0)
         finally:
-            self._group.is_asked = False
+            self._num_asked -= 1
+            self._group.is_asked = self._num_asked > 0
+
+    def end(self, failed: RankFailed) -> EngineError:
+        """Ends all, since a rank has failed; the error that says so."""
+        self._group.failure = f"rank {failed.rank} failed, and so all ranks end: {failed}"
+        self.close()
+        return EngineError(self._group.failure)
 
     @contextlib.contextmanager
     def _unbroken(self) -> Iterator[None]:
@@ -361,7 +382,7 @@ class RanksRunner:
         found = dict(zip(taps, tensors, strict=True))
         return StepOutputs(None if logits is None else tensor_at(logits, None), found)
 
-    def launch(self, inputs: StepInputs, choices: Choices) -> KnownTokens:
+    def launch(self, inputs: StepInputs, choices: Choices) -> StepTokens:
         sent, self._sent = self._sent, {}  # nothing is, behind a step that fails
         asked = [
             *step_arrays(self._which, inputs),

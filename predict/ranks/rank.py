@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from predict.device import communicator
-from predict.engine.step import Network, Runner
+from predict.engine.step import Network, Runner, StepTokens
 from predict.errors import UserError
 from predict.nn.decoder import FINAL, StepOutputs
 from predict.nn.inputs import StepInputs
@@ -39,6 +40,10 @@ class Rank:
     def __init__(self, channels: Channels, rank: int):
         self._channels, self.rank = channels, rank
         self._num_done = 0
+        self._tells = threading.Lock()
+        # What answers a launch, and waits for answers on their way: see predict.ranks.ahead.
+        self.told: Callable[[StepTokens], Arrays | None] = _told
+        self.settle: Callable[[], object] = lambda: None
 
     def got_on(self) -> None:
         """Notes progress: a step, a weight."""
@@ -47,7 +52,8 @@ class Rank:
 
     def tell(self, kind: Up, arrays: Arrays) -> None:
         """Sends a message to the front."""
-        self._channels.up[self.rank].write(message(kind, arrays), _wait)
+        with self._tells:
+            self._channels.up[self.rank].write(message(kind, arrays), _wait)
 
     def tell_failure(self, error: BaseException) -> None:
         """Says what went wrong here."""
@@ -65,8 +71,12 @@ class Rank:
         while True:
             kind, arrays = opened(self._channels.down.read(self.rank, _wait))
             try:
-                answer = _done(Down(kind), cast("list[Any]", arrays), runners, known, others)
+                if kind not in (Down.LAUNCH, Down.COPY):
+                    self.settle()
+                given = cast("list[Any]", arrays)
+                answer = _done(Down(kind), given, runners, known, others, self.told)
             except Exception as error:
+                self.settle()
                 self.tell_failure(error)
                 if kind == Down.COPY:  # steps behind it would read what is not there
                     return
@@ -82,6 +92,7 @@ def _done(
     runners: Sequence[Runner],
     known: Sequence[dict[int, list[int]]],
     others: Others,
+    told: Callable[[StepTokens], Arrays | None],
 ) -> Arrays | None:
     """Does what a message says; what answers it.
 
@@ -97,11 +108,16 @@ def _done(
     which, inputs = arrays_step(arrays)
     if kind == Down.LAUNCH:
         tokens = runners[which].launch(inputs, arrays_choices(arrays[NUM_INPUTS:], known[which]))
-        return tokens_arrays(tokens.take(), tokens.logprobs())
+        return told(tokens)
     taps = list(filter(None, array_text(arrays[NUM_INPUTS]).split("\n")))
     outputs = runners[which].run(inputs, taps)
     tensors = [outputs.logits, *(outputs.hidden[tap] for tap in taps)]
-    return [None if each is None else each.astype("float32").numpy() for each in tensors]
+    return [None if each is None else each.cpu().astype("float32").numpy() for each in tensors]
+
+
+def _told(tokens: StepTokens) -> Arrays:
+    """The tokens of a step, once they are known."""
+    return tokens_arrays(tokens.take(), tokens.logprobs())
 
 
 class Compared:

@@ -22,11 +22,14 @@ def gemm_choices() -> choices.GemmChoices:
 
 @pytest.fixture(scope="session")
 def select_kernels() -> Path:
-    """select_kernels.cc, which answers for attention and for experts."""
+    """select_kernels.cc, which answers for attention, experts and ranks."""
     try:
         return host_programs.compiled(
             "select_kernels",
-            ("attention/select.cu", "attention/latent/select.cu", "experts/select.cu"),
+            (
+                *("attention/select.cu", "attention/latent/select.cu", "experts/select.cu"),
+                "ranks/select.cu",
+            ),
         )
     except build.BuildError as error:
         pytest.skip(str(error))

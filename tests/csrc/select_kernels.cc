@@ -1,8 +1,8 @@
-// Answers which kernels attend, over keys or latents, and which route, sort and multiply for
-// experts, for tests on a CPU.
+// Answers which kernels attend, over keys or latents, which route, sort and multiply for experts,
+// and how ranks sum, for tests on a CPU.
 //
-//   select_kernels < FILE    per line "attention", "latents" or "experts" and NAME=VALUE words of
-//   the problem
+//   select_kernels < FILE    per line "attention", "latents", "experts" or "sums" and NAME=VALUE
+//                            words of the problem
 //                            and the GPU. Printed is, of attention, the kernel and its launches, or
 //                            what each candidate said on one line; of latents, the
 //                            kernel, and whether long spans are expanded; of experts, what routes,
@@ -16,6 +16,7 @@
 #include "cuda/attention/latent/select.h"
 #include "cuda/attention/select.h"
 #include "cuda/experts/select.h"
+#include "cuda/ranks/select.h"
 
 using namespace regatta;
 using namespace regatta::cuda;
@@ -120,6 +121,7 @@ std::string experts(Words& words) {
   take(words, "plain_norm", &p.has_plain_norm);
   take(words, "shared_gate", &p.has_shared_gate);
   take(words, "post_norm", &p.has_post_norm);
+  take(words, "partial", &p.is_partial);
   take(words, "gated", &p.gated);
   const char* const routers[] = {"step", "norm+product", "route+product", "route"};
   const char* const kernels[] = {"one_token", "sorted"};
@@ -127,6 +129,18 @@ std::string experts(Words& words) {
   return std::string(routers[static_cast<int>(select_router(p, architecture))]) + " " +
          kernels[static_cast<int>(select_experts(p, architecture))] + " " +
          sorts[static_cast<int>(select_sort(p, architecture))];
+}
+
+std::string sums(Words& words) {
+  int64_t rows = 1, bytes = 8192;
+  int ranks = 2, architecture = 90;
+  take(words, "arch", &architecture);
+  take(words, "ranks", &ranks);
+  take(words, "rows", &rows);
+  take(words, "bytes", &bytes);
+  const bool one = select_all_reduce(bytes, ranks, architecture) == AllReduce::kOneShot;
+  return std::string(one ? "one shot" : "two shots") +
+         (sums_in_norm(rows, bytes) ? " in norm" : "");
 }
 
 }  // namespace
@@ -143,6 +157,7 @@ int main() {
     }
     std::puts((kind == "attention" ? attention(words)
                : kind == "latents" ? latents(words)
+               : kind == "sums"    ? sums(words)
                                    : experts(words))
                   .c_str());
     if (words.empty()) continue;

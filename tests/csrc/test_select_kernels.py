@@ -1,6 +1,7 @@
-"""Which kernels attend and which serve experts: calls and GPUs in, names out, on a CPU.
+"""Which kernels attend, serve experts and sum over ranks: calls and GPUs in, names out, on a CPU.
 
-The choices are host code without CUDA: select.cu in csrc/cuda/attention, its latent, and experts.
+The choices are host code without CUDA: select.cu in csrc/cuda/attention, its latent, experts and
+ranks.
 """
 
 from __future__ import annotations
@@ -127,10 +128,27 @@ EXPERTS = {
     "tokens=1 shared=768 shared_gate": "route one_token together",
     "tokens=1 post_norm": "route sorted together",
     "tokens=1 gated=0": "route sorted together",
+    "tokens=1 partial": "route sorted together",
     "tokens=1 groups=33 experts=66": "route sorted together",
     "tokens=1 inner=1280": "route one_token together",
     "tokens=1 inner=1288": "route sorted together",
     "tokens=1 hidden=2052": "route sorted apart",
+}
+
+# Sums over ranks: of parts of so many bytes, in launches of their own or in that of the norm.
+SUMS = {
+    "bytes=8192": "one shot in norm",
+    "rows=32 bytes=524288": "one shot in norm",
+    "rows=32 bytes=524289": "one shot",
+    "rows=33 bytes=270336": "one shot",
+    "rows=8000 bytes=65536000": "one shot",
+    "rows=8000 bytes=65536000 arch=80": "one shot",
+    "rows=48 bytes=393216 ranks=4": "one shot",
+    "rows=48 bytes=393217 ranks=3": "two shots",
+    "rows=24 bytes=196609 ranks=4 arch=80": "two shots in norm",
+    "rows=20 bytes=163840 ranks=8": "one shot in norm",
+    "rows=40 bytes=163841 ranks=8": "two shots",
+    "rows=40 bytes=65537 ranks=9": "two shots",
 }
 
 
@@ -142,7 +160,8 @@ def ask(program: Path, lines: Sequence[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "cases"), [("attention", ATTENTION), ("latents", LATENTS), ("experts", EXPERTS)]
+    ("kind", "cases"),
+    [("attention", ATTENTION), ("latents", LATENTS), ("experts", EXPERTS), ("sums", SUMS)],
 )
 def test_kernels_are_the_tables_(kind: str, cases: dict[str, str], select_kernels: Path) -> None:
     answers = ask(select_kernels, [f"{kind} {line}" for line in cases])
@@ -175,7 +194,7 @@ def test_batch_invariant_attention_has_one_launch_for_any_batch(
 
 
 def test_the_choices_include_no_cuda() -> None:
-    names = ("attention/select", "attention/latent/select", "experts/select")
+    names = ("attention/select", "attention/latent/select", "experts/select", "ranks/select")
     for name in (*(f"{each}{end}" for each in names for end in (".cu", ".h")), "candidates.h"):
         text = (build.CSRC / "cuda" / name).read_text(encoding="utf-8")
         headers = re.findall(r'#include ["<]([^">]+)', text)

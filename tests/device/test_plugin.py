@@ -17,7 +17,7 @@ import os, pathlib, sys
 import numpy as np
 from predict.device import devices as device
 device.PLUGIN_FOLDER = pathlib.Path({folder!r})
-device._built_architectures = lambda: ("90a",)
+device.built_architectures = lambda: ("90a",)
 """
 PADDLE = """
 gpu = device.choose("gpu:1")

@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "launch.h"
+#include "regatta/abi.h"
+#include "regatta/communicator.h"
 
 namespace regatta::cuda {
 namespace {
@@ -292,4 +294,43 @@ Status likeliest(const LikeliestParams& params, const Launch& on) {
   });
 }
 
+// Over the ranks' memory of the host, which these GPUs' is.
+Status sum_ranks(const SumRanksParams& params, const Launch& on) {
+  return queue(on.stream, "sum_ranks", [p = params] {
+    if (p.out != p.in) std::memcpy(p.out, p.in, p.count * dtype_size(p.dtype));
+    check(current_communicator()->sum(p.out, p.count, p.dtype));
+  });
+}
+
+Status gather_columns(const GatherColumnsParams& params, const Launch& on) {
+  const int size = current_communicator()->size();
+  const std::vector<int> counts(params.counts, params.counts + size);
+  return queue(on.stream, "gather_columns", [p = params, counts] {
+    const int64_t values = p.num_rows * p.width;
+    Floats parts(values * counts.size());
+    check(current_communicator()->gather(p.part, parts.data(), values * 4));
+    float* to = p.all;
+    for (int64_t row = 0; row < p.num_rows; ++row) {
+      for (size_t rank = 0; rank < counts.size(); ++rank) {
+        to = std::copy_n(parts.data() + rank * values + row * p.width, counts[rank], to);
+      }
+    }
+  });
+}
+
+Status own_rows(const OwnRowsParams& params, const Launch& on) {
+  return queue(on.stream, "own_rows", [p = params] {
+    for (int64_t i = 0; i < p.count; ++i) {
+      const int32_t id = p.token_ids[i];
+      p.rows[i] = static_cast<int32_t>(id >= p.begin && id < p.end ? id - p.begin : p.other);
+    }
+  });
+}
+
 }  // namespace regatta::cuda
+
+REGATTA_EXPORT const char* regatta_gpu_ranks_create(int, int, void*) { return nullptr; }
+REGATTA_EXPORT const char* regatta_gpu_ranks_open(const void*, const int*, int, void*) {
+  return nullptr;
+}
+REGATTA_EXPORT const char* regatta_gpu_ranks_check() { return nullptr; }

@@ -33,6 +33,7 @@ PARTS = {
     "experts": ("lists", "routes", "sums"),
     "rows": ("float32", "bfloat16", "float16"),
     "sampling": ("adjust", "sample"),
+    "ranks": ("sums", "norms", "columns", "ends"),
 }
 CASES = [(program, part) for program, parts in PARTS.items() for part in parts]
 # For compute-sanitizer, with what makes few cases of a part: a word, or rounds of random ones.

@@ -54,7 +54,8 @@ def main(fd: int, rank: int, size: int) -> None:
         tensor = paddle.to_tensor(values)
         sums = [compiled.sum_ranks(tensor), plain.sum_ranks(tensor)]
         halves = [compiled.sum_ranks(tensor.astype(each)) for each in ("bfloat16", "float16")]
-        every = [ops.gather_ranks(tensor, size) for ops in (compiled, plain)]
+        row, counts = tensor.reshape([1, -1]), [length] * size
+        every = [ops.gather_ranks(row, counts) for ops in (compiled, plain)]
         print(*(digest(each.numpy()) for each in (*sums, *halves, *every)))
     communicator.close_ranks()
     assert bool((compiled.sum_ranks(paddle.ones([3])) == 1).all())

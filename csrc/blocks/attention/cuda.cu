@@ -21,9 +21,10 @@ struct AttentionSpace {
 };
 
 struct AttentionScratch : Buffers {
-  Values qkv{this};    // [T, (Hq + 2 Hkv) D]
-  Values q{this};      // [T, Hq D]
-  Values mixed{this};  // [T, Hq D]
+  Values qkv{this};      // [T, (Hq + 2 Hkv) D]
+  Values q{this};        // [T, Hq D]
+  Values mixed{this};    // [T, Hq D]
+  Floats squares{this};  // [T, 2], of norms over all ranks' heads
   std::vector<AttentionSpace> spaces;
 
   void take(Arena& arena, DType dtype) override {
@@ -46,6 +47,10 @@ struct AttentionScratch : Buffers {
 };
 
 BlockView view(const AttentionBlockParams& a) { return view_of(a, a.block.qkv, a.block.out); }
+
+bool norms_over_ranks(const AttentionBlock& block) {
+  return block.qk_norm_whole && block.all_heads > 0;
+}
 
 PagedAttentionParams paged_attention_params(const AttentionBlockParams& p) {
   const AttentionBlock& block = p.block;
@@ -71,6 +76,7 @@ void count(const AttentionBlockParams& a, const AttentionLimits& limits, SharedS
   scratch.qkv.need(rows * block.qkv_size());
   scratch.q.need(rows * block.q_size());
   scratch.mixed.need(rows * block.q_size());
+  if (norms_over_ranks(block)) scratch.squares.need(rows * 2);
   shared.product.count(block.qkv, a.dtype, rows, a.hidden_size, block.qkv_size(), false,
                        !norms_ahead(rows));
   shared.product.count(block.out, a.dtype, rows, block.q_size(), a.hidden_size);
@@ -144,7 +150,14 @@ Status run(const AttentionBlockParams& a, const BlockView& view, const Attention
   REGATTA_RETURN_IF_ERROR(
       walk.multiply_first(qkv, a.qkv, {block.q_size(), block.kv_size(), block.kv_size()}, view));
 
-  const RopeAndCacheWriteParams rope = rope_params(a, s);
+  RopeAndCacheWriteParams rope = rope_params(a, s);
+  if (norms_over_ranks(block)) {
+    REGATTA_RETURN_IF_ERROR(whole_squares(rope, s.squares, walk.launch));
+    REGATTA_RETURN_IF_ERROR(
+        sum_ranks({s.squares, s.squares, 2 * rows, DType::kFloat32}, walk.launch));
+    rope.whole_squares = s.squares;
+    rope.whole_size = block.all_heads * block.head_dim;
+  }
   const AttentionSpace& space = *s.space_of(block);
   PagedAttentionParams attended = paged_attention_params(a);
   attended.q = s.q;

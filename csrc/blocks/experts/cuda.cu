@@ -177,6 +177,7 @@ class ExpertRun {
     p.has_plain_norm = block.norm.is_there && block.norm.kind == NormKind::kRms && !block.norm.bias;
     p.has_shared_gate = e_.shared_gate != nullptr;
     p.has_post_norm = block.post_norm.is_there;
+    p.is_partial = block.partial;
     p.gated = block.activation.gated;
     p.is_batch_invariant = is_batch_invariant;
     return p;

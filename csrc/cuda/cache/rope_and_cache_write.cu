@@ -45,6 +45,8 @@ struct More {
   const float* query_rope_cache;   // of queries
   const int32_t* block_positions;  // of the second dimension, or null
   bool plus_one, whole, last, interleaved;
+  const float* squares;  // of `whole`, over ranks [T, 2], or null
+  float whole_size;      // values that they are of
 };
 
 // Where a head of a token comes from and goes to.
@@ -111,14 +113,26 @@ __device__ __forceinline__ const T* norm_of(const Args& a, bool whole, const Hea
   return norm + static_cast<int64_t>(head.is_query ? index : head.kv_head) * a.head_dim;
 }
 
+// The scale of a token's queries, or keys, by what ranks have summed.
+__device__ __forceinline__ float scale_of_ranks(const Args& a, const More& more, int token,
+                                                bool is_query) {
+  return rsqrtf(more.squares[2 * token + !is_query] / more.whole_size + a.epsilon);
+}
+
 // A norm's scale over all queries of a token, and over all keys; the whole block calls it.
 template <class T>
-__device__ __forceinline__ float2 whole_scales(const Args& a, const T* token, float* scratch) {
+__device__ __forceinline__ float2 whole_scales(const Args& a, const More& more, int token,
+                                               float* scratch) {
+  if (more.squares != nullptr) {
+    return make_float2(scale_of_ranks(a, more, token, true), scale_of_ranks(a, more, token, false));
+  }
   const int dims[2] = {a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim};
+  const T* const first =
+      static_cast<const T*>(a.qkv) + static_cast<int64_t>(token) * (dims[0] + 2 * dims[1]);
   float scales[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const T* const values = token + i * dims[0];
+    const T* const values = first + i * dims[0];
     float sum = 0.f, x[8];
     for (int d = threadIdx.x * 8; d < dims[i]; d += blockDim.x * 8) {
       load8(values + d, x);
@@ -148,10 +162,7 @@ __global__ void __launch_bounds__(kThreads) rope_kernel(const Args a, const More
   [[maybe_unused]] float2 scales;
   if constexpr (kMore) {
     __shared__ float scratch[2 * kWarp];
-    if (more.whole) {
-      const int64_t first = static_cast<int64_t>(token) * num_all * a.head_dim;
-      scales = whole_scales(a, static_cast<const T*>(a.qkv) + first, scratch);
-    }
+    if (more.whole) scales = whole_scales<T>(a, more, token, scratch);
   }
   // The same trip count for every lane of a warp: shuffles need all of them.
   for (int base = first_head; base < last_head; base += step * kHeads) {
@@ -248,7 +259,7 @@ __global__ void __launch_bounds__(kAnyWarps* kWarp) rope_any_kernel(const Args a
   const auto normalise = [&](bool now) {
     if (!now || norm == nullptr) return;
     int normed = dim;
-    if (more.whole) {
+    if (more.whole && more.squares == nullptr) {
       normed *= head.is_query ? a.num_heads : a.num_kv_heads;
       const T* const all =
           source - static_cast<int64_t>(head.is_query ? index : head.kv_head) * dim;
@@ -258,7 +269,10 @@ __global__ void __launch_bounds__(kAnyWarps* kWarp) rope_any_kernel(const Args a
         sum = fmaf(x, x, sum);
       }
     }
-    const float scale = rsqrtf(warp_sum(sum) / normed + a.epsilon);
+    float scale = rsqrtf(warp_sum(sum) / normed + a.epsilon);
+    if (more.whole && more.squares != nullptr) {
+      scale = scale_of_ranks(a, more, token, head.is_query);
+    }
     for (int d = lane; d < dim; d += kWarp) {
       const float weight = Traits<T>::to_float(norm[d]);
       row[d] *= scale * (more.plus_one ? 1.f + weight : weight);
@@ -316,7 +330,38 @@ __global__ void __launch_bounds__(kAnyWarps* kWarp) rope_any_kernel(const Args a
   if (lane == 0) head.store_scale(a, scale.stored);
 }
 
+// A block per token: sums of squares of its queries, and of its keys times `group`.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    squares_kernel(const T* qkv, float* squares, int q_size, int k_size, float group) {
+  __shared__ float scratch[2][kWarp];
+  pdl_trigger();
+  pdl_wait();
+  const T* const row = qkv + static_cast<int64_t>(blockIdx.x) * (q_size + 2 * k_size);
+  float sums[2] = {};
+  for (int i = threadIdx.x; i < q_size + k_size; i += kThreads) {
+    const float x = Traits<T>::to_float(row[i]);
+    float& sum = sums[i >= q_size];
+    sum = fmaf(x, x, sum);
+  }
+  for (int i = 0; i < 2; ++i) {
+    const float sum = block_sum(sums[i], scratch[i]);
+    if (threadIdx.x == 0) squares[2 * blockIdx.x + i] = i == 0 ? sum : group * sum;
+  }
+}
+
 }  // namespace
+
+Status whole_squares(const RopeAndCacheWriteParams& p, float* squares, const Launch& launch_on) {
+  if (p.num_tokens == 0) return {};
+  return dispatch_dtype(p.dtype, "whole_squares", [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
+    return launch(squares_kernel<T>, {launch_on, p.num_tokens, kThreads}, "whole_squares",
+                  static_cast<const T*>(p.qkv), squares, static_cast<int>(p.num_heads * p.head_dim),
+                  static_cast<int>(p.num_kv_heads * p.head_dim),
+                  static_cast<float>(p.num_heads / p.num_kv_heads));
+  });
+}
 
 Status rope_and_cache_write(const RopeAndCacheWriteParams& p, const Launch& launch_on) {
   if (p.num_tokens == 0) return {};
@@ -363,6 +408,8 @@ Status rope_and_cache_write(const RopeAndCacheWriteParams& p, const Launch& laun
   a.units = HeadUnits::of(a.head_dim, a.rotary_dim);
   more.plus_one = p.plus_one;
   more.whole = p.whole && (p.q_norm != nullptr || p.k_norm != nullptr);
+  more.squares = p.whole_squares;
+  more.whole_size = static_cast<float>(p.whole_size);
   more.last = p.last;
   more.interleaved = p.interleaved;
   more.block_positions = p.rope_cache == nullptr ? nullptr : p.block_positions;

@@ -9,6 +9,8 @@
 
 #include "cuda/common.cuh"
 #include "cuda/norm/sum_norm.h"
+#include "cuda/ranks/ranks.h"
+#include "cuda/ranks/select.h"
 
 namespace regatta::cuda {
 namespace {
@@ -164,6 +166,7 @@ __global__ void __launch_bounds__(1024) sum_norm_kernel(const Args<T> a) {
   float mean = 0.f, scale = 1.f;
   const auto add = [&](auto piece, float (&y)[8]) {
     float from[8];
+    if (a.source == nullptr) return;
     piece.load(a.source + at, from);
 #pragma unroll
     for (int i = 0; i < 8; ++i) y[i] = fmaf(a.made_scale, y[i], a.source_scale * from[i]);
@@ -235,9 +238,10 @@ template <int kThreads>
 constexpr int kPartsAtOnce = kThreads > 512 ? 4 : 8;
 
 // Rows of up to kThreads units of 16 bytes: one unit a thread, in registers; weights come ahead of
-// the wait for the launch before, and all that it made at once.
-template <class T, bool kParts, int kThreads>
-__global__ void __launch_bounds__(kThreads) sum_norm_unit_kernel(const Args<T> a) {
+// the wait for the launch before, and all that it made at once. exchange: of ranks that sum what
+// was made; null: there are none.
+template <class T, bool kParts, int kThreads, class ExchangeOrNone>
+__device__ __forceinline__ void sum_norm_units(const Args<T>& a, const ExchangeOrNone* exchange) {
   constexpr int kAtOnce = kPartsAtOnce<kThreads>;
   __shared__ float sums[4][32];
   const int first = static_cast<int>(threadIdx.x) * 8;
@@ -258,7 +262,7 @@ __global__ void __launch_bounds__(kThreads) sum_norm_unit_kernel(const Args<T> a
   PartList<kAtOnce> list;
   float shared_gate = 1.f;
   const auto load_rest = [&] {
-    if (inside) source = bit_cast<uint4>(load16_l2(a.source + at));
+    if (inside && a.source != nullptr) source = bit_cast<uint4>(load16_l2(a.source + at));
     if constexpr (kParts) {
       list.load(parts, 0);
       if (inside && parts.shared != nullptr) shared = bit_cast<uint4>(load16_l2(parts.shared + at));
@@ -303,7 +307,21 @@ __global__ void __launch_bounds__(kThreads) sum_norm_unit_kernel(const Args<T> a
 #pragma unroll
     for (int i = 0; i < 8; ++i) y[i] = made.get(i);
   }
+  if constexpr (std::is_same_v<ExchangeOrNone, Exchange>) {
+    const Exchanging ranks(*exchange);
+    const uint32_t units = a.width / 8, unit = blockIdx.x * units + threadIdx.x;
+    Vec16<T> made;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) made.set(i, y[i]);
+    if (inside) ranks.push(unit, bit_cast<uint4>(made));
+    ranks.count(gridDim.x * units);
+    ranks.clear(blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
+    if (inside) made = bit_cast<Vec16<T>>(sum_of<T>(ranks, unit));
+#pragma unroll
+    for (int i = 0; i < 8; ++i) y[i] = made.get(i);
+  }
   const auto add = [&] {
+    if (a.source == nullptr) return;
 #pragma unroll
     for (int i = 0; i < 8; ++i) y[i] = fmaf(a.made_scale, y[i], a.source_scale * of(source, i));
   };
@@ -345,10 +363,61 @@ __global__ void __launch_bounds__(kThreads) sum_norm_unit_kernel(const Args<T> a
   if (inside) store16(a.normed + at, out);
 }
 
+struct NoRanks {};
+
+template <class T, bool kParts, int kThreads>
+__global__ void __launch_bounds__(kThreads) sum_norm_unit_kernel(const Args<T> a) {
+  sum_norm_units<T, kParts, kThreads, NoRanks>(a, nullptr);
+}
+
+template <class T, bool kParts, int kThreads>
+__global__ void __launch_bounds__(kThreads)
+    sum_norm_ranks_kernel(const __grid_constant__ Args<T> a,
+                          const __grid_constant__ Exchange exchange) {
+  sum_norm_units<T, kParts, kThreads>(a, &exchange);
+}
+
+// Whether rows are units of threads' registers.
+bool takes_units(const SumNormParams& p) {
+  return p.dtype != DType::kFloat32 && p.width % 8 == 0 && p.width <= 8 * 1024;
+}
+
+// The sum of what experts made alone.
+Status join_parts(const SumNormParams& p, const Launch& launch_on) {
+  SumNormParams joined;
+  joined.made = p.made;
+  joined.parts = p.parts;
+  joined.out = p.summed;
+  joined.num_rows = p.num_rows;
+  joined.width = p.width;
+  joined.dtype = p.dtype;
+  return sum_norm(joined, launch_on);
+}
+
+// By launches of their own: parts, the sum over ranks, the norm.
+Status sum_norm_of_ranks(SumNormParams p, const Launch& launch_on) {
+  const bool parts = p.parts.places != nullptr;
+  if (parts) REGATTA_RETURN_IF_ERROR(join_parts(p, launch_on));
+  const void* const in = parts ? p.summed : p.made;
+  REGATTA_RETURN_IF_ERROR(sum_ranks({in, p.summed, p.num_rows * p.width, p.dtype}, launch_on));
+  p.made = p.summed;
+  p.parts = {};
+  p.over_ranks = false;
+  return sum_norm(p, launch_on);
+}
+
 }  // namespace
 
 Status sum_norm(const SumNormParams& p, const Launch& launch_on) {
   if (p.num_rows == 0) return {};
+  const Exchange* const exchange = p.over_ranks ? current_exchange() : nullptr;
+  if (p.over_ranks && exchange == nullptr) {
+    return Status::error("sum_norm: this process has no other ranks");
+  }
+  const int64_t bytes = p.num_rows * p.width * dtype_size(p.dtype);
+  if (exchange && !(takes_units(p) && sums_in_norm(p.num_rows, bytes))) {
+    return sum_norm_of_ranks(p, launch_on);
+  }
   return dispatch_dtype(p.dtype, "sum_norm", [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
     Args<T> a = {};
@@ -373,7 +442,14 @@ Status sum_norm(const SumNormParams& p, const Launch& launch_on) {
         std::min<int64_t>(1024, round_up(ceil_div(p.width, int64_t{8}), int64_t{32})));
     const bool parts = p.parts.places != nullptr;
     if constexpr (sizeof(T) == 2) {
-      if (p.width % 8 == 0 && p.width <= 8 * 1024) {
+      if (exchange) {
+        auto* const some =
+            parts ? sum_norm_ranks_kernel<T, true, 512> : sum_norm_ranks_kernel<T, false, 512>;
+        auto* const most =
+            parts ? sum_norm_ranks_kernel<T, true, 1024> : sum_norm_ranks_kernel<T, false, 1024>;
+        return launch(config.block.x <= 512 ? some : most, config, "sum_norm", a, *exchange);
+      }
+      if (takes_units(p)) {
         auto* const some =
             parts ? sum_norm_unit_kernel<T, true, 512> : sum_norm_unit_kernel<T, false, 512>;
         auto* const most =

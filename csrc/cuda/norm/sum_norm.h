@@ -17,12 +17,15 @@ struct MadeOfParts {
   bool ready = false;                  // all but `made` may be read ahead of pdl_wait(), and source
 };
 
+// Of several ranks `made`, of parts too, is first summed over them and rounded.
 // total = source_scale * source + made_scale * made, where `post_norm` is of made or of the sum.
 // out = total; normed = next_norm(out).
 struct SumNormParams {
   const void* made = nullptr;  // [num_rows, width]; with parts of `places`
   MadeOfParts parts;
-  const void* source = nullptr;  // [num_rows, width]
+  bool over_ranks = false;
+  void* summed = nullptr;  // [num_rows, width], over ranks: scratch; may be made without parts
+  const void* source = nullptr;  // [num_rows, width]; null: nothing is added
   float source_scale = 1.0f, made_scale = 1.0f;
   Norm post_norm;
   NormWeights post_weights;

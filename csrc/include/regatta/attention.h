@@ -73,9 +73,13 @@ struct RopeAndCacheWriteParams {
   int64_t num_tokens = 0;
   int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
   int64_t rotary_dim = 0, num_positions = 0;
-  float epsilon = 0.0f;      // of the norms
-  bool plus_one = false;     // the norms' factors are 1 + weight
-  bool whole = false;        // q_norm [Hq * D] and k_norm [Hkv * D] norm all heads' values together
+  float epsilon = 0.0f;   // of the norms
+  bool plus_one = false;  // the norms' factors are 1 + weight
+  bool whole = false;     // q_norm [Hq * D] and k_norm [Hkv * D] norm all heads' values together
+  // With `whole` over ranks, on GPUs: [T, 2] the sums of squares of queries and of keys of all of
+  // them, of whole_size values each (cuda::whole_squares()); null: of these heads alone.
+  const float* whole_squares = nullptr;
+  int64_t whole_size = 0;
   bool last = false;         // they come behind the rotation; not with `whole`
   bool interleaved = false;  // pairs are (2i, 2i + 1), not (i, i + R / 2)
   // Rows of rope_cache by which dims [R, 2R) rotate, besides [0, R) by `positions`; null: they

@@ -20,6 +20,8 @@ class Communicator {
   virtual Status sum(void* data, int64_t count, DType dtype) = 0;
   // all [size, bytes]: the parts [bytes] of all ranks, in their order.
   virtual Status gather(const void* part, void* all, int64_t bytes) = 0;
+  // Not 0: all waiting ends. The first word of a page of memory that the ranks share.
+  virtual const std::atomic<uint32_t>& ends() const = 0;
 };
 
 // This process's; null where a model has one rank. Used by the thread that runs steps, alone.

@@ -45,7 +45,32 @@ struct GatherRowsParams {
   DType dtype = DType::kFloat32;
 };
 
+// rows[i] = token_ids[i] - begin, of tokens in [begin, end); of others `other`.
+struct OwnRowsParams {
+  const int32_t* token_ids = nullptr;  // [count]
+  int32_t* rows = nullptr;             // [count]
+  int64_t count = 0, begin = 0, end = 0, other = 0;
+};
+
 namespace cuda {
+
+// The sum of all ranks' `in`, in their order in float32, rounded once (and -0.0 is +0.0 in it).
+enum class AllReduce : uint8_t;
+struct SumRanksParams {
+  const void* in = nullptr;  // [count], at a multiple of 16 bytes
+  void* out = nullptr;       // [count]; may be in
+  int64_t count = 0;
+  DType dtype = DType::kFloat32;
+  const AllReduce* by = nullptr;  // null: as cuda/ranks/select.h says
+};
+
+// Row t of `all`: the first counts[r] columns of row t of rank r's part, of all ranks in order.
+struct GatherColumnsParams {
+  const float* part = nullptr;  // [num_rows, width], at a multiple of 16 bytes
+  float* all = nullptr;         // [num_rows, the sum of counts]
+  const int* counts = nullptr;  // of each rank
+  int64_t num_rows = 0, width = 0;
+};
 
 // Where and how to launch.
 struct Launch {
@@ -81,6 +106,9 @@ Status norm_rows(const NormParams& params, const int32_t* row_ids, int64_t num_s
 Status activate(const ActivateParams& params, const Launch& launch);
 Status add(const AddParams& params, const Launch& launch);
 Status rope_and_cache_write(const RopeAndCacheWriteParams& params, const Launch& launch);
+// squares [T, 2]: of a rank's queries, and of its keys, each as often as queries here read it. Of
+// all ranks together a key head counts once for each of its group, however many of them have it.
+Status whole_squares(const RopeAndCacheWriteParams& params, float* squares, const Launch& launch);
 // `packed` is [out_features, in_features]: a GPU multiplies matrices as checkpoints store them.
 Status pack_dense(const PackDenseParams& params, const Launch& launch);
 
@@ -120,6 +148,12 @@ Status sample(const SampleParams& params, const Launch& launch);
 Status verify_window(const VerifyWindowParams& params, const Launch& launch);
 
 Status logprobs(const LogprobsParams& params, const Launch& launch);
+
+// Over ranks, each with a GPU of its own (cuda/ranks/exchange.cuh): all make the same calls in the
+// same order.
+Status sum_ranks(const SumRanksParams& params, const Launch& launch);
+Status gather_columns(const GatherColumnsParams& params, const Launch& launch);
+Status own_rows(const OwnRowsParams& params, const Launch& launch);
 
 // params.copies is host memory; what it names is read before the call returns.
 Status copy_blocks(const CopyBlocksParams& params, const Launch& launch);

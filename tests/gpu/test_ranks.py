@@ -1,0 +1,145 @@
+"""One model over two GPUs: what one GPU answers, and the end of all where a process ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from predict import LLM, SamplingParams
+from predict.device import devices
+from predict.errors import EngineError, UserError
+from predict.ranks import gpus
+from predict.ranks.ahead import AheadRunner
+from predict.ranks.life import state_of
+from tests.support import gpu_rank
+from tests.support.golden import check_greedy, config, runs
+from tests.support.golden_logits import check_logits, logits_and_wanted
+from tests.support.gpu_engines import SETTINGS
+from tests.support.schemes import relative_error
+
+CASE, PROMISE = "llama_gqa", 5.0  # seconds in which all have ended
+PROMPTS = [[1, 5, 9, 13, 40, 7, 8, 100, 3, 4, 5], [17, 3], [90, 80, 70, 60, 50]]
+# Grouped heads, norms of heads, parallel blocks, ALiBi, experts with biases and shared ones,
+# latents, post-norms, and norms over all heads.
+GRAPHS = (
+    *("llama_gqa", "qwen3", "falcon_40b", "bloom_7b", "gpt_oss_20b", "qwen2_moe_a2_7b"),
+    *("deepseek_v2_lite", "gemma3_4b", "olmo2_gqa"),
+)
+EAGER = ("llama_gqa", "olmo2_gqa")
+
+
+@pytest.fixture(autouse=True)
+def two_gpus(gpu: devices.Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    count = len(devices.driver_info().gpus)
+    if count < 2:
+        pytest.skip(f"ranks have a GPU each, and there are {count}")
+    gpu_rank.of_tests(monkeypatch)
+    yield
+    devices.activate(gpu)
+
+
+def over_ranks(case: Any, **settings: Any) -> LLM:
+    settings = {"batch_size": 3, **SETTINGS, **settings}
+    llm = LLM(config(case, tensor_parallel_degree=2, **settings))
+    assert isinstance(llm.engine.runner, AheadRunner)
+    return llm
+
+
+def process_ids(llm: LLM) -> list[int]:
+    runner = llm.engine.runner
+    assert isinstance(runner, AheadRunner)
+    return runner._ranks.process_ids
+
+
+@pytest.mark.parametrize(
+    ("case", "graphs"), [*((case, True) for case in GRAPHS), *((case, False) for case in EAGER)]
+)
+def test_text_and_logits_equal_transformers(
+    case: str, graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(gpu_rank.NO_GRAPHS, str(int(not graphs)))
+    for max_length, which in runs(case):
+        llm = over_ranks(case, max_length=max_length)
+        check_logits(llm, case, which)
+        check_greedy(llm, case, which)
+
+
+def test_half_precision_is_near_one_gpus() -> None:
+    """Where the norm's launch sums over ranks: of few rows of 16-bit values."""
+    settings: dict[str, Any] = {"dtype": "bfloat16", "batch_size": 3}
+    wanted = logits_and_wanted(LLM(config(CASE, **settings, **SETTINGS)), CASE)[0]
+    llm = over_ranks(CASE, **settings)
+    assert relative_error(logits_and_wanted(llm, CASE)[0], wanted) < 0.05
+    texts = [
+        llm.generate([prompt], SamplingParams(max_new_tokens=16)) for prompt in PROMPTS[:1] * 2
+    ]
+    assert texts[0][0].token_ids == texts[1][0].token_ids
+
+
+def test_choices_are_those_of_one_gpu() -> None:
+    """Steps run ahead; what changes logits by tokens that are on their way waits for them."""
+    params = [
+        SamplingParams(max_new_tokens=12, temperature=0.0, repetition_penalty=1.3, logprobs=2),
+        SamplingParams(max_new_tokens=12, temperature=0.9, seed=5, top_k=20, ignore_eos=True),
+        SamplingParams(max_new_tokens=12, temperature=0.0, frequency_penalty=0.5, ignore_eos=True),
+    ]
+    beams = [replace(SamplingParams(max_new_tokens=6, temperature=0.0), num_beams=3)]
+    found = []
+    for llm in (LLM(config(CASE, batch_size=3, **SETTINGS)), over_ranks(CASE)):
+        answers = [*llm.generate(PROMPTS, params), *llm.generate(PROMPTS[:1], beams)]
+        found.append([answer.token_ids for answer in answers])
+        assert llm.stats().num_used_blocks == 0
+    assert found[0] == found[1]
+
+
+def answer_for_ever(llm: LLM) -> None:
+    while True:
+        llm.generate(PROMPTS, SamplingParams(max_new_tokens=1500, ignore_eos=True))
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_ends_all_in_time(victim: int) -> None:
+    llm = over_ranks(CASE, max_length=2048)
+    ids = process_ids(llm)
+    llm.generate(PROMPTS, SamplingParams(max_new_tokens=8, ignore_eos=True))
+    killed: list[float] = []
+
+    def kill() -> None:
+        killed.append(time.monotonic())
+        os.kill(ids[victim], signal.SIGKILL)
+
+    timer = threading.Timer(0.3, kill)
+    timer.start()
+    with pytest.raises(EngineError, match=rf"rank {victim} \(process {ids[victim]}\) was ended by"):
+        answer_for_ever(llm)
+    assert time.monotonic() - killed[0] < PROMISE
+    assert not any(state_of(each).letter for each in ids)
+
+
+def test_gpus_that_cannot_be_ranks_together_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    info = devices.driver_info()
+    count = len(info.gpus)
+    with pytest.raises(UserError, match=f"tensor_parallel_degree {count + 1}: there are {count}"):
+        gpus.gpus_of("gpu", count + 1)
+    with pytest.raises(UserError, match="gpu:1 names 1 GPUs, and tensor_parallel_degree is 2"):
+        gpus.gpus_of("gpu:1", 2)
+    assert gpus.gpus_of("gpu:1,0", 2) == [1, 0]
+    with pytest.raises(UserError, match="gpu:0,1 names several GPUs, and one process takes one"):
+        LLM(config(CASE, **{**SETTINGS, "device": "gpu:0,1"}))
+    for change, why in (
+        ({"total_bytes": 1 << 30}, "is not like GPU 0"),
+        ({"name": "NVIDIA H100 MIG 1g.10gb"}, r"\(MIG\), which reaches no other"),
+    ):
+        other = replace(info, gpus=(info.gpus[0], replace(info.gpus[1], **change)))
+        monkeypatch.setattr(devices, "driver_info", lambda other=other: other)
+        with pytest.raises(UserError, match=why):
+            gpus.gpus_of("gpu", 2)
