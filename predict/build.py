@@ -55,8 +55,9 @@ from predict.loading.cache_scales import head_scales
 from predict.loading.defaults import with_model_defaults, with_whole_prompts
 from predict.loading.draft_config import DraftModel, read_draft
 from predict.loading.exported import check_export
+from predict.loading.exported import part_of as exported_part
 from predict.loading.layouts import with_stored_cache
-from predict.loading.manifest import Manifest, load_manifest
+from predict.loading.manifest import Manifest, check_degree, load_manifest, rank_folder
 from predict.loading.memory import (
     check_page_memory,
     graph_bytes,
@@ -155,8 +156,7 @@ class Builder:
         check_encoder(spec, self.platform.gpu is not None)
         spec = spec.with_latent_form(model.latent_form)
         if self.num_ranks > 1:
-            whole_experts = config.ranks.has_whole_experts
-            own = local_spec(spec, rank or 0, self.num_ranks, whole_experts=whole_experts)
+            own = self._part_of(spec, rank or 0)
             spec = spec if rank is None else own
             self.platform = replace(self.platform, num_ranks=1 if rank is None else self.num_ranks)
         self.spec = spec
@@ -182,6 +182,15 @@ class Builder:
         self.adapters: AdapterStore | None = None
         self.pages: list[LowRankPages] = []  # of adapters
         self.takes_adapters = config.adapters.is_used  # a program may take none
+
+    def _part_of(self, spec: DecoderSpec, rank: int) -> DecoderSpec:
+        """What a rank has of the network. Raises UserError where it cannot be shared so."""
+        model, ranks = self.given.model, self.given.ranks
+        if model.mode == "static":
+            manifest = load_manifest(Path(model.model_name_or_path))
+            check_degree(manifest, self.given)
+            return exported_part(manifest, spec, rank)
+        return local_spec(spec, rank, self.num_ranks, whole_experts=ranks.has_whole_experts)
 
     def parts(self) -> Parts:
         """Reads the weights and makes the rest. Raises UserError."""
@@ -212,6 +221,8 @@ class Builder:
     def _over_ranks(self) -> Running:
         """The same, of other processes, which this one starts."""
         library.require()  # ranks add in it, whatever operators they run
+        if self.config.model.mode == "static":
+            self._checked_export()
         shelf = rank_addons.RanksShelf(self.config.model.dtype)
         if self.takes_adapters:
             self.adapters = shelf.store(self.config, self.spec, self.reader, self.platform)
@@ -293,7 +304,7 @@ class Builder:
             if manifest.adapters is not None:
                 plan, names = plan_of(self.spec, self.reader)
                 self.adapters = self._adapter_store(plan, base_of(plan, names, self.reader, None))
-            directory = Path(config.model.model_name_or_path)
+            directory = Path(config.model.model_name_or_path) / rank_folder(self.rank)
             program = load_program(directory, config.model.model_prefix, self.platform.device)
             taps = manifest.taps or ()
             networks.append(partial(static_forward, program, pages=self.pages, taps=taps))
@@ -324,7 +335,7 @@ class Builder:
 
         loaded = None if self.platform.compiled is None else library.require()
         abi = None if loaded is None else loaded.metadata.abi
-        manifest = check_export(self.config, self.spec, paddle.__version__, abi)
+        manifest = check_export(self.config, self.spec, paddle.__version__, abi, self.rank)
         self.takes_adapters = self.takes_adapters and manifest.adapters is not None
         return manifest
 

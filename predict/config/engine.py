@@ -156,16 +156,11 @@ def _check_ranks(config: EngineConfig) -> None:
             "or leave --tensor_parallel_degree out"
         )
     method = config.speculation.speculate_method
-    refused = {
-        "--mode static": config.model.mode == "static",
-        f"--speculate_method {method}": method in DRAFTERS,
-    }
-    for what, is_given in refused.items():
-        if is_given:
-            raise UserError(
-                f"{named} does not go with {what} yet; leave one of the two out (one process runs "
-                "all of them)"
-            )
+    if method in DRAFTERS:
+        raise UserError(
+            f"{named} does not go with --speculate_method {method} yet; leave one of the two out "
+            "(one process runs all of them)"
+        )
 
 
 def check_params(params: SamplingParams, config: EngineConfig) -> None:

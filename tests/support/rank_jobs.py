@@ -7,12 +7,14 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from predict import LLM, SamplingParams
+from predict import LLM, EngineConfig, SamplingParams
+from predict.build import Builder, Running
 from predict.engine.batch import span_inputs
 from predict.engine.request_state import Request
 from predict.engine.scheduled import ScheduledSpan
 from predict.loading.model import read_spec
 from predict.nn.cuts import local_spec
+from predict.text.tokenizer import Tokenizer
 from tests.support.golden import check_greedy, config, greedy, runs, step_logits
 from tests.support.golden_logits import BLOCK_SIZE, check_logits
 
@@ -20,14 +22,24 @@ PROMPTS = [[1, 5, 9, 13, 40, 7, 8, 100, 3, 4, 5], [17, 3], [90, 80, 70, 60, 50]]
 
 
 @contextmanager
-def of_rank(rank: int, size: int, **cut: Any) -> Iterator[None]:
-    """Models that are made within are this rank's part."""
+def of_rank(rank: int, size: int, cut: dict[str, Any] | None) -> Iterator[None]:
+    """Models that are made within are this rank's part; exported ones say themselves how."""
+
+    class Part(Builder):
+        """Of an export for several ranks: what one of them makes."""
+
+        def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None):
+            super().__init__(config, tokenizer, rank if config.model.mode == "static" else None)
+
+        def _over_ranks(self) -> Running:
+            return self.running()
 
     def read(*arguments: Any) -> Any:
         spec, reader = read_spec(*arguments)
-        return local_spec(spec, rank, size, **cut), reader
+        return local_spec(spec, rank, size, **(cut or {})), reader
 
-    with mock.patch("predict.build.read_spec", read):
+    static = mock.patch("predict.build.Builder", Part)
+    with mock.patch("predict.build.read_spec", read) if cut is not None else static:
         yield
 
 
@@ -38,7 +50,7 @@ def check_golden(
     settings = {"inference_model": True, "attention": "append", **settings}
     for max_length, which in runs(case):
         blocks = 8 * max_length // BLOCK_SIZE
-        with of_rank(rank, size, **(cut or {})):
+        with of_rank(rank, size, cut or {}):
             llm = LLM(
                 config(
                     case,
@@ -52,11 +64,23 @@ def check_golden(
         check_greedy(llm, case, which)
 
 
+def check_export(rank: int, size: int, case: str, folders: list[str], **settings: Any) -> None:
+    """The same of a golden's export for these ranks, in a folder for each of its lengths."""
+    for (max_length, which), folder in zip(runs(case), folders, strict=True):
+        given: dict[str, Any] = {"mode": "static", "tensor_parallel_degree": size, **settings}
+        blocks = 8 * max_length // BLOCK_SIZE
+        sizes = {"batch_size": 3, "num_cache_blocks": blocks, "max_length": max_length}
+        with of_rank(rank, size, None):
+            llm = LLM(config(folder, inference_model=True, attention="append", **sizes, **given))
+        check_logits(llm, case, which)
+        check_greedy(llm, case, which)
+
+
 def made(rank: int, size: int, source: str, cut: Any, settings: dict[str, Any]) -> LLM:
     """The rank's part of a model; of one rank the whole."""
     settings = {"batch_size": 3, "inference_model": True, "attention": "append", **settings}
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
-    with of_rank(rank, size, **(cut or {})):
+    with of_rank(rank, size, cut or {}):
         return LLM(config(source, **settings))
 
 
