@@ -88,6 +88,7 @@ from predict.nn.places import fields_of, placing_of
 from predict.nn.plans import WeightPlan
 from predict.nn.spec import DecoderSpec
 from predict.ranks import addons as rank_addons
+from predict.ranks.drafts import RanksDrafter
 from predict.ranks.front import Ranks, RanksRunner
 from predict.system.launcher import check_alone
 from predict.system.notes import LOG
@@ -174,7 +175,7 @@ class Builder:
                 f"{spec.max_context} positions; text beyond them is likely to be poor"
             )
         self.tokenizer, self.eos_token_ids = self._tokenizer(tokenizer)
-        self.draft = read_draft(config, spec, self.tokenizer)
+        self.draft = self._part_of_draft(read_draft(config, spec, self.tokenizer))
         self.drafter: StateDrafter | None = None
         self.draft_cost = 0.0  # of a step of the draft model, in steps of the model
         self.weight_bytes = 0
@@ -191,6 +192,15 @@ class Builder:
             check_degree(manifest, self.given)
             return exported_part(manifest, spec, rank)
         return local_spec(spec, rank, self.num_ranks, whole_experts=ranks.has_whole_experts)
+
+    def _part_of_draft(self, draft: DraftModel | None) -> DraftModel | None:
+        """What a rank has of the draft model: all of it where ranks cannot share it out."""
+        if draft is None or self.rank is None:
+            return draft
+        try:
+            return draft._replace(spec=local_spec(draft.spec, self.rank, self.num_ranks))
+        except UserError:
+            return draft
 
     def parts(self) -> Parts:
         """Reads the weights and makes the rest. Raises UserError."""
@@ -223,6 +233,9 @@ class Builder:
         library.require()  # ranks add in it, whatever operators they run
         if self.config.model.mode == "static":
             self._checked_export()
+        self.drafter = open_state_drafter(
+            *(self.config, self.spec, self.reader, self.platform, None)
+        )
         shelf = rank_addons.RanksShelf(self.config.model.dtype)
         if self.takes_adapters:
             self.adapters = shelf.store(self.config, self.spec, self.reader, self.platform)
@@ -233,8 +246,18 @@ class Builder:
         for rank, each in enumerate(ready):
             LOG.info(f"rank {rank}: {mib(each.weight_bytes)} MiB of weights")
         weight_bytes = sum(each.weight_bytes for each in ready)
-        runner = RanksRunner(ranks, self.spec.vocab_size, weight_bytes)
-        return Running(runner, None, [], ready[0].num_blocks, rank_addons.prefix_writer(ranks))
+        runner, *others = (
+            RanksRunner(ranks, self.spec.vocab_size, weight_bytes, which)
+            for which in range(1 if self.draft is None else 2)
+        )
+        self.draft_cost = ready[0].draft_millionths / 1e6
+        if self.drafter is not None:
+            heads = self.drafter.weights
+            drafter = RanksDrafter(ranks, heads.taps, heads.num_heads)
+        return Running(
+            *(runner, others[0] if others else None, [], ready[0].num_blocks),
+            *(rank_addons.prefix_writer(ranks), drafter if self.drafter is not None else None),
+        )
 
     def running(self) -> Running:
         """Reads this process's weights, and makes what runs steps. Raises UserError."""

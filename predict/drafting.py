@@ -28,6 +28,7 @@ from predict.nn.drafters import ChainDrafter, ChainNetwork, MedusaHeads, MedusaN
 from predict.nn.hf_config import ConfigReader
 from predict.nn.inputs import LayerCache
 from predict.nn.spec import DecoderSpec
+from predict.ranks.drafts import RanksDrafter
 from predict.speculative import proposer_of
 from predict.system.notes import LOG
 
@@ -37,7 +38,7 @@ CPU_COSTS = Costs(row=0.04)
 # tokens to the next step, and more for many requests; a draft of a sixth of the bytes takes 0.8 ms.
 GPU_COSTS = Costs(row=0.0055, draft=0.05, wait=0.08, wait_each=0.004)
 
-DrafterNetwork: TypeAlias = "ChainNetwork | MedusaNetwork"
+DrafterNetwork: TypeAlias = "ChainNetwork | MedusaNetwork | RanksDrafter"
 
 
 class StateDrafter:
@@ -74,9 +75,11 @@ def open_state_drafter(
 ) -> StateDrafter | None:
     """The drafter of hidden states that `config` asks for; None where it is none.
 
-    spec, reader: the model's. program: it runs as. Raises UserError before any weight is read.
+    spec, reader: the model's, or what a rank has of it, whose drafter this is then. program: it runs as. Raises UserError before any weight is read.
     """
-    weights = open_drafter(config, spec, reader, platform)
+    share = spec.share
+    whole, ranks = (spec, None) if share is None else (share.whole, share.ranks)
+    weights = open_drafter(config, whole, reader, platform, ranks)
     if weights is None or program is None:
         return None if weights is None else StateDrafter(weights, None)
     weights.check_given(program.taps, config.model.model_name_or_path)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from predict.config.engine import EngineConfig
 from predict.ranks.front import Ready
 from predict.ranks.life import end_with_front
+from predict.ranks.messages import Down
 from predict.ranks.rank import Compared, Rank, ToFront
 from predict.ranks.shared import Channels
 from predict.system.files import parse_json
@@ -33,6 +34,7 @@ def main(words: Sequence[str]) -> None:
         from predict.build import Builder
         from predict.device import communicator, library
         from predict.ranks.addons import RankAddons
+        from predict.ranks.drafts import RankDrafter
 
         communicator.open_ranks(sums_fd, number, size)
         own = library.require()
@@ -43,18 +45,22 @@ def main(words: Sequence[str]) -> None:
             LOG.addHandler(ToFront(rank))
         running = builder.running()
         runners = [each for each in (running.runner, running.draft_runner) if each is not None]
+        answers = RankAddons(builder.spec, builder.adapters, running.write_prefix).answers
         if os.environ.get("REGATTA_CHECK_RANKS") == "1":
             from predict.engine.runner.networks import HostRunner
 
             for runner in runners:
                 assert isinstance(runner, HostRunner)
                 runner.network = Compared(runner.network, size)
-        addons = RankAddons(builder.spec, builder.adapters, running.write_prefix)
-        rank.tell_ready(Ready(running.num_blocks, builder.weight_bytes))
+        if running.drafter is not None:
+            runners[0] = drafter = RankDrafter(runners[0], running.drafter, config.model.dtype)
+            answers[Down.DRAFT] = drafter.answer
+        cost = int(builder.draft_cost * 1e6)
+        rank.tell_ready(Ready(running.num_blocks, builder.weight_bytes, cost))
     except Exception as error:
         rank.tell_failure(error)
         raise SystemExit(_until_ended()) from None
-    rank.serve(runners, addons.answers)
+    rank.serve(runners, answers)
     raise SystemExit(1)
 
 

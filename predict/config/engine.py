@@ -16,8 +16,7 @@ from predict.config.model import ModelConfig
 from predict.config.quantization import QuantizationConfig
 from predict.config.ranks import RanksConfig
 from predict.config.scheduling import DEFAULT_MAX_LENGTH, SchedulingConfig
-from predict.config.speculation import FOLDERS as DRAFTERS
-from predict.config.speculation import SpeculationConfig
+from predict.config.speculation import STATES, SpeculationConfig
 from predict.errors import UserError
 from predict.names import hint, nearest
 from predict.request import SAMPLING_KEYS, SamplingParams
@@ -156,10 +155,10 @@ def _check_ranks(config: EngineConfig) -> None:
             "or leave --tensor_parallel_degree out"
         )
     method = config.speculation.speculate_method
-    if method in DRAFTERS:
+    if method in STATES and config.model.mode == "static":
         raise UserError(
-            f"{named} does not go with --speculate_method {method} yet; leave one of the two out "
-            "(one process runs all of them)"
+            f"{named} does not go with --speculate_method {method} and --mode static together; "
+            "leave one of the three out"
         )
 
 

@@ -59,9 +59,7 @@ def check_export(
 def part_of(manifest: Manifest, spec: DecoderSpec, rank: int) -> DecoderSpec:
     """The network of a rank's program. spec: the whole one's."""
     ranks = manifest.part(rank)
-    return local_spec(
-        spec, rank, ranks.size, unit=ranks.unit, whole_experts=ranks.whole_experts
-    )
+    return local_spec(spec, rank, ranks.size, unit=ranks.unit, whole_experts=ranks.whole_experts)
 
 
 def check_program(

@@ -72,6 +72,7 @@ class Ready(NamedTuple):
 
     num_blocks: int  # of its caches, the same for all
     weight_bytes: int
+    draft_millionths: int = 0  # of a step's cost: what one of its drafter costs
 
 
 class _Group:
@@ -368,6 +369,7 @@ class RanksRunner:
             *choices_arrays(choices, self._vocab_size, sent),
         ]
         tokens = arrays_tokens(self._ranks.ask(Down.LAUNCH, asked))
+        tokens.hidden = dict.fromkeys(choices.taps)  # they stay: see predict.ranks.drafts
         self._sent = sent_behind(choices, sent)
         return tokens
 

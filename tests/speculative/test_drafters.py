@@ -318,58 +318,6 @@ def test_logits_of_ernies_layer_equal_numpy(tmp_path: Path) -> None:
             np.testing.assert_allclose(own[0], theirs, atol=2e-4, rtol=1e-4)
 
 
-# Heads that are right by construction: a row of the embedding says what follows it.
-
-WORDS = 60  # tokens, fewer than hidden values: their rows are orthogonal
-FOLLOWED = {**TARGET, "vocab_size": WORDS, "num_hidden_layers": 2}
-
-
-def _rows_and_order() -> tuple[Any, Any]:
-    generator = np.random.default_rng(5)
-    rows = np.linalg.qr(generator.standard_normal((HIDDEN, HIDDEN)))[0][:WORDS] * HIDDEN**0.5
-    return rows.astype(np.float32), generator.permutation(WORDS)
-
-
-def write_followed(folder: Path, noise: float) -> Path:
-    """A model whose next token depends on the last one, the more the smaller the noise."""
-    tiny.write(folder, FOLLOWED)
-    rows, order = _rows_and_order()
-    made = tiny.tensors({**tiny.CONFIG, **FOLLOWED})
-    for name, values in made.items():
-        if "proj" in name:
-            values *= noise
-    made["model.norm.weight"][:] = 1
-    made["model.embed_tokens.weight"] = rows
-    made["lm_head.weight"][order] = rows * (0.05 if noise else 0.2)
-    save_file(made, folder / "model.safetensors")
-    return folder
-
-
-def write_knowing(folder: Path, method: str, of: str) -> Path:
-    """A head that makes the row of the token behind its place: of the token, or of the state."""
-    rows, order = _rows_and_order()
-    config = {**HEAD_CONFIG, "vocab_size": WORDS}
-    step = rows[order].T @ rows / HIDDEN  # from a token's row to that of the one behind it
-    if method == "medusa":
-        blocks = {"1.0.linear.weight": np.eye(HIDDEN), "0.0.linear.weight": np.eye(HIDDEN)}
-        made: Tensors = {name: np.zeros_like(value) for name, value in blocks.items()}
-        made |= {f"{head}.0.linear.bias": np.zeros(HIDDEN) for head in range(2)}
-        head = np.zeros((WORDS, HIDDEN))
-        head[order] = rows * 0.2
-        made |= {"0.1.weight": head @ step, "1.1.weight": head @ step @ step}
-        config = {}
-    else:
-        made = {name: np.zeros_like(value) for name, value in drafters.eagle1().items()}
-        made["embed_tokens.weight"] = rows
-        made["layers.0.post_attention_layernorm.weight"] = np.ones(HIDDEN)
-        made["fc.weight"] = np.concatenate(
-            [np.eye(HIDDEN) * (of == "token"), step * (of == "state")], 1
-        )
-    made = {name: value.astype(np.float32) for name, value in made.items()}
-    file = "medusa_lm_head.safetensors" if method == "medusa" else ""
-    return drafters.write_head(folder, config, made, file)
-
-
 KNOWING = [("eagle", "token"), ("eagle", "state"), ("medusa", "state")]
 SOME = [[5, 17, 3, 40], [9], [30, 31, 32, 33, 34, 35] * 4]
 
@@ -378,8 +326,8 @@ SOME = [[5, 17, 3, 40], [9], [30, 31, 32, 33, 34, 35] * 4]
 def test_a_head_that_knows_what_follows_is_always_right(
     method: str, of: str, tmp_path: Path
 ) -> None:
-    target = write_followed(tmp_path / "model", 0.0)
-    folder = write_knowing(tmp_path / "head", method, of)
+    target = drafters.write_followed(tmp_path / "model", 0.0)
+    folder = drafters.write_knowing(tmp_path / "head", method, of)
     llm = LLM(settings(target, folder, method))
     draft_always(llm)
     llm.generate(SOME, SamplingParams(temperature=0.0, max_new_tokens=40, ignore_eos=True))
@@ -404,11 +352,11 @@ PAIRS = [
 def test_text_with_drafts_is_the_text_without(
     method: str, of: str, scheme: str | None, cache: str | None, tmp_path: Path
 ) -> None:
-    target = write_followed(tmp_path / "model", 1.0)
-    folder = write_knowing(tmp_path / "head", method, of)
+    target = drafters.write_followed(tmp_path / "model", 1.0)
+    folder = drafters.write_knowing(tmp_path / "head", method, of)
     more = {"quant_type": scheme, "cachekv_int8_type": cache}
     plain: dict[str, Any] = {"draft_model_name_or_path": None, "speculate_method": None}
-    prompts = [[(7 * i + j * j) % WORDS for j in range(3 + 5 * i)] for i in range(8)]
+    prompts = [[(7 * i + j * j) % drafters.WORDS for j in range(3 + 5 * i)] for i in range(8)]
     params = [GREEDY if index % 2 else SAMPLED for index in range(len(prompts))]
     expected = LLM(settings(target, None, method, **more, **plain)).generate(prompts, params)
     llm = LLM(settings(target, folder, method, **more))
@@ -423,8 +371,8 @@ def test_text_with_drafts_is_the_text_without(
 def test_text_with_drafts_is_the_text_without_in_16_bits(
     method: str, of: str, dtype: str, tmp_path: Path
 ) -> None:
-    target = write_followed(tmp_path / "model", 1.0)
-    folder = write_knowing(tmp_path / "head", method, of)
+    target = drafters.write_followed(tmp_path / "model", 1.0)
+    folder = drafters.write_knowing(tmp_path / "head", method, of)
     plain = settings(target, None, method, dtype=dtype, speculate_method=None)
     llm = LLM(settings(target, folder, method, dtype=dtype))
     draft_always(llm)
@@ -766,8 +714,8 @@ FEATURES: dict[str, dict[str, Any]] = {
 def test_what_requests_ask_for_is_the_same_with_drafts(
     feature: str, method: str, of: str, tmp_path: Path
 ) -> None:
-    target = write_followed(tmp_path / "model", 1.0)
-    folder = write_knowing(tmp_path / "head", method, of)
+    target = drafters.write_followed(tmp_path / "model", 1.0)
+    folder = drafters.write_knowing(tmp_path / "head", method, of)
     asked: dict[str, Any] = {"max_new_tokens": 16, "ignore_eos": True, **FEATURES[feature]}
     params = SamplingParams(**asked)
     plain: dict[str, Any] = {"draft_model_name_or_path": None, "speculate_method": None}
@@ -790,8 +738,8 @@ def test_what_requests_ask_for_is_the_same_with_drafts(
 def test_requests_with_adapters_have_drafts_and_their_own_text(
     method: str, of: str, tmp_path: Path
 ) -> None:
-    target = write_followed(tmp_path / "model", 1.0)
-    folder = write_knowing(tmp_path / "head", method, of)
+    target = drafters.write_followed(tmp_path / "model", 1.0)
+    folder = drafters.write_knowing(tmp_path / "head", method, of)
     adapter = write_peft(tmp_path / "adapter", peft_tensors(factors()))
     more: dict[str, Any] = {"lora_modules": (f"a={adapter}",), "max_lora_rank": 8}
     params = [replace(GREEDY, adapter=name) for name in ("a", None, "a")]
@@ -892,8 +840,8 @@ def test_random_requests_lose_no_block(
     """An event: a request comes, or one is aborted, or neither; then a step, in a pause or not."""
     monkeypatch.setattr(speculation, "MOST_VAIN", 5)
     monkeypatch.setattr(speculation, "PAUSE", 10)
-    target = write_followed(tmp_path / "model", 1.0)
-    folder = write_knowing(tmp_path / "head", method, "state")
+    target = drafters.write_followed(tmp_path / "model", 1.0)
+    folder = drafters.write_knowing(tmp_path / "head", method, "state")
     more = {"num_cache_blocks": 7, "max_length": 112, "max_num_batched_tokens": 24}
     llm = LLM(settings(target, folder, method, **more))
     draft_always(llm)
@@ -901,8 +849,8 @@ def test_random_requests_lose_no_block(
     manager, running, num_paused = engine.scheduler.block_manager, list[int](), 0
     for number in range(num_events):
         if random.random() < 0.2 and len(running) < 6:
-            prompt = [token % WORDS for token in LONG[: random.integers(1, 50)]]
-            prompt.append(int(random.integers(WORDS)))
+            prompt = [token % drafters.WORDS for token in LONG[: random.integers(1, 50)]]
+            prompt.append(int(random.integers(drafters.WORDS)))
             params = SamplingParams(
                 temperature=float(number % 100 >= 60),  # where few drafts are right
                 max_new_tokens=int(random.integers(20, 90)),

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
-from tests.support.tiny import CONFIG, tensors
+from tests.support.tiny import CONFIG, tensors, write
 
 Array = npt.NDArray[Any]
 Tensors = dict[str, Any]
@@ -336,3 +336,55 @@ def ernie_logits(
         return out, out @ head.T
 
     return chained(rows, states, tokens, count)
+
+
+# Heads that are right by construction: a row of the embedding says what follows it.
+
+WORDS = 60  # tokens, fewer than hidden values: their rows are orthogonal
+FOLLOWED = {"vocab_size": WORDS, "num_hidden_layers": 2}
+
+
+def rows_and_order() -> tuple[Any, Any]:
+    generator = np.random.default_rng(5)
+    rows = np.linalg.qr(generator.standard_normal((HIDDEN, HIDDEN)))[0][:WORDS] * HIDDEN**0.5
+    return rows.astype(np.float32), generator.permutation(WORDS)
+
+
+def write_followed(folder: Path, noise: float) -> Path:
+    """A model whose next token depends on the last one, the more the smaller the noise."""
+    write(folder, FOLLOWED)
+    rows, order = rows_and_order()
+    made = tensors({**CONFIG, **FOLLOWED})
+    for name, values in made.items():
+        if "proj" in name:
+            values *= noise
+    made["model.norm.weight"][:] = 1
+    made["model.embed_tokens.weight"] = rows
+    made["lm_head.weight"][order] = rows * (0.05 if noise else 0.2)
+    save_file(made, folder / "model.safetensors")
+    return folder
+
+
+def write_knowing(folder: Path, method: str, of: str) -> Path:
+    """A head that makes the row of the token behind its place: of the token, or of the state."""
+    rows, order = rows_and_order()
+    config = {**HEAD_CONFIG, "vocab_size": WORDS}
+    step = rows[order].T @ rows / HIDDEN  # from a token's row to that of the one behind it
+    if method == "medusa":
+        blocks = {"1.0.linear.weight": np.eye(HIDDEN), "0.0.linear.weight": np.eye(HIDDEN)}
+        made: Tensors = {name: np.zeros_like(value) for name, value in blocks.items()}
+        made |= {f"{head}.0.linear.bias": np.zeros(HIDDEN) for head in range(2)}
+        head = np.zeros((WORDS, HIDDEN))
+        head[order] = rows * 0.2
+        made |= {"0.1.weight": head @ step, "1.1.weight": head @ step @ step}
+        config = {}
+    else:
+        made = {name: np.zeros_like(value) for name, value in eagle1().items()}
+        made["embed_tokens.weight"] = rows
+        made["layers.0.post_attention_layernorm.weight"] = np.ones(HIDDEN)
+        made["fc.weight"] = np.concatenate(
+            [np.eye(HIDDEN) * (of == "token"), step * (of == "state")], 1
+        )
+    made = {name: value.astype(np.float32) for name, value in made.items()}
+    file = "medusa_lm_head.safetensors" if method == "medusa" else ""
+    return write_head(folder, config, made, file)
