@@ -21,6 +21,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if __package__ in (None, ""):  # run as a script: import from the checkout, not from this folder
@@ -232,13 +233,11 @@ def _export(
     from predict.loading.cache_scales import head_scales
     from predict.loading.defaults import with_model_defaults
     from predict.loading.drafters.shared import open_shared, write_shared
-    from predict.loading.exported import check_program, part_of
     from predict.loading.layouts import with_stored_cache
     from predict.loading.manifest import rank_folder
     from predict.loading.model import load_decoder, read_spec
     from predict.loading.platform import platform_of
     from predict.loading.pooling import read_pooling, save_pooling
-    from predict.loading.program import save_program
     from predict.nn.adapter_pages import page_tensors
     from predict.nn.cuts import local_spec
     from predict.nn.decoder import FINAL
@@ -278,19 +277,10 @@ def _export(
             for rank in range(size):
                 if rank:
                     decoder, own = load(rank)
-                _stage("tracing the program")
                 part = folder / rank_folder(rank if size > 1 else None)
                 part.mkdir(exist_ok=True)
-                # Paddle does not live through an exception in the middle of tracing.
-                with _unbroken(signals, "the export ends once the program is written"):
-                    model = config.model
-                    pages = page_tensors(own, -1, platform.packs_pages) if enable_lora else None
-                    save_program(
-                        *(backend, decoder, own, config.cache.block_size, model.dtype, part),
-                        *(model.model_prefix, config.kv_format, pages, taps),
-                    )
-                if signals is not None:
-                    signals.check()
+                pages = page_tensors(own, -1, platform.packs_pages) if enable_lora else None
+                _save(config, signals, backend, decoder, own, part, pages, taps)
             _stage("writing the other files")
             _copy_files(source, folder, f"{config.model.model_prefix}.json", kv_format, scales)
             _name_family(reader, folder)
@@ -300,19 +290,52 @@ def _export(
             manifest = dataclasses.replace(
                 *(_manifest(*described),), task="embed" if embeds else None, ranks=_ranks(own)
             )
-            try:
-                for rank in range(size) if size > 1 else (None,):
-                    cut = spec if rank is None else part_of(manifest, spec, rank)
-                    check_program(manifest, cut, folder, config.model.model_prefix, rank)
-            except UserError as error:  # Paddle does not notice that a disk is full
-                raise UserError(
-                    f"the static model was not written whole to {output_path}: make room there, or "
-                    f"choose another --output_path ({error})",
-                    EXIT_FAILURE,
-                ) from None
+            _check_whole(manifest, spec, folder, config.model.model_prefix, output_path)
             manifest.save(folder)
     except OSError as error:
         raise _not_written(output_path, error) from None
+
+
+def _save(
+    config: EngineConfig,
+    signals: Signals | None,
+    backend: ModuleType,
+    decoder: Decoder,
+    spec: DecoderSpec,
+    *more: Any,
+) -> None:
+    """Traces and writes a program. more: its folder, its pages, and its taps."""
+    from predict.loading.program import save_program
+
+    folder, pages, taps = more
+    model, block_size = config.model, config.cache.block_size
+    _stage("tracing the program")
+    # Paddle does not live through an exception in the middle of tracing.
+    with _unbroken(signals, "the export ends once the program is written"):
+        save_program(
+            *(backend, decoder, spec, block_size, model.dtype, folder),
+            *(model.model_prefix, config.kv_format, pages, taps),
+        )
+    if signals is not None:
+        signals.check()
+
+
+def _check_whole(
+    manifest: Manifest, spec: DecoderSpec, folder: Path, prefix: str, output_path: Path
+) -> None:
+    """Raises UserError where a program is not whole: Paddle does not notice that a disk is full."""
+    from predict.loading.exported import check_program, part_of
+
+    try:
+        for rank in range(manifest.num_ranks) if manifest.ranks else (None,):
+            own = spec if rank is None else part_of(manifest, spec, rank)
+            check_program(manifest, own, folder, prefix, rank)
+    except UserError as error:
+        raise UserError(
+            f"the static model was not written whole to {output_path}: make room there, or "
+            f"choose another --output_path ({error})",
+            EXIT_FAILURE,
+        ) from None
 
 
 def _check_task(embeds: bool, gives_states: bool, pooling: str | None) -> None:

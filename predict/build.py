@@ -54,15 +54,13 @@ from predict.loading.adapters import Base
 from predict.loading.cache_scales import head_scales
 from predict.loading.defaults import with_model_defaults, with_whole_prompts
 from predict.loading.draft_config import DraftModel, read_draft
-from predict.loading.exported import check_export
-from predict.loading.exported import part_of as exported_part
+from predict.loading.exported import check_export, part_of_run
 from predict.loading.layouts import with_stored_cache
-from predict.loading.manifest import Manifest, check_degree, load_manifest, rank_folder
+from predict.loading.manifest import Manifest, load_manifest, rank_folder
 from predict.loading.memory import (
     check_page_memory,
     graph_bytes,
     max_draft_rows,
-    mib,
     num_cache_blocks,
     num_gpu_cache_blocks,
     workspace_bytes,
@@ -81,15 +79,13 @@ from predict.loading.program import load_program
 from predict.nn.adapter_pages import with_pages
 from predict.nn.blocks import LowRankPages
 from predict.nn.cache_formats import DENSE
-from predict.nn.cuts import local_spec
 from predict.nn.decoder import Decoder
 from predict.nn.inputs import Field, LayerCache, fields_with
 from predict.nn.places import fields_of, placing_of
 from predict.nn.plans import WeightPlan
 from predict.nn.spec import DecoderSpec
-from predict.ranks import addons as rank_addons
-from predict.ranks.drafts import RanksDrafter
-from predict.ranks.front import Ranks, RanksRunner
+from predict.ranks.addons import RanksShelf
+from predict.ranks.start import start
 from predict.system.launcher import check_alone
 from predict.system.notes import LOG
 from predict.text.tokenizer import Tokenizer
@@ -157,7 +153,7 @@ class Builder:
         check_encoder(spec, self.platform.gpu is not None)
         spec = spec.with_latent_form(model.latent_form)
         if self.num_ranks > 1:
-            own = self._part_of(spec, rank or 0)
+            own = part_of_run(config, spec, rank or 0)
             spec = spec if rank is None else own
             self.platform = replace(self.platform, num_ranks=1 if rank is None else self.num_ranks)
         self.spec = spec
@@ -175,7 +171,7 @@ class Builder:
                 f"{spec.max_context} positions; text beyond them is likely to be poor"
             )
         self.tokenizer, self.eos_token_ids = self._tokenizer(tokenizer)
-        self.draft = self._part_of_draft(read_draft(config, spec, self.tokenizer))
+        self.draft = read_draft(config, spec, self.tokenizer)
         self.drafter: StateDrafter | None = None
         self.draft_cost = 0.0  # of a step of the draft model, in steps of the model
         self.weight_bytes = 0
@@ -183,24 +179,6 @@ class Builder:
         self.adapters: AdapterStore | None = None
         self.pages: list[LowRankPages] = []  # of adapters
         self.takes_adapters = config.adapters.is_used  # a program may take none
-
-    def _part_of(self, spec: DecoderSpec, rank: int) -> DecoderSpec:
-        """What a rank has of the network. Raises UserError where it cannot be shared so."""
-        model, ranks = self.given.model, self.given.ranks
-        if model.mode == "static":
-            manifest = load_manifest(Path(model.model_name_or_path))
-            check_degree(manifest, self.given)
-            return exported_part(manifest, spec, rank)
-        return local_spec(spec, rank, self.num_ranks, whole_experts=ranks.has_whole_experts)
-
-    def _part_of_draft(self, draft: DraftModel | None) -> DraftModel | None:
-        """What a rank has of the draft model: all of it where ranks cannot share it out."""
-        if draft is None or self.rank is None:
-            return draft
-        try:
-            return draft._replace(spec=local_spec(draft.spec, self.rank, self.num_ranks))
-        except UserError:
-            return draft
 
     def parts(self) -> Parts:
         """Reads the weights and makes the rest. Raises UserError."""
@@ -236,27 +214,15 @@ class Builder:
         self.drafter = open_state_drafter(
             *(self.config, self.spec, self.reader, self.platform, None)
         )
-        shelf = rank_addons.RanksShelf(self.config.model.dtype)
+        shelf = RanksShelf(self.config.model.dtype)
         if self.takes_adapters:
             self.adapters = shelf.store(self.config, self.spec, self.reader, self.platform)
-        shelf.ranks = ranks = Ranks(
-            self.given.settings, self.num_ranks, self.given.ranks.rank_timeout
-        )
-        ready = ranks.ready()
-        for rank, each in enumerate(ready):
-            LOG.info(f"rank {rank}: {mib(each.weight_bytes)} MiB of weights")
-        weight_bytes = sum(each.weight_bytes for each in ready)
-        runner, *others = (
-            RanksRunner(ranks, self.spec.vocab_size, weight_bytes, which)
-            for which in range(1 if self.draft is None else 2)
-        )
-        self.draft_cost = ready[0].draft_millionths / 1e6
-        if self.drafter is not None:
-            heads = self.drafter.weights
-            drafter = RanksDrafter(ranks, heads.taps, heads.num_heads)
+        heads = None if self.drafter is None else self.drafter.weights
+        started = start(self.given, shelf, self.spec.vocab_size, self.draft is not None, heads)
+        self.draft_cost = started.draft_cost
         return Running(
-            *(runner, others[0] if others else None, [], ready[0].num_blocks),
-            *(rank_addons.prefix_writer(ranks), drafter if self.drafter is not None else None),
+            *(started.runner, started.draft_runner, [], started.num_blocks),
+            *(started.write_prefix, started.drafter),
         )
 
     def running(self) -> Running:
@@ -347,7 +313,12 @@ class Builder:
         if self.drafter is not None:
             self.drafter.read(self.decoder)
         networks += [
-            partial(DynamicForward, weights.platform.backend, decoder)
+            partial(
+                DynamicForward,
+                weights.platform.backend,
+                decoder,
+                parts=weights.platform.gpu is None,
+            )
             for weights, decoder in zip(opened, decoders, strict=True)
         ]
         return networks[0], networks[1] if self.draft is not None else None

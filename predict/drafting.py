@@ -75,7 +75,8 @@ def open_state_drafter(
 ) -> StateDrafter | None:
     """The drafter of hidden states that `config` asks for; None where it is none.
 
-    spec, reader: the model's, or what a rank has of it, whose drafter this is then. program: it runs as. Raises UserError before any weight is read.
+    spec, reader: the model's, or what a rank has of it, whose drafter this is then. program: it
+    runs as. Raises UserError before any weight is read.
     """
     share = spec.share
     whole, ranks = (spec, None) if share is None else (share.whole, share.ranks)

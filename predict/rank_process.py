@@ -1,9 +1,9 @@
 """The process of one rank, which predict.ranks.front starts.
 
-    python -m predict.rank_process CHANNELS SUMS SETTINGS SIZE FRONT RANK
+    python -m predict.rank_process CHANNELS SUMS SETTINGS SIZE THREADS FRONT RANK
 
-First the descriptors of memory that the front has made; then how many ranks there are, the id of
-the front's process, and which rank this is.
+First the descriptors of memory that the front has made; then how many ranks there are, how many
+threads each has, the id of the front's process, and which rank this is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from predict.system.notes import LOG
 
 def main(words: Sequence[str]) -> None:
     """Loads this rank's part of the model and serves the front, which ends the process."""
-    channels_fd, sums_fd, settings_fd, size, front, number = map(int, words)
+    channels_fd, sums_fd, settings_fd, size, threads, front, number = map(int, words)
     text = os.pread(settings_fd, os.fstat(settings_fd).st_size, 0).decode()
     settings = parse_json(text, "the settings of ranks")
     end_with_front(front, number, settings["rank_timeout"])
@@ -37,8 +37,7 @@ def main(words: Sequence[str]) -> None:
         from predict.ranks.drafts import RankDrafter
 
         communicator.open_ranks(sums_fd, number, size)
-        own = library.require()
-        own.set_num_threads(max(own.info()["threads"] // size, 1))
+        library.require().set_num_threads(threads)
         LOG.propagate = False  # what flags and files give reason to say, the front has said
         builder = Builder(config, None, number, rank.got_on)
         if number == 0:  # what all say is said once

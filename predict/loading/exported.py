@@ -11,6 +11,7 @@ from predict.errors import UserError, quoted
 from predict.loading.manifest import (
     EXPORT,
     Manifest,
+    check_degree,
     check_files,
     check_manifest,
     check_spec,
@@ -62,12 +63,27 @@ def part_of(manifest: Manifest, spec: DecoderSpec, rank: int) -> DecoderSpec:
     return local_spec(spec, rank, ranks.size, unit=ranks.unit, whole_experts=ranks.whole_experts)
 
 
+def part_of_run(config: EngineConfig, spec: DecoderSpec, rank: int) -> DecoderSpec:
+    """What a rank of a run has of the network; of an export what its program is made for.
+
+    Raises UserError where the network cannot be shared so, or was exported for other ranks.
+    """
+    model, ranks = config.model, config.ranks
+    if model.mode == "static":
+        manifest = load_manifest(model.model_name_or_path)
+        check_degree(manifest, config)
+        return part_of(manifest, spec, rank)
+    degree = ranks.tensor_parallel_degree
+    return local_spec(spec, rank, degree, whole_experts=ranks.has_whole_experts)
+
+
 def check_program(
     manifest: Manifest, spec: DecoderSpec, directory: Path, prefix: str, rank: int | None = None
 ) -> None:
     """Raises UserError where a program is not on the list, not as the manifest says, or not whole.
 
-    spec, rank: of the rank whose program it is; None: of one process. Reads operators and headers; nothing of the weights.
+    spec, rank: of the rank whose program it is; None: of one process. Reads operators and headers;
+    nothing of the weights.
     """
     names = [f"{rank_folder(rank)}{prefix}.{ending}" for ending in PROGRAM_ENDINGS]
     program, parameters = (directory / name for name in names)

@@ -202,8 +202,8 @@ class Manifest:
         default=None,
     )
     files: dict[str, FileDigest] = _kind(  # noqa: RUF009  (all but the manifest, by name)
-        "an object of file names, without folders but those of ranks, with num_bytes and a list sha256 of a digest "
-        "for each 64 MiB",
+        "an object of file names, without folders but those of ranks, with num_bytes and a list "
+        "sha256 of a digest for each 64 MiB",
         _are_files,
         default_factory=dict,
     )
@@ -331,8 +331,8 @@ def check_degree(manifest: Manifest, config: EngineConfig) -> None:
     if own != degree:
         raise UserError(
             f"the exported model in {config.model.model_name_or_path} is for "
-            f"{own} rank{'s' * (own > 1)}, and --tensor_parallel_degree is {degree}; give {own}, or "
-            f"export it again with --tensor_parallel_degree {degree}"
+            f"{own} rank{'s' * (own > 1)}, and --tensor_parallel_degree is {degree}; give {own}, "
+            f"or export it again with --tensor_parallel_degree {degree}"
         )
 
 

@@ -89,7 +89,7 @@ def test_an_export_takes_the_place_of_one_for_other_ranks(folder: Path, tmp_path
         export_model(made(folder / "model", tensor_parallel_degree=size), tmp_path / "out")
         assert names <= {path.name for path in (tmp_path / "out").iterdir()}
     (tmp_path / "out/rank_x").mkdir()
-    with pytest.raises(UserError, match="not empty|rank_x"):
+    with pytest.raises(UserError, match=r"would remove .*rank_x"):
         export_model(made(folder / "model"), tmp_path / "out", overwrite=True)
 
 

@@ -7,13 +7,26 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import numpy as np
+
 from predict import LLM, EngineConfig, SamplingParams
 from predict.build import Builder, Running
+from predict.device.place import tensor_at
 from predict.engine.batch import span_inputs
+from predict.engine.choices import GREEDY
+from predict.engine.logits_processors import Adjustment
+from predict.engine.masks import num_words
 from predict.engine.request_state import Request
+from predict.engine.runner.host_chooser import HostChooser
 from predict.engine.scheduled import ScheduledSpan
+from predict.engine.step import Adjusted, Choices
 from predict.loading.model import read_spec
 from predict.nn.cuts import local_spec
+from predict.nn.decoder import StepOutputs
+from predict.nn.kinds.attention import AttentionBlock
+from predict.nn.shares import Ranks
+from predict.nn.spec import DecoderSpec, Share
+from predict.ops import compiled
 from predict.text.tokenizer import Tokenizer
 from tests.support.golden import check_greedy, config, greedy, runs, step_logits
 from tests.support.golden_logits import BLOCK_SIZE, check_logits
@@ -74,6 +87,50 @@ def check_export(rank: int, size: int, case: str, folders: list[str], **settings
             llm = LLM(config(folder, inference_model=True, attention="append", **sizes, **given))
         check_logits(llm, case, which)
         check_greedy(llm, case, which)
+
+
+def tokens_of_slices(rank: int, size: int, seed: int) -> list[list[int]]:
+    """Greedy tokens of rows of all kinds, of ranks' slices and of whole logits."""
+    generator = np.random.default_rng(seed)
+    vocab_size, num_rows = 203, 12  # no multiple of ranks, of bytes, of words
+    logits = generator.standard_normal((num_rows, vocab_size)).astype(np.float32)
+    logits[1] = np.round(logits[1])  # ties
+    logits[2, 7], logits[3, 190], logits[4] = np.nan, np.inf, -np.inf
+    logits[5, :120] = -np.inf
+    block = AttentionBlock(12, 12, 8, 1.0)
+    spec = DecoderSpec("tiny", vocab_size, 96, ((block,),), 64)
+    share = Share(spec, Ranks(rank, size))
+    begin, end = share.tokens()
+    own = np.zeros((num_rows, share.num_rows), np.float32)  # zeros behind: tokens of nobody
+    own[:, : end - begin] = logits[:, begin:end]
+    params = SamplingParams(
+        repetition_penalty=1.5,
+        frequency_penalty=0.3,
+        no_repeat_ngram_size=1,
+        logit_bias={5: 9.0, 200: -4.0},
+        bad_words=[[int(logits[9].argmax())]],
+    )
+    known = generator.integers(0, vocab_size, 40).tolist()
+    adjusted = [None] * num_rows
+    for row in (6, 7, 9):
+        adjustment = Adjustment.of(params, ())
+        adjusted[row] = Adjusted(adjustment, row, known, len(known), 9, [])  # type: ignore[call-overload]
+    masks = np.full((num_rows, num_words(vocab_size)), -1, np.int32)
+    masks[7:9] = generator.integers(-(1 << 31), 1 << 31, masks[7:9].shape)
+    masks[10] = 0
+
+    def fill_masks(into: Any) -> None:
+        into[...] = masks
+
+    chooser, found = HostChooser(compiled), []
+    for given in (Choices([GREEDY] * num_rows), Choices([GREEDY] * num_rows, adjusted)):
+        for choices in (given, given._replace(fill_masks=fill_masks)):
+            for outputs in (
+                StepOutputs(tensor_at(own.copy(), None), share=share),
+                StepOutputs(tensor_at(logits.copy(), None)),
+            ):
+                found.append(chooser.choose(outputs, choices).token_ids)
+    return found
 
 
 def made(rank: int, size: int, source: str, cut: Any, settings: dict[str, Any]) -> LLM:

@@ -149,8 +149,8 @@ def open_drafter(
 ) -> DrafterWeights | None:
     """The drafter of hidden states that `config`, the model's, asks for; None where it is none.
 
-    target, reader: the whole model's. ranks: of the rank that runs it. Raises UserError where the two do not fit together, before any
-    weight is read.
+    target, reader: the whole model's. ranks: of the rank that runs it. Raises UserError where the
+    two do not fit together, before any weight is read.
     """
     method = config.speculation.speculate_method
     if method not in STATES:
