@@ -21,7 +21,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 if __package__ in (None, ""):  # run as a script: import from the checkout, not from this folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
@@ -115,6 +116,7 @@ def export_model(
 
     check_static(config.model.device)
     _check_adapters(config, enable_lora)
+    _check_ranks(config, gives_states, enable_lora)
     prefix = config.model.model_prefix
     if not prefix or prefix != Path(prefix).name or prefix.startswith("."):
         raise UserError(
@@ -135,6 +137,23 @@ def _check_adapters(config: EngineConfig, enable_lora: bool) -> None:
             "--lora_modules names adapters of requests, and a program takes them only when "
             "exported with --enable_lora; add it, merge one adapter with --lora_path, or leave "
             "--lora_modules out"
+        )
+
+
+def _check_ranks(config: EngineConfig, gives_states: bool, enable_lora: bool) -> None:
+    degree = config.ranks.tensor_parallel_degree
+    if degree == 1:
+        return
+    refused = {"--return_full_hidden_states": gives_states, "--enable_lora": enable_lora}
+    for flag in (flag for flag, given in refused.items() if given):
+        raise UserError(
+            f"{flag} is of programs for one process, and --tensor_parallel_degree is {degree}; "
+            "leave one of the two out"
+        )
+    if config.model.inference_model is False:
+        raise UserError(
+            f"--tensor_parallel_degree {degree} exports programs that call the compiled operators, "
+            "which add over ranks; leave out --inference_model false"
         )
 
 
@@ -170,14 +189,20 @@ def holds_export(folder: Path) -> bool:
     try:
         _check_replaced(folder)
         sizes = {name: file.num_bytes for name, file in load_manifest(folder).files.items()}
-        found = {path.name: path.stat().st_size for path in folder.iterdir()}
+        found = {name: path.stat().st_size for name, path in _files(folder)}
     except (UserError, OSError):
         return False
     return {name: size for name, size in found.items() if name != FILE_NAME} == sizes
 
 
+def _files(folder: Path) -> list[tuple[str, Path]]:
+    """The files of an export by name, those in ranks' folders too."""
+    paths = sorted(path for path in folder.rglob("*") if not path.is_dir())
+    return [(path.relative_to(folder).as_posix(), path) for path in paths]
+
+
 def _check_replaced(folder: Path) -> None:
-    from predict.loading.manifest import FILE_NAME
+    from predict.loading.manifest import FILE_NAME, RANK_FOLDER
 
     if not (folder / FILE_NAME).is_file():
         raise UserError(
@@ -185,7 +210,10 @@ def _check_replaced(folder: Path) -> None:
             "choose another --output_path, or empty it yourself"
         )
     known = (*COPIED, "*.pdiparams", "shared.safetensors", POOLING)
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.rglob("*")):
+        is_ranks = path.is_dir() and path.parent == folder and RANK_FOLDER.fullmatch(path.name)
+        if is_ranks and not path.is_symlink():
+            continue
         if path.is_dir() or not any(path.match(pattern) for pattern in known):
             raise UserError(
                 f"--overwrite would remove {path}, which no export wrote; move it away, or choose "
@@ -205,14 +233,14 @@ def _export(
     from predict.loading.cache_scales import head_scales
     from predict.loading.defaults import with_model_defaults
     from predict.loading.drafters.shared import open_shared, write_shared
-    from predict.loading.exported import check_program
     from predict.loading.layouts import with_stored_cache
+    from predict.loading.manifest import rank_folder
     from predict.loading.model import load_decoder, read_spec
     from predict.loading.platform import platform_of
     from predict.loading.pooling import read_pooling, save_pooling
-    from predict.loading.program import save_program
     from predict.loading.states import check_states
     from predict.nn.adapter_pages import page_tensors
+    from predict.nn.cuts import local_spec
     from predict.nn.decoder import FINAL
     from predict.system.progress import Progress
 
@@ -230,46 +258,86 @@ def _export(
     kv_format = spec.cache_format(config.kv_format)
     scales = head_scales(kv_format, source, spec, config.quantization.use_fake_parameter)
     backend = platform.backend
-    pages = page_tensors(spec, -1, platform.packs_pages) if enable_lora else None
+    size, whole_experts = config.ranks.tensor_parallel_degree, config.ranks.has_whole_experts
+    specs = [local_spec(spec, rank, size, whole_experts=whole_experts) for rank in range(size)]
     import paddle
 
     platform.make_current()
     abi = None if platform.compiled is None else library.require().metadata.abi
-    with Progress(spec.num_layers, unit="layer") as progress:
-        decoder = load_decoder(config, spec, reader, platform, lambda layer: progress.on_finished())
+
+    def load(rank: int) -> tuple[Decoder, DecoderSpec]:
+        with Progress(spec.num_layers, unit="layer") as progress:
+            return load_decoder(
+                *(config, specs[rank], reader, platform), lambda layer: progress.on_finished()
+            )
+
+    decoder, own = load(0)
     try:
         final = partial(_unbroken, signals, "the static model is just being put in its place")
         with whole_folder(output_path, final) as folder:
             taps = write_shared(shared, folder) if shared else (FINAL,) * embeds
-            _stage("tracing the program")
-            # Paddle does not live through an exception in the middle of tracing.
-            with _unbroken(signals, "the export ends once the program is written"):
-                model = config.model
-                save_program(
-                    *(backend, decoder, spec, config.cache.block_size, model.dtype, folder),
-                    *(model.model_prefix, config.kv_format, pages, taps),
-                )
-            if signals is not None:
-                signals.check()
+            for rank in range(size):
+                if rank:
+                    decoder, own = load(rank)
+                part = folder / rank_folder(rank if size > 1 else None)
+                part.mkdir(exist_ok=True)
+                pages = page_tensors(own, -1, platform.packs_pages) if enable_lora else None
+                _save(config, signals, backend, decoder, own, part, pages, taps)
             _stage("writing the other files")
             _copy_files(source, folder, f"{config.model.model_prefix}.json", kv_format, scales)
             _name_family(reader, folder)
             if pooling is not None:
                 save_pooling(pooling, folder)
             described = (config, spec, decoder, folder, paddle.__version__, abi, enable_lora, taps)
-            manifest = _manifest(*described)
-            manifest = dataclasses.replace(manifest, task="embed" if embeds else None)
-            try:
-                check_program(manifest, spec, folder, config.model.model_prefix)
-            except UserError as error:  # Paddle does not notice that a disk is full
-                raise UserError(
-                    f"the static model was not written whole to {output_path}: make room there, or "
-                    f"choose another --output_path ({error})",
-                    EXIT_FAILURE,
-                ) from None
+            manifest = dataclasses.replace(
+                *(_manifest(*described),), task="embed" if embeds else None, ranks=_ranks(own)
+            )
+            _check_whole(manifest, spec, folder, config.model.model_prefix, output_path)
             manifest.save(folder)
     except OSError as error:
         raise _not_written(output_path, error) from None
+
+
+def _save(
+    config: EngineConfig,
+    signals: Signals | None,
+    backend: ModuleType,
+    decoder: Decoder,
+    spec: DecoderSpec,
+    *more: Any,
+) -> None:
+    """Traces and writes a program. more: its folder, its pages, and its taps."""
+    from predict.loading.program import save_program
+
+    folder, pages, taps = more
+    model, block_size = config.model, config.cache.block_size
+    _stage("tracing the program")
+    # Paddle does not live through an exception in the middle of tracing.
+    with _unbroken(signals, "the export ends once the program is written"):
+        save_program(
+            *(backend, decoder, spec, block_size, model.dtype, folder),
+            *(model.model_prefix, config.kv_format, pages, taps),
+        )
+    if signals is not None:
+        signals.check()
+
+
+def _check_whole(
+    manifest: Manifest, spec: DecoderSpec, folder: Path, prefix: str, output_path: Path
+) -> None:
+    """Raises UserError where a program is not whole: Paddle does not notice that a disk is full."""
+    from predict.loading.exported import check_program, part_of
+
+    try:
+        for rank in range(manifest.num_ranks) if manifest.ranks else (None,):
+            own = spec if rank is None else part_of(manifest, spec, rank)
+            check_program(manifest, own, folder, prefix, rank)
+    except UserError as error:
+        raise UserError(
+            f"the static model was not written whole to {output_path}: make room there, or "
+            f"choose another --output_path ({error})",
+            EXIT_FAILURE,
+        ) from None
 
 
 def _check_task(embeds: bool, gives_states: bool, pooling: str | None) -> None:
@@ -360,8 +428,16 @@ def _manifest(
         kv_format=config.kv_format,
         adapters=ADAPTERS if enable_lora else None,
         taps=list(taps) or None,
-        files={path.name: FileDigest.of(path) for path in sorted(folder.iterdir())},
+        files={name: FileDigest.of(path) for name, path in _files(folder)},
     )
+
+
+def _ranks(spec: DecoderSpec) -> dict[str, Any] | None:
+    """What a manifest says of the ranks. spec: of any of them."""
+    if spec.share is None:
+        return None
+    ranks = dataclasses.asdict(spec.share.ranks)
+    return {name: value for name, value in ranks.items() if name != "rank"}
 
 
 def _notes(flags: FlagValues) -> Iterator[str]:

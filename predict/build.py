@@ -53,14 +53,13 @@ from predict.loading.adapters import Base
 from predict.loading.cache_scales import head_scales
 from predict.loading.defaults import with_model_defaults, with_whole_prompts
 from predict.loading.draft_config import DraftModel, read_draft
-from predict.loading.exported import check_export
+from predict.loading.exported import check_export, part_of_run
 from predict.loading.layouts import with_stored_cache
-from predict.loading.manifest import Manifest, load_manifest
+from predict.loading.manifest import Manifest, load_manifest, rank_folder
 from predict.loading.memory import (
     check_page_memory,
     graph_bytes,
     max_draft_rows,
-    mib,
     num_cache_blocks,
     num_gpu_cache_blocks,
     num_state_slots,
@@ -81,16 +80,15 @@ from predict.loading.states import check_states
 from predict.nn.adapter_pages import with_pages
 from predict.nn.blocks import LowRankPages
 from predict.nn.cache_formats import DENSE
-from predict.nn.cuts import local_spec
 from predict.nn.decoder import Decoder
 from predict.nn.inputs import Field, LayerCache, fields_with
 from predict.nn.places import fields_of, placing_of
 from predict.nn.plans import WeightPlan
 from predict.nn.spec import DecoderSpec
-from predict.ranks import addons as rank_addons
-from predict.ranks.ahead import AheadRunner
-from predict.ranks.front import Ranks, RanksRunner
+from predict.ranks.addons import RanksShelf
+from predict.ranks.drafts import RanksFeed
 from predict.ranks.gpus import device_of
+from predict.ranks.start import start
 from predict.sight import Sight, with_eyes
 from predict.system.launcher import check_alone
 from predict.system.notes import LOG
@@ -161,8 +159,7 @@ class Builder:
         check_states(config, spec)
         spec = spec.with_latent_form(model.latent_form)
         if self.num_ranks > 1:
-            whole_experts = config.ranks.has_whole_experts
-            own = local_spec(spec, rank or 0, self.num_ranks, whole_experts=whole_experts)
+            own = part_of_run(config, spec, rank or 0)
             spec = spec if rank is None else own
             self.platform = replace(self.platform, num_ranks=1 if rank is None else self.num_ranks)
         self.spec = spec
@@ -219,20 +216,22 @@ class Builder:
     def _over_ranks(self) -> Running:
         """The same, of other processes, which this one starts."""
         library.require()  # ranks add in it, whatever operators they run
-        shelf = rank_addons.RanksShelf(self.config.model.dtype)
+        if self.config.model.mode == "static":
+            self._checked_export()
+        self.drafter = open_state_drafter(
+            *(self.config, self.spec, self.reader, self.platform, None)
+        )
+        shelf = RanksShelf(self.config.model.dtype)
         if self.takes_adapters:
             self.adapters = shelf.store(self.config, self.spec, self.reader, self.platform)
-        shelf.ranks = ranks = Ranks(
-            self.given.settings, self.num_ranks, self.given.ranks.rank_timeout
+        has_draft = self.draft is not None or self.drafter is not None
+        started = start(self.given, shelf, self.spec.vocab_size, has_draft)
+        self.draft_cost = started.draft_cost
+        if self.drafter is not None:
+            self.drafter.feed = RanksFeed(started.ranks)
+        return Running(
+            *(started.runner, started.draft_runner, [], started.num_blocks, started.write_prefix)
         )
-        ready = ranks.ready()
-        for rank, each in enumerate(ready):
-            LOG.info(f"rank {rank}: {mib(each.weight_bytes)} MiB of weights")
-        weight_bytes = sum(each.weight_bytes for each in ready)
-        on_gpus = kind_of(self.config.model.device) == "gpu"
-        form = AheadRunner if on_gpus else RanksRunner
-        runner = form(ranks, self.spec.vocab_size, weight_bytes)
-        return Running(runner, None, [], ready[0].num_blocks, rank_addons.prefix_writer(ranks))
 
     def running(self) -> Running:
         """Reads this process's weights, and makes what runs steps. Raises UserError."""
@@ -305,7 +304,7 @@ class Builder:
             if manifest.adapters is not None:
                 plan, names = plan_of(self.spec, self.reader)
                 self.adapters = self._adapter_store(plan, base_of(plan, names, self.reader, None))
-            directory = Path(config.model.model_name_or_path)
+            directory = Path(config.model.model_name_or_path) / rank_folder(self.rank)
             program = load_program(directory, config.model.model_prefix, self.platform.device)
             taps = manifest.taps or ()
             networks.append(partial(static_forward, program, pages=self.pages, taps=taps))
@@ -326,7 +325,12 @@ class Builder:
         if self.drafter is not None:
             self.drafter.read(self.decoder)
         networks += [
-            partial(DynamicForward, weights.platform.backend, decoder)
+            partial(
+                DynamicForward,
+                weights.platform.backend,
+                decoder,
+                parts=weights.platform.gpu is None,
+            )
             for weights, decoder in zip(opened, decoders, strict=True)
         ]
         return networks[0], networks[1] if self.draft is not None else None
@@ -337,7 +341,7 @@ class Builder:
 
         loaded = None if self.platform.compiled is None else library.require()
         abi = None if loaded is None else loaded.metadata.abi
-        manifest = check_export(self.config, self.spec, paddle.__version__, abi)
+        manifest = check_export(self.config, self.spec, paddle.__version__, abi, self.rank)
         self.takes_adapters = self.takes_adapters and manifest.adapters is not None
         return manifest
 

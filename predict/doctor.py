@@ -21,6 +21,7 @@ from typing import Any
 from predict.config.schemes import gpu_kernels
 from predict.device import devices, library
 from predict.errors import UserError
+from predict.ranks.front import SLOT_BYTES
 from predict.system import host
 
 NEEDED = ("numpy", "safetensors", "tokenizers", "sentencepiece", "jinja2", "tqdm")
@@ -32,6 +33,8 @@ CPU_FLAGS = (
     "amx_int8",
 )
 GIB = 1 << 30
+# How ranks of a model add their parts: of any size, for any number of ranks.
+SUMS = f"each rank adds all parts out of shared memory, {SLOT_BYTES >> 10} KiB at a time (CPU)"
 
 Report = dict[str, Any]
 
@@ -56,6 +59,7 @@ def collect() -> Report:
             "total_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
             "available_bytes": host.available_memory_bytes(),
         },
+        "sums": {"cpu": SUMS},
         "gpus": _gpus(),
         "cuda_library": cuda_library,
         "device_gpu": _device_gpu(),
@@ -232,6 +236,7 @@ def render(report: Report) -> str:
         ("cores", f"{cpu['num_allowed_cores']} of {cpu['num_cores']} allowed"),
         ("threads", str(cpu["num_threads"] or "Paddle's choice")),
         ("products by", cpu["instruction_set"] or "Paddle's choice"),
+        ("sums of ranks", report["sums"]["cpu"]),
         ("memory", "{available_bytes:.1f} of {total_bytes:.1f} GiB available".format(
             **{name: value / GIB for name, value in report["memory"].items()}
         )),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -28,7 +27,6 @@ from predict.loading.memory import check_cpu_memory, max_draft_rows
 from predict.loading.platform import Platform
 from predict.nn.decoder import Decoder
 from predict.nn.drafters import (
-    MEDUSA_TAPS,
     ChainDrafter,
     ChainForward,
     Feed,
@@ -57,7 +55,7 @@ class StateDrafter:
         self.num_bytes = weights.num_bytes + (0 if shared is None else shared.num_bytes)
         self.loading_bytes = weights.loading_bytes
         self._read: ChainDrafter | MedusaHeads | None = None
-        self.network: ChainForward | MedusaForward | None = None
+        self.feed: Any = None  # what its steps read states from, once it runs
 
     def read(self, decoder: Decoder | None) -> None:
         """decoder: the model's, where it is no program."""
@@ -69,25 +67,12 @@ class StateDrafter:
         self, config: EngineConfig, platform: Platform, num_blocks: int
     ) -> ChainForward | MedusaForward:
         """What runs it, with its caches made. num_blocks: of the model's."""
-        ops, feed = platform.backend, _feed_of(config, platform)
+        ops, self.feed = platform.backend, _feed_of(config, platform)
         if isinstance(self._read, MedusaHeads):
-            self.network = MedusaForward(ops, self._read, feed)
-        else:
-            assert self._read is not None
-            caches = draft_caches_of(config, self.weights.found.spec, num_blocks)
-            self.network = ChainForward(ops, self._read, caches, feed)
-        return self.network
-
-    @property
-    def taps(self) -> Sequence[str]:
-        """The hidden states that it reads."""
+            return MedusaForward(ops, self._read, self.feed)
         assert self._read is not None
-        return MEDUSA_TAPS if isinstance(self._read, MedusaHeads) else self._read.form.taps
-
-    @property
-    def num_heads(self) -> int:
-        """Of Medusa; else 0."""
-        return len(self._read.heads) if isinstance(self._read, MedusaHeads) else 0
+        caches = draft_caches_of(config, self.weights.found.spec, num_blocks)
+        return ChainForward(ops, self._read, caches, self.feed)
 
     @property
     def token_ids(self) -> npt.NDArray[np.int32] | None:
@@ -119,9 +104,12 @@ def open_state_drafter(
 ) -> StateDrafter | None:
     """The drafter of hidden states that `config` asks for; None where it is none.
 
-    spec, reader: the model's. program: it runs as. Raises UserError before any weight is read.
+    spec, reader: the model's, or what a rank has of it, whose drafter this is then. program: it
+    runs as. Raises UserError before any weight is read.
     """
-    weights = open_drafter(config, spec, reader, platform)
+    share = spec.share
+    whole, ranks = (spec, None) if share is None else (share.whole, share.ranks)
+    weights = open_drafter(config, whole, reader, platform, ranks)
     if weights is None or program is None:
         return None if weights is None else StateDrafter(weights, None)
     weights.check_given(program.taps, config.model.model_name_or_path)
@@ -183,12 +171,11 @@ def _state_drafting(of: Drafting, sampler: Sampler) -> StateDrafting | None:
     if of.drafter is None:
         return None
     assert of.draft_runner is not None
-    assert of.drafter.network is not None
     return StateDrafting(
         runner=of.draft_runner,
-        feed=of.drafter.network.feed,
-        taps=of.drafter.taps,
-        num_heads=of.drafter.num_heads,
+        feed=of.drafter.feed,
+        taps=of.drafter.weights.taps,
+        num_heads=of.drafter.weights.num_heads,
         sampler=UnadjustedSampler(sampler.seed, sampler.eos_token_ids),
         block_size=of.config.cache.block_size,
         num_blocks=of.num_blocks,

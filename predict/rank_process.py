@@ -1,9 +1,9 @@
 """The process of one rank, which predict.ranks.front starts.
 
-    python -m predict.rank_process CHANNELS SUMS SETTINGS SIZE FRONT RANK
+    python -m predict.rank_process CHANNELS SUMS SETTINGS SIZE THREADS FRONT RANK
 
-First the descriptors of memory that the front has made; then how many ranks there are, the id of
-the front's process, and which rank this is.
+First the descriptors of memory that the front has made; then how many ranks there are, how many
+threads each has, the id of the front's process, and which rank this is.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from predict.config.engine import EngineConfig
 from predict.errors import UserError
 from predict.ranks.front import Ready
 from predict.ranks.life import end_with_front
+from predict.ranks.messages import Down
 from predict.ranks.rank import Compared, Rank, ToFront
 from predict.ranks.shared import Channels
 from predict.system.files import parse_json
@@ -24,7 +25,7 @@ from predict.system.notes import LOG
 
 def main(words: Sequence[str]) -> None:
     """Loads this rank's part of the model and serves the front, which ends the process."""
-    channels_fd, sums_fd, settings_fd, size, front, number = map(int, words)
+    channels_fd, sums_fd, settings_fd, size, threads, front, number = map(int, words)
     text = os.pread(settings_fd, os.fstat(settings_fd).st_size, 0).decode()
     settings = parse_json(text, "the settings of ranks")
     end_with_front(front, number, settings["rank_timeout"])
@@ -36,6 +37,7 @@ def main(words: Sequence[str]) -> None:
         from predict.ranks import gpus
         from predict.ranks.addons import RankAddons
         from predict.ranks.ahead import Answers
+        from predict.ranks.drafts import RankFeed
 
         device = gpus.device_of(config.model.device, number, size)
         if on_gpu := device != "cpu":
@@ -44,28 +46,31 @@ def main(words: Sequence[str]) -> None:
         if on_gpu:
             gpus.open_gpus(config.model.device, number, size)
             Answers(rank)
-        own = library.require()
-        own.set_num_threads(max(own.info()["threads"] // size, 1))
+        library.require().set_num_threads(threads)
         LOG.propagate = False  # what flags and files give reason to say, the front has said
         builder = Builder(config, None, number, rank.got_on)
         if number == 0:  # what all say is said once
             LOG.addHandler(ToFront(rank))
         running = builder.running()
         runners = [each for each in (running.runner, running.draft_runner) if each is not None]
+        answers = RankAddons(builder.spec, builder.adapters, running.write_prefix).answers
         if os.environ.get("REGATTA_CHECK_RANKS") == "1":
             if on_gpu:
                 raise UserError("REGATTA_CHECK_RANKS=1 compares ranks on the CPU alone; unset it")
             from predict.engine.runner.networks import HostRunner
 
-            for runner in runners:
+            for runner in runners[: 1 + (builder.draft is not None)]:
                 assert isinstance(runner, HostRunner)
                 runner.network = Compared(runner.network, size)
-        addons = RankAddons(builder.spec, builder.adapters, running.write_prefix)
-        rank.tell_ready(Ready(running.num_blocks, builder.weight_bytes))
+        if builder.drafter is not None:
+            feed = RankFeed(runners, builder.drafter.feed)
+            runners, answers[Down.FEED] = [*feed.runners], feed.answer
+        cost = int(builder.draft_cost * 1e6)
+        rank.tell_ready(Ready(running.num_blocks, builder.weight_bytes, cost))
     except Exception as error:
         rank.tell_failure(error)
         raise SystemExit(_until_ended()) from None
-    rank.serve(runners, addons.answers)
+    rank.serve(runners, answers)
     raise SystemExit(1)
 
 

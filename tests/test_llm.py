@@ -175,7 +175,7 @@ def test_a_sequence_longer_than_the_model_knows_is_announced(
 def test_decoder_shares_the_embedding_with_a_tied_head(tmp_path: Path) -> None:
     settings = config(tiny.write(tmp_path / "m", {"tie_word_embeddings": True}), dtype="float32")
     spec, reader = read_spec(settings.model.model_name_or_path)
-    decoder = load_decoder(settings, spec, reader, platform_of("cpu", inference_model=False))
+    decoder, _ = load_decoder(settings, spec, reader, platform_of("cpu", inference_model=False))
     assert decoder.embedding.table is None
 
 

@@ -18,8 +18,7 @@ from predict.config.model import ModelConfig
 from predict.config.quantization import QuantizationConfig
 from predict.config.ranks import RanksConfig
 from predict.config.scheduling import DEFAULT_MAX_LENGTH, SchedulingConfig
-from predict.config.speculation import FOLDERS as DRAFTERS
-from predict.config.speculation import SpeculationConfig
+from predict.config.speculation import STATES, SpeculationConfig
 from predict.errors import UserError
 from predict.names import hint, nearest
 from predict.request import SAMPLING_KEYS, SamplingParams
@@ -163,16 +162,11 @@ def _check_ranks(config: EngineConfig) -> None:
     if kind == "gpu":
         _check_gpu_ranks(config, named)
     method = config.speculation.speculate_method
-    refused = {
-        "--mode static": config.model.mode == "static",
-        f"--speculate_method {method}": method in DRAFTERS,
-    }
-    for what, is_given in refused.items():
-        if is_given:
-            raise UserError(
-                f"{named} does not go with {what} yet; leave one of the two out (one process runs "
-                "all of them)"
-            )
+    if method in STATES and config.model.mode == "static":
+        raise UserError(
+            f"{named} does not go with --speculate_method {method} and --mode static together; "
+            "leave one of the three out"
+        )
 
 
 def _check_gpu_ranks(config: EngineConfig, named: str) -> None:
@@ -183,7 +177,7 @@ def _check_gpu_ranks(config: EngineConfig, named: str) -> None:
         f"--expert_parallel_degree {config.ranks.expert_parallel_degree}": (
             config.ranks.has_whole_experts
         ),
-        f"--speculate_method {method}": method == "draft_model" or method in DRAFTERS,
+        f"--speculate_method {method}": method == "draft_model" or method in STATES,
     }
     for what, is_given in refused.items():
         if is_given:

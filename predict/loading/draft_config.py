@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import NamedTuple
 
 from predict.config.engine import EngineConfig
 from predict.errors import UserError
 from predict.models import spec_of
+from predict.nn.cuts import local_spec
 from predict.nn.hf_config import ConfigReader
 from predict.nn.places import placing_of
 from predict.nn.spec import DecoderSpec
@@ -27,7 +29,9 @@ def read_draft(
     """The draft model that `config`, the target's, names; None where it names none.
 
     Device, type and lengths are the target's; its weights are rounded by draft_model_quant_type
-    alone, and its cache is dense. Raises UserError where the two models do not fit together.
+    alone, and its cache is dense. Of a rank's target it is that rank's part of the draft model, or
+    all of it where ranks cannot share it out. Raises UserError where the two models do not fit
+    together.
     """
     path = config.speculation.draft_model_name_or_path
     if path is None or config.speculation.speculate_method != "draft_model":
@@ -57,7 +61,12 @@ def read_draft(
             "not; use another draft model, or a --max_length of its training length"
         )
     settings = draft_settings(config, path)
-    return DraftModel(settings, spec.with_latent_form(config.model.latent_form), reader)
+    spec = spec.with_latent_form(config.model.latent_form)
+    if target.share is not None:
+        ranks = target.share.ranks
+        with contextlib.suppress(UserError):
+            spec = local_spec(spec, ranks.rank, ranks.size)
+    return DraftModel(settings, spec, reader)
 
 
 def draft_settings(config: EngineConfig, path: str) -> EngineConfig:

@@ -11,16 +11,19 @@ from predict.errors import UserError, quoted
 from predict.loading.manifest import (
     EXPORT,
     Manifest,
+    check_degree,
     check_files,
     check_manifest,
     check_spec,
     load_manifest,
+    rank_folder,
 )
 from predict.loading.parameter_file import check_parameters
 from predict.loading.program import PROGRAM_ENDINGS, held_tensors
 from predict.loading.program_check import ProgramFile, TensorType, read_program
 from predict.nn.adapter_pages import page_tensors
 from predict.nn.blocks import Block
+from predict.nn.cuts import local_spec
 from predict.nn.decoder import FINAL
 from predict.nn.kinds import known_kinds
 from predict.nn.places import fields_of
@@ -30,29 +33,59 @@ from predict.ops.records import read_records, settings_of
 
 
 def check_export(
-    config: EngineConfig, spec: DecoderSpec, paddle_version: str, library_abi: int | None
+    config: EngineConfig,
+    spec: DecoderSpec,
+    paddle_version: str,
+    library_abi: int | None,
+    rank: int | None = None,
 ) -> Manifest:
     """The manifest of the export of `config`, once all of the export is looked at.
 
     Raises UserError where it is not whole, not ours, or not for this run. From what
     is cheapest and says most: fields, flags, config.json, operators, tensors, digests. spec: of the
-    export's config.json. library_abi: of the loaded library, None without one.
+    export's config.json, a rank's for one of several. library_abi: of the loaded library, None
+    without one. Of an export for several ranks each looks at its program, and the process that
+    starts them, whose rank is None, at what they share.
     """
     directory = Path(config.model.model_name_or_path)
     manifest = load_manifest(directory)
     check_manifest(manifest, config, paddle_version, library_abi)
-    check_spec(manifest, directory, spec)
-    check_program(manifest, spec, directory, config.model.model_prefix)
-    check_files(manifest, directory)
+    check_spec(manifest, directory, spec if spec.share is None else spec.share.whole)
+    if manifest.ranks is None or rank is not None:
+        check_program(manifest, spec, directory, config.model.model_prefix, rank)
+    check_files(manifest, directory, rank)
     return manifest
 
 
-def check_program(manifest: Manifest, spec: DecoderSpec, directory: Path, prefix: str) -> None:
+def part_of(manifest: Manifest, spec: DecoderSpec, rank: int) -> DecoderSpec:
+    """The network of a rank's program. spec: the whole one's."""
+    ranks = manifest.part(rank)
+    return local_spec(spec, rank, ranks.size, unit=ranks.unit, whole_experts=ranks.whole_experts)
+
+
+def part_of_run(config: EngineConfig, spec: DecoderSpec, rank: int) -> DecoderSpec:
+    """What a rank of a run has of the network; of an export what its program is made for.
+
+    Raises UserError where the network cannot be shared so, or was exported for other ranks.
+    """
+    model, ranks = config.model, config.ranks
+    if model.mode == "static":
+        manifest = load_manifest(model.model_name_or_path)
+        check_degree(manifest, config)
+        return part_of(manifest, spec, rank)
+    degree = ranks.tensor_parallel_degree
+    return local_spec(spec, rank, degree, whole_experts=ranks.has_whole_experts)
+
+
+def check_program(
+    manifest: Manifest, spec: DecoderSpec, directory: Path, prefix: str, rank: int | None = None
+) -> None:
     """Raises UserError where a program is not on the list, not as the manifest says, or not whole.
 
-    Reads operators and headers; nothing of the weights.
+    spec, rank: of the rank whose program it is; None: of one process. Reads operators and headers;
+    nothing of the weights.
     """
-    names = [f"{prefix}.{ending}" for ending in PROGRAM_ENDINGS]
+    names = [f"{rank_folder(rank)}{prefix}.{ending}" for ending in PROGRAM_ENDINGS]
     program, parameters = (directory / name for name in names)
     unknown = [name for name in names if name not in manifest.files]
     if unknown:
@@ -64,7 +97,8 @@ def check_program(manifest: Manifest, spec: DecoderSpec, directory: Path, prefix
     missing = [str(path) for path in (program, parameters) if not path.exists()]
     if missing:
         raise UserError(f"the exported program lacks {' and '.join(missing)}; {EXPORT}")
-    read = read_program(program, compiled=manifest.library_abi is not None)
+    is_compiled = manifest.library_abi is not None
+    read = read_program(program, is_compiled, manifest.ranks is not None)
     problems = [*_misfits(manifest, spec, read)]
     if problems:
         raise UserError(

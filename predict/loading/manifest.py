@@ -22,10 +22,12 @@ from predict.config.cache import BLOCK_SIZES, KV_FORMATS
 from predict.config.engine import EngineConfig
 from predict.config.model import DTYPES
 from predict.config.quantization import DEFAULT_ACTIVATIONS, QuantSettings
+from predict.config.ranks import RANKS
 from predict.errors import UserError
 from predict.names import hint
 from predict.nn.adapter_pages import PAGE_RANKS
 from predict.nn.inputs import ADAPTED
+from predict.nn.shares import Ranks
 from predict.nn.spec import DecoderSpec
 from predict.schemes import known_schemes
 from predict.system.files import json_type, read_json_object
@@ -46,7 +48,8 @@ ROUNDING_FLAGS = {
 }
 _SETTINGS = tuple(each.name for each in dataclasses.fields(QuantSettings))
 # Null then: an export without them says what it said before there were any.
-_MAY_LACK = ("adapters", "taps", "task")
+_MAY_LACK = ("adapters", "taps", "task", "ranks")
+RANK_FOLDER = re.compile(r"rank_(0|[1-9]\d?)")  # of a program for one of several ranks
 
 
 @dataclass(frozen=True)
@@ -117,8 +120,19 @@ def _are_files(value: Any) -> bool:
     )
 
 
-def _is_file_name(name: str) -> bool:
+def _is_file_name(path: str) -> bool:
+    """Whether it names a file of an export, in it or in a rank's folder."""
+    folder, has_folder, name = path.rpartition("/")
+    if has_folder and not RANK_FOLDER.fullmatch(folder):
+        return False
     return name not in ("", ".", "..", FILE_NAME) and not {"/", "\\", "\0"} & {*name}
+
+
+def _are_ranks(value: Any) -> bool:
+    match value:
+        case {"size": size, "unit": unit, "whole_experts": bool()} if len(value) == 3:
+            return _is_number(size, 2, int(RANKS.high)) and _is_number(unit, 1, 1 << 20)
+    return False
 
 
 def _is_digest(value: Any) -> bool:
@@ -181,13 +195,29 @@ class Manifest:
     task: str | None = _kind(  # embed: it gives vectors
         "null or embed", lambda value: value in (None, "embed"), default=None
     )
+    # Of several ranks: how many, and what of Ranks is alike on each.
+    ranks: dict[str, Any] | None = _kind(  # noqa: RUF009
+        'null, or an object of "size", "unit" and "whole_experts"',
+        lambda value: value is None or _are_ranks(value),
+        default=None,
+    )
     files: dict[str, FileDigest] = _kind(  # noqa: RUF009  (all but the manifest, by name)
-        "an object of file names, without folders, with num_bytes and a list sha256 of a digest "
-        "for each 64 MiB",
+        "an object of file names, without folders but those of ranks, with num_bytes and a list "
+        "sha256 of a digest for each 64 MiB",
         _are_files,
         default_factory=dict,
     )
     digest: str = _text(default="", compare=False)  # SHA-256 of all fields above, as read
+
+    def part(self, rank: int) -> Ranks:
+        """How a rank's program is cut."""
+        assert self.ranks is not None
+        return Ranks(rank, **self.ranks)
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that run its programs."""
+        return 1 if self.ranks is None else self.ranks["size"]
 
     def save(self, directory: Path) -> None:
         """Writes manifest.json, its digest made anew."""
@@ -256,15 +286,23 @@ def check_spec(manifest: Manifest, directory: str | Path, spec: DecoderSpec) -> 
         raise UserError(f"{directory}: {'; '.join(differing)}; one was edited: {EXPORT}")
 
 
-def check_files(manifest: Manifest, directory: str | Path) -> None:
+def rank_folder(rank: int | None) -> str:
+    """Of a rank's program within an export; of one process the export itself."""
+    return "" if rank is None else f"rank_{rank}/"
+
+
+def check_files(manifest: Manifest, directory: str | Path, rank: int | None = None) -> None:
     """Raises UserError where a file is not as it was exported, or the manifest was edited.
 
-    Reads all files whole, a file's parts side by side.
+    Reads the files of the folder, or those of a rank in its own, whole; a file's parts side by
+    side.
     """
     directory = Path(directory)
+    own = rank_folder(rank).rstrip("/")
     if manifest.digest != manifest.own_digest:
         raise UserError(f"{directory / FILE_NAME} was edited: its digest is another; {EXPORT}")
-    for name, wanted in manifest.files.items():
+    files = {n: file for n, file in manifest.files.items() if n.rpartition("/")[0] == own}
+    for name, wanted in files.items():
         path = directory / name
         if not path.is_file():
             raise UserError(f"{path} is missing, or is no file; {EXPORT}")
@@ -274,7 +312,7 @@ def check_files(manifest: Manifest, directory: str | Path) -> None:
                 f"{path} is not as it was exported: it has {size} bytes, not {wanted.num_bytes}; "
                 f"{EXPORT}"
             )
-    for name, wanted in manifest.files.items():
+    for name, wanted in files.items():
         path = directory / name
         try:
             found = FileDigest.of(path)
@@ -287,6 +325,17 @@ def check_files(manifest: Manifest, directory: str | Path) -> None:
             )
 
 
+def check_degree(manifest: Manifest, config: EngineConfig) -> None:
+    """Raises UserError where the export is for another number of ranks."""
+    own, degree = manifest.num_ranks, config.ranks.tensor_parallel_degree
+    if own != degree:
+        raise UserError(
+            f"the exported model in {config.model.model_name_or_path} is for "
+            f"{own} rank{'s' * (own > 1)}, and --tensor_parallel_degree is {degree}; give {own}, "
+            f"or export it again with --tensor_parallel_degree {degree}"
+        )
+
+
 def check_manifest(
     manifest: Manifest, config: EngineConfig, paddle_version: str, library_abi: int | None
 ) -> None:
@@ -294,6 +343,7 @@ def check_manifest(
 
     library_abi: of the compiled library that is loaded, None without one.
     """
+    check_degree(manifest, config)
     ours, theirs = config.quantization.settings, manifest.rounded
     schemes, is_compiled = manifest.scheme.split(","), manifest.library_abi is not None
     # What the export has, what the run is to have, and by which flag, where they may differ.
@@ -303,6 +353,10 @@ def check_manifest(
         ("block_size", manifest.block_size, config.cache.block_size, "block_size"),
         ("its KV cache", manifest.kv_format, config.kv_format, "cachekv_int8_type"),
     ]
+    experts = config.ranks.expert_parallel_degree
+    if manifest.num_ranks > 1 and experts is not None:
+        made = manifest.num_ranks if manifest.part(0).whole_experts else 1
+        facts.append(("its experts' degree", made, experts, "expert_parallel_degree"))
     for flag, scheme in (("quant_type", ours.scheme), ("moe_quant_type", ours.expert_scheme)):
         if scheme is not None and scheme not in schemes:
             facts.append(("the scheme of its weights", manifest.scheme, scheme, flag))

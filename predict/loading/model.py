@@ -285,17 +285,14 @@ def load_decoder(
     reader: ConfigReader,
     platform: Platform,
     on_layer: Callable[[int], None] | None = None,
-) -> Decoder:
-    """Reads the checkpoint of `config` into a decoder, once it is checked. See open_weights."""
-    degree = config.ranks.tensor_parallel_degree
-    if degree > 1:
-        raise UserError(
-            f"tensor_parallel_degree {degree}: this command runs in one process; leave it out (the "
-            "predictor, the server and the Python API run several, without --mode static)"
-        )
+) -> tuple[Decoder, DecoderSpec]:
+    """Reads the checkpoint of `config` into a decoder, once it is checked. See open_weights.
+
+    With the network as the checkpoint has it, of a rank's spec a rank's.
+    """
     weights = open_weights(config, spec, reader, platform)
     check_memory([weights], with_cache=False)
-    return weights.read(on_layer)
+    return weights.read(on_layer), weights.plan.spec
 
 
 class Opened(Protocol):

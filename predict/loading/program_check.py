@@ -151,6 +151,15 @@ PLAIN = _table(
         "TLT>T accumulate": "index_put_",
     },
 )
+# What ranks' programs call besides the library's other operators: sums, rows of tokens, logits.
+_OF_PARTS = (
+    *("full", "full_int_array", "full_like", "scale", "greater_equal", "less_than"),
+    *("logical_and", "where", "slice", "concat"),
+)
+OF_RANKS = {
+    **_table(3, {"T>T": "regatta_sum_ranks", "T>T num_ranks:i32": "regatta_gather_ranks"}),
+    **{f"1.{name}": PLAIN[f"1.{name}"] for name in _OF_PARTS},
+}
 
 
 @dataclass(frozen=True)
@@ -178,10 +187,11 @@ class ProgramFile:
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
 
-def read_program(path: Path, compiled: bool) -> ProgramFile:
+def read_program(path: Path, compiled: bool, of_rank: bool = False) -> ProgramFile:
     """The program in `path`, whose operators are all of those that exports call.
 
-    compiled: whether it is to call the library's operators (else Paddle's own). Raises UserError
+    compiled: whether it is to call the library's operators (else Paddle's own). of_rank: whether it
+    is one of several, which exchange sums. Raises UserError
     that names the first operator, attribute or value that is something else.
     """
     if not path.is_file():
@@ -191,7 +201,8 @@ def read_program(path: Path, compiled: bool) -> ProgramFile:
             f"{path} has {path.stat().st_size} bytes; an exported program has {MAX_PROGRAM_BYTES} "
             f"at most; {EXPORT}"
         )
-    return _Reader(path, COMMON | (COMPILED if compiled else PLAIN)).read(read_json(path))
+    allowed = COMMON | (COMPILED if compiled else PLAIN) | (OF_RANKS if of_rank else {})
+    return _Reader(path, allowed).read(read_json(path))
 
 
 class _Reader:

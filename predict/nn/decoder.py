@@ -86,12 +86,14 @@ FINAL = "norm"  # the tap behind all layers and the last norm: the input of the 
 class StepOutputs(NamedTuple):
     """What a step gives.
 
-    step: where it lies on a GPU, for the chooser.
+    step: where it lies on a GPU, for the chooser. share: not None where logits are [L, rows] of one
+    rank's tokens, which that is of.
     """
 
     logits: Tensor | None  # float32 [L, V] of the rows that the inputs name; None: none are wanted
     hidden: Mapping[str, Tensor] = MappingProxyType({})  # by tap: [T, H] of all tokens
     step: Any = None
+    share: Share | None = None
 
 
 def check_taps(taps: Sequence[str], num_layers: int) -> None:

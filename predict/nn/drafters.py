@@ -171,7 +171,8 @@ class ChainForward:
         qkv = weights.product(ops, both, "qkv", step)
         query, written = ops.rope_and_cache_write(qkv, weights, step.cache, step.ropes, inputs)
         mixed = ops.paged_attention(query, weights, tuple(written), inputs, None)
-        hidden = ops.add(residual, weights.product(ops, mixed, "out", step))
+        made = weights.product(ops, mixed, "out", step)
+        hidden = ops.add(residual, ops.sum_ranks(made) if weights.block.partial else made)
         for block in others:
             hidden, _ = block.run(ops, hidden, step)
         return hidden

@@ -20,6 +20,7 @@ from predict.nn.hf_config import ConfigReader
 from predict.nn.spec import DecoderSpec
 from predict.ranks.front import Ranks
 from predict.ranks.messages import Down
+from predict.ranks.shared import Arrays
 
 Values = list[PagedLinear | None]
 
@@ -70,18 +71,20 @@ class RankAddons(NamedTuple):
     write_prefix: WritePrefix
 
     @property
-    def answers(self) -> dict[Down, Callable[[list[Any]], None]]:
+    def answers(self) -> dict[Down, Callable[[list[Any]], Arrays]]:
         """What does each of their messages."""
         return {Down.PAGES: self._fill_pages, Down.PREFIX: self._write_prefix}
 
-    def _fill_pages(self, arrays: list[Any]) -> None:
+    def _fill_pages(self, arrays: list[Any]) -> Arrays:
         assert self.adapters is not None
         pages, *values = arrays
         pairs = zip(values[::2], values[1::2], strict=True)
         whole = [None if a is None else PagedLinear(a, b) for a, b in pairs]
         shelf = self.adapters.shelf
         shelf.write(shelf.made(own_values(whole, self.adapters.plan)), pages.tolist())
+        return []
 
-    def _write_prefix(self, arrays: list[Any]) -> None:
+    def _write_prefix(self, arrays: list[Any]) -> Arrays:
         values, slots = arrays
         self.write_prefix(own_heads(values, self.spec), slots)
+        return []

@@ -61,8 +61,8 @@ class AheadRunner(RanksRunner):
 
     num_ahead = 1
 
-    def __init__(self, ranks: Ranks, vocab_size: int, weight_bytes: int):
-        super().__init__(ranks, vocab_size, weight_bytes)
+    def __init__(self, ranks: Ranks, vocab_size: int, weight_bytes: int, which: int = 0):
+        super().__init__(ranks, vocab_size, weight_bytes, which)
         self._on_way: deque[TokensOfRanks] = deque()  # sent, oldest first
         own = weakref.ref(self)  # ranks end with the last one who has them
 

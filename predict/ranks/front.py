@@ -72,13 +72,17 @@ class Ready(NamedTuple):
 
     num_blocks: int  # of its caches, the same for all
     weight_bytes: int
+    draft_millionths: int = 0  # of a step's cost: what one of its drafter costs
 
 
 class _Group:
     """The processes, and the thread that starts and watches them: they end with that thread."""
 
-    def __init__(self, settings: Mapping[str, Any], size: int, timeout: float, module: str):
+    def __init__(
+        self, settings: Mapping[str, Any], size: int, timeout: float, threads: int, module: str
+    ):
         self.size, self.timeout = size, timeout
+        self._threads = threads
         self.failure: str | None = None  # why all have ended
         self.is_asked = True  # whether they have something to do: they load, or a step runs
         self.on_failure: Callable[[], None] = lambda: None
@@ -88,7 +92,7 @@ class _Group:
         os.write(fds[2], json.dumps(settings).encode())
         self.channels = Channels.open(fds[0], size)
         self._sums = mmap.mmap(fds[1], LINE * (1 + size))
-        words = map(str, (module, *fds, size, os.getpid()))
+        words = map(str, (module, *fds, size, threads, os.getpid()))
         self._arguments = [sys.executable, "-c", RUN_MODULE, *words]
         self._fds = fds
         self._closing, self._started = threading.Event(), threading.Event()
@@ -108,7 +112,7 @@ class _Group:
                         pass_fds=self._fds,
                         stdin=subprocess.DEVNULL,
                         stdout=2,  # answers are the front's
-                        env=_environment(self.size),
+                        env=_environment(self._threads),
                     )
                 )
         except OSError as error:
@@ -201,9 +205,14 @@ class Ranks:
         size: int,
         timeout: float,
         module: str = "predict.rank_process",
+        num_cores: int = 1,
     ):
-        """Starts them. settings: of EngineConfig. timeout: seconds without progress."""
-        self._group = group = _Group(settings, size, timeout, module)
+        """Starts them. settings: of EngineConfig. timeout: seconds without progress.
+
+        num_cores: for all ranks together.
+        """
+        threads = max(num_cores // size, 1)
+        self._group = group = _Group(settings, size, timeout, threads, module)
         self.size, self._channels = size, group.channels
         self._early: list[deque[Arrays]] = [deque() for _ in range(size)]  # read, and not asked for
         self._num_asked = 0  # answers of rank 0 that are not read
@@ -389,6 +398,7 @@ class RanksRunner:
             *choices_arrays(choices, self._vocab_size, sent),
         ]
         tokens = arrays_tokens(self._ranks.ask(Down.LAUNCH, asked))
+        tokens.hidden = dict.fromkeys(choices.taps)  # they stay: see predict.ranks.drafts
         self._sent = sent_behind(choices, sent)
         return tokens
 
@@ -418,13 +428,12 @@ def _sums_bytes(size: int) -> int:
     return LINE * (1 + MOST_RANKS) + 2 * size * SLOT_BYTES
 
 
-def _environment(size: int) -> dict[str, str]:
-    """This process's environment, with a checkout on Python's path, and a share of the cores."""
+def _environment(threads: int) -> dict[str, str]:
+    """This process's environment, with a checkout on Python's path, and a rank's threads."""
     root, found = Path(__file__).resolve().parents[2], dict(os.environ)
     if (root / "pyproject.toml").is_file():  # site-packages would come ahead of Python's own
         paths = [str(root), found.get("PYTHONPATH", "")]
         found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    share = str(max(len(os.sched_getaffinity(0)) // size, 1))
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        found.setdefault(name, share)
+        found.setdefault(name, str(threads))
     return found

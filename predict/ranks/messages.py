@@ -32,11 +32,12 @@ class Down(IntEnum):
     The first array of a step, and of copies, says which network's it is, 0 the model's.
     """
 
-    LAUNCH = 1  # inputs, choices; tokens and logprobs answer
+    LAUNCH = 1  # inputs, choices; tokens and logprobs answer, hidden states stay
     RUN = 2  # inputs, taps; logits and hidden states answer
     COPY = 3  # cache blocks
     PAGES = 4  # an adapter's values; an empty answer
     PREFIX = 5  # a prefix's values, and their slots; an empty answer
+    FEED = 6  # taps, rows of states that a drafter's next step reads; an empty answer
 
 
 class Up(IntEnum):
@@ -56,6 +57,11 @@ def text_array(text: str) -> npt.NDArray[np.uint8]:
 def array_text(array: Any) -> str:
     """The text of `text_array`."""
     return bytes(array).decode(errors="replace")
+
+
+def array_names(array: Any) -> tuple[str, ...]:
+    """The names in a text of one on each line."""
+    return tuple(filter(None, array_text(array).split("\n")))
 
 
 def _ragged(lists: Iterable[Sequence[int]]) -> tuple[Ints, Ints]:
@@ -99,12 +105,13 @@ def choices_arrays(choices: Choices, vocab_size: int, sent: Mapping[int, int]) -
         np.array(list(choices.candidates.items()), np.int64).reshape(-1, 2),
         np.array(prompt.token_ids, np.int64),
         masks,
+        text_array("\n".join(choices.taps)),
         *(_window_arrays(window) if window is not None else [None] * 3),
         *_adjusted_arrays([(row, each) for row, each in adjusted if each is not None], sent),
     ]
 
 
-NUM_CHOICES = 17  # arrays of `choices_arrays`
+NUM_CHOICES = 18  # arrays of `choices_arrays`
 
 
 def sent_behind(choices: Choices, sent: Mapping[int, int]) -> Mapping[int, int]:
@@ -133,12 +140,13 @@ def arrays_choices(arrays: Arrays, known: dict[int, list[int]]) -> Choices:
 
     return Choices(
         rows,
-        _arrays_adjusted(of[9:], len(rows), known) if adjusts else None,
+        _arrays_adjusted(of[10:], len(rows), known) if adjusts else None,
         dict(of[3].tolist()),
         None if top < 0 else top,
         PromptTargets(of[4].tolist(), prompt_top),
-        _arrays_window(*of[6:9]),
+        _arrays_window(*of[7:10]),
         None if masks is None else fill_masks,
+        taps=array_names(of[6]),
     )
 
 

@@ -19,7 +19,7 @@ from predict.ranks.messages import (
     NUM_INPUTS,
     Down,
     Up,
-    array_text,
+    array_names,
     arrays_choices,
     arrays_step,
     text_array,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from predict.ranks.front import Ready
 
 
-Others = Mapping[Down, Callable[[list[Any]], None]]
+Others = Mapping[Down, Callable[[list[Any]], Arrays]]
 
 
 class Rank:
@@ -100,8 +100,7 @@ def _done(
     what does the messages that are not of runners.
     """
     if kind in others:
-        others[kind](arrays)
-        return []
+        return others[kind](arrays)
     if kind == Down.COPY:
         runners[int(arrays[0][0])].copy_blocks([(a, b) for a, b in arrays[1].tolist()])
         return None
@@ -109,7 +108,7 @@ def _done(
     if kind == Down.LAUNCH:
         tokens = runners[which].launch(inputs, arrays_choices(arrays[NUM_INPUTS:], known[which]))
         return told(tokens)
-    taps = list(filter(None, array_text(arrays[NUM_INPUTS]).split("\n")))
+    taps = array_names(arrays[NUM_INPUTS])
     outputs = runners[which].run(inputs, taps)
     tensors = [outputs.logits, *(outputs.hidden[tap] for tap in taps)]
     return [None if each is None else each.cpu().astype("float32").numpy() for each in tensors]

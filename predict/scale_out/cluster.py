@@ -32,8 +32,8 @@ LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
 # Rows of the flag table that only commands on Ray have.
 RAY_FLAGS = (
     Flag("Replicas", "cpus_per_replica", "int", None,
-         "CPUs that a replica reserves, and threads that its operators use; when not given, those "
-         "of this machine are shared evenly.",
+         "CPUs that a replica reserves, and threads that its operators use, of all its ranks "
+         "together; when not given, those of this machine are shared evenly.",
          allowed=Range(1, 1 << 12)),
     Flag("Replicas", "ray_address", "str", None,
          "Run on this Ray cluster, whose machines have Regatta and the model at the same paths "

@@ -85,3 +85,25 @@ def test_the_launcher_s_run_has_one_answer_for_each_line(tmp_path: Path) -> None
     lines = (tmp_path / "out.jsonl").read_text().splitlines()
     assert [json.loads(line)["src"] for line in lines] == ["def main(", "import"]
     assert logs.count("rank 1: ") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(library.find() is None, reason="needs the compiled library")
+def test_the_launcher_s_export_has_a_program_for_each_process(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "2"),
+            *("--log_dir", str(tmp_path / "log"), str(ROOT / "export" / "export_model.py")),
+            *("--model_name_or_path", str(DEMO), "--device", "cpu", "--inference_model"),
+            *("--output_path", str(tmp_path / "out")),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    logs = "".join(each.read_text() for each in (tmp_path / "log").glob("workerlog.*"))
+    assert done.returncode == 0, done.stderr + logs
+    assert {path.name for path in (tmp_path / "out").glob("rank_*")} == {"rank_0", "rank_1"}

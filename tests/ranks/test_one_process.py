@@ -1,18 +1,45 @@
-"""Commands that run in one process refuse several ranks by name, before they read weights."""
+"""One process has nothing of ranks: no exchange, no operator, no process beside it."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
-from tests.support.paths import DEMO
-from tests.support.processes import run_python
+import pytest
+
+from predict import LLM, SamplingParams
+from predict.device import communicator, library
+from predict.ops import compiled
+from tests.support.demo import demo_config
+from tests.support.rank_runs import children
+
+pytestmark = pytest.mark.skipif(library.find() is None, reason="needs the compiled library")
+# Of a step of one token: what is called, in order, and how often.
+DECODE = [
+    *("regatta_embedding", "regatta_blocks_", "regatta_blocks_"),
+    *("regatta_logits", "regatta_sample"),
+]
 
 
-def test_an_export_for_several_ranks_is_refused(tmp_path: Path) -> None:
-    done = run_python(
-        *("export/export_model.py", "--model_name_or_path", DEMO, "--device", "cpu"),
-        *("--output_path", tmp_path / "out", "--tensor_parallel_degree", "2"),
-    )
-    assert done.returncode == 2
-    assert "tensor_parallel_degree 2: this command runs in one process" in done.stderr
-    assert not (tmp_path / "out").exists()
+def test_a_step_calls_the_operators_of_one_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    def refuse(name: str, *_: Any) -> None:
+        raise AssertionError(f"ranks exchange: {name}")
+
+    called: list[str] = []
+    run = compiled._run()
+
+    def counted(name: str, *arguments: Any) -> Any:
+        called.append(name)
+        return run(name, *arguments)
+
+    monkeypatch.setattr(communicator, "_call", refuse)
+    before = children(os.getpid())
+    llm = LLM(demo_config())
+    monkeypatch.setattr(compiled, "_run", lambda: counted)
+    params = SamplingParams(temperature=0.0, max_new_tokens=4, ignore_eos=True)
+    llm.generate([[5, 6, 7]], params)
+    assert [name for name in called if "rank" in name] == []
+    assert called[-len(DECODE) :] == DECODE
+    assert len(called) == 4 * len(DECODE)
+    assert children(os.getpid()) == before

@@ -159,7 +159,7 @@ def test_ranks_that_are_checked_answer_or_say_which_of_them_differ(
     if not is_even:
         (tmp_path / "uneven.py").write_text(UNEVEN)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-        monkeypatch.setattr("predict.build.Ranks", partial(Ranks, module="uneven"))
+        monkeypatch.setattr("predict.ranks.start.Ranks", partial(Ranks, module="uneven"))
     llm = LLM(demo_config(tensor_parallel_degree=2, rank_timeout=60.0))
     if is_even:
         wanted, found = (each.generate(PROMPTS, GREEDY) for each in (one, llm))
@@ -171,14 +171,6 @@ def test_ranks_that_are_checked_answer_or_say_which_of_them_differ(
 
 REFUSED: dict[str, dict[str, Any]] = {
     "device gpu: CPU ranks run today": {"device": "gpu"},
-    "does not go with --mode static": {"mode": "static"},
-    **{
-        f"does not go with --speculate_method {method}": {
-            "speculate_method": method,
-            "draft_model_name_or_path": "d",
-        }
-        for method in ("draft_model", "eagle", "medusa", "mtp")
-    },
     "expert_parallel_degree 3": {"expert_parallel_degree": 3},
 }
 
@@ -200,7 +192,7 @@ def test_what_ranks_do_not_do_is_refused_by_name(said: str) -> None:
 def test_what_cannot_run_is_refused_before_any_process_starts(
     said: str, settings: dict[str, Any], built: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("predict.build.Ranks", Mock(side_effect=AssertionError("started")))
+    monkeypatch.setattr("predict.ranks.start.Ranks", Mock(side_effect=AssertionError("started")))
     if not built:
         monkeypatch.setattr(library, "find", lambda: None)
     with pytest.raises(UserError, match=said):
@@ -216,7 +208,7 @@ def test_a_checkout_alone_is_on_the_path_of_ranks(
     monkeypatch.setenv("PYTHONPATH", "there")
     monkeypatch.setattr(front, "__file__", str(tmp_path / "predict" / "ranks" / "front.py"))
     wanted = f"{tmp_path}{os.pathsep}there" if is_checkout else "there"
-    assert front._environment(2)["PYTHONPATH"] == wanted
+    assert front._environment(1)["PYTHONPATH"] == wanted
 
 
 def test_the_command_answers_as_with_one_rank(one: LLM, tmp_path: Path) -> None:

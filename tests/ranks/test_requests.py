@@ -62,6 +62,15 @@ def test_answers_of_all_kinds_of_requests(folder: Path, ranks: Ranks) -> None:
     check(folder, ranks(2), requests)
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_greedy_tokens_of_slices_are_those_of_whole_logits(ranks: Ranks, seed: int) -> None:
+    for found in ranks(2).run("tests.support.rank_jobs:tokens_of_slices", seed=seed):
+        for slices, whole in zip(found[::2], found[1::2], strict=True):
+            assert slices == whole
+        assert found[0][2:5] == [-1, 190, 0]
+        assert len({str(tokens) for tokens in found}) == 4
+
+
 @pytest.mark.parametrize("inference_model", [True, False])
 def test_adapters_and_prefixes(folder: Path, ranks: Ranks, inference_model: bool) -> None:
     names: list[Any] = [None, "all", "more", "tuned"]

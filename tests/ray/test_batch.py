@@ -150,6 +150,17 @@ def test_a_prompt_that_ends_replicas_is_an_error_line_alone(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+def test_a_replica_may_be_of_several_ranks(tmp_path: Path) -> None:
+    prompts, output, log = tmp_path / "prompts.jsonl", tmp_path / "output.json", tmp_path / "log"
+    write_prompts(prompts, 6)
+    ranks = ("--tensor_parallel_degree", "2", "--rank_timeout", "60")
+    with started(batch(prompts, output, *ranks), log) as process:
+        assert process.wait() == 0, log.read_text()
+    assert "rank 1: " in log.read_text()
+    assert output.read_bytes() == predicted(prompts, tmp_path / "wanted.json")
+
+
+@pytest.mark.slow
 def test_a_damaged_model_is_one_line(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()

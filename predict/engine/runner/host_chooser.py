@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from predict.device import communicator
 from predict.engine.beams import Candidates, likeliest, log_softmax
 from predict.engine.choices import GREEDY, Choice
 from predict.engine.logprobs import LogprobTable, measure
@@ -16,7 +17,9 @@ from predict.engine.masks import num_words
 from predict.engine.step import Adjusted, Choices, KnownTokens, Logprobs
 from predict.engine.window import verified
 from predict.nn.decoder import StepOutputs
+from predict.nn.spec import Share
 from predict.ops.columns import CHOICES
+from predict.ops.composed import of_all_tokens
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -35,6 +38,12 @@ class HostChooser:
 
     def choose(self, outputs: StepOutputs, choices: Choices) -> KnownTokens:
         """The tokens, and the logprobs that are wanted."""
+        if outputs.share is not None:
+            if outputs.logits is not None and _are_largest(choices):
+                return KnownTokens(
+                    self._largest(outputs.logits, choices, outputs.share), Logprobs()
+                )
+            outputs = self.whole(outputs)
         logits, num_rows, prompt = outputs.logits, len(choices.rows), choices.prompt
         of_tokens: LogprobTable | None = None
         of_prompt: LogprobTable | None = None
@@ -54,6 +63,42 @@ class HostChooser:
                 known = [max(token, 0) if isinstance(token, int) else 0 for token in tokens]
                 of_tokens = measure(raw, known, num_top)
         return KnownTokens(tokens, Logprobs(of_tokens, of_prompt))
+
+    def whole(self, outputs: StepOutputs) -> StepOutputs:
+        """The outputs with the logits of all tokens, which ranks send each other."""
+        if outputs.share is None or outputs.logits is None:
+            return outputs
+        logits = of_all_tokens(self._backend, outputs.logits, outputs.share)
+        return outputs._replace(logits=logits, share=None)
+
+    def _largest(self, logits: Tensor, choices: Choices, share: Share) -> list[int]:
+        """The token of the largest logit of each row, of which ranks have a part each.
+
+        A value and an id of each row are all that they send. -1 where one is not a number.
+        """
+        begin, end = share.tokens()
+        values = logits.numpy()[:, : end - begin]
+        for row, adjusted in enumerate(choices.adjusted or ()):
+            if adjusted is not None:
+                padded = np.zeros(share.whole.vocab_size, np.float32)  # its pages are not touched
+                padded[begin:end] = values[row]
+                _apply(padded, adjusted)
+                values[row] = padded[begin:end]
+        if choices.fill_masks is not None:
+            masks = np.empty((len(values), num_words(share.whole.vocab_size)), np.int32)
+            choices.fill_masks(masks)
+            first = begin // 8
+            own = masks.view(np.uint8)[:, first : -(-end // 8)]
+            allowed = np.unpackbits(own, axis=1, bitorder="little")[:, begin - 8 * first :]
+            values[allowed[:, : end - begin] == 0] = -np.inf
+        tokens = values.argmax(axis=1)  # of a NaN, where there is one
+        own_best = np.stack([np.take_along_axis(values, tokens[:, None], 1)[:, 0], tokens + begin])
+        every = communicator.gather_ranks(own_best.astype(np.float64), share.ranks.size)
+        best, ids = every[:, 0], every[:, 1].astype(np.int64)
+        ranks = best.argmax(axis=0)  # the first of several, whose ids are the lowest
+        rows = np.arange(len(ranks))
+        found: list[int] = np.where(np.isnan(best[ranks, rows]), -1, ids[ranks, rows]).tolist()
+        return found
 
     def tokens(self, logits: Tensor, choices: Choices) -> list[int | Candidates]:
         """Token ids, one per row of logits [len(choices.rows), V]; -1 where none can be drawn.
@@ -115,6 +160,14 @@ class HostChooser:
         masks = np.empty((len(choices.rows), num_words(logits.shape[1])), np.int32)
         choices.fill_masks(masks)
         return self._backend.mask_logits(logits, paddle.to_tensor(masks, place=logits.place))
+
+
+def _are_largest(choices: Choices) -> bool:
+    """Whether tokens are those of the largest logits, and nothing else is wanted of them."""
+    beside = (choices.num_top is not None, choices.prompt.token_ids, choices.candidates)
+    if any(beside) or choices.window is not None:
+        return False
+    return all(choice is GREEDY for choice in choices.rows)
 
 
 def _apply(values: npt.NDArray[np.float32], adjusted: Adjusted | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -37,16 +37,27 @@ class Forward(Protocol):
 class DynamicForward:
     """Calls the decoder operator by operator, over caches of its own. See Forward."""
 
-    def __init__(self, backend: ModuleType, decoder: Decoder, caches: Sequence[LayerCache]):
+    def __init__(
+        self,
+        backend: ModuleType,
+        decoder: Decoder,
+        caches: Sequence[LayerCache],
+        parts: bool = False,
+    ):
+        """parts: of one of several ranks the logits are its own tokens'. See StepOutputs.share."""
+        self.share = decoder.head.share if parts else None
+        if self.share is not None:
+            decoder = replace(decoder, head=replace(decoder.head, share=None))
         self.backend, self.decoder, self.caches = backend, decoder, caches
         self._bound = backend.BoundLayers(decoder.layers, caches, decoder.ropes)
 
     def __call__(self, inputs: StepInputs, rows: int, taps: Sequence[str] = ()) -> StepOutputs:
         if taps:
             check_taps(taps, len(self.decoder.layers))
-        return forward(
+        outputs, _ = forward(
             *(self.backend, self.decoder, inputs, self.caches, None, self._bound, rows, taps)
-        )[0]
+        )
+        return outputs if self.share is None else outputs._replace(share=self.share)
 
 
 def static_forward(
@@ -127,7 +138,7 @@ class HostRunner:
         self.network, self.chooser, self.copy_blocks = network, chooser, copy_blocks
 
     def run(self, inputs: StepInputs, taps: Sequence[str] = ()) -> StepOutputs:
-        return self.network.run(inputs, taps)
+        return self.chooser.whole(self.network.run(inputs, taps))
 
     def launch(self, inputs: StepInputs, choices: Choices) -> StepTokens:
         outputs = self.network.run(inputs, choices.taps)

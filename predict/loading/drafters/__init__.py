@@ -6,8 +6,10 @@ model's checkpoint or in one beside it. What is in the file decides, where publi
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +27,12 @@ from predict.loading.drafters.eagle import eagle
 from predict.loading.drafters.medusa import medusa, medusa_heads
 from predict.loading.drafters.mtp import check_family, mtp
 from predict.loading.layouts import Layout, layout_of
+from predict.loading.layouts.local import Local, order_of, units
 from predict.loading.memory import loading_bytes, weight_bytes
 from predict.loading.model import check_linears, target_of
 from predict.loading.platform import Platform
 from predict.loading.sources import CheckpointSource
+from predict.nn.cuts import linears_of_features, local_plan, local_spec
 from predict.nn.decoder import Decoder, Head
 from predict.nn.drafters import MEDUSA_TAPS, ChainDrafter, MedusaHeads
 from predict.nn.hf_config import ConfigReader
@@ -38,6 +42,7 @@ from predict.nn.plans import (
     WeightPlan,
     plan_weights,
 )
+from predict.nn.shares import Ranks
 from predict.nn.spec import DecoderSpec, HeadSpec
 
 if TYPE_CHECKING:
@@ -63,13 +68,23 @@ class DrafterWeights:
 
     def check_given(self, taps: Sequence[str] | None, program: str) -> None:
         """Raises UserError where an exported program does not give the states that it reads."""
-        wanted = MEDUSA_TAPS if self.found.form is None else self.found.form.taps
+        wanted = self.taps
         if not {*wanted} <= {*(taps or ())}:
             raise UserError(
                 f"the drafter reads the hidden states of {', '.join(wanted)}, and the program in "
                 f"{program} gives {', '.join(taps) if taps else 'none'}; export it with this "
                 "drafter and --return_full_hidden_states"
             )
+
+    @property
+    def taps(self) -> Sequence[str]:
+        """The hidden states that it reads."""
+        return MEDUSA_TAPS if self.found.form is None else self.found.form.taps
+
+    @property
+    def num_heads(self) -> int:
+        """Medusa's heads."""
+        return len({name[6:9] for name in self.found.slots if name.startswith("block_")})
 
     @property
     def num_bytes(self) -> int:
@@ -93,7 +108,9 @@ class DrafterWeights:
         )
         *layers, (own,) = self.plan.layers
         slots: dict[str, Any] = {name: builder.slot(plan) for name, plan in own.slots.items()}
-        columns = _columns(found.target_ids, target.head.linear.out_features)
+        share = target.head.share
+        rows = target.head.linear.out_features if share is None else share.whole.vocab_size
+        columns = _columns(found.target_ids, rows)
         if found.form is None:
             return medusa_heads(slots, target, columns)
         norm = slots.get("norm")
@@ -105,10 +122,11 @@ class DrafterWeights:
             replace(head_spec, norm=norm_spec, width=None),
             norm,
             slots.get("head", target.head.linear),
+            share=None if "head" in slots else share,
         )
         embedding = target.embedding
         if "embedding" in slots:
-            embedding = replace(embedding, table=slots["embedding"])
+            embedding = replace(embedding, table=slots["embedding"], share=None)
         tap_norms = (slots[name] for name in sorted(slots) if name.startswith("tap_norm"))
         return ChainDrafter(
             form=found.form,
@@ -127,12 +145,16 @@ class DrafterWeights:
 
 
 def open_drafter(
-    config: EngineConfig, target: DecoderSpec, reader: ConfigReader, platform: Platform
+    config: EngineConfig,
+    target: DecoderSpec,
+    reader: ConfigReader,
+    platform: Platform,
+    ranks: Ranks | None = None,
 ) -> DrafterWeights | None:
     """The drafter of hidden states that `config`, the model's, asks for; None where it is none.
 
-    target, reader: the model's. Raises UserError where the two do not fit together, before any
-    weight is read.
+    target, reader: the whole model's. ranks: of the rank that runs it. Raises UserError where the
+    two do not fit together, before any weight is read.
     """
     method = config.speculation.speculate_method
     if method not in STATES:
@@ -144,7 +166,8 @@ def open_drafter(
             f"{config.model.device}; use draft_model, lookahead or inference_with_reference there"
         )
     found = find_drafter(config, target, reader)
-    return None if found is None else _opened(config, found, platform)
+    opened = None if found is None else _opened(config, found, platform)
+    return opened if opened is None or ranks is None else _part(opened, ranks)
 
 
 def find_drafter(config: EngineConfig, target: DecoderSpec, reader: ConfigReader) -> Found | None:
@@ -200,6 +223,30 @@ def _opened(config: EngineConfig, found: Found, platform: Platform) -> DrafterWe
     expected = {n: s for n, s in expected_tensors(plan, layout).items() if n != plan.embedding}
     checkpoint.check(expected, (*found.ignored, *layout.ignored))
     return DrafterWeights(found, plan, layout, settings, platform)
+
+
+def _part(whole: DrafterWeights, ranks: Ranks) -> DrafterWeights:
+    """What a rank has of the layers; all of them where ranks cannot share them out.
+
+    What is beside them is whole on each rank.
+    """
+    found, plan = whole.found, whole.plan
+    unit = units(whole.layout, linears_of_features(plan))
+    *layers, own = plan.layers
+    if found.form is None:
+        return whole
+    for whole_experts in sorted({ranks.whole_experts, False}, reverse=True):
+        with contextlib.suppress(UserError):
+            spec = local_spec(
+                *(found.spec, ranks.rank, ranks.size), unit=unit, whole_experts=whole_experts
+            )
+            order = cache(partial(order_of, whole.layout))
+            made = local_plan(replace(plan, layers=tuple(layers)), spec, order)
+            plan = replace(plan, layers=(*made.layers, own))
+            layout: Layout = Local(whole.layout)
+            found = replace(found, spec=spec)
+            return replace(whole, found=found, plan=plan, layout=layout)
+    return whole
 
 
 def _columns(ids: npt.NDArray[np.int64] | None, vocab_size: int) -> Tensor | None:

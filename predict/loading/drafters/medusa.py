@@ -133,5 +133,6 @@ def medusa_heads(slots: Mapping[str, Any], target: Decoder, columns: Tensor | No
     for head in blocks:
         own = slots.get(f"head_{head}", shared)
         linear = target.head.linear if own is None else own
-        heads.append(Head(spec if own is None else HeadSpec(norm=None), None, linear))
+        share = target.head.share if own is None else None
+        heads.append(Head(spec if own is None else HeadSpec(norm=None), None, linear, share=share))
     return MedusaHeads(tuple(map(tuple, blocks.values())), tuple(heads), columns)
