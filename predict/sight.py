@@ -162,10 +162,11 @@ def prompt_parts(prompt: Mapping[str, Any]) -> tuple[Any, list[PicturePart] | Pi
 
     Pictures that were read before, whose tokens the prompt has, are returned as they are.
     """
-    keys = ("prompt", "prompt_token_ids", "multi_modal_data")
-    for key in prompt:
-        if key not in keys:
-            raise unknown_key("the prompt", key, keys)
+    if not {"prompt", "prompt_token_ids", "multi_modal_data"}.issuperset(prompt):
+        raise UserError(
+            f"a prompt is {quoted(prompt)} (allowed: a text, token ids, or with pictures "
+            '{"prompt": ..., "multi_modal_data": {"image": [...]}}; for conversations use chat)'
+        )
     own = prompt.get("prompt", prompt.get("prompt_token_ids"))
     if own is None:
         raise UserError("the prompt is missing; write a text, or token ids, as its key prompt")

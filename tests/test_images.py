@@ -316,7 +316,7 @@ def test_prompts_cut_anywhere_have_the_same_bits(compiled: library.Library) -> N
     params = replace(GREEDY, max_new_tokens=4, logprobs=3)
     found = []
     for budget in (3, 5, 16, 31, 47, 256):
-        settings = {"max_num_batched_tokens": budget, "batch_size": 1, "batch_invariant": True}
-        output = load(**settings, prefix_caching=False).generate(asked()[1], params)[0]
+        one: dict[str, Any] = {"batch_size": 1, "batch_invariant": True, "prefix_caching": False}
+        output = load(max_num_batched_tokens=budget, **one).generate(asked()[1], params)[0]
         found.append((output.token_ids, output.outputs[0].logprobs))
     assert all(each == found[0] for each in found)
