@@ -32,6 +32,7 @@ from tests.support.pictures import (
     pictures_of,
     png_url,
 )
+from tests.support.tolerances import BLOCK_ROUNDINGS, assert_close
 
 CASES = ["qwen2_5_vl", "qwen2_vl"]
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
@@ -320,3 +321,24 @@ def test_prompts_cut_anywhere_have_the_same_bits(compiled: library.Library) -> N
         output = load(max_num_batched_tokens=budget, **one).generate(asked()[1], params)[0]
         found.append((output.token_ids, output.outputs[0].logprobs))
     assert all(each == found[0] for each in found)
+
+
+@pytest.mark.parametrize("inference_model", [True, False])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_towers_stay_in_the_models_dtype_under_other_schemes(
+    dtype: str, inference_model: bool, compiled: library.Library
+) -> None:
+    llm = load(quant_type="weight_only_int8", dtype=dtype, inference_model=inference_model)
+    golden, sight = np.load(GOLDEN_IMAGES / "qwen2_5_vl" / "golden.npz"), llm.parts.sight
+    assert sight.tower is not None
+    assert sight.reader is not None
+    schemes = (each.scheme for block in sight.tower.layers[0] for each in block.linears().values())
+    assert {*schemes} == {"dense"}
+    picture = picture_of(drawn(0, SIZES[0]), sight.reader.pixels)
+    values = dtype if inference_model else "float32"
+    rows = encode(llm.platform.backend, sight.tower, picture.patches, picture.grid, values)
+    num_blocks = sum(map(len, sight.tower.layers)) + 1  # the merger is one
+    got = rows.astype("float32").numpy()
+    assert_close(got, golden["tower_0"], dtype, roundings=BLOCK_ROUNDINGS * num_blocks)
+    output = llm.generate(asked()[3], GREEDY)[0]
+    assert len(output.token_ids) == 12, output.outputs[0].error
