@@ -31,7 +31,7 @@ PROMPTS = [[1, 5, 9, 13, 40, 7, 8, 100, 3, 4, 5], [17, 3], [90, 80, 70, 60, 50]]
 # latents, post-norms, and norms over all heads.
 GRAPHS = (
     *("llama_gqa", "qwen3", "falcon_40b", "bloom_7b", "gpt_oss_20b", "qwen2_moe_a2_7b"),
-    *("deepseek_v2_lite", "gemma3_4b", "olmo2_gqa"),
+    *("deepseek_v3", "gemma3_4b", "olmo2_gqa"),
 )
 EAGER = ("llama_gqa", "olmo2_gqa")
 
