@@ -349,6 +349,10 @@ TABLES: dict[str, Table] = {
          for part in ("", "-codes")],
         {"without tiles": rounded, "with tiles": rounded, "ratio": times}, "ms",
     ),
+    "cpu-amx-tiles": Table(
+        [Source("granite-rapids/2026-11-28-tiles.json", "tiles", {"gflops": "GFLOP/s"})],
+        {"GFLOP/s": rounded}, "tiles of bfloat16",
+    ),
     "cpu-quantized-zen5": Table(
         [Source(ZEN5, "ratios_quantized")],
         same("Qwen2.5-0.5B shape; Llama-1B shape", plain), RATIO,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -119,10 +120,12 @@ class Sight:
             return decoder
         spec, platform = self._opened.spec, self._opened.text.platform
         self.tower = tower = self._opened.read()
-        table = paddle.zeros([self.rows.num_rows, spec.out_size], self.config.model.dtype)
+        # Plain operators compute in float32.
+        dtype = self.config.model.dtype if platform.compiled is not None else "float32"
+        table = paddle.zeros([self.rows.num_rows, spec.out_size], dtype)
         made = with_images(decoder, spec, table, self.num_places)
         assert made.axes is not None
-        encode_to = _encoder(tower, table, self.config.model.dtype, platform)
+        encode_to = _encoder(tower, table, dtype, platform)
         self.eyes = Eyes(self.rows, encode_to, made.axes.first)
         return made
 
@@ -162,10 +165,11 @@ def prompt_parts(prompt: Mapping[str, Any]) -> tuple[Any, list[PicturePart] | Pi
 
     Pictures that were read before, whose tokens the prompt has, are returned as they are.
     """
-    keys = ("prompt", "prompt_token_ids", "multi_modal_data")
-    for key in prompt:
-        if key not in keys:
-            raise unknown_key("the prompt", key, keys)
+    if not {"prompt", "prompt_token_ids", "multi_modal_data"}.issuperset(prompt):
+        raise UserError(
+            f"a prompt is {quoted(prompt)} (allowed: a text, token ids, or with pictures "
+            '{"prompt": ..., "multi_modal_data": {"image": [...]}}; for conversations use chat)'
+        )
     own = prompt.get("prompt", prompt.get("prompt_token_ids"))
     if own is None:
         raise UserError("the prompt is missing; write a text, or token ids, as its key prompt")
@@ -173,7 +177,7 @@ def prompt_parts(prompt: Mapping[str, Any]) -> tuple[Any, list[PicturePart] | Pi
     return own, data if isinstance(data, Pictures) else picture_parts(data)
 
 
-def _encoder(tower: Tower, table: object, dtype: str, platform: Platform) -> Encode:
+def _encoder(tower: Tower, table: Any, dtype: str, platform: Platform) -> Encode:
     def write(picture: Picture, rows: npt.NDArray[np.int32]) -> None:
         import paddle
 
@@ -181,6 +185,10 @@ def _encoder(tower: Tower, table: object, dtype: str, platform: Platform) -> Enc
             made = encode(
                 *(platform.backend, tower, picture.patches, picture.grid, dtype, platform.place)
             )
-            paddle.scatter_(table, paddle.to_tensor(rows, place=made.place), made)
+            # Run by run: Paddle scatters no 16-bit types on a CPU.
+            borders = np.flatnonzero(np.diff(rows) != 1) + 1
+            for begin, end in pairwise([0, *borders.tolist(), len(rows)]):
+                first = int(rows[begin])
+                paddle.assign(made[begin:end], table._slice(first, first + end - begin))
 
     return write

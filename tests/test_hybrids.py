@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ import pytest
 from export.export_model import export_model
 from predict import LLM, SamplingParams
 from predict.device import library
+from predict.engine.step import Choices, StepTokens
 from predict.errors import UserError
+from predict.nn.inputs import StepInputs
+from tests.support.adapter_folders import peft_tensors, write_peft
 from tests.support.hybrids import (
     CASES,
     FOLDER,
@@ -85,6 +89,23 @@ def test_what_released_slots_hold_reaches_no_answer(case: str, operators: dict[s
 
 
 @pytest.mark.parametrize("case", ["qwen3_5_text", "lfm2"])
+def test_a_step_that_fails_runs_again_from_the_state_before_it(
+    case: str, compiled: library.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = LLM(config(case, **SMALL_STEPS))
+    runner, launch, calls = llm.engine.runner, llm.engine.runner.launch, iter(range(1000))
+
+    def failing(inputs: StepInputs, choices: Choices) -> StepTokens:
+        made = launch(inputs, choices)  # states are written
+        if next(calls) % 4 == 1:
+            raise RuntimeError("a fault")
+        return made
+
+    monkeypatch.setattr(runner, "launch", failing)
+    assert greedy(llm, PROMPTS) == GOLDEN[case]
+
+
+@pytest.mark.parametrize("case", ["qwen3_5_text", "lfm2"])
 def test_random_traffic_gives_each_its_lone_answer(case: str, compiled: library.Library) -> None:
     """Arrivals, aborts, preemptions, hits and evictions; beams beside."""
     rng = random.Random(3)
@@ -146,12 +167,58 @@ def test_random_traffic_gives_each_its_lone_answer(case: str, compiled: library.
         ({"device": "gpu"}, "--device gpu|GPU|gpu"),
         ({"tensor_parallel_degree": 2}, "--tensor_parallel_degree 2"),
         ({"speculate_method": "inference_with_reference"}, "--speculate_method"),
+        (
+            {"prefix_cache_state_budget": 9, "attention": "reserved"},
+            "prefix_cache_state_budget 9 is for",
+        ),
         ({"prefix_cache_state_budget": 1 << 49}, "the states of requests do not fit"),
     ],
 )
 def test_what_it_does_not_run_with_is_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         LLM(config("qwen3_next", **changes))
+
+
+LORA = {  # of qwen3_5_text, outputs and inputs
+    "layers.3.self_attn.q_proj": (128, 32),  # queries and gates
+    "layers.3.self_attn.o_proj": (32, 64),
+    "layers.0.mlp.down_proj": (32, 48),
+}
+ON_STATES = {"layers.0.linear_attn.out_proj": (32, 48), "layers.1.linear_attn.in_proj_z": (48, 32)}
+
+
+def lora(folder: Path, sizes: dict[str, tuple[int, int]]) -> str:
+    generator = np.random.default_rng(0)
+    pairs = {
+        f"model.{name}": tuple(
+            generator.standard_normal(shape, np.float32) for shape in ((4, columns), (rows, 4))
+        )
+        for name, (rows, columns) in sizes.items()
+    }
+    return str(write_peft(folder, peft_tensors(pairs)))  # type: ignore[arg-type]
+
+
+def test_adapters_of_requests_answer_as_merged_ones(
+    operators: dict[str, Any], tmp_path: Path
+) -> None:
+    path = lora(tmp_path / "lora", LORA)
+    served = LLM(config("qwen3_5_text", lora_modules=(f"a={path}",), **operators))
+    merged = LLM(config("qwen3_5_text", lora_path=path, **operators))
+    params = replace(GREEDY, max_new_tokens=6)
+    wanted = greedy(merged, PROMPTS[:4], params)
+    assert greedy(served, PROMPTS[:4], replace(params, adapter="a")) == wanted
+    plain = greedy(served, PROMPTS[:4], params)
+    assert plain == [answer[:6] for answer in GOLDEN["qwen3_5_text"][:4]] != wanted
+
+
+def test_adapters_of_matrices_with_states_are_merged_or_refused(
+    compiled: library.Library, tmp_path: Path
+) -> None:
+    path = lora(tmp_path / "lora", ON_STATES)
+    with pytest.raises(UserError, match="linear_attn"):
+        LLM(config("qwen3_5_text", lora_modules=(f"a={path}",)))
+    merged = LLM(config("qwen3_5_text", lora_path=path))
+    assert greedy(merged, PROMPTS[:2]) != GOLDEN["qwen3_5_text"][:2]
 
 
 def test_no_program_is_made_of_it(tmp_path: Path) -> None:

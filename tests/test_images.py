@@ -32,8 +32,9 @@ from tests.support.pictures import (
     pictures_of,
     png_url,
 )
+from tests.support.tolerances import BLOCK_ROUNDINGS, assert_close
 
-CASES = ["qwen2_5_vl"]
+CASES = ["qwen2_5_vl", "qwen2_vl"]
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
 TOLERANCE = 1e-4  # of the largest value
 WAYS: dict[str, dict[str, Any]] = {
@@ -82,16 +83,16 @@ def test_towers_logits_and_text_equal_transformers(
     for number, size in enumerate(SIZES):
         picture = picture_of(drawn(number, size), sight.reader.pixels)
         close(run(picture.patches, picture.grid, "float32").numpy(), golden[f"tower_{number}"])
-    check_logits(llm, golden["last_logits"])
+    check_logits(llm, case, golden["last_logits"])
     check_greedy(llm, case)
 
 
-def check_logits(llm: LLM, wanted: np.ndarray[Any, Any]) -> None:
+def check_logits(llm: LLM, case: str, wanted: np.ndarray[Any, Any]) -> None:
     """Of all prompts in one step."""
     sight, spans, start = llm.parts.sight, [], 0
     assert sight.rows is not None
     assert sight.eyes is not None
-    for number, prompt in enumerate(asked()):
+    for number, prompt in enumerate(asked(case)):
         ids, pictures = sight.read(prompt["prompt"], picture_parts(prompt["multi_modal_data"]))
         request = Request(number, ids, SamplingParams(), pictures=pictures)
         sight.rows.hold(request, 0)
@@ -309,3 +310,35 @@ def test_contents_of_blocks_say_which_picture_stands_where() -> None:
     assert contents(0)[16:32] != contents(0, before=3)[16:32]
     assert contents(0)[0:2] == [1, 1]
     assert len(contents(0)) == 48
+
+
+def test_prompts_cut_anywhere_have_the_same_bits(compiled: library.Library) -> None:
+    """With --batch_invariant logprobs do not depend on where a chunk ends, within a picture too."""
+    params = replace(GREEDY, max_new_tokens=4, logprobs=3)
+    found = []
+    for budget in (3, 5, 16, 31, 47, 256):
+        one: dict[str, Any] = {"batch_size": 1, "batch_invariant": True, "prefix_caching": False}
+        output = load(max_num_batched_tokens=budget, **one).generate(asked()[1], params)[0]
+        found.append((output.token_ids, output.outputs[0].logprobs))
+    assert all(each == found[0] for each in found)
+
+
+@pytest.mark.parametrize("inference_model", [True, False])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_towers_stay_in_the_models_dtype_under_other_schemes(
+    dtype: str, inference_model: bool, compiled: library.Library
+) -> None:
+    llm = load(quant_type="weight_only_int8", dtype=dtype, inference_model=inference_model)
+    golden, sight = np.load(GOLDEN_IMAGES / "qwen2_5_vl" / "golden.npz"), llm.parts.sight
+    assert sight.tower is not None
+    assert sight.reader is not None
+    schemes = (each.scheme for block in sight.tower.layers[0] for each in block.linears().values())
+    assert {*schemes} == {"dense"}
+    picture = picture_of(drawn(0, SIZES[0]), sight.reader.pixels)
+    values = dtype if inference_model else "float32"
+    rows = encode(llm.platform.backend, sight.tower, picture.patches, picture.grid, values)
+    num_blocks = sum(map(len, sight.tower.layers)) + 1  # the merger is one
+    got = rows.astype("float32").numpy()
+    assert_close(got, golden["tower_0"], dtype, roundings=BLOCK_ROUNDINGS * num_blocks)
+    output = llm.generate(asked()[3], GREEDY)[0]
+    assert len(output.token_ids) == 12, output.outputs[0].error

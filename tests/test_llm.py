@@ -264,7 +264,7 @@ def test_one_prompt_may_be_given_without_a_list(demo: LLM) -> None:
     ("prompts", "said"),
     [
         (b"text", "prompts is b'text'"),
-        ({"prompt": "text"}, "prompts is {'prompt': 'text'}"),
+        ({"text": "x"}, "a prompt is {'text': 'x'}"),
         (7, "prompts is 7"),
         (None, "prompts is None"),
         ([b"text"], "a prompt is b'text'"),

@@ -84,9 +84,9 @@ Tensors gather_ranks(const paddle::Tensor& x, const std::vector<int>& counts) {
   if (!device.is_cpu()) {
     if (from.dtype != DType::kFloat32) fail("x is not float32, as it must be on a GPU");
     make_current(device);
-    throw_if_error(cuda::gather_columns({static_cast<const float*>(from.data), out.data<float>(),
-                                         counts.data(), from.shape[0], from.shape[1]},
-                                        launch_on(device)));
+    throw_if_error(cuda::gather_over_ranks({static_cast<const float*>(from.data), out.data<float>(),
+                                            counts.data(), from.shape[0], from.shape[1]},
+                                           launch_on(device)));
   }
 #endif
   return {out};

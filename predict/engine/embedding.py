@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,6 +20,7 @@ import numpy as np
 from predict.adapters.pool import ServedAdapter
 from predict.engine.block_manager import num_blocks_for
 from predict.engine.engine import Engine, StepPart
+from predict.engine.hidden_rows import HostRows, Take
 from predict.engine.request_state import Request
 from predict.engine.resources import AdapterPages, Need
 from predict.engine.runner.networks import HostRunner
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 # Runners whose `launch` gives hidden states. GpuRunner's does, and no GPU has run that yet.
 SHARING = (HostRunner,)
-Take = Callable[["Tensor", "Tensor"], "Tensor"]  # of rows, see predict.ops.compiled.take
+_SPARE = 2  # blocks that a text leaves to each answer that runs
 
 
 class Text(NamedTuple):
@@ -82,7 +83,7 @@ class Embedder:
     def __init__(self, engine: Engine, take: Take):
         """engine: as a weak reference, which has this one as its riders. take: of its device."""
         self._engine: Engine = weakref.proxy(engine)
-        self._host_rows = _HostRows(take)
+        self._host_rows = HostRows(take)
         self._queue: deque[_Waiting] = deque()
         self._begun: _Waiting | None = None  # holds its blocks between steps of answers
         self._riding: dict[Request, _Waiting] = {}  # in a step of answers that runs
@@ -441,25 +442,3 @@ class Embedder:
                 *(request.num_published_blocks, request.num_tokens // manager.block_size),
                 request.block_salt,
             )
-
-
-_SPARE = 2  # blocks that a text leaves to each answer that runs
-
-
-class _HostRows:
-    """Rows of hidden states, as float32 on the host: no more than are read cross over."""
-
-    def __init__(self, take: Take):
-        self._take = take
-
-    def __call__(self, hidden: Tensor | None, places: Sequence[int]) -> Vectors:
-        """[n, H]; places: of the rows, in order."""
-        import paddle
-
-        if hidden is None or not places:
-            return np.zeros((0, 0), np.float32)
-        if len(places) < len(hidden):
-            rows = np.array(places, np.int32)
-            hidden = self._take(hidden, paddle.to_tensor(rows, place=hidden.place))
-        found: Vectors = hidden.cpu().astype("float32").numpy()
-        return found

@@ -75,7 +75,7 @@ class PictureRows:
             while len(self._free) < count:
                 oldest, _ = self._unheld.popitem(last=False)
                 self._free += self._of.pop(oldest).rows.tolist()
-            rows = [self._free.pop() for _ in range(count)]
+            rows = sorted(self._free.pop() for _ in range(count))
             self._of[digest] = HeldRows(np.array(rows, np.int32), 1)
         self._holders[request] = list(wanted)
 

@@ -137,9 +137,9 @@ class Speculation:
         return sampled
 
     def follow(self, spans: Sequence[ScheduledSpan], tokens: StepTokens) -> None:
-        """Hands on the hidden states of a step's spans, where some were asked for."""
+        """Hands on the hidden states of a step's spans, where the proposer's were asked for."""
         proposer = self.proposer
-        if not (isinstance(proposer, StateProposer) and tokens.hidden):
+        if not isinstance(proposer, StateProposer) or set(proposer.taps) - set(tokens.hidden):
             return
         rows = accumulate((span.num_tokens for span in spans), initial=0)
         apart(

@@ -9,7 +9,14 @@ from predict.nn.spec import DecoderSpec
 
 
 def check_states(config: EngineConfig, spec: DecoderSpec) -> None:
-    """Raises UserError for what a network with states does not run with."""
+    """Raises UserError for what a network with states, or one without, does not run with."""
+    budget = config.cache.prefix_cache_state_budget
+    if budget is not None and not (any(spec.states) and config.cache.shares_prefixes):
+        raise UserError(
+            f"prefix_cache_state_budget {budget} is for states that prompts leave behind, and "
+            f"{spec.model_type} leaves none here (allowed: models of docs/hybrid_models.md, with "
+            "--append_attn or --block_attn and prefix caching); leave it out"
+        )
     if not any(spec.states):
         return
     model, drafts = config.model, config.speculation.speculate_method

@@ -15,16 +15,45 @@ from predict.loading.build import DecoderBuilder
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts.online import Online
 from predict.loading.model import Weights
-from predict.loading.sources import CheckpointSource, RandomSource
+from predict.loading.sources import CheckpointSource, RandomSource, WeightSource
 from predict.nn.blocks import Linear
-from predict.nn.plans import LayerPlan, LinearPlan, NormPlan, block_plan, norm_plan
+from predict.nn.plans import (
+    LayerPlan,
+    LinearPlan,
+    NormPlan,
+    WeightPlan,
+    block_plan,
+    norm_plan,
+)
 from predict.nn.tower import Tower
 from predict.nn.vision import CHANNELS, VisionSpec
 from predict.schemes import Quantized, scheme_of
 
-BASES = ("model.visual.", "visual.")  # of names: as transformers 5 saves, as published
-PATCHES, MERGER = "patch_embed.proj", "merger."
-NORM, UP, DOWN = "merger.ln_q.weight", "merger.mlp.0", "merger.mlp.2"
+
+class TowerLayout(Online):
+    """A dense checkpoint, whose MLPs' slope is folded into the products around their function.
+
+    x * sigmoid(s x) = silu(s x) / s: the first is multiplied by s, the last divided by it.
+    """
+
+    def __init__(self, source: WeightSource, plan: WeightPlan, spec: VisionSpec) -> None:
+        super().__init__(source, QuantSettings(), plan)
+        names = spec.names
+        factors = ((names.gate_up, spec.slope), (names.down, 1 / spec.slope))
+        self._factors = {name: factor for ends, factor in factors for name in ends}
+
+    def _factor(self, plan: LinearPlan) -> float:
+        found = (f for name, f in self._factors.items() if plan.prefixes[0].endswith(f".{name}"))
+        return next(found, 1.0)
+
+    def read(self, plan: LinearPlan) -> Quantized:
+        weight, factor = super().read(plan), self._factor(plan)
+        return weight if factor == 1 else replace(weight, codes=to_float32(weight.codes) * factor)
+
+    def bias(self, plan: LinearPlan) -> Any:
+        values, factor = super().bias(plan), self._factor(plan)
+        is_same = values is None or factor <= 1  # that of the last product is behind the function
+        return values if is_same else to_float32(values) * factor
 
 
 @dataclass(frozen=True)
@@ -57,10 +86,11 @@ class TowerWeights:
         """Norm, first and last product of the merger."""
         spec, base = self.spec, self.base
         cell, inner = spec.cell_values, spec.merger.inner
+        norm, up, down = spec.merger.names
         return (
-            norm_plan(spec.merger.norm, base + NORM, spec.hidden_size),
-            LinearPlan((base + UP,), (inner,), cell, True),
-            LinearPlan((base + DOWN,), (spec.out_size,), inner, True),
+            norm_plan(spec.merger.norm, base + norm, spec.hidden_size),
+            LinearPlan((base + up,), (inner,), cell, True),
+            LinearPlan((base + down,), (spec.out_size,), inner, True),
         )
 
     def expected(self) -> dict[str, tuple[int, ...]]:
@@ -70,10 +100,8 @@ class TowerWeights:
     def _expected(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         pixels = self.spec.pixels
         side, frames = pixels.patch_size, pixels.temporal_patch_size
-        width, patches = self.spec.hidden_size, self.base + PATCHES
+        width, patches = self.spec.hidden_size, self.base + self.spec.patch_name
         yield f"{patches}.weight", (width, CHANNELS, frames, side, side)
-        if self.spec.patch_bias:
-            yield f"{patches}.bias", (width,)
         norm, *linears = self.merger
         norms = [norm]
         for layer in self.layers:
@@ -97,7 +125,7 @@ class TowerWeights:
         builder = DecoderBuilder(
             text.plan,
             source,
-            Online(source, QuantSettings(), text.plan),
+            TowerLayout(source, text.plan, spec),
             model.dtype,
             platform.compiled,
             0,
@@ -111,7 +139,7 @@ class TowerWeights:
         """The product of a patch: a still picture's frames are one, and so are their weights."""
         spec, text = self.spec, self.text
         width, frames = spec.hidden_size, spec.pixels.temporal_patch_size
-        shape, name = (width, frames * spec.patch_values), self.base + PATCHES
+        shape, name = (width, frames * spec.patch_values), self.base + spec.patch_name
         stored = to_float32(text.source.host_matrix((f"{name}.weight",), shape))
         values = stored.reshape(width, CHANNELS, frames, -1).sum(2).reshape(width, -1)
         dtype, platform = text.config.model.dtype, text.platform
@@ -125,11 +153,13 @@ def open_tower(text: Weights, spec: VisionSpec) -> TowerWeights:
     """The tower beside a text model's weights. Raises UserError where its tensors do not fit."""
     source = text.source
     if isinstance(source, RandomSource):
-        return TowerWeights(spec, text, BASES[0])
+        return TowerWeights(spec, text, spec.bases[0])
     assert isinstance(source, CheckpointSource)
     checkpoint = source.checkpoint
-    found = (base for base in BASES if any(name.startswith(base) for name in checkpoint.tensors))
-    tower = TowerWeights(spec, text, next(found, BASES[0]))
+    found = (
+        base for base in spec.bases if any(name.startswith(base) for name in checkpoint.tensors)
+    )
+    tower = TowerWeights(spec, text, next(found, spec.bases[0]))
     own = {n: each for n, each in checkpoint.tensors.items() if n.startswith(tower.base)}
     Checkpoint.of(checkpoint.directory, own).check(tower.expected(), ())
     return tower

@@ -32,6 +32,7 @@ class Merger:
     norm: Norm
     inner: int  # features between the products
     activation: Activation = Activation("gelu", gated=False)
+    names: tuple[str, str, str] = ("merger.ln_q.weight", "merger.mlp.0", "merger.mlp.2")
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,11 @@ class VisionSpec:
     names: WeightNames  # of its blocks
     pixels: AreaPixels  # how pictures become patches, where a model's folder says nothing
     placeholder: int  # the token that stands for a merged cell
-    around: tuple[int, int]  # tokens ahead of the first and behind the last
     axes: tuple[int, ...]  # of each frequency of the text's rotary table: time, row or column
     theta: float = 10000.0  # of its rotary positions
-    patch_bias: bool = False
+    patch_name: str = "patch_embed.proj"
+    bases: tuple[str, ...] = ("model.visual.", "visual.")  # as transformers 5 saves, as published
+    slope: float = 1.0  # of the layers' ungated silu: x * sigmoid(slope * x)
     window: int = 0  # merged cells on a side of a window; 0: there is none
     whole_layers: frozenset[int] = frozenset()  # layers that see the whole picture
 

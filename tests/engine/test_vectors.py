@@ -297,9 +297,9 @@ def test_a_decoder_in_int8_stays_near_where_weights_are_as_large_as_published_on
     # Of a deviation of 0.02, with 1,024 columns. Larger ones, as of the tiny checkpoint, sharpen
     # attention's weights, and each rounding with them.
     folder = write_wide("qwen3_embedding", tmp_path / "wide", head_dim, gain=0.64)
+    kinds: tuple[dict[str, Any], ...] = ({"quant_type": "weight_only_int8"}, {})
     found, wanted = (
-        LLM(folder, max_length=512, inference_model=True, **kind).embed(IDS)
-        for kind in ({"quant_type": "weight_only_int8"}, {})
+        LLM(folder, max_length=512, inference_model=True, **kind).embed(IDS) for kind in kinds
     )
     assert np.einsum("ij,ij->i", found, wanted).min() >= 0.999
 

@@ -302,10 +302,10 @@ Status sum_ranks(const SumRanksParams& params, const Launch& on) {
   });
 }
 
-Status gather_columns(const GatherColumnsParams& params, const Launch& on) {
+Status gather_over_ranks(const GatherColumnsParams& params, const Launch& on) {
   const int size = current_communicator()->size();
   const std::vector<int> counts(params.counts, params.counts + size);
-  return queue(on.stream, "gather_columns", [p = params, counts] {
+  return queue(on.stream, "gather_over_ranks", [p = params, counts] {
     const int64_t values = p.num_rows * p.width;
     Floats parts(values * counts.size());
     check(current_communicator()->gather(p.part, parts.data(), values * 4));

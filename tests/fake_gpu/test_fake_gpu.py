@@ -79,6 +79,11 @@ SMOKE: dict[str, tuple[str, ...]] = {
     "latent": ("engine_gives_the_same_text_with_long_spans[deepseek_v3-append]",),
     "memory": ("what_cannot_fit_is_refused_before_it_is_made",),
     "prefixes": ("answers_equal_attention_over_prefix_and_prompt[llama_gqa, 5 tokens-graph]",),
+    "ranks": (
+        "choices_are_those_of_one_gpu",
+        "a_killed_rank_ends_all_in_time[1]",
+        "gpus_that_cannot_be_ranks_together_are_refused_by_name",
+    ),
     "rounding": (
         "checkpoints_are_rounded_by_the_gpu[weight_only_int8-bfloat16]",
         "random_weights_are_made_and_rounded_on_the_gpu",

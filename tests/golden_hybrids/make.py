@@ -4,9 +4,10 @@ Needs torch and transformers 5; the tests that read the files need neither:
 
     python tests/golden_hybrids/make.py
 
-Weights are stored in bfloat16. In float32 on the CPU, by transformers' own torch code. golden.npz: of each case "CASE/logits"
-[prompts, vocabulary], of each prompt's last position. golden.json: "prompts", lists of token ids,
-and of each case the greedy continuations. Seeds are searched until no greedy step is close.
+Weights are stored in bfloat16. In float32 on the CPU, by transformers' own torch code. golden.npz:
+of each case "CASE/logits" [prompts, vocabulary], of each prompt's last position. golden.json:
+"prompts", lists of token ids, and of each case the greedy continuations. Seeds are searched until
+no greedy step is close.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Needs torch, transformers 5, tokenizers and Pillow; the tests that read the files need only the
 last:
 
-    python -m tests.golden_images.make
+    python -m tests.golden_images.make            # everything
+    python -m tests.golden_images.make qwen2_vl   # some cases by name
 
 pixels.npz: what processors make of the cases of tests.support.pictures.
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -53,7 +55,7 @@ TEMPLATE = (
     "{{- '<|im_end|>\n' }}{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
-CONFIG: dict[str, Any] = {
+QWEN2_5_VL: dict[str, Any] = {
     "text_config": {
         "hidden_size": 32,
         "intermediate_size": 48,
@@ -88,6 +90,26 @@ CONFIG: dict[str, Any] = {
     "vision_end_token_id": STOP,
     "tie_word_embeddings": False,
 }
+QWEN2_VL = QWEN2_5_VL | {
+    "vision_config": {
+        "depth": 2,
+        "embed_dim": 32,
+        "hidden_size": 32,
+        "num_heads": 2,
+        "patch_size": 4,
+        "mlp_ratio": 2,
+    }
+}
+CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "qwen2_5_vl": (
+        *(transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration),
+        QWEN2_5_VL,
+    ),
+    "qwen2_vl": (
+        *(transformers.Qwen2VLConfig, transformers.Qwen2VLForConditionalGeneration),
+        QWEN2_VL,
+    ),
+}
 PICTURE = [START, IMAGE, STOP]
 PROMPTS: tuple[tuple[tuple[Any, ...], ...], ...] = (
     (("text", 7),),
@@ -118,11 +140,12 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(TEMPLATE)
 
 
-def model_of(seed: int) -> Any:
+def model_of(case: str, seed: int) -> Any:
     """A model whose parameters are all random, rounded to bfloat16."""
-    config = transformers.Qwen2_5_VLConfig(**CONFIG)
+    config_of, model_type, values = CASES[case]
+    config = config_of(**values)
     config._attn_implementation = "eager"
-    model = transformers.Qwen2_5_VLForConditionalGeneration(config).eval()
+    model = model_type(config).eval()
     generator = torch.Generator().manual_seed(seed)
     for name, value in model.named_parameters():
         noise = torch.randn(value.shape, generator=generator)
@@ -144,9 +167,9 @@ def expanded(prompt: list[int], counts: list[int]) -> list[int]:
     return ids
 
 
-def attempt(seed: int, processor: Any, folder: Path) -> dict[str, Any] | None:
+def attempt(case: str, seed: int, processor: Any, folder: Path) -> dict[str, Any] | None:
     """Writes golden.npz of a seed; None where a greedy step is close."""
-    model, rng = model_of(seed), np.random.default_rng(seed)
+    model, rng = model_of(case, seed), np.random.default_rng(seed)
     inputs = [processor(drawn(n, size), return_tensors="pt") for n, size in enumerate(SIZES)]
     with torch.no_grad():
         towers = [
@@ -204,30 +227,37 @@ def make_pixels() -> None:
     np.savez_compressed(HERE / "pixels.npz", grids=np.stack(grids), values=np.stack(values))
 
 
-def main() -> None:
-    """Makes all of them."""
-    torch.set_num_threads(1)
-    make_pixels()
+def make_case(case: str) -> None:
+    """Searches a seed and leaves its checkpoint and goldens in the case's folder."""
     processor = Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, min_pixels=64, max_pixels=3200)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / "qwen2_5_vl"
+        folder = Path(temporary) / case
         folder.mkdir()
-        golden = next(filter(None, (attempt(s, processor, folder) for s in range(MAX_SEEDS))), None)
+        tried = (attempt(case, seed, processor, folder) for seed in range(MAX_SEEDS))
+        golden = next(filter(None, tried), None)
         if golden is None:
-            raise SystemExit(f"no seed below {MAX_SEEDS} has a margin of {MIN_MARGIN}")
+            raise SystemExit(f"{case}: no seed below {MAX_SEEDS} has a margin of {MIN_MARGIN}")
         write_tokenizer(folder)
-        saved = {
-            key: value
-            for key, value in json.loads(processor.to_json_string()).items()
-            if value is not None
-        }
+        values = json.loads(processor.to_json_string()).items()
+        saved = {key: value for key, value in values if value is not None}
         (folder / "preprocessor_config.json").write_text(json.dumps(saved, indent=1))
         (folder / "golden.json").write_text(json.dumps(golden))
         (folder / "generation_config.json").unlink(missing_ok=True)
-        shutil.rmtree(HERE / "qwen2_5_vl", ignore_errors=True)
-        shutil.copytree(folder, HERE / "qwen2_5_vl", copy_function=shutil.copyfile)
-    size = sum(path.stat().st_size for path in (HERE / "qwen2_5_vl").iterdir())
-    print(f"seed {golden['seed']}, margin {golden['min_margin']:.3f}, {size / 1000:.0f} kB")
+        shutil.rmtree(HERE / case, ignore_errors=True)
+        shutil.copytree(folder, HERE / case, copy_function=shutil.copyfile)
+    size = sum(path.stat().st_size for path in (HERE / case).iterdir())
+    print(f"{case}: seed {golden['seed']}, margin {golden['min_margin']:.3f}, {size / 1000:.0f} kB")
+
+
+def main() -> None:
+    """Makes the named cases, all by default, and pixels.npz."""
+    torch.set_num_threads(1)
+    transformers.logging.disable_progress_bar()
+    names = sys.argv[1:] or [*CASES]
+    if len(sys.argv) == 1:
+        make_pixels()
+    for case in names:
+        make_case(case)
 
 
 if __name__ == "__main__":

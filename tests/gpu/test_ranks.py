@@ -19,9 +19,10 @@ from predict.ranks import gpus
 from predict.ranks.ahead import AheadRunner
 from predict.ranks.life import state_of
 from tests.support import gpu_rank
-from tests.support.golden import check_greedy, config, runs
+from tests.support.golden import check_greedy, config, greedy, runs
 from tests.support.golden_logits import check_logits, logits_and_wanted
 from tests.support.gpu_engines import SETTINGS
+from tests.support.rank_runs import wait_until
 from tests.support.schemes import relative_error
 
 CASE, PROMISE = "llama_gqa", 5.0  # seconds in which all have ended
@@ -30,7 +31,7 @@ PROMPTS = [[1, 5, 9, 13, 40, 7, 8, 100, 3, 4, 5], [17, 3], [90, 80, 70, 60, 50]]
 # latents, post-norms, and norms over all heads.
 GRAPHS = (
     *("llama_gqa", "qwen3", "falcon_40b", "bloom_7b", "gpt_oss_20b", "qwen2_moe_a2_7b"),
-    *("deepseek_v2_lite", "gemma3_4b", "olmo2_gqa"),
+    *("deepseek_v3", "gemma3_4b", "olmo2_gqa"),
 )
 EAGER = ("llama_gqa", "olmo2_gqa")
 
@@ -77,10 +78,7 @@ def test_half_precision_is_near_one_gpus() -> None:
     wanted = logits_and_wanted(LLM(config(CASE, **settings, **SETTINGS)), CASE)[0]
     llm = over_ranks(CASE, **settings)
     assert relative_error(logits_and_wanted(llm, CASE)[0], wanted) < 0.05
-    texts = [
-        llm.generate([prompt], SamplingParams(max_new_tokens=16)) for prompt in PROMPTS[:1] * 2
-    ]
-    assert texts[0][0].token_ids == texts[1][0].token_ids
+    assert greedy(llm, PROMPTS[:1], 16) == greedy(llm, PROMPTS[:1], 16)  # by graphs, then
 
 
 def test_choices_are_those_of_one_gpu() -> None:
@@ -99,28 +97,39 @@ def test_choices_are_those_of_one_gpu() -> None:
     assert found[0] == found[1]
 
 
-def answer_for_ever(llm: LLM) -> None:
-    while True:
-        llm.generate(PROMPTS, SamplingParams(max_new_tokens=1500, ignore_eos=True))
+@pytest.mark.parametrize("scheme", [None, "weight_only_int8"])
+def test_random_weights_are_those_of_one_gpu(scheme: str | None) -> None:
+    """Made on the GPUs, each its part, and rounded there."""
+    dtype = "float32" if scheme is None else "bfloat16"
+    settings: dict[str, Any] = {"load_format": "dummy", "dtype": dtype, "quant_type": scheme}
+    wanted = logits_and_wanted(LLM(config(CASE, batch_size=3, **settings, **SETTINGS)), CASE)[0]
+    got = logits_and_wanted(over_ranks(CASE, **settings), CASE)[0]
+    assert relative_error(got, wanted) < (1e-4 if scheme is None else 0.05)
+
+
+def letter(process_id: int) -> str:
+    return state_of(process_id).letter
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_ends_all_in_time(victim: int) -> None:
     llm = over_ranks(CASE, max_length=2048)
     ids = process_ids(llm)
-    llm.generate(PROMPTS, SamplingParams(max_new_tokens=8, ignore_eos=True))
-    killed: list[float] = []
+    greedy(llm, PROMPTS, 8)
+    said: list[str] = []
 
-    def kill() -> None:
-        killed.append(time.monotonic())
-        os.kill(ids[victim], signal.SIGKILL)
+    def answer_for_ever() -> None:
+        try:
+            while True:
+                greedy(llm, PROMPTS, 1500)
+        except EngineError as error:
+            said.append(str(error))
 
-    timer = threading.Timer(0.3, kill)
-    timer.start()
-    with pytest.raises(EngineError, match=rf"rank {victim} \(process {ids[victim]}\) was ended by"):
-        answer_for_ever(llm)
-    assert time.monotonic() - killed[0] < PROMISE
-    assert not any(state_of(each).letter for each in ids)
+    threading.Thread(target=answer_for_ever, daemon=True).start()
+    time.sleep(0.3)
+    os.kill(ids[victim], signal.SIGKILL)
+    wait_until("all have ended", PROMISE, lambda: said and not any(map(letter, ids)))
+    assert f"rank {victim} (process {ids[victim]}) was ended by signal 9" in said[0]
 
 
 def test_gpus_that_cannot_be_ranks_together_are_refused_by_name(

@@ -124,7 +124,8 @@ def test_texts_ride_in_the_steps_of_answers_and_neither_changes(form: str) -> No
     runner: Any = llm.engine.runner
     if form == "eager":
         runner.graphs.pool = None
-    extra = {"logprobs": {"logprobs": 2}, "beams": {"num_beams": 3}}.get(form, {})
+    forms: dict[str, dict[str, Any]] = {"logprobs": {"logprobs": 2}, "beams": {"num_beams": 3}}
+    extra = forms.get(form, {})
     params = SamplingParams(max_new_tokens=40, temperature=0.0, ignore_eos=True, **extra)
     prompts = [[5, 6, 7 + n] for n in range(2)]
     answers = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]

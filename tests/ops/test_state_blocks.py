@@ -167,7 +167,8 @@ def outputs(
         paddle.to_tensor(np.full((2 * count + 1, *each.shape), np.nan, np.float32))
         for each in weights.block.states
     )
-    src, made, begins = [-1] * count, [[] for _ in texts], [0] * count
+    src, begins = [-1] * count, [0] * count
+    made: list[list[Array]] = [[] for _ in texts]
     for step, lengths in enumerate(cuts):
         some = [i for i, length in enumerate(lengths) if length]
         dst = {i: 2 * i + step % 2 for i in some}

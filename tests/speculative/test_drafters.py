@@ -18,6 +18,7 @@ from predict import LLM, SamplingParams, build
 from predict.device import library
 from predict.device.place import to_float32
 from predict.engine import speculation
+from predict.engine.embedding import Text
 from predict.engine.request_state import Request
 from predict.errors import UserError
 from predict.guide import Guide
@@ -634,6 +635,35 @@ def test_drafts_pause_where_none_is_right(
     llm.generate([PROMPT], params)  # whose blocks lack rows, where some were found
     llm.generate([PROMPT[5:]], params)
     assert llm.stats().num_draft_spans > spans
+    assert llm.stats().num_used_blocks == 0
+
+
+def test_texts_ride_beside_drafts_and_in_a_pause_of_them(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculation, "MOST_VAIN", 10)
+    monkeypatch.setattr(speculation, "PAUSE", 30)
+    head = HEADS["EAGLE-3 of SafeAILab"]
+    llm = LLM(settings(target, written(head, tmp_path / "head"), head.method))
+    wanted, pooler = llm.embed([PROMPT], "mean"), llm.retrieval.pooler("mean")
+    draft_always(llm)
+    params = SamplingParams(temperature=0.0, max_new_tokens=36, ignore_eos=True)
+    samples, taps = llm.samples(PROMPT, params), set[bool]()
+    llm.answers.add([samples], lambda news: None)
+    while llm.answers.is_busy:
+        job = llm.add_texts([Text(PROMPT)], pooler, None)
+        llm.step()
+        taps.add(bool(llm.engine.speculation.taps))
+        assert llm.embedder.step() == [job]
+        np.testing.assert_array_equal(job.vectors, wanted)
+    assert taps == {False, True}
+    assert samples.output().outputs[0].finish_reason == "length"
+    assert (
+        samples.output().outputs[0].token_ids
+        == tokens(
+            LLM(settings(target, None, "none", speculate_method=None)).generate([PROMPT], params)
+        )[0]
+    )
     assert llm.stats().num_used_blocks == 0
 
 

@@ -43,4 +43,6 @@ def last_logits(llm: LLM, prompts: list[list[int]]) -> Any:
         blocks = list(range(first, first := first + -(-len(prompt) // BLOCK_SIZE)))
         request = Request(number, prompt, SamplingParams())
         spans.append(ScheduledSpan(request, len(prompt), 0, blocks, True))
-    return llm.engine.runner.run(stated(span_inputs(spans, BLOCK_SIZE), spans)).logits.numpy()
+    logits = llm.engine.runner.run(stated(span_inputs(spans, BLOCK_SIZE), spans)).logits
+    assert logits is not None
+    return logits.numpy()

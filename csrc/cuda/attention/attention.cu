@@ -40,8 +40,7 @@ Status check(const PagedAttentionParams& p, const AttentionLimits& limits) {
     return Status::error("paged_attention: softcap " + std::to_string(p.softcap) +
                          " (allowed: 0 for none, or a positive number)");
   }
-  if (p.batch.prefix_lens != nullptr &&
-      (p.batch.tree_mask != nullptr || p.slopes != nullptr)) {
+  if (p.batch.prefix_lens != nullptr && (p.batch.tree_mask != nullptr || p.slopes != nullptr)) {
     return Status::error("paged_attention: prefix_lens goes with no tree_mask and no slopes");
   }
   if (limits.max_query_len < 1 || limits.max_context_len < 0) {

@@ -78,7 +78,8 @@ __global__ void __launch_bounds__(kWarps* kWarp)
     const bool tree = is_tree(args, num_tokens);
     // The last position that may be seen, and the token's own.
     const int own = before + token - args.cu_seqlens_q[seq];
-    const int last = tree ? context_len - 1 : last_visible(own, last_of_prefix(args, seq, context_len), args.window);
+    const int last = tree ? context_len - 1
+                          : last_visible(own, last_of_prefix(args, seq, context_len), args.window);
     const int position = tree ? before + tree_depth(args, token) : own;
     const int32_t* table = args.block_tables + static_cast<int64_t>(seq) * args.max_blocks;
     const T* query = static_cast<const T*>(args.q) + row * head_dim;

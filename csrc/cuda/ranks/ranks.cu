@@ -327,11 +327,12 @@ Status sum_ranks(const SumRanksParams& p, const Launch& launch_on) {
   });
 }
 
-Status gather_columns(const GatherColumnsParams& p, const Launch& launch_on) {
+Status gather_over_ranks(const GatherColumnsParams& p, const Launch& launch_on) {
   const Exchange* const exchange = current_exchange();
-  if (exchange == nullptr) return Status::error("gather_columns: this process has no other ranks");
+  if (exchange == nullptr)
+    return Status::error("gather_over_ranks: this process has no other ranks");
   if (!is_aligned(p.part)) {
-    return Status::error("gather_columns: rows must begin at multiples of 16 bytes");
+    return Status::error("gather_over_ranks: rows must begin at multiples of 16 bytes");
   }
   Columns columns = {};
   columns.width = static_cast<int>(p.width);
@@ -343,8 +344,9 @@ Status gather_columns(const GatherColumnsParams& p, const Launch& launch_on) {
   for (int64_t begin = 0; begin < words; begin += most) {
     const int64_t count = std::min(most, words - begin);
     const auto pieces = static_cast<uint32_t>(ceil_div(count, int64_t{4}));
-    REGATTA_RETURN_IF_ERROR(launch(gather_kernel, config_for(pieces, launch_on), "gather_columns",
-                                   *exchange, columns, p.part, p.all, begin, count, pieces));
+    REGATTA_RETURN_IF_ERROR(launch(gather_kernel, config_for(pieces, launch_on),
+                                   "gather_over_ranks", *exchange, columns, p.part, p.all, begin,
+                                   count, pieces));
   }
   return {};
 }

@@ -152,7 +152,7 @@ Status logprobs(const LogprobsParams& params, const Launch& launch);
 // Over ranks, each with a GPU of its own (cuda/ranks/exchange.cuh): all make the same calls in the
 // same order.
 Status sum_ranks(const SumRanksParams& params, const Launch& launch);
-Status gather_columns(const GatherColumnsParams& params, const Launch& launch);
+Status gather_over_ranks(const GatherColumnsParams& params, const Launch& launch);
 Status own_rows(const OwnRowsParams& params, const Launch& launch);
 
 // params.copies is host memory; what it names is read before the call returns.

@@ -79,7 +79,7 @@ class AttentionBlock(blocks.CachingBlock):
         if self.prefix_mask and self.positions.kind == "alibi":
             raise ValueError("a block with a prefix mask has no ALiBi")
 
-    def shared(self, ranks: Ranks) -> tuple[AttentionBlock, Mapping[str, Axis]]:
+    def shared(self, ranks: Ranks) -> tuple[blocks.Block, Mapping[str, Axis]]:
         if self.out_gate:
             return super().shared(ranks)
         heads = ranks.alike(self.num_heads, "query heads")

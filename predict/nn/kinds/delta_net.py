@@ -127,7 +127,7 @@ class DeltaNetBlock(blocks.Block):
 
     def slots(self, hidden_size: int) -> tuple[blocks.Slot, ...]:
         conv, values, heads = self.conv_size, self.value_size, self.num_value_heads
-        whole = (conv, values)
+        whole: tuple[int, ...] = (conv, values)
         if self.grouped_rows:
             whole = (self.key_size, self.key_size, values, values)
         gates = (heads, self.decay_size) if self.write == "sigmoid" else (self.decay_size,)

@@ -237,7 +237,7 @@ void check_columns(const Words&) {
       const Buffer<float> part(values_of<float>(rank, rows * width, 9)), all(rows * all_width);
       const cuda::GatherColumnsParams params = {part.data, all.data, counts.data(), rows, width};
       run_graph([&](cudaStream_t stream) {
-        CHECK_STATUS(cuda::gather_columns(params, cuda::Launch{stream, true}));
+        CHECK_STATUS(cuda::gather_over_ranks(params, cuda::Launch{stream, true}));
       });
       const std::vector<float> got = all.host();
       bool right = true;
