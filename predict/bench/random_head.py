@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from predict.errors import UserError
 from predict.loading.safetensors_writer import as_stored, write, write_json
+from predict.system.files import read_json
 
 DRAFT_VOCAB_SIZE = 32_000  # of published heads, where the model has more
 COPIED = (
@@ -20,7 +20,7 @@ COPIED = (
 
 def write_head(model: str, folder: Path, seed: int) -> str:
     """Writes a head for the model of this folder, a Llama's kind, in bfloat16; its folder."""
-    given: dict[str, Any] = json.loads((Path(model) / "config.json").read_text())
+    given: dict[str, Any] = read_json(Path(model) / "config.json")
     if not {*COPIED[:4]} <= given.keys():
         raise UserError(
             f"{model}: config.json lacks one of {', '.join(COPIED[:4])}, which a made-up head of "
