@@ -20,7 +20,6 @@ from predict.adapters.weights import (
     pool_bytes,
 )
 from predict.config.engine import EngineConfig
-from predict.config.model import DTYPE_BYTES
 from predict.device import communicator, devices, library
 from predict.device.devices import kind_of
 from predict.drafting import (
@@ -180,7 +179,6 @@ class Builder:
         self.tokenizer, self.eos_token_ids = self._tokenizer(tokenizer)
         self.draft = read_draft(config, spec, self.tokenizer)
         self.drafter: StateDrafter | None = None
-        self.draft_cost = 0.0  # of a step of the draft model, in steps of the model
         self.weight_bytes = self.num_state_slots = 0
         self.decoder: Decoder | None = None
         self.adapters: AdapterStore | None = None
@@ -201,7 +199,7 @@ class Builder:
         sampler = Sampler(config.model.seed, self.eos_token_ids, window_of(config))
         drafting = Drafting(
             *(config, self.platform, self.drafter),
-            *(running.draft_runner, self.draft_cost, num_blocks),
+            *(running.draft_runner, num_blocks),
         )
         proposer, policy = speculation(drafting, sampler)
         engine = Engine(
@@ -226,7 +224,6 @@ class Builder:
             self.adapters = shelf.store(self.config, self.spec, self.reader, self.platform)
         has_draft = self.draft is not None or self.drafter is not None
         started = start(self.given, shelf, self.spec.vocab_size, has_draft)
-        self.draft_cost = started.draft_cost
         if self.drafter is not None:
             self.drafter.feed = RanksFeed(started.ranks)
         return Running(
@@ -312,10 +309,6 @@ class Builder:
             plan, names = opened[0].plan, opened[0].names
             base = base_of(plan, names, self.reader, opened[0].takes_turns)
             self.adapters = self._adapter_store(plan, base)
-        if self.draft is not None or self.drafter is not None:
-            own = DTYPE_BYTES[config.model.dtype] * self.spec.num_matmul_weights
-            of_draft = self.drafter.weights.num_bytes if self.drafter else opened[-1].num_bytes
-            self.draft_cost = of_draft / (opened[0].num_bytes if not manifest else own)
         decoders = [weights.read(lambda _: self.on_progress()) for weights in opened]
         if manifest is None:
             decoders[0] = self.sight.joined(decoders[0])

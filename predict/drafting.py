@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from predict.config.engine import EngineConfig
-from predict.engine.draft_policy import Costs, DraftPolicy
+from predict.engine.draft_policy import DraftPolicy
 from predict.engine.drafts import (
     DraftNetwork,
     Follower,
@@ -38,12 +37,6 @@ from predict.nn.inputs import LayerCache, bucket_size
 from predict.nn.spec import DecoderSpec
 from predict.speculative import proposer_of
 from predict.system.notes import LOG
-
-# The demo model on 2 cores: 1.65 ms for one row, 2.8 for 16.
-CPU_COSTS = Costs(row=0.04)
-# Llama-3-8B on an H200: 3.8 ms for one row, 6.4 for 128. The host takes some 0.3 ms from a step's
-# tokens to the next step, and more for many requests; a draft of a sixth of the bytes takes 0.8 ms.
-GPU_COSTS = Costs(row=0.0055, draft=0.05, wait=0.08, wait_each=0.004)
 
 
 class StateDrafter:
@@ -125,7 +118,6 @@ class Drafting(NamedTuple):
     platform: Platform
     drafter: StateDrafter | None
     draft_runner: Runner | None  # of the drafter, or of a draft model
-    draft_cost: float  # of a step of either, in steps of the model
     num_blocks: int  # of the model's caches
 
 
@@ -159,12 +151,8 @@ def speculation(of: Drafting, sampler: Sampler) -> tuple[Proposer | None, DraftP
             states=_state_drafting(of, sampler),
         )
     )
-    costs = GPU_COSTS if on_gpu else CPU_COSTS
-    step = costs.draft + of.draft_cost if of.draft_runner else 0.0
-    rows = max_draft_rows(config)
     most = config.speculation.speculate_max_draft_token_num
-    costs, catches_up = replace(costs, draft=step), draft is not None
-    return proposer, DraftPolicy(most, rows, costs, proposer.looks_up, catches_up)
+    return proposer, DraftPolicy(most, max_draft_rows(config), proposer.looks_up)
 
 
 def _state_drafting(of: Drafting, sampler: Sampler) -> StateDrafting | None:

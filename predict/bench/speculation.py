@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from predict.engine.drafts import FAILED, Verified, accepted_tokens
+from predict.engine.drafts import FAILED, StateProposer, Tapped, Verified, accepted_tokens
 from predict.engine.request_state import Request
 from predict.engine.sampler import Sampler
 from predict.engine.step import NO_TARGETS, Choices, Logprobs, PromptTargets, StepTokens
 from predict.request import SamplingParams
-from predict.speculative.draft_model import DraftModelProposer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from paddle import Tensor
     from predict.engine.beams import Candidates
     from predict.engine.choices import Row
     from predict.engine.drafts import Drafts, ProposeBehind, Proposer
@@ -51,6 +51,7 @@ class ScriptedTokens(StepTokens):
         self._tokens = tokens
         self._script = script
         self._stand_ins = dict(stand_ins)
+        self.hidden = tokens.hidden
 
     def choose(self) -> None:
         """Nothing: the script's tokens need no choice."""
@@ -74,6 +75,11 @@ class ScriptedChoices(Choices):
     """Choices, and what the script has in their place."""
 
     script: list[int]
+
+    def _replace(self, **changes: Any) -> ScriptedChoices:
+        made = super()._replace(**changes)
+        made.script = self.script
+        return made
 
 
 class ScriptedSampler(Sampler):
@@ -140,7 +146,9 @@ class AgreeingProposer:
         self.looks_up = proposer.looks_up
         self.observe = proposer.observe
         self.settle = proposer.settle
-        self.forget = proposer.forget
+
+    def forget(self, request_id: int) -> None:
+        self._proposer.forget(request_id)
 
     @property
     def num_recorded(self) -> int:
@@ -179,6 +187,30 @@ class AgreeingProposer:
         right = self._scripts[tuple(request.prompt_token_ids)][begin : begin + count]
         agrees = self._random.random(len(right)) < self._agreement
         return [t if a else t ^ 1 for t, a in zip(right, agrees, strict=True)]
+
+
+class AgreeingStateProposer(AgreeingProposer, StateProposer):
+    """The same of a drafter of hidden states, which reads those of the model."""
+
+    def __init__(self, proposer: StateProposer, scripts: Scripts, agreement: float, seed: int = 0):
+        AgreeingProposer.__init__(self, proposer, scripts, agreement, seed)
+        self._reads, self.taps, self.lookahead = proposer, proposer.taps, proposer.lookahead
+
+    def follow(self, tapped: Sequence[Tapped], hidden: Mapping[str, Tensor]) -> None:
+        self._reads.follow(tapped, hidden)
+
+    def is_ready(self, request: Request) -> bool:
+        return self._reads.is_ready(request)
+
+    def suits(self, block_id: int, digest: bytes) -> bool:
+        return self._reads.suits(block_id, digest)
+
+
+def agreeing(proposer: Proposer, scripts: Scripts, agreement: float, seed: int) -> AgreeingProposer:
+    """The proposer with drafts that are the script's so often."""
+    if isinstance(proposer, StateProposer):
+        return AgreeingStateProposer(proposer, scripts, agreement, seed)
+    return AgreeingProposer(proposer, scripts, agreement, seed)
 
 
 class Counts(NamedTuple):
@@ -256,9 +288,9 @@ def measure_drafts(
         scripts = copies(batch, output_len, share, vocab_size, seed)
         proposer, stand_ins = engine.speculation.proposer, dict[int, int]()
         assert proposer is not None
-        if text == "copy" and isinstance(proposer, DraftModelProposer):
-            agreeing = AgreeingProposer(proposer, scripts, agreement, seed)
-            proposer, stand_ins = agreeing, agreeing.stand_ins
+        if text == "copy" and not proposer.looks_up:
+            agrees = agreeing(proposer, scripts, agreement, seed)
+            proposer, stand_ins = agrees, agrees.stand_ins
         with replaced(llm, None, scripts):  # both turns find the prompts in the prefix cache
             counted(llm, batch, replace(params, max_new_tokens=1))
         taken: dict[bool, Counts] = {}

@@ -33,6 +33,7 @@ from predict.bench.ceilings import Limits, measure_gpu_ceilings, share_text
 from predict.bench.cost import Cost, linear_bytes, program_bytes
 from predict.bench.outputs import Outputs, output_flags
 from predict.bench.random_adapters import write_adapters
+from predict.bench.random_head import write_head
 from predict.bench.record import (
     RecordRow,
     Suite,
@@ -579,6 +580,10 @@ def engine_config(
         values["lora_modules"] = write_adapters(
             flags["random_adapters"], model, scratch, flags["seed"]
         )
+    if flags["speculate_method"] == "eagle" and flags["draft_model_name_or_path"] is None:
+        assert scratch is not None
+        head = write_head(flags["model_name_or_path"], scratch / "head", flags["seed"])
+        values["draft_model_name_or_path"] = head
     return PredictorConfig.from_flags(replace(flags, values={**flags.values, **values}))
 
 

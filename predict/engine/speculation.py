@@ -179,7 +179,7 @@ class Speculation:
             if self._says and self.stats.num_draft_spans >= MANY_DRAFTS:
                 self._says = False
                 self._say_few(proposer)
-        policy.stepped(batch.num_samples, lengths, self._num_accepted, waited, timed)
+        policy.stepped(batch.num_samples, lengths, self._num_accepted, waited, timed or 0.0)
         if not proposer.looks_up:
             return
         wanting = [

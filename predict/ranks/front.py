@@ -72,7 +72,6 @@ class Ready(NamedTuple):
 
     num_blocks: int  # of its caches, the same for all
     weight_bytes: int
-    draft_millionths: int = 0  # of a step's cost: what one of its drafter costs
 
 
 class _Group:

@@ -22,7 +22,6 @@ class Started(NamedTuple):
     runner: RanksRunner
     draft_runner: RanksRunner | None  # of a draft model, or a drafter
     num_blocks: int  # of each rank's caches
-    draft_cost: float  # of a step of the drafter, in steps of the model
     write_prefix: WritePrefix
 
 
@@ -43,5 +42,5 @@ def start(config: EngineConfig, shelf: RanksShelf, vocab_size: int, has_draft: b
     runners = [form(ranks, vocab_size, num_bytes, which) for which in range(1 + has_draft)]
     return Started(
         *(ranks, runners[0], runners[1] if has_draft else None, ready[0].num_blocks),
-        *(ready[0].draft_millionths / 1e6, prefix_writer(ranks)),
+        prefix_writer(ranks),
     )

@@ -126,9 +126,10 @@ class ChainProposer(StateProposer):
             rows = [Row(requests[index], tuple(drafts[index])) for index, _ in active]
             tokens = self.drafting.launch(spans, fed, (FED,), [row for _, row in active], rows)
             fed, going_on = tokens.hidden, list[tuple[int, int]]()
-            for row, ((index, _), token) in enumerate(zip(active, tokens.take(), strict=True)):
-                if token != FAILED:
-                    drafts[index].append(cast(int, token))
+            new = cast(list[int], tokens.take())
+            for row, ((index, _), draft) in enumerate(zip(active, new, strict=True)):
+                if draft != FAILED:
+                    drafts[index].append(draft)
                     going_on.append((index, row))
             active = going_on
         return drafts

@@ -51,6 +51,17 @@ def test_counts_of_adapters_that_are_none_are_refused(
         write_adapters(wanted, str(tiny_model), tmp_path, seed=0)
 
 
+def test_a_made_up_head_is_right_as_often_as_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "eagle.json"
+    words = [*DEMO, "--speculate_method", "eagle", "--speculate_max_draft_token_num", "3"]
+    words += ["--batch_size", "1", "--input_len", "16", "--output_len", "64", "--repetitions", "1"]
+    words += ["--draft_agreement", "0.75", "--output_file", str(output)]
+    assert throughput.main(words) == 0
+    assert "accept" in capsys.readouterr().out
+
+
 def test_a_guide_is_followed_and_its_masks_are_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

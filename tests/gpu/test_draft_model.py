@@ -9,7 +9,6 @@ import pytest
 
 from predict import LLM, SamplingParams
 from predict.device import cuda, devices
-from predict.engine.draft_policy import Costs
 from predict.engine.request_state import Request
 from predict.engine.runner.gpu import GpuRunner
 from predict.engine.runner.transport import Shelf
@@ -49,7 +48,7 @@ def drafting(llm: LLM) -> LLM:
     config = llm.config
     rows = config.scheduling.batch_size * config.speculation.speculate_max_draft_token_num
     llm.engine.speculation.policy = Generous(
-        config.speculation.speculate_max_draft_token_num, rows, Costs(row=0.001), looks_up=False
+        config.speculation.speculate_max_draft_token_num, rows, looks_up=False
     )
     return llm
 

@@ -15,7 +15,6 @@ from safetensors.numpy import load_file, save_file
 
 from predict import LLM, AsyncLLM, EngineConfig, SamplingParams
 from predict.device import devices
-from predict.engine.draft_policy import Costs
 from predict.errors import UserError
 from tests.support import checkpoints, float8, tiny
 from tests.support.drafts import Generous
@@ -177,7 +176,7 @@ def test_penalties_see_the_drafts_before_their_row(gpu: devices.Device, kind: st
     drafts = {"speculate_method": "lookahead", "speculate_max_draft_token_num": 6}
     plain = LLM(config("llama_gqa", batch_size=3, max_length=200, **SETTINGS))
     drafting = LLM(config("llama_gqa", batch_size=3, max_length=200, **SETTINGS, **drafts))
-    drafting.engine.speculation.policy = Generous(6, 18, Costs(row=0.001), looks_up=True)
+    drafting.engine.speculation.policy = Generous(6, 18, looks_up=True)
     assert texts(drafting, prompts, params) == texts(plain, prompts, params)
     assert drafting.stats().num_draft_tokens > 0
 

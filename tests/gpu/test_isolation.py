@@ -10,7 +10,6 @@ import pytest
 
 from predict import LLM, SamplingParams
 from predict.device import devices
-from predict.engine.draft_policy import Costs
 from predict.errors import EngineError
 from tests.support.drafts import Generous
 from tests.support.golden import config
@@ -66,10 +65,8 @@ def test_requests_that_fail_end_alone(gpu: devices.Device, drafts: str, graphs: 
     if not graphs:
         runner.graphs.pool = None
     if llm.engine.speculation.proposer is not None:
-        costs = Costs(row=0.01, draft=0.05)
-        llm.engine.speculation.policy = Generous(
-            3, 24, costs, llm.engine.speculation.proposer.looks_up
-        )
+        looks_up = llm.engine.speculation.proposer.looks_up
+        llm.engine.speculation.policy = Generous(3, 24, looks_up)
     prompts, params = requests()
     expected = results(llm.generate(prompts, params))
     scheduler = llm.engine.scheduler

@@ -10,7 +10,7 @@ import pytest
 
 from predict import LLM, SamplingParams
 from predict.device import devices
-from predict.engine.draft_policy import Costs, DraftPolicy
+from predict.engine.draft_policy import DraftPolicy
 from predict.engine.request_state import Request
 from predict.speculative.draft_model import DraftModelProposer
 from tests.support.golden import GOLDEN, config, golden
@@ -27,7 +27,7 @@ class FixedDrafts(DraftPolicy):
 
 def with_fixed_drafts(llm: LLM) -> LLM:
     most = llm.config.speculation.speculate_max_draft_token_num
-    llm.engine.speculation.policy = FixedDrafts(most, 64, Costs(row=0.0), looks_up=False)
+    llm.engine.speculation.policy = FixedDrafts(most, 64, looks_up=False)
     return llm
 
 

@@ -20,7 +20,6 @@ from export.export_model import export_model
 from predict import LLM, AsyncLLM, EngineConfig, SamplingParams, predictor
 from predict.device import library
 from predict.engine.block_manager import BlockManager
-from predict.engine.draft_policy import Costs
 from predict.engine.logits_processors import Adjustment
 from predict.engine.logprobs import LogprobRecord
 from predict.engine.request_state import BeamGroup, Request
@@ -287,7 +286,7 @@ def llms(model_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
             made[drafts] = llm = LLM(config)
             if llm.engine.speculation.proposer is not None:
                 llm.engine.speculation.policy = Generous(
-                    3, 64, Costs(row=0.01, draft=0.05), llm.engine.speculation.proposer.looks_up
+                    3, 64, llm.engine.speculation.proposer.looks_up
                 )
         return made[drafts]
 

@@ -16,9 +16,8 @@ import pytest
 
 from predict import SamplingParams
 from predict.bench.speculation import AgreeingProposer, ScriptedRunner, ScriptedSampler, copies
-from predict.drafting import GPU_COSTS
 from predict.engine import engine as engine_module
-from predict.engine.draft_policy import Costs, DraftPolicy
+from predict.engine.draft_policy import DraftPolicy
 from predict.engine.drafts import FAILED, DraftNetwork, Proposer, SpeculativeConfig
 from predict.engine.engine import Engine
 from predict.engine.request_state import Request
@@ -119,13 +118,7 @@ class Bench:
             token_budget=8192,
         )
         self.proposer = proposer_of(SpeculativeConfig(method=method, max_ngram_size=3, draft=draft))
-        costs = Costs(
-            row=GPU_COSTS.row,
-            draft=0.0 if self.proposer.looks_up else GPU_COSTS.draft + 0.15,
-            wait=GPU_COSTS.wait,
-            wait_each=GPU_COSTS.wait_each,
-        )
-        policy = DraftPolicy(15, 15 * batch_size, costs, self.proposer.looks_up)
+        policy = DraftPolicy(15, 15 * batch_size, self.proposer.looks_up)
         runner = PacedRunner(clock, False, is_cold)
         self.engine = Engine(scheduler, runner, sampler, (), None, policy)
         self.runner, self.sampler = self.engine.runner, sampler

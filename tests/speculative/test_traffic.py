@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from predict import SamplingParams
-from predict.engine.draft_policy import Costs
 from predict.engine.drafts import DraftNetwork, SpeculativeConfig
 from predict.engine.engine import Engine
 from predict.engine.request_state import Request
@@ -46,7 +45,7 @@ def make_engine(method: str, ahead: bool) -> Engine:
         follower=own if ahead else None,
     )
     proposer = proposer_of(SpeculativeConfig(method=method, max_ngram_size=2, draft=draft))
-    policy = Generous(6, 40, Costs(row=0.01, wait=0.05), proposer.looks_up)
+    policy = Generous(6, 40, proposer.looks_up)
     return Engine(scheduler, runner, sampler, (), proposer, policy)
 
 
@@ -108,8 +107,6 @@ def test_drafts_behind_a_verification_are_as_right_as_others(
     shares = []
     for follows in (False, True):
         engine, random = make_engine("draft_model", ahead=True), np.random.default_rng(0)
-        assert engine.speculation.policy is not None
-        engine.speculation.policy.costs = Costs(row=0.0001)
         assert isinstance(engine.speculation.proposer, DraftModelProposer)
         reader = engine.speculation.proposer.network.runner
         assert isinstance(reader, CacheReader)

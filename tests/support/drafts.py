@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from predict import LLM, EngineConfig
 from predict.device import library
-from predict.engine.draft_policy import FEWEST_TIMES, Costs, DraftPolicy
+from predict.engine.draft_policy import DraftPolicy
 from tests.support.paths import DEMO
 
 
 class Generous(DraftPolicy):
-    """Has as many drafts as acceptance makes worthwhile, whatever they take."""
+    """Has as many drafts as it can, whatever they take."""
 
-    def __init__(
-        self, max_length: int, max_rows: int, costs: Costs, looks_up: bool, catches_up: bool = True
-    ):
-        super().__init__(max_length, max_rows, costs, looks_up, catches_up)
-        for _ in range(FEWEST_TIMES):
-            super().stepped(1, [], 0, False, 1.0)
+    def __init__(self, max_length: int, max_rows: int, looks_up: bool):
+        super().__init__(max_length, max_rows, looks_up)
+        self._seconds = defaultdict(lambda: {(0, 0): 1.0})
+
+    def _length(self, able: Sequence[tuple[int, int]], num_decoding: int, on_way: bool) -> int:
+        return min(self.max_length, self.max_rows // len(able))
 
     def stepped(
         self,
-        num_decoding: int,
+        size: int,
         lengths: Sequence[int],
         num_accepted: int,
         waited: bool,
-        seconds: float | None,
+        seconds: float,
     ) -> None:
         """Everything is free."""
 
@@ -67,7 +68,7 @@ def draft_always(llm: LLM) -> None:
     before = llm.engine.speculation.policy
     if before is not None:
         llm.engine.speculation.policy = Generous(
-            before.max_length, before.max_rows, Costs(row=0.02), before.looks_up
+            before.max_length, before.max_rows, before.looks_up
         )
 
 
