@@ -15,7 +15,7 @@ import numpy as np
 from predict.device.place import tensor_at
 from predict.engine.step import BlockCopies, Choices, Runner, StepTokens
 from predict.nn.decoder import StepOutputs
-from predict.nn.drafters import ChainNetwork, MedusaNetwork
+from predict.nn.drafters import MedusaNetwork
 from predict.nn.inputs import StepInputs
 from predict.ranks.front import Ranks
 from predict.ranks.messages import Down
@@ -64,7 +64,8 @@ class RanksDrafter:
 class RankDrafter:
     """What one rank has of it, and the model's runner, whose last hidden states it keeps."""
 
-    def __init__(self, runner: Runner, network: ChainNetwork | MedusaNetwork, dtype: str):
+    def __init__(self, runner: Runner, network: Any, dtype: str):
+        """network: a ChainNetwork or a MedusaNetwork."""
         self._runner, self._network, self._dtype = runner, network, dtype
         self._hidden: Mapping[str, Tensor] = {}
         self.num_ahead = runner.num_ahead
@@ -94,7 +95,7 @@ class RankDrafter:
         import paddle
 
         task, *given = arrays
-        network: Any = self._network
+        network = self._network
         with paddle.no_grad():
             match Task(int(task[0])):
                 case Task.STATES:
