@@ -366,14 +366,15 @@ class LLM(AddonVerbs[None], VectorVerbs):
         scheduler, adapters = self.engine.scheduler, self.addons.adapters
         pool = None if adapters is None else adapters.pool
         peak, runner = devices.peak_bytes(self.platform.device), self.engine.runner
+        by_rank = runner.memory_bytes if isinstance(runner, RanksRunner) else ()
         return replace(
             self.engine.stats,
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
             num_cache_blocks=scheduler.config.num_blocks,
             num_used_blocks=scheduler.block_manager.num_used_blocks,
-            peak_memory_bytes=peak
-            + (runner.peak_memory_bytes if isinstance(runner, RanksRunner) else 0),
+            peak_memory_bytes=peak + sum(by_rank),
+            rank_memory_bytes=by_rank,
             num_adapters=0 if adapters is None else len(adapters.names),
             num_adapter_pages=0 if pool is None else pool.num_pages,
             num_used_adapter_pages=0 if pool is None else pool.num_used_pages,

@@ -21,8 +21,8 @@ def _count(metric: str, meaning: str, is_now: bool = False, zero: Any = 0, label
     return field(default=zero, metadata={**said, "metric": Metric(metric, is_now, label)})
 
 
-def _now(metric: str, meaning: str) -> Any:
-    return _count(metric, meaning, is_now=True)
+def _now(metric: str, meaning: str, zero: Any = 0, label: str = "") -> Any:
+    return _count(metric, meaning, True, zero, label)
 
 
 @dataclass
@@ -59,7 +59,9 @@ class EngineStats:
     num_cache_blocks: int = _now("kv_cache_blocks", "Blocks of the KV cache.")
     num_used_blocks: int = _now("kv_cache_used_blocks", "Blocks that unfinished requests hold.")
     peak_memory_bytes: int = _now("engine_peak_memory_bytes",
-        "Largest memory of the engine so far.")
+        "Largest memory of the engine so far, of all its ranks together.")
+    rank_memory_bytes: tuple[int, ...] = _now("rank_peak_memory_bytes",
+        "Largest memory of each rank so far, where there are several.", zero=(), label="rank")
     num_adapters: int = _now("adapters_loaded", "Adapters that requests may name.")
     num_adapter_pages: int = _now("adapter_pages", "Pages for adapters, of eight ranks each.")
     num_used_adapter_pages: int = _now("adapter_used_pages", "Pages that an adapter lies in.")

@@ -355,8 +355,8 @@ def check_manifest(
     ]
     experts = config.ranks.expert_parallel_degree
     if manifest.num_ranks > 1 and experts is not None:
-        made = manifest.num_ranks if manifest.part(0).whole_experts else 1
-        facts.append(("its experts' degree", made, experts, "expert_parallel_degree"))
+        of = manifest.num_ranks if manifest.part(0).whole_experts else 1
+        facts.append(("its experts' degree", str(of), str(experts), "expert_parallel_degree"))
     for flag, scheme in (("quant_type", ours.scheme), ("moe_quant_type", ours.expert_scheme)):
         if scheme is not None and scheme not in schemes:
             facts.append(("the scheme of its weights", manifest.scheme, scheme, flag))

@@ -204,7 +204,20 @@ class RandomSource:
         return np.ones(size, np.float32)
 
     def matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> npt.NDArray[Any]:
-        return np.resize(np.roll(self.values, -self.start(names)), shape)
+        return self._rows(names, 0, shape)
+
+    def part(
+        self, names: tuple[str, ...], rows: Ranges, columns: Ranges | None, num_columns: int
+    ) -> npt.NDArray[Any]:
+        """Rows and columns of such a matrix, without the others."""
+        ranges = ((begin, (end - begin, num_columns)) for begin, end in rows)
+        found = np.concatenate([self._rows(names, begin, shape) for begin, shape in ranges])
+        return found if columns is None else taken(found, columns, axis=1)
+
+    def _rows(self, names: tuple[str, ...], begin: int, shape: tuple[int, int]) -> npt.NDArray[Any]:
+        """`shape`, of a matrix from row `begin` on."""
+        first = (self.start(names) + begin * shape[1]) % self.PERIOD
+        return np.resize(np.roll(self.values, -first), shape)
 
     def stored_matrix(self, names: tuple[str, ...], shape: tuple[int, int]) -> Any:
         return self.matrix(names, shape)

@@ -379,9 +379,9 @@ class RanksRunner:
         self._sent: Mapping[int, int] = {}
 
     @property
-    def peak_memory_bytes(self) -> int:
-        """The largest memory of each rank so far, added."""
-        return sum(map(peak_bytes_of, self._ranks.process_ids))
+    def memory_bytes(self) -> tuple[int, ...]:
+        """The largest memory of each rank so far."""
+        return tuple(map(peak_bytes_of, self._ranks.process_ids))
 
     def run(self, inputs: StepInputs, taps: Sequence[str] = ()) -> StepOutputs:
         asked = [*step_arrays(self._which, inputs), text_array("\n".join(taps))]
@@ -397,7 +397,8 @@ class RanksRunner:
             *choices_arrays(choices, self._vocab_size, sent),
         ]
         tokens = arrays_tokens(self._ranks.ask(Down.LAUNCH, asked))
-        tokens.hidden = dict.fromkeys(choices.taps)  # they stay: see predict.ranks.drafts
+        # They stay there: see predict.ranks.drafts.
+        tokens.hidden = {tap: cast(Any, None) for tap in choices.taps}
         self._sent = sent_behind(choices, sent)
         return tokens
 

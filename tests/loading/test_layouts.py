@@ -923,6 +923,13 @@ def test_broken_scale_files_are_named(
         load(tmp_path)
 
 
+def test_scales_of_ranks_are_refused_by_name(tmp_path: Path) -> None:
+    paddlenlp_model(tmp_path)
+    (tmp_path / "act_scales.json").rename(tmp_path / "act_scales_0.json")
+    with pytest.raises(UserError, match=r"act_scales_0.json has scales of one rank's part alone"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [

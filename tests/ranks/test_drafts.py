@@ -17,7 +17,7 @@ from predict.loading.drafters import open_drafter
 from predict.loading.model import read_spec
 from predict.loading.platform import platform_of
 from predict.nn.shares import Ranks
-from tests.support import drafters
+from tests.support import drafters, tiny
 from tests.support.checkpoints import changed
 from tests.support.draft_heads import write_followed, write_knowing
 from tests.support.drafts import METHODS, config, draft_always
@@ -48,7 +48,7 @@ def knowing(method: str, of: str) -> Callable[[Path], Made]:
 
 def eagle3(folder: Path) -> Made:
     """A head on three states, with a vocabulary and a matrix of its own."""
-    model = drafters.write(folder / "model", {"num_hidden_layers": drafters.LAYERS})
+    model = tiny.write(folder / "model", {"num_hidden_layers": drafters.LAYERS})
     own = {**drafters.HEAD_CONFIG, "draft_vocab_size": drafters.NUM_DRAFT_TOKENS}
     head = drafters.write_head(folder / "head", own, drafters.eagle3())
     return model, {"speculate_method": "eagle", "draft_model_name_or_path": str(head)}

@@ -83,6 +83,10 @@ def test_a_rank_has_its_part_of_the_weights(one: LLM, two: LLM) -> None:
     assert spec.share is None  # the front's is the whole network's
     assert two.decoder is None
     assert one.stats().num_cache_blocks == two.stats().num_cache_blocks
+    assert one.stats().rank_memory_bytes == ()
+    by_rank = two.stats().rank_memory_bytes
+    assert len(by_rank) == 2
+    assert two.stats().peak_memory_bytes > sum(by_rank)
 
 
 def test_a_step_that_all_ranks_refuse_ends_alone(two: LLM) -> None:

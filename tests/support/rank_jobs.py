@@ -89,7 +89,7 @@ def check_export(rank: int, size: int, case: str, folders: list[str], **settings
         check_greedy(llm, case, which)
 
 
-def tokens_of_slices(rank: int, size: int, seed: int) -> list[list[int]]:
+def tokens_of_slices(rank: int, size: int, seed: int) -> list[Any]:
     """Greedy tokens of rows of all kinds, of ranks' slices and of whole logits."""
     generator = np.random.default_rng(seed)
     vocab_size, num_rows = 203, 12  # no multiple of ranks, of bytes, of words

@@ -18,7 +18,7 @@ from predict.config.schemes import scheme_info
 from predict.errors import UserError
 from predict.loading.layouts.online import Online
 from predict.loading.matrices import padded, taken
-from predict.loading.sources import CheckpointSource
+from predict.loading.sources import CheckpointSource, RandomSource
 from predict.nn.plans import LinearPlan
 from predict.nn.shares import Ranges, joined
 from predict.schemes import Quantized, float_values
@@ -81,9 +81,12 @@ class Local:
         """Floats that are stored as they are used: these alone are read. None: others."""
         source = self.whole.source if isinstance(self.whole, Online) else None
         is_plain = self.scheme(plan) == DENSE and not whole.is_stored_otherwise
+        names = tuple(prefix + ".weight" for prefix in whole.prefixes)
+        if type(source) is RandomSource and is_plain and plan.rows is not None:
+            values = source.part(names, plan.rows, plan.columns, whole.in_features)
+            return padded(values, plan.out_features)
         if not isinstance(source, CheckpointSource) or not is_plain:
             return None
-        names = tuple(prefix + ".weight" for prefix in whole.prefixes)
         return padded(source.part(names, plan.rows, plan.columns), plan.out_features)
 
     def bias(self, plan: LinearPlan) -> Any:

@@ -199,6 +199,12 @@ def stem_of(name: str) -> str:
 
 def read_scales(path: Path, ending: str) -> dict[str, Any]:
     """Scales by stem. Raises UserError where the file is missing, broken, or holds no numbers."""
+    of_ranks = path.with_name(f"{path.stem}_0{path.suffix}")
+    if not path.exists() and of_ranks.exists():
+        raise UserError(
+            f"{of_ranks} has scales of one rank's part alone, of a quantization on several cards; "
+            f"they do not hold for whole matrices: {AGAIN}"
+        )
     if not path.exists():
         raise UserError(
             f"{path} is missing, and config.json announces quantized activations; complete the "
