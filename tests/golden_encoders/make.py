@@ -12,6 +12,7 @@ texts, and their ids by transformers' tokenizers.
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -227,6 +228,13 @@ CASES: dict[str, tuple[Any, Any, Any, Any]] = {
 }
 
 
+def _save_halved(model: Any, folder: Path) -> None:
+    """Saves values that bfloat16 holds in it, as a model that runs in float32."""
+    copy.deepcopy(model).bfloat16().save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text()) | {"dtype": "float32"}
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
 def make(case: str, found: dict[str, Any], tokens: dict[str, Any]) -> None:
     kind, config, tokenizer_of, files = CASES[case]
     torch.manual_seed(len(case))
@@ -239,7 +247,8 @@ def make(case: str, found: dict[str, Any], tokens: dict[str, Any]) -> None:
         for value in model.parameters():  # norms' and biases' parts show too
             if value.ndim == 1:
                 value.add_(torch.randn_like(value) * 0.1)
-    model.save_pretrained(folder)
+            value.copy_(value.bfloat16())
+    _save_halved(model, folder)
     tokenizer = tokenizer_of()
     tokenizer.save_pretrained(folder)
     if files is not None:
