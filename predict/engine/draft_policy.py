@@ -44,6 +44,7 @@ class DraftPolicy:
         """max_length: drafts of one request. max_rows: drafts of a step. looks_up: see Proposer."""
         self.max_length, self.max_rows, self.looks_up = max_length, max_rows, looks_up
         self.balance, self.rates = BALANCE, [0.0]  # by place; later ones are as the last
+        self.lost = 0.0  # steps, by drafts and by the drafter's work without any; tokens gained off
         self._num_seen = defaultdict[int, int](int)  # drafts, by place
         self._num_able = 1  # requests that could have had drafts in the last step
         # By requests: by drafts of one, and requests that have some; counts are rounded up.
@@ -127,25 +128,38 @@ class DraftPolicy:
         self.guessed(request, ())
 
     def stepped(
-        self, size: int, lengths: Sequence[int], num_accepted: int, waited: bool, seconds: float
+        self,
+        size: int,
+        lengths: Sequence[int],
+        num_accepted: int,
+        waited: bool,
+        seconds: float,
+        own: float = 0.0,
     ) -> None:
-        """Updates balance and times by a step of `size` decoding requests.
+        """Updates balance, losses and times by a step of `size` decoding requests.
 
         lengths: of its drafts. waited: it could not run ahead. seconds: 0 where they say nothing.
+        own: those of them in which the drafter worked: no part of what a plain step takes.
         """
         known, longest = self._seconds[bucket_size(size)], max(lengths, default=0)
         self.balance += ALLOWANCE
-        if known and seconds and (lengths or waited):
+        if known and seconds:
+            cost = seconds / known[0, 0] - 1 if lengths or waited else own / known[0, 0]
             # What takes longer than all that the drafts stand for is something else.
-            self.balance -= min(seconds / known[0, 0] - 1, 1 + longest) - num_accepted / size
+            lost = min(cost, 1 + longest) - num_accepted / size
+            if lengths or own:
+                self.lost = max(self.lost + lost, 0.0)
+            if lengths or (waited and not own):
+                self.balance -= lost
         self.balance = min(max(self.balance, -BALANCE), BALANCE)
         kind = longest, bucket_size(len(lengths)) if lengths else 0
-        if seconds and (lengths or not waited):
+        # Where steps run ahead, only what reads no states is a plain one; until it was timed, any.
+        if seconds and (lengths or not waited or (own and not known)):
             times = self._times[bucket_size(size), kind]
-            times.append(seconds)
+            times.append(seconds if lengths else seconds - own)
             if len(times) > 1 and (known or not longest):
-                # With drafts the least: at times a draft model has tokens to catch up with.
-                known[kind] = min(times) if longest else sorted(times)[len(times) // 2]
+                # The least: the first are slow, and a draft model may have tokens to catch up with.
+                known[kind] = min(times)
 
     def forget(self, request_id: int) -> None:
         """Drops the state of an ended request."""
