@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
+from predict.engine.guesses import Guess
 from predict.engine.request_state import Request
 from predict.nn.inputs import bucket_size
 
@@ -16,18 +16,6 @@ LEARNING = 0.1  # least weight of a step's outcomes in the chance that a draft i
 NUM_TIMES = 7  # last ones of a kind of step that count
 ALLOWANCE = 0.0075  # of a step, what drafts may lose in each
 BALANCE = 2.0  # steps that they may lose besides, and twice that where they seem to pay
-LONGEST_REST = 12  # tokens until the next look-up, where many in a row found nothing right
-
-
-@dataclass
-class _Guess:
-    """What a look-up found for a request."""
-
-    token_ids: Sequence[int] = ()
-    num_right: int = 0  # of these, that came
-    num_seen: int = 0  # tokens of the request that were compared
-    num_vain: int = 0  # look-ups in a row without a right token
-    rest: int = 0  # tokens until the next one
 
 
 class DraftPolicy:
@@ -50,7 +38,7 @@ class DraftPolicy:
         # By requests: by drafts of one, and requests that have some; counts are rounded up.
         self._seconds = defaultdict[int, dict[tuple[int, int], float]](dict)
         self._times = defaultdict[object, deque[float]](lambda: deque(maxlen=NUM_TIMES))
-        self._guesses = defaultdict[int, _Guess](_Guess)
+        self._guesses = defaultdict[int, Guess](Guess)
 
     def limits(self, requests: Sequence[Request], on_way: bool) -> dict[Request, int]:
         """Drafts of each request that is to have some. on_way: they wait for a step that runs."""
@@ -99,25 +87,14 @@ class DraftPolicy:
 
     def follow(self, request: Request) -> bool:
         """Compares the request's guess with its new tokens; returns whether it needs another."""
-        guess, num_tokens = self._guesses[request.request_id], request.num_known_tokens
-        new, guess.num_seen = request.token_ids[guess.num_seen : num_tokens], num_tokens
-        for token in new if guess.token_ids else ():
-            right = token == guess.token_ids[guess.num_right]
-            self._learn(guess.num_right, right)
-            guess.num_right += right
-            if not right or guess.num_right == len(guess.token_ids):
-                self.guessed(request, ())
-                break
-        guess.rest -= len(new)
-        return not guess.token_ids and guess.rest <= 0
+        guess = self._guesses[request.request_id]
+        for place, right in guess.compared(request):
+            self._learn(place, right)
+        return guess.is_wanted
 
     def guessed(self, request: Request, token_ids: Sequence[int]) -> None:
         """Stores a new guess, in the place of one that is over; empty where there is none."""
-        guess = self._guesses[request.request_id]
-        if not token_ids:
-            guess.num_vain = 0 if guess.num_right else guess.num_vain + 1
-            guess.rest = min(guess.num_vain, LONGEST_REST)
-        guess.token_ids, guess.num_right = token_ids, 0
+        self._guesses[request.request_id].put(token_ids)
 
     def record(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         """Stores the outcome of a verification, before the tokens are added to the request."""
@@ -125,7 +102,7 @@ class DraftPolicy:
         for index in range(min(num_accepted + 1, num_drafts)):
             self._learn(guess.num_right + index, index < num_accepted)
         guess.num_right += num_accepted
-        self.guessed(request, ())
+        guess.put(())
 
     def stepped(
         self,

@@ -273,9 +273,7 @@ def test_first_runs_of_sizes_do_not_speak_against_drafts(clock: Clock, method: s
 
 # A plain step takes 4 ms. Drafts are right with a probability of 0.75, and of 0.
 @pytest.mark.parametrize(("seconds", "least"), [(0.2e-3, 1.9), (0.4e-3, 1.6), (4e-3, 0.99)])
-def test_a_head_drafts_where_its_rows_are_cheap(
-    clock: Clock, seconds: float, least: float
-) -> None:
+def test_a_head_drafts_where_its_rows_are_cheap(clock: Clock, seconds: float, least: float) -> None:
     bench = head_bench(clock, seconds)
     bench.speed_up(0.05, 0.75, 512)
     assert bench.speed_up(0.05, 0.75, 512, num_turns=2) > least
