@@ -196,9 +196,7 @@ class PacedHead(StateProposer):
 
 
 class TappedRunner(PacedRunner):
-    """Gives hidden states, and waits for each step, as on a CPU."""
-
-    num_ahead = 0
+    """Gives hidden states."""
 
     def launch(self, inputs: StepInputs, choices: Any) -> PacedTokens:
         tokens = super().launch(inputs, choices)
@@ -206,9 +204,11 @@ class TappedRunner(PacedRunner):
         return tokens
 
 
-def head_bench(clock: Clock, seconds: float) -> Bench:
+def head_bench(clock: Clock, seconds: float, num_ahead: int) -> Bench:
+    """num_ahead: 0, as on a CPU, or 1, as on a GPU."""
     bench = Bench(clock, "draft_model", 1)
     engine, runner = bench.engine, TappedRunner(clock, False)
+    runner.num_ahead = num_ahead
     policy = DraftPolicy(4, 64, looks_up=False)
     bench.proposer, bench.runner = PacedHead(clock, seconds), runner
     bench.engine = Engine(engine.scheduler, runner, bench.sampler, (), bench.proposer, policy)
@@ -272,13 +272,19 @@ def test_first_runs_of_sizes_do_not_speak_against_drafts(clock: Clock, method: s
 
 
 # A plain step takes 4 ms. Drafts are right with a probability of 0.75, and of 0.
+@pytest.mark.parametrize("num_ahead", [0, 1])
 @pytest.mark.parametrize(("seconds", "least"), [(0.2e-3, 1.9), (0.4e-3, 1.6), (4e-3, 0.99)])
-def test_a_head_drafts_where_its_rows_are_cheap(clock: Clock, seconds: float, least: float) -> None:
-    bench = head_bench(clock, seconds)
+def test_a_head_drafts_where_its_rows_are_cheap(
+    clock: Clock, seconds: float, least: float, num_ahead: int
+) -> None:
+    bench = head_bench(clock, seconds, num_ahead)
     bench.speed_up(0.05, 0.75, 512)
     assert bench.speed_up(0.05, 0.75, 512, num_turns=2) > least
 
 
+@pytest.mark.parametrize("num_ahead", [0, 1])
 @pytest.mark.parametrize("seconds", [0.2e-3, 4e-3, 8e-3])
-def test_a_head_that_is_never_right_costs_little(clock: Clock, seconds: float) -> None:
-    assert head_bench(clock, seconds).speed_up(1.0, 0.0, 600, num_turns=7) > 0.98
+def test_a_head_that_is_never_right_costs_little(
+    clock: Clock, seconds: float, num_ahead: int
+) -> None:
+    assert head_bench(clock, seconds, num_ahead).speed_up(1.0, 0.0, 600, num_turns=7) > 0.98
