@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
+from predict.engine.guesses import Guess
 from predict.engine.request_state import Request
 from predict.nn.inputs import bucket_size
 
@@ -16,18 +16,6 @@ LEARNING = 0.1  # least weight of a step's outcomes in the chance that a draft i
 NUM_TIMES = 7  # last ones of a kind of step that count
 ALLOWANCE = 0.0075  # of a step, what drafts may lose in each
 BALANCE = 2.0  # steps that they may lose besides, and twice that where they seem to pay
-LONGEST_REST = 12  # tokens until the next look-up, where many in a row found nothing right
-
-
-@dataclass
-class _Guess:
-    """What a look-up found for a request."""
-
-    token_ids: Sequence[int] = ()
-    num_right: int = 0  # of these, that came
-    num_seen: int = 0  # tokens of the request that were compared
-    num_vain: int = 0  # look-ups in a row without a right token
-    rest: int = 0  # tokens until the next one
 
 
 class DraftPolicy:
@@ -44,12 +32,13 @@ class DraftPolicy:
         """max_length: drafts of one request. max_rows: drafts of a step. looks_up: see Proposer."""
         self.max_length, self.max_rows, self.looks_up = max_length, max_rows, looks_up
         self.balance, self.rates = BALANCE, [0.0]  # by place; later ones are as the last
+        self.lost = 0.0  # steps, by drafts and by the drafter's work without any; tokens gained off
         self._num_seen = defaultdict[int, int](int)  # drafts, by place
         self._num_able = 1  # requests that could have had drafts in the last step
         # By requests: by drafts of one, and requests that have some; counts are rounded up.
         self._seconds = defaultdict[int, dict[tuple[int, int], float]](dict)
         self._times = defaultdict[object, deque[float]](lambda: deque(maxlen=NUM_TIMES))
-        self._guesses = defaultdict[int, _Guess](_Guess)
+        self._guesses = defaultdict[int, Guess](Guess)
 
     def limits(self, requests: Sequence[Request], on_way: bool) -> dict[Request, int]:
         """Drafts of each request that is to have some. on_way: they wait for a step that runs."""
@@ -98,25 +87,14 @@ class DraftPolicy:
 
     def follow(self, request: Request) -> bool:
         """Compares the request's guess with its new tokens; returns whether it needs another."""
-        guess, num_tokens = self._guesses[request.request_id], request.num_known_tokens
-        new, guess.num_seen = request.token_ids[guess.num_seen : num_tokens], num_tokens
-        for token in new if guess.token_ids else ():
-            right = token == guess.token_ids[guess.num_right]
-            self._learn(guess.num_right, right)
-            guess.num_right += right
-            if not right or guess.num_right == len(guess.token_ids):
-                self.guessed(request, ())
-                break
-        guess.rest -= len(new)
-        return not guess.token_ids and guess.rest <= 0
+        guess = self._guesses[request.request_id]
+        for place, right in guess.compared(request):
+            self._learn(place, right)
+        return guess.is_wanted
 
     def guessed(self, request: Request, token_ids: Sequence[int]) -> None:
         """Stores a new guess, in the place of one that is over; empty where there is none."""
-        guess = self._guesses[request.request_id]
-        if not token_ids:
-            guess.num_vain = 0 if guess.num_right else guess.num_vain + 1
-            guess.rest = min(guess.num_vain, LONGEST_REST)
-        guess.token_ids, guess.num_right = token_ids, 0
+        self._guesses[request.request_id].put(token_ids)
 
     def record(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         """Stores the outcome of a verification, before the tokens are added to the request."""
@@ -124,28 +102,41 @@ class DraftPolicy:
         for index in range(min(num_accepted + 1, num_drafts)):
             self._learn(guess.num_right + index, index < num_accepted)
         guess.num_right += num_accepted
-        self.guessed(request, ())
+        guess.put(())
 
     def stepped(
-        self, size: int, lengths: Sequence[int], num_accepted: int, waited: bool, seconds: float
+        self,
+        size: int,
+        lengths: Sequence[int],
+        num_accepted: int,
+        waited: bool,
+        seconds: float,
+        own: float = 0.0,
     ) -> None:
-        """Updates balance and times by a step of `size` decoding requests.
+        """Updates balance, losses and times by a step of `size` decoding requests.
 
         lengths: of its drafts. waited: it could not run ahead. seconds: 0 where they say nothing.
+        own: those of them in which the drafter worked: no part of what a plain step takes.
         """
         known, longest = self._seconds[bucket_size(size)], max(lengths, default=0)
         self.balance += ALLOWANCE
-        if known and seconds and (lengths or waited):
+        if known and seconds:
+            cost = seconds / known[0, 0] - 1 if lengths or waited else own / known[0, 0]
             # What takes longer than all that the drafts stand for is something else.
-            self.balance -= min(seconds / known[0, 0] - 1, 1 + longest) - num_accepted / size
+            lost = min(cost, 1 + longest) - num_accepted / size
+            if lengths or own:
+                self.lost = max(self.lost + lost, 0.0)
+            if lengths or (waited and not own):
+                self.balance -= lost
         self.balance = min(max(self.balance, -BALANCE), BALANCE)
         kind = longest, bucket_size(len(lengths)) if lengths else 0
-        if seconds and (lengths or not waited):
+        # Where steps run ahead, only what reads no states is a plain one; until it was timed, any.
+        if seconds and (lengths or not waited or (own and not known)):
             times = self._times[bucket_size(size), kind]
-            times.append(seconds)
+            times.append(seconds if lengths else seconds - own)
             if len(times) > 1 and (known or not longest):
-                # With drafts the least: at times a draft model has tokens to catch up with.
-                known[kind] = min(times) if longest else sorted(times)[len(times) // 2]
+                # The least: the first are slow, and a draft model may have tokens to catch up with.
+                known[kind] = min(times)
 
     def forget(self, request_id: int) -> None:
         """Drops the state of an ended request."""

@@ -31,7 +31,7 @@ _WORK = {
     "verify": "speculative engine.window engine.speculation:_accepted",
     "draft": "speculative._chain speculative.draft_model speculative.inference_with_reference "
     "speculative.lookahead speculative.medusa nn.drafters "
-    "engine.draft_policy",
+    "engine.draft_policy engine.guesses",
 }
 STAGES = {f"predict.{place}": stage for stage, text in _WORK.items() for place in text.split()}
 

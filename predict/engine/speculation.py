@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import cast
 
 from predict.engine.beams import Candidates
 from predict.engine.blame import Blame
-from predict.engine.draft_policy import DraftPolicy
+from predict.engine.draft_policy import ALLOWANCE, DraftPolicy
 from predict.engine.drafts import (
     FAILED,
     MAX_DRAFT_TOKENS,
@@ -33,8 +34,10 @@ from predict.system.notes import LOG
 # Rows that take little longer on a CPU than one: up to there the weights' bytes decide, and beyond
 # it the products, where a drafted row costs as much as the step that it saves its request.
 FEW_ROWS = 16
-# Steps without a right draft after which hidden states are no longer asked for, and for how many.
+# Steps without a right draft after which hidden states are no longer asked for, and for how many;
+# they are not either where drafts and the drafter's work lost as many steps as that pause may.
 MOST_VAIN, PAUSE = 100, 4000
+PLAIN_EVERY = 128  # steps with drafts behind which one has none, for its time
 FEW_RIGHT, MANY_DRAFTS = 0.2, 1000  # of first drafts: what is said once, after how many
 
 
@@ -65,6 +68,10 @@ class Speculation:
         self._num_recorded = 0  # graphs, when the last step ended
         self._says = isinstance(proposer, StateProposer)  # whether few first drafts are right
         self._had_ready = False  # whether a request of the last step could have drafts
+        self._num_drafted = 0  # steps with drafts since one without
+        self._plain_every = 4  # of such steps, for now
+        self._own = 0.0  # seconds of a StateProposer's work since the last step ended
+        self._step_own = 0.0  # of that in the last step
         self._num_vain = 0  # steps since a draft stood; below 0: steps until the end of a pause
         if isinstance(proposer, StateProposer):
             scheduler.blocks.suits = proposer.suits
@@ -88,6 +95,9 @@ class Speculation:
         if isinstance(self.proposer, StateProposer):
             decoding = [request for request in decoding if self.proposer.is_ready(request)]
             self._had_ready = bool(decoding)
+            if self._num_drafted >= self._plain_every:
+                self._plain_every = min(2 * self._plain_every, PLAIN_EVERY)
+                return {}
         return self.policy.limits(decoding, on_way)
 
     def propose(self, limits: Mapping[Request, int]) -> Drafts:
@@ -115,6 +125,7 @@ class Speculation:
         tokens: the step's, where it has drafts. token_ids: what they gave.
         """
         self._num_accepted = 0
+        self._step_own, self._own = self._own, 0.0
         if self.proposer is None and not any(span.draft_token_ids for span in batch.spans):
             return list(token_ids)
         sampled: list[int | Sequence[int] | Candidates] = []
@@ -142,11 +153,13 @@ class Speculation:
         if not isinstance(proposer, StateProposer) or set(proposer.taps) - set(tokens.hidden):
             return
         rows = accumulate((span.num_tokens for span in spans), initial=0)
+        begin = time.perf_counter()
         apart(
             [Tapped(span, row) for span, row in zip(spans, rows, strict=False)],
             lambda tapped: proposer.follow(tapped, tokens.hidden),
             lambda each, error: self.blame.end(each.span.request, error),
         )
+        self._own += time.perf_counter() - begin
 
     def stepped(
         self,
@@ -170,16 +183,18 @@ class Speculation:
         lengths: list[int] = []
         if decides:
             lengths = [len(span.draft_token_ids) for span in batch.spans if span.draft_token_ids]
+        own, size = self._step_own, batch.num_samples
+        policy.stepped(size, lengths, self._num_accepted, waited, timed or 0.0, own)
         if isinstance(proposer, StateProposer) and (self._had_ready or self._num_vain < 0):
             self._num_vain = 0 if self._num_accepted else self._num_vain + 1
-            if self._num_vain == MOST_VAIN:
-                self._num_vain = -PAUSE
+            self._num_drafted = self._num_drafted + 1 if lengths else 0
+            if self._num_vain == MOST_VAIN or policy.lost > ALLOWANCE * PAUSE:
+                self._num_vain, policy.lost = -PAUSE, 0.0
             # Nothing that runs in a pause needs rows of drafts.
             self.scheduler.blocks.suits = None if self._num_vain < 0 else proposer.suits
             if self._says and self.stats.num_draft_spans >= MANY_DRAFTS:
                 self._says = False
                 self._say_few(proposer)
-        policy.stepped(batch.num_samples, lengths, self._num_accepted, waited, timed or 0.0)
         if not proposer.looks_up:
             return
         wanting = [
@@ -235,7 +250,10 @@ class Speculation:
             limits = {r: limit for r, limit in limits.items() if r.guide is None}
         if not limits:
             return {}
+        begin = time.perf_counter()
         proposals = self._proposals(proposer, list(limits), list(limits.values()))
+        if isinstance(proposer, StateProposer):
+            self._own += time.perf_counter() - begin
         return {request.request_id: each for request, each in proposals}
 
     def _proposals(

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from predict.engine.draft_policy import ALLOWANCE, BALANCE, LONGEST_REST, DraftPolicy
+from predict.engine.draft_policy import ALLOWANCE, BALANCE, DraftPolicy
+from predict.engine.guesses import LONGEST_REST
 from predict.engine.request_state import Request
 from predict.request import SamplingParams
 

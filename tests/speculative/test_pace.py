@@ -8,17 +8,25 @@ steps what one of Llama-3.2-1B's shape takes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from predict import SamplingParams
-from predict.bench.speculation import AgreeingProposer, ScriptedRunner, ScriptedSampler, copies
+from predict.bench.speculation import ScriptedRunner, ScriptedSampler, agreeing, copies
 from predict.engine import engine as engine_module
+from predict.engine import speculation as speculation_module
 from predict.engine.draft_policy import DraftPolicy
-from predict.engine.drafts import FAILED, DraftNetwork, Proposer, SpeculativeConfig
+from predict.engine.drafts import (
+    FAILED,
+    DraftNetwork,
+    Proposer,
+    SpeculativeConfig,
+    StateProposer,
+    Tapped,
+)
 from predict.engine.engine import Engine
 from predict.engine.request_state import Request
 from predict.engine.sampler import Sampler
@@ -143,8 +151,8 @@ class Bench:
         proposer: Proposer | None = self.proposer if drafts else None
         stand_ins: dict[int, int] = {}
         if drafts and agreement and not self.proposer.looks_up:
-            proposer = AgreeingProposer(self.proposer, scripts, agreement)
-            stand_ins = proposer.stand_ins
+            proposer = agrees = agreeing(self.proposer, scripts, agreement, 0)
+            stand_ins = agrees.stand_ins
         engine = self.engine
         engine.speculation.proposer = proposer
         engine.runner = ScriptedRunner(self.runner, stand_ins)
@@ -161,10 +169,57 @@ class Bench:
         return self.clock.now - begin
 
 
+class PacedHead(StateProposer):
+    """Knows nothing; its step takes as long whatever rows it has."""
+
+    num_recorded = 0
+
+    def __init__(self, clock: Clock, seconds: float):
+        self.clock, self.seconds, self.taps = clock, seconds, ("final",)
+        self.num_followed: dict[int, int] = {}  # tokens, by request
+
+    def follow(self, tapped: Sequence[Tapped], hidden: Mapping[str, Any]) -> None:
+        for request, start in ((each.span.request, each.span.start) for each in tapped):
+            if self.num_followed.get(request.request_id, 0) >= start:
+                self.num_followed[request.request_id] = request.num_tokens - 1
+                self.clock.now += self.seconds
+
+    def is_ready(self, request: Request) -> bool:
+        return self.num_followed.get(request.request_id) == request.num_tokens - 1
+
+    def propose(self, requests: Sequence[Request], limits: Sequence[int]) -> list[list[int]]:
+        self.clock.now += self.seconds * (max(limits) - 1)
+        return [[VOCABULARY] * limit for limit in limits]
+
+    def forget(self, request_id: int) -> None:
+        self.num_followed.pop(request_id, None)
+
+
+class TappedRunner(PacedRunner):
+    """Gives hidden states."""
+
+    def launch(self, inputs: StepInputs, choices: Any) -> PacedTokens:
+        tokens = super().launch(inputs, choices)
+        tokens.hidden = dict.fromkeys(choices.taps)
+        return tokens
+
+
+def head_bench(clock: Clock, seconds: float, num_ahead: int) -> Bench:
+    """num_ahead: 0, as on a CPU, or 1, as on a GPU."""
+    bench = Bench(clock, "draft_model", 1)
+    engine, runner = bench.engine, TappedRunner(clock, False)
+    runner.num_ahead = num_ahead
+    policy = DraftPolicy(4, 64, looks_up=False)
+    bench.proposer, bench.runner = PacedHead(clock, seconds), runner
+    bench.engine = Engine(engine.scheduler, runner, bench.sampler, (), bench.proposer, policy)
+    return bench
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(engine_module, "time", clock)
+    for module in (engine_module, speculation_module):
+        monkeypatch.setattr(module, "time", clock)
     return clock
 
 
@@ -214,3 +269,22 @@ def test_first_runs_of_sizes_do_not_speak_against_drafts(clock: Clock, method: s
     bench = Bench(clock, method, 1, is_cold=True)
     bench.speed_up(0.05, 0.7, 192)
     assert bench.speed_up(0.05, 0.7, 192) > 0.9 * LEAST[method, 1]
+
+
+# A plain step takes 4 ms. Drafts are right with a probability of 0.75, and of 0.
+@pytest.mark.parametrize("num_ahead", [0, 1])
+@pytest.mark.parametrize(("seconds", "least"), [(0.2e-3, 1.9), (0.4e-3, 1.6), (4e-3, 0.99)])
+def test_a_head_drafts_where_its_rows_are_cheap(
+    clock: Clock, seconds: float, least: float, num_ahead: int
+) -> None:
+    bench = head_bench(clock, seconds, num_ahead)
+    bench.speed_up(0.05, 0.75, 512)
+    assert bench.speed_up(0.05, 0.75, 512, num_turns=2) > least
+
+
+@pytest.mark.parametrize("num_ahead", [0, 1])
+@pytest.mark.parametrize("seconds", [0.2e-3, 4e-3, 8e-3])
+def test_a_head_that_is_never_right_costs_little(
+    clock: Clock, seconds: float, num_ahead: int
+) -> None:
+    assert head_bench(clock, seconds, num_ahead).speed_up(1.0, 0.0, 600, num_turns=7) > 0.98

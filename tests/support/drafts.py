@@ -30,6 +30,7 @@ class Generous(DraftPolicy):
         num_accepted: int,
         waited: bool,
         seconds: float,
+        own: float = 0.0,
     ) -> None:
         """Everything is free."""
 
