@@ -226,6 +226,14 @@ def test_no_program_is_made_of_it(tmp_path: Path) -> None:
         export_model(config("qwen3_next"), tmp_path / "out")
 
 
+def test_no_prefix_comes_while_it_runs(compiled: library.Library, tmp_path: Path) -> None:
+    np.save(path := tmp_path / "pre_caches.npy", np.ones((1, 2, 2, 3, 16), np.float32))
+    llm = LLM(config("qwen3_5_text", allow_adapter_updates=True))
+    with pytest.raises(UserError, match="qwen3_5_text keeps something else"):
+        llm.load_prefix("tuned", path)
+    llm.engine.scheduler.check()
+
+
 def test_no_vectors_are_made_of_it(compiled: library.Library) -> None:
     with pytest.raises(UserError, match="vectors and scores"):
         LLM(config("lfm2")).embed([[1, 2, 3]])
