@@ -167,6 +167,7 @@ def test_random_traffic_gives_each_its_lone_answer(case: str, compiled: library.
         ({"device": "gpu"}, "--device gpu|GPU|gpu"),
         ({"tensor_parallel_degree": 2}, "--tensor_parallel_degree 2"),
         ({"speculate_method": "inference_with_reference"}, "--speculate_method"),
+        ({"pooling": "mean"}, "--pooling mean"),
         (
             {"prefix_cache_state_budget": 9, "attention": "reserved"},
             "prefix_cache_state_budget 9 is for",
