@@ -167,6 +167,7 @@ def test_random_traffic_gives_each_its_lone_answer(case: str, compiled: library.
         ({"device": "gpu"}, "--device gpu|GPU|gpu"),
         ({"tensor_parallel_degree": 2}, "--tensor_parallel_degree 2"),
         ({"speculate_method": "inference_with_reference"}, "--speculate_method"),
+        ({"pooling": "mean"}, "--pooling mean"),
         (
             {"prefix_cache_state_budget": 9, "attention": "reserved"},
             "prefix_cache_state_budget 9 is for",
@@ -224,6 +225,14 @@ def test_adapters_of_matrices_with_states_are_merged_or_refused(
 def test_no_program_is_made_of_it(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"qwen3_next keeps a state .*--mode static"):
         export_model(config("qwen3_next"), tmp_path / "out")
+
+
+def test_no_prefix_comes_while_it_runs(compiled: library.Library, tmp_path: Path) -> None:
+    np.save(path := tmp_path / "pre_caches.npy", np.ones((1, 2, 2, 3, 16), np.float32))
+    llm = LLM(config("qwen3_5_text", allow_adapter_updates=True))
+    with pytest.raises(UserError, match="qwen3_5_text keeps something else"):
+        llm.load_prefix("tuned", path)
+    llm.engine.scheduler.check()
 
 
 def test_no_vectors_are_made_of_it(compiled: library.Library) -> None:

@@ -77,7 +77,8 @@ class StateSlots:
     def reserve(self, need: Need) -> None:
         """See Resource. A request begins with the kept state behind its cached tokens."""
         request, num_blocks = need.request, need.num_cached // self._config.block_size
-        self._stats.num_stateless_tokens += request.num_stateless_tokens
+        if request.first_scheduled_time is None:  # as hits are counted
+            self._stats.num_stateless_tokens += request.num_stateless_tokens
         if not self.is_there or not num_blocks:
             return
         digest = request.block_digests[num_blocks - 1]

@@ -102,7 +102,7 @@ def _kept(spec: DecoderSpec, path: Path) -> tuple[int, int, int]:
     """Layers, heads of keys and of values, and their size, alike in all layers."""
     kinds = {block.cache_rows for block in spec.attention}
     rows = next(iter(kinds))
-    if len(kinds) != 1 or len(rows) != 2:
+    if len(kinds) != 1 or len(rows) != 2 or any(spec.states):
         raise UserError(
             f"{path}: a prefix is keys and values of one shape in all layers, and "
             f"{spec.model_type} keeps something else; leave --prefix_path out"

@@ -28,11 +28,12 @@ def check_states(config: EngineConfig, spec: DecoderSpec) -> None:
         ),
         f"--speculate_method {drafts}": drafts is not None,
         "--prefix_path": bool(config.adapters.prefixes),
+        f"--pooling {model.pooling}": model.pooling is not None,
     }
     found = [flag for flag, is_there in asked.items() if is_there]
     if found:
         raise UserError(
             f"{spec.model_type} keeps a state of each request beside its KV cache, and does not "
             f"run with {' and '.join(found)} yet (allowed: --device cpu --mode dynamic, one "
-            "process, no drafts, no prefix)"
+            "process, no drafts, no prefix, no vectors)"
         )

@@ -127,6 +127,18 @@ def test_a_prompt_that_parts_from_a_known_one_leaves_a_state_there() -> None:
     assert hits(scheduler) == (64, 96 + 32)
 
 
+def test_a_preempted_request_is_not_counted_again() -> None:
+    scheduler = Scheduler(config(num_state_slots=8, num_blocks=10, max_num_batched_tokens=32))
+    for number in range(2):
+        scheduler.add(request(number, [*range(20 * number, 20 * number + 13)], 12))
+    while scheduler.has_unfinished():
+        batch = scheduler.schedule()
+        assert batch is not None
+        scheduler.update(batch, [1] * batch.num_samples)
+    assert scheduler.stats.num_preemptions == 1
+    assert hits(scheduler) == (0, 0)
+
+
 def test_the_state_that_was_used_longest_ago_makes_room() -> None:
     scheduler = Scheduler(config(**ROOMY, num_state_slots=8, max_num_seqs=3))
     for number, first in enumerate((1, 1000, 2000, 1)):  # with 2 slots of its own each finds room
