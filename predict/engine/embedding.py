@@ -221,10 +221,12 @@ class Embedder:
 
     def stay(self, spans: Sequence[ScheduledSpan]) -> None:
         """See Riders. In rounds it shows which text failed, if one did."""
-        texts = [self._riding.pop(span.request) for span in spans]
+        self._to_rounds([self._riding.pop(span.request) for span in spans])
+        self._rode = False
+
+    def _to_rounds(self, texts: Sequence[_Waiting]) -> None:
         self._give_back(texts)
         self._queue.extendleft(text._replace(rides=False) for text in reversed(texts))
-        self._rode = False
 
     def arrive(self, part: StepPart) -> None:
         """See Riders."""
@@ -232,16 +234,15 @@ class Embedder:
         first = sum(span.num_tokens for span in part.spans)
         try:
             self._pool(texts, part.riding, part.tokens.hidden.get(FINAL), None, first)
-            self._ended_riding += self._ended(texts)
-        except Exception as error:
-            for text in texts:
-                self._ended_riding += self._fail(text, error)
-        finally:
-            for text in texts:
-                if text.number in text.job.found or text.job.is_finished:
-                    self._give_back([text])
-                elif text.request.block_ids:  # not aborted
-                    self._begun = text
+        except Exception:  # of which of them, rounds show
+            left = (text for text in texts if text.number not in text.job.found)
+            self._to_rounds([text for text in left if text.request.block_ids])
+        self._ended_riding += self._ended(texts)
+        for text in texts:
+            if text.number in text.job.found:
+                self._give_back([text])
+            elif text.request.block_ids:  # not aborted
+                self._begun = text
         stats = self._engine.stats
         stats.num_scheduled_tokens += sum(span.num_tokens for span in part.riding)
 
