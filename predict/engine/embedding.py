@@ -21,7 +21,7 @@ from predict.adapters.pool import ServedAdapter
 from predict.engine.block_manager import num_blocks_for
 from predict.engine.engine import Engine, StepPart
 from predict.engine.hidden_rows import HostRows, Take
-from predict.engine.request_state import Request
+from predict.engine.request_state import Request, RequestStatus
 from predict.engine.resources import AdapterPages, Need
 from predict.engine.runner.networks import HostRunner
 from predict.engine.scheduled import ScheduledBatch, ScheduledSpan
@@ -362,6 +362,8 @@ class Embedder:
         request.block_ids = shared + manager.allocate(num_blocks)
         request.num_computed_tokens = request.num_cached_tokens = num_cached
         request.num_published_blocks = len(shared)
+        request.status = RequestStatus.RUNNING
+        self._engine.scheduler.guests.add(request)
         text.pooled.clear()
         return True
 
@@ -370,6 +372,8 @@ class Embedder:
             if text.request.block_ids:
                 self._engine.scheduler.block_manager.free(text.request.block_ids)
                 text.request.block_ids = []
+                text.request.status = RequestStatus.WAITING
+                self._engine.scheduler.guests.remove(text.request)
                 self._pages.release(text.request)
 
     def _run(self, texts: Sequence[_Waiting]) -> None:

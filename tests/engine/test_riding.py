@@ -232,3 +232,30 @@ def test_a_vector_that_cannot_be_made_ends_its_job_alone() -> None:
     for job in jobs[::2]:
         np.testing.assert_array_equal(job.vectors, wanted)
     assert nothing_is_held(llm)
+
+
+def test_an_answer_that_fails_beside_a_text_that_has_begun_ends_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    llm = llm_of("qwen3_embedding", **SIZES)
+    groups, _ = answering(llm)
+    network: Any = llm.engine.runner.network  # type: ignore[attr-defined]
+    run = network.run
+
+    def failing(inputs: Any, taps: Any) -> Any:
+        if 77 in inputs.token_ids:
+            raise RuntimeError("token 77")
+        return run(inputs, taps)
+
+    monkeypatch.setattr(network, "run", failing)
+    job = llm.add_texts([Text([9] * 400)], llm.retrieval.pooler("mean"), None)
+    turn(llm)
+    bad = llm.samples([77] * 100, params())  # which leaves no room in its step
+    llm.answers.add([bad], lambda news: None)
+    assert llm.embedder._begun is not None
+    while llm.answers.is_busy or llm.embedder.is_busy:
+        turn(llm)
+    ends = [each.output().outputs[0].finish_reason for each in [*groups, bad]]
+    assert ends == ["length", "length", "length", "error"]
+    assert job.vectors is not None
+    assert nothing_is_held(llm)
