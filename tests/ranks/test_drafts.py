@@ -101,7 +101,9 @@ def test_drafts_and_text_are_those_of_one_process(tmp_path: Path, case: str) -> 
     assert found[0] == found[1]
 
 
-def test_a_request_that_fails_beside_drafts_of_states_ends_alone(tmp_path: Path) -> None:
+def test_a_request_that_fails_beside_drafts_of_states_ends_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, settings = CASES["eagle"][0](tmp_path)
     settings = {"block_size": 16, "dtype": "float32"} | settings
     found = []
@@ -114,9 +116,9 @@ def test_a_request_that_fails_beside_drafts_of_states_ends_alone(tmp_path: Path)
         def failing(rows: Sequence[Row], *others: Any, choices: Any = choices) -> Choices:
             if any(row.request.token_ids[0] == 40 for row in rows):
                 raise RuntimeError("token 40")
-            return choices(rows, *others)  # type: ignore[no-any-return]
+            return choices(rows, *others)
 
-        llm.engine.sampler.choices = failing  # type: ignore[method-assign]
+        monkeypatch.setattr(llm.engine.sampler, "choices", failing)
         prompts = [[first, 3, 9, first + 1] for first in (20, 30, 40, 50)]
         ends = [each.outputs[0] for each in llm.generate(prompts, GREEDY)]
         assert [end.finish_reason for end in ends] == ["length", "length", "error", "length"]
