@@ -97,7 +97,7 @@ class Embedder:
     @property
     def is_busy(self) -> bool:
         """Whether texts wait, or jobs are to be handed on."""
-        return bool(self._queue or self._begun or self._ended_riding)
+        return bool(self._queue or self._begun or self._riding or self._ended_riding)
 
     def add(
         self, texts: Sequence[Text], pooler: Pooler, adapter: ServedAdapter | None = None
@@ -140,6 +140,8 @@ class Embedder:
         waits: a text waits for the blocks that running answers hold, and no answer joins them; and
         for its adapter's file, while they go on. Without answers the file is waited for here.
         """
+        if self._riding and not self._engine.scheduler.has_unfinished():
+            self._engine.step()  # whose answers were aborted while it ran
         ended, self._ended_riding = self._ended_riding, []
         rode, self._rode = self._rode, False
         if (waits and rode) or not (self._queue or self._begun):
@@ -238,10 +240,9 @@ class Embedder:
             left = (text for text in texts if text.number not in text.job.found)
             self._to_rounds([text for text in left if text.request.block_ids])
         self._ended_riding += self._ended(texts)
+        self._give_back(text for text in texts if text.number in text.job.found)
         for text in texts:
-            if text.number in text.job.found:
-                self._give_back([text])
-            elif text.request.block_ids:  # not aborted
+            if text.request.block_ids:  # not aborted
                 self._begun = text
         stats = self._engine.stats
         stats.num_scheduled_tokens += sum(span.num_tokens for span in part.riding)

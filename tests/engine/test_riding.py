@@ -259,3 +259,20 @@ def test_an_answer_that_fails_beside_a_text_that_has_begun_ends_alone(
     assert ends == ["length", "length", "length", "error"]
     assert job.vectors is not None
     assert nothing_is_held(llm)
+
+
+def test_a_text_goes_on_where_the_answers_of_its_step_are_aborted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    llm = llm_of("qwen3_embedding", **SIZES)
+    groups, _ = answering(llm)
+    monkeypatch.setattr(llm.engine.runner, "num_ahead", 1)  # the next step is launched ahead
+    jobs = [llm.add_texts([Text([9] * n)], llm.retrieval.pooler("mean"), None) for n in (120, 40)]
+    llm.step()
+    assert llm.embedder._riding
+    for group in groups:
+        llm.answers.abort(group)
+    while llm.answers.is_busy or llm.embedder.is_busy:
+        turn(llm)
+    assert all(job.vectors is not None for job in jobs)
+    assert nothing_is_held(llm)
