@@ -21,7 +21,7 @@ from predict.adapters.pool import ServedAdapter
 from predict.engine.block_manager import num_blocks_for
 from predict.engine.engine import Engine, StepPart
 from predict.engine.hidden_rows import HostRows, Take
-from predict.engine.request_state import Request
+from predict.engine.request_state import Request, RequestStatus
 from predict.engine.resources import AdapterPages, Need
 from predict.engine.runner.networks import HostRunner
 from predict.engine.scheduled import ScheduledBatch, ScheduledSpan
@@ -97,7 +97,7 @@ class Embedder:
     @property
     def is_busy(self) -> bool:
         """Whether texts wait, or jobs are to be handed on."""
-        return bool(self._queue or self._begun or self._ended_riding)
+        return bool(self._queue or self._begun or self._riding or self._ended_riding)
 
     def add(
         self, texts: Sequence[Text], pooler: Pooler, adapter: ServedAdapter | None = None
@@ -140,6 +140,8 @@ class Embedder:
         waits: a text waits for the blocks that running answers hold, and no answer joins them; and
         for its adapter's file, while they go on. Without answers the file is waited for here.
         """
+        if self._riding and not self._engine.scheduler.has_unfinished():
+            self._engine.step()  # whose answers were aborted while it ran
         ended, self._ended_riding = self._ended_riding, []
         rode, self._rode = self._rode, False
         if (waits and rode) or not (self._queue or self._begun):
@@ -221,10 +223,12 @@ class Embedder:
 
     def stay(self, spans: Sequence[ScheduledSpan]) -> None:
         """See Riders. In rounds it shows which text failed, if one did."""
-        texts = [self._riding.pop(span.request) for span in spans]
+        self._to_rounds([self._riding.pop(span.request) for span in spans])
+        self._rode = False
+
+    def _to_rounds(self, texts: Sequence[_Waiting]) -> None:
         self._give_back(texts)
         self._queue.extendleft(text._replace(rides=False) for text in reversed(texts))
-        self._rode = False
 
     def arrive(self, part: StepPart) -> None:
         """See Riders."""
@@ -232,16 +236,14 @@ class Embedder:
         first = sum(span.num_tokens for span in part.spans)
         try:
             self._pool(texts, part.riding, part.tokens.hidden.get(FINAL), None, first)
-            self._ended_riding += self._ended(texts)
-        except Exception as error:
-            for text in texts:
-                self._ended_riding += self._fail(text, error)
-        finally:
-            for text in texts:
-                if text.number in text.job.found or text.job.is_finished:
-                    self._give_back([text])
-                elif text.request.block_ids:  # not aborted
-                    self._begun = text
+        except Exception:  # of which of them, rounds show
+            left = (text for text in texts if text.number not in text.job.found)
+            self._to_rounds([text for text in left if text.request.block_ids])
+        self._ended_riding += self._ended(texts)
+        self._give_back(text for text in texts if text.number in text.job.found)
+        for text in texts:
+            if text.request.block_ids:  # not aborted
+                self._begun = text
         stats = self._engine.stats
         stats.num_scheduled_tokens += sum(span.num_tokens for span in part.riding)
 
@@ -361,6 +363,8 @@ class Embedder:
         request.block_ids = shared + manager.allocate(num_blocks)
         request.num_computed_tokens = request.num_cached_tokens = num_cached
         request.num_published_blocks = len(shared)
+        request.status = RequestStatus.RUNNING
+        self._engine.scheduler.guests.add(request)
         text.pooled.clear()
         return True
 
@@ -369,6 +373,8 @@ class Embedder:
             if text.request.block_ids:
                 self._engine.scheduler.block_manager.free(text.request.block_ids)
                 text.request.block_ids = []
+                text.request.status = RequestStatus.WAITING
+                self._engine.scheduler.guests.remove(text.request)
                 self._pages.release(text.request)
 
     def _run(self, texts: Sequence[_Waiting]) -> None:

@@ -63,6 +63,7 @@ class Scheduler:
         self._adapters = AdapterPages(config.adapters)
         self.stats = EngineStats()
         self._requests: dict[int, Request] = {}  # unfinished, by id
+        self.guests: set[Request] = set()  # that others run, and that hold blocks and adapters
         self._queue = Queue(config, self.blocks, self._adapters, self.stats)
         self._waiting, self._states = self._queue.requests, self._queue.states
         self._searches = Searches(self.blocks, self._states)
@@ -205,8 +206,8 @@ class Scheduler:
 
     def check(self) -> None:
         """Raises RuntimeError unless all resources are free or held by those who have them."""
-        requests = self._requests.values()
-        self._prefixes.check(requests)
+        requests = [*self._requests.values(), *self.guests]
+        self._prefixes.check(self._requests.values())
         for resource in self._queue.resources:
             resource.check(requests)
 

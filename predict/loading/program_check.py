@@ -152,14 +152,14 @@ PLAIN = _table(
     },
 )
 # What ranks' programs call besides the library's other operators: sums, rows of tokens, logits.
-_OF_PARTS = (
-    *("full", "full_int_array", "full_like", "scale", "greater_equal", "less_than"),
-    *("logical_and", "where", "slice", "concat"),
+OF_RANKS = _table(
+    3,
+    {
+        "T>T": "regatta_sum_ranks",
+        "T>T counts:array": "regatta_gather_ranks",
+        "T>T begin:i32 end:i32 other:i32": "regatta_own_rows",
+    },
 )
-OF_RANKS = {
-    **_table(3, {"T>T": "regatta_sum_ranks", "T>T num_ranks:i32": "regatta_gather_ranks"}),
-    **{f"1.{name}": PLAIN[f"1.{name}"] for name in _OF_PARTS},
-}
 
 
 @dataclass(frozen=True)

@@ -377,6 +377,7 @@ class RanksRunner:
         self._ranks, self._vocab_size, self._which = ranks, vocab_size, which
         self.weight_bytes = weight_bytes
         self._sent: Mapping[int, int] = {}
+        self._hidden: dict[str, Any] = {}  # by tap; the states are not here
 
     @property
     def memory_bytes(self) -> tuple[int, ...]:
@@ -392,13 +393,14 @@ class RanksRunner:
 
     def launch(self, inputs: StepInputs, choices: Choices) -> StepTokens:
         sent, self._sent = self._sent, {}  # nothing is, behind a step that fails
+        self._hidden.clear()  # of earlier steps no rank has any more
         asked = [
             *step_arrays(self._which, inputs),
             *choices_arrays(choices, self._vocab_size, sent),
         ]
         tokens = arrays_tokens(self._ranks.ask(Down.LAUNCH, asked))
         # They stay there: see predict.ranks.drafts.
-        tokens.hidden = {tap: cast(Any, None) for tap in choices.taps}
+        tokens.hidden = self._hidden = {tap: cast(Any, None) for tap in choices.taps}
         self._sent = sent_behind(choices, sent)
         return tokens
 

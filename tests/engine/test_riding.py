@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from predict import LLM, SamplingParams
 from predict.engine.embedding import Text, VectorJob
 from predict.engine.samples import Samples
 from predict.errors import EngineError
+from predict.nn.pooling import Dense
 from tests.support.vectors import IDS, llm_of, nothing_is_held
 
 SIZES: dict[str, Any] = {"max_num_batched_tokens": 100, "block_size": 16, "prefix_caching": False}
@@ -213,4 +215,64 @@ def test_mixed_traffic_loses_no_block_and_no_text(seed: int) -> None:
             wanted[key] = plain.embed([[key[0]] * key[1]], key[2])
         np.testing.assert_array_equal(job.vectors, wanted[key])
     assert len(jobs) > 30
+    assert nothing_is_held(llm)
+
+
+def test_a_vector_that_cannot_be_made_ends_its_job_alone() -> None:
+    llm = llm_of("qwen3_embedding", **SIZES)
+    pooler = llm.retrieval.pooler("mean")
+    wrong = replace(pooler, layers=(Dense(np.zeros((2, 3), np.float32)),))
+    texts = [Text([9] * 30)]
+    wanted = llm.run_texts(texts, pooler, None)
+    answering(llm)
+    jobs = [llm.add_texts(texts, each, None) for each in (pooler, wrong, pooler)]
+    while llm.answers.is_busy or llm.embedder.is_busy:
+        turn(llm)
+    assert [job.error is None for job in jobs] == [True, False, True]
+    for job in jobs[::2]:
+        np.testing.assert_array_equal(job.vectors, wanted)
+    assert nothing_is_held(llm)
+
+
+def test_an_answer_that_fails_beside_a_text_that_has_begun_ends_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    llm = llm_of("qwen3_embedding", **SIZES)
+    groups, _ = answering(llm)
+    network: Any = llm.engine.runner.network  # type: ignore[attr-defined]
+    run = network.run
+
+    def failing(inputs: Any, taps: Any) -> Any:
+        if 77 in inputs.token_ids:
+            raise RuntimeError("token 77")
+        return run(inputs, taps)
+
+    monkeypatch.setattr(network, "run", failing)
+    job = llm.add_texts([Text([9] * 400)], llm.retrieval.pooler("mean"), None)
+    turn(llm)
+    bad = llm.samples([77] * 100, params())  # which leaves no room in its step
+    llm.answers.add([bad], lambda news: None)
+    assert llm.embedder._begun is not None
+    while llm.answers.is_busy or llm.embedder.is_busy:
+        turn(llm)
+    ends = [each.output().outputs[0].finish_reason for each in [*groups, bad]]
+    assert ends == ["length", "length", "length", "error"]
+    assert job.vectors is not None
+    assert nothing_is_held(llm)
+
+
+def test_a_text_goes_on_where_the_answers_of_its_step_are_aborted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    llm = llm_of("qwen3_embedding", **SIZES)
+    groups, _ = answering(llm)
+    monkeypatch.setattr(llm.engine.runner, "num_ahead", 1)  # the next step is launched ahead
+    jobs = [llm.add_texts([Text([9] * n)], llm.retrieval.pooler("mean"), None) for n in (120, 40)]
+    llm.step()
+    assert llm.embedder._riding
+    for group in groups:
+        llm.answers.abort(group)
+    while llm.answers.is_busy or llm.embedder.is_busy:
+        turn(llm)
+    assert all(job.vectors is not None for job in jobs)
     assert nothing_is_held(llm)

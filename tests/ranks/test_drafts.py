@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import pytest
 from predict import LLM, SamplingParams
 from predict.device import library
 from predict.device.place import to_float32
+from predict.engine.choices import Row
+from predict.engine.step import Choices
 from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.drafters import open_drafter
@@ -96,6 +98,32 @@ def test_drafts_and_text_are_those_of_one_process(tmp_path: Path, case: str) -> 
         assert stats.num_draft_tokens > 0
         assert stats.num_used_blocks == 0
         found.append((texts, stats.num_draft_tokens, stats.num_accepted_draft_tokens))
+    assert found[0] == found[1]
+
+
+def test_a_request_that_fails_beside_drafts_of_states_ends_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, settings = CASES["eagle"][0](tmp_path)
+    settings = {"block_size": 16, "dtype": "float32"} | settings
+    found = []
+    for degree in (1, 2):
+        given = {**settings, "tensor_parallel_degree": degree, "rank_timeout": 60.0}
+        llm = LLM(config(model, given))
+        draft_always(llm)
+        choices = llm.engine.sampler.choices
+
+        def failing(rows: Sequence[Row], *others: Any, choices: Any = choices) -> Choices:
+            if any(row.request.token_ids[0] == 40 for row in rows):
+                raise RuntimeError("token 40")
+            return choices(rows, *others)
+
+        monkeypatch.setattr(llm.engine.sampler, "choices", failing)
+        prompts = [[first, 3, 9, first + 1] for first in (20, 30, 40, 50)]
+        ends = [each.outputs[0] for each in llm.generate(prompts, GREEDY)]
+        assert [end.finish_reason for end in ends] == ["length", "length", "error", "length"]
+        assert llm.stats().num_used_blocks == 0
+        found.append([end.token_ids for end in ends])
     assert found[0] == found[1]
 
 

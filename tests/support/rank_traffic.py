@@ -57,7 +57,7 @@ def write_folder(folder: Path) -> None:
 
 
 def made(folder: Path, method: str, degree: int) -> LLM:
-    """An engine with few blocks, so that requests are preempted."""
+    """An engine with few blocks, which answers outgrow, so that requests are preempted."""
     drafts = dict(METHODS[method])
     if method == "model":
         drafts["draft_model_name_or_path"] = str(folder / "model")
@@ -68,7 +68,7 @@ def made(folder: Path, method: str, degree: int) -> LLM:
         max_length=96,
         block_size=16,
         batch_size=BATCH,
-        num_cache_blocks=11,
+        num_cache_blocks=9,
         attention="append",
         lora_modules=tuple(f"{name}={folder / name}" for name in ("all", "more")),
         max_lora_rank=16,
@@ -92,7 +92,7 @@ def random_requests(rng: random.Random, count: int, beams: bool) -> list[Asked]:
             prompt = rng.choice(heads)[: rng.choice((16, 20, 34))] + prompt
         if rng.random() < 0.3:
             prompt += prompt[-8:] * 2  # what lookups find
-        fields: dict[str, Any] = {"max_new_tokens": rng.randint(3, 40), "temperature": 0.0}
+        fields: dict[str, Any] = {"max_new_tokens": rng.randint(20, 60), "temperature": 0.0}
         kind = rng.random()
         if beams and kind < 0.12:
             prompt = prompt[:20]  # each beam has blocks of its own
