@@ -14,15 +14,19 @@ import numpy as np
 import pytest
 
 from predict import LLM, SamplingParams
+from predict.config.engine import EngineConfig
 from predict.device import library
 from predict.engine.batch import span_inputs
 from predict.engine.request_state import Request
 from predict.engine.scheduled import ScheduledSpan
 from predict.errors import UserError
+from predict.images import opening
 from predict.images.placed import Picture, picture_of, with_pictures
 from predict.loading import safetensors_writer
+from predict.loading.model import read_spec
 from predict.nn.tower import encode
-from predict.sight import picture_parts
+from predict.sight import picture_parts, reader_of
+from predict.text.conversation import PicturePart
 from tests.support.golden import step_logits
 from tests.support.pictures import (
     GOLDEN_IMAGES,
@@ -278,6 +282,34 @@ def test_pictures_of_too_many_windows_are_refused(compiled: library.Library) -> 
     ask: Any = {"prompt": [261, 1], "multi_modal_data": {"image": drawn(0, (3000, 1500))}}
     with pytest.raises(UserError, match="picture 1 of the prompt is cut into 4418 windows"):
         llm.generate(ask, GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes", "words"),
+    [
+        ({"min_pixels": 1 << 28, "max_pixels": 1 << 28}, [(30, 30)], r"1 .* tokens of pictures"),
+        ({"min_pixels": 64, "max_pixels": 64}, [(90, 90)] * 9, "9 of .* makes 72900 pixels"),
+    ],
+    ids=["one grown", "several shrunk"],
+)
+def test_pictures_are_counted_before_they_are_decoded(
+    options: dict[str, int], sizes: list[tuple[int, int]], words: str, monkeypatch: Any
+) -> None:
+    folder = GOLDEN_IMAGES / "qwen2_vl"
+    config = EngineConfig(model_name_or_path=str(folder), max_image_pixels=8100)
+    reader = reader_of(config, read_spec(folder)[0])
+    assert reader is not None
+    decoded, decode = list[str](), opening._as_rgb
+
+    def counted(image: Any, where: str) -> Any:
+        decoded.append(where)
+        return decode(image, where)
+
+    monkeypatch.setattr(opening, "_as_rgb", counted)
+    parts = [PicturePart(drawn(number, size), options) for number, size in enumerate(sizes)]
+    with pytest.raises(UserError, match=words):
+        reader.read([261], parts)
+    assert len(decoded) == len(parts) - 1
 
 
 def test_positions_follow_pictures() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from collections.abc import Callable
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from predict.errors import UserError, quoted
 from predict.images.files import file_bytes
-from predict.images.limits import MAX_PIXELS, MAX_SIDES
+from predict.images.limits import MAX_PIXELS, MAX_SCANS, MAX_SIDES
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -32,14 +33,23 @@ class Opened(NamedTuple):
     digest: bytes  # of the file, or of all that an image in memory holds
 
 
-def opened(source: Any, where: str = "the picture", max_pixels: int = MAX_PIXELS) -> Opened:
-    """The picture. where: names it in messages. Raises UserError for one that is not taken."""
+def opened(
+    source: Any,
+    where: str = "the picture",
+    max_pixels: int = MAX_PIXELS,
+    check: Callable[[int, int], None] = lambda height, width: None,
+) -> Opened:
+    """The picture. where: names it in messages. Raises UserError for one that is not taken.
+
+    check(height, width): is asked ahead of decoding, sides as the file has them.
+    """
     from PIL import Image
 
     if isinstance(source, np.ndarray):
         source = _of_array(source, where)
     if isinstance(source, Image.Image):
         check_size(source.size, where, max_pixels)
+        check(source.height, source.width)
         return Opened(_as_rgb(source, where), _digest_of(source))
     data, kind = file_bytes(source, where)
     digest = hashlib.blake2b(data, digest_size=32).digest()
@@ -51,12 +61,15 @@ def opened(source: Any, where: str = "the picture", max_pixels: int = MAX_PIXELS
         raise UserError(
             f"{where} is no picture that can be read ({quoted(str(error))}) (allowed: {ALLOWED})"
         ) from None
-    if kind and kind.lower().replace("jpg", "jpeg") != f"image/{image.format or ''}".lower():
+    form = "JPEG" if image.format == "MPO" else image.format or ""  # a JPEG with others behind it
+    if kind and kind.lower().replace("jpg", "jpeg") != f"image/{form}".lower():
         raise UserError(
-            f"{where} says that it is {quoted(kind)}, and its bytes are {image.format}; write "
-            "what it is"
+            f"{where} says that it is {quoted(kind)}, and its bytes are {form}; write what it is"
         )
+    if form == "JPEG" and data.count(b"\xff\xda") > MAX_SCANS:  # each goes over all pixels
+        raise UserError(f"{where} has more than {MAX_SCANS} scans; save it again")
     check_size(image.size, where, max_pixels)  # ahead of decoding
+    check(image.height, image.width)
     return Opened(_as_rgb(image, where), digest)
 
 

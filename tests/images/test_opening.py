@@ -121,6 +121,21 @@ def test_what_is_no_picture_is_refused(case: str) -> None:
     assert case == "no file" or "picture 2" in str(error.value)
 
 
+def test_a_jpeg_with_others_behind_it_is_a_jpeg() -> None:
+    """What cameras write."""
+    image = drawn(1, (20, 30))
+    data = encoded(image, "MPO", save_all=True, append_images=[image])
+    opened("data:image/jpeg;base64," + base64.b64encode(data).decode())
+
+
+def test_jpegs_of_endless_scans_are_refused() -> None:
+    data = encoded(drawn(1, (20, 30)), "JPEG", progressive=True)
+    scan = data[data.rfind(b"\xff\xda") : -2]
+    opened(data[:-2] + scan * 50 + data[-2:])
+    with pytest.raises(UserError, match="picture 2 has more than 100 scans"):
+        opened(data[:-2] + scan * 100 + data[-2:], "picture 2")
+
+
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
 def test_mutated_files_end_in_pictures_or_our_errors(form: str) -> None:
     rng = np.random.default_rng(5)
