@@ -166,6 +166,16 @@ def test_wrong_processors_are_refused(text: str, words: str, tmp_path: Path) -> 
         read_pixels(tmp_path, AreaPixels())
 
 
+def test_processor_config_comes_first_where_it_says_something(tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text('{"patch_size": 16}')
+    for said, wanted in (("{}", 16), ('{"image_processor": {"patch_size": 18}}', 18)):
+        (tmp_path / "processor_config.json").write_text(said)
+        assert read_pixels(tmp_path, AreaPixels()).patch_size == wanted
+    (tmp_path / "processor_config.json").write_text('{"image_processor": "Qwen"}')
+    with pytest.raises(UserError, match="image_processor is 'Qwen'"):
+        read_pixels(tmp_path, AreaPixels())
+
+
 def test_min_and_max_pixels_win_over_size(tmp_path: Path) -> None:
     text = '{"size": {"shortest_edge": 5, "longest_edge": 99}, "min_pixels": 7, "patch_size": 16}'
     (tmp_path / "processor_config.json").write_text(f'{{"image_processor": {text}}}')
