@@ -18,7 +18,8 @@ from predict.config.engine import EngineConfig
 from predict.device import library
 from predict.engine.batch import span_inputs
 from predict.engine.request_state import Request
-from predict.engine.scheduled import ScheduledSpan
+from predict.engine.resources import CacheBlocks
+from predict.engine.scheduled import ScheduledSpan, SchedulerConfig
 from predict.errors import UserError
 from predict.images import opening
 from predict.images.placed import Picture, picture_of, with_pictures
@@ -284,6 +285,20 @@ def test_pictures_of_too_many_windows_are_refused(compiled: library.Library) -> 
         llm.generate(ask, GREEDY)
 
 
+def test_fields_of_towers_hold_as_they_are_written(tmp_path: Path) -> None:
+    """An empty list of layers that see all is none, and what is no object is refused by name."""
+    config = json.loads((GOLDEN_IMAGES / "qwen2_5_vl" / "config.json").read_text())
+    config["vision_config"]["fullatt_block_indexes"] = []
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    vision = read_spec(tmp_path)[0].vision
+    assert vision is not None
+    assert vision.whole_layers == frozenset()
+    config["vision_config"]["rope_parameters"] = ["axial"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="rope_parameters. is"):
+        read_spec(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("options", "sizes", "words"),
     [
@@ -338,6 +353,17 @@ def test_contents_of_blocks_say_which_picture_stands_where() -> None:
         ids, pictures = with_pictures([1] * before + [9, 1], [image], 9)
         return Request(0, ids, SamplingParams(), pictures=pictures).contents
 
+    digests, config = (
+        set(),
+        SchedulerConfig(
+            max_num_seqs=1, max_num_batched_tokens=16, max_length=64, block_size=16, num_blocks=8
+        ),
+    )
+    for number in (0, 1):  # of a state that is kept behind blocks, too
+        ids, pictures = with_pictures([9, 1], [picture_of(drawn(number, SIZES[0]), pixels)], 9)
+        request = Request(number, ids, SamplingParams(), pictures=pictures)
+        digests.add(CacheBlocks(config).digest(request, 1))
+    assert len(digests) == 2
     assert contents(0)[16:32] == contents(0)[16:32] != contents(1)[16:32]
     assert contents(0)[16:32] != contents(0, before=3)[16:32]
     assert contents(0)[0:2] == [1, 1]
