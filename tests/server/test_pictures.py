@@ -60,6 +60,8 @@ def url(value: Any) -> dict[str, Any]:
         ({"type": "image_url", "image_url": {"url": "x", "uri": "y"}}, "'uri'"),
         ({"type": "text", "text": "<|image_pad|>"}, "1 placeholders of pictures"),
         ({"type": "input_audio"}, "input_audio"),
+        ({"type": []}, "type is"),
+        ({**PART, "max_pixels": 9}, "a part image_url has the key 'max_pixels'"),
         ({"type": "image_url", "image_url": {**PART["image_url"], "max_pixels": 0}}, "max_pixels"),
     ],
 )
