@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # of a GIF the first frame
 ALLOWED = "PNG, JPEG, WebP, GIF, BMP"
+STRIP = 256  # rows that are laid on white at once
 ORIENTATION = 0x0112  # EXIF's tag
 
 
@@ -68,6 +69,8 @@ def opened(
         )
     if form == "JPEG" and data.count(b"\xff\xda") > MAX_SCANS:  # each goes over all pixels
         raise UserError(f"{where} has more than {MAX_SCANS} scans; save it again")
+    if image.tile and image.tile[0][0] == "bmp_rle":  # Pillow decodes it in Python: 5 Mpixel/s
+        raise UserError(f"{where} is a BMP of coded runs (allowed: plain ones); save it as PNG")
     check_size(image.size, where, max_pixels)  # ahead of decoding
     check(image.height, image.width)
     return Opened(_as_rgb(image, where), digest)
@@ -108,9 +111,13 @@ def _as_rgb(image: Image, where: str) -> Image:
         image = ImageOps.exif_transpose(image)
         if "A" not in image.getbands() and image.info.get("transparency") is None:
             return image.convert("RGB")
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
-        return Image.alpha_composite(white, image).convert("RGB")
+        made = Image.new("RGB", image.size)
+        for top in range(0, image.height, STRIP):  # a large picture is not there four times
+            strip = image.crop((0, top, image.width, min(top + STRIP, image.height)))
+            white = Image.new("RGBA", strip.size, (255, 255, 255, 255))
+            laid = Image.alpha_composite(white, strip.convert("RGBA"))
+            made.paste(laid.convert("RGB"), (0, top))
+        return made
     except Exception as error:
         raise UserError(
             f"{where} cannot be decoded ({quoted(str(error))}); its file is damaged or cut off"

@@ -68,6 +68,11 @@ def test_alpha_lies_on_white() -> None:
     assert (np.asarray(opened(image).image) == 255).all()
     see_through = in_mode(drawn(2, (9, 9), "RGBA"), "P, see-through")
     hidden = np.asarray(see_through) == 3
+    tall = drawn(2, (9, 600), "RGBA")
+    white = tall.copy()
+    white.paste((255, 255, 255, 255), (0, 0, *tall.size))
+    white.alpha_composite(tall)
+    assert opened(tall).image.tobytes() == white.convert("RGB").tobytes()
     assert hidden.any()
     assert (np.asarray(opened(encoded(see_through, transparency=3)).image)[hidden] == 255).all()
 
@@ -94,6 +99,13 @@ def png_header(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
+def coded_bmp(width: int, height: int) -> bytes:
+    """A BMP of coded runs that says its size: a row is the end of a row."""
+    runs, start = b"\1\0\0\0" * height, 14 + 40 + 1024
+    sizes = struct.pack("<IIiiHHIIiiII", start, 40, width, height, 1, 8, 1, len(runs), 0, 0, 256, 0)
+    return b"BM" + struct.pack("<II", start + len(runs), 0) + sizes + bytes(1024) + runs
+
+
 PNG = encoded(drawn(3, (30, 20)))
 BAD: dict[str, tuple[Any, str]] = {
     "text": (b"no picture", "no picture that can be read"),
@@ -102,6 +114,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "damaged": (PNG[:60] + b"\0" * 40 + PNG[100:], "damaged or cut off|can be read"),
     "bomb": (png_header(60000, 60000), r"60000 x 60000 pixels|can be read"),
     "large": (png_header(9000, 9000), r"9000 x 9000 pixels \(allowed: up to 67108864"),
+    "coded runs": (coded_bmp(30, 20), "is a BMP of coded runs"),
     "narrow": (encoded(drawn(1, (402, 2))), "sides up to 200 to 1"),
     "TIFF": (encoded(drawn(1, (9, 9)), "TIFF"), "allowed: PNG, JPEG, WebP, GIF, BMP"),
     "another kind": ("data:image/jpeg;base64," + base64.b64encode(PNG).decode(), "says that it is"),
