@@ -54,10 +54,10 @@ def opened(
         return Opened(_as_rgb(source, where), _digest_of(source))
     data, kind = file_bytes(source, where)
     digest = hashlib.blake2b(data, digest_size=32).digest()
+    # The limit is ours. Not within catch_warnings, which threads may leave in another order.
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's own about large ones: the limit is ours
-            image = Image.open(BytesIO(data), formats=FORMATS)
+        image = Image.open(BytesIO(data), formats=FORMATS)
     except Exception as error:
         raise UserError(
             f"{where} is no picture that can be read ({quoted(str(error))}) (allowed: {ALLOWED})"

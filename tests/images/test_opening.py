@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import struct
+import warnings
 import zlib
 from io import BytesIO
 from pathlib import Path
@@ -139,6 +140,20 @@ def test_a_jpeg_with_others_behind_it_is_a_jpeg() -> None:
     image = drawn(1, (20, 30))
     data = encoded(image, "MPO", save_all=True, append_images=[image])
     opened("data:image/jpeg;base64," + base64.b64encode(data).decode())
+
+
+def test_warnings_of_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of threads that run while a picture is opened."""
+    from PIL import Image
+
+    def noisy(*args: Any, **options: Any) -> Any:
+        warnings.warn("of another thread", stacklevel=1)
+        return whole(*args, **options)
+
+    whole = Image.open
+    monkeypatch.setattr(Image, "open", noisy)
+    with pytest.warns(UserWarning, match="of another thread"):
+        opened(PNG)
 
 
 def test_jpegs_of_endless_scans_are_refused() -> None:
