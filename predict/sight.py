@@ -192,9 +192,13 @@ def prompt_parts(prompt: Mapping[str, Any]) -> tuple[Any, list[PicturePart] | Pi
             f"a prompt is {quoted(prompt)} (allowed: a text, token ids, or with pictures "
             '{"prompt": ..., "multi_modal_data": {"image": [...]}}; for conversations use chat)'
         )
-    own = prompt.get("prompt", prompt.get("prompt_token_ids"))
-    if own is None:
-        raise UserError("the prompt is missing; write a text, or token ids, as its key prompt")
+    given = [prompt[key] for key in ("prompt", "prompt_token_ids") if prompt.get(key) is not None]
+    if len(given) != 1:
+        raise UserError(
+            f"a prompt has {len(given)} of prompt, prompt_token_ids (allowed: one); write a text, "
+            "or token ids"
+        )
+    own = given[0]
     data = prompt.get("multi_modal_data") or {}
     return own, data if isinstance(data, Pictures) else picture_parts(data)
 

@@ -26,7 +26,7 @@ from predict.images.placed import Picture, picture_of, with_pictures
 from predict.loading import safetensors_writer
 from predict.loading.model import read_spec
 from predict.nn.tower import encode
-from predict.sight import picture_parts, reader_of
+from predict.sight import picture_parts, prompt_parts, reader_of
 from predict.text.conversation import PicturePart
 from tests.support.golden import step_logits
 from tests.support.pictures import (
@@ -295,7 +295,7 @@ def test_fields_of_towers_hold_as_they_are_written(tmp_path: Path) -> None:
     assert vision.whole_layers == frozenset()
     config["vision_config"]["rope_parameters"] = ["axial"]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="rope_parameters. is"):
+    with pytest.raises(UserError, match=r"rope_parameters. is"):
         read_spec(tmp_path)
 
 
@@ -341,6 +341,12 @@ def test_positions_follow_pictures() -> None:
     assert [positions[0], positions[46], positions[-1]] == [0, 1 + 9, 1 + 9 + 1 + 7]
     np.testing.assert_array_equal(first.places(1, 12)[[0, 8, 9]], [[1, 1, 1], [1, 1, 9], [1, 2, 1]])
     assert second.places(second.start, second.start + 1).tolist() == [[11, 11, 11]]
+
+
+@pytest.mark.parametrize("prompt", [{"prompt": "a", "prompt_token_ids": [1]}, {"prompt": None}])
+def test_a_prompt_has_one_text(prompt: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"has [02] of prompt, prompt_token_ids \(allowed: one"):
+        prompt_parts(prompt)
 
 
 def test_contents_of_blocks_say_which_picture_stands_where() -> None:

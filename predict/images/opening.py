@@ -109,7 +109,7 @@ def _as_rgb(image: Image, where: str) -> Image:
     try:
         image.load()
         image = ImageOps.exif_transpose(image)
-        if "A" not in image.getbands() and image.info.get("transparency") is None:
+        if not image.has_transparency_data:  # a palette's, too
             return image.convert("RGB")
         made = Image.new("RGB", image.size)
         for top in range(0, image.height, STRIP):  # a large picture is not there four times
@@ -127,7 +127,7 @@ def _as_rgb(image: Image, where: str) -> Image:
 def _digest_of(image: Image) -> bytes:
     """Of mode, size, palette, transparency, orientation and pixels."""
     digest = hashlib.blake2b(digest_size=32)
-    palette = image.getpalette() if image.mode in ("P", "PA") else None
+    palette = image.getpalette(None) if image.mode in ("P", "PA") else None
     of = image.info.get("transparency"), image.getexif().get(ORIENTATION)
     digest.update(repr((image.mode, image.size, palette, *of)).encode())
     digest.update(image.tobytes())

@@ -86,6 +86,11 @@ def test_pictures_that_differ_have_different_digests() -> None:
     flat = np.zeros((4, 6), np.uint8)
     images = [plain, other, turned(plain.copy(), 3), flat, flat.T, np.stack([flat] * 3, -1)]
     pixels = [AreaPixels(min_pixels=16), AreaPixels(min_pixels=17)]
+    for alpha in (0, 200):
+        clear = plain.copy()
+        clear.putpalette([7, 7, 7, alpha] * 256, "RGBA")
+        images.append(clear)
+    assert (np.asarray(opened(images[-2]).image) == 255).all()
     digests = {picture_of(image, each).digest for image in images for each in pixels}
     assert len(digests) == len(images) * len(pixels)
 
