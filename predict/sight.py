@@ -17,6 +17,7 @@ from predict.engine.picture_rows import PictureRows
 from predict.engine.pictures import Encode, Eyes
 from predict.errors import UserError, quoted, unknown_key
 from predict.images.areas import AreaPixels
+from predict.images.limits import MAX_TOGETHER
 from predict.images.placed import Picture, Pictures, picture_of, with_pictures
 from predict.loading.model import Weights
 from predict.loading.platform import Platform
@@ -61,6 +62,7 @@ class PictureReader:
     config: ImagesConfig
     pixels: AreaPixels
     spec: VisionSpec
+    max_tokens: int  # of a prompt's pictures
 
     def read(
         self, token_ids: Sequence[int], parts: Sequence[PicturePart]
@@ -70,13 +72,32 @@ class PictureReader:
         token_ids: with one placeholder for each picture.
         """
         self.config.check_count(len(parts))
-        pictures = []
+        pictures = list[Picture]()
+        num_tokens = num_pixels = 0
+        most = self.config.max_image_pixels
+
+        def check(height: int, width: int) -> None:
+            """Of the next picture, before it is decoded and takes memory."""
+            nonlocal num_tokens, num_pixels
+            cells = self.spec.cells(pixels.grid(pixels.size(height, width)))
+            self.spec.check_size(cells, where)
+            num_tokens += cells[0] * cells[1]
+            num_pixels += height * width
+            if num_tokens > self.max_tokens:
+                raise UserError(
+                    f"{where} makes {num_tokens} tokens of pictures (allowed: {self.max_tokens}, "
+                    "as max_length says); lower max_pixels, or raise max_length"
+                )
+            if num_pixels > MAX_TOGETHER * most:
+                raise UserError(
+                    f"{where} makes {num_pixels} pixels (allowed: {MAX_TOGETHER * most} in all); "
+                    "shrink the pictures, or raise max_image_pixels"
+                )
+
         for number, part in enumerate(parts, 1):
             where = f"picture {number} of the prompt"
             pixels = self.pixels.changed(part.options, where)
-            picture = picture_of(part.source, pixels, where, self.config.max_image_pixels)
-            self.spec.check_size(picture.cells, where)
-            pictures.append(picture)
+            pictures.append(picture_of(part.source, pixels, where, most, check))
         return with_pictures(token_ids, pictures, self.spec.placeholder)
 
 
@@ -86,7 +107,8 @@ def reader_of(config: EngineConfig, spec: DecoderSpec) -> PictureReader | None:
     if vision is None or not images.max_images:
         return None
     options, directory = dict(images.mm_processor_kwargs), config.model.model_name_or_path
-    return PictureReader(images, pixels_of(vision, directory, options), vision)
+    pixels = pixels_of(vision, directory, options)
+    return PictureReader(images, pixels, vision, config.max_length)
 
 
 class Sight:
@@ -170,9 +192,13 @@ def prompt_parts(prompt: Mapping[str, Any]) -> tuple[Any, list[PicturePart] | Pi
             f"a prompt is {quoted(prompt)} (allowed: a text, token ids, or with pictures "
             '{"prompt": ..., "multi_modal_data": {"image": [...]}}; for conversations use chat)'
         )
-    own = prompt.get("prompt", prompt.get("prompt_token_ids"))
-    if own is None:
-        raise UserError("the prompt is missing; write a text, or token ids, as its key prompt")
+    given = [prompt[key] for key in ("prompt", "prompt_token_ids") if prompt.get(key) is not None]
+    if len(given) != 1:
+        raise UserError(
+            f"a prompt has {len(given)} of prompt, prompt_token_ids (allowed: one); write a text, "
+            "or token ids"
+        )
+    own = given[0]
     data = prompt.get("multi_modal_data") or {}
     return own, data if isinstance(data, Pictures) else picture_parts(data)
 

@@ -14,15 +14,20 @@ import numpy as np
 import pytest
 
 from predict import LLM, SamplingParams
+from predict.config.engine import EngineConfig
 from predict.device import library
 from predict.engine.batch import span_inputs
 from predict.engine.request_state import Request
-from predict.engine.scheduled import ScheduledSpan
+from predict.engine.resources import CacheBlocks
+from predict.engine.scheduled import ScheduledSpan, SchedulerConfig
 from predict.errors import UserError
+from predict.images import opening
 from predict.images.placed import Picture, picture_of, with_pictures
 from predict.loading import safetensors_writer
+from predict.loading.model import read_spec
 from predict.nn.tower import encode
-from predict.sight import picture_parts
+from predict.sight import picture_parts, prompt_parts, reader_of
+from predict.text.conversation import PicturePart
 from tests.support.golden import step_logits
 from tests.support.pictures import (
     GOLDEN_IMAGES,
@@ -280,6 +285,48 @@ def test_pictures_of_too_many_windows_are_refused(compiled: library.Library) -> 
         llm.generate(ask, GREEDY)
 
 
+def test_fields_of_towers_hold_as_they_are_written(tmp_path: Path) -> None:
+    """An empty list of layers that see all is none, and what is no object is refused by name."""
+    config = json.loads((GOLDEN_IMAGES / "qwen2_5_vl" / "config.json").read_text())
+    config["vision_config"]["fullatt_block_indexes"] = []
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    vision = read_spec(tmp_path)[0].vision
+    assert vision is not None
+    assert vision.whole_layers == frozenset()
+    config["vision_config"]["rope_parameters"] = ["axial"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"rope_parameters. is"):
+        read_spec(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes", "words"),
+    [
+        ({"min_pixels": 1 << 28, "max_pixels": 1 << 28}, [(30, 30)], r"1 .* tokens of pictures"),
+        ({"min_pixels": 64, "max_pixels": 64}, [(90, 90)] * 9, "9 of .* makes 72900 pixels"),
+    ],
+    ids=["one grown", "several shrunk"],
+)
+def test_pictures_are_counted_before_they_are_decoded(
+    options: dict[str, int], sizes: list[tuple[int, int]], words: str, monkeypatch: Any
+) -> None:
+    folder = GOLDEN_IMAGES / "qwen2_vl"
+    config = EngineConfig(model_name_or_path=str(folder), max_image_pixels=8100)
+    reader = reader_of(config, read_spec(folder)[0])
+    assert reader is not None
+    decoded, decode = list[str](), opening._as_rgb
+
+    def counted(image: Any, where: str) -> Any:
+        decoded.append(where)
+        return decode(image, where)
+
+    monkeypatch.setattr(opening, "_as_rgb", counted)
+    parts = [PicturePart(drawn(number, size), options) for number, size in enumerate(sizes)]
+    with pytest.raises(UserError, match=words):
+        reader.read([261], parts)
+    assert len(decoded) == len(parts) - 1
+
+
 def test_positions_follow_pictures() -> None:
     """Text goes on behind the larger side of a picture, and its tokens have three positions."""
     from predict.images.areas import AreaPixels
@@ -296,6 +343,12 @@ def test_positions_follow_pictures() -> None:
     assert second.places(second.start, second.start + 1).tolist() == [[11, 11, 11]]
 
 
+@pytest.mark.parametrize("prompt", [{"prompt": "a", "prompt_token_ids": [1]}, {"prompt": None}])
+def test_a_prompt_has_one_text(prompt: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"has [02] of prompt, prompt_token_ids \(allowed: one"):
+        prompt_parts(prompt)
+
+
 def test_contents_of_blocks_say_which_picture_stands_where() -> None:
     from predict.images.areas import AreaPixels
 
@@ -306,6 +359,17 @@ def test_contents_of_blocks_say_which_picture_stands_where() -> None:
         ids, pictures = with_pictures([1] * before + [9, 1], [image], 9)
         return Request(0, ids, SamplingParams(), pictures=pictures).contents
 
+    digests, config = (
+        set(),
+        SchedulerConfig(
+            max_num_seqs=1, max_num_batched_tokens=16, max_length=64, block_size=16, num_blocks=8
+        ),
+    )
+    for number in (0, 1):  # of a state that is kept behind blocks, too
+        ids, pictures = with_pictures([9, 1], [picture_of(drawn(number, SIZES[0]), pixels)], 9)
+        request = Request(number, ids, SamplingParams(), pictures=pictures)
+        digests.add(CacheBlocks(config).digest(request, 1))
+    assert len(digests) == 2
     assert contents(0)[16:32] == contents(0)[16:32] != contents(1)[16:32]
     assert contents(0)[16:32] != contents(0, before=3)[16:32]
     assert contents(0)[0:2] == [1, 1]

@@ -177,16 +177,25 @@ def located(source: Any, folder: Path) -> Any:
     if source[:5].lower() == "data:" or "://" in source[:40]:
         file_bytes(source, "a picture")
         return source
-    looks_coded = len(source) > MAX_PATH or not (folder / source).exists()
-    if looks_coded and len(source) > MIN_CODED and CODED.fullmatch(source):
+    if not _exists(folder / source) and len(source) > MIN_CODED and CODED.fullmatch(source):
         return of_base64(source, "a picture")
-    path = (folder / source[: MAX_PATH + 1]).resolve()
+    try:
+        path = (folder / source[: MAX_PATH + 1]).resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle; a NUL in the name
+        raise UserError(f"the picture {quoted(source)} has no path ({error})") from None
     if not path.is_relative_to(folder.resolve()):
         raise UserError(
             f"the picture {quoted(source)} does not lie below the data file's folder; move it there"
         )
     open_regular(path).close()
     return path
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # its name is too long, for one
+        return False
 
 
 def short_list(words: Sequence[str], shown: int = 5, separator: str = ", ") -> str:

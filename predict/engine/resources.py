@@ -160,7 +160,7 @@ class CacheBlocks:
 
     def digest(self, request: Request, num_blocks: int) -> bytes:
         """The digest of the first blocks of a request without a tuned prefix."""
-        own = request.token_ids, request.block_digests
+        own = request.contents, request.block_digests
         return self.manager.digest(*own, num_blocks, request.block_salt)
 
     def lengthen(self, request: Request, num_drafts: int) -> int:

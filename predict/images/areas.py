@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 BICUBIC = 3  # of Pillow's numbers
-FILES = ("preprocessor_config.json", "processor_config.json")
 # Keys that say nothing here: names of classes, how tensors are batched, what no picture has.
 UNREAD = (
     *("auto_map", "data_format", "device", "disable_grouping", "do_center_crop", "do_pad"),
@@ -131,15 +130,16 @@ class AreaPixels:
 def read_pixels(directory: Path, default: AreaPixels) -> AreaPixels:
     """What a model's folder says of its pictures. default: of the family, for what it leaves out.
 
+    processor_config.json comes first where it says something of pictures, as in transformers.
     Raises UserError for a file that is broken, and for what is not done here.
     """
-    path = next((directory / name for name in FILES if (directory / name).exists()), None)
-    if path is None:
-        return default
-    values = dict(read_json_object(path))
-    if path.name == FILES[1]:
-        values = dict(values.get("image_processor") or {})
-    return _from_values(values, default, str(path))
+    whole, own = directory / "processor_config.json", directory / "preprocessor_config.json"
+    if whole.exists() and "image_processor" in (values := read_json_object(whole)):
+        if not isinstance(values["image_processor"], dict):
+            what = quoted(values["image_processor"])
+            raise UserError(f"{whole}: image_processor is {what} (allowed: an object)")
+        return _from_values(dict(values["image_processor"]), default, str(whole))
+    return _from_values(dict(read_json_object(own)), default, str(own)) if own.exists() else default
 
 
 def _from_values(values: dict[str, Any], default: AreaPixels, where: str) -> AreaPixels:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from collections.abc import Callable
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,13 +16,14 @@ import numpy as np
 
 from predict.errors import UserError, quoted
 from predict.images.files import file_bytes
-from predict.images.limits import MAX_PIXELS, MAX_SIDES
+from predict.images.limits import MAX_PIXELS, MAX_SCANS, MAX_SIDES
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # of a GIF the first frame
 ALLOWED = "PNG, JPEG, WebP, GIF, BMP"
+STRIP = 256  # rows that are laid on white at once
 ORIENTATION = 0x0112  # EXIF's tag
 
 
@@ -32,31 +34,45 @@ class Opened(NamedTuple):
     digest: bytes  # of the file, or of all that an image in memory holds
 
 
-def opened(source: Any, where: str = "the picture", max_pixels: int = MAX_PIXELS) -> Opened:
-    """The picture. where: names it in messages. Raises UserError for one that is not taken."""
+def opened(
+    source: Any,
+    where: str = "the picture",
+    max_pixels: int = MAX_PIXELS,
+    check: Callable[[int, int], None] = lambda height, width: None,
+) -> Opened:
+    """The picture. where: names it in messages. Raises UserError for one that is not taken.
+
+    check(height, width): is asked ahead of decoding, sides as the file has them.
+    """
     from PIL import Image
 
     if isinstance(source, np.ndarray):
         source = _of_array(source, where)
     if isinstance(source, Image.Image):
         check_size(source.size, where, max_pixels)
+        check(source.height, source.width)
         return Opened(_as_rgb(source, where), _digest_of(source))
     data, kind = file_bytes(source, where)
     digest = hashlib.blake2b(data, digest_size=32).digest()
+    # The limit is ours. Not within catch_warnings, which threads may leave in another order.
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's own about large ones: the limit is ours
-            image = Image.open(BytesIO(data), formats=FORMATS)
+        image = Image.open(BytesIO(data), formats=FORMATS)
     except Exception as error:
         raise UserError(
             f"{where} is no picture that can be read ({quoted(str(error))}) (allowed: {ALLOWED})"
         ) from None
-    if kind and kind.lower().replace("jpg", "jpeg") != f"image/{image.format or ''}".lower():
+    form = "JPEG" if image.format == "MPO" else image.format or ""  # a JPEG with others behind it
+    if kind and kind.lower().replace("jpg", "jpeg") != f"image/{form}".lower():
         raise UserError(
-            f"{where} says that it is {quoted(kind)}, and its bytes are {image.format}; write "
-            "what it is"
+            f"{where} says that it is {quoted(kind)}, and its bytes are {form}; write what it is"
         )
+    if form == "JPEG" and data.count(b"\xff\xda") > MAX_SCANS:  # each goes over all pixels
+        raise UserError(f"{where} has more than {MAX_SCANS} scans; save it again")
+    if image.tile and image.tile[0][0] == "bmp_rle":  # Pillow decodes it in Python: 5 Mpixel/s
+        raise UserError(f"{where} is a BMP of coded runs (allowed: plain ones); save it as PNG")
     check_size(image.size, where, max_pixels)  # ahead of decoding
+    check(image.height, image.width)
     return Opened(_as_rgb(image, where), digest)
 
 
@@ -93,11 +109,15 @@ def _as_rgb(image: Image, where: str) -> Image:
     try:
         image.load()
         image = ImageOps.exif_transpose(image)
-        if "A" not in image.getbands() and image.info.get("transparency") is None:
+        if not image.has_transparency_data:  # a palette's, too
             return image.convert("RGB")
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
-        return Image.alpha_composite(white, image).convert("RGB")
+        made = Image.new("RGB", image.size)
+        for top in range(0, image.height, STRIP):  # a large picture is not there four times
+            strip = image.crop((0, top, image.width, min(top + STRIP, image.height)))
+            white = Image.new("RGBA", strip.size, (255, 255, 255, 255))
+            laid = Image.alpha_composite(white, strip.convert("RGBA"))
+            made.paste(laid.convert("RGB"), (0, top))
+        return made
     except Exception as error:
         raise UserError(
             f"{where} cannot be decoded ({quoted(str(error))}); its file is damaged or cut off"
@@ -107,7 +127,7 @@ def _as_rgb(image: Image, where: str) -> Image:
 def _digest_of(image: Image) -> bytes:
     """Of mode, size, palette, transparency, orientation and pixels."""
     digest = hashlib.blake2b(digest_size=32)
-    palette = image.getpalette() if image.mode in ("P", "PA") else None
+    palette = image.getpalette(None) if image.mode in ("P", "PA") else None
     of = image.info.get("transparency"), image.getexif().get(ORIENTATION)
     digest.update(repr((image.mode, image.size, palette, *of)).encode())
     digest.update(image.tobytes())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -40,10 +40,14 @@ class Picture:
 
 
 def picture_of(
-    source: Any, pixels: AreaPixels, where: str = "the picture", max_pixels: int = MAX_PIXELS
+    source: Any,
+    pixels: AreaPixels,
+    where: str = "the picture",
+    max_pixels: int = MAX_PIXELS,
+    check: Callable[[int, int], None] = lambda height, width: None,
 ) -> Picture:
     """The picture of a source; see predict.images.opening. Raises UserError."""
-    image, digest = opened(source, where, max_pixels)
+    image, digest = opened(source, where, max_pixels, check)
     whole = hashlib.blake2b(digest + pixels.digest, digest_size=32).digest()
     return resized_picture(whole, pixels.resized(image), pixels)
 

@@ -42,7 +42,9 @@ def _vision(config: ConfigReader, text: DecoderSpec, sections: tuple[int, ...]) 
     own = vision_config(config)
     own.must_be("out_hidden_size", text.hidden_size, 3584)
     cell = own.get_int("spatial_merge_size", 2) * own.get_int("patch_size", 14)
-    depth = own.get_int("depth", 32)
+    whole: tuple[int, ...] = (7, 15, 23, 31)
+    if own.values.get("fullatt_block_indexes") is not None:  # [] too: windows alone
+        whole = own.get_ints("fullatt_block_indexes", own.get_int("depth", 32))
     return qwen_like(
         *(config, own, text, sections),
         size=own.get_int("hidden_size", 3584),
@@ -51,5 +53,5 @@ def _vision(config: ConfigReader, text: DecoderSpec, sections: tuple[int, ...]) 
         activation=Activation(own.activation()),
         names=TOWER,
         window=max(own.get_int("window_size", 112) // cell, 1),
-        whole_layers=frozenset(own.get_ints("fullatt_block_indexes", depth) or (7, 15, 23, 31)),
+        whole_layers=frozenset(whole),
     )

@@ -89,7 +89,10 @@ def qwen_like(
         attention={"positions": Positions(), "prefix_mask": True},
         norm=norm,
     )
-    rope = own.part(dict(own.values.get("rope_parameters") or {}), "vision_config")
+    said = own.values.get("rope_parameters") or {}
+    if not isinstance(said, dict):
+        raise own.wrong("rope_parameters", "an object")
+    rope = own.part(said, "vision_config")
     rope.must_be("rope_type", "axial")
     frames = own.get_int("temporal_patch_size", 2)
     values: dict[str, Any] = {

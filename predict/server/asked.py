@@ -22,7 +22,7 @@ from predict.server.protocol import (
     StructuredOutputs,
 )
 from predict.system.files import json_type
-from predict.text.conversation import PICTURE_PARTS, TEXT_PARTS, Message, Part, text_part
+from predict.text.conversation import TEXT_PARTS, Message, Part, is_picture_part, text_part
 
 # The names that requests have for fields of SamplingParams, where they differ.
 _SPELLINGS: Mapping[str, tuple[str, ...]] = {
@@ -255,7 +255,7 @@ def _content(message: ChatMessage, where: str, found: Found | None) -> str | lis
 
 
 def _part_of(part: object, where: str, found: Found | None) -> Part:
-    if found is None or not isinstance(part, dict) or part.get("type") not in PICTURE_PARTS:
+    if found is None or not is_picture_part(part):
         return text_part(_part(part, where))
     found.append((where, asked_picture(part, where)))
     return {"type": "image"}

@@ -173,11 +173,13 @@ async def flask_job(context: Context, body: FlaskBody) -> Job:
         messages = [*_history(body.history), ChatMessage(role="user", content=body.context)]
     elif not messages:
         raise invalid("messages", "messages has no entries; write at least one")
+    pictures = None
     if context.front.template is None and len(messages) == 1:
         ids = await context.front.encode(str(messages[0].content), "context")
     else:
-        ids = (await turn_of(context, messages, {})).token_ids
-    return Job([ids[:src_length]], asked.params, asked.refused)
+        _, ids, _, pictures = await turn_of(context, messages, {})
+    ids = ids if pictures else ids[:src_length]
+    return Job([ids], asked.params, asked.refused, pictures=pictures)
 
 
 def _history(history: Any) -> list[ChatMessage]:
@@ -217,7 +219,7 @@ async def native_job(context: Context, body: NativeBody) -> Job:
             f"the body has {', '.join(given) or 'no prompt'} (allowed: one of text, input_ids, "
             "messages)",
         )
-    asked = _asked(context, body, _NATIVE)
+    asked, pictures = _asked(context, body, _NATIVE), None
     if body.input_ids is not None:
         if not isinstance(body.input_ids, list):
             raise invalid(
@@ -233,11 +235,11 @@ async def native_job(context: Context, body: NativeBody) -> Job:
             messages.insert(0, ChatMessage(role="system", content=body.system))
         if not messages:
             raise invalid("messages", "messages has no entries; write at least one")
-        ids = (await turn_of(context, messages, {})).token_ids
+        _, ids, _, pictures = await turn_of(context, messages, {})
     most = _length(body, "seq_len")
     if most is not None and len(ids) > most:
         raise invalid("seq_len", f"the prompt has {len(ids)} tokens, and seq_len is {most}")
-    return Job([ids], asked.params, asked.refused)
+    return Job([ids], asked.params, asked.refused, pictures=pictures)
 
 
 class _Lines(Encoder):

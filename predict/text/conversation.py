@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from predict.errors import UserError, quoted, unknown_key
 from predict.system.files import json_type
@@ -19,6 +19,7 @@ TextPart = dict[str, str]  # {"type": "text", "text": ...}
 TEXT_PARTS = ("text", "input_text", "output_text")
 PICTURE_PARTS = {"image_url": "image_url", "input_image": "image_url", "image": "image"}
 MARK = "<image>"  # in a data file's texts, for each of its line's `images`
+BESIDE = ("detail", "cache_control")  # keys of a picture's part that change nothing
 URL_KEYS = ("url", "detail", "min_pixels", "max_pixels", "min_pixel", "max_pixel")
 
 
@@ -89,6 +90,12 @@ class PicturePart(NamedTuple):
     options: Mapping[str, int] = MappingProxyType({})
 
 
+def is_picture_part(part: object) -> TypeGuard[dict[str, Any]]:
+    """Whether a part of a content, as a stranger wrote it, brings a picture."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    return isinstance(kind, str) and kind in PICTURE_PARTS
+
+
 def picture_part(part: Mapping[str, Any]) -> PicturePart:
     """The picture of a part whose type is one of PICTURE_PARTS. Raises UserError without a place.
 
@@ -97,6 +104,9 @@ def picture_part(part: Mapping[str, Any]) -> PicturePart:
     """
     kind = part["type"]
     key = PICTURE_PARTS[kind]
+    for name in part:
+        if name not in ("type", key, *BESIDE):
+            raise unknown_key(f"a part {kind}", name, ["type", key, *BESIDE])
     given = part.get(key)
     options: dict[str, int] = {}
     if isinstance(given, Mapping):
@@ -183,7 +193,7 @@ def _message(
 
 
 def _part_of(part: Any, where: str, pictures: list[PicturePart] | None) -> Part:
-    if pictures is None or not isinstance(part, dict) or part.get("type") not in PICTURE_PARTS:
+    if pictures is None or not is_picture_part(part):
         return text_part(_part(part, where))
     try:
         pictures.append(picture_part(part))

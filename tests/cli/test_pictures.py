@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from predict import LLM, SamplingParams
-from predict.cli.data import read_data_file
+from predict.cli.data import located, read_data_file
 from predict.cli.prompts import Prompts, prepare_prompts
 from predict.config.engine import EngineConfig
 from predict.device import library
@@ -65,6 +65,13 @@ def test_pictures_stand_where_lines_say(tmp_path: Path) -> None:
     assert len(digests) == 2
 
 
+def test_short_pictures_in_base64_are_no_names_of_files(tmp_path: Path) -> None:
+    """As long as no name may be, and shorter than a path."""
+    coded = png_url(drawn(0, (9, 9))).partition(",")[2].replace("/", "+")
+    assert 255 < len(coded) < 4096
+    assert isinstance(located(coded, tmp_path), bytes)
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -78,6 +85,17 @@ def test_pictures_stand_where_lines_say(tmp_path: Path) -> None:
         ({"src": "<image>", "images": "/etc/passwd"}, "does not lie below"),
         ({"src": "<image>", "images": "http://host/a.png"}, "none is fetched"),
         ({"src": "<image>", "images": 7}, "a picture is 7"),
+        ({"src": "<image>", "images": "in/a\0.png"}, "has no path"),
+        ({"src": "<image>", "images": "%" * 300}, "cannot read .*File name too long"),
+        ({"src": [{"role": "user", "content": [{"type": []}]}]}, "message 1"),
+        (
+            {
+                "src": [
+                    {"role": "user", "content": [{"type": "image", "image": URL, "max_pixels": 9}]}
+                ]
+            },
+            "a part image has the key 'max_pixels'",
+        ),
         ({"src": "<image>", "images": "prompts.jsonl"}, "picture 1 of the prompt is no picture"),
         ({"src": "<|image_pad|><image>", "images": URL}, "2 placeholders .* 1 pictures"),
         ({"src": "<image>a" * 6, "images": [URL] * 6}, "raise --max_length above"),

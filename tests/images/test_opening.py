@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import struct
+import warnings
 import zlib
 from io import BytesIO
 from pathlib import Path
@@ -68,6 +69,11 @@ def test_alpha_lies_on_white() -> None:
     assert (np.asarray(opened(image).image) == 255).all()
     see_through = in_mode(drawn(2, (9, 9), "RGBA"), "P, see-through")
     hidden = np.asarray(see_through) == 3
+    tall = drawn(2, (9, 600), "RGBA")
+    white = tall.copy()
+    white.paste((255, 255, 255, 255), (0, 0, *tall.size))
+    white.alpha_composite(tall)
+    assert opened(tall).image.tobytes() == white.convert("RGB").tobytes()
     assert hidden.any()
     assert (np.asarray(opened(encoded(see_through, transparency=3)).image)[hidden] == 255).all()
 
@@ -80,6 +86,11 @@ def test_pictures_that_differ_have_different_digests() -> None:
     flat = np.zeros((4, 6), np.uint8)
     images = [plain, other, turned(plain.copy(), 3), flat, flat.T, np.stack([flat] * 3, -1)]
     pixels = [AreaPixels(min_pixels=16), AreaPixels(min_pixels=17)]
+    for alpha in (0, 200):
+        clear = plain.copy()
+        clear.putpalette([7, 7, 7, alpha] * 256, "RGBA")
+        images.append(clear)
+    assert (np.asarray(opened(images[-2]).image) == 255).all()
     digests = {picture_of(image, each).digest for image in images for each in pixels}
     assert len(digests) == len(images) * len(pixels)
 
@@ -94,6 +105,13 @@ def png_header(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
+def coded_bmp(width: int, height: int) -> bytes:
+    """A BMP of coded runs that says its size: a row is the end of a row."""
+    runs, start = b"\1\0\0\0" * height, 14 + 40 + 1024
+    sizes = struct.pack("<IIiiHHIIiiII", start, 40, width, height, 1, 8, 1, len(runs), 0, 0, 256, 0)
+    return b"BM" + struct.pack("<II", start + len(runs), 0) + sizes + bytes(1024) + runs
+
+
 PNG = encoded(drawn(3, (30, 20)))
 BAD: dict[str, tuple[Any, str]] = {
     "text": (b"no picture", "no picture that can be read"),
@@ -102,6 +120,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "damaged": (PNG[:60] + b"\0" * 40 + PNG[100:], "damaged or cut off|can be read"),
     "bomb": (png_header(60000, 60000), r"60000 x 60000 pixels|can be read"),
     "large": (png_header(9000, 9000), r"9000 x 9000 pixels \(allowed: up to 67108864"),
+    "coded runs": (coded_bmp(30, 20), "is a BMP of coded runs"),
     "narrow": (encoded(drawn(1, (402, 2))), "sides up to 200 to 1"),
     "TIFF": (encoded(drawn(1, (9, 9)), "TIFF"), "allowed: PNG, JPEG, WebP, GIF, BMP"),
     "another kind": ("data:image/jpeg;base64," + base64.b64encode(PNG).decode(), "says that it is"),
@@ -119,6 +138,35 @@ def test_what_is_no_picture_is_refused(case: str) -> None:
     with pytest.raises(UserError, match=words) as error:
         opened(source, "picture 2")
     assert case == "no file" or "picture 2" in str(error.value)
+
+
+def test_a_jpeg_with_others_behind_it_is_a_jpeg() -> None:
+    """What cameras write."""
+    image = drawn(1, (20, 30))
+    data = encoded(image, "MPO", save_all=True, append_images=[image])
+    opened("data:image/jpeg;base64," + base64.b64encode(data).decode())
+
+
+def test_warnings_of_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of threads that run while a picture is opened."""
+    from PIL import Image
+
+    def noisy(*args: Any, **options: Any) -> Any:
+        warnings.warn("of another thread", stacklevel=1)
+        return whole(*args, **options)
+
+    whole = Image.open
+    monkeypatch.setattr(Image, "open", noisy)
+    with pytest.warns(UserWarning, match="of another thread"):
+        opened(PNG)
+
+
+def test_jpegs_of_endless_scans_are_refused() -> None:
+    data = encoded(drawn(1, (20, 30)), "JPEG", progressive=True)
+    scan = data[data.rfind(b"\xff\xda") : -2]
+    opened(data[:-2] + scan * 50 + data[-2:])
+    with pytest.raises(UserError, match="picture 2 has more than 100 scans"):
+        opened(data[:-2] + scan * 100 + data[-2:], "picture 2")
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
@@ -148,6 +196,16 @@ def test_mutated_files_end_in_pictures_or_our_errors(form: str) -> None:
 def test_wrong_processors_are_refused(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text(text)
     with pytest.raises(UserError, match=words):
+        read_pixels(tmp_path, AreaPixels())
+
+
+def test_processor_config_comes_first_where_it_says_something(tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text('{"patch_size": 16}')
+    for said, wanted in (("{}", 16), ('{"image_processor": {"patch_size": 18}}', 18)):
+        (tmp_path / "processor_config.json").write_text(said)
+        assert read_pixels(tmp_path, AreaPixels()).patch_size == wanted
+    (tmp_path / "processor_config.json").write_text('{"image_processor": "Qwen"}')
+    with pytest.raises(UserError, match="image_processor is 'Qwen'"):
         read_pixels(tmp_path, AreaPixels())
 
 

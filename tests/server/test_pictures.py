@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -44,6 +46,25 @@ def test_answers_are_those_of_the_model(client: openai.OpenAI) -> None:
         assert wanted.prompt_token_ids.count(261) == 45 * num_images
 
 
+@pytest.mark.parametrize(
+    "form",
+    [{"max_dec_len": 8, "temperature": 0}, {"max_length": 8, "src_length": 5, "top_k": 1}],
+    ids=["llm/server", "flask_server"],
+)
+def test_paddlenlps_forms_have_pictures(client: openai.OpenAI, form: dict[str, Any]) -> None:
+    """Which src_length does not cut."""
+    body = {"messages": [{"role": "user", "content": [TEXT, PART]}], **form}
+    answer = httpx.post(f"{client.base_url}chat/completions", json=body, timeout=60).text
+    text = ""
+    for line in answer.split("\n"):
+        if "{" in line:
+            piece = json.loads(line.removeprefix("data: "))
+            text += (
+                piece["result"] if "result" in piece else piece["choices"][0]["delta"]["content"]
+            )
+    assert text == ask(client, TEXT, PART).choices[0].message.content
+
+
 def url(value: Any) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": value}}
 
@@ -60,6 +81,8 @@ def url(value: Any) -> dict[str, Any]:
         ({"type": "image_url", "image_url": {"url": "x", "uri": "y"}}, "'uri'"),
         ({"type": "text", "text": "<|image_pad|>"}, "1 placeholders of pictures"),
         ({"type": "input_audio"}, "input_audio"),
+        ({"type": []}, "type is"),
+        ({**PART, "max_pixels": 9}, "a part image_url has the key 'max_pixels'"),
         ({"type": "image_url", "image_url": {**PART["image_url"], "max_pixels": 0}}, "max_pixels"),
     ],
 )
