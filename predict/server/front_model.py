@@ -47,6 +47,10 @@ class FrontModel:
         self._threads = ThreadPoolExecutor(
             config.tokenizer_threads, thread_name_prefix="regatta-tokenizer"
         )
+        # Of pictures alone: texts do not wait for them.
+        self._eyes = ThreadPoolExecutor(
+            config.tokenizer_threads, thread_name_prefix="regatta-pictures"
+        )
         self.token_texts = None if tokenizer is None else TokenTexts(tokenizer)
         # Writes special tokens out.
         self.literal = None if tokenizer is None else Detokenizer(tokenizer, False)
@@ -69,7 +73,8 @@ class FrontModel:
 
     def close(self) -> None:
         """Ends its threads; waiting work is dropped."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._eyes):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     @property
     def template(self) -> ChatTemplate | None:
@@ -141,7 +146,9 @@ class FrontModel:
         if reader is None or not found:
             return token_ids, None
         parts = [part for _, part in found]
-        ids, pictures = await self._run(partial(reader.read, token_ids, parts), found[0][0])
+        ids, pictures = await self._run(
+            partial(reader.read, token_ids, parts), found[0][0], self._eyes
+        )
         return self._checked(ids, "messages"), pictures
 
     async def decode(self, token_ids: Sequence[int], param: str) -> str:
@@ -154,9 +161,12 @@ class FrontModel:
         assert self.token_texts is not None
         return await self._run(partial(self.token_texts.of_prompt, token_ids, text), "prompt")
 
-    async def _run(self, work: Callable[[], T], param: str) -> T:
+    async def _run(
+        self, work: Callable[[], T], param: str, threads: ThreadPoolExecutor | None = None
+    ) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(threads or self._threads, work)
         except UserError as error:
             raise invalid(param, str(error)) from None
 

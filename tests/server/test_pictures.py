@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from PIL import Image
 
 from predict import LLM, SamplingParams
+from predict.server.front_model import FrontModel
+from predict.sight import PictureReader
+from predict.text.conversation import PicturePart
 from tests.support.http_server import ModelServer, config_of
 from tests.support.pictures import GOLDEN_IMAGES, SIZES, drawn, png_url
 
@@ -99,6 +105,29 @@ def test_what_is_no_picture_is_refused_by_field(
 def test_prompts_too_long_with_pictures_are_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match=r"tokens of a prompt|max_length"):
         ask(client, *[PART, TEXT] * 6)
+
+
+def test_texts_do_not_wait_for_pictures() -> None:
+    """All threads of pictures are taken, and a text is encoded."""
+    front, taken = FrontModel.load(config_of(FOLDER)), threading.Event()
+
+    async def ask() -> list[int]:
+        found = [("messages", PicturePart(Image.new("RGB", (9, 9))))] * 9
+        seen = [asyncio.create_task(front.see([261], [each])) for each in found]
+        await asyncio.sleep(0)
+        ids = await asyncio.wait_for(front.encode("a", "prompt"), 20)
+        taken.set()
+        await asyncio.gather(*seen)
+        return ids
+
+    def waits(*_: Any) -> tuple[list[int], None]:
+        assert taken.wait(30)
+        return [261], None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PictureReader, "read", waits)
+        assert asyncio.run(ask())
+    front.close()
 
 
 def test_a_placeholder_in_a_text_prompt_is_refused(client: openai.OpenAI) -> None:
