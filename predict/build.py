@@ -204,7 +204,7 @@ class Builder:
         proposer, policy = speculation(drafting, sampler)
         engine = Engine(
             *(scheduler, running.runner, sampler, self.eos_token_ids),
-            *(proposer, policy, self._fields(), self.sight.eyes),
+            *(proposer, policy, fields_of(self.spec, self.adapters is not None), self.sight.eyes),
         )
         return Parts(
             *(config, self.platform, self.spec, self.tokenizer, self.draft, self.decoder),
@@ -338,9 +338,6 @@ class Builder:
         self.takes_adapters = self.takes_adapters and manifest.adapters is not None
         return manifest
 
-    def _fields(self) -> tuple[Field, ...]:
-        return fields_of(self.spec, self.adapters is not None)
-
     def _adapter_bytes(self) -> int:
         config = self.config.adapters
         if not self.takes_adapters:
@@ -385,18 +382,11 @@ class Builder:
         return int(communicator.gather_ranks(np.array([number]), self.num_ranks).min())
 
     def _caches(self, num_blocks: int) -> list[LayerCache]:
-        config, spec = self.config, self.spec
-        one = spec.sees_both_ways  # layers take turns with keys and values of a step
-        made = allocate_caches(
-            replace(spec, layers=spec.layers[:1]) if one else spec,
-            num_blocks,
-            config.cache.block_size,
-            config.model.dtype,
-            config.kv_format,
-            self.kv_scales,
-            self.num_state_slots,
+        config = self.config
+        return allocate_caches(
+            *(self.spec, num_blocks, config.cache.block_size, config.model.dtype),
+            *(config.kv_format, self.kv_scales, self.num_state_slots),
         )
-        return made * spec.num_layers if one else made
 
     def _scheduler(self, num_blocks: int) -> Scheduler:
         config = self.config
@@ -424,7 +414,9 @@ class Builder:
         self, forward: Forward, copy_blocks: CopyBlocks, target: Runner | None = None
     ) -> Runner:
         """target: the target's runner, for a draft model."""
-        fields = fields_with() if target is not None else self._fields()
+        fields = (
+            fields_with() if target is not None else fields_of(self.spec, self.adapters is not None)
+        )
         config, gpu = self.config, self.platform.gpu
         if gpu is None:
             network = HostNetwork(forward, self.platform.place, fields)

@@ -40,12 +40,20 @@ struct BlockView {
   }
 };
 
+// A kind that ranks do not share out has no field for it.
+template <class Block, class = void>
+constexpr bool kHasPartial = false;
+template <class Block>
+constexpr bool kHasPartial<Block, std::void_t<decltype(Block::partial)>> = true;
+
 template <class Params>
 BlockView view_of(const Params& p, SchemeId first, SchemeId last, bool parallel = false,
                   bool routes = false) {
   const auto& b = p.block;
-  return {p,     b.norm, b.post_norm, b.post_norm_of, b.residual,
-          first, last,   parallel,    routes,         b.partial};
+  BlockView view{p,     b.norm, b.post_norm, b.post_norm_of, b.residual,
+                 first, last,   parallel,    routes};
+  if constexpr (kHasPartial<std::decay_t<decltype(b)>>) view.partial = b.partial;
+  return view;
 }
 
 // Device memory of several buffers, each as large as the block that needs most of it wants.

@@ -200,7 +200,7 @@ def embedding_cases(sizes: Sizes) -> Iterator[OperatorCase]:
     num_bytes = 2 * sizes.num_tokens * hidden * sizes.value_bytes
     table, packed = sizes.full(vocab, hidden), sizes.weight(hidden, vocab)
     for name, weight, is_packed in (("table", table, False), ("packed", packed, True)):
-        copies = [(i, weight, None, None, is_packed, hidden, 1.0) for i in ids]
+        copies = [(i, weight, *[None] * 4, is_packed, hidden, 1.0) for i in ids]
         yield OperatorCase("embedding", f"{name} {hidden}", copies, num_bytes, 0.0)
 
 

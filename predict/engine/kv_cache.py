@@ -48,10 +48,12 @@ def allocate_caches(
     def states(layer: Sequence[StateTensor]) -> LayerCache:
         return tuple(paddle.empty([num_slots, *each.shape], each.dtype) for each in layer)
 
-    return [
+    one = spec.sees_both_ways  # layers take turns with keys and values of a step
+    made = [
         states(spec.states[index]) if spec.states[index] else layer(index, kept)
-        for index, kept in enumerate(spec.kept)
+        for index, kept in enumerate(spec.kept[:1] if one else spec.kept)
     ]
+    return made * spec.num_layers if one else made
 
 
 def write_rows(

@@ -8,8 +8,11 @@ from predict.errors import UserError
 from predict.nn.spec import DecoderSpec
 
 
-def check_states(config: EngineConfig, spec: DecoderSpec) -> None:
-    """Raises UserError for what a network with states, or one without, does not run with."""
+def check_states(config: EngineConfig, spec: DecoderSpec, exports: bool = False) -> None:
+    """Raises UserError for what a network with states, or one without, does not run with.
+
+    exports: whether a program is to be made.
+    """
     budget = config.cache.prefix_cache_state_budget
     if budget is not None and not (any(spec.states) and config.cache.shares_prefixes):
         raise UserError(
@@ -22,7 +25,7 @@ def check_states(config: EngineConfig, spec: DecoderSpec) -> None:
     model, drafts = config.model, config.speculation.speculate_method
     asked = {
         f"--device {model.device}": kind_of(model.device) != "cpu",
-        f"--mode {model.mode}": model.mode == "static",
+        "--mode static": exports or model.mode == "static",
         f"--tensor_parallel_degree {config.ranks.tensor_parallel_degree}": (
             config.ranks.tensor_parallel_degree > 1
         ),

@@ -120,7 +120,7 @@ def test_what_cannot_be_measured_is_refused(words: list[str], message: str) -> N
 def test_a_shape_is_a_name_or_a_folder(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, FAMILIES["llama"])
     assert peer.folder_of(str(folder)) == folder
-    with pytest.raises(UserError, match="qwen3-30b-a3b, a folder with a config"):
+    with pytest.raises(UserError, match=r"qwen3-30b-a3b, .*, a folder with a config"):
         peer.folder_of("qwen-9t")
 
 

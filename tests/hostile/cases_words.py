@@ -70,7 +70,7 @@ DATA = [
         "data: a picture",
         "predict",
         prepare=message(content=PICTURE),
-        says=("line 2", "message 1 (user)", "'image_url'", "texts only"),
+        says=("line 2", "cannot read", "no such file"),
     ),
     Case(
         "data: content of a number",

@@ -20,6 +20,7 @@ from predict.models import family_of, weight_names
 from predict.nn.hf_config import NUMBERS, ROPE_NUMBERS, ConfigReader
 from predict.nn.plans import plan_weights
 from tests.support import tiny
+from tests.support.paths import ROOT
 
 
 def check(directory: Path) -> None:
@@ -138,6 +139,7 @@ OF_DEEPSEEK = (
 )
 OF_ERNIE = ("moe_layer_start_index", "moe_layer_end_index", "moe_norm_min")
 DEEPSEEK = {"num_key_value_heads": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+OF_LFM2 = ("full_attn_idxs", "conv_L_cache", "block_ffn_dim_multiplier")
 # Within rope_scaling, read by one family each.
 OF_ROPE = {"alpha": ("hunyuan_v1_dense", "dynamic"), "llama_4_scaling_beta": ("ministral3", "yarn")}
 OF_ROPE |= dict.fromkeys(("short_mscale", "long_mscale"), ("phimoe", "longrope"))
@@ -161,7 +163,32 @@ TOP_LEVEL: dict[str, dict[str, Any]] = {
     **{key: {"model_type": "glm4_moe"} for key in OF_GLM},
     **{key: {"model_type": "ernie4_5_moe"} for key in OF_ERNIE},
     **{key: {**DEEPSEEK, "model_type": "deepseek_v2"} for key in OF_DEEPSEEK},
+    **{key: {"model_type": "qwen3_next"} for key in NUMBERS if key.startswith("linear_")},
+    "mtp_num_hidden_layers": {"model_type": "qwen3_5_text"},
+    "full_attention_interval": {"model_type": "qwen3_next"},
+    **{key: {"model_type": "lfm2"} for key in OF_LFM2},
 }
+OF_TOWER = ("depth", "num_heads", "fullatt_block_indexes")
+GOLDENS = {"qwen3_next": "golden_hybrids", "qwen3_5_text": "golden_hybrids"}
+GOLDENS |= {"lfm2": "golden_hybrids", "qwen2_5_vl": "golden_images"}
+
+
+def config_with(key: str, value: Any) -> dict[str, Any]:
+    """A config whose family reads this key."""
+    if key in OF_TOWER:
+        config = golden_config("qwen2_5_vl")
+        return {**config, "vision_config": {**config["vision_config"], key: value}}
+    family, kind = OF_ROPE.get(key, ("llama", "yarn"))
+    inner = {"model_type": family, "rope_scaling": {"type": kind, key: value}}
+    changes = {**TOP_LEVEL[key], key: value} if key in TOP_LEVEL else inner
+    if (of := changes.get("model_type")) in GOLDENS:
+        return {**golden_config(of), key: value}
+    return {**tiny.CONFIG, "num_experts_per_tok": 2, **changes}
+
+
+def golden_config(family: str) -> dict[str, Any]:
+    config = json.loads((ROOT / "tests" / GOLDENS[family] / family / "config.json").read_text())
+    return {key: value for key, value in config.items() if key != "layer_types"}
 
 
 @pytest.mark.parametrize("key", NUMBERS)
@@ -169,11 +196,7 @@ TOP_LEVEL: dict[str, dict[str, Any]] = {
     "value", [math.nan, math.inf, -math.inf, True, "2", [2.5], {}, -2, 1e300, 10**9 * 10**4]
 )
 def test_every_number_of_a_config_has_a_range(tmp_path: Path, key: str, value: Any) -> None:
-    changes = {**TOP_LEVEL[key], key: value} if key in TOP_LEVEL else {}
-    family, kind = OF_ROPE.get(key, ("llama", "yarn"))
-    inner = {"model_type": family, "rope_scaling": {"type": kind, key: value}}
-    config = {**tiny.CONFIG, "num_experts_per_tok": 2, **(changes or inner)}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(config_with(key, value)))
     with pytest.raises(UserError, match=f"config.json: .*'{key}' is .* .allowed: a"):
         weight_names(read_spec(tmp_path)[1])
 

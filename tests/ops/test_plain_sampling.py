@@ -39,7 +39,7 @@ WITHOUT_TWIN = {
 PARTS = {
     *("philox4x32", "uniform"),
     *("route", "experts", "gate"),
-    *("split", "turn_and_keep_latents", "latent_attention"),
+    *("split", "turn_and_keep_latents", "latent_attention", "delta_net", "short_conv"),
 }
 
 
