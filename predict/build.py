@@ -80,7 +80,7 @@ from predict.nn.adapter_pages import with_pages
 from predict.nn.blocks import LowRankPages
 from predict.nn.cache_formats import DENSE
 from predict.nn.decoder import Decoder
-from predict.nn.inputs import Field, LayerCache, fields_with
+from predict.nn.inputs import LayerCache, fields_with
 from predict.nn.places import fields_of, placing_of
 from predict.nn.plans import WeightPlan
 from predict.nn.spec import DecoderSpec
