@@ -364,8 +364,7 @@ class Builder:
         pinned = Addons.num_blocks(self.prefixes, config.cache.block_size)
         if self.draft and (config.adapters.prefix_path or config.adapters.allow_adapter_updates):
             pinned += config.scheduling.batch_size  # of requests with one, for the draft's cache
-        drafter = self.draft or self.drafter
-        draft = None if drafter is None else drafter.spec
+        draft = drafter.spec if (drafter := self.draft or self.drafter) else None
         if self.platform.gpu is None:
             self._met()
             free = self.platform.free_bytes()

@@ -21,7 +21,7 @@ NO_GRAPHS = "REGATTA_TEST_NO_GRAPHS"  # of the environment: 1 runs steps operato
 def of_tests(patch: Any) -> None:
     """Has models over ranks of GPUs take this module's processes. patch: pytest's monkeypatch."""
     patch.setattr(ranks, "DEVICES", ("cpu", "gpu"))
-    patch.setattr("predict.build.Ranks", partial(Ranks, module=__name__))
+    patch.setattr("predict.ranks.start.Ranks", partial(Ranks, module=__name__))
 
 
 def main() -> None:
