@@ -50,8 +50,7 @@ template <class Params>
 BlockView view_of(const Params& p, SchemeId first, SchemeId last, bool parallel = false,
                   bool routes = false) {
   const auto& b = p.block;
-  BlockView view{p,     b.norm, b.post_norm, b.post_norm_of, b.residual,
-                 first, last,   parallel,    routes};
+  BlockView view{p, b.norm, b.post_norm, b.post_norm_of, b.residual, first, last, parallel, routes};
   if constexpr (kHasPartial<std::decay_t<decltype(b)>>) view.partial = b.partial;
   return view;
 }
