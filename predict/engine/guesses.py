@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from predict.engine.request_state import Request
 
-LONGEST_REST = 12  # tokens until the next look-up, where many in a row found nothing right
+MANY_VAIN = 4  # look-ups in a row that found nothing right, before requests rest
+LONGEST_REST = 12  # tokens until the next look-up
 
 
 @dataclass
@@ -42,5 +43,5 @@ class Guess:
         """Stores new ones, in the place of those that are over; empty where there are none."""
         if not token_ids:
             self.num_vain = 0 if self.num_right else self.num_vain + 1
-            self.rest = min(self.num_vain, LONGEST_REST)
+            self.rest = min(max(self.num_vain - MANY_VAIN, 0), LONGEST_REST)
         self.token_ids, self.num_right = token_ids, 0

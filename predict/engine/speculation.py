@@ -204,9 +204,8 @@ class Speculation:
         ]
         if not wanting:
             return
-        for request, guess in self._proposals(
-            proposer, wanting, [policy.max_length] * len(wanting)
-        ):
+        most = policy.max_length + self.runs_ahead  # the first is what the running step chooses
+        for request, guess in self._proposals(proposer, wanting, [most] * len(wanting)):
             policy.guessed(request, guess)
 
     def _say_few(self, proposer: StateProposer) -> None:
