@@ -23,6 +23,7 @@ from predict.engine.scheduled import ScheduledSpan
 from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
 from tests.golden.numpy_models import qwen
+from tests.support.drafts import draft_always
 from tests.support.golden import (
     COMPOSITIONS,
     EVERY_WAY,
@@ -137,6 +138,7 @@ def test_drafts_stand_where_the_prompt_says(case: str, operators: dict[str, Any]
             **operators,
         )
     )
+    draft_always(llm)
     check_greedy(llm, case)
     assert llm.stats().num_accepted_draft_tokens > 0
 
