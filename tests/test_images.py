@@ -34,6 +34,7 @@ from tests.support.pictures import (
     SIZES,
     drawn,
     image_golden,
+    needs_pillow_of_goldens,
     pictures_of,
     png_url,
 )
@@ -74,6 +75,7 @@ def close(got: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> None:
     np.testing.assert_allclose(got, wanted, atol=TOLERANCE * np.abs(wanted).max(), rtol=0)
 
 
+@needs_pillow_of_goldens
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", CASES)
 def test_towers_logits_and_text_equal_transformers(

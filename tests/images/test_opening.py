@@ -18,7 +18,15 @@ from predict.errors import UserError
 from predict.images.areas import AreaPixels, read_pixels
 from predict.images.opening import opened
 from predict.images.placed import picture_of
-from tests.support.pictures import GOLDEN_IMAGES, drawn, in_mode, pixel_cases, sampled, turned
+from tests.support.pictures import (
+    GOLDEN_IMAGES,
+    drawn,
+    in_mode,
+    needs_pillow_of_goldens,
+    pixel_cases,
+    sampled,
+    turned,
+)
 
 
 def encoded(image: Any, form: str = "PNG", **options: Any) -> bytes:
@@ -28,6 +36,7 @@ def encoded(image: Any, form: str = "PNG", **options: Any) -> bytes:
     return file.getvalue()
 
 
+@needs_pillow_of_goldens
 def test_pixels_equal_those_of_transformers() -> None:
     golden = np.load(GOLDEN_IMAGES / "pixels.npz")
     for index, (image, options) in enumerate(pixel_cases()):

@@ -11,11 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import PIL
+import pytest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
+# Of tests that compare with what transformers made of pictures.
+needs_pillow_of_goldens = pytest.mark.skipif(
+    int(PIL.__version__.partition(".")[0]) < 13,
+    reason="recorded with Pillow 13: older ones round otherwise where they resize",
+)
 GOLDEN_IMAGES = Path(__file__).resolve().parents[1] / "golden_images"
 # Width and height of the pictures of the goldens: cut windows at both edges, one cell, one row.
 SIZES = ((72, 40), (9, 11), (130, 14), (56, 64))
