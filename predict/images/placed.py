@@ -16,8 +16,6 @@ from predict.images.areas import AreaPixels
 from predict.images.limits import MAX_PIXELS
 from predict.images.opening import opened
 
-DIGEST_WORDS = 8  # of 32 bits
-
 
 @dataclass(frozen=True, eq=False)
 class Picture:

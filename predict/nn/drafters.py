@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from predict.nn.blocks import Activation, BlockStep, Linear, Norm, NormWeights, normed
-from predict.nn.decoder import Decoder, Embedding, Head, Layer, StepOutputs
+from predict.nn.decoder import Embedding, Head, Layer, StepOutputs
 from predict.nn.inputs import LayerCache, RowKind, StepInputs
 
 if TYPE_CHECKING:
@@ -197,11 +197,6 @@ class MedusaForward:
             states = ops.add(states, ops.activate(ops.linear(states, linear), SILU))
         logits = ops.logits(states, self.heads.heads[head])
         return StepOutputs(self.feed.of_tokens(logits, self.heads.columns))
-
-
-def shared_embedding(decoder: Decoder) -> tuple[Embedding, Linear]:
-    """A model's embedding, and the matrix that has its rows where they are the head's."""
-    return decoder.embedding, decoder.head.linear
 
 
 def _stacked(norms: Sequence[NormWeights]) -> NormWeights | None:
