@@ -12,6 +12,7 @@ from predict.bench.cases import Case
 from predict.bench.random_adapters import write_adapters
 from predict.errors import UserError
 from predict.llm import LLM
+from tests.support.drafts import Generous
 
 PROMPTS = [[5, 9, 11, 30]] * 5
 DEMO = ["--model_name_or_path", "examples/demo_model", "--dtype", "float32", "--device", "cpu"]
@@ -52,8 +53,9 @@ def test_counts_of_adapters_that_are_none_are_refused(
 
 
 def test_a_made_up_head_is_right_as_often_as_is_asked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr("predict.drafting.DraftPolicy", Generous)
     output = tmp_path / "eagle.json"
     words = [*DEMO, "--speculate_method", "eagle", "--speculate_max_draft_token_num", "3"]
     words += ["--batch_size", "1", "--input_len", "16", "--output_len", "64", "--repetitions", "1"]

@@ -28,6 +28,7 @@ from predict.nn.shares import Ranks
 from predict.nn.spec import DecoderSpec, Share
 from predict.ops import compiled
 from predict.text.tokenizer import Tokenizer
+from tests.support.drafts import draft_always
 from tests.support.golden import check_greedy, config, greedy, runs, step_logits
 from tests.support.golden_logits import BLOCK_SIZE, check_logits
 
@@ -134,11 +135,17 @@ def tokens_of_slices(rank: int, size: int, seed: int) -> list[Any]:
 
 
 def made(rank: int, size: int, source: str, cut: Any, settings: dict[str, Any]) -> LLM:
-    """The rank's part of a model; of one rank the whole."""
+    """The rank's part of a model; of one rank the whole.
+
+    Each rank has a scheduler of its own here, and all must take the same steps: drafts are not
+    left to a policy that goes by time.
+    """
     settings = {"batch_size": 3, "inference_model": True, "attention": "append", **settings}
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
     with of_rank(rank, size, cut or {}):
-        return LLM(config(source, **settings))
+        llm = LLM(config(source, **settings))
+    draft_always(llm)
+    return llm
 
 
 def logits_of(rank: int, size: int, source: str, cut: Any = None, **settings: Any) -> Any:
