@@ -67,7 +67,6 @@ from predict.loading.memory import (
 from predict.loading.model import (
     Opened,
     Weights,
-    check_encoder,
     check_memory,
     open_weights,
     plan_of,
@@ -153,7 +152,6 @@ class Builder:
             compiled = load_manifest(Path(model.model_name_or_path)).library_abi is not None
         self.platform = platform_of(device_of(model.device, rank, self.num_ranks), compiled)
         spec, self.reader = read_spec(model.model_name_or_path, model.model_type)
-        check_encoder(spec, self.platform.gpu is not None)
         spec = with_eyes(config, spec, self.platform.gpu is not None)
         check_states(config, spec)
         spec = spec.with_latent_form(model.latent_form)
