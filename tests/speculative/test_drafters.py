@@ -185,6 +185,41 @@ def test_a_head_that_knows_what_follows_is_always_right(
     assert stats.num_used_blocks == 0
 
 
+def test_parts_of_a_failed_step_keep_their_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = write_followed(tmp_path / "model", 0.0)
+    llm = LLM(settings(target, write_knowing(tmp_path / "head", "medusa", ""), "medusa"))
+    draft_always(llm)
+    runner, follow, pairs = llm.engine.runner, llm.engine.speculation.follow, 0
+    launch, lent = runner.launch, dict[int, Any]()
+    given, taken = list[Any](), list[Any]()
+
+    def launched(inputs: Any, choices: Any) -> Any:
+        nonlocal pairs
+        is_pair = len(inputs.context_lens) == 2
+        pairs += is_pair
+        if is_pair and pairs in (3, 4):  # a step, and all of it again
+            raise RuntimeError("made up")
+        step = launch(inputs, choices)
+        if (states := step.hidden.get("norm")) is not None:
+            given.append(states.numpy())
+            lent.setdefault(len(states), states.clone()).set_value(states)  # as a graph's
+            step.hidden = {"norm": lent[len(states)]}
+        return step
+
+    def followed(spans: Any, step: Any) -> None:
+        taken.append(step.hidden["norm"].numpy())
+        follow(spans, step)
+
+    monkeypatch.setattr(runner, "launch", launched)
+    monkeypatch.setattr(llm.engine.speculation, "follow", followed)
+    llm.generate(SOME[:2], SamplingParams(temperature=0.0, max_new_tokens=20, ignore_eos=True))
+    assert pairs > 4
+    for own, theirs in zip(given, taken, strict=True):
+        np.testing.assert_array_equal(own, theirs)
+
+
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=40, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=1.0, top_p=0.9, max_new_tokens=40, ignore_eos=True, seed=3)
 SCHEMES = (None, "weight_only_int8", "weight_only_int4", "a8w8")
