@@ -47,6 +47,10 @@ NORMS = {f"fc_norm.{index}.weight": (HIDDEN,) for index in range(3)}
 OLD_NORMS = {f"aux_norm_{name}.weight": (HIDDEN,) for name in ("low", "mid", "high")}
 
 
+def without(name: str, tensors: Tensors) -> Tensors:
+    return {each: value for each, value in tensors.items() if each != name}
+
+
 def _in_blocks() -> Tensors:
     """vLLM's names of Medusa's heads."""
     made = drafters.medusa()
@@ -91,6 +95,11 @@ HEADS = {
         lambda: drafters.eagle3(num_taps=0),
         drafters.eagle3_logits,
         {"layers": ()},
+    ),
+    "EAGLE-3, the model's rows": Head(
+        *("eagle", {**EAGLE3, "tie_word_embeddings": True}),
+        lambda: without("lm_head.weight", drafters.eagle3()),
+        drafters.eagle3_logits,
     ),
     "EAGLE-3.1": Head(
         *("eagle", {**EAGLE3, "fc_norm": True, "norm_output": True}),

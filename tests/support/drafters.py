@@ -239,7 +239,7 @@ def eagle3_logits(
         x = x + mlp(rms(x, weights[f"{LAYER}post_attention_layernorm.weight"]), weights, LAYER)
         out = rms(x, weights["norm.weight"])
         logits = np.full((len(x), VOCAB), -np.inf)
-        logits[:, ids] = out @ weights["lm_head.weight"].T
+        logits[:, ids] = out @ weights.get("lm_head.weight", target.embedding[ids]).T
         return out if feeds_normed else x, logits
 
     return chained(rows, first, tokens, count)

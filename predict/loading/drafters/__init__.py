@@ -19,6 +19,7 @@ import numpy.typing as npt
 from predict.config.engine import EngineConfig
 from predict.config.speculation import STATES
 from predict.errors import UserError
+from predict.loading.arrays import StoredArray
 from predict.loading.build import DecoderBuilder, expected_tensors
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.draft_config import draft_settings
@@ -32,6 +33,7 @@ from predict.loading.memory import loading_bytes, weight_bytes
 from predict.loading.model import check_linears, target_of
 from predict.loading.platform import Platform
 from predict.loading.sources import CheckpointSource
+from predict.models import weight_names
 from predict.nn.cuts import linears_of_features, local_plan, local_spec
 from predict.nn.decoder import Decoder, Head
 from predict.nn.drafters import MEDUSA_TAPS, ChainDrafter, MedusaHeads
@@ -197,7 +199,17 @@ def find_drafter(config: EngineConfig, target: DecoderSpec, reader: ConfigReader
             return mtp(shared_checkpoint(config), target, reader)
         return mtp(Checkpoint(directory), target, reader)
     assert path is not None
-    return (eagle if method == "eagle" else medusa)(Path(path), target)
+    if method == "medusa":
+        return medusa(Path(path), target)
+    return eagle(Path(path), target, partial(_embedding, config, reader))
+
+
+def _embedding(config: EngineConfig, reader: ConfigReader) -> StoredArray:
+    """The rows of the model's embedding, as they are stored."""
+    is_program = config.model.mode == "static"
+    directory = Path(config.model.model_name_or_path)
+    there = (shared_checkpoint(config) if is_program else Checkpoint(directory)).tensors
+    return there[weight_names(reader).found_in(there).embedding]
 
 
 def _opened(config: EngineConfig, found: Found, platform: Platform) -> DrafterWeights:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from predict.errors import UserError
+from predict.loading.arrays import FLOAT_DTYPES, Part, StoredArray
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.drafters._found import (
     Found,
@@ -45,8 +47,11 @@ EAGLE_UNREAD = (
 )
 
 
-def eagle(path: Path, target: DecoderSpec) -> Found:
-    """An EAGLE head: 1 and 2 where its layer reads one state, 3 and 3.1 where it reads both."""
+def eagle(path: Path, target: DecoderSpec, embedding: Callable[[], StoredArray]) -> Found:
+    """An EAGLE head: 1 and 2 where its layer reads one state, 3 and 3.1 where it reads both.
+
+    embedding: finds the model's rows, which a tied head has its logits of.
+    """
     reader = ConfigReader.from_dir(path)
     refuse_others(reader)
     checkpoint = renamed(Checkpoint(path), _eagle_name)
@@ -88,7 +93,7 @@ def eagle(path: Path, target: DecoderSpec) -> Found:
         ignored = ("rotary_emb.inv_freq",)
         return Found(checkpoint, inner, spec, WeightNames(layer="layers.0."), slots, form,
                      ignored=ignored)  # fmt: skip
-    return _eagle3(checkpoint, reader, inner, spec, target)
+    return _eagle3(checkpoint, reader, inner, spec, target, embedding)
 
 
 def _eagle3(
@@ -97,6 +102,7 @@ def _eagle3(
     inner: ConfigReader,
     spec: DecoderSpec,
     target: DecoderSpec,
+    embedding: Callable[[], StoredArray],
 ) -> Found:
     there, hidden, norm = checkpoint.tensors, spec.hidden_size, spec.head.norm
     assert norm is not None
@@ -126,6 +132,17 @@ def _eagle3(
             raise reader.wrong("norm_before_fc", "false, beside fc_norm")
         slots["taps_norm"] = NormPlan(norm, "input_norm.weight", None, len(taps) * width)
     rows = reader.optional_int("draft_vocab_size") or target.vocab_size
+    ids = mapped(checkpoint, "d2t", rows, target.vocab_size, is_offset=True)
+    if ids is None and rows != target.vocab_size:
+        raise UserError(
+            f"{checkpoint.directory}: d2t is missing, which says what tokens the {rows} of "
+            "draft_vocab_size are; complete the download"
+        )
+    if ids is not None and inner.get_bool("tie_word_embeddings", False):
+        own = "embed_tokens.weight"
+        if "lm_head.weight" not in there:  # of the embedding, the rows of its tokens
+            table = there[own] if own in there else _floats(embedding(), checkpoint)
+            there["lm_head.weight"] = Part(table, ids)
     if "lm_head.weight" in there or rows != target.vocab_size:
         slots["head"] = linear("lm_head", rows, hidden, there)
     elif hidden != width:
@@ -146,12 +163,6 @@ def _eagle3(
             slots["qkv"] = replace(qkv, in_features=2 * hidden)
         return replace(plan, slots=slots)
 
-    ids = mapped(checkpoint, "d2t", rows, target.vocab_size, is_offset=True)
-    if ids is None and rows != target.vocab_size:
-        raise UserError(
-            f"{checkpoint.directory}: d2t is missing, which says what tokens the {rows} of "
-            "draft_vocab_size are; complete the download"
-        )
     ignored = ("rotary_emb.inv_freq", "t2d", "d2t")
     names = WeightNames(layer="layers.0.")
     return Found(checkpoint, inner, spec, names, slots, form, both, ids, ignored)
@@ -170,6 +181,15 @@ def _own_embedding(
 ) -> dict[str, SlotPlan]:
     name, shape = "embed_tokens.weight", (vocab_size, hidden_size)
     return {"embedding": TablePlan(name, shape, shape, False)} if name in checkpoint.tensors else {}
+
+
+def _floats(embedding: StoredArray, checkpoint: Checkpoint) -> StoredArray:
+    if embedding.dtype not in FLOAT_DTYPES:
+        raise UserError(
+            f"{checkpoint.directory}: lm_head.weight is missing, and the model's embedding, which "
+            f"tie_word_embeddings names, is in codes ({embedding.dtype}); use a model in floats"
+        )
+    return embedding
 
 
 def _taps(reader: ConfigReader, target: DecoderSpec) -> tuple[str, ...]:
