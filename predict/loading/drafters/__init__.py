@@ -231,7 +231,11 @@ def _opened(config: EngineConfig, found: Found, platform: Platform) -> DrafterWe
     layout = layout_of(
         *(found.reader, checkpoint, source, settings.quantization.settings, plan), runs_on
     )
-    check_linears(plan, layout, runs_on)
+    try:
+        check_linears(plan, layout, runs_on)
+    except UserError as error:
+        own = str(error).replace("--quant_type", "--draft_model_quant_type")
+        raise UserError(f"the drafter in {checkpoint.directory}: {own}") from None
     expected = {n: s for n, s in expected_tensors(plan, layout).items() if n != plan.embedding}
     checkpoint.check(expected, (*found.ignored, *layout.ignored))
     return DrafterWeights(found, plan, layout, settings, platform)
