@@ -78,7 +78,9 @@ def eagle(path: Path, target: DecoderSpec, embedding: Callable[[], StoredArray])
     )
     hidden = spec.hidden_size
     query = there.get(f"{at}q_proj.weight")
-    reads_both = query is not None and query.shape[-1] == 2 * hidden
+    reads_both = "layers.0.hidden_norm.weight" in there or (
+        query is not None and query.shape[-1] == 2 * hidden  # where that norm was lost
+    )
     # EAGLE-3's product alone makes states of another size.
     theirs = reader.optional_int("target_hidden_size")
     for part in (reader, inner):
