@@ -103,7 +103,8 @@ def test_drafts_and_text_are_those_of_one_process(tmp_path: Path, case: str) -> 
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=() if c == "mtp" else SLOW) for c in ("mtp", "eagle 3", "medusa")]
+    "case",
+    [pytest.param(c, marks=() if c == "mtp" else SLOW) for c in ("mtp", "eagle 3", "medusa")],
 )
 def test_programs_of_ranks_draft_as_one_process(tmp_path: Path, case: str) -> None:
     make, size = CASES[case]

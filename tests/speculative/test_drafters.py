@@ -106,9 +106,7 @@ def test_a_layer_in_float8_drafts_as_its_values_do(tmp_path: Path) -> None:
     made = {name: value for name, value in made.items() if at not in name}
     own = drafters.mtp_tensors({name: value for name, (_, value) in made.items()}, last)
     made |= {name: ("F32", value) for name, value in own.items() if value.dtype == np.float32}
-    made |= {
-        name.replace(last, at): value for name, value in made.items() if name.startswith(last)
-    }
+    made |= {name.replace(last, at): value for name, value in made.items() if name.startswith(last)}
     floats, found = float8.with_codes_of(made, re.compile("none")), []
     prompt, params = [5, 17, 3, 88, 20], SamplingParams(temperature=0.0, max_new_tokens=4)
     for name, tensors in {"codes": made, "floats": floats}.items():
