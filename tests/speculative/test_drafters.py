@@ -132,7 +132,7 @@ def test_a_layer_in_float8_drafts_as_its_values_do(tmp_path: Path) -> None:
     # Activations are rounded too: near, and not the same.
     for codes, values in zip(steps[0][1], found[0], strict=True):
         assert 0 < np.abs(codes - values).max() < 0.5 * np.abs(values).max()
-    with pytest.raises(UserError, match="does not run .* use --draft_model_quant_type a8w8"):
+    with pytest.raises(UserError, match=r"does not run .* use --draft_model_quant_type a8w8"):
         LLM(settings(tmp_path / "codes", None, "mtp", quant_type="weight_only_int8"))
 
 

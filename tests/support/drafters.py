@@ -255,7 +255,10 @@ def medusa_logits(
         for layer in range(num_layers):
             name = f"{head}.{layer}.linear"
             x = x + silu(x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"])
-        found.append(x @ weights.get(f"{head}.{num_layers}.weight", target.head).T)
+        logits = x @ weights.get(f"{head}.{num_layers}.weight", target.head).T
+        if "token_map" in made:
+            logits[~np.isin(np.arange(VOCAB), made["token_map"])] = -np.inf
+        found.append(logits)
     return found
 
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from predict.config.engine import EngineConfig
 from predict.config.speculation import STATES
 from predict.errors import UserError
-from predict.loading.arrays import StoredArray
+from predict.loading.arrays import FLOAT_DTYPES, StoredArray
 from predict.loading.build import DecoderBuilder, expected_tensors
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.draft_config import draft_settings
@@ -199,17 +199,24 @@ def find_drafter(config: EngineConfig, target: DecoderSpec, reader: ConfigReader
             return mtp(shared_checkpoint(config), target, reader)
         return mtp(Checkpoint(directory), target, reader)
     assert path is not None
-    if method == "medusa":
-        return medusa(Path(path), target)
-    return eagle(Path(path), target, partial(_embedding, config, reader))
+    kind = eagle if method == "eagle" else medusa
+    return kind(Path(path), target, partial(_matrix, config, reader, method == "medusa"))
 
 
-def _embedding(config: EngineConfig, reader: ConfigReader) -> StoredArray:
-    """The rows of the model's embedding, as they are stored."""
+def _matrix(config: EngineConfig, reader: ConfigReader, is_head: bool) -> StoredArray:
+    """The model's embedding as it is stored, or its matrix for logits, where it has one."""
     is_program = config.model.mode == "static"
     directory = Path(config.model.model_name_or_path)
     there = (shared_checkpoint(config) if is_program else Checkpoint(directory)).tensors
-    return there[weight_names(reader).found_in(there).embedding]
+    names = weight_names(reader).found_in(there)
+    head = f"{names.head}.weight"
+    name = head if is_head and head in there else names.embedding
+    if there[name].dtype not in FLOAT_DTYPES:
+        raise UserError(
+            f"the drafter has no matrix for logits, and {name} of the model, whose rows it would "
+            f"have, is in codes ({there[name].dtype}); use a model in floats"
+        )
+    return there[name]
 
 
 def _opened(config: EngineConfig, found: Found, platform: Platform) -> DrafterWeights:

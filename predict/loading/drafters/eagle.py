@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from predict.errors import UserError
-from predict.loading.arrays import FLOAT_DTYPES, Part, StoredArray
+from predict.loading.arrays import Part, StoredArray
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.drafters._found import (
     Found,
@@ -50,7 +50,7 @@ EAGLE_UNREAD = (
 def eagle(path: Path, target: DecoderSpec, embedding: Callable[[], StoredArray]) -> Found:
     """An EAGLE head: 1 and 2 where its layer reads one state, 3 and 3.1 where it reads both.
 
-    embedding: finds the model's rows, which a tied head has its logits of.
+    embedding: finds the model's, whose rows a tied head has for its logits.
     """
     reader = ConfigReader.from_dir(path)
     refuse_others(reader)
@@ -143,8 +143,7 @@ def _eagle3(
     if ids is not None and inner.get_bool("tie_word_embeddings", False):
         own = "embed_tokens.weight"
         if "lm_head.weight" not in there:  # of the embedding, the rows of its tokens
-            table = there[own] if own in there else _floats(embedding(), checkpoint)
-            there["lm_head.weight"] = Part(table, ids)
+            there["lm_head.weight"] = Part(there[own] if own in there else embedding(), ids)
     if "lm_head.weight" in there or rows != target.vocab_size:
         slots["head"] = linear("lm_head", rows, hidden, there)
     elif hidden != width:
@@ -183,15 +182,6 @@ def _own_embedding(
 ) -> dict[str, SlotPlan]:
     name, shape = "embed_tokens.weight", (vocab_size, hidden_size)
     return {"embedding": TablePlan(name, shape, shape, False)} if name in checkpoint.tensors else {}
-
-
-def _floats(embedding: StoredArray, checkpoint: Checkpoint) -> StoredArray:
-    if embedding.dtype not in FLOAT_DTYPES:
-        raise UserError(
-            f"{checkpoint.directory}: lm_head.weight is missing, and the model's embedding, which "
-            f"tie_word_embeddings names, is in codes ({embedding.dtype}); use a model in floats"
-        )
-    return embedding
 
 
 def _taps(reader: ConfigReader, target: DecoderSpec) -> tuple[str, ...]:
