@@ -161,12 +161,6 @@ def _check_ranks(config: EngineConfig) -> None:
         )
     if kind == "gpu":
         _check_gpu_ranks(config, named)
-    method = config.speculation.speculate_method
-    if method in STATES and config.model.mode == "static":
-        raise UserError(
-            f"{named} does not go with --speculate_method {method} and --mode static together; "
-            "leave one of the three out"
-        )
 
 
 def _check_gpu_ranks(config: EngineConfig, named: str) -> None:
