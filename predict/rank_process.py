@@ -19,6 +19,7 @@ from predict.ranks.life import end_with_front
 from predict.ranks.messages import Down
 from predict.ranks.rank import Compared, Rank, ToFront
 from predict.ranks.shared import Channels
+from predict.system import host
 from predict.system.files import parse_json
 from predict.system.notes import LOG
 
@@ -30,6 +31,9 @@ def main(words: Sequence[str]) -> None:
     settings = parse_json(text, "the settings of ranks")
     end_with_front(front, number, settings["rank_timeout"])
     rank = Rank(Channels.open(channels_fd, size), number)
+    cores = host.cores_of_share(number, size, host.node_cores(), os.sched_getaffinity(0))
+    if cores is not None:  # all threads are started later, and all memory is first written by them
+        os.sched_setaffinity(0, cores)
     try:
         config = EngineConfig(**settings)
         from predict.build import Builder
@@ -44,13 +48,14 @@ def main(words: Sequence[str]) -> None:
             devices.activate(devices.choose(device))
         communicator.open_ranks(sums_fd, number, size)
         if on_gpu:
-            gpus.open_gpus(config.model.device, number, size)
+            gpus.open_gpus(config.model.device, number, size, config.model.batch_invariant)
             Answers(rank)
         library.require().set_num_threads(threads)
         LOG.propagate = False  # what flags and files give reason to say, the front has said
         builder = Builder(config, None, number, rank.got_on)
         if number == 0:  # what all say is said once
             LOG.addHandler(ToFront(rank))
+        host.give_back_library_pages()
         running = builder.running()
         runners = [each for each in (running.runner, running.draft_runner) if each is not None]
         answers = RankAddons(builder.spec, builder.adapters, running.write_prefix).answers
