@@ -393,16 +393,21 @@ class RanksRunner:
 
     def launch(self, inputs: StepInputs, choices: Choices) -> StepTokens:
         sent, self._sent = self._sent, {}  # nothing is, behind a step that fails
-        self._hidden.clear()  # of earlier steps no rank has any more
+        hidden = self._new_states(choices.taps)
         asked = [
             *step_arrays(self._which, inputs),
             *choices_arrays(choices, self._vocab_size, sent),
         ]
         tokens = arrays_tokens(self._ranks.ask(Down.LAUNCH, asked))
-        # They stay there: see predict.ranks.drafts.
-        tokens.hidden = self._hidden = {tap: cast(Any, None) for tap in choices.taps}
+        tokens.hidden = hidden
         self._sent = sent_behind(choices, sent)
         return tokens
+
+    def _new_states(self, taps: Sequence[str]) -> dict[str, Any]:
+        """Those of the next step, which stay there: see predict.ranks.drafts."""
+        self._hidden.clear()  # of earlier steps no rank has any more
+        self._hidden = {tap: cast(Any, None) for tap in taps}
+        return self._hidden
 
     def check(self) -> None:
         """Raises EngineError where the ranks have ended by themselves."""

@@ -10,7 +10,7 @@ from predict.device.devices import kind_of
 from predict.engine.addons import WritePrefix
 from predict.loading.memory import mib
 from predict.ranks.addons import RanksShelf, prefix_writer
-from predict.ranks.ahead import AheadRunner
+from predict.ranks.ahead import AheadRunner, OnWay
 from predict.ranks.front import Ranks, RanksRunner
 from predict.system.notes import LOG
 
@@ -38,8 +38,13 @@ def start(config: EngineConfig, shelf: RanksShelf, vocab_size: int, has_draft: b
     for rank, each in enumerate(ready):
         LOG.info(f"rank {rank}: {mib(each.weight_bytes)} MiB of weights")
     num_bytes = sum(each.weight_bytes for each in ready)
-    form = AheadRunner if kind_of(config.model.device) == "gpu" else RanksRunner
-    runners = [form(ranks, vocab_size, num_bytes, which) for which in range(1 + has_draft)]
+    on_way = OnWay(ranks)
+    if is_ahead := kind_of(config.model.device) == "gpu":
+        ranks.settle = on_way.settle
+    runners: list[RanksRunner] = []
+    for which in range(1 + has_draft):
+        given_all = ranks, vocab_size, num_bytes, which
+        runners.append(AheadRunner(*given_all, on_way) if is_ahead else RanksRunner(*given_all))
     return Started(
         *(ranks, runners[0], runners[1] if has_draft else None, ready[0].num_blocks),
         prefix_writer(ranks),
