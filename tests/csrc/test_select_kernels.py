@@ -128,7 +128,6 @@ EXPERTS = {
     "tokens=1 shared=768 shared_gate": "route one_token together",
     "tokens=1 post_norm": "route sorted together",
     "tokens=1 gated=0": "route sorted together",
-    "tokens=1 partial": "route sorted together",
     "tokens=1 groups=33 experts=66": "route sorted together",
     "tokens=1 inner=1280": "route one_token together",
     "tokens=1 inner=1288": "route sorted together",
@@ -149,6 +148,14 @@ SUMS = {
     "rows=20 bytes=163840 ranks=8": "one shot in norm",
     "rows=40 bytes=163841 ranks=8": "two shots",
     "rows=40 bytes=65537 ranks=9": "two shots",
+    # With NVLink all is as it is without NCCL; links: 1 is PCIe, 0 is none.
+    "rows=8000 bytes=65536000 nccl": "one shot",
+    "rows=8000 bytes=65536000 ranks=4 nccl": "two shots",
+    "rows=8000 bytes=65536000 links=1 nccl": "one shot",
+    "rows=8 bytes=65536 ranks=4 links=1 nccl": "two shots in norm, wants NCCL",
+    "rows=9 bytes=65537 ranks=4 links=1 nccl": "NCCL, wants NCCL",
+    "rows=9 bytes=65537 ranks=4 links=1": "two shots in norm, wants NCCL",
+    "bytes=8 links=0 nccl": "NCCL, wants NCCL",
 }
 
 
