@@ -9,9 +9,11 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/common.cuh"
+#include "cuda/ranks/nccl.h"
 #include "cuda/ranks/ranks.h"
 #include "cuda/ranks/select.h"
 #include "regatta/abi.h"
@@ -22,6 +24,7 @@ namespace {
 constexpr int64_t kBufferBytes = 96 << 20;  // of all turns and ranks' slots, on each GPU
 constexpr uint32_t kSpare = 64;             // pieces of a slot, for slices that are no whole ones
 constexpr int kMostThreads = 1024, kLeastThreads = 128;
+constexpr int64_t kGatheredBytes = 32 << 20;
 constexpr int kCheckSeconds = 20;
 
 // ------------------------------------------------------------------------------------ kernels
@@ -130,6 +133,20 @@ __global__ void __launch_bounds__(kMostThreads)
   }
 }
 
+// The same of parts that are here, [size, count] words.
+__global__ void __launch_bounds__(kMostThreads)
+    place_kernel(const __grid_constant__ Columns columns, const float* parts, float* all,
+                 int64_t begin, int64_t count, int size) {
+  pdl_trigger();
+  pdl_wait();
+  for (int64_t i = first_piece(); i < size * count; i += step_of_grid()) {
+    const int rank = static_cast<int>(i / count);
+    const int64_t at = begin + i - rank * count, row = at / columns.width;
+    const int column = columns.begins[rank] + static_cast<int>(at - row * columns.width);
+    if (column < columns.begins[rank + 1]) all[row * columns.all_width + column] = parts[i];
+  }
+}
+
 __global__ void __launch_bounds__(kMostThreads) fill_kernel(uint4* to, int64_t count) {
   for (int64_t i = first_piece(); i < count; i += step_of_grid()) {
     to[i] = make_uint4(kNotYet, kNotYet, kNotYet, kNotYet);
@@ -175,6 +192,10 @@ struct Opened {
 };
 
 std::unique_ptr<Opened> made, current;  // before all are open, and then
+Links current_links = Links::kNone;
+// Where NCCL alone takes parts from one to the other: ranks, and room for all their parts.
+int num_ranks_of_nccl = 0;
+float* gathered = nullptr;
 
 uint32_t slot_pieces_of(int size) {
   const int64_t bytes = kBufferBytes / (int64_t{Exchange::kTurns} * size);
@@ -214,8 +235,8 @@ Status create(int size, void* handle) {
 }
 
 // devices: of each rank, as this process numbers them. ends: the first word of a page that ranks
-// share.
-Status open(const void* handles, const int* devices, int rank, void* ends) {
+// share. links: of all ranks.
+Status open(const void* handles, const int* devices, int rank, void* ends, Links links) {
   if (!made) return Status::error("ranks on GPUs: no memory was made");
   Exchange& exchange = made->exchange;
   exchange.rank = rank;
@@ -251,6 +272,7 @@ Status open(const void* handles, const int* devices, int rank, void* ends) {
   REGATTA_RETURN_IF_ERROR(cuda_status(cudaHostGetDevicePointer(&on_gpu, ends, 0), "ranks on GPUs"));
   exchange.ends = static_cast<const uint32_t*>(on_gpu);
   current = std::move(made);
+  current_links = links;
   return {};
 }
 
@@ -296,24 +318,36 @@ bool is_aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0
 
 const Exchange* current_exchange() { return current ? &current->exchange : nullptr; }
 
+SumProblem sum_problem(int64_t bytes) {
+  const int size = current ? current->exchange.size : 1;
+  return {bytes, size, compute_capability(), current_links, has_nccl()};
+}
+
 Status sum_ranks(const SumRanksParams& p, const Launch& launch_on) {
   const Exchange* const exchange = current_exchange();
-  if (exchange == nullptr) return Status::error("sum_ranks: this process has no other ranks");
+  if (exchange == nullptr && !has_nccl()) {
+    return Status::error("sum_ranks: this process has no other ranks");
+  }
   if (!is_aligned(p.in) || !is_aligned(p.out)) {
     return Status::error("sum_ranks: rows must begin at multiples of 16 bytes");
   }
   return dispatch_dtype(p.dtype, "sum_ranks", [&](auto* t) -> Status {
     using T = std::remove_pointer_t<decltype(t)>;
     constexpr int64_t kSize = Vec16<T>::kSize;
+    SumProblem problem = sum_problem(p.count * int64_t{sizeof(T)});
+    const AllReduce chosen = p.by ? *p.by : select_all_reduce(problem);
+    if (chosen == AllReduce::kNccl) {
+      return nccl_sum(p.in, p.out, p.count, p.dtype, launch_on.stream);
+    }
+    problem.has_nccl = false;
     const int64_t most = (exchange->slot_pieces - kSpare) * kSize;
     for (int64_t begin = 0; begin < p.count; begin += most) {
       const int64_t count = std::min(most, p.count - begin);
       const auto pieces = static_cast<uint32_t>(ceil_div(count, kSize));
       const T* const in = static_cast<const T*>(p.in) + begin;
       T* const out = static_cast<T*>(p.out) + begin;
-      const AllReduce by = p.by ? *p.by
-                                : select_all_reduce(count * int64_t{sizeof(T)}, exchange->size,
-                                                    compute_capability());
+      problem.bytes = count * int64_t{sizeof(T)};
+      const AllReduce by = p.by ? *p.by : select_all_reduce(problem);
       if (by == AllReduce::kOneShot) {
         REGATTA_RETURN_IF_ERROR(launch(one_shot_kernel<T>, config_for(pieces, launch_on),
                                        "sum_ranks", *exchange, in, out, count, pieces));
@@ -327,19 +361,40 @@ Status sum_ranks(const SumRanksParams& p, const Launch& launch_on) {
   });
 }
 
+namespace {
+
+// By NCCL, into memory of its own, and from there to their columns.
+Status gather_by_nccl(const GatherColumnsParams& p, const Columns& columns, int size,
+                      const Launch& launch_on) {
+  const int64_t most = kGatheredBytes / 4 / size, words = p.num_rows * p.width;
+  for (int64_t begin = 0; begin < words; begin += most) {
+    const int64_t count = std::min(most, words - begin);
+    REGATTA_RETURN_IF_ERROR(nccl_gather(p.part + begin, gathered, count, launch_on.stream));
+    const auto pieces = static_cast<uint32_t>(ceil_div(size * count, int64_t{4}));
+    REGATTA_RETURN_IF_ERROR(launch(place_kernel, config_for(pieces, launch_on), "gather_over_ranks",
+                                   columns, gathered, p.all, begin, count, size));
+  }
+  return {};
+}
+
+}  // namespace
+
 Status gather_over_ranks(const GatherColumnsParams& p, const Launch& launch_on) {
   const Exchange* const exchange = current_exchange();
-  if (exchange == nullptr)
+  if (exchange == nullptr && gathered == nullptr) {
     return Status::error("gather_over_ranks: this process has no other ranks");
+  }
   if (!is_aligned(p.part)) {
     return Status::error("gather_over_ranks: rows must begin at multiples of 16 bytes");
   }
   Columns columns = {};
   columns.width = static_cast<int>(p.width);
-  for (int rank = 0; rank < exchange->size; ++rank) {
+  const int size = exchange ? exchange->size : num_ranks_of_nccl;
+  for (int rank = 0; rank < size; ++rank) {
     columns.begins[rank + 1] = columns.begins[rank] + p.counts[rank];
   }
-  columns.all_width = columns.begins[exchange->size];
+  columns.all_width = columns.begins[size];
+  if (exchange == nullptr) return gather_by_nccl(p, columns, size, launch_on);
   const int64_t most = int64_t{exchange->slot_pieces - kSpare} * 4, words = p.num_rows * p.width;
   for (int64_t begin = 0; begin < words; begin += most) {
     const int64_t count = std::min(most, words - begin);
@@ -369,8 +424,20 @@ REGATTA_EXPORT const char* regatta_gpu_ranks_create(int device, int size, void* 
   return text_of(status);
 }
 REGATTA_EXPORT const char* regatta_gpu_ranks_open(const void* handles, const int* devices, int rank,
-                                                  void* ends) {
-  return regatta::cuda::text_of(regatta::cuda::open(handles, devices, rank, ends));
+                                                  void* ends, int links) {
+  return regatta::cuda::text_of(
+      regatta::cuda::open(handles, devices, rank, ends, static_cast<regatta::cuda::Links>(links)));
+}
+// Where no rank's GPU reaches another's memory.
+REGATTA_EXPORT const char* regatta_gpu_ranks_by_nccl(int device, int size) {
+  using namespace regatta::cuda;
+  regatta::Status status = cuda_status(cudaSetDevice(device), "ranks on GPUs");
+  if (status.ok()) status = cuda_status(cudaMalloc(&gathered, kGatheredBytes), "ranks on GPUs");
+  num_ranks_of_nccl = size;
+  return text_of(status);
+}
+REGATTA_EXPORT int regatta_gpu_ranks_want_nccl(int size, int links) {
+  return regatta::cuda::wants_nccl(size, static_cast<regatta::cuda::Links>(links)) ? 1 : 0;
 }
 REGATTA_EXPORT const char* regatta_gpu_ranks_check() {
   return regatta::cuda::text_of(regatta::cuda::check());
@@ -378,4 +445,5 @@ REGATTA_EXPORT const char* regatta_gpu_ranks_check() {
 REGATTA_EXPORT void regatta_gpu_ranks_close() {
   regatta::cuda::current.reset();
   regatta::cuda::made.reset();
+  cudaFree(std::exchange(regatta::cuda::gathered, nullptr));
 }
