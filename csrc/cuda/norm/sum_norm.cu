@@ -313,10 +313,11 @@ __device__ __forceinline__ void sum_norm_units(const Args<T>& a, const ExchangeO
     Vec16<T> made;
 #pragma unroll
     for (int i = 0; i < 8; ++i) made.set(i, y[i]);
-    if (inside) ranks.push(unit, bit_cast<uint4>(made));
+    const uint4 own = sendable(bit_cast<uint4>(made));
+    if (inside) ranks.push(unit, own);
     ranks.count(gridDim.x * units);
     ranks.clear(blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
-    if (inside) made = bit_cast<Vec16<T>>(sum_of<T>(ranks, unit));
+    if (inside) made = bit_cast<Vec16<T>>(sum_of<T>(ranks, unit, own));
 #pragma unroll
     for (int i = 0; i < 8; ++i) y[i] = made.get(i);
   }

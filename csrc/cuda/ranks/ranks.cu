@@ -21,23 +21,25 @@
 namespace regatta::cuda {
 namespace {
 
-constexpr int64_t kBufferBytes = 96 << 20;  // of all turns and ranks' slots, on each GPU
-constexpr uint32_t kSpare = 64;             // pieces of a slot, for slices that are no whole ones
+// Of a part that a launch sums: what it fills stays in L2 while it is sent, summed and cleared. Of
+// 64 MiB at once, launches of 16 MiB took twice as long for each byte as those of 8 (H200).
+constexpr int64_t kLaunchBytes = 8 << 20;
+constexpr uint32_t kSpare = 64;  // pieces of a slot, for slices that are no whole ones
 constexpr int kMostThreads = 1024, kLeastThreads = 128;
 constexpr int64_t kGatheredBytes = 32 << 20;
 constexpr int kCheckSeconds = 20;
 
 // ------------------------------------------------------------------------------------ kernels
 
-// Piece `at` of `count` values, the last one with zeros behind.
+// Piece `at` of `count` values, the last one with zeros behind, as it may be sent.
 template <class T>
 __device__ __forceinline__ uint4 load_piece(const T* from, uint32_t at, int64_t count) {
   constexpr int kSize = Vec16<T>::kSize;
   const int64_t first = int64_t{at} * kSize;
-  if (first + kSize <= count) return bit_cast<uint4>(load16(from + first));
+  if (first + kSize <= count) return sendable(bit_cast<uint4>(load16(from + first)));
   Vec16<T> v = {};
   for (int i = 0; first + i < count; ++i) v.v[i] = from[first + i];
-  return bit_cast<uint4>(v);
+  return sendable(bit_cast<uint4>(v));
 }
 
 template <class T>
@@ -65,7 +67,7 @@ __global__ void __launch_bounds__(kMostThreads)
   ranks.count(pieces);
   ranks.clear(first, step);
   for (uint32_t i = first; i < pieces; i += step) {
-    store_piece(out, i, count, sum_of<T>(ranks, i));
+    store_piece(out, i, count, sum_of<T>(ranks, i, load_piece(in, i, count)));
   }
 }
 
@@ -80,18 +82,22 @@ __global__ void __launch_bounds__(kMostThreads)
   const uint32_t first = first_piece(), step = step_of_grid();
   const int rank = exchange.rank, size = exchange.size;
   const auto in_slice = [&](int of, uint32_t i) { return of * slice + i < pieces; };
-  for (int k = 1; k <= size; ++k) {  // the own slice last
+  for (int k = 1; k < size; ++k) {
     const int of = rank + k < size ? rank + k : rank + k - size;
     for (uint32_t i = first; i < slice && in_slice(of, i); i += step) {
-      ranks.push_to(of, i, sendable(load_piece(in, of * slice + i, count)));
+      ranks.push_to(of, i, load_piece(in, of * slice + i, count));
     }
   }
   ranks.count(2 * slice);
   ranks.clear(first, step);
   for (uint32_t i = first; i < slice && in_slice(rank, i); i += step) {
-    ranks.push(slice + i, sum_of<T>(ranks, i));
+    const uint32_t at = rank * slice + i;
+    const uint4 sum = sum_of<T>(ranks, i, load_piece(in, at, count));
+    ranks.push(slice + i, sum);
+    store_piece(out, at, count, sum);
   }
   for (int of = 0; of < size; ++of) {
+    if (of == rank) continue;
     for (uint32_t i = first; i < slice && in_slice(of, i); i += step) {
       store_piece(out, of * slice + i, count, ranks.wait_for(of, slice + i));
     }
@@ -119,7 +125,8 @@ __global__ void __launch_bounds__(kMostThreads)
   ranks.count(pieces);
   ranks.clear(first, step);
   for (uint32_t i = first; i < pieces; i += step) {
-    ranks.wait_for_all(i, [&](int rank, uint4 piece) {
+    const uint4 own = load_piece(part + begin, i, count);
+    ranks.wait_for_all(i, own, [&](int rank, uint4 piece) {
       const auto words = bit_cast<Vec16<float>>(piece);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -198,8 +205,7 @@ int num_ranks_of_nccl = 0;
 float* gathered = nullptr;
 
 uint32_t slot_pieces_of(int size) {
-  const int64_t bytes = kBufferBytes / (int64_t{Exchange::kTurns} * size);
-  return static_cast<uint32_t>(bytes / 16);
+  return static_cast<uint32_t>(2 * kLaunchBytes / size / 16) + kSpare;  // two shots': see there
 }
 
 int64_t num_slot_bytes(int size) {
@@ -340,7 +346,10 @@ Status sum_ranks(const SumRanksParams& p, const Launch& launch_on) {
       return nccl_sum(p.in, p.out, p.count, p.dtype, launch_on.stream);
     }
     problem.has_nccl = false;
-    const int64_t most = (exchange->slot_pieces - kSpare) * kSize;
+    const int64_t slot_bytes = int64_t{exchange->slot_pieces - kSpare} * 16;
+    const int64_t most_bytes =
+        chosen == AllReduce::kOneShot ? std::min(kLaunchBytes, slot_bytes) : kLaunchBytes;
+    const int64_t most = most_bytes / int64_t{sizeof(T)};
     for (int64_t begin = 0; begin < p.count; begin += most) {
       const int64_t count = std::min(most, p.count - begin);
       const auto pieces = static_cast<uint32_t>(ceil_div(count, kSize));

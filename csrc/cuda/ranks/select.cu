@@ -14,11 +14,13 @@ struct Row {
   int64_t max_own_bytes;  // beyond it NCCL sums, where it is there
 };
 
-// The first row that fits. Two ranks send the same bytes by any way, and one hop is shorter. Of
+// The first row that fits. Two ranks send the same bytes by any way, and one hop is shorter; on
+// H200s one shot took 9.0 us against 9.7 for 2 MiB, and 33.8 against 27.9 for 8. Of
 // more, one shot sends size / 2 times the bytes of two; the borders are those at which others'
 // kernels cross on NVLink 4, and half of them where links are half as wide. Over PCIe the bytes of
 // several ranks share one way to the host, on which NCCL's rings send each of them once.
 constexpr Row kRows[] = {
+    {Links::kNvlink, 90, 2, 4 << 20, kAnyBytes},
     {Links::kNvlink, 0, 2, kAnyBytes, kAnyBytes},
     {Links::kNvlink, 90, 4, 384 << 10, kAnyBytes},
     {Links::kNvlink, 90, 8, 160 << 10, kAnyBytes},
@@ -31,8 +33,9 @@ constexpr Row kRows[] = {
     {Links::kNone, 0, kAnyRanks, 0, 0},
 };
 
-// Blocks of a row have its threads alone to poll with: many rows are faster spread over them all.
-constexpr int64_t kRowsInNorm = 32, kBytesInNorm = 512 << 10;
+// Blocks of a row have its threads alone to poll with, and a multiprocessor has several of many
+// rows.
+constexpr int64_t kRowsInNorm = 128, kBytesInNorm = 1 << 20;
 
 const Row& row_of(int num_ranks, int architecture, Links links) {
   const Row* row = kRows;
