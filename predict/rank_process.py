@@ -1,9 +1,9 @@
 """The process of one rank, which predict.ranks.front starts.
 
-    python -m predict.rank_process CHANNELS SUMS SETTINGS SIZE THREADS FRONT RANK
+    python -m predict.rank_process CHANNELS SUMS SETTINGS SIZE FRONT RANK
 
-First the descriptors of memory that the front has made; then how many ranks there are, how many
-threads each has, the id of the front's process, and which rank this is.
+First the descriptors of memory that the front has made; then how many ranks there are, the id of
+the front's process, and which rank this is. What needs no front is done while that checks files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from predict.system.notes import LOG
 
 def main(words: Sequence[str]) -> None:
     """Loads this rank's part of the model and serves the front, which ends the process."""
-    channels_fd, sums_fd, settings_fd, size, threads, front, number = map(int, words)
+    channels_fd, sums_fd, settings_fd, size, front, number = map(int, words)
     text = os.pread(settings_fd, os.fstat(settings_fd).st_size, 0).decode()
     settings = parse_json(text, "the settings of ranks")
     end_with_front(front, number, settings["rank_timeout"])
@@ -50,7 +50,7 @@ def main(words: Sequence[str]) -> None:
         if on_gpu:
             gpus.open_gpus(config.model.device, number, size, config.model.batch_invariant)
             Answers(rank)
-        library.require().set_num_threads(threads)
+        library.require().set_num_threads(rank.wait_for_start())
         LOG.propagate = False  # what flags and files give reason to say, the front has said
         builder = Builder(config, None, number, rank.got_on)
         if number == 0:  # what all say is said once

@@ -51,6 +51,12 @@ class Rank:
         self._num_done += 1
         self._channels.progress.store(self.rank, self._num_done)
 
+    def wait_for_start(self) -> int:
+        """Waits until the front says that all may load; the threads that this one has."""
+        kind, arrays = opened(self._channels.down.read(self.rank, _wait))
+        assert kind == Down.START
+        return int(cast("Any", arrays[0])[0])
+
     def tell(self, kind: Up, arrays: Arrays) -> None:
         """Sends a message to the front."""
         with self._tells:
