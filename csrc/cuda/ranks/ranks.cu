@@ -107,6 +107,22 @@ __global__ void __launch_bounds__(kMostThreads)
 struct Columns {
   int width, all_width;  // of a rank's rows, and of all
   int begins[Exchange::kMaxRanks + 1];
+  bool whole;  // no piece lies in two rows, and none is behind a rank's columns
+
+  // A rank's four words from `at` on, counted in its rows; some are behind its last.
+  __device__ __forceinline__ void put(float* all, int rank, int64_t at, int count,
+                                      const Vec16<float>& words) const {
+    if (whole) {
+      const int64_t row = at / width;
+      store16(all + row * all_width + begins[rank] + (at - row * width), words);
+      return;
+    }
+    for (int j = 0; j < count; ++j) {
+      const int64_t row = (at + j) / width;
+      const int column = begins[rank] + static_cast<int>(at + j - row * width);
+      if (column < begins[rank + 1]) all[row * all_width + column] = words.v[j];
+    }
+  }
 };
 
 // Words of parts [rows, width] from word `begin` on, `count` of them, into rows of all ranks'
@@ -127,15 +143,9 @@ __global__ void __launch_bounds__(kMostThreads)
   for (uint32_t i = first; i < pieces; i += step) {
     const uint4 own = load_piece(part + begin, i, count);
     ranks.wait_for_all(i, own, [&](int rank, uint4 piece) {
-      const auto words = bit_cast<Vec16<float>>(piece);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (int64_t{i} * 4 + j >= count) continue;
-        const int64_t at = begin + int64_t{i} * 4 + j;
-        const int64_t row = at / columns.width;
-        const int column = columns.begins[rank] + static_cast<int>(at - row * columns.width);
-        if (column < columns.begins[rank + 1]) all[row * columns.all_width + column] = words.v[j];
-      }
+      const int64_t at = int64_t{i} * 4;
+      columns.put(all, rank, begin + at, static_cast<int>(min(count - at, int64_t{4})),
+                  bit_cast<Vec16<float>>(piece));
     });
   }
 }
@@ -403,6 +413,8 @@ Status gather_over_ranks(const GatherColumnsParams& p, const Launch& launch_on) 
     columns.begins[rank + 1] = columns.begins[rank] + p.counts[rank];
   }
   columns.all_width = columns.begins[size];
+  columns.whole =
+      p.width % 4 == 0 && columns.all_width == size * columns.width && is_aligned(p.all);
   if (exchange == nullptr) return gather_by_nccl(p, columns, size, launch_on);
   const int64_t most = int64_t{exchange->slot_pieces - kSpare} * 4, words = p.num_rows * p.width;
   for (int64_t begin = 0; begin < words; begin += most) {
