@@ -56,6 +56,7 @@ from predict.loading.exported import check_export, part_of_run
 from predict.loading.layouts import with_stored_cache
 from predict.loading.manifest import Manifest, load_manifest, rank_folder
 from predict.loading.memory import (
+    LESS_MEMORY,
     check_page_memory,
     graph_bytes,
     max_draft_rows,
@@ -85,17 +86,14 @@ from predict.nn.plans import WeightPlan
 from predict.nn.spec import DecoderSpec
 from predict.ranks.addons import RanksShelf
 from predict.ranks.drafts import RanksFeed
+from predict.ranks.front import Ranks
 from predict.ranks.gpus import device_of
-from predict.ranks.start import start
+from predict.ranks.start import spawned, start
 from predict.sight import Sight, with_eyes
 from predict.system.launcher import check_alone
 from predict.system.notes import LOG
 from predict.text.tokenizer import Tokenizer
 
-LESS_MEMORY = (
-    "use a smaller --dtype, lower --max_length or --batch_size, or end other processes on this "
-    "device"
-)
 Network = Callable[[Sequence[LayerCache]], Forward]  # runs over the caches that it is given
 
 
@@ -131,7 +129,8 @@ def build(config: EngineConfig, tokenizer: Tokenizer | None = None) -> Parts:
     fit together, and in each of several processes that Paddle's launcher has started.
     """
     check_alone()
-    return Builder(config, tokenizer).parts()
+    with spawned(config) as ranks:
+        return Builder(config, tokenizer).parts(ranks)
 
 
 class Builder:
@@ -183,10 +182,10 @@ class Builder:
         self.pages: list[LowRankPages] = []  # of adapters
         self.takes_adapters = config.adapters.is_used  # a program may take none
 
-    def parts(self) -> Parts:
-        """Reads the weights and makes the rest. Raises UserError."""
+    def parts(self, ranks: Ranks | None = None) -> Parts:
+        """Reads the weights and makes the rest; ranks: see start. Raises UserError."""
         config = self.config
-        running = self.running() if self.num_ranks == 1 else self._over_ranks()
+        running = self.running() if self.num_ranks == 1 else self._over_ranks(ranks)
         caches, num_blocks = running.caches, running.num_blocks
         scheduler = self._scheduler(num_blocks)
         addons = Addons(
@@ -209,7 +208,7 @@ class Builder:
             *(caches, addons, engine, self.sight),
         )
 
-    def _over_ranks(self) -> Running:
+    def _over_ranks(self, ranks: Ranks | None) -> Running:
         """The same, of other processes, which this one starts."""
         library.require()  # ranks add in it, whatever operators they run
         if self.config.model.mode == "static":
@@ -221,7 +220,7 @@ class Builder:
         if self.takes_adapters:
             self.adapters = shelf.store(self.config, self.spec, self.reader, self.platform)
         has_draft = self.draft is not None or self.drafter is not None
-        started = start(self.given, shelf, self.spec.vocab_size, has_draft)
+        started = start(self.given, ranks, shelf, self.spec.vocab_size, has_draft)
         if self.drafter is not None:
             self.drafter.feed = RanksFeed(started.ranks)
         return Running(

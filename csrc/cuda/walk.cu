@@ -119,7 +119,7 @@ Status Walk::take_norm(Product& first, const BlockView& block, const void* input
     first.x = shared.normed;
     return {};
   }
-  const bool plain = block.norm.is_plain_rms() && block.residual.source == Source::kInput;
+  const bool plain = block.norm.is_plain_rms() && block.residual.source != Source::kNormed;
   if (!plain || (folded && norms_ahead(first.num_rows))) {
     first.x = shared.normed;
     return norm_rows(block, input, first.num_rows, first.in_features, folded);
@@ -229,17 +229,20 @@ Status Walk::keep_wanted(const BlockParams& block, bool some) {
 }
 
 Status Walk::end_block(Product& last, const BlockView& block, const void* source, bool hands_norm,
-                       const AdapterRows& rows, Adapted which, const LowRankWeights& low_rank) {
+                       const AdapterRows& rows, Adapted which, const LowRankWeights& low_rank,
+                       const void* part) {
   const DType dtype = block.params.dtype;
+  const void* const added = block.ends_in_product() ? source : part;
   if (rows.ids != nullptr) {
     Adding adding;
     REGATTA_RETURN_IF_ERROR(adding_to(last, low_rank, rows, which, {last.out_features}, last.x,
                                       nullptr, dtype, &adding));
-    REGATTA_RETURN_IF_ERROR(add_ahead(last, adding, block.ends_in_product() ? source : nullptr));
+    REGATTA_RETURN_IF_ERROR(add_ahead(last, adding, added));
+  } else {
+    last.residual = added;
   }
   handed_ = hands_norm ? hands(block, last.num_rows, block.ends_in_product()) : Handed::kNothing;
   if (block.ends_in_product()) {
-    if (rows.ids == nullptr) last.residual = source;
     if (handed_ == Handed::kSumsq || handed_ == Handed::kScaled) last.sumsq_out = shared.sumsq;
     if (handed_ == Handed::kScaled) {
       last.scaled_out = shared.normed;

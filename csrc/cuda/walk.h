@@ -36,7 +36,7 @@ struct BlockView {
 
   // Whether its last product's epilogue makes its output.
   bool ends_in_product() const {
-    return !routes && !partial && !post_norm.is_there && residual.is_plain_sum();
+    return !routes && !partial && !post_norm.is_there && residual.is_of_product();
   }
 };
 
@@ -149,9 +149,17 @@ class Walk {
 
   Status run();
 
-  // The rows of a block's residual.
+  // The rows of a block's residual; null: there are none.
   const void* source_of(const BlockView& block) const {
-    return block.residual.source == Source::kNormed ? shared.normed.data() : block.params.hidden;
+    switch (block.residual.source) {
+      case Source::kInput:
+        return block.params.hidden;
+      case Source::kNormed:
+        return shared.normed;
+      case Source::kNone:
+        break;
+    }
+    return nullptr;
   }
 
   // What a block of these rows hands to the next from now on.
@@ -198,9 +206,11 @@ class Walk {
   }
 
   // Runs a block's last product, whose `out` is the block's output, and what follows it. source:
-  // the residual's rows. hands_norm: whether the next block may have its norm from here.
+  // the residual's rows. hands_norm: whether the next block may have its norm from here. part: rows
+  // that are added to the product ahead of the sum over ranks, or null.
   Status end_block(Product& last, const BlockView& block, const void* source, bool hands_norm,
-                   const AdapterRows& rows, Adapted which, const LowRankWeights& low_rank);
+                   const AdapterRows& rows, Adapted which, const LowRankWeights& low_rank,
+                   const void* part = nullptr);
   // Makes a block's output `out` of p.made, and what is handed of the next block's norm.
   Status sum(SumNormParams& p, const BlockView& block, const void* source, void* out, int64_t rows,
              int64_t width);

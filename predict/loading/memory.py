@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from predict.nn.plans import LinearPlan, WeightPlan
 
 
+LESS_MEMORY = (
+    "use a smaller --dtype, lower --max_length or --batch_size, or end other processes on this "
+    "device"
+)
 KEPT_STATES = 64  # that prompts leave behind, where no flag says how many bytes they take
 KEPT_SHARE = 4  # of the memory for the cache: they take no more than one part of so many
 CPU_DRAFT_ROWS, GPU_DRAFT_ROWS = 64, 256  # drafts of a step, at most

@@ -131,8 +131,10 @@ Status attend_last_rows(const AttentionBlockParams& a, PagedAttentionParams atte
   const Launch& launch = walk.launch;
   REGATTA_RETURN_IF_ERROR(
       gather_rows({a.rows, s.q, s.qkv, rows, tokens, a.block.q_size(), a.dtype}, launch));
-  REGATTA_RETURN_IF_ERROR(gather_rows(
-      {a.rows, source, walk.shared.some, rows, tokens, a.hidden_size, a.dtype}, launch));
+  if (source != nullptr) {
+    REGATTA_RETURN_IF_ERROR(gather_rows(
+        {a.rows, source, walk.shared.some, rows, tokens, a.hidden_size, a.dtype}, launch));
+  }
   auto* borders = reinterpret_cast<int32_t*>(walk.shared.sumsq.data());
   REGATTA_RETURN_IF_ERROR(count_up(borders, rows + 1, launch));
   attended.q = s.qkv;
@@ -169,7 +171,7 @@ Status run(const AttentionBlockParams& a, const BlockView& view, const Attention
   if (lasts) {
     REGATTA_RETURN_IF_ERROR(rope_and_cache_write(rope, walk.launch));
     REGATTA_RETURN_IF_ERROR(attend_last_rows(a, attended, s, space, source, walk));
-    source = made;
+    if (source != nullptr) source = made;
   } else {
     Launch between = walk.launch;
     between.between_halves = packed_by_halves(block, rows);
