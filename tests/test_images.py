@@ -44,7 +44,7 @@ from tests.support.pictures import (
 )
 from tests.support.tolerances import BLOCK_ROUNDINGS, assert_close
 
-CASES = ["qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe"]
+CASES = ["qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "paddleocr_vl"]
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
 TOLERANCE = 1e-4  # of the largest value
 WAYS: dict[str, dict[str, Any]] = {

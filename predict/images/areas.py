@@ -52,6 +52,7 @@ class AreaPixels:
     rescale_factor: float = 1 / 255
     image_mean: tuple[float, ...] = CLIP_MEAN
     image_std: tuple[float, ...] = CLIP_STD
+    grows_sides: bool = False  # a side shorter than a merged cell's becomes that first
 
     @property
     def factor(self) -> int:
@@ -87,6 +88,11 @@ class AreaPixels:
                     f"sides that are multiples of {factor})"
                 )
             return height, width
+        if self.grows_sides:  # as PaddleOCR-VL
+            if height < factor:
+                height, width = factor, round(width * factor / height)
+            if width < factor:
+                height, width = round(height * factor / width), factor
         near = [round(side / factor) * factor for side in (height, width)]
         if near[0] * near[1] > self.max_pixels:
             shrink = math.sqrt(height * width / self.max_pixels)
@@ -153,7 +159,7 @@ def _from_values(values: dict[str, Any], default: AreaPixels, where: str) -> Are
             raise unknown_key(f"{where}: size", key, list(areas))
         if value is not None:
             given[areas.get(str(key), str(key))] = value
-    names = [field.name for field in fields(AreaPixels)]
+    names = [field.name for field in fields(AreaPixels) if field.name != "grows_sides"]
     for key, value in values.items():
         if key in UNREAD or value is None:
             continue

@@ -89,6 +89,14 @@ class TowerWeights:
         """The norm and the products of each merger."""
         return tuple(map(self._merger, self.spec.mergers))
 
+    @property
+    def last_norm(self) -> NormPlan | None:
+        """The norm behind all layers."""
+        spec = self.spec
+        if spec.last_norm is None:
+            return None
+        return norm_plan(spec.last_norm, self.base.tower + spec.last_norm_name, spec.hidden_size)
+
     def _merger(self, merger: Merger) -> tuple[NormPlan, tuple[LinearPlan, ...]]:
         spec, base = self.spec, self.base.merger
         size = spec.cell_values if merger.norms_cells else spec.hidden_size
@@ -110,12 +118,14 @@ class TowerWeights:
         side, frames = pixels.patch_size, pixels.temporal_patch_size
         spec, width = self.spec, self.spec.hidden_size
         patches = self.base.tower + spec.patch_name
-        yield f"{patches}.weight", (width, CHANNELS, frames, side, side)
+        of_frames = (frames,) if spec.has_frames else ()
+        yield f"{patches}.weight", (width, CHANNELS, *of_frames, side, side)
         if spec.patch_bias:
             yield f"{patches}.bias", (width,)
         if spec.learned is not None:
             yield self.base.tower + spec.learned.name, (spec.learned.side**2, width)
         norms = [norm for norm, _ in self.mergers]
+        norms += [] if self.last_norm is None else [self.last_norm]
         linears = [linear for _, products in self.mergers for linear in products]
         for layer in self.layers:
             for block in layer:
@@ -149,7 +159,8 @@ class TowerWeights:
             parts: list[Any] = [builder.slot(part) for part in (norm, *products)]
             mergers.append(MergerWeights(merger, parts[0], tuple(parts[1:])))
         layers = tuple(tuple(builder.block(block) for block in layer) for layer in self.layers)
-        return Tower(spec, self._patches(), layers, tuple(mergers), self._learned())
+        last: Any = None if self.last_norm is None else builder.slot(self.last_norm)
+        return Tower(spec, self._patches(), layers, tuple(mergers), last, self._learned())
 
     def _learned(self) -> npt.NDArray[np.float32] | None:
         """[side, side, W] the table of positions, with the biases of patches."""
@@ -188,7 +199,7 @@ def open_tower(text: Weights, spec: VisionSpec) -> TowerWeights:
     found = (base for base in spec.bases if any(name.startswith(base.tower) for name in names))
     tower = TowerWeights(spec, text, next(found, spec.bases[0]))
     own = {name: each for name, each in names.items() if name.startswith(tuple(tower.base))}
-    Checkpoint.of(checkpoint.directory, own).check(tower.expected(), ())
+    Checkpoint.of(checkpoint.directory, own).check(tower.expected(), spec.ignored)
     return tower
 
 

@@ -7,12 +7,22 @@ from typing import Any
 
 from predict.errors import UserError
 from predict.images.areas import AreaPixels
-from predict.nn.blocks import Activation, Norm, Positions
+from predict.nn.blocks import Activation, Block, Norm, Positions
 from predict.nn.hf_config import ConfigReader, blocks_of, per_head
 from predict.nn.spec import DecoderSpec
 from predict.nn.vision import CHANNELS, GELU, Merger, Product, VisionSpec
+from predict.nn.weights import WeightNames
 
 MROPE = ("mrope_section", "mrope_interleaved")  # keys of how positions of axes turn
+# Names of CLIP's layers, and of SigLIP's.
+CLIP = WeightNames(
+    layer="encoder.layers.{layer}.",
+    attention_norm="layer_norm1.weight",
+    out=("self_attn.out_proj",),
+    mlp_norm="layer_norm2.weight",
+    gate_up=("mlp.fc1",),
+    down=("mlp.fc2",),
+)
 SECTIONS = (16, 24, 24)  # of the angles, by axis, where a file says none
 
 
@@ -107,11 +117,6 @@ def qwen_like(
         attention={"positions": Positions(), "prefix_mask": True},
         norm=norm,
     )
-    said = own.values.get("rope_parameters") or {}
-    if not isinstance(said, dict):
-        raise own.wrong("rope_parameters", "an object")
-    rope = own.part(said, "vision_config")
-    rope.must_be("rope_type", "axial")
     frames = own.get_int("temporal_patch_size", 2)
     values: dict[str, Any] = {
         "model_type": text.model_type,
@@ -122,9 +127,42 @@ def qwen_like(
         "pixels": AreaPixels(own.get_int("patch_size", patch), merge, frames),
         "placeholder": config.get_int("image_token_id", 151655),
         "axes": axes,
-        "theta": rope.get_float("rope_theta", 10000.0),
+        "theta": theta_of(own),
     }
     return VisionSpec(**{**values, **changes})
+
+
+def theta_of(own: ConfigReader) -> float:
+    """The base of a tower's rotary positions. own: the reader of its config."""
+    said = own.values.get("rope_parameters") or {}
+    if not isinstance(said, dict):
+        raise own.wrong("rope_parameters", "an object")
+    rope = own.part(said, "vision_config")
+    rope.must_be("rope_type", "axial")
+    return rope.get_float("rope_theta", 10000.0)
+
+
+def layer_of(
+    own: ConfigReader,
+    size: int,
+    norm: Norm,
+    activation: Activation,
+    positions: Positions,
+    **more: Any,
+) -> tuple[Block, ...]:
+    """A layer of a tower whose config has transformers' names of heads and sizes.
+
+    size: the width. more: fields of its attention.
+    """
+    heads = own.get_int("num_attention_heads", 16)
+    return blocks_of(
+        (heads, heads, per_head(own, size, heads)),
+        own.get_int("intermediate_size"),
+        activation,
+        bias=True,
+        attention={"positions": positions, "prefix_mask": True, **more},
+        norm=norm,
+    )
 
 
 def merger_of(

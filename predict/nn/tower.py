@@ -37,6 +37,7 @@ class Tower:
     patches: Linear  # from a patch's values to the width
     layers: tuple[Layer, ...]
     mergers: tuple[MergerWeights, ...]  # the last one, then those of the taps
+    last_norm: NormWeights | None = None
     # Learned positions [side, side, W] with the biases of patches; on the host, where they are
     # resampled in float32.
     learned: npt.NDArray[np.float32] | None = None
@@ -84,6 +85,7 @@ def encode(
         for tap, weights in zip(spec.taps, tower.mergers[1:], strict=True):
             if tap.layer == part.stop - 1:
                 made.setdefault(tap.layer, []).append(_merged(ops, spec, weights, hidden))
+    hidden = normed(ops, hidden, tower.last_norm, spec.last_norm)
     taps = [made[tap.layer].pop(0) for tap in spec.taps]
     rows = [_merged(ops, spec, tower.mergers[0], hidden), *taps]
     joined = rows[0] if len(rows) == 1 else paddle.concat(rows, axis=1)

@@ -94,8 +94,12 @@ class VisionSpec:
     theta: float = 10000.0  # of its rotary positions
     patch_name: str = "patch_embed.proj"
     patch_bias: bool = False  # goes with learned positions
+    has_frames: bool = True  # patches' weights are of several frames: [W, 3, frames, p, p]
     learned: Learned | None = None
     taps: tuple[Tap, ...] = ()
+    last_norm: Norm | None = None  # behind all layers
+    last_norm_name: str = "post_layernorm.weight"
+    ignored: tuple[str, ...] = ()  # parts of names of tensors that are not read
     bases: tuple[Base, ...] = (
         Base("model.visual.", "model.visual."),  # as transformers 5 saves
         Base("visual.", "visual."),  # as published

@@ -6,7 +6,7 @@ last:
     python -m tests.golden_images.make            # everything
     python -m tests.golden_images.make qwen2_vl   # some cases by name
 
-pixels.npz: what processors make of the cases of tests.support.pictures.
+pixels.npz, other_pixels.npz: what processors make of the cases of tests.support.pictures.
 
 One folder per case: the checkpoint as transformers 5 saves it, with a tokenizer of bytes and a chat
 template (of most cases qwen2_5_vl's), and
@@ -37,11 +37,21 @@ import torch
 import transformers
 from PIL import ImageOps
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
+    PaddleOCRVLImageProcessorPil,
+)
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from predict.loading.checkpoint import Checkpoint
 from tests.support.made_weights import write_checkpoint
-from tests.support.pictures import NUM_SAMPLED, SIZES, drawn, pixel_cases, sampled
+from tests.support.pictures import (
+    NUM_SAMPLED,
+    SIZES,
+    drawn,
+    other_pixel_cases,
+    pixel_cases,
+    sampled,
+)
 
 HERE = Path(__file__).resolve().parent
 NUM_NEW_TOKENS = 12
@@ -137,11 +147,41 @@ QWEN3_VL_MOE = QWEN3_VL | {
 }
 
 
+PADDLEOCR_VL = {
+    "text_config": {
+        **{
+            key: value for key, value in QWEN3_VL["text_config"].items() if key != "rope_parameters"
+        },
+        "rope_parameters": {
+            "rope_type": "default",
+            "mrope_section": [2, 3, 3],
+            "rope_theta": 10000.0,
+        },
+        "tie_word_embeddings": False,
+    },
+    "vision_config": {
+        "hidden_size": 32,
+        "intermediate_size": 20,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "patch_size": 4,
+        "image_size": 20,
+    },
+    **{key: value for key, value in QWEN2_5_VL.items() if "config" not in key},
+}
+
+
 def qwen_rows(model: Any, inputs: dict[str, Any]) -> np.ndarray[Any, Any]:
     """A picture's rows, with those that are added behind layers."""
     made = model.model.visual(inputs["pixel_values"], inputs["image_grid_thw"])
     added = getattr(made, "deepstack_features", None) or ()
     return torch.cat([made.pooler_output, *added], dim=1).numpy()
+
+
+def paddleocr_rows(model: Any, inputs: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """A picture's rows."""
+    made = model.model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"])
+    return torch.cat(made.pooler_output).numpy()
 
 
 @dataclass(frozen=True)
@@ -175,6 +215,14 @@ CASES: dict[str, Case] = {
     "qwen3_vl_moe": Case(
         *(transformers.Qwen3VLMoeConfig, transformers.Qwen3VLMoeForConditionalGeneration),
         *(QWEN3_VL_MOE, QWENS),
+    ),
+    "paddleocr_vl": Case(
+        *(transformers.PaddleOCRVLConfig, transformers.PaddleOCRVLForConditionalGeneration),
+        PADDLEOCR_VL,
+        PaddleOCRVLImageProcessorPil(
+            patch_size=4, size={"shortest_edge": 64, "longest_edge": 3200}
+        ),
+        paddleocr_rows,
     ),
 }
 PICTURE = [START, IMAGE, STOP]
@@ -291,6 +339,34 @@ def attempt(
     return made if case.is_stored else made | {"tensors": tensors}
 
 
+def whole_image(made: Any, side: int) -> np.ndarray[Any, Any]:
+    """[3, height, width] of PaddleOCR-VL's patches."""
+    rows, columns = made["image_grid_thw"][0, 1:]
+    patches = made["pixel_values"].reshape(rows, columns, 3, side, side)
+    return patches.transpose(2, 0, 3, 1, 4).reshape(3, rows * side, columns * side)
+
+
+def paddleocr_image(image: Any, options: dict[str, int]) -> np.ndarray[Any, Any]:
+    processor = PaddleOCRVLImageProcessorPil(**options)
+    return whole_image(processor(ImageOps.exif_transpose(image), return_tensors="np"), 14)
+
+
+# The picture that a tower reads, [..., 3, height, width], by kind.
+PROCESSED: dict[str, Callable[[Any, dict[str, int]], np.ndarray[Any, Any]]] = {
+    "paddleocr_vl": paddleocr_image,
+}
+
+
+def make_other_pixels() -> None:
+    """Writes other_pixels.npz: sizes and some values of pictures behind other processors."""
+    arrays: dict[str, Any] = {}
+    for kind, few in other_pixel_cases().items():
+        made = [PROCESSED[kind](image, options) for image, options in few]
+        arrays[f"{kind}_shapes"] = np.array([image.shape for image in made])
+        arrays[f"{kind}_values"] = np.stack([sampled(image, 40) for image in made])
+    np.savez_compressed(HERE / "other_pixels.npz", **arrays)
+
+
 def save(model: Any, folder: Path) -> None:
     """Writes a checkpoint in bfloat16, whose config.json says float32."""
     model.to(torch.bfloat16).save_pretrained(folder)
@@ -344,6 +420,7 @@ def main() -> None:
     names = sys.argv[1:] or [*CASES]
     if len(sys.argv) == 1:
         make_pixels()
+        make_other_pixels()
     for case in names:
         make_case(case)
 

@@ -17,12 +17,13 @@ import pytest
 from predict.errors import UserError
 from predict.images.areas import AreaPixels, read_pixels
 from predict.images.opening import opened
-from predict.images.placed import picture_of
+from predict.images.placed import Picture, picture_of
 from tests.support.pictures import (
     GOLDEN_IMAGES,
     drawn,
     in_mode,
     needs_pillow_of_goldens,
+    other_pixel_cases,
     pixel_cases,
     sampled,
     turned,
@@ -44,6 +45,33 @@ def test_pixels_equal_those_of_transformers() -> None:
         assert picture.grid == tuple(golden["grids"][index]), index
         got = sampled(picture.patches.reshape(len(picture.patches), 3, -1))
         np.testing.assert_allclose(got, golden["values"][index], atol=1e-5, err_msg=str(index))
+
+
+# How kinds make pictures, where their files say nothing.
+PIXELS = {"paddleocr_vl": AreaPixels(temporal_patch_size=1, grows_sides=True)}
+
+
+@needs_pillow_of_goldens
+@pytest.mark.parametrize("kind", PIXELS)
+def test_pixels_of_other_kinds_equal_those_of_transformers(kind: str) -> None:
+    golden = np.load(GOLDEN_IMAGES / "other_pixels.npz")
+    for index, (image, options) in enumerate(other_pixel_cases()[kind]):
+        picture = picture_of(image, PIXELS[kind].changed(options, ""))
+        got = whole(picture)
+        assert got.shape == tuple(golden[f"{kind}_shapes"][index]), index
+        wanted = golden[f"{kind}_values"][index]
+        np.testing.assert_allclose(sampled(got, 40), wanted, atol=1e-5, err_msg=str(index))
+
+
+def whole(picture: Picture) -> Any:
+    """[3, height, width] of a picture's patches."""
+    side, merge, (rows, columns) = (
+        picture.pixels.patch_size,
+        picture.pixels.merge_size,
+        picture.cells,
+    )
+    cut = picture.patches.reshape(rows, columns, merge, merge, 3, side, side)
+    return cut.transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * merge * side, -1)
 
 
 def test_files_of_all_formats_are_pictures(tmp_path: Path) -> None:

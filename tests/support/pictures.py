@@ -86,6 +86,12 @@ def pixel_cases() -> Iterator[tuple[Image, dict[str, int]]]:
         )
 
 
+def other_pixel_cases() -> dict[str, list[tuple[Image, dict[str, int]]]]:
+    """By kind a few of pixel_cases, each with the options that its processor has."""
+    few = [*pixel_cases()][::3]
+    return {"paddleocr_vl": few}
+
+
 def sampled(values: NDArray[np.float32], count: int = 60) -> NDArray[np.float32]:
     """Some of the values, the same for the same number of them."""
     flat = values.reshape(-1)
