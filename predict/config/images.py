@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from predict.errors import UserError, unknown_key
-from predict.images.limits import MAX_PIXELS, check_options
+from predict.images.limits import MAX_PIXELS, MOST_PIXELS, check_options
 from predict.system.options import Checked, option
 from predict.system.ranges import Range, refusal
 
@@ -47,7 +47,11 @@ class ImagesConfig(Checked):
         allowed=_options, kind="json", flag_default=None)
     max_image_pixels: int = option(MAX_PIXELS,
         "Pixels of a picture at most, as its file's header says, before it is decoded.",
-        allowed=Range(1, 1 << 27))
+        allowed=Range(1, MOST_PIXELS))
+    max_image_seconds: float = option(10.0,
+        "CPU seconds that a picture's file may take to decode and resize, in a process of its own; "
+        "one that takes longer is refused.",
+        allowed=Range(0.1, 600.0))
     # fmt: on
 
     @property
