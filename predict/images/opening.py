@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from predict.errors import UserError, quoted
+from predict.images.fetching import Media
 from predict.images.files import file_bytes
 from predict.images.limits import MAX_PIXELS, MAX_SCANS, MAX_SIDES
 
@@ -56,8 +57,14 @@ def opened(
     return Opened(as_rgb(found.image, where), found.digest)
 
 
-def header(source: Any, where: str, max_pixels: int, check: Callable[[int, int], None]) -> Header:
-    """The picture before it is decoded. See `opened`."""
+def header(
+    source: Any,
+    where: str,
+    max_pixels: int,
+    check: Callable[[int, int], None],
+    media: Media = Media(),
+) -> Header:
+    """The picture before it is decoded. See `opened`. media: where addresses may lead."""
     from PIL import Image
 
     if isinstance(source, np.ndarray):
@@ -66,7 +73,7 @@ def header(source: Any, where: str, max_pixels: int, check: Callable[[int, int],
         check_size(source.size, where, max_pixels)
         check(source.height, source.width)
         return Header(source, _digest_of(source), None)
-    data, kind = file_bytes(source, where)
+    data, kind = file_bytes(source, where, media)
     digest = hashlib.blake2b(data, digest_size=32).digest()
     # The limit is ours. Not within catch_warnings, which threads may leave in another order.
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from predict.errors import UserError
 from predict.images.areas import AreaPixels
 from predict.images.decoding import Decode, decoded
+from predict.images.fetching import Media
 from predict.images.limits import MAX_PIXELS
 from predict.images.opening import as_rgb, header
 
@@ -45,12 +46,13 @@ def picture_of(
     max_pixels: int = MAX_PIXELS,
     check: Callable[[int, int], None] = lambda height, width: None,
     decode: Decode = decoded,
+    media: Media = Media(),
 ) -> Picture:
     """The picture of a source; see predict.images.opening. Raises UserError.
 
-    decode: what decodes the bytes of files.
+    decode: what decodes the bytes of files. media: where addresses may lead.
     """
-    found = header(source, where, max_pixels, check)
+    found = header(source, where, max_pixels, check, media)
     whole = hashlib.blake2b(found.digest + pixels.digest, digest_size=32).digest()
     try:
         if found.data is not None:
