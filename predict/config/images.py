@@ -67,8 +67,8 @@ class ImagesConfig(Checked):
         "one that takes longer is refused.",
         allowed=Range(0.1, 600, whole=False))
     allowed_media_domains: tuple[str, ...] = option((),
-        "Hosts that pictures' addresses (http, https) may name, as example.org, or example.org:8443 "
-        "for another port; none: no address is fetched.",
+        "Hosts that addresses of pictures (http, https) may name, as example.org, or "
+        "example.org:8443 for another port; none: no address is fetched.",
         allowed=_hosts, null_words=())
     allowed_local_media_path: str | None = option(None,
         "Folder that addresses file:///... of pictures may lead into, links followed; none: no "

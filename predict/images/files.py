@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from predict.errors import UserError, quoted
-from predict.images.fetching import Media, is_address
+from predict.images.fetching import NO_MEDIA, Media, is_address
 from predict.images.limits import MAX_BYTES
 from predict.system.files import open_regular
 
 DATA_URL = re.compile(r"data:([a-zA-Z0-9.+-]+/[a-zA-Z0-9.+-]+)?(;[a-zA-Z0-9=.+-]+)*;base64,")
 
 
-def file_bytes(source: Any, where: str, media: Media = Media()) -> tuple[bytes, str]:
+def file_bytes(source: Any, where: str, media: Media = NO_MEDIA) -> tuple[bytes, str]:
     """The bytes of a file, and the media type that a data URL says, or "".
 
     media: where addresses may be fetched from.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from predict.errors import UserError, quoted
-from predict.images.fetching import Media
+from predict.images.fetching import NO_MEDIA, Media
 from predict.images.files import file_bytes
 from predict.images.limits import MAX_PIXELS, MAX_SCANS, MAX_SIDES
 
@@ -62,7 +62,7 @@ def header(
     where: str,
     max_pixels: int,
     check: Callable[[int, int], None],
-    media: Media = Media(),
+    media: Media = NO_MEDIA,
 ) -> Header:
     """The picture before it is decoded. See `opened`. media: where addresses may lead."""
     from PIL import Image

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from predict.errors import UserError
 from predict.images.areas import AreaPixels
 from predict.images.decoding import Decode, decoded
-from predict.images.fetching import Media
+from predict.images.fetching import NO_MEDIA, Media
 from predict.images.limits import MAX_PIXELS
 from predict.images.opening import as_rgb, header
 
@@ -46,7 +46,7 @@ def picture_of(
     max_pixels: int = MAX_PIXELS,
     check: Callable[[int, int], None] = lambda height, width: None,
     decode: Decode = decoded,
-    media: Media = Media(),
+    media: Media = NO_MEDIA,
 ) -> Picture:
     """The picture of a source; see predict.images.opening. Raises UserError.
 

@@ -1,8 +1,8 @@
 """A Python process of one script that works on what strangers made, with limits.
 
 It has no secrets in its environment, and ends with the object that started it, or with the process
-of that, which closes its stdin. Requests and replies are frames: a length of 4 bytes, little-endian,
-and so many bytes.
+of that, which closes its stdin. Requests and replies are frames: a length of 4 bytes,
+little-endian, and so many bytes.
 """
 
 from __future__ import annotations

@@ -54,6 +54,6 @@ def test_what_takes_too_much_is_refused_by_name_alone(
 
 def test_damage_is_told_in_our_own_words() -> None:
     data, workers = file_of(drawn(3, (80, 50)), "JPEG"), Workers()
-    with pytest.raises(UserError, match="picture 2 cannot be decoded .*damaged or cut off"):
+    with pytest.raises(UserError, match=r"picture 2 cannot be decoded .*damaged or cut off"):
         workers.decode(data[:-400], PIXELS, "picture 2")
     assert workers.decode(data, PIXELS, "picture 3").shape == decoded(data, PIXELS, "").shape
