@@ -150,7 +150,7 @@ class Sight:
         if self.spec is None or self.rows is None:
             return 0
         self._opened = open_tower(text, self.spec)
-        row = self.spec.out_size * DTYPE_BYTES[self.config.model.dtype]
+        row = self.spec.row_size * DTYPE_BYTES[self.config.model.dtype]
         return self._opened.num_bytes + self.rows.num_rows * row
 
     def joined(self, decoder: Decoder) -> Decoder:
@@ -163,11 +163,11 @@ class Sight:
         self.tower = tower = self._opened.read()
         # Plain operators compute in float32.
         dtype = self.config.model.dtype if platform.compiled is not None else "float32"
-        table = paddle.zeros([self.rows.num_rows, spec.out_size], dtype)
+        table = paddle.zeros([self.rows.num_rows, spec.row_size], dtype)
         made = with_images(decoder, spec, table, self.num_places)
         assert made.axes is not None
         encode_to = _encoder(tower, table, dtype, platform)
-        self.eyes = Eyes(self.rows, encode_to, made.axes.first)
+        self.eyes = Eyes(self.rows, encode_to, made.axes.first, len(spec.mergers))
         return made
 
     def read(
@@ -228,7 +228,7 @@ def _encoder(tower: Tower, table: Any, dtype: str, platform: Platform) -> Encode
 
         ops, place = platform.backend, platform.place
         with paddle.no_grad():
-            made = encode(ops, tower, picture.patches, picture.grid, dtype, place)
+            made = encode(ops, tower, picture.patches, [picture.grid], dtype, place)
             ops.put_rows(table, tensor_at(rows, place), made)
 
     return write

@@ -23,6 +23,7 @@ class Eyes:
     rows: PictureRows
     encode: Encode
     first_place: int  # row of the rotary table of a step's first token, where it is a picture's
+    num_levels: int = 1  # rows of the table that a row of pictures has: what is added behind layers
 
     def seen(self, inputs: StepInputs, spans: Sequence[ScheduledSpan]) -> StepInputs:
         """The inputs with the positions of requests with pictures, whose rows are made."""
@@ -39,7 +40,8 @@ class Eyes:
             for each in pictures.within(begin, end):
                 low, high = max(begin, each.start), min(end, each.end)
                 here = slice(first + low - begin, first + high - begin)
-                rows[here] = self._encoded(each.picture)[low - each.start : high - each.start]
+                held = self._encoded(each.picture)[low - each.start : high - each.start]
+                rows[here] = held * self.num_levels
                 positions[here] = self.first_place + np.arange(here.start, here.stop)
                 places[here] = each.places(low, high)
             if begin >= pictures.end:

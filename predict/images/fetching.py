@@ -202,6 +202,9 @@ class Media:
         return found[0][0]
 
 
+NO_MEDIA = Media()  # no address is allowed
+
+
 def _body(stream: Any, host: str, port: int, scheme: str, path: str, where: str) -> Iterator[bytes]:
     """The bytes of an answer 200."""
     name = f"[{host}]" if ":" in host else host

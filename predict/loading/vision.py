@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from predict.config.model import DTYPE_BYTES
 from predict.config.quantization import QuantSettings
 from predict.device.place import to_float32
@@ -25,8 +28,8 @@ from predict.nn.plans import (
     block_plan,
     norm_plan,
 )
-from predict.nn.tower import Tower
-from predict.nn.vision import CHANNELS, VisionSpec
+from predict.nn.tower import MergerWeights, Tower
+from predict.nn.vision import CHANNELS, Base, Merger, VisionSpec
 from predict.schemes import Quantized, scheme_of
 
 
@@ -62,7 +65,7 @@ class TowerWeights:
 
     spec: VisionSpec
     text: Weights
-    base: str
+    base: Base
 
     @property
     def num_bytes(self) -> int:
@@ -72,7 +75,7 @@ class TowerWeights:
     @property
     def layers(self) -> tuple[LayerPlan, ...]:
         """The blocks, and where each of their weights comes from."""
-        names = replace(self.spec.names, layer=self.base + self.spec.names.layer)
+        names = replace(self.spec.names, layer=self.base.tower + self.spec.names.layer)
         return tuple(
             tuple(
                 block_plan(names, self.spec.hidden_size, index, number, block)
@@ -82,16 +85,21 @@ class TowerWeights:
         )
 
     @property
-    def merger(self) -> tuple[NormPlan, LinearPlan, LinearPlan]:
-        """Norm, first and last product of the merger."""
-        spec, base = self.spec, self.base
-        cell, inner = spec.cell_values, spec.merger.inner
-        norm, up, down = spec.merger.names
-        return (
-            norm_plan(spec.merger.norm, base + norm, spec.hidden_size),
-            LinearPlan((base + up,), (inner,), cell, True),
-            LinearPlan((base + down,), (spec.out_size,), inner, True),
-        )
+    def mergers(self) -> tuple[tuple[NormPlan, tuple[LinearPlan, ...]], ...]:
+        """The norm and the products of each merger."""
+        return tuple(map(self._merger, self.spec.mergers))
+
+    def _merger(self, merger: Merger) -> tuple[NormPlan, tuple[LinearPlan, ...]]:
+        spec, base = self.spec, self.base.merger
+        size = spec.cell_values if merger.norms_cells else spec.hidden_size
+        inner, linears = spec.cell_values, []
+        for product in merger.products:
+            plan = LinearPlan(
+                (base + product.name,), (product.out_features,), inner, product.has_bias
+            )
+            linears.append(plan)
+            inner = product.out_features
+        return norm_plan(merger.norm, base + merger.norm_name, size), tuple(linears)
 
     def expected(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of all tensors."""
@@ -100,10 +108,15 @@ class TowerWeights:
     def _expected(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         pixels = self.spec.pixels
         side, frames = pixels.patch_size, pixels.temporal_patch_size
-        width, patches = self.spec.hidden_size, self.base + self.spec.patch_name
+        spec, width = self.spec, self.spec.hidden_size
+        patches = self.base.tower + spec.patch_name
         yield f"{patches}.weight", (width, CHANNELS, frames, side, side)
-        norm, *linears = self.merger
-        norms = [norm]
+        if spec.patch_bias:
+            yield f"{patches}.bias", (width,)
+        if spec.learned is not None:
+            yield self.base.tower + spec.learned.name, (spec.learned.side**2, width)
+        norms = [norm for norm, _ in self.mergers]
+        linears = [linear for _, products in self.mergers for linear in products]
         for layer in self.layers:
             for block in layer:
                 linears += [linear for _, linear in block.linears()]
@@ -131,15 +144,30 @@ class TowerWeights:
             0,
             place=platform.place,
         )
-        parts: list[Any] = [builder.slot(part) for part in self.merger]
+        mergers = []
+        for merger, (norm, products) in zip(spec.mergers, self.mergers, strict=True):
+            parts: list[Any] = [builder.slot(part) for part in (norm, *products)]
+            mergers.append(MergerWeights(merger, parts[0], tuple(parts[1:])))
         layers = tuple(tuple(builder.block(block) for block in layer) for layer in self.layers)
-        return Tower(spec, self._patches(), layers, *parts)
+        return Tower(spec, self._patches(), layers, tuple(mergers), self._learned())
+
+    def _learned(self) -> npt.NDArray[np.float32] | None:
+        """[side, side, W] the table of positions, with the biases of patches."""
+        spec, source = self.spec, self.text.source
+        if spec.learned is None:
+            return None
+        side, width, base = spec.learned.side, spec.hidden_size, self.base.tower
+        stored = source.host_matrix((base + spec.learned.name,), (side * side, width))
+        table = to_float32(stored)
+        if spec.patch_bias:
+            table = table + to_float32(source.vector(f"{base}{spec.patch_name}.bias", width))
+        return table.reshape(side, side, width)
 
     def _patches(self) -> Linear:
         """The product of a patch: a still picture's frames are one, and so are their weights."""
         spec, text = self.spec, self.text
         width, frames = spec.hidden_size, spec.pixels.temporal_patch_size
-        shape, name = (width, frames * spec.patch_values), self.base + spec.patch_name
+        shape, name = (width, frames * spec.patch_values), self.base.tower + spec.patch_name
         stored = to_float32(text.source.host_matrix((f"{name}.weight",), shape))
         values = stored.reshape(width, CHANNELS, frames, -1).sum(2).reshape(width, -1)
         dtype, platform = text.config.model.dtype, text.platform
@@ -156,11 +184,10 @@ def open_tower(text: Weights, spec: VisionSpec) -> TowerWeights:
         return TowerWeights(spec, text, spec.bases[0])
     assert isinstance(source, CheckpointSource)
     checkpoint = source.checkpoint
-    found = (
-        base for base in spec.bases if any(name.startswith(base) for name in checkpoint.tensors)
-    )
+    names = checkpoint.tensors
+    found = (base for base in spec.bases if any(name.startswith(base.tower) for name in names))
     tower = TowerWeights(spec, text, next(found, spec.bases[0]))
-    own = {n: each for n, each in checkpoint.tensors.items() if n.startswith(tower.base)}
+    own = {name: each for name, each in names.items() if name.startswith(tuple(tower.base))}
     Checkpoint.of(checkpoint.directory, own).check(tower.expected(), ())
     return tower
 

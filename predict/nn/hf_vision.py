@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from predict.errors import UserError
@@ -9,24 +10,30 @@ from predict.images.areas import AreaPixels
 from predict.nn.blocks import Activation, Norm, Positions
 from predict.nn.hf_config import ConfigReader, blocks_of, per_head
 from predict.nn.spec import DecoderSpec
-from predict.nn.vision import CHANNELS, Merger, VisionSpec
+from predict.nn.vision import CHANNELS, GELU, Merger, Product, VisionSpec
 
+MROPE = ("mrope_section", "mrope_interleaved")  # keys of how positions of axes turn
 SECTIONS = (16, 24, 24)  # of the angles, by axis, where a file says none
 
 
-def text_of(config: ConfigReader) -> tuple[ConfigReader, tuple[int, ...]]:
+def text_of(
+    config: ConfigReader, sections: tuple[int, ...] = SECTIONS, interleaved: bool = False
+) -> tuple[ConfigReader, tuple[int, ...]]:
     """The text model's config, its positions those of text alone; and their sections.
 
-    Its fields lie in text_config, or flat.
+    Its fields lie in text_config, or flat. sections: where it says none. interleaved: whether the
+    family's angles take turns, see axes_of.
     """
     is_nested = isinstance(config.values.get("text_config"), dict)
     text = config.text_config() if is_nested else config
-    sections: tuple[int, ...] = SECTIONS
     for key in ("rope_scaling", "rope_parameters"):
         block = text.values.get(key)
         if not isinstance(block, dict):
             continue
-        plain = {name: value for name, value in block.items() if name != "mrope_section"}
+        if block.get("mrope_interleaved", interleaved) is not interleaved:
+            turns = "true" if interleaved else "false"
+            raise text.wrong(key, f"mrope_interleaved {turns} with this model_type")
+        plain = {name: value for name, value in block.items() if name not in MROPE}
         kinds = {name: "default" for name in ("type", "rope_type") if plain.get(name) == "mrope"}
         text = text.with_values(**{key: {**plain, **kinds}})
         if "mrope_section" in block:
@@ -41,13 +48,21 @@ def _sections_of(config: ConfigReader, value: object) -> tuple[int, ...]:
     return tuple(value)
 
 
-def axes_of(config: ConfigReader, text: DecoderSpec, sections: tuple[int, ...]) -> tuple[int, ...]:
-    """The axis of each angle of the text's rotary table, one section behind the other."""
+def axes_of(
+    config: ConfigReader, text: DecoderSpec, sections: tuple[int, ...], interleaved: bool = False
+) -> tuple[int, ...]:
+    """The axis of each angle of the text's rotary table, one section behind the other.
+
+    interleaved: time, row, column take turns as long as rows and columns have angles left.
+    """
     if 2 * sum(sections) != text.head_dim or min(sections) < 0:
         raise UserError(
             f"{config.path}: mrope_section is {list(sections)} (allowed: numbers whose sum is half "
             f"of the {text.head_dim} values of a head)"
         )
+    if interleaved:
+        turns = (index % 3 * (index < 3 * sections[index % 3]) for index in range(sum(sections)))
+        return tuple(turns)
     return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
 
 
@@ -69,16 +84,19 @@ def qwen_like(
     config: ConfigReader,
     own: ConfigReader,
     text: DecoderSpec,
-    sections: tuple[int, ...],
+    axes: tuple[int, ...],
     size: int,
     inner: int,
     norm: Norm,
     activation: Activation,
+    merger: tuple[str, str, str] = ("merger.ln_q.weight", "merger.mlp.0", "merger.mlp.2"),
+    patch: int = 14,
     **changes: Any,
 ) -> VisionSpec:
     """The VisionSpec of Qwen's towers. own: of vision_config. changes: of its fields.
 
-    size, inner: features of a patch, and between an MLP's products.
+    size, inner: features of a patch, and between an MLP's products. merger: names of its norm and
+    products. patch: pixels on a side, where the file does not say.
     """
     heads, merge = own.get_int("num_heads", 16), own.get_int("spatial_merge_size", 2)
     layer = blocks_of(
@@ -100,10 +118,28 @@ def qwen_like(
         "hidden_size": size,
         "layers": (layer,) * own.get_int("depth", 32),
         "out_size": text.hidden_size,
-        "merger": Merger(norm, inner=size * merge**2),
-        "pixels": AreaPixels(own.get_int("patch_size", 14), merge, frames),
+        "merger": merger_of(merger, norm, size * merge**2, text.hidden_size),
+        "pixels": AreaPixels(own.get_int("patch_size", patch), merge, frames),
         "placeholder": config.get_int("image_token_id", 151655),
-        "axes": axes_of(config, text, sections),
+        "axes": axes,
         "theta": rope.get_float("rope_theta", 10000.0),
     }
     return VisionSpec(**{**values, **changes})
+
+
+def merger_of(
+    names: tuple[str, str, str], norm: Norm, inner: int, out_size: int, norms_cells: bool = False
+) -> Merger:
+    """A norm, a product, GELU, a product. names: of these three. inner: features between."""
+    norm_name, up, down = names
+    products = Product(up, inner, activation=GELU), Product(down, out_size)
+    return Merger(norm, products, norm_name, norms_cells)
+
+
+def square_root(config: ConfigReader, key: str, default: int) -> int:
+    """The side of a square table of so many positions."""
+    count = config.get_int(key, default)
+    side = math.isqrt(count)
+    if side * side != count:
+        raise config.wrong(key, "a square: rows times columns")
+    return side

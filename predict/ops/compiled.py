@@ -151,6 +151,16 @@ def embed(inputs: StepInputs, embedding: Embedding, head: Linear) -> Tensor:
     )
 
 
+def add_images(hidden: Tensor, table: Tensor, rows: Tensor) -> Tensor:
+    """Hidden [T, H] plus rows [T] of the table [R, H]; where a row is below 0, nothing is added."""
+    import paddle
+
+    none, size = paddle.zeros_like(rows), hidden.shape[1]
+    zeros = paddle.zeros([1, size], hidden.dtype)
+    taken = _run()("regatta_embedding", none, zeros, None, None, table, rows, False, size, 1.0)[0]
+    return add(hidden, taken)
+
+
 def norm(x: Tensor, weights: NormWeights, norm: Norm) -> Tensor:
     """The norm of x [T, N], rounded to its dtype.
 

@@ -731,6 +731,13 @@ def embed(inputs: StepInputs, embedding: Embedding, head: Linear) -> Tensor:
     return composed.embed(_OPS, inputs, embedding, head)
 
 
+def add_images(hidden: Tensor, table: Tensor, rows: Tensor) -> Tensor:
+    import paddle
+
+    none = paddle.zeros([1], hidden.dtype)
+    return hidden + composed.with_images(_OPS, none, table, rows)
+
+
 def before_head(hidden: Tensor, head: Head) -> Tensor:
     return composed.before_head(_OPS, hidden, head)
 

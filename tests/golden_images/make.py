@@ -9,11 +9,14 @@ last:
 pixels.npz: what processors make of the cases of tests.support.pictures.
 
 One folder per case: the checkpoint as transformers 5 saves it, with a tokenizer of bytes and a chat
-template, and
+template (of most cases qwen2_5_vl's), and
 
+- model.safetensors, or names and shapes, "tensors" of golden.json, of which
+  tests.support.made_weights makes it;
 - golden.json: "prompts": token ids with one placeholder for each of "pictures" (numbers of
   tests.support.pictures.SIZES), and the "greedy" ids behind them; "min_margin";
-- golden.npz: "tower_N" of each picture, the tower's rows; "last_logits" of each prompt.
+- golden.npz: "tower_N" of each picture, the tower's rows, or some of their values (`sampled`);
+  "last_logits" of each prompt.
 
 Every parameter is random, norms and biases too. Seeds are searched until no greedy step is close.
 """
@@ -24,6 +27,8 @@ import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +39,9 @@ from PIL import ImageOps
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from tests.support.pictures import SIZES, drawn, pixel_cases, sampled
+from predict.loading.checkpoint import Checkpoint
+from tests.support.made_weights import write_checkpoint
+from tests.support.pictures import NUM_SAMPLED, SIZES, drawn, pixel_cases, sampled
 
 HERE = Path(__file__).resolve().parent
 NUM_NEW_TOKENS = 12
@@ -100,14 +107,74 @@ QWEN2_VL = QWEN2_5_VL | {
         "mlp_ratio": 2,
     }
 }
-CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "qwen2_5_vl": (
+QWEN3_VL = {
+    "text_config": QWEN2_5_VL["text_config"]
+    | {
+        "num_hidden_layers": 3,
+        "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "default",
+            "mrope_section": [4, 2, 2],
+            "mrope_interleaved": True,
+            "rope_theta": 10000.0,
+        },
+    },
+    "vision_config": {
+        "depth": 3,
+        "hidden_size": 32,
+        "intermediate_size": 20,
+        "num_heads": 2,
+        "patch_size": 4,
+        "out_hidden_size": 32,
+        "num_position_embeddings": 25,
+        "deepstack_visual_indexes": [0, 1],
+    },
+    **{key: value for key, value in QWEN2_5_VL.items() if "config" not in key},
+}
+QWEN3_VL_MOE = QWEN3_VL | {
+    "text_config": QWEN3_VL["text_config"]
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+}
+
+
+def qwen_rows(model: Any, inputs: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """A picture's rows, with those that are added behind layers."""
+    made = model.model.visual(inputs["pixel_values"], inputs["image_grid_thw"])
+    added = getattr(made, "deepstack_features", None) or ()
+    return torch.cat([made.pooler_output, *added], dim=1).numpy()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kind: its classes, a tiny config, and what differs from the others."""
+
+    config: Any
+    model: Any
+    values: dict[str, Any]
+    processor: Any
+    rows: Callable[[Any, dict[str, Any]], np.ndarray[Any, Any]] = qwen_rows
+    is_stored: bool = False  # whether the checkpoint is
+
+
+QWENS = Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, min_pixels=64, max_pixels=3200)
+CASES: dict[str, Case] = {
+    "qwen2_5_vl": Case(
         *(transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration),
-        QWEN2_5_VL,
+        *(QWEN2_5_VL, QWENS),
+        is_stored=True,
     ),
-    "qwen2_vl": (
+    "qwen2_vl": Case(
         *(transformers.Qwen2VLConfig, transformers.Qwen2VLForConditionalGeneration),
-        QWEN2_VL,
+        *(QWEN2_VL, QWENS),
+        is_stored=True,
+    ),
+    "qwen3_vl": Case(
+        *(transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration),
+        *(QWEN3_VL, QWENS),
+    ),
+    "qwen3_vl_moe": Case(
+        *(transformers.Qwen3VLMoeConfig, transformers.Qwen3VLMoeForConditionalGeneration),
+        *(QWEN3_VL_MOE, QWENS),
     ),
 }
 PICTURE = [START, IMAGE, STOP]
@@ -140,12 +207,19 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(TEMPLATE)
 
 
-def model_of(case: str, seed: int) -> Any:
-    """A model whose parameters are all random, rounded to bfloat16."""
-    config_of, model_type, values = CASES[case]
-    config = config_of(**values)
+def model_of(case: Case, seed: int, tensors: dict[str, list[int]], folder: Path) -> Any:
+    """A model whose parameters are all random, rounded to bfloat16.
+
+    folder: with a config.json, which gets the checkpoint. tensors: names and shapes there.
+    """
+    if not case.is_stored:
+        write_checkpoint(folder / "model.safetensors", tensors, seed)
+        return case.model.from_pretrained(
+            folder, attn_implementation="eager", dtype=torch.float32
+        ).eval()
+    config = case.config(**case.values)
     config._attn_implementation = "eager"
-    model = model_type(config).eval()
+    model = case.model(config).eval()
     generator = torch.Generator().manual_seed(seed)
     for name, value in model.named_parameters():
         noise = torch.randn(value.shape, generator=generator)
@@ -167,15 +241,14 @@ def expanded(prompt: list[int], counts: list[int]) -> list[int]:
     return ids
 
 
-def attempt(case: str, seed: int, processor: Any, folder: Path) -> dict[str, Any] | None:
+def attempt(
+    case: Case, seed: int, tensors: dict[str, list[int]], folder: Path
+) -> dict[str, Any] | None:
     """Writes golden.npz of a seed; None where a greedy step is close."""
-    model, rng = model_of(case, seed), np.random.default_rng(seed)
-    inputs = [processor(drawn(n, size), return_tensors="pt") for n, size in enumerate(SIZES)]
+    model, rng = model_of(case, seed, tensors, folder), np.random.default_rng(seed)
+    inputs = [case.processor(drawn(n, size), return_tensors="pt") for n, size in enumerate(SIZES)]
     with torch.no_grad():
-        towers = [
-            model.model.visual(each["pixel_values"], each["image_grid_thw"]).pooler_output.numpy()
-            for each in inputs
-        ]
+        towers = [case.rows(model, each) for each in inputs]
     prompts, margin, firsts = list[dict[str, Any]](), np.inf, []
     for parts in PROMPTS:
         prompt, pictures = list[int](), []
@@ -207,12 +280,23 @@ def attempt(case: str, seed: int, processor: Any, folder: Path) -> dict[str, Any
             if margin < MIN_MARGIN or greedy[-1] == IMAGE:
                 return None
         prompts.append({"prompt": prompt, "pictures": pictures, "greedy": greedy})
+    if case.is_stored:
+        save(model, folder)
+    arrays = {
+        f"tower_{number}": rows if case.is_stored else sampled(rows, NUM_SAMPLED)
+        for number, rows in enumerate(towers)
+    }
+    np.savez_compressed(folder / "golden.npz", last_logits=np.stack(firsts), **arrays)
+    made = {"seed": seed, "min_margin": float(margin), "prompts": prompts}
+    return made if case.is_stored else made | {"tensors": tensors}
+
+
+def save(model: Any, folder: Path) -> None:
+    """Writes a checkpoint in bfloat16, whose config.json says float32."""
     model.to(torch.bfloat16).save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text()) | {"dtype": "float32"}
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    arrays = {f"tower_{number}": rows for number, rows in enumerate(towers)}
-    np.savez_compressed(folder / "golden.npz", last_logits=np.stack(firsts), **arrays)
-    return {"seed": seed, "min_margin": float(margin), "prompts": prompts}
+    (folder / "generation_config.json").unlink(missing_ok=True)
 
 
 def make_pixels() -> None:
@@ -227,26 +311,30 @@ def make_pixels() -> None:
     np.savez_compressed(HERE / "pixels.npz", grids=np.stack(grids), values=np.stack(values))
 
 
-def make_case(case: str) -> None:
+def make_case(name: str) -> None:
     """Searches a seed and leaves its checkpoint and goldens in the case's folder."""
-    processor = Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, min_pixels=64, max_pixels=3200)
+    case = CASES[name]
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / case
+        folder = Path(temporary) / name
         folder.mkdir()
-        tried = (attempt(case, seed, processor, folder) for seed in range(MAX_SEEDS))
+        save(case.model(case.config(**case.values)), folder)
+        tensors = {key: [*each.shape] for key, each in Checkpoint(folder).stored.items()}
+        tried = (attempt(case, seed, tensors, folder) for seed in range(MAX_SEEDS))
         golden = next(filter(None, tried), None)
         if golden is None:
-            raise SystemExit(f"{case}: no seed below {MAX_SEEDS} has a margin of {MIN_MARGIN}")
-        write_tokenizer(folder)
-        values = json.loads(processor.to_json_string()).items()
+            raise SystemExit(f"{name}: no seed below {MAX_SEEDS} has a margin of {MIN_MARGIN}")
+        if case.is_stored:
+            write_tokenizer(folder)
+        else:
+            (folder / "model.safetensors").unlink()
+        values = json.loads(case.processor.to_json_string()).items()
         saved = {key: value for key, value in values if value is not None}
         (folder / "preprocessor_config.json").write_text(json.dumps(saved, indent=1))
         (folder / "golden.json").write_text(json.dumps(golden))
-        (folder / "generation_config.json").unlink(missing_ok=True)
-        shutil.rmtree(HERE / case, ignore_errors=True)
-        shutil.copytree(folder, HERE / case, copy_function=shutil.copyfile)
-    size = sum(path.stat().st_size for path in (HERE / case).iterdir())
-    print(f"{case}: seed {golden['seed']}, margin {golden['min_margin']:.3f}, {size / 1000:.0f} kB")
+        shutil.rmtree(HERE / name, ignore_errors=True)
+        shutil.copytree(folder, HERE / name, copy_function=shutil.copyfile)
+    size = sum(path.stat().st_size for path in (HERE / name).iterdir())
+    print(f"{name}: seed {golden['seed']}, margin {golden['min_margin']:.3f}, {size / 1000:.0f} kB")
 
 
 def main() -> None:

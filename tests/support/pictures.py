@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
 import json
+import shutil
+import tempfile
 from collections.abc import Iterator
 from functools import cache
 from io import BytesIO
@@ -15,6 +18,7 @@ import PIL
 import pytest
 
 from predict import SamplingParams
+from tests.support.made_weights import write_checkpoint
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,6 +35,7 @@ needs_pillow_of_goldens = pytest.mark.skipif(
 GOLDEN_IMAGES = Path(__file__).resolve().parents[1] / "golden_images"
 IMAGE_CASES = sorted(path.parent.name for path in GOLDEN_IMAGES.glob("*/golden.json"))
 # Width and height of the pictures of the goldens: cut windows at both edges, one cell, one row.
+NUM_SAMPLED = 300  # of a tower's values
 SIZES = ((72, 40), (9, 11), (130, 14), (56, 64))
 
 
@@ -86,10 +91,10 @@ def pixel_cases() -> Iterator[tuple[Image, dict[str, int]]]:
         )
 
 
-def sampled(patches: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Some values of patches, the same for the same number of them."""
-    flat = patches.reshape(-1)
-    return flat[np.random.default_rng(1).integers(0, len(flat), 60)]
+def sampled(values: NDArray[np.float32], count: int = 60) -> NDArray[np.float32]:
+    """Some of the values, the same for the same number of them."""
+    flat = values.reshape(-1)
+    return flat[np.random.default_rng(1).integers(0, len(flat), count)]
 
 
 def png_url(image: Image) -> str:
@@ -97,6 +102,23 @@ def png_url(image: Image) -> str:
     file = BytesIO()
     image.save(file, "PNG")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+@cache
+def image_model(case: str) -> Path:
+    """The folder of a case's checkpoint; of most cases it is made."""
+    stored = GOLDEN_IMAGES / case
+    golden = image_golden(case)
+    if "tensors" not in golden:
+        return stored
+    made = Path(tempfile.mkdtemp(prefix="images-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copyfile(GOLDEN_IMAGES / "qwen2_5_vl" / name, made / name)
+    for name in ("config.json", "preprocessor_config.json"):
+        shutil.copyfile(stored / name, made / name)
+    write_checkpoint(made / "model.safetensors", golden["tensors"], golden["seed"])
+    return made
 
 
 @cache
@@ -134,5 +156,6 @@ def encoded(llm: LLM, picture: Picture) -> NDArray[np.float32]:
     tower, platform = llm.parts.sight.tower, llm.platform
     assert tower is not None
     dtype = llm.config.model.dtype
-    made = encode(*(platform.backend, tower, picture.patches, picture.grid, dtype, platform.place))
+    grids = [picture.grid]
+    made = encode(*(platform.backend, tower, picture.patches, grids, dtype, platform.place))
     return np.asarray(made.cpu().astype("float32").numpy())
