@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,13 @@ import numpy.typing as npt
 from predict.config.engine import EngineConfig
 from predict.config.images import ImagesConfig
 from predict.config.model import DTYPE_BYTES
+from predict.device.place import tensor_at
 from predict.engine.picture_rows import PictureRows
 from predict.engine.pictures import Encode, Eyes
 from predict.errors import UserError, quoted, unknown_key
 from predict.images.areas import AreaPixels
+from predict.images.decoding import Decode, Workers
+from predict.images.fetching import is_address
 from predict.images.limits import MAX_TOGETHER
 from predict.images.placed import Picture, Pictures, picture_of, with_pictures
 from predict.loading.model import Weights
@@ -29,6 +31,7 @@ from predict.nn.vision import VisionSpec
 from predict.text.conversation import PicturePart
 
 WITHOUT = "--limit_mm_per_prompt '{\"image\": 0}'"
+TRIED_ON_GPUS = False  # whether a tower has run on a real one: until then it is refused there
 TABLES = 2  # rows of the table, in longest steps or prompts
 
 
@@ -41,7 +44,7 @@ def with_eyes(config: EngineConfig, spec: DecoderSpec, on_gpu: bool) -> DecoderS
         return replace(spec, vision=None)
     degree, method = config.ranks.tensor_parallel_degree, config.speculation.speculate_method
     refused = {
-        f"--device {config.model.device}": on_gpu,
+        f"--device {config.model.device}": on_gpu and not TRIED_ON_GPUS,
         "--mode static": config.model.mode == "static",
         f"--tensor_parallel_degree {degree}": degree > 1,
         f"--speculate_method {method}": method is not None,
@@ -63,6 +66,7 @@ class PictureReader:
     pixels: AreaPixels
     spec: VisionSpec
     max_tokens: int  # of a prompt's pictures
+    decode: Decode  # files
 
     def read(
         self, token_ids: Sequence[int], parts: Sequence[PicturePart]
@@ -97,8 +101,22 @@ class PictureReader:
         for number, part in enumerate(parts, 1):
             where = f"picture {number} of the prompt"
             pixels = self.pixels.changed(part.options, where)
-            pictures.append(picture_of(part.source, pixels, where, most, check))
+            made = picture_of(
+                *(part.source, pixels, where, most, check, self.decode, self.config.media)
+            )
+            pictures.append(made)
         return with_pictures(token_ids, pictures, self.spec.placeholder)
+
+    def fetched(self, parts: Sequence[PicturePart]) -> list[PicturePart]:
+        """The parts, addresses fetched. Raises UserError for the first that cannot be."""
+        self.config.check_count(len(parts))
+        media, made = self.config.media, list[PicturePart]()
+        for number, part in enumerate(parts, 1):
+            if is_address(part.source):
+                data = media.bytes_of(part.source, f"picture {number} of the prompt")
+                part = part._replace(source=data)
+            made.append(part)
+        return made
 
 
 def reader_of(config: EngineConfig, spec: DecoderSpec) -> PictureReader | None:
@@ -108,7 +126,8 @@ def reader_of(config: EngineConfig, spec: DecoderSpec) -> PictureReader | None:
         return None
     options, directory = dict(images.mm_processor_kwargs), config.model.model_name_or_path
     pixels = pixels_of(vision, directory, options)
-    return PictureReader(images, pixels, vision, config.max_length)
+    workers = Workers(images.max_image_pixels, images.max_image_seconds)
+    return PictureReader(images, pixels, vision, config.max_length, workers.decode)
 
 
 class Sight:
@@ -207,14 +226,9 @@ def _encoder(tower: Tower, table: Any, dtype: str, platform: Platform) -> Encode
     def write(picture: Picture, rows: npt.NDArray[np.int32]) -> None:
         import paddle
 
+        ops, place = platform.backend, platform.place
         with paddle.no_grad():
-            made = encode(
-                *(platform.backend, tower, picture.patches, [picture.grid], dtype, platform.place)
-            )
-            # Run by run: Paddle scatters no 16-bit types on a CPU.
-            borders = np.flatnonzero(np.diff(rows) != 1) + 1
-            for begin, end in pairwise([0, *borders.tolist(), len(rows)]):
-                first = int(rows[begin])
-                paddle.assign(made[begin:end], table._slice(first, first + end - begin))
+            made = encode(ops, tower, picture.patches, [picture.grid], dtype, place)
+            ops.put_rows(table, tensor_at(rows, place), made)
 
     return write

@@ -21,7 +21,7 @@ from predict.engine.request_state import Request
 from predict.engine.resources import CacheBlocks
 from predict.engine.scheduled import ScheduledSpan, SchedulerConfig
 from predict.errors import UserError
-from predict.images import opening
+from predict.images import opening, placed
 from predict.images.placed import Picture, picture_of, with_pictures
 from predict.loading import safetensors_writer
 from predict.loading.checkpoint import Checkpoint
@@ -348,13 +348,13 @@ def test_pictures_are_counted_before_they_are_decoded(
     config = EngineConfig(model_name_or_path=str(folder), max_image_pixels=8100)
     reader = reader_of(config, read_spec(folder)[0])
     assert reader is not None
-    decoded, decode = list[str](), opening._as_rgb
+    decoded, decode = list[str](), opening.as_rgb
 
     def counted(image: Any, where: str) -> Any:
         decoded.append(where)
         return decode(image, where)
 
-    monkeypatch.setattr(opening, "_as_rgb", counted)
+    monkeypatch.setattr(placed, "as_rgb", counted)
     parts = [PicturePart(drawn(number, size), options) for number, size in enumerate(sizes)]
     with pytest.raises(UserError, match=words):
         reader.read([261], parts)

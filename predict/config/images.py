@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from predict.errors import UserError, unknown_key
-from predict.images.limits import MAX_PIXELS, check_options
+from predict.images.fetching import Media
+from predict.images.limits import MAX_PIXELS, MOST_PIXELS, check_options
 from predict.system.options import Checked, option
 from predict.system.ranges import Range, refusal
 
 NUM_IMAGES = Range(0, 1024)  # of a prompt
 KINDS = ("image", "video", "audio")
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?(:[0-9]{1,5})?")
 
 
 def _limits(value: Any) -> dict[str, int]:
@@ -33,6 +36,17 @@ def _options(value: Any) -> dict[str, Any]:
     return dict(value)
 
 
+def _hosts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise refusal("allowed_media_domains", value, "a tuple of hosts")
+    for host in value:
+        if not isinstance(host, str) or not HOST.fullmatch(host):
+            raise refusal(
+                "allowed_media_domains", host, "hosts as example.org, example.org:8443, 192.0.2.1"
+            )
+    return tuple(host.lower() for host in value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImagesConfig(Checked):
     """Pictures in prompts of models with eyes. Raises UserError for other values."""
@@ -47,8 +61,25 @@ class ImagesConfig(Checked):
         allowed=_options, kind="json", flag_default=None)
     max_image_pixels: int = option(MAX_PIXELS,
         "Pixels of a picture at most, as its file's header says, before it is decoded.",
-        allowed=Range(1, 1 << 27))
+        allowed=Range(1, MOST_PIXELS))
+    max_image_seconds: float = option(10.0,
+        "CPU seconds that a picture's file may take to decode and resize, in a process of its own; "
+        "one that takes longer is refused.",
+        allowed=Range(0.1, 600, whole=False))
+    allowed_media_domains: tuple[str, ...] = option((),
+        "Hosts that addresses of pictures (http, https) may name, as example.org, or "
+        "example.org:8443 for another port; none: no address is fetched.",
+        allowed=_hosts, null_words=())
+    allowed_local_media_path: str | None = option(None,
+        "Folder that addresses file:///... of pictures may lead into, links followed; none: no "
+        "file is read by an address.",
+        is_file=True)
     # fmt: on
+
+    @property
+    def media(self) -> Media:
+        """Where pictures may be fetched from."""
+        return Media(self.allowed_media_domains, self.allowed_local_media_path)
 
     @property
     def max_images(self) -> int:

@@ -13,8 +13,10 @@ import numpy.typing as npt
 
 from predict.errors import UserError
 from predict.images.areas import AreaPixels
+from predict.images.decoding import Decode, decoded
+from predict.images.fetching import NO_MEDIA, Media
 from predict.images.limits import MAX_PIXELS
-from predict.images.opening import opened
+from predict.images.opening import as_rgb, header
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,11 +45,21 @@ def picture_of(
     where: str = "the picture",
     max_pixels: int = MAX_PIXELS,
     check: Callable[[int, int], None] = lambda height, width: None,
+    decode: Decode = decoded,
+    media: Media = NO_MEDIA,
 ) -> Picture:
-    """The picture of a source; see predict.images.opening. Raises UserError."""
-    image, digest = opened(source, where, max_pixels, check)
-    whole = hashlib.blake2b(digest + pixels.digest, digest_size=32).digest()
-    return resized_picture(whole, pixels.resized(image), pixels)
+    """The picture of a source; see predict.images.opening. Raises UserError.
+
+    decode: what decodes the bytes of files. media: where addresses may lead.
+    """
+    found = header(source, where, max_pixels, check, media)
+    whole = hashlib.blake2b(found.digest + pixels.digest, digest_size=32).digest()
+    try:
+        if found.data is not None:
+            return resized_picture(whole, decode(found.data, pixels, where), pixels)
+        return resized_picture(whole, pixels.resized(as_rgb(found.image, where)), pixels)
+    except MemoryError:
+        raise UserError(f"{where} takes more memory than there is; shrink it") from None
 
 
 def resized_picture(digest: bytes, values: npt.NDArray[np.uint8], pixels: AreaPixels) -> Picture:

@@ -123,7 +123,18 @@ def own_rows(token_ids: Tensor, begin: int, end: int, other: int) -> Tensor:
     return _run()("regatta_own_rows", token_ids, begin, end, other)[0]
 
 
-write_places = composed.write_places
+def put_rows(table: Tensor, rows: Tensor, x: Tensor) -> None:
+    """Writes x [C, W] to `rows` [C] of table [R, W], in place; no row comes twice."""
+    _run()("regatta_put_rows", table, rows, x)
+
+
+def write_places(table: Tensor, places: Tensor, axes: Sequence[int], first: int) -> Tensor:
+    """Writes rows of a rotary table [P, R] for places in several dimensions, in place.
+
+    Row first + t takes each of its R / 2 angles from the row places[t, axis], of the angle's axis.
+    places: [T, 3] int32, each below `first`. Returns the table.
+    """
+    return _run()("regatta_write_places", table, places, list(axes), first)[0]
 
 
 def embed(inputs: StepInputs, embedding: Embedding, head: Linear) -> Tensor:

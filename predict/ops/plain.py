@@ -708,7 +708,23 @@ class BoundLayers(composed.BoundLayers):
     ops = _OPS
 
 
-write_places = composed.write_places
+def put_rows(table: Tensor, rows: Tensor, x: Tensor) -> None:
+    import paddle
+
+    # Paddle scatters no 16-bit types on a CPU, and the plain operators compute in float32.
+    paddle.scatter_(table, rows, x)
+
+
+def write_places(table: Tensor, places: Tensor, axes: Sequence[int], first: int) -> Tensor:
+    import paddle
+
+    count, axis_of = places.shape[0], paddle.to_tensor([*axes, *axes], place=table.place)
+    rows = paddle.gather(table, places[:, 0])
+    for axis in sorted({*axes} - {0}):
+        own = paddle.gather(table, places[:, axis])
+        rows = paddle.where((axis_of == axis).expand_as(rows), own, rows)
+    paddle.assign(rows, table._slice(first, first + count))
+    return table
 
 
 def embed(inputs: StepInputs, embedding: Embedding, head: Linear) -> Tensor:

@@ -78,9 +78,9 @@ def url(value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        (url("https://example.com/a.png"), "this server fetches no address and reads no file"),
-        (url("/etc/passwd"), "this server fetches no address and reads no file"),
-        (url("file:///etc/passwd"), "fetches no address"),
+        (url("https://example.com/a.png"), "none is fetched .*allowed_media_domains"),
+        (url("/etc/passwd"), "allowed: data:image/png;base64"),
+        (url("file:///etc/passwd"), "no file is read .*allowed_local_media_path"),
         (url("data:image/png;base64,AAAA"), "picture 1 of the prompt is no picture"),
         (url(PART["image_url"]["url"][:400]), "damaged or cut off|base64"),
         ({"type": "image_url"}, "image_url is missing"),

@@ -17,11 +17,15 @@ import numpy as np
 import PIL
 import pytest
 
+from predict import SamplingParams
 from tests.support.made_weights import write_checkpoint
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
+
+    from predict import LLM
+    from predict.images.placed import Picture
 
 # Of tests that compare with what transformers made of pictures.
 needs_pillow_of_goldens = pytest.mark.skipif(
@@ -29,6 +33,7 @@ needs_pillow_of_goldens = pytest.mark.skipif(
     reason="recorded with Pillow 13: older ones round otherwise where they resize",
 )
 GOLDEN_IMAGES = Path(__file__).resolve().parents[1] / "golden_images"
+IMAGE_CASES = sorted(path.parent.name for path in GOLDEN_IMAGES.glob("*/golden.json"))
 # Width and height of the pictures of the goldens: cut windows at both edges, one cell, one row.
 NUM_SAMPLED = 300  # of a tower's values
 SIZES = ((72, 40), (9, 11), (130, 14), (56, 64))
@@ -131,3 +136,32 @@ def image_golden(case: str) -> dict[str, Any]:
 def pictures_of(prompt: dict[str, Any]) -> list[Image]:
     """The pictures of a golden's prompt."""
     return [drawn(number, SIZES[number]) for number in prompt["pictures"]]
+
+
+def asked_of(case: str) -> list[dict[str, Any]]:
+    """The prompts of a golden, as generate takes them."""
+    return [
+        {"prompt": each["prompt"], "multi_modal_data": {"image": pictures_of(each)}}
+        for each in image_golden(case)["prompts"]
+    ]
+
+
+def check_greedy_of(llm: LLM, case: str) -> None:
+    """Asserts that the answers to a golden's prompts are its own, and that nothing is lost."""
+    params = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
+    outputs = llm.generate(asked_of(case), params)
+    wanted = [each["greedy"] for each in image_golden(case)["prompts"]]
+    assert [list(output.token_ids) for output in outputs] == wanted
+    llm.engine.scheduler.check()
+
+
+def encoded(llm: LLM, picture: Picture) -> NDArray[np.float32]:
+    """A tower's rows of a picture."""
+    from predict.nn.tower import encode
+
+    tower, platform = llm.parts.sight.tower, llm.platform
+    assert tower is not None
+    dtype = llm.config.model.dtype
+    grids = [picture.grid]
+    made = encode(*(platform.backend, tower, picture.patches, grids, dtype, platform.place))
+    return np.asarray(made.cpu().astype("float32").numpy())
