@@ -16,11 +16,12 @@ from predict.device.place import tensor_at
 from predict.engine.picture_rows import PictureRows
 from predict.engine.pictures import Encode, Eyes
 from predict.errors import UserError, quoted, unknown_key
-from predict.images.areas import AreaPixels
+from predict.images.pixels import Pixels
 from predict.images.decoding import Decode, Workers
 from predict.images.fetching import is_address
 from predict.images.limits import MAX_TOGETHER
-from predict.images.placed import Picture, Pictures, picture_of, with_pictures
+from predict.images.placed import Picture, Pictures, picture_of, pictures_in, with_pictures
+from predict.images.written import Encoder, written
 from predict.loading.model import Weights
 from predict.loading.platform import Platform
 from predict.loading.vision import TowerWeights, open_tower, pixels_of
@@ -63,20 +64,24 @@ class PictureReader:
     """Reads the pictures of prompts. Needs no weights: a server's front has one, too."""
 
     config: ImagesConfig
-    pixels: AreaPixels
+    pixels: Pixels
     spec: VisionSpec
     max_tokens: int  # of a prompt's pictures
     decode: Decode  # files
 
     def read(
-        self, token_ids: Sequence[int], parts: Sequence[PicturePart]
+        self,
+        token_ids: Sequence[int],
+        parts: Sequence[PicturePart],
+        tokenizer: Encoder | None = None,
     ) -> tuple[list[int], Pictures | None]:
         """A prompt with all placeholders of its pictures, and these. Raises UserError.
 
-        token_ids: with one placeholder for each picture.
+        token_ids: with one placeholder for each picture. tokenizer: of kinds whose placeholders are
+        texts.
         """
         self.config.check_count(len(parts))
-        pictures = list[Picture]()
+        pictures, counts = list[Picture](), list[int]()
         num_tokens = num_pixels = 0
         most = self.config.max_image_pixels
 
@@ -85,7 +90,7 @@ class PictureReader:
             nonlocal num_tokens, num_pixels
             cells = self.spec.cells(pixels.grid(pixels.size(height, width)))
             self.spec.check_size(cells, where)
-            num_tokens += cells[0] * cells[1]
+            num_tokens += pixels.num_tokens(cells, pixels.num_tiles(height, width))
             num_pixels += height * width
             if num_tokens > self.max_tokens:
                 raise UserError(
@@ -104,8 +109,11 @@ class PictureReader:
             made = picture_of(
                 *(part.source, pixels, where, most, check, self.decode, self.config.media)
             )
-            pictures.append(made)
-        return with_pictures(token_ids, pictures, self.spec.placeholder)
+            apart = pictures_in(made)
+            pictures += apart
+            counts.append(len(apart))
+        holder = self.spec.placeholder
+        return with_pictures(written(token_ids, counts, holder, tokenizer), pictures, holder)
 
     def fetched(self, parts: Sequence[PicturePart]) -> list[PicturePart]:
         """The parts, addresses fetched. Raises UserError for the first that cannot be."""
@@ -143,7 +151,7 @@ class Sight:
         self._opened: TowerWeights | None = None
         if self.spec is not None:
             self.num_places = max(config.max_length, config.token_budget)
-            self.rows = PictureRows(TABLES * self.num_places)
+            self.rows = PictureRows(TABLES * self.num_places, self.spec.sees_itself)
 
     def open(self, text: Weights) -> int:
         """Checks the tower's tensors; the bytes that tower and table take."""
@@ -165,17 +173,20 @@ class Sight:
         dtype = self.config.model.dtype if platform.compiled is not None else "float32"
         table = paddle.zeros([self.rows.num_rows, spec.row_size], dtype)
         made = with_images(decoder, spec, table, self.num_places)
-        assert made.axes is not None
         encode_to = _encoder(tower, table, dtype, platform)
-        self.eyes = Eyes(self.rows, encode_to, made.axes.first, len(spec.mergers))
+        first = -1 if made.axes is None else made.axes.first
+        self.eyes = Eyes(self.rows, encode_to, first, len(spec.mergers))
         return made
 
     def read(
-        self, token_ids: Sequence[int], parts: Sequence[PicturePart]
+        self,
+        token_ids: Sequence[int],
+        parts: Sequence[PicturePart],
+        tokenizer: Encoder | None = None,
     ) -> tuple[list[int], Pictures | None]:
         """See PictureReader. Raises UserError for pictures where the model has no tower."""
         if self.reader is not None:
-            return self.reader.read(token_ids, parts)
+            return self.reader.read(token_ids, parts, tokenizer)
         if parts:
             is_off = self.config.images.max_images == 0
             raise UserError(
@@ -228,7 +239,9 @@ def _encoder(tower: Tower, table: Any, dtype: str, platform: Platform) -> Encode
 
         ops, place = platform.backend, platform.place
         with paddle.no_grad():
-            made = encode(ops, tower, picture.patches, [picture.grid], dtype, place)
+            made = encode(
+                *(ops, tower, picture.patches, [picture.grid] * picture.num_tiles, dtype, place)
+            )
             ops.put_rows(table, tensor_at(rows, place), made)
 
     return write

@@ -32,6 +32,7 @@ class PictureRows:
     """The rows of the table, and who holds them."""
 
     num_rows: int
+    whole: bool = False  # a picture is read in one step: its tokens see each other
     _free: list[int] = field(init=False)
     _of: dict[bytes, HeldRows] = field(default_factory=dict)
     _unheld: OrderedDict[bytes, None] = field(default_factory=OrderedDict)  # oldest first
@@ -42,10 +43,10 @@ class PictureRows:
 
     def check_fits(self, request: Request) -> None:
         """Raises UserError for a request whose pictures never have room together."""
-        if request.pictures is not None and request.pictures.num_tokens > self.num_rows:
+        if request.pictures is not None and request.pictures.num_rows > self.num_rows:
             raise UserError(
-                f"request {request.request_id}: its pictures have {request.pictures.num_tokens} "
-                f"tokens (allowed: up to {self.num_rows} at once); make them smaller, or raise "
+                f"request {request.request_id}: its pictures have {request.pictures.num_rows} "
+                f"rows (allowed: up to {self.num_rows} at once); make them smaller, or raise "
                 "max_length"
             )
 
@@ -112,4 +113,4 @@ def _wanted(request: Request, num_cached: int) -> dict[bytes, int]:
     if pictures is None:
         return {}
     left = pictures.within(num_cached, pictures.end)
-    return {each.picture.digest: each.picture.num_tokens for each in left}
+    return {each.picture.digest: each.picture.num_rows for each in left}

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.engine.picture_rows import PictureRows
+from predict.engine.picture_spans import apart
 from predict.engine.scheduled import ScheduledSpan
 from predict.images.placed import Picture
 from predict.nn.inputs import StepInputs
@@ -22,7 +23,9 @@ class Eyes:
 
     rows: PictureRows
     encode: Encode
-    first_place: int  # row of the rotary table of a step's first token, where it is a picture's
+    # Row of the rotary table of a step's first token, where it is a picture's; -1: pictures have
+    # the positions of text.
+    first_place: int
     num_levels: int = 1  # rows of the table that a row of pictures has: what is added behind layers
 
     def seen(self, inputs: StepInputs, spans: Sequence[ScheduledSpan]) -> StepInputs:
@@ -40,15 +43,20 @@ class Eyes:
             for each in pictures.within(begin, end):
                 low, high = max(begin, each.start), min(end, each.end)
                 here = slice(first + low - begin, first + high - begin)
-                held = self._encoded(each.picture)[low - each.start : high - each.start]
-                rows[here] = held * self.num_levels
-                positions[here] = self.first_place + np.arange(here.start, here.stop)
-                places[here] = each.places(low, high)
+                own = each.rows(low, high)
+                held = self._encoded(each.picture)[own] * self.num_levels
+                rows[here] = np.where(own < 0, -1, held)
+                if self.first_place >= 0:
+                    positions[here] = self.first_place + np.arange(here.start, here.stop)
+                    places[here] = each.places(low, high)
             if begin >= pictures.end:
                 self.rows.release(span.request.owner)
         if rows.max() < 0:
             return inputs._replace(positions=positions)
-        return inputs._replace(positions=positions, image_rows=rows, image_places=places)
+        inputs = inputs._replace(positions=positions, image_rows=rows)
+        if self.first_place >= 0:
+            return inputs._replace(image_places=places)
+        return apart(inputs, spans) if self.rows.whole else inputs
 
     def _encoded(self, picture: Picture) -> npt.NDArray[np.int32]:
         held = self.rows.held(picture)

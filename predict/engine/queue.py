@@ -11,6 +11,7 @@ from typing import Any
 
 from predict.adapters.pool import READ_AHEAD
 from predict.engine.failures import RequestError
+from predict.engine.picture_spans import uncut
 from predict.engine.request_state import Request, RequestStatus
 from predict.engine.resources import AdapterPages, CacheBlocks, Need, PictureRoom, Resource
 from predict.engine.scheduled import ScheduledSpan, SchedulerConfig, prompt_span
@@ -46,7 +47,9 @@ def chunk(
         budget = MAX_PROMPT_LOGITS - sum(span.num_prompt_logits for span in spans)
     elif not config.chunked_prefill:
         return num_left if num_left <= budget or first else 0
-    return min(num_left, budget)
+    num_tokens = min(num_left, budget)
+    is_uncut = config.pictures is not None and config.pictures.whole
+    return uncut(request, start, num_tokens) if is_uncut else num_tokens
 
 
 def waits_for_leader(request: Request, block_size: int) -> bool:

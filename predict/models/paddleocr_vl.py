@@ -1,10 +1,11 @@
-"""PaddleOCR-VL: ERNIE 4.5's shape, rotated in halves, with a SigLIP tower for pages of any shape."""
+"""PaddleOCR-VL: ERNIE 4.5's shape, rotated in halves; SigLIP's tower for pages of any shape."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from predict.images.areas import AreaPixels
+from predict.images.pixels import Placeholder
 from predict.nn.blocks import Activation, Norm, Positions
 from predict.nn.hf_config import ConfigReader, llama_like
 from predict.nn.hf_vision import (
@@ -61,14 +62,18 @@ def _vision(config: ConfigReader, text: DecoderSpec, axes: tuple[int, ...]) -> V
         merger=merger_of(parts, between, size * merge**2, text.hidden_size),
         names=CLIP,
         pixels=AreaPixels(
-            patch, merge, 1, min_pixels=384 * 384, max_pixels=1536 * 1536, grows_sides=True
+            patch_size=patch,
+            merge_size=merge,
+            temporal_patch_size=1,
+            min_pixels=384 * 384,
+            max_pixels=1536 * 1536,
+            grows_sides=True,
         ),
-        placeholder=config.get_int("image_token_id", 100295),
+        placeholder=Placeholder(config.get_int("image_token_id", 100295)),
         axes=axes,
         theta=theta_of(own),
         patch_name="embeddings.patch_embedding",
         patch_bias=True,
-        has_frames=False,
         learned=Learned(
             "embeddings.position_embedding.weight",
             own.get_int("image_size", 384) // patch,

@@ -7,10 +7,11 @@ from typing import Any
 
 from predict.errors import UserError
 from predict.images.areas import AreaPixels
+from predict.images.pixels import Placeholder
 from predict.nn.blocks import Activation, Block, Norm, Positions
 from predict.nn.hf_config import ConfigReader, blocks_of, per_head
 from predict.nn.spec import DecoderSpec
-from predict.nn.vision import CHANNELS, GELU, Merger, Product, VisionSpec
+from predict.nn.vision import CHANNELS, GELU, Base, Merger, Product, VisionSpec
 from predict.nn.weights import WeightNames
 
 MROPE = ("mrope_section", "mrope_interleaved")  # keys of how positions of axes turn
@@ -22,6 +23,12 @@ CLIP = WeightNames(
     mlp_norm="layer_norm2.weight",
     gate_up=("mlp.fc1",),
     down=("mlp.fc2",),
+)
+# Of towers beside a projector, longest first.
+BASES = tuple(
+    Base(f"{root}vision_tower.{inner}", f"{root}multi_modal_projector.")
+    for root in ("model.", "")
+    for inner in ("vision_model.", "")
 )
 SECTIONS = (16, 24, 24)  # of the angles, by axis, where a file says none
 
@@ -76,16 +83,20 @@ def axes_of(
     return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
 
 
-def vision_config(config: ConfigReader) -> ConfigReader:
-    """The reader of the tower's config. Raises UserError where it is another family's."""
+def vision_config(config: ConfigReader, *kinds: str) -> ConfigReader:
+    """The reader of the tower's config. Raises UserError where it is another family's.
+
+    kinds: its model_type's, where that is not the model's own.
+    """
     values = config.values.get("vision_config")
     if not isinstance(values, dict):
         raise config.wrong("vision_config", "an object: the tower's config")
     own = config.part(values, "vision_config")
     name = config.get_str("model_type")
-    if own.values.get("model_type") not in (None, name, f"{name}_vision"):
-        raise own.wrong("model_type", f"{name}, {name}_vision")
-    for key in ("in_channels", "in_chans"):
+    kinds = kinds or (name, f"{name}_vision")
+    if own.values.get("model_type") not in (None, *kinds):
+        raise own.wrong("model_type", ", ".join(kinds))
+    for key in ("in_channels", "in_chans", "num_channels"):
         own.must_be(key, CHANNELS)
     return own
 
@@ -124,8 +135,13 @@ def qwen_like(
         "layers": (layer,) * own.get_int("depth", 32),
         "out_size": text.hidden_size,
         "merger": merger_of(merger, norm, size * merge**2, text.hidden_size),
-        "pixels": AreaPixels(own.get_int("patch_size", patch), merge, frames),
-        "placeholder": config.get_int("image_token_id", 151655),
+        "pixels": AreaPixels(
+            patch_size=own.get_int("patch_size", patch),
+            merge_size=merge,
+            temporal_patch_size=frames,
+        ),
+        "frames": frames,
+        "placeholder": Placeholder(config.get_int("image_token_id", 151655)),
         "axes": axes,
         "theta": theta_of(own),
     }

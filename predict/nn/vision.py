@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.errors import UserError
-from predict.images.areas import AreaPixels
+from predict.images.pixels import Pixels, Placeholder
 from predict.nn.blocks import Activation, Block, HeadSlot, LinearSlot, Norm
 from predict.nn.inputs import RowKind, StepInputs, max_lens_of
 from predict.nn.weights import WeightNames
@@ -29,22 +29,29 @@ Resampling = Literal["corners", "bilinear", "bicubic"]
 
 @dataclass(frozen=True)
 class Product:
-    """A product of a merger, and the function behind it."""
+    """A product of a merger, and the function behind it.
+
+    is_parameter: `name` is the tensor's whole name, and it is stored [in, out]. channels_first: its
+    columns are stored [channel, row, column] of a cell, and read [row, column, channel].
+    """
 
     name: str
     out_features: int
     has_bias: bool = True
     activation: Activation | None = None
+    is_parameter: bool = False
+    channels_first: bool = False
 
 
 @dataclass(frozen=True)
 class Merger:
     """From a merged cell's patches to a row: a norm of each patch, or of the cell; products."""
 
-    norm: Norm
+    norm: Norm | None
     products: tuple[Product, ...]
     norm_name: str = "merger.ln_q.weight"
     norms_cells: bool = False  # the norm is over all values of a cell
+    pools: bool = False  # a cell is the mean of its patches, not one behind the other
 
 
 @dataclass(frozen=True)
@@ -88,13 +95,16 @@ class VisionSpec:
     out_size: int  # the text model's hidden size
     merger: Merger
     names: WeightNames  # of its blocks
-    pixels: AreaPixels  # how pictures become patches, where a model's folder says nothing
-    placeholder: int  # the token that stands for a merged cell
-    axes: tuple[int, ...]  # of each frequency of the text's rotary table: time, row or column
+    pixels: Pixels  # how pictures become patches, where a model's folder says nothing
+    placeholder: Placeholder  # what stands for a picture in prompts
+    # Of each frequency of the text's rotary table: time, row or column. Empty: tokens of pictures
+    # have the positions of text.
+    axes: tuple[int, ...] = ()
+    sees_itself: bool = False  # tokens of one picture see each other, in the text model too
     theta: float = 10000.0  # of its rotary positions
     patch_name: str = "patch_embed.proj"
     patch_bias: bool = False  # goes with learned positions
-    has_frames: bool = True  # patches' weights are of several frames: [W, 3, frames, p, p]
+    frames: int = 0  # of patches' weights [W, 3, frames, p, p]; 0: [W, 3, p, p]
     learned: Learned | None = None
     taps: tuple[Tap, ...] = ()
     last_norm: Norm | None = None  # behind all layers
@@ -121,6 +131,10 @@ class VisionSpec:
     def cell_values(self) -> int:
         """Values of the patches of a merged cell, behind the layers."""
         return self.hidden_size * self.merge**2
+
+    def values_of(self, merger: Merger) -> int:
+        """Values of a cell that a merger's first product reads."""
+        return self.hidden_size if merger.pools else self.cell_values
 
     @property
     def mergers(self) -> tuple[Merger, ...]:
@@ -160,7 +174,7 @@ class VisionSpec:
             if isinstance(slot, (LinearSlot, HeadSlot))
         )
         for merger in self.mergers:
-            inner = self.cell_values
+            inner = self.values_of(merger)
             for product in merger.products:
                 linears += inner * product.out_features
                 inner = product.out_features

@@ -37,6 +37,7 @@ import torch
 import transformers
 from PIL import ImageOps
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
     PaddleOCRVLImageProcessorPil,
 )
@@ -171,6 +172,40 @@ PADDLEOCR_VL = {
 }
 
 
+GEMMA3 = {
+    "text_config": {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "vocab_size": 264,
+        "max_position_embeddings": 512,
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "query_pre_attn_scalar": 16,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    },
+    "vision_config": {
+        "hidden_size": 32,
+        "intermediate_size": 20,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "patch_size": 4,
+        "image_size": 24,
+        "vision_use_head": False,
+        "model_type": "siglip_vision_model",
+    },
+    "mm_tokens_per_image": 9,
+    "image_token_index": IMAGE,
+    "boi_token_index": START,
+    "eoi_token_index": STOP,
+}
+
+
 def qwen_rows(model: Any, inputs: dict[str, Any]) -> np.ndarray[Any, Any]:
     """A picture's rows, with those that are added behind layers."""
     made = model.model.visual(inputs["pixel_values"], inputs["image_grid_thw"])
@@ -184,6 +219,12 @@ def paddleocr_rows(model: Any, inputs: dict[str, Any]) -> np.ndarray[Any, Any]:
     return torch.cat(made.pooler_output).numpy()
 
 
+def features(model: Any, inputs: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """A picture's rows."""
+    made = model.model.get_image_features(inputs["pixel_values"])
+    return made.pooler_output.flatten(0, 1).numpy()
+
+
 @dataclass(frozen=True)
 class Case:
     """A kind: its classes, a tiny config, and what differs from the others."""
@@ -193,6 +234,8 @@ class Case:
     values: dict[str, Any]
     processor: Any
     rows: Callable[[Any, dict[str, Any]], np.ndarray[Any, Any]] = qwen_rows
+    kinds: str = "mm_token_type_ids"  # where the model is told which tokens are pictures'
+    keys: tuple[str, ...] = ("pixel_values", "image_grid_thw")  # what the model reads of them
     is_stored: bool = False  # whether the checkpoint is
 
 
@@ -223,6 +266,13 @@ CASES: dict[str, Case] = {
             patch_size=4, size={"shortest_edge": 64, "longest_edge": 3200}
         ),
         paddleocr_rows,
+    ),
+    "gemma3": Case(
+        *(transformers.Gemma3Config, transformers.Gemma3ForConditionalGeneration, GEMMA3),
+        Gemma3ImageProcessorPil(size={"height": 24, "width": 24}),
+        features,
+        kinds="token_type_ids",
+        keys=("pixel_values",),
     ),
 }
 PICTURE = [START, IMAGE, STOP]
@@ -308,7 +358,7 @@ def attempt(
         if pictures:
             given = {
                 key: torch.cat([inputs[number][key] for number in pictures])
-                for key in ("pixel_values", "image_grid_thw")
+                for key in case.keys
             }
         greedy: list[int] = []
         for _ in range(NUM_NEW_TOKENS):
@@ -317,7 +367,7 @@ def attempt(
                 # Generated placeholders stand for no picture.
                 kinds = torch.zeros_like(tokens)
                 kinds[0, : len(ids)] = (tokens[0, : len(ids)] == IMAGE).int()
-                given["mm_token_type_ids"] = kinds
+                given[case.kinds] = kinds
             with torch.no_grad():
                 logits = model(input_ids=tokens, use_cache=False, **given).logits[0, -1].numpy()
             if not greedy:

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from predict.errors import UserError
-from predict.images.areas import AreaPixels, read_pixels
+from predict.images.areas import AreaPixels
 from predict.images.opening import opened
+from predict.images.pixels import read_pixels
 from predict.images.placed import Picture, picture_of
 from tests.support.pictures import (
     GOLDEN_IMAGES,
@@ -249,6 +250,6 @@ def test_processor_config_comes_first_where_it_says_something(tmp_path: Path) ->
 def test_min_and_max_pixels_win_over_size(tmp_path: Path) -> None:
     text = '{"size": {"shortest_edge": 5, "longest_edge": 99}, "min_pixels": 7, "patch_size": 16}'
     (tmp_path / "processor_config.json").write_text(f'{{"image_processor": {text}}}')
-    assert read_pixels(tmp_path, AreaPixels()) == AreaPixels(16, min_pixels=7, max_pixels=99)
+    assert read_pixels(tmp_path, AreaPixels()) == AreaPixels(patch_size=16, min_pixels=7, max_pixels=99)
     with pytest.raises(UserError, match="min_pixels 7 is more than max_pixels 6"):
         read_pixels(tmp_path, AreaPixels()).changed({"max_pixels": 6}, "here")
