@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from predict.config.images import ImagesConfig
 from predict.config.model import DTYPE_BYTES
 from predict.device.place import tensor_at
 from predict.engine.picture_rows import PictureRows
-from predict.engine.pictures import Encode, Eyes
+from predict.engine.pictures import Encode, Eyes, PassLimits
 from predict.errors import UserError, quoted, unknown_key
 from predict.images.areas import AreaPixels
 from predict.images.decoding import Decode, Workers
@@ -26,8 +26,8 @@ from predict.loading.platform import Platform
 from predict.loading.vision import TowerWeights, open_tower, pixels_of
 from predict.nn.decoder import Decoder
 from predict.nn.spec import DecoderSpec
-from predict.nn.tower import Tower, encode, with_images
-from predict.nn.vision import VisionSpec
+from predict.nn.tower import Tower, encoding, with_images
+from predict.nn.vision import MAX_SPANS, VisionSpec
 from predict.text.conversation import PicturePart
 
 WITHOUT = "--limit_mm_per_prompt '{\"image\": 0}'"
@@ -166,9 +166,17 @@ class Sight:
         table = paddle.zeros([self.rows.num_rows, spec.row_size], dtype)
         made = with_images(decoder, spec, table, self.num_places)
         assert made.axes is not None
-        encode_to = _encoder(tower, table, dtype, platform)
-        self.eyes = Eyes(self.rows, encode_to, made.axes.first, len(spec.mergers))
+        levels = len(spec.mergers)
+        encode_to = _encoder(tower, table.view([-1, spec.out_size]), dtype, platform)
+        self.eyes = Eyes(self.rows, encode_to, made.axes.first, self._limits(spec), levels)
         return made
+
+    def _limits(self, spec: VisionSpec) -> PassLimits:
+        """A pass has room for the pictures of any prompt."""
+        config = self.config
+        budget = config.images.encoder_budget or config.token_budget
+        patches = config.max_length * spec.merge**2
+        return PassLimits(patches, MAX_SPANS, spec.num_spans, len(spec.layers), budget)
 
     def read(
         self, token_ids: Sequence[int], parts: Sequence[PicturePart]
@@ -223,12 +231,28 @@ def prompt_parts(prompt: Mapping[str, Any]) -> tuple[Any, list[PicturePart] | Pi
 
 
 def _encoder(tower: Tower, table: Any, dtype: str, platform: Platform) -> Encode:
-    def write(picture: Picture, rows: npt.NDArray[np.int32]) -> None:
+    """table: [rows * levels, H]: what a row and its taps have is one behind the other."""
+    ops, place, levels = platform.backend, platform.place, len(tower.mergers)
+
+    def write(
+        pictures: Sequence[Picture],
+        rows: Sequence[npt.NDArray[np.int32]],
+        max_layers: int | None = None,
+    ) -> Iterator[None]:
         import paddle
 
-        ops, place = platform.backend, platform.place
+        made = list[Any]()
+        patches = np.concatenate([each.patches for each in pictures])
+        grids = [each.grid for each in pictures]
+        steps = encoding(ops, tower, patches, grids, dtype, made, place, max_layers)
+        while True:
+            with paddle.no_grad():  # ends where others run in between
+                if next(steps, steps) is steps:
+                    break
+            yield
         with paddle.no_grad():
-            made = encode(ops, tower, picture.patches, [picture.grid], dtype, place)
-            ops.put_rows(table, tensor_at(rows, place), made)
+            for level, part in enumerate(made):
+                numbers = np.concatenate(rows) * levels + level
+                ops.put_rows(table, tensor_at(numbers.astype(np.int32), place), part)
 
     return write

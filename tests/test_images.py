@@ -152,11 +152,11 @@ def test_prompts_that_share_pictures_share_blocks(compiled: library.Library) -> 
     assert eyes is not None
     write = eyes.encode
 
-    def encode_and_note(picture: Picture, rows: Any) -> None:
-        seen.append(picture.digest)
-        write(picture, rows)
+    def encode_and_note(pictures: Sequence[Picture], *others: Any) -> Any:
+        seen.extend(picture.digest for picture in pictures)
+        return write(pictures, *others)
 
-    object.__setattr__(eyes, "encode", encode_and_note)
+    eyes.encode = encode_and_note
     prompt = image_golden("qwen2_5_vl")["prompts"][1]["prompt"]
     images = [drawn(number, SIZES[0]) for number in (0, 7, 0)]
     ask: Any = [{"prompt": prompt, "multi_modal_data": {"image": image}} for image in images]

@@ -39,6 +39,11 @@ def chunk(
     num_left = end - start
     over_budget = first and not config.chunked_prefill
     is_whole = start < request.num_prompt_tokens and not request.shares_blocks
+    if config.pictures is not None:
+        num_readable = config.pictures.num_readable(request, start, num_left)
+        if num_readable < num_left and (is_whole or not config.chunked_prefill):
+            return 0
+        num_left = num_readable
     if is_whole and budget < request.num_prompt_tokens and not over_budget:
         return 0
     if request.wants_prompt_logits:
@@ -120,7 +125,7 @@ class Queue:
                     return
                 first = len(spans) == num_decodes
                 num_tokens = chunk(config, request, need.num_cached, budget, first, spans)
-                if not num_tokens or not self._has_room(need):
+                if not (num_tokens or self._waits_for_pictures(need)) or not self._has_room(need):
                     return
                 for resource in self.resources:
                     resource.reserve(need)
@@ -130,7 +135,16 @@ class Queue:
             running.append(self.requests.popleft())
             headroom += request.num_slots * (need.num_blocks < request.max_num_blocks)
             budget -= num_tokens
-            spans.append(prompt_span(request, need.num_cached, num_tokens))
+            if num_tokens:
+                spans.append(prompt_span(request, need.num_cached, num_tokens))
+
+    def _waits_for_pictures(self, need: Need) -> bool:
+        """Whether a request has nothing to run until a picture is encoded, which it must hold."""
+        pictures, request = self._config.pictures, need.request
+        count = len(request.token_ids) - need.num_cached
+        return (
+            pictures is not None and pictures.num_readable(request, need.num_cached, count) < count
+        )
 
     def _waits_for_leader(self, request: Request) -> bool:
         return (

@@ -132,10 +132,14 @@ class VisionSpec:
         """Rows and columns of merged cells of a grid of patches."""
         return grid[0] // self.merge, grid[1] // self.merge
 
+    def num_spans(self, cells: tuple[int, int]) -> int:
+        """Spans of attention that a picture has in a pass, at most."""
+        side = self.window
+        return (-(-cells[0] // side)) * (-(-cells[1] // side)) if side else 1
+
     def check_size(self, cells: tuple[int, int], where: str) -> None:
         """Raises UserError for a picture of more windows than a pass may have spans."""
-        side = self.window
-        count = (-(-cells[0] // side)) * (-(-cells[1] // side)) if side else 1
+        count = self.num_spans(cells)
         if count > MAX_SPANS:
             raise UserError(
                 f"{where} is cut into {count} windows (allowed: up to {MAX_SPANS}); lower "
