@@ -88,15 +88,17 @@ def encoding(
     spec, per_cell = tower.spec, tower.spec.merge**2
     given = tower_inputs(spec, grids, tower.head_dim)
 
-    def uploaded(values: npt.NDArray[np.float32]) -> Tensor:
-        ordered = values.reshape(len(given.order), per_cell, -1)[given.order]
-        tensor = paddle.to_tensor(ordered.reshape(len(values), -1), place=paddle.CPUPlace())
+    def uploaded(values: npt.NDArray[np.float32], width: int) -> Tensor:
+        cells = values.reshape(len(given.order), per_cell, -1)
+        ordered = np.zeros((*cells.shape[:2], width), np.float32)
+        ordered[..., : cells.shape[2]] = cells[given.order]
+        tensor = paddle.to_tensor(ordered.reshape(-1, width), place=paddle.CPUPlace())
         tensor = tensor.astype(dtype)
         return tensor if place is None else tensor._copy_to(place, True)
 
-    hidden = ops.linear(uploaded(patches), tower.patches)
+    hidden = ops.linear(uploaded(patches, tower.patches.in_features), tower.patches)
     if tower.learned is not None:
-        hidden = ops.add(hidden, uploaded(_positions(tower, grids)))
+        hidden = ops.add(hidden, uploaded(_positions(tower, grids), spec.hidden_size))
     ropes = (tensor_at(given.rope, place),)
     cache = _scratch(tower, given.num_blocks, dtype, place)
     whole = to_tensors(given.whole, place)
