@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from predict.config.images import ImagesConfig
 from predict.config.model import DTYPE_BYTES
 from predict.device.place import tensor_at
 from predict.engine.picture_rows import PictureRows
-from predict.engine.pictures import Encode, Eyes
+from predict.engine.pictures import Encode, Eyes, PassLimits
 from predict.errors import UserError, quoted, unknown_key
 from predict.images.pixels import Pixels
 from predict.images.decoding import Decode, Workers
@@ -27,8 +27,9 @@ from predict.loading.platform import Platform
 from predict.loading.vision import TowerWeights, open_tower, pixels_of
 from predict.nn.decoder import Decoder
 from predict.nn.spec import DecoderSpec
-from predict.nn.tower import Tower, encode, with_images
-from predict.nn.vision import VisionSpec
+from predict.nn.tower import Tower, encoding, with_images
+from predict.nn.vision import MAX_SPANS, VisionSpec
+from predict.system.notes import LOG
 from predict.text.conversation import PicturePart
 
 WITHOUT = "--limit_mm_per_prompt '{\"image\": 0}'"
@@ -39,18 +40,25 @@ TABLES = 2  # rows of the table, in longest steps or prompts
 def with_eyes(config: EngineConfig, spec: DecoderSpec, on_gpu: bool) -> DecoderSpec:
     """The network, without its tower where no pictures are wanted.
 
-    Raises UserError for what pictures do not go with yet.
+    Raises UserError for what pictures do not go with yet; where the flags say nothing of pictures,
+    some kinds run with text alone.
     """
     if spec.vision is None or config.images.max_images == 0:
         return replace(spec, vision=None)
     degree, method = config.ranks.tensor_parallel_degree, config.speculation.speculate_method
+    token = spec.vision.placeholder.token
     refused = {
-        f"--device {config.model.device}": on_gpu and not TRIED_ON_GPUS,
+        f"--device {config.model.device}": on_gpu
+        and (spec.vision.sees_itself or not TRIED_ON_GPUS),
+        f"a vocab_size of {spec.vocab_size} and a placeholder {token}": token >= spec.vocab_size,
         "--mode static": config.model.mode == "static",
         f"--tensor_parallel_degree {degree}": degree > 1,
         f"--speculate_method {method}": method is not None,
     }
     for what, is_given in refused.items():
+        if is_given and spec.vision.can_be_left_out and not config.images.limit_mm_per_prompt:
+            LOG.info(f"{spec.model_type} runs with text alone: pictures do not go with {what} yet")
+            return replace(spec, vision=None)
         if is_given:
             raise UserError(
                 f"{spec.model_type} reads pictures, which do not go with {what} yet (on a CPU in "
@@ -173,10 +181,18 @@ class Sight:
         dtype = self.config.model.dtype if platform.compiled is not None else "float32"
         table = paddle.zeros([self.rows.num_rows, spec.row_size], dtype)
         made = with_images(decoder, spec, table, self.num_places)
-        encode_to = _encoder(tower, table, dtype, platform)
+        levels = len(spec.mergers)
+        encode_to = _encoder(tower, table.view([-1, spec.out_size]), dtype, platform)
         first = -1 if made.axes is None else made.axes.first
-        self.eyes = Eyes(self.rows, encode_to, first, len(spec.mergers))
+        self.eyes = Eyes(self.rows, encode_to, first, self._limits(spec), levels)
         return made
+
+    def _limits(self, spec: VisionSpec) -> PassLimits:
+        """A pass has room for the pictures of any prompt."""
+        config = self.config
+        budget = config.images.encoder_budget or config.token_budget
+        patches = config.max_length * spec.merge**2
+        return PassLimits(patches, MAX_SPANS, spec.num_spans, len(spec.layers), budget)
 
     def read(
         self,
@@ -234,14 +250,28 @@ def prompt_parts(prompt: Mapping[str, Any]) -> tuple[Any, list[PicturePart] | Pi
 
 
 def _encoder(tower: Tower, table: Any, dtype: str, platform: Platform) -> Encode:
-    def write(picture: Picture, rows: npt.NDArray[np.int32]) -> None:
+    """table: [rows * levels, H]: what a row and its taps have is one behind the other."""
+    ops, place, levels = platform.backend, platform.place, len(tower.mergers)
+
+    def write(
+        pictures: Sequence[Picture],
+        rows: Sequence[npt.NDArray[np.int32]],
+        max_layers: int | None = None,
+    ) -> Iterator[None]:
         import paddle
 
-        ops, place = platform.backend, platform.place
+        made = list[Any]()
+        patches = np.concatenate([each.patches for each in pictures])
+        grids = [each.grid for each in pictures for _ in range(each.num_tiles)]
+        steps = encoding(ops, tower, patches, grids, dtype, made, place, max_layers)
+        while True:
+            with paddle.no_grad():  # ends where others run in between
+                if next(steps, steps) is steps:
+                    break
+            yield
         with paddle.no_grad():
-            made = encode(
-                *(ops, tower, picture.patches, [picture.grid] * picture.num_tiles, dtype, place)
-            )
-            ops.put_rows(table, tensor_at(rows, place), made)
+            for level, part in enumerate(made):
+                numbers = np.concatenate(rows) * levels + level
+                ops.put_rows(table, tensor_at(numbers.astype(np.int32), place), part)
 
     return write

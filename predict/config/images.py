@@ -11,10 +11,11 @@ from predict.errors import UserError, unknown_key
 from predict.images.fetching import Media
 from predict.images.limits import MAX_PIXELS, MOST_PIXELS, SWITCHES, check_options
 from predict.system.options import Checked, option
-from predict.system.ranges import Range, refusal
+from predict.system.ranges import MAX_COUNT, Range, refusal
 
 NUM_IMAGES = Range(0, 1024)  # of a prompt
 KINDS = ("image", "video", "audio")
+COUNT = Range(1, MAX_COUNT)
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?(:[0-9]{1,5})?")
 
 
@@ -72,6 +73,10 @@ class ImagesConfig(Checked):
         "CPU seconds that a picture's file may take to decode and resize, in a process of its own; "
         "one that takes longer is refused.",
         allowed=Range(0.1, 600, whole=False))
+    encoder_budget: int | None = option(None,
+        "Patches that go through a tower in a step, beside the token budget, while requests "
+        "decode; a pass over more goes on in the next steps. None: as many as the token budget.",
+        allowed=COUNT)
     allowed_media_domains: tuple[str, ...] = option((),
         "Hosts that addresses of pictures (http, https) may name, as example.org, or "
         "example.org:8443 for another port; none: no address is fetched.",

@@ -45,7 +45,9 @@ class Placeholder:
     """What stands for a picture in a prompt, before and after its size is known."""
 
     token: int
-    mark: int = -1  # the token that stands for it where `token` does not: see predict.images.written
+    mark: int = (
+        -1
+    )  # the token that stands for it where `token` does not: see predict.images.written
     end: int = -1  # behind a picture's own tokens that are put in place of a mark
     before: tuple[int, ...] = ()  # tokens that are put around its own
     behind: tuple[int, ...] = ()
@@ -165,7 +167,9 @@ def read_pixels(directory: Path, default: Kind) -> Kind:
 def areas_of(size: Any, names: Mapping[str, str], where: str) -> dict[str, Any]:
     """The fields that an object of sizes says. names: of the fields, by key."""
     if not isinstance(size, Mapping):
-        raise UserError(f"{where}: size is {quoted(size)} (allowed: an object of {', '.join(names)})")
+        raise UserError(
+            f"{where}: size is {quoted(size)} (allowed: an object of {', '.join(names)})"
+        )
     given: dict[str, Any] = {}
     for key, value in size.items():
         if key not in names and key not in names.values():

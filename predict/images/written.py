@@ -57,4 +57,6 @@ def written(
 def _with_crops(whole: str, count: int) -> str:
     """As transformers writes it."""
     crops = " ".join([whole] * count)
-    return f"Here is the original image {whole} and here are some crops to help you see better {crops}"
+    return (
+        f"Here is the original image {whole} and here are some crops to help you see better {crops}"
+    )

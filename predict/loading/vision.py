@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts.online import Online
 from predict.loading.model import Weights
 from predict.loading.sources import CheckpointSource, RandomSource, WeightSource
-from predict.nn.blocks import Linear
+from predict.nn.blocks import Block, Linear
+from predict.nn.kinds.mlp import MlpBlock
 from predict.nn.plans import (
     LayerPlan,
     LinearPlan,
@@ -32,12 +33,14 @@ from predict.nn.tower import MergerWeights, Tower
 from predict.nn.vision import CHANNELS, Base, Merger, Product, VisionSpec
 from predict.schemes import Quantized, scheme_of
 
+WIDTH = 32  # features between products are a multiple of it in memory
+
 
 class TowerLayout(Online):
     """A dense checkpoint, whose MLPs' slope is folded into the products around their function.
 
     x * sigmoid(s x) = silu(s x) / s: the first is multiplied by s, the last divided by it.
-    products: of mergers, by prefix.
+    Widths that fast products do not take are wider in memory, by zeros.
     """
 
     def __init__(
@@ -45,10 +48,12 @@ class TowerLayout(Online):
         source: WeightSource,
         plan: WeightPlan,
         spec: VisionSpec,
+        stored: Mapping[tuple[str, ...], LinearPlan],
         products: Mapping[str, Product],
     ) -> None:
+        """stored: the plans of what the checkpoint has, by prefixes. products: of mergers."""
         super().__init__(source, QuantSettings(), plan)
-        self._products, self._width = products, spec.hidden_size
+        self._stored, self._products, self._width = stored, products, spec.hidden_size
         names = spec.names
         factors = ((names.gate_up, spec.slope), (names.down, 1 / spec.slope))
         self._factors = {name: factor for ends, factor in factors for name in ends}
@@ -58,22 +63,44 @@ class TowerLayout(Online):
         return next(found, 1.0)
 
     def read(self, plan: LinearPlan) -> Quantized:
-        prefix = plan.prefixes[0]
-        product, inner = self._products.get(prefix), plan.in_features
+        stored = self._stored[plan.prefixes]
+        weight, factor = self._as_read(stored), self._factor(plan)
+        if factor == 1 and stored == plan:
+            return weight
+        codes = _wide(to_float32(weight.codes) * np.float32(factor), stored, plan)
+        more = plan.in_features - stored.in_features
+        return replace(weight, codes=np.pad(codes, ((0, 0), (0, more))))
+
+    def _as_read(self, plan: LinearPlan) -> Quantized:
+        """As the network reads it: see Product."""
+        prefix, inner = plan.prefixes[0], plan.in_features
+        product = self._products.get(prefix)
         if product is not None and product.is_parameter:
             stored = self.source.host_matrix((prefix,), (inner, plan.out_features))
             return Quantized(np.ascontiguousarray(to_float32(stored).T), None)
-        weight, factor = super().read(plan), self._factor(plan)
-        if product is not None and product.channels_first:
-            values = to_float32(weight.codes).reshape(plan.out_features, self._width, -1)
-            values = np.ascontiguousarray(values.transpose(0, 2, 1)).reshape(-1, inner)
-            return replace(weight, codes=values)
-        return weight if factor == 1 else replace(weight, codes=to_float32(weight.codes) * factor)
+        weight = super().read(plan)
+        if product is None or not product.channels_first:
+            return weight
+        values = to_float32(weight.codes).reshape(plan.out_features, self._width, -1)
+        values = np.ascontiguousarray(values.transpose(0, 2, 1)).reshape(-1, inner)
+        return replace(weight, codes=values)
 
     def bias(self, plan: LinearPlan) -> Any:
-        values, factor = super().bias(plan), self._factor(plan)
-        is_same = values is None or factor <= 1  # that of the last product is behind the function
-        return values if is_same else to_float32(values) * factor
+        stored = self._stored[plan.prefixes]
+        values, factor = super().bias(stored), max(self._factor(plan), 1.0)
+        # That of the last product is behind the function.
+        if values is None or (factor == 1 and stored == plan):
+            return values
+        return _wide(to_float32(values) * np.float32(factor), stored, plan)
+
+
+def _wide(values: Any, stored: LinearPlan, plan: LinearPlan) -> Any:
+    """Rows of each of the stored parts, with rows of zeros behind them."""
+    made = list[Any]()
+    borders = np.cumsum(stored.part_sizes)[:-1]
+    for part, size in zip(np.split(values, borders), plan.part_sizes, strict=True):
+        made.append(np.pad(part, ((0, size - len(part)), *((0, 0),) * (values.ndim - 1))))
+    return np.concatenate(made)
 
 
 @dataclass(frozen=True)
@@ -92,13 +119,16 @@ class TowerWeights:
     @property
     def layers(self) -> tuple[LayerPlan, ...]:
         """The blocks, and where each of their weights comes from."""
+        return self._layers(self.spec.layers)
+
+    def _layers(self, blocks: Sequence[Sequence[Block]]) -> tuple[LayerPlan, ...]:
         names = replace(self.spec.names, layer=self.base.tower + self.spec.names.layer)
         return tuple(
             tuple(
                 block_plan(names, self.spec.hidden_size, index, number, block)
                 for number, block in enumerate(layer)
             )
-            for index, layer in enumerate(self.spec.layers)
+            for index, layer in enumerate(blocks)
         )
 
     @property
@@ -171,10 +201,17 @@ class TowerWeights:
         """The tower, its weights in place."""
         text, spec = self.text, self.spec
         source, model, platform = text.source, text.config.model, text.platform
+        wide = self._layers([[*map(_widened, layer)] for layer in spec.layers])
+        linears = [linear for _, products in self.mergers for linear in products]
+        linears += [each for layer in self.layers for block in layer for _, each in block.linears()]
         builder = DecoderBuilder(
             text.plan,
             source,
-            TowerLayout(source, text.plan, spec, self.products),
+            TowerLayout(
+                *(source, text.plan, spec),
+                {each.prefixes: each for each in linears},
+                self.products,
+            ),
             model.dtype,
             platform.compiled,
             0,
@@ -184,7 +221,7 @@ class TowerWeights:
         for merger, (norm, products) in zip(spec.mergers, self.mergers, strict=True):
             parts: list[Any] = [part and builder.slot(part) for part in (norm, *products)]
             mergers.append(MergerWeights(merger, parts[0], tuple(parts[1:])))
-        layers = tuple(tuple(builder.block(block) for block in layer) for layer in self.layers)
+        layers = tuple(tuple(builder.block(block) for block in layer) for layer in wide)
         last: Any = self.last_norm and builder.slot(self.last_norm)
         return Tower(spec, self._patches(), layers, tuple(mergers), last, self._learned())
 
@@ -207,11 +244,21 @@ class TowerWeights:
         shape, name = (width, frames * spec.patch_values), self.base.tower + spec.patch_name
         stored = to_float32(text.source.host_matrix((f"{name}.weight",), shape))
         values = stored.reshape(width, CHANNELS, frames, -1).sum(2).reshape(width, -1)
+        size = -(-spec.patch_values // WIDTH) * WIDTH
+        values = np.pad(values, ((0, 0), (0, size - spec.patch_values)))
         dtype, platform = text.config.model.dtype, text.platform
         tensors = scheme_of("dense").tensors(
             Quantized(values, None), dtype, platform.compiled, platform.place
         )
-        return Linear("dense", tensors, None, spec.patch_values, width)
+        return Linear("dense", tensors, None, size, width)
+
+
+def _widened(block: Block) -> Block:
+    """The block with features between its products that fast products take."""
+    if not isinstance(block, MlpBlock):
+        return block
+    size = -(-block.intermediate_size // WIDTH) * WIDTH
+    return replace(block, intermediate_size=size)
 
 
 def open_tower(text: Weights, spec: VisionSpec) -> TowerWeights:

@@ -17,6 +17,7 @@ from predict.nn.spec import DecoderSpec
 from predict.nn.vision import Learned, Merger, Product, VisionSpec
 
 WEIGHTS = replace(gemma3_text.WEIGHTS, beside_text=("vision_tower.", "multi_modal_projector."))
+UNREAD = ("vision_use_head",)
 # The published ones say of their text models only what differs from these.
 DEFAULTS = {
     "model_type": "gemma3_text",
@@ -31,6 +32,8 @@ def spec(config: ConfigReader) -> DecoderSpec:
     own = config.text_config(DEFAULTS)
     own.must_be("model_type", "gemma3_text")
     text = replace(gemma3_text.spec(own), model_type="gemma3")
+    if config.values.get("vision_config") is None:
+        return text
     return replace(text, vision=_vision(config, text))
 
 
@@ -64,11 +67,7 @@ def _vision(config: ConfigReader, text: DecoderSpec) -> VisionSpec:
         out_size=text.hidden_size,
         merger=Merger(
             Norm(epsilon=epsilon, plus_one=True),
-            (
-                Product(
-                    "mm_input_projection_weight", text.hidden_size, False, is_parameter=True
-                ),
-            ),
+            (Product("mm_input_projection_weight", text.hidden_size, False, is_parameter=True),),
             "mm_soft_emb_norm.weight",
             norms_cells=True,
             pools=True,
@@ -89,6 +88,7 @@ def _vision(config: ConfigReader, text: DecoderSpec) -> VisionSpec:
             mark=config.get_int("boi_token_index", 255999),
             end=config.get_int("eoi_token_index", 256000),
         ),
+        can_be_left_out=True,
         sees_itself=True,
         patch_name="embeddings.patch_embedding",
         patch_bias=True,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from predict.device.place import tensor_at
 from predict.nn.blocks import Linear, NormWeights, normed
 from predict.nn.cache_formats import DENSE
 from predict.nn.decoder import Axes, Decoder, Layer
@@ -63,44 +64,70 @@ def encode(
     """
     import paddle
 
+    rows: list[Tensor] = []
+    for _ in encoding(ops, tower, patches, grids, dtype, rows, place):
+        pass
+    return rows[0] if len(rows) == 1 else paddle.concat(rows, axis=1)
+
+
+def encoding(
+    ops: ModuleType,
+    tower: Tower,
+    patches: npt.NDArray[np.float32],
+    grids: Sequence[tuple[int, int]],
+    dtype: str,
+    rows: list[Tensor],
+    place: Any = None,
+    max_layers: int | None = None,
+) -> Iterator[None]:
+    """A pass as `encode` makes it, which stops behind each run of layers, at most `max_layers`.
+
+    At its end it adds the pictures' rows [C, out_size] to `rows`, then those of each tap.
+    """
+    import paddle
+
     spec, per_cell = tower.spec, tower.spec.merge**2
     given = tower_inputs(spec, grids, tower.head_dim)
 
-    def uploaded(values: npt.NDArray[np.float32]) -> Tensor:
-        ordered = values.reshape(len(given.order), per_cell, -1)[given.order]
-        return paddle.to_tensor(ordered.reshape(len(values), -1), place=place).astype(dtype)
+    def uploaded(values: npt.NDArray[np.float32], width: int) -> Tensor:
+        cells = values.reshape(len(given.order), per_cell, -1)
+        ordered = np.zeros((*cells.shape[:2], width), np.float32)
+        ordered[..., : cells.shape[2]] = cells[given.order]
+        tensor = paddle.to_tensor(ordered.reshape(-1, width), place=paddle.CPUPlace())
+        tensor = tensor.astype(dtype)
+        return tensor if place is None else tensor._copy_to(place, True)
 
-    hidden = ops.linear(uploaded(patches), tower.patches)
+    hidden = ops.linear(uploaded(patches, tower.patches.in_features), tower.patches)
     if tower.learned is not None:
-        hidden = ops.add(hidden, uploaded(_positions(tower, grids)))
-    ropes = (paddle.to_tensor(given.rope, place=place),)
+        hidden = ops.add(hidden, uploaded(_positions(tower, grids), spec.hidden_size))
+    ropes = (tensor_at(given.rope, place),)
     cache = _scratch(tower, given.num_blocks, dtype, place)
     whole = to_tensors(given.whole, place)
     windows = whole if given.windows is None else to_tensors(given.windows, place)
     made: dict[int, list[Tensor]] = {-1: []}
-    for part, sees_all in _parts(spec):
+    for part, sees_all in _parts(spec, max_layers or len(spec.layers)):
         layers = tower.layers[part.start : part.stop]
         inputs = whole if sees_all else windows
         hidden, _ = ops.layers(hidden, layers, [cache] * len(layers), ropes, inputs)
         for tap, weights in zip(spec.taps, tower.mergers[1:], strict=True):
             if tap.layer == part.stop - 1:
                 made.setdefault(tap.layer, []).append(_merged(ops, spec, weights, hidden))
+        yield
     hidden = normed(ops, hidden, tower.last_norm, spec.last_norm)
     taps = [made[tap.layer].pop(0) for tap in spec.taps]
-    rows = [_merged(ops, spec, tower.mergers[0], hidden), *taps]
-    joined = rows[0] if len(rows) == 1 else paddle.concat(rows, axis=1)
-    back = paddle.to_tensor(np.argsort(given.order).astype(np.int32), place=place)
-    return ops.take(joined, back)
+    back = tensor_at(np.argsort(given.order).astype(np.int32), place)
+    merged = [_merged(ops, spec, tower.mergers[0], hidden), *taps]
+    rows += [ops.take(each, back) for each in merged]
 
 
-def _parts(spec: VisionSpec) -> Iterator[tuple[range, bool]]:
-    """Layers that run together, up to the next tap, and whether they see whole pictures."""
+def _parts(spec: VisionSpec, most: int) -> Iterator[tuple[range, bool]]:
+    """Layers that run together, `most` or up to the next tap, and whether they see all."""
     ends = {tap.layer for tap in spec.taps}
     first, count = 0, len(spec.layers)
     sees_all = [not spec.window or index in spec.whole_layers for index in range(count)]
     for index in range(count):
         is_last = index + 1 == count or sees_all[index + 1] != sees_all[index]
-        if is_last or index in ends:
+        if is_last or index in ends or index + 1 - first == most:
             yield range(first, index + 1), sees_all[index]
             first = index + 1
 

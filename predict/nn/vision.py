@@ -100,6 +100,9 @@ class VisionSpec:
     # Of each frequency of the text's rotary table: time, row or column. Empty: tokens of pictures
     # have the positions of text.
     axes: tuple[int, ...] = ()
+    # Text alone runs where pictures do not go with a setting, and a note says so. Else that is
+    # refused.
+    can_be_left_out: bool = False
     sees_itself: bool = False  # tokens of one picture see each other, in the text model too
     theta: float = 10000.0  # of its rotary positions
     patch_name: str = "patch_embed.proj"
@@ -150,10 +153,14 @@ class VisionSpec:
         """Rows and columns of merged cells of a grid of patches."""
         return grid[0] // self.merge, grid[1] // self.merge
 
+    def num_spans(self, cells: tuple[int, int]) -> int:
+        """Spans of attention that a picture has in a pass, at most."""
+        side = self.window
+        return (-(-cells[0] // side)) * (-(-cells[1] // side)) if side else 1
+
     def check_size(self, cells: tuple[int, int], where: str) -> None:
         """Raises UserError for a picture of more windows than a pass may have spans."""
-        side = self.window
-        count = (-(-cells[0] // side)) * (-(-cells[1] // side)) if side else 1
+        count = self.num_spans(cells)
         if count > MAX_SPANS:
             raise UserError(
                 f"{where} is cut into {count} windows (allowed: up to {MAX_SPANS}); lower "

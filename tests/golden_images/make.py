@@ -357,8 +357,7 @@ def attempt(
         given: dict[str, Any] = {}
         if pictures:
             given = {
-                key: torch.cat([inputs[number][key] for number in pictures])
-                for key in case.keys
+                key: torch.cat([inputs[number][key] for number in pictures]) for key in case.keys
             }
         greedy: list[int] = []
         for _ in range(NUM_NEW_TOKENS):
@@ -401,9 +400,16 @@ def paddleocr_image(image: Any, options: dict[str, int]) -> np.ndarray[Any, Any]
     return whole_image(processor(ImageOps.exif_transpose(image), return_tensors="np"), 14)
 
 
+def gemma3_image(image: Any, options: dict[str, Any]) -> np.ndarray[Any, Any]:
+    processor = Gemma3ImageProcessorPil(**{"size": {"height": 56, "width": 56}, **options})
+    made = processor(ImageOps.exif_transpose(image), return_tensors="np")["pixel_values"]
+    return np.concatenate(made, axis=1)  # crops, one below the other
+
+
 # The picture that a tower reads, [..., 3, height, width], by kind.
 PROCESSED: dict[str, Callable[[Any, dict[str, int]], np.ndarray[Any, Any]]] = {
     "paddleocr_vl": paddleocr_image,
+    "gemma3": gemma3_image,
 }
 
 

@@ -1,4 +1,4 @@
-"""Pictures on the GPU: towers, logits and text equal transformers' goldens, with and without graphs."""
+"""Pictures on the GPU: towers, logits and text equal transformers', with graphs and without."""
 
 from __future__ import annotations
 

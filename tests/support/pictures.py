@@ -91,10 +91,24 @@ def pixel_cases() -> Iterator[tuple[Image, dict[str, int]]]:
         )
 
 
-def other_pixel_cases() -> dict[str, list[tuple[Image, dict[str, int]]]]:
+PAN_AND_SCAN = {
+    "do_pan_and_scan": True,
+    "pan_and_scan_min_crop_size": 8,
+    "pan_and_scan_max_num_crops": 3,
+    "pan_and_scan_min_ratio_to_activate": 1.3,
+}
+
+
+def other_pixel_cases() -> dict[str, list[tuple[Image, dict[str, Any]]]]:
     """By kind a few of pixel_cases, each with the options that its processor has."""
     few = [*pixel_cases()][::3]
-    return {"paddleocr_vl": few}
+    images = [image for image, _ in few]
+    return {
+        "paddleocr_vl": few,
+        "gemma3": [
+            (image, PAN_AND_SCAN if index % 2 else {}) for index, image in enumerate(images)
+        ],
+    }
 
 
 def sampled(values: NDArray[np.float32], count: int = 60) -> NDArray[np.float32]:
