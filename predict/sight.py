@@ -21,7 +21,7 @@ from predict.images.decoding import Decode, Workers
 from predict.images.fetching import is_address
 from predict.images.limits import MAX_TOGETHER
 from predict.images.placed import Picture, Pictures, picture_of, pictures_in, with_pictures
-from predict.images.written import Encoder, written
+from predict.images.written import Encoder, with_ids, written
 from predict.loading.model import Weights
 from predict.loading.platform import Platform
 from predict.loading.vision import TowerWeights, open_tower, pixels_of
@@ -120,7 +120,7 @@ class PictureReader:
             apart = pictures_in(made)
             pictures += apart
             counts.append(len(apart))
-        holder = self.spec.placeholder
+        holder = with_ids(self.spec.placeholder, tokenizer)
         return with_pictures(written(token_ids, counts, holder, tokenizer), pictures, holder)
 
     def fetched(self, parts: Sequence[PicturePart]) -> list[PicturePart]:

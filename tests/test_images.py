@@ -44,7 +44,7 @@ from tests.support.pictures import (
 )
 from tests.support.tolerances import BLOCK_ROUNDINGS, assert_close
 
-CASES = ["qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "paddleocr_vl", "gemma3"]
+CASES = ["qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "paddleocr_vl", "gemma3", "mistral3"]
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
 TOLERANCE = 1e-4  # of the largest value
 WAYS: dict[str, dict[str, Any]] = {
@@ -255,9 +255,7 @@ def test_what_takes_no_step_with_a_whole_picture_is_refused(compiled: library.Li
     with pytest.raises(UserError, match=r"a picture of 9 tokens .* \(allowed: 8\)"):
         llm.generate(asked("gemma3")[1], GREEDY)
     with pytest.raises(UserError, match="prompts with pictures have no logprobs"):
-        load(image_model("gemma3")).generate(
-            asked("gemma3")[1], replace(GREEDY, prompt_logprobs=1)
-        )
+        load(image_model("gemma3")).generate(asked("gemma3")[1], replace(GREEDY, prompt_logprobs=1))
 
 
 def test_text_alone_runs_where_some_kinds_read_no_pictures(

@@ -51,8 +51,12 @@ class Placeholder:
     end: int = -1  # behind a picture's own tokens that are put in place of a mark
     before: tuple[int, ...] = ()  # tokens that are put around its own
     behind: tuple[int, ...] = ()
-    row_end: int = -1  # behind each row of cells, where the kind's layout is "rows"
-    last: int = -1  # behind the last one, in place of that
+    # Behind each row of cells, and in place of the last of these, where the kind's layout is
+    # "rows": ids, and what a tokenizer calls them, which comes first.
+    row_end: int = -1
+    last: int = -1
+    row_end_name: str = ""
+    last_name: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +142,12 @@ class Pixels:
         """The fields that a file's `size` says. Raises UserError for another form of it."""
         raise NotImplementedError
 
+    def check_processor(self, values: Mapping[str, Any], where: str) -> None:
+        """Raises UserError for what processor_config.json says of patches, where that is another.
+
+        values: of the file. Kinds whose processors say nothing of patches take anything.
+        """
+
     def check_fits(self, found: Pixels, where: str) -> None:
         """Raises UserError where what a folder says is not what the tower, as this says, takes."""
         for key in self.SHARED:
@@ -156,7 +166,9 @@ def read_pixels(directory: Path, default: Kind) -> Kind:
     Raises UserError for a file that is broken, and for what is not done here.
     """
     whole, own = directory / "processor_config.json", directory / "preprocessor_config.json"
-    if whole.exists() and "image_processor" in (values := read_json_object(whole)):
+    values = read_json_object(whole) if whole.exists() else {}
+    default.check_processor(values, str(whole))
+    if "image_processor" in values:
         if not isinstance(values["image_processor"], dict):
             what = quoted(values["image_processor"])
             raise UserError(f"{whole}: image_processor is {what} (allowed: an object)")

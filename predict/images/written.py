@@ -7,6 +7,7 @@ ends; a picture with crops becomes a sentence with as many of these.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from predict.errors import UserError
@@ -19,6 +20,20 @@ class Encoder(Protocol):
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+    def token_to_id(self, token: str) -> int | None: ...
+
+
+def with_ids(holder: Placeholder, tokenizer: Encoder | None) -> Placeholder:
+    """The placeholder with the ids that a tokenizer has of its names."""
+    if tokenizer is None or not holder.row_end_name:
+        return holder
+    row_end, last = (tokenizer.token_to_id(n) for n in (holder.row_end_name, holder.last_name))
+    return replace(
+        holder,
+        row_end=holder.row_end if row_end is None else row_end,
+        last=holder.last if last is None else last,
+    )
 
 
 def written(

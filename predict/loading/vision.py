@@ -137,12 +137,18 @@ class TowerWeights:
         return tuple(map(self._merger, self.spec.mergers))
 
     @property
-    def last_norm(self) -> NormPlan | None:
-        """The norm behind all layers."""
-        spec = self.spec
-        if spec.last_norm is None:
-            return None
-        return norm_plan(spec.last_norm, self.base.tower + spec.last_norm_name, spec.hidden_size)
+    def norms(self) -> tuple[NormPlan | None, NormPlan | None]:
+        """The norms ahead of all layers and behind them."""
+        spec, base = self.spec, self.base.tower
+        ends = (
+            (spec.first_norm, spec.first_norm_name),
+            (spec.last_norm, spec.last_norm_name),
+        )
+        first, last = (
+            None if norm is None else norm_plan(norm, base + name, spec.hidden_size)
+            for norm, name in ends
+        )
+        return first, last
 
     @property
     def products(self) -> dict[str, Product]:
@@ -178,7 +184,7 @@ class TowerWeights:
         if spec.learned is not None:
             yield self.base.tower + spec.learned.name, (spec.learned.side**2, width)
         products = self.products
-        norms = [n for n in (*(n for n, _ in self.mergers), self.last_norm) if n is not None]
+        norms = [n for n in (*(n for n, _ in self.mergers), *self.norms) if n is not None]
         linears = [linear for _, products in self.mergers for linear in products]
         for layer in self.layers:
             for block in layer:
@@ -222,8 +228,8 @@ class TowerWeights:
             parts: list[Any] = [part and builder.slot(part) for part in (norm, *products)]
             mergers.append(MergerWeights(merger, parts[0], tuple(parts[1:])))
         layers = tuple(tuple(builder.block(block) for block in layer) for layer in wide)
-        last: Any = self.last_norm and builder.slot(self.last_norm)
-        return Tower(spec, self._patches(), layers, tuple(mergers), last, self._learned())
+        ends: list[Any] = [norm and builder.slot(norm) for norm in self.norms]
+        return Tower(spec, self._patches(), layers, tuple(mergers), *ends, self._learned())
 
     def _learned(self) -> npt.NDArray[np.float32] | None:
         """[side, side, W] the table of positions, with the biases of patches."""

@@ -155,7 +155,7 @@ def theta_of(own: ConfigReader) -> float:
         raise own.wrong("rope_parameters", "an object")
     rope = own.part(said, "vision_config")
     rope.must_be("rope_type", "axial")
-    return rope.get_float("rope_theta", 10000.0)
+    return rope.get_float("rope_theta", own.get_float("rope_theta", 10000.0))
 
 
 def layer_of(
@@ -164,21 +164,39 @@ def layer_of(
     norm: Norm,
     activation: Activation,
     positions: Positions,
-    **more: Any,
+    bias: bool = True,
 ) -> tuple[Block, ...]:
     """A layer of a tower whose config has transformers' names of heads and sizes.
 
-    size: the width. more: fields of its attention.
+    size: the width. bias: of all matrices.
     """
     heads = own.get_int("num_attention_heads", 16)
+    head_dim = per_head(own, size, heads)
+    own.must_be("head_dim", head_dim)
     return blocks_of(
-        (heads, heads, per_head(own, size, heads)),
+        (heads, heads, head_dim),
         own.get_int("intermediate_size"),
         activation,
-        bias=True,
-        attention={"positions": positions, "prefix_mask": True, **more},
+        bias,
+        attention={"positions": positions, "prefix_mask": True},
         norm=norm,
     )
+
+
+def num_layers_of(config: ConfigReader, own: ConfigReader, default: int) -> int:
+    """Layers of a tower that are run: up to the one that vision_feature_layer names.
+
+    own: the tower's config. default: where the file says none. Raises UserError for a list of
+    several, whose features would be joined.
+    """
+    count, key = own.get_int("num_hidden_layers"), "vision_feature_layer"
+    said = config.values.get(key)
+    found = default if said is None else said
+    if isinstance(found, list) and len(found) == 1:
+        found = found[0]
+    if type(found) is not int or not -count <= found <= count or found == 0:
+        raise config.wrong(key, f"one number from {-count} to {count}, not 0")
+    return found if found > 0 else count + 1 + found
 
 
 def merger_of(

@@ -38,6 +38,7 @@ class Tower:
     patches: Linear  # from a patch's values to the width
     layers: tuple[Layer, ...]
     mergers: tuple[MergerWeights, ...]  # the last one, then those of the taps
+    first_norm: NormWeights | None = None
     last_norm: NormWeights | None = None
     # Learned positions [side, side, W] with the biases of patches; on the host, where they are
     # resampled in float32.
@@ -100,6 +101,7 @@ def encoding(
     hidden = ops.linear(uploaded(patches, tower.patches.in_features), tower.patches)
     if tower.learned is not None:
         hidden = ops.add(hidden, uploaded(_positions(tower, grids), spec.hidden_size))
+    hidden = normed(ops, hidden, tower.first_norm, spec.first_norm)
     ropes = (tensor_at(given.rope, place),)
     cache = _scratch(tower, given.num_blocks, dtype, place)
     whole = to_tensors(given.whole, place)

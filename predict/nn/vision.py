@@ -105,11 +105,16 @@ class VisionSpec:
     can_be_left_out: bool = False
     sees_itself: bool = False  # tokens of one picture see each other, in the text model too
     theta: float = 10000.0  # of its rotary positions
+    # Rows and columns turn by every second frequency of a whole head's each, not by all of half a
+    # head's.
+    turns_by_halves: bool = False
     patch_name: str = "patch_embed.proj"
     patch_bias: bool = False  # goes with learned positions
     frames: int = 0  # of patches' weights [W, 3, frames, p, p]; 0: [W, 3, p, p]
     learned: Learned | None = None
     taps: tuple[Tap, ...] = ()
+    first_norm: Norm | None = None  # ahead of all layers
+    first_norm_name: str = "ln_pre.weight"
     last_norm: Norm | None = None  # behind all layers
     last_norm_name: str = "post_layernorm.weight"
     ignored: tuple[str, ...] = ()  # parts of names of tensors that are not read
@@ -211,7 +216,7 @@ def tower_inputs(spec: VisionSpec, grids: Sequence[tuple[int, int]], head_dim: i
         first += rows * columns
     whole = span_inputs_of(np.array([rows * columns for rows, columns in grids]))
     windows = span_inputs_of(np.concatenate(counts) * spec.merge**2) if spec.window else None
-    rope = rope_rows(np.concatenate(places), head_dim, spec.theta)
+    rope = rope_rows(np.concatenate(places), head_dim, spec.theta, spec.turns_by_halves)
     num_blocks = max(
         int(each.block_tables.max()) + 1 for each in (whole, windows) if each is not None
     )
@@ -288,12 +293,17 @@ def in_cells(values: npt.NDArray[Any], merge: int) -> npt.NDArray[Any]:
 
 
 def rope_rows(
-    places: npt.NDArray[np.int64], head_dim: int, theta: float
+    places: npt.NDArray[np.int64], head_dim: int, theta: float, by_halves: bool = False
 ) -> npt.NDArray[np.float32]:
-    """[P, head_dim] cosines, then sines: of a quarter of the head by rows, one by columns."""
-    steps = np.arange(0, head_dim // 2, 2, dtype=np.float32) / np.float32(head_dim // 2)
+    """[P, head_dim] cosines, then sines: of a quarter of the head by rows, one by columns.
+
+    by_halves: see VisionSpec.turns_by_halves.
+    """
+    size = head_dim if by_halves else head_dim // 2
+    steps = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
     inv_freq = (1.0 / np.float32(theta) ** steps).astype(np.float32)
-    angles = (places.astype(np.float32)[:, :, None] * inv_freq).reshape(len(places), -1)
+    of_axes = np.stack([inv_freq[::2], inv_freq[1::2]] if by_halves else [inv_freq, inv_freq])
+    angles = (places.astype(np.float32)[:, :, None] * of_axes).reshape(len(places), -1)
     wide = angles.astype(np.float64)
     return np.concatenate([np.cos(wide), np.sin(wide)], axis=1).astype(np.float32)
 

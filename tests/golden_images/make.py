@@ -28,7 +28,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
     PaddleOCRVLImageProcessorPil,
 )
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from predict.loading.checkpoint import Checkpoint
@@ -206,6 +207,30 @@ GEMMA3 = {
 }
 
 
+MISTRAL3 = {
+    "text_config": {
+        **{
+            key: value for key, value in QWEN3_VL["text_config"].items() if key != "rope_parameters"
+        },
+        "model_type": "mistral",
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "vision_config": {
+        "model_type": "pixtral",
+        "hidden_size": 32,
+        "intermediate_size": 20,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "patch_size": 4,
+        "image_size": 56,
+        "rope_parameters": {"rope_type": "axial", "rope_theta": 10000.0},
+    },
+    "image_token_index": IMAGE,
+    "tie_word_embeddings": False,
+}
+
+
 def qwen_rows(model: Any, inputs: dict[str, Any]) -> np.ndarray[Any, Any]:
     """A picture's rows, with those that are added behind layers."""
     made = model.model.visual(inputs["pixel_values"], inputs["image_grid_thw"])
@@ -217,6 +242,35 @@ def paddleocr_rows(model: Any, inputs: dict[str, Any]) -> np.ndarray[Any, Any]:
     """A picture's rows."""
     made = model.model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"])
     return torch.cat(made.pooler_output).numpy()
+
+
+def mistral_rows(model: Any, inputs: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """A picture's rows."""
+    made = model.model.get_image_features(inputs["pixel_values"], inputs["image_sizes"])
+    return torch.cat(made.pooler_output).numpy()
+
+
+def mistral_ids(inputs: dict[str, Any], count: int) -> list[int]:
+    """A picture's tokens: with one behind each row, and another behind the last."""
+    columns = int(inputs["image_sizes"][0][1]) // 8
+    return [*[*[IMAGE] * columns, 12] * (count // columns)][:-1] + [13]
+
+
+def padded(several: list[dict[str, Any]]) -> dict[str, Any]:
+    """Pictures of several sizes as one tensor."""
+    sizes = torch.cat([torch.as_tensor(each["image_sizes"]) for each in several])
+    height, width = sizes.max(0).values.tolist()
+    images = [
+        torch.nn.functional.pad(image, (0, width - image.shape[-1], 0, height - image.shape[-2]))
+        for image in (each["pixel_values"] for each in several)
+    ]
+    return {"pixel_values": torch.cat(images), "image_sizes": sizes}
+
+
+def joined(several: list[dict[str, Any]]) -> dict[str, Any]:
+    """Several pictures as the model reads them."""
+    keys = ("pixel_values", "image_grid_thw")
+    return {key: torch.cat([each[key] for each in several]) for key in keys if key in several[0]}
 
 
 def features(model: Any, inputs: dict[str, Any]) -> np.ndarray[Any, Any]:
@@ -235,7 +289,10 @@ class Case:
     processor: Any
     rows: Callable[[Any, dict[str, Any]], np.ndarray[Any, Any]] = qwen_rows
     kinds: str = "mm_token_type_ids"  # where the model is told which tokens are pictures'
-    keys: tuple[str, ...] = ("pixel_values", "image_grid_thw")  # what the model reads of them
+    joined: Callable[[list[dict[str, Any]]], dict[str, Any]] = joined
+    # A picture's tokens, of its inputs and its rows.
+    ids: Callable[[dict[str, Any], int], list[int]] = lambda inputs, count: [IMAGE] * count
+    options: dict[str, Any] = field(default_factory=dict)  # of a call of the processor
     is_stored: bool = False  # whether the checkpoint is
 
 
@@ -272,7 +329,15 @@ CASES: dict[str, Case] = {
         Gemma3ImageProcessorPil(size={"height": 24, "width": 24}),
         features,
         kinds="token_type_ids",
-        keys=("pixel_values",),
+    ),
+    "mistral3": Case(
+        *(transformers.Mistral3Config, transformers.Mistral3ForConditionalGeneration, MISTRAL3),
+        PixtralImageProcessorPil(patch_size={"height": 4, "width": 4}, size={"longest_edge": 56}),
+        mistral_rows,
+        kinds="",
+        joined=padded,
+        ids=mistral_ids,
+        options={"patch_size": {"height": 8, "width": 8}},
     ),
 }
 PICTURE = [START, IMAGE, STOP]
@@ -331,11 +396,11 @@ def model_of(case: Case, seed: int, tensors: dict[str, list[int]], folder: Path)
     return model
 
 
-def expanded(prompt: list[int], counts: list[int]) -> list[int]:
-    """The prompt with so many placeholders for each picture."""
-    left, ids = iter(counts), list[int]()
+def expanded(prompt: list[int], pictures: list[list[int]]) -> list[int]:
+    """The prompt with all tokens of each picture."""
+    left, ids = iter(pictures), list[int]()
     for token in prompt:
-        ids += [token] * (next(left) if token == IMAGE else 1)
+        ids += next(left) if token == IMAGE else [token]
     return ids
 
 
@@ -344,7 +409,10 @@ def attempt(
 ) -> dict[str, Any] | None:
     """Writes golden.npz of a seed; None where a greedy step is close."""
     model, rng = model_of(case, seed, tensors, folder), np.random.default_rng(seed)
-    inputs = [case.processor(drawn(n, size), return_tensors="pt") for n, size in enumerate(SIZES)]
+    inputs = [
+        case.processor(drawn(n, size), return_tensors="pt", **case.options)
+        for n, size in enumerate(SIZES)
+    ]
     with torch.no_grad():
         towers = [case.rows(model, each) for each in inputs]
     prompts, margin, firsts = list[dict[str, Any]](), np.inf, []
@@ -353,16 +421,14 @@ def attempt(
         for kind, number in parts:
             prompt += PICTURE if kind == "picture" else rng.integers(0, 256, number).tolist()
             pictures += [number] * (kind == "picture")
-        ids = expanded(prompt, [len(towers[number]) for number in pictures])
+        ids = expanded(prompt, [case.ids(inputs[n], len(towers[n])) for n in pictures])
         given: dict[str, Any] = {}
         if pictures:
-            given = {
-                key: torch.cat([inputs[number][key] for number in pictures]) for key in case.keys
-            }
+            given = case.joined([inputs[number] for number in pictures])
         greedy: list[int] = []
         for _ in range(NUM_NEW_TOKENS):
             tokens = torch.tensor([ids + greedy])
-            if pictures:
+            if pictures and case.kinds:
                 # Generated placeholders stand for no picture.
                 kinds = torch.zeros_like(tokens)
                 kinds[0, : len(ids)] = (tokens[0, : len(ids)] == IMAGE).int()
@@ -406,10 +472,19 @@ def gemma3_image(image: Any, options: dict[str, Any]) -> np.ndarray[Any, Any]:
     return np.concatenate(made, axis=1)  # crops, one below the other
 
 
+def mistral3_image(image: Any, options: dict[str, Any]) -> np.ndarray[Any, Any]:
+    sides = {"patch_size": {"height": 28, "width": 28}}
+    processor = PixtralImageProcessorPil(**options)
+    return processor(ImageOps.exif_transpose(image), return_tensors="np", **sides)["pixel_values"][
+        0
+    ]
+
+
 # The picture that a tower reads, [..., 3, height, width], by kind.
 PROCESSED: dict[str, Callable[[Any, dict[str, int]], np.ndarray[Any, Any]]] = {
     "paddleocr_vl": paddleocr_image,
     "gemma3": gemma3_image,
+    "mistral3": mistral3_image,
 }
 
 

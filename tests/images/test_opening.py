@@ -19,6 +19,7 @@ from predict.errors import UserError
 from predict.images.areas import AreaPixels
 from predict.images.fixed import BILINEAR, HALVES, FixedPixels
 from predict.images.opening import opened
+from predict.images.longest import LongestPixels
 from predict.images.pixels import Pixels, read_pixels
 from predict.images.placed import Picture, picture_of
 from tests.support.pictures import (
@@ -56,6 +57,7 @@ PIXELS: dict[str, Pixels] = {
     "gemma3": FixedPixels(
         height=56, width=56, resample=BILINEAR, image_mean=HALVES, image_std=HALVES
     ),
+    "mistral3": LongestPixels(),
 }
 
 
@@ -64,7 +66,8 @@ PIXELS: dict[str, Pixels] = {
 def test_pixels_of_other_kinds_equal_those_of_transformers(kind: str) -> None:
     golden = np.load(GOLDEN_IMAGES / "other_pixels.npz")
     for index, (image, options) in enumerate(other_pixel_cases()[kind]):
-        picture = picture_of(image, replace(PIXELS[kind], **options))
+        fields = PIXELS[kind].of_size(options.pop("size"), "") if "size" in options else options
+        picture = picture_of(image, replace(PIXELS[kind], **fields))
         got = whole(picture)
         assert got.shape == tuple(golden[f"{kind}_shapes"][index]), index
         wanted = golden[f"{kind}_values"][index]

@@ -39,9 +39,29 @@ def paddleocr_vl(config: Config) -> Config:
     return text | more | config
 
 
+def gemma3(config: Config) -> Config:
+    """With the keys that the 4B's file has."""
+    text, vision = config["text_config"], config["vision_config"]
+    rope = text.pop("rope_parameters")
+    text["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+    text["rope_theta"] = rope["full_attention"]["rope_theta"]
+    del vision["num_channels"], vision["layer_norm_eps"]
+    return config
+
+
+def mistral3(config: Config) -> Config:
+    rope = config["vision_config"].pop("rope_parameters")
+    config["vision_config"] |= {"rope_theta": rope["rope_theta"], "head_dim": 16}
+    text = config["text_config"]
+    text["rope_theta"] = text.pop("rope_parameters")["rope_theta"]
+    return config
+
+
 PUBLISHED: dict[str, Callable[[Config], Config]] = {
     "qwen3_vl": qwen3_vl,
     "paddleocr_vl": paddleocr_vl,
+    "gemma3": gemma3,
+    "mistral3": mistral3,
 }
 
 

@@ -105,9 +105,8 @@ def other_pixel_cases() -> dict[str, list[tuple[Image, dict[str, Any]]]]:
     images = [image for image, _ in few]
     return {
         "paddleocr_vl": few,
-        "gemma3": [
-            (image, PAN_AND_SCAN if index % 2 else {}) for index, image in enumerate(images)
-        ],
+        "gemma3": [(each, PAN_AND_SCAN if n % 2 else {}) for n, each in enumerate(images)],
+        "mistral3": [(each, {"size": {"longest_edge": 84}}) for each in images],
     }
 
 
