@@ -16,10 +16,10 @@ from predict.device.place import tensor_at
 from predict.engine.picture_rows import PictureRows
 from predict.engine.pictures import Encode, Eyes, PassLimits
 from predict.errors import UserError, quoted, unknown_key
-from predict.images.pixels import Pixels
 from predict.images.decoding import Decode, Workers
 from predict.images.fetching import is_address
 from predict.images.limits import MAX_TOGETHER
+from predict.images.pixels import Pixels
 from predict.images.placed import Picture, Pictures, picture_of, pictures_in, with_pictures
 from predict.images.written import Encoder, with_ids, written
 from predict.loading.model import Weights

@@ -82,8 +82,8 @@ class TowerLayout(Online):
         if product is None or not product.channels_first:
             return weight
         values = to_float32(weight.codes).reshape(plan.out_features, self._width, -1)
-        values = np.ascontiguousarray(values.transpose(0, 2, 1)).reshape(-1, inner)
-        return replace(weight, codes=values)
+        ordered = np.ascontiguousarray(values.transpose(0, 2, 1))
+        return replace(weight, codes=ordered.reshape(-1, inner))
 
     def bias(self, plan: LinearPlan) -> Any:
         stored = self._stored[plan.prefixes]
@@ -229,7 +229,12 @@ class TowerWeights:
             mergers.append(MergerWeights(merger, parts[0], tuple(parts[1:])))
         layers = tuple(tuple(builder.block(block) for block in layer) for layer in wide)
         ends: list[Any] = [norm and builder.slot(norm) for norm in self.norms]
-        return Tower(spec, self._patches(), layers, tuple(mergers), *ends, self._learned())
+        return Tower(
+            *(spec, self._patches(), layers, tuple(mergers)),
+            first_norm=ends[0],
+            last_norm=ends[1],
+            learned=self._learned(),
+        )
 
     def _learned(self) -> npt.NDArray[np.float32] | None:
         """[side, side, W] the table of positions, with the biases of patches."""

@@ -13,6 +13,7 @@ from predict.models import gemma3_text
 from predict.nn.blocks import Activation, Norm, Positions
 from predict.nn.hf_config import ConfigReader
 from predict.nn.hf_vision import BASES, CLIP, layer_of, square_root, vision_config
+from predict.nn.kinds.attention import AttentionBlock
 from predict.nn.spec import DecoderSpec
 from predict.nn.vision import Learned, Merger, Product, VisionSpec
 
@@ -52,7 +53,7 @@ def _vision(config: ConfigReader, text: DecoderSpec) -> VisionSpec:
     side, tokens = image // patch, square_root(config, "mm_tokens_per_image", 256)
     if side % tokens:
         raise config.wrong("mm_tokens_per_image", f"a square whose side divides {side} patches")
-    windows = [block.window for block in text.attention if getattr(block, "window", -1) >= 0]
+    windows = [each.window for each in text.blocks_of(AttentionBlock) if each.window >= 0]
     if windows and min(windows) < tokens**2:
         raise config.wrong(
             "mm_tokens_per_image", f"at most the {min(windows)} tokens of sliding_window"

@@ -253,7 +253,8 @@ def mistral_rows(model: Any, inputs: dict[str, Any]) -> np.ndarray[Any, Any]:
 def mistral_ids(inputs: dict[str, Any], count: int) -> list[int]:
     """A picture's tokens: with one behind each row, and another behind the last."""
     columns = int(inputs["image_sizes"][0][1]) // 8
-    return [*[*[IMAGE] * columns, 12] * (count // columns)][:-1] + [13]
+    rows = [*[IMAGE] * columns, 12] * (count // columns)
+    return [*rows[:-1], 13]
 
 
 def padded(several: list[dict[str, Any]]) -> dict[str, Any]:
@@ -445,7 +446,7 @@ def attempt(
         prompts.append({"prompt": prompt, "pictures": pictures, "greedy": greedy})
     if case.is_stored:
         save(model, folder)
-    arrays = {
+    arrays: dict[str, Any] = {
         f"tower_{number}": rows if case.is_stored else sampled(rows, NUM_SAMPLED)
         for number, rows in enumerate(towers)
     }

@@ -91,7 +91,7 @@ def pixel_cases() -> Iterator[tuple[Image, dict[str, int]]]:
         )
 
 
-PAN_AND_SCAN = {
+PAN_AND_SCAN: dict[str, Any] = {
     "do_pan_and_scan": True,
     "pan_and_scan_min_crop_size": 8,
     "pan_and_scan_max_num_crops": 3,
