@@ -20,8 +20,8 @@ Tensors cut_patches(const paddle::Tensor& pixels, const paddle::Tensor& origins,
     fail("width " + std::to_string(width) + " of patches of " + std::to_string(side) + " pixels");
   }
   if (mean.size() != kNumChannels || std.size() != kNumChannels) {
-    fail("mean and std have " + std::to_string(mean.size()) + " and " +
-         std::to_string(std.size()) + " values (allowed: 3 each)");
+    fail("mean and std have " + std::to_string(mean.size()) + " and " + std::to_string(std.size()) +
+         " values (allowed: 3 each)");
   }
   CutPatchesParams params;
   params.pixels = static_cast<const uint8_t*>(bytes.data);

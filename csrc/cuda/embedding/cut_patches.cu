@@ -26,8 +26,8 @@ __global__ void __launch_bounds__(kThreads) cut_patches_kernel(const CutPatchesP
     const int64_t at = origin + kNumChannels * (y * stride + x) + c;
     if (c < kNumChannels && at >= 0 && at < p.num_bytes) {
       // As the host has it: no fused multiply and add.
-      value = __fdiv_rn(
-          __fsub_rn(__fmul_rn(static_cast<float>(p.pixels[at]), p.factor), p.mean[c]), p.std[c]);
+      value = __fdiv_rn(__fsub_rn(__fmul_rn(static_cast<float>(p.pixels[at]), p.factor), p.mean[c]),
+                        p.std[c]);
     }
     out[i] = Traits<T>::from_float(value);
   }
