@@ -34,6 +34,7 @@ from predict.text.conversation import PicturePart
 
 WITHOUT = "--limit_mm_per_prompt '{\"image\": 0}'"
 TRIED_ON_GPUS = False  # whether a tower has run on a real one: until then it is refused there
+LOOKED_UP = ("inference_with_reference", "lookahead")  # methods of drafts that run no network
 TABLES = 2  # rows of the table, in longest steps or prompts
 
 
@@ -53,7 +54,7 @@ def with_eyes(config: EngineConfig, spec: DecoderSpec, on_gpu: bool) -> DecoderS
         f"a vocab_size of {spec.vocab_size} and a placeholder {token}": token >= spec.vocab_size,
         "--mode static": config.model.mode == "static",
         f"--tensor_parallel_degree {degree}": degree > 1,
-        f"--speculate_method {method}": method is not None,
+        f"--speculate_method {method}": method not in (None, *LOOKED_UP),
     }
     for what, is_given in refused.items():
         if is_given and spec.vision.can_be_left_out and not config.images.limit_mm_per_prompt:

@@ -27,7 +27,7 @@ from predict.loading import safetensors_writer
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.model import read_spec
 from predict.nn.tower import encode
-from predict.sight import picture_parts, prompt_parts, reader_of
+from predict.sight import picture_parts, prompt_parts, reader_of, with_eyes
 from predict.text.conversation import PicturePart
 from tests.support.golden import step_logits
 from tests.support.pictures import (
@@ -115,6 +115,23 @@ def check_logits(llm: LLM, case: str, wanted: np.ndarray[Any, Any]) -> None:
     close(step_logits(llm, inputs), wanted)
     for span in spans:
         sight.rows.release(span.request)
+
+
+def test_pictures_are_the_same_alone_and_packed(compiled: library.Library) -> None:
+    for dtype in ("float32", "bfloat16"):
+        llm = load(dtype=dtype)
+        reader, tower = llm.parts.sight.reader, llm.parts.sight.tower
+        assert reader is not None
+        assert tower is not None
+        pictures = [picture_of(drawn(n, size), reader.pixels) for n, size in enumerate(SIZES)]
+
+        def rows(*some: Picture, tower: Any = tower, llm: LLM = llm, dtype: str = dtype) -> Any:
+            patches = np.concatenate([each.patches for each in some])
+            made = encode(llm.platform.backend, tower, patches, [p.grid for p in some], dtype)
+            return made.astype("float32").numpy()
+
+        alone = np.concatenate([rows(each) for each in pictures])
+        np.testing.assert_array_equal(rows(*pictures), alone)
 
 
 @pytest.mark.parametrize(
@@ -259,13 +276,16 @@ def test_what_takes_no_step_with_a_whole_picture_is_refused(compiled: library.Li
 
 
 def test_text_alone_runs_where_some_kinds_read_no_pictures(
-    compiled: library.Library, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    folder = GOLDEN_IMAGES / "gemma3"
+    config, spec = EngineConfig(model_name_or_path=str(folder)), read_spec(folder)[0]
     with caplog.at_level("INFO", "regatta"):
-        llm = load(image_model("gemma3"), speculate_method="inference_with_reference")
-    assert "gemma3 runs with text alone: pictures do not go with --speculate_method" in caplog.text
-    first = image_golden("gemma3")["prompts"][0]
-    assert list(llm.generate([first["prompt"]], GREEDY)[0].token_ids) == first["greedy"]
+        assert with_eyes(config, spec, on_gpu=True).vision is None
+    assert "gemma3 runs with text alone: pictures do not go with --device" in caplog.text
+    wanted = config.changed(limit_mm_per_prompt={"image": 1})
+    with pytest.raises(UserError, match="gemma3 reads pictures, which do not go with --device"):
+        with_eyes(wanted, spec, on_gpu=True)
 
 
 def test_texts_have_pictures_by_their_marks(compiled: library.Library) -> None:
@@ -288,6 +308,36 @@ def test_samples_beams_and_adapters_of_numbers_have_pictures(compiled: library.L
     streamed = [t for piece in llm.stream([prompt], GREEDY) for t in piece.token_ids]
     assert streamed == greedy
     llm.engine.scheduler.check()
+
+
+@pytest.mark.parametrize("method", ["inference_with_reference", "lookahead"])
+def test_drafts_that_are_looked_up_are_no_placeholders(
+    method: str, compiled: library.Library
+) -> None:
+    """The last tokens of the prompt stand ahead of its picture, too."""
+    llm = load(attention="append", speculate_method=method)
+    check_greedy(llm)
+    proposer, found, verified = llm.engine.speculation.proposer, list[int](), list[int]()
+    assert proposer is not None
+    propose, schedule = proposer.propose, llm.engine.scheduler.schedule
+
+    def noted(*given: Any) -> Any:
+        made = propose(*given)
+        found.extend(token for drafts in made for token in drafts)
+        return made
+
+    def scheduled(drafts: Any = None) -> Any:
+        verified.extend(token for each in (drafts or {}).values() for token in each)
+        return schedule(drafts)
+
+    proposer.propose = noted  # type: ignore[method-assign]
+    llm.engine.scheduler.schedule = scheduled  # type: ignore[method-assign]
+    params = replace(GREEDY, logit_bias={97: 50.0}, max_new_tokens=6)
+    ask: Any = {"prompt": [98, 97, 97, 261, 97], "multi_modal_data": {"image": drawn(0, SIZES[0])}}
+    answer = llm.generate(ask, params)[0].token_ids
+    assert answer == load(attention="append").generate(ask, params)[0].token_ids
+    assert 261 in found
+    assert 261 not in verified
 
 
 def test_chats_have_pictures(compiled: library.Library) -> None:
@@ -350,7 +400,7 @@ def small(compiled: library.Library) -> LLM:
     ("settings", "words"),
     [
         ({"tensor_parallel_degree": 2}, "tensor_parallel_degree 2 yet"),
-        ({"speculate_method": "inference_with_reference"}, "speculate_method inference_with"),
+        ({"speculate_method": "mtp"}, "speculate_method mtp yet"),
         ({"mm_processor_kwargs": {"max_pixel": 5}}, "did you mean max_pixels"),
         ({"limit_mm_per_prompt": {"video": 1}}, "limit_mm_per_prompt: video 1"),
     ],

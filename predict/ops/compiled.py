@@ -123,6 +123,23 @@ def own_rows(token_ids: Tensor, begin: int, end: int, other: int) -> Tensor:
     return _run()("regatta_own_rows", token_ids, begin, end, other)[0]
 
 
+def cut_patches(
+    pixels: Tensor,
+    origins: Tensor,
+    strides: Tensor,
+    sizes: tuple[int, int],
+    scaling: tuple[float, Sequence[float], Sequence[float]],
+    dtype: str,
+) -> Tensor:
+    """Patches [P, width] of pictures, of `dtype`; values [3, side, side], and zeros behind.
+
+    pixels [N] uint8: [rows, columns, 3] of each picture, one behind the other. origins [P]: bytes
+    ahead of a patch's first pixel; strides [P]: pixels of a row of its picture. sizes: side of a
+    patch, width. scaling: factor, mean, std: (pixel * factor - mean) / std, float32, rounded once.
+    """
+    return _run()("regatta_cut_patches", pixels, origins, strides, *sizes, *scaling, dtype)[0]
+
+
 def put_rows(table: Tensor, rows: Tensor, x: Tensor) -> None:
     """Writes x [C, W] to `rows` [C] of table [R, W], in place; no row comes twice."""
     _run()("regatta_put_rows", table, rows, x)

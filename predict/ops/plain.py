@@ -708,6 +708,27 @@ class BoundLayers(composed.BoundLayers):
     ops = _OPS
 
 
+def cut_patches(
+    pixels: Tensor,
+    origins: Tensor,
+    strides: Tensor,
+    sizes: tuple[int, int],
+    scaling: tuple[float, Sequence[float], Sequence[float]],
+    dtype: str,
+) -> Tensor:
+    import paddle
+
+    (side, width), (factor, mean, std) = sizes, scaling
+    y, x, c = (axis.reshape(-1) for axis in np.indices((side, side, 3)))
+    steps = 3 * (y * strides.numpy().astype(np.int64)[:, None] + x) + c
+    values = pixels.numpy()[origins.numpy()[:, None] + steps].astype(np.float32)
+    values = values.reshape(-1, side * side, 3) * np.float32(factor)
+    values = (values - np.array(mean, np.float32)) / np.array(std, np.float32)
+    made = np.zeros((len(values), width), np.float32)
+    made[:, : 3 * side * side] = values.transpose(0, 2, 1).reshape(len(values), -1)
+    return paddle.to_tensor(made, place=pixels.place).astype(dtype)
+
+
 def put_rows(table: Tensor, rows: Tensor, x: Tensor) -> None:
     import paddle
 

@@ -164,9 +164,14 @@ def test_a_picture_that_fails_is_told_by_the_step_that_reads_it() -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"num_blocks": 24}, {"chunked_prefill": False}])
 def test_random_arrivals_and_aborts_read_their_own_rows(
-    settings: dict[str, Any], count: int = 150
+    settings: dict[str, Any],
 ) -> None:
-    """By hand: python -m tests.engine.test_pictures 10000."""
+    """10,000 by hand: python -m tests.engine.test_pictures 10000."""
+    meet_random_traffic(settings, 150)
+
+
+def meet_random_traffic(settings: dict[str, Any], count: int) -> None:
+    """So many requests that come and are aborted at random."""
     rng, loop = np.random.default_rng(48), Loop(budget=12, **settings)
     live: list[Request] = []
     ends: Counter[str] = Counter()
@@ -192,5 +197,5 @@ def test_random_arrivals_and_aborts_read_their_own_rows(
 
 if __name__ == "__main__":
     for given in ({}, {"num_blocks": 24}, {"chunked_prefill": False}):
-        test_random_arrivals_and_aborts_read_their_own_rows(given, int(sys.argv[1]))
+        meet_random_traffic(given, int(sys.argv[1]))
         print(given, "no row lost, none read by another")

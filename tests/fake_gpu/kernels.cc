@@ -51,6 +51,10 @@ Status embedding(const EmbeddingParams& params, const Launch& on) {
   });
 }
 
+Status cut_patches(const CutPatchesParams& params, const Launch& on) {
+  return queue(on.stream, "cut_patches", [p = params] { check(cpu::cut_patches(p)); });
+}
+
 Status put_rows(const PutRowsParams& params, const Launch& on) {
   return queue(on.stream, "put_rows", [p = params] { check(cpu::put_rows(p)); });
 }

@@ -1,6 +1,6 @@
 // Rows of a matrix by index: token embedding (scaled, and with rows of learned positions added,
-// where a model has that, or rows of pictures in their place), and the rows that logits are computed
-// for; and the borders of spans of one row.
+// where a model has that, or rows of pictures in their place), and the rows that logits are
+// computed for; and the borders of spans of one row.
 //
 // Architectures: all; any dtype. One thread per 16 bytes (or per element, when rows are not a
 // multiple of 16 bytes). Bound: bytes read and written.

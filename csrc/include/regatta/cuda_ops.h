@@ -17,6 +17,7 @@
 #include "regatta/attention.h"
 #include "regatta/blocks.h"
 #include "regatta/copy_blocks.h"
+#include "regatta/cut_patches.h"
 #include "regatta/embedding.h"
 #include "regatta/follow_drafts.h"
 #include "regatta/likeliest.h"
@@ -140,6 +141,7 @@ Status resolve_tokens(int32_t* token_ids, const int32_t* last_tokens, int64_t nu
 
 Status follow_drafts(const FollowDraftsParams& params, const Launch& launch);
 
+Status cut_patches(const CutPatchesParams& params, const Launch& launch);
 Status put_rows(const PutRowsParams& params, const Launch& launch);
 Status write_places(const WritePlacesParams& params, const Launch& launch);
 
