@@ -11,6 +11,7 @@ from typing import Any
 
 from predict.adapters.pool import READ_AHEAD
 from predict.engine.failures import RequestError
+from predict.engine.picture_spans import uncut
 from predict.engine.request_state import Request, RequestStatus
 from predict.engine.resources import AdapterPages, CacheBlocks, Need, PictureRoom, Resource
 from predict.engine.scheduled import ScheduledSpan, SchedulerConfig, prompt_span
@@ -32,13 +33,18 @@ def chunk(
     """Tokens of a prompt to run now; only the `first` whole prompt may exceed the budget.
 
     A prompt is cut where it leaves a state behind. One with logprobs always runs in chunks, since
-    its logits take memory. A bidirectional prompt is never cut; the tokens generated behind it
-    before a preemption may be.
+    its logits take memory. A bidirectional prompt is never cut, nor is a picture whose tokens see
+    each other; the tokens generated behind it before a preemption may be.
     """
     end = next((each for each in request.state_ends if each > start), len(request.token_ids))
     num_left = end - start
     over_budget = first and not config.chunked_prefill
     is_whole = start < request.num_prompt_tokens and not request.shares_blocks
+    if config.pictures is not None:
+        num_readable = config.pictures.num_readable(request, start, num_left)
+        if num_readable < num_left and (is_whole or not config.chunked_prefill):
+            return 0
+        num_left = num_readable
     if is_whole and budget < request.num_prompt_tokens and not over_budget:
         return 0
     if request.wants_prompt_logits:
@@ -46,7 +52,9 @@ def chunk(
         budget = MAX_PROMPT_LOGITS - sum(span.num_prompt_logits for span in spans)
     elif not config.chunked_prefill:
         return num_left if num_left <= budget or first else 0
-    return min(num_left, budget)
+    num_tokens = min(num_left, budget)
+    is_uncut = config.pictures is not None and config.pictures.whole
+    return uncut(request, start, num_tokens) if is_uncut else num_tokens
 
 
 def waits_for_leader(request: Request, block_size: int) -> bool:
@@ -120,7 +128,7 @@ class Queue:
                     return
                 first = len(spans) == num_decodes
                 num_tokens = chunk(config, request, need.num_cached, budget, first, spans)
-                if not num_tokens or not self._has_room(need):
+                if not (num_tokens or self._waits_for_pictures(need)) or not self._has_room(need):
                     return
                 for resource in self.resources:
                     resource.reserve(need)
@@ -130,7 +138,16 @@ class Queue:
             running.append(self.requests.popleft())
             headroom += request.num_slots * (need.num_blocks < request.max_num_blocks)
             budget -= num_tokens
-            spans.append(prompt_span(request, need.num_cached, num_tokens))
+            if num_tokens:
+                spans.append(prompt_span(request, need.num_cached, num_tokens))
+
+    def _waits_for_pictures(self, need: Need) -> bool:
+        """Whether a request has nothing to run until a picture is encoded, which it must hold."""
+        pictures, request = self._config.pictures, need.request
+        count = len(request.token_ids) - need.num_cached
+        return (
+            pictures is not None and pictures.num_readable(request, need.num_cached, count) < count
+        )
 
     def _waits_for_leader(self, request: Request) -> bool:
         return (

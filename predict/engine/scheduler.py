@@ -184,9 +184,9 @@ class Scheduler:
             self._prompts_are_next = bool(spans)
             if not (separate and spans):
                 self._schedule_prompts(prefilling, spans, preempted)
-        copies, self.blocks.copies = self.blocks.copies, []
         if not spans:
-            return None  # every request waits for its last token
+            return None  # every request waits for its last token, or for a picture
+        copies, self.blocks.copies = self.blocks.copies, []
         num_tokens = sum(span.num_tokens for span in spans)
         self.stats.num_steps += 1
         self.stats.num_scheduled_tokens += num_tokens
