@@ -16,11 +16,12 @@ from predict.device.place import tensor_at
 from predict.engine.picture_rows import PictureRows
 from predict.engine.pictures import Encode, Eyes, PassLimits
 from predict.errors import UserError, quoted, unknown_key
-from predict.images.areas import AreaPixels
+from predict.images.pixels import Pixels
 from predict.images.decoding import Decode, Workers
 from predict.images.fetching import is_address
 from predict.images.limits import MAX_TOGETHER
-from predict.images.placed import Picture, Pictures, picture_of, with_pictures
+from predict.images.placed import Picture, Pictures, picture_of, pictures_in, with_pictures
+from predict.images.written import Encoder, with_ids, written
 from predict.loading.model import Weights
 from predict.loading.platform import Platform
 from predict.loading.vision import TowerWeights, open_tower, pixels_of
@@ -28,6 +29,7 @@ from predict.nn.decoder import Decoder
 from predict.nn.spec import DecoderSpec
 from predict.nn.tower import Tower, encoding, with_images
 from predict.nn.vision import MAX_SPANS, VisionSpec
+from predict.system.notes import LOG
 from predict.text.conversation import PicturePart
 
 WITHOUT = "--limit_mm_per_prompt '{\"image\": 0}'"
@@ -39,18 +41,25 @@ TABLES = 2  # rows of the table, in longest steps or prompts
 def with_eyes(config: EngineConfig, spec: DecoderSpec, on_gpu: bool) -> DecoderSpec:
     """The network, without its tower where no pictures are wanted.
 
-    Raises UserError for what pictures do not go with yet.
+    Raises UserError for what pictures do not go with yet; where the flags say nothing of pictures,
+    some kinds run with text alone.
     """
     if spec.vision is None or config.images.max_images == 0:
         return replace(spec, vision=None)
     degree, method = config.ranks.tensor_parallel_degree, config.speculation.speculate_method
+    token = spec.vision.placeholder.token
     refused = {
-        f"--device {config.model.device}": on_gpu and not TRIED_ON_GPUS,
+        f"--device {config.model.device}": on_gpu
+        and (spec.vision.sees_itself or not TRIED_ON_GPUS),
+        f"a vocab_size of {spec.vocab_size} and a placeholder {token}": token >= spec.vocab_size,
         "--mode static": config.model.mode == "static",
         f"--tensor_parallel_degree {degree}": degree > 1,
         f"--speculate_method {method}": method not in (None, *LOOKED_UP),
     }
     for what, is_given in refused.items():
+        if is_given and spec.vision.can_be_left_out and not config.images.limit_mm_per_prompt:
+            LOG.info(f"{spec.model_type} runs with text alone: pictures do not go with {what} yet")
+            return replace(spec, vision=None)
         if is_given:
             raise UserError(
                 f"{spec.model_type} reads pictures, which do not go with {what} yet (on a CPU in "
@@ -64,20 +73,24 @@ class PictureReader:
     """Reads the pictures of prompts. Needs no weights: a server's front has one, too."""
 
     config: ImagesConfig
-    pixels: AreaPixels
+    pixels: Pixels
     spec: VisionSpec
     max_tokens: int  # of a prompt's pictures
     decode: Decode  # files
 
     def read(
-        self, token_ids: Sequence[int], parts: Sequence[PicturePart]
+        self,
+        token_ids: Sequence[int],
+        parts: Sequence[PicturePart],
+        tokenizer: Encoder | None = None,
     ) -> tuple[list[int], Pictures | None]:
         """A prompt with all placeholders of its pictures, and these. Raises UserError.
 
-        token_ids: with one placeholder for each picture.
+        token_ids: with one placeholder for each picture. tokenizer: of kinds whose placeholders are
+        texts.
         """
         self.config.check_count(len(parts))
-        pictures = list[Picture]()
+        pictures, counts = list[Picture](), list[int]()
         num_tokens = num_pixels = 0
         most = self.config.max_image_pixels
 
@@ -86,7 +99,7 @@ class PictureReader:
             nonlocal num_tokens, num_pixels
             cells = self.spec.cells(pixels.grid(pixels.size(height, width)))
             self.spec.check_size(cells, where)
-            num_tokens += cells[0] * cells[1]
+            num_tokens += pixels.num_tokens(cells, pixels.num_tiles(height, width))
             num_pixels += height * width
             if num_tokens > self.max_tokens:
                 raise UserError(
@@ -105,8 +118,11 @@ class PictureReader:
             made = picture_of(
                 *(part.source, pixels, where, most, check, self.decode, self.config.media)
             )
-            pictures.append(made)
-        return with_pictures(token_ids, pictures, self.spec.placeholder)
+            apart = pictures_in(made)
+            pictures += apart
+            counts.append(len(apart))
+        holder = with_ids(self.spec.placeholder, tokenizer)
+        return with_pictures(written(token_ids, counts, holder, tokenizer), pictures, holder)
 
     def fetched(self, parts: Sequence[PicturePart]) -> list[PicturePart]:
         """The parts, addresses fetched. Raises UserError for the first that cannot be."""
@@ -144,7 +160,7 @@ class Sight:
         self._opened: TowerWeights | None = None
         if self.spec is not None:
             self.num_places = max(config.max_length, config.token_budget)
-            self.rows = PictureRows(TABLES * self.num_places)
+            self.rows = PictureRows(TABLES * self.num_places, self.spec.sees_itself)
 
     def open(self, text: Weights) -> int:
         """Checks the tower's tensors; the bytes that tower and table take."""
@@ -166,10 +182,10 @@ class Sight:
         dtype = self.config.model.dtype if platform.compiled is not None else "float32"
         table = paddle.zeros([self.rows.num_rows, spec.row_size], dtype)
         made = with_images(decoder, spec, table, self.num_places)
-        assert made.axes is not None
         levels = len(spec.mergers)
         encode_to = _encoder(tower, table.view([-1, spec.out_size]), dtype, platform)
-        self.eyes = Eyes(self.rows, encode_to, made.axes.first, self._limits(spec), levels)
+        first = -1 if made.axes is None else made.axes.first
+        self.eyes = Eyes(self.rows, encode_to, first, self._limits(spec), levels)
         return made
 
     def _limits(self, spec: VisionSpec) -> PassLimits:
@@ -180,11 +196,14 @@ class Sight:
         return PassLimits(patches, MAX_SPANS, spec.num_spans, len(spec.layers), budget)
 
     def read(
-        self, token_ids: Sequence[int], parts: Sequence[PicturePart]
+        self,
+        token_ids: Sequence[int],
+        parts: Sequence[PicturePart],
+        tokenizer: Encoder | None = None,
     ) -> tuple[list[int], Pictures | None]:
         """See PictureReader. Raises UserError for pictures where the model has no tower."""
         if self.reader is not None:
-            return self.reader.read(token_ids, parts)
+            return self.reader.read(token_ids, parts, tokenizer)
         if parts:
             is_off = self.config.images.max_images == 0
             raise UserError(
@@ -244,7 +263,7 @@ def _encoder(tower: Tower, table: Any, dtype: str, platform: Platform) -> Encode
 
         made = list[Any]()
         patches = np.concatenate([each.patches for each in pictures])
-        grids = [each.grid for each in pictures]
+        grids = [each.grid for each in pictures for _ in range(each.num_tiles)]
         steps = encoding(ops, tower, patches, grids, dtype, made, place, max_layers)
         while True:
             with paddle.no_grad():  # ends where others run in between

@@ -44,7 +44,7 @@ from tests.support.pictures import (
 )
 from tests.support.tolerances import BLOCK_ROUNDINGS, assert_close
 
-CASES = ["qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe"]
+CASES = ["qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "paddleocr_vl", "gemma3", "mistral3"]
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
 TOLERANCE = 1e-4  # of the largest value
 WAYS: dict[str, dict[str, Any]] = {
@@ -243,6 +243,54 @@ def test_rows_behind_layers_follow_chunks(compiled: library.Library) -> None:
     llm = load(image_model("qwen3_vl"), max_num_batched_tokens=7, attention="append")
     for _ in range(2):
         check_greedy(llm, "qwen3_vl")
+
+
+@pytest.mark.parametrize("budget", [11, 13, 40])
+def test_pictures_whose_tokens_see_each_other_are_not_cut(
+    budget: int, compiled: library.Library
+) -> None:
+    """Whatever a step takes; and a hit in the prefix cache may end within one."""
+    settings: dict[str, Any] = {"block_size": 16, "batch_size": 3, "attention": "append"}
+    llm = load(image_model("gemma3"), max_num_batched_tokens=budget, **settings)
+    for _ in range(2):
+        check_greedy(llm, "gemma3")
+    golden, params = image_golden("gemma3")["prompts"][2], replace(GREEDY, max_new_tokens=1)
+    ids, pictures = llm.parts.sight.read(golden["prompt"], parts_of(golden))
+    assert pictures is not None
+    for _ in range(2):  # the second finds blocks of the first, whose border is within a picture
+        ask: Any = {"prompt": ids, "multi_modal_data": pictures}
+        assert llm.generate(ask, params)[0].token_ids[0] == golden["greedy"][0]
+    assert llm.stats().num_prefix_hit_tokens % 16 == 0 < llm.stats().num_prefix_hit_tokens
+
+
+def parts_of(golden: dict[str, Any]) -> list[PicturePart]:
+    return [PicturePart(image) for image in pictures_of(golden)]
+
+
+def test_what_takes_no_step_with_a_whole_picture_is_refused(compiled: library.Library) -> None:
+    llm = load(image_model("gemma3"), max_num_batched_tokens=10, batch_size=3)
+    with pytest.raises(UserError, match=r"a picture of 9 tokens .* \(allowed: 8\)"):
+        llm.generate(asked("gemma3")[1], GREEDY)
+    with pytest.raises(UserError, match="prompts with pictures have no logprobs"):
+        load(image_model("gemma3")).generate(asked("gemma3")[1], replace(GREEDY, prompt_logprobs=1))
+
+
+def test_text_alone_runs_where_some_kinds_read_no_pictures(
+    compiled: library.Library, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "regatta"):
+        llm = load(image_model("gemma3"), speculate_method="inference_with_reference")
+    assert "gemma3 runs with text alone: pictures do not go with --speculate_method" in caplog.text
+    first = image_golden("gemma3")["prompts"][0]
+    assert list(llm.generate([first["prompt"]], GREEDY)[0].token_ids) == first["greedy"]
+
+
+def test_texts_have_pictures_by_their_marks(compiled: library.Library) -> None:
+    llm = load(image_model("gemma3"), mm_processor_kwargs={"do_pan_and_scan": True})
+    ask: Any = {"prompt": "a<|vision_start|>b", "multi_modal_data": {"image": drawn(0, (600, 300))}}
+    output = llm.generate(ask, GREEDY)[0]
+    assert list(output.prompt_token_ids).count(261) == 27  # the whole, and two crops
+    assert len(output.token_ids) == 12, output.outputs[0].error
 
 
 def test_samples_beams_and_adapters_of_numbers_have_pictures(compiled: library.Library) -> None:

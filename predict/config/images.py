@@ -9,7 +9,7 @@ from typing import Any
 
 from predict.errors import UserError, unknown_key
 from predict.images.fetching import Media
-from predict.images.limits import MAX_PIXELS, MOST_PIXELS, check_options
+from predict.images.limits import MAX_PIXELS, MOST_PIXELS, SWITCHES, check_options
 from predict.system.options import Checked, option
 from predict.system.ranges import MAX_COUNT, Range, refusal
 
@@ -33,7 +33,12 @@ def _limits(value: Any) -> dict[str, int]:
 def _options(value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise refusal("mm_processor_kwargs", value, 'an object such as {"max_pixels": 1003520}')
-    check_options(value, "mm_processor_kwargs")
+    switches = {key: each for key, each in value.items() if key in SWITCHES}
+    for key, each in switches.items():
+        if not isinstance(each, bool):
+            raise refusal(f"mm_processor_kwargs: {key}", each, "true, false")
+    areas = {key: each for key, each in value.items() if key not in switches}
+    check_options(areas, "mm_processor_kwargs")
     return dict(value)
 
 
@@ -58,7 +63,8 @@ class ImagesConfig(Checked):
         "loaded, and text alone runs.",
         group="Pictures", allowed=_limits, kind="json", flag_default=None)
     mm_processor_kwargs: Mapping[str, Any] = option(dict,
-        'Options of pictures in place of the model\'s own: {"min_pixels": ..., "max_pixels": ...}.',
+        'Options of pictures in place of the model\'s own: {"min_pixels": ..., "max_pixels": ...}, '
+        'or {"do_pan_and_scan": true} (Gemma 3).',
         allowed=_options, kind="json", flag_default=None)
     max_image_pixels: int = option(MAX_PIXELS,
         "Pixels of a picture at most, as its file's header says, before it is decoded.",

@@ -35,6 +35,7 @@ class PictureRows:
     """The rows of the table, and who holds them."""
 
     num_rows: int
+    whole: bool = False  # a picture is read in one step: its tokens see each other
     waits: bool = False  # requests are read up to their first picture that is not encoded
     _free: list[int] = field(init=False)
     _of: dict[bytes, HeldRows] = field(default_factory=dict)
@@ -46,10 +47,10 @@ class PictureRows:
 
     def check_fits(self, request: Request) -> None:
         """Raises UserError for a request whose pictures never have room together."""
-        if request.pictures is not None and request.pictures.num_tokens > self.num_rows:
+        if request.pictures is not None and request.pictures.num_rows > self.num_rows:
             raise UserError(
-                f"request {request.request_id}: its pictures have {request.pictures.num_tokens} "
-                f"tokens (allowed: up to {self.num_rows} at once); make them smaller, or raise "
+                f"request {request.request_id}: its pictures have {request.pictures.num_rows} "
+                f"rows (allowed: up to {self.num_rows} at once); make them smaller, or raise "
                 "max_length"
             )
 
@@ -60,7 +61,7 @@ class PictureRows:
     def has_room(self, request: Request, num_cached: int) -> bool:
         """Whether `hold` would succeed. num_cached: leading tokens that are not computed again."""
         wanted = _wanted(request, num_cached)
-        missing = sum(p.num_tokens for digest, p in wanted.items() if digest not in self._of)
+        missing = sum(p.num_rows for digest, p in wanted.items() if digest not in self._of)
         left = sum(len(self._of[digest].rows) for digest in self._unheld if digest not in wanted)
         return missing <= len(self._free) + left
 
@@ -76,7 +77,7 @@ class PictureRows:
         for digest, picture in wanted.items():
             if digest in self._of:
                 continue
-            count = picture.num_tokens
+            count = picture.num_rows
             while len(self._free) < count:
                 oldest, _ = self._unheld.popitem(last=False)
                 self._free += self._of.pop(oldest).rows.tolist()

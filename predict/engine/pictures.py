@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.engine.picture_rows import HeldRows, PictureRows
+from predict.engine.picture_spans import apart
 from predict.engine.scheduled import ScheduledSpan
 from predict.images.placed import Picture
 from predict.nn.inputs import StepInputs
@@ -58,7 +59,9 @@ class Eyes:
 
     rows: PictureRows
     encode: Encode
-    first_place: int  # row of the rotary table of a step's first token, where it is a picture's
+    # Row of the rotary table of a step's first token, where it is a picture's; -1: pictures have
+    # the positions of text.
+    first_place: int
     limits: PassLimits
     num_levels: int = 1  # rows of the table that a row of pictures has: what is added behind layers
     always: bool = False  # steps without pictures are given the fields of pictures, too
@@ -93,7 +96,7 @@ class Eyes:
         held, patches, spans = list[HeldRows](), 0, 0
         for each in missing:
             patches += _num_patches(each.picture)
-            spans += self.limits.num_spans(each.picture.cells)
+            spans += each.picture.num_tiles * self.limits.num_spans(each.picture.cells)
             if held and (patches > self.limits.patches or spans > self.limits.spans):
                 break
             held.append(each)
@@ -154,15 +157,20 @@ class Eyes:
             for each in pictures.within(begin, end):
                 low, high = max(begin, each.start), min(end, each.end)
                 here = slice(first + low - begin, first + high - begin)
-                held = self.rows.held(each.picture).rows[low - each.start : high - each.start]
-                rows[here] = held * self.num_levels
-                positions[here] = self.first_place + np.arange(here.start, here.stop)
-                places[here] = each.places(low, high)
+                own = each.rows(low, high)
+                held = self.rows.held(each.picture).rows[own] * self.num_levels
+                rows[here] = np.where(own < 0, -1, held)
+                if self.first_place >= 0:
+                    positions[here] = self.first_place + np.arange(here.start, here.stop)
+                    places[here] = each.places(low, high)
             if begin >= pictures.end:
                 self.rows.release(span.request.owner)
         if rows.max() < 0 and not self.always:
             return inputs._replace(positions=positions)
-        return inputs._replace(positions=positions, image_rows=rows, image_places=places)
+        inputs = inputs._replace(positions=positions, image_rows=rows)
+        if self.first_place >= 0:
+            return inputs._replace(image_places=places)
+        return apart(inputs, spans) if self.rows.whole else inputs
 
     def _without(self, inputs: StepInputs) -> StepInputs:
         """The inputs of a step in which no request has pictures."""
@@ -170,7 +178,9 @@ class Eyes:
             return inputs
         count = len(inputs.positions)
         rows, places = np.full(count, -1, np.int32), np.zeros((count, 3), np.int32)
-        return inputs._replace(image_rows=rows, image_places=places)
+        return inputs._replace(
+            image_rows=rows, image_places=places if self.first_place >= 0 else None
+        )
 
     def _read(self, spans: Sequence[ScheduledSpan]) -> Iterator[Picture]:
         """The pictures that spans read, that are not encoded."""
@@ -183,4 +193,4 @@ class Eyes:
 
 
 def _num_patches(picture: Picture) -> int:
-    return picture.grid[0] * picture.grid[1]
+    return picture.num_tiles * picture.grid[0] * picture.grid[1]

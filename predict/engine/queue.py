@@ -11,6 +11,7 @@ from typing import Any
 
 from predict.adapters.pool import READ_AHEAD
 from predict.engine.failures import RequestError
+from predict.engine.picture_spans import uncut
 from predict.engine.request_state import Request, RequestStatus
 from predict.engine.resources import AdapterPages, CacheBlocks, Need, PictureRoom, Resource
 from predict.engine.scheduled import ScheduledSpan, SchedulerConfig, prompt_span
@@ -32,8 +33,8 @@ def chunk(
     """Tokens of a prompt to run now; only the `first` whole prompt may exceed the budget.
 
     A prompt is cut where it leaves a state behind. One with logprobs always runs in chunks, since
-    its logits take memory. A bidirectional prompt is never cut; the tokens generated behind it
-    before a preemption may be.
+    its logits take memory. A bidirectional prompt is never cut, nor is a picture whose tokens see
+    each other; the tokens generated behind it before a preemption may be.
     """
     end = next((each for each in request.state_ends if each > start), len(request.token_ids))
     num_left = end - start
@@ -51,7 +52,9 @@ def chunk(
         budget = MAX_PROMPT_LOGITS - sum(span.num_prompt_logits for span in spans)
     elif not config.chunked_prefill:
         return num_left if num_left <= budget or first else 0
-    return min(num_left, budget)
+    num_tokens = min(num_left, budget)
+    is_uncut = config.pictures is not None and config.pictures.whole
+    return uncut(request, start, num_tokens) if is_uncut else num_tokens
 
 
 def waits_for_leader(request: Request, block_size: int) -> bool:

@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.errors import UserError
-from predict.images.areas import AreaPixels
+from predict.images.pixels import Pixels
 from predict.images.limits import MAX_BYTES, MAX_PIXELS, MOST_PIXELS
 from predict.images.opening import opened
 from predict.system.guarded import LENGTH, EndedError, GuardedProcess, folders_of
 
 # (a file's bytes, how pictures become patches, where it is) -> [height, width, 3], resized.
-Decode: TypeAlias = Callable[[bytes, AreaPixels, str], npt.NDArray[np.uint8]]
+Decode: TypeAlias = Callable[[bytes, Pixels, str], npt.NDArray[np.uint8]]
 
 WORKER = Path(__file__).with_name("worker.py")
 PACKAGES = ("predict", "numpy", "PIL")
@@ -34,18 +34,18 @@ BASE_BYTES = 512 << 20  # of memory, beside the pixels
 BYTES_PER_PIXEL = 16  # decoded, turned and laid on white
 
 
-def decoded(data: bytes, pixels: AreaPixels, where: str) -> npt.NDArray[np.uint8]:
+def decoded(data: bytes, pixels: Pixels, where: str) -> npt.NDArray[np.uint8]:
     """The resized pixels of a file whose size was checked. Raises UserError. See Decode."""
     return pixels.resized(opened(data, where, MOST_PIXELS).image)
 
 
-def record_of(pixels: AreaPixels) -> dict[str, Any]:
+def record_of(pixels: Pixels) -> dict[str, Any]:
     """How pictures become patches, as JSON has it."""
     kind = type(pixels)
     return {"module": kind.__module__, "class": kind.__name__, "fields": asdict(pixels)}
 
 
-def made_of(record: Mapping[str, Any]) -> AreaPixels:
+def made_of(record: Mapping[str, Any]) -> Pixels:
     """What `record_of` was given."""
     kind = getattr(import_module(record["module"]), record["class"])
     given = record["fields"]
@@ -73,7 +73,7 @@ class DecodingProcess(GuardedProcess):
             "cpu_seconds": self.seconds,
         }
 
-    def decode(self, data: bytes, pixels: AreaPixels, where: str) -> npt.NDArray[np.uint8]:
+    def decode(self, data: bytes, pixels: Pixels, where: str) -> npt.NDArray[np.uint8]:
         """See Decode. Raises UserError for what is damaged, and for what takes too much."""
         asked = json.dumps({"where": where, "pixels": record_of(pixels)}).encode("ascii")
         frame = b"".join((LENGTH.pack(len(asked)), LENGTH.pack(len(data)), asked, data))
@@ -118,7 +118,7 @@ class Workers:
     _idle: list[DecodingProcess] = field(default_factory=list)
     _lock: Any = field(default_factory=threading.Lock)
 
-    def decode(self, data: bytes, pixels: AreaPixels, where: str) -> npt.NDArray[np.uint8]:
+    def decode(self, data: bytes, pixels: Pixels, where: str) -> npt.NDArray[np.uint8]:
         """See Decode. Raises UserError."""
         with self._lock:
             idle = self._idle.pop() if self._idle else None

@@ -16,6 +16,7 @@ MAX_SCANS = 100  # of a JPEG
 MAX_SIDES = 200  # one side over the other
 AREA = Range(1, 1 << 28)  # pixels
 OPTIONS = ("min_pixels", "max_pixels")  # that a request, and a flag, may change
+SWITCHES = ("do_pan_and_scan",)  # that a flag may change, besides
 
 
 def check_options(options: Mapping[str, Any], where: str) -> None:

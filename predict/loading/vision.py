@@ -13,7 +13,7 @@ import numpy.typing as npt
 from predict.config.model import DTYPE_BYTES
 from predict.config.quantization import QuantSettings
 from predict.device.place import to_float32
-from predict.images.areas import AreaPixels, read_pixels
+from predict.images.pixels import Pixels, read_pixels
 from predict.loading.build import DecoderBuilder
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts.online import Online
@@ -30,7 +30,7 @@ from predict.nn.plans import (
     norm_plan,
 )
 from predict.nn.tower import MergerWeights, Tower
-from predict.nn.vision import CHANNELS, Base, Merger, VisionSpec
+from predict.nn.vision import CHANNELS, Base, Merger, Product, VisionSpec
 from predict.schemes import Quantized, scheme_of
 
 WIDTH = 32  # features between products are a multiple of it in memory
@@ -49,10 +49,11 @@ class TowerLayout(Online):
         plan: WeightPlan,
         spec: VisionSpec,
         stored: Mapping[tuple[str, ...], LinearPlan],
+        products: Mapping[str, Product],
     ) -> None:
-        """stored: the plans of what the checkpoint has, by prefixes."""
+        """stored: the plans of what the checkpoint has, by prefixes. products: of mergers."""
         super().__init__(source, QuantSettings(), plan)
-        self._stored = stored
+        self._stored, self._products, self._width = stored, products, spec.hidden_size
         names = spec.names
         factors = ((names.gate_up, spec.slope), (names.down, 1 / spec.slope))
         self._factors = {name: factor for ends, factor in factors for name in ends}
@@ -63,12 +64,26 @@ class TowerLayout(Online):
 
     def read(self, plan: LinearPlan) -> Quantized:
         stored = self._stored[plan.prefixes]
-        weight, factor = super().read(stored), self._factor(plan)
+        weight, factor = self._as_read(stored), self._factor(plan)
         if factor == 1 and stored == plan:
             return weight
         codes = _wide(to_float32(weight.codes) * np.float32(factor), stored, plan)
         more = plan.in_features - stored.in_features
         return replace(weight, codes=np.pad(codes, ((0, 0), (0, more))))
+
+    def _as_read(self, plan: LinearPlan) -> Quantized:
+        """As the network reads it: see Product."""
+        prefix, inner = plan.prefixes[0], plan.in_features
+        product = self._products.get(prefix)
+        if product is not None and product.is_parameter:
+            stored = self.source.host_matrix((prefix,), (inner, plan.out_features))
+            return Quantized(np.ascontiguousarray(to_float32(stored).T), None)
+        weight = super().read(plan)
+        if product is None or not product.channels_first:
+            return weight
+        values = to_float32(weight.codes).reshape(plan.out_features, self._width, -1)
+        values = np.ascontiguousarray(values.transpose(0, 2, 1)).reshape(-1, inner)
+        return replace(weight, codes=values)
 
     def bias(self, plan: LinearPlan) -> Any:
         stored = self._stored[plan.prefixes]
@@ -117,20 +132,42 @@ class TowerWeights:
         )
 
     @property
-    def mergers(self) -> tuple[tuple[NormPlan, tuple[LinearPlan, ...]], ...]:
+    def mergers(self) -> tuple[tuple[NormPlan | None, tuple[LinearPlan, ...]], ...]:
         """The norm and the products of each merger."""
         return tuple(map(self._merger, self.spec.mergers))
 
-    def _merger(self, merger: Merger) -> tuple[NormPlan, tuple[LinearPlan, ...]]:
+    @property
+    def norms(self) -> tuple[NormPlan | None, NormPlan | None]:
+        """The norms ahead of all layers and behind them."""
+        spec, base = self.spec, self.base.tower
+        ends = (
+            (spec.first_norm, spec.first_norm_name),
+            (spec.last_norm, spec.last_norm_name),
+        )
+        first, last = (
+            None if norm is None else norm_plan(norm, base + name, spec.hidden_size)
+            for norm, name in ends
+        )
+        return first, last
+
+    @property
+    def products(self) -> dict[str, Product]:
+        """The products of all mergers, by prefix."""
+        found = [each for merger in self.spec.mergers for each in merger.products]
+        return {self.base.merger + each.name: each for each in found}
+
+    def _merger(self, merger: Merger) -> tuple[NormPlan | None, tuple[LinearPlan, ...]]:
         spec, base = self.spec, self.base.merger
-        size = spec.cell_values if merger.norms_cells else spec.hidden_size
-        inner, linears = spec.cell_values, []
+        inner, linears = spec.values_of(merger), list[LinearPlan]()
+        size = inner if merger.norms_cells else spec.hidden_size
         for product in merger.products:
             plan = LinearPlan(
                 (base + product.name,), (product.out_features,), inner, product.has_bias
             )
             linears.append(plan)
             inner = product.out_features
+        if merger.norm is None:
+            return None, tuple(linears)
         return norm_plan(merger.norm, base + merger.norm_name, size), tuple(linears)
 
     def expected(self) -> dict[str, tuple[int, ...]]:
@@ -138,16 +175,16 @@ class TowerWeights:
         return dict(self._expected())
 
     def _expected(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        pixels = self.spec.pixels
-        side, frames = pixels.patch_size, pixels.temporal_patch_size
-        spec, width = self.spec, self.spec.hidden_size
+        spec, width, side = self.spec, self.spec.hidden_size, self.spec.pixels.patch_size
         patches = self.base.tower + spec.patch_name
-        yield f"{patches}.weight", (width, CHANNELS, frames, side, side)
+        frames = (spec.frames,) if spec.frames else ()
+        yield f"{patches}.weight", (width, CHANNELS, *frames, side, side)
         if spec.patch_bias:
             yield f"{patches}.bias", (width,)
         if spec.learned is not None:
             yield self.base.tower + spec.learned.name, (spec.learned.side**2, width)
-        norms = [norm for norm, _ in self.mergers]
+        products = self.products
+        norms = [n for n in (*(n for n, _ in self.mergers), *self.norms) if n is not None]
         linears = [linear for _, products in self.mergers for linear in products]
         for layer in self.layers:
             for block in layer:
@@ -155,6 +192,9 @@ class TowerWeights:
                 norms += [norm for _, norm in block.norms()]
         for linear in linears:
             for prefix, size in zip(linear.prefixes, linear.part_sizes, strict=True):
+                if prefix in products and products[prefix].is_parameter:
+                    yield prefix, (linear.in_features, size)
+                    continue
                 yield f"{prefix}.weight", (size, linear.in_features)
                 if linear.has_bias:
                     yield f"{prefix}.bias", (size,)
@@ -173,7 +213,11 @@ class TowerWeights:
         builder = DecoderBuilder(
             text.plan,
             source,
-            TowerLayout(source, text.plan, spec, {each.prefixes: each for each in linears}),
+            TowerLayout(
+                *(source, text.plan, spec),
+                {each.prefixes: each for each in linears},
+                self.products,
+            ),
             model.dtype,
             platform.compiled,
             0,
@@ -181,10 +225,11 @@ class TowerWeights:
         )
         mergers = []
         for merger, (norm, products) in zip(spec.mergers, self.mergers, strict=True):
-            parts: list[Any] = [builder.slot(part) for part in (norm, *products)]
+            parts: list[Any] = [part and builder.slot(part) for part in (norm, *products)]
             mergers.append(MergerWeights(merger, parts[0], tuple(parts[1:])))
         layers = tuple(tuple(builder.block(block) for block in layer) for layer in wide)
-        return Tower(spec, self._patches(), layers, tuple(mergers), self._learned())
+        ends: list[Any] = [norm and builder.slot(norm) for norm in self.norms]
+        return Tower(spec, self._patches(), layers, tuple(mergers), *ends, self._learned())
 
     def _learned(self) -> npt.NDArray[np.float32] | None:
         """[side, side, W] the table of positions, with the biases of patches."""
@@ -201,7 +246,7 @@ class TowerWeights:
     def _patches(self) -> Linear:
         """The product of a patch: a still picture's frames are one, and so are their weights."""
         spec, text = self.spec, self.text
-        width, frames = spec.hidden_size, spec.pixels.temporal_patch_size
+        width, frames = spec.hidden_size, max(spec.frames, 1)
         shape, name = (width, frames * spec.patch_values), self.base.tower + spec.patch_name
         stored = to_float32(text.source.host_matrix((f"{name}.weight",), shape))
         values = stored.reshape(width, CHANNELS, frames, -1).sum(2).reshape(width, -1)
@@ -233,23 +278,15 @@ def open_tower(text: Weights, spec: VisionSpec) -> TowerWeights:
     found = (base for base in spec.bases if any(name.startswith(base.tower) for name in names))
     tower = TowerWeights(spec, text, next(found, spec.bases[0]))
     own = {name: each for name, each in names.items() if name.startswith(tuple(tower.base))}
-    Checkpoint.of(checkpoint.directory, own).check(tower.expected(), ())
+    Checkpoint.of(checkpoint.directory, own).check(tower.expected(), spec.ignored)
     return tower
 
 
-def pixels_of(spec: VisionSpec, directory: str | Path, options: dict[str, Any]) -> AreaPixels:
+def pixels_of(spec: VisionSpec, directory: str | Path, options: dict[str, Any]) -> Pixels:
     """How a model's pictures become patches. options: of --mm_processor_kwargs.
 
     Raises UserError where the folder's patches are not the tower's.
     """
-    from predict.errors import UserError
-
     found = read_pixels(Path(directory), spec.pixels).changed(options, "mm_processor_kwargs")
-    for key in ("patch_size", "merge_size", "temporal_patch_size"):
-        own, said = getattr(spec.pixels, key), getattr(found, key)
-        if own != said:
-            raise UserError(
-                f"{directory}: preprocessor_config.json says {key} {said}, and config.json {own}; "
-                "they do not belong to one model"
-            )
+    spec.pixels.check_fits(found, str(directory))
     return found

@@ -72,6 +72,7 @@ class Decoder:
     axes: Axes | None = None  # where tokens of pictures have places in several dimensions
     # [rows, H] each, of pictures: rows that are added behind the first layers.
     added_images: tuple[Tensor, ...] = ()
+    pictures_see: bool = False  # attention has a prefix mask in steps that have prefix_lens
 
     def blocks(self) -> Iterator[BlockWeights]:
         for layer in self.layers:
@@ -135,6 +136,8 @@ def forward(
         backend.write_places(decoder.ropes[0], inputs.image_places, of.axes, of.first)
     hidden = backend.embed(inputs, decoder.embedding, decoder.head.linear)
     layers, ropes = decoder.layers, decoder.ropes
+    if decoder.pictures_see and inputs.prefix_lens is not None:
+        layers, bound = tuple(map(_with_prefix_mask, layers)), None
     written: list[Tensor] = []
     tapped: dict[str, Tensor] = {}
     keeping = [index for index, cache in enumerate(caches) if cache]
@@ -169,6 +172,16 @@ def forward(
         return StepOutputs(None, found), written
     listed = inputs.logit_indices if rows != RowKind.ALL and taps else None
     return StepOutputs(backend.logits(hidden, decoder.head, listed), found), written
+
+
+def _with_prefix_mask(layer: Layer) -> Layer:
+    """The layer whose attention has a prefix mask."""
+    return tuple(
+        replace(each, block=replace(each.block, prefix_mask=True))  # type: ignore[type-var, call-arg]
+        if hasattr(each.block, "prefix_mask")
+        else each
+        for each in layer
+    )
 
 
 def layer_schemes(decoder: Decoder) -> str:

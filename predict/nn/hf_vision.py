@@ -7,12 +7,29 @@ from typing import Any
 
 from predict.errors import UserError
 from predict.images.areas import AreaPixels
-from predict.nn.blocks import Activation, Norm, Positions
+from predict.images.pixels import Placeholder
+from predict.nn.blocks import Activation, Block, Norm, Positions
 from predict.nn.hf_config import ConfigReader, blocks_of, per_head
 from predict.nn.spec import DecoderSpec
-from predict.nn.vision import CHANNELS, GELU, Merger, Product, VisionSpec
+from predict.nn.vision import CHANNELS, GELU, Base, Merger, Product, VisionSpec
+from predict.nn.weights import WeightNames
 
 MROPE = ("mrope_section", "mrope_interleaved")  # keys of how positions of axes turn
+# Names of CLIP's layers, and of SigLIP's.
+CLIP = WeightNames(
+    layer="encoder.layers.{layer}.",
+    attention_norm="layer_norm1.weight",
+    out=("self_attn.out_proj",),
+    mlp_norm="layer_norm2.weight",
+    gate_up=("mlp.fc1",),
+    down=("mlp.fc2",),
+)
+# Of towers beside a projector, longest first.
+BASES = tuple(
+    Base(f"{root}vision_tower.{inner}", f"{root}multi_modal_projector.")
+    for root in ("model.", "")
+    for inner in ("vision_model.", "")
+)
 SECTIONS = (16, 24, 24)  # of the angles, by axis, where a file says none
 
 
@@ -66,16 +83,20 @@ def axes_of(
     return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
 
 
-def vision_config(config: ConfigReader) -> ConfigReader:
-    """The reader of the tower's config. Raises UserError where it is another family's."""
+def vision_config(config: ConfigReader, *kinds: str) -> ConfigReader:
+    """The reader of the tower's config. Raises UserError where it is another family's.
+
+    kinds: its model_type's, where that is not the model's own.
+    """
     values = config.values.get("vision_config")
     if not isinstance(values, dict):
         raise config.wrong("vision_config", "an object: the tower's config")
     own = config.part(values, "vision_config")
     name = config.get_str("model_type")
-    if own.values.get("model_type") not in (None, name, f"{name}_vision"):
-        raise own.wrong("model_type", f"{name}, {name}_vision")
-    for key in ("in_channels", "in_chans"):
+    kinds = kinds or (name, f"{name}_vision")
+    if own.values.get("model_type") not in (None, *kinds):
+        raise own.wrong("model_type", ", ".join(kinds))
+    for key in ("in_channels", "in_chans", "num_channels"):
         own.must_be(key, CHANNELS)
     return own
 
@@ -107,11 +128,6 @@ def qwen_like(
         attention={"positions": Positions(), "prefix_mask": True},
         norm=norm,
     )
-    said = own.values.get("rope_parameters") or {}
-    if not isinstance(said, dict):
-        raise own.wrong("rope_parameters", "an object")
-    rope = own.part(said, "vision_config")
-    rope.must_be("rope_type", "axial")
     frames = own.get_int("temporal_patch_size", 2)
     values: dict[str, Any] = {
         "model_type": text.model_type,
@@ -119,12 +135,68 @@ def qwen_like(
         "layers": (layer,) * own.get_int("depth", 32),
         "out_size": text.hidden_size,
         "merger": merger_of(merger, norm, size * merge**2, text.hidden_size),
-        "pixels": AreaPixels(own.get_int("patch_size", patch), merge, frames),
-        "placeholder": config.get_int("image_token_id", 151655),
+        "pixels": AreaPixels(
+            patch_size=own.get_int("patch_size", patch),
+            merge_size=merge,
+            temporal_patch_size=frames,
+        ),
+        "frames": frames,
+        "placeholder": Placeholder(config.get_int("image_token_id", 151655)),
         "axes": axes,
-        "theta": rope.get_float("rope_theta", 10000.0),
+        "theta": theta_of(own),
     }
     return VisionSpec(**{**values, **changes})
+
+
+def theta_of(own: ConfigReader) -> float:
+    """The base of a tower's rotary positions. own: the reader of its config."""
+    said = own.values.get("rope_parameters") or {}
+    if not isinstance(said, dict):
+        raise own.wrong("rope_parameters", "an object")
+    rope = own.part(said, "vision_config")
+    rope.must_be("rope_type", "axial")
+    return rope.get_float("rope_theta", own.get_float("rope_theta", 10000.0))
+
+
+def layer_of(
+    own: ConfigReader,
+    size: int,
+    norm: Norm,
+    activation: Activation,
+    positions: Positions,
+    bias: bool = True,
+) -> tuple[Block, ...]:
+    """A layer of a tower whose config has transformers' names of heads and sizes.
+
+    size: the width. bias: of all matrices.
+    """
+    heads = own.get_int("num_attention_heads", 16)
+    head_dim = per_head(own, size, heads)
+    own.must_be("head_dim", head_dim)
+    return blocks_of(
+        (heads, heads, head_dim),
+        own.get_int("intermediate_size"),
+        activation,
+        bias,
+        attention={"positions": positions, "prefix_mask": True},
+        norm=norm,
+    )
+
+
+def num_layers_of(config: ConfigReader, own: ConfigReader, default: int) -> int:
+    """Layers of a tower that are run: up to the one that vision_feature_layer names.
+
+    own: the tower's config. default: where the file says none. Raises UserError for a list of
+    several, whose features would be joined.
+    """
+    count, key = own.get_int("num_hidden_layers"), "vision_feature_layer"
+    said = config.values.get(key)
+    found = default if said is None else said
+    if isinstance(found, list) and len(found) == 1:
+        found = found[0]
+    if type(found) is not int or not -count <= found <= count or found == 0:
+        raise config.wrong(key, f"one number from {-count} to {count}, not 0")
+    return found if found > 0 else count + 1 + found
 
 
 def merger_of(

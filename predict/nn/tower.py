@@ -38,6 +38,8 @@ class Tower:
     patches: Linear  # from a patch's values to the width
     layers: tuple[Layer, ...]
     mergers: tuple[MergerWeights, ...]  # the last one, then those of the taps
+    first_norm: NormWeights | None = None
+    last_norm: NormWeights | None = None
     # Learned positions [side, side, W] with the biases of patches; on the host, where they are
     # resampled in float32.
     learned: npt.NDArray[np.float32] | None = None
@@ -99,6 +101,7 @@ def encoding(
     hidden = ops.linear(uploaded(patches, tower.patches.in_features), tower.patches)
     if tower.learned is not None:
         hidden = ops.add(hidden, uploaded(_positions(tower, grids), spec.hidden_size))
+    hidden = normed(ops, hidden, tower.first_norm, spec.first_norm)
     ropes = (tensor_at(given.rope, place),)
     cache = _scratch(tower, given.num_blocks, dtype, place)
     whole = to_tensors(given.whole, place)
@@ -112,6 +115,7 @@ def encoding(
             if tap.layer == part.stop - 1:
                 made.setdefault(tap.layer, []).append(_merged(ops, spec, weights, hidden))
         yield
+    hidden = normed(ops, hidden, tower.last_norm, spec.last_norm)
     taps = [made[tap.layer].pop(0) for tap in spec.taps]
     back = tensor_at(np.argsort(given.order).astype(np.int32), place)
     merged = [_merged(ops, spec, tower.mergers[0], hidden), *taps]
@@ -146,7 +150,12 @@ def _merged(ops: ModuleType, spec: VisionSpec, weights: MergerWeights, hidden: T
     merger = weights.merger
     if not merger.norms_cells:
         hidden = normed(ops, hidden, weights.norm, merger.norm)
-    cells = paddle.reshape(hidden, [hidden.shape[0] // spec.merge**2, spec.cell_values])
+    num_cells = hidden.shape[0] // spec.merge**2
+    if merger.pools:
+        parts = paddle.reshape(hidden, [num_cells, spec.merge**2, spec.hidden_size])
+        cells = parts.astype("float32").mean(1).astype(hidden.dtype)
+    else:
+        cells = paddle.reshape(hidden, [num_cells, spec.cell_values])
     if merger.norms_cells:
         cells = normed(ops, cells, weights.norm, merger.norm)
     for product, linear in zip(merger.products, weights.products, strict=True):
@@ -172,17 +181,20 @@ def with_images(decoder: Decoder, spec: VisionSpec, table: Tensor, num_places: i
     """
     import paddle
 
-    rope, *others = decoder.ropes
-    first = rope.shape[0]
-    more = paddle.zeros([num_places, rope.shape[1]], rope.dtype)
     # Row r of level n is row r * levels + n of the same memory.
     levels = len(spec.mergers)
     parts = table.view([table.shape[0] * levels, spec.out_size])
     tables = [parts._slice(level, parts.shape[0]) for level in range(levels)]
-    return replace(
+    made = replace(
         decoder,
         embedding=replace(decoder.embedding, images=tables[0]),
-        ropes=(paddle.concat([rope, more]), *others),
-        axes=Axes(spec.axes, first),
         added_images=tuple(tables[1:]),
+        pictures_see=spec.sees_itself,
+    )
+    if not spec.axes:
+        return made
+    rope, *others = decoder.ropes
+    more = paddle.zeros([num_places, rope.shape[1]], rope.dtype)
+    return replace(
+        made, ropes=(paddle.concat([rope, more]), *others), axes=Axes(spec.axes, rope.shape[0])
     )

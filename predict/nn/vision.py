@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.errors import UserError
-from predict.images.areas import AreaPixels
+from predict.images.pixels import Pixels, Placeholder
 from predict.nn.blocks import Activation, Block, HeadSlot, LinearSlot, Norm
 from predict.nn.inputs import RowKind, StepInputs, max_lens_of
 from predict.nn.weights import WeightNames
@@ -29,22 +29,29 @@ Resampling = Literal["corners", "bilinear", "bicubic"]
 
 @dataclass(frozen=True)
 class Product:
-    """A product of a merger, and the function behind it."""
+    """A product of a merger, and the function behind it.
+
+    is_parameter: `name` is the tensor's whole name, and it is stored [in, out]. channels_first: its
+    columns are stored [channel, row, column] of a cell, and read [row, column, channel].
+    """
 
     name: str
     out_features: int
     has_bias: bool = True
     activation: Activation | None = None
+    is_parameter: bool = False
+    channels_first: bool = False
 
 
 @dataclass(frozen=True)
 class Merger:
     """From a merged cell's patches to a row: a norm of each patch, or of the cell; products."""
 
-    norm: Norm
+    norm: Norm | None
     products: tuple[Product, ...]
     norm_name: str = "merger.ln_q.weight"
     norms_cells: bool = False  # the norm is over all values of a cell
+    pools: bool = False  # a cell is the mean of its patches, not one behind the other
 
 
 @dataclass(frozen=True)
@@ -88,14 +95,29 @@ class VisionSpec:
     out_size: int  # the text model's hidden size
     merger: Merger
     names: WeightNames  # of its blocks
-    pixels: AreaPixels  # how pictures become patches, where a model's folder says nothing
-    placeholder: int  # the token that stands for a merged cell
-    axes: tuple[int, ...]  # of each frequency of the text's rotary table: time, row or column
+    pixels: Pixels  # how pictures become patches, where a model's folder says nothing
+    placeholder: Placeholder  # what stands for a picture in prompts
+    # Of each frequency of the text's rotary table: time, row or column. Empty: tokens of pictures
+    # have the positions of text.
+    axes: tuple[int, ...] = ()
+    # Text alone runs where pictures do not go with a setting, and a note says so. Else that is
+    # refused.
+    can_be_left_out: bool = False
+    sees_itself: bool = False  # tokens of one picture see each other, in the text model too
     theta: float = 10000.0  # of its rotary positions
+    # Rows and columns turn by every second frequency of a whole head's each, not by all of half a
+    # head's.
+    turns_by_halves: bool = False
     patch_name: str = "patch_embed.proj"
     patch_bias: bool = False  # goes with learned positions
+    frames: int = 0  # of patches' weights [W, 3, frames, p, p]; 0: [W, 3, p, p]
     learned: Learned | None = None
     taps: tuple[Tap, ...] = ()
+    first_norm: Norm | None = None  # ahead of all layers
+    first_norm_name: str = "ln_pre.weight"
+    last_norm: Norm | None = None  # behind all layers
+    last_norm_name: str = "post_layernorm.weight"
+    ignored: tuple[str, ...] = ()  # parts of names of tensors that are not read
     bases: tuple[Base, ...] = (
         Base("model.visual.", "model.visual."),  # as transformers 5 saves
         Base("visual.", "visual."),  # as published
@@ -117,6 +139,10 @@ class VisionSpec:
     def cell_values(self) -> int:
         """Values of the patches of a merged cell, behind the layers."""
         return self.hidden_size * self.merge**2
+
+    def values_of(self, merger: Merger) -> int:
+        """Values of a cell that a merger's first product reads."""
+        return self.hidden_size if merger.pools else self.cell_values
 
     @property
     def mergers(self) -> tuple[Merger, ...]:
@@ -160,7 +186,7 @@ class VisionSpec:
             if isinstance(slot, (LinearSlot, HeadSlot))
         )
         for merger in self.mergers:
-            inner = self.cell_values
+            inner = self.values_of(merger)
             for product in merger.products:
                 linears += inner * product.out_features
                 inner = product.out_features
@@ -190,7 +216,7 @@ def tower_inputs(spec: VisionSpec, grids: Sequence[tuple[int, int]], head_dim: i
         first += rows * columns
     whole = span_inputs_of(np.array([rows * columns for rows, columns in grids]))
     windows = span_inputs_of(np.concatenate(counts) * spec.merge**2) if spec.window else None
-    rope = rope_rows(np.concatenate(places), head_dim, spec.theta)
+    rope = rope_rows(np.concatenate(places), head_dim, spec.theta, spec.turns_by_halves)
     num_blocks = max(
         int(each.block_tables.max()) + 1 for each in (whole, windows) if each is not None
     )
@@ -267,12 +293,17 @@ def in_cells(values: npt.NDArray[Any], merge: int) -> npt.NDArray[Any]:
 
 
 def rope_rows(
-    places: npt.NDArray[np.int64], head_dim: int, theta: float
+    places: npt.NDArray[np.int64], head_dim: int, theta: float, by_halves: bool = False
 ) -> npt.NDArray[np.float32]:
-    """[P, head_dim] cosines, then sines: of a quarter of the head by rows, one by columns."""
-    steps = np.arange(0, head_dim // 2, 2, dtype=np.float32) / np.float32(head_dim // 2)
+    """[P, head_dim] cosines, then sines: of a quarter of the head by rows, one by columns.
+
+    by_halves: see VisionSpec.turns_by_halves.
+    """
+    size = head_dim if by_halves else head_dim // 2
+    steps = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
     inv_freq = (1.0 / np.float32(theta) ** steps).astype(np.float32)
-    angles = (places.astype(np.float32)[:, :, None] * inv_freq).reshape(len(places), -1)
+    of_axes = np.stack([inv_freq[::2], inv_freq[1::2]] if by_halves else [inv_freq, inv_freq])
+    angles = (places.astype(np.float32)[:, :, None] * of_axes).reshape(len(places), -1)
     wide = angles.astype(np.float64)
     return np.concatenate([np.cos(wide), np.sin(wide)], axis=1).astype(np.float32)
 

@@ -158,7 +158,7 @@ class FrontModel:
         if any(is_address(part.source) for part in parts):
             parts = await self._run(partial(reader.fetched, parts), found[0][0], self._fetching)
         ids, pictures = await self._run(
-            partial(reader.read, token_ids, parts), found[0][0], self._eyes
+            partial(reader.read, token_ids, parts, self.tokenizer), found[0][0], self._eyes
         )
         return self._checked(ids, "messages"), pictures
 

@@ -91,6 +91,25 @@ def pixel_cases() -> Iterator[tuple[Image, dict[str, int]]]:
         )
 
 
+PAN_AND_SCAN = {
+    "do_pan_and_scan": True,
+    "pan_and_scan_min_crop_size": 8,
+    "pan_and_scan_max_num_crops": 3,
+    "pan_and_scan_min_ratio_to_activate": 1.3,
+}
+
+
+def other_pixel_cases() -> dict[str, list[tuple[Image, dict[str, Any]]]]:
+    """By kind a few of pixel_cases, each with the options that its processor has."""
+    few = [*pixel_cases()][::3]
+    images = [image for image, _ in few]
+    return {
+        "paddleocr_vl": few,
+        "gemma3": [(each, PAN_AND_SCAN if n % 2 else {}) for n, each in enumerate(images)],
+        "mistral3": [(each, {"size": {"longest_edge": 84}}) for each in images],
+    }
+
+
 def sampled(values: NDArray[np.float32], count: int = 60) -> NDArray[np.float32]:
     """Some of the values, the same for the same number of them."""
     flat = values.reshape(-1)
