@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from predict import LLM, SamplingParams
+from predict import sight as sight_module
 from predict.config.engine import EngineConfig
 from predict.device import library
 from predict.engine.batch import span_inputs
@@ -276,8 +277,9 @@ def test_what_takes_no_step_with_a_whole_picture_is_refused(compiled: library.Li
 
 
 def test_text_alone_runs_where_some_kinds_read_no_pictures(
-    compiled: library.Library, caplog: pytest.LogCaptureFixture
+    compiled: library.Library, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sight_module, "LOOKED_UP", ())
     with caplog.at_level("INFO", "regatta"):
         llm = load(image_model("gemma3"), speculate_method="inference_with_reference")
     assert "gemma3 runs with text alone: pictures do not go with --speculate_method" in caplog.text

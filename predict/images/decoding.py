@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.errors import UserError
-from predict.images.pixels import Pixels
 from predict.images.limits import MAX_BYTES, MAX_PIXELS, MOST_PIXELS
 from predict.images.opening import opened
+from predict.images.pixels import Pixels
 from predict.system.guarded import LENGTH, EndedError, GuardedProcess, folders_of
 
 # (a file's bytes, how pictures become patches, where it is) -> [height, width, 3], resized.

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.errors import UserError
-from predict.images.pixels import Pixels, Placeholder
 from predict.images.decoding import Decode, decoded
 from predict.images.fetching import NO_MEDIA, Media
 from predict.images.limits import MAX_PIXELS
 from predict.images.opening import as_rgb, header
+from predict.images.pixels import Pixels, Placeholder
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,8 +18,8 @@ import pytest
 from predict.errors import UserError
 from predict.images.areas import AreaPixels
 from predict.images.fixed import BILINEAR, HALVES, FixedPixels
-from predict.images.opening import opened
 from predict.images.longest import LongestPixels
+from predict.images.opening import opened
 from predict.images.pixels import Pixels, read_pixels
 from predict.images.placed import Picture, picture_of
 from tests.support.pictures import (
