@@ -399,6 +399,7 @@ class Builder:
                 reserve_full=config.cache.reserve_full,
                 prefix_caching=config.cache.shares_prefixes,
                 chunked_prefill=config.scheduling.chunked_prefill,
+                priority_aging=config.scheduling.priority_aging,
                 separate_steps=config.cache.attention == "block",
                 for_drafts=self.draft is not None,
                 lookahead=int(self.drafter is not None and self.drafter.spec is not None),
@@ -430,16 +431,14 @@ class Builder:
         num_drafts = 0 if target is not None else max_draft_rows(config)
         drafts_there = target is None and (self.draft or self.drafter) is not None
         return GpuRunner(
-            forward,
-            copy_blocks,
-            gpu,
+            *(forward, copy_blocks, gpu),
             config.max_length,
             config.scheduling.batch_size,
             config.cache.block_size,
             self.spec.vocab_size,
             graph_bytes(config, self.spec),
             max_rows=config.scheduling.batch_size + num_drafts,
-            # A drafter of hidden states makes each request's first draft whether it is used or not.
+            # A drafter of hidden states makes a first draft of each whether it is used or not.
             max_drafts=num_drafts + config.scheduling.batch_size if drafts_there else 0,
             token_ids=None if target is None or self.drafter is None else self.drafter.token_ids,
             shelf=target.shelf if isinstance(target, GpuRunner) else None,

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from predict.server.access_log import MAX_PATH, AccessLog, request_id
 from predict.server.answers import to_json
+from predict.server.asked import asked_priority
 from predict.server.auth import OPEN_PATHS, OPEN_PREFIXES, Keys
 from predict.server.config import ServerConfig
 from predict.server.context import RECORD, Context, Record
@@ -38,7 +39,7 @@ from predict.server.store import Store
 from predict.system.notes import LOG
 
 CLIENT_GONE = 499  # for the log: the client did not wait for a status
-_HEADERS = b"authorization, content-type, x-request-id, x-api-key, anthropic-version"
+_HEADERS = b"authorization, content-type, x-request-id, x-priority, x-api-key, anthropic-version"
 SWITCH_SECONDS = 0.0005  # after which a thread that tokenizes yields to the event loop
 
 
@@ -139,7 +140,7 @@ class _Gate:
         ends = sorted(named, key=lambda each: -len(each[1]))
         self._patterns = [(*each[:2], each[2].replace(":path", "")) for each in ends]
         self._context = context
-        self._keys = Keys(context.config.api_keys)
+        self._keys = Keys(context.config.api_keys, context.config.api_key_file)
         self._origins = frozenset(context.config.allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -177,7 +178,11 @@ class _Gate:
                 return
             sent = (headers.get(name) for name in ("authorization", "x-api-key"))
             keys = (None if key is None else key.encode("latin-1") for key in sent)
-            answer.record.owner = self._keys.check(scope["path"], *keys)
+            record = answer.record
+            record.key = self._keys.check(scope["path"], *keys)
+            if record.key.name:
+                record.log["key"] = record.key.name
+            record.priority = asked_priority(headers.get("x-priority"))
             if self._context.lifecycle.draining and not _is_open(scope["path"]):
                 raise ApiError(
                     503,

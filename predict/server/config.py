@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from predict.config.engine import EngineConfig, check_params
 from predict.errors import UserError
 from predict.request import MAX_SAMPLES, SamplingParams
+from predict.server.key_file import fits_header, read_keys
 from predict.system.bounds import MAX_SCHEMA_BYTES, MAX_STOPS
 from predict.system.options import Checked, option
 from predict.system.ranges import COUNT, LENGTH, MAX_COUNT, SECONDS, Range
@@ -42,6 +44,9 @@ class ServerConfig(Checked):
         "Keys, one of which a client must show as Authorization: Bearer KEY. When not given, "
         "$REGATTA_API_KEY, which other users of the machine do not see in a list of processes.",
         name="api_key", hidden=True)
+    api_key_file: str | None = option(None,
+        "JSON file of more keys, with names and limits, read again when it changes.",
+        is_file=True)
     served_model_names: tuple[str, ...] = option((),
         "Names of the model in requests; answers have the first. When not given, the name of its "
         "folder.",
@@ -111,7 +116,7 @@ class ServerConfig(Checked):
         super().__post_init__()
         object.__setattr__(self, "api_keys", tuple(dict.fromkeys(self.api_keys)))
         for key in self.api_keys:
-            if not key or not key.isascii() or not key.isprintable() or " " in key:
+            if not fits_header(key):
                 raise UserError(
                     f"--api_key or {API_KEY_VARIABLE} has a key that no HTTP header takes "
                     "(allowed: visible ASCII characters); make another one"
@@ -127,6 +132,8 @@ class ServerConfig(Checked):
                 f"--root_path {self.root_path!r} is not supported (allowed: a path that begins "
                 "with a slash and ends with none, as /llm)"
             )
+        if self.api_key_file is not None:
+            read_keys(Path(self.api_key_file))
         self._check_adapters()
         check_params(self.params({}), self.engine)
 

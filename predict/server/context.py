@@ -13,6 +13,7 @@ from predict.server.config import ServerConfig
 from predict.server.engine_client import EngineHandle
 from predict.server.errors import ApiError
 from predict.server.front_model import FrontModel
+from predict.server.key_file import NO_KEY, Key
 from predict.server.lifecycle import Lifecycle
 from predict.server.limits import Admission, Held
 from predict.server.metrics import Metrics
@@ -34,7 +35,8 @@ class Record:
     log: dict[str, Any] = field(default_factory=dict)
     error: str | None = None  # kind of an error, for the metrics
     body: Held | None = None  # counted bytes, until its prompts are token ids
-    owner: bytes = b""  # of what it stores: tells its API key from others
+    key: Key = NO_KEY  # that was shown
+    priority: int | None = None  # of its header
 
 
 @dataclass

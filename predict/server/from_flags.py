@@ -58,12 +58,13 @@ def server_config(
     if "api_keys" not in settings and environment.get(API_KEY_VARIABLE):
         settings["api_keys"] = (environment[API_KEY_VARIABLE],)
     config = ServerConfig(engine=engine, sampling_defaults=sampling, **settings)
-    if not config.api_keys and config.host not in ("127.0.0.1", "localhost", "::1"):
+    has_keys = config.api_keys or config.api_key_file
+    if not has_keys and config.host not in ("127.0.0.1", "localhost", "::1"):
         notes.append(
             f"--host {config.host} lets other machines in, and no --api_key is set: whoever "
             "reaches the port may ask"
         )
-    if engine.adapters.allow_adapter_updates and not config.api_keys:
+    if engine.adapters.allow_adapter_updates and not has_keys:
         notes.append(
             "--allow_adapter_updates without --api_key: whoever reaches the port may load and "
             "unload adapters"

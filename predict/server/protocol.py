@@ -262,6 +262,7 @@ class GenerationBody(Body):
     num_beams: Integer = None
     length_penalty: NumberField = None
     early_stopping: Early = None
+    priority: Integer = None  # smaller numbers run first, and may preempt; 0 where none is given
     # what the answer must be: one of these
     guide: Object = None  # what the text must be: a Guide
     response_format: ResponseFormat | None = None
@@ -289,7 +290,6 @@ class GenerationBody(Body):
         "skip_special_tokens": ((True,), "the text of an answer leaves special tokens out"),
         "truncate_prompt_tokens": ((), "a prompt that is too long is refused; cut it yourself"),
         "allowed_token_ids": ((), "use a guide, or logit_bias"),
-        "priority": ((0,), "requests are answered in the order they come in"),
         "cache_salt": ((), "the prefix cache is shared by all requests"),
         "use_beam_search": ((False,), "use num_beams"),
         "guided_whitespace_pattern": ((), "use guided_regex or guided_grammar"),

@@ -18,6 +18,7 @@ from predict.errors import UserError
 from predict.images.placed import Pictures
 from predict.request import RequestOutput, SamplingParams
 from predict.server.access_log import MAX_TEXT, shortened
+from predict.server.asked import ranked
 from predict.server.context import RECORD, Context, record_of
 from predict.server.engine_client import Answer, EngineDied
 from predict.server.errors import ApiError
@@ -80,7 +81,8 @@ class Run:
     async def __aenter__(self) -> Run:
         job = self._job
         count = len(job.prompts) * job.params.num_samples
-        self._context.admission.enter(count)
+        params = ranked(job.params, self._record.priority, self._record.key)
+        self._context.admission.enter(count, self._record.key)
         self._num_answers = count
         try:
             if self._record.body is not None:
@@ -88,7 +90,7 @@ class Run:
             for prompt in job.prompts:
                 self._answers.append(
                     self._context.engine.add(
-                        prompt, job.params, streamed=self._streamed, pictures=job.pictures
+                        prompt, params, streamed=self._streamed, pictures=job.pictures
                     )
                 )
         except BaseException as error:  # no `__aexit__` follows
@@ -188,7 +190,7 @@ class Run:
     def _leave(self) -> None:
         for answer in self._answers:
             answer.abort()
-        self._context.admission.leave(self._num_answers)
+        self._context.admission.leave(self._num_answers, self._record.key)
         self._num_answers = 0
 
 
