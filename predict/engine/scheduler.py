@@ -106,6 +106,15 @@ class Scheduler:
         """Gives up a prefix; its blocks are freed when its last request ends."""
         self._prefixes.unpin(prefix)
 
+    def forget_cache(self) -> None:
+        """Forgets all that is cached for requests to come. Raises RuntimeError while some run."""
+        if self._requests or self.guests:
+            raise RuntimeError("requests run, and hold what would be forgotten")
+        self.block_manager.forget_cached()
+        self._states.forget_kept()
+        if self.config.adapters is not None:
+            self.config.adapters.forget_idle()
+
     def make_room(self, wanted: bool) -> None:
         """Whether nothing joins running requests, so that their ends make room for others."""
         self._queue.yields = wanted

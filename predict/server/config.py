@@ -106,6 +106,14 @@ class ServerConfig(Checked):
         "Write a line of JSON on stderr for each request.", group="What a server says")
     log_requests: bool = option(False,
         "Write prompts and answers into these lines too. They may be secret.")
+    enable_sleep_mode: bool = option(False,
+        "Let clients put the model to sleep and wake it up: POST /sleep, /wake_up. With "
+        "--api_key_file, those whose keys have admin.",
+        group="Weights that change")
+    weights_root: str | None = option(None,
+        "Folder below which clients may name weights for the model, of the same shapes: POST "
+        "/update_weights. With --api_key_file, those whose keys have admin.",
+        is_file=True)
     adapter_root: str | None = option(None,
         "Folder that clients load adapters and prefixes from; nothing outside of it is read, "
         "whatever links lead there.",
@@ -146,6 +154,8 @@ class ServerConfig(Checked):
                 f"{given} needs {missing}: clients load adapters of that folder alone; add "
                 f"{missing}, or leave {given} out"
             )
+        if self.weights_root is not None and not os.path.isdir(self.weights_root):
+            raise UserError(f"--weights_root {self.weights_root} is no folder; make it first")
         if self.adapter_root is not None and not os.path.isdir(self.adapter_root):
             raise UserError(f"--adapter_root {self.adapter_root} is no folder; make it first")
         for name in self.model_names:

@@ -62,13 +62,15 @@ class Context:
 
     def info(self) -> ModelInfo:
         """The loaded model. Raises ApiError 503 before it is loaded and after the engine's end."""
-        if self.engine.is_ready:
+        if self.engine.is_ready and not self.engine.is_sleeping:
             return self.engine.info
         raise self.unavailable()
 
     def unavailable(self) -> ApiError:
         """The error for a request that no engine can answer."""
-        if self.engine.is_alive:
+        if self.engine.is_ready:
+            what = "the model sleeps; POST /wake_up wakes it"
+        elif self.engine.is_alive:
             what = "the model is loading"
         else:
             what = f"the engine has ended: {self.engine.failure or 'nobody knows why'}"

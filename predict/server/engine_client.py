@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from predict.config.adapters import Change
 from predict.config.engine import EngineConfig
+from predict.config.rest import Rest
 from predict.engine.embedding import Text
 from predict.engine.samples import StreamOutput
 from predict.engine.stats import EngineStats
@@ -33,6 +34,7 @@ from predict.server.wire import (
     Add,
     AnswerMetrics,
     AskChange,
+    AskRest,
     AskStats,
     AskVectors,
     Changed,
@@ -59,8 +61,8 @@ class EngineDied(RuntimeError):  # noqa: N818  # a state, as the wait for it is 
     """The engine's process has ended: no request can be answered any more."""
 
 
-class AdapterFailed(RuntimeError):  # noqa: N818  # likewise
-    """Loading or unloading an adapter or prefix failed by a fault; nothing has changed."""
+class ChangeFailed(RuntimeError):  # noqa: N818  # likewise
+    """A change of adapters, prefixes or weights failed by a fault."""
 
 
 class Answer(Protocol):
@@ -137,7 +139,17 @@ class EngineHandle(Protocol):
 
         Requests may name what is loaded once this returns. They may not name what is unloaded from
         now on; earlier ones are finished, and a prefix's blocks free behind the last of them.
-        Raises UserError for what does not fit, AdapterFailed, EngineDied.
+        Raises UserError for what does not fit, ChangeFailed, EngineDied.
+        """
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether the model sleeps, or is about to: then nothing can be added."""
+
+    async def rest(self, rest: Rest) -> None:
+        """Sleep, wake-up or other weights, once what was added before has ended.
+
+        Raises UserError for what cannot be, ChangeFailed, EngineDied.
         """
 
     async def vectors(
@@ -309,6 +321,7 @@ class EngineClient(asyncio.Protocol):
         self._questions: dict[int, asyncio.Future[Any]] = {}
         self._num_asked = 0  # answers and questions, for their ids
         self.num_in_flight = 0
+        self.is_sleeping = False
         self._info: ModelInfo | None = None
         self._failed: Failed | None = None  # the engine's last message
         self.failure: str | None = None
@@ -380,7 +393,20 @@ class EngineClient(asyncio.Protocol):
         if changed.refused is not None:
             raise UserError(changed.refused)
         if changed.failed is not None:
-            raise AdapterFailed(changed.failed)
+            raise ChangeFailed(changed.failed)
+
+    async def rest(self, rest: Rest) -> None:
+        was, self.is_sleeping = self.is_sleeping, self.is_sleeping or rest.act == "sleep"
+        try:
+            changed: Changed = await self._ask(lambda question: AskRest(question, rest))
+        except asyncio.CancelledError:  # it goes on, and whoever asks next hears how it ended
+            self.is_sleeping = was
+            raise
+        self.is_sleeping = changed.is_sleeping
+        if changed.refused is not None:
+            raise UserError(changed.refused)
+        if changed.failed is not None:
+            raise ChangeFailed(changed.failed)
 
     async def vectors(
         self, texts: Sequence[Text], scores: bool, adapter: str | None

@@ -23,12 +23,14 @@ from predict.engine.answers import News, Tell
 from predict.engine.embedding import VectorJob
 from predict.engine.samples import Samples, StreamOutput
 from predict.errors import EXIT_FAILURE, UserError
+from predict.rests import Rests
 from predict.server.pictures import received_pictures
 from predict.server.wire import (
     Abort,
     Add,
     AnswerMetrics,
     AskChange,
+    AskRest,
     AskStats,
     AskVectors,
     Changed,
@@ -150,16 +152,24 @@ class EngineLoop:
         self._pieces: list[tuple[int, list[StreamOutput]]] = []  # not sent yet
         self._ended: list[Ended] = []
         self._jobs: dict[int, VectorJob] = {}  # unfinished, by the front's questions
+        self._rests = Rests(llm)
+        self._later: list[AskVectors] = []  # texts that wait for a rest
 
     def run(self) -> None:
         """Returns when the front says stop. Raises FrontEnded, EngineError."""
         embedder = self._llm.embedder
         while True:
             busy = self._answers.is_busy or embedder.is_busy
+            busy = busy or self._rests.is_waiting
             for message in self._link.received(wait=not busy):
                 if isinstance(message, Stop):
                     return
                 self._obey(message)
+            self._rests.settle()
+            if self._later and not self._rests.is_waiting:
+                later, self._later = self._later, []
+                for each in later:
+                    self._add_texts(each)
             self._llm.check()
             if self._answers.is_busy:
                 self._llm.step()
@@ -181,10 +191,24 @@ class EngineLoop:
             self._link.send(Told(message.question, self._llm.stats()))
         elif isinstance(message, AskChange):
             self._link.send(self._changed(message))
+        elif isinstance(message, AskRest):
+            self._rests.ask(message.rest, partial(self._rested, message.question))
         elif isinstance(message, AskVectors):
-            self._add_texts(message)
-        elif isinstance(message, DropVectors) and message.question in self._jobs:
-            self._llm.embedder.abort(self._jobs.pop(message.question))
+            if self._rests.is_waiting:
+                self._later.append(message)
+            else:
+                self._add_texts(message)
+        elif isinstance(message, DropVectors):
+            self._later = [each for each in self._later if each.question != message.question]
+            if message.question in self._jobs:
+                self._llm.embedder.abort(self._jobs.pop(message.question))
+
+    def _rested(self, question: int, error: Exception | None) -> None:
+        refused = str(error) if isinstance(error, UserError) else None
+        failed = None
+        if error is not None and refused is None:
+            failed = f"{type(error).__name__}: {error}"
+        self._link.send(Changed(question, refused, failed, self._llm.is_sleeping))
 
     def _add_texts(self, message: AskVectors) -> None:
         try:

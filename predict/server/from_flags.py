@@ -69,6 +69,13 @@ def server_config(
             "--allow_adapter_updates without --api_key: whoever reaches the port may load and "
             "unload adapters"
         )
+    allowed = {
+        "--enable_sleep_mode": config.enable_sleep_mode,
+        "--weights_root": config.weights_root,
+    }
+    if not has_keys and any(allowed.values()):
+        given = " and ".join(flag for flag, is_given in allowed.items() if is_given)
+        notes.append(f"{given} without --api_key: whoever reaches the port may change the model")
     return config, notes
 
 

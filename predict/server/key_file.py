@@ -13,7 +13,7 @@ from predict.system.ranges import MAX_COUNT, MAX_INT32, Range
 
 MAX_KEYS = 4096  # of a file: each request is compared with all
 MAX_NAME = 64  # characters of a key's name
-_FIELDS = ("name", "key", "sha256", "max_queue", "min_priority")
+_FIELDS = ("name", "key", "sha256", "max_queue", "min_priority", "admin")
 _NUMBERS = {"max_queue": Range(1, MAX_COUNT), "min_priority": Range(-MAX_INT32, MAX_INT32)}
 _HEX = "0123456789abcdefABCDEF"
 
@@ -26,6 +26,7 @@ class Key:
     name: str = ""  # in logs; "": a key without one
     max_queue: int | None = None  # answers of all its requests that run or wait
     min_priority: int | None = None  # the smallest number that its requests may ask
+    admin: bool = True  # whether it may change weights, where the server's flags allow it
 
 
 NO_KEY = Key()
@@ -35,7 +36,7 @@ def read_keys(file: Path) -> list[Key]:
     """The keys of a file: {"keys": [{"name": ..., "key": ...}, ...]}. Raises UserError.
 
     "sha256", in hexadecimal, may stand in place of "key". "max_queue" and "min_priority" are
-    limits, see Key.
+    limits, see Key; "admin", false where it is not there, lets it change weights.
     """
     value = read_json_object(file)
     listed = value.pop("keys", None)
@@ -75,12 +76,15 @@ def _key(value: Any, where: str) -> Key:
         if not isinstance(sha256, str) or len(sha256) != 64 or set(sha256) - set(_HEX):
             raise UserError(f"{where}.sha256 is wrong (allowed: 64 hexadecimal digits)")
         digest = bytes.fromhex(sha256)
+    admin = value.get("admin", False)
+    if not isinstance(admin, bool):
+        raise UserError(f"{where}.admin is {json_type(admin)} (allowed: true, false)")
     limits = {
         field: allowed.taken(f"{where}.{field}", value[field], "")
         for field, allowed in _NUMBERS.items()
         if value.get(field) is not None
     }
-    return Key(digest, name, **limits)
+    return Key(digest, name, **limits, admin=admin)
 
 
 def fits_header(key: str) -> bool:

@@ -439,6 +439,9 @@ class DetokenizeBody(Body):
     tokens: Annotated[Any, WithJsonSchema(dict(_IDS))]
 
 
+_DIGESTS: dict[str, Any] = {"type": "object", "additionalProperties": {"type": "string"}}
+
+
 class LoadAdapterBody(Body):
     """An adapter to load."""
 
@@ -455,6 +458,14 @@ class UnloadAdapterBody(Body):
 
     lora_name: AdapterName
     ignored: ClassVar[frozenset[str]] = frozenset({"lora_int_id"})
+
+
+class UpdateWeightsBody(Body):
+    """Weights to run with from now on."""
+
+    path: AdapterPath  # their folder, absolute or from the server's --weights_root on
+    digests: Annotated[Any, WithJsonSchema(_DIGESTS)]  # SHA-256 of each file with weights, by name
+    mode: Literal["wait", "abort"] = "wait"  # what runs ends first, or is ended
 
 
 class LoadPrefixBody(Body):

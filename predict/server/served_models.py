@@ -10,7 +10,7 @@ from predict.config.adapters import AddonKind, Change, check_adapter_name
 from predict.errors import UserError, one_of
 from predict.server.adapter_root import below_root
 from predict.server.config import ServerConfig
-from predict.server.engine_client import AdapterFailed, EngineHandle
+from predict.server.engine_client import ChangeFailed, EngineHandle
 from predict.server.errors import ApiError, invalid
 
 MAX_ADAPTERS = 4096  # that are loaded, and prefixes: a client may name one folder over and over
@@ -105,7 +105,7 @@ class ServedModels:
             except UserError as error:
                 # Where the root lies is not for clients.
                 raise invalid(kind.path_field, str(error).replace(found, path)) from None
-            except AdapterFailed as error:
+            except ChangeFailed as error:
                 said = str(error).replace(found, path)
                 raise ApiError(500, f"the {kind.noun} was not loaded: {said}") from None
             self._loaded[name] = Loaded(kind, int(time.time()))
@@ -134,7 +134,7 @@ class ServedModels:
             del self._loaded[name]  # first: no later request may name it
             try:
                 await engine.change(Change(kind.noun, name))
-            except (UserError, AdapterFailed) as error:
+            except (UserError, ChangeFailed) as error:
                 self._loaded[name] = loaded
                 raise ApiError(500, f"the {kind.noun} was not unloaded: {error}") from None
 

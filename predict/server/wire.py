@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from predict.config.adapters import Change
+from predict.config.rest import Rest
 from predict.engine.embedding import Text
 from predict.engine.retrieval import Rules
 from predict.engine.samples import StreamOutput
@@ -109,6 +110,13 @@ class AskChange(msgspec.Struct, tag=True, array_like=True):
     change: Change
 
 
+class AskRest(msgspec.Struct, tag=True, array_like=True):
+    """Asks for sleep, wake-up or other weights; Changed answers it, once that is done."""
+
+    question: int
+    rest: Rest
+
+
 class AskVectors(msgspec.Struct, tag=True, array_like=True):
     """Texts whose vectors or scores are wanted; Vectors answers it."""
 
@@ -128,7 +136,7 @@ class Stop(msgspec.Struct, tag=True, array_like=True):
     """The last message: the engine's process leaves with 0."""
 
 
-FromFront = Start | Add | Abort | AskStats | AskChange | AskVectors | DropVectors | Stop
+FromFront = Start | Add | Abort | AskStats | AskChange | AskRest | AskVectors | DropVectors | Stop
 
 # From the engine to the front.
 
@@ -170,11 +178,15 @@ class Told(msgspec.Struct, tag=True, array_like=True):
 
 
 class Changed(msgspec.Struct, tag=True, array_like=True):
-    """The result of an AskChange; one that was refused or failed has changed nothing."""
+    """The result of an AskChange or AskRest; one that was refused has changed nothing.
+
+    is_sleeping: whether the model sleeps now.
+    """
 
     question: int
     refused: str | None = None  # a UserError's text
     failed: str | None = None  # another error's
+    is_sleeping: bool = False
 
 
 class Vectors(msgspec.Struct, tag=True, array_like=True):
