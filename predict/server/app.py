@@ -6,7 +6,8 @@ import asyncio
 import atexit
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -59,8 +60,12 @@ def create_app(
     lifecycle: Lifecycle | None = None,
     metrics: Metrics | None = None,
     log: AccessLog | None = None,
+    take_turn: Callable[[float], AbstractAsyncContextManager[None]] | None = None,
 ) -> FastAPI:
-    """The application in front of an engine. lifecycle, metrics, log: None makes new ones."""
+    """The application in front of an engine. lifecycle, metrics, log: None makes new ones.
+
+    take_turn: of one of several models, see Rota. `app.state.context` is its context.
+    """
     if config.access_log and log is None:
         log = AccessLog()
         atexit.register(log.close)
@@ -76,6 +81,7 @@ def create_app(
         Store(config.max_stored_responses, config.max_stored_bytes),
         log if config.access_log else None,
         package_version(),
+        take_turn,
     )
     app = FastAPI(
         title="Regatta",
@@ -85,6 +91,7 @@ def create_app(
         openapi_url=None,
         redirect_slashes=False,
     )
+    app.state.context = context
     paths = ["/openapi.json"]
     for router in routers(context):
         app.include_router(router)
@@ -189,7 +196,11 @@ class _Gate:
                     "the server is ending; ask another one",
                     headers={"Retry-After": self._context.retry_after, "Connection": "close"},
                 )
-            await self._app(scope, receive, answer)
+            if self._context.take_turn is None or scope["method"] != "POST":
+                await self._app(scope, receive, answer)
+                return
+            async with self._context.take_turn(record.deadline):
+                await self._app(scope, receive, answer)
         except (ApiError, EngineDied) as raised:
             error = self._context.unavailable() if isinstance(raised, EngineDied) else raised
             answer.record.error = error.code

@@ -51,6 +51,14 @@ class ServerConfig(Checked):
         "Names of the model in requests; answers have the first. When not given, the name of its "
         "folder.",
         name="served_model_name")
+    model_folders: tuple[str, ...] = option((),
+        "Several models in one server, as name=path name=path: each loads when it is asked for, "
+        "and the one used longest ago goes to sleep where there is no room.",
+        kind="pairs", null_words=())
+    max_models_bytes: int | None = option(None,
+        "Bytes of weights and caches of models that are awake together. When not given, one model "
+        "is awake at a time.",
+        allowed=Range(1, 1 << 50))
     allowed_origins: tuple[str, ...] = option((),
         "Web pages of these origins may ask, as https://example.org, or * for all (CORS).")
     root_path: str = option("",
@@ -139,6 +147,11 @@ class ServerConfig(Checked):
             raise UserError(
                 f"--root_path {self.root_path!r} is not supported (allowed: a path that begins "
                 "with a slash and ends with none, as /llm)"
+            )
+        if self.model_folders and (self.enable_sleep_mode or self.weights_root is not None):
+            raise UserError(
+                "--model_folders puts models to sleep and wakes them by itself; leave out "
+                "--enable_sleep_mode and --weights_root"
             )
         if self.api_key_file is not None:
             read_keys(Path(self.api_key_file))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +56,13 @@ class Context:
     store: Store
     log: AccessLog | None  # None: nothing is logged
     version: str
+    # Of a server with several models: when this one is awake, and those of all.
+    take_turn: Callable[[float], AbstractAsyncContextManager[None]] | None = None
+    beside: list[Context] = field(default_factory=list)
+
+    def turn(self, deadline: float) -> AbstractAsyncContextManager[None]:
+        """The length of an answer; see Rota.turn."""
+        return nullcontext() if self.take_turn is None else self.take_turn(deadline)
 
     @property
     def retry_after(self) -> str:

@@ -43,8 +43,10 @@ from predict.server.wire import (
     Failed,
     FromEngine,
     FromFront,
+    Go,
     Messages,
     ModelInfo,
+    Needs,
     Ready,
     Start,
     StepNews,
@@ -183,10 +185,13 @@ class EngineProcess:
         """The process's id."""
         return self._process.pid
 
-    def send_config(self, config: EngineConfig) -> None:
-        """Makes the process load a model; Ready or Failed answers."""
+    def send_config(self, config: EngineConfig, asks: bool = False) -> None:
+        """Makes the process load a model; Ready or Failed answers.
+
+        asks: Needs does first, and it loads behind EngineClient.go.
+        """
         with contextlib.suppress(OSError):  # the process has ended: reading reports that
-            self.socket.sendall(frame(Start(config.settings)))
+            self.socket.sendall(frame(Start(config.settings, asks)))
 
     def ended(self) -> str:
         """Waits up to END_SECONDS for the process's end; how it ended, as a predicate."""
@@ -330,6 +335,7 @@ class EngineClient(asyncio.Protocol):
         """Begins to read the engine's messages."""
         self.loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[None] = self.loop.create_future()
+        self._needs: asyncio.Future[int] = self.loop.create_future()
         self._lost: asyncio.Future[None] = self.loop.create_future()
         await self.loop.create_connection(lambda: self, sock=self._process.socket)
 
@@ -354,6 +360,18 @@ class EngineClient(asyncio.Protocol):
 
     async def ready(self) -> None:
         await asyncio.shield(self._loaded)
+
+    async def needs(self) -> int:
+        """Bytes of a model whose process asks first. Raises EngineDied, UserError."""
+        waits = [self._needs, self._loaded]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if not self._needs.done():
+            await self.ready()  # raises
+        return self._needs.result()
+
+    def go(self) -> None:
+        """Lets such a process load. Raises EngineDied."""
+        self._send(Go())
 
     async def died(self) -> None:
         """Returns when the engine has ended, or cannot be reached."""
@@ -494,6 +512,8 @@ class EngineClient(asyncio.Protocol):
             question = self._questions.pop(message.question, None)
             if question is not None and not question.done():
                 question.set_result(message)
+        elif isinstance(message, Needs):
+            self._needs.set_result(message.num_bytes)
         elif isinstance(message, Ready):
             self._info = message.info
             self._loaded.set_result(None)

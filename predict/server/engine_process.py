@@ -41,6 +41,7 @@ from predict.server.wire import (
     FromFront,
     Messages,
     ModelInfo,
+    Needs,
     Ready,
     Start,
     StepNews,
@@ -356,6 +357,25 @@ def check_pooling_files(config: EngineConfig) -> None:
     read_pooling(name, read_spec(name, config.model.model_type)[0], config.model.pooling)
 
 
+def needed_bytes(config: EngineConfig) -> int:
+    """Bytes of a model's weights and its cache, before a weight is read. Raises UserError."""
+    from predict.build import Builder
+    from predict.loading.memory import bytes_per_token, num_cache_blocks
+    from predict.loading.model import open_weights
+
+    builder = Builder(config, None)
+    made, spec = builder.config, builder.spec
+    weights = open_weights(made, spec, builder.reader, builder.platform)
+    weights.source.close()
+    if builder.platform.gpu is not None and made.cache.num_cache_blocks is None:
+        raise UserError(
+            "--model_folders on a GPU needs --num_cache_blocks: else the first model takes all "
+            "that is free"
+        )
+    num_blocks = made.cache.num_cache_blocks or num_cache_blocks(made, spec)
+    return weights.num_bytes + num_blocks * made.cache.block_size * bytes_per_token(made, spec)
+
+
 def serve(link: Link) -> int:
     """Loads a model and answers the front until Stop; the exit status. Raises FrontEnded."""
     from predict.cli.command import explanation
@@ -369,6 +389,10 @@ def serve(link: Link) -> int:
 
         config = EngineConfig(**start.settings)
         check_pooling_files(config)
+        if start.asks:
+            link.send(Needs(needed_bytes(config)))
+            if isinstance(link.received(wait=True)[0], Stop):
+                return 0
         llm = LLM(config)
         link.send(Ready(info_of(llm)))
         with frozen_objects():

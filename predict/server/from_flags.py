@@ -79,6 +79,33 @@ def server_config(
     return config, notes
 
 
+def several_configs(
+    flags: FlagValues, environment: Mapping[str, str] = os.environ
+) -> dict[str, ServerConfig] | None:
+    """The configs of --model_folders by name, each with all other flags; None without any.
+
+    Raises UserError.
+    """
+    listed = flags["model_folders"] or ()
+    if not listed:
+        return None
+    for other in ("model_name_or_path", "served_model_name"):
+        if flags.given(other):
+            raise UserError(f"--model_folders names the models; leave out --{other}")
+    folders: dict[str, str] = {}
+    for text in listed:
+        name, equals, path = text.partition("=")
+        if not (name and equals and path) or name in folders:
+            raise UserError(f"--model_folders has {text!r} (allowed: name=path, each name once)")
+        folders[name] = path
+    found: dict[str, ServerConfig] = {}
+    for name, path in folders.items():
+        values = {**flags.values, "model_name_or_path": path, "served_model_name": (name,)}
+        explicit = flags.explicit | {"model_name_or_path", "served_model_name"}
+        found[name] = server_config(FlagValues(values, explicit, flags.notes), environment)[0]
+    return found
+
+
 def _engine_flags(flags: FlagValues) -> FlagValues:
     """What the predictor would have been given for the same engine, without any sampling."""
     known = {flag.name: flag.default for flag in PREDICTOR}

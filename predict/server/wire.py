@@ -66,6 +66,11 @@ class Start(msgspec.Struct, tag=True, array_like=True):
     """The first message: what the engine is made from."""
 
     settings: dict[str, Any]  # of EngineConfig
+    asks: bool = False  # says Needs first, and loads behind Go
+
+
+class Go(msgspec.Struct, tag=True, array_like=True):
+    """There is room for the model: it may load."""
 
 
 class SentPicture(msgspec.Struct, array_like=True):
@@ -136,9 +141,16 @@ class Stop(msgspec.Struct, tag=True, array_like=True):
     """The last message: the engine's process leaves with 0."""
 
 
-FromFront = Start | Add | Abort | AskStats | AskChange | AskRest | AskVectors | DropVectors | Stop
+_Questions = AskStats | AskChange | AskRest | AskVectors
+FromFront = Start | Go | Add | Abort | _Questions | DropVectors | Stop
 
 # From the engine to the front.
+
+
+class Needs(msgspec.Struct, tag=True, array_like=True):
+    """What the model will take, of a Start that asks."""
+
+    num_bytes: int  # of its weights and its cache
 
 
 class Ready(msgspec.Struct, tag=True, array_like=True):
@@ -199,7 +211,7 @@ class Vectors(msgspec.Struct, tag=True, array_like=True):
     failed: str | None = None  # another error's
 
 
-FromEngine = Ready | Failed | StepNews | Told | Changed | Vectors
+FromEngine = Needs | Ready | Failed | StepNews | Told | Changed | Vectors
 
 _ENCODER = msgspec.msgpack.Encoder()
 
