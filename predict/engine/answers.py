@@ -8,6 +8,7 @@ a socket.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
@@ -175,7 +176,9 @@ class AnswerLoop:
                 for request in samples.requests:
                     self._engine.abort(request.request_id)
             raise
+        now = time.perf_counter()
         for samples in groups:
+            samples.begun_time = now
             self._live[samples] = tell
             self._num_streamed += samples.streamed
             self._by_request.update((each.request_id, samples) for each in samples.requests)
@@ -194,9 +197,11 @@ class AnswerLoop:
 
     def _news(self, samples: Samples) -> News:
         """What is new of these answers, which leave the loop where they have ended."""
+        started = time.perf_counter()
         try:
             pieces = samples.pieces() if samples.streamed else []
             if not samples.is_finished:
+                samples.text_seconds += time.perf_counter() - started
                 return News(samples, pieces)
             error = None
             if samples.guide is not None and samples.error is not None:
@@ -207,6 +212,7 @@ class AnswerLoop:
                 self._engine.fail(request, explained(request, error))
             piece = StreamOutput("", (), "error", error=explained(samples.requests[0], error))
             news = News(samples, [piece], None, error, True)
+        samples.text_seconds += time.perf_counter() - started
         if self._live.pop(samples, None) is not None:
             self._num_streamed -= samples.streamed
             for request in samples.requests:

@@ -37,10 +37,12 @@ from predict.server.routes import routers
 from predict.server.routes._common import json_response
 from predict.server.served_models import ServedModels
 from predict.server.store import Store
+from predict.server.tracing import Tracer
 from predict.system.notes import LOG
 
 CLIENT_GONE = 499  # for the log: the client did not wait for a status
 _HEADERS = b"authorization, content-type, x-request-id, x-priority, x-api-key, anthropic-version"
+_UNTRACED = frozenset({*OPEN_PATHS, "/metrics"})  # health checks, and what asks every minute
 SWITCH_SECONDS = 0.0005  # after which a thread that tokenizes yields to the event loop
 
 
@@ -60,11 +62,13 @@ def create_app(
     lifecycle: Lifecycle | None = None,
     metrics: Metrics | None = None,
     log: AccessLog | None = None,
+    tracer: Tracer | None = None,
     take_turn: Callable[[float], AbstractAsyncContextManager[None]] | None = None,
 ) -> FastAPI:
     """The application in front of an engine. lifecycle, metrics, log: None makes new ones.
 
-    take_turn: of one of several models, see Rota. `app.state.context` is its context.
+    tracer: None: nothing is traced. take_turn: of one of several models, see Rota.
+    `app.state.context` is its context.
     """
     if config.access_log and log is None:
         log = AccessLog()
@@ -81,6 +85,7 @@ def create_app(
         Store(config.max_stored_responses, config.max_stored_bytes),
         log if config.access_log else None,
         package_version(),
+        tracer,
         take_turn,
     )
     app = FastAPI(
@@ -164,6 +169,8 @@ class _Gate:
         scope[RECORD] = record
         route = self._pattern_of(scope["path"])
         answer = _Answer(send, record, self._cors(headers))
+        if context.tracer is not None and route not in _UNTRACED:
+            record.trace = context.tracer.begin(headers, record.request_id)
         context.metrics.request_began(route)
         context.lifecycle.enter()
         try:
@@ -172,6 +179,8 @@ class _Gate:
             context.lifecycle.leave()
             seconds = time.perf_counter() - record.started
             context.metrics.request_ended(route, answer.status, seconds, record.error)
+            if record.trace is not None:
+                record.trace.end(route, answer.status, record.error)
             if context.log is not None:
                 context.log.add(_line(scope, record, answer, seconds))
 

@@ -112,6 +112,12 @@ class ServerConfig(Checked):
     tokenizer_threads: int = option(2, "Threads that tokenize prompts.", allowed=Range(1, 256))
     access_log: bool = option(True,
         "Write a line of JSON on stderr for each request.", group="What a server says")
+    log_format: str = option("text",
+        "text writes lines for people on stderr, json all of them as JSON, those of requests too.",
+        allowed=("text", "json"))
+    otlp_traces_endpoint: str | None = option(None,
+        "Send spans of requests there, by OTLP over HTTP, as http://127.0.0.1:4318/v1/traces. "
+        "Needs the packages of regatta[otel].")
     log_requests: bool = option(False,
         "Write prompts and answers into these lines too. They may be secret.")
     enable_sleep_mode: bool = option(False,
@@ -147,6 +153,12 @@ class ServerConfig(Checked):
             raise UserError(
                 f"--root_path {self.root_path!r} is not supported (allowed: a path that begins "
                 "with a slash and ends with none, as /llm)"
+            )
+        endpoint = self.otlp_traces_endpoint
+        if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+            raise UserError(
+                f"--otlp_traces_endpoint {endpoint!r} is not supported (allowed: an address, as "
+                "http://127.0.0.1:4318/v1/traces)"
             )
         if self.model_folders and (self.enable_sleep_mode or self.weights_root is not None):
             raise UserError(

@@ -22,6 +22,7 @@ from predict.server.metrics import Metrics
 from predict.server.model_text import ModelText
 from predict.server.served_models import ServedModels
 from predict.server.store import Store
+from predict.server.tracing import Trace, Tracer
 from predict.server.wire import ModelInfo
 
 RECORD = "regatta.record"  # the key of a request's Record in its ASGI scope
@@ -39,6 +40,7 @@ class Record:
     body: Held | None = None  # counted bytes, until its prompts are token ids
     key: Key = NO_KEY  # that was shown
     priority: int | None = None  # of its header
+    trace: Trace | None = None  # where there is a collector
 
 
 @dataclass
@@ -56,7 +58,8 @@ class Context:
     store: Store
     log: AccessLog | None  # None: nothing is logged
     version: str
-    # Of a server with several models: when this one is awake, and those of all.
+    tracer: Tracer | None = None  # None: nothing is traced
+    # Of a server with several models: when this one is awake, and the others.
     take_turn: Callable[[float], AbstractAsyncContextManager[None]] | None = None
     beside: list[Context] = field(default_factory=list)
 

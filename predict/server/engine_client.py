@@ -56,6 +56,7 @@ from predict.server.wire import (
     frame,
 )
 
+LOG_FORMAT_VARIABLE = "REGATTA_ENGINE_LOG_FORMAT"  # of the engine's process
 END_SECONDS = 10.0  # that a process may take to end after its last word
 
 
@@ -166,7 +167,11 @@ class EngineHandle(Protocol):
 class EngineProcess:
     """The engine's process, and the front's end of the socket to it."""
 
-    def __init__(self, arguments: Sequence[str] = ("-m", "predict.server.engine_process")):
+    def __init__(
+        self,
+        arguments: Sequence[str] = ("-m", "predict.server.engine_process"),
+        log_format: str = "text",
+    ):
         """Starts the process. arguments: of Python; tests and benchmarks give other ones."""
         ours, theirs = socket.socketpair()
         with theirs:
@@ -174,7 +179,7 @@ class EngineProcess:
                 [sys.executable, *arguments, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
-                env=_environment(),
+                env={**_environment(), LOG_FORMAT_VARIABLE: log_format},
                 # Ctrl-C in a terminal is the front's alone, which finishes what runs.
                 start_new_session=True,
             )

@@ -24,6 +24,7 @@ from predict.engine.embedding import VectorJob
 from predict.engine.samples import Samples, StreamOutput
 from predict.errors import EXIT_FAILURE, UserError
 from predict.rests import Rests
+from predict.server.engine_client import LOG_FORMAT_VARIABLE
 from predict.server.pictures import received_pictures
 from predict.server.wire import (
     Abort,
@@ -52,6 +53,7 @@ from predict.server.wire import (
 )
 from predict.system import notes
 from predict.system.console import say
+from predict.system.json_lines import JsonLines
 
 if TYPE_CHECKING:
     from predict.config.engine import EngineConfig
@@ -322,6 +324,8 @@ def metrics_of(samples: Samples, sent_at: float) -> AnswerMetrics:
         finish_reasons=tuple(request.finish_reason or "" for request in requests),
         num_draft_tokens=sum(request.num_draft_tokens for request in requests),
         num_accepted_draft_tokens=sum(each.num_accepted_draft_tokens for each in requests),
+        guide_seconds=None if samples.guide is None else since(samples.begun_time),
+        text_seconds=samples.text_seconds,
     )
 
 
@@ -434,6 +438,8 @@ def ignore_signals() -> None:
 def main(argv: list[str]) -> int:
     """Serves the front at the other end of a socket. argv: the socket's file descriptor."""
     ignore_signals()
+    if os.environ.get(LOG_FORMAT_VARIABLE) == "json":
+        sys.stderr = JsonLines(sys.stderr, "engine")  # type: ignore[assignment]
     sock = socket.socket(fileno=int(argv[0]))
     watch = end_with_front(sock)
     try:

@@ -46,6 +46,9 @@ _ANSWERS = (
      "Tokens of all answers to each prompt.", _TOKENS),
 )  # fmt: skip
 
+_BY_MODEL = ("time_to_first_token", "time_per_output_token", "seconds", "num_output_tokens")
+MAX_ADAPTER_LABELS = 256  # clients may load adapters of ever other names; the others are "other"
+
 
 class Metrics:
     """The counters of one server, in a registry of their own. Not thread-safe."""
@@ -61,6 +64,18 @@ class Metrics:
             field: Histogram(f"regatta_{name}", text, buckets=buckets, registry=registry)
             for field, name, text, buckets in _ANSWERS
         }
+        self._by_model = {
+            field: Histogram(
+                f"regatta_by_model_{name}",
+                text,
+                ("model_name", "adapter"),
+                buckets=buckets,
+                registry=registry,
+            )
+            for field, name, text, buckets in _ANSWERS
+            if field in _BY_MODEL
+        }
+        self._adapters: set[str] = set()  # with counts of their own
         self._ended = Counter(
             "regatta_request_success",
             "Answers by the reason of their end.",
@@ -103,6 +118,18 @@ class Metrics:
                 histogram.observe(value)
         for reason in metrics.finish_reasons:
             self._ended.labels(reason).inc()
+
+    def answer_of(self, model: str, adapter: str, metrics: AnswerMetrics) -> None:
+        """Counts the answers to one prompt by model and adapter, "" where it names none."""
+        if adapter and adapter not in self._adapters:
+            if len(self._adapters) < MAX_ADAPTER_LABELS:
+                self._adapters.add(adapter)
+            else:
+                adapter = "other"
+        for field, histogram in self._by_model.items():
+            value = getattr(metrics, field)
+            if value is not None:
+                histogram.labels(model, adapter).observe(value)
 
     def request_began(self, route: str) -> None:
         """Counts a request. route: its pattern, as /v1/models/{name}, never a client's path."""

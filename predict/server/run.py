@@ -15,6 +15,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -32,7 +33,9 @@ from predict.server.http_protocol import uvicorn_settings
 from predict.server.lifecycle import Lifecycle
 from predict.server.metrics import Metrics
 from predict.server.several import Several, started
+from predict.server.tracing import Tracer
 from predict.system.console import say
+from predict.system.json_lines import JsonLines
 from predict.system.signals import NUMBERS
 
 BACKLOG = 2048  # connections that wait to be accepted
@@ -55,6 +58,12 @@ def run(
     name, of which `config` is the first one's; None: there is one.
     """
     with contextlib.ExitStack() as stack:
+        if config.log_format == "json":
+            stack.enter_context(contextlib.redirect_stderr(JsonLines(sys.stderr, "front")))
+        tracer = None
+        if config.otlp_traces_endpoint is not None:
+            tracer = Tracer(config.otlp_traces_endpoint)
+            stack.callback(tracer.close)
         listening = [
             stack.enter_context(listen(config.host, port)) for port in (config.port, *more_ports)
         ]
@@ -66,13 +75,13 @@ def run(
         try:
             if several is not None:
                 started(several, processes.append)
-                engines = Several(several, processes, lifecycle, log)
+                engines = Several(several, processes, lifecycle, log, tracer)
                 served = Served(engines, engines.app, engines.say_ready)
             else:
-                processes.append(EngineProcess())
+                processes.append(EngineProcess(log_format=config.log_format))
                 processes[0].send_config(config.engine)
                 front = FrontModel.load(config)  # beside the engine, which takes longer
-                served = one(config, processes[0], front, lifecycle, log)
+                served = one(config, processes[0], front, lifecycle, log, tracer)
             return uvloop.run(Front(config, processes, served, listening, lifecycle, log).serve())
         finally:
             for process in processes:
@@ -93,11 +102,14 @@ def one(
     front: FrontModel,
     lifecycle: Lifecycle,
     log: AccessLog | None,
+    tracer: Tracer | None = None,
 ) -> Served:
     """One model. process: started, its config sent."""
     metrics = Metrics()
     engine = EngineClient(process, metrics.answer_ended)
-    app = create_app(engine, front, config, lifecycle=lifecycle, metrics=metrics, log=log)
+    app = create_app(
+        *(engine, front, config), lifecycle=lifecycle, metrics=metrics, log=log, tracer=tracer
+    )
 
     def say_ready(url: str) -> None:
         info = engine.info

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -74,6 +75,7 @@ class Run:
         self._record = record_of(request)
         self._num_answers = 0  # that the admission has counted in
         self._answers: list[Answer] = []
+        self._sent_at: list[float] = []  # when each was sent, perf_counter seconds
         self._watcher: asyncio.Task[None] | None = None
         self.client_is_gone = False
         self.is_logged = context.config.log_requests
@@ -88,6 +90,7 @@ class Run:
             if self._record.body is not None:
                 self._record.body.release()
             for prompt in job.prompts:
+                self._sent_at.append(time.perf_counter())
                 self._answers.append(
                     self._context.engine.add(
                         prompt, params, streamed=self._streamed, pictures=job.pictures
@@ -113,8 +116,19 @@ class Run:
             self._watcher.cancel()
         self._leave()
         self._record.log["output_tokens"] = self._job.usage.num_output_tokens
+        self._tell()
         if self.client_is_gone:
             self._record.log["aborted"] = True
+
+    def _tell(self) -> None:
+        """Tells metrics and the trace what each answer took, by model and adapter."""
+        model, trace = self._context.config.model_names[0], self._record.trace
+        adapter = self._job.params.adapter or ""
+        for sent_at, answer in zip(self._sent_at, self._answers, strict=True):
+            if answer.metrics is not None:
+                self._context.metrics.answer_of(model, adapter, answer.metrics)
+                if trace is not None:
+                    trace.answer(sent_at, answer.metrics, model, adapter)
 
     async def outputs(self) -> list[RequestOutput]:
         """The outputs of all prompts, once all have ended."""

@@ -23,6 +23,7 @@ from predict.server.lifecycle import Lifecycle
 from predict.server.limits import MAX_BUFFERED_BODIES
 from predict.server.metrics import Metrics
 from predict.server.rota import Member, Rota
+from predict.server.tracing import Tracer
 from predict.system.console import say
 
 RESPONSES = "/v1/responses/"
@@ -37,6 +38,7 @@ class Several:
         processes: Sequence[EngineProcess],
         lifecycle: Lifecycle,
         log: AccessLog | None,
+        tracer: Tracer | None = None,
     ) -> None:
         """configs: by name. processes: of each, its config sent with `asks`."""
         first = next(iter(configs.values()))
@@ -56,6 +58,7 @@ class Several:
                 lifecycle=lifecycle,
                 metrics=metrics,
                 log=log,
+                tracer=tracer,
                 take_turn=partial(self.rota.turn, member),
             )
             self._apps[name] = app
@@ -195,6 +198,6 @@ def _again(messages: list[Message], receive: Receive) -> Receive:
 def started(configs: Mapping[str, ServerConfig], keep: Callable[[EngineProcess], object]) -> None:
     """Starts an engine process for each model. keep: takes each at once, to end it."""
     for config in configs.values():
-        process = EngineProcess()
+        process = EngineProcess(log_format=config.log_format)
         keep(process)
         process.send_config(config.engine, asks=True)

@@ -57,6 +57,8 @@ class AnswerMetrics(msgspec.Struct, frozen=True, gc=False):
     finish_reasons: tuple[str, ...]  # of each sample
     num_draft_tokens: int = 0  # of all answers, as many as were verified
     num_accepted_draft_tokens: int = 0
+    guide_seconds: float | None = None  # from `add` until its guide was compiled
+    text_seconds: float = 0.0  # that making its text took, all steps together
 
 
 # From the front to the engine.
