@@ -33,20 +33,17 @@ from predict.drafting import (
 from predict.engine.addons import Addons, WritePrefix, prefix_writer
 from predict.engine.engine import Engine
 from predict.engine.kv_cache import allocate_caches
-from predict.engine.runner.host_chooser import HostChooser
 from predict.engine.runner.networks import (
     DynamicForward,
     Forward,
-    HostNetwork,
-    HostRunner,
-    Within,
     block_copier,
     static_forward,
 )
+from predict.engine.runner.residence import Residence
 from predict.engine.sampler import Sampler
 from predict.engine.scheduled import SchedulerConfig
 from predict.engine.scheduler import Scheduler
-from predict.engine.step import CopyBlocks, Runner
+from predict.engine.step import Runner
 from predict.errors import UserError
 from predict.loading.adapters import Base
 from predict.loading.cache_scales import head_scales
@@ -58,8 +55,6 @@ from predict.loading.manifest import Manifest, load_manifest, rank_folder
 from predict.loading.memory import (
     LESS_MEMORY,
     check_page_memory,
-    graph_bytes,
-    max_draft_rows,
     num_cache_blocks,
     num_gpu_cache_blocks,
     num_state_slots,
@@ -80,7 +75,7 @@ from predict.nn.adapter_pages import with_pages
 from predict.nn.blocks import LowRankPages
 from predict.nn.cache_formats import DENSE
 from predict.nn.decoder import Decoder
-from predict.nn.inputs import LayerCache, fields_with
+from predict.nn.inputs import LayerCache
 from predict.nn.places import fields_of, placing_of
 from predict.nn.plans import WeightPlan
 from predict.nn.spec import DecoderSpec
@@ -89,7 +84,9 @@ from predict.ranks.drafts import RanksFeed
 from predict.ranks.front import Ranks
 from predict.ranks.gpus import device_of
 from predict.ranks.start import spawned, start
+from predict.resting import Origin, Resting, rebinding, refused, residence_of
 from predict.sight import Sight, with_eyes
+from predict.stepping import StepRunners
 from predict.system.launcher import check_alone
 from predict.system.notes import LOG
 from predict.text.tokenizer import Tokenizer
@@ -105,6 +102,7 @@ class Running(NamedTuple):
     caches: list[LayerCache]
     num_blocks: int  # of the caches
     write_prefix: WritePrefix
+    residence: Residence | None = None  # of the weights and caches of this process
 
 
 class Parts(NamedTuple):
@@ -120,6 +118,7 @@ class Parts(NamedTuple):
     addons: Addons
     engine: Engine
     sight: Sight
+    resting: Resting
 
 
 def build(config: EngineConfig, tokenizer: Tokenizer | None = None) -> Parts:
@@ -151,6 +150,7 @@ class Builder:
             compiled = load_manifest(Path(model.model_name_or_path)).library_abi is not None
         self.platform = platform_of(device_of(model.device, rank, self.num_ranks), compiled)
         spec, self.reader = read_spec(model.model_name_or_path, model.model_type)
+        self.read_spec = spec
         spec = with_eyes(config, spec, self.platform.gpu is not None)
         check_states(config, spec)
         spec = spec.with_latent_form(model.latent_form)
@@ -178,6 +178,8 @@ class Builder:
         self.drafter: StateDrafter | None = None
         self.weight_bytes = self.num_state_slots = 0
         self.decoder: Decoder | None = None
+        self.read_decoder: Decoder | None = None  # as its folder has it
+        self.forwards: list[DynamicForward] = []
         self.adapters: AdapterStore | None = None
         self.pages: list[LowRankPages] = []  # of adapters
         self.takes_adapters = config.adapters.is_used  # a program may take none
@@ -205,7 +207,29 @@ class Builder:
         )
         return Parts(
             *(config, self.platform, self.spec, self.tokenizer, self.draft, self.decoder),
-            *(caches, addons, engine, self.sight),
+            *(caches, addons, engine, self.sight, self._resting(running.residence)),
+        )
+
+    def _resting(self, residence: Residence | None) -> Resting:
+        has_draft = self.draft is not None or self.drafter is not None
+        origin = Origin(self.config, self.read_spec, self.spec, self.reader)
+        return Resting(
+            *(origin, self.platform, self.read_decoder, residence),
+            refused(self.config, has_draft, self.sight.tower is not None),
+        )
+
+    def _residence(self, caches: Sequence[LayerCache], runner: Runner) -> Residence:
+        """The tensors that may leave the device, and come back."""
+        has_scales = self.kv_format.scales == "head"
+        kept = [
+            c[len(k) :] for c, k in zip(caches, self.spec.kept, strict=True) if k and has_scales
+        ]
+        of_heads = [tensor for each in kept for tensor in each]
+        scratch = [tensor for each in caches for tensor in each]
+        scratch += [tensor for page in self.pages for tensor in (page.a, page.b)]
+        return residence_of(
+            *(self.platform, self.read_decoder, of_heads, scratch),
+            rebinding(self.forwards, runner),
         )
 
     def _over_ranks(self, ranks: Ranks | None) -> Running:
@@ -241,20 +265,21 @@ class Builder:
             caches = self._caches(num_blocks)
             paged = [cache for cache, kept in zip(caches, self.spec.kept, strict=True) if kept]
             copy_blocks = block_copier(platform.backend, paged, self.kv_format)
-            runner = self._runner(network(caches), copy_blocks)
+            runner = self._runner()(network(caches), copy_blocks)
             draft_runner = None
             if self.drafter is not None:
                 forward = self.drafter.forward(self.config, platform, num_blocks)
-                draft_runner = self._runner(forward, lambda copies: None, runner)
+                draft_runner = self._runner()(forward, lambda copies: None, runner)
             if self.draft is not None and draft_network is not None:
                 draft_caches = draft_caches_of(self.config, self.draft.spec, num_blocks)
                 draft_copies = block_copier(platform.backend, draft_caches, DENSE)
-                draft_runner = self._runner(draft_network(draft_caches), draft_copies, runner)
+                draft_runner = self._runner()(draft_network(draft_caches), draft_copies, runner)
         if platform.compiled is not None:
             # The weights are in place; from here on only the steps' own tensors come and go.
             library.require().keep_freed_memory()
         write_prefix = prefix_writer(self.config, platform, caches)
-        return Running(runner, draft_runner, caches, num_blocks, write_prefix)
+        residence = self._residence(caches, runner)
+        return Running(runner, draft_runner, caches, num_blocks, write_prefix, residence)
 
     def _tokenizer(self, tokenizer: Tokenizer | None) -> tuple[Tokenizer | None, Sequence[int]]:
         """The tokenizer, and the ids that end an answer."""
@@ -308,6 +333,7 @@ class Builder:
             self.adapters = self._adapter_store(plan, base)
         decoders = [weights.read(lambda _: self.on_progress()) for weights in opened]
         if manifest is None:
+            self.read_decoder = decoders[0]
             decoders[0] = self.sight.joined(decoders[0])
             if self.adapters is not None:
                 decoders[0] = with_pages(decoders[0], self.pages)
@@ -315,15 +341,18 @@ class Builder:
         if self.drafter is not None:
             self.drafter.read(self.decoder)
         networks += [
-            partial(
-                DynamicForward,
-                weights.platform.backend,
-                decoder,
-                parts=weights.platform.gpu is None,
-            )
+            partial(self._dynamic, weights, decoder)
             for weights, decoder in zip(opened, decoders, strict=True)
         ]
         return networks[0], networks[1] if self.draft is not None else None
+
+    def _dynamic(
+        self, weights: Weights, decoder: Decoder, caches: Sequence[LayerCache]
+    ) -> DynamicForward:
+        platform = weights.platform
+        made = DynamicForward(platform.backend, decoder, caches, parts=platform.gpu is None)
+        self.forwards.append(made)
+        return made
 
     def _checked_export(self) -> Manifest:
         """The program's manifest. Raises UserError where the export does not fit this run."""
@@ -396,6 +425,7 @@ class Builder:
                 reserve_full=config.cache.reserve_full,
                 prefix_caching=config.cache.shares_prefixes,
                 chunked_prefill=config.scheduling.chunked_prefill,
+                priority_aging=config.scheduling.priority_aging,
                 separate_steps=config.cache.attention == "block",
                 for_drafts=self.draft is not None,
                 lookahead=int(self.drafter is not None and self.drafter.spec is not None),
@@ -406,42 +436,10 @@ class Builder:
             )
         )
 
-    def _runner(
-        self, forward: Forward, copy_blocks: CopyBlocks, target: Runner | None = None
-    ) -> Runner:
-        """target: the target's runner, for a draft model."""
-        fields = (
-            fields_with() if target is not None else fields_of(self.spec, self.adapters is not None)
-        )
-        config, gpu = self.config, self.platform.gpu
-        if gpu is None:
-            network = HostNetwork(forward, self.platform.place, fields)
-            return HostRunner(network, HostChooser(self.platform.backend), copy_blocks)
-        from predict.device.cuda import left_queued
-        from predict.engine.runner.gpu import GpuRunner
-
-        if config.model.mode == "static" and target is None and gpu.is_plugin:
-            forward = Within(left_queued, forward)
-        if config.model.batch_invariant:
-            forward = Within(library.require().batch_invariant, forward)
-        num_drafts = 0 if target is not None else max_draft_rows(config)
-        drafts_there = target is None and (self.draft or self.drafter) is not None
-        return GpuRunner(
-            forward,
-            copy_blocks,
-            gpu,
-            config.max_length,
-            config.scheduling.batch_size,
-            config.cache.block_size,
-            self.spec.vocab_size,
-            graph_bytes(config, self.spec),
-            max_rows=config.scheduling.batch_size + num_drafts,
-            # A drafter of hidden states makes each request's first draft whether it is used or not.
-            max_drafts=num_drafts + config.scheduling.batch_size if drafts_there else 0,
-            token_ids=None if target is None or self.drafter is None else self.drafter.token_ids,
-            shelf=target.shelf if isinstance(target, GpuRunner) else None,
-            fields=fields,
-            adapter_pages=0 if self.adapters is None else self.adapters.pool.max_pages,
-            # A program takes all of its inputs, and a draft model's steps have no adapters.
-            always_adapted=config.model.batch_invariant or config.model.mode == "static",
+    def _runner(self) -> StepRunners:
+        return StepRunners(
+            *(self.config, self.platform, self.spec),
+            pool=None if self.adapters is None else self.adapters.pool,
+            draft=self.draft or self.drafter,
+            drafter=self.drafter,
         )

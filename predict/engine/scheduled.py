@@ -26,6 +26,7 @@ class SchedulerConfig:
     num_blocks: int
     reserve_full: bool = False  # take the blocks of a request's whole length at admission
     prefix_caching: bool = True
+    priority_aging: float = 60.0  # seconds of waiting that make up for one of `priority`
     chunked_prefill: bool = True  # False: a prompt runs whole in one step
     separate_steps: bool = False  # no step has both prompts and decoding requests; they take turns
     cache_salt: bytes = b""
@@ -102,12 +103,12 @@ class ScheduledSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class ScheduledBatch:
-    """One step: decoding spans in arrival order, then prefill spans in arrival order."""
+    """One step: decoding spans in the order of rank, then those of prompts."""
 
     spans: tuple[ScheduledSpan, ...]  # never empty; each request at most once
     num_tokens: int  # sum over the spans
     num_samples: int  # spans with `samples`
-    preempted: tuple[Request, ...] = ()  # newest first; back in the waiting queue
+    preempted: tuple[Request, ...] = ()  # the last first; back in the waiting queue
     block_copies: tuple[tuple[int, int], ...] = ()  # (from, to), in order, before the step runs
 
     @property

@@ -155,6 +155,11 @@ class StateSlots:
         self._num_holders[slot] = 1
         return slot
 
+    def forget_kept(self) -> None:
+        """Forgets what prompts have left behind."""
+        while self._kept:
+            self._give_back(self._kept.popitem()[1])
+
     def _give_back(self, slot: int) -> None:
         if slot < 0:
             return

@@ -85,6 +85,10 @@ SMOKE: dict[str, tuple[str, ...]] = {
         "a_killed_rank_ends_all_in_time[1]",
         "gpus_that_cannot_be_ranks_together_are_refused_by_name",
     ),
+    "resting": (
+        "the_same_tokens_before_and_after[changes1-1]",
+        "memory_goes_back_to_the_driver",
+    ),
     "rounding": (
         "checkpoints_are_rounded_by_the_gpu[weight_only_int8-bfloat16]",
         "random_weights_are_made_and_rounded_on_the_gpu",
