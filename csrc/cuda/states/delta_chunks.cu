@@ -17,7 +17,7 @@
 namespace regatta::cuda {
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / kWarp;
+constexpr int kThreads = 256;
 constexpr int kDim = 128;
 constexpr int kWide = kDim + 8, kNarrow = kChunk + 8;  // rows in shared memory: 16 bytes apart of
 constexpr int kSolveRow = kChunk + 4;                  // each other in banks
@@ -557,26 +557,32 @@ int64_t most_pieces(int64_t num_tokens, int64_t num_seqs) {
 
 }  // namespace
 
-bool has_room_for_chunks(const DeltaArgs&) {
+bool has_room_for_chunks() {
   return std::max(prepare_bytes<__half>(), pass_bytes<__half>(1)) <= max_shared_bytes();
 }
 
-Status delta_chunks(const DeltaArgs& args, DType dtype, DType states, const Launch& launch_on) {
+Status delta_prepare(const DeltaArgs& args, DType dtype, const Launch& launch_on) {
   const int64_t pieces = most_pieces(args.num_tokens, args.num_seqs);
   if (pieces == 0) return {};
   return dispatch_half(dtype, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    const LaunchConfig prepare(launch_on, grid_of(pieces, args.key_heads), kThreads,
-                               prepare_bytes<T>());
-    REGATTA_RETURN_IF_ERROR(launch(delta_prepare_kernel<T>, prepare, "delta_prepare", args));
+    const LaunchConfig config(launch_on, grid_of(pieces, args.key_heads), kThreads,
+                              prepare_bytes<T>());
+    return launch(delta_prepare_kernel<T>, config, "delta_prepare", args);
+  });
+}
+
+Status delta_pass(const DeltaArgs& args, DType dtype, DType states, const Launch& launch_on) {
+  if (most_pieces(args.num_tokens, args.num_seqs) == 0) return {};
+  return dispatch_half(dtype, [&](auto* t) {
+    using T = std::remove_pointer_t<decltype(t)>;
     const int stages = pass_bytes<T>(2) <= max_shared_bytes() ? 2 : 1;
-    const LaunchConfig pass(launch_on,
-                            grid_of(kDim / kColumns, args.value_heads, args.num_seqs), kThreads,
-                            pass_bytes<T>(stages));
+    const dim3 grid = grid_of(kDim / kColumns, args.value_heads, args.num_seqs);
+    const LaunchConfig config(launch_on, grid, kThreads, pass_bytes<T>(stages));
     const auto run = [&](auto* s) {
       using S = std::remove_pointer_t<decltype(s)>;
-      return stages == 2 ? launch(delta_pass_kernel<T, S, 2>, pass, "delta_pass", args)
-                         : launch(delta_pass_kernel<T, S, 1>, pass, "delta_pass", args);
+      return stages == 2 ? launch(delta_pass_kernel<T, S, 2>, config, "delta_pass", args)
+                         : launch(delta_pass_kernel<T, S, 1>, config, "delta_pass", args);
     };
     return states == DType::kBFloat16 ? run(static_cast<__nv_bfloat16*>(nullptr))
                                       : run(static_cast<float*>(nullptr));

@@ -10,7 +10,16 @@ namespace {
 
 constexpr int kDim = 128, kWidth = 4;  // of a head, and of a convolution, that have own kernels
 
-DeltaArgs args_of(const DeltaNetBlockParams& p) {
+// Whether kernels for heads of 128 compute it.
+bool has_own_form(const DeltaNetBlock& block) {
+  return block.key_dim == kDim && block.value_dim == kDim && block.conv_width == kWidth &&
+         block.decay == Decay::kHead && block.delta && block.write == WriteBy::kSigmoid &&
+         block.unit_keys && !block.skip && block.norm_groups == 0 && !block.gate_first;
+}
+
+}  // namespace
+
+DeltaArgs delta_args(const DeltaNetBlockParams& p) {
   const DeltaNetBlock& block = p.block;
   DeltaArgs a = {};
   a.qkvz = p.made_qkvz, a.ba = p.made_ba, a.mixed = p.mixed;
@@ -34,20 +43,11 @@ DeltaArgs args_of(const DeltaNetBlockParams& p) {
   return a;
 }
 
-// Whether kernels for heads of 128 compute it.
-bool has_own_form(const DeltaNetBlock& block) {
-  return block.key_dim == kDim && block.value_dim == kDim && block.conv_width == kWidth &&
-         block.decay == Decay::kHead && block.delta && block.write == WriteBy::kSigmoid &&
-         block.unit_keys && !block.skip && block.norm_groups == 0 && !block.gate_first;
-}
-
-}  // namespace
-
 DeltaWay delta_way(const DeltaNetBlockParams& p, const AttentionLimits& limits) {
   const std::string forced = forced_candidate("delta_net");
   if (!has_own_form(p.block) || forced == "any") return DeltaWay::kAny;
   const bool chunks = p.dtype != DType::kFloat32 && compute_capability() >= 80 &&
-                      has_room_for_chunks(args_of(p)) && limits.max_query_len > kFewTokens;
+                      has_room_for_chunks() && limits.max_query_len > kFewTokens;
   return chunks && forced != "steps" ? DeltaWay::kChunks : DeltaWay::kSteps;
 }
 
@@ -66,7 +66,7 @@ DeltaNeeds delta_needs(const DeltaNetBlockParams& p, DeltaWay way) {
 
 Status delta_net(const DeltaNetBlockParams& p, DeltaWay way, void* convolved, void* solved,
                  float* floats, const Launch& launch_on) {
-  DeltaArgs args = args_of(p);
+  DeltaArgs args = delta_args(p);
   if (way == DeltaWay::kAny) {
     args.outputs = floats;
     REGATTA_RETURN_IF_ERROR(delta_any(args, p.dtype, p.states_dtype, launch_on));
@@ -77,7 +77,8 @@ Status delta_net(const DeltaNetBlockParams& p, DeltaWay way, void* convolved, vo
   }
   args.convolved = convolved, args.solved = solved;
   args.logs = floats, args.strengths = floats + p.num_tokens * p.block.num_value_heads;
-  REGATTA_RETURN_IF_ERROR(delta_chunks(args, p.dtype, p.states_dtype, launch_on));
+  REGATTA_RETURN_IF_ERROR(delta_prepare(args, p.dtype, launch_on));
+  REGATTA_RETURN_IF_ERROR(delta_pass(args, p.dtype, p.states_dtype, launch_on));
   REGATTA_RETURN_IF_ERROR(delta_norm(args, nullptr, true, p.dtype, launch_on));
   return delta_steps(args, true, p.dtype, p.states_dtype, launch_on);
 }

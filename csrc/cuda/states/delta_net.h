@@ -78,16 +78,19 @@ Status delta_net(const DeltaNetBlockParams& params, DeltaWay way, void* convolve
                  float* floats, const Launch& launch);
 
 // The parts.
+DeltaArgs delta_args(const DeltaNetBlockParams& params);
 Status delta_any(const DeltaArgs& args, DType dtype, DType states, const Launch& launch);
 // of_ends: of spans of more than kFewTokens tokens the ends alone, which go on where chunks ended.
 Status delta_steps(const DeltaArgs& args, bool of_ends, DType dtype, DType states,
                    const Launch& launch);
-Status delta_chunks(const DeltaArgs& args, DType dtype, DType states, const Launch& launch);
+// What chunks take, then the chunks: delta_chunks.cu.
+Status delta_prepare(const DeltaArgs& args, DType dtype, const Launch& launch);
+Status delta_pass(const DeltaArgs& args, DType dtype, DType states, const Launch& launch);
 // Norm and gate of `from` (args.outputs, or null: args.mixed as it is) -> args.mixed. of_chunks:
 // of tokens that went by chunks alone.
 Status delta_norm(const DeltaArgs& args, const float* from, bool of_chunks, DType dtype,
                   const Launch& launch);
-// Whether delta_chunks() has the shared memory that it needs.
-bool has_room_for_chunks(const DeltaArgs& args);
+// Whether chunks have the shared memory that they need.
+bool has_room_for_chunks();
 
 }  // namespace regatta::cuda
