@@ -67,8 +67,9 @@ __device__ __forceinline__ int request_of(const int32_t* borders, int num_seqs, 
   return low;
 }
 
-__device__ __forceinline__ float sigmoid_of(float x) { return 1.f / (1.f + __expf(-x)); }
-__device__ __forceinline__ float silu_of(float x) { return x / (1.f + __expf(-x)); }
+// Of large negative x the divisor is infinite, or too large for __fdividef: both are 0.
+__device__ __forceinline__ float sigmoid_of(float x) { return __fdividef(1.f, 1.f + __expf(-x)); }
+__device__ __forceinline__ float silu_of(float x) { return __fdividef(x, 1.f + __expf(-x)); }
 
 // The input of a convolution at a span's token, which may be before it.
 template <class T>
