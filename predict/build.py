@@ -55,10 +55,9 @@ from predict.loading.manifest import Manifest, load_manifest, rank_folder
 from predict.loading.memory import (
     LESS_MEMORY,
     check_page_memory,
+    gpu_blocks_and_slots,
     num_cache_blocks,
-    num_gpu_cache_blocks,
     num_state_slots,
-    workspace_bytes,
 )
 from predict.loading.model import (
     Opened,
@@ -397,8 +396,10 @@ class Builder:
             self.num_state_slots = num_state_slots(config, self.spec, free)
             return self._met(num_cache_blocks(config, self.spec, free, draft, pinned))
         memory = devices.memory_info(self.platform.gpu)
-        workspace = workspace_bytes(config, self.spec, draft)
-        return self._met(num_gpu_cache_blocks(config, self.spec, memory, workspace, draft, pinned))
+        num_blocks, self.num_state_slots = gpu_blocks_and_slots(
+            config, self.spec, memory, draft, pinned
+        )
+        return self._met(num_blocks)
 
     def _met(self, number: int = 0) -> int:
         """Waits for all ranks; the least of their numbers."""
@@ -433,6 +434,7 @@ class Builder:
                 pictures=self.sight.rows,
                 placing=placing_of(self.spec, config.max_length),
                 num_state_slots=self.num_state_slots,
+                same_bits=config.model.batch_invariant,
             )
         )
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from predict import LLM, SamplingParams
-from predict import sight as sight_module
 from predict.config.engine import EngineConfig
 from predict.device import library
 from predict.engine.batch import span_inputs

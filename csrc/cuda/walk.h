@@ -33,6 +33,7 @@ struct BlockView {
   bool parallel = false;  // its norm reads what the block ahead read
   bool routes = false;    // a launch of its own norms, and its parts are summed behind the last
   bool partial = false;   // what it makes is summed over ranks ahead of all that follows
+  bool shares_norm = false;  // several products read its norm: it lies in SharedScratch::normed
 
   // Whether its last product's epilogue makes its output.
   bool ends_in_product() const {
@@ -169,6 +170,8 @@ class Walk {
 
   // Gives a block's first product its rows, `input` behind the norm.
   Status take_norm(Product& first, const BlockView& block, const void* input);
+  // What several first products of a block read -> shared.normed, unless it is there.
+  Status take_shared_norm(const BlockView& block);
   // A block's input -> shared.normed. folded: the norm's weight is in the product's.
   Status norm_rows(const BlockView& block, const void* input, int64_t rows, int64_t width,
                    bool folded);
@@ -211,6 +214,9 @@ class Walk {
   Status end_block(Product& last, const BlockView& block, const void* source, bool hands_norm,
                    const AdapterRows& rows, Adapted which, const LowRankWeights& low_rank,
                    const void* part = nullptr);
+  // The same of a block whose linears adapters do not change, where some rows may be the output:
+  // last.x has all. some: [L, last.in_features], where the output is the spans' last rows.
+  Status end_rows(Product last, const BlockView& block, void* some);
   // Makes a block's output `out` of p.made, and what is handed of the next block's norm.
   Status sum(SumNormParams& p, const BlockView& block, const void* source, void* out, int64_t rows,
              int64_t width);

@@ -18,7 +18,7 @@ from predict.config.model import ModelConfig
 from predict.config.quantization import QuantizationConfig
 from predict.config.ranks import RanksConfig
 from predict.config.scheduling import DEFAULT_MAX_LENGTH, SchedulingConfig
-from predict.config.speculation import STATES, SpeculationConfig
+from predict.config.speculation import SpeculationConfig
 from predict.errors import UserError
 from predict.names import hint, nearest
 from predict.request import SAMPLING_KEYS, SamplingParams

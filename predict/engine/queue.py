@@ -15,12 +15,13 @@ from predict.engine.failures import RequestError
 from predict.engine.picture_spans import uncut
 from predict.engine.request_state import Request, RequestStatus
 from predict.engine.resources import AdapterPages, CacheBlocks, Need, PictureRoom, Resource
-from predict.engine.scheduled import ScheduledSpan, SchedulerConfig, prompt_span
+from predict.engine.scheduled import STRIDE, ScheduledSpan, SchedulerConfig, prompt_span
 from predict.engine.states import StateSlots
 from predict.engine.stats import EngineStats
 
 # Rows of logits for prompts' logprobs in a step: 128 MiB with a vocabulary of 128k.
 MAX_PROMPT_LOGITS = 256
+FEW_TOKENS = 8  # kFewTokens of csrc/cuda/states/delta_net.h
 
 
 def chunk(
@@ -52,10 +53,26 @@ def chunk(
         num_left = min(num_left, budget)
         budget = MAX_PROMPT_LOGITS - sum(span.num_prompt_logits for span in spans)
     elif not config.chunked_prefill:
-        return num_left if num_left <= budget or first else 0
+        budget = num_left if num_left <= budget or first else 0
     num_tokens = min(num_left, budget)
-    is_uncut = config.pictures is not None and config.pictures.whole
-    return uncut(request, start, num_tokens) if is_uncut else num_tokens
+    if config.pictures is not None and config.pictures.whole:
+        num_tokens = uncut(request, start, num_tokens)
+    alike = config.same_bits and config.num_state_slots
+    return _alike(request, start, num_tokens) if alike else num_tokens
+
+
+def _alike(request: Request, start: int, num_tokens: int) -> int:
+    """How many of the tokens give the same bits as in any other step.
+
+    GPUs compute a prompt's states in chunks of STRIDE from its beginning, what is left of it, and
+    the tokens behind it, one by one, up to FEW_TOKENS a step.
+    """
+    if start >= request.num_prompt_tokens:
+        return min(num_tokens, FEW_TOKENS)
+    end = start + num_tokens
+    if end >= request.num_prompt_tokens:
+        return request.num_prompt_tokens - start
+    return max(end // STRIDE * STRIDE - start, 0)
 
 
 def rank_of(request: Request) -> tuple[float, int]:
