@@ -33,7 +33,7 @@ from predict.drafting import (
 from predict.engine.addons import Addons, WritePrefix, prefix_writer
 from predict.engine.engine import Engine
 from predict.engine.kv_cache import allocate_caches
-from predict.engine.runner.host_chooser import HostChooser
+from predict.engine.runner.host_chooser import HostChooser, known_tokens
 from predict.engine.runner.networks import (
     DynamicForward,
     Forward,
@@ -413,13 +413,12 @@ class Builder:
         self, forward: Forward, copy_blocks: CopyBlocks, target: Runner | None = None
     ) -> Runner:
         """target: the target's runner, for a draft model."""
-        fields = (
-            fields_with() if target is not None else fields_of(self.spec, self.adapters is not None)
-        )
+        fields = fields_with() if target else fields_of(self.spec, self.adapters is not None)
         config, gpu = self.config, self.platform.gpu
+        columns = None if target is None or self.drafter is None else self.drafter.columns
         if gpu is None:
             network = HostNetwork(forward, self.platform.place, fields)
-            return HostRunner(network, HostChooser(self.platform.backend), copy_blocks)
+            return HostRunner(network, HostChooser(self.platform.backend, columns), copy_blocks)
         from predict.device.cuda import left_queued
         from predict.engine.runner.gpu import GpuRunner
 
@@ -441,7 +440,7 @@ class Builder:
             max_rows=config.scheduling.batch_size + num_drafts,
             # A drafter of hidden states makes each request's first draft whether it is used or not.
             max_drafts=num_drafts + config.scheduling.batch_size if drafts_there else 0,
-            token_ids=None if target is None or self.drafter is None else self.drafter.token_ids,
+            token_ids=None if columns is None else known_tokens(columns),
             shelf=target.shelf if isinstance(target, GpuRunner) else None,
             fields=fields,
             adapter_pages=0 if self.adapters is None else self.adapters.pool.max_pages,

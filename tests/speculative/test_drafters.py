@@ -77,7 +77,8 @@ def test_logits_of_drafts_equal_numpy(
     for tokens, logits in found[:3]:
         wanted = head.logits(made, reference, tokens, len(logits), **head.options)
         for own, theirs in zip(logits, wanted, strict=True):
-            np.testing.assert_allclose(own[0], theirs, atol=2e-4, rtol=1e-4)
+            known = theirs[np.isfinite(theirs)]
+            np.testing.assert_allclose(own[0], known, atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("form", ["absorbed", "expanded"])
