@@ -163,8 +163,8 @@ class ChainForward:
         mixed = ops.paged_attention(query, weights, tuple(written), inputs, None)
         made = weights.product(ops, mixed, "out", step)
         hidden = ops.add(residual, ops.sum_ranks(made) if weights.block.partial else made)
-        for block in others:
-            hidden, _ = block.run(ops, hidden, step)
+        for block in others:  # without a cache
+            hidden, _ = ops.block(hidden, block, BlockStep(inputs=inputs))
         return hidden
 
 

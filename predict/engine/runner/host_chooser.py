@@ -132,13 +132,13 @@ class HostChooser:
         return paddle.to_tensor(changed, place=logits.place)
 
     def _drawn(self, logits: Tensor, choices: Choices) -> list[int]:
-        of_few = self._ids is not None and choices.fill_masks is None
-        if not of_few:
+        ids = self._ids if choices.fill_masks is None else None
+        if ids is None:
             logits = self._masked(self.adjusted(self._of_all(logits), choices), choices)
         drawn = self._backend.sample(logits, *self._columns(choices.rows))
-        if of_few:
-            few: list[int] = self._ids[drawn.numpy()].tolist()
-            return few
+        if ids is not None:
+            of_few: list[int] = ids[drawn.numpy()].tolist()
+            return of_few
         tokens: list[int] = drawn.tolist()
         if choices.window is not None:
             return verified(tokens, logits.numpy(), choices.window, choices.rows)
