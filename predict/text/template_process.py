@@ -1,4 +1,4 @@
-"""The process that renders chat templates, with limits on its time, memory and output."""
+"""Processes that work on what strangers wrote, with limits on time, memory and output."""
 
 from __future__ import annotations
 
@@ -52,14 +52,23 @@ class RenderError(Exception):
         self.line = line
 
 
-class TemplateProcess:
-    """Renders in a process that is started at the first use, and again after a limit.
+class GuardedProcess:
+    """A worker's process, started at the first use, and again after a limit.
 
     Thread-safe; a forked child starts its own. The process ends with this object, and with this
     process, which closes its stdin.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        worker: Path = WORKER,
+        packages: Sequence[str] = PACKAGES,
+        what: str = "chat templates",
+        cpu_seconds: float = CPU_SECONDS,
+    ) -> None:
+        """worker: a script; what: it works on, for messages. cpu_seconds: of one request."""
+        self._worker, self._packages, self._what = worker, packages, what
+        self._cpu_seconds = cpu_seconds
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._end: weakref.finalize[Any, Any] | None = None
@@ -72,36 +81,15 @@ class TemplateProcess:
 
         os.register_at_fork(after_in_child=after_fork)
 
-    def render(
-        self, parts: Sequence[tuple[str, Mapping[str, Any]]], keep_trailing_newline: bool = False
-    ) -> str:
-        """The text of all parts, each a template's source and its values, one after another.
+    def exchange(self, body: bytes) -> dict[str, Any]:
+        """The reply to one request; the process ends where there is none, or at a limit.
 
-        Raises RenderError, and UserError where no process can be started.
+        Raises UserError where no process can be started.
         """
-        request = {
-            "parts": [{"source": source, "values": dict(values)} for source, values in parts],
-            "keep_trailing_newline": keep_trailing_newline,
-        }
-        try:
-            body = json.dumps(request).encode("ascii")
-        except (TypeError, ValueError, RecursionError) as error:
-            raise RenderError("failed", f"{type(error).__name__}: {error}") from None
-        if len(body) > MAX_INPUT_BYTES:
-            raise RenderError(
-                "limit", f"the conversation has {len(body)} bytes (allowed: {MAX_INPUT_BYTES})"
-            )
         with self._lock:
-            reply = self._exchange(body)
-        if "text" in reply:
-            return str(reply["text"])
-        kind = reply["error"]
-        message = LIMITS.get(kind) or reply["message"]
-        kind = "limit" if kind in LIMITS else kind
-        raise RenderError(kind, message, reply.get("part", 0), reply.get("line", 0))
+            return self._exchange(body)
 
     def _exchange(self, body: bytes) -> dict[str, Any]:
-        """The reply to one request; the process ends where there is none, or at a limit."""
         deadline = time.monotonic() + WALL_SECONDS
         process = self._process
         if process is None or process.poll() is not None:
@@ -125,21 +113,21 @@ class TemplateProcess:
             reply = _ended(process)
         finally:
             # Interrupted, it may still send a reply, which no later request may read.
-            if ("text" not in reply and reply["error"] in LIMITS) or "died" in reply:
+            if reply.get("error") in LIMITS or "died" in reply:
                 self._stop()
         return reply
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._stop()
         settings = {
-            "paths": _package_paths(),
+            "paths": _package_paths(self._packages),
             "memory_bytes": MEMORY_BYTES,
-            "cpu_seconds": CPU_SECONDS,
+            "cpu_seconds": self._cpu_seconds,
             "max_message": MAX_MESSAGE,
         }
         # No site packages, no environment, no files of the current folder; and in a session of its
         # own, so that Ctrl-C is the parent's alone.
-        command = [sys.executable, "-I", "-S", "-B", str(WORKER), json.dumps(settings)]
+        command = [sys.executable, "-I", "-S", "-B", str(self._worker), json.dumps(settings)]
         try:
             process = subprocess.Popen(
                 command,
@@ -153,7 +141,7 @@ class TemplateProcess:
             )
         except OSError as error:
             raise UserError(
-                "chat templates are rendered in a process of their own, and none can be started "
+                f"{self._what} are made in a process of their own, and none can be started "
                 f"({sys.executable or 'no Python is known'}: {error.strerror}); raise the limits "
                 "on processes and memory, or turn templates off with --chat_template none"
             ) from None
@@ -181,10 +169,41 @@ class TemplateProcess:
             process.returncode = 0  # not ours to wait for
 
 
-def _package_paths() -> list[str]:
-    """The folders of jinja2 and its dependencies."""
+class TemplateProcess(GuardedProcess):
+    """Renders chat templates."""
+
+    def render(
+        self, parts: Sequence[tuple[str, Mapping[str, Any]]], keep_trailing_newline: bool = False
+    ) -> str:
+        """The text of all parts, each a template's source and its values, one after another.
+
+        Raises RenderError, and UserError where no process can be started.
+        """
+        request = {
+            "parts": [{"source": source, "values": dict(values)} for source, values in parts],
+            "keep_trailing_newline": keep_trailing_newline,
+        }
+        try:
+            body = json.dumps(request).encode("ascii")
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RenderError("failed", f"{type(error).__name__}: {error}") from None
+        if len(body) > MAX_INPUT_BYTES:
+            raise RenderError(
+                "limit", f"the conversation has {len(body)} bytes (allowed: {MAX_INPUT_BYTES})"
+            )
+        reply = self.exchange(body)
+        if "text" in reply:
+            return str(reply["text"])
+        kind = reply["error"]
+        message = LIMITS.get(kind) or reply["message"]
+        kind = "limit" if kind in LIMITS else kind
+        raise RenderError(kind, message, reply.get("part", 0), reply.get("line", 0))
+
+
+def _package_paths(packages: Sequence[str]) -> list[str]:
+    """The folders of packages, which a worker's process imports."""
     paths = []
-    for name in PACKAGES:
+    for name in packages:
         found = find_spec(name)
         if found is None or found.origin is None:
             raise UserError(
