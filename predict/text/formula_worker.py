@@ -58,7 +58,9 @@ def main() -> int:
         request = json.loads(source.read(size))
         try:
             display = "block" if request["display"] else "inline"
-            reply = {"tree": tree(convert_to_element(request["latex"], display=display))}
+            reply: dict[str, Any] = {
+                "tree": tree(convert_to_element(request["latex"], display=display))
+            }
         except MemoryError:
             reply, going_on = {"error": "memory"}, False
         except Exception as error:  # whatever the text is no formula for
