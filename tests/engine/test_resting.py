@@ -181,5 +181,7 @@ def test_prefixes_and_adapters_come_back(model: Path, tmp_path: Path) -> None:
     assert len({str(each) for each in before}) == 3
     for level in (1, 2):
         llm.sleep(level)
+        with pytest.raises(UserError, match="sleeps"):
+            llm.unload_prefix("tuned")
         llm.wake_up()
         assert found() == before
