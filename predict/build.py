@@ -214,7 +214,7 @@ class Builder:
         origin = Origin(self.config, self.read_spec, self.spec, self.reader)
         return Resting(
             *(origin, self.platform, self.read_decoder, residence),
-            refused(self.config, has_draft, self.sight.tower is not None),
+            refused(self.config, self.platform, has_draft, self.sight.tower is not None),
         )
 
     def _residence(self, caches: Sequence[LayerCache], runner: Runner) -> Residence:
