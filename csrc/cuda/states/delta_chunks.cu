@@ -238,7 +238,7 @@ __global__ __launch_bounds__(kThreads, 2) void delta_prepare_kernel(DeltaArgs a)
   const int key_head = static_cast<int>(blockIdx.y), heads = a.value_heads / a.key_heads;
   int index = 0;
   const int seq = find_piece(a, static_cast<int>(blockIdx.x), &index);
-  if (seq == a.num_seqs) return;
+  if (seq == a.num_seqs) return pdl_wait();  // what is behind waits for this launch alone
   Piece piece;
   piece.span = span_work(a, seq);
   piece.src = a.src[seq], piece.dst = a.dst[seq];
@@ -430,7 +430,7 @@ __global__ __launch_bounds__(kThreads, 1) void delta_pass_kernel(DeltaArgs a) {
   const int head = static_cast<int>(blockIdx.y), seq = static_cast<int>(blockIdx.z);
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
   const SpanWork span = span_work(a, seq);
-  if (span.num_pieces == 0) return;
+  if (span.num_pieces == 0) return pdl_wait();
   const int src = a.src[seq], dst = a.dst[seq];
   pdl_wait();
   copy_piece(a, span, 0, head, first_column, &stages[0]);
