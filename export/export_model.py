@@ -249,7 +249,7 @@ def _export(
     spec, reader = read_spec(source, config.model.model_type)
     spec = dataclasses.replace(spec, vision=None)  # text alone
     check_states(config, spec, exports=True)
-    spec = spec.with_latent_form(config.model.latent_form)
+    spec = spec.with_forms(config.model.latent_form)
     config = with_model_defaults(with_stored_cache(config, reader), spec, reader)
     embeds = task == "embed" or not spec.makes_text
     _check_task(embeds, gives_states, config.model.pooling)

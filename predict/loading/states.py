@@ -26,6 +26,19 @@ def check_states(config: EngineConfig, spec: DecoderSpec, exports: bool = False)
             f"{spec.model_type} leaves none here (allowed: models of docs/hybrid_models.md, with "
             "--append_attn or --block_attn and prefix caching); leave it out"
         )
+    rounds = config.cache.state_dtype != "float32"
+    is_gpu = kind_of(config.model.device) == "gpu"
+    if rounds and not (is_gpu and any(each.may_round for layer in spec.states for each in layer)):
+        raise UserError(
+            f"mamba_ssm_cache_dtype {config.cache.mamba_ssm_cache_dtype} is for states of delta "
+            f"nets on GPUs, and this is {spec.model_type} with --device {config.model.device}; "
+            "leave it out"
+        )
+    if rounds and config.model.batch_invariant:
+        raise UserError(
+            f"mamba_ssm_cache_dtype {config.cache.mamba_ssm_cache_dtype} rounds a state wherever "
+            "a step ends, and batch_invariant is to give the same bits; leave one of the two out"
+        )
     if not any(spec.states):
         return
     model, drafts = config.model, config.speculation.speculate_method

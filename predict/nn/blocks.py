@@ -179,6 +179,7 @@ class StateTensor(NamedTuple):
     name: str
     shape: tuple[int, ...]  # of one request
     dtype: str = "float32"
+    may_round: bool = False  # whether DecoderSpec.state_dtype says its dtype
 
 
 Slot: TypeAlias = LinearSlot | HeadSlot | TableSlot | NormSlot | HeadNormSlot

@@ -108,7 +108,9 @@ class DeltaNetBlock(blocks.Block):
     def states(self) -> tuple[blocks.StateTensor, ...]:
         return (
             blocks.StateTensor("conv_state", (self.conv_width - 1, self.conv_size)),
-            blocks.StateTensor("state", (self.num_value_heads, self.key_dim, self.value_dim)),
+            blocks.StateTensor(
+                "state", (self.num_value_heads, self.key_dim, self.value_dim), may_round=True
+            ),
         )
 
     @property
