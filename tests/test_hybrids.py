@@ -19,6 +19,7 @@ from predict.engine.step import Choices, StepTokens
 from predict.errors import UserError
 from predict.nn.inputs import StepInputs
 from tests.support.adapter_folders import peft_tensors, write_peft
+from tests.support.gguf_models import convert
 from tests.support.hybrids import (
     CASES,
     FOLDER,
@@ -225,6 +226,20 @@ def test_adapters_of_matrices_with_states_are_merged_or_refused(
 def test_no_program_is_made_of_it(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"qwen3_next keeps a state .*--mode static"):
         export_model(config("qwen3_next"), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "case", ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe"]
+)
+def test_gguf_files_give_the_same_text_and_logits(
+    case: str, compiled: library.Library, tmp_path: Path
+) -> None:
+    """Value heads of a qwen35moe file lie tiled."""
+    llm = LLM(config(convert(FOLDER / case, tmp_path / "x.gguf")))
+    wanted = LOGITS[f"{case}/logits"]
+    found = last_logits(llm, PROMPTS)
+    np.testing.assert_allclose(found, wanted, atol=LOGIT_TOLERANCE * np.abs(wanted).max(), rtol=0)
+    assert greedy(llm, PROMPTS) == GOLDEN[case]
 
 
 def test_no_prefix_comes_while_it_runs(compiled: library.Library, tmp_path: Path) -> None:

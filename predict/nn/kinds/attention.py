@@ -131,6 +131,11 @@ class AttentionBlock(blocks.CachingBlock):
         return self.q_size + 2 * self.kv_size
 
     @property
+    def slot_sizes(self) -> tuple[int, int, int]:
+        """Outputs of the first product: queries, with out_gate their gates too, keys, values."""
+        return self.q_size * (1 + self.out_gate), self.kv_size, self.kv_size
+
+    @property
     def costs(self) -> blocks.Costs:
         flops = 4 * self.q_size
         return blocks.Costs(
@@ -164,10 +169,9 @@ class AttentionBlock(blocks.CachingBlock):
         return Attention(self, slopes=slopes, kv_format=kv_format, **slots)
 
     def slots(self, hidden_size: int) -> tuple[blocks.Slot, ...]:
-        parts = (self.q_size * (1 + self.out_gate), self.kv_size, self.kv_size)
         return (
             *blocks.norm_slots("norm", self.norm, hidden_size),
-            blocks.LinearSlot("qkv", parts, hidden_size, self.qkv_bias),
+            blocks.LinearSlot("qkv", self.slot_sizes, hidden_size, self.qkv_bias),
             *self._qk_norm_slots(),
             blocks.LinearSlot("out", (hidden_size,), self.q_size, self.out_bias),
             *((blocks.TableSlot("sinks", (self.num_heads,), True),) if self.sinks else ()),
