@@ -155,7 +155,7 @@ class Builder:
         spec, self.reader = read_spec(model.model_name_or_path, model.model_type)
         check_encoder(spec, self.platform.gpu is not None)
         spec = with_eyes(config, spec, self.platform.gpu is not None)
-        check_states(config, spec)
+        check_states(config, spec, self.platform.compiled is not None)
         spec = spec.with_latent_form(model.latent_form)
         if self.num_ranks > 1:
             own = part_of_run(config, spec, rank or 0)

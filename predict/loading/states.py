@@ -8,10 +8,12 @@ from predict.errors import UserError
 from predict.nn.spec import DecoderSpec
 
 
-def check_states(config: EngineConfig, spec: DecoderSpec, exports: bool = False) -> None:
+def check_states(
+    config: EngineConfig, spec: DecoderSpec, is_compiled: bool, exports: bool = False
+) -> None:
     """Raises UserError for what a network with states, or one without, does not run with.
 
-    exports: whether a program is to be made.
+    is_compiled: whether operators are the library's. exports: whether a program is to be made.
     """
     budget = config.cache.prefix_cache_state_budget
     if budget is not None and not (any(spec.states) and config.cache.shares_prefixes):
@@ -23,9 +25,10 @@ def check_states(config: EngineConfig, spec: DecoderSpec, exports: bool = False)
     if not any(spec.states):
         return
     model, drafts = config.model, config.speculation.speculate_method
+    is_static = exports or model.mode == "static"
     asked = {
         f"--device {model.device}": kind_of(model.device) != "cpu",
-        "--mode static": exports or model.mode == "static",
+        "--mode static --inference_model false": is_static and not is_compiled,
         f"--tensor_parallel_degree {config.ranks.tensor_parallel_degree}": (
             config.ranks.tensor_parallel_degree > 1
         ),
@@ -37,6 +40,6 @@ def check_states(config: EngineConfig, spec: DecoderSpec, exports: bool = False)
     if found:
         raise UserError(
             f"{spec.model_type} keeps a state of each request beside its KV cache, and does not "
-            f"run with {' and '.join(found)} yet (allowed: --device cpu --mode dynamic, one "
-            "process, no drafts, no prefix, no vectors)"
+            f"run with {' and '.join(found)} yet (allowed: --device cpu, one process, no drafts, "
+            "no prefix, no vectors, programs of compiled operators)"
         )

@@ -150,12 +150,12 @@ class AttentionBlock(blocks.CachingBlock):
 
     @property
     def is_fused(self) -> bool:
-        two_dimensional = self.positions.two_dimensional
-        return not (self.qk_norm_each or self.prefix_mask or two_dimensional or self.out_gate)
+        return not (self.qk_norm_each or self.prefix_mask or self.positions.two_dimensional)
 
     @property
     def can_be_calibrated(self) -> bool:
-        return self.is_plain and self.is_fused and self.positions.kind == "rotary"
+        is_rotary = self.positions.kind == "rotary"
+        return self.is_plain and self.is_fused and is_rotary and not self.out_gate
 
     def row_groups(self, slot: blocks.LinearSlot, names: WeightNames) -> int:
         return self.num_kv_heads if names.qkv_rows == "grouped" else 0
