@@ -123,12 +123,13 @@ def tensors(spec: DecoderSpec, layer_type: str) -> Iterator[tuple[str, tuple[int
     if spec.ropes[0].method == "llama3":
         yield "rope_freqs.weight", (spec.rotary_dims[0] // 2,), "F32"
     behind = "post_attention_norm" if any(spec.states) else "ffn_norm"
-    for layer, blocks in enumerate(spec.layers):
+    deltas = spec.blocks_of(DeltaNetBlock)
+    for layer, states in enumerate(spec.states):
         start = f"blk.{layer}"
         yield f"{start}.attn_norm.weight", (hidden,), "F32"
         yield f"{start}.{behind}.weight", (hidden,), "F32"
-        if isinstance(blocks[0], DeltaNetBlock):
-            yield from _delta_net(blocks[0], start, hidden, layer_type)
+        if states:
+            yield from _delta_net(next(deltas), start, hidden, layer_type)
         else:
             yield from _attention(attention, start, hidden, layer_type)
         count: tuple[int, ...] = ()
