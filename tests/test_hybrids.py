@@ -18,7 +18,9 @@ from predict.device import library
 from predict.engine.step import Choices, StepTokens
 from predict.errors import UserError
 from predict.nn.inputs import StepInputs
+from tests.support import tiny
 from tests.support.adapter_folders import peft_tensors, write_peft
+from tests.support.drafts import draft_always
 from tests.support.gguf_models import convert
 from tests.support.hybrids import (
     CASES,
@@ -58,6 +60,31 @@ def test_how_steps_are_cut_changes_nothing(
     llm = LLM(config(case, **changes))
     for _ in range(2):
         assert greedy(llm, PROMPTS) == GOLDEN[case]
+
+
+@pytest.mark.parametrize("method", ["lookahead", "draft_model"])
+def test_drafts_change_no_token(method: str, compiled: library.Library, tmp_path: Path) -> None:
+    """Where some are rejected, what stands is computed again from the state before them."""
+    case = "qwen3_5_text"
+    settings: dict[str, Any] = {"speculate_max_ngram_size": 3}
+    if method == "draft_model":
+        draft = tiny.write(tmp_path / "draft", {"vocab_size": 96, "max_position_embeddings": 512})
+        settings = {"draft_model_name_or_path": str(draft)}
+    llm = LLM(
+        config(
+            case,
+            speculate_method=method,
+            speculate_max_draft_token_num=4,
+            **SMALL_STEPS,
+            **settings,
+        )
+    )
+    draft_always(llm)
+    for _ in range(2):
+        assert greedy(llm, PROMPTS) == GOLDEN[case]
+    stats = llm.stats()
+    assert stats.num_draft_tokens > stats.num_accepted_draft_tokens
+    assert stats.num_prefix_hit_tokens > 0
 
 
 def spoil(tensor: Any, slots: Any) -> None:
@@ -167,7 +194,10 @@ def test_random_traffic_gives_each_its_lone_answer(case: str, compiled: library.
     [
         ({"device": "gpu"}, "--device gpu|GPU|gpu"),
         ({"tensor_parallel_degree": 2}, "--tensor_parallel_degree 2"),
-        ({"speculate_method": "inference_with_reference"}, "--speculate_method"),
+        (
+            {"speculate_method": "mtp", "draft_model_name_or_path": str(FOLDER)},
+            "--speculate_method mtp",
+        ),
         ({"pooling": "mean"}, "--pooling mean"),
         (
             {"prefix_cache_state_budget": 9, "attention": "reserved"},

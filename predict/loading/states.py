@@ -8,6 +8,11 @@ from predict.errors import UserError
 from predict.nn.spec import DecoderSpec
 
 
+# Who drafts without what the network's layers made. Where drafts are rejected the state before them
+# stays, and the tokens that stand are computed again beside the next drafts.
+DRAFTS = ("inference_with_reference", "lookahead", "draft_model")
+
+
 def check_states(
     config: EngineConfig, spec: DecoderSpec, is_compiled: bool, exports: bool = False
 ) -> None:
@@ -32,7 +37,7 @@ def check_states(
         f"--tensor_parallel_degree {config.ranks.tensor_parallel_degree}": (
             config.ranks.tensor_parallel_degree > 1
         ),
-        f"--speculate_method {drafts}": drafts is not None,
+        f"--speculate_method {drafts}": drafts not in (None, *DRAFTS),
         "--prefix_path": bool(config.adapters.prefixes),
         f"--pooling {model.pooling}": model.pooling is not None,
     }
