@@ -248,7 +248,7 @@ def _export(
     config = config.changed(inference_model=platform.inference_model)  # what it is traced with
     spec, reader = read_spec(source, config.model.model_type)
     spec = dataclasses.replace(spec, vision=None)  # text alone
-    check_states(config, spec, exports=True)
+    check_states(config, spec, platform.compiled is not None, exports=True)
     spec = spec.with_forms(config.model.latent_form)
     config = with_model_defaults(with_stored_cache(config, reader), spec, reader)
     embeds = task == "embed" or not spec.makes_text

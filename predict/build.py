@@ -151,7 +151,7 @@ class Builder:
         spec, self.reader = read_spec(model.model_name_or_path, model.model_type)
         self.read_spec = spec
         spec = with_eyes(config, spec, self.platform.gpu is not None)
-        check_states(config, spec)
+        check_states(config, spec, self.platform.compiled is not None)
         spec = spec.with_forms(model.latent_form, config.cache.state_dtype)
         if self.num_ranks > 1:
             own = part_of_run(config, spec, rank or 0)

@@ -303,6 +303,10 @@ class Block:
         """Groups of a linear's rows where its parts have one name; 0: parts lie one by one."""
         return 0
 
+    def adapted_parts(self, slot: LinearSlot) -> tuple[int, ...]:
+        """Outputs of the parts of a linear, each of which has an A of its own in adapters."""
+        return slot.part_sizes
+
     @property
     def is_fused(self) -> bool:
         """Whether regatta_blocks computes it."""
