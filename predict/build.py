@@ -367,11 +367,11 @@ class Builder:
         draft = drafter.spec if (drafter := self.draft or self.drafter) else None
         if self.platform.gpu is None:
             self._met()
-            free = self.platform.free_bytes()
+            free = self.platform.free_bytes() - self.sight.pass_bytes
             self.num_state_slots = num_state_slots(config, self.spec, free)
             return self._met(num_cache_blocks(config, self.spec, free, draft, pinned))
         memory = devices.memory_info(self.platform.gpu)
-        workspace = workspace_bytes(config, self.spec, draft)
+        workspace = workspace_bytes(config, self.spec, draft) + self.sight.pass_bytes
         return self._met(num_gpu_cache_blocks(config, self.spec, memory, workspace, draft, pinned))
 
     def _met(self, number: int = 0) -> int:
