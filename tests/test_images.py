@@ -44,7 +44,10 @@ from tests.support.pictures import (
 )
 from tests.support.tolerances import BLOCK_ROUNDINGS, assert_close
 
-CASES = ["qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "paddleocr_vl", "gemma3", "mistral3"]
+CASES = [
+    *("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "paddleocr_vl", "gemma3", "mistral3"),
+    *("internvl", "llava"),
+]
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
 TOLERANCE = 1e-4  # of the largest value
 WAYS: dict[str, dict[str, Any]] = {
@@ -93,7 +96,8 @@ def test_towers_logits_and_text_equal_transformers(
     run = partial(encode, llm.platform.backend, sight.tower)
     for number, size in enumerate(SIZES):
         picture = picture_of(drawn(number, size), sight.reader.pixels)
-        rows = run(picture.patches, [picture.grid], "float32").numpy()
+        grids = [picture.grid] * picture.num_tiles
+        rows = run(picture.patches, grids, "float32").numpy()
         wanted = golden[f"tower_{number}"]
         close(rows if wanted.ndim > 1 else sampled(rows, NUM_SAMPLED), wanted)
     check_logits(llm, case, golden["last_logits"])
@@ -106,7 +110,8 @@ def check_logits(llm: LLM, case: str, wanted: np.ndarray[Any, Any]) -> None:
     assert sight.rows is not None
     assert sight.eyes is not None
     for number, prompt in enumerate(asked(case)):
-        ids, pictures = sight.read(prompt["prompt"], picture_parts(prompt["multi_modal_data"]))
+        parts = picture_parts(prompt["multi_modal_data"])
+        ids, pictures = sight.read(prompt["prompt"], parts, llm.tokenizer)
         request = Request(number, ids, SamplingParams(), pictures=pictures)
         sight.rows.hold(request, 0)
         spans.append(ScheduledSpan(request, len(ids), 0, list(range(start, start + 16)), True))

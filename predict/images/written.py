@@ -25,7 +25,18 @@ class Encoder(Protocol):
 
 
 def with_ids(holder: Placeholder, tokenizer: Encoder | None) -> Placeholder:
-    """The placeholder with the ids that a tokenizer has of its names."""
+    """The placeholder with the ids that a tokenizer has of its names.
+
+    Raises UserError where it has none of those that stand around a picture.
+    """
+    if holder.around_names is not None:
+        ids = [tokenizer and tokenizer.token_to_id(name) for name in holder.around_names]
+        if None in ids:
+            raise UserError(
+                f"a picture stands between {' and '.join(holder.around_names)}, and the model's "
+                "tokenizer has no such tokens; complete the download"
+            )
+        return replace(holder, before=(ids[0],), behind=(ids[1],))
     if tokenizer is None or not holder.row_end_name:
         return holder
     row_end, last = (tokenizer.token_to_id(n) for n in (holder.row_end_name, holder.last_name))

@@ -8,15 +8,8 @@ from predict.images.areas import AreaPixels
 from predict.images.pixels import Placeholder
 from predict.nn.blocks import Activation, Norm, Positions
 from predict.nn.hf_config import ConfigReader, llama_like
-from predict.nn.hf_vision import (
-    CLIP,
-    axes_of,
-    layer_of,
-    merger_of,
-    text_of,
-    theta_of,
-    vision_config,
-)
+from predict.nn.hf_towers import CLIP, layer_of
+from predict.nn.hf_vision import axes_of, merger_of, text_of, theta_of, vision_config
 from predict.nn.spec import DecoderSpec
 from predict.nn.vision import Base, Learned, VisionSpec
 from predict.nn.weights import WeightNames

@@ -76,6 +76,15 @@ class Learned:
     name: str
     side: int  # rows, and columns
     method: Resampling
+    leading: tuple[int, ...] = ()  # dims ahead of [rows, W] in a checkpoint
+
+
+@dataclass(frozen=True)
+class ClassToken:
+    """A token ahead of a picture's patches, which no merger reads; with row 0 of the positions."""
+
+    name: str
+    shape: tuple[int, ...]  # in a checkpoint
 
 
 class Base(NamedTuple):
@@ -112,6 +121,10 @@ class VisionSpec:
     patch_bias: bool = False  # goes with learned positions
     frames: int = 0  # of patches' weights [W, 3, frames, p, p]; 0: [W, 3, p, p]
     learned: Learned | None = None
+    class_token: ClassToken | None = None  # goes with learned positions
+    # Names of factors [W] within a layer: of what attention makes, and of what the MLP makes. They
+    # are folded into the products at load.
+    layer_scales: tuple[str, str] | None = None
     taps: tuple[Tap, ...] = ()
     first_norm: Norm | None = None  # ahead of all layers
     first_norm_name: str = "ln_pre.weight"
@@ -197,6 +210,7 @@ class VisionSpec:
 class TowerInputs(NamedTuple):
     """What a pass over pictures reads besides their patches."""
 
+    patches: npt.NDArray[np.int32] | None  # [T] the patch of each token, -1: a class token
     order: npt.NDArray[np.int64]  # [C] the cell at each place of the pass, window after window
     rope: npt.NDArray[np.float32]  # [P, head_dim] a row of the rotary table for each patch
     whole: StepInputs  # of layers that see a whole picture
@@ -214,13 +228,18 @@ def tower_inputs(spec: VisionSpec, grids: Sequence[tuple[int, int]], head_dim: i
         orders.append(order + first)
         counts.append(sizes)
         first += rows * columns
-    whole = span_inputs_of(np.array([rows * columns for rows, columns in grids]))
+    lengths, tokens = np.array([rows * columns for rows, columns in grids]), None
+    if spec.class_token is not None:
+        starts = np.cumsum(lengths) - lengths
+        tokens = np.insert(np.arange(lengths.sum()), starts, -1).astype(np.int32)
+        lengths = lengths + 1
+    whole = span_inputs_of(lengths)
     windows = span_inputs_of(np.concatenate(counts) * spec.merge**2) if spec.window else None
     rope = rope_rows(np.concatenate(places), head_dim, spec.theta, spec.turns_by_halves)
     num_blocks = max(
         int(each.block_tables.max()) + 1 for each in (whole, windows) if each is not None
     )
-    return TowerInputs(np.concatenate(orders), rope, whole, windows, num_blocks)
+    return TowerInputs(tokens, np.concatenate(orders), rope, whole, windows, num_blocks)
 
 
 def resampled(

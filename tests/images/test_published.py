@@ -57,11 +57,22 @@ def mistral3(config: Config) -> Config:
     return config
 
 
+def llava(config: Config) -> Config:
+    """As LLaVA 1.5's file, which says of its text model what differs from Llama's."""
+    rope = config["text_config"].pop("rope_parameters")
+    assert rope["rope_theta"] == 10000.0
+    del config["vision_config"]["hidden_act"], config["vision_config"]["num_channels"]
+    more = {"ignore_index": -100, "pad_token_id": 0, "vocab_size": 264}
+    config["vision_config"]["vocab_size"] = 32000
+    return config | more
+
+
 PUBLISHED: dict[str, Callable[[Config], Config]] = {
     "qwen3_vl": qwen3_vl,
     "paddleocr_vl": paddleocr_vl,
     "gemma3": gemma3,
     "mistral3": mistral3,
+    "llava": llava,
 }
 
 
